@@ -1,0 +1,70 @@
+//! The element types a buffer can hold, and the Rust type that goes with each.
+
+use half::{bf16, f16};
+use std::fmt;
+
+/// An element type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum DType {
+    /// IEEE 754 binary32.
+    F32,
+    /// IEEE 754 binary64.
+    F64,
+    /// The upper half of a binary32: 8 bits of significand.
+    BF16,
+    /// IEEE 754 binary16.
+    F16,
+    /// Unsigned 64-bit integer: counters and exact accumulators, never parameters.
+    U64,
+}
+
+impl DType {
+    /// Bytes of one element.
+    pub const fn size(self) -> usize {
+        match self {
+            DType::F32 => 4,
+            DType::F64 | DType::U64 => 8,
+            DType::BF16 | DType::F16 => 2,
+        }
+    }
+
+    /// Whether this is one of the floating-point types.
+    pub const fn is_float(self) -> bool {
+        !matches!(self, DType::U64)
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            DType::F32 => "f32",
+            DType::F64 => "f64",
+            DType::BF16 => "bf16",
+            DType::F16 => "f16",
+            DType::U64 => "u64",
+        })
+    }
+}
+
+/// A Rust type that is the element of some [`DType`].
+pub trait Element: bytemuck::Pod + PartialEq + fmt::Debug + Send + Sync {
+    /// The type's name at run time.
+    const DTYPE: DType;
+}
+
+impl Element for f32 {
+    const DTYPE: DType = DType::F32;
+}
+impl Element for f64 {
+    const DTYPE: DType = DType::F64;
+}
+impl Element for bf16 {
+    const DTYPE: DType = DType::BF16;
+}
+impl Element for f16 {
+    const DTYPE: DType = DType::F16;
+}
+impl Element for u64 {
+    const DTYPE: DType = DType::U64;
+}

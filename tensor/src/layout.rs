@@ -1,0 +1,264 @@
+//! Where each named parameter lives in a flat vector. Arithmetic only: no memory.
+
+use crate::{DType, Error};
+use std::collections::HashMap;
+use std::ops::Range;
+
+/// Parameters start at multiples of this many elements: a cache line even of 16-bit ones, so that no two parameters
+/// share a line and every start suits the widest vector instructions.
+pub const ALIGN: usize = 64;
+
+/// Names to ranges: one flat vector per element type.
+///
+/// Within a vector the parameters that train come first, then the frozen ones, each in *reverse* registration order:
+/// registered in the order a forward pass uses them, their gradients appear in that order in a backward pass.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    params: Vec<Param>,
+    by_name: HashMap<String, usize>,
+}
+
+/// One parameter of a [`Layout`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Param {
+    name: String,
+    shape: Vec<usize>,
+    dtype: DType,
+    frozen: bool,
+    start: usize,
+    len: usize,
+}
+
+impl Layout {
+    /// A layout without parameters, to add to.
+    pub fn builder() -> LayoutBuilder {
+        LayoutBuilder::default()
+    }
+
+    /// All parameters, in registration order.
+    pub fn params(&self) -> &[Param] {
+        &self.params
+    }
+
+    /// A parameter's place in registration order.
+    pub fn index(&self, name: &str) -> Option<usize> {
+        self.by_name.get(name).copied()
+    }
+
+    /// The parameter of this name.
+    pub fn get(&self, name: &str) -> Option<&Param> {
+        self.index(name).map(|i| &self.params[i])
+    }
+
+    /// Elements of the flat vector of `dtype`, a multiple of [`ALIGN`]; 0 where no parameter has that type.
+    pub fn len(&self, dtype: DType) -> usize {
+        self.end(|p| p.dtype == dtype)
+    }
+
+    /// Elements of that vector before its first frozen parameter.
+    pub fn trainable_len(&self, dtype: DType) -> usize {
+        self.end(|p| p.dtype == dtype && !p.frozen)
+    }
+
+    /// The types in use, in a fixed order.
+    pub fn dtypes(&self) -> impl Iterator<Item = DType> + '_ {
+        [DType::F32, DType::F64, DType::BF16, DType::F16].into_iter().filter(|&d| self.len(d) > 0)
+    }
+
+    /// Registration indices in the order their parameters lie in the vector of `dtype`.
+    pub fn flat_order(&self, dtype: DType) -> Vec<usize> {
+        let mut order: Vec<usize> =
+            (0..self.params.len()).filter(|&i| self.params[i].dtype == dtype).collect();
+        order.sort_by_key(|&i| (self.params[i].frozen, std::cmp::Reverse(i)));
+        order
+    }
+
+    fn end(&self, counts: impl Fn(&Param) -> bool) -> usize {
+        self.params.iter().filter(|p| counts(p)).map(|p| p.padded_range().end).max().unwrap_or(0)
+    }
+}
+
+impl Param {
+    /// The name gradients and checkpoints find it by.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its dimensions; empty for a scalar.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// Its element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Whether it stays as it is: no gradient, no state.
+    pub fn frozen(&self) -> bool {
+        self.frozen
+    }
+
+    /// Its elements in the flat vector of its type.
+    pub fn range(&self) -> Range<usize> {
+        self.start..self.start + self.len
+    }
+
+    /// The same with the pad up to the next parameter.
+    pub fn padded_range(&self) -> Range<usize> {
+        self.start..self.start + self.len.next_multiple_of(ALIGN)
+    }
+
+    /// Elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no element (a dimension is 0).
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+/// Collects parameters for a [`Layout`]; what is wrong is said by [`build`](Self::build).
+#[derive(Clone, Debug, Default)]
+pub struct LayoutBuilder {
+    params: Vec<(String, Vec<usize>, DType, bool)>,
+}
+
+impl LayoutBuilder {
+    /// Adds a parameter that trains.
+    pub fn param(self, name: impl Into<String>, shape: &[usize], dtype: DType) -> Self {
+        self.push(name.into(), shape, dtype, false)
+    }
+
+    /// Adds a parameter that stays as it is.
+    pub fn frozen(self, name: impl Into<String>, shape: &[usize], dtype: DType) -> Self {
+        self.push(name.into(), shape, dtype, true)
+    }
+
+    fn push(mut self, name: String, shape: &[usize], dtype: DType, frozen: bool) -> Self {
+        self.params.push((name, shape.to_vec(), dtype, frozen));
+        self
+    }
+
+    /// The layout, or the first thing wrong with it.
+    pub fn build(self) -> Result<Layout, Error> {
+        let mut layout = Layout { params: Vec::with_capacity(self.params.len()), by_name: HashMap::new() };
+        for (index, (name, shape, dtype, frozen)) in self.params.into_iter().enumerate() {
+            if name.is_empty() {
+                return Err(Error::EmptyName { index });
+            }
+            if !dtype.is_float() {
+                return Err(Error::NotAFloat { name, dtype });
+            }
+            if let Some(first) = layout.by_name.insert(name.clone(), index) {
+                return Err(Error::DuplicateName { name, first, second: index });
+            }
+            let len = elements(&name, &shape)?;
+            layout.params.push(Param { name, shape, dtype, frozen, start: 0, len });
+        }
+        if layout.params.iter().all(Param::is_empty) {
+            return Err(Error::EmptyLayout);
+        }
+        place(&mut layout)?;
+        Ok(layout)
+    }
+}
+
+fn elements(name: &str, shape: &[usize]) -> Result<usize, Error> {
+    let too_large = || Error::ShapeTooLarge { name: name.to_owned(), shape: shape.to_vec() };
+    // A zero anywhere makes the product zero, whatever the other dimensions are.
+    if shape.contains(&0) {
+        return Ok(0);
+    }
+    shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).ok_or_else(too_large)
+}
+
+fn place(layout: &mut Layout) -> Result<(), Error> {
+    for dtype in [DType::F32, DType::F64, DType::BF16, DType::F16] {
+        let mut next = 0usize;
+        for i in layout.flat_order(dtype) {
+            let param = &mut layout.params[i];
+            param.start = next;
+            next = param
+                .len
+                .checked_next_multiple_of(ALIGN)
+                .and_then(|len| next.checked_add(len))
+                .filter(|end| isize::try_from(end.saturating_mul(8)).is_ok())
+                .ok_or_else(|| Error::ShapeTooLarge {
+                    name: param.name.clone(),
+                    shape: param.shape.clone(),
+                })?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn reverse_registration_order_frozen_last() {
+        let layout = Layout::builder()
+            .param("a", &[3], DType::F32)
+            .frozen("f", &[2, 2], DType::F32)
+            .param("h", &[5], DType::BF16)
+            .param("b", &[65], DType::F32)
+            .param("s", &[], DType::F32)
+            .build()
+            .unwrap();
+        let starts: Vec<_> = ["s", "b", "a", "f", "h"].map(|n| layout.get(n).unwrap().range()).into();
+        assert_eq!(starts, [0..1, 64..129, 192..195, 256..260, 0..5]);
+        assert_eq!((layout.len(DType::F32), layout.trainable_len(DType::F32)), (320, 256));
+        assert_eq!(layout.dtypes().collect::<Vec<_>>(), [DType::F32, DType::BF16]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let f32s = |names: &[&str]| {
+            names.iter().fold(Layout::builder(), |b, n| b.param(*n, &[2], DType::F32)).build().unwrap_err()
+        };
+        assert_eq!(f32s(&[]), Error::EmptyLayout);
+        assert_eq!(f32s(&["a", ""]), Error::EmptyName { index: 1 });
+        assert_eq!(f32s(&["a", "b", "a"]), Error::DuplicateName { name: "a".into(), first: 0, second: 2 });
+        let empty = Layout::builder().param("a", &[4, 0, usize::MAX, 9], DType::F32).build();
+        assert_eq!(empty, Err(Error::EmptyLayout));
+        let integer = Layout::builder().param("a", &[4], DType::U64).build();
+        assert_eq!(integer, Err(Error::NotAFloat { name: "a".into(), dtype: DType::U64 }));
+        for shape in [vec![usize::MAX, 2], vec![usize::MAX], vec![usize::MAX / 8]] {
+            let huge = Layout::builder().param("a", &shape, DType::F32).build();
+            assert_eq!(huge, Err(Error::ShapeTooLarge { name: "a".into(), shape }));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn ranges_are_aligned_disjoint_and_cover(
+            lens in prop::collection::vec((0usize..200, 0usize..4, any::<bool>()), 1..30)
+        ) {
+            let dtypes = [DType::F32, DType::F64, DType::BF16, DType::F16];
+            let mut builder = Layout::builder();
+            for (i, &(len, dtype, frozen)) in lens.iter().enumerate() {
+                builder = builder.push(format!("p{i}"), &[len], dtypes[dtype], frozen);
+            }
+            let Ok(layout) = builder.build() else {
+                prop_assert!(lens.iter().all(|&(len, ..)| len == 0));
+                return Ok(());
+            };
+            for dtype in dtypes {
+                let mut next = 0;
+                for i in layout.flat_order(dtype) {
+                    let param = &layout.params()[i];
+                    prop_assert_eq!(param.padded_range().start, next);
+                    prop_assert_eq!(param.range().start % ALIGN, 0);
+                    prop_assert_eq!(param.len(), lens[i].0);
+                    next = param.padded_range().end;
+                }
+                prop_assert_eq!(layout.len(dtype), next);
+            }
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! Flat memory on a device: typed buffers, layouts of named parameters, casts, exact byte accounting.
+//!
+//! | type | what it is |
+//! |---|---|
+//! | [`Buffer`] | exclusive owner of a range of one allocation; splits and joins without copying |
+//! | [`Slice`], [`SliceMut`] | borrowed flat memory that knows its [`DType`] |
+//! | [`Layout`] | names to ranges: where each parameter lives in a flat vector |
+//! | [`Meter`] | live and peak bytes by [`Category`], exactly |
+//! | [`Queue`] | where work is ordered: a unit on CPU |
+//!
+//! ```
+//! use meshstep_tensor::{Buffer, Category, DType, Layout, Meter};
+//!
+//! let layout = Layout::builder().param("w", &[3, 4], DType::F32).param("b", &[4], DType::F32).build()?;
+//! let meter = Meter::new();
+//! let mut params = Buffer::zeroed(layout.len(DType::F32), DType::F32, &meter, Category::Params)?;
+//! let b = layout.get("b").ok_or("no such parameter")?;
+//! params.typed_mut::<f32>()?[b.range()].fill(1.0);
+//! assert_eq!(meter.live(Category::Params), params.bytes() as u64);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Limits
+//! CPU memory only; huge pages are asked for on Linux and granted by the kernel's own judgement.
+
+mod buffer;
+mod cast;
+mod dtype;
+mod error;
+mod layout;
+mod memory;
+mod meter;
+mod queue;
+mod slice;
+
+pub use buffer::Buffer;
+pub use cast::cast;
+pub use dtype::{DType, Element};
+pub use error::Error;
+pub use half::{bf16, f16};
+pub use layout::{ALIGN, Layout, LayoutBuilder, Param};
+pub use meter::{Category, Claim, Meter};
+pub use queue::Queue;
+pub use slice::{Slice, SliceMut};

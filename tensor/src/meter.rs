@@ -1,0 +1,150 @@
+//! Live and peak bytes by category, counted exactly.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// What memory is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Category {
+    /// Parameters as the model reads them.
+    Params,
+    /// Gradients that stay: the accumulated ones an update reads.
+    Grads,
+    /// Optimizer state: moments, momentum.
+    State,
+    /// Full-precision copies of low-precision parameters.
+    Master,
+    /// Gradients on their way: pooled buckets that are freed or reused once reduced.
+    Buckets,
+    /// Copies made to cross a boundary: exchange vectors, pinned memory.
+    Staging,
+    /// What the caller's framework holds of its own.
+    Framework,
+}
+
+impl Category {
+    /// Every category, in the order reports print them.
+    pub const ALL: [Category; 7] = [
+        Category::Params,
+        Category::Grads,
+        Category::State,
+        Category::Master,
+        Category::Buckets,
+        Category::Staging,
+        Category::Framework,
+    ];
+}
+
+impl fmt::Display for Category {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Category::Params => "params",
+            Category::Grads => "grads",
+            Category::State => "state",
+            Category::Master => "master",
+            Category::Buckets => "buckets",
+            Category::Staging => "staging",
+            Category::Framework => "framework",
+        })
+    }
+}
+
+/// Counts bytes by [`Category`]. Clones count together.
+#[derive(Clone, Debug, Default)]
+pub struct Meter {
+    counts: Arc<Counts>,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    by_category: [Count; Category::ALL.len()],
+    total: Count,
+}
+
+#[derive(Debug, Default)]
+struct Count {
+    live: AtomicU64,
+    peak: AtomicU64,
+}
+
+impl Count {
+    // The sum that `fetch_add` returned is a value `live` really had, so the peak is exact under any interleaving.
+    fn add(&self, bytes: u64) {
+        let live = self.live.fetch_add(bytes, Relaxed) + bytes;
+        self.peak.fetch_max(live, Relaxed);
+    }
+
+    fn reset_peak(&self) {
+        self.peak.store(self.live.load(Relaxed), Relaxed);
+    }
+}
+
+impl Meter {
+    /// A meter at zero.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Counts `bytes` for as long as the returned claim lives. Buffers do this themselves; call it for memory that
+    /// something else allocated.
+    #[must_use = "the bytes count only while the claim lives"]
+    pub fn claim(&self, category: Category, bytes: u64) -> Claim {
+        self.counts.by_category[category as usize].add(bytes);
+        self.counts.total.add(bytes);
+        Claim { counts: Arc::clone(&self.counts), category, bytes }
+    }
+
+    /// Bytes of a category held now.
+    pub fn live(&self, category: Category) -> u64 {
+        self.counts.by_category[category as usize].live.load(Relaxed)
+    }
+
+    /// The most bytes of a category ever held at once, since the last [`reset_peaks`](Self::reset_peaks).
+    pub fn peak(&self, category: Category) -> u64 {
+        self.counts.by_category[category as usize].peak.load(Relaxed)
+    }
+
+    /// Bytes of all categories held now.
+    pub fn live_total(&self) -> u64 {
+        self.counts.total.live.load(Relaxed)
+    }
+
+    /// The most bytes of all categories together ever held at once; at most the sum of the categories' peaks.
+    pub fn peak_total(&self) -> u64 {
+        self.counts.total.peak.load(Relaxed)
+    }
+
+    /// Starts measuring peaks anew from what is live now. Call it while nothing allocates.
+    pub fn reset_peaks(&self) {
+        self.counts.by_category.iter().for_each(Count::reset_peak);
+        self.counts.total.reset_peak();
+    }
+}
+
+/// Bytes counted by a [`Meter`] until this is dropped.
+#[derive(Debug)]
+pub struct Claim {
+    counts: Arc<Counts>,
+    category: Category,
+    bytes: u64,
+}
+
+impl Claim {
+    /// What the bytes are for.
+    pub fn category(&self) -> Category {
+        self.category
+    }
+
+    /// How many bytes are counted.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.counts.by_category[self.category as usize].live.fetch_sub(self.bytes, Relaxed);
+        self.counts.total.live.fetch_sub(self.bytes, Relaxed);
+    }
+}
