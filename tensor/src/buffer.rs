@@ -86,6 +86,12 @@ impl Buffer {
         Ok(Buffer { slab: Arc::clone(&self.slab), start: self.start + at, len, dtype: self.dtype })
     }
 
+    /// All elements; this buffer keeps an empty range at its start.
+    pub fn take(&mut self) -> Buffer {
+        let len = std::mem::take(&mut self.len);
+        Buffer { slab: Arc::clone(&self.slab), start: self.start, len, dtype: self.dtype }
+    }
+
     /// One owner of both ranges when `next` begins where this ends in the same allocation; otherwise both again.
     pub fn join(mut self, next: Buffer) -> Result<Buffer, (Buffer, Buffer)> {
         let adjacent = self.start + self.len == next.start && self.dtype == next.dtype;
@@ -125,6 +131,14 @@ mod tests {
         assert_eq!(meter.live(Category::Params), 400);
         drop(right);
         assert_eq!((meter.live(Category::Params), meter.peak(Category::Params)), (0, 400));
+    }
+
+    #[test]
+    fn taking_leaves_an_empty_range_that_joins_again() {
+        let (_m, mut a) = counting(5);
+        let taken = a.take();
+        assert_eq!((a.len(), taken.len()), (0, 5));
+        assert_eq!(a.join(taken).unwrap().typed::<f32>().unwrap(), [0.0, 1.0, 2.0, 3.0, 4.0]);
     }
 
     #[test]

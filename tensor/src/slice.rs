@@ -1,6 +1,7 @@
 //! Borrowed flat memory that knows its element type.
 
 use crate::{DType, Element, Error, cast};
+use half::{bf16, f16};
 use std::ops::Range;
 
 /// Shared flat memory of one [`DType`].
@@ -59,6 +60,11 @@ impl<'a> Slice<'a> {
 impl<'a> SliceMut<'a> {
     pub(crate) fn from_bytes(bytes: &'a mut [u8], dtype: DType) -> Self {
         SliceMut { bytes, dtype }
+    }
+
+    /// No elements of `dtype`.
+    pub fn empty(dtype: DType) -> Self {
+        SliceMut { bytes: &mut [], dtype }
     }
 
     /// Elements.
@@ -125,6 +131,19 @@ impl<'a> SliceMut<'a> {
         cast(src, self.reborrow())
     }
 
+    /// Multiplies every element by `factor`, 16-bit ones in f32; each product is rounded once.
+    pub fn scale(&mut self, factor: f64) -> Result<(), Error> {
+        let narrow = factor as f32;
+        match self.dtype {
+            DType::F32 => each(self.typed_mut::<f32>()?, |x| x * narrow),
+            DType::F64 => each(self.typed_mut::<f64>()?, |x| x * factor),
+            DType::BF16 => each(self.typed_mut()?, |x: bf16| bf16::from_f32(x.to_f32() * narrow)),
+            DType::F16 => each(self.typed_mut()?, |x: f16| f16::from_f32(x.to_f32() * narrow)),
+            DType::U64 => return Err(Error::WrongDType { asked: DType::F64, holds: DType::U64 }),
+        }
+        Ok(())
+    }
+
     /// Sets every element to zero.
     pub fn zero(&mut self) {
         self.bytes.fill(0);
@@ -141,6 +160,10 @@ impl<'a, T: Element> From<&'a mut [T]> for SliceMut<'a> {
     fn from(values: &'a mut [T]) -> Self {
         SliceMut { bytes: bytemuck::cast_slice_mut(values), dtype: T::DTYPE }
     }
+}
+
+fn each<T: Copy>(values: &mut [T], f: impl Fn(T) -> T) {
+    values.iter_mut().for_each(|x| *x = f(*x));
 }
 
 fn check(asked: DType, holds: DType) -> Result<(), Error> {
@@ -178,5 +201,9 @@ mod tests {
         assert!(matches!(to.copy_from(wide), Err(Error::WrongDType { .. })));
         to.cast_from(wide).unwrap();
         assert_eq!(to.typed_mut::<f32>().unwrap(), [1.0, 2.0]);
+        to.scale(0.5).unwrap();
+        assert_eq!(to.typed_mut::<f32>().unwrap(), [0.5, 1.0]);
+        assert!(SliceMut::from(&mut [1u64][..]).scale(2.0).is_err());
+        assert_eq!(SliceMut::empty(DType::F16).len(), 0);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! It depends on no member, so that it builds in seconds and still runs when a member does not compile.
 
-#![allow(clippy::print_stdout, reason = "a program whose answer is what it prints")]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program whose answer is what it prints")]
 
 mod ci;
 mod cli;
@@ -14,8 +14,16 @@ mod workspace;
 use clap::Parser;
 use std::process::ExitCode;
 
-fn main() -> anyhow::Result<ExitCode> {
-    match cli::Cli::parse().task {
+fn main() -> ExitCode {
+    // Printed here, because an `Err` from main would add a backtrace to what is mostly a wrong file or command.
+    run(cli::Cli::parse().task).unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+fn run(task: cli::Task) -> anyhow::Result<ExitCode> {
+    match task {
         cli::Task::Train { args } => train::run(&args),
         cli::Task::Ci(args) => ci::run(&args),
         cli::Task::Tidy => tidy::run(&workspace::Workspace::find()?).map(|()| ExitCode::SUCCESS),

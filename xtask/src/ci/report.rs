@@ -1,0 +1,83 @@
+//! What `ci` prints about its steps: the list beforehand, the times afterwards.
+
+use super::steps::{self, Step};
+use std::fmt;
+use std::time::{Duration, Instant};
+
+/// The steps run so far, with the time each took.
+#[derive(Debug)]
+pub(crate) struct Report {
+    start: Instant,
+    rows: Vec<(String, &'static str, Duration)>,
+}
+
+impl Report {
+    pub(crate) fn start() -> Self {
+        Self { start: Instant::now(), rows: Vec::new() }
+    }
+
+    pub(crate) fn push(&mut self, name: &str, verdict: &'static str, took: Duration) {
+        self.rows.push((name.to_owned(), verdict, took));
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (name, verdict, took) in &self.rows {
+            writeln!(f, "{name:<12} {:>16}   {verdict}", seconds(*took))?;
+        }
+        writeln!(f, "{:<12} {:>16}", "total", seconds(self.start.elapsed()))
+    }
+}
+
+/// A duration as `41.3 s`, with the minutes in front once there are any.
+pub(crate) fn seconds(took: Duration) -> String {
+    // Rounded before it is split, so that no 60.0 s remain.
+    let tenths = (took.as_millis() + 50) / 100;
+    let (minutes, tenths) = (tenths / 600, tenths % 600);
+    let seconds = format!("{}.{} s", tenths / 10, tenths % 10);
+    if minutes == 0 { seconds } else { format!("{minutes} min {seconds:>6}") }
+}
+
+/// Every step with its commands.
+pub(crate) fn list(chosen: &[Step]) -> String {
+    let lines = chosen.iter().flat_map(|step| {
+        let tasks = step.tasks.iter().map(|task| format!("    {task}\n"));
+        std::iter::once(format!("{}\n", steps::id(step.name))).chain(tasks)
+    });
+    lines.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::StepName;
+    use crate::cmd::Cmd;
+
+    #[test]
+    fn seconds_carry_into_minutes() {
+        assert_eq!(seconds(Duration::from_millis(0)), "0.0 s");
+        assert_eq!(seconds(Duration::from_millis(41_349)), "41.3 s");
+        assert_eq!(seconds(Duration::from_millis(59_949)), "59.9 s");
+        assert_eq!(seconds(Duration::from_millis(59_950)), "1 min  0.0 s");
+        assert_eq!(seconds(Duration::from_millis(754_000)), "12 min 34.0 s");
+    }
+
+    #[test]
+    fn the_table_has_a_row_for_each_step_and_a_total() {
+        let mut report = Report::start();
+        report.push("fmt", "ok", Duration::from_millis(400));
+        report.push("tests", "FAILED", Duration::from_secs(61));
+        let table = report.to_string();
+        let lines: Vec<&str> = table.lines().collect();
+        assert_eq!(lines[0], "fmt                     0.4 s   ok");
+        assert_eq!(lines[1], "tests            1 min  1.0 s   FAILED");
+        assert!(lines[2].starts_with("total"));
+    }
+
+    #[test]
+    fn the_list_names_each_step_above_its_commands() {
+        let step = Step { name: StepName::Fmt, tasks: vec![steps::Task::Run(Cmd::cargo("fmt"))] };
+        assert_eq!(list(&[step]), "fmt\n    cargo fmt\n");
+    }
+}

@@ -1,0 +1,241 @@
+//! The steps of `ci` as data: which commands, in which order, under which setting. Nothing runs here.
+
+use crate::cli::StepName;
+use crate::cmd::Cmd;
+use crate::workspace::LIBRARIES;
+use clap::ValueEnum;
+use std::fmt;
+use std::path::PathBuf;
+
+/// What the steps depend on.
+#[derive(Clone, Debug)]
+pub(crate) struct Setting {
+    pub(crate) root: PathBuf,
+    pub(crate) target: PathBuf,
+    /// Full case counts.
+    pub(crate) long: bool,
+    /// Not on someone's desk: the tree must be clean.
+    pub(crate) on_ci: bool,
+    /// `cargo nextest` is installed.
+    pub(crate) nextest: bool,
+    /// PROPTEST_CASES as the caller has set it.
+    pub(crate) cases: Option<String>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Step {
+    pub(crate) name: StepName,
+    pub(crate) tasks: Vec<Task>,
+}
+
+/// One thing a step does.
+#[derive(Clone, Debug)]
+pub(crate) enum Task {
+    Run(Cmd),
+    Tidy,
+    /// Every flag of `train` that a document shows is in the help that this command prints.
+    ShownFlags(Cmd),
+    /// Writes a crate outside the workspace that depends on one library.
+    WriteOutside {
+        dir: PathBuf,
+        library: &'static str,
+    },
+}
+
+impl fmt::Display for Task {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Run(cmd) => write!(f, "{cmd}"),
+            Self::Tidy => f.write_str("cargo xtask tidy"),
+            Self::ShownFlags(help) => write!(f, "look for the documents' flags in the answer to: {help}"),
+            Self::WriteOutside { dir, library } => {
+                write!(f, "write a crate using {library} alone into {}", dir.display())
+            }
+        }
+    }
+}
+
+/// The steps named in `only`, or all of them; always in the order of [`StepName`].
+pub(crate) fn chosen(only: &[StepName], setting: &Setting) -> Vec<Step> {
+    let wanted = |name: &&StepName| only.is_empty() || only.contains(name);
+    StepName::value_variants().iter().filter(wanted).map(|&name| step(name, setting)).collect()
+}
+
+/// The name of a step as `--only` takes it.
+pub(crate) fn id(name: StepName) -> String {
+    name.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
+/// How to run one step again.
+pub(crate) fn rerun(name: StepName, long: bool) -> String {
+    format!("cargo xtask ci {}--only {}", if long { "--long " } else { "" }, id(name))
+}
+
+fn step(name: StepName, setting: &Setting) -> Step {
+    let cargo = |line: &str| Cmd::cargo(line).dir(&setting.root);
+    let tasks = match name {
+        StepName::Fmt => vec![Task::Run(cargo("fmt --all --check"))],
+        StepName::Tidy => vec![Task::Tidy],
+        StepName::Clippy => {
+            vec![Task::Run(cargo("clippy --workspace --all-targets --all-features -- -D warnings"))]
+        }
+        StepName::Rustdoc => {
+            vec![Task::Run(cargo("doc --no-deps --workspace").env("RUSTDOCFLAGS", "-D warnings"))]
+        }
+        // Not with all features: `shuttle` replaces comm's threads by a scheduler that only its own tests start.
+        StepName::Tests => vec![test("--workspace", setting)],
+        // Chosen from the whole workspace, so that what the tests were built with is used again, not rebuilt.
+        StepName::Shuttle => {
+            vec![test("--workspace --features meshstep-comm/shuttle --test shuttle", setting)]
+        }
+        StepName::Doctests => vec![Task::Run(counted(cargo("test --doc --workspace"), setting))],
+        StepName::TrainSmoke => train_smoke(setting),
+        StepName::Package => package(setting),
+    };
+    Step { name, tasks }
+}
+
+/// Tests under nextest, which runs each in a process of its own, or else under `cargo test`.
+fn test(what: &str, setting: &Setting) -> Task {
+    let runner = if setting.nextest { "nextest run" } else { "test" };
+    // `cargo test` would run the doctests too, which have a step of their own.
+    let targets = if setting.nextest || what.contains("--test") { "" } else { "--tests" };
+    let cmd = Cmd::cargo(&format!("{runner} --no-fail-fast {what} {targets}"));
+    Task::Run(counted(cmd.dir(&setting.root), setting))
+}
+
+/// The case counts: reduced ones are the tests' own defaults, the full ones they take from MESHSTEP_LONG.
+fn counted(cmd: Cmd, setting: &Setting) -> Cmd {
+    if !setting.long {
+        return cmd;
+    }
+    // For properties that state no count of their own; the caller's choice wins.
+    let cases = setting.cases.as_deref().unwrap_or("4096");
+    cmd.env("MESHSTEP_LONG", "1").env("PROPTEST_CASES", cases)
+}
+
+/// Built together with the tests: `cargo run -p meshstep-bench` would choose fewer features for what they share, and
+/// compile candle and sixty others a second time.
+fn train_smoke(setting: &Setting) -> Vec<Task> {
+    let build = Cmd::cargo("build --workspace --bins --tests").dir(&setting.root);
+    let program = format!("meshstep-bench{}", std::env::consts::EXE_SUFFIX);
+    let program = setting.target.join("debug").join(program);
+    let bench = |line: &str| Cmd::built(&program, line).dir(&setting.root);
+    vec![Task::Run(build), Task::ShownFlags(bench("train --help")), Task::Run(bench("train --steps 12"))]
+}
+
+/// All libraries in one invocation, so that each is verified against the others though none is published.
+fn package(setting: &Setting) -> Vec<Task> {
+    let mut pack = Cmd::cargo("package").dir(&setting.root);
+    for library in LIBRARIES {
+        pack = pack.arg("-p").arg(library);
+    }
+    if !setting.on_ci {
+        pack = pack.arg("--allow-dirty");
+    }
+    let outside = LIBRARIES.into_iter().flat_map(|library| build_outside(library, setting));
+    std::iter::once(Task::Run(pack)).chain(outside).collect()
+}
+
+fn build_outside(library: &'static str, setting: &Setting) -> [Task; 2] {
+    let folder = setting.target.join("outside");
+    let dir = folder.join(library);
+    // One target folder for all four: what they share is built once.
+    let target = folder.join("target");
+    let build = Cmd::cargo("build --target-dir").arg(&target.to_string_lossy()).dir(&dir);
+    [Task::WriteOutside { dir, library }, Task::Run(build)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn setting() -> Setting {
+        Setting {
+            root: PathBuf::from("/w"),
+            target: PathBuf::from("/w/target"),
+            long: false,
+            on_ci: true,
+            nextest: true,
+            cases: None,
+        }
+    }
+
+    fn shown(name: StepName, setting: &Setting) -> String {
+        let tasks: Vec<String> = step(name, setting).tasks.iter().map(Task::to_string).collect();
+        tasks.join("\n")
+    }
+
+    #[test]
+    fn tests_fall_back_to_cargo_test_without_doctests() {
+        let cargo_test = Setting { nextest: false, ..setting() };
+        assert_eq!(
+            shown(StepName::Tests, &setting()),
+            "cd /w && cargo nextest run --no-fail-fast --workspace"
+        );
+        assert_eq!(
+            shown(StepName::Tests, &cargo_test),
+            "cd /w && cargo test --no-fail-fast --workspace --tests"
+        );
+        assert_eq!(
+            shown(StepName::Shuttle, &cargo_test),
+            "cd /w && cargo test --no-fail-fast --workspace --features meshstep-comm/shuttle --test shuttle"
+        );
+    }
+
+    #[test]
+    fn long_asks_every_test_step_for_its_full_counts() {
+        let long = Setting { long: true, ..setting() };
+        for name in [StepName::Tests, StepName::Shuttle, StepName::Doctests] {
+            assert!(shown(name, &long).contains("MESHSTEP_LONG=1 PROPTEST_CASES=4096 cargo"));
+            assert!(!shown(name, &setting()).contains("MESHSTEP_LONG"));
+        }
+        let chosen = Setting { cases: Some("7".to_owned()), ..long };
+        assert!(shown(StepName::Tests, &chosen).contains("PROPTEST_CASES=7"));
+    }
+
+    #[test]
+    fn a_dirty_tree_packages_on_a_desk_only() {
+        let desk = Setting { on_ci: false, ..setting() };
+        assert!(shown(StepName::Package, &desk).contains("--allow-dirty"));
+        assert!(!shown(StepName::Package, &setting()).contains("--allow-dirty"));
+    }
+
+    #[test]
+    fn every_library_is_packaged_and_used_alone() {
+        let shown = shown(StepName::Package, &setting());
+        for library in LIBRARIES {
+            assert!(shown.contains(&format!("-p {library}")), "{shown}");
+            assert!(shown.contains(&format!("cd /w/target/outside/{library} && cargo build")), "{shown}");
+        }
+    }
+
+    #[test]
+    fn train_runs_what_the_tests_have_built() {
+        let shown = shown(StepName::TrainSmoke, &setting());
+        let lines: Vec<&str> = shown.lines().collect();
+        assert_eq!(lines[0], "cd /w && cargo build --workspace --bins --tests");
+        assert!(lines[1].ends_with("meshstep-bench train --help"), "{shown}");
+        assert!(lines[2].starts_with("cd /w && /w/target/debug/meshstep-bench"), "{shown}");
+    }
+
+    #[test]
+    fn only_keeps_the_usual_order_and_none_means_all() {
+        let names = |only: &[StepName]| -> Vec<StepName> {
+            chosen(only, &setting()).iter().map(|step| step.name).collect()
+        };
+        assert_eq!(names(&[StepName::Tests, StepName::Fmt]), [StepName::Fmt, StepName::Tests]);
+        assert_eq!(names(&[]), StepName::value_variants());
+    }
+
+    #[test]
+    fn rerun_is_a_command_that_parses() {
+        use clap::Parser;
+        for &name in StepName::value_variants() {
+            for long in [false, true] {
+                let line = rerun(name, long);
+                crate::cli::Cli::try_parse_from(line.split(' ').skip(1)).unwrap();
+            }
+        }
+    }
+}

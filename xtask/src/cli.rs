@@ -1,0 +1,90 @@
+//! What can be typed after `cargo xtask`. The tidy rule for README commands parses with this very definition.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Looks after the workspace.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Task {
+    /// Train a GPT on real text with the optimizer sharded over loopback ranks.
+    #[command(disable_help_flag = true)]
+    Train {
+        /// Handed to `meshstep-bench train` as they are; `--help` shows them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+    /// Run every check, cheap ones first, and stop at the first that fails.
+    Ci(CiArgs),
+    /// Check what a compiler does not see: crate edges, file headers, README commands.
+    Tidy,
+}
+
+#[derive(Debug, Default, Args)]
+pub(crate) struct CiArgs {
+    /// Run the full case counts instead of the reduced ones.
+    #[arg(long)]
+    pub(crate) long: bool,
+    /// Run these steps alone, in the usual order.
+    #[arg(long, value_name = "STEP", value_delimiter = ',')]
+    pub(crate) only: Vec<StepName>,
+    /// Print the steps and their commands, and run nothing.
+    #[arg(long)]
+    pub(crate) list: bool,
+}
+
+/// The steps of `ci`, in the order in which they run: what fails fast and builds little comes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum StepName {
+    /// rustfmt agrees with every file.
+    Fmt,
+    /// The tree keeps its own rules.
+    Tidy,
+    /// No warning from rustc or clippy, with all features.
+    Clippy,
+    /// The documentation builds without a warning.
+    Rustdoc,
+    /// Unit, property and integration tests of the whole workspace.
+    Tests,
+    /// The fault tests of comm under a deterministic scheduler.
+    Shuttle,
+    /// The examples in the documentation.
+    Doctests,
+    /// The main job, a few steps long.
+    TrainSmoke,
+    /// Every library packages, and serves a crate outside the workspace alone.
+    Package,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn train_passes_everything_on() {
+        let typed = ["xtask", "train", "--help", "--steps", "3", "--", "-x"];
+        let Task::Train { args } = Cli::try_parse_from(typed).unwrap().task else { panic!("not train") };
+        assert_eq!(args, ["--help", "--steps", "3", "--", "-x"]);
+    }
+
+    #[test]
+    fn only_takes_names_of_steps() {
+        let Task::Ci(args) = Cli::try_parse_from(["xtask", "ci", "--only", "fmt,train-smoke"]).unwrap().task
+        else {
+            panic!("not ci")
+        };
+        assert_eq!(args.only, [StepName::Fmt, StepName::TrainSmoke]);
+        assert!(Cli::try_parse_from(["xtask", "ci", "--only", "everything"]).is_err());
+    }
+}

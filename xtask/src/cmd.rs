@@ -1,0 +1,166 @@
+//! A command as a value: it can be printed so that a shell accepts it, compared in a test, and run.
+
+use anyhow::Context;
+use std::ffi::OsString;
+use std::fmt;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode, ExitStatus, Stdio};
+
+/// A program with its arguments, and the environment and folder it runs in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Cmd {
+    program: Program,
+    args: Vec<String>,
+    envs: Vec<(String, String)>,
+    dir: Option<PathBuf>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Program {
+    /// The cargo that started us.
+    Cargo,
+    /// An executable, mostly one that we have built.
+    Built(PathBuf),
+}
+
+impl Cmd {
+    /// `line` holds the arguments, without quotes; one with a space in it is added by [`Cmd::arg`].
+    pub(crate) fn cargo(line: &str) -> Self {
+        Self::new(Program::Cargo, line)
+    }
+
+    /// As [`Cmd::cargo`], for an executable.
+    pub(crate) fn built(program: impl Into<PathBuf>, line: &str) -> Self {
+        Self::new(Program::Built(program.into()), line)
+    }
+
+    fn new(program: Program, line: &str) -> Self {
+        let args = line.split_whitespace().map(str::to_owned).collect();
+        Self { program, args, envs: Vec::new(), dir: None }
+    }
+
+    pub(crate) fn arg(mut self, arg: &str) -> Self {
+        self.args.push(arg.to_owned());
+        self
+    }
+
+    pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
+        self.envs.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    pub(crate) fn dir(mut self, dir: impl Into<PathBuf>) -> Self {
+        self.dir = Some(dir.into());
+        self
+    }
+
+    /// Runs with our stdin, stdout and stderr.
+    pub(crate) fn run_attached(&self) -> anyhow::Result<ExitStatus> {
+        self.status(Stdio::inherit())
+    }
+
+    /// Runs without stdin, so that nothing can wait for an answer.
+    pub(crate) fn run_unattended(&self) -> anyhow::Result<ExitStatus> {
+        self.status(Stdio::null())
+    }
+
+    /// What the command writes to stdout, if it succeeds; its stderr is dropped.
+    pub(crate) fn output(&self) -> anyhow::Result<Option<String>> {
+        let output = self
+            .command()
+            .stdin(Stdio::null())
+            .stderr(Stdio::null())
+            .output()
+            .with_context(|| format!("cannot start: {self}"))?;
+        Ok(output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned()))
+    }
+
+    fn status(&self, stdin: Stdio) -> anyhow::Result<ExitStatus> {
+        self.command().stdin(stdin).status().with_context(|| format!("cannot start: {self}"))
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(match &self.program {
+            // `cargo run` puts its own path into CARGO.
+            Program::Cargo => std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo")),
+            Program::Built(path) => path.clone().into(),
+        });
+        // What `cargo run` says about xtask is not true of what xtask starts.
+        for (name, _) in std::env::vars_os().filter(|(name, _)| describes_a_package(name)) {
+            command.env_remove(name);
+        }
+        command.args(&self.args).envs(self.envs.iter().map(|(name, value)| (name, value)));
+        if let Some(dir) = &self.dir {
+            command.current_dir(dir);
+        }
+        command
+    }
+}
+
+fn describes_a_package(name: &std::ffi::OsStr) -> bool {
+    let prefixes = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_PRIMARY_"];
+    name.to_str().is_some_and(|name| prefixes.iter().any(|prefix| name.starts_with(prefix)))
+}
+
+impl fmt::Display for Cmd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(dir) = &self.dir {
+            write!(f, "cd {} && ", quoted(&dir.to_string_lossy()))?;
+        }
+        for (name, value) in &self.envs {
+            write!(f, "{name}={} ", quoted(value))?;
+        }
+        match &self.program {
+            Program::Cargo => f.write_str("cargo")?,
+            Program::Built(path) => f.write_str(&quoted(&path.to_string_lossy()))?,
+        }
+        self.args.iter().try_for_each(|arg| write!(f, " {}", quoted(arg)))
+    }
+}
+
+/// The word as a shell would have to read it.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+/// The exit code a shell would see: a signal's number plus 128 where there is no code.
+pub(crate) fn exit_code(status: ExitStatus) -> ExitCode {
+    #[cfg(unix)]
+    let by_signal = std::os::unix::process::ExitStatusExt::signal(&status).map(|signal| 128 + signal);
+    #[cfg(not(unix))]
+    let by_signal = None;
+    let code = status.code().or(by_signal).unwrap_or(1);
+    ExitCode::from(u8::try_from(code).unwrap_or(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prints_what_a_shell_can_run() {
+        let cmd = Cmd::cargo("doc --no-deps").arg("it's").env("RUSTDOCFLAGS", "-D warnings").dir("a b");
+        assert_eq!(cmd.to_string(), r"cd 'a b' && RUSTDOCFLAGS='-D warnings' cargo doc --no-deps 'it'\''s'");
+        assert_eq!(Cmd::built("a b/c", "d").to_string(), "'a b/c' d");
+        assert_eq!(quoted(""), "''");
+    }
+
+    #[test]
+    fn only_a_successful_command_has_output() {
+        assert!(Cmd::cargo("--version").output().unwrap().unwrap().starts_with("cargo "));
+        assert_eq!(Cmd::cargo("--no-such-option").output().unwrap(), None);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_signal_becomes_an_exit_code() {
+        use std::os::unix::process::ExitStatusExt;
+        assert_eq!(exit_code(ExitStatus::from_raw(9)), ExitCode::from(137));
+        assert_eq!(exit_code(ExitStatus::from_raw(3 << 8)), ExitCode::from(3));
+        assert_eq!(exit_code(ExitStatus::from_raw(0)), ExitCode::SUCCESS);
+    }
+}

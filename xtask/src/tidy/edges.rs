@@ -1,0 +1,113 @@
+//! Which crate may depend on which. The picture in ARCHITECTURE.md, as a table that is checked.
+
+use super::Complaint;
+use crate::workspace::{LIBRARIES, Member};
+
+/// Each member with the members it may use, in development dependencies too. What is not here is not allowed.
+const ALLOWED: &[(&str, &[&str])] = &[
+    ("meshstep-tensor", &[]),
+    ("meshstep-comm", &["meshstep-tensor"]),
+    ("meshstep-optim", &["meshstep-tensor"]),
+    ("meshstep-shard", &["meshstep-comm", "meshstep-optim", "meshstep-tensor"]),
+    ("meshstep-bench", &["meshstep-shard", "meshstep-comm", "meshstep-optim", "meshstep-tensor"]),
+    ("xtask", &[]),
+];
+
+/// What a library leaves to programs: a framework, untyped errors, a command line.
+const NOT_IN_LIBRARIES: &[&str] = &["anyhow", "candle", "clap"];
+
+/// Complaints about the dependencies of the workspace's members.
+pub(super) fn check(members: &[Member]) -> Vec<Complaint> {
+    let missing = ALLOWED.iter().filter(|(name, _)| members.iter().all(|member| member.name != *name));
+    let stale = missing.map(|(name, _)| {
+        Complaint::file("Cargo.toml", format!("{name} is no member, but a row in {}; remove it", file!()))
+    });
+    stale.chain(members.iter().flat_map(|member| check_member(member, members))).collect()
+}
+
+fn check_member(member: &Member, members: &[Member]) -> Vec<Complaint> {
+    let complain = |what| Complaint::file(&member.name, what);
+    let Some((_, allowed)) = ALLOWED.iter().find(|(name, _)| *name == member.name) else {
+        return vec![complain(format!("has no row in {}; add one that says what it may use", file!()))];
+    };
+    let inside = member
+        .dependencies
+        .iter()
+        .filter(|used| members.iter().any(|other| other.name == **used))
+        .filter(|used| !allowed.contains(&used.as_str()))
+        .map(|used| complain(format!("depends on {used}, but may use only {allowed:?} of this workspace")));
+    let outside = member
+        .dependencies
+        .iter()
+        .filter(|used| LIBRARIES.contains(&member.name.as_str()) && left_to_programs(used))
+        .map(|used| complain(format!("depends on {used}, which is for bench and xtask only")));
+    inside.chain(outside).collect()
+}
+
+/// `candle` stands for its whole family, `candle-core` and the rest.
+fn left_to_programs(name: &str) -> bool {
+    NOT_IN_LIBRARIES
+        .iter()
+        .any(|banned| name.strip_prefix(banned).is_some_and(|rest| rest.is_empty() || rest.starts_with('-')))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every member of the table, `name` with these dependencies.
+    fn with(name: &str, dependencies: &[&str]) -> Vec<Member> {
+        let member = |(member, _): &(&str, _)| Member {
+            name: (*member).to_owned(),
+            dependencies: match *member == name {
+                true => dependencies.iter().map(|used| (*used).to_owned()).collect(),
+                false => Vec::new(),
+            },
+        };
+        ALLOWED.iter().map(member).collect()
+    }
+
+    #[test]
+    fn every_edge_is_allowed_exactly_if_the_table_has_it() {
+        for (name, allowed) in ALLOWED {
+            for (used, _) in ALLOWED.iter().filter(|(used, _)| used != name) {
+                let complaints = check(&with(name, &[used]));
+                assert_eq!(complaints.is_empty(), allowed.contains(used), "{name} -> {used}: {complaints:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn nobody_may_use_bench_or_xtask() {
+        for (_, allowed) in ALLOWED {
+            assert!(!allowed.contains(&"meshstep-bench") && !allowed.contains(&"xtask"));
+        }
+    }
+
+    #[test]
+    fn libraries_stay_free_of_programs_crates() {
+        for banned in ["anyhow", "clap", "candle-core", "candle-nn"] {
+            let complaints = check(&with("meshstep-shard", &[banned]));
+            assert_eq!(complaints.len(), 1, "{banned}: {complaints:?}");
+            assert_eq!(check(&with("meshstep-bench", &[banned])), []);
+        }
+        assert_eq!(check(&with("meshstep-shard", &["candles", "rayon"])), []);
+    }
+
+    #[test]
+    fn members_and_table_must_match() {
+        let mut members = with("meshstep-tensor", &[]);
+        let dropped = members.remove(0);
+        assert!(check(&members)[0].what.contains("meshstep-tensor is no member"));
+        members.push(dropped);
+        members.push(Member { name: "meshstep-new".to_owned(), dependencies: Vec::new() });
+        assert!(check(&members)[0].what.contains("has no row"));
+    }
+
+    #[test]
+    fn every_library_has_a_row() {
+        for library in LIBRARIES {
+            assert!(ALLOWED.iter().any(|(name, _)| *name == library), "{library}");
+        }
+    }
+}

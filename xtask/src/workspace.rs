@@ -1,0 +1,64 @@
+//! What cargo says about the workspace: its root, its target folder, its members and what they depend on.
+
+use anyhow::Context;
+use cargo_metadata::{Metadata, MetadataCommand, Package};
+use std::path::PathBuf;
+
+/// The crates that others use, lowest first: they are packaged, and keep to the strict dependency rules.
+pub(crate) const LIBRARIES: [&str; 4] =
+    ["meshstep-tensor", "meshstep-comm", "meshstep-optim", "meshstep-shard"];
+
+#[derive(Debug)]
+pub(crate) struct Workspace {
+    pub(crate) root: PathBuf,
+    pub(crate) target: PathBuf,
+    pub(crate) members: Vec<Member>,
+}
+
+/// A package of the workspace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Member {
+    pub(crate) name: String,
+    /// Normal, build and development dependencies, by package name (not by a rename).
+    pub(crate) dependencies: Vec<String>,
+}
+
+impl Workspace {
+    /// The workspace around the current folder.
+    pub(crate) fn find() -> anyhow::Result<Self> {
+        let metadata = MetadataCommand::new()
+            .no_deps()
+            .exec()
+            .context("cargo metadata did not describe the workspace")?;
+        Ok(Self::from_metadata(&metadata))
+    }
+
+    fn from_metadata(metadata: &Metadata) -> Self {
+        Self {
+            root: metadata.workspace_root.clone().into(),
+            target: metadata.target_directory.clone().into(),
+            members: metadata.workspace_packages().into_iter().map(member).collect(),
+        }
+    }
+}
+
+fn member(package: &Package) -> Member {
+    let dependencies = package.dependencies.iter().map(|dependency| dependency.name.clone()).collect();
+    Member { name: package.name.to_string(), dependencies }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_every_library_and_its_own_dependencies() {
+        let workspace = Workspace::find().unwrap();
+        for library in LIBRARIES {
+            assert!(workspace.members.iter().any(|member| member.name == library), "{library} is no member");
+        }
+        let xtask = workspace.members.iter().find(|member| member.name == "xtask").unwrap();
+        assert!(xtask.dependencies.iter().any(|name| name == "clap"));
+        assert!(workspace.root.join("xtask").is_dir());
+    }
+}
