@@ -64,7 +64,8 @@ impl<'a> SliceMut<'a> {
 
     /// No elements of `dtype`.
     pub fn empty(dtype: DType) -> Self {
-        SliceMut { bytes: &mut [], dtype }
+        // Aligned as the widest element is, so that it views as any of them.
+        SliceMut { bytes: bytemuck::cast_slice_mut(&mut [] as &mut [u64]), dtype }
     }
 
     /// Elements.
@@ -90,6 +91,11 @@ impl<'a> SliceMut<'a> {
     /// The same memory, shared.
     pub fn as_slice(&self) -> Slice<'_> {
         Slice { bytes: self.bytes, dtype: self.dtype }
+    }
+
+    /// The memory as bytes.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        self.bytes
     }
 
     /// The elements as `T`, or an error naming both types.
@@ -204,6 +210,6 @@ mod tests {
         to.scale(0.5).unwrap();
         assert_eq!(to.typed_mut::<f32>().unwrap(), [0.5, 1.0]);
         assert!(SliceMut::from(&mut [1u64][..]).scale(2.0).is_err());
-        assert_eq!(SliceMut::empty(DType::F16).len(), 0);
+        assert_eq!(SliceMut::empty(DType::F64).into_typed::<f64>().unwrap(), []);
     }
 }

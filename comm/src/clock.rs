@@ -1,0 +1,102 @@
+//! The time that deadlines and delays read: the machine's, or one that a test moves by hand.
+
+use crate::sync::Mutex;
+use std::fmt::Debug;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// Where a communicator reads the time. Clones read the same time.
+#[derive(Clone, Debug)]
+pub struct Clock {
+    time: Time,
+}
+
+#[derive(Clone, Debug)]
+enum Time {
+    Real { origin: Instant },
+    Manual(Arc<Manual>),
+}
+
+#[derive(Debug, Default)]
+struct Manual {
+    now: Mutex<Duration>,
+    waiters: Mutex<Vec<Weak<dyn Wake>>>,
+}
+
+/// Something whose waits must look at the time again when a manual clock moves.
+pub(crate) trait Wake: Send + Sync + Debug {
+    /// Wakes every wait. Waits that looked at the time before the move must have gone to sleep by the time this
+    /// notifies them, so an implementation takes the lock that they hold while awake.
+    fn wake(&self);
+}
+
+impl Clock {
+    /// The machine's monotonic time.
+    pub fn real() -> Self {
+        Clock { time: Time::Real { origin: Instant::now() } }
+    }
+
+    /// A time that stands at zero until [`advance`](Clock::advance) moves it.
+    pub fn manual() -> Self {
+        Clock { time: Time::Manual(Arc::default()) }
+    }
+
+    /// Time since the clock was made.
+    pub fn now(&self) -> Duration {
+        match &self.time {
+            Time::Real { origin } => origin.elapsed(),
+            Time::Manual(manual) => *manual.now.lock(),
+        }
+    }
+
+    /// Moves a manual clock and wakes everything whose deadline may have come. Does nothing to a real one.
+    pub fn advance(&self, by: Duration) {
+        let Time::Manual(manual) = &self.time else { return };
+        {
+            let mut now = manual.now.lock();
+            *now = now.saturating_add(by);
+        }
+        let waiters: Vec<_> = manual.waiters.lock().iter().filter_map(Weak::upgrade).collect();
+        waiters.iter().for_each(|waiter| waiter.wake());
+    }
+
+    /// How long to sleep for `until`; `None` where only [`Wake::wake`] ends the sleep.
+    pub(crate) fn sleep_for(&self, until: Duration) -> Option<Duration> {
+        match &self.time {
+            Time::Real { origin } => Some(until.saturating_sub(origin.elapsed())),
+            Time::Manual(_) => None,
+        }
+    }
+
+    /// Has `waiter` woken at every advance, for as long as it lives.
+    pub(crate) fn register(&self, waiter: Weak<dyn Wake>) {
+        let Time::Manual(manual) = &self.time else { return };
+        let mut waiters = manual.waiters.lock();
+        waiters.retain(|waiter| waiter.strong_count() > 0);
+        waiters.push(waiter);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_manual_clock_stands_still_until_it_is_moved() {
+        let clock = Clock::manual();
+        let same = clock.clone();
+        assert_eq!(clock.now(), Duration::ZERO);
+        clock.advance(Duration::from_secs(3));
+        clock.advance(Duration::from_millis(5));
+        assert_eq!(same.now(), Duration::from_millis(3005));
+        clock.advance(Duration::MAX);
+        assert_eq!(same.now(), Duration::MAX);
+    }
+
+    #[test]
+    fn a_real_clock_cannot_be_moved() {
+        let clock = Clock::real();
+        clock.advance(Duration::from_secs(1000));
+        assert!(clock.now() < Duration::from_secs(900));
+    }
+}

@@ -1,0 +1,197 @@
+//! What goes wrong between ranks, as values that every rank can repeat.
+
+use crate::Action;
+use meshstep_tensor::DType;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What went wrong in an operation.
+///
+/// What the caller alone can be blamed for (from [`Uneven`](Error::Uneven) on) is refused before anybody else hears of
+/// it and leaves the communicator as it was. The failures before it poison the communicator: every rank gets the cause
+/// once, from the first operation that meets it, and [`Poisoned`](Error::Poisoned) from every later one.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Ranks called different operations, or one operation with different types, lengths or roots, or wait for each
+    /// other in a circle.
+    #[error("operation {op_number} does not match: {}; every rank must call the same", Calls(.calls))]
+    Mismatch {
+        /// The operation's number on the rank that completed the contradiction.
+        op_number: u64,
+        /// What each rank was calling at that moment; `None` for one that was in no operation.
+        calls: Vec<Option<Called>>,
+    },
+    /// Not every rank came before a deadline.
+    #[error(
+        "operation {op_number}, {called}: after {after:?} ranks {missing:?} had not come ({arrived:?} had); see what \
+         they are doing, or allow more time with `Op::within`"
+    )]
+    Timeout {
+        /// The operation's number on the rank whose deadline it was.
+        op_number: u64,
+        /// What that rank called.
+        called: Called,
+        /// Who was waiting in the same operation.
+        arrived: Vec<usize>,
+        /// Who was waited for.
+        missing: Vec<usize>,
+        /// The deadline.
+        after: Duration,
+    },
+    /// A rank returned or dropped its communicator while others needed it.
+    #[error(
+        "rank {rank} left before operation {op_number}; every rank must make the same calls before it ends"
+    )]
+    Left {
+        /// Who left.
+        rank: usize,
+        /// The number of the first operation it did not take part in.
+        op_number: u64,
+    },
+    /// A rank panicked.
+    #[error("rank {rank} panicked: {message}")]
+    Panicked {
+        /// Who panicked.
+        rank: usize,
+        /// The panic's message.
+        message: String,
+    },
+    /// A rank called [`abort`](crate::Communicator::abort).
+    #[error("rank {rank} aborted the communicator; make a new one")]
+    Aborted {
+        /// Who did.
+        rank: usize,
+    },
+    /// An earlier operation failed, so the ranks no longer agree where they are.
+    #[error("an earlier operation failed ({cause}); make a new communicator")]
+    Poisoned {
+        /// That failure.
+        cause: Arc<Error>,
+    },
+    /// The buffer does not divide evenly among the ranks.
+    #[error("{len} elements do not divide among {world_size} ranks; pad to {padded}")]
+    Uneven {
+        /// Elements of the buffer.
+        len: usize,
+        /// Ranks in the group.
+        world_size: usize,
+        /// The next length that divides.
+        padded: usize,
+    },
+    /// A rank that the group does not have.
+    #[error("no rank {rank} in a group of {world_size}; ranks count from 0")]
+    InvalidRank {
+        /// The rank asked for.
+        rank: usize,
+        /// Ranks in the group.
+        world_size: usize,
+    },
+    /// A rank sends to or receives from itself.
+    #[error("rank {rank} cannot send to or receive from itself; copy the buffer")]
+    ToSelf {
+        /// The rank.
+        rank: usize,
+    },
+    /// Integers have no mean of their type.
+    #[error("no mean of {dtype}; take the sum and divide")]
+    MeanOfIntegers {
+        /// The buffer's type.
+        dtype: DType,
+    },
+    /// A type that collectives do not know.
+    #[error("no collectives of {dtype}; use f32, f64, bf16, f16 or u64")]
+    UnsupportedDType {
+        /// The buffer's type.
+        dtype: DType,
+    },
+    /// A world without ranks.
+    #[error("a world needs at least one rank")]
+    ZeroRanks,
+    /// The system gave no thread.
+    #[error("no thread for rank {rank}: {message}; use fewer ranks or raise the limit")]
+    NoThread {
+        /// For whom.
+        rank: usize,
+        /// What the system said.
+        message: String,
+    },
+    /// What the buffer itself refused.
+    #[error(transparent)]
+    Buffer(#[from] meshstep_tensor::Error),
+}
+
+impl Error {
+    /// The failure at the bottom: that of [`Poisoned`](Error::Poisoned), or this one.
+    pub fn cause(&self) -> &Error {
+        match self {
+            Error::Poisoned { cause } => cause.cause(),
+            other => other,
+        }
+    }
+}
+
+/// One rank's side of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Called {
+    /// How many operations the rank had started on this communicator before.
+    pub op_number: u64,
+    /// What it called.
+    pub action: Action,
+    /// With how many elements.
+    pub len: usize,
+    /// Of which type.
+    pub dtype: DType,
+}
+
+impl fmt::Display for Called {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.action)?;
+        if self.action.moves_data() {
+            write!(f, " of {} {}", self.len, self.dtype)?;
+        }
+        Ok(())
+    }
+}
+
+struct Calls<'a>(&'a [Option<Called>]);
+
+impl fmt::Display for Calls<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (rank, call) in self.0.iter().enumerate() {
+            let comma = if rank == 0 { "" } else { ", " };
+            match call {
+                Some(call) => {
+                    write!(f, "{comma}rank {rank} called {call} (its operation {})", call.op_number)?
+                }
+                None => write!(f, "{comma}rank {rank} was in none")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mismatch_names_what_each_rank_called() {
+        let call = |action, len| Some(Called { op_number: 3, action, len, dtype: DType::F32 });
+        let calls = vec![call(Action::AllGather, 8), None, call(Action::Barrier, 0)];
+        let error = Error::Mismatch { op_number: 3, calls };
+        assert_eq!(
+            error.to_string(),
+            "operation 3 does not match: rank 0 called all_gather of 8 f32 (its operation 3), rank 1 was in none, \
+             rank 2 called barrier (its operation 3); every rank must call the same"
+        );
+    }
+
+    #[test]
+    fn the_cause_is_found_below_any_number_of_repetitions() {
+        let once = Error::Poisoned { cause: Arc::new(Error::Aborted { rank: 1 }) };
+        let twice = Error::Poisoned { cause: Arc::new(once) };
+        assert_eq!(twice.cause(), &Error::Aborted { rank: 1 });
+    }
+}

@@ -1,0 +1,137 @@
+//! How the elements of an operation are cut into portions that ranks draw one by one. Arithmetic only.
+
+use crate::Action;
+use crate::stats::chunk;
+use std::ops::Range;
+
+/// Elements of a portion: few enough for balance, enough that drawing one costs nothing beside moving it.
+const PORTION: usize = 16 << 10;
+
+/// An operation on buffers of `len` elements, as the rank `rank` of `world_size` cuts it; all ranks cut alike.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cut {
+    action: Action,
+    pub(super) rank: usize,
+    world_size: usize,
+    len: usize,
+}
+
+/// What a portion is a range of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    /// This chunk of every buffer.
+    Chunk(usize),
+    /// Chunk `b` of the buffer of rank `a` and chunk `a` of that of rank `b`, which change places; `a < b`.
+    Swap { a: usize, b: usize },
+    /// Both buffers of a pair.
+    Pair { from: usize, to: usize },
+}
+
+impl Cut {
+    pub(super) fn new(action: Action, rank: usize, world_size: usize, len: usize) -> Self {
+        Cut { action, rank, world_size, len }
+    }
+
+    /// Portion `number`, which may be empty; none after the last.
+    pub(super) fn portion(&self, number: usize) -> Option<(Part, Range<usize>)> {
+        let per_part = self.chunk(0).len().max(1).div_ceil(PORTION);
+        let (part, number) = (number / per_part, number % per_part);
+        let (part, whole) = match self.action {
+            Action::Barrier | Action::Split { .. } => return None,
+            Action::Send { to } if part == 0 => (Part::Pair { from: self.rank, to }, self.chunk(0)),
+            Action::Recv { from } if part == 0 => (Part::Pair { from, to: self.rank }, self.chunk(0)),
+            Action::Send { .. } | Action::Recv { .. } => return None,
+            Action::AllToAll => (pair(part, self.world_size)?, 0..self.chunk(0).len()),
+            _ if part < self.world_size => (Part::Chunk(part), self.chunk(part)),
+            _ => return None,
+        };
+        let start = whole.end.min(whole.start + number * PORTION);
+        Some((part, start..whole.end.min(start + PORTION)))
+    }
+
+    /// Where chunk `index` lies; a pair's buffers are one chunk.
+    pub(super) fn chunk(&self, index: usize) -> Range<usize> {
+        let chunks = if self.action.peer().is_some() { 1 } else { self.world_size };
+        chunk(self.len, chunks, index)
+    }
+
+    /// Whether elements `range` of the buffer of rank `of` are of the portion `portion` of `part`.
+    pub(super) fn holds(&self, part: Part, portion: &Range<usize>, of: usize, range: &Range<usize>) -> bool {
+        let offset = match part {
+            Part::Chunk(_) => 0,
+            Part::Pair { from, to } if of == from || of == to => 0,
+            Part::Swap { a, b } if of == a => self.chunk(b).start,
+            Part::Swap { a, b } if of == b => self.chunk(a).start,
+            _ => return false,
+        };
+        offset + portion.start <= range.start && range.end <= offset + portion.end
+    }
+}
+
+/// The `index`th pair of two of `n` ranks.
+fn pair(index: usize, n: usize) -> Option<Part> {
+    let mut before = 0;
+    for b in 1..n {
+        if index < before + b {
+            return Some(Part::Swap { a: index - before, b });
+        }
+        before += b;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Reduction::Sum;
+    use proptest::prelude::*;
+
+    /// How many portions hold each element of each buffer.
+    fn holders(cut: &Cut) -> Vec<Vec<usize>> {
+        let mut counts = vec![vec![0; cut.len]; cut.world_size];
+        for (part, range) in (0..).map_while(|number| cut.portion(number)) {
+            for (of, counts) in counts.iter_mut().enumerate() {
+                for (i, count) in counts.iter_mut().enumerate() {
+                    *count += usize::from(cut.holds(part, &range, of, &(i..i + 1)));
+                }
+            }
+        }
+        counts
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(40))]
+        #[test]
+        fn each_element_is_of_exactly_one_portion(n in 1usize..5, len in 0usize..50_000) {
+            for action in [Action::AllReduce(Sum), Action::Broadcast { root: 0 }] {
+                let counts = holders(&Cut::new(action, 0, n, len));
+                prop_assert!(counts.iter().flatten().all(|&count| count == 1));
+            }
+            let even = len / n * n;
+            let counts = holders(&Cut::new(Action::AllToAll, 0, n, even));
+            for (of, counts) in counts.iter().enumerate() {
+                for (i, &count) in counts.iter().enumerate() {
+                    // A rank keeps its own chunk.
+                    prop_assert_eq!(count, usize::from(i / (even / n) != of));
+                }
+            }
+        }
+
+        #[test]
+        fn both_ends_of_a_pair_cut_alike(len in 0usize..50_000) {
+            let (send, recv) = (Action::Send { to: 2 }, Action::Recv { from: 1 });
+            let (send, recv) = (Cut::new(send, 1, 4, len), Cut::new(recv, 2, 4, len));
+            for number in 0..8 {
+                prop_assert_eq!(send.portion(number), recv.portion(number));
+            }
+            let counts = holders(&send);
+            prop_assert!(counts[1].iter().chain(&counts[2]).all(|&count| count == 1));
+            prop_assert!(counts[0].iter().chain(&counts[3]).all(|&count| count == 0));
+        }
+    }
+
+    #[test]
+    fn what_moves_nothing_has_no_portion() {
+        assert_eq!(Cut::new(Action::Barrier, 0, 4, 100).portion(0), None);
+    }
+}

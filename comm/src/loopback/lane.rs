@@ -1,0 +1,217 @@
+//! One rank's queue of operations, and where their buffers stay until they are waited for.
+
+use super::meeting::Seat;
+use super::shared::View;
+use crate::in_flight::Tickets;
+use crate::sync::{Condvar, Guard, Mutex};
+use crate::{Called, Error, Op, Stats};
+use meshstep_tensor::{Buffer, Queue};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Operations in flight for which room is made at the start; more of them grow it once.
+const ROOM: usize = 64;
+
+/// Between the caller of a rank and its communication thread.
+#[derive(Debug)]
+pub(super) struct Lane {
+    rank: usize,
+    world_size: usize,
+    state: Mutex<State>,
+    /// There is something to do, or nothing will come any more.
+    work: Condvar,
+    /// An operation has ended.
+    ended: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    slots: Vec<Slot>,
+    free: Vec<usize>,
+    queue: VecDeque<usize>,
+    started: u64,
+    closed: bool,
+    /// The failure this rank has been told of.
+    told: Option<Arc<Error>>,
+    stats: Stats,
+}
+
+/// Room for one operation: taken by `enqueue`, given back by `collect` or, if forgotten, by `finish`.
+#[derive(Debug)]
+struct Slot {
+    task: Task,
+    buffer: Option<Buffer>,
+    result: Option<Result<(), Error>>,
+    formed: Option<Seat>,
+    forgotten: bool,
+}
+
+/// What the communication thread needs to know of an operation.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Task {
+    pub(super) slot: usize,
+    pub(super) op: Op,
+    pub(super) called: Called,
+    pub(super) view: View,
+}
+
+impl Lane {
+    pub(super) fn new(rank: usize, world_size: usize) -> Self {
+        let state = State {
+            slots: Vec::with_capacity(ROOM),
+            free: Vec::with_capacity(ROOM),
+            queue: VecDeque::with_capacity(ROOM),
+            started: 0,
+            closed: false,
+            told: None,
+            stats: Stats::default(),
+        };
+        Lane { rank, world_size, state: Mutex::new(state), work: Condvar::new(), ended: Condvar::new() }
+    }
+
+    /// Takes an operation in, or gives the buffer back with the reason why not.
+    #[expect(clippy::result_large_err, reason = "the buffer comes back by value, and nothing is allocated")]
+    pub(super) fn enqueue(&self, op: Op, buffer: Buffer) -> Result<usize, (Buffer, Error)> {
+        if let Err(error) = op.check(self.rank, self.world_size, buffer.len(), buffer.dtype()) {
+            return Err((buffer, error));
+        }
+        let mut state = self.state.lock();
+        if let Err(error) = state.refuse(self.rank) {
+            return Err((buffer, error));
+        }
+        let called = Called {
+            op_number: state.started,
+            action: op.action(),
+            len: buffer.len(),
+            dtype: buffer.dtype(),
+        };
+        state.started += 1;
+        let view = View::of(&buffer);
+        let ticket = state.place(|slot| Task { slot, op, called, view }, buffer);
+        state.queue.push_back(ticket);
+        self.work.notify_all();
+        Ok(ticket)
+    }
+
+    /// The next operation, or none when the rank has left and everything it started is done.
+    pub(super) fn next(&self) -> Option<Task> {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(slot) = state.queue.pop_front() {
+                return Some(state.slots[slot].task);
+            }
+            if state.closed {
+                return None;
+            }
+            state = self.work.wait(state, None);
+        }
+    }
+
+    /// Damages the buffer of an operation that nobody else touches at the moment.
+    pub(super) fn with_buffer(&self, task: &Task, damage: impl FnOnce(&mut Buffer)) {
+        if let Some(buffer) = &mut self.state.lock().slots[task.slot].buffer {
+            damage(buffer);
+        }
+    }
+
+    /// Records how an operation ended. The first failure is passed on as it is, what follows it as its repetition.
+    pub(super) fn finish(&self, task: &Task, result: Result<Option<Seat>, Arc<Error>>) {
+        let mut state = self.state.lock();
+        let result = result.map_err(|cause| state.tell(cause));
+        if result.is_ok() {
+            let Called { action, len, dtype, .. } = task.called;
+            state.stats.count(action, self.rank, self.world_size, len, dtype.size());
+        }
+        let slot = &mut state.slots[task.slot];
+        slot.result = Some(result.map(|formed| slot.formed = formed));
+        if slot.forgotten {
+            let unseen = state.vacate(task.slot);
+            drop(state);
+            drop(unseen);
+        } else {
+            self.ended.notify_all();
+        }
+    }
+
+    /// Waits for an operation and gives its slot up.
+    pub(super) fn collect(&self, ticket: usize) -> (Buffer, Result<(), Error>, Option<Seat>) {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(ended) = state.vacate(ticket) {
+                return ended;
+            }
+            state = self.ended.wait(state, None);
+        }
+    }
+
+    /// Takes no more operations; what is queued still runs.
+    pub(super) fn close(&self) {
+        self.state.lock().closed = true;
+        self.work.notify_all();
+    }
+
+    /// How many operations were taken in.
+    pub(super) fn started(&self) -> u64 {
+        self.state.lock().started
+    }
+
+    pub(super) fn stats(&self) -> Stats {
+        self.state.lock().stats
+    }
+}
+
+impl State {
+    fn refuse(&self, rank: usize) -> Result<(), Error> {
+        match &self.told {
+            Some(cause) => Err(Error::Poisoned { cause: Arc::clone(cause) }),
+            None if self.closed => Err(Error::Left { rank, op_number: self.started }),
+            None => Ok(()),
+        }
+    }
+
+    fn tell(&mut self, cause: Arc<Error>) -> Error {
+        match &self.told {
+            Some(cause) => Error::Poisoned { cause: Arc::clone(cause) },
+            None => Error::clone(self.told.insert(cause)),
+        }
+    }
+
+    fn place(&mut self, task: impl FnOnce(usize) -> Task, buffer: Buffer) -> usize {
+        let ticket = self.free.pop().unwrap_or(self.slots.len());
+        let slot =
+            Slot { task: task(ticket), buffer: Some(buffer), result: None, formed: None, forgotten: false };
+        match self.slots.get_mut(ticket) {
+            Some(old) => *old = slot,
+            None => self.slots.push(slot),
+        }
+        ticket
+    }
+
+    /// Empties a slot whose operation has ended.
+    fn vacate(&mut self, ticket: usize) -> Option<(Buffer, Result<(), Error>, Option<Seat>)> {
+        let slot = &mut self.slots[ticket];
+        let result = slot.result.take()?;
+        let (buffer, formed) = (slot.buffer.take()?, slot.formed.take());
+        self.free.push(ticket);
+        Some((buffer, result, formed))
+    }
+}
+
+impl Tickets for Lane {
+    fn redeem(&self, ticket: usize, _on: &Queue) -> (Buffer, Result<(), Error>) {
+        let (buffer, result, _) = self.collect(ticket);
+        (buffer, result)
+    }
+
+    fn is_done(&self, ticket: usize) -> bool {
+        self.state.lock().slots[ticket].result.is_some()
+    }
+
+    fn forget(&self, ticket: usize) {
+        let mut state: Guard<'_, State> = self.state.lock();
+        state.slots[ticket].forgotten = true;
+        let unseen = state.vacate(ticket);
+        drop(state);
+        drop(unseen);
+    }
+}

@@ -1,0 +1,249 @@
+//! Where the ranks of a group meet: each says what it is about to do, all go on together, and all leave together.
+//!
+//! The lock is held while ranks compare what they call, never while bytes move.
+
+use super::colours;
+use super::shared::View;
+use super::verdict::{Party, Stand, Verdict, verdict};
+use crate::clock::Wake;
+use crate::sync::{Condvar, Guard, Mutex};
+use crate::{Action, Called, Clock, Error};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// What the ranks of one communicator share.
+#[derive(Debug)]
+pub(super) struct Group {
+    world_size: usize,
+    clock: Clock,
+    timeout: Duration,
+    /// By a party's lowest rank: how many portions of its operation have been drawn.
+    counters: Vec<AtomicUsize>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    stands: Vec<Stand>,
+    views: Vec<View>,
+    /// The group each rank got from the split it is in.
+    formed: Vec<Option<Seat>>,
+    /// The first failure; once set nobody begins anything any more.
+    cause: Option<Arc<Error>>,
+}
+
+/// A rank's place in a group.
+#[derive(Clone, Debug)]
+pub(super) struct Seat {
+    pub(super) group: Arc<Group>,
+    pub(super) rank: usize,
+}
+
+impl Group {
+    pub(super) fn new(world_size: usize, clock: Clock, timeout: Duration) -> Arc<Self> {
+        let state = State {
+            stands: vec![Stand::Idle; world_size],
+            views: vec![View::empty(); world_size],
+            formed: vec![None; world_size],
+            cause: None,
+        };
+        let group = Arc::new(Group {
+            world_size,
+            clock: clock.clone(),
+            timeout,
+            counters: (0..world_size).map(|_| AtomicUsize::new(0)).collect(),
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        });
+        let weak: Weak<Group> = Arc::downgrade(&group);
+        clock.register(weak);
+        group
+    }
+
+    pub(super) fn world_size(&self) -> usize {
+        self.world_size
+    }
+
+    pub(super) fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    /// The deadline of an operation that brings none of its own.
+    pub(super) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// Posts what `rank` calls and waits until its party is complete. Then `views` holds the buffers, by rank, and until
+    /// [`leave`](Group::leave) no member of the party gets its buffer back.
+    pub(super) fn meet(
+        &self,
+        rank: usize,
+        called: Called,
+        view: View,
+        after: Duration,
+        views: &mut Vec<View>,
+    ) -> Result<(), Arc<Error>> {
+        let deadline = self.clock.now().saturating_add(after);
+        let mut state = self.state.lock();
+        state.refuse_if_failed()?;
+        state.stands[rank] = Stand::Waiting(called);
+        state.views[rank] = view;
+        self.settle(&mut state, rank);
+        while let Stand::Waiting(_) = state.stands[rank] {
+            if let Some(cause) = state.cause.clone() {
+                state.stands[rank] = Stand::Idle;
+                return Err(cause);
+            }
+            if self.clock.now() >= deadline {
+                let error = state.timeout(rank, called, after);
+                self.fail_locked(&mut state, error);
+                continue;
+            }
+            state = self.changed.wait(state, self.clock.sleep_for(deadline));
+        }
+        views.clear();
+        views.extend_from_slice(&state.views);
+        Ok(())
+    }
+
+    /// What a party draws portions from; at zero when it is complete. A rank is in one party at a time, so parties that
+    /// move bytes at the same time have different lowest ranks.
+    pub(super) fn counter(&self, party: Party) -> &AtomicUsize {
+        let lowest = match party {
+            Party::All => 0,
+            Party::Pair { from, to } => from.min(to),
+        };
+        &self.counters[lowest]
+    }
+
+    /// Says that `rank` has moved its bytes, and waits until its whole party has.
+    pub(super) fn leave(&self, rank: usize, party: Party) -> Option<Seat> {
+        let mut state = self.state.lock();
+        state.stands[rank] = Stand::Moved;
+        if party.ranks(self.world_size).all(|member| state.stands[member] == Stand::Moved) {
+            party.ranks(self.world_size).for_each(|member| state.stands[member] = Stand::Released);
+            self.changed.notify_all();
+        }
+        while state.stands[rank] != Stand::Released {
+            state = self.changed.wait(state, None);
+        }
+        state.stands[rank] = Stand::Idle;
+        state.views[rank] = View::empty();
+        state.formed[rank].take()
+    }
+
+    /// Waits until `until` without taking part in anything, or until the group has failed.
+    pub(super) fn pause(&self, until: Duration) -> Result<(), Arc<Error>> {
+        let mut state = self.state.lock();
+        loop {
+            state.refuse_if_failed()?;
+            if self.clock.now() >= until {
+                return Ok(());
+            }
+            state = self.changed.wait(state, self.clock.sleep_for(until));
+        }
+    }
+
+    /// Fails everybody because `rank` never came to what it `called`.
+    pub(super) fn miss(&self, rank: usize, called: Called, after: Duration) -> Arc<Error> {
+        let mut state = self.state.lock();
+        let error = state.timeout(rank, called, after);
+        self.fail_locked(&mut state, error)
+    }
+
+    /// Records that `rank` takes part in nothing any more, from its operation `op_number` on.
+    pub(super) fn depart(&self, rank: usize, op_number: u64) {
+        let mut state = self.state.lock();
+        state.stands[rank] = Stand::Left(op_number);
+        self.settle(&mut state, rank);
+    }
+
+    /// Fails every operation that has not begun to move bytes, now and later.
+    pub(super) fn fail(&self, error: Error) {
+        let mut state = self.state.lock();
+        self.fail_locked(&mut state, error);
+    }
+
+    fn fail_locked(&self, state: &mut State, error: Error) -> Arc<Error> {
+        let cause = Arc::clone(state.cause.get_or_insert_with(|| {
+            tracing::warn!(%error, "communicator failed");
+            Arc::new(error)
+        }));
+        self.changed.notify_all();
+        cause
+    }
+
+    /// Acts on what follows from `rank` having come or left.
+    fn settle(&self, state: &mut State, rank: usize) {
+        if state.cause.is_some() {
+            return;
+        }
+        match verdict(&state.stands, rank) {
+            Verdict::Wait => {}
+            Verdict::Fail(error) => drop(self.fail_locked(state, error)),
+            Verdict::Go(party) => {
+                self.form(state);
+                self.counter(party).store(0, Relaxed);
+                party.ranks(self.world_size).for_each(|member| state.stands[member] = Stand::Moving);
+                self.changed.notify_all();
+            }
+        }
+    }
+
+    /// Where all ranks are in a split, makes the groups.
+    fn form(&self, state: &mut State) {
+        let asked = |stand: &Stand| match stand.collective()?.action {
+            Action::Split { color, key } => Some((color, key)),
+            _ => None,
+        };
+        if state.stands.iter().any(|stand| asked(stand).is_none()) {
+            return;
+        }
+        let asked: Vec<_> = state.stands.iter().filter_map(asked).collect();
+        let mut groups: Vec<Option<Arc<Group>>> = vec![None; self.world_size];
+        for (rank, place) in colours::places(&asked).into_iter().enumerate() {
+            state.formed[rank] = place.map(|place| {
+                let new = || Group::new(place.world_size, self.clock.clone(), self.timeout);
+                let group = Arc::clone(groups[place.group].get_or_insert_with(new));
+                Seat { group, rank: place.rank }
+            });
+        }
+    }
+}
+
+impl State {
+    fn refuse_if_failed(&self) -> Result<(), Arc<Error>> {
+        self.cause.clone().map_or(Ok(()), Err)
+    }
+
+    /// Who came and who did not: of all ranks for a collective; for a pair, along the chain of ranks that each wait for
+    /// the next, down to the one that waits for nobody.
+    fn timeout(&self, rank: usize, called: Called, after: Duration) -> Error {
+        let mut concerned: Vec<usize> = match called.action.peer() {
+            None => (0..self.stands.len()).collect(),
+            Some(peer) => vec![rank, peer],
+        };
+        while let Some(next) = self.stands[concerned[concerned.len() - 1]].peer() {
+            if concerned.contains(&next) {
+                break;
+            }
+            concerned.push(next);
+        }
+        let here = |&other: &usize| match called.action.peer() {
+            None => self.stands[other].collective().is_some(),
+            Some(_) => self.stands[other].peer().is_some(),
+        };
+        let (arrived, missing) = concerned.into_iter().partition(here);
+        Error::Timeout { op_number: called.op_number, called, arrived, missing, after }
+    }
+}
+
+impl Wake for Group {
+    fn wake(&self) {
+        let awake: Guard<'_, State> = self.state.lock();
+        self.changed.notify_all();
+        drop(awake);
+    }
+}

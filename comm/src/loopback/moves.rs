@@ -1,0 +1,92 @@
+//! What is done with each portion of an operation's elements. In blocks small enough to stay in cache from the read to
+//! the last write.
+
+use super::cut::Part;
+use super::shared::{Portion, Share};
+use crate::reduce::{self, Accumulator, BLOCK, Wire};
+use crate::simd::{Kernel, dispatch};
+use crate::{Action, Reduction};
+use meshstep_tensor::{DType, bf16, f16};
+use std::marker::PhantomData;
+use std::ops::Range;
+
+/// Moves portions until there are none left.
+pub(super) fn perform(share: Share<'_>) {
+    match share.dtype() {
+        DType::F32 => typed::<f32>(share),
+        DType::F64 => typed::<f64>(share),
+        DType::BF16 => typed::<bf16>(share),
+        DType::F16 => typed::<f16>(share),
+        DType::U64 => typed::<u64>(share),
+        other => debug_assert!(false, "{other} is refused by `Op::check`"),
+    }
+}
+
+fn typed<T: Wire>(mut share: Share<'_>) {
+    let (action, n) = (share.action(), share.world_size());
+    if let Action::AllReduce(reduction) | Action::ReduceScatter(reduction) = action {
+        return dispatch(Fold::<T> { share, reduction, _element: PhantomData });
+    }
+    while let Some(mut portion) = share.claim() {
+        match (portion.part, action) {
+            (Part::Chunk(_), Action::Broadcast { root }) => copy::<T>(&mut portion, root, 0..n),
+            (Part::Chunk(chunk), _) => copy::<T>(&mut portion, chunk, 0..n),
+            (Part::Pair { from, to }, _) => copy::<T>(&mut portion, from, to..to + 1),
+            (Part::Swap { a, b }, _) => swap::<T>(&mut portion, a, b),
+        }
+    }
+}
+
+/// The reduction of portions of all buffers, written to all of them or to that of the rank whose chunk it is.
+struct Fold<'a, T> {
+    share: Share<'a>,
+    reduction: Reduction,
+    _element: PhantomData<T>,
+}
+
+impl<T: Wire> Kernel for Fold<'_, T> {
+    #[inline(always)]
+    fn run(mut self) {
+        let (n, to_all) = (self.share.world_size(), matches!(self.share.action(), Action::AllReduce(_)));
+        let (mut sum, mut rounded) = ([T::Wide::ZERO; BLOCK], [T::narrow(T::Wide::ZERO); BLOCK]);
+        while let Some(mut portion) = self.share.claim() {
+            let targets = match portion.part {
+                Part::Chunk(chunk) if !to_all => chunk..chunk + 1,
+                _ => 0..n,
+            };
+            for block in blocks(portion.range.clone()) {
+                let (sum, rounded) = (&mut sum[..block.len()], &mut rounded[..block.len()]);
+                reduce::first(sum, portion.slice::<T>(0, block.clone()));
+                for rank in 1..n {
+                    reduce::next(sum, portion.slice::<T>(rank, block.clone()), self.reduction);
+                }
+                reduce::last(rounded, sum, self.reduction, n);
+                for rank in targets.clone() {
+                    portion.slice::<T>(rank, block.clone()).copy_from_slice(rounded);
+                }
+            }
+        }
+    }
+}
+
+/// Copies a portion from the buffer of one rank to those of the others in `targets`.
+fn copy<T: Wire>(portion: &mut Portion<'_>, from: usize, targets: Range<usize>) {
+    for block in blocks(portion.range.clone()) {
+        for to in targets.clone().filter(|&to| to != from) {
+            let (from, to) = portion.two::<T>((from, block.clone()), (to, block.clone()));
+            to.copy_from_slice(from);
+        }
+    }
+}
+
+/// Swaps a portion of the chunks that two ranks exchange.
+fn swap<T: Wire>(portion: &mut Portion<'_>, a: usize, b: usize) {
+    let (in_a, in_b) = portion.swapped(a, b);
+    let (in_a, in_b) = portion.two::<T>((a, in_a), (b, in_b));
+    in_a.swap_with_slice(in_b);
+}
+
+fn blocks(range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let end = range.end;
+    range.step_by(BLOCK).map(move |start| start..end.min(start + BLOCK))
+}

@@ -1,0 +1,141 @@
+//! The handle through which a rank communicates, and what happens when it is let go.
+
+use super::lane::Lane;
+use super::meeting::Seat;
+use super::worker;
+use crate::communicator::nothing;
+use crate::faults::Faults;
+use crate::op::Action;
+use crate::sync::{self, Mutex};
+use crate::{Communicator, Error, InFlight, Op, Stats};
+use meshstep_tensor::{Buffer, Queue};
+use std::sync::{Arc, Mutex as StdMutex, MutexGuard as StdGuard, PoisonError};
+use std::thread::{self, ThreadId};
+
+/// A rank of a group whose ranks are threads of this process.
+#[derive(Debug)]
+pub(super) struct Loopback {
+    place: Arc<Place>,
+    life: Arc<Life>,
+}
+
+/// A rank's side of one group, shared by the handle and whoever watches over the rank.
+#[derive(Debug)]
+struct Place {
+    seat: Seat,
+    lane: Arc<Lane>,
+}
+
+/// Everything a rank takes part in: the world and the groups split off from it.
+#[derive(Debug, Default)]
+pub(super) struct Life {
+    places: Mutex<Vec<Arc<Place>>>,
+    /// The thread whose panics somebody reports, with their message, once it has unwound. Not one of `sync`'s locks:
+    /// it is taken while unwinding, where a simulated thread must not be interrupted.
+    watched: StdMutex<Option<ThreadId>>,
+}
+
+/// How a rank ends.
+#[derive(Clone, Debug)]
+pub(super) enum End {
+    Left,
+    Panicked(String),
+}
+
+impl Loopback {
+    /// Takes `seat`, with a communication thread of its own.
+    pub(super) fn new(seat: Seat, life: Arc<Life>, faults: Faults) -> Result<Self, Error> {
+        let rank = seat.rank;
+        let lane = Arc::new(Lane::new(rank, seat.group.world_size()));
+        let (its_seat, its_lane) = (seat.clone(), Arc::clone(&lane));
+        let name = format!("meshstep-comm-{rank}");
+        if let Err(error) = sync::spawn(name, move || worker::run(&its_seat, &its_lane, &faults)) {
+            let error = Error::NoThread { rank, message: error.to_string() };
+            seat.group.fail(error.clone());
+            return Err(error);
+        }
+        let place = Arc::new(Place { seat, lane });
+        life.places.lock().push(Arc::clone(&place));
+        Ok(Loopback { place, life })
+    }
+
+    pub(super) fn life(&self) -> Arc<Life> {
+        Arc::clone(&self.life)
+    }
+}
+
+impl Place {
+    fn end(&self, how: End) {
+        if let End::Panicked(message) = how {
+            self.seat.group.fail(Error::Panicked { rank: self.seat.rank, message });
+        }
+        self.lane.close();
+    }
+}
+
+impl Life {
+    /// Leaves the report of a panic of this thread to the caller, who knows its message afterwards.
+    pub(super) fn watch(&self) {
+        *self.watched() = Some(thread::current().id());
+    }
+
+    /// Ends the rank's part in every group it is in.
+    pub(super) fn end(&self, how: &End) {
+        *self.watched() = None;
+        let places = std::mem::take(&mut *self.places.lock());
+        places.iter().for_each(|place| place.end(how.clone()));
+    }
+
+    fn forget(&self, place: &Arc<Place>) {
+        self.places.lock().retain(|other| !Arc::ptr_eq(other, place));
+    }
+
+    fn watched(&self) -> StdGuard<'_, Option<ThreadId>> {
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Loopback {
+    fn drop(&mut self) {
+        if !thread::panicking() {
+            self.place.end(End::Left);
+        } else if *self.life.watched() == Some(thread::current().id()) {
+            return;
+        } else {
+            self.place.end(End::Panicked("its communicator was dropped while its thread unwound".to_owned()));
+        }
+        self.life.forget(&self.place);
+    }
+}
+
+impl Communicator for Loopback {
+    fn rank(&self) -> usize {
+        self.place.seat.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.place.seat.group.world_size()
+    }
+
+    fn start(&self, op: Op, buffer: Buffer, _after: &Queue) -> Result<InFlight, (Buffer, Error)> {
+        let ticket = self.place.lane.enqueue(op, buffer)?;
+        Ok(InFlight::new(Arc::clone(&self.place.lane) as _, ticket))
+    }
+
+    fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Arc<dyn Communicator>>, Error> {
+        let op = Op::of(Action::Split { color, key });
+        let ticket = self.place.lane.enqueue(op, nothing()?).map_err(|(_, error)| error)?;
+        let (_, result, formed) = self.place.lane.collect(ticket);
+        result?;
+        let Some(seat) = formed else { return Ok(None) };
+        Ok(Some(Arc::new(Loopback::new(seat, self.life(), Faults::none())?)))
+    }
+
+    fn abort(&self) {
+        self.place.seat.group.fail(Error::Aborted { rank: self.place.seat.rank });
+    }
+
+    fn stats(&self) -> Stats {
+        self.place.lane.stats()
+    }
+}

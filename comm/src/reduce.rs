@@ -1,0 +1,173 @@
+//! The arithmetic of reductions, element by element: what is accumulated in which type, and the one rounding at the end.
+
+use crate::Reduction;
+use crate::narrow;
+use meshstep_tensor::{Element, bf16, f16};
+
+/// Elements that are reduced at a time: small enough that the accumulators and one buffer's block stay in the
+/// first-level cache.
+pub(crate) const BLOCK: usize = 1024;
+
+/// An element type and what it is accumulated in.
+pub(crate) trait Wire: Element {
+    type Wide: Accumulator;
+    fn widen(self) -> Self::Wide;
+    /// To nearest, ties to even.
+    fn narrow(wide: Self::Wide) -> Self;
+}
+
+/// What sums are kept in.
+pub(crate) trait Accumulator: Copy {
+    const ZERO: Self;
+    fn plus(self, other: Self) -> Self;
+    /// The larger; NaN if either is; `self` if they are equal.
+    fn max(self, other: Self) -> Self;
+    /// The smaller; NaN if either is; `self` if they are equal.
+    fn min(self, other: Self) -> Self;
+    /// Multiplies by 1/n where that is exact, which is then the same as to divide.
+    fn over(self, divisor: Divisor<Self>) -> Self;
+    fn from_count(n: usize) -> Self;
+    fn reciprocal(self) -> Self;
+}
+
+/// How to divide by the number of ranks: by a multiplication where the reciprocal is exact, much the faster.
+#[derive(Clone, Copy)]
+pub(crate) enum Divisor<A> {
+    Divide(A),
+    Multiply(A),
+}
+
+impl<A: Accumulator> Divisor<A> {
+    fn of(n: usize) -> Self {
+        let count = A::from_count(n);
+        if n.is_power_of_two() { Divisor::Multiply(count.reciprocal()) } else { Divisor::Divide(count) }
+    }
+}
+
+/// The accumulators begin with the first rank's values, not with zero, which would lose the sign of `-0.0`.
+#[inline(always)]
+pub(crate) fn first<T: Wire>(sum: &mut [T::Wide], values: &[T]) {
+    for (s, &x) in sum.iter_mut().zip(values) {
+        *s = x.widen();
+    }
+}
+
+/// Takes in another rank's values.
+#[inline(always)]
+pub(crate) fn next<T: Wire>(sum: &mut [T::Wide], values: &[T], reduction: Reduction) {
+    match reduction {
+        Reduction::Sum | Reduction::Mean => each(sum, values, |s, x: T| s.plus(x.widen())),
+        Reduction::Max => each(sum, values, |s, x: T| s.max(x.widen())),
+        Reduction::Min => each(sum, values, |s, x: T| s.min(x.widen())),
+    }
+}
+
+/// Divides for a mean over `n` ranks, and rounds.
+#[inline(always)]
+pub(crate) fn last<T: Wire>(rounded: &mut [T], sum: &[T::Wide], reduction: Reduction, n: usize) {
+    match (reduction, Divisor::<T::Wide>::of(n)) {
+        (Reduction::Mean, Divisor::Divide(count)) => {
+            round(rounded, sum, |s| T::narrow(s.over(Divisor::Divide(count))))
+        }
+        (Reduction::Mean, Divisor::Multiply(part)) => {
+            round(rounded, sum, |s| T::narrow(s.over(Divisor::Multiply(part))))
+        }
+        _ => round(rounded, sum, |s| T::narrow(s)),
+    }
+}
+
+#[inline(always)]
+fn each<T: Wire>(sum: &mut [T::Wide], values: &[T], take: impl Fn(T::Wide, T) -> T::Wide) {
+    for (s, &x) in sum.iter_mut().zip(values) {
+        *s = take(*s, x);
+    }
+}
+
+#[inline(always)]
+fn round<T: Wire>(rounded: &mut [T], sum: &[T::Wide], round: impl Fn(T::Wide) -> T) {
+    for (r, &s) in rounded.iter_mut().zip(sum) {
+        *r = round(s);
+    }
+}
+
+macro_rules! float_accumulator {
+    ($t:ty) => {
+        impl Accumulator for $t {
+            const ZERO: Self = 0.0;
+            #[inline(always)]
+            fn plus(self, other: Self) -> Self {
+                self + other
+            }
+            #[inline(always)]
+            fn max(self, other: Self) -> Self {
+                if other > self || other.is_nan() { other } else { self }
+            }
+            #[inline(always)]
+            fn min(self, other: Self) -> Self {
+                if other < self || other.is_nan() { other } else { self }
+            }
+            #[inline(always)]
+            fn over(self, divisor: Divisor<Self>) -> Self {
+                match divisor {
+                    Divisor::Divide(n) => self / n,
+                    Divisor::Multiply(part) => self * part,
+                }
+            }
+            fn from_count(n: usize) -> Self {
+                n as $t
+            }
+            fn reciprocal(self) -> Self {
+                1.0 / self
+            }
+        }
+    };
+}
+float_accumulator!(f32);
+float_accumulator!(f64);
+
+impl Accumulator for u64 {
+    const ZERO: Self = 0;
+    #[inline(always)]
+    fn plus(self, other: Self) -> Self {
+        self.wrapping_add(other)
+    }
+    #[inline(always)]
+    fn max(self, other: Self) -> Self {
+        Ord::max(self, other)
+    }
+    #[inline(always)]
+    fn min(self, other: Self) -> Self {
+        Ord::min(self, other)
+    }
+    /// Never asked for: `Op::check` refuses means of integers.
+    fn over(self, _: Divisor<Self>) -> Self {
+        self
+    }
+    fn from_count(n: usize) -> Self {
+        n as u64
+    }
+    fn reciprocal(self) -> Self {
+        self
+    }
+}
+
+macro_rules! wire {
+    ($t:ty, $wide:ty, $widen:expr, $narrow:expr) => {
+        impl Wire for $t {
+            type Wide = $wide;
+            #[inline(always)]
+            fn widen(self) -> $wide {
+                $widen(self)
+            }
+            #[inline(always)]
+            fn narrow(wide: $wide) -> Self {
+                $narrow(wide)
+            }
+        }
+    };
+}
+wire!(f32, f64, f64::from, |wide| wide as f32);
+wire!(f64, f64, |x| x, |wide| wide);
+wire!(u64, u64, |x| x, |wide| wide);
+wire!(bf16, f32, narrow::from_bf16, narrow::to_bf16);
+wire!(f16, f32, narrow::from_f16, narrow::to_f16);

@@ -1,0 +1,67 @@
+//! The standard library's primitives, with lock poisoning set aside: what a panic leaves behind is handled where ranks
+//! are, not where locks are.
+
+use std::io;
+use std::sync::PoisonError;
+use std::time::Duration;
+
+pub(crate) use std::sync::MutexGuard as Guard;
+
+#[derive(Debug, Default)]
+pub(crate) struct Mutex<T>(std::sync::Mutex<T>);
+
+impl<T> Mutex<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Mutex(std::sync::Mutex::new(value))
+    }
+
+    pub(crate) fn lock(&self) -> Guard<'_, T> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Condvar(std::sync::Condvar);
+
+impl Condvar {
+    pub(crate) fn new() -> Self {
+        Self::default()
+    }
+
+    pub(crate) fn notify_all(&self) {
+        self.0.notify_all();
+    }
+
+    /// Waits for a notification, or for `timeout` where there is one; may also wake for no reason.
+    pub(crate) fn wait<'a, T>(&self, guard: Guard<'a, T>, timeout: Option<Duration>) -> Guard<'a, T> {
+        match timeout {
+            None => self.0.wait(guard).unwrap_or_else(PoisonError::into_inner),
+            Some(timeout) => self.0.wait_timeout(guard, timeout).unwrap_or_else(PoisonError::into_inner).0,
+        }
+    }
+}
+
+/// A thread of its own that nobody waits for.
+pub(crate) fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    std::thread::Builder::new().name(name).spawn(body).map(drop)
+}
+
+/// `body` on every item, each on a thread of its own; returns when all have ended. `body` must not panic. Where the
+/// system gives no thread, the item is dropped.
+pub(crate) fn on_threads<I: Send, T: Send>(
+    items: Vec<I>,
+    body: impl Fn(I) -> T + Sync,
+) -> Vec<io::Result<T>> {
+    let body = &body;
+    std::thread::scope(|scope| {
+        let start = |(i, item)| {
+            let thread = std::thread::Builder::new().name(format!("rank {i}"));
+            thread.spawn_scoped(scope, move || body(item))
+        };
+        let threads: Vec<_> = items.into_iter().enumerate().map(start).collect();
+        threads
+            .into_iter()
+            .map(|thread| thread?.join().map_err(|_| io::Error::other("it panicked")))
+            .collect()
+    })
+}
