@@ -1,1 +1,86 @@
-//! TBD
+//! Update rules on flat vectors, norms without rounding, clipping. This crate knows no ranks: it does not know that its
+//! vector is a shard.
+//!
+//! | item | what it is |
+//! |---|---|
+//! | [`AdamW`], [`Adam`], [`Sgd`] | rules, with PyTorch's meaning and defaults |
+//! | [`Rule`] | hyperparameters, the names of the state, one pass over [`Flat`] memory |
+//! | [`Segment`], [`Scalars`] | what is updated, at which `t`; learning rate, gradient scale, gradient reset |
+//! | [`Norm`], [`NormAccumulator`], [`ExactSum`] | norms whose bits no order, split or merge changes |
+//! | [`clip_coef`] | clipping by the global norm, as a factor into `grad_scale` |
+//! | [`accumulate`] | weighted addition of gradients |
+//! | [`Isa`] | the instructions in use; they change the speed of a result, never its bits |
+//!
+//! A rule holds hyperparameters; memory, state and step counts are the caller's. One pass scales the gradient, updates,
+//! writes a low-precision copy and resets the gradient.
+//!
+//! ```
+//! use meshstep_optim::{AdamW, Flat, Norm, NormAccumulator, Rule, Scalars, Segment, clip_coef};
+//! use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, bf16};
+//!
+//! let meter = Meter::new();
+//! let zeros = |dtype, category| Buffer::zeroed(100, dtype, &meter, category);
+//! let (mut params, mut m, mut v) = (
+//!     zeros(DType::F32, Category::Params)?,
+//!     zeros(DType::F32, Category::State)?,
+//!     zeros(DType::F32, Category::State)?,
+//! );
+//! let mut low = zeros(DType::BF16, Category::Params)?; // what the model computes with
+//! let mut grads = Buffer::from_slice(&[bf16::ONE; 100], &meter, Category::Grads)?;
+//!
+//! let mut norm = NormAccumulator::new(Norm::L2);
+//! norm.add(grads.as_slice())?;
+//! assert_eq!(norm.finish(), 10.0);
+//!
+//! // Weights decay, biases do not: two rules, each with its own segments of the same memory.
+//! let decay = AdamW { weight_decay: 0.1, ..AdamW::default() };
+//! let none = AdamW { weight_decay: 0.0, ..decay.clone() };
+//! let scalars = Scalars { lr: 1e-3, grad_scale: clip_coef(norm.finish(), 1.0)?, zero_grads: true };
+//! for (rule, range) in [(decay, 0..64), (none, 64..100)] {
+//!     let mut state = [m.as_mut(), v.as_mut()];
+//!     let (params, grads) = (params.as_mut(), grads.as_mut());
+//!     let flat = Flat { params, grads, state: &mut state, copy: Some(low.as_mut()) };
+//!     rule.update(flat, &[Segment { range, t: 1 }], &scalars, &Queue::cpu())?;
+//! }
+//! assert!((params.typed::<f32>()?[99] + 1e-3).abs() < 1e-6);
+//! assert_eq!(low.typed::<bf16>()?[99], bf16::from_f32(-1e-3));
+//! assert_eq!(grads.typed::<bf16>()?[99], bf16::ZERO);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # One answer everywhere
+//!
+//! Each rule is one IEEE sequence per element, written out in its module, with every fused multiply-add marked. The slow
+//! reference, the baseline, AVX2 and AVX-512 give the same bits at every length and offset, however the vector is cut
+//! (any NaN equals any NaN). Exempt: [`Norm::P`] is not exact, though alike everywhere.
+//!
+//! # Limits
+//!
+//! - CPU memory. Parameters are f32 or f64; 16-bit parameters are the `copy` of an f32 master.
+//! - State has the type of the parameters. AMSGrad is not offered.
+//! - Elementwise rules only.
+//! - Vector bodies are for x86-64; elsewhere the baseline is what the compiler makes of the same loop. An x86-64 machine
+//!   without FMA computes each fused multiply-add in software: slow, the same bits.
+//! - Floating-point state (rounding mode, flush-to-zero) must be the default one.
+
+mod accumulate;
+mod adam;
+mod check;
+mod clip;
+mod error;
+mod isa;
+mod norm;
+mod number;
+mod pass;
+mod rule;
+mod sgd;
+mod sweep;
+
+pub use accumulate::{accumulate, accumulate_on};
+pub use adam::{Adam, AdamW};
+pub use clip::clip_coef;
+pub use error::Error;
+pub use isa::Isa;
+pub use norm::{ExactSum, Norm, NormAccumulator};
+pub use rule::{Flat, Rule, Scalars, Segment};
+pub use sgd::Sgd;

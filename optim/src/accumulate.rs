@@ -1,0 +1,122 @@
+//! Weighted addition of one vector to another: how gradients are handed over.
+
+use crate::isa::Body;
+use crate::number::{Real, Stored};
+use crate::{Error, Isa};
+use meshstep_tensor::{DType, Element, Slice, SliceMut, bf16, f16};
+
+/// Above this many elements work is split in two; below, starting a second thread costs more than it saves.
+const SPLIT_FROM: usize = 128 << 10;
+
+/// `dst = weight * src` where `first`, else `dst = fma(weight, src, dst)`, of one type: f32, f64, bf16 or f16.
+///
+/// 16-bit types compute in f32 and round once. Weight 1 is a plain copy or a plain addition, bit for bit. Everything is
+/// checked before anything is written.
+///
+/// ```
+/// let (mut sum, grad) = ([0f32; 2], [1f32, 2.0]);
+/// meshstep_optim::accumulate((&mut sum[..]).into(), grad[..].into(), 1.0, true)?;
+/// meshstep_optim::accumulate((&mut sum[..]).into(), grad[..].into(), 3.0, false)?;
+/// assert_eq!(sum, [4.0, 8.0]);
+/// # Ok::<(), meshstep_optim::Error>(())
+/// ```
+pub fn accumulate(dst: SliceMut<'_>, src: Slice<'_>, weight: f64, first: bool) -> Result<(), Error> {
+    accumulate_on(Isa::detect(), dst, src, weight, first)
+}
+
+/// [`accumulate`] with given instructions, for tests and benches: the bits are the same with any.
+pub fn accumulate_on(
+    isa: Isa,
+    dst: SliceMut<'_>,
+    src: Slice<'_>,
+    weight: f64,
+    first: bool,
+) -> Result<(), Error> {
+    isa.check()?;
+    if dst.len() != src.len() {
+        return Err(Error::Len { what: "src", given: src.len(), expected: dst.len() });
+    }
+    if dst.dtype() != src.dtype() {
+        return Err(Error::DType { what: "src", given: src.dtype(), works: "the type of dst" });
+    }
+    match dst.dtype() {
+        DType::F32 => typed::<f32, f32>(isa, dst, src, weight, first),
+        DType::F64 => typed::<f64, f64>(isa, dst, src, weight, first),
+        DType::BF16 => typed::<f32, bf16>(isa, dst, src, weight, first),
+        DType::F16 => typed::<f32, f16>(isa, dst, src, weight, first),
+        given => Err(Error::DType { what: "dst", given, works: "f32, f64, bf16 or f16" }),
+    }
+}
+
+fn typed<T: Real, X: Stored<T>>(
+    isa: Isa,
+    dst: SliceMut<'_>,
+    src: Slice<'_>,
+    weight: f64,
+    first: bool,
+) -> Result<(), Error> {
+    let factor = T::from_f64(weight);
+    if !factor.finite() {
+        return Err(Error::Scalar { name: "weight", value: weight, works: T::FITS });
+    }
+    let how = match (first, weight == 1.0) {
+        (true, true) => How::Copy,
+        (true, false) => How::Scale(factor),
+        (false, _) => How::Add(factor),
+    };
+    spread(isa, how, dst.into_typed::<X>()?, src.typed()?);
+    Ok(())
+}
+
+#[derive(Clone, Copy)]
+enum How<T> {
+    Copy,
+    Scale(T),
+    Add(T),
+}
+
+/// Halves the vectors until they are short, the halves side by side.
+fn spread<T: Real, X: Stored<T>>(isa: Isa, how: How<T>, dst: &mut [X], src: &[X]) {
+    if dst.len() <= SPLIT_FROM || rayon::current_num_threads() == 1 {
+        return match isa {
+            Isa::Reference => plainly(how, dst, src),
+            _ => isa.run(Pass { how, dst, src }),
+        };
+    }
+    let half = dst.len() / 2;
+    let (dst_left, dst_right) = dst.split_at_mut(half);
+    let (src_left, src_right) = src.split_at(half);
+    rayon::join(|| spread(isa, how, dst_left, src_left), || spread(isa, how, dst_right, src_right));
+}
+
+/// The definition.
+fn plainly<T: Real, X: Stored<T>>(how: How<T>, dst: &mut [X], src: &[X]) {
+    for (d, &s) in dst.iter_mut().zip(src) {
+        *d = match how {
+            How::Copy => s,
+            How::Scale(w) => X::narrow_plainly(w * s.widen_plainly()),
+            How::Add(w) => X::narrow_plainly(w.fma(s.widen_plainly(), d.widen_plainly())),
+        };
+    }
+}
+
+/// The fast loop.
+struct Pass<'a, T, X: Element> {
+    how: How<T>,
+    dst: &'a mut [X],
+    src: &'a [X],
+}
+
+impl<T: Real, X: Stored<T>> Body for Pass<'_, T, X> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let both = self.dst.iter_mut().zip(self.src);
+        match self.how {
+            How::Copy => self.dst.copy_from_slice(self.src),
+            How::Scale(w) => both.for_each(|(d, s)| *d = X::narrow(w * s.widen())),
+            How::Add(w) => both.for_each(|(d, s)| *d = X::narrow(w.fma(s.widen(), d.widen()))),
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! Range checks of hyperparameters. PyTorch's limits, and finite in f32, since a rule's constants may be cast to it.
+
+use crate::Error;
+
+/// Checks of one rule's hyperparameters.
+pub(crate) struct Check {
+    /// The rule, for the error.
+    pub(crate) rule: &'static str,
+}
+
+impl Check {
+    /// An error saying what `works` unless `good`.
+    pub(crate) fn range(
+        &self,
+        name: &'static str,
+        value: f64,
+        good: bool,
+        works: &'static str,
+    ) -> Result<(), Error> {
+        if good { Ok(()) } else { Err(Error::Hyperparameter { rule: self.rule, name, value, works }) }
+    }
+
+    /// Finite in f32, and not negative.
+    pub(crate) fn at_least_zero(&self, name: &'static str, value: f64) -> Result<(), Error> {
+        let good = value >= 0.0 && (value as f32).is_finite();
+        self.range(name, value, good, "a number >= 0 that f32 can hold")
+    }
+
+    /// Finite in f32.
+    pub(crate) fn finite(&self, name: &'static str, value: f64) -> Result<(), Error> {
+        self.range(name, value, (value as f32).is_finite(), "a finite number that f32 can hold")
+    }
+}

@@ -1,0 +1,111 @@
+//! What can go wrong with a rule, its memory or a norm. Nothing has been written when one of these comes back.
+
+use crate::Isa;
+use meshstep_tensor::DType;
+
+/// What was wrong, and what would work.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A hyperparameter out of range.
+    #[error("{rule}: {name} = {value} is out of range; use {works}")]
+    Hyperparameter {
+        /// The rule.
+        rule: &'static str,
+        /// The hyperparameter.
+        name: &'static str,
+        /// What was given.
+        value: f64,
+        /// What would work.
+        works: &'static str,
+    },
+    /// Nesterov momentum without momentum, or with dampening.
+    #[error(
+        "sgd: nesterov with momentum = {momentum}, dampening = {dampening}; use momentum > 0 and dampening = 0"
+    )]
+    Nesterov {
+        /// The momentum given.
+        momentum: f64,
+        /// The dampening given.
+        dampening: f64,
+    },
+    /// What a step, a norm or a hand-over was given besides memory is out of range.
+    #[error("{name} = {value} is out of range; use {works}")]
+    Scalar {
+        /// Which one.
+        name: &'static str,
+        /// What was given.
+        value: f64,
+        /// What would work.
+        works: &'static str,
+    },
+    /// Memory of a type the operation does not take.
+    #[error("{what} cannot be {given} here; use {works}")]
+    DType {
+        /// Which memory.
+        what: &'static str,
+        /// Its type.
+        given: DType,
+        /// What would work.
+        works: &'static str,
+    },
+    /// Memory that goes together differs in length.
+    #[error("{what} has {given} elements where {expected} are needed")]
+    Len {
+        /// Which memory.
+        what: &'static str,
+        /// Its length.
+        given: usize,
+        /// What would work.
+        expected: usize,
+    },
+    /// Not as many state vectors as the rule names.
+    #[error("{rule} keeps {expected:?}, so it needs {} state vectors; {given} given", expected.len())]
+    StateCount {
+        /// The rule.
+        rule: &'static str,
+        /// State vectors given.
+        given: usize,
+        /// The state the rule names.
+        expected: &'static [&'static str],
+    },
+    /// A segment that ends before it begins or after the memory does.
+    #[error("segment {index} is {start}..{end} of {len} elements; use 0 <= start <= end <= {len}")]
+    SegmentBounds {
+        /// Its place in the table.
+        index: usize,
+        /// Its first element.
+        start: usize,
+        /// One past its last element.
+        end: usize,
+        /// Elements there are.
+        len: usize,
+    },
+    /// A segment that begins before the one before it ends.
+    #[error(
+        "segment {index} starts at {start}, before {end}, where the one before it ends; sort them, without overlap"
+    )]
+    SegmentOrder {
+        /// Its place in the table.
+        index: usize,
+        /// Its first element.
+        start: usize,
+        /// One past the last element of the segment before.
+        end: usize,
+    },
+    /// A step count of zero.
+    #[error("segment {index} has t = 0; t counts this step too, so it is 1 at the first")]
+    SegmentTime {
+        /// Its place in the table.
+        index: usize,
+    },
+    /// Instructions this machine does not have.
+    #[error("this machine has no {isa}; Isa::available() lists what it has")]
+    Isa {
+        /// What was asked for.
+        isa: Isa,
+    },
+    /// The memory itself refused.
+    #[error(transparent)]
+    Tensor(#[from] meshstep_tensor::Error),
+}

@@ -1,0 +1,121 @@
+//! One body compiled several times, for the instructions the machine turns out to have.
+//!
+//! The compiler may use wider registers, never another rounding: Rust neither contracts nor reorders floating-point
+//! operations, and `mul_add`, `sqrt` and division are correctly rounded everywhere. All versions give the same bits.
+
+use crate::Error;
+use std::fmt;
+
+/// A set of instructions to run with. It changes the speed of a result, never its bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Isa {
+    /// The slow and obvious loop that defines each result.
+    Reference,
+    /// The fast loop with what every machine of this architecture has. On x86-64 that is SSE2, and a fused
+    /// multiply-add is then a function call: slow, and right.
+    Baseline,
+    /// 256-bit registers: AVX2 and FMA.
+    Avx2,
+    /// 512-bit registers: AVX-512 F, BW, DQ and VL.
+    Avx512,
+}
+
+impl Isa {
+    const ALL: [Isa; 4] = [Isa::Reference, Isa::Baseline, Isa::Avx2, Isa::Avx512];
+
+    /// The fastest this machine has.
+    pub fn detect() -> Isa {
+        let fastest = Isa::ALL.into_iter().rev().find(|isa| isa.is_available());
+        fastest.unwrap_or(Isa::Baseline)
+    }
+
+    /// All that this machine can run, slowest first.
+    pub fn available() -> impl Iterator<Item = Isa> {
+        Isa::ALL.into_iter().filter(|isa| isa.is_available())
+    }
+
+    /// Whether this machine can run it.
+    #[cfg(target_arch = "x86_64")]
+    pub fn is_available(self) -> bool {
+        match self {
+            Isa::Reference | Isa::Baseline => true,
+            Isa::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+            Isa::Avx512 => {
+                Isa::Avx2.is_available()
+                    && is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vl")
+            }
+        }
+    }
+
+    /// Whether this machine can run it.
+    #[cfg(not(target_arch = "x86_64"))]
+    pub fn is_available(self) -> bool {
+        matches!(self, Isa::Reference | Isa::Baseline)
+    }
+
+    /// An error unless this machine can run it.
+    pub(crate) fn check(self) -> Result<(), Error> {
+        if self.is_available() { Ok(()) } else { Err(Error::Isa { isa: self }) }
+    }
+
+    /// Runs `body` with these instructions. Callers `check` first: what the machine lacks runs as the baseline.
+    pub(crate) fn run<B: Body>(self, body: B) -> B::Output {
+        match self {
+            // SAFETY: the guard has just asked the machine for every feature the function enables.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 if self.is_available() => unsafe { avx512(body) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 if self.is_available() => unsafe { avx2(body) },
+            _ => body.run(),
+        }
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Isa::Reference => "reference",
+            Isa::Baseline => "baseline",
+            Isa::Avx2 => "AVX2",
+            Isa::Avx512 => "AVX-512",
+        })
+    }
+}
+
+/// Work worth compiling for every instruction set. `run` and all it calls per element are `#[inline(always)]`: only what
+/// is inlined into the functions below is compiled with their instructions.
+pub(crate) trait Body {
+    /// What comes back.
+    type Output;
+    /// Does it.
+    fn run(self) -> Self::Output;
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+fn avx512<B: Body>(body: B) -> B::Output {
+    body.run()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn avx2<B: Body>(body: B) -> B::Output {
+    body.run()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_fastest_available_is_detected() {
+        let all: Vec<Isa> = Isa::available().collect();
+        assert_eq!(all[..2], [Isa::Reference, Isa::Baseline]);
+        assert_eq!(all.last(), Some(&Isa::detect()));
+        assert!(Isa::ALL.into_iter().all(|isa| isa.check().is_ok() == all.contains(&isa)));
+    }
+}

@@ -1,0 +1,208 @@
+//! A sum of f64 values, or of their squares, without rounding: the same words in any order, any split, any merge.
+
+/// Limbs below the last hold 32 bits of the sum; 64 bits of room let additions wait for their carries.
+const LIMB: u32 = 32;
+
+/// The weight of bit 0 is `2^LOWEST`: the square of the smallest f64.
+const LOWEST: i32 = -2148;
+
+/// After this many deposits of less than `2^32` per limb, limbs are below `2^62 + 2^32` and carries are due.
+const CARRY_AFTER: u32 = 1 << 30;
+
+/// A fixed-point sum that holds any finite f64 and the square of any, exactly, with room for `2^64` of them on each of
+/// `2^24` ranks.
+///
+/// It travels as words: those of several ranks, added with wrapping, are the words of the total.
+///
+/// ```
+/// use meshstep_optim::ExactSum;
+///
+/// let mut sum = ExactSum::new();
+/// [1e300, 1.0, -1e300].into_iter().for_each(|x| sum.add(x));
+/// assert_eq!(sum.to_f64(), 1.0);
+/// ```
+#[derive(Clone)]
+pub struct ExactSum {
+    /// Two's complement over all limbs once carried; limbs below the last are then in `0..2^32`.
+    limbs: [i64; ExactSum::WORDS],
+    /// Deposits since the last carry.
+    waiting: u32,
+}
+
+impl ExactSum {
+    /// Words of one sum: bits from `2^-2148` to `2^2139`, 32 a word, 64 in the last.
+    pub const WORDS: usize = 133;
+
+    /// Zero.
+    pub const fn new() -> Self {
+        ExactSum { limbs: [0; Self::WORDS], waiting: 0 }
+    }
+
+    /// Adds `x`. Infinities and NaN have no place in an exact sum and are left out; count them where they matter.
+    pub fn add(&mut self, x: f64) {
+        if let Some((significand, exponent)) = parts(x) {
+            self.deposit(x < 0.0, significand, exponent);
+        }
+    }
+
+    /// Adds `x * x`. Infinities and NaN are left out, as in [`add`](Self::add).
+    pub fn add_square(&mut self, x: f64) {
+        if let Some((significand, exponent)) = parts(x) {
+            let square = u128::from(significand) * u128::from(significand);
+            self.deposit(false, square as u64, 2 * exponent);
+            self.deposit(false, (square >> 64) as u64, 2 * exponent + 64);
+        }
+    }
+
+    /// Adds another sum.
+    pub fn merge(&mut self, other: &ExactSum) {
+        self.carry();
+        for (mine, theirs) in self.limbs.iter_mut().zip(other.words()) {
+            *mine = mine.wrapping_add(theirs as i64);
+        }
+        self.waiting = 1;
+    }
+
+    /// The sum as words, each but the last below `2^32`. Equal sums have equal words.
+    pub fn words(&self) -> [u64; Self::WORDS] {
+        let mut carried = self.clone();
+        carried.carry();
+        carried.limbs.map(|limb| limb as u64)
+    }
+
+    /// The sum of up to `2^24` sums whose words were added, wrapping, one by one.
+    ///
+    /// # Panics
+    /// If there are not [`WORDS`](Self::WORDS) words.
+    pub fn from_words(words: &[u64]) -> Self {
+        assert_eq!(words.len(), Self::WORDS, "an exact sum travels as this many words");
+        let mut sum = ExactSum::new();
+        sum.limbs.iter_mut().zip(words).for_each(|(limb, &word)| *limb = word as i64);
+        sum.carry();
+        sum
+    }
+
+    /// The nearest f64, ties to even; infinite only where the sum is beyond f64.
+    pub fn to_f64(&self) -> f64 {
+        let Some((negative, top, exponent)) = self.top() else { return 0.0 };
+        // What lies below f64's last place, at least the 11 bits that do not fit 53.
+        let dropped = (-1074 - exponent).max(11);
+        let rounded = shift_to_even(top, dropped as u32);
+        let magnitude = libm::scalbn(rounded as f64, exponent.saturating_add(dropped));
+        if negative { -magnitude } else { magnitude }
+    }
+
+    /// The square root of the nearest 53-bit number, also where the sum itself is beyond f64. NaN for a negative sum.
+    pub fn sqrt(&self) -> f64 {
+        let Some((negative, top, exponent)) = self.top() else { return 0.0 };
+        if negative {
+            return f64::NAN;
+        }
+        // `top as f64` rounds to nearest even; its last bit stands for all below it, so once is enough.
+        let odd = exponent.rem_euclid(2);
+        let root = libm::scalbn(top as f64, odd).sqrt();
+        libm::scalbn(root, (exponent - odd) / 2)
+    }
+
+    /// Adds `significand * 2^exponent`, for `LOWEST <= exponent <= 2006`.
+    fn deposit(&mut self, negative: bool, significand: u64, exponent: i32) {
+        let place = (exponent - LOWEST) as u32;
+        let first = (place / LIMB) as usize;
+        // 64 bits shifted by at most 31 reach into three limbs.
+        let mut rest = u128::from(significand) << (place % LIMB);
+        for limb in &mut self.limbs[first..first + 3] {
+            let part = (rest as u32) as i64;
+            *limb = limb.wrapping_add(if negative { -part } else { part });
+            rest >>= LIMB;
+        }
+        self.waiting += 1;
+        if self.waiting == CARRY_AFTER {
+            self.carry();
+        }
+    }
+
+    /// Moves what exceeds 32 bits up, limb by limb; the last keeps the sign.
+    fn carry(&mut self) {
+        let mut carry = 0;
+        for limb in &mut self.limbs[..Self::WORDS - 1] {
+            let full = limb.wrapping_add(carry);
+            *limb = full & 0xffff_ffff;
+            carry = full >> LIMB;
+        }
+        let last = &mut self.limbs[Self::WORDS - 1];
+        *last = last.wrapping_add(carry);
+        self.waiting = 0;
+    }
+
+    /// Sign, the 64 bits from the highest set one down, and the exponent of the last of these, which also stands for
+    /// every set bit below it. None for zero.
+    fn top(&self) -> Option<(bool, u64, i32)> {
+        let mut magnitude = self.clone();
+        magnitude.carry();
+        let negative = magnitude.limbs[Self::WORDS - 1].is_negative();
+        if negative {
+            magnitude.limbs.iter_mut().for_each(|limb| *limb = limb.wrapping_neg());
+            magnitude.carry();
+        }
+        let digit = |i: usize| magnitude.digit(i);
+        let high = (0..=Self::WORDS).rfind(|&i| digit(i) != 0)?;
+        // Three digits hold the highest set bit and at least 64 bits below it.
+        let low = high.saturating_sub(2);
+        let window = (low..=high).rev().fold(0u128, |window, i| window << LIMB | u128::from(digit(i)));
+        let drop = (128 - window.leading_zeros()).saturating_sub(64);
+        let lost = window & ((1 << drop) - 1) != 0 || (0..low).any(|i| digit(i) != 0);
+        let kept = (window >> drop) as u64;
+        // Zeros at the top only where nothing lies below.
+        let spare = kept.leading_zeros();
+        let exponent = LOWEST + (low as u32 * LIMB + drop) as i32 - spare as i32;
+        Some((negative, kept << spare | u64::from(lost), exponent))
+    }
+
+    /// 32 bits of a carried sum, from the lowest up; the last limb has two.
+    fn digit(&self, i: usize) -> u32 {
+        let last = Self::WORDS - 1;
+        if i > last { (self.limbs[last] >> LIMB) as u32 } else { self.limbs[i] as u32 }
+    }
+}
+
+impl Default for ExactSum {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl PartialEq for ExactSum {
+    fn eq(&self, other: &Self) -> bool {
+        self.words() == other.words()
+    }
+}
+
+impl Eq for ExactSum {}
+
+impl std::fmt::Debug for ExactSum {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("ExactSum").field(&self.to_f64()).finish()
+    }
+}
+
+/// `|x| = significand * 2^exponent` with a significand of at most 53 bits; None where `x` is not finite.
+fn parts(x: f64) -> Option<(u64, i32)> {
+    let bits = x.to_bits();
+    let fraction = bits & ((1 << 52) - 1);
+    match (bits >> 52) as i32 & 0x7ff {
+        0x7ff => None,
+        0 => Some((fraction, -1074)),
+        exponent => Some((fraction | 1 << 52, exponent - 1075)),
+    }
+}
+
+/// `x / 2^by` rounded to nearest, ties to even.
+fn shift_to_even(x: u64, by: u32) -> u64 {
+    if by > 64 {
+        return 0;
+    }
+    let wide = u128::from(x);
+    let (kept, lost, half) = (wide >> by, wide & ((1 << by) - 1), 1u128 << (by - 1));
+    let up = lost > half || lost == half && kept & 1 == 1;
+    (kept + u128::from(up)) as u64
+}
