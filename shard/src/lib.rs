@@ -1,1 +1,69 @@
-//! TBD
+//! The optimizer step on one group of ranks: gradients in; reduced, clipped by the true global norm, applied to sharded
+//! state; parameters out, the same on every rank.
+//!
+//! | type | what it is |
+//! |---|---|
+//! | [`Optimizer`] | parameters and sharded state; takes the steps |
+//! | [`MicroBatch`], [`Slot`] | where a backward pass hands its gradients over |
+//! | [`Options`], [`Stage`] | what is divided among the ranks, and how |
+//! | [`Groups`] | other hyperparameters for some parameters |
+//! | [`Plan`] | who owns what, and the bytes it takes, without memory or ranks |
+//!
+//! ```
+//! use meshstep_optim::AdamW;
+//! use meshstep_shard::{At, Optimizer, Options, Outcome, Stage};
+//! use meshstep_tensor::{DType, Layout, Slice};
+//!
+//! let finals = meshstep_comm::loopback::spawn(4, |comm| -> Result<Vec<f32>, meshstep_shard::Error> {
+//!     let rank = comm.rank() as f32;
+//!     let layout = Layout::builder().param("w", &[3], DType::F32).build()?;
+//!     let options = Options { stage: Stage::Zero2, ..Options::default() };
+//!     let mut opt = Optimizer::new(comm, layout, AdamW::default(), |_, mut w| w.copy_from(Slice::from(&[1f32; 3][..])), options)?;
+//!     for _ in 0..10 {
+//!         let mb = opt.micro_batch(1)?;
+//!         mb.grad("w", &[rank, 1.0, -1.0][..])?;
+//!         mb.finish()?;
+//!         let outcome = opt.step(At { lr: 0.1, max_norm: Some(1.0), ..At::default() })?.outcome()?;
+//!         assert!(matches!(outcome, Outcome::Applied { coef, .. } if coef < 1.0));
+//!     }
+//!     Ok(opt.param("w")?.typed::<f32>()?.to_vec())
+//! })?;
+//! let first = finals[0].clone()?;
+//! assert!(finals.into_iter().all(|w| w.is_ok_and(|w| w == first)));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Limits
+//! One group of ranks, CPU memory. Elementwise rules. Gradients accumulate in their own type: f32 micro-batches of
+//! f32, bf16 ones in bf16. Weighted means round w g once to the gradients' type.
+
+mod agree;
+mod error;
+mod exchange;
+mod family;
+mod filling;
+mod gather;
+mod groups;
+mod handover;
+mod micro_batch;
+mod optimizer;
+mod options;
+mod owned;
+mod partition;
+mod plan;
+mod pool;
+mod step;
+
+pub use error::{Error, Fault};
+pub use groups::Groups;
+pub use micro_batch::{MicroBatch, Slot};
+pub use optimizer::{Optimizer, ParamState};
+pub use options::{At, Combine, Initial, Missing, Options, Stage};
+pub use partition::{Owners, Partition};
+pub use plan::{BucketPlan, Memory, Placed, Plan, Wire};
+pub use step::{Outcome, Pending, Traffic};
+
+/// Keeps the repository's README.md true.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

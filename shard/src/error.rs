@@ -1,0 +1,215 @@
+//! What can go wrong with a sharded optimizer, in values.
+
+use meshstep_tensor::DType;
+
+/// What went wrong.
+///
+/// After [`Comm`](Error::Comm) the optimizer is poisoned: ranks may have parted, and every later call repeats the error.
+/// All others leave it as it was.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A collective failed.
+    #[error(transparent)]
+    Comm(#[from] meshstep_comm::Error),
+    /// Memory could not be had or viewed.
+    #[error(transparent)]
+    Tensor(#[from] meshstep_tensor::Error),
+    /// A rule refused its hyperparameters or its memory.
+    #[error(transparent)]
+    Optim(#[from] meshstep_optim::Error),
+
+    /// A plan for nobody.
+    #[error("a plan needs at least one rank")]
+    NoRanks,
+    /// Buckets of nothing.
+    #[error("bucket_len is 0; use at least 1 element, or None for the default")]
+    EmptyBuckets,
+    /// Every parameter is frozen.
+    #[error("every parameter is frozen; an optimizer needs one that trains")]
+    NothingTrains,
+    /// 16 bits cannot hold what small steps add up to.
+    #[error("parameter {name:?} is {dtype}, in which small steps vanish; set `master: true` for an f32 copy")]
+    NeedsMaster {
+        /// The parameter.
+        name: String,
+        /// Its type.
+        dtype: DType,
+    },
+    /// A gradient type that does not go with the parameter's.
+    #[error(
+        "parameter {name:?} is {dtype} and cannot take {grads} gradients; f64 takes f64, others f32, bf16 or f16"
+    )]
+    GradType {
+        /// The parameter.
+        name: String,
+        /// Its type.
+        dtype: DType,
+        /// The gradient type asked for.
+        grads: DType,
+    },
+    /// weight x gradient leaves the range of f16.
+    #[error("weighted gradients overflow f16; use bf16 or f32 gradients")]
+    WeightedF16,
+    /// A rule with more state than an update can carry.
+    #[error("rule {rule} names {states} state vectors; at most {max} fit an update")]
+    TooManyStates {
+        /// The rule.
+        rule: &'static str,
+        /// State vectors it names.
+        states: usize,
+        /// What fits.
+        max: usize,
+    },
+    /// Groups of one optimizer with different rules.
+    #[error("rules {first} and {other} in one optimizer; groups may differ in hyperparameters only")]
+    MixedRules {
+        /// The first group's rule.
+        first: &'static str,
+        /// The one that differs.
+        other: &'static str,
+    },
+    /// A parameter in two groups.
+    #[error("parameter {name:?} is in two groups")]
+    InTwoGroups {
+        /// The parameter.
+        name: String,
+    },
+    /// A factor on the learning rate that is not a finite number, 0 or above.
+    #[error("a group's lr_scale is {value}; use a finite number, 0 or above")]
+    LrScale {
+        /// What was given.
+        value: f64,
+    },
+    /// A parameter that exists already.
+    #[error("parameter {name:?} exists already; a new group's parameters need names of their own")]
+    NameTaken {
+        /// The parameter.
+        name: String,
+    },
+    /// The caller's function for initial values failed.
+    #[error("no initial value for parameter {name:?}: {source}")]
+    Initial {
+        /// The parameter.
+        name: String,
+        /// Why.
+        source: meshstep_tensor::Error,
+    },
+    /// Ranks were given different things.
+    #[error("ranks disagree on {what}: rank 0 has {rank0}, rank {rank} has {theirs}")]
+    Disagree {
+        /// What differs first.
+        what: String,
+        /// Rank 0's.
+        rank0: String,
+        /// The first rank with another one.
+        rank: usize,
+        /// What it has.
+        theirs: String,
+    },
+
+    /// No parameter of this name.
+    #[error("no parameter {name:?} among the {count} registered")]
+    UnknownParam {
+        /// The name asked for.
+        name: String,
+        /// Parameters there are.
+        count: usize,
+    },
+    /// A gradient or a group for a parameter that does not train.
+    #[error("parameter {name:?} is frozen; it takes no gradient and joins no group")]
+    FrozenParam {
+        /// The parameter.
+        name: String,
+    },
+    /// A gradient of another length.
+    #[error("gradient of {name:?} has {given} elements; its shape {shape:?} has {expected}")]
+    GradLen {
+        /// The parameter.
+        name: String,
+        /// Its shape.
+        shape: Vec<usize>,
+        /// Elements of the shape.
+        expected: usize,
+        /// Elements given.
+        given: usize,
+    },
+    /// A gradient of another type.
+    #[error("gradient of {name:?} is {given}; this optimizer takes {expected} (see Options::grads)")]
+    GradDType {
+        /// The parameter.
+        name: String,
+        /// What is taken.
+        expected: DType,
+        /// What was given.
+        given: DType,
+    },
+    /// A second gradient for a parameter in one micro-batch.
+    #[error("a second gradient for {name:?} in one micro-batch; add them first, or open another micro-batch")]
+    GradTwice {
+        /// The parameter.
+        name: String,
+    },
+    /// A slot that already holds an earlier micro-batch's gradient.
+    #[error("the slot of {name:?} holds an earlier micro-batch's gradient; hand this one over with `grad`")]
+    SlotTaken {
+        /// The parameter.
+        name: String,
+    },
+    /// A micro-batch after the step's last.
+    #[error("the step's last micro-batch is finished; call step or discard_gradients on every rank")]
+    StepDue,
+    /// A micro-batch after one that was dropped unfinished.
+    #[error("a micro-batch was dropped unfinished; call step or discard_gradients on every rank")]
+    Unfinished,
+    /// Weights of a step that do not fit 64 bits.
+    #[error("the weights of one step add up to more than 64 bits hold")]
+    WeightTooLarge,
+
+    /// One rank could not take the step; no rank did.
+    #[error("rank {rank} cannot take the step: {fault}; nothing changed on any rank")]
+    Fault {
+        /// The rank, the lowest if there are several.
+        rank: usize,
+        /// What is wrong there.
+        fault: Fault,
+    },
+    /// All weights of a weighted mean are zero.
+    #[error("every rank's weights are 0; a weighted mean needs a positive one")]
+    ZeroWeight,
+    /// Too many steps in a row had gradients that are not finite.
+    #[error(
+        "{skips} steps in a row had gradients that are not finite; lower the learning rate or the loss scale"
+    )]
+    TooManySkips {
+        /// How many.
+        skips: u32,
+    },
+}
+
+/// Why a rank cannot take a step.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Fault {
+    /// A micro-batch was dropped without `finish`.
+    #[error("its micro-batch was dropped unfinished")]
+    Unfinished,
+    /// `step` without a last micro-batch.
+    #[error("it has no finished micro-batch")]
+    NoMicroBatch,
+    /// A gradient was not handed over.
+    #[error("no gradient for {name:?} (see Options::missing)")]
+    MissingGradient {
+        /// The parameter.
+        name: String,
+    },
+    /// A learning rate that is negative or not finite.
+    #[error("its lr is out of range; use a finite number, 0 or above")]
+    Lr,
+    /// A clipping bound that is not a finite number above 0.
+    #[error("its max_norm is out of range; use a finite number above 0, or None")]
+    MaxNorm,
+    /// A factor that is not above 0, or is too large for f32.
+    #[error("its grad_scale is out of range; use a number above 0 and at most 1e30")]
+    GradScale,
+}

@@ -1,0 +1,172 @@
+//! The one exchange of a step: two small vectors, from which every rank decides the same.
+
+use crate::plan::{MAX_WORDS, SUM_HEAD};
+use crate::{Error, Fault};
+use meshstep_comm::{Communicator, Op, Reduction};
+use meshstep_optim::{ExactSum, NormAccumulator};
+use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
+
+/// What differs from step to step and must not differ between ranks, by name.
+pub(crate) const FIELDS: [&str; 6] =
+    ["step", "lr", "max_norm", "grad_scale", "micro-batches", "buckets sent"];
+
+/// The vectors, kept from step to step.
+#[derive(Debug)]
+pub(crate) struct Exchange {
+    /// Non-finite count, weight, the norm's words, then two parameters a word where presence counts.
+    sum: Buffer,
+    /// Bits of the largest gradient, fault, digest, its complement.
+    max: Buffer,
+}
+
+/// What one rank brings.
+#[derive(Debug)]
+pub(crate) struct Brought<'a> {
+    pub(crate) norm: &'a NormAccumulator,
+    pub(crate) weight: u64,
+    pub(crate) fault: u64,
+    pub(crate) fields: [u64; FIELDS.len()],
+}
+
+/// What all ranks know afterwards.
+#[derive(Debug)]
+pub(crate) struct Known {
+    pub(crate) norm: NormAccumulator,
+    pub(crate) weight: u64,
+    pub(crate) fault: u64,
+    pub(crate) same: bool,
+}
+
+impl Exchange {
+    pub(crate) fn new(sum_words: usize, meter: &Meter) -> Result<Self, Error> {
+        let words = |n| Buffer::zeroed(n, DType::U64, meter, Category::Staging);
+        Ok(Exchange { sum: words(sum_words)?, max: words(MAX_WORDS)? })
+    }
+
+    /// Says for each parameter, in registration order, whether this rank has its gradient.
+    pub(crate) fn present(&mut self, present: impl Iterator<Item = bool>) -> Result<(), Error> {
+        let words = &mut self.sum.typed_mut::<u64>()?[SUM_HEAD + ExactSum::WORDS..];
+        words.fill(0);
+        for (i, here) in present.enumerate() {
+            words[i / 2] |= u64::from(here) << (i % 2 * 32);
+        }
+        Ok(())
+    }
+
+    /// Whether any rank had parameter `i`'s gradient, once exchanged.
+    pub(crate) fn present_anywhere(&self, i: usize) -> Result<bool, Error> {
+        let word = self.sum.typed::<u64>()?[SUM_HEAD + ExactSum::WORDS + i / 2];
+        Ok((word >> (i % 2 * 32)) as u32 != 0)
+    }
+
+    /// Brings what this rank has and learns what all have together.
+    pub(crate) fn run(
+        &mut self,
+        comm: &dyn Communicator,
+        queue: &Queue,
+        mine: Brought<'_>,
+    ) -> Result<Known, Error> {
+        let sum = self.sum.typed_mut::<u64>()?;
+        sum[0] = mine.norm.non_finite();
+        sum[1] = mine.weight;
+        sum[SUM_HEAD..SUM_HEAD + ExactSum::WORDS].copy_from_slice(&mine.norm.sum().words());
+        let digest = mine.fields.iter().fold(0, |d, &f| crate::handover::digest(d, f as usize, 0));
+        let max = [mine.norm.max_bits(), mine.fault, digest, !digest];
+        self.max.typed_mut::<u64>()?.copy_from_slice(&max);
+        self.group(comm, queue)?;
+        let (sum, max) = (self.sum.typed::<u64>()?, self.max.typed::<u64>()?);
+        let exact = ExactSum::from_words(&sum[SUM_HEAD..SUM_HEAD + ExactSum::WORDS]);
+        let norm = NormAccumulator::from_parts(mine.norm.norm(), exact, max[0], sum[0]);
+        Ok(Known { norm, weight: sum[1], fault: max[1], same: max[2] == !max[3] })
+    }
+
+    /// Both vectors on their way before either is waited for.
+    fn group(&mut self, comm: &dyn Communicator, queue: &Queue) -> Result<(), Error> {
+        let sum = comm.start(Op::all_reduce(Reduction::Sum), self.sum.take(), queue);
+        let max = comm.start(Op::all_reduce(Reduction::Max), self.max.take(), queue);
+        let land = |started: Result<meshstep_comm::InFlight, _>| match started {
+            Ok(flight) => flight.wait(queue),
+            Err((buffer, error)) => (buffer, Err(error)),
+        };
+        let (sum, max) = (land(sum), land(max));
+        (self.sum, self.max) = (sum.0, max.0);
+        Ok(sum.1.and(max.1)?)
+    }
+}
+
+/// After a disagreement: which field, on which rank. Collective.
+pub(crate) fn disagreement(
+    comm: &dyn Communicator,
+    meter: &Meter,
+    fields: &[u64; FIELDS.len()],
+) -> Result<Error, Error> {
+    let mut text = String::new();
+    for (name, &value) in FIELDS.iter().zip(fields) {
+        let value = match *name {
+            "lr" | "max_norm" | "grad_scale" => f64::from_bits(value).to_string(),
+            _ => value.to_string(),
+        };
+        text += &format!("{name} = {value}\n");
+    }
+    match crate::agree::same_everywhere(comm, meter, &text) {
+        Err(error) => Ok(error),
+        Ok(()) => Err(Error::Disagree {
+            what: "a digest".into(),
+            rank0: text.clone(),
+            rank: comm.rank(),
+            theirs: text,
+        }),
+    }
+}
+
+/// A fault as one word: larger is graver, and among equals the lowest rank wins.
+pub(crate) fn encode_fault(fault: &FaultCode, rank: usize) -> u64 {
+    let (code, param) = match *fault {
+        FaultCode::Missing(param) => (1, param as u64),
+        FaultCode::Lr => (2, 0),
+        FaultCode::MaxNorm => (3, 0),
+        FaultCode::GradScale => (4, 0),
+        FaultCode::NoMicroBatch => (5, 0),
+        FaultCode::Unfinished => (6, 0),
+    };
+    code << 56 | (0xff_ffff - (rank as u64 & 0xff_ffff)) << 32 | (param & 0xffff_ffff)
+}
+
+/// The rank and the fault of a word other than 0.
+pub(crate) fn decode_fault(word: u64, name: impl Fn(usize) -> String) -> (usize, Fault) {
+    let rank = 0xff_ffff - (word >> 32 & 0xff_ffff) as usize;
+    let fault = match word >> 56 {
+        1 => Fault::MissingGradient { name: name((word & 0xffff_ffff) as usize) },
+        2 => Fault::Lr,
+        3 => Fault::MaxNorm,
+        4 => Fault::GradScale,
+        5 => Fault::NoMicroBatch,
+        _ => Fault::Unfinished,
+    };
+    (rank, fault)
+}
+
+/// A [`Fault`] before it has a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FaultCode {
+    Missing(usize),
+    Lr,
+    MaxNorm,
+    GradScale,
+    NoMicroBatch,
+    Unfinished,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_survive_the_wire_and_the_lowest_rank_wins() {
+        let name = |i: usize| format!("p{i}");
+        let word = encode_fault(&FaultCode::Missing(70_000), 1234);
+        assert_eq!(decode_fault(word, name), (1234, Fault::MissingGradient { name: "p70000".into() }));
+        assert!(encode_fault(&FaultCode::Lr, 2) > encode_fault(&FaultCode::Lr, 3));
+        assert!(encode_fault(&FaultCode::Unfinished, 9) > word);
+    }
+}

@@ -1,0 +1,218 @@
+//! One layout's worth of an optimizer: its parameters, their memory and their groups, before ranks have agreed on it.
+
+use crate::filling::Filling;
+use crate::handover::Kept;
+use crate::owned::Owned;
+use crate::plan::Plan;
+use crate::{Error, Groups, Options, Stage};
+use meshstep_comm::Communicator;
+use meshstep_tensor::{Buffer, Category, Layout, Param, Slice, SliceMut};
+use std::fmt::Write;
+use std::ops::Range;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// A parameter, where it lives, and how many updates it has seen.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(crate) param: Param,
+    pub(crate) place: Place,
+    pub(crate) group: usize,
+    pub(crate) t: u64,
+}
+
+/// Where a parameter's values are.
+#[derive(Clone, Debug)]
+pub(crate) enum Place {
+    /// The `index`th of a bucket.
+    Bucket { bucket: usize, index: usize, range: Range<usize> },
+    /// In one of the vectors that do not train.
+    Frozen { vector: usize, range: Range<usize> },
+}
+
+/// Everything of one layout. Indices are the optimizer's: they begin where the earlier layouts' end.
+#[derive(Debug)]
+pub(crate) struct Family {
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) kept: Vec<Kept>,
+    pub(crate) fillings: Vec<Filling>,
+    pub(crate) buckets: Vec<Owned>,
+    pub(crate) frozen: Vec<Buffer>,
+    pub(crate) groups: Groups,
+    first_bucket: usize,
+    first_vector: usize,
+}
+
+/// How much an optimizer holds already.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Before {
+    pub(crate) params: usize,
+    pub(crate) buckets: usize,
+    pub(crate) vectors: usize,
+    pub(crate) groups: usize,
+}
+
+impl Family {
+    /// Plans and allocates, or says what is wrong; touches nothing else.
+    pub(crate) fn new(
+        layout: &Layout,
+        groups: Groups,
+        before: Before,
+        rank: usize,
+        world_size: usize,
+        options: &Options,
+    ) -> Result<Self, Error> {
+        let group_of = groups.assign(layout)?;
+        let plan = Plan::new(layout, world_size, options)?;
+        let mut entries = entries(layout, &plan, &group_of, before);
+        let mut family = Family {
+            entries: Vec::new(),
+            kept: Vec::new(),
+            fillings: Vec::new(),
+            buckets: Vec::new(),
+            frozen: frozen(layout, &mut entries, before, options)?,
+            groups,
+            first_bucket: before.buckets,
+            first_vector: before.vectors,
+        };
+        family.entries = entries;
+        for b in 0..plan.buckets().len() {
+            family.add_bucket(&plan, b, &group_of, before, rank, options)?;
+        }
+        Ok(family)
+    }
+
+    fn add_bucket(
+        &mut self,
+        plan: &Plan,
+        b: usize,
+        group_of: &[usize],
+        before: Before,
+        rank: usize,
+        options: &Options,
+    ) -> Result<(), Error> {
+        let mut bucket = plan.buckets()[b].clone();
+        let states = self.groups.state().len();
+        let group = |p: usize| group_of[p] + before.groups;
+        let mut owned = Owned::new(&bucket, plan.owned(b, rank), states, group, options)?;
+        owned.shift_params(before.params);
+        bucket.params.iter_mut().for_each(|p| p.param += before.params);
+        let grads = |len| Buffer::zeroed(len, bucket.grads, &options.meter, Category::Grads);
+        let (whole, shard) = match options.stage {
+            Stage::Zero2 => (None, Some(grads(bucket.len / plan.world_size())?)),
+            _ => (Some(grads(bucket.len)?), None),
+        };
+        self.fillings.push(Filling::new(&bucket, whole, shard));
+        self.kept.push(Kept { counted: plan.counted(b, rank), gathered: plan.gathered(b), plan: bucket });
+        self.buckets.push(owned);
+        Ok(())
+    }
+
+    /// Asks the caller for every parameter's first value.
+    pub(crate) fn fill(
+        &mut self,
+        mut initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
+    ) -> Result<(), Error> {
+        for entry in &self.entries {
+            let values = match &entry.place {
+                Place::Bucket { bucket, range, .. } => {
+                    self.buckets[bucket - self.first_bucket].params.as_mut().slice(range.clone())?
+                }
+                Place::Frozen { vector, range } => {
+                    self.frozen[vector - self.first_vector].as_mut().slice(range.clone())?
+                }
+            };
+            let name = || entry.param.name().to_owned();
+            initial(&entry.param, values).map_err(|source| Error::Initial { name: name(), source })?;
+        }
+        Ok(())
+    }
+
+    /// Sends rank 0's values to everyone. Collective.
+    pub(crate) fn broadcast(&mut self, comm: &dyn Communicator) -> Result<(), Error> {
+        let trained = self.buckets.iter_mut().map(|b| &mut b.params);
+        for values in trained.chain(&mut self.frozen).filter(|b| !b.is_empty()) {
+            comm.broadcast(values, 0)?;
+        }
+        Ok(())
+    }
+
+    /// A line for each parameter's values.
+    pub(crate) fn describe_values(&self, text: &mut String) -> Result<(), Error> {
+        for entry in &self.entries {
+            let values = self.values(&entry.place)?;
+            let _ = writeln!(
+                text,
+                "values of {:?} = digest {:016x}",
+                entry.param.name(),
+                xxh3_64(values.bytes())
+            );
+        }
+        Ok(())
+    }
+
+    fn values(&self, place: &Place) -> Result<Slice<'_>, Error> {
+        Ok(match place {
+            Place::Bucket { bucket, range, .. } => {
+                self.buckets[bucket - self.first_bucket].params.as_slice().slice(range.clone())?
+            }
+            Place::Frozen { vector, range } => {
+                self.frozen[vector - self.first_vector].as_slice().slice(range.clone())?
+            }
+        })
+    }
+}
+
+/// Everything ranks must have alike, a `key = value` line each.
+pub(crate) fn describe(layout: &Layout, groups: &Groups, options: &Options) -> String {
+    let mut text = String::new();
+    for (i, p) in layout.params().iter().enumerate() {
+        let frozen = if p.frozen() { " frozen" } else { "" };
+        let _ = writeln!(text, "parameter {i} = {:?} {:?} {}{frozen}", p.name(), p.shape(), p.dtype());
+    }
+    groups.describe(layout, &mut text);
+    let Options { stage, bucket_len, combine, missing, initial, grads, master, norm, max_skips, .. } =
+        options;
+    let _ = writeln!(text, "stage = {stage:?}\nbucket_len = {bucket_len:?}\ncombine = {combine:?}");
+    let _ =
+        writeln!(text, "missing = {missing:?}\ninitial = {initial:?}\ngrads = {grads:?}\nmaster = {master}");
+    let _ = writeln!(text, "norm = {norm:?}\nmax_skips = {max_skips}");
+    text
+}
+
+fn entries(layout: &Layout, plan: &Plan, group_of: &[usize], before: Before) -> Vec<Entry> {
+    let nowhere = Place::Frozen { vector: 0, range: 0..0 };
+    let entry = |(p, &group): (&Param, &usize)| Entry {
+        param: p.clone(),
+        place: nowhere.clone(),
+        group: group + before.groups,
+        t: 0,
+    };
+    let mut entries: Vec<Entry> = layout.params().iter().zip(group_of).map(entry).collect();
+    for (b, bucket) in plan.buckets().iter().enumerate() {
+        for (index, placed) in bucket.params.iter().enumerate() {
+            let range = placed.range();
+            entries[placed.param].place = Place::Bucket { bucket: before.buckets + b, index, range };
+        }
+    }
+    entries
+}
+
+/// One vector for the frozen parameters of each type.
+fn frozen(
+    layout: &Layout,
+    entries: &mut [Entry],
+    before: Before,
+    options: &Options,
+) -> Result<Vec<Buffer>, Error> {
+    let mut vectors = Vec::new();
+    for dtype in layout.params().iter().map(|p| p.dtype()).collect::<std::collections::BTreeSet<_>>() {
+        let first = layout.trainable_len(dtype);
+        let vector = before.vectors + vectors.len();
+        for i in layout.flat_order(dtype).into_iter().filter(|&i| layout.params()[i].frozen()) {
+            let range = layout.params()[i].range();
+            entries[i].place = Place::Frozen { vector, range: range.start - first..range.end - first };
+        }
+        vectors.push(Buffer::zeroed(layout.len(dtype) - first, dtype, &options.meter, Category::Params)?);
+    }
+    Ok(vectors)
+}

@@ -1,0 +1,152 @@
+//! One bucket of gradients: cut into its parameters' places while it fills, whole while it travels or rests.
+
+use crate::plan::BucketPlan;
+use meshstep_comm::InFlight;
+use meshstep_tensor::Buffer;
+
+/// A bucket's gradients and how far they have come.
+#[derive(Debug)]
+pub(crate) struct Filling {
+    places: Vec<Place>,
+    /// Places that still wait for their gradient in this micro-batch.
+    waiting: usize,
+    /// The whole bucket, while it is neither cut into places nor travelling.
+    pub(crate) whole: Option<Buffer>,
+    /// What a pooled buffer has beyond this bucket's length.
+    pub(crate) spare: Option<Buffer>,
+    pub(crate) flight: Option<InFlight>,
+    /// This rank's reduced chunk, where the bucket itself is given back (ZeRO-2).
+    pub(crate) shard: Option<Buffer>,
+    /// Whether `shard` holds nothing of this step yet.
+    pub(crate) shard_is_fresh: bool,
+    open: bool,
+}
+
+/// One parameter's place in its bucket, the pad after it included.
+#[derive(Debug)]
+struct Place {
+    buffer: Option<Buffer>,
+    /// Whether this micro-batch's gradient is in, or needs not come: no elements.
+    filled: bool,
+    /// Whether the place holds nothing of this step yet.
+    fresh: bool,
+    empty: bool,
+}
+
+/// A place handed out for writing.
+#[derive(Debug)]
+pub(crate) struct Lent {
+    pub(crate) buffer: Buffer,
+    /// Whether to overwrite what is there; otherwise it is to be added to.
+    pub(crate) fresh: bool,
+}
+
+impl Filling {
+    /// A bucket whose gradients stay (`whole`) or are collected in pooled buffers and end in `shard`.
+    pub(crate) fn new(plan: &BucketPlan, whole: Option<Buffer>, shard: Option<Buffer>) -> Self {
+        let place = |len: usize| Place { buffer: None, filled: len == 0, fresh: true, empty: len == 0 };
+        let places: Vec<Place> = plan.params.iter().map(|p| place(p.len)).collect();
+        let waiting = places.iter().filter(|p| !p.empty).count();
+        Filling {
+            places,
+            waiting,
+            whole,
+            spare: None,
+            flight: None,
+            shard,
+            shard_is_fresh: true,
+            open: false,
+        }
+    }
+
+    /// Whether the bucket is cut into places.
+    pub(crate) fn is_open(&self) -> bool {
+        self.open
+    }
+
+    /// Whether every gradient of this micro-batch is in.
+    pub(crate) fn is_full(&self) -> bool {
+        self.waiting == 0
+    }
+
+    /// Whether place `i` has this micro-batch's gradient.
+    pub(crate) fn is_filled(&self, i: usize) -> bool {
+        self.places[i].filled
+    }
+
+    /// Cuts `buffer` into places. A pooled buffer may be longer than the bucket, and holds another bucket's gradients, so
+    /// what no parameter covers is zeroed.
+    pub(crate) fn open(
+        &mut self,
+        plan: &BucketPlan,
+        mut buffer: Buffer,
+        pooled: bool,
+    ) -> Result<(), meshstep_tensor::Error> {
+        if pooled {
+            self.spare = Some(buffer.split_off(plan.len)?);
+            zero_pads(plan, &mut buffer)?;
+        }
+        for i in (0..self.places.len()).rev() {
+            self.places[i].buffer = Some(buffer.split_off(plan.params[i].start)?);
+            self.places[i].fresh |= pooled;
+        }
+        self.open = true;
+        Ok(())
+    }
+
+    /// Hands out place `i` for writing; `None` if it is filled or being written.
+    pub(crate) fn lend(&mut self, i: usize) -> Option<Lent> {
+        let place = &mut self.places[i];
+        let buffer = if place.filled { None } else { place.buffer.take() }?;
+        Some(Lent { buffer, fresh: place.fresh })
+    }
+
+    /// Takes place `i` back, its gradient in it.
+    pub(crate) fn fill(&mut self, i: usize, buffer: Buffer) {
+        let place = &mut self.places[i];
+        place.buffer = Some(buffer);
+        place.fresh = false;
+        place.filled = true;
+        self.waiting -= 1;
+    }
+
+    /// Takes place `i` back as it was: nothing was written, or what was written counts for nothing.
+    pub(crate) fn give_back(&mut self, i: usize, buffer: Buffer) {
+        self.places[i].buffer = Some(buffer);
+    }
+
+    /// The whole bucket from its places.
+    ///
+    /// # Panics
+    /// If a place is lent out: a bug, since only full or abandoned buckets close.
+    pub(crate) fn close(&mut self) -> Buffer {
+        let parts = self.places.iter_mut().map(|p| p.buffer.take());
+        let whole = parts.reduce(|whole, part| whole?.join(part?).ok()).flatten();
+        self.open = false;
+        assert!(whole.is_some(), "a bucket closes with all its places back");
+        whole.unwrap_or_else(|| unreachable!("asserted above"))
+    }
+
+    /// Expects every place's gradient anew.
+    pub(crate) fn next_micro_batch(&mut self) {
+        self.waiting = 0;
+        for place in &mut self.places {
+            place.filled = place.empty;
+            self.waiting += usize::from(!place.empty);
+        }
+    }
+
+    /// Forgets the step's gradients.
+    pub(crate) fn next_step(&mut self) {
+        self.next_micro_batch();
+        self.shard_is_fresh = true;
+        self.places.iter_mut().for_each(|p| p.fresh = true);
+    }
+}
+
+fn zero_pads(plan: &BucketPlan, buffer: &mut Buffer) -> Result<(), meshstep_tensor::Error> {
+    for (i, param) in plan.params.iter().enumerate() {
+        buffer.as_mut().slice(param.range().end..plan.place_end(i))?.zero();
+    }
+    Ok(())
+}

@@ -1,0 +1,124 @@
+//! Parameter groups: rules with hyperparameters of their own for some of the parameters.
+
+use crate::Error;
+use meshstep_optim::Rule;
+use meshstep_tensor::Layout;
+use std::fmt::Write;
+use std::sync::Arc;
+
+/// State vectors an update can carry: more than any rule here names.
+pub(crate) const MAX_STATES: usize = 8;
+
+/// A rule, and other hyperparameters of the same rule for some parameters.
+///
+/// ```
+/// use meshstep_optim::AdamW;
+/// use meshstep_shard::Groups;
+///
+/// let decay = AdamW { weight_decay: 0.1, ..AdamW::default() };
+/// let none = AdamW { weight_decay: 0.0, ..decay.clone() };
+/// let groups = Groups::new(decay).with(none, ["ln.weight", "ln.bias"]);
+/// # let _ = groups;
+/// ```
+#[derive(Clone, Debug)]
+pub struct Groups {
+    pub(crate) groups: Vec<Group>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Group {
+    pub(crate) rule: Arc<dyn Rule>,
+    pub(crate) lr_scale: f64,
+    names: Vec<String>,
+}
+
+impl Groups {
+    /// One rule for every parameter.
+    pub fn new(rule: impl Rule + 'static) -> Self {
+        Groups { groups: vec![Group { rule: Arc::new(rule), lr_scale: 1.0, names: Vec::new() }] }
+    }
+
+    /// `rule` for the parameters named.
+    pub fn with<N: Into<String>>(
+        self,
+        rule: impl Rule + 'static,
+        names: impl IntoIterator<Item = N>,
+    ) -> Self {
+        self.with_lr(rule, 1.0, names)
+    }
+
+    /// `rule` for the parameters named, its learning rate `lr_scale` times the step's.
+    pub fn with_lr<N: Into<String>>(
+        mut self,
+        rule: impl Rule + 'static,
+        lr_scale: f64,
+        names: impl IntoIterator<Item = N>,
+    ) -> Self {
+        let names = names.into_iter().map(Into::into).collect();
+        self.groups.push(Group { rule: Arc::new(rule), lr_scale, names });
+        self
+    }
+
+    /// The names of the rule's state vectors, the same in every group.
+    pub(crate) fn state(&self) -> &'static [&'static str] {
+        self.groups[0].rule.state()
+    }
+
+    /// The group of each parameter, by registration index, or what is wrong with the groups.
+    pub(crate) fn assign(&self, layout: &Layout) -> Result<Vec<usize>, Error> {
+        self.groups.iter().try_for_each(|g| g.check(&self.groups[0]))?;
+        let mut of = vec![0; layout.params().len()];
+        for (g, group) in self.groups.iter().enumerate() {
+            for name in &group.names {
+                let index = layout.index(name).ok_or_else(|| Error::UnknownParam {
+                    name: name.clone(),
+                    count: layout.params().len(),
+                })?;
+                if layout.params()[index].frozen() {
+                    return Err(Error::FrozenParam { name: name.clone() });
+                }
+                if std::mem::replace(&mut of[index], g) != 0 {
+                    return Err(Error::InTwoGroups { name: name.clone() });
+                }
+            }
+        }
+        Ok(of)
+    }
+
+    /// One line a hyperparameter, for ranks to compare.
+    pub(crate) fn describe(&self, layout: &Layout, text: &mut String) {
+        for (param, g) in layout.params().iter().zip(self.assign(layout).unwrap_or_default()) {
+            let _ = writeln!(text, "group of {:?} = {g}", param.name());
+        }
+        for (g, group) in self.groups.iter().enumerate() {
+            let _ = writeln!(text, "rule of group {g} = {}", group.rule.name());
+            let _ = writeln!(text, "lr_scale of group {g} = {}", group.lr_scale);
+            for (name, value) in group.rule.hyperparameters() {
+                let _ = writeln!(text, "{name} of group {g} = {value}");
+            }
+        }
+    }
+}
+
+impl<R: Rule + 'static> From<R> for Groups {
+    fn from(rule: R) -> Self {
+        Groups::new(rule)
+    }
+}
+
+impl Group {
+    fn check(&self, first: &Group) -> Result<(), Error> {
+        self.rule.check()?;
+        let (rule, states) = (self.rule.name(), self.rule.state().len());
+        if rule != first.rule.name() || self.rule.state() != first.rule.state() {
+            return Err(Error::MixedRules { first: first.rule.name(), other: rule });
+        }
+        if states > MAX_STATES {
+            return Err(Error::TooManyStates { rule, states, max: MAX_STATES });
+        }
+        if !(self.lr_scale.is_finite() && self.lr_scale >= 0.0) {
+            return Err(Error::LrScale { value: self.lr_scale });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,322 @@
+//! Gradients in, by parameter, in any order, from any thread; reduced buckets out, in index order.
+
+use crate::filling::{Filling, Lent};
+use crate::plan::BucketPlan;
+use crate::pool::Pool;
+use crate::{Error, Stage};
+use meshstep_comm::{Communicator, InFlight, Op, Reduction};
+use meshstep_optim::{Norm, NormAccumulator, accumulate};
+use meshstep_tensor::{Buffer, Queue, Slice};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Elements summed into a shard before their norm is taken: they are still in the first-level cache then.
+const BLOCK: usize = 4096;
+
+/// Collects one step's gradients. Every method locks for bookkeeping only; bytes are copied, reduced and waited for
+/// outside the lock.
+#[derive(Debug)]
+pub(crate) struct Handover {
+    pub(crate) fixed: Fixed,
+    state: Mutex<State>,
+}
+
+/// What does not change while gradients come in.
+#[derive(Debug)]
+pub(crate) struct Fixed {
+    pub(crate) comm: Arc<dyn Communicator>,
+    pub(crate) queue: Queue,
+    pub(crate) stage: Stage,
+    pub(crate) reduction: Reduction,
+    pub(crate) overlap: bool,
+    pub(crate) norm: Norm,
+    pub(crate) buckets: Vec<Kept>,
+}
+
+/// A bucket's plan, and what of it this rank adds to the norm.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    pub(crate) plan: BucketPlan,
+    pub(crate) counted: Vec<Range<usize>>,
+    /// What travels to everyone after the update, and from whom.
+    pub(crate) gathered: Vec<(usize, Range<usize>)>,
+}
+
+#[derive(Debug)]
+struct State {
+    fillings: Vec<Filling>,
+    pool: Pool,
+    /// The bucket to travel next.
+    next: usize,
+    /// Whether this micro-batch's buckets travel.
+    travels: bool,
+    /// Whether this is the step's last micro-batch, after which sums are final.
+    last: bool,
+    norm: NormAccumulator,
+    launches: u64,
+    failure: Option<meshstep_comm::Error>,
+}
+
+impl Handover {
+    pub(crate) fn new(fixed: Fixed, fillings: Vec<Filling>, pool: Pool) -> Self {
+        let norm = NormAccumulator::new(fixed.norm);
+        let state =
+            State { fillings, pool, next: 0, travels: false, last: false, norm, launches: 0, failure: None };
+        Handover { fixed, state: Mutex::new(state) }
+    }
+
+    /// Begins a micro-batch; `last`: no other follows in this step.
+    pub(crate) fn begin(&mut self, last: bool) {
+        let pooled = self.pooled();
+        let state = self.exclusive();
+        state.next = 0;
+        state.last = last;
+        state.travels = last || pooled;
+        state.fillings.iter_mut().for_each(Filling::next_micro_batch);
+    }
+
+    /// Lends the place of parameter `i` of bucket `b`; `None` if its gradient is in, or being written.
+    pub(crate) fn lend(&self, b: usize, i: usize) -> Result<Option<Lent>, Error> {
+        loop {
+            let mut state = self.lock();
+            if let Some(failure) = &state.failure {
+                return Err(failure.clone().into());
+            }
+            if state.fillings[b].is_filled(i) {
+                return Ok(None);
+            }
+            if state.fillings[b].is_open() || self.open(&mut state, b)? {
+                return Ok(state.fillings[b].lend(i));
+            }
+            let dtype = self.fixed.buckets[b].plan.grads;
+            let travelling =
+                |f: &Filling| f.flight.is_some() && f.spare.as_ref().is_some_and(|s| s.dtype() == dtype);
+            match state.fillings.iter().position(travelling) {
+                Some(oldest) => self.retire(state, oldest)?,
+                None => state.pool.grow(dtype)?,
+            }
+        }
+    }
+
+    /// Takes a place back with its gradient, and sends off every bucket that can go.
+    pub(crate) fn fill(&self, b: usize, i: usize, buffer: Buffer) -> Result<(), Error> {
+        let mut state = self.lock();
+        state.fillings[b].fill(i, buffer);
+        let first = state.next;
+        self.send_off(&mut state)?;
+        let last = state.next;
+        drop(state);
+        let travelling = if self.fixed.overlap { 0..0 } else { first..last };
+        travelling.into_iter().try_for_each(|b| self.retire(self.lock(), b))
+    }
+
+    /// Takes a place back without a gradient.
+    pub(crate) fn give_back(&self, b: usize, i: usize, buffer: Buffer) {
+        self.lock().fillings[b].give_back(i, buffer);
+    }
+
+    /// Fills every place that still waits with zeros, telling `missing` which; afterwards all buckets are on their way.
+    /// Tells whether the micro-batch was the step's last.
+    pub(crate) fn complete(&self, mut missing: impl FnMut(usize)) -> Result<bool, Error> {
+        let State { travels, last, .. } = *self.lock();
+        for (b, bucket) in self.fixed.buckets.iter().enumerate() {
+            for (i, param) in bucket.plan.params.iter().enumerate() {
+                if self.lock().fillings[b].is_filled(i) {
+                    continue;
+                }
+                missing(param.param);
+                if !travels {
+                    continue;
+                }
+                let mut lent = self.lend(b, i)?.ok_or(Error::Unfinished)?;
+                if lent.fresh {
+                    lent.buffer.as_mut().slice(0..param.len)?.zero();
+                }
+                self.fill(b, i, lent.buffer)?;
+            }
+        }
+        // Another micro-batch is to fill the same buckets again.
+        if travels && !last {
+            self.settle()?;
+        }
+        Ok(last)
+    }
+
+    /// Waits until no bucket travels.
+    pub(crate) fn settle(&self) -> Result<(), Error> {
+        (0..self.fixed.buckets.len()).try_for_each(|b| self.retire(self.lock(), b))
+    }
+
+    /// The reduced gradients of bucket `b` that this rank holds: the whole bucket, or its own chunk at stage 2.
+    pub(crate) fn grads(&mut self, b: usize) -> Option<&mut Buffer> {
+        let pooled = self.pooled();
+        let filling = &mut self.exclusive().fillings[b];
+        if pooled { filling.shard.as_mut() } else { filling.whole.as_mut() }
+    }
+
+    /// This rank's part of the norm, once settled.
+    pub(crate) fn norm(&mut self) -> &NormAccumulator {
+        &self.exclusive().norm
+    }
+
+    /// A digest of every bucket sent off so far, in order.
+    pub(crate) fn launches(&mut self) -> u64 {
+        self.exclusive().launches
+    }
+
+    /// Pool buffers beyond the plan.
+    pub(crate) fn grown(&mut self) -> u64 {
+        self.exclusive().pool.grown()
+    }
+
+    /// Forgets the step's gradients.
+    pub(crate) fn next_step(&mut self) {
+        let state = self.exclusive();
+        state.norm.reset();
+        state.fillings.iter_mut().for_each(Filling::next_step);
+    }
+
+    /// Adds buckets, with a pool for all of them. Only between steps.
+    pub(crate) fn extend(&mut self, kept: Vec<Kept>, fillings: Vec<Filling>, pool: Pool) {
+        self.fixed.buckets.extend(kept);
+        let state = self.exclusive();
+        state.fillings.extend(fillings);
+        state.pool = pool;
+    }
+
+    fn pooled(&self) -> bool {
+        self.fixed.stage == Stage::Zero2
+    }
+
+    // A thread that panicked while it held the lock was between two complete states: bookkeeping does not unwind.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn exclusive(&mut self) -> &mut State {
+        self.state.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens bucket `b`, if there is memory for it.
+    fn open(&self, state: &mut State, b: usize) -> Result<bool, Error> {
+        let plan = &self.fixed.buckets[b].plan;
+        let buffer = if self.pooled() { state.pool.take(plan.grads) } else { state.fillings[b].whole.take() };
+        let Some(buffer) = buffer else { return Ok(false) };
+        state.fillings[b].open(plan, buffer, self.pooled())?;
+        Ok(true)
+    }
+
+    /// Sends off full buckets, strictly in index order.
+    fn send_off(&self, state: &mut State) -> Result<(), Error> {
+        while state.travels && state.next < state.fillings.len() && state.fillings[state.next].is_full() {
+            let b = state.next;
+            state.next += 1;
+            let op = self.op();
+            let filling = &mut state.fillings[b];
+            if !filling.is_open() {
+                continue; // nothing in it but parameters without elements
+            }
+            let whole = filling.close();
+            state.launches = digest(state.launches, b, whole.len());
+            match self.fixed.comm.start(op, whole, &self.fixed.queue) {
+                Ok(flight) => filling.flight = Some(flight),
+                Err((whole, error)) => {
+                    self.rest(state, b, whole);
+                    return Err(state.failure.insert(error).clone().into());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn op(&self) -> Op {
+        match self.fixed.stage {
+            Stage::Replicated | Stage::WholeParams(_) => Op::all_reduce(self.fixed.reduction),
+            Stage::Zero1 | Stage::Zero2 => Op::reduce_scatter(self.fixed.reduction),
+        }
+    }
+
+    /// Waits for bucket `b`, if it travels, and takes in what it brings.
+    fn retire(&self, mut state: MutexGuard<'_, State>, b: usize) -> Result<(), Error> {
+        let Some(flight) = state.fillings[b].flight.take() else { return Ok(()) };
+        let fresh = std::mem::take(&mut state.fillings[b].shard_is_fresh);
+        let mut shard = state.fillings[b].shard.take();
+        let last = state.last;
+        drop(state);
+        let (whole, arrived) = wait(flight, &self.fixed.queue, b);
+        let mut norm = last.then(|| NormAccumulator::new(self.fixed.norm));
+        let taken = arrived
+            .map_err(Error::from)
+            .and_then(|()| self.take_in(b, &whole, shard.as_mut(), fresh, norm.as_mut()));
+        let mut state = self.lock();
+        state.fillings[b].shard = shard;
+        self.rest(&mut state, b, whole);
+        if let Some(norm) = &norm {
+            state.norm.merge(norm);
+        }
+        if let Err(Error::Comm(error)) = &taken {
+            state.failure.get_or_insert_with(|| error.clone());
+        }
+        taken
+    }
+
+    /// Adds an arrived bucket to the shard, where there is one, and what this rank counts to the norm, in one pass.
+    fn take_in(
+        &self,
+        b: usize,
+        whole: &Buffer,
+        shard: Option<&mut Buffer>,
+        fresh: bool,
+        norm: Option<&mut NormAccumulator>,
+    ) -> Result<(), Error> {
+        let Kept { counted, .. } = &self.fixed.buckets[b];
+        match shard {
+            Some(shard) => add_to_shard(shard, whole.as_slice().slice(counted[0].clone())?, fresh, norm),
+            None => match norm {
+                Some(norm) => {
+                    counted.iter().try_for_each(|r| Ok(norm.add(whole.as_slice().slice(r.clone())?)?))
+                }
+                None => Ok(()),
+            },
+        }
+    }
+
+    /// Puts an idle bucket where it belongs.
+    fn rest(&self, state: &mut State, b: usize, whole: Buffer) {
+        let filling = &mut state.fillings[b];
+        match filling.spare.take() {
+            Some(spare) => match whole.join(spare) {
+                Ok(buffer) => state.pool.put(buffer),
+                Err(_) => unreachable!("a pooled buffer was cut where it is joined"),
+            },
+            None => filling.whole = Some(whole),
+        }
+    }
+}
+
+fn add_to_shard(
+    shard: &mut Buffer,
+    chunk: Slice<'_>,
+    fresh: bool,
+    mut norm: Option<&mut NormAccumulator>,
+) -> Result<(), Error> {
+    for start in (0..chunk.len()).step_by(BLOCK) {
+        let block = start..chunk.len().min(start + BLOCK);
+        accumulate(shard.as_mut().slice(block.clone())?, chunk.slice(block.clone())?, 1.0, fresh)?;
+        if let Some(norm) = &mut norm {
+            norm.add(shard.as_slice().slice(block)?)?;
+        }
+    }
+    Ok(())
+}
+
+fn wait(flight: InFlight, queue: &Queue, b: usize) -> (Buffer, Result<(), meshstep_comm::Error>) {
+    let _span = tracing::debug_span!("reduce", bucket = b).entered();
+    flight.wait(queue)
+}
+
+/// Mixes one more event into a digest (a multiply and a rotation, as in FxHash: cheap, and order counts).
+pub(crate) fn digest(so_far: u64, a: usize, b: usize) -> u64 {
+    let mix = |h: u64, x: u64| (h.rotate_left(5) ^ x).wrapping_mul(0x517c_c1b7_2722_0a95);
+    mix(mix(so_far, a as u64 + 1), b as u64)
+}

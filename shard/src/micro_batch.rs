@@ -1,0 +1,196 @@
+//! One backward pass: every gradient is handed over once, by name, in any order, from any thread.
+
+use crate::family::Place;
+use crate::filling::Lent;
+use crate::{Combine, Error, Missing, Optimizer};
+use meshstep_optim::accumulate;
+use meshstep_tensor::{Buffer, DType, Slice, SliceMut};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+/// A micro-batch that takes gradients until [`finish`](Self::finish). Dropping it unfinished makes the step an error on
+/// every rank, since the other ranks wait for its buckets.
+#[derive(Debug)]
+#[must_use = "a micro-batch that is not finished makes the step an error on every rank"]
+pub struct MicroBatch<'a> {
+    optimizer: &'a Optimizer,
+    weight: f64,
+}
+
+/// A parameter's place in its bucket, to write the gradient straight into.
+#[derive(Debug)]
+pub struct Slot<'a> {
+    micro_batch: &'a MicroBatch<'a>,
+    param: usize,
+    bucket: usize,
+    index: usize,
+    len: usize,
+    dtype: DType,
+    /// `None` for a parameter without elements.
+    buffer: Option<Buffer>,
+}
+
+impl Optimizer {
+    /// Begins the step's last micro-batch, usually its only one: its buckets travel as they fill. `weight` is its number of
+    /// samples or tokens; it counts under [`Combine::Weighted`] alone.
+    pub fn micro_batch(&mut self, weight: u64) -> Result<MicroBatch<'_>, Error> {
+        self.begin(weight, true)
+    }
+
+    /// Begins a micro-batch that others of the same step follow. Its gradients are added up here before they travel,
+    /// except at stage 2, where every micro-batch is reduced and only this rank's part is kept.
+    pub fn accumulate(&mut self, weight: u64) -> Result<MicroBatch<'_>, Error> {
+        self.begin(weight, false)
+    }
+
+    fn begin(&mut self, weight: u64, last: bool) -> Result<MicroBatch<'_>, Error> {
+        let progress = &mut self.progress;
+        if *progress.unfinished.get_mut() {
+            return Err(Error::Unfinished);
+        }
+        if *progress.due.get_mut() {
+            return Err(Error::StepDue);
+        }
+        let sum = progress.weight.checked_add(weight);
+        // Ranks add their sums too: 2^24 of them at most.
+        progress.weight = sum.filter(|&w| w < 1 << 40).ok_or(Error::WeightTooLarge)?;
+        progress.batches += 1;
+        *progress.unfinished.get_mut() = true;
+        self.handover.begin(last);
+        let weighted = self.options.combine == Combine::Weighted;
+        Ok(MicroBatch { optimizer: self, weight: if weighted { weight as f64 } else { 1.0 } })
+    }
+
+    /// No micro-batch is under way and no step is due.
+    pub(crate) fn check_idle(&self) -> Result<(), Error> {
+        match (self.progress.unfinished.load(SeqCst), self.progress.due.load(SeqCst)) {
+            (true, _) => Err(Error::Unfinished),
+            (_, true) => Err(Error::StepDue),
+            _ if self.progress.batches > 0 => Err(Error::StepDue),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl MicroBatch<'_> {
+    /// The values of a parameter.
+    pub fn param(&self, name: &str) -> Result<Slice<'_>, Error> {
+        self.optimizer.param(name)
+    }
+
+    /// Hands over the gradient of `name` in row-major order; it is copied.
+    pub fn grad<'g>(&self, name: &str, grad: impl Into<Slice<'g>>) -> Result<(), Error> {
+        let grad = grad.into();
+        let Wanted { param, bucket, index, len, dtype } = self.wanted(name)?;
+        if grad.dtype() != dtype {
+            return Err(Error::GradDType { name: name.to_owned(), expected: dtype, given: grad.dtype() });
+        }
+        if grad.len() != len {
+            let shape = self.optimizer.entries[param].param.shape().to_vec();
+            return Err(Error::GradLen { name: name.to_owned(), shape, expected: len, given: grad.len() });
+        }
+        if len == 0 {
+            return Ok(());
+        }
+        let mut lent = self.lend(name, bucket, index)?;
+        let copied = lent
+            .buffer
+            .as_mut()
+            .slice(0..len)
+            .map_err(Error::from)
+            .and_then(|place| Ok(accumulate(place, grad, self.weight, lent.fresh)?));
+        if let Err(error) = copied {
+            self.optimizer.handover.give_back(bucket, index, lent.buffer);
+            return Err(error);
+        }
+        self.optimizer.progress.copied.fetch_add(grad.bytes().len() as u64, Relaxed);
+        self.filled(param, bucket, index, lent.buffer)
+    }
+
+    /// The place of `name`'s gradient, to be overwritten whole and then [`fill`](Slot::fill)ed: no copy. Where earlier
+    /// micro-batches' gradients are kept in place (stages 0 and 1), only the step's first micro-batch has slots.
+    pub fn slot(&self, name: &str) -> Result<Slot<'_>, Error> {
+        let Wanted { param, bucket, index, len, dtype } = self.wanted(name)?;
+        let mut slot = Slot { micro_batch: self, param, bucket, index, len, dtype, buffer: None };
+        if len == 0 {
+            return Ok(slot);
+        }
+        let Lent { buffer, fresh } = self.lend(name, bucket, index)?;
+        slot.buffer = Some(buffer);
+        // Dropping the slot gives the place back.
+        if fresh { Ok(slot) } else { Err(Error::SlotTaken { name: name.to_owned() }) }
+    }
+
+    /// Ends the micro-batch. What is missing is decided here, and told to every rank by the step.
+    pub fn finish(self) -> Result<(), Error> {
+        let Optimizer { handover, progress, options, .. } = self.optimizer;
+        let strict = options.missing == Missing::Error;
+        let last = handover.complete(|param| {
+            if strict {
+                progress.missing.fetch_min(param, SeqCst);
+            }
+        })?;
+        progress.due.store(last, SeqCst);
+        progress.unfinished.store(false, SeqCst);
+        Ok(())
+    }
+
+    /// Where a gradient goes, if it may.
+    fn wanted(&self, name: &str) -> Result<Wanted, Error> {
+        let param = self.optimizer.index(name)?;
+        let entry = &self.optimizer.entries[param];
+        let Place::Bucket { bucket, index, .. } = entry.place else {
+            return Err(Error::FrozenParam { name: name.to_owned() });
+        };
+        let dtype = self.optimizer.handover.fixed.buckets[bucket].plan.grads;
+        Ok(Wanted { param, bucket, index, len: entry.param.len(), dtype })
+    }
+
+    fn lend(&self, name: &str, bucket: usize, index: usize) -> Result<Lent, Error> {
+        let lent = self.optimizer.handover.lend(bucket, index)?;
+        lent.ok_or_else(|| Error::GradTwice { name: name.to_owned() })
+    }
+
+    fn filled(&self, param: usize, bucket: usize, index: usize, buffer: Buffer) -> Result<(), Error> {
+        self.optimizer.progress.present[param].store(true, Relaxed);
+        self.optimizer.handover.fill(bucket, index, buffer)
+    }
+}
+
+/// Where a parameter's gradient goes, and what it looks like.
+struct Wanted {
+    param: usize,
+    bucket: usize,
+    index: usize,
+    len: usize,
+    dtype: DType,
+}
+
+impl Slot<'_> {
+    /// The place, to be overwritten; what it holds before is unspecified.
+    pub fn as_mut(&mut self) -> Result<SliceMut<'_>, Error> {
+        match &mut self.buffer {
+            Some(buffer) => Ok(buffer.as_mut().slice(0..self.len)?),
+            None => Ok(SliceMut::empty(self.dtype)),
+        }
+    }
+
+    /// Hands the gradient over. A slot dropped without this counts as never taken.
+    pub fn fill(mut self) -> Result<(), Error> {
+        let weight = self.micro_batch.weight;
+        if weight != 1.0 {
+            self.as_mut()?.scale(weight)?;
+        }
+        match self.buffer.take() {
+            Some(buffer) => self.micro_batch.filled(self.param, self.bucket, self.index, buffer),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Slot<'_> {
+    fn drop(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            self.micro_batch.optimizer.handover.give_back(self.bucket, self.index, buffer);
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! The sharded optimizer: made together by all ranks, then one step after another.
+
+use crate::exchange::Exchange;
+use crate::family::{self, Before, Entry, Family, Place};
+use crate::groups::Group;
+use crate::handover::{Fixed, Handover};
+use crate::owned::Owned;
+use crate::plan::{POOL, SUM_HEAD};
+use crate::pool::Pool;
+use crate::{Combine, Error, Groups, Initial, Missing, Options, Stage, agree};
+use meshstep_comm::{Communicator, Reduction};
+use meshstep_optim::ExactSum;
+use meshstep_tensor::{DType, Layout, Param, Queue, Slice, SliceMut};
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+
+/// Parameters, their gradients and their optimizer state on one rank of a group.
+///
+/// A step is: one [`micro_batch`](Self::micro_batch) (or several [`accumulate`](Self::accumulate)s and one last
+/// `micro_batch`), every gradient handed over, [`step`](Self::step). All ranks do the same, in the same order.
+#[derive(Debug)]
+pub struct Optimizer {
+    pub(crate) entries: Vec<Entry>,
+    by_name: HashMap<String, usize>,
+    pub(crate) groups: Vec<Group>,
+    pub(crate) buckets: Vec<Owned>,
+    frozen: Vec<meshstep_tensor::Buffer>,
+    pub(crate) handover: Handover,
+    pub(crate) exchange: Exchange,
+    pub(crate) options: Options,
+    pub(crate) progress: Progress,
+    pub(crate) room: Room,
+}
+
+/// How far the current step has come.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    /// Steps taken or skipped.
+    pub(crate) steps: u64,
+    /// Skipped in a row.
+    pub(crate) skips: u32,
+    /// Micro-batches of this step.
+    pub(crate) batches: u64,
+    /// Their weights' sum.
+    pub(crate) weight: u64,
+    /// A micro-batch was begun and not finished.
+    pub(crate) unfinished: AtomicBool,
+    /// The last micro-batch was finished.
+    pub(crate) due: AtomicBool,
+    /// The first parameter whose gradient is missing; `usize::MAX` if none is.
+    pub(crate) missing: AtomicUsize,
+    /// Which parameters have a gradient, where that counts.
+    pub(crate) present: Vec<AtomicBool>,
+    /// Gradient bytes copied into buckets.
+    pub(crate) copied: AtomicU64,
+    /// Bytes the communicator had sent when the last step ended.
+    pub(crate) sent_before: u64,
+}
+
+/// Room that is kept from step to step, so that steps allocate nothing.
+#[derive(Debug, Default)]
+pub(crate) struct Room {
+    /// The `t` of each parameter's update in this step; 0: none.
+    pub(crate) due: Vec<u64>,
+    pub(crate) gathering: crate::gather::Gathering,
+}
+
+/// This rank's part of one parameter's state.
+#[derive(Clone, Debug)]
+pub struct ParamState<'a> {
+    /// Which of the parameter's elements, in row-major order; empty if another rank owns them all.
+    pub range: Range<usize>,
+    /// The rule's state vectors by name, each as long as `range`.
+    pub slots: Vec<(&'static str, Slice<'a>)>,
+    /// The f32 master values, where there are any.
+    pub master: Option<Slice<'a>>,
+    /// Updates this parameter has seen.
+    pub t: u64,
+}
+
+impl Optimizer {
+    /// An optimizer for the parameters of `layout`, updated by `rules`. Collective: every rank passes the same, which is
+    /// checked; what one rank cannot do is an error on all.
+    ///
+    /// `initial` is asked for each parameter's first value (on rank 0 alone under [`Initial::Broadcast`]).
+    pub fn new(
+        comm: Arc<dyn Communicator>,
+        layout: Layout,
+        rules: impl Into<Groups>,
+        initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
+        options: Options,
+    ) -> Result<Self, Error> {
+        let mut optimizer = Self::empty(comm, options)?;
+        optimizer.add_param_group(layout, rules, initial)?;
+        Ok(optimizer)
+    }
+
+    fn empty(comm: Arc<dyn Communicator>, options: Options) -> Result<Self, Error> {
+        let reduction = match options.combine {
+            Combine::Sum => Reduction::Sum,
+            Combine::Mean | Combine::Weighted => Reduction::Mean,
+        };
+        let fixed = Fixed {
+            comm,
+            queue: Queue::cpu(),
+            stage: options.stage,
+            reduction,
+            overlap: options.overlap,
+            norm: options.norm,
+            buckets: Vec::new(),
+        };
+        let pool = Pool::new(&[], &options.meter)?;
+        Ok(Optimizer {
+            entries: Vec::new(),
+            by_name: HashMap::new(),
+            groups: Vec::new(),
+            buckets: Vec::new(),
+            frozen: Vec::new(),
+            handover: Handover::new(fixed, Vec::new(), pool),
+            exchange: Exchange::new(0, &options.meter)?,
+            options,
+            progress: Progress { missing: AtomicUsize::new(usize::MAX), ..Progress::default() },
+            room: Room::default(),
+        })
+    }
+
+    /// Adds parameters, with rules of their own, between two steps. Collective, and checked as [`new`](Self::new) is; on
+    /// an error nothing has changed.
+    pub fn add_param_group(
+        &mut self,
+        layout: Layout,
+        rules: impl Into<Groups>,
+        initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
+    ) -> Result<(), Error> {
+        self.check_idle()?;
+        let groups = rules.into();
+        let comm = Arc::clone(&self.handover.fixed.comm);
+        let mut text = family::describe(&layout, &groups, &self.options);
+        let prepared = self.prepare(&layout, groups, comm.rank(), comm.world_size());
+        if let Err(error) = &prepared {
+            text = format!("what it can do = not this: {error}\n");
+        }
+        let mut family = self.agreed(&*comm, prepared, &text)?;
+        self.first_values(&*comm, &mut family.0, initial)?;
+        self.commit(family);
+        Ok(())
+    }
+
+    fn prepare(
+        &self,
+        layout: &Layout,
+        groups: Groups,
+        rank: usize,
+        world_size: usize,
+    ) -> Result<(Family, Pool, Exchange), Error> {
+        if let Some(p) = layout.params().iter().find(|p| self.by_name.contains_key(p.name())) {
+            return Err(Error::NameTaken { name: p.name().to_owned() });
+        }
+        self.options.norm.check()?;
+        let before = Before {
+            params: self.entries.len(),
+            buckets: self.buckets.len(),
+            vectors: self.frozen.len(),
+            groups: self.groups.len(),
+        };
+        let family = Family::new(layout, groups, before, rank, world_size, &self.options)?;
+        let pool = Pool::new(&self.pool_sizes(&family), &self.options.meter)?;
+        let params = self.entries.len() + family.entries.len();
+        let counted = self.options.missing == Missing::SkipIfMissingEverywhere;
+        let presence = if counted { params.div_ceil(2) } else { 0 };
+        let exchange = Exchange::new(SUM_HEAD + ExactSum::WORDS + presence, &self.options.meter)?;
+        Ok((family, pool, exchange))
+    }
+
+    /// For each gradient type: the longest bucket, and how many of that length are kept.
+    fn pool_sizes(&self, family: &Family) -> Vec<(DType, usize, usize)> {
+        let mut sizes: Vec<(DType, usize, usize)> = Vec::new();
+        let kept = self.handover.fixed.buckets.iter().chain(&family.kept);
+        for bucket in kept.filter(|_| self.options.stage == Stage::Zero2).map(|k| &k.plan) {
+            match sizes.iter_mut().find(|(dtype, ..)| *dtype == bucket.grads) {
+                Some((_, len, count)) => (*len, *count) = ((*len).max(bucket.len), POOL),
+                None => sizes.push((bucket.grads, bucket.len, 1)),
+            }
+        }
+        sizes
+    }
+
+    /// What was prepared, once all ranks have shown that theirs is the same.
+    fn agreed<T>(&self, comm: &dyn Communicator, prepared: Result<T, Error>, text: &str) -> Result<T, Error> {
+        let same = agree::same_everywhere(comm, &self.options.meter, text);
+        let prepared = prepared?;
+        same?;
+        Ok(prepared)
+    }
+
+    fn first_values(
+        &self,
+        comm: &dyn Communicator,
+        family: &mut Family,
+        initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
+    ) -> Result<(), Error> {
+        let compare = self.options.initial == Initial::Compare;
+        let mut text = String::new();
+        let filled = if compare || comm.rank() == 0 { family.fill(initial) } else { Ok(()) };
+        match &filled {
+            Err(error) => text = format!("initial values = {error}\n"),
+            Ok(()) if compare => family.describe_values(&mut text)?,
+            Ok(()) => {}
+        }
+        self.agreed(comm, filled, &text)?;
+        if !compare {
+            family.broadcast(comm)?;
+        }
+        family.buckets.iter_mut().try_for_each(Owned::fill_masters)
+    }
+
+    /// Takes in what was prepared; cannot fail.
+    fn commit(&mut self, (mut family, pool, exchange): (Family, Pool, Exchange)) {
+        for entry in &family.entries {
+            self.by_name.insert(entry.param.name().to_owned(), self.by_name.len());
+        }
+        self.entries.append(&mut family.entries);
+        self.groups.append(&mut family.groups.groups);
+        self.buckets.append(&mut family.buckets);
+        self.frozen.append(&mut family.frozen);
+        self.handover.extend(family.kept, family.fillings, pool);
+        self.exchange = exchange;
+        self.progress.present.resize_with(self.entries.len(), AtomicBool::default);
+        self.room.due.resize(self.entries.len(), 0);
+        let pieces = self.handover.fixed.buckets.iter().map(|k| k.gathered.len()).sum();
+        self.room.gathering.reserve(pieces);
+        self.progress.sent_before = self.handover.fixed.comm.stats().total().bytes;
+    }
+
+    /// The values of a parameter.
+    pub fn param(&self, name: &str) -> Result<Slice<'_>, Error> {
+        let entry = &self.entries[self.index(name)?];
+        Ok(match &entry.place {
+            Place::Bucket { bucket, range, .. } => {
+                self.buckets[*bucket].params.as_slice().slice(range.clone())?
+            }
+            Place::Frozen { vector, range } => self.frozen[*vector].as_slice().slice(range.clone())?,
+        })
+    }
+
+    /// This rank's part of a parameter's state; nothing of a frozen one.
+    pub fn state(&self, name: &str) -> Result<ParamState<'_>, Error> {
+        let entry = &self.entries[self.index(name)?];
+        let mut state = ParamState { range: 0..0, slots: Vec::new(), master: None, t: entry.t };
+        let Place::Bucket { bucket, range, .. } = &entry.place else { return Ok(state) };
+        let owned = &self.buckets[*bucket];
+        let Some((within, kept)) = owned.state_of(range) else { return Ok(state) };
+        for (slot, values) in self.groups[entry.group].rule.state().iter().zip(owned.state()) {
+            state.slots.push((slot, values.as_slice().slice(kept.clone())?));
+        }
+        state.master = owned.master().map(|m| m.as_slice().slice(kept)).transpose()?;
+        state.range = within;
+        Ok(state)
+    }
+
+    /// All parameters, in registration order.
+    pub fn params(&self) -> impl Iterator<Item = &Param> {
+        self.entries.iter().map(|e| &e.param)
+    }
+
+    /// The communicator the ranks step with.
+    pub fn comm(&self) -> &Arc<dyn Communicator> {
+        &self.handover.fixed.comm
+    }
+
+    /// What the optimizer was made with.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    pub(crate) fn index(&self, name: &str) -> Result<usize, Error> {
+        let unknown = || Error::UnknownParam { name: name.to_owned(), count: self.entries.len() };
+        self.by_name.get(name).copied().ok_or_else(unknown)
+    }
+}

@@ -1,0 +1,131 @@
+//! What a run is made with, and what changes from step to step.
+
+use crate::Owners;
+use meshstep_optim::Norm;
+use meshstep_tensor::{DType, Meter};
+
+/// What is divided among the ranks.
+///
+/// | stage | gradients | state | sent per step and rank, parameters P, ranks n |
+/// |---|---|---|---|
+/// | `Replicated` | all | all | all-reduce: 2(n-1)/n P |
+/// | `Zero1` | all | 1/n | reduce-scatter + all-gather: 2(n-1)/n P |
+/// | `Zero2` | 1/n and two buckets | 1/n | the same; (k+1)(n-1)/n P with k micro-batches |
+/// | `WholeParams` | all | by whole parameters | all-reduce + broadcasts: up to 3(n-1)/n P |
+///
+/// Stages 0 to 2 are those of Rajbhandari et al., *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*
+/// (2020). On the loopback backend all of them end with the same bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Stage {
+    /// Stage 0: every rank updates everything.
+    Replicated,
+    /// Optimizer state is sharded.
+    #[default]
+    Zero1,
+    /// Optimizer state and gradients are sharded; a bucket of gradients is given back once it is reduced.
+    Zero2,
+    /// The classic sharded optimizer: each parameter has one owner, which updates and broadcasts it.
+    WholeParams(Owners),
+}
+
+/// How gradients of several ranks and micro-batches become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Combine {
+    /// Their mean over ranks and micro-batches. The mean over ranks is taken in the reduction's accumulator, before
+    /// rounding; that over micro-batches is a factor into the update.
+    #[default]
+    Mean,
+    /// Their sum.
+    Sum,
+    /// sum(w g) / sum(w), w the weight of each micro-batch on each rank: its samples or tokens. Products are rounded to the
+    /// gradients' type once; f16 is refused, since w g overflows it.
+    Weighted,
+}
+
+/// What happens when a rank has no gradient for a parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Missing {
+    /// The step fails on every rank, naming rank and parameter; nothing changes.
+    #[default]
+    Error,
+    /// It counts as zeros.
+    Zero,
+    /// A parameter that no rank has a gradient for is left alone, its state and its `t` too; missing on some ranks
+    /// counts as zeros there.
+    SkipIfMissingEverywhere,
+}
+
+/// Where the first parameter values come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Initial {
+    /// Rank 0's go to everyone; the other ranks' values are not asked for.
+    #[default]
+    Broadcast,
+    /// Every rank has them, and they must be the same: a difference is an error naming the first parameter.
+    Compare,
+}
+
+/// How an [`Optimizer`](crate::Optimizer) is built. The same on every rank; that is checked.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// What is divided among the ranks.
+    pub stage: Stage,
+    /// Elements after which a bucket is closed; `None`: max(40e6, 1e6 per rank). A parameter is never cut, so a larger
+    /// one is a bucket of its own.
+    pub bucket_len: Option<usize>,
+    /// Whether buckets travel while the caller computes. Off: the thread that fills a bucket waits for its reduction.
+    pub overlap: bool,
+    /// How gradients of several ranks and micro-batches become one.
+    pub combine: Combine,
+    /// What happens when a gradient is missing.
+    pub missing: Missing,
+    /// Where the first values come from.
+    pub initial: Initial,
+    /// The type gradients are handed over and travel in; `None`: that of each parameter. f32 parameters also take bf16
+    /// and f16 gradients, 16-bit parameters also f32 ones.
+    pub grads: Option<DType>,
+    /// Whether 16-bit parameters keep an f32 master copy, which they need.
+    pub master: bool,
+    /// The norm that is clipped and reported.
+    pub norm: Norm,
+    /// Steps skipped in a row, for gradients that are not finite, before that is an error.
+    pub max_skips: u32,
+    /// Where bytes are counted.
+    pub meter: Meter,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            stage: Stage::default(),
+            bucket_len: None,
+            overlap: true,
+            combine: Combine::default(),
+            missing: Missing::default(),
+            initial: Initial::default(),
+            grads: None,
+            master: false,
+            norm: Norm::L2,
+            max_skips: 50,
+            meter: Meter::new(),
+        }
+    }
+}
+
+/// What one step is taken with. The same on every rank; that is checked, bit for bit.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct At {
+    /// Learning rate.
+    pub lr: f64,
+    /// The largest norm the gradients may have; longer ones are scaled down to it. `None`: no clipping.
+    pub max_norm: Option<f64>,
+    /// A factor on every gradient: 1 / loss scale.
+    pub grad_scale: f64,
+}
+
+impl Default for At {
+    /// lr 0.001 and no clipping.
+    fn default() -> Self {
+        At { lr: 1e-3, max_norm: None, grad_scale: 1.0 }
+    }
+}

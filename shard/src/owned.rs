@@ -1,0 +1,178 @@
+//! What one rank keeps of one bucket, and one pass over it.
+
+use crate::groups::{Group, MAX_STATES};
+use crate::plan::BucketPlan;
+use crate::{Error, Options};
+use arrayvec::ArrayVec;
+use meshstep_optim::{Flat, Scalars, Segment};
+use meshstep_tensor::{Buffer, Category, Queue, SliceMut};
+use std::ops::Range;
+
+/// A bucket's parameters, whole, and the state of the ranges this rank owns, laid end to end.
+#[derive(Debug)]
+pub(crate) struct Owned {
+    pub(crate) params: Buffer,
+    master: Option<Buffer>,
+    state: Vec<Buffer>,
+    runs: Vec<Run>,
+}
+
+/// One owned range of the bucket.
+#[derive(Debug)]
+struct Run {
+    range: Range<usize>,
+    /// Where its state and master lie.
+    kept: Range<usize>,
+    tables: Vec<Table>,
+}
+
+/// The parameters of one group within one run.
+#[derive(Debug)]
+struct Table {
+    group: usize,
+    /// Parameter, and its elements counted from the range's start.
+    pieces: Vec<(usize, Range<usize>)>,
+    /// Room for this step's segments.
+    segments: Vec<Segment>,
+}
+
+impl Owned {
+    /// Memory for `ranges` of a bucket; `group` tells each parameter's group.
+    pub(crate) fn new(
+        plan: &BucketPlan,
+        ranges: Vec<Range<usize>>,
+        states: usize,
+        group: impl Fn(usize) -> usize,
+        options: &Options,
+    ) -> Result<Self, Error> {
+        let meter = &options.meter;
+        let kept: usize = ranges.iter().map(|r| r.len()).sum();
+        let state = (0..states).map(|_| Buffer::zeroed(kept, plan.update, meter, Category::State));
+        let master = plan.has_master().then(|| Buffer::zeroed(kept, plan.update, meter, Category::Master));
+        Ok(Owned {
+            params: Buffer::zeroed(plan.len, plan.dtype, meter, Category::Params)?,
+            master: master.transpose()?,
+            state: state.collect::<Result<_, _>>()?,
+            runs: runs(plan, ranges, group),
+        })
+    }
+
+    /// Counts parameters from `first`, the ones of earlier layouts before them.
+    pub(crate) fn shift_params(&mut self, first: usize) {
+        let pieces = self.runs.iter_mut().flat_map(|r| &mut r.tables).flat_map(|t| &mut t.pieces);
+        pieces.for_each(|(param, _)| *param += first);
+    }
+
+    /// Fills the masters from the parameters.
+    pub(crate) fn fill_masters(&mut self) -> Result<(), Error> {
+        let Some(master) = &mut self.master else { return Ok(()) };
+        for Run { range, kept, .. } in &self.runs {
+            let params = self.params.as_slice().slice(range.clone())?;
+            master.as_mut().slice(kept.clone())?.cast_from(params)?;
+        }
+        Ok(())
+    }
+
+    /// One update of everything owned here whose `t` is given. `grads` is the whole bucket, or just what is owned.
+    pub(crate) fn update(
+        &mut self,
+        grads: &mut Buffer,
+        groups: &[Group],
+        t: impl Fn(usize) -> Option<u64>,
+        scalars: &Scalars,
+        queue: &Queue,
+    ) -> Result<(), Error> {
+        let whole = grads.len() == self.params.len();
+        for Run { range, kept, tables } in &mut self.runs {
+            for table in tables {
+                table.fill(&t);
+                let params = self.params.as_mut().slice(range.clone())?;
+                let (params, copy) = match &mut self.master {
+                    Some(master) => (master.as_mut().slice(kept.clone())?, Some(params)),
+                    None => (params, None),
+                };
+                let mut state = ArrayVec::<SliceMut<'_>, MAX_STATES>::new();
+                for slot in &mut self.state {
+                    state.push(slot.as_mut().slice(kept.clone())?);
+                }
+                let grads = grads.as_mut().slice(if whole { range.clone() } else { kept.clone() })?;
+                let Group { rule, lr_scale, .. } = &groups[table.group];
+                let scalars = Scalars { lr: scalars.lr * lr_scale, ..*scalars };
+                rule.update(
+                    Flat { params, grads, state: &mut state, copy },
+                    &table.segments,
+                    &scalars,
+                    queue,
+                )?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes back the next part of the parameters, in the order they were taken.
+    pub(crate) fn put_back(&mut self, part: Buffer) {
+        let so_far = self.params.take();
+        // What is left of `params` once all of it was sent lies behind its last element; the first part comes first.
+        let whole = if so_far.is_empty() { Ok(part) } else { so_far.join(part) };
+        self.params = whole.unwrap_or_else(|_| unreachable!("parts land in the order they were cut"));
+    }
+
+    /// This rank's state of the parameter at `place`: its elements within the parameter, and where they are kept.
+    pub(crate) fn state_of(&self, place: &Range<usize>) -> Option<(Range<usize>, Range<usize>)> {
+        self.runs.iter().find_map(|Run { range, kept, .. }| {
+            let both = overlap(range, place)?;
+            let first = kept.start + both.start - range.start;
+            Some((both.start - place.start..both.end - place.start, first..first + both.len()))
+        })
+    }
+
+    /// The state vectors, in the rule's order.
+    pub(crate) fn state(&self) -> &[Buffer] {
+        &self.state
+    }
+
+    /// The masters of what is owned.
+    pub(crate) fn master(&self) -> Option<&Buffer> {
+        self.master.as_ref()
+    }
+}
+
+impl Table {
+    /// This step's segments: the pieces whose parameter has a `t`.
+    fn fill(&mut self, t: impl Fn(usize) -> Option<u64>) {
+        let due =
+            |(param, range): &(usize, Range<usize>)| Some(Segment { range: range.clone(), t: t(*param)? });
+        self.segments.clear();
+        self.segments.extend(self.pieces.iter().filter_map(due));
+    }
+}
+
+fn runs(plan: &BucketPlan, ranges: Vec<Range<usize>>, group: impl Fn(usize) -> usize) -> Vec<Run> {
+    let mut next = 0;
+    let run = |range: Range<usize>| {
+        let kept = next..next + range.len();
+        next = kept.end;
+        Run { tables: tables(plan, &range, &group), range, kept }
+    };
+    ranges.into_iter().map(run).collect()
+}
+
+fn tables(plan: &BucketPlan, range: &Range<usize>, group: impl Fn(usize) -> usize) -> Vec<Table> {
+    let mut tables: Vec<Table> = Vec::new();
+    for param in &plan.params {
+        let Some(both) = overlap(range, &param.range()) else { continue };
+        let piece = (param.param, both.start - range.start..both.end - range.start);
+        let group = group(param.param);
+        match tables.iter_mut().find(|t| t.group == group) {
+            Some(table) => table.pieces.push(piece),
+            None => tables.push(Table { group, pieces: vec![piece], segments: Vec::new() }),
+        }
+    }
+    tables.iter_mut().for_each(|table| table.segments.reserve(table.pieces.len()));
+    tables
+}
+
+fn overlap(a: &Range<usize>, b: &Range<usize>) -> Option<Range<usize>> {
+    let both = a.start.max(b.start)..a.end.min(b.end);
+    (!both.is_empty()).then_some(both)
+}

@@ -1,0 +1,114 @@
+//! Who owns which part of a flat vector, or which whole parameters. Arithmetic only: no memory, no ranks talking.
+
+use meshstep_tensor::ALIGN;
+use std::cmp::Reverse;
+use std::ops::Range;
+
+/// Equal contiguous parts of a vector, padded so that every part has the same length, a multiple of 64 elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Partition {
+    chunk: usize,
+    parts: usize,
+}
+
+impl Partition {
+    /// `len` elements over `parts` parts.
+    ///
+    /// # Panics
+    /// If `parts` is 0.
+    pub fn new(len: usize, parts: usize) -> Self {
+        assert!(parts > 0, "a vector is parted among at least one rank");
+        Partition { chunk: len.div_ceil(parts).next_multiple_of(ALIGN), parts }
+    }
+
+    /// Elements of each part.
+    pub fn chunk_len(&self) -> usize {
+        self.chunk
+    }
+
+    /// Elements of all parts together: the vector's length and its pad.
+    pub fn padded_len(&self) -> usize {
+        self.chunk * self.parts
+    }
+
+    /// Part `i`'s range in the padded vector.
+    ///
+    /// # Panics
+    /// If `i` is not below the number of parts.
+    pub fn range(&self, i: usize) -> Range<usize> {
+        assert!(i < self.parts, "part {i} of {}", self.parts);
+        i * self.chunk..(i + 1) * self.chunk
+    }
+}
+
+/// How whole parameters find their owners.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Owners {
+    /// Parameter `i` belongs to rank `i` modulo the world size.
+    RoundRobin,
+    /// Largest first, each to the rank that owns the fewest elements so far (the lowest such rank): the rule of
+    /// PyTorch's `ZeroRedundancyOptimizer`.
+    SortedGreedy,
+}
+
+impl Owners {
+    /// The owner of each parameter, given their element counts.
+    ///
+    /// # Panics
+    /// If `world_size` is 0.
+    pub fn assign(self, lens: &[usize], world_size: usize) -> Vec<usize> {
+        assert!(world_size > 0, "parameters are owned by at least one rank");
+        match self {
+            Owners::RoundRobin => (0..lens.len()).map(|i| i % world_size).collect(),
+            Owners::SortedGreedy => greedy(lens, world_size),
+        }
+    }
+}
+
+fn greedy(lens: &[usize], world_size: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..lens.len()).collect();
+    order.sort_by_key(|&i| Reverse(lens[i]));
+    let mut loads: std::collections::BinaryHeap<_> =
+        (0..world_size).map(|rank| Reverse((0usize, rank))).collect();
+    let mut owners = vec![0; lens.len()];
+    for i in order {
+        if let Some(Reverse((load, rank))) = loads.pop() {
+            owners[i] = rank;
+            loads.push(Reverse((load + lens[i], rank)));
+        }
+    }
+    owners
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_equal_aligned_and_cover() {
+        for (len, parts) in [(0, 1), (1, 4), (63, 2), (256, 4), (257, 4), (1_000_003, 7)] {
+            let partition = Partition::new(len, parts);
+            assert!(partition.padded_len() >= len && partition.padded_len() < len + parts * ALIGN);
+            let mut next = 0;
+            for i in 0..parts {
+                let range = partition.range(i);
+                assert_eq!((range.start, range.len() % ALIGN), (next, 0));
+                next = range.end;
+            }
+            assert_eq!(next, partition.padded_len());
+        }
+    }
+
+    #[test]
+    fn greedy_levels_and_round_robin_does_not() {
+        let lens = [10, 1, 10, 1, 10, 1, 10, 1];
+        let load = |owners: Vec<usize>| {
+            let mut loads = [0; 2];
+            owners.iter().zip(lens).for_each(|(&o, l)| loads[o] += l);
+            loads
+        };
+        assert_eq!(load(Owners::RoundRobin.assign(&lens, 2)), [40, 4]);
+        assert_eq!(load(Owners::SortedGreedy.assign(&lens, 2)), [22, 22]);
+        assert_eq!(Owners::SortedGreedy.assign(&[3, 3, 3], 4), [0, 1, 2]);
+    }
+}

@@ -1,0 +1,349 @@
+//! Which parameters travel together, who owns what of them, and the bytes that takes. Arithmetic only.
+
+use crate::{Error, Options, Partition, Stage};
+use meshstep_optim::ExactSum;
+use meshstep_tensor::{DType, Layout};
+use std::ops::Range;
+
+/// Buckets hold at least this many elements unless told otherwise, and a million per rank: enough that a collective's
+/// latency is small beside its bytes (Megatron-Core's default).
+const BUCKET_LEN: usize = 40_000_000;
+const BUCKET_LEN_PER_RANK: usize = 1_000_000;
+
+/// Buffers a ZeRO-2 rank keeps for gradients on their way: one that fills while one travels.
+pub(crate) const POOL: usize = 2;
+
+/// u64 words before the norm's in the summed vector of the step's exchange: non-finite count and weight.
+pub(crate) const SUM_HEAD: usize = 2;
+/// u64 words of the maximised vector: largest gradient, fault, digest and its complement.
+pub(crate) const MAX_WORDS: usize = 4;
+
+/// Where everything goes: the same on every rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    world_size: usize,
+    stage: Stage,
+    buckets: Vec<BucketPlan>,
+    frozen_bytes: usize,
+    staging_bytes: usize,
+}
+
+/// Gradients that travel together, and the parameters they belong to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BucketPlan {
+    /// Type of the parameters.
+    pub dtype: DType,
+    /// Type of the gradients.
+    pub grads: DType,
+    /// Type of what a rule updates: f32 where 16-bit parameters have a master, else the parameters' own.
+    pub update: DType,
+    /// The parameters, by ascending place.
+    pub params: Vec<Placed>,
+    /// Elements, pads included: a multiple of 64 times the world size.
+    pub len: usize,
+}
+
+/// A parameter's place in its bucket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placed {
+    /// Its index in registration order.
+    pub param: usize,
+    /// Its first element in the bucket, a multiple of 64.
+    pub start: usize,
+    /// Its elements.
+    pub len: usize,
+    /// The rank that owns it, under [`Stage::WholeParams`].
+    pub owner: usize,
+}
+
+/// Bytes one rank holds, by category.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Memory {
+    /// Parameters.
+    pub params: u64,
+    /// Gradients that stay.
+    pub grads: u64,
+    /// Optimizer state.
+    pub state: u64,
+    /// f32 masters of 16-bit parameters.
+    pub master: u64,
+    /// Gradients on their way, when they are handed over in bucket order.
+    pub buckets: u64,
+    /// The vectors of the step's exchange.
+    pub staging: u64,
+}
+
+impl Memory {
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        self.params + self.grads + self.state + self.master + self.buckets + self.staging
+    }
+}
+
+/// Bytes one rank sends in a step with one micro-batch, as ring algorithms send them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Wire {
+    /// Reducing gradients.
+    pub reduce: u64,
+    /// Bringing updated parameters to everyone.
+    pub gather: u64,
+    /// The step's exchange of scalars.
+    pub exchange: u64,
+}
+
+impl Wire {
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        self.reduce + self.gather + self.exchange
+    }
+}
+
+impl Plan {
+    /// The plan for a layout on `world_size` ranks, or what in the options contradicts it.
+    pub fn new(layout: &Layout, world_size: usize, options: &Options) -> Result<Plan, Error> {
+        if world_size == 0 {
+            return Err(Error::NoRanks);
+        }
+        if options.bucket_len == Some(0) {
+            return Err(Error::EmptyBuckets);
+        }
+        if layout.params().iter().all(|p| p.frozen()) {
+            return Err(Error::NothingTrains);
+        }
+        let limit =
+            options.bucket_len.unwrap_or(BUCKET_LEN.max(BUCKET_LEN_PER_RANK.saturating_mul(world_size)));
+        let mut buckets = Vec::new();
+        for dtype in layout.params().iter().map(|p| p.dtype()).collect::<std::collections::BTreeSet<_>>() {
+            fill_buckets(&mut buckets, layout, dtype, limit, world_size, options)?;
+        }
+        if let Stage::WholeParams(owners) = options.stage {
+            let lens: Vec<usize> = layout.params().iter().map(|p| p.len()).collect();
+            let owner = owners.assign(&lens, world_size);
+            buckets.iter_mut().flat_map(|b| &mut b.params).for_each(|p| p.owner = owner[p.param]);
+        }
+        let frozen_bytes =
+            layout.dtypes().map(|d| (layout.len(d) - layout.trainable_len(d)) * d.size()).sum::<usize>();
+        let words = sum_words(layout, options) + MAX_WORDS;
+        Ok(Plan { world_size, stage: options.stage, buckets, frozen_bytes, staging_bytes: words * 8 })
+    }
+
+    /// Ranks.
+    pub fn world_size(&self) -> usize {
+        self.world_size
+    }
+
+    /// What is divided among them.
+    pub fn stage(&self) -> Stage {
+        self.stage
+    }
+
+    /// The buckets, in the order they travel.
+    pub fn buckets(&self) -> &[BucketPlan] {
+        &self.buckets
+    }
+
+    /// The ranges of bucket `bucket` that `rank` updates.
+    pub fn owned(&self, bucket: usize, rank: usize) -> Vec<Range<usize>> {
+        let plan = &self.buckets[bucket];
+        match self.stage {
+            Stage::Replicated => std::iter::once(0..plan.len).collect(),
+            Stage::Zero1 | Stage::Zero2 => vec![plan.partition(self.world_size).range(rank)],
+            Stage::WholeParams(_) => {
+                plan.params.iter().filter(|p| p.owner == rank && p.len > 0).map(Placed::range).collect()
+            }
+        }
+    }
+
+    /// The ranges of bucket `bucket` that `rank` adds to the norm: over all ranks every element once.
+    pub fn counted(&self, bucket: usize, rank: usize) -> Vec<Range<usize>> {
+        match self.stage {
+            Stage::Replicated => vec![self.buckets[bucket].partition(self.world_size).range(rank)],
+            _ => self.owned(bucket, rank),
+        }
+    }
+
+    /// The parts of bucket `bucket` that travel to everyone after an update: nothing at stage 0, all of it at stages 1 and 2,
+    /// under [`Stage::WholeParams`] the neighbours of one owner together, pads included.
+    pub fn gathered(&self, bucket: usize) -> Vec<(usize, Range<usize>)> {
+        let plan = &self.buckets[bucket];
+        match self.stage {
+            _ if plan.len == 0 => Vec::new(),
+            Stage::Replicated => Vec::new(),
+            Stage::Zero1 | Stage::Zero2 => vec![(0, 0..plan.len)],
+            Stage::WholeParams(_) => plan.runs(),
+        }
+    }
+
+    /// The bytes `rank` holds at its peak, for a rule with `states` state vectors, when gradients are handed over in bucket
+    /// order by one thread.
+    pub fn memory(&self, rank: usize, states: usize) -> Memory {
+        let mut memory = Memory {
+            params: self.frozen_bytes as u64,
+            staging: self.staging_bytes as u64,
+            buckets: self.pool().iter().map(|(dtype, len, count)| (len * dtype.size() * count) as u64).sum(),
+            ..Memory::default()
+        };
+        for (i, bucket) in self.buckets.iter().enumerate() {
+            let owned: usize = self.owned(i, rank).iter().map(|r| r.len()).sum();
+            let kept = if self.stage == Stage::Zero2 { owned } else { bucket.len };
+            memory.params += (bucket.len * bucket.dtype.size()) as u64;
+            memory.grads += (kept * bucket.grads.size()) as u64;
+            memory.state += (owned * bucket.update.size() * states) as u64;
+            memory.master += if bucket.has_master() { (owned * bucket.update.size()) as u64 } else { 0 };
+        }
+        memory
+    }
+
+    /// The bytes `rank` sends in a step with one micro-batch.
+    pub fn wire(&self, rank: usize) -> Wire {
+        let n = self.world_size;
+        let mut wire = Wire {
+            exchange: ring_all_reduce(self.staging_bytes / 8 - MAX_WORDS, n, rank, 8),
+            ..Wire::default()
+        };
+        wire.exchange += ring_all_reduce(MAX_WORDS, n, rank, 8);
+        for (b, bucket) in self.buckets.iter().enumerate() {
+            let others = bucket.len - bucket.len / n;
+            let grads = (others * bucket.grads.size()) as u64;
+            let params = (others * bucket.dtype.size()) as u64;
+            match self.stage {
+                Stage::Replicated => wire.reduce += 2 * grads,
+                Stage::Zero1 | Stage::Zero2 => {
+                    wire.reduce += grads;
+                    wire.gather += params;
+                }
+                Stage::WholeParams(_) => {
+                    wire.reduce += 2 * grads;
+                    let size = bucket.dtype.size();
+                    wire.gather +=
+                        self.gathered(b).iter().map(|run| ring_broadcast(run, n, rank, size)).sum::<u64>();
+                }
+            }
+        }
+        wire
+    }
+
+    /// For each gradient type a ZeRO-2 rank pools: the length of its longest bucket, and how many buffers.
+    pub(crate) fn pool(&self) -> Vec<(DType, usize, usize)> {
+        let mut pool: Vec<(DType, usize, usize)> = Vec::new();
+        for bucket in self.buckets.iter().filter(|_| self.stage == Stage::Zero2) {
+            match pool.iter_mut().find(|(dtype, ..)| *dtype == bucket.grads) {
+                Some((_, len, count)) => (*len, *count) = ((*len).max(bucket.len), POOL),
+                None => pool.push((bucket.grads, bucket.len, 1)),
+            }
+        }
+        pool
+    }
+}
+
+impl BucketPlan {
+    /// Its equal parts.
+    pub fn partition(&self, world_size: usize) -> Partition {
+        Partition::new(self.len, world_size)
+    }
+
+    /// Whether its parameters have an f32 master.
+    pub fn has_master(&self) -> bool {
+        self.update != self.dtype
+    }
+
+    /// Neighbours of one owner, pads included.
+    fn runs(&self) -> Vec<(usize, Range<usize>)> {
+        let mut runs: Vec<(usize, Range<usize>)> = Vec::new();
+        for (i, param) in self.params.iter().enumerate() {
+            let end = self.place_end(i);
+            match runs.last_mut() {
+                Some((owner, range)) if *owner == param.owner => range.end = end,
+                _ => runs.push((param.owner, param.start..end)),
+            }
+        }
+        runs
+    }
+
+    /// Where the next parameter's place begins, or the bucket ends: pads go with the parameter before them.
+    pub(crate) fn place_end(&self, i: usize) -> usize {
+        self.params.get(i + 1).map_or(self.len, |next| next.start)
+    }
+}
+
+impl Placed {
+    /// Its elements in the bucket.
+    pub fn range(&self) -> Range<usize> {
+        self.start..self.start + self.len
+    }
+}
+
+/// u64 words of the summed vector of the step's exchange.
+pub(crate) fn sum_words(layout: &Layout, options: &Options) -> usize {
+    SUM_HEAD + ExactSum::WORDS + presence_words(layout.params().len(), options)
+}
+
+/// Two parameters a word: how many ranks have a gradient for each; only where the policy asks.
+fn presence_words(params: usize, options: &Options) -> usize {
+    if options.missing == crate::Missing::SkipIfMissingEverywhere { params.div_ceil(2) } else { 0 }
+}
+
+fn fill_buckets(
+    buckets: &mut Vec<BucketPlan>,
+    layout: &Layout,
+    dtype: DType,
+    limit: usize,
+    world_size: usize,
+    options: &Options,
+) -> Result<(), Error> {
+    let mut open: Option<BucketPlan> = None;
+    for param in layout.flat_order(dtype) {
+        let info = &layout.params()[param];
+        if info.frozen() {
+            continue;
+        }
+        let padded = info.padded_range().len();
+        if let Some(full) = open.take_if(|b| b.len > 0 && b.len + padded > limit) {
+            buckets.push(full.padded(world_size));
+        }
+        let bucket = match &mut open {
+            Some(bucket) => bucket,
+            None => open.insert(BucketPlan::empty(info, options)?),
+        };
+        bucket.params.push(Placed { param, start: bucket.len, len: info.len(), owner: 0 });
+        bucket.len += padded;
+    }
+    buckets.extend(open.map(|b| b.padded(world_size)));
+    Ok(())
+}
+
+impl BucketPlan {
+    fn empty(param: &meshstep_tensor::Param, options: &Options) -> Result<Self, Error> {
+        let (dtype, name) = (param.dtype(), || param.name().to_owned());
+        let grads = options.grads.unwrap_or(dtype);
+        let narrow = |d| matches!(d, DType::BF16 | DType::F16);
+        if narrow(dtype) && !options.master {
+            return Err(Error::NeedsMaster { name: name(), dtype });
+        }
+        if !grads.is_float() || (grads == DType::F64) != (dtype == DType::F64) {
+            return Err(Error::GradType { name: name(), dtype, grads });
+        }
+        if grads == DType::F16 && options.combine == crate::Combine::Weighted {
+            return Err(Error::WeightedF16);
+        }
+        let update = if narrow(dtype) { DType::F32 } else { dtype };
+        Ok(BucketPlan { dtype, grads, update, params: Vec::new(), len: 0 })
+    }
+
+    fn padded(mut self, world_size: usize) -> Self {
+        self.len = Partition::new(self.len, world_size).padded_len();
+        self
+    }
+}
+
+/// What `rank` sends to all-reduce `len` elements on a ring: all chunks but its own, twice; `len` need not divide.
+fn ring_all_reduce(len: usize, n: usize, rank: usize, size: usize) -> u64 {
+    let own = len / n + usize::from(rank < len % n);
+    (2 * (len - own) * size) as u64
+}
+
+/// What `rank` forwards of a broadcast: everything, unless it is the last of the ring.
+fn ring_broadcast((owner, range): &(usize, Range<usize>), n: usize, rank: usize, size: usize) -> u64 {
+    let last = (owner + n - 1) % n;
+    if rank == last { 0 } else { (range.len() * size) as u64 }
+}

@@ -1,0 +1,247 @@
+//! The step: gradients are in; one exchange decides, one pass updates, parameters go out.
+
+use crate::exchange::{self, Brought, FIELDS, FaultCode, Known};
+use crate::options::At;
+use crate::{Combine, Error, Missing, Optimizer};
+use meshstep_optim::{Scalars, clip_coef};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+/// Factors up to this stay finite in f32 with any number of ranks.
+const MAX_GRAD_SCALE: f64 = 1e30;
+
+/// A step that was taken on this rank. On CPU its outcome is known already.
+#[derive(Debug)]
+#[must_use = "the outcome says whether the step was applied or skipped"]
+pub struct Pending {
+    outcome: Outcome,
+}
+
+impl Pending {
+    /// What the step did, the same on every rank but for the traffic.
+    pub fn outcome(self) -> Result<Outcome, Error> {
+        Ok(self.outcome)
+    }
+}
+
+/// What a step did.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Outcome {
+    /// Parameters and state are one step further.
+    Applied {
+        /// The norm of the whole combined gradient, before clipping.
+        norm: f64,
+        /// What gradients were scaled by to clip them; 1 where they were short enough.
+        coef: f64,
+        /// Bytes moved and held.
+        traffic: Traffic,
+    },
+    /// Some gradient was not finite: parameters, state and counters are as they were, the gradients are dropped.
+    Skipped {
+        /// How many combined gradient elements were not finite.
+        non_finite: u64,
+        /// Steps skipped in a row, this one included.
+        in_a_row: u32,
+        /// Bytes moved and held.
+        traffic: Traffic,
+    },
+}
+
+/// Bytes of one step on this rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Traffic {
+    /// Sent by this rank's communicator since the last step, as ring algorithms send them.
+    pub sent: u64,
+    /// Gradient bytes copied into buckets; 0 where all were written into their slots.
+    pub copied: u64,
+    /// The most bytes of all categories together held at once so far, by the options' meter.
+    pub peak: u64,
+    /// Bucket buffers ever added because gradients came out of bucket order (stage 2).
+    pub pool_grown: u64,
+}
+
+impl Optimizer {
+    /// Takes the step. Collective. An error that every rank gets alike ([`Error::Fault`], [`Error::Disagree`],
+    /// [`Error::ZeroWeight`], [`Error::TooManySkips`]) drops the gradients and changes nothing else.
+    pub fn step(&mut self, at: At) -> Result<Pending, Error> {
+        let _span = tracing::debug_span!("step", step = self.progress.steps).entered();
+        let decided = self.arrive(&at).and_then(|(fault, weight)| self.decide(&at, fault, weight));
+        let outcome = match decided {
+            Ok(Decision::Apply { norm, scalars, coef }) => self.apply(&scalars).map(|()| {
+                self.progress.skips = 0;
+                Outcome::Applied { norm, coef, traffic: self.traffic() }
+            }),
+            Ok(Decision::Skip { non_finite }) => self.skip(non_finite),
+            Err(error) => Err(error),
+        };
+        self.progress.steps += u64::from(outcome.is_ok());
+        self.forget();
+        outcome.map(|outcome| Pending { outcome })
+    }
+
+    /// Drops the gradients handed over since the last step. Collective: their buckets travel, so every rank drops them
+    /// after the same micro-batches.
+    pub fn discard_gradients(&mut self) -> Result<(), Error> {
+        let landed = self.land_gradients();
+        self.forget();
+        landed.map(drop)
+    }
+
+    /// Brings this rank to where the exchange can take place, whatever it lacks, and says what it lacks.
+    fn arrive(&mut self, at: &At) -> Result<(Option<FaultCode>, u64), Error> {
+        let unfinished = *self.progress.unfinished.get_mut();
+        let due = *self.progress.due.get_mut();
+        let missing = *self.progress.missing.get_mut();
+        let sent_last = self.land_gradients()?;
+        if !sent_last {
+            // The other ranks' buckets wait for this one's.
+            self.handover.begin(true);
+            self.handover.complete(|_| {})?;
+            self.handover.settle()?;
+        }
+        let fault = match () {
+            () if unfinished => Some(FaultCode::Unfinished),
+            () if !due => Some(FaultCode::NoMicroBatch),
+            () if missing != usize::MAX => Some(FaultCode::Missing(missing)),
+            () => self.argument_fault(at),
+        };
+        Ok((fault, self.progress.weight))
+    }
+
+    /// Finishes what travels or was left unfinished; tells whether the step's last micro-batch was sent.
+    fn land_gradients(&mut self) -> Result<bool, Error> {
+        let unfinished = *self.progress.unfinished.get_mut();
+        let sent_last =
+            if unfinished { self.handover.complete(|_| {})? } else { *self.progress.due.get_mut() };
+        self.handover.settle()?;
+        Ok(sent_last)
+    }
+
+    fn argument_fault(&self, at: &At) -> Option<FaultCode> {
+        let largest = self.groups.iter().map(|g| g.lr_scale).fold(1.0, f64::max);
+        match () {
+            () if !(at.lr >= 0.0 && (at.lr * largest).is_finite()) => Some(FaultCode::Lr),
+            () if !at.max_norm.is_none_or(|x| x.is_finite() && x > 0.0) => Some(FaultCode::MaxNorm),
+            () if !(at.grad_scale > 0.0 && at.grad_scale <= MAX_GRAD_SCALE) => Some(FaultCode::GradScale),
+            () => None,
+        }
+    }
+
+    /// The one exchange, and what follows from it: the same on every rank.
+    fn decide(&mut self, at: &At, fault: Option<FaultCode>, weight: u64) -> Result<Decision, Error> {
+        let comm = Arc::clone(&self.handover.fixed.comm);
+        let fields = self.fields(at);
+        if self.options.missing == Missing::SkipIfMissingEverywhere {
+            self.exchange.present(self.progress.present.iter().map(|p| p.load(SeqCst)))?;
+        }
+        let fault = fault.map_or(0, |f| exchange::encode_fault(&f, comm.rank()));
+        let queue = self.handover.fixed.queue.clone();
+        let mine = Brought { norm: self.handover.norm(), weight, fault, fields };
+        let known = self.exchange.run(&*comm, &queue, mine)?;
+        if known.fault != 0 {
+            let name = |p: usize| self.entries.get(p).map_or(String::new(), |e| e.param.name().to_owned());
+            let (rank, fault) = exchange::decode_fault(known.fault, name);
+            return Err(Error::Fault { rank, fault });
+        }
+        if !known.same {
+            return Err(exchange::disagreement(&*comm, &self.options.meter, &fields)?);
+        }
+        self.judge(at, &known, comm.world_size())
+    }
+
+    fn judge(&self, at: &At, known: &Known, world_size: usize) -> Result<Decision, Error> {
+        let combined = match self.options.combine {
+            Combine::Mean => 1.0 / self.progress.batches as f64,
+            Combine::Sum => 1.0,
+            Combine::Weighted if known.weight == 0 => return Err(Error::ZeroWeight),
+            Combine::Weighted => world_size as f64 / known.weight as f64,
+        };
+        if known.norm.non_finite() > 0 {
+            return Ok(Decision::Skip { non_finite: known.norm.non_finite() });
+        }
+        let factor = at.grad_scale * combined;
+        let norm = factor * known.norm.finish();
+        let coef = at.max_norm.map_or(Ok(1.0), |max_norm| clip_coef(norm, max_norm))?;
+        let scalars = Scalars { lr: at.lr, grad_scale: factor * coef, zero_grads: false };
+        Ok(Decision::Apply { norm, coef, scalars })
+    }
+
+    /// Updates what this rank owns, bucket by bucket, each sent off while the next is updated.
+    fn apply(&mut self, scalars: &Scalars) -> Result<(), Error> {
+        let skips_some = self.options.missing == Missing::SkipIfMissingEverywhere;
+        for (p, (entry, due)) in self.entries.iter_mut().zip(&mut self.room.due).enumerate() {
+            let skipped = skips_some && !self.exchange.present_anywhere(p)?;
+            *due = if skipped { 0 } else { entry.t + 1 };
+        }
+        let mut updated = Ok(());
+        for b in 0..self.buckets.len() {
+            updated = self.update_bucket(b, scalars);
+            if updated.is_err() {
+                break;
+            }
+        }
+        let landed = self.room.gathering.land(&self.handover.fixed.queue, &mut self.buckets);
+        updated.and(landed)?;
+        for (entry, &due) in self.entries.iter_mut().zip(&self.room.due) {
+            entry.t = entry.t.max(due);
+        }
+        Ok(())
+    }
+
+    fn update_bucket(&mut self, b: usize, scalars: &Scalars) -> Result<(), Error> {
+        let owned = &mut self.buckets[b];
+        let due = &self.room.due;
+        if let Some(grads) = self.handover.grads(b) {
+            let t = |p: usize| (due[p] > 0).then_some(due[p]);
+            owned.update(grads, &self.groups, t, scalars, &meshstep_tensor::Queue::cpu())?;
+        }
+        let fixed = &self.handover.fixed;
+        let bucket = (b, &fixed.buckets[b]);
+        self.room.gathering.send(&*fixed.comm, &fixed.queue, fixed.stage, bucket, &mut owned.params)
+    }
+
+    fn skip(&mut self, non_finite: u64) -> Result<Outcome, Error> {
+        self.progress.skips += 1;
+        let in_a_row = self.progress.skips;
+        if in_a_row > self.options.max_skips {
+            return Err(Error::TooManySkips { skips: in_a_row });
+        }
+        Ok(Outcome::Skipped { non_finite, in_a_row, traffic: self.traffic() })
+    }
+
+    /// What must be the same on every rank, in the order of [`FIELDS`].
+    fn fields(&mut self, at: &At) -> [u64; FIELDS.len()] {
+        let max_norm = at.max_norm.unwrap_or(f64::INFINITY);
+        let scalars = [at.lr, max_norm, at.grad_scale].map(f64::to_bits);
+        let [lr, max_norm, grad_scale] = scalars;
+        [self.progress.steps, lr, max_norm, grad_scale, self.progress.batches, self.handover.launches()]
+    }
+
+    fn traffic(&mut self) -> Traffic {
+        let sent = self.handover.fixed.comm.stats().total().bytes;
+        Traffic {
+            sent: sent - self.progress.sent_before,
+            copied: *self.progress.copied.get_mut(),
+            peak: self.options.meter.peak_total(),
+            pool_grown: self.handover.grown(),
+        }
+    }
+
+    /// Begins anew, whatever became of the step.
+    fn forget(&mut self) {
+        self.handover.next_step();
+        let progress = &mut self.progress;
+        progress.present.iter_mut().for_each(|p| *p.get_mut() = false);
+        (progress.batches, progress.weight) = (0, 0);
+        *progress.unfinished.get_mut() = false;
+        *progress.due.get_mut() = false;
+        *progress.missing.get_mut() = usize::MAX;
+        *progress.copied.get_mut() = 0;
+        progress.sent_before = self.handover.fixed.comm.stats().total().bytes;
+    }
+}
+
+enum Decision {
+    Apply { norm: f64, coef: f64, scalars: Scalars },
+    Skip { non_finite: u64 },
+}

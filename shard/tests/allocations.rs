@@ -1,0 +1,104 @@
+//! A step allocates nothing after warm-up: no hidden temporaries beside what the meter names.
+
+mod common;
+
+use common::{Run, STAGES};
+use meshstep_shard::{At, Options, Outcome};
+use meshstep_tensor::Slice;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+
+/// Counts allocations of all threads while it is told to.
+struct Counting;
+
+static COUNTS: AtomicBool = AtomicBool::new(false);
+static NUMBER: AtomicUsize = AtomicUsize::new(0);
+static LARGEST: AtomicUsize = AtomicUsize::new(0);
+
+fn count(bytes: usize) {
+    if COUNTS.load(SeqCst) {
+        NUMBER.fetch_add(1, SeqCst);
+        LARGEST.fetch_max(bytes, SeqCst);
+    }
+}
+
+// SAFETY: every method passes its arguments on to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(layout.size());
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+
+    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count(size);
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.realloc(ptr, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Two warm-up steps, then four counted ones, hand-over included; returns how many allocations, and the largest.
+fn allocations(run: &Run) -> (usize, usize) {
+    let ready = std::sync::Barrier::new(run.ranks);
+    meshstep_comm::loopback::spawn(run.ranks, |comm| {
+        let rank = comm.rank();
+        let mut opt = run.build(comm).unwrap();
+        let names: Vec<String> = (0..run.lens.len()).map(common::name).collect();
+        let grads: Vec<Vec<f32>> = (0..run.lens.len())
+            .map(|i| run.gradient(1, 0, rank, i).iter().map(|&g| g as f32).collect())
+            .collect();
+        for t in 1..=6 {
+            if t == 3 {
+                ready.wait();
+                (NUMBER.store(0, SeqCst), LARGEST.store(0, SeqCst));
+                ready.wait();
+                COUNTS.store(true, SeqCst);
+                ready.wait();
+            }
+            for batch in 0..run.micro_batches {
+                let last = batch + 1 == run.micro_batches;
+                let mb = if last { opt.micro_batch(1) } else { opt.accumulate(1) }.unwrap();
+                for (name, grad) in names.iter().zip(&grads).rev() {
+                    mb.grad(name, Slice::from(&grad[..])).unwrap();
+                }
+                mb.finish().unwrap();
+            }
+            let outcome =
+                opt.step(At { lr: 0.1, max_norm: Some(1.0), ..At::default() }).unwrap().outcome().unwrap();
+            assert!(matches!(outcome, Outcome::Applied { .. }));
+        }
+        ready.wait();
+        COUNTS.store(false, SeqCst);
+        ready.wait();
+    })
+    .unwrap();
+    (NUMBER.load(SeqCst), LARGEST.load(SeqCst))
+}
+
+/// One test, so that nothing else in this binary allocates meanwhile.
+#[test]
+fn a_step_allocates_nothing_after_warm_up() {
+    for stage in STAGES {
+        for micro_batches in [1, 2] {
+            let options = Options { bucket_len: Some(3000), ..Options::default() };
+            let small = Run { lens: vec![1000, 17, 0, 2500, 64], micro_batches, options, ..Run::default() };
+            assert_eq!(allocations(&small.stage(stage)), (0, 0), "{stage:?}, {micro_batches} micro-batches");
+        }
+        // Large enough for several threads: rayon's queues may grow by a block now and then, and nothing else may.
+        let options = Options { bucket_len: None, ..Options::default() };
+        let large = Run { lens: vec![3_000_000, 100_000], ranks: 2, options, ..Run::default() };
+        let (number, largest) = allocations(&large.stage(stage));
+        assert!(
+            largest <= 4096 && number <= 200,
+            "{stage:?}: {number} allocations, the largest {largest} bytes"
+        );
+    }
+}

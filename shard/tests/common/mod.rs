@@ -1,0 +1,294 @@
+//! One training run as data, run on loopback ranks by Meshstep or by a loop anyone can check.
+#![allow(dead_code, unreachable_pub)]
+
+use meshstep_optim::{AdamW, Flat, Rule, Scalars, Segment, Sgd};
+use meshstep_shard::{At, Combine, Error, Groups, Optimizer, Options, Outcome, Owners, Stage};
+use meshstep_tensor::{DType, Layout, Queue, Slice, SliceMut, bf16, cast, f16};
+
+pub const STAGES: [Stage; 5] = [
+    Stage::Replicated,
+    Stage::Zero1,
+    Stage::Zero2,
+    Stage::WholeParams(Owners::RoundRobin),
+    Stage::WholeParams(Owners::SortedGreedy),
+];
+
+/// What a run is made of.
+#[derive(Clone, Debug)]
+pub struct Run {
+    pub lens: Vec<usize>,
+    pub ranks: usize,
+    pub steps: u64,
+    pub micro_batches: usize,
+    pub rule: WhichRule,
+    pub max_norm: Option<f64>,
+    pub gradients: Gradients,
+    pub dtype: DType,
+    pub grads: DType,
+    pub options: Options,
+    /// Every rank hands its gradients over in another random order.
+    pub shuffle: bool,
+    pub in_place: bool,
+    pub seed: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum WhichRule {
+    Sgd,
+    SgdMomentum,
+    AdamW,
+}
+
+/// What gradients look like.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Gradients {
+    /// Multiples of 1/64 below 4, times 840: sums, squares, and means over up to 8 ranks are exact.
+    Grid,
+    /// Of any size, others on every rank.
+    Rough,
+    /// Of any size, the same on every rank.
+    Equal,
+}
+
+/// What is left of a run, in bits.
+#[derive(Clone, Debug, PartialEq)]
+pub struct End {
+    pub params: Vec<Vec<u8>>,
+    pub norms: Vec<u64>,
+    pub coefs: Vec<u64>,
+}
+
+impl Default for Run {
+    fn default() -> Self {
+        Run {
+            lens: vec![70, 1, 0, 130, 64, 3],
+            ranks: 4,
+            steps: 3,
+            micro_batches: 1,
+            rule: WhichRule::AdamW,
+            max_norm: Some(1.0),
+            gradients: Gradients::Rough,
+            dtype: DType::F32,
+            grads: DType::F32,
+            options: Options { bucket_len: Some(150), ..Options::default() },
+            shuffle: false,
+            in_place: false,
+            seed: 1,
+        }
+    }
+}
+
+impl Run {
+    pub fn stage(&self, stage: Stage) -> Run {
+        let meter = meshstep_tensor::Meter::new();
+        Run { options: Options { stage, meter, ..self.options.clone() }, ..self.clone() }
+    }
+
+    pub fn layout(&self) -> Layout {
+        let add = |b: meshstep_tensor::LayoutBuilder, (i, &len): (usize, &usize)| {
+            b.param(name(i), &[len], self.dtype)
+        };
+        self.lens.iter().enumerate().fold(Layout::builder(), add).build().unwrap()
+    }
+
+    pub fn groups(&self) -> Groups {
+        match self.rule {
+            WhichRule::Sgd => Groups::new(Sgd::default()),
+            WhichRule::SgdMomentum => {
+                Groups::new(Sgd { momentum: 0.9, weight_decay: 0.01, ..Sgd::default() })
+            }
+            WhichRule::AdamW => Groups::new(adamw()),
+        }
+    }
+
+    /// Parameter `i`'s gradient, as the element type it is handed over in.
+    pub fn gradient(&self, t: u64, batch: usize, rank: usize, i: usize) -> Vec<f64> {
+        let rank = if self.gradients == Gradients::Equal { 0 } else { rank as u64 };
+        let key = |j: usize| hash(&[self.seed, t, batch as u64, rank, i as u64, j as u64]);
+        let value = |j: usize| match self.gradients {
+            Gradients::Grid => ((key(j) % 512) as f64 - 256.0) / 64.0 * 840.0,
+            _ => {
+                let size = 2f64.powi((key(j) >> 40) as i32 % 16 - 8);
+                (((key(j) & 0xffff) as f64 - 32768.0) / 32768.0 * size) as f32 as f64
+            }
+        };
+        (0..self.lens[i]).map(value).collect()
+    }
+
+    pub fn initial(&self, i: usize) -> Vec<f64> {
+        let value = |j: usize| (hash(&[self.seed, 77, i as u64, j as u64]) % 4001) as f64 / 2000.0 - 1.0;
+        (0..self.lens[i]).map(value).collect()
+    }
+
+    pub fn at(&self, t: u64) -> At {
+        At { lr: 0.01 / t as f64, max_norm: self.max_norm, ..At::default() }
+    }
+
+    /// The run by Meshstep; all ranks must end alike.
+    pub fn run(&self) -> End {
+        let ends = meshstep_comm::loopback::spawn(self.ranks, |comm| self.on_rank(comm).unwrap()).unwrap();
+        assert!(ends.iter().all(|end| *end == ends[0]), "ranks end apart: {self:?}");
+        ends.into_iter().next().unwrap()
+    }
+
+    pub fn build(&self, comm: std::sync::Arc<dyn meshstep_comm::Communicator>) -> Result<Optimizer, Error> {
+        let options = Options { grads: Some(self.grads), ..self.options.clone() };
+        let options = Options { meter: meshstep_tensor::Meter::new(), ..options };
+        let first = |p: &meshstep_tensor::Param, mut out: SliceMut<'_>| {
+            out.cast_from(Slice::from(&self.initial(index(p.name()))[..]))
+        };
+        Optimizer::new(comm, self.layout(), self.groups(), first, options)
+    }
+
+    fn on_rank(&self, comm: std::sync::Arc<dyn meshstep_comm::Communicator>) -> Result<End, Error> {
+        let mut opt = self.build(comm)?;
+        let mut end = End { params: Vec::new(), norms: Vec::new(), coefs: Vec::new() };
+        for t in 1..=self.steps {
+            for batch in 0..self.micro_batches {
+                self.hand_over(&mut opt, t, batch)?;
+            }
+            match opt.step(self.at(t))?.outcome()? {
+                Outcome::Applied { norm, coef, .. } => {
+                    end.norms.push(norm.to_bits());
+                    end.coefs.push(coef.to_bits());
+                }
+                skipped => panic!("{skipped:?}"),
+            }
+        }
+        end.params = params(&opt);
+        Ok(end)
+    }
+
+    pub fn hand_over(&self, opt: &mut Optimizer, t: u64, batch: usize) -> Result<(), Error> {
+        let rank = opt.comm().rank();
+        let last = batch + 1 == self.micro_batches;
+        let mb = if last { opt.micro_batch(1)? } else { opt.accumulate(1)? };
+        for i in self.order(t, rank) {
+            let grad = self.gradient(t, batch, rank, i);
+            if self.in_place {
+                let mut slot = mb.slot(&name(i))?;
+                cast(Slice::from(&grad[..]), slot.as_mut()?)?;
+                slot.fill()?;
+            } else {
+                with_dtype(self.grads, &grad, |grad| mb.grad(&name(i), grad))?;
+            }
+        }
+        mb.finish()
+    }
+
+    /// Reverse registration order, as a backward pass; or shuffled, otherwise on every rank.
+    fn order(&self, t: u64, rank: usize) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..self.lens.len()).rev().collect();
+        if self.shuffle {
+            order.sort_by_key(|&i| hash(&[self.seed, t, rank as u64, i as u64, 99]));
+        }
+        order
+    }
+
+    /// The same by one loop over whole vectors: means in f64, a plain sum of squares, one update per parameter. For
+    /// gradients on the grid every sum is exact, so it must agree to the bit.
+    pub fn naive(&self) -> End {
+        let rule = self.boxed_rule();
+        let mut params: Vec<Vec<f32>> = (0..self.lens.len()).map(|i| narrow(&self.initial(i))).collect();
+        let mut state: Vec<Vec<Vec<f32>>> =
+            self.lens.iter().map(|&len| vec![vec![0.0; len]; rule.state().len()]).collect();
+        let mut end = End { params: Vec::new(), norms: Vec::new(), coefs: Vec::new() };
+        for t in 1..=self.steps {
+            let mut grads: Vec<Vec<f32>> = (0..self.lens.len()).map(|i| self.combined(t, i)).collect();
+            let factor =
+                if self.options.combine == Combine::Mean { 1.0 / self.micro_batches as f64 } else { 1.0 };
+            let squares: f64 = grads.iter().flatten().map(|&g| f64::from(g) * f64::from(g)).sum();
+            let norm = factor * squares.sqrt();
+            let coef = self.max_norm.map_or(1.0, |max| (max / (norm + 1e-6)).min(1.0));
+            let scalars = Scalars { lr: self.at(t).lr, grad_scale: factor * coef, zero_grads: false };
+            for i in 0..self.lens.len() {
+                let mut slots: Vec<SliceMut<'_>> =
+                    state[i].iter_mut().map(|s| SliceMut::from(&mut s[..])).collect();
+                let (params, grads) = (SliceMut::from(&mut params[i][..]), SliceMut::from(&mut grads[i][..]));
+                let flat = Flat { params, grads, state: &mut slots, copy: None };
+                let all = [Segment { range: 0..self.lens[i], t }];
+                rule.update(flat, &all, &scalars, &Queue::cpu()).unwrap();
+            }
+            end.norms.push(norm.to_bits());
+            end.coefs.push(coef.to_bits());
+        }
+        end.params = params.iter().map(|p| Slice::from(&p[..]).bytes().to_vec()).collect();
+        end
+    }
+
+    fn boxed_rule(&self) -> Box<dyn Rule> {
+        match self.rule {
+            WhichRule::Sgd => Box::new(Sgd::default()),
+            WhichRule::SgdMomentum => Box::new(Sgd { momentum: 0.9, weight_decay: 0.01, ..Sgd::default() }),
+            WhichRule::AdamW => Box::new(adamw()),
+        }
+    }
+
+    fn combined(&self, t: u64, i: usize) -> Vec<f32> {
+        let mut sum = vec![0f64; self.lens[i]];
+        for batch in 0..self.micro_batches {
+            for rank in 0..self.ranks {
+                sum.iter_mut().zip(self.gradient(t, batch, rank, i)).for_each(|(s, g)| *s += g);
+            }
+        }
+        let ranks = if self.options.combine == Combine::Mean { self.ranks as f64 } else { 1.0 };
+        sum.iter().map(|s| (s / ranks) as f32).collect()
+    }
+}
+
+pub fn adamw() -> AdamW {
+    AdamW { weight_decay: 0.1, ..AdamW::default() }
+}
+
+pub fn params(opt: &Optimizer) -> Vec<Vec<u8>> {
+    opt.params().map(|p| opt.param(p.name()).unwrap().bytes().to_vec()).collect()
+}
+
+/// Every byte of this rank's state, and every parameter's `t`.
+pub fn state(opt: &Optimizer) -> Vec<(u64, Vec<Vec<u8>>)> {
+    let of = |p: &meshstep_tensor::Param| {
+        let state = opt.state(p.name()).unwrap();
+        (state.t, state.slots.iter().map(|(_, s)| s.bytes().to_vec()).collect())
+    };
+    opt.params().map(of).collect()
+}
+
+pub fn name(i: usize) -> String {
+    format!("p{i}")
+}
+
+fn index(name: &str) -> usize {
+    name[1..].parse().unwrap()
+}
+
+fn narrow(values: &[f64]) -> Vec<f32> {
+    values.iter().map(|&v| v as f32).collect()
+}
+
+pub fn with_dtype<T>(dtype: DType, values: &[f64], then: impl FnOnce(Slice<'_>) -> T) -> T {
+    match dtype {
+        DType::F32 => then(Slice::from(&narrow(values)[..])),
+        DType::BF16 => {
+            then(Slice::from(&values.iter().map(|&v| bf16::from_f32(v as f32)).collect::<Vec<_>>()[..]))
+        }
+        DType::F16 => {
+            then(Slice::from(&values.iter().map(|&v| f16::from_f32(v as f32)).collect::<Vec<_>>()[..]))
+        }
+        _ => then(Slice::from(values)),
+    }
+}
+
+pub fn hash(words: &[u64]) -> u64 {
+    // SplitMix64 over the words.
+    words.iter().fold(0x9e37_79b9_7f4a_7c15, |h, &w| {
+        let mut z = (h ^ w).wrapping_add(0x9e37_79b9_7f4a_7c15);
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    })
+}
+
+/// Property-test cases: `short` in a normal run, `long` where MESHSTEP_LONG=1 asks for every count.
+pub fn cases(short: u32, long: u32) -> u32 {
+    if std::env::var_os("MESHSTEP_LONG").is_some_and(|v| v == "1") { long } else { short }
+}
