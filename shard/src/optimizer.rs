@@ -5,12 +5,11 @@ use crate::family::{self, Before, Entry, Family, Place};
 use crate::groups::Group;
 use crate::handover::{Fixed, Handover};
 use crate::owned::Owned;
-use crate::plan::{POOL, SUM_HEAD};
+use crate::plan::{pool_sizes, sum_words};
 use crate::pool::Pool;
-use crate::{Combine, Error, Groups, Initial, Missing, Options, Stage, agree};
+use crate::{Combine, Error, Groups, Initial, Options, agree};
 use meshstep_comm::{Communicator, Reduction};
-use meshstep_optim::ExactSum;
-use meshstep_tensor::{DType, Layout, Param, Queue, Slice, SliceMut};
+use meshstep_tensor::{Layout, Param, Queue, Slice, SliceMut};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -166,25 +165,11 @@ impl Optimizer {
             groups: self.groups.len(),
         };
         let family = Family::new(layout, groups, before, rank, world_size, &self.options)?;
-        let pool = Pool::new(&self.pool_sizes(&family), &self.options.meter)?;
-        let params = self.entries.len() + family.entries.len();
-        let counted = self.options.missing == Missing::SkipIfMissingEverywhere;
-        let presence = if counted { params.div_ceil(2) } else { 0 };
-        let exchange = Exchange::new(SUM_HEAD + ExactSum::WORDS + presence, &self.options.meter)?;
+        let kept = self.handover.fixed.buckets.iter().chain(&family.kept).map(|k| &k.plan);
+        let pool = Pool::new(&pool_sizes(self.options.stage, kept), &self.options.meter)?;
+        let words = sum_words(self.entries.len() + family.entries.len(), &self.options);
+        let exchange = Exchange::new(words, &self.options.meter)?;
         Ok((family, pool, exchange))
-    }
-
-    /// For each gradient type: the longest bucket, and how many of that length are kept.
-    fn pool_sizes(&self, family: &Family) -> Vec<(DType, usize, usize)> {
-        let mut sizes: Vec<(DType, usize, usize)> = Vec::new();
-        let kept = self.handover.fixed.buckets.iter().chain(&family.kept);
-        for bucket in kept.filter(|_| self.options.stage == Stage::Zero2).map(|k| &k.plan) {
-            match sizes.iter_mut().find(|(dtype, ..)| *dtype == bucket.grads) {
-                Some((_, len, count)) => (*len, *count) = ((*len).max(bucket.len), POOL),
-                None => sizes.push((bucket.grads, bucket.len, 1)),
-            }
-        }
-        sizes
     }
 
     /// What was prepared, once all ranks have shown that theirs is the same.

@@ -1,6 +1,6 @@
 //! Which parameters travel together, who owns what of them, and the bytes that takes. Arithmetic only.
 
-use crate::{Error, Options, Partition, Stage};
+use crate::{Combine, Error, Missing, Options, Partition, Stage};
 use meshstep_optim::ExactSum;
 use meshstep_tensor::{DType, Layout};
 use std::ops::Range;
@@ -11,7 +11,7 @@ const BUCKET_LEN: usize = 40_000_000;
 const BUCKET_LEN_PER_RANK: usize = 1_000_000;
 
 /// Buffers a ZeRO-2 rank keeps for gradients on their way: one that fills while one travels.
-pub(crate) const POOL: usize = 2;
+const POOL: usize = 2;
 
 /// u64 words before the norm's in the summed vector of the step's exchange: non-finite count and weight.
 pub(crate) const SUM_HEAD: usize = 2;
@@ -123,7 +123,7 @@ impl Plan {
         }
         let frozen_bytes =
             layout.dtypes().map(|d| (layout.len(d) - layout.trainable_len(d)) * d.size()).sum::<usize>();
-        let words = sum_words(layout, options) + MAX_WORDS;
+        let words = sum_words(layout.params().len(), options) + MAX_WORDS;
         Ok(Plan { world_size, stage: options.stage, buckets, frozen_bytes, staging_bytes: words * 8 })
     }
 
@@ -180,7 +180,10 @@ impl Plan {
         let mut memory = Memory {
             params: self.frozen_bytes as u64,
             staging: self.staging_bytes as u64,
-            buckets: self.pool().iter().map(|(dtype, len, count)| (len * dtype.size() * count) as u64).sum(),
+            buckets: pool_sizes(self.stage, &self.buckets)
+                .iter()
+                .map(|(dtype, len, count)| (len * dtype.size() * count) as u64)
+                .sum(),
             ..Memory::default()
         };
         for (i, bucket) in self.buckets.iter().enumerate() {
@@ -222,18 +225,6 @@ impl Plan {
         }
         wire
     }
-
-    /// For each gradient type a ZeRO-2 rank pools: the length of its longest bucket, and how many buffers.
-    pub(crate) fn pool(&self) -> Vec<(DType, usize, usize)> {
-        let mut pool: Vec<(DType, usize, usize)> = Vec::new();
-        for bucket in self.buckets.iter().filter(|_| self.stage == Stage::Zero2) {
-            match pool.iter_mut().find(|(dtype, ..)| *dtype == bucket.grads) {
-                Some((_, len, count)) => (*len, *count) = ((*len).max(bucket.len), POOL),
-                None => pool.push((bucket.grads, bucket.len, 1)),
-            }
-        }
-        pool
-    }
 }
 
 impl BucketPlan {
@@ -273,14 +264,26 @@ impl Placed {
     }
 }
 
-/// u64 words of the summed vector of the step's exchange.
-pub(crate) fn sum_words(layout: &Layout, options: &Options) -> usize {
-    SUM_HEAD + ExactSum::WORDS + presence_words(layout.params().len(), options)
+/// For each gradient type a ZeRO-2 rank pools: the length of its longest bucket, and how many buffers of that length.
+pub(crate) fn pool_sizes<'b>(
+    stage: Stage,
+    buckets: impl IntoIterator<Item = &'b BucketPlan>,
+) -> Vec<(DType, usize, usize)> {
+    let mut pool: Vec<(DType, usize, usize)> = Vec::new();
+    for bucket in buckets.into_iter().filter(|_| stage == Stage::Zero2) {
+        match pool.iter_mut().find(|(dtype, ..)| *dtype == bucket.grads) {
+            Some((_, len, count)) => (*len, *count) = ((*len).max(bucket.len), POOL),
+            None => pool.push((bucket.grads, bucket.len, 1)),
+        }
+    }
+    pool
 }
 
-/// Two parameters a word: how many ranks have a gradient for each; only where the policy asks.
-fn presence_words(params: usize, options: &Options) -> usize {
-    if options.missing == crate::Missing::SkipIfMissingEverywhere { params.div_ceil(2) } else { 0 }
+/// u64 words of the summed vector of the step's exchange: after the norm, two parameters a word, how many ranks have a
+/// gradient for each, where the policy asks.
+pub(crate) fn sum_words(params: usize, options: &Options) -> usize {
+    let asked = options.missing == Missing::SkipIfMissingEverywhere;
+    SUM_HEAD + ExactSum::WORDS + if asked { params.div_ceil(2) } else { 0 }
 }
 
 fn fill_buckets(
@@ -323,7 +326,7 @@ impl BucketPlan {
         if !grads.is_float() || (grads == DType::F64) != (dtype == DType::F64) {
             return Err(Error::GradType { name: name(), dtype, grads });
         }
-        if grads == DType::F16 && options.combine == crate::Combine::Weighted {
+        if grads == DType::F16 && options.combine == Combine::Weighted {
             return Err(Error::WeightedF16);
         }
         let update = if narrow(dtype) { DType::F32 } else { dtype };

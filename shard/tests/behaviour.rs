@@ -1,5 +1,7 @@
 //! What a step does beyond the plain case: skips, missing gradients, weights, groups, frozen and late parameters, threads.
 
+#![allow(clippy::unwrap_used, reason = "tests say what is wrong by failing")]
+
 mod common;
 
 use common::{Run, STAGES, adamw, name, params, state};

@@ -1,5 +1,7 @@
 //! Whatever is sharded, however it is bucketed, in whatever order gradients come: the same bits.
 
+#![allow(clippy::unwrap_used, reason = "tests say what is wrong by failing")]
+
 mod common;
 
 use common::{Gradients, Run, STAGES, WhichRule, cases};

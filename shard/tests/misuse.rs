@@ -1,5 +1,7 @@
 //! Bad input, on one rank or on all: an error that names the thing, the same on every rank; nothing changes.
 
+#![allow(clippy::unwrap_used, reason = "tests say what is wrong by failing")]
+
 mod common;
 
 use common::{Run, STAGES, adamw, name, params, state};
@@ -207,8 +209,6 @@ fn one_rank_errs(stage: Stage, wrong: &(dyn Fn(&Run, &mut Optimizer) -> Option<A
 #[test]
 fn a_fault_on_one_rank_is_every_ranks_error() {
     type Wrong = fn(&Run, &mut Optimizer) -> Option<At>;
-    let hand = |run: &Run, opt: &mut Optimizer| run.hand_over(opt, 2, 0).unwrap();
-    let _ = hand;
     let wrongs: [(Wrong, Fault); 6] = [
         (|_, _| None, Fault::NoMicroBatch),
         (

@@ -1,5 +1,5 @@
 //! One training run as data, run on loopback ranks by Meshstep or by a loop anyone can check.
-#![allow(dead_code, unreachable_pub)]
+#![allow(dead_code, unreachable_pub, reason = "every test binary uses some of it")]
 
 use meshstep_optim::{AdamW, Flat, Rule, Scalars, Segment, Sgd};
 use meshstep_shard::{At, Combine, Error, Groups, Optimizer, Options, Outcome, Owners, Stage};
