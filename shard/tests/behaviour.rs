@@ -126,6 +126,67 @@ fn missing_gradients_follow_the_policy() {
     }
 }
 
+/// What an earlier step left in a place does not count as this step's gradient.
+#[test]
+fn a_missing_gradient_is_zeros_even_where_one_was_before() {
+    for stage in STAGES {
+        loopback::spawn(2, |comm| {
+            let options =
+                Options { stage, missing: Missing::Zero, bucket_len: Some(64), ..Options::default() };
+            let mut opt = sgd(comm, &[3, 3, 3], options);
+            for present in [3, 1] {
+                let mb = opt.micro_batch(1).unwrap();
+                (0..present).for_each(|i| mb.grad(&name(i), &[1f32; 3][..]).unwrap());
+                mb.finish().unwrap();
+                let _ = opt.step(at_one()).unwrap();
+            }
+            assert_eq!([0, 1, 2].map(|i| first(&opt, i)), [-1.0, 0.0, 0.0], "{stage:?}");
+        })
+        .unwrap();
+    }
+}
+
+/// Every rank's pieces of the state, laid together by their ranges, are one rank's state.
+#[test]
+fn state_pieces_cover_each_parameter_once() {
+    let whole = Run { ranks: 1, gradients: common::Gradients::Equal, ..Run::default() };
+    let pieces = |run: &Run| {
+        let ends = loopback::spawn(run.ranks, |comm| {
+            let mut opt = run.build(comm).unwrap();
+            for t in 1..=2 {
+                run.hand_over(&mut opt, t, 0).unwrap();
+                let _ = opt.step(run.at(t)).unwrap();
+            }
+            let of = |p: &Param| {
+                let state = opt.state(p.name()).unwrap();
+                let slots =
+                    state.slots.iter().map(|(_, v)| v.typed::<f32>().unwrap().to_vec()).collect::<Vec<_>>();
+                (state.range, slots)
+            };
+            opt.params().map(of).collect::<Vec<_>>()
+        });
+        ends.unwrap()
+    };
+    let expected = pieces(&whole).remove(0);
+    for stage in STAGES {
+        for bucket_len in [Some(70), None] {
+            let options = Options { stage, bucket_len, ..Options::default() };
+            let ranks = pieces(&Run { ranks: 3, options, ..whole.clone() });
+            for (i, (range, slots)) in expected.iter().enumerate() {
+                let mut seen = vec![0; range.len()];
+                for (part, values) in ranks.iter().map(|rank| &rank[i]) {
+                    part.clone().for_each(|j| seen[j] += 1);
+                    for (slot, values) in slots.iter().zip(values) {
+                        assert_eq!(values[..], slot[part.clone()], "{stage:?} p{i} {part:?}");
+                    }
+                }
+                let times = if stage == Stage::Replicated { 3 } else { 1 };
+                assert!(seen.iter().all(|&n| n == times), "{stage:?} p{i}: {seen:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn weights_are_over_ranks_and_micro_batches() {
     for stage in STAGES {
