@@ -1,0 +1,129 @@
+//! The command line: what can be asked for, and what is refused before anything is computed.
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use serde::Serialize;
+
+/// Meshstep at work: trains a small GPT with the optimizer step on several ranks.
+#[derive(Debug, Parser)]
+#[command(version, max_term_width = 100)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What the program can do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Train the same network under ZeRO stages 0, 1 and 2, compare the results bit for bit, and report what each
+    /// stage costs. RUST_LOG=meshstep=debug shows the spans of a step.
+    Train(Train),
+}
+
+/// Options of `train`.
+#[derive(Clone, Debug, clap::Args, Serialize)]
+#[command(allow_negative_numbers = true)] // so that -1 is refused as a number, not as an unknown option
+pub(crate) struct Train {
+    /// Only this stage: 0 replicates, 1 shards the optimizer's state, 2 the gradients too [default: one after the
+    /// other]
+    #[arg(long, value_parser = clap::value_parser!(u8).range(0..=2))]
+    pub(crate) stage: Option<u8>,
+    /// Ranks, each a thread with its own batches
+    #[arg(long, default_value_t = 4, value_parser = within::<1, 64>)]
+    pub(crate) ranks: usize,
+    /// Optimizer steps
+    #[arg(long, default_value_t = 400, value_parser = within::<1, 1_000_000>)]
+    pub(crate) steps: usize,
+    /// Sequences per step on each rank
+    #[arg(long, default_value_t = 2, value_parser = within::<1, 1024>)]
+    pub(crate) batch: usize,
+    /// What first values and batches are drawn from
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// The update rule
+    #[arg(long, value_enum, default_value_t = Optimizer::Adamw)]
+    pub(crate) optimizer: Optimizer,
+    /// Elements after which a bucket of gradients is closed and travels [default: a sixteenth of the parameters]
+    #[arg(long, value_name = "ELEMS", value_parser = within::<1, { 1 << 40 }>)]
+    pub(crate) bucket: Option<usize>,
+    /// Cores to use: updates share that many threads, and each rank's matrix products get an equal part of them
+    /// unless RAYON_NUM_THREADS says otherwise [default: all]
+    #[arg(long, value_parser = within::<1, 1024>)]
+    pub(crate) threads: Option<usize>,
+    /// A text file, or a folder with .md, .rs and .txt files [default: the Rust sources of this workspace's
+    /// dependencies]
+    #[arg(long, value_name = "FILE|DIR")]
+    pub(crate) corpus: Option<PathBuf>,
+    /// Where loss.svg and train.json go [default: target/train of this workspace]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
+}
+
+/// The update rules to choose from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Optimizer {
+    /// AdamW, beta 0.9 and 0.99, weight decay 0.1 on matrices.
+    Adamw,
+    /// SGD with Nesterov momentum 0.9.
+    Sgd,
+}
+
+impl Train {
+    /// The stages to run, in order.
+    pub(crate) fn stages(&self) -> Vec<u8> {
+        self.stage.map_or_else(|| vec![0, 1, 2], |stage| vec![stage])
+    }
+}
+
+/// A whole number from `MIN` to `MAX`.
+fn within<const MIN: usize, const MAX: usize>(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(number) if (MIN..=MAX).contains(&number) => Ok(number),
+        _ => Err(format!("give a whole number from {MIN} to {MAX}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    fn train(args: &str) -> Result<Train, String> {
+        let words = ["meshstep-bench", "train"].into_iter().chain(args.split_whitespace());
+        let Command::Train(train) = Cli::try_parse_from(words).map_err(|error| error.to_string())?.command;
+        Ok(train)
+    }
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn all_stages_run_unless_one_is_named() {
+        assert_eq!(train("").unwrap().stages(), [0, 1, 2]);
+        assert_eq!(train("--stage 1").unwrap().stages(), [1]);
+    }
+
+    #[test]
+    fn bad_values_are_refused_with_what_would_work() {
+        for (args, hint) in [
+            ("--ranks 0", "from 1 to 64"),
+            ("--ranks 65", "from 1 to 64"),
+            ("--steps 0", "from 1 to 1000000"),
+            ("--steps many", "from 1 to 1000000"),
+            ("--batch -1", "from 1 to 1024"),
+            ("--bucket 0", "from 1 to"),
+            ("--threads 0", "from 1 to 1024"),
+            ("--stage 3", "0..=2"),
+            ("--optimizer adam", "adamw, sgd"),
+            ("--seed -1", "--seed"),
+        ] {
+            let error = train(args).unwrap_err();
+            assert!(error.contains(hint), "{args}: {error}");
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! What the network reads: text cut into a part to train on and a part held out, and batches of both.
+//!
+//! Everything here is a function of the text, the seed and the place in the run, so that every stage sees the same
+//! batches and every rank its own.
+
+mod files;
+
+pub(crate) use files::Text;
+
+use anyhow::{Result, ensure};
+
+use crate::gpt::{Batch, VOCAB};
+use crate::keyed::Stream;
+
+/// The text is cut into blocks, and of this many blocks the last is held out.
+const HELD_OUT_ONE_IN: usize = 16;
+
+/// Blocks are this long, or shorter where the text would have too few of them.
+const MAX_BLOCK: usize = 64 << 10;
+
+/// Bytes to train on and bytes to test on.
+#[derive(Clone, Debug)]
+pub(crate) struct Corpus {
+    train: Vec<u8>,
+    held_out: Vec<u8>,
+    context: usize,
+}
+
+/// Where in a run a training batch belongs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    /// The run's seed.
+    pub(crate) seed: u64,
+    /// From 0.
+    pub(crate) step: usize,
+    /// From 0.
+    pub(crate) rank: usize,
+}
+
+impl Corpus {
+    /// Splits `text` for sequences of `context` bytes.
+    ///
+    /// # Errors
+    /// If the text is too short to give both parts a sequence and the byte that follows it.
+    pub(crate) fn new(text: &[u8], context: usize) -> Result<Self> {
+        let least = HELD_OUT_ONE_IN * (context + 1);
+        ensure!(
+            text.len() >= least,
+            "the corpus has {} bytes, and sequences of {context} bytes need at least {least}: give --corpus a \
+             longer file, or a folder with more text",
+            text.len()
+        );
+        let block = (text.len() / (4 * HELD_OUT_ONE_IN)).clamp(context + 1, MAX_BLOCK);
+        let (mut train, mut held_out) = (Vec::new(), Vec::new());
+        for (i, block) in text.chunks(block).enumerate() {
+            let last_of_its_group = i % HELD_OUT_ONE_IN == HELD_OUT_ONE_IN - 1;
+            if last_of_its_group { &mut held_out } else { &mut train }.extend_from_slice(block);
+        }
+        Ok(Self { train, held_out, context })
+    }
+
+    /// Bytes to train on, and bytes held out.
+    pub(crate) fn lens(&self) -> (usize, usize) {
+        (self.train.len(), self.held_out.len())
+    }
+
+    /// Sequences to train on, from places that depend on `place` and the row alone.
+    pub(crate) fn train_batch(&self, place: Place, rows: usize) -> Batch {
+        let stream = Stream::new(place.seed, &[place.step as u64, place.rank as u64]);
+        let starts = (self.train.len() - self.context) as u64;
+        self.batch(&self.train, (0..rows as u64).map(|row| stream.below(row, starts) as usize))
+    }
+
+    /// The `index`-th of `count` batches of held-out sequences, which together are spread evenly over that text.
+    pub(crate) fn held_out_batch(&self, index: usize, count: usize, rows: usize) -> Batch {
+        let last_start = self.held_out.len() - self.context - 1;
+        let sequences = (count * rows).max(2);
+        self.batch(&self.held_out, (0..rows).map(|row| (index * rows + row) * last_start / (sequences - 1)))
+    }
+
+    fn batch(&self, text: &[u8], starts: impl Iterator<Item = usize>) -> Batch {
+        let mut batch = Batch { rows: 0, inputs: Vec::new(), targets: Vec::new() };
+        for start in starts {
+            batch.rows += 1;
+            batch.inputs.extend_from_slice(&text[start..start + self.context]);
+            batch.targets.extend_from_slice(&text[start + 1..start + 1 + self.context]);
+        }
+        batch
+    }
+}
+
+/// What a byte of `text` costs, in nats, when only the frequencies of bytes are known: `-sum p ln p`.
+pub(crate) fn byte_entropy(text: &[u8]) -> f64 {
+    let mut counts = [0u64; VOCAB];
+    for &byte in text {
+        counts[usize::from(byte)] += 1;
+    }
+    let share = |&count: &u64| count as f64 / text.len() as f64;
+    -counts.iter().filter(|&&count| count > 0).map(share).map(|p| p * libm::log(p)).sum::<f64>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn corpus(len: usize, context: usize) -> Corpus {
+        let text: Vec<u8> = (0..len as u64).map(|i| Stream::new(5, &[]).below(i, 256) as u8).collect();
+        Corpus::new(&text, context).unwrap()
+    }
+
+    #[test]
+    fn one_block_in_sixteen_is_held_out_and_nothing_is_lost() {
+        let corpus = corpus(100_000, 32);
+        let (train, held_out) = corpus.lens();
+        assert_eq!(train + held_out, 100_000);
+        assert!((5_000..7_500).contains(&held_out), "{held_out} bytes held out");
+    }
+
+    #[test]
+    fn no_held_out_sequence_occurs_in_the_training_text() {
+        let corpus = corpus(20_000, 32);
+        let batch = corpus.held_out_batch(0, 1, 8);
+        for row in batch.inputs.chunks(32) {
+            assert!(!corpus.train.windows(32).any(|window| window == row));
+        }
+    }
+
+    #[test]
+    fn batches_depend_on_seed_step_and_rank_and_on_nothing_else() {
+        let corpus = corpus(50_000, 16);
+        let place = Place { seed: 1, step: 2, rank: 3 };
+        let batch = corpus.train_batch(place, 4);
+        assert_eq!(batch, corpus.train_batch(place, 4));
+        for other in [Place { seed: 2, ..place }, Place { step: 3, ..place }, Place { rank: 0, ..place }] {
+            assert_ne!(batch, corpus.train_batch(other, 4), "{other:?}");
+        }
+        assert_eq!(corpus.train_batch(place, 2).inputs, batch.inputs[..32]);
+    }
+
+    #[test]
+    fn targets_are_the_inputs_one_byte_on() {
+        let batch = corpus(50_000, 16).train_batch(Place { seed: 0, step: 0, rank: 0 }, 3);
+        assert_eq!((batch.rows, batch.inputs.len(), batch.targets.len()), (3, 48, 48));
+        for (inputs, targets) in batch.inputs.chunks(16).zip(batch.targets.chunks(16)) {
+            assert_eq!(inputs[1..], targets[..15]);
+        }
+    }
+
+    #[test]
+    fn held_out_batches_reach_from_the_first_byte_to_the_last() {
+        let corpus = corpus(50_000, 16);
+        let (first, last) = (corpus.held_out_batch(0, 5, 2), corpus.held_out_batch(4, 5, 2));
+        assert_eq!(first.inputs[..16], corpus.held_out[..16]);
+        assert_eq!(last.targets.last(), corpus.held_out.last());
+    }
+
+    #[test]
+    fn the_shortest_corpus_works_and_a_byte_less_says_what_would() {
+        let least = HELD_OUT_ONE_IN * 33;
+        let corpus = corpus(least, 32);
+        assert_eq!(corpus.held_out_batch(0, 1, 1).rows, 1);
+        let error = Corpus::new(&vec![b'a'; least - 1], 32).unwrap_err().to_string();
+        assert!(error.contains("527 bytes") && error.contains("at least 528"), "{error}");
+    }
+
+    #[test]
+    fn entropy_of_known_texts() {
+        assert!((byte_entropy(b"abcd") - 4f64.ln()).abs() < 1e-12);
+        assert!(byte_entropy(b"aaaa").abs() < 1e-12);
+        let all: Vec<u8> = (0..=255).collect();
+        assert!((byte_entropy(&all) - 256f64.ln()).abs() < 1e-12);
+    }
+}

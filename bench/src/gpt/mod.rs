@@ -1,0 +1,118 @@
+//! A byte-level GPT whose backward pass goes block by block, so that gradients leave while it runs.
+//!
+//! The network is GPT-2's (Radford et al. 2019): learned positions, then layers of causal attention and of a four
+//! times wider MLP, each behind a layer norm and around a residual; no dropout. Three things differ: the output
+//! matrix is not tied to the embedding, so that its gradient can leave first; queries, keys and values have no bias;
+//! and the MLP's nonlinearity is max(x, 0)^2 (So et al., "Primer", 2021), which is cheap on a CPU.
+
+mod backward;
+mod layers;
+mod ops;
+mod params;
+#[cfg(test)]
+mod tests;
+mod weights;
+
+use anyhow::{Result, ensure};
+use candle_core::Tensor;
+
+pub(crate) use params::Param;
+pub(crate) use weights::{Weights, with_values};
+
+use layers::{Scope, Tokens};
+use ops::Constants;
+
+/// How many different tokens there are: every byte is one.
+pub(crate) const VOCAB: usize = 256;
+
+/// The sizes of a network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub(crate) struct Config {
+    /// Transformer blocks.
+    pub(crate) layers: usize,
+    /// Attention heads of a block; they divide `width`.
+    pub(crate) heads: usize,
+    /// Channels of the residual stream.
+    pub(crate) width: usize,
+    /// Tokens of a sequence.
+    pub(crate) context: usize,
+}
+
+impl Default for Config {
+    /// About a million parameters: what two cores teach something in half a minute.
+    fn default() -> Self {
+        Self { layers: 4, heads: 4, width: 144, context: 64 }
+    }
+}
+
+/// Token sequences of one length: `rows` times the context, and the token that follows each.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Batch {
+    /// How many sequences there are.
+    pub(crate) rows: usize,
+    /// What the network reads, row by row.
+    pub(crate) inputs: Vec<u8>,
+    /// What it should say, row by row.
+    pub(crate) targets: Vec<u8>,
+}
+
+/// A network of one rank, for batches of one size.
+#[derive(Debug)]
+pub(crate) struct Gpt {
+    config: Config,
+    rows: usize,
+    constants: Constants,
+    weights: Weights,
+}
+
+impl Gpt {
+    /// A network of zeros; [`Weights::set`] gives it values.
+    pub(crate) fn new(config: Config, rows: usize) -> Result<Self> {
+        let Config { layers, heads, width, context } = config;
+        ensure!(
+            layers * heads * width * context * rows > 0,
+            "{rows} rows of {config:?}: all must be at least 1"
+        );
+        ensure!(width.is_multiple_of(heads), "{heads} heads do not divide {width} channels");
+        let (constants, weights) = (Constants::new(rows, context)?, Weights::zeros(&config.params())?);
+        Ok(Self { config, rows, constants, weights })
+    }
+
+    /// The parameters' values.
+    pub(crate) fn weights(&self) -> &Weights {
+        &self.weights
+    }
+
+    /// The mean loss of a batch, in nats per byte. Gradients go to `on_grad` as their block's backward pass ends, in
+    /// exactly the reverse of the order [`Config::params`] lists them in.
+    pub(crate) fn loss_and_grads(
+        &self,
+        batch: &Batch,
+        mut on_grad: impl FnMut(&str, &Tensor) -> Result<()>,
+    ) -> Result<f32> {
+        backward::loss_and_grads(&self.scope(), &self.tokens(batch)?, &mut on_grad)
+    }
+
+    /// The mean loss of a batch, in nats per byte, without gradients.
+    pub(crate) fn loss(&self, batch: &Batch) -> Result<f32> {
+        backward::loss(&self.scope(), &self.tokens(batch)?)
+    }
+
+    fn scope(&self) -> Scope<'_> {
+        Scope { config: &self.config, weights: &self.weights, constants: &self.constants }
+    }
+
+    fn tokens(&self, batch: &Batch) -> Result<Tokens> {
+        let Batch { rows, inputs, targets } = batch;
+        let len = self.rows * self.config.context;
+        ensure!(
+            *rows == self.rows && inputs.len() == len && targets.len() == len,
+            "a batch of {rows} rows, {} inputs and {} targets, where {} rows of {} bytes are needed",
+            inputs.len(),
+            targets.len(),
+            self.rows,
+            self.config.context
+        );
+        Tokens::new(batch)
+    }
+}

@@ -1,0 +1,67 @@
+//! candle's own copy of the parameters, and the two doors through which numbers pass without another copy.
+
+use std::collections::HashMap;
+
+use anyhow::{Context as _, Result, ensure};
+use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Storage, Tensor, Var};
+
+use super::Param;
+
+/// The network's parameters as candle variables, by name.
+#[derive(Debug)]
+pub(crate) struct Weights {
+    vars: HashMap<String, Var>,
+}
+
+impl Weights {
+    /// Zeros in the shapes of `params`.
+    pub(crate) fn zeros(params: &[Param]) -> Result<Self> {
+        let zeros =
+            |p: &Param| Ok((p.name.clone(), Var::zeros(p.shape.as_slice(), DType::F32, &Device::Cpu)?));
+        Ok(Self { vars: params.iter().map(zeros).collect::<Result<_>>()? })
+    }
+
+    /// Bytes candle holds for them.
+    pub(crate) fn bytes(&self) -> usize {
+        self.vars.values().map(|var| var.elem_count() * size_of::<f32>()).sum()
+    }
+
+    /// Copies `values`, in row-major order, over the parameter `name`.
+    pub(crate) fn set(&self, name: &str, values: &[f32]) -> Result<()> {
+        let var = self.get(name)?;
+        let len = var.elem_count();
+        ensure!(values.len() == len, "{name} has {len} elements, not {}", values.len());
+        Ok(var.inplace_op1(&Overwrite(values))?)
+    }
+
+    /// The variable called `name`.
+    pub(super) fn get(&self, name: &str) -> Result<&Var> {
+        self.vars.get(name).with_context(|| format!("the network has no parameter {name}"))
+    }
+}
+
+/// Hands the numbers of a contiguous f32 tensor to `read`, in row-major order, where they lie.
+pub(crate) fn with_values<T>(tensor: &Tensor, read: impl FnOnce(&[f32]) -> T) -> Result<T> {
+    let tensor = tensor.contiguous()?;
+    let (storage, layout) = tensor.storage_and_layout();
+    let Storage::Cpu(storage) = &*storage else { anyhow::bail!("a tensor is on {:?}", tensor.device()) };
+    let (start, end) = layout.contiguous_offsets().context("a contiguous tensor has gaps")?;
+    Ok(read(&storage.as_slice::<f32>()?[start..end]))
+}
+
+/// Replaces a variable's numbers; `Var::set` would need them in a tensor first.
+struct Overwrite<'a>(&'a [f32]);
+
+impl InplaceOp1 for Overwrite<'_> {
+    fn name(&self) -> &'static str {
+        "overwrite"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
+        let (CpuStorage::F32(storage), Some((start, end))) = (storage, layout.contiguous_offsets()) else {
+            candle_core::bail!("a parameter is not a contiguous f32 tensor")
+        };
+        storage[start..end].copy_from_slice(self.0);
+        Ok(())
+    }
+}

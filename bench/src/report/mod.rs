@@ -1,0 +1,186 @@
+//! What a run found out, as numbers: the rest of this module shows them.
+
+mod plot;
+mod table;
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+use serde::Serialize;
+
+use crate::cli::Train;
+use crate::memory::Seen;
+
+/// Everything a run found out; `train.json` is this.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Report {
+    /// What was asked for.
+    pub(crate) asked: Train,
+    /// The network: layers, heads, width, context.
+    pub(crate) model: crate::gpt::Config,
+    /// Numbers the network has.
+    pub(crate) params: usize,
+    /// Elements after which a bucket was closed.
+    pub(crate) bucket: usize,
+    /// Where the text is from.
+    pub(crate) corpus: String,
+    /// Bytes to train on.
+    pub(crate) train_bytes: usize,
+    /// Bytes held out.
+    pub(crate) held_out_bytes: usize,
+    /// Nats a byte of the corpus costs when only frequencies are known.
+    pub(crate) byte_entropy: f64,
+    /// Nats a byte costs when nothing is known: ln 256.
+    pub(crate) uniform: f64,
+    /// One entry per stage that ran.
+    pub(crate) stages: Vec<StageReport>,
+    /// Where the stages' final parameters differ first; none where they are bit-identical.
+    pub(crate) difference: Option<String>,
+}
+
+/// What one stage found out.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct StageReport {
+    /// 0, 1 or 2.
+    pub(crate) stage: u8,
+    /// The loss of every step, in nats per byte, averaged over the ranks.
+    pub(crate) losses: Vec<f64>,
+    /// The loss on held-out text after the last step.
+    pub(crate) held_out: f64,
+    /// Steps that changed nothing because a gradient was not finite.
+    pub(crate) skipped: usize,
+    /// Wall time of a step, in milliseconds.
+    pub(crate) ms_per_step: f64,
+    /// Peak bytes on the rank that had most.
+    pub(crate) peak: Peak,
+    /// Bytes each rank sent per step, counted as a ring algorithm would send them.
+    pub(crate) wire_bytes: f64,
+    /// Resident memory of the process, all ranks together.
+    pub(crate) process: Seen,
+}
+
+/// Most bytes a rank held at once, by purpose.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Peak {
+    /// Parameters.
+    pub(crate) params: u64,
+    /// Gradients that stay until the update.
+    pub(crate) grads: u64,
+    /// Gradients on their way.
+    pub(crate) buckets: u64,
+    /// Optimizer state.
+    pub(crate) state: u64,
+    /// candle's own copy of the parameters.
+    pub(crate) framework: u64,
+}
+
+impl StageReport {
+    /// The mean loss of the last twentieth of the steps, at least of one.
+    pub(crate) fn train_loss(&self) -> f64 {
+        let last = self.losses.len().div_ceil(20);
+        self.losses[self.losses.len() - last..].iter().sum::<f64>() / last as f64
+    }
+}
+
+impl Report {
+    /// 2 (n-1)/n times the bytes of the parameters, pads included: what a ring moves to reduce gradients and to bring
+    /// parameters to everyone.
+    pub(crate) fn ring_bytes(&self) -> f64 {
+        let ranks = self.asked.ranks as f64;
+        2.0 * (ranks - 1.0) / ranks * self.stages.first().map_or(0, |stage| stage.peak.params) as f64
+    }
+
+    /// In words, that all final parameters are the same.
+    pub(crate) fn agreement(&self) -> String {
+        let stages: Vec<String> = self.stages.iter().map(|stage| stage.stage.to_string()).collect();
+        format!("parameters are bit-identical on every rank of stage {}", stages.join(", "))
+    }
+
+    /// The table of all stages, ready to print.
+    pub(crate) fn table(&self) -> String {
+        table::table(self)
+    }
+
+    /// Writes `train.json` and `loss.svg` into `folder`.
+    pub(crate) fn write(&self, folder: &Path) -> Result<()> {
+        let json = folder.join("train.json");
+        fs::write(&json, serde_json::to_string_pretty(self)? + "\n")
+            .with_context(|| format!("writing {}", json.display()))?;
+        plot::draw(self, &folder.join("loss.svg"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+    use crate::gpt::Config;
+
+    /// What a run of a million parameters on four ranks might find out.
+    pub(super) fn report() -> Report {
+        let Command::Train(asked) = Cli::parse_from(["meshstep-bench", "train"]).command;
+        Report {
+            asked,
+            model: Config::default(),
+            params: 1_000_000,
+            bucket: 62_500,
+            corpus: "1.00 MiB of text".to_owned(),
+            train_bytes: 983_040,
+            held_out_bytes: 65_536,
+            byte_entropy: 3.355,
+            uniform: 256f64.ln(),
+            stages: (0..3).map(stage).collect(),
+            difference: None,
+        }
+    }
+
+    fn stage(stage: u8) -> StageReport {
+        let losses =
+            (0..300).map(|t| 2.2 + 3.3 * (-f64::from(t) / 60.0).exp() + 0.1 * (f64::from(t) * 1.7).sin());
+        let part = if stage == 0 { 4_000_000 } else { 1_000_000 };
+        let grads = if stage == 2 { 1_000_000 } else { 4_000_000 };
+        let peak = Peak {
+            params: 4_000_000,
+            grads,
+            buckets: if stage == 2 { 600_000 } else { 0 },
+            state: 2 * part,
+            framework: 4_000_000,
+        };
+        StageReport {
+            stage,
+            losses: losses.collect(),
+            held_out: 2.25,
+            skipped: 0,
+            ms_per_step: 50.0,
+            peak,
+            wire_bytes: 6_000_000.0,
+            process: Seen { before: Some(50_000_000), peak: None },
+        }
+    }
+
+    #[test]
+    fn the_train_loss_is_the_mean_of_the_last_twentieth() {
+        let with = |losses: Vec<f64>| StageReport { losses, ..stage(0) }.train_loss();
+        assert_eq!(with(vec![7.0]), 7.0);
+        assert_eq!(with((0..40).map(f64::from).collect()), 38.5);
+    }
+
+    #[test]
+    fn both_files_are_written_and_the_json_can_be_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        report().write(folder).unwrap();
+        let json: serde_json::Value =
+            serde_json::from_slice(&fs::read(folder.join("train.json")).unwrap()).unwrap();
+        assert_eq!(json["stages"][2]["peak"]["state"], 2_000_000);
+        assert_eq!(json["asked"]["optimizer"], "adamw");
+        let svg = fs::read_to_string(folder.join("loss.svg")).unwrap();
+        assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
+        assert!(
+            ["stage 0", "stage 2", "byte entropy", "nats per byte"].iter().all(|text| svg.contains(text))
+        );
+    }
+}

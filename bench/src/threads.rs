@@ -1,0 +1,56 @@
+//! How many threads compute, decided before the first of them starts.
+//!
+//! candle reads the number of its threads from RAYON_NUM_THREADS and nowhere else. With one rank per core or more,
+//! every further thread only makes ranks wait for each other: on two cores four ranks train twice as fast with one
+//! thread each. A running program cannot change its environment safely, so it starts itself again with it.
+
+use std::env;
+use std::num::NonZero;
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+
+const VARIABLE: &str = "RAYON_NUM_THREADS";
+
+/// Sees to it that each of `ranks` ranks gets its part of `threads` threads (none: one per core), restarting the
+/// program if need be, and starts the pool that updates share.
+pub(crate) fn prepare(threads: Option<usize>, ranks: usize) -> Result<()> {
+    let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, NonZero::get));
+    if env::var_os(VARIABLE).is_none() {
+        restart(per_rank(threads, ranks))?;
+    }
+    rayon::ThreadPoolBuilder::new().num_threads(threads).build_global().context("starting the thread pool")
+}
+
+fn per_rank(threads: usize, ranks: usize) -> usize {
+    (threads / ranks).max(1)
+}
+
+/// Runs this program again in place of this run of it.
+fn restart(threads_per_rank: usize) -> Result<()> {
+    let program = env::current_exe().context("finding this program's file")?;
+    let mut again = Command::new(&program);
+    again.args(env::args_os().skip(1)).env(VARIABLE, threads_per_rank.to_string());
+    replace_by(again).with_context(|| format!("starting {} with {VARIABLE} set", program.display()))
+}
+
+#[cfg(unix)]
+fn replace_by(mut command: Command) -> Result<()> {
+    use std::os::unix::process::CommandExt as _;
+    Err(command.exec().into())
+}
+
+#[cfg(not(unix))]
+fn replace_by(mut command: Command) -> Result<()> {
+    std::process::exit(command.status()?.code().unwrap_or(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_share_the_threads_and_have_at_least_one_each() {
+        assert_eq!([per_rank(2, 4), per_rank(16, 4), per_rank(7, 2), per_rank(1, 1)], [1, 4, 3, 1]);
+    }
+}

@@ -1,0 +1,221 @@
+//! The main job: the same network under one ZeRO stage after the other, and whether they agree.
+
+mod compare;
+mod rank;
+mod rules;
+
+use std::fmt;
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+use meshstep_comm::loopback;
+
+use crate::cli::Train;
+use crate::corpus::{Corpus, Text, byte_entropy};
+use crate::gpt::{Config, Param, VOCAB};
+use crate::memory::{Process, Seen};
+use crate::progress::Progress;
+use crate::report::{Peak, Report, StageReport};
+use compare::Finals;
+use rank::Done;
+
+/// A run reads a small part of this; more would only take time to load.
+const CORPUS_CAP: usize = 8 << 20;
+
+/// Gradients travel in about this many buckets unless told otherwise.
+const BUCKETS: usize = 16;
+
+/// A run that is ready to start: all stages share it, and all ranks.
+#[derive(Debug)]
+pub(crate) struct Run {
+    asked: Train,
+    model: Config,
+    text: String,
+    corpus: Corpus,
+    byte_entropy: f64,
+    bucket: usize,
+}
+
+impl Run {
+    /// Loads the text and settles what was left open; the default corpus is found from `manifest`.
+    pub(crate) fn prepare(asked: &Train, manifest: &Path) -> Result<Self> {
+        let model = Config::default();
+        let text = match &asked.corpus {
+            Some(path) => Text::from_path(path, CORPUS_CAP)?,
+            None => Text::from_dependencies(manifest, CORPUS_CAP)?,
+        };
+        Ok(Self {
+            asked: asked.clone(),
+            model,
+            corpus: Corpus::new(&text.bytes, model.context)?,
+            byte_entropy: byte_entropy(&text.bytes),
+            bucket: asked.bucket.unwrap_or(param_count(&model).div_ceil(BUCKETS)),
+            text: text.to_string(),
+        })
+    }
+
+    /// Trains every stage asked for.
+    pub(crate) fn train(&self) -> Result<Report> {
+        let (mut stages, mut difference) = (Vec::new(), None);
+        let mut first: Option<(String, Finals)> = None;
+        for stage in self.asked.stages() {
+            let (report, finals) = self.stage(stage)?;
+            stages.push(report);
+            for (rank, finals) in finals.into_iter().enumerate() {
+                let name = format!("rank {rank} of stage {stage}");
+                let (first_name, first) = first.get_or_insert_with(|| (name.clone(), finals.clone()));
+                difference =
+                    difference.or_else(|| compare::first_difference((first_name, first), (&name, &finals)));
+            }
+        }
+        Ok(self.report(stages, difference))
+    }
+
+    /// Trains one stage on all ranks; their final parameters come by rank.
+    fn stage(&self, stage: u8) -> Result<(StageReport, Vec<Finals>)> {
+        let (steps, ranks, tokens) = (self.asked.steps, self.asked.ranks, self.tokens_per_step());
+        let progress = Progress::new(format!("stage {stage}"), steps, ranks, tokens);
+        let process = Process::watch();
+        let done = loopback::spawn(ranks, |comm| rank::train(self, stage, comm, &progress));
+        progress.finish();
+        let process = process.seen();
+        let done = all_or_cause(done?).with_context(|| format!("stage {stage}"))?;
+        let report = summary(stage, &done, process);
+        Ok((report, done.into_iter().map(|done| done.finals).collect()))
+    }
+
+    fn tokens_per_step(&self) -> usize {
+        self.asked.ranks * self.asked.batch * self.model.context
+    }
+
+    fn report(&self, stages: Vec<StageReport>, difference: Option<String>) -> Report {
+        let (train_bytes, held_out_bytes) = self.corpus.lens();
+        Report {
+            asked: self.asked.clone(),
+            model: self.model,
+            params: param_count(&self.model),
+            bucket: self.bucket,
+            corpus: self.text.clone(),
+            train_bytes,
+            held_out_bytes,
+            byte_entropy: self.byte_entropy,
+            uniform: libm::log(VOCAB as f64),
+            stages,
+            difference,
+        }
+    }
+}
+
+impl fmt::Display for Run {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Train { ranks, steps, batch, .. } = self.asked;
+        let Config { layers, heads, width, context } = self.model;
+        let params = param_count(&self.model);
+        writeln!(f, "text: {}", self.text)?;
+        writeln!(
+            f,
+            "network: {params} parameters; {layers} layers, {heads} heads, width {width}, context {context}"
+        )?;
+        write!(
+            f,
+            "run: {steps} steps on {ranks} ranks with {batch} sequences each, buckets of {}",
+            self.bucket
+        )
+    }
+}
+
+fn param_count(model: &Config) -> usize {
+    model.params().iter().map(Param::len).sum()
+}
+
+/// What every rank returned, or the error that the other ranks' errors follow from.
+fn all_or_cause(results: Vec<Result<Done>>) -> Result<Vec<Done>> {
+    let (mut done, mut errors) = (Vec::new(), Vec::new());
+    for (rank, result) in results.into_iter().enumerate() {
+        match result {
+            Ok(result) => done.push(result),
+            Err(error) => errors.push(error.context(format!("rank {rank}"))),
+        }
+    }
+    // A rank that fails leaves, and the others' collectives fail because it left.
+    let consequence =
+        |error: &anyhow::Error| matches!(error.downcast_ref(), Some(meshstep_shard::Error::Comm(_)));
+    errors.sort_by_key(consequence);
+    errors.into_iter().next().map_or(Ok(done), Err)
+}
+
+/// One stage's numbers from those of its ranks.
+fn summary(stage: u8, done: &[Done], process: Seen) -> StageReport {
+    let ranks = done.len() as f64;
+    let mean = |value: &dyn Fn(&Done) -> f64| done.iter().map(value).sum::<f64>() / ranks;
+    let steps = done.iter().map(|done| done.losses.len()).min().unwrap_or(0);
+    let most = |value: fn(&Peak) -> u64| done.iter().map(|done| value(&done.peak)).max().unwrap_or(0);
+    StageReport {
+        stage,
+        losses: (0..steps).map(|t| mean(&|done| done.losses[t])).collect(),
+        held_out: mean(&|done| done.held_out),
+        skipped: done.iter().map(|done| done.skipped).max().unwrap_or(0),
+        ms_per_step: done.iter().map(|done| done.seconds).fold(0.0, f64::max) * 1e3 / steps as f64,
+        peak: Peak {
+            params: most(|peak| peak.params),
+            grads: most(|peak| peak.grads),
+            buckets: most(|peak| peak.buckets),
+            state: most(|peak| peak.state),
+            framework: most(|peak| peak.framework),
+        },
+        wire_bytes: done.iter().map(|done| done.sent).max().unwrap_or(0) as f64 / steps as f64,
+        process,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+    use meshstep_shard::Error;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    /// A run of a small network on this file's own text.
+    fn run(options: &str) -> Run {
+        let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/src/train/mod.rs");
+        let words =
+            ["meshstep-bench", "train", "--corpus", corpus].into_iter().chain(options.split_whitespace());
+        let Command::Train(asked) = Cli::parse_from(words).command;
+        let run = Run::prepare(&asked, Path::new("nowhere")).unwrap();
+        Run { model: Config { layers: 2, heads: 2, width: 16, ..run.model }, bucket: 1000, ..run }
+    }
+
+    #[test]
+    fn every_stage_ends_with_the_same_bits_and_keeps_what_it_should() {
+        for options in ["--ranks 3 --steps 3 --batch 1", "--ranks 2 --steps 2 --batch 2 --optimizer sgd"] {
+            let report = run(options).train().unwrap();
+            assert_eq!(report.difference, None, "{options}");
+            let [zero, one, two] = report.stages.as_slice() else { panic!("{:?}", report.stages) };
+            assert_eq!((&zero.losses, zero.held_out), (&two.losses, two.held_out));
+            let ranks = report.asked.ranks as u64;
+            assert_eq!(one.peak.state.div_ceil(64), (zero.peak.state / ranks).div_ceil(64));
+            assert_eq!((one.peak.grads, two.peak.state), (zero.peak.grads, one.peak.state));
+            assert!(two.peak.grads * ranks <= zero.peak.grads + 64 * 4 * ranks * 100);
+            assert!(zero.losses.last() < zero.losses.first(), "{:?}", zero.losses);
+        }
+    }
+
+    #[test]
+    fn another_seed_ends_elsewhere_and_the_same_seed_at_the_same_place() {
+        let finals = |seed: u64| {
+            let run = run(&format!("--ranks 2 --steps 2 --batch 1 --seed {seed}"));
+            run.stage(2).unwrap().1.swap_remove(0)
+        };
+        let (first, again, other) = (finals(1), finals(1), finals(2));
+        assert_eq!(compare::first_difference(("a", &first), ("b", &again)), None);
+        assert!(compare::first_difference(("a", &first), ("b", &other)).is_some());
+    }
+
+    #[test]
+    fn the_error_told_is_the_one_that_the_others_follow_from() {
+        let left = || Err(Error::Comm(meshstep_comm::Error::Aborted { rank: 1 }).into());
+        let error = all_or_cause(vec![left(), Err(anyhow::anyhow!("out of paper")), left()]).unwrap_err();
+        assert_eq!(format!("{error:#}"), "rank 1: out of paper");
+    }
+}

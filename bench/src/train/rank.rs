@@ -1,0 +1,185 @@
+//! What one rank does: its batches through its copy of the network, its gradients into the optimizer, step by step.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result};
+use meshstep_comm::Communicator;
+use meshstep_shard::{At, Optimizer, Options, Outcome, Stage};
+use meshstep_tensor::{Category, Claim, DType, Layout, Meter, Slice, SliceMut};
+
+use super::compare::Finals;
+use super::{Run, rules};
+use crate::cli::Train;
+use crate::corpus::Place;
+use crate::gpt::{Gpt, Param, with_values};
+use crate::progress::Progress;
+use crate::report::Peak;
+use crate::schedule::Schedule;
+
+/// Gradients are scaled down to this norm.
+const MAX_NORM: f64 = 1.0;
+
+/// Held-out sequences of all ranks together, at least; as many as fill the ranks' batches evenly.
+const HELD_OUT_SEQUENCES: usize = 256;
+
+/// What a rank brings home.
+#[derive(Debug)]
+pub(super) struct Done {
+    /// Its loss at every step.
+    pub(super) losses: Vec<f64>,
+    /// Its part of the held-out loss.
+    pub(super) held_out: f64,
+    /// Steps that were skipped because a gradient was not finite.
+    pub(super) skipped: usize,
+    /// Wall time of all steps.
+    pub(super) seconds: f64,
+    /// Most bytes it held.
+    pub(super) peak: Peak,
+    /// Bytes it sent in all steps.
+    pub(super) sent: u64,
+    /// The parameters it ended with.
+    pub(super) finals: Finals,
+}
+
+/// One rank in the middle of its work.
+struct Rank<'a> {
+    run: &'a Run,
+    index: usize,
+    params: Vec<Param>,
+    gpt: Gpt,
+    optimizer: Optimizer,
+    // Counts candle's copy of the parameters for as long as it exists.
+    _framework: Claim,
+}
+
+/// Trains on one rank from the first step to the last.
+pub(super) fn train(run: &Run, stage: u8, comm: Arc<dyn Communicator>, progress: &Progress) -> Result<Done> {
+    let _span = tracing::debug_span!("rank", stage, rank = comm.rank()).entered();
+    let meter = Meter::new();
+    let mut rank = Rank::new(run, stage, comm, &meter)?;
+    let schedule = Schedule::new(rules::peak_lr(run.asked.optimizer), run.asked.steps);
+    let (mut losses, mut sent, mut skipped) = (Vec::new(), 0, 0);
+    let started = Instant::now();
+    for step in 0..run.asked.steps {
+        let loss = rank.backward(step)?;
+        progress.report(loss);
+        losses.push(loss);
+        let (applied, bytes) = rank.step(schedule.at(step))?;
+        skipped += usize::from(!applied);
+        sent += bytes;
+    }
+    let seconds = started.elapsed().as_secs_f64();
+    let (peak, finals) = (peak(&meter), rank.finals()?);
+    Ok(Done { losses, held_out: rank.held_out()?, skipped, seconds, peak, sent, finals })
+}
+
+impl<'a> Rank<'a> {
+    fn new(run: &'a Run, stage: u8, comm: Arc<dyn Communicator>, meter: &Meter) -> Result<Self> {
+        let params = run.model.params();
+        let gpt = Gpt::new(run.model, run.asked.batch)?;
+        let framework = meter.claim(Category::Framework, gpt.weights().bytes() as u64);
+        let options = Options {
+            stage: stage_named(stage),
+            bucket_len: Some(run.bucket),
+            meter: meter.clone(),
+            ..Options::default()
+        };
+        let initial = |param: &meshstep_tensor::Param, mut out: SliceMut<'_>| {
+            let values = out.typed_mut::<f32>()?;
+            let known = params.iter().find(|known| known.name == param.name());
+            known.into_iter().for_each(|known| known.fill(run.asked.seed, values));
+            Ok(())
+        };
+        let index = comm.rank();
+        let groups = rules::groups(run.asked.optimizer, &params);
+        let optimizer = Optimizer::new(comm, layout(&params)?, groups, initial, options)?;
+        let rank = Self { run, index, params, gpt, optimizer, _framework: framework };
+        rank.refresh()?;
+        Ok(rank)
+    }
+
+    /// Forward and backward of this rank's batch; gradients are handed over as they come, and travel meanwhile.
+    fn backward(&mut self, step: usize) -> Result<f64> {
+        let Train { seed, batch, .. } = self.run.asked;
+        let place = Place { seed, step, rank: self.index };
+        let batch = self.run.corpus.train_batch(place, batch);
+        let micro_batch = self.optimizer.micro_batch(batch.rows as u64)?;
+        let hand_over = |name: &str, grad: &candle_core::Tensor| {
+            with_values(grad, |grad| micro_batch.grad(name, Slice::from(grad)))?.map_err(Into::into)
+        };
+        let loss = self.gpt.loss_and_grads(&batch, hand_over)?;
+        micro_batch.finish()?;
+        Ok(f64::from(loss))
+    }
+
+    /// Takes the step and brings its values to candle; whether it was applied, and the bytes sent for it.
+    fn step(&mut self, lr: f64) -> Result<(bool, u64)> {
+        let at = At { lr, max_norm: Some(MAX_NORM), ..At::default() };
+        match self.optimizer.step(at)?.outcome()? {
+            Outcome::Applied { traffic, norm, coef } => {
+                tracing::debug!(norm, coef, "applied");
+                self.refresh()?;
+                Ok((true, traffic.sent))
+            }
+            Outcome::Skipped { traffic, non_finite, .. } => {
+                tracing::warn!(non_finite, "a step was skipped: gradients are not finite");
+                Ok((false, traffic.sent))
+            }
+        }
+    }
+
+    /// Copies the optimizer's parameters into candle's.
+    fn refresh(&self) -> Result<()> {
+        for Param { name, .. } in &self.params {
+            self.gpt.weights().set(name, self.optimizer.param(name)?.typed::<f32>()?)?;
+        }
+        Ok(())
+    }
+
+    /// The mean loss of this rank's part of the held-out sequences.
+    fn held_out(&self) -> Result<f64> {
+        let Train { ranks, batch, .. } = self.run.asked;
+        let batches = HELD_OUT_SEQUENCES.div_ceil(ranks * batch);
+        let mut sum = 0.0;
+        for i in 0..batches {
+            let index = i * ranks + self.index;
+            sum +=
+                f64::from(self.gpt.loss(&self.run.corpus.held_out_batch(index, batches * ranks, batch))?);
+        }
+        Ok(sum / batches as f64)
+    }
+
+    fn finals(&self) -> Result<Finals> {
+        let values = |param: &Param| {
+            let values = self.optimizer.param(&param.name)?.typed::<f32>()?;
+            Ok((param.name.clone(), values.to_vec()))
+        };
+        self.params.iter().map(values).collect()
+    }
+}
+
+fn stage_named(stage: u8) -> Stage {
+    match stage {
+        0 => Stage::Replicated,
+        1 => Stage::Zero1,
+        _ => Stage::Zero2,
+    }
+}
+
+fn layout(params: &[Param]) -> Result<Layout> {
+    let add = |builder: meshstep_tensor::LayoutBuilder, param: &Param| {
+        builder.param(&param.name, &param.shape, DType::F32)
+    };
+    params.iter().fold(Layout::builder(), add).build().context("laying out the parameters")
+}
+
+fn peak(meter: &Meter) -> Peak {
+    Peak {
+        params: meter.peak(Category::Params),
+        grads: meter.peak(Category::Grads),
+        buckets: meter.peak(Category::Buckets),
+        state: meter.peak(Category::State),
+        framework: meter.peak(Category::Framework),
+    }
+}
