@@ -180,10 +180,7 @@ impl Plan {
         let mut memory = Memory {
             params: self.frozen_bytes as u64,
             staging: self.staging_bytes as u64,
-            buckets: pool_sizes(self.stage, &self.buckets)
-                .iter()
-                .map(|(dtype, len, count)| (len * dtype.size() * count) as u64)
-                .sum(),
+            buckets: self.pool_bytes([]),
             ..Memory::default()
         };
         for (i, bucket) in self.buckets.iter().enumerate() {
@@ -195,6 +192,29 @@ impl Plan {
             memory.master += if bucket.has_master() { (owned * bucket.update.size()) as u64 } else { 0 };
         }
         memory
+    }
+
+    /// The bytes of gradients on their way ([`Memory::buckets`]) when one thread hands them over in `order`, parameters by
+    /// registration index. In bucket order that is two buckets of each gradient type, or one where there is only one; in
+    /// another order every bucket begun before an earlier one is full takes one more.
+    pub fn pool_bytes(&self, order: impl IntoIterator<Item = usize>) -> u64 {
+        let mut waiting: Vec<usize> =
+            self.buckets.iter().map(|b| b.params.iter().filter(|p| p.len > 0).count()).collect();
+        let (mut begun, mut sent) = (vec![false; waiting.len()], 0);
+        let mut pool = pool_sizes(self.stage, &self.buckets);
+        for param in order {
+            let holds = |b: &BucketPlan| b.params.iter().any(|p| p.param == param && p.len > 0);
+            let Some(b) = self.buckets.iter().position(holds) else { continue };
+            begun[b] = true;
+            let filling =
+                |dtype| (sent..begun.len()).filter(|&i| begun[i] && self.buckets[i].grads == dtype).count();
+            for (dtype, _, count) in &mut pool {
+                *count = (*count).max(filling(*dtype));
+            }
+            waiting[b] -= 1;
+            sent += waiting[sent..].iter().take_while(|&&left| left == 0).count();
+        }
+        pool.iter().map(|(dtype, len, count)| (len * dtype.size() * count) as u64).sum()
     }
 
     /// The bytes `rank` sends in a step with one micro-batch.

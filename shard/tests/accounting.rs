@@ -59,6 +59,38 @@ proptest! {
     }
 
     #[test]
+    fn a_pool_in_any_order_is_as_predicted(
+        lens in prop::collection::vec(prop_oneof![Just(0usize), 1usize..300], 1..16),
+        bucket_len in 1usize..600,
+        order in prop_oneof![Just("registration"), Just("reverse"), Just("random")],
+        seed in any::<u64>(),
+    ) {
+        prop_assume!(lens.iter().any(|&l| l > 0));
+        let options = Options { stage: Stage::Zero2, bucket_len: Some(bucket_len), ..Options::default() };
+        let run = Run { lens, ranks: 2, options, ..Run::default() };
+        let mut indices: Vec<usize> = (0..run.lens.len()).collect();
+        match order {
+            "registration" => {}
+            "reverse" => indices.reverse(),
+            _ => indices.sort_by_key(|&i| hash(&[seed, i as u64])),
+        }
+        let plan = Plan::new(&run.layout(), 2, &run.options).unwrap();
+        let predicted = plan.pool_bytes(indices.iter().copied());
+        meshstep_comm::loopback::spawn(2, |comm| {
+            let mut opt = run.build(comm).unwrap();
+            for _ in 0..2 {
+                let mb = opt.micro_batch(1).unwrap();
+                for &i in &indices {
+                    mb.grad(&common::name(i), &vec![1f32; run.lens[i]][..]).unwrap();
+                }
+                mb.finish().unwrap();
+                let _ = opt.step(At::default()).unwrap();
+                assert_eq!(opt.options().meter.peak(Category::Buckets), predicted, "{order} {run:?}");
+            }
+        }).unwrap();
+    }
+
+    #[test]
     fn every_element_is_owned_and_counted_once(
         lens in prop::collection::vec(0usize..500, 1..10),
         ranks in 1usize..20,
