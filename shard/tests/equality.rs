@@ -88,6 +88,18 @@ fn sixteen_bit_parameters_with_a_master_agree_over_stages() {
     }
 }
 
+/// The master, not the rounded parameter, is what updates add up in.
+#[test]
+fn sixteen_bit_parameters_are_their_masters_rounded() {
+    for dtype in [DType::BF16, DType::F16] {
+        let options = Options { master: true, bucket_len: Some(100), ..Options::default() };
+        let run = Run { dtype, gradients: Gradients::Grid, options, steps: 20, ..Run::default() };
+        for stage in STAGES {
+            assert_eq!(run.stage(stage).run(), run.naive(), "{dtype} {stage:?}");
+        }
+    }
+}
+
 #[test]
 fn f64_parameters_agree_over_stages() {
     let run = Run { dtype: DType::F64, grads: DType::F64, ..Run::default() };

@@ -185,11 +185,11 @@ impl Run {
         order
     }
 
-    /// The same by one loop over whole vectors: means in f64, a plain sum of squares, one update per parameter. For
+    /// The same by one loop over whole vectors of f32: means in f64, a plain sum of squares, one update per parameter. For
     /// gradients on the grid every sum is exact, so it must agree to the bit.
     pub fn naive(&self) -> End {
         let rule = self.boxed_rule();
-        let mut params: Vec<Vec<f32>> = (0..self.lens.len()).map(|i| narrow(&self.initial(i))).collect();
+        let mut params: Vec<Vec<f32>> = (0..self.lens.len()).map(|i| self.rounded(i)).collect();
         let mut state: Vec<Vec<Vec<f32>>> =
             self.lens.iter().map(|&len| vec![vec![0.0; len]; rule.state().len()]).collect();
         let mut end = End { params: Vec::new(), norms: Vec::new(), coefs: Vec::new() };
@@ -212,8 +212,19 @@ impl Run {
             end.norms.push(norm.to_bits());
             end.coefs.push(coef.to_bits());
         }
-        end.params = params.iter().map(|p| Slice::from(&p[..]).bytes().to_vec()).collect();
+        let bytes = |p: &Vec<f32>| {
+            let wide: Vec<f64> = p.iter().map(|&x| x.into()).collect();
+            with_dtype(self.dtype, &wide, |p| p.bytes().to_vec())
+        };
+        end.params = params.iter().map(bytes).collect();
         end
+    }
+
+    /// The first values as an update sees them: in f32, after rounding to the parameters' type.
+    fn rounded(&self, i: usize) -> Vec<f32> {
+        let mut wide = vec![0f32; self.lens[i]];
+        with_dtype(self.dtype, &self.initial(i), |p| cast(p, SliceMut::from(&mut wide[..])).unwrap());
+        wide
     }
 
     fn boxed_rule(&self) -> Box<dyn Rule> {
