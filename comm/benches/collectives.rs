@@ -22,12 +22,12 @@ struct Line {
     best: Duration,
 }
 
-/// What all ranks together must read and write at least, in multiples of one buffer.
-fn cases() -> [(&'static str, Op, fn(usize) -> usize); 3] {
+/// Each operation on `n` ranks, and what they together must read and write at least, in multiples of one buffer.
+fn cases(n: usize) -> [(&'static str, Op, usize); 3] {
     [
-        ("all_reduce", Op::all_reduce(Reduction::Sum), |n| n + n),
-        ("reduce_scatter", Op::reduce_scatter(Reduction::Sum), |n| n + 1),
-        ("all_gather", Op::all_gather(), |n| 1 + (n - 1)),
+        ("all_reduce", Op::all_reduce(Reduction::Sum), n + n),
+        ("reduce_scatter", Op::reduce_scatter(Reduction::Sum), n + 1),
+        ("all_gather", Op::all_gather(), 1 + (n - 1)),
     ]
 }
 
@@ -85,7 +85,8 @@ fn measure(
     run: impl Fn(u64) -> Result<(Duration, Duration), Error>,
 ) {
     let mut group = criterion.benchmark_group("64MiB");
-    group.sample_size(10).throughput(Throughput::Bytes(moved as u64));
+    group.sample_size(10).measurement_time(Duration::from_secs(3));
+    group.throughput(Throughput::Bytes(moved as u64));
     let best = RefCell::new(Duration::MAX);
     group.bench_function(BenchmarkId::new(name, ranks), |bencher| {
         bencher.iter_custom(|iterations| {
@@ -111,13 +112,13 @@ fn print(table: &[Line]) {
 }
 
 fn main() {
-    let mut criterion = Criterion::default().configure_from_args().measurement_time(Duration::from_secs(3));
+    let mut criterion = Criterion::default().configure_from_args();
     let table = RefCell::new(Vec::new());
     for ranks in RANKS {
         measure(&mut criterion, &table, ("copy", ranks, 2 * ranks * BYTES), |i| copies(ranks, i));
-        for (name, op, buffers) in cases() {
-            let moved = buffers(ranks) * BYTES;
-            measure(&mut criterion, &table, (name, ranks, moved), |i| collective(ranks, op, i));
+        for (name, op, buffers) in cases(ranks) {
+            let line = (name, ranks, buffers * BYTES);
+            measure(&mut criterion, &table, line, |i| collective(ranks, op, i));
         }
     }
     print(&table.into_inner());

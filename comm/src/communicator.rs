@@ -21,7 +21,6 @@ pub trait Communicator: Send + Sync + Debug {
 
     /// Starts `op` on `buffer` once what is on `after` so far is done. The buffer comes back from
     /// [`InFlight::wait`], or at once with the error where the call is refused.
-    #[expect(clippy::result_large_err, reason = "the buffer comes back by value, and nothing is allocated")]
     fn start(&self, op: Op, buffer: Buffer, after: &Queue) -> Result<InFlight, (Buffer, Error)>;
 
     /// A communicator among the ranks that give the same `color`, ranked by `key` and then by rank here; none for

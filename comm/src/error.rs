@@ -31,8 +31,8 @@ pub enum Error {
     Timeout {
         /// The operation's number on the rank whose deadline it was.
         op_number: u64,
-        /// What that rank called.
-        called: Called,
+        /// What that rank called; boxed, so that every error stays small.
+        called: Box<Called>,
         /// Who was waiting in the same operation.
         arrived: Vec<usize>,
         /// Who was waited for.

@@ -33,7 +33,7 @@ impl Faults {
         self.plan(rank, op_number, Fault::Drop)
     }
 
-    /// One bit in the middle of what the rank brings is flipped: every rank gets the same wrong result.
+    /// One bit in the middle of what the rank brings is flipped, so that whoever reads it gets the same wrong result.
     pub fn corrupt_input(self, rank: usize, op_number: u64) -> Self {
         self.plan(rank, op_number, Fault::CorruptInput)
     }

@@ -68,6 +68,10 @@ mod simd;
 mod stats;
 mod sync;
 
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}
+
 pub use clock::Clock;
 pub use communicator::Communicator;
 pub use error::{Called, Error};

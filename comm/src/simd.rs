@@ -12,11 +12,11 @@ pub(crate) trait Kernel {
 pub(crate) fn dispatch<K: Kernel>(kernel: K) {
     #[cfg(target_arch = "x86_64")]
     {
-        if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw") {
-            if is_x86_feature_detected!("avx512vl") && is_x86_feature_detected!("avx512dq") {
-                // SAFETY: the machine has just said that it has these four.
-                return unsafe { avx512(kernel) };
-            }
+        let (f, bw) = (is_x86_feature_detected!("avx512f"), is_x86_feature_detected!("avx512bw"));
+        let (vl, dq) = (is_x86_feature_detected!("avx512vl"), is_x86_feature_detected!("avx512dq"));
+        if f && bw && vl && dq {
+            // SAFETY: the machine has just said that it has these four.
+            return unsafe { avx512(kernel) };
         }
         if is_x86_feature_detected!("avx2") {
             // SAFETY: the machine has just said that it has AVX2.

@@ -1,12 +1,11 @@
 //! Locks, condition variables and threads: the standard library's, or a deterministic scheduler's when a test with the
 //! `shuttle` feature runs inside one.
 
+mod real;
 #[cfg(feature = "shuttle")]
 mod simulated;
-#[cfg(not(feature = "shuttle"))]
-mod std;
 
-#[cfg(feature = "shuttle")]
-pub(crate) use self::simulated::*;
 #[cfg(not(feature = "shuttle"))]
-pub(crate) use self::std::*;
+pub(crate) use real::{Condvar, Counter, Mutex, on_threads, spawn};
+#[cfg(feature = "shuttle")]
+pub(crate) use simulated::{Condvar, Counter, Mutex, on_threads, spawn};

@@ -1,7 +1,8 @@
 //! A started operation runs while its caller computes and waits for nothing.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use meshstep_comm::{Op, Reduction, loopback};
-use meshstep_tensor::{Buffer, Category, Meter, Queue};
+use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
 use std::time::{Duration, Instant};
 
 #[test]
@@ -38,6 +39,21 @@ fn operations_run_in_the_order_in_which_they_were_started() {
             result.unwrap();
             assert_eq!(buffer.typed::<u64>().unwrap(), [3 * i as u64]);
             last = false;
+        }
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_buffer_comes_back_only_when_no_rank_writes_to_it_any_more() {
+    let len = 1 << 19;
+    loopback::spawn(4, |comm| {
+        let mut buffer = Buffer::zeroed(len, DType::U64, &Meter::new(), Category::Grads).unwrap();
+        for round in 1..40 {
+            buffer.typed_mut::<u64>().unwrap().fill(round);
+            comm.all_reduce(&mut buffer, Reduction::Sum).unwrap();
+            // Whoever is first to return sees every portion, whichever rank moved it, and may write at once.
+            assert!(buffer.typed::<u64>().unwrap().iter().all(|&sum| sum == 4 * round), "round {round}");
         }
     })
     .unwrap();

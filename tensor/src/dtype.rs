@@ -47,10 +47,19 @@ impl fmt::Display for DType {
     }
 }
 
-/// A Rust type that is the element of some [`DType`].
-pub trait Element: bytemuck::Pod + PartialEq + fmt::Debug + Send + Sync {
+/// A Rust type that is the element of some [`DType`]: f32, f64, bf16, f16 and u64, and no other.
+pub trait Element: sealed::Sealed + bytemuck::Pod + PartialEq + fmt::Debug + Send + Sync {
     /// The type's name at run time.
     const DTYPE: DType;
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for f32 {}
+    impl Sealed for f64 {}
+    impl Sealed for half::bf16 {}
+    impl Sealed for half::f16 {}
+    impl Sealed for u64 {}
 }
 
 impl Element for f32 {

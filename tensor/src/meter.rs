@@ -71,7 +71,7 @@ struct Count {
 impl Count {
     // The sum that `fetch_add` returned is a value `live` really had, so the peak is exact under any interleaving.
     fn add(&self, bytes: u64) {
-        let live = self.live.fetch_add(bytes, Relaxed) + bytes;
+        let live = self.live.fetch_add(bytes, Relaxed).saturating_add(bytes);
         self.peak.fetch_max(live, Relaxed);
     }
 

@@ -137,7 +137,7 @@ impl<'a> SliceMut<'a> {
         cast(src, self.reborrow())
     }
 
-    /// Multiplies every element by `factor`, 16-bit ones in f32; each product is rounded once.
+    /// Multiplies every element by `factor`, in f32 with the factor rounded to f32, or in f64; each product is rounded once.
     pub fn scale(&mut self, factor: f64) -> Result<(), Error> {
         let narrow = factor as f32;
         match self.dtype {

@@ -3,7 +3,7 @@
 use super::meeting::Seat;
 use super::shared::View;
 use crate::in_flight::Tickets;
-use crate::sync::{Condvar, Guard, Mutex};
+use crate::sync::{Condvar, Mutex};
 use crate::{Called, Error, Op, Stats};
 use meshstep_tensor::{Buffer, Queue};
 use std::collections::VecDeque;
@@ -70,7 +70,6 @@ impl Lane {
     }
 
     /// Takes an operation in, or gives the buffer back with the reason why not.
-    #[expect(clippy::result_large_err, reason = "the buffer comes back by value, and nothing is allocated")]
     pub(super) fn enqueue(&self, op: Op, buffer: Buffer) -> Result<usize, (Buffer, Error)> {
         if let Err(error) = op.check(self.rank, self.world_size, buffer.len(), buffer.dtype()) {
             return Err((buffer, error));
@@ -89,6 +88,7 @@ impl Lane {
         let view = View::of(&buffer);
         let ticket = state.place(|slot| Task { slot, op, called, view }, buffer);
         state.queue.push_back(ticket);
+        drop(state);
         self.work.notify_all();
         Ok(ticket)
     }
@@ -124,13 +124,10 @@ impl Lane {
         }
         let slot = &mut state.slots[task.slot];
         slot.result = Some(result.map(|formed| slot.formed = formed));
-        if slot.forgotten {
-            let unseen = state.vacate(task.slot);
-            drop(state);
-            drop(unseen);
-        } else {
-            self.ended.notify_all();
-        }
+        // The buffer of a forgotten operation is released after the lock.
+        let _unseen = if slot.forgotten { state.vacate(task.slot) } else { None };
+        drop(state);
+        self.ended.notify_all();
     }
 
     /// Waits for an operation and gives its slot up.
@@ -208,10 +205,10 @@ impl Tickets for Lane {
     }
 
     fn forget(&self, ticket: usize) {
-        let mut state: Guard<'_, State> = self.state.lock();
+        let mut state = self.state.lock();
         state.slots[ticket].forgotten = true;
-        let unseen = state.vacate(ticket);
+        // If it has ended already its buffer is released here, after the lock.
+        let _unseen = state.vacate(ticket);
         drop(state);
-        drop(unseen);
     }
 }

@@ -6,9 +6,8 @@ use super::colours;
 use super::shared::View;
 use super::verdict::{Party, Stand, Verdict, verdict};
 use crate::clock::Wake;
-use crate::sync::{Condvar, Guard, Mutex};
+use crate::sync::{Condvar, Counter, Mutex};
 use crate::{Action, Called, Clock, Error};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -19,7 +18,7 @@ pub(super) struct Group {
     clock: Clock,
     timeout: Duration,
     /// By a party's lowest rank: how many portions of its operation have been drawn.
-    counters: Vec<AtomicUsize>,
+    counters: Vec<Counter>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -32,6 +31,8 @@ struct State {
     formed: Vec<Option<Seat>>,
     /// The first failure; once set nobody begins anything any more.
     cause: Option<Arc<Error>>,
+    /// Whether bytes were left half moved.
+    spoilt: bool,
 }
 
 /// A rank's place in a group.
@@ -48,12 +49,13 @@ impl Group {
             views: vec![View::empty(); world_size],
             formed: vec![None; world_size],
             cause: None,
+            spoilt: false,
         };
         let group = Arc::new(Group {
             world_size,
             clock: clock.clone(),
             timeout,
-            counters: (0..world_size).map(|_| AtomicUsize::new(0)).collect(),
+            counters: (0..world_size).map(|_| Counter::new()).collect(),
             state: Mutex::new(state),
             changed: Condvar::new(),
         });
@@ -110,7 +112,7 @@ impl Group {
 
     /// What a party draws portions from; at zero when it is complete. A rank is in one party at a time, so parties that
     /// move bytes at the same time have different lowest ranks.
-    pub(super) fn counter(&self, party: Party) -> &AtomicUsize {
+    pub(super) fn counter(&self, party: Party) -> &Counter {
         let lowest = match party {
             Party::All => 0,
             Party::Pair { from, to } => from.min(to),
@@ -119,7 +121,7 @@ impl Group {
     }
 
     /// Says that `rank` has moved its bytes, and waits until its whole party has.
-    pub(super) fn leave(&self, rank: usize, party: Party) -> Option<Seat> {
+    pub(super) fn leave(&self, rank: usize, party: Party) -> Result<Option<Seat>, Arc<Error>> {
         let mut state = self.state.lock();
         state.stands[rank] = Stand::Moved;
         if party.ranks(self.world_size).all(|member| state.stands[member] == Stand::Moved) {
@@ -131,7 +133,17 @@ impl Group {
         }
         state.stands[rank] = Stand::Idle;
         state.views[rank] = View::empty();
-        state.formed[rank].take()
+        match &state.cause {
+            Some(cause) if state.spoilt => Err(Arc::clone(cause)),
+            _ => Ok(state.formed[rank].take()),
+        }
+    }
+
+    /// Records that `rank` panicked while it moved bytes: no operation that is under way now has a good result.
+    pub(super) fn spoil(&self, rank: usize) {
+        let mut state = self.state.lock();
+        state.spoilt = true;
+        self.fail_locked(&mut state, Error::Panicked { rank, message: "while moving bytes".to_owned() });
     }
 
     /// Waits until `until` without taking part in anything, or until the group has failed.
@@ -185,7 +197,7 @@ impl Group {
             Verdict::Fail(error) => drop(self.fail_locked(state, error)),
             Verdict::Go(party) => {
                 self.form(state);
-                self.counter(party).store(0, Relaxed);
+                self.counter(party).reset();
                 party.ranks(self.world_size).for_each(|member| state.stands[member] = Stand::Moving);
                 self.changed.notify_all();
             }
@@ -236,14 +248,13 @@ impl State {
             Some(_) => self.stands[other].peer().is_some(),
         };
         let (arrived, missing) = concerned.into_iter().partition(here);
-        Error::Timeout { op_number: called.op_number, called, arrived, missing, after }
+        Error::Timeout { op_number: called.op_number, called: Box::new(called), arrived, missing, after }
     }
 }
 
 impl Wake for Group {
     fn wake(&self) {
-        let awake: Guard<'_, State> = self.state.lock();
+        let _awake = self.state.lock();
         self.changed.notify_all();
-        drop(awake);
     }
 }

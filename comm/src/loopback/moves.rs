@@ -1,5 +1,5 @@
-//! What is done with each portion of an operation's elements. In blocks small enough to stay in cache from the read to
-//! the last write.
+//! What is done with each portion of an operation's elements, in pieces that stay in cache from the first read to the
+//! last write.
 
 use super::cut::Part;
 use super::shared::{Portion, Share};
@@ -54,7 +54,7 @@ impl<T: Wire> Kernel for Fold<'_, T> {
                 Part::Chunk(chunk) if !to_all => chunk..chunk + 1,
                 _ => 0..n,
             };
-            for block in blocks(portion.range.clone()) {
+            for block in blocks(portion.range.clone(), reduce::block::<T>()) {
                 let (sum, rounded) = (&mut sum[..block.len()], &mut rounded[..block.len()]);
                 reduce::first(sum, portion.slice::<T>(0, block.clone()));
                 for rank in 1..n {
@@ -71,11 +71,10 @@ impl<T: Wire> Kernel for Fold<'_, T> {
 
 /// Copies a portion from the buffer of one rank to those of the others in `targets`.
 fn copy<T: Wire>(portion: &mut Portion<'_>, from: usize, targets: Range<usize>) {
-    for block in blocks(portion.range.clone()) {
-        for to in targets.clone().filter(|&to| to != from) {
-            let (from, to) = portion.two::<T>((from, block.clone()), (to, block.clone()));
-            to.copy_from_slice(from);
-        }
+    let range = portion.range.clone();
+    for to in targets.filter(|&to| to != from) {
+        let (from, to) = portion.two::<T>((from, range.clone()), (to, range.clone()));
+        to.copy_from_slice(from);
     }
 }
 
@@ -86,7 +85,7 @@ fn swap<T: Wire>(portion: &mut Portion<'_>, a: usize, b: usize) {
     in_a.swap_with_slice(in_b);
 }
 
-fn blocks(range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+fn blocks(range: Range<usize>, len: usize) -> impl Iterator<Item = Range<usize>> {
     let end = range.end;
-    range.step_by(BLOCK).map(move |start| start..end.min(start + BLOCK))
+    range.step_by(len).map(move |start| start..end.min(start + len))
 }

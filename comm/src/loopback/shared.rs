@@ -16,16 +16,16 @@
 use super::cut::{Cut, Part};
 use super::meeting::Seat;
 use super::verdict::Party;
+use crate::sync::Counter;
 use crate::{Action, Called, Error};
 use meshstep_tensor::{Buffer, DType, Element};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Where a rank's buffer lies. Using it is up to [`Share`].
+/// Where a rank's buffer lies. Only [`Portion`] looks there.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct View {
     base: NonNull<u8>,
@@ -54,7 +54,7 @@ pub(super) struct Share<'a> {
     action: Action,
     cut: Cut,
     views: &'a [View],
-    next: &'a AtomicUsize,
+    next: &'a Counter,
 }
 
 /// What one rank, and no other, may touch until it has dropped this.
@@ -83,7 +83,7 @@ impl Share<'_> {
     /// The next portion that nobody has had.
     pub(super) fn claim(&mut self) -> Option<Portion<'_>> {
         loop {
-            let (part, range) = self.cut.portion(self.next.fetch_add(1, Relaxed))?;
+            let (part, range) = self.cut.portion(self.next.next())?;
             if !range.is_empty() {
                 return Some(Portion { part, range, cut: self.cut, views: self.views });
             }
@@ -166,10 +166,10 @@ pub(super) fn exchange(
     // because a rank's buffer remains in its lane until `leave` has returned there.
     let cut = Cut::new(called.action, *rank, group.world_size(), view.len);
     let share = Share { action: called.action, cut, views, next: group.counter(party) };
-    // A panic in `body` would be a bug of ours; even then nobody gets a buffer back while others touch it.
-    let moved = catch_unwind(AssertUnwindSafe(|| body(share)));
-    if moved.is_err() {
-        group.fail(Error::Panicked { rank: *rank, message: "while moving bytes".to_owned() });
+    // A panic in `body` would be a bug of ours; even then nobody gets a buffer back while others touch it, and nobody
+    // takes the result for a good one.
+    if catch_unwind(AssertUnwindSafe(|| body(share))).is_err() {
+        group.spoil(*rank);
     }
-    Ok(group.leave(*rank, party))
+    group.leave(*rank, party)
 }

@@ -1,9 +1,11 @@
-//! Inside a shuttle execution its primitives, outside of one the standard library's: so the feature changes nothing for
-//! code that shuttle does not run.
+//! Inside a shuttle execution its primitives, outside of one the real ones: so the feature changes nothing for code that
+//! shuttle does not run.
 
+use super::real;
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::sync::PoisonError;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 fn simulating() -> bool {
@@ -12,12 +14,12 @@ fn simulating() -> bool {
 
 #[derive(Debug)]
 pub(crate) enum Mutex<T> {
-    Std(std::sync::Mutex<T>),
+    Real(real::Mutex<T>),
     Shuttle(shuttle::sync::Mutex<T>),
 }
 
 pub(crate) enum Guard<'a, T> {
-    Std(std::sync::MutexGuard<'a, T>),
+    Real(real::Guard<'a, T>),
     Shuttle(shuttle::sync::MutexGuard<'a, T>),
 }
 
@@ -26,13 +28,13 @@ impl<T> Mutex<T> {
         if simulating() {
             Mutex::Shuttle(shuttle::sync::Mutex::new(value))
         } else {
-            Mutex::Std(std::sync::Mutex::new(value))
+            Mutex::Real(real::Mutex::new(value))
         }
     }
 
     pub(crate) fn lock(&self) -> Guard<'_, T> {
         match self {
-            Mutex::Std(mutex) => Guard::Std(mutex.lock().unwrap_or_else(PoisonError::into_inner)),
+            Mutex::Real(mutex) => Guard::Real(mutex.lock()),
             Mutex::Shuttle(mutex) => Guard::Shuttle(mutex.lock().unwrap_or_else(PoisonError::into_inner)),
         }
     }
@@ -49,7 +51,7 @@ impl<T> Deref for Guard<'_, T> {
 
     fn deref(&self) -> &T {
         match self {
-            Guard::Std(guard) => guard,
+            Guard::Real(guard) => guard,
             Guard::Shuttle(guard) => guard,
         }
     }
@@ -58,7 +60,7 @@ impl<T> Deref for Guard<'_, T> {
 impl<T> DerefMut for Guard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
         match self {
-            Guard::Std(guard) => guard,
+            Guard::Real(guard) => guard,
             Guard::Shuttle(guard) => guard,
         }
     }
@@ -66,7 +68,7 @@ impl<T> DerefMut for Guard<'_, T> {
 
 #[derive(Debug)]
 pub(crate) enum Condvar {
-    Std(std::sync::Condvar),
+    Real(real::Condvar),
     Shuttle(shuttle::sync::Condvar),
 }
 
@@ -75,13 +77,13 @@ impl Condvar {
         if simulating() {
             Condvar::Shuttle(shuttle::sync::Condvar::new())
         } else {
-            Condvar::Std(std::sync::Condvar::new())
+            Condvar::Real(real::Condvar::new())
         }
     }
 
     pub(crate) fn notify_all(&self) {
         match self {
-            Condvar::Std(condvar) => condvar.notify_all(),
+            Condvar::Real(condvar) => condvar.notify_all(),
             Condvar::Shuttle(condvar) => condvar.notify_all(),
         }
     }
@@ -90,16 +92,42 @@ impl Condvar {
     /// time, so inside it only a manual clock's advance ends a wait early.
     pub(crate) fn wait<'a, T>(&self, guard: Guard<'a, T>, timeout: Option<Duration>) -> Guard<'a, T> {
         match (self, guard) {
-            (Condvar::Std(condvar), Guard::Std(guard)) => Guard::Std(match timeout {
-                None => condvar.wait(guard).unwrap_or_else(PoisonError::into_inner),
-                Some(timeout) => {
-                    condvar.wait_timeout(guard, timeout).unwrap_or_else(PoisonError::into_inner).0
-                }
-            }),
+            (Condvar::Real(condvar), Guard::Real(guard)) => Guard::Real(condvar.wait(guard, timeout)),
             (Condvar::Shuttle(condvar), Guard::Shuttle(guard)) => {
                 Guard::Shuttle(condvar.wait(guard).unwrap_or_else(PoisonError::into_inner))
             }
             _ => panic!("a communicator made inside shuttle is used outside of it, or the other way round"),
+        }
+    }
+}
+
+/// Gives each number to one caller only. Inside shuttle another thread may run before each draw.
+#[derive(Debug)]
+pub(crate) enum Counter {
+    Real(real::Counter),
+    Shuttle(shuttle::sync::atomic::AtomicUsize),
+}
+
+impl Counter {
+    pub(crate) fn new() -> Self {
+        if simulating() {
+            Counter::Shuttle(shuttle::sync::atomic::AtomicUsize::new(0))
+        } else {
+            Counter::Real(real::Counter::new())
+        }
+    }
+
+    pub(crate) fn next(&self) -> usize {
+        match self {
+            Counter::Real(counter) => counter.next(),
+            Counter::Shuttle(counter) => counter.fetch_add(1, SeqCst),
+        }
+    }
+
+    pub(crate) fn reset(&self) {
+        match self {
+            Counter::Real(counter) => counter.reset(),
+            Counter::Shuttle(counter) => counter.store(0, SeqCst),
         }
     }
 }
@@ -109,26 +137,21 @@ pub(crate) fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> io::R
     if simulating() {
         return shuttle::thread::Builder::new().name(name).spawn(body).map(drop);
     }
-    std::thread::Builder::new().name(name).spawn(body).map(drop)
+    real::spawn(name, body)
 }
 
-/// `body` on every item, each on a thread of its own; returns when all have ended. `body` must not panic. Where the
-/// system gives no thread, the item is dropped.
+/// `body` on every item, each on a thread of its own; returns when all have ended. `body` must not panic.
 pub(crate) fn on_threads<I: Send, T: Send>(
     items: Vec<I>,
     body: impl Fn(I) -> T + Sync,
 ) -> Vec<io::Result<T>> {
-    let body = &body;
-    let panicked = |_| io::Error::other("it panicked");
-    if simulating() {
-        return shuttle::thread::scope(|scope| {
-            let threads: Vec<_> = items.into_iter().map(|item| scope.spawn(move || body(item))).collect();
-            threads.into_iter().map(|thread| thread.join().map_err(panicked)).collect()
-        });
+    if !simulating() {
+        return real::on_threads(items, body);
     }
-    std::thread::scope(|scope| {
-        let start = |item| std::thread::Builder::new().spawn_scoped(scope, move || body(item));
-        let threads: Vec<_> = items.into_iter().map(start).collect();
-        threads.into_iter().map(|thread| thread?.join().map_err(panicked)).collect()
+    let body = &body;
+    shuttle::thread::scope(|scope| {
+        let threads: Vec<_> = items.into_iter().map(|item| scope.spawn(move || body(item))).collect();
+        let join = |thread: shuttle::thread::ScopedJoinHandle<'_, T>| thread.join();
+        threads.into_iter().map(|thread| join(thread).map_err(|_| io::Error::other("it panicked"))).collect()
     })
 }

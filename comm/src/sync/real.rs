@@ -3,6 +3,7 @@
 
 use std::io;
 use std::sync::PoisonError;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 pub(crate) use std::sync::MutexGuard as Guard;
@@ -38,6 +39,24 @@ impl Condvar {
             None => self.0.wait(guard).unwrap_or_else(PoisonError::into_inner),
             Some(timeout) => self.0.wait_timeout(guard, timeout).unwrap_or_else(PoisonError::into_inner).0,
         }
+    }
+}
+
+/// Gives each number to one caller only.
+#[derive(Debug)]
+pub(crate) struct Counter(AtomicUsize);
+
+impl Counter {
+    pub(crate) fn new() -> Self {
+        Counter(AtomicUsize::new(0))
+    }
+
+    pub(crate) fn next(&self) -> usize {
+        self.0.fetch_add(1, Relaxed)
+    }
+
+    pub(crate) fn reset(&self) {
+        self.0.store(0, Relaxed);
     }
 }
 

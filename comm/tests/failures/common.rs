@@ -1,0 +1,70 @@
+//! Runs that must end by themselves, and a clock moved by hand.
+
+use meshstep_comm::{Clock, Communicator, Error, Op, loopback};
+use meshstep_tensor::{Buffer, Category, Element, Meter};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+pub(crate) type Comm = Arc<dyn Communicator>;
+pub(crate) type Outcome = Result<(), Error>;
+
+pub(crate) const SECOND: Duration = Duration::from_secs(1);
+
+pub(crate) fn buffer<T: Element>(values: &[T]) -> Buffer {
+    Buffer::from_slice(values, &Meter::new(), Category::Grads).unwrap()
+}
+
+pub(crate) fn floats(len: usize) -> Buffer {
+    buffer(&vec![1.0f32; len])
+}
+
+pub(crate) fn run(comm: &Comm, op: Op, len: usize) -> Outcome {
+    comm.run(op, &mut floats(len))
+}
+
+/// Fails the test where `body` would otherwise hang it.
+pub(crate) fn in_time<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> T {
+    let (done, ended) = mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        let result = body();
+        let _ = done.send(());
+        result
+    });
+    let waited = ended.recv_timeout(Duration::from_secs(30));
+    assert!(waited != Err(mpsc::RecvTimeoutError::Timeout), "a rank hangs");
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// Runs `body` on 2 and on 4 ranks and gives every rank's outcome to `check`. The clock stands still, so no deadline
+/// ever comes: what ends, ends because its cause is known.
+pub(crate) fn each_rank(body: fn(&Comm) -> Outcome, check: impl Fn(usize, usize, Error)) {
+    for n in [2, 4] {
+        let config = loopback::Config { clock: Clock::manual(), ..loopback::Config::new(n) };
+        let outcomes = in_time(move || loopback::spawn_with(config, |comm| body(&comm)).unwrap());
+        for (rank, outcome) in outcomes.into_iter().enumerate() {
+            check(n, rank, outcome.expect_err("every rank must fail"));
+        }
+    }
+}
+
+pub(crate) fn is_mismatch(_n: usize, rank: usize, error: Error) {
+    assert!(matches!(error, Error::Mismatch { .. }), "rank {rank}: {error}");
+}
+
+/// Moves the clock until every rank has ended.
+pub(crate) fn while_time_passes<T: Send + 'static>(
+    config: loopback::Config,
+    body: impl Fn(&Comm) -> T + Send + Sync + 'static,
+) -> Vec<T> {
+    let clock = config.clock.clone();
+    in_time(move || {
+        std::thread::scope(|scope| {
+            let ranks = scope.spawn(|| loopback::spawn_with(config, |comm| body(&comm)).unwrap());
+            while !ranks.is_finished() {
+                std::thread::sleep(Duration::from_millis(1));
+                clock.advance(SECOND);
+            }
+            ranks.join().unwrap()
+        })
+    })
+}

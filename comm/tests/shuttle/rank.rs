@@ -1,0 +1,97 @@
+//! One rank's run through a program.
+
+use crate::program::{Program, Random, Step, Trouble, len};
+use meshstep_comm::{Communicator, Error, InFlight, Op, Reduction};
+use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
+use std::sync::Arc;
+
+/// What became of a rank's steps; `None` where it did not look.
+pub(crate) type Outcomes = Vec<Option<Result<(), Error>>>;
+
+pub(crate) struct Rank<'a> {
+    pub(crate) comm: Arc<dyn Communicator>,
+    pub(crate) program: &'a Program,
+    pub(crate) random: Random,
+    pub(crate) outcomes: Outcomes,
+    pub(crate) flying: Vec<(usize, InFlight)>,
+}
+
+impl<'a> Rank<'a> {
+    pub(crate) fn new(comm: Arc<dyn Communicator>, program: &'a Program, random: Random) -> Self {
+        Rank { comm, program, random, outcomes: vec![None; program.steps.len()], flying: Vec::new() }
+    }
+}
+
+impl Rank<'_> {
+    /// Runs the program to its end, also after failures. `false` where the rank is to panic.
+    pub(crate) fn run(&mut self) -> bool {
+        let me = self.comm.rank();
+        for (i, &step) in self.program.steps.iter().enumerate() {
+            let (mut op, mut len, mut dtype) = (step.op(me), len(self.program.ranks), DType::F32);
+            match self.program.trouble(me, i) {
+                Some(Trouble::Return) => break,
+                Some(Trouble::Panic) => {
+                    self.land();
+                    return false;
+                }
+                Some(Trouble::Abort) => {
+                    self.land();
+                    self.comm.abort();
+                }
+                Some(Trouble::Wrong(other, other_len, other_dtype)) => {
+                    (op, len, dtype) = (other, other_len, other_dtype);
+                }
+                _ => {}
+            }
+            if step.needs(me) {
+                self.call(i, step, op, values(me, len, dtype));
+            }
+        }
+        self.land();
+        true
+    }
+
+    fn call(&mut self, i: usize, step: Step, op: Op, mut buffer: Buffer) {
+        if matches!(step, Step::Split) {
+            let result = self.comm.split(Some(0), 0).map(drop);
+            return self.outcomes[i] = Some(result);
+        }
+        if self.random.below(2) == 0 {
+            let result = self.comm.run(op, &mut buffer);
+            self.check_sum(step, &buffer, &result);
+            return self.outcomes[i] = Some(result);
+        }
+        match self.comm.start(op, buffer, &Queue::cpu()) {
+            Ok(started) => self.flying.push((i, started)),
+            Err((_, error)) => self.outcomes[i] = Some(Err(error)),
+        }
+    }
+
+    /// Waits for what is in flight, or lets it go unseen.
+    fn land(&mut self) {
+        for (i, started) in std::mem::take(&mut self.flying) {
+            if self.random.below(8) > 0 {
+                let (buffer, result) = started.wait(&Queue::cpu());
+                self.check_sum(self.program.steps[i], &buffer, &result);
+                self.outcomes[i] = Some(result);
+            }
+        }
+    }
+
+    fn check_sum(&self, step: Step, buffer: &Buffer, result: &Result<(), Error>) {
+        let summed = matches!(step, Step::All(op) if op == Op::all_reduce(Reduction::Sum));
+        if summed && result.is_ok() {
+            let n = self.program.ranks as f32;
+            assert!(buffer.typed::<f32>().unwrap().iter().all(|&x| x == n * (n + 1.0) / 2.0));
+        }
+    }
+}
+
+pub(crate) fn values(rank: usize, len: usize, dtype: DType) -> Buffer {
+    match dtype {
+        DType::F32 => {
+            Buffer::from_slice(&vec![rank as f32 + 1.0; len], &Meter::new(), Category::Grads).unwrap()
+        }
+        other => Buffer::zeroed(len, other, &Meter::new(), Category::Grads).unwrap(),
+    }
+}
