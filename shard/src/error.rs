@@ -4,8 +4,9 @@ use meshstep_tensor::DType;
 
 /// What went wrong.
 ///
-/// After [`Comm`](Error::Comm) the optimizer is poisoned: ranks may have parted, and every later call repeats the error.
-/// All others leave it as it was.
+/// After [`Comm`](Error::Comm) the optimizer is poisoned: ranks may have parted, parameters may be of two steps, and every
+/// later call repeats the error. All others leave parameters and state as they were; those that a step ends with drop its
+/// gradients.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -22,6 +23,14 @@ pub enum Error {
     /// A plan for nobody.
     #[error("a plan needs at least one rank")]
     NoRanks,
+    /// More ranks than the step's exchange has room for.
+    #[error("{world_size} ranks; at most {max} can step together")]
+    TooManyRanks {
+        /// Ranks asked for.
+        world_size: usize,
+        /// The most there may be.
+        max: usize,
+    },
     /// Buckets of nothing.
     #[error("bucket_len is 0; use at least 1 element, or None for the default")]
     EmptyBuckets,
@@ -61,8 +70,8 @@ pub enum Error {
         /// What fits.
         max: usize,
     },
-    /// Groups of one optimizer with different rules.
-    #[error("rules {first} and {other} in one optimizer; groups may differ in hyperparameters only")]
+    /// Groups of one layout with different rules.
+    #[error("rules {first} and {other} for one layout; groups may differ in hyperparameters only")]
     MixedRules {
         /// The first group's rule.
         first: &'static str,
@@ -159,12 +168,20 @@ pub enum Error {
     /// A micro-batch after the step's last.
     #[error("the step's last micro-batch is finished; call step or discard_gradients on every rank")]
     StepDue,
-    /// A micro-batch after one that was dropped unfinished.
-    #[error("a micro-batch was dropped unfinished; call step or discard_gradients on every rank")]
-    Unfinished,
-    /// Weights of a step that do not fit 64 bits.
-    #[error("the weights of one step add up to more than 64 bits hold")]
-    WeightTooLarge,
+    /// A slot that was neither filled nor dropped, so that its memory is lost: every rank is given up.
+    #[error("the slot of {name:?} was leaked; fill it or drop it, and make a new optimizer")]
+    SlotLeaked {
+        /// The parameter.
+        name: String,
+    },
+    /// A weight that f32 gradients cannot be multiplied by exactly.
+    #[error("a micro-batch weighs {weight}; at most {max} is exact in f32: count in larger units")]
+    WeightTooLarge {
+        /// The weight.
+        weight: u64,
+        /// The largest there may be.
+        max: u64,
+    },
 
     /// One rank could not take the step; no rank did.
     #[error("rank {rank} cannot take the step: {fault}; nothing changed on any rank")]
@@ -203,13 +220,15 @@ pub enum Fault {
         /// The parameter.
         name: String,
     },
-    /// A learning rate that is negative or not finite.
-    #[error("its lr is out of range; use a finite number, 0 or above")]
+    /// A learning rate that is negative, or not finite in f32 once scaled.
+    #[error(
+        "its lr is out of range; use a number that is 0 or above and finite in f32, times every lr_scale"
+    )]
     Lr,
     /// A clipping bound that is not a finite number above 0.
     #[error("its max_norm is out of range; use a finite number above 0, or None")]
     MaxNorm,
-    /// A factor that is not above 0, or is too large for f32.
-    #[error("its grad_scale is out of range; use a number above 0 and at most 1e30")]
+    /// A factor that is not above 0, or out of f32's range.
+    #[error("its grad_scale is out of range; use a number from 1e-30 to 1e30")]
     GradScale,
 }

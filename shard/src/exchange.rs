@@ -1,6 +1,6 @@
 //! The one exchange of a step: two small vectors, from which every rank decides the same.
 
-use crate::plan::{MAX_WORDS, SUM_HEAD};
+use crate::plan::SUM_HEAD;
 use crate::{Error, Fault};
 use meshstep_comm::{Communicator, Op, Reduction};
 use meshstep_optim::{ExactSum, NormAccumulator};
@@ -38,9 +38,10 @@ pub(crate) struct Known {
 }
 
 impl Exchange {
-    pub(crate) fn new(sum_words: usize, meter: &Meter) -> Result<Self, Error> {
+    /// Vectors of these lengths.
+    pub(crate) fn new(sum_words: usize, max_words: usize, meter: &Meter) -> Result<Self, Error> {
         let words = |n| Buffer::zeroed(n, DType::U64, meter, Category::Staging);
-        Ok(Exchange { sum: words(sum_words)?, max: words(MAX_WORDS)? })
+        Ok(Exchange { sum: words(sum_words)?, max: words(max_words)? })
     }
 
     /// Says for each parameter, in registration order, whether this rank has its gradient.

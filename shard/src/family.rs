@@ -52,18 +52,17 @@ pub(crate) struct Before {
 }
 
 impl Family {
-    /// Plans and allocates, or says what is wrong; touches nothing else.
+    /// Allocates what is planned, or says what is wrong; touches nothing else.
     pub(crate) fn new(
         layout: &Layout,
         groups: Groups,
+        plan: &Plan,
         before: Before,
         rank: usize,
-        world_size: usize,
         options: &Options,
     ) -> Result<Self, Error> {
         let group_of = groups.assign(layout)?;
-        let plan = Plan::new(layout, world_size, options)?;
-        let mut entries = entries(layout, &plan, &group_of, before);
+        let mut entries = entries(layout, plan, &group_of, before);
         let mut family = Family {
             entries: Vec::new(),
             kept: Vec::new(),
@@ -76,7 +75,7 @@ impl Family {
         };
         family.entries = entries;
         for b in 0..plan.buckets().len() {
-            family.add_bucket(&plan, b, &group_of, before, rank, options)?;
+            family.add_bucket(plan, b, &group_of, before, rank, options)?;
         }
         Ok(family)
     }
@@ -95,6 +94,8 @@ impl Family {
         let group = |p: usize| group_of[p] + before.groups;
         let mut owned = Owned::new(&bucket, plan.owned(b, rank), states, group, options)?;
         owned.shift_params(before.params);
+        let name = |p: &crate::Placed| self.entries[p.param].param.name().to_owned();
+        let names = bucket.params.iter().map(name).collect();
         bucket.params.iter_mut().for_each(|p| p.param += before.params);
         let grads = |len| Buffer::zeroed(len, bucket.grads, &options.meter, Category::Grads);
         let (whole, shard) = match options.stage {
@@ -102,7 +103,8 @@ impl Family {
             _ => (Some(grads(bucket.len)?), None),
         };
         self.fillings.push(Filling::new(&bucket, whole, shard));
-        self.kept.push(Kept { counted: plan.counted(b, rank), gathered: plan.gathered(b), plan: bucket });
+        let (counted, gathered) = (plan.counted(b, rank), plan.gathered(b));
+        self.kept.push(Kept { counted, gathered, names, plan: bucket });
         self.buckets.push(owned);
         Ok(())
     }
@@ -162,9 +164,14 @@ impl Family {
     }
 }
 
+/// The first line of what ranks compare: that nothing is wrong here, or what is.
+pub(crate) fn objection(error: Option<&Error>) -> String {
+    error.map_or("this call = no objection\n".to_owned(), |error| format!("this call = {error}\n"))
+}
+
 /// Everything ranks must have alike, a `key = value` line each.
 pub(crate) fn describe(layout: &Layout, groups: &Groups, options: &Options) -> String {
-    let mut text = String::new();
+    let mut text = objection(None);
     for (i, p) in layout.params().iter().enumerate() {
         let frozen = if p.frozen() { " frozen" } else { "" };
         let _ = writeln!(text, "parameter {i} = {:?} {:?} {}{frozen}", p.name(), p.shape(), p.dtype());

@@ -74,8 +74,8 @@ impl Filling {
         self.places[i].filled
     }
 
-    /// Cuts `buffer` into places. A pooled buffer may be longer than the bucket, and holds another bucket's gradients, so
-    /// what no parameter covers is zeroed.
+    /// Cuts `buffer` into places. A pooled buffer may be longer than the bucket. What no parameter covers is zeroed, since a
+    /// pooled buffer holds another bucket's gradients, and a reduce-scatter leaves other ranks' chunks unspecified.
     pub(crate) fn open(
         &mut self,
         plan: &BucketPlan,
@@ -84,8 +84,8 @@ impl Filling {
     ) -> Result<(), meshstep_tensor::Error> {
         if pooled {
             self.spare = Some(buffer.split_off(plan.len)?);
-            zero_pads(plan, &mut buffer)?;
         }
+        zero_pads(plan, &mut buffer)?;
         for i in (0..self.places.len()).rev() {
             self.places[i].buffer = Some(buffer.split_off(plan.params[i].start)?);
             self.places[i].fresh |= pooled;

@@ -2,13 +2,13 @@
 
 use crate::filling::{Filling, Lent};
 use crate::plan::BucketPlan;
-use crate::pool::Pool;
+use crate::pool::{Pool, Shelf};
 use crate::{Error, Stage};
 use meshstep_comm::{Communicator, InFlight, Op, Reduction};
 use meshstep_optim::{Norm, NormAccumulator, accumulate};
-use meshstep_tensor::{Buffer, Queue, Slice};
+use meshstep_tensor::{Buffer, DType, Meter, Queue, Slice};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Elements summed into a shard before their norm is taken: they are still in the first-level cache then.
 const BLOCK: usize = 4096;
@@ -19,6 +19,10 @@ const BLOCK: usize = 4096;
 pub(crate) struct Handover {
     pub(crate) fixed: Fixed,
     state: Mutex<State>,
+    /// Told whenever a bucket comes to rest.
+    rested: Condvar,
+    /// The communication failure after which nothing goes on.
+    failure: OnceLock<meshstep_comm::Error>,
 }
 
 /// What does not change while gradients come in.
@@ -37,6 +41,8 @@ pub(crate) struct Fixed {
 #[derive(Debug)]
 pub(crate) struct Kept {
     pub(crate) plan: BucketPlan,
+    /// The parameters' names, for errors.
+    pub(crate) names: Vec<String>,
     pub(crate) counted: Vec<Range<usize>>,
     /// What travels to everyone after the update, and from whom.
     pub(crate) gathered: Vec<(usize, Range<usize>)>,
@@ -54,15 +60,41 @@ struct State {
     last: bool,
     norm: NormAccumulator,
     launches: u64,
-    failure: Option<meshstep_comm::Error>,
+    /// Buckets that some thread waits for.
+    retiring: usize,
+}
+
+impl State {
+    /// The first bucket of a gradient type that travels in a pooled buffer, and whether it has arrived.
+    fn travelling(&self, dtype: DType) -> Option<(usize, bool)> {
+        let of_type = |f: &Filling| f.spare.as_ref().is_some_and(|s| s.dtype() == dtype);
+        let flights = self.fillings.iter().enumerate().filter(|(_, f)| of_type(f));
+        flights.filter_map(|(b, f)| Some((b, f.flight.as_ref()?.is_done()))).next()
+    }
 }
 
 impl Handover {
     pub(crate) fn new(fixed: Fixed, fillings: Vec<Filling>, pool: Pool) -> Self {
         let norm = NormAccumulator::new(fixed.norm);
         let state =
-            State { fillings, pool, next: 0, travels: false, last: false, norm, launches: 0, failure: None };
-        Handover { fixed, state: Mutex::new(state) }
+            State { fillings, pool, next: 0, travels: false, last: false, norm, launches: 0, retiring: 0 };
+        Handover { fixed, state: Mutex::new(state), rested: Condvar::new(), failure: OnceLock::new() }
+    }
+
+    /// An error once communication has failed.
+    pub(crate) fn healthy(&self) -> Result<(), Error> {
+        self.failure.get().map_or(Ok(()), |failure| Err(failure.clone().into()))
+    }
+
+    /// Records that nothing can go on.
+    pub(crate) fn poison(&self, failure: meshstep_comm::Error) {
+        self.failure.get_or_init(|| failure);
+    }
+
+    /// Gives up on every rank, for a reason that only this one knows.
+    pub(crate) fn abort(&self) {
+        self.fixed.comm.abort();
+        self.poison(meshstep_comm::Error::Aborted { rank: self.fixed.comm.rank() });
     }
 
     /// Begins a micro-batch; `last`: no other follows in this step.
@@ -76,24 +108,33 @@ impl Handover {
     }
 
     /// Lends the place of parameter `i` of bucket `b`; `None` if its gradient is in, or being written.
+    ///
+    /// A thread that is at most one bucket ahead of the one to travel next waits for memory: every rank has sent, or will
+    /// send without this thread, the bucket it waits for. One that is further ahead never waits; the pool grows.
     pub(crate) fn lend(&self, b: usize, i: usize) -> Result<Option<Lent>, Error> {
+        let mut state = self.lock();
         loop {
-            let mut state = self.lock();
-            if let Some(failure) = &state.failure {
-                return Err(failure.clone().into());
-            }
+            self.healthy()?;
             if state.fillings[b].is_filled(i) {
                 return Ok(None);
             }
             if state.fillings[b].is_open() || self.open(&mut state, b)? {
                 return Ok(state.fillings[b].lend(i));
             }
+            if !self.pooled() {
+                return Ok(None);
+            }
             let dtype = self.fixed.buckets[b].plan.grads;
-            let travelling =
-                |f: &Filling| f.flight.is_some() && f.spare.as_ref().is_some_and(|s| s.dtype() == dtype);
-            match state.fillings.iter().position(travelling) {
-                Some(oldest) => self.retire(state, oldest)?,
-                None => state.pool.grow(dtype)?,
+            let in_order = b <= state.next + 1;
+            match state.travelling(dtype) {
+                Some((oldest, arrived)) if in_order || arrived => {
+                    self.retire(state, oldest)?;
+                    state = self.lock();
+                }
+                _ if in_order && state.retiring > 0 => {
+                    state = self.rested.wait(state).unwrap_or_else(PoisonError::into_inner);
+                }
+                _ => state.pool.grow(dtype)?,
             }
         }
     }
@@ -116,7 +157,7 @@ impl Handover {
     }
 
     /// Fills every place that still waits with zeros, telling `missing` which; afterwards all buckets are on their way.
-    /// Tells whether the micro-batch was the step's last.
+    /// Tells whether the micro-batch was the step's last. A place that was never given back is an error on every rank.
     pub(crate) fn complete(&self, mut missing: impl FnMut(usize)) -> Result<bool, Error> {
         let State { travels, last, .. } = *self.lock();
         for (b, bucket) in self.fixed.buckets.iter().enumerate() {
@@ -128,7 +169,10 @@ impl Handover {
                 if !travels {
                     continue;
                 }
-                let mut lent = self.lend(b, i)?.ok_or(Error::Unfinished)?;
+                let Some(mut lent) = self.lend(b, i)? else {
+                    self.abort();
+                    return Err(Error::SlotLeaked { name: bucket.names[i].clone() });
+                };
                 if lent.fresh {
                     lent.buffer.as_mut().slice(0..param.len)?.zero();
                 }
@@ -177,11 +221,20 @@ impl Handover {
     }
 
     /// Adds buckets, with a pool for all of them. Only between steps.
-    pub(crate) fn extend(&mut self, kept: Vec<Kept>, fillings: Vec<Filling>, pool: Pool) {
+    pub(crate) fn extend(&mut self, kept: Vec<Kept>, fillings: Vec<Filling>, shelves: Vec<Shelf>) {
         self.fixed.buckets.extend(kept);
         let state = self.exclusive();
         state.fillings.extend(fillings);
-        state.pool = pool;
+        state.pool.replace(shelves);
+    }
+
+    /// Pool shelves that are longer or fuller than the ones there are, for buckets of these sizes.
+    pub(crate) fn shelves_for(
+        &self,
+        sizes: &[(DType, usize, usize)],
+        meter: &Meter,
+    ) -> Result<Vec<Shelf>, Error> {
+        Ok(self.lock().pool.shelves_for(sizes, meter)?)
     }
 
     fn pooled(&self) -> bool {
@@ -222,7 +275,8 @@ impl Handover {
                 Ok(flight) => filling.flight = Some(flight),
                 Err((whole, error)) => {
                     self.rest(state, b, whole);
-                    return Err(state.failure.insert(error).clone().into());
+                    self.poison(error.clone());
+                    return Err(error.into());
                 }
             }
         }
@@ -242,6 +296,7 @@ impl Handover {
         let fresh = std::mem::take(&mut state.fillings[b].shard_is_fresh);
         let mut shard = state.fillings[b].shard.take();
         let last = state.last;
+        state.retiring += 1;
         drop(state);
         let (whole, arrived) = wait(flight, &self.fixed.queue, b);
         let mut norm = last.then(|| NormAccumulator::new(self.fixed.norm));
@@ -254,9 +309,12 @@ impl Handover {
         if let Some(norm) = &norm {
             state.norm.merge(norm);
         }
+        state.retiring -= 1;
         if let Err(Error::Comm(error)) = &taken {
-            state.failure.get_or_insert_with(|| error.clone());
+            self.poison(error.clone());
         }
+        drop(state);
+        self.rested.notify_all();
         taken
     }
 
@@ -318,5 +376,5 @@ fn wait(flight: InFlight, queue: &Queue, b: usize) -> (Buffer, Result<(), meshst
 /// Mixes one more event into a digest (a multiply and a rotation, as in FxHash: cheap, and order counts).
 pub(crate) fn digest(so_far: u64, a: usize, b: usize) -> u64 {
     let mix = |h: u64, x: u64| (h.rotate_left(5) ^ x).wrapping_mul(0x517c_c1b7_2722_0a95);
-    mix(mix(so_far, a as u64 + 1), b as u64)
+    mix(mix(so_far, (a as u64).wrapping_add(1)), b as u64)
 }

@@ -34,7 +34,8 @@
 //! ```
 //!
 //! # Limits
-//! One group of ranks, CPU memory. Elementwise rules. Gradients accumulate in their own type: f32 micro-batches of
+//! One group of ranks, CPU memory. Elementwise rules. At stage 2, and with overlap off, a thread that hands over a gradient
+//! may wait for the other ranks' hand-overs: do not let ranks of one process share a pool of threads for it. Gradients accumulate in their own type: f32 micro-batches of
 //! f32, bf16 ones in bf16. Weighted means round w g once to the gradients' type.
 
 mod agree;

@@ -7,6 +7,9 @@ use meshstep_optim::accumulate;
 use meshstep_tensor::{Buffer, DType, Slice, SliceMut};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
+/// Weights up to this are exact in f32, in which gradients are multiplied by them.
+const MAX_WEIGHT: u64 = 1 << 24;
+
 /// A micro-batch that takes gradients until [`finish`](Self::finish). Dropping it unfinished makes the step an error on
 /// every rank, since the other ranks wait for its buckets.
 #[derive(Debug)]
@@ -31,43 +34,51 @@ pub struct Slot<'a> {
 
 impl Optimizer {
     /// Begins the step's last micro-batch, usually its only one: its buckets travel as they fill. `weight` is its number of
-    /// samples or tokens; it counts under [`Combine::Weighted`] alone.
+    /// samples or tokens, at most 2^24; it counts under [`Combine::Weighted`] alone.
     pub fn micro_batch(&mut self, weight: u64) -> Result<MicroBatch<'_>, Error> {
         self.begin(weight, true)
     }
 
     /// Begins a micro-batch that others of the same step follow. Its gradients are added up here before they travel,
-    /// except at stage 2, where every micro-batch is reduced and only this rank's part is kept.
+    /// except at stage 2, where every micro-batch is reduced and only this rank's part is kept: (k+1)/2 times the bytes for
+    /// k micro-batches, and sums that are rounded after each reduction instead of before the only one, so that the stages'
+    /// bits may differ. At stage 2 every rank makes equally many.
     pub fn accumulate(&mut self, weight: u64) -> Result<MicroBatch<'_>, Error> {
         self.begin(weight, false)
     }
 
     fn begin(&mut self, weight: u64, last: bool) -> Result<MicroBatch<'_>, Error> {
-        let progress = &mut self.progress;
-        if *progress.unfinished.get_mut() {
-            return Err(Error::Unfinished);
+        self.handover.healthy()?;
+        let weighted = self.options.combine == Combine::Weighted;
+        if weighted && weight > MAX_WEIGHT {
+            return Err(Error::WeightTooLarge { weight, max: MAX_WEIGHT });
         }
+        self.finish_dropped()?;
+        let progress = &mut self.progress;
         if *progress.due.get_mut() {
             return Err(Error::StepDue);
         }
-        let sum = progress.weight.checked_add(weight);
-        // Ranks add their sums too: 2^24 of them at most.
-        progress.weight = sum.filter(|&w| w < 1 << 40).ok_or(Error::WeightTooLarge)?;
+        progress.weight = progress.weight.saturating_add(weight);
         progress.batches += 1;
         *progress.unfinished.get_mut() = true;
         self.handover.begin(last);
-        let weighted = self.options.combine == Combine::Weighted;
         Ok(MicroBatch { optimizer: self, weight: if weighted { weight as f64 } else { 1.0 } })
+    }
+
+    /// Completes a micro-batch that was dropped with zeros, so that this rank sends as many buckets as the others; the step
+    /// will be an error on every rank.
+    pub(crate) fn finish_dropped(&mut self) -> Result<(), Error> {
+        if std::mem::take(self.progress.unfinished.get_mut()) {
+            self.progress.dropped = true;
+            let last = self.handover.complete(|_| {})?;
+            *self.progress.due.get_mut() |= last;
+        }
+        Ok(())
     }
 
     /// No micro-batch is under way and no step is due.
     pub(crate) fn check_idle(&self) -> Result<(), Error> {
-        match (self.progress.unfinished.load(SeqCst), self.progress.due.load(SeqCst)) {
-            (true, _) => Err(Error::Unfinished),
-            (_, true) => Err(Error::StepDue),
-            _ if self.progress.batches > 0 => Err(Error::StepDue),
-            _ => Ok(()),
-        }
+        if self.progress.batches == 0 { Ok(()) } else { Err(Error::StepDue) }
     }
 }
 
@@ -89,6 +100,7 @@ impl MicroBatch<'_> {
             return Err(Error::GradLen { name: name.to_owned(), shape, expected: len, given: grad.len() });
         }
         if len == 0 {
+            self.optimizer.progress.present[param].store(true, Relaxed);
             return Ok(());
         }
         let mut lent = self.lend(name, bucket, index)?;
@@ -124,12 +136,12 @@ impl MicroBatch<'_> {
     pub fn finish(self) -> Result<(), Error> {
         let Optimizer { handover, progress, options, .. } = self.optimizer;
         let strict = options.missing == Missing::Error;
-        let last = handover.complete(|param| {
+        let completed = handover.complete(|param| {
             if strict {
                 progress.missing.fetch_min(param, SeqCst);
             }
-        })?;
-        progress.due.store(last, SeqCst);
+        });
+        progress.due.store(completed?, SeqCst);
         progress.unfinished.store(false, SeqCst);
         Ok(())
     }

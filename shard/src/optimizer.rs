@@ -5,8 +5,8 @@ use crate::family::{self, Before, Entry, Family, Place};
 use crate::groups::Group;
 use crate::handover::{Fixed, Handover};
 use crate::owned::Owned;
-use crate::plan::{pool_sizes, sum_words};
-use crate::pool::Pool;
+use crate::plan::{MAX_WORDS, Plan, pool_sizes, sum_words};
+use crate::pool::{Pool, Shelf};
 use crate::{Combine, Error, Groups, Initial, Options, agree};
 use meshstep_comm::{Communicator, Reduction};
 use meshstep_tensor::{Layout, Param, Queue, Slice, SliceMut};
@@ -46,6 +46,8 @@ pub(crate) struct Progress {
     pub(crate) weight: u64,
     /// A micro-batch was begun and not finished.
     pub(crate) unfinished: AtomicBool,
+    /// A micro-batch was dropped and completed with zeros.
+    pub(crate) dropped: bool,
     /// The last micro-batch was finished.
     pub(crate) due: AtomicBool,
     /// The first parameter whose gradient is missing; `usize::MAX` if none is.
@@ -71,7 +73,7 @@ pub(crate) struct Room {
 pub struct ParamState<'a> {
     /// Which of the parameter's elements, in row-major order; empty if another rank owns them all.
     pub range: Range<usize>,
-    /// The rule's state vectors by name, each as long as `range`.
+    /// The rule's state vectors by name, each as long as `range`; none where that is empty.
     pub slots: Vec<(&'static str, Slice<'a>)>,
     /// The f32 master values, where there are any.
     pub master: Option<Slice<'a>>,
@@ -110,7 +112,7 @@ impl Optimizer {
             norm: options.norm,
             buckets: Vec::new(),
         };
-        let pool = Pool::new(&[], &options.meter)?;
+        let pool = Pool::new(&options.meter);
         Ok(Optimizer {
             entries: Vec::new(),
             by_name: HashMap::new(),
@@ -118,7 +120,7 @@ impl Optimizer {
             buckets: Vec::new(),
             frozen: Vec::new(),
             handover: Handover::new(fixed, Vec::new(), pool),
-            exchange: Exchange::new(0, &options.meter)?,
+            exchange: Exchange::new(0, 0, &options.meter)?,
             options,
             progress: Progress { missing: AtomicUsize::new(usize::MAX), ..Progress::default() },
             room: Room::default(),
@@ -133,43 +135,42 @@ impl Optimizer {
         rules: impl Into<Groups>,
         initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
     ) -> Result<(), Error> {
-        self.check_idle()?;
+        self.handover.healthy()?;
         let groups = rules.into();
         let comm = Arc::clone(&self.handover.fixed.comm);
         let mut text = family::describe(&layout, &groups, &self.options);
-        let prepared = self.prepare(&layout, groups, comm.rank(), comm.world_size());
+        let prepared = self.check_idle().and_then(|()| self.prepare(&layout, groups, comm.rank()));
         if let Err(error) = &prepared {
-            text = format!("what it can do = not this: {error}\n");
+            text = family::objection(Some(error));
         }
-        let mut family = self.agreed(&*comm, prepared, &text)?;
-        self.first_values(&*comm, &mut family.0, initial)?;
-        self.commit(family);
+        let (mut family, shelves) = self.agreed(&*comm, prepared, &text)?;
+        self.first_values(&*comm, &mut family, initial)?;
+        // Not until here, so that staging peaks at what the plan says.
+        let words = sum_words(self.entries.len() + family.entries.len(), &self.options);
+        self.exchange = Exchange::new(words, MAX_WORDS, &self.options.meter)?;
+        self.commit(family, shelves);
         Ok(())
     }
 
-    fn prepare(
-        &self,
-        layout: &Layout,
-        groups: Groups,
-        rank: usize,
-        world_size: usize,
-    ) -> Result<(Family, Pool, Exchange), Error> {
+    fn prepare(&self, layout: &Layout, groups: Groups, rank: usize) -> Result<(Family, Vec<Shelf>), Error> {
         if let Some(p) = layout.params().iter().find(|p| self.by_name.contains_key(p.name())) {
             return Err(Error::NameTaken { name: p.name().to_owned() });
         }
         self.options.norm.check()?;
+        let earlier = || self.handover.fixed.buckets.iter().map(|k| &k.plan);
+        let world_size = self.handover.fixed.comm.world_size();
         let before = Before {
             params: self.entries.len(),
             buckets: self.buckets.len(),
             vectors: self.frozen.len(),
             groups: self.groups.len(),
         };
-        let family = Family::new(layout, groups, before, rank, world_size, &self.options)?;
-        let kept = self.handover.fixed.buckets.iter().chain(&family.kept).map(|k| &k.plan);
-        let pool = Pool::new(&pool_sizes(self.options.stage, kept), &self.options.meter)?;
-        let words = sum_words(self.entries.len() + family.entries.len(), &self.options);
-        let exchange = Exchange::new(words, &self.options.meter)?;
-        Ok((family, pool, exchange))
+        let plan = Plan::after(earlier(), layout, world_size, &self.options)?;
+        let family = Family::new(layout, groups, &plan, before, rank, &self.options)?;
+        let kept = earlier().chain(family.kept.iter().map(|k| &k.plan));
+        let sizes = pool_sizes(self.options.stage, kept);
+        let shelves = self.handover.shelves_for(&sizes, &self.options.meter)?;
+        Ok((family, shelves))
     }
 
     /// What was prepared, once all ranks have shown that theirs is the same.
@@ -187,12 +188,10 @@ impl Optimizer {
         initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
     ) -> Result<(), Error> {
         let compare = self.options.initial == Initial::Compare;
-        let mut text = String::new();
         let filled = if compare || comm.rank() == 0 { family.fill(initial) } else { Ok(()) };
-        match &filled {
-            Err(error) => text = format!("initial values = {error}\n"),
-            Ok(()) if compare => family.describe_values(&mut text)?,
-            Ok(()) => {}
+        let mut text = family::objection(filled.as_ref().err());
+        if compare && filled.is_ok() {
+            family.describe_values(&mut text)?;
         }
         self.agreed(comm, filled, &text)?;
         if !compare {
@@ -202,7 +201,7 @@ impl Optimizer {
     }
 
     /// Takes in what was prepared; cannot fail.
-    fn commit(&mut self, (mut family, pool, exchange): (Family, Pool, Exchange)) {
+    fn commit(&mut self, mut family: Family, shelves: Vec<Shelf>) {
         for entry in &family.entries {
             self.by_name.insert(entry.param.name().to_owned(), self.by_name.len());
         }
@@ -210,8 +209,7 @@ impl Optimizer {
         self.groups.append(&mut family.groups.groups);
         self.buckets.append(&mut family.buckets);
         self.frozen.append(&mut family.frozen);
-        self.handover.extend(family.kept, family.fillings, pool);
-        self.exchange = exchange;
+        self.handover.extend(family.kept, family.fillings, shelves);
         self.progress.present.resize_with(self.entries.len(), AtomicBool::default);
         self.room.due.resize(self.entries.len(), 0);
         let pieces = self.handover.fixed.buckets.iter().map(|k| k.gathered.len()).sum();

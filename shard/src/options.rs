@@ -10,11 +10,12 @@ use meshstep_tensor::{DType, Meter};
 /// |---|---|---|---|
 /// | `Replicated` | all | all | all-reduce: 2(n-1)/n P |
 /// | `Zero1` | all | 1/n | reduce-scatter + all-gather: 2(n-1)/n P |
-/// | `Zero2` | 1/n and two buckets | 1/n | the same; (k+1)(n-1)/n P with k micro-batches |
-/// | `WholeParams` | all | by whole parameters | all-reduce + broadcasts: up to 3(n-1)/n P |
+/// | `Zero2` | 1/n, and two buckets of each gradient type | 1/n | the same; (k+1)(n-1)/n P with k micro-batches |
+/// | `WholeParams` | all | by whole parameters | all-reduce + broadcasts: 2(n-1)/n P + at most P |
 ///
 /// Stages 0 to 2 are those of Rajbhandari et al., *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*
-/// (2020). On the loopback backend all of them end with the same bits.
+/// (2020). On the loopback backend all of them end with the same bits where a step has one micro-batch; with several, stage 2
+/// rounds each reduction where the others round one, and they agree where sums and means are exact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Stage {
     /// Stage 0: every rank updates everything.
@@ -81,8 +82,8 @@ pub struct Options {
     pub missing: Missing,
     /// Where the first values come from.
     pub initial: Initial,
-    /// The type gradients are handed over and travel in; `None`: that of each parameter. f32 parameters also take bf16
-    /// and f16 gradients, 16-bit parameters also f32 ones.
+    /// The type gradients are handed over and travel in; `None`: that of each parameter. f32, bf16 and f16 parameters take any
+    /// of the three; f64 parameters always take f64.
     pub grads: Option<DType>,
     /// Whether 16-bit parameters keep an f32 master copy, which they need.
     pub master: bool,
@@ -90,7 +91,7 @@ pub struct Options {
     pub norm: Norm,
     /// Steps skipped in a row, for gradients that are not finite, before that is an error.
     pub max_skips: u32,
-    /// Where bytes are counted.
+    /// Where bytes are counted. Clones of these options count together: give each rank its own meter to tell ranks apart.
     pub meter: Meter,
 }
 

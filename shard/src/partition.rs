@@ -2,6 +2,7 @@
 
 use meshstep_tensor::ALIGN;
 use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::ops::Range;
 
 /// Equal contiguous parts of a vector, padded so that every part has the same length, a multiple of 64 elements.
@@ -57,19 +58,24 @@ impl Owners {
     /// # Panics
     /// If `world_size` is 0.
     pub fn assign(self, lens: &[usize], world_size: usize) -> Vec<usize> {
-        assert!(world_size > 0, "parameters are owned by at least one rank");
+        self.assign_after(lens, &vec![0; world_size], 0)
+    }
+
+    /// The same where ranks own something already: `loads` elements each, of `count` parameters together.
+    pub(crate) fn assign_after(self, lens: &[usize], loads: &[usize], count: usize) -> Vec<usize> {
+        assert!(!loads.is_empty(), "parameters are owned by at least one rank");
         match self {
-            Owners::RoundRobin => (0..lens.len()).map(|i| i % world_size).collect(),
-            Owners::SortedGreedy => greedy(lens, world_size),
+            Owners::RoundRobin => (count..count + lens.len()).map(|i| i % loads.len()).collect(),
+            Owners::SortedGreedy => greedy(lens, loads),
         }
     }
 }
 
-fn greedy(lens: &[usize], world_size: usize) -> Vec<usize> {
+fn greedy(lens: &[usize], loads: &[usize]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..lens.len()).collect();
     order.sort_by_key(|&i| Reverse(lens[i]));
-    let mut loads: std::collections::BinaryHeap<_> =
-        (0..world_size).map(|rank| Reverse((0usize, rank))).collect();
+    let mut loads: BinaryHeap<_> =
+        loads.iter().enumerate().map(|(rank, &load)| Reverse((load, rank))).collect();
     let mut owners = vec![0; lens.len()];
     for i in order {
         if let Some(Reverse((load, rank))) = loads.pop() {
@@ -110,5 +116,7 @@ mod tests {
         assert_eq!(load(Owners::RoundRobin.assign(&lens, 2)), [40, 4]);
         assert_eq!(load(Owners::SortedGreedy.assign(&lens, 2)), [22, 22]);
         assert_eq!(Owners::SortedGreedy.assign(&[3, 3, 3], 4), [0, 1, 2]);
+        assert_eq!(Owners::SortedGreedy.assign_after(&[3, 3], &[9, 0, 9], 5), [1, 1]);
+        assert_eq!(Owners::RoundRobin.assign_after(&[3, 3], &[9, 0, 9], 5), [2, 0]);
     }
 }

@@ -1,6 +1,6 @@
 //! Which parameters travel together, who owns what of them, and the bytes that takes. Arithmetic only.
 
-use crate::{Combine, Error, Missing, Options, Partition, Stage};
+use crate::{Combine, Error, Missing, Options, Owners, Partition, Stage};
 use meshstep_optim::ExactSum;
 use meshstep_tensor::{DType, Layout};
 use std::ops::Range;
@@ -12,6 +12,9 @@ const BUCKET_LEN_PER_RANK: usize = 1_000_000;
 
 /// Buffers a ZeRO-2 rank keeps for gradients on their way: one that fills while one travels.
 const POOL: usize = 2;
+
+/// Ranks a word of the step's exchange can name.
+const MAX_RANKS: usize = 1 << 24;
 
 /// u64 words before the norm's in the summed vector of the step's exchange: non-finite count and weight.
 pub(crate) const SUM_HEAD: usize = 2;
@@ -101,8 +104,21 @@ impl Wire {
 impl Plan {
     /// The plan for a layout on `world_size` ranks, or what in the options contradicts it.
     pub fn new(layout: &Layout, world_size: usize, options: &Options) -> Result<Plan, Error> {
+        Self::after([], layout, world_size, options)
+    }
+
+    /// The same for a layout that joins earlier buckets, so that whole parameters stay balanced.
+    pub(crate) fn after<'b>(
+        earlier: impl IntoIterator<Item = &'b BucketPlan>,
+        layout: &Layout,
+        world_size: usize,
+        options: &Options,
+    ) -> Result<Plan, Error> {
         if world_size == 0 {
             return Err(Error::NoRanks);
+        }
+        if world_size > MAX_RANKS {
+            return Err(Error::TooManyRanks { world_size, max: MAX_RANKS });
         }
         if options.bucket_len == Some(0) {
             return Err(Error::EmptyBuckets);
@@ -117,9 +133,7 @@ impl Plan {
             fill_buckets(&mut buckets, layout, dtype, limit, world_size, options)?;
         }
         if let Stage::WholeParams(owners) = options.stage {
-            let lens: Vec<usize> = layout.params().iter().map(|p| p.len()).collect();
-            let owner = owners.assign(&lens, world_size);
-            buckets.iter_mut().flat_map(|b| &mut b.params).for_each(|p| p.owner = owner[p.param]);
+            assign_owners(&mut buckets, owners, earlier, layout, world_size);
         }
         let frozen_bytes =
             layout.dtypes().map(|d| (layout.len(d) - layout.trainable_len(d)) * d.size()).sum::<usize>();
@@ -143,6 +157,9 @@ impl Plan {
     }
 
     /// The ranges of bucket `bucket` that `rank` updates.
+    ///
+    /// # Panics
+    /// If there is no such bucket or rank.
     pub fn owned(&self, bucket: usize, rank: usize) -> Vec<Range<usize>> {
         let plan = &self.buckets[bucket];
         match self.stage {
@@ -155,6 +172,9 @@ impl Plan {
     }
 
     /// The ranges of bucket `bucket` that `rank` adds to the norm: over all ranks every element once.
+    ///
+    /// # Panics
+    /// If there is no such bucket or rank.
     pub fn counted(&self, bucket: usize, rank: usize) -> Vec<Range<usize>> {
         match self.stage {
             Stage::Replicated => vec![self.buckets[bucket].partition(self.world_size).range(rank)],
@@ -196,7 +216,8 @@ impl Plan {
 
     /// The bytes of gradients on their way ([`Memory::buckets`]) when one thread hands them over in `order`, parameters by
     /// registration index. In bucket order that is two buckets of each gradient type, or one where there is only one; in
-    /// another order every bucket begun before an earlier one is full takes one more.
+    /// registration order it is all of them; in another order it is at least this, since no thread waits for memory that
+    /// early gradients need.
     pub fn pool_bytes(&self, order: impl IntoIterator<Item = usize>) -> u64 {
         let mut waiting: Vec<usize> =
             self.buckets.iter().map(|b| b.params.iter().filter(|p| p.len > 0).count()).collect();
@@ -290,7 +311,7 @@ pub(crate) fn pool_sizes<'b>(
     buckets: impl IntoIterator<Item = &'b BucketPlan>,
 ) -> Vec<(DType, usize, usize)> {
     let mut pool: Vec<(DType, usize, usize)> = Vec::new();
-    for bucket in buckets.into_iter().filter(|_| stage == Stage::Zero2) {
+    for bucket in buckets.into_iter().filter(|b| stage == Stage::Zero2 && b.len > 0) {
         match pool.iter_mut().find(|(dtype, ..)| *dtype == bucket.grads) {
             Some((_, len, count)) => (*len, *count) = ((*len).max(bucket.len), POOL),
             None => pool.push((bucket.grads, bucket.len, 1)),
@@ -304,6 +325,28 @@ pub(crate) fn pool_sizes<'b>(
 pub(crate) fn sum_words(params: usize, options: &Options) -> usize {
     let asked = options.missing == Missing::SkipIfMissingEverywhere;
     SUM_HEAD + ExactSum::WORDS + if asked { params.div_ceil(2) } else { 0 }
+}
+
+fn assign_owners<'b>(
+    buckets: &mut [BucketPlan],
+    owners: Owners,
+    earlier: impl IntoIterator<Item = &'b BucketPlan>,
+    layout: &Layout,
+    world_size: usize,
+) {
+    let (mut loads, mut count) = (vec![0; world_size], 0);
+    for param in earlier.into_iter().flat_map(|b| &b.params) {
+        loads[param.owner] += param.len;
+        count += 1;
+    }
+    let trained: Vec<usize> = (0..layout.params().len()).filter(|&i| !layout.params()[i].frozen()).collect();
+    let lens: Vec<usize> = trained.iter().map(|&i| layout.params()[i].len()).collect();
+    let assigned = owners.assign_after(&lens, &loads, count);
+    for placed in buckets.iter_mut().flat_map(|b| &mut b.params) {
+        if let Ok(i) = trained.binary_search(&placed.param) {
+            placed.owner = assigned[i];
+        }
+    }
 }
 
 fn fill_buckets(
@@ -321,7 +364,7 @@ fn fill_buckets(
             continue;
         }
         let padded = info.padded_range().len();
-        if let Some(full) = open.take_if(|b| b.len > 0 && b.len + padded > limit) {
+        if let Some(full) = open.take_if(|b| b.len > 0 && padded > 0 && b.len + padded > limit) {
             buckets.push(full.padded(world_size));
         }
         let bucket = match &mut open {
@@ -338,7 +381,7 @@ fn fill_buckets(
 impl BucketPlan {
     fn empty(param: &meshstep_tensor::Param, options: &Options) -> Result<Self, Error> {
         let (dtype, name) = (param.dtype(), || param.name().to_owned());
-        let grads = options.grads.unwrap_or(dtype);
+        let grads = options.grads.filter(|_| dtype != DType::F64).unwrap_or(dtype);
         let narrow = |d| matches!(d, DType::BF16 | DType::F16);
         if narrow(dtype) && !options.master {
             return Err(Error::NeedsMaster { name: name(), dtype });

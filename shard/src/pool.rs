@@ -10,22 +10,41 @@ pub(crate) struct Pool {
     grown: u64,
 }
 
+/// The spare buffers of one type.
 #[derive(Debug)]
-struct Shelf {
+pub(crate) struct Shelf {
     dtype: DType,
     len: usize,
+    planned: usize,
+    /// Buffers there are, spare or in use.
+    made: usize,
     spare: Vec<Buffer>,
 }
 
 impl Pool {
-    /// `count` buffers of `len` elements for each type.
-    pub(crate) fn new(sizes: &[(DType, usize, usize)], meter: &Meter) -> Result<Self, Error> {
-        let shelf = |&(dtype, len, count): &(DType, usize, usize)| {
-            let spare = (0..count).map(|_| Buffer::zeroed(len, dtype, meter, Category::Buckets));
-            Ok(Shelf { dtype, len, spare: spare.collect::<Result<_, Error>>()? })
+    /// Without a shelf.
+    pub(crate) fn new(meter: &Meter) -> Self {
+        Pool { shelves: Vec::new(), meter: meter.clone(), grown: 0 }
+    }
+
+    /// Shelves of these types, lengths and counts, but for those that the pool has already.
+    pub(crate) fn shelves_for(
+        &self,
+        sizes: &[(DType, usize, usize)],
+        meter: &Meter,
+    ) -> Result<Vec<Shelf>, Error> {
+        let enough = |&&(dtype, len, count): &&(DType, usize, usize)| {
+            !self.shelves.iter().any(|s| s.dtype == dtype && s.len >= len && s.planned >= count)
         };
-        let shelves = sizes.iter().map(shelf).collect::<Result<_, Error>>()?;
-        Ok(Pool { shelves, meter: meter.clone(), grown: 0 })
+        sizes.iter().filter(enough).map(|&(dtype, len, count)| Shelf::new(dtype, len, count, meter)).collect()
+    }
+
+    /// Takes new shelves in the place of those of their types. Only while all buffers are spare.
+    pub(crate) fn replace(&mut self, shelves: Vec<Shelf>) {
+        for shelf in shelves {
+            self.shelves.retain(|s| s.dtype != shelf.dtype);
+            self.shelves.push(shelf);
+        }
     }
 
     /// A spare buffer, if there is one.
@@ -33,33 +52,46 @@ impl Pool {
         self.shelf(dtype)?.spare.pop()
     }
 
-    /// One buffer more than was planned, because gradients came out of bucket order.
+    /// One buffer more than was planned, until it comes back.
     pub(crate) fn grow(&mut self, dtype: DType) -> Result<(), Error> {
         let meter = self.meter.clone();
         if let Some(shelf) = self.shelf(dtype) {
             let buffer = Buffer::zeroed(shelf.len, dtype, &meter, Category::Buckets)?;
             shelf.spare.push(buffer);
+            shelf.made += 1;
         }
         self.grown += 1;
         if self.grown == 1 {
-            tracing::warn!("gradients come out of bucket order: the bucket pool grows (said once)");
+            tracing::warn!(
+                "gradients come out of bucket order: the bucket pool grows for a while (said once)"
+            );
         }
         Ok(())
     }
 
-    /// Takes a buffer back.
+    /// Takes a buffer back; one beyond the plan is freed.
     pub(crate) fn put(&mut self, buffer: Buffer) {
-        if let Some(shelf) = self.shelf(buffer.dtype()) {
+        let Some(shelf) = self.shelf(buffer.dtype()) else { return };
+        if shelf.made > shelf.planned {
+            shelf.made -= 1;
+        } else {
             shelf.spare.push(buffer);
         }
     }
 
-    /// How many buffers were added beyond the plan.
+    /// How often a buffer was added beyond the plan.
     pub(crate) fn grown(&self) -> u64 {
         self.grown
     }
 
     fn shelf(&mut self, dtype: DType) -> Option<&mut Shelf> {
         self.shelves.iter_mut().find(|s| s.dtype == dtype)
+    }
+}
+
+impl Shelf {
+    fn new(dtype: DType, len: usize, planned: usize, meter: &Meter) -> Result<Self, Error> {
+        let spare = (0..planned).map(|_| Buffer::zeroed(len, dtype, meter, Category::Buckets));
+        Ok(Shelf { dtype, len, planned, made: planned, spare: spare.collect::<Result<_, Error>>()? })
     }
 }

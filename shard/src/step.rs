@@ -7,8 +7,8 @@ use meshstep_optim::{Scalars, clip_coef};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// Factors up to this stay finite in f32 with any number of ranks.
-const MAX_GRAD_SCALE: f64 = 1e30;
+/// Factors that stay within f32 with any number of ranks.
+const GRAD_SCALES: std::ops::RangeInclusive<f64> = 1e-30..=1e30;
 
 /// A step that was taken on this rank. On CPU its outcome is known already.
 #[derive(Debug)]
@@ -56,7 +56,7 @@ pub struct Traffic {
     pub copied: u64,
     /// The most bytes of all categories together held at once so far, by the options' meter.
     pub peak: u64,
-    /// Bucket buffers ever added because gradients came out of bucket order (stage 2).
+    /// How often so far a bucket buffer was added because gradients came out of bucket order (stage 2).
     pub pool_grown: u64,
 }
 
@@ -65,7 +65,8 @@ impl Optimizer {
     /// [`Error::ZeroWeight`], [`Error::TooManySkips`]) drops the gradients and changes nothing else.
     pub fn step(&mut self, at: At) -> Result<Pending, Error> {
         let _span = tracing::debug_span!("step", step = self.progress.steps).entered();
-        let decided = self.arrive(&at).and_then(|(fault, weight)| self.decide(&at, fault, weight));
+        self.handover.healthy()?;
+        let decided = self.arrive(&at).and_then(|fault| self.decide(&at, fault));
         let outcome = match decided {
             Ok(Decision::Apply { norm, scalars, coef }) => self.apply(&scalars).map(|()| {
                 self.progress.skips = 0;
@@ -74,6 +75,12 @@ impl Optimizer {
             Ok(Decision::Skip { non_finite }) => self.skip(non_finite),
             Err(error) => Err(error),
         };
+        if let Err(Error::Comm(failure)) = &outcome {
+            self.handover.poison(failure.clone());
+        }
+        if let Err(poisoned) = self.handover.healthy() {
+            return Err(outcome.err().unwrap_or(poisoned));
+        }
         self.progress.steps += u64::from(outcome.is_ok());
         self.forget();
         outcome.map(|outcome| Pending { outcome })
@@ -82,53 +89,45 @@ impl Optimizer {
     /// Drops the gradients handed over since the last step. Collective: their buckets travel, so every rank drops them
     /// after the same micro-batches.
     pub fn discard_gradients(&mut self) -> Result<(), Error> {
-        let landed = self.land_gradients();
+        self.handover.healthy()?;
+        self.finish_dropped()?;
+        self.handover.settle()?;
         self.forget();
-        landed.map(drop)
+        Ok(())
     }
 
     /// Brings this rank to where the exchange can take place, whatever it lacks, and says what it lacks.
-    fn arrive(&mut self, at: &At) -> Result<(Option<FaultCode>, u64), Error> {
-        let unfinished = *self.progress.unfinished.get_mut();
+    fn arrive(&mut self, at: &At) -> Result<Option<FaultCode>, Error> {
+        self.finish_dropped()?;
         let due = *self.progress.due.get_mut();
         let missing = *self.progress.missing.get_mut();
-        let sent_last = self.land_gradients()?;
-        if !sent_last {
+        if !due {
             // The other ranks' buckets wait for this one's.
             self.handover.begin(true);
             self.handover.complete(|_| {})?;
-            self.handover.settle()?;
         }
-        let fault = match () {
-            () if unfinished => Some(FaultCode::Unfinished),
+        self.handover.settle()?;
+        Ok(match () {
+            () if self.progress.dropped => Some(FaultCode::Unfinished),
             () if !due => Some(FaultCode::NoMicroBatch),
             () if missing != usize::MAX => Some(FaultCode::Missing(missing)),
             () => self.argument_fault(at),
-        };
-        Ok((fault, self.progress.weight))
-    }
-
-    /// Finishes what travels or was left unfinished; tells whether the step's last micro-batch was sent.
-    fn land_gradients(&mut self) -> Result<bool, Error> {
-        let unfinished = *self.progress.unfinished.get_mut();
-        let sent_last =
-            if unfinished { self.handover.complete(|_| {})? } else { *self.progress.due.get_mut() };
-        self.handover.settle()?;
-        Ok(sent_last)
+        })
     }
 
     fn argument_fault(&self, at: &At) -> Option<FaultCode> {
-        let largest = self.groups.iter().map(|g| g.lr_scale).fold(1.0, f64::max);
+        let fits = |lr: f64| lr >= 0.0 && (lr as f32).is_finite();
         match () {
-            () if !(at.lr >= 0.0 && (at.lr * largest).is_finite()) => Some(FaultCode::Lr),
+            () if !fits(at.lr) => Some(FaultCode::Lr),
+            () if !self.groups.iter().all(|g| fits(at.lr * g.lr_scale)) => Some(FaultCode::Lr),
             () if !at.max_norm.is_none_or(|x| x.is_finite() && x > 0.0) => Some(FaultCode::MaxNorm),
-            () if !(at.grad_scale > 0.0 && at.grad_scale <= MAX_GRAD_SCALE) => Some(FaultCode::GradScale),
+            () if !GRAD_SCALES.contains(&at.grad_scale) => Some(FaultCode::GradScale),
             () => None,
         }
     }
 
     /// The one exchange, and what follows from it: the same on every rank.
-    fn decide(&mut self, at: &At, fault: Option<FaultCode>, weight: u64) -> Result<Decision, Error> {
+    fn decide(&mut self, at: &At, fault: Option<FaultCode>) -> Result<Decision, Error> {
         let comm = Arc::clone(&self.handover.fixed.comm);
         let fields = self.fields(at);
         if self.options.missing == Missing::SkipIfMissingEverywhere {
@@ -136,7 +135,7 @@ impl Optimizer {
         }
         let fault = fault.map_or(0, |f| exchange::encode_fault(&f, comm.rank()));
         let queue = self.handover.fixed.queue.clone();
-        let mine = Brought { norm: self.handover.norm(), weight, fault, fields };
+        let mine = Brought { weight: self.progress.weight, norm: self.handover.norm(), fault, fields };
         let known = self.exchange.run(&*comm, &queue, mine)?;
         if known.fault != 0 {
             let name = |p: usize| self.entries.get(p).map_or(String::new(), |e| e.param.name().to_owned());
@@ -179,6 +178,10 @@ impl Optimizer {
             if updated.is_err() {
                 break;
             }
+        }
+        if updated.is_err() {
+            // A rule refused what was checked: a bug. The other ranks are not to wait for what will not come.
+            self.handover.abort();
         }
         let landed = self.room.gathering.land(&self.handover.fixed.queue, &mut self.buckets);
         updated.and(landed)?;
@@ -233,6 +236,7 @@ impl Optimizer {
         let progress = &mut self.progress;
         progress.present.iter_mut().for_each(|p| *p.get_mut() = false);
         (progress.batches, progress.weight) = (0, 0);
+        progress.dropped = false;
         *progress.unfinished.get_mut() = false;
         *progress.due.get_mut() = false;
         *progress.missing.get_mut() = usize::MAX;

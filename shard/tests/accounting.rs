@@ -8,6 +8,7 @@ use common::{Run, STAGES, WhichRule, cases, hash};
 use meshstep_shard::{At, Options, Outcome, Owners, Plan, Stage};
 use meshstep_tensor::{Category, DType, Layout, Meter};
 use proptest::prelude::*;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: cases(300, 3000), ..ProptestConfig::default() })]
@@ -33,7 +34,6 @@ proptest! {
             let rank = comm.rank();
             let mut opt = run.build(comm).unwrap();
             for t in 1..=2 {
-                opt.options().meter.reset_peaks();
                 run.hand_over(&mut opt, t, 0).unwrap();
                 let outcome = opt.step(run.at(t)).unwrap().outcome().unwrap();
                 let Outcome::Applied { traffic, .. } = outcome else { panic!("{outcome:?}") };
@@ -85,7 +85,11 @@ proptest! {
                 }
                 mb.finish().unwrap();
                 let _ = opt.step(At::default()).unwrap();
-                assert_eq!(opt.options().meter.peak(Category::Buckets), predicted, "{order} {run:?}");
+                let meter = &opt.options().meter;
+                let peak = meter.peak(Category::Buckets);
+                // Early gradients never wait for memory, so what a random order takes depends on what has arrived.
+                assert!(peak == predicted || order == "random" && peak > predicted, "{order} {peak} {predicted} {run:?}");
+                assert_eq!(meter.live(Category::Buckets), plan.memory(0, 2).buckets, "{order} {run:?}");
             }
         }).unwrap();
     }
@@ -137,6 +141,53 @@ fn a_pool_out_of_order_grows_and_is_counted() {
         }
     });
     assert_eq!(grown.unwrap(), [10; 4]);
+}
+
+/// A thread that was held up makes the others' gradients early, for which memory is taken; afterwards it is given back.
+#[test]
+fn what_threads_made_the_pool_grow_by_is_given_back() {
+    let options = Options { stage: Stage::Zero2, bucket_len: Some(64), ..Options::default() };
+    let run = Run { lens: vec![64; 64], ranks: 2, options, ..Run::default() };
+    meshstep_comm::loopback::spawn(2, |comm| {
+        let mut opt = run.build(comm).unwrap();
+        for _ in 0..20 {
+            let next = AtomicUsize::new(64);
+            let mb = opt.micro_batch(1).unwrap();
+            std::thread::scope(|s| {
+                for _ in 0..3 {
+                    s.spawn(|| {
+                        while let Some(i) = next.fetch_sub(1, Relaxed).checked_sub(1).filter(|&i| i < 64) {
+                            mb.grad(&common::name(i), &[1f32; 64][..]).unwrap();
+                        }
+                    });
+                }
+            });
+            mb.finish().unwrap();
+            let _ = opt.step(At::default()).unwrap();
+            assert_eq!(opt.options().meter.live(Category::Buckets), 2 * 128 * 4);
+        }
+    })
+    .unwrap();
+}
+
+#[test]
+fn whole_parameters_stay_balanced_over_frozen_ones_and_later_groups() {
+    for owners in [Owners::RoundRobin, Owners::SortedGreedy] {
+        let loads = meshstep_comm::loopback::spawn(2, |comm| {
+            let one =
+                |i: usize| Layout::builder().param(format!("late{i}"), &[640], DType::F32).build().unwrap();
+            let first =
+                Layout::builder().frozen("big", &[100_000], DType::F32).param("a", &[640], DType::F32);
+            let options = Options { stage: Stage::WholeParams(owners), ..Options::default() };
+            let zeros = |_: &meshstep_tensor::Param, _: meshstep_tensor::SliceMut<'_>| Ok(());
+            let first = first.build().unwrap();
+            let mut opt =
+                meshstep_shard::Optimizer::new(comm, first, common::adamw(), zeros, options).unwrap();
+            (0..3).for_each(|i| opt.add_param_group(one(i), common::adamw(), zeros).unwrap());
+            opt.options().meter.live(Category::State)
+        });
+        assert_eq!(loads.unwrap(), [2 * 640 * 2 * 4; 2], "{owners:?}");
+    }
 }
 
 fn gpt2(layers: usize, d: usize) -> Vec<usize> {

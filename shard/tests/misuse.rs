@@ -5,11 +5,11 @@
 mod common;
 
 use common::{Run, STAGES, adamw, name, params, state};
-use meshstep_comm::{Communicator, loopback};
+use meshstep_comm::{Action, Communicator, InFlight, Op, Stats, Tickets, loopback};
 use meshstep_optim::{AdamW, Norm, Sgd};
-use meshstep_shard::{At, Combine, Error, Fault, Groups, Initial, Optimizer, Options, Plan, Stage};
-use meshstep_tensor::{DType, Layout, Param, Slice, SliceMut};
-use std::sync::Arc;
+use meshstep_shard::{At, Combine, Error, Fault, Groups, Initial, Optimizer, Options, Outcome, Plan, Stage};
+use meshstep_tensor::{Buffer, DType, Layout, Param, Queue, Slice, SliceMut};
+use std::sync::{Arc, Mutex};
 
 fn zeros(_: &Param, _: SliceMut<'_>) -> Result<(), meshstep_tensor::Error> {
     Ok(())
@@ -88,7 +88,9 @@ fn what_one_rank_cannot_do_no_rank_does() {
             if rank == odd {
                 assert!(told.contains("beta2") && told.contains("1.5"), "{told}");
             } else {
-                assert!(told.contains("ranks disagree on"), "{told}");
+                let said = format!("ranks disagree on this call: rank 0 has no objection, rank {odd} has");
+                assert!(odd == 0 || told.contains(&said), "{told}");
+                assert!(told.contains("beta2"), "{told}");
             }
         }
     }
@@ -125,6 +127,10 @@ fn contradictions_are_refused() {
     let frozen = Layout::builder().frozen("a", &[3], DType::F32).build().unwrap();
     refused((frozen, groups, options), &["frozen"]);
     assert!(matches!(Plan::new(&layout, 0, &Options::default()), Err(Error::NoRanks)));
+    assert!(matches!(
+        Plan::new(&layout, usize::MAX / 2, &Options::default()),
+        Err(Error::TooManyRanks { .. })
+    ));
 }
 
 #[test]
@@ -173,7 +179,6 @@ fn a_wrong_gradient_is_refused_and_the_right_one_still_taken() {
         assert!(matches!(opt.micro_batch(1).map(drop), Err(Error::StepDue)));
         let _ = opt.step(At { lr: 1.0, ..At::default() }).unwrap();
         assert_eq!(opt.param("a").unwrap().typed::<f32>().unwrap(), [-1.0; 6]);
-        assert!(matches!(opt.accumulate(u64::MAX).map(drop), Err(Error::WeightTooLarge)));
     })
     .unwrap();
 }
@@ -284,9 +289,10 @@ fn gradients_are_discarded_together_finished_or_not() {
             let mb = opt.micro_batch(1).unwrap();
             if rank == 1 {
                 drop(mb);
-                assert!(matches!(opt.micro_batch(1).map(drop), Err(Error::Unfinished)));
+                assert!(matches!(opt.micro_batch(1).map(drop), Err(Error::StepDue)));
             } else {
-                drop(mb);
+                mb.grad("p3", &[1f32; 130][..]).unwrap();
+                mb.finish().unwrap();
             }
             opt.discard_gradients().unwrap();
             for t in 1..=3 {
@@ -297,6 +303,204 @@ fn gradients_are_discarded_together_finished_or_not() {
         });
         let expected = Run { ranks: 3, ..run.clone() }.run().params;
         assert!(ends.unwrap().iter().all(|end| *end == expected), "{stage:?}");
+    }
+}
+
+/// A micro-batch dropped in the middle of several: the other ranks' buckets still meet this rank's zeros.
+#[test]
+fn a_dropped_accumulation_is_a_fault_and_no_more() {
+    for stage in STAGES {
+        let run = Run { micro_batches: 3, ..Run::default() }.stage(stage);
+        let ends = loopback::spawn(3, |comm| {
+            let rank = comm.rank();
+            let mut opt = run.build(comm).unwrap();
+            for batch in 0..3 {
+                if rank == 1 && batch == 0 {
+                    drop(opt.accumulate(1).unwrap());
+                } else {
+                    run.hand_over(&mut opt, 1, batch).unwrap();
+                }
+            }
+            let step = opt.step(run.at(1)).map(drop).unwrap_err();
+            assert!(matches!(step, Error::Fault { rank: 1, fault: Fault::Unfinished }), "{stage:?}: {step}");
+            for t in 1..=3 {
+                (0..3).for_each(|batch| run.hand_over(&mut opt, t, batch).unwrap());
+                let _ = opt.step(run.at(t)).unwrap();
+            }
+            params(&opt)
+        });
+        let expected = Run { ranks: 3, ..run.clone() }.run().params;
+        assert!(ends.unwrap().iter().all(|end| *end == expected), "{stage:?}");
+    }
+}
+
+/// A scalar that f64 holds and f32 does not is refused before anything is written, on every rank.
+#[test]
+fn a_rate_beyond_f32_is_refused_before_anything_is_written() {
+    for (lr, lr_scale) in [(1e39, 1.0), (1e10, 1e30), (f64::from_bits(u64::MAX), 1.0)] {
+        loopback::spawn(4, |comm| {
+            let wide = Layout::builder().param("d", &[4], DType::F64).build().unwrap();
+            let mut opt = Optimizer::new(comm, wide, Sgd::default(), zeros, Options::default()).unwrap();
+            let groups = Groups::new(adamw()).with_lr(adamw(), lr_scale, ["w"]);
+            let narrow = Layout::builder().param("w", &[10], DType::F32).build().unwrap();
+            opt.add_param_group(narrow, groups, zeros).unwrap();
+            let mb = opt.micro_batch(1).unwrap();
+            mb.grad("d", &[1f64; 4][..]).unwrap();
+            mb.grad("w", &[1f32; 10][..]).unwrap();
+            mb.finish().unwrap();
+            let step = opt.step(At { lr, ..At::default() });
+            assert!(matches!(step, Err(Error::Fault { fault: Fault::Lr, .. })), "{step:?}");
+            assert_eq!(opt.param("d").unwrap().typed::<f64>().unwrap(), [0.0; 4]);
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn a_group_added_while_a_step_is_due_is_refused_on_every_rank() {
+    let told = loopback::spawn(2, |comm| {
+        let rank = comm.rank();
+        let mut opt = Optimizer::new(comm, layout(&["a"]), adamw(), zeros, Options::default()).unwrap();
+        if rank == 1 {
+            let mb = opt.accumulate(1).unwrap();
+            mb.grad("a", &[1f32; 6][..]).unwrap();
+            mb.finish().unwrap();
+        }
+        opt.add_param_group(layout(&["b"]), adamw(), zeros).unwrap_err().to_string()
+    });
+    let told = told.unwrap();
+    assert!(told[0].contains("rank 0 has no objection, rank 1 has the step's last micro-batch"), "{told:?}");
+    assert!(told[1].starts_with("the step's last micro-batch"), "{told:?}");
+}
+
+/// A slot that never comes back cannot be waited for: every rank is told at once.
+#[test]
+fn a_leaked_slot_is_an_error_on_every_rank() {
+    for stage in STAGES {
+        let options = Options { stage, bucket_len: Some(64), ..Options::default() };
+        loopback::spawn(2, |comm| {
+            let rank = comm.rank();
+            let mut opt = Optimizer::new(comm, layout(&["a", "b"]), adamw(), zeros, options.clone()).unwrap();
+            let mb = opt.micro_batch(1).unwrap();
+            mb.grad("b", &[1f32; 6][..]).unwrap();
+            if rank == 0 {
+                std::mem::forget(mb.slot("a").unwrap());
+                let lost = mb.finish().unwrap_err();
+                assert!(matches!(&lost, Error::SlotLeaked { name } if name == "a"), "{lost}");
+            } else {
+                // The other rank may have given up by now.
+                let _ = mb.grad("a", &[1f32; 6][..]);
+                let _ = mb.finish();
+            }
+            for _ in 0..2 {
+                assert!(matches!(opt.step(At::default()).map(drop), Err(Error::Comm(_))), "{stage:?}");
+            }
+            assert!(matches!(opt.micro_batch(1).map(drop), Err(Error::Comm(_))));
+            assert!(matches!(opt.discard_gradients(), Err(Error::Comm(_))));
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn a_weight_that_f32_cannot_multiply_by_is_refused() {
+    loopback::spawn(1, |comm| {
+        let options = Options { combine: Combine::Weighted, ..Options::default() };
+        let mut opt = Optimizer::new(comm, layout(&["a"]), Sgd::default(), zeros, options).unwrap();
+        let heavy = opt.micro_batch((1 << 24) + 1).map(drop);
+        assert!(matches!(heavy, Err(Error::WeightTooLarge { max: 16_777_216, .. })));
+        assert!(opt.micro_batch(1 << 24).is_ok());
+    })
+    .unwrap();
+}
+
+/// A backend may leave anything in the chunks that a reduce-scatter does not promise.
+#[derive(Debug)]
+struct Scribbling {
+    inner: Arc<dyn Communicator>,
+    done: Arc<Done>,
+}
+
+#[derive(Debug, Default)]
+struct Done(Mutex<Vec<Option<Finished>>>);
+
+type Finished = (Buffer, Result<(), meshstep_comm::Error>);
+
+impl Tickets for Done {
+    fn redeem(&self, ticket: usize, _on: &Queue) -> Finished {
+        self.0.lock().unwrap()[ticket].take().unwrap()
+    }
+
+    fn is_done(&self, _ticket: usize) -> bool {
+        true
+    }
+
+    fn forget(&self, ticket: usize) {
+        self.0.lock().unwrap()[ticket].take();
+    }
+}
+
+impl Communicator for Scribbling {
+    fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+
+    fn world_size(&self) -> usize {
+        self.inner.world_size()
+    }
+
+    fn start(
+        &self,
+        op: Op,
+        buffer: Buffer,
+        after: &Queue,
+    ) -> Result<InFlight, (Buffer, meshstep_comm::Error)> {
+        let (mut buffer, result) = self.inner.start(op, buffer, after)?.wait(after);
+        if let Action::ReduceScatter(_) = op.action() {
+            let (rank, chunk) = (self.rank(), buffer.len() / self.world_size());
+            let values = buffer.typed_mut::<f32>().unwrap();
+            values.iter_mut().enumerate().filter(|(i, _)| i / chunk != rank).for_each(|(_, x)| *x = 7.0);
+        }
+        let mut done = self.done.0.lock().unwrap();
+        done.push(Some((buffer, result)));
+        Ok(InFlight::new(Arc::clone(&self.done) as Arc<dyn Tickets>, done.len() - 1))
+    }
+
+    fn split(
+        &self,
+        color: Option<u32>,
+        key: i64,
+    ) -> Result<Option<Arc<dyn Communicator>>, meshstep_comm::Error> {
+        self.inner.split(color, key)
+    }
+
+    fn abort(&self) {
+        self.inner.abort();
+    }
+
+    fn stats(&self) -> Stats {
+        self.inner.stats()
+    }
+}
+
+#[test]
+fn what_a_reduce_scatter_leaves_elsewhere_does_not_count() {
+    for stage in STAGES {
+        let run = Run { lens: vec![10, 3, 100], ..Run::default() }.stage(stage);
+        let norms = loopback::spawn(4, |inner| {
+            let comm: Arc<dyn Communicator> = Arc::new(Scribbling { inner, done: Arc::default() });
+            let mut opt = run.build(comm).unwrap();
+            let mut norms = Vec::new();
+            for t in 1..=run.steps {
+                run.hand_over(&mut opt, t, 0).unwrap();
+                match opt.step(run.at(t)).unwrap().outcome().unwrap() {
+                    Outcome::Applied { norm, .. } => norms.push(norm.to_bits()),
+                    skipped => panic!("{skipped:?}"),
+                }
+            }
+            norms
+        });
+        assert!(norms.unwrap().iter().all(|n| *n == run.run().norms), "{stage:?}");
     }
 }
 
@@ -316,6 +520,9 @@ fn a_rank_that_leaves_is_an_error_on_the_others() {
                 let error = opt.step(run.at(1)).map(drop).unwrap_err();
                 assert!(matches!(error, Error::Comm(_)), "{error}");
             }
+            assert!(matches!(opt.micro_batch(1).map(drop), Err(Error::Comm(_))));
+            assert!(matches!(opt.discard_gradients(), Err(Error::Comm(_))));
+            assert!(matches!(opt.add_param_group(layout(&["late"]), adamw(), zeros), Err(Error::Comm(_))));
         })
         .unwrap();
     }
