@@ -8,10 +8,16 @@ use common::{Run, STAGES};
 use meshstep_shard::{At, Options, Outcome};
 use meshstep_tensor::Slice;
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 
-/// Counts allocations of all threads while it is told to.
+/// Counts, while it is told to, the allocations of threads that asked for it, and the largest of any thread: the test
+/// harness's own thread allocates a little whenever it gets to run.
 struct Counting;
+
+thread_local! {
+    static COUNTED: Cell<bool> = const { Cell::new(false) };
+}
 
 static COUNTS: AtomicBool = AtomicBool::new(false);
 static NUMBER: AtomicUsize = AtomicUsize::new(0);
@@ -19,7 +25,8 @@ static LARGEST: AtomicUsize = AtomicUsize::new(0);
 
 fn count(bytes: usize) {
     if COUNTS.load(SeqCst) {
-        NUMBER.fetch_add(1, SeqCst);
+        let counted = COUNTED.try_with(Cell::get).unwrap_or(false);
+        NUMBER.fetch_add(usize::from(counted), SeqCst);
         LARGEST.fetch_max(bytes, SeqCst);
     }
 }
@@ -47,11 +54,13 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Two warm-up steps, then four counted ones, hand-over included; returns how many allocations, and the largest.
+/// Two warm-up steps, then four counted ones, hand-over included: how many allocations the ranks' threads made (the
+/// communication threads' are counted in `comm`), and the largest of any thread.
 fn allocations(run: &Run) -> (usize, usize) {
     let ready = std::sync::Barrier::new(run.ranks);
     meshstep_comm::loopback::spawn(run.ranks, |comm| {
         let rank = comm.rank();
+        COUNTED.set(true);
         let mut opt = run.build(comm).unwrap();
         let names: Vec<String> = (0..run.lens.len()).map(common::name).collect();
         let grads: Vec<Vec<f32>> = (0..run.lens.len())
@@ -86,14 +95,18 @@ fn allocations(run: &Run) -> (usize, usize) {
     (NUMBER.load(SeqCst), LARGEST.load(SeqCst))
 }
 
-/// One test, so that nothing else in this binary allocates meanwhile.
+/// One test, so that no other runs meanwhile.
 #[test]
 fn a_step_allocates_nothing_after_warm_up() {
     for stage in STAGES {
         for micro_batches in [1, 2] {
             let options = Options { bucket_len: Some(3000), ..Options::default() };
             let small = Run { lens: vec![1000, 17, 0, 2500, 64], micro_batches, options, ..Run::default() };
-            assert_eq!(allocations(&small.stage(stage)), (0, 0), "{stage:?}, {micro_batches} micro-batches");
+            let (number, largest) = allocations(&small.stage(stage));
+            assert!(
+                number == 0 && largest <= 4096,
+                "{stage:?}, {micro_batches} micro-batches: {number}, {largest}"
+            );
         }
         // Large enough for several threads: rayon's queues may grow by a block now and then, and nothing else may.
         let options = Options { bucket_len: None, ..Options::default() };
