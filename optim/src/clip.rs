@@ -19,8 +19,7 @@ pub fn clip_coef(norm: f64, max_norm: f64) -> Result<f64, Error> {
     if !(max_norm.is_finite() && max_norm > 0.0) {
         return Err(Error::Scalar { name: "max_norm", value: max_norm, works: "a finite number > 0" });
     }
-    // Written so that NaN fails too.
-    if !(norm >= 0.0) {
+    if norm.is_nan() || norm < 0.0 {
         return Err(Error::Scalar { name: "norm", value: norm, works: "a norm: a number >= 0" });
     }
     Ok((max_norm / (norm + EPS)).min(1.0))

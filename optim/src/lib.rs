@@ -68,6 +68,7 @@ mod adam;
 mod check;
 mod clip;
 mod error;
+mod fetch;
 mod isa;
 mod norm;
 mod number;
@@ -75,6 +76,10 @@ mod pass;
 mod rule;
 mod sgd;
 mod sweep;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 pub use accumulate::{accumulate, accumulate_on};
 pub use adam::{Adam, AdamW};

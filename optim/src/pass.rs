@@ -1,7 +1,7 @@
 //! From untyped memory to one typed sweep: everything is checked here, before anything is written.
 
 use crate::number::{Real, Stored};
-use crate::sweep::{CopyOut, Step, Streams, sweep};
+use crate::sweep::{CopyOut, Step, Streams, Sweep};
 use crate::{Error, Flat, Isa, Scalars, Segment};
 use meshstep_tensor::{DType, SliceMut, bf16, f16};
 
@@ -100,9 +100,9 @@ impl<K> Run<'_, K> {
     {
         check_scalars::<T>(self.scalars)?;
         let streams = streams::<T, G, S>(flat)?;
-        let Scalars { zero_grads, .. } = *self.scalars;
         let constants = |t| self.kind.constants::<T>(self.scalars, t);
-        sweep(&constants, self.isa, zero_grads, streams, self.segments);
+        let sweep = Sweep { constants, isa: self.isa, zero_grads: self.scalars.zero_grads };
+        sweep.run(streams, self.segments);
         Ok(())
     }
 }

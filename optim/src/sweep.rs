@@ -1,10 +1,10 @@
 //! One pass over typed memory: blocks that stay in cache, spread over the cores. The arithmetic is a rule's `Step`.
 
 use crate::Segment;
+use crate::fetch::fetch;
 use crate::isa::{Body, Isa};
 use crate::number::{Real, Stored};
 use meshstep_tensor::{bf16, f16};
-use std::array::from_fn;
 use std::ops::Range;
 
 /// What one element of a rule with `S` state vectors goes through; the constants of one step count.
@@ -39,82 +39,102 @@ const SPLIT_FROM: usize = 64 << 10;
 /// Elements updated, copied out and reset in turn: few enough that the later loops find them in the first-level cache.
 const BLOCK: usize = 1 << 10;
 
-/// Sweeps over `segments`, which ascend within `streams` without overlap. `constants` gives each step count's.
-pub(crate) fn sweep<T, G, C, const S: usize>(
-    constants: &(impl Fn(u64) -> C + Sync),
-    isa: Isa,
-    zero_grads: bool,
-    streams: Streams<'_, T, G, S>,
-    segments: &[Segment],
-) where
-    T: Real,
-    G: Stored<T>,
-    C: Step<T, S>,
-{
-    let (Some(first), Some(last)) = (segments.first(), segments.last()) else { return };
-    let span = first.range.start..last.range.end;
-    let leaf = |from: usize, mut streams: Streams<'_, T, G, S>, segments: &[Segment]| {
+/// Elements between two requests for memory ahead, and how far ahead. Measured: with a root and two divisions per element
+/// AdamW runs at 82% of a copy's speed without them and at 96 to 97% with them.
+const GROUP: usize = 32;
+const AHEAD: usize = 512;
+
+/// One pass: how its elements are updated.
+pub(crate) struct Sweep<F> {
+    /// A step count's constants.
+    pub(crate) constants: F,
+    pub(crate) isa: Isa,
+    pub(crate) zero_grads: bool,
+}
+
+impl<F> Sweep<F> {
+    /// Updates the elements of `segments`, which ascend within `streams` without overlap.
+    pub(crate) fn run<T, G, C, const S: usize>(&self, mut streams: Streams<'_, T, G, S>, segments: &[Segment])
+    where
+        T: Real,
+        G: Stored<T>,
+        C: Step<T, S>,
+        F: Fn(u64) -> C + Sync,
+    {
+        let (Some(first), Some(last)) = (segments.first(), segments.last()) else { return };
+        let (from, span) = (first.range.start, first.range.start..last.range.end);
+        if span.len() > SPLIT_FROM && rayon::current_num_threads() > 1 {
+            self.fork(from, streams.part(span), segments);
+        } else {
+            self.update(from, streams.part(span), segments);
+        }
+    }
+
+    /// Halves a range that begins at `from` until it is small, the halves side by side.
+    fn fork<T, G, C, const S: usize>(&self, from: usize, streams: Streams<'_, T, G, S>, segments: &[Segment])
+    where
+        T: Real,
+        G: Stored<T>,
+        C: Step<T, S>,
+        F: Fn(u64) -> C + Sync,
+    {
+        let len = streams.params.len();
+        if len <= SPLIT_FROM || segments.is_empty() {
+            return self.update(from, streams, segments);
+        }
+        let half = (len / 2).next_multiple_of(BLOCK);
+        let middle = from + half;
+        let (left, right) = streams.split_at(half);
+        // A segment across the middle is in both tables.
+        let left_segments = &segments[..segments.partition_point(|s| s.range.start < middle)];
+        let right_segments = &segments[segments.partition_point(|s| s.range.end <= middle)..];
+        rayon::join(|| self.fork(from, left, left_segments), || self.fork(middle, right, right_segments));
+    }
+
+    /// Updates what of `segments` lies in a range that begins at `from`.
+    fn update<T, G, C, const S: usize>(
+        &self,
+        from: usize,
+        mut streams: Streams<'_, T, G, S>,
+        segments: &[Segment],
+    ) where
+        T: Real,
+        G: Stored<T>,
+        C: Step<T, S>,
+        F: Fn(u64) -> C,
+    {
+        let to = from + streams.params.len();
         for Segment { range, t } in segments {
-            let start = range.start.max(from) - from;
-            let end = range.end.min(from + streams.params.len()) - from;
-            if start < end {
-                let part = streams.part(start..end);
-                update(isa, zero_grads, constants(*t), part);
+            let both = range.start.max(from)..range.end.min(to);
+            if !both.is_empty() {
+                let streams = streams.part(both.start - from..both.end - from);
+                let pass = Pass { step: (self.constants)(*t), streams, zero_grads: self.zero_grads };
+                if self.isa == Isa::Reference { pass.run_plainly() } else { self.isa.run(pass) }
             }
         }
-    };
-    let start = span.start;
-    let threads = if span.len() > SPLIT_FROM { rayon::current_num_threads() } else { 1 };
-    let mut streams = streams;
-    fork(&leaf, threads > 1, start, streams.part(span), segments);
-}
-
-/// Halves the range until it is small, the halves side by side.
-fn fork<T, G, const S: usize>(
-    leaf: &(impl Fn(usize, Streams<'_, T, G, S>, &[Segment]) + Sync),
-    spread: bool,
-    from: usize,
-    streams: Streams<'_, T, G, S>,
-    segments: &[Segment],
-) where
-    T: Real,
-    G: Stored<T>,
-{
-    let len = streams.params.len();
-    if !spread || len <= SPLIT_FROM || segments.is_empty() {
-        return leaf(from, streams, segments);
     }
-    let half = (len / 2).next_multiple_of(BLOCK);
-    let middle = from + half;
-    let (left, right) = streams.split_at(half);
-    // A segment across the middle is in both tables.
-    let left_segments = &segments[..segments.partition_point(|s| s.range.start < middle)];
-    let right_segments = &segments[segments.partition_point(|s| s.range.end <= middle)..];
-    rayon::join(
-        || fork(leaf, spread, from, left, left_segments),
-        || fork(leaf, spread, middle, right, right_segments),
-    );
 }
 
-/// Updates every element of `streams` with one step count's constants.
-fn update<T: Real, G: Stored<T>, const S: usize>(
-    isa: Isa,
+/// One step count's elements.
+struct Pass<'a, T, G, C, const S: usize> {
+    step: C,
+    streams: Streams<'a, T, G, S>,
     zero_grads: bool,
-    step: impl Step<T, S>,
-    mut streams: Streams<'_, T, G, S>,
-) {
-    if isa != Isa::Reference {
-        return isa.run(Blocks { step, streams, zero_grads });
-    }
-    let Streams { params, grads, state, copy } = streams.part(0..streams.params.len());
-    step.reference(params, grads, state);
-    match copy {
-        CopyOut::None => (),
-        CopyOut::BF16(copy) => copy.iter_mut().zip(&*params).for_each(|(c, p)| *c = plainly(*p)),
-        CopyOut::F16(copy) => copy.iter_mut().zip(&*params).for_each(|(c, p)| *c = plainly(*p)),
-    }
-    if zero_grads {
-        grads.fill(G::ZERO);
+}
+
+impl<T: Real, G: Stored<T>, C: Step<T, S>, const S: usize> Pass<'_, T, G, C, S> {
+    /// The definition.
+    fn run_plainly(self) {
+        let Streams { params, grads, state, copy } = self.streams;
+        self.step.reference(params, grads, state);
+        match copy {
+            CopyOut::None => (),
+            CopyOut::BF16(copy) => copy.iter_mut().zip(&*params).for_each(|(c, p)| *c = plainly(*p)),
+            CopyOut::F16(copy) => copy.iter_mut().zip(&*params).for_each(|(c, p)| *c = plainly(*p)),
+        }
+        if self.zero_grads {
+            grads.fill(G::ZERO);
+        }
     }
 }
 
@@ -122,16 +142,10 @@ fn plainly<T: Real, H: Stored<f32>>(p: T) -> H {
     H::narrow_plainly(p.to_f32())
 }
 
-/// The fast loop.
-struct Blocks<'a, T, G, C, const S: usize> {
-    step: C,
-    streams: Streams<'a, T, G, S>,
-    zero_grads: bool,
-}
-
-impl<T: Real, G: Stored<T>, C: Step<T, S>, const S: usize> Body for Blocks<'_, T, G, C, S> {
+impl<T: Real, G: Stored<T>, C: Step<T, S>, const S: usize> Body for Pass<'_, T, G, C, S> {
     type Output = ();
 
+    /// The fast loop.
     #[inline(always)]
     fn run(mut self) {
         let len = self.streams.params.len();
@@ -158,17 +172,31 @@ fn each<T: Real, G: Stored<T>, const S: usize>(
     step: &impl Step<T, S>,
     params: &mut [T],
     grads: &[G],
-    state: [&mut [T]; S],
+    mut state: [&mut [T]; S],
 ) {
     let len = params.len();
     assert!(grads.len() == len && state.iter().all(|s| s.len() == len), "streams of one length");
-    for i in 0..len {
-        let (p, s) = step.step(params[i], grads[i].widen(), from_fn(|k| state[k][i]));
-        params[i] = p;
-        for k in 0..S {
-            state[k][i] = s[k];
+    let (params, grads) = (params.as_mut_ptr(), grads.as_ptr());
+    let state = state.each_mut().map(|s| s.as_mut_ptr());
+    // Pointers, because a bounds check that the compiler cannot prove away costs the loop its vectors.
+    let one = |i: usize| {
+        // SAFETY: callers below pass `i < len`, the length of every slice; they are borrowed exclusively meanwhile.
+        unsafe {
+            let (p, s) = step.step(*params.add(i), (*grads.add(i)).widen(), state.map(|s| *s.add(i)));
+            *params.add(i) = p;
+            for k in 0..S {
+                *state[k].add(i) = s[k];
+            }
         }
+    };
+    let whole = len - len % GROUP;
+    for start in (0..whole).step_by(GROUP) {
+        fetch(params.wrapping_add(start + AHEAD), GROUP);
+        fetch(grads.wrapping_add(start + AHEAD), GROUP);
+        state.iter().for_each(|s| fetch(s.wrapping_add(start + AHEAD), GROUP));
+        (start..start + GROUP).for_each(one);
     }
+    (whole..len).for_each(one);
 }
 
 #[inline(always)]

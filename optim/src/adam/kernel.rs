@@ -12,7 +12,7 @@ impl<T: Real> Step<T, 2> for Constants<T> {
         let g1 = if c.coupled { c.wd.fma(p, scaled) } else { scaled };
         let m = c.w1.fma(g1 - m, m);
         let v = (c.w2 * g1).fma(g1, c.b2 * v);
-        let den = v.root() / c.bc2s + c.eps;
+        let den = v.root().div_by(c.bc2s_divisor) + c.eps;
         let p = p - c.lw.fma(p, (c.step * m) / den);
         (p, [m, v])
     }

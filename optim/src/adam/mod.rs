@@ -154,6 +154,7 @@ struct Constants<T> {
     b2: T,
     w2: T,
     bc2s: T,
+    bc2s_divisor: f64,
     eps: T,
     lw: T,
     step: T,
@@ -187,6 +188,7 @@ impl Kind<2> for Moments {
         let decoupled = if self.decay == Decay::Decoupled { self.weight_decay } else { 0.0 };
         let bias1 = 1.0 - power(self.beta1, t);
         let bias2 = 1.0 - power(self.beta2, t);
+        let bc2s = T::from_f64(bias2.sqrt());
         Constants {
             scale: T::from_f64(sign * scalars.grad_scale),
             coupled: self.decay == Decay::Coupled && self.weight_decay != 0.0,
@@ -194,7 +196,8 @@ impl Kind<2> for Moments {
             w1: T::from_f64(1.0 - self.beta1),
             b2: T::from_f64(self.beta2),
             w2: T::from_f64(1.0 - self.beta2),
-            bc2s: T::from_f64(bias2.sqrt()),
+            bc2s,
+            bc2s_divisor: T::divisor(bc2s),
             eps: T::from_f64(self.eps),
             lw: T::from_f64(scalars.lr * decoupled),
             step: T::from_f64(scalars.lr / bias1),

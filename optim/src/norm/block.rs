@@ -15,6 +15,7 @@
 //! few exact level sums are deposited in the integer accumulator, so it does not matter where blocks begin.
 
 use super::{ExactSum, Norm, NormAccumulator, Stored};
+use crate::fetch::fetch;
 use crate::isa::Body;
 use meshstep_tensor::{Element, bf16, f16};
 
@@ -136,9 +137,10 @@ impl<X: Source> Body for Blocks<'_, X> {
 
     #[inline(always)]
     fn run(self) {
+        let mut room = [X::Wide::ZERO; LEN];
         for values in self.values.chunks(LEN) {
-            let mut block = [X::Wide::ZERO; LEN];
-            let block = &mut block[..values.len()];
+            let block = &mut room[..values.len()];
+            fetch(values.as_ptr().wrapping_add(LEN), LEN);
             block.iter_mut().zip(values).for_each(|(wide, x)| *wide = x.wide());
             add_block(block, self.into);
         }
@@ -229,8 +231,8 @@ struct Lanes {
 impl Lanes {
     #[inline(always)]
     fn add<W: Wide>(&mut self, chunk: &[W; LANES], term: &impl Fn(W) -> f64, high: f64, low: f64) {
-        for lane in 0..LANES {
-            let (first, rest) = cut(term(chunk[lane]), high);
+        for (lane, &x) in chunk.iter().enumerate() {
+            let (first, rest) = cut(term(x), high);
             let (second, rest) = cut(rest, low);
             self.high[lane] += first;
             self.low[lane] += second;

@@ -8,6 +8,7 @@ const LOWEST: i32 = -2148;
 
 /// After this many deposits of less than `2^32` per limb, limbs are below `2^62 + 2^32` and carries are due.
 const CARRY_AFTER: u32 = 1 << 30;
+const _: () = assert!(((CARRY_AFTER as u128 + 1) << LIMB) < 1 << 63);
 
 /// A fixed-point sum that holds any finite f64 and the square of any, exactly, with room for `2^64` of them on each of
 /// `2^24` ranks.

@@ -1,0 +1,235 @@
+//! What the tests share: the tables of rules and types, random memory with special values in it, comparison of bits.
+#![allow(dead_code, reason = "each test uses a part")]
+
+pub(crate) mod naive;
+
+use meshstep_optim::{Adam, AdamW, Error, Flat, Isa, Rule, Scalars, Segment, Sgd};
+use meshstep_tensor::{DType, Queue, Slice, SliceMut, bf16, f16};
+use std::ops::Range;
+
+/// Every rule with every option that changes its arithmetic. A new rule is new rows.
+pub(crate) fn rules() -> Vec<Box<dyn Rule>> {
+    let momentum = Sgd { momentum: 0.9, ..Sgd::default() };
+    vec![
+        Box::new(AdamW::default()),
+        Box::new(AdamW { weight_decay: 0.0, eps: 0.0, ..AdamW::default() }),
+        Box::new(AdamW { beta1: 0.0, beta2: 0.5, weight_decay: 0.3, maximize: true, ..AdamW::default() }),
+        Box::new(Adam::default()),
+        Box::new(Adam { weight_decay: 0.1, maximize: true, ..Adam::default() }),
+        Box::new(Sgd::default()),
+        Box::new(Sgd { weight_decay: 0.1, maximize: true, ..Sgd::default() }),
+        Box::new(momentum.clone()),
+        Box::new(Sgd { dampening: 0.3, weight_decay: 0.01, ..momentum.clone() }),
+        Box::new(Sgd { nesterov: true, ..momentum.clone() }),
+        Box::new(Sgd { nesterov: true, weight_decay: 0.01, maximize: true, ..momentum }),
+    ]
+}
+
+/// Types of parameters, gradients and copy that go together.
+pub(crate) const DTYPES: [(DType, DType, Option<DType>); 8] = [
+    (DType::F32, DType::F32, None),
+    (DType::F32, DType::F32, Some(DType::BF16)),
+    (DType::F32, DType::BF16, None),
+    (DType::F32, DType::BF16, Some(DType::BF16)),
+    (DType::F32, DType::BF16, Some(DType::F16)),
+    (DType::F32, DType::F16, None),
+    (DType::F32, DType::F16, Some(DType::F16)),
+    (DType::F64, DType::F64, None),
+];
+
+pub(crate) const LENGTHS: [usize; 11] = [0, 1, 15, 16, 17, 63, 64, 65, 65_535, 65_537, 278_011];
+
+/// Whether every count is to be run.
+pub(crate) fn long() -> bool {
+    std::env::var_os("MESHSTEP_LONG").is_some()
+}
+
+/// Proptest cases: `few`, or a hundred times that in the long run.
+pub(crate) fn cases(few: u32) -> proptest::test_runner::Config {
+    proptest::test_runner::Config::with_cases(if long() { few * 100 } else { few })
+}
+
+/// The instructions to compare with the reference. Says what is skipped; `REQUIRE_AVX512=1` makes that a failure.
+pub(crate) fn fast() -> Vec<Isa> {
+    for isa in [Isa::Avx2, Isa::Avx512].into_iter().filter(|isa| !isa.is_available()) {
+        println!("skipped: this machine has no {isa}");
+        assert_ne!(std::env::var("REQUIRE_AVX512").as_deref(), Ok("1"), "{isa} is required");
+    }
+    Isa::available().filter(|&isa| isa != Isa::Reference).collect()
+}
+
+/// A small generator (xorshift64*), so that a seed is all a case is.
+#[derive(Clone)]
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    /// Between -1 and 1.
+    pub(crate) fn unit(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 52) as f64 - 1.0
+    }
+
+    /// Mostly ordinary, sometimes as small, as large or as odd as numbers get.
+    pub(crate) fn any(&mut self) -> f64 {
+        match self.next() % 64 {
+            0 => f64::NAN,
+            1 => f64::INFINITY,
+            2 => -0.0,
+            3 => 0.0,
+            4 => self.unit() * f64::from(f32::MAX),
+            5 => self.unit() * 1e-40,
+            6 => self.unit() * 65_520.0,
+            7 => self.unit() * 6e-8,
+            8 => self.unit() * 1e-300,
+            _ => self.unit(),
+        }
+    }
+}
+
+/// Flat memory of some type.
+#[derive(Clone, Debug)]
+pub(crate) enum Values {
+    F32(Vec<f32>),
+    F64(Vec<f64>),
+    BF16(Vec<bf16>),
+    F16(Vec<f16>),
+}
+
+impl Values {
+    pub(crate) fn new(dtype: DType, len: usize, mut value: impl FnMut() -> f64) -> Self {
+        match dtype {
+            DType::F32 => Values::F32((0..len).map(|_| value() as f32).collect()),
+            DType::F64 => Values::F64((0..len).map(|_| value()).collect()),
+            DType::BF16 => Values::BF16((0..len).map(|_| bf16::from_f32(value() as f32)).collect()),
+            DType::F16 => Values::F16((0..len).map(|_| f16::from_f32(value() as f32)).collect()),
+            other => panic!("no values of {other}"),
+        }
+    }
+
+    pub(crate) fn slice(&self) -> Slice<'_> {
+        match self {
+            Values::F32(x) => x[..].into(),
+            Values::F64(x) => x[..].into(),
+            Values::BF16(x) => x[..].into(),
+            Values::F16(x) => x[..].into(),
+        }
+    }
+
+    pub(crate) fn slice_mut(&mut self) -> SliceMut<'_> {
+        match self {
+            Values::F32(x) => (&mut x[..]).into(),
+            Values::F64(x) => (&mut x[..]).into(),
+            Values::BF16(x) => (&mut x[..]).into(),
+            Values::F16(x) => (&mut x[..]).into(),
+        }
+    }
+
+    /// As bits, all NaN alike.
+    pub(crate) fn bits(&self) -> Vec<u64> {
+        let one = |nan: bool, bits: u64| if nan { u64::MAX } else { bits };
+        match self {
+            Values::F32(x) => x.iter().map(|x| one(x.is_nan(), x.to_bits().into())).collect(),
+            Values::F64(x) => x.iter().map(|x| one(x.is_nan(), x.to_bits())).collect(),
+            Values::BF16(x) => x.iter().map(|x| one(x.is_nan(), x.to_bits().into())).collect(),
+            Values::F16(x) => x.iter().map(|x| one(x.is_nan(), x.to_bits().into())).collect(),
+        }
+    }
+
+    pub(crate) fn f64(&self) -> Vec<f64> {
+        match self {
+            Values::F32(x) => x.iter().map(|&x| x.into()).collect(),
+            Values::F64(x) => x.clone(),
+            Values::BF16(x) => x.iter().map(|&x| x.into()).collect(),
+            Values::F16(x) => x.iter().map(|&x| x.into()).collect(),
+        }
+    }
+}
+
+/// Everything an update touches.
+#[derive(Clone, Debug)]
+pub(crate) struct Memory {
+    pub(crate) params: Values,
+    pub(crate) grads: Values,
+    pub(crate) state: Vec<Values>,
+    pub(crate) copy: Option<Values>,
+}
+
+impl Memory {
+    /// Random parameters, gradients, state and even copy.
+    pub(crate) fn random(
+        rule: &dyn Rule,
+        (params, grads, copy): (DType, DType, Option<DType>),
+        len: usize,
+        seed: u64,
+    ) -> Self {
+        let mut random = Random::new(seed);
+        Memory {
+            params: Values::new(params, len, || random.any()),
+            grads: Values::new(grads, len, || random.any()),
+            state: rule.state().iter().map(|_| Values::new(params, len, || random.any().abs())).collect(),
+            copy: copy.map(|copy| Values::new(copy, len, || random.any())),
+        }
+    }
+
+    /// Updates `segments` of the elements from `offset` on.
+    pub(crate) fn update(
+        &mut self,
+        rule: &dyn Rule,
+        isa: Isa,
+        offset: usize,
+        segments: &[Segment],
+        scalars: &Scalars,
+    ) -> Result<(), Error> {
+        let mut state: Vec<SliceMut<'_>> = self.state.iter_mut().map(|s| from(offset, s)).collect();
+        let flat = Flat {
+            params: from(offset, &mut self.params),
+            grads: from(offset, &mut self.grads),
+            state: &mut state,
+            copy: self.copy.as_mut().map(|copy| from(offset, copy)),
+        };
+        rule.update_on(isa, flat, segments, scalars, &Queue::cpu())
+    }
+
+    /// All bits, vector by vector.
+    pub(crate) fn bits(&self) -> Vec<Vec<u64>> {
+        let fixed = [&self.params, &self.grads].into_iter();
+        fixed.chain(&self.state).chain(&self.copy).map(Values::bits).collect()
+    }
+
+    /// Fresh gradients for another step.
+    pub(crate) fn new_grads(&mut self, seed: u64) {
+        let mut random = Random::new(seed);
+        let slice = self.grads.slice();
+        self.grads = Values::new(slice.dtype(), slice.len(), || random.any());
+    }
+}
+
+fn from(offset: usize, values: &mut Values) -> SliceMut<'_> {
+    let slice = values.slice_mut();
+    let len = slice.len();
+    slice.slice(offset..len).unwrap()
+}
+
+pub(crate) fn segment(range: Range<usize>, t: u64) -> Segment {
+    Segment { range, t }
+}
+
+/// The first place where two memories differ, in words.
+pub(crate) fn difference(a: &Memory, b: &Memory) -> Option<String> {
+    let (a, b) = (a.bits(), b.bits());
+    let names = ["params", "grads", "state or copy", "state or copy", "copy"];
+    names.iter().zip(a.iter().zip(&b)).find_map(|(name, (a, b))| {
+        let at = (0..a.len()).find(|&i| a[i] != b[i])?;
+        Some(format!("{name}[{at}]: {:#x} and {:#x}", a[at], b[at]))
+    })
+}
