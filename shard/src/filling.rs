@@ -1,6 +1,6 @@
 //! One bucket of gradients: cut into its parameters' places while it fills, whole while it travels or rests.
 
-use crate::plan::BucketPlan;
+use crate::bucket_plan::BucketPlan;
 use meshstep_comm::InFlight;
 use meshstep_tensor::Buffer;
 

@@ -1,7 +1,7 @@
 //! Gradients in, by parameter, in any order, from any thread; reduced buckets out, in index order.
 
+use crate::bucket_plan::BucketPlan;
 use crate::filling::{Filling, Lent};
-use crate::plan::BucketPlan;
 use crate::pool::{Pool, Shelf};
 use crate::{Error, Stage};
 use meshstep_comm::{Communicator, InFlight, Op, Reduction};

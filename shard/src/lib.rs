@@ -39,6 +39,7 @@
 //! f32, bf16 ones in bf16. Weighted means round w g once to the gradients' type.
 
 mod agree;
+mod bucket_plan;
 mod error;
 mod exchange;
 mod family;
@@ -55,13 +56,14 @@ mod plan;
 mod pool;
 mod step;
 
+pub use bucket_plan::{BucketPlan, Placed};
 pub use error::{Error, Fault};
 pub use groups::Groups;
 pub use micro_batch::{MicroBatch, Slot};
 pub use optimizer::{Optimizer, ParamState};
 pub use options::{At, Combine, Initial, Missing, Options, Stage};
 pub use partition::{Owners, Partition};
-pub use plan::{BucketPlan, Memory, Placed, Plan, Wire};
+pub use plan::{Memory, Plan, Wire};
 pub use step::{Outcome, Pending, Traffic};
 
 /// Keeps the repository's README.md true.

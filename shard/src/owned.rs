@@ -1,7 +1,7 @@
 //! What one rank keeps of one bucket, and one pass over it.
 
+use crate::bucket_plan::BucketPlan;
 use crate::groups::{Group, MAX_STATES};
-use crate::plan::BucketPlan;
 use crate::{Error, Options};
 use arrayvec::ArrayVec;
 use meshstep_optim::{Flat, Scalars, Segment};
