@@ -61,10 +61,8 @@ mod error;
 mod faults;
 mod in_flight;
 pub mod loopback;
-mod narrow;
 mod op;
 mod reduce;
-mod simd;
 mod stats;
 mod sync;
 

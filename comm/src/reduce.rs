@@ -1,8 +1,7 @@
 //! The arithmetic of reductions, element by element: what is accumulated in which type, and the one rounding at the end.
 
 use crate::Reduction;
-use crate::narrow;
-use meshstep_tensor::{Element, bf16, f16};
+use meshstep_tensor::{Element, bf16, f16, narrow};
 
 /// Bytes of each buffer that are reduced at a time. Few, so that all buffers are read side by side: a page at a time of
 /// each is half as fast, because the processor fetches ahead only within pages it is reading.

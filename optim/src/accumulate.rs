@@ -1,8 +1,9 @@
 //! Weighted addition of one vector to another: how gradients are handed over.
 
-use crate::isa::Body;
+use crate::check::check_isa;
 use crate::number::{Real, Stored};
 use crate::{Error, Isa};
+use meshstep_tensor::simd::Body;
 use meshstep_tensor::{DType, Element, Slice, SliceMut, bf16, f16};
 
 /// Above this many elements work is split in two; below, starting a second thread costs more than it saves.
@@ -32,7 +33,7 @@ pub fn accumulate_on(
     weight: f64,
     first: bool,
 ) -> Result<(), Error> {
-    isa.check()?;
+    check_isa(isa)?;
     if dst.len() != src.len() {
         return Err(Error::Len { what: "src", given: src.len(), expected: dst.len() });
     }

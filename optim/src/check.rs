@@ -1,6 +1,7 @@
-//! Range checks of hyperparameters. PyTorch's limits, and finite in f32, since a rule's constants may be cast to it.
+//! Range checks: hyperparameters within PyTorch's limits and finite in f32, since a rule's constants may be cast to it; instructions
+//! that the machine has.
 
-use crate::Error;
+use crate::{Error, Isa};
 
 /// Checks of one rule's hyperparameters.
 pub(crate) struct Check {
@@ -30,4 +31,9 @@ impl Check {
     pub(crate) fn finite(&self, name: &'static str, value: f64) -> Result<(), Error> {
         self.range(name, value, (value as f32).is_finite(), "a finite number that f32 can hold")
     }
+}
+
+/// An error unless this machine can run `isa`.
+pub(crate) fn check_isa(isa: Isa) -> Result<(), Error> {
+    if isa.is_available() { Ok(()) } else { Err(Error::Isa { isa }) }
 }

@@ -1,5 +1,6 @@
 //! From untyped memory to one typed sweep: everything is checked here, before anything is written.
 
+use crate::check::check_isa;
 use crate::number::{Real, Stored};
 use crate::sweep::{CopyOut, Step, Streams, Sweep};
 use crate::{Error, Flat, Isa, Scalars, Segment};
@@ -23,7 +24,7 @@ pub(crate) fn pass<const S: usize>(
     segments: &[Segment],
     scalars: &Scalars,
 ) -> Result<(), Error> {
-    isa.check()?;
+    check_isa(isa)?;
     let len = flat.params.len();
     if flat.state.len() != S {
         return Err(Error::StateCount { rule, given: flat.state.len(), expected: names });

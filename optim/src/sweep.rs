@@ -2,8 +2,8 @@
 
 use crate::Segment;
 use crate::fetch::fetch;
-use crate::isa::{Body, Isa};
 use crate::number::{Real, Stored};
+use meshstep_tensor::simd::{Body, Isa};
 use meshstep_tensor::{bf16, f16};
 use std::ops::Range;
 

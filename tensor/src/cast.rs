@@ -1,6 +1,6 @@
 //! Conversions between the floating-point types, rounded to nearest, ties to even.
 
-use crate::{DType, Element, Error, Slice, SliceMut};
+use crate::{DType, Element, Error, Slice, SliceMut, narrow};
 use half::{bf16, f16};
 
 /// Copies `src` into `dst`, of the same length, converting each element. NaN stays NaN; what is too large becomes
@@ -53,10 +53,10 @@ impl Float for f32 {
         self.into()
     }
     fn to_bf16(self) -> bf16 {
-        bf16::from_f32(self)
+        narrow::to_bf16(self)
     }
     fn to_f16(self) -> f16 {
-        f16::from_f32(self)
+        narrow::to_f16(self)
     }
 }
 
@@ -68,33 +68,33 @@ impl Float for f64 {
         self
     }
     fn to_bf16(self) -> bf16 {
-        bf16::from_f32(round_to_odd(self))
+        narrow::to_bf16(round_to_odd(self))
     }
     fn to_f16(self) -> f16 {
-        f16::from_f32(round_to_odd(self))
+        narrow::to_f16(round_to_odd(self))
     }
 }
 
 macro_rules! sixteen_bits {
-    ($t:ty, $same:ident, $other:ident, $o:ty) => {
+    ($t:ty, $same:ident, $other:ident, $o:ty, $widen:path) => {
         impl Float for $t {
             fn to_f32(self) -> f32 {
-                self.to_f32()
+                $widen(self)
             }
             fn to_f64(self) -> f64 {
-                self.to_f64()
+                $widen(self).into()
             }
             fn $same(self) -> $t {
                 self
             }
             fn $other(self) -> $o {
-                <$o>::from_f32(self.to_f32())
+                narrow::$other($widen(self))
             }
         }
     };
 }
-sixteen_bits!(bf16, to_bf16, to_f16, f16);
-sixteen_bits!(f16, to_f16, to_bf16, bf16);
+sixteen_bits!(bf16, to_bf16, to_f16, f16, narrow::from_bf16);
+sixteen_bits!(f16, to_f16, to_bf16, bf16, narrow::from_f16);
 
 /// The f32 next to `x` towards zero, its last bit set when that is not exact. Rounding the result to 8 or 11 bits is then
 /// the single rounding of `x` (Boldo and Melquiond, 2008); `half`'s own conversion drops the low half of the significand.

@@ -7,6 +7,7 @@
 //! | [`Layout`] | names to ranges: where each parameter lives in a flat vector |
 //! | [`Meter`] | live and peak bytes by [`Category`], exactly |
 //! | [`Queue`] | where work is ordered: a unit on CPU |
+//! | [`simd`], [`narrow`] | loops compiled for every instruction set; conversions that vectorise in them |
 //!
 //! ```
 //! use meshstep_tensor::{Buffer, Category, DType, Layout, Meter};
@@ -30,7 +31,9 @@ mod error;
 mod layout;
 mod memory;
 mod meter;
+pub mod narrow;
 mod queue;
+pub mod simd;
 mod slice;
 
 pub use buffer::Buffer;

@@ -1,7 +1,7 @@
 //! What the blocks are made of, from candle's primitive operations.
 //!
 //! candle's fused layer_norm has no backward pass, hence the long way. Its sum over rows divides twice per element, so
-//! nothing here may broadcast a trained vector down the rows: [`Tape::down`] does it as a matrix product, whose
+//! nothing here may broadcast a trained vector down the rows: [`Constants::affine`] does it as a matrix product, whose
 //! backward pass is another.
 
 use anyhow::Result;

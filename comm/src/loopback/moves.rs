@@ -4,8 +4,8 @@
 use super::cut::Part;
 use super::shared::{Portion, Share};
 use crate::reduce::{self, Accumulator, BLOCK, Wire};
-use crate::simd::{Kernel, dispatch};
 use crate::{Action, Reduction};
+use meshstep_tensor::simd::{Body, Isa};
 use meshstep_tensor::{DType, bf16, f16};
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -25,7 +25,7 @@ pub(super) fn perform(share: Share<'_>) {
 fn typed<T: Wire>(mut share: Share<'_>) {
     let (action, n) = (share.action(), share.world_size());
     if let Action::AllReduce(reduction) | Action::ReduceScatter(reduction) = action {
-        return dispatch(Fold::<T> { share, reduction, _element: PhantomData });
+        return Isa::detect().run(Fold::<T> { share, reduction, _element: PhantomData });
     }
     while let Some(mut portion) = share.claim() {
         match (portion.part, action) {
@@ -44,7 +44,9 @@ struct Fold<'a, T> {
     _element: PhantomData<T>,
 }
 
-impl<T: Wire> Kernel for Fold<'_, T> {
+impl<T: Wire> Body for Fold<'_, T> {
+    type Output = ();
+
     #[inline(always)]
     fn run(mut self) {
         let (n, to_all) = (self.share.world_size(), matches!(self.share.action(), Action::AllReduce(_)));

@@ -16,7 +16,7 @@
 
 use super::{ExactSum, Norm, NormAccumulator, Stored};
 use crate::fetch::fetch;
-use crate::isa::Body;
+use meshstep_tensor::simd::Body;
 use meshstep_tensor::{Element, bf16, f16};
 
 /// Elements of a block: `2^LOG`.

@@ -3,6 +3,7 @@
 mod block;
 mod exact;
 
+use crate::check::check_isa;
 use crate::number::Stored;
 use crate::{Error, Isa};
 use block::{Blocks, Source};
@@ -84,7 +85,7 @@ impl NormAccumulator {
 
     /// [`add`](Self::add) with given instructions, for tests and benches: the bits are the same with any.
     pub fn add_on(&mut self, isa: Isa, values: Slice<'_>) -> Result<(), Error> {
-        isa.check()?;
+        check_isa(isa)?;
         self.norm.check()?;
         match values.dtype() {
             DType::F32 => self.spread::<f32>(isa, values.typed()?),

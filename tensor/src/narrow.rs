@@ -2,17 +2,17 @@
 //!
 //! Bit for bit those of the `half` crate, whose own ask the machine for its instructions once per element.
 
-use meshstep_tensor::{bf16, f16};
+use half::{bf16, f16};
 
-/// Exact.
+/// The same number as f32.
 #[inline(always)]
-pub(crate) fn from_bf16(x: bf16) -> f32 {
+pub fn from_bf16(x: bf16) -> f32 {
     f32::from_bits(u32::from(x.to_bits()) << 16)
 }
 
-/// To nearest, ties to even; NaN stays NaN.
+/// The nearest bf16, ties to even; NaN stays NaN.
 #[inline(always)]
-pub(crate) fn to_bf16(x: f32) -> bf16 {
+pub fn to_bf16(x: f32) -> bf16 {
     let bits = x.to_bits();
     let odd = (bits >> 16) & 1;
     // Half a unit of the last place kept, less one bit when that place is even: a tie then stays below the carry.
@@ -21,9 +21,9 @@ pub(crate) fn to_bf16(x: f32) -> bf16 {
     bf16::from_bits(if x.is_nan() { quiet } else { rounded } as u16)
 }
 
-/// Exact.
+/// The same number as f32.
 #[inline(always)]
-pub(crate) fn from_f16(x: f16) -> f32 {
+pub fn from_f16(x: f16) -> f32 {
     let bits = u32::from(x.to_bits());
     let magnitude = (bits & 0x7FFF) << 13;
     // Read as f32, the exponent is 112 too small; the product makes good for it, also for subnormals.
@@ -33,9 +33,9 @@ pub(crate) fn from_f16(x: f16) -> f32 {
     f32::from_bits(value.to_bits() | (bits & 0x8000) << 16)
 }
 
-/// To nearest, ties to even; what is too large becomes infinite, NaN stays NaN.
+/// The nearest f16, ties to even; what is too large becomes infinite, NaN stays NaN.
 #[inline(always)]
-pub(crate) fn to_f16(x: f32) -> f16 {
+pub fn to_f16(x: f32) -> f16 {
     const LARGEST_BELOW_INFINITY: u32 = 0x477F_EFFF; // 65519.996; 65520 rounds to infinity
     const SMALLEST_NORMAL: u32 = 113 << 23; // 2^-14
     let bits = x.to_bits();

@@ -3,7 +3,6 @@
 //! The compiler may use wider registers, never another rounding: Rust neither contracts nor reorders floating-point
 //! operations, and `mul_add`, `sqrt` and division are correctly rounded everywhere. All versions give the same bits.
 
-use crate::Error;
 use std::fmt;
 
 /// A set of instructions to run with. It changes the speed of a result, never its bits.
@@ -56,13 +55,8 @@ impl Isa {
         matches!(self, Isa::Reference | Isa::Baseline)
     }
 
-    /// An error unless this machine can run it.
-    pub(crate) fn check(self) -> Result<(), Error> {
-        if self.is_available() { Ok(()) } else { Err(Error::Isa { isa: self }) }
-    }
-
-    /// Runs `body` with these instructions. Callers `check` first: what the machine lacks runs as the baseline.
-    pub(crate) fn run<B: Body>(self, body: B) -> B::Output {
+    /// Runs `body` with these instructions; with the baseline's if the machine lacks them.
+    pub fn run<B: Body>(self, body: B) -> B::Output {
         match self {
             // SAFETY: the guard has just asked the machine for every feature the function enables.
             #[cfg(target_arch = "x86_64")]
@@ -88,7 +82,7 @@ impl fmt::Display for Isa {
 
 /// Work worth compiling for every instruction set. `run` and all it calls per element are `#[inline(always)]`: only what
 /// is inlined into the functions below is compiled with their instructions.
-pub(crate) trait Body {
+pub trait Body {
     /// What comes back.
     type Output;
     /// Does it.
@@ -116,6 +110,6 @@ mod tests {
         let all: Vec<Isa> = Isa::available().collect();
         assert_eq!(all[..2], [Isa::Reference, Isa::Baseline]);
         assert_eq!(all.last(), Some(&Isa::detect()));
-        assert!(Isa::ALL.into_iter().all(|isa| isa.check().is_ok() == all.contains(&isa)));
+        assert!(Isa::ALL.into_iter().all(|isa| isa.is_available() == all.contains(&isa)));
     }
 }
