@@ -97,10 +97,13 @@ impl Family {
         let name = |p: &crate::Placed| self.entries[p.param].param.name().to_owned();
         let names = bucket.params.iter().map(name).collect();
         bucket.params.iter_mut().for_each(|p| p.param += before.params);
-        let grads = |len| Buffer::zeroed(len, bucket.grads, &options.meter, Category::Grads);
+        let grads = |len, first: usize| {
+            let apart = owned.streams(first * bucket.grads.size());
+            Buffer::zeroed_apart(len, bucket.grads, &options.meter, Category::Grads, &apart)
+        };
         let (whole, shard) = match options.stage {
-            Stage::Zero2 => (None, Some(grads(bucket.len / plan.world_size())?)),
-            _ => (Some(grads(bucket.len)?), None),
+            Stage::Zero2 => (None, Some(grads(bucket.len / plan.world_size(), 0)?)),
+            _ => (Some(grads(bucket.len, owned.first())?), None),
         };
         self.fillings.push(Filling::new(&bucket, whole, shard));
         let (counted, gathered) = (plan.counted(b, rank), plan.gathered(b));
@@ -222,4 +225,44 @@ fn frozen(
         vectors.push(Buffer::zeroed(layout.len(dtype) - first, dtype, &options.meter, Category::Params)?);
     }
     Ok(vectors)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Owners;
+    use meshstep_optim::AdamW;
+    use meshstep_tensor::DType;
+
+    /// Parameters, gradients and moments, each from where this rank's update begins to read it.
+    #[test]
+    fn what_an_update_streams_together_differs_modulo_a_page() {
+        let layout = Layout::builder().param("a", &[300_000], DType::F32).param("b", &[7_777], DType::F32);
+        let layout = layout.build().unwrap();
+        let whole = Stage::WholeParams(Owners::SortedGreedy);
+        for stage in [Stage::Replicated, Stage::Zero1, Stage::Zero2, whole] {
+            for rank in (0..4).cycle().take(40) {
+                let options = Options { stage, bucket_len: Some(8_000), ..Options::default() };
+                let plan = Plan::new(&layout, 4, &options).unwrap();
+                let groups = Groups::new(AdamW::default());
+                let family = Family::new(&layout, groups, &plan, Before::default(), rank, &options).unwrap();
+                for (owned, filling) in family.buckets.iter().zip(&family.fillings) {
+                    let mut streams = owned.streams(0);
+                    let address = |b: &Buffer| b.as_ptr().addr().get();
+                    streams.extend(filling.whole.as_ref().map(|g| address(g) + owned.first() * 4));
+                    streams.extend(filling.shard.as_ref().map(address));
+                    let state: usize = owned.state().iter().map(Buffer::bytes).sum();
+                    streams.iter_mut().for_each(|address| *address %= 4096);
+                    streams.sort();
+                    let len = streams.len();
+                    streams.dedup();
+                    // What is shorter than a page is where the allocator has room.
+                    assert!(
+                        streams.len() == len || state < 2 * 4096,
+                        "{stage:?} on rank {rank}: {streams:?}"
+                    );
+                }
+            }
+        }
+    }
 }

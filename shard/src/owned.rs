@@ -47,14 +47,36 @@ impl Owned {
     ) -> Result<Self, Error> {
         let meter = &options.meter;
         let kept: usize = ranges.iter().map(|r| r.len()).sum();
-        let state = (0..states).map(|_| Buffer::zeroed(kept, plan.update, meter, Category::State));
-        let master = plan.has_master().then(|| Buffer::zeroed(kept, plan.update, meter, Category::Master));
-        Ok(Owned {
+        let mut owned = Owned {
             params: Buffer::zeroed(plan.len, plan.dtype, meter, Category::Params)?,
-            master: master.transpose()?,
-            state: state.collect::<Result<_, _>>()?,
+            master: None,
+            state: Vec::new(),
             runs: runs(plan, ranges, group),
-        })
+        };
+        let apart = |owned: &Owned, category| {
+            Buffer::zeroed_apart(kept, plan.update, meter, category, &owned.streams(0))
+        };
+        if plan.has_master() {
+            owned.master = Some(apart(&owned, Category::Master)?);
+        }
+        for _ in 0..states {
+            owned.state.push(apart(&owned, Category::State)?);
+        }
+        Ok(owned)
+    }
+
+    /// Where an update begins to read each vector, less `offset` bytes: what another vector, read from that offset on, keeps
+    /// apart from.
+    pub(crate) fn streams(&self, offset: usize) -> Vec<usize> {
+        let first = self.first() * self.params.dtype().size();
+        let kept = self.state.iter().chain(&self.master).map(|b| b.as_ptr().addr().get());
+        let params = self.params.as_ptr().addr().get() + first;
+        kept.chain([params]).map(|address| address.wrapping_sub(offset)).collect()
+    }
+
+    /// The first element owned.
+    pub(crate) fn first(&self) -> usize {
+        self.runs.first().map_or(0, |run| run.range.start)
     }
 
     /// Counts parameters from `first`, the ones of earlier layouts before them.

@@ -22,9 +22,21 @@ pub struct Buffer {
 impl Buffer {
     /// `len` zeros of `dtype`, counted under `category`. Aligned to 64 bytes at least.
     pub fn zeroed(len: usize, dtype: DType, meter: &Meter, category: Category) -> Result<Self, Error> {
+        Self::zeroed_apart(len, dtype, meter, category, &[])
+    }
+
+    /// The same, at an address that modulo 4096 is none of `apart`'s, up to fifteen of them: for buffers that are streamed
+    /// together, which the processor would otherwise mistake for one another. Buffers below a page keep no distance.
+    pub fn zeroed_apart(
+        len: usize,
+        dtype: DType,
+        meter: &Meter,
+        category: Category,
+        apart: &[usize],
+    ) -> Result<Self, Error> {
         let bytes = len.checked_mul(dtype.size()).filter(|&bytes| isize::try_from(bytes).is_ok());
         let bytes = bytes.ok_or(Error::TooLarge { len, dtype })?;
-        Ok(Buffer { slab: Arc::new(Slab::zeroed(bytes, meter, category)?), start: 0, len, dtype })
+        Ok(Buffer { slab: Arc::new(Slab::zeroed(bytes, apart, meter, category)?), start: 0, len, dtype })
     }
 
     /// A copy of `values`, counted under `category`.

@@ -35,10 +35,17 @@ unsafe impl Send for Slab {}
 unsafe impl Sync for Slab {}
 
 impl Slab {
-    /// Zeroed memory for `bytes` bytes.
-    pub(crate) fn zeroed(bytes: usize, meter: &Meter, category: Category) -> Result<Self, Error> {
+    /// Zeroed memory for `bytes` bytes, at an address that modulo 4096 is none of `apart`'s.
+    pub(crate) fn zeroed(
+        bytes: usize,
+        apart: &[usize],
+        meter: &Meter,
+        category: Category,
+    ) -> Result<Self, Error> {
         let refused = || Error::OutOfMemory { bytes, category };
-        let (base, origin) = if bytes > HUGE_FROM { map(bytes) } else { heap(bytes) }.ok_or_else(refused)?;
+        let colour = colour(bytes, apart);
+        let made = if bytes > HUGE_FROM { map(bytes, colour) } else { heap(bytes, colour) };
+        let (base, origin) = made.ok_or_else(refused)?;
         Ok(Slab { base, origin, _claim: meter.claim(category, bytes as u64) })
     }
 
@@ -56,15 +63,21 @@ impl Drop for Slab {
     }
 }
 
-/// Bytes to start a large allocation past its page, another one each time: streams whose addresses are equal modulo
-/// 4096 look alike to the store buffer and wait for one another.
-fn colour(bytes: usize) -> usize {
+/// Bytes to start a large allocation past its page, another one each time and away from `apart`: streams whose addresses
+/// are equal modulo 4096 look alike to the store buffer and wait for one another.
+fn colour(bytes: usize, apart: &[usize]) -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
-    if bytes < PAGE { 0 } else { NEXT.fetch_add(1, Relaxed) % COLOURS * (PAGE / COLOURS) }
+    const STEP: usize = PAGE / COLOURS;
+    if bytes < PAGE {
+        return 0;
+    }
+    let next = NEXT.fetch_add(1, Relaxed);
+    let taken = |colour: &usize| apart.iter().any(|address| address % PAGE / STEP == *colour);
+    let free = (0..COLOURS).map(|i| (next % COLOURS + i) % COLOURS).find(|colour| !taken(colour));
+    free.unwrap_or(next % COLOURS) * STEP
 }
 
-fn heap(bytes: usize) -> Option<(NonNull<u8>, Origin)> {
-    let colour = colour(bytes);
+fn heap(bytes: usize, colour: usize) -> Option<(NonNull<u8>, Origin)> {
     let align = if bytes < PAGE { 64 } else { PAGE };
     let layout = Layout::from_size_align((bytes + colour).max(1), align).ok()?;
     // SAFETY: the size is at least 1.
@@ -74,8 +87,7 @@ fn heap(bytes: usize) -> Option<(NonNull<u8>, Origin)> {
     Some((base, Origin::Heap { start, layout }))
 }
 
-fn map(bytes: usize) -> Option<(NonNull<u8>, Origin)> {
-    let colour = colour(bytes);
+fn map(bytes: usize, colour: usize) -> Option<(NonNull<u8>, Origin)> {
     let len = bytes.checked_add(HUGE_PAGE + colour)?;
     let mut map = MmapMut::map_anon(len).ok()?;
     let skip = map.as_ptr().align_offset(HUGE_PAGE);
@@ -102,7 +114,7 @@ mod tests {
     fn fifteen_allocations_in_a_row_differ_modulo_a_page() {
         let meter = Meter::new();
         let slabs: Vec<Slab> = [PAGE, 3 * PAGE + 5, HUGE_FROM + 1, PAGE, PAGE, HUGE_FROM + 1, PAGE]
-            .map(|bytes| Slab::zeroed(bytes, &meter, Category::State).unwrap())
+            .map(|bytes| Slab::zeroed(bytes, &[], &meter, Category::State).unwrap())
             .into();
         let mut places: Vec<usize> = slabs.iter().map(|s| s.base().addr().get() % PAGE).collect();
         places.sort();
@@ -112,10 +124,22 @@ mod tests {
     }
 
     #[test]
+    fn an_allocation_keeps_apart_from_every_address_it_is_told() {
+        let meter = Meter::new();
+        let mut streams: Vec<usize> = vec![5 * PAGE + 700, 3, PAGE - 1];
+        for bytes in [PAGE, HUGE_FROM + 1, PAGE, 9 * PAGE].repeat(3) {
+            let slab = Slab::zeroed(bytes, &streams, &meter, Category::State).unwrap();
+            let address = slab.base().addr().get();
+            assert!(streams.iter().all(|s| s % PAGE != address % PAGE), "{address} {streams:?}");
+            streams.push(address);
+        }
+    }
+
+    #[test]
     fn memory_is_aligned_and_zero() {
         let meter = Meter::new();
         for bytes in [0, 1, 63, 64, 4095, 4096, 4097, HUGE_FROM, HUGE_FROM + 1] {
-            let slab = Slab::zeroed(bytes, &meter, Category::Params).unwrap();
+            let slab = Slab::zeroed(bytes, &[], &meter, Category::Params).unwrap();
             assert_eq!(slab.base().addr().get() % 64, 0, "{bytes} bytes");
             // SAFETY: the slab has `bytes` readable bytes and nothing writes them.
             let view = unsafe { std::slice::from_raw_parts(slab.base().as_ptr(), bytes) };
@@ -128,7 +152,7 @@ mod tests {
     #[test]
     fn an_impossible_size_is_an_error() {
         let meter = Meter::new();
-        let refused = Slab::zeroed(usize::MAX / 2, &meter, Category::State);
+        let refused = Slab::zeroed(usize::MAX / 2, &[], &meter, Category::State);
         assert!(matches!(refused, Err(Error::OutOfMemory { category: Category::State, .. })));
         assert_eq!(meter.peak_total(), 0);
     }
