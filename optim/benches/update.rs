@@ -34,8 +34,8 @@ impl Vectors {
         let mut state = [m.as_mut(), v.as_mut()];
         let state = &mut state[..rule.state().len()];
         let flat = Flat { params: p.as_mut(), grads: g.as_mut(), state, copy: None };
-        let scalars = Scalars { lr: 1e-9, grad_scale: 0.5, zero_grads: false };
-        rule.update(flat, &[Segment { range: 0..len, t: 100 }], &scalars, &Queue::cpu()).unwrap();
+        let scalars = Scalars { lr: 1e-9, grad_scale: 0.5, zero_grads: false, ..Scalars::default() };
+        rule.update(flat, &[Segment::new(0..len, 100)], &scalars, &Queue::cpu()).unwrap();
     }
 
     /// Reads four streams and writes three of them, as AdamW does: 28 bytes an element.

@@ -35,12 +35,12 @@
 //! // Weights decay, biases do not: two rules, each with its own segments of the same memory.
 //! let decay = AdamW { weight_decay: 0.1, ..AdamW::default() };
 //! let none = AdamW { weight_decay: 0.0, ..decay.clone() };
-//! let scalars = Scalars { lr: 1e-3, grad_scale: clip_coef(norm.finish(), 1.0)?, zero_grads: true };
+//! let scalars = Scalars { lr: 1e-3, grad_scale: clip_coef(norm.finish(), 1.0)?, zero_grads: true, ..Scalars::default() };
 //! for (rule, range) in [(decay, 0..64), (none, 64..100)] {
 //!     let mut state = [m.as_mut(), v.as_mut()];
 //!     let (params, grads) = (params.as_mut(), grads.as_mut());
 //!     let flat = Flat { params, grads, state: &mut state, copy: Some(low.as_mut()) };
-//!     rule.update(flat, &[Segment { range, t: 1 }], &scalars, &Queue::cpu())?;
+//!     rule.update(flat, &[Segment::new(range, 1)], &scalars, &Queue::cpu())?;
 //! }
 //! assert!((params.typed::<f32>()?[99] + 1e-3).abs() < 1e-6);
 //! assert_eq!(low.typed::<bf16>()?[99], bf16::from_f32(-1e-3));
@@ -86,5 +86,5 @@ pub use clip::clip_coef;
 pub use error::Error;
 pub use meshstep_tensor::simd::Isa;
 pub use norm::{ExactSum, Norm, NormAccumulator};
-pub use rule::{Flat, Rule, Scalars, Segment};
+pub use rule::{Flat, NEAREST_RETENTION, Rounding, Rule, Scalars, Sees, Segment};
 pub use sgd::Sgd;

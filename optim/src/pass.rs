@@ -8,11 +8,11 @@ use meshstep_tensor::{DType, SliceMut, bf16, f16};
 
 /// A rule with `S` state vectors, as a pass sees it.
 pub(crate) trait Kind<const S: usize>: Sync {
-    /// What one element goes through, with the constants of one step count.
+    /// What one element goes through, with the constants of one segment.
     type Step<T: Real>: Step<T, S>;
 
     /// Host scalars in f64, cast once.
-    fn constants<T: Real>(&self, scalars: &Scalars, t: u64) -> Self::Step<T>;
+    fn constants<T: Real>(&self, scalars: &Scalars, segment: &Segment) -> Self::Step<T>;
 }
 
 /// Checks `flat`, `segments` and `scalars`, then sweeps once over the segments.
@@ -57,7 +57,7 @@ fn check_lens(flat: &Flat<'_, '_>, expected: usize) -> Result<(), Error> {
 
 fn check_segments(segments: &[Segment], len: usize) -> Result<(), Error> {
     let mut last = 0;
-    for (index, Segment { range, t }) in segments.iter().enumerate() {
+    for (index, Segment { range, t, .. }) in segments.iter().enumerate() {
         let (start, end) = (range.start, range.end);
         if start > end || end > len {
             return Err(Error::SegmentBounds { index, start, end, len });
@@ -101,7 +101,7 @@ impl<K> Run<'_, K> {
     {
         check_scalars::<T>(self.scalars)?;
         let streams = streams::<T, G, S>(flat)?;
-        let constants = |t| self.kind.constants::<T>(self.scalars, t);
+        let constants = |segment: &Segment| self.kind.constants::<T>(self.scalars, segment);
         let sweep = Sweep { constants, isa: self.isa, zero_grads: self.scalars.zero_grads };
         sweep.run(streams, self.segments);
         Ok(())

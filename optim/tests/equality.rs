@@ -8,11 +8,12 @@
 mod common;
 
 use common::{DTYPES, LENGTHS, Memory, cases, difference, fast, long, rules, segment};
-use meshstep_optim::{Isa, Rule, Scalars, Segment};
+use meshstep_optim::{Isa, Rounding, Rule, Scalars, Segment};
 use meshstep_tensor::DType;
 use proptest::prelude::*;
 
-const SCALARS: Scalars = Scalars { lr: 0.01, grad_scale: 0.75, zero_grads: false };
+const SCALARS: Scalars =
+    Scalars { lr: 0.01, grad_scale: 0.75, zero_grads: false, rounding: Rounding::Nearest };
 
 /// Three steps with new gradients; the second resets them.
 fn steps(rule: &dyn Rule, isa: Isa, memory: &mut Memory, offset: usize, len: usize) {

@@ -8,11 +8,11 @@
 mod common;
 
 use common::{DTYPES, Memory, Random, Values, segment};
-use meshstep_optim::{Adam, AdamW, Isa, Rule, Scalars, Sgd};
+use meshstep_optim::{Adam, AdamW, Isa, Rounding, Rule, Scalars, Sgd};
 use meshstep_tensor::DType;
 
 const LR: f64 = 0.05;
-const SCALARS: Scalars = Scalars { lr: LR, grad_scale: 1.0, zero_grads: false };
+const SCALARS: Scalars = Scalars { lr: LR, grad_scale: 1.0, zero_grads: false, rounding: Rounding::Nearest };
 
 /// `torch.optim.Adam` or `AdamW` for one element, its single-tensor code line by line, in f64.
 struct TorchAdam {
@@ -179,7 +179,7 @@ fn gradients_are_scaled_first_and_the_copy_is_of_the_new_parameters() {
         state: vec![],
         copy: Some(Values::new(DType::BF16, 2, || 0.0)),
     };
-    let scalars = Scalars { lr: 0.5, grad_scale: 0.25, zero_grads: true };
+    let scalars = Scalars { lr: 0.5, grad_scale: 0.25, zero_grads: true, ..Scalars::default() };
     memory.update(&rule, Isa::detect(), 0, &[segment(0..2, 1)], &scalars).unwrap();
     assert_eq!((memory.params.f64(), memory.grads.f64()), (vec![0.0, 1.0], vec![0.0, 0.0]));
     assert_eq!(memory.copy.unwrap().f64(), [0.0, 1.0]);

@@ -8,10 +8,10 @@
 mod common;
 
 use common::{DTYPES, Memory, Values, rules, segment};
-use meshstep_optim::{Adam, AdamW, Error, Flat, Isa, Rule, Scalars, Segment, Sgd, accumulate};
+use meshstep_optim::{Adam, AdamW, Error, Flat, Isa, Rounding, Rule, Scalars, Segment, Sgd, accumulate};
 use meshstep_tensor::{DType, Queue, SliceMut};
 
-const SCALARS: Scalars = Scalars { lr: 0.1, grad_scale: 1.0, zero_grads: true };
+const SCALARS: Scalars = Scalars { lr: 0.1, grad_scale: 1.0, zero_grads: true, rounding: Rounding::Nearest };
 
 /// Refused with a message that contains every one of `says`; not a bit has changed.
 fn refused(rule: &dyn Rule, memory: &Memory, segments: &[Segment], scalars: &Scalars, says: &[&str]) {
@@ -76,7 +76,7 @@ fn scalars_out_of_range() {
 
 #[test]
 fn segments_that_do_not_fit() {
-    let backwards = Segment { range: std::ops::Range { start: 9, end: 3 }, t: 1 };
+    let backwards = Segment::new(std::ops::Range { start: 9, end: 3 }, 1);
     let table: [(&[Segment], &[&str]); 6] = [
         (&[segment(0..5, 1), segment(30..41, 1)], &["segment 1", "30..41", "40"]),
         (&[segment(50..60, 1)], &["segment 0", "50..60"]),

@@ -162,8 +162,7 @@ impl Owned {
 impl Table {
     /// This step's segments: the pieces whose parameter has a `t`.
     fn fill(&mut self, t: impl Fn(usize) -> Option<u64>) {
-        let due =
-            |(param, range): &(usize, Range<usize>)| Some(Segment { range: range.clone(), t: t(*param)? });
+        let due = |(param, range): &(usize, Range<usize>)| Some(Segment::new(range.clone(), t(*param)?));
         self.segments.clear();
         self.segments.extend(self.pieces.iter().filter_map(due));
     }

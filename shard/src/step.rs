@@ -161,7 +161,8 @@ impl Optimizer {
         let factor = at.grad_scale * combined;
         let norm = factor * known.norm.finish();
         let coef = at.max_norm.map_or(Ok(1.0), |max_norm| clip_coef(norm, max_norm))?;
-        let scalars = Scalars { lr: at.lr, grad_scale: factor * coef, zero_grads: false };
+        let scalars =
+            Scalars { lr: at.lr, grad_scale: factor * coef, zero_grads: false, ..Scalars::default() };
         Ok(Decision::Apply { norm, coef, scalars })
     }
 

@@ -1,7 +1,7 @@
 //! One element of Adam, for loops that become vector instructions. Letters: mod.rs. It must equal reference.rs.
 
 use super::Constants;
-use crate::number::{Real, Stored};
+use crate::number::Real;
 use crate::sweep::Step;
 
 impl<T: Real> Step<T, 2> for Constants<T> {
@@ -17,7 +17,7 @@ impl<T: Real> Step<T, 2> for Constants<T> {
         (p, [m, v])
     }
 
-    fn reference<G: Stored<T>>(&self, p: &mut [T], g: &[G], [m, v]: [&mut [T]; 2]) {
-        super::reference::update(self, p, g, m, v);
+    fn reference(&self, p: T, g: T, s: [T; 2]) -> (T, [T; 2]) {
+        super::reference::step(self, p, g, s)
     }
 }

@@ -19,7 +19,7 @@ mod kernel;
 mod reference;
 
 use crate::check::Check;
-use crate::number::Real;
+use crate::number::{Real, power};
 use crate::pass::{Kind, pass};
 use crate::{Error, Flat, Isa, Rule, Scalars, Segment};
 use meshstep_tensor::Queue;
@@ -36,8 +36,8 @@ const STATE: &[&str] = &["m", "v"];
 /// let (mut p, mut g, mut m, mut v) = ([1f32; 4], [0.5f32; 4], [0f32; 4], [0f32; 4]);
 /// let mut state = [(&mut m[..]).into(), (&mut v[..]).into()];
 /// let flat = Flat { params: (&mut p[..]).into(), grads: (&mut g[..]).into(), state: &mut state, copy: None };
-/// let scalars = Scalars { lr: 1e-3, grad_scale: 1.0, zero_grads: true };
-/// rule.update(flat, &[Segment { range: 0..4, t: 1 }], &scalars, &Queue::cpu())?;
+/// let scalars = Scalars { lr: 1e-3, grad_scale: 1.0, zero_grads: true, ..Scalars::default() };
+/// rule.update(flat, &[Segment::new(0..4, 1)], &scalars, &Queue::cpu())?;
 /// assert!((p[0] - (1.0 - 1e-3 - 1e-4)).abs() < 1e-6 && g == [0.0; 4]);
 /// # Ok::<(), meshstep_optim::Error>(())
 /// ```
@@ -106,6 +106,10 @@ macro_rules! rule {
 
             fn hyperparameters(&self) -> Vec<(&'static str, f64)> {
                 self.moments().list()
+            }
+
+            fn retention(&self) -> f64 {
+                self.beta1.max(self.beta2)
             }
 
             fn update_on(
@@ -183,7 +187,7 @@ impl Moments {
 impl Kind<2> for Moments {
     type Step<T: Real> = Constants<T>;
 
-    fn constants<T: Real>(&self, scalars: &Scalars, t: u64) -> Constants<T> {
+    fn constants<T: Real>(&self, scalars: &Scalars, &Segment { t, .. }: &Segment) -> Constants<T> {
         let sign = if self.maximize { -1.0 } else { 1.0 };
         let decoupled = if self.decay == Decay::Decoupled { self.weight_decay } else { 0.0 };
         let bias1 = 1.0 - power(self.beta1, t);
@@ -203,17 +207,4 @@ impl Kind<2> for Moments {
             step: T::from_f64(scalars.lr / bias1),
         }
     }
-}
-
-/// `base^n` by repeated squaring with plain multiplications, so that it rounds the same everywhere.
-fn power(base: f64, n: u64) -> f64 {
-    let (mut result, mut square, mut left) = (1.0, base, n);
-    while left > 0 {
-        if left & 1 == 1 {
-            result *= square;
-        }
-        square *= square;
-        left >>= 1;
-    }
-    result
 }

@@ -1,7 +1,7 @@
 //! One element of SGD, for loops that become vector instructions. Letters: mod.rs. It must equal reference.rs.
 
 use super::{Constants, reference};
-use crate::number::{Real, Stored};
+use crate::number::Real;
 use crate::sweep::Step;
 
 impl<T: Real> Constants<T> {
@@ -19,8 +19,8 @@ impl<T: Real> Step<T, 0> for Constants<T> {
         (self.minus_lr.fma(self.gradient(p, g), p), [])
     }
 
-    fn reference<G: Stored<T>>(&self, p: &mut [T], g: &[G], _: [&mut [T]; 0]) {
-        reference::update(self, p, g, None);
+    fn reference(&self, p: T, g: T, _: [T; 0]) -> (T, [T; 0]) {
+        (reference::step(self, p, g, None).0, [])
     }
 }
 
@@ -34,7 +34,8 @@ impl<T: Real> Step<T, 1> for Constants<T> {
         (self.minus_lr.fma(u, p), [b])
     }
 
-    fn reference<G: Stored<T>>(&self, p: &mut [T], g: &[G], [b]: [&mut [T]; 1]) {
-        reference::update(self, p, g, Some(b));
+    fn reference(&self, p: T, g: T, [b]: [T; 1]) -> (T, [T; 1]) {
+        let (p, after) = reference::step(self, p, g, Some(b));
+        (p, [after.unwrap_or(b)])
     }
 }

@@ -65,6 +65,10 @@ impl Rule for Sgd {
         ]
     }
 
+    fn retention(&self) -> f64 {
+        self.momentum
+    }
+
     fn update_on(
         &self,
         isa: Isa,
@@ -114,15 +118,15 @@ impl Sgd {
 impl Kind<0> for Sgd {
     type Step<T: Real> = Constants<T>;
 
-    fn constants<T: Real>(&self, scalars: &Scalars, t: u64) -> Constants<T> {
-        self.at(scalars, t)
+    fn constants<T: Real>(&self, scalars: &Scalars, segment: &Segment) -> Constants<T> {
+        self.at(scalars, segment.t)
     }
 }
 
 impl Kind<1> for Sgd {
     type Step<T: Real> = Constants<T>;
 
-    fn constants<T: Real>(&self, scalars: &Scalars, t: u64) -> Constants<T> {
-        self.at(scalars, t)
+    fn constants<T: Real>(&self, scalars: &Scalars, segment: &Segment) -> Constants<T> {
+        self.at(scalars, segment.t)
     }
 }

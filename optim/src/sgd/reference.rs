@@ -1,20 +1,16 @@
-//! SGD, slow and obvious: the definition. Letters and formula: mod.rs.
+//! One element of SGD, slow and obvious: the definition. Letters and formula: mod.rs.
 
 use super::Constants;
-use crate::number::{Real, Stored};
+use crate::number::Real;
 
-/// One step of every element.
-pub(super) fn update<T: Real, G: Stored<T>>(c: &Constants<T>, p: &mut [T], g: &[G], mut b: Option<&mut [T]>) {
-    for i in 0..p.len() {
-        let mut g1 = g[i].widen_plainly() * c.scale;
-        if c.decay {
-            g1 = c.wd.fma(p[i], g1);
-        }
-        let mut u = g1;
-        if let Some(b) = &mut b {
-            b[i] = if c.first { g1 } else { c.mu.fma(b[i], c.w * g1) };
-            u = if c.nesterov { c.mu.fma(b[i], g1) } else { b[i] };
-        }
-        p[i] = c.minus_lr.fma(u, p[i]);
+/// One step; the buffer where there is momentum.
+pub(super) fn step<T: Real>(c: &Constants<T>, p: T, g: T, b: Option<T>) -> (T, Option<T>) {
+    let mut g1 = g * c.scale;
+    if c.decay {
+        g1 = c.wd.fma(p, g1);
     }
+    let Some(b) = b else { return (c.minus_lr.fma(g1, p), None) };
+    let b = if c.first { g1 } else { c.mu.fma(b, c.w * g1) };
+    let u = if c.nesterov { c.mu.fma(b, g1) } else { b };
+    (c.minus_lr.fma(u, p), Some(b))
 }

@@ -221,7 +221,7 @@ fn from(offset: usize, values: &mut Values) -> SliceMut<'_> {
 }
 
 pub(crate) fn segment(range: Range<usize>, t: u64) -> Segment {
-    Segment { range, t }
+    Segment::new(range, t)
 }
 
 /// The first place where two memories differ, in words.

@@ -200,13 +200,18 @@ impl Run {
             let squares: f64 = grads.iter().flatten().map(|&g| f64::from(g) * f64::from(g)).sum();
             let norm = factor * squares.sqrt();
             let coef = self.max_norm.map_or(1.0, |max| (max / (norm + 1e-6)).min(1.0));
-            let scalars = Scalars { lr: self.at(t).lr, grad_scale: factor * coef, zero_grads: false };
+            let scalars = Scalars {
+                lr: self.at(t).lr,
+                grad_scale: factor * coef,
+                zero_grads: false,
+                ..Scalars::default()
+            };
             for i in 0..self.lens.len() {
                 let mut slots: Vec<SliceMut<'_>> =
                     state[i].iter_mut().map(|s| SliceMut::from(&mut s[..])).collect();
                 let (params, grads) = (SliceMut::from(&mut params[i][..]), SliceMut::from(&mut grads[i][..]));
                 let flat = Flat { params, grads, state: &mut slots, copy: None };
-                let all = [Segment { range: 0..self.lens[i], t }];
+                let all = [Segment::new(0..self.lens[i], t)];
                 rule.update(flat, &all, &scalars, &Queue::cpu()).unwrap();
             }
             end.norms.push(norm.to_bits());
