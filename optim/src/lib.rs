@@ -69,12 +69,16 @@ mod check;
 mod clip;
 mod error;
 mod fetch;
+mod lamb;
+mod lars;
+mod muon;
 mod norm;
 mod number;
 mod pass;
 mod rule;
 mod sgd;
 mod sweep;
+mod tensor_sums;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
@@ -84,7 +88,11 @@ pub use accumulate::{accumulate, accumulate_on};
 pub use adam::{Adam, AdamW};
 pub use clip::clip_coef;
 pub use error::Error;
+pub use lamb::Lamb;
+pub use lars::Lars;
 pub use meshstep_tensor::simd::Isa;
+pub use muon::{Adjust, Muon};
 pub use norm::{ExactSum, Norm, NormAccumulator};
 pub use rule::{Flat, NEAREST_RETENTION, Rounding, Rule, Scalars, Sees, Segment};
 pub use sgd::Sgd;
+pub use tensor_sums::TensorSums;

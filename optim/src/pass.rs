@@ -15,22 +15,19 @@ pub(crate) trait Kind<const S: usize>: Sync {
     fn constants<T: Real>(&self, scalars: &Scalars, segment: &Segment) -> Self::Step<T>;
 }
 
+/// A rule's name and the names of its state.
+pub(crate) type About = (&'static str, &'static [&'static str]);
+
 /// Checks `flat`, `segments` and `scalars`, then sweeps once over the segments.
 pub(crate) fn pass<const S: usize>(
     kind: &impl Kind<S>,
-    (rule, names): (&'static str, &'static [&'static str]),
+    about: About,
     isa: Isa,
     flat: Flat<'_, '_>,
     segments: &[Segment],
     scalars: &Scalars,
 ) -> Result<(), Error> {
-    check_isa(isa)?;
-    let len = flat.params.len();
-    if flat.state.len() != S {
-        return Err(Error::StateCount { rule, given: flat.state.len(), expected: names });
-    }
-    check_lens(&flat, len)?;
-    check_segments(segments, len)?;
+    check(about, isa, &flat, segments)?;
     let run = Run { kind, isa, segments, scalars };
     match (flat.params.dtype(), flat.grads.dtype()) {
         (DType::F32, DType::F32) => run.typed::<f32, f32, S>(flat),
@@ -41,6 +38,22 @@ pub(crate) fn pass<const S: usize>(
         (DType::F64, given) => Err(refused("grads of f64 parameters", given, "f64")),
         (given, _) => Err(refused("params", given, "f32 or f64; 16-bit parameters go into `copy`")),
     }
+}
+
+/// Checks everything that does not depend on types.
+pub(crate) fn check(
+    (rule, names): About,
+    isa: Isa,
+    flat: &Flat<'_, '_>,
+    segments: &[Segment],
+) -> Result<(), Error> {
+    check_isa(isa)?;
+    let len = flat.params.len();
+    if flat.state.len() != names.len() {
+        return Err(Error::StateCount { rule, given: flat.state.len(), expected: names });
+    }
+    check_lens(flat, len)?;
+    check_segments(segments, len)
 }
 
 fn refused(what: &'static str, given: DType, works: &'static str) -> Error {

@@ -1,6 +1,6 @@
 //! What an update rule is: hyperparameters, the names of its state, and one pass over flat memory.
 
-use crate::{Error, Isa};
+use crate::{Error, Isa, TensorSums};
 use meshstep_tensor::{Queue, SliceMut};
 use std::fmt::Debug;
 use std::ops::Range;
@@ -42,6 +42,27 @@ pub trait Rule: Send + Sync + Debug {
     /// accumulate: the largest beta; 1 for a sum that only grows; 0 without such state. 16-bit state rounded to nearest
     /// needs it to be at most [`NEAREST_RETENTION`].
     fn retention(&self) -> f64;
+
+    /// For a rule that [sees](Rule::sees) sums of tensors: adds the part of each segment to its pair of `sums`, as the update
+    /// with the same arguments will need it; writes nothing else. The [`ratio`](Rule::ratio) of a whole tensor's sums then
+    /// goes into its segments. Other rules have nothing to measure.
+    fn measure_on(
+        &self,
+        isa: Isa,
+        flat: &Flat<'_, '_>,
+        segments: &[Segment],
+        scalars: &Scalars,
+        sums: &mut [TensorSums],
+    ) -> Result<(), Error> {
+        let _ = (isa, flat, segments, scalars, sums);
+        Ok(())
+    }
+
+    /// A tensor's own factor on the learning rate, from its sums.
+    fn ratio(&self, sums: &TensorSums) -> f64 {
+        let _ = sums;
+        1.0
+    }
 
     /// Brings the elements of `segments` one step forward; the rest of `flat` is not touched.
     ///
