@@ -1,5 +1,6 @@
 //! What can go wrong with a sharded optimizer, in values.
 
+use crate::Stage;
 use meshstep_tensor::DType;
 
 /// What went wrong.
@@ -69,6 +70,28 @@ pub enum Error {
         states: usize,
         /// What fits.
         max: usize,
+    },
+    /// A rule that must see whole matrices, on chunks.
+    #[error(
+        "{rule} sees whole matrices and {stage:?} cuts them; use Stage::WholeParams or Stage::Replicated"
+    )]
+    NeedsWholeParams {
+        /// The rule.
+        rule: &'static str,
+        /// The stage.
+        stage: Stage,
+    },
+    /// A parameter without rows and columns, for a rule that needs them.
+    #[error(
+        "{rule} updates matrices and parameter {name:?} has the shape {shape:?}; add it with another rule by add_param_group"
+    )]
+    NotAMatrix {
+        /// The rule.
+        rule: &'static str,
+        /// The parameter.
+        name: String,
+        /// Its shape.
+        shape: Vec<usize>,
     },
     /// Groups of one layout with different rules.
     #[error("rules {first} and {other} for one layout; groups may differ in hyperparameters only")]

@@ -55,6 +55,7 @@ mod partition;
 mod plan;
 mod pool;
 mod step;
+mod tensor_totals;
 
 pub use bucket_plan::{BucketPlan, Placed};
 pub use error::{Error, Fault};

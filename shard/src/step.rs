@@ -1,7 +1,9 @@
 //! The step: gradients are in; one exchange decides, one pass updates, parameters go out.
 
 use crate::exchange::{self, Brought, FIELDS, FaultCode, Known};
+use crate::family::Entry;
 use crate::options::At;
+use crate::owned::Due;
 use crate::{Combine, Error, Missing, Optimizer};
 use meshstep_optim::{Scalars, clip_coef};
 use std::sync::Arc;
@@ -173,11 +175,10 @@ impl Optimizer {
             let skipped = skips_some && !self.exchange.present_anywhere(p)?;
             *due = if skipped { 0 } else { entry.t + 1 };
         }
-        let mut updated = Ok(());
+        let mut updated = self.measure(scalars);
         for b in 0..self.buckets.len() {
-            updated = self.update_bucket(b, scalars);
-            if updated.is_err() {
-                break;
+            if updated.is_ok() {
+                updated = self.update_bucket(b, scalars);
             }
         }
         if updated.is_err() {
@@ -192,12 +193,27 @@ impl Optimizer {
         Ok(())
     }
 
+    /// Takes the sums over whole tensors that some rules need. Collective where tensors are cut.
+    fn measure(&mut self, scalars: &Scalars) -> Result<(), Error> {
+        if !self.totals.needed() {
+            return Ok(());
+        }
+        let sums = self.totals.begin();
+        for (b, owned) in self.buckets.iter_mut().enumerate() {
+            if let Some(grads) = self.handover.grads(b) {
+                let due = |p: usize| due(self.room.due[p], &self.entries[p], 1.0);
+                owned.measure(grads, &self.groups, due, scalars, sums)?;
+            }
+        }
+        let group = |p: usize| &self.groups[self.entries[p].group];
+        self.totals.finish(&*self.handover.fixed.comm, group)
+    }
+
     fn update_bucket(&mut self, b: usize, scalars: &Scalars) -> Result<(), Error> {
         let owned = &mut self.buckets[b];
-        let due = &self.room.due;
         if let Some(grads) = self.handover.grads(b) {
-            let t = |p: usize| (due[p] > 0).then_some(due[p]);
-            owned.update(grads, &self.groups, t, scalars, &meshstep_tensor::Queue::cpu())?;
+            let due = |p: usize| due(self.room.due[p], &self.entries[p], self.totals.ratio(p));
+            owned.update(grads, &self.groups, due, scalars, &meshstep_tensor::Queue::cpu())?;
         }
         let fixed = &self.handover.fixed;
         let bucket = (b, &fixed.buckets[b]);
@@ -244,6 +260,12 @@ impl Optimizer {
         *progress.copied.get_mut() = 0;
         progress.sent_before = self.handover.fixed.comm.stats().total().bytes;
     }
+}
+
+/// How a parameter is updated at `t`; not at all at 0.
+fn due(t: u64, entry: &Entry, ratio: f64) -> Option<Due> {
+    let matrix = if let &[rows, cols] = entry.param.shape() { Some((rows, cols)) } else { None };
+    (t > 0).then_some(Due { t, ratio, matrix })
 }
 
 enum Decision {
