@@ -14,7 +14,9 @@ pub(crate) fn races(len: usize, rounds: usize) {
             black_box(accumulator.finish());
         }
     };
-    let plain = |values: &mut Vec<f32>| drop(black_box(sum(values)));
+    let plain = |values: &mut Vec<f32>| {
+        black_box(sum(values));
+    };
     let names = ["plain f32 sum", "exact L2 norm", "exact L1 norm", "Inf norm"];
     let times = race(&mut values, rounds, [&plain, &norm(Norm::L2), &norm(Norm::L1), &norm(Norm::Inf)]);
     for (name, time) in names.iter().zip(times) {

@@ -55,6 +55,11 @@ impl ExactSum {
         }
     }
 
+    /// Adds `integer * 2^exponent`, for an exponent from that of the smallest square to 2006.
+    pub(super) fn add_integer(&mut self, integer: i64, exponent: i32) {
+        self.deposit(integer < 0, integer.unsigned_abs(), exponent);
+    }
+
     /// Adds another sum.
     pub fn merge(&mut self, other: &ExactSum) {
         self.carry();
