@@ -1,12 +1,13 @@
 //! Two norms of each tensor, summed over its parts: what layer-wise rules scale their steps by.
 
 use crate::fetch::fetch;
+use crate::norm::{self, Blocks, Source};
 use crate::number::{Real, Stored};
 use crate::pass::{self, Kind};
 use crate::sweep::Step;
 use crate::{Error, ExactSum, Flat, Isa, Norm, NormAccumulator, Scalars, Segment};
 use meshstep_tensor::simd::Body;
-use meshstep_tensor::{DType, Slice, bf16, f16};
+use meshstep_tensor::{DType, bf16, f16};
 use std::ops::Range;
 
 /// The norms of a tensor's parameters and of the direction its step would take, on their way: integers, so that adding the
@@ -81,12 +82,15 @@ impl Default for TensorSums {
 
 /// A step whose direction has a norm that matters.
 pub(crate) trait Direction<T: Real, const S: usize>: Step<T, S> {
+    /// Whether the direction depends on the state, so that it is worth asking for.
+    const OF_STATE: bool;
+
     /// Where one element would go, before the learning rate. `#[inline(always)]`, without calls.
     fn direction(&self, p: T, g: T, s: [T; S]) -> T;
 }
 
 /// Elements whose directions are computed before their norm is taken: they are still in the first-level cache then.
-const BLOCK: usize = 1 << 10;
+const BLOCK: usize = norm::BLOCK_LEN;
 
 /// Above this many elements work is split in two.
 const SPLIT_FROM: usize = 64 << 10;
@@ -122,7 +126,7 @@ where
     Ok(())
 }
 
-fn add<T: Real, G: Stored<T>, K: Kind<S>, const S: usize>(
+fn add<T: Real + Source, G: Stored<T>, K: Kind<S>, const S: usize>(
     (kind, isa, scalars, segment): (&K, Isa, &Scalars, &Segment),
     flat: &Flat<'_, '_>,
     range: Range<usize>,
@@ -138,7 +142,8 @@ where
     let params = &flat.params.as_slice().typed::<T>()?[range.clone()];
     let grads = &flat.grads.as_slice().typed::<G>()?[range];
     let step = kind.constants::<T>(scalars, segment);
-    Part { step, params, grads, state }.add(isa, sums)
+    Part { step, params, grads, state }.add(isa, sums);
+    Ok(())
 }
 
 /// What is measured together.
@@ -150,31 +155,29 @@ struct Part<'a, T, G, C, const S: usize> {
     state: [&'a [T]; S],
 }
 
-impl<T: Real, G: Stored<T>, C: Direction<T, S>, const S: usize> Part<'_, T, G, C, S> {
-    fn add(self, isa: Isa, sums: &mut TensorSums) -> Result<(), Error> {
+impl<T: Real + Source, G: Stored<T>, C: Direction<T, S>, const S: usize> Part<'_, T, G, C, S> {
+    fn add(self, isa: Isa, sums: &mut TensorSums) {
         let len = self.params.len();
         if len > SPLIT_FROM && rayon::current_num_threads() > 1 {
             let half = (len / 2).next_multiple_of(BLOCK);
             let mut other = TensorSums::new();
             let (left, right) = (self.part(0..half), self.part(half..len));
-            let (left, right) = rayon::join(|| left.add(isa, sums), || right.add(isa, &mut other));
+            rayon::join(|| left.add(isa, sums), || right.add(isa, &mut other));
             sums.merge(&other);
-            return left.and(right);
+        } else if isa == Isa::Reference {
+            self.add_plainly(sums);
+        } else {
+            isa.run(Blockwise(self, sums));
         }
-        let mut room = [T::from_f64(0.0); BLOCK];
-        for start in (0..len).step_by(BLOCK) {
-            let part = self.part(start..len.min(start + BLOCK));
-            let directions = &mut room[..part.params.len()];
-            let params = Slice::from(part.params);
-            if isa == Isa::Reference {
-                part.each(directions)
-            } else {
-                isa.run(Block(part, directions))
-            }
-            sums.params.add_on(isa, params)?;
-            sums.direction.add_on(isa, Slice::from(&*directions))?;
+    }
+
+    /// The definition.
+    fn add_plainly(&self, sums: &mut TensorSums) {
+        for (i, &p) in self.params.iter().enumerate() {
+            let direction = self.step.direction(p, self.grads[i].widen_plainly(), self.state.map(|s| s[i]));
+            sums.params.add_plainly(p.exactly());
+            sums.direction.add_plainly(direction.exactly());
         }
-        Ok(())
     }
 
     #[inline(always)]
@@ -191,25 +194,38 @@ impl<T: Real, G: Stored<T>, C: Direction<T, S>, const S: usize> Part<'_, T, G, C
         let len = self.params.len();
         fetch(self.params.as_ptr().wrapping_add(len), len);
         fetch(self.grads.as_ptr().wrapping_add(len), len);
-        self.state.iter().for_each(|s| fetch(s.as_ptr().wrapping_add(len), len));
+        if C::OF_STATE {
+            self.state.iter().for_each(|s| fetch(s.as_ptr().wrapping_add(len), len));
+        }
     }
 
+    #[inline(always)]
     fn part(&self, range: Range<usize>) -> Self {
         let state = self.state.map(|s| &s[range.clone()]);
         Part { step: self.step, params: &self.params[range.clone()], grads: &self.grads[range], state }
     }
 }
 
-/// The fast loop over one block.
-struct Block<'a, 'o, T, G, C, const S: usize>(Part<'a, T, G, C, S>, &'o mut [T]);
+/// The fast loop.
+struct Blockwise<'a, 'o, T, G, C, const S: usize>(Part<'a, T, G, C, S>, &'o mut TensorSums);
 
-impl<T: Real, G: Stored<T>, C: Direction<T, S>, const S: usize> Body for Block<'_, '_, T, G, C, S> {
+impl<T: Real + Source, G: Stored<T>, C: Direction<T, S>, const S: usize> Body
+    for Blockwise<'_, '_, T, G, C, S>
+{
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
-        let Block(part, directions) = self;
-        part.fetch_next();
-        part.each(directions);
+        let Blockwise(part, sums) = self;
+        let len = part.params.len();
+        let mut room = [T::from_f64(0.0); BLOCK];
+        for start in (0..len).step_by(BLOCK) {
+            let part = part.part(start..len.min(start + BLOCK));
+            let directions = &mut room[..part.params.len()];
+            part.fetch_next();
+            part.each(directions);
+            Blocks { values: part.params, into: &mut sums.params }.run();
+            Blocks { values: directions, into: &mut sums.direction }.run();
+        }
     }
 }

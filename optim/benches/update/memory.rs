@@ -12,8 +12,9 @@ pub(crate) struct Memory {
     grads: Buffer,
     state: Vec<Buffer>,
     copy: Option<Buffer>,
-    /// Whether the rule measures before it updates.
+    /// Whether the rule measures before it updates, and its state too.
     measured: bool,
+    state_too: bool,
 }
 
 impl Memory {
@@ -34,6 +35,7 @@ impl Memory {
             state: (0..states).map(|slot| vector(recipe.state, Category::State, size(slot))).collect(),
             copy: recipe.copy.map(|dtype| vector(dtype, Category::Params, 0.0)),
             measured: row.rule.sees() == Sees::TensorSums,
+            state_too: row.measures_state,
         }
     }
 
@@ -43,7 +45,12 @@ impl Memory {
         let state: usize = self.state.iter().map(size).sum();
         let read = size(&self.params) + size(&self.grads) + state;
         let written = size(&self.params) + state + self.copy.as_ref().map_or(0, size);
-        read + written + if self.measured { read } else { 0 }
+        let measured = match (self.measured, self.state_too) {
+            (false, _) => 0,
+            (true, false) => read - state,
+            (true, true) => read,
+        };
+        measured + read + written
     }
 
     pub(crate) fn update(&mut self, row: &Row) {
@@ -70,7 +77,8 @@ impl Memory {
     pub(crate) fn copy(&mut self) {
         let mask = black_box(0);
         if self.measured {
-            let read = [&self.params, &self.grads].into_iter().chain(&self.state).map(Buffer::as_slice);
+            let state = self.state.iter().filter(|_| self.state_too);
+            let read = [&self.params, &self.grads].into_iter().chain(state).map(Buffer::as_slice);
             black_box(read_all(read.collect()));
         }
         let written = std::iter::once(&mut self.params).chain(&mut self.state).map(Buffer::as_mut);

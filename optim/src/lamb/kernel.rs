@@ -31,6 +31,8 @@ impl<T: Real> Step<T, 2> for Constants<T> {
 }
 
 impl<T: Real> Direction<T, 2> for Constants<T> {
+    const OF_STATE: bool = true;
+
     #[inline(always)]
     fn direction(&self, p: T, g: T, s: [T; 2]) -> T {
         self.moved(p, g, s).0

@@ -19,6 +19,8 @@ impl<T: Real> Step<T, 1> for Constants<T> {
 }
 
 impl<T: Real> Direction<T, 1> for Constants<T> {
+    const OF_STATE: bool = false;
+
     #[inline(always)]
     fn direction(&self, _: T, g: T, _: [T; 1]) -> T {
         g * self.scale

@@ -20,7 +20,7 @@ use meshstep_tensor::simd::Body;
 use meshstep_tensor::{Element, bf16, f16};
 
 /// Elements of a block: `2^LOG`.
-pub(super) const LEN: usize = 1 << LOG;
+pub(crate) const LEN: usize = 1 << LOG;
 const LOG: i32 = 10;
 
 /// Grids of one level that a term is at most: `2^GRIDS`. The next level's terms are at most half a grid.
@@ -35,7 +35,7 @@ const CHUNK: usize = 256;
 const INFINITE: u64 = 0x7ff << 52;
 
 /// What norms are taken of.
-pub(super) trait Source: Element {
+pub(crate) trait Source: Element {
     /// What terms are computed from.
     type Wide: Wide;
     /// The same numbers, in `room` where they need it.
@@ -72,7 +72,7 @@ fn widen<'a, X: Stored<f32>>(values: &[X], room: &'a mut [f32; LEN]) -> &'a [f32
 }
 
 /// What terms are computed from: f32, whose squares are f64 numbers, or f64, whose squares are sums of two.
-pub(super) trait Wide: Copy {
+pub(crate) trait Wide: Copy {
     const ZERO: Self;
     /// Bits as f64 of the largest magnitude, those of infinity or more if one is not finite, and of the smallest but zero.
     fn extent(block: &[Self]) -> (u64, u64);
@@ -154,9 +154,9 @@ impl Wide for f64 {
 }
 
 /// All of `values`, block by block.
-pub(super) struct Blocks<'a, X> {
-    pub(super) values: &'a [X],
-    pub(super) into: &'a mut NormAccumulator,
+pub(crate) struct Blocks<'a, X> {
+    pub(crate) values: &'a [X],
+    pub(crate) into: &'a mut NormAccumulator,
 }
 
 impl<X: Source> Body for Blocks<'_, X> {
@@ -176,7 +176,7 @@ impl<X: Source> Body for Blocks<'_, X> {
 /// The block after this one, asked for little by little between computations: all at once, requests would fill the
 /// processor's queue and nothing else would happen meanwhile.
 #[derive(Clone, Copy)]
-pub(super) struct Ahead {
+pub(crate) struct Ahead {
     next: *const u8,
     /// Of one chunk.
     bytes: usize,
