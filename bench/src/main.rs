@@ -7,7 +7,6 @@ mod keyed;
 mod memory;
 mod progress;
 mod report;
-mod schedule;
 mod threads;
 mod train;
 

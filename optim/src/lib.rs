@@ -9,6 +9,7 @@
 //! | [`Norm`], [`NormAccumulator`], [`ExactSum`] | norms whose bits no order, split or merge changes |
 //! | [`clip_coef`] | clipping by the global norm, as a factor into `grad_scale` |
 //! | [`accumulate`] | weighted addition of gradients |
+//! | [`schedule`] | the learning rate as a function of the step, Hugging Face's and PyTorch's |
 //! | [`Isa`] | the instructions in use; they change the speed of a result, never its bits |
 //!
 //! A rule holds hyperparameters; memory, state and step counts are the caller's. One pass scales the gradient, updates,
@@ -76,6 +77,7 @@ mod norm;
 mod number;
 mod pass;
 mod rule;
+pub mod schedule;
 mod sgd;
 mod sweep;
 mod tensor_sums;

@@ -112,6 +112,18 @@ fn scalars_that_differ_are_named() {
         });
         let told = lr.to_string();
         assert_eq!(told, "ranks disagree on lr: rank 0 has 0.005, rank 2 has 0.25", "{stage:?}");
+        // One ulp is a difference, either way.
+        for (next, theirs) in [
+            (f64::next_up as fn(f64) -> f64, "0.005000000000000001"),
+            (f64::next_down, "0.004999999999999999"),
+        ] {
+            let told = one_rank_errs(stage, &|run, opt| {
+                run.hand_over(opt, 2, 0).unwrap();
+                Some(At { lr: next(run.at(2).lr), ..run.at(2) })
+            });
+            let expected = format!("ranks disagree on lr: rank 0 has 0.005, rank 2 has {theirs}");
+            assert_eq!(told.to_string(), expected, "{stage:?}");
+        }
     }
 }
 

@@ -15,7 +15,6 @@ use crate::corpus::Place;
 use crate::gpt::{Gpt, Param, with_values};
 use crate::progress::Progress;
 use crate::report::Peak;
-use crate::schedule::Schedule;
 
 /// Gradients are scaled down to this norm.
 const MAX_NORM: f64 = 1.0;
@@ -58,14 +57,14 @@ pub(super) fn train(run: &Run, stage: u8, comm: Arc<dyn Communicator>, progress:
     let _span = tracing::debug_span!("rank", stage, rank = comm.rank()).entered();
     let meter = Meter::new();
     let mut rank = Rank::new(run, stage, comm, &meter)?;
-    let schedule = Schedule::new(rules::peak_lr(run.asked.optimizer), run.asked.steps);
+    let schedule = rules::schedule(run.asked.optimizer, run.asked.steps)?;
     let (mut losses, mut sent, mut skipped) = (Vec::new(), 0, 0);
     let started = Instant::now();
     for step in 0..run.asked.steps {
         let loss = rank.backward(step)?;
         progress.report(loss);
         losses.push(loss);
-        let (applied, bytes) = rank.step(schedule.at(step))?;
+        let (applied, bytes) = rank.step(schedule.at(step as u64))?;
         skipped += usize::from(!applied);
         sent += bytes;
     }

@@ -1,5 +1,7 @@
-//! Which rule updates which parameter.
+//! Which rule updates which parameter, at which learning rate.
 
+use anyhow::Result;
+use meshstep_optim::schedule::{CosineWarmupWithMinLr, MinLr, Schedule};
 use meshstep_optim::{AdamW, Sgd};
 use meshstep_shard::Groups;
 
@@ -25,10 +27,37 @@ pub(super) fn groups(optimizer: Optimizer, params: &[Param]) -> Groups {
     }
 }
 
-/// The highest learning rate each rule is given here.
-pub(super) fn peak_lr(optimizer: Optimizer) -> f64 {
-    match optimizer {
+/// For a run of `steps`: a tenth of them warms up, at most 100, then a cosine falls to a tenth of the peak at the last one.
+pub(super) fn schedule(optimizer: Optimizer, steps: usize) -> Result<Schedule> {
+    let peak = match optimizer {
         Optimizer::Adamw => 2e-3,
         Optimizer::Sgd => 0.1,
+    };
+    let warmup = (steps / 10).min(100);
+    let curve = CosineWarmupWithMinLr::new(warmup as u64, steps as u64, MinLr::Rate(0.1));
+    Ok(Schedule::new(peak, curve)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rate_rises_to_the_peak_and_falls_to_a_tenth_of_it() -> Result<()> {
+        let schedule = schedule(Optimizer::Adamw, 200)?;
+        let rates: Vec<f64> = (0..200).map(|step| schedule.at(step)).collect();
+        assert!(rates[..20].windows(2).all(|pair| pair[0] < pair[1]));
+        assert!(rates[19..].windows(2).all(|pair| pair[0] > pair[1]));
+        assert_eq!((rates[0], rates[19], rates[199]), (1e-4, 2e-3, 2e-4));
+        Ok(())
+    }
+
+    #[test]
+    fn very_short_runs_have_a_rate_for_every_step() -> Result<()> {
+        for steps in 1..=12 {
+            let schedule = schedule(Optimizer::Sgd, steps)?;
+            assert!((0..steps as u64).all(|step| (0.01..=0.1).contains(&schedule.at(step))), "{steps} steps");
+        }
+        Ok(())
     }
 }
