@@ -64,14 +64,22 @@
 //! - Floating-point state (rounding mode, flush-to-zero) must be the default one.
 
 mod accumulate;
+mod adagrad;
 mod adam;
+mod adopt;
 mod check;
 mod clip;
+mod decay;
 mod error;
 mod fetch;
+mod frame;
+mod lion;
+mod moments;
 mod norm;
 mod number;
 mod pass;
+mod qhadamw;
+mod rmsprop;
 mod rule;
 mod sgd;
 mod sweep;
@@ -81,10 +89,17 @@ mod sweep;
 struct Readme;
 
 pub use accumulate::{accumulate, accumulate_on};
+pub use adagrad::Adagrad;
 pub use adam::{Adam, AdamW};
+pub use adopt::{Adopt, QhAdopt};
 pub use clip::clip_coef;
+pub use decay::Decay;
 pub use error::Error;
+pub use lion::Lion;
 pub use meshstep_tensor::simd::Isa;
+pub use moments::Moments;
 pub use norm::{ExactSum, Norm, NormAccumulator};
+pub use qhadamw::QhAdamW;
+pub use rmsprop::RmsProp;
 pub use rule::{Flat, NEAREST_RETENTION, Rounding, Rule, Scalars, Sees, Segment};
-pub use sgd::Sgd;
+pub use sgd::{Momentum, Sgd};
