@@ -65,17 +65,25 @@
 //! - Floating-point state (rounding mode, flush-to-zero) must be the default one.
 
 mod accumulate;
+mod adagrad;
 mod adam;
+mod adopt;
 mod check;
 mod clip;
+mod decay;
 mod error;
 mod fetch;
+mod frame;
 mod lamb;
 mod lars;
+mod lion;
+mod moments;
 mod muon;
 mod norm;
 mod number;
 mod pass;
+mod qhadamw;
+mod rmsprop;
 mod rule;
 pub mod schedule;
 mod sgd;
@@ -87,14 +95,21 @@ mod tensor_sums;
 struct Readme;
 
 pub use accumulate::{accumulate, accumulate_on};
+pub use adagrad::Adagrad;
 pub use adam::{Adam, AdamW};
+pub use adopt::{Adopt, QhAdopt};
 pub use clip::clip_coef;
+pub use decay::Decay;
 pub use error::Error;
 pub use lamb::Lamb;
 pub use lars::Lars;
+pub use lion::Lion;
 pub use meshstep_tensor::simd::Isa;
+pub use moments::Moments;
 pub use muon::{Adjust, Muon};
 pub use norm::{ExactSum, Norm, NormAccumulator};
+pub use qhadamw::QhAdamW;
+pub use rmsprop::RmsProp;
 pub use rule::{Flat, NEAREST_RETENTION, Rounding, Rule, Scalars, Sees, Segment};
-pub use sgd::Sgd;
+pub use sgd::{Momentum, Sgd};
 pub use tensor_sums::TensorSums;

@@ -7,7 +7,13 @@ use std::ops::{Add, Div, Mul, Sub};
 
 /// What a rule computes with: f32, or f64 throughout.
 pub(crate) trait Real:
-    Element + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self> + Divide
+    Element
+    + PartialOrd
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+    + Divide
 {
     /// The type's name in errors about values that do not fit it.
     const FITS: &'static str;

@@ -56,7 +56,7 @@ fn updates_allocate_nothing() {
             for isa in Isa::available() {
                 let (params, grads) = (params.slice_mut(), grads.slice_mut());
                 let mut copy = copy.as_mut().map(|copy| copy.slice_mut());
-                let mut state: [SliceMut<'_>; 2] = {
+                let mut state: [SliceMut<'_>; 5] = {
                     let mut slots = state.iter_mut().map(|s| s.reborrow());
                     std::array::from_fn(|_| slots.next().unwrap_or(SliceMut::empty(dtypes.0)))
                 };

@@ -3,14 +3,25 @@
 use super::Constants;
 use crate::number::Real;
 
-/// One step; the buffer where there is momentum.
-pub(super) fn step<T: Real>(c: &Constants<T>, p: T, g: T, b: Option<T>) -> (T, Option<T>) {
-    let mut g1 = g * c.scale;
-    if c.decay {
-        g1 = c.wd.fma(p, g1);
+/// One step; `s` is the buffer, where there is momentum.
+pub(super) fn step<T: Real, const S: usize>(c: &Constants<T>, p: T, g: T, s: [T; S]) -> (T, [T; S]) {
+    let mut g1 = g * c.frame.scale;
+    if c.frame.coupled {
+        g1 = c.frame.wd.fma(p, g1);
     }
-    let Some(b) = b else { return (c.minus_lr.fma(g1, p), None) };
-    let b = if c.first { g1 } else { c.mu.fma(b, c.w * g1) };
-    let u = if c.nesterov { c.mu.fma(b, g1) } else { b };
-    (c.minus_lr.fma(u, p), Some(b))
+    let after = s.map(|b| {
+        if c.average {
+            c.w.fma(g1 - b, b)
+        } else if c.first {
+            c.w * g1
+        } else {
+            c.mu.fma(b, c.w * g1)
+        }
+    });
+    let u = match after.first() {
+        None => g1,
+        Some(&b) if c.nesterov => c.mu.fma(b, g1),
+        Some(&b) => b,
+    };
+    (p - c.frame.lw.fma(p, c.r * u), after)
 }
