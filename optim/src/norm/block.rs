@@ -30,7 +30,7 @@ const TAKEN: i32 = 54 - LOG;
 const LANES: usize = 16;
 
 /// Bits of an infinite f64: finite magnitudes are below.
-const INFINITE: u64 = 0x7ff << 52;
+pub(super) const INFINITE: u64 = 0x7ff << 52;
 
 /// What norms are taken of.
 pub(super) trait Source: Element {
@@ -198,7 +198,7 @@ fn cut(y: f64, magic: f64) -> (f64, f64) {
 
 /// Adds `term(x)` for each element, none of which exceeds `2^bound` in magnitude.
 #[inline(always)]
-fn add_terms<W: Wide>(block: &[W], term: impl Fn(W) -> f64, bound: i32, sum: &mut ExactSum) {
+pub(super) fn add_terms<W: Wide>(block: &[W], term: impl Fn(W) -> f64, bound: i32, sum: &mut ExactSum) {
     if !in_range(bound) || !in_range(bound - TAKEN) {
         return block.iter().for_each(|&x| sum.add(term(x)));
     }
