@@ -44,6 +44,21 @@ impl Exchange {
         Ok(Exchange { sum: words(sum_words)?, max: words(max_words)? })
     }
 
+    /// Another exchange in the same vectors, of words that are no more than a step's.
+    pub(crate) fn borrow(
+        &mut self,
+        comm: &dyn Communicator,
+        sums: &mut [u64],
+        maxima: &mut [u64],
+    ) -> Result<(), meshstep_comm::Error> {
+        self.sum.typed_mut::<u64>()?[..sums.len()].copy_from_slice(sums);
+        self.max.typed_mut::<u64>()?[..maxima.len()].copy_from_slice(maxima);
+        group(comm, &Queue::cpu(), &mut self.sum, &mut self.max)?;
+        sums.copy_from_slice(&self.sum.typed()?[..sums.len()]);
+        maxima.copy_from_slice(&self.max.typed()?[..maxima.len()]);
+        Ok(())
+    }
+
     /// Says for each parameter, in registration order, whether this rank has its gradient.
     pub(crate) fn present(&mut self, present: impl Iterator<Item = bool>) -> Result<(), Error> {
         let words = &mut self.sum.typed_mut::<u64>()?[SUM_HEAD + ExactSum::WORDS..];

@@ -24,7 +24,7 @@ impl Folding {
         Ok(Folding { comm, meter: meter.clone(), room: Mutex::new([nothing()?, nothing()?]) })
     }
 
-    pub(crate) fn exchange(&self, words: [&mut [u64]; 2]) -> Result<(), meshstep_comm::Error> {
+    fn exchange(&self, words: [&mut [u64]; 2]) -> Result<(), meshstep_comm::Error> {
         let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
         for (buffer, words) in room.iter_mut().zip(&words) {
             if buffer.len() < words.len() {

@@ -1,9 +1,8 @@
 //! Steps that evaluate a closure, and runs of them to a tolerance.
 
 use crate::lbfgs::{Failed, backward};
-use crate::reduce::Folding;
 use crate::{At, Combine, Error, MicroBatch, Optimizer, Outcome};
-use meshstep_optim::{ExactSum, Reduce, Stop};
+use meshstep_optim::{ExactSum, Stop};
 use std::sync::Arc;
 
 /// What a step with a closure did: the same on every rank but for the traffic.
@@ -71,9 +70,8 @@ impl Optimizer {
     ) -> Result<Evaluated, Error> {
         self.handover.healthy()?;
         self.check_idle()?;
-        let folding = Folding::new(Arc::clone(self.comm()), &self.options.meter)?;
         let told = backward(self, weight, closure);
-        let loss = match self.combine_losses(&folding, told, weight) {
+        let loss = match self.combine_losses(told, weight) {
             Ok(loss) => loss,
             Err(error) => {
                 self.discard_gradients()?;
@@ -123,7 +121,8 @@ impl Optimizer {
     }
 
     /// The loss of all ranks, or the error of the lowest that failed.
-    fn combine_losses(&self, folding: &Folding, told: Result<f64, Error>, weight: u64) -> Result<f64, Error> {
+    fn combine_losses(&mut self, told: Result<f64, Error>, weight: u64) -> Result<f64, Error> {
+        let comm = Arc::clone(self.comm());
         let weight = if self.options.combine == Combine::Weighted { weight } else { 1 };
         let mut words = [0; 2 + ExactSum::WORDS];
         let mut fault = [0];
@@ -134,9 +133,10 @@ impl Optimizer {
                 (words[0], words[1]) = (u64::from(!loss.is_finite()), weight);
                 words[2..].copy_from_slice(&sum.words());
             }
-            Err(_) => fault[0] = u64::MAX - folding.part() as u64,
+            Err(_) => fault[0] = u64::MAX - comm.rank() as u64,
         }
-        folding.exchange([&mut words, &mut fault]).inspect_err(|e| self.handover.poison(e.clone()))?;
+        let exchanged = self.exchange.borrow(&*comm, &mut words, &mut fault);
+        exchanged.inspect_err(|failure| self.handover.poison(failure.clone()))?;
         if fault[0] != 0 {
             let rank = (u64::MAX - fault[0]) as usize;
             return Err(told.err().unwrap_or(Error::ClosureElsewhere { rank }));
