@@ -217,6 +217,42 @@ pub enum Error {
     /// All weights of a weighted mean are zero.
     #[error("every rank's weights are 0; a weighted mean needs a positive one")]
     ZeroWeight,
+    /// The caller's closure failed here; every rank is where it was before, or at the last point it accepted.
+    #[error("the closure failed: {source}")]
+    Closure {
+        /// What it returned.
+        source: std::sync::Arc<dyn std::error::Error + Send + Sync>,
+    },
+    /// The closure of another rank failed.
+    #[error("the closure failed on rank {rank}; its error says why")]
+    ClosureElsewhere {
+        /// Which rank, the lowest if there are several.
+        rank: usize,
+    },
+    /// A run that begins where loss or gradient is not finite.
+    #[error(
+        "a step begins with loss {loss} and {non_finite} gradient elements that are not finite; start where both are finite"
+    )]
+    NotFinite {
+        /// The loss.
+        loss: f64,
+        /// How many gradient elements are infinite or NaN.
+        non_finite: u64,
+    },
+    /// L-BFGS on parameters that one vector cannot hold.
+    #[error("L-BFGS on {first} and {other} parameters; all must be of one type, f32 or f64")]
+    MixedDTypes {
+        /// The first type updated.
+        first: DType,
+        /// Another.
+        other: DType,
+    },
+    /// L-BFGS with weights, of which its line search knows nothing.
+    #[error("L-BFGS takes no weights; use Combine::Sum and divide losses and gradients by the total weight")]
+    Weighted,
+    /// Ranks were given different things to run to.
+    #[error("the ranks' progress differs; call the same on every rank")]
+    Parted,
     /// Too many steps in a row had gradients that are not finite.
     #[error(
         "{skips} steps in a row had gradients that are not finite; lower the learning rate or the loss scale"

@@ -47,6 +47,7 @@ mod filling;
 mod gather;
 mod groups;
 mod handover;
+mod lbfgs;
 mod micro_batch;
 mod optimizer;
 mod options;
@@ -54,18 +55,24 @@ mod owned;
 mod partition;
 mod plan;
 mod pool;
+mod reduce;
 mod step;
 mod tensor_totals;
+mod whole_run;
 
 pub use bucket_plan::{BucketPlan, Placed};
 pub use error::{Error, Fault};
 pub use groups::Groups;
+pub use lbfgs::{LbfgsStep, ShardedLbfgs};
+pub use meshstep_optim::Stop;
 pub use micro_batch::{MicroBatch, Slot};
 pub use optimizer::{Optimizer, ParamState};
 pub use options::{At, Combine, Initial, Missing, Options, Stage};
 pub use partition::{Owners, Partition};
 pub use plan::{Memory, Plan, Wire};
+pub use reduce::Folding;
 pub use step::{Outcome, Pending, Traffic};
+pub use whole_run::{Evaluated, Minimized, Passed, Until};
 
 /// Keeps the repository's README.md true.
 #[cfg(doctest)]

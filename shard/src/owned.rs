@@ -5,7 +5,7 @@ use crate::groups::{Group, MAX_STATES};
 use crate::{Error, Options};
 use arrayvec::ArrayVec;
 use meshstep_optim::{Flat, Isa, Rule, Scalars, Segment, TensorSums};
-use meshstep_tensor::{Buffer, Category, Queue, SliceMut};
+use meshstep_tensor::{Buffer, Category, Queue, Slice, SliceMut};
 use std::ops::Range;
 
 /// A bucket's parameters, whole, and the state of the ranges this rank owns, laid end to end.
@@ -82,6 +82,29 @@ impl Owned {
         let kept = self.state.iter().chain(&self.master).map(|b| b.as_ptr().addr().get());
         let params = self.params.as_ptr().addr().get() + first;
         kept.chain([params]).map(|address| address.wrapping_sub(offset)).collect()
+    }
+
+    /// Every owned range, and where its state lies.
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = (&Range<usize>, &Range<usize>)> {
+        self.runs.iter().map(|run| (&run.range, &run.kept))
+    }
+
+    /// What is owned of `from`, the whole bucket or just that, end to end into `to`.
+    pub(crate) fn collect(&self, from: Slice<'_>, mut to: SliceMut<'_>) -> Result<(), Error> {
+        let whole = from.len() == self.params.len();
+        for Run { range, kept, .. } in &self.runs {
+            let from = from.slice(if whole { range.clone() } else { kept.clone() })?;
+            to.reborrow().slice(kept.clone())?.cast_from(from)?;
+        }
+        Ok(())
+    }
+
+    /// Overwrites the parameters that are owned with `values`, laid end to end.
+    pub(crate) fn set_params(&mut self, values: Slice<'_>) -> Result<(), Error> {
+        for Run { range, kept, .. } in &self.runs {
+            self.params.as_mut().slice(range.clone())?.cast_from(values.slice(kept.clone())?)?;
+        }
+        Ok(())
     }
 
     /// The first element owned.

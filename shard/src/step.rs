@@ -248,7 +248,7 @@ impl Optimizer {
     }
 
     /// Begins anew, whatever became of the step.
-    fn forget(&mut self) {
+    pub(crate) fn forget(&mut self) {
         self.handover.next_step();
         let progress = &mut self.progress;
         progress.present.iter_mut().for_each(|p| *p.get_mut() = false);

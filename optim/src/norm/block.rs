@@ -32,7 +32,7 @@ const _: () = assert!(GRIDS + LOG < 63);
 const CHUNK: usize = 256;
 
 /// Bits of an infinite f64: finite magnitudes are below.
-const INFINITE: u64 = 0x7ff << 52;
+pub(super) const INFINITE: u64 = 0x7ff << 52;
 
 /// What norms are taken of.
 pub(crate) trait Source: Element {
@@ -192,8 +192,6 @@ fn add_block<W: Wide>(block: &[W], ahead: Ahead, into: &mut NormAccumulator) {
     if peak == 0 || into.norm == Norm::Inf {
         return;
     }
-    // Of a subnormal f64 this is more than its exponent: a bound too, and never used below where `low` matters.
-    let exponent = |bits: u64| (bits >> 52) as i32 - 1023;
     let (low, high) = (exponent(least), exponent(peak));
     match into.norm {
         Norm::L1 => {
@@ -236,6 +234,22 @@ fn in_range(bound: i32) -> bool {
 struct Bits {
     last: i32,
     bound: i32,
+}
+
+/// Adds `values`, all finite.
+#[inline(always)]
+pub(super) fn add_values(values: &[f64], sum: &mut ExactSum) {
+    let (peak, least) = f64::extent(values);
+    if peak > 0 {
+        let bits = Bits { last: exponent(least) - f64::FRACTION, bound: exponent(peak) + 1 };
+        add_terms(values, |x, c| x + c, bits, Ahead { next: std::ptr::null(), bytes: 0 }, sum);
+    }
+}
+
+/// The magnitude with these bits is at least `2^exponent` and below `2^(exponent + 1)`; a subnormal one is below both.
+#[inline(always)]
+fn exponent(bits: u64) -> i32 {
+    (bits >> 52) as i32 - 1023
 }
 
 /// Adds the term of each element. `term` adds an element's term to a constant, rounding once.

@@ -1,6 +1,7 @@
 //! Norms of gradients whose bits do not depend on how the gradients are cut, ordered, spread over cores or ranks.
 
 mod block;
+mod dot;
 mod exact;
 
 use crate::check::check_isa;
@@ -9,6 +10,7 @@ use crate::{Error, Isa};
 pub(crate) use block::{Blocks, LEN as BLOCK_LEN, Source};
 use meshstep_tensor::{DType, Slice, bf16, f16};
 
+pub(crate) use dot::{Factor, add_dots};
 pub use exact::ExactSum;
 
 /// Which norm of a vector.
