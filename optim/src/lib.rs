@@ -9,6 +9,7 @@
 //! | [`Norm`], [`NormAccumulator`], [`ExactSum`] | norms whose bits no order, split or merge changes |
 //! | [`clip_coef`] | clipping by the global norm, as a factor into `grad_scale` |
 //! | [`accumulate`] | weighted addition of gradients |
+//! | [`LossScale`], [`LossScaleState`] | static and dynamic loss scaling |
 //! | [`schedule`] | the learning rate as a function of the step, Hugging Face's and PyTorch's |
 //! | [`Isa`] | the instructions in use; they change the speed of a result, never its bits |
 //!
@@ -70,6 +71,7 @@ mod check;
 mod clip;
 mod error;
 mod fetch;
+mod loss_scale;
 mod norm;
 mod number;
 mod pass;
@@ -86,6 +88,7 @@ pub use accumulate::{accumulate, accumulate_on};
 pub use adam::{Adam, AdamW};
 pub use clip::clip_coef;
 pub use error::Error;
+pub use loss_scale::{DynamicLossScale, LossScale, LossScaleState};
 pub use meshstep_tensor::simd::Isa;
 pub use norm::{ExactSum, Norm, NormAccumulator};
 pub use rule::{Flat, Rule, Scalars, Segment};

@@ -191,6 +191,9 @@ pub enum Error {
         /// What is wrong there.
         fault: Fault,
     },
+    /// A loss scale to restore where none is kept.
+    #[error("this optimizer keeps no loss scale; set Options::loss_scale to restore one")]
+    NoLossScale,
     /// All weights of a weighted mean are zero.
     #[error("every rank's weights are 0; a weighted mean needs a positive one")]
     ZeroWeight,
@@ -228,7 +231,7 @@ pub enum Fault {
     /// A clipping bound that is not a finite number above 0.
     #[error("its max_norm is out of range; use a finite number above 0, or None")]
     MaxNorm,
-    /// A factor that is not above 0, or out of f32's range.
-    #[error("its grad_scale is out of range; use a number from 1e-30 to 1e30")]
+    /// A factor that, over the loss scale, is not above 0 or out of f32's range.
+    #[error("its grad_scale over its loss scale is out of range; use a number from 1e-30 to 1e30")]
     GradScale,
 }

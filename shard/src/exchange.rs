@@ -7,8 +7,17 @@ use meshstep_optim::{ExactSum, NormAccumulator};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
 
 /// What differs from step to step and must not differ between ranks, by name.
-pub(crate) const FIELDS: [&str; 6] =
-    ["step", "lr", "max_norm", "grad_scale", "micro-batches", "buckets sent"];
+pub(crate) const FIELDS: [&str; 9] = [
+    "step",
+    "lr",
+    "max_norm",
+    "grad_scale",
+    "loss_scale",
+    "growth_tracker of loss_scale",
+    "hysteresis_tracker of loss_scale",
+    "micro-batches",
+    "buckets sent",
+];
 
 /// The vectors, kept from step to step.
 #[derive(Debug)]
@@ -104,7 +113,7 @@ pub(crate) fn disagreement(
     let mut text = String::new();
     for (name, &value) in FIELDS.iter().zip(fields) {
         let value = match *name {
-            "lr" | "max_norm" | "grad_scale" => f64::from_bits(value).to_string(),
+            "lr" | "max_norm" | "grad_scale" | "loss_scale" => f64::from_bits(value).to_string(),
             _ => value.to_string(),
         };
         text += &format!("{name} = {value}\n");

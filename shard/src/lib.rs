@@ -47,6 +47,7 @@ mod filling;
 mod gather;
 mod groups;
 mod handover;
+mod loss_scale;
 mod micro_batch;
 mod optimizer;
 mod options;

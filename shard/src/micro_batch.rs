@@ -15,7 +15,7 @@ const MAX_WEIGHT: u64 = 1 << 24;
 #[derive(Debug)]
 #[must_use = "a micro-batch that is not finished makes the step an error on every rank"]
 pub struct MicroBatch<'a> {
-    optimizer: &'a Optimizer,
+    pub(crate) optimizer: &'a Optimizer,
     weight: f64,
 }
 

@@ -9,6 +9,7 @@ use crate::plan::{MAX_WORDS, Plan, pool_sizes, sum_words};
 use crate::pool::{Pool, Shelf};
 use crate::{Combine, Error, Groups, Initial, Options, agree};
 use meshstep_comm::{Communicator, Reduction};
+use meshstep_optim::LossScaleState;
 use meshstep_tensor::{Layout, Param, Queue, Slice, SliceMut};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -40,6 +41,10 @@ pub(crate) struct Progress {
     pub(crate) steps: u64,
     /// Skipped in a row.
     pub(crate) skips: u32,
+    /// Of these, the ones after which the loss scale could not fall.
+    pub(crate) hopeless: u32,
+    /// The loss scale of this step, where there is one.
+    pub(crate) loss_scale: Option<LossScaleState>,
     /// Micro-batches of this step.
     pub(crate) batches: u64,
     /// Their weights' sum.
@@ -113,6 +118,7 @@ impl Optimizer {
             buckets: Vec::new(),
         };
         let pool = Pool::new(&options.meter);
+        let loss_scale = options.loss_scale.map(|rule| rule.start());
         Ok(Optimizer {
             entries: Vec::new(),
             by_name: HashMap::new(),
@@ -122,7 +128,7 @@ impl Optimizer {
             handover: Handover::new(fixed, Vec::new(), pool),
             exchange: Exchange::new(0, 0, &options.meter)?,
             options,
-            progress: Progress { missing: AtomicUsize::new(usize::MAX), ..Progress::default() },
+            progress: Progress { missing: AtomicUsize::new(usize::MAX), loss_scale, ..Progress::default() },
             room: Room::default(),
         })
     }
@@ -157,6 +163,7 @@ impl Optimizer {
             return Err(Error::NameTaken { name: p.name().to_owned() });
         }
         self.options.norm.check()?;
+        self.options.loss_scale.map_or(Ok(()), |rule| rule.check())?;
         let earlier = || self.handover.fixed.buckets.iter().map(|k| &k.plan);
         let world_size = self.handover.fixed.comm.world_size();
         let before = Before {

@@ -1,7 +1,7 @@
 //! What a run is made with, and what changes from step to step.
 
 use crate::Owners;
-use meshstep_optim::Norm;
+use meshstep_optim::{LossScale, Norm};
 use meshstep_tensor::{DType, Meter};
 
 /// What is divided among the ranks.
@@ -89,7 +89,11 @@ pub struct Options {
     pub master: bool,
     /// The norm that is clipped and reported.
     pub norm: Norm,
-    /// Steps skipped in a row, for gradients that are not finite, before that is an error.
+    /// What the caller multiplies each loss with ([`Optimizer::loss_scale`](crate::Optimizer::loss_scale)); the step divides
+    /// the gradients by that same scale, and then lets it follow the overflows. `None`: 1, always.
+    pub loss_scale: Option<LossScale>,
+    /// Steps skipped in a row, for gradients that are not finite, before that is an error. A skip after which a dynamic loss
+    /// scale can still fall does not count.
     pub max_skips: u32,
     /// Where bytes are counted. Clones of these options count together: give each rank its own meter to tell ranks apart.
     pub meter: Meter,
@@ -107,6 +111,7 @@ impl Default for Options {
             grads: None,
             master: false,
             norm: Norm::L2,
+            loss_scale: None,
             max_skips: 50,
             meter: Meter::new(),
         }
@@ -120,7 +125,7 @@ pub struct At {
     pub lr: f64,
     /// The largest norm the gradients may have; longer ones are scaled down to it. `None`: no clipping.
     pub max_norm: Option<f64>,
-    /// A factor on every gradient: 1 / loss scale.
+    /// A factor on every gradient, beside [`Options::loss_scale`]'s: 1 / loss scale where the caller keeps one.
     pub grad_scale: f64,
 }
 

@@ -69,7 +69,8 @@ impl Optimizer {
         let decided = self.arrive(&at).and_then(|fault| self.decide(&at, fault));
         let outcome = match decided {
             Ok(Decision::Apply { norm, scalars, coef }) => self.apply(&scalars).map(|()| {
-                self.progress.skips = 0;
+                (self.progress.skips, self.progress.hopeless) = (0, 0);
+                self.rescale(false);
                 Outcome::Applied { norm, coef, traffic: self.traffic() }
             }),
             Ok(Decision::Skip { non_finite }) => self.skip(non_finite),
@@ -121,7 +122,7 @@ impl Optimizer {
             () if !fits(at.lr) => Some(FaultCode::Lr),
             () if !self.groups.iter().all(|g| fits(at.lr * g.lr_scale)) => Some(FaultCode::Lr),
             () if !at.max_norm.is_none_or(|x| x.is_finite() && x > 0.0) => Some(FaultCode::MaxNorm),
-            () if !GRAD_SCALES.contains(&at.grad_scale) => Some(FaultCode::GradScale),
+            () if !GRAD_SCALES.contains(&self.unscale(at)) => Some(FaultCode::GradScale),
             () => None,
         }
     }
@@ -158,7 +159,7 @@ impl Optimizer {
         if known.norm.non_finite() > 0 {
             return Ok(Decision::Skip { non_finite: known.norm.non_finite() });
         }
-        let factor = at.grad_scale * combined;
+        let factor = self.unscale(at) * combined;
         let norm = factor * known.norm.finish();
         let coef = at.max_norm.map_or(Ok(1.0), |max_norm| clip_coef(norm, max_norm))?;
         let scalars = Scalars { lr: at.lr, grad_scale: factor * coef, zero_grads: false };
@@ -205,10 +206,12 @@ impl Optimizer {
 
     fn skip(&mut self, non_finite: u64) -> Result<Outcome, Error> {
         self.progress.skips += 1;
+        self.progress.hopeless += u32::from(!self.scale_can_fall());
         let in_a_row = self.progress.skips;
-        if in_a_row > self.options.max_skips {
+        if self.progress.hopeless > self.options.max_skips {
             return Err(Error::TooManySkips { skips: in_a_row });
         }
+        self.rescale(true);
         Ok(Outcome::Skipped { non_finite, in_a_row, traffic: self.traffic() })
     }
 
@@ -217,7 +220,9 @@ impl Optimizer {
         let max_norm = at.max_norm.unwrap_or(f64::INFINITY);
         let scalars = [at.lr, max_norm, at.grad_scale].map(f64::to_bits);
         let [lr, max_norm, grad_scale] = scalars;
-        [self.progress.steps, lr, max_norm, grad_scale, self.progress.batches, self.handover.launches()]
+        let [loss_scale, growth, hysteresis] = self.loss_scale_words();
+        let (steps, batches) = (self.progress.steps, self.progress.batches);
+        [steps, lr, max_norm, grad_scale, loss_scale, growth, hysteresis, batches, self.handover.launches()]
     }
 
     fn traffic(&mut self) -> Traffic {
