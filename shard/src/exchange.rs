@@ -63,10 +63,10 @@ impl Exchange {
         Ok(())
     }
 
-    /// Whether any rank had parameter `i`'s gradient, once exchanged.
-    pub(crate) fn present_anywhere(&self, i: usize) -> Result<bool, Error> {
+    /// How many ranks had parameter `i`'s gradient, once exchanged.
+    pub(crate) fn present_on(&self, i: usize) -> Result<usize, Error> {
         let word = self.sum.typed::<u64>()?[SUM_HEAD + ExactSum::WORDS + i / 2];
-        Ok((word >> (i % 2 * 32)) as u32 != 0)
+        Ok((word >> (i % 2 * 32)) as u32 as usize)
     }
 
     /// Brings what this rank has and learns what all have together.

@@ -189,6 +189,7 @@ pub(crate) fn describe(layout: &Layout, groups: &Groups, options: &Options) -> S
         grads,
         master,
         norm,
+        clip,
         loss_scale,
         max_skips,
         ..
@@ -196,7 +197,10 @@ pub(crate) fn describe(layout: &Layout, groups: &Groups, options: &Options) -> S
     let _ = writeln!(text, "stage = {stage:?}\nbucket_len = {bucket_len:?}\ncombine = {combine:?}");
     let _ =
         writeln!(text, "missing = {missing:?}\ninitial = {initial:?}\ngrads = {grads:?}\nmaster = {master}");
-    let _ = writeln!(text, "norm = {norm:?}\nloss_scale = {loss_scale:?}\nmax_skips = {max_skips}");
+    let _ = writeln!(
+        text,
+        "norm = {norm:?}\nclip = {clip:?}\nloss_scale = {loss_scale:?}\nmax_skips = {max_skips}"
+    );
     text
 }
 

@@ -7,7 +7,7 @@ use crate::handover::{Fixed, Handover};
 use crate::owned::Owned;
 use crate::plan::{MAX_WORDS, Plan, pool_sizes, sum_words};
 use crate::pool::{Pool, Shelf};
-use crate::{Combine, Error, Groups, Initial, Options, agree};
+use crate::{Combine, Error, Groups, Initial, LocalClip, Options, agree};
 use meshstep_comm::{Communicator, Reduction};
 use meshstep_optim::LossScaleState;
 use meshstep_tensor::{Layout, Param, Queue, Slice, SliceMut};
@@ -26,7 +26,7 @@ pub struct Optimizer {
     by_name: HashMap<String, usize>,
     pub(crate) groups: Vec<Group>,
     pub(crate) buckets: Vec<Owned>,
-    frozen: Vec<meshstep_tensor::Buffer>,
+    pub(crate) frozen: Vec<meshstep_tensor::Buffer>,
     pub(crate) handover: Handover,
     pub(crate) exchange: Exchange,
     pub(crate) options: Options,
@@ -53,6 +53,8 @@ pub(crate) struct Progress {
     pub(crate) unfinished: AtomicBool,
     /// A micro-batch was dropped and completed with zeros.
     pub(crate) dropped: bool,
+    /// The norm of this rank's own gradients in the last step, and the factor they were clipped by.
+    pub(crate) local_clip: Option<LocalClip>,
     /// The last micro-batch was finished.
     pub(crate) due: AtomicBool,
     /// The first parameter whose gradient is missing; `usize::MAX` if none is.

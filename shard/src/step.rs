@@ -2,7 +2,7 @@
 
 use crate::exchange::{self, Brought, FIELDS, FaultCode, Known};
 use crate::options::At;
-use crate::{Combine, Error, Missing, Optimizer};
+use crate::{Clip, Combine, Error, Optimizer};
 use meshstep_optim::{Scalars, clip_coef};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -31,7 +31,7 @@ pub enum Outcome {
     Applied {
         /// The norm of the whole combined gradient, before clipping.
         norm: f64,
-        /// What gradients were scaled by to clip them; 1 where they were short enough.
+        /// What the combined gradient was scaled by to clip it; 1 where it was short enough, or where each rank clips its own.
         coef: f64,
         /// Bytes moved and held.
         traffic: Traffic,
@@ -102,9 +102,14 @@ impl Optimizer {
         self.finish_dropped()?;
         let due = *self.progress.due.get_mut();
         let missing = *self.progress.missing.get_mut();
-        if !due {
+        let held = self.options.clip == Clip::BeforeReduce;
+        self.progress.local_clip = None;
+        if held && self.argument_fault(at).is_none() {
+            self.clip_held(at)?;
+        }
+        if !due || held {
             // The other ranks' buckets wait for this one's.
-            self.handover.begin(true);
+            self.handover.begin(true, false);
             self.handover.complete(|_| {})?;
         }
         self.handover.settle()?;
@@ -131,7 +136,7 @@ impl Optimizer {
     fn decide(&mut self, at: &At, fault: Option<FaultCode>) -> Result<Decision, Error> {
         let comm = Arc::clone(&self.handover.fixed.comm);
         let fields = self.fields(at);
-        if self.options.missing == Missing::SkipIfMissingEverywhere {
+        if self.options.missing.counts() {
             self.exchange.present(self.progress.present.iter().map(|p| p.load(SeqCst)))?;
         }
         let fault = fault.map_or(0, |f| exchange::encode_fault(&f, comm.rank()));
@@ -146,6 +151,7 @@ impl Optimizer {
         if !known.same {
             return Err(exchange::disagreement(&*comm, &self.options.meter, &fields)?);
         }
+        self.check_presence(&*comm)?;
         self.judge(at, &known, comm.world_size())
     }
 
@@ -161,16 +167,17 @@ impl Optimizer {
         }
         let factor = self.unscale(at) * combined;
         let norm = factor * known.norm.finish();
-        let coef = at.max_norm.map_or(Ok(1.0), |max_norm| clip_coef(norm, max_norm))?;
+        let max_norm = at.max_norm.filter(|_| self.options.clip == Clip::AfterReduce);
+        let coef = max_norm.map_or(Ok(1.0), |max_norm| clip_coef(norm, max_norm))?;
         let scalars = Scalars { lr: at.lr, grad_scale: factor * coef, zero_grads: false };
         Ok(Decision::Apply { norm, coef, scalars })
     }
 
     /// Updates what this rank owns, bucket by bucket, each sent off while the next is updated.
     fn apply(&mut self, scalars: &Scalars) -> Result<(), Error> {
-        let skips_some = self.options.missing == Missing::SkipIfMissingEverywhere;
+        let skips_some = self.options.missing.counts();
         for (p, (entry, due)) in self.entries.iter_mut().zip(&mut self.room.due).enumerate() {
-            let skipped = skips_some && !self.exchange.present_anywhere(p)?;
+            let skipped = skips_some && self.exchange.present_on(p)? == 0;
             *due = if skipped { 0 } else { entry.t + 1 };
         }
         let mut updated = Ok(());
