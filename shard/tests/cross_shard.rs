@@ -230,10 +230,39 @@ fn a_held_gradient_that_is_not_finite_skips_the_step() {
         let bad = if rank == 1 { f32::INFINITY } else { 1.0 };
         let outcome = step(&mut opt, 1, Some([bad, 5.0]), Some(0.0), at).unwrap();
         assert!(matches!(outcome, Outcome::Skipped { non_finite: 1, .. }), "{outcome:?}");
+        let local = opt.optimizer().local_clip().unwrap();
+        assert_eq!(local.coef == 1.0, rank == 1, "{local:?}");
         opt.micro_batch(1).unwrap().finish().unwrap();
         opt.discard_gradients().unwrap();
         let _ = step(&mut opt, 1, Some([0.25, 0.5]), Some(0.0), at).unwrap();
         assert_eq!(values(&opt, "w"), [-0.25, -0.5]);
+    })
+    .unwrap();
+}
+
+/// The sum of short gradients may be long; it is not clipped again. What an earlier step left in a place is not of this one.
+#[test]
+fn only_a_ranks_own_gradients_of_this_step_are_clipped() {
+    loopback::spawn(2, |comm| {
+        let options = Options {
+            clip: Clip::BeforeReduce,
+            combine: Combine::Sum,
+            missing: Missing::Zero,
+            ..replicated()
+        };
+        let mut opt = build(comm, None, Sgd::default(), options).unwrap();
+        let at = At { max_norm: Some(1.0), ..at_one() };
+        let _ = step(&mut opt, 1, Some([0.0; 2]), Some(100.0), at).unwrap();
+        let outcome = step(&mut opt, 1, Some([3.0, 4.0]), None, at).unwrap();
+        let Outcome::Applied { norm, coef, .. } = outcome else { panic!("{outcome:?}") };
+        assert!(coef == 1.0 && (norm - 2.0).abs() < 1e-5, "{norm} {coef}");
+        assert_eq!(opt.optimizer().local_clip().unwrap().norm, 5.0);
+        for (w, expected) in values(&opt, "w").into_iter().zip([-1.2f32, -1.6]) {
+            assert!((w - expected).abs() < 1e-5, "{w} {expected}");
+        }
+        // Without a bound nothing is clipped.
+        let _ = step(&mut opt, 1, Some([30.0, 40.0]), None, at_one()).unwrap();
+        assert!(values(&opt, "w")[0] < -61.0 && opt.optimizer().local_clip().is_none());
     })
     .unwrap();
 }
@@ -380,13 +409,13 @@ fn masters_are_averaged_and_parameters_follow() {
         let mut h = [meshstep_tensor::bf16::ZERO; 70];
         h[69] = meshstep_tensor::bf16::from_f32([1.0, 2.0, 4.5][rank]);
         mb.grad("h", &h[..]).unwrap();
-        mb.grad("d", &[0f64; 5][..]).unwrap();
+        mb.grad("d", &[0.0, 0.0, rank as f64, 0.0, 0.0][..]).unwrap();
         mb.finish().unwrap();
         let _ = opt.step(at_one()).unwrap();
         let drift = opt.synchronize_state().unwrap();
         let slots: Vec<_> = drift.slots.iter().map(|s| (s.slot, s.differing, s.at.clone())).collect();
         let at = || Some(("h".to_owned(), 69));
-        assert_eq!(slots, [("params", 1, at()), ("master", 1, at())]);
+        assert_eq!(slots, [("params", 2, at()), ("master", 1, at())]);
         assert_eq!(drift.slots[1].max_abs, 3.5);
         let state = opt.optimizer().state("h").unwrap();
         let master = state.master.unwrap().typed::<f32>().unwrap();
@@ -394,7 +423,37 @@ fn masters_are_averaged_and_parameters_follow() {
         assert!((master[69] - (start - 2.5)).abs() < 1e-6 && master[68] == start);
         let h = opt.param("h").unwrap().typed::<meshstep_tensor::bf16>().unwrap();
         assert_eq!((h[69], h[68].to_f32()), (meshstep_tensor::bf16::from_f32(master[69]), start));
-        assert_eq!(opt.param("d").unwrap().typed::<f64>().unwrap(), [0.1; 5]);
+        // Three times 0.1, divided by 3, is another number.
+        let d = opt.param("d").unwrap().typed::<f64>().unwrap();
+        assert_eq!([d[0], d[1], d[3], d[4]], [0.1; 4]);
+        assert!((d[2] + 0.9).abs() < 1e-15);
+    })
+    .unwrap();
+}
+
+/// Longer than is compared at a time.
+#[test]
+fn drift_is_found_at_the_end_of_a_long_parameter() {
+    let len = (1 << 20) + 200;
+    let layout = Layout::builder().param("short", &[70], DType::F32).param("long", &[len], DType::F32);
+    let layout = layout.build().unwrap();
+    loopback::spawn(2, |comm| {
+        let rank = comm.rank();
+        let alone = [vec![0], vec![1]];
+        let options = Options { missing: Missing::Zero, ..replicated() };
+        let mut opt =
+            CrossShard::new(comm, Some(&alone), layout.clone(), Sgd::default(), zeros, options).unwrap();
+        let mb = opt.micro_batch(1).unwrap();
+        let mut grad = vec![1f32; len];
+        (grad[7], grad[len - 3]) = (2.0 + rank as f32, 3.0 - 2.0 * rank as f32);
+        mb.grad("long", &grad[..]).unwrap();
+        mb.finish().unwrap();
+        let _ = opt.step(at_one()).unwrap();
+        let drift = opt.synchronize_state().unwrap();
+        assert_eq!((drift.slots[0].max_abs, drift.slots[0].differing), (2.0, 2));
+        assert_eq!(drift.slots[0].at, Some(("long".to_owned(), len - 3)));
+        let long = values(&opt, "long");
+        assert_eq!((long[7], long[8], long[len - 3], long[len - 1]), (-2.5, -1.0, -2.0, -1.0));
     })
     .unwrap();
 }
