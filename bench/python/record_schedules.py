@@ -125,6 +125,8 @@ def record_hugging_face():
             hugging_face("warmup_stable_decay", optimization.get_wsd_schedule, 0.01, **phases, **ways)
     phases = {"num_warmup_steps": 0, "num_stable_steps": 0, "num_decay_steps": 20, "num_cycles": 1.5}
     hugging_face("warmup_stable_decay", optimization.get_wsd_schedule, 0.01, **phases)
+    # A whole wave ends where it began, and drops to the minimum a step later.
+    hugging_face("warmup_stable_decay", optimization.get_wsd_schedule, 0.01, **phases | {"num_cycles": 1.0})
 
 
 def record_pytorch():

@@ -9,6 +9,7 @@
 //! | [`Norm`], [`NormAccumulator`], [`ExactSum`] | norms whose bits no order, split or merge changes |
 //! | [`clip_coef`] | clipping by the global norm, as a factor into `grad_scale` |
 //! | [`accumulate`] | weighted addition of gradients |
+//! | [`LossScale`], [`LossScaleState`] | static and dynamic loss scaling |
 //! | [`schedule`] | the learning rate as a function of the step, Hugging Face's and PyTorch's |
 //! | [`Isa`] | the instructions in use; they change the speed of a result, never its bits |
 //!
@@ -78,6 +79,7 @@ mod lamb;
 mod lars;
 mod lbfgs;
 mod lion;
+mod loss_scale;
 mod moments;
 mod muon;
 mod norm;
@@ -107,6 +109,7 @@ pub use lamb::Lamb;
 pub use lars::Lars;
 pub use lbfgs::{Iterate, Lbfgs, LbfgsError, LbfgsReport, LbfgsState, LineSearch, Loss, Stop};
 pub use lion::Lion;
+pub use loss_scale::{DynamicLossScale, LossScale, LossScaleState};
 pub use meshstep_tensor::simd::Isa;
 pub use moments::Moments;
 pub use muon::{Adjust, Muon};

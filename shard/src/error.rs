@@ -38,6 +38,11 @@ pub enum Error {
     /// Every parameter is frozen.
     #[error("every parameter is frozen; an optimizer needs one that trains")]
     NothingTrains,
+    /// A rank's own gradients are to be clipped at a stage that does not keep them.
+    #[error(
+        "stage 2 sends gradients off as they come; Clip::BeforeReduce needs Replicated, Zero1 or WholeParams"
+    )]
+    ClipNeedsGradients,
     /// 16 bits cannot hold what small steps add up to.
     #[error("parameter {name:?} is {dtype}, in which small steps vanish; set `master: true` for an f32 copy")]
     NeedsMaster {
@@ -214,6 +219,46 @@ pub enum Error {
         /// What is wrong there.
         fault: Fault,
     },
+    /// Ranks are not in groups as they must be.
+    #[error(transparent)]
+    Assignment(#[from] crate::AssignmentError),
+    /// Replicas at a stage that divides them.
+    #[error("a cross-shard optimizer replicates and stage is {stage:?}; set `stage: Stage::Replicated`")]
+    NotReplicated {
+        /// The stage given.
+        stage: crate::Stage,
+    },
+    /// A gradient of some elements only.
+    #[error(
+        "gradient of {name:?} is sparse ({indices} indices, {values} values); sparse gradients cannot be reduced \
+         here: scatter them into {len} elements and hand those over"
+    )]
+    SparseGradient {
+        /// The parameter.
+        name: String,
+        /// Indices given.
+        indices: usize,
+        /// Values given.
+        values: usize,
+        /// Elements the dense gradient has.
+        len: usize,
+    },
+    /// Replicas that cannot be averaged.
+    #[error(
+        "{slot} of {name:?} differs at element {index} and is not finite on some rank; nothing was averaged: \
+         restore it first"
+    )]
+    DriftNotFinite {
+        /// `params`, `master`, or the state's name.
+        slot: &'static str,
+        /// The parameter.
+        name: String,
+        /// The element, in row-major order.
+        index: usize,
+    },
+    /// A loss scale to restore where none is kept.
+    #[error("this optimizer keeps no loss scale; set Options::loss_scale to restore one")]
+    NoLossScale,
     /// All weights of a weighted mean are zero.
     #[error("every rank's weights are 0; a weighted mean needs a positive one")]
     ZeroWeight,
@@ -287,7 +332,7 @@ pub enum Fault {
     /// A clipping bound that is not a finite number above 0.
     #[error("its max_norm is out of range; use a finite number above 0, or None")]
     MaxNorm,
-    /// A factor that is not above 0, or out of f32's range.
-    #[error("its grad_scale is out of range; use a number from 1e-30 to 1e30")]
+    /// A factor that, over the loss scale, is not above 0 or out of f32's range.
+    #[error("its grad_scale over its loss scale is out of range; use a number from 1e-30 to 1e30")]
     GradScale,
 }

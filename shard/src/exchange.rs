@@ -7,8 +7,17 @@ use meshstep_optim::{ExactSum, NormAccumulator};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
 
 /// What differs from step to step and must not differ between ranks, by name.
-pub(crate) const FIELDS: [&str; 6] =
-    ["step", "lr", "max_norm", "grad_scale", "micro-batches", "buckets sent"];
+pub(crate) const FIELDS: [&str; 9] = [
+    "step",
+    "lr",
+    "max_norm",
+    "grad_scale",
+    "loss_scale",
+    "growth_tracker of loss_scale",
+    "hysteresis_tracker of loss_scale",
+    "micro-batches",
+    "buckets sent",
+];
 
 /// The vectors, kept from step to step.
 #[derive(Debug)]
@@ -69,10 +78,10 @@ impl Exchange {
         Ok(())
     }
 
-    /// Whether any rank had parameter `i`'s gradient, once exchanged.
-    pub(crate) fn present_anywhere(&self, i: usize) -> Result<bool, Error> {
+    /// How many ranks had parameter `i`'s gradient, once exchanged.
+    pub(crate) fn present_on(&self, i: usize) -> Result<usize, Error> {
         let word = self.sum.typed::<u64>()?[SUM_HEAD + ExactSum::WORDS + i / 2];
-        Ok((word >> (i % 2 * 32)) as u32 != 0)
+        Ok((word >> (i % 2 * 32)) as u32 as usize)
     }
 
     /// Brings what this rank has and learns what all have together.
@@ -124,7 +133,7 @@ pub(crate) fn disagreement(
     let mut text = String::new();
     for (name, &value) in FIELDS.iter().zip(fields) {
         let value = match *name {
-            "lr" | "max_norm" | "grad_scale" => f64::from_bits(value).to_string(),
+            "lr" | "max_norm" | "grad_scale" | "loss_scale" => f64::from_bits(value).to_string(),
             _ => value.to_string(),
         };
         text += &format!("{name} = {value}\n");

@@ -180,12 +180,27 @@ pub(crate) fn describe(layout: &Layout, groups: &Groups, options: &Options) -> S
         let _ = writeln!(text, "parameter {i} = {:?} {:?} {}{frozen}", p.name(), p.shape(), p.dtype());
     }
     groups.describe(layout, &mut text);
-    let Options { stage, bucket_len, combine, missing, initial, grads, master, norm, max_skips, .. } =
-        options;
+    let Options {
+        stage,
+        bucket_len,
+        combine,
+        missing,
+        initial,
+        grads,
+        master,
+        norm,
+        clip,
+        loss_scale,
+        max_skips,
+        ..
+    } = options;
     let _ = writeln!(text, "stage = {stage:?}\nbucket_len = {bucket_len:?}\ncombine = {combine:?}");
     let _ =
         writeln!(text, "missing = {missing:?}\ninitial = {initial:?}\ngrads = {grads:?}\nmaster = {master}");
-    let _ = writeln!(text, "norm = {norm:?}\nmax_skips = {max_skips}");
+    let _ = writeln!(
+        text,
+        "norm = {norm:?}\nclip = {clip:?}\nloss_scale = {loss_scale:?}\nmax_skips = {max_skips}"
+    );
     text
 }
 

@@ -127,6 +127,11 @@ impl Filling {
         whole.unwrap_or_else(|| unreachable!("asserted above"))
     }
 
+    /// Each place that holds something of this step, its pad of zeros included, while the bucket is cut.
+    pub(crate) fn held(&mut self) -> impl Iterator<Item = &mut Buffer> {
+        self.places.iter_mut().filter(|place| !place.fresh).filter_map(|place| place.buffer.as_mut())
+    }
+
     /// Expects every place's gradient anew.
     pub(crate) fn next_micro_batch(&mut self) {
         self.waiting = 0;

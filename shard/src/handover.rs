@@ -97,13 +97,13 @@ impl Handover {
         self.poison(meshstep_comm::Error::Aborted { rank: self.fixed.comm.rank() });
     }
 
-    /// Begins a micro-batch; `last`: no other follows in this step.
-    pub(crate) fn begin(&mut self, last: bool) {
+    /// Begins a micro-batch; `last`: no other follows in this step; `held`: its buckets wait for another call.
+    pub(crate) fn begin(&mut self, last: bool, held: bool) {
         let pooled = self.pooled();
         let state = self.exclusive();
         state.next = 0;
         state.last = last;
-        state.travels = last || pooled;
+        state.travels = (last && !held) || pooled;
         state.fillings.iter_mut().for_each(Filling::next_micro_batch);
     }
 
@@ -211,6 +211,11 @@ impl Handover {
     /// Pool buffers beyond the plan.
     pub(crate) fn grown(&mut self) -> u64 {
         self.exclusive().pool.grown()
+    }
+
+    /// Every gradient of this step that has been collected and not sent, its pad with it.
+    pub(crate) fn held(&mut self) -> impl Iterator<Item = &mut Buffer> {
+        self.exclusive().fillings.iter_mut().flat_map(Filling::held)
     }
 
     /// Forgets the step's gradients.

@@ -7,6 +7,7 @@
 //! | [`MicroBatch`], [`Slot`] | where a backward pass hands its gradients over |
 //! | [`Options`], [`Stage`] | what is divided among the ranks, and how |
 //! | [`Groups`] | other hyperparameters for some parameters |
+//! | [`CrossShard`] | replicas in groups that reduce apart, compared and averaged on request |
 //! | [`Plan`] | who owns what, and the bytes it takes, without memory or ranks |
 //!
 //! ```
@@ -40,6 +41,7 @@
 
 mod agree;
 mod bucket_plan;
+mod cross_shard;
 mod error;
 mod exchange;
 mod family;
@@ -47,7 +49,9 @@ mod filling;
 mod gather;
 mod groups;
 mod handover;
+mod held;
 mod lbfgs;
+mod loss_scale;
 mod micro_batch;
 mod optimizer;
 mod options;
@@ -55,19 +59,22 @@ mod owned;
 mod partition;
 mod plan;
 mod pool;
+mod presence;
 mod reduce;
 mod step;
 mod tensor_totals;
 mod whole_run;
 
 pub use bucket_plan::{BucketPlan, Placed};
+pub use cross_shard::{AssignmentError, CrossShard, Drift, SlotDrift};
 pub use error::{Error, Fault};
 pub use groups::Groups;
+pub use held::LocalClip;
 pub use lbfgs::{LbfgsStep, ShardedLbfgs};
 pub use meshstep_optim::Stop;
 pub use micro_batch::{MicroBatch, Slot};
 pub use optimizer::{Optimizer, ParamState};
-pub use options::{At, Combine, Initial, Missing, Options, Stage};
+pub use options::{At, Clip, Combine, Initial, Missing, Options, Stage};
 pub use partition::{Owners, Partition};
 pub use plan::{Memory, Plan, Wire};
 pub use reduce::Folding;

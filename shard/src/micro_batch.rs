@@ -2,7 +2,7 @@
 
 use crate::family::Place;
 use crate::filling::Lent;
-use crate::{Combine, Error, Missing, Optimizer};
+use crate::{Clip, Combine, Error, Missing, Optimizer};
 use meshstep_optim::accumulate;
 use meshstep_tensor::{Buffer, DType, Slice, SliceMut};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -15,7 +15,7 @@ const MAX_WEIGHT: u64 = 1 << 24;
 #[derive(Debug)]
 #[must_use = "a micro-batch that is not finished makes the step an error on every rank"]
 pub struct MicroBatch<'a> {
-    optimizer: &'a Optimizer,
+    pub(crate) optimizer: &'a Optimizer,
     weight: f64,
 }
 
@@ -61,7 +61,7 @@ impl Optimizer {
         progress.weight = progress.weight.saturating_add(weight);
         progress.batches += 1;
         *progress.unfinished.get_mut() = true;
-        self.handover.begin(last);
+        self.handover.begin(last, self.options.clip == Clip::BeforeReduce);
         Ok(MicroBatch { optimizer: self, weight: if weighted { weight as f64 } else { 1.0 } })
     }
 

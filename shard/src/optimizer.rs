@@ -8,8 +8,9 @@ use crate::owned::Owned;
 use crate::plan::{MAX_WORDS, Plan, pool_sizes, sum_words};
 use crate::pool::{Pool, Shelf};
 use crate::tensor_totals::TensorTotals;
-use crate::{Combine, Error, Groups, Initial, Options, agree};
+use crate::{Combine, Error, Groups, Initial, LocalClip, Options, agree};
 use meshstep_comm::{Communicator, Reduction};
+use meshstep_optim::LossScaleState;
 use meshstep_tensor::{Layout, Param, Queue, Slice, SliceMut};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -26,7 +27,7 @@ pub struct Optimizer {
     by_name: HashMap<String, usize>,
     pub(crate) groups: Vec<Group>,
     pub(crate) buckets: Vec<Owned>,
-    frozen: Vec<meshstep_tensor::Buffer>,
+    pub(crate) frozen: Vec<meshstep_tensor::Buffer>,
     pub(crate) handover: Handover,
     pub(crate) exchange: Exchange,
     pub(crate) options: Options,
@@ -42,6 +43,10 @@ pub(crate) struct Progress {
     pub(crate) steps: u64,
     /// Skipped in a row.
     pub(crate) skips: u32,
+    /// Of these, the ones after which the loss scale could not fall.
+    pub(crate) hopeless: u32,
+    /// The loss scale of this step, where there is one.
+    pub(crate) loss_scale: Option<LossScaleState>,
     /// Micro-batches of this step.
     pub(crate) batches: u64,
     /// Their weights' sum.
@@ -50,6 +55,8 @@ pub(crate) struct Progress {
     pub(crate) unfinished: AtomicBool,
     /// A micro-batch was dropped and completed with zeros.
     pub(crate) dropped: bool,
+    /// The norm of this rank's own gradients in the last step, and the factor they were clipped by.
+    pub(crate) local_clip: Option<LocalClip>,
     /// The last micro-batch was finished.
     pub(crate) due: AtomicBool,
     /// The first parameter whose gradient is missing; `usize::MAX` if none is.
@@ -115,6 +122,7 @@ impl Optimizer {
             buckets: Vec::new(),
         };
         let pool = Pool::new(&options.meter);
+        let loss_scale = options.loss_scale.map(|rule| rule.start());
         Ok(Optimizer {
             entries: Vec::new(),
             by_name: HashMap::new(),
@@ -124,7 +132,7 @@ impl Optimizer {
             handover: Handover::new(fixed, Vec::new(), pool),
             exchange: Exchange::new(0, 0, &options.meter)?,
             options,
-            progress: Progress { missing: AtomicUsize::new(usize::MAX), ..Progress::default() },
+            progress: Progress { missing: AtomicUsize::new(usize::MAX), loss_scale, ..Progress::default() },
             room: Room::default(),
             totals: TensorTotals::default(),
         })
@@ -163,6 +171,7 @@ impl Optimizer {
             return Err(Error::NameTaken { name: p.name().to_owned() });
         }
         self.options.norm.check()?;
+        self.options.loss_scale.map_or(Ok(()), |rule| rule.check())?;
         let earlier = || self.handover.fixed.buckets.iter().map(|k| &k.plan);
         let world_size = self.handover.fixed.comm.world_size();
         let before = Before {

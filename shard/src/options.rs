@@ -1,7 +1,7 @@
 //! What a run is made with, and what changes from step to step.
 
 use crate::Owners;
-use meshstep_optim::Norm;
+use meshstep_optim::{LossScale, Norm};
 use meshstep_tensor::{DType, Meter};
 
 /// What is divided among the ranks.
@@ -54,6 +54,30 @@ pub enum Missing {
     /// A parameter that no rank has a gradient for is left alone, its state and its `t` too; missing on some ranks
     /// counts as zeros there.
     SkipIfMissingEverywhere,
+    /// A parameter that no rank has a gradient for is left alone, its state and its `t` too; missing on some ranks is an
+    /// error on every rank, naming one of them and the parameter.
+    AllOrNone,
+}
+
+impl Missing {
+    /// Whether ranks count who has a gradient for what.
+    pub(crate) fn counts(self) -> bool {
+        matches!(self, Missing::SkipIfMissingEverywhere | Missing::AllOrNone)
+    }
+}
+
+/// Which gradients [`At::max_norm`] limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Clip {
+    /// The combined one: what all ranks and micro-batches have together is scaled down to the norm, and every rank scales
+    /// alike. What PyTorch's `clip_grad_norm_` does to reduced gradients.
+    #[default]
+    AfterReduce,
+    /// Each rank's own: what its micro-batches have together is scaled down to the norm before it is combined with the
+    /// other ranks'. Gradients stay until the step, since the norm is not known before, so that nothing travels while the
+    /// caller computes; stage 2, which does not keep them, is refused. The factor is rounded to f32, the products to the
+    /// gradients' type.
+    BeforeReduce,
 }
 
 /// Where the first parameter values come from.
@@ -89,7 +113,13 @@ pub struct Options {
     pub master: bool,
     /// The norm that is clipped and reported.
     pub norm: Norm,
-    /// Steps skipped in a row, for gradients that are not finite, before that is an error.
+    /// Which gradients are clipped by it.
+    pub clip: Clip,
+    /// What the caller multiplies each loss with ([`Optimizer::loss_scale`](crate::Optimizer::loss_scale)); the step divides
+    /// the gradients by that same scale, and then lets it follow the overflows. `None`: 1, always.
+    pub loss_scale: Option<LossScale>,
+    /// Steps skipped in a row, for gradients that are not finite, before that is an error. A skip after which a dynamic loss
+    /// scale can still fall does not count.
     pub max_skips: u32,
     /// Where bytes are counted. Clones of these options count together: give each rank its own meter to tell ranks apart.
     pub meter: Meter,
@@ -107,6 +137,8 @@ impl Default for Options {
             grads: None,
             master: false,
             norm: Norm::L2,
+            clip: Clip::default(),
+            loss_scale: None,
             max_skips: 50,
             meter: Meter::new(),
         }
@@ -118,9 +150,10 @@ impl Default for Options {
 pub struct At {
     /// Learning rate.
     pub lr: f64,
-    /// The largest norm the gradients may have; longer ones are scaled down to it. `None`: no clipping.
+    /// The largest norm the gradients may have ([`Options::clip`] says which); longer ones are scaled down to it. `None`: no
+    /// clipping.
     pub max_norm: Option<f64>,
-    /// A factor on every gradient: 1 / loss scale.
+    /// A factor on every gradient, beside [`Options::loss_scale`]'s: 1 / loss scale where the caller keeps one.
     pub grad_scale: f64,
 }
 

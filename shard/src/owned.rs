@@ -210,6 +210,23 @@ impl Owned {
         })
     }
 
+    /// What an update starts from: the master, or the parameters where they have none, then the state. For owners of the
+    /// whole bucket.
+    pub(crate) fn vectors_mut(&mut self) -> impl Iterator<Item = SliceMut<'_>> {
+        let values = self.master.as_mut().unwrap_or(&mut self.params);
+        std::iter::once(values).chain(&mut self.state).map(Buffer::as_mut)
+    }
+
+    /// Rounds the masters into the parameters.
+    pub(crate) fn follow_master(&mut self) -> Result<(), Error> {
+        let Some(master) = &self.master else { return Ok(()) };
+        for Run { range, kept, .. } in &self.runs {
+            let master = master.as_slice().slice(kept.clone())?;
+            self.params.as_mut().slice(range.clone())?.cast_from(master)?;
+        }
+        Ok(())
+    }
+
     /// The state vectors, in the rule's order.
     pub(crate) fn state(&self) -> &[Buffer] {
         &self.state

@@ -1,7 +1,7 @@
 //! Which parameters travel together, who owns what of them, and the bytes that takes. Arithmetic only.
 
 use crate::bucket_plan::{self, BucketPlan, Placed};
-use crate::{Error, Missing, Options, Stage};
+use crate::{Clip, Error, Options, Stage};
 use meshstep_optim::ExactSum;
 use meshstep_tensor::{DType, Layout};
 use std::ops::Range;
@@ -90,6 +90,9 @@ impl Plan {
         }
         if options.bucket_len == Some(0) {
             return Err(Error::EmptyBuckets);
+        }
+        if options.clip == Clip::BeforeReduce && options.stage == Stage::Zero2 {
+            return Err(Error::ClipNeedsGradients);
         }
         if layout.params().iter().all(|p| p.frozen()) {
             return Err(Error::NothingTrains);
@@ -246,8 +249,7 @@ pub(crate) fn pool_sizes<'b>(
 /// u64 words of the summed vector of the step's exchange: after the norm, two parameters a word, how many ranks have a
 /// gradient for each, where the policy asks.
 pub(crate) fn sum_words(params: usize, options: &Options) -> usize {
-    let asked = options.missing == Missing::SkipIfMissingEverywhere;
-    SUM_HEAD + ExactSum::WORDS + if asked { params.div_ceil(2) } else { 0 }
+    SUM_HEAD + ExactSum::WORDS + if options.missing.counts() { params.div_ceil(2) } else { 0 }
 }
 
 /// What `rank` sends to all-reduce `len` elements on a ring: all chunks but its own, twice; `len` need not divide.

@@ -4,7 +4,7 @@ use crate::exchange::{self, Brought, FIELDS, FaultCode, Known};
 use crate::family::Entry;
 use crate::options::At;
 use crate::owned::Due;
-use crate::{Combine, Error, Missing, Optimizer};
+use crate::{Clip, Combine, Error, Optimizer};
 use meshstep_optim::{Scalars, clip_coef};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -33,7 +33,7 @@ pub enum Outcome {
     Applied {
         /// The norm of the whole combined gradient, before clipping.
         norm: f64,
-        /// What gradients were scaled by to clip them; 1 where they were short enough.
+        /// What the combined gradient was scaled by to clip it; 1 where it was short enough, or where each rank clips its own.
         coef: f64,
         /// Bytes moved and held.
         traffic: Traffic,
@@ -71,7 +71,8 @@ impl Optimizer {
         let decided = self.arrive(&at).and_then(|fault| self.decide(&at, fault));
         let outcome = match decided {
             Ok(Decision::Apply { norm, scalars, coef }) => self.apply(&scalars).map(|()| {
-                self.progress.skips = 0;
+                (self.progress.skips, self.progress.hopeless) = (0, 0);
+                self.rescale(false);
                 Outcome::Applied { norm, coef, traffic: self.traffic() }
             }),
             Ok(Decision::Skip { non_finite }) => self.skip(non_finite),
@@ -103,9 +104,14 @@ impl Optimizer {
         self.finish_dropped()?;
         let due = *self.progress.due.get_mut();
         let missing = *self.progress.missing.get_mut();
-        if !due {
+        let held = self.options.clip == Clip::BeforeReduce;
+        self.progress.local_clip = None;
+        if held && self.argument_fault(at).is_none() {
+            self.clip_held(at)?;
+        }
+        if !due || held {
             // The other ranks' buckets wait for this one's.
-            self.handover.begin(true);
+            self.handover.begin(true, false);
             self.handover.complete(|_| {})?;
         }
         self.handover.settle()?;
@@ -123,7 +129,7 @@ impl Optimizer {
             () if !fits(at.lr) => Some(FaultCode::Lr),
             () if !self.groups.iter().all(|g| fits(at.lr * g.lr_scale)) => Some(FaultCode::Lr),
             () if !at.max_norm.is_none_or(|x| x.is_finite() && x > 0.0) => Some(FaultCode::MaxNorm),
-            () if !GRAD_SCALES.contains(&at.grad_scale) => Some(FaultCode::GradScale),
+            () if !GRAD_SCALES.contains(&self.unscale(at)) => Some(FaultCode::GradScale),
             () => None,
         }
     }
@@ -132,7 +138,7 @@ impl Optimizer {
     fn decide(&mut self, at: &At, fault: Option<FaultCode>) -> Result<Decision, Error> {
         let comm = Arc::clone(&self.handover.fixed.comm);
         let fields = self.fields(at);
-        if self.options.missing == Missing::SkipIfMissingEverywhere {
+        if self.options.missing.counts() {
             self.exchange.present(self.progress.present.iter().map(|p| p.load(SeqCst)))?;
         }
         let fault = fault.map_or(0, |f| exchange::encode_fault(&f, comm.rank()));
@@ -147,6 +153,7 @@ impl Optimizer {
         if !known.same {
             return Err(exchange::disagreement(&*comm, &self.options.meter, &fields)?);
         }
+        self.check_presence(&*comm)?;
         self.judge(at, &known, comm.world_size())
     }
 
@@ -160,9 +167,10 @@ impl Optimizer {
         if known.norm.non_finite() > 0 {
             return Ok(Decision::Skip { non_finite: known.norm.non_finite() });
         }
-        let factor = at.grad_scale * combined;
+        let factor = self.unscale(at) * combined;
         let norm = factor * known.norm.finish();
-        let coef = at.max_norm.map_or(Ok(1.0), |max_norm| clip_coef(norm, max_norm))?;
+        let max_norm = at.max_norm.filter(|_| self.options.clip == Clip::AfterReduce);
+        let coef = max_norm.map_or(Ok(1.0), |max_norm| clip_coef(norm, max_norm))?;
         let scalars =
             Scalars { lr: at.lr, grad_scale: factor * coef, zero_grads: false, ..Scalars::default() };
         Ok(Decision::Apply { norm, coef, scalars })
@@ -170,9 +178,9 @@ impl Optimizer {
 
     /// Updates what this rank owns, bucket by bucket, each sent off while the next is updated.
     fn apply(&mut self, scalars: &Scalars) -> Result<(), Error> {
-        let skips_some = self.options.missing == Missing::SkipIfMissingEverywhere;
+        let skips_some = self.options.missing.counts();
         for (p, (entry, due)) in self.entries.iter_mut().zip(&mut self.room.due).enumerate() {
-            let skipped = skips_some && !self.exchange.present_anywhere(p)?;
+            let skipped = skips_some && self.exchange.present_on(p)? == 0;
             *due = if skipped { 0 } else { entry.t + 1 };
         }
         let mut updated = self.measure(scalars);
@@ -222,10 +230,12 @@ impl Optimizer {
 
     fn skip(&mut self, non_finite: u64) -> Result<Outcome, Error> {
         self.progress.skips += 1;
+        self.progress.hopeless += u32::from(!self.scale_can_fall());
         let in_a_row = self.progress.skips;
-        if in_a_row > self.options.max_skips {
+        if self.progress.hopeless > self.options.max_skips {
             return Err(Error::TooManySkips { skips: in_a_row });
         }
+        self.rescale(true);
         Ok(Outcome::Skipped { non_finite, in_a_row, traffic: self.traffic() })
     }
 
@@ -234,7 +244,9 @@ impl Optimizer {
         let max_norm = at.max_norm.unwrap_or(f64::INFINITY);
         let scalars = [at.lr, max_norm, at.grad_scale].map(f64::to_bits);
         let [lr, max_norm, grad_scale] = scalars;
-        [self.progress.steps, lr, max_norm, grad_scale, self.progress.batches, self.handover.launches()]
+        let [loss_scale, growth, hysteresis] = self.loss_scale_words();
+        let (steps, batches) = (self.progress.steps, self.progress.batches);
+        [steps, lr, max_norm, grad_scale, loss_scale, growth, hysteresis, batches, self.handover.launches()]
     }
 
     fn traffic(&mut self) -> Traffic {

@@ -1,0 +1,204 @@
+//! Replicas in groups: every rank holds and updates everything, and gradients are combined within its group.
+
+mod assignment;
+mod synchronize;
+
+pub use assignment::AssignmentError;
+pub use synchronize::{Drift, SlotDrift};
+
+use crate::{
+    At, Error, Groups, Initial, MicroBatch, Missing, Optimizer, Options, Pending, Stage, agree, family,
+};
+use meshstep_comm::Communicator;
+use meshstep_tensor::{Layout, Param, Slice, SliceMut};
+use std::fmt::Write;
+use std::sync::Arc;
+
+/// Any rule over replicated parameters whose gradients are combined across the ranks of a group (TensorFlow's
+/// `CrossShardOptimizer`).
+///
+/// [`Options::combine`] says how: mean, sum, or mean weighted by each rank's batch size, the `weight` of its micro-batches.
+/// [`Options::clip`] says what [`At::max_norm`] limits: each rank's gradient before it is combined, or the combined one.
+///
+/// A gradient that no rank of a group has leaves the parameter alone there, its state and its `t` too. One that some of them
+/// have is decided by [`Options::missing`]: an error under [`Missing::Error`] and [`Missing::AllOrNone`], otherwise zeros on
+/// the ranks without it.
+///
+/// Groups are apart after construction: each has its own norm, skips and loss scale, and parameters part where gradients
+/// differ, until [`synchronize_state`](Self::synchronize_state).
+///
+/// ```
+/// use meshstep_optim::Sgd;
+/// use meshstep_shard::{At, CrossShard, Options, Stage};
+/// use meshstep_tensor::{DType, Layout};
+///
+/// let w = meshstep_comm::loopback::spawn(4, |comm| -> Result<f32, meshstep_shard::Error> {
+///     let grad = 1.0 + comm.rank() as f32;
+///     let layout = Layout::builder().param("w", &[1], DType::F32).build()?;
+///     let options = Options { stage: Stage::Replicated, ..Options::default() };
+///     let groups = [vec![0, 2], vec![1, 3]];
+///     let mut opt = CrossShard::new(comm, Some(&groups), layout, Sgd::default(), |_, _| Ok(()), options)?;
+///     let mb = opt.micro_batch(1)?;
+///     mb.grad("w", &[grad][..])?;
+///     mb.finish()?;
+///     opt.step(At { lr: 1.0, ..At::default() })?.outcome()?;
+///     Ok(opt.param("w")?.typed::<f32>()?[0])
+/// })?;
+/// let w: Result<Vec<f32>, _> = w.into_iter().collect();
+/// assert_eq!(w?, [-2.0, -3.0, -2.0, -3.0]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct CrossShard {
+    optimizer: Optimizer,
+    world: Arc<dyn Communicator>,
+    group: Vec<usize>,
+}
+
+impl CrossShard {
+    /// Replicas of the parameters of `layout`, updated by `rules`. Collective over `world`; every rank passes the same, which
+    /// is checked.
+    ///
+    /// `groups` are lists of ranks that have every rank exactly once and are of equal size; `None`: all ranks in one. Sums
+    /// run in order of rank, whatever the order in the list. First values are the same in all groups: rank 0's, or compared
+    /// ([`Options::initial`]). [`Options::stage`] is [`Stage::Replicated`].
+    pub fn new(
+        world: Arc<dyn Communicator>,
+        groups: Option<&[Vec<usize>]>,
+        layout: Layout,
+        rules: impl Into<Groups>,
+        initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
+        options: Options,
+    ) -> Result<Self, Error> {
+        let everyone = [(0..world.world_size()).collect()];
+        let groups = groups.unwrap_or(&everyone);
+        let rules = rules.into();
+        let options = Options { missing: within_a_group(options.missing), ..options };
+        let mine = my_group(groups, &*world, &options);
+        let text = match &mine {
+            Ok(_) => describe(groups, &layout, &rules, &options),
+            Err(error) => family::objection(Some(error)),
+        };
+        let group = agreed(&*world, &options, mine, &text)?;
+        // Every rank has a colour, so every rank has a group.
+        let Some(comm) = world.split(Some(group as u32), 0)? else { return Err(Error::NoRanks) };
+        let built = Optimizer::new(comm, layout, rules, initial, options.clone());
+        let text = family::objection(built.as_ref().err());
+        let optimizer = agreed(&*world, &options, built, &text)?;
+        let mut both = CrossShard { optimizer, world, group: groups[group].clone() };
+        both.first_values()?;
+        Ok(both)
+    }
+
+    /// Makes first values, which a group has alike, alike in all groups.
+    fn first_values(&mut self) -> Result<(), Error> {
+        let Optimizer { buckets, frozen, options, .. } = &mut self.optimizer;
+        if options.initial == Initial::Compare {
+            let text = describe_values(&self.optimizer)?;
+            return agree::same_everywhere(&*self.world, &self.optimizer.options.meter, &text);
+        }
+        for values in buckets.iter_mut().map(|b| &mut b.params).chain(frozen).filter(|v| !v.is_empty()) {
+            self.world.broadcast(values, 0)?;
+        }
+        buckets.iter_mut().try_for_each(crate::owned::Owned::fill_masters)
+    }
+
+    /// Begins the step's last micro-batch, of `batch_size` samples ([`Optimizer::micro_batch`]).
+    pub fn micro_batch(&mut self, batch_size: u64) -> Result<MicroBatch<'_>, Error> {
+        self.optimizer.micro_batch(batch_size)
+    }
+
+    /// Begins a micro-batch that others of the same step follow ([`Optimizer::accumulate`]).
+    pub fn accumulate(&mut self, batch_size: u64) -> Result<MicroBatch<'_>, Error> {
+        self.optimizer.accumulate(batch_size)
+    }
+
+    /// Takes the step ([`Optimizer::step`]). Collective over the group.
+    pub fn step(&mut self, at: At) -> Result<Pending, Error> {
+        self.optimizer.step(at)
+    }
+
+    /// Drops the gradients handed over since the last step. Collective over the group.
+    pub fn discard_gradients(&mut self) -> Result<(), Error> {
+        self.optimizer.discard_gradients()
+    }
+
+    /// The values of a parameter.
+    pub fn param(&self, name: &str) -> Result<Slice<'_>, Error> {
+        self.optimizer.param(name)
+    }
+
+    /// What this rank steps with inside its group, for its state, loss scale and options.
+    pub fn optimizer(&self) -> &Optimizer {
+        &self.optimizer
+    }
+
+    /// The ranks of this rank's group, as ranks of [`world`](Self::world).
+    pub fn group(&self) -> &[usize] {
+        &self.group
+    }
+
+    /// The communicator of all groups together.
+    pub fn world(&self) -> &Arc<dyn Communicator> {
+        &self.world
+    }
+}
+
+impl MicroBatch<'_> {
+    /// Refuses a gradient given as values at `indices`: reductions and rules here are of whole parameters. The micro-batch
+    /// still takes the parameter's dense gradient.
+    pub fn sparse_grad<'g>(
+        &self,
+        name: &str,
+        indices: &[u64],
+        values: impl Into<Slice<'g>>,
+    ) -> Result<(), Error> {
+        let len = self.param(name)?.len();
+        let (indices, values) = (indices.len(), values.into().len());
+        Err(Error::SparseGradient { name: name.to_owned(), indices, values, len })
+    }
+}
+
+/// The policy that leaves alone what no rank of a group has.
+fn within_a_group(missing: Missing) -> Missing {
+    match missing {
+        Missing::Error | Missing::AllOrNone => Missing::AllOrNone,
+        Missing::Zero | Missing::SkipIfMissingEverywhere => Missing::SkipIfMissingEverywhere,
+    }
+}
+
+fn my_group(groups: &[Vec<usize>], world: &dyn Communicator, options: &Options) -> Result<usize, Error> {
+    if options.stage != Stage::Replicated {
+        return Err(Error::NotReplicated { stage: options.stage });
+    }
+    Ok(assignment::group_of(groups, world.world_size())?[world.rank()])
+}
+
+/// Everything all ranks of the world must have alike.
+fn describe(groups: &[Vec<usize>], layout: &Layout, rules: &Groups, options: &Options) -> String {
+    let mut text = family::describe(layout, rules, options);
+    let _ = writeln!(text, "group assignment = {groups:?}");
+    text
+}
+
+fn describe_values(optimizer: &Optimizer) -> Result<String, Error> {
+    let mut text = String::new();
+    for param in optimizer.params() {
+        let digest = xxhash_rust::xxh3::xxh3_64(optimizer.param(param.name())?.bytes());
+        let _ = writeln!(text, "values of {:?} = digest {digest:016x}", param.name());
+    }
+    Ok(text)
+}
+
+/// What was prepared here, once all ranks have shown that theirs went as well.
+fn agreed<T>(
+    world: &dyn Communicator,
+    options: &Options,
+    prepared: Result<T, Error>,
+    text: &str,
+) -> Result<T, Error> {
+    let same = agree::same_everywhere(world, &options.meter, text);
+    let prepared = prepared?;
+    same?;
+    Ok(prepared)
+}
