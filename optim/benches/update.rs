@@ -5,49 +5,48 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a program that measures and prints")]
 
 use criterion::Criterion;
-use meshstep_optim::{AdamW, Flat, Norm, NormAccumulator, Rule, Scalars, Segment, Sgd};
+use meshstep_optim::{
+    Adagrad, Adam, AdamW, Adopt, Flat, Lion, Moments, Momentum, Norm, NormAccumulator, QhAdamW, QhAdopt,
+    RmsProp, Rule, Scalars, Segment, Sgd,
+};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-/// Four vectors of the same length: params, grads, and two states.
-struct Vectors([Buffer; 4]);
+/// Vectors of the same length: params, grads, and states.
+struct Vectors(Vec<Buffer>);
 
 impl Vectors {
-    fn new(len: usize) -> Self {
+    fn new(len: usize, states: usize) -> Self {
         let meter = Meter::new();
-        let mut vectors = [Category::Params, Category::Grads, Category::State, Category::State]
-            .map(|category| Buffer::zeroed(len, DType::F32, &meter, category).unwrap());
+        let categories = [Category::Params, Category::Grads].into_iter().chain([Category::State; 5]);
+        let new = |category| Buffer::zeroed(len, DType::F32, &meter, category).unwrap();
+        let mut vectors: Vec<Buffer> = categories.take(2 + states).map(new).collect();
         for (k, vector) in vectors.iter_mut().enumerate() {
             let mut seed = k as u32 + 1;
             for x in vector.typed_mut::<f32>().unwrap() {
                 seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                *x = (seed >> 8) as f32 / (1 << 24) as f32 * if k == 3 { 1e-4 } else { 1e-2 };
+                *x = (seed >> 8) as f32 / (1 << 24) as f32 * if k >= 3 { 1e-4 } else { 1e-2 };
             }
         }
         Vectors(vectors)
     }
 
     fn update(&mut self, rule: &dyn Rule) {
-        let len = self.0[0].len();
-        let [p, g, m, v] = &mut self.0;
-        let mut state = [m.as_mut(), v.as_mut()];
-        let state = &mut state[..rule.state().len()];
-        let flat = Flat { params: p.as_mut(), grads: g.as_mut(), state, copy: None };
-        let scalars = Scalars { lr: 1e-9, grad_scale: 0.5, zero_grads: false, ..Scalars::default() };
+        let (params, rest) = self.0.split_first_mut().unwrap();
+        let (grads, state) = rest.split_first_mut().unwrap();
+        let len = params.len();
+        let mut state: Vec<_> = state.iter_mut().take(rule.state().len()).map(|s| s.as_mut()).collect();
+        let flat = Flat { params: params.as_mut(), grads: grads.as_mut(), state: &mut state, copy: None };
+        let scalars = Scalars { lr: 1e-9, grad_scale: 0.5, ..Scalars::default() };
         rule.update(flat, &[Segment::new(0..len, 100)], &scalars, &Queue::cpu()).unwrap();
     }
 
-    /// Reads four streams and writes three of them, as AdamW does: 28 bytes an element.
-    fn copy_four(&mut self) {
-        let vectors = self.0.each_mut().map(|b| b.typed_mut::<f32>().unwrap());
-        split(vectors, &|[p, g, m, v]| wide(|| mix_four(p, g, m, v, black_box(0))));
-    }
-
-    /// Reads three streams and writes two of them, as SGD with momentum does: 20 bytes an element.
-    fn copy_three(&mut self) {
-        let [p, g, m, v] = self.0.each_mut().map(|b| b.typed_mut::<f32>().unwrap());
-        split([p, g, m, &mut v[..0]], &|[p, g, m, _]| wide(|| mix_three(p, g, m, black_box(0))));
+    /// Reads `N` streams and writes all but the second, as a rule with `N - 2` states does: `8 N - 4` bytes an element.
+    fn copy<const N: usize>(&mut self) {
+        let mut vectors = self.0.iter_mut().map(|b| b.typed_mut::<f32>().unwrap());
+        let vectors: [&mut [f32]; N] = std::array::from_fn(|_| vectors.next().unwrap());
+        split(vectors, &|mut vectors| wide(|| mix(&mut vectors)));
     }
 
     fn norm(&self, norm: Norm) -> f64 {
@@ -61,24 +60,41 @@ impl Vectors {
     }
 }
 
-/// Moves the bytes and, with a mask of zero that the compiler does not know, changes none: an update measured next works
-/// on numbers as ordinary as before.
-fn mix_four(p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], mask: u32) {
-    for (((p, g), m), v) in p.iter_mut().zip(g).zip(m).zip(v) {
-        let mixed = |x: f32| f32::from_bits(x.to_bits() ^ (g.to_bits() & mask));
-        (*p, *m, *v) = (mixed(*p), mixed(*m), mixed(*v));
-    }
+/// A loop that moves the bytes and, with a mask of zero that the compiler does not know, changes none: an update measured
+/// next works on numbers as ordinary as before. Each vector is an argument, so that none may alias another.
+macro_rules! mix {
+    ($name:ident $($written:ident)*) => {
+        #[inline(always)]
+        fn $name(g: &[f32], $($written: &mut [f32]),*) {
+            let mask = black_box(0);
+            $(let $written = &mut $written[..g.len()];)*
+            for i in 0..g.len() {
+                let bits = g[i].to_bits() & mask;
+                $($written[i] = f32::from_bits($written[i].to_bits() ^ bits);)*
+            }
+        }
+    };
 }
+mix!(mix_two p);
+mix!(mix_three p a);
+mix!(mix_four p a b);
+mix!(mix_five p a b c);
+mix!(mix_seven p a b c d e);
 
-fn mix_three(p: &mut [f32], g: &[f32], m: &mut [f32], mask: u32) {
-    for ((p, g), m) in p.iter_mut().zip(g).zip(m) {
-        let mixed = |x: f32| f32::from_bits(x.to_bits() ^ (g.to_bits() & mask));
-        (*p, *m) = (mixed(*p), mixed(*m));
+#[inline(always)]
+fn mix(vectors: &mut [&mut [f32]]) {
+    match vectors {
+        [p, g] => mix_two(g, p),
+        [p, g, a] => mix_three(g, p, a),
+        [p, g, a, b] => mix_four(g, p, a, b),
+        [p, g, a, b, c] => mix_five(g, p, a, b, c),
+        [p, g, a, b, c, d, e] => mix_seven(g, p, a, b, c, d, e),
+        _ => unreachable!("no copy of {} streams", vectors.len()),
     }
 }
 
 /// The same halving, down to the same size, on the same threads as an update.
-fn split(vectors: [&mut [f32]; 4], work: &(impl Fn([&mut [f32]; 4]) + Sync)) {
+fn split<const N: usize>(vectors: [&mut [f32]; N], work: &(impl Fn([&mut [f32]; N]) + Sync)) {
     let len = vectors[0].len();
     if len <= 64 << 10 {
         return work(vectors);
@@ -142,11 +158,11 @@ fn time(work: impl FnOnce()) -> Duration {
 }
 
 /// A name, and what is timed.
-type Contestant = (&'static str, fn(&mut Vectors));
+type Contestant<'a> = (&'static str, Box<dyn Fn(&mut Vectors) + 'a>);
 
 /// Contestants in turn, `rounds` times; prints each one's median and best time, the median's bytes per second, and both
 /// as shares of the first one's speed.
-fn race(vectors: &mut Vectors, rounds: usize, bytes: usize, contestants: &[Contestant]) {
+fn race(vectors: &mut Vectors, rounds: usize, bytes: usize, contestants: &[Contestant<'_>]) {
     let mut times = vec![Vec::new(); contestants.len()];
     for round in 0..=rounds {
         for ((_, work), times) in contestants.iter().zip(&mut times) {
@@ -170,39 +186,78 @@ fn race(vectors: &mut Vectors, rounds: usize, bytes: usize, contestants: &[Conte
     }
 }
 
-fn adamw(vectors: &mut Vectors) {
-    vectors.update(&AdamW::default());
-}
-
-fn sgd(vectors: &mut Vectors) {
-    vectors.update(&Sgd { momentum: 0.9, weight_decay: 1e-4, ..Sgd::default() });
-}
-
 /// Needs the result, so that it is computed.
 fn keep(result: f64) {
     black_box(result);
 }
 
-fn races(len: usize, rounds: usize) {
-    let mut vectors = Vectors::new(len);
-    println!("{len} parameters, {} threads, medians of {rounds} rounds", rayon::current_num_threads());
-    race(&mut vectors, rounds, 28, &[("copy of 4 streams", Vectors::copy_four), ("AdamW f32", adamw)]);
-    race(&mut vectors, rounds, 20, &[("copy of 3 streams", Vectors::copy_three), ("SGD momentum f32", sgd)]);
-    let norms: [Contestant; 4] = [
-        ("plain f32 sum", |v| keep(v.plain_sum())),
-        ("exact L2 norm", |v| keep(v.norm(Norm::L2))),
-        ("exact L1 norm", |v| keep(v.norm(Norm::L1))),
-        ("Inf norm", |v| keep(v.norm(Norm::Inf))),
+/// Races a copy of `N` streams with rules that keep `N - 2` states.
+fn rules<const N: usize>(len: usize, rounds: usize, rules: &[(&'static str, &dyn Rule)]) {
+    let name = [
+        "copy of 2 streams",
+        "copy of 3 streams",
+        "copy of 4 streams",
+        "copy of 5 streams",
+        "",
+        "copy of 7 streams",
     ];
-    let mut vectors = Vectors::new(len);
-    race(&mut vectors, rounds, 4, &norms);
+    let copy: Contestant<'_> = (name[N - 2], Box::new(Vectors::copy::<N>));
+    let rules = rules.iter().map(|&(name, rule)| -> Contestant<'_> { (name, Box::new(|v| v.update(rule))) });
+    let mut vectors = Vectors::new(len, N - 2);
+    race(&mut vectors, rounds, 8 * N - 4, &[copy].into_iter().chain(rules).collect::<Vec<_>>());
+}
+
+fn races(len: usize, rounds: usize) {
+    println!("{len} parameters, {} threads, medians of {rounds} rounds", rayon::current_num_threads());
+    rules::<2>(len, rounds, &[("SGD", &Sgd { weight_decay: 1e-4, ..Sgd::default() })]);
+    let momentum = Sgd { momentum: 0.9, weight_decay: 1e-4, ..Sgd::default() };
+    let average = Sgd { form: Momentum::Average { debias: true }, ..momentum.clone() };
+    rules::<3>(
+        len,
+        rounds,
+        &[
+            ("SGD momentum", &momentum),
+            ("SGD average", &average),
+            ("RMSprop", &RmsProp::default()),
+            ("Adagrad", &Adagrad::default()),
+            ("Lion", &Lion::default()),
+        ],
+    );
+    rules::<4>(
+        len,
+        rounds,
+        &[
+            ("AdamW", &AdamW::default()),
+            ("Adam", &Adam { weight_decay: 0.1, ..Adam::default() }),
+            ("ADOPT", &Adopt::default()),
+            ("QHADOPT", &QhAdopt::default()),
+            ("QHAdamW", &QhAdamW::default()),
+        ],
+    );
+    rules::<5>(
+        len,
+        rounds,
+        &[
+            ("AdamW amsgrad", &AdamW { amsgrad: true, ..AdamW::default() }),
+            ("RMSprop centered", &RmsProp { centered: true, momentum: 0.9, ..RmsProp::default() }),
+        ],
+    );
+    let moments = Moments::new(&[(0.9, 0.25); 4]).unwrap();
+    rules::<7>(len, rounds, &[("QHAdamW 4 moments", &QhAdamW { moments, ..QhAdamW::default() })]);
+    let norms: [Contestant<'_>; 4] = [
+        ("plain f32 sum", Box::new(|v| keep(v.plain_sum()))),
+        ("exact L2 norm", Box::new(|v| keep(v.norm(Norm::L2)))),
+        ("exact L1 norm", Box::new(|v| keep(v.norm(Norm::L1)))),
+        ("Inf norm", Box::new(|v| keep(v.norm(Norm::Inf)))),
+    ];
+    race(&mut Vectors::new(len, 0), rounds, 4, &norms);
 }
 
 /// Small work, inline on one thread: what a step costs per call.
 fn small(c: &mut Criterion) {
     for len in [1 << 10, 32 << 10] {
-        let mut vectors = Vectors::new(len);
-        c.bench_function(&format!("AdamW f32 {len}"), |b| b.iter(|| adamw(&mut vectors)));
+        let (mut vectors, rule) = (Vectors::new(len, 2), AdamW::default());
+        c.bench_function(&format!("AdamW f32 {len}"), |b| b.iter(|| vectors.update(&rule)));
         c.bench_function(&format!("exact L2 norm {len}"), |b| b.iter(|| black_box(vectors.norm(Norm::L2))));
     }
 }
