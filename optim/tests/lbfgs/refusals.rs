@@ -140,7 +140,7 @@ fn a_closure_that_fails_leaves_an_accepted_point_and_the_run_goes_on() {
         for _ in 0..200 {
             let closure = |x: Slice<'_>, g: SliceMut<'_>| -> Told {
                 calls += 1;
-                if random.next() % 5 == 0 {
+                if random.next().is_multiple_of(5) {
                     Err(format!("call {calls}"))
                 } else {
                     Ok(Loss::Whole(problem(x.typed().unwrap(), g.into_typed().unwrap())))

@@ -99,7 +99,8 @@ impl ShardedLbfgs {
         let state = rule.state(spread.len(), spread.dtype(), meter)?.counting(spread.counted(opt));
         let mut x = Buffer::zeroed(spread.len(), spread.dtype(), meter, Category::Master)?;
         spread.read_params(opt, x.as_mut())?;
-        Ok((spread, x, state, Folding::new(Arc::clone(opt.comm()), meter)?))
+        let folding = Folding::new(Arc::clone(opt.comm()), meter)?.with_room(state.fold_words())?;
+        Ok((spread, x, state, folding))
     }
 
     /// Up to `max_iter` iterations of [`Lbfgs`]. Collective. `closure` hands over gradients at the parameters it reads and
