@@ -8,6 +8,8 @@
 //! | [`Segment`], [`Scalars`] | what is updated, at which `t`; learning rate, gradient scale, gradient reset |
 //! | [`Norm`], [`NormAccumulator`], [`ExactSum`] | norms whose bits no order, split or merge changes |
 //! | [`clip_coef`] | clipping by the global norm, as a factor into `grad_scale` |
+//! | [`Lbfgs`], [`LbfgsState`] | L-BFGS over a closure, on a vector or on shards of one |
+//! | [`Reduce`], [`Alone`] | sums and maxima over shards: asked for here, given by whoever has the shards |
 //! | [`accumulate`] | weighted addition of gradients |
 //! | [`Isa`] | the instructions in use; they change the speed of a result, never its bits |
 //!
