@@ -10,6 +10,8 @@
 //! | [`Segment`], [`Scalars`] | what is updated, at which `t`; learning rate, gradient scale, gradient reset |
 //! | [`Norm`], [`NormAccumulator`], [`ExactSum`] | norms whose bits no order, split or merge changes |
 //! | [`clip_coef`] | clipping by the global norm, as a factor into `grad_scale` |
+//! | [`Lbfgs`], [`LbfgsState`] | L-BFGS over a closure, on a vector or on shards of one |
+//! | [`Reduce`], [`Alone`] | sums and maxima over shards: asked for here, given by whoever has the shards |
 //! | [`accumulate`] | weighted addition of gradients |
 //! | [`LossScale`], [`LossScaleState`] | static and dynamic loss scaling |
 //! | [`schedule`] | the learning rate as a function of the step, Hugging Face's and PyTorch's |
