@@ -68,7 +68,13 @@ fn follow(rule: &dyn Rule, mut torch: impl FnMut(f64, f64, i32) -> f64) {
         let values = |x| Values::new(dtypes.0, 1, || x);
         // What a momentum buffer holds before its first step must not matter.
         let state = rule.state().iter().map(|&name| values(if name == "momentum" { f64::NAN } else { 0.0 }));
-        Memory { params: values(0.7), grads: values(0.0), state: state.collect(), copy: None }
+        Memory {
+            params: values(0.7),
+            grads: values(0.0),
+            state: state.collect(),
+            copy: None,
+            remainder: None,
+        }
     });
     for t in 1..=30 {
         let grad = f64::from(random.unit() as f32);
@@ -114,7 +120,7 @@ fn sgd_is_pytorchs() {
 fn two_steps(rule: &dyn Rule) -> [f64; 2] {
     let values = |x: f64| Values::F64(vec![x]);
     let state = rule.state().iter().map(|_| values(0.0)).collect();
-    let mut memory = Memory { params: values(1.0), grads: values(0.5), state, copy: None };
+    let mut memory = Memory { params: values(1.0), grads: values(0.5), state, copy: None, remainder: None };
     let scalars = Scalars { lr: 0.1, ..SCALARS };
     [(1, 0.5), (2, 0.25)].map(|(t, grad)| {
         memory.grads = values(grad);
@@ -178,6 +184,7 @@ fn gradients_are_scaled_first_and_the_copy_is_of_the_new_parameters() {
         grads: Values::new(DType::F16, 2, || 8.0),
         state: vec![],
         copy: Some(Values::new(DType::BF16, 2, || 0.0)),
+        remainder: None,
     };
     let scalars = Scalars { lr: 0.5, grad_scale: 0.25, zero_grads: true, ..Scalars::default() };
     memory.update(&rule, Isa::detect(), 0, &[segment(0..2, 1)], &scalars).unwrap();
@@ -197,6 +204,7 @@ fn a_decay_too_small_for_a_factor_is_not_lost() {
             grads: Values::new(DType::F32, len, || random.unit()),
             state: vec![Values::new(DType::F32, len, || random.unit()), Values::new(DType::F32, len, || 1.0)],
             copy: None,
+            remainder: None,
         };
         let scalars = Scalars { lr: 1e-3, ..SCALARS };
         memory.update(&rule, Isa::detect(), 0, &[segment(0..len, 1000)], &scalars).unwrap();

@@ -78,10 +78,9 @@ impl Rule for Sgd {
         _queue: &Queue,
     ) -> Result<(), Error> {
         self.check()?;
-        let about = ("sgd", self.state());
         match self.state().len() {
-            0 => pass::<0>(self, about, isa, flat, segments, scalars),
-            _ => pass::<1>(self, about, isa, flat, segments, scalars),
+            0 => pass::<0>(self, self, isa, flat, segments, scalars),
+            _ => pass::<1>(self, self, isa, flat, segments, scalars),
         }
     }
 }
