@@ -102,8 +102,9 @@ const LOW: u64 = 0xFFFF_FFFF;
 #[inline(always)]
 fn row(bits: &Bits, counter: u64, group: &mut [u16; GROUP]) {
     let [place0, place1] = bits.place.map(|word| [u64::from(word); LANES]);
-    let counters: [u64; LANES] = std::array::from_fn(|lane| counter + lane as u64);
-    let mut words = [counters, counters.map(|c| c >> 32), place0, place1];
+    // A row begins at a multiple of its length, so that all its counters have one upper half.
+    let low = std::array::from_fn(|lane| counter + lane as u64);
+    let mut words = [low, [counter >> 32; LANES], place0, place1];
     let mut key = bits.key;
     for _ in 0..ROUNDS {
         let [c0, c1, c2, c3] = words;

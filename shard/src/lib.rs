@@ -6,6 +6,7 @@
 //! | [`Optimizer`] | parameters and sharded state; takes the steps |
 //! | [`MicroBatch`], [`Slot`] | where a backward pass hands its gradients over |
 //! | [`Options`], [`Stage`] | what is divided among the ranks, and how |
+//! | [`Precision`] | masters, remainders, bf16 moments, stochastic rounding: a recipe that is checked |
 //! | [`Groups`] | other hyperparameters for some parameters |
 //! | [`Plan`] | who owns what, and the bytes it takes, without memory or ranks |
 //!
@@ -54,6 +55,7 @@ mod owned;
 mod partition;
 mod plan;
 mod pool;
+mod precision;
 mod step;
 mod tensor_totals;
 
@@ -65,6 +67,7 @@ pub use optimizer::{Optimizer, ParamState};
 pub use options::{At, Combine, Initial, Missing, Options, Stage};
 pub use partition::{Owners, Partition};
 pub use plan::{Memory, Plan, Wire};
+pub use precision::{Master, Moments, Precision};
 pub use step::{Outcome, Pending, Traffic};
 
 /// Keeps the repository's README.md true.
