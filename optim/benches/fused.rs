@@ -70,7 +70,8 @@ impl Vectors {
         let range = 0..self.params.len();
         let mut state = [self.m.as_mut(), self.v.as_mut()];
         let copy = fused.then(|| self.copy.as_mut());
-        let flat = Flat { params: self.params.as_mut(), grads: self.grads.as_mut(), state: &mut state, copy };
+        let (params, grads) = (self.params.as_mut(), self.grads.as_mut());
+        let flat = Flat { params, grads, state: &mut state, copy, remainder: None };
         let scalars = Scalars { lr: 1e-9, grad_scale, zero_grads: fused, ..Scalars::default() };
         AdamW::default().update(flat, &[Segment::new(range, 100)], &scalars, &Queue::cpu()).unwrap();
     }

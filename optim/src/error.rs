@@ -113,6 +113,25 @@ pub enum Error {
         /// The rows and columns it names.
         shape: Option<(usize, usize)>,
     },
+    /// bf16 parameters rounded to nearest, without the remainder that would keep small steps.
+    #[error(
+        "bf16 params rounded to nearest lose steps below 1/512 of them; give a remainder, update an f32 master with a bf16 \
+         copy, or round stochastically"
+    )]
+    NearestParams,
+    /// bf16 state that decays by less than its last bit.
+    #[error(
+        "{rule} keeps {retention} of its state a step: bf16 rounded to nearest cannot decay by so little; round \
+         stochastically, keep the state in f32, or keep at most {works}"
+    )]
+    NearestState {
+        /// The rule.
+        rule: &'static str,
+        /// [`Rule::retention`](crate::Rule::retention).
+        retention: f64,
+        /// What would work.
+        works: f64,
+    },
     /// Instructions this machine does not have.
     #[error("this machine has no {isa}; Isa::available() lists what it has")]
     Isa {

@@ -92,10 +92,9 @@ macro_rules! update_on {
             _queue: &meshstep_tensor::Queue,
         ) -> Result<(), $crate::Error> {
             self.check()?;
-            let about = (self.name(), self.state());
-            match about.1.len() {
-                $($states => $crate::pass::pass::<$states>(self, about, isa, flat, segments, scalars),)*
-                _ => $crate::pass::pass::<$last>(self, about, isa, flat, segments, scalars),
+            match self.state().len() {
+                $($states => $crate::pass::pass::<$states>(self, self, isa, flat, segments, scalars),)*
+                _ => $crate::pass::pass::<$last>(self, self, isa, flat, segments, scalars),
             }
         }
     };

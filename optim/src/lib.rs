@@ -45,7 +45,7 @@
 //! for (rule, range) in [(decay, 0..64), (none, 64..100)] {
 //!     let mut state = [m.as_mut(), v.as_mut()];
 //!     let (params, grads) = (params.as_mut(), grads.as_mut());
-//!     let flat = Flat { params, grads, state: &mut state, copy: Some(low.as_mut()) };
+//!     let flat = Flat { params, grads, state: &mut state, copy: Some(low.as_mut()), remainder: None };
 //!     rule.update(flat, &[Segment::new(range, 1)], &scalars, &Queue::cpu())?;
 //! }
 //! assert!((params.typed::<f32>()?[99] + 1e-3).abs() < 1e-6);
@@ -62,8 +62,7 @@
 //!
 //! # Limits
 //!
-//! - CPU memory. Parameters are f32 or f64; 16-bit parameters are the `copy` of an f32 master.
-//! - State has the type of the parameters.
+//! - CPU memory. Parameters are f32, f64 or bf16; f16 parameters are the `copy` of an f32 master.
 //! - Elementwise rules only.
 //! - Vector bodies are for x86-64; elsewhere the baseline is what the compiler makes of the same loop. An x86-64 machine
 //!   without FMA computes each fused multiply-add in software: slow, the same bits.
@@ -89,14 +88,20 @@ mod muon;
 mod norm;
 mod number;
 mod pass;
+mod philox;
 mod qhadamw;
+mod recipe;
 mod reduce;
+mod remainder;
 mod rmsprop;
 mod rule;
 pub mod schedule;
 mod sgd;
+mod stochastic;
+mod streams;
 mod sweep;
 mod tensor_sums;
+mod view;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -20,6 +20,8 @@ pub(crate) trait Real:
 
     /// Rounds to nearest even.
     fn from_f64(x: f64) -> Self;
+    /// The same number.
+    fn from_f32(x: f32) -> Self;
     /// Rounds to nearest even.
     fn to_f32(self) -> f32;
     /// Whether it is neither infinite nor NaN.
@@ -46,6 +48,10 @@ macro_rules! real {
             #[inline(always)]
             fn from_f64(x: f64) -> Self {
                 x as $t
+            }
+            #[inline(always)]
+            fn from_f32(x: f32) -> Self {
+                x.into()
             }
             #[inline(always)]
             fn to_f32(self) -> f32 {
@@ -96,8 +102,6 @@ impl Divide for f64 {
 
 /// An element in memory that a rule reads as `T`.
 pub(crate) trait Stored<T: Real>: Element {
-    /// Zero.
-    const ZERO: Self;
     /// The same number as `T`, in a form that vectorises.
     fn widen(self) -> T;
     /// The same number as `T`, obviously.
@@ -111,8 +115,6 @@ pub(crate) trait Stored<T: Real>: Element {
 macro_rules! as_is {
     ($t:ident) => {
         impl Stored<$t> for $t {
-            const ZERO: Self = 0.0;
-
             #[inline(always)]
             fn widen(self) -> $t {
                 self
@@ -136,8 +138,6 @@ as_is!(f64);
 macro_rules! sixteen_bits {
     ($t:ident, $widen:ident, $narrow:ident) => {
         impl Stored<f32> for $t {
-            const ZERO: Self = $t::ZERO;
-
             #[inline(always)]
             fn widen(self) -> f32 {
                 narrow::$widen(self)

@@ -1,10 +1,13 @@
 //! From untyped memory to one typed sweep: everything is checked here, before anything is written.
 
 use crate::check::check_isa;
-use crate::number::{Real, Stored};
-use crate::sweep::{CopyOut, Step, Streams, Sweep};
-use crate::{Error, Flat, Isa, Scalars, Segment};
-use meshstep_tensor::{DType, SliceMut, bf16, f16};
+use crate::number::Real;
+use crate::recipe::check_types;
+use crate::streams::{Stream, Streams};
+use crate::sweep::{Step, Sweep};
+use crate::view::View;
+use crate::{Error, Flat, Isa, Rule, Scalars, Segment};
+use meshstep_tensor::{DType, Slice, SliceMut};
 
 /// A rule with `S` state vectors, as a pass sees it.
 pub(crate) trait Kind<const S: usize>: Sync {
@@ -15,55 +18,47 @@ pub(crate) trait Kind<const S: usize>: Sync {
     fn constants<T: Real>(&self, scalars: &Scalars, segment: &Segment) -> Self::Step<T>;
 }
 
-/// A rule's name and the names of its state.
-pub(crate) type About = (&'static str, &'static [&'static str]);
-
 /// Checks `flat`, `segments` and `scalars`, then sweeps once over the segments.
 pub(crate) fn pass<const S: usize>(
     kind: &impl Kind<S>,
-    about: About,
+    rule: &dyn Rule,
     isa: Isa,
     flat: Flat<'_, '_>,
     segments: &[Segment],
     scalars: &Scalars,
 ) -> Result<(), Error> {
-    check(about, isa, &flat, segments)?;
+    check(rule, isa, &flat, segments, scalars)?;
     let run = Run { kind, isa, segments, scalars };
-    match (flat.params.dtype(), flat.grads.dtype()) {
-        (DType::F32, DType::F32) => run.typed::<f32, f32, S>(flat),
-        (DType::F32, DType::BF16) => run.typed::<f32, bf16, S>(flat),
-        (DType::F32, DType::F16) => run.typed::<f32, f16, S>(flat),
-        (DType::F64, DType::F64) => run.typed::<f64, f64, S>(flat),
-        (DType::F32, given) => Err(refused("grads of f32 parameters", given, "f32, bf16 or f16")),
-        (DType::F64, given) => Err(refused("grads of f64 parameters", given, "f64")),
-        (given, _) => Err(refused("params", given, "f32 or f64; 16-bit parameters go into `copy`")),
-    }
+    if flat.params.dtype() == DType::F64 { run.typed::<f64, S>(flat) } else { run.typed::<f32, S>(flat) }
 }
 
-/// Checks everything that does not depend on types.
+/// Checks everything: lengths, types, segments, scalars.
 pub(crate) fn check(
-    (rule, names): About,
+    rule: &dyn Rule,
     isa: Isa,
     flat: &Flat<'_, '_>,
     segments: &[Segment],
+    scalars: &Scalars,
 ) -> Result<(), Error> {
     check_isa(isa)?;
-    let len = flat.params.len();
-    if flat.state.len() != names.len() {
-        return Err(Error::StateCount { rule, given: flat.state.len(), expected: names });
+    if flat.state.len() != rule.state().len() {
+        return Err(Error::StateCount { rule: rule.name(), given: flat.state.len(), expected: rule.state() });
     }
-    check_lens(flat, len)?;
-    check_segments(segments, len)
-}
-
-fn refused(what: &'static str, given: DType, works: &'static str) -> Error {
-    Error::DType { what, given, works }
+    check_lens(flat, flat.params.len())?;
+    check_segments(segments, flat.params.len())?;
+    check_types(rule, flat, scalars.rounding)?;
+    if flat.params.dtype() == DType::F64 {
+        check_scalars::<f64>(scalars)
+    } else {
+        check_scalars::<f32>(scalars)
+    }
 }
 
 fn check_lens(flat: &Flat<'_, '_>, expected: usize) -> Result<(), Error> {
     let state = flat.state.iter().map(|s| ("state", s.len()));
     let copy = flat.copy.iter().map(|c| ("copy", c.len()));
-    let mut all = std::iter::once(("grads", flat.grads.len())).chain(state).chain(copy);
+    let remainder = flat.remainder.iter().map(|r| ("remainder", r.len()));
+    let mut all = std::iter::once(("grads", flat.grads.len())).chain(state).chain(copy).chain(remainder);
     let wrong = all.find(|&(_, given)| given != expected);
     wrong.map_or(Ok(()), |(what, given)| Err(Error::Len { what, given, expected }))
 }
@@ -108,38 +103,50 @@ struct Run<'a, K> {
 }
 
 impl<K> Run<'_, K> {
-    fn typed<T: Real, G: Stored<T>, const S: usize>(self, flat: Flat<'_, '_>) -> Result<(), Error>
+    fn typed<T: Real, const S: usize>(self, flat: Flat<'_, '_>) -> Result<(), Error>
     where
         K: Kind<S>,
     {
-        check_scalars::<T>(self.scalars)?;
-        let streams = streams::<T, G, S>(flat)?;
+        let Scalars { zero_grads, rounding, .. } = *self.scalars;
+        let streams = streams::<T, S>(flat)?;
         let constants = |segment: &Segment| self.kind.constants::<T>(self.scalars, segment);
-        let sweep = Sweep { constants, isa: self.isa, zero_grads: self.scalars.zero_grads };
-        sweep.run(streams, self.segments);
+        Sweep { constants, isa: self.isa, zero_grads, rounding }.run(streams, self.segments);
         Ok(())
     }
 }
 
-fn streams<'s, T: Real, G: Stored<T>, const S: usize>(
-    flat: Flat<'_, 's>,
-) -> Result<Streams<'s, T, G, S>, Error> {
-    let mut state: [&mut [T]; S] = std::array::from_fn(|_| Default::default());
+/// Memory that was checked, typed.
+pub(crate) fn streams<'s, T: Real, const S: usize>(flat: Flat<'_, 's>) -> Result<Streams<'s, T, S>, Error> {
+    let mut state: [Stream<'_, T>; S] = std::array::from_fn(|_| Stream::Same(&mut []));
     for (typed, slot) in state.iter_mut().zip(flat.state) {
-        if slot.dtype() != T::DTYPE {
-            return Err(refused("state", slot.dtype(), "the type of the parameters"));
-        }
-        *typed = slot.typed_mut()?;
+        *typed = stream(slot.reborrow(), None)?;
     }
-    let copy = flat.copy.map_or(Ok(CopyOut::None), |copy| copy_out(T::DTYPE, copy))?;
-    Ok(Streams { params: flat.params.into_typed()?, grads: flat.grads.into_typed()?, state, copy })
+    let copy = flat.copy.map(|copy| stream(copy, None)).transpose()?;
+    let (params, grads) = (stream(flat.params, flat.remainder)?, stream(flat.grads, None)?);
+    Ok(Streams { params, grads, state, copy })
 }
 
-fn copy_out(params: DType, copy: SliceMut<'_>) -> Result<CopyOut<'_>, Error> {
-    match (params, copy.dtype()) {
-        (DType::F32, DType::BF16) => Ok(CopyOut::BF16(copy.into_typed()?)),
-        (DType::F32, DType::F16) => Ok(CopyOut::F16(copy.into_typed()?)),
-        (DType::F32, given) => Err(refused("a copy of f32 parameters", given, "bf16 or f16")),
-        (_, given) => Err(refused("a copy of f64 parameters", given, "no copy")),
-    }
+fn stream<'a, T: Real>(
+    memory: SliceMut<'a>,
+    remainder: Option<SliceMut<'a>>,
+) -> Result<Stream<'a, T>, Error> {
+    Ok(match (memory.dtype(), remainder) {
+        (DType::BF16, Some(low)) => Stream::Halves(memory.into_typed()?, low.into_typed()?),
+        (DType::BF16, None) => Stream::BF16(memory.into_typed()?),
+        (DType::F16, _) => Stream::F16(memory.into_typed()?),
+        _ => Stream::Same(memory.into_typed()?),
+    })
+}
+
+/// The same to read.
+pub(crate) fn view<'a, T: Real>(
+    memory: Slice<'a>,
+    remainder: Option<Slice<'a>>,
+) -> Result<View<'a, T>, Error> {
+    Ok(match (memory.dtype(), remainder) {
+        (DType::BF16, Some(low)) => View::Halves(memory.typed()?, low.typed()?),
+        (DType::BF16, None) => View::BF16(memory.typed()?),
+        (DType::F16, _) => View::F16(memory.typed()?),
+        _ => View::Same(memory.typed()?),
+    })
 }

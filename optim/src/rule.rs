@@ -95,10 +95,13 @@ pub const NEAREST_RETENTION: f64 = 1.0 - 1.0 / 256.0;
 
 /// Flat memory to update, all of one length.
 ///
-/// | params | grads | state | copy |
-/// |---|---|---|---|
-/// | f32 | f32, bf16 or f16 | f32 | none, bf16 or f16 |
-/// | f64 | f64 | f64 | none |
+/// | params | grads | state | copy | remainder |
+/// |---|---|---|---|---|
+/// | f32 | f32, bf16 or f16 | f32 or bf16 | none, bf16 or f16 | none |
+/// | bf16 | f32, bf16 or f16 | f32 or bf16 | none | u16; none with [`Rounding::Stochastic`] only |
+/// | f64 | f64 | f64 | none | none |
+///
+/// All but f64 is computed in f32. bf16 state rounded to nearest is for rules that retain at most [`NEAREST_RETENTION`].
 #[derive(Debug)]
 pub struct Flat<'a, 's> {
     /// Parameters.
@@ -109,6 +112,9 @@ pub struct Flat<'a, 's> {
     pub state: &'s mut [SliceMut<'a>],
     /// Written with the updated parameters, rounded to nearest even: what a model in low precision computes with.
     pub copy: Option<SliceMut<'a>>,
+    /// The lower halves of an f32 master whose upper halves, rounded to nearest even, are the bf16 parameters: zeros where a
+    /// master begins as its parameter.
+    pub remainder: Option<SliceMut<'a>>,
 }
 
 /// One range of the flat memory whose elements belong to one tensor and share a step count. A table of them ascends without

@@ -1,11 +1,15 @@
 //! One pass over typed memory: blocks that stay in cache, spread over the cores. The arithmetic is a rule's `Step`.
+//!
+//! What lies in memory in another form than it is computed with is converted block by block, by loops that no rule is part
+//! of: every rule is compiled for f32 and f64 alone, and the recipes are compiled once.
 
-use crate::Segment;
 use crate::fetch::fetch;
-use crate::number::{Real, Stored};
+use crate::number::Real;
+use crate::philox::{self, Bits};
+use crate::streams::{Draw, Streams};
+use crate::view::Place;
+use crate::{Rounding, Segment};
 use meshstep_tensor::simd::{Body, Isa};
-use meshstep_tensor::{bf16, f16};
-use std::ops::Range;
 
 /// What one element of a rule with `S` state vectors goes through; the constants of one segment.
 pub(crate) trait Step<T: Real, const S: usize>: Copy + Send + Sync {
@@ -16,31 +20,16 @@ pub(crate) trait Step<T: Real, const S: usize>: Copy + Send + Sync {
     fn reference(&self, p: T, g: T, s: [T; S]) -> (T, [T; S]);
 }
 
-/// Slices of one length that are swept together.
-#[derive(Debug)]
-pub(crate) struct Streams<'a, T, G, const S: usize> {
-    pub(crate) params: &'a mut [T],
-    pub(crate) grads: &'a mut [G],
-    pub(crate) state: [&'a mut [T]; S],
-    pub(crate) copy: CopyOut<'a>,
-}
-
-/// Where the updated parameters go in low precision.
-#[derive(Debug)]
-pub(crate) enum CopyOut<'a> {
-    None,
-    BF16(&'a mut [bf16]),
-    F16(&'a mut [f16]),
-}
-
 /// Above this many elements work is split in two; below, starting a second thread costs more than it saves.
 const SPLIT_FROM: usize = 64 << 10;
 
-/// Elements updated, copied out and reset in turn: few enough that the later loops find them in the first-level cache.
+/// Elements converted, updated, copied out and reset in turn: few enough that the later loops find them in the first-level
+/// cache.
 const BLOCK: usize = 1 << 10;
 
-/// Elements between two requests for memory ahead, and how far ahead. Measured: with a root and two divisions per element
-/// AdamW runs at 82% of a copy's speed without them and at 97% with them.
+/// Elements between two requests for memory ahead, and how far ahead: half a block, or a whole one where the block is
+/// converted first. Measured: with a root and two divisions per element AdamW runs at 82% of a copy's speed without them and
+/// at 97% with them.
 const GROUP: usize = 32;
 const AHEAD: usize = 512;
 
@@ -50,14 +39,22 @@ pub(crate) struct Sweep<F> {
     pub(crate) constants: F,
     pub(crate) isa: Isa,
     pub(crate) zero_grads: bool,
+    pub(crate) rounding: Rounding,
+}
+
+/// Where blocks are converted; empty where none is.
+struct Room<'r, T, const S: usize> {
+    params: &'r mut [T],
+    grads: &'r mut [T],
+    state: [&'r mut [T]; S],
+    random: &'r mut [u16],
 }
 
 impl<F> Sweep<F> {
     /// Updates the elements of `segments`, which ascend within `streams` without overlap.
-    pub(crate) fn run<T, G, C, const S: usize>(&self, mut streams: Streams<'_, T, G, S>, segments: &[Segment])
+    pub(crate) fn run<T, C, const S: usize>(&self, mut streams: Streams<'_, T, S>, segments: &[Segment])
     where
         T: Real,
-        G: Stored<T>,
         C: Step<T, S>,
         F: Fn(&Segment) -> C + Sync,
     {
@@ -66,21 +63,20 @@ impl<F> Sweep<F> {
         if span.len() > SPLIT_FROM && rayon::current_num_threads() > 1 {
             self.fork(from, streams.part(span), segments);
         } else {
-            self.update(from, streams.part(span), segments);
+            self.leaf(from, streams.part(span), segments);
         }
     }
 
     /// Halves a range that begins at `from` until it is small, the halves side by side.
-    fn fork<T, G, C, const S: usize>(&self, from: usize, streams: Streams<'_, T, G, S>, segments: &[Segment])
+    fn fork<T, C, const S: usize>(&self, from: usize, streams: Streams<'_, T, S>, segments: &[Segment])
     where
         T: Real,
-        G: Stored<T>,
         C: Step<T, S>,
         F: Fn(&Segment) -> C + Sync,
     {
         let len = streams.params.len();
         if len <= SPLIT_FROM || segments.is_empty() {
-            return self.update(from, streams, segments);
+            return self.leaf(from, streams, segments);
         }
         let half = (len / 2).next_multiple_of(BLOCK);
         let middle = from + half;
@@ -92,166 +88,218 @@ impl<F> Sweep<F> {
     }
 
     /// Updates what of `segments` lies in a range that begins at `from`.
-    fn update<T, G, C, const S: usize>(
+    fn leaf<T, C, const S: usize>(&self, from: usize, streams: Streams<'_, T, S>, segments: &[Segment])
+    where
+        T: Real,
+        C: Step<T, S>,
+        F: Fn(&Segment) -> C,
+    {
+        if streams.are_same() {
+            let state = std::array::from_fn(|_| Default::default());
+            let mut room = Room { params: &mut [], grads: &mut [], state, random: &mut [] };
+            return self.update(from, streams, segments, &mut room);
+        }
+        let zero = T::from_f32(0.0);
+        let (mut params, mut grads, mut state) = ([zero; BLOCK], [zero; BLOCK], [[zero; BLOCK]; S]);
+        let (state, random) = (state.each_mut().map(|s| &mut s[..]), &mut [0; BLOCK]);
+        let mut room = Room { params: &mut params, grads: &mut grads, state, random };
+        self.update(from, streams, segments, &mut room);
+    }
+
+    fn update<T, C, const S: usize>(
         &self,
         from: usize,
-        mut streams: Streams<'_, T, G, S>,
+        mut streams: Streams<'_, T, S>,
         segments: &[Segment],
+        room: &mut Room<'_, T, S>,
     ) where
         T: Real,
-        G: Stored<T>,
         C: Step<T, S>,
         F: Fn(&Segment) -> C,
     {
         let to = from + streams.params.len();
         for segment in segments {
             let both = segment.range.start.max(from)..segment.range.end.min(to);
-            if !both.is_empty() {
-                let streams = streams.part(both.start - from..both.end - from);
-                let pass = Pass { step: (self.constants)(segment), streams, zero_grads: self.zero_grads };
-                if self.isa == Isa::Reference { pass.run_plainly() } else { self.isa.run(pass) }
+            if both.is_empty() {
+                continue;
             }
+            let pass = Pass {
+                step: (self.constants)(segment),
+                isa: self.isa,
+                zero_grads: self.zero_grads,
+                segment,
+                rounding: self.rounding,
+                offset: both.start - segment.range.start,
+            };
+            let streams = streams.part(both.start - from..both.end - from);
+            if self.isa == Isa::Reference { pass.run_plainly(streams) } else { pass.run(streams, room) }
         }
     }
 }
 
 /// One segment's elements.
-struct Pass<'a, T, G, C, const S: usize> {
+struct Pass<'a, C> {
     step: C,
-    streams: Streams<'a, T, G, S>,
+    isa: Isa,
     zero_grads: bool,
+    segment: &'a Segment,
+    rounding: Rounding,
+    /// The first element, counted from the segment's.
+    offset: usize,
 }
 
-impl<T: Real, G: Stored<T>, C: Step<T, S>, const S: usize> Pass<'_, T, G, C, S> {
-    /// The definition.
-    fn run_plainly(self) {
-        let Streams { params, grads, mut state, copy } = self.streams;
-        for i in 0..params.len() {
-            let before = state.each_ref().map(|s| s[i]);
-            let (p, after) = self.step.reference(params[i], grads[i].widen_plainly(), before);
-            params[i] = p;
-            state.iter_mut().zip(after).for_each(|(s, after)| s[i] = after);
-        }
-        match copy {
-            CopyOut::None => (),
-            CopyOut::BF16(copy) => copy.iter_mut().zip(&*params).for_each(|(c, p)| *c = plainly(*p)),
-            CopyOut::F16(copy) => copy.iter_mut().zip(&*params).for_each(|(c, p)| *c = plainly(*p)),
-        }
-        if self.zero_grads {
-            grads.fill(G::ZERO);
-        }
+impl Segment {
+    /// Random bits for one of the vectors, 0 for parameters and k + 1 for state k, where rounding is by random bits.
+    pub(crate) fn draw(&self, rounding: Rounding, stream: u16) -> Draw {
+        (rounding == Rounding::Stochastic).then(|| (Bits::new(self.key, self.t, stream), self.first))
     }
 }
 
-fn plainly<T: Real, H: Stored<f32>>(p: T) -> H {
-    H::narrow_plainly(p.to_f32())
-}
+impl<C> Pass<'_, C> {
+    /// Random bits for one of the vectors, from element `start` on.
+    fn draw(&self, stream: usize, start: usize) -> Draw {
+        let draw = self.segment.draw(self.rounding, stream as u16);
+        draw.map(|(bits, first)| (bits, first.wrapping_add((self.offset + start) as u64)))
+    }
 
-impl<T: Real, G: Stored<T>, C: Step<T, S>, const S: usize> Body for Pass<'_, T, G, C, S> {
-    type Output = ();
+    /// The definition.
+    fn run_plainly<T: Real, const S: usize>(&self, mut streams: Streams<'_, T, S>)
+    where
+        C: Step<T, S>,
+    {
+        for i in 0..streams.params.len() {
+            let state = streams.state.each_ref().map(|s| s.view().get_plainly(i));
+            let (p, g) = (streams.params.view().get_plainly(i), streams.grads.view().get_plainly(i));
+            let (p, state) = self.step.reference(p, g, state);
+            streams.params.set_plainly(i, p, self.draw(0, 0));
+            for (k, (slot, value)) in streams.state.iter_mut().zip(state).enumerate() {
+                slot.set_plainly(i, value, self.draw(k + 1, 0));
+            }
+            if let Some(copy) = &mut streams.copy {
+                copy.set_plainly(i, p, None);
+            }
+        }
+        if self.zero_grads {
+            streams.grads.zero();
+        }
+    }
 
     /// The fast loop.
-    #[inline(always)]
-    fn run(mut self) {
-        let len = self.streams.params.len();
+    fn run<T: Real, const S: usize>(&self, mut streams: Streams<'_, T, S>, room: &mut Room<'_, T, S>)
+    where
+        C: Step<T, S>,
+    {
+        let len = streams.params.len();
         let mut start = 0;
         while start < len {
-            let end = len.min(start + BLOCK);
-            let Streams { params, grads, state, copy } = self.streams.part(start..end);
-            each(&self.step, params, grads, state);
-            match copy {
-                CopyOut::None => (),
-                CopyOut::BF16(copy) => narrow(params, copy),
-                CopyOut::F16(copy) => narrow(params, copy),
-            }
-            if self.zero_grads {
-                grads.fill(G::ZERO);
-            }
+            // Blocks end where groups of random bits do, so that none is made twice.
+            let skip = self.draw(0, start).map_or(0, |(_, first)| first % philox::GROUP as u64);
+            let end = len.min(start + BLOCK - skip as usize);
+            self.block(start, streams.part(start..end), room);
             start = end;
         }
     }
+
+    /// Updates the elements from `start` on, which fit into `room`.
+    fn block<T: Real, const S: usize>(
+        &self,
+        start: usize,
+        mut streams: Streams<'_, T, S>,
+        room: &mut Room<'_, T, S>,
+    ) where
+        C: Step<T, S>,
+    {
+        let isa = self.isa;
+        let ahead = Ahead::of(&streams);
+        let mut state: [&mut [T]; S] = std::array::from_fn(|_| Default::default());
+        for ((numbers, stream), room) in state.iter_mut().zip(&mut streams.state).zip(&mut room.state) {
+            *numbers = stream.load(isa, room);
+        }
+        let params = streams.params.load(isa, room.params);
+        let grads = streams.grads.view().load(isa, room.grads);
+        isa.run(Each { step: &self.step, params, grads, state, ahead: &ahead });
+        if let Some(copy) = &mut streams.copy {
+            copy.write(isa, params);
+        }
+        streams.params.store(isa, room.params, self.draw(0, start), room.random);
+        for (k, (stream, numbers)) in streams.state.iter_mut().zip(&room.state).enumerate() {
+            stream.store(isa, numbers, self.draw(k + 1, start), room.random);
+        }
+        if self.zero_grads {
+            streams.grads.zero();
+        }
+    }
 }
 
-#[inline(always)]
-fn each<T: Real, G: Stored<T>, const S: usize>(
-    step: &impl Step<T, S>,
-    params: &mut [T],
-    grads: &[G],
-    mut state: [&mut [T]; S],
-) {
-    let len = params.len();
-    assert!(grads.len() == len && state.iter().all(|s| s.len() == len), "streams of one length");
-    let (params, grads) = (params.as_mut_ptr(), grads.as_ptr());
-    let state = state.each_mut().map(|s| s.as_mut_ptr());
-    // Pointers, because a bounds check that the compiler cannot prove away costs the loop its vectors.
-    let one = |i: usize| {
-        // SAFETY: callers below pass `i < len`, the length of every slice; they are borrowed exclusively meanwhile.
-        unsafe {
-            let (p, s) = step.step(*params.add(i), (*grads.add(i)).widen(), state.map(|s| *s.add(i)));
-            *params.add(i) = p;
-            for k in 0..S {
-                *state[k].add(i) = s[k];
+/// What will be needed after this block.
+struct Ahead {
+    places: [Place; Ahead::MOST],
+    count: usize,
+}
+
+impl Ahead {
+    /// Vectors that are asked for; a request is a hint, and more would come too late.
+    const MOST: usize = 12;
+
+    fn of<T: Real, const S: usize>(streams: &Streams<'_, T, S>) -> Self {
+        let mut ahead = Ahead { places: [Place { first: std::ptr::null(), size: 0 }; Ahead::MOST], count: 0 };
+        let all = [&streams.params, &streams.grads].into_iter().chain(&streams.state).chain(&streams.copy);
+        for stream in all {
+            let distance = if stream.view().is_same() { AHEAD } else { BLOCK };
+            for place in stream.view().places(distance).into_iter().flatten() {
+                if ahead.count < Ahead::MOST {
+                    ahead.places[ahead.count] = place;
+                    ahead.count += 1;
+                }
             }
         }
-    };
-    let whole = len - len % GROUP;
-    for start in (0..whole).step_by(GROUP) {
-        fetch(params.wrapping_add(start + AHEAD), GROUP);
-        fetch(grads.wrapping_add(start + AHEAD), GROUP);
-        state.iter().for_each(|s| fetch(s.wrapping_add(start + AHEAD), GROUP));
-        (start..start + GROUP).for_each(one);
+        ahead
     }
-    (whole..len).for_each(one);
-}
 
-#[inline(always)]
-fn narrow<T: Real, H: Stored<f32>>(params: &[T], copy: &mut [H]) {
-    for (c, p) in copy.iter_mut().zip(params) {
-        *c = H::narrow(p.to_f32());
-    }
-}
-
-impl<'a, T, G, const S: usize> Streams<'a, T, G, S> {
-    /// Elements `range`, for a shorter time.
+    /// Asks for the group that lies as far ahead of element `start`.
     #[inline(always)]
-    fn part(&mut self, range: Range<usize>) -> Streams<'_, T, G, S> {
-        Streams {
-            params: &mut self.params[range.clone()],
-            grads: &mut self.grads[range.clone()],
-            state: self.state.each_mut().map(|s| &mut s[range.clone()]),
-            copy: match &mut self.copy {
-                CopyOut::None => CopyOut::None,
-                CopyOut::BF16(copy) => CopyOut::BF16(&mut copy[range]),
-                CopyOut::F16(copy) => CopyOut::F16(&mut copy[range]),
-            },
+    fn fetch(&self, start: usize) {
+        for Place { first, size } in &self.places[..self.count] {
+            fetch(first.wrapping_add(start * size), GROUP * size);
         }
-    }
-
-    /// Elements `..at` and `at..`.
-    fn split_at(self, at: usize) -> (Self, Self) {
-        let (params, params_right) = self.params.split_at_mut(at);
-        let (grads, grads_right) = self.grads.split_at_mut(at);
-        let mut halves = self.state.map(|s| s.split_at_mut(at));
-        let state = halves.each_mut().map(|(left, _)| std::mem::take(left));
-        let state_right = halves.map(|(_, right)| right);
-        let (copy, copy_right) = self.copy.split_at(at);
-        let left = Streams { params, grads, state, copy };
-        (left, Streams { params: params_right, grads: grads_right, state: state_right, copy: copy_right })
     }
 }
 
-impl<'a> CopyOut<'a> {
-    fn split_at(self, at: usize) -> (CopyOut<'a>, CopyOut<'a>) {
-        match self {
-            CopyOut::None => (CopyOut::None, CopyOut::None),
-            CopyOut::BF16(copy) => {
-                let (left, right) = copy.split_at_mut(at);
-                (CopyOut::BF16(left), CopyOut::BF16(right))
+/// The elements of a block.
+struct Each<'a, T, C, const S: usize> {
+    step: &'a C,
+    params: &'a mut [T],
+    grads: &'a [T],
+    state: [&'a mut [T]; S],
+    ahead: &'a Ahead,
+}
+
+impl<T: Real, C: Step<T, S>, const S: usize> Body for Each<'_, T, C, S> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Each { step, params, grads, mut state, ahead } = self;
+        let len = params.len();
+        assert!(grads.len() == len && state.iter().all(|s| s.len() == len), "streams of one length");
+        let (params, grads) = (params.as_mut_ptr(), grads.as_ptr());
+        let state = state.each_mut().map(|s| s.as_mut_ptr());
+        // Pointers, because a bounds check that the compiler cannot prove away costs the loop its vectors.
+        let one = |i: usize| {
+            // SAFETY: callers below pass `i < len`, the length of every slice; they are borrowed exclusively meanwhile.
+            unsafe {
+                let (p, s) = step.step(*params.add(i), *grads.add(i), state.map(|s| *s.add(i)));
+                *params.add(i) = p;
+                for k in 0..S {
+                    *state[k].add(i) = s[k];
+                }
             }
-            CopyOut::F16(copy) => {
-                let (left, right) = copy.split_at_mut(at);
-                (CopyOut::F16(left), CopyOut::F16(right))
-            }
+        };
+        let whole = len - len % GROUP;
+        for start in (0..whole).step_by(GROUP) {
+            ahead.fetch(start);
+            (start..start + GROUP).for_each(one);
         }
+        (whole..len).for_each(one);
     }
 }

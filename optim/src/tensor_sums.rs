@@ -2,12 +2,13 @@
 
 use crate::fetch::fetch;
 use crate::norm::{self, Blocks, Source};
-use crate::number::{Real, Stored};
+use crate::number::Real;
 use crate::pass::{self, Kind};
 use crate::sweep::Step;
-use crate::{Error, ExactSum, Flat, Isa, Norm, NormAccumulator, Scalars, Segment};
+use crate::view::View;
+use crate::{Error, ExactSum, Flat, Isa, Norm, NormAccumulator, Rule, Scalars, Segment};
 use meshstep_tensor::simd::Body;
-use meshstep_tensor::{DType, bf16, f16};
+use meshstep_tensor::{DType, SliceMut};
 use std::ops::Range;
 
 /// The norms of a tensor's parameters and of the direction its step would take, on their way: integers, so that adding the
@@ -98,7 +99,7 @@ const SPLIT_FROM: usize = 64 << 10;
 /// Adds each segment's part to its `sums`; writes nothing else.
 pub(crate) fn measure<K, const S: usize>(
     kind: &K,
-    about: pass::About,
+    rule: &dyn Rule,
     isa: Isa,
     flat: &Flat<'_, '_>,
     segments: &[Segment],
@@ -110,52 +111,48 @@ where
     K::Step<f32>: Direction<f32, S>,
     K::Step<f64>: Direction<f64, S>,
 {
-    pass::check(about, isa, flat, segments)?;
+    pass::check(rule, isa, flat, segments, scalars)?;
     if sums.len() != segments.len() {
         return Err(Error::Len { what: "sums", given: sums.len(), expected: segments.len() });
     }
+    let wide = flat.params.dtype() == DType::F64;
     for (segment, sums) in segments.iter().zip(sums) {
-        let (range, of) = (segment.range.clone(), (kind, isa, scalars, segment));
-        match (flat.params.dtype(), flat.grads.dtype()) {
-            (DType::F32, DType::F32) => add::<f32, f32, K, S>(of, flat, range, sums)?,
-            (DType::F32, DType::BF16) => add::<f32, bf16, K, S>(of, flat, range, sums)?,
-            (DType::F32, _) => add::<f32, f16, K, S>(of, flat, range, sums)?,
-            _ => add::<f64, f64, K, S>(of, flat, range, sums)?,
-        }
+        let of = (kind, isa, scalars, segment);
+        if wide { add::<f64, K, S>(of, flat, sums)? } else { add::<f32, K, S>(of, flat, sums)? }
     }
     Ok(())
 }
 
-fn add<T: Real + Source, G: Stored<T>, K: Kind<S>, const S: usize>(
+fn add<T: Real + Source, K: Kind<S>, const S: usize>(
     (kind, isa, scalars, segment): (&K, Isa, &Scalars, &Segment),
     flat: &Flat<'_, '_>,
-    range: Range<usize>,
     sums: &mut TensorSums,
 ) -> Result<(), Error>
 where
     K::Step<T>: Direction<T, S>,
 {
-    let mut state: [&[T]; S] = [&[]; S];
-    for (typed, slot) in state.iter_mut().zip(&*flat.state) {
-        *typed = &slot.as_slice().typed()?[range.clone()];
+    let mut state: [View<'_, T>; S] = [View::Same(&[]); S];
+    for (view, slot) in state.iter_mut().zip(&*flat.state) {
+        *view = pass::view(slot.as_slice(), None)?;
     }
-    let params = &flat.params.as_slice().typed::<T>()?[range.clone()];
-    let grads = &flat.grads.as_slice().typed::<G>()?[range];
-    let step = kind.constants::<T>(scalars, segment);
-    Part { step, params, grads, state }.add(isa, sums);
+    let remainder = flat.remainder.as_ref().map(SliceMut::as_slice);
+    let params = pass::view(flat.params.as_slice(), remainder)?;
+    let grads = pass::view(flat.grads.as_slice(), None)?;
+    let views = Views { step: kind.constants::<T>(scalars, segment), params, grads, state };
+    views.part(segment.range.clone()).add(isa, sums);
     Ok(())
 }
 
 /// What is measured together.
 #[derive(Clone, Copy)]
-struct Part<'a, T, G, C, const S: usize> {
+struct Views<'a, T, C, const S: usize> {
     step: C,
-    params: &'a [T],
-    grads: &'a [G],
-    state: [&'a [T]; S],
+    params: View<'a, T>,
+    grads: View<'a, T>,
+    state: [View<'a, T>; S],
 }
 
-impl<T: Real + Source, G: Stored<T>, C: Direction<T, S>, const S: usize> Part<'_, T, G, C, S> {
+impl<T: Real + Source, C: Direction<T, S>, const S: usize> Views<'_, T, C, S> {
     fn add(self, isa: Isa, sums: &mut TensorSums) {
         let len = self.params.len();
         if len > SPLIT_FROM && rayon::current_num_threads() > 1 {
@@ -167,51 +164,67 @@ impl<T: Real + Source, G: Stored<T>, C: Direction<T, S>, const S: usize> Part<'_
         } else if isa == Isa::Reference {
             self.add_plainly(sums);
         } else {
-            isa.run(Blockwise(self, sums));
+            self.add_fast(isa, sums);
         }
     }
 
     /// The definition.
-    fn add_plainly(&self, sums: &mut TensorSums) {
-        for (i, &p) in self.params.iter().enumerate() {
-            let direction = self.step.direction(p, self.grads[i].widen_plainly(), self.state.map(|s| s[i]));
+    fn add_plainly(self, sums: &mut TensorSums) {
+        for i in 0..self.params.len() {
+            let (p, g) = (self.params.get_plainly(i), self.grads.get_plainly(i));
+            let direction = self.step.direction(p, g, self.state.map(|s| s.get_plainly(i)));
             sums.params.add_plainly(p.exactly());
             sums.direction.add_plainly(direction.exactly());
         }
     }
 
-    #[inline(always)]
-    fn each(self, directions: &mut [T]) {
-        for (i, direction) in directions.iter_mut().enumerate() {
-            let state = self.state.map(|s| s[i]);
-            *direction = self.step.direction(self.params[i], self.grads[i].widen(), state);
-        }
-    }
-
-    /// Asks for the block after this one.
-    #[inline(always)]
-    fn fetch_next(&self) {
+    /// All at once where the numbers are what lies in memory, else block by converted block.
+    fn add_fast(self, isa: Isa, sums: &mut TensorSums) {
         let len = self.params.len();
-        fetch(self.params.as_ptr().wrapping_add(len), len);
-        fetch(self.grads.as_ptr().wrapping_add(len), len);
-        if C::OF_STATE {
-            self.state.iter().for_each(|s| fetch(s.as_ptr().wrapping_add(len), len));
+        let same = self.params.is_same() && self.grads.is_same() && self.state.iter().all(|s| s.is_same());
+        let block = if same { len } else { BLOCK };
+        let zero = [T::from_f32(0.0); BLOCK];
+        let (mut params, mut grads, mut state) = (zero, zero, [zero; S]);
+        for start in (0..len).step_by(block.max(1)) {
+            let views = self.part(start..len.min(start + block));
+            let mut part = Part {
+                step: self.step,
+                params: views.params.load(isa, &mut params),
+                grads: views.grads.load(isa, &mut grads),
+                state: [&zero[..]; S],
+            };
+            // A direction that does not depend on the state is not shown it.
+            if C::OF_STATE {
+                for ((numbers, view), room) in part.state.iter_mut().zip(views.state).zip(&mut state) {
+                    *numbers = view.load(isa, room);
+                }
+            }
+            isa.run(Blockwise(part, sums));
         }
     }
 
-    #[inline(always)]
     fn part(&self, range: Range<usize>) -> Self {
-        let state = self.state.map(|s| &s[range.clone()]);
-        Part { step: self.step, params: &self.params[range.clone()], grads: &self.grads[range], state }
+        Views {
+            step: self.step,
+            params: self.params.part(range.clone()),
+            grads: self.grads.part(range.clone()),
+            state: self.state.map(|s| s.part(range.clone())),
+        }
     }
 }
 
-/// The fast loop.
-struct Blockwise<'a, 'o, T, G, C, const S: usize>(Part<'a, T, G, C, S>, &'o mut TensorSums);
+/// Numbers that are measured together.
+struct Part<'a, T, C, const S: usize> {
+    step: C,
+    params: &'a [T],
+    grads: &'a [T],
+    state: [&'a [T]; S],
+}
 
-impl<T: Real + Source, G: Stored<T>, C: Direction<T, S>, const S: usize> Body
-    for Blockwise<'_, '_, T, G, C, S>
-{
+/// The fast loop.
+struct Blockwise<'a, 'o, T, C, const S: usize>(Part<'a, T, C, S>, &'o mut TensorSums);
+
+impl<T: Real + Source, C: Direction<T, S>, const S: usize> Body for Blockwise<'_, '_, T, C, S> {
     type Output = ();
 
     #[inline(always)]
@@ -220,12 +233,33 @@ impl<T: Real + Source, G: Stored<T>, C: Direction<T, S>, const S: usize> Body
         let len = part.params.len();
         let mut room = [T::from_f64(0.0); BLOCK];
         for start in (0..len).step_by(BLOCK) {
-            let part = part.part(start..len.min(start + BLOCK));
-            let directions = &mut room[..part.params.len()];
-            part.fetch_next();
-            part.each(directions);
-            Blocks { values: part.params, into: &mut sums.params }.run();
+            let range = start..len.min(start + BLOCK);
+            let directions = &mut room[..range.len()];
+            part.fetch_after(&range);
+            part.each(range.clone(), directions);
+            Blocks { values: &part.params[range], into: &mut sums.params }.run();
             Blocks { values: directions, into: &mut sums.direction }.run();
+        }
+    }
+}
+
+impl<T: Real, C: Direction<T, S>, const S: usize> Part<'_, T, C, S> {
+    #[inline(always)]
+    fn each(&self, range: Range<usize>, directions: &mut [T]) {
+        let (params, grads) = (&self.params[range.clone()], &self.grads[range.clone()]);
+        let state = if C::OF_STATE { self.state.map(|s| &s[range.clone()]) } else { self.state };
+        for (i, direction) in directions.iter_mut().enumerate() {
+            *direction = self.step.direction(params[i], grads[i], state.map(|s| s[i]));
+        }
+    }
+
+    /// Asks for the block after this one.
+    #[inline(always)]
+    fn fetch_after(&self, range: &Range<usize>) {
+        fetch(self.params.as_ptr().wrapping_add(range.end), range.len());
+        fetch(self.grads.as_ptr().wrapping_add(range.end), range.len());
+        if C::OF_STATE {
+            self.state.iter().for_each(|s| fetch(s.as_ptr().wrapping_add(range.end), range.len()));
         }
     }
 }

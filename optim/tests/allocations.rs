@@ -50,7 +50,7 @@ fn updates_allocate_nothing() {
     let segments = [segment(0..100, 1), segment(100..len, 2)];
     for rule in rules() {
         for dtypes in DTYPES {
-            let Memory { mut params, mut grads, mut state, mut copy } =
+            let Memory { mut params, mut grads, mut state, mut copy, .. } =
                 Memory::random(&*rule, dtypes, len, 1);
             let mut state: Vec<SliceMut<'_>> = state.iter_mut().map(|s| s.slice_mut()).collect();
             for isa in Isa::available() {
@@ -62,7 +62,7 @@ fn updates_allocate_nothing() {
                 };
                 let state = &mut state[..rule.state().len()];
                 let copy = copy.as_mut().map(|copy| copy.reborrow());
-                let flat = Flat { params, grads, state, copy };
+                let flat = Flat { params, grads, state, copy, remainder: None };
                 let count = allocations(|| {
                     rule.update_on(isa, flat, &segments, &scalars, &Queue::cpu()).unwrap();
                 });

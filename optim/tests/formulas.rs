@@ -68,7 +68,7 @@ fn follow(rule: &dyn Rule, unread: &[&str], program: impl Fn() -> Program) {
         };
         let state = rule.state().iter().map(|name| if unread.contains(name) { f64::NAN } else { 0.0 });
         let state = state.map(|x| from(&[x; ELEMENTS])).collect();
-        Memory { params: from(&expected), grads: from(&expected), state, copy: None }
+        Memory { params: from(&expected), grads: from(&expected), state, copy: None, remainder: None }
     });
     for t in 1..=STEPS {
         let grads = start();

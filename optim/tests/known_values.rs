@@ -20,7 +20,7 @@ const SCALARS: Scalars =
 fn two_steps(rule: &dyn Rule) -> [f64; 2] {
     let values = |x: f64| Values::F64(vec![x]);
     let state = rule.state().iter().map(|_| values(0.0)).collect();
-    let mut memory = Memory { params: values(1.0), grads: values(0.5), state, copy: None };
+    let mut memory = Memory { params: values(1.0), grads: values(0.5), state, copy: None, remainder: None };
     let scalars = Scalars { lr: 0.1, ..SCALARS };
     [(1, 0.5), (2, 0.25)].map(|(t, grad)| {
         memory.grads = values(grad);
@@ -149,7 +149,13 @@ fn lion_by_hand() {
     close(two_steps(&Lion { weight_decay: 0.5, ..rule }), [0.85, 0.85 * 0.95 - 0.1]);
     // Without gradient there is no sign to follow.
     let values = |x: f64| Values::F32(vec![x as f32; 3]);
-    let mut memory = Memory { params: values(1.0), grads: values(0.0), state: vec![values(0.0)], copy: None };
+    let mut memory = Memory {
+        params: values(1.0),
+        grads: values(0.0),
+        state: vec![values(0.0)],
+        copy: None,
+        remainder: None,
+    };
     memory.update(&Lion::default(), Isa::detect(), 0, &[segment(0..3, 1)], &SCALARS).unwrap();
     assert_eq!((memory.params.f64(), memory.state[0].f64()), (vec![1.0; 3], vec![0.0; 3]));
 }
@@ -161,7 +167,8 @@ fn a_centered_variance_below_zero_is_zero() {
     let mut random = Random::new(5);
     let grads = Values::new(DType::F32, 1000, || random.unit());
     let zeros = || Values::new(DType::F32, 1000, || 0.0);
-    let mut memory = Memory { params: zeros(), grads, state: vec![zeros(), zeros()], copy: None };
+    let mut memory =
+        Memory { params: zeros(), grads, state: vec![zeros(), zeros()], copy: None, remainder: None };
     for t in 1..=60 {
         memory.update(&rule, Isa::detect(), 0, &[segment(0..1000, t)], &SCALARS).unwrap();
     }
@@ -178,6 +185,7 @@ fn gradients_are_scaled_first_and_the_copy_is_of_the_new_parameters() {
         grads: Values::new(DType::F16, 2, || 8.0),
         state: vec![],
         copy: Some(Values::new(DType::BF16, 2, || 0.0)),
+        remainder: None,
     };
     let scalars = Scalars { lr: 0.5, grad_scale: 0.25, zero_grads: true, ..Scalars::default() };
     memory.update(&rule, Isa::detect(), 0, &[segment(0..2, 1)], &scalars).unwrap();
@@ -197,6 +205,7 @@ fn a_decay_too_small_for_a_factor_is_not_lost() {
             grads: Values::new(DType::F32, len, || random.unit()),
             state: vec![Values::new(DType::F32, len, || random.unit()), Values::new(DType::F32, len, || 1.0)],
             copy: None,
+            remainder: None,
         };
         let scalars = Scalars { lr: 1e-3, ..SCALARS };
         memory.update(&rule, Isa::detect(), 0, &[segment(0..len, 1000)], &scalars).unwrap();

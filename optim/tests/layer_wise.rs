@@ -34,6 +34,7 @@ fn ordinary(rule: &dyn Rule, (params, grads): (DType, DType), len: usize, seed: 
         grads: Values::new(grads, len, || random.unit()),
         state: rule.state().iter().map(|_| Values::new(params, len, || 0.0)).collect(),
         copy: None,
+        remainder: None,
     }
 }
 
@@ -41,7 +42,7 @@ fn measure(memory: &mut Memory, rule: &dyn Rule, isa: Isa, segments: &[Segment])
     let mut sums = vec![TensorSums::new(); segments.len()];
     let mut state: Vec<SliceMut<'_>> = memory.state.iter_mut().map(Values::slice_mut).collect();
     let (params, grads) = (memory.params.slice_mut(), memory.grads.slice_mut());
-    let flat = Flat { params, grads, state: &mut state, copy: None };
+    let flat = Flat { params, grads, state: &mut state, copy: None, remainder: None };
     rule.measure_on(isa, &flat, segments, &SCALARS, &mut sums).unwrap();
     sums
 }
@@ -167,6 +168,7 @@ fn as_many_sums_as_segments() {
         grads: memory.grads.slice_mut(),
         state: &mut state,
         copy: None,
+        remainder: None,
     };
     let refused = rule.measure_on(Isa::detect(), &flat, &[Segment::new(0..8, 1)], &SCALARS, &mut []);
     assert_eq!(refused, Err(Error::Len { what: "sums", given: 0, expected: 1 }));
@@ -251,6 +253,7 @@ fn muon_refuses_what_is_not_a_whole_matrix() {
         grads: memory.grads.slice_mut(),
         state: &mut state,
         copy: None,
+        remainder: None,
     };
     assert!(rule.update(flat, &[], &SCALARS, &Queue::cpu()).is_err());
 }

@@ -177,7 +177,7 @@ fn memory_that_does_not_go_together() {
         check(&|m| m.grads = some(DType::F32, 41), &["grads", "41", "40"]);
         check(&|m| m.copy = Some(some(DType::BF16, 39)), &["copy", "39", "40"]);
         check(&|m| m.grads = some(DType::F64, 40), &["grads", "f64", "f32, bf16 or f16"]);
-        check(&|m| m.params = some(DType::BF16, 40), &["params", "bf16", "f32 or f64"]);
+        check(&|m| m.params = some(DType::F16, 40), &["params", "f16", "f32 or f64"]);
         check(&|m| m.copy = Some(some(DType::F32, 40)), &["copy", "bf16 or f16"]);
         check(&|m| m.state.push(some(DType::F32, 40)), &[rule.name(), "state"]);
         if !rule.state().is_empty() {
@@ -202,6 +202,7 @@ fn integers_are_no_parameters() {
         grads: SliceMut::from(&mut grads[..]),
         state: &mut [],
         copy: None,
+        remainder: None,
     };
     let error = Sgd::default().update(flat, &[segment(0..4, 1)], &SCALARS, &Queue::cpu()).unwrap_err();
     assert!(matches!(error, Error::DType { what: "params", given: DType::U64, .. }));

@@ -1,5 +1,6 @@
 //! Which parameters travel together: buckets cut from a layout, and who owns each parameter.
 
+use crate::precision::Kept;
 use crate::{Combine, Error, Options, Owners, Partition, Stage};
 use meshstep_tensor::{DType, Layout, Param};
 use std::collections::BTreeSet;
@@ -17,8 +18,12 @@ pub struct BucketPlan {
     pub dtype: DType,
     /// Type of the gradients.
     pub grads: DType,
-    /// Type of what a rule updates: f32 where 16-bit parameters have a master, else the parameters' own.
+    /// Type a rule computes in: f32 for 16-bit parameters, else the parameters' own.
     pub update: DType,
+    /// Type of the master: f32, u16 for remainders of bf16 parameters, none.
+    pub master: Option<DType>,
+    /// Type of the state.
+    pub state: DType,
     /// The parameters, by ascending place.
     pub params: Vec<Placed>,
     /// Elements, pads included: a multiple of 64 times the world size.
@@ -42,11 +47,6 @@ impl BucketPlan {
     /// Its equal parts.
     pub fn partition(&self, world_size: usize) -> Partition {
         Partition::new(self.len, world_size)
-    }
-
-    /// Whether its parameters have an f32 master.
-    pub fn has_master(&self) -> bool {
-        self.update != self.dtype
     }
 
     /// Neighbours of one owner, pads included.
@@ -148,18 +148,14 @@ impl BucketPlan {
     fn empty(param: &Param, options: &Options) -> Result<Self, Error> {
         let (dtype, name) = (param.dtype(), || param.name().to_owned());
         let grads = options.grads.filter(|_| dtype != DType::F64).unwrap_or(dtype);
-        let narrow = |d| matches!(d, DType::BF16 | DType::F16);
-        if narrow(dtype) && !options.master {
-            return Err(Error::NeedsMaster { name: name(), dtype });
-        }
+        let Kept { update, master, state } = options.precision.kept(param.name(), dtype)?;
         if !grads.is_float() || (grads == DType::F64) != (dtype == DType::F64) {
             return Err(Error::GradType { name: name(), dtype, grads });
         }
         if grads == DType::F16 && options.combine == Combine::Weighted {
             return Err(Error::WeightedF16);
         }
-        let update = if narrow(dtype) { DType::F32 } else { dtype };
-        Ok(BucketPlan { dtype, grads, update, params: Vec::new(), len: 0 })
+        Ok(BucketPlan { dtype, grads, update, master, state, params: Vec::new(), len: 0 })
     }
 
     fn padded(mut self, world_size: usize) -> Self {

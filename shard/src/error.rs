@@ -44,12 +44,38 @@ pub enum Error {
     )]
     ClipNeedsGradients,
     /// 16 bits cannot hold what small steps add up to.
-    #[error("parameter {name:?} is {dtype}, in which small steps vanish; set `master: true` for an f32 copy")]
+    #[error("parameter {name:?} is {dtype}, in which small steps vanish; use {works} in Options::precision")]
     NeedsMaster {
         /// The parameter.
         name: String,
         /// Its type.
         dtype: DType,
+        /// What would work.
+        works: &'static str,
+    },
+    /// An f16 number is not the upper half of an f32 number.
+    #[error(
+        "parameter {name:?} is f16, which leaves no remainder of an f32 number; use bf16, or `Master::F32`"
+    )]
+    RemainderOfF16 {
+        /// The parameter.
+        name: String,
+    },
+    /// f64 throughout, but for its state.
+    #[error(
+        "parameter {name:?} is f64, and bf16 moments would waste it; use `Moments::Full`, or f32 parameters"
+    )]
+    NarrowF64 {
+        /// The parameter.
+        name: String,
+    },
+    /// A precision that is asked for and used by nothing.
+    #[error("Options::precision asks for {what}, and there is none here; use {works}")]
+    UnusedPrecision {
+        /// What was asked for.
+        what: &'static str,
+        /// What would work.
+        works: &'static str,
     },
     /// A gradient type that does not go with the parameter's.
     #[error(

@@ -2,14 +2,14 @@
 
 use crate::filling::Filling;
 use crate::handover::Kept;
-use crate::owned::Owned;
+use crate::owned::{Of, Owned};
 use crate::plan::Plan;
 use crate::{Error, Groups, Options, Stage};
 use meshstep_comm::Communicator;
 use meshstep_tensor::{Buffer, Category, Layout, Param, Slice, SliceMut};
 use std::fmt::Write;
 use std::ops::Range;
-use xxhash_rust::xxh3::xxh3_64;
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 /// A parameter, where it lives, and how many updates it has seen.
 #[derive(Debug)]
@@ -91,8 +91,12 @@ impl Family {
     ) -> Result<(), Error> {
         let mut bucket = plan.buckets()[b].clone();
         let states = self.groups.state().len();
-        let group = |p: usize| group_of[p] + before.groups;
-        let mut owned = Owned::new(&bucket, plan.owned(b, rank), states, group, options)?;
+        let seed = options.precision.seed;
+        let of = |p: usize| Of {
+            group: group_of[p] + before.groups,
+            key: xxh3_64_with_seed(self.entries[p].param.name().as_bytes(), seed),
+        };
+        let mut owned = Owned::new(&bucket, plan.owned(b, rank), states, of, options)?;
         owned.shift_params(before.params);
         let name = |p: &crate::Placed| self.entries[p.param].param.name().to_owned();
         let names = bucket.params.iter().map(name).collect();
@@ -187,7 +191,7 @@ pub(crate) fn describe(layout: &Layout, groups: &Groups, options: &Options) -> S
         missing,
         initial,
         grads,
-        master,
+        precision,
         norm,
         clip,
         loss_scale,
@@ -195,8 +199,10 @@ pub(crate) fn describe(layout: &Layout, groups: &Groups, options: &Options) -> S
         ..
     } = options;
     let _ = writeln!(text, "stage = {stage:?}\nbucket_len = {bucket_len:?}\ncombine = {combine:?}");
-    let _ =
-        writeln!(text, "missing = {missing:?}\ninitial = {initial:?}\ngrads = {grads:?}\nmaster = {master}");
+    let _ = writeln!(
+        text,
+        "missing = {missing:?}\ninitial = {initial:?}\ngrads = {grads:?}\nprecision = {precision:?}"
+    );
     let _ = writeln!(
         text,
         "norm = {norm:?}\nclip = {clip:?}\nloss_scale = {loss_scale:?}\nmax_skips = {max_skips}"

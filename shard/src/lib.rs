@@ -9,6 +9,7 @@
 //! | [`Evaluated`], [`Minimized`], [`Until`] | steps with closures, and runs to a tolerance |
 //! | [`Folding`] | sums and maxima over ranks, as rules ask for them |
 //! | [`Options`], [`Stage`] | what is divided among the ranks, and how |
+//! | [`Precision`] | masters, remainders, bf16 moments, stochastic rounding: a recipe that is checked |
 //! | [`Groups`] | other hyperparameters for some parameters |
 //! | [`CrossShard`] | replicas in groups that reduce apart, compared and averaged on request |
 //! | [`Plan`] | who owns what, and the bytes it takes, without memory or ranks |
@@ -62,6 +63,7 @@ mod owned;
 mod partition;
 mod plan;
 mod pool;
+mod precision;
 mod presence;
 mod reduce;
 mod step;
@@ -80,6 +82,7 @@ pub use optimizer::{Optimizer, ParamState};
 pub use options::{At, Clip, Combine, Initial, Missing, Options, Stage};
 pub use partition::{Owners, Partition};
 pub use plan::{Memory, Plan, Wire};
+pub use precision::{Master, Moments, Precision};
 pub use reduce::Folding;
 pub use step::{Outcome, Pending, Traffic};
 pub use whole_run::{Evaluated, Minimized, Passed, Until};

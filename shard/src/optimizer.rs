@@ -84,7 +84,7 @@ pub struct ParamState<'a> {
     pub range: Range<usize>,
     /// The rule's state vectors by name, each as long as `range`; none where that is empty.
     pub slots: Vec<(&'static str, Slice<'a>)>,
-    /// The f32 master values, where there are any.
+    /// The f32 master values, or the remainders (u16), where there are any.
     pub master: Option<Slice<'a>>,
     /// Updates this parameter has seen.
     pub t: u64,
@@ -172,6 +172,7 @@ impl Optimizer {
         }
         self.options.norm.check()?;
         self.options.loss_scale.map_or(Ok(()), |rule| rule.check())?;
+        self.options.precision.check_rules(&groups)?;
         let earlier = || self.handover.fixed.buckets.iter().map(|k| &k.plan);
         let world_size = self.handover.fixed.comm.world_size();
         let before = Before {

@@ -1,6 +1,6 @@
 //! What a run is made with, and what changes from step to step.
 
-use crate::Owners;
+use crate::{Owners, Precision};
 use meshstep_optim::{LossScale, Norm};
 use meshstep_tensor::{DType, Meter};
 
@@ -109,8 +109,8 @@ pub struct Options {
     /// The type gradients are handed over and travel in; `None`: that of each parameter. f32, bf16 and f16 parameters take any
     /// of the three; f64 parameters always take f64.
     pub grads: Option<DType>,
-    /// Whether 16-bit parameters keep an f32 master copy, which they need.
-    pub master: bool,
+    /// What is kept of parameters and state, and how.
+    pub precision: Precision,
     /// The norm that is clipped and reported.
     pub norm: Norm,
     /// Which gradients are clipped by it.
@@ -135,7 +135,7 @@ impl Default for Options {
             missing: Missing::default(),
             initial: Initial::default(),
             grads: None,
-            master: false,
+            precision: Precision::default(),
             norm: Norm::L2,
             clip: Clip::default(),
             loss_scale: None,

@@ -4,8 +4,8 @@ use crate::bucket_plan::BucketPlan;
 use crate::groups::{Group, MAX_STATES};
 use crate::{Error, Options};
 use arrayvec::ArrayVec;
-use meshstep_optim::{Flat, Isa, Rule, Scalars, Segment, TensorSums};
-use meshstep_tensor::{Buffer, Category, Queue, Slice, SliceMut};
+use meshstep_optim::{Flat, Isa, Rounding, Rule, Scalars, Segment, TensorSums};
+use meshstep_tensor::{Buffer, Category, DType, Queue, Slice, SliceMut};
 use std::ops::Range;
 
 /// A bucket's parameters, whole, and the state of the ranges this rank owns, laid end to end.
@@ -15,6 +15,15 @@ pub(crate) struct Owned {
     master: Option<Buffer>,
     state: Vec<Buffer>,
     runs: Vec<Run>,
+    rounding: Rounding,
+}
+
+/// What of a parameter stays from step to step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Of {
+    pub(crate) group: usize,
+    /// For its random numbers.
+    pub(crate) key: u64,
 }
 
 /// How a parameter is updated in this step.
@@ -40,19 +49,29 @@ struct Run {
 #[derive(Debug)]
 struct Table {
     group: usize,
-    /// Parameter, and its elements counted from the range's start.
-    pieces: Vec<(usize, Range<usize>)>,
+    pieces: Vec<Piece>,
     /// Room for this step's segments.
     segments: Vec<Segment>,
 }
 
+/// Consecutive elements of one parameter.
+#[derive(Debug)]
+struct Piece {
+    param: usize,
+    /// Counted from the run's start.
+    range: Range<usize>,
+    /// The index in the parameter of the first one.
+    first: u64,
+    key: u64,
+}
+
 impl Owned {
-    /// Memory for `ranges` of a bucket; `group` tells each parameter's group.
+    /// Memory for `ranges` of a bucket; `of` tells each parameter's group and key.
     pub(crate) fn new(
         plan: &BucketPlan,
         ranges: Vec<Range<usize>>,
         states: usize,
-        group: impl Fn(usize) -> usize,
+        of: impl Fn(usize) -> Of,
         options: &Options,
     ) -> Result<Self, Error> {
         let meter = &options.meter;
@@ -61,16 +80,17 @@ impl Owned {
             params: Buffer::zeroed(plan.len, plan.dtype, meter, Category::Params)?,
             master: None,
             state: Vec::new(),
-            runs: runs(plan, ranges, group),
+            runs: runs(plan, ranges, of),
+            rounding: options.precision.rounding,
         };
-        let apart = |owned: &Owned, category| {
-            Buffer::zeroed_apart(kept, plan.update, meter, category, &owned.streams(0))
+        let apart = |owned: &Owned, dtype, category| {
+            Buffer::zeroed_apart(kept, dtype, meter, category, &owned.streams(0))
         };
-        if plan.has_master() {
-            owned.master = Some(apart(&owned, Category::Master)?);
+        if let Some(master) = plan.master {
+            owned.master = Some(apart(&owned, master, Category::Master)?);
         }
         for _ in 0..states {
-            owned.state.push(apart(&owned, Category::State)?);
+            owned.state.push(apart(&owned, plan.state, Category::State)?);
         }
         Ok(owned)
     }
@@ -115,12 +135,12 @@ impl Owned {
     /// Counts parameters from `first`, the ones of earlier layouts before them.
     pub(crate) fn shift_params(&mut self, first: usize) {
         let pieces = self.runs.iter_mut().flat_map(|r| &mut r.tables).flat_map(|t| &mut t.pieces);
-        pieces.for_each(|(param, _)| *param += first);
+        pieces.for_each(|piece| piece.param += first);
     }
 
-    /// Fills the masters from the parameters.
+    /// Fills the masters from the parameters. Remainders begin as zeros.
     pub(crate) fn fill_masters(&mut self) -> Result<(), Error> {
-        let Some(master) = &mut self.master else { return Ok(()) };
+        let Some(master) = self.master.as_mut().filter(|m| m.dtype() == DType::F32) else { return Ok(()) };
         for Run { range, kept, .. } in &self.runs {
             let params = self.params.as_slice().slice(range.clone())?;
             master.as_mut().slice(kept.clone())?.cast_from(params)?;
@@ -153,7 +173,7 @@ impl Owned {
     ) -> Result<(), Error> {
         let is_due = |param: usize| due(param).is_some();
         self.each_table(grads, groups, &due, scalars, |rule, flat, table, scalars| {
-            let params = table.pieces.iter().map(|(param, _)| *param).filter(|&p| is_due(p));
+            let params = table.pieces.iter().map(|piece| piece.param).filter(|&p| is_due(p));
             for (segment, param) in table.segments.iter().zip(params) {
                 let (segment, sums) = (std::slice::from_ref(segment), std::slice::from_mut(&mut sums[param]));
                 rule.measure_on(Isa::detect(), &flat, segment, scalars, sums)?;
@@ -176,9 +196,11 @@ impl Owned {
             for table in tables {
                 table.fill(&due);
                 let params = self.params.as_mut().slice(range.clone())?;
-                let (params, copy) = match &mut self.master {
-                    Some(master) => (master.as_mut().slice(kept.clone())?, Some(params)),
-                    None => (params, None),
+                let master = self.master.as_mut().map(|m| m.as_mut().slice(kept.clone())).transpose()?;
+                let (params, copy, remainder) = match master {
+                    Some(master) if master.dtype() == DType::U16 => (params, None, Some(master)),
+                    Some(master) => (master, Some(params), None),
+                    None => (params, None, None),
                 };
                 let mut state = ArrayVec::<SliceMut<'_>, MAX_STATES>::new();
                 for slot in &mut self.state {
@@ -186,8 +208,8 @@ impl Owned {
                 }
                 let grads = grads.as_mut().slice(if whole { range.clone() } else { kept.clone() })?;
                 let Group { rule, lr_scale, .. } = &groups[table.group];
-                let scalars = Scalars { lr: scalars.lr * lr_scale, ..*scalars };
-                then(&**rule, Flat { params, grads, state: &mut state, copy }, table, &scalars)?;
+                let scalars = Scalars { lr: scalars.lr * lr_scale, rounding: self.rounding, ..*scalars };
+                then(&**rule, Flat { params, grads, state: &mut state, copy, remainder }, table, &scalars)?;
             }
         }
         Ok(())
@@ -232,7 +254,7 @@ impl Owned {
         &self.state
     }
 
-    /// The masters of what is owned.
+    /// The masters of what is owned, or their remainders.
     pub(crate) fn master(&self) -> Option<&Buffer> {
         self.master.as_ref()
     }
@@ -241,31 +263,33 @@ impl Owned {
 impl Table {
     /// This step's segments: the pieces whose parameter is due.
     fn fill(&mut self, due: impl Fn(usize) -> Option<Due>) {
-        let due = |(param, range): &(usize, Range<usize>)| {
-            let Due { t, ratio, matrix } = due(*param)?;
-            Some(Segment { ratio, matrix, ..Segment::new(range.clone(), t) })
+        let due = |&Piece { param, ref range, first, key }: &Piece| {
+            let Due { t, ratio, matrix } = due(param)?;
+            Some(Segment { range: range.clone(), t, key, first, ratio, matrix })
         };
         self.segments.clear();
         self.segments.extend(self.pieces.iter().filter_map(due));
     }
 }
 
-fn runs(plan: &BucketPlan, ranges: Vec<Range<usize>>, group: impl Fn(usize) -> usize) -> Vec<Run> {
+fn runs(plan: &BucketPlan, ranges: Vec<Range<usize>>, of: impl Fn(usize) -> Of) -> Vec<Run> {
     let mut next = 0;
     let run = |range: Range<usize>| {
         let kept = next..next + range.len();
         next = kept.end;
-        Run { tables: tables(plan, &range, &group), range, kept }
+        Run { tables: tables(plan, &range, &of), range, kept }
     };
     ranges.into_iter().map(run).collect()
 }
 
-fn tables(plan: &BucketPlan, range: &Range<usize>, group: impl Fn(usize) -> usize) -> Vec<Table> {
+fn tables(plan: &BucketPlan, range: &Range<usize>, of: impl Fn(usize) -> Of) -> Vec<Table> {
     let mut tables: Vec<Table> = Vec::new();
     for param in &plan.params {
         let Some(both) = overlap(range, &param.range()) else { continue };
-        let piece = (param.param, both.start - range.start..both.end - range.start);
-        let group = group(param.param);
+        let Of { group, key } = of(param.param);
+        let first = (both.start - param.start) as u64;
+        let range = both.start - range.start..both.end - range.start;
+        let piece = Piece { param: param.param, range, first, key };
         match tables.iter_mut().find(|t| t.group == group) {
             Some(table) => table.pieces.push(piece),
             None => tables.push(Table { group, pieces: vec![piece], segments: Vec::new() }),

@@ -36,7 +36,7 @@ pub struct Memory {
     pub grads: u64,
     /// Optimizer state.
     pub state: u64,
-    /// f32 masters of 16-bit parameters.
+    /// f32 masters of 16-bit parameters, or what is kept instead of them.
     pub master: u64,
     /// Gradients on their way, when they are handed over in bucket order.
     pub buckets: u64,
@@ -97,7 +97,9 @@ impl Plan {
         if layout.params().iter().all(|p| p.frozen()) {
             return Err(Error::NothingTrains);
         }
-        let buckets = bucket_plan::cut(earlier, layout, world_size, options)?;
+        let earlier: Vec<&BucketPlan> = earlier.into_iter().collect();
+        let buckets = bucket_plan::cut(earlier.iter().copied(), layout, world_size, options)?;
+        options.precision.check_used(earlier.into_iter().chain(&buckets).map(|b| b.dtype))?;
         let frozen_bytes =
             layout.dtypes().map(|d| (layout.len(d) - layout.trainable_len(d)) * d.size()).sum::<usize>();
         let words = sum_words(layout.params().len(), options) + MAX_WORDS;
@@ -171,8 +173,8 @@ impl Plan {
             let kept = if self.stage == Stage::Zero2 { owned } else { bucket.len };
             memory.params += (bucket.len * bucket.dtype.size()) as u64;
             memory.grads += (kept * bucket.grads.size()) as u64;
-            memory.state += (owned * bucket.update.size() * states) as u64;
-            memory.master += if bucket.has_master() { (owned * bucket.update.size()) as u64 } else { 0 };
+            memory.state += (owned * bucket.state.size() * states) as u64;
+            memory.master += (owned * bucket.master.map_or(0, DType::size)) as u64;
         }
         memory
     }

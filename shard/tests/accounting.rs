@@ -4,8 +4,8 @@
 
 mod common;
 
-use common::{Run, STAGES, WhichRule, cases, hash};
-use meshstep_shard::{At, Options, Outcome, Owners, Plan, Stage};
+use common::{PRECISIONS, Run, STAGES, WhichRule, cases, hash};
+use meshstep_shard::{At, Moments, Options, Outcome, Owners, Plan, Stage};
 use meshstep_tensor::{Category, DType, Layout, Meter};
 use proptest::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -20,11 +20,11 @@ proptest! {
         stage in prop::sample::select(&STAGES[..]),
         bucket_len in prop_oneof![Just(None), (1usize..600).prop_map(Some)],
         sgd in any::<bool>(),
-        sixteen in any::<bool>(),
+        (dtype, precision) in prop::sample::select(&PRECISIONS[..]),
     ) {
         prop_assume!(lens.iter().any(|&l| l > 0));
-        let dtype = if sixteen { DType::BF16 } else { DType::F32 };
-        let options = Options { stage, bucket_len, master: sixteen, ..Options::default() };
+        let sgd = sgd && precision.moments == Moments::Full;
+        let options = Options { stage, bucket_len, precision, ..Options::default() };
         let rule = if sgd { WhichRule::Sgd } else { WhichRule::AdamW };
         let run = Run { lens, ranks, rule, dtype, grads: dtype, options, ..Run::default() };
         let plan_options = Options { grads: Some(dtype), ..run.options.clone() };

@@ -8,8 +8,8 @@ use common::adamw;
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::{AdamW, Rule, Sgd};
 use meshstep_shard::{
-    AssignmentError, At, Clip, Combine, CrossShard, Error, Fault, Initial, LocalClip, Missing, Optimizer,
-    Options, Outcome, Owners, Stage,
+    AssignmentError, At, Clip, Combine, CrossShard, Error, Fault, Initial, LocalClip, Master, Missing,
+    Optimizer, Options, Outcome, Owners, Precision, Stage,
 };
 use meshstep_tensor::{DType, Layout, Param, Slice, SliceMut};
 use std::sync::Arc;
@@ -403,7 +403,11 @@ fn masters_are_averaged_and_parameters_follow() {
         let layout = Layout::builder().param("h", &[70], DType::BF16).param("d", &[5], DType::F64);
         let layout = layout.build().unwrap();
         let first = |_: &Param, mut w: SliceMut<'_>| w.cast_from(Slice::from(&vec![0.1f64; w.len()][..]));
-        let options = Options { master: true, bucket_len: Some(16), ..replicated() };
+        let options = Options {
+            precision: Precision { master: Master::F32, ..Precision::default() },
+            bucket_len: Some(16),
+            ..replicated()
+        };
         let mut opt = CrossShard::new(comm, Some(&alone), layout, Sgd::default(), first, options).unwrap();
         let mb = opt.micro_batch(1).unwrap();
         let mut h = [meshstep_tensor::bf16::ZERO; 70];

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Gradients, Run, STAGES, WhichRule, cases};
+use common::{F32_MASTER, Gradients, Run, STAGES, WhichRule, cases};
 use meshstep_shard::{Combine, Options, Stage};
 use meshstep_tensor::DType;
 use proptest::prelude::*;
@@ -83,7 +83,7 @@ proptest! {
 fn sixteen_bit_parameters_with_a_master_agree_over_stages() {
     for dtype in [DType::BF16, DType::F16] {
         for grads in [DType::F32, dtype] {
-            let options = Options { master: true, bucket_len: Some(100), ..Options::default() };
+            let options = Options { precision: F32_MASTER, bucket_len: Some(100), ..Options::default() };
             let run = Run { dtype, grads, options, steps: 20, ..Run::default() };
             let first = run.stage(Stage::Replicated).run();
             for stage in STAGES {
@@ -97,7 +97,7 @@ fn sixteen_bit_parameters_with_a_master_agree_over_stages() {
 #[test]
 fn sixteen_bit_parameters_are_their_masters_rounded() {
     for dtype in [DType::BF16, DType::F16] {
-        let options = Options { master: true, bucket_len: Some(100), ..Options::default() };
+        let options = Options { precision: F32_MASTER, bucket_len: Some(100), ..Options::default() };
         let run = Run { dtype, gradients: Gradients::Grid, options, steps: 20, ..Run::default() };
         for stage in STAGES {
             assert_eq!(run.stage(stage).run(), run.naive(), "{dtype} {stage:?}");

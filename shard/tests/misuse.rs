@@ -103,7 +103,10 @@ fn contradictions_are_refused() {
     };
     let (layout, groups, options) = usual();
     let bf16 = Layout::builder().param("half", &[3], DType::BF16).build().unwrap();
-    refused((bf16.clone(), groups.clone(), options.clone()), &["half", "bf16", "master: true"]);
+    refused(
+        (bf16.clone(), groups.clone(), options.clone()),
+        &["half", "bf16", "Master::F32", "Remainder", "Stochastic"],
+    );
     let wide = Options { grads: Some(DType::F64), ..options.clone() };
     refused((layout.clone(), groups.clone(), wide), &["\"b\"", "f64 gradients"]);
     let weighted = Options { grads: Some(DType::F16), combine: Combine::Weighted, ..options.clone() };

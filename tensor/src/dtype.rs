@@ -15,6 +15,8 @@ pub enum DType {
     BF16,
     /// IEEE 754 binary16.
     F16,
+    /// Unsigned 16-bit integer: the lower halves of f32 numbers whose upper halves lie elsewhere, never parameters.
+    U16,
     /// Unsigned 64-bit integer: counters and exact accumulators, never parameters.
     U64,
 }
@@ -25,13 +27,13 @@ impl DType {
         match self {
             DType::F32 => 4,
             DType::F64 | DType::U64 => 8,
-            DType::BF16 | DType::F16 => 2,
+            DType::BF16 | DType::F16 | DType::U16 => 2,
         }
     }
 
     /// Whether this is one of the floating-point types.
     pub const fn is_float(self) -> bool {
-        !matches!(self, DType::U64)
+        !matches!(self, DType::U16 | DType::U64)
     }
 }
 
@@ -42,12 +44,13 @@ impl fmt::Display for DType {
             DType::F64 => "f64",
             DType::BF16 => "bf16",
             DType::F16 => "f16",
+            DType::U16 => "u16",
             DType::U64 => "u64",
         })
     }
 }
 
-/// A Rust type that is the element of some [`DType`]: f32, f64, bf16, f16 and u64, and no other.
+/// A Rust type that is the element of some [`DType`]: f32, f64, bf16, f16, u16 and u64, and no other.
 pub trait Element: sealed::Sealed + bytemuck::Pod + PartialEq + fmt::Debug + Send + Sync {
     /// The type's name at run time.
     const DTYPE: DType;
@@ -59,6 +62,7 @@ mod sealed {
     impl Sealed for f64 {}
     impl Sealed for half::bf16 {}
     impl Sealed for half::f16 {}
+    impl Sealed for u16 {}
     impl Sealed for u64 {}
 }
 
@@ -73,6 +77,9 @@ impl Element for bf16 {
 }
 impl Element for f16 {
     const DTYPE: DType = DType::F16;
+}
+impl Element for u16 {
+    const DTYPE: DType = DType::U16;
 }
 impl Element for u64 {
     const DTYPE: DType = DType::U64;

@@ -145,7 +145,9 @@ impl<'a> SliceMut<'a> {
             DType::F64 => each(self.typed_mut::<f64>()?, |x| x * factor),
             DType::BF16 => each(self.typed_mut()?, |x: bf16| bf16::from_f32(x.to_f32() * narrow)),
             DType::F16 => each(self.typed_mut()?, |x: f16| f16::from_f32(x.to_f32() * narrow)),
-            DType::U64 => return Err(Error::WrongDType { asked: DType::F64, holds: DType::U64 }),
+            holds @ (DType::U16 | DType::U64) => {
+                return Err(Error::WrongDType { asked: DType::F64, holds });
+            }
         }
         Ok(())
     }
@@ -210,6 +212,7 @@ mod tests {
         to.scale(0.5).unwrap();
         assert_eq!(to.typed_mut::<f32>().unwrap(), [0.5, 1.0]);
         assert!(SliceMut::from(&mut [1u64][..]).scale(2.0).is_err());
+        assert!(SliceMut::from(&mut [1u16][..]).scale(2.0).is_err());
         assert_eq!(SliceMut::empty(DType::F64).into_typed::<f64>().unwrap(), []);
     }
 }

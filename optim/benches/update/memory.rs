@@ -12,6 +12,7 @@ pub(crate) struct Memory {
     grads: Buffer,
     state: Vec<Buffer>,
     copy: Option<Buffer>,
+    remainder: Option<Buffer>,
     /// Whether the rule measures before it updates, and its state too.
     measured: bool,
     state_too: bool,
@@ -34,6 +35,7 @@ impl Memory {
             grads: vector(recipe.grads, Category::Grads, 1e-2),
             state: (0..states).map(|slot| vector(recipe.state, Category::State, size(slot))).collect(),
             copy: recipe.copy.map(|dtype| vector(dtype, Category::Params, 0.0)),
+            remainder: recipe.remainder.then(|| vector(DType::U16, Category::Master, 0.0)),
             measured: row.rule.sees() == Sees::TensorSums,
             state_too: row.measures_state,
         }
@@ -42,7 +44,7 @@ impl Memory {
     /// Bytes an update must read and write for each element.
     pub(crate) fn bytes(&self) -> usize {
         let size = |b: &Buffer| b.dtype().size();
-        let state: usize = self.state.iter().map(size).sum();
+        let state: usize = self.state.iter().chain(&self.remainder).map(size).sum();
         let read = size(&self.params) + size(&self.grads) + state;
         let written = size(&self.params) + state + self.copy.as_ref().map_or(0, size);
         let measured = match (self.measured, self.state_too) {
@@ -61,6 +63,7 @@ impl Memory {
             grads: self.grads.as_mut(),
             state: &mut state,
             copy: self.copy.as_mut().map(Buffer::as_mut),
+            remainder: self.remainder.as_mut().map(Buffer::as_mut),
         };
         let rounding = row.recipe.rounding;
         let scalars = Scalars { lr: 1e-9, grad_scale: 0.5, rounding, ..Scalars::default() };
@@ -81,7 +84,11 @@ impl Memory {
             let read = [&self.params, &self.grads].into_iter().chain(state).map(Buffer::as_slice);
             black_box(read_all(read.collect()));
         }
-        let written = std::iter::once(&mut self.params).chain(&mut self.state).map(Buffer::as_mut);
+        let written = [&mut self.params]
+            .into_iter()
+            .chain(&mut self.state)
+            .chain(&mut self.remainder)
+            .map(Buffer::as_mut);
         move_all(self.grads.as_slice(), written.collect(), self.copy.as_mut().map(Buffer::as_mut), mask);
     }
 }
@@ -92,6 +99,9 @@ fn fill(mut values: SliceMut<'_>, seed: u32, size: f32) {
         seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         (seed >> 8) as f32 / (1 << 24) as f32 * size
     };
+    if !values.dtype().is_float() {
+        return; // remainders begin as zeros
+    }
     let (len, mut block) = (values.len(), [0f32; 1024]);
     for start in (0..len).step_by(block.len()) {
         let end = len.min(start + block.len());

@@ -26,6 +26,7 @@ pub(crate) struct Recipe {
     pub(crate) grads: DType,
     pub(crate) state: DType,
     pub(crate) copy: Option<DType>,
+    pub(crate) remainder: bool,
     pub(crate) rounding: Rounding,
 }
 
@@ -34,9 +35,16 @@ const F32: Recipe = Recipe {
     grads: DType::F32,
     state: DType::F32,
     copy: None,
+    remainder: false,
     rounding: Rounding::Nearest,
 };
 const MASTER: Recipe = Recipe { grads: DType::BF16, copy: Some(DType::BF16), ..F32 };
+const SPLIT: Recipe = Recipe { params: DType::BF16, grads: DType::BF16, remainder: true, ..F32 };
+const MOMENTS: Recipe = Recipe { state: DType::BF16, rounding: Rounding::Stochastic, ..F32 };
+
+const RANDOM: Option<&str> = Some(
+    "compute-bound: ten rounds of Philox make 16 random bits for each number rounded, and bf16 halves the bytes to hide them",
+);
 
 const SUMS: Option<&str> = Some(
     "two exact norms of every tensor come first: they compute more than they read, which few cores feel",
@@ -70,5 +78,7 @@ pub(crate) fn rows() -> Vec<Row> {
         Row { measures_state: true, reason: SUMS, ..row("lamb", Lamb::default(), F32, 90.0) },
         Row { reason: SUMS, ..row("lars", Lars::default(), F32, 90.0) },
         row("adamw, f32 master, bf16 grads and copy", AdamW::default(), MASTER, 85.0),
+        row("adamw, bf16 and remainder, bf16 grads", AdamW::default(), SPLIT, 85.0),
+        Row { reason: RANDOM, ..row("adamw, bf16 moments, stochastic", AdamW::default(), MOMENTS, 45.0) },
     ]
 }

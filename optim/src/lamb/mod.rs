@@ -109,7 +109,7 @@ impl Rule for Lamb {
         sums: &mut [TensorSums],
     ) -> Result<(), Error> {
         self.check()?;
-        measure::<_, 2>(self, (NAME, STATE), isa, flat, segments, scalars, sums)
+        measure::<_, 2>(self, self, isa, flat, segments, scalars, sums)
     }
 
     fn ratio(&self, sums: &TensorSums) -> f64 {
@@ -127,7 +127,7 @@ impl Rule for Lamb {
         _queue: &Queue,
     ) -> Result<(), Error> {
         self.check()?;
-        pass::<2>(self, (NAME, STATE), isa, flat, segments, scalars)
+        pass::<2>(self, self, isa, flat, segments, scalars)
     }
 }
 

@@ -99,7 +99,7 @@ impl Rule for Lars {
         sums: &mut [TensorSums],
     ) -> Result<(), Error> {
         self.check()?;
-        measure::<_, 1>(self, (NAME, STATE), isa, flat, segments, scalars, sums)
+        measure::<_, 1>(self, self, isa, flat, segments, scalars, sums)
     }
 
     fn ratio(&self, sums: &TensorSums) -> f64 {
@@ -118,7 +118,7 @@ impl Rule for Lars {
         _queue: &Queue,
     ) -> Result<(), Error> {
         self.check()?;
-        pass::<1>(self, (NAME, STATE), isa, flat, segments, scalars)
+        pass::<1>(self, self, isa, flat, segments, scalars)
     }
 }
 

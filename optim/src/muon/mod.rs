@@ -16,11 +16,12 @@
 
 mod orthogonalize;
 
-use crate::check::{Check, check_isa};
-use crate::number::{Real, Stored};
+use crate::check::Check;
+use crate::number::Real;
 use crate::pass;
+use crate::streams::{Stream, Streams};
 use crate::{Error, Flat, Isa, Rule, Scalars, Sees, Segment};
-use meshstep_tensor::{DType, Queue, bf16, f16};
+use meshstep_tensor::{DType, Queue};
 use orthogonalize::{NewtonSchulz, Product};
 
 const NAME: &str = "muon";
@@ -119,39 +120,38 @@ impl Rule for Muon {
     fn update_on(
         &self,
         isa: Isa,
-        mut flat: Flat<'_, '_>,
+        flat: Flat<'_, '_>,
         segments: &[Segment],
         scalars: &Scalars,
         _queue: &Queue,
     ) -> Result<(), Error> {
         self.check()?;
-        check_isa(isa)?;
-        pass::check((NAME, STATE), isa, &flat, segments)?;
+        pass::check(self, isa, &flat, segments, scalars)?;
         segments.iter().enumerate().try_for_each(check_matrix)?;
-        for segment in segments.iter().filter(|s| !s.range.is_empty()) {
-            match (flat.params.dtype(), flat.grads.dtype()) {
-                (DType::F32, DType::F32) => self.matrix::<f32, f32>(&mut flat, segment, scalars)?,
-                (DType::F32, DType::BF16) => self.matrix::<f32, bf16>(&mut flat, segment, scalars)?,
-                (DType::F32, _) => self.matrix::<f32, f16>(&mut flat, segment, scalars)?,
-                _ => self.matrix::<f64, f64>(&mut flat, segment, scalars)?,
-            }
+        match flat.params.dtype() {
+            DType::F64 => self.matrices::<f64>(pass::streams(flat)?, segments, scalars),
+            _ => self.matrices::<f32>(pass::streams(flat)?, segments, scalars),
         }
         Ok(())
     }
 }
 
 impl Muon {
-    fn matrix<T: Real + Product, G: Stored<T>>(
+    fn matrices<T: Real + Product>(
         &self,
-        flat: &mut Flat<'_, '_>,
-        segment: &Segment,
+        mut streams: Streams<'_, T, 1>,
+        segments: &[Segment],
         scalars: &Scalars,
-    ) -> Result<(), Error> {
-        let Some(shape) = segment.matrix else { return Ok(()) };
-        let range = segment.range.clone();
-        let grads = &mut flat.grads.typed_mut::<G>()?[range.clone()];
-        let buffer = &mut flat.state[0].typed_mut::<T>()?[range.clone()];
-        let mut step = self.ahead(grads, buffer, scalars);
+    ) {
+        for segment in segments.iter().filter(|s| !s.range.is_empty()) {
+            self.matrix(streams.part(segment.range.clone()), segment, scalars);
+        }
+    }
+
+    fn matrix<T: Real + Product>(&self, streams: Streams<'_, T, 1>, segment: &Segment, scalars: &Scalars) {
+        let Some(shape) = segment.matrix else { return };
+        let Streams { mut params, mut grads, state: [mut buffer], mut copy } = streams;
+        let mut step = self.ahead(&grads, &mut buffer, segment, scalars);
         let newton_schulz = NewtonSchulz {
             coefficients: self.ns_coefficients.map(T::from_f64),
             steps: self.ns_steps,
@@ -160,30 +160,38 @@ impl Muon {
         newton_schulz.orthogonalize(&mut step, shape);
         let length = T::from_f64(scalars.lr * self.adjustment(shape));
         let lw = T::from_f64(scalars.lr * self.weight_decay);
-        let params = &mut flat.params.typed_mut::<T>()?[range.clone()];
-        for (p, o) in params.iter_mut().zip(&step) {
-            *p = *p - lw.fma(*p, length * *o);
+        for (i, &o) in step.iter().enumerate() {
+            let p = params.view().get_plainly(i);
+            let p = p - lw.fma(p, length * o);
+            params.set_plainly(i, p, segment.draw(scalars.rounding, 0));
+            if let Some(copy) = &mut copy {
+                copy.set_plainly(i, p, None);
+            }
         }
         if scalars.zero_grads {
-            grads.fill(G::ZERO);
+            grads.zero();
         }
-        if let Some(copy) = &mut flat.copy {
-            copy.reborrow().slice(range)?.cast_from((&*params).into())?;
-        }
-        Ok(())
     }
 
     /// Brings the buffer forward; what is to be orthogonalised.
-    fn ahead<T: Real, G: Stored<T>>(&self, grads: &[G], buffer: &mut [T], scalars: &Scalars) -> Vec<T> {
+    fn ahead<T: Real>(
+        &self,
+        grads: &Stream<'_, T>,
+        buffer: &mut Stream<'_, T>,
+        segment: &Segment,
+        scalars: &Scalars,
+    ) -> Vec<T> {
         let sign = if self.maximize { -1.0 } else { 1.0 };
         let scale = T::from_f64(sign * scalars.grad_scale);
         let (w, mu) = (T::from_f64(1.0 - self.momentum), T::from_f64(self.momentum));
-        let one = |(g, b): (&G, &mut T)| {
-            let g1 = g.widen_plainly() * scale;
-            *b = w.fma(g1 - *b, *b);
-            if self.nesterov { mu.fma(*b - g1, g1) } else { *b }
+        let one = |i: usize| {
+            let g1 = grads.view().get_plainly(i) * scale;
+            let before = buffer.view().get_plainly(i);
+            let b = w.fma(g1 - before, before);
+            buffer.set_plainly(i, b, segment.draw(scalars.rounding, 1));
+            if self.nesterov { mu.fma(b - g1, g1) } else { b }
         };
-        grads.iter().zip(buffer).map(one).collect()
+        (0..segment.range.len()).map(one).collect()
     }
 
     fn adjustment(&self, (rows, cols): (usize, usize)) -> f64 {

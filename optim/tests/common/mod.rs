@@ -4,8 +4,8 @@
 pub(crate) mod naive;
 
 use meshstep_optim::{
-    Adagrad, Adam, AdamW, Adopt, Decay, Error, Flat, Isa, Lion, Moments, Momentum, QhAdamW, QhAdopt, RmsProp,
-    Rule, Scalars, Segment, Sgd,
+    Adagrad, Adam, AdamW, Adopt, Decay, Error, Flat, Isa, Lion, Moments, Momentum, NEAREST_RETENTION,
+    QhAdamW, QhAdopt, RmsProp, Rounding, Rule, Scalars, Segment, Sgd,
 };
 use meshstep_tensor::{DType, Queue, Slice, SliceMut, bf16, f16};
 use std::ops::Range;
@@ -79,6 +79,55 @@ pub(crate) const DTYPES: [(DType, DType, Option<DType>); 8] = [
     (DType::F64, DType::F64, None),
 ];
 
+/// Types of everything an update touches, and how it rounds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Recipe {
+    pub(crate) params: DType,
+    pub(crate) remainder: bool,
+    pub(crate) grads: DType,
+    pub(crate) state: DType,
+    pub(crate) copy: Option<DType>,
+    pub(crate) rounding: Rounding,
+}
+
+impl Recipe {
+    /// Whether `rule`'s state can decay.
+    pub(crate) fn suits(&self, rule: &dyn Rule) -> bool {
+        let nearest = self.state == DType::BF16 && self.rounding == Rounding::Nearest;
+        !nearest || rule.state().is_empty() || rule.retention() <= NEAREST_RETENTION
+    }
+}
+
+const F32: Recipe = Recipe {
+    params: DType::F32,
+    remainder: false,
+    grads: DType::F32,
+    state: DType::F32,
+    copy: None,
+    rounding: Rounding::Nearest,
+};
+const MOMENTS: Recipe = Recipe { state: DType::BF16, rounding: Rounding::Stochastic, ..F32 };
+const SPLIT: Recipe = Recipe { params: DType::BF16, grads: DType::BF16, remainder: true, ..F32 };
+
+/// Every recipe in which something is not f32 or f64, besides gradients and copies.
+pub(crate) const RECIPES: [Recipe; 9] = [
+    SPLIT,
+    Recipe { grads: DType::F16, ..SPLIT },
+    Recipe { grads: DType::F32, ..MOMENTS.with_params(SPLIT) },
+    MOMENTS,
+    Recipe { grads: DType::BF16, copy: Some(DType::BF16), ..MOMENTS },
+    Recipe { grads: DType::F16, copy: Some(DType::F16), ..MOMENTS },
+    Recipe { rounding: Rounding::Nearest, ..MOMENTS },
+    Recipe { remainder: false, rounding: Rounding::Stochastic, ..SPLIT },
+    Recipe { remainder: false, ..MOMENTS.with_params(SPLIT) },
+];
+
+impl Recipe {
+    const fn with_params(self, other: Recipe) -> Recipe {
+        Recipe { params: other.params, remainder: other.remainder, ..self }
+    }
+}
+
 pub(crate) const LENGTHS: [usize; 11] = [0, 1, 15, 16, 17, 63, 64, 65, 65_535, 65_537, 278_011];
 
 /// Whether every count is to be run.
@@ -145,6 +194,7 @@ pub(crate) enum Values {
     F64(Vec<f64>),
     BF16(Vec<bf16>),
     F16(Vec<f16>),
+    U16(Vec<u16>),
 }
 
 impl Values {
@@ -164,6 +214,7 @@ impl Values {
             Values::F64(x) => x[..].into(),
             Values::BF16(x) => x[..].into(),
             Values::F16(x) => x[..].into(),
+            Values::U16(x) => x[..].into(),
         }
     }
 
@@ -173,6 +224,7 @@ impl Values {
             Values::F64(x) => (&mut x[..]).into(),
             Values::BF16(x) => (&mut x[..]).into(),
             Values::F16(x) => (&mut x[..]).into(),
+            Values::U16(x) => (&mut x[..]).into(),
         }
     }
 
@@ -184,6 +236,7 @@ impl Values {
             Values::F64(x) => x.iter().map(|x| one(x.is_nan(), x.to_bits())).collect(),
             Values::BF16(x) => x.iter().map(|x| one(x.is_nan(), x.to_bits().into())).collect(),
             Values::F16(x) => x.iter().map(|x| one(x.is_nan(), x.to_bits().into())).collect(),
+            Values::U16(x) => x.iter().map(|&x| x.into()).collect(),
         }
     }
 
@@ -193,6 +246,7 @@ impl Values {
             Values::F64(x) => x.clone(),
             Values::BF16(x) => x.iter().map(|&x| x.into()).collect(),
             Values::F16(x) => x.iter().map(|&x| x.into()).collect(),
+            Values::U16(x) => x.iter().map(|&x| x.into()).collect(),
         }
     }
 }
@@ -204,6 +258,7 @@ pub(crate) struct Memory {
     pub(crate) grads: Values,
     pub(crate) state: Vec<Values>,
     pub(crate) copy: Option<Values>,
+    pub(crate) remainder: Option<Values>,
 }
 
 impl Memory {
@@ -220,7 +275,20 @@ impl Memory {
             grads: Values::new(grads, len, || random.any()),
             state: rule.state().iter().map(|_| Values::new(params, len, || random.any().abs())).collect(),
             copy: copy.map(|copy| Values::new(copy, len, || random.any())),
+            remainder: None,
         }
+    }
+
+    /// Random memory of a recipe's types. Remainders lie within a half.
+    pub(crate) fn of(rule: &dyn Rule, recipe: &Recipe, len: usize, seed: u64) -> Self {
+        let mut memory = Memory::random(rule, (recipe.params, recipe.grads, recipe.copy), len, seed);
+        let mut random = Random::new(seed + 1);
+        let state = |_: &_| Values::new(recipe.state, len, || random.any().abs());
+        memory.state = rule.state().iter().map(state).collect();
+        let params = memory.params.f64();
+        let remainder = |p: &f64| if p.is_normal() { (random.unit() * 32767.0) as i16 as u16 } else { 0 };
+        memory.remainder = recipe.remainder.then(|| Values::U16(params.iter().map(remainder).collect()));
+        memory
     }
 
     /// Updates `segments` of the elements from `offset` on.
@@ -238,6 +306,7 @@ impl Memory {
             grads: from(offset, &mut self.grads),
             state: &mut state,
             copy: self.copy.as_mut().map(|copy| from(offset, copy)),
+            remainder: self.remainder.as_mut().map(|remainder| from(offset, remainder)),
         };
         rule.update_on(isa, flat, segments, scalars, &Queue::cpu())
     }
@@ -245,7 +314,14 @@ impl Memory {
     /// All bits, vector by vector.
     pub(crate) fn bits(&self) -> Vec<Vec<u64>> {
         let fixed = [&self.params, &self.grads].into_iter();
-        fixed.chain(&self.state).chain(&self.copy).map(Values::bits).collect()
+        fixed.chain(&self.state).chain(&self.copy).chain(&self.remainder).map(Values::bits).collect()
+    }
+
+    /// Fresh gradients for another step.
+    pub(crate) fn new_grads(&mut self, seed: u64) {
+        let mut random = Random::new(seed);
+        let slice = self.grads.slice();
+        self.grads = Values::new(slice.dtype(), slice.len(), || random.any());
     }
 }
 
@@ -262,9 +338,9 @@ pub(crate) fn segment(range: Range<usize>, t: u64) -> Segment {
 /// The first place where two memories differ, in words.
 pub(crate) fn difference(a: &Memory, b: &Memory) -> Option<String> {
     let (a, b) = (a.bits(), b.bits());
-    let names = ["params", "grads"].into_iter().chain(std::iter::repeat("state or copy"));
-    names.zip(a.iter().zip(&b)).find_map(|(name, (a, b))| {
+    let name = |i: usize| ["params", "grads"].get(i).copied().unwrap_or("state, copy or remainder");
+    a.iter().zip(&b).enumerate().find_map(|(i, (a, b))| {
         let at = (0..a.len()).find(|&i| a[i] != b[i])?;
-        Some(format!("{name}[{at}]: {:#x} and {:#x}", a[at], b[at]))
+        Some(format!("{}[{at}]: {:#x} and {:#x}", name(i), a[at], b[at]))
     })
 }

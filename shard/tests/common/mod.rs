@@ -1,8 +1,10 @@
 //! One training run as data, run on loopback ranks by Meshstep or by a loop anyone can check.
 #![allow(dead_code, unreachable_pub, reason = "every test binary uses some of it")]
 
-use meshstep_optim::{AdamW, Flat, Isa, Lamb, Lars, Rule, Scalars, Segment, Sgd, TensorSums};
-use meshstep_shard::{At, Combine, Error, Groups, Optimizer, Options, Outcome, Owners, Stage};
+use meshstep_optim::{AdamW, Flat, Isa, Lamb, Lars, Rounding, Rule, Scalars, Segment, Sgd, TensorSums};
+use meshstep_shard::{
+    At, Combine, Error, Groups, Master, Moments, Optimizer, Options, Outcome, Owners, Precision, Stage,
+};
 use meshstep_tensor::{DType, Layout, Queue, Slice, SliceMut, bf16, cast, f16};
 
 pub const STAGES: [Stage; 5] = [
@@ -11,6 +13,27 @@ pub const STAGES: [Stage; 5] = [
     Stage::Zero2,
     Stage::WholeParams(Owners::RoundRobin),
     Stage::WholeParams(Owners::SortedGreedy),
+];
+
+const FULL: Precision =
+    Precision { master: Master::None, moments: Moments::Full, rounding: Rounding::Nearest, seed: 3 };
+pub const F32_MASTER: Precision = Precision { master: Master::F32, ..FULL };
+const REMAINDER: Precision = Precision { master: Master::Remainder, ..FULL };
+const STOCHASTIC: Precision = Precision { rounding: Rounding::Stochastic, ..FULL };
+const MOMENTS: Precision = Precision { moments: Moments::BF16, ..STOCHASTIC };
+
+/// Parameter types and precisions that go together.
+pub const PRECISIONS: [(DType, Precision); 10] = [
+    (DType::F32, FULL),
+    (DType::F64, FULL),
+    (DType::BF16, F32_MASTER),
+    (DType::F16, F32_MASTER),
+    (DType::BF16, REMAINDER),
+    (DType::BF16, STOCHASTIC),
+    (DType::F32, MOMENTS),
+    (DType::BF16, MOMENTS),
+    (DType::BF16, Precision { master: Master::F32, ..MOMENTS }),
+    (DType::BF16, Precision { master: Master::Remainder, ..MOMENTS }),
 ];
 
 /// What a run is made of.
@@ -214,7 +237,7 @@ impl Run {
                 let mut slots: Vec<SliceMut<'_>> =
                     state[i].iter_mut().map(|s| SliceMut::from(&mut s[..])).collect();
                 let (params, grads) = (SliceMut::from(&mut params[i][..]), SliceMut::from(&mut grads[i][..]));
-                let flat = Flat { params, grads, state: &mut slots, copy: None };
+                let flat = Flat { params, grads, state: &mut slots, copy: None, remainder: None };
                 let mut all = [Segment::new(0..self.lens[i], t)];
                 let mut sums = [TensorSums::new()];
                 rule.measure_on(Isa::Reference, &flat, &all, &scalars, &mut sums).unwrap();

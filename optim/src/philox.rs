@@ -1,0 +1,178 @@
+//! Random bits as a function of their place: Philox4x32-10 of Salmon et al., *Parallel random numbers: as easy as 1, 2, 3*
+//! (2011).
+//!
+//! No generator is carried along: the bits of an element depend on the tensor's key, the step, which vector they are for and
+//! the element's index in the whole tensor, so that they are the same however tensors are cut, spread or visited.
+
+use meshstep_tensor::simd::{Body, Isa};
+
+const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
+const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
+const ROUNDS: usize = 10;
+
+/// Counters that are worked on side by side.
+const LANES: usize = 16;
+
+/// Elements that one counter has bits for: eight pieces of 16 bits.
+const PIECES: usize = 8;
+
+/// Elements that share a row of counters.
+pub(crate) const GROUP: usize = LANES * PIECES;
+
+/// Sixteen random bits for each element of a tensor, for one vector of one step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Bits {
+    key: [u32; 2],
+    /// The upper half of every counter.
+    place: [u32; 2],
+}
+
+impl Bits {
+    /// Those of the tensor with this `key` in step `t`; `stream` tells vectors apart: 0 for parameters, k + 1 for state k.
+    pub(crate) fn new(key: u64, t: u64, stream: u16) -> Self {
+        Bits { key: halves(key), place: [t as u32, ((t >> 32) as u32) << 16 | u32::from(stream)] }
+    }
+
+    /// The bits of element `index`, obviously.
+    ///
+    /// Elements `16 r + l` of a group of 128 are piece `r` of counter `l`: sixteen neighbours are one piece of sixteen
+    /// neighbouring counters, so that no vector instruction has to move a number sideways.
+    pub(crate) fn plainly(&self, index: u64) -> u16 {
+        let (group, within) = (index / GROUP as u64, index as usize % GROUP);
+        let (piece, lane) = (within / LANES, within % LANES);
+        let [low, high] = halves(group * LANES as u64 + lane as u64);
+        let words = philox([low, high, self.place[0], self.place[1]], self.key);
+        (words[piece / 2] >> (piece % 2 * 16)) as u16
+    }
+
+    /// The bits of the elements from `first` on, which begins a group.
+    pub(crate) fn fill(&self, isa: Isa, first: u64, bits: &mut [u16]) {
+        debug_assert!(first.is_multiple_of(GROUP as u64), "whole groups");
+        isa.run(Fill { bits: *self, first, into: bits });
+    }
+}
+
+fn halves(x: u64) -> [u32; 2] {
+    [x as u32, (x >> 32) as u32]
+}
+
+/// The definition, as published.
+fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
+    let ([mut c0, mut c1, mut c2, mut c3], [mut k0, mut k1]) = (counter, key);
+    for _ in 0..ROUNDS {
+        let [low0, high0] = halves(u64::from(MULTIPLIERS[0]) * u64::from(c0));
+        let [low1, high1] = halves(u64::from(MULTIPLIERS[1]) * u64::from(c2));
+        (c0, c1, c2, c3) = (high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0);
+        (k0, k1) = (k0.wrapping_add(WEYL[0]), k1.wrapping_add(WEYL[1]));
+    }
+    [c0, c1, c2, c3]
+}
+
+/// The fast loop.
+struct Fill<'a> {
+    bits: Bits,
+    first: u64,
+    into: &'a mut [u16],
+}
+
+impl Body for Fill<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let mut counter = self.first / PIECES as u64;
+        let (whole, rest) = self.into.as_chunks_mut::<GROUP>();
+        for group in whole {
+            row(&self.bits, counter, group);
+            counter += LANES as u64;
+        }
+        if !rest.is_empty() {
+            let mut last = [0; GROUP];
+            row(&self.bits, counter, &mut last);
+            rest.copy_from_slice(&last[..rest.len()]);
+        }
+    }
+}
+
+/// The low 32 bits.
+const LOW: u64 = 0xFFFF_FFFF;
+
+/// Sixteen counters from `counter` on. A word is the low half of 64 bits, since that is where products are; what the high
+/// half holds does not matter.
+#[inline(always)]
+fn row(bits: &Bits, counter: u64, group: &mut [u16; GROUP]) {
+    let [place0, place1] = bits.place.map(|word| [u64::from(word); LANES]);
+    // A row begins at a multiple of its length, so that all its counters have one upper half.
+    let low = std::array::from_fn(|lane| counter + lane as u64);
+    let mut words = [low, [counter >> 32; LANES], place0, place1];
+    let mut key = bits.key;
+    for _ in 0..ROUNDS {
+        let [c0, c1, c2, c3] = words;
+        for lane in 0..LANES {
+            let product0 = (c0[lane] & LOW) * u64::from(MULTIPLIERS[0]);
+            let product1 = (c2[lane] & LOW) * u64::from(MULTIPLIERS[1]);
+            words[0][lane] = (product1 >> 32) ^ c1[lane] ^ u64::from(key[0]);
+            words[1][lane] = product1;
+            words[2][lane] = (product0 >> 32) ^ c3[lane] ^ u64::from(key[1]);
+            words[3][lane] = product0;
+        }
+        key = [key[0].wrapping_add(WEYL[0]), key[1].wrapping_add(WEYL[1])];
+    }
+    for piece in 0..PIECES {
+        for lane in 0..LANES {
+            group[piece * LANES + lane] = (words[piece / 2][lane] >> (piece % 2 * 16)) as u16;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The vectors published with the generator (Random123, kat_vectors).
+    #[test]
+    fn the_published_answers() {
+        let ones = u32::MAX;
+        let table = [
+            ([0; 4], [0; 2], [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]),
+            ([ones; 4], [ones; 2], [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]),
+            (
+                [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344],
+                [0xa409_3822, 0x299f_31d0],
+                [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1],
+            ),
+        ];
+        for (counter, key, words) in table {
+            assert_eq!(philox(counter, key), words);
+        }
+    }
+
+    #[test]
+    fn every_instruction_set_gives_the_same_bits() {
+        for (key, t, stream) in [(0, 1, 0), (u64::MAX, u64::MAX, 7), (0x0123_4567_89ab_cdef, 1 << 40, 2)] {
+            let bits = Bits::new(key, t, stream);
+            for first in [0, 128, 1 << 20, (1 << 39) - 256] {
+                for len in [0, 1, 16, 127, 128, 129, 600] {
+                    let expected: Vec<u16> = (first..first + len).map(|i| bits.plainly(i)).collect();
+                    for isa in Isa::available().filter(|&isa| isa != Isa::Reference) {
+                        let mut filled = vec![0; len as usize];
+                        bits.fill(isa, first, &mut filled);
+                        assert_eq!(filled, expected, "{isa} from {first}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn key_step_stream_and_index_all_count() {
+        let first = |bits: Bits, from: u64| (from..from + 8).map(|i| bits.plainly(i)).collect::<Vec<_>>();
+        let one = first(Bits::new(1, 1, 0), 0);
+        for other in [(2, 1, 0), (1 << 32 | 1, 1, 0), (1, 2, 0), (1, 1 << 32 | 1, 0), (1, 1, 1)] {
+            assert_ne!(first(Bits::new(other.0, other.1, other.2), 0), one, "{other:?}");
+        }
+        for from in [8, 16, 128, 1 << 35, 1 << 36] {
+            assert_ne!(first(Bits::new(1, 1, 0), from), one, "{from}");
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! The vectors an update sweeps together, each in its own type.
+
+use crate::number::Real;
+use crate::philox::{self, Bits};
+use crate::view::{View, map};
+use crate::{remainder, stochastic};
+use meshstep_tensor::simd::{Body, Isa};
+use meshstep_tensor::{bf16, f16, narrow};
+use std::ops::Range;
+
+/// A vector that is read and written as `T`, whatever it is in memory.
+#[derive(Debug)]
+pub(crate) enum Stream<'a, T> {
+    /// As it is.
+    Same(&'a mut [T]),
+    BF16(&'a mut [bf16]),
+    F16(&'a mut [f16]),
+    /// The upper halves of f32 numbers, and the remainders.
+    Halves(&'a mut [bf16], &'a mut [u16]),
+}
+
+/// Vectors of one length that are swept together.
+#[derive(Debug)]
+pub(crate) struct Streams<'a, T, const S: usize> {
+    pub(crate) params: Stream<'a, T>,
+    pub(crate) grads: Stream<'a, T>,
+    pub(crate) state: [Stream<'a, T>; S],
+    /// Where the updated parameters go in low precision.
+    pub(crate) copy: Option<Stream<'a, T>>,
+}
+
+/// How numbers are fitted into bf16 memory: to nearest, or by random bits, and the first element's index among those.
+pub(crate) type Draw = Option<(Bits, u64)>;
+
+impl<T: Real> Stream<'_, T> {
+    /// What there is to read.
+    pub(crate) fn view(&self) -> View<'_, T> {
+        match self {
+            Stream::Same(x) => View::Same(x),
+            Stream::BF16(x) => View::BF16(x),
+            Stream::F16(x) => View::F16(x),
+            Stream::Halves(high, low) => View::Halves(high, low),
+        }
+    }
+
+    /// Elements.
+    pub(crate) fn len(&self) -> usize {
+        self.view().len()
+    }
+
+    /// Elements `range`, for a shorter time.
+    pub(crate) fn part(&mut self, range: Range<usize>) -> Stream<'_, T> {
+        match self {
+            Stream::Same(x) => Stream::Same(&mut x[range]),
+            Stream::BF16(x) => Stream::BF16(&mut x[range]),
+            Stream::F16(x) => Stream::F16(&mut x[range]),
+            Stream::Halves(high, low) => Stream::Halves(&mut high[range.clone()], &mut low[range]),
+        }
+    }
+
+    /// Elements `..at` and `at..`.
+    fn split_at(self, at: usize) -> (Self, Self) {
+        match self {
+            Stream::Same(x) => both(x.split_at_mut(at), Stream::Same),
+            Stream::BF16(x) => both(x.split_at_mut(at), Stream::BF16),
+            Stream::F16(x) => both(x.split_at_mut(at), Stream::F16),
+            Stream::Halves(high, low) => {
+                let ((high, high_right), (low, low_right)) = (high.split_at_mut(at), low.split_at_mut(at));
+                (Stream::Halves(high, low), Stream::Halves(high_right, low_right))
+            }
+        }
+    }
+
+    /// Sets element `i`, obviously.
+    pub(crate) fn set_plainly(&mut self, i: usize, value: T, draw: Draw) {
+        match (self, draw) {
+            (Stream::Same(x), _) => x[i] = value,
+            (Stream::BF16(x), None) => x[i] = bf16::from_f32(value.to_f32()),
+            (Stream::BF16(x), Some((bits, first))) => {
+                x[i] = stochastic::round_plainly(value.to_f32(), bits.plainly(first.wrapping_add(i as u64)));
+            }
+            (Stream::F16(x), _) => x[i] = f16::from_f32(value.to_f32()),
+            (Stream::Halves(high, low), _) => {
+                (high[i], low[i]) = remainder::split_plainly(value.to_f32());
+            }
+        }
+    }
+
+    /// The numbers to change: where they are, or converted into `room`, from where [`store`](Self::store) takes them back.
+    pub(crate) fn load<'r>(&'r mut self, isa: Isa, room: &'r mut [T]) -> &'r mut [T] {
+        if let Stream::Same(x) = self {
+            return x;
+        }
+        let room = &mut room[..self.len()];
+        self.view().convert(isa, room);
+        room
+    }
+
+    /// Takes the numbers back from `room`, where they were converted. `random` is room for bits.
+    pub(crate) fn store(&mut self, isa: Isa, room: &[T], draw: Draw, random: &mut [u16]) {
+        match (self, draw) {
+            (Stream::Same(_), _) => {}
+            (Stream::BF16(x), Some((bits, first))) => {
+                let skip = (first % philox::GROUP as u64) as usize;
+                let random = &mut random[..skip + x.len()];
+                bits.fill(isa, first - skip as u64, random);
+                isa.run(Round { from: room, random: &random[skip..], into: x });
+            }
+            (other, _) => other.write(isa, &room[..other.len()]),
+        }
+    }
+
+    /// Writes `values`, as many as there are elements, each to nearest.
+    pub(crate) fn write(&mut self, isa: Isa, values: &[T]) {
+        match self {
+            Stream::Same(x) => x.copy_from_slice(values),
+            Stream::BF16(x) => map(isa, values, x, |x: T| narrow::to_bf16(x.to_f32())),
+            Stream::F16(x) => map(isa, values, x, |x: T| narrow::to_f16(x.to_f32())),
+            Stream::Halves(high, low) => isa.run(Split { from: values, high, low }),
+        }
+    }
+
+    /// Sets every element to zero.
+    pub(crate) fn zero(&mut self) {
+        match self {
+            Stream::Same(x) => x.fill(T::from_f32(0.0)),
+            Stream::BF16(x) => x.fill(bf16::ZERO),
+            Stream::F16(x) => x.fill(f16::ZERO),
+            Stream::Halves(high, low) => {
+                high.fill(bf16::ZERO);
+                low.fill(0);
+            }
+        }
+    }
+}
+
+fn both<X, Y>((left, right): (X, X), make: impl Fn(X) -> Y) -> (Y, Y) {
+    (make(left), make(right))
+}
+
+impl<T: Real, const S: usize> Streams<'_, T, S> {
+    /// Whether all that an update computes with lies in memory as it is.
+    pub(crate) fn are_same(&self) -> bool {
+        let mut all = [&self.params, &self.grads].into_iter().chain(&self.state);
+        all.all(|stream| stream.view().is_same())
+    }
+
+    /// Elements `range`, for a shorter time.
+    pub(crate) fn part(&mut self, range: Range<usize>) -> Streams<'_, T, S> {
+        Streams {
+            params: self.params.part(range.clone()),
+            grads: self.grads.part(range.clone()),
+            state: self.state.each_mut().map(|s| s.part(range.clone())),
+            copy: self.copy.as_mut().map(|copy| copy.part(range)),
+        }
+    }
+
+    /// Elements `..at` and `at..`.
+    pub(crate) fn split_at(self, at: usize) -> (Self, Self) {
+        let (params, params_right) = self.params.split_at(at);
+        let (grads, grads_right) = self.grads.split_at(at);
+        let mut halves = self.state.map(|s| s.split_at(at));
+        let state = halves.each_mut().map(|(left, _)| std::mem::replace(left, Stream::Same(&mut [])));
+        let state_right = halves.map(|(_, right)| right);
+        let (copy, copy_right) = self.copy.map(|copy| copy.split_at(at)).unzip();
+        let left = Streams { params, grads, state, copy };
+        (left, Streams { params: params_right, grads: grads_right, state: state_right, copy: copy_right })
+    }
+}
+
+struct Split<'a, T> {
+    from: &'a [T],
+    high: &'a mut [bf16],
+    low: &'a mut [u16],
+}
+
+impl<T: Real> Body for Split<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for ((x, high), low) in self.from.iter().zip(self.high).zip(self.low) {
+            (*high, *low) = remainder::split(x.to_f32());
+        }
+    }
+}
+
+struct Round<'a, T> {
+    from: &'a [T],
+    random: &'a [u16],
+    into: &'a mut [bf16],
+}
+
+impl<T: Real> Body for Round<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for ((x, &random), y) in self.from.iter().zip(self.random).zip(self.into) {
+            *y = stochastic::round(x.to_f32(), random);
+        }
+    }
+}

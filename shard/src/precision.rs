@@ -1,0 +1,123 @@
+//! The precision of parameters, masters and moments: a recipe that is checked, never inferred.
+
+use crate::{Error, Groups};
+use meshstep_optim::{NEAREST_RETENTION, Rounding};
+use meshstep_tensor::DType;
+
+/// What is kept of parameters and state, and how. Gradients have a type of their own, [`Options::grads`](crate::Options).
+///
+/// | parameters | master | bytes of parameter and master |
+/// |---|---|---|
+/// | f32, f64 | none | 4, 8 |
+/// | bf16, f16 | [`Master::F32`] | 2 + 4 |
+/// | bf16 | [`Master::Remainder`] | 2 + 2 |
+/// | bf16 | none, with [`Rounding::Stochastic`] | 2 |
+///
+/// A layout may mix types; each takes what is for it, and what is for none of them is refused. So is what would lose steps
+/// or decays: the error says why, and what would work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct Precision {
+    /// What 16-bit parameters are rounded from.
+    pub master: Master,
+    /// What state is kept in.
+    pub moments: Moments,
+    /// How bf16 moments, and bf16 parameters without a master, are written.
+    pub rounding: Rounding,
+    /// Of the random bits of stochastic rounding: one seed, one result, whatever the stage, the buckets or the ranks.
+    pub seed: u64,
+}
+
+/// What small steps add up in, where parameters have 16 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Master {
+    /// The parameters themselves.
+    #[default]
+    None,
+    /// An f32 copy, of which the parameters are the nearest numbers of their type.
+    F32,
+    /// The lower half of an f32 number whose upper half, rounded to nearest, is the bf16 parameter.
+    Remainder,
+}
+
+/// What state is kept in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Moments {
+    /// The type updates are computed in: f64 for f64 parameters, else f32.
+    #[default]
+    Full,
+    /// bf16.
+    BF16,
+}
+
+/// The types of what belongs to parameters of one type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Kept {
+    /// What is computed in.
+    pub(crate) update: DType,
+    pub(crate) master: Option<DType>,
+    pub(crate) state: DType,
+}
+
+impl Precision {
+    /// What is kept of a parameter, or why this recipe is not for its type.
+    pub(crate) fn kept(&self, name: &str, dtype: DType) -> Result<Kept, Error> {
+        let name = || name.to_owned();
+        let master = match (dtype, self.master) {
+            (DType::BF16 | DType::F16, Master::F32) => Some(DType::F32),
+            (DType::BF16, Master::Remainder) => Some(DType::U16),
+            (DType::F16, Master::Remainder) => return Err(Error::RemainderOfF16 { name: name() }),
+            (DType::BF16, Master::None) if self.rounding == Rounding::Stochastic => None,
+            (DType::BF16 | DType::F16, Master::None) => {
+                let works = if dtype == DType::F16 { IN_F16 } else { IN_BF16 };
+                return Err(Error::NeedsMaster { name: name(), dtype, works });
+            }
+            _ => None,
+        };
+        let update = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        let state = match self.moments {
+            Moments::Full => update,
+            Moments::BF16 if dtype == DType::F64 => return Err(Error::NarrowF64 { name: name() }),
+            Moments::BF16 => DType::BF16,
+        };
+        Ok(Kept { update, master, state })
+    }
+
+    /// Refuses what is asked for and used by none of the parameters, whose types are `dtypes`.
+    pub(crate) fn check_used(&self, dtypes: impl Iterator<Item = DType> + Clone) -> Result<(), Error> {
+        let any = |has: fn(DType) -> bool| dtypes.clone().any(has);
+        let unused = |what, works| Err(Error::UnusedPrecision { what, works });
+        let narrow = |d| matches!(d, DType::BF16 | DType::F16);
+        let low = self.master == Master::None && any(|d| d == DType::BF16);
+        match self.master {
+            Master::F32 if !any(narrow) => unused("an f32 master of 16-bit parameters", "Master::None"),
+            Master::Remainder if !any(|d| d == DType::BF16) => {
+                unused("the remainders of bf16 parameters", "Master::None")
+            }
+            _ if self.rounding == Rounding::Stochastic && self.moments == Moments::Full && !low => {
+                unused("stochastic rounding of bf16 moments or parameters", "Rounding::Nearest")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses rules whose state these moments cannot hold.
+    pub(crate) fn check_rules(&self, groups: &Groups) -> Result<(), Error> {
+        if self.moments == Moments::Full {
+            return Ok(());
+        }
+        if groups.state().is_empty() {
+            let (what, works) = ("bf16 moments of a rule with state", "Moments::Full");
+            return Err(Error::UnusedPrecision { what, works });
+        }
+        let lossy = |retention: f64| self.rounding == Rounding::Nearest && retention > NEAREST_RETENTION;
+        let rules = groups.groups.iter().map(|g| &g.rule);
+        let lost = rules.map(|r| (r.name(), r.retention())).find(|&(_, retention)| lossy(retention));
+        lost.map_or(Ok(()), |(rule, retention)| {
+            let works = NEAREST_RETENTION;
+            Err(meshstep_optim::Error::NearestState { rule, retention, works }.into())
+        })
+    }
+}
+
+const IN_BF16: &str = "`Master::F32`, `Master::Remainder` or `Rounding::Stochastic`";
+const IN_F16: &str = "`Master::F32`";
