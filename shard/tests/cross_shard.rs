@@ -443,17 +443,30 @@ fn drift_is_found_at_the_end_of_a_long_parameter() {
         let options = Options { missing: Missing::Zero, ..replicated() };
         let mut opt =
             CrossShard::new(comm, Some(&alone), layout.clone(), Sgd::default(), zeros, options).unwrap();
-        let mb = opt.micro_batch(1).unwrap();
-        let mut grad = vec![1f32; len];
-        (grad[7], grad[len - 3]) = (2.0 + rank as f32, 3.0 - 2.0 * rank as f32);
-        mb.grad("long", &grad[..]).unwrap();
-        mb.finish().unwrap();
-        let _ = opt.step(at_one()).unwrap();
-        let drift = opt.synchronize_state().unwrap();
-        assert_eq!((drift.slots[0].max_abs, drift.slots[0].differing), (2.0, 2));
-        assert_eq!(drift.slots[0].at, Some(("long".to_owned(), len - 3)));
-        let long = values(&opt, "long");
-        assert_eq!((long[7], long[8], long[len - 3], long[len - 1]), (-2.5, -1.0, -2.0, -1.0));
+        let mut take = |at: At, early: f32, late: f32| {
+            let mb = opt.micro_batch(1).unwrap();
+            let mut grad = vec![1f32; len];
+            (grad[7], grad[len - 3]) = (early, late);
+            mb.grad("long", &grad[..]).unwrap();
+            mb.finish().unwrap();
+            let _ = opt.step(at).unwrap();
+            let drift = opt.synchronize_state();
+            let long = values(&opt, "long");
+            (drift, [long[7], long[8], long[len - 3], long[len - 1]])
+        };
+        let r = rank as f32;
+        for (early, late, furthest, expected) in [
+            (2.0 + r, 3.0 - 2.0 * r, len - 3, [-2.5, -1.0, -2.0, -1.0]),
+            (4.0 * r, r, 7, [-4.5, -2.0, -2.5, -2.0]),
+        ] {
+            let (drift, long) = take(at_one(), early, late);
+            let params = &drift.unwrap().slots[0];
+            assert_eq!((params.differing, params.at.clone()), (2, Some(("long".to_owned(), furthest))));
+            assert_eq!((params.max_abs, long), (if furthest == 7 { 4.0 } else { 2.0 }, expected));
+        }
+        let (drift, _) = take(At { lr: 1e38, ..at_one() }, 1.0, 1.0 + 1e38 * r);
+        let error = drift.unwrap_err();
+        assert!(matches!(&error, Error::DriftNotFinite { index, .. } if *index == len - 3), "{error}");
     })
     .unwrap();
 }
