@@ -21,6 +21,11 @@ impl Check {
         if good { Ok(()) } else { Err(Error::Hyperparameter { rule: self.rule, name, value, works }) }
     }
 
+    /// The decay of an average, in `[0, 1)`.
+    pub(crate) fn beta(&self, name: &'static str, value: f64) -> Result<(), Error> {
+        self.range(name, value, (0.0..1.0).contains(&value), "a number >= 0 and < 1")
+    }
+
     /// Finite in f32, and not negative.
     pub(crate) fn at_least_zero(&self, name: &'static str, value: f64) -> Result<(), Error> {
         let good = value >= 0.0 && (value as f32).is_finite();

@@ -99,6 +99,20 @@ pub enum Error {
         /// Its place in the table.
         index: usize,
     },
+    /// A segment that is not a whole matrix, for a rule that needs one.
+    #[error(
+        "{rule} sees whole matrices; segment {index} has {len} elements and the shape {shape:?}, rows and columns"
+    )]
+    NotAMatrix {
+        /// The rule.
+        rule: &'static str,
+        /// The segment's place in the table.
+        index: usize,
+        /// Its elements.
+        len: usize,
+        /// The rows and columns it names.
+        shape: Option<(usize, usize)>,
+    },
     /// Instructions this machine does not have.
     #[error("this machine has no {isa}; Isa::available() lists what it has")]
     Isa {

@@ -37,12 +37,12 @@
 //! // Weights decay, biases do not: two rules, each with its own segments of the same memory.
 //! let decay = AdamW { weight_decay: 0.1, ..AdamW::default() };
 //! let none = AdamW { weight_decay: 0.0, ..decay.clone() };
-//! let scalars = Scalars { lr: 1e-3, grad_scale: clip_coef(norm.finish(), 1.0)?, zero_grads: true };
+//! let scalars = Scalars { lr: 1e-3, grad_scale: clip_coef(norm.finish(), 1.0)?, zero_grads: true, ..Scalars::default() };
 //! for (rule, range) in [(decay, 0..64), (none, 64..100)] {
 //!     let mut state = [m.as_mut(), v.as_mut()];
 //!     let (params, grads) = (params.as_mut(), grads.as_mut());
 //!     let flat = Flat { params, grads, state: &mut state, copy: Some(low.as_mut()) };
-//!     rule.update(flat, &[Segment { range, t: 1 }], &scalars, &Queue::cpu())?;
+//!     rule.update(flat, &[Segment::new(range, 1)], &scalars, &Queue::cpu())?;
 //! }
 //! assert!((params.typed::<f32>()?[99] + 1e-3).abs() < 1e-6);
 //! assert_eq!(low.typed::<bf16>()?[99], bf16::from_f32(-1e-3));
@@ -66,30 +66,57 @@
 //! - Floating-point state (rounding mode, flush-to-zero) must be the default one.
 
 mod accumulate;
+mod adagrad;
 mod adam;
+mod adopt;
 mod check;
 mod clip;
+mod decay;
 mod error;
 mod fetch;
+mod frame;
+mod lamb;
+mod lars;
+mod lbfgs;
+mod lion;
 mod loss_scale;
+mod moments;
+mod muon;
 mod norm;
 mod number;
 mod pass;
+mod qhadamw;
+mod reduce;
+mod rmsprop;
 mod rule;
 pub mod schedule;
 mod sgd;
 mod sweep;
+mod tensor_sums;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
 
 pub use accumulate::{accumulate, accumulate_on};
+pub use adagrad::Adagrad;
 pub use adam::{Adam, AdamW};
+pub use adopt::{Adopt, QhAdopt};
 pub use clip::clip_coef;
+pub use decay::Decay;
 pub use error::Error;
+pub use lamb::Lamb;
+pub use lars::Lars;
+pub use lbfgs::{Iterate, Lbfgs, LbfgsError, LbfgsReport, LbfgsState, LineSearch, Loss, Stop};
+pub use lion::Lion;
 pub use loss_scale::{DynamicLossScale, LossScale, LossScaleState};
 pub use meshstep_tensor::simd::Isa;
+pub use moments::Moments;
+pub use muon::{Adjust, Muon};
 pub use norm::{ExactSum, Norm, NormAccumulator};
-pub use rule::{Flat, Rule, Scalars, Segment};
-pub use sgd::Sgd;
+pub use qhadamw::QhAdamW;
+pub use reduce::{Alone, Reduce, ReduceError, ordered, unordered};
+pub use rmsprop::RmsProp;
+pub use rule::{Flat, NEAREST_RETENTION, Rounding, Rule, Scalars, Sees, Segment};
+pub use sgd::{Momentum, Sgd};
+pub use tensor_sums::TensorSums;

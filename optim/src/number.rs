@@ -7,7 +7,13 @@ use std::ops::{Add, Div, Mul, Sub};
 
 /// What a rule computes with: f32, or f64 throughout.
 pub(crate) trait Real:
-    Element + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self> + Divide
+    Element
+    + PartialOrd
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+    + Divide
 {
     /// The type's name in errors about values that do not fit it.
     const FITS: &'static str;
@@ -151,6 +157,19 @@ macro_rules! sixteen_bits {
 }
 sixteen_bits!(bf16, from_bf16, to_bf16);
 sixteen_bits!(f16, from_f16, to_f16);
+
+/// `base^n` by repeated squaring with plain multiplications, so that it rounds the same everywhere.
+pub(crate) fn power(base: f64, n: u64) -> f64 {
+    let (mut result, mut square, mut left) = (1.0, base, n);
+    while left > 0 {
+        if left & 1 == 1 {
+            result *= square;
+        }
+        square *= square;
+        left >>= 1;
+    }
+    result
+}
 
 #[cfg(test)]
 mod tests {

@@ -8,29 +8,26 @@ use meshstep_tensor::{DType, SliceMut, bf16, f16};
 
 /// A rule with `S` state vectors, as a pass sees it.
 pub(crate) trait Kind<const S: usize>: Sync {
-    /// What one element goes through, with the constants of one step count.
+    /// What one element goes through, with the constants of one segment.
     type Step<T: Real>: Step<T, S>;
 
     /// Host scalars in f64, cast once.
-    fn constants<T: Real>(&self, scalars: &Scalars, t: u64) -> Self::Step<T>;
+    fn constants<T: Real>(&self, scalars: &Scalars, segment: &Segment) -> Self::Step<T>;
 }
+
+/// A rule's name and the names of its state.
+pub(crate) type About = (&'static str, &'static [&'static str]);
 
 /// Checks `flat`, `segments` and `scalars`, then sweeps once over the segments.
 pub(crate) fn pass<const S: usize>(
     kind: &impl Kind<S>,
-    (rule, names): (&'static str, &'static [&'static str]),
+    about: About,
     isa: Isa,
     flat: Flat<'_, '_>,
     segments: &[Segment],
     scalars: &Scalars,
 ) -> Result<(), Error> {
-    check_isa(isa)?;
-    let len = flat.params.len();
-    if flat.state.len() != S {
-        return Err(Error::StateCount { rule, given: flat.state.len(), expected: names });
-    }
-    check_lens(&flat, len)?;
-    check_segments(segments, len)?;
+    check(about, isa, &flat, segments)?;
     let run = Run { kind, isa, segments, scalars };
     match (flat.params.dtype(), flat.grads.dtype()) {
         (DType::F32, DType::F32) => run.typed::<f32, f32, S>(flat),
@@ -41,6 +38,22 @@ pub(crate) fn pass<const S: usize>(
         (DType::F64, given) => Err(refused("grads of f64 parameters", given, "f64")),
         (given, _) => Err(refused("params", given, "f32 or f64; 16-bit parameters go into `copy`")),
     }
+}
+
+/// Checks everything that does not depend on types.
+pub(crate) fn check(
+    (rule, names): About,
+    isa: Isa,
+    flat: &Flat<'_, '_>,
+    segments: &[Segment],
+) -> Result<(), Error> {
+    check_isa(isa)?;
+    let len = flat.params.len();
+    if flat.state.len() != names.len() {
+        return Err(Error::StateCount { rule, given: flat.state.len(), expected: names });
+    }
+    check_lens(flat, len)?;
+    check_segments(segments, len)
 }
 
 fn refused(what: &'static str, given: DType, works: &'static str) -> Error {
@@ -57,7 +70,7 @@ fn check_lens(flat: &Flat<'_, '_>, expected: usize) -> Result<(), Error> {
 
 fn check_segments(segments: &[Segment], len: usize) -> Result<(), Error> {
     let mut last = 0;
-    for (index, Segment { range, t }) in segments.iter().enumerate() {
+    for (index, Segment { range, t, .. }) in segments.iter().enumerate() {
         let (start, end) = (range.start, range.end);
         if start > end || end > len {
             return Err(Error::SegmentBounds { index, start, end, len });
@@ -101,7 +114,7 @@ impl<K> Run<'_, K> {
     {
         check_scalars::<T>(self.scalars)?;
         let streams = streams::<T, G, S>(flat)?;
-        let constants = |t| self.kind.constants::<T>(self.scalars, t);
+        let constants = |segment: &Segment| self.kind.constants::<T>(self.scalars, segment);
         let sweep = Sweep { constants, isa: self.isa, zero_grads: self.scalars.zero_grads };
         sweep.run(streams, self.segments);
         Ok(())

@@ -1,9 +1,21 @@
 //! What an update rule is: hyperparameters, the names of its state, and one pass over flat memory.
 
-use crate::{Error, Isa};
+use crate::{Error, Isa, TensorSums};
 use meshstep_tensor::{Queue, SliceMut};
 use std::fmt::Debug;
 use std::ops::Range;
+
+/// What of a tensor an update must see at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Sees {
+    /// One element: any range of a tensor will do.
+    Elements,
+    /// One element, and two sums over the whole tensor ([`Rule::measure_on`], [`Rule::ratio`]): any range will do, with
+    /// the sums of all ranges added.
+    TensorSums,
+    /// A whole matrix, in one segment.
+    Matrix,
+}
 
 /// An update rule: a value that holds hyperparameters and no state.
 ///
@@ -20,6 +32,37 @@ pub trait Rule: Send + Sync + Debug {
 
     /// Hyperparameters by name, for ranks to compare and reports to print; a switch is 0 or 1.
     fn hyperparameters(&self) -> Vec<(&'static str, f64)>;
+
+    /// What of a tensor an update must see at once.
+    fn sees(&self) -> Sees {
+        Sees::Elements
+    }
+
+    /// The largest factor by which a step without gradient multiplies an element of a state vector that is to decay or to
+    /// accumulate: the largest beta; 1 for a sum that only grows; 0 without such state. 16-bit state rounded to nearest
+    /// needs it to be at most [`NEAREST_RETENTION`].
+    fn retention(&self) -> f64;
+
+    /// For a rule that [sees](Rule::sees) sums of tensors: adds the part of each segment to its pair of `sums`, as the update
+    /// with the same arguments will need it; writes nothing else. The [`ratio`](Rule::ratio) of a whole tensor's sums then
+    /// goes into its segments. Other rules have nothing to measure.
+    fn measure_on(
+        &self,
+        isa: Isa,
+        flat: &Flat<'_, '_>,
+        segments: &[Segment],
+        scalars: &Scalars,
+        sums: &mut [TensorSums],
+    ) -> Result<(), Error> {
+        let _ = (isa, flat, segments, scalars, sums);
+        Ok(())
+    }
+
+    /// A tensor's own factor on the learning rate, from its sums.
+    fn ratio(&self, sums: &TensorSums) -> f64 {
+        let _ = sums;
+        1.0
+    }
 
     /// Brings the elements of `segments` one step forward; the rest of `flat` is not touched.
     ///
@@ -46,6 +89,10 @@ pub trait Rule: Send + Sync + Debug {
     ) -> Result<(), Error>;
 }
 
+/// A bf16 number has 8 bits of significand: a decay by less than half of its last bit, 2^-8 of the number at worst, is
+/// lost in rounding to nearest.
+pub const NEAREST_RETENTION: f64 = 1.0 - 1.0 / 256.0;
+
 /// Flat memory to update, all of one length.
 ///
 /// | params | grads | state | copy |
@@ -64,14 +111,41 @@ pub struct Flat<'a, 's> {
     pub copy: Option<SliceMut<'a>>,
 }
 
-/// One range of the flat memory whose elements share a step count. A table of them ascends without overlap; the caller
-/// keeps the table and reuses it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// One range of the flat memory whose elements belong to one tensor and share a step count. A table of them ascends without
+/// overlap; the caller keeps the table and reuses it.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Segment {
     /// Elements, in the flat memory.
     pub range: Range<usize>,
     /// The number of this step for these elements, from 1.
     pub t: u64,
+    /// The tensor's key for random numbers: of the seed and the tensor's name.
+    pub key: u64,
+    /// The row-major index in the whole tensor of the range's first element, so that random numbers do not depend on how
+    /// the tensor is cut.
+    pub first: u64,
+    /// The tensor's own factor on the learning rate: what [`Rule::ratio`] made of its norms; else 1.
+    pub ratio: f64,
+    /// Rows and columns, where the range is a whole matrix.
+    pub matrix: Option<(usize, usize)>,
+}
+
+impl Segment {
+    /// Elements `range` of step `t`, from the beginning of a tensor whose key is 0.
+    pub fn new(range: Range<usize>, t: u64) -> Self {
+        Segment { range, t, key: 0, first: 0, ratio: 1.0, matrix: None }
+    }
+}
+
+/// How a result is fitted into memory narrower than it was computed in: 16-bit state, 16-bit parameters without a master.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Rounding {
+    /// To the nearest, ties to even: small changes vanish.
+    #[default]
+    Nearest,
+    /// Up or down with probabilities that make the expected value exact. The random bits depend on the tensor's key, `t`
+    /// and the element's index in the whole tensor alone.
+    Stochastic,
 }
 
 /// What changes from step to step.
@@ -83,4 +157,13 @@ pub struct Scalars {
     pub grad_scale: f64,
     /// Whether the gradients of the segments are zero afterwards.
     pub zero_grads: bool,
+    /// How narrower memory is written.
+    pub rounding: Rounding,
+}
+
+impl Default for Scalars {
+    /// lr 0.001, gradients as they are and left as they are, to nearest.
+    fn default() -> Self {
+        Scalars { lr: 1e-3, grad_scale: 1.0, zero_grads: false, rounding: Rounding::Nearest }
+    }
 }

@@ -7,13 +7,13 @@ use meshstep_tensor::simd::{Body, Isa};
 use meshstep_tensor::{bf16, f16};
 use std::ops::Range;
 
-/// What one element of a rule with `S` state vectors goes through; the constants of one step count.
+/// What one element of a rule with `S` state vectors goes through; the constants of one segment.
 pub(crate) trait Step<T: Real, const S: usize>: Copy + Send + Sync {
     /// The element's new parameter and state. `#[inline(always)]`, without calls.
     fn step(&self, p: T, g: T, s: [T; S]) -> (T, [T; S]);
 
-    /// The same over slices of one length, slow and obvious: the definition `step` must equal.
-    fn reference<G: Stored<T>>(&self, p: &mut [T], g: &[G], s: [&mut [T]; S]);
+    /// The same, slow and obvious: the definition `step` must equal.
+    fn reference(&self, p: T, g: T, s: [T; S]) -> (T, [T; S]);
 }
 
 /// Slices of one length that are swept together.
@@ -46,7 +46,7 @@ const AHEAD: usize = 512;
 
 /// One pass: how its elements are updated.
 pub(crate) struct Sweep<F> {
-    /// A step count's constants.
+    /// A segment's constants.
     pub(crate) constants: F,
     pub(crate) isa: Isa,
     pub(crate) zero_grads: bool,
@@ -59,7 +59,7 @@ impl<F> Sweep<F> {
         T: Real,
         G: Stored<T>,
         C: Step<T, S>,
-        F: Fn(u64) -> C + Sync,
+        F: Fn(&Segment) -> C + Sync,
     {
         let (Some(first), Some(last)) = (segments.first(), segments.last()) else { return };
         let (from, span) = (first.range.start, first.range.start..last.range.end);
@@ -76,7 +76,7 @@ impl<F> Sweep<F> {
         T: Real,
         G: Stored<T>,
         C: Step<T, S>,
-        F: Fn(u64) -> C + Sync,
+        F: Fn(&Segment) -> C + Sync,
     {
         let len = streams.params.len();
         if len <= SPLIT_FROM || segments.is_empty() {
@@ -101,21 +101,21 @@ impl<F> Sweep<F> {
         T: Real,
         G: Stored<T>,
         C: Step<T, S>,
-        F: Fn(u64) -> C,
+        F: Fn(&Segment) -> C,
     {
         let to = from + streams.params.len();
-        for Segment { range, t } in segments {
-            let both = range.start.max(from)..range.end.min(to);
+        for segment in segments {
+            let both = segment.range.start.max(from)..segment.range.end.min(to);
             if !both.is_empty() {
                 let streams = streams.part(both.start - from..both.end - from);
-                let pass = Pass { step: (self.constants)(*t), streams, zero_grads: self.zero_grads };
+                let pass = Pass { step: (self.constants)(segment), streams, zero_grads: self.zero_grads };
                 if self.isa == Isa::Reference { pass.run_plainly() } else { self.isa.run(pass) }
             }
         }
     }
 }
 
-/// One step count's elements.
+/// One segment's elements.
 struct Pass<'a, T, G, C, const S: usize> {
     step: C,
     streams: Streams<'a, T, G, S>,
@@ -125,8 +125,13 @@ struct Pass<'a, T, G, C, const S: usize> {
 impl<T: Real, G: Stored<T>, C: Step<T, S>, const S: usize> Pass<'_, T, G, C, S> {
     /// The definition.
     fn run_plainly(self) {
-        let Streams { params, grads, state, copy } = self.streams;
-        self.step.reference(params, grads, state);
+        let Streams { params, grads, mut state, copy } = self.streams;
+        for i in 0..params.len() {
+            let before = state.each_ref().map(|s| s[i]);
+            let (p, after) = self.step.reference(params[i], grads[i].widen_plainly(), before);
+            params[i] = p;
+            state.iter_mut().zip(after).for_each(|(s, after)| s[i] = after);
+        }
         match copy {
             CopyOut::None => (),
             CopyOut::BF16(copy) => copy.iter_mut().zip(&*params).for_each(|(c, p)| *c = plainly(*p)),

@@ -46,7 +46,7 @@ fn allocations(work: impl FnOnce()) -> usize {
 fn updates_allocate_nothing() {
     assert_eq!(allocations(|| drop(std::hint::black_box(Box::new(1)))), 1, "the counter counts");
     let len = 60_000;
-    let scalars = Scalars { lr: 0.1, grad_scale: 1.0, zero_grads: true };
+    let scalars = Scalars { lr: 0.1, grad_scale: 1.0, zero_grads: true, ..Scalars::default() };
     let segments = [segment(0..100, 1), segment(100..len, 2)];
     for rule in rules() {
         for dtypes in DTYPES {
@@ -56,7 +56,7 @@ fn updates_allocate_nothing() {
             for isa in Isa::available() {
                 let (params, grads) = (params.slice_mut(), grads.slice_mut());
                 let mut copy = copy.as_mut().map(|copy| copy.slice_mut());
-                let mut state: [SliceMut<'_>; 2] = {
+                let mut state: [SliceMut<'_>; 5] = {
                     let mut slots = state.iter_mut().map(|s| s.reborrow());
                     std::array::from_fn(|_| slots.next().unwrap_or(SliceMut::empty(dtypes.0)))
                 };

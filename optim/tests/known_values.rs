@@ -1,4 +1,4 @@
-//! What the rules compute, against PyTorch's formulas written out in f64 and against numbers worked out by hand.
+//! What the rules compute, against numbers worked out by hand; defaults.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
@@ -7,108 +7,14 @@
 
 mod common;
 
-use common::{DTYPES, Memory, Random, Values, segment};
-use meshstep_optim::{Adam, AdamW, Isa, Rule, Scalars, Sgd};
+use common::{Memory, Random, Values, rules, segment};
+use meshstep_optim::{
+    Adagrad, Adam, AdamW, Adopt, Isa, Lion, Moments, QhAdamW, QhAdopt, RmsProp, Rounding, Rule, Scalars, Sgd,
+};
 use meshstep_tensor::DType;
 
-const LR: f64 = 0.05;
-const SCALARS: Scalars = Scalars { lr: LR, grad_scale: 1.0, zero_grads: false };
-
-/// `torch.optim.Adam` or `AdamW` for one element, its single-tensor code line by line, in f64.
-struct TorchAdam {
-    rule: AdamW,
-    coupled: bool,
-    exp_avg: f64,
-    exp_avg_sq: f64,
-}
-
-impl TorchAdam {
-    fn step(&mut self, mut param: f64, grad: f64, step: i32) -> f64 {
-        let AdamW { beta1, beta2, eps, weight_decay, maximize } = self.rule;
-        let mut grad = if maximize { -grad } else { grad };
-        if self.coupled {
-            grad += weight_decay * param;
-        } else {
-            param *= 1.0 - LR * weight_decay;
-        }
-        self.exp_avg += (grad - self.exp_avg) * (1.0 - beta1);
-        self.exp_avg_sq = self.exp_avg_sq * beta2 + (1.0 - beta2) * grad * grad;
-        let bias_correction1 = 1.0 - beta1.powi(step);
-        let bias_correction2_sqrt = (1.0 - beta2.powi(step)).sqrt();
-        let denom = self.exp_avg_sq.sqrt() / bias_correction2_sqrt + eps;
-        param - LR / bias_correction1 * (self.exp_avg / denom)
-    }
-}
-
-/// `torch.optim.SGD` for one element, in f64.
-struct TorchSgd {
-    rule: Sgd,
-    momentum_buffer: Option<f64>,
-}
-
-impl TorchSgd {
-    fn step(&mut self, param: f64, grad: f64) -> f64 {
-        let Sgd { momentum, dampening, nesterov, weight_decay, maximize } = self.rule;
-        let mut grad = if maximize { -grad } else { grad };
-        grad += weight_decay * param;
-        if momentum != 0.0 {
-            let buf = self.momentum_buffer.map_or(grad, |buf| buf * momentum + (1.0 - dampening) * grad);
-            self.momentum_buffer = Some(buf);
-            grad = if nesterov { grad + momentum * buf } else { buf };
-        }
-        param - LR * grad
-    }
-}
-
-/// 30 steps of `rule` on one element in f64 and in f32 stay close to `torch`'s.
-fn follow(rule: &dyn Rule, mut torch: impl FnMut(f64, f64, i32) -> f64) {
-    let mut random = Random::new(7);
-    let mut expected = 0.7;
-    let mut memories = [DTYPES[7], DTYPES[0]].map(|dtypes| {
-        let values = |x| Values::new(dtypes.0, 1, || x);
-        // What a momentum buffer holds before its first step must not matter.
-        let state = rule.state().iter().map(|&name| values(if name == "momentum" { f64::NAN } else { 0.0 }));
-        Memory { params: values(0.7), grads: values(0.0), state: state.collect(), copy: None }
-    });
-    for t in 1..=30 {
-        let grad = f64::from(random.unit() as f32);
-        expected = torch(expected, grad, t);
-        for (memory, tolerance) in memories.iter_mut().zip([1e-13, 1e-5]) {
-            memory.grads = Values::new(memory.grads.slice().dtype(), 1, || grad);
-            memory.update(rule, Isa::detect(), 0, &[segment(0..1, t as u64)], &SCALARS).unwrap();
-            let got = memory.params.f64()[0];
-            assert!((got - expected).abs() < tolerance, "{rule:?} at t = {t}: {got}, expected {expected}");
-        }
-    }
-}
-
-#[test]
-fn adam_and_adamw_are_pytorchs() {
-    for (weight_decay, maximize, beta1) in [(0.0, false, 0.9), (0.1, false, 0.8), (0.1, true, 0.0)] {
-        let rule = AdamW { beta1, beta2: 0.99, eps: 1e-6, weight_decay, maximize };
-        let coupled = Adam { beta1, beta2: 0.99, eps: 1e-6, weight_decay, maximize };
-        let torch = |coupled| TorchAdam { rule: rule.clone(), coupled, exp_avg: 0.0, exp_avg_sq: 0.0 };
-        let (mut w, mut l2) = (torch(false), torch(true));
-        follow(&rule, |param, grad, t| w.step(param, grad, t));
-        follow(&coupled, |param, grad, t| l2.step(param, grad, t));
-    }
-}
-
-#[test]
-fn sgd_is_pytorchs() {
-    let table = [
-        Sgd::default(),
-        Sgd { weight_decay: 0.1, maximize: true, ..Sgd::default() },
-        Sgd { momentum: 0.9, ..Sgd::default() },
-        Sgd { momentum: 0.9, dampening: 0.4, weight_decay: 0.1, ..Sgd::default() },
-        Sgd { momentum: 0.9, nesterov: true, weight_decay: 0.1, ..Sgd::default() },
-        Sgd { momentum: 0.5, nesterov: true, maximize: true, ..Sgd::default() },
-    ];
-    for rule in table {
-        let mut torch = TorchSgd { rule: rule.clone(), momentum_buffer: None };
-        follow(&rule, |param, grad, _| torch.step(param, grad));
-    }
-}
+const SCALARS: Scalars =
+    Scalars { lr: 0.05, grad_scale: 1.0, zero_grads: false, rounding: Rounding::Nearest };
 
 /// Two steps by hand: parameter 1, gradients 0.5 and 0.25, learning rate 0.1, all exact to f64's last places.
 fn two_steps(rule: &dyn Rule) -> [f64; 2] {
@@ -157,17 +63,111 @@ fn adam_by_hand() {
     assert!((two_steps(&coupled)[0] - 0.9).abs() < 1e-12);
 }
 
+/// A rule's name, its state and all its hyperparameters, written out.
+fn is(rule: &dyn Rule, name: &str, state: &[&str], hyperparameters: &[(&str, f64)]) {
+    assert_eq!((rule.name(), rule.state()), (name, state));
+    assert_eq!(rule.hyperparameters(), hyperparameters, "{name}");
+    assert_eq!(rule.check(), Ok(()));
+}
+
 #[test]
-fn defaults_are_pytorchs() {
-    let (w, l2) = (AdamW::default(), Adam::default());
-    assert_eq!((w.beta1, w.beta2, w.eps, w.weight_decay, w.maximize), (0.9, 0.999, 1e-8, 0.01, false));
-    assert_eq!((l2.beta1, l2.beta2, l2.eps, l2.weight_decay, l2.maximize), (0.9, 0.999, 1e-8, 0.0, false));
-    let zeros = Sgd { momentum: 0.0, dampening: 0.0, nesterov: false, weight_decay: 0.0, maximize: false };
-    assert_eq!(Sgd::default(), zeros);
-    assert_eq!((w.name(), l2.name(), zeros.name()), ("adamw", "adam", "sgd"));
-    assert_eq!((w.state(), zeros.state()), (&["m", "v"][..], &[][..]));
-    assert_eq!(Sgd { momentum: 0.1, ..zeros }.state(), ["momentum"]);
-    assert_eq!(w.hyperparameters()[3], ("weight_decay", 0.01));
+fn defaults_are_the_fields() {
+    let ends = |own: &[(&'static str, f64)], weight_decay, decay| {
+        let ends = [("weight_decay", weight_decay), ("decay", decay), ("lr_max", 0.0), ("maximize", 0.0)];
+        [own, &ends].concat()
+    };
+    let adam = [("beta1", 0.9), ("beta2", 0.999), ("eps", 1e-8), ("amsgrad", 0.0)];
+    is(&AdamW::default(), "adamw", &["m", "v"], &ends(&adam, 0.01, 1.0));
+    is(&Adam::default(), "adam", &["m", "v"], &ends(&adam, 0.0, 0.0));
+    let sgd = [("momentum", 0.0), ("form", 0.0), ("debias", 0.0), ("dampening", 0.0), ("nesterov", 0.0)];
+    is(&Sgd::default(), "sgd", &[], &ends(&sgd, 0.0, 0.0));
+    let rmsprop = [("alpha", 0.99), ("eps", 1e-8), ("momentum", 0.0), ("centered", 0.0)];
+    is(&RmsProp::default(), "rmsprop", &["square_avg"], &ends(&rmsprop, 0.0, 0.0));
+    let adagrad = [("lr_decay", 0.0), ("initial_accumulator_value", 0.0), ("eps", 1e-10)];
+    is(&Adagrad::default(), "adagrad", &["sum"], &ends(&adagrad, 0.0, 0.0));
+    is(&Lion::default(), "lion", &["m"], &ends(&[("beta1", 0.9), ("beta2", 0.99)], 0.0, 1.0));
+    let adopt = [("beta1", 0.9), ("beta2", 0.9999), ("eps", 1e-6)];
+    is(&Adopt::default(), "adopt", &["m", "v"], &ends(&adopt, 0.0, 1.0));
+    let qhadopt = [("beta1", 0.999), ("weight", 0.9), ("beta2", 0.9999), ("eps", 1e-6)];
+    is(&QhAdopt::default(), "qhadopt", &["m", "v"], &ends(&qhadopt, 0.0, 1.0));
+    let qhadamw = [("beta1", 0.995), ("weight", 0.7), ("beta2", 0.999), ("eps", 1e-8)];
+    is(&QhAdamW::default(), "qhadamw", &["m", "v"], &ends(&qhadamw, 0.01, 1.0));
+}
+
+#[test]
+fn options_have_state_and_show() {
+    let moments = Moments::new(&[(0.9, 0.1), (0.99, 0.2), (0.999, 0.3), (0.5, 0.4)]).unwrap();
+    let states = |rule: &dyn Rule| rule.state();
+    assert_eq!(states(&AdamW { amsgrad: true, ..AdamW::default() }), ["m", "v", "vmax"]);
+    assert_eq!(states(&Sgd { momentum: 0.1, ..Sgd::default() }), ["momentum"]);
+    assert_eq!(states(&RmsProp { momentum: 0.1, ..RmsProp::default() }), ["square_avg", "momentum"]);
+    assert_eq!(states(&RmsProp { centered: true, ..RmsProp::default() }), ["square_avg", "grad_avg"]);
+    let three = Moments::new(&moments.pairs()[..3]).unwrap();
+    assert_eq!(states(&QhAdopt { moments: three, ..QhAdopt::default() }), ["m0", "m1", "m2", "v"]);
+    assert_eq!(states(&QhAdamW { moments, ..QhAdamW::default() }), ["m0", "m1", "m2", "m3", "v"]);
+    // Ranks that compare hyperparameters notice any other value: no two rows of the table look the same.
+    let rows: Vec<_> = rules().iter().map(|rule| (rule.name(), rule.hyperparameters())).collect();
+    assert!((0..rows.len()).all(|i| !rows[..i].contains(&rows[i])));
+}
+
+#[test]
+fn retention_is_the_slowest_decay() {
+    let moments = Moments::new(&[(0.9, 0.1), (0.9999, 0.2)]).unwrap();
+    let rows: [(&dyn Rule, f64); 10] = [
+        (&AdamW::default(), 0.999),
+        (&Adam { beta1: 0.5, beta2: 0.4, ..Adam::default() }, 0.5),
+        (&Sgd { momentum: 0.8, ..Sgd::default() }, 0.8),
+        (&RmsProp::default(), 0.99),
+        (&RmsProp { alpha: 0.1, momentum: 0.9, ..RmsProp::default() }, 0.9),
+        (&Adagrad::default(), 1.0),
+        (&Lion::default(), 0.99),
+        (&Adopt::default(), 0.9999),
+        (&QhAdopt::default(), 0.9999),
+        (&QhAdamW { moments, ..QhAdamW::default() }, 0.9999),
+    ];
+    for (rule, retention) in rows {
+        assert_eq!(rule.retention(), retention, "{rule:?}");
+    }
+}
+
+#[test]
+fn adopt_by_hand() {
+    let rule = Adopt { beta1: 0.5, beta2: 0.5, ..Adopt::default() };
+    // First v = 0.25 and nothing else; then h = 0.25 / 0.5, half of it in m.
+    close(two_steps(&rule), [1.0, 1.0 - 0.1 * 0.25]);
+    // A fifth of the step is 0.25, the rest h itself.
+    let mixed = QhAdopt { moments: Moments::one(0.5, 0.2), beta2: 0.5, ..QhAdopt::default() };
+    close(two_steps(&mixed), [1.0, 1.0 - 0.1 * (0.8 * 0.5 + 0.2 * 0.25)]);
+    // The first call does not decay either, the second does.
+    close(two_steps(&Adopt { weight_decay: 0.5, ..rule }), [1.0, 0.95 - 0.1 * 0.25]);
+}
+
+#[test]
+fn lion_by_hand() {
+    let rule = Lion { beta1: 0.5, ..Lion::default() };
+    close(two_steps(&rule), [0.9, 0.8]);
+    close(two_steps(&Lion { weight_decay: 0.5, ..rule }), [0.85, 0.85 * 0.95 - 0.1]);
+    // Without gradient there is no sign to follow.
+    let values = |x: f64| Values::F32(vec![x as f32; 3]);
+    let mut memory = Memory { params: values(1.0), grads: values(0.0), state: vec![values(0.0)], copy: None };
+    memory.update(&Lion::default(), Isa::detect(), 0, &[segment(0..3, 1)], &SCALARS).unwrap();
+    assert_eq!((memory.params.f64(), memory.state[0].f64()), (vec![1.0; 3], vec![0.0; 3]));
+}
+
+#[test]
+fn a_centered_variance_below_zero_is_zero() {
+    // Steady gradients: the variance tends to 0, and its rounding error has either sign.
+    let rule = RmsProp { centered: true, alpha: 0.5, eps: 1.0, ..RmsProp::default() };
+    let mut random = Random::new(5);
+    let grads = Values::new(DType::F32, 1000, || random.unit());
+    let zeros = || Values::new(DType::F32, 1000, || 0.0);
+    let mut memory = Memory { params: zeros(), grads, state: vec![zeros(), zeros()], copy: None };
+    for t in 1..=60 {
+        memory.update(&rule, Isa::detect(), 0, &[segment(0..1000, t)], &SCALARS).unwrap();
+    }
+    let (squares, means) = (memory.state[0].f64(), memory.state[1].f64());
+    assert!(squares.iter().zip(&means).any(|(square, mean)| square < &(mean * mean)), "met");
+    assert!(memory.params.f64().iter().all(|p| p.is_finite()));
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn gradients_are_scaled_first_and_the_copy_is_of_the_new_parameters() {
         state: vec![],
         copy: Some(Values::new(DType::BF16, 2, || 0.0)),
     };
-    let scalars = Scalars { lr: 0.5, grad_scale: 0.25, zero_grads: true };
+    let scalars = Scalars { lr: 0.5, grad_scale: 0.25, zero_grads: true, ..Scalars::default() };
     memory.update(&rule, Isa::detect(), 0, &[segment(0..2, 1)], &scalars).unwrap();
     assert_eq!((memory.params.f64(), memory.grads.f64()), (vec![0.0, 1.0], vec![0.0, 0.0]));
     assert_eq!(memory.copy.unwrap().f64(), [0.0, 1.0]);

@@ -8,10 +8,13 @@
 mod common;
 
 use common::{DTYPES, Memory, Values, rules, segment};
-use meshstep_optim::{Adam, AdamW, Error, Flat, Isa, Rule, Scalars, Segment, Sgd, accumulate};
+use meshstep_optim::{
+    Adagrad, Adam, AdamW, Adopt, Decay, Error, Flat, Isa, Lion, Moments, Momentum, QhAdamW, QhAdopt, RmsProp,
+    Rounding, Rule, Scalars, Segment, Sgd, accumulate,
+};
 use meshstep_tensor::{DType, Queue, SliceMut};
 
-const SCALARS: Scalars = Scalars { lr: 0.1, grad_scale: 1.0, zero_grads: true };
+const SCALARS: Scalars = Scalars { lr: 0.1, grad_scale: 1.0, zero_grads: true, rounding: Rounding::Nearest };
 
 /// Refused with a message that contains every one of `says`; not a bit has changed.
 fn refused(rule: &dyn Rule, memory: &Memory, segments: &[Segment], scalars: &Scalars, says: &[&str]) {
@@ -23,37 +26,105 @@ fn refused(rule: &dyn Rule, memory: &Memory, segments: &[Segment], scalars: &Sca
     }
 }
 
+const NAN: f64 = f64::NAN;
+const INF: f64 = f64::INFINITY;
+
+/// What is no decay of an average, and what is no number of at least 0 that f32 holds.
+const NO_BETA: [f64; 4] = [-0.1, 1.0, 1.5, NAN];
+const NO_SIZE: [f64; 4] = [-1e-8, NAN, INF, 1e39];
+
+/// Refuses a rule for each bad value, naming rule, hyperparameter and value.
+fn bad<R: Rule>(values: &[f64], name: &str, rule: impl Fn(f64) -> R) {
+    for &value in values {
+        let rule = rule(value);
+        let memory = Memory::random(&rule, DTYPES[0], 40, 1);
+        let error = rule.check().unwrap_err();
+        let named = matches!(error, Error::Hyperparameter { name: n, value: v, .. }
+            if n == name && v.to_bits() == value.to_bits());
+        assert!(named, "{rule:?}: {error}");
+        refused(&rule, &memory, &[segment(0..40, 1)], &SCALARS, &[rule.name(), name, "use"]);
+    }
+}
+
+/// The hyperparameters that every rule has.
+macro_rules! common_ones {
+    ($($rule:ident)*) => {$(
+        bad(&NO_SIZE, "weight_decay", |weight_decay| $rule { weight_decay, ..$rule::default() });
+        bad(&[0.0, -1.0, NAN, INF], "lr_max", |lr_max| {
+            $rule { decay: Decay::FullyDecoupled { lr_max }, ..$rule::default() }
+        });
+    )*};
+}
+
 #[test]
 fn hyperparameters_out_of_range() {
-    let usual = AdamW::default;
-    let (nan, inf) = (f64::NAN, f64::INFINITY);
-    let adam: Vec<(AdamW, &str)> = [-0.1, 1.0, nan]
-        .into_iter()
-        .flat_map(|x| [(AdamW { beta1: x, ..usual() }, "beta1"), (AdamW { beta2: x, ..usual() }, "beta2")])
-        .chain([-1e-8, nan, inf, 1e39].map(|eps| (AdamW { eps, ..usual() }, "eps")))
-        .chain([-1.0, nan, inf, 1e39].map(|weight_decay| (AdamW { weight_decay, ..usual() }, "weight_decay")))
-        .collect();
-    for (rule, name) in adam {
-        let AdamW { beta1, beta2, eps, weight_decay, maximize } = rule;
-        let coupled = Adam { beta1, beta2, eps, weight_decay, maximize };
-        for rule in [&rule as &dyn Rule, &coupled] {
-            let memory = Memory::random(rule, DTYPES[0], 40, 1);
-            assert!(rule.check().is_err());
-            refused(rule, &memory, &[segment(0..40, 1)], &SCALARS, &[rule.name(), name, "use"]);
-        }
+    common_ones!(AdamW Adam Sgd RmsProp Adagrad Lion Adopt QhAdopt QhAdamW);
+    bad(&NO_BETA, "beta1", |beta1| AdamW { beta1, ..AdamW::default() });
+    bad(&NO_BETA, "beta2", |beta2| AdamW { beta2, ..AdamW::default() });
+    bad(&NO_SIZE, "eps", |eps| AdamW { eps, ..AdamW::default() });
+    bad(&NO_BETA, "beta1", |beta1| Adam { beta1, ..Adam::default() });
+    bad(&NO_BETA, "beta2", |beta2| Adam { beta2, ..Adam::default() });
+    bad(&NO_SIZE, "eps", |eps| Adam { eps, ..Adam::default() });
+    bad(&NO_BETA, "alpha", |alpha| RmsProp { alpha, ..RmsProp::default() });
+    bad(&NO_SIZE, "eps", |eps| RmsProp { eps, ..RmsProp::default() });
+    bad(&NO_SIZE, "momentum", |momentum| RmsProp { momentum, ..RmsProp::default() });
+    bad(&NO_SIZE, "lr_decay", |lr_decay| Adagrad { lr_decay, ..Adagrad::default() });
+    bad(&NO_SIZE, "initial_accumulator_value", |initial_accumulator_value| Adagrad {
+        initial_accumulator_value,
+        ..Adagrad::default()
+    });
+    bad(&NO_SIZE, "eps", |eps| Adagrad { eps, ..Adagrad::default() });
+    bad(&NO_BETA, "beta1", |beta1| Lion { beta1, ..Lion::default() });
+    bad(&NO_BETA, "beta2", |beta2| Lion { beta2, ..Lion::default() });
+    bad(&NO_BETA, "beta1", |beta1| Adopt { beta1, ..Adopt::default() });
+    bad(&NO_BETA, "beta2", |beta2| Adopt { beta2, ..Adopt::default() });
+    bad(&NO_SIZE, "eps", |eps| Adopt { eps, ..Adopt::default() });
+    bad(&NO_BETA, "beta2", |beta2| QhAdopt { beta2, ..QhAdopt::default() });
+    bad(&NO_SIZE, "eps", |eps| QhAdopt { eps, ..QhAdopt::default() });
+    bad(&NO_BETA, "beta2", |beta2| QhAdamW { beta2, ..QhAdamW::default() });
+    bad(&NO_SIZE, "eps", |eps| QhAdamW { eps, ..QhAdamW::default() });
+}
+
+#[test]
+fn momentum_of_sgd_out_of_range() {
+    let average = Momentum::Average { debias: false };
+    bad(&NO_SIZE, "momentum", |momentum| Sgd { momentum, ..Sgd::default() });
+    bad(&NO_SIZE, "momentum", |momentum| Sgd { momentum, form: Momentum::LrInside, ..Sgd::default() });
+    bad(&NO_BETA, "momentum", |momentum| Sgd { momentum, form: average, ..Sgd::default() });
+    bad(&[NAN, INF, -1e39], "dampening", |dampening| Sgd { dampening, momentum: 0.5, ..Sgd::default() });
+    for form in [average, Momentum::LrInside] {
+        let usual = || Sgd { momentum: 0.5, form, ..Sgd::default() };
+        bad(&[0.1, -0.1], "dampening", |dampening| Sgd { dampening, ..usual() });
+        bad(&[1.0], "nesterov", |_| Sgd { nesterov: true, ..usual() });
     }
-    let sgd = [
-        (Sgd { momentum: -0.1, ..Sgd::default() }, "momentum = -0.1"),
-        (Sgd { momentum: nan, ..Sgd::default() }, "momentum = NaN"),
-        (Sgd { dampening: inf, momentum: 0.5, ..Sgd::default() }, "dampening = inf"),
-        (Sgd { weight_decay: -1.0, ..Sgd::default() }, "weight_decay = -1"),
-        (Sgd { nesterov: true, ..Sgd::default() }, "momentum > 0"),
-        (Sgd { nesterov: true, momentum: 0.5, dampening: 0.5, ..Sgd::default() }, "dampening = 0"),
-    ];
-    for (rule, says) in sgd {
+    let nesterov = Sgd { nesterov: true, ..Sgd::default() };
+    for (rule, says) in [
+        (nesterov.clone(), "momentum > 0"),
+        (Sgd { momentum: 0.5, dampening: 0.5, ..nesterov }, "dampening = 0"),
+    ] {
         let memory = Memory::random(&rule, DTYPES[0], 40, 1);
         refused(&rule, &memory, &[segment(0..40, 1)], &SCALARS, &["sgd", says, "use"]);
     }
+}
+
+#[test]
+fn moments_out_of_range() {
+    for pairs in [&[][..], &[(0.9, 0.1); 5]] {
+        let error = Moments::new(pairs).unwrap_err().to_string();
+        assert!(error.contains(&pairs.len().to_string()) && error.contains("1 to 4"), "{error}");
+    }
+    let two = |first, second| Moments::new(&[first, second]).unwrap();
+    let both = |values: &[f64], name, moments: &dyn Fn(f64) -> Moments| {
+        bad(values, name, |x| QhAdamW { moments: moments(x), ..QhAdamW::default() });
+        bad(values, name, |x| QhAdopt { moments: moments(x), ..QhAdopt::default() });
+    };
+    both(&NO_BETA, "beta1", &|beta| Moments::one(beta, 0.5));
+    both(&NO_BETA, "beta1", &|beta| two((0.9, 0.5), (beta, 0.1)));
+    both(&[-0.1, 1.1, NAN], "weight", &|weight| two((0.9, 0.0), (0.9, weight)));
+    both(&[1.0625], "the sum of weights", &|sum| two((0.9, 0.75), (0.9, sum - 0.75)));
+    // In f64 these add up to an ulp above 1.
+    let four = Moments::new(&[0.05, 0.8, 0.05, 0.1].map(|weight| (0.9, weight))).unwrap();
+    assert_eq!(QhAdamW { moments: four, ..QhAdamW::default() }.check(), Ok(()));
 }
 
 #[test]
@@ -76,7 +147,7 @@ fn scalars_out_of_range() {
 
 #[test]
 fn segments_that_do_not_fit() {
-    let backwards = Segment { range: std::ops::Range { start: 9, end: 3 }, t: 1 };
+    let backwards = Segment::new(std::ops::Range { start: 9, end: 3 }, 1);
     let table: [(&[Segment], &[&str]); 6] = [
         (&[segment(0..5, 1), segment(30..41, 1)], &["segment 1", "30..41", "40"]),
         (&[segment(50..60, 1)], &["segment 0", "50..60"]),

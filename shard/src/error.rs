@@ -1,5 +1,6 @@
 //! What can go wrong with a sharded optimizer, in values.
 
+use crate::Stage;
 use meshstep_tensor::DType;
 
 /// What went wrong.
@@ -74,6 +75,28 @@ pub enum Error {
         states: usize,
         /// What fits.
         max: usize,
+    },
+    /// A rule that must see whole matrices, on chunks.
+    #[error(
+        "{rule} sees whole matrices and {stage:?} cuts them; use Stage::WholeParams or Stage::Replicated"
+    )]
+    NeedsWholeParams {
+        /// The rule.
+        rule: &'static str,
+        /// The stage.
+        stage: Stage,
+    },
+    /// A parameter without rows and columns, for a rule that needs them.
+    #[error(
+        "{rule} updates matrices and parameter {name:?} has the shape {shape:?}; add it with another rule by add_param_group"
+    )]
+    NotAMatrix {
+        /// The rule.
+        rule: &'static str,
+        /// The parameter.
+        name: String,
+        /// Its shape.
+        shape: Vec<usize>,
     },
     /// Groups of one layout with different rules.
     #[error("rules {first} and {other} for one layout; groups may differ in hyperparameters only")]
@@ -233,12 +256,54 @@ pub enum Error {
         /// The element, in row-major order.
         index: usize,
     },
+    /// An option that only an optimizer's own step carries out.
+    #[error("L-BFGS takes no {option}: it reads gradients as they were combined; leave it at its default")]
+    NotForLbfgs {
+        /// The option.
+        option: &'static str,
+    },
     /// A loss scale to restore where none is kept.
     #[error("this optimizer keeps no loss scale; set Options::loss_scale to restore one")]
     NoLossScale,
     /// All weights of a weighted mean are zero.
     #[error("every rank's weights are 0; a weighted mean needs a positive one")]
     ZeroWeight,
+    /// The caller's closure failed here; every rank is where it was before, or at the last point it accepted.
+    #[error("the closure failed: {source}")]
+    Closure {
+        /// What it returned.
+        source: std::sync::Arc<dyn std::error::Error + Send + Sync>,
+    },
+    /// The closure of another rank failed.
+    #[error("the closure failed on rank {rank}; its error says why")]
+    ClosureElsewhere {
+        /// Which rank, the lowest if there are several.
+        rank: usize,
+    },
+    /// A run that begins where loss or gradient is not finite.
+    #[error(
+        "a step begins with loss {loss} and {non_finite} gradient elements that are not finite; start where both are finite"
+    )]
+    NotFinite {
+        /// The loss.
+        loss: f64,
+        /// How many gradient elements are infinite or NaN.
+        non_finite: u64,
+    },
+    /// L-BFGS on parameters that one vector cannot hold.
+    #[error("L-BFGS on {first} and {other} parameters; all must be of one type, f32 or f64")]
+    MixedDTypes {
+        /// The first type updated.
+        first: DType,
+        /// Another.
+        other: DType,
+    },
+    /// L-BFGS with weights, of which its line search knows nothing.
+    #[error("L-BFGS takes no weights; use Combine::Sum and divide losses and gradients by the total weight")]
+    Weighted,
+    /// Ranks were given different things to run to.
+    #[error("the ranks' progress differs; call the same on every rank")]
+    Parted,
     /// Too many steps in a row had gradients that are not finite.
     #[error(
         "{skips} steps in a row had gradients that are not finite; lower the learning rate or the loss scale"

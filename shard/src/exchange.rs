@@ -53,6 +53,21 @@ impl Exchange {
         Ok(Exchange { sum: words(sum_words)?, max: words(max_words)? })
     }
 
+    /// Another exchange in the same vectors, of words that are no more than a step's.
+    pub(crate) fn borrow(
+        &mut self,
+        comm: &dyn Communicator,
+        sums: &mut [u64],
+        maxima: &mut [u64],
+    ) -> Result<(), meshstep_comm::Error> {
+        self.sum.typed_mut::<u64>()?[..sums.len()].copy_from_slice(sums);
+        self.max.typed_mut::<u64>()?[..maxima.len()].copy_from_slice(maxima);
+        group(comm, &Queue::cpu(), &mut self.sum, &mut self.max)?;
+        sums.copy_from_slice(&self.sum.typed()?[..sums.len()]);
+        maxima.copy_from_slice(&self.max.typed()?[..maxima.len()]);
+        Ok(())
+    }
+
     /// Says for each parameter, in registration order, whether this rank has its gradient.
     pub(crate) fn present(&mut self, present: impl Iterator<Item = bool>) -> Result<(), Error> {
         let words = &mut self.sum.typed_mut::<u64>()?[SUM_HEAD + ExactSum::WORDS..];
@@ -83,25 +98,30 @@ impl Exchange {
         let digest = mine.fields.iter().fold(0, |d, &f| crate::handover::digest(d, f as usize, 0));
         let max = [mine.norm.max_bits(), mine.fault, digest, !digest];
         self.max.typed_mut::<u64>()?.copy_from_slice(&max);
-        self.group(comm, queue)?;
+        group(comm, queue, &mut self.sum, &mut self.max)?;
         let (sum, max) = (self.sum.typed::<u64>()?, self.max.typed::<u64>()?);
         let exact = ExactSum::from_words(&sum[SUM_HEAD..SUM_HEAD + ExactSum::WORDS]);
         let norm = NormAccumulator::from_parts(mine.norm.norm(), exact, max[0], sum[0]);
         Ok(Known { norm, weight: sum[1], fault: max[1], same: max[2] == !max[3] })
     }
+}
 
-    /// Both vectors on their way before either is waited for.
-    fn group(&mut self, comm: &dyn Communicator, queue: &Queue) -> Result<(), Error> {
-        let sum = comm.start(Op::all_reduce(Reduction::Sum), self.sum.take(), queue);
-        let max = comm.start(Op::all_reduce(Reduction::Max), self.max.take(), queue);
-        let land = |started: Result<meshstep_comm::InFlight, _>| match started {
-            Ok(flight) => flight.wait(queue),
-            Err((buffer, error)) => (buffer, Err(error)),
-        };
-        let (sum, max) = (land(sum), land(max));
-        (self.sum, self.max) = (sum.0, max.0);
-        Ok(sum.1.and(max.1)?)
-    }
+/// Words are added, and the largest found, over all ranks: both vectors are on their way before either is waited for.
+pub(crate) fn group(
+    comm: &dyn Communicator,
+    queue: &Queue,
+    sum: &mut Buffer,
+    max: &mut Buffer,
+) -> Result<(), meshstep_comm::Error> {
+    let sums = comm.start(Op::all_reduce(Reduction::Sum), sum.take(), queue);
+    let maxima = comm.start(Op::all_reduce(Reduction::Max), max.take(), queue);
+    let land = |started: Result<meshstep_comm::InFlight, _>| match started {
+        Ok(flight) => flight.wait(queue),
+        Err((buffer, error)) => (buffer, Err(error)),
+    };
+    let (sums, maxima) = (land(sums), land(maxima));
+    (*sum, *max) = (sums.0, maxima.0);
+    sums.1.and(maxima.1)
 }
 
 /// After a disagreement: which field, on which rank. Collective.

@@ -1,7 +1,7 @@
 //! Parameter groups: rules with hyperparameters of their own for some of the parameters.
 
-use crate::Error;
-use meshstep_optim::Rule;
+use crate::{Error, Stage};
+use meshstep_optim::{Rule, Sees};
 use meshstep_tensor::Layout;
 use std::fmt::Write;
 use std::sync::Arc;
@@ -62,6 +62,22 @@ impl Groups {
     /// The names of the rule's state vectors, the same in every group.
     pub(crate) fn state(&self) -> &'static [&'static str] {
         self.groups[0].rule.state()
+    }
+
+    /// Whether each parameter's rule can see under `stage` what it must see.
+    pub(crate) fn check_sight(&self, layout: &Layout, stage: Stage) -> Result<(), Error> {
+        let rule = &self.groups[0].rule;
+        if rule.sees() != Sees::Matrix {
+            return Ok(());
+        }
+        if matches!(stage, Stage::Zero1 | Stage::Zero2) {
+            return Err(Error::NeedsWholeParams { rule: rule.name(), stage });
+        }
+        let other = layout.params().iter().find(|p| !p.frozen() && p.shape().len() != 2);
+        other.map_or(Ok(()), |p| {
+            let (name, shape) = (p.name().to_owned(), p.shape().to_vec());
+            Err(Error::NotAMatrix { rule: rule.name(), name, shape })
+        })
     }
 
     /// The group of each parameter, by registration index, or what is wrong with the groups.

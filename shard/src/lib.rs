@@ -50,6 +50,7 @@ mod gather;
 mod groups;
 mod handover;
 mod held;
+mod lbfgs;
 mod loss_scale;
 mod micro_batch;
 mod optimizer;
@@ -59,19 +60,26 @@ mod partition;
 mod plan;
 mod pool;
 mod presence;
+mod reduce;
 mod step;
+mod tensor_totals;
+mod whole_run;
 
 pub use bucket_plan::{BucketPlan, Placed};
 pub use cross_shard::{AssignmentError, CrossShard, Drift, SlotDrift};
 pub use error::{Error, Fault};
 pub use groups::Groups;
 pub use held::LocalClip;
+pub use lbfgs::{LbfgsStep, ShardedLbfgs};
+pub use meshstep_optim::Stop;
 pub use micro_batch::{MicroBatch, Slot};
 pub use optimizer::{Optimizer, ParamState};
 pub use options::{At, Clip, Combine, Initial, Missing, Options, Stage};
 pub use partition::{Owners, Partition};
 pub use plan::{Memory, Plan, Wire};
+pub use reduce::Folding;
 pub use step::{Outcome, Pending, Traffic};
+pub use whole_run::{Evaluated, Minimized, Passed, Until};
 
 /// Keeps the repository's README.md true.
 #[cfg(doctest)]

@@ -7,6 +7,7 @@ use crate::handover::{Fixed, Handover};
 use crate::owned::Owned;
 use crate::plan::{MAX_WORDS, Plan, pool_sizes, sum_words};
 use crate::pool::{Pool, Shelf};
+use crate::tensor_totals::TensorTotals;
 use crate::{Combine, Error, Groups, Initial, LocalClip, Options, agree};
 use meshstep_comm::{Communicator, Reduction};
 use meshstep_optim::LossScaleState;
@@ -32,6 +33,7 @@ pub struct Optimizer {
     pub(crate) options: Options,
     pub(crate) progress: Progress,
     pub(crate) room: Room,
+    pub(crate) totals: TensorTotals,
 }
 
 /// How far the current step has come.
@@ -132,6 +134,7 @@ impl Optimizer {
             options,
             progress: Progress { missing: AtomicUsize::new(usize::MAX), loss_scale, ..Progress::default() },
             room: Room::default(),
+            totals: TensorTotals::default(),
         })
     }
 
@@ -156,6 +159,9 @@ impl Optimizer {
         // Not until here, so that staging peaks at what the plan says.
         let words = sum_words(self.entries.len() + family.entries.len(), &self.options);
         self.exchange = Exchange::new(words, MAX_WORDS, &self.options.meter)?;
+        let count = self.entries.len() + family.entries.len();
+        let groups = self.groups.iter().chain(&family.groups.groups);
+        self.totals = TensorTotals::new(count, groups, self.options.stage, &self.options.meter)?;
         self.commit(family, shelves);
         Ok(())
     }
@@ -175,6 +181,7 @@ impl Optimizer {
             groups: self.groups.len(),
         };
         let plan = Plan::after(earlier(), layout, world_size, &self.options)?;
+        groups.check_sight(layout, self.options.stage)?;
         let family = Family::new(layout, groups, &plan, before, rank, &self.options)?;
         let kept = earlier().chain(family.kept.iter().map(|k| &k.plan));
         let sizes = pool_sizes(self.options.stage, kept);

@@ -4,8 +4,8 @@ use crate::bucket_plan::BucketPlan;
 use crate::groups::{Group, MAX_STATES};
 use crate::{Error, Options};
 use arrayvec::ArrayVec;
-use meshstep_optim::{Flat, Scalars, Segment};
-use meshstep_tensor::{Buffer, Category, Queue, SliceMut};
+use meshstep_optim::{Flat, Isa, Rule, Scalars, Segment, TensorSums};
+use meshstep_tensor::{Buffer, Category, Queue, Slice, SliceMut};
 use std::ops::Range;
 
 /// A bucket's parameters, whole, and the state of the ranges this rank owns, laid end to end.
@@ -15,6 +15,16 @@ pub(crate) struct Owned {
     master: Option<Buffer>,
     state: Vec<Buffer>,
     runs: Vec<Run>,
+}
+
+/// How a parameter is updated in this step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Due {
+    pub(crate) t: u64,
+    /// Its own factor on the learning rate.
+    pub(crate) ratio: f64,
+    /// Its rows and columns, for rules that see whole matrices.
+    pub(crate) matrix: Option<(usize, usize)>,
 }
 
 /// One owned range of the bucket.
@@ -74,6 +84,29 @@ impl Owned {
         kept.chain([params]).map(|address| address.wrapping_sub(offset)).collect()
     }
 
+    /// Every owned range, and where its state lies.
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = (&Range<usize>, &Range<usize>)> {
+        self.runs.iter().map(|run| (&run.range, &run.kept))
+    }
+
+    /// What is owned of `from`, the whole bucket or just that, end to end into `to`.
+    pub(crate) fn collect(&self, from: Slice<'_>, mut to: SliceMut<'_>) -> Result<(), Error> {
+        let whole = from.len() == self.params.len();
+        for Run { range, kept, .. } in &self.runs {
+            let from = from.slice(if whole { range.clone() } else { kept.clone() })?;
+            to.reborrow().slice(kept.clone())?.cast_from(from)?;
+        }
+        Ok(())
+    }
+
+    /// Overwrites the parameters that are owned with `values`, laid end to end.
+    pub(crate) fn set_params(&mut self, values: Slice<'_>) -> Result<(), Error> {
+        for Run { range, kept, .. } in &self.runs {
+            self.params.as_mut().slice(range.clone())?.cast_from(values.slice(kept.clone())?)?;
+        }
+        Ok(())
+    }
+
     /// The first element owned.
     pub(crate) fn first(&self) -> usize {
         self.runs.first().map_or(0, |run| run.range.start)
@@ -95,19 +128,53 @@ impl Owned {
         Ok(())
     }
 
-    /// One update of everything owned here whose `t` is given. `grads` is the whole bucket, or just what is owned.
+    /// One update of everything owned here that is due. `grads` is the whole bucket, or just what is owned.
     pub(crate) fn update(
         &mut self,
         grads: &mut Buffer,
         groups: &[Group],
-        t: impl Fn(usize) -> Option<u64>,
+        due: impl Fn(usize) -> Option<Due>,
         scalars: &Scalars,
         queue: &Queue,
+    ) -> Result<(), Error> {
+        self.each_table(grads, groups, due, scalars, |rule, flat, table, scalars| {
+            Ok(rule.update(flat, &table.segments, scalars, queue)?)
+        })
+    }
+
+    /// Adds what is owned here and due to its tensors' `sums`, as an update with the same arguments will need them.
+    pub(crate) fn measure(
+        &mut self,
+        grads: &mut Buffer,
+        groups: &[Group],
+        due: impl Fn(usize) -> Option<Due>,
+        scalars: &Scalars,
+        sums: &mut [TensorSums],
+    ) -> Result<(), Error> {
+        let is_due = |param: usize| due(param).is_some();
+        self.each_table(grads, groups, &due, scalars, |rule, flat, table, scalars| {
+            let params = table.pieces.iter().map(|(param, _)| *param).filter(|&p| is_due(p));
+            for (segment, param) in table.segments.iter().zip(params) {
+                let (segment, sums) = (std::slice::from_ref(segment), std::slice::from_mut(&mut sums[param]));
+                rule.measure_on(Isa::detect(), &flat, segment, scalars, sums)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Calls `then` with the memory and the segments of each table.
+    fn each_table(
+        &mut self,
+        grads: &mut Buffer,
+        groups: &[Group],
+        due: impl Fn(usize) -> Option<Due>,
+        scalars: &Scalars,
+        mut then: impl FnMut(&dyn Rule, Flat<'_, '_>, &Table, &Scalars) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let whole = grads.len() == self.params.len();
         for Run { range, kept, tables } in &mut self.runs {
             for table in tables {
-                table.fill(&t);
+                table.fill(&due);
                 let params = self.params.as_mut().slice(range.clone())?;
                 let (params, copy) = match &mut self.master {
                     Some(master) => (master.as_mut().slice(kept.clone())?, Some(params)),
@@ -120,12 +187,7 @@ impl Owned {
                 let grads = grads.as_mut().slice(if whole { range.clone() } else { kept.clone() })?;
                 let Group { rule, lr_scale, .. } = &groups[table.group];
                 let scalars = Scalars { lr: scalars.lr * lr_scale, ..*scalars };
-                rule.update(
-                    Flat { params, grads, state: &mut state, copy },
-                    &table.segments,
-                    &scalars,
-                    queue,
-                )?;
+                then(&**rule, Flat { params, grads, state: &mut state, copy }, table, &scalars)?;
             }
         }
         Ok(())
@@ -177,10 +239,12 @@ impl Owned {
 }
 
 impl Table {
-    /// This step's segments: the pieces whose parameter has a `t`.
-    fn fill(&mut self, t: impl Fn(usize) -> Option<u64>) {
-        let due =
-            |(param, range): &(usize, Range<usize>)| Some(Segment { range: range.clone(), t: t(*param)? });
+    /// This step's segments: the pieces whose parameter is due.
+    fn fill(&mut self, due: impl Fn(usize) -> Option<Due>) {
+        let due = |(param, range): &(usize, Range<usize>)| {
+            let Due { t, ratio, matrix } = due(*param)?;
+            Some(Segment { ratio, matrix, ..Segment::new(range.clone(), t) })
+        };
         self.segments.clear();
         self.segments.extend(self.pieces.iter().filter_map(due));
     }

@@ -1,7 +1,9 @@
 //! The step: gradients are in; one exchange decides, one pass updates, parameters go out.
 
 use crate::exchange::{self, Brought, FIELDS, FaultCode, Known};
+use crate::family::Entry;
 use crate::options::At;
+use crate::owned::Due;
 use crate::{Clip, Combine, Error, Optimizer};
 use meshstep_optim::{Scalars, clip_coef};
 use std::sync::Arc;
@@ -169,7 +171,8 @@ impl Optimizer {
         let norm = factor * known.norm.finish();
         let max_norm = at.max_norm.filter(|_| self.options.clip == Clip::AfterReduce);
         let coef = max_norm.map_or(Ok(1.0), |max_norm| clip_coef(norm, max_norm))?;
-        let scalars = Scalars { lr: at.lr, grad_scale: factor * coef, zero_grads: false };
+        let scalars =
+            Scalars { lr: at.lr, grad_scale: factor * coef, zero_grads: false, ..Scalars::default() };
         Ok(Decision::Apply { norm, coef, scalars })
     }
 
@@ -180,11 +183,10 @@ impl Optimizer {
             let skipped = skips_some && self.exchange.present_on(p)? == 0;
             *due = if skipped { 0 } else { entry.t + 1 };
         }
-        let mut updated = Ok(());
+        let mut updated = self.measure(scalars);
         for b in 0..self.buckets.len() {
-            updated = self.update_bucket(b, scalars);
-            if updated.is_err() {
-                break;
+            if updated.is_ok() {
+                updated = self.update_bucket(b, scalars);
             }
         }
         if updated.is_err() {
@@ -199,12 +201,27 @@ impl Optimizer {
         Ok(())
     }
 
+    /// Takes the sums over whole tensors that some rules need. Collective where tensors are cut.
+    fn measure(&mut self, scalars: &Scalars) -> Result<(), Error> {
+        if !self.totals.needed() {
+            return Ok(());
+        }
+        let sums = self.totals.begin();
+        for (b, owned) in self.buckets.iter_mut().enumerate() {
+            if let Some(grads) = self.handover.grads(b) {
+                let due = |p: usize| due(self.room.due[p], &self.entries[p], 1.0);
+                owned.measure(grads, &self.groups, due, scalars, sums)?;
+            }
+        }
+        let group = |p: usize| &self.groups[self.entries[p].group];
+        self.totals.finish(&*self.handover.fixed.comm, group)
+    }
+
     fn update_bucket(&mut self, b: usize, scalars: &Scalars) -> Result<(), Error> {
         let owned = &mut self.buckets[b];
-        let due = &self.room.due;
         if let Some(grads) = self.handover.grads(b) {
-            let t = |p: usize| (due[p] > 0).then_some(due[p]);
-            owned.update(grads, &self.groups, t, scalars, &meshstep_tensor::Queue::cpu())?;
+            let due = |p: usize| due(self.room.due[p], &self.entries[p], self.totals.ratio(p));
+            owned.update(grads, &self.groups, due, scalars, &meshstep_tensor::Queue::cpu())?;
         }
         let fixed = &self.handover.fixed;
         let bucket = (b, &fixed.buckets[b]);
@@ -243,7 +260,7 @@ impl Optimizer {
     }
 
     /// Begins anew, whatever became of the step.
-    fn forget(&mut self) {
+    pub(crate) fn forget(&mut self) {
         self.handover.next_step();
         let progress = &mut self.progress;
         progress.present.iter_mut().for_each(|p| *p.get_mut() = false);
@@ -255,6 +272,12 @@ impl Optimizer {
         *progress.copied.get_mut() = 0;
         progress.sent_before = self.handover.fixed.comm.stats().total().bytes;
     }
+}
+
+/// How a parameter is updated at `t`; not at all at 0.
+fn due(t: u64, entry: &Entry, ratio: f64) -> Option<Due> {
+    let matrix = if let &[rows, cols] = entry.param.shape() { Some((rows, cols)) } else { None };
+    (t > 0).then_some(Due { t, ratio, matrix })
 }
 
 enum Decision {

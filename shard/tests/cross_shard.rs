@@ -6,10 +6,10 @@ mod common;
 
 use common::adamw;
 use meshstep_comm::{Communicator, loopback};
-use meshstep_optim::{AdamW, Rule, Sgd};
+use meshstep_optim::{AdamW, Lbfgs, LossScale, Rule, Sgd};
 use meshstep_shard::{
     AssignmentError, At, Clip, Combine, CrossShard, Error, Fault, Initial, LocalClip, Missing, Optimizer,
-    Options, Outcome, Owners, Stage,
+    Options, Outcome, Owners, ShardedLbfgs, Stage,
 };
 use meshstep_tensor::{DType, Layout, Param, Slice, SliceMut};
 use std::sync::Arc;
@@ -476,14 +476,14 @@ fn what_is_not_finite_is_not_averaged() {
     let alone = [vec![0], vec![1]];
     loopback::spawn(2, |comm| {
         let rank = comm.rank();
-        let first = move |p: &Param, mut w: SliceMut<'_>| {
-            let fill = if p.name() == "b" { f64::INFINITY } else { 1.0 };
-            w.cast_from(Slice::from(&vec![fill; w.len()][..]))
+        let first =
+            |_: &Param, mut w: SliceMut<'_>| w.cast_from(Slice::from(&vec![f64::INFINITY; w.len()][..]));
+        let build = |first: &mut dyn FnMut(&Param, SliceMut<'_>) -> _| {
+            CrossShard::new(Arc::clone(&comm), Some(&alone), layout(), Sgd::default(), first, replicated())
         };
-        let mut opt =
-            CrossShard::new(comm, Some(&alone), layout(), Sgd::default(), first, replicated()).unwrap();
         // Infinite everywhere is alike.
-        assert!(opt.synchronize_state().unwrap().is_none());
+        assert!(build(&mut { first }).unwrap().synchronize_state().unwrap().is_none());
+        let mut opt = build(&mut { zeros }).unwrap();
         let lr = if rank == 1 { 3e38 } else { 1.0 };
         let _ = step(&mut opt, 1, Some([0.0, 3e38]), Some(0.0), At { lr, ..At::default() }).unwrap();
         let before = values(&opt, "w");
@@ -624,6 +624,23 @@ fn synchronizing_in_the_middle_of_a_step_is_refused_everywhere() {
         assert_eq!((opt.group(), opt.world().world_size()), (&[rank][..], 2));
     })
     .unwrap();
+}
+
+/// It reads reduced gradients, so what a step would do to them first is refused and not forgotten.
+#[test]
+fn lbfgs_refuses_what_only_a_step_does() {
+    let loss_scale = Some(LossScale::Static(2.0));
+    for (options, says) in [
+        (Options { clip: Clip::BeforeReduce, ..replicated() }, "no clip: Clip::BeforeReduce:"),
+        (Options { loss_scale, ..replicated() }, "no loss_scale:"),
+        (Options { missing: Missing::AllOrNone, ..replicated() }, "no missing: Missing::AllOrNone:"),
+    ] {
+        let told = loopback::spawn(2, |comm| {
+            let made = ShardedLbfgs::new(comm, layout(), Lbfgs::default(), zeros, options.clone());
+            made.map(drop).unwrap_err().to_string()
+        });
+        assert!(told.unwrap().iter().all(|t| t.contains(says)), "{says}");
+    }
 }
 
 #[test]

@@ -10,8 +10,13 @@ use meshstep_tensor::DType;
 use proptest::prelude::*;
 
 const RANKS: [usize; 7] = [1, 2, 3, 4, 5, 7, 8];
-const RULES: [(WhichRule, Option<f64>); 3] =
-    [(WhichRule::Sgd, None), (WhichRule::SgdMomentum, Some(3.0)), (WhichRule::AdamW, Some(1.0))];
+const RULES: [(WhichRule, Option<f64>); 5] = [
+    (WhichRule::Sgd, None),
+    (WhichRule::SgdMomentum, Some(3.0)),
+    (WhichRule::AdamW, Some(1.0)),
+    (WhichRule::Lamb, Some(1.0)),
+    (WhichRule::Lars, None),
+];
 
 fn lens() -> impl Strategy<Value = Vec<usize>> {
     let len = prop_oneof![2 => Just(0usize), 3 => Just(1), 5 => 2usize..70, 5 => 60usize..400];

@@ -1,23 +1,37 @@
 //! One element of Adam, for loops that become vector instructions. Letters: mod.rs. It must equal reference.rs.
 
 use super::Constants;
-use crate::number::{Real, Stored};
+use crate::number::Real;
 use crate::sweep::Step;
 
-impl<T: Real> Step<T, 2> for Constants<T> {
+/// Two states, m and v; or three, and vmax.
+impl<T: Real, const S: usize> Step<T, S> for Constants<T> {
     #[inline(always)]
-    fn step(&self, p: T, g: T, [m, v]: [T; 2]) -> (T, [T; 2]) {
+    fn step(&self, p: T, g: T, mut s: [T; S]) -> (T, [T; S]) {
         let c = self;
-        let scaled = g * c.scale;
-        let g1 = if c.coupled { c.wd.fma(p, scaled) } else { scaled };
-        let m = c.w1.fma(g1 - m, m);
-        let v = (c.w2 * g1).fma(g1, c.b2 * v);
-        let den = v.root().div_by(c.bc2s_divisor) + c.eps;
-        let p = p - c.lw.fma(p, (c.step * m) / den);
-        (p, [m, v])
+        let g1 = c.frame.gradient(p, g);
+        s[0] = c.w1.fma(g1 - s[0], s[0]);
+        s[1] = (c.w2 * g1).fma(g1, c.b2 * s[1]);
+        if S == 3 {
+            s[2] = larger(s[2], s[1]);
+        }
+        let den = s[S - 1].root().div_by(c.bc2s_divisor) + c.eps;
+        (c.frame.descend(p, (c.step * s[0]) / den), s)
     }
 
-    fn reference<G: Stored<T>>(&self, p: &mut [T], g: &[G], [m, v]: [&mut [T]; 2]) {
-        super::reference::update(self, p, g, m, v);
+    fn reference(&self, p: T, g: T, s: [T; S]) -> (T, [T; S]) {
+        super::reference::step(self, p, g, s)
+    }
+}
+
+/// The larger; NaN if one is.
+#[inline(always)]
+fn larger<T: Real>(x: T, y: T) -> T {
+    if y > x {
+        y
+    } else if y <= x {
+        x
+    } else {
+        x + y
     }
 }

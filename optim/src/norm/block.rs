@@ -1,18 +1,18 @@
 //! A block of a norm at a time, exactly, in vector registers.
 //!
-//! Let every term be at most `2^b` and the block have `N = 2^10` terms. Adding and taking off `M = 1.5 * 2^(b + 9)`, whose
-//! last place is the grid `2^(b - 43)`, rounds a term `y` to the grid: `q = (y + M) - M`. No sum rounds but that one:
+//! Let every term be at most `2^b`. Adding `M = 1.5 * 2^(b + 1)`, whose last place is the grid `2^(b - 51)`, rounds a term
+//! `y` to the grid, `y + M = q + M`, and no sum rounds but that one:
 //!
-//! - `|y| <= 2^b <= 2^(b + 8)`, so `y + M` stays between `2^(b + 9)` and `2^(b + 10)`, where the spacing is the grid, and
-//!   taking off `M` leaves a multiple of the grid that is at most `2^b`: fewer than 53 bits.
+//! - `q` is at most `2^b`, 51 bits of grids, so `q + M` stays from `2^(b + 1)` to `2^(b + 2)`, where the spacing is the grid
+//!   and consecutive numbers have consecutive bits: `bits(q + M) - bits(M)` is `q` counted in grids. 64-bit integers add
+//!   `2^10` of them without overflow.
 //! - `r = y - q` is a multiple of `y`'s last place and no larger than `|y|`, as rounding to the grid leaves either all of
 //!   `y` (`q = 0`) or at most half the grid, which `|y|` then exceeds: it fits `y`'s 53 bits.
-//! - any partial sum of the `q` is a multiple of the grid and at most `N * 2^b = 2^53` grids: it fits 53 bits.
 //!
-//! What is left of each term is at most half a grid, so the same again with `b - 44` takes the next 44 bits, and two
-//! levels are nearly always enough for f32: a square has bits left only if it is below `2^-40` of the largest one's
-//! bound. Whether any has is known from the bits of what remains; then further levels follow until nothing remains. The
-//! few exact level sums are deposited in the integer accumulator, so it does not matter where blocks begin.
+//! What is left of each term is at most `2^(b - 52)`, so the same again takes the next 52 bits, and two levels are nearly
+//! always enough for f32: a square has bits left only if the smallest magnitude is below `2^-27` of the largest. Where that
+//! can be is known from the two beforehand; then further levels follow until nothing remains. The few integers are
+//! deposited in the accumulator, so it does not matter where blocks begin.
 
 use super::{ExactSum, Norm, NormAccumulator, Stored};
 use crate::fetch::fetch;
@@ -20,36 +20,38 @@ use meshstep_tensor::simd::Body;
 use meshstep_tensor::{Element, bf16, f16};
 
 /// Elements of a block: `2^LOG`.
-pub(super) const LEN: usize = 1 << LOG;
+pub(crate) const LEN: usize = 1 << LOG;
 const LOG: i32 = 10;
 
-/// Bits of a term that one level takes.
-const TAKEN: i32 = 54 - LOG;
+/// Grids of one level that a term is at most: `2^GRIDS`. The next level's terms are at most half a grid.
+const GRIDS: i32 = 51;
+const TAKEN: i32 = GRIDS + 1;
+const _: () = assert!(GRIDS + LOG < 63);
 
-/// Partial sums side by side: two 512-bit registers of f64.
-const LANES: usize = 16;
+/// Elements between two requests for the block ahead.
+const CHUNK: usize = 256;
 
 /// Bits of an infinite f64: finite magnitudes are below.
-const INFINITE: u64 = 0x7ff << 52;
+pub(super) const INFINITE: u64 = 0x7ff << 52;
 
 /// What norms are taken of.
-pub(super) trait Source: Element {
+pub(crate) trait Source: Element {
     /// What terms are computed from.
     type Wide: Wide;
-    /// The same number, in a form that vectorises.
-    fn wide(self) -> Self::Wide;
+    /// The same numbers, in `room` where they need it.
+    fn wide<'a>(values: &'a [Self], room: &'a mut [Self::Wide; LEN]) -> &'a [Self::Wide];
     /// The same number as f64, obviously.
     fn exactly(self) -> f64;
 }
 
 macro_rules! source {
-    ($t:ty, $wide:ty) => {
+    ($t:ty, $wide:ty, |$values:ident, $room:ident| $block:expr) => {
         impl Source for $t {
             type Wide = $wide;
 
             #[inline(always)]
-            fn wide(self) -> $wide {
-                Stored::<$wide>::widen(self)
+            fn wide<'a>($values: &'a [$t], $room: &'a mut [$wide; LEN]) -> &'a [$wide] {
+                $block
             }
             fn exactly(self) -> f64 {
                 Stored::<$wide>::widen_plainly(self).into()
@@ -57,29 +59,46 @@ macro_rules! source {
         }
     };
 }
-source!(f32, f32);
-source!(f64, f64);
-source!(bf16, f32);
-source!(f16, f32);
+source!(f32, f32, |values, _room| values);
+source!(f64, f64, |values, _room| values);
+source!(bf16, f32, |values, room| widen(values, room));
+source!(f16, f32, |values, room| widen(values, room));
+
+#[inline(always)]
+fn widen<'a, X: Stored<f32>>(values: &[X], room: &'a mut [f32; LEN]) -> &'a [f32] {
+    let block = &mut room[..values.len()];
+    block.iter_mut().zip(values).for_each(|(wide, x)| *wide = x.widen());
+    block
+}
 
 /// What terms are computed from: f32, whose squares are f64 numbers, or f64, whose squares are sums of two.
-pub(super) trait Wide: Copy {
+pub(crate) trait Wide: Copy {
     const ZERO: Self;
-    /// Bits of the largest magnitude as f64; those of infinity or more if one is not finite.
-    fn peak(block: &[Self]) -> u64;
+    /// Bits as f64 of the largest magnitude, those of infinity or more if one is not finite, and of the smallest but zero.
+    fn extent(block: &[Self]) -> (u64, u64);
     fn is_finite(self) -> bool;
     fn magnitude(self) -> f64;
-    /// Adds the squares of a block whose magnitudes are below `2^(exponent + 1)`.
-    fn add_squares(block: &[Self], exponent: i32, sum: &mut ExactSum);
+    /// Significand bits behind the first.
+    const FRACTION: i32;
+    /// Adds the squares of a block whose magnitudes are below `2^(high + 1)` and, but for zeros, `2^low` or more.
+    fn add_squares(block: &[Self], low: i32, high: i32, ahead: Ahead, sum: &mut ExactSum);
 }
 
 impl Wide for f32 {
     const ZERO: Self = 0.0;
+    const FRACTION: i32 = 23;
 
     #[inline(always)]
-    fn peak(block: &[f32]) -> u64 {
-        let largest = block.iter().fold(0, |largest: u32, x| largest.max(x.to_bits() & 0x7fff_ffff));
-        f64::from(f32::from_bits(largest)).to_bits()
+    fn extent(block: &[f32]) -> (u64, u64) {
+        let (mut largest, mut least) = (0, u32::MAX);
+        for x in block {
+            let bits = x.to_bits() & 0x7fff_ffff;
+            largest = bits.max(largest);
+            // Zero becomes the largest and does not count.
+            least = bits.wrapping_sub(1).min(least);
+        }
+        let wide = |bits: u32| f64::from(f32::from_bits(bits)).to_bits();
+        (wide(largest), wide(least.saturating_add(1)))
     }
     #[inline(always)]
     fn is_finite(self) -> bool {
@@ -90,17 +109,27 @@ impl Wide for f32 {
         self.abs().into()
     }
     #[inline(always)]
-    fn add_squares(block: &[f32], exponent: i32, sum: &mut ExactSum) {
-        add_terms(block, |x| f64::from(x) * f64::from(x), 2 * exponent + 2, sum);
+    fn add_squares(block: &[f32], low: i32, high: i32, ahead: Ahead, sum: &mut ExactSum) {
+        // Subnormal numbers are multiples of the smallest one.
+        let last = (low - Self::FRACTION).max(-149);
+        let bits = Bits { last: 2 * last, bound: 2 * high + 2 };
+        add_terms(block, |x, c| f64::from(x).mul_add(x.into(), c), bits, ahead, sum);
     }
 }
 
 impl Wide for f64 {
     const ZERO: Self = 0.0;
+    const FRACTION: i32 = 52;
 
     #[inline(always)]
-    fn peak(block: &[f64]) -> u64 {
-        block.iter().fold(0, |largest, x| largest.max(x.abs().to_bits()))
+    fn extent(block: &[f64]) -> (u64, u64) {
+        let (mut largest, mut least) = (0, u64::MAX);
+        for x in block {
+            let bits = x.abs().to_bits();
+            largest = bits.max(largest);
+            least = bits.wrapping_sub(1).min(least);
+        }
+        (largest, least.saturating_add(1))
     }
     #[inline(always)]
     fn is_finite(self) -> bool {
@@ -114,22 +143,20 @@ impl Wide for f64 {
     /// neither overflows nor has bits below `2^-1074`: from `2^-480` to `2^500`, half the last place of the smallest
     /// square is `2^-1013`, and what was lost is a multiple of `2^(2 * (-480 - 52)) = 2^-1064`.
     #[inline(always)]
-    fn add_squares(block: &[f64], exponent: i32, sum: &mut ExactSum) {
-        // Zero becomes the largest and does not count.
-        let smallest = block.iter().fold(u64::MAX, |least, x| least.min(x.abs().to_bits().wrapping_sub(1)));
-        if exponent >= 500 || smallest < 2f64.powi(-480).to_bits() {
+    fn add_squares(block: &[f64], low: i32, high: i32, ahead: Ahead, sum: &mut ExactSum) {
+        if high >= 500 || low < -480 {
             return block.iter().for_each(|&x| sum.add_square(x));
         }
-        let bound = 2 * exponent + 2;
-        add_terms(block, |x| x * x, bound, sum);
-        add_terms(block, |x| x.mul_add(x, -(x * x)), bound - 53, sum);
+        let (bound, last) = (2 * high + 2, 2 * (low - Self::FRACTION));
+        add_terms(block, |x, c| x * x + c, Bits { last: last + Self::FRACTION, bound }, ahead, sum);
+        add_terms(block, |x, c| x.mul_add(x, -(x * x)) + c, Bits { last, bound: bound - 53 }, ahead, sum);
     }
 }
 
 /// All of `values`, block by block.
-pub(super) struct Blocks<'a, X> {
-    pub(super) values: &'a [X],
-    pub(super) into: &'a mut NormAccumulator,
+pub(crate) struct Blocks<'a, X> {
+    pub(crate) values: &'a [X],
+    pub(crate) into: &'a mut NormAccumulator,
 }
 
 impl<X: Source> Body for Blocks<'_, X> {
@@ -139,107 +166,133 @@ impl<X: Source> Body for Blocks<'_, X> {
     fn run(self) {
         let mut room = [X::Wide::ZERO; LEN];
         for values in self.values.chunks(LEN) {
-            let block = &mut room[..values.len()];
-            fetch(values.as_ptr().wrapping_add(LEN), LEN);
-            block.iter_mut().zip(values).for_each(|(wide, x)| *wide = x.wide());
-            add_block(block, self.into);
+            let block = X::wide(values, &mut room);
+            let next = values.as_ptr().wrapping_add(LEN).cast();
+            add_block(block, Ahead { next, bytes: CHUNK * size_of::<X>() }, self.into);
         }
     }
 }
 
+/// The block after this one, asked for little by little between computations: all at once, requests would fill the
+/// processor's queue and nothing else would happen meanwhile.
+#[derive(Clone, Copy)]
+pub(crate) struct Ahead {
+    next: *const u8,
+    /// Of one chunk.
+    bytes: usize,
+}
+
 #[inline(always)]
-fn add_block<W: Wide>(block: &mut [W], into: &mut NormAccumulator) {
-    let mut peak = W::peak(block);
+fn add_block<W: Wide>(block: &[W], ahead: Ahead, into: &mut NormAccumulator) {
+    let (peak, least) = W::extent(block);
     if peak >= INFINITE {
-        into.non_finite += leave_out(block);
-        peak = W::peak(block);
+        return add_finite(block, ahead, into);
     }
     into.max_bits = into.max_bits.max(peak);
     if peak == 0 || into.norm == Norm::Inf {
         return;
     }
-    // Of a subnormal peak this is more than its exponent, which bounds it too.
-    let exponent = (peak >> 52) as i32 - 1023;
+    let (low, high) = (exponent(least), exponent(peak));
     match into.norm {
-        Norm::L1 => add_terms(block, W::magnitude, exponent + 1, &mut into.sum),
-        _ => W::add_squares(block, exponent, &mut into.sum),
+        Norm::L1 => {
+            let bits = Bits { last: low - W::FRACTION, bound: high + 1 };
+            add_terms(block, |x, c| x.magnitude() + c, bits, ahead, &mut into.sum);
+        }
+        _ => W::add_squares(block, low, high, ahead, &mut into.sum),
     }
 }
 
-/// Sets what is not finite to zero; how many there were.
-fn leave_out<W: Wide>(block: &mut [W]) -> u64 {
-    let mut count = 0;
-    for x in block.iter_mut().filter(|x| !x.is_finite()) {
-        *x = W::ZERO;
-        count += 1;
+/// Adds a block with zeros for what is not finite, which is counted.
+#[cold]
+fn add_finite<W: Wide>(block: &[W], ahead: Ahead, into: &mut NormAccumulator) {
+    let mut room = [W::ZERO; LEN];
+    let finite = &mut room[..block.len()];
+    for (to, &x) in finite.iter_mut().zip(block) {
+        match x.is_finite() {
+            true => *to = x,
+            false => into.non_finite += 1,
+        }
     }
-    count
+    add_block(finite, ahead, into);
 }
 
 /// The constant that rounds terms up to `2^bound` to the grid of their level.
 #[inline(always)]
 fn magic(bound: i32) -> f64 {
-    // 1.5 * 2^(bound + LOG - 1), written as bits.
-    f64::from_bits(((bound + LOG - 1 + 1023) as u64) << 52 | 1 << 51)
+    // 1.5 * 2^(bound + 1), written as bits.
+    f64::from_bits(((bound + 1 + 1023) as u64) << 52 | 1 << 51)
 }
 
 /// Whether a level for terms up to `2^bound` has a finite constant and a grid that f64 can hold.
 #[inline(always)]
 fn in_range(bound: i32) -> bool {
-    bound + LOG - 1 < 1023 && bound + LOG - 53 >= -1074
+    bound + 2 < 1023 && bound - GRIDS >= -1074
 }
 
-/// The part of `y` on the grid of `magic`, and the rest.
-#[inline(always)]
-fn cut(y: f64, magic: f64) -> (f64, f64) {
-    let q = (y + magic) - magic;
-    (q, y - q)
+/// What is known of the terms of a block: all are multiples of `2^last`, none exceeds `2^bound`.
+#[derive(Clone, Copy)]
+struct Bits {
+    last: i32,
+    bound: i32,
 }
 
-/// Adds `term(x)` for each element, none of which exceeds `2^bound` in magnitude.
+/// Adds `values`, all finite.
 #[inline(always)]
-fn add_terms<W: Wide>(block: &[W], term: impl Fn(W) -> f64, bound: i32, sum: &mut ExactSum) {
+pub(super) fn add_values(values: &[f64], sum: &mut ExactSum) {
+    let (peak, least) = f64::extent(values);
+    if peak > 0 {
+        let bits = Bits { last: exponent(least) - f64::FRACTION, bound: exponent(peak) + 1 };
+        add_terms(values, |x, c| x + c, bits, Ahead { next: std::ptr::null(), bytes: 0 }, sum);
+    }
+}
+
+/// The magnitude with these bits is at least `2^exponent` and below `2^(exponent + 1)`; a subnormal one is below both.
+#[inline(always)]
+fn exponent(bits: u64) -> i32 {
+    (bits >> 52) as i32 - 1023
+}
+
+/// Adds the term of each element. `term` adds an element's term to a constant, rounding once.
+#[inline(always)]
+fn add_terms<W: Wide>(
+    block: &[W],
+    term: impl Fn(W, f64) -> f64,
+    Bits { last, bound }: Bits,
+    ahead: Ahead,
+    sum: &mut ExactSum,
+) {
     if !in_range(bound) || !in_range(bound - TAKEN) {
-        return block.iter().for_each(|&x| sum.add(term(x)));
+        return block.iter().for_each(|&x| sum.add(term(x, 0.0)));
     }
     let (high, low) = (magic(bound), magic(bound - TAKEN));
-    let mut lanes = Lanes { high: [0.0; LANES], low: [0.0; LANES], rest: [0; LANES] };
-    let (chunks, tail) = block.as_chunks::<LANES>();
-    for chunk in chunks {
-        lanes.add(chunk, &term, high, low);
+    let (mut highs, mut lows) = (0, 0);
+    for (i, chunk) in block.chunks(CHUNK).enumerate() {
+        fetch(ahead.next.wrapping_add(i * ahead.bytes), ahead.bytes);
+        // Sums of integers, which the compiler may spread over lanes.
+        for &x in chunk {
+            let first = term(x, high);
+            let rest = term(x, high - first);
+            highs = first.to_bits().wrapping_add(highs);
+            lows = (rest + low).to_bits().wrapping_add(lows);
+        }
     }
-    let mut last = [W::ZERO; LANES];
-    last[..tail.len()].copy_from_slice(tail);
-    lanes.add(&last, &term, high, low);
-    sum.add(lanes.high.iter().sum());
-    sum.add(lanes.low.iter().sum());
-    if lanes.rest.iter().any(|&bits| bits != 0) {
+    sum.add_integer(grids(highs, high, block.len()), bound - GRIDS);
+    sum.add_integer(grids(lows, low, block.len()), bound - TAKEN - GRIDS);
+    if last < bound - TAKEN - GRIDS {
         let mut rest = [0.0; LEN];
         let rest = &mut rest[..block.len()];
-        rest.iter_mut().zip(block).for_each(|(r, &x)| *r = cut(cut(term(x), high).1, low).1);
+        for (r, &x) in rest.iter_mut().zip(block) {
+            let after = term(x, high - term(x, high));
+            *r = after - ((after + low) - low);
+        }
         add_rest(rest, bound - 2 * TAKEN, sum);
     }
 }
 
-/// Sums of two levels, and the bits of whatever remains.
-struct Lanes {
-    high: [f64; LANES],
-    low: [f64; LANES],
-    rest: [u64; LANES],
-}
-
-impl Lanes {
-    #[inline(always)]
-    fn add<W: Wide>(&mut self, chunk: &[W; LANES], term: &impl Fn(W) -> f64, high: f64, low: f64) {
-        for (lane, &x) in chunk.iter().enumerate() {
-            let (first, rest) = cut(term(x), high);
-            let (second, rest) = cut(rest, low);
-            self.high[lane] += first;
-            self.low[lane] += second;
-            // Equal numbers differ by +0, whose bits are all clear.
-            self.rest[lane] |= rest.to_bits();
-        }
-    }
+/// How many grids `count` terms are together, from the sum of the bits of term plus `magic`.
+#[inline(always)]
+fn grids(bits: u64, magic: f64, count: usize) -> i64 {
+    bits.wrapping_sub(magic.to_bits().wrapping_mul(count as u64)) as i64
 }
 
 /// Further levels, until nothing remains or the grid would leave f64's range.
@@ -247,17 +300,15 @@ impl Lanes {
 fn add_rest(rest: &mut [f64], mut bound: i32, sum: &mut ExactSum) {
     while in_range(bound) {
         let magic = magic(bound);
-        let mut left = 0;
-        let mut level = [0.0; LANES];
-        for chunk in rest.chunks_mut(LANES) {
-            for (r, lane) in chunk.iter_mut().zip(&mut level) {
-                let (q, after) = cut(*r, magic);
-                *lane += q;
-                *r = after;
-                left |= after.to_bits();
-            }
+        let (mut level, mut left) = (0u64, 0);
+        for r in rest.iter_mut() {
+            let first = *r + magic;
+            level = level.wrapping_add(first.to_bits());
+            *r -= first - magic;
+            // Equal numbers differ by +0, whose bits are all clear.
+            left |= r.to_bits();
         }
-        sum.add(level.iter().sum());
+        sum.add_integer(grids(level, magic, rest.len()), bound - GRIDS);
         if left == 0 {
             return;
         }

@@ -1,4 +1,4 @@
-//! A sum of f64 values, or of their squares, without rounding: the same words in any order, any split, any merge.
+//! A sum of f64 values, their squares or products, without rounding: the same words in any order, any split, any merge.
 
 /// Limbs below the last hold 32 bits of the sum; 64 bits of room let additions wait for their carries.
 const LIMB: u32 = 32;
@@ -55,6 +55,21 @@ impl ExactSum {
         }
     }
 
+    /// Adds `integer * 2^exponent`, for an exponent from that of the smallest square to 2006.
+    pub(super) fn add_integer(&mut self, integer: i64, exponent: i32) {
+        self.deposit(integer < 0, integer.unsigned_abs(), exponent);
+    }
+
+    /// Adds `x * y`. Nothing is added where one of them is not finite.
+    pub fn add_product(&mut self, x: f64, y: f64) {
+        if let (Some((a, i)), Some((b, j))) = (parts(x), parts(y)) {
+            let product = u128::from(a) * u128::from(b);
+            let negative = (x < 0.0) != (y < 0.0);
+            self.deposit(negative, product as u64, i + j);
+            self.deposit(negative, (product >> 64) as u64, i + j + 64);
+        }
+    }
+
     /// Adds another sum.
     pub fn merge(&mut self, other: &ExactSum) {
         self.carry();
@@ -91,6 +106,28 @@ impl ExactSum {
         let rounded = shift_to_even(top, dropped as u32);
         let magnitude = libm::scalbn(rounded as f64, exponent.saturating_add(dropped));
         if negative { -magnitude } else { magnitude }
+    }
+
+    /// The nearest f64 to the sum divided by `count`, ties to even: rounded once, so that the mean of equal numbers is that
+    /// number. NaN for a count of 0.
+    pub fn mean(&self, count: u64) -> f64 {
+        if count == 0 {
+            return f64::NAN;
+        }
+        let (negative, magnitude) = self.magnitude();
+        let mut quotient = ExactSum::new();
+        let mut rest = 0u128;
+        for i in (0..=Self::WORDS).rev() {
+            let part = rest << LIMB | u128::from(magnitude.digit(i));
+            // Only the last limb has a second digit.
+            let place = i.min(Self::WORDS - 1);
+            quotient.limbs[place] |=
+                ((part / u128::from(count)) as i64) << (LIMB * u32::from(i == Self::WORDS));
+            rest = part % u128::from(count);
+        }
+        // What is left is less than the lowest bit, which stands for it: no f64 ends anywhere near.
+        quotient.limbs[0] |= i64::from(rest != 0);
+        if negative { -quotient.to_f64() } else { quotient.to_f64() }
     }
 
     /// The square root of the nearest 53-bit number, also where the sum itself is beyond f64. NaN for a negative sum.
@@ -138,13 +175,7 @@ impl ExactSum {
     /// Sign, the 64 bits from the highest set one down, and the exponent of the last of these, which also stands for
     /// every set bit below it. None for zero.
     fn top(&self) -> Option<(bool, u64, i32)> {
-        let mut magnitude = self.clone();
-        magnitude.carry();
-        let negative = magnitude.limbs[Self::WORDS - 1].is_negative();
-        if negative {
-            magnitude.limbs.iter_mut().for_each(|limb| *limb = limb.wrapping_neg());
-            magnitude.carry();
-        }
+        let (negative, magnitude) = self.magnitude();
         let digit = |i: usize| magnitude.digit(i);
         let high = (0..=Self::WORDS).rfind(|&i| digit(i) != 0)?;
         // Three digits hold the highest set bit and at least 64 bits below it.
@@ -157,6 +188,18 @@ impl ExactSum {
         let spare = kept.leading_zeros();
         let exponent = LOWEST + (low as u32 * LIMB + drop) as i32 - spare as i32;
         Some((negative, kept << spare | u64::from(lost), exponent))
+    }
+
+    /// Sign and magnitude, carried.
+    fn magnitude(&self) -> (bool, ExactSum) {
+        let mut magnitude = self.clone();
+        magnitude.carry();
+        let negative = magnitude.limbs[Self::WORDS - 1].is_negative();
+        if negative {
+            magnitude.limbs.iter_mut().for_each(|limb| *limb = limb.wrapping_neg());
+            magnitude.carry();
+        }
+        (negative, magnitude)
     }
 
     /// 32 bits of a carried sum, from the lowest up; the last limb has two.

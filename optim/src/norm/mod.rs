@@ -1,14 +1,16 @@
 //! Norms of gradients whose bits do not depend on how the gradients are cut, ordered, spread over cores or ranks.
 
 mod block;
+mod dot;
 mod exact;
 
 use crate::check::check_isa;
 use crate::number::Stored;
 use crate::{Error, Isa};
-use block::{Blocks, Source};
+pub(crate) use block::{Blocks, LEN as BLOCK_LEN, Source};
 use meshstep_tensor::{DType, Slice, bf16, f16};
 
+pub(crate) use dot::{Factor, add_dots};
 pub use exact::ExactSum;
 
 /// Which norm of a vector.
@@ -165,7 +167,7 @@ impl NormAccumulator {
     }
 
     /// One element, slow and obvious: the definition.
-    fn add_plainly(&mut self, x: f64) {
+    pub(crate) fn add_plainly(&mut self, x: f64) {
         let power = if let Norm::P(p) = self.norm { libm::pow(x.abs(), p) } else { 0.0 };
         if !x.is_finite() || !power.is_finite() {
             self.non_finite += 1;

@@ -1,40 +1,28 @@
 //! One element of SGD, for loops that become vector instructions. Letters: mod.rs. It must equal reference.rs.
 
-use super::{Constants, reference};
-use crate::number::{Real, Stored};
+use super::Constants;
+use crate::number::Real;
 use crate::sweep::Step;
 
-impl<T: Real> Constants<T> {
-    /// The gradient, scaled and with its penalty.
+/// Without state, or with the momentum buffer.
+impl<T: Real, const S: usize> Step<T, S> for Constants<T> {
     #[inline(always)]
-    fn gradient(&self, p: T, g: T) -> T {
-        let scaled = g * self.scale;
-        if self.decay { self.wd.fma(p, scaled) } else { scaled }
-    }
-}
-
-impl<T: Real> Step<T, 0> for Constants<T> {
-    #[inline(always)]
-    fn step(&self, p: T, g: T, _: [T; 0]) -> (T, [T; 0]) {
-        (self.minus_lr.fma(self.gradient(p, g), p), [])
-    }
-
-    fn reference<G: Stored<T>>(&self, p: &mut [T], g: &[G], _: [&mut [T]; 0]) {
-        reference::update(self, p, g, None);
-    }
-}
-
-impl<T: Real> Step<T, 1> for Constants<T> {
-    #[inline(always)]
-    fn step(&self, p: T, g: T, [b]: [T; 1]) -> (T, [T; 1]) {
-        let g1 = self.gradient(p, g);
-        // Selected, not mixed in with weight 0: what the buffer held before the first step may be NaN.
-        let b = if self.first { g1 } else { self.mu.fma(b, self.w * g1) };
-        let u = if self.nesterov { self.mu.fma(b, g1) } else { b };
-        (self.minus_lr.fma(u, p), [b])
+    fn step(&self, p: T, g: T, mut s: [T; S]) -> (T, [T; S]) {
+        let c = self;
+        let g1 = c.frame.gradient(p, g);
+        let mut u = g1;
+        if S == 1 {
+            let (b, x) = (s[0], c.w * g1);
+            // Selected, not mixed in with weight 0: what the buffer held before the first step may be NaN.
+            let sum = if c.first { x } else { c.mu.fma(b, x) };
+            let b = if c.average { c.w.fma(g1 - b, b) } else { sum };
+            u = if c.nesterov { c.mu.fma(b, g1) } else { b };
+            s[0] = b;
+        }
+        (c.frame.descend(p, c.r * u), s)
     }
 
-    fn reference<G: Stored<T>>(&self, p: &mut [T], g: &[G], [b]: [&mut [T]; 1]) {
-        reference::update(self, p, g, Some(b));
+    fn reference(&self, p: T, g: T, s: [T; S]) -> (T, [T; S]) {
+        super::reference::step(self, p, g, s)
     }
 }

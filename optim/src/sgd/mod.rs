@@ -1,39 +1,86 @@
-//! Stochastic gradient descent with momentum (Polyak, 1964) or Nesterov's (Sutskever et al., 2013), with PyTorch's
-//! meaning of every hyperparameter.
+//! Stochastic gradient descent with momentum (Polyak, 1964) or Nesterov's (Sutskever et al., 2013), in the three forms
+//! that programs have: PyTorch's, an average of gradients, and the one with the learning rate inside the buffer.
 //!
-//! One IEEE sequence per element, in the type of the parameters:
+//! One IEEE sequence per element, in the type of the parameters; without momentum `u = g1`:
 //!
 //! ```text
 //! g1 = g * scale              grad_scale, negated to maximise
-//! g1 = fma(wd, p, g1)         with weight_decay != 0 only
-//! b  = g1                     with momentum, at t = 1: the buffer starts as the gradient, without dampening
-//! b  = fma(mu, b, w * g1)     with momentum, later: mu = momentum, w = 1 - dampening
-//! u  = b                      fma(mu, b, g1) with nesterov; g1 without momentum
-//! p  = fma(-lr, u, p)
+//! g1 = fma(wd, p, g1)         coupled decay only
+//! b  = fma(w, g1 - b, b)      Average: w = 1 - momentum
+//! b  = w0 * g1                the others, at t = 1: w0 = lr with LrInside, else 1 (no dampening)
+//! b  = fma(mu, b, w * g1)     the others, later: mu = momentum, w = lr with LrInside, else 1 - dampening
+//! u  = b                      fma(mu, b, g1) with nesterov
+//! p  = p - fma(lw, p, r * u)  lw: the decay's share, 0 if coupled; r = lr, or lr / (1 - momentum^t), or 1 with LrInside
 //! ```
 
 mod kernel;
 mod reference;
 
 use crate::check::Check;
-use crate::number::Real;
-use crate::pass::{Kind, pass};
-use crate::{Error, Flat, Isa, Rule, Scalars, Segment};
-use meshstep_tensor::Queue;
+use crate::frame::{Frame, common, update_on};
+use crate::number::{Real, power};
+use crate::pass::Kind;
+use crate::{Decay, Error, Rule, Scalars, Segment};
 
 /// Stochastic gradient descent. Without momentum it keeps no state.
-#[derive(Clone, Debug, Default, PartialEq)]
+///
+/// ```
+/// use meshstep_optim::{Momentum, Rule, Sgd};
+///
+/// let torch = Sgd { momentum: 0.9, nesterov: true, ..Sgd::default() };
+/// let average = Sgd { momentum: 0.9, form: Momentum::Average { debias: true }, ..Sgd::default() };
+/// assert_eq!(torch.check(), Ok(()));
+/// assert_eq!(average.state(), ["momentum"]);
+/// // Only PyTorch's form looks ahead or dampens.
+/// assert!(Sgd { nesterov: true, ..average }.check().is_err());
+/// ```
+#[derive(Clone, Debug, PartialEq)]
 pub struct Sgd {
-    /// How much of the buffer is kept each step; at least 0.
+    /// How much of the buffer is kept each step; at least 0, and below 1 in an average.
     pub momentum: f64,
-    /// How much of the gradient is left out of the buffer, after the first step.
+    /// What the buffer holds.
+    pub form: Momentum,
+    /// How much of the gradient is left out of PyTorch's buffer, after the first step.
     pub dampening: f64,
-    /// Looks ahead along the buffer. Needs `momentum > 0` and `dampening = 0`.
+    /// Looks ahead along PyTorch's buffer. Needs `momentum > 0` and `dampening = 0`.
     pub nesterov: bool,
-    /// Weight of the L2 penalty `weight_decay * p` added to the gradient; at least 0.
+    /// Decay of the parameters; at least 0.
     pub weight_decay: f64,
+    /// Where the decay goes.
+    pub decay: Decay,
     /// Climbs instead of descending.
     pub maximize: bool,
+}
+
+/// What a momentum buffer `b` holds, and how the parameters follow it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Momentum {
+    /// A sum: `b = momentum * b + (1 - dampening) * g`, starting as the first gradient, undampened; `p -= lr * b`.
+    #[default]
+    PyTorch,
+    /// An average: `b = momentum * b + (1 - momentum) * g`, starting as 0; `p -= lr * b`.
+    Average {
+        /// Divides by `1 - momentum^t`, so that the first steps are not short.
+        debias: bool,
+    },
+    /// A sum of steps: `b = momentum * b + lr * g`; `p -= b`. A new learning rate does not rescale what is in the buffer
+    /// (Sutskever et al.; Caffe, TensorFlow's Keras).
+    LrInside,
+}
+
+impl Default for Sgd {
+    /// PyTorch's: no momentum, no decay (coupled once it is set).
+    fn default() -> Self {
+        Sgd {
+            momentum: 0.0,
+            form: Momentum::PyTorch,
+            dampening: 0.0,
+            nesterov: false,
+            weight_decay: 0.0,
+            decay: Decay::Coupled,
+            maximize: false,
+        }
+    }
 }
 
 impl Rule for Sgd {
@@ -46,83 +93,86 @@ impl Rule for Sgd {
     }
 
     fn check(&self) -> Result<(), Error> {
-        let &Sgd { momentum, dampening, nesterov, weight_decay, .. } = self;
+        let &Sgd { momentum, form, dampening, nesterov, .. } = self;
         let check = Check { rule: "sgd" };
-        check.at_least_zero("momentum", momentum)?;
+        match form {
+            Momentum::Average { .. } => check.beta("momentum", momentum)?,
+            _ => check.at_least_zero("momentum", momentum)?,
+        }
         check.finite("dampening", dampening)?;
-        check.at_least_zero("weight_decay", weight_decay)?;
+        self.common().check(&check)?;
+        if form != Momentum::PyTorch {
+            check.range(
+                "dampening",
+                dampening,
+                dampening == 0.0,
+                "0 unless the form is Momentum::PyTorch",
+            )?;
+            check.range("nesterov", 1.0, !nesterov, "false unless the form is Momentum::PyTorch")?;
+        }
         let allowed = !nesterov || momentum > 0.0 && dampening == 0.0;
         if allowed { Ok(()) } else { Err(Error::Nesterov { momentum, dampening }) }
     }
 
     fn hyperparameters(&self) -> Vec<(&'static str, f64)> {
-        vec![
+        let (form, debias) = match self.form {
+            Momentum::PyTorch => (0.0, false),
+            Momentum::Average { debias } => (1.0, debias),
+            Momentum::LrInside => (2.0, false),
+        };
+        self.common().list(&[
             ("momentum", self.momentum),
+            ("form", form),
+            ("debias", debias.into()),
             ("dampening", self.dampening),
             ("nesterov", self.nesterov.into()),
-            ("weight_decay", self.weight_decay),
-            ("maximize", self.maximize.into()),
-        ]
+        ])
     }
 
-    fn update_on(
-        &self,
-        isa: Isa,
-        flat: Flat<'_, '_>,
-        segments: &[Segment],
-        scalars: &Scalars,
-        _queue: &Queue,
-    ) -> Result<(), Error> {
-        self.check()?;
-        let about = ("sgd", self.state());
-        match self.state().len() {
-            0 => pass::<0>(self, about, isa, flat, segments, scalars),
-            _ => pass::<1>(self, about, isa, flat, segments, scalars),
-        }
+    fn retention(&self) -> f64 {
+        self.momentum
     }
+
+    update_on!(0 or 1);
 }
 
 /// The letters of the sequence above, for one `t`.
 #[derive(Clone, Copy)]
 pub(crate) struct Constants<T> {
-    scale: T,
-    decay: bool,
-    wd: T,
+    frame: Frame<T>,
+    average: bool,
     first: bool,
     mu: T,
     w: T,
     nesterov: bool,
-    minus_lr: T,
+    r: T,
 }
 
 impl Sgd {
-    fn at<T: Real>(&self, scalars: &Scalars, t: u64) -> Constants<T> {
-        let sign = if self.maximize { -1.0 } else { 1.0 };
+    common!();
+}
+
+impl<const S: usize> Kind<S> for Sgd {
+    type Step<T: Real> = Constants<T>;
+
+    fn constants<T: Real>(&self, scalars: &Scalars, &Segment { t, .. }: &Segment) -> Constants<T> {
+        let (lr, first) = (scalars.lr, t == 1);
+        let (w, r) = match self.form {
+            Momentum::PyTorch if first => (1.0, lr),
+            Momentum::PyTorch => (1.0 - self.dampening, lr),
+            Momentum::Average { debias: false } => (1.0 - self.momentum, lr),
+            Momentum::Average { debias: true } => (1.0 - self.momentum, lr / (1.0 - power(self.momentum, t))),
+            Momentum::LrInside => (lr, 1.0),
+        };
         Constants {
-            scale: T::from_f64(sign * scalars.grad_scale),
-            decay: self.weight_decay != 0.0,
-            wd: T::from_f64(self.weight_decay),
-            first: t == 1,
+            frame: self.common().at(lr, scalars),
+            average: matches!(self.form, Momentum::Average { .. }),
+            first,
             mu: T::from_f64(self.momentum),
-            w: T::from_f64(1.0 - self.dampening),
+            w: T::from_f64(w),
             nesterov: self.nesterov,
-            minus_lr: T::from_f64(-scalars.lr),
+            // Without momentum all forms are the same.
+            r: T::from_f64(if S == 0 { lr } else { r }),
         }
-    }
-}
-
-impl Kind<0> for Sgd {
-    type Step<T: Real> = Constants<T>;
-
-    fn constants<T: Real>(&self, scalars: &Scalars, t: u64) -> Constants<T> {
-        self.at(scalars, t)
-    }
-}
-
-impl Kind<1> for Sgd {
-    type Step<T: Real> = Constants<T>;
-
-    fn constants<T: Real>(&self, scalars: &Scalars, t: u64) -> Constants<T> {
-        self.at(scalars, t)
     }
 }

@@ -1,20 +1,27 @@
-//! SGD, slow and obvious: the definition. Letters and formula: mod.rs.
+//! One element of SGD, slow and obvious: the definition. Letters and formula: mod.rs.
 
 use super::Constants;
-use crate::number::{Real, Stored};
+use crate::number::Real;
 
-/// One step of every element.
-pub(super) fn update<T: Real, G: Stored<T>>(c: &Constants<T>, p: &mut [T], g: &[G], mut b: Option<&mut [T]>) {
-    for i in 0..p.len() {
-        let mut g1 = g[i].widen_plainly() * c.scale;
-        if c.decay {
-            g1 = c.wd.fma(p[i], g1);
-        }
-        let mut u = g1;
-        if let Some(b) = &mut b {
-            b[i] = if c.first { g1 } else { c.mu.fma(b[i], c.w * g1) };
-            u = if c.nesterov { c.mu.fma(b[i], g1) } else { b[i] };
-        }
-        p[i] = c.minus_lr.fma(u, p[i]);
+/// One step; `s` is the buffer, where there is momentum.
+pub(super) fn step<T: Real, const S: usize>(c: &Constants<T>, p: T, g: T, s: [T; S]) -> (T, [T; S]) {
+    let mut g1 = g * c.frame.scale;
+    if c.frame.coupled {
+        g1 = c.frame.wd.fma(p, g1);
     }
+    let after = s.map(|b| {
+        if c.average {
+            c.w.fma(g1 - b, b)
+        } else if c.first {
+            c.w * g1
+        } else {
+            c.mu.fma(b, c.w * g1)
+        }
+    });
+    let u = match after.first() {
+        None => g1,
+        Some(&b) if c.nesterov => c.mu.fma(b, g1),
+        Some(&b) => b,
+    };
+    (p - c.frame.lw.fma(p, c.r * u), after)
 }

@@ -3,25 +3,67 @@
 
 pub(crate) mod naive;
 
-use meshstep_optim::{Adam, AdamW, Error, Flat, Isa, Rule, Scalars, Segment, Sgd};
+use meshstep_optim::{
+    Adagrad, Adam, AdamW, Adopt, Decay, Error, Flat, Isa, Lion, Moments, Momentum, QhAdamW, QhAdopt, RmsProp,
+    Rule, Scalars, Segment, Sgd,
+};
 use meshstep_tensor::{DType, Queue, Slice, SliceMut, bf16, f16};
 use std::ops::Range;
 
 /// Every rule with every option that changes its arithmetic. A new rule is new rows.
 pub(crate) fn rules() -> Vec<Box<dyn Rule>> {
     let momentum = Sgd { momentum: 0.9, ..Sgd::default() };
+    let average = |debias| Sgd { form: Momentum::Average { debias }, ..momentum.clone() };
+    let inside = Sgd { form: Momentum::LrInside, ..momentum.clone() };
+    let centered = RmsProp { centered: true, ..RmsProp::default() };
+    let (coupled, fully) = (Decay::Coupled, Decay::FullyDecoupled { lr_max: 0.02 });
+    let moments =
+        |n: usize| Moments::new(&[(0.9, 0.3), (0.99, 0.2), (0.999, 0.25), (0.5, 0.1)][..n]).unwrap();
     vec![
         Box::new(AdamW::default()),
         Box::new(AdamW { weight_decay: 0.0, eps: 0.0, ..AdamW::default() }),
         Box::new(AdamW { beta1: 0.0, beta2: 0.5, weight_decay: 0.3, maximize: true, ..AdamW::default() }),
+        Box::new(AdamW { amsgrad: true, decay: fully, ..AdamW::default() }),
         Box::new(Adam::default()),
-        Box::new(Adam { weight_decay: 0.1, maximize: true, ..Adam::default() }),
+        Box::new(Adam { weight_decay: 0.1, maximize: true, amsgrad: true, ..Adam::default() }),
         Box::new(Sgd::default()),
         Box::new(Sgd { weight_decay: 0.1, maximize: true, ..Sgd::default() }),
         Box::new(momentum.clone()),
         Box::new(Sgd { dampening: 0.3, weight_decay: 0.01, ..momentum.clone() }),
         Box::new(Sgd { nesterov: true, ..momentum.clone() }),
-        Box::new(Sgd { nesterov: true, weight_decay: 0.01, maximize: true, ..momentum }),
+        Box::new(Sgd {
+            nesterov: true,
+            weight_decay: 0.01,
+            maximize: true,
+            decay: fully,
+            ..momentum.clone()
+        }),
+        Box::new(average(false)),
+        Box::new(Sgd { weight_decay: 0.1, ..average(true) }),
+        Box::new(Sgd { weight_decay: 0.1, decay: Decay::Decoupled, ..inside }),
+        Box::new(RmsProp::default()),
+        Box::new(RmsProp { momentum: 0.9, weight_decay: 0.1, ..RmsProp::default() }),
+        Box::new(RmsProp { maximize: true, ..centered.clone() }),
+        Box::new(RmsProp { momentum: 0.9, weight_decay: 0.1, decay: fully, ..centered }),
+        Box::new(Adagrad::default()),
+        Box::new(Adagrad {
+            lr_decay: 0.1,
+            initial_accumulator_value: 0.1,
+            weight_decay: 0.1,
+            ..Adagrad::default()
+        }),
+        Box::new(Lion::default()),
+        Box::new(Lion { weight_decay: 0.1, decay: coupled, ..Lion::default() }),
+        Box::new(Adopt::default()),
+        Box::new(Adopt { weight_decay: 0.1, decay: coupled, maximize: true, ..Adopt::default() }),
+        Box::new(QhAdopt::default()),
+        Box::new(QhAdopt { moments: moments(2), weight_decay: 0.1, ..QhAdopt::default() }),
+        Box::new(QhAdopt { moments: moments(3), ..QhAdopt::default() }),
+        Box::new(QhAdopt { moments: moments(4), ..QhAdopt::default() }),
+        Box::new(QhAdamW::default()),
+        Box::new(QhAdamW { moments: moments(2), weight_decay: 0.1, decay: coupled, ..QhAdamW::default() }),
+        Box::new(QhAdamW { moments: moments(3), ..QhAdamW::default() }),
+        Box::new(QhAdamW { moments: moments(4), ..QhAdamW::default() }),
     ]
 }
 
@@ -205,13 +247,6 @@ impl Memory {
         let fixed = [&self.params, &self.grads].into_iter();
         fixed.chain(&self.state).chain(&self.copy).map(Values::bits).collect()
     }
-
-    /// Fresh gradients for another step.
-    pub(crate) fn new_grads(&mut self, seed: u64) {
-        let mut random = Random::new(seed);
-        let slice = self.grads.slice();
-        self.grads = Values::new(slice.dtype(), slice.len(), || random.any());
-    }
 }
 
 fn from(offset: usize, values: &mut Values) -> SliceMut<'_> {
@@ -221,14 +256,14 @@ fn from(offset: usize, values: &mut Values) -> SliceMut<'_> {
 }
 
 pub(crate) fn segment(range: Range<usize>, t: u64) -> Segment {
-    Segment { range, t }
+    Segment::new(range, t)
 }
 
 /// The first place where two memories differ, in words.
 pub(crate) fn difference(a: &Memory, b: &Memory) -> Option<String> {
     let (a, b) = (a.bits(), b.bits());
-    let names = ["params", "grads", "state or copy", "state or copy", "copy"];
-    names.iter().zip(a.iter().zip(&b)).find_map(|(name, (a, b))| {
+    let names = ["params", "grads"].into_iter().chain(std::iter::repeat("state or copy"));
+    names.zip(a.iter().zip(&b)).find_map(|(name, (a, b))| {
         let at = (0..a.len()).find(|&i| a[i] != b[i])?;
         Some(format!("{name}[{at}]: {:#x} and {:#x}", a[at], b[at]))
     })

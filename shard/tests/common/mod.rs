@@ -1,7 +1,7 @@
 //! One training run as data, run on loopback ranks by Meshstep or by a loop anyone can check.
 #![allow(dead_code, unreachable_pub, reason = "every test binary uses some of it")]
 
-use meshstep_optim::{AdamW, Flat, Rule, Scalars, Segment, Sgd};
+use meshstep_optim::{AdamW, Flat, Isa, Lamb, Lars, Rule, Scalars, Segment, Sgd, TensorSums};
 use meshstep_shard::{At, Combine, Error, Groups, Optimizer, Options, Outcome, Owners, Stage};
 use meshstep_tensor::{DType, Layout, Queue, Slice, SliceMut, bf16, cast, f16};
 
@@ -37,6 +37,8 @@ pub enum WhichRule {
     Sgd,
     SgdMomentum,
     AdamW,
+    Lamb,
+    Lars,
 }
 
 /// What gradients look like.
@@ -98,6 +100,8 @@ impl Run {
                 Groups::new(Sgd { momentum: 0.9, weight_decay: 0.01, ..Sgd::default() })
             }
             WhichRule::AdamW => Groups::new(adamw()),
+            WhichRule::Lamb => Groups::new(Lamb::default()),
+            WhichRule::Lars => Groups::new(Lars { trust_coefficient: 0.1, ..Lars::default() }),
         }
     }
 
@@ -200,13 +204,21 @@ impl Run {
             let squares: f64 = grads.iter().flatten().map(|&g| f64::from(g) * f64::from(g)).sum();
             let norm = factor * squares.sqrt();
             let coef = self.max_norm.map_or(1.0, |max| (max / (norm + 1e-6)).min(1.0));
-            let scalars = Scalars { lr: self.at(t).lr, grad_scale: factor * coef, zero_grads: false };
+            let scalars = Scalars {
+                lr: self.at(t).lr,
+                grad_scale: factor * coef,
+                zero_grads: false,
+                ..Scalars::default()
+            };
             for i in 0..self.lens.len() {
                 let mut slots: Vec<SliceMut<'_>> =
                     state[i].iter_mut().map(|s| SliceMut::from(&mut s[..])).collect();
                 let (params, grads) = (SliceMut::from(&mut params[i][..]), SliceMut::from(&mut grads[i][..]));
                 let flat = Flat { params, grads, state: &mut slots, copy: None };
-                let all = [Segment { range: 0..self.lens[i], t }];
+                let mut all = [Segment::new(0..self.lens[i], t)];
+                let mut sums = [TensorSums::new()];
+                rule.measure_on(Isa::Reference, &flat, &all, &scalars, &mut sums).unwrap();
+                all[0].ratio = rule.ratio(&sums[0]);
                 rule.update(flat, &all, &scalars, &Queue::cpu()).unwrap();
             }
             end.norms.push(norm.to_bits());
@@ -232,6 +244,8 @@ impl Run {
             WhichRule::Sgd => Box::new(Sgd::default()),
             WhichRule::SgdMomentum => Box::new(Sgd { momentum: 0.9, weight_decay: 0.01, ..Sgd::default() }),
             WhichRule::AdamW => Box::new(adamw()),
+            WhichRule::Lamb => Box::new(Lamb::default()),
+            WhichRule::Lars => Box::new(Lars { trust_coefficient: 0.1, ..Lars::default() }),
         }
     }
 

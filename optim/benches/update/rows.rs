@@ -1,0 +1,56 @@
+//! The table: every rule in f32, and AdamW under every recipe. A new rule or recipe is a new row.
+
+use meshstep_optim::{Adam, AdamW, Lamb, Lars, Rounding, Rule, Sgd};
+use meshstep_tensor::DType;
+
+/// A rule under a recipe, and how fast it has to be.
+pub(crate) struct Row {
+    pub(crate) name: &'static str,
+    pub(crate) rule: Box<dyn Rule>,
+    pub(crate) recipe: Recipe,
+    /// The least share of the copy's speed, in percent.
+    pub(crate) bar: f64,
+    /// Whether the rule reads its state when it measures, where it does.
+    pub(crate) measures_state: bool,
+    /// Why the bar is not higher, where that is not obvious.
+    pub(crate) reason: Option<&'static str>,
+}
+
+/// Types of everything an update touches.
+#[derive(Clone, Copy)]
+pub(crate) struct Recipe {
+    pub(crate) params: DType,
+    pub(crate) grads: DType,
+    pub(crate) state: DType,
+    pub(crate) copy: Option<DType>,
+    pub(crate) rounding: Rounding,
+}
+
+const F32: Recipe = Recipe {
+    params: DType::F32,
+    grads: DType::F32,
+    state: DType::F32,
+    copy: None,
+    rounding: Rounding::Nearest,
+};
+const MASTER: Recipe = Recipe { grads: DType::BF16, copy: Some(DType::BF16), ..F32 };
+
+const SUMS: Option<&str> = Some(
+    "two exact norms of every tensor come first: they compute more than they read, which few cores feel",
+);
+
+pub(crate) fn rows() -> Vec<Row> {
+    fn row(name: &'static str, rule: impl Rule + 'static, recipe: Recipe, bar: f64) -> Row {
+        Row { name, rule: Box::new(rule), recipe, bar, measures_state: false, reason: None }
+    }
+    let momentum = Sgd { momentum: 0.9, weight_decay: 1e-4, ..Sgd::default() };
+    vec![
+        row("adamw", AdamW::default(), F32, 95.0),
+        row("adam", Adam { weight_decay: 0.01, ..Adam::default() }, F32, 95.0),
+        row("sgd", Sgd::default(), F32, 95.0),
+        row("sgd, momentum", momentum, F32, 95.0),
+        Row { measures_state: true, reason: SUMS, ..row("lamb", Lamb::default(), F32, 90.0) },
+        Row { reason: SUMS, ..row("lars", Lars::default(), F32, 90.0) },
+        row("adamw, f32 master, bf16 grads and copy", AdamW::default(), MASTER, 85.0),
+    ]
+}

@@ -1,0 +1,194 @@
+//! ADOPT (Taniguchi et al., *ADOPT: modified Adam can converge with any beta2 with the optimal rate*, 2024, and the
+//! authors' program) and its quasi-hyperbolic form (the mixing of Ma and Yarats, 2019; several moments as in MT-DAO).
+//!
+//! One IEEE sequence per element, in the type of the parameters:
+//!
+//! ```text
+//! g1  = g * scale                       grad_scale, negated to maximise
+//! g1  = fma(wd, p, g1)                  coupled decay only
+//! at t = 1: v = g1 * g1, and no more: no step, no decay of the parameter
+//! den = max(sqrt(v), eps)               the v of the step before
+//! h   = g1 / den, within -bound..bound  bound = (t - 1)^(1/4): 1 at t = 2
+//! m_j = fma(w_j, h - m_j, m_j)          w_j = 1 - beta1 of moment j
+//! u   = q0 * h, + q_j * m_j each        fma(q_j, m_j, u); q_j = weight_j, q0 = 1 - their sum. In Adopt u = m
+//! v   = fma(w2 * g1, g1, b2 * v)        w2 = 1 - beta2, b2 = beta2
+//! p   = p - fma(lw, p, lr * u)          lw: the decay's share, 0 if coupled
+//! ```
+//!
+//! The moments need no correction: before the first `h` they are 0 and meant to be. With `eps = 0` a gradient that is 0
+//! from the start makes NaN, as in the authors' program.
+
+mod kernel;
+mod reference;
+
+use crate::check::Check;
+use crate::frame::{Common, Frame, common, update_on};
+use crate::moments::{Mix, Moments};
+use crate::number::Real;
+use crate::pass::Kind;
+use crate::{Decay, Error, Rule, Scalars, Segment};
+
+/// Gradients divided by the root of the *previous* second moment, clamped, then averaged: converges with any `beta2`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Adopt {
+    /// Decay of the average, in `[0, 1)`.
+    pub beta1: f64,
+    /// Decay of the second moment, in `[0, 1)`.
+    pub beta2: f64,
+    /// The least a gradient is divided by; at least 0.
+    pub eps: f64,
+    /// Decay of the parameters; at least 0.
+    pub weight_decay: f64,
+    /// Where the decay goes.
+    pub decay: Decay,
+    /// Climbs instead of descending.
+    pub maximize: bool,
+}
+
+/// [`Adopt`] whose steps mix the normalised gradient with one or several slow averages of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct QhAdopt {
+    /// The averages: their decays, and their weights in a step.
+    pub moments: Moments,
+    /// Decay of the second moment, in `[0, 1)`.
+    pub beta2: f64,
+    /// The least a gradient is divided by; at least 0.
+    pub eps: f64,
+    /// Decay of the parameters; at least 0.
+    pub weight_decay: f64,
+    /// Where the decay goes.
+    pub decay: Decay,
+    /// Climbs instead of descending.
+    pub maximize: bool,
+}
+
+impl Default for Adopt {
+    /// The authors'; decoupled decay once it is set.
+    fn default() -> Self {
+        let (weight_decay, decay) = (0.0, Decay::Decoupled);
+        Adopt { beta1: 0.9, beta2: 0.9999, eps: 1e-6, weight_decay, decay, maximize: false }
+    }
+}
+
+impl Default for QhAdopt {
+    /// ADOPT's, with one moment of 0.999 that weighs 0.9; decoupled decay once it is set.
+    fn default() -> Self {
+        let Adopt { beta2, eps, weight_decay, decay, maximize, .. } = Adopt::default();
+        QhAdopt { moments: Moments::one(0.999, 0.9), beta2, eps, weight_decay, decay, maximize }
+    }
+}
+
+impl Adopt {
+    common!();
+}
+
+impl QhAdopt {
+    common!();
+}
+
+impl Rule for Adopt {
+    fn name(&self) -> &'static str {
+        "adopt"
+    }
+
+    fn state(&self) -> &'static [&'static str] {
+        &["m", "v"]
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let check = Check { rule: "adopt" };
+        check.beta("beta1", self.beta1)?;
+        check.beta("beta2", self.beta2)?;
+        check.at_least_zero("eps", self.eps)?;
+        self.common().check(&check)
+    }
+
+    fn hyperparameters(&self) -> Vec<(&'static str, f64)> {
+        self.common().list(&[("beta1", self.beta1), ("beta2", self.beta2), ("eps", self.eps)])
+    }
+
+    fn retention(&self) -> f64 {
+        self.beta1.max(self.beta2)
+    }
+
+    update_on!(or 2);
+}
+
+impl Rule for QhAdopt {
+    fn name(&self) -> &'static str {
+        "qhadopt"
+    }
+
+    fn state(&self) -> &'static [&'static str] {
+        self.moments.state()
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let check = Check { rule: "qhadopt" };
+        self.moments.check(&check)?;
+        check.beta("beta2", self.beta2)?;
+        check.at_least_zero("eps", self.eps)?;
+        self.common().check(&check)
+    }
+
+    fn hyperparameters(&self) -> Vec<(&'static str, f64)> {
+        let mut own = self.moments.list();
+        own.extend([("beta2", self.beta2), ("eps", self.eps)]);
+        self.common().list(&own)
+    }
+
+    fn retention(&self) -> f64 {
+        self.moments.retention().max(self.beta2)
+    }
+
+    update_on!(2 3 4 or 5);
+}
+
+/// The letters of the sequence above, for one `t`.
+#[derive(Clone, Copy)]
+pub(crate) struct Constants<T> {
+    frame: Frame<T>,
+    first: bool,
+    mix: Mix<T>,
+    b2: T,
+    w2: T,
+    eps: T,
+    bound: T,
+    minus_bound: T,
+    lr: T,
+}
+
+impl<T: Real> Constants<T> {
+    fn at(common: &Common, moments: Moments, [beta2, eps]: [f64; 2], scalars: &Scalars, t: u64) -> Self {
+        // Two roots: each is rounded correctly everywhere, so no power function is needed.
+        let bound = ((t - 1) as f64).sqrt().sqrt();
+        Constants {
+            frame: common.at(scalars.lr, scalars),
+            first: t == 1,
+            mix: moments.mix(|_| 1.0),
+            b2: T::from_f64(beta2),
+            w2: T::from_f64(1.0 - beta2),
+            eps: T::from_f64(eps),
+            bound: T::from_f64(bound),
+            minus_bound: T::from_f64(-bound),
+            lr: T::from_f64(scalars.lr),
+        }
+    }
+}
+
+impl Kind<2> for Adopt {
+    type Step<T: Real> = Constants<T>;
+
+    fn constants<T: Real>(&self, scalars: &Scalars, segment: &Segment) -> Constants<T> {
+        let moments = Moments::one(self.beta1, 1.0);
+        Constants::at(&self.common(), moments, [self.beta2, self.eps], scalars, segment.t)
+    }
+}
+
+impl<const S: usize> Kind<S> for QhAdopt {
+    type Step<T: Real> = Constants<T>;
+
+    fn constants<T: Real>(&self, scalars: &Scalars, segment: &Segment) -> Constants<T> {
+        Constants::at(&self.common(), self.moments, [self.beta2, self.eps], scalars, segment.t)
+    }
+}

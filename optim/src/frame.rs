@@ -1,0 +1,103 @@
+//! The two ends of every elementwise rule: the gradient as it comes in, the parameter as it goes out.
+//!
+//! ```text
+//! g1 = g * scale              grad_scale, negated to maximise
+//! g1 = fma(wd, p, g1)         with coupled decay and weight_decay != 0 only
+//! ...                         the rule's own
+//! p  = p - fma(lw, p, step)   lw = lr * weight_decay if decoupled, weight_decay * lr / lr_max if fully so, else 0
+//! ```
+//!
+//! `lw` stands alone because a factor `1 - lr * weight_decay` in f32 loses decays below 6e-8.
+
+use crate::check::Check;
+use crate::number::Real;
+use crate::{Decay, Error, Scalars};
+
+/// The hyperparameters every elementwise rule has.
+pub(crate) struct Common {
+    pub(crate) weight_decay: f64,
+    pub(crate) decay: Decay,
+    pub(crate) maximize: bool,
+}
+
+/// The letters of the sequence above, for one step.
+#[derive(Clone, Copy)]
+pub(crate) struct Frame<T> {
+    pub(crate) scale: T,
+    pub(crate) coupled: bool,
+    pub(crate) wd: T,
+    pub(crate) lw: T,
+}
+
+impl Common {
+    pub(crate) fn check(&self, check: &Check) -> Result<(), Error> {
+        self.decay.check(check, self.weight_decay)
+    }
+
+    /// `own` hyperparameters, then these.
+    pub(crate) fn list(&self, own: &[(&'static str, f64)]) -> Vec<(&'static str, f64)> {
+        let mut list = own.to_vec();
+        list.push(("weight_decay", self.weight_decay));
+        list.extend(self.decay.list());
+        list.push(("maximize", self.maximize.into()));
+        list
+    }
+
+    /// The constants of a step at the learning rate `lr`, which a rule may have lowered.
+    pub(crate) fn at<T: Real>(&self, lr: f64, scalars: &Scalars) -> Frame<T> {
+        let sign = if self.maximize { -1.0 } else { 1.0 };
+        Frame {
+            scale: T::from_f64(sign * scalars.grad_scale),
+            coupled: self.decay == Decay::Coupled && self.weight_decay != 0.0,
+            wd: T::from_f64(self.weight_decay),
+            lw: T::from_f64(self.decay.share(self.weight_decay, lr)),
+        }
+    }
+}
+
+impl<T: Real> Frame<T> {
+    /// The gradient, scaled and with its penalty.
+    #[inline(always)]
+    pub(crate) fn gradient(&self, p: T, g: T) -> T {
+        let scaled = g * self.scale;
+        if self.coupled { self.wd.fma(p, scaled) } else { scaled }
+    }
+
+    /// The parameter after its step and its decay.
+    #[inline(always)]
+    pub(crate) fn descend(&self, p: T, step: T) -> T {
+        p - self.lw.fma(p, step)
+    }
+}
+
+/// `Common` of a rule, by its fields.
+macro_rules! common {
+    () => {
+        fn common(&self) -> $crate::frame::Common {
+            let Self { weight_decay, decay, maximize, .. } = *self;
+            $crate::frame::Common { weight_decay, decay, maximize }
+        }
+    };
+}
+
+/// [`Rule::update_on`](crate::Rule::update_on) of a rule that keeps one of these numbers of state vectors: one pass.
+macro_rules! update_on {
+    ($($states:literal)* or $last:literal) => {
+        fn update_on(
+            &self,
+            isa: $crate::Isa,
+            flat: $crate::Flat<'_, '_>,
+            segments: &[$crate::Segment],
+            scalars: &$crate::Scalars,
+            _queue: &meshstep_tensor::Queue,
+        ) -> Result<(), $crate::Error> {
+            self.check()?;
+            let about = (self.name(), self.state());
+            match about.1.len() {
+                $($states => $crate::pass::pass::<$states>(self, about, isa, flat, segments, scalars),)*
+                _ => $crate::pass::pass::<$last>(self, about, isa, flat, segments, scalars),
+            }
+        }
+    };
+}
+pub(crate) use {common, update_on};

@@ -1,0 +1,152 @@
+//! What shards tell each other after an evaluation or before a direction: one vector of sums and one of maxima.
+
+use super::Loss;
+use crate::{ExactSum, Reduce, ReduceError, ordered, unordered};
+
+/// Counts at the head of the sums: gradient elements, loss parts, and elements of a new pair that are not finite; weights.
+const COUNTS: usize = 4;
+/// Exact sums that are always there.
+const SCALARS: usize = 4;
+/// Words of the maxima.
+const MAXIMA: usize = 7;
+
+/// What one shard brings, and what all have together afterwards.
+#[derive(Debug)]
+pub(super) struct Fold {
+    words: Vec<u64>,
+    /// Loss, `g . g`, sum of `|g|`, `g . d`; then of each row its products with `g`, `s` and `y`.
+    sums: Vec<ExactSum>,
+    pub(super) mine: Brought,
+}
+
+/// Counts, maxima and marks of one shard.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Brought {
+    pub(super) bad_grads: u64,
+    pub(super) bad_losses: u64,
+    pub(super) bad_pairs: u64,
+    pub(super) weight: u64,
+    pub(super) is_mean: bool,
+    /// Bits of magnitudes.
+    pub(super) grad_max: u64,
+    pub(super) d_max: u64,
+    /// 1 + the shard whose closure failed, complemented so that the lowest wins; 0: none.
+    pub(super) fault: u64,
+    pub(super) loss: Option<f64>,
+    pub(super) digest: u64,
+}
+
+/// What all shards know.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Known {
+    pub(super) brought: Brought,
+    /// Lowest and highest whole loss.
+    pub(super) losses: Option<(f64, f64)>,
+    pub(super) same: bool,
+}
+
+impl Fold {
+    pub(super) fn new(history_len: usize) -> Self {
+        let sums = SCALARS + 3 * 2 * (history_len + 1);
+        Fold {
+            words: vec![0; COUNTS + sums * ExactSum::WORDS],
+            sums: vec![ExactSum::new(); sums],
+            mine: Brought::default(),
+        }
+    }
+
+    /// Forgets what was brought, and makes room for `rows` measured rows.
+    pub(super) fn begin(&mut self, rows: usize) {
+        self.mine = Brought::default();
+        self.sums[..SCALARS + 3 * rows].fill(ExactSum::new());
+    }
+
+    /// The products of `rows` rows, to be added to.
+    pub(super) fn products_mut(&mut self, rows: usize) -> &mut [ExactSum] {
+        &mut self.sums[SCALARS..SCALARS + 3 * rows]
+    }
+
+    /// Adds to one of the four scalars.
+    pub(super) fn add(&mut self, scalar: Scalar, sum: &ExactSum) {
+        self.sums[scalar as usize].merge(sum);
+    }
+
+    /// Takes in a shard's loss; returns what kind it is.
+    pub(super) fn add_loss(&mut self, loss: Loss) -> u64 {
+        let sum = &mut self.sums[Scalar::Loss as usize];
+        let (kind, value) = match loss {
+            Loss::Whole(value) => {
+                self.mine.loss = Some(value);
+                (1, value)
+            }
+            Loss::Part(value) => {
+                sum.add(value);
+                (2, value)
+            }
+            Loss::Mean { value, weight } => {
+                sum.add_product(value, weight as f64);
+                (self.mine.weight, self.mine.is_mean) = (weight, true);
+                (3, value)
+            }
+        };
+        self.mine.bad_losses = u64::from(!value.is_finite());
+        kind
+    }
+
+    /// One exchange.
+    pub(super) fn exchange(&mut self, rows: usize, reduce: &dyn Reduce) -> Result<Known, ReduceError> {
+        let sums = &mut self.sums[..SCALARS + 3 * rows];
+        let words = &mut self.words[..COUNTS + sums.len() * ExactSum::WORDS];
+        let mine = self.mine;
+        words[..COUNTS].copy_from_slice(&[mine.bad_grads, mine.bad_losses, mine.bad_pairs, mine.weight]);
+        let (slots, _) = words[COUNTS..].as_chunks_mut::<{ ExactSum::WORDS }>();
+        slots.iter_mut().zip(&*sums).for_each(|(slot, sum)| *slot = sum.words());
+        let loss = mine.loss.map_or(0, ordered);
+        let not_loss = mine.loss.map_or(0, |loss| !ordered(loss));
+        let mut maxima: [u64; MAXIMA] =
+            [mine.grad_max, mine.d_max, mine.fault, loss, not_loss, mine.digest, !mine.digest];
+        reduce.fold(words, &mut maxima)?;
+        let (slots, _) = words[COUNTS..].as_chunks::<{ ExactSum::WORDS }>();
+        slots.iter().zip(sums).for_each(|(slot, sum)| *sum = ExactSum::from_words(slot));
+        let [bad_grads, bad_losses, bad_pairs, weight] = [words[0], words[1], words[2], words[3]];
+        let [grad_max, d_max, fault, high, not_low, digest, not_digest] = maxima;
+        let losses = (high != 0).then(|| (unordered(!not_low), unordered(high)));
+        let brought = Brought {
+            bad_grads,
+            bad_losses,
+            bad_pairs,
+            weight,
+            is_mean: mine.is_mean,
+            grad_max,
+            d_max,
+            fault,
+            digest,
+            loss: losses.map(|(_, high)| high),
+        };
+        Ok(Known { brought, losses, same: digest == !not_digest })
+    }
+
+    /// Whether the loss is a weighted mean.
+    pub(super) fn is_mean(&self) -> bool {
+        self.mine.is_mean
+    }
+
+    /// A scalar of all shards together.
+    pub(super) fn scalar(&self, scalar: Scalar) -> &ExactSum {
+        &self.sums[scalar as usize]
+    }
+
+    /// The products of row `i` with `g`, `s` and `y`, of all shards together.
+    pub(super) fn products(&self, i: usize) -> [f64; 3] {
+        std::array::from_fn(|k| self.sums[SCALARS + 3 * i + k].to_f64())
+    }
+}
+
+/// Which of the sums that are always there.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Scalar {
+    Loss,
+    Squares,
+    Magnitudes,
+    Slope,
+}

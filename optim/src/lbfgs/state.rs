@@ -1,0 +1,125 @@
+//! What L-BFGS remembers from step to step, and the memory it needs.
+
+use super::fold::Fold;
+use super::gram::Gram;
+use super::{Lbfgs, LineSearch};
+use crate::Error;
+use meshstep_tensor::{Buffer, Category, DType, Meter, Slice};
+use std::ops::Range;
+
+/// History and progress of [`Lbfgs`] on one vector, or one shard of it.
+///
+/// Memory: `2 (history_len + 1) + 4` vectors, two more with a line search.
+#[derive(Debug)]
+pub struct LbfgsState {
+    pub(super) len: usize,
+    pub(super) dtype: DType,
+    pub(super) counted: Vec<Range<usize>>,
+    /// `s` of every slot, then `y` of every slot.
+    pub(super) history: Vec<Buffer>,
+    /// The direction of the last iteration.
+    pub(super) d: Buffer,
+    /// The point it leads away from.
+    pub(super) start: Buffer,
+    /// Gradients: of `start`, and of the points tried.
+    pub(super) grads: Vec<Buffer>,
+    /// Which of them is that of `start`.
+    pub(super) before: usize,
+    /// How far along `d` the last iteration went.
+    pub(super) t: f64,
+    pub(super) gram: Gram,
+    pub(super) fold: Fold,
+    pub(super) iterations: u64,
+    pub(super) evaluations: u64,
+    history_len: usize,
+}
+
+impl Lbfgs {
+    /// The state of a fresh run on `len` elements of f32 or f64, counted by `meter`.
+    pub fn state(&self, len: usize, dtype: DType, meter: &Meter) -> Result<LbfgsState, Error> {
+        self.check()?;
+        if !matches!(dtype, DType::F32 | DType::F64) {
+            return Err(Error::DType { what: "params", given: dtype, works: "f32 or f64" });
+        }
+        let vector = || Buffer::zeroed(len, dtype, meter, Category::State);
+        let vectors = |count| (0..count).map(|_| vector()).collect::<Result<Vec<_>, _>>();
+        Ok(LbfgsState {
+            len,
+            dtype,
+            counted: std::iter::once(0..len).collect(),
+            history: vectors(2 * (self.history_len + 1))?,
+            d: vector()?,
+            start: vector()?,
+            grads: vectors(self.gradients())?,
+            before: 0,
+            t: 0.0,
+            gram: Gram::new(self.history_len),
+            fold: Fold::new(self.history_len),
+            iterations: 0,
+            evaluations: 0,
+            history_len: self.history_len,
+        })
+    }
+
+    /// Gradients kept at once: where an iteration began, the point tried, and a bracket's ends.
+    fn gradients(&self) -> usize {
+        match self.line_search {
+            LineSearch::None => 2,
+            LineSearch::StrongWolfe => 4,
+        }
+    }
+}
+
+impl LbfgsState {
+    /// The same, adding only the elements of `ranges` to what shards sum up: those that no other shard counts, where shards
+    /// overlap.
+    ///
+    /// # Panics
+    /// If a range ends after the vector does.
+    #[must_use]
+    pub fn counting(mut self, ranges: Vec<Range<usize>>) -> Self {
+        assert!(ranges.iter().all(|r| r.start <= r.end && r.end <= self.len), "ranges lie within the vector");
+        self.counted = ranges;
+        self
+    }
+
+    /// Iterations of all steps.
+    pub fn iterations(&self) -> u64 {
+        self.iterations
+    }
+
+    /// Evaluations of all steps.
+    pub fn evaluations(&self) -> u64 {
+        self.evaluations
+    }
+
+    /// Pairs in the history.
+    pub fn pairs(&self) -> usize {
+        self.gram.len()
+    }
+
+    /// Forgets everything but its memory.
+    pub fn reset(&mut self) {
+        self.gram = Gram::new(self.history_len);
+        (self.iterations, self.evaluations, self.t) = (0, 0, 0.0);
+    }
+
+    /// Whether this is the state of such a rule on such a vector.
+    pub(super) fn fits(&self, rule: &Lbfgs, x: Slice<'_>) -> Result<(), Error> {
+        if x.dtype() != self.dtype {
+            return Err(Error::DType { what: "params", given: x.dtype(), works: "the type of the state" });
+        }
+        if x.len() != self.len {
+            return Err(Error::Len { what: "params", given: x.len(), expected: self.len });
+        }
+        if rule.history_len != self.history_len {
+            let (given, expected) = (rule.history_len, self.history_len);
+            return Err(Error::Len { what: "the history", given, expected });
+        }
+        if self.grads.len() < rule.gradients() {
+            let (given, expected) = (self.grads.len(), rule.gradients());
+            return Err(Error::Len { what: "a state made without a line search", given, expected });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,29 @@
+//! One element of Lion, for loops that become vector instructions. Letters: mod.rs. It must equal reference.rs.
+
+use super::Constants;
+use crate::number::Real;
+use crate::sweep::Step;
+
+impl<T: Real> Step<T, 1> for Constants<T> {
+    #[inline(always)]
+    fn step(&self, p: T, g: T, [m]: [T; 1]) -> (T, [T; 1]) {
+        let c = self;
+        let g1 = c.frame.gradient(p, g);
+        let u = c.w1.fma(g1 - m, m);
+        let m = c.w2.fma(g1 - m, m);
+        let zero = T::from_f64(0.0);
+        // What is left for the product is a zero or NaN, and stays one.
+        let step = if u > zero {
+            c.lr
+        } else if u < zero {
+            c.minus_lr
+        } else {
+            c.lr * u
+        };
+        (c.frame.descend(p, step), [m])
+    }
+
+    fn reference(&self, p: T, g: T, s: [T; 1]) -> (T, [T; 1]) {
+        super::reference::step(self, p, g, s)
+    }
+}

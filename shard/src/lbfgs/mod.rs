@@ -1,0 +1,200 @@
+//! L-BFGS over a layout whose parameters and history are sharded.
+
+mod evaluate;
+
+pub(crate) use evaluate::{Failed, backward};
+
+use crate::reduce::Folding;
+use crate::whole_run::{Minimized, Passed};
+use crate::{Clip, Combine, Error, Missing, Optimizer, Options, agree, family};
+use evaluate::{Evaluation, Spread};
+use meshstep_comm::Communicator;
+use meshstep_optim::{Iterate, Lbfgs, LbfgsError, LbfgsReport, LbfgsState, Sgd};
+use meshstep_tensor::{Buffer, Category, Layout, Param, Slice, SliceMut};
+use std::fmt::Write;
+use std::sync::Arc;
+
+/// [`Lbfgs`] on the parameters of a layout, each rank holding the history of what it owns: `2 (history_len + 1) + 7` vectors
+/// of a shard at most.
+///
+/// Every evaluation writes the point into the parameters this rank owns, gathers them, hands a
+/// [`MicroBatch`](crate::MicroBatch) to the closure and reduces its gradients, under any [`Stage`](crate::Stage). A parameter
+/// without a gradient counts as zeros unless [`Missing::Error`](crate::Missing::Error) says otherwise.
+///
+/// ```
+/// use meshstep_optim::{Lbfgs, LineSearch};
+/// use meshstep_shard::{Error, Options, ShardedLbfgs};
+/// use meshstep_tensor::{DType, Layout};
+///
+/// let ends = meshstep_comm::loopback::spawn(3, |comm| -> Result<Vec<f64>, Error> {
+///     let target = comm.rank() as f64; // each rank pulls towards its own number
+///     let layout = Layout::builder().param("w", &[2], DType::F64).build()?;
+///     let rule = Lbfgs { line_search: LineSearch::StrongWolfe, ..Lbfgs::default() };
+///     let mut opt = ShardedLbfgs::new(comm, layout, rule, |_, mut w| Ok(w.zero()), Options::default())?;
+///     let run = opt.minimize(|mb| {
+///         let w = mb.param("w")?.typed::<f64>()?;
+///         mb.grad("w", &w.iter().map(|w| w - target).collect::<Vec<_>>()[..])?;
+///         Ok::<_, Error>(w.iter().map(|w| (w - target).powi(2) / 2.0).sum())
+///     })?;
+///     assert!(run.grad_norm < 1e-6);
+///     Ok(opt.param("w")?.typed::<f64>()?.to_vec())
+/// })?;
+/// assert!(ends.into_iter().all(|w| w.is_ok_and(|w| (w[0] - 1.0).abs() < 1e-6)));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct ShardedLbfgs {
+    rule: Lbfgs,
+    opt: Optimizer,
+    spread: Spread,
+    /// The point: what this rank owns of it.
+    x: Buffer,
+    state: LbfgsState,
+    folding: Folding,
+}
+
+/// What a step did: the same on every rank.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LbfgsStep {
+    /// The algorithm's account; `folds` are its exchanges, of two collectives each.
+    pub report: LbfgsReport,
+    /// Collectives of the evaluations on this optimizer's communicator: gathers of parameters, reductions of gradients, and
+    /// whatever the closure itself called.
+    pub evaluating: u64,
+    /// Collectives that gather the parameters where the step ended.
+    pub publishing: u64,
+}
+
+/// An option that gradients would have to pass [`Optimizer::step`] for.
+fn of_a_step_alone(options: &Options) -> Option<&'static str> {
+    match () {
+        () if options.clip == Clip::BeforeReduce => Some("clip: Clip::BeforeReduce"),
+        () if options.loss_scale.is_some() => Some("loss_scale"),
+        () if options.missing == Missing::AllOrNone => Some("missing: Missing::AllOrNone"),
+        () => None,
+    }
+}
+
+impl ShardedLbfgs {
+    /// An optimizer for the parameters of `layout`. Collective: every rank passes the same, which is checked.
+    ///
+    /// Parameters are of one type, f32 or f64, or 16-bit with [`Options::master`]. [`Combine::Mean`] and
+    /// [`Combine::Sum`] combine losses as they combine gradients; [`Combine::Weighted`] is refused, and so are clipping
+    /// before the reduction, a loss scale and [`Missing::AllOrNone`], which an optimizer's step alone carries out.
+    pub fn new(
+        comm: Arc<dyn Communicator>,
+        layout: Layout,
+        rule: Lbfgs,
+        initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
+        options: Options,
+    ) -> Result<Self, Error> {
+        // Its state is this type's, so the optimizer's own rule has none.
+        let opt = Optimizer::new(comm, layout, Sgd::default(), initial, options)?;
+        let made = Self::on(rule.clone(), &opt);
+        let mut text = family::objection(made.as_ref().err());
+        for (name, value) in rule.hyperparameters() {
+            let _ = writeln!(text, "{name} of lbfgs = {value}");
+        }
+        let same = agree::same_everywhere(&**opt.comm(), &opt.options().meter, &text);
+        let (spread, x, state, folding) = made?;
+        same?;
+        Ok(ShardedLbfgs { rule, opt, spread, x, state, folding })
+    }
+
+    fn on(rule: Lbfgs, opt: &Optimizer) -> Result<(Spread, Buffer, LbfgsState, Folding), Error> {
+        if opt.options().combine == Combine::Weighted {
+            return Err(Error::Weighted);
+        }
+        if let Some(option) = of_a_step_alone(opt.options()) {
+            return Err(Error::NotForLbfgs { option });
+        }
+        let meter = &opt.options().meter;
+        let spread = Spread::new(opt)?;
+        let state = rule.state(spread.len(), spread.dtype(), meter)?.counting(spread.counted(opt));
+        let mut x = Buffer::zeroed(spread.len(), spread.dtype(), meter, Category::Master)?;
+        spread.read_params(opt, x.as_mut())?;
+        Ok((spread, x, state, Folding::new(Arc::clone(opt.comm()), meter)?))
+    }
+
+    /// Up to `max_iter` iterations of [`Lbfgs`]. Collective. `closure` hands over gradients at the parameters it reads and
+    /// returns the loss of its data; it is called equally often on every rank. Where it fails on one rank, every rank's step
+    /// is an error, the parameters are at the last accepted point, and the next step goes on from there.
+    pub fn step<E: Into<Failed>>(
+        &mut self,
+        closure: impl FnMut(&crate::MicroBatch<'_>) -> Result<f64, E>,
+    ) -> Result<LbfgsStep, Error> {
+        self.step_watched(closure, |_| ())
+    }
+
+    /// [`step`](Self::step) to its end, with every iterate's loss and gradient norm.
+    pub fn minimize<E: Into<Failed>>(
+        &mut self,
+        closure: impl FnMut(&crate::MicroBatch<'_>) -> Result<f64, E>,
+    ) -> Result<Minimized, Error> {
+        let mut history = Vec::new();
+        let step = self.step_watched(closure, |at| {
+            history.push(Passed { loss: at.loss, grad_norm: at.grad_norm });
+        })?;
+        let LbfgsReport { loss, grad_norm, iterations, evaluations, stop, .. } = step.report;
+        Ok(Minimized { loss, grad_norm, iterations, evaluations, stop, history })
+    }
+
+    /// [`step`](Self::step), telling `each` every iterate as it is accepted and evaluated: what this rank owns of it.
+    pub fn step_watched<E: Into<Failed>>(
+        &mut self,
+        mut closure: impl FnMut(&crate::MicroBatch<'_>) -> Result<f64, E>,
+        each: impl FnMut(&Iterate<'_>),
+    ) -> Result<LbfgsStep, Error> {
+        let ShardedLbfgs { rule, opt, spread, x, state, folding } = self;
+        opt.handover.healthy()?;
+        opt.check_idle()?;
+        let mut evaluation = Evaluation { opt, spread, collectives: 0 };
+        let evaluate = |x: Slice<'_>, grad: SliceMut<'_>| evaluation.run(x, grad, &mut closure);
+        let stepped = rule.step_with(x.as_mut(), evaluate, folding, state, each).map_err(from_lbfgs);
+        let evaluating = evaluation.collectives;
+        if let Err(Error::Comm(failure)) = &stepped {
+            opt.handover.poison(failure.clone());
+            return Err(failure.clone().into());
+        }
+        // Decided alike on every rank, so that all gather or none.
+        let before = opt.comm().stats().total().operations;
+        spread.publish(opt, x.as_slice())?;
+        opt.forget();
+        let publishing = opt.comm().stats().total().operations - before;
+        Ok(LbfgsStep { report: stepped?, evaluating, publishing })
+    }
+
+    /// The values of a parameter.
+    pub fn param(&self, name: &str) -> Result<Slice<'_>, Error> {
+        self.opt.param(name)
+    }
+
+    /// All parameters, in registration order.
+    pub fn params(&self) -> impl Iterator<Item = &Param> {
+        self.opt.params()
+    }
+
+    /// The communicator the ranks step with.
+    pub fn comm(&self) -> &Arc<dyn Communicator> {
+        self.opt.comm()
+    }
+
+    /// History and progress.
+    pub fn state(&self) -> &LbfgsState {
+        &self.state
+    }
+}
+
+fn from_lbfgs(error: LbfgsError<Error>) -> Error {
+    match error {
+        LbfgsError::Closure(error) => error,
+        LbfgsError::Elsewhere { part } => Error::ClosureElsewhere { rank: part },
+        LbfgsError::NotFinite { loss, non_finite } => Error::NotFinite { loss, non_finite },
+        LbfgsError::Invalid(error) => error.into(),
+        LbfgsError::Reduce(error) => match error.downcast::<meshstep_comm::Error>() {
+            Ok(error) => error.into(),
+            Err(other) => Error::Closure { source: Arc::new(other) },
+        },
+        _ => Error::Parted,
+    }
+}

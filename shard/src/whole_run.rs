@@ -1,0 +1,151 @@
+//! Steps that evaluate a closure, and runs of them to a tolerance.
+
+use crate::lbfgs::{Failed, backward};
+use crate::{At, Combine, Error, MicroBatch, Optimizer, Outcome};
+use meshstep_optim::{ExactSum, Stop};
+use std::sync::Arc;
+
+/// What a step with a closure did: the same on every rank but for the traffic.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Evaluated {
+    /// The loss of all ranks, combined as their gradients are, where the step began.
+    pub loss: f64,
+    /// What the step did.
+    pub outcome: Outcome,
+}
+
+/// When a run of a rule ends.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Until {
+    /// Where the gradient's norm is no larger.
+    pub tolerance_grad: f64,
+    /// Where the loss changes by less from one iteration to the next.
+    pub tolerance_change: f64,
+    /// After this many iterations.
+    pub max_iter: u64,
+}
+
+impl Default for Until {
+    /// The tolerances of PyTorch's L-BFGS, 1,000 iterations.
+    fn default() -> Self {
+        Until { tolerance_grad: 1e-7, tolerance_change: 1e-9, max_iter: 1000 }
+    }
+}
+
+/// A run to its end, of any rule or of L-BFGS: the same on every rank. The parameters are in the optimizer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Minimized {
+    /// The last loss evaluated.
+    pub loss: f64,
+    /// The norm of the last gradient.
+    pub grad_norm: f64,
+    /// Updates of the parameters.
+    pub iterations: u64,
+    /// Calls of the closure.
+    pub evaluations: u64,
+    /// Why it ended.
+    pub stop: Stop,
+    /// Every point that was evaluated and accepted, the first one included.
+    pub history: Vec<Passed>,
+}
+
+/// A point that a run passed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Passed {
+    /// The loss there.
+    pub loss: f64,
+    /// The norm of the gradient there; NaN where the gradient was not finite and its step was skipped.
+    pub grad_norm: f64,
+}
+
+impl Optimizer {
+    /// Evaluates `closure` once and takes the step: its micro-batch weighs `weight`, it hands over gradients and returns its
+    /// loss. Collective. Costs one exchange more than the step: the losses are summed exactly. Where the closure fails on one
+    /// rank, every rank drops the gradients and returns an error.
+    pub fn step_with<E: Into<Failed>>(
+        &mut self,
+        at: At,
+        weight: u64,
+        closure: impl FnOnce(&MicroBatch<'_>) -> Result<f64, E>,
+    ) -> Result<Evaluated, Error> {
+        self.handover.healthy()?;
+        self.check_idle()?;
+        let told = backward(self, weight, closure);
+        let loss = match self.combine_losses(told, weight) {
+            Ok(loss) => loss,
+            Err(error) => {
+                self.discard_gradients()?;
+                return Err(error);
+            }
+        };
+        Ok(Evaluated { loss, outcome: self.step(at)?.outcome()? })
+    }
+
+    /// [`step_with`](Self::step_with) until a tolerance or the bound is reached. `at(t)` is what step `t`, from 1, is taken
+    /// with. Collective. The step of the iteration that ends the run has been taken.
+    pub fn minimize<E: Into<Failed>>(
+        &mut self,
+        until: Until,
+        mut at: impl FnMut(u64) -> At,
+        weight: u64,
+        mut closure: impl FnMut(&MicroBatch<'_>) -> Result<f64, E>,
+    ) -> Result<Minimized, Error> {
+        let mut history: Vec<Passed> = Vec::new();
+        let mut stop = (until.max_iter == 0).then_some(Stop::Iterations);
+        while stop.is_none() {
+            let Evaluated { loss, outcome } =
+                self.step_with(at(history.len() as u64 + 1), weight, &mut closure)?;
+            let grad_norm = match outcome {
+                Outcome::Applied { norm, .. } => norm,
+                Outcome::Skipped { .. } => f64::NAN,
+            };
+            let before = history.last().map_or(f64::NAN, |passed| passed.loss);
+            history.push(Passed { loss, grad_norm });
+            stop = match () {
+                () if grad_norm <= until.tolerance_grad => Some(Stop::Gradient),
+                () if (loss - before).abs() < until.tolerance_change => Some(Stop::Loss),
+                () if history.len() as u64 == until.max_iter => Some(Stop::Iterations),
+                () => None,
+            };
+        }
+        let last = history.last().copied().unwrap_or(Passed { loss: f64::NAN, grad_norm: f64::NAN });
+        let iterations = history.iter().filter(|passed| !passed.grad_norm.is_nan()).count() as u64;
+        Ok(Minimized {
+            loss: last.loss,
+            grad_norm: last.grad_norm,
+            iterations,
+            evaluations: history.len() as u64,
+            stop: stop.unwrap_or(Stop::Iterations),
+            history,
+        })
+    }
+
+    /// The loss of all ranks, or the error of the lowest that failed.
+    fn combine_losses(&mut self, told: Result<f64, Error>, weight: u64) -> Result<f64, Error> {
+        let comm = Arc::clone(self.comm());
+        let weight = if self.options.combine == Combine::Weighted { weight } else { 1 };
+        let mut words = [0; 2 + ExactSum::WORDS];
+        let mut fault = [0];
+        match &told {
+            Ok(loss) => {
+                let mut sum = ExactSum::new();
+                sum.add_product(*loss, weight as f64);
+                (words[0], words[1]) = (u64::from(!loss.is_finite()), weight);
+                words[2..].copy_from_slice(&sum.words());
+            }
+            Err(_) => fault[0] = u64::MAX - comm.rank() as u64,
+        }
+        let exchanged = self.exchange.borrow(&*comm, &mut words, &mut fault);
+        exchanged.inspect_err(|failure| self.handover.poison(failure.clone()))?;
+        if fault[0] != 0 {
+            let rank = (u64::MAX - fault[0]) as usize;
+            return Err(told.err().unwrap_or(Error::ClosureElsewhere { rank }));
+        }
+        let sum = ExactSum::from_words(&words[2..]);
+        Ok(match self.options.combine {
+            _ if words[0] > 0 => f64::NAN,
+            Combine::Sum => sum.to_f64(),
+            Combine::Mean | Combine::Weighted => sum.mean(words[1]),
+        })
+    }
+}

@@ -1,0 +1,140 @@
+//! Steps with closures, and whole runs, of rules that are not L-BFGS.
+
+use crate::STAGES;
+use crate::common::{self, Run as Training, WhichRule};
+use meshstep_shard::{At, Combine, Error, MicroBatch, Optimizer, Options, Outcome, Stop, Until};
+
+const LENS: [usize; 3] = [5, 0, 70];
+const RANKS: usize = 3;
+
+fn training(stage: meshstep_shard::Stage, rule: WhichRule, combine: Combine) -> Training {
+    let options = Options { combine, bucket_len: Some(64), ..Options::default() };
+    Training { lens: LENS.to_vec(), ranks: RANKS, rule, options, ..Training::default() }.stage(stage)
+}
+
+/// Each rank pulls every element to its own number: loss |x - rank|^2 / 2.
+fn pull(mb: &MicroBatch<'_>, rank: usize) -> Result<f64, Error> {
+    let mut loss = 0.0;
+    for i in 0..LENS.len() {
+        let name = common::name(i);
+        let away: Vec<f32> = mb.param(&name)?.typed::<f32>()?.iter().map(|x| x - rank as f32).collect();
+        loss += away.iter().map(|a| f64::from(a * a) / 2.0).sum::<f64>();
+        mb.grad(&name, &away[..])?;
+    }
+    Ok(loss)
+}
+
+#[test]
+fn a_step_with_a_closure_is_a_step_and_tells_the_loss() {
+    for stage in STAGES {
+        for combine in [Combine::Mean, Combine::Sum, Combine::Weighted] {
+            let run = training(stage, WhichRule::AdamW, combine);
+            let weight = |rank: usize| rank as u64 + 1;
+            let plain = meshstep_comm::loopback::spawn(RANKS, |comm| {
+                let rank = comm.rank();
+                let mut opt = run.build(comm).unwrap();
+                let mut losses = Vec::new();
+                for t in 1..=4 {
+                    let mb = opt.micro_batch(weight(rank)).unwrap();
+                    losses.push(pull(&mb, rank).unwrap());
+                    mb.finish().unwrap();
+                    opt.step(run.at(t)).unwrap().outcome().unwrap();
+                }
+                (common::params(&opt), losses)
+            })
+            .unwrap();
+            let told = meshstep_comm::loopback::spawn(RANKS, |comm| {
+                let rank = comm.rank();
+                let mut opt = run.build(comm).unwrap();
+                let step = |t| opt.step_with(run.at(t), weight(rank), |mb| pull(mb, rank)).unwrap();
+                let steps: Vec<_> = (1..=4).map(step).collect();
+                (common::params(&opt), steps)
+            })
+            .unwrap();
+            for (rank, (params, steps)) in told.iter().enumerate() {
+                assert_eq!(*params, plain[rank].0, "{stage:?} {combine:?}");
+                for (t, step) in steps.iter().enumerate() {
+                    assert_eq!(step.loss, told[0].1[t].loss);
+                    assert!(matches!(step.outcome, Outcome::Applied { .. }));
+                    let losses = plain.iter().map(|p| p.1[t]);
+                    let weights =
+                        (0..RANKS).map(|r| if combine == Combine::Weighted { weight(r) } else { 1 });
+                    let total: u64 = if combine == Combine::Sum { 1 } else { weights.clone().sum() };
+                    let expected: f64 =
+                        losses.zip(weights).map(|(l, w)| l * w as f64).sum::<f64>() / total as f64;
+                    assert!((step.loss - expected).abs() <= 1e-14 * expected, "{} {expected}", step.loss);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_closure_that_fails_costs_a_step_and_nothing_else() {
+    for stage in STAGES {
+        let run = training(stage, WhichRule::AdamW, Combine::Mean);
+        let ends = meshstep_comm::loopback::spawn(RANKS, |comm| {
+            let rank = comm.rank();
+            let mut opt = run.build(comm).unwrap();
+            for t in 1..=4 {
+                if t == 2 {
+                    let before = (common::params(&opt), common::state(&opt));
+                    let failed = opt.step_with(run.at(t), 1, |mb| {
+                        if rank == 1 { Err(Error::NoRanks) } else { pull(mb, rank) }
+                    });
+                    match rank {
+                        1 => assert!(matches!(failed, Err(Error::Closure { .. })), "{failed:?}"),
+                        _ => {
+                            assert!(matches!(failed, Err(Error::ClosureElsewhere { rank: 1 })), "{failed:?}")
+                        }
+                    }
+                    assert_eq!((common::params(&opt), common::state(&opt)), before);
+                }
+                opt.step_with(run.at(t), 1, |mb| pull(mb, rank)).unwrap();
+            }
+            let without = |opt: &Optimizer| (common::params(opt), common::state(opt));
+            without(&opt)
+        })
+        .unwrap();
+        let plain = meshstep_comm::loopback::spawn(RANKS, |comm| {
+            let rank = comm.rank();
+            let mut opt = run.build(comm).unwrap();
+            for t in 1..=4 {
+                opt.step_with(run.at(t), 1, |mb| pull(mb, rank)).unwrap();
+            }
+            (common::params(&opt), common::state(&opt))
+        })
+        .unwrap();
+        assert_eq!(ends, plain, "{stage:?}");
+    }
+}
+
+#[test]
+fn a_run_ends_at_a_tolerance_or_a_bound() {
+    for stage in STAGES {
+        let run = training(stage, WhichRule::Sgd, Combine::Mean);
+        let go = |until: Until| {
+            let ends = meshstep_comm::loopback::spawn(RANKS, |comm| {
+                let rank = comm.rank();
+                let mut opt = run.build(comm).unwrap();
+                let at = |_| At { lr: 0.5, ..At::default() };
+                (opt.minimize(until, at, 1, |mb| pull(mb, rank)).unwrap(), common::params(&opt))
+            })
+            .unwrap();
+            assert!(ends.iter().all(|end| *end == ends[0]));
+            ends[0].0.clone()
+        };
+        let bound = go(Until { max_iter: 3, ..Until::default() });
+        assert_eq!(
+            (bound.stop, bound.iterations, bound.evaluations, bound.history.len()),
+            (Stop::Iterations, 3, 3, 3)
+        );
+        let flat = go(Until { tolerance_change: 0.0, tolerance_grad: 1e-4, ..Until::default() });
+        assert!(flat.stop == Stop::Gradient && flat.grad_norm <= 1e-4, "{flat:?}");
+        let still = go(Until { tolerance_grad: 0.0, tolerance_change: 1e-6, ..Until::default() });
+        assert!(still.stop == Stop::Loss, "{still:?}");
+        // Ranks 0, 1, 2 pull apart: each element settles at 1, 1/3 from the mean of squares.
+        assert!((still.loss - 75.0 / 3.0).abs() < 1e-3, "{still:?}");
+        println!("{stage:?}: {} and {} iterations", flat.iterations, still.iterations);
+    }
+}
