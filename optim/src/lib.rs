@@ -3,11 +3,15 @@
 //!
 //! | item | what it is |
 //! |---|---|
-//! | [`AdamW`], [`Adam`], [`Sgd`] | rules, with PyTorch's meaning and defaults |
+//! | [`AdamW`], [`Adam`], [`Sgd`], [`RmsProp`], [`Adagrad`] | rules, with PyTorch's meaning and defaults |
+//! | [`Lion`], [`Adopt`], [`QhAdopt`], [`QhAdamW`] | rules of papers, with their authors' defaults |
+//! | [`Decay`], [`Momentum`], [`Moments`] | where weight decay goes; SGD's forms of momentum; several slow moments |
 //! | [`Rule`] | hyperparameters, the names of the state, one pass over [`Flat`] memory |
 //! | [`Segment`], [`Scalars`] | what is updated, at which `t`; learning rate, gradient scale, gradient reset |
 //! | [`Norm`], [`NormAccumulator`], [`ExactSum`] | norms whose bits no order, split or merge changes |
 //! | [`clip_coef`] | clipping by the global norm, as a factor into `grad_scale` |
+//! | [`Lbfgs`], [`LbfgsState`] | L-BFGS over a closure, on a vector or on shards of one |
+//! | [`Reduce`], [`Alone`] | sums and maxima over shards: asked for here, given by whoever has the shards |
 //! | [`accumulate`] | weighted addition of gradients |
 //! | [`LossScale`], [`LossScaleState`] | static and dynamic loss scaling |
 //! | [`schedule`] | the learning rate as a function of the step, Hugging Face's and PyTorch's |
@@ -59,7 +63,7 @@
 //! # Limits
 //!
 //! - CPU memory. Parameters are f32 or f64; 16-bit parameters are the `copy` of an f32 master.
-//! - State has the type of the parameters. AMSGrad is not offered.
+//! - State has the type of the parameters.
 //! - Elementwise rules only.
 //! - Vector bodies are for x86-64; elsewhere the baseline is what the compiler makes of the same loop. An x86-64 machine
 //!   without FMA computes each fused multiply-add in software: slow, the same bits.

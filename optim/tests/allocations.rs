@@ -8,8 +8,8 @@
 mod common;
 
 use common::{DTYPES, Memory, rules, segment};
-use meshstep_optim::{Flat, Isa, Norm, NormAccumulator, Scalars, accumulate};
-use meshstep_tensor::{Queue, SliceMut};
+use meshstep_optim::{Alone, Flat, Isa, Lbfgs, LineSearch, Loss, Norm, NormAccumulator, Scalars, accumulate};
+use meshstep_tensor::{DType, Meter, Queue, Slice, SliceMut};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
@@ -69,6 +69,28 @@ fn updates_allocate_nothing() {
                 assert_eq!(count, 0, "{rule:?} {dtypes:?} {isa}");
             }
         }
+    }
+}
+
+/// From the second evaluation on; the closure itself allocates nothing either.
+#[test]
+fn iterations_of_lbfgs_allocate_nothing() {
+    for line_search in [LineSearch::None, LineSearch::StrongWolfe] {
+        let rule = Lbfgs { lr: 0.1, max_iter: 60, line_search, history_len: 9, ..Lbfgs::default() };
+        let rule = Lbfgs { tolerance_change: 0.0, ..rule };
+        let mut state = rule.state(5_000, DType::F64, &Meter::new()).unwrap();
+        let (mut x, mut calls, mut at_first) = (vec![0.5f64; 5_000], 0, 0);
+        let closure = |x: Slice<'_>, mut g: SliceMut<'_>| {
+            calls += 1;
+            at_first = if calls == 2 { COUNT.get() } else { at_first };
+            let (x, g) = (x.typed::<f64>().unwrap(), g.typed_mut::<f64>().unwrap());
+            g.iter_mut().zip(x).enumerate().for_each(|(i, (g, x))| *g = x * x * x * (1.0 + i as f64 / 100.0));
+            let quartic = |(i, x): (usize, &f64)| x.powi(4) / 4.0 * (1.0 + i as f64 / 100.0);
+            Ok::<_, std::convert::Infallible>(Loss::Whole(x.iter().enumerate().map(quartic).sum()))
+        };
+        let report = rule.step((&mut x[..]).into(), closure, &Alone, &mut state).unwrap();
+        assert_eq!(COUNT.get() - at_first, 0, "{report:?}");
+        assert!(report.evaluations > 20 && state.pairs() == 9, "{report:?}");
     }
 }
 

@@ -57,6 +57,40 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(cases(300))]
+
+    #[test]
+    fn products_are_exact(
+        pairs in prop::collection::vec((any::<f64>(), any::<f64>()), 0..40),
+        narrow: bool,
+    ) {
+        let mut naive = Naive::default();
+        let mut sum = ExactSum::new();
+        let finite = pairs.into_iter().map(|(x, y)| if narrow { (x % 8.0, y % 0.25) } else { (x, y) });
+        for (x, y) in finite.filter(|(x, y)| x.is_finite() && y.is_finite()) {
+            // What is beyond the naive sum's range of products would not parse.
+            naive.add_product(x, y);
+            sum.add_product(x, y);
+        }
+        prop_assert_eq!(sum.to_f64() + 0.0, naive.parse() + 0.0);
+    }
+
+    #[test]
+    fn a_mean_is_rounded_once(x in any::<f64>(), y in -1e3..1e3f64, count in 1u64..1 << 40, small in 1u64..9) {
+        let mut equal = ExactSum::new();
+        if x.is_finite() {
+            equal.add_product(x, count as f64);
+            prop_assert_eq!(equal.mean(count) + 0.0, x + 0.0);
+        }
+        // Of one term it is a division, which rounds once too.
+        let mut one = ExactSum::new();
+        one.add(y);
+        prop_assert_eq!(one.mean(small) + 0.0, y / small as f64 + 0.0);
+        prop_assert!(one.mean(0).is_nan());
+    }
+}
+
 /// The sum of `xs` and the squares of `roots`, rounded.
 fn rounded(xs: &[f64], roots: &[f64]) -> f64 {
     let mut sum = ExactSum::new();

@@ -5,6 +5,9 @@
 //! |---|---|
 //! | [`Optimizer`] | parameters and sharded state; takes the steps |
 //! | [`MicroBatch`], [`Slot`] | where a backward pass hands its gradients over |
+//! | [`ShardedLbfgs`] | L-BFGS over a closure, its history sharded |
+//! | [`Evaluated`], [`Minimized`], [`Until`] | steps with closures, and runs to a tolerance |
+//! | [`Folding`] | sums and maxima over ranks, as rules ask for them |
 //! | [`Options`], [`Stage`] | what is divided among the ranks, and how |
 //! | [`Groups`] | other hyperparameters for some parameters |
 //! | [`CrossShard`] | replicas in groups that reduce apart, compared and averaged on request |

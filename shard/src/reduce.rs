@@ -24,6 +24,13 @@ impl Folding {
         Ok(Folding { comm, meter: meter.clone(), room: Mutex::new([nothing()?, nothing()?]) })
     }
 
+    /// Keeps room for folds of this many sums and maxima, so that none of them allocates.
+    pub fn with_room(self, (sums, maxima): (usize, usize)) -> Result<Self, meshstep_tensor::Error> {
+        let room = |len| Buffer::zeroed(len, DType::U64, &self.meter, Category::Staging);
+        let room = Mutex::new([room(sums)?, room(maxima)?]);
+        Ok(Folding { room, ..self })
+    }
+
     fn exchange(&self, words: [&mut [u64]; 2]) -> Result<(), meshstep_comm::Error> {
         let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
         for (buffer, words) in room.iter_mut().zip(&words) {

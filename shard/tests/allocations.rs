@@ -5,9 +5,10 @@
 mod common;
 
 use common::{Run, STAGES};
-use meshstep_shard::{At, Options, Outcome};
-use meshstep_tensor::Slice;
-use std::alloc::{GlobalAlloc, Layout, System};
+use meshstep_optim::{Lbfgs, LineSearch};
+use meshstep_shard::{At, Error, Options, Outcome, ShardedLbfgs, Stage};
+use meshstep_tensor::{DType, Layout, Meter, Param, Slice, SliceMut};
+use std::alloc::{GlobalAlloc, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 
@@ -33,18 +34,18 @@ fn count(bytes: usize) {
 
 // SAFETY: every method passes its arguments on to the system's allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+    unsafe fn alloc(&self, layout: std::alloc::Layout) -> *mut u8 {
         count(layout.size());
         // SAFETY: the caller's promise is passed on.
         unsafe { System.alloc(layout) }
     }
 
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: std::alloc::Layout) {
         // SAFETY: the caller's promise is passed on.
         unsafe { System.dealloc(ptr, layout) }
     }
 
-    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+    unsafe fn realloc(&self, ptr: *mut u8, layout: std::alloc::Layout, size: usize) -> *mut u8 {
         count(size);
         // SAFETY: the caller's promise is passed on.
         unsafe { System.realloc(ptr, layout, size) }
@@ -95,10 +96,60 @@ fn allocations(run: &Run) -> (usize, usize) {
     (NUMBER.load(SeqCst), LARGEST.load(SeqCst))
 }
 
+/// One step of L-BFGS, counted from the third evaluation on, its closure included.
+fn allocations_of_lbfgs(stage: Stage, line_search: LineSearch) -> usize {
+    const LENS: [usize; 4] = [1000, 17, 0, 2500];
+    let ready = std::sync::Barrier::new(3);
+    meshstep_comm::loopback::spawn(3, |comm| {
+        COUNTED.set(true);
+        let rule =
+            Lbfgs { line_search, max_iter: 25, history_len: 6, tolerance_change: 0.0, ..Lbfgs::default() };
+        let names: Vec<String> = (0..LENS.len()).map(common::name).collect();
+        let add = |b: meshstep_tensor::LayoutBuilder, (name, len): (&String, usize)| {
+            b.param(name.clone(), &[len], DType::F64)
+        };
+        let layout = names.iter().zip(LENS).fold(Layout::builder(), add).build().unwrap();
+        let options = Options { stage, bucket_len: Some(1500), meter: Meter::new(), ..Options::default() };
+        let first = |_: &Param, mut w: SliceMut<'_>| {
+            w.typed_mut::<f64>()?.iter_mut().enumerate().for_each(|(i, w)| *w = 0.1 + (i % 7) as f64);
+            Ok(())
+        };
+        let mut opt = ShardedLbfgs::new(comm, layout, rule, first, options).unwrap();
+        let (mut calls, mut grad) = (0, vec![0.0; 2500]);
+        let step = opt.step(|mb| {
+            calls += 1;
+            if calls == 3 {
+                ready.wait();
+                NUMBER.store(0, SeqCst);
+                ready.wait();
+                COUNTS.store(true, SeqCst);
+            }
+            let mut loss = 0.0;
+            for (name, len) in names.iter().zip(LENS) {
+                let x = mb.param(name)?.typed::<f64>()?;
+                loss += x.iter().map(|x| x.powi(4) / 4.0).sum::<f64>();
+                grad.iter_mut().zip(x).for_each(|(g, x)| *g = x.powi(3));
+                mb.grad(name, &grad[..len])?;
+            }
+            Ok::<_, Error>(loss)
+        });
+        ready.wait();
+        COUNTS.store(false, SeqCst);
+        ready.wait();
+        let report = step.unwrap().report;
+        assert!(report.evaluations > 12 && opt.state().pairs() == 6, "{report:?}");
+    })
+    .unwrap();
+    NUMBER.load(SeqCst)
+}
+
 /// One test, so that no other runs meanwhile.
 #[test]
 fn a_step_allocates_nothing_after_warm_up() {
     for stage in STAGES {
+        for line_search in [LineSearch::None, LineSearch::StrongWolfe] {
+            assert_eq!(allocations_of_lbfgs(stage, line_search), 0, "{stage:?}, L-BFGS with {line_search:?}");
+        }
         for micro_batches in [1, 2] {
             let options = Options { bucket_len: Some(3000), ..Options::default() };
             let small = Run { lens: vec![1000, 17, 0, 2500, 64], micro_batches, options, ..Run::default() };

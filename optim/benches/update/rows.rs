@@ -1,6 +1,9 @@
 //! The table: every rule in f32, and AdamW under every recipe. A new rule or recipe is a new row.
 
-use meshstep_optim::{Adam, AdamW, Lamb, Lars, Rounding, Rule, Sgd};
+use meshstep_optim::{
+    Adagrad, Adam, AdamW, Adopt, Lamb, Lars, Lion, Moments, Momentum, QhAdamW, QhAdopt, RmsProp, Rounding,
+    Rule, Sgd,
+};
 use meshstep_tensor::DType;
 
 /// A rule under a recipe, and how fast it has to be.
@@ -44,11 +47,26 @@ pub(crate) fn rows() -> Vec<Row> {
         Row { name, rule: Box::new(rule), recipe, bar, measures_state: false, reason: None }
     }
     let momentum = Sgd { momentum: 0.9, weight_decay: 1e-4, ..Sgd::default() };
+    let average = Sgd { form: Momentum::Average { debias: true }, ..momentum.clone() };
+    let inside = Sgd { form: Momentum::LrInside, ..momentum.clone() };
+    let centered = RmsProp { centered: true, momentum: 0.9, ..RmsProp::default() };
+    let four = Moments::new(&[(0.9, 0.25); 4]).unwrap();
     vec![
         row("adamw", AdamW::default(), F32, 95.0),
         row("adam", Adam { weight_decay: 0.01, ..Adam::default() }, F32, 95.0),
+        row("adamw, amsgrad", AdamW { amsgrad: true, ..AdamW::default() }, F32, 95.0),
         row("sgd", Sgd::default(), F32, 95.0),
         row("sgd, momentum", momentum, F32, 95.0),
+        row("sgd, average", average, F32, 95.0),
+        row("sgd, lr inside", inside, F32, 95.0),
+        row("rmsprop", RmsProp::default(), F32, 90.0),
+        row("rmsprop, centered, momentum", centered, F32, 90.0),
+        row("adagrad", Adagrad::default(), F32, 90.0),
+        row("lion", Lion::default(), F32, 90.0),
+        row("adopt", Adopt::default(), F32, 90.0),
+        row("qhadopt", QhAdopt::default(), F32, 90.0),
+        row("qhadamw", QhAdamW::default(), F32, 90.0),
+        row("qhadamw, 4 moments", QhAdamW { moments: four, ..QhAdamW::default() }, F32, 90.0),
         Row { measures_state: true, reason: SUMS, ..row("lamb", Lamb::default(), F32, 90.0) },
         Row { reason: SUMS, ..row("lars", Lars::default(), F32, 90.0) },
         row("adamw, f32 master, bf16 grads and copy", AdamW::default(), MASTER, 85.0),

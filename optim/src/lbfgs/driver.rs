@@ -1,12 +1,10 @@
 //! One step of L-BFGS: evaluate, measure, turn, walk, until something says stop. Every branch is taken on reduced values.
 
 use super::cubic::Point;
-use super::fold::{Known, Scalar};
 use super::line_search::{Line, Trial, strong_wolfe};
-use super::vectors::{Number, combine, pair, walk};
+use super::vectors::{Number, combine, walk};
 use super::{Iterate, Lbfgs, LbfgsError, LbfgsReport, LbfgsState, LineSearch, Loss, Stop};
-use crate::norm::add_dots;
-use crate::{ExactSum, Isa, Norm, NormAccumulator, Reduce};
+use crate::{Norm, NormAccumulator, Reduce};
 use meshstep_tensor::{Buffer, Slice, SliceMut};
 
 /// A fixed step is halved at most this often.
@@ -16,39 +14,39 @@ const HALVINGS: u32 = 30;
 const SLOTS: usize = 4;
 
 /// A step under way.
-struct Run<'a, T, C> {
-    rule: &'a Lbfgs,
-    x: &'a mut [T],
-    closure: C,
-    reduce: &'a dyn Reduce,
-    state: &'a mut LbfgsState,
+pub(super) struct Run<'a, T, C> {
+    pub(super) rule: &'a Lbfgs,
+    pub(super) x: &'a mut [T],
+    pub(super) closure: C,
+    pub(super) reduce: &'a dyn Reduce,
+    pub(super) state: &'a mut LbfgsState,
     /// What is known of the point whose gradient is in each slot.
-    seen: [Seen; SLOTS],
+    pub(super) seen: [Seen; SLOTS],
     /// The slot of the current point's gradient.
-    current: usize,
+    pub(super) current: usize,
     /// Rows of the history that were measured with the current gradient.
-    measured: usize,
+    pub(super) measured: usize,
     /// Bits of the direction's largest magnitude: here, and on all shards.
-    d_max: (u64, u64),
+    pub(super) d_max: (u64, u64),
     /// Whether there is a direction to take slopes along.
-    along: bool,
-    iterations: u64,
-    evaluations: u64,
-    folds: u64,
-    digest: u64,
+    pub(super) along: bool,
+    pub(super) iterations: u64,
+    pub(super) evaluations: u64,
+    pub(super) folds: u64,
+    pub(super) digest: u64,
 }
 
 /// What all shards know of a point.
 #[derive(Clone, Copy, Debug, Default)]
-struct Seen {
-    loss: f64,
-    slope: f64,
-    squares: f64,
-    norm: f64,
-    grad_max: f64,
-    magnitudes: f64,
-    bad_grads: u64,
-    finite: bool,
+pub(super) struct Seen {
+    pub(super) loss: f64,
+    pub(super) slope: f64,
+    pub(super) squares: f64,
+    pub(super) norm: f64,
+    pub(super) grad_max: f64,
+    pub(super) magnitudes: f64,
+    pub(super) bad_grads: u64,
+    pub(super) finite: bool,
 }
 
 /// A step of `rule` on vectors of `T`.
@@ -244,139 +242,6 @@ impl<T: Number, E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_,
         self.current = found.slot;
         Ok(any_finite.get())
     }
-
-    /// Calls the closure at `x`, its gradient into `slot`, and tells the other shards; with everything about the history
-    /// that the next direction needs, where `measure` asks and there is one. One exchange.
-    fn evaluate(&mut self, slot: usize, measure: bool) -> Result<(), LbfgsError<E>> {
-        let loss = (self.closure)(Slice::from(&*self.x), self.state.grads[slot].as_mut());
-        self.evaluations += 1;
-        self.state.evaluations += 1;
-        let measure = measure && self.state.iterations > 0;
-        let rows = if measure { self.state.gram.rows() } else { 0 };
-        self.state.fold.begin(rows);
-        let (kind, failure) = match loss {
-            Ok(loss) => (self.state.fold.add_loss(loss), None),
-            Err(error) => (0, Some(error)),
-        };
-        if failure.is_none() {
-            self.observe(slot)?;
-        }
-        if measure && failure.is_none() {
-            self.pair(slot)?;
-        }
-        let part = self.reduce.part() as u64;
-        self.state.fold.mine.fault = if failure.is_some() { u64::MAX - part } else { 0 };
-        let known = self.exchange(rows, kind)?;
-        if known.brought.fault != 0 {
-            let part = (u64::MAX - known.brought.fault) as usize;
-            return Err(failure.map_or(LbfgsError::Elsewhere { part }, LbfgsError::Closure));
-        }
-        self.learn(slot, &known)?;
-        self.measured = rows;
-        Ok(())
-    }
-
-    /// Measures the history with the current gradient. One exchange.
-    fn measure(&mut self) -> Result<(), LbfgsError<E>> {
-        let rows = self.state.gram.rows();
-        self.state.fold.begin(rows);
-        self.pair(self.current)?;
-        let known = self.exchange(rows, 0)?;
-        if !known.same {
-            return Err(LbfgsError::Parted);
-        }
-        self.measured = rows;
-        Ok(())
-    }
-
-    fn exchange(&mut self, rows: usize, kind: u64) -> Result<Known, LbfgsError<E>> {
-        let state = &mut *self.state;
-        let so_far = [kind, state.iterations, self.evaluations, state.t.to_bits()];
-        state.fold.mine.d_max = self.d_max.0;
-        state.fold.mine.digest = so_far.into_iter().fold(self.digest, mix);
-        let known = state.fold.exchange(rows, self.reduce)?;
-        state.fold.mine.bad_pairs = known.brought.bad_pairs;
-        self.d_max.1 = known.brought.d_max;
-        self.folds += 1;
-        Ok(known)
-    }
-
-    /// Adds what this shard's gradient brings.
-    fn observe(&mut self, slot: usize) -> Result<(), LbfgsError<E>> {
-        let LbfgsState { counted, grads, fold, d, iterations, .. } = &mut *self.state;
-        for range in counted {
-            let g = grads[slot].as_slice().slice(range.clone())?;
-            let mut norm = NormAccumulator::new(Norm::L2);
-            norm.add(g)?;
-            fold.add(Scalar::Squares, norm.sum());
-            fold.mine.grad_max = fold.mine.grad_max.max(norm.max_bits());
-            fold.mine.bad_grads += norm.non_finite();
-            // Only the first step's length asks for it.
-            if *iterations == 0 {
-                let mut sum = NormAccumulator::new(Norm::L1);
-                sum.add(g)?;
-                fold.add(Scalar::Magnitudes, sum.sum());
-            }
-            if self.along && self.rule.line_search == LineSearch::StrongWolfe {
-                let mut slope = ExactSum::new();
-                slope.add_dot(g, d.as_slice().slice(range.clone())?)?;
-                fold.add(Scalar::Slope, &slope);
-            }
-        }
-        Ok(())
-    }
-
-    /// Writes the pair that leads to the gradient in `slot`, and adds its and the gradient's products with the history.
-    fn pair(&mut self, slot: usize) -> Result<(), LbfgsError<E>> {
-        let LbfgsState { counted, grads, fold, d, gram, history, before, t, .. } = &mut *self.state;
-        let at = [gram.spare(), gram.y(gram.spare())];
-        let g = grads[slot].typed::<T>()?;
-        if let Ok([s, y]) = history.get_disjoint_mut(at) {
-            let new = (s.typed_mut::<T>()?, y.typed_mut::<T>()?);
-            pair(new, *t, d.typed::<T>()?, (g, grads[*before].typed::<T>()?));
-        }
-        let [s, y] = at.map(|row| &history[row]);
-        for range in counted {
-            for new in [s, y] {
-                let mut bad = NormAccumulator::new(Norm::Inf);
-                bad.add(new.as_slice().slice(range.clone())?)?;
-                fold.mine.bad_pairs += bad.non_finite();
-            }
-            let news = [g, s.typed::<T>()?, y.typed::<T>()?].map(|new| &new[range.clone()]);
-            let row = |i: usize| Ok(&history[gram.row(i)].typed::<T>()?[range.clone()]);
-            add_dots(Isa::detect(), news, gram.rows(), &row, fold.products_mut(gram.rows()))?;
-        }
-        Ok(())
-    }
-
-    /// What all shards know of the point just evaluated.
-    fn learn(&mut self, slot: usize, known: &Known) -> Result<(), LbfgsError<E>> {
-        if !known.same {
-            return Err(LbfgsError::Parted);
-        }
-        let (fold, brought) = (&self.state.fold, &known.brought);
-        let loss = match known.losses {
-            Some((low, high)) if low.to_bits() != high.to_bits() => {
-                return Err(LbfgsError::LossDiffers { low, high });
-            }
-            Some((loss, _)) => loss,
-            None if brought.bad_losses > 0 => f64::NAN,
-            None if fold.is_mean() => fold.scalar(Scalar::Loss).mean(brought.weight),
-            None => fold.scalar(Scalar::Loss).to_f64(),
-        };
-        let squares = fold.scalar(Scalar::Squares);
-        self.seen[slot] = Seen {
-            loss,
-            slope: fold.scalar(Scalar::Slope).to_f64(),
-            squares: squares.to_f64(),
-            norm: squares.sqrt(),
-            grad_max: f64::from_bits(brought.grad_max),
-            magnitudes: fold.scalar(Scalar::Magnitudes).to_f64(),
-            bad_grads: brought.bad_grads,
-            finite: loss.is_finite() && brought.bad_grads == 0 && brought.bad_losses == 0,
-        };
-        Ok(())
-    }
 }
 
 /// Bits of the largest magnitude; those of infinity where one is not finite.
@@ -394,6 +259,6 @@ fn digest_of(rule: &Lbfgs) -> u64 {
 }
 
 /// Mixes one more word into a digest (a multiply and a rotation, as in FxHash: cheap, and order counts).
-fn mix(so_far: u64, word: u64) -> u64 {
+pub(super) fn mix(so_far: u64, word: u64) -> u64 {
     (so_far.rotate_left(5) ^ word).wrapping_mul(0x517c_c1b7_2722_0a95)
 }

@@ -55,6 +55,11 @@ impl Fold {
         }
     }
 
+    /// Sums and maxima at most.
+    pub(super) fn most_words(&self) -> (usize, usize) {
+        (self.words.len(), MAXIMA)
+    }
+
     /// Forgets what was brought, and makes room for `rows` measured rows.
     pub(super) fn begin(&mut self, rows: usize) {
         self.mine = Brought::default();

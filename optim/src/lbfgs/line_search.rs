@@ -154,3 +154,72 @@ fn inside(ends: &[Trial; 2], stuck: &mut bool) -> f64 {
 fn low(ends: &[Trial; 2]) -> usize {
     usize::from(ends[0].at.f > ends[1].at.f)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::convert::Infallible;
+
+    /// Value and slope.
+    type Function = fn(f64) -> (f64, f64);
+
+    /// The first two are those of Moré and Thuente, *Line search algorithms with guaranteed sufficient decrease* (1994).
+    const SLOW: Function = |t| (-t / (t * t + 2.0), (t * t - 2.0) / (t * t + 2.0).powi(2));
+    const FIFTH: Function = |t| {
+        let u = t + 0.004;
+        (u.powi(5) - 2.0 * u.powi(4), 5.0 * u.powi(4) - 8.0 * u.powi(3))
+    };
+    const TWO_WELLS: Function = |t| {
+        let u = t - 3.0;
+        (u.powi(4) - 2.0 * u * u + 0.5 * u, 4.0 * u.powi(3) - 4.0 * u + 0.5)
+    };
+    const WAVES: Function = |t| (libm::cos(t) + 0.05 * t * t - 0.8 * t, -libm::sin(t) + 0.1 * t - 0.8);
+
+    /// Every step that is tried, and the best point.
+    fn search(function: Function, t: f64, max_trials: u64) -> (Vec<f64>, f64) {
+        let point = |t: f64| Point { t, f: function(t).0, gtd: function(t).1 };
+        let line = Line { start: Trial { at: point(0.0), slot: 1 }, t, max_trials };
+        let mut tried = Vec::new();
+        let mut held = [f64::NAN; 4];
+        let eval = |on: &mut (&mut Vec<f64>, &mut [f64; 4]), t: f64, slot: usize| {
+            assert!(slot != 1, "the start's gradient is kept");
+            on.0.push(t);
+            on.1[slot] = t;
+            Ok::<_, Infallible>(point(t))
+        };
+        let mut on = (&mut tried, &mut held);
+        let found = match strong_wolfe(&mut on, line, eval, |_| 1.0) {
+            Ok(found) => found,
+            Err(never) => match never {},
+        };
+        assert!(found.slot == 1 || held[found.slot] == found.at.t, "the best point's gradient is kept");
+        (tried, found.at.t)
+    }
+
+    /// The steps that `_strong_wolfe` of PyTorch 2.11 tries on the same functions.
+    #[test]
+    fn trials_are_pytorchs() {
+        #[rustfmt::skip]
+        let table: [(Function, u64, f64, &[f64]); 12] = [
+            (SLOW, 25, 0.823049306085, &[0.001, 0.01, 0.1, 0.823049306085]),
+            (SLOW, 25, 1.0, &[1.0]),
+            (SLOW, 8, 333.335000003, &[1000.0, 333.335000003, 666.667500001, 500.001250002, 416.668125002, 375.001562503, 354.168281253, 343.751640628, 338.543320315]),
+            (FIFTH, 25, 1.596, &[0.001, 0.005505, 0.030300025, 0.166774112625, 0.917939989876, 0.925451648648, 2.69935902412, 1.70904086635, 1.57413724501, 1.59613658992, 1.59599996225, 1.59601362502, 1.596]),
+            (FIFTH, 25, 1.596, &[0.1, 0.101, 0.555505, 3.057550025, 1.75973770835, 1.52004698303, 1.59665839295, 1.59599784242, 1.59606389747, 1.596]),
+            (FIFTH, 3, 0.0, &[0.1, 0.101, 0.555505, 3.057550025]),
+            (FIFTH, 25, 1.596, &[1000.0, 444.591309692, 197.74325171, 88.0335659983, 39.2749832478, 17.607440946, 7.98437807408, 3.72507291097, 1.88498894269, 1.34049994615, 1.59758908047, 1.59594275792, 1.59610739017, 1.596]),
+            (TWO_WELLS, 25, 3.38337363852, &[1000.0, 335.328015559, 113.76023544, 39.8742901413, 15.16496938, 6.73107398188, 3.38337363852]),
+            (WAVES, 25, 4.59953395056, &[0.1, 1.0, 4.59953395056]),
+            (WAVES, 25, 9.33194173608, &[10.0, 8.00773069177, 9.33194173608]),
+            (WAVES, 25, 9.45690335195, &[1000.0, 7.8715653735, 107.084408836, 14.9274294042, 9.45690335195]),
+            (WAVES, 3, 7.8715653735, &[1000.0, 7.8715653735, 107.084408836, 14.9274294042]),
+        ];
+        let close = |a: f64, b: f64| (a - b).abs() <= 1e-9 * b.abs();
+        for (function, max_trials, best, expected) in table {
+            let (tried, found) = search(function, expected[0], max_trials);
+            let same =
+                tried.len() == expected.len() && tried.iter().zip(expected).all(|(a, b)| close(*a, *b));
+            assert!(same && close(found, best), "{tried:?}, best {found}; expected {expected:?}, {best}");
+        }
+    }
+}

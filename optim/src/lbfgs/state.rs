@@ -93,6 +93,11 @@ impl LbfgsState {
         self.evaluations
     }
 
+    /// The most words a step's [`fold`](crate::Reduce::fold) can have, sums and maxima: for whoever keeps room for them.
+    pub fn fold_words(&self) -> (usize, usize) {
+        self.fold.most_words()
+    }
+
     /// Pairs in the history.
     pub fn pairs(&self) -> usize {
         self.gram.len()

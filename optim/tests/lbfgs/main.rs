@@ -129,6 +129,77 @@ fn folds_are_counted() {
 }
 
 #[test]
+fn every_reason_to_stop_has_its_moment() {
+    let slope = |slope: f64| -> Problem {
+        Box::new(move |x, g| {
+            g.fill(slope);
+            slope * x.iter().sum::<f64>()
+        })
+    };
+    let parabola = || -> Problem {
+        Box::new(|x, g| {
+            g.iter_mut().zip(x).for_each(|(g, x)| *g = 1.2 * x);
+            x.iter().map(|x| 0.6 * x * x).sum()
+        })
+    };
+    let flat: Problem = Box::new(|_, g| {
+        g.fill(0.5);
+        7.0
+    });
+    let base = Lbfgs { max_iter: 10, lr: 0.01, ..Lbfgs::default() };
+    let longer = Lbfgs { max_eval: Some(100), ..base.clone() };
+    let few = Lbfgs { max_eval: Some(4), ..base.clone() };
+    let searched = |rule: &Lbfgs| Lbfgs { line_search: LineSearch::StrongWolfe, ..rule.clone() };
+    let tiny = Lbfgs { lr: 1e-10, ..base.clone() };
+    // Rule, loss, why it stops, after how many iterations and evaluations.
+    let cases = [
+        (base.clone(), slope(1e-7), Stop::Gradient, 0, 1),
+        (base.clone(), slope(1.1e-7), Stop::Direction, 1, 1),
+        (base.clone(), slope(3e-5), Stop::Direction, 1, 1),
+        (longer.clone(), slope(1.0), Stop::Iterations, 10, 10),
+        (few.clone(), slope(1.0), Stop::Evaluations, 3, 4),
+        (tiny.clone(), slope(1.0), Stop::Parameters, 1, 2),
+        (base.clone(), flat, Stop::Loss, 1, 2),
+        (Lbfgs { lr: 1.0, ..base.clone() }, parabola(), Stop::Gradient, 2, 3),
+        (searched(&few), slope(1.0), Stop::Evaluations, 1, 5),
+        (searched(&base), slope(1e-7), Stop::Gradient, 0, 1),
+    ];
+    for (i, (rule, problem, stop, iterations, evaluations)) in cases.into_iter().enumerate() {
+        let report = alone(&rule, &problem, &[0.5]).report;
+        let counts = (report.stop, report.iterations, report.evaluations);
+        println!("case {i}: {report:?}");
+        assert_eq!(counts, (stop, iterations, evaluations), "case {i}: {report:?}");
+    }
+}
+
+#[test]
+fn shards_that_overlap_count_each_element_once() {
+    let problem = rosenbrock();
+    let x0 = classic_start(10);
+    let rule = Lbfgs { max_iter: 30, ..searching() };
+    let one = alone(&rule, &problem, &x0);
+    let meeting = &shards::Meeting::new(2, 10);
+    let counted = [vec![0..3, 7..7, 7..10], vec![3..5, 5..7]];
+    let shard = |i: usize| {
+        let state = rule.state(10, DType::F64, &meshstep_tensor::Meter::new()).unwrap();
+        let (mut state, mut x) = (state.counting(counted[i].clone()), x0.clone());
+        let closure = |x: Slice<'_>, g: meshstep_tensor::SliceMut<'_>| {
+            let loss = problem(x.typed().unwrap(), g.into_typed().unwrap());
+            Ok::<_, std::convert::Infallible>(meshstep_optim::Loss::Whole(loss))
+        };
+        let report = rule.step((&mut x[..]).into(), closure, &shards::Seat(meeting, i), &mut state);
+        (report.unwrap(), x)
+    };
+    let shard = &shard;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..2).map(|i| scope.spawn(move || shard(i))).collect();
+        for thread in threads {
+            assert_eq!(thread.join().unwrap(), (one.report, one.x.clone()));
+        }
+    });
+}
+
+#[test]
 fn several_steps_go_on_where_the_last_one_ended() {
     let problem = rosenbrock();
     let rule = Lbfgs { max_iter: 5, ..searching() };

@@ -24,13 +24,14 @@ use std::sync::Arc;
 /// ```
 /// use meshstep_optim::{Lbfgs, LineSearch};
 /// use meshstep_shard::{Error, Options, ShardedLbfgs};
-/// use meshstep_tensor::{DType, Layout};
+/// use meshstep_tensor::{DType, Layout, Slice, SliceMut};
 ///
 /// let ends = meshstep_comm::loopback::spawn(3, |comm| -> Result<Vec<f64>, Error> {
 ///     let target = comm.rank() as f64; // each rank pulls towards its own number
 ///     let layout = Layout::builder().param("w", &[2], DType::F64).build()?;
 ///     let rule = Lbfgs { line_search: LineSearch::StrongWolfe, ..Lbfgs::default() };
-///     let mut opt = ShardedLbfgs::new(comm, layout, rule, |_, mut w| Ok(w.zero()), Options::default())?;
+///     let first = |_: &_, mut w: SliceMut<'_>| w.copy_from(Slice::from(&[9.0, -9.0][..]));
+///     let mut opt = ShardedLbfgs::new(comm, layout, rule, first, Options::default())?;
 ///     let run = opt.minimize(|mb| {
 ///         let w = mb.param("w")?.typed::<f64>()?;
 ///         mb.grad("w", &w.iter().map(|w| w - target).collect::<Vec<_>>()[..])?;
@@ -113,7 +114,8 @@ impl ShardedLbfgs {
         let state = rule.state(spread.len(), spread.dtype(), meter)?.counting(spread.counted(opt));
         let mut x = Buffer::zeroed(spread.len(), spread.dtype(), meter, Category::Master)?;
         spread.read_params(opt, x.as_mut())?;
-        Ok((spread, x, state, Folding::new(Arc::clone(opt.comm()), meter)?))
+        let folding = Folding::new(Arc::clone(opt.comm()), meter)?.with_room(state.fold_words())?;
+        Ok((spread, x, state, folding))
     }
 
     /// Up to `max_iter` iterations of [`Lbfgs`]. Collective. `closure` hands over gradients at the parameters it reads and

@@ -5,7 +5,7 @@ use crate::run::{Run, Share};
 use crate::{SEARCHES, SMALL, STAGES, at};
 use meshstep_optim::{Lbfgs, LineSearch};
 use meshstep_shard::{Combine, Error, Fault, MicroBatch, Missing, Options, ShardedLbfgs};
-use meshstep_tensor::{DType, Layout};
+use meshstep_tensor::{DType, Layout, SliceMut};
 
 /// Rank 2's closure fails at its third call, before, amid and after its gradients; then all go on.
 #[test]
@@ -98,7 +98,11 @@ fn build(
     comm: std::sync::Arc<dyn meshstep_comm::Communicator>,
 ) -> Result<(), Error> {
     let layout = Layout::builder().param("a", &[3], dtypes[0]).param("b", &[4], dtypes[1]).build().unwrap();
-    ShardedLbfgs::new(comm, layout, rule, |_, mut w| Ok(w.zero()), options).map(|_| ())
+    let zeros = |_: &_, mut w: SliceMut<'_>| {
+        w.zero();
+        Ok(())
+    };
+    ShardedLbfgs::new(comm, layout, rule, zeros, options).map(|_| ())
 }
 
 #[test]
