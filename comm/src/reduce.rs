@@ -131,6 +131,63 @@ macro_rules! float_accumulator {
 float_accumulator!(f32);
 float_accumulator!(f64);
 
+/// A sum of f64 and what its additions have rounded off (Knuth's two-sum), so that the mean of equal numbers is that number.
+#[derive(Clone, Copy)]
+pub(crate) struct Twofold {
+    high: f64,
+    low: f64,
+}
+
+impl Twofold {
+    #[inline(always)]
+    fn new(high: f64) -> Self {
+        Twofold { high, low: 0.0 }
+    }
+
+    /// Where nothing was rounded off the sum stays as it is, `-0.0` and infinities included.
+    #[inline(always)]
+    fn rounded(self) -> f64 {
+        if self.low != 0.0 && self.high.is_finite() { self.high + self.low } else { self.high }
+    }
+}
+
+impl Accumulator for Twofold {
+    const ZERO: Self = Twofold { high: 0.0, low: 0.0 };
+    #[inline(always)]
+    fn plus(self, other: Self) -> Self {
+        let high = self.high + other.high;
+        let theirs = high - self.high;
+        let lost = (self.high - (high - theirs)) + (other.high - theirs);
+        Twofold { high, low: self.low + lost }
+    }
+    #[inline(always)]
+    fn max(self, other: Self) -> Self {
+        Twofold::new(Accumulator::max(self.high, other.high))
+    }
+    #[inline(always)]
+    fn min(self, other: Self) -> Self {
+        Twofold::new(Accumulator::min(self.high, other.high))
+    }
+    /// The quotient, and what the division left over: `n * x` gives `x`, exactly.
+    #[inline(always)]
+    fn over(self, divisor: Divisor<Self>) -> Self {
+        match divisor {
+            Divisor::Divide(n) => {
+                let high = self.high / n.high;
+                let rest = (-high).mul_add(n.high, self.high) + self.low;
+                Twofold { high, low: rest / n.high }
+            }
+            Divisor::Multiply(part) => Twofold { high: self.high * part.high, low: self.low * part.high },
+        }
+    }
+    fn from_count(n: usize) -> Self {
+        Twofold::new(n as f64)
+    }
+    fn reciprocal(self) -> Self {
+        Twofold::new(1.0 / self.high)
+    }
+}
+
 impl Accumulator for u64 {
     const ZERO: Self = 0;
     #[inline(always)]
@@ -173,7 +230,7 @@ macro_rules! wire {
     };
 }
 wire!(f32, f64, f64::from, |wide| wide as f32);
-wire!(f64, f64, |x| x, |wide| wide);
+wire!(f64, Twofold, Twofold::new, Twofold::rounded);
 wire!(u64, u64, |x| x, |wide| wide);
 wire!(bf16, f32, narrow::from_bf16, narrow::to_bf16);
 wire!(f16, f32, narrow::from_f16, narrow::to_f16);

@@ -254,6 +254,9 @@ pub enum Error {
         /// The stage given.
         stage: crate::Stage,
     },
+    /// Replicas that could not be averaged.
+    #[error("replicas are averaged where they drift, which remainders cannot be; use `Master::F32`")]
+    RemaindersOfReplicas,
     /// A gradient of some elements only.
     #[error(
         "gradient of {name:?} is sparse ({indices} indices, {values} values); sparse gradients cannot be reduced \
@@ -281,6 +284,12 @@ pub enum Error {
         name: String,
         /// The element, in row-major order.
         index: usize,
+    },
+    /// An option that only an optimizer's own step carries out.
+    #[error("L-BFGS takes no {option}: it reads gradients as they were combined; leave it at its default")]
+    NotForLbfgs {
+        /// The option.
+        option: &'static str,
     },
     /// A loss scale to restore where none is kept.
     #[error("this optimizer keeps no loss scale; set Options::loss_scale to restore one")]

@@ -6,10 +6,10 @@ mod common;
 
 use common::adamw;
 use meshstep_comm::{Communicator, loopback};
-use meshstep_optim::{AdamW, Rule, Sgd};
+use meshstep_optim::{AdamW, Lbfgs, LossScale, Rule, Sgd};
 use meshstep_shard::{
     AssignmentError, At, Clip, Combine, CrossShard, Error, Fault, Initial, LocalClip, Master, Missing,
-    Optimizer, Options, Outcome, Owners, Precision, Stage,
+    Optimizer, Options, Outcome, Owners, Precision, ShardedLbfgs, Stage,
 };
 use meshstep_tensor::{DType, Layout, Param, Slice, SliceMut};
 use std::sync::Arc;
@@ -447,17 +447,30 @@ fn drift_is_found_at_the_end_of_a_long_parameter() {
         let options = Options { missing: Missing::Zero, ..replicated() };
         let mut opt =
             CrossShard::new(comm, Some(&alone), layout.clone(), Sgd::default(), zeros, options).unwrap();
-        let mb = opt.micro_batch(1).unwrap();
-        let mut grad = vec![1f32; len];
-        (grad[7], grad[len - 3]) = (2.0 + rank as f32, 3.0 - 2.0 * rank as f32);
-        mb.grad("long", &grad[..]).unwrap();
-        mb.finish().unwrap();
-        let _ = opt.step(at_one()).unwrap();
-        let drift = opt.synchronize_state().unwrap();
-        assert_eq!((drift.slots[0].max_abs, drift.slots[0].differing), (2.0, 2));
-        assert_eq!(drift.slots[0].at, Some(("long".to_owned(), len - 3)));
-        let long = values(&opt, "long");
-        assert_eq!((long[7], long[8], long[len - 3], long[len - 1]), (-2.5, -1.0, -2.0, -1.0));
+        let mut take = |at: At, early: f32, late: f32| {
+            let mb = opt.micro_batch(1).unwrap();
+            let mut grad = vec![1f32; len];
+            (grad[7], grad[len - 3]) = (early, late);
+            mb.grad("long", &grad[..]).unwrap();
+            mb.finish().unwrap();
+            let _ = opt.step(at).unwrap();
+            let drift = opt.synchronize_state();
+            let long = values(&opt, "long");
+            (drift, [long[7], long[8], long[len - 3], long[len - 1]])
+        };
+        let r = rank as f32;
+        for (early, late, furthest, expected) in [
+            (2.0 + r, 3.0 - 2.0 * r, len - 3, [-2.5, -1.0, -2.0, -1.0]),
+            (4.0 * r, r, 7, [-4.5, -2.0, -2.5, -2.0]),
+        ] {
+            let (drift, long) = take(at_one(), early, late);
+            let params = &drift.unwrap().slots[0];
+            assert_eq!((params.differing, params.at.clone()), (2, Some(("long".to_owned(), furthest))));
+            assert_eq!((params.max_abs, long), (if furthest == 7 { 4.0 } else { 2.0 }, expected));
+        }
+        let (drift, _) = take(At { lr: 1e38, ..at_one() }, 1.0, 1.0 + 1e38 * r);
+        let error = drift.unwrap_err();
+        assert!(matches!(&error, Error::DriftNotFinite { index, .. } if *index == len - 3), "{error}");
     })
     .unwrap();
 }
@@ -467,14 +480,14 @@ fn what_is_not_finite_is_not_averaged() {
     let alone = [vec![0], vec![1]];
     loopback::spawn(2, |comm| {
         let rank = comm.rank();
-        let first = move |p: &Param, mut w: SliceMut<'_>| {
-            let fill = if p.name() == "b" { f64::INFINITY } else { 1.0 };
-            w.cast_from(Slice::from(&vec![fill; w.len()][..]))
+        let first =
+            |_: &Param, mut w: SliceMut<'_>| w.cast_from(Slice::from(&vec![f64::INFINITY; w.len()][..]));
+        let build = |first: &mut dyn FnMut(&Param, SliceMut<'_>) -> _| {
+            CrossShard::new(Arc::clone(&comm), Some(&alone), layout(), Sgd::default(), first, replicated())
         };
-        let mut opt =
-            CrossShard::new(comm, Some(&alone), layout(), Sgd::default(), first, replicated()).unwrap();
         // Infinite everywhere is alike.
-        assert!(opt.synchronize_state().unwrap().is_none());
+        assert!(build(&mut { first }).unwrap().synchronize_state().unwrap().is_none());
+        let mut opt = build(&mut { zeros }).unwrap();
         let lr = if rank == 1 { 3e38 } else { 1.0 };
         let _ = step(&mut opt, 1, Some([0.0, 3e38]), Some(0.0), At { lr, ..At::default() }).unwrap();
         let before = values(&opt, "w");
@@ -512,6 +525,10 @@ fn assignments_that_do_not_cover_are_refused_on_every_rank() {
     }
     for error in refused(|_| (None, Options::default())) {
         assert!(matches!(error, Error::NotReplicated { stage: Stage::Zero1 }), "{error}");
+    }
+    let precision = Precision { master: Master::Remainder, ..Precision::default() };
+    for error in refused(|_| (None, Options { precision, ..replicated() })) {
+        assert!(matches!(error, Error::RemaindersOfReplicas), "{error}");
     }
 }
 
@@ -615,6 +632,23 @@ fn synchronizing_in_the_middle_of_a_step_is_refused_everywhere() {
         assert_eq!((opt.group(), opt.world().world_size()), (&[rank][..], 2));
     })
     .unwrap();
+}
+
+/// It reads reduced gradients, so what a step would do to them first is refused and not forgotten.
+#[test]
+fn lbfgs_refuses_what_only_a_step_does() {
+    let loss_scale = Some(LossScale::Static(2.0));
+    for (options, says) in [
+        (Options { clip: Clip::BeforeReduce, ..replicated() }, "no clip: Clip::BeforeReduce:"),
+        (Options { loss_scale, ..replicated() }, "no loss_scale:"),
+        (Options { missing: Missing::AllOrNone, ..replicated() }, "no missing: Missing::AllOrNone:"),
+    ] {
+        let told = loopback::spawn(2, |comm| {
+            let made = ShardedLbfgs::new(comm, layout(), Lbfgs::default(), zeros, options.clone());
+            made.map(drop).unwrap_err().to_string()
+        });
+        assert!(told.unwrap().iter().all(|t| t.contains(says)), "{says}");
+    }
 }
 
 #[test]

@@ -7,7 +7,8 @@ pub use assignment::AssignmentError;
 pub use synchronize::{Drift, SlotDrift};
 
 use crate::{
-    At, Error, Groups, Initial, MicroBatch, Missing, Optimizer, Options, Pending, Stage, agree, family,
+    At, Error, Groups, Initial, Master, MicroBatch, Missing, Optimizer, Options, Pending, Stage, agree,
+    family,
 };
 use meshstep_comm::Communicator;
 use meshstep_tensor::{Layout, Param, Slice, SliceMut};
@@ -170,6 +171,9 @@ fn within_a_group(missing: Missing) -> Missing {
 fn my_group(groups: &[Vec<usize>], world: &dyn Communicator, options: &Options) -> Result<usize, Error> {
     if options.stage != Stage::Replicated {
         return Err(Error::NotReplicated { stage: options.stage });
+    }
+    if options.precision.master == Master::Remainder {
+        return Err(Error::RemaindersOfReplicas);
     }
     Ok(assignment::group_of(groups, world.world_size())?[world.rank()])
 }

@@ -6,7 +6,7 @@ pub(crate) use evaluate::{Failed, backward};
 
 use crate::reduce::Folding;
 use crate::whole_run::{Minimized, Passed};
-use crate::{Combine, Error, Optimizer, Options, agree, family};
+use crate::{Clip, Combine, Error, Missing, Optimizer, Options, agree, family};
 use evaluate::{Evaluation, Spread};
 use meshstep_comm::Communicator;
 use meshstep_optim::{Iterate, Lbfgs, LbfgsError, LbfgsReport, LbfgsState, Sgd};
@@ -66,11 +66,22 @@ pub struct LbfgsStep {
     pub publishing: u64,
 }
 
+/// An option that gradients would have to pass [`Optimizer::step`] for.
+fn of_a_step_alone(options: &Options) -> Option<&'static str> {
+    match () {
+        () if options.clip == Clip::BeforeReduce => Some("clip: Clip::BeforeReduce"),
+        () if options.loss_scale.is_some() => Some("loss_scale"),
+        () if options.missing == Missing::AllOrNone => Some("missing: Missing::AllOrNone"),
+        () => None,
+    }
+}
+
 impl ShardedLbfgs {
     /// An optimizer for the parameters of `layout`. Collective: every rank passes the same, which is checked.
     ///
     /// Parameters are of one type, f32 or f64, or 16-bit with [`Options::master`]. [`Combine::Mean`] and
-    /// [`Combine::Sum`] combine losses as they combine gradients; [`Combine::Weighted`] is refused.
+    /// [`Combine::Sum`] combine losses as they combine gradients; [`Combine::Weighted`] is refused, and so are clipping
+    /// before the reduction, a loss scale and [`Missing::AllOrNone`], which an optimizer's step alone carries out.
     pub fn new(
         comm: Arc<dyn Communicator>,
         layout: Layout,
@@ -94,6 +105,9 @@ impl ShardedLbfgs {
     fn on(rule: Lbfgs, opt: &Optimizer) -> Result<(Spread, Buffer, LbfgsState, Folding), Error> {
         if opt.options().combine == Combine::Weighted {
             return Err(Error::Weighted);
+        }
+        if let Some(option) = of_a_step_alone(opt.options()) {
+            return Err(Error::NotForLbfgs { option });
         }
         let meter = &opt.options().meter;
         let spread = Spread::new(opt)?;
