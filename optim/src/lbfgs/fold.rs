@@ -2,11 +2,15 @@
 
 use super::Loss;
 use crate::{ExactSum, Reduce, ReduceError, ordered, unordered};
+use meshstep_tensor::DType;
+use std::ops::Range;
 
 /// Counts at the head of the sums: gradient elements, loss parts, and elements of a new pair that are not finite; weights.
 const COUNTS: usize = 4;
 /// Exact sums that are always there.
 const SCALARS: usize = 4;
+/// Words before the first product.
+const HEAD: usize = COUNTS + SCALARS * ExactSum::WORDS;
 /// Words of the maxima.
 const MAXIMA: usize = 7;
 
@@ -14,6 +18,8 @@ const MAXIMA: usize = 7;
 #[derive(Debug)]
 pub(super) struct Fold {
     words: Vec<u64>,
+    /// The words of a product's sum that travel: f32 needs few.
+    window: Range<usize>,
     /// Loss, `g . g`, sum of `|g|`, `g . d`; then of each row its products with `g`, `s` and `y`.
     sums: Vec<ExactSum>,
     pub(super) mine: Brought,
@@ -46,11 +52,13 @@ pub(super) struct Known {
 }
 
 impl Fold {
-    pub(super) fn new(history_len: usize) -> Self {
-        let sums = SCALARS + 3 * 2 * (history_len + 1);
+    pub(super) fn new(history_len: usize, dtype: DType) -> Self {
+        let products = 3 * 2 * (history_len + 1);
+        let window = if dtype == DType::F32 { ExactSum::F32_PRODUCTS } else { 0..ExactSum::WORDS };
         Fold {
-            words: vec![0; COUNTS + sums * ExactSum::WORDS],
-            sums: vec![ExactSum::new(); sums],
+            words: vec![0; HEAD + products * window.len()],
+            window,
+            sums: vec![ExactSum::new(); SCALARS + products],
             mine: Brought::default(),
         }
     }
@@ -100,19 +108,24 @@ impl Fold {
 
     /// One exchange.
     pub(super) fn exchange(&mut self, rows: usize, reduce: &dyn Reduce) -> Result<Known, ReduceError> {
-        let sums = &mut self.sums[..SCALARS + 3 * rows];
-        let words = &mut self.words[..COUNTS + sums.len() * ExactSum::WORDS];
-        let mine = self.mine;
+        let Fold { window, mine, .. } = self;
+        let (scalars, products) = self.sums[..SCALARS + 3 * rows].split_at_mut(SCALARS);
+        let words = &mut self.words[..HEAD + products.len() * window.len()];
+        let mine = *mine;
         words[..COUNTS].copy_from_slice(&[mine.bad_grads, mine.bad_losses, mine.bad_pairs, mine.weight]);
-        let (slots, _) = words[COUNTS..].as_chunks_mut::<{ ExactSum::WORDS }>();
-        slots.iter_mut().zip(&*sums).for_each(|(slot, sum)| *slot = sum.words());
+        let (slots, _) = words[COUNTS..HEAD].as_chunks_mut::<{ ExactSum::WORDS }>();
+        slots.iter_mut().zip(&*scalars).for_each(|(slot, sum)| *slot = sum.words());
+        let slots = words[HEAD..].chunks_exact_mut(window.len());
+        slots.zip(&*products).for_each(|(slot, sum)| sum.write_window(window, slot));
         let loss = mine.loss.map_or(0, ordered);
         let not_loss = mine.loss.map_or(0, |loss| !ordered(loss));
         let mut maxima: [u64; MAXIMA] =
             [mine.grad_max, mine.d_max, mine.fault, loss, not_loss, mine.digest, !mine.digest];
         reduce.fold(words, &mut maxima)?;
-        let (slots, _) = words[COUNTS..].as_chunks::<{ ExactSum::WORDS }>();
-        slots.iter().zip(sums).for_each(|(slot, sum)| *sum = ExactSum::from_words(slot));
+        let (slots, _) = words[COUNTS..HEAD].as_chunks::<{ ExactSum::WORDS }>();
+        slots.iter().zip(scalars).for_each(|(slot, sum)| *sum = ExactSum::from_words(slot));
+        let slots = words[HEAD..].chunks_exact(window.len());
+        slots.zip(products).for_each(|(slot, sum)| *sum = ExactSum::from_window(window, slot));
         let [bad_grads, bad_losses, bad_pairs, weight] = [words[0], words[1], words[2], words[3]];
         let [grad_max, d_max, fault, high, not_low, digest, not_digest] = maxima;
         let losses = (high != 0).then(|| (unordered(!not_low), unordered(high)));

@@ -175,6 +175,8 @@ mod tests {
     };
     const WAVES: Function = |t| (libm::cos(t) + 0.05 * t * t - 0.8 * t, -libm::sin(t) + 0.1 * t - 0.8);
 
+    const SINE: Function = |t| (-libm::sin(t), -libm::cos(t));
+
     /// Every step that is tried, and the best point.
     fn search(function: Function, t: f64, max_trials: u64) -> (Vec<f64>, f64) {
         let point = |t: f64| Point { t, f: function(t).0, gtd: function(t).1 };
@@ -200,7 +202,7 @@ mod tests {
     #[test]
     fn trials_are_pytorchs() {
         #[rustfmt::skip]
-        let table: [(Function, u64, f64, &[f64]); 12] = [
+        let table: [(Function, u64, f64, &[f64]); 13] = [
             (SLOW, 25, 0.823049306085, &[0.001, 0.01, 0.1, 0.823049306085]),
             (SLOW, 25, 1.0, &[1.0]),
             (SLOW, 8, 333.335000003, &[1000.0, 333.335000003, 666.667500001, 500.001250002, 416.668125002, 375.001562503, 354.168281253, 343.751640628, 338.543320315]),
@@ -212,6 +214,7 @@ mod tests {
             (WAVES, 25, 4.59953395056, &[0.1, 1.0, 4.59953395056]),
             (WAVES, 25, 9.33194173608, &[10.0, 8.00773069177, 9.33194173608]),
             (WAVES, 25, 9.45690335195, &[1000.0, 7.8715653735, 107.084408836, 14.9274294042, 9.45690335195]),
+            (SINE, 25, 610.886248609, &[603.5, 609.535, 609.59535, 610.886248609]),
             (WAVES, 3, 7.8715653735, &[1000.0, 7.8715653735, 107.084408836, 14.9274294042]),
         ];
         let close = |a: f64, b: f64| (a - b).abs() <= 1e-9 * b.abs();

@@ -1,8 +1,8 @@
 //! L-BFGS over a closure, with PyTorch's meaning and defaults, on a vector or on shards of one.
 //!
 //! Every dot product is exact and every decision is taken from reduced values, so shards never part and the bits do not
-//! depend on how the vector is cut. `driver.rs` is the algorithm, `measure.rs` what it asks of all shards, `gram.rs` its direction, `line_search.rs`
-//! its step.
+//! depend on how the vector is cut. `driver.rs` is the algorithm, `measure.rs` what it asks of all shards, `gram.rs` its
+//! direction, `line_search.rs` its step.
 
 mod cubic;
 mod driver;

@@ -54,7 +54,7 @@ impl Lbfgs {
             before: 0,
             t: 0.0,
             gram: Gram::new(self.history_len),
-            fold: Fold::new(self.history_len),
+            fold: Fold::new(self.history_len, dtype),
             iterations: 0,
             evaluations: 0,
             history_len: self.history_len,

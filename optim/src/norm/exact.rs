@@ -1,5 +1,7 @@
 //! A sum of f64 values, their squares or products, without rounding: the same words in any order, any split, any merge.
 
+use std::ops::Range;
+
 /// Limbs below the last hold 32 bits of the sum; 64 bits of room let additions wait for their carries.
 const LIMB: u32 = 32;
 
@@ -97,6 +99,29 @@ impl ExactSum {
         sum.carry();
         sum
     }
+
+    /// The words of `window` alone, the last of which keeps the sign: enough for a sum that has no bits below and fits 60 bits
+    /// of the last limb. They add up over ranks as all words do.
+    pub(crate) fn write_window(&self, window: &Range<usize>, words: &mut [u64]) {
+        let all = self.words();
+        words.copy_from_slice(&all[window.clone()]);
+        if let (Some(last), Some(above)) = (words.last_mut(), all.get(window.end)) {
+            *last = last.wrapping_add(above << LIMB);
+        }
+    }
+
+    /// The sum whose words were written within a window.
+    pub(crate) fn from_window(window: &Range<usize>, words: &[u64]) -> Self {
+        let mut sum = ExactSum::new();
+        let limbs = &mut sum.limbs[window.clone()];
+        limbs.iter_mut().zip(words).for_each(|(limb, &word)| *limb = word as i64);
+        sum.carry();
+        sum
+    }
+
+    /// The words that any sum of products of two f32 needs: bits from `2^-298` to `2^344`, room for `2^64` of them on each of
+    /// `2^24` ranks.
+    pub(crate) const F32_PRODUCTS: Range<usize> = 57..78;
 
     /// The nearest f64, ties to even; infinite only where the sum is beyond f64.
     pub fn to_f64(&self) -> f64 {
@@ -249,4 +274,38 @@ fn shift_to_even(x: u64, by: u32) -> u64 {
     let (kept, lost, half) = (wide >> by, wide & ((1 << by) - 1), 1u128 << (by - 1));
     let up = lost > half || lost == half && kept & 1 == 1;
     (kept + u128::from(up)) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_holds_every_sum_of_f32_products() {
+        let window = ExactSum::F32_PRODUCTS;
+        let factors = [f32::MAX, -f32::MAX, f32::from_bits(1), -f32::from_bits(1), 1.5, -0.1, 3e-20, 0.0];
+        for (i, &x) in factors.iter().enumerate() {
+            for &y in &factors[i..] {
+                for &z in &factors {
+                    let mut sum = ExactSum::new();
+                    sum.add_product(x.into(), y.into());
+                    sum.add_product(z.into(), 1.0f64);
+                    let mut words = vec![0; window.len()];
+                    sum.write_window(&window, &mut words);
+                    assert_eq!(ExactSum::from_window(&window, &words), sum);
+                    // As 2^20 ranks would add them.
+                    words.iter_mut().for_each(|word| *word = word.wrapping_mul(1 << 20));
+                    let mut all = sum.words();
+                    all.iter_mut().for_each(|word| *word = word.wrapping_mul(1 << 20));
+                    assert_eq!(ExactSum::from_window(&window, &words), ExactSum::from_words(&all));
+                }
+            }
+        }
+        let all = 0..ExactSum::WORDS;
+        let mut sum = ExactSum::new();
+        sum.add_product(-f64::MAX, f64::MAX);
+        let mut words = vec![0; all.len()];
+        sum.write_window(&all, &mut words);
+        assert_eq!((words, ExactSum::from_window(&all, &sum.words())), (sum.words().to_vec(), sum));
+    }
 }

@@ -122,6 +122,7 @@ impl Evaluation<'_> {
         let before = self.opt.comm().stats().total().operations;
         self.spread.publish(self.opt, x)?;
         let told = backward(self.opt, 1, closure);
+        let told = told.and_then(|loss| missing(self.opt).map_or(Ok(loss), Err));
         self.opt.handover.settle()?;
         let read = self.spread.read_grads(self.opt, grad);
         self.opt.forget();
@@ -145,7 +146,7 @@ pub(crate) fn backward<E: Into<Failed>>(
     match closure(&micro_batch) {
         Ok(loss) => {
             micro_batch.finish()?;
-            missing(opt).map_or(Ok(loss), Err)
+            Ok(loss)
         }
         Err(error) => {
             drop(micro_batch);

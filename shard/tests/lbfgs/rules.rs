@@ -2,7 +2,7 @@
 
 use crate::STAGES;
 use crate::common::{self, Run as Training, WhichRule};
-use meshstep_shard::{At, Combine, Error, MicroBatch, Optimizer, Options, Outcome, Stop, Until};
+use meshstep_shard::{At, Combine, Error, Fault, MicroBatch, Optimizer, Options, Outcome, Stop, Until};
 
 const LENS: [usize; 3] = [5, 0, 70];
 const RANKS: usize = 3;
@@ -107,6 +107,24 @@ fn a_closure_that_fails_costs_a_step_and_nothing_else() {
         .unwrap();
         assert_eq!(ends, plain, "{stage:?}");
     }
+}
+
+#[test]
+fn a_gradient_that_is_missing_is_the_steps_own_error() {
+    let run = training(STAGES[1], WhichRule::AdamW, Combine::Mean);
+    meshstep_comm::loopback::spawn(RANKS, |comm| {
+        let rank = comm.rank();
+        let mut opt = run.build(comm).unwrap();
+        let before = common::params(&opt);
+        let told = opt.step_with(run.at(1), 1, |mb| {
+            if rank == 2 { mb.grad("p0", &[0f32; 5][..]).map(|()| 1.0) } else { pull(mb, rank) }
+        });
+        let expected = Fault::MissingGradient { name: "p2".into() };
+        assert!(matches!(told, Err(Error::Fault { rank: 2, fault }) if fault == expected));
+        assert_eq!(common::params(&opt), before);
+        opt.step_with(run.at(1), 1, |mb| pull(mb, rank)).unwrap();
+    })
+    .unwrap();
 }
 
 #[test]
