@@ -10,17 +10,16 @@
 
 use meshstep_tensor::bf16;
 
-const INFINITE: u32 = 0x7F80;
+/// Bits of the largest bf16 number: from here on nothing goes up.
+const LARGEST: u32 = 0x7F7F_0000;
 
 /// `x` rounded with these random bits, in a form that vectorises.
 #[inline(always)]
 pub(crate) fn round(x: f32, random: u16) -> bf16 {
     let bits = x.to_bits();
-    let rounded = bits.wrapping_add(u32::from(random)) >> 16;
-    let finite = rounded - u32::from(rounded & 0x7FFF == INFINITE);
-    let special = (bits >> 16) | if x.is_nan() { 0x40 } else { 0 };
-    let is_finite = bits & 0x7F80_0000 != 0x7F80_0000;
-    bf16::from_bits(if is_finite { finite } else { special } as u16)
+    let random = if bits & 0x7FFF_FFFF >= LARGEST { 0 } else { u32::from(random) };
+    let rounded = bits.wrapping_add(random) >> 16;
+    bf16::from_bits(if x.is_nan() { rounded | 0x40 } else { rounded } as u16)
 }
 
 /// The same, obviously.

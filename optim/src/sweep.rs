@@ -3,7 +3,7 @@
 //! What lies in memory in another form than it is computed with is converted block by block, by loops that no rule is part
 //! of: every rule is compiled for f32 and f64 alone, and the recipes are compiled once.
 
-use crate::fetch::fetch;
+use crate::fetch::{LINE, fetch_line};
 use crate::number::Real;
 use crate::philox::{self, Bits};
 use crate::streams::{Draw, Streams};
@@ -231,37 +231,42 @@ impl<C> Pass<'_, C> {
     }
 }
 
-/// What will be needed after this block.
+/// What will be needed after this block, cache line by cache line of its first group: for other groups, so many bytes
+/// further for each element before them.
 struct Ahead {
-    places: [Place; Ahead::MOST],
+    lines: [(*const u8, usize); Ahead::MOST],
     count: usize,
 }
 
 impl Ahead {
-    /// Vectors that are asked for; a request is a hint, and more would come too late.
-    const MOST: usize = 12;
+    /// Lines a group asks for; a request is a hint, and more would come too late.
+    const MOST: usize = 24;
 
     fn of<T: Real, const S: usize>(streams: &Streams<'_, T, S>) -> Self {
-        let mut ahead = Ahead { places: [Place { first: std::ptr::null(), size: 0 }; Ahead::MOST], count: 0 };
+        let mut ahead = Ahead { lines: [(std::ptr::null(), 0); Ahead::MOST], count: 0 };
         let all = [&streams.params, &streams.grads].into_iter().chain(&streams.state).chain(&streams.copy);
         for stream in all {
             let distance = if stream.view().is_same() { AHEAD } else { BLOCK };
-            for place in stream.view().places(distance).into_iter().flatten() {
-                if ahead.count < Ahead::MOST {
-                    ahead.places[ahead.count] = place;
-                    ahead.count += 1;
-                }
-            }
+            stream.view().places(distance).into_iter().flatten().for_each(|place| ahead.add(place));
         }
         ahead
     }
 
-    /// Asks for the group that lies as far ahead of element `start`.
+    fn add(&mut self, Place { first, size }: Place) {
+        for offset in (0..GROUP * size).step_by(LINE) {
+            if let Some(line) = self.lines.get_mut(self.count) {
+                *line = (first.wrapping_add(offset), size);
+                self.count += 1;
+            }
+        }
+    }
+
+    /// Asks for what lies as far ahead of element `start`.
     #[inline(always)]
     fn fetch(&self, start: usize) {
-        for Place { first, size } in &self.places[..self.count] {
-            fetch(first.wrapping_add(start * size), GROUP * size);
-        }
+        self.lines[..self.count]
+            .iter()
+            .for_each(|(first, size)| fetch_line(first.wrapping_add(start * size)));
     }
 }
 
@@ -280,6 +285,8 @@ impl<T: Real, C: Step<T, S>, const S: usize> Body for Each<'_, T, C, S> {
     #[inline(always)]
     fn run(self) {
         let Each { step, params, grads, mut state, ahead } = self;
+        // A copy that nothing else can reach, so that it stays in registers.
+        let step = *step;
         let len = params.len();
         assert!(grads.len() == len && state.iter().all(|s| s.len() == len), "streams of one length");
         let (params, grads) = (params.as_mut_ptr(), grads.as_ptr());
