@@ -6,7 +6,7 @@ use crate::number::Real;
 use crate::pass::{self, Kind};
 use crate::sweep::Step;
 use crate::view::View;
-use crate::{Error, ExactSum, Flat, Isa, Norm, NormAccumulator, Rule, Scalars, Segment};
+use crate::{Error, ExactSum, Flat, Isa, Norm, NormAccumulator, Reduce, ReduceError, Rule, Scalars, Segment};
 use meshstep_tensor::simd::Body;
 use meshstep_tensor::{DType, SliceMut};
 use std::ops::Range;
@@ -67,6 +67,21 @@ impl TensorSums {
         };
         let (params, direction) = words.split_at(ExactSum::WORDS + 1);
         TensorSums { params: norm(params), direction: norm(direction) }
+    }
+
+    /// Brings the parts of all shards together, each tensor's pair with its like, in one fold. `words` is room that the
+    /// caller keeps.
+    ///
+    /// # Panics
+    /// If there are not [`WORDS`](Self::WORDS) words for each pair.
+    pub fn fold(all: &mut [TensorSums], words: &mut [u64], reduce: &dyn Reduce) -> Result<(), ReduceError> {
+        assert_eq!(words.len(), all.len() * Self::WORDS, "room for every pair");
+        words.chunks_exact_mut(Self::WORDS).zip(&*all).for_each(|(words, sums)| sums.write(words));
+        reduce.fold(words, &mut [])?;
+        all.iter_mut()
+            .zip(words.chunks_exact(Self::WORDS))
+            .for_each(|(sums, words)| *sums = Self::read(words));
+        Ok(())
     }
 
     fn merge(&mut self, other: &TensorSums) {

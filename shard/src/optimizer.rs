@@ -161,7 +161,7 @@ impl Optimizer {
         self.exchange = Exchange::new(words, MAX_WORDS, &self.options.meter)?;
         let count = self.entries.len() + family.entries.len();
         let groups = self.groups.iter().chain(&family.groups.groups);
-        self.totals = TensorTotals::new(count, groups, self.options.stage, &self.options.meter)?;
+        self.totals = TensorTotals::new(count, groups, self.options.stage, &comm, &self.options.meter)?;
         self.commit(family, shelves);
         Ok(())
     }

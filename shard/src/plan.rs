@@ -1,8 +1,9 @@
 //! Which parameters travel together, who owns what of them, and the bytes that takes. Arithmetic only.
 
 use crate::bucket_plan::{self, BucketPlan, Placed};
+use crate::tensor_totals::fold_words;
 use crate::{Clip, Error, Options, Stage};
-use meshstep_optim::ExactSum;
+use meshstep_optim::{ExactSum, Rule};
 use meshstep_tensor::{DType, Layout};
 use std::ops::Range;
 
@@ -25,6 +26,7 @@ pub struct Plan {
     buckets: Vec<BucketPlan>,
     frozen_bytes: usize,
     staging_bytes: usize,
+    params: usize,
 }
 
 /// Bytes one rank holds, by category.
@@ -103,7 +105,14 @@ impl Plan {
         let frozen_bytes =
             layout.dtypes().map(|d| (layout.len(d) - layout.trainable_len(d)) * d.size()).sum::<usize>();
         let words = sum_words(layout.params().len(), options) + MAX_WORDS;
-        Ok(Plan { world_size, stage: options.stage, buckets, frozen_bytes, staging_bytes: words * 8 })
+        Ok(Plan {
+            world_size,
+            stage: options.stage,
+            buckets,
+            frozen_bytes,
+            staging_bytes: words * 8,
+            params: layout.params().len(),
+        })
     }
 
     /// Ranks.
@@ -159,12 +168,13 @@ impl Plan {
         }
     }
 
-    /// The bytes `rank` holds at its peak, for a rule with `states` state vectors, when gradients are handed over in bucket
+    /// The bytes `rank` holds at its peak, for parameters that are updated by `rule`, when gradients are handed over in bucket
     /// order by one thread.
-    pub fn memory(&self, rank: usize, states: usize) -> Memory {
+    pub fn memory(&self, rank: usize, rule: &dyn Rule) -> Memory {
+        let states = rule.state().len();
         let mut memory = Memory {
             params: self.frozen_bytes as u64,
-            staging: self.staging_bytes as u64,
+            staging: (self.staging_bytes + self.fold_words(rule) * 8) as u64,
             buckets: self.pool_bytes([]),
             ..Memory::default()
         };
@@ -203,14 +213,20 @@ impl Plan {
         pool.iter().map(|(dtype, len, count)| (len * dtype.size() * count) as u64).sum()
     }
 
-    /// The bytes `rank` sends in a step with one micro-batch.
-    pub fn wire(&self, rank: usize) -> Wire {
+    /// Words of the sums over whole tensors that `rule` needs.
+    fn fold_words(&self, rule: &dyn Rule) -> usize {
+        fold_words(rule.sees(), self.stage, self.params)
+    }
+
+    /// The bytes `rank` sends in a step with one micro-batch, for parameters that are updated by `rule`.
+    pub fn wire(&self, rank: usize, rule: &dyn Rule) -> Wire {
         let n = self.world_size;
         let mut wire = Wire {
             exchange: ring_all_reduce(self.staging_bytes / 8 - MAX_WORDS, n, rank, 8),
             ..Wire::default()
         };
         wire.exchange += ring_all_reduce(MAX_WORDS, n, rank, 8);
+        wire.exchange += ring_all_reduce(self.fold_words(rule), n, rank, 8);
         for (b, bucket) in self.buckets.iter().enumerate() {
             let others = bucket.len - bucket.len / n;
             let grads = (others * bucket.grads.size()) as u64;

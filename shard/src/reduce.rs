@@ -1,5 +1,6 @@
 //! Sums and maxima over the ranks of a group, as update rules ask for them.
 
+use crate::Error;
 use crate::exchange::group;
 use meshstep_comm::Communicator;
 use meshstep_optim::{Reduce, ReduceError};
@@ -58,5 +59,13 @@ impl Reduce for Folding {
 
     fn part(&self) -> usize {
         self.comm.rank()
+    }
+}
+
+/// What made a fold fail.
+pub(crate) fn from_fold(error: ReduceError) -> Error {
+    match error.downcast::<meshstep_comm::Error>() {
+        Ok(error) => error.into(),
+        Err(other) => Error::Closure { source: Arc::new(other) },
     }
 }

@@ -214,7 +214,7 @@ impl Optimizer {
             }
         }
         let group = |p: usize| &self.groups[self.entries[p].group];
-        self.totals.finish(&*self.handover.fixed.comm, group)
+        self.totals.finish(group)
     }
 
     fn update_bucket(&mut self, b: usize, scalars: &Scalars) -> Result<(), Error> {

@@ -1,18 +1,26 @@
 //! The sums that layer-wise rules take over whole tensors, whatever part of them each rank owns.
 
 use crate::groups::Group;
-use crate::{Error, Stage};
-use meshstep_comm::{Communicator, Reduction};
+use crate::reduce::from_fold;
+use crate::{Error, Folding, Stage};
+use meshstep_comm::Communicator;
 use meshstep_optim::{Sees, TensorSums};
-use meshstep_tensor::{Buffer, Category, DType, Meter};
+use meshstep_tensor::Meter;
+use std::sync::Arc;
 
 /// Every parameter's sums, kept from step to step. Holds nothing where no rule needs them.
 #[derive(Debug, Default)]
 pub(crate) struct TensorTotals {
     sums: Vec<TensorSums>,
     ratios: Vec<f64>,
-    /// The sums as words, where parts of tensors are on several ranks.
-    wire: Option<Buffer>,
+    /// Where parts of tensors are on several ranks.
+    fold: Option<(Folding, Vec<u64>)>,
+}
+
+/// Words of the fold for `count` parameters of which some rule needs sums; none where tensors are whole.
+pub(crate) fn fold_words(sees: Sees, stage: Stage, count: usize) -> usize {
+    let cut = matches!(stage, Stage::Zero1 | Stage::Zero2);
+    if cut && sees == Sees::TensorSums { count * TensorSums::WORDS } else { 0 }
 }
 
 impl TensorTotals {
@@ -21,15 +29,16 @@ impl TensorTotals {
         count: usize,
         mut groups: impl Iterator<Item = &'g Group>,
         stage: Stage,
+        comm: &Arc<dyn Communicator>,
         meter: &Meter,
     ) -> Result<Self, Error> {
         if !groups.any(|g| g.rule.sees() == Sees::TensorSums) {
             return Ok(TensorTotals::default());
         }
-        let cut = matches!(stage, Stage::Zero1 | Stage::Zero2);
-        let words = count * TensorSums::WORDS;
-        let wire = cut.then(|| Buffer::zeroed(words, DType::U64, meter, Category::Staging)).transpose()?;
-        Ok(TensorTotals { sums: vec![TensorSums::new(); count], ratios: vec![1.0; count], wire })
+        let words = fold_words(Sees::TensorSums, stage, count);
+        let folding = || Folding::new(Arc::clone(comm), meter)?.with_room((words, 0));
+        let fold = if words > 0 { Some((folding()?, vec![0; words])) } else { None };
+        Ok(TensorTotals { sums: vec![TensorSums::new(); count], ratios: vec![1.0; count], fold })
     }
 
     /// Whether any rule needs sums.
@@ -44,17 +53,9 @@ impl TensorTotals {
     }
 
     /// Makes each parameter's factor of its whole tensor's sums. Collective where tensors are cut.
-    pub(crate) fn finish<'g>(
-        &mut self,
-        comm: &dyn Communicator,
-        group: impl Fn(usize) -> &'g Group,
-    ) -> Result<(), Error> {
-        if let Some(wire) = &mut self.wire {
-            let words = wire.typed_mut::<u64>()?.chunks_exact_mut(TensorSums::WORDS);
-            words.zip(&self.sums).for_each(|(words, sums)| sums.write(words));
-            comm.all_reduce(wire, Reduction::Sum)?;
-            let words = wire.typed::<u64>()?.chunks_exact(TensorSums::WORDS);
-            self.sums.iter_mut().zip(words).for_each(|(sums, words)| *sums = TensorSums::read(words));
+    pub(crate) fn finish<'g>(&mut self, group: impl Fn(usize) -> &'g Group) -> Result<(), Error> {
+        if let Some((folding, words)) = &mut self.fold {
+            TensorSums::fold(&mut self.sums, words, folding).map_err(from_fold)?;
         }
         for (p, (ratio, sums)) in self.ratios.iter_mut().zip(&self.sums).enumerate() {
             *ratio = group(p).rule.ratio(sums);

@@ -29,7 +29,7 @@ proptest! {
         let run = Run { lens, ranks, rule, dtype, grads: dtype, options, ..Run::default() };
         let plan_options = Options { grads: Some(dtype), ..run.options.clone() };
         let plan = Plan::new(&run.layout(), ranks, &plan_options).unwrap();
-        let states = if sgd { 0 } else { 2 };
+        let reference = run.boxed_rule();
         meshstep_comm::loopback::spawn(ranks, |comm| {
             let rank = comm.rank();
             let mut opt = run.build(comm).unwrap();
@@ -38,7 +38,7 @@ proptest! {
                 let outcome = opt.step(run.at(t)).unwrap().outcome().unwrap();
                 let Outcome::Applied { traffic, .. } = outcome else { panic!("{outcome:?}") };
                 let meter = &opt.options().meter;
-                let memory = plan.memory(rank, states);
+                let memory = plan.memory(rank, &*reference);
                 let by_category = [
                     (Category::Params, memory.params),
                     (Category::Grads, memory.grads),
@@ -52,7 +52,7 @@ proptest! {
                     assert_eq!(meter.peak(category), planned, "{category} on rank {rank}: {run:?}");
                 }
                 assert_eq!((traffic.peak, meter.live_total()), (memory.total(), memory.total()));
-                assert_eq!(traffic.sent, plan.wire(rank).total(), "rank {rank}: {run:?}");
+                assert_eq!(traffic.sent, plan.wire(rank, &*reference).total(), "rank {rank}: {run:?}");
                 assert_eq!(traffic.pool_grown, 0);
             }
         }).unwrap();
@@ -89,7 +89,7 @@ proptest! {
                 let peak = meter.peak(Category::Buckets);
                 // Early gradients never wait for memory, so what a random order takes depends on what has arrived.
                 assert!(peak == predicted || order == "random" && peak > predicted, "{order} {peak} {predicted} {run:?}");
-                assert_eq!(meter.live(Category::Buckets), plan.memory(0, 2).buckets, "{order} {run:?}");
+                assert_eq!(meter.live(Category::Buckets), plan.memory(0, &common::adamw()).buckets, "{order} {run:?}");
             }
         }).unwrap();
     }

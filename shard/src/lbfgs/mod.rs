@@ -4,7 +4,7 @@ mod evaluate;
 
 pub(crate) use evaluate::{Failed, backward};
 
-use crate::reduce::Folding;
+use crate::reduce::{Folding, from_fold};
 use crate::whole_run::{Minimized, Passed};
 use crate::{Clip, Combine, Error, Missing, Optimizer, Options, agree, family};
 use evaluate::{Evaluation, Spread};
@@ -193,10 +193,7 @@ fn from_lbfgs(error: LbfgsError<Error>) -> Error {
         LbfgsError::Elsewhere { part } => Error::ClosureElsewhere { rank: part },
         LbfgsError::NotFinite { loss, non_finite } => Error::NotFinite { loss, non_finite },
         LbfgsError::Invalid(error) => error.into(),
-        LbfgsError::Reduce(error) => match error.downcast::<meshstep_comm::Error>() {
-            Ok(error) => error.into(),
-            Err(other) => Error::Closure { source: Arc::new(other) },
-        },
+        LbfgsError::Reduce(error) => from_fold(error),
         _ => Error::Parted,
     }
 }

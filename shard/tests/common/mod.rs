@@ -262,7 +262,7 @@ impl Run {
         wide
     }
 
-    fn boxed_rule(&self) -> Box<dyn Rule> {
+    pub fn boxed_rule(&self) -> Box<dyn Rule> {
         match self.rule {
             WhichRule::Sgd => Box::new(Sgd::default()),
             WhichRule::SgdMomentum => Box::new(Sgd { momentum: 0.9, weight_decay: 0.01, ..Sgd::default() }),
