@@ -14,7 +14,7 @@ import numpy as np
 import trace_file
 
 SHAPES = {"w": (5, 3), "b": (7,), "s": ()}
-DECAYED = {"lion", "qhadamw", "qhadopt", "adopt", "sgd_ema"}
+DECAYED = {"lion", "qhadamw", "qhadopt", "adopt", "sgd_ema", "sgd"}
 
 
 def lion(p, g, s, h, lr, t):
@@ -23,25 +23,41 @@ def lion(p, g, s, h, lr, t):
     return lr * np.sign(h["beta1"] * m + (1 - h["beta1"]) * g)
 
 
+def moments(h):
+    """Pairs of beta and weight, and the names of their state."""
+    pairs = h.get("moments") or [[h["beta1"], h.get("nu", 1.0)]]
+    return [(f"m{j}" if len(pairs) > 1 else "m", beta, weight) for j, (beta, weight) in enumerate(pairs)]
+
+
 def qhadamw(p, g, s, h, lr, t):
-    b1, b2, nu = h["beta1"], h["beta2"], h["nu"]
-    m = s["m"] = b1 * s.get("m", 0 * p) + (1 - b1) * g
+    b2 = h["beta2"]
     v = s["v"] = b2 * s.get("v", 0 * p) + (1 - b2) * g * g
-    step = (1 - nu) * g + nu * m / (1 - b1**t)
+    step = (1 - sum(weight for _, _, weight in moments(h))) * g
+    for name, beta, weight in moments(h):
+        s[name] = beta * s.get(name, 0 * p) + (1 - beta) * g
+        step = step + weight * s[name] / (1 - beta**t)
     return lr * step / (np.sqrt(v) / np.sqrt(1 - b2**t) + h["eps"])
 
 
 def qhadopt(p, g, s, h, lr, t):
     """The first step stores v and moves nothing; the bound counts the steps before this one, as the authors' program."""
-    b1, b2, nu = h["beta1"], h["beta2"], h.get("nu", 1.0)
+    b2 = h["beta2"]
     if t == 1:
-        s["m"], s["v"] = 0 * p, g * g
+        s.update({name: 0 * p for name, _, _ in moments(h)}, v=g * g)
         return None
     bound = (t - 1) ** 0.25
     u = np.clip(g / np.maximum(np.sqrt(s["v"]), h["eps"]), -bound, bound)
-    m = s["m"] = b1 * s["m"] + (1 - b1) * u
+    step = (1 - sum(weight for _, _, weight in moments(h))) * u
+    for name, beta, weight in moments(h):
+        s[name] = beta * s[name] + (1 - beta) * u
+        step = step + weight * s[name]
     s["v"] = b2 * s["v"] + (1 - b2) * g * g
-    return lr * ((1 - nu) * u + nu * m)
+    return lr * step
+
+
+def sgd_inside(p, g, s, h, lr, t):
+    s["momentum"] = h["momentum"] * s.get("momentum", 0 * p) + lr * g
+    return s["momentum"]
 
 
 def sgd_ema(p, g, s, h, lr, t):
@@ -105,8 +121,9 @@ RULES = {
     "adopt": (qhadopt, ADOPT),
     "qhadopt": (qhadopt, {**ADOPT, "beta1": 0.999, "nu": 0.9}),
     "sgd_ema": (sgd_ema, {"lr": 1e-3, "beta": 0.9, "debias": False, "weight_decay": 0.0}),
+    "sgd": (sgd_inside, {"lr": 1e-3, "momentum": 0.9, "lr_inside": True, "weight_decay": 0.0}),
     "lamb": (lamb, {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-6, "weight_decay": 0.01}),
-    "lars": (lars, {"lr": 0.1, "momentum": 0.9, "trust_coefficient": 1e-3, "weight_decay": 1e-4}),
+    "lars": (lars, {"lr": 0.1, "momentum": 0.9, "trust_coefficient": 1e-3, "weight_decay": 5e-4}),
     "muon": (
         muon,
         {
@@ -120,6 +137,7 @@ RULES = {
 def update(name, p, g, s, h, lr, t):
     """`p` after step `t`; weight decay goes where `h["decay"]` says, decoupled unless it says otherwise."""
     wd, decay = h.get("weight_decay", 0.0), h.get("decay", "decoupled")
+    g = -g if h.get("maximize") else g
     if name not in DECAYED:
         return p - RULES[name][0](p, g, s, h, lr, t)
     g = g + wd * p if decay == "coupled" else g
@@ -133,10 +151,15 @@ def update(name, p, g, s, h, lr, t):
 
 def record(path, name, settings=None, dtype="f64", steps=40, lrs=None, every=8, seed=1, shapes=None):
     """Writes the trace of `name` with its defaults but for `settings`, one rank, unclipped."""
-    unknown = set(settings or {}) - set(RULES[name][1]) - ({"decay", "lr_max"} if name in DECAYED else set())
+    extra = {"decay", "lr_max", "maximize", "moments"} if name in DECAYED else set()
+    unknown = set(settings or {}) - set(RULES[name][1]) - extra
     if unknown:
         raise ValueError(f"{name} has no {sorted(unknown)}; it takes {sorted(RULES[name][1])}")
     h = {**RULES[name][1], **(settings or {})}
+    if "moments" in h:
+        h = {key: value for key, value in h.items() if key not in ("beta1", "nu")}
+    if h.get("decay") == "fully_decoupled" and "lr_max" not in h:
+        raise ValueError("fully decoupled decay needs lr_max, the largest learning rate")
     if name in DECAYED and h["weight_decay"]:
         h.setdefault("decay", "decoupled")
     kind, random = {"f64": np.float64, "f32": np.float32}[dtype], np.random.default_rng(seed)

@@ -42,17 +42,12 @@ TOLERANCES = {
 }
 
 
-def hyperparameters(group):
+def hyperparameters(rule, group):
     """One of the optimizer's groups, in the fields of a trace."""
-    rule = rule_of(group)
     fields = {key: group[key] for key in RULES[rule][1]}
     if "betas" in group:
         fields["beta1"], fields["beta2"] = group["betas"]
     return {"lr": float(group["lr"]), **fields}
-
-
-def rule_of(group):
-    return group["rule"]
 
 
 class Recorder:
@@ -70,9 +65,7 @@ class Recorder:
         self.rule = next((name for name, (kind, _) in RULES.items() if type(optimizer) is kind), None)
         if self.rule is None:
             raise ValueError(f"{type(optimizer).__name__} has no rule to replay it; {sorted(RULES)} have")
-        for group in optimizer.param_groups:
-            group["rule"] = self.rule
-        self.first = hyperparameters(optimizer.param_groups[0])
+        self.first = hyperparameters(self.rule, optimizer.param_groups[0])
         self.others = self.groups()
         self.tensors = {f"param/{name}": array(p) for name, p in self.named.items()}
         self.lrs, self.last, self.t = [], {}, 0
@@ -81,7 +74,7 @@ class Recorder:
         names = {id(p): name for name, p in self.named.items()}
         others = []
         for group in self.optimizer.param_groups[1:]:
-            fields = hyperparameters(group)
+            fields = hyperparameters(self.rule, group)
             changed = {key: value for key, value in fields.items() if value != self.first[key]}
             others.append({"params": [names[id(p)] for p in group["params"]], **changed})
         return others or None
