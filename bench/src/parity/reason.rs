@@ -57,7 +57,7 @@ pub(crate) enum Reason {
     NoCuda,
     #[error("step {t} has {non_finite} combined gradient elements that are not finite")]
     Skipped { t: u64, non_finite: u64 },
-    #[error("{key}: no state of this name; rule keeps {known}")]
+    #[error("{key}: the rule keeps no such state; it keeps {known}")]
     NoSuchState { key: Key, known: String },
     #[error("{key}: {why}")]
     NotObserved { key: Key, why: &'static str },

@@ -55,22 +55,28 @@ pub(super) struct Clip {
     norm_type: NormType,
 }
 
+/// A number, or the word for the largest magnitude.
 #[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(untagged)]
-enum NormType {
-    P(f64),
-    Named(Largest),
-}
+#[serde(try_from = "Value")]
+struct NormType(Norm);
 
-#[derive(Clone, Copy, Debug, Deserialize)]
-enum Largest {
-    #[serde(rename = "inf")]
-    Inf,
+impl TryFrom<Value> for NormType {
+    type Error = String;
+
+    fn try_from(value: Value) -> Result<Self, String> {
+        match (value.as_f64(), value.as_str()) {
+            (Some(1.0), _) => Ok(NormType(Norm::L1)),
+            (Some(2.0), _) => Ok(NormType(Norm::L2)),
+            (Some(p), _) => Ok(NormType(Norm::P(p))),
+            (_, Some("inf")) => Ok(NormType(Norm::Inf)),
+            _ => Err(format!("norm_type is {value}; use a number or \"inf\"")),
+        }
+    }
 }
 
 impl Default for NormType {
     fn default() -> Self {
-        NormType::P(2.0)
+        NormType(Norm::L2)
     }
 }
 
@@ -134,11 +140,6 @@ impl Spec {
 
 impl Clip {
     pub(super) fn norm(&self) -> Norm {
-        match self.norm_type {
-            NormType::P(1.0) => Norm::L1,
-            NormType::P(2.0) => Norm::L2,
-            NormType::P(p) => Norm::P(p),
-            NormType::Named(Largest::Inf) => Norm::Inf,
-        }
+        self.norm_type.0
     }
 }

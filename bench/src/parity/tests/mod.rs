@@ -2,6 +2,7 @@
 
 mod made;
 mod plain;
+mod refusals;
 
 use super::compare::Difference;
 use super::reason::Reason;
