@@ -19,6 +19,63 @@ pub(crate) enum Command {
     /// Train the same network under ZeRO stages 0, 1 and 2, compare the results bit for bit, and report what each
     /// stage costs. RUST_LOG=meshstep=debug shows the spans of a step.
     Train(Train),
+    /// Replay training steps that another program recorded, and tell how far apart the results are. Exits with 0 where
+    /// all files agree, 1 where one is outside its tolerance, 2 where one cannot be replayed.
+    Parity(Parity),
+}
+
+/// Options of `parity`.
+#[derive(Clone, Debug, clap::Args)]
+#[command(allow_negative_numbers = true)]
+pub(crate) struct Parity {
+    /// Traces: safetensors files whose metadata says `meshstep-trace`
+    #[arg(required = true, value_name = "FILE")]
+    pub(crate) files: Vec<PathBuf>,
+    /// 0 replicates, 1 shards the optimizer's state, 2 the gradients too [default: 1]
+    #[arg(long, value_parser = clap::value_parser!(u8).range(0..=2))]
+    pub(crate) stage: Option<u8>,
+    /// Ranks, each a thread; all of them get the gradients of a trace of one rank [default: the trace's]
+    #[arg(long, value_parser = within::<1, 64>)]
+    pub(crate) ranks: Option<usize>,
+    /// How parameters are divided among the ranks [default: whole for rules that need whole matrices, else flat]
+    #[arg(long, value_enum)]
+    pub(crate) partition: Option<Partition>,
+    /// Elements after which a bucket of gradients is closed and travels
+    #[arg(long, value_name = "ELEMS", value_parser = within::<1, { 1 << 40 }>)]
+    pub(crate) bucket: Option<usize>,
+    /// Where the replay runs
+    #[arg(long, value_enum, default_value_t = Device::Cpu)]
+    pub(crate) device: Device,
+    /// Allowed difference relative to the expected value [default: the trace's]
+    #[arg(long, value_parser = at_least_zero)]
+    pub(crate) rtol: Option<f64>,
+    /// Allowed difference besides [default: the trace's]
+    #[arg(long, value_parser = at_least_zero)]
+    pub(crate) atol: Option<f64>,
+    /// Where a report in JSON goes
+    #[arg(long, value_name = "OUT")]
+    pub(crate) json: Option<PathBuf>,
+    /// Where a table in Markdown goes
+    #[arg(long, value_name = "OUT")]
+    pub(crate) table: Option<PathBuf>,
+}
+
+/// How parameters are divided among the ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Partition {
+    /// Chunks of the flat vector.
+    Flat,
+    /// Whole parameters, largest first to the rank that has least.
+    Whole,
+}
+
+/// Where a replay runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Device {
+    /// This machine's processor.
+    Cpu,
+    /// A graphics processor.
+    Cuda,
 }
 
 /// Options of `train`.
@@ -77,6 +134,14 @@ impl Train {
     }
 }
 
+/// A finite number, 0 or above.
+fn at_least_zero(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(number) if (0.0..f64::INFINITY).contains(&number) => Ok(number),
+        _ => Err("give a number of at least 0".to_owned()),
+    }
+}
+
 /// A whole number from `MIN` to `MAX`.
 fn within<const MIN: usize, const MAX: usize>(text: &str) -> Result<usize, String> {
     match text.parse() {
@@ -93,8 +158,10 @@ mod tests {
 
     fn train(args: &str) -> Result<Train, String> {
         let words = ["meshstep-bench", "train"].into_iter().chain(args.split_whitespace());
-        let Command::Train(train) = Cli::try_parse_from(words).map_err(|error| error.to_string())?.command;
-        Ok(train)
+        match Cli::try_parse_from(words).map_err(|error| error.to_string())?.command {
+            Command::Train(train) => Ok(train),
+            Command::Parity(_) => panic!("not train"),
+        }
     }
 
     #[test]

@@ -1,10 +1,12 @@
-//! `meshstep-bench`: Meshstep measured on a real job. `meshstep-bench train` is what `cargo xtask train` runs.
+//! `meshstep-bench`: Meshstep measured on a real job, and against other systems. `meshstep-bench train` and
+//! `meshstep-bench parity` are what `cargo xtask train` and `cargo xtask parity` run.
 
 mod cli;
 mod corpus;
 mod gpt;
 mod keyed;
 mod memory;
+mod parity;
 mod progress;
 mod report;
 mod threads;
@@ -21,20 +23,33 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::FmtSpan;
 
 use cli::{Cli, Command, Train};
+use parity::Verdict;
 
 /// This package's folder in the workspace it was built in.
 const FOLDER: &str = env!("CARGO_MANIFEST_DIR");
 
+/// Exit code of what could not be done, where 1 says that it was done and found a difference.
+const NOT_DONE: u8 = 2;
+
 fn main() -> ExitCode {
-    let Cli { command: Command::Train(asked) } = Cli::parse();
-    match train(&asked) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            // Where stderr is closed, the exit code has to do.
-            let _ = writeln!(io::stderr(), "error: {error:#}");
-            ExitCode::FAILURE
-        }
+    match Cli::parse().command {
+        Command::Train(asked) => match train(&asked) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => complain(&format!("{error:#}"), ExitCode::FAILURE),
+        },
+        Command::Parity(asked) => match parity::run(&asked) {
+            Ok(Verdict::Agrees) => ExitCode::SUCCESS,
+            Ok(Verdict::Differs) => ExitCode::FAILURE,
+            Ok(Verdict::Unreplayable) => ExitCode::from(NOT_DONE),
+            Err(reason) => complain(&reason.to_string(), ExitCode::from(NOT_DONE)),
+        },
     }
+}
+
+fn complain(error: &str, code: ExitCode) -> ExitCode {
+    // Where stderr is closed, the exit code has to do.
+    let _ = writeln!(io::stderr(), "error: {error}");
+    code
 }
 
 fn train(asked: &Train) -> Result<()> {

@@ -19,6 +19,13 @@ pub(crate) enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// Replay training steps that another program recorded, and tell how far apart the results are.
+    #[command(disable_help_flag = true)]
+    Parity {
+        /// Handed to `meshstep-bench parity` as they are; `--help` shows them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
     /// Run every check, cheap ones first, and stop at the first that fails.
     Ci(CiArgs),
     /// Check what a compiler does not see: crate edges, file headers, README commands.
@@ -76,6 +83,13 @@ mod tests {
         let typed = ["xtask", "train", "--help", "--steps", "3", "--", "-x"];
         let Task::Train { args } = Cli::try_parse_from(typed).unwrap().task else { panic!("not train") };
         assert_eq!(args, ["--help", "--steps", "3", "--", "-x"]);
+    }
+
+    #[test]
+    fn parity_passes_everything_on() {
+        let typed = ["xtask", "parity", "a.safetensors", "--ranks", "4", "--help"];
+        let Task::Parity { args } = Cli::try_parse_from(typed).unwrap().task else { panic!("not parity") };
+        assert_eq!(args, ["a.safetensors", "--ranks", "4", "--help"]);
     }
 
     #[test]

@@ -1,14 +1,15 @@
-//! Looks after the workspace: `ci` runs every check, `tidy` reads the tree, `train` starts the main job.
+//! Looks after the workspace: `ci` runs every check, `tidy` reads the tree, `train` and `parity` start the bench
+//! binary.
 //!
 //! It depends on no member, so that it builds in seconds and still runs when a member does not compile.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program whose answer is what it prints")]
 
+mod bench;
 mod ci;
 mod cli;
 mod cmd;
 mod tidy;
-mod train;
 mod workspace;
 
 use clap::Parser;
@@ -24,7 +25,8 @@ fn main() -> ExitCode {
 
 fn run(task: cli::Task) -> anyhow::Result<ExitCode> {
     match task {
-        cli::Task::Train { args } => train::run(&args),
+        cli::Task::Train { args } => bench::run("train", &args),
+        cli::Task::Parity { args } => bench::run("parity", &args),
         cli::Task::Ci(args) => ci::run(&args),
         cli::Task::Tidy => tidy::run(&workspace::Workspace::find()?).map(|()| ExitCode::SUCCESS),
     }

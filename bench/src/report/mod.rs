@@ -121,7 +121,9 @@ mod tests {
 
     /// What a run of a million parameters on four ranks might find out.
     pub(super) fn report() -> Report {
-        let Command::Train(asked) = Cli::parse_from(["meshstep-bench", "train"]).command;
+        let Command::Train(asked) = Cli::parse_from(["meshstep-bench", "train"]).command else {
+            panic!("not train")
+        };
         Report {
             asked,
             model: Config::default(),

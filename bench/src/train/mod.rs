@@ -181,7 +181,7 @@ mod tests {
         let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/src/train/mod.rs");
         let words =
             ["meshstep-bench", "train", "--corpus", corpus].into_iter().chain(options.split_whitespace());
-        let Command::Train(asked) = Cli::parse_from(words).command;
+        let Command::Train(asked) = Cli::parse_from(words).command else { panic!("not train") };
         let run = Run::prepare(&asked, Path::new("nowhere")).unwrap();
         Run { model: Config { layers: 2, heads: 2, width: 16, ..run.model }, bucket: 1000, ..run }
     }

@@ -1,0 +1,149 @@
+//! How far a replay is from its trace.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use meshstep_tensor::{DType, Slice, SliceMut, bf16, cast, f16};
+use serde::Serialize;
+
+use super::key::Key;
+use super::reason::Reason;
+use super::spec::Tolerance;
+use super::trace::{Tensor, Trace};
+
+/// The largest differences of one replay.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct Difference {
+    /// Tensors and elements that were compared.
+    pub(crate) tensors: usize,
+    pub(crate) values: usize,
+    /// `|got - want|`.
+    pub(crate) absolute: Largest,
+    /// `|got - want| / |want|`, where `want` is not 0.
+    pub(crate) relative: Largest,
+    /// How many numbers of the tensor's type lie between.
+    pub(crate) ulps: Largest,
+    /// Elements outside the tolerance, and the one furthest outside.
+    pub(crate) outside: usize,
+    pub(crate) worst: Option<Worst>,
+}
+
+/// The largest of some differences, and where it is; nowhere if all are 0.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct Largest {
+    pub(crate) value: f64,
+    #[serde(rename = "where")]
+    pub(crate) at: Option<String>,
+}
+
+/// An element outside the tolerance.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Worst {
+    #[serde(rename = "where")]
+    pub(crate) at: String,
+    pub(crate) got: f64,
+    pub(crate) want: f64,
+    /// The difference over the one allowed.
+    pub(crate) excess: f64,
+}
+
+impl Difference {
+    /// Every expected tensor against what the replay has in its place.
+    pub(super) fn new(
+        trace: &Trace,
+        got: &BTreeMap<Key, Vec<f64>>,
+        tolerance: Tolerance,
+    ) -> Result<Self, Reason> {
+        let mut difference = Difference::default();
+        let scalar = if trace.params().any(|(_, p)| p.dtype == DType::F64) { DType::F64 } else { DType::F32 };
+        for (key, want) in trace.expected() {
+            // A number that another program computed in f32 is kept as f64; count in what it was.
+            let dtype = if want.shape.is_empty() && is_scalar(key) { scalar } else { want.dtype };
+            difference.add(key, want, got.get(key).map_or(&[], Vec::as_slice), dtype, tolerance)?;
+        }
+        Ok(difference)
+    }
+
+    fn add(
+        &mut self,
+        key: &Key,
+        want: &Tensor,
+        got: &[f64],
+        dtype: DType,
+        tolerance: Tolerance,
+    ) -> Result<(), Reason> {
+        let (got, want) = (rounded(got, want.dtype)?, &want.values);
+        let (near_got, near_want) = (rounded(&got, dtype)?, rounded(want, dtype)?);
+        let Tolerance { rtol, atol } = match key {
+            Key::Evals { .. } => Tolerance { rtol: 0.0, atol: 0.0 },
+            _ => tolerance,
+        };
+        self.tensors += 1;
+        for (i, (&got, &want)) in got.iter().zip(want).enumerate() {
+            let at = || if is_scalar(key) { key.to_string() } else { format!("{key}[{i}]") };
+            let distance = (got - want).abs();
+            self.values += 1;
+            self.absolute.raise(distance, at);
+            if want != 0.0 {
+                self.relative.raise(distance / want.abs(), at);
+            }
+            self.ulps.raise(ulps(dtype, near_got[i], near_want[i]), at);
+            let allowed = atol + rtol * want.abs();
+            let within = distance <= allowed; // false for NaN
+            if !within {
+                let excess = distance / allowed;
+                self.outside += 1;
+                if self.worst.as_ref().is_none_or(|worst| excess.is_nan() || excess > worst.excess) {
+                    self.worst = Some(Worst { at: at(), got, want, excess });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Largest {
+    fn raise(&mut self, value: f64, at: impl Fn() -> String) {
+        if value > self.value || value.is_nan() {
+            *self = Largest { value, at: Some(at()) };
+        }
+    }
+}
+
+impl fmt::Display for Worst {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} is {:e} and not {:e}", self.at, self.got, self.want)
+    }
+}
+
+fn is_scalar(key: &Key) -> bool {
+    matches!(key, Key::Norm { .. } | Key::Loss { .. } | Key::Evals { .. })
+}
+
+/// `values` as numbers of the type `dtype`.
+fn rounded(values: &[f64], dtype: DType) -> Result<Vec<f64>, Reason> {
+    super::replay::with_dtype(dtype, values, |narrow: Slice<'_>| {
+        let mut wide = vec![0.0; narrow.len()];
+        cast(narrow, SliceMut::from(&mut wide[..])).map(|()| wide)
+    })?
+    .map_err(Reason::from)
+}
+
+/// How many steps from one number of a type to the next lead from `a` to `b`, which are of that type.
+fn ulps(dtype: DType, a: f64, b: f64) -> f64 {
+    if a.is_nan() || b.is_nan() {
+        return f64::NAN;
+    }
+    let place = |x: f64| {
+        let (bits, sign): (u64, u64) = match dtype {
+            DType::F32 => ((x as f32).to_bits().into(), 1 << 31),
+            DType::BF16 => (bf16::from_f64(x).to_bits().into(), 1 << 15),
+            DType::F16 => (f16::from_f64(x).to_bits().into(), 1 << 15),
+            _ => (x.to_bits(), 1 << 63),
+        };
+        // Both zeros are at 0, and places ascend as numbers do.
+        let magnitude = i128::from(bits & (sign - 1));
+        if bits & sign == 0 { magnitude } else { -magnitude }
+    };
+    (place(a) - place(b)).unsigned_abs() as f64
+}

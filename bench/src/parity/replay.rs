@@ -1,0 +1,217 @@
+//! A trace replayed on loopback ranks through the sharded optimizer.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use meshstep_comm::{Communicator, loopback};
+use meshstep_optim::Norm;
+use meshstep_shard::{At, Combine, Error, Groups, Missing, Optimizer, Options, Outcome};
+use meshstep_tensor::{DType, Layout, LayoutBuilder, Meter, Param, Slice, SliceMut, cast};
+
+use super::key::Key;
+use super::observed::{Observed, join};
+use super::reason::Reason;
+use super::rule::{Recipe, recipe};
+use super::setting::{Asked, Setting};
+use super::spec::{Clip, Reduction};
+use super::trace::{Tensor, Trace};
+use super::{lbfgs, problems::Rows};
+
+/// What the replay has in the place of everything that the trace expects.
+pub(super) fn replay(trace: &Trace, asked: Asked) -> Result<BTreeMap<Key, Vec<f64>>, Reason> {
+    let recipe = recipe(&trace.spec)?;
+    let setting = Setting::new(asked, &trace.spec, &recipe)?;
+    let problem = Rows::of(trace)?;
+    let on_rank = |comm: Arc<dyn Communicator>| match &recipe {
+        Recipe::Lbfgs(rule) => lbfgs::run(trace, &setting, rule, problem.as_ref(), comm),
+        Recipe::Steps { groups, lr, state, .. } => {
+            check_slots(trace, state)?;
+            Steps { trace, setting, lr: *lr, problem: problem.as_ref() }.run(groups.clone(), comm)
+        }
+    };
+    join(trace, all_or_cause(loopback::spawn(setting.ranks, on_rank)?)?)
+}
+
+/// One replay of a rule that takes one gradient a step.
+struct Steps<'a> {
+    trace: &'a Trace,
+    setting: Setting,
+    lr: f64,
+    problem: Option<&'a Rows<'a>>,
+}
+
+impl Steps<'_> {
+    fn run(&self, groups: Groups, comm: Arc<dyn Communicator>) -> Result<Observed, Reason> {
+        let Steps { trace, setting, .. } = self;
+        let mut opt = Optimizer::new(comm, layout(trace)?, groups, first(trace), options(trace, setting)?)?;
+        let mut observed = Observed::default();
+        for t in 1..=trace.spec.steps {
+            let (norm, loss) = self.step(&mut opt, t)?;
+            observed.scalar(trace, Key::Norm { t }, norm);
+            if let Some(loss) = loss {
+                observed.scalar(trace, Key::Loss { t }, loss);
+                observed.scalar(trace, Key::Evals { t }, t as f64);
+            }
+            observed.params(trace, t, |name| opt.param(name))?;
+            observe_state(&mut observed, trace, t, &opt)?;
+        }
+        Ok(observed)
+    }
+
+    /// One step: the gradient's norm before clipping, and the loss if there is one.
+    fn step(&self, opt: &mut Optimizer, t: u64) -> Result<(f64, Option<f64>), Reason> {
+        let at = self.at(t);
+        let (outcome, loss) = match self.problem {
+            Some(problem) => {
+                let rank = opt.comm().rank();
+                let evaluated = opt.step_with(at, 1, |mb| problem.evaluate(mb, rank, self.setting.ranks))?;
+                (evaluated.outcome, Some(evaluated.loss))
+            }
+            None => {
+                self.hand_over(opt, t)?;
+                (opt.step(at)?.outcome()?, None)
+            }
+        };
+        match outcome {
+            Outcome::Applied { norm, .. } => Ok((norm, loss)),
+            Outcome::Skipped { non_finite, .. } => Err(Reason::Skipped { t, non_finite }),
+        }
+    }
+
+    fn hand_over(&self, opt: &mut Optimizer, t: u64) -> Result<(), Reason> {
+        let rank = opt.comm().rank();
+        let weight = self.trace.tensors.get(&Key::Weight { t }).map_or(1.0, |weights| weights.values[rank]);
+        let micro_batch = opt.micro_batch(weight as u64)?;
+        // From the last parameter to the first, as a backward pass.
+        let names: Vec<&str> = self.trace.params().map(|(name, _)| name).collect();
+        for name in names.into_iter().rev() {
+            if let Some(grad) = self.trace.grad(t, rank, name) {
+                with_dtype(grad.dtype, &grad.values, |grad| micro_batch.grad(name, grad))??;
+            }
+        }
+        Ok(micro_batch.finish()?)
+    }
+
+    fn at(&self, t: u64) -> At {
+        let lrs = self.trace.spec.lrs.as_ref();
+        let lr = lrs.and_then(|lrs| lrs.get(t as usize - 1)).copied().unwrap_or(self.lr);
+        At { lr, max_norm: self.trace.spec.clip.map(|clip| clip.max_norm), ..At::default() }
+    }
+}
+
+/// Refuses state that the rule does not keep, before anything runs.
+fn check_slots(trace: &Trace, state: &[&str]) -> Result<(), Reason> {
+    let narrow = trace.params().any(|(_, param)| is_narrow(param.dtype));
+    let known: Vec<&str> = state.iter().copied().chain(narrow.then_some(MASTER)).collect();
+    let strange = trace.expected().find_map(|(key, _)| match key {
+        Key::State { slot, .. } if !known.contains(&slot.as_str()) => Some(key.clone()),
+        _ => None,
+    });
+    strange.map_or(Ok(()), |key| Err(Reason::NoSuchState { key, known: known.join(", ") }))
+}
+
+/// The slot of a 16-bit parameter's f32 values.
+const MASTER: &str = "master";
+
+fn observe_state(observed: &mut Observed, trace: &Trace, t: u64, opt: &Optimizer) -> Result<(), Reason> {
+    for (name, _) in trace.params() {
+        let state = opt.state(name)?;
+        let master = state.master.map(|master| (MASTER, master));
+        for (slot, values) in state.slots.into_iter().chain(master) {
+            let key = Key::State { t, name: name.to_owned(), slot: slot.to_owned() };
+            observed.piece(trace, key, state.range.clone(), values)?;
+        }
+    }
+    Ok(())
+}
+
+/// The parameters of a trace, in the order of their names.
+pub(super) fn layout(trace: &Trace) -> Result<Layout, Reason> {
+    let add = |builder: LayoutBuilder, (name, param): (&str, &Tensor)| {
+        builder.param(name, &param.shape, param.dtype)
+    };
+    Ok(trace.params().fold(Layout::builder(), add).build()?)
+}
+
+/// Writes the parameters' first values.
+pub(super) fn first(trace: &Trace) -> impl Fn(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error> {
+    |param, out| {
+        let tensor = trace.tensors.get(&Key::Param { name: param.name().to_owned() });
+        tensor.map_or(Ok(()), |tensor| cast(Slice::from(&tensor.values[..]), out))
+    }
+}
+
+/// What the optimizer is made with; 16-bit parameters keep an f32 master.
+pub(super) fn options(trace: &Trace, setting: &Setting) -> Result<Options, Reason> {
+    let combine = match setting.reduce {
+        // Every rank computes its rows' part of the mean over all rows.
+        _ if trace.spec.problem.is_some() => Combine::Sum,
+        Reduction::Mean => Combine::Mean,
+        Reduction::Sum => Combine::Sum,
+        Reduction::Weighted => Combine::Weighted,
+    };
+    Ok(Options {
+        stage: setting.stage,
+        bucket_len: setting.bucket,
+        combine,
+        missing: Missing::SkipIfMissingEverywhere,
+        grads: grads(trace)?,
+        master: trace.params().any(|(_, param)| is_narrow(param.dtype)),
+        norm: trace.spec.clip.as_ref().map_or(Norm::L2, Clip::norm),
+        meter: Meter::new(),
+        ..Options::default()
+    })
+}
+
+fn is_narrow(dtype: DType) -> bool {
+    matches!(dtype, DType::BF16 | DType::F16)
+}
+
+/// The type that gradients are given in, where it is not each parameter's.
+fn grads(trace: &Trace) -> Result<Option<DType>, Reason> {
+    let mut other = None;
+    for (key, grad) in &trace.tensors {
+        let Key::Grad { name, .. } = key else { continue };
+        let Some(param) = trace.tensors.get(&Key::Param { name: name.clone() }) else { continue };
+        if other.is_some_and(|other| other != grad.dtype) && param.dtype != DType::F64 {
+            let wanted = other.unwrap_or(grad.dtype);
+            return Err(Reason::DType { key: key.clone(), given: grad.dtype, wanted });
+        }
+        if grad.dtype != param.dtype {
+            other = Some(grad.dtype);
+        }
+    }
+    Ok(other)
+}
+
+/// Runs `then` on `values` in the type `dtype`, which holds them exactly or rounds them to the nearest.
+pub(super) fn with_dtype<T>(
+    dtype: DType,
+    values: &[f64],
+    then: impl FnOnce(Slice<'_>) -> T,
+) -> Result<T, meshstep_tensor::Error> {
+    let mut buffer = meshstep_tensor::Buffer::zeroed(
+        values.len(),
+        dtype,
+        &Meter::new(),
+        meshstep_tensor::Category::Grads,
+    )?;
+    cast(Slice::from(values), buffer.as_mut())?;
+    Ok(then(buffer.as_slice()))
+}
+
+/// What every rank saw, or the reason that the other ranks' reasons follow from.
+fn all_or_cause(ranks: Vec<Result<Observed, Reason>>) -> Result<Vec<Observed>, Reason> {
+    let (mut all, mut reasons) = (Vec::new(), Vec::new());
+    for rank in ranks {
+        match rank {
+            Ok(observed) => all.push(observed),
+            Err(reason) => reasons.push(reason),
+        }
+    }
+    let consequence = |reason: &Reason| {
+        matches!(reason, Reason::Optimizer(Error::Comm(_) | Error::ClosureElsewhere { .. }))
+    };
+    reasons.sort_by_key(consequence);
+    reasons.into_iter().next().map_or(Ok(all), Err)
+}

@@ -1,0 +1,210 @@
+//! From the spec of a trace to the rule that replays it: one line for every rule, fields and defaults PyTorch's.
+
+use meshstep_optim::{
+    Adagrad, Adam, AdamW, Adjust, Adopt, Decay, Lamb, Lars, Lbfgs, LineSearch, Lion, Moments, Momentum, Muon,
+    QhAdamW, QhAdopt, RmsProp, Rule, Sees, Sgd,
+};
+use meshstep_shard::Groups;
+use serde::Deserialize;
+use serde_json::Map;
+
+use super::fields::Fields;
+use super::reason::Reason;
+use super::spec::{Group, Spec};
+
+/// How a trace is replayed.
+#[derive(Clone, Debug)]
+pub(super) enum Recipe {
+    /// One update a step.
+    Steps { groups: Groups, lr: f64, rule: &'static str, state: &'static [&'static str], sees: Sees },
+    /// Several evaluations a step.
+    Lbfgs(Lbfgs),
+}
+
+/// Every name that [`recipe`] knows.
+const NAMES: &str =
+    "adam, adamw, sgd, sgd_ema, rmsprop, adagrad, lion, adopt, qhadamw, qhadopt, lamb, lars, muon, lbfgs";
+
+/// The recipe that `spec` asks for.
+pub(super) fn recipe(spec: &Spec) -> Result<Recipe, Reason> {
+    let name = spec.optimizer.get("name").and_then(|name| name.as_str()).unwrap_or_default();
+    match name {
+        "adam" => steps(spec, 1e-3, adam),
+        "adamw" => steps(spec, 1e-3, adamw),
+        "sgd" => steps(spec, 1e-3, sgd),
+        "sgd_ema" => steps(spec, 1e-3, sgd_ema),
+        "rmsprop" => steps(spec, 1e-2, rmsprop),
+        "adagrad" => steps(spec, 1e-2, adagrad),
+        "lion" => steps(spec, 1e-4, lion),
+        "adopt" => steps(spec, 1e-3, adopt),
+        "qhadamw" => steps(spec, 1e-3, qhadamw),
+        "qhadopt" => steps(spec, 1e-3, qhadopt),
+        "lamb" => steps(spec, 1e-3, lamb),
+        "lars" => steps(spec, 1e-3, lars),
+        "muon" => steps(spec, 1e-3, muon),
+        "lbfgs" => lbfgs(spec),
+        _ => Err(Reason::UnknownRule { name: name.to_owned(), known: NAMES.to_owned() }),
+    }
+}
+
+/// A rule and its groups, all read by `read`; the learning rate is `lr` unless the trace says otherwise.
+fn steps<R: Rule + 'static>(
+    spec: &Spec,
+    lr: f64,
+    read: fn(&mut Fields) -> Result<R, Reason>,
+) -> Result<Recipe, Reason> {
+    let one = |group: &Group| {
+        let mut fields = Fields::new(&spec.optimizer, &group.overrides)?;
+        let (lr, rule) = (fields.get("lr", lr)?, read(&mut fields)?);
+        fields.finish()?;
+        rule.check()?;
+        Ok::<_, Reason>((lr, rule))
+    };
+    let (lr, rule) = one(&Group { params: Vec::new(), overrides: Map::new() })?;
+    let (name, state, sees) = (rule.name(), rule.state(), rule.sees());
+    let mut groups = Groups::new(rule);
+    for group in spec.groups.iter().flatten() {
+        let (own, rule) = one(group)?;
+        groups = groups.with_lr(rule, scale(own, lr)?, &group.params);
+    }
+    Ok(Recipe::Steps { groups, lr, rule: name, state, sees })
+}
+
+/// A group's learning rate as a factor on everybody's.
+fn scale(own: f64, lr: f64) -> Result<f64, Reason> {
+    match own / lr {
+        _ if own == lr => Ok(1.0),
+        scale if scale.is_finite() => Ok(scale),
+        _ => Err(Reason::Contradiction {
+            what: format!("a group's lr of {own}"),
+            other: format!("the optimizer's lr of {lr}"),
+            why: "a group's is kept as a multiple of the optimizer's".to_owned(),
+        }),
+    }
+}
+
+/// Where weight decay goes: `decay` and, if it is fully decoupled, `lr_max`.
+fn decay(f: &mut Fields, default: Decay) -> Result<Decay, Reason> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    enum Kind {
+        Coupled,
+        Decoupled,
+        FullyDecoupled,
+    }
+    let (kind, lr_max) = (f.find("decay")?, f.find("lr_max")?);
+    match (kind, lr_max) {
+        (None, None) => Ok(default),
+        (Some(Kind::Coupled), None) => Ok(Decay::Coupled),
+        (Some(Kind::Decoupled), None) => Ok(Decay::Decoupled),
+        (Some(Kind::FullyDecoupled), Some(lr_max)) => Ok(Decay::FullyDecoupled { lr_max }),
+        (Some(Kind::FullyDecoupled), None) => {
+            let why = "fully decoupled decay is relative to the largest learning rate";
+            Err(Reason::MissingField { rule: f.rule().to_owned(), field: "lr_max", why })
+        }
+        (_, Some(lr_max)) => Err(Reason::Contradiction {
+            what: format!("lr_max {lr_max}"),
+            other: "a decay that is not fully_decoupled".to_owned(),
+            why: "only that one is relative to it".to_owned(),
+        }),
+    }
+}
+
+/// The slow moments of a quasi-hyperbolic rule: `beta1` and `nu`, or `moments`.
+fn moments(f: &mut Fields, default: Moments) -> Result<Moments, Reason> {
+    let (beta, weight) = default.pairs()[0];
+    let (beta1, nu) = (f.find("beta1")?, f.find("nu")?);
+    match f.find::<Vec<(f64, f64)>>("moments")? {
+        None => Ok(Moments::one(beta1.unwrap_or(beta), nu.unwrap_or(weight))),
+        Some(pairs) if beta1.is_none() && nu.is_none() => Ok(Moments::new(&pairs)?),
+        Some(_) => Err(Reason::Contradiction {
+            what: "moments".to_owned(),
+            other: "beta1 or nu".to_owned(),
+            why: "they say the same in two ways".to_owned(),
+        }),
+    }
+}
+
+/// A rule whose fields are numbers and flags with the rule's own defaults, besides `weight_decay`, `decay` and `maximize`,
+/// which every elementwise rule has.
+macro_rules! rule {
+    ($name:ident, $rule:ident { $($field:ident),* } $($with:ident = $more:expr),*) => {
+        fn $name(f: &mut Fields) -> Result<$rule, Reason> {
+            let default = $rule::default();
+            Ok($rule {
+                $($field: f.get(stringify!($field), default.$field)?,)*
+                $($with: $more(f, default.$with)?,)*
+            })
+        }
+    };
+}
+
+rule!(adam, Adam { beta1, beta2, eps, amsgrad, weight_decay, maximize } decay = decay);
+rule!(adamw, AdamW { beta1, beta2, eps, amsgrad, weight_decay, maximize } decay = decay);
+rule!(rmsprop, RmsProp { alpha, eps, momentum, centered, weight_decay, maximize } decay = decay);
+rule!(adagrad, Adagrad { lr_decay, initial_accumulator_value, eps, weight_decay, maximize } decay = decay);
+rule!(lion, Lion { beta1, beta2, weight_decay, maximize } decay = decay);
+rule!(adopt, Adopt { beta1, beta2, eps, weight_decay, maximize } decay = decay);
+rule!(qhadamw, QhAdamW { beta2, eps, weight_decay, maximize } moments = moments, decay = decay);
+rule!(qhadopt, QhAdopt { beta2, eps, weight_decay, maximize } moments = moments, decay = decay);
+rule!(lamb, Lamb { beta1, beta2, eps, weight_decay, maximize });
+rule!(lars, Lars { momentum, weight_decay, trust_coefficient, maximize });
+rule!(sgd, Sgd { momentum, dampening, nesterov, weight_decay, maximize } form = form, decay = decay);
+rule!(muon, Muon { momentum, nesterov, weight_decay, ns_coefficients, ns_steps, eps, maximize } adjust = adjust);
+
+/// `lr_inside`: the learning rate inside the momentum buffer, as Keras has it.
+fn form(f: &mut Fields, default: Momentum) -> Result<Momentum, Reason> {
+    Ok(if f.get("lr_inside", false)? { Momentum::LrInside } else { default })
+}
+
+fn sgd_ema(f: &mut Fields) -> Result<Sgd, Reason> {
+    let default = Sgd::default();
+    Ok(Sgd {
+        momentum: f.get("beta", 0.9)?,
+        form: Momentum::Average { debias: f.get("debias", false)? },
+        weight_decay: f.get("weight_decay", default.weight_decay)?,
+        maximize: f.get("maximize", default.maximize)?,
+        decay: decay(f, default.decay)?,
+        ..default
+    })
+}
+
+fn adjust(f: &mut Fields, default: Adjust) -> Result<Adjust, Reason> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    enum Name {
+        Original,
+        MatchRmsAdamw,
+    }
+    Ok(match f.find("adjust_lr_fn")? {
+        None => default,
+        Some(Name::Original) => Adjust::Original,
+        Some(Name::MatchRmsAdamw) => Adjust::MatchRmsAdamW,
+    })
+}
+
+fn lbfgs(spec: &Spec) -> Result<Recipe, Reason> {
+    let mut f = Fields::new(&spec.optimizer, &Map::new())?;
+    let default = Lbfgs::default();
+    let rule = Lbfgs {
+        lr: f.get("lr", default.lr)?,
+        max_iter: f.get("max_iter", default.max_iter)?,
+        max_eval: f.find("max_eval")?,
+        tolerance_grad: f.get("tolerance_grad", default.tolerance_grad)?,
+        tolerance_change: f.get("tolerance_change", default.tolerance_change)?,
+        history_len: f.get("history_len", default.history_len)?,
+        line_search: line_search(&mut f)?,
+    };
+    f.finish()?;
+    rule.check()?;
+    Ok(Recipe::Lbfgs(rule))
+}
+
+fn line_search(f: &mut Fields) -> Result<LineSearch, Reason> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    enum Name {
+        StrongWolfe,
+    }
+    Ok(f.find("line_search")?.map_or(LineSearch::None, |Name::StrongWolfe| LineSearch::StrongWolfe))
+}

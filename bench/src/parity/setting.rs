@@ -1,0 +1,98 @@
+//! How a trace is replayed: what the command line asks for, brought together with what the trace is.
+
+use meshstep_optim::Sees;
+use meshstep_shard::{Owners, Stage};
+
+use super::reason::Reason;
+use super::rule::Recipe;
+use super::spec::{Reduction, Spec};
+use crate::cli::Partition;
+
+/// What of a replay may be chosen freely; nothing of it should change a result by more than rounding.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Asked {
+    /// The ZeRO stage; the default is 1.
+    pub(crate) stage: Option<u8>,
+    /// The default is the trace's.
+    pub(crate) ranks: Option<usize>,
+    /// The default is flat where the rule can have it so.
+    pub(crate) partition: Option<Partition>,
+    /// Elements of a bucket.
+    pub(crate) bucket: Option<usize>,
+}
+
+/// A replay's choices, made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Setting {
+    pub(super) ranks: usize,
+    pub(super) stage: Stage,
+    pub(super) bucket: Option<usize>,
+    pub(super) reduce: Reduction,
+}
+
+impl Setting {
+    /// The choices for one trace, or which of them contradict each other.
+    pub(super) fn new(asked: Asked, spec: &Spec, recipe: &Recipe) -> Result<Self, Reason> {
+        let ranks = asked.ranks.unwrap_or(spec.ranks);
+        check_problem(spec, recipe)?;
+        // A problem is shared out among any number of ranks.
+        if spec.problem.is_none() && spec.ranks > 1 && ranks != spec.ranks {
+            let other = format!("a trace of {} ranks", spec.ranks);
+            return Err(contradiction(
+                format!("--ranks {ranks}"),
+                other,
+                "each rank has gradients of its own",
+            ));
+        }
+        // Ranks that are all given the gradients of one: their mean is what it had.
+        let reduce = if spec.ranks == 1 { Reduction::Mean } else { spec.reduce };
+        Ok(Setting { ranks, stage: stage(asked, recipe)?, bucket: asked.bucket, reduce })
+    }
+}
+
+fn stage(asked: Asked, recipe: &Recipe) -> Result<Stage, Reason> {
+    let Asked { stage, partition, .. } = asked;
+    let matrices = match recipe {
+        Recipe::Steps { rule, sees: Sees::Matrix, .. } => Some(*rule),
+        _ => None,
+    };
+    let of_rule = |rule: &str| format!("the rule {rule}");
+    match (stage, partition, matrices) {
+        (Some(stage @ (0 | 2)), Some(Partition::Whole), _) => {
+            let why = "whole parameters are a partition of stage 1 alone";
+            Err(contradiction(format!("--stage {stage}"), "--partition whole".to_owned(), why))
+        }
+        (Some(0), _, _) => Ok(Stage::Replicated),
+        (_, Some(Partition::Flat), Some(rule)) => {
+            let why = "it needs whole matrices: use --partition whole";
+            Err(contradiction("--partition flat".to_owned(), of_rule(rule), why))
+        }
+        (Some(2), None, Some(rule)) => {
+            let why = "it needs whole matrices: use --stage 1 or 0";
+            Err(contradiction("--stage 2".to_owned(), of_rule(rule), why))
+        }
+        (_, Some(Partition::Whole), _) | (_, None, Some(_)) => Ok(Stage::WholeParams(Owners::SortedGreedy)),
+        (Some(2), _, _) => Ok(Stage::Zero2),
+        _ => Ok(Stage::Zero1),
+    }
+}
+
+/// What a problem, or L-BFGS on one, leaves no room for.
+fn check_problem(spec: &Spec, recipe: &Recipe) -> Result<(), Reason> {
+    let Spec { clip, lrs, groups, problem, reduce, .. } = spec;
+    let lbfgs = matches!(recipe, Recipe::Lbfgs(_));
+    let present = [
+        (problem.is_some() && *reduce != Reduction::Mean, "a reduce that is not mean", "a problem"),
+        (lbfgs && clip.is_some(), "clip", "the rule lbfgs"),
+        (lbfgs && lrs.is_some(), "lrs", "the rule lbfgs"),
+        (lbfgs && groups.is_some(), "groups", "the rule lbfgs"),
+    ];
+    present.into_iter().find(|(present, ..)| *present).map_or(Ok(()), |(_, what, other)| {
+        let why = "its loss is the mean over its rows, and L-BFGS follows it with one setting";
+        Err(contradiction(what.to_owned(), other.to_owned(), why))
+    })
+}
+
+fn contradiction(what: String, other: String, why: &str) -> Reason {
+    Reason::Contradiction { what, other, why: why.to_owned() }
+}
