@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::Norm;
-use meshstep_shard::{At, Combine, Error, Groups, Missing, Optimizer, Options, Outcome};
+use meshstep_shard::{At, Combine, Error, Groups, Master, Missing, Optimizer, Options, Outcome, Precision};
 use meshstep_tensor::{DType, Layout, LayoutBuilder, Meter, Param, Slice, SliceMut, cast};
 
 use super::key::Key;
@@ -156,7 +156,7 @@ pub(super) fn options(trace: &Trace, setting: &Setting) -> Result<Options, Reaso
         combine,
         missing: Missing::SkipIfMissingEverywhere,
         grads: grads(trace)?,
-        master: trace.params().any(|(_, param)| is_narrow(param.dtype)),
+        precision: precision(trace),
         norm: trace.spec.clip.as_ref().map_or(Norm::L2, Clip::norm),
         meter: Meter::new(),
         ..Options::default()
@@ -214,4 +214,10 @@ fn all_or_cause(ranks: Vec<Result<Observed, Reason>>) -> Result<Vec<Observed>, R
     };
     reasons.sort_by_key(consequence);
     reasons.into_iter().next().map_or(Ok(all), Err)
+}
+
+/// 16-bit parameters follow an f32 master.
+fn precision(trace: &Trace) -> Precision {
+    let narrow = trace.params().any(|(_, param)| is_narrow(param.dtype));
+    Precision { master: if narrow { Master::F32 } else { Master::None }, ..Precision::default() }
 }
