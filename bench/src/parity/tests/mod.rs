@@ -1,5 +1,6 @@
 //! Replays of traces made here and of those that are committed.
 
+mod committed;
 mod made;
 mod plain;
 mod refusals;
