@@ -111,7 +111,11 @@ impl fmt::Display for Line {
             None => write!(f, "agrees")?,
             Some(worst) => write!(f, "DIFFERS in {outside} values, {worst}")?,
         }
-        write!(f, "; {tensors} tensors ({values} values), largest difference absolute {:.1e}", absolute.value)?;
+        write!(
+            f,
+            "; {tensors} tensors ({values} values), largest difference absolute {:.1e}",
+            absolute.value
+        )?;
         write!(f, "{}, relative {:.1e}{}", place(absolute), relative.value, place(relative))?;
         write!(f, ", {} ulp{}", ulps.value, place(ulps))
     }

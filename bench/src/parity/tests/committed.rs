@@ -94,7 +94,7 @@ fn alike(old: &[&str], new: &[&str]) -> bool {
         .into_iter()
         .find(|(of, _)| dtype.contains(&of.to_string()))
         .map_or(f64::EPSILON, |(_, epsilon)| epsilon);
-    let figures = old.iter().zip(new).zip([epsilon, epsilon, 1.0]);
+    let mut figures = old.iter().zip(new).zip([epsilon, epsilon, 1.0]);
     let near = |((old, new), least): ((&&str, &&str), f64)| {
         let [old, new] = [old, new].map(|figure| figure.parse::<f64>().unwrap().max(10.0 * least));
         (0.1..=10.0).contains(&(old / new))
@@ -102,7 +102,7 @@ fn alike(old: &[&str], new: &[&str]) -> bool {
     [name, rule, dtype, steps, values, tolerance] == [n, r, d, s, v, t]
         && old.len() == 3
         && new.len() == 3
-        && figures.map(near).all(|near| near)
+        && figures.all(near)
 }
 
 #[test]

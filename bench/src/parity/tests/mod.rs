@@ -3,7 +3,10 @@
 mod committed;
 mod made;
 mod plain;
+mod problems;
+mod ranks;
 mod refusals;
+mod rules;
 
 use super::compare::Difference;
 use super::reason::Reason;
