@@ -25,6 +25,14 @@ class Problem:
         data = {f"data/{key}": array for key, array in self.data.items()}
         return Trace(spec, {"param/x": self.start, **data})
 
+    def nudged(self, seed):
+        """This problem with other last bits in `start` and `data`."""
+        random = np.random.Generator(np.random.PCG64(seed))
+        nudge = lambda array: array * (1 + random.uniform(-1, 1, array.shape) * 2.0**-52)
+        self.start = nudge(self.start)
+        self.data = {key: array if key == "y" else nudge(array) for key, array in self.data.items()}
+        return self
+
 
 class Rosenbrock(Problem):
     spec = {"name": "rosenbrock"}

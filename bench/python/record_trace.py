@@ -18,8 +18,6 @@ On its own it records seeded runs, and L-BFGS on problems that the replay evalua
     python bench/python/record_trace.py lbfgs --problem rosenbrock --set line_search=strong_wolfe -o run.safetensors
 """
 
-import inspect
-
 import numpy as np
 import torch
 
@@ -292,17 +290,21 @@ def defaults_of(rule):
     return fields_of(rule, defaults)
 
 
-def record_lbfgs(problem, fields, steps):
-    """`steps` calls of L-BFGS's `step` on one of `problems.py`'s problems, in float64."""
-    line_search = fields.get("line_search")
-    trace = problem.trace({"name": "lbfgs", **fields}, steps, 1e-6 if line_search else 1e-9, SOURCE)
+def problem_optimizer(fields, x):
+    if fields["name"] != "lbfgs":
+        return RULES[fields["name"]]([x], **torch_fields(fields))
+    words = {"line_search": "line_search_fn", "history_len": "history_size"}
+    return torch.optim.LBFGS([x], **{words.get(key, key): value for key, value in fields.items() if key != "name"})
+
+
+def record_problem(problem, fields, steps, rtol, follow=None):
+    """`steps` calls of an optimizer's `step` on one of problems.py's problems, in float64.
+
+    After step `follow` only the last step's loss and parameter are expected.
+    """
+    trace, evaluations = problem.trace(fields, steps, rtol, SOURCE), 0
     x = torch.nn.Parameter(to_tensor(trace.tensors["param/x"]))
-    own = {"line_search": "line_search_fn", "history_len": "history_size"}
-    known = inspect.signature(torch.optim.LBFGS).parameters
-    given = {own.get(name, name): value for name, value in fields.items()}
-    if given.keys() - known.keys():
-        raise TraceError(f"unknown fields of lbfgs: {', '.join(given.keys() - known.keys())}")
-    optimizer, evaluations = torch.optim.LBFGS([x], **given), 0
+    optimizer = problem_optimizer(fields, x)
 
     def closure():
         nonlocal evaluations
@@ -313,9 +315,13 @@ def record_lbfgs(problem, fields, steps):
         return loss
 
     for t in range(1, steps + 1):
-        trace.scalar(f"expect_loss/{t}", optimizer.step(closure).detach())
-        trace.scalar(f"expect_evals/{t}", evaluations)
-        trace.tensors[f"expect/{t}/x"] = to_array(x)
+        loss = optimizer.step(closure).detach()
+        followed = t <= (follow or steps)
+        if followed or t == steps:
+            trace.scalar(f"expect_loss/{t}", loss)
+            trace.tensors[f"expect/{t}/x"] = to_array(x)
+        if followed:
+            trace.scalar(f"expect_evals/{t}", evaluations)
     return trace
 
 
@@ -326,7 +332,9 @@ def main():
     if not (args.rule and args.out):
         parser.error("give a rule, and --out")
     if args.rule == "lbfgs":
-        trace = record_lbfgs(problems.PROBLEMS[args.problem](), field_values(args.set), args.steps)
+        fields = {"name": "lbfgs", **field_values(args.set)}
+        rtol = 1e-6 if fields.get("line_search") else 1e-9
+        trace = record_problem(problems.PROBLEMS[args.problem](), fields, args.steps, rtol)
     else:
         trace = record_run(run_of(args, defaults_of(args.rule)))
     trace.save(args.out)

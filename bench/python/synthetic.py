@@ -53,19 +53,6 @@ class Run:
             rates.append(peak * (min(1.0, t / warm) if t <= warm else 0.1 + 0.45 * (1 + math.cos(math.pi * way))))
         return rates
 
-    def at(self, t, name):
-        """The optimizer's fields in force for a parameter at step `t`."""
-        fields = dict(self.optimizer)
-        for group in self.groups or []:
-            if name in group["params"]:
-                fields.update({key: value for key, value in group.items() if key != "params"})
-        lrs = self.lrs()
-        if lrs:
-            # A group's own rate is a multiple of the optimizer's.
-            factor = 1.0 if fields["lr"] == self.optimizer["lr"] else fields["lr"] / self.optimizer["lr"]
-            fields["lr"] = lrs[t - 1] * factor
-        return fields
-
     def expected_steps(self):
         return sorted({t for t in EXPECT if t < self.steps} | {self.steps})
 
