@@ -135,6 +135,19 @@ fn groups_and_schedules_override_the_optimizer() {
 }
 
 #[test]
+fn parameters_may_be_numbers_or_empty() {
+    let mut made = Made::new(json!({"name": "sgd", "lr": 0.5}));
+    made.spec["steps"] = json!(1);
+    for (name, shape) in [("one", &[][..]), ("none", &[0, 3][..])] {
+        let of = |value: f64| vec![value; shape.iter().product()];
+        made.put(&format!("param/{name}"), F32, shape, &of(3.0));
+        made.put(&format!("grad/1/{name}"), F32, shape, &of(2.0));
+        made.put(&format!("expect/1/{name}"), F32, shape, &of(2.0));
+    }
+    agrees("a number and nothing", &made);
+}
+
+#[test]
 fn sixteen_bits_have_a_master_and_take_gradients_of_either_type() {
     for grads in [BF16, F32] {
         let mut made = Made::new(json!({"name": "sgd", "lr": 0.001}));
