@@ -179,6 +179,10 @@ mod tests {
         assert_eq!(at(&difference.absolute), (1.5, "expect/1/w[0]".to_owned()));
         assert_eq!(at(&difference.relative), (1.0, "expect/1/w[2]".to_owned()));
         assert_eq!((difference.outside, &difference.worst), (0, &None));
+        let edge = 5.5 + 2f64.powi(-21);
+        let mut beyond = Difference::default();
+        beyond.add(&key, &want, &[edge, 0.0, 0.5], DType::F32, tolerance).unwrap();
+        assert_eq!((beyond.outside, beyond.worst.map(|worst| worst.got)), (1, Some(edge)));
         difference.add(&key, &want, &[5.5, 0.0, f64::NAN], DType::F32, tolerance).unwrap();
         assert_eq!((difference.outside, difference.tensors, difference.values), (1, 2, 6));
         assert!(difference.worst.is_some_and(|worst| worst.at == "expect/1/w[2]" && worst.got.is_nan()));
