@@ -133,6 +133,7 @@ def of_reference():
 
 def of_problems():
     """Runs on problems by name: the problem, fields, steps, and the last step that is followed in full."""
+    # Line searches that begin too near stretch their interval, those that begin too far zoom into it.
     single, wolfe = {"max_iter": 1, "max_eval": 26}, {"line_search": "strong_wolfe"}
     to_the_end = {"max_iter": 20, "tolerance_grad": 1e-10, "tolerance_change": 1e-13}
     return {
@@ -142,14 +143,14 @@ def of_problems():
         "lbfgs_rosenbrock_wolfe_f64": ("rosenbrock", "lbfgs", {**to_the_end, **wolfe}, 8, 1),
         "lbfgs_rosenbrock_short_f64": ("rosenbrock", "lbfgs", {"max_iter": 5, "history_len": 3, **wolfe}, 3, 3),
         "lbfgs_least_squares_fixed_single_f64": ("least_squares", "lbfgs", single, 12, 12),
-        "lbfgs_least_squares_wolfe_single_f64": ("least_squares", "lbfgs", {**single, **wolfe}, 12, 12),
+        "lbfgs_least_squares_wolfe_single_f64": ("least_squares", "lbfgs", {**single, **wolfe, "lr": 0.05}, 12, 12),
         "lbfgs_least_squares_fixed_f64": ("least_squares", "lbfgs", {}, 3, 1),
-        "lbfgs_least_squares_wolfe_f64": ("least_squares", "lbfgs", wolfe, 3, 1),
+        "lbfgs_least_squares_wolfe_f64": ("least_squares", "lbfgs", {**wolfe, "lr": 4.0}, 3, 1),
         "lbfgs_least_squares_short_f64": ("least_squares", "lbfgs", {"max_iter": 5, "history_len": 3}, 3, 3),
         "lbfgs_logistic_fixed_single_f64": ("logistic", "lbfgs", single, 12, 12),
-        "lbfgs_logistic_wolfe_single_f64": ("logistic", "lbfgs", {**single, **wolfe}, 12, 12),
+        "lbfgs_logistic_wolfe_single_f64": ("logistic", "lbfgs", {**single, **wolfe, "lr": 4.0}, 12, 12),
         "lbfgs_logistic_fixed_f64": ("logistic", "lbfgs", {}, 3, 1),
-        "lbfgs_logistic_wolfe_f64": ("logistic", "lbfgs", wolfe, 3, 1),
+        "lbfgs_logistic_wolfe_f64": ("logistic", "lbfgs", {**wolfe, "lr": 0.05}, 3, 1),
         "adamw_logistic_f64": ("logistic", "adamw", {"lr": 0.05}, 40, 40),
         "sgd_least_squares_f64": ("least_squares", "sgd", {"lr": 0.1, "momentum": 0.9}, 40, 40),
     }
