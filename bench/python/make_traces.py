@@ -4,9 +4,9 @@
     python bench/python/make_traces.py            # writes all of them
     python bench/python/make_traces.py --check    # makes them anew elsewhere and compares
 
-A trace is only kept if it says something about who replays it, and not about rounding: its run computed in its own type and
-in float64 by record_reference.py must agree to half its tolerance, and one of L-BFGS must not depend on the last bits of its
-first parameters and data.
+A trace is only kept if it says something about who replays it, and not about rounding: its run computed in its own type
+and in float64 by record_reference.py must agree to half its tolerance, and one of L-BFGS must not depend on the last bits
+of its first parameters and data.
 """
 
 import argparse
@@ -62,7 +62,11 @@ def of_torch():
         "sgd_momentum_f32": ("sgd", {"lr": 0.05, "momentum": 0.9, **wd}, {"clip": clip(1.0), "groups": UNDECAYED}),
         "sgd_momentum_f64": ("sgd", {"lr": 0.05, "momentum": 0.9}, F64),
         "sgd_dampening_f32": ("sgd", {"lr": 0.05, "momentum": 0.9, "dampening": 0.3}, {"missing": "all"}),
-        "sgd_nesterov_f64": ("sgd", {"lr": 0.05, "momentum": 0.9, "nesterov": True, **wd}, {**F64, "clip": clip(1.0, 1.0)}),
+        "sgd_nesterov_f64": (
+            "sgd",
+            {"lr": 0.05, "momentum": 0.9, "nesterov": True, **wd},
+            {**F64, "clip": clip(1.0, 1.0)},
+        ),
         "sgd_mean4_f32": ("sgd", {"lr": 0.05}, {"ranks": 4, **both}),
         "sgd_sum4_f64": ("sgd", {"lr": 0.02, "momentum": 0.9}, {**F64, "ranks": 4, "reduce": "sum"}),
         "sgd_weighted4_f32": ("sgd", {"lr": 0.05, "momentum": 0.9}, {"ranks": 4, "reduce": "weighted", **both}),
@@ -120,19 +124,26 @@ def of_reference():
         "lamb_weighted4_f32": ("lamb", slow, {"ranks": 4, "reduce": "weighted", "missing": "both"}),
         "lars_f32": ("lars", {"lr": 0.1, "trust_coefficient": 0.1}, {"schedule": "cosine", "groups": UNDECAYED}),
         "lars_f64": ("lars", {"lr": 0.1, "trust_coefficient": 0.1}, {**F64, "clip": clip(1.0)}),
-        "lars_sum4_f32": ("lars", {"lr": 0.1, "trust_coefficient": 0.1}, {"ranks": 4, "reduce": "sum", "missing": "both"}),
+        "lars_sum4_f32": (
+            "lars",
+            {"lr": 0.1, "trust_coefficient": 0.1},
+            {"ranks": 4, "reduce": "sum", "missing": "both"},
+        ),
         "muon_f32": ("muon", slow, {**matrices, "clip": clip(1.0)}),
         "muon_f64": ("muon", slow, {**matrices, **F64, "schedule": "cosine"}),
         "muon_plain_f64": ("muon", {**slow, "nesterov": False, "ns_steps": 4}, {**matrices, **F64, "missing": "all"}),
-        "muon_match_f32": ("muon", {**slow, "adjust_lr_fn": "match_rms_adamw"}, {**matrices, "groups": [
-            {"params": ["square"], "weight_decay": 0.0}
-        ]}),
+        "muon_match_f32": (
+            "muon",
+            {**slow, "adjust_lr_fn": "match_rms_adamw"},
+            {**matrices, "groups": [{"params": ["square"], "weight_decay": 0.0}]},
+        ),
         "muon_weighted4_f32": ("muon", slow, {**matrices, "ranks": 4, "reduce": "weighted", "missing": "some"}),
     }
 
 
 def of_problems():
     """Runs on problems by name: the problem, fields, steps, and the last step that is followed in full."""
+    # Line searches that begin too near stretch their interval, those that begin too far zoom into it.
     single, wolfe = {"max_iter": 1, "max_eval": 26}, {"line_search": "strong_wolfe"}
     to_the_end = {"max_iter": 20, "tolerance_grad": 1e-10, "tolerance_change": 1e-13}
     return {
@@ -142,14 +153,14 @@ def of_problems():
         "lbfgs_rosenbrock_wolfe_f64": ("rosenbrock", "lbfgs", {**to_the_end, **wolfe}, 8, 1),
         "lbfgs_rosenbrock_short_f64": ("rosenbrock", "lbfgs", {"max_iter": 5, "history_len": 3, **wolfe}, 3, 3),
         "lbfgs_least_squares_fixed_single_f64": ("least_squares", "lbfgs", single, 12, 12),
-        "lbfgs_least_squares_wolfe_single_f64": ("least_squares", "lbfgs", {**single, **wolfe}, 12, 12),
+        "lbfgs_least_squares_wolfe_single_f64": ("least_squares", "lbfgs", {**single, **wolfe, "lr": 0.05}, 12, 12),
         "lbfgs_least_squares_fixed_f64": ("least_squares", "lbfgs", {}, 3, 1),
-        "lbfgs_least_squares_wolfe_f64": ("least_squares", "lbfgs", wolfe, 3, 1),
+        "lbfgs_least_squares_wolfe_f64": ("least_squares", "lbfgs", {**wolfe, "lr": 4.0}, 3, 1),
         "lbfgs_least_squares_short_f64": ("least_squares", "lbfgs", {"max_iter": 5, "history_len": 3}, 3, 3),
         "lbfgs_logistic_fixed_single_f64": ("logistic", "lbfgs", single, 12, 12),
-        "lbfgs_logistic_wolfe_single_f64": ("logistic", "lbfgs", {**single, **wolfe}, 12, 12),
+        "lbfgs_logistic_wolfe_single_f64": ("logistic", "lbfgs", {**single, **wolfe, "lr": 4.0}, 12, 12),
         "lbfgs_logistic_fixed_f64": ("logistic", "lbfgs", {}, 3, 1),
-        "lbfgs_logistic_wolfe_f64": ("logistic", "lbfgs", wolfe, 3, 1),
+        "lbfgs_logistic_wolfe_f64": ("logistic", "lbfgs", {**wolfe, "lr": 0.05}, 3, 1),
         "adamw_logistic_f64": ("logistic", "adamw", {"lr": 0.05}, 40, 40),
         "sgd_least_squares_f64": ("least_squares", "sgd", {"lr": 0.1, "momentum": 0.9}, 40, 40),
     }
@@ -162,10 +173,7 @@ def recipes():
         run = Run({"name": rule, **record_trace.defaults_of(rule), **fields}, seed=seed, **options)
         all_of_them[name] = lambda run=run: sound(record_trace.record_run(run))
     for seed, (name, (rule, fields, options)) in enumerate(of_reference().items(), 200):
-        defaults = dict(record_reference.RULES[rule][2])
-        if "moments" in fields:
-            del defaults["beta1"], defaults["nu"]
-        run = Run({"name": rule, **defaults, **fields}, seed=seed, **options)
+        run = Run({"name": rule, **record_reference.defaults_of(rule, fields), **fields}, seed=seed, **options)
         all_of_them[name] = lambda run=run: sound(record_reference.record_run(run))
     for name, recipe in of_problems().items():
         all_of_them[name] = lambda recipe=recipe: sound_problem(*recipe)
@@ -188,7 +196,10 @@ def sound_problem(problem, rule, fields, steps, follow):
     """The trace, if last bits in the first parameters and the data do not show by a hundredth of its tolerance."""
     kind = problems.PROBLEMS[problem]
     rtol = 1e-11 if rule != "lbfgs" else 1e-6 if fields.get("line_search") else 1e-9
-    record = lambda problem: record_trace.record_problem(problem, {"name": rule, **fields}, steps, rtol, follow)
+
+    def record(problem):
+        return record_trace.record_problem(problem, {"name": rule, **fields}, steps, rtol, follow)
+
     trace = record(kind())
     for seed in range(5):
         worst, far = farthest(trace, record(kind().nudged(seed)), {"F64": (rtol, rtol * 1e-3)})
@@ -241,7 +252,7 @@ def check(folder):
 
 
 def same(path, trace, other):
-    """Whether a trace was made again; L-BFGS on Rosenbrock's function makes much of last bits, so half its tolerance counts."""
+    """Whether a trace was made again. L-BFGS makes much of last bits: there half the trace's tolerance counts."""
     tolerances = SAME
     if trace.spec["problem"]:
         tolerance = trace.spec["tolerance"]
@@ -249,7 +260,8 @@ def same(path, trace, other):
     worst, far = farthest(trace, other, tolerances)
     if trace.spec == other.spec and far <= 1:
         return True
-    print(f"{path.name}: {'another spec' if trace.spec != other.spec else f'{worst} differs, {far:.2g} of what is allowed'}")
+    what = "another spec" if trace.spec != other.spec else f"{worst} differs by {far:.2g} of what is allowed"
+    print(f"{path.name}: {what}")
     return False
 
 

@@ -1,4 +1,4 @@
-"""The problems that a replay evaluates itself: data, first parameters and losses. Needs numpy alone; `loss` takes torch too."""
+"""The problems that a replay evaluates itself: data, first parameters and losses, in numpy or torch."""
 
 import numpy as np
 
@@ -28,7 +28,10 @@ class Problem:
     def nudged(self, seed):
         """This problem with other last bits in `start` and `data`."""
         random = np.random.Generator(np.random.PCG64(seed))
-        nudge = lambda array: array * (1 + random.uniform(-1, 1, array.shape) * 2.0**-52)
+
+        def nudge(array):
+            return array * (1 + random.uniform(-1, 1, array.shape) * 2.0**-52)
+
         self.start = nudge(self.start)
         self.data = {key: array if key == "y" else nudge(array) for key, array in self.data.items()}
         return self

@@ -1,7 +1,7 @@
 """Runs to be recorded: seeded parameters, gradients, weights and learning rates, the same for every recorder.
 
-A `Run` says what is run; `trace()` is its trace without anything expected yet, `reduced()` the gradients of a step as all
-ranks together have them, in float64. Needs numpy alone.
+A `Run` says what is run; `trace()` is its trace without anything expected yet, `reduced()` the gradients of a step as
+all ranks together have them, in float64. Needs numpy alone.
 """
 
 import argparse
@@ -95,7 +95,7 @@ class Run:
 
 
 def reduced(trace, t):
-    """The gradients of step `t` over all ranks, in float64, by name; a parameter that no rank has one for is not there."""
+    """The gradients of step `t` over all ranks, in float64, by name; without those that no rank has."""
     spec, ranks = trace.spec, trace.spec["ranks"]
     weights = trace.tensors[f"weight/{t}"] if spec["reduce"] == "weighted" else np.ones(ranks)
     divisor = 1.0 if spec["reduce"] == "sum" else weights.sum()

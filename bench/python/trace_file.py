@@ -1,7 +1,7 @@
 """Trace files: what a run of training did, for `cargo xtask parity` to replay. bench/traces/README.md has the format.
 
-A `Trace` is a spec and named numpy arrays (`BFloat16` where numpy has no type). `save` checks all of it first, and writes
-the same bytes for the same trace on every machine. Needs numpy alone.
+A `Trace` is a spec and named numpy arrays (`BFloat16` where numpy has no type). `save` checks all of it first, and
+writes the same bytes for the same trace on every machine. Needs numpy alone.
 """
 
 import json
