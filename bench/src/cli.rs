@@ -28,7 +28,7 @@ pub(crate) enum Command {
 #[derive(Clone, Debug, clap::Args)]
 #[command(allow_negative_numbers = true)]
 pub(crate) struct Parity {
-    /// Traces: safetensors files whose metadata says `meshstep-trace`
+    /// Traces: safetensors files in the format of bench/traces/README.md
     #[arg(required = true, value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
     /// 0 replicates, 1 shards the optimizer's state, 2 the gradients too [default: 1]

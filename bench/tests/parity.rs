@@ -1,5 +1,7 @@
 //! The exit codes of `meshstep-bench parity`, and what it says when it cannot do what was asked.
 
+#![allow(clippy::unwrap_used, missing_docs, reason = "a test fails by panicking")]
+
 #[path = "../src/parity/tests/made.rs"]
 mod made;
 

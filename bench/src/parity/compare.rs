@@ -147,3 +147,44 @@ fn ulps(dtype: DType, a: f64, b: f64) -> f64 {
     };
     (place(a) - place(b)).unsigned_abs() as f64
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ulps_count_the_numbers_between() {
+        for (dtype, a, b, between) in [
+            (DType::F32, 1.0, 1.0 + 2f64.powi(-23), 1.0),
+            (DType::F32, 1.0, 1.0 - 2f64.powi(-24), 1.0),
+            (DType::F32, 0.0, -0.0, 0.0),
+            (DType::F32, -f64::from(f32::from_bits(1)), f64::from(f32::from_bits(2)), 3.0),
+            (DType::F64, 2.0, 2.0 + 2f64.powi(-50), 2.0),
+            (DType::BF16, -1.0, -1.0 - 2f64.powi(-5), 4.0),
+            (DType::F16, 1.0, 1.0 + 2f64.powi(-10), 1.0),
+        ] {
+            assert_eq!((ulps(dtype, a, b), ulps(dtype, b, a)), (between, between), "{dtype} {a} {b}");
+        }
+        assert!(ulps(DType::F32, f64::NAN, 1.0).is_nan());
+    }
+
+    #[test]
+    fn the_largest_are_told_with_their_places_and_nan_is_outside() {
+        let mut difference = Difference::default();
+        let want = Tensor { dtype: DType::F32, shape: vec![3], values: vec![4.0, 0.0, 0.5] };
+        let tolerance = Tolerance { rtol: 0.25, atol: 0.5 };
+        let key = Key::Expect { t: 1, name: "w".to_owned() };
+        difference.add(&key, &want, &[5.5, -0.25, 1.0], DType::F32, tolerance).unwrap();
+        let at = |largest: &Largest| (largest.value, largest.at.clone().unwrap());
+        assert_eq!(at(&difference.absolute), (1.5, "expect/1/w[0]".to_owned()));
+        assert_eq!(at(&difference.relative), (1.0, "expect/1/w[2]".to_owned()));
+        assert_eq!((difference.outside, &difference.worst), (0, &None));
+        let edge = 5.5 + 2f64.powi(-21);
+        let mut beyond = Difference::default();
+        beyond.add(&key, &want, &[edge, 0.0, 0.5], DType::F32, tolerance).unwrap();
+        assert_eq!((beyond.outside, beyond.worst.map(|worst| worst.got)), (1, Some(edge)));
+        difference.add(&key, &want, &[5.5, 0.0, f64::NAN], DType::F32, tolerance).unwrap();
+        assert_eq!((difference.outside, difference.tensors, difference.values), (1, 2, 6));
+        assert!(difference.worst.is_some_and(|worst| worst.at == "expect/1/w[2]" && worst.got.is_nan()));
+    }
+}

@@ -53,9 +53,9 @@ impl<'a> Rows<'a> {
             return Ok(Some(Rows { problem, dtype: x.dtype, a: &[], b: &[] }));
         };
         let b = data(trace, label)?;
+        shaped(label, b, &[b.values.len().max(1)])?;
         let a = data(trace, "A")?;
         shaped("A", a, &[b.values.len(), x.values.len()])?;
-        shaped(label, b, &[b.values.len().max(1)])?;
         if let (Problem::Logistic { .. }, Some(index)) =
             (problem, b.values.iter().position(|y| y.abs() != 1.0))
         {

@@ -90,7 +90,7 @@ impl Line {
                 let Difference { values, absolute, relative, ulps, .. } = difference;
                 writeln!(
                     table,
-                    "| {name} | {rule} | {dtypes} | {steps} | {values} | {:.1e} | {:.1e} | {} | {rtol:e}, {atol:e} |",
+                    "| {name} | {rule} | {dtypes} | {steps} | {values} | {:.1e} | {:.1e} | {} | {rtol:.1e}, {atol:.1e} |",
                     absolute.value, relative.value, ulps.value
                 )
             }
@@ -111,14 +111,18 @@ impl fmt::Display for Line {
             None => write!(f, "agrees")?,
             Some(worst) => write!(f, "DIFFERS in {outside} values, {worst}")?,
         }
-        write!(f, "; {tensors} tensors ({values} values), largest differences ")?;
-        write!(f, "{}, relative {}, {} ulp", told(absolute, true), told(relative, true), told(ulps, false))
+        write!(
+            f,
+            "; {tensors} tensors ({values} values), largest difference absolute {:.1e}",
+            absolute.value
+        )?;
+        write!(f, "{}, relative {:.1e}{}", place(absolute), relative.value, place(relative))?;
+        write!(f, ", {} ulp{}", ulps.value, place(ulps))
     }
 }
 
-fn told(Largest { value, at }: &Largest, exponent: bool) -> String {
-    let value = if exponent { format!("{value:.1e}") } else { value.to_string() };
-    at.as_ref().map_or(value.clone(), |at| format!("{value} ({at})"))
+fn place(largest: &Largest) -> String {
+    largest.at.as_ref().map_or(String::new(), |at| format!(" ({at})"))
 }
 
 impl Report {
@@ -141,12 +145,16 @@ impl Report {
 
     /// One row for each file.
     pub(super) fn table(&self) -> String {
-        let mut table = "# Largest differences between the traces in this folder and their replay\n\n\
-            Written by `cargo xtask parity --table`; a test keeps it fresh, to the order of magnitude.\n\n\
+        let mut table = "# Largest differences between traces and their replay\n\n\
+            Written by `cargo xtask parity FILE... --table OUT`. For each trace the largest absolute and relative difference\n\
+            of any parameter, state, norm or loss that it expects, the most numbers of its type that lie between, and what\n\
+            is allowed.\n\n\
             | trace | rule | type | steps | values | absolute | relative | ulp | rtol, atol |\n\
             |---|---|---|---|---|---|---|---|---|\n"
             .to_owned();
-        self.files.iter().for_each(|line| line.row(&mut table));
+        let mut files: Vec<&Line> = self.files.iter().collect();
+        files.sort_by(|a, b| a.file.cmp(&b.file));
+        files.into_iter().for_each(|line| line.row(&mut table));
         table
     }
 }

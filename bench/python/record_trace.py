@@ -1,0 +1,350 @@
+"""Records what a PyTorch optimizer does, as a trace for `cargo xtask parity` to replay.
+
+Beside a training loop of your own, with this folder on the path:
+
+    from record_trace import Recorder
+    recorder = Recorder(model, optimizer, expect=[1, 2, 10, 100], clip={"max_norm": 1.0})
+    ...                                   # zero_grad, backward, clip_grad_norm_, step, as ever
+    recorder.save("run.safetensors")
+
+or `record(model, optimizer, batches, loss)`, which is that loop. Give `clip` if the loop clips, so that the gradients are
+recorded as backward left them, and not as the optimizer gets them. Every step adds the model's size to the file.
+
+On its own it records seeded runs, and L-BFGS on problems that the replay evaluates itself:
+
+    pip install torch==2.11.0 numpy
+    python bench/python/record_trace.py adamw --set beta2=0.99 --clip 1 --ranks 4 -o run.safetensors
+    python bench/python/record_trace.py lbfgs --problem logistic --set line_search=strong_wolfe -o run.safetensors
+"""
+
+import numpy as np
+import torch
+
+import problems
+from synthetic import TOLERANCES, arguments, field_values, reduced, run_of
+from trace_file import BFloat16, Trace, TraceError, as_dtype, dtype_of, to_float64
+
+SOURCE = f"torch {torch.__version__.split('+')[0]}"
+RULES = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "sgd": torch.optim.SGD,
+    "rmsprop": torch.optim.RMSprop,
+    "adagrad": torch.optim.Adagrad,
+    "muon": torch.optim.Muon,
+}
+FIELDS = {
+    "adam": ["lr", "beta1", "beta2", "eps", "weight_decay", "amsgrad", "maximize"],
+    "adamw": ["lr", "beta1", "beta2", "eps", "weight_decay", "amsgrad", "maximize"],
+    "sgd": ["lr", "momentum", "dampening", "nesterov", "weight_decay", "maximize"],
+    "rmsprop": ["lr", "alpha", "eps", "momentum", "centered", "weight_decay", "maximize"],
+    "adagrad": ["lr", "lr_decay", "eps", "initial_accumulator_value", "weight_decay", "maximize"],
+    "muon": ["lr", "momentum", "nesterov", "ns_coefficients", "ns_steps", "eps", "weight_decay", "adjust_lr_fn"],
+}
+SLOTS = {
+    "exp_avg": "m",
+    "exp_avg_sq": "v",
+    "max_exp_avg_sq": "vmax",
+    "momentum_buffer": "momentum",
+    "square_avg": "square_avg",
+    "grad_avg": "grad_avg",
+    "sum": "sum",
+}
+DTYPES = {"F32": torch.float32, "F64": torch.float64, "BF16": torch.bfloat16, "F16": torch.float16}
+
+
+def to_array(tensor):
+    """A copy of a tensor's values as a trace holds them."""
+    tensor = tensor.detach().cpu().contiguous()
+    if tensor.dtype == torch.bfloat16:
+        return BFloat16(tensor.view(torch.int16).numpy().view(np.uint16).copy())
+    return tensor.numpy().copy()
+
+
+def to_tensor(array):
+    if isinstance(array, BFloat16):
+        return torch.from_numpy(array.to_float32()).to(torch.bfloat16)
+    return torch.from_numpy(array.copy())
+
+
+def fields_of(rule, group):
+    """The fields of a parameter group in a trace's words."""
+    fields = {}
+    for name in FIELDS[rule]:
+        if name in ["beta1", "beta2"]:
+            value = group["betas"][name == "beta2"]
+        else:
+            value = group.get(name)
+        value = value.item() if isinstance(value, torch.Tensor) else value
+        fields[name] = list(value) if isinstance(value, tuple) else value
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def torch_fields(fields):
+    """A trace's fields in PyTorch's words."""
+    fields = {name: value for name, value in fields.items() if name != "name"}
+    if "beta1" in fields or "beta2" in fields:
+        fields["betas"] = (fields.pop("beta1", 0.9), fields.pop("beta2", 0.999))
+    return fields
+
+
+class Recorder:
+    """Records every step of `optimizer` on `model`'s parameters from now on.
+
+    `expect` lists the steps whose outcome is kept, beside the last. `clip` is `{"max_norm": ..., "norm_type": ...}` if the
+    loop calls `clip_grad_norm_` so before every step.
+    """
+
+    def __init__(self, model, optimizer, expect=(1, 2, 3, 10, 20), clip=None, tolerance=None):
+        self.optimizer, self.expect, self.clip = optimizer, set(expect), clip
+        self.rule, self.t, self.rates, self.given, self.last = rule_of(optimizer), 0, [], {}, None
+        # Adagrad has state before its first step.
+        if any(state.get("step", 1) > 0 for state in optimizer.state.values() if state):
+            raise TraceError("the optimizer has taken steps already; record from the first")
+        ours = {id(param) for group in optimizer.param_groups for param in group["params"]}
+        self.params = {name: param for name, param in model.named_parameters() if id(param) in ours}
+        if len(self.params) != len(ours):
+            raise TraceError("the optimizer has parameters that the model does not name")
+        if any(param.dtype in [torch.bfloat16, torch.float16] for param in self.params.values()):
+            raise TraceError("PyTorch updates 16-bit parameters in 16 bits, a replay in f32; train in f32, under autocast")
+        first = optimizer.param_groups[0]
+        self.ratios = [group["lr"] / first["lr"] for group in optimizer.param_groups]
+        self.trace = Trace({
+            "optimizer": {"name": self.rule, **fields_of(self.rule, first)},
+            "steps": 0,
+            "ranks": 1,
+            "reduce": "mean",
+            "clip": clip,
+            "lrs": None,
+            "groups": self._groups(),
+            "problem": None,
+            "tolerance": tolerance or self._tolerance(),
+            "source": SOURCE,
+        })
+        for name, param in self.params.items():
+            self.trace.tensors[f"param/{name}"] = to_array(param)
+        self.hooks = [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
+        if clip:
+            self.hooks += [
+                param.register_post_accumulate_grad_hook(lambda param, name=name: self.grad(name, param.grad))
+                for name, param in self.params.items()
+            ]
+
+    def grad(self, name, grad):
+        """Notes a gradient before it is clipped. Backward calls it; whoever sets gradients otherwise has to."""
+        self.given[name] = to_array(grad)
+
+    def close(self):
+        """Records no more."""
+        while self.hooks:
+            self.hooks.pop().remove()
+
+    def finish(self):
+        """Records no more; the trace."""
+        self.close()
+        if self.t == 0:
+            raise TraceError("no step was recorded")
+        self._expect(self.t, state=True)
+        self.trace.spec["steps"] = self.t
+        if len(set(self.rates)) > 1 or self.rates[0] != self.trace.spec["optimizer"]["lr"]:
+            self.trace.spec["lrs"] = self.rates
+        return self.trace
+
+    def save(self, path):
+        """Records no more; writes the trace."""
+        self.finish().save(path)
+
+    def _groups(self):
+        first, *others = [fields_of(self.rule, group) for group in self.optimizer.param_groups]
+        names = {id(param): name for name, param in self.params.items()}
+        groups = []
+        for fields, group in zip(others, self.optimizer.param_groups[1:]):
+            changed = {key: value for key, value in fields.items() if value != first[key]}
+            if changed:
+                groups.append({"params": [names[id(param)] for param in group["params"]], **changed})
+        return groups or None
+
+    def _tolerance(self):
+        dtypes = {dtype_of(to_array(param)) for param in self.params.values()}
+        return next(TOLERANCES[dtype] for dtype in ["F32", "F64"] if dtype in dtypes)
+
+    def _before(self, optimizer, args, kwargs):
+        self.t += 1
+        rates = [float(group["lr"]) for group in optimizer.param_groups]
+        if any(abs(rate - ratio * rates[0]) > 1e-12 * abs(rate) for rate, ratio in zip(rates, self.ratios)):
+            raise TraceError(f"step {self.t}: the groups' learning rates left their ratios; a trace has one schedule")
+        self.rates.append(rates[0])
+        grads = {name: param.grad for name, param in self.params.items() if param.grad is not None}
+        if any(grad.is_sparse for grad in grads.values()):
+            raise TraceError(f"step {self.t}: a gradient is sparse")
+        if not self.clip:
+            self.given = {name: to_array(grad) for name, grad in grads.items()}
+        elif grads.keys() - self.given.keys():
+            raise TraceError(f"step {self.t}: gradients that backward did not leave; give them to `grad`")
+        else:
+            self.given = {name: self.given[name] for name in grads}
+            self._check_clipped(grads)
+        for name, grad in self.given.items():
+            self.trace.tensors[f"grad/{self.t}/{name}"] = grad
+        self.given = {}
+
+    def _check_clipped(self, grads):
+        p, max_norm = float(self.clip.get("norm_type", 2.0)), self.clip["max_norm"]
+        parts = [np.linalg.norm(to_float64(self.given[name]).ravel(), p) for name in grads]
+        norm = float(np.linalg.norm(parts, p))
+        factor = min(1.0, max_norm / (norm + 1e-6))
+        for name, grad in grads.items():
+            want, got = factor * to_float64(self.given[name]), to_float64(to_array(grad))
+            if not np.allclose(got, want, rtol=1e-4, atol=1e-12):
+                raise TraceError(f"step {self.t}: {name}'s gradient was not clipped to {self.clip}")
+        self.norm = norm
+
+    def _after(self, optimizer, args, kwargs):
+        if self.t in self.expect:
+            self._expect(self.t)
+
+    def _expect(self, t, state=False):
+        for name, param in self.params.items():
+            self.trace.tensors[f"expect/{t}/{name}"] = to_array(param)
+            for key, value in self.optimizer.state[param].items() if state else []:
+                if key in SLOTS and value is not None:
+                    self.trace.tensors[f"expect_state/{t}/{name}/{SLOTS[key]}"] = to_array(value)
+        if self.clip:
+            self.trace.scalar(f"expect_norm/{t}", self.norm)
+
+
+def rule_of(optimizer):
+    """The trace's name of an optimizer."""
+    if type(optimizer) is torch.optim.Adam and optimizer.defaults.get("decoupled_weight_decay"):
+        return "adamw"
+    for name, kind in RULES.items():
+        if type(optimizer) is kind:
+            return name
+    raise TraceError(f"{type(optimizer).__name__} is none of {', '.join(RULES)}")
+
+
+def record(model, optimizer, batches, loss, **options):
+    """The trace of a step on each of `batches` with the gradient of `loss(model, batch)`. `options` are `Recorder`'s."""
+    recorder = Recorder(model, optimizer, **options)
+    for batch in batches:
+        optimizer.zero_grad()
+        loss(model, batch).backward()
+        if recorder.clip:
+            clip = recorder.clip
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip["max_norm"], float(clip.get("norm_type", 2.0)))
+        optimizer.step()
+    return recorder.finish()
+
+
+def record_run(run):
+    """The trace of a seeded run."""
+    trace = run.trace(SOURCE)
+    narrow = run.dtype in ["BF16", "F16"]
+    dtype = torch.float32 if narrow else DTYPES[run.dtype]
+    params = {name: torch.nn.Parameter(to_tensor(array).to(dtype)) for name, array in trace.params().items()}
+    optimizer = RULES[run.optimizer["name"]](groups_of(run, params), **torch_fields(run.optimizer))
+    ratios = [group["lr"] / run.optimizer["lr"] for group in optimizer.param_groups]
+    lrs = run.lrs() or [run.optimizer["lr"]] * run.steps
+    for t in range(1, run.steps + 1):
+        for group, ratio in zip(optimizer.param_groups, ratios):
+            group["lr"] = lrs[t - 1] * ratio
+        grads = reduced(trace, t)
+        for name, param in params.items():
+            param.grad = torch.from_numpy(grads[name]).to(dtype) if name in grads else None
+        norm = None
+        if run.clip:
+            max_norm, norm_type = run.clip["max_norm"], float(run.clip["norm_type"])
+            norm = torch.nn.utils.clip_grad_norm_(params.values(), max_norm, norm_type)
+        optimizer.step()
+        if t in run.expected_steps():
+            expect(trace, t, run.dtype, params, norm)
+    expect_state(trace, run.steps, narrow, params, optimizer)
+    return trace
+
+
+def groups_of(run, params):
+    grouped = {name for group in run.groups or [] for name in group["params"]}
+    groups = [{"params": [param for name, param in params.items() if name not in grouped]}]
+    for group in run.groups or []:
+        fields = torch_fields({key: value for key, value in group.items() if key != "params"})
+        groups.append({"params": [params[name] for name in group["params"]], **fields})
+    return groups
+
+
+def expect(trace, t, dtype, params, norm):
+    for name, param in params.items():
+        trace.tensors[f"expect/{t}/{name}"] = as_dtype(to_array(param), dtype)
+    if norm is not None:
+        trace.scalar(f"expect_norm/{t}", norm)
+
+
+def expect_state(trace, t, narrow, params, optimizer):
+    for name, param in params.items():
+        if narrow:
+            trace.tensors[f"expect_state/{t}/{name}/master"] = to_array(param)
+        for key, value in optimizer.state[param].items():
+            if key in SLOTS and value is not None:
+                trace.tensors[f"expect_state/{t}/{name}/{SLOTS[key]}"] = to_array(value)
+
+
+def defaults_of(rule):
+    """PyTorch's defaults in a trace's words."""
+    defaults = RULES[rule]([torch.nn.Parameter(torch.zeros(1, 1))]).defaults
+    return fields_of(rule, defaults)
+
+
+def problem_optimizer(fields, x):
+    if fields["name"] != "lbfgs":
+        return RULES[fields["name"]]([x], **torch_fields(fields))
+    words = {"line_search": "line_search_fn", "history_len": "history_size"}
+    return torch.optim.LBFGS([x], **{words.get(key, key): value for key, value in fields.items() if key != "name"})
+
+
+def record_problem(problem, fields, steps, rtol, follow=None):
+    """`steps` calls of an optimizer's `step` on one of problems.py's problems, in float64.
+
+    After step `follow` only the last step's loss and parameter are expected.
+    """
+    trace, evaluations = problem.trace(fields, steps, rtol, SOURCE), 0
+    x = torch.nn.Parameter(to_tensor(trace.tensors["param/x"]))
+    optimizer = problem_optimizer(fields, x)
+
+    def closure():
+        nonlocal evaluations
+        evaluations += 1
+        optimizer.zero_grad()
+        loss = problem.loss(torch, x)
+        loss.backward()
+        return loss
+
+    for t in range(1, steps + 1):
+        loss = optimizer.step(closure).detach()
+        followed = t <= (follow or steps)
+        if followed or t == steps:
+            trace.scalar(f"expect_loss/{t}", loss)
+            trace.tensors[f"expect/{t}/x"] = to_array(x)
+        if followed:
+            trace.scalar(f"expect_evals/{t}", evaluations)
+    return trace
+
+
+def main():
+    parser = arguments(__doc__.partition("\n")[0], [*RULES, "lbfgs"])
+    parser.add_argument("--problem", choices=list(problems.PROBLEMS), default="rosenbrock", help="of lbfgs")
+    args = parser.parse_args()
+    if not (args.rule and args.out):
+        parser.error("give a rule, and --out")
+    if args.rule == "lbfgs":
+        fields = {"name": "lbfgs", **field_values(args.set)}
+        rtol = 1e-6 if fields.get("line_search") else 1e-9
+        trace = record_problem(problems.PROBLEMS[args.problem](), fields, args.steps, rtol)
+    else:
+        unknown = field_values(args.set).keys() - set(FIELDS[args.rule])
+        if unknown:
+            parser.error(f"{args.rule} has no {', '.join(sorted(unknown))}, only {', '.join(FIELDS[args.rule])}")
+        trace = record_run(run_of(args, defaults_of(args.rule)))
+    trace.save(args.out)
+
+
+if __name__ == "__main__":
+    main()

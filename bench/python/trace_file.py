@@ -1,0 +1,177 @@
+"""Trace files: what a run of training did, for `cargo xtask parity` to replay. bench/traces/README.md has the format.
+
+A `Trace` is a spec and named numpy arrays (`BFloat16` where numpy has no type). `save` checks all of it first, and
+writes the same bytes for the same trace on every machine. Needs numpy alone.
+"""
+
+import json
+import pathlib
+import re
+import struct
+from dataclasses import dataclass, field
+
+import numpy as np
+
+FORMAT = {"format": "meshstep-trace", "version": "1"}
+SPEC_FIELDS = {"optimizer", "steps", "ranks", "reduce", "clip", "lrs", "groups", "problem", "tolerance", "source"}
+PROBLEM_DATA = {"rosenbrock": set(), "least_squares": {"A", "b"}, "logistic": {"A", "y"}}
+NUMPY_NAMES = {"float32": "F32", "float64": "F64", "float16": "F16"}
+NUMPY_TYPES = {"F32": "<f4", "F64": "<f8", "F16": "<f2", "BF16": "<u2"}
+
+
+class TraceError(ValueError):
+    """What is wrong with a trace."""
+
+
+@dataclass(frozen=True)
+class BFloat16:
+    """An array of bfloat16 as its bits."""
+
+    bits: np.ndarray
+
+    @classmethod
+    def round(cls, values):
+        """The nearest, ties to even; `values` are finite."""
+        bits = np.asarray(values, np.float32).view(np.uint32).astype(np.uint64)
+        return cls(((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16))
+
+    @property
+    def shape(self):
+        return self.bits.shape
+
+    def to_float32(self):
+        return (self.bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def dtype_of(array):
+    if isinstance(array, BFloat16):
+        return "BF16"
+    name = NUMPY_NAMES.get(array.dtype.name)
+    if name is None:
+        raise TraceError(f"{array.dtype} is no type of a trace; use {', '.join(NUMPY_TYPES)}")
+    return name
+
+
+def as_dtype(values, dtype):
+    """`values` rounded to one of a trace's types."""
+    if dtype == "BF16":
+        return BFloat16.round(values)
+    return np.asarray(values).astype(NUMPY_TYPES[dtype])
+
+
+def to_float64(array):
+    return (array.to_float32() if isinstance(array, BFloat16) else array).astype(np.float64)
+
+
+@dataclass
+class Trace:
+    spec: dict
+    tensors: dict = field(default_factory=dict)
+
+    def params(self):
+        """The parameters' first values by name."""
+        return {key.removeprefix("param/"): array for key, array in self.tensors.items() if key.startswith("param/")}
+
+    def scalar(self, key, value):
+        self.tensors[key] = np.array(float(value))
+
+    def save(self, path):
+        self.check()
+        header, blobs, offset = {"__metadata__": {**FORMAT, "spec": json.dumps(self.spec)}}, [], 0
+        for key, array in sorted(self.tensors.items()):
+            dtype = dtype_of(array)
+            bits = array.bits if dtype == "BF16" else array
+            blobs.append(np.ascontiguousarray(bits, NUMPY_TYPES[dtype]).tobytes())
+            end = offset + len(blobs[-1])
+            header[key] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [offset, end]}
+            offset = end
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        pathlib.Path(path).write_bytes(struct.pack("<Q", len(text)) + text + b"".join(blobs))
+
+    @classmethod
+    def load(cls, path):
+        data = pathlib.Path(path).read_bytes()
+        start = 8 + struct.unpack_from("<Q", data)[0]
+        header = json.loads(data[8:start])
+        metadata = header.pop("__metadata__", {})
+        if any(metadata.get(key) != value for key, value in FORMAT.items()):
+            raise TraceError(f"{path} is no trace of version {FORMAT['version']}")
+        trace = cls(json.loads(metadata["spec"]))
+        for key, entry in header.items():
+            begin, end = (start + offset for offset in entry["data_offsets"])
+            array = np.frombuffer(data[begin:end], NUMPY_TYPES[entry["dtype"]]).reshape(entry["shape"])
+            trace.tensors[key] = BFloat16(array) if entry["dtype"] == "BF16" else array
+        trace.check()
+        return trace
+
+    def check(self):
+        """Raises `TraceError` unless this is a whole trace."""
+        spec, params = self.spec, self.params()
+        unknown = spec.keys() - SPEC_FIELDS
+        if unknown:
+            raise TraceError(f"unknown fields of the spec: {', '.join(sorted(unknown))}")
+        for required in ["optimizer", "steps", "ranks", "tolerance", "source"]:
+            if required not in spec:
+                raise TraceError(f"the spec has no {required}")
+        if spec.get("lrs") and len(spec["lrs"]) != spec["steps"]:
+            raise TraceError(f"{len(spec['lrs'])} lrs for {spec['steps']} steps")
+        if not params:
+            raise TraceError("no param/<name>")
+        for group in spec.get("groups") or []:
+            strangers = set(group["params"]) - params.keys()
+            if strangers:
+                raise TraceError(f"a group has no parameters {', '.join(sorted(strangers))}")
+        if not any(key.startswith("expect") for key in self.tensors):
+            raise TraceError("nothing is expected")
+        for key, array in self.tensors.items():
+            self._check_tensor(key, array, params)
+        self._check_whole()
+
+    def _check_tensor(self, key, array, params):
+        spec, ranks = self.spec, self.spec["ranks"]
+        if not np.isfinite(to_float64(array)).all():
+            raise TraceError(f"{key} is not finite")
+        kind, _, rest = key.partition("/")
+        step = re.match(r"([1-9][0-9]*)(?:/|$)", rest)
+        if kind in ["param", "data"]:
+            problem = spec.get("problem")
+            if kind == "data" and not (problem and rest in PROBLEM_DATA[problem["name"]]):
+                raise TraceError(f"{key}: the problem has no such data")
+            return
+        if kind not in ["grad", "weight", "expect", "expect_state", "expect_norm", "expect_loss", "expect_evals"]:
+            raise TraceError(f"{key} is no name of a tensor in a trace")
+        if not step or int(step[1]) > spec["steps"]:
+            raise TraceError(f"{key}: its step is none of 1 to {spec['steps']}")
+        if kind in ["weight", "expect_norm", "expect_loss", "expect_evals"]:
+            shape = (ranks,) if kind == "weight" else ()
+            if dtype_of(array) != "F64" or array.shape != shape:
+                raise TraceError(f"{key} must be F64 of shape {shape}")
+            return
+        name = rest[step.end() :]
+        if kind == "expect_state":
+            name = name.rpartition("/")[0]
+        elif kind == "grad" and name not in params:
+            rank, _, name = name.partition("/")
+            if not (rank.isdecimal() and int(rank) < ranks):
+                raise TraceError(f"{key}: neither a parameter nor one of {ranks} ranks")
+        if name not in params:
+            raise TraceError(f"{key}: there is no param/{name}")
+        if array.shape != params[name].shape:
+            raise TraceError(f"{key} has shape {array.shape}, its parameter {params[name].shape}")
+        if kind == "expect" and dtype_of(array) != dtype_of(params[name]):
+            raise TraceError(f"{key} is {dtype_of(array)}, its parameter {dtype_of(params[name])}")
+
+    def _check_whole(self):
+        spec = self.spec
+        steps = range(1, spec["steps"] + 1)
+        problem = spec.get("problem")
+        if problem:
+            missing = [f"data/{key}" for key in PROBLEM_DATA[problem["name"]] if f"data/{key}" not in self.tensors]
+        else:
+            with_grads = {int(key.split("/")[1]) for key in self.tensors if key.startswith("grad/")}
+            missing = [f"grad/{t}/<name>" for t in steps if t not in with_grads]
+        if spec.get("reduce") == "weighted":
+            missing += [f"weight/{t}" for t in steps if f"weight/{t}" not in self.tensors]
+        if missing:
+            raise TraceError(f"missing: {', '.join(missing)}")

@@ -1,0 +1,119 @@
+//! The traces in bench/traces: every one replayed in every setting, and the table of their differences kept fresh.
+
+use std::path::{Path, PathBuf};
+
+use super::super::report::{Line, Report};
+use super::*;
+use meshstep_tensor::DType;
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("traces")
+}
+
+fn traces() -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().path());
+    let is_trace = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "safetensors");
+    let mut traces: Vec<PathBuf> = entries.filter(is_trace).collect();
+    traces.sort();
+    assert!(!traces.is_empty(), "no trace in {}", folder().display());
+    traces
+}
+
+/// Every setting of a trace by its number of ranks.
+fn all(trace: &Trace) -> Vec<(usize, Vec<Asked>)> {
+    let given = trace.spec.ranks > 1 && trace.spec.problem.is_none();
+    let ranks = if given { trace.spec.ranks..=trace.spec.ranks } else { 1..=4 };
+    let of = |ranks: usize| {
+        let buckets = [(0, None), (1, Some(16)), (2, Some(16))];
+        let flat = buckets.map(|(stage, bucket)| (stage, Some(Partition::Flat), bucket));
+        let settings = flat.into_iter().chain([(1, Some(Partition::Whole), Some(64))]);
+        let asked =
+            |(stage, partition, bucket)| Asked { stage: Some(stage), ranks: Some(ranks), partition, bucket };
+        (ranks, settings.map(asked).collect())
+    };
+    ranks.map(of).collect()
+}
+
+#[test]
+fn every_trace_is_replayed_in_every_setting() {
+    for path in traces() {
+        let bytes = std::fs::read(&path).unwrap();
+        let trace = Trace::parse(&bytes).unwrap_or_else(|why| panic!("{}: {why}", path.display()));
+        let matrices = trace.spec.optimizer["name"] == "muon";
+        for (ranks, settings) in all(&trace) {
+            let mut first: Option<Difference> = None;
+            for asked in settings {
+                let what = format!("{}, {asked:?}", path.display());
+                let difference = match replay(&bytes, asked) {
+                    Ok(difference) => difference,
+                    Err(Reason::Contradiction { .. })
+                        if matrices && asked.partition == Some(Partition::Flat) =>
+                    {
+                        continue;
+                    }
+                    Err(why) => panic!("{what}: {why}"),
+                };
+                assert_eq!(difference.worst, None, "{what}");
+                // How memory is divided among as many ranks changes no bit.
+                assert_eq!(first.get_or_insert(difference.clone()), &difference, "{what}, {ranks} ranks");
+            }
+            assert!(first.is_some(), "{} on {ranks} ranks was not replayed", path.display());
+        }
+    }
+}
+
+#[test]
+fn the_table_of_differences_is_fresh() {
+    let path = folder().join("DIFFERENCES.md");
+    let hint =
+        "write it with `cargo xtask parity bench/traces/*.safetensors --table bench/traces/DIFFERENCES.md`";
+    let committed =
+        std::fs::read_to_string(&path).unwrap_or_else(|why| panic!("{}: {why}; {hint}", path.display()));
+    let own = (None, None);
+    let line = |path: &PathBuf| Line::new(path, super::super::file(path, Asked::default(), own));
+    let fresh = Report { files: traces().iter().map(line).collect() }.table();
+    let (committed, fresh) = (rows(&committed), rows(&fresh));
+    assert_eq!(committed.len(), fresh.len(), "{hint}");
+    for (old, new) in committed.iter().zip(&fresh) {
+        assert!(alike(old, new), "{old:?} is now {new:?}; {hint}");
+    }
+}
+
+fn rows(table: &str) -> Vec<Vec<&str>> {
+    let rows = table.lines().filter(|line| line.starts_with("| ") && line.contains(".safetensors"));
+    rows.map(|row| row.trim_matches('|').split('|').map(str::trim).collect()).collect()
+}
+
+/// Rows of the same run whose differences are of the same order of magnitude: last bits may differ between machines.
+fn alike(old: &[&str], new: &[&str]) -> bool {
+    let ([name, rule, dtype, steps, values, old @ .., tolerance], [n, r, d, s, v, new @ .., t]) = (old, new)
+    else {
+        return false;
+    };
+    let epsilon = [(DType::BF16, 2f64.powi(-8)), (DType::F16, 2f64.powi(-11)), (DType::F32, 2f64.powi(-24))]
+        .into_iter()
+        .find(|(of, _)| dtype.contains(&of.to_string()))
+        .map_or(f64::EPSILON, |(_, epsilon)| epsilon);
+    let mut figures = old.iter().zip(new).zip([epsilon, epsilon, 1.0]);
+    let near = |((old, new), least): ((&&str, &&str), f64)| {
+        let [old, new] = [old, new].map(|figure| figure.parse::<f64>().unwrap().max(10.0 * least));
+        (0.1..=10.0).contains(&(old / new))
+    };
+    [name, rule, dtype, steps, values, tolerance] == [n, r, d, s, v, t]
+        && old.len() == 3
+        && new.len() == 3
+        && figures.all(near)
+}
+
+#[test]
+fn a_row_of_another_magnitude_is_stale() {
+    let row = |figures: &str| format!("| a.safetensors | adamw | f32 | 20 | 248 | {figures} | 2e-5, 1e-7 |");
+    let fresh = |old: &str, new: &str| alike(&rows(&row(old))[0], &rows(&row(new))[0]);
+    assert!(fresh("1.7e-6 | 5.0e-6 | 66", "1.2e-6 | 9.0e-6 | 40"));
+    assert!(fresh("0.0e0 | 0.0e0 | 0", "6.0e-8 | 3.0e-7 | 3"));
+    assert!(!fresh("1.7e-6 | 5.0e-6 | 66", "2.0e-5 | 5.0e-6 | 66"));
+    assert!(!fresh("1.7e-6 | 5.0e-6 | 66", "1.7e-6 | 6.0e-5 | 66"));
+    assert!(!fresh("1.7e-6 | 5.0e-6 | 66", "1.7e-6 | 5.0e-6 | 700"));
+    let (old, new) = (row("1e-6 | 1e-6 | 1"), row("1e-6 | 1e-6 | 1").replace("248", "249"));
+    assert!(!alike(&rows(&old)[0], &rows(&new)[0]));
+}
