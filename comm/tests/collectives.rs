@@ -71,7 +71,7 @@ naive_float!(f16, f32, u16, f16::from_f64, f16::to_f32, f16::from_f32);
 
 impl Naive for f64 {
     fn from_random(bits: u64) -> Self {
-        if bits % 8 == 0 { f64::from_bits(bits >> 8) } else { float(bits, 0.0) }
+        if bits.is_multiple_of(8) { f64::from_bits(bits >> 8) } else { float(bits, 0.0) }
     }
     /// Sums keep what each addition rounds off, as Dekker writes it, and are rounded at the end.
     fn reduce(values: &[Self], reduction: Reduction) -> Self {

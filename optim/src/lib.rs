@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`AdamW`], [`Adam`], [`Sgd`], [`RmsProp`], [`Adagrad`] | rules, with PyTorch's meaning and defaults |
 //! | [`Lion`], [`Adopt`], [`QhAdopt`], [`QhAdamW`] | rules of papers, with their authors' defaults |
+//! | [`Lamb`], [`Lars`], [`Muon`] | rules that see more than an element: sums over a tensor ([`TensorSums`]), a whole matrix |
 //! | [`Decay`], [`Momentum`], [`Moments`] | where weight decay goes; SGD's forms of momentum; several slow moments |
 //! | [`Rule`] | hyperparameters, the names of the state, one pass over [`Flat`] memory |
 //! | [`Segment`], [`Scalars`] | what is updated, at which `t`; learning rate, gradient scale, gradient reset |
@@ -63,7 +64,7 @@
 //! # Limits
 //!
 //! - CPU memory. Parameters are f32, f64 or bf16; f16 parameters are the `copy` of an f32 master.
-//! - Elementwise rules only.
+//! - Muon's matrix products are a library's: their last bits may differ between machines.
 //! - Vector bodies are for x86-64; elsewhere the baseline is what the compiler makes of the same loop. An x86-64 machine
 //!   without FMA computes each fused multiply-add in software: slow, the same bits.
 //! - Floating-point state (rounding mode, flush-to-zero) must be the default one.

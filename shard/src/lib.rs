@@ -39,7 +39,8 @@
 //! ```
 //!
 //! # Limits
-//! One group of ranks, CPU memory. Elementwise rules. At stage 2, and with overlap off, a thread that hands over a gradient
+//! One group of ranks, CPU memory. Rules that see whole matrices (Muon) need [`Stage::WholeParams`] or
+//! [`Stage::Replicated`]. At stage 2, and with overlap off, a thread that hands over a gradient
 //! may wait for the other ranks' hand-overs: do not let ranks of one process share a pool of threads for it. Gradients accumulate in their own type: f32 micro-batches of
 //! f32, bf16 ones in bf16. Weighted means round w g once to the gradients' type.
 
