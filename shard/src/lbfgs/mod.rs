@@ -79,7 +79,7 @@ fn of_a_step_alone(options: &Options) -> Option<&'static str> {
 impl ShardedLbfgs {
     /// An optimizer for the parameters of `layout`. Collective: every rank passes the same, which is checked.
     ///
-    /// Parameters are of one type, f32 or f64, or 16-bit with [`Options::master`]. [`Combine::Mean`] and
+    /// Parameters are of one type, f32 or f64, or 16-bit with [`Options::precision`]. [`Combine::Mean`] and
     /// [`Combine::Sum`] combine losses as they combine gradients; [`Combine::Weighted`] is refused, and so are clipping
     /// before the reduction, a loss scale and [`Missing::AllOrNone`], which an optimizer's step alone carries out.
     pub fn new(
