@@ -1,7 +1,10 @@
 //! One training run as data, run on loopback ranks by Meshstep or by a loop anyone can check.
 #![allow(dead_code, unreachable_pub, reason = "every test binary uses some of it")]
 
-use meshstep_optim::{AdamW, Flat, Isa, Lamb, Lars, Rounding, Rule, Scalars, Segment, Sgd, TensorSums};
+use meshstep_optim::{
+    Adagrad, Adam, AdamW, Adopt, Flat, Isa, Lamb, Lars, Lion, Moments as SlowMoments, Momentum, QhAdamW,
+    QhAdopt, RmsProp, Rounding, Rule, Scalars, Segment, Sgd, TensorSums,
+};
 use meshstep_shard::{
     At, Combine, Error, Groups, Master, Moments, Optimizer, Options, Outcome, Owners, Precision, Stage,
 };
@@ -59,9 +62,75 @@ pub struct Run {
 pub enum WhichRule {
     Sgd,
     SgdMomentum,
+    SgdAverage,
+    SgdLrInside,
     AdamW,
+    Adam,
+    AmsGrad,
+    RmsProp,
+    Adagrad,
+    Lion,
+    Adopt,
+    QhAdopt,
+    QhAdamW,
+    TwoMoments,
     Lamb,
     Lars,
+}
+
+/// Every rule with state that runs on any cut.
+pub const WITH_STATE: [WhichRule; 15] = [
+    WhichRule::AdamW,
+    WhichRule::SgdMomentum,
+    WhichRule::SgdAverage,
+    WhichRule::SgdLrInside,
+    WhichRule::Adam,
+    WhichRule::AmsGrad,
+    WhichRule::RmsProp,
+    WhichRule::Adagrad,
+    WhichRule::Lion,
+    WhichRule::Adopt,
+    WhichRule::QhAdopt,
+    WhichRule::QhAdamW,
+    WhichRule::TwoMoments,
+    WhichRule::Lamb,
+    WhichRule::Lars,
+];
+
+/// `then` of the rule, in its own type.
+macro_rules! with_rule {
+    ($which:expr, |$rule:ident| $then:expr) => {{
+        let momentum = Sgd { momentum: 0.9, weight_decay: 0.01, ..Sgd::default() };
+        macro_rules! of {
+            ($value:expr) => {{
+                let $rule = $value;
+                $then
+            }};
+        }
+        match $which {
+            WhichRule::Sgd => of!(Sgd::default()),
+            WhichRule::SgdMomentum => of!(momentum),
+            WhichRule::SgdAverage => of!(Sgd { form: Momentum::Average { debias: true }, ..momentum }),
+            WhichRule::SgdLrInside => of!(Sgd { form: Momentum::LrInside, ..momentum }),
+            WhichRule::AdamW => of!(adamw()),
+            WhichRule::Adam => of!(Adam { weight_decay: 0.1, ..Adam::default() }),
+            WhichRule::AmsGrad => of!(AdamW { amsgrad: true, ..adamw() }),
+            WhichRule::RmsProp => of!(RmsProp { centered: true, momentum: 0.9, ..RmsProp::default() }),
+            WhichRule::Adagrad => of!(Adagrad { lr_decay: 0.01, ..Adagrad::default() }),
+            WhichRule::Lion => of!(Lion { weight_decay: 0.1, ..Lion::default() }),
+            WhichRule::Adopt => of!(Adopt::default()),
+            WhichRule::QhAdopt => of!(QhAdopt::default()),
+            WhichRule::QhAdamW => of!(QhAdamW::default()),
+            WhichRule::TwoMoments => {
+                of!(QhAdamW {
+                    moments: SlowMoments::new(&[(0.9, 0.3), (0.99, 0.5)]).unwrap(),
+                    ..QhAdamW::default()
+                })
+            }
+            WhichRule::Lamb => of!(Lamb::default()),
+            WhichRule::Lars => of!(Lars { trust_coefficient: 0.1, ..Lars::default() }),
+        }
+    }};
 }
 
 /// What gradients look like.
@@ -117,15 +186,7 @@ impl Run {
     }
 
     pub fn groups(&self) -> Groups {
-        match self.rule {
-            WhichRule::Sgd => Groups::new(Sgd::default()),
-            WhichRule::SgdMomentum => {
-                Groups::new(Sgd { momentum: 0.9, weight_decay: 0.01, ..Sgd::default() })
-            }
-            WhichRule::AdamW => Groups::new(adamw()),
-            WhichRule::Lamb => Groups::new(Lamb::default()),
-            WhichRule::Lars => Groups::new(Lars { trust_coefficient: 0.1, ..Lars::default() }),
-        }
+        with_rule!(self.rule, |rule| Groups::new(rule))
     }
 
     /// Parameter `i`'s gradient, as the element type it is handed over in.
@@ -263,13 +324,7 @@ impl Run {
     }
 
     pub fn boxed_rule(&self) -> Box<dyn Rule> {
-        match self.rule {
-            WhichRule::Sgd => Box::new(Sgd::default()),
-            WhichRule::SgdMomentum => Box::new(Sgd { momentum: 0.9, weight_decay: 0.01, ..Sgd::default() }),
-            WhichRule::AdamW => Box::new(adamw()),
-            WhichRule::Lamb => Box::new(Lamb::default()),
-            WhichRule::Lars => Box::new(Lars { trust_coefficient: 0.1, ..Lars::default() }),
-        }
+        with_rule!(self.rule, |rule| Box::new(rule))
     }
 
     fn combined(&self, t: u64, i: usize) -> Vec<f32> {
