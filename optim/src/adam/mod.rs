@@ -116,7 +116,7 @@ rule!(
     /// let rule = AdamW { weight_decay: 0.1, ..AdamW::default() };
     /// let (mut p, mut g, mut m, mut v) = ([1f32; 4], [0.5f32; 4], [0f32; 4], [0f32; 4]);
     /// let mut state = [(&mut m[..]).into(), (&mut v[..]).into()];
-    /// let flat = Flat { params: (&mut p[..]).into(), grads: (&mut g[..]).into(), state: &mut state, copy: None };
+    /// let flat = Flat { params: (&mut p[..]).into(), grads: (&mut g[..]).into(), state: &mut state, copy: None, remainder: None };
     /// let scalars = Scalars { lr: 1e-3, grad_scale: 1.0, zero_grads: true, ..Scalars::default() };
     /// rule.update(flat, &[Segment::new(0..4, 1)], &scalars, &Queue::cpu())?;
     /// assert!((p[0] - (1.0 - 1e-3 - 1e-4)).abs() < 1e-6 && g == [0.0; 4]);
