@@ -99,6 +99,18 @@ pub enum Error {
         /// Its place in the table.
         index: usize,
     },
+    /// A tensor's own factor that no learning rate has.
+    #[error(
+        "segment {index} has the ratio {ratio}, times lr = {lr}; use a number >= 0 whose product the parameters' type can hold"
+    )]
+    SegmentRatio {
+        /// Its place in the table.
+        index: usize,
+        /// The ratio given.
+        ratio: f64,
+        /// The learning rate.
+        lr: f64,
+    },
     /// A segment that is not a whole matrix, for a rule that needs one.
     #[error(
         "{rule} sees whole matrices; segment {index} has {len} elements and the shape {shape:?}, rows and columns"

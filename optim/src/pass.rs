@@ -45,12 +45,14 @@ pub(crate) fn check(
         return Err(Error::StateCount { rule: rule.name(), given: flat.state.len(), expected: rule.state() });
     }
     check_lens(flat, flat.params.len())?;
-    check_segments(segments, flat.params.len())?;
     check_types(rule, flat, scalars.rounding)?;
+    let len = flat.params.len();
     if flat.params.dtype() == DType::F64 {
-        check_scalars::<f64>(scalars)
+        check_scalars::<f64>(scalars)?;
+        check_segments(segments, len, scalars.lr, f64::is_finite)
     } else {
-        check_scalars::<f32>(scalars)
+        check_scalars::<f32>(scalars)?;
+        check_segments(segments, len, scalars.lr, |x| (x as f32).is_finite())
     }
 }
 
@@ -63,9 +65,9 @@ fn check_lens(flat: &Flat<'_, '_>, expected: usize) -> Result<(), Error> {
     wrong.map_or(Ok(()), |(what, given)| Err(Error::Len { what, given, expected }))
 }
 
-fn check_segments(segments: &[Segment], len: usize) -> Result<(), Error> {
+fn check_segments(segments: &[Segment], len: usize, lr: f64, fits: fn(f64) -> bool) -> Result<(), Error> {
     let mut last = 0;
-    for (index, Segment { range, t, .. }) in segments.iter().enumerate() {
+    for (index, Segment { range, t, ratio, .. }) in segments.iter().enumerate() {
         let (start, end) = (range.start, range.end);
         if start > end || end > len {
             return Err(Error::SegmentBounds { index, start, end, len });
@@ -75,6 +77,10 @@ fn check_segments(segments: &[Segment], len: usize) -> Result<(), Error> {
         }
         if *t == 0 {
             return Err(Error::SegmentTime { index });
+        }
+        let scaled = lr * ratio;
+        if *ratio < 0.0 || !fits(scaled) {
+            return Err(Error::SegmentRatio { index, ratio: *ratio, lr });
         }
         last = end;
     }

@@ -28,7 +28,7 @@ pub(crate) struct Bits {
 }
 
 impl Bits {
-    /// Those of the tensor with this `key` in step `t`; `stream` tells vectors apart: 0 for parameters, k + 1 for state k.
+    /// Those of the tensor with this `key` in step `t`, of which 48 bits count; `stream` tells vectors apart: 0 for parameters, k + 1 for state k.
     pub(crate) fn new(key: u64, t: u64, stream: u16) -> Self {
         Bits { key: halves(key), place: [t as u32, ((t >> 32) as u32) << 16 | u32::from(stream)] }
     }

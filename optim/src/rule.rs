@@ -67,7 +67,7 @@ pub trait Rule: Send + Sync + Debug {
     /// Brings the elements of `segments` one step forward; the rest of `flat` is not touched.
     ///
     /// Everything is checked first: after an error all memory is as it was. Uses rayon's threads where there is work for
-    /// several, and allocates nothing.
+    /// several, and allocates nothing but, for Muon, room for one matrix.
     fn update(
         &self,
         flat: Flat<'_, '_>,

@@ -96,6 +96,15 @@ impl Default for TensorSums {
     }
 }
 
+/// The largest ratio that is used: beyond it a direction has vanished but for rounding, and f32 may overflow.
+const MOST: f64 = 1e30;
+
+/// `over / under`, or 1 where that says nothing.
+pub(crate) fn usable_ratio(over: f64, under: f64) -> f64 {
+    let ratio = over / under;
+    if over > 0.0 && under > 0.0 && under.is_finite() && ratio <= MOST { ratio } else { 1.0 }
+}
+
 /// A step whose direction has a norm that matters.
 pub(crate) trait Direction<T: Real, const S: usize>: Step<T, S> {
     /// Whether the direction depends on the state, so that it is worth asking for.

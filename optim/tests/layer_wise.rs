@@ -281,3 +281,42 @@ fn hyperparameters_out_of_range() {
         assert_eq!(found, name);
     }
 }
+
+#[test]
+fn ratios_that_are_no_factor_on_a_learning_rate_are_refused() {
+    for rule in layer_wise() {
+        let mut memory = ordinary(&*rule, (DType::F32, DType::F32), 8, 1);
+        let before = memory.clone();
+        for ratio in [f64::NAN, -1.0, f64::INFINITY, 1e40] {
+            let segment = Segment { ratio, ..Segment::new(0..8, 1) };
+            let refused = memory.update(&*rule, Isa::detect(), 0, &[segment], &SCALARS).unwrap_err();
+            assert!(matches!(refused, Error::SegmentRatio { index: 0, .. }), "{refused}");
+            assert_eq!(difference(&memory, &before), None);
+        }
+    }
+}
+
+#[test]
+fn gradients_that_have_all_but_vanished_do_not_throw_parameters_away() {
+    let rule = Lamb { weight_decay: 0.0, ..Lamb::default() };
+    let mut memory = ordinary(&rule, (DType::F32, DType::F32), 2, 1);
+    memory.params = Values::F32(vec![1e5; 2]);
+    memory.grads = Values::F32(vec![1e-42; 2]);
+    step(&mut memory, &rule, Isa::detect(), &[0, 2], 1);
+    assert_close(&memory.params, &[1e5; 2], 1e-6, "ratio 1");
+}
+
+#[test]
+fn muon_of_nothing_is_nothing_and_rates_that_do_not_fit_are_refused() {
+    let rule = Muon { eps: 1e-50, weight_decay: 0.0, ..Muon::default() };
+    let mut memory = ordinary(&rule, (DType::F32, DType::F32), 8, 1);
+    memory.grads = Values::F32(vec![0.0; 8]);
+    let before = memory.params.bits();
+    let segment = Segment { matrix: Some((8, 1)), ..Segment::new(0..8, 1) };
+    memory.update(&rule, Isa::detect(), 0, std::slice::from_ref(&segment), &SCALARS).unwrap();
+    assert_eq!(memory.params.bits(), before);
+    let scalars = Scalars { lr: 3e38, ..SCALARS };
+    let refused = memory.update(&rule, Isa::detect(), 0, &[segment], &scalars).unwrap_err();
+    assert!(matches!(refused, Error::Scalar { name: "lr", .. }), "{refused}");
+    assert_eq!(memory.params.bits(), before);
+}

@@ -12,7 +12,7 @@
 //! p   = fma(minus_lr, r, p)                minus_lr = -(lr * |p| / |r|), norms over the whole tensor
 //! ```
 //!
-//! The ratio |p| / |r| is 1 where a norm is 0 or not finite. Norms are exact sums, so no cut of the tensor changes a bit.
+//! The ratio |p| / |r| is 1 where a norm is 0 or not finite, or the ratio beyond 1e30, as where gradients have all but vanished. Norms are exact sums, so no cut of the tensor changes a bit.
 //! LAMB without its ratio is AdamW. The clipping by the global norm that some implementations build in is the caller's
 //! `grad_scale` here.
 
@@ -22,7 +22,7 @@ mod reference;
 use crate::check::Check;
 use crate::number::{Real, power};
 use crate::pass::{Kind, pass};
-use crate::tensor_sums::measure;
+use crate::tensor_sums::{measure, usable_ratio};
 use crate::{Error, Flat, Isa, Rule, Scalars, Sees, Segment, TensorSums};
 use meshstep_tensor::Queue;
 
@@ -114,8 +114,7 @@ impl Rule for Lamb {
 
     fn ratio(&self, sums: &TensorSums) -> f64 {
         let (params, direction) = sums.norms();
-        let usable = |norm: f64| norm > 0.0 && norm.is_finite();
-        if usable(params) && usable(direction) { params / direction } else { 1.0 }
+        usable_ratio(params, direction)
     }
 
     fn update_on(

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! with `ratio = trust_coefficient * |p| / (|g1| + weight_decay * |p|)`, norms over the whole tensor; 1 where |p| or the
-//! denominator is 0 or not finite. Norms are exact sums, so no cut of the tensor changes a bit. The learning rate is inside
+//! denominator is 0 or not finite, or the ratio beyond 1e30. Norms are exact sums, so no cut of the tensor changes a bit. The learning rate is inside
 //! the buffer, as in the paper: a change of it takes effect over `1 / (1 - momentum)` steps.
 
 mod kernel;
@@ -19,7 +19,7 @@ mod reference;
 use crate::check::Check;
 use crate::number::Real;
 use crate::pass::{Kind, pass};
-use crate::tensor_sums::measure;
+use crate::tensor_sums::{measure, usable_ratio};
 use crate::{Error, Flat, Isa, Rule, Scalars, Sees, Segment, TensorSums};
 use meshstep_tensor::Queue;
 
@@ -105,8 +105,7 @@ impl Rule for Lars {
     fn ratio(&self, sums: &TensorSums) -> f64 {
         let (params, gradient) = sums.norms();
         let under = gradient + self.weight_decay * params;
-        let usable = |x: f64| x > 0.0 && x.is_finite();
-        if usable(params) && usable(under) { self.trust_coefficient * params / under } else { 1.0 }
+        usable_ratio(self.trust_coefficient * params, under)
     }
 
     fn update_on(

@@ -74,6 +74,9 @@ impl Default for Lbfgs {
     }
 }
 
+/// The longest history: of more pairs than this the oldest say nothing of the curvature here.
+const MAX_HISTORY: usize = 10_000;
+
 impl Lbfgs {
     /// Whether the hyperparameters are in range.
     pub fn check(&self) -> Result<(), Error> {
@@ -81,15 +84,12 @@ impl Lbfgs {
         check.at_least_zero("lr", self.lr)?;
         check.at_least_zero("tolerance_grad", self.tolerance_grad)?;
         check.at_least_zero("tolerance_change", self.tolerance_change)?;
-        let counts = [
-            ("max_iter", self.max_iter),
-            ("max_eval", self.evaluations()),
-            ("history_len", self.history_len as u64),
-        ];
-        for (name, count) in counts {
+        for (name, count) in [("max_iter", self.max_iter), ("max_eval", self.evaluations())] {
             check.range(name, count as f64, count > 0, "at least 1")?;
         }
-        Ok(())
+        // A pair is two whole vectors, and the products of all pairs with all are kept.
+        let few = (1..=MAX_HISTORY).contains(&self.history_len);
+        check.range("history_len", self.history_len as f64, few, "1 to 10000")
     }
 
     /// Hyperparameters by name, for ranks to compare and reports to print; a switch is 0 or 1.

@@ -41,7 +41,7 @@ pub struct Muon {
     pub ns_coefficients: [f64; 3],
     /// How often it is applied: 1 to 99.
     pub ns_steps: u32,
-    /// A smaller Frobenius norm counts as this; above 0.
+    /// A smaller Frobenius norm counts as this; 1e-300 to 1e300.
     pub eps: f64,
     /// How the learning rate depends on the shape.
     pub adjust: Adjust,
@@ -87,7 +87,7 @@ impl Rule for Muon {
         let check = Check { rule: NAME };
         check.range("momentum", self.momentum, (0.0..1.0).contains(&self.momentum), "0 <= momentum < 1")?;
         check.at_least_zero("weight_decay", self.weight_decay)?;
-        check.range("eps", self.eps, self.eps > 0.0 && self.eps.is_finite(), "a finite number > 0")?;
+        check.range("eps", self.eps, (1e-300..1e300).contains(&self.eps), "1e-300 to 1e300")?;
         let steps = (1..100).contains(&self.ns_steps);
         check.range("ns_steps", self.ns_steps.into(), steps, "1 to 99")?;
         self.ns_coefficients.iter().try_for_each(|&c| check.finite("ns_coefficients", c))
@@ -128,6 +128,7 @@ impl Rule for Muon {
         self.check()?;
         pass::check(self, isa, &flat, segments, scalars)?;
         segments.iter().enumerate().try_for_each(check_matrix)?;
+        self.check_lengths(flat.params.dtype(), segments, scalars.lr)?;
         match flat.params.dtype() {
             DType::F64 => self.matrices::<f64>(pass::streams(flat)?, segments, scalars),
             _ => self.matrices::<f32>(pass::streams(flat)?, segments, scalars),
@@ -192,6 +193,15 @@ impl Muon {
             if self.nesterov { mu.fma(b - g1, g1) } else { b }
         };
         (0..segment.range.len()).map(one).collect()
+    }
+
+    /// The learning rate is still a number once adjusted.
+    fn check_lengths(&self, dtype: DType, segments: &[Segment], lr: f64) -> Result<(), Error> {
+        let fits = |x: f64| if dtype == DType::F64 { x.is_finite() } else { (x as f32).is_finite() };
+        let adjusted = segments.iter().filter_map(|s| Some(lr * self.adjustment(s.matrix?)));
+        let mut all = adjusted.chain([lr * self.weight_decay]);
+        let works = "a learning rate that fits once it is adjusted to the matrix, and times weight_decay";
+        if all.all(fits) { Ok(()) } else { Err(Error::Scalar { name: "lr", value: lr, works }) }
     }
 
     fn adjustment(&self, (rows, cols): (usize, usize)) -> f64 {

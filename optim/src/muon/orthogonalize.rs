@@ -15,7 +15,7 @@ use ndarray::linalg::general_mat_mul;
 use ndarray::{Array2, ArrayView2, LinalgScalar};
 
 /// What matrices are made of.
-pub(super) trait Product: Real + LinalgScalar {}
+pub(super) trait Product: Real + LinalgScalar + Into<f64> {}
 impl Product for f32 {}
 impl Product for f64 {}
 
@@ -29,8 +29,9 @@ pub(super) struct NewtonSchulz<T> {
 impl<T: Product> NewtonSchulz<T> {
     /// Replaces the row-major matrix of `(rows, cols)`, neither 0.
     pub(super) fn orthogonalize(&self, matrix: &mut [T], (rows, cols): (usize, usize)) {
-        let inverse = T::from_f64(1.0 / frobenius(matrix).max(self.eps));
-        matrix.iter_mut().for_each(|x| *x = *x * inverse);
+        // In f64, where the inverse of any norm is an ordinary number.
+        let inverse = 1.0 / frobenius(matrix).max(self.eps);
+        matrix.iter_mut().for_each(|x| *x = T::from_f64((*x).into() * inverse));
         let Ok(view) = ArrayView2::from_shape((rows, cols), &*matrix) else {
             unreachable!("{rows} x {cols} elements were counted")
         };
