@@ -3,7 +3,7 @@
 //! What lies in memory in another form than it is computed with is converted block by block, by loops that no rule is part
 //! of: every rule is compiled for f32 and f64 alone, and the recipes are compiled once.
 
-use crate::fetch::{LINE, fetch_line};
+use crate::fetch::{LINE, fetch, fetch_line};
 use crate::number::Real;
 use crate::philox::{self, Bits};
 use crate::streams::{Draw, Streams};
@@ -210,14 +210,16 @@ impl<C> Pass<'_, C> {
         C: Step<T, S>,
     {
         let isa = self.isa;
-        let ahead = Ahead::of(&streams);
+        // What lies in memory as it is can be asked for without a list.
+        let ahead =
+            if streams.are_same() && streams.copy.is_none() { None } else { Some(Ahead::of(&streams)) };
         let mut state: [&mut [T]; S] = std::array::from_fn(|_| Default::default());
         for ((numbers, stream), room) in state.iter_mut().zip(&mut streams.state).zip(&mut room.state) {
             *numbers = stream.load(isa, room);
         }
         let params = streams.params.load(isa, room.params);
         let grads = streams.grads.view().load(isa, room.grads);
-        isa.run(Each { step: &self.step, params, grads, state, ahead: &ahead });
+        isa.run(Each { step: &self.step, params, grads, state, ahead: ahead.as_ref() });
         if let Some(copy) = &mut streams.copy {
             copy.write(isa, params);
         }
@@ -276,7 +278,8 @@ struct Each<'a, T, C, const S: usize> {
     params: &'a mut [T],
     grads: &'a [T],
     state: [&'a mut [T]; S],
-    ahead: &'a Ahead,
+    /// None: the very vectors of the block, further on.
+    ahead: Option<&'a Ahead>,
 }
 
 impl<T: Real, C: Step<T, S>, const S: usize> Body for Each<'_, T, C, S> {
@@ -304,7 +307,14 @@ impl<T: Real, C: Step<T, S>, const S: usize> Body for Each<'_, T, C, S> {
         };
         let whole = len - len % GROUP;
         for start in (0..whole).step_by(GROUP) {
-            ahead.fetch(start);
+            match ahead {
+                Some(ahead) => ahead.fetch(start),
+                None => {
+                    fetch(params.wrapping_add(start + AHEAD), GROUP);
+                    fetch(grads.wrapping_add(start + AHEAD), GROUP);
+                    state.iter().for_each(|s| fetch(s.wrapping_add(start + AHEAD), GROUP));
+                }
+            }
             (start..start + GROUP).for_each(one);
         }
         (whole..len).for_each(one);
