@@ -190,6 +190,10 @@ impl<C> Pass<'_, C> {
         C: Step<T, S>,
     {
         let len = streams.params.len();
+        if streams.are_same() && streams.copy.is_none() && !self.zero_grads {
+            // One loop does it all: nothing to keep in a cache for another.
+            return self.block(0, streams, room);
+        }
         let mut start = 0;
         while start < len {
             // Blocks end where groups of random bits do, so that none is made twice.
