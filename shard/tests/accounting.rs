@@ -19,13 +19,12 @@ proptest! {
         ranks in 1usize..9,
         stage in prop::sample::select(&STAGES[..]),
         bucket_len in prop_oneof![Just(None), (1usize..600).prop_map(Some)],
-        sgd in any::<bool>(),
+        rule in prop::sample::select(&[WhichRule::Sgd, WhichRule::AdamW, WhichRule::Lamb][..]),
         (dtype, precision) in prop::sample::select(&PRECISIONS[..]),
     ) {
         prop_assume!(lens.iter().any(|&l| l > 0));
-        let sgd = sgd && precision.moments == Moments::Full;
+        prop_assume!(rule != WhichRule::Sgd || precision.moments == Moments::Full);
         let options = Options { stage, bucket_len, precision, ..Options::default() };
-        let rule = if sgd { WhichRule::Sgd } else { WhichRule::AdamW };
         let run = Run { lens, ranks, rule, dtype, grads: dtype, options, ..Run::default() };
         let plan_options = Options { grads: Some(dtype), ..run.options.clone() };
         let plan = Plan::new(&run.layout(), ranks, &plan_options).unwrap();
