@@ -11,7 +11,7 @@ use crate::view::Place;
 use crate::{Rounding, Segment};
 use meshstep_tensor::simd::{Body, Isa};
 
-/// What one element of a rule with `S` state vectors goes through; the constants of one segment.
+/// What one element of a rule with `S` state state goes through; the constants of one segment.
 pub(crate) trait Step<T: Real, const S: usize>: Copy + Send + Sync {
     /// The element's new parameter and state. `#[inline(always)]`, without calls.
     fn step(&self, p: T, g: T, s: [T; S]) -> (T, [T; S]);
@@ -32,6 +32,10 @@ const BLOCK: usize = 1 << 10;
 /// at 97% with them.
 const GROUP: usize = 32;
 const AHEAD: usize = 512;
+
+/// Gradients brought near at a time where there is no state: so little arithmetic waits for two state that they come faster
+/// in turns than side by side. Measured: SGD at 97% of a copy's speed, at 72% side by side.
+const TURN: usize = 256;
 
 /// One pass: how its elements are updated.
 pub(crate) struct Sweep<F> {
@@ -149,14 +153,14 @@ struct Pass<'a, C> {
 }
 
 impl Segment {
-    /// Random bits for one of the vectors, 0 for parameters and k + 1 for state k, where rounding is by random bits.
+    /// Random bits for one of the state, 0 for parameters and k + 1 for state k, where rounding is by random bits.
     pub(crate) fn draw(&self, rounding: Rounding, stream: u16) -> Draw {
         (rounding == Rounding::Stochastic).then(|| (Bits::new(self.key, self.t, stream), self.first))
     }
 }
 
 impl<C> Pass<'_, C> {
-    /// Random bits for one of the vectors, from element `start` on.
+    /// Random bits for one of the state, from element `start` on.
     fn draw(&self, stream: usize, start: usize) -> Draw {
         let draw = self.segment.draw(self.rounding, stream as u16);
         draw.map(|(bits, first)| (bits, first.wrapping_add((self.offset + start) as u64)))
@@ -282,7 +286,7 @@ struct Each<'a, T, C, const S: usize> {
     params: &'a mut [T],
     grads: &'a [T],
     state: [&'a mut [T]; S],
-    /// None: the very vectors of the block, further on.
+    /// None: the very state of the block, further on.
     ahead: Option<&'a Ahead>,
 }
 
@@ -298,7 +302,7 @@ impl<T: Real, C: Step<T, S>, const S: usize> Body for Each<'_, T, C, S> {
         assert!(grads.len() == len && state.iter().all(|s| s.len() == len), "streams of one length");
         let (params, grads) = (params.as_mut_ptr(), grads.as_ptr());
         let state = state.each_mut().map(|s| s.as_mut_ptr());
-        // Pointers, because a bounds check that the compiler cannot prove away costs the loop its vectors.
+        // Pointers, because a bounds check that the compiler cannot prove away costs the loop its state.
         let one = |i: usize| {
             // SAFETY: callers below pass `i < len`, the length of every slice; they are borrowed exclusively meanwhile.
             unsafe {
@@ -309,6 +313,18 @@ impl<T: Real, C: Step<T, S>, const S: usize> Body for Each<'_, T, C, S> {
                 }
             }
         };
+        if S == 0 && ahead.is_none() {
+            for start in (0..len).step_by(TURN) {
+                let end = len.min(start + TURN);
+                for line in (start..end).step_by(LINE / size_of::<T>()) {
+                    // SAFETY: as above; volatile, so that it is read though nobody uses it.
+                    unsafe { grads.add(line).read_volatile() };
+                    fetch_line(params.wrapping_add(line + TURN).cast());
+                }
+                (start..end).for_each(one);
+            }
+            return;
+        }
         let whole = len - len % GROUP;
         for start in (0..whole).step_by(GROUP) {
             match ahead {
