@@ -5,14 +5,19 @@
 //!
 //! - `q` is at most `2^b`, 51 bits of grids, so `q + M` stays from `2^(b + 1)` to `2^(b + 2)`, where the spacing is the grid
 //!   and consecutive numbers have consecutive bits: `bits(q + M) - bits(M)` is `q` counted in grids. 64-bit integers add
-//!   `2^10` of them without overflow.
+//!   `2^11` of them without overflow.
 //! - `r = y - q` is a multiple of `y`'s last place and no larger than `|y|`, as rounding to the grid leaves either all of
 //!   `y` (`q = 0`) or at most half the grid, which `|y|` then exceeds: it fits `y`'s 53 bits.
 //!
-//! What is left of each term is at most `2^(b - 52)`, so the same again takes the next 52 bits, and two levels are nearly
-//! always enough for f32: a square has bits left only if the smallest magnitude is below `2^-27` of the largest. Where that
-//! can be is known from the two beforehand; then further levels follow until nothing remains. The few integers are
-//! deposited in the accumulator, so it does not matter where blocks begin.
+//! The fast way lets `2^7` terms in turn meet such a sum, which starts at the `M` for all of them, so the grid is `2^(b - 44)`
+//! and what a term leaves is at most `2^(b - 45)`. What all `2^11` terms of a block leave is at most `2^(b - 34)` together:
+//! if every term is a multiple of `2^(b - 87)`, they are added in 53 bits without rounding. For squares of f32 that is so
+//! unless the smallest magnitude of the block is below `2^-19` of the largest, which is known from the two beforehand.
+//!
+//! The other way takes each term alone: first its multiple of the grid `2^(b - 51)`; what is left is at most `2^(b - 52)`, so
+//! the same again takes the next 52 bits, and further levels follow until nothing remains.
+//!
+//! The few integers are deposited in the accumulator, so it does not matter where blocks begin.
 
 use super::{ExactSum, Norm, NormAccumulator, Stored};
 use crate::fetch::fetch;
@@ -21,15 +26,22 @@ use meshstep_tensor::{Element, bf16, f16};
 
 /// Elements of a block: `2^LOG`.
 pub(crate) const LEN: usize = 1 << LOG;
-const LOG: i32 = 10;
+const LOG: i32 = 11;
 
 /// Grids of one level that a term is at most: `2^GRIDS`. The next level's terms are at most half a grid.
 const GRIDS: i32 = 51;
 const TAKEN: i32 = GRIDS + 1;
 const _: () = assert!(GRIDS + LOG < 63);
 
+/// Sums that run side by side, for the compiler to spread over registers, and the terms of each: `2^PER_LANE`.
+const LANES: usize = 16;
+const PER_LANE: i32 = LOG - LANES.ilog2() as i32;
+
+/// Bits from the largest term to the last bit of any below which what the lanes leave is summed without rounding.
+const SPAN: i32 = 53 + GRIDS + 1 - PER_LANE - LOG;
+
 /// Elements between two requests for the block ahead.
-const CHUNK: usize = 256;
+const CHUNK: usize = 128;
 
 /// Bits of an infinite f64: finite magnitudes are below.
 pub(super) const INFINITE: u64 = 0x7ff << 52;
@@ -167,7 +179,7 @@ impl<X: Source> Body for Blocks<'_, X> {
         let mut room = [X::Wide::ZERO; LEN];
         for values in self.values.chunks(LEN) {
             let block = X::wide(values, &mut room);
-            let next = values.as_ptr().wrapping_add(LEN).cast();
+            let next = values.as_ptr().wrapping_add(2 * LEN).cast();
             add_block(block, Ahead { next, bytes: CHUNK * size_of::<X>() }, self.into);
         }
     }
@@ -261,20 +273,60 @@ fn add_terms<W: Wide>(
     ahead: Ahead,
     sum: &mut ExactSum,
 ) {
-    if !in_range(bound) || !in_range(bound - TAKEN) {
-        return block.iter().for_each(|&x| sum.add(term(x, 0.0)));
+    if last >= bound - SPAN && in_range(bound + PER_LANE) {
+        add_lanes(block, term, bound, ahead, sum);
+    } else if in_range(bound) && in_range(bound - TAKEN) {
+        add_grids(block, term, Bits { last, bound }, sum);
+    } else {
+        block.iter().for_each(|&x| sum.add(term(x, 0.0)));
     }
-    let (high, low) = (magic(bound), magic(bound - TAKEN));
-    let (mut highs, mut lows) = (0, 0);
+}
+
+/// Adds terms of which `SPAN` bits hold all, in lanes.
+#[inline(always)]
+fn add_lanes<W: Wide>(
+    block: &[W],
+    term: impl Fn(W, f64) -> f64,
+    bound: i32,
+    ahead: Ahead,
+    sum: &mut ExactSum,
+) {
+    let start = magic(bound + PER_LANE);
+    let (mut sums, mut rests) = ([start; LANES], [0.0; LANES]);
+    let one = |x: W, sum: &mut f64, rest: &mut f64| {
+        let next = term(x, *sum);
+        *rest += term(x, *sum - next);
+        *sum = next;
+    };
     for (i, chunk) in block.chunks(CHUNK).enumerate() {
         fetch(ahead.next.wrapping_add(i * ahead.bytes), ahead.bytes);
-        // Sums of integers, which the compiler may spread over lanes.
-        for &x in chunk {
-            let first = term(x, high);
-            let rest = term(x, high - first);
-            highs = first.to_bits().wrapping_add(highs);
-            lows = (rest + low).to_bits().wrapping_add(lows);
+        let (groups, tail) = chunk.as_chunks::<LANES>();
+        for group in groups {
+            group.iter().zip(&mut sums).zip(&mut rests).for_each(|((x, sum), rest)| one(*x, sum, rest));
         }
+        tail.iter().zip(&mut sums).zip(&mut rests).for_each(|((x, sum), rest)| one(*x, sum, rest));
+    }
+    let counted = sums.iter().fold(0u64, |all, sum| all.wrapping_add(sum.to_bits()));
+    sum.add_integer(grids(counted, start, LANES), bound + PER_LANE - GRIDS);
+    sum.add(rests.iter().sum());
+}
+
+/// Adds terms of any span, level by level, the first two in one pass.
+#[inline(always)]
+fn add_grids<W: Wide>(
+    block: &[W],
+    term: impl Fn(W, f64) -> f64,
+    Bits { last, bound }: Bits,
+    sum: &mut ExactSum,
+) {
+    let (high, low) = (magic(bound), magic(bound - TAKEN));
+    let (mut highs, mut lows) = (0, 0);
+    // Sums of integers, which the compiler may spread over lanes.
+    for &x in block {
+        let first = term(x, high);
+        let rest = term(x, high - first);
+        highs = first.to_bits().wrapping_add(highs);
+        lows = (rest + low).to_bits().wrapping_add(lows);
     }
     sum.add_integer(grids(highs, high, block.len()), bound - GRIDS);
     sum.add_integer(grids(lows, low, block.len()), bound - TAKEN - GRIDS);
