@@ -10,6 +10,7 @@ use crate::tidy;
 use crate::workspace::Workspace;
 use anyhow::{Context, ensure};
 use report::{Report, seconds};
+use std::fs;
 use std::process::ExitCode;
 use std::time::Instant;
 use steps::{Setting, Step, Task};
@@ -72,8 +73,13 @@ fn run_task(task: &Task, workspace: &Workspace) -> anyhow::Result<()> {
             let help_text = help.output()?.with_context(|| format!("no answer from: {help}"))?;
             tidy::check_flags(workspace, &help_text)
         }
+        Task::Empty(dir) => {
+            // There need not be one.
+            let _ = fs::remove_dir_all(dir);
+            fs::create_dir_all(dir).with_context(|| format!("cannot {task}"))
+        }
         Task::WriteOutside { dir, library } => {
-            outside::write(dir, library, &workspace.root).with_context(|| format!("cannot {task}"))
+            outside::write(dir, library, workspace).with_context(|| format!("cannot {task}"))
         }
         Task::Run(cmd) => {
             let status = cmd.run_unattended()?;

@@ -1,26 +1,37 @@
-//! A crate outside the workspace that uses one library and nothing else, as a user's first crate would.
+//! A crate outside the workspace that uses one packaged library and nothing else, as a user's first crate would.
 
+use crate::workspace::{LIBRARIES, Workspace};
 use anyhow::Context;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-/// Writes the crate for `library` into `dir`, with the versions that the workspace in `root` is locked to.
-pub(crate) fn write(dir: &Path, library: &str, root: &Path) -> anyhow::Result<()> {
+/// Where the libraries lie, unpacked, one folder for each.
+pub(crate) fn packages(target: &Path) -> PathBuf {
+    target.join("outside").join("packages")
+}
+
+/// The name of a library's package: the whole workspace has one version.
+pub(crate) fn package(library: &str) -> String {
+    format!("{library}-{}", env!("CARGO_PKG_VERSION"))
+}
+
+/// Writes the crate for `library` into `dir`, with the versions that the workspace is locked to.
+pub(crate) fn write(dir: &Path, library: &str, workspace: &Workspace) -> anyhow::Result<()> {
     fs::create_dir_all(dir.join("src"))?;
-    fs::write(dir.join("Cargo.toml"), manifest(library, &root.join(folder(library))))?;
+    fs::write(dir.join("Cargo.toml"), manifest(library, &packages(&workspace.target)))?;
     fs::write(dir.join("src/main.rs"), program(library))?;
     // Cargo drops the entries that this crate does not need.
-    fs::copy(root.join("Cargo.lock"), dir.join("Cargo.lock")).context("the workspace has no Cargo.lock")?;
+    let lock = workspace.root.join("Cargo.lock");
+    fs::copy(lock, dir.join("Cargo.lock")).context("the workspace has no Cargo.lock")?;
     Ok(())
 }
 
-/// The folder of a library below the root: its name without the project's.
-fn folder(library: &str) -> &str {
-    library.strip_prefix("meshstep-").unwrap_or(library)
-}
-
-fn manifest(library: &str, path: &Path) -> String {
-    // `[workspace]` makes it its own root; a literal string needs no escapes on any platform.
+fn manifest(library: &str, packages: &Path) -> String {
+    // A literal string needs no escapes on any platform.
+    let path = |library| format!("{library} = {{ path = '{}' }}", packages.join(package(library)).display());
+    // A package names the lower ones by version, as if they were published.
+    let others = LIBRARIES.into_iter().take_while(|other| *other != library).map(path);
+    // `[workspace]` makes it its own root.
     format!(
         "[workspace]\n\n\
          [package]\n\
@@ -28,8 +39,11 @@ fn manifest(library: &str, path: &Path) -> String {
          version = \"0.0.0\"\n\
          edition = \"2024\"\n\n\
          [dependencies]\n\
-         {library} = {{ path = '{}' }}\n",
-        path.display()
+         {}\n\n\
+         [patch.crates-io]\n\
+         {}\n",
+        path(library),
+        others.collect::<Vec<_>>().join("\n")
     )
 }
 
@@ -43,15 +57,16 @@ mod tests {
 
     #[test]
     fn the_crate_has_its_own_workspace_and_one_dependency() {
-        let manifest = manifest("meshstep-tensor", Path::new("/w/tensor"));
+        let manifest = manifest("meshstep-comm", Path::new("/p"));
         assert!(manifest.starts_with("[workspace]\n"));
         let (_, dependencies) = manifest.split_once("[dependencies]\n").unwrap();
-        assert_eq!(dependencies, "meshstep-tensor = { path = '/w/tensor' }\n");
+        let path = |library| format!("{library} = {{ path = '/p/{}' }}\n", package(library));
+        let (comm, tensor) = (path("meshstep-comm"), path("meshstep-tensor"));
+        assert_eq!(dependencies, format!("{comm}\n[patch.crates-io]\n{tensor}"));
     }
 
     #[test]
     fn the_program_links_the_library() {
         assert!(program("meshstep-tensor").contains("use meshstep_tensor as _;"));
-        assert_eq!(folder("meshstep-tensor"), "tensor");
     }
 }

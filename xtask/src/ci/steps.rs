@@ -1,5 +1,6 @@
 //! The steps of `ci` as data: which commands, in which order, under which setting. Nothing runs here.
 
+use super::outside;
 use crate::cli::StepName;
 use crate::cmd::Cmd;
 use crate::workspace::LIBRARIES;
@@ -35,7 +36,9 @@ pub(crate) enum Task {
     Tidy,
     /// Every flag of `train` that a document shows is in the help that this command prints.
     ShownFlags(Cmd),
-    /// Writes a crate outside the workspace that depends on one library.
+    /// Makes this folder, empty.
+    Empty(PathBuf),
+    /// Writes a crate outside the workspace that depends on one library, as it was packaged.
     WriteOutside {
         dir: PathBuf,
         library: &'static str,
@@ -48,6 +51,7 @@ impl fmt::Display for Task {
             Self::Run(cmd) => write!(f, "{cmd}"),
             Self::Tidy => f.write_str("cargo xtask tidy"),
             Self::ShownFlags(help) => write!(f, "look for the documents' flags in the answer to: {help}"),
+            Self::Empty(dir) => write!(f, "empty {}", dir.display()),
             Self::WriteOutside { dir, library } => {
                 write!(f, "write a crate using {library} alone into {}", dir.display())
             }
@@ -124,17 +128,27 @@ fn train_smoke(setting: &Setting) -> Vec<Task> {
     vec![Task::Run(build), Task::ShownFlags(bench("train --help")), Task::Run(bench("train --steps 12"))]
 }
 
-/// All libraries in one invocation, so that each is verified against the others though none is published.
+/// Packages every library and builds a crate on each package.
+///
+/// Cargo's own verification is not asked for: it keeps what it unpacks in the user's cargo home by name, version and path,
+/// so that on a machine that has run this before it would verify against what the libraries once were.
 fn package(setting: &Setting) -> Vec<Task> {
-    let mut pack = Cmd::cargo("package").dir(&setting.root);
+    // All in one invocation, so that each finds the others though none is published.
+    let mut pack = Cmd::cargo("package --no-verify").dir(&setting.root);
     for library in LIBRARIES {
         pack = pack.arg("-p").arg(library);
     }
     if !setting.on_ci {
         pack = pack.arg("--allow-dirty");
     }
-    let outside = LIBRARIES.into_iter().flat_map(|library| build_outside(library, setting));
-    std::iter::once(Task::Run(pack)).chain(outside).collect()
+    let packages = outside::packages(&setting.target);
+    let unpack = LIBRARIES.into_iter().map(|library| {
+        let archive = setting.target.join("package").join(outside::package(library) + ".crate");
+        let unpack = Cmd::built("tar", "-xzf").arg(&archive.to_string_lossy());
+        Task::Run(unpack.arg("-C").arg(&packages.to_string_lossy()))
+    });
+    let build = LIBRARIES.into_iter().flat_map(|library| build_outside(library, setting));
+    [Task::Run(pack), Task::Empty(packages.clone())].into_iter().chain(unpack).chain(build).collect()
 }
 
 fn build_outside(library: &'static str, setting: &Setting) -> [Task; 2] {
@@ -206,6 +220,7 @@ mod tests {
         let shown = shown(StepName::Package, &setting());
         for library in LIBRARIES {
             assert!(shown.contains(&format!("-p {library}")), "{shown}");
+            assert!(shown.contains(&format!("tar -xzf /w/target/package/{library}-")), "{shown}");
             assert!(shown.contains(&format!("cd /w/target/outside/{library} && cargo build")), "{shown}");
         }
     }
