@@ -6,7 +6,7 @@ mod common;
 
 use common::adamw;
 use meshstep_comm::{Communicator, loopback};
-use meshstep_optim::{AdamW, Lbfgs, LossScale, Rule, Sgd};
+use meshstep_optim::{AdamW, Lbfgs, LossScale, Rounding, Rule, Sgd};
 use meshstep_shard::{
     AssignmentError, At, Clip, Combine, CrossShard, Error, Fault, Initial, LocalClip, Master, Missing,
     Optimizer, Options, Outcome, Owners, Precision, ShardedLbfgs, Stage,
@@ -638,13 +638,17 @@ fn synchronizing_in_the_middle_of_a_step_is_refused_everywhere() {
 #[test]
 fn lbfgs_refuses_what_only_a_step_does() {
     let loss_scale = Some(LossScale::Static(2.0));
+    let precision = Precision { rounding: Rounding::Stochastic, ..Precision::default() };
     for (options, says) in [
         (Options { clip: Clip::BeforeReduce, ..replicated() }, "no clip: Clip::BeforeReduce:"),
         (Options { loss_scale, ..replicated() }, "no loss_scale:"),
         (Options { missing: Missing::AllOrNone, ..replicated() }, "no missing: Missing::AllOrNone:"),
+        (Options { precision, ..replicated() }, "no rounding: Rounding::Stochastic:"),
     ] {
         let told = loopback::spawn(2, |comm| {
-            let made = ShardedLbfgs::new(comm, layout(), Lbfgs::default(), zeros, options.clone());
+            let dtype = if options.precision == precision { DType::BF16 } else { DType::F32 };
+            let layout = Layout::builder().param("w", &[2], dtype).build().unwrap();
+            let made = ShardedLbfgs::new(comm, layout, Lbfgs::default(), zeros, options.clone());
             made.map(drop).unwrap_err().to_string()
         });
         assert!(told.unwrap().iter().all(|t| t.contains(says)), "{says}");
