@@ -194,7 +194,10 @@ impl Slot<'_> {
         }
         match self.buffer.take() {
             Some(buffer) => self.micro_batch.filled(self.param, self.bucket, self.index, buffer),
-            None => Ok(()),
+            None => {
+                self.micro_batch.optimizer.progress.present[self.param].store(true, Relaxed);
+                Ok(())
+            }
         }
     }
 }

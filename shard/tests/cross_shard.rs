@@ -360,6 +360,28 @@ fn all_or_none_holds_at_every_stage() {
     }
 }
 
+/// A gradient of nothing counts as one, handed over or filled in place.
+#[test]
+fn slots_of_empty_parameters_count_as_present() {
+    let layout = Layout::builder().param("w", &[2], DType::F32).param("none", &[0, 3], DType::F32);
+    let layout = layout.build().unwrap();
+    loopback::spawn(2, |comm| {
+        let rank = comm.rank();
+        let options = Options { missing: Missing::AllOrNone, ..Options::default() };
+        let mut opt = Optimizer::new(comm, layout.clone(), Sgd::default(), zeros, options).unwrap();
+        let mb = opt.micro_batch(1).unwrap();
+        mb.grad("w", &[1f32; 2][..]).unwrap();
+        match rank {
+            0 => mb.grad("none", &[0f32; 0][..]).unwrap(),
+            _ => mb.slot("none").unwrap().fill().unwrap(),
+        }
+        mb.finish().unwrap();
+        let _ = opt.step(at_one()).unwrap();
+        assert_eq!(opt.state("none").unwrap().t, 1);
+    })
+    .unwrap();
+}
+
 /// Groups of one drift by hand: SGD with momentum 0.5, gradients 1 and 3 for w, and b missing on rank 1.
 #[test]
 fn drift_is_measured_and_averaged_away() {
