@@ -6,7 +6,7 @@ mod common;
 
 use common::adamw;
 use meshstep_comm::{Communicator, loopback};
-use meshstep_optim::{AdamW, Lbfgs, LossScale, Rounding, Rule, Sgd};
+use meshstep_optim::{AdamW, DynamicLossScale, Lbfgs, LossScale, Rounding, Rule, Sgd};
 use meshstep_shard::{
     AssignmentError, At, Clip, Combine, CrossShard, Error, Fault, Initial, LocalClip, Master, Missing,
     Optimizer, Options, Outcome, Owners, Precision, ShardedLbfgs, Stage,
@@ -652,6 +652,39 @@ fn synchronizing_in_the_middle_of_a_step_is_refused_everywhere() {
         opt.discard_gradients().unwrap();
         assert!(opt.synchronize_state().unwrap().is_none());
         assert_eq!((opt.group(), opt.world().world_size()), (&[rank][..], 2));
+    })
+    .unwrap();
+}
+
+/// Groups' losses are their own, and so are their loss scales, which go on from where they were saved.
+#[test]
+fn groups_step_with_closures_and_restore_their_scales() {
+    let pairs = [vec![0, 2], vec![1, 3]];
+    let scale = DynamicLossScale { init_scale: 4.0, growth_interval: 1, ..DynamicLossScale::default() };
+    let options = Options { loss_scale: Some(LossScale::Dynamic(scale)), ..replicated() };
+    loopback::spawn(4, |comm| {
+        let rank = comm.rank();
+        let mut opt = build(Arc::clone(&comm), Some(&pairs), Sgd::default(), options.clone()).unwrap();
+        for (loss_scale, overflow) in [(4.0, false), (8.0, true)] {
+            let told = opt.step_with(at_one(), 1, |mb| {
+                assert_eq!(mb.loss_scale(), loss_scale);
+                let g = if overflow && rank == 1 { f32::INFINITY } else { loss_scale as f32 };
+                mb.grad("w", &[g; 2][..])?;
+                mb.grad("b", &[g; 3][..])?;
+                Ok::<_, Error>(rank as f64)
+            });
+            assert_eq!(told.unwrap().loss, [1.0, 2.0][rank % 2]);
+            let next = match (overflow, rank % 2) {
+                (false, _) => 8.0,
+                (true, 0) => 16.0,
+                (true, _) => 4.0,
+            };
+            assert_eq!(opt.optimizer().loss_scale(), next);
+        }
+        let saved = opt.optimizer().loss_scale_state().unwrap();
+        let mut again = build(comm, Some(&pairs), Sgd::default(), options.clone()).unwrap();
+        again.restore_loss_scale(saved).unwrap();
+        assert_eq!(again.optimizer().loss_scale(), [16.0, 4.0][rank % 2]);
     })
     .unwrap();
 }
