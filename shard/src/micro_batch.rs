@@ -82,6 +82,16 @@ impl Optimizer {
         Ok(())
     }
 
+    /// Sends the buckets that the other ranks' wait for, as they are, where this rank will not fill them.
+    pub(crate) fn send_unfilled(&mut self) -> Result<(), Error> {
+        self.finish_dropped()?;
+        if !*self.progress.due.get_mut() {
+            self.handover.begin(true, self.options.clip == Clip::BeforeReduce);
+            self.handover.complete(|_| {})?;
+        }
+        Ok(())
+    }
+
     /// No micro-batch is under way and no step is due.
     pub(crate) fn check_idle(&self) -> Result<(), Error> {
         if self.progress.batches == 0 { Ok(()) } else { Err(Error::StepDue) }

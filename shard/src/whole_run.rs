@@ -62,7 +62,8 @@ pub struct Passed {
 impl Optimizer {
     /// Evaluates `closure` once and takes the step: its micro-batch weighs `weight`, it hands over gradients and returns its
     /// loss. Collective. Costs one exchange more than the step: the losses are summed exactly. Where the closure fails on one
-    /// rank, every rank drops the gradients and returns an error.
+    /// rank, or is not called because a step is under way there or `weight` is too large, every rank drops the gradients and
+    /// returns an error.
     pub fn step_with<E: Into<Failed>>(
         &mut self,
         at: At,
@@ -70,8 +71,10 @@ impl Optimizer {
         closure: impl FnOnce(&MicroBatch<'_>) -> Result<f64, E>,
     ) -> Result<Evaluated, Error> {
         self.handover.healthy()?;
-        self.check_idle()?;
-        let told = backward(self, weight, closure);
+        let told = match self.check_idle().and_then(|()| self.check_weight(weight)) {
+            Ok(()) => backward(self, weight, closure),
+            Err(error) => self.send_unfilled().and(Err(error)),
+        };
         let loss = match self.combine_losses(told, weight) {
             Ok(loss) => loss,
             Err(error) => {

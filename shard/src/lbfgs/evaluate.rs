@@ -142,12 +142,6 @@ pub(crate) fn backward<E: Into<Failed>>(
     weight: u64,
     closure: impl FnOnce(&MicroBatch<'_>) -> Result<f64, E>,
 ) -> Result<f64, Error> {
-    if let Err(error) = opt.check_weight(weight) {
-        // The other ranks' buckets wait for this one's.
-        drop(opt.micro_batch(0)?);
-        opt.finish_dropped()?;
-        return Err(error);
-    }
     let micro_batch = opt.micro_batch(weight)?;
     match closure(&micro_batch) {
         Ok(loss) => {

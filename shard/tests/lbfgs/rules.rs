@@ -3,7 +3,7 @@
 use crate::STAGES;
 use crate::common::{self, Run as Training, WhichRule};
 use meshstep_optim::{DynamicLossScale, LossScale};
-use meshstep_shard::{At, Combine, Error, Fault, MicroBatch, Optimizer, Options, Outcome, Stop, Until};
+use meshstep_shard::{At, Clip, Combine, Error, Fault, MicroBatch, Optimizer, Options, Outcome, Stop, Until};
 
 const LENS: [usize; 3] = [5, 0, 70];
 const RANKS: usize = 3;
@@ -216,23 +216,38 @@ fn ranks_with_different_ends_are_told() {
     .unwrap();
 }
 
+/// Rank 1 gives too large a weight, or has a micro-batch of a step already.
 #[test]
-fn a_weight_that_is_too_large_costs_a_step_and_nothing_else() {
+fn a_closure_that_cannot_be_called_costs_a_step_and_nothing_else() {
     for stage in STAGES {
-        let run = training(stage, WhichRule::Sgd, Combine::Weighted);
-        meshstep_comm::loopback::spawn(RANKS, |comm| {
-            let rank = comm.rank();
-            let mut opt = run.build(comm).unwrap();
-            let before = common::params(&opt);
-            let weight = if rank == 1 { (1 << 24) + 1 } else { 1 };
-            match opt.step_with(run.at(1), weight, |mb| pull(mb, rank)) {
-                Err(Error::WeightTooLarge { .. }) => assert_eq!(rank, 1),
-                Err(Error::ClosureElsewhere { rank: 1 }) => assert_ne!(rank, 1),
-                other => panic!("{stage:?} rank {rank}: {other:?}"),
+        for clip in [Clip::AfterReduce, Clip::BeforeReduce] {
+            for under_way in [None, Some(false), Some(true)] {
+                let two = stage == meshstep_shard::Stage::Zero2;
+                if two && (clip == Clip::BeforeReduce || under_way == Some(false)) {
+                    continue; // refused, or sent already
+                }
+                let run = training(stage, WhichRule::Sgd, Combine::Weighted);
+                let run = Training { options: Options { clip, ..run.options.clone() }, ..run };
+                meshstep_comm::loopback::spawn(RANKS, |comm| {
+                    let rank = comm.rank();
+                    let mut opt = run.build(comm).unwrap();
+                    let before = common::params(&opt);
+                    if let Some(last) = under_way.filter(|_| rank == 1) {
+                        let mb = if last { opt.micro_batch(1) } else { opt.accumulate(1) }.unwrap();
+                        pull(&mb, rank).unwrap();
+                        mb.finish().unwrap();
+                    }
+                    let weight = if rank == 1 && under_way.is_none() { (1 << 24) + 1 } else { 1 };
+                    match opt.step_with(run.at(1), weight, |mb| pull(mb, rank)) {
+                        Err(Error::WeightTooLarge { .. } | Error::StepDue) => assert_eq!(rank, 1),
+                        Err(Error::ClosureElsewhere { rank: 1 }) => assert_ne!(rank, 1),
+                        other => panic!("{stage:?} {clip:?} {under_way:?} rank {rank}: {other:?}"),
+                    }
+                    assert_eq!(common::params(&opt), before);
+                    opt.step_with(run.at(1), 1, |mb| pull(mb, rank)).unwrap();
+                })
+                .unwrap();
             }
-            assert_eq!(common::params(&opt), before);
-            opt.step_with(run.at(1), 1, |mb| pull(mb, rank)).unwrap();
-        })
-        .unwrap();
+        }
     }
 }
