@@ -116,7 +116,8 @@ impl CrossShard {
         self.optimizer.accumulate(batch_size)
     }
 
-    /// Takes the step ([`Optimizer::step`]). Collective over the group.
+    /// Takes the step ([`Optimizer::step`]). Collective over the group; ranks that errors name are of the
+    /// [`group`](Self::group).
     pub fn step(&mut self, at: At) -> Result<Pending, Error> {
         self.optimizer.step(at)
     }
