@@ -350,6 +350,10 @@ def main():
     if not (args.rule and args.out):
         parser.error("give a rule, and --out")
     if args.rule == "lbfgs":
+        others = ["dtype", "ranks", "reduce", "clip", "norm_type", "no_decay", "schedule", "missing", "seed"]
+        given = [name for name in others if getattr(args, name) != parser.get_default(name)]
+        if given:
+            parser.error(f"lbfgs runs on a problem, in float64 and on one rank; it takes no {', '.join(given)}")
         fields = {"name": "lbfgs", **field_values(args.set)}
         rtol = 1e-6 if fields.get("line_search") else 1e-9
         trace = record_problem(problems.PROBLEMS[args.problem](), fields, args.steps, rtol)
