@@ -521,6 +521,30 @@ fn what_is_not_finite_is_not_averaged() {
     .unwrap();
 }
 
+/// Two zeros are two numbers, which would not stay apart; NaN everywhere is alike.
+#[test]
+fn replicas_have_the_same_bits_once_synchronized() {
+    let alone = [vec![0], vec![1]];
+    loopback::spawn(2, |comm| {
+        let rank = comm.rank();
+        let nan = |_: &Param, mut w: SliceMut<'_>| {
+            let mut first = vec![1f64; w.len()];
+            first[1] = f64::NAN;
+            w.cast_from(Slice::from(&first[..]))
+        };
+        let rule = Sgd { momentum: 0.5, ..Sgd::default() };
+        let mut opt = CrossShard::new(comm, Some(&alone), layout(), rule, nan, replicated()).unwrap();
+        let _ = step(&mut opt, 1, Some([[0.0, -0.0][rank], 0.0]), Some(0.0), at_one()).unwrap();
+        let drift = opt.synchronize_state().unwrap();
+        let found: Vec<_> = drift.slots.iter().map(|s| (s.max_abs, s.differing, s.at.clone())).collect();
+        assert_eq!(found, [(0.0, 0, None), (0.0, 1, Some(("w".to_owned(), 0)))]);
+        let m = opt.optimizer().state("w").unwrap().slots[0].1.typed::<f32>().unwrap().to_vec();
+        assert_eq!(m.iter().map(|m| m.to_bits()).collect::<Vec<_>>(), [0; 2]);
+        assert!(opt.compare_state().unwrap().is_none());
+    })
+    .unwrap();
+}
+
 /// What each of 4 ranks is told when it builds with what `of` gives it.
 fn refused(of: impl Fn(usize) -> (Option<Vec<Vec<usize>>>, Options) + Sync) -> Vec<Error> {
     let told = loopback::spawn(4, |comm| {
