@@ -96,8 +96,8 @@ class Recorder:
     """
 
     def __init__(self, model, optimizer, expect=(1, 2, 3, 10, 20), clip=None, tolerance=None):
-        self.optimizer, self.expect, self.clip = optimizer, set(expect), clip
-        self.rule, self.t, self.rates, self.given, self.last = rule_of(optimizer), 0, [], {}, None
+        self.optimizer, self.expect = optimizer, set(expect)
+        self.rule, self.t, self.rates, self.given = rule_of(optimizer), 0, [], {}
         # Adagrad has state before its first step.
         if any(state.get("step", 1) > 0 for state in optimizer.state.values() if state):
             raise TraceError("the optimizer has taken steps already; record from the first")
@@ -107,10 +107,15 @@ class Recorder:
             raise TraceError("the optimizer has parameters that the model does not name")
         if any(param.dtype in [torch.bfloat16, torch.float16] for param in self.params.values()):
             raise TraceError("PyTorch updates 16-bit parameters in 16 bits, a replay in f32; train in f32, under autocast")
-        first = optimizer.param_groups[0]
-        self.ratios = [group["lr"] / first["lr"] for group in optimizer.param_groups]
+        bases = [base_rate(group) for group in optimizer.param_groups]
+        if bases[0] == 0 and any(bases):
+            raise TraceError("the first group's learning rate is 0, of which another's is no multiple")
+        self.ratios = [base / (bases[0] or 1.0) if base != bases[0] else 1.0 for base in bases]
+        if clip and clip.get("norm_type") == float("inf"):
+            clip = {**clip, "norm_type": "inf"}  # as JSON has it
+        self.clip = clip
         self.trace = Trace({
-            "optimizer": {"name": self.rule, **fields_of(self.rule, first)},
+            "optimizer": {"name": self.rule, **self._fields(optimizer.param_groups[0])},
             "steps": 0,
             "ranks": 1,
             "reduce": "mean",
@@ -154,8 +159,11 @@ class Recorder:
         """Records no more; writes the trace."""
         self.finish().save(path)
 
+    def _fields(self, group):
+        return {**fields_of(self.rule, group), "lr": base_rate(group)}
+
     def _groups(self):
-        first, *others = [fields_of(self.rule, group) for group in self.optimizer.param_groups]
+        first, *others = [self._fields(group) for group in self.optimizer.param_groups]
         names = {id(param): name for name, param in self.params.items()}
         groups = []
         for fields, group in zip(others, self.optimizer.param_groups[1:]):
@@ -170,6 +178,8 @@ class Recorder:
 
     def _before(self, optimizer, args, kwargs):
         self.t += 1
+        if any(arg is not None for arg in [*args[1:], kwargs.get("closure")]):
+            raise TraceError(f"step {self.t}: a closure makes its gradients after this; call backward before `step()`")
         rates = [float(group["lr"]) for group in optimizer.param_groups]
         if any(abs(rate - ratio * rates[0]) > 1e-12 * abs(rate) for rate, ratio in zip(rates, self.ratios)):
             raise TraceError(f"step {self.t}: the groups' learning rates left their ratios; a trace has one schedule")
@@ -211,6 +221,11 @@ class Recorder:
                     self.trace.tensors[f"expect_state/{t}/{name}/{SLOTS[key]}"] = to_array(value)
         if self.clip:
             self.trace.scalar(f"expect_norm/{t}", self.norm)
+
+
+def base_rate(group):
+    """A group's learning rate before any scheduler's factor, which may begin at 0."""
+    return float(group.get("initial_lr", group["lr"]))
 
 
 def rule_of(optimizer):
@@ -335,6 +350,10 @@ def main():
     if not (args.rule and args.out):
         parser.error("give a rule, and --out")
     if args.rule == "lbfgs":
+        others = ["dtype", "ranks", "reduce", "clip", "norm_type", "no_decay", "schedule", "missing", "seed"]
+        given = [name for name in others if getattr(args, name) != parser.get_default(name)]
+        if given:
+            parser.error(f"lbfgs runs on a problem, in float64 and on one rank; it takes no {', '.join(given)}")
         fields = {"name": "lbfgs", **field_values(args.set)}
         rtol = 1e-6 if fields.get("line_search") else 1e-9
         trace = record_problem(problems.PROBLEMS[args.problem](), fields, args.steps, rtol)

@@ -77,7 +77,7 @@ class Trace:
 
     def save(self, path):
         self.check()
-        header, blobs, offset = {"__metadata__": {**FORMAT, "spec": json.dumps(self.spec)}}, [], 0
+        header, blobs, offset = {"__metadata__": {**FORMAT, "spec": json.dumps(self.spec, allow_nan=False)}}, [], 0
         for key, array in sorted(self.tensors.items()):
             dtype = dtype_of(array)
             bits = array.bits if dtype == "BF16" else array

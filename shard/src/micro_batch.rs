@@ -49,10 +49,7 @@ impl Optimizer {
 
     fn begin(&mut self, weight: u64, last: bool) -> Result<MicroBatch<'_>, Error> {
         self.handover.healthy()?;
-        let weighted = self.options.combine == Combine::Weighted;
-        if weighted && weight > MAX_WEIGHT {
-            return Err(Error::WeightTooLarge { weight, max: MAX_WEIGHT });
-        }
+        self.check_weight(weight)?;
         self.finish_dropped()?;
         let progress = &mut self.progress;
         if *progress.due.get_mut() {
@@ -62,7 +59,16 @@ impl Optimizer {
         progress.batches += 1;
         *progress.unfinished.get_mut() = true;
         self.handover.begin(last, self.options.clip == Clip::BeforeReduce);
+        let weighted = self.options.combine == Combine::Weighted;
         Ok(MicroBatch { optimizer: self, weight: if weighted { weight as f64 } else { 1.0 } })
+    }
+
+    /// Refuses weights by which gradients cannot be multiplied exactly.
+    pub(crate) fn check_weight(&self, weight: u64) -> Result<(), Error> {
+        if self.options.combine == Combine::Weighted && weight > MAX_WEIGHT {
+            return Err(Error::WeightTooLarge { weight, max: MAX_WEIGHT });
+        }
+        Ok(())
     }
 
     /// Completes a micro-batch that was dropped with zeros, so that this rank sends as many buckets as the others; the step
@@ -72,6 +78,16 @@ impl Optimizer {
             self.progress.dropped = true;
             let last = self.handover.complete(|_| {})?;
             *self.progress.due.get_mut() |= last;
+        }
+        Ok(())
+    }
+
+    /// Sends the buckets that the other ranks' wait for, as they are, where this rank will not fill them.
+    pub(crate) fn send_unfilled(&mut self) -> Result<(), Error> {
+        self.finish_dropped()?;
+        if !*self.progress.due.get_mut() {
+            self.handover.begin(true, self.options.clip == Clip::BeforeReduce);
+            self.handover.complete(|_| {})?;
         }
         Ok(())
     }
@@ -194,7 +210,10 @@ impl Slot<'_> {
         }
         match self.buffer.take() {
             Some(buffer) => self.micro_batch.filled(self.param, self.bucket, self.index, buffer),
-            None => Ok(()),
+            None => {
+                self.micro_batch.optimizer.progress.present[self.param].store(true, Relaxed);
+                Ok(())
+            }
         }
     }
 }

@@ -43,7 +43,7 @@ pub(crate) struct Progress {
     pub(crate) steps: u64,
     /// Skipped in a row.
     pub(crate) skips: u32,
-    /// Of these, the ones after which the loss scale could not fall.
+    /// Of these, the ones since the loss scale could last fall.
     pub(crate) hopeless: u32,
     /// The loss scale of this step, where there is one.
     pub(crate) loss_scale: Option<LossScaleState>,

@@ -230,7 +230,7 @@ impl Optimizer {
 
     fn skip(&mut self, non_finite: u64) -> Result<Outcome, Error> {
         self.progress.skips += 1;
-        self.progress.hopeless += u32::from(!self.scale_can_fall());
+        self.progress.hopeless = if self.scale_can_fall() { 0 } else { self.progress.hopeless + 1 };
         let in_a_row = self.progress.skips;
         if self.progress.hopeless > self.options.max_skips {
             return Err(Error::TooManySkips { skips: in_a_row });

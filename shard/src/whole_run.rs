@@ -1,7 +1,7 @@
 //! Steps that evaluate a closure, and runs of them to a tolerance.
 
 use crate::lbfgs::{Failed, backward};
-use crate::{At, Combine, Error, MicroBatch, Optimizer, Outcome};
+use crate::{At, Combine, Error, MicroBatch, Optimizer, Outcome, agree, family};
 use meshstep_optim::{ExactSum, Stop};
 use std::sync::Arc;
 
@@ -19,7 +19,8 @@ pub struct Evaluated {
 pub struct Until {
     /// Where the gradient's norm is no larger.
     pub tolerance_grad: f64,
-    /// Where the loss changes by less from one iteration to the next.
+    /// Where the loss changes by less from one iteration to the next. What does not move the parameters does not count: a
+    /// skipped step, a learning rate of 0; nor does the run's first update, in which some rules only take in the gradient.
     pub tolerance_change: f64,
     /// After this many iterations.
     pub max_iter: u64,
@@ -61,7 +62,8 @@ pub struct Passed {
 impl Optimizer {
     /// Evaluates `closure` once and takes the step: its micro-batch weighs `weight`, it hands over gradients and returns its
     /// loss. Collective. Costs one exchange more than the step: the losses are summed exactly. Where the closure fails on one
-    /// rank, every rank drops the gradients and returns an error.
+    /// rank, or is not called because a step is under way there or `weight` is too large, every rank drops the gradients and
+    /// returns an error.
     pub fn step_with<E: Into<Failed>>(
         &mut self,
         at: At,
@@ -69,8 +71,10 @@ impl Optimizer {
         closure: impl FnOnce(&MicroBatch<'_>) -> Result<f64, E>,
     ) -> Result<Evaluated, Error> {
         self.handover.healthy()?;
-        self.check_idle()?;
-        let told = backward(self, weight, closure);
+        let told = match self.check_idle().and_then(|()| self.check_weight(weight)) {
+            Ok(()) => backward(self, weight, closure),
+            Err(error) => self.send_unfilled().and(Err(error)),
+        };
         let loss = match self.combine_losses(told, weight) {
             Ok(loss) => loss,
             Err(error) => {
@@ -82,7 +86,7 @@ impl Optimizer {
     }
 
     /// [`step_with`](Self::step_with) until a tolerance or the bound is reached. `at(t)` is what step `t`, from 1, is taken
-    /// with. Collective. The step of the iteration that ends the run has been taken.
+    /// with. Collective, and `until` is compared. The step of the iteration that ends the run has been taken.
     pub fn minimize<E: Into<Failed>>(
         &mut self,
         until: Until,
@@ -90,16 +94,21 @@ impl Optimizer {
         weight: u64,
         mut closure: impl FnMut(&MicroBatch<'_>) -> Result<f64, E>,
     ) -> Result<Minimized, Error> {
+        self.agree_on(&until)?;
         let mut history: Vec<Passed> = Vec::new();
+        let (mut iterations, mut moved) = (0, false);
         let mut stop = (until.max_iter == 0).then_some(Stop::Iterations);
         while stop.is_none() {
-            let Evaluated { loss, outcome } =
-                self.step_with(at(history.len() as u64 + 1), weight, &mut closure)?;
+            let at = at(history.len() as u64 + 1);
+            let Evaluated { loss, outcome } = self.step_with(at, weight, &mut closure)?;
             let grad_norm = match outcome {
                 Outcome::Applied { norm, .. } => norm,
                 Outcome::Skipped { .. } => f64::NAN,
             };
-            let before = history.last().map_or(f64::NAN, |passed| passed.loss);
+            let before = history.last().filter(|_| moved).map_or(f64::NAN, |passed| passed.loss);
+            let applied = !grad_norm.is_nan();
+            iterations += u64::from(applied);
+            moved = applied && iterations > 1 && at.lr > 0.0;
             history.push(Passed { loss, grad_norm });
             stop = match () {
                 () if grad_norm <= until.tolerance_grad => Some(Stop::Gradient),
@@ -109,7 +118,6 @@ impl Optimizer {
             };
         }
         let last = history.last().copied().unwrap_or(Passed { loss: f64::NAN, grad_norm: f64::NAN });
-        let iterations = history.iter().filter(|passed| !passed.grad_norm.is_nan()).count() as u64;
         Ok(Minimized {
             loss: last.loss,
             grad_norm: last.grad_norm,
@@ -118,6 +126,17 @@ impl Optimizer {
             stop: stop.unwrap_or(Stop::Iterations),
             history,
         })
+    }
+
+    /// Whether every rank can begin a run, and with the same end: else one would wait for another that has ended.
+    fn agree_on(&self, until: &Until) -> Result<(), Error> {
+        let idle = self.handover.healthy().and_then(|()| self.check_idle());
+        let mut text = family::objection(idle.as_ref().err());
+        let Until { tolerance_grad, tolerance_change, max_iter } = until;
+        text += &format!("tolerance_grad = {tolerance_grad}\ntolerance_change = {tolerance_change}\n");
+        text += &format!("max_iter = {max_iter}\n");
+        let same = agree::same_everywhere(&**self.comm(), &self.options.meter, &text);
+        idle.and(same)
     }
 
     /// The loss of all ranks, or the error of the lowest that failed.

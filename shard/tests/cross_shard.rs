@@ -6,7 +6,7 @@ mod common;
 
 use common::adamw;
 use meshstep_comm::{Communicator, loopback};
-use meshstep_optim::{AdamW, Lbfgs, LossScale, Rule, Sgd};
+use meshstep_optim::{AdamW, DynamicLossScale, Lbfgs, LossScale, Rounding, Rule, Sgd};
 use meshstep_shard::{
     AssignmentError, At, Clip, Combine, CrossShard, Error, Fault, Initial, LocalClip, Master, Missing,
     Optimizer, Options, Outcome, Owners, Precision, ShardedLbfgs, Stage,
@@ -360,6 +360,28 @@ fn all_or_none_holds_at_every_stage() {
     }
 }
 
+/// A gradient of nothing counts as one, handed over or filled in place.
+#[test]
+fn slots_of_empty_parameters_count_as_present() {
+    let layout = Layout::builder().param("w", &[2], DType::F32).param("none", &[0, 3], DType::F32);
+    let layout = layout.build().unwrap();
+    loopback::spawn(2, |comm| {
+        let rank = comm.rank();
+        let options = Options { missing: Missing::AllOrNone, ..Options::default() };
+        let mut opt = Optimizer::new(comm, layout.clone(), Sgd::default(), zeros, options).unwrap();
+        let mb = opt.micro_batch(1).unwrap();
+        mb.grad("w", &[1f32; 2][..]).unwrap();
+        match rank {
+            0 => mb.grad("none", &[0f32; 0][..]).unwrap(),
+            _ => mb.slot("none").unwrap().fill().unwrap(),
+        }
+        mb.finish().unwrap();
+        let _ = opt.step(at_one()).unwrap();
+        assert_eq!(opt.state("none").unwrap().t, 1);
+    })
+    .unwrap();
+}
+
 /// Groups of one drift by hand: SGD with momentum 0.5, gradients 1 and 3 for w, and b missing on rank 1.
 #[test]
 fn drift_is_measured_and_averaged_away() {
@@ -499,6 +521,30 @@ fn what_is_not_finite_is_not_averaged() {
     .unwrap();
 }
 
+/// Two zeros are two numbers, which would not stay apart; NaN everywhere is alike.
+#[test]
+fn replicas_have_the_same_bits_once_synchronized() {
+    let alone = [vec![0], vec![1]];
+    loopback::spawn(2, |comm| {
+        let rank = comm.rank();
+        let nan = |_: &Param, mut w: SliceMut<'_>| {
+            let mut first = vec![1f64; w.len()];
+            first[1] = f64::NAN;
+            w.cast_from(Slice::from(&first[..]))
+        };
+        let rule = Sgd { momentum: 0.5, ..Sgd::default() };
+        let mut opt = CrossShard::new(comm, Some(&alone), layout(), rule, nan, replicated()).unwrap();
+        let _ = step(&mut opt, 1, Some([[0.0, -0.0][rank], 0.0]), Some(0.0), at_one()).unwrap();
+        let drift = opt.synchronize_state().unwrap();
+        let found: Vec<_> = drift.slots.iter().map(|s| (s.max_abs, s.differing, s.at.clone())).collect();
+        assert_eq!(found, [(0.0, 0, None), (0.0, 1, Some(("w".to_owned(), 0)))]);
+        let m = opt.optimizer().state("w").unwrap().slots[0].1.typed::<f32>().unwrap().to_vec();
+        assert_eq!(m.iter().map(|m| m.to_bits()).collect::<Vec<_>>(), [0; 2]);
+        assert!(opt.compare_state().unwrap().is_none());
+    })
+    .unwrap();
+}
+
 /// What each of 4 ranks is told when it builds with what `of` gives it.
 fn refused(of: impl Fn(usize) -> (Option<Vec<Vec<usize>>>, Options) + Sync) -> Vec<Error> {
     let told = loopback::spawn(4, |comm| {
@@ -634,17 +680,54 @@ fn synchronizing_in_the_middle_of_a_step_is_refused_everywhere() {
     .unwrap();
 }
 
+/// Groups' losses are their own, and so are their loss scales, which go on from where they were saved.
+#[test]
+fn groups_step_with_closures_and_restore_their_scales() {
+    let pairs = [vec![0, 2], vec![1, 3]];
+    let scale = DynamicLossScale { init_scale: 4.0, growth_interval: 1, ..DynamicLossScale::default() };
+    let options = Options { loss_scale: Some(LossScale::Dynamic(scale)), ..replicated() };
+    loopback::spawn(4, |comm| {
+        let rank = comm.rank();
+        let mut opt = build(Arc::clone(&comm), Some(&pairs), Sgd::default(), options.clone()).unwrap();
+        for (loss_scale, overflow) in [(4.0, false), (8.0, true)] {
+            let told = opt.step_with(at_one(), 1, |mb| {
+                assert_eq!(mb.loss_scale(), loss_scale);
+                let g = if overflow && rank == 1 { f32::INFINITY } else { loss_scale as f32 };
+                mb.grad("w", &[g; 2][..])?;
+                mb.grad("b", &[g; 3][..])?;
+                Ok::<_, Error>(rank as f64)
+            });
+            assert_eq!(told.unwrap().loss, [1.0, 2.0][rank % 2]);
+            let next = match (overflow, rank % 2) {
+                (false, _) => 8.0,
+                (true, 0) => 16.0,
+                (true, _) => 4.0,
+            };
+            assert_eq!(opt.optimizer().loss_scale(), next);
+        }
+        let saved = opt.optimizer().loss_scale_state().unwrap();
+        let mut again = build(comm, Some(&pairs), Sgd::default(), options.clone()).unwrap();
+        again.restore_loss_scale(saved).unwrap();
+        assert_eq!(again.optimizer().loss_scale(), [16.0, 4.0][rank % 2]);
+    })
+    .unwrap();
+}
+
 /// It reads reduced gradients, so what a step would do to them first is refused and not forgotten.
 #[test]
 fn lbfgs_refuses_what_only_a_step_does() {
     let loss_scale = Some(LossScale::Static(2.0));
+    let precision = Precision { rounding: Rounding::Stochastic, ..Precision::default() };
     for (options, says) in [
         (Options { clip: Clip::BeforeReduce, ..replicated() }, "no clip: Clip::BeforeReduce:"),
         (Options { loss_scale, ..replicated() }, "no loss_scale:"),
         (Options { missing: Missing::AllOrNone, ..replicated() }, "no missing: Missing::AllOrNone:"),
+        (Options { precision, ..replicated() }, "no rounding: Rounding::Stochastic:"),
     ] {
         let told = loopback::spawn(2, |comm| {
-            let made = ShardedLbfgs::new(comm, layout(), Lbfgs::default(), zeros, options.clone());
+            let dtype = if options.precision == precision { DType::BF16 } else { DType::F32 };
+            let layout = Layout::builder().param("w", &[2], dtype).build().unwrap();
+            let made = ShardedLbfgs::new(comm, layout, Lbfgs::default(), zeros, options.clone());
             made.map(drop).unwrap_err().to_string()
         });
         assert!(told.unwrap().iter().all(|t| t.contains(says)), "{says}");

@@ -146,6 +146,24 @@ fn skips_count_once_the_scale_cannot_fall() {
     }
 }
 
+/// A scale that was restored may fall again: the skips before it were another scale's.
+#[test]
+fn a_restored_scale_is_given_its_chance() {
+    loopback::spawn(2, |comm| {
+        let rule = dynamic(4.0, 9);
+        let mut opt = build(comm, Options { max_skips: 1, ..scaled(Stage::Zero1, rule) }).unwrap();
+        for _ in 0..2 {
+            for _ in 0..3 {
+                let _ = step(&mut opt, at_one(), true).unwrap();
+            }
+            assert_eq!(opt.loss_scale(), 1.0);
+            assert!(matches!(step(&mut opt, at_one(), true), Err(Error::TooManySkips { .. })));
+            opt.restore_loss_scale(rule.start()).unwrap();
+        }
+    })
+    .unwrap();
+}
+
 #[test]
 fn ranks_with_different_scales_are_told() {
     let usual = dynamic(4.0, 3).start();

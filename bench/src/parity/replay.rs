@@ -79,7 +79,8 @@ impl Steps<'_> {
     }
 
     fn hand_over(&self, opt: &mut Optimizer, t: u64) -> Result<(), Reason> {
-        let rank = opt.comm().rank();
+        // A trace of one rank is every rank's.
+        let rank = opt.comm().rank() % self.trace.spec.ranks;
         let weight = self.trace.tensors.get(&Key::Weight { t }).map_or(1.0, |weights| weights.values[rank]);
         let micro_batch = opt.micro_batch(weight as u64)?;
         // From the last parameter to the first, as a backward pass.

@@ -38,6 +38,11 @@ impl Trace {
         let mut tensors = BTreeMap::new();
         for (name, view) in file.iter() {
             let key = Key::parse(name, |param| params.contains(param))?;
+            if key.to_string() != name {
+                // Another tensor may have the plain name.
+                let why = format!("numbers are written plainly: {key}");
+                return Err(Reason::StrayTensor { name: name.to_owned(), why });
+            }
             tensors.insert(key, Tensor::read(name, &view)?);
         }
         let trace = Trace { spec, tensors };

@@ -6,11 +6,13 @@ mod synchronize;
 pub use assignment::AssignmentError;
 pub use synchronize::{Drift, SlotDrift};
 
+use crate::lbfgs::Failed;
 use crate::{
-    At, Error, Groups, Initial, Master, MicroBatch, Missing, Optimizer, Options, Pending, Stage, agree,
-    family,
+    At, Error, Evaluated, Groups, Initial, Master, MicroBatch, Missing, Optimizer, Options, Pending, Stage,
+    agree, family,
 };
 use meshstep_comm::Communicator;
+use meshstep_optim::LossScaleState;
 use meshstep_tensor::{Layout, Param, Slice, SliceMut};
 use std::fmt::Write;
 use std::sync::Arc;
@@ -114,9 +116,26 @@ impl CrossShard {
         self.optimizer.accumulate(batch_size)
     }
 
-    /// Takes the step ([`Optimizer::step`]). Collective over the group.
+    /// Takes the step ([`Optimizer::step`]). Collective over the group; ranks that errors name are of the
+    /// [`group`](Self::group).
     pub fn step(&mut self, at: At) -> Result<Pending, Error> {
         self.optimizer.step(at)
+    }
+
+    /// Evaluates `closure` on this rank's samples and takes the step ([`Optimizer::step_with`]). Collective over the group, whose
+    /// losses are combined.
+    pub fn step_with<E: Into<Failed>>(
+        &mut self,
+        at: At,
+        batch_size: u64,
+        closure: impl FnOnce(&MicroBatch<'_>) -> Result<f64, E>,
+    ) -> Result<Evaluated, Error> {
+        self.optimizer.step_with(at, batch_size, closure)
+    }
+
+    /// Goes on from a saved loss scale ([`Optimizer::restore_loss_scale`]), which a group has alike.
+    pub fn restore_loss_scale(&mut self, state: LossScaleState) -> Result<(), Error> {
+        self.optimizer.restore_loss_scale(state)
     }
 
     /// Drops the gradients handed over since the last step. Collective over the group.

@@ -5,6 +5,7 @@ use crate::bucket_plan::BucketPlan;
 use crate::optimizer::Optimizer;
 use crate::{Error, agree, family};
 use meshstep_comm::{Communicator, Reduction};
+use meshstep_optim::{ordered, unordered};
 use meshstep_tensor::{Buffer, Category, DType, Slice, SliceMut};
 use std::ops::Range;
 use std::sync::Arc;
@@ -44,6 +45,8 @@ impl Drift {
 /// Room for a block's reductions.
 struct Room {
     world: Arc<dyn Communicator>,
+    values: Buffer,
+    /// Words that are ordered as the values are, so that the two zeros differ and NaN equals NaN.
     high: Buffer,
     low: Buffer,
 }
@@ -114,8 +117,9 @@ impl CrossShard {
     fn room(&self) -> Result<Room, Error> {
         let longest = self.optimizer.buckets.iter().map(|b| b.params.len()).max().unwrap_or(0);
         let meter = &self.optimizer.options.meter;
-        let block = || Buffer::zeroed(longest.min(BLOCK), DType::F64, meter, Category::Staging);
-        Ok(Room { world: Arc::clone(&self.world), high: block()?, low: block()? })
+        let block = |dtype| Buffer::zeroed(longest.min(BLOCK), dtype, meter, Category::Staging);
+        let (values, high, low) = (block(DType::F64)?, block(DType::U64)?, block(DType::U64)?);
+        Ok(Room { world: Arc::clone(&self.world), values, high, low })
     }
 
     fn largest_t(&self) -> Result<Vec<u64>, Error> {
@@ -149,19 +153,24 @@ struct Spread {
 
 impl Room {
     /// The largest and the smallest of each element over all ranks.
-    fn bounds(&mut self, values: Slice<'_>) -> Result<(&[f64], &[f64]), Error> {
+    fn bounds(&mut self, values: Slice<'_>) -> Result<(&[u64], &[u64]), Error> {
         let len = values.len();
+        self.values.as_mut().slice(0..len)?.cast_from(values)?;
+        let values = &self.values.typed::<f64>()?[..len];
         for (room, reduction) in [(&mut self.high, Reduction::Max), (&mut self.low, Reduction::Min)] {
-            reduce(&*self.world, room, values, reduction)?;
+            for (word, value) in room.typed_mut::<u64>()?.iter_mut().zip(values) {
+                *word = ordered(*value);
+            }
+            reduce(&*self.world, room, len, reduction)?;
         }
-        Ok((&self.high.typed::<f64>()?[..len], &self.low.typed::<f64>()?[..len]))
+        Ok((&self.high.typed::<u64>()?[..len], &self.low.typed::<u64>()?[..len]))
     }
 
     fn spread(&mut self, values: Slice<'_>) -> Result<Spread, Error> {
         let (high, low) = self.bounds(values)?;
         let mut spread = Spread { differing: 0, furthest: None, not_finite: None };
         for (i, (high, low)) in high.iter().zip(low).enumerate().filter(|(_, (high, low))| high != low) {
-            let apart = high - low;
+            let apart = unordered(*high) - unordered(*low);
             spread.differing += 1;
             if !apart.is_finite() {
                 spread.not_finite = spread.not_finite.or(Some(i));
@@ -180,14 +189,14 @@ impl Room {
         if !differs.contains(&true) {
             return Ok(());
         }
-        reduce(&*self.world, &mut self.high, values.as_slice(), Reduction::Mean)?;
         // What is equal everywhere keeps its bits: a mean of more ranks than two may round.
-        self.low.as_mut().slice(0..len)?.cast_from(values.as_slice())?;
-        let (means, kept) = (&self.high.typed::<f64>()?[..len], self.low.typed_mut::<f64>()?);
-        for ((kept, mean), differs) in kept.iter_mut().zip(means).zip(differs) {
-            *kept = if differs { *mean } else { *kept };
+        let kept = self.values.typed::<f64>()?[..len].to_vec();
+        reduce(&*self.world, &mut self.values, len, Reduction::Mean)?;
+        let means = self.values.typed_mut::<f64>()?;
+        for ((mean, kept), differs) in means.iter_mut().zip(kept).zip(differs) {
+            *mean = if differs { *mean } else { kept };
         }
-        values.cast_from(self.low.as_slice().slice(0..len)?)?;
+        values.cast_from(self.values.as_slice().slice(0..len)?)?;
         Ok(())
     }
 }
@@ -214,24 +223,25 @@ impl SlotDrift {
             return Err(Error::DriftNotFinite { slot: self.slot, name, index });
         }
         self.differing += found.differing;
-        if let Some((i, apart)) = found.furthest.filter(|(_, apart)| *apart > self.max_abs) {
+        if let Some((i, apart)) =
+            found.furthest.filter(|(_, apart)| self.at.is_none() || *apart > self.max_abs)
+        {
             (self.max_abs, self.at) = (apart, Some(place(first + i)));
         }
         Ok(())
     }
 }
 
-/// Reduces `values` over all ranks in f64, into the beginning of `room`.
+/// Reduces the first `len` elements of `room` over all ranks.
 fn reduce(
     world: &dyn Communicator,
     room: &mut Buffer,
-    values: Slice<'_>,
+    len: usize,
     reduction: Reduction,
 ) -> Result<(), Error> {
     let mut block = room.take();
-    let rest = block.split_off(values.len())?;
-    let reduced = block.as_mut().cast_from(values).map_err(Error::from);
-    let reduced = reduced.and_then(|()| Ok(world.all_reduce(&mut block, reduction)?));
+    let rest = block.split_off(len)?;
+    let reduced = world.all_reduce(&mut block, reduction).map_err(Error::from);
     *room = block.join(rest).unwrap_or_else(|_| unreachable!("a block joins the rest it was cut from"));
     reduced
 }

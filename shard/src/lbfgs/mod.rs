@@ -9,7 +9,7 @@ use crate::whole_run::{Minimized, Passed};
 use crate::{Clip, Combine, Error, Missing, Optimizer, Options, agree, family};
 use evaluate::{Evaluation, Spread};
 use meshstep_comm::Communicator;
-use meshstep_optim::{Iterate, Lbfgs, LbfgsError, LbfgsReport, LbfgsState, Sgd};
+use meshstep_optim::{Iterate, Lbfgs, LbfgsError, LbfgsReport, LbfgsState, Rounding, Sgd};
 use meshstep_tensor::{Buffer, Category, Layout, Param, Slice, SliceMut};
 use std::fmt::Write;
 use std::sync::Arc;
@@ -72,6 +72,7 @@ fn of_a_step_alone(options: &Options) -> Option<&'static str> {
         () if options.clip == Clip::BeforeReduce => Some("clip: Clip::BeforeReduce"),
         () if options.loss_scale.is_some() => Some("loss_scale"),
         () if options.missing == Missing::AllOrNone => Some("missing: Missing::AllOrNone"),
+        () if options.precision.rounding == Rounding::Stochastic => Some("rounding: Rounding::Stochastic"),
         () => None,
     }
 }
@@ -81,7 +82,8 @@ impl ShardedLbfgs {
     ///
     /// Parameters are of one type, f32 or f64, or 16-bit with [`Options::precision`]. [`Combine::Mean`] and
     /// [`Combine::Sum`] combine losses as they combine gradients; [`Combine::Weighted`] is refused, and so are clipping
-    /// before the reduction, a loss scale and [`Missing::AllOrNone`], which an optimizer's step alone carries out.
+    /// before the reduction, a loss scale, stochastic rounding and [`Missing::AllOrNone`], which an optimizer's step alone
+    /// carries out.
     pub fn new(
         comm: Arc<dyn Communicator>,
         layout: Layout,

@@ -2,7 +2,8 @@
 
 use crate::STAGES;
 use crate::common::{self, Run as Training, WhichRule};
-use meshstep_shard::{At, Combine, Error, Fault, MicroBatch, Optimizer, Options, Outcome, Stop, Until};
+use meshstep_optim::{DynamicLossScale, LossScale};
+use meshstep_shard::{At, Clip, Combine, Error, Fault, MicroBatch, Optimizer, Options, Outcome, Stop, Until};
 
 const LENS: [usize; 3] = [5, 0, 70];
 const RANKS: usize = 3;
@@ -154,5 +155,99 @@ fn a_run_ends_at_a_tolerance_or_a_bound() {
         // Ranks 0, 1, 2 pull apart: each element settles at 1, 1/3 from the mean of squares.
         assert!((still.loss - 75.0 / 3.0).abs() < 1e-3, "{still:?}");
         println!("{stage:?}: {} and {} iterations", flat.iterations, still.iterations);
+    }
+}
+
+/// Losses that stay because nothing moved are no end: skipped steps, rates of 0, a rule's first call.
+#[test]
+fn a_run_does_not_end_where_nothing_moved() {
+    // Overflows from 256 down to 16, and whenever it grows beyond 8 again.
+    let scale = DynamicLossScale { init_scale: 256.0, growth_interval: 2, ..DynamicLossScale::default() };
+    let scale = LossScale::Dynamic(scale);
+    for (rule, loss_scale, warm) in [
+        (WhichRule::Sgd, Some(scale), 0),
+        (WhichRule::Sgd, None, 3),
+        (WhichRule::Adopt, None, 0),
+        (WhichRule::QhAdopt, None, 0),
+    ] {
+        let run = training(STAGES[1], rule, Combine::Mean);
+        let options = Options { loss_scale, ..run.options.clone() };
+        let run = Training { options, ..run };
+        let ends = meshstep_comm::loopback::spawn(RANKS, |comm| {
+            let rank = comm.rank();
+            let mut opt = run.build(comm).unwrap();
+            let until = Until { tolerance_change: 1e-6, max_iter: 60, ..Until::default() };
+            let at = |t| At { lr: if t <= warm { 0.0 } else { 0.1 }, ..At::default() };
+            let scaled = |mb: &MicroBatch<'_>| {
+                let scale = mb.loss_scale() as f32;
+                let scale = if scale > 8.0 { f32::INFINITY } else { scale };
+                let mut loss = 0.0;
+                for i in 0..LENS.len() {
+                    let name = common::name(i);
+                    let x = mb.param(&name)?.typed::<f32>()?;
+                    let away: Vec<f32> = x.iter().map(|x| x - rank as f32 - 0.5).collect();
+                    loss += away.iter().map(|a| f64::from(a * a) / 2.0).sum::<f64>();
+                    mb.grad(&name, &away.iter().map(|a| a * scale).collect::<Vec<_>>()[..])?;
+                }
+                Ok::<_, Error>(loss)
+            };
+            opt.minimize(until, at, 1, scaled).unwrap()
+        })
+        .unwrap();
+        let end = &ends[0];
+        assert!(end.loss < 0.7 * end.history[0].loss, "{rule:?}: {end:?}");
+        assert_eq!(end.iterations < end.evaluations, loss_scale.is_some(), "{rule:?}: {end:?}");
+    }
+}
+
+/// A rank that would go on waits for one that has ended.
+#[test]
+fn ranks_with_different_ends_are_told() {
+    let run = training(STAGES[1], WhichRule::Sgd, Combine::Mean);
+    meshstep_comm::loopback::spawn(RANKS, |comm| {
+        let rank = comm.rank();
+        let mut opt = run.build(comm).unwrap();
+        let until = |max_iter| Until { max_iter, tolerance_change: 0.0, ..Until::default() };
+        let mut go = |until| opt.minimize(until, |_| At::default(), 1, |mb| pull(mb, rank));
+        let told = go(until(2 + rank as u64 / 2)).unwrap_err();
+        assert_eq!(told.to_string(), "ranks disagree on max_iter: rank 0 has 2, rank 2 has 3");
+        assert_eq!(go(until(2)).unwrap().iterations, 2);
+    })
+    .unwrap();
+}
+
+/// Rank 1 gives too large a weight, or has a micro-batch of a step already.
+#[test]
+fn a_closure_that_cannot_be_called_costs_a_step_and_nothing_else() {
+    for stage in STAGES {
+        for clip in [Clip::AfterReduce, Clip::BeforeReduce] {
+            for under_way in [None, Some(false), Some(true)] {
+                let two = stage == meshstep_shard::Stage::Zero2;
+                if two && (clip == Clip::BeforeReduce || under_way == Some(false)) {
+                    continue; // refused, or sent already
+                }
+                let run = training(stage, WhichRule::Sgd, Combine::Weighted);
+                let run = Training { options: Options { clip, ..run.options.clone() }, ..run };
+                meshstep_comm::loopback::spawn(RANKS, |comm| {
+                    let rank = comm.rank();
+                    let mut opt = run.build(comm).unwrap();
+                    let before = common::params(&opt);
+                    if let Some(last) = under_way.filter(|_| rank == 1) {
+                        let mb = if last { opt.micro_batch(1) } else { opt.accumulate(1) }.unwrap();
+                        pull(&mb, rank).unwrap();
+                        mb.finish().unwrap();
+                    }
+                    let weight = if rank == 1 && under_way.is_none() { (1 << 24) + 1 } else { 1 };
+                    match opt.step_with(run.at(1), weight, |mb| pull(mb, rank)) {
+                        Err(Error::WeightTooLarge { .. } | Error::StepDue) => assert_eq!(rank, 1),
+                        Err(Error::ClosureElsewhere { rank: 1 }) => assert_ne!(rank, 1),
+                        other => panic!("{stage:?} {clip:?} {under_way:?} rank {rank}: {other:?}"),
+                    }
+                    assert_eq!(common::params(&opt), before);
+                    opt.step_with(run.at(1), 1, |mb| pull(mb, rank)).unwrap();
+                })
+                .unwrap();
+            }
+        }
     }
 }

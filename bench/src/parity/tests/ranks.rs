@@ -82,6 +82,21 @@ fn ranks_are_combined_as_the_trace_says_and_missing_gradients_are_zeros_or_left_
     assert!(matches!(replay(&made.bytes(), Asked::default()), Err(Reason::Weight { rank: 0, .. })));
 }
 
+/// Also where it spells out the only rank's gradients and weights.
+#[test]
+fn a_trace_of_one_rank_is_every_ranks() {
+    let steps: &[Step<'_>] = &[&[Some([1.0, 2.0])], &[Some([3.0, 1.0])], &[Some([-8.0, 1.0])]];
+    let mut made = made(steps, &[("reduce", json!("weighted"))], |_, step| step[0].unwrap());
+    (1..=3).for_each(|t| made.put(&format!("weight/{t}"), F64, &[1], &[5.0]));
+    for ranks in 1..=3 {
+        for asked in settings() {
+            let asked = Asked { ranks: Some(ranks), ..asked };
+            let difference = replay(&made.bytes(), asked).unwrap_or_else(|why| panic!("{asked:?}: {why}"));
+            assert_eq!(difference.worst, None, "{asked:?}");
+        }
+    }
+}
+
 type Norm = fn(&[f64]) -> f64;
 
 #[test]

@@ -60,6 +60,10 @@ fn tensors() {
         }),
         ("expect/1/w is f64 and not f32", |made| made.tensors.get_mut("expect/1/w").unwrap().0 = Dtype::F64),
         ("has the type I64", |made| made.tensors.get_mut("grad/1/w").unwrap().0 = Dtype::I64),
+        ("numbers are written plainly: grad/1/w", |made| {
+            let tensor = made.tensors["grad/2/w"].clone();
+            made.tensors.insert("grad/01/w".to_owned(), tensor);
+        }),
         ("it keeps m, v", |made| rename(made, "expect_state/6/w/m", "expect_state/6/w/momentum")),
         ("expect_norm/1 is f32 and not f64", |made| made.put("expect_norm/1", Dtype::F32, &[], &[1.0])),
         ("expect_norm/1 has the shape [1] and not []", |made| {
