@@ -43,6 +43,11 @@ impl Common {
         list
     }
 
+    /// The rate, or the share of a parameter that decays if that is more.
+    pub(crate) fn reach(&self, lr: f64) -> f64 {
+        lr.max(self.decay.share(self.weight_decay, lr))
+    }
+
     /// The constants of a step at the learning rate `lr`, which a rule may have lowered.
     pub(crate) fn at<T: Real>(&self, lr: f64, scalars: &Scalars) -> Frame<T> {
         let sign = if self.maximize { -1.0 } else { 1.0 };
@@ -83,6 +88,10 @@ macro_rules! common {
 /// [`Rule::update_on`](crate::Rule::update_on) of a rule that keeps one of these numbers of state vectors: one pass.
 macro_rules! update_on {
     ($($states:literal)* or $last:literal) => {
+        fn reach(&self, lr: f64, _: Option<(usize, usize)>) -> f64 {
+            self.common().reach(lr)
+        }
+
         fn update_on(
             &self,
             isa: $crate::Isa,

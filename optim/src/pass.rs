@@ -49,11 +49,20 @@ pub(crate) fn check(
     let len = flat.params.len();
     if flat.params.dtype() == DType::F64 {
         check_scalars::<f64>(scalars)?;
-        check_segments(segments, len, scalars.lr, f64::is_finite)
+        check_segments(segments, len, scalars.lr, f64::is_finite)?;
+        check_reach(rule, segments, scalars.lr, f64::is_finite)
     } else {
         check_scalars::<f32>(scalars)?;
-        check_segments(segments, len, scalars.lr, |x| (x as f32).is_finite())
+        check_segments(segments, len, scalars.lr, |x| (x as f32).is_finite())?;
+        check_reach(rule, segments, scalars.lr, |x| (x as f32).is_finite())
     }
+}
+
+/// What the rule makes of the learning rate is a number too.
+fn check_reach(rule: &dyn Rule, segments: &[Segment], lr: f64, fits: fn(f64) -> bool) -> Result<(), Error> {
+    let works = "a rate that fits the type also times the weight decay, or adjusted to the matrix";
+    let all = segments.iter().all(|segment| fits(rule.reach(lr, segment.matrix)));
+    if all { Ok(()) } else { Err(Error::Scalar { name: "lr", value: lr, works }) }
 }
 
 fn check_lens(flat: &Flat<'_, '_>, expected: usize) -> Result<(), Error> {

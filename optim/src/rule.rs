@@ -58,6 +58,14 @@ pub trait Rule: Send + Sync + Debug {
         Ok(())
     }
 
+    /// The largest number that a step at the learning rate `lr` makes of its hyperparameters: the rate, as it is adjusted to a
+    /// matrix of so many rows and columns, and what it and the weight decay make. An update refuses what is out of range;
+    /// here all ranks can tell beforehand, whatever they update.
+    fn reach(&self, lr: f64, matrix: Option<(usize, usize)>) -> f64 {
+        let _ = matrix;
+        lr
+    }
+
     /// A tensor's own factor on the learning rate, from its sums.
     fn ratio(&self, sums: &TensorSums) -> f64 {
         let _ = sums;

@@ -128,6 +128,22 @@ fn moments_out_of_range() {
 }
 
 #[test]
+fn a_decay_beyond_f32() {
+    let large = AdamW { weight_decay: 1e30, ..AdamW::default() };
+    let peak = Sgd { weight_decay: 1.0, decay: Decay::FullyDecoupled { lr_max: 1e-30 }, ..Sgd::default() };
+    for rule in [&large as &dyn Rule, &peak] {
+        let memory = Memory::random(rule, DTYPES[0], 40, 1);
+        refused(
+            rule,
+            &memory,
+            &[segment(0..40, 1)],
+            &Scalars { lr: 1e10, ..SCALARS },
+            &["lr", "weight decay"],
+        );
+    }
+}
+
+#[test]
 fn scalars_out_of_range() {
     for rule in rules() {
         let memory = Memory::random(&*rule, DTYPES[0], 40, 1);

@@ -359,9 +359,9 @@ pub enum Fault {
         /// The parameter.
         name: String,
     },
-    /// A learning rate that is negative, or not finite in f32 once scaled.
+    /// A learning rate that is negative, or not finite in f32 once scaled or adjusted; or the decay it makes.
     #[error(
-        "its lr is out of range; use a number that is 0 or above and finite in f32, times every lr_scale"
+        "its lr is out of range; use a number that is 0 or above and finite in f32, times every lr_scale and weight_decay too"
     )]
     Lr,
     /// A clipping bound that is not a finite number above 0.

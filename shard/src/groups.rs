@@ -123,6 +123,11 @@ impl<R: Rule + 'static> From<R> for Groups {
 }
 
 impl Group {
+    /// The largest number a step at `lr` computes with, for a tensor of this shape ([`Rule::reach`]).
+    pub(crate) fn reach(&self, lr: f64, matrix: Option<(usize, usize)>) -> f64 {
+        self.rule.reach(lr * self.lr_scale, matrix)
+    }
+
     fn check(&self, first: &Group) -> Result<(), Error> {
         self.rule.check()?;
         let (rule, states) = (self.rule.name(), self.rule.state().len());

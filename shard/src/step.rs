@@ -127,7 +127,9 @@ impl Optimizer {
         let fits = |lr: f64| lr >= 0.0 && (lr as f32).is_finite();
         match () {
             () if !fits(at.lr) => Some(FaultCode::Lr),
-            () if !self.groups.iter().all(|g| fits(at.lr * g.lr_scale)) => Some(FaultCode::Lr),
+            () if !self.entries.iter().all(|e| fits(self.groups[e.group].reach(at.lr, matrix(e)))) => {
+                Some(FaultCode::Lr)
+            }
             () if !at.max_norm.is_none_or(|x| x.is_finite() && x > 0.0) => Some(FaultCode::MaxNorm),
             () if !GRAD_SCALES.contains(&self.unscale(at)) => Some(FaultCode::GradScale),
             () => None,
@@ -214,7 +216,7 @@ impl Optimizer {
             }
         }
         let group = |p: usize| &self.groups[self.entries[p].group];
-        self.totals.finish(group)
+        self.totals.finish(group, scalars.lr)
     }
 
     fn update_bucket(&mut self, b: usize, scalars: &Scalars) -> Result<(), Error> {
@@ -274,10 +276,14 @@ impl Optimizer {
     }
 }
 
+/// Rows and columns, where there are such.
+fn matrix(entry: &Entry) -> Option<(usize, usize)> {
+    if let &[rows, cols] = entry.param.shape() { Some((rows, cols)) } else { None }
+}
+
 /// How a parameter is updated at `t`; not at all at 0.
 fn due(t: u64, entry: &Entry, ratio: f64) -> Option<Due> {
-    let matrix = if let &[rows, cols] = entry.param.shape() { Some((rows, cols)) } else { None };
-    (t > 0).then_some(Due { t, ratio, matrix })
+    (t > 0).then_some(Due { t, ratio, matrix: matrix(entry) })
 }
 
 enum Decision {

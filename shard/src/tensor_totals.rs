@@ -52,13 +52,16 @@ impl TensorTotals {
         &mut self.sums
     }
 
-    /// Makes each parameter's factor of its whole tensor's sums. Collective where tensors are cut.
-    pub(crate) fn finish<'g>(&mut self, group: impl Fn(usize) -> &'g Group) -> Result<(), Error> {
+    /// Makes each parameter's factor of its whole tensor's sums: 1 where `lr` times it would be out of range. Collective where
+    /// tensors are cut.
+    pub(crate) fn finish<'g>(&mut self, group: impl Fn(usize) -> &'g Group, lr: f64) -> Result<(), Error> {
         if let Some((folding, words)) = &mut self.fold {
             TensorSums::fold(&mut self.sums, words, folding).map_err(from_fold)?;
         }
         for (p, (ratio, sums)) in self.ratios.iter_mut().zip(&self.sums).enumerate() {
-            *ratio = group(p).rule.ratio(sums);
+            let Group { rule, lr_scale, .. } = group(p);
+            let own = rule.ratio(sums);
+            *ratio = if ((lr * lr_scale * own) as f32).is_finite() { own } else { 1.0 };
         }
         Ok(())
     }

@@ -6,9 +6,9 @@ mod common;
 
 use common::{Run, STAGES, WhichRule, hash};
 use meshstep_comm::Communicator;
-use meshstep_optim::{AdamW, Lamb, Muon};
-use meshstep_shard::{At, Error, Groups, Missing, Optimizer, Options, Outcome, Owners, Stage};
-use meshstep_tensor::{DType, Layout, Meter, Slice};
+use meshstep_optim::{AdamW, Lamb, Lars, Muon};
+use meshstep_shard::{At, Error, Fault, Groups, Missing, Optimizer, Options, Outcome, Owners, Stage};
+use meshstep_tensor::{DType, Layout, Meter, Param, Slice, SliceMut};
 use std::sync::Arc;
 
 const SHAPES: [[usize; 2]; 4] = [[6, 10], [10, 6], [1, 9], [8, 8]];
@@ -26,9 +26,7 @@ fn values(len: usize, key: u64) -> Vec<f32> {
 
 fn build(comm: Arc<dyn Communicator>, rule: impl Into<Groups>, stage: Stage) -> Result<Optimizer, Error> {
     let options = Options { stage, bucket_len: Some(100), meter: Meter::new(), ..Options::default() };
-    let first = |p: &meshstep_tensor::Param, mut out: meshstep_tensor::SliceMut<'_>| {
-        out.copy_from(Slice::from(&values(p.len(), 5)[..]))
-    };
+    let first = |p: &Param, mut out: SliceMut<'_>| out.copy_from(Slice::from(&values(p.len(), 5)[..]));
     Optimizer::new(comm, layout(), rule, first, options)
 }
 
@@ -65,6 +63,56 @@ fn muon_runs_where_matrices_are_whole() {
         ] {
             assert_eq!(muon(ranks, stage), one, "{ranks} ranks, {stage:?}");
         }
+    }
+}
+
+/// The rate fits, and does not once it is adjusted to the matrix of the other rank.
+#[test]
+fn a_rate_beyond_one_ranks_matrix_is_refused_on_all() {
+    meshstep_comm::loopback::spawn(2, |comm| {
+        let layout = Layout::builder().param("a", &[4, 4], DType::F32).param("b", &[100, 1], DType::F32);
+        let options = Options { stage: Stage::WholeParams(Owners::RoundRobin), ..Options::default() };
+        let init = |_: &Param, mut values: SliceMut<'_>| {
+            values.typed_mut::<f32>()?.fill(1.0);
+            Ok(())
+        };
+        let mut opt = Optimizer::new(comm, layout.build().unwrap(), Muon::default(), init, options).unwrap();
+        for _ in 0..2 {
+            let batch = opt.micro_batch(1).unwrap();
+            batch.grad("a", &[1f32; 16][..]).unwrap();
+            batch.grad("b", &[1f32; 100][..]).unwrap();
+            batch.finish().unwrap();
+            let step = opt.step(At { lr: 1e38, ..At::default() });
+            assert!(matches!(step, Err(Error::Fault { rank: 0, fault: Fault::Lr })), "{step:?}");
+            for name in ["a", "b"] {
+                assert!(opt.param(name).unwrap().typed::<f32>().unwrap().iter().all(|p| *p == 1.0));
+            }
+        }
+    })
+    .unwrap();
+}
+
+/// A ratio that takes the rate out of range is not used, on any rank.
+#[test]
+fn a_ratio_too_large_for_the_rate_is_one() {
+    for stage in [Stage::Replicated, Stage::Zero1] {
+        let rule = Lars { weight_decay: 0.0, trust_coefficient: 1.0, ..Lars::default() };
+        let ends = meshstep_comm::loopback::spawn(2, |comm| {
+            let layout = Layout::builder().param("a", &[200], DType::F32).build().unwrap();
+            let init = |_: &Param, mut values: SliceMut<'_>| {
+                values.typed_mut::<f32>()?.fill(1.0);
+                Ok(())
+            };
+            let options = Options { stage, ..Options::default() };
+            let mut opt = Optimizer::new(comm, layout, rule.clone(), init, options).unwrap();
+            let batch = opt.micro_batch(1).unwrap();
+            batch.grad("a", &[1e-28f32; 200][..]).unwrap();
+            batch.finish().unwrap();
+            let outcome = opt.step(At { lr: 1e12, ..At::default() }).unwrap().outcome().unwrap();
+            assert!(matches!(outcome, Outcome::Applied { .. }), "{outcome:?}");
+            opt.param("a").unwrap().typed::<f32>().unwrap().to_vec()
+        });
+        assert!(ends.unwrap().concat().iter().all(|p| (p - 1.0).abs() < 1e-6), "{stage:?}");
     }
 }
 
@@ -121,9 +169,8 @@ fn layer_wise_rules_stand_beside_others_and_missing_gradients() {
                 meter: Meter::new(),
                 ..Options::default()
             };
-            let first = |p: &meshstep_tensor::Param, mut out: meshstep_tensor::SliceMut<'_>| {
-                out.copy_from(Slice::from(&values(p.len(), 8)[..]))
-            };
+            let first =
+                |p: &Param, mut out: SliceMut<'_>| out.copy_from(Slice::from(&values(p.len(), 8)[..]));
             let bias = Layout::builder().param("b", &[700], DType::F32).build().unwrap();
             let mut opt = Optimizer::new(comm, bias, AdamW::default(), first, options).unwrap();
             let groups = Groups::new(Lamb::default()).with_lr(

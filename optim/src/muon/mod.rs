@@ -117,6 +117,10 @@ impl Rule for Muon {
         self.momentum
     }
 
+    fn reach(&self, lr: f64, matrix: Option<(usize, usize)>) -> f64 {
+        (lr * self.weight_decay).max(matrix.map_or(lr, |shape| lr * self.adjustment(shape)))
+    }
+
     fn update_on(
         &self,
         isa: Isa,
@@ -128,7 +132,6 @@ impl Rule for Muon {
         self.check()?;
         pass::check(self, isa, &flat, segments, scalars)?;
         segments.iter().enumerate().try_for_each(check_matrix)?;
-        self.check_lengths(flat.params.dtype(), segments, scalars.lr)?;
         match flat.params.dtype() {
             DType::F64 => self.matrices::<f64>(pass::streams(flat)?, segments, scalars),
             _ => self.matrices::<f32>(pass::streams(flat)?, segments, scalars),
@@ -193,15 +196,6 @@ impl Muon {
             if self.nesterov { mu.fma(b - g1, g1) } else { b }
         };
         (0..segment.range.len()).map(one).collect()
-    }
-
-    /// The learning rate is still a number once adjusted.
-    fn check_lengths(&self, dtype: DType, segments: &[Segment], lr: f64) -> Result<(), Error> {
-        let fits = |x: f64| if dtype == DType::F64 { x.is_finite() } else { (x as f32).is_finite() };
-        let adjusted = segments.iter().filter_map(|s| Some(lr * self.adjustment(s.matrix?)));
-        let mut all = adjusted.chain([lr * self.weight_decay]);
-        let works = "a learning rate that fits once it is adjusted to the matrix, and times weight_decay";
-        if all.all(fits) { Ok(()) } else { Err(Error::Scalar { name: "lr", value: lr, works }) }
     }
 
     fn adjustment(&self, (rows, cols): (usize, usize)) -> f64 {
