@@ -7,6 +7,7 @@
 //! | [`Layout`] | names to ranges: where each parameter lives in a flat vector |
 //! | [`Meter`] | live and peak bytes by [`Category`], exactly |
 //! | [`Queue`] | where work is ordered: a unit on CPU |
+//! | `cuda` (a feature) | devices, streams, events and memory of NVIDIA GPUs |
 //! | [`simd`], [`narrow`] | loops compiled for every instruction set; conversions that vectorise in them |
 //!
 //! ```
@@ -22,10 +23,12 @@
 //! ```
 //!
 //! # Limits
-//! CPU memory only; huge pages are asked for on Linux and granted by the kernel's own judgement.
+//! [`Buffer`]s are CPU memory; huge pages are asked for on Linux and granted by the kernel's own judgement.
 
 mod buffer;
 mod cast;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod dtype;
 mod error;
 mod layout;
