@@ -6,7 +6,7 @@
 //! | [`Slice`], [`SliceMut`] | borrowed flat memory that knows its [`DType`] |
 //! | [`Layout`] | names to ranges: where each parameter lives in a flat vector |
 //! | [`Meter`] | live and peak bytes by [`Category`], exactly |
-//! | [`Queue`] | where work is ordered: a unit on CPU |
+//! | [`Place`], [`Queue`] | where memory is, and where work on it is ordered: a unit on CPU, a stream on a GPU |
 //! | `cuda` (a feature) | devices, streams, events and memory of NVIDIA GPUs |
 //! | [`simd`], [`narrow`] | loops compiled for every instruction set; conversions that vectorise in them |
 //!
@@ -23,7 +23,7 @@
 //! ```
 //!
 //! # Limits
-//! [`Buffer`]s are CPU memory; huge pages are asked for on Linux and granted by the kernel's own judgement.
+//! What computes on buffers here computes on the CPU's; huge pages are asked for on Linux and granted by the kernel's own judgement.
 
 mod buffer;
 mod cast;
@@ -35,6 +35,7 @@ mod layout;
 mod memory;
 mod meter;
 pub mod narrow;
+mod place;
 mod queue;
 pub mod simd;
 mod slice;
@@ -46,5 +47,6 @@ pub use error::Error;
 pub use half::{bf16, f16};
 pub use layout::{ALIGN, Layout, LayoutBuilder, Param};
 pub use meter::{Category, Claim, Meter};
+pub use place::Place;
 pub use queue::Queue;
 pub use slice::{Slice, SliceMut};

@@ -6,8 +6,8 @@
     reason = "tests fail by panicking and say what they skip"
 )]
 
-use meshstep_tensor::cuda::{self, Device, Error, Memory, Pinned, Stream, Unavailable};
-use meshstep_tensor::{Category, Meter};
+use meshstep_tensor::cuda::{self, Device, Error, Pinned, Stream, Unavailable};
+use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue};
 use std::ffi::{CString, c_char, c_int};
 
 /// The driver's number for an invalid value.
@@ -51,21 +51,22 @@ fn seeds() -> u64 {
     if stand_in() { 100 } else { 1 }
 }
 
-struct Place {
+struct Bench {
     device: Device,
     stream: Stream,
+    queue: Queue,
     meter: Meter,
 }
 
-impl Place {
+impl Bench {
     fn new() -> Self {
         let device = Device::open(0).unwrap();
         let stream = Stream::new(&device).unwrap();
-        Place { device, stream, meter: Meter::new() }
+        Bench { device, queue: Queue::cuda(stream.clone()), stream, meter: Meter::new() }
     }
 
-    fn memory(&self, len: usize) -> Memory {
-        Memory::zeroed(&self.stream, len, &self.meter, Category::State).unwrap()
+    fn buffer(&self, len: usize) -> Buffer {
+        Buffer::zeroed_on(&self.queue, len, DType::U16, &self.meter, Category::State).unwrap()
     }
 
     fn pinned(&self, bytes: &[u8]) -> Pinned {
@@ -74,18 +75,15 @@ impl Place {
         pinned
     }
 
-    fn read(&self, memory: &Memory) -> Vec<u8> {
-        let host = self.pinned(&vec![0; memory.len()]);
-        self.stream.copy_out(memory, 0, &host, 0, memory.len()).unwrap();
-        self.stream.synchronize().unwrap();
-        let mut bytes = vec![0; memory.len()];
-        host.read(0, &mut bytes).unwrap();
-        bytes
+    fn read(&self, buffer: &Buffer) -> Vec<u16> {
+        let mut values = vec![0u16; buffer.len()];
+        self.queue.download(buffer, (&mut values[..]).into()).unwrap();
+        values
     }
 }
 
-fn bytes(len: usize, seed: u64) -> Vec<u8> {
-    (0..len as u64).map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 17) as u8 ^ seed as u8).collect()
+fn values(len: usize, seed: u64) -> Vec<u16> {
+    (0..len as u64).map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 17) as u16 ^ seed as u16).collect()
 }
 
 #[test]
@@ -145,36 +143,57 @@ fn what_goes_in_comes_out() {
     if !available() {
         return;
     }
-    let place = Place::new();
+    let bench = Bench::new();
     for len in [0, 1, 127, 128, 129, 65_537] {
-        let (expected, memory) = (bytes(len, 3), place.memory(len));
-        assert_eq!(place.read(&memory), vec![0; len]);
-        let host = place.pinned(&expected);
-        place.stream.copy_in(&host, 0, &memory, 0, len).unwrap();
-        assert_eq!(place.read(&memory), expected);
+        let (expected, mut buffer) = (values(len, 3), bench.buffer(len));
+        assert_eq!((buffer.place(), buffer.len()), (Place::Cuda(0), len));
+        assert_eq!(bench.read(&buffer), vec![0; len]);
+        bench.queue.upload(expected[..].into(), &mut buffer).unwrap();
+        assert_eq!(bench.read(&buffer), expected);
+        let mut other = bench.buffer(len);
+        bench.queue.copy(&buffer, &mut other).unwrap();
+        bench.queue.zero(&mut buffer).unwrap();
+        assert_eq!((bench.read(&buffer), bench.read(&other)), (vec![0; len], expected));
     }
-    let (host, memory) = (place.pinned(&[1, 2, 3, 4, 5, 6, 7]), place.memory(12));
-    place.stream.copy_in(&host, 1, &memory, 2, 5).unwrap();
-    place.stream.copy(&memory, 3, &memory, 8, 3).unwrap();
-    assert_eq!(place.read(&memory), [0, 0, 2, 3, 4, 5, 6, 0, 3, 4, 5, 0]);
-    place.stream.zero(&memory).unwrap();
-    assert_eq!(place.read(&memory), [0; 12]);
+}
+
+#[test]
+fn parts_of_a_buffer_travel_singly() {
+    if !available() {
+        return;
+    }
+    let bench = Bench::new();
+    let mut whole = bench.buffer(10);
+    bench.queue.upload(values(10, 0)[..].into(), &mut whole).unwrap();
+    let mut middle = whole.split_off(3).unwrap();
+    let mut last = middle.split_off(4).unwrap();
+    bench.queue.zero(&mut middle).unwrap();
+    let host = bench.pinned(bytemuck::cast_slice(&[0u16, 7, 8, 9]));
+    bench.stream.copy_in(&host, 2, &mut last).unwrap();
+    let joined = whole.join(middle).unwrap().join(last).unwrap();
+    let mut expected = values(10, 0);
+    expected[3..].copy_from_slice(&[0, 0, 0, 0, 7, 8, 9]);
+    assert_eq!(bench.read(&joined), expected);
+    let slice = joined.as_slice().slice(4..10).unwrap();
+    assert_eq!((slice.len(), slice.place()), (6, Place::Cuda(0)));
+    assert_eq!(slice.address(), joined.as_ptr().addr().get() + 8);
 }
 
 /// Copies in on one stream and on to another place on a second, which waits for the first or does not.
-fn relayed(place: &Place, waits: bool) -> Vec<u8> {
-    let second = Stream::urgent(&place.device).unwrap();
-    let (host, first, last) = (place.pinned(&bytes(300, 9)), place.memory(300), place.memory(300));
-    place.stream.synchronize().unwrap();
-    place.stream.copy_in(&host, 0, &first, 0, 300).unwrap();
-    let copied = place.stream.record().unwrap();
+fn relayed(bench: &Bench, waits: bool) -> Vec<u16> {
+    let second = Queue::cuda(Stream::urgent(&bench.device).unwrap());
+    let host = bench.pinned(bytemuck::cast_slice(&values(300, 9)));
+    let (mut first, mut last) = (bench.buffer(300), bench.buffer(300));
+    bench.queue.synchronize().unwrap();
+    bench.stream.copy_in(&host, 0, &mut first).unwrap();
+    let copied = bench.stream.record().unwrap();
     if waits {
-        second.wait(&copied).unwrap();
+        second.stream().unwrap().wait(&copied).unwrap();
     }
     drop(copied);
-    second.copy(&first, 0, &last, 0, 300).unwrap();
+    second.copy(&first, &mut last).unwrap();
     second.synchronize().unwrap();
-    place.read(&last)
+    bench.read(&last)
 }
 
 #[test]
@@ -184,7 +203,7 @@ fn what_waits_for_an_event_sees_what_was_before_it() {
     }
     for order in 0..seeds() {
         seed(order);
-        assert_eq!(relayed(&Place::new(), true), bytes(300, 9), "order {order}");
+        assert_eq!(relayed(&Bench::new(), true), values(300, 9), "order {order}");
     }
 }
 
@@ -195,7 +214,7 @@ fn a_missing_wait_shows_under_the_stand_in() {
     }
     let wrong = |order: &u64| {
         seed(*order);
-        relayed(&Place::new(), false) != bytes(300, 9)
+        relayed(&Bench::new(), false) != values(300, 9)
     };
     let count = (0..100).filter(wrong).count();
     assert!((10..=90).contains(&count), "{count} of 100 orders");
@@ -208,10 +227,10 @@ fn pinned_memory_in_use_is_not_touched() {
     }
     for order in 0..seeds() {
         seed(order);
-        let place = Place::new();
-        let (host, memory) = (place.pinned(&[7; 64]), place.memory(64));
-        place.stream.synchronize().unwrap();
-        place.stream.copy_in(&host, 0, &memory, 0, 64).unwrap();
+        let bench = Bench::new();
+        let (host, mut buffer) = (bench.pinned(&[7; 64]), bench.buffer(32));
+        bench.queue.synchronize().unwrap();
+        bench.stream.copy_in(&host, 0, &mut buffer).unwrap();
         // It may be done already; until it is, nothing is written.
         let mut tries = 0;
         while let Err(error) = host.write(0, &[8; 64]) {
@@ -219,12 +238,18 @@ fn pinned_memory_in_use_is_not_touched() {
             tries += 1;
             assert!(tries < 1_000_000, "a copy ends");
         }
-        assert_eq!(place.read(&memory), [7; 64]);
+        assert_eq!(bench.read(&buffer), [0x707; 32]);
         // Dropped in the middle of a copy, it is freed after it.
-        place.stream.copy_in(&host, 0, &memory, 0, 64).unwrap();
+        bench.stream.copy_in(&host, 0, &mut buffer).unwrap();
         drop(host);
-        assert_eq!(place.read(&memory), [8; 64]);
-        assert_eq!(place.meter.live(Category::Staging), 0);
+        assert_eq!(bench.read(&buffer), [0x808; 32]);
+        assert_eq!(bench.meter.live(Category::Staging), 0);
+        let back = bench.pinned(&[0; 66]);
+        bench.stream.copy_out(&buffer, &back, 2).unwrap();
+        bench.queue.synchronize().unwrap();
+        let mut bytes = [9; 66];
+        back.read(0, &mut bytes).unwrap();
+        assert_eq!((&bytes[..2], &bytes[2..]), (&[0u8; 2][..], &[8u8; 64][..]));
     }
 }
 
@@ -233,13 +258,15 @@ fn memory_is_counted_while_it_lives() {
     if !available() {
         return;
     }
-    let place = Place::new();
-    let (memory, host) = (place.memory(1000), place.pinned(&[0; 24]));
-    assert_eq!(place.meter.live(Category::State), 1000);
-    assert_eq!(place.meter.live(Category::Staging), 24);
-    drop((memory, host));
-    assert_eq!(place.meter.live_total(), 0);
-    assert_eq!(place.meter.peak_total(), 1024);
+    let bench = Bench::new();
+    let (mut buffer, host) = (bench.buffer(500), bench.pinned(&[0; 24]));
+    assert_eq!(bench.meter.live(Category::State), 1000);
+    assert_eq!(bench.meter.live(Category::Staging), 24);
+    let half = buffer.split_off(250).unwrap();
+    drop((buffer, host));
+    assert_eq!(bench.meter.live_total(), 1000);
+    drop(half);
+    assert_eq!((bench.meter.live_total(), bench.meter.peak_total()), (0, 1024));
 }
 
 #[test]
@@ -251,25 +278,53 @@ fn what_cannot_be_is_refused() {
     for ordinal in [devices, 1 << 40] {
         assert_eq!(Device::open(ordinal).unwrap_err(), Error::Ordinal { ordinal, devices });
     }
-    let place = Place::new();
-    let (host, memory) = (place.pinned(&[1; 10]), place.memory(10));
-    for (from, len) in [(0, 11), (10, 1), (11, 0), (usize::MAX, 2)] {
-        let refused = [
-            place.stream.copy_in(&host, from, &memory, 0, len),
-            place.stream.copy_in(&host, 0, &memory, from, len),
-            place.stream.copy_out(&memory, from, &host, 0, len),
-            place.stream.copy(&memory, from, &memory, 0, len),
-            host.read(from, &mut vec![0; len]),
-        ];
-        assert!(refused.iter().all(|r| matches!(r, Err(Error::OutOfBounds { .. }))), "{refused:?}");
+    let bench = Bench::new();
+    let (host, mut buffer) = (bench.pinned(&[1; 10]), bench.buffer(5));
+    for (from, end) in [(1, 11), (11, 21), (usize::MAX, usize::MAX)] {
+        let refused = Err(Error::OutOfBounds { start: from, end, len: 10 });
+        assert_eq!(bench.stream.copy_in(&host, from, &mut buffer), refused);
+        assert_eq!(bench.stream.copy_out(&buffer, &host, from), refused);
+        assert_eq!(host.read(from, &mut [0; 10]), refused);
+        assert_eq!(host.write(from, &[0; 10]), refused);
     }
-    let onto = place.stream.copy(&memory, 0, &memory, 3, 4);
-    assert_eq!(onto, Err(Error::Overlap { len: 4, apart: 3 }));
-    let too_much = place.device.memory().unwrap() + 1;
-    let refused = Memory::zeroed(&place.stream, too_much, &place.meter, Category::Params).unwrap_err();
-    assert_eq!(refused, Error::OutOfMemory { ordinal: 0, bytes: too_much, category: Category::Params });
-    assert_eq!(place.meter.live(Category::Params), 0);
-    assert_eq!(place.read(&memory), [0; 10]);
+    let too_much = bench.device.memory().unwrap() / 2 + 1;
+    let refused = Buffer::zeroed_on(&bench.queue, too_much, DType::U16, &bench.meter, Category::Params);
+    let bytes = 2 * too_much;
+    assert_eq!(
+        refused.unwrap_err(),
+        Error::OutOfMemory { ordinal: 0, bytes, category: Category::Params }.into()
+    );
+    assert_eq!(bench.meter.live(Category::Params), 0);
+    assert_eq!(bench.read(&buffer), [0; 5]);
+}
+
+#[test]
+fn memory_elsewhere_is_refused() {
+    use meshstep_tensor::Error::{Place as Elsewhere, WrongDType, WrongLen};
+    if !available() {
+        return;
+    }
+    let bench = Bench::new();
+    let (mut there, cpu) = (bench.buffer(4), Queue::cpu());
+    let mut here = Buffer::from_slice(&[1u16; 4], &bench.meter, Category::State).unwrap();
+    let on_gpu = Elsewhere { given: Place::Cuda(0), expected: Place::Cpu };
+    let on_cpu = Elsewhere { given: Place::Cpu, expected: Place::Cuda(0) };
+    assert_eq!(there.typed::<u16>().unwrap_err(), on_gpu);
+    assert_eq!(there.as_mut().zero().unwrap_err(), on_gpu);
+    assert_eq!(there.as_mut().copy_from(here.as_slice()).unwrap_err(), on_gpu);
+    assert_eq!(cpu.copy(&there, &mut here).unwrap_err(), on_gpu);
+    assert_eq!(cpu.zero(&mut there).unwrap_err(), on_gpu);
+    assert_eq!(bench.queue.copy(&here, &mut there).unwrap_err(), on_cpu);
+    assert_eq!(bench.queue.zero(&mut here).unwrap_err(), on_cpu);
+    assert_eq!(bench.queue.upload(there.as_slice(), &mut bench.buffer(4)).unwrap_err(), on_gpu);
+    let host = bench.pinned(&[0; 8]);
+    let elsewhere = Error::Elsewhere { given: Place::Cpu, ordinal: 0 };
+    assert_eq!(bench.stream.copy_in(&host, 0, &mut here), Err(elsewhere));
+    let short = bench.queue.upload([1u16; 3][..].into(), &mut there).unwrap_err();
+    assert_eq!(short, WrongLen { given: 3, expected: 4 });
+    let wide = bench.queue.upload([1f32; 4][..].into(), &mut there).unwrap_err();
+    assert_eq!(wide, WrongDType { asked: DType::U16, holds: DType::F32 });
+    assert_eq!((bench.read(&there), here.typed::<u16>().unwrap()), (vec![0; 4], &[1u16; 4][..]));
 }
 
 #[test]
@@ -277,15 +332,15 @@ fn another_devices_memory_is_refused() {
     if !available() || cuda::probe().unwrap().devices < 2 {
         return println!("skipped: needs two devices");
     }
-    let (place, other) = (Place::new(), Stream::new(&Device::open(1).unwrap()).unwrap());
-    let (host, memory) = (place.pinned(&[1; 8]), place.memory(8));
-    let elsewhere = Err(Error::OtherDevice { what: "device memory", given: 0, expected: 1 });
-    assert_eq!(other.copy_in(&host, 0, &memory, 0, 8), elsewhere);
-    assert_eq!(other.copy_out(&memory, 0, &host, 0, 8), elsewhere);
-    assert_eq!(other.zero(&memory), elsewhere);
-    let there = Memory::zeroed(&other, 8, &place.meter, Category::State).unwrap();
-    let crossed = place.stream.copy(&memory, 0, &there, 0, 8);
-    assert_eq!(crossed, Err(Error::OtherDevice { what: "the target", given: 1, expected: 0 }));
+    let bench = Bench::new();
+    let other = Stream::new(&Device::open(1).unwrap()).unwrap();
+    let (host, mut buffer) = (bench.pinned(&[1; 8]), bench.buffer(4));
+    let elsewhere = Err(Error::Elsewhere { given: Place::Cuda(0), ordinal: 1 });
+    assert_eq!(other.copy_in(&host, 0, &mut buffer), elsewhere);
+    assert_eq!(other.copy_out(&buffer, &host, 0), elsewhere);
+    let refused = Queue::cuda(other).zero(&mut buffer).unwrap_err();
+    let expected = meshstep_tensor::Error::Place { given: Place::Cuda(0), expected: Place::Cuda(1) };
+    assert_eq!(refused, expected);
 }
 
 #[test]
@@ -293,20 +348,20 @@ fn what_a_drop_could_not_do_is_told_by_the_next_call() {
     if !stand_in() {
         return println!("skipped: needs the stand-in");
     }
-    let place = Place::new();
+    let bench = Bench::new();
     for function in ["cuMemFree_v2", "cuEventDestroy_v2", "cuStreamDestroy_v2", "cuMemFreeHost"] {
         let things = (
-            place.memory(5),
-            place.stream.record().unwrap(),
-            Stream::new(&place.device).unwrap(),
-            place.pinned(&[1]),
+            bench.buffer(5),
+            bench.stream.record().unwrap(),
+            Stream::new(&bench.device).unwrap(),
+            bench.pinned(&[1]),
         );
         fail(function, INVALID_VALUE);
         drop(things);
-        let told = place.stream.synchronize().unwrap_err();
+        let told = bench.stream.synchronize().unwrap_err();
         let Error::Call { call, code: 1, name } = &told else { panic!("{told:?}") };
         assert_eq!((*call, name.as_str()), (function, "CUDA_ERROR_INVALID_VALUE"));
-        assert_eq!(place.stream.synchronize(), Ok(()), "told once");
+        assert_eq!(bench.stream.synchronize(), Ok(()), "told once");
     }
 }
 
@@ -315,12 +370,12 @@ fn a_refused_call_has_its_name_and_number() {
     if !stand_in() {
         return println!("skipped: needs the stand-in");
     }
-    let place = Place::new();
-    let (host, memory) = (place.pinned(&[3; 4]), place.memory(4));
+    let bench = Bench::new();
+    let (host, mut buffer) = (bench.pinned(&[3; 4]), bench.buffer(2));
     fail("cuEventRecord", 700);
-    let refused = place.stream.copy_in(&host, 0, &memory, 0, 4).unwrap_err();
+    let refused = bench.stream.copy_in(&host, 0, &mut buffer).unwrap_err();
     assert_eq!(refused.to_string(), "cuEventRecord failed with CUDA_ERROR_ILLEGAL_ADDRESS (700)");
     // The copy had been started, so it was waited for: the host's memory is free.
     host.write(0, &[4; 4]).unwrap();
-    assert_eq!(place.read(&memory), [3; 4]);
+    assert_eq!(bench.read(&buffer), [0x303; 2]);
 }

@@ -61,11 +61,6 @@ impl Device {
         Ok(bytes)
     }
 
-    /// Whether both are one.
-    pub fn is(&self, other: &Device) -> bool {
-        self.0.ordinal == other.0.ordinal
-    }
-
     /// Makes the context this thread's, and tells what a drop could not do.
     pub(super) fn enter(&self) -> Result<(), Error> {
         self.make_current()?;

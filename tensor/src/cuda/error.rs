@@ -1,7 +1,7 @@
 //! What can go wrong with a GPU.
 
 use super::Unavailable;
-use crate::Category;
+use crate::{Category, Place};
 
 /// What went wrong with a device, a stream or memory there.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -28,35 +28,31 @@ pub enum Error {
         /// What they were for.
         category: Category,
     },
-    /// Two things that work together are on different devices.
-    #[error("{what} is on device {given} and the stream on device {expected}; use one device")]
-    OtherDevice {
-        /// What is elsewhere.
-        what: &'static str,
-        /// Its device.
-        given: usize,
+    /// A buffer is not of the stream's device.
+    #[error("a buffer of {given} for a stream of GPU {ordinal}; make it there, with Buffer::zeroed_on")]
+    Elsewhere {
+        /// Where the buffer is.
+        given: Place,
         /// The stream's device.
+        ordinal: usize,
+    },
+    /// Two buffers, or a buffer and host memory, differ in bytes.
+    #[error("{given} bytes given where {expected} are needed")]
+    WrongLen {
+        /// Bytes given.
+        given: usize,
+        /// Bytes needed.
         expected: usize,
     },
-    /// A range reaches past the end.
-    #[error("bytes {start}..{end} of {what} of {len}")]
+    /// A range reaches past the end of page-locked memory.
+    #[error("bytes {start}..{end} of pinned memory of {len}")]
     OutOfBounds {
-        /// Of what.
-        what: &'static str,
         /// First byte asked for.
         start: usize,
         /// One past the last byte asked for; the largest number where that has no place in an address.
         end: usize,
         /// Bytes there are.
         len: usize,
-    },
-    /// A copy onto itself.
-    #[error("{len} bytes cannot be copied to a place {apart} bytes away; ranges must not overlap")]
-    Overlap {
-        /// Bytes to copy.
-        len: usize,
-        /// Distance of the two places.
-        apart: u64,
     },
     /// Host memory is used by a stream.
     #[error("pinned memory is in use by a stream; wait for the stream first")]

@@ -10,20 +10,17 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// The driver's number for memory that has run out.
 const OUT_OF_MEMORY: u32 = sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32;
 
-/// Memory of a device, counted for as long as it lives. Its drop waits until no stream uses it.
+/// Bytes of a device. Its drop waits until no stream uses them.
 #[derive(Debug)]
-pub struct Memory {
+pub(crate) struct Memory {
     device: Device,
     /// 0 where there are no bytes.
     start: sys::CUdeviceptr,
-    len: usize,
-    _claim: Claim,
 }
 
 impl Memory {
-    /// `len` bytes, zeros once what is on `stream` so far and then their zeroing are done.
-    pub fn zeroed(stream: &Stream, len: usize, meter: &Meter, category: Category) -> Result<Self, Error> {
-        let device = stream.device();
+    /// `len` bytes, as they happen to be.
+    pub(crate) fn new(device: &Device, len: usize, category: Category) -> Result<Self, Error> {
         device.enter()?;
         let mut start = 0;
         if len > 0 {
@@ -31,42 +28,23 @@ impl Memory {
             let made = unsafe { call!(cuMemAlloc_v2(&mut start, len)) };
             made.map_err(|error| refused(error, device, len, category))?;
         }
-        let claim = meter.claim(category, len as u64);
-        let memory = Memory { device: device.clone(), start, len, _claim: claim };
-        stream.zero(&memory)?;
-        Ok(memory)
-    }
-
-    /// Bytes.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether there is no byte.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
+        Ok(Memory { device: device.clone(), start })
     }
 
     /// Where it is.
-    pub fn device(&self) -> &Device {
+    pub(crate) fn device(&self) -> &Device {
         &self.device
     }
 
-    /// The address of the first byte on the device, for kernels and libraries.
-    pub fn address(&self) -> u64 {
+    /// The address of the first byte on the device.
+    pub(crate) fn address(&self) -> u64 {
         self.start
-    }
-
-    /// The address of byte `from`, where `len` bytes are.
-    pub(super) fn at(&self, from: usize, len: usize) -> Result<sys::CUdeviceptr, Error> {
-        within("device memory", from, len, self.len)?;
-        Ok(self.start + from as u64)
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if self.len > 0 {
+        if self.start != 0 {
             // SAFETY: allocated once, freed once; the driver waits for work that uses it.
             self.device.late(|| unsafe { call!(cuMemFree_v2(self.start)) });
         }
@@ -137,7 +115,13 @@ impl Pinned {
 
     /// The address of byte `from`, where `len` bytes are. To be used only while the lock is held.
     pub(super) fn at(&self, from: usize, len: usize) -> Result<*mut u8, Error> {
-        within("pinned memory", from, len, self.len)?;
+        match from.checked_add(len) {
+            Some(end) if end <= self.len => {}
+            end => {
+                let end = end.unwrap_or(usize::MAX);
+                return Err(Error::OutOfBounds { start: from, end, len: self.len });
+            }
+        }
         // SAFETY: within the allocation, or one past its end.
         Ok(unsafe { self.start.as_ptr().add(from) })
     }
@@ -191,13 +175,6 @@ fn retain_pending(uses: &mut Vec<Event>) -> Result<(), Error> {
         uses.swap_remove(done);
     }
     Ok(())
-}
-
-fn within(what: &'static str, from: usize, len: usize, all: usize) -> Result<(), Error> {
-    match from.checked_add(len) {
-        Some(end) if end <= all => Ok(()),
-        end => Err(Error::OutOfBounds { what, start: from, end: end.unwrap_or(usize::MAX), len: all }),
-    }
 }
 
 fn refused(error: Error, device: &Device, bytes: usize, category: Category) -> Error {

@@ -1,18 +1,19 @@
-//! NVIDIA GPUs: devices, streams, events, and memory that the [`Meter`](crate::Meter) counts.
+//! NVIDIA GPUs: devices, streams, events, and host memory that they copy from and to by themselves.
 //!
 //! | item | what it is |
 //! |---|---|
 //! | [`probe`] | whether CUDA can be used here, without a panic where it cannot |
 //! | [`Device`] | a GPU and its primary context, which other libraries share |
 //! | [`Stream`], [`Event`] | an order of work, and a point in it that another stream can wait for |
-//! | [`Memory`], [`Pinned`] | bytes on the device, and bytes of the host that it copies from and to by itself |
+//! | [`Pinned`] | page-locked bytes of the host |
 //!
-//! Work on a stream takes place some time after the call that asks for it; [`Memory`] and [`Pinned`] are not freed before.
-//! What a drop could not do is told by the device's next call.
+//! Device memory is a [`Buffer`](crate::Buffer) made by [`Buffer::zeroed_on`](crate::Buffer::zeroed_on) on a stream's
+//! [`Queue`](crate::Queue). Work takes place some time after the call that asks for it, and memory is not freed before. What a
+//! drop could not do is told by the device's next call.
 //!
 //! ```
-//! use meshstep_tensor::cuda::{self, Device, Memory, Pinned, Stream};
-//! use meshstep_tensor::{Category, Meter};
+//! use meshstep_tensor::cuda::{self, Device, Pinned, Stream};
+//! use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
 //!
 //! if let Err(missing) = cuda::probe() {
 //!     println!("no GPU here: {missing}");
@@ -20,16 +21,15 @@
 //! }
 //! let (device, meter) = (Device::open(0)?, Meter::new());
 //! let (copies, compute) = (Stream::new(&device)?, Stream::new(&device)?);
+//! let queue = Queue::cuda(copies.clone());
 //! let host = Pinned::zeroed(&device, 8, &meter, Category::Staging)?;
-//! host.write(0, &[1, 2, 3, 4])?;
-//! let memory = Memory::zeroed(&copies, 8, &meter, Category::Params)?;
-//! copies.copy_in(&host, 0, &memory, 0, 4)?;
+//! host.write(0, bytemuck::bytes_of(&[1.5f32, 2.5]))?;
+//! let mut params = Buffer::zeroed_on(&queue, 2, DType::F32, &meter, Category::Params)?;
+//! copies.copy_in(&host, 0, &mut params)?; // goes on at once
 //! compute.wait(&copies.record()?)?; // what follows on `compute` sees the copy
-//! compute.copy_out(&memory, 0, &host, 4, 4)?;
-//! compute.synchronize()?;
-//! let mut bytes = [0; 8];
-//! host.read(0, &mut bytes)?;
-//! assert_eq!(bytes, [1, 2, 3, 4, 1, 2, 3, 4]);
+//! let mut values = [0f32; 2];
+//! Queue::cuda(compute).download(&params, (&mut values[..]).into())?;
+//! assert_eq!(values, [1.5, 2.5]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
@@ -42,6 +42,7 @@ mod stream;
 
 pub use device::Device;
 pub use error::Error;
-pub use memory::{Memory, Pinned};
+pub(crate) use memory::Memory;
+pub use memory::Pinned;
 pub use probe::{Driver, Unavailable, probe};
 pub use stream::{Event, Stream};

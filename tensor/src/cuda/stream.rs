@@ -1,8 +1,9 @@
 //! Orders of work, and the points in them that others wait for.
 
 use super::driver::call;
-use super::memory::{Memory, Pinned};
+use super::memory::Pinned;
 use super::{Device, Error};
+use crate::{Buffer, Place};
 use cudarc::driver::sys;
 use std::sync::Arc;
 
@@ -90,81 +91,98 @@ impl Stream {
         unsafe { call!(cuStreamSynchronize(self.0.handle)) }
     }
 
-    /// Copies `len` bytes of host memory, from byte `from` on, to byte `to` on of the device's.
-    pub fn copy_in(
-        &self,
-        host: &Pinned,
-        from: usize,
-        memory: &Memory,
-        to: usize,
-        len: usize,
-    ) -> Result<(), Error> {
-        self.at("device memory", memory.device())?;
-        let (source, target) = (host.at(from, len)?, memory.at(to, len)?);
-        // SAFETY: both ranges were checked. The driver frees `memory` after work that uses it, and `host` waits for the copy.
+    /// Fills `into` with page-locked bytes from byte `from` on, without waiting for it.
+    pub fn copy_in(&self, host: &Pinned, from: usize, into: &mut Buffer) -> Result<(), Error> {
+        let (target, len) = (self.address(into)?, into.bytes());
+        let source = host.at(from, len)?;
+        // SAFETY: both ranges were checked. The driver frees device memory after work that uses it; `host` waits for the copy.
         let start = || unsafe { call!(cuMemcpyHtoDAsync_v2(target, source.cast(), len, self.0.handle)) };
         if len == 0 { Ok(()) } else { host.copied(self, start) }
     }
 
-    /// Copies `len` bytes of device memory, from byte `from` on, to byte `to` on of the host's.
-    pub fn copy_out(
-        &self,
-        memory: &Memory,
-        from: usize,
-        host: &Pinned,
-        to: usize,
-        len: usize,
-    ) -> Result<(), Error> {
-        self.at("device memory", memory.device())?;
-        let (source, target) = (memory.at(from, len)?, host.at(to, len)?);
+    /// Copies `from` to page-locked bytes from byte `to` on, without waiting for it.
+    pub fn copy_out(&self, from: &Buffer, host: &Pinned, to: usize) -> Result<(), Error> {
+        let (source, len) = (self.address(from)?, from.bytes());
+        let target = host.at(to, len)?;
         // SAFETY: as in `copy_in`.
         let start = || unsafe { call!(cuMemcpyDtoHAsync_v2(target.cast(), source, len, self.0.handle)) };
         if len == 0 { Ok(()) } else { host.copied(self, start) }
     }
 
-    /// Copies `len` bytes of device memory to another place on the device, which does not overlap.
-    pub fn copy(
-        &self,
-        source: &Memory,
-        from: usize,
-        target: &Memory,
-        to: usize,
-        len: usize,
-    ) -> Result<(), Error> {
-        self.at("the source", source.device())?;
-        self.at("the target", target.device())?;
-        let (source, target) = (source.at(from, len)?, target.at(to, len)?);
-        if source.abs_diff(target) < len as u64 {
-            return Err(Error::Overlap { len, apart: source.abs_diff(target) });
-        }
-        if len == 0 {
+    /// Fills `into` with ordinary bytes, which the driver has taken when the call returns.
+    pub(crate) fn upload(&self, bytes: &[u8], into: &mut Buffer) -> Result<(), Error> {
+        let target = self.address(into)?;
+        check_len(bytes.len(), into.bytes())?;
+        if bytes.is_empty() {
             return Ok(());
         }
-        // SAFETY: both ranges were checked, and do not overlap.
-        unsafe { call!(cuMemcpyDtoDAsync_v2(target, source, len, self.0.handle)) }
+        // SAFETY: both have so many bytes. Of pageable memory the driver makes a copy before it returns; should it not, as in
+        // memory that was page-locked elsewhere, the stream is waited for while the borrow lasts.
+        unsafe { call!(cuMemcpyHtoDAsync_v2(target, bytes.as_ptr().cast(), bytes.len(), self.0.handle))? };
+        self.synchronize()
+    }
+
+    /// Copies `from` to ordinary bytes, and returns when that is done.
+    pub(crate) fn download(&self, from: &Buffer, into: &mut [u8]) -> Result<(), Error> {
+        let source = self.address(from)?;
+        check_len(from.bytes(), into.len())?;
+        if into.is_empty() {
+            return self.synchronize();
+        }
+        // SAFETY: both have so many bytes; the stream is waited for while the borrow lasts.
+        let copied = unsafe {
+            call!(cuMemcpyDtoHAsync_v2(into.as_mut_ptr().cast(), source, into.len(), self.0.handle))
+        };
+        self.synchronize().and(copied)
+    }
+
+    /// Copies within the device.
+    pub(crate) fn copy(&self, from: &Buffer, into: &mut Buffer) -> Result<(), Error> {
+        let (source, target) = (self.address(from)?, self.address(into)?);
+        check_len(from.bytes(), into.bytes())?;
+        if from.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: both have so many bytes, none in common, as each buffer alone owns its range.
+        unsafe { call!(cuMemcpyDtoDAsync_v2(target, source, from.bytes(), self.0.handle)) }
     }
 
     /// Sets every byte to zero.
-    pub fn zero(&self, memory: &Memory) -> Result<(), Error> {
-        self.at("device memory", memory.device())?;
-        if memory.is_empty() {
+    pub(crate) fn zero(&self, buffer: &mut Buffer) -> Result<(), Error> {
+        let target = self.address(buffer)?;
+        if buffer.is_empty() {
             return Ok(());
         }
         // SAFETY: the whole of live memory.
-        unsafe { call!(cuMemsetD8Async(memory.at(0, memory.len())?, 0, memory.len(), self.0.handle)) }
+        unsafe { call!(cuMemsetD8Async(target, 0, buffer.bytes(), self.0.handle)) }
     }
 
-    fn at(&self, what: &'static str, device: &Device) -> Result<(), Error> {
-        if !device.is(&self.0.device) {
-            let (given, expected) = (device.ordinal(), self.0.device.ordinal());
-            return Err(Error::OtherDevice { what, given, expected });
+    /// Where a buffer of this device begins there.
+    fn address(&self, buffer: &Buffer) -> Result<sys::CUdeviceptr, Error> {
+        let ordinal = self.0.device.ordinal();
+        if buffer.place() != Place::Cuda(ordinal) {
+            return Err(Error::Elsewhere { given: buffer.place(), ordinal });
         }
-        self.enter()
+        self.enter()?;
+        Ok(buffer.as_ptr().addr().get() as sys::CUdeviceptr)
     }
 
     fn enter(&self) -> Result<(), Error> {
         self.0.device.enter()
     }
+}
+
+impl PartialEq for Stream {
+    /// Whether both are one order of work.
+    fn eq(&self, other: &Stream) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Stream {}
+
+fn check_len(given: usize, expected: usize) -> Result<(), Error> {
+    if given == expected { Ok(()) } else { Err(Error::WrongLen { given, expected }) }
 }
 
 impl Event {

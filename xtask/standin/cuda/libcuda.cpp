@@ -331,12 +331,33 @@ int cuMemFreeHost(void *start) {
 
 int cuMemcpyHtoDAsync_v2(uintptr_t to, const void *from, size_t len, void *stream) {
     Guard guard(lock);
-    return enqueue(__func__, stream, copy(to, true, reinterpret_cast<uintptr_t>(from), false, len));
+    uintptr_t start = reinterpret_cast<uintptr_t>(from);
+    if (holds(start, len, false) == Success) return enqueue(__func__, stream, copy(to, true, start, false, len));
+    // Pageable memory: its bytes are taken at once.
+    const char *bytes = static_cast<const char *>(from);
+    auto taken = std::make_shared<std::vector<char>>(bytes, bytes + len);
+    auto fill = [=] {
+        if (Result result = holds(to, len, true); result != Success) return result;
+        std::memcpy(reinterpret_cast<void *>(to), taken->data(), len);
+        return Success;
+    };
+    return enqueue(__func__, stream, {fill, nullptr, 0});
 }
 
 int cuMemcpyDtoHAsync_v2(void *to, uintptr_t from, size_t len, void *stream) {
     Guard guard(lock);
-    return enqueue(__func__, stream, copy(reinterpret_cast<uintptr_t>(to), false, from, true, len));
+    uintptr_t start = reinterpret_cast<uintptr_t>(to);
+    if (holds(start, len, false) == Success) return enqueue(__func__, stream, copy(start, false, from, true, len));
+    // Pageable memory: the call returns when it is filled.
+    auto fill = [=] {
+        if (Result result = holds(from, len, true); result != Success) return result;
+        std::memcpy(to, reinterpret_cast<const void *>(from), len);
+        return Success;
+    };
+    Result result = enqueue(__func__, stream, {fill, nullptr, 0});
+    if (result != Success) return result;
+    Stream *waited = static_cast<Stream *>(stream);
+    return advance_until([=] { return waited->queue.empty(); });
 }
 
 int cuMemcpyDtoDAsync_v2(uintptr_t to, uintptr_t from, size_t len, void *stream) {
