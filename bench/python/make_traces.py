@@ -146,11 +146,13 @@ def of_problems():
     # Line searches that begin too near stretch their interval, those that begin too far zoom into it.
     single, wolfe = {"max_iter": 1, "max_eval": 26}, {"line_search": "strong_wolfe"}
     to_the_end = {"max_iter": 20, "tolerance_grad": 1e-10, "tolerance_change": 1e-13}
+    # At 1e-13 the last gradient norm would still depend on the way there.
+    further = {**to_the_end, "tolerance_change": 1e-18}
     return {
         "lbfgs_rosenbrock_fixed_single_f64": ("rosenbrock", "lbfgs", single, 12, 12),
         "lbfgs_rosenbrock_wolfe_single_f64": ("rosenbrock", "lbfgs", {**single, **wolfe}, 12, 12),
         "lbfgs_rosenbrock_fixed_f64": ("rosenbrock", "lbfgs", {**to_the_end, "lr": 0.3}, 8, 1),
-        "lbfgs_rosenbrock_wolfe_f64": ("rosenbrock", "lbfgs", {**to_the_end, **wolfe}, 8, 1),
+        "lbfgs_rosenbrock_wolfe_f64": ("rosenbrock", "lbfgs", {**further, **wolfe}, 8, 1),
         "lbfgs_rosenbrock_short_f64": ("rosenbrock", "lbfgs", {"max_iter": 5, "history_len": 3, **wolfe}, 3, 3),
         "lbfgs_least_squares_fixed_single_f64": ("least_squares", "lbfgs", single, 12, 12),
         "lbfgs_least_squares_wolfe_single_f64": ("least_squares", "lbfgs", {**single, **wolfe, "lr": 0.05}, 12, 12),
@@ -193,7 +195,10 @@ def sound(trace):
 
 
 def sound_problem(problem, rule, fields, steps, follow):
-    """The trace, if last bits in the first parameters and the data do not show by a hundredth of its tolerance."""
+    """The trace, if last bits in the first parameters and the data do not show by a hundredth of its tolerance.
+
+    In gradient norms by a tenth: near a minimum they are differences of larger terms.
+    """
     kind = problems.PROBLEMS[problem]
     rtol = 1e-11 if rule != "lbfgs" else 1e-6 if fields.get("line_search") else 1e-9
 
@@ -202,23 +207,23 @@ def sound_problem(problem, rule, fields, steps, follow):
 
     trace = record(kind())
     for seed in range(5):
-        worst, far = farthest(trace, record(kind().nudged(seed)), {"F64": (rtol, rtol * 1e-3)})
-        if far > 0.01:
-            raise SystemExit(f"{worst} moves by {far:.2g} of the tolerance with the last bits of the problem")
+        far = distances(trace, record(kind().nudged(seed)), {"F64": (rtol, rtol * 1e-3)})
+        for key, by in far.items():
+            if by > (0.1 if key.startswith("expect_norm/") else 0.01):
+                raise SystemExit(f"{key} moves by {by:.2g} of the tolerance with the last bits of the problem")
     return trace
 
 
-def farthest(trace, other, tolerances):
-    """Which tensor differs the most between two traces, as a multiple of (rtol, atol) by type."""
+def distances(trace, other, tolerances):
+    """How far each tensor of a trace is from another's, as a multiple of (rtol, atol) by type."""
     if trace.tensors.keys() != other.tensors.keys():
-        return ", ".join(sorted(trace.tensors.keys() ^ other.tensors.keys())), float("inf")
+        return {", ".join(sorted(trace.tensors.keys() ^ other.tensors.keys())): float("inf")}
     far = {}
     for key, array in trace.tensors.items():
         rtol, atol = tolerances[dtype_of(array)]
         want = to_float64(array)
         far[key] = (np.abs(to_float64(other.tensors[key]) - want) / (atol + rtol * np.abs(want))).max(initial=0.0)
-    worst = max(far, key=far.get)
-    return worst, far[worst]
+    return far
 
 
 def make(folder, names):
@@ -257,10 +262,11 @@ def same(path, trace, other):
     if trace.spec["problem"]:
         tolerance = trace.spec["tolerance"]
         tolerances = {"F64": (tolerance["rtol"] / 2, tolerance["atol"] / 2)}
-    worst, far = farthest(trace, other, tolerances)
-    if trace.spec == other.spec and far <= 1:
+    far = distances(trace, other, tolerances)
+    worst = max(far, key=far.get)
+    if trace.spec == other.spec and far[worst] <= 1:
         return True
-    what = "another spec" if trace.spec != other.spec else f"{worst} differs by {far:.2g} of what is allowed"
+    what = "another spec" if trace.spec != other.spec else f"{worst} differs by {far[worst]:.2g} of what is allowed"
     print(f"{path.name}: {what}")
     return False
 

@@ -318,19 +318,22 @@ def problem_optimizer(fields, x):
 def record_problem(problem, fields, steps, rtol, follow=None):
     """`steps` calls of an optimizer's `step` on one of problems.py's problems, in float64.
 
-    After step `follow` only the last step's loss and parameter are expected.
+    After step `follow` only the last step's loss and parameter are expected; of L-BFGS with them the gradient norm.
     """
     trace, evaluations = problem.trace(fields, steps, rtol, SOURCE), 0
     x = torch.nn.Parameter(to_tensor(trace.tensors["param/x"]))
     optimizer = problem_optimizer(fields, x)
 
-    def closure():
-        nonlocal evaluations
-        evaluations += 1
+    def evaluate():
         optimizer.zero_grad()
         loss = problem.loss(torch, x)
         loss.backward()
         return loss
+
+    def closure():
+        nonlocal evaluations
+        evaluations += 1
+        return evaluate()
 
     for t in range(1, steps + 1):
         loss = optimizer.step(closure).detach()
@@ -338,6 +341,10 @@ def record_problem(problem, fields, steps, rtol, follow=None):
         if followed or t == steps:
             trace.scalar(f"expect_loss/{t}", loss)
             trace.tensors[f"expect/{t}/x"] = to_array(x)
+            if fields.get("line_search"):
+                evaluate()  # The gradient there is of the last trial, and the step may have ended at another.
+            if fields["name"] == "lbfgs":
+                trace.scalar(f"expect_norm/{t}", torch.linalg.vector_norm(x.grad))
         if followed:
             trace.scalar(f"expect_evals/{t}", evaluations)
     return trace

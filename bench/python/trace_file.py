@@ -122,6 +122,9 @@ class Trace:
             strangers = set(group["params"]) - params.keys()
             if strangers:
                 raise TraceError(f"a group has no parameters {', '.join(sorted(strangers))}")
+            nulls = [name for name, value in group.items() if value is None]
+            if nulls:
+                raise TraceError(f"a group has no value for {', '.join(nulls)}; leave out what is the optimizer's")
         if not any(key.startswith("expect") for key in self.tensors):
             raise TraceError("nothing is expected")
         for key, array in self.tensors.items():

@@ -153,7 +153,7 @@ impl Family {
                 text,
                 "values of {:?} = digest {:016x}",
                 entry.param.name(),
-                xxh3_64(values.bytes())
+                xxh3_64(values.bytes()?)
             );
         }
         Ok(())

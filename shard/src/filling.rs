@@ -151,7 +151,7 @@ impl Filling {
 
 fn zero_pads(plan: &BucketPlan, buffer: &mut Buffer) -> Result<(), meshstep_tensor::Error> {
     for (i, param) in plan.params.iter().enumerate() {
-        buffer.as_mut().slice(param.range().end..plan.place_end(i))?.zero();
+        buffer.as_mut().slice(param.range().end..plan.place_end(i))?.zero()?;
     }
     Ok(())
 }

@@ -174,7 +174,7 @@ impl Handover {
                     return Err(Error::SlotLeaked { name: bucket.names[i].clone() });
                 };
                 if lent.fresh {
-                    lent.buffer.as_mut().slice(0..param.len)?.zero();
+                    lent.buffer.as_mut().slice(0..param.len)?.zero()?;
                 }
                 self.fill(b, i, lent.buffer)?;
             }

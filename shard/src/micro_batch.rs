@@ -130,7 +130,7 @@ impl MicroBatch<'_> {
             self.optimizer.handover.give_back(bucket, index, lent.buffer);
             return Err(error);
         }
-        self.optimizer.progress.copied.fetch_add(grad.bytes().len() as u64, Relaxed);
+        self.optimizer.progress.copied.fetch_add((grad.len() * grad.dtype().size()) as u64, Relaxed);
         self.filled(param, bucket, index, lent.buffer)
     }
 

@@ -64,7 +64,8 @@ pub struct Traffic {
 
 impl Optimizer {
     /// Takes the step. Collective. An error that every rank gets alike ([`Error::Fault`], [`Error::Disagree`],
-    /// [`Error::ZeroWeight`], [`Error::TooManySkips`]) drops the gradients and changes nothing else.
+    /// [`Error::ZeroWeight`], [`Error::TooManySkips`]) drops the gradients and changes nothing else, except that
+    /// `TooManySkips` counts its skip as one more in a row.
     pub fn step(&mut self, at: At) -> Result<Pending, Error> {
         let _span = tracing::debug_span!("step", step = self.progress.steps).entered();
         self.handover.healthy()?;

@@ -1,7 +1,8 @@
 //! The exclusive owner of a range of flat memory.
 
 use crate::memory::Slab;
-use crate::{Category, DType, Element, Error, Meter, Slice, SliceMut};
+use crate::slice::beyond;
+use crate::{Category, DType, Element, Error, Meter, Place, Queue, Slice, SliceMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -34,9 +35,27 @@ impl Buffer {
         category: Category,
         apart: &[usize],
     ) -> Result<Self, Error> {
-        let bytes = len.checked_mul(dtype.size()).filter(|&bytes| isize::try_from(bytes).is_ok());
-        let bytes = bytes.ok_or(Error::TooLarge { len, dtype })?;
-        Ok(Buffer { slab: Arc::new(Slab::zeroed(bytes, apart, meter, category)?), start: 0, len, dtype })
+        let slab = Slab::zeroed(bytes(len, dtype)?, apart, meter, category)?;
+        Ok(Buffer { slab: Arc::new(slab), start: 0, len, dtype })
+    }
+
+    /// `len` zeros of `dtype` where `queue` works, once its work so far and their zeroing are done; counted under `category`.
+    pub fn zeroed_on(
+        queue: &Queue,
+        len: usize,
+        dtype: DType,
+        meter: &Meter,
+        category: Category,
+    ) -> Result<Self, Error> {
+        #[cfg(feature = "cuda")]
+        if let Some(stream) = queue.stream() {
+            let slab = Slab::on_device(stream, bytes(len, dtype)?, meter, category)?;
+            let mut buffer = Buffer { slab: Arc::new(slab), start: 0, len, dtype };
+            stream.zero(&mut buffer)?;
+            return Ok(buffer);
+        }
+        let _ = queue;
+        Self::zeroed(len, dtype, meter, category)
     }
 
     /// A copy of `values`, counted under `category`.
@@ -61,6 +80,11 @@ impl Buffer {
         self.dtype
     }
 
+    /// Where the memory is.
+    pub fn place(&self) -> Place {
+        self.slab.place()
+    }
+
     /// Bytes of this range.
     pub fn bytes(&self) -> usize {
         self.len * self.dtype.size()
@@ -70,15 +94,13 @@ impl Buffer {
     pub fn as_slice(&self) -> Slice<'_> {
         // SAFETY: the range lies within the slab, whose bytes are initialised; this buffer alone owns the range, and
         // the borrow of `self` keeps writers away for as long as the slice lives.
-        let bytes = unsafe { std::slice::from_raw_parts(self.as_ptr().as_ptr(), self.bytes()) };
-        Slice::from_bytes(bytes, self.dtype)
+        unsafe { Slice::from_parts(self.as_ptr(), self.bytes(), self.dtype, self.place()) }
     }
 
     /// Reads and writes the range.
     pub fn as_mut(&mut self) -> SliceMut<'_> {
         // SAFETY: as in `as_slice`; the borrow is exclusive, so this is the only way to the range meanwhile.
-        let bytes = unsafe { std::slice::from_raw_parts_mut(self.as_ptr().as_ptr(), self.bytes()) };
-        SliceMut::from_bytes(bytes, self.dtype)
+        unsafe { SliceMut::from_parts(self.as_ptr(), self.bytes(), self.dtype, self.place()) }
     }
 
     /// The elements as `T`, or an error naming both types.
@@ -114,12 +136,15 @@ impl Buffer {
         Ok(self)
     }
 
-    /// Where the range begins, for backends that move bytes between buffers of several owners.
+    /// Where the range begins at its [`place`](Self::place), for backends that move bytes between buffers of several owners.
     pub fn as_ptr(&self) -> NonNull<u8> {
-        // SAFETY: `start` elements from the base is inside the slab or one past its end, by construction and because
-        // `split_off` and `join` only ever redistribute a range.
-        unsafe { self.slab.base().add(self.start * self.dtype.size()) }
+        beyond(self.slab.base(), self.start * self.dtype.size())
     }
+}
+
+fn bytes(len: usize, dtype: DType) -> Result<usize, Error> {
+    let bytes = len.checked_mul(dtype.size()).filter(|&bytes| isize::try_from(bytes).is_ok());
+    bytes.ok_or(Error::TooLarge { len, dtype })
 }
 
 #[cfg(test)]

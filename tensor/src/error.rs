@@ -1,6 +1,6 @@
 //! What can go wrong with flat memory.
 
-use crate::{Category, DType};
+use crate::{Category, DType, Place};
 use std::ops::Range;
 
 /// What went wrong with a buffer, a slice or a layout.
@@ -39,6 +39,18 @@ pub enum Error {
         /// Elements needed.
         expected: usize,
     },
+    /// Memory is elsewhere than where it is needed.
+    #[error("memory of {given} where memory of {expected} is needed")]
+    Place {
+        /// Where it is.
+        given: Place,
+        /// Where it is needed.
+        expected: Place,
+    },
+    /// A GPU refused, or there is none.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Cuda(#[from] crate::cuda::Error),
     /// A range reaches past the end.
     #[error("elements {start}..{end} of a buffer of {len}")]
     OutOfBounds {

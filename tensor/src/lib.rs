@@ -6,7 +6,8 @@
 //! | [`Slice`], [`SliceMut`] | borrowed flat memory that knows its [`DType`] |
 //! | [`Layout`] | names to ranges: where each parameter lives in a flat vector |
 //! | [`Meter`] | live and peak bytes by [`Category`], exactly |
-//! | [`Queue`] | where work is ordered: a unit on CPU |
+//! | [`Place`], [`Queue`] | where memory is, and where work on it is ordered: a unit on CPU, a stream on a GPU |
+//! | `cuda` (a feature) | devices, streams, events and memory of NVIDIA GPUs |
 //! | [`simd`], [`narrow`] | loops compiled for every instruction set; conversions that vectorise in them |
 //!
 //! ```
@@ -22,16 +23,19 @@
 //! ```
 //!
 //! # Limits
-//! CPU memory only; huge pages are asked for on Linux and granted by the kernel's own judgement.
+//! What computes on buffers here computes on the CPU's; huge pages are asked for on Linux and granted by the kernel's own judgement.
 
 mod buffer;
 mod cast;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod dtype;
 mod error;
 mod layout;
 mod memory;
 mod meter;
 pub mod narrow;
+mod place;
 mod queue;
 pub mod simd;
 mod slice;
@@ -43,5 +47,6 @@ pub use error::Error;
 pub use half::{bf16, f16};
 pub use layout::{ALIGN, Layout, LayoutBuilder, Param};
 pub use meter::{Category, Claim, Meter};
+pub use place::Place;
 pub use queue::Queue;
 pub use slice::{Slice, SliceMut};

@@ -1,6 +1,8 @@
-//! One zeroed allocation: aligned, coloured, on huge pages where it is large.
+//! One allocation: of the CPU, zeroed, aligned, coloured, on huge pages where it is large; or of a GPU.
 
-use crate::{Category, Claim, Error, Meter};
+#[cfg(feature = "cuda")]
+use crate::cuda;
+use crate::{Category, Claim, Error, Meter, Place};
 use memmap2::MmapMut;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
@@ -24,8 +26,13 @@ pub(crate) struct Slab {
 
 #[derive(Debug)]
 enum Origin {
-    Heap { start: NonNull<u8>, layout: Layout },
+    Heap {
+        start: NonNull<u8>,
+        layout: Layout,
+    },
     Map(#[expect(dead_code, reason = "held for its Drop, which unmaps")] MmapMut),
+    #[cfg(feature = "cuda")]
+    Device(cuda::Memory),
 }
 
 // SAFETY: a slab is plain memory; it hands out only a pointer, and whoever writes through it owns the range written
@@ -47,6 +54,30 @@ impl Slab {
         let made = if bytes > HUGE_FROM { map(bytes, colour) } else { heap(bytes, colour) };
         let (base, origin) = made.ok_or_else(refused)?;
         Ok(Slab { base, origin, _claim: meter.claim(category, bytes as u64) })
+    }
+
+    /// Memory of a stream's device, of which nothing is known before it is written.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn on_device(
+        stream: &cuda::Stream,
+        bytes: usize,
+        meter: &Meter,
+        category: Category,
+    ) -> Result<Self, Error> {
+        let memory = cuda::Memory::new(stream.device(), bytes, category)?;
+        // No byte needs no address; one that is aligned for every element will do.
+        let base = NonNull::new(std::ptr::without_provenance_mut(memory.address() as usize));
+        let base = base.unwrap_or(NonNull::<u64>::dangling().cast());
+        Ok(Slab { base, origin: Origin::Device(memory), _claim: meter.claim(category, bytes as u64) })
+    }
+
+    /// Where the memory is.
+    pub(crate) fn place(&self) -> Place {
+        match &self.origin {
+            Origin::Heap { .. } | Origin::Map(_) => Place::Cpu,
+            #[cfg(feature = "cuda")]
+            Origin::Device(memory) => Place::Cuda(memory.device().ordinal()),
+        }
     }
 
     pub(crate) fn base(&self) -> NonNull<u8> {

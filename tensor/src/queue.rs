@@ -1,15 +1,125 @@
 //! Where work is ordered.
 
+#[cfg(feature = "cuda")]
+use crate::cuda::Stream;
+use crate::{Buffer, Error, Place, Slice, SliceMut};
+
 /// An order of work on one device.
 ///
 /// On CPU work is done when the call returns, so the queue holds nothing; it is in every signature so that the same
 /// code orders work on a device's stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Queue(());
+pub struct Queue(Order);
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+enum Order {
+    #[default]
+    Cpu,
+    #[cfg(feature = "cuda")]
+    Cuda(Stream),
+}
 
 impl Queue {
     /// The CPU's queue: work is done when the call that does it returns.
     pub const fn cpu() -> Self {
-        Queue(())
+        Queue(Order::Cpu)
     }
+
+    /// The order of a stream: work takes place there after the calls that ask for it.
+    #[cfg(feature = "cuda")]
+    pub fn cuda(stream: Stream) -> Self {
+        Queue(Order::Cuda(stream))
+    }
+
+    /// The stream, if work is ordered by one.
+    #[cfg(feature = "cuda")]
+    pub fn stream(&self) -> Option<&Stream> {
+        match &self.0 {
+            Order::Cpu => None,
+            Order::Cuda(stream) => Some(stream),
+        }
+    }
+
+    /// Where its work takes place.
+    pub fn place(&self) -> Place {
+        match &self.0 {
+            Order::Cpu => Place::Cpu,
+            #[cfg(feature = "cuda")]
+            Order::Cuda(stream) => Place::Cuda(stream.device().ordinal()),
+        }
+    }
+
+    /// Returns when all work so far is done.
+    pub fn synchronize(&self) -> Result<(), Error> {
+        match &self.0 {
+            Order::Cpu => Ok(()),
+            #[cfg(feature = "cuda")]
+            Order::Cuda(stream) => Ok(stream.synchronize()?),
+        }
+    }
+
+    /// Fills a buffer of this queue's place with `values` of the CPU, of the same type and length; they may change as soon as
+    /// the call returns.
+    pub fn upload(&self, values: Slice<'_>, into: &mut Buffer) -> Result<(), Error> {
+        into.place().check(self.place())?;
+        values.place().check(Place::Cpu)?;
+        match &self.0 {
+            Order::Cpu => into.as_mut().copy_from(values),
+            #[cfg(feature = "cuda")]
+            Order::Cuda(stream) => {
+                same_kind(values, into.as_slice())?;
+                Ok(stream.upload(values.bytes()?, into)?)
+            }
+        }
+    }
+
+    /// Copies a buffer of this queue's place into memory of the CPU, of the same type and length. Returns when all work so far
+    /// and the copy are done.
+    pub fn download(&self, from: &Buffer, mut into: SliceMut<'_>) -> Result<(), Error> {
+        from.place().check(self.place())?;
+        into.place().check(Place::Cpu)?;
+        match &self.0 {
+            Order::Cpu => into.copy_from(from.as_slice()),
+            #[cfg(feature = "cuda")]
+            Order::Cuda(stream) => {
+                same_kind(from.as_slice(), into.as_slice())?;
+                Ok(stream.download(from, into.bytes_mut()?)?)
+            }
+        }
+    }
+
+    /// Copies between two buffers of this queue's place, of one type and length.
+    pub fn copy(&self, from: &Buffer, into: &mut Buffer) -> Result<(), Error> {
+        from.place().check(self.place())?;
+        into.place().check(self.place())?;
+        match &self.0 {
+            Order::Cpu => into.as_mut().copy_from(from.as_slice()),
+            #[cfg(feature = "cuda")]
+            Order::Cuda(stream) => {
+                same_kind(from.as_slice(), into.as_slice())?;
+                Ok(stream.copy(from, into)?)
+            }
+        }
+    }
+
+    /// Sets every element of a buffer of this queue's place to zero.
+    pub fn zero(&self, buffer: &mut Buffer) -> Result<(), Error> {
+        buffer.place().check(self.place())?;
+        match &self.0 {
+            Order::Cpu => buffer.as_mut().zero(),
+            #[cfg(feature = "cuda")]
+            Order::Cuda(stream) => Ok(stream.zero(buffer)?),
+        }
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn same_kind(from: Slice<'_>, into: Slice<'_>) -> Result<(), Error> {
+    if from.dtype() != into.dtype() {
+        return Err(Error::WrongDType { asked: into.dtype(), holds: from.dtype() });
+    }
+    if from.len() != into.len() {
+        return Err(Error::WrongLen { given: from.len(), expected: into.len() });
+    }
+    Ok(())
 }

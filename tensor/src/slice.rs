@@ -1,36 +1,61 @@
 //! Borrowed flat memory that knows its element type.
 
-use crate::{DType, Element, Error, cast};
+use crate::{DType, Element, Error, Place, cast};
 use half::{bf16, f16};
+use std::marker::PhantomData;
 use std::ops::Range;
+use std::ptr::NonNull;
 
 /// Shared flat memory of one [`DType`].
 #[derive(Clone, Copy, Debug)]
 pub struct Slice<'a> {
-    bytes: &'a [u8],
+    start: NonNull<u8>,
+    bytes: usize,
     dtype: DType,
+    place: Place,
+    _borrow: PhantomData<&'a [u8]>,
 }
 
 /// Exclusive flat memory of one [`DType`].
 #[derive(Debug)]
 pub struct SliceMut<'a> {
-    bytes: &'a mut [u8],
+    start: NonNull<u8>,
+    bytes: usize,
     dtype: DType,
+    place: Place,
+    _borrow: PhantomData<&'a mut [u8]>,
 }
 
+// SAFETY: as `&[u8]` is: nobody writes the memory for as long as it is borrowed.
+unsafe impl Send for Slice<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Slice<'_> {}
+// SAFETY: as `&mut [u8]` is: nobody else touches the memory for as long as it is borrowed.
+unsafe impl Send for SliceMut<'_> {}
+// SAFETY: as above; `&SliceMut` only reads.
+unsafe impl Sync for SliceMut<'_> {}
+
 impl<'a> Slice<'a> {
-    pub(crate) fn from_bytes(bytes: &'a [u8], dtype: DType) -> Self {
-        Slice { bytes, dtype }
+    fn of_cpu(bytes: &'a [u8], dtype: DType) -> Self {
+        let start = NonNull::from(bytes).cast();
+        Slice { start, bytes: bytes.len(), dtype, place: Place::Cpu, _borrow: PhantomData }
+    }
+
+    /// # Safety
+    /// - `start` is the address of `bytes` bytes at `place`, initialised, whole elements of `dtype` and aligned for it.
+    /// - Nobody writes them for `'a`.
+    pub(crate) unsafe fn from_parts(start: NonNull<u8>, bytes: usize, dtype: DType, place: Place) -> Self {
+        Slice { start, bytes, dtype, place, _borrow: PhantomData }
     }
 
     /// Elements.
     pub fn len(&self) -> usize {
-        self.bytes.len() / self.dtype.size()
+        self.bytes / self.dtype.size()
     }
 
     /// Whether there is no element.
     pub fn is_empty(&self) -> bool {
-        self.bytes.is_empty()
+        self.bytes == 0
     }
 
     /// The element type.
@@ -38,44 +63,70 @@ impl<'a> Slice<'a> {
         self.dtype
     }
 
-    /// The memory as bytes.
-    pub fn bytes(&self) -> &'a [u8] {
-        self.bytes
+    /// Where the memory is.
+    pub fn place(&self) -> Place {
+        self.place
     }
 
-    /// The elements as `T`, or an error naming both types.
+    /// The address of the first element, which only its [`place`](Self::place) can follow.
+    pub fn address(&self) -> usize {
+        self.start.addr().get()
+    }
+
+    /// The memory as bytes, or an error if it is not the CPU's.
+    pub fn bytes(&self) -> Result<&'a [u8], Error> {
+        self.place.check(Place::Cpu)?;
+        // SAFETY: memory of the CPU, of which every slice is made with so many initialised bytes that nobody writes for `'a`.
+        Ok(unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.bytes) })
+    }
+
+    /// The elements as `T`, or an error naming both types, or where they are if that is not the CPU.
     pub fn typed<T: Element>(&self) -> Result<&'a [T], Error> {
         check(T::DTYPE, self.dtype)?;
         // Memory enters a slice as `&[T]` or from a 64-byte aligned slab cut at elements, so the cast cannot fail.
-        Ok(bytemuck::cast_slice(self.bytes))
+        Ok(bytemuck::cast_slice(self.bytes()?))
     }
 
     /// Elements `range`.
     pub fn slice(&self, range: Range<usize>) -> Result<Slice<'a>, Error> {
         let bytes = byte_range(&range, self.len(), self.dtype)?;
-        Ok(Slice { bytes: &self.bytes[bytes], dtype: self.dtype })
+        // SAFETY: the range is inside this one.
+        Ok(unsafe { Slice::from_parts(beyond(self.start, bytes.start), bytes.len(), self.dtype, self.place) })
     }
 }
 
 impl<'a> SliceMut<'a> {
-    pub(crate) fn from_bytes(bytes: &'a mut [u8], dtype: DType) -> Self {
-        SliceMut { bytes, dtype }
+    fn of_cpu(bytes: &'a mut [u8], dtype: DType) -> Self {
+        let len = bytes.len();
+        SliceMut {
+            start: NonNull::from(bytes).cast(),
+            bytes: len,
+            dtype,
+            place: Place::Cpu,
+            _borrow: PhantomData,
+        }
+    }
+
+    /// # Safety
+    /// As [`Slice::from_parts`], and nobody else touches them for `'a`.
+    pub(crate) unsafe fn from_parts(start: NonNull<u8>, bytes: usize, dtype: DType, place: Place) -> Self {
+        SliceMut { start, bytes, dtype, place, _borrow: PhantomData }
     }
 
     /// No elements of `dtype`.
     pub fn empty(dtype: DType) -> Self {
         // Aligned as the widest element is, so that it views as any of them.
-        SliceMut { bytes: bytemuck::cast_slice_mut(&mut [] as &mut [u64]), dtype }
+        SliceMut::of_cpu(bytemuck::cast_slice_mut(&mut [] as &mut [u64]), dtype)
     }
 
     /// Elements.
     pub fn len(&self) -> usize {
-        self.bytes.len() / self.dtype.size()
+        self.bytes / self.dtype.size()
     }
 
     /// Whether there is no element.
     pub fn is_empty(&self) -> bool {
-        self.bytes.is_empty()
+        self.bytes == 0
     }
 
     /// The element type.
@@ -83,43 +134,72 @@ impl<'a> SliceMut<'a> {
         self.dtype
     }
 
+    /// Where the memory is.
+    pub fn place(&self) -> Place {
+        self.place
+    }
+
+    /// The address of the first element, which only its [`place`](Self::place) can follow.
+    pub fn address(&self) -> usize {
+        self.start.addr().get()
+    }
+
     /// The same memory for a shorter time.
     pub fn reborrow(&mut self) -> SliceMut<'_> {
-        SliceMut { bytes: self.bytes, dtype: self.dtype }
+        // SAFETY: the same memory, and `self` is borrowed exclusively meanwhile.
+        unsafe { SliceMut::from_parts(self.start, self.bytes, self.dtype, self.place) }
     }
 
     /// The same memory, shared.
     pub fn as_slice(&self) -> Slice<'_> {
-        Slice { bytes: self.bytes, dtype: self.dtype }
+        // SAFETY: the same memory, and `self` is borrowed meanwhile.
+        unsafe { Slice::from_parts(self.start, self.bytes, self.dtype, self.place) }
     }
 
-    /// The memory as bytes.
-    pub fn bytes_mut(&mut self) -> &mut [u8] {
-        self.bytes
+    /// The memory as bytes, or an error if it is not the CPU's.
+    pub fn bytes_mut(&mut self) -> Result<&mut [u8], Error> {
+        self.reborrow().into_bytes()
     }
 
-    /// The elements as `T`, or an error naming both types.
+    fn into_bytes(self) -> Result<&'a mut [u8], Error> {
+        self.place.check(Place::Cpu)?;
+        // SAFETY: memory of the CPU, of which every slice is made with so many initialised bytes that nobody else touches for
+        // `'a`; `self` is used up.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.bytes) })
+    }
+
+    /// The elements as `T`, or an error naming both types, or where they are if that is not the CPU.
     pub fn typed_mut<T: Element>(&mut self) -> Result<&mut [T], Error> {
         self.reborrow().into_typed()
     }
 
-    /// The elements as `T` for as long as the memory is borrowed, or an error naming both types.
+    /// The elements as `T` for as long as the memory is borrowed, or an error as [`typed_mut`](Self::typed_mut)'s.
     pub fn into_typed<T: Element>(self) -> Result<&'a mut [T], Error> {
         check(T::DTYPE, self.dtype)?;
-        Ok(bytemuck::cast_slice_mut(self.bytes))
+        Ok(bytemuck::cast_slice_mut(self.into_bytes()?))
     }
 
     /// Elements `range`.
     pub fn slice(self, range: Range<usize>) -> Result<SliceMut<'a>, Error> {
         let bytes = byte_range(&range, self.len(), self.dtype)?;
-        Ok(SliceMut { bytes: &mut self.bytes[bytes], dtype: self.dtype })
+        // SAFETY: the range is inside this one, which is used up.
+        Ok(unsafe {
+            SliceMut::from_parts(beyond(self.start, bytes.start), bytes.len(), self.dtype, self.place)
+        })
     }
 
     /// Elements `..at` and `at..`.
     pub fn split_at(self, at: usize) -> Result<(SliceMut<'a>, SliceMut<'a>), Error> {
-        let bytes = byte_range(&(0..at), self.len(), self.dtype)?;
-        let (left, right) = self.bytes.split_at_mut(bytes.end);
-        Ok((SliceMut { bytes: left, dtype: self.dtype }, SliceMut { bytes: right, dtype: self.dtype }))
+        let left = byte_range(&(0..at), self.len(), self.dtype)?.end;
+        // SAFETY: both are inside this one, which is used up, and have no byte in common.
+        let parts = unsafe {
+            let right = beyond(self.start, left);
+            (
+                SliceMut::from_parts(self.start, left, self.dtype, self.place),
+                SliceMut::from_parts(right, self.bytes - left, self.dtype, self.place),
+            )
+        };
+        Ok(parts)
     }
 
     /// Copies `src`, of the same length and type.
@@ -128,7 +208,7 @@ impl<'a> SliceMut<'a> {
         if src.len() != self.len() {
             return Err(Error::WrongLen { given: src.len(), expected: self.len() });
         }
-        self.bytes.copy_from_slice(src.bytes);
+        self.bytes_mut()?.copy_from_slice(src.bytes()?);
         Ok(())
     }
 
@@ -153,21 +233,27 @@ impl<'a> SliceMut<'a> {
     }
 
     /// Sets every element to zero.
-    pub fn zero(&mut self) {
-        self.bytes.fill(0);
+    pub fn zero(&mut self) -> Result<(), Error> {
+        self.bytes_mut()?.fill(0);
+        Ok(())
     }
 }
 
 impl<'a, T: Element> From<&'a [T]> for Slice<'a> {
     fn from(values: &'a [T]) -> Self {
-        Slice { bytes: bytemuck::cast_slice(values), dtype: T::DTYPE }
+        Slice::of_cpu(bytemuck::cast_slice(values), T::DTYPE)
     }
 }
 
 impl<'a, T: Element> From<&'a mut [T]> for SliceMut<'a> {
     fn from(values: &'a mut [T]) -> Self {
-        SliceMut { bytes: bytemuck::cast_slice_mut(values), dtype: T::DTYPE }
+        SliceMut::of_cpu(bytemuck::cast_slice_mut(values), T::DTYPE)
     }
+}
+
+/// So many bytes further on: an address, which the CPU need not be able to follow.
+pub(crate) fn beyond(start: NonNull<u8>, bytes: usize) -> NonNull<u8> {
+    start.map_addr(|address| address.saturating_add(bytes))
 }
 
 fn each<T: Copy>(values: &mut [T], f: impl Fn(T) -> T) {

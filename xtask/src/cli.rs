@@ -58,6 +58,8 @@ pub(crate) enum StepName {
     Rustdoc,
     /// Unit, property and integration tests of the whole workspace.
     Tests,
+    /// The GPU tests on a stand-in for the driver.
+    Standin,
     /// The fault tests of comm under a deterministic scheduler.
     Shuttle,
     /// The examples in the documentation.

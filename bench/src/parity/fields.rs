@@ -14,7 +14,8 @@ pub(super) struct Fields {
 }
 
 impl Fields {
-    /// The fields of `optimizer` but its name, some of them replaced by a group's.
+    /// The fields of `optimizer` but its name, some of them replaced by a group's, which are values: of null nobody could
+    /// say whether the optimizer's or the rule's default is meant.
     pub(super) fn new(
         optimizer: &Map<String, Value>,
         overrides: &Map<String, Value>,
@@ -32,6 +33,9 @@ impl Fields {
                 other: format!("the trace's rule {}", optimizer.get("name").unwrap_or(&Value::Null)),
                 why: why.to_owned(),
             });
+        }
+        if let Some((field, _)) = overrides.iter().find(|(_, value)| value.is_null()) {
+            return Err(Reason::NullInGroup { rule, field: field.clone() });
         }
         Ok(Fields { rule, left, known: Vec::new() })
     }

@@ -1,4 +1,7 @@
 //! A trace of L-BFGS, replayed through the sharded one.
+//!
+//! A gradient norm is compared as everything else is, within `atol + rtol |want|`. Near a minimum `atol` is what counts:
+//! there a gradient is a difference of larger terms, and its digits are those of rounding.
 
 use std::sync::Arc;
 
@@ -32,6 +35,7 @@ pub(super) fn run(
         evaluations += report.evaluations;
         // As PyTorch's step, which returns the loss where it began.
         observed.scalar(trace, Key::Loss { t }, report.first_loss);
+        observed.scalar(trace, Key::Norm { t }, report.grad_norm);
         observed.scalar(trace, Key::Evals { t }, evaluations as f64);
         observed.params(trace, t, |name| opt.param(name))?;
     }

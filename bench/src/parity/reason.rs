@@ -29,6 +29,10 @@ pub(crate) enum Reason {
     UnknownField { rule: String, field: String, known: String },
     #[error("field {field:?} of its rule {rule}: {source}")]
     Field { rule: String, field: &'static str, source: serde_json::Error },
+    #[error(
+        "a group of its rule {rule} has {field:?} = null; leave it out for the optimizer's value, or say the group's own"
+    )]
+    NullInGroup { rule: String, field: String },
     #[error("its rule {rule} needs the field {field:?}: {why}")]
     MissingField { rule: String, field: &'static str, why: &'static str },
     #[error("{what} and {other} contradict each other: {why}")]

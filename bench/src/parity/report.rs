@@ -148,7 +148,7 @@ impl Report {
         let mut table = "# Largest differences between traces and their replay\n\n\
             Written by `cargo xtask parity FILE... --table OUT`. For each trace the largest absolute and relative difference\n\
             of any parameter, state, norm or loss that it expects, the most numbers of its type that lie between, and what\n\
-            is allowed.\n\n\
+            is allowed. Of a number that is nearly 0, as a gradient's norm at a minimum, only the absolute one says something.\n\n\
             | trace | rule | type | steps | values | absolute | relative | ulp | rtol, atol |\n\
             |---|---|---|---|---|---|---|---|---|\n"
             .to_owned();

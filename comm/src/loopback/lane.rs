@@ -5,7 +5,7 @@ use super::shared::View;
 use crate::in_flight::Tickets;
 use crate::sync::{Condvar, Mutex};
 use crate::{Called, Error, Op, Stats};
-use meshstep_tensor::{Buffer, Queue};
+use meshstep_tensor::{Buffer, Place, Queue};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -73,6 +73,11 @@ impl Lane {
     pub(super) fn enqueue(&self, op: Op, buffer: Buffer) -> Result<usize, (Buffer, Error)> {
         if let Err(error) = op.check(self.rank, self.world_size, buffer.len(), buffer.dtype()) {
             return Err((buffer, error));
+        }
+        // Ranks are threads: they read one another's memory themselves.
+        if buffer.place() != Place::Cpu {
+            let elsewhere = meshstep_tensor::Error::Place { given: buffer.place(), expected: Place::Cpu };
+            return Err((buffer, elsewhere.into()));
         }
         let mut state = self.state.lock();
         if let Err(error) = state.refuse(self.rank) {

@@ -48,7 +48,8 @@ fn perform(
 /// Flips a bit in the middle of a buffer, as a damaged wire would.
 fn flip_a_bit(buffer: &mut Buffer) {
     let middle = buffer.bytes() / 2;
-    if let Some(byte) = buffer.as_mut().bytes_mut().get_mut(middle) {
+    let mut slice = buffer.as_mut();
+    if let Some(byte) = slice.bytes_mut().ok().and_then(|bytes| bytes.get_mut(middle)) {
         *byte ^= 1 << 6;
     }
 }

@@ -154,7 +154,7 @@ impl Body for Read<'_, '_> {
 
     #[inline(always)]
     fn run(self) -> u64 {
-        self.0.iter().fold(0, |all, stream| all ^ seen(stream.bytes()))
+        self.0.iter().fold(0, |all, stream| all ^ seen(stream.bytes().unwrap()))
     }
 }
 
@@ -173,14 +173,14 @@ impl Body for Move<'_> {
         let len = self.read.len();
         for start in (0..len).step_by(BLOCK) {
             let bytes = |dtype: DType| start * dtype.size()..len.min(start + BLOCK) * dtype.size();
-            let mask = self.mask & seen(&self.read.bytes()[bytes(self.read.dtype())]);
+            let mask = self.mask & seen(&self.read.bytes().unwrap()[bytes(self.read.dtype())]);
             for stream in &mut self.written {
                 let range = bytes(stream.dtype());
-                mix(&mut stream.bytes_mut()[range], mask);
+                mix(&mut stream.bytes_mut().unwrap()[range], mask);
             }
             if let Some(stream) = &mut self.filled {
                 let range = bytes(stream.dtype());
-                stream.bytes_mut()[range].fill(mask as u8);
+                stream.bytes_mut().unwrap()[range].fill(mask as u8);
             }
         }
     }

@@ -207,7 +207,7 @@ fn describe(groups: &[Vec<usize>], layout: &Layout, rules: &Groups, options: &Op
 fn describe_values(optimizer: &Optimizer) -> Result<String, Error> {
     let mut text = String::new();
     for param in optimizer.params() {
-        let digest = xxhash_rust::xxh3::xxh3_64(optimizer.param(param.name())?.bytes());
+        let digest = xxhash_rust::xxh3::xxh3_64(optimizer.param(param.name())?.bytes()?);
         let _ = writeln!(text, "values of {:?} = digest {digest:016x}", param.name());
     }
     Ok(text)

@@ -310,7 +310,7 @@ impl Run {
         }
         let bytes = |p: &Vec<f32>| {
             let wide: Vec<f64> = p.iter().map(|&x| x.into()).collect();
-            with_dtype(self.dtype, &wide, |p| p.bytes().to_vec())
+            with_dtype(self.dtype, &wide, |p| p.bytes().unwrap().to_vec())
         };
         end.params = params.iter().map(bytes).collect();
         end
@@ -344,14 +344,14 @@ pub fn adamw() -> AdamW {
 }
 
 pub fn params(opt: &Optimizer) -> Vec<Vec<u8>> {
-    opt.params().map(|p| opt.param(p.name()).unwrap().bytes().to_vec()).collect()
+    opt.params().map(|p| opt.param(p.name()).unwrap().bytes().unwrap().to_vec()).collect()
 }
 
 /// Every byte of this rank's state, and every parameter's `t`.
 pub fn state(opt: &Optimizer) -> Vec<(u64, Vec<Vec<u8>>)> {
     let of = |p: &meshstep_tensor::Param| {
         let state = opt.state(p.name()).unwrap();
-        (state.t, state.slots.iter().map(|(_, s)| s.bytes().to_vec()).collect())
+        (state.t, state.slots.iter().map(|(_, s)| s.bytes().unwrap().to_vec()).collect())
     };
     opt.params().map(of).collect()
 }

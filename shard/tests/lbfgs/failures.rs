@@ -99,7 +99,7 @@ fn build(
 ) -> Result<(), Error> {
     let layout = Layout::builder().param("a", &[3], dtypes[0]).param("b", &[4], dtypes[1]).build().unwrap();
     let zeros = |_: &_, mut w: SliceMut<'_>| {
-        w.zero();
+        w.zero().unwrap();
         Ok(())
     };
     ShardedLbfgs::new(comm, layout, rule, zeros, options).map(|_| ())

@@ -84,10 +84,13 @@ fn step(name: StepName, setting: &Setting) -> Step {
             vec![Task::Run(cargo("clippy --workspace --all-targets --all-features -- -D warnings"))]
         }
         StepName::Rustdoc => {
-            vec![Task::Run(cargo("doc --no-deps --workspace").env("RUSTDOCFLAGS", "-D warnings"))]
+            vec![Task::Run(
+                cargo("doc --no-deps --workspace --all-features").env("RUSTDOCFLAGS", "-D warnings"),
+            )]
         }
         // Not with all features: `shuttle` replaces comm's threads by a scheduler that only its own tests start.
         StepName::Tests => vec![test("--workspace", setting)],
+        StepName::Standin => standin(setting),
         // Chosen from the whole workspace, so that what the tests were built with is used again, not rebuilt.
         StepName::Shuttle => {
             vec![test("--workspace --features meshstep-comm/shuttle --test shuttle", setting)]
@@ -97,6 +100,27 @@ fn step(name: StepName, setting: &Setting) -> Step {
         StepName::Package => package(setting),
     };
     Step { name, tasks }
+}
+
+/// The GPU's tests where there is none: on a library that takes the driver's place, for these commands alone.
+fn standin(setting: &Setting) -> Vec<Task> {
+    let folder = setting.target.join("standin");
+    let build = Cmd::built(
+        "c++",
+        "-std=c++17 -O1 -shared -fPIC -Wall -Wextra -Werror xtask/standin/cuda/libcuda.cpp -o",
+    );
+    let build = build.arg(&folder.join("libcuda.so.1").to_string_lossy()).dir(&setting.root);
+    let tests = test("--workspace --features meshstep-tensor/cuda --test cuda", setting);
+    let example = Task::Run(Cmd::cargo("test --doc -p meshstep-tensor --features cuda").dir(&setting.root));
+    let on_it = |task| match task {
+        Task::Run(cmd) => Task::Run(
+            cmd.env("LD_LIBRARY_PATH", &folder.to_string_lossy())
+                .env("MESHSTEP_STANDIN", "1")
+                .env("REQUIRE_GPU", "1"),
+        ),
+        other => other,
+    };
+    vec![Task::Empty(folder.clone()), Task::Run(build), on_it(tests), on_it(example)]
 }
 
 /// Tests under nextest, which runs each in a process of its own, or else under `cargo test`.
@@ -195,6 +219,14 @@ mod tests {
             shown(StepName::Shuttle, &cargo_test),
             "cd /w && cargo test --no-fail-fast --workspace --features meshstep-comm/shuttle --test shuttle"
         );
+    }
+
+    #[test]
+    fn the_stand_in_is_in_the_path_of_its_own_tests_only() {
+        let shown = shown(StepName::Standin, &setting());
+        let with = "LD_LIBRARY_PATH=/w/target/standin MESHSTEP_STANDIN=1 REQUIRE_GPU=1 cargo";
+        assert_eq!(shown.matches(with).count(), 2, "{shown}");
+        assert!(shown.contains("libcuda.cpp -o /w/target/standin/libcuda.so.1"), "{shown}");
     }
 
     #[test]

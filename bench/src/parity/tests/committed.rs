@@ -62,6 +62,25 @@ fn every_trace_is_replayed_in_every_setting() {
     }
 }
 
+/// Also where it is nearly 0.
+#[test]
+fn the_last_gradient_norm_of_lbfgs_is_compared() {
+    let is_lbfgs =
+        |path: &PathBuf| path.file_name().is_some_and(|n| n.to_string_lossy().starts_with("lbfgs"));
+    for path in traces().into_iter().filter(is_lbfgs) {
+        let mut trace = Trace::parse(&std::fs::read(&path).unwrap()).unwrap();
+        let got = super::super::replay::replay(&trace, Asked::default()).unwrap();
+        let tolerance = trace.spec.tolerance;
+        let last = Key::Norm { t: trace.spec.steps };
+        let norm =
+            &mut trace.tensors.get_mut(&last).unwrap_or_else(|| panic!("{}", path.display())).values[0];
+        *norm += 3.0 * (tolerance.atol + tolerance.rtol * *norm);
+        let difference = Difference::new(&trace, &got, tolerance).unwrap();
+        let worst = difference.worst.map(|worst| worst.at);
+        assert_eq!((difference.outside, worst), (1, Some(last.to_string())), "{}", path.display());
+    }
+}
+
 #[test]
 fn the_table_of_differences_is_fresh() {
     let path = folder().join("DIFFERENCES.md");

@@ -133,6 +133,12 @@ fn specs() {
             optimizer(made, json!({"name": "qhadamw", "nu": 0.7, "moments": [[0.9, 0.7]]}));
         }),
         ("no field \"momentum\"", |made| set(made, "groups", json!([{"params": ["w"], "momentum": 1}]))),
+        ("a group of its rule adamw has \"weight_decay\" = null; leave it out", |made| {
+            set(made, "groups", json!([{"params": ["w"], "weight_decay": null}]));
+        }),
+        ("a group of its rule adamw has \"lr\" = null", |made| {
+            set(made, "groups", json!([{"params": ["w"]}, {"params": ["bias"], "eps": 0.1, "lr": null}]));
+        }),
         ("no parameter \"v\"", |made| set(made, "groups", json!([{"params": ["v"], "eps": 1e-3}]))),
         ("in two groups", |made| set(made, "groups", json!([{"params": ["w"]}, {"params": ["w"]}]))),
         ("one layout has one rule", |made| {

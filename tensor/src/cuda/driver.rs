@@ -1,0 +1,32 @@
+//! The driver's functions, their results as values.
+
+use super::Error;
+use cudarc::driver::sys;
+use std::ffi::CStr;
+
+/// Calls a function of the driver, which must have been found by [`probe`](super::probe): cudarc panics where there is none.
+macro_rules! call {
+    ($function:ident($($argument:expr),* $(,)?)) => {
+        $crate::cuda::driver::told(stringify!($function), cudarc::driver::sys::$function($($argument),*))
+    };
+}
+pub(super) use call;
+
+/// What a call returned.
+pub(super) fn told(call: &'static str, result: sys::CUresult) -> Result<(), Error> {
+    match result {
+        sys::CUresult::CUDA_SUCCESS => Ok(()),
+        other => Err(Error::Call { call, code: other as u32, name: name(other) }),
+    }
+}
+
+fn name(result: sys::CUresult) -> String {
+    let mut text = std::ptr::null();
+    // SAFETY: a result came from the driver, so there is one; `text` is a place for a pointer.
+    let known = unsafe { sys::cuGetErrorName(result, &mut text) };
+    if known != sys::CUresult::CUDA_SUCCESS || text.is_null() {
+        return "an unknown error".to_owned();
+    }
+    // SAFETY: the driver's names are constant strings with an end.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}

@@ -1,0 +1,142 @@
+//! Whether CUDA can be used, asked once and without a panic.
+
+use libloading::Library;
+use std::error::Error as _;
+use std::ffi::{c_int, c_uint};
+use std::sync::OnceLock;
+
+/// The oldest driver that has all we call: CUDA 12.0.
+const NEEDED: i32 = 12_000;
+/// The file that a driver's installation puts into the loader's path.
+const INSTALLED: &str = if cfg!(windows) { "nvcuda.dll" } else { "libcuda.so.1" };
+/// What a driver says where it has no device.
+const NO_DEVICE: c_int = 100;
+/// A name that only a stand-in exports.
+const MARK: &[u8] = b"meshstep_standin\0";
+
+/// The driver that was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Driver {
+    /// The newest CUDA it speaks: 1000 times the major version, and 10 times the minor one.
+    pub version: i32,
+    /// How many GPUs it shows.
+    pub devices: usize,
+    /// Whether it is the stand-in that tests use in place of a driver (`MESHSTEP_STANDIN=1`).
+    pub stand_in: bool,
+}
+
+/// Why CUDA cannot be used on this machine.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Unavailable {
+    /// No driver is installed, or it cannot be loaded.
+    #[error("no CUDA driver: {library} cannot be loaded ({reason}); install NVIDIA's driver")]
+    NoDriver {
+        /// The library.
+        library: String,
+        /// The loader's words.
+        reason: String,
+    },
+    /// The library lacks a function that every driver has.
+    #[error("{library} is no CUDA driver: it has no {function}")]
+    NotADriver {
+        /// The library.
+        library: String,
+        /// The function.
+        function: &'static str,
+    },
+    /// The driver is older than what we call.
+    #[error("the CUDA driver speaks version {found}; update it to one of {needed} or later")]
+    TooOld {
+        /// Its version.
+        found: i32,
+        /// The oldest that works.
+        needed: i32,
+    },
+    /// The driver cannot be started: it does not fit the kernel's module, or access is denied.
+    #[error("the CUDA driver does not start: {function} returned {code}")]
+    Start {
+        /// The function that failed.
+        function: &'static str,
+        /// The driver's number for it.
+        code: i32,
+    },
+    /// A driver without a GPU.
+    #[error("the CUDA driver finds no GPU (see CUDA_VISIBLE_DEVICES)")]
+    NoDevice,
+    /// The stand-in for tests, which nobody has asked for.
+    #[error("{library} is a stand-in for tests; take it out of the loader's path, or set MESHSTEP_STANDIN=1")]
+    StandIn {
+        /// The library.
+        library: String,
+    },
+}
+
+/// The driver, or why there is none. Asked once in a process; nothing else of CUDA is touched before.
+pub fn probe() -> Result<&'static Driver, Unavailable> {
+    static FOUND: OnceLock<Result<Driver, Unavailable>> = OnceLock::new();
+    FOUND.get_or_init(look).as_ref().map_err(Clone::clone)
+}
+
+fn look() -> Result<Driver, Unavailable> {
+    let (library, name) = load()?;
+    // SAFETY: no function of this name is called; only whether it is there counts.
+    let stand_in = unsafe { library.get::<*const ()>(MARK) }.is_ok();
+    if stand_in && std::env::var_os("MESHSTEP_STANDIN").is_none_or(|value| value != "1") {
+        return Err(Unavailable::StandIn { library: name });
+    }
+    let driver = ask(&library, &name, stand_in)?;
+    // It stays: a driver does not stop and start again within a process.
+    std::mem::forget(library);
+    Ok(driver)
+}
+
+/// The library that cudarc will find, in its order.
+fn load() -> Result<(Library, String), Unavailable> {
+    let names = ["cuda", "nvcuda"].iter().flat_map(|name| cudarc::get_lib_name_candidates(name));
+    let mut reason = String::new();
+    for library in names {
+        // SAFETY: a driver may be loaded any number of times, from any thread; that is how every program gets it.
+        match unsafe { Library::new(&library) } {
+            Ok(found) => return Ok((found, library)),
+            Err(error) if library == INSTALLED => {
+                reason = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+            }
+            Err(_) => {}
+        }
+    }
+    Err(Unavailable::NoDriver { library: INSTALLED.to_owned(), reason })
+}
+
+fn ask(library: &Library, name: &str, stand_in: bool) -> Result<Driver, Unavailable> {
+    let mut version = 0;
+    // SAFETY: the driver's documented signature, as in the calls below; a place for a number outlives the call.
+    call("cuDriverGetVersion", library, name, |f: extern "C" fn(*mut c_int) -> c_int| f(&mut version))?;
+    if version < NEEDED {
+        return Err(Unavailable::TooOld { found: version, needed: NEEDED });
+    }
+    call("cuInit", library, name, |f: extern "C" fn(c_uint) -> c_int| f(0))?;
+    let mut devices = 0;
+    call("cuDeviceGetCount", library, name, |f: extern "C" fn(*mut c_int) -> c_int| f(&mut devices))?;
+    match usize::try_from(devices) {
+        Ok(devices) if devices > 0 => Ok(Driver { version, devices, stand_in }),
+        _ => Err(Unavailable::NoDevice),
+    }
+}
+
+/// Calls a function that has the type which `with` takes.
+fn call<F: Copy>(
+    function: &'static str,
+    library: &Library,
+    name: &str,
+    with: impl FnOnce(F) -> c_int,
+) -> Result<(), Unavailable> {
+    // SAFETY: each caller gives the type that the driver documents for the function.
+    let found = unsafe { library.get::<F>(function.as_bytes()) };
+    let found = found.map_err(|_| Unavailable::NotADriver { library: name.to_owned(), function })?;
+    match with(*found) {
+        0 => Ok(()),
+        NO_DEVICE => Err(Unavailable::NoDevice),
+        code => Err(Unavailable::Start { function, code }),
+    }
+}

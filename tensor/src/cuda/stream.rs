@@ -1,0 +1,232 @@
+//! Orders of work, and the points in them that others wait for.
+
+use super::driver::call;
+use super::memory::Pinned;
+use super::{Device, Error};
+use crate::{Buffer, Place};
+use cudarc::driver::sys;
+use std::sync::Arc;
+
+/// An order of work on a device. Work on different streams has no order but what [`wait`](Stream::wait) makes.
+#[derive(Clone, Debug)]
+pub struct Stream(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    device: Device,
+    handle: sys::CUstream,
+}
+
+// SAFETY: a stream is a handle that the driver locks by itself; every call makes its context current first.
+unsafe impl Send for Inner {}
+// SAFETY: as above.
+unsafe impl Sync for Inner {}
+
+/// A point in a stream's order.
+#[derive(Debug)]
+pub struct Event {
+    device: Device,
+    handle: sys::CUevent,
+}
+
+// SAFETY: as for streams.
+unsafe impl Send for Event {}
+// SAFETY: as for streams.
+unsafe impl Sync for Event {}
+
+impl Stream {
+    /// A stream that the default stream does not wait for.
+    pub fn new(device: &Device) -> Result<Self, Error> {
+        Self::with_priority(device, 0)
+    }
+
+    /// A stream whose work goes before that of others, for communication.
+    pub fn urgent(device: &Device) -> Result<Self, Error> {
+        device.enter()?;
+        let (mut least, mut greatest) = (0, 0);
+        // SAFETY: the places outlive the call.
+        unsafe { call!(cuCtxGetStreamPriorityRange(&mut least, &mut greatest))? };
+        Self::with_priority(device, greatest)
+    }
+
+    fn with_priority(device: &Device, priority: i32) -> Result<Self, Error> {
+        device.enter()?;
+        let mut handle = std::ptr::null_mut();
+        let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: the device's context is current; the place outlives the call.
+        unsafe { call!(cuStreamCreateWithPriority(&mut handle, flags, priority))? };
+        Ok(Stream(Arc::new(Inner { device: device.clone(), handle })))
+    }
+
+    /// Where its work takes place.
+    pub fn device(&self) -> &Device {
+        &self.0.device
+    }
+
+    /// The driver's handle, for kernels and libraries. It lives as long as this stream or a clone of it.
+    pub fn as_raw(&self) -> *mut std::ffi::c_void {
+        self.0.handle.cast()
+    }
+
+    /// The point after all work so far.
+    pub fn record(&self) -> Result<Event, Error> {
+        self.enter()?;
+        let event = Event::new(&self.0.device)?;
+        // SAFETY: both live, on one device.
+        unsafe { call!(cuEventRecord(event.handle, self.0.handle))? };
+        Ok(event)
+    }
+
+    /// What follows here begins after `event`. The host goes on at once.
+    pub fn wait(&self, event: &Event) -> Result<(), Error> {
+        self.enter()?;
+        // SAFETY: both live; events of other devices may be waited for.
+        unsafe { call!(cuStreamWaitEvent(self.0.handle, event.handle, 0)) }
+    }
+
+    /// Returns when all work so far is done, or with what went wrong in it.
+    pub fn synchronize(&self) -> Result<(), Error> {
+        self.enter()?;
+        // SAFETY: the stream lives.
+        unsafe { call!(cuStreamSynchronize(self.0.handle)) }
+    }
+
+    /// Fills `into` with page-locked bytes from byte `from` on, without waiting for it.
+    pub fn copy_in(&self, host: &Pinned, from: usize, into: &mut Buffer) -> Result<(), Error> {
+        let (target, len) = (self.address(into)?, into.bytes());
+        let source = host.at(from, len)?;
+        // SAFETY: both ranges were checked. The driver frees device memory after work that uses it; `host` waits for the copy.
+        let start = || unsafe { call!(cuMemcpyHtoDAsync_v2(target, source.cast(), len, self.0.handle)) };
+        if len == 0 { Ok(()) } else { host.copied(self, start) }
+    }
+
+    /// Copies `from` to page-locked bytes from byte `to` on, without waiting for it.
+    pub fn copy_out(&self, from: &Buffer, host: &Pinned, to: usize) -> Result<(), Error> {
+        let (source, len) = (self.address(from)?, from.bytes());
+        let target = host.at(to, len)?;
+        // SAFETY: as in `copy_in`.
+        let start = || unsafe { call!(cuMemcpyDtoHAsync_v2(target.cast(), source, len, self.0.handle)) };
+        if len == 0 { Ok(()) } else { host.copied(self, start) }
+    }
+
+    /// Fills `into` with ordinary bytes, which the driver has taken when the call returns.
+    pub(crate) fn upload(&self, bytes: &[u8], into: &mut Buffer) -> Result<(), Error> {
+        let target = self.address(into)?;
+        check_len(bytes.len(), into.bytes())?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: both have so many bytes. Of pageable memory the driver makes a copy before it returns; should it not, as in
+        // memory that was page-locked elsewhere, the stream is waited for while the borrow lasts.
+        unsafe { call!(cuMemcpyHtoDAsync_v2(target, bytes.as_ptr().cast(), bytes.len(), self.0.handle))? };
+        self.synchronize()
+    }
+
+    /// Copies `from` to ordinary bytes, and returns when that is done.
+    pub(crate) fn download(&self, from: &Buffer, into: &mut [u8]) -> Result<(), Error> {
+        let source = self.address(from)?;
+        check_len(from.bytes(), into.len())?;
+        if into.is_empty() {
+            return self.synchronize();
+        }
+        // SAFETY: both have so many bytes; the stream is waited for while the borrow lasts.
+        let copied = unsafe {
+            call!(cuMemcpyDtoHAsync_v2(into.as_mut_ptr().cast(), source, into.len(), self.0.handle))
+        };
+        self.synchronize().and(copied)
+    }
+
+    /// Copies within the device.
+    pub(crate) fn copy(&self, from: &Buffer, into: &mut Buffer) -> Result<(), Error> {
+        let (source, target) = (self.address(from)?, self.address(into)?);
+        check_len(from.bytes(), into.bytes())?;
+        if from.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: both have so many bytes, none in common, as each buffer alone owns its range.
+        unsafe { call!(cuMemcpyDtoDAsync_v2(target, source, from.bytes(), self.0.handle)) }
+    }
+
+    /// Sets every byte to zero.
+    pub(crate) fn zero(&self, buffer: &mut Buffer) -> Result<(), Error> {
+        let target = self.address(buffer)?;
+        if buffer.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the whole of live memory.
+        unsafe { call!(cuMemsetD8Async(target, 0, buffer.bytes(), self.0.handle)) }
+    }
+
+    /// Where a buffer of this device begins there.
+    fn address(&self, buffer: &Buffer) -> Result<sys::CUdeviceptr, Error> {
+        let ordinal = self.0.device.ordinal();
+        if buffer.place() != Place::Cuda(ordinal) {
+            return Err(Error::Elsewhere { given: buffer.place(), ordinal });
+        }
+        self.enter()?;
+        Ok(buffer.as_ptr().addr().get() as sys::CUdeviceptr)
+    }
+
+    fn enter(&self) -> Result<(), Error> {
+        self.0.device.enter()
+    }
+}
+
+impl PartialEq for Stream {
+    /// Whether both are one order of work.
+    fn eq(&self, other: &Stream) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Stream {}
+
+fn check_len(given: usize, expected: usize) -> Result<(), Error> {
+    if given == expected { Ok(()) } else { Err(Error::WrongLen { given, expected }) }
+}
+
+impl Event {
+    fn new(device: &Device) -> Result<Self, Error> {
+        let mut handle = std::ptr::null_mut();
+        let flags = sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING as u32;
+        // SAFETY: the device's context is current; the place outlives the call.
+        unsafe { call!(cuEventCreate(&mut handle, flags))? };
+        Ok(Event { device: device.clone(), handle })
+    }
+
+    /// Whether what was before it is done.
+    pub fn is_done(&self) -> Result<bool, Error> {
+        self.device.enter()?;
+        // SAFETY: the event lives.
+        match unsafe { sys::cuEventQuery(self.handle) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            other => super::driver::told("cuEventQuery", other).map(|()| true),
+        }
+    }
+
+    /// Returns when what was before it is done.
+    pub fn synchronize(&self) -> Result<(), Error> {
+        self.device.enter()?;
+        self.reached()
+    }
+
+    /// [`synchronize`](Self::synchronize) for a drop, where the context is current.
+    pub(super) fn reached(&self) -> Result<(), Error> {
+        // SAFETY: the event lives.
+        unsafe { call!(cuEventSynchronize(self.handle)) }
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: made once, destroyed once; streams that wait for it keep what they need.
+        self.device.late(|| unsafe { call!(cuEventDestroy_v2(self.handle)) });
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // SAFETY: made once, destroyed once; work on it goes on to its end.
+        self.device.late(|| unsafe { call!(cuStreamDestroy_v2(self.handle)) });
+    }
+}
