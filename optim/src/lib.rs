@@ -16,6 +16,7 @@
 //! | [`accumulate`] | weighted addition of gradients |
 //! | [`LossScale`], [`LossScaleState`] | static and dynamic loss scaling |
 //! | [`schedule`] | the learning rate as a function of the step, Hugging Face's and PyTorch's |
+//! | [`cuda`] | what the rules' CUDA kernels are told; the launch is the caller's |
 //! | [`Isa`] | the instructions in use; they change the speed of a result, never its bits |
 //!
 //! A rule holds hyperparameters; memory, state and step counts are the caller's. One pass scales the gradient, updates,
@@ -75,6 +76,7 @@ mod adam;
 mod adopt;
 mod check;
 mod clip;
+pub mod cuda;
 mod decay;
 mod error;
 mod fetch;

@@ -1,6 +1,6 @@
 //! What an update rule is: hyperparameters, the names of its state, and one pass over flat memory.
 
-use crate::{Error, Isa, TensorSums};
+use crate::{Error, Isa, TensorSums, cuda};
 use meshstep_tensor::{Queue, SliceMut};
 use std::fmt::Debug;
 use std::ops::Range;
@@ -70,6 +70,12 @@ pub trait Rule: Send + Sync + Debug {
     fn ratio(&self, sums: &TensorSums) -> f64 {
         let _ = sums;
         1.0
+    }
+
+    /// The family of CUDA kernels that updates as this rule does, with a segment's constants; none where there is no such.
+    fn constants_on_device(&self, scalars: &Scalars, segment: &Segment) -> Option<cuda::Constants> {
+        let _ = (scalars, segment);
+        None
     }
 
     /// Brings the elements of `segments` one step forward; the rest of `flat` is not touched.

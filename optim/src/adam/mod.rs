@@ -24,7 +24,7 @@ use crate::check::Check;
 use crate::frame::{Frame, common, update_on};
 use crate::number::{Real, power};
 use crate::pass::Kind;
-use crate::{Decay, Error, Rule, Scalars, Segment};
+use crate::{Decay, Error, Rule, Scalars, Segment, cuda};
 
 macro_rules! rule {
     ($(#[$doc:meta])* $rule:ident, $name:literal, $weight_decay:literal, $decay:expr) => {
@@ -89,6 +89,13 @@ macro_rules! rule {
 
             fn retention(&self) -> f64 {
                 self.beta1.max(self.beta2)
+            }
+
+            fn constants_on_device(&self, scalars: &Scalars, segment: &Segment) -> Option<cuda::Constants> {
+                let c = Kind::<2>::constants::<f64>(self, scalars, segment);
+                let family = if self.amsgrad { "amsgrad" } else { "adam" };
+                let own = [c.w1, c.b2, c.w2, c.bc2s, c.eps, c.step];
+                Some(cuda::Constants::new(family, self.maximize, &c.frame, &own))
             }
 
             update_on!(2 or 3);

@@ -20,7 +20,7 @@ use crate::check::Check;
 use crate::frame::{Frame, common, update_on};
 use crate::number::{Real, power};
 use crate::pass::Kind;
-use crate::{Decay, Error, Rule, Scalars, Segment};
+use crate::{Decay, Error, Rule, Scalars, Segment, cuda};
 
 /// Stochastic gradient descent. Without momentum it keeps no state.
 ///
@@ -131,6 +131,15 @@ impl Rule for Sgd {
 
     fn retention(&self) -> f64 {
         self.momentum
+    }
+
+    fn constants_on_device(&self, scalars: &Scalars, segment: &Segment) -> Option<cuda::Constants> {
+        let (family, c) = match self.momentum == 0.0 {
+            true => ("sgd", Kind::<0>::constants::<f64>(self, scalars, segment)),
+            false => ("momentum", Kind::<1>::constants::<f64>(self, scalars, segment)),
+        };
+        let constants = cuda::Constants::new(family, self.maximize, &c.frame, &[c.mu, c.w, c.r]);
+        Some(constants.with(&[c.average, c.nesterov]))
     }
 
     update_on!(0 or 1);

@@ -302,15 +302,19 @@ impl Memory {
         segments: &[Segment],
         scalars: &Scalars,
     ) -> Result<(), Error> {
+        self.flat(offset, |flat| rule.update_on(isa, flat, segments, scalars, &Queue::cpu()))
+    }
+
+    /// What `f` makes of the elements from `offset` on.
+    pub(crate) fn flat<R>(&mut self, offset: usize, f: impl FnOnce(Flat<'_, '_>) -> R) -> R {
         let mut state: Vec<SliceMut<'_>> = self.state.iter_mut().map(|s| from(offset, s)).collect();
-        let flat = Flat {
+        f(Flat {
             params: from(offset, &mut self.params),
             grads: from(offset, &mut self.grads),
             state: &mut state,
             copy: self.copy.as_mut().map(|copy| from(offset, copy)),
             remainder: self.remainder.as_mut().map(|remainder| from(offset, remainder)),
-        };
-        rule.update_on(isa, flat, segments, scalars, &Queue::cpu())
+        })
     }
 
     /// All bits, vector by vector.

@@ -1,0 +1,242 @@
+// A stand-in for a CUDA device: runs kernels on the CPU, one thread of a block at a time. It knows what our kernels use:
+// blocks of one dimension, static shared memory, barriers, shuffles, and arithmetic by intrinsics.
+//
+// A kernel's text is compiled behind this file, unmodified, by any C++17 compiler for a system with ucontext. Every thread of
+// a block is a fiber that runs until it waits for others. Threads run in order, or in reverse order after simt_reverse(1): with
+// a barrier missing, some order reads what is not there yet, or no longer.
+//
+//     c++ -std=c++17 -O1 -ffp-contract=off -fno-strict-aliasing -shared -fPIC unit.cpp -o libunit.so
+//
+// unit.cpp: this file, the kernels, and SIMT_KERNEL(name) for each. Then `simt_launch` is found in the library.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <type_traits>
+#include <ucontext.h>
+#include <utility>
+#include <vector>
+
+#define __device__
+#define __global__
+#define __shared__ static
+#define __align__(n) __attribute__((aligned(n)))
+#define __launch_bounds__(...)
+
+struct uint2 {
+    unsigned x, y;
+} __align__(8);
+struct uint4 {
+    unsigned x, y, z, w;
+} __align__(16);
+static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return uint4{x, y, z, w}; }
+
+namespace simt {
+
+struct Dim {
+    unsigned x, y, z;
+};
+
+constexpr unsigned WARP = 32;
+
+enum class Waits { NOT, FOR_WARP, FOR_BLOCK, ENDED };
+
+struct Fiber {
+    ucontext_t context;
+    std::vector<char> stack = std::vector<char>(256 << 10);
+    Dim thread{0, 0, 0};
+    Waits waits = Waits::NOT;
+    unsigned given = 0;  // what others of the warp may take
+};
+
+struct Block {
+    ucontext_t scheduler;
+    std::vector<Fiber> fibers;
+    Fiber* current = nullptr;
+    Dim index{0, 0, 0}, dim{0, 0, 0}, grid{0, 0, 0};
+    void (*call)(void**) = nullptr;
+    void** args = nullptr;
+};
+
+inline Block block;
+inline bool reverse = false;
+inline uint64_t wide_stores = 0;
+
+inline void wait(Waits what) {
+    Fiber* self = block.current;
+    self->waits = what;
+    swapcontext(&self->context, &block.scheduler);
+}
+
+inline void run_thread() {
+    block.call(block.args);
+    wait(Waits::ENDED);
+}
+
+// Lets a thread run until it waits.
+inline void resume(Fiber& fiber) {
+    block.current = &fiber;
+    swapcontext(&block.scheduler, &fiber.context);
+}
+
+// Lets the threads `from..to` go on if all of them wait for the same.
+inline bool release(unsigned from, unsigned to, Waits what) {
+    for (unsigned i = from; i < to; i++)
+        if (block.fibers[i].waits != what) return false;
+    for (unsigned i = from; i < to; i++) block.fibers[i].waits = Waits::NOT;
+    return true;
+}
+
+// Whether some thread can go on.
+inline bool release_any() {
+    unsigned size = block.dim.x;
+    if (release(0, size, Waits::FOR_BLOCK)) return true;
+    bool any = false;
+    for (unsigned from = 0; from < size; from += WARP)
+        any |= release(from, from + WARP < size ? from + WARP : size, Waits::FOR_WARP);
+    return any;
+}
+
+// Runs one block; an error if some of its threads wait for others that never come.
+inline const char* run_block() {
+    unsigned size = block.dim.x;
+    for (unsigned i = 0; i < size; i++) {
+        Fiber& fiber = block.fibers[i];
+        fiber.thread = Dim{i, 0, 0};
+        fiber.waits = Waits::NOT;
+        getcontext(&fiber.context);
+        fiber.context.uc_stack.ss_sp = fiber.stack.data();
+        fiber.context.uc_stack.ss_size = fiber.stack.size();
+        fiber.context.uc_link = nullptr;
+        makecontext(&fiber.context, run_thread, 0);
+    }
+    for (;;) {
+        for (unsigned i = 0; i < size; i++) {
+            Fiber& fiber = block.fibers[reverse ? size - 1 - i : i];
+            if (fiber.waits == Waits::NOT) resume(fiber);
+        }
+        if (release(0, size, Waits::ENDED)) return nullptr;
+        if (!release_any()) return "threads wait at a barrier or shuffle that others of their block never reach";
+    }
+}
+
+// Kernels by name: they register themselves when the library is loaded.
+struct Kernel {
+    const char* name;
+    void (*call)(void**);
+};
+
+inline std::vector<Kernel>& kernels() {
+    static std::vector<Kernel> all;
+    return all;
+}
+
+template <auto KERNEL, typename... Args, size_t... I>
+void call_with(void (*)(Args...), void** args, std::index_sequence<I...>) {
+    KERNEL(*(std::remove_reference_t<Args>*)args[I]...);
+}
+
+template <auto KERNEL, typename... Args>
+std::index_sequence_for<Args...> indices_of(void (*)(Args...));
+
+template <auto KERNEL>
+void call(void** args) {
+    call_with<KERNEL>(KERNEL, args, decltype(indices_of<KERNEL>(KERNEL)){});
+}
+
+struct Register {
+    Register(const char* name, void (*call)(void**)) { kernels().push_back({name, call}); }
+};
+
+}  // namespace simt
+
+#define SIMT_KERNEL(NAME) static simt::Register register_##NAME(#NAME, simt::call<NAME>);
+
+#define threadIdx (simt::block.current->thread)
+#define blockIdx (simt::block.index)
+#define blockDim (simt::block.dim)
+#define gridDim (simt::block.grid)
+
+static inline void __syncthreads() { simt::wait(simt::Waits::FOR_BLOCK); }
+
+// For whole warps.
+static inline unsigned __shfl_xor_sync(unsigned mask, unsigned value, int lanes) {
+    if (mask != 0xFFFFFFFFu) std::abort();
+    simt::Fiber* self = simt::block.current;
+    self->given = value;
+    simt::wait(simt::Waits::FOR_WARP);
+    unsigned taken = simt::block.fibers[self->thread.x ^ (unsigned)lanes].given;
+    // Nobody gives anything new until all have taken.
+    simt::wait(simt::Waits::FOR_WARP);
+    return taken;
+}
+
+static inline float __fadd_rn(float a, float b) { return a + b; }
+static inline float __fsub_rn(float a, float b) { return a - b; }
+static inline float __fmul_rn(float a, float b) { return a * b; }
+static inline float __fdiv_rn(float a, float b) { return a / b; }
+static inline float __fsqrt_rn(float a) { return std::sqrt(a); }
+static inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+static inline double __dadd_rn(double a, double b) { return a + b; }
+static inline double __dsub_rn(double a, double b) { return a - b; }
+static inline double __dmul_rn(double a, double b) { return a * b; }
+static inline double __ddiv_rn(double a, double b) { return a / b; }
+static inline double __dsqrt_rn(double a) { return std::sqrt(a); }
+static inline double __fma_rn(double a, double b, double c) { return std::fma(a, b, c); }
+static inline float __double2float_rn(double a) { return (float)a; }
+static inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((uint64_t)a * b >> 32); }
+
+template <typename To, typename From>
+static inline To simt_bits(From from) {
+    static_assert(sizeof(To) == sizeof(From), "the same bits");
+    To to;
+    std::memcpy(&to, &from, sizeof to);
+    return to;
+}
+static inline float __uint_as_float(unsigned x) { return simt_bits<float>(x); }
+static inline unsigned __float_as_uint(float x) { return simt_bits<unsigned>(x); }
+static inline long long __double_as_longlong(double x) { return simt_bits<long long>(x); }
+static inline double __hiloint2double(int high, int low) {
+    return simt_bits<double>((uint64_t)(unsigned)high << 32 | (unsigned)low);
+}
+
+// As on a device, an access of 16 bytes must be aligned.
+static inline void __stwb(uint4* to, uint4 value) {
+    if ((uintptr_t)to % 16) std::abort();
+    simt::wide_stores++;
+    *to = value;
+}
+
+// Runs a kernel to its end; `args` points at each of its arguments, as for cuLaunchKernel. Null, or what went wrong.
+extern "C" const char* simt_launch(const char* name, unsigned grid, unsigned threads, void** args) {
+    static std::mutex one_at_a_time;
+    std::lock_guard<std::mutex> guard(one_at_a_time);
+    for (const simt::Kernel& kernel : simt::kernels()) {
+        if (std::strcmp(kernel.name, name) != 0) continue;
+        simt::block.fibers.resize(threads);
+        simt::block.dim = {threads, 1, 1};
+        simt::block.grid = {grid, 1, 1};
+        simt::block.call = kernel.call;
+        simt::block.args = args;
+        for (unsigned i = 0; i < grid; i++) {
+            simt::block.index = {simt::reverse ? grid - 1 - i : i, 0, 0};
+            if (const char* error = simt::run_block()) return error;
+        }
+        return nullptr;
+    }
+    return "there is no such kernel";
+}
+
+// Whether blocks, and threads of a block, run in reverse order from now on.
+extern "C" void simt_reverse(int reverse) { simt::reverse = reverse != 0; }
+
+// Stores of 16 bytes so far.
+extern "C" uint64_t simt_wide_stores() { return simt::wide_stores; }
+
+// The name of kernel `i`; null behind the last.
+extern "C" const char* simt_kernel(unsigned i) {
+    return i < simt::kernels().size() ? simt::kernels()[i].name : nullptr;
+}
