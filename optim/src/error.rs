@@ -154,3 +154,10 @@ pub enum Error {
     #[error(transparent)]
     Tensor(#[from] meshstep_tensor::Error),
 }
+
+#[cfg(feature = "cuda")]
+impl From<meshstep_tensor::cuda::Error> for Error {
+    fn from(error: meshstep_tensor::cuda::Error) -> Self {
+        Error::Tensor(error.into())
+    }
+}

@@ -105,6 +105,6 @@ fn norms_and_hand_overs_allocate_nothing() {
         });
         assert_eq!(count, 0, "{norm:?}");
     }
-    let add = || accumulate((&mut dst[..]).into(), (&src[..]).into(), 0.5, false).unwrap();
+    let add = || accumulate((&mut dst[..]).into(), (&src[..]).into(), 0.5, false, &Queue::cpu()).unwrap();
     assert_eq!(allocations(add), 0);
 }

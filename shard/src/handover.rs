@@ -365,7 +365,13 @@ fn add_to_shard(
 ) -> Result<(), Error> {
     for start in (0..chunk.len()).step_by(BLOCK) {
         let block = start..chunk.len().min(start + BLOCK);
-        accumulate(shard.as_mut().slice(block.clone())?, chunk.slice(block.clone())?, 1.0, fresh)?;
+        accumulate(
+            shard.as_mut().slice(block.clone())?,
+            chunk.slice(block.clone())?,
+            1.0,
+            fresh,
+            &Queue::cpu(),
+        )?;
         if let Some(norm) = &mut norm {
             norm.add(shard.as_slice().slice(block)?)?;
         }

@@ -125,7 +125,7 @@ impl MicroBatch<'_> {
             .as_mut()
             .slice(0..len)
             .map_err(Error::from)
-            .and_then(|place| Ok(accumulate(place, grad, self.weight, lent.fresh)?));
+            .and_then(|place| Ok(accumulate(place, grad, self.weight, lent.fresh, &Queue::cpu())?));
         if let Err(error) = copied {
             self.optimizer.handover.give_back(bucket, index, lent.buffer);
             return Err(error);

@@ -7,6 +7,11 @@
 //! The kernels stand beside their rules (`adam/adam.cu`) and share the files of this folder, put in front in the order of
 //! their names.
 
+#[cfg(feature = "cuda")]
+pub(crate) mod flat;
+#[cfg(feature = "cuda")]
+mod kernels;
+
 use crate::{Flat, Rounding, Rule, Scalars, Segment};
 use meshstep_tensor::DType;
 
@@ -51,7 +56,8 @@ impl Constants {
 
     /// With these flags of the rule's own, in order.
     pub(crate) fn with(mut self, own: &[bool]) -> Self {
-        self.flags |= own.iter().enumerate().map(|(i, &flag)| u32::from(flag) * (Self::OWN << i)).sum::<u32>();
+        self.flags |=
+            own.iter().enumerate().map(|(i, &flag)| u32::from(flag) * (Self::OWN << i)).sum::<u32>();
         self
     }
 }

@@ -257,7 +257,8 @@ fn offsets_have_64_bits() {
 }
 
 fn move_back(streams: &mut Streams, recipe: &Recipe, elements: u64) {
-    let back = |address: &mut u64, dtype: DType| *address = address.wrapping_sub(elements * dtype.size() as u64);
+    let back =
+        |address: &mut u64, dtype: DType| *address = address.wrapping_sub(elements * dtype.size() as u64);
     back(&mut streams.params, recipe.params);
     back(&mut streams.grads, recipe.grads);
     back(&mut streams.remainder, DType::U16);

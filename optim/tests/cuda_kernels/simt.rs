@@ -61,7 +61,11 @@ impl Device {
             launch(name.as_ptr(), blocks, THREADS, args.as_mut_ptr())
         };
         // SAFETY: what is not null is a string of the library, which is still loaded.
-        if error.is_null() { Ok(()) } else { Err(unsafe { CStr::from_ptr(error) }.to_str().unwrap().to_owned()) }
+        if error.is_null() {
+            Ok(())
+        } else {
+            Err(unsafe { CStr::from_ptr(error) }.to_str().unwrap().to_owned())
+        }
     }
 
     /// Whether blocks and threads run in reverse order from now on.
@@ -93,7 +97,8 @@ impl Device {
 pub(crate) fn text(rule: &str) -> String {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let entries = fs::read_dir(src.join("cuda")).unwrap().map(|entry| entry.unwrap().path());
-    let mut files: Vec<PathBuf> = entries.filter(|path| path.extension().is_some_and(|e| e == "cu")).collect();
+    let mut files: Vec<PathBuf> =
+        entries.filter(|path| path.extension().is_some_and(|e| e == "cu")).collect();
     files.sort();
     files.push(src.join(rule).join(format!("{rule}.cu")));
     files.iter().map(|file| fs::read_to_string(file).unwrap()).collect()

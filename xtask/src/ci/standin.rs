@@ -12,7 +12,7 @@ const FLAGS: &str = "-std=c++17 -O1 -shared -fPIC -ffp-contract=off -fno-strict-
 const LIBRARIES: [(&[&str], &str); 1] =
     [(&["xtask/standin/cuda/libcuda.cpp", "xtask/standin/cuda/kernels.cpp"], "libcuda.so.1")];
 /// The packages whose tests need a GPU.
-const FEATURES: &str = "meshstep-tensor/cuda";
+const FEATURES: &str = "meshstep-tensor/cuda,meshstep-optim/cuda";
 
 /// The GPU's tests, on libraries that take its place for these commands alone.
 pub(super) fn tasks(setting: &Setting) -> Vec<Task> {

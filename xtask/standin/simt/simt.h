@@ -10,6 +10,7 @@
 // unit.cpp: this file, the kernels, and SIMT_KERNEL(name) for each. Then `simt_launch` is found in the library.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -127,6 +128,7 @@ inline const char* run_block() {
 struct Kernel {
     const char* name;
     void (*call)(void**);
+    std::vector<size_t> sizes;  // of its parameters
 };
 
 inline std::vector<Kernel>& kernels() {
@@ -147,13 +149,20 @@ void call(void** args) {
     call_with<KERNEL>(KERNEL, args, decltype(indices_of<KERNEL>(KERNEL)){});
 }
 
+template <typename... Args>
+std::vector<size_t> sizes_of(void (*)(Args...)) {
+    return {sizeof(Args)...};
+}
+
 struct Register {
-    Register(const char* name, void (*call)(void**)) { kernels().push_back({name, call}); }
+    Register(const char* name, void (*call)(void**), std::vector<size_t> sizes) {
+        kernels().push_back({name, call, std::move(sizes)});
+    }
 };
 
 }  // namespace simt
 
-#define SIMT_KERNEL(NAME) static simt::Register register_##NAME(#NAME, simt::call<NAME>);
+#define SIMT_KERNEL(NAME) static simt::Register register_##NAME(#NAME, simt::call<NAME>, simt::sizes_of(NAME));
 
 #define threadIdx (simt::block.current->thread)
 #define blockIdx (simt::block.index)
@@ -239,4 +248,15 @@ extern "C" uint64_t simt_wide_stores() { return simt::wide_stores; }
 // The name of kernel `i`; null behind the last.
 extern "C" const char* simt_kernel(unsigned i) {
     return i < simt::kernels().size() ? simt::kernels()[i].name : nullptr;
+}
+
+// How many parameters a kernel has, and the bytes of each; -1 if there is no such kernel, or it has more than `most`.
+extern "C" int simt_parameters(const char* name, size_t* sizes, int most) {
+    for (const simt::Kernel& kernel : simt::kernels()) {
+        if (std::strcmp(kernel.name, name) != 0) continue;
+        if (kernel.sizes.size() > (size_t)most) return -1;
+        std::copy(kernel.sizes.begin(), kernel.sizes.end(), sizes);
+        return (int)kernel.sizes.size();
+    }
+    return -1;
 }
