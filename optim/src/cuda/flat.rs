@@ -64,6 +64,5 @@ fn run(stream: &Stream, what: &str, dst: Slice<'_>, src: Slice<'_>, mut weight: 
 /// Whether memory is that of the stream's device.
 fn on(stream: &Stream, places: &[Place]) -> Result<(), Error> {
     let own = Place::Cuda(stream.device().ordinal());
-    let other = places.iter().find(|&&place| place != own);
-    other.map_or(Ok(()), |&given| Err(meshstep_tensor::Error::Place { given, expected: own }.into()))
+    Ok(places.iter().try_for_each(|place| place.check(own))?)
 }

@@ -13,6 +13,17 @@ pub(crate) struct Text {
     pub(crate) ptx: &'static str,
 }
 
+/// The kernels of a rule's family.
+pub(crate) fn text(family: &str) -> Option<Text> {
+    let known = |&text: &Text| text.name == super::module(family);
+    TEXTS.into_iter().find(known)
+}
+
+const TEXTS: [Text; 2] = [
+    Text { name: "adam", ptx: include_str!("../adam/adam.ptx") },
+    Text { name: "sgd", ptx: include_str!("../sgd/sgd.ptx") },
+];
+
 /// A kernel of ours on one device.
 #[derive(Clone, Debug)]
 pub(crate) struct Kernel {

@@ -10,3 +10,4 @@
 mod common;
 mod flat;
 mod gpu;
+mod update;
