@@ -9,7 +9,7 @@
 //! | [`Decay`], [`Momentum`], [`Moments`] | where weight decay goes; SGD's forms of momentum; several slow moments |
 //! | [`Rule`] | hyperparameters, the names of the state, one pass over [`Flat`] memory |
 //! | [`Segment`], [`Scalars`] | what is updated, at which `t`; learning rate, gradient scale, gradient reset |
-//! | [`Norm`], [`NormAccumulator`], [`ExactSum`] | norms whose bits no order, split or merge changes |
+//! | [`Norm`], [`NormAccumulator`], [`NormSum`], [`ExactSum`] | norms whose bits no order, split or merge changes |
 //! | [`clip_coef`] | clipping by the global norm, as a factor into `grad_scale` |
 //! | [`Lbfgs`], [`LbfgsState`] | L-BFGS over a closure, on a vector or on shards of one |
 //! | [`Reduce`], [`Alone`] | sums and maxima over shards: asked for here, given by whoever has the shards |
@@ -126,7 +126,7 @@ pub use loss_scale::{DynamicLossScale, LossScale, LossScaleState};
 pub use meshstep_tensor::simd::Isa;
 pub use moments::Moments;
 pub use muon::{Adjust, Muon};
-pub use norm::{ExactSum, Norm, NormAccumulator};
+pub use norm::{ExactSum, Norm, NormAccumulator, NormSum};
 pub use placed::{cast, scale};
 pub use qhadamw::QhAdamW;
 pub use reduce::{Alone, Reduce, ReduceError, ordered, unordered};
