@@ -119,4 +119,4 @@ macro_rules! folders {
         }
     };
 }
-folders!(adam sgd);
+folders!(adam sgd rmsprop);
