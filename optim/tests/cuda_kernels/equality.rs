@@ -119,4 +119,4 @@ macro_rules! folders {
         }
     };
 }
-folders!(adam sgd rmsprop);
+folders!(adam sgd rmsprop adagrad);
