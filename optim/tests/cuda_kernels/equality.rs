@@ -119,4 +119,4 @@ macro_rules! folders {
         }
     };
 }
-folders!(adam sgd rmsprop adagrad);
+folders!(adam sgd rmsprop adagrad lion);
