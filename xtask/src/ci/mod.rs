@@ -4,8 +4,9 @@ mod outside;
 mod report;
 mod steps;
 
-use crate::cli::{CiArgs, StepName};
+use crate::cli::{CiArgs, KernelsArgs, StepName};
 use crate::cmd::Cmd;
+use crate::kernels;
 use crate::tidy;
 use crate::workspace::Workspace;
 use anyhow::{Context, ensure};
@@ -69,6 +70,7 @@ fn run_task(task: &Task, workspace: &Workspace) -> anyhow::Result<()> {
     println!("--- {task}");
     match task {
         Task::Tidy => tidy::run(workspace),
+        Task::Kernels => kernels::run(&KernelsArgs { check: true, ..KernelsArgs::default() }, workspace),
         Task::ShownFlags(help) => {
             let help_text = help.output()?.with_context(|| format!("no answer from: {help}"))?;
             tidy::check_flags(workspace, &help_text)
