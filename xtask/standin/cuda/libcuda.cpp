@@ -11,6 +11,7 @@
 //   meshstep_standin_seed      chooses the order from here on
 //   meshstep_standin_fail      makes the next call of a function return an error, undone
 
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -22,6 +23,7 @@
 #include <mutex>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace {
@@ -55,11 +57,12 @@ struct Event {
 
 struct Stream;
 
-// One piece of work. It can begin once `waits_for` has reached `point`.
+// One piece of work. It can begin once `waits_for` has reached `point`, and once `*value` is at least `point`.
 struct Work {
     std::function<Result()> run;
     std::shared_ptr<Event> waits_for;
     uint64_t point = 0;
+    const volatile uint64_t *value = nullptr;
 };
 
 struct Stream {
@@ -108,7 +111,15 @@ Result holds(uintptr_t start, size_t len, bool of_device) {
 bool can_begin(const Stream &stream) {
     if (stream.queue.empty()) return false;
     const Work &work = stream.queue.front();
+    if (work.value) return static_cast<int64_t>(__atomic_load_n(work.value, __ATOMIC_ACQUIRE) - work.point) >= 0;
     return !work.waits_for || work.waits_for->reached >= work.point;
+}
+
+// Whether some stream waits for a value in memory, which others may write.
+bool awaits_a_value() {
+    for (auto &[_, stream] : streams)
+        if (!stream->queue.empty() && stream->queue.front().value) return true;
+    return false;
 }
 
 // Does one piece of work of some stream; false if there is none that can begin.
@@ -126,9 +137,18 @@ bool advance() {
 }
 
 template <class Done> Result advance_until(Done done) {
-    while (!done())
-        if (!advance()) return LaunchTimeout; // streams that wait for one another
+    while (!done()) {
+        if (advance()) continue;
+        if (!awaits_a_value()) return LaunchTimeout; // streams that wait for one another
+        lock.unlock();
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+        lock.lock();
+    }
     return broken;
+}
+
+Result finish(std::shared_ptr<Stream> stream) {
+    return advance_until([=] { return stream->queue.empty(); });
 }
 
 Result drain() {
@@ -167,7 +187,7 @@ Work copy(uintptr_t to, bool to_device, uintptr_t from, bool from_device, size_t
                 std::memcpy(reinterpret_cast<void *>(to), reinterpret_cast<const void *>(from), len);
                 return Success;
             },
-            nullptr, 0};
+            nullptr, 0, nullptr};
 }
 
 Result allocate(uintptr_t *start, size_t len, Device *device) {
@@ -341,7 +361,7 @@ int cuMemcpyHtoDAsync_v2(uintptr_t to, const void *from, size_t len, void *strea
         std::memcpy(reinterpret_cast<void *>(to), taken->data(), len);
         return Success;
     };
-    return enqueue(__func__, stream, {fill, nullptr, 0});
+    return enqueue(__func__, stream, {fill, nullptr, 0, nullptr});
 }
 
 int cuMemcpyDtoHAsync_v2(void *to, uintptr_t from, size_t len, void *stream) {
@@ -354,10 +374,9 @@ int cuMemcpyDtoHAsync_v2(void *to, uintptr_t from, size_t len, void *stream) {
         std::memcpy(to, reinterpret_cast<const void *>(from), len);
         return Success;
     };
-    Result result = enqueue(__func__, stream, {fill, nullptr, 0});
+    Result result = enqueue(__func__, stream, {fill, nullptr, 0, nullptr});
     if (result != Success) return result;
-    Stream *waited = static_cast<Stream *>(stream);
-    return advance_until([=] { return waited->queue.empty(); });
+    return finish(streams[static_cast<Stream *>(stream)]);
 }
 
 int cuMemcpyDtoDAsync_v2(uintptr_t to, uintptr_t from, size_t len, void *stream) {
@@ -372,7 +391,7 @@ int cuMemsetD8Async(uintptr_t start, unsigned char value, size_t len, void *stre
         std::memset(reinterpret_cast<void *>(start), value, len);
         return Success;
     };
-    return enqueue(__func__, stream, {set, nullptr, 0});
+    return enqueue(__func__, stream, {set, nullptr, 0, nullptr});
 }
 
 // Streams.
@@ -390,8 +409,9 @@ int cuStreamDestroy_v2(void *handle) {
     auto stream = streams.find(static_cast<Stream *>(handle));
     if (stream == streams.end()) return InvalidHandle;
     // A device would do the work some time; here somebody has to.
-    Result result = advance_until([&] { return stream->second->queue.empty(); });
-    streams.erase(stream);
+    auto ended = stream->second;
+    Result result = finish(ended);
+    streams.erase(ended.get());
     return result;
 }
 
@@ -399,7 +419,7 @@ int cuStreamSynchronize(void *handle) {
     BEGIN(begin_in_context(__func__));
     auto stream = streams.find(static_cast<Stream *>(handle));
     if (stream == streams.end()) return InvalidHandle;
-    return advance_until([&] { return stream->second->queue.empty(); });
+    return finish(stream->second);
 }
 
 int cuStreamQuery(void *handle) {
@@ -416,7 +436,24 @@ int cuStreamWaitEvent(void *stream, void *handle, unsigned) {
     Guard guard(lock);
     auto event = events.find(static_cast<Event *>(handle));
     if (event == events.end()) return InvalidHandle;
-    return enqueue(__func__, stream, {nullptr, event->second, event->second->recorded});
+    return enqueue(__func__, stream, {nullptr, event->second, event->second->recorded, nullptr});
+}
+
+// Waits until the value is at least this one, as with CU_STREAM_WAIT_VALUE_GEQ; no other comparison.
+int cuStreamWaitValue64_v2(void *stream, uintptr_t value, uint64_t least, unsigned flags) {
+    Guard guard(lock);
+    if (flags != 0 || value % 8 != 0) return InvalidValue;
+    return enqueue(__func__, stream, {nullptr, nullptr, least, reinterpret_cast<const volatile uint64_t *>(value)});
+}
+
+// As with the driver, the function must not call CUDA.
+int cuLaunchHostFunc(void *stream, void (*function)(void *), void *data) {
+    Guard guard(lock);
+    auto run = [=] {
+        function(data);
+        return Success;
+    };
+    return enqueue(__func__, stream, {run, nullptr, 0, nullptr});
 }
 
 // Events.
@@ -444,7 +481,7 @@ int cuEventRecord(void *handle, void *stream) {
         event->reached = point;
         return Success;
     };
-    Result result = enqueue(__func__, stream, {reach, nullptr, 0});
+    Result result = enqueue(__func__, stream, {reach, nullptr, 0, nullptr});
     if (result == Success) event->recorded = point;
     return result;
 }
@@ -462,7 +499,8 @@ int cuEventSynchronize(void *handle) {
     BEGIN(begin_in_context(__func__));
     auto event = events.find(static_cast<Event *>(handle));
     if (event == events.end()) return InvalidHandle;
-    return advance_until([&] { return event->second->reached == event->second->recorded; });
+    auto waited = event->second;
+    return advance_until([=] { return waited->reached == waited->recorded; });
 }
 
 } // extern "C"
