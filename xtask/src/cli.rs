@@ -32,6 +32,8 @@ pub(crate) enum Task {
     Tidy,
     /// Compile the CUDA kernels to the PTX that is committed beside them. Needs no GPU; fetches NVRTC into the target folder.
     Kernels(KernelsArgs),
+    /// Build the GPU tests into a folder that runs where there is a GPU but no cargo and no network.
+    GpuBundle,
 }
 
 #[derive(Debug, Default, Args)]

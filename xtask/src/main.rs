@@ -9,6 +9,7 @@ mod bench;
 mod ci;
 mod cli;
 mod cmd;
+mod gpu_bundle;
 mod kernels;
 mod tidy;
 mod workspace;
@@ -32,6 +33,7 @@ fn run(task: cli::Task) -> anyhow::Result<ExitCode> {
         cli::Task::Kernels(args) => {
             kernels::run(&args, &workspace::Workspace::find()?).map(|()| ExitCode::SUCCESS)
         }
+        cli::Task::GpuBundle => gpu_bundle::run(&workspace::Workspace::find()?).map(|()| ExitCode::SUCCESS),
         cli::Task::Tidy => tidy::run(&workspace::Workspace::find()?).map(|()| ExitCode::SUCCESS),
     }
 }
