@@ -4,7 +4,8 @@ use anyhow::{Context, bail, ensure};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// The newest glibc that a program may ask for: that of Ubuntu 22.04; Debian 12 and RHEL 10 have newer, RHEL 9 has 2.34.
+/// The newest glibc that a program may ask for: that of RHEL 9; Ubuntu has newer from 22.04 on, Debian from 12. A build on
+/// Debian 12 asks for just this.
 pub(crate) const GLIBC: Version = Version(2, 34);
 
 /// Libraries that are wherever glibc and a C compiler's runtime are.

@@ -36,6 +36,7 @@ run() {
     took=$(($(date +%s) - begin))
     passed=$(count passed "$program")
     failed=$(count failed "$program")
+    skipped=$(grep -c '^skipped: ' "$OUT/$program.log")
     verdict=ok
     [ "$code" -eq 0 ] || verdict="failed with $code"
     if [ "$folder" = tests ] && [ "$code" -eq 0 ] && [ "${passed:-0}" -eq 0 ]; then
@@ -43,9 +44,10 @@ run() {
     fi
     [ "$verdict" = ok ] || failures=$((failures + 1))
     programs=$((programs + 1))
-    printf '%-40s %7s passed %7s failed %7s s   %s\n' "$program" "${passed:--}" "${failed:--}" "$took" "$verdict"
+    printf '%-40s %6s passed %6s failed %6s skipped %6s s   %s\n' \
+        "$program" "${passed:--}" "${failed:--}" "$skipped" "$took" "$verdict"
     object="{\"program\": \"$program\", \"kind\": \"$folder\", \"exit\": $code, \"seconds\": $took,"
-    object="$object \"passed\": ${passed:-null}, \"failed\": ${failed:-null}, \"verdict\": \"$verdict\"}"
+    object="$object \"passed\": ${passed:-null}, \"failed\": ${failed:-null}, \"skipped\": $skipped, \"verdict\": \"$verdict\"}"
     objects="$objects$separator
     $object"
     separator=,
@@ -57,8 +59,8 @@ gpu=$(ask_gpu name) driver=$(ask_gpu driver_version) commit=$(cat "$here/commit"
 [ "$stand_in" = false ] || gpu="none, the stand-in for the driver"
 echo "Meshstep $commit on: $gpu (driver $driver)"
 for program in "$here"/tests/*; do
-    # One thread: tests choose the order of a device's work, and share its memory.
-    [ ! -f "$program" ] || run tests "$(basename "$program")" --test-threads 1
+    # One thread: tests choose the order of a device's work, and share its memory. Their output says what was skipped.
+    [ ! -f "$program" ] || run tests "$(basename "$program")" --test-threads 1 --show-output
 done
 for program in "$here"/bench/*; do
     [ ! -f "$program" ] || run bench "$(basename "$program")"

@@ -18,7 +18,7 @@ struct Ran {
 }
 
 #[cfg(unix)]
-fn ran(name: &str, programs: &[(&str, &str)]) -> Ran {
+fn ran(name: &str, limit: &str, programs: &[(&str, &str)]) -> Ran {
     let target = Workspace::find().unwrap().target;
     let folder = target.join("xtask-tests").join(name);
     let _ = fs::remove_dir_all(&folder);
@@ -31,7 +31,7 @@ fn ran(name: &str, programs: &[(&str, &str)]) -> Ran {
     write(&folder.join("commit"), "0123, changed\n").unwrap();
     let script = write(&folder.join("run.sh"), RUN).unwrap();
     let mut sh = Command::new("sh");
-    sh.arg(script).env("LIMIT", "1").env("OUT", folder.join("out")).env_remove("MESHSTEP_STANDIN");
+    sh.arg(script).env("LIMIT", limit).env("OUT", folder.join("out")).env_remove("MESHSTEP_STANDIN");
     let output = sh.output().unwrap();
     let json = fs::read(folder.join("out/tests.json")).unwrap();
     Ran {
@@ -42,13 +42,13 @@ fn ran(name: &str, programs: &[(&str, &str)]) -> Ran {
 }
 
 #[cfg(unix)]
-const PASSES: &str =
-    "[ \"$REQUIRE_GPU$1$2\" = 1--test-threads1 ] && echo 'test result: ok. 12 passed; 0 failed; 0 ignored;'";
+const PASSES: &str = "[ \"$REQUIRE_GPU$1$2$3\" = 1--test-threads1--show-output ] && echo 'skipped: x' && echo 'test result: ok. 12 passed; 0 failed; 0 ignored;'";
 
 #[cfg(unix)]
 #[test]
 fn what_passes_is_written_down() {
-    let ran = ran("passes", &[("tests/a", PASSES), ("bench/b", "[ -d \"$OUT\" ]"), ("tests/c", PASSES)]);
+    let ran =
+        ran("passes", "60", &[("tests/a", PASSES), ("bench/b", "[ -d \"$OUT\" ]"), ("tests/c", PASSES)]);
     assert!(ran.success, "{}", ran.table);
     assert!(ran.table.contains("3 programs, 0 failed"), "{}", ran.table);
     assert_eq!((&ran.json["commit"], &ran.json["stand_in"]), (&"0123, changed".into(), &false.into()));
@@ -58,6 +58,7 @@ fn what_passes_is_written_down() {
         (&of("a")["passed"], &of("a")["failed"], &of("a")["exit"]),
         (&12.into(), &0.into(), &0.into())
     );
+    assert_eq!((&of("a")["skipped"], &of("b")["skipped"]), (&1.into(), &0.into()));
     assert_eq!((&of("b")["kind"], &of("b")["passed"]), (&"bench".into(), &serde_json::Value::Null));
     assert_eq!(programs[2]["program"], "b", "what measures comes last");
 }
@@ -73,11 +74,12 @@ fn every_way_of_failing_fails_the_whole() {
         ("hangs", "exec sleep 60", "failed with 124"),
     ];
     for (name, body, verdict) in cases {
-        let ran = ran(name, &[("tests/a", PASSES), ("tests/b", body)]);
+        let limit = if name == "hangs" { "1" } else { "60" };
+        let ran = ran(name, limit, &[("tests/a", PASSES), ("tests/b", body)]);
         assert!(!ran.success, "{name}: {}", ran.table);
         assert!(ran.table.contains("2 programs, 1 failed"), "{name}: {}", ran.table);
         assert_eq!(ran.json["programs"][1]["verdict"], verdict, "{name}");
     }
-    assert!(!ran("measures", &[("tests/a", PASSES), ("bench/b", "exit 3")]).success);
-    assert!(!ran("empty", &[]).success);
+    assert!(!ran("measures", "60", &[("tests/a", PASSES), ("bench/b", "exit 3")]).success);
+    assert!(!ran("empty", "60", &[]).success);
 }

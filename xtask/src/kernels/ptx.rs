@@ -3,7 +3,7 @@
 use anyhow::ensure;
 use xxhash_rust::xxh3::Xxh3;
 
-/// The PTX version that is declared: the first to know sm_80, which drivers from 450 on load. ptxas proves that each text
+/// The PTX version that is declared: the first to know sm_80, which the drivers of CUDA 11.0 load. ptxas proves that each text
 /// needs no more.
 pub(crate) const VERSION: &str = "7.0";
 
