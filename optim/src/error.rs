@@ -150,6 +150,12 @@ pub enum Error {
         /// What was asked for.
         isa: Isa,
     },
+    /// A step on a GPU with a rule that has no kernels for it.
+    #[error("{rule} has no CUDA kernels; use a rule that sees single elements, or update on the CPU")]
+    NoKernels {
+        /// The rule.
+        rule: &'static str,
+    },
     /// The memory itself refused.
     #[error(transparent)]
     Tensor(#[from] meshstep_tensor::Error),

@@ -74,7 +74,13 @@ fn check_lens(flat: &Flat<'_, '_>, expected: usize) -> Result<(), Error> {
     wrong.map_or(Ok(()), |(what, given)| Err(Error::Len { what, given, expected }))
 }
 
-fn check_segments(segments: &[Segment], len: usize, lr: f64, fits: fn(f64) -> bool) -> Result<(), Error> {
+/// Segments ascend within `len` elements, without overlap; their counts and ratios are in range.
+pub(crate) fn check_segments(
+    segments: &[Segment],
+    len: usize,
+    lr: f64,
+    fits: fn(f64) -> bool,
+) -> Result<(), Error> {
     let mut last = 0;
     for (index, Segment { range, t, ratio, .. }) in segments.iter().enumerate() {
         let (start, end) = (range.start, range.end);

@@ -72,9 +72,9 @@ pub trait Rule: Send + Sync + Debug {
         1.0
     }
 
-    /// The family of CUDA kernels that updates as this rule does, with a segment's constants; none where there is no such.
-    fn constants_on_device(&self, scalars: &Scalars, segment: &Segment) -> Option<cuda::Constants> {
-        let _ = (scalars, segment);
+    /// The CUDA kernels that update as this rule does, and what they are told of its hyperparameters. None where there are
+    /// none, as for rules that see more than an element: a step on a GPU refuses them.
+    fn on_device(&self) -> Option<cuda::Hyper> {
         None
     }
 

@@ -7,6 +7,16 @@ __device__ inline T larger(T x, T y) {
     return y > x ? y : y <= x ? x : plus(x, y);
 }
 
+// constants: w1 b2 w2 bc2s eps step, of given: beta1 beta2 eps
+__device__ inline void adam_constants(Row& row, double lr) {
+    double beta1 = row.given[0], beta2 = row.given[1], *c = row.constants;
+    set_decay(row, lr);
+    c[0] = minus(1.0, beta1), c[1] = beta2, c[2] = minus(1.0, beta2);
+    c[3] = root(minus(1.0, power(beta2, row.t)));
+    c[4] = row.given[2];
+    c[5] = over(lr, minus(1.0, power(beta1, row.t)));
+}
+
 template <typename Number, bool AMSGRAD>
 struct Adam {
     typedef Number T;
@@ -16,12 +26,12 @@ struct Adam {
 
     __device__ void set_from(const Row& row, const Step& now) {
         frame.set_from(row, now);
-        const double* own = row.constants + OWN;
-        set(w1, own[0]), set(b2, own[1]), set(w2, own[2]);
-        set(bc2s, own[3]), set(eps, own[4]), set(step, own[5]);
+        const double* c = row.constants;
+        set(w1, c[0]), set(b2, c[1]), set(w2, c[2]);
+        set(bc2s, c[3]), set(eps, c[4]), set(step, c[5]);
     }
 
-    // One element; the only arithmetic of this file.
+    // One element: all its arithmetic.
     __device__ void update(T& p, T g, T (&s)[STATES]) const {
         T g1 = frame.gradient(p, g);
         s[0] = fused(w1, minus(g1, s[0]), s[0]);
@@ -32,12 +42,16 @@ struct Adam {
     }
 };
 
+PREPARE(adam, adam_constants)
+
 typedef Adam<float, false> Plain;
 typedef Adam<double, false> PlainLong;
 KERNELS(adam, Plain, PlainLong)
 KERNELS_BF16_STATE(adam, Plain)
 
+PREPARE(adam_amsgrad, adam_constants)
+
 typedef Adam<float, true> Largest;
 typedef Adam<double, true> LargestLong;
-KERNELS(amsgrad, Largest, LargestLong)
-KERNELS_BF16_STATE(amsgrad, Largest)
+KERNELS(adam_amsgrad, Largest, LargestLong)
+KERNELS_BF16_STATE(adam_amsgrad, Largest)

@@ -91,11 +91,9 @@ macro_rules! rule {
                 self.beta1.max(self.beta2)
             }
 
-            fn constants_on_device(&self, scalars: &Scalars, segment: &Segment) -> Option<cuda::Constants> {
-                let c = Kind::<2>::constants::<f64>(self, scalars, segment);
-                let family = if self.amsgrad { "amsgrad" } else { "adam" };
-                let own = [c.w1, c.b2, c.w2, c.bc2s, c.eps, c.step];
-                Some(cuda::Constants::new(family, self.maximize, &c.frame, &own))
+            fn on_device(&self) -> Option<cuda::Hyper> {
+                let family = if self.amsgrad { "adam_amsgrad" } else { "adam" };
+                Some(cuda::Hyper::new(family, &self.common(), &[self.beta1, self.beta2, self.eps]))
             }
 
             update_on!(2 or 3);
@@ -161,6 +159,27 @@ impl<T: Real> Constants<T> {
             bc2s_divisor: T::divisor(bc2s),
             eps: T::from_f64(eps),
             step: T::from_f64(lr / (1.0 - power(beta1, t))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn constants_of_the_device_are_the_host_s() {
+        let fully = Decay::FullyDecoupled { lr_max: 0.03 };
+        let rules = [
+            AdamW::default(),
+            AdamW { amsgrad: true, decay: fully, ..AdamW::default() },
+            AdamW { beta1: 0.0, beta2: 0.95, eps: 0.0, decay: Decay::Coupled, ..AdamW::default() },
+        ];
+        for rule in rules {
+            cuda::tests::constants_equal(&rule, |scalars, segment| {
+                let c = Kind::<2>::constants::<f64>(&rule, scalars, segment);
+                vec![c.frame.lw, c.w1, c.b2, c.w2, c.bc2s, c.eps, c.step]
+            });
         }
     }
 }

@@ -21,6 +21,14 @@ __device__ inline double over(double a, double b) { return __ddiv_rn(a, b); }
 __device__ inline double root(double a) { return __dsqrt_rn(a); }
 __device__ inline double fused(double a, double b, double c) { return __fma_rn(a, b, c); }
 
+// base^n by repeated squaring.
+__device__ inline double power(double base, u64 n) {
+    double result = 1.0;
+    for (double square = base; n > 0; n >>= 1, square = times(square, square))
+        if (n & 1) result = times(result, square);
+    return result;
+}
+
 // A constant in the type that is computed with, to nearest even.
 __device__ inline void set(float& x, double value) { x = __double2float_rn(value); }
 __device__ inline void set(double& x, double value) { x = value; }

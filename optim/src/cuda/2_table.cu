@@ -14,37 +14,51 @@ struct Streams {
     void* remainder;
     void* grads;
     void* copy;  // null: none
-    void* state[4];
+    void* state[5];
     u32 grads_format;
     u32 copy_format;
     u32 stochastic;  // how bf16 params and state are rounded
     u32 unused;
 };
 
-// What changes between two launches and may be decided on the device: read through a pointer, so that a captured launch
+// What changes between two steps and may be decided on the device: read through a pointer, so that a captured launch
 // sees it.
 struct Step {
+    double lr;
     double grad_scale;
     u32 skip;  // not 0: nothing is written
     u32 zero_grads;
 };
 
-// One segment: a range of the flat memory with the constants of its parameter group and step.
+// One segment: a range of the flat memory with the hyperparameters of its group. The table stays on the device; what
+// changes from step to step is written there by a rule's `prepare`.
 struct Row {
     u64 start;
     u64 end;
     u64 tile;   // tiles of all rows before it
     u64 key;    // of the random numbers
     u64 first;  // index in its tensor of the element at `start`
-    u64 t;
+    u64 t;      // steps done, the one at work included
     u32 flags;
     u32 unused;
-    double constants[9];  // lw, wd, then the rule's own
+    double lr_scale;
+    double weight_decay;
+    double lr_max;
+    double given[11];      // the rule's own hyperparameters
+    double lw;             // what of a parameter decays
+    double constants[14];  // the rule's own, of this step
 };
 
 // A rule's own flags come after these.
-constexpr u32 COUPLED = 1, MAXIMIZE = 2;
-constexpr int LW = 0, WD = 1, OWN = 2;
+constexpr u32 COUPLED = 1, MAXIMIZE = 2, DECOUPLED = 4, FULLY_DECOUPLED = 8, OWN = 16;
+
+// Sets what of a parameter decays at the rate `lr`: decay.rs.
+__device__ inline void set_decay(Row& row, double lr) {
+    double wd = row.weight_decay;
+    row.lw = row.flags & DECOUPLED         ? times(lr, wd)
+             : row.flags & FULLY_DECOUPLED ? times(wd, over(lr, row.lr_max))
+                                           : 0;
+}
 
 // The row whose tiles include `tile`; those before `from` end below it.
 __device__ inline u64 find(const Row* rows, u64 from, u64 count, u64 tile) {
@@ -57,7 +71,7 @@ __device__ inline u64 find(const Row* rows, u64 from, u64 count, u64 tile) {
     return low;
 }
 
-// The two ends of every rule: frame.rs.
+// The two ends of every element-wise rule: frame.rs.
 template <typename T>
 struct Frame {
     T scale, wd, lw;
@@ -65,8 +79,8 @@ struct Frame {
 
     __device__ void set_from(const Row& row, const Step& step) {
         set(scale, row.flags & MAXIMIZE ? -step.grad_scale : step.grad_scale);
-        set(wd, row.constants[WD]);
-        set(lw, row.constants[LW]);
+        set(wd, row.weight_decay);
+        set(lw, row.lw);
         coupled = row.flags & COUPLED;
     }
 

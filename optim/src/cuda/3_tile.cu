@@ -23,7 +23,7 @@ struct Tile {
 template <typename T>
 __device__ inline Tile tile_of(const Row& row, u64 tile) {
     u64 start = row.start + (tile - row.tile) * TILE<T>;
-    u64 left = row.end - start;
+    u64 left = start < row.end ? row.end - start : 0;
     return Tile{start, left < TILE<T> ? (u32)left : TILE<T>};
 }
 

@@ -1,62 +1,77 @@
-//! What a launch of a rule's CUDA kernel is told: arithmetic and memory layouts, no CUDA.
+//! What the launches of a rule's CUDA kernels are told: arithmetic and memory layouts, no CUDA.
 //!
-//! A kernel is `extern "C" NAME(Streams, const Row* rows, u64 count, u64 tiles, const Step*)`, in blocks of [`THREADS`]
-//! threads; the grid may have any size. One launch updates every element of a table of rows, whatever parameter groups they
-//! belong to, and gives the bits of [`Isa::Reference`](crate::Isa::Reference). All is as it was if [`Step::skip`] is set.
+//! A step is two launches, one after the other, in blocks of [`THREADS`] threads; a grid may have any size:
 //!
-//! The kernels stand beside their rules (`adam/adam.cu`) and share the files of this folder, put in front in the order of
-//! their names.
+//! ```text
+//! FAMILY_prepare(Row* rows, u64 count, const Step*)                      one more step in every row: its t, its constants
+//! NAME(Streams, const Row* rows, u64 count, u64 tiles, const Step*)      every element of every row
+//! ```
+//!
+//! They give the bits of [`Isa::Reference`](crate::Isa::Reference). The table of rows, of one or several parameter groups,
+//! stays on the device and counts its own steps. A [`Step`] may be written there too, so nothing here needs the host to know
+//! what was decided: where [`Step::skip`] is set, rows and all memory are as they were.
+//!
+//! Kernels stand beside their rules (`adam/adam.cu`) and share the files of this folder, put in front in the order of their
+//! names. Rules that see sums of tensors or whole matrices have none.
 
-use crate::{Flat, Rounding, Rule, Scalars, Segment};
+#[cfg(test)]
+pub(crate) mod tests;
+
+use crate::frame::Common;
+use crate::pass::check_segments;
+use crate::{Decay, Error, Flat, Rounding, Rule, Segment};
 use meshstep_tensor::DType;
 
 /// Threads of a block.
 pub const THREADS: u32 = 256;
 
-/// A rule's kernels, and a segment's constants for them.
+/// A rule's kernels, and what they are told about a parameter group: all that depends neither on `t` nor on the rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Constants {
-    /// What the names of its kernels begin with: `adam` of `adam_f32`.
+pub struct Hyper {
+    /// What the names of its kernels begin with: `adam` of `adam_f32`. Its [`module`] says where they are.
     pub family: &'static str,
-    /// Switches of the rule.
+    /// Switches, as the kernels number them.
     pub flags: u32,
-    /// Scalars of the rule, before they are cast to the type it computes in.
-    pub values: [f64; Constants::MOST],
+    /// The rule's `weight_decay`.
+    pub weight_decay: f64,
+    /// The schedule's largest rate with [`Decay::FullyDecoupled`]; else 0.
+    pub lr_max: f64,
+    /// Hyperparameters of the rule's own, in its kernels' order.
+    pub given: [f64; Hyper::MOST],
 }
 
-impl Constants {
-    /// Scalars that a row has room for.
-    pub const MOST: usize = 9;
+impl Hyper {
+    /// Hyperparameters of its own that a rule may have: four moments with their weights, and three more.
+    pub const MOST: usize = 11;
 
-    /// The gradient gets its penalty: `wd` counts.
-    pub(crate) const COUPLED: u32 = 1;
-    /// The gradient's sign changes.
-    pub(crate) const MAXIMIZE: u32 = 2;
-    /// The first flag that is a rule's own.
-    pub(crate) const OWN: u32 = 4;
+    const COUPLED: u32 = 1;
+    const MAXIMIZE: u32 = 2;
+    const DECOUPLED: u32 = 4;
+    const FULLY_DECOUPLED: u32 = 8;
+    const OWN: u32 = 16;
 
-    /// The two that every rule has, then the rule's `own`.
-    pub(crate) fn new(
-        family: &'static str,
-        maximize: bool,
-        frame: &crate::frame::Frame<f64>,
-        own: &[f64],
-    ) -> Self {
-        let mut values = [0.0; Self::MOST];
-        (values[0], values[1]) = (frame.lw, frame.wd);
-        values[2..][..own.len()].copy_from_slice(own);
-        let flags = u32::from(frame.coupled) * Self::COUPLED + u32::from(maximize) * Self::MAXIMIZE;
-        Constants { family, flags, values }
+    /// What all rules have in common, and the rule's own.
+    pub(crate) fn new(family: &'static str, common: &Common, own: &[f64]) -> Self {
+        let (decay, lr_max) = match common.decay {
+            Decay::Coupled if common.weight_decay == 0.0 => (0, 0.0),
+            Decay::Coupled => (Self::COUPLED, 0.0),
+            Decay::Decoupled => (Self::DECOUPLED, 0.0),
+            Decay::FullyDecoupled { lr_max } => (Self::FULLY_DECOUPLED, lr_max),
+        };
+        let flags = decay | if common.maximize { Self::MAXIMIZE } else { 0 };
+        let mut given = [0.0; Self::MOST];
+        given[..own.len()].copy_from_slice(own);
+        Hyper { family, flags, weight_decay: common.weight_decay, lr_max, given }
     }
 
-    /// With these flags of the rule's own, in order.
+    /// With these switches of the rule's own, in its kernels' order.
     pub(crate) fn with(mut self, own: &[bool]) -> Self {
-        self.flags |= own.iter().enumerate().map(|(i, &flag)| u32::from(flag) * (Self::OWN << i)).sum::<u32>();
+        self.flags |= own.iter().enumerate().map(|(i, &on)| u32::from(on) * (Self::OWN << i)).sum::<u32>();
         self
     }
 }
 
-/// One segment, with the constants of its parameter group and step.
+/// One segment, with the hyperparameters of its parameter group, as it stays on the device.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Row {
@@ -70,23 +85,40 @@ pub struct Row {
     pub key: u64,
     /// Index in its tensor of its first element.
     pub first: u64,
-    /// Number of the step, from 1.
+    /// Steps done. The device counts.
     pub t: u64,
-    /// [`Constants::flags`].
+    /// [`Hyper::flags`].
     pub flags: u32,
     /// Only fills.
     pub unused: u32,
-    /// [`Constants::values`].
-    pub constants: [f64; Constants::MOST],
+    /// Its group's factor on the learning rate.
+    pub lr_scale: f64,
+    /// [`Hyper::weight_decay`].
+    pub weight_decay: f64,
+    /// [`Hyper::lr_max`].
+    pub lr_max: f64,
+    /// [`Hyper::given`].
+    pub given: [f64; Hyper::MOST],
+    /// What of a parameter a step takes off. Written on the device.
+    pub lw: f64,
+    /// The rule's own constants of a step. Written on the device.
+    pub constants: [f64; Row::CONSTANTS],
 }
 
-/// What may be decided on the device, between two launches of a captured graph.
+impl Row {
+    /// Constants of its own that a rule may have.
+    pub const CONSTANTS: usize = 14;
+}
+
+/// What changes from step to step, and may be decided on the device.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Step {
-    /// Multiplied into every gradient: [`Scalars::grad_scale`].
+    /// [`Scalars::lr`](crate::Scalars::lr), in range for every group: kernels check nothing.
+    pub lr: f64,
+    /// Multiplied into every gradient: [`Scalars::grad_scale`](crate::Scalars::grad_scale).
     pub grad_scale: f64,
-    /// Not 0: nothing is written.
+    /// Not 0: nothing is written, and the step does not count.
     pub skip: u32,
     /// Not 0: gradients are zero afterwards.
     pub zero_grads: u32,
@@ -105,7 +137,7 @@ pub struct Streams {
     /// Of the copy in low precision; 0: none.
     pub copy: u64,
     /// Of the rule's state vectors.
-    pub state: [u64; 4],
+    pub state: [u64; Streams::STATES],
     /// [`format`] of the gradients.
     pub grads_format: u32,
     /// [`format`] of the copy.
@@ -117,6 +149,9 @@ pub struct Streams {
 }
 
 impl Streams {
+    /// State vectors that a rule may have.
+    pub const STATES: usize = 5;
+
     /// The formats of `flat`, without addresses.
     pub fn of(flat: &Flat<'_, '_>, rounding: Rounding) -> Self {
         Streams {
@@ -154,62 +189,64 @@ pub fn tile(params: DType) -> u64 {
     u64::from(THREADS) * if params == DType::F64 { 4 } else { 8 }
 }
 
-/// Appends the segments of one parameter group to a table whose parameters have this type. False, and the table as it was, if
-/// the rule has no kernels.
+/// The file that a family's kernels come from, without its ending; its folder is called so too.
+pub fn module(family: &str) -> &str {
+    family.split('_').next().unwrap_or(family)
+}
+
+/// The kernel that prepares the rows of a `family`.
+pub fn prepare(family: &str) -> String {
+    format!("{family}_prepare")
+}
+
+/// Appends the segments of one parameter group to a table for parameters of this type. `lr_scale` is the group's factor on
+/// the learning rate; a segment's `t` is that of the next step.
 ///
-/// Rows may come in any order, since a row's tiles are counted from the one before. All groups of a launch are of one rule.
+/// Rows may lie in any order, since a row's tiles are counted from the one before. The caller sees to it that all groups of a
+/// table are of one family, and that no two rows overlap. After an error the table is as it was.
 pub fn append(
     table: &mut Vec<Row>,
     params: DType,
     rule: &dyn Rule,
+    lr_scale: f64,
     segments: &[Segment],
-    scalars: &Scalars,
-) -> bool {
-    let before = table.len();
-    for segment in segments {
-        let Some(constants) = rule.constants_on_device(scalars, segment) else {
-            table.truncate(before);
-            return false;
-        };
-        table.push(Row {
-            start: segment.range.start as u64,
-            end: segment.range.end as u64,
-            tile: tiles(table, params),
-            key: segment.key,
-            first: segment.first,
-            t: segment.t,
-            flags: constants.flags,
-            unused: 0,
-            constants: constants.values,
-        });
+) -> Result<(), Error> {
+    rule.check()?;
+    let hyper = rule.on_device().ok_or(Error::NoKernels { rule: rule.name() })?;
+    if !matches!(params, DType::F32 | DType::BF16 | DType::F64) {
+        return Err(Error::DType { what: "params", given: params, works: "f32, bf16 or f64" });
     }
-    true
+    if lr_scale < 0.0 || !lr_scale.is_finite() {
+        return Err(Error::Scalar { name: "lr_scale", value: lr_scale, works: "a finite number >= 0" });
+    }
+    check_segments(segments, usize::MAX, 0.0, f64::is_finite)?;
+    for segment in segments {
+        let row = row(&hyper, lr_scale, segment, tiles(table, params));
+        table.push(row);
+    }
+    Ok(())
+}
+
+fn row(hyper: &Hyper, lr_scale: f64, segment: &Segment, tile: u64) -> Row {
+    Row {
+        start: segment.range.start as u64,
+        end: segment.range.end as u64,
+        tile,
+        key: segment.key,
+        first: segment.first,
+        t: segment.t - 1,
+        flags: hyper.flags,
+        unused: 0,
+        lr_scale,
+        weight_decay: hyper.weight_decay,
+        lr_max: hyper.lr_max,
+        given: hyper.given,
+        lw: 0.0,
+        constants: [0.0; Row::CONSTANTS],
+    }
 }
 
 /// The tiles of a table, which a launch is told.
 pub fn tiles(table: &[Row], params: DType) -> u64 {
     table.last().map_or(0, |row| row.tile + (row.end - row.start).div_ceil(tile(params)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{AdamW, Lamb};
-
-    #[test]
-    fn rows_count_the_tiles_before_them() {
-        let segments = [0..1, 1..1, 5..2053, 2053..6150, 10_000..10_000].map(|range| Segment::new(range, 3));
-        let mut table = Vec::new();
-        assert!(append(&mut table, DType::F32, &AdamW::default(), &segments, &Scalars::default()));
-        assert_eq!(table.iter().map(|row| row.tile).collect::<Vec<_>>(), [0, 1, 1, 2, 5]);
-        assert_eq!((tiles(&table, DType::F32), tiles(&[], DType::F32)), (5, 0));
-        assert!(!append(&mut table, DType::F32, &Lamb::default(), &segments, &Scalars::default()));
-        assert_eq!(table.len(), 5);
-    }
-
-    #[test]
-    fn layouts_are_those_of_the_kernels() {
-        assert_eq!((size_of::<Row>(), size_of::<Step>(), size_of::<Streams>()), (128, 16, 80));
-        assert_eq!(std::mem::offset_of!(Row, constants), 56);
-    }
 }

@@ -1,10 +1,11 @@
 //! A rule's kernels compiled for the CPU: their text, unmodified, behind the stand-in for a device of xtask/standin/simt.
+#![allow(dead_code, reason = "each user needs a part")]
 
 use libloading::Library;
-use meshstep_optim::cuda::{Row, Step, Streams, THREADS};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -34,34 +35,28 @@ impl Device {
         Some(Device { library: unsafe { Library::new(library) }.unwrap() })
     }
 
-    /// Updates what `table` says with `blocks` blocks.
+    /// Runs a kernel with pointers to its arguments.
     ///
     /// # Safety
-    /// The addresses of `streams` are those of vectors of the kernel's types that hold every element of `table`.
+    /// They are of the kernel's types, and what they point at it may read and write.
     pub(crate) unsafe fn launch(
         &self,
         kernel: &str,
         blocks: u32,
-        (mut streams, table, tiles, mut step): (Streams, &[Row], u64, Step),
+        threads: u32,
+        args: &mut [*mut c_void],
     ) -> Result<(), String> {
-        let (mut rows, mut count, mut tiles) = (table.as_ptr(), table.len() as u64, tiles);
-        let mut step: *mut Step = &mut step;
-        let mut args: [*mut c_void; 5] = [
-            (&raw mut streams).cast(),
-            (&raw mut rows).cast(),
-            (&raw mut count).cast(),
-            (&raw mut tiles).cast(),
-            (&raw mut step).cast(),
-        ];
         let name = std::ffi::CString::new(kernel).unwrap();
-        // SAFETY: the function's type is that of simt.h; each argument points at what kernels take there, and the caller
-        // promises the vectors.
+        // SAFETY: the function's type is that of simt.h; the caller promises the arguments.
         let error = unsafe {
             let launch = self.library.get::<Launch>(b"simt_launch").unwrap();
-            launch(name.as_ptr(), blocks, THREADS, args.as_mut_ptr())
+            launch(name.as_ptr(), blocks, threads, args.as_mut_ptr())
         };
+        if error.is_null() {
+            return Ok(());
+        }
         // SAFETY: what is not null is a string of the library, which is still loaded.
-        if error.is_null() { Ok(()) } else { Err(unsafe { CStr::from_ptr(error) }.to_str().unwrap().to_owned()) }
+        Err(unsafe { CStr::from_ptr(error) }.to_str().unwrap().to_owned())
     }
 
     /// Whether blocks and threads run in reverse order from now on.
@@ -69,6 +64,17 @@ impl Device {
         // SAFETY: the function's type is that of simt.h.
         unsafe {
             self.library.get::<unsafe extern "C" fn(c_int)>(b"simt_reverse").unwrap()(reverse.into());
+        }
+    }
+
+    /// Of every grid only these blocks run from now on.
+    pub(crate) fn blocks(&self, blocks: Range<u32>) {
+        // SAFETY: the function's type is that of simt.h.
+        unsafe {
+            self.library.get::<unsafe extern "C" fn(u32, u32)>(b"simt_blocks").unwrap()(
+                blocks.start,
+                blocks.end,
+            );
         }
     }
 
@@ -93,7 +99,8 @@ impl Device {
 pub(crate) fn text(rule: &str) -> String {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let entries = fs::read_dir(src.join("cuda")).unwrap().map(|entry| entry.unwrap().path());
-    let mut files: Vec<PathBuf> = entries.filter(|path| path.extension().is_some_and(|e| e == "cu")).collect();
+    let mut files: Vec<PathBuf> =
+        entries.filter(|path| path.extension().is_some_and(|e| e == "cu")).collect();
     files.sort();
     files.push(src.join(rule).join(format!("{rule}.cu")));
     files.iter().map(|file| fs::read_to_string(file).unwrap()).collect()
@@ -104,7 +111,8 @@ fn build(text: &str, options: &str) -> PathBuf {
     let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("../xtask/standin/simt/simt.h");
     let mut hasher = DefaultHasher::new();
     (text, options, fs::read(&header).unwrap()).hash(&mut hasher);
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("simt");
+    // Beside the test, so that all tests share it.
+    let folder = std::env::current_exe().unwrap().with_file_name("simt");
     fs::create_dir_all(&folder).unwrap();
     let stem = folder.join(format!("{:016x}", hasher.finish()));
     // One builds, others wait; the lock goes with the file.
@@ -137,9 +145,10 @@ fn compiler(flags: &[&str]) -> Command {
 /// The names behind `__global__`, once macros are expanded.
 fn kernel_names(expanded: &[u8]) -> Vec<String> {
     let expanded = String::from_utf8_lossy(expanded);
-    let heads = expanded.split("__global__").skip(1).map(|rest| rest.split_once("(const Streams").unwrap().0);
-    let names: Vec<String> =
-        heads.map(|head| head.split_whitespace().last().unwrap_or_default().to_owned()).collect();
+    let heads = expanded.split("__global__").skip(1).filter_map(|rest| rest.split('{').next());
+    let names =
+        heads.filter_map(|head| head.rsplit_once('(')?.0.split_whitespace().last().map(str::to_owned));
+    let names: Vec<String> = names.collect();
     assert!(!names.is_empty(), "kernels in the text");
     names
 }

@@ -1,19 +1,24 @@
 // A stand-in for a CUDA device: runs kernels on the CPU, one thread of a block at a time. It knows what our kernels use:
 // blocks of one dimension, static shared memory, barriers, shuffles, and arithmetic by intrinsics.
 //
-// A kernel's text is compiled behind this file, unmodified, by any C++17 compiler for a system with ucontext. Every thread of
-// a block is a fiber that runs until it waits for others. Threads run in order, or in reverse order after simt_reverse(1): with
-// a barrier missing, some order reads what is not there yet, or no longer.
+// A kernel's text is compiled behind this file, unmodified, by any C++17 compiler for a system with ucontext. A thread runs
+// until it waits for others: on a fiber, which takes the next thread when one has ended. Threads run in order, or in reverse
+// order after simt_reverse(1): with a barrier missing, some order reads what is not there yet, or no longer.
 //
 //     c++ -std=c++17 -O1 -ffp-contract=off -fno-strict-aliasing -shared -fPIC unit.cpp -o libunit.so
 //
 // unit.cpp: this file, the kernels, and SIMT_KERNEL(name) for each. Then `simt_launch` is found in the library.
 #pragma once
 
+// Checked jumps do not know that a stack may be left for another.
+#undef _FORTIFY_SOURCE
+
 #include <cmath>
+#include <csetjmp>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <type_traits>
 #include <ucontext.h>
@@ -41,52 +46,106 @@ struct Dim {
 };
 
 constexpr unsigned WARP = 32;
+constexpr size_t STACK = 256 << 10;
+
+// A stack on which threads run, one after the other. A context is made once; jumps from then on make no system call.
+struct Fiber {
+    ucontext_t entry;
+    std::unique_ptr<char[]> stack{new char[STACK]};
+    jmp_buf left;  // where it goes on
+    bool entered = false;
+};
 
 enum class Waits { NOT, FOR_WARP, FOR_BLOCK, ENDED };
 
-struct Fiber {
-    ucontext_t context;
-    std::vector<char> stack = std::vector<char>(256 << 10);
-    Dim thread{0, 0, 0};
+struct Thread {
+    Dim index{0, 0, 0};
     Waits waits = Waits::NOT;
     unsigned given = 0;  // what others of the warp may take
+    Fiber* fiber = nullptr;
 };
 
 struct Block {
-    ucontext_t scheduler;
-    std::vector<Fiber> fibers;
-    Fiber* current = nullptr;
+    std::vector<std::unique_ptr<Fiber>> fibers;
+    std::vector<Fiber*> idle;
+    std::vector<Thread> threads;
+    unsigned begun = 0;  // threads that have a fiber, or had one
+    Thread* current = nullptr;
+    jmp_buf scheduler;
     Dim index{0, 0, 0}, dim{0, 0, 0}, grid{0, 0, 0};
+    bool reverse = false;
     void (*call)(void**) = nullptr;
     void** args = nullptr;
 };
 
 inline Block block;
-inline bool reverse = false;
-inline uint64_t wide_stores = 0;
+
+// What a host thread has asked for, and what it is told. Not for fibers, which may go on in another host thread.
+inline thread_local bool reverse = false;
+inline thread_local unsigned first_block = 0, end_block = ~0u;
+inline thread_local uint64_t wide_stores = 0;
+
+// Back to the scheduler, until it lets the fiber go on.
+inline void leave(Fiber* fiber) {
+    if (!_setjmp(fiber->left)) _longjmp(block.scheduler, 1);
+}
 
 inline void wait(Waits what) {
-    Fiber* self = block.current;
+    Thread* self = block.current;
     self->waits = what;
-    swapcontext(&self->context, &block.scheduler);
+    leave(self->fiber);
 }
 
-inline void run_thread() {
-    block.call(block.args);
-    wait(Waits::ENDED);
+inline Thread& in_order(unsigned i) { return block.threads[block.reverse ? block.dim.x - 1 - i : i]; }
+
+// Threads to their ends, one after the other; this fiber waits when one of them does.
+inline void run_threads(Fiber* self) {
+    while (block.begun < block.dim.x) {
+        Thread& thread = in_order(block.begun++);
+        thread.fiber = self;
+        block.current = &thread;
+        block.call(block.args);
+        thread.waits = Waits::ENDED;
+    }
 }
 
-// Lets a thread run until it waits.
-inline void resume(Fiber& fiber) {
-    block.current = &fiber;
-    swapcontext(&block.scheduler, &fiber.context);
+inline void fiber_main() {
+    Fiber* self = block.fibers.back().get();
+    for (;;) {
+        run_threads(self);
+        block.idle.push_back(self);
+        leave(self);
+    }
+}
+
+inline void enter(Fiber* fiber) {
+    if (_setjmp(block.scheduler)) return;
+    if (fiber->entered) _longjmp(fiber->left, 1);
+    fiber->entered = true;
+    setcontext(&fiber->entry);
+}
+
+inline Fiber* some_fiber() {
+    if (!block.idle.empty()) {
+        Fiber* fiber = block.idle.back();
+        block.idle.pop_back();
+        return fiber;
+    }
+    block.fibers.push_back(std::make_unique<Fiber>());
+    Fiber* fiber = block.fibers.back().get();
+    getcontext(&fiber->entry);
+    fiber->entry.uc_stack.ss_sp = fiber->stack.get();
+    fiber->entry.uc_stack.ss_size = STACK;
+    fiber->entry.uc_link = nullptr;
+    makecontext(&fiber->entry, fiber_main, 0);
+    return fiber;
 }
 
 // Lets the threads `from..to` go on if all of them wait for the same.
 inline bool release(unsigned from, unsigned to, Waits what) {
     for (unsigned i = from; i < to; i++)
-        if (block.fibers[i].waits != what) return false;
-    for (unsigned i = from; i < to; i++) block.fibers[i].waits = Waits::NOT;
+        if (block.threads[i].waits != what) return false;
+    for (unsigned i = from; i < to; i++) block.threads[i].waits = Waits::NOT;
     return true;
 }
 
@@ -103,24 +162,24 @@ inline bool release_any() {
 // Runs one block; an error if some of its threads wait for others that never come.
 inline const char* run_block() {
     unsigned size = block.dim.x;
-    for (unsigned i = 0; i < size; i++) {
-        Fiber& fiber = block.fibers[i];
-        fiber.thread = Dim{i, 0, 0};
-        fiber.waits = Waits::NOT;
-        getcontext(&fiber.context);
-        fiber.context.uc_stack.ss_sp = fiber.stack.data();
-        fiber.context.uc_stack.ss_size = fiber.stack.size();
-        fiber.context.uc_link = nullptr;
-        makecontext(&fiber.context, run_thread, 0);
-    }
-    for (;;) {
-        for (unsigned i = 0; i < size; i++) {
-            Fiber& fiber = block.fibers[reverse ? size - 1 - i : i];
-            if (fiber.waits == Waits::NOT) resume(fiber);
+    for (unsigned i = 0; i < size; i++) block.threads[i] = Thread{{i, 0, 0}, Waits::NOT, 0, nullptr};
+    block.begun = 0;
+    while (block.begun < size) enter(some_fiber());
+    while (!release(0, size, Waits::ENDED)) {
+        if (!release_any()) {
+            // Their fibers are never used again.
+            block.idle.clear();
+            block.fibers.clear();
+            return "threads wait at a barrier or shuffle that others of their block never reach";
         }
-        if (release(0, size, Waits::ENDED)) return nullptr;
-        if (!release_any()) return "threads wait at a barrier or shuffle that others of their block never reach";
+        for (unsigned i = 0; i < size; i++) {
+            Thread& thread = in_order(i);
+            if (thread.waits != Waits::NOT) continue;
+            block.current = &thread;
+            enter(thread.fiber);
+        }
     }
+    return nullptr;
 }
 
 // Kernels by name: they register themselves when the library is loaded.
@@ -155,7 +214,7 @@ struct Register {
 
 #define SIMT_KERNEL(NAME) static simt::Register register_##NAME(#NAME, simt::call<NAME>);
 
-#define threadIdx (simt::block.current->thread)
+#define threadIdx (simt::block.current->index)
 #define blockIdx (simt::block.index)
 #define blockDim (simt::block.dim)
 #define gridDim (simt::block.grid)
@@ -165,10 +224,10 @@ static inline void __syncthreads() { simt::wait(simt::Waits::FOR_BLOCK); }
 // For whole warps.
 static inline unsigned __shfl_xor_sync(unsigned mask, unsigned value, int lanes) {
     if (mask != 0xFFFFFFFFu) std::abort();
-    simt::Fiber* self = simt::block.current;
+    simt::Thread* self = simt::block.current;
     self->given = value;
     simt::wait(simt::Waits::FOR_WARP);
-    unsigned taken = simt::block.fibers[self->thread.x ^ (unsigned)lanes].given;
+    unsigned taken = simt::block.threads[self->index.x ^ (unsigned)lanes].given;
     // Nobody gives anything new until all have taken.
     simt::wait(simt::Waits::FOR_WARP);
     return taken;
@@ -187,6 +246,7 @@ static inline double __ddiv_rn(double a, double b) { return a / b; }
 static inline double __dsqrt_rn(double a) { return std::sqrt(a); }
 static inline double __fma_rn(double a, double b, double c) { return std::fma(a, b, c); }
 static inline float __double2float_rn(double a) { return (float)a; }
+static inline double __ull2double_rn(unsigned long long a) { return (double)a; }
 static inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((uint64_t)a * b >> 32); }
 
 template <typename To, typename From>
@@ -216,13 +276,15 @@ extern "C" const char* simt_launch(const char* name, unsigned grid, unsigned thr
     std::lock_guard<std::mutex> guard(one_at_a_time);
     for (const simt::Kernel& kernel : simt::kernels()) {
         if (std::strcmp(kernel.name, name) != 0) continue;
-        simt::block.fibers.resize(threads);
+        simt::block.threads.resize(threads);
         simt::block.dim = {threads, 1, 1};
         simt::block.grid = {grid, 1, 1};
+        simt::block.reverse = simt::reverse;
         simt::block.call = kernel.call;
         simt::block.args = args;
-        for (unsigned i = 0; i < grid; i++) {
-            simt::block.index = {simt::reverse ? grid - 1 - i : i, 0, 0};
+        unsigned from = simt::first_block, to = simt::end_block < grid ? simt::end_block : grid;
+        for (unsigned i = from; i < to; i++) {
+            simt::block.index = {simt::reverse ? to - 1 - (i - from) : i, 0, 0};
             if (const char* error = simt::run_block()) return error;
         }
         return nullptr;
@@ -230,8 +292,13 @@ extern "C" const char* simt_launch(const char* name, unsigned grid, unsigned thr
     return "there is no such kernel";
 }
 
+// What follows holds for launches of the calling thread alone.
+
 // Whether blocks, and threads of a block, run in reverse order from now on.
 extern "C" void simt_reverse(int reverse) { simt::reverse = reverse != 0; }
+
+// Of every grid only the blocks `from..to` run from now on: how a grid is tried that is too large to run.
+extern "C" void simt_blocks(unsigned from, unsigned to) { simt::first_block = from, simt::end_block = to; }
 
 // Stores of 16 bytes so far.
 extern "C" uint64_t simt_wide_stores() { return simt::wide_stores; }
