@@ -111,6 +111,15 @@ mod tests {
     }
 
     #[test]
+    fn what_is_checked_is_not_written() {
+        let Task::Kernels(args) = Cli::try_parse_from(["xtask", "kernels", "--check"]).unwrap().task else {
+            panic!("not kernels")
+        };
+        assert!(args.check && !args.budget);
+        assert!(Cli::try_parse_from(["xtask", "kernels", "--check", "--budget"]).is_err());
+    }
+
+    #[test]
     fn only_takes_names_of_steps() {
         let Task::Ci(args) = Cli::try_parse_from(["xtask", "ci", "--only", "fmt,train-smoke"]).unwrap().task
         else {

@@ -115,6 +115,7 @@ mod tests {
             file("optim/src/adam/adam.cu", "adam"),
             file("optim/src/cuda/2_b.cu", "b"),
             file("optim/src/cuda/1_a.cu", "a\n"),
+            file("optim/src/cuda/3_c.cu", "c\n"),
             file("optim/src/cuda/prologue.cu", "prologue\n"),
             file("optim/src/norm/1_norm.cu", "norm\n"),
             file("optim/src/adam/adam.ptx", "old"),
@@ -122,7 +123,8 @@ mod tests {
         let modules = modules(&files).unwrap();
         let names: Vec<&str> = modules.iter().map(|module| module.name.as_str()).collect();
         assert_eq!(names, ["adam", "prologue", "1_norm"]);
-        let before = "#line 1 \"optim/src/cuda/1_a.cu\"\na\n#line 1 \"optim/src/cuda/2_b.cu\"\nb\n";
+        let before = "#line 1 \"optim/src/cuda/1_a.cu\"\na\n#line 1 \"optim/src/cuda/2_b.cu\"\nb\n\
+                      #line 1 \"optim/src/cuda/3_c.cu\"\nc\n";
         assert_eq!(modules[0].text, format!("{before}#line 1 \"optim/src/adam/adam.cu\"\nadam\n"));
         assert_eq!(modules[1].text, format!("{before}#line 1 \"optim/src/cuda/prologue.cu\"\nprologue\n"));
         assert_eq!(modules[0].ptx_path(), "optim/src/adam/adam.ptx");
