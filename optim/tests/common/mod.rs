@@ -243,7 +243,7 @@ impl Values {
     }
 
     /// Where bits differ first, all NaN alike.
-    fn first_other(&self, b: &Values) -> Option<usize> {
+    pub(crate) fn first_other(&self, b: &Values) -> Option<usize> {
         macro_rules! first {
             ($a:ident, $b:ident) => {
                 $a.iter().zip($b).position(|(a, b)| a.to_bits() != b.to_bits() && !(a.is_nan() && b.is_nan()))

@@ -4,7 +4,7 @@ use crate::common::{Memory, Recipe, difference, long, rules};
 use crate::simt::Device;
 use crate::{Table, recipes, scalars, segment, step};
 use meshstep_optim::cuda::{self, Step};
-use meshstep_optim::{Isa, Moments, QhAdamW, Rule};
+use meshstep_optim::{Isa, Moments, QhAdamW, Rule, Sees};
 use std::collections::{BTreeSet, HashMap};
 use std::ops::RangeInclusive;
 
@@ -111,6 +111,9 @@ fn all_equal_their_reference(folder: &str) {
 
 macro_rules! folders {
     ($($folder:ident)*) => {
+        /// The folders that have kernels.
+        const FOLDERS: &[&str] = &[$(stringify!($folder)),*];
+
         mod equals_its_reference {
             $(#[test]
             fn $folder() {
@@ -119,4 +122,14 @@ macro_rules! folders {
         }
     };
 }
-folders!(adam sgd);
+folders!(adam sgd rmsprop adagrad lion adopt qhadamw);
+
+/// A rule has kernels, in a folder that is tested here, if it sees elements alone.
+#[test]
+fn rules_that_see_elements_have_kernels() {
+    for rule in rules() {
+        let folder = rule.on_device().map(|hyper| cuda::module(hyper.family));
+        assert_eq!(folder.is_some(), rule.sees() == Sees::Elements, "{rule:?}");
+        assert!(folder.is_none_or(|folder| FOLDERS.contains(&folder)), "{rule:?}");
+    }
+}

@@ -11,6 +11,7 @@ mod equality;
 mod memory;
 mod simt;
 mod table;
+mod vectors;
 
 use common::{DTYPES, Memory, RECIPES, Recipe};
 use meshstep_optim::cuda::{self, Row, Step, Streams, THREADS};

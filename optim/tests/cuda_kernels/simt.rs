@@ -17,7 +17,7 @@ pub(crate) struct Device {
 type Launch = unsafe extern "C" fn(*const c_char, u32, u32, *mut *mut c_void) -> *const c_char;
 
 impl Device {
-    /// The kernels of `src/<rule>/<rule>.cu`.
+    /// The kernels of `src/<rule>/<rule>.cu`, or of `src/<folder>/<file>.cu`.
     pub(crate) fn of(rule: &str) -> Option<Device> {
         Device::compile(&text(rule), "")
     }
@@ -99,10 +99,14 @@ impl Device {
 pub(crate) fn text(rule: &str) -> String {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let entries = fs::read_dir(src.join("cuda")).unwrap().map(|entry| entry.unwrap().path());
-    let mut files: Vec<PathBuf> =
-        entries.filter(|path| path.extension().is_some_and(|e| e == "cu")).collect();
+    let shared = |path: &PathBuf| {
+        let name = path.file_name().unwrap().to_string_lossy();
+        name.starts_with(|first: char| first.is_ascii_digit()) && name.ends_with(".cu")
+    };
+    let mut files: Vec<PathBuf> = entries.filter(shared).collect();
     files.sort();
-    files.push(src.join(rule).join(format!("{rule}.cu")));
+    let (folder, file) = rule.split_once('/').unwrap_or((rule, rule));
+    files.push(src.join(folder).join(format!("{file}.cu")));
     files.iter().map(|file| fs::read_to_string(file).unwrap()).collect()
 }
 
