@@ -2,25 +2,26 @@
 
 use super::THREADS;
 use crate::Error;
-use meshstep_tensor::cuda::{Device, Function, Module, Stream};
+use meshstep_tensor::cuda::{self, Device, Function, Module, Stream};
 use std::ffi::c_void;
 use std::sync::{Mutex, PoisonError};
 
 /// The PTX of one `.cu`, made by `cargo xtask kernels`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Text {
-    pub(crate) name: &'static str,
-    pub(crate) ptx: &'static str,
+struct Text {
+    name: &'static str,
+    ptx: &'static str,
 }
 
-/// The kernels of a rule's family.
-pub(crate) fn text(family: &str) -> Option<Text> {
-    let known = |&text: &Text| text.name == super::module(family);
-    TEXTS.into_iter().find(known)
-}
-
-const TEXTS: [Text; 2] = [
+const TEXTS: [Text; 9] = [
+    Text { name: "accumulate", ptx: include_str!("accumulate.ptx") },
+    Text { name: "adagrad", ptx: include_str!("../adagrad/adagrad.ptx") },
     Text { name: "adam", ptx: include_str!("../adam/adam.ptx") },
+    Text { name: "adopt", ptx: include_str!("../adopt/adopt.ptx") },
+    Text { name: "cast", ptx: include_str!("cast.ptx") },
+    Text { name: "lion", ptx: include_str!("../lion/lion.ptx") },
+    Text { name: "qhadamw", ptx: include_str!("../qhadamw/qhadamw.ptx") },
+    Text { name: "rmsprop", ptx: include_str!("../rmsprop/rmsprop.ptx") },
     Text { name: "sgd", ptx: include_str!("../sgd/sgd.ptx") },
 ];
 
@@ -41,10 +42,12 @@ struct Loaded {
 }
 
 impl Kernel {
-    /// The kernel `name` of `text` on `device`.
-    pub(crate) fn find(device: &Device, text: Text, name: &str) -> Result<Kernel, Error> {
+    /// The kernel of this name on `device`; its name begins with that of its text.
+    pub(crate) fn find(device: &Device, name: &str) -> Result<Kernel, Error> {
         static LOADED: Mutex<Vec<Loaded>> = Mutex::new(Vec::new());
         let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+        let text = TEXTS.iter().find(|text| text.name == super::module(name));
+        let text = text.ok_or_else(|| cuda::Error::NoKernel { name: name.to_owned() })?;
         let here = |l: &Loaded| l.ordinal == device.ordinal() && l.text == text.name;
         let index = match loaded.iter().position(here) {
             Some(index) => index,

@@ -65,11 +65,10 @@ impl Update {
         check_places(flat, queue.place())?;
         check_apart(groups)?;
         let family = family(groups)?;
-        let text = super::kernels::text(family).ok_or(Error::NoKernels { rule: groups[0].rule.name() })?;
         let words: &[u64] = bytemuck::cast_slice(&table);
         let mut rows = Buffer::zeroed_on(queue, words.len(), DType::U64, meter, Category::State)?;
         queue.upload(words.into(), rows.as_mut())?;
-        let find = |name: &str| Kernel::find(stream.device(), text, name);
+        let find = |name: &str| Kernel::find(stream.device(), name);
         Ok(Update {
             prepare: find(&super::prepare(family))?,
             sweep: find(&super::kernel(family, flat))?,

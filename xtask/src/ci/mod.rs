@@ -81,7 +81,7 @@ fn run_task(task: &Task, workspace: &Workspace) -> anyhow::Result<()> {
             let _ = fs::remove_dir_all(dir);
             fs::create_dir_all(dir).with_context(|| format!("cannot {task}"))
         }
-        Task::Kernels { root, into } => {
+        Task::KernelsForCpu { root, into } => {
             standin::kernels(root, into).with_context(|| format!("cannot {task}"))
         }
         Task::WriteOutside { dir, library } => {

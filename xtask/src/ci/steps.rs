@@ -41,7 +41,7 @@ pub(crate) enum Task {
     /// Makes this folder, empty.
     Empty(PathBuf),
     /// Compiles the CUDA kernels of the tree at `root` for the CPU.
-    Kernels {
+    KernelsForCpu {
         root: PathBuf,
         into: PathBuf,
     },
@@ -60,7 +60,7 @@ impl fmt::Display for Task {
             Self::Kernels => f.write_str("cargo xtask kernels --check"),
             Self::ShownFlags(help) => write!(f, "look for the documents' flags in the answer to: {help}"),
             Self::Empty(dir) => write!(f, "empty {}", dir.display()),
-            Self::Kernels { into, .. } => {
+            Self::KernelsForCpu { into, .. } => {
                 write!(f, "compile the kernels for the CPU into {}", into.display())
             }
             Self::WriteOutside { dir, library } => {
