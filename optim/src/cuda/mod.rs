@@ -14,8 +14,11 @@
 //! Kernels stand beside their rules (`adam/adam.cu`) and share the files of this folder, put in front in the order of their
 //! names. Rules that see sums of tensors or whole matrices have none.
 
+mod sums;
 #[cfg(test)]
 pub(crate) mod tests;
+
+pub use sums::{CARRY_SUMS, NormAt, Span, norm_kernel, spans};
 
 use crate::frame::Common;
 use crate::pass::check_segments;

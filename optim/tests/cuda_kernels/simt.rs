@@ -17,7 +17,7 @@ pub(crate) struct Device {
 type Launch = unsafe extern "C" fn(*const c_char, u32, u32, *mut *mut c_void) -> *const c_char;
 
 impl Device {
-    /// The kernels of `src/<rule>/<rule>.cu`.
+    /// The kernels of `src/<rule>/<rule>.cu`, or of `src/<folder>/<file>.cu`.
     pub(crate) fn of(rule: &str) -> Option<Device> {
         Device::compile(&text(rule), "")
     }
@@ -102,7 +102,8 @@ pub(crate) fn text(rule: &str) -> String {
     let mut files: Vec<PathBuf> =
         entries.filter(|path| path.extension().is_some_and(|e| e == "cu")).collect();
     files.sort();
-    files.push(src.join(rule).join(format!("{rule}.cu")));
+    let (folder, file) = rule.split_once('/').unwrap_or((rule, rule));
+    files.push(src.join(folder).join(format!("{file}.cu")));
     files.iter().map(|file| fs::read_to_string(file).unwrap()).collect()
 }
 
@@ -127,9 +128,10 @@ fn build(text: &str, options: &str) -> PathBuf {
         fs::write(&unit, format!("#include \"{}\"\n{text}\n{register}", header.display())).unwrap();
         // Moved into place when complete.
         let part = stem.with_extension("part");
-        let flags = ["-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC", "-o"];
-        let output =
-            compiler(&flags).arg(&part).args(options.split_whitespace()).arg(&unit).output().unwrap();
+        let exact = ["-O1", "-ffp-contract=off", "-fno-strict-aliasing"];
+        let library_of_its_own = ["-fvisibility=hidden", "-shared", "-fPIC", "-o"];
+        let mut compiler = compiler(&[exact.as_slice(), &library_of_its_own].concat());
+        let output = compiler.arg(&part).args(options.split_whitespace()).arg(&unit).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         fs::rename(part, &library).unwrap();
     }
