@@ -9,7 +9,6 @@
 #[path = "../common/mod.rs"]
 mod common;
 #[path = "../cuda_kernels/simt.rs"]
-#[allow(dead_code, reason = "rules need more of it")]
 mod simt;
 
 mod norms;

@@ -74,11 +74,12 @@ fn compare(
     blocks: u32,
 ) -> String {
     let values = values(dtype, offset + len, sizes, (len + offset) as u64);
-    let range = [offset..offset + len];
+    let range = &(offset..offset + len);
+    let range = std::slice::from_ref(range);
     let mut found = zero();
-    let kernel = add(device, norm, (&values, 0), &range, blocks, &mut found);
+    let kernel = add(device, norm, (&values, 0), range, blocks, &mut found);
     carry(device, &mut found.words, blocks);
-    let expected = reference(norm, &values, &range);
+    let expected = reference(norm, &values, range);
     assert!(found == expected, "{kernel} {sizes:?}: {len} elements from {offset} in {blocks} blocks");
     kernel
 }
