@@ -75,6 +75,9 @@ pub(crate) struct Room {
     /// The `t` of each parameter's update in this step; 0: none.
     pub(crate) due: Vec<u64>,
     pub(crate) gathering: crate::gather::Gathering,
+    /// What a GPU's updates go by.
+    #[cfg(feature = "cuda")]
+    pub(crate) there: Option<meshstep_optim::cuda::StepBlock>,
 }
 
 /// This rank's part of one parameter's state.
@@ -183,6 +186,7 @@ impl Optimizer {
         };
         let plan = Plan::after(earlier(), layout, world_size, &self.options)?;
         groups.check_sight(layout, self.options.stage)?;
+        groups.check_place(&self.options)?;
         let family = Family::new(layout, groups, &plan, before, rank, &self.options)?;
         let kept = earlier().chain(family.kept.iter().map(|k| &k.plan));
         let sizes = pool_sizes(self.options.stage, kept);

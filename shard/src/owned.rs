@@ -180,15 +180,7 @@ impl Owned {
                 Run::flat(range, kept, [&mut self.params, &mut *grads], self.master.as_mut(), &mut state)?;
             if there.is_none() {
                 tables.iter_mut().for_each(|table| table.fill(&due));
-                let group = |table: &'_ Table| -> meshstep_optim::cuda::Group<'_> {
-                    let Group { rule, lr_scale, .. } = &groups[table.group];
-                    meshstep_optim::cuda::Group {
-                        rule: &**rule,
-                        lr_scale: *lr_scale,
-                        segments: &table.segments,
-                    }
-                };
-                let groups: Vec<_> = tables.iter().map(group).collect();
+                let groups: Vec<_> = tables.iter().map(|table| table.there(groups)).collect();
                 *there = Some(Update::new(&flat, &groups, self.rounding, queue, meter)?);
             }
             if let Some(update) = there {

@@ -1,6 +1,8 @@
 //! What of a bucket is owned, cut by parameter group: the tables that updates go by.
 
 use crate::bucket_plan::BucketPlan;
+#[cfg(feature = "cuda")]
+use crate::groups::Group;
 use crate::groups::MAX_STATES;
 use arrayvec::ArrayVec;
 use meshstep_optim::{Flat, Segment};
@@ -80,6 +82,13 @@ impl Run {
 }
 
 impl Table {
+    /// This step's segments with their group, as a GPU is told.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn there<'a>(&'a self, groups: &'a [Group]) -> meshstep_optim::cuda::Group<'a> {
+        let Group { rule, lr_scale, .. } = &groups[self.group];
+        meshstep_optim::cuda::Group { rule: &**rule, lr_scale: *lr_scale, segments: &self.segments }
+    }
+
     /// This step's segments: the pieces whose parameter is due.
     pub(crate) fn fill(&mut self, due: impl Fn(usize) -> Option<Due>) {
         let due = |&Piece { param, ref range, first, key }: &Piece| {

@@ -1,11 +1,16 @@
 //! The step: gradients are in; one exchange decides, one pass updates, parameters go out.
 
+#[cfg(feature = "cuda")]
+use crate::Options;
 use crate::exchange::{self, Brought, FIELDS, FaultCode, Known};
 use crate::family::Entry;
 use crate::options::At;
 use crate::owned::Due;
 use crate::{Clip, Combine, Error, Optimizer};
+#[cfg(feature = "cuda")]
+use meshstep_optim::cuda::{Step, StepBlock};
 use meshstep_optim::{Scalars, clip_coef};
+use meshstep_tensor::Place;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -184,6 +189,8 @@ impl Optimizer {
             let skipped = skips_some && self.exchange.present_on(p) == 0;
             *due = if skipped { 0 } else { entry.t + 1 };
         }
+        #[cfg(feature = "cuda")]
+        self.tell_there(scalars)?;
         let mut updated = self.measure(scalars);
         for b in 0..self.buckets.len() {
             if updated.is_ok() {
@@ -199,6 +206,23 @@ impl Optimizer {
         for (entry, &due) in self.entries.iter_mut().zip(&self.room.due) {
             entry.t = entry.t.max(due);
         }
+        Ok(())
+    }
+
+    /// Writes what a GPU's updates go by.
+    #[cfg(feature = "cuda")]
+    fn tell_there(&mut self, scalars: &Scalars) -> Result<(), Error> {
+        let Options { queue, meter, .. } = &self.options;
+        if queue.stream().is_none() {
+            return Ok(());
+        }
+        let Scalars { lr, grad_scale, zero_grads, .. } = *scalars;
+        let step = Step { lr, grad_scale, skip: 0, zero_grads: zero_grads.into() };
+        let block = match self.room.there.take() {
+            Some(block) => block,
+            None => StepBlock::new(queue, meter)?,
+        };
+        self.room.there.insert(block).set(&step, queue)?;
         Ok(())
     }
 
@@ -222,7 +246,13 @@ impl Optimizer {
         let owned = &mut self.buckets[b];
         if let Some(grads) = self.handover.grads(b) {
             let due = |p: usize| due(self.room.due[p], &self.entries[p], self.totals.ratio(p));
-            owned.update(grads, &self.groups, due, scalars)?;
+            #[cfg(feature = "cuda")]
+            if let Some(step) = &self.room.there {
+                owned.update_there(grads, &self.groups, due, step, &self.options.meter)?;
+            }
+            if self.options.queue.place() == Place::Cpu {
+                owned.update(grads, &self.groups, due, scalars)?;
+            }
         }
         let fixed = &self.handover.fixed;
         let bucket = (b, &fixed.buckets[b]);

@@ -36,7 +36,11 @@ pub(crate) fn cast(stream: &Stream, src: Slice<'_>, dst: SliceMut<'_>) -> Result
     let wide = src.dtype() == DType::F64 || dst.dtype() == DType::F64;
     let given = if wide { DType::F64 } else { src.dtype() };
     let works = "f32, bf16 and f16";
-    let name = super::cast(src.dtype(), dst.dtype()).ok_or(Error::DType { what: "a cast on a GPU", given, works })?;
+    let name = super::cast(src.dtype(), dst.dtype()).ok_or(Error::DType {
+        what: "a cast on a GPU",
+        given,
+        works,
+    })?;
     let kernel = Kernel::find(stream.device(), &name)?;
     let (mut to, mut from, mut n) = (dst.address() as u64, src.address() as u64, src.len() as u64);
     let tiles = n.div_ceil(tile(DType::F32));
@@ -46,13 +50,7 @@ pub(crate) fn cast(stream: &Stream, src: Slice<'_>, dst: SliceMut<'_>) -> Result
 }
 
 /// `dst = weight * src`, added to what is there unless `first`.
-fn run(
-    stream: &Stream,
-    dst: Slice<'_>,
-    src: Slice<'_>,
-    mut weight: f64,
-    first: bool,
-) -> Result<(), Error> {
+fn run(stream: &Stream, dst: Slice<'_>, src: Slice<'_>, mut weight: f64, first: bool) -> Result<(), Error> {
     let (given, works) = (dst.dtype(), "f32, f64, bf16 or f16");
     let name = super::accumulate(given).ok_or(Error::DType { what: "dst", given, works })?;
     let kernel = Kernel::find(stream.device(), &name)?;

@@ -13,13 +13,14 @@ struct Text {
     ptx: &'static str,
 }
 
-const TEXTS: [Text; 9] = [
+const TEXTS: [Text; 10] = [
     Text { name: "accumulate", ptx: include_str!("accumulate.ptx") },
     Text { name: "adagrad", ptx: include_str!("../adagrad/adagrad.ptx") },
     Text { name: "adam", ptx: include_str!("../adam/adam.ptx") },
     Text { name: "adopt", ptx: include_str!("../adopt/adopt.ptx") },
     Text { name: "cast", ptx: include_str!("cast.ptx") },
     Text { name: "lion", ptx: include_str!("../lion/lion.ptx") },
+    Text { name: "norm", ptx: include_str!("../norm/norm.ptx") },
     Text { name: "qhadamw", ptx: include_str!("../qhadamw/qhadamw.ptx") },
     Text { name: "rmsprop", ptx: include_str!("../rmsprop/rmsprop.ptx") },
     Text { name: "sgd", ptx: include_str!("../sgd/sgd.ptx") },

@@ -23,13 +23,20 @@
 pub(crate) mod flat;
 #[cfg(feature = "cuda")]
 mod kernels;
+#[cfg(feature = "cuda")]
+mod norm;
+mod sums;
 #[cfg(test)]
 pub(crate) mod tests;
 #[cfg(feature = "cuda")]
 mod update;
 
 #[cfg(feature = "cuda")]
+pub(crate) use norm::NormThere;
+#[cfg(feature = "cuda")]
 pub use update::{Group, StepBlock, Update};
+
+pub use sums::{CARRY_SUMS, NormAt, Span, norm_kernel, spans};
 
 use crate::frame::Common;
 use crate::pass::check_segments;

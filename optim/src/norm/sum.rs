@@ -11,7 +11,7 @@ pub struct NormSum(Sum);
 
 #[derive(Debug)]
 enum Sum {
-    Here(NormAccumulator),
+    Here(Box<NormAccumulator>),
     #[cfg(feature = "cuda")]
     There(NormThere),
 }
@@ -25,7 +25,7 @@ impl NormSum {
             return Ok(NormSum(Sum::There(NormThere::new(norm, queue, meter)?)));
         }
         let _ = (queue, meter);
-        Ok(NormSum(Sum::Here(NormAccumulator::new(norm))))
+        Ok(NormSum(Sum::Here(Box::new(NormAccumulator::new(norm)))))
     }
 
     /// Adds every element of `values`, after all work of the queue so far: f32, f64, bf16 or f16.
@@ -63,7 +63,7 @@ impl NormSum {
     pub fn read(&self, queue: &Queue) -> Result<NormAccumulator, Error> {
         let _ = queue;
         match &self.0 {
-            Sum::Here(sum) => Ok(sum.clone()),
+            Sum::Here(sum) => Ok(NormAccumulator::clone(sum)),
             #[cfg(feature = "cuda")]
             Sum::There(sum) => sum.read(queue),
         }

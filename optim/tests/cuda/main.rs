@@ -10,4 +10,5 @@
 mod common;
 mod flat;
 mod gpu;
+mod norm;
 mod update;

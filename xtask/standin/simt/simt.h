@@ -5,7 +5,7 @@
 // until it waits for others: on a fiber, which takes the next thread when one has ended. Threads run in order, or in reverse
 // order after simt_reverse(1): with a barrier missing, some order reads what is not there yet, or no longer.
 //
-//     c++ -std=c++17 -O1 -ffp-contract=off -fno-strict-aliasing -shared -fPIC unit.cpp -o libunit.so
+//     c++ -std=c++17 -O1 -ffp-contract=off -fno-strict-aliasing -fvisibility=hidden -shared -fPIC unit.cpp -o libunit.so
 //
 // unit.cpp: this file, the kernels, and SIMT_KERNEL(name) for each. Then `simt_launch` is found in the library.
 #pragma once
@@ -25,6 +25,9 @@
 #include <ucontext.h>
 #include <utility>
 #include <vector>
+
+// All else stays hidden: libraries of one process would share the variables of the same name.
+#define SIMT_API extern "C" __attribute__((visibility("default")))
 
 #define __device__
 #define __global__
@@ -279,8 +282,39 @@ static inline void __stwb(uint4* to, uint4 value) {
     *to = value;
 }
 
+static inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+    return (unsigned long long)((unsigned __int128)a * b >> 64);
+}
+
+// For whole warps.
+static inline int __any_sync(unsigned mask, int predicate) {
+    if (mask != 0xFFFFFFFFu) std::abort();
+    simt::Thread* self = simt::block.current;
+    self->given = predicate != 0;
+    simt::wait(simt::Waits::FOR_WARP);
+    unsigned any = 0, first = self->index.x / simt::WARP * simt::WARP;
+    for (unsigned i = first; i < first + simt::WARP; i++) any |= simt::block.threads[i].given;
+    simt::wait(simt::Waits::FOR_WARP);
+    return (int)any;
+}
+
+// Threads run one at a time: nothing comes between.
+template <typename T>
+static inline T simt_update(T* at, T value) {
+    T before = *at;
+    *at = value;
+    return before;
+}
+static inline unsigned atomicAdd(unsigned* at, unsigned x) { return simt_update(at, *at + x); }
+static inline unsigned long long atomicAdd(unsigned long long* at, unsigned long long x) {
+    return simt_update(at, *at + x);
+}
+static inline unsigned long long atomicMax(unsigned long long* at, unsigned long long x) {
+    return simt_update(at, *at > x ? *at : x);
+}
+
 // Runs a kernel to its end; `args` points at each of its arguments, as for cuLaunchKernel. Null, or what went wrong.
-extern "C" const char* simt_launch(const char* name, unsigned grid, unsigned threads, void** args) {
+SIMT_API const char* simt_launch(const char* name, unsigned grid, unsigned threads, void** args) {
     static std::mutex one_at_a_time;
     std::lock_guard<std::mutex> guard(one_at_a_time);
     for (const simt::Kernel& kernel : simt::kernels()) {
@@ -304,16 +338,16 @@ extern "C" const char* simt_launch(const char* name, unsigned grid, unsigned thr
 // What follows holds for launches of the calling thread alone.
 
 // Whether blocks, and threads of a block, run in reverse order from now on.
-extern "C" void simt_reverse(int reverse) { simt::reverse = reverse != 0; }
+SIMT_API void simt_reverse(int reverse) { simt::reverse = reverse != 0; }
 
 // Of every grid only the blocks `from..to` run from now on: how a grid is tried that is too large to run.
-extern "C" void simt_blocks(unsigned from, unsigned to) { simt::first_block = from, simt::end_block = to; }
+SIMT_API void simt_blocks(unsigned from, unsigned to) { simt::first_block = from, simt::end_block = to; }
 
 // Stores of 16 bytes so far.
-extern "C" uint64_t simt_wide_stores() { return simt::wide_stores; }
+SIMT_API uint64_t simt_wide_stores() { return simt::wide_stores; }
 
 // The name of kernel `i`; null behind the last.
-extern "C" const char* simt_kernel(unsigned i) {
+SIMT_API const char* simt_kernel(unsigned i) {
     return i < simt::kernels().size() ? simt::kernels()[i].name : nullptr;
 }
 
