@@ -5,7 +5,7 @@
 // GPU on some day. Memory is filled with 0xA5 before it is handed out. A program gets this library only if it asks:
 // `probe()` refuses it unless MESHSTEP_STANDIN=1.
 //
-//   MESHSTEP_STANDIN_DEVICES   how many devices there are (2)
+//   MESHSTEP_STANDIN_DEVICES   how many devices there are (8)
 //   MESHSTEP_STANDIN_MEMORY    bytes of each (2^30)
 //   MESHSTEP_STANDIN_VERSION   the version it speaks (13000)
 //   meshstep_standin_seed      chooses the order from here on
@@ -151,10 +151,10 @@ Result finish(std::shared_ptr<Stream> stream) {
     return advance_until([=] { return stream->queue.empty(); });
 }
 
-Result drain() {
-    return advance_until([] {
+Result drain(const Device *device) {
+    return advance_until([=] {
         for (auto &[_, stream] : streams)
-            if (!stream->queue.empty()) return false;
+            if (stream->device == device && !stream->queue.empty()) return false;
         return true;
     });
 }
@@ -206,11 +206,12 @@ Result allocate(uintptr_t *start, size_t len, Device *device) {
 Result release(uintptr_t start, bool of_device) {
     auto allocation = allocations.find(start);
     if (allocation == allocations.end() || (allocation->second.device != nullptr) != of_device) return InvalidValue;
-    // Memory of a device is freed after all work; the host's at once, whoever still copies from it.
-    Result drained = of_device ? drain() : Success;
-    if (Device *device = allocation->second.device) device->used -= allocation->second.len;
+    // Memory of a device is freed after all its work; the host's at once, whoever still copies from it.
+    auto [len, device] = allocation->second;
+    Result drained = of_device ? drain(device) : Success;
+    if (device) device->used -= len;
     std::free(reinterpret_cast<void *>(start));
-    allocations.erase(allocation);
+    allocations.erase(start);
     return drained;
 }
 
@@ -268,7 +269,7 @@ int cuDriverGetVersion(int *version) {
 int cuInit(unsigned) {
     Guard guard(lock);
     if (initialized) return Success;
-    size_t count = setting("MESHSTEP_STANDIN_DEVICES", 2);
+    size_t count = setting("MESHSTEP_STANDIN_DEVICES", 8);
     if (count == 0) return NoDevice;
     for (size_t i = 0; i < count; ++i) devices.push_back({static_cast<int>(i)});
     initialized = true;
