@@ -44,6 +44,7 @@ enum Reduction : int { Sum, Prod, Max, Min, Avg };
 enum Kind : uint64_t { AllReduce, ReduceScatter, AllGather, Broadcast, Send, Recv };
 
 constexpr size_t MaxRanks = 8;
+constexpr size_t MaxParcels = 16; // from one rank to another in one group
 constexpr size_t SlotBytes = size_t{32} << 20; // address space: memory is taken as it is touched
 constexpr uint64_t Released = uint64_t{1} << 62; // beyond every count: whoever waits, waits no more
 
@@ -63,6 +64,12 @@ struct Call {
     bool operator==(const Call &other) const { return !std::memcmp(this, &other, sizeof *this); }
 };
 
+// What one rank sends another, and where in the pair's slot.
+struct Parcel {
+    Call call;
+    uint64_t offset;
+};
+
 struct Choice {
     int64_t color, key;
 };
@@ -75,7 +82,7 @@ struct Shared {
     Call calls[2][MaxRanks];
     Choice choices[2][MaxRanks];
     Word sent[MaxRanks][MaxRanks], received[MaxRanks][MaxRanks]; // from, to
-    Call pairs[MaxRanks][MaxRanks];
+    Parcel parcels[MaxRanks][MaxRanks][MaxParcels];
     alignas(4096) char slots[2 * MaxRanks + MaxRanks * MaxRanks][SlotBytes];
 
     char *slot(uint64_t number, size_t rank) { return slots[number % 2 * MaxRanks + rank]; }
@@ -292,13 +299,15 @@ void trade(const Handle &comm, const std::vector<Operation> &ops) {
     Comm *c = comm.get();
     Shared *shared = c->shared;
     std::vector<std::function<void()>> ends;
+    uint64_t offsets[MaxRanks] = {};
     for (const Operation &op : ops) {
         if (op.kind != Send) continue;
         size_t to = op.root, from = c->rank, bytes = op.count * size_of(op.type);
-        uint64_t number = ++c->sends[to];
+        uint64_t number = ++c->sends[to], offset = offsets[to];
+        offsets[to] += bytes;
         on_stream(comm, op.stream, [=] {
-            shared->pairs[from][to] = {Send, op.count, uint64_t(op.type), 0, 0};
-            std::memcpy(shared->pair(from, to), op.from, bytes);
+            shared->parcels[from][to][number % MaxParcels] = {{Send, op.count, uint64_t(op.type), 0, 0}, offset};
+            std::memcpy(shared->pair(from, to) + offset, op.from, bytes);
             shared->sent[from][to] = number;
         });
         ends.push_back([=] {
@@ -310,8 +319,9 @@ void trade(const Handle &comm, const std::vector<Operation> &ops) {
         size_t from = op.root, to = c->rank, bytes = op.count * size_of(op.type);
         uint64_t number = ++c->receives[from];
         Call call{Send, op.count, uint64_t(op.type), 0, 0};
-        meet(comm, op.stream, shared->sent[from][to], number, [=] { return shared->pairs[from][to] == call; }, [=] {
-            std::memcpy(op.to, shared->pair(from, to), bytes);
+        const Parcel &parcel = shared->parcels[from][to][number % MaxParcels];
+        meet(comm, op.stream, shared->sent[from][to], number, [=, &parcel] { return parcel.call == call; }, [=, &parcel] {
+            std::memcpy(op.to, shared->pair(from, to) + parcel.offset, bytes);
             shared->received[from][to] = number;
         });
     }
