@@ -12,7 +12,8 @@ const CALL: usize = 5;
 impl Core {
     /// Compares calls with those of the ranks they need.
     pub(super) fn compare(&self, calls: &[(Op, Buffer)]) -> Result<(), Error> {
-        for (number, (op, buffer)) in (self.ledger().next()..).zip(calls) {
+        let next = self.ledger().next();
+        for (number, (op, buffer)) in (next..).zip(calls) {
             let (action, len, dtype) = (op.action(), buffer.len(), buffer.dtype());
             let mine = Called { op_number: number, action, len, dtype };
             self.compare_one(Patience { called: mine, within: self.within(*op) })?;
