@@ -218,7 +218,7 @@ impl Own {
             self.copies.truncate(index);
             self.copies.push(copy);
         }
-        queue.copy(buffer, &mut self.copies[index])?;
+        queue.copy(buffer.as_slice(), self.copies[index].as_mut())?;
         Ok(address(&self.copies[index]))
     }
 }

@@ -7,6 +7,33 @@
 //! | [`Nccl`] | the communicator; beside the trait's it has groups of calls and a flight record |
 //! | [`Options`] | deadlines, the clock, checks, and what is done when nothing helps |
 //!
+//! ```
+//! use meshstep_comm::{Communicator, Op, Reduction, nccl};
+//! use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, cuda::Stream};
+//!
+//! if let Err(missing) = nccl::probe() {
+//!     println!("no NCCL here: {missing}");
+//!     return Ok(());
+//! }
+//! // Two threads, each with a device; processes call `init` or `join`.
+//! let sums = nccl::spawn(&[0, 1], nccl::Options::default(), |comm| -> Result<_, meshstep_comm::Error> {
+//!     let queue = Queue::cuda(Stream::new(comm.device()).map_err(meshstep_tensor::Error::from)?);
+//!     let mut grads = Buffer::zeroed_on(&queue, 2, DType::F32, &Meter::new(), Category::Grads)?;
+//!     queue.upload([comm.rank() as f32, 1.0][..].into(), grads.as_mut())?;
+//!     // After what is on the queue so far; the host goes on.
+//!     let started = comm.start(Op::all_reduce(Reduction::Sum), grads, &queue).map_err(|(_grads, error)| error)?;
+//!     let (grads, result) = started.wait(&queue); // what follows on the queue sees the sum
+//!     result?;
+//!     let mut sums = [0f32; 2];
+//!     queue.download(grads.as_slice(), (&mut sums[..]).into())?;
+//!     Ok(sums)
+//! })?;
+//! for sum in sums {
+//!     assert_eq!(sum?, [1.0, 2.0]);
+//! }
+//! # Ok::<(), meshstep_comm::Error>(())
+//! ```
+//!
 //! # Order
 //!
 //! Each communicator has a stream of its own, whose work goes before that of others. An operation begins there when what is on

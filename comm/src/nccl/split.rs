@@ -1,10 +1,10 @@
 //! Groups of a communicator's ranks.
 
-use super::core::{Core, device_error};
+use super::core::Core;
 use super::id::UniqueId;
 use super::launch::Patience;
 use super::raw::Raw;
-use super::table::Table;
+use super::start::joined;
 use crate::colours::{Place, places};
 use crate::communicator::nothing;
 use crate::{Action, Error, Op};
@@ -88,9 +88,7 @@ impl Core {
                     |other: &Option<Place>| other.is_some_and(|o| o.rank == 0 && o.group == place.group);
                 let leader = places.iter().position(leads).unwrap_or(self.rank);
                 let id = from_words(&ids[leader * ID..][..ID]);
-                self.device().make_current().map_err(device_error)?;
-                let child = Raw::init(Table::get()?, &id, place.rank, place.world_size)?;
-                self.wait_until(patience, || child.state())?;
+                let child = joined(id, (place.rank, place.world_size), self.device(), &self.options)?;
                 self.take_in(child, places, patience)
             }
         };

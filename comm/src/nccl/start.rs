@@ -100,7 +100,7 @@ fn said(payload: &(dyn Any + Send)) -> String {
 }
 
 /// The communicator of NCCL, once all ranks have come.
-fn joined(
+pub(super) fn joined(
     id: UniqueId,
     (rank, world_size): (usize, usize),
     device: &Device,

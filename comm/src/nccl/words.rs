@@ -66,7 +66,7 @@ impl Core {
         patience: Patience,
     ) -> Result<(), Error> {
         self.arrived(patience)?; // for the earlier work, which `upload` would wait for without an end
-        self.queue().upload((&*words).into(), place)?;
+        self.queue().upload((&*words).into(), place.as_mut())?;
         let whole = self.describe(Action::AllGather, place, 0);
         let n = words.len() / self.world_size;
         let part = |action, rank: usize| Issue {
@@ -85,7 +85,7 @@ impl Core {
         // and its stream is empty: so `gather` sees to it.
         unsafe { self.issue(&issues, patience)? };
         self.arrived(patience)?;
-        Ok(self.queue().download(place, words.into())?)
+        Ok(self.queue().download(place.as_slice(), words.into())?)
     }
 }
 

@@ -89,14 +89,14 @@ impl Rank {
     pub(crate) fn buffer<T: Element>(&self, values: &[T]) -> Buffer {
         let zeros = Buffer::zeroed_on(&self.queue, values.len(), T::DTYPE, &self.meter, Category::Grads);
         let mut buffer = zeros.unwrap();
-        self.queue.upload(values.into(), &mut buffer).unwrap();
+        self.queue.upload(values.into(), buffer.as_mut()).unwrap();
         self.queue.synchronize().unwrap();
         buffer
     }
 
     pub(crate) fn read<T: Element + Default + Clone>(&self, buffer: &Buffer) -> Vec<T> {
         let mut values = vec![T::default(); buffer.len()];
-        self.queue.download(buffer, (&mut values[..]).into()).unwrap();
+        self.queue.download(buffer.as_slice(), (&mut values[..]).into()).unwrap();
         values
     }
 

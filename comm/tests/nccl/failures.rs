@@ -335,13 +335,13 @@ fn a_rank_that_leaves_does_not_take_the_others_results() {
         let mut buffer =
             Buffer::zeroed_on(&queue, 4, meshstep_tensor::DType::F32, &Meter::new(), Category::Grads)
                 .unwrap();
-        queue.upload([1f32; 4][..].into(), &mut buffer).unwrap();
+        queue.upload([1f32; 4][..].into(), buffer.as_mut()).unwrap();
         let started = comm.start(Op::all_reduce(Reduction::Sum), buffer, &queue).unwrap();
         // What was started goes to its end.
         drop(comm);
         let (buffer, result) = started.wait(&queue);
         let mut values = [0f32; 4];
-        queue.download(&buffer, (&mut values[..]).into()).unwrap();
+        queue.download(buffer.as_slice(), (&mut values[..]).into()).unwrap();
         result.map(|()| values)
     });
     assert_eq!(results, [Ok([2.0; 4]), Ok([2.0; 4])]);

@@ -34,7 +34,7 @@ fn overlapped(n: usize, without: Without) -> bool {
         let mut results: Vec<_> = (0..2).map(|_| rank.buffer(&[0f32; LEN])).collect();
         let filled: Vec<_> = (0..2).map(|_| rank.buffer(&[0f32; LEN])).collect();
         for (host, mut buffer) in hosts.iter().zip(filled) {
-            rank.queue.stream().unwrap().copy_in(host, 0, &mut buffer).unwrap();
+            rank.queue.stream().unwrap().copy_in(host, 0, buffer.as_mut()).unwrap();
             let after = if without == Without::Before { &Queue::cpu() } else { &rank.queue };
             started.push(rank.comm.start(Op::all_reduce(Reduction::Sum), buffer, after).unwrap());
         }
@@ -42,7 +42,7 @@ fn overlapped(n: usize, without: Without) -> bool {
         for (one, result) in started.into_iter().zip(&mut results) {
             let (buffer, ended) = one.wait(if without == Without::After { &apart } else { &later });
             ended.unwrap();
-            later.copy(&buffer, result).unwrap();
+            later.copy(buffer.as_slice(), result.as_mut()).unwrap();
             kept.push(buffer);
         }
         later.synchronize().unwrap();

@@ -2,6 +2,7 @@
 
 mod outside;
 mod report;
+mod standin;
 mod steps;
 
 use crate::cli::{CiArgs, StepName};
@@ -77,6 +78,9 @@ fn run_task(task: &Task, workspace: &Workspace) -> anyhow::Result<()> {
             // There need not be one.
             let _ = fs::remove_dir_all(dir);
             fs::create_dir_all(dir).with_context(|| format!("cannot {task}"))
+        }
+        Task::Kernels { root, into } => {
+            standin::kernels(root, into).with_context(|| format!("cannot {task}"))
         }
         Task::WriteOutside { dir, library } => {
             outside::write(dir, library, workspace).with_context(|| format!("cannot {task}"))
