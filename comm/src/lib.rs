@@ -56,11 +56,14 @@
 //! `shuttle` is for this crate's own tests: inside a shuttle execution its locks and threads are shuttle's.
 
 mod clock;
+mod colours;
 mod communicator;
 mod error;
 mod faults;
 mod in_flight;
 pub mod loopback;
+#[cfg(feature = "nccl")]
+pub mod nccl;
 mod op;
 mod reduce;
 mod stats;

@@ -77,7 +77,8 @@ impl Device {
         late.map_or(Ok(()), Err)
     }
 
-    fn make_current(&self) -> Result<(), Error> {
+    /// Makes its context this thread's, for libraries that work on the current one.
+    pub fn make_current(&self) -> Result<(), Error> {
         // SAFETY: the context is retained for as long as `self` lives.
         unsafe { call!(cuCtxSetCurrent(self.0.context)) }
     }

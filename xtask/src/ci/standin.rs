@@ -10,8 +10,12 @@ use std::path::Path;
 /// How every stand-in is compiled.
 const FLAGS: &str = "-std=c++17 -O1 -shared -fPIC -ffp-contract=off -fno-strict-aliasing";
 /// A stand-in's sources, and the library whose place it takes.
-const LIBRARIES: [(&[&str], &str); 1] =
-    [(&["xtask/standin/cuda/libcuda.cpp", "xtask/standin/cuda/kernels.cpp"], "libcuda.so.1")];
+const LIBRARIES: [(&[&str], &str); 3] = [
+    (&["xtask/standin/cuda/libcuda.cpp", "xtask/standin/cuda/kernels.cpp"], "libcuda.so.1"),
+    (&["xtask/standin/nccl/libnccl.cpp"], "libnccl.so.2"),
+    // One as old as is supported.
+    (&["-DMESHSTEP_OLD", "xtask/standin/nccl/libnccl.cpp"], "old/libnccl.so.2"),
+];
 /// The packages whose tests need a GPU.
 const FEATURES: &str = "meshstep-tensor/cuda,meshstep-optim/cuda";
 
@@ -19,22 +23,34 @@ const FEATURES: &str = "meshstep-tensor/cuda,meshstep-optim/cuda";
 pub(super) fn tasks(setting: &Setting) -> Vec<Task> {
     let folder = setting.target.join("standin");
     let kernels = folder.join("kernels");
-    let mut tasks = vec![Task::Empty(folder.clone())];
+    let mut tasks = vec![Task::Empty(folder.clone()), Task::Empty(folder.join("old"))];
     tasks.extend(LIBRARIES.map(|(sources, name)| Task::Run(library(setting, sources, &folder.join(name)))));
     tasks.push(Task::KernelsForCpu { root: setting.root.clone(), into: kernels.clone() });
     let tests = test(&format!("--workspace --features {FEATURES} --test cuda"), setting);
-    let example = Task::Run(Cmd::cargo("test --doc -p meshstep-tensor --features cuda").dir(&setting.root));
-    let on_them = |task| match task {
+    let cargo = |line| Task::Run(Cmd::cargo(line).dir(&setting.root));
+    let example = cargo("test --doc -p meshstep-tensor --features cuda");
+    let nccl = "-p meshstep-comm --features nccl --lib --test nccl";
+    let old = format!("{}:{}", folder.join("old").display(), folder.display());
+    let on_them = |task| on(&folder.to_string_lossy(), &kernels, task);
+    tasks.extend(
+        [tests, example, test(nccl, setting), cargo("test --doc -p meshstep-comm --features nccl")]
+            .map(on_them),
+    );
+    tasks.push(on(&old, &kernels, test(&format!("{nccl} collectives"), setting)));
+    tasks
+}
+
+/// The task, on the libraries in these folders.
+fn on(folders: &str, kernels: &Path, task: Task) -> Task {
+    match task {
         Task::Run(cmd) => Task::Run(
-            cmd.env("LD_LIBRARY_PATH", &folder.to_string_lossy())
+            cmd.env("LD_LIBRARY_PATH", folders)
                 .env("MESHSTEP_STANDIN", "1")
                 .env("MESHSTEP_STANDIN_KERNELS", &kernels.to_string_lossy())
                 .env("REQUIRE_GPU", "1"),
         ),
         other => other,
-    };
-    tasks.extend([tests, example].map(on_them));
-    tasks
+    }
 }
 
 fn library(setting: &Setting, sources: &[&str], into: &Path) -> Cmd {

@@ -102,7 +102,7 @@ int cuModuleLoadDataEx(void **module, const char *text, unsigned count, const in
 
 int cuModuleUnload(void *module) {
     BEGIN(begin_in_context(__func__));
-    Result drained = drain();
+    Result drained = drain(current);
     return modules.erase(static_cast<Module *>(module)) ? drained : InvalidHandle;
 }
 

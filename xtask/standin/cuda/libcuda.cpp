@@ -5,7 +5,7 @@
 // GPU on some day. Memory is filled with 0xA5 before it is handed out. A program gets this library only if it asks:
 // `probe()` refuses it unless MESHSTEP_STANDIN=1.
 //
-//   MESHSTEP_STANDIN_DEVICES   how many devices there are (2)
+//   MESHSTEP_STANDIN_DEVICES   how many devices there are (8)
 //   MESHSTEP_STANDIN_MEMORY    bytes of each (2^30)
 //   MESHSTEP_STANDIN_VERSION   the version it speaks (13000)
 //   MESHSTEP_STANDIN_KERNELS   the folder of the kernels, compiled for the CPU (see kernels.cpp)
@@ -48,7 +48,7 @@ int cuDriverGetVersion(int *version) {
 int cuInit(unsigned) {
     Guard guard(lock);
     if (initialized) return Success;
-    size_t count = setting("MESHSTEP_STANDIN_DEVICES", 2);
+    size_t count = setting("MESHSTEP_STANDIN_DEVICES", 8);
     if (count == 0) return NoDevice;
     for (size_t i = 0; i < count; ++i) devices.push_back({static_cast<int>(i)});
     initialized = true;
