@@ -195,7 +195,7 @@ impl Slot<'_> {
     pub fn as_mut(&mut self) -> Result<SliceMut<'_>, Error> {
         match &mut self.buffer {
             Some(buffer) => Ok(buffer.as_mut().slice(0..self.len)?),
-            None => Ok(SliceMut::empty(self.dtype)),
+            None => Ok(SliceMut::empty(self.dtype, self.micro_batch.optimizer.options.queue.place())),
         }
     }
 

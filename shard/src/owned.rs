@@ -178,7 +178,7 @@ impl Owned {
             let mut state = cut(&mut self.state, kept)?;
             let flat =
                 Run::flat(range, kept, [&mut self.params, &mut *grads], self.master.as_mut(), &mut state)?;
-            if there.is_none() {
+            if there.is_none() && !tables.is_empty() {
                 tables.iter_mut().for_each(|table| table.fill(&due));
                 let groups: Vec<_> = tables.iter().map(|table| table.there(groups)).collect();
                 *there = Some(Update::new(&flat, &groups, self.rounding, queue, meter)?);
