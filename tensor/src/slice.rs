@@ -58,6 +58,11 @@ impl<'a> Slice<'a> {
         self.bytes == 0
     }
 
+    /// Bytes of all elements together.
+    pub fn size(&self) -> usize {
+        self.bytes
+    }
+
     /// The element type.
     pub fn dtype(&self) -> DType {
         self.dtype

@@ -61,6 +61,15 @@ impl Device {
         Ok(bytes)
     }
 
+    /// Its streaming multiprocessors.
+    pub fn multiprocessors(&self) -> Result<u32, Error> {
+        let mut count = 0;
+        let what = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        // SAFETY: the device exists; the place outlives the call.
+        unsafe { call!(cuDeviceGetAttribute(&mut count, what, self.0.handle))? };
+        Ok(u32::try_from(count).unwrap_or(1))
+    }
+
     /// Makes the context this thread's, and tells what a drop could not do.
     pub(super) fn enter(&self) -> Result<(), Error> {
         self.make_current()?;

@@ -2,6 +2,7 @@
 
 mod outside;
 mod report;
+mod standin;
 mod steps;
 
 use crate::cli::{CiArgs, KernelsArgs, StepName};
@@ -70,7 +71,7 @@ fn run_task(task: &Task, workspace: &Workspace) -> anyhow::Result<()> {
     println!("--- {task}");
     match task {
         Task::Tidy => tidy::run(workspace),
-        Task::Kernels => kernels::run(&KernelsArgs { check: true, ..KernelsArgs::default() }, workspace),
+        Task::Ptx => kernels::run(&KernelsArgs { check: true, ..KernelsArgs::default() }, workspace),
         Task::ShownFlags(help) => {
             let help_text = help.output()?.with_context(|| format!("no answer from: {help}"))?;
             tidy::check_flags(workspace, &help_text)
@@ -79,6 +80,9 @@ fn run_task(task: &Task, workspace: &Workspace) -> anyhow::Result<()> {
             // There need not be one.
             let _ = fs::remove_dir_all(dir);
             fs::create_dir_all(dir).with_context(|| format!("cannot {task}"))
+        }
+        Task::Kernels { root, into } => {
+            standin::kernels(root, into).with_context(|| format!("cannot {task}"))
         }
         Task::WriteOutside { dir, library } => {
             outside::write(dir, library, workspace).with_context(|| format!("cannot {task}"))

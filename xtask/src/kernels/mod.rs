@@ -4,7 +4,7 @@ mod budget;
 mod nvrtc;
 mod ptx;
 mod ptxas;
-mod sources;
+pub(crate) mod sources;
 mod tools;
 
 use crate::cli::KernelsArgs;
