@@ -5,13 +5,10 @@ use crate::filling::{Filling, Lent};
 use crate::pool::{Pool, Shelf};
 use crate::{Error, Stage};
 use meshstep_comm::{Communicator, InFlight, Op, Reduction};
-use meshstep_optim::{Norm, NormAccumulator, NormSum, accumulate};
-use meshstep_tensor::{Buffer, DType, Meter, Place, Queue, Slice};
+use meshstep_optim::{Norm, NormAccumulator, NormSum};
+use meshstep_tensor::{Buffer, DType, Meter, Queue};
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-
-/// Elements summed into a shard of the CPU before their norm is taken: they are still in the first-level cache then.
-const BLOCK: usize = 4096;
 
 /// Collects one step's gradients. Every method locks for bookkeeping only; bytes are copied, reduced and waited for
 /// outside the lock.
@@ -20,7 +17,7 @@ pub(crate) struct Handover {
     pub(crate) fixed: Fixed,
     state: Mutex<State>,
     /// This rank's part of the norm.
-    norm: Mutex<NormSum>,
+    pub(crate) norm: Mutex<NormSum>,
     /// Told whenever a bucket comes to rest.
     rested: Condvar,
     /// The communication failure after which nothing goes on.
@@ -321,47 +318,6 @@ impl Handover {
         taken
     }
 
-    /// Adds an arrived bucket to the shard, where there is one, and what this rank counts to the norm if `last`, in one pass.
-    fn take_in(
-        &self,
-        b: usize,
-        whole: &Buffer,
-        shard: Option<&mut Buffer>,
-        fresh: bool,
-        last: bool,
-    ) -> Result<(), Error> {
-        let Fixed { queue, buckets, norm, .. } = &self.fixed;
-        let (counted, here) = (&buckets[b].counted, queue.place() == Place::Cpu);
-        // Threads that take in buckets side by side count side by side.
-        let mut part = NormAccumulator::new(*norm);
-        let mut count = |values: Slice<'_>| -> Result<(), Error> {
-            Ok(if here { part.add(values) } else { self.sum().add(values, queue) }?)
-        };
-        match shard {
-            Some(shard) => {
-                let chunk = whole.as_slice().slice(counted[0].clone())?;
-                let block = if here { BLOCK } else { chunk.len().max(1) };
-                add_to_shard(
-                    shard,
-                    chunk,
-                    fresh,
-                    block,
-                    queue,
-                    |part| if last { count(part) } else { Ok(()) },
-                )?;
-            }
-            None if last => {
-                counted.iter().try_for_each(|range| count(whole.as_slice().slice(range.clone())?))?;
-            }
-            None => {}
-        }
-        if here && last { Ok(self.sum().merge(&part)?) } else { Ok(()) }
-    }
-
-    fn sum(&self) -> MutexGuard<'_, NormSum> {
-        self.norm.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Puts an idle bucket where it belongs.
     fn rest(&self, state: &mut State, b: usize, whole: Buffer) {
         let filling = &mut state.fillings[b];
@@ -373,23 +329,6 @@ impl Handover {
             None => filling.whole = Some(whole),
         }
     }
-}
-
-/// Adds a chunk to a shard block by block, and calls `then` with each block's sums.
-fn add_to_shard(
-    shard: &mut Buffer,
-    chunk: Slice<'_>,
-    fresh: bool,
-    block: usize,
-    queue: &Queue,
-    mut then: impl FnMut(Slice<'_>) -> Result<(), Error>,
-) -> Result<(), Error> {
-    for start in (0..chunk.len()).step_by(block) {
-        let block = start..chunk.len().min(start + block);
-        accumulate(shard.as_mut().slice(block.clone())?, chunk.slice(block.clone())?, 1.0, fresh, queue)?;
-        then(shard.as_slice().slice(block)?)?;
-    }
-    Ok(())
 }
 
 fn wait(flight: InFlight, queue: &Queue, b: usize) -> (Buffer, Result<(), meshstep_comm::Error>) {

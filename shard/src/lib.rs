@@ -69,6 +69,7 @@ mod presence;
 mod reduce;
 mod run;
 mod step;
+mod take_in;
 mod tensor_totals;
 mod whole_run;
 mod wire;

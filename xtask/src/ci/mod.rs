@@ -71,7 +71,7 @@ fn run_task(task: &Task, workspace: &Workspace) -> anyhow::Result<()> {
     println!("--- {task}");
     match task {
         Task::Tidy => tidy::run(workspace),
-        Task::Kernels => kernels::run(&KernelsArgs { check: true, ..KernelsArgs::default() }, workspace),
+        Task::Ptx => kernels::run(&KernelsArgs { check: true, ..KernelsArgs::default() }, workspace),
         Task::ShownFlags(help) => {
             let help_text = help.output()?.with_context(|| format!("no answer from: {help}"))?;
             tidy::check_flags(workspace, &help_text)

@@ -2,7 +2,7 @@
 
 use super::steps::{Setting, Task, test};
 use crate::cmd::Cmd;
-use crate::kernels::sources;
+use crate::kernels::sources::{self, Module};
 use anyhow::{Context, ensure};
 use std::fs;
 use std::path::Path;
@@ -62,14 +62,14 @@ fn library(setting: &Setting, sources: &[&str], into: &Path) -> Cmd {
 pub(super) fn kernels(root: &Path, into: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(into)?;
     let header = root.join("xtask/standin/simt/simt.h");
-    for module in sources::modules(&sources::read(root)?)? {
-        let ptx = fs::read_to_string(root.join(module.ptx_path()))
-            .with_context(|| format!("cannot read {}; run `cargo xtask kernels`", module.ptx_path()))?;
-        let register: String = entries(&ptx).flat_map(|name| ["SIMT_KERNEL(", name, ")\n"]).collect();
-        let unit = into.join(format!("{}.cpp", module.name));
-        let text = format!("#include \"{}\"\n{}\n{register}", header.display(), module.text);
-        fs::write(&unit, text)?;
-        let built = into.join(format!("{}.so", module.name));
+    let files = sources::read(root)?;
+    for Module { name, path, text } in sources::modules(&files)? {
+        let ptx = files.iter().find(|file| file.path == sources::ptx_path(&path));
+        let ptx = ptx.with_context(|| format!("{path} has no PTX; run `cargo xtask kernels`"))?;
+        let register: String = entries(&ptx.text).map(|name| format!("SIMT_KERNEL({name})\n")).collect();
+        let unit = into.join(format!("{name}.cpp"));
+        fs::write(&unit, format!("#include \"{}\"\n{text}\n{register}", header.display()))?;
+        let built = into.join(format!("{name}.so"));
         let cmd =
             Cmd::built("c++", FLAGS).arg("-o").arg(&built.to_string_lossy()).arg(&unit.to_string_lossy());
         let status = cmd.run_unattended()?;

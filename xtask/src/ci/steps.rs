@@ -35,7 +35,7 @@ pub(crate) enum Task {
     Run(Cmd),
     Tidy,
     /// The committed PTX against fresh.
-    Kernels,
+    Ptx,
     /// Every flag of `train` that a document shows is in the help that this command prints.
     ShownFlags(Cmd),
     /// Makes this folder, empty.
@@ -57,7 +57,7 @@ impl fmt::Display for Task {
         match self {
             Self::Run(cmd) => write!(f, "{cmd}"),
             Self::Tidy => f.write_str("cargo xtask tidy"),
-            Self::Kernels => f.write_str("cargo xtask kernels --check"),
+            Self::Ptx => f.write_str("cargo xtask kernels --check"),
             Self::ShownFlags(help) => write!(f, "look for the documents' flags in the answer to: {help}"),
             Self::Empty(dir) => write!(f, "empty {}", dir.display()),
             Self::KernelsForCpu { into, .. } => {
@@ -94,7 +94,7 @@ fn step(name: StepName, setting: &Setting) -> Step {
         StepName::Clippy => {
             vec![Task::Run(cargo("clippy --workspace --all-targets --all-features -- -D warnings"))]
         }
-        StepName::Kernels => vec![Task::Kernels],
+        StepName::Kernels => vec![Task::Ptx],
         StepName::Rustdoc => {
             vec![Task::Run(
                 cargo("doc --no-deps --workspace --all-features").env("RUSTDOCFLAGS", "-D warnings"),

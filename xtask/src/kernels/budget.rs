@@ -8,6 +8,11 @@ use std::fmt;
 /// Where the table is.
 pub(crate) const PATH: &str = "optim/kernels.budget";
 
+const HEADER: &str = "\
+# The most that kernels may use. `cargo xtask kernels --check` compares it with what ptxas says, and
+# `--budget` writes it anew. Local memory (spills, arrays outside of registers) is granted by hand only.
+";
+
 /// Registers are given to threads in units of this many.
 const UNIT: u32 = 8;
 
@@ -105,23 +110,14 @@ fn parse_row(line: &str) -> anyhow::Result<(&str, Row)> {
 
 impl fmt::Display for Budget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "# The most that kernels may use. `cargo xtask kernels --check` compares it with what ptxas says, and"
-        )?;
-        writeln!(
-            f,
-            "# `--budget` writes it anew. Local memory (spills, arrays outside of registers) is granted by hand only."
-        )?;
-        writeln!(f, "#{:43}{:^22}{:^18}", "", "registers a thread", "bytes")?;
-        writeln!(
-            f,
-            "#{:41} {:>6} {:>6} {:>6}   {:>6} {:>6}",
-            " kernel", CHIPS[0], CHIPS[1], CHIPS[2], "local", "shared"
-        )?;
+        f.write_str(HEADER)?;
+        let wide = self.rows.keys().map(String::len).max().unwrap_or(0).max(8);
+        writeln!(f, "#{:1$} registers a thread            bytes", "", wide)?;
+        let [a, b, c] = CHIPS;
+        writeln!(f, "{:wide$} {a:>6} {b:>6} {c:>6}   {:>6} {:>6}", "# kernel", "local", "shared")?;
         for (name, row) in &self.rows {
             let [a, b, c] = row.registers;
-            writeln!(f, "{name:42} {a:6} {b:6} {c:6}   {:6} {:6}", row.local, row.shared)?;
+            writeln!(f, "{name:wide$} {a:6} {b:6} {c:6}   {:6} {:6}", row.local, row.shared)?;
         }
         Ok(())
     }

@@ -29,8 +29,13 @@ pub(crate) struct Module {
 impl Module {
     /// Where its PTX is committed.
     pub(crate) fn ptx_path(&self) -> String {
-        format!("{}.ptx", self.path.trim_end_matches(".cu"))
+        ptx_path(&self.path)
     }
+}
+
+/// Where the PTX of a `.cu` is committed.
+pub(crate) fn ptx_path(cu: &str) -> String {
+    format!("{}.ptx", cu.trim_end_matches(".cu"))
 }
 
 /// Every `.cu` and `.ptx` in the folders of optim.
