@@ -14,10 +14,12 @@
 //! Kernels stand beside their rules (`adam/adam.cu`) and share the files of this folder, put in front in the order of their
 //! names. Rules that see sums of tensors or whole matrices have none.
 
+mod decide;
 mod sums;
 #[cfg(test)]
 pub(crate) mod tests;
 
+pub use decide::{Decided, Progress, Settings, Verdict, norm_code};
 pub use sums::{CARRY_SUMS, NormAt, Span, norm_kernel, spans};
 
 use crate::frame::Common;

@@ -11,6 +11,7 @@ mod common;
 #[path = "../cuda_kernels/simt.rs"]
 mod simt;
 
+mod decide;
 mod norms;
 
 use common::{Random, Values};

@@ -262,6 +262,7 @@ static inline To simt_bits(From from) {
 static inline float __uint_as_float(unsigned x) { return simt_bits<float>(x); }
 static inline unsigned __float_as_uint(float x) { return simt_bits<unsigned>(x); }
 static inline long long __double_as_longlong(double x) { return simt_bits<long long>(x); }
+static inline double __longlong_as_double(long long x) { return simt_bits<double>(x); }
 static inline double __hiloint2double(int high, int low) {
     return simt_bits<double>((uint64_t)(unsigned)high << 32 | (unsigned)low);
 }
