@@ -15,11 +15,13 @@
 //! names. Rules that see sums of tensors or whole matrices have none.
 
 mod decide;
+mod lbfgs;
 mod sums;
 #[cfg(test)]
 pub(crate) mod tests;
 
 pub use decide::{Decided, Progress, Settings, Verdict, norm_code};
+pub use lbfgs::{Combination, Products};
 pub use sums::{CARRY_SUMS, NormAt, Span, norm_kernel, spans};
 
 use crate::frame::Common;

@@ -2,7 +2,7 @@
 
 use super::common::{Random, Values, long};
 use super::simt::{self, Device};
-use super::{SIZES, Sizes, address, arg, carry, values};
+use super::{SIZES, Sizes, address, arg, carry_with, values};
 use meshstep_optim::cuda::{self, CARRY_SUMS, NormAt, THREADS};
 use meshstep_optim::{ExactSum, Isa, Norm, NormAccumulator};
 use meshstep_tensor::DType;
@@ -78,7 +78,7 @@ fn compare(
     let range = std::slice::from_ref(range);
     let mut found = zero();
     let kernel = add(device, norm, (&values, 0), range, blocks, &mut found);
-    carry(device, &mut found.words, blocks);
+    carry_with(device, &mut found.words, blocks);
     let expected = reference(norm, &values, range);
     assert!(found == expected, "{kernel} {sizes:?}: {len} elements from {offset} in {blocks} blocks");
     kernel
@@ -121,7 +121,7 @@ fn launches_add_up_over_ranges() {
             for (i, part) in ranges.chunks(2).enumerate() {
                 add(&device, norm, (&values, 0), part, [1, 3, 100][i], &mut found);
             }
-            carry(&device, &mut found.words, 1);
+            carry_with(&device, &mut found.words, 1);
             assert_eq!(found, reference(norm, &values, &ranges), "{norm:?} of {dtype}");
         }
     }
@@ -145,7 +145,7 @@ fn carried_words_are_canonical() {
         }
         expected.extend(ExactSum::from_words(sum).words());
     }
-    carry(&device, &mut sums, 3);
+    carry_with(&device, &mut sums, 3);
     assert_eq!(sums, expected);
 }
 
@@ -157,7 +157,7 @@ fn offsets_have_64_bits() {
             let values = values(dtype, 9000, Sizes::Ordinary, far);
             let mut found = zero();
             add(&device, Norm::L2, (&values, far), std::slice::from_ref(&(0..9000)), 2, &mut found);
-            carry(&device, &mut found.words, 1);
+            carry_with(&device, &mut found.words, 1);
             assert_eq!(
                 found,
                 reference(Norm::L2, &values, std::slice::from_ref(&(0..9000))),
@@ -198,9 +198,63 @@ fn a_missing_barrier_is_noticed() {
             let values = values(DType::F32, 5000, Sizes::Ordinary, 1);
             let mut found = zero();
             add(&device, Norm::L2, (&values, 0), std::slice::from_ref(&(0..5000)), 1, &mut found);
-            carry(&device, &mut found.words, 1);
+            carry_with(&device, &mut found.words, 1);
             found != reference(Norm::L2, &values, std::slice::from_ref(&(0..5000)))
         });
         assert!(noticed, "the barrier at {at}");
+    }
+}
+
+/// Threads add to the same words, counts and maxima: if an update of one may be torn by another's, something is lost.
+#[test]
+fn a_missing_atomic_is_noticed() {
+    let text = simt::text("norm");
+    let torn = [
+        ("atomicAdd(low, part)", "simt_torn_add(low, part)"),
+        ("atomicAdd(high, rest)", "simt_torn_add(high, rest)"),
+        ("atomicAdd(sums.non_finite, non_finite)", "simt_torn_add(sums.non_finite, non_finite)"),
+        ("atomicMax(sums.max_bits, max_bits)", "simt_torn_max(sums.max_bits, max_bits)"),
+    ];
+    for (whole, part) in torn {
+        assert_eq!(text.matches(whole).count(), 1, "{whole}");
+        let Some(device) = Device::compile(&text.replace(whole, part), "") else { return };
+        let noticed = SIZES.into_iter().any(|sizes| {
+            let values = values(DType::F32, 5000, sizes, 1);
+            let mut found = zero();
+            add(&device, Norm::L2, (&values, 0), std::slice::from_ref(&(0..5000)), 1, &mut found);
+            carry_with(&device, &mut found.words, 1);
+            found != reference(Norm::L2, &values, std::slice::from_ref(&(0..5000)))
+        });
+        assert!(noticed, "{whole}");
+    }
+}
+
+/// Mistakes in the kernels of norms that the suite would see.
+#[test]
+fn mistakes_are_noticed() {
+    let text = simt::text("norm");
+    let mistakes = [
+        ("non_finite += drop_non_finite(x);", "drop_non_finite(x);"),
+        ("sign[i] = x[i] < 0 ? -1 : 1", "sign[i] = 1"),
+        ("x[i] = at < end ?", "x[i] = at <= end ?"),
+        ("if (end - start >= TILE && ((u64)base + start * BYTES) % 16 == 0)", "if (end - start >= TILE / 2)"),
+        ("carried = full >> 32", "carried = 0"),
+        ("peak = extent.peak > peak ? extent.peak : peak;", "peak = extent.peak;"),
+        ("from_f16(w[i / 2] >> i % 2 * 16 & 0xFFFF)", "from_f16(w[i / 2] >> i / 2 * 16 & 0xFFFF)"),
+    ];
+    for (right, wrong) in mistakes {
+        assert_eq!(text.matches(right).count(), 1, "{right}");
+        let Some(device) = Device::compile(&text.replace(right, wrong), "") else { return };
+        let noticed = NORMS.into_iter().any(|norm| {
+            DTYPES.into_iter().any(|dtype| {
+                let values = values(dtype, 9000, Sizes::Odd, 2);
+                let range = &(0..7000);
+                let mut found = zero();
+                add(&device, norm, (&values, 0), std::slice::from_ref(range), 1, &mut found);
+                carry_with(&device, &mut found.words, 1);
+                found != reference(norm, &values, std::slice::from_ref(range))
+            })
+        });
+        assert!(noticed, "{right} -> {wrong}");
     }
 }
