@@ -218,14 +218,13 @@ fn mistakes_are_noticed() {
         ("return exponents >= bound - K::WINDOW;", "return true;"),
         ("return exponents + 2 <= bound;", "return exponents <= bound + 3;"),
         ("+ (before + part < part)", ""),
-        ("parts[i]) add_to(words + place / 32 + i,", "parts[i] && i < 2) add_to(words + place / 32 + i,"),
         ("SUBNORMAL = -5000", "SUBNORMAL = -1023"),
         ("lanes[1].add(fused(x[i], y[i], -product));", ""),
-        ("deposit(words, negative, __umul64hi(a.significand, b.significand), exponent + 64);", ""),
         ("x[i] = counts ? given[i] : 0, y[i] = counts ? with[i] : 0;", "x[i] = given[i], y[i] = with[i];"),
-        ("u64 risen = place == 0 ? 0 :", "u64 risen = true ? 0 :"),
     ];
-    let (text, Some(norms)) = (simt::text("lbfgs"), Device::of("norm")) else { return };
+    let Some(norms) = Device::of("norm") else { return };
+    // Without the largest kernels, which take their time to compile.
+    let text = simt::text("lbfgs").replace("\nPRODUCTS(lbfgs_gram", "\n// PRODUCTS(lbfgs_gram");
     for (right, wrong) in mistakes {
         assert_eq!(text.matches(right).count(), 1, "{right}");
         let Some(device) = Device::compile(&text.replace(right, wrong), "") else { return };
