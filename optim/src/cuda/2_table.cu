@@ -50,7 +50,7 @@ struct Row {
 };
 
 // A rule's own flags come after these.
-constexpr u32 COUPLED = 1, MAXIMIZE = 2, DECOUPLED = 4, FULLY_DECOUPLED = 8, OWN = 16;
+enum Flag : u32 { COUPLED = 1, MAXIMIZE = 2, DECOUPLED = 4, FULLY_DECOUPLED = 8, OWN = 16 };
 
 // Sets what of a parameter decays at the rate `lr`: decay.rs.
 __device__ inline void set_decay(Row& row, double lr) {

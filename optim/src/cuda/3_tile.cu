@@ -94,6 +94,6 @@ struct Narrow {
     }
 
     __device__ u32 get(int i) const { return w[i / 2] >> i % 2 * 16 & 0xFFFF; }
-    // In order: an even element clears the word.
+    // In order: an even element clears the word, so that nothing of it can be read later.
     __device__ void put(int i, u32 bits) { w[i / 2] = i % 2 ? w[i / 2] | bits << 16 : bits; }
 };

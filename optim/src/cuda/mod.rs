@@ -11,8 +11,13 @@
 //! stays on the device and counts its own steps. A [`Step`] may be written there too, so nothing here needs the host to know
 //! what was decided: where [`Step::skip`] is set, rows and all memory are as they were.
 //!
-//! Kernels stand beside their rules (`adam/adam.cu`) and share the files of this folder, put in front in the order of their
-//! names. Rules that see sums of tensors or whole matrices have none.
+//! Kernels stand beside their rules (`adam/adam.cu`) and share the numbered files of this folder, put in front in order.
+//! Rules that see sums of tensors or whole matrices have none. Gradients are handed over and converted by
+//!
+//! ```text
+//! accumulate_TYPE(void* dst, const void* src, u64 len, f64 weight, u32 first)    accumulate(dst, src, weight, first)
+//! cast_FROM_TO(void* dst, const void* src, u64 len)                              tensor's cast, among f32, bf16 and f16
+//! ```
 
 mod decide;
 mod lbfgs;
@@ -196,9 +201,22 @@ pub fn tile(params: DType) -> u64 {
     u64::from(THREADS) * if params == DType::F64 { 4 } else { 8 }
 }
 
-/// The file that a family's kernels come from, without its ending; its folder is called so too.
-pub fn module(family: &str) -> &str {
-    family.split('_').next().unwrap_or(family)
+/// The file, without its ending, that a family or a kernel comes from: what its name begins with.
+pub fn module(name: &str) -> &str {
+    name.split('_').next().unwrap_or(name)
+}
+
+/// The kernel that does what [`accumulate`](crate::accumulate) does for this type. The caller checks that the weight is
+/// finite in it.
+pub fn accumulate(dtype: DType) -> Option<String> {
+    let has = matches!(dtype, DType::F32 | DType::F64 | DType::BF16 | DType::F16);
+    has.then(|| format!("accumulate_{dtype}"))
+}
+
+/// The kernel that does what [`meshstep_tensor::cast`] does between two types.
+pub fn cast(from: DType, to: DType) -> Option<String> {
+    let has = |dtype| matches!(dtype, DType::F32 | DType::BF16 | DType::F16);
+    (has(from) && has(to) && from != to).then(|| format!("cast_{from}_{to}"))
 }
 
 /// The kernel that prepares the rows of a `family`.

@@ -9,12 +9,14 @@
 mod common;
 mod equality;
 mod memory;
+mod numbers;
 mod simt;
 mod table;
+mod vectors;
 
 use common::{DTYPES, Memory, RECIPES, Recipe};
 use meshstep_optim::cuda::{self, Row, Step, Streams, THREADS};
-use meshstep_optim::{Rounding, Rule, Scalars, Segment};
+use meshstep_optim::{Flat, Rounding, Rule, Scalars, Segment};
 use meshstep_tensor::{DType, SliceMut};
 use simt::Device;
 use std::ops::Range;
@@ -129,15 +131,17 @@ fn launch(
 
 /// Addresses of the elements from `offset` on, and the kernel for their types.
 fn describe(family: &str, memory: &mut Memory, offset: usize, rounding: Rounding) -> (String, Streams) {
+    memory.flat(offset, |flat| describe_flat(family, flat, rounding))
+}
+
+fn describe_flat(family: &str, flat: Flat<'_, '_>, rounding: Rounding) -> (String, Streams) {
     let address = |mut slice: SliceMut<'_>| slice.bytes_mut().unwrap().as_mut_ptr() as u64;
-    memory.flat(offset, |flat| {
-        let kernel = cuda::kernel(family, &flat);
-        let mut streams = Streams::of(&flat, rounding);
-        for (to, slot) in streams.state.iter_mut().zip(flat.state) {
-            *to = address(slot.reborrow());
-        }
-        (streams.params, streams.grads) = (address(flat.params), address(flat.grads));
-        (streams.copy, streams.remainder) = (flat.copy.map_or(0, address), flat.remainder.map_or(0, address));
-        (kernel, streams)
-    })
+    let kernel = cuda::kernel(family, &flat);
+    let mut streams = Streams::of(&flat, rounding);
+    for (to, slot) in streams.state.iter_mut().zip(flat.state) {
+        *to = address(slot.reborrow());
+    }
+    (streams.params, streams.grads) = (address(flat.params), address(flat.grads));
+    (streams.copy, streams.remainder) = (flat.copy.map_or(0, address), flat.remainder.map_or(0, address));
+    (kernel, streams)
 }

@@ -1,11 +1,11 @@
 //! How kernels go about memory: 16 bytes at a time where they can, with 64-bit offsets, and never past a barrier too early.
 
-use crate::common::{Memory, RECIPES, Recipe, difference};
+use crate::common::{Memory, RECIPES, Recipe, Values, difference};
 use crate::simt::{self, Device};
-use crate::{Table, describe, launch, recipes, scalars, segment, step};
+use crate::{Table, describe, describe_flat, launch, recipes, scalars, segment, step};
 use meshstep_optim::cuda::Streams;
-use meshstep_optim::{AdamW, Isa, Rule};
-use meshstep_tensor::DType;
+use meshstep_optim::{AdamW, Flat, Isa, Rule};
+use meshstep_tensor::{DType, Queue};
 
 /// Of a whole tile every vector is written 16 bytes at a time; with one vector out of line none is.
 #[test]
@@ -27,6 +27,46 @@ fn whole_tiles_move_16_bytes_at_a_time() {
         assert_eq!(stores(8, 4097), 4096 * bytes as u64 / 16, "{recipe:?}");
         assert_eq!(stores(1, 4096), 0, "{recipe:?}");
     }
+}
+
+/// Each vector in turn is the only one whose elements do not lie at addresses that 16 divides.
+#[test]
+fn any_vector_may_be_out_of_line() {
+    const LEN: usize = 5000;
+    let rule = AdamW { amsgrad: true, ..AdamW::default() };
+    let Some(device) = Device::of("adam") else { return };
+    for recipe in recipes().iter().filter(|recipe| recipe.suits(&rule)) {
+        let start = Memory::of(&rule, recipe, LEN + 1, 1);
+        let (segments, scalars) = ([segment(0..LEN, 0, 2)], scalars(recipe, 2));
+        for out in 0..4 + rule.state().len() {
+            let (mut expected, mut found) = (start.clone(), start.clone());
+            shifted(&mut expected, out, LEN, |flat| {
+                rule.update_on(Isa::Reference, flat, &segments, &scalars, &Queue::cpu()).unwrap();
+            });
+            let mut table = Table::new(&device, recipe.params, &[(&rule, segments.to_vec())]);
+            let family = table.family;
+            let (kernel, streams) =
+                shifted(&mut found, out, LEN, |flat| describe_flat(family, flat, recipe.rounding));
+            table.prepare(step(&scalars));
+            // SAFETY: the vectors are those of the kernel's types, and as long as the segment.
+            unsafe { table.update(&kernel, streams, step(&scalars), 2) }.unwrap();
+            assert_eq!(difference(&found, &expected), None, "{kernel}, vector {out}");
+        }
+    }
+}
+
+/// `len` elements of every vector, from the first on, or from the second for vector `out`.
+fn shifted<R>(memory: &mut Memory, out: usize, len: usize, f: impl FnOnce(Flat<'_, '_>) -> R) -> R {
+    let mut vector = 0..;
+    let mut part = |values| {
+        let first = usize::from(vector.next() == Some(out));
+        Values::slice_mut(values).slice(first..first + len).unwrap()
+    };
+    let Memory { params, grads, state, copy, remainder } = memory;
+    let (params, grads) = (part(params), part(grads));
+    let (copy, remainder) = (copy.as_mut().map(&mut part), remainder.as_mut().map(&mut part));
+    let mut state: Vec<_> = state.iter_mut().map(&mut part).collect();
+    f(Flat { params, grads, state: &mut state, copy, remainder })
 }
 
 /// The first element of a segment may lie anywhere: bases are moved back, so that its address is that of memory there is.

@@ -99,8 +99,11 @@ impl Device {
 pub(crate) fn text(rule: &str) -> String {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let entries = fs::read_dir(src.join("cuda")).unwrap().map(|entry| entry.unwrap().path());
-    let mut files: Vec<PathBuf> =
-        entries.filter(|path| path.extension().is_some_and(|e| e == "cu")).collect();
+    let shared = |path: &PathBuf| {
+        let name = path.file_name().unwrap().to_string_lossy();
+        name.starts_with(|first: char| first.is_ascii_digit()) && name.ends_with(".cu")
+    };
+    let mut files: Vec<PathBuf> = entries.filter(shared).collect();
     files.sort();
     let (folder, file) = rule.split_once('/').unwrap_or((rule, rule));
     files.push(src.join(folder).join(format!("{file}.cu")));
