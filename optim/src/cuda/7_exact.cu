@@ -1,6 +1,8 @@
 // Sums without rounding: fixed point in words of 32 bits, 64 in the last, kept in 64 so that carries may wait. Adding integers
 // in any order gives the same ones. Bit for bit: norm/exact.rs.
 
+enum Norm : u32 { L1, L2, INF };
+
 constexpr int WORDS = 133;
 // The weight of bit 0 is 2^LOWEST: the square of the smallest double.
 constexpr int LOWEST = -2148;

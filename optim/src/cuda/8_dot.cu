@@ -81,6 +81,8 @@ struct Extent {
     Bits peak;
     int low, high;  // exponents of the least but zero, or one less, and of the largest
 
+    Extent() = default;
+
     template <int N>
     __device__ explicit Extent(const T (&x)[N]) {
         Bits least = ~(Bits)0;
@@ -233,6 +235,9 @@ private:
 
     __device__ static int exponents_of(T a, T b) { return exponent_of(magnitude(a)) + exponent_of(magnitude(b)); }
 };
+
+// A block adds fewer than 2^13 terms to a word in a tile, so carries may wait for 2^16 tiles: then words are drained.
+constexpr u32 DRAIN_AFTER = 1 << 16;
 
 // A range of the flat memory, and the tiles of all ranges before it.
 struct Span {

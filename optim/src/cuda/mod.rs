@@ -19,10 +19,12 @@
 //! cast_FROM_TO(void* dst, const void* src, u64 len)                              tensor's cast, among f32, bf16 and f16
 //! ```
 
+mod decide;
 #[cfg(feature = "cuda")]
 pub(crate) mod flat;
 #[cfg(feature = "cuda")]
 mod kernels;
+mod lbfgs;
 #[cfg(feature = "cuda")]
 mod norm;
 mod sums;
@@ -36,6 +38,8 @@ pub(crate) use norm::NormThere;
 #[cfg(feature = "cuda")]
 pub use update::{Group, StepBlock, Update};
 
+pub use decide::{Decided, Progress, Settings, Verdict, norm_code};
+pub use lbfgs::{Combination, Products};
 pub use sums::{CARRY_SUMS, NormAt, Span, norm_kernel, spans};
 
 use crate::frame::Common;

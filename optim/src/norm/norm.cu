@@ -9,8 +9,6 @@ struct Sums {
     u64* max_bits;  // of the largest finite magnitude, as a double
 };
 
-enum Norm { L1, L2, INF };
-
 // Elements that are not finite are counted, and zero from now on.
 template <typename T, u32 N>
 __device__ inline u32 drop_non_finite(T (&x)[N]) {
@@ -26,10 +24,7 @@ __device__ inline u32 drop_non_finite(T (&x)[N]) {
 __device__ inline u64 as_double(u32 magnitude) { return (u64)__double_as_longlong((double)__uint_as_float(magnitude)); }
 __device__ inline u64 as_double(u64 magnitude) { return magnitude; }
 
-// A block adds fewer than 2^13 terms to a word in a tile, so carries may wait for 2^16 tiles.
-constexpr u32 DRAIN_AFTER = 1 << 16;
-
-template <typename T, u32 FORMAT, int NORM>
+template <typename T, u32 FORMAT, Norm NORM>
 __device__ inline void add_norm(const void* values, const Span* spans, u64 count, u64 tiles, const Sums& sums) {
     typedef Part<T, FORMAT> Part;
     __shared__ u64 words[WORDS];

@@ -11,6 +11,8 @@ mod common;
 #[path = "../cuda_kernels/simt.rs"]
 mod simt;
 
+mod decide;
+mod lbfgs;
 mod norms;
 
 use common::{Random, Values};
@@ -30,8 +32,8 @@ fn address(values: &Values) -> u64 {
     values.slice().bytes().unwrap().as_ptr() as u64
 }
 
-/// Carries sums laid end to end.
-fn carry(device: &Device, sums: &mut [u64], blocks: u32) {
+/// Carries sums laid end to end, with the kernels of norms.
+fn carry_with(device: &Device, sums: &mut [u64], blocks: u32) {
     let mut count = (sums.len() / ExactSum::WORDS) as u64;
     let mut at = sums.as_mut_ptr();
     // SAFETY: `at` points at `count` sums.
@@ -84,10 +86,11 @@ fn values(dtype: DType, len: usize, sizes: Sizes, seed: u64) -> Values {
             Sizes::AnyBits if wide => f64::from_bits(random.next()),
             Sizes::AnyBits => f32::from_bits(random.next() as u32).into(),
             Sizes::Odd => random.any(),
-            Sizes::Ramp if wide => random.unit() * 2f64.powi((i / 8 % 2098) as i32 - 1074),
+            Sizes::Ramp if wide => random.unit() * f64::from_bits((i / 8 % 2046 + 1) << 52),
             Sizes::Ramp => random.unit() * 2f64.powi((i / 8 % 277) as i32 - 149),
-            Sizes::Subnormal if wide => random.unit() * 2f64.powi(-1022),
-            Sizes::Subnormal => random.unit() * 2f64.powi(if dtype == DType::F16 { -14 } else { -126 }),
+            Sizes::Subnormal if wide => random.unit() * f64::MIN_POSITIVE / 2f64.powi((i % 50) as i32),
+            Sizes::Subnormal if dtype == DType::F16 => random.unit() * 2f64.powi(-14 - (i % 9) as i32),
+            Sizes::Subnormal => random.unit() * 2f64.powi(-126 - (i % 22) as i32),
             Sizes::Huge if wide => random.unit() * f64::MAX,
             Sizes::Huge if dtype == DType::F16 => random.unit() * 65_504.0,
             Sizes::Huge => random.unit() * f64::from(f32::MAX),

@@ -2,7 +2,7 @@
 
 use super::common::{Random, Values, long};
 use super::simt::{self, Device};
-use super::{SIZES, Sizes, address, arg, carry, values};
+use super::{SIZES, Sizes, address, arg, carry_with, values};
 use meshstep_optim::cuda::{self, CARRY_SUMS, NormAt, THREADS};
 use meshstep_optim::{ExactSum, Isa, Norm, NormAccumulator};
 use meshstep_tensor::DType;
@@ -78,7 +78,7 @@ fn compare(
     let range = std::slice::from_ref(range);
     let mut found = zero();
     let kernel = add(device, norm, (&values, 0), range, blocks, &mut found);
-    carry(device, &mut found.words, blocks);
+    carry_with(device, &mut found.words, blocks);
     let expected = reference(norm, &values, range);
     assert!(found == expected, "{kernel} {sizes:?}: {len} elements from {offset} in {blocks} blocks");
     kernel
@@ -121,7 +121,7 @@ fn launches_add_up_over_ranges() {
             for (i, part) in ranges.chunks(2).enumerate() {
                 add(&device, norm, (&values, 0), part, [1, 3, 100][i], &mut found);
             }
-            carry(&device, &mut found.words, 1);
+            carry_with(&device, &mut found.words, 1);
             assert_eq!(found, reference(norm, &values, &ranges), "{norm:?} of {dtype}");
         }
     }
@@ -145,7 +145,7 @@ fn carried_words_are_canonical() {
         }
         expected.extend(ExactSum::from_words(sum).words());
     }
-    carry(&device, &mut sums, 3);
+    carry_with(&device, &mut sums, 3);
     assert_eq!(sums, expected);
 }
 
@@ -157,7 +157,7 @@ fn offsets_have_64_bits() {
             let values = values(dtype, 9000, Sizes::Ordinary, far);
             let mut found = zero();
             add(&device, Norm::L2, (&values, far), std::slice::from_ref(&(0..9000)), 2, &mut found);
-            carry(&device, &mut found.words, 1);
+            carry_with(&device, &mut found.words, 1);
             assert_eq!(
                 found,
                 reference(Norm::L2, &values, std::slice::from_ref(&(0..9000))),
@@ -187,7 +187,7 @@ fn carries_come_in_time() {
 /// Of the words of a block, read before all threads have added, or cleared before all have read, some are lost.
 #[test]
 fn a_missing_barrier_is_noticed() {
-    let text = simt::text("norm");
+    let text = text_of(&["f32"]);
     let drain = text.find("void drain(").unwrap();
     let mut barriers = text.match_indices("__syncthreads();").filter(|(at, _)| *at > drain);
     for (at, barrier) in [barriers.next().unwrap(), barriers.next().unwrap()] {
@@ -198,9 +198,68 @@ fn a_missing_barrier_is_noticed() {
             let values = values(DType::F32, 5000, Sizes::Ordinary, 1);
             let mut found = zero();
             add(&device, Norm::L2, (&values, 0), std::slice::from_ref(&(0..5000)), 1, &mut found);
-            carry(&device, &mut found.words, 1);
+            carry_with(&device, &mut found.words, 1);
             found != reference(Norm::L2, &values, std::slice::from_ref(&(0..5000)))
         });
         assert!(noticed, "the barrier at {at}");
+    }
+}
+
+/// Threads add to the same words, counts and maxima: if an update of one may be torn by another's, something is lost.
+#[test]
+fn a_missing_atomic_is_noticed() {
+    let text = text_of(&["f32"]);
+    let torn = [
+        ("atomicAdd(low, part)", "simt_torn_add(low, part)"),
+        ("atomicAdd(high, rest)", "simt_torn_add(high, rest)"),
+        ("atomicAdd(sums.non_finite, non_finite)", "simt_torn_add(sums.non_finite, non_finite)"),
+        ("atomicMax(sums.max_bits, max_bits)", "simt_torn_max(sums.max_bits, max_bits)"),
+    ];
+    for (whole, part) in torn {
+        assert_eq!(text.matches(whole).count(), 1, "{whole}");
+        let Some(device) = Device::compile(&text.replace(whole, part), "") else { return };
+        let noticed = SIZES.into_iter().any(|sizes| {
+            let values = values(DType::F32, 5000, sizes, 1);
+            let mut found = zero();
+            add(&device, Norm::L2, (&values, 0), std::slice::from_ref(&(0..5000)), 1, &mut found);
+            carry_with(&device, &mut found.words, 1);
+            found != reference(Norm::L2, &values, std::slice::from_ref(&(0..5000)))
+        });
+        assert!(noticed, "{whole}");
+    }
+}
+
+/// The kernels without those of other types, which take their time to compile.
+fn text_of(types: &[&str]) -> String {
+    let text = simt::text("norm");
+    let others = ["f32", "f64", "bf16", "f16"].into_iter().filter(|name| !types.contains(name));
+    others.fold(text, |text, name| text.replace(&format!("\nNORMS({name}, "), "\n// NORMS("))
+}
+
+/// Mistakes in the kernels of norms that the suite would see.
+#[test]
+fn mistakes_are_noticed() {
+    let text = text_of(&["f16"]);
+    let mistakes = [
+        ("non_finite += drop_non_finite(x);", "drop_non_finite(x);"),
+        ("sign[i] = x[i] < 0 ? -1 : 1", "sign[i] = 1"),
+        ("x[i] = at < end ?", "x[i] = at <= end ?"),
+        ("if (end - start >= TILE && ((u64)base + start * BYTES) % 16 == 0)", "if (end - start >= TILE / 2)"),
+        ("peak = extent.peak > peak ? extent.peak : peak;", "peak = extent.peak;"),
+    ];
+    for (right, wrong) in mistakes {
+        assert_eq!(text.matches(right).count(), 1, "{right}");
+        let Some(device) = Device::compile(&text.replace(right, wrong), "") else { return };
+        let noticed = NORMS.into_iter().any(|norm| {
+            (1..6).any(|seed| {
+                let values = values(DType::F16, 9000, Sizes::Odd, seed);
+                let range = &(0..7000);
+                let mut found = zero();
+                add(&device, norm, (&values, 0), std::slice::from_ref(range), 1, &mut found);
+                carry_with(&device, &mut found.words, 1);
+                found != reference(norm, &values, std::slice::from_ref(range))
+            })
+        });
+        assert!(noticed, "{right} -> {wrong}");
     }
 }

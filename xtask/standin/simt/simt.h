@@ -100,6 +100,9 @@ inline void wait(Waits what) {
     leave(self->fiber);
 }
 
+// Lets all others go on first.
+inline void pause() { leave(block.current->fiber); }
+
 inline Thread& in_order(unsigned i) { return block.threads[block.reverse ? block.dim.x - 1 - i : i]; }
 
 // Threads to their ends, one after the other; this fiber waits when one of them does.
@@ -158,6 +161,7 @@ inline bool release_any() {
     unsigned size = block.dim.x;
     if (release(0, size, Waits::FOR_BLOCK)) return true;
     bool any = false;
+    for (const Thread& thread : block.threads) any |= thread.waits == Waits::NOT;
     for (unsigned from = 0; from < size; from += WARP)
         any |= release(from, from + WARP < size ? from + WARP : size, Waits::FOR_WARP);
     return any;
@@ -271,6 +275,7 @@ static inline To simt_bits(From from) {
 static inline float __uint_as_float(unsigned x) { return simt_bits<float>(x); }
 static inline unsigned __float_as_uint(float x) { return simt_bits<unsigned>(x); }
 static inline long long __double_as_longlong(double x) { return simt_bits<long long>(x); }
+static inline double __longlong_as_double(long long x) { return simt_bits<double>(x); }
 static inline double __hiloint2double(int high, int low) {
     return simt_bits<double>((uint64_t)(unsigned)high << 32 | (unsigned)low);
 }
@@ -311,6 +316,22 @@ static inline unsigned long long atomicAdd(unsigned long long* at, unsigned long
 }
 static inline unsigned long long atomicMax(unsigned long long* at, unsigned long long x) {
     return simt_update(at, *at > x ? *at : x);
+}
+
+// What is left of these where the hardware does not see to it: others come between. For tests that take one away.
+template <typename T>
+static inline T simt_torn_add(T* at, T x) {
+    T before = *at;
+    simt::pause();
+    *at = before + x;
+    return before;
+}
+template <typename T>
+static inline T simt_torn_max(T* at, T x) {
+    T before = *at;
+    simt::pause();
+    *at = before > x ? before : x;
+    return before;
 }
 
 // Runs a kernel to its end; `args` points at each of its arguments, as for cuLaunchKernel. Null, or what went wrong.
