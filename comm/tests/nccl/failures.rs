@@ -34,7 +34,9 @@ fn all_fail(text: &str, mut options: Options, within: Duration) -> Error {
     let ends = ranks(3, &options, until_failure);
     assert_eq!(options.meter.live_total(), 0, "the communicators' own memory");
     for (error, sums, when, live) in &ends {
-        assert_eq!((error, *sums, *live), (&ends[0].0, 4, 0));
+        // A rank may hear of it before it has seen the end of the sum before.
+        assert!((3..=4).contains(sums), "{sums} sums");
+        assert_eq!((error, *live), (&ends[0].0, 0));
         assert!(*when - begun < within, "{:?} is more than {within:?}", *when - begun);
     }
     ends[0].0.clone()
@@ -247,11 +249,13 @@ fn a_panic_ends_the_others_operations() {
         if rank.comm.rank() == 1 {
             std::panic::resume_unwind(Box::new("out of luck"));
         }
-        seen.lock().unwrap().push(rank.sum(1.0));
+        seen.lock().unwrap().push(rank.sum(1.0).unwrap_err().cause().clone());
     });
     assert_eq!(result.unwrap_err(), Error::Panicked { rank: 1, message: "out of luck".to_owned() });
     let message = "its communicator was dropped while its thread unwound".to_owned();
-    assert_eq!(seen.into_inner().unwrap(), [Err(Error::Panicked { rank: 1, message })]);
+    let panicked = Error::Panicked { rank: 1, message };
+    // Rank 0 may not even have come in yet.
+    assert!(seen.into_inner().unwrap().iter().all(|error| *error == panicked));
 }
 
 #[test]

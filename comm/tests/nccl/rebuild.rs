@@ -98,8 +98,9 @@ fn ranks_meet_through_a_rendezvous_and_tell_it_of_failures() {
     threads(2, |rank, device| {
         let comm = nccl::join(Arc::clone(&board) as _, 7, rank, 2, &device, patient()).unwrap();
         let rank = Rank::new(Arc::new(comm));
-        assert_eq!((rank.sum(2.0), rank.sum(3.0)), (Ok(4.0), Ok(6.0)));
-        rank.sum(1.0).unwrap_err();
+        assert_eq!(rank.sum(2.0), Ok(4.0));
+        // One rank may hear of it before it has seen the end of the second.
+        rank.sum(3.0).and_then(|_| rank.sum(1.0)).unwrap_err();
     });
     assert!(board.notes.lock().unwrap().contains_key("nccl/7"));
     let begun = Instant::now();
