@@ -155,3 +155,24 @@ fn refused_by_rank(device: &Device, rank: usize, world_size: usize) -> Error {
     let comm = nccl::init(&id, rank, world_size, device, Options::default());
     comm.map(|comm| comm.rank()).unwrap_err()
 }
+
+#[test]
+fn ranks_that_contradict_each_other_do_not_come_together() {
+    let _alone = alone();
+    if !stand_in(2) {
+        return;
+    }
+    let within = Duration::from_millis(300);
+    // Both say they are rank 0 of two; one says there are three.
+    for [(a, of_a), (b, of_b)] in [[(0, 2), (0, 2)], [(0, 2), (1, 3)]] {
+        let id = nccl::UniqueId::new().unwrap();
+        let errors = threads(2, |thread, device| {
+            let (rank, world_size) = if thread == 0 { (a, of_a) } else { (b, of_b) };
+            nccl::init(&id, rank, world_size, &device, options(within)).map(drop).unwrap_err()
+        });
+        let refused = |error: &Error| matches!(error, Error::Nccl { function: "ncclCommInitRankConfig", .. });
+        let waited =
+            |error: &Error| matches!(error, Error::NotJoined { rank: 0 | 1, after, .. } if *after == within);
+        assert!(errors.iter().any(refused) && errors.iter().any(waited), "{errors:?}");
+    }
+}
