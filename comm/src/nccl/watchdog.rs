@@ -6,8 +6,10 @@
 
 use super::bounded;
 use super::core::Core;
+use super::options::Options;
 use crate::Error;
 use meshstep_tensor::Buffer;
+use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -27,13 +29,18 @@ pub(super) enum Scope {
     Process,
 }
 
+/// Failed groups that are remembered, for ranks of theirs that are still on their way in.
+const REMEMBERED: usize = 64;
+
 #[derive(Debug)]
 struct Registry {
     cores: Vec<Weak<Core>>,
+    failed: VecDeque<(u64, Arc<Error>)>,
     running: bool,
 }
 
-static REGISTRY: Mutex<Registry> = Mutex::new(Registry { cores: Vec::new(), running: false });
+static REGISTRY: Mutex<Registry> =
+    Mutex::new(Registry { cores: Vec::new(), failed: VecDeque::new(), running: false });
 static CHANGED: Condvar = Condvar::new();
 /// Held while communicators are ended.
 static ENDING: Mutex<()> = Mutex::new(());
@@ -48,7 +55,14 @@ pub(super) fn watch(core: &Arc<Core>) -> Result<(), Error> {
     }
     registry.cores.push(Arc::downgrade(core));
     CHANGED.notify_all();
-    Ok(())
+    let failed = registry.failed.iter().find(|(group, _)| *group == core.group);
+    let cause = failed.map(|(_, cause)| Arc::clone(cause));
+    drop(registry);
+    // The rank has come to a group that another has ended in the meantime.
+    cause.map_or(Ok(()), |cause| {
+        end(&core.options, &cause, vec![Arc::clone(core)]);
+        Err(Error::Poisoned { cause })
+    })
 }
 
 fn run() {
@@ -105,27 +119,46 @@ pub(super) fn trouble(origin: &Core, error: Error, scope: Scope) {
         return;
     }
     let cause = Arc::new(error);
-    // All know before the first is ended, so that no rank takes an aborted operation for one that went well.
-    let mut concerned = concerned(origin, scope);
-    concerned.retain(|core| core.fail(&cause));
-    concerned.iter().for_each(|core| report(core, &cause));
+    let concerned = concerned(origin, scope, &cause);
     publish(origin, &cause);
-    let options = &origin.options;
-    let aborts: Vec<_> = concerned.into_iter().map(|core| move || abort(&core)).collect();
+    end(&origin.options, &cause, concerned);
+}
+
+/// Marks and aborts these communicators.
+fn end(options: &Options, cause: &Arc<Error>, mut cores: Vec<Arc<Core>>) {
+    // All know before the first is ended, so that no rank takes an aborted operation for one that went well.
+    cores.retain(|core| core.fail(cause));
+    cores.iter().for_each(|core| report(core, cause));
+    let aborts: Vec<_> = cores.into_iter().map(|core| move || abort(&core)).collect();
     let count = aborts.len();
     if bounded::run(&options.clock, options.abort_within, aborts).len() < count {
-        options.last_resort.call(&cause);
+        options.last_resort.call(cause);
     }
 }
 
-fn concerned(origin: &Core, scope: Scope) -> Vec<Arc<Core>> {
-    let registry = REGISTRY.lock().unwrap_or_else(PoisonError::into_inner);
-    let all = registry.cores.iter().filter_map(Weak::upgrade);
-    // One that is parting has nothing under way; it is ended when that takes too long.
-    let concerned = all.filter(|core| std::ptr::eq(&**core, origin) || !core.is_closing());
-    match scope {
-        Scope::Process => concerned.collect(),
-        Scope::Group => concerned.filter(|core| core.group == origin.group).collect(),
+/// Who is concerned; who comes later to one of their groups will hear of it.
+fn concerned(origin: &Core, scope: Scope, cause: &Arc<Error>) -> Vec<Arc<Core>> {
+    let mut registry = REGISTRY.lock().unwrap_or_else(PoisonError::into_inner);
+    let cores = registry.concerned(origin, scope);
+    for core in &cores {
+        if !registry.failed.iter().any(|(group, _)| *group == core.group) {
+            registry.failed.push_back((core.group, Arc::clone(cause)));
+        }
+    }
+    let forgotten = registry.failed.len().saturating_sub(REMEMBERED);
+    registry.failed.drain(..forgotten);
+    cores
+}
+
+impl Registry {
+    fn concerned(&self, origin: &Core, scope: Scope) -> Vec<Arc<Core>> {
+        let all = self.cores.iter().filter_map(Weak::upgrade);
+        // One that is parting has nothing under way; it is ended when that takes too long.
+        let concerned = all.filter(|core| std::ptr::eq(&**core, origin) || !core.is_closing());
+        match scope {
+            Scope::Process => concerned.collect(),
+            Scope::Group => concerned.filter(|core| core.group == origin.group).collect(),
+        }
     }
 }
 

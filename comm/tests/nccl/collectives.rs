@@ -127,7 +127,7 @@ fn groups_of_ranks_work_by_themselves() {
         return;
     }
     let places = ranks(4, &patient(), |comm| {
-        let (rank, meter) = (Rank::new(comm), meshstep_tensor::Meter::new());
+        let rank = Rank::new(comm);
         let color = [Some(u32::MAX), Some(3), Some(u32::MAX), None][rank.comm.rank()];
         let key = [5, 0, -5, 0][rank.comm.rank()];
         let group = rank.comm.split(color, key).unwrap();
@@ -141,7 +141,6 @@ fn groups_of_ranks_work_by_themselves() {
             alone.barrier().unwrap();
             (group.rank(), group.world_size(), alone.world_size(), rank.read::<f32>(&buffer)[0])
         });
-        drop(meter);
         (inner, rank.sum(1.0).unwrap())
     });
     let expected = [Some((1, 2, 1, 2.0)), Some((0, 1, 1, 1.0)), Some((0, 2, 1, 2.0)), None];

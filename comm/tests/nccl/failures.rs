@@ -6,7 +6,7 @@ use meshstep_comm::{Clock, Communicator, Error, Op, Reduction};
 use meshstep_tensor::cuda::Stream;
 use meshstep_tensor::{Buffer, Category, Meter, Queue};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
 const DEADLINE: Duration = Duration::from_millis(400);
@@ -18,7 +18,11 @@ fn until_failure(comm: Arc<Nccl>) -> (Error, u32, Instant, u64) {
     let rank = Rank::new(comm);
     let (error, sums) = (0..100).find_map(|i| rank.sum(1.0).err().map(|error| (error, i))).unwrap();
     let when = Instant::now();
-    // Every later call says so, with the cause.
+    // Nothing is started any more, and every later call says so, with the cause.
+    let (buffer, refused) =
+        rank.comm.start(Op::all_gather(), rank.buffer(&[1f32; 3]), &rank.queue).map(drop).unwrap_err();
+    assert!(matches!(refused, Error::Poisoned { .. }), "{refused:?}");
+    drop(buffer);
     for later in [rank.sum(1.0).unwrap_err(), rank.comm.split(None, 0).unwrap_err()] {
         let Error::Poisoned { cause } = &later else { panic!("{later:?}") };
         assert_eq!(**cause, error);
@@ -34,7 +38,9 @@ fn all_fail(text: &str, mut options: Options, within: Duration) -> Error {
     let ends = ranks(3, &options, until_failure);
     assert_eq!(options.meter.live_total(), 0, "the communicators' own memory");
     for (error, sums, when, live) in &ends {
-        assert_eq!((error, *sums, *live), (&ends[0].0, 4, 0));
+        // A rank may hear of it before it has seen the end of the sum before.
+        assert!((3..=4).contains(sums), "{sums} sums");
+        assert_eq!((error, *live), (&ends[0].0, 0));
         assert!(*when - begun < within, "{:?} is more than {within:?}", *when - begun);
     }
     ends[0].0.clone()
@@ -145,7 +151,13 @@ fn nothing_ends_before_its_deadline_on_the_clock() {
         clock.advance(Duration::from_secs(3599));
         std::thread::sleep(Duration::from_millis(50));
         assert_eq!(ended.load(SeqCst), 0);
-        clock.advance(Duration::from_secs(1));
+        let begun = Instant::now();
+        // Once is enough, unless the operation has begun late on this machine.
+        while ended.load(SeqCst) < 2 && begun.elapsed() < 5 * GRACE {
+            clock.advance(Duration::from_secs(1));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert_eq!(ended.load(SeqCst), 2);
         for result in world.join().unwrap() {
             assert!(matches!(result, Err(Error::Stuck { .. })), "{result:?}");
         }
@@ -218,15 +230,15 @@ fn abort_ends_what_waits_and_nothing_else() {
     if !available(4) {
         return;
     }
+    let all_have_split = Barrier::new(4);
     let ends = ranks(4, &patient(), |comm| {
         let rank = Rank::new(comm);
         let pair = rank.comm.split(Some(rank.comm.rank() as u32 / 2), 0).unwrap().unwrap();
-        let end = if rank.comm.rank() == 3 {
+        all_have_split.wait();
+        if rank.comm.rank() == 3 {
             rank.comm.abort();
-            rank.sum(1.0)
-        } else {
-            rank.sum(1.0)
-        };
+        }
+        let end = rank.sum(1.0);
         let mut buffer = rank.buffer(&[2f32]);
         pair.all_reduce(&mut buffer, Reduction::Sum).unwrap();
         assert_eq!(rank.read::<f32>(&buffer), [4.0]);
@@ -241,17 +253,24 @@ fn a_panic_ends_the_others_operations() {
     if !available(2) {
         return;
     }
+    // Often enough that some rank has not come in when the other panics.
+    (0..20).for_each(|_| one_panic());
+}
+
+fn one_panic() {
     let seen = Mutex::new(Vec::new());
     let result = nccl::spawn(&[0, 1], patient(), |comm| {
         let rank = Rank::new(comm);
         if rank.comm.rank() == 1 {
             std::panic::resume_unwind(Box::new("out of luck"));
         }
-        seen.lock().unwrap().push(rank.sum(1.0));
+        seen.lock().unwrap().push(rank.sum(1.0).unwrap_err().cause().clone());
     });
     assert_eq!(result.unwrap_err(), Error::Panicked { rank: 1, message: "out of luck".to_owned() });
     let message = "its communicator was dropped while its thread unwound".to_owned();
-    assert_eq!(seen.into_inner().unwrap(), [Err(Error::Panicked { rank: 1, message })]);
+    let panicked = Error::Panicked { rank: 1, message };
+    // Rank 0 may not even have come in yet.
+    assert!(seen.into_inner().unwrap().iter().all(|error| *error == panicked));
 }
 
 #[test]

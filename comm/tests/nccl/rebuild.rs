@@ -98,8 +98,9 @@ fn ranks_meet_through_a_rendezvous_and_tell_it_of_failures() {
     threads(2, |rank, device| {
         let comm = nccl::join(Arc::clone(&board) as _, 7, rank, 2, &device, patient()).unwrap();
         let rank = Rank::new(Arc::new(comm));
-        assert_eq!((rank.sum(2.0), rank.sum(3.0)), (Ok(4.0), Ok(6.0)));
-        rank.sum(1.0).unwrap_err();
+        assert_eq!(rank.sum(2.0), Ok(4.0));
+        // One rank may hear of it before it has seen the end of the second.
+        rank.sum(3.0).and_then(|_| rank.sum(1.0)).unwrap_err();
     });
     assert!(board.notes.lock().unwrap().contains_key("nccl/7"));
     let begun = Instant::now();
@@ -153,4 +154,25 @@ fn refused_by_rank(device: &Device, rank: usize, world_size: usize) -> Error {
     assert_eq!(nccl::UniqueId::from_bytes(*id.as_bytes()), id);
     let comm = nccl::init(&id, rank, world_size, device, Options::default());
     comm.map(|comm| comm.rank()).unwrap_err()
+}
+
+#[test]
+fn ranks_that_contradict_each_other_do_not_come_together() {
+    let _alone = alone();
+    if !stand_in(2) {
+        return;
+    }
+    let within = Duration::from_millis(300);
+    // Both say they are rank 0 of two; one says there are three.
+    for [(a, of_a), (b, of_b)] in [[(0, 2), (0, 2)], [(0, 2), (1, 3)]] {
+        let id = nccl::UniqueId::new().unwrap();
+        let errors = threads(2, |thread, device| {
+            let (rank, world_size) = if thread == 0 { (a, of_a) } else { (b, of_b) };
+            nccl::init(&id, rank, world_size, &device, options(within)).map(drop).unwrap_err()
+        });
+        let refused = |error: &Error| matches!(error, Error::Nccl { function: "ncclCommInitRankConfig", .. });
+        let waited =
+            |error: &Error| matches!(error, Error::NotJoined { rank: 0 | 1, after, .. } if *after == within);
+        assert!(errors.iter().any(refused) && errors.iter().any(waited), "{errors:?}");
+    }
 }

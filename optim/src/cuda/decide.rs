@@ -1,8 +1,8 @@
 //! What the kernels of a step's decision are told and tell (`norm/decide.cu`): arithmetic on an exchange's two vectors.
 //!
 //! ```text
-//! bring (const Settings*, const Progress*, u64* sum, u64* max)                                 before the exchange
-//! decide(const Settings*, Progress*, const u64* sum, const u64* max, Step*, Decided*)          after it
+//! decide_bring (const Settings*, const Progress*, u64* sum, u64* max)                          before the exchange
+//! decide       (const Settings*, Progress*, const u64* sum, const u64* max, Step*, Decided*)   after it
 //! ```
 //!
 //! Each is one block. `sum` is what ranks add: elements that are not finite, weight, the words of the norm, then two

@@ -82,7 +82,7 @@ __device__ inline u64 digest(const Settings& s, const Progress& p) {
 
 // Writes what this rank brings besides its norm. One thread.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    bring(const Settings* settings, const Progress* progress, u64* sum, u64* max) {
+    decide_bring(const Settings* settings, const Progress* progress, u64* sum, u64* max) {
     if (threadIdx.x != 0) return;
     const Settings& s = *settings;
     double factor = unscale(s, *progress);

@@ -309,7 +309,7 @@ fn bring(device: &Device, settings: &Settings, progress: &Progress) -> ([u64; 2]
     let (mut at_sum, mut at_max) = (sum.as_mut_ptr(), max.as_mut_ptr());
     let mut args = [arg(&mut settings), arg(&mut progress), arg(&mut at_sum), arg(&mut at_max)];
     // SAFETY: the arguments point at what the kernel takes; it writes the second word of `sum`, the last three of `max`.
-    unsafe { device.launch("bring", 1, THREADS, &mut args) }.unwrap();
+    unsafe { device.launch("decide_bring", 1, THREADS, &mut args) }.unwrap();
     (sum, max)
 }
 

@@ -335,9 +335,20 @@ void misbehave(const Handle &comm, const Operation &op) {
     ++comm->operations;
     if (!mine) return;
     if (plan.what == "die") _exit(9);
-    if (plan.what == "error") comm->error = plan.code;
+    if (plan.what == "error") on_stream(comm, op.stream, [c = comm.get(), code = plan.code] { c->error = code; });
     wait_for(comm, op.stream, comm->never, 1);
     plan.what.clear();
+}
+
+// Whether what one operation of a group sends is overwritten by what another receives: NCCL promises no order of the two.
+bool entangled(const std::vector<Operation> &ops) {
+    for (const Operation &send : ops)
+        for (const Operation &recv : ops) {
+            if (send.kind != Send || recv.kind != Recv || send.count == 0 || recv.count == 0) continue;
+            const char *send_end = send.from + send.count * size_of(send.type);
+            if (send.from < recv.to + recv.count * size_of(recv.type) && recv.to < send_end) return true;
+        }
+    return false;
 }
 
 void enqueue(const Handle &comm, const std::vector<Operation> &ops) {
@@ -543,6 +554,7 @@ int ncclGroupEnd() {
     for (auto &[comm, op] : std::exchange(grouped, {})) by_comm[comm].push_back(op);
     Result result = Success;
     for (auto &[comm, ops] : by_comm) {
+        if (entangled(ops)) return fail(InvalidUsage, "a group sends from where it receives to");
         if (comm->blocking) enqueue(comm, ops);
         else comm->deferred.insert(comm->deferred.end(), ops.begin(), ops.end());
         if (Result one = settle(comm); one != Success) result = one;
