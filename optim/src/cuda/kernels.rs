@@ -13,12 +13,14 @@ struct Text {
     ptx: &'static str,
 }
 
-const TEXTS: [Text; 10] = [
+const TEXTS: [Text; 12] = [
     Text { name: "accumulate", ptx: include_str!("accumulate.ptx") },
     Text { name: "adagrad", ptx: include_str!("../adagrad/adagrad.ptx") },
     Text { name: "adam", ptx: include_str!("../adam/adam.ptx") },
     Text { name: "adopt", ptx: include_str!("../adopt/adopt.ptx") },
     Text { name: "cast", ptx: include_str!("cast.ptx") },
+    Text { name: "decide", ptx: include_str!("../norm/decide.ptx") },
+    Text { name: "lbfgs", ptx: include_str!("../lbfgs/lbfgs.ptx") },
     Text { name: "lion", ptx: include_str!("../lion/lion.ptx") },
     Text { name: "norm", ptx: include_str!("../norm/norm.ptx") },
     Text { name: "qhadamw", ptx: include_str!("../qhadamw/qhadamw.ptx") },
