@@ -124,6 +124,12 @@ pub enum Error {
         /// Its shape.
         shape: Vec<usize>,
     },
+    /// Ranks on GPUs have stepped with different things.
+    #[error(
+        "ranks disagree on what they step with; compare lr, max_norm, grad_scale, the loss scale, micro-batches and the \
+         order of steps between them"
+    )]
+    Differ,
     /// What is decided on the CPU alone, where memory is a GPU's.
     #[error("{what} is not for memory of a GPU; use {works}")]
     NotOnGpu {

@@ -4,6 +4,11 @@ use crate::plan::SUM_HEAD;
 use crate::{Error, Fault, Options, wire};
 use meshstep_comm::{Communicator, Op, Reduction};
 use meshstep_optim::{ExactSum, NormAccumulator};
+#[cfg(feature = "cuda")]
+use meshstep_optim::{
+    NormSum,
+    cuda::{Answer, Decision, Settings},
+};
 use meshstep_tensor::{Buffer, Category, DType, Queue};
 
 /// What differs from step to step and must not differ between ranks, by name.
@@ -106,6 +111,22 @@ impl Exchange {
     pub(crate) fn present_on(&self, i: usize) -> usize {
         let word = self.sum.host[SUM_HEAD + ExactSum::WORDS + i / 2];
         (word >> (i % 2 * 32)) as u32 as usize
+    }
+
+    /// The exchange on a GPU, which decides what follows from it; the host goes on.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn run_there(
+        &mut self,
+        comm: &dyn Communicator,
+        norm: &NormSum,
+        decision: &mut Decision,
+        settings: &Settings,
+    ) -> Result<Answer, Error> {
+        let Exchange { queue, sum: Words { there: sum, .. }, max: Words { there: max, .. } } = self;
+        norm.write(sum.as_mut(), max.as_mut(), queue)?;
+        decision.bring(settings, sum.as_mut(), max.as_mut(), queue)?;
+        group(comm, queue, sum, max)?;
+        Ok(decision.decide(sum.as_slice(), max.as_slice(), queue)?)
     }
 
     /// Brings what this rank has and learns what all have together.

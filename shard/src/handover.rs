@@ -203,6 +203,12 @@ impl Handover {
         Ok(norm.read(&self.fixed.queue)?)
     }
 
+    /// Where this rank's part of the norm is added up.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn norm_sum(&mut self) -> &NormSum {
+        self.norm.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// A digest of every bucket sent off so far, in order.
     pub(crate) fn launches(&mut self) -> u64 {
         self.exclusive().launches

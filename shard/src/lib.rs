@@ -71,6 +71,8 @@ mod run;
 mod step;
 mod take_in;
 mod tensor_totals;
+#[cfg(feature = "cuda")]
+mod there;
 mod whole_run;
 mod wire;
 

@@ -75,9 +75,9 @@ pub(crate) struct Room {
     /// The `t` of each parameter's update in this step; 0: none.
     pub(crate) due: Vec<u64>,
     pub(crate) gathering: crate::gather::Gathering,
-    /// What a GPU's updates go by.
+    /// What a GPU decides by, once there was a step.
     #[cfg(feature = "cuda")]
-    pub(crate) there: Option<meshstep_optim::cuda::StepBlock>,
+    pub(crate) there: Option<crate::there::There>,
 }
 
 /// This rank's part of one parameter's state.
@@ -150,6 +150,12 @@ impl Optimizer {
         initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
     ) -> Result<(), Error> {
         self.handover.healthy()?;
+        #[cfg(feature = "cuda")]
+        {
+            self.hear(true)?;
+            // Its names are no longer all.
+            self.room.there = None;
+        }
         let groups = rules.into();
         let comm = Arc::clone(&self.handover.fixed.comm);
         let mut text = family::describe(&layout, &groups, &self.options);
@@ -249,10 +255,14 @@ impl Optimizer {
         })
     }
 
-    /// This rank's part of a parameter's state; nothing of a frozen one.
+    /// This rank's part of a parameter's state; nothing of a frozen one. On a GPU it waits for the steps so far.
     pub fn state(&self, name: &str) -> Result<ParamState<'_>, Error> {
         let entry = &self.entries[self.index(name)?];
         let mut state = ParamState { range: 0..0, slots: Vec::new(), master: None, t: entry.t };
+        #[cfg(feature = "cuda")]
+        if !entry.param.frozen() {
+            state.t += self.unheard_updates()?;
+        }
         let Place::Bucket { bucket, range, .. } = &entry.place else { return Ok(state) };
         let owned = &self.buckets[*bucket];
         let Some((within, kept)) = owned.state_of(range) else { return Ok(state) };

@@ -163,13 +163,13 @@ impl Owned {
         Ok(())
     }
 
-    /// One update on a GPU of everything owned here that is due, as `step` says there.
+    /// One update on a GPU of everything owned here, as `step` says there; `next` is the `t` of a parameter's next update.
     #[cfg(feature = "cuda")]
     pub(crate) fn update_there(
         &mut self,
         grads: &mut Buffer,
         groups: &[Group],
-        due: impl Fn(usize) -> Option<Due>,
+        next: impl Fn(usize) -> u64,
         step: &StepBlock,
         meter: &Meter,
     ) -> Result<(), Error> {
@@ -179,7 +179,8 @@ impl Owned {
             let flat =
                 Run::flat(range, kept, [&mut self.params, &mut *grads], self.master.as_mut(), &mut state)?;
             if there.is_none() && !tables.is_empty() {
-                tables.iter_mut().for_each(|table| table.fill(&due));
+                let due = |param: usize| Some(Due { t: next(param), ratio: 1.0, matrix: None });
+                tables.iter_mut().for_each(|table| table.fill(due));
                 let groups: Vec<_> = tables.iter().map(|table| table.there(groups)).collect();
                 *there = Some(Update::new(&flat, &groups, self.rounding, queue, meter)?);
             }

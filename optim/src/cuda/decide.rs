@@ -13,7 +13,7 @@ use crate::{LossScale, LossScaleState, Norm};
 
 /// What a step is taken with, and what it needs to know of the run and of this rank.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct Settings {
     /// Learning rate, for [`Step::lr`](super::Step::lr).
     pub lr: f64,
@@ -78,7 +78,7 @@ impl Settings {
 
 /// What goes on from step to step, on the device.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct Progress {
     /// Steps taken or skipped.
     pub steps: u64,
@@ -111,7 +111,7 @@ impl Progress {
 
 /// What a step's exchange led to, the same on every rank.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct Decided {
     /// The norm of the whole combined gradient, before clipping, where the step was applied.
     pub norm: f64,

@@ -21,6 +21,8 @@
 
 mod decide;
 #[cfg(feature = "cuda")]
+mod decision;
+#[cfg(feature = "cuda")]
 pub(crate) mod flat;
 #[cfg(feature = "cuda")]
 mod kernels;
@@ -33,6 +35,8 @@ pub(crate) mod tests;
 #[cfg(feature = "cuda")]
 mod update;
 
+#[cfg(feature = "cuda")]
+pub use decision::{Answer, Decision};
 #[cfg(feature = "cuda")]
 pub(crate) use norm::NormThere;
 #[cfg(feature = "cuda")]

@@ -4,7 +4,7 @@ use super::kernels::{Kernel, argument};
 use super::{CARRY_SUMS, NormAt, Span, norm_kernel, spans};
 use crate::{Error, ExactSum, Norm, NormAccumulator};
 use meshstep_tensor::cuda::Stream;
-use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue, Slice};
+use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue, Slice, SliceMut};
 
 /// Where the sum's words begin, behind the count of what is not finite.
 const WORDS: usize = 1;
@@ -69,12 +69,27 @@ impl NormThere {
         Ok(queue.zero(self.words.as_mut())?)
     }
 
-    pub(crate) fn read(&self, queue: &Queue) -> Result<NormAccumulator, Error> {
+    /// Carries the words, so that equal sums have equal ones.
+    fn carry(&self, queue: &Queue) -> Result<(), Error> {
         let stream = self.stream(queue)?;
         let kernel = Kernel::find(stream.device(), CARRY_SUMS)?;
         let (mut sums, mut count) = (self.address(WORDS), 1u64);
         // SAFETY: the kernel carries one sum, which is where it is told.
-        unsafe { kernel.launch(stream, 1, &mut [argument(&mut sums), argument(&mut count)])? };
+        unsafe { kernel.launch(stream, 1, &mut [argument(&mut sums), argument(&mut count)]) }
+    }
+
+    /// Writes the sum into an exchange's vectors.
+    pub(crate) fn write(&self, sum: SliceMut<'_>, max: SliceMut<'_>, queue: &Queue) -> Result<(), Error> {
+        self.carry(queue)?;
+        let words = |range| self.words.as_slice().slice(range);
+        let (non_finite, rest) = sum.split_at(1)?;
+        queue.copy(words(0..WORDS)?, non_finite)?;
+        queue.copy(words(WORDS..MAX)?, rest.slice(1..1 + ExactSum::WORDS)?)?;
+        Ok(queue.copy(words(MAX..MAX + 1)?, max.slice(0..1)?)?)
+    }
+
+    pub(crate) fn read(&self, queue: &Queue) -> Result<NormAccumulator, Error> {
+        self.carry(queue)?;
         let mut words = [0; MAX + 1];
         queue.download(self.words.as_slice(), (&mut words[..]).into())?;
         let sum = ExactSum::from_words(&words[WORDS..MAX]);

@@ -163,6 +163,10 @@ impl StepBlock {
         Ok(block)
     }
 
+    pub(super) fn address(&self) -> u64 {
+        self.0.as_slice().address() as u64
+    }
+
     /// Becomes `step`, after all work of the queue so far.
     pub fn set(&mut self, step: &Step, queue: &Queue) -> Result<(), Error> {
         let words: &[u64] = bytemuck::cast_slice(std::slice::from_ref(step));

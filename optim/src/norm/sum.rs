@@ -3,6 +3,8 @@
 #[cfg(feature = "cuda")]
 use crate::cuda::NormThere;
 use crate::{Error, Norm, NormAccumulator};
+#[cfg(feature = "cuda")]
+use meshstep_tensor::SliceMut;
 use meshstep_tensor::{Meter, Queue, Slice};
 
 /// A norm on its way, of vectors at one place. [`read`](Self::read) gives the same [`NormAccumulator`] wherever that is.
@@ -57,6 +59,19 @@ impl NormSum {
             Sum::There(sum) => sum.reset(queue)?,
         }
         Ok(())
+    }
+
+    /// Writes what was added into the vectors that ranks exchange on a GPU: of `sum` the count of what is not finite and, from the
+    /// third word on, the sum; of `max` the largest magnitude. The host goes on.
+    #[cfg(feature = "cuda")]
+    pub fn write(&self, sum: SliceMut<'_>, max: SliceMut<'_>, queue: &Queue) -> Result<(), Error> {
+        match &self.0 {
+            Sum::Here(_) => {
+                let (given, expected) = (meshstep_tensor::Place::Cpu, queue.place());
+                Err(meshstep_tensor::Error::Place { given, expected }.into())
+            }
+            Sum::There(norm) => norm.write(sum, max, queue),
+        }
     }
 
     /// What was added. Waits for the queue.
