@@ -167,9 +167,9 @@ pub struct Streams {
     pub copy: u64,
     /// Of the rule's state vectors.
     pub state: [u64; Streams::STATES],
-    /// [`format`] of the gradients.
+    /// [`format()`] of the gradients.
     pub grads_format: u32,
-    /// [`format`] of the copy.
+    /// [`format()`] of the copy.
     pub copy_format: u32,
     /// Not 0: bf16 state, and bf16 parameters without remainder, are rounded by random bits.
     pub stochastic: u32,

@@ -109,8 +109,8 @@ fn move_back(streams: &mut Streams, recipe: &Recipe, elements: u64) {
 #[test]
 fn a_missing_barrier_is_noticed() {
     let text = simt::text("adam");
-    let barriers: Vec<usize> = text.match_indices("__syncthreads();").map(|(at, _)| at).collect();
-    assert_eq!(barriers.len(), 2);
+    // The first two are those of random bits.
+    let barriers: Vec<usize> = text.match_indices("__syncthreads();").map(|(at, _)| at).take(2).collect();
     let (rule, recipe) = (AdamW::default(), RECIPES[3]);
     for at in barriers {
         let without = format!("{}{}", &text[..at], &text[at + "__syncthreads();".len()..]);
@@ -118,7 +118,7 @@ fn a_missing_barrier_is_noticed() {
         let noticed = [false, true].into_iter().any(|reverse| {
             let start = Memory::of(&rule, &recipe, 4096, 1);
             let (mut expected, mut found) = (start.clone(), start);
-            let (segments, scalars) = ([segment(0..4096, 0, 1)], scalars(&recipe, 1));
+            let (segments, scalars) = ([segment(0..4096, 64, 1)], scalars(&recipe, 1));
             expected.update(&rule, Isa::Reference, 0, &segments, &scalars).unwrap();
             device.reverse(reverse);
             let group: [(&dyn Rule, _); 1] = [(&rule, segments.to_vec())];

@@ -5,7 +5,7 @@
 // until it waits for others: on a fiber, which takes the next thread when one has ended. Threads run in order, or in reverse
 // order after simt_reverse(1): with a barrier missing, some order reads what is not there yet, or no longer.
 //
-//     c++ -std=c++17 -O1 -ffp-contract=off -fno-strict-aliasing -fvisibility=hidden -shared -fPIC unit.cpp -o libunit.so
+//     c++ -std=c++17 -O1 -ffp-contract=off -fno-strict-aliasing -shared -fPIC unit.cpp -o libunit.so
 //
 // unit.cpp: this file, the kernels, and SIMT_KERNEL(name) for each. Then `simt_launch` is found in the library.
 #pragma once
@@ -26,8 +26,9 @@
 #include <utility>
 #include <vector>
 
-// All else stays hidden: libraries of one process would share the variables of the same name.
-#define SIMT_API extern "C" __attribute__((visibility("default")))
+// A library's own, even where another has the same: several are loaded at once.
+#pragma GCC visibility push(hidden)
+#define SIMT_CALL extern "C" __attribute__((visibility("default")))
 
 #define __device__
 #define __global__
@@ -335,7 +336,7 @@ static inline T simt_torn_max(T* at, T x) {
 }
 
 // Runs a kernel to its end; `args` points at each of its arguments, as for cuLaunchKernel. Null, or what went wrong.
-SIMT_API const char* simt_launch(const char* name, unsigned grid, unsigned threads, void** args) {
+SIMT_CALL const char* simt_launch(const char* name, unsigned grid, unsigned threads, void** args) {
     static std::mutex one_at_a_time;
     std::lock_guard<std::mutex> guard(one_at_a_time);
     for (const simt::Kernel& kernel : simt::kernels()) {
@@ -359,16 +360,16 @@ SIMT_API const char* simt_launch(const char* name, unsigned grid, unsigned threa
 // What follows holds for launches of the calling thread alone.
 
 // Whether blocks, and threads of a block, run in reverse order from now on.
-SIMT_API void simt_reverse(int reverse) { simt::reverse = reverse != 0; }
+SIMT_CALL void simt_reverse(int reverse) { simt::reverse = reverse != 0; }
 
 // Of every grid only the blocks `from..to` run from now on: how a grid is tried that is too large to run.
-SIMT_API void simt_blocks(unsigned from, unsigned to) { simt::first_block = from, simt::end_block = to; }
+SIMT_CALL void simt_blocks(unsigned from, unsigned to) { simt::first_block = from, simt::end_block = to; }
 
 // Stores of 16 bytes so far.
-SIMT_API uint64_t simt_wide_stores() { return simt::wide_stores; }
+SIMT_CALL uint64_t simt_wide_stores() { return simt::wide_stores; }
 
 // The name of kernel `i`; null behind the last.
-SIMT_API const char* simt_kernel(unsigned i) {
+SIMT_CALL const char* simt_kernel(unsigned i) {
     return i < simt::kernels().size() ? simt::kernels()[i].name : nullptr;
 }
 
