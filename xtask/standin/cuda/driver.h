@@ -76,6 +76,7 @@ inline std::map<Stream *, std::shared_ptr<Stream>> streams;
 inline std::map<Event *, std::shared_ptr<Event>> events;
 inline std::map<uintptr_t, Allocation> allocations;
 inline std::map<std::string, Result> failures;
+inline uint64_t waits = 0; // calls of the host that wait for a stream or an event
 inline Result broken = Success; // an error that stays, as on a device
 inline thread_local Device *current = nullptr;
 

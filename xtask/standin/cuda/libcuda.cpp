@@ -10,6 +10,7 @@
 //   MESHSTEP_STANDIN_VERSION   the version it speaks (13000)
 //   MESHSTEP_STANDIN_KERNELS   the folder of the kernels, compiled for the CPU (see kernels.cpp)
 //   meshstep_standin_seed      chooses the order from here on
+//   meshstep_standin_waits     how often the host has waited for a stream or an event
 //   meshstep_standin_fail      makes the next call of a function return an error, undone
 
 #include "driver.h"
@@ -25,6 +26,11 @@ int meshstep_standin = 1;
 void meshstep_standin_seed(uint64_t seed) {
     Guard guard(lock);
     order.seed(seed);
+}
+
+uint64_t meshstep_standin_waits() {
+    Guard guard(lock);
+    return waits;
 }
 
 void meshstep_standin_fail(const char *function, int result) {
@@ -197,6 +203,7 @@ int cuStreamDestroy_v2(void *handle) {
 
 int cuStreamSynchronize(void *handle) {
     BEGIN(begin_in_context(__func__));
+    ++waits;
     auto stream = streams.find(static_cast<Stream *>(handle));
     if (stream == streams.end()) return InvalidHandle;
     return finish(stream->second);
@@ -277,6 +284,7 @@ int cuEventQuery(void *handle) {
 
 int cuEventSynchronize(void *handle) {
     BEGIN(begin_in_context(__func__));
+    ++waits;
     auto event = events.find(static_cast<Event *>(handle));
     if (event == events.end()) return InvalidHandle;
     auto waited = event->second;

@@ -374,7 +374,7 @@ SIMT_CALL const char* simt_kernel(unsigned i) {
 }
 
 // How many parameters a kernel has, and the bytes of each; -1 if there is no such kernel, or it has more than `most`.
-extern "C" int simt_parameters(const char* name, size_t* sizes, int most) {
+SIMT_CALL int simt_parameters(const char* name, size_t* sizes, int most) {
     for (const simt::Kernel& kernel : simt::kernels()) {
         if (std::strcmp(kernel.name, name) != 0) continue;
         if (kernel.sizes.size() > (size_t)most) return -1;
