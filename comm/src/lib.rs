@@ -63,6 +63,7 @@ mod in_flight;
 pub mod loopback;
 mod op;
 mod reduce;
+pub mod rendezvous;
 mod stats;
 mod sync;
 
