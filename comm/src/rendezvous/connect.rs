@@ -48,7 +48,12 @@ fn resolve(environment: &Environment) -> std::io::Result<impl Iterator<Item = So
     (environment.host.as_str(), environment.port).to_socket_addrs()
 }
 
+/// An address of one interface, which strangers cannot reach or at which there is a token to prove.
 fn allowed(environment: &Environment, addr: SocketAddr) -> Result<(), Error> {
+    if addr.ip().is_unspecified() {
+        let message = "it stands for every interface".to_owned();
+        return Err(Error::NoAddress { host: environment.host.clone(), message });
+    }
     match environment.token {
         None if !addr.ip().is_loopback() => Err(Error::TokenNeeded { addr }),
         _ => Ok(()),

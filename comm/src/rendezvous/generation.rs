@@ -122,7 +122,8 @@ impl Generation {
         self.member.shared.read(|view| view.failure(self.number).cloned())
     }
 
-    /// Waits for such a failure; `None` if there was none `within` that time, or the store was dropped.
+    /// Waits for such a failure; `None` if there was none `within` that time, or none will be
+    /// heard of because this rank's store was dropped or rank 0 left.
     pub fn wait_failure(&self, within: Duration) -> Option<Failure> {
         let look = |view: &View| match view.failure(self.number) {
             Some(failure) => Some(Some(failure.clone())),

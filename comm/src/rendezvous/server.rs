@@ -141,6 +141,9 @@ impl House {
     fn welcome(self: &Arc<Self>, stream: TcpStream, from: SocketAddr) {
         let stream = Arc::new(stream);
         let mut state = self.state.lock();
+        if state.closing {
+            return;
+        }
         let id = state.next_id;
         state.next_id += 1;
         let (house, for_thread) = (Arc::clone(self), Arc::clone(&stream));
@@ -178,7 +181,10 @@ impl House {
         let mut state = self.state.lock();
         state.guests.iter().filter(|guest| guest.id == id).for_each(|guest| link::cut(&guest.stream));
         state.guests.retain(|guest| guest.id != id);
-        state.ledger.depart(rank, lost);
+        if !state.closing || rank == 0 {
+            // Once the store closes, ranks end their connections because of that.
+            state.ledger.depart(rank, lost);
+        }
         drop(state);
         self.changed.notify_all();
         join(writer.ok());

@@ -61,8 +61,10 @@ impl Store {
         let place = connect::connect(environment, options, until)?;
         let store = Self::take(place, server, environment, options)?;
         let left = until.saturating_duration_since(std::time::Instant::now());
-        store.gather(left, options.deadline)?;
-        Ok(store)
+        match store.gather(left, options.deadline) {
+            Ok(()) => Ok(store),
+            Err(error) => Err(store.give_up(error, options)),
+        }
     }
 
     fn take(
@@ -107,20 +109,22 @@ impl Store {
             let (addr, missing, gave_up) = (member.addr, view.missing(), member.rank);
             Err(Error::Missing { addr, missing, gave_up, after: deadline, turned_away: Vec::new() })
         };
-        let result = member.shared.wait(left, look, late);
-        if let Err(Error::Missing { gave_up, .. }) = &result
-            && *gave_up == member.rank
-        {
-            // If it cannot be said, the others learn it from the connection.
-            let _ = member.send(&Message::GiveUp { after: deadline });
-        }
-        result.map_err(|error| self.with_turned_away(error))
+        member.shared.wait(left, look, late)
     }
 
-    /// On rank 0 a missing rank may be one that was turned away.
-    fn with_turned_away(&self, mut error: Error) -> Error {
-        if let (Error::Missing { turned_away, .. }, Some(server)) = (&mut error, &self.server) {
-            *turned_away = server.turned_away();
+    /// Says that this rank waits no more, if nobody else did. The store stays for a while, so that whoever is on the way
+    /// learns what happened.
+    fn give_up(&self, mut error: Error, options: &Options) -> Error {
+        let member = &self.member;
+        let everybody = |view: &View| (view.missing().is_empty() || view.over).then_some(());
+        if let Error::Missing { gave_up, turned_away, .. } = &mut error {
+            if *gave_up == member.rank {
+                // If it cannot be said, the others learn it from the connection.
+                let _ = member.send(&Message::GiveUp { after: options.deadline });
+            }
+            *turned_away = self.server.as_ref().map(Server::turned_away).unwrap_or_default();
+        } else if self.server.is_some() {
+            member.shared.wait(options.handshake, everybody, |_| ());
         }
         error
     }
