@@ -6,6 +6,7 @@
 //! | [`Communicator`] | a rank's place in its group: `start` an [`Op`] on a buffer, `split`, `abort`, or block |
 //! | [`InFlight`] | a started operation; owns its buffer until waited for |
 //! | [`loopback`] | the backend whose ranks are threads of one process |
+//! | [`rendezvous`] | how processes meet: launchers' variables, a small store on rank 0, failures heard of beside a backend |
 //! | [`Error`] | what went wrong, the same on every rank |
 //! | [`Stats`] | operations and bytes by [`Kind`], as a ring algorithm would send them |
 //! | [`Clock`], [`Faults`] | time and trouble for tests |

@@ -18,9 +18,10 @@ pub(crate) enum To {
 type Change = dyn Fn(To, usize, Vec<u8>) -> Vec<Vec<u8>> + Send + Sync;
 
 pub(crate) struct Proxy {
-    pub(crate) addr: SocketAddr,
-    recorded: Arc<Mutex<Vec<(To, Vec<u8>)>>>,
+    recorded: Arc<Recording>,
 }
+
+type Recording = Mutex<Vec<(To, Vec<u8>)>>;
 
 impl Proxy {
     /// Passes everything on to `store`.
@@ -34,8 +35,8 @@ impl Proxy {
         change: impl Fn(To, usize, Vec<u8>) -> Vec<Vec<u8>> + Send + Sync + 'static,
     ) -> Self {
         let listener = TcpListener::bind(addr).unwrap();
-        let (recorded, change): (_, Arc<Change>) = (Arc::default(), Arc::new(change));
-        let proxy = Proxy { addr, recorded: Arc::clone(&recorded) };
+        let (recorded, change): (Arc<Recording>, Arc<Change>) = (Arc::default(), Arc::new(change));
+        let proxy = Proxy { recorded: Arc::clone(&recorded) };
         // It ends with the test's process.
         thread::spawn(move || {
             for rank in listener.incoming().map(Result::unwrap) {
@@ -59,13 +60,7 @@ impl Proxy {
     }
 }
 
-fn pump(
-    to: To,
-    mut from: TcpStream,
-    mut into: TcpStream,
-    recorded: &Mutex<Vec<(To, Vec<u8>)>>,
-    change: &Change,
-) {
+fn pump(to: To, mut from: TcpStream, mut into: TcpStream, recorded: &Recording, change: &Change) {
     for number in 0.. {
         let Some(frame) = read_frame(&mut from, number >= GREETING[to as usize]) else { break };
         recorded.lock().unwrap().push((to, frame.clone()));

@@ -112,24 +112,27 @@ fn what_a_rank_claims_cannot_be_changed_on_the_way() {
 }
 
 /// Changes the sealed frames of rank 1 of three from the moment it is asked to.
-type Tamper = fn(&mut Vec<Vec<u8>>);
+type Tamper = fn(Vec<u8>) -> Vec<Vec<u8>>;
 
-fn flip_payload(frames: &mut Vec<Vec<u8>>) {
-    let last = frames.last_mut().unwrap();
-    let middle = last.len() - 33;
-    last[middle] ^= 0x20;
+fn flip_payload(mut frame: Vec<u8>) -> Vec<Vec<u8>> {
+    let last_of_payload = frame.len() - 33;
+    frame[last_of_payload] ^= 0x20;
+    vec![frame]
 }
 
-fn flip_seal(frames: &mut Vec<Vec<u8>>) {
-    *frames.last_mut().unwrap().last_mut().unwrap() ^= 1;
+fn flip_seal(mut frame: Vec<u8>) -> Vec<Vec<u8>> {
+    let last = frame.len() - 1;
+    frame[last] ^= 1;
+    vec![frame]
 }
 
-fn repeat(frames: &mut Vec<Vec<u8>>) {
-    frames.push(frames[0].clone());
+fn repeat(frame: Vec<u8>) -> Vec<Vec<u8>> {
+    vec![frame.clone(), frame]
 }
 
-fn announce_too_much(frames: &mut Vec<Vec<u8>>) {
-    frames[0][..4].copy_from_slice(&u32::MAX.to_le_bytes());
+fn announce_too_much(mut frame: Vec<u8>) -> Vec<Vec<u8>> {
+    frame[..4].copy_from_slice(&u32::MAX.to_le_bytes());
+    vec![frame]
 }
 
 #[test]
@@ -160,12 +163,9 @@ fn tampered(direction: To, tamper: Tamper) -> [Option<Failure>; 2] {
     let (store, middle) = (free_addr(), free_addr());
     let armed = Arc::new(AtomicBool::new(false));
     let fuse = Arc::clone(&armed);
-    Proxy::new(middle, store, move |to, _, frame| {
-        let mut frames = vec![frame];
-        if to == direction && fuse.swap(false, SeqCst) {
-            tamper(&mut frames);
-        }
-        frames
+    Proxy::new(middle, store, move |to, _, frame| match to == direction && fuse.swap(false, SeqCst) {
+        true => tamper(frame),
+        false => vec![frame],
     });
     let ranks = [environment(store, 0, 2), environment(middle, 1, 2)];
     let (both, heard) = (Barrier::new(2), Barrier::new(2));
