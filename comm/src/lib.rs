@@ -7,6 +7,7 @@
 //! | [`InFlight`] | a started operation; owns its buffer until waited for |
 //! | [`loopback`] | the backend whose ranks are threads of one process |
 //! | `nccl` | with the feature of that name: the backend whose ranks are GPUs |
+//! | [`rendezvous`] | how processes meet: launchers' variables, a small store on rank 0, failures heard of beside a backend |
 //! | [`Error`] | what went wrong, the same on every rank |
 //! | [`Stats`] | operations and bytes by [`Kind`], as a ring algorithm would send them |
 //! | [`Clock`], [`Faults`] | time and trouble for tests |
@@ -71,6 +72,7 @@ pub mod loopback;
 pub mod nccl;
 mod op;
 mod reduce;
+pub mod rendezvous;
 mod stats;
 mod sync;
 

@@ -1,0 +1,124 @@
+//! How a rank and the store prove to each other that they know the token, seen from both sides.
+//!
+//! ```text
+//! rank                                      store
+//!   hello: nonce, run, restart, rank, world  -->
+//!                              <--  challenge: nonce, the store's proof
+//!   answer: the rank's proof                 -->
+//!                              <--  welcome or refused, sealed as all that follows
+//! ```
+
+use super::link::{self, Receiver, Sender, after};
+use super::message::{Claim, Message};
+use super::proof::{Key, NONCE, Nonce, Proofs};
+use super::server::House;
+use super::{Refusal, Why};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// The store's side: the rank that was seated, or `None` for one that knows the token and was refused.
+pub(super) fn admit(
+    house: &House,
+    stream: &Arc<TcpStream>,
+) -> Result<Option<(usize, Receiver, Sender)>, Why> {
+    let until = after(house.options.handshake);
+    let (mut receiver, mut sender) = link::ends(stream, house.options.handshake)?;
+    let (Message::Hello { claim, .. }, hello) = receiver.message(until)? else {
+        return Err(Why::NotUnderstood);
+    };
+    let nonce = nonce()?;
+    let proofs = Proofs::new(&house.token, &hello, &nonce);
+    sender.message(&Message::Challenge { nonce, proof: proofs.of_store() })?;
+    match receiver.message(until)?.0 {
+        Message::Answer { proof } if proofs.is_of_rank(&proof) => {}
+        Message::Answer { .. } | Message::Stranger => return Err(Why::WrongToken),
+        _ => return Err(Why::NotUnderstood),
+    }
+    receiver.expect_seals(proofs.key_to_store());
+    sender.seal(proofs.key_to_rank());
+    let verdict = house.state.lock().ledger.seat(&claim);
+    house.changed.notify_all();
+    match verdict {
+        Err(refusal) => {
+            sender.message(&Message::Refused(refusal))?;
+            Ok(None)
+        }
+        Ok(()) => {
+            // From here on the rank is somebody, whose loss all hear of.
+            let welcomed = sender.message(&Message::Welcome);
+            let welcomed = welcomed.and_then(|()| sender.set_patience(house.options.silence));
+            match welcomed {
+                Ok(()) => Ok(Some((claim.rank, receiver, sender))),
+                Err(why) => {
+                    house.state.lock().ledger.depart(claim.rank, Some(why));
+                    house.changed.notify_all();
+                    Ok(None)
+                }
+            }
+        }
+    }
+}
+
+/// What came of a rank's attempt.
+pub(super) enum Attempt {
+    /// Both know the token and the store has a seat.
+    Welcome(Receiver, Sender),
+    /// There may be a store later.
+    Again(Why),
+    /// Trying again would not help.
+    Refused(Refusal),
+    WrongToken,
+    NotAStore(Why),
+}
+
+/// The rank's side.
+pub(super) fn greet(
+    token: &Key,
+    claim: &Claim,
+    until: Instant,
+    mut receiver: Receiver,
+    mut sender: Sender,
+) -> Attempt {
+    match converse(token, claim, until, &mut receiver, &mut sender) {
+        Ok(Message::Welcome) => Attempt::Welcome(receiver, sender),
+        Ok(Message::Refused(refusal)) => Attempt::Refused(refusal),
+        Ok(_) => Attempt::NotAStore(Why::NotUnderstood),
+        Err(Why::WrongToken) => {
+            // So that rank 0 can say who was there.
+            let _ = sender.message(&Message::Stranger);
+            Attempt::WrongToken
+        }
+        Err(why @ (Why::TooLong { .. } | Why::Forged | Why::NotUnderstood)) => Attempt::NotAStore(why),
+        Err(why @ (Why::Closed | Why::Silent { .. } | Why::System { .. })) => Attempt::Again(why),
+    }
+}
+
+fn converse(
+    token: &Key,
+    claim: &Claim,
+    until: Instant,
+    receiver: &mut Receiver,
+    sender: &mut Sender,
+) -> Result<Message, Why> {
+    let hello = Message::Hello { nonce: nonce()?, claim: claim.clone() };
+    sender.message(&hello)?;
+    let Message::Challenge { nonce, proof } = receiver.message(until)?.0 else {
+        return Err(Why::NotUnderstood);
+    };
+    let proofs = Proofs::new(token, &hello.encode(), &nonce);
+    if !proofs.is_of_store(&proof) {
+        return Err(Why::WrongToken);
+    }
+    sender.message(&Message::Answer { proof: proofs.of_rank() })?;
+    sender.seal(proofs.key_to_store());
+    receiver.expect_seals(proofs.key_to_rank());
+    Ok(receiver.message(until)?.0)
+}
+
+fn nonce() -> Result<Nonce, Why> {
+    let mut nonce = [0; NONCE];
+    let filled = getrandom::fill(&mut nonce);
+    filled.map_err(|error| Why::System { message: format!("no random bytes: {error}") })?;
+    Ok(nonce)
+}

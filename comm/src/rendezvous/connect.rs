@@ -1,0 +1,153 @@
+//! From an environment to a place in its store: rank 0 listens, and every rank tries until it is let in or may not be.
+
+use super::admission::{self, Attempt};
+use super::link::{self, Receiver, Sender};
+use super::message::Claim;
+use super::proof::Key;
+use super::{Environment, Error, Options, Refusal, Why};
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Between two attempts, and at most for one to be answered by the system.
+const PAUSE: Duration = Duration::from_millis(50);
+const DIAL: Duration = Duration::from_secs(3);
+
+pub(super) fn key(environment: &Environment) -> Key {
+    Key::of_token(environment.token.as_ref().map_or(&[], |token| token.bytes()))
+}
+
+/// Rank 0's socket: on the first of the host's addresses that this machine has, and on no other.
+pub(super) fn listen(environment: &Environment) -> Result<TcpListener, Error> {
+    let no_address = |message| Error::NoAddress { host: environment.host.clone(), message };
+    let addrs = resolve(environment).map_err(|error| no_address(error.to_string()))?;
+    let mut last = no_address("it has none".to_owned());
+    for addr in addrs {
+        allowed(environment, addr)?;
+        match TcpListener::bind(addr) {
+            Ok(listener) => return Ok(listener),
+            Err(error) => last = refused(addr, &error),
+        }
+        if matches!(last, Error::PortTaken { .. }) {
+            break;
+        }
+    }
+    Err(last)
+}
+
+fn refused(addr: SocketAddr, error: &std::io::Error) -> Error {
+    match error.kind() {
+        ErrorKind::AddrInUse => Error::PortTaken { addr },
+        ErrorKind::AddrNotAvailable => Error::NotLocal { addr },
+        _ => Error::System { what: "socket for the store", message: format!("{addr}: {error}") },
+    }
+}
+
+fn resolve(environment: &Environment) -> std::io::Result<impl Iterator<Item = SocketAddr>> {
+    (environment.host.as_str(), environment.port).to_socket_addrs()
+}
+
+/// An address of one interface, which strangers cannot reach or at which there is a token to prove.
+fn allowed(environment: &Environment, addr: SocketAddr) -> Result<(), Error> {
+    if addr.ip().is_unspecified() {
+        let message = "it stands for every interface".to_owned();
+        return Err(Error::NoAddress { host: environment.host.clone(), message });
+    }
+    match environment.token {
+        None if !addr.ip().is_loopback() => Err(Error::TokenNeeded { addr }),
+        _ => Ok(()),
+    }
+}
+
+/// A place in the store, and where that is.
+pub(super) struct Place {
+    pub(super) addr: SocketAddr,
+    pub(super) stream: Arc<TcpStream>,
+    pub(super) receiver: Receiver,
+    pub(super) sender: Sender,
+}
+
+/// Tries until `until`; what would not change is an error at once.
+pub(super) fn connect(environment: &Environment, options: &Options, until: Instant) -> Result<Place, Error> {
+    loop {
+        let last = match attempt(environment, options, until)? {
+            Ok(place) => return Ok(place),
+            Err(last) => last,
+        };
+        if Instant::now() + PAUSE >= until {
+            let (host, port, after) = (environment.host.clone(), environment.port, options.deadline);
+            return Err(Error::Unreachable { host, port, after, last });
+        }
+        // Nothing tells that a socket began to listen.
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// The inner error is what happened, for a person to read if it was the last time.
+fn attempt(
+    environment: &Environment,
+    options: &Options,
+    until: Instant,
+) -> Result<Result<Place, String>, Error> {
+    let addrs = match resolve(environment) {
+        Ok(addrs) => addrs,
+        Err(error) => return Ok(Err(error.to_string())),
+    };
+    let mut last = "the name has no address".to_owned();
+    for addr in addrs {
+        allowed(environment, addr)?;
+        match dial(environment, options, addr, until)? {
+            Ok(place) => return Ok(Ok(place)),
+            Err(why) => last = format!("{addr}: {why}"),
+        }
+    }
+    Ok(Err(last))
+}
+
+fn dial(
+    environment: &Environment,
+    options: &Options,
+    addr: SocketAddr,
+    until: Instant,
+) -> Result<Result<Place, Why>, Error> {
+    let left = until.saturating_duration_since(Instant::now()).clamp(Duration::from_millis(1), DIAL);
+    let stream = match TcpStream::connect_timeout(&addr, left) {
+        Ok(stream) => Arc::new(stream),
+        Err(error) => return Ok(Err(Why::System { message: error.to_string() })),
+    };
+    let (receiver, sender) = match link::ends(&stream, options.silence) {
+        Ok(ends) => ends,
+        Err(why) => return Ok(Err(why)),
+    };
+    let claim = claim(environment);
+    match admission::greet(&key(environment), &claim, until, receiver, sender) {
+        Attempt::Welcome(receiver, sender) => Ok(Ok(Place { addr, stream, receiver, sender })),
+        Attempt::Again(why) => Ok(Err(why)),
+        // The store of the start before, which is about to end.
+        Attempt::Refused(Refusal::OtherRestart { store }) if store < environment.restart => {
+            Ok(Err(Why::System {
+                message: format!("the store is of restart {store}, this rank of a later one"),
+            }))
+        }
+        Attempt::Refused(refusal) => Err(explain(refusal, &claim, addr)),
+        Attempt::WrongToken => Err(Error::WrongToken { addr }),
+        Attempt::NotAStore(why) => Err(Error::NotAStore { addr, why }),
+    }
+}
+
+fn claim(environment: &Environment) -> Claim {
+    let Environment { rank, world_size, run_id, restart, .. } = environment;
+    Claim { run_id: run_id.clone(), restart: *restart, rank: *rank, world_size: *world_size }
+}
+
+fn explain(refusal: Refusal, claim: &Claim, addr: SocketAddr) -> Error {
+    let Claim { rank, world_size, restart, .. } = *claim;
+    match refusal {
+        Refusal::OtherRun { store } => Error::OtherRun { addr, run_id: claim.run_id.clone(), store },
+        Refusal::OtherRestart { store } => Error::OtherRestart { restart, store },
+        Refusal::OtherWorldSize { store } => Error::WorldSize { rank, world_size, store },
+        Refusal::RankTaken => Error::SameRank { rank },
+        Refusal::RankGone => Error::RankGone { rank },
+    }
+}

@@ -1,0 +1,165 @@
+//! One generation of a group: its values, its barriers and its failures.
+
+use super::message::Message;
+use super::store::Member;
+use super::view::View;
+use super::{Error, Failure};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The longest key or name, in bytes.
+const MAX_KEY: usize = 256;
+/// The longest value, in bytes.
+const MAX_VALUE: usize = 16 * 1024;
+/// The longest text of a failure, in bytes.
+const MAX_TEXT: usize = 4096;
+
+/// What the ranks of a [`Store`](super::Store) tell each other about one generation of a communicator.
+///
+/// Every wait ends early, with [`Error::Failed`], when a failure of this generation is published or a rank is lost.
+#[derive(Clone, Debug)]
+pub struct Generation {
+    member: Arc<Member>,
+    number: u64,
+}
+
+impl Generation {
+    pub(super) fn new(member: Arc<Member>, number: u64) -> Self {
+        Generation { member, number }
+    }
+
+    /// Which one.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Gives `value` to the store, which spreads it; the last of several counts. Returns before anybody, this rank included,
+    /// has it.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] for a key above 256 bytes or a value above 16 KiB; what broke the store.
+    pub fn set(&self, key: &str, value: &[u8]) -> Result<(), Error> {
+        limit("key", key.len(), MAX_KEY)?;
+        self.put([b"set ", key.as_bytes()].concat(), value)
+    }
+
+    /// The value that has arrived here.
+    pub fn get(&self, key: &str) -> Option<Vec<u8>> {
+        self.member.shared.read(|view| view.value(self.number, &[b"set ", key.as_bytes()].concat()).cloned())
+    }
+
+    /// The value, as soon as it is there.
+    ///
+    /// # Errors
+    /// [`Error::NotSet`] after `within`, [`Error::Failed`], [`Error::Left`] when rank 0 left; what broke the store.
+    pub fn wait(&self, key: &str, within: Duration) -> Result<Vec<u8>, Error> {
+        let bytes = [b"set ", key.as_bytes()].concat();
+        let look = |view: &View| match view.value(self.number, &bytes) {
+            Some(value) => Some(Ok(value.clone())),
+            None => self.hopeless(view, &[], || format!("{key:?} was set")).map(Err),
+        };
+        let late =
+            |_: &View| Err(Error::NotSet { key: key.to_owned(), generation: self.number, after: within });
+        self.member.shared.wait(within, look, late)
+    }
+
+    /// One value of every rank, in the order of ranks. Every rank calls it with the same name; called again with that name
+    /// it is another one.
+    ///
+    /// # Errors
+    /// [`Error::Late`] names who had not come `within` that time; [`Error::Left`] who never will; else as
+    /// [`set`](Generation::set) and [`wait`](Generation::wait).
+    pub fn all_gather(&self, name: &str, value: &[u8], within: Duration) -> Result<Vec<Vec<u8>>, Error> {
+        limit("name", name.len(), MAX_KEY)?;
+        let turn = {
+            let mut gathered = self.member.gathered.lock();
+            let turn = gathered.entry((self.number, name.to_owned())).or_default();
+            *turn += 1;
+            *turn
+        };
+        let key = |rank: usize| format!("gather {turn} {rank} {name}").into_bytes();
+        self.put(key(self.member.rank), value)?;
+        let keys: Vec<Vec<u8>> = (0..self.member.world_size).map(key).collect();
+        self.collect(name, &keys, within)
+    }
+
+    fn collect(&self, name: &str, keys: &[Vec<u8>], within: Duration) -> Result<Vec<Vec<u8>>, Error> {
+        let missing = |view: &View| -> Vec<usize> {
+            (0..keys.len()).filter(|&rank| view.value(self.number, &keys[rank]).is_none()).collect()
+        };
+        let look = |view: &View| match missing(view) {
+            missing if missing.is_empty() => {
+                Some(Ok(keys.iter().filter_map(|key| view.value(self.number, key).cloned()).collect()))
+            }
+            missing => self.hopeless(view, &missing, || format!("it came to {name:?}")).map(Err),
+        };
+        let late = |view: &View| {
+            let (name, generation, missing) = (name.to_owned(), self.number, missing(view));
+            Err(Error::Late { name, generation, missing, after: within })
+        };
+        self.member.shared.wait(within, look, late)
+    }
+
+    /// Returns when every rank has called it.
+    ///
+    /// # Errors
+    /// As [`all_gather`](Generation::all_gather).
+    pub fn barrier(&self, name: &str, within: Duration) -> Result<(), Error> {
+        self.all_gather(name, &[], within).map(drop)
+    }
+
+    /// Tells every rank that this one failed in this generation; a text above 4 KiB is cut.
+    ///
+    /// # Errors
+    /// What broke the store: then the others learn that this rank is lost.
+    pub fn fail(&self, text: &str) -> Result<(), Error> {
+        let text = text[..text.floor_char_boundary(MAX_TEXT)].to_owned();
+        self.send(&Message::Fail { rank: self.member.rank, generation: self.number, text })
+    }
+
+    /// The first failure that concerns this generation, of any rank: one that was published in it, or a rank that is lost.
+    pub fn failure(&self) -> Option<Failure> {
+        self.member.shared.read(|view| view.failure(self.number).cloned())
+    }
+
+    /// Waits for such a failure; `None` if there was none `within` that time, or none will be
+    /// heard of because this rank's store was dropped or rank 0 left.
+    pub fn wait_failure(&self, within: Duration) -> Option<Failure> {
+        let look = |view: &View| match view.failure(self.number) {
+            Some(failure) => Some(Some(failure.clone())),
+            None => (view.closed || view.over).then_some(None),
+        };
+        self.member.shared.wait(within, look, |_| None)
+    }
+
+    fn put(&self, key: Vec<u8>, value: &[u8]) -> Result<(), Error> {
+        limit("value", value.len(), MAX_VALUE)?;
+        self.send(&Message::Set { generation: self.number, key, value: value.to_vec() })
+    }
+
+    fn send(&self, message: &Message) -> Result<(), Error> {
+        if let Some(error) = self.member.shared.read(|view| self.gone(view)) {
+            return Err(error);
+        }
+        let rank = 0;
+        self.member.send(message).map_err(|why| Failure::Lost { rank, why }.into())
+    }
+
+    /// Why nothing can be said to the store any more.
+    fn gone(&self, view: &View) -> Option<Error> {
+        let left = || Error::Left { rank: 0, awaited: "this rank was done".to_owned() };
+        let lost = || view.lost().filter(|_| view.over).map(Error::from);
+        self.member.trouble(view).or_else(lost).or_else(|| view.left(&[]).map(|_| left()))
+    }
+
+    /// Why nothing is to be waited for any more, from these ranks or anybody.
+    fn hopeless(&self, view: &View, missing: &[usize], awaited: impl Fn() -> String) -> Option<Error> {
+        let failed = || view.failure(self.number).map(Error::from);
+        let left = || view.left(missing).map(|rank| Error::Left { rank, awaited: awaited() });
+        self.member.trouble(view).or_else(failed).or_else(left)
+    }
+}
+
+fn limit(what: &'static str, len: usize, max: usize) -> Result<(), Error> {
+    if len > max { Err(Error::TooLarge { what, len, max }) } else { Ok(()) }
+}

@@ -1,0 +1,145 @@
+//! One connection: frames out of a socket until a moment, and frames into it.
+
+use super::Why;
+use super::frame::{self, FrameError, Frames, Seals};
+use super::message::Message;
+use super::proof::Key;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// As long as anything is waited for where no end was asked for.
+const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// The moment `duration` from now, however long that is.
+pub(super) fn after(duration: Duration) -> Instant {
+    Instant::now() + duration.min(FOREVER)
+}
+
+/// The side that reads.
+#[derive(Debug)]
+pub(super) struct Receiver {
+    stream: Arc<TcpStream>,
+    frames: Frames,
+}
+
+/// The side that writes.
+#[derive(Debug)]
+pub(super) struct Sender {
+    stream: Arc<TcpStream>,
+    seals: Option<Seals>,
+    patience: Duration,
+}
+
+/// Both sides of `stream`; a write fails that cannot be done within `patience`.
+pub(super) fn ends(stream: &Arc<TcpStream>, patience: Duration) -> Result<(Receiver, Sender), Why> {
+    stream.set_nonblocking(false).map_err(|error| why(&error, patience))?;
+    stream.set_nodelay(true).map_err(|error| why(&error, patience))?;
+    let sender = Sender { stream: Arc::clone(stream), seals: None, patience };
+    sender.limit()?;
+    Ok((Receiver { stream: Arc::clone(stream), frames: Frames::default() }, sender))
+}
+
+/// Ends a connection for whoever reads from it or writes to it, here and there.
+pub(super) fn cut(stream: &TcpStream) {
+    // That the other side was faster is no error.
+    let _ = stream.shutdown(Shutdown::Both);
+}
+
+impl Receiver {
+    pub(super) fn expect_seals(&mut self, key: Key) {
+        self.frames.expect_seals(Seals::new(key));
+    }
+
+    /// The next message and its bytes, if all of it comes before `until`: one that trickles in is as silent as none.
+    pub(super) fn message(&mut self, until: Instant) -> Result<(Message, Vec<u8>), Why> {
+        let payload = self.payload(until)?;
+        let message = Message::decode(&payload).ok_or(Why::NotUnderstood)?;
+        Ok((message, payload))
+    }
+
+    fn payload(&mut self, until: Instant) -> Result<Vec<u8>, Why> {
+        let begin = Instant::now();
+        let mut chunk = [0; 4096];
+        loop {
+            let payload = self.frames.next().map_err(|error| match error {
+                FrameError::TooLong { len, max } => Why::TooLong { len, max },
+                FrameError::Forged => Why::Forged,
+            })?;
+            if let Some(payload) = payload {
+                return Ok(payload);
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Why::Silent { after: begin.elapsed() });
+            }
+            match self.read(&mut chunk, left) {
+                Ok(0) => return Err(Why::Closed),
+                Ok(n) => self.frames.feed(&chunk[..n]),
+                Err(error) if is_timeout(error.kind()) => {}
+                Err(error) => return Err(why(&error, begin.elapsed())),
+            }
+        }
+    }
+
+    fn read(&mut self, chunk: &mut [u8], at_most: Duration) -> std::io::Result<usize> {
+        // Zero would mean for ever.
+        let timeout = at_most.clamp(Duration::from_millis(1), Duration::from_secs(3600));
+        self.stream.set_read_timeout(Some(timeout))?;
+        (&*self.stream).read(chunk)
+    }
+}
+
+impl Sender {
+    pub(super) fn seal(&mut self, key: Key) {
+        self.seals = Some(Seals::new(key));
+    }
+
+    /// How long a write may take from now on.
+    pub(super) fn set_patience(&mut self, patience: Duration) -> Result<(), Why> {
+        self.patience = patience;
+        self.limit()
+    }
+
+    fn limit(&self) -> Result<(), Why> {
+        let timeout = self.patience.clamp(Duration::from_millis(1), Duration::from_secs(3600));
+        self.stream.set_write_timeout(Some(timeout)).map_err(|error| why(&error, self.patience))
+    }
+
+    pub(super) fn message(&mut self, message: &Message) -> Result<(), Why> {
+        self.payloads(&[message.encode().into()])
+    }
+
+    /// All of them in as few writes as it takes. After an error the connection is of no more use.
+    pub(super) fn payloads(&mut self, payloads: &[Arc<[u8]>]) -> Result<(), Why> {
+        for some in payloads.chunks(64) {
+            let mut bytes = Vec::new();
+            some.iter().for_each(|payload| frame::write(payload, self.seals.as_mut(), &mut bytes));
+            (&*self.stream).write_all(&bytes).map_err(|error| why(&error, self.patience))?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn cut(&self) {
+        cut(&self.stream);
+    }
+
+    /// Nothing more will be written; what was arrives.
+    pub(super) fn finish(&self) {
+        let _ = self.stream.shutdown(Shutdown::Write);
+    }
+}
+
+fn is_timeout(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted)
+}
+
+fn why(error: &std::io::Error, after: Duration) -> Why {
+    use ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected, UnexpectedEof};
+    match error.kind() {
+        ConnectionReset | ConnectionAborted | BrokenPipe | NotConnected | UnexpectedEof => Why::Closed,
+        kind if is_timeout(kind) => Why::Silent { after },
+        _ => Why::System { message: error.to_string() },
+    }
+}

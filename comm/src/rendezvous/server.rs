@@ -1,0 +1,245 @@
+//! The store on rank 0: who may connect, how long they may take to prove themselves, and how it ends.
+//!
+//! A thread accepts, and each connection has a thread that reads, and one that writes once its rank is seated. What is to be
+//! told lies in the ledger; each writer goes through it at its own pace, so that a slow rank holds up no other.
+
+use super::admission;
+use super::ledger::Ledger;
+use super::link::{self, after};
+use super::message::Message;
+use super::proof::Key;
+use super::{Environment, Error, Options, TurnedAway, Why};
+use crate::sync::{Condvar, Mutex};
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// Connections that have not proven themselves, at a time; the others queue in the system.
+const MAX_STRANGERS: usize = 32;
+/// How often the listener is looked at.
+const LOOK: Duration = Duration::from_millis(20);
+/// How long ranks may take to hear the last words.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// Runs the store until it is dropped.
+#[derive(Debug)]
+pub(super) struct Server {
+    house: Arc<House>,
+    acceptor: Option<JoinHandle<()>>,
+}
+
+/// What the store's threads share.
+#[derive(Debug)]
+pub(super) struct House {
+    pub(super) token: Key,
+    pub(super) options: Options,
+    pub(super) state: Mutex<State>,
+    pub(super) changed: Condvar,
+}
+
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) ledger: Ledger,
+    guests: Vec<Guest>,
+    threads: Vec<JoinHandle<()>>,
+    next_id: u64,
+    closing: bool,
+}
+
+/// A connection.
+#[derive(Debug)]
+struct Guest {
+    id: u64,
+    stream: Arc<TcpStream>,
+    seated: bool,
+}
+
+impl Server {
+    /// Serves the ranks of `environment` on `listener`.
+    pub(super) fn start(
+        listener: TcpListener,
+        environment: &Environment,
+        token: Key,
+        options: &Options,
+    ) -> Result<Self, Error> {
+        let system = |what, error: std::io::Error| Error::System { what, message: error.to_string() };
+        listener.set_nonblocking(true).map_err(|error| system("listening without waiting", error))?;
+        let Environment { run_id, restart, world_size, .. } = environment;
+        let ledger = Ledger::new(run_id.clone(), *restart, *world_size, super::ledger::MAX_LOG);
+        let (guests, threads) = (Vec::new(), Vec::new());
+        let state = State { ledger, guests, threads, next_id: 0, closing: false };
+        let (state, changed) = (Mutex::new(state), Condvar::new());
+        let house = Arc::new(House { token, options: options.clone(), state, changed });
+        let for_thread = Arc::clone(&house);
+        let thread = Builder::new().name("store".to_owned()).spawn(move || accept(&for_thread, &listener));
+        let acceptor = Some(thread.map_err(|error| system("thread for the store", error))?);
+        Ok(Server { house, acceptor })
+    }
+
+    /// The last few connections that were turned away.
+    pub(super) fn turned_away(&self) -> Vec<TurnedAway> {
+        self.house.state.lock().ledger.turned_away()
+    }
+}
+
+impl Drop for Server {
+    /// Everybody hears what was told, if they take it within [`LINGER`]; then no thread is left.
+    fn drop(&mut self) {
+        {
+            let mut state = self.house.state.lock();
+            state.closing = true;
+            state.guests.iter().filter(|guest| !guest.seated).for_each(|guest| link::cut(&guest.stream));
+        }
+        self.house.changed.notify_all();
+        join(self.acceptor.take());
+        let until = after(LINGER);
+        let mut state = self.house.state.lock();
+        while !state.guests.is_empty() && Instant::now() < until {
+            let left = until.saturating_duration_since(Instant::now());
+            state = self.house.changed.wait(state, Some(left));
+        }
+        state.guests.iter().for_each(|guest| link::cut(&guest.stream));
+        let threads = std::mem::take(&mut state.threads);
+        drop(state);
+        threads.into_iter().for_each(|thread| join(Some(thread)));
+    }
+}
+
+/// Our threads do not panic; if one did, there is nobody to tell in a drop.
+fn join(thread: Option<JoinHandle<()>>) {
+    let _ = thread.map(JoinHandle::join);
+}
+
+fn accept(house: &Arc<House>, listener: &TcpListener) {
+    loop {
+        let may_accept = {
+            let mut state = house.state.lock();
+            state.threads.retain(|thread| !thread.is_finished());
+            if state.closing {
+                return;
+            }
+            state.guests.iter().filter(|guest| !guest.seated).count() < MAX_STRANGERS
+        };
+        match may_accept.then(|| listener.accept()) {
+            Some(Ok((stream, from))) => house.welcome(stream, from),
+            Some(Err(error)) if error.kind() == ErrorKind::Interrupted => {}
+            // Nobody is there, or there is no room for another connection.
+            None | Some(Err(_)) => {
+                let state = house.state.lock();
+                if !state.closing {
+                    drop(house.changed.wait(state, Some(LOOK)));
+                }
+            }
+        }
+    }
+}
+
+impl House {
+    /// Gives a connection its thread; without one it is closed, and the peer tries again.
+    fn welcome(self: &Arc<Self>, stream: TcpStream, from: SocketAddr) {
+        let stream = Arc::new(stream);
+        let mut state = self.state.lock();
+        if state.closing {
+            return;
+        }
+        let id = state.next_id;
+        state.next_id += 1;
+        let (house, for_thread) = (Arc::clone(self), Arc::clone(&stream));
+        let body = move || house.serve(id, &for_thread, from);
+        if let Ok(thread) = Builder::new().name(format!("store's peer {id}")).spawn(body) {
+            state.guests.push(Guest { id, stream, seated: false });
+            state.threads.push(thread);
+        }
+    }
+
+    /// One connection from its first byte to its last.
+    fn serve(self: &Arc<Self>, id: u64, stream: &Arc<TcpStream>, from: SocketAddr) {
+        match admission::admit(self, stream) {
+            Ok(Some((rank, receiver, sender))) => self.seated(id, rank, receiver, sender),
+            Ok(None) => {}
+            Err(why) => self.state.lock().ledger.turn_away(TurnedAway { from, why }),
+        }
+        link::cut(stream);
+        self.state.lock().guests.retain(|guest| guest.id != id);
+        self.changed.notify_all();
+    }
+
+    fn seated(self: &Arc<Self>, id: u64, rank: usize, receiver: link::Receiver, sender: link::Sender) {
+        let writer = {
+            let mut state = self.state.lock();
+            state.guests.iter_mut().filter(|guest| guest.id == id).for_each(|guest| guest.seated = true);
+            let house = Arc::clone(self);
+            Builder::new().name(format!("store to rank {rank}")).spawn(move || house.tell(id, sender))
+        };
+        self.changed.notify_all();
+        let lost = match &writer {
+            Ok(_) => self.listen(rank, receiver),
+            Err(error) => Some(Why::System { message: error.to_string() }),
+        };
+        let mut state = self.state.lock();
+        state.guests.iter().filter(|guest| guest.id == id).for_each(|guest| link::cut(&guest.stream));
+        state.guests.retain(|guest| guest.id != id);
+        if !state.closing || rank == 0 {
+            // Once the store closes, ranks end their connections because of that.
+            state.ledger.depart(rank, lost);
+        }
+        drop(state);
+        self.changed.notify_all();
+        join(writer.ok());
+    }
+
+    /// What a rank says, until it says goodbye (`None`) or is lost.
+    fn listen(&self, rank: usize, mut receiver: link::Receiver) -> Option<Why> {
+        loop {
+            match receiver.message(after(self.options.silence)) {
+                Ok((Message::Bye, _)) => return None,
+                Ok((message, payload)) => {
+                    if let Err(why) = self.state.lock().ledger.hear(rank, message, payload) {
+                        return Some(why);
+                    }
+                    self.changed.notify_all();
+                }
+                Err(why) => return Some(why),
+            }
+        }
+    }
+
+    /// Tells a rank everything in the ledger, in order, and something now and then so that it knows the store lives.
+    fn tell(&self, id: u64, mut sender: link::Sender) {
+        let mut told = 0;
+        while let Some(news) = self.news(id, told) {
+            told += news.len();
+            let sent = match news.is_empty() {
+                true => sender.message(&Message::Beat),
+                false => sender.payloads(&news),
+            };
+            if sent.is_err() {
+                // Its reader, or that of the other side, says why.
+                return sender.cut();
+            }
+        }
+        sender.finish();
+    }
+
+    /// What was told since; empty when it is time for a beat, `None` when the connection is over.
+    fn news(&self, id: u64, told: usize) -> Option<Vec<Arc<[u8]>>> {
+        let beat = after(self.options.beat());
+        let mut state = self.state.lock();
+        loop {
+            let news = state.ledger.since(told);
+            if !news.is_empty() {
+                return Some(news.to_vec());
+            }
+            let left = beat.saturating_duration_since(Instant::now());
+            if state.closing || state.guests.iter().all(|guest| guest.id != id) {
+                return None;
+            }
+            if left.is_zero() {
+                return Some(Vec::new());
+            }
+            state = self.changed.wait(state, Some(left));
+        }
+    }
+}

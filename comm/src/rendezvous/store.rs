@@ -1,0 +1,214 @@
+//! A rank's place among the others, and what it can say to them before and beside every backend.
+
+use super::connect::{self, Place};
+use super::link::{self, Receiver, Sender, after};
+use super::message::Message;
+use super::server::Server;
+use super::view::{Shared, View};
+use super::{Broken, Environment, Error, Generation, Options, Why};
+use crate::sync::Mutex;
+use std::collections::HashMap;
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+/// How long the store may take to close a connection that said goodbye.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// All ranks have met: small values can be spread, and failures are heard of.
+///
+/// Rank 0 runs the store, and everybody else hears from each other through it; when rank 0 is gone there is none. Dropping
+/// it says goodbye, unless the thread panics: then the others learn that this rank is lost. No thread outlives it.
+#[derive(Debug)]
+pub struct Store {
+    member: Arc<Member>,
+    reader: Option<JoinHandle<()>>,
+    /// After the reader: on rank 0 the store outlives its own connection.
+    server: Option<Server>,
+}
+
+/// What a store and its generations share.
+#[derive(Debug)]
+pub(super) struct Member {
+    pub(super) rank: usize,
+    pub(super) world_size: usize,
+    pub(super) shared: Shared,
+    /// How often each name of each generation was gathered here.
+    pub(super) gathered: Mutex<HashMap<(u64, String), u64>>,
+    sender: Mutex<Sender>,
+    stream: Arc<TcpStream>,
+    addr: SocketAddr,
+}
+
+impl Store {
+    /// Meets the other ranks of `environment`; returns when all have come. On rank 0 it starts the store first.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] at the deadline, on every rank that is there; [`Error::Unreachable`] where there is no store until
+    /// then; [`Error::WrongToken`], [`Error::SameRank`], [`Error::WorldSize`], [`Error::OtherRun`], [`Error::OtherRestart`]
+    /// and [`Error::NotAStore`] at once, and the others that [`Error`] lists.
+    pub fn join(environment: &Environment, options: &Options) -> Result<Self, Error> {
+        environment.check()?;
+        let until = after(options.deadline);
+        let server = match environment.rank {
+            0 => {
+                let listener = connect::listen(environment)?;
+                Some(Server::start(listener, environment, connect::key(environment), options)?)
+            }
+            _ => None,
+        };
+        let place = connect::connect(environment, options, until)?;
+        let store = Self::take(place, server, environment, options)?;
+        let left = until.saturating_duration_since(std::time::Instant::now());
+        match store.gather(left, options.deadline) {
+            Ok(()) => Ok(store),
+            Err(error) => Err(store.give_up(error, options)),
+        }
+    }
+
+    fn take(
+        place: Place,
+        server: Option<Server>,
+        environment: &Environment,
+        options: &Options,
+    ) -> Result<Self, Error> {
+        let Place { addr, stream, receiver, sender } = place;
+        let Environment { rank, world_size, .. } = *environment;
+        let (shared, gathered) = (Shared::new(world_size), Mutex::default());
+        let member = Member { rank, world_size, shared, gathered, sender: Mutex::new(sender), stream, addr };
+        let member = Arc::new(member);
+        let (for_thread, silence) = (Arc::clone(&member), options.silence);
+        let body = move || for_thread.listen(receiver, silence);
+        let reader = Builder::new().name(format!("rank {rank} of the store")).spawn(body);
+        match reader {
+            Ok(reader) => Ok(Store { member, reader: Some(reader), server }),
+            Err(error) => {
+                link::cut(&member.stream);
+                Err(Error::System { what: "thread for the store", message: error.to_string() })
+            }
+        }
+    }
+
+    /// Waits for everybody to come.
+    fn gather(&self, left: Duration, deadline: Duration) -> Result<(), Error> {
+        let member = &self.member;
+        let look = |view: &View| {
+            if let Some(error) = member.trouble(view).or_else(|| view.lost().map(Error::from)) {
+                return Some(Err(error));
+            }
+            if view.missing().is_empty() {
+                return Some(Ok(()));
+            }
+            // One that has left does not wait for the others any more.
+            view.left(&(0..member.world_size).collect::<Vec<_>>()).map(|rank| {
+                Err(Error::Left { rank, awaited: format!("ranks {:?} had come", view.missing()) })
+            })
+        };
+        let late = |view: &View| {
+            let (addr, missing, gave_up) = (member.addr, view.missing(), member.rank);
+            Err(Error::Missing { addr, missing, gave_up, after: deadline, turned_away: Vec::new() })
+        };
+        member.shared.wait(left, look, late)
+    }
+
+    /// Says that this rank waits no more, if nobody else did. The store stays for a while, so that whoever is on the way
+    /// learns what happened.
+    fn give_up(&self, mut error: Error, options: &Options) -> Error {
+        let member = &self.member;
+        let everybody = |view: &View| (view.missing().is_empty() || view.over).then_some(());
+        if let Error::Missing { gave_up, turned_away, .. } = &mut error {
+            if *gave_up == member.rank {
+                // If it cannot be said, the others learn it from the connection.
+                let _ = member.send(&Message::GiveUp { after: options.deadline });
+            }
+            *turned_away = self.server.as_ref().map(Server::turned_away).unwrap_or_default();
+        } else if self.server.is_some() {
+            member.shared.wait(options.handshake, everybody, |_| ());
+        }
+        error
+    }
+
+    /// This process's rank.
+    pub fn rank(&self) -> usize {
+        self.member.rank
+    }
+
+    /// How many ranks have met.
+    pub fn world_size(&self) -> usize {
+        self.member.world_size
+    }
+
+    /// Where the store listens.
+    pub fn addr(&self) -> SocketAddr {
+        self.member.addr
+    }
+
+    /// The values and failures of one generation: a communicator that is built again takes the next, and sees none of the
+    /// old one's.
+    pub fn generation(&self, number: u64) -> Generation {
+        Generation::new(Arc::clone(&self.member), number)
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        let member = &self.member;
+        member.shared.write(|view| view.closed = true);
+        if !std::thread::panicking() {
+            // The store may be gone already.
+            let _ = member.send(&Message::Bye);
+            member.sender.lock().finish();
+            member.shared.wait(LINGER, |view| view.over.then_some(()), |_| ());
+        }
+        link::cut(&member.stream);
+        // Our thread does not panic; if it did, there is nobody to tell in a drop.
+        let _ = self.reader.take().map(JoinHandle::join);
+        self.server.take();
+    }
+}
+
+impl Member {
+    pub(super) fn send(&self, message: &Message) -> Result<(), Why> {
+        self.sender.lock().message(message)
+    }
+
+    /// What concerns every generation but is no failure of a rank.
+    pub(super) fn trouble(&self, view: &View) -> Option<Error> {
+        if view.closed {
+            return Some(Error::Closed);
+        }
+        view.broken().map(|broken| match *broken {
+            Broken::SameRank { rank } => Error::SameRank { rank },
+            Broken::WorldSize { rank, world_size } => {
+                Error::WorldSize { rank, world_size, store: self.world_size }
+            }
+            Broken::Full { max } => Error::Full { max },
+            Broken::GaveUp { rank: gave_up, after } => {
+                let (addr, missing) = (self.addr, view.missing());
+                Error::Missing { addr, missing, gave_up, after, turned_away: Vec::new() }
+            }
+        })
+    }
+
+    /// Writes down what the store says, and answers its beats, until the connection ends.
+    fn listen(&self, mut receiver: Receiver, silence: Duration) {
+        let why = loop {
+            match receiver.message(after(silence)) {
+                Ok((Message::Beat, _)) => {
+                    if let Err(why) = self.send(&Message::Beat) {
+                        break why;
+                    }
+                }
+                Ok((message, _)) => {
+                    if self.shared.write(|view| view.apply(message)).is_none() {
+                        break Why::NotUnderstood;
+                    }
+                }
+                Err(why) => break why,
+            }
+        };
+        link::cut(&self.stream);
+        self.shared.write(|view| view.end(why));
+    }
+}
