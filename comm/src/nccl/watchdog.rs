@@ -66,7 +66,7 @@ pub(super) fn watch(core: &Arc<Core>) -> Result<(), Error> {
 }
 
 fn run() {
-    let mut asked = Instant::now();
+    let (mut asked, mut polite) = (Instant::now(), false);
     loop {
         let cores = wait_for_some();
         let ask = asked.elapsed() >= ASK;
@@ -74,6 +74,9 @@ fn run() {
             asked = Instant::now();
         }
         for core in &cores {
+            if !std::mem::replace(&mut polite, true) && core.device().leave_captures_alone().is_err() {
+                tracing::warn!("graphs that other threads capture may be spoilt by the watchdog");
+            }
             let (error, released) = core.poll();
             drop_elsewhere(released);
             if let Some(error) = error.or_else(|| if ask { told(core) } else { None }) {
