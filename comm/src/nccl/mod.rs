@@ -58,6 +58,7 @@
 //!   [`Error::Stuck`](crate::Error::Stuck). MESHSTEP_COMM_CHECK=1 makes ranks compare their calls before each.
 //! - [`Stats`](crate::Stats) count an operation when its end has been seen.
 //! - `all_to_all` keeps a copy as large as its buffer. Starting an operation allocates.
+//! - Calls cannot be part of a CUDA graph: the events around them are looked at.
 //! - Its traffic is neither authenticated nor encrypted: it belongs on a network of its own.
 
 mod bounded;

@@ -8,7 +8,7 @@ use super::bounded;
 use super::core::Core;
 use super::options::Options;
 use crate::Error;
-use meshstep_tensor::Buffer;
+use meshstep_tensor::{Buffer, cuda};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread;
@@ -66,7 +66,7 @@ pub(super) fn watch(core: &Arc<Core>) -> Result<(), Error> {
 }
 
 fn run() {
-    let mut asked = Instant::now();
+    let (mut asked, mut polite) = (Instant::now(), false);
     loop {
         let cores = wait_for_some();
         let ask = asked.elapsed() >= ASK;
@@ -74,14 +74,31 @@ fn run() {
             asked = Instant::now();
         }
         for core in &cores {
+            if !std::mem::replace(&mut polite, true) && core.device().leave_captures_alone().is_err() {
+                tracing::warn!("graphs that other threads capture may be spoilt by the watchdog");
+            }
             let (error, released) = core.poll();
             drop_elsewhere(released);
-            if let Some(error) = error.or_else(|| if ask { told(core) } else { None }) {
-                trouble(core, error, Scope::Process);
+            match error.or_else(|| if ask { told(core) } else { None }) {
+                Some(error) if process_ends(&error) => return,
+                Some(error) => trouble(core, error, Scope::Process),
+                None => {}
             }
         }
-        thread::sleep(if cores.iter().any(|core| core.is_busy()) { SOON } else { LATER });
+        let busy = cores.iter().any(|core| core.is_busy());
+        // Whoever lets go of a communicator while this sleeps frees it.
+        drop(cores);
+        thread::sleep(if busy { SOON } else { LATER });
     }
+}
+
+/// Whether the driver has gone already, as it does where a process ends before its threads.
+fn process_ends(error: &Error) -> bool {
+    const DEINITIALIZED: u32 = 4;
+    matches!(
+        error,
+        Error::Buffer(meshstep_tensor::Error::Cuda(cuda::Error::Call { code: DEINITIALIZED, .. }))
+    )
 }
 
 /// The communicators there are, as soon as there are any.

@@ -87,6 +87,14 @@ fn check_all<T: Number + Element + Clone>(rank: &Rank, float: bool) {
     }
 }
 
+pub(crate) fn check_every_type(rank: &Rank) {
+    check_all::<f32>(rank, true);
+    check_all::<f64>(rank, true);
+    check_all::<bf16>(rank, true);
+    check_all::<f16>(rank, true);
+    check_all::<u64>(rank, false);
+}
+
 #[test]
 fn collectives_equal_the_naive_ones() {
     let _alone = alone();
@@ -96,11 +104,7 @@ fn collectives_equal_the_naive_ones() {
         }
         ranks(n, &patient(), |comm| {
             let rank = Rank::new(comm);
-            check_all::<f32>(&rank, true);
-            check_all::<f64>(&rank, true);
-            check_all::<bf16>(&rank, true);
-            check_all::<f16>(&rank, true);
-            check_all::<u64>(&rank, false);
+            check_every_type(&rank);
             let live = rank.meter.live_total();
             assert_eq!(live, 0, "buffers come back and go");
         });

@@ -15,4 +15,5 @@ mod misuse;
 mod naive;
 mod overlap;
 mod processes;
+mod programs;
 mod rebuild;

@@ -1,9 +1,10 @@
 //! Ranks as processes: this program, started again with a role.
 
-use crate::bench::{Rank, alone, options, stand_in};
+use crate::bench::{Rank, alone, available, options, patient, stand_in};
+use crate::collectives::check_every_type;
 use meshstep_comm::nccl::{self, UniqueId};
 use meshstep_comm::{Communicator, Error, Reduction};
-use meshstep_tensor::cuda::Device;
+use meshstep_tensor::cuda::{self, Device};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,12 +18,14 @@ fn child(test: &str, variables: &[(&str, &str)]) -> Child {
     child.envs(variables.iter().copied()).spawn().unwrap()
 }
 
-/// Two ranks of a world, one of which has a plan. What each says, and how it ended.
+/// Two ranks of a world, one of which has a plan. What each says, and how it ended. Where there is one GPU they share it: NCCL
+/// allows that to ranks of different hosts, which these pretend to be.
 fn pair(plan: &str) -> [(String, bool); 2] {
     let id: String = UniqueId::new().unwrap().as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
     let start = |rank: &str| {
         let role = [("NCCL_TEST_ID", id.as_str()), ("NCCL_TEST_RANK", rank), ("MESHSTEP_STANDIN_NCCL", plan)];
-        child("processes::one_of_two_ranks", &role)
+        let host = [("NCCL_HOSTID", rank), ("NCCL_SOCKET_IFNAME", "lo")];
+        child("processes::one_of_two_ranks", &[role.as_slice(), &host].concat())
     };
     ["0", "1"].map(start).map(|child| {
         let output = child.wait_with_output().unwrap();
@@ -39,9 +42,13 @@ fn one_of_two_ranks() {
         *byte = u8::from_str_radix(&id[2 * i..2 * i + 2], 16).unwrap();
     }
     let rank: usize = rank.parse().unwrap();
-    let device = Device::open(rank).unwrap();
-    let comm = nccl::init(&UniqueId::from_bytes(bytes), rank, 2, &device, options(DEADLINE)).unwrap();
+    let device = Device::open(rank % cuda::probe().unwrap().devices).unwrap();
+    let options = if nccl::probe().unwrap().stand_in { options(DEADLINE) } else { patient() };
+    let comm = nccl::init(&UniqueId::from_bytes(bytes), rank, 2, &device, options).unwrap();
     let rank = Rank::new(Arc::new(comm));
+    if std::env::var("MESHSTEP_STANDIN_NCCL").is_ok_and(|plan| plan.is_empty()) {
+        check_every_type(&rank);
+    }
     let begun = Instant::now();
     let result = collectives(&rank);
     println!("result: {result:?}");
@@ -64,7 +71,7 @@ fn collectives(rank: &Rank) -> Result<Vec<f32>, Error> {
 #[test]
 fn processes_exchange_what_threads_do() {
     let _alone = alone();
-    if !stand_in(2) {
+    if !available(1) {
         return;
     }
     let [first, second] = pair("");

@@ -5,7 +5,7 @@ use meshstep_comm::nccl::{self, Exchange, Options};
 use meshstep_comm::{Communicator, Error};
 use meshstep_tensor::cuda::Device;
 use std::collections::HashMap;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Barrier, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 /// A rendezvous of threads.
@@ -117,10 +117,11 @@ fn a_failure_elsewhere_ends_operations_here() {
     if !available(2) {
         return;
     }
-    let board: Arc<Board> = Arc::default();
+    let (board, all_have_come) = (Arc::<Board>::default(), Barrier::new(2));
     let begun = Instant::now();
     let errors = threads(2, |rank, device| {
         let comm = nccl::join(Arc::clone(&board) as _, 0, rank, 2, &device, patient()).unwrap();
+        all_have_come.wait();
         if rank == 1 {
             // As a rank does that is not of this process.
             board.publish_failure(5, "the disk is full");

@@ -83,6 +83,14 @@ impl Device {
         unsafe { call!(cuCtxSetCurrent(self.0.context)) }
     }
 
+    /// This thread's calls no longer spoil a graph that another thread captures, as a look at an event would: for threads
+    /// that watch.
+    pub fn leave_captures_alone(&self) -> Result<(), Error> {
+        let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: there is a driver; the place for the mode before outlives the call.
+        unsafe { call!(cuThreadExchangeStreamCaptureMode(&mut mode)) }
+    }
+
     /// Runs what a drop has to do; its error is for the next call, and the first one stays.
     pub(super) fn late(&self, work: impl FnOnce() -> Result<(), Error>) {
         if let Err(error) = self.make_current().and_then(|()| work()) {

@@ -68,14 +68,15 @@ struct Allocation {
     Device *device; // null: of the host
 };
 
-inline std::mutex lock;
+// Never destroyed: threads may call until the process has ended.
+inline std::mutex &lock = *new std::mutex;
 inline std::mt19937_64 order(1);
 inline bool initialized = false;
-inline std::vector<Device> devices;
-inline std::map<Stream *, std::shared_ptr<Stream>> streams;
-inline std::map<Event *, std::shared_ptr<Event>> events;
-inline std::map<uintptr_t, Allocation> allocations;
-inline std::map<std::string, Result> failures;
+inline auto &devices = *new std::vector<Device>;
+inline auto &streams = *new std::map<Stream *, std::shared_ptr<Stream>>;
+inline auto &events = *new std::map<Event *, std::shared_ptr<Event>>;
+inline auto &allocations = *new std::map<uintptr_t, Allocation>;
+inline auto &failures = *new std::map<std::string, Result>;
 inline uint64_t waits = 0; // calls of the host that wait for a stream or an event
 inline Result broken = Success; // an error that stays, as on a device
 inline thread_local Device *current = nullptr;

@@ -32,7 +32,7 @@ struct Module {
     std::map<std::string, std::unique_ptr<Function>> functions;
 };
 
-std::map<Module *, std::unique_ptr<Module>> modules;
+auto &modules = *new std::map<Module *, std::unique_ptr<Module>>;
 
 std::vector<void *> load_all() {
     std::vector<void *> libraries;

@@ -106,6 +106,13 @@ int cuCtxSetCurrent(void *context) {
     return current && current->retained == 0 ? InvalidContext : Success;
 }
 
+// Nothing is captured here.
+int cuThreadExchangeStreamCaptureMode(int *mode) {
+    BEGIN(begin(__func__));
+    *mode = 0;
+    return Success;
+}
+
 int cuCtxGetStreamPriorityRange(int *least, int *greatest) {
     BEGIN(begin_in_context(__func__));
     *least = 0;

@@ -127,8 +127,9 @@ struct Comm {
 
 using Handle = std::shared_ptr<Comm>;
 
-std::mutex lock;
-std::map<Comm *, Handle> comms;
+// Never destroyed: threads may call until the process has ended.
+std::mutex &lock = *new std::mutex;
+auto &comms = *new std::map<Comm *, Handle>;
 thread_local int depth = 0;
 thread_local std::vector<std::pair<Handle, Operation>> grouped;
 thread_local std::string last_error = "nothing went wrong";
@@ -139,7 +140,9 @@ struct Plan {
     uint64_t rank = 0, operation = 0;
     int code = 0;
     int abort_ms = 0;
-} plan;
+};
+
+auto &plan = *new Plan;
 
 void set_plan(const char *text) {
     char what[16] = "";
