@@ -2,12 +2,14 @@
 // blocks of one dimension, static shared memory, barriers, shuffles, and arithmetic by intrinsics.
 //
 // A kernel's text is compiled behind this file, unmodified, by any C++17 compiler for a system with ucontext. A thread runs
-// until it waits for others: on a fiber, which takes the next thread when one has ended. Threads run in order, or in reverse
+// until it waits for others: on a fiber, which takes the next thread when one has ended. A warp goes on until all its threads
+// wait for the block, and only then another runs: warps are as far apart as they can be. They run in order, or in reverse
 // order after simt_reverse(1): with a barrier missing, some order reads what is not there yet, or no longer.
 //
 //     c++ -std=c++17 -O1 -ffp-contract=off -fno-strict-aliasing -shared -fPIC unit.cpp -o libunit.so
 //
-// unit.cpp: this file, the kernels, and SIMT_KERNEL(name) for each. Then `simt_launch` is found in the library.
+// unit.cpp: this file, the kernels, and SIMT_KERNEL(name) for each. Then `simt_launch` is found in the library. Compiled with
+// -fsanitize=alignment -fsanitize-undefined-trap-on-error too, a load out of line ends the program, as it ends a launch.
 #pragma once
 
 // Checked jumps do not know that a stack may be left for another.
@@ -24,6 +26,10 @@
 #include <ucontext.h>
 #include <utility>
 #include <vector>
+
+// A library's own, even where another has the same: several are loaded at once.
+#pragma GCC visibility push(hidden)
+#define SIMT_CALL extern "C" __attribute__((visibility("default")))
 
 #define __device__
 #define __global__
@@ -69,7 +75,8 @@ struct Block {
     std::vector<std::unique_ptr<Fiber>> fibers;
     std::vector<Fiber*> idle;
     std::vector<Thread> threads;
-    unsigned begun = 0;  // threads that have a fiber, or had one
+    unsigned from = 0, to = 0;  // the warp that runs
+    unsigned begun = 0;         // threads of it that have a fiber, or had one
     Thread* current = nullptr;
     jmp_buf scheduler;
     Dim index{0, 0, 0}, dim{0, 0, 0}, grid{0, 0, 0};
@@ -96,12 +103,12 @@ inline void wait(Waits what) {
     leave(self->fiber);
 }
 
-inline Thread& in_order(unsigned i) { return block.threads[block.reverse ? block.dim.x - 1 - i : i]; }
+inline Thread& of_warp(unsigned i) { return block.threads[block.reverse ? block.to - 1 - i : block.from + i]; }
 
 // Threads to their ends, one after the other; this fiber waits when one of them does.
 inline void run_threads(Fiber* self) {
-    while (block.begun < block.dim.x) {
-        Thread& thread = in_order(block.begun++);
+    while (block.begun < block.to - block.from) {
+        Thread& thread = of_warp(block.begun++);
         thread.fiber = self;
         block.current = &thread;
         block.call(block.args);
@@ -149,35 +156,41 @@ inline bool release(unsigned from, unsigned to, Waits what) {
     return true;
 }
 
-// Whether some thread can go on.
-inline bool release_any() {
-    unsigned size = block.dim.x;
-    if (release(0, size, Waits::FOR_BLOCK)) return true;
-    bool any = false;
-    for (unsigned from = 0; from < size; from += WARP)
-        any |= release(from, from + WARP < size ? from + WARP : size, Waits::FOR_WARP);
-    return any;
+inline void resume_warp() {
+    for (unsigned i = 0; i < block.to - block.from; i++) {
+        Thread& thread = of_warp(i);
+        if (thread.waits != Waits::NOT) continue;
+        block.current = &thread;
+        enter(thread.fiber);
+    }
+}
+
+// Lets each warp run as far as it comes without the others. `begin`: its threads have not begun.
+inline void run_warps(bool begin) {
+    unsigned size = block.dim.x, warps = (size + WARP - 1) / WARP;
+    for (unsigned i = 0; i < warps; i++) {
+        block.from = (block.reverse ? warps - 1 - i : i) * WARP;
+        block.to = block.from + WARP < size ? block.from + WARP : size;
+        block.begun = begin ? 0 : block.to - block.from;
+        while (block.begun < block.to - block.from) enter(some_fiber());
+        do resume_warp();
+        while (release(block.from, block.to, Waits::FOR_WARP));
+    }
 }
 
 // Runs one block; an error if some of its threads wait for others that never come.
 inline const char* run_block() {
     unsigned size = block.dim.x;
     for (unsigned i = 0; i < size; i++) block.threads[i] = Thread{{i, 0, 0}, Waits::NOT, 0, nullptr};
-    block.begun = 0;
-    while (block.begun < size) enter(some_fiber());
+    run_warps(true);
     while (!release(0, size, Waits::ENDED)) {
-        if (!release_any()) {
+        if (!release(0, size, Waits::FOR_BLOCK)) {
             // Their fibers are never used again.
             block.idle.clear();
             block.fibers.clear();
             return "threads wait at a barrier or shuffle that others of their block never reach";
         }
-        for (unsigned i = 0; i < size; i++) {
-            Thread& thread = in_order(i);
-            if (thread.waits != Waits::NOT) continue;
-            block.current = &thread;
-            enter(thread.fiber);
-        }
+        run_warps(false);
     }
     return nullptr;
 }
@@ -271,7 +284,7 @@ static inline void __stwb(uint4* to, uint4 value) {
 }
 
 // Runs a kernel to its end; `args` points at each of its arguments, as for cuLaunchKernel. Null, or what went wrong.
-extern "C" const char* simt_launch(const char* name, unsigned grid, unsigned threads, void** args) {
+SIMT_CALL const char* simt_launch(const char* name, unsigned grid, unsigned threads, void** args) {
     static std::mutex one_at_a_time;
     std::lock_guard<std::mutex> guard(one_at_a_time);
     for (const simt::Kernel& kernel : simt::kernels()) {
@@ -295,15 +308,15 @@ extern "C" const char* simt_launch(const char* name, unsigned grid, unsigned thr
 // What follows holds for launches of the calling thread alone.
 
 // Whether blocks, and threads of a block, run in reverse order from now on.
-extern "C" void simt_reverse(int reverse) { simt::reverse = reverse != 0; }
+SIMT_CALL void simt_reverse(int reverse) { simt::reverse = reverse != 0; }
 
 // Of every grid only the blocks `from..to` run from now on: how a grid is tried that is too large to run.
-extern "C" void simt_blocks(unsigned from, unsigned to) { simt::first_block = from, simt::end_block = to; }
+SIMT_CALL void simt_blocks(unsigned from, unsigned to) { simt::first_block = from, simt::end_block = to; }
 
 // Stores of 16 bytes so far.
-extern "C" uint64_t simt_wide_stores() { return simt::wide_stores; }
+SIMT_CALL uint64_t simt_wide_stores() { return simt::wide_stores; }
 
 // The name of kernel `i`; null behind the last.
-extern "C" const char* simt_kernel(unsigned i) {
+SIMT_CALL const char* simt_kernel(unsigned i) {
     return i < simt::kernels().size() ? simt::kernels()[i].name : nullptr;
 }
