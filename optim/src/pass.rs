@@ -6,7 +6,7 @@ use crate::recipe::check_types;
 use crate::streams::{Stream, Streams};
 use crate::sweep::{Step, Sweep};
 use crate::view::View;
-use crate::{Error, Flat, Isa, Rule, Scalars, Segment};
+use crate::{Error, Flat, Isa, Rounding, Rule, Scalars, Segment};
 use meshstep_tensor::{DType, Slice, SliceMut};
 
 /// A rule with `S` state vectors, as a pass sees it.
@@ -41,11 +41,7 @@ pub(crate) fn check(
     scalars: &Scalars,
 ) -> Result<(), Error> {
     check_isa(isa)?;
-    if flat.state.len() != rule.state().len() {
-        return Err(Error::StateCount { rule: rule.name(), given: flat.state.len(), expected: rule.state() });
-    }
-    check_lens(flat, flat.params.len())?;
-    check_types(rule, flat, scalars.rounding)?;
+    check_memory(rule, flat, scalars.rounding)?;
     let len = flat.params.len();
     if flat.params.dtype() == DType::F64 {
         check_scalars::<f64>(scalars)?;
@@ -56,6 +52,15 @@ pub(crate) fn check(
         check_segments(segments, len, scalars.lr, |x| (x as f32).is_finite())?;
         check_reach(rule, segments, scalars.lr, |x| (x as f32).is_finite())
     }
+}
+
+/// Checks what `flat` has: how many vectors, their lengths and types.
+pub(crate) fn check_memory(rule: &dyn Rule, flat: &Flat<'_, '_>, rounding: Rounding) -> Result<(), Error> {
+    if flat.state.len() != rule.state().len() {
+        return Err(Error::StateCount { rule: rule.name(), given: flat.state.len(), expected: rule.state() });
+    }
+    check_lens(flat, flat.params.len())?;
+    check_types(rule, flat, rounding)
 }
 
 /// What the rule makes of the learning rate is a number too.

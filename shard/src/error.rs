@@ -124,6 +124,14 @@ pub enum Error {
         /// Its shape.
         shape: Vec<usize>,
     },
+    /// What is decided on the CPU alone, where memory is a GPU's.
+    #[error("{what} is not for memory of a GPU; use {works}")]
+    NotOnGpu {
+        /// What was asked for.
+        what: String,
+        /// What would work.
+        works: &'static str,
+    },
     /// Groups of one layout with different rules.
     #[error("rules {first} and {other} for one layout; groups may differ in hyperparameters only")]
     MixedRules {

@@ -67,9 +67,12 @@ mod pool;
 mod precision;
 mod presence;
 mod reduce;
+mod run;
 mod step;
+mod take_in;
 mod tensor_totals;
 mod whole_run;
+mod wire;
 
 pub use bucket_plan::{BucketPlan, Placed};
 pub use cross_shard::{AssignmentError, CrossShard, Drift, SlotDrift};

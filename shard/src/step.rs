@@ -1,11 +1,16 @@
 //! The step: gradients are in; one exchange decides, one pass updates, parameters go out.
 
+#[cfg(feature = "cuda")]
+use crate::Options;
 use crate::exchange::{self, Brought, FIELDS, FaultCode, Known};
 use crate::family::Entry;
 use crate::options::At;
 use crate::owned::Due;
 use crate::{Clip, Combine, Error, Optimizer};
+#[cfg(feature = "cuda")]
+use meshstep_optim::cuda::{Step, StepBlock};
 use meshstep_optim::{Scalars, clip_coef};
+use meshstep_tensor::Place;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -86,7 +91,7 @@ impl Optimizer {
             return Err(outcome.err().unwrap_or(poisoned));
         }
         self.progress.steps += u64::from(outcome.is_ok());
-        self.forget();
+        self.forget()?;
         outcome.map(|outcome| Pending { outcome })
     }
 
@@ -96,8 +101,7 @@ impl Optimizer {
         self.handover.healthy()?;
         self.finish_dropped()?;
         self.handover.settle()?;
-        self.forget();
-        Ok(())
+        self.forget()
     }
 
     /// Brings this rank to where the exchange can take place, whatever it lacks, and says what it lacks.
@@ -142,19 +146,18 @@ impl Optimizer {
         let comm = Arc::clone(&self.handover.fixed.comm);
         let fields = self.fields(at);
         if self.options.missing.counts() {
-            self.exchange.present(self.progress.present.iter().map(|p| p.load(SeqCst)))?;
+            self.exchange.present(self.progress.present.iter().map(|p| p.load(SeqCst)));
         }
         let fault = fault.map_or(0, |f| exchange::encode_fault(&f, comm.rank()));
-        let queue = self.handover.fixed.queue.clone();
-        let mine = Brought { weight: self.progress.weight, norm: self.handover.norm(), fault, fields };
-        let known = self.exchange.run(&*comm, &queue, mine)?;
+        let (weight, norm) = (self.progress.weight, self.handover.norm()?);
+        let known = self.exchange.run(&*comm, Brought { weight, norm: &norm, fault, fields })?;
         if known.fault != 0 {
             let name = |p: usize| self.entries.get(p).map_or(String::new(), |e| e.param.name().to_owned());
             let (rank, fault) = exchange::decode_fault(known.fault, name);
             return Err(Error::Fault { rank, fault });
         }
         if !known.same {
-            return Err(exchange::disagreement(&*comm, &self.options.meter, &fields)?);
+            return Err(exchange::disagreement(&*comm, &self.options, &fields)?);
         }
         self.check_presence(&*comm)?;
         self.judge(at, &known, comm.world_size())
@@ -183,9 +186,11 @@ impl Optimizer {
     fn apply(&mut self, scalars: &Scalars) -> Result<(), Error> {
         let skips_some = self.options.missing.counts();
         for (p, (entry, due)) in self.entries.iter_mut().zip(&mut self.room.due).enumerate() {
-            let skipped = skips_some && self.exchange.present_on(p)? == 0;
+            let skipped = skips_some && self.exchange.present_on(p) == 0;
             *due = if skipped { 0 } else { entry.t + 1 };
         }
+        #[cfg(feature = "cuda")]
+        self.tell_there(scalars)?;
         let mut updated = self.measure(scalars);
         for b in 0..self.buckets.len() {
             if updated.is_ok() {
@@ -201,6 +206,23 @@ impl Optimizer {
         for (entry, &due) in self.entries.iter_mut().zip(&self.room.due) {
             entry.t = entry.t.max(due);
         }
+        Ok(())
+    }
+
+    /// Writes what a GPU's updates go by.
+    #[cfg(feature = "cuda")]
+    fn tell_there(&mut self, scalars: &Scalars) -> Result<(), Error> {
+        let Options { queue, meter, .. } = &self.options;
+        if queue.stream().is_none() {
+            return Ok(());
+        }
+        let Scalars { lr, grad_scale, zero_grads, .. } = *scalars;
+        let step = Step { lr, grad_scale, skip: 0, zero_grads: zero_grads.into() };
+        let block = match self.room.there.take() {
+            Some(block) => block,
+            None => StepBlock::new(queue, meter)?,
+        };
+        self.room.there.insert(block).set(&step, queue)?;
         Ok(())
     }
 
@@ -224,7 +246,13 @@ impl Optimizer {
         let owned = &mut self.buckets[b];
         if let Some(grads) = self.handover.grads(b) {
             let due = |p: usize| due(self.room.due[p], &self.entries[p], self.totals.ratio(p));
-            owned.update(grads, &self.groups, due, scalars, &meshstep_tensor::Queue::cpu())?;
+            #[cfg(feature = "cuda")]
+            if let Some(step) = &self.room.there {
+                owned.update_there(grads, &self.groups, due, step, &self.options.meter)?;
+            }
+            if self.options.queue.place() == Place::Cpu {
+                owned.update(grads, &self.groups, due, scalars)?;
+            }
         }
         let fixed = &self.handover.fixed;
         let bucket = (b, &fixed.buckets[b]);
@@ -263,8 +291,8 @@ impl Optimizer {
     }
 
     /// Begins anew, whatever became of the step.
-    pub(crate) fn forget(&mut self) {
-        self.handover.next_step();
+    pub(crate) fn forget(&mut self) -> Result<(), Error> {
+        self.handover.next_step()?;
         let progress = &mut self.progress;
         progress.present.iter_mut().for_each(|p| *p.get_mut() = false);
         (progress.batches, progress.weight) = (0, 0);
@@ -274,6 +302,7 @@ impl Optimizer {
         *progress.missing.get_mut() = usize::MAX;
         *progress.copied.get_mut() = 0;
         progress.sent_before = self.handover.fixed.comm.stats().total().bytes;
+        Ok(())
     }
 }
 

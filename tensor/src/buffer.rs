@@ -51,7 +51,7 @@ impl Buffer {
         if let Some(stream) = queue.stream() {
             let slab = Slab::on_device(stream, bytes(len, dtype)?, meter, category)?;
             let mut buffer = Buffer { slab: Arc::new(slab), start: 0, len, dtype };
-            stream.zero(&mut buffer)?;
+            stream.zero(buffer.as_mut())?;
             return Ok(buffer);
         }
         let _ = queue;

@@ -2,7 +2,7 @@
 
 #[cfg(feature = "cuda")]
 use crate::cuda::Stream;
-use crate::{Buffer, Error, Place, Slice, SliceMut};
+use crate::{Error, Place, Slice, SliceMut};
 
 /// An order of work on one device.
 ///
@@ -58,13 +58,13 @@ impl Queue {
         }
     }
 
-    /// Fills a buffer of this queue's place with `values` of the CPU, of the same type and length; they may change as soon as
-    /// the call returns.
-    pub fn upload(&self, values: Slice<'_>, into: &mut Buffer) -> Result<(), Error> {
+    /// Fills memory of this queue's place with `values` of the CPU, of the same type and length; they may change as soon as the
+    /// call returns.
+    pub fn upload(&self, values: Slice<'_>, mut into: SliceMut<'_>) -> Result<(), Error> {
         into.place().check(self.place())?;
         values.place().check(Place::Cpu)?;
         match &self.0 {
-            Order::Cpu => into.as_mut().copy_from(values),
+            Order::Cpu => into.copy_from(values),
             #[cfg(feature = "cuda")]
             Order::Cuda(stream) => {
                 same_kind(values, into.as_slice())?;
@@ -73,42 +73,42 @@ impl Queue {
         }
     }
 
-    /// Copies a buffer of this queue's place into memory of the CPU, of the same type and length. Returns when all work so far
+    /// Copies memory of this queue's place into memory of the CPU, of the same type and length. Returns when all work so far
     /// and the copy are done.
-    pub fn download(&self, from: &Buffer, mut into: SliceMut<'_>) -> Result<(), Error> {
+    pub fn download(&self, from: Slice<'_>, mut into: SliceMut<'_>) -> Result<(), Error> {
         from.place().check(self.place())?;
         into.place().check(Place::Cpu)?;
         match &self.0 {
-            Order::Cpu => into.copy_from(from.as_slice()),
+            Order::Cpu => into.copy_from(from),
             #[cfg(feature = "cuda")]
             Order::Cuda(stream) => {
-                same_kind(from.as_slice(), into.as_slice())?;
+                same_kind(from, into.as_slice())?;
                 Ok(stream.download(from, into.bytes_mut()?)?)
             }
         }
     }
 
-    /// Copies between two buffers of this queue's place, of one type and length.
-    pub fn copy(&self, from: &Buffer, into: &mut Buffer) -> Result<(), Error> {
+    /// Copies within this queue's place, between memory of one type and length.
+    pub fn copy(&self, from: Slice<'_>, mut into: SliceMut<'_>) -> Result<(), Error> {
         from.place().check(self.place())?;
         into.place().check(self.place())?;
         match &self.0 {
-            Order::Cpu => into.as_mut().copy_from(from.as_slice()),
+            Order::Cpu => into.copy_from(from),
             #[cfg(feature = "cuda")]
             Order::Cuda(stream) => {
-                same_kind(from.as_slice(), into.as_slice())?;
+                same_kind(from, into.as_slice())?;
                 Ok(stream.copy(from, into)?)
             }
         }
     }
 
-    /// Sets every element of a buffer of this queue's place to zero.
-    pub fn zero(&self, buffer: &mut Buffer) -> Result<(), Error> {
-        buffer.place().check(self.place())?;
+    /// Sets every element of memory of this queue's place to zero.
+    pub fn zero(&self, mut memory: SliceMut<'_>) -> Result<(), Error> {
+        memory.place().check(self.place())?;
         match &self.0 {
-            Order::Cpu => buffer.as_mut().zero(),
+            Order::Cpu => memory.zero(),
             #[cfg(feature = "cuda")]
-            Order::Cuda(stream) => Ok(stream.zero(buffer)?),
+            Order::Cuda(stream) => Ok(stream.zero(memory)?),
         }
     }
 }

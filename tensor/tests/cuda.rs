@@ -6,7 +6,7 @@
     reason = "tests fail by panicking and say what they skip"
 )]
 
-use meshstep_tensor::cuda::{self, Device, Error, Pinned, Stream, Unavailable};
+use meshstep_tensor::cuda::{self, Device, Error, Module, Pinned, Stream, Unavailable};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue};
 use std::ffi::{CString, c_char, c_int};
 
@@ -77,7 +77,7 @@ impl Bench {
 
     fn read(&self, buffer: &Buffer) -> Vec<u16> {
         let mut values = vec![0u16; buffer.len()];
-        self.queue.download(buffer, (&mut values[..]).into()).unwrap();
+        self.queue.download(buffer.as_slice(), (&mut values[..]).into()).unwrap();
         values
     }
 }
@@ -148,11 +148,11 @@ fn what_goes_in_comes_out() {
         let (expected, mut buffer) = (values(len, 3), bench.buffer(len));
         assert_eq!((buffer.place(), buffer.len()), (Place::Cuda(0), len));
         assert_eq!(bench.read(&buffer), vec![0; len]);
-        bench.queue.upload(expected[..].into(), &mut buffer).unwrap();
+        bench.queue.upload(expected[..].into(), buffer.as_mut()).unwrap();
         assert_eq!(bench.read(&buffer), expected);
         let mut other = bench.buffer(len);
-        bench.queue.copy(&buffer, &mut other).unwrap();
-        bench.queue.zero(&mut buffer).unwrap();
+        bench.queue.copy(buffer.as_slice(), other.as_mut()).unwrap();
+        bench.queue.zero(buffer.as_mut()).unwrap();
         assert_eq!((bench.read(&buffer), bench.read(&other)), (vec![0; len], expected));
     }
 }
@@ -164,12 +164,12 @@ fn parts_of_a_buffer_travel_singly() {
     }
     let bench = Bench::new();
     let mut whole = bench.buffer(10);
-    bench.queue.upload(values(10, 0)[..].into(), &mut whole).unwrap();
+    bench.queue.upload(values(10, 0)[..].into(), whole.as_mut()).unwrap();
     let mut middle = whole.split_off(3).unwrap();
     let mut last = middle.split_off(4).unwrap();
-    bench.queue.zero(&mut middle).unwrap();
+    bench.queue.zero(middle.as_mut()).unwrap();
     let host = bench.pinned(bytemuck::cast_slice(&[0u16, 7, 8, 9]));
-    bench.stream.copy_in(&host, 2, &mut last).unwrap();
+    bench.stream.copy_in(&host, 2, last.as_mut()).unwrap();
     let joined = whole.join(middle).unwrap().join(last).unwrap();
     let mut expected = values(10, 0);
     expected[3..].copy_from_slice(&[0, 0, 0, 0, 7, 8, 9]);
@@ -185,13 +185,13 @@ fn relayed(bench: &Bench, waits: bool) -> Vec<u16> {
     let host = bench.pinned(bytemuck::cast_slice(&values(300, 9)));
     let (mut first, mut last) = (bench.buffer(300), bench.buffer(300));
     bench.queue.synchronize().unwrap();
-    bench.stream.copy_in(&host, 0, &mut first).unwrap();
+    bench.stream.copy_in(&host, 0, first.as_mut()).unwrap();
     let copied = bench.stream.record().unwrap();
     if waits {
         second.stream().unwrap().wait(&copied).unwrap();
     }
     drop(copied);
-    second.copy(&first, &mut last).unwrap();
+    second.copy(first.as_slice(), last.as_mut()).unwrap();
     second.synchronize().unwrap();
     bench.read(&last)
 }
@@ -230,7 +230,7 @@ fn pinned_memory_in_use_is_not_touched() {
         let bench = Bench::new();
         let (host, mut buffer) = (bench.pinned(&[7; 64]), bench.buffer(32));
         bench.queue.synchronize().unwrap();
-        bench.stream.copy_in(&host, 0, &mut buffer).unwrap();
+        bench.stream.copy_in(&host, 0, buffer.as_mut()).unwrap();
         // It may be done already; until it is, nothing is written.
         let mut tries = 0;
         while let Err(error) = host.write(0, &[8; 64]) {
@@ -240,12 +240,12 @@ fn pinned_memory_in_use_is_not_touched() {
         }
         assert_eq!(bench.read(&buffer), [0x707; 32]);
         // Dropped in the middle of a copy, it is freed after it.
-        bench.stream.copy_in(&host, 0, &mut buffer).unwrap();
+        bench.stream.copy_in(&host, 0, buffer.as_mut()).unwrap();
         drop(host);
         assert_eq!(bench.read(&buffer), [0x808; 32]);
         assert_eq!(bench.meter.live(Category::Staging), 0);
         let back = bench.pinned(&[0; 66]);
-        bench.stream.copy_out(&buffer, &back, 2).unwrap();
+        bench.stream.copy_out(buffer.as_slice(), &back, 2).unwrap();
         bench.queue.synchronize().unwrap();
         let mut bytes = [9; 66];
         back.read(0, &mut bytes).unwrap();
@@ -282,8 +282,8 @@ fn what_cannot_be_is_refused() {
     let (host, mut buffer) = (bench.pinned(&[1; 10]), bench.buffer(5));
     for (from, end) in [(1, 11), (11, 21), (usize::MAX, usize::MAX)] {
         let refused = Err(Error::OutOfBounds { start: from, end, len: 10 });
-        assert_eq!(bench.stream.copy_in(&host, from, &mut buffer), refused);
-        assert_eq!(bench.stream.copy_out(&buffer, &host, from), refused);
+        assert_eq!(bench.stream.copy_in(&host, from, buffer.as_mut()), refused);
+        assert_eq!(bench.stream.copy_out(buffer.as_slice(), &host, from), refused);
         assert_eq!(host.read(from, &mut [0; 10]), refused);
         assert_eq!(host.write(from, &[0; 10]), refused);
     }
@@ -296,6 +296,24 @@ fn what_cannot_be_is_refused() {
     );
     assert_eq!(bench.meter.live(Category::Params), 0);
     assert_eq!(bench.read(&buffer), [0; 5]);
+}
+
+#[test]
+fn kernels_that_cannot_be_are_refused() {
+    if !available() {
+        return;
+    }
+    let bench = Bench::new();
+    for text in ["", "no kernels", "a zero\0byte"] {
+        let refused = Module::load(&bench.device, text).unwrap_err();
+        assert!(matches!(&refused, Error::Ptx { log } if !log.is_empty()), "{refused:?}");
+    }
+    let empty = Module::load(&bench.device, ".version 7.0\n.target sm_80\n.address_size 64\n").unwrap();
+    for name in ["absent", "a zero\0byte"] {
+        assert_eq!(empty.function(name).unwrap_err(), Error::NoKernel { name: name.to_owned() });
+    }
+    assert!(bench.device.multiprocessors().unwrap() > 0);
+    assert_eq!(bench.stream.synchronize(), Ok(()), "a refusal breaks nothing");
 }
 
 #[test]
@@ -312,17 +330,17 @@ fn memory_elsewhere_is_refused() {
     assert_eq!(there.typed::<u16>().unwrap_err(), on_gpu);
     assert_eq!(there.as_mut().zero().unwrap_err(), on_gpu);
     assert_eq!(there.as_mut().copy_from(here.as_slice()).unwrap_err(), on_gpu);
-    assert_eq!(cpu.copy(&there, &mut here).unwrap_err(), on_gpu);
-    assert_eq!(cpu.zero(&mut there).unwrap_err(), on_gpu);
-    assert_eq!(bench.queue.copy(&here, &mut there).unwrap_err(), on_cpu);
-    assert_eq!(bench.queue.zero(&mut here).unwrap_err(), on_cpu);
-    assert_eq!(bench.queue.upload(there.as_slice(), &mut bench.buffer(4)).unwrap_err(), on_gpu);
+    assert_eq!(cpu.copy(there.as_slice(), here.as_mut()).unwrap_err(), on_gpu);
+    assert_eq!(cpu.zero(there.as_mut()).unwrap_err(), on_gpu);
+    assert_eq!(bench.queue.copy(here.as_slice(), there.as_mut()).unwrap_err(), on_cpu);
+    assert_eq!(bench.queue.zero(here.as_mut()).unwrap_err(), on_cpu);
+    assert_eq!(bench.queue.upload(there.as_slice(), bench.buffer(4).as_mut()).unwrap_err(), on_gpu);
     let host = bench.pinned(&[0; 8]);
     let elsewhere = Error::Elsewhere { given: Place::Cpu, ordinal: 0 };
-    assert_eq!(bench.stream.copy_in(&host, 0, &mut here), Err(elsewhere));
-    let short = bench.queue.upload([1u16; 3][..].into(), &mut there).unwrap_err();
+    assert_eq!(bench.stream.copy_in(&host, 0, here.as_mut()), Err(elsewhere));
+    let short = bench.queue.upload([1u16; 3][..].into(), there.as_mut()).unwrap_err();
     assert_eq!(short, WrongLen { given: 3, expected: 4 });
-    let wide = bench.queue.upload([1f32; 4][..].into(), &mut there).unwrap_err();
+    let wide = bench.queue.upload([1f32; 4][..].into(), there.as_mut()).unwrap_err();
     assert_eq!(wide, WrongDType { asked: DType::U16, holds: DType::F32 });
     assert_eq!((bench.read(&there), here.typed::<u16>().unwrap()), (vec![0; 4], &[1u16; 4][..]));
 }
@@ -336,9 +354,9 @@ fn another_devices_memory_is_refused() {
     let other = Stream::new(&Device::open(1).unwrap()).unwrap();
     let (host, mut buffer) = (bench.pinned(&[1; 8]), bench.buffer(4));
     let elsewhere = Err(Error::Elsewhere { given: Place::Cuda(0), ordinal: 1 });
-    assert_eq!(other.copy_in(&host, 0, &mut buffer), elsewhere);
-    assert_eq!(other.copy_out(&buffer, &host, 0), elsewhere);
-    let refused = Queue::cuda(other).zero(&mut buffer).unwrap_err();
+    assert_eq!(other.copy_in(&host, 0, buffer.as_mut()), elsewhere);
+    assert_eq!(other.copy_out(buffer.as_slice(), &host, 0), elsewhere);
+    let refused = Queue::cuda(other).zero(buffer.as_mut()).unwrap_err();
     let expected = meshstep_tensor::Error::Place { given: Place::Cuda(0), expected: Place::Cuda(1) };
     assert_eq!(refused, expected);
 }
@@ -373,7 +391,7 @@ fn a_refused_call_has_its_name_and_number() {
     let bench = Bench::new();
     let (host, mut buffer) = (bench.pinned(&[3; 4]), bench.buffer(2));
     fail("cuEventRecord", 700);
-    let refused = bench.stream.copy_in(&host, 0, &mut buffer).unwrap_err();
+    let refused = bench.stream.copy_in(&host, 0, buffer.as_mut()).unwrap_err();
     assert_eq!(refused.to_string(), "cuEventRecord failed with CUDA_ERROR_ILLEGAL_ADDRESS (700)");
     // The copy had been started, so it was waited for: the host's memory is free.
     host.write(0, &[4; 4]).unwrap();

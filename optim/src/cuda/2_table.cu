@@ -61,7 +61,8 @@ __device__ inline void set_decay(Row& row, double lr) {
 }
 
 // The row whose tiles include `tile`; those before `from` end below it.
-__device__ inline u64 find(const Row* rows, u64 from, u64 count, u64 tile) {
+template <typename R>
+__device__ inline u64 find(const R* rows, u64 from, u64 count, u64 tile) {
     u64 low = from, high = count;
     while (high - low > 1) {
         u64 middle = low + (high - low) / 2;

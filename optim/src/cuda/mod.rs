@@ -19,8 +19,28 @@
 //! cast_FROM_TO(void* dst, const void* src, u64 len)                              tensor's cast, among f32, bf16 and f16
 //! ```
 
+mod decide;
+#[cfg(feature = "cuda")]
+pub(crate) mod flat;
+#[cfg(feature = "cuda")]
+mod kernels;
+mod lbfgs;
+#[cfg(feature = "cuda")]
+mod norm;
+mod sums;
 #[cfg(test)]
 pub(crate) mod tests;
+#[cfg(feature = "cuda")]
+mod update;
+
+#[cfg(feature = "cuda")]
+pub(crate) use norm::NormThere;
+#[cfg(feature = "cuda")]
+pub use update::{Group, StepBlock, Update};
+
+pub use decide::{Decided, Progress, Settings, Verdict, norm_code};
+pub use lbfgs::{Combination, Products};
+pub use sums::{CARRY_SUMS, NormAt, Span, norm_kernel, spans};
 
 use crate::frame::Common;
 use crate::pass::check_segments;
@@ -78,7 +98,7 @@ impl Hyper {
 
 /// One segment, with the hyperparameters of its parameter group, as it stays on the device.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct Row {
     /// Its first element in the flat memory.
     pub start: u64,
@@ -117,7 +137,7 @@ impl Row {
 
 /// What changes from step to step, and may be decided on the device.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct Step {
     /// [`Scalars::lr`](crate::Scalars::lr), in range for every group: kernels check nothing.
     pub lr: f64,

@@ -117,8 +117,10 @@ fn two_draws() -> String {
 #[test]
 fn a_missing_barrier_is_noticed() {
     let text = two_draws();
-    let barriers: Vec<usize> = text.match_indices("__syncthreads();").map(|(at, _)| at).collect();
-    assert_eq!(barriers.len(), 2);
+    let bits = text.find("struct Bits {").unwrap();
+    let end = bits + text[bits..].find("\n};").unwrap();
+    let barriers = text[bits..end].match_indices("__syncthreads();").map(|(at, _)| bits + at);
+    assert_eq!(barriers.clone().count(), 2);
     let (rule, recipe) = (AdamW::default(), RECIPES[3]);
     for at in barriers {
         let without = format!("{}{}", &text[..at], &text[at + "__syncthreads();".len()..]);

@@ -140,12 +140,13 @@ fn build(text: &str, options: &str) -> PathBuf {
 }
 
 /// An access out of line ends the test, as it would end a launch on a device.
-const FLAGS: [&str; 7] = [
+const FLAGS: [&str; 8] = [
     "-O1",
     "-ffp-contract=off",
     "-fno-strict-aliasing",
     "-fsanitize=alignment",
     "-fsanitize-undefined-trap-on-error",
+    "-fvisibility=hidden",
     "-shared",
     "-fPIC",
 ];

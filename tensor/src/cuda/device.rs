@@ -61,6 +61,15 @@ impl Device {
         Ok(bytes)
     }
 
+    /// Its streaming multiprocessors.
+    pub fn multiprocessors(&self) -> Result<u32, Error> {
+        let mut count = 0;
+        let what = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        // SAFETY: the device exists; the place outlives the call.
+        unsafe { call!(cuDeviceGetAttribute(&mut count, what, self.0.handle))? };
+        Ok(u32::try_from(count).unwrap_or(1))
+    }
+
     /// Makes the context this thread's, and tells what a drop could not do.
     pub(super) fn enter(&self) -> Result<(), Error> {
         self.make_current()?;
@@ -68,7 +77,8 @@ impl Device {
         late.map_or(Ok(()), Err)
     }
 
-    fn make_current(&self) -> Result<(), Error> {
+    /// Makes its context this thread's, for libraries that work on the current one.
+    pub fn make_current(&self) -> Result<(), Error> {
         // SAFETY: the context is retained for as long as `self` lives.
         unsafe { call!(cuCtxSetCurrent(self.0.context)) }
     }

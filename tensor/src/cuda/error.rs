@@ -57,6 +57,18 @@ pub enum Error {
     /// Host memory is used by a stream.
     #[error("pinned memory is in use by a stream; wait for the stream first")]
     InUse,
+    /// The driver cannot compile the text of kernels.
+    #[error("the driver refuses this PTX ({log}); a newer driver may take it")]
+    Ptx {
+        /// The driver's reason.
+        log: String,
+    },
+    /// A module does not have a kernel.
+    #[error("the module has no kernel {name}")]
+    NoKernel {
+        /// Asked for.
+        name: String,
+    },
     /// The driver refused, or an earlier call has failed on the device.
     #[error("{call} failed with {name} ({code})")]
     Call {

@@ -6,6 +6,7 @@
 //! | [`Device`] | a GPU and its primary context, which other libraries share |
 //! | [`Stream`], [`Event`] | an order of work, and a point in it that another stream can wait for |
 //! | [`Pinned`] | page-locked bytes of the host |
+//! | [`Module`], [`Function`] | kernels, loaded from PTX |
 //!
 //! Device memory is a [`Buffer`](crate::Buffer) made by [`Buffer::zeroed_on`](crate::Buffer::zeroed_on) on a stream's
 //! [`Queue`](crate::Queue). Work takes place some time after the call that asks for it, and memory is not freed before. What a
@@ -25,10 +26,10 @@
 //! let host = Pinned::zeroed(&device, 8, &meter, Category::Staging)?;
 //! host.write(0, bytemuck::bytes_of(&[1.5f32, 2.5]))?;
 //! let mut params = Buffer::zeroed_on(&queue, 2, DType::F32, &meter, Category::Params)?;
-//! copies.copy_in(&host, 0, &mut params)?; // goes on at once
+//! copies.copy_in(&host, 0, params.as_mut())?; // goes on at once
 //! compute.wait(&copies.record()?)?; // what follows on `compute` sees the copy
 //! let mut values = [0f32; 2];
-//! Queue::cuda(compute).download(&params, (&mut values[..]).into())?;
+//! Queue::cuda(compute).download(params.as_slice(), (&mut values[..]).into())?;
 //! assert_eq!(values, [1.5, 2.5]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -37,6 +38,7 @@ mod device;
 mod driver;
 mod error;
 mod memory;
+mod module;
 mod probe;
 mod stream;
 
@@ -44,5 +46,6 @@ pub use device::Device;
 pub use error::Error;
 pub(crate) use memory::Memory;
 pub use memory::Pinned;
+pub use module::{Function, Module};
 pub use probe::{Driver, Unavailable, probe};
 pub use stream::{Event, Stream};

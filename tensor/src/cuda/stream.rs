@@ -3,7 +3,7 @@
 use super::driver::call;
 use super::memory::Pinned;
 use super::{Device, Error};
-use crate::{Buffer, Place};
+use crate::{Place, Slice, SliceMut};
 use cudarc::driver::sys;
 use std::sync::Arc;
 
@@ -92,8 +92,8 @@ impl Stream {
     }
 
     /// Fills `into` with page-locked bytes from byte `from` on, without waiting for it.
-    pub fn copy_in(&self, host: &Pinned, from: usize, into: &mut Buffer) -> Result<(), Error> {
-        let (target, len) = (self.address(into)?, into.bytes());
+    pub fn copy_in(&self, host: &Pinned, from: usize, into: SliceMut<'_>) -> Result<(), Error> {
+        let (target, len) = (self.address(into.as_slice())?, into.as_slice().size());
         let source = host.at(from, len)?;
         // SAFETY: both ranges were checked. The driver frees device memory after work that uses it; `host` waits for the copy.
         let start = || unsafe { call!(cuMemcpyHtoDAsync_v2(target, source.cast(), len, self.0.handle)) };
@@ -101,8 +101,8 @@ impl Stream {
     }
 
     /// Copies `from` to page-locked bytes from byte `to` on, without waiting for it.
-    pub fn copy_out(&self, from: &Buffer, host: &Pinned, to: usize) -> Result<(), Error> {
-        let (source, len) = (self.address(from)?, from.bytes());
+    pub fn copy_out(&self, from: Slice<'_>, host: &Pinned, to: usize) -> Result<(), Error> {
+        let (source, len) = (self.address(from)?, from.size());
         let target = host.at(to, len)?;
         // SAFETY: as in `copy_in`.
         let start = || unsafe { call!(cuMemcpyDtoHAsync_v2(target.cast(), source, len, self.0.handle)) };
@@ -110,9 +110,9 @@ impl Stream {
     }
 
     /// Fills `into` with ordinary bytes, which the driver has taken when the call returns.
-    pub(crate) fn upload(&self, bytes: &[u8], into: &mut Buffer) -> Result<(), Error> {
-        let target = self.address(into)?;
-        check_len(bytes.len(), into.bytes())?;
+    pub(crate) fn upload(&self, bytes: &[u8], into: SliceMut<'_>) -> Result<(), Error> {
+        let target = self.address(into.as_slice())?;
+        check_len(bytes.len(), into.as_slice().size())?;
         if bytes.is_empty() {
             return Ok(());
         }
@@ -123,9 +123,9 @@ impl Stream {
     }
 
     /// Copies `from` to ordinary bytes, and returns when that is done.
-    pub(crate) fn download(&self, from: &Buffer, into: &mut [u8]) -> Result<(), Error> {
+    pub(crate) fn download(&self, from: Slice<'_>, into: &mut [u8]) -> Result<(), Error> {
         let source = self.address(from)?;
-        check_len(from.bytes(), into.len())?;
+        check_len(from.size(), into.len())?;
         if into.is_empty() {
             return self.synchronize();
         }
@@ -137,34 +137,34 @@ impl Stream {
     }
 
     /// Copies within the device.
-    pub(crate) fn copy(&self, from: &Buffer, into: &mut Buffer) -> Result<(), Error> {
-        let (source, target) = (self.address(from)?, self.address(into)?);
-        check_len(from.bytes(), into.bytes())?;
+    pub(crate) fn copy(&self, from: Slice<'_>, into: SliceMut<'_>) -> Result<(), Error> {
+        let (source, target) = (self.address(from)?, self.address(into.as_slice())?);
+        check_len(from.size(), into.as_slice().size())?;
         if from.is_empty() {
             return Ok(());
         }
-        // SAFETY: both have so many bytes, none in common, as each buffer alone owns its range.
-        unsafe { call!(cuMemcpyDtoDAsync_v2(target, source, from.bytes(), self.0.handle)) }
+        // SAFETY: both have so many bytes, none in common, since one of them is borrowed exclusively.
+        unsafe { call!(cuMemcpyDtoDAsync_v2(target, source, from.size(), self.0.handle)) }
     }
 
     /// Sets every byte to zero.
-    pub(crate) fn zero(&self, buffer: &mut Buffer) -> Result<(), Error> {
-        let target = self.address(buffer)?;
-        if buffer.is_empty() {
+    pub(crate) fn zero(&self, memory: SliceMut<'_>) -> Result<(), Error> {
+        let target = self.address(memory.as_slice())?;
+        if memory.is_empty() {
             return Ok(());
         }
         // SAFETY: the whole of live memory.
-        unsafe { call!(cuMemsetD8Async(target, 0, buffer.bytes(), self.0.handle)) }
+        unsafe { call!(cuMemsetD8Async(target, 0, memory.as_slice().size(), self.0.handle)) }
     }
 
-    /// Where a buffer of this device begins there.
-    fn address(&self, buffer: &Buffer) -> Result<sys::CUdeviceptr, Error> {
+    /// Where memory of this device begins there.
+    fn address(&self, memory: Slice<'_>) -> Result<sys::CUdeviceptr, Error> {
         let ordinal = self.0.device.ordinal();
-        if buffer.place() != Place::Cuda(ordinal) {
-            return Err(Error::Elsewhere { given: buffer.place(), ordinal });
+        if memory.place() != Place::Cuda(ordinal) {
+            return Err(Error::Elsewhere { given: memory.place(), ordinal });
         }
         self.enter()?;
-        Ok(buffer.as_ptr().addr().get() as sys::CUdeviceptr)
+        Ok(memory.address() as sys::CUdeviceptr)
     }
 
     fn enter(&self) -> Result<(), Error> {

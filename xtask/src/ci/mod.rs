@@ -2,10 +2,12 @@
 
 mod outside;
 mod report;
+mod standin;
 mod steps;
 
-use crate::cli::{CiArgs, StepName};
+use crate::cli::{CiArgs, KernelsArgs, StepName};
 use crate::cmd::Cmd;
+use crate::kernels;
 use crate::tidy;
 use crate::workspace::Workspace;
 use anyhow::{Context, ensure};
@@ -69,6 +71,7 @@ fn run_task(task: &Task, workspace: &Workspace) -> anyhow::Result<()> {
     println!("--- {task}");
     match task {
         Task::Tidy => tidy::run(workspace),
+        Task::Ptx => kernels::run(&KernelsArgs { check: true, ..KernelsArgs::default() }, workspace),
         Task::ShownFlags(help) => {
             let help_text = help.output()?.with_context(|| format!("no answer from: {help}"))?;
             tidy::check_flags(workspace, &help_text)
@@ -77,6 +80,9 @@ fn run_task(task: &Task, workspace: &Workspace) -> anyhow::Result<()> {
             // There need not be one.
             let _ = fs::remove_dir_all(dir);
             fs::create_dir_all(dir).with_context(|| format!("cannot {task}"))
+        }
+        Task::KernelsForCpu { root, into } => {
+            standin::kernels(root, into).with_context(|| format!("cannot {task}"))
         }
         Task::WriteOutside { dir, library } => {
             outside::write(dir, library, workspace).with_context(|| format!("cannot {task}"))

@@ -1,6 +1,6 @@
 //! The steps of `ci` as data: which commands, in which order, under which setting. Nothing runs here.
 
-use super::outside;
+use super::{outside, standin};
 use crate::cli::StepName;
 use crate::cmd::Cmd;
 use crate::workspace::LIBRARIES;
@@ -34,10 +34,17 @@ pub(crate) struct Step {
 pub(crate) enum Task {
     Run(Cmd),
     Tidy,
+    /// The committed PTX against fresh.
+    Ptx,
     /// Every flag of `train` that a document shows is in the help that this command prints.
     ShownFlags(Cmd),
     /// Makes this folder, empty.
     Empty(PathBuf),
+    /// Compiles the CUDA kernels of the tree at `root` for the CPU.
+    KernelsForCpu {
+        root: PathBuf,
+        into: PathBuf,
+    },
     /// Writes a crate outside the workspace that depends on one library, as it was packaged.
     WriteOutside {
         dir: PathBuf,
@@ -50,8 +57,12 @@ impl fmt::Display for Task {
         match self {
             Self::Run(cmd) => write!(f, "{cmd}"),
             Self::Tidy => f.write_str("cargo xtask tidy"),
+            Self::Ptx => f.write_str("cargo xtask kernels --check"),
             Self::ShownFlags(help) => write!(f, "look for the documents' flags in the answer to: {help}"),
             Self::Empty(dir) => write!(f, "empty {}", dir.display()),
+            Self::KernelsForCpu { into, .. } => {
+                write!(f, "compile the kernels for the CPU into {}", into.display())
+            }
             Self::WriteOutside { dir, library } => {
                 write!(f, "write a crate using {library} alone into {}", dir.display())
             }
@@ -83,6 +94,7 @@ fn step(name: StepName, setting: &Setting) -> Step {
         StepName::Clippy => {
             vec![Task::Run(cargo("clippy --workspace --all-targets --all-features -- -D warnings"))]
         }
+        StepName::Kernels => vec![Task::Ptx],
         StepName::Rustdoc => {
             vec![Task::Run(
                 cargo("doc --no-deps --workspace --all-features").env("RUSTDOCFLAGS", "-D warnings"),
@@ -90,7 +102,7 @@ fn step(name: StepName, setting: &Setting) -> Step {
         }
         // Not with all features: `shuttle` replaces comm's threads by a scheduler that only its own tests start.
         StepName::Tests => vec![test("--workspace", setting)],
-        StepName::Standin => standin(setting),
+        StepName::Standin => standin::tasks(setting),
         // Chosen from the whole workspace, so that what the tests were built with is used again, not rebuilt.
         StepName::Shuttle => {
             vec![test("--workspace --features meshstep-comm/shuttle --test shuttle", setting)]
@@ -102,29 +114,8 @@ fn step(name: StepName, setting: &Setting) -> Step {
     Step { name, tasks }
 }
 
-/// The GPU's tests where there is none: on a library that takes the driver's place, for these commands alone.
-fn standin(setting: &Setting) -> Vec<Task> {
-    let folder = setting.target.join("standin");
-    let build = Cmd::built(
-        "c++",
-        "-std=c++17 -O1 -shared -fPIC -Wall -Wextra -Werror xtask/standin/cuda/libcuda.cpp -o",
-    );
-    let build = build.arg(&folder.join("libcuda.so.1").to_string_lossy()).dir(&setting.root);
-    let tests = test("--workspace --features meshstep-tensor/cuda --test cuda", setting);
-    let example = Task::Run(Cmd::cargo("test --doc -p meshstep-tensor --features cuda").dir(&setting.root));
-    let on_it = |task| match task {
-        Task::Run(cmd) => Task::Run(
-            cmd.env("LD_LIBRARY_PATH", &folder.to_string_lossy())
-                .env("MESHSTEP_STANDIN", "1")
-                .env("REQUIRE_GPU", "1"),
-        ),
-        other => other,
-    };
-    vec![Task::Empty(folder.clone()), Task::Run(build), on_it(tests), on_it(example)]
-}
-
 /// Tests under nextest, which runs each in a process of its own, or else under `cargo test`.
-fn test(what: &str, setting: &Setting) -> Task {
+pub(super) fn test(what: &str, setting: &Setting) -> Task {
     let runner = if setting.nextest { "nextest run" } else { "test" };
     // `cargo test` would run the doctests too, which have a step of their own.
     let targets = if setting.nextest || what.contains("--test") { "" } else { "--tests" };
@@ -224,9 +215,10 @@ mod tests {
     #[test]
     fn the_stand_in_is_in_the_path_of_its_own_tests_only() {
         let shown = shown(StepName::Standin, &setting());
-        let with = "LD_LIBRARY_PATH=/w/target/standin MESHSTEP_STANDIN=1 REQUIRE_GPU=1 cargo";
-        assert_eq!(shown.matches(with).count(), 2, "{shown}");
-        assert!(shown.contains("libcuda.cpp -o /w/target/standin/libcuda.so.1"), "{shown}");
+        let with = "LD_LIBRARY_PATH=/w/target/standin MESHSTEP_STANDIN=1 \
+                    MESHSTEP_STANDIN_KERNELS=/w/target/standin/kernels REQUIRE_GPU=1 cargo";
+        assert_eq!(shown.matches(with).count(), 4, "{shown}");
+        assert!(shown.contains("-o /w/target/standin/libcuda.so.1"), "{shown}");
     }
 
     #[test]

@@ -6,7 +6,7 @@
 // wait for the block, and only then another runs: warps are as far apart as they can be. They run in order, or in reverse
 // order after simt_reverse(1): with a barrier missing, some order reads what is not there yet, or no longer.
 //
-//     c++ -std=c++17 -O1 -ffp-contract=off -fno-strict-aliasing -shared -fPIC unit.cpp -o libunit.so
+//     c++ -std=c++17 -O1 -ffp-contract=off -fno-strict-aliasing -fvisibility=hidden -shared -fPIC unit.cpp -o libunit.so
 //
 // unit.cpp: this file, the kernels, and SIMT_KERNEL(name) for each. Then `simt_launch` is found in the library. Compiled with
 // -fsanitize=alignment -fsanitize-undefined-trap-on-error too, a load out of line ends the program, as it ends a launch.
@@ -15,6 +15,7 @@
 // Checked jumps do not know that a stack may be left for another.
 #undef _FORTIFY_SOURCE
 
+#include <algorithm>
 #include <cmath>
 #include <csetjmp>
 #include <cstdint>
@@ -27,9 +28,8 @@
 #include <utility>
 #include <vector>
 
-// A library's own, even where another has the same: several are loaded at once.
-#pragma GCC visibility push(hidden)
-#define SIMT_CALL extern "C" __attribute__((visibility("default")))
+// All else stays hidden: libraries of one process would share the variables of the same name.
+#define SIMT_API extern "C" __attribute__((visibility("default")))
 
 #define __device__
 #define __global__
@@ -62,7 +62,7 @@ struct Fiber {
     bool entered = false;
 };
 
-enum class Waits { NOT, FOR_WARP, FOR_BLOCK, ENDED };
+enum class Waits { NOT, FOR_WARP, FOR_BLOCK, PAUSED, ENDED };
 
 struct Thread {
     Dim index{0, 0, 0};
@@ -102,6 +102,9 @@ inline void wait(Waits what) {
     self->waits = what;
     leave(self->fiber);
 }
+
+// Lets all others go on first.
+inline void pause() { wait(Waits::PAUSED); }
 
 inline Thread& of_warp(unsigned i) { return block.threads[block.reverse ? block.to - 1 - i : block.from + i]; }
 
@@ -178,13 +181,23 @@ inline void run_warps(bool begin) {
     }
 }
 
+// Whether some thread has let others go first.
+inline bool release_paused() {
+    bool any = false;
+    for (Thread& thread : block.threads) {
+        if (thread.waits != Waits::PAUSED) continue;
+        thread.waits = Waits::NOT, any = true;
+    }
+    return any;
+}
+
 // Runs one block; an error if some of its threads wait for others that never come.
 inline const char* run_block() {
     unsigned size = block.dim.x;
     for (unsigned i = 0; i < size; i++) block.threads[i] = Thread{{i, 0, 0}, Waits::NOT, 0, nullptr};
     run_warps(true);
     while (!release(0, size, Waits::ENDED)) {
-        if (!release(0, size, Waits::FOR_BLOCK)) {
+        if (!release_paused() && !release(0, size, Waits::FOR_BLOCK)) {
             // Their fibers are never used again.
             block.idle.clear();
             block.fibers.clear();
@@ -199,6 +212,7 @@ inline const char* run_block() {
 struct Kernel {
     const char* name;
     void (*call)(void**);
+    std::vector<size_t> sizes;  // of its parameters
 };
 
 inline std::vector<Kernel>& kernels() {
@@ -219,13 +233,20 @@ void call(void** args) {
     call_with<KERNEL>(KERNEL, args, decltype(indices_of<KERNEL>(KERNEL)){});
 }
 
+template <typename... Args>
+std::vector<size_t> sizes_of(void (*)(Args...)) {
+    return {sizeof(Args)...};
+}
+
 struct Register {
-    Register(const char* name, void (*call)(void**)) { kernels().push_back({name, call}); }
+    Register(const char* name, void (*call)(void**), std::vector<size_t> sizes) {
+        kernels().push_back({name, call, std::move(sizes)});
+    }
 };
 
 }  // namespace simt
 
-#define SIMT_KERNEL(NAME) static simt::Register register_##NAME(#NAME, simt::call<NAME>);
+#define SIMT_KERNEL(NAME) static simt::Register register_##NAME(#NAME, simt::call<NAME>, simt::sizes_of(NAME));
 
 #define threadIdx (simt::block.current->index)
 #define blockIdx (simt::block.index)
@@ -272,6 +293,7 @@ static inline To simt_bits(From from) {
 static inline float __uint_as_float(unsigned x) { return simt_bits<float>(x); }
 static inline unsigned __float_as_uint(float x) { return simt_bits<unsigned>(x); }
 static inline long long __double_as_longlong(double x) { return simt_bits<long long>(x); }
+static inline double __longlong_as_double(long long x) { return simt_bits<double>(x); }
 static inline double __hiloint2double(int high, int low) {
     return simt_bits<double>((uint64_t)(unsigned)high << 32 | (unsigned)low);
 }
@@ -283,8 +305,55 @@ static inline void __stwb(uint4* to, uint4 value) {
     *to = value;
 }
 
+static inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+    return (unsigned long long)((unsigned __int128)a * b >> 64);
+}
+
+// For whole warps.
+static inline int __any_sync(unsigned mask, int predicate) {
+    if (mask != 0xFFFFFFFFu) std::abort();
+    simt::Thread* self = simt::block.current;
+    self->given = predicate != 0;
+    simt::wait(simt::Waits::FOR_WARP);
+    unsigned any = 0, first = self->index.x / simt::WARP * simt::WARP;
+    for (unsigned i = first; i < first + simt::WARP; i++) any |= simt::block.threads[i].given;
+    simt::wait(simt::Waits::FOR_WARP);
+    return (int)any;
+}
+
+// Threads run one at a time: nothing comes between.
+template <typename T>
+static inline T simt_update(T* at, T value) {
+    T before = *at;
+    *at = value;
+    return before;
+}
+static inline unsigned atomicAdd(unsigned* at, unsigned x) { return simt_update(at, *at + x); }
+static inline unsigned long long atomicAdd(unsigned long long* at, unsigned long long x) {
+    return simt_update(at, *at + x);
+}
+static inline unsigned long long atomicMax(unsigned long long* at, unsigned long long x) {
+    return simt_update(at, *at > x ? *at : x);
+}
+
+// What is left of these where the hardware does not see to it: others come between. For tests that take one away.
+template <typename T>
+static inline T simt_torn_add(T* at, T x) {
+    T before = *at;
+    simt::pause();
+    *at = before + x;
+    return before;
+}
+template <typename T>
+static inline T simt_torn_max(T* at, T x) {
+    T before = *at;
+    simt::pause();
+    *at = before > x ? before : x;
+    return before;
+}
+
 // Runs a kernel to its end; `args` points at each of its arguments, as for cuLaunchKernel. Null, or what went wrong.
-SIMT_CALL const char* simt_launch(const char* name, unsigned grid, unsigned threads, void** args) {
+SIMT_API const char* simt_launch(const char* name, unsigned grid, unsigned threads, void** args) {
     static std::mutex one_at_a_time;
     std::lock_guard<std::mutex> guard(one_at_a_time);
     for (const simt::Kernel& kernel : simt::kernels()) {
@@ -308,15 +377,26 @@ SIMT_CALL const char* simt_launch(const char* name, unsigned grid, unsigned thre
 // What follows holds for launches of the calling thread alone.
 
 // Whether blocks, and threads of a block, run in reverse order from now on.
-SIMT_CALL void simt_reverse(int reverse) { simt::reverse = reverse != 0; }
+SIMT_API void simt_reverse(int reverse) { simt::reverse = reverse != 0; }
 
 // Of every grid only the blocks `from..to` run from now on: how a grid is tried that is too large to run.
-SIMT_CALL void simt_blocks(unsigned from, unsigned to) { simt::first_block = from, simt::end_block = to; }
+SIMT_API void simt_blocks(unsigned from, unsigned to) { simt::first_block = from, simt::end_block = to; }
 
 // Stores of 16 bytes so far.
-SIMT_CALL uint64_t simt_wide_stores() { return simt::wide_stores; }
+SIMT_API uint64_t simt_wide_stores() { return simt::wide_stores; }
 
 // The name of kernel `i`; null behind the last.
-SIMT_CALL const char* simt_kernel(unsigned i) {
+SIMT_API const char* simt_kernel(unsigned i) {
     return i < simt::kernels().size() ? simt::kernels()[i].name : nullptr;
+}
+
+// How many parameters a kernel has, and the bytes of each; -1 if there is no such kernel, or it has more than `most`.
+SIMT_API int simt_parameters(const char* name, size_t* sizes, int most) {
+    for (const simt::Kernel& kernel : simt::kernels()) {
+        if (std::strcmp(kernel.name, name) != 0) continue;
+        if (kernel.sizes.size() > (size_t)most) return -1;
+        std::copy(kernel.sizes.begin(), kernel.sizes.end(), sizes);
+        return (int)kernel.sizes.size();
+    }
+    return -1;
 }

@@ -1,0 +1,147 @@
+//! Kernels: loaded from PTX, launched on streams.
+
+use super::driver::call;
+use super::{Device, Error, Stream};
+use cudarc::driver::sys;
+use std::ffi::{CString, c_void};
+use std::sync::Arc;
+
+/// Bytes that the driver's compiler may say about what is wrong.
+const LOG: usize = 4096;
+
+/// Kernels that a device has compiled from their PTX.
+#[derive(Clone, Debug)]
+pub struct Module(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    device: Device,
+    handle: sys::CUmodule,
+}
+
+/// One kernel of a [`Module`].
+#[derive(Clone, Debug)]
+pub struct Function {
+    module: Module,
+    handle: sys::CUfunction,
+}
+
+// SAFETY: a module is a handle that the driver locks by itself; every call makes its context current first.
+unsafe impl Send for Inner {}
+// SAFETY: as above.
+unsafe impl Sync for Inner {}
+// SAFETY: as above; the function lives as long as the module it holds.
+unsafe impl Send for Function {}
+// SAFETY: as above.
+unsafe impl Sync for Function {}
+
+impl Module {
+    /// Compiles PTX for `device`, once; the driver keeps what it has compiled on disk. An error carries the compiler's words.
+    pub fn load(device: &Device, ptx: &str) -> Result<Self, Error> {
+        device.enter()?;
+        let text = CString::new(ptx).map_err(|_| Error::Ptx { log: "a zero byte in the text".to_owned() })?;
+        let (mut handle, mut log) = (std::ptr::null_mut(), vec![0u8; LOG]);
+        let mut options = [
+            sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
+            sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+        ];
+        let mut values = [log.as_mut_ptr().cast::<c_void>(), std::ptr::without_provenance_mut(LOG)];
+        // SAFETY: the text has an end, each option its value, and all outlive the call.
+        let loaded = unsafe {
+            call!(cuModuleLoadDataEx(
+                &mut handle,
+                text.as_ptr().cast(),
+                2,
+                options.as_mut_ptr(),
+                values.as_mut_ptr()
+            ))
+        };
+        loaded.map_err(|error| refused(error, &log))?;
+        Ok(Module(Arc::new(Inner { device: device.clone(), handle })))
+    }
+
+    /// The kernel of this name.
+    pub fn function(&self, name: &str) -> Result<Function, Error> {
+        let unknown = || Error::NoKernel { name: name.to_owned() };
+        let text = CString::new(name).map_err(|_| unknown())?;
+        self.0.device.enter()?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the module lives; the name has an end; the place outlives the call.
+        match unsafe { sys::cuModuleGetFunction(&mut handle, self.0.handle, text.as_ptr()) } {
+            sys::CUresult::CUDA_ERROR_NOT_FOUND => Err(unknown()),
+            other => super::driver::told("cuModuleGetFunction", other)
+                .map(|()| Function { module: self.clone(), handle }),
+        }
+    }
+
+    /// Where its kernels run.
+    pub fn device(&self) -> &Device {
+        &self.0.device
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // SAFETY: loaded once, unloaded once; the driver waits for kernels of it that run.
+        self.device.late(|| unsafe { call!(cuModuleUnload(self.handle)) });
+    }
+}
+
+impl Function {
+    /// Blocks of so many threads that fit on the device at once: a grid of this size keeps it busy.
+    pub fn resident_blocks(&self, threads: u32) -> Result<u32, Error> {
+        let device = self.module.device();
+        device.enter()?;
+        let (mut blocks, threads) = (0, i32::try_from(threads).unwrap_or(i32::MAX));
+        // SAFETY: the function lives; the place outlives the call.
+        unsafe { call!(cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, self.handle, threads, 0))? };
+        Ok(u32::try_from(blocks).unwrap_or(0).max(1) * device.multiprocessors()?)
+    }
+}
+
+impl Stream {
+    /// Runs `blocks` blocks of `threads` threads of a kernel, after all work so far. Nothing happens where `blocks` is 0.
+    ///
+    /// # Safety
+    /// - `arguments` points at as many values as the kernel has parameters, each of its parameter's type. They are read before
+    ///   the call returns.
+    /// - What the kernel reads and writes lives and is nobody else's until it has run.
+    pub unsafe fn launch(
+        &self,
+        function: &Function,
+        (blocks, threads): (u32, u32),
+        arguments: &mut [*mut c_void],
+    ) -> Result<(), Error> {
+        let (own, given) = (self.device().ordinal(), function.module.device().ordinal());
+        if own != given {
+            return Err(Error::Elsewhere { given: crate::Place::Cuda(given), ordinal: own });
+        }
+        self.device().enter()?;
+        if blocks == 0 {
+            return Ok(());
+        }
+        let arguments = arguments.as_mut_ptr();
+        // SAFETY: the function and the stream live and are of one device; the caller promises the arguments.
+        unsafe {
+            let (stream, none) = (self.as_raw().cast(), std::ptr::null_mut());
+            call!(cuLaunchKernel(function.handle, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, none))
+        }
+    }
+}
+
+/// What a driver refuses in a text is the text's fault; other errors are not.
+fn refused(error: Error, log: &[u8]) -> Error {
+    const TEXT: [sys::CUresult; 3] = [
+        sys::CUresult::CUDA_ERROR_INVALID_PTX,
+        sys::CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
+        sys::CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU,
+    ];
+    match error {
+        Error::Call { code, name, .. } if TEXT.iter().any(|&text| text as u32 == code) => {
+            let said = String::from_utf8_lossy(log);
+            let said = said.trim_end_matches('\0').trim();
+            Error::Ptx { log: if said.is_empty() { name } else { format!("{name}: {said}") } }
+        }
+        other => other,
+    }
+}

@@ -1,0 +1,161 @@
+// Modules and launches of the stand-in for the driver.
+//
+// A module's PTX tells the names of its kernels; what runs is the same text compiled for the CPU behind ../simt/simt.h, in the
+// libraries of the folder MESHSTEP_STANDIN_KERNELS. Arguments are taken at the launch, the kernel runs when its stream gets
+// there.
+
+#include "driver.h"
+
+#include <dirent.h>
+#include <dlfcn.h>
+#include <set>
+
+using namespace standin;
+
+namespace {
+
+enum : int { MultiprocessorCount = 16, CapabilityMajor = 75, CapabilityMinor = 76 };
+enum : int { LogBuffer = 5, LogSize = 6 };
+
+// What simt.h exports.
+using Launch = const char *(*)(const char *name, unsigned grid, unsigned threads, void **args);
+using Parameters = int (*)(const char *name, size_t *sizes, int most);
+
+struct Function {
+    std::string name;
+    Launch launch;
+    std::vector<size_t> sizes;
+};
+
+struct Module {
+    std::set<std::string> names;
+    std::map<std::string, std::unique_ptr<Function>> functions;
+};
+
+std::map<Module *, std::unique_ptr<Module>> modules;
+
+std::vector<void *> load_all() {
+    std::vector<void *> libraries;
+    const char *folder = std::getenv("MESHSTEP_STANDIN_KERNELS");
+    DIR *entries = folder ? opendir(folder) : nullptr;
+    while (dirent *entry = entries ? readdir(entries) : nullptr) {
+        std::string name = entry->d_name;
+        if (name.size() < 3 || name.substr(name.size() - 3) != ".so") continue;
+        void *library = dlopen((std::string(folder) + "/" + name).c_str(), RTLD_NOW | RTLD_LOCAL);
+        if (library) libraries.push_back(library);
+        else std::fprintf(stderr, "stand-in: %s\n", dlerror());
+    }
+    if (entries) closedir(entries);
+    return libraries;
+}
+
+// The kernel where it is compiled for the CPU.
+std::unique_ptr<Function> compiled(const std::string &name) {
+    static std::vector<void *> libraries = load_all();
+    for (void *library : libraries) {
+        auto parameters = reinterpret_cast<Parameters>(dlsym(library, "simt_parameters"));
+        size_t sizes[32];
+        int count = parameters ? parameters(name.c_str(), sizes, 32) : -1;
+        if (count < 0) continue;
+        auto launch = reinterpret_cast<Launch>(dlsym(library, "simt_launch"));
+        return std::make_unique<Function>(Function{name, launch, {sizes, sizes + count}});
+    }
+    return nullptr;
+}
+
+// The names behind each `.entry` of the text.
+std::set<std::string> entries_of(const std::string &text) {
+    std::set<std::string> names;
+    const std::string mark = ".entry ";
+    for (size_t at = text.find(mark); at != std::string::npos; at = text.find(mark, at + 1)) {
+        size_t from = at + mark.size(), to = text.find_first_of(" (\t\n", from);
+        names.insert(text.substr(from, to - from));
+    }
+    return names;
+}
+
+void say(const char *message, unsigned count, const int *options, void **values) {
+    char *log = nullptr;
+    size_t size = 0;
+    for (unsigned i = 0; i < count; ++i) {
+        if (options[i] == LogBuffer) log = static_cast<char *>(values[i]);
+        if (options[i] == LogSize) size = reinterpret_cast<size_t>(values[i]);
+    }
+    if (log && size) std::snprintf(log, size, "%s", message);
+}
+
+} // namespace
+
+extern "C" {
+
+int cuModuleLoadDataEx(void **module, const char *text, unsigned count, const int *options, void **values) {
+    BEGIN(begin_in_context(__func__));
+    if (!std::strstr(text, ".version ")) {
+        say("stand-in: a text without .version", count, options, values);
+        return InvalidPtx;
+    }
+    auto made = std::make_unique<Module>(Module{entries_of(text), {}});
+    *module = made.get();
+    modules[made.get()] = std::move(made);
+    return Success;
+}
+
+int cuModuleUnload(void *module) {
+    BEGIN(begin_in_context(__func__));
+    Result drained = drain(current);
+    return modules.erase(static_cast<Module *>(module)) ? drained : InvalidHandle;
+}
+
+int cuModuleGetFunction(void **function, void *handle, const char *name) {
+    BEGIN(begin_in_context(__func__));
+    auto module = modules.find(static_cast<Module *>(handle));
+    if (module == modules.end()) return InvalidHandle;
+    if (!module->second->names.count(name)) return NotFound;
+    auto &known = module->second->functions[name];
+    if (!known) known = compiled(name);
+    if (!known) {
+        std::fprintf(stderr, "stand-in: no library of MESHSTEP_STANDIN_KERNELS has the kernel %s\n", name);
+        module->second->functions.erase(name);
+        return NotFound;
+    }
+    *function = known.get();
+    return Success;
+}
+
+int cuLaunchKernel(void *handle, unsigned grid, unsigned grid_y, unsigned grid_z, unsigned threads, unsigned threads_y,
+                   unsigned threads_z, unsigned, void *stream, void **args, void **) {
+    Guard guard(lock);
+    if (grid_y * grid_z * threads_y * threads_z != 1 || grid == 0 || threads == 0 || threads > 1024) return InvalidValue;
+    auto *function = static_cast<Function *>(handle);
+    std::vector<std::vector<char>> taken;
+    for (size_t i = 0; i < function->sizes.size(); ++i) {
+        const char *from = static_cast<const char *>(args[i]);
+        taken.emplace_back(from, from + function->sizes[i]);
+    }
+    auto run = [=, taken = std::move(taken)]() mutable {
+        std::vector<void *> places;
+        for (auto &value : taken) places.push_back(value.data());
+        const char *error = function->launch(function->name.c_str(), grid, threads, places.data());
+        if (error) std::fprintf(stderr, "stand-in: %s: %s\n", function->name.c_str(), error);
+        return error ? LaunchFailed : Success;
+    };
+    return enqueue(__func__, stream, {run, nullptr, 0, nullptr});
+}
+
+int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *, int, size_t) {
+    BEGIN(begin_in_context(__func__));
+    *blocks = 2;
+    return Success;
+}
+
+int cuDeviceGetAttribute(int *value, int attribute, int) {
+    BEGIN(begin(__func__));
+    switch (attribute) {
+    case MultiprocessorCount: *value = 3; return Success;
+    case CapabilityMajor: *value = 8; return Success;
+    case CapabilityMinor: *value = 0; return Success;
+    default: return InvalidValue;
+    }
+}
+
+} // extern "C"
