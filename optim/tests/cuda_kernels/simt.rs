@@ -114,7 +114,7 @@ pub(crate) fn text(rule: &str) -> String {
 fn build(text: &str, options: &str) -> PathBuf {
     let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("../xtask/standin/simt/simt.h");
     let mut hasher = DefaultHasher::new();
-    (text, options, fs::read(&header).unwrap()).hash(&mut hasher);
+    (text, FLAGS, options, fs::read(&header).unwrap()).hash(&mut hasher);
     // Beside the test, so that all tests share it.
     let folder = std::env::current_exe().unwrap().with_file_name("simt");
     fs::create_dir_all(&folder).unwrap();
@@ -131,14 +131,25 @@ fn build(text: &str, options: &str) -> PathBuf {
         fs::write(&unit, format!("#include \"{}\"\n{text}\n{register}", header.display())).unwrap();
         // Moved into place when complete.
         let part = stem.with_extension("part");
-        let flags = ["-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC", "-o"];
-        let output =
-            compiler(&flags).arg(&part).args(options.split_whitespace()).arg(&unit).output().unwrap();
+        let options = FLAGS.iter().copied().chain(options.split_whitespace());
+        let output = compiler(&["-o"]).arg(&part).args(options).arg(&unit).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         fs::rename(part, &library).unwrap();
     }
     library
 }
+
+/// An access out of line ends the test, as it would end a launch on a device.
+const FLAGS: [&str; 8] = [
+    "-O1",
+    "-ffp-contract=off",
+    "-fno-strict-aliasing",
+    "-fsanitize=alignment",
+    "-fsanitize-undefined-trap-on-error",
+    "-fvisibility=hidden",
+    "-shared",
+    "-fPIC",
+];
 
 fn compiler(flags: &[&str]) -> Command {
     let mut command = Command::new("c++");

@@ -2,12 +2,14 @@
 // blocks of one dimension, static shared memory, barriers, shuffles, and arithmetic by intrinsics.
 //
 // A kernel's text is compiled behind this file, unmodified, by any C++17 compiler for a system with ucontext. A thread runs
-// until it waits for others: on a fiber, which takes the next thread when one has ended. Threads run in order, or in reverse
+// until it waits for others: on a fiber, which takes the next thread when one has ended. A warp goes on until all its threads
+// wait for the block, and only then another runs: warps are as far apart as they can be. They run in order, or in reverse
 // order after simt_reverse(1): with a barrier missing, some order reads what is not there yet, or no longer.
 //
 //     c++ -std=c++17 -O1 -ffp-contract=off -fno-strict-aliasing -shared -fPIC unit.cpp -o libunit.so
 //
-// unit.cpp: this file, the kernels, and SIMT_KERNEL(name) for each. Then `simt_launch` is found in the library.
+// unit.cpp: this file, the kernels, and SIMT_KERNEL(name) for each. Then `simt_launch` is found in the library. Compiled with
+// -fsanitize=alignment -fsanitize-undefined-trap-on-error too, a load out of line ends the program, as it ends a launch.
 #pragma once
 
 // Checked jumps do not know that a stack may be left for another.
@@ -61,7 +63,7 @@ struct Fiber {
     bool entered = false;
 };
 
-enum class Waits { NOT, FOR_WARP, FOR_BLOCK, ENDED };
+enum class Waits { NOT, FOR_WARP, FOR_BLOCK, PAUSED, ENDED };
 
 struct Thread {
     Dim index{0, 0, 0};
@@ -74,7 +76,8 @@ struct Block {
     std::vector<std::unique_ptr<Fiber>> fibers;
     std::vector<Fiber*> idle;
     std::vector<Thread> threads;
-    unsigned begun = 0;  // threads that have a fiber, or had one
+    unsigned from = 0, to = 0;  // the warp that runs
+    unsigned begun = 0;         // threads of it that have a fiber, or had one
     Thread* current = nullptr;
     jmp_buf scheduler;
     Dim index{0, 0, 0}, dim{0, 0, 0}, grid{0, 0, 0};
@@ -102,14 +105,14 @@ inline void wait(Waits what) {
 }
 
 // Lets all others go on first.
-inline void pause() { leave(block.current->fiber); }
+inline void pause() { wait(Waits::PAUSED); }
 
-inline Thread& in_order(unsigned i) { return block.threads[block.reverse ? block.dim.x - 1 - i : i]; }
+inline Thread& of_warp(unsigned i) { return block.threads[block.reverse ? block.to - 1 - i : block.from + i]; }
 
 // Threads to their ends, one after the other; this fiber waits when one of them does.
 inline void run_threads(Fiber* self) {
-    while (block.begun < block.dim.x) {
-        Thread& thread = in_order(block.begun++);
+    while (block.begun < block.to - block.from) {
+        Thread& thread = of_warp(block.begun++);
         thread.fiber = self;
         block.current = &thread;
         block.call(block.args);
@@ -157,14 +160,35 @@ inline bool release(unsigned from, unsigned to, Waits what) {
     return true;
 }
 
-// Whether some thread can go on.
-inline bool release_any() {
-    unsigned size = block.dim.x;
-    if (release(0, size, Waits::FOR_BLOCK)) return true;
+inline void resume_warp() {
+    for (unsigned i = 0; i < block.to - block.from; i++) {
+        Thread& thread = of_warp(i);
+        if (thread.waits != Waits::NOT) continue;
+        block.current = &thread;
+        enter(thread.fiber);
+    }
+}
+
+// Lets each warp run as far as it comes without the others. `begin`: its threads have not begun.
+inline void run_warps(bool begin) {
+    unsigned size = block.dim.x, warps = (size + WARP - 1) / WARP;
+    for (unsigned i = 0; i < warps; i++) {
+        block.from = (block.reverse ? warps - 1 - i : i) * WARP;
+        block.to = block.from + WARP < size ? block.from + WARP : size;
+        block.begun = begin ? 0 : block.to - block.from;
+        while (block.begun < block.to - block.from) enter(some_fiber());
+        do resume_warp();
+        while (release(block.from, block.to, Waits::FOR_WARP));
+    }
+}
+
+// Whether some thread has let others go first.
+inline bool release_paused() {
     bool any = false;
-    for (const Thread& thread : block.threads) any |= thread.waits == Waits::NOT;
-    for (unsigned from = 0; from < size; from += WARP)
-        any |= release(from, from + WARP < size ? from + WARP : size, Waits::FOR_WARP);
+    for (Thread& thread : block.threads) {
+        if (thread.waits != Waits::PAUSED) continue;
+        thread.waits = Waits::NOT, any = true;
+    }
     return any;
 }
 
@@ -172,21 +196,15 @@ inline bool release_any() {
 inline const char* run_block() {
     unsigned size = block.dim.x;
     for (unsigned i = 0; i < size; i++) block.threads[i] = Thread{{i, 0, 0}, Waits::NOT, 0, nullptr};
-    block.begun = 0;
-    while (block.begun < size) enter(some_fiber());
+    run_warps(true);
     while (!release(0, size, Waits::ENDED)) {
-        if (!release_any()) {
+        if (!release_paused() && !release(0, size, Waits::FOR_BLOCK)) {
             // Their fibers are never used again.
             block.idle.clear();
             block.fibers.clear();
             return "threads wait at a barrier or shuffle that others of their block never reach";
         }
-        for (unsigned i = 0; i < size; i++) {
-            Thread& thread = in_order(i);
-            if (thread.waits != Waits::NOT) continue;
-            block.current = &thread;
-            enter(thread.fiber);
-        }
+        run_warps(false);
     }
     return nullptr;
 }
