@@ -52,9 +52,7 @@ fn compare(device: &Device, rule: &dyn Rule, recipe: &Recipe, start: Memory, cas
             expected.new_grads(t);
             found.grads = expected.grads.clone();
         }
-        expected
-            .update(rule, Isa::Reference, offset, &[segment(0..len, before(offset), t)], &scalars)
-            .unwrap();
+        expected.update(rule, isa, offset, &[segment(0..len, before(offset), t)], &scalars).unwrap();
         // Of short cases as many blocks as tiles, and more; of long ones fewer.
         let blocks = [1, 7, 3][t as usize % 3];
         for skip in [1, 0] {
