@@ -97,6 +97,9 @@ pub enum Error {
         /// The deadline.
         after: Duration,
     },
+    /// Ranks that are processes did not meet.
+    #[error(transparent)]
+    Rendezvous(Box<crate::rendezvous::Error>),
     /// What was to be the id of a communicator is something else.
     #[error("{given} bytes where an id of NCCL has {needed}; use what `UniqueId::as_bytes` gave")]
     BadId {
@@ -177,6 +180,12 @@ pub enum Error {
     /// What the buffer itself refused.
     #[error(transparent)]
     Buffer(#[from] meshstep_tensor::Error),
+}
+
+impl From<crate::rendezvous::Error> for Error {
+    fn from(error: crate::rendezvous::Error) -> Self {
+        Error::Rendezvous(Box::new(error))
+    }
 }
 
 impl Error {

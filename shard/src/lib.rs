@@ -38,8 +38,48 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! # On GPUs
+//!
+//! With the feature `cuda` everything above is the same where [`Options::queue`] is a stream's and the communicator is NCCL's:
+//!
+//! ```
+//! # #[cfg(feature = "cuda")] {
+//! use meshstep_comm::nccl;
+//! use meshstep_optim::AdamW;
+//! use meshstep_shard::{At, Optimizer, Options};
+//! use meshstep_tensor::{Buffer, Category, DType, Layout, Meter, Queue, Slice, cuda::Stream};
+//!
+//! if let Err(missing) = nccl::probe() {
+//!     println!("no GPU to step on: {missing}");
+//!     return Ok(());
+//! }
+//! // Threads with a GPU each; processes that torchrun or SLURM started call `nccl::from_env`.
+//! nccl::spawn(&[0, 1], nccl::Options::default(), |comm| -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+//!     let queue = Queue::cuda(Stream::new(comm.device())?);
+//!     let layout = Layout::builder().param("w", &[3], DType::F32).build()?;
+//!     let options = Options { queue: queue.clone(), ..Options::default() };
+//!     let ones = |_: &_, mut w: meshstep_tensor::SliceMut<'_>| w.copy_from(Slice::from(&[1f32; 3][..]));
+//!     let mut opt = Optimizer::new(comm, layout, AdamW::default(), ones, options)?;
+//!     let mut grad = Buffer::zeroed_on(&queue, 3, DType::F32, &Meter::new(), Category::Grads)?;
+//!     queue.upload([1f32, 2.0, 3.0][..].into(), grad.as_mut())?; // or your kernels, on this stream
+//!     let mb = opt.micro_batch(1)?;
+//!     mb.grad("w", grad.as_slice())?;
+//!     mb.finish()?;
+//!     let pending = opt.step(At { max_norm: Some(1.0), ..At::default() })?; // launched; the host goes on
+//!     println!("{:?}", pending.outcome()?); // waits, for who asks
+//!     Ok(())
+//! })?.into_iter().collect::<Result<(), _>>().map_err(|error| error.to_string())?;
+//! # }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! The device decides the step: whether it counts, the clip factor, the loss scale and each parameter's `t` are there. Results
+//! have the CPU's bits wherever NCCL's sums have.
+//!
 //! # Limits
-//! One group of ranks, CPU memory. Rules that see whole matrices (Muon) need [`Stage::WholeParams`] or
+//! One group of ranks. Memory of a GPU is for rules that see single elements, and for `Missing::Error` and `Missing::Zero`;
+//! not for L-BFGS and `CrossShard`. There a dynamic loss scale, and clipping before the reduction, make the host wait for
+//! each step; updated parameters are waited for by the stream before anything else, not one by one. Rules that see whole matrices (Muon) need [`Stage::WholeParams`] or
 //! [`Stage::Replicated`]. At stage 2, and with overlap off, a thread that hands over a gradient
 //! may wait for the other ranks' hand-overs: do not let ranks of one process share a pool of threads for it. Gradients accumulate in their own type: f32 micro-batches of
 //! f32, bf16 ones in bf16. Weighted means round w g once to the gradients' type.

@@ -3,7 +3,8 @@
 //! | item | what it is |
 //! |---|---|
 //! | [`probe`] | whether NCCL can be used here |
-//! | [`init`], [`join`], [`spawn`] | a rank's communicator: by an id, through a rendezvous, or all ranks as threads |
+//! | [`from_env`], [`Job`] | a rank of torchrun's or SLURM's: its communicator, and others after a failure |
+//! | [`init`], [`join`], [`spawn`] | a rank's communicator: by an id, through another rendezvous, or all ranks as threads |
 //! | [`Nccl`] | the communicator; beside the trait's it has groups of calls and a flight record |
 //! | [`Options`] | deadlines, the clock, checks, and what is done when nothing helps |
 //!
@@ -66,6 +67,7 @@ mod communicator;
 mod core;
 mod id;
 mod issue;
+mod job;
 mod launch;
 mod ledger;
 mod options;
@@ -79,6 +81,7 @@ mod words;
 
 pub use communicator::Nccl;
 pub use id::UniqueId;
+pub use job::{Job, from_env};
 pub use options::{Exchange, LastResort, Options};
 pub use start::{init, join, spawn};
 pub use table::{Found, Unavailable, probe};

@@ -102,6 +102,69 @@ fn an_error_in_one_process_ends_both() {
     assert!(stuck.1 && stuck.0.contains("result: Err(Stuck { op_number: 2"), "{}", stuck.0);
 }
 
+/// Ranks as a launcher starts them; what each says, and how it ended.
+fn launched(world_size: usize, variables: &[(&str, &str)]) -> Vec<(String, bool)> {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let start = |rank: usize| {
+        let (rank, world_size) = (rank.to_string(), world_size.to_string());
+        let place = [("RANK", rank.as_str()), ("WORLD_SIZE", &world_size), ("LOCAL_RANK", &rank)];
+        let master = [("MASTER_ADDR", "127.0.0.1"), ("MESHSTEP_PORT", port.as_str()), ("NCCL_TEST_JOB", "1")];
+        child("processes::a_rank_of_a_job", &[place.as_slice(), &master, variables].concat())
+    };
+    let children: Vec<Child> = (0..world_size).map(start).collect();
+    let ended = children.into_iter().map(|child| {
+        let output = child.wait_with_output().unwrap();
+        (String::from_utf8(output.stdout).unwrap(), output.status.success())
+    });
+    ended.collect()
+}
+
+/// The rank's part, where a launcher has started this process: a sum, and where that fails another on a new communicator.
+#[test]
+fn a_rank_of_a_job() {
+    if std::env::var_os("NCCL_TEST_JOB").is_none() {
+        return;
+    }
+    let options = options(Duration::from_secs(3));
+    let job = match nccl::Job::from_env(options) {
+        Ok(job) => job,
+        Err(error) => return println!("no job: {error}"),
+    };
+    for attempt in 0..2 {
+        let comm = Arc::new(job.communicator().unwrap());
+        let rank = Rank::new(comm);
+        match rank.sum(1.0 + job.environment().rank as f32) {
+            Ok(sum) => return println!("attempt {attempt}: {sum}"),
+            Err(error) => println!("attempt {attempt}: {error}"),
+        }
+        assert_eq!(rank.meter.live_total(), 0);
+    }
+}
+
+#[test]
+fn ranks_of_a_launcher_meet_and_meet_again_after_a_failure() {
+    let _alone = alone();
+    if !stand_in(3) {
+        return;
+    }
+    for (said, ended_well) in launched(3, &[]) {
+        assert!(ended_well && said.contains("attempt 0: 6\n"), "{said}");
+    }
+    // Rank 1's first operation fails in NCCL; the others hear of it from the store, or from their own.
+    for (said, ended_well) in launched(3, &[("MESHSTEP_STANDIN_NCCL", "error 1 0 6")]) {
+        assert!(ended_well && said.contains("attempt 0: ") && said.contains("attempt 1: 6\n"), "{said}");
+    }
+    // Nobody else comes, or no such device is there.
+    for (name, value, told) in [
+        ("WORLD_SIZE", "9", "had not come"),
+        ("MESHSTEP_STANDIN_DEVICES", "0", "no GPU"),
+        ("RANK", "5", "RANK"),
+    ] {
+        let (said, ended_well) = &launched(1, &[(name, value)])[0];
+        assert!(*ended_well && said.contains("no job: ") && said.contains(told), "{name}={value}: {said}");
+    }
+}
+
 /// What a process that sees these variables is told.
 fn probed_with(name: &str, value: Option<&str>) -> String {
     let mut child = Command::new(std::env::current_exe().unwrap());

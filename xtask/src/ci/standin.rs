@@ -33,8 +33,14 @@ pub(super) fn tasks(setting: &Setting) -> Vec<Task> {
     let old = format!("{}:{}", folder.join("old").display(), folder.display());
     let on_them = |task| on(&folder.to_string_lossy(), &kernels, task);
     tasks.extend(
-        [tests, example, test(nccl, setting), cargo("test --doc -p meshstep-comm --features nccl")]
-            .map(on_them),
+        [
+            tests,
+            example,
+            test(nccl, setting),
+            cargo("test --doc -p meshstep-comm --features nccl"),
+            cargo("test --doc -p meshstep-shard --features cuda"),
+        ]
+        .map(on_them),
     );
     tasks.push(on(&old, &kernels, test(&format!("{nccl} collectives"), setting)));
     tasks
