@@ -45,13 +45,29 @@ impl Gathering {
         let _span = tracing::debug_span!("gather").entered();
         let mut landed = Ok(());
         for (b, started) in self.flights.drain(..) {
-            let (part, arrived) = match started {
-                Ok(flight) => flight.wait(queue),
-                Err((part, error)) => (part, Err(error)),
-            };
+            let (part, arrived) = crate::wire::land(started, queue);
             buckets[b].put_back(part);
             landed = landed.and(arrived);
         }
         Ok(landed?)
+    }
+
+    /// Puts every bucket's parameters back into `buckets` while they travel; `aside`, a stream that has nothing else to do,
+    /// waits for them, and whoever touches them first waits for what it has recorded.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn land_later(
+        &mut self,
+        aside: &meshstep_tensor::cuda::Stream,
+        buckets: &mut [crate::owned::Owned],
+    ) -> Result<(), Error> {
+        let (queue, mut landed) = (Queue::cuda(aside.clone()), Ok(()));
+        for (b, started) in self.flights.drain(..) {
+            let (part, arrived) = crate::wire::land(started, &queue);
+            buckets[b].put_back(part);
+            landed = landed.and(arrived.map_err(Error::from));
+            let expected = aside.record().map(|event| buckets[b].expect(event));
+            landed = landed.and(expected.map_err(|error| meshstep_tensor::Error::from(error).into()));
+        }
+        landed
     }
 }

@@ -244,13 +244,12 @@ impl Optimizer {
         self.progress.sent_before = self.handover.fixed.comm.stats().total().bytes;
     }
 
-    /// The values of a parameter.
+    /// The values of a parameter. On a GPU what is put on the options' queue from here on sees those of the last step: ask again
+    /// after each.
     pub fn param(&self, name: &str) -> Result<Slice<'_>, Error> {
         let entry = &self.entries[self.index(name)?];
         Ok(match &entry.place {
-            Place::Bucket { bucket, range, .. } => {
-                self.buckets[*bucket].params.as_slice().slice(range.clone())?
-            }
+            Place::Bucket { bucket, range, .. } => self.buckets[*bucket].params()?.slice(range.clone())?,
             Place::Frozen { vector, range } => self.frozen[*vector].as_slice().slice(range.clone())?,
         })
     }

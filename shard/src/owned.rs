@@ -9,10 +9,12 @@ use arrayvec::ArrayVec;
 #[cfg(feature = "cuda")]
 use meshstep_optim::cuda::{StepBlock, Update};
 use meshstep_optim::{Flat, Isa, Rounding, Rule, Scalars, TensorSums, cast};
-#[cfg(feature = "cuda")]
-use meshstep_tensor::Meter;
 use meshstep_tensor::{Buffer, Category, DType, Place, Queue, Slice, SliceMut};
+#[cfg(feature = "cuda")]
+use meshstep_tensor::{Meter, cuda::Event};
 use std::ops::Range;
+#[cfg(feature = "cuda")]
+use std::sync::{Mutex, PoisonError};
 
 /// A bucket's parameters, whole, and the state of the ranges this rank owns, laid end to end.
 #[derive(Debug)]
@@ -23,6 +25,9 @@ pub(crate) struct Owned {
     runs: Vec<Run>,
     rounding: Rounding,
     queue: Queue,
+    /// After what the parameters are those of the last step, where the queue has not waited for that.
+    #[cfg(feature = "cuda")]
+    expected: Mutex<Option<Event>>,
 }
 
 impl Owned {
@@ -42,6 +47,8 @@ impl Owned {
             runs: runs(plan, ranges, of),
             rounding: options.precision.rounding,
             queue: options.queue.clone(),
+            #[cfg(feature = "cuda")]
+            expected: Mutex::default(),
         };
         let apart =
             |owned: &Owned, dtype, category| zeroed(kept, dtype, options, category, &owned.streams(0));
@@ -61,6 +68,29 @@ impl Owned {
         let kept = self.state.iter().chain(&self.master).map(|b| b.as_ptr().addr().get());
         let params = self.params.as_ptr().addr().get() + first;
         kept.chain([params]).map(|address| address.wrapping_sub(offset)).collect()
+    }
+
+    /// The parameters are there after `event`.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn expect(&mut self, event: Event) {
+        *self.expected.get_mut().unwrap_or_else(PoisonError::into_inner) = Some(event);
+    }
+
+    /// The parameters, which the queue waits for if it has not yet.
+    pub(crate) fn params(&self) -> Result<Slice<'_>, Error> {
+        #[cfg(feature = "cuda")]
+        self.await_params()?;
+        Ok(self.params.as_slice())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn await_params(&self) -> Result<(), Error> {
+        let mut expected = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
+        if let (Some(event), Some(stream)) = (&*expected, self.queue.stream()) {
+            stream.wait(event).map_err(meshstep_tensor::Error::from)?;
+        }
+        *expected = None;
+        Ok(())
     }
 
     /// Every owned range, and where its state lies.
@@ -173,6 +203,7 @@ impl Owned {
         step: &StepBlock,
         meter: &Meter,
     ) -> Result<(), Error> {
+        self.await_params()?;
         let queue = &self.queue;
         for Run { range, kept, tables, there } in &mut self.runs {
             let mut state = cut(&mut self.state, kept)?;

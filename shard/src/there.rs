@@ -6,6 +6,7 @@ use crate::step::{Outcome, Traffic};
 use crate::{Clip, Combine, Error, Optimizer, Options};
 use meshstep_optim::cuda::{Answer, Decided, Decision, Progress, Settings, Verdict, norm_code};
 use meshstep_optim::{LossScale, clip_coef};
+use meshstep_tensor::{Place, cuda::Stream};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
@@ -14,6 +15,8 @@ use std::sync::{Arc, OnceLock};
 #[derive(Debug)]
 pub(crate) struct There {
     decision: Decision,
+    /// A stream that only waits, for parameters on their way.
+    aside: Stream,
     unheard: VecDeque<Arc<Ticket>>,
     names: Arc<[String]>,
 }
@@ -98,7 +101,7 @@ impl Optimizer {
             None => self.there()?,
         };
         let answer = self.decide_there(&mut there.decision, &settings);
-        let updated = answer.and_then(|answer| self.apply_there(&there.decision).map(|()| answer));
+        let updated = answer.and_then(|answer| self.apply_there(&there).map(|()| answer));
         let (names, traffic) = (Arc::clone(&there.names), self.traffic());
         self.room.there = Some(there);
         let (decided, told, max_norm) = (OnceLock::new(), AtomicBool::new(false), settings.max_norm);
@@ -109,7 +112,10 @@ impl Optimizer {
         let Options { queue, meter, .. } = &self.options;
         let decision = Decision::new(&self.known_progress(), queue, meter)?;
         let names = self.entries.iter().map(|entry| entry.param.name().to_owned()).collect();
-        Ok(There { decision, unheard: VecDeque::new(), names })
+        let elsewhere = meshstep_tensor::Error::Place { given: queue.place(), expected: Place::Cuda(0) };
+        let stream = queue.stream().ok_or(elsewhere)?;
+        let aside = Stream::new(stream.device()).map_err(meshstep_tensor::Error::from)?;
+        Ok(There { decision, aside, unheard: VecDeque::new(), names })
     }
 
     /// What the host knows of the run.
@@ -162,16 +168,16 @@ impl Optimizer {
     }
 
     /// Updates what this rank owns, if the device has decided so, and sends it to every rank.
-    fn apply_there(&mut self, decision: &Decision) -> Result<(), Error> {
+    fn apply_there(&mut self, there: &There) -> Result<(), Error> {
         let mut updated = Ok(());
         for b in 0..self.buckets.len() {
-            updated = updated.and_then(|()| self.update_there(b, decision));
+            updated = updated.and_then(|()| self.update_there(b, &there.decision));
         }
         if updated.is_err() {
             // The other ranks are not to wait for what will not come.
             self.handover.abort();
         }
-        let landed = self.room.gathering.land(&self.handover.fixed.queue, &mut self.buckets);
+        let landed = self.room.gathering.land_later(&there.aside, &mut self.buckets);
         updated.and(landed)
     }
 
