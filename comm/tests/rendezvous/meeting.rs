@@ -52,6 +52,7 @@ fn a_failure_is_heard_by_all_in_its_generation_only() {
     let heard = meet(&world(3), &options(LONG), |store| {
         let (old, new) = (store.generation(7), store.generation(8));
         assert_eq!(old.failure(), None);
+        old.barrier("nobody failed yet", LONG).unwrap();
         if store.rank() == 1 {
             old.fail("out of memory").unwrap();
         }
