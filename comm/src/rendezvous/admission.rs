@@ -17,9 +17,10 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The store's side: the rank that was seated, or `None` for one that knows the token and was refused.
+/// The store's side, on its connection `id`: the rank that was seated, or `None` for one that knows the token and was refused.
 pub(super) fn admit(
     house: &House,
+    id: u64,
     stream: &Arc<TcpStream>,
 ) -> Result<Option<(usize, Receiver, Sender)>, Why> {
     let until = after(house.options.handshake);
@@ -37,9 +38,7 @@ pub(super) fn admit(
     }
     receiver.expect_seals(proofs.key_to_store());
     sender.seal(proofs.key_to_rank());
-    let verdict = house.state.lock().ledger.seat(&claim);
-    house.changed.notify_all();
-    match verdict {
+    match house.seat(id, &claim) {
         Err(refusal) => {
             sender.message(&Message::Refused(refusal))?;
             Ok(None)

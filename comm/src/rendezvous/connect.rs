@@ -116,6 +116,10 @@ fn dial(
         Ok(stream) => Arc::new(stream),
         Err(error) => return Ok(Err(Why::System { message: error.to_string() })),
     };
+    if stream.local_addr().is_ok_and(|local| local == addr) {
+        // Where nobody listens yet, the system may give the socket the very port it calls.
+        return Ok(Err(Why::Closed));
+    }
     let (receiver, sender) = match link::ends(&stream, options.silence) {
         Ok(ends) => ends,
         Err(why) => return Ok(Err(why)),

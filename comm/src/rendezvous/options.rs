@@ -10,7 +10,8 @@ pub struct Options {
     /// How long a connection may take to prove that it knows the token; five seconds.
     pub handshake: Duration,
     /// After how long without a sign a rank is lost; 30 seconds. A process that ends is noticed at once; this is for one that
-    /// stands still, or whose machine is gone. Rank 0's is that of the store. Ranks are asked for a sign six times as often.
+    /// stands still, or whose machine is gone. Rank 0's is that of the store, which gives a sign and
+    /// asks for one six times as often; the others' must not be shorter than that.
     pub silence: Duration,
 }
 

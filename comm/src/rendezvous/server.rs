@@ -6,9 +6,9 @@
 use super::admission;
 use super::ledger::Ledger;
 use super::link::{self, after};
-use super::message::Message;
+use super::message::{Claim, Message};
 use super::proof::Key;
-use super::{Environment, Error, Options, TurnedAway, Why};
+use super::{Environment, Error, Options, Refusal, TurnedAway, Why};
 use crate::sync::{Condvar, Mutex};
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -156,7 +156,7 @@ impl House {
 
     /// One connection from its first byte to its last.
     fn serve(self: &Arc<Self>, id: u64, stream: &Arc<TcpStream>, from: SocketAddr) {
-        match admission::admit(self, stream) {
+        match admission::admit(self, id, stream) {
             Ok(Some((rank, receiver, sender))) => self.seated(id, rank, receiver, sender),
             Ok(None) => {}
             Err(why) => self.state.lock().ledger.turn_away(TurnedAway { from, why }),
@@ -166,14 +166,21 @@ impl House {
         self.changed.notify_all();
     }
 
-    fn seated(self: &Arc<Self>, id: u64, rank: usize, receiver: link::Receiver, sender: link::Sender) {
-        let writer = {
-            let mut state = self.state.lock();
-            state.guests.iter_mut().filter(|guest| guest.id == id).for_each(|guest| guest.seated = true);
-            let house = Arc::clone(self);
-            Builder::new().name(format!("store to rank {rank}")).spawn(move || house.tell(id, sender))
-        };
+    /// Gives the rank of connection `id` its seat. In one go: a store that closes waits for whom others were told of.
+    pub(super) fn seat(&self, id: u64, claim: &Claim) -> Result<(), Refusal> {
+        let mut state = self.state.lock();
+        let verdict = state.ledger.seat(claim);
+        let seated = verdict.is_ok();
+        state.guests.iter_mut().filter(|guest| guest.id == id).for_each(|guest| guest.seated = seated);
+        drop(state);
         self.changed.notify_all();
+        verdict
+    }
+
+    fn seated(self: &Arc<Self>, id: u64, rank: usize, receiver: link::Receiver, sender: link::Sender) {
+        let house = Arc::clone(self);
+        let writer = Builder::new().name(format!("store to rank {rank}"));
+        let writer = writer.spawn(move || house.tell(id, sender));
         let lost = match &writer {
             Ok(_) => self.listen(rank, receiver),
             Err(error) => Some(Why::System { message: error.to_string() }),

@@ -188,30 +188,57 @@ fn tampered(direction: To, tamper: Tamper) -> [Option<Failure>; 2] {
 
 #[test]
 fn who_falls_silent_is_lost() {
+    // Whose patience ends first says that the other is silent, and hangs up on it.
+    let silent = |why: &Why| matches!(why, Why::Silent { .. });
+    let closed = |why: &Why| matches!(why, Why::Closed);
+    let of_store_s_patience = || fall_silent([Duration::from_millis(1500), LONG]);
+    let of_rank_s_patience = || fall_silent([Duration::from_secs(4), Duration::from_secs(2)]);
+    let [by_store, by_rank] = thread::scope(|scope| {
+        [scope.spawn(of_store_s_patience), scope.spawn(of_rank_s_patience)].map(|run| run.join().unwrap())
+    });
+    for (rank, lost) in [1, 0, 1].into_iter().enumerate() {
+        let (of_1, of_0) = (&by_store[rank], &by_rank[rank]);
+        let (at_1, at_0) = match rank {
+            1 => (closed(&of_1.1), silent(&of_0.1)),
+            _ => (silent(&of_1.1), closed(&of_0.1)),
+        };
+        assert!(at_1 && of_1.0 == lost, "the store hangs up, rank {rank}: {of_1:?}");
+        assert!(at_0 && of_0.0 == lost, "rank 1 hangs up, rank {rank}: {of_0:?}");
+    }
+}
+
+/// Whom each of three ranks loses, and why, when all between the store and rank 1 is swallowed; the store's patience and
+/// that of rank 1.
+fn fall_silent([of_store, of_rank]: [Duration; 2]) -> Vec<(usize, Why)> {
     let (store, middle) = (free_addr(), free_addr());
     let cut = Arc::new(AtomicBool::new(false));
     let hole = Arc::clone(&cut);
     Proxy::new(middle, store, move |_, _, frame| if hole.load(SeqCst) { vec![] } else { vec![frame] });
-    let ranks = [environment(store, 0, 3), environment(middle, 1, 3), environment(store, 2, 3)];
-    let patient = Options { silence: Duration::from_millis(900), ..options(LONG) };
-    let all = Barrier::new(3);
-    let results = meet(&ranks, &patient, |store| {
+    let (quiet, all) = (Duration::from_millis(2500), Barrier::new(3));
+    let lose = &|store: Result<Store, Error>| {
+        let store = store.unwrap();
         let generation = store.generation(0);
         generation.barrier("there", LONG).unwrap();
-        // Beats keep a quiet connection alive.
-        assert_eq!(generation.wait_failure(Duration::from_millis(1500)), None);
+        // Beats keep a quiet connection alive, for longer than anybody's patience.
+        assert_eq!(generation.wait_failure(quiet), None);
         all.wait();
         cut.store(true, SeqCst);
         let failure = generation.wait_failure(LONG);
         all.wait();
-        failure
-    });
-    for (rank, result) in results.into_iter().enumerate() {
-        let Some(Failure::Lost { rank: lost, why: Why::Silent { .. } }) = result.clone().unwrap() else {
-            panic!("rank {rank}: {result:?}")
+        match failure {
+            Some(Failure::Lost { rank, why }) => (rank, why),
+            other => panic!("{other:?}"),
+        }
+    };
+    let ranks = [(store, of_store), (middle, of_rank), (store, LONG)];
+    thread::scope(|scope| {
+        let start = |(rank, (addr, silence)): (usize, (SocketAddr, Duration))| {
+            let patient = Options { silence, ..options(LONG) };
+            scope.spawn(move || lose(Store::join(&environment(addr, rank, 3), &patient)))
         };
-        assert_eq!(lost, usize::from(rank != 1), "rank {rank}");
-    }
+        let threads: Vec<_> = ranks.into_iter().enumerate().map(start).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
 }
 
 #[test]
