@@ -101,7 +101,8 @@ fn step(name: StepName, setting: &Setting) -> Step {
             )]
         }
         // Not with all features: `shuttle` replaces comm's threads by a scheduler that only its own tests start.
-        StepName::Tests => vec![test("--workspace", setting)],
+        // The tests of CUDA kernels compile them for the CPU.
+        StepName::Tests => vec![with(test("--workspace", setting), "REQUIRE_SIMT", "1")],
         StepName::Standin => standin::tasks(setting),
         // Chosen from the whole workspace, so that what the tests were built with is used again, not rebuilt.
         StepName::Shuttle => {
@@ -121,6 +122,14 @@ pub(super) fn test(what: &str, setting: &Setting) -> Task {
     let targets = if setting.nextest || what.contains("--test") { "" } else { "--tests" };
     let cmd = Cmd::cargo(&format!("{runner} --no-fail-fast {what} {targets}"));
     Task::Run(counted(cmd.dir(&setting.root), setting))
+}
+
+/// The task under one more variable.
+fn with(task: Task, name: &str, value: &str) -> Task {
+    match task {
+        Task::Run(cmd) => Task::Run(cmd.env(name, value)),
+        other => other,
+    }
 }
 
 /// The case counts: reduced ones are the tests' own defaults, the full ones they take from MESHSTEP_LONG.
@@ -200,11 +209,11 @@ mod tests {
         let cargo_test = Setting { nextest: false, ..setting() };
         assert_eq!(
             shown(StepName::Tests, &setting()),
-            "cd /w && cargo nextest run --no-fail-fast --workspace"
+            "cd /w && REQUIRE_SIMT=1 cargo nextest run --no-fail-fast --workspace"
         );
         assert_eq!(
             shown(StepName::Tests, &cargo_test),
-            "cd /w && cargo test --no-fail-fast --workspace --tests"
+            "cd /w && REQUIRE_SIMT=1 cargo test --no-fail-fast --workspace --tests"
         );
         assert_eq!(
             shown(StepName::Shuttle, &cargo_test),
@@ -225,7 +234,7 @@ mod tests {
     fn long_asks_every_test_step_for_its_full_counts() {
         let long = Setting { long: true, ..setting() };
         for name in [StepName::Tests, StepName::Shuttle, StepName::Doctests] {
-            assert!(shown(name, &long).contains("MESHSTEP_LONG=1 PROPTEST_CASES=4096 cargo"));
+            assert!(shown(name, &long).contains("MESHSTEP_LONG=1 PROPTEST_CASES=4096 "));
             assert!(!shown(name, &setting()).contains("MESHSTEP_LONG"));
         }
         let chosen = Setting { cases: Some("7".to_owned()), ..long };
