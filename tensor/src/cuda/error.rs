@@ -68,10 +68,14 @@ pub enum Error {
     #[error("work on a second stream belongs to the graph; wait for its end on the stream that is captured")]
     Unjoined,
     /// A stream that is another one on each thread.
-    #[error("a stream of each thread has no order across threads; use one of its own (candle: Device::new_cuda_with_stream)")]
+    #[error(
+        "a stream of each thread has no order across threads; use one of its own (candle: Device::new_cuda_with_stream)"
+    )]
     PerThread,
     /// A stream of a context that is not the device's primary one.
-    #[error("a stream of another context of device {ordinal}; only those of its primary one share memory with it")]
+    #[error(
+        "a stream of another context of device {ordinal}; only those of its primary one share memory with it"
+    )]
     OtherContext {
         /// The device.
         ordinal: usize,
