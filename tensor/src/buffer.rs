@@ -49,6 +49,7 @@ impl Buffer {
     ) -> Result<Self, Error> {
         #[cfg(feature = "cuda")]
         if let Some(stream) = queue.stream() {
+            stream.outside_graphs("making a buffer")?;
             let slab = Slab::on_device(stream, bytes(len, dtype)?, meter, category)?;
             let mut buffer = Buffer { slab: Arc::new(slab), start: 0, len, dtype };
             stream.zero(buffer.as_mut())?;
@@ -56,6 +57,12 @@ impl Buffer {
         }
         let _ = queue;
         Self::zeroed(len, dtype, meter, category)
+    }
+
+    /// All of an allocation, or its first elements.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn of_slab(slab: Slab, len: usize, dtype: DType) -> Self {
+        Buffer { slab: Arc::new(slab), start: 0, len, dtype }
     }
 
     /// A copy of `values`, counted under `category`.
@@ -142,7 +149,7 @@ impl Buffer {
     }
 }
 
-fn bytes(len: usize, dtype: DType) -> Result<usize, Error> {
+pub(crate) fn bytes(len: usize, dtype: DType) -> Result<usize, Error> {
     let bytes = len.checked_mul(dtype.size()).filter(|&bytes| isize::try_from(bytes).is_ok());
     bytes.ok_or(Error::TooLarge { len, dtype })
 }

@@ -21,7 +21,8 @@ const COLOURS: usize = 16;
 pub(crate) struct Slab {
     base: NonNull<u8>,
     origin: Origin,
-    _claim: Claim,
+    /// None where others count it.
+    _claim: Option<Claim>,
 }
 
 #[derive(Debug)]
@@ -33,6 +34,8 @@ enum Origin {
     Map(#[expect(dead_code, reason = "held for its Drop, which unmaps")] MmapMut),
     #[cfg(feature = "cuda")]
     Device(cuda::Memory),
+    #[cfg(feature = "cuda")]
+    Foreign(cuda::Foreign),
 }
 
 // SAFETY: a slab is plain memory; it hands out only a pointer, and whoever writes through it owns the range written
@@ -53,7 +56,7 @@ impl Slab {
         let colour = colour(bytes, apart);
         let made = if bytes > HUGE_FROM { map(bytes, colour) } else { heap(bytes, colour) };
         let (base, origin) = made.ok_or_else(refused)?;
-        Ok(Slab { base, origin, _claim: meter.claim(category, bytes as u64) })
+        Ok(Slab { base, origin, _claim: Some(meter.claim(category, bytes as u64)) })
     }
 
     /// Memory of a stream's device, of which nothing is known before it is written.
@@ -68,7 +71,13 @@ impl Slab {
         // No byte needs no address; one that is aligned for every element will do.
         let base = NonNull::new(std::ptr::without_provenance_mut(memory.address() as usize));
         let base = base.unwrap_or(NonNull::<u64>::dangling().cast());
-        Ok(Slab { base, origin: Origin::Device(memory), _claim: meter.claim(category, bytes as u64) })
+        Ok(Slab { base, origin: Origin::Device(memory), _claim: Some(meter.claim(category, bytes as u64)) })
+    }
+
+    /// Memory of a device that others have allocated and count.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn foreign(base: NonNull<u8>, memory: cuda::Foreign) -> Self {
+        Slab { base, origin: Origin::Foreign(memory), _claim: None }
     }
 
     /// Where the memory is.
@@ -77,6 +86,8 @@ impl Slab {
             Origin::Heap { .. } | Origin::Map(_) => Place::Cpu,
             #[cfg(feature = "cuda")]
             Origin::Device(memory) => Place::Cuda(memory.device().ordinal()),
+            #[cfg(feature = "cuda")]
+            Origin::Foreign(memory) => Place::Cuda(memory.device().ordinal()),
         }
     }
 

@@ -141,6 +141,52 @@ fn every_rule_and_recipe_gives_the_cpus_bits() {
 }
 
 #[test]
+fn a_captured_step_replayed_equals_direct_steps() {
+    let Some(queue) = queue() else { return };
+    let (rule, recipe, meter) = (AdamW::default(), RECIPES[2], Meter::new());
+    let start = Memory::of(&rule, &recipe, 4099, 7);
+    let [first, second] = segments(4099, 1);
+    let groups = [
+        Group { rule: &rule, lr_scale: 1.0, segments: &first },
+        Group { rule: &rule, lr_scale: 0.5, segments: &second },
+    ];
+    let made = |there: &mut There| {
+        there.flat(0, |flat| Update::new(&flat, &groups, recipe.rounding, &queue, &meter)).unwrap()
+    };
+    let (mut direct, mut replayed) = (There::new(&start, &queue), There::new(&start, &queue));
+    let (mut update, mut captured) = (made(&mut direct), made(&mut replayed));
+    let [mut block, mut read_by_graph] = [0; 2].map(|_| StepBlock::new(&queue, &meter).unwrap());
+    let stream = queue.stream().unwrap();
+    let graph =
+        stream.capture(|| replayed.flat(0, |flat| captured.run(flat, &read_by_graph, &queue))).unwrap();
+    assert_eq!(
+        common::difference(&replayed.back(&start, &queue), &start),
+        None,
+        "nothing is done by a capture"
+    );
+    for round in 1..=5 {
+        let mut grads = start.clone();
+        grads.new_grads(round);
+        let step = step(&scalars(&recipe, round), round == 2);
+        for (there, block) in [(&mut direct, &mut block), (&mut replayed, &mut read_by_graph)] {
+            there.set_grads(&grads.grads, &queue);
+            block.set(&step, &queue).unwrap();
+        }
+        direct.flat(0, |flat| update.run(flat, &block, &queue)).unwrap();
+        // SAFETY: the graph's memory is that of `replayed`, `captured` and `read_by_graph`, which live and are used again only
+        // after the queue has been waited for.
+        unsafe { graph.launch(stream) }.unwrap();
+        let expected = direct.back(&start, &queue);
+        assert_eq!(common::difference(&replayed.back(&start, &queue), &expected), None, "step {round}");
+        assert!(round == 2 || common::difference(&expected, &start).is_some());
+    }
+    assert_eq!(
+        (captured.steps(&queue).unwrap(), update.steps(&queue).unwrap()),
+        (vec![4, 4, 8], vec![4, 4, 8])
+    );
+}
+
+#[test]
 fn every_length_gives_the_cpus_bits() {
     let Some(queue) = queue() else { return };
     let recipe = RECIPES[2];

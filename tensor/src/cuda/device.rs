@@ -70,6 +70,11 @@ impl Device {
         Ok(u32::try_from(count).unwrap_or(1))
     }
 
+    /// The context that its memory and streams belong to.
+    pub(super) fn context(&self) -> sys::CUcontext {
+        self.0.context
+    }
+
     /// Makes the context this thread's, and tells what a drop could not do.
     pub(super) fn enter(&self) -> Result<(), Error> {
         self.make_current()?;

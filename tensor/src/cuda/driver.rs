@@ -16,6 +16,10 @@ pub(super) use call;
 pub(super) fn told(call: &'static str, result: sys::CUresult) -> Result<(), Error> {
     match result {
         sys::CUresult::CUDA_SUCCESS => Ok(()),
+        sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+        | sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
+        | sys::CUresult::CUDA_ERROR_CAPTURED_EVENT => Err(Error::Capturing { what: call }),
+        sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED => Err(Error::Unjoined),
         other => Err(Error::Call { call, code: other as u32, name: name(other) }),
     }
 }

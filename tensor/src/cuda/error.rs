@@ -1,7 +1,8 @@
 //! What can go wrong with a GPU.
 
 use super::Unavailable;
-use crate::{Category, Place};
+use crate::{Category, DType, Place};
+use std::fmt;
 
 /// What went wrong with a device, a stream or memory there.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -57,6 +58,59 @@ pub enum Error {
     /// Host memory is used by a stream.
     #[error("pinned memory is in use by a stream; wait for the stream first")]
     InUse,
+    /// What cannot be part of a graph, while a stream is captured into one.
+    #[error("{what} cannot be part of a graph; do it before the capture, or after")]
+    Capturing {
+        /// What was asked for, or the driver's function.
+        what: &'static str,
+    },
+    /// A capture ended before work on another stream that belongs to it.
+    #[error("work on a second stream belongs to the graph; wait for its end on the stream that is captured")]
+    Unjoined,
+    /// A stream that is another one on each thread.
+    #[error(
+        "a stream of each thread has no order across threads; use one of its own (candle: Device::new_cuda_with_stream)"
+    )]
+    PerThread,
+    /// A stream of a context that is not the device's primary one.
+    #[error(
+        "a stream of another context of device {ordinal}; only those of its primary one share memory with it"
+    )]
+    OtherContext {
+        /// The device.
+        ordinal: usize,
+    },
+    /// An address of nothing.
+    #[error("no memory is at address 0")]
+    Null,
+    /// An address where an element cannot begin.
+    #[error("{dtype} at address {address:#x}, which is not a multiple of {align}")]
+    Misaligned {
+        /// The address.
+        address: u64,
+        /// The elements' type.
+        dtype: DType,
+        /// Bytes of an element.
+        align: usize,
+    },
+    /// Memory that is not the device's.
+    #[error("{found} at address {address:#x}, where memory of device {ordinal} is needed")]
+    NotThere {
+        /// The address, of the first byte or of the last.
+        address: u64,
+        /// Where memory is needed.
+        ordinal: usize,
+        /// What is there.
+        found: Found,
+    },
+    /// cudarc has kept an error of an earlier call, or has met one.
+    #[error("cudarc: {name} ({code})")]
+    Cudarc {
+        /// The driver's number for it.
+        code: u32,
+        /// The driver's name for it.
+        name: String,
+    },
     /// The driver cannot compile the text of kernels.
     #[error("the driver refuses this PTX ({log}); a newer driver may take it")]
     Ptx {
@@ -79,4 +133,25 @@ pub enum Error {
         /// The driver's name for it.
         name: String,
     },
+}
+
+/// What the driver says is at an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// Nothing that it knows: ordinary memory of the host, or none.
+    Unknown,
+    /// Memory of the host that the driver knows.
+    Host,
+    /// Memory of this device.
+    Device(usize),
+}
+
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Found::Unknown => f.write_str("nothing that the driver knows"),
+            Found::Host => f.write_str("memory of the host"),
+            Found::Device(ordinal) => write!(f, "memory of device {ordinal}"),
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! Bytes on a device, and bytes of the host that a device copies from and to by itself.
 
 use super::driver::call;
+use super::stream::Owner;
 use super::{Device, Error, Event, Stream};
 use crate::{Category, Claim, Meter};
 use cudarc::driver::sys;
@@ -47,6 +48,40 @@ impl Drop for Memory {
         if self.start != 0 {
             // SAFETY: allocated once, freed once; the driver waits for work that uses it.
             self.device.late(|| unsafe { call!(cuMemFree_v2(self.start)) });
+        }
+    }
+}
+
+/// Bytes of a device that belong to somebody else, who is kept alive until no stream uses them.
+#[derive(Debug)]
+pub(crate) struct Foreign {
+    device: Device,
+    owner: Option<Owner>,
+}
+
+impl Foreign {
+    pub(super) fn new(device: &Device, owner: Owner) -> Self {
+        Foreign { device: device.clone(), owner: Some(owner) }
+    }
+
+    /// Where it is.
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+}
+
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        let mut idle = false;
+        self.device.late(|| {
+            // SAFETY: the device's context is current.
+            unsafe { call!(cuCtxSynchronize())? };
+            idle = true;
+            Ok(())
+        });
+        if !idle {
+            // Streams may still use it, so its owner is never dropped.
+            std::mem::forget(self.owner.take());
         }
     }
 }

@@ -8,6 +8,11 @@
 //! | [`Pinned`] | page-locked bytes of the host |
 //! | [`Mail`], [`Letter`] | a few bytes there and back without waiting |
 //! | [`Module`], [`Function`] | kernels, loaded from PTX |
+//! | [`Graph`] | work that was captured once and is launched again and again |
+//! | [`Lent`] | a buffer as cudarc's, for libraries on cudarc |
+//!
+//! Memory and streams of other libraries are taken as they are, without a copy: [`Buffer::from_raw_on`](crate::Buffer::from_raw_on),
+//! [`Buffer::from_cudarc`](crate::Buffer::from_cudarc), [`Stream::from_raw`], [`Stream::from_cudarc`].
 //!
 //! Device memory is a [`Buffer`](crate::Buffer) made by [`Buffer::zeroed_on`](crate::Buffer::zeroed_on) on a stream's
 //! [`Queue`](crate::Queue). Work takes place some time after the call that asks for it, and memory is not freed before. What a
@@ -38,6 +43,8 @@
 mod device;
 mod driver;
 mod error;
+mod graph;
+mod interop;
 mod mail;
 mod memory;
 mod module;
@@ -45,10 +52,12 @@ mod probe;
 mod stream;
 
 pub use device::Device;
-pub use error::Error;
+pub use error::{Error, Found};
+pub use graph::Graph;
+pub use interop::Lent;
 pub use mail::{Letter, Mail};
-pub(crate) use memory::Memory;
 pub use memory::Pinned;
+pub(crate) use memory::{Foreign, Memory};
 pub use module::{Function, Module};
 pub use probe::{Driver, Unavailable, probe};
 pub use stream::{Event, Stream};

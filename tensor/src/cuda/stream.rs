@@ -5,6 +5,7 @@ use super::memory::Pinned;
 use super::{Device, Error};
 use crate::{Place, Slice, SliceMut};
 use cudarc::driver::sys;
+use std::any::Any;
 use std::sync::Arc;
 
 /// An order of work on a device. Work on different streams has no order but what [`wait`](Stream::wait) makes.
@@ -15,7 +16,12 @@ pub struct Stream(Arc<Inner>);
 struct Inner {
     device: Device,
     handle: sys::CUstream,
+    /// Whose stream it is, if not ours to destroy.
+    owner: Option<Owner>,
 }
+
+/// What keeps something of another library alive.
+pub(crate) type Owner = Box<dyn Any + Send + Sync>;
 
 // SAFETY: a stream is a handle that the driver locks by itself; every call makes its context current first.
 unsafe impl Send for Inner {}
@@ -55,7 +61,11 @@ impl Stream {
         let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the device's context is current; the place outlives the call.
         unsafe { call!(cuStreamCreateWithPriority(&mut handle, flags, priority))? };
-        Ok(Stream(Arc::new(Inner { device: device.clone(), handle })))
+        Ok(Self::of(device, handle, None))
+    }
+
+    pub(super) fn of(device: &Device, handle: sys::CUstream, owner: Option<Owner>) -> Self {
+        Stream(Arc::new(Inner { device: device.clone(), handle, owner }))
     }
 
     /// Where its work takes place.
@@ -84,9 +94,23 @@ impl Stream {
         unsafe { call!(cuStreamWaitEvent(self.0.handle, event.handle, 0)) }
     }
 
+    /// Whether its work goes into a graph instead of being done, as during [`capture`](Self::capture).
+    pub fn is_capturing(&self) -> Result<bool, Error> {
+        self.enter()?;
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the stream lives; the place outlives the call.
+        unsafe { call!(cuStreamIsCapturing(self.0.handle, &mut status))? };
+        Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+    }
+
+    /// An error while the stream is captured, for what cannot be: without asking the driver to do it, which would spoil the graph.
+    pub(crate) fn outside_graphs(&self, what: &'static str) -> Result<(), Error> {
+        if self.is_capturing()? { Err(Error::Capturing { what }) } else { Ok(()) }
+    }
+
     /// Returns when all work so far is done, or with what went wrong in it.
     pub fn synchronize(&self) -> Result<(), Error> {
-        self.enter()?;
+        self.outside_graphs("a wait of the host")?;
         // SAFETY: the stream lives.
         unsafe { call!(cuStreamSynchronize(self.0.handle)) }
     }
@@ -95,6 +119,7 @@ impl Stream {
     pub fn copy_in(&self, host: &Pinned, from: usize, into: SliceMut<'_>) -> Result<(), Error> {
         let (target, len) = (self.address(into.as_slice())?, into.as_slice().size());
         let source = host.at(from, len)?;
+        self.outside_graphs("a copy of pinned memory")?;
         // SAFETY: both ranges were checked. The driver frees device memory after work that uses it; `host` waits for the copy.
         let start = || unsafe { call!(cuMemcpyHtoDAsync_v2(target, source.cast(), len, self.0.handle)) };
         if len == 0 { Ok(()) } else { host.copied(self, start) }
@@ -104,6 +129,7 @@ impl Stream {
     pub fn copy_out(&self, from: Slice<'_>, host: &Pinned, to: usize) -> Result<(), Error> {
         let (source, len) = (self.address(from)?, from.size());
         let target = host.at(to, len)?;
+        self.outside_graphs("a copy to pinned memory")?;
         // SAFETY: as in `copy_in`.
         let start = || unsafe { call!(cuMemcpyDtoHAsync_v2(target.cast(), source, len, self.0.handle)) };
         if len == 0 { Ok(()) } else { host.copied(self, start) }
@@ -113,6 +139,7 @@ impl Stream {
     pub(crate) fn upload(&self, bytes: &[u8], into: SliceMut<'_>) -> Result<(), Error> {
         let target = self.address(into.as_slice())?;
         check_len(bytes.len(), into.as_slice().size())?;
+        self.outside_graphs("a copy of the host's memory")?;
         if bytes.is_empty() {
             return Ok(());
         }
@@ -126,6 +153,7 @@ impl Stream {
     pub(crate) fn download(&self, from: Slice<'_>, into: &mut [u8]) -> Result<(), Error> {
         let source = self.address(from)?;
         check_len(from.size(), into.len())?;
+        self.outside_graphs("a copy to the host's memory")?;
         if into.is_empty() {
             return self.synchronize();
         }
@@ -167,7 +195,7 @@ impl Stream {
         Ok(memory.address() as sys::CUdeviceptr)
     }
 
-    fn enter(&self) -> Result<(), Error> {
+    pub(super) fn enter(&self) -> Result<(), Error> {
         self.0.device.enter()
     }
 }
@@ -175,7 +203,7 @@ impl Stream {
 impl PartialEq for Stream {
     /// Whether both are one order of work.
     fn eq(&self, other: &Stream) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
+        self.0.handle == other.0.handle && self.0.device.ordinal() == other.0.device.ordinal()
     }
 }
 
@@ -226,7 +254,9 @@ impl Drop for Event {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // SAFETY: made once, destroyed once; work on it goes on to its end.
-        self.device.late(|| unsafe { call!(cuStreamDestroy_v2(self.handle)) });
+        if self.owner.is_none() {
+            // SAFETY: made once, destroyed once; work on it goes on to its end.
+            self.device.late(|| unsafe { call!(cuStreamDestroy_v2(self.handle)) });
+        }
     }
 }

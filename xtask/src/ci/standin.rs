@@ -11,7 +11,14 @@ use std::path::Path;
 const FLAGS: &str = "-std=c++17 -O1 -shared -fPIC -ffp-contract=off -fno-strict-aliasing";
 /// A stand-in's sources, and the library whose place it takes.
 const LIBRARIES: [(&[&str], &str); 3] = [
-    (&["xtask/standin/cuda/libcuda.cpp", "xtask/standin/cuda/kernels.cpp"], "libcuda.so.1"),
+    (
+        &[
+            "xtask/standin/cuda/libcuda.cpp",
+            "xtask/standin/cuda/kernels.cpp",
+            "xtask/standin/cuda/graphs.cpp",
+        ],
+        "libcuda.so.1",
+    ),
     (&["xtask/standin/nccl/libnccl.cpp"], "libnccl.so.2"),
     // One as old as is supported.
     (&["-DMESHSTEP_OLD", "xtask/standin/nccl/libnccl.cpp"], "old/libnccl.so.2"),

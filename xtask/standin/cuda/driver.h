@@ -34,6 +34,14 @@ enum Result : int {
     IllegalAddress = 700,
     LaunchTimeout = 702,
     LaunchFailed = 719,
+    CaptureUnsupported = 900,
+    CaptureInvalidated = 901,
+    CaptureMerge = 902,
+    CaptureUnmatched = 903,
+    CaptureUnjoined = 904,
+    CaptureIsolation = 905,
+    CaptureImplicit = 906,
+    CapturedEvent = 907,
 };
 
 struct Device {
@@ -42,13 +50,43 @@ struct Device {
     int retained = 0;
 };
 
-// What was recorded last, and what of it has been reached.
-struct Event {
-    uint64_t recorded = 0;
-    uint64_t reached = 0;
+// A piece of captured work, and those that come before it.
+struct Node {
+    std::function<Result()> run;
+    std::vector<size_t> after;
 };
 
 struct Stream;
+
+// What streams capture together, from the one it began on.
+struct Capture {
+    Stream *origin;
+    std::vector<Node> nodes;
+    bool spoilt = false;
+};
+
+// What was recorded last, and what of it has been reached; or, if it was captured, what is before it.
+struct Event {
+    uint64_t recorded = 0;
+    uint64_t reached = 0;
+    std::shared_ptr<Capture> capture;
+    std::vector<size_t> after;
+};
+
+// A graph that can be launched. Launches come one after the other, wherever they are.
+struct Executable {
+    std::vector<Node> nodes;
+    uint64_t launched = 0;
+    uint64_t ended = 0;
+};
+
+// One launch of it, the `number`th from 0.
+struct Launched {
+    std::shared_ptr<Executable> graph;
+    uint64_t number;
+    std::vector<bool> done;
+    size_t left;
+};
 
 // One piece of work. It can begin once `waits_for` has reached `point`, and once `*value` is at least `point`.
 struct Work {
@@ -56,11 +94,14 @@ struct Work {
     std::shared_ptr<Event> waits_for;
     uint64_t point = 0;
     const volatile uint64_t *value = nullptr;
+    std::shared_ptr<Launched> launch = nullptr;
 };
 
 struct Stream {
     Device *device;
     std::deque<Work> queue;
+    std::shared_ptr<Capture> capture = nullptr;
+    std::vector<size_t> after = {}; // what captured work comes after
 };
 
 struct Allocation {
@@ -103,9 +144,25 @@ inline Result holds(uintptr_t start, size_t len, bool of_device) {
     return inside ? Success : IllegalAddress;
 }
 
+// The stream of a handle; null is the device's own.
+inline std::shared_ptr<Stream> find(void *handle) {
+    static auto &own = *new std::map<Device *, std::shared_ptr<Stream>>;
+    if (handle) {
+        auto stream = streams.find(static_cast<Stream *>(handle));
+        return stream == streams.end() ? nullptr : stream->second;
+    }
+    auto &stream = own[current];
+    if (!stream) {
+        stream = std::make_shared<Stream>(Stream{current, {}});
+        streams[stream.get()] = stream;
+    }
+    return stream;
+}
+
 inline bool can_begin(const Stream &stream) {
     if (stream.queue.empty()) return false;
     const Work &work = stream.queue.front();
+    if (work.launch) return work.launch->graph->ended == work.launch->number;
     if (work.value) return static_cast<int64_t>(__atomic_load_n(work.value, __ATOMIC_ACQUIRE) - work.point) >= 0;
     return !work.waits_for || work.waits_for->reached >= work.point;
 }
@@ -117,6 +174,25 @@ inline bool awaits_a_value() {
     return false;
 }
 
+// Does one piece of a graph whose predecessors are done; false when none is left.
+inline bool advance(Launched &launch, Result &result) {
+    std::vector<size_t> ready;
+    const auto &nodes = launch.graph->nodes;
+    for (size_t i = 0; i < nodes.size(); ++i) {
+        bool can = !launch.done[i];
+        for (size_t before : nodes[i].after) can = can && launch.done[before];
+        if (can) ready.push_back(i);
+    }
+    if (!ready.empty()) {
+        size_t node = ready[order() % ready.size()];
+        result = nodes[node].run();
+        launch.done[node] = true;
+        launch.left -= 1;
+    }
+    if (launch.left == 0) launch.graph->ended += 1;
+    return launch.left > 0;
+}
+
 // Does one piece of work of some stream; false if there is none that can begin.
 inline bool advance() {
     std::vector<Stream *> ready;
@@ -124,9 +200,13 @@ inline bool advance() {
         if (can_begin(*stream)) ready.push_back(stream.get());
     if (ready.empty()) return false;
     Stream *stream = ready[order() % ready.size()];
-    Work work = std::move(stream->queue.front());
-    stream->queue.pop_front();
-    Result result = work.run ? work.run() : Success;
+    Result result = Success;
+    Launched *launch = stream->queue.front().launch.get();
+    if (!launch || !advance(*launch, result)) {
+        Work work = std::move(stream->queue.front());
+        stream->queue.pop_front();
+        if (work.run) result = work.run();
+    }
     if (broken == Success) broken = result;
     return true;
 }
@@ -167,12 +247,39 @@ inline Result begin_in_context(const char *function) {
     return result == Success && !current ? InvalidContext : result;
 }
 
+// A call that cannot be captured spoils what it meets.
+inline Result spoil(const std::shared_ptr<Capture> &capture, Result result) {
+    capture->spoilt = true;
+    return result;
+}
+
+inline Result captured(Stream &stream, Work work) {
+    if (stream.capture->spoilt) return CaptureInvalidated;
+    if (!work.run) return spoil(stream.capture, CaptureUnsupported);
+    stream.capture->nodes.push_back({std::move(work.run), stream.after});
+    stream.after = {stream.capture->nodes.size() - 1};
+    return Success;
+}
+
+// The stream goes on after the event too: into its capture, if it is not in one.
+inline Result join(Stream &stream, const Event &event) {
+    auto capture = stream.capture ? stream.capture : event.capture;
+    if (capture->spoilt) return CaptureInvalidated;
+    if (!event.capture) return spoil(capture, CaptureIsolation);
+    if (stream.capture && stream.capture != event.capture) return spoil(capture, CaptureMerge);
+    if (!capture->origin) return CapturedEvent; // of a capture that has ended
+    stream.capture = capture;
+    stream.after.insert(stream.after.end(), event.after.begin(), event.after.end());
+    return Success;
+}
+
 inline Result enqueue(const char *function, void *handle, Work work) {
     Result result = begin_in_context(function);
     if (result != Success) return result;
-    auto stream = streams.find(static_cast<Stream *>(handle));
-    if (stream == streams.end()) return InvalidHandle;
-    stream->second->queue.push_back(std::move(work));
+    auto stream = find(handle);
+    if (!stream) return InvalidHandle;
+    if (stream->capture) return captured(*stream, std::move(work));
+    stream->queue.push_back(std::move(work));
     return Success;
 }
 
@@ -183,7 +290,7 @@ inline Work copy(uintptr_t to, bool to_device, uintptr_t from, bool from_device,
                 std::memcpy(reinterpret_cast<void *>(to), reinterpret_cast<const void *>(from), len);
                 return Success;
             },
-            nullptr, 0, nullptr};
+            nullptr, 0, nullptr, nullptr};
 }
 
 inline Result allocate(uintptr_t *start, size_t len, Device *device) {
@@ -199,15 +306,23 @@ inline Result allocate(uintptr_t *start, size_t len, Device *device) {
     return Success;
 }
 
+inline Result release_now(uintptr_t start) {
+    auto allocation = allocations.find(start);
+    if (allocation == allocations.end()) return IllegalAddress;
+    auto [len, device] = allocation->second;
+    if (device) device->used -= len;
+    std::free(reinterpret_cast<void *>(start));
+    allocations.erase(allocation);
+    return Success;
+}
+
 inline Result release(uintptr_t start, bool of_device) {
     auto allocation = allocations.find(start);
     if (allocation == allocations.end() || (allocation->second.device != nullptr) != of_device) return InvalidValue;
     // Memory of a device is freed after all its work; the host's at once, whoever still copies from it.
-    auto [len, device] = allocation->second;
+    Device *device = allocation->second.device;
     Result drained = of_device ? drain(device) : Success;
-    if (device) device->used -= len;
-    std::free(reinterpret_cast<void *>(start));
-    allocations.erase(start);
+    release_now(start);
     return drained;
 }
 
@@ -226,6 +341,14 @@ inline const std::map<int, const char *> names = {
     {IllegalAddress, "CUDA_ERROR_ILLEGAL_ADDRESS"},
     {LaunchTimeout, "CUDA_ERROR_LAUNCH_TIMEOUT"},
     {LaunchFailed, "CUDA_ERROR_LAUNCH_FAILED"},
+    {CaptureUnsupported, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"},
+    {CaptureInvalidated, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"},
+    {CaptureMerge, "CUDA_ERROR_STREAM_CAPTURE_MERGE"},
+    {CaptureUnmatched, "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED"},
+    {CaptureUnjoined, "CUDA_ERROR_STREAM_CAPTURE_UNJOINED"},
+    {CaptureIsolation, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION"},
+    {CaptureImplicit, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"},
+    {CapturedEvent, "CUDA_ERROR_CAPTURED_EVENT"},
 };
 
 using Guard = std::lock_guard<std::mutex>;

@@ -14,7 +14,7 @@ using namespace standin;
 
 namespace {
 
-enum : int { MultiprocessorCount = 16, CapabilityMajor = 75, CapabilityMinor = 76 };
+enum : int { MultiprocessorCount = 16, CapabilityMajor = 75, CapabilityMinor = 76, MemoryPools = 115 };
 enum : int { LogBuffer = 5, LogSize = 6 };
 
 // What simt.h exports.
@@ -139,7 +139,7 @@ int cuLaunchKernel(void *handle, unsigned grid, unsigned grid_y, unsigned grid_z
         if (error) std::fprintf(stderr, "stand-in: %s: %s\n", function->name.c_str(), error);
         return error ? LaunchFailed : Success;
     };
-    return enqueue(__func__, stream, {run, nullptr, 0, nullptr});
+    return enqueue(__func__, stream, {run, nullptr, 0, nullptr, nullptr});
 }
 
 int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *, int, size_t) {
@@ -154,6 +154,7 @@ int cuDeviceGetAttribute(int *value, int attribute, int) {
     case MultiprocessorCount: *value = 3; return Success;
     case CapabilityMajor: *value = 8; return Success;
     case CapabilityMinor: *value = 0; return Success;
+    case MemoryPools: *value = 1; return Success;
     default: return InvalidValue;
     }
 }

@@ -106,7 +106,21 @@ int cuCtxSetCurrent(void *context) {
     return current && current->retained == 0 ? InvalidContext : Success;
 }
 
-// Nothing is captured here.
+int cuCtxGetCurrent(void **context) {
+    BEGIN(begin(__func__));
+    *context = current;
+    return Success;
+}
+
+int cuCtxSynchronize() {
+    BEGIN(begin_in_context(__func__));
+    ++waits;
+    for (auto &[_, stream] : streams)
+        if (stream->device == current && stream->capture) return spoil(stream->capture, CaptureUnsupported);
+    return drain(current);
+}
+
+// Captures are all as if relaxed.
 int cuThreadExchangeStreamCaptureMode(int *mode) {
     BEGIN(begin(__func__));
     *mode = 0;
@@ -132,6 +146,35 @@ int cuMemFree_v2(uintptr_t start) {
     return release(start, true);
 }
 
+// At once: who orders its work as it should never sees the difference.
+int cuMemAllocAsync(uintptr_t *start, size_t len, void *) {
+    BEGIN(begin_in_context(__func__));
+    return allocate(start, len, current);
+}
+
+// In the stream's order, so that work of another stream meets freed memory unless it was waited for.
+int cuMemFreeAsync(uintptr_t start, void *stream) {
+    Guard guard(lock);
+    if (holds(start, 0, true) != Success || !allocations.count(start)) return InvalidValue;
+    return enqueue(__func__, stream, {[=] { return release_now(start); }, nullptr, 0, nullptr, nullptr});
+}
+
+// Where memory is that was allocated here; of other memory a driver knows nothing.
+int cuPointerGetAttribute(void *value, int attribute, uintptr_t address) {
+    BEGIN(begin_in_context(__func__));
+    auto next = allocations.upper_bound(address);
+    if (next == allocations.begin()) return InvalidValue;
+    auto [start, allocation] = *std::prev(next);
+    if (address >= start + allocation.len) return InvalidValue;
+    enum : int { MemoryType = 2, DeviceOrdinal = 9 };
+    enum : int { Host = 1, OfDevice = 2 };
+    switch (attribute) {
+    case MemoryType: *static_cast<int *>(value) = allocation.device ? OfDevice : Host; return Success;
+    case DeviceOrdinal: *static_cast<int *>(value) = allocation.device ? allocation.device->ordinal : 0; return Success;
+    default: return InvalidValue;
+    }
+}
+
 int cuMemHostAlloc(void **start, size_t len, unsigned) {
     BEGIN(begin_in_context(__func__));
     return allocate(reinterpret_cast<uintptr_t *>(start), len, nullptr);
@@ -146,7 +189,8 @@ int cuMemcpyHtoDAsync_v2(uintptr_t to, const void *from, size_t len, void *strea
     Guard guard(lock);
     uintptr_t start = reinterpret_cast<uintptr_t>(from);
     if (holds(start, len, false) == Success) return enqueue(__func__, stream, copy(to, true, start, false, len));
-    // Pageable memory: its bytes are taken at once.
+    // Pageable memory: its bytes are taken at once, which a graph could not do each time.
+    if (auto found = find(stream); found && found->capture) return spoil(found->capture, CaptureUnsupported);
     const char *bytes = static_cast<const char *>(from);
     auto taken = std::make_shared<std::vector<char>>(bytes, bytes + len);
     auto fill = [=] {
@@ -154,7 +198,7 @@ int cuMemcpyHtoDAsync_v2(uintptr_t to, const void *from, size_t len, void *strea
         std::memcpy(reinterpret_cast<void *>(to), taken->data(), len);
         return Success;
     };
-    return enqueue(__func__, stream, {fill, nullptr, 0, nullptr});
+    return enqueue(__func__, stream, {fill, nullptr, 0, nullptr, nullptr});
 }
 
 int cuMemcpyDtoHAsync_v2(void *to, uintptr_t from, size_t len, void *stream) {
@@ -162,14 +206,15 @@ int cuMemcpyDtoHAsync_v2(void *to, uintptr_t from, size_t len, void *stream) {
     uintptr_t start = reinterpret_cast<uintptr_t>(to);
     if (holds(start, len, false) == Success) return enqueue(__func__, stream, copy(start, false, from, true, len));
     // Pageable memory: the call returns when it is filled.
+    if (auto found = find(stream); found && found->capture) return spoil(found->capture, CaptureUnsupported);
     auto fill = [=] {
         if (Result result = holds(from, len, true); result != Success) return result;
         std::memcpy(to, reinterpret_cast<const void *>(from), len);
         return Success;
     };
-    Result result = enqueue(__func__, stream, {fill, nullptr, 0, nullptr});
+    Result result = enqueue(__func__, stream, {fill, nullptr, 0, nullptr, nullptr});
     if (result != Success) return result;
-    return finish(streams[static_cast<Stream *>(stream)]);
+    return finish(find(stream));
 }
 
 int cuMemcpyDtoDAsync_v2(uintptr_t to, uintptr_t from, size_t len, void *stream) {
@@ -184,7 +229,7 @@ int cuMemsetD8Async(uintptr_t start, unsigned char value, size_t len, void *stre
         std::memset(reinterpret_cast<void *>(start), value, len);
         return Success;
     };
-    return enqueue(__func__, stream, {set, nullptr, 0, nullptr});
+    return enqueue(__func__, stream, {set, nullptr, 0, nullptr, nullptr});
 }
 
 // Streams.
@@ -197,12 +242,15 @@ int cuStreamCreateWithPriority(void **stream, unsigned, int) {
     return Success;
 }
 
+int cuStreamCreate(void **stream, unsigned flags) { return cuStreamCreateWithPriority(stream, flags, 0); }
+
 int cuStreamDestroy_v2(void *handle) {
     BEGIN(begin_in_context(__func__));
     auto stream = streams.find(static_cast<Stream *>(handle));
     if (stream == streams.end()) return InvalidHandle;
     // A device would do the work some time; here somebody has to.
     auto ended = stream->second;
+    if (ended->capture) spoil(ended->capture, CaptureInvalidated);
     Result result = finish(ended);
     streams.erase(ended.get());
     return result;
@@ -211,16 +259,18 @@ int cuStreamDestroy_v2(void *handle) {
 int cuStreamSynchronize(void *handle) {
     BEGIN(begin_in_context(__func__));
     ++waits;
-    auto stream = streams.find(static_cast<Stream *>(handle));
-    if (stream == streams.end()) return InvalidHandle;
-    return finish(stream->second);
+    auto stream = find(handle);
+    if (!stream) return InvalidHandle;
+    if (stream->capture) return spoil(stream->capture, CaptureUnsupported);
+    return finish(stream);
 }
 
 int cuStreamQuery(void *handle) {
     BEGIN(begin_in_context(__func__));
-    auto stream = streams.find(static_cast<Stream *>(handle));
-    if (stream == streams.end()) return InvalidHandle;
-    if (stream->second->queue.empty()) return Success;
+    auto stream = find(handle);
+    if (!stream) return InvalidHandle;
+    if (stream->capture) return spoil(stream->capture, CaptureUnsupported);
+    if (stream->queue.empty()) return Success;
     // Who asks again and again sees an end.
     advance();
     return broken != Success ? broken : NotReady;
@@ -230,14 +280,20 @@ int cuStreamWaitEvent(void *stream, void *handle, unsigned) {
     Guard guard(lock);
     auto event = events.find(static_cast<Event *>(handle));
     if (event == events.end()) return InvalidHandle;
-    return enqueue(__func__, stream, {nullptr, event->second, event->second->recorded, nullptr});
+    auto found = find(stream);
+    if (found && (found->capture || event->second->capture)) {
+        Result result = begin_in_context(__func__);
+        return result == Success ? join(*found, *event->second) : result;
+    }
+    return enqueue(__func__, stream, {nullptr, event->second, event->second->recorded, nullptr, nullptr});
 }
 
 // Waits until the value is at least this one, as with CU_STREAM_WAIT_VALUE_GEQ; no other comparison.
 int cuStreamWaitValue64_v2(void *stream, uintptr_t value, uint64_t least, unsigned flags) {
     Guard guard(lock);
     if (flags != 0 || value % 8 != 0) return InvalidValue;
-    return enqueue(__func__, stream, {nullptr, nullptr, least, reinterpret_cast<const volatile uint64_t *>(value)});
+    return enqueue(__func__, stream, {nullptr, nullptr, least, reinterpret_cast<const volatile uint64_t *>(value),
+                                    nullptr});
 }
 
 // As with the driver, the function must not call CUDA.
@@ -247,7 +303,7 @@ int cuLaunchHostFunc(void *stream, void (*function)(void *), void *data) {
         function(data);
         return Success;
     };
-    return enqueue(__func__, stream, {run, nullptr, 0, nullptr});
+    return enqueue(__func__, stream, {run, nullptr, 0, nullptr, nullptr});
 }
 
 // Events.
@@ -270,12 +326,18 @@ int cuEventRecord(void *handle, void *stream) {
     auto found = events.find(static_cast<Event *>(handle));
     if (found == events.end()) return InvalidHandle;
     auto event = found->second;
+    auto of = find(stream);
+    event->capture = of ? of->capture : nullptr;
+    if (event->capture) {
+        event->after = of->after;
+        return begin_in_context(__func__);
+    }
     uint64_t point = event->recorded + 1;
     auto reach = [=] {
         event->reached = point;
         return Success;
     };
-    Result result = enqueue(__func__, stream, {reach, nullptr, 0, nullptr});
+    Result result = enqueue(__func__, stream, {reach, nullptr, 0, nullptr, nullptr});
     if (result == Success) event->recorded = point;
     return result;
 }
@@ -284,6 +346,7 @@ int cuEventQuery(void *handle) {
     BEGIN(begin_in_context(__func__));
     auto event = events.find(static_cast<Event *>(handle));
     if (event == events.end()) return InvalidHandle;
+    if (event->second->capture) return spoil(event->second->capture, CapturedEvent);
     if (event->second->reached == event->second->recorded) return Success;
     advance();
     return broken != Success ? broken : NotReady;
@@ -295,6 +358,7 @@ int cuEventSynchronize(void *handle) {
     auto event = events.find(static_cast<Event *>(handle));
     if (event == events.end()) return InvalidHandle;
     auto waited = event->second;
+    if (waited->capture) return spoil(waited->capture, CapturedEvent);
     return advance_until([=] { return waited->reached == waited->recorded; });
 }
 

@@ -6,6 +6,9 @@
     reason = "tests fail by panicking and say what they skip"
 )]
 
+mod graphs;
+mod interop;
+
 use meshstep_tensor::cuda::{self, Device, Error, Module, Pinned, Stream, Unavailable};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue};
 use std::ffi::{CString, c_char, c_int};
