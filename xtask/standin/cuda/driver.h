@@ -42,10 +42,12 @@ struct Device {
     int retained = 0;
 };
 
-// What was recorded last, and what of it has been reached.
+// What was recorded last, what of it has been reached, and when.
 struct Event {
+    bool timed;
     uint64_t recorded = 0;
     uint64_t reached = 0;
+    std::chrono::steady_clock::time_point at = {};
 };
 
 struct Stream;

@@ -252,9 +252,10 @@ int cuLaunchHostFunc(void *stream, void (*function)(void *), void *data) {
 
 // Events.
 
-int cuEventCreate(void **event, unsigned) {
+int cuEventCreate(void **event, unsigned flags) {
     BEGIN(begin_in_context(__func__));
-    auto made = std::make_shared<Event>();
+    constexpr unsigned disable_timing = 2;
+    auto made = std::make_shared<Event>(Event{!(flags & disable_timing)});
     events[made.get()] = made;
     *event = made.get();
     return Success;
@@ -273,6 +274,7 @@ int cuEventRecord(void *handle, void *stream) {
     uint64_t point = event->recorded + 1;
     auto reach = [=] {
         event->reached = point;
+        event->at = std::chrono::steady_clock::now();
         return Success;
     };
     Result result = enqueue(__func__, stream, {reach, nullptr, 0, nullptr});
@@ -296,6 +298,18 @@ int cuEventSynchronize(void *handle) {
     if (event == events.end()) return InvalidHandle;
     auto waited = event->second;
     return advance_until([=] { return waited->reached == waited->recorded; });
+}
+
+int cuEventElapsedTime(float *milliseconds, void *from, void *to) {
+    BEGIN(begin_in_context(__func__));
+    auto start = events.find(static_cast<Event *>(from)), end = events.find(static_cast<Event *>(to));
+    if (start == events.end() || end == events.end()) return InvalidHandle;
+    for (auto &event : {start->second, end->second}) {
+        if (!event->timed || event->recorded == 0) return InvalidHandle;
+        if (event->reached != event->recorded) return NotReady;
+    }
+    *milliseconds = std::chrono::duration<float, std::milli>(end->second->at - start->second->at).count();
+    return Success;
 }
 
 } // extern "C"
