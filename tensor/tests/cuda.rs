@@ -227,12 +227,15 @@ fn a_device_tells_how_long_work_takes() {
     }
     let bench = Bench::new();
     let (from, mut to) = (bench.buffer(1 << 24), bench.buffer(1 << 24));
+    bench.queue.synchronize().unwrap();
+    let begun = std::time::Instant::now();
     let before = bench.stream.moment().unwrap();
     bench.queue.copy(from.as_slice(), to.as_mut()).unwrap();
     let between = bench.stream.moment().unwrap();
     let after = bench.stream.moment().unwrap();
     let (copy, nothing) = (between.since(&before).unwrap(), after.since(&between).unwrap());
-    assert!(copy > 1e-6 && copy < 10.0 && nothing >= 0.0 && nothing < copy, "{copy} s, {nothing} s");
+    let here = begun.elapsed().as_secs_f64();
+    assert!(copy > 1e-6 && nothing >= 0.0 && copy + nothing < here, "{copy} s, {nothing} s, here {here} s");
     assert!((after.since(&before).unwrap() - copy - nothing).abs() < 1e-5);
     assert!(before.since(&between).unwrap() < 0.0);
 }

@@ -217,7 +217,7 @@ mod tests {
         let shown = shown(StepName::Standin, &setting());
         let with = "LD_LIBRARY_PATH=/w/target/standin MESHSTEP_STANDIN=1 \
                     MESHSTEP_STANDIN_KERNELS=/w/target/standin/kernels REQUIRE_GPU=1 cargo";
-        assert_eq!(shown.matches(with).count(), 4, "{shown}");
+        assert_eq!(shown.matches(with).count(), 5, "{shown}");
         assert!(shown.contains("-o /w/target/standin/libcuda.so.1"), "{shown}");
     }
 
