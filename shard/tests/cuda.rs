@@ -403,8 +403,8 @@ fn an_error_that_nobody_asked_for_is_told_by_a_later_step() {
 #[test]
 fn the_host_waits_for_nothing() {
     let _alone = alone();
-    if !stand_in() {
-        return println!("skipped: needs the stand-ins");
+    if !room_for(1) {
+        return;
     }
     for stage in STAGES {
         let run = Run { ranks: 1, in_place: true, ..Run::default() }.stage(stage);
@@ -415,28 +415,19 @@ fn the_host_waits_for_nothing() {
             let mut waits = Vec::new();
             for t in 1..=6 {
                 let batch = optimizer.micro_batch(1).unwrap();
-                // The caller's own kernels would fill the slots.
-                for i in 0..run.lens.len() {
+                // The caller's own kernels would fill the slots. In a backward pass's order, so that the pool does not grow.
+                for i in (0..run.lens.len()).rev() {
                     batch.slot(&common::name(i)).unwrap().fill().unwrap();
                 }
                 batch.finish().unwrap();
-                let before = host_waits();
+                let before = cuda::waits();
                 let pending = optimizer.step(run.at(t)).unwrap();
-                waits.push(host_waits() - before);
+                waits.push(cuda::waits() - before);
                 pending.outcome().unwrap();
             }
             waits
         });
         // The first step makes its tables.
         assert_eq!(waits.unwrap()[0][1..], [0; 5], "{stage:?}");
-    }
-}
-
-/// How often somebody has waited for a stream or an event.
-fn host_waits() -> u64 {
-    // SAFETY: the stand-in is loaded and stays, and documents this type.
-    unsafe {
-        let driver = libloading::Library::new("libcuda.so.1").unwrap();
-        driver.get::<extern "C" fn() -> u64>(b"meshstep_standin_waits").unwrap()()
     }
 }

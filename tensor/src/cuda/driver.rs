@@ -3,6 +3,7 @@
 use super::Error;
 use cudarc::driver::sys;
 use std::ffi::CStr;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Calls a function of the driver, which must have been found by [`probe`](super::probe): cudarc panics where there is none.
 macro_rules! call {
@@ -11,6 +12,18 @@ macro_rules! call {
     };
 }
 pub(super) use call;
+
+static WAITS: AtomicU64 = AtomicU64::new(0);
+
+/// How often this process has waited here for a stream, an event, or for memory to be freed, which waits for its device.
+pub fn waits() -> u64 {
+    WAITS.load(Relaxed)
+}
+
+/// Counts a wait.
+pub(super) fn waited() {
+    WAITS.fetch_add(1, Relaxed);
+}
 
 /// What a call returned.
 pub(super) fn told(call: &'static str, result: sys::CUresult) -> Result<(), Error> {

@@ -1,6 +1,6 @@
 //! Bytes on a device, and bytes of the host that a device copies from and to by itself.
 
-use super::driver::call;
+use super::driver::{call, waited};
 use super::stream::Owner;
 use super::{Device, Error, Event, Stream};
 use crate::{Category, Claim, Meter};
@@ -46,6 +46,7 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         if self.start != 0 {
+            waited();
             // SAFETY: allocated once, freed once; the driver waits for work that uses it.
             self.device.late(|| unsafe { call!(cuMemFree_v2(self.start)) });
         }
@@ -206,6 +207,7 @@ impl Drop for Pinned {
         let uses = std::mem::take(&mut *self.lock());
         self.device.late(|| {
             uses.iter().try_for_each(Event::reached)?;
+            waited();
             // SAFETY: allocated once, freed once; every copy that uses it is done.
             unsafe { call!(cuMemFreeHost(self.start.as_ptr().cast())) }
         });

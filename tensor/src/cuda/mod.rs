@@ -5,6 +5,7 @@
 //! | [`probe`] | whether CUDA can be used here, without a panic where it cannot |
 //! | [`Device`] | a GPU and its primary context, which other libraries share |
 //! | [`Stream`], [`Event`] | an order of work, and a point in it that another stream can wait for |
+//! | [`Moment`], [`waits`] | how long a device takes, and how often the host has waited for it |
 //! | [`Pinned`] | page-locked bytes of the host |
 //! | [`Mail`], [`Letter`] | a few bytes there and back without waiting |
 //! | [`Module`], [`Function`] | kernels, loaded from PTX |
@@ -50,8 +51,10 @@ mod memory;
 mod module;
 mod probe;
 mod stream;
+mod timing;
 
 pub use device::Device;
+pub use driver::waits;
 pub use error::{Error, Found};
 pub use graph::Graph;
 pub use interop::Lent;
@@ -61,3 +64,4 @@ pub(crate) use memory::{Foreign, Memory};
 pub use module::{Function, Module};
 pub use probe::{Driver, Unavailable, probe};
 pub use stream::{Event, Stream};
+pub use timing::Moment;

@@ -92,7 +92,7 @@ fn look() -> Result<Driver, Unavailable> {
 }
 
 /// The library that cudarc will find, in its order.
-fn load() -> Result<(Library, String), Unavailable> {
+pub(super) fn load() -> Result<(Library, String), Unavailable> {
     let names = ["cuda", "nvcuda"].iter().flat_map(|name| cudarc::get_lib_name_candidates(name));
     let mut reason = String::new();
     for library in names {

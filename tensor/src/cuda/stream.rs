@@ -1,6 +1,6 @@
 //! Orders of work, and the points in them that others wait for.
 
-use super::driver::call;
+use super::driver::{call, waited};
 use super::memory::Pinned;
 use super::{Device, Error};
 use crate::{Place, Slice, SliceMut};
@@ -80,8 +80,13 @@ impl Stream {
 
     /// The point after all work so far.
     pub fn record(&self) -> Result<Event, Error> {
+        self.mark(sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING)
+    }
+
+    /// The point after all work so far, with these flags.
+    pub(super) fn mark(&self, flags: sys::CUevent_flags_enum) -> Result<Event, Error> {
         self.enter()?;
-        let event = Event::new(&self.0.device)?;
+        let event = Event::new(&self.0.device, flags)?;
         // SAFETY: both live, on one device.
         unsafe { call!(cuEventRecord(event.handle, self.0.handle))? };
         Ok(event)
@@ -111,6 +116,7 @@ impl Stream {
     /// Returns when all work so far is done, or with what went wrong in it.
     pub fn synchronize(&self) -> Result<(), Error> {
         self.outside_graphs("a wait of the host")?;
+        waited();
         // SAFETY: the stream lives.
         unsafe { call!(cuStreamSynchronize(self.0.handle)) }
     }
@@ -214,11 +220,10 @@ fn check_len(given: usize, expected: usize) -> Result<(), Error> {
 }
 
 impl Event {
-    fn new(device: &Device) -> Result<Self, Error> {
+    fn new(device: &Device, flags: sys::CUevent_flags_enum) -> Result<Self, Error> {
         let mut handle = std::ptr::null_mut();
-        let flags = sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING as u32;
         // SAFETY: the device's context is current; the place outlives the call.
-        unsafe { call!(cuEventCreate(&mut handle, flags))? };
+        unsafe { call!(cuEventCreate(&mut handle, flags as u32))? };
         Ok(Event { device: device.clone(), handle })
     }
 
@@ -238,8 +243,14 @@ impl Event {
         self.reached()
     }
 
+    /// Its device, and the driver's handle.
+    pub(super) fn parts(&self) -> (&Device, sys::CUevent) {
+        (&self.device, self.handle)
+    }
+
     /// [`synchronize`](Self::synchronize) for a drop, where the context is current.
     pub(super) fn reached(&self) -> Result<(), Error> {
+        waited();
         // SAFETY: the event lives.
         unsafe { call!(cuEventSynchronize(self.handle)) }
     }

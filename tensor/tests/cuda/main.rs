@@ -224,6 +224,50 @@ fn a_missing_wait_shows_under_the_stand_in() {
 }
 
 #[test]
+fn a_device_tells_how_long_work_takes() {
+    if !available() {
+        return;
+    }
+    let bench = Bench::new();
+    let (from, mut to) = (bench.buffer(1 << 24), bench.buffer(1 << 24));
+    bench.queue.synchronize().unwrap();
+    let begun = std::time::Instant::now();
+    let before = bench.stream.moment().unwrap();
+    bench.queue.copy(from.as_slice(), to.as_mut()).unwrap();
+    let between = bench.stream.moment().unwrap();
+    let after = bench.stream.moment().unwrap();
+    let (copy, nothing) = (between.since(&before).unwrap(), after.since(&between).unwrap());
+    let here = begun.elapsed().as_secs_f64();
+    assert!(copy > 1e-6 && nothing >= 0.0 && copy + nothing < here, "{copy} s, {nothing} s, here {here} s");
+    assert!((after.since(&before).unwrap() - copy - nothing).abs() < 1e-5);
+    assert!(before.since(&between).unwrap() < 0.0);
+}
+
+#[test]
+fn waits_of_the_host_are_counted() {
+    if !available() {
+        return;
+    }
+    let bench = Bench::new();
+    let (from, mut to, host) = (bench.buffer(64), bench.buffer(64), bench.pinned(&[1; 128]));
+    let begun = cuda::waits();
+    bench.stream.copy_in(&host, 0, to.as_mut()).unwrap();
+    bench.queue.copy(from.as_slice(), to.as_mut()).unwrap();
+    let event = bench.stream.record().unwrap();
+    bench.stream.wait(&event).unwrap();
+    event.is_done().unwrap();
+    let told = cuda::waits() - begun;
+    event.synchronize().unwrap();
+    bench.stream.synchronize().unwrap();
+    drop(from);
+    // Other tests of this process wait too, where they run beside this one.
+    assert!(cuda::waits() - begun >= told + 3);
+    if std::env::var_os("NEXTEST").is_some() {
+        assert_eq!((told, cuda::waits() - begun), (0, 3));
+    }
+}
+
+#[test]
 fn pinned_memory_in_use_is_not_touched() {
     if !available() {
         return;

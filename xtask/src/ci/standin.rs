@@ -36,6 +36,10 @@ pub(super) fn tasks(setting: &Setting) -> Vec<Task> {
     let tests = test(&format!("--workspace --features {FEATURES} --test cuda"), setting);
     let cargo = |line| Task::Run(Cmd::cargo(line).dir(&setting.root));
     let example = cargo("test --doc -p meshstep-tensor --features cuda");
+    // What measures compares every case with the CPU first.
+    let measures = Cmd::cargo(&format!("test --workspace --features {FEATURES} --bench gpu"));
+    let trial = [("GPU_BENCH_STANDIN", "1"), ("GPU_BENCH_LOG2", "17"), ("GPU_BENCH_ROUNDS", "1")];
+    let measures = trial.iter().fold(measures.dir(&setting.root), |cmd, (name, value)| cmd.env(name, value));
     let nccl = "-p meshstep-comm --features nccl --lib --test nccl";
     let old = format!("{}:{}", folder.join("old").display(), folder.display());
     let on_them = |task| on(&folder.to_string_lossy(), &kernels, task);
@@ -43,6 +47,7 @@ pub(super) fn tasks(setting: &Setting) -> Vec<Task> {
         [
             tests,
             example,
+            Task::Run(measures),
             test(nccl, setting),
             cargo("test --doc -p meshstep-comm --features nccl"),
             cargo("test --doc -p meshstep-shard --features cuda"),

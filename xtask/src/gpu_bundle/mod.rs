@@ -15,6 +15,9 @@ const MOST: u64 = 48;
 
 const RUN: &str = include_str!("run.sh");
 
+/// What measures PyTorch beside us, for a python3 that has it.
+const TORCH: &str = "bench/python/gpu_torch.py";
+
 /// Builds every program, checks what it needs, and puts them into `gpu-bundle` in the target folder.
 pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<()> {
     let folder = workspace.target.join("gpu-bundle");
@@ -30,6 +33,7 @@ pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<()> {
         println!("{}: glibc {glibc} or newer", program.place().display());
     }
     write(&folder.join("commit"), &format!("{}\n", commit(&workspace.root)))?;
+    bytes += copy(&workspace.root.join(TORCH), &folder.join("gpu_torch.py"))?;
     let script = write(&folder.join("run.sh"), RUN)?;
     executable(&script)?;
     check_size(bytes)?;

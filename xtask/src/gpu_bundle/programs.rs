@@ -13,16 +13,27 @@ pub(crate) struct Program {
     /// As cargo is asked for it: `--test NAME`, or `--bench NAME` for what measures.
     pub(crate) flag: &'static str,
     pub(crate) target: &'static str,
+    /// Needs NCCL, which a GPU's driver does not bring.
+    pub(crate) nccl: bool,
 }
 
 /// Every program of the bundle: the tests that ask for a GPU with REQUIRE_GPU=1, then what measures.
-pub(crate) const PROGRAMS: &[Program] =
-    &[Program { package: "meshstep-tensor", features: "cuda", flag: "--test", target: "cuda" }];
+pub(crate) const PROGRAMS: &[Program] = &[
+    Program { package: "meshstep-tensor", features: "cuda", flag: "--test", target: "cuda", nccl: false },
+    Program { package: "meshstep-optim", features: "cuda", flag: "--test", target: "cuda", nccl: false },
+    Program { package: "meshstep-comm", features: "nccl", flag: "--test", target: "nccl", nccl: true },
+    Program { package: "meshstep-shard", features: "cuda", flag: "--test", target: "cuda", nccl: true },
+    Program { package: "meshstep-optim", features: "cuda", flag: "--bench", target: "gpu", nccl: false },
+];
 
 impl Program {
-    /// Where it is in the bundle; `run.sh` runs what is in `tests`, then what is in `bench`.
+    /// Where it is in the bundle; `run.sh` runs what is in `tests`, in `nccl` if it finds NCCL, then in `bench`.
     pub(crate) fn place(&self) -> PathBuf {
-        let folder = if self.flag == "--test" { "tests" } else { "bench" };
+        let folder = match self.flag {
+            "--test" if self.nccl => "nccl",
+            "--test" => "tests",
+            _ => "bench",
+        };
         Path::new(folder).join(format!("{}-{}", self.package, self.target))
     }
 
@@ -71,7 +82,7 @@ mod tests {
     use std::collections::HashSet;
 
     const CUDA: Program =
-        Program { package: "meshstep-tensor", features: "cuda", flag: "--test", target: "cuda" };
+        Program { package: "meshstep-tensor", features: "cuda", flag: "--test", target: "cuda", nccl: false };
 
     fn artifact(name: &str, kind: &str, executable: &str) -> String {
         format!(
@@ -109,6 +120,7 @@ mod tests {
         }
         assert_eq!(CUDA.place(), Path::new("tests/meshstep-tensor-cuda"));
         assert_eq!(Program { flag: "--bench", ..CUDA }.place(), Path::new("bench/meshstep-tensor-cuda"));
+        assert_eq!(Program { nccl: true, ..CUDA }.place(), Path::new("nccl/meshstep-tensor-cuda"));
     }
 
     #[test]

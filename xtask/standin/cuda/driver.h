@@ -65,12 +65,14 @@ struct Capture {
     bool spoilt = false;
 };
 
-// What was recorded last, and what of it has been reached; or, if it was captured, what is before it.
+// What was recorded last, what of it has been reached, and when; or, if it was captured, what is before it.
 struct Event {
+    bool timed;
     uint64_t recorded = 0;
     uint64_t reached = 0;
-    std::shared_ptr<Capture> capture;
-    std::vector<size_t> after;
+    std::chrono::steady_clock::time_point at = {};
+    std::shared_ptr<Capture> capture = nullptr;
+    std::vector<size_t> after = {};
 };
 
 // A graph that can be launched. Launches come one after the other, wherever they are.
@@ -118,7 +120,6 @@ inline auto &streams = *new std::map<Stream *, std::shared_ptr<Stream>>;
 inline auto &events = *new std::map<Event *, std::shared_ptr<Event>>;
 inline auto &allocations = *new std::map<uintptr_t, Allocation>;
 inline auto &failures = *new std::map<std::string, Result>;
-inline uint64_t waits = 0; // calls of the host that wait for a stream or an event
 inline Result broken = Success; // an error that stays, as on a device
 inline thread_local Device *current = nullptr;
 

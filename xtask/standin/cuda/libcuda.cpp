@@ -10,7 +10,6 @@
 //   MESHSTEP_STANDIN_VERSION   the version it speaks (13000)
 //   MESHSTEP_STANDIN_KERNELS   the folder of the kernels, compiled for the CPU (see kernels.cpp)
 //   meshstep_standin_seed      chooses the order from here on
-//   meshstep_standin_waits     how often the host has waited for a stream or an event
 //   meshstep_standin_fail      makes the next call of a function return an error, undone
 
 #include "driver.h"
@@ -26,11 +25,6 @@ int meshstep_standin = 1;
 void meshstep_standin_seed(uint64_t seed) {
     Guard guard(lock);
     order.seed(seed);
-}
-
-uint64_t meshstep_standin_waits() {
-    Guard guard(lock);
-    return waits;
 }
 
 void meshstep_standin_fail(const char *function, int result) {
@@ -114,7 +108,6 @@ int cuCtxGetCurrent(void **context) {
 
 int cuCtxSynchronize() {
     BEGIN(begin_in_context(__func__));
-    ++waits;
     for (auto &[_, stream] : streams)
         if (stream->device == current && stream->capture) return spoil(stream->capture, CaptureUnsupported);
     return drain(current);
@@ -258,7 +251,6 @@ int cuStreamDestroy_v2(void *handle) {
 
 int cuStreamSynchronize(void *handle) {
     BEGIN(begin_in_context(__func__));
-    ++waits;
     auto stream = find(handle);
     if (!stream) return InvalidHandle;
     if (stream->capture) return spoil(stream->capture, CaptureUnsupported);
@@ -308,9 +300,10 @@ int cuLaunchHostFunc(void *stream, void (*function)(void *), void *data) {
 
 // Events.
 
-int cuEventCreate(void **event, unsigned) {
+int cuEventCreate(void **event, unsigned flags) {
     BEGIN(begin_in_context(__func__));
-    auto made = std::make_shared<Event>();
+    constexpr unsigned disable_timing = 2;
+    auto made = std::make_shared<Event>(Event{!(flags & disable_timing)});
     events[made.get()] = made;
     *event = made.get();
     return Success;
@@ -335,6 +328,7 @@ int cuEventRecord(void *handle, void *stream) {
     uint64_t point = event->recorded + 1;
     auto reach = [=] {
         event->reached = point;
+        event->at = std::chrono::steady_clock::now();
         return Success;
     };
     Result result = enqueue(__func__, stream, {reach, nullptr, 0, nullptr, nullptr});
@@ -354,12 +348,23 @@ int cuEventQuery(void *handle) {
 
 int cuEventSynchronize(void *handle) {
     BEGIN(begin_in_context(__func__));
-    ++waits;
     auto event = events.find(static_cast<Event *>(handle));
     if (event == events.end()) return InvalidHandle;
     auto waited = event->second;
     if (waited->capture) return spoil(waited->capture, CapturedEvent);
     return advance_until([=] { return waited->reached == waited->recorded; });
+}
+
+int cuEventElapsedTime(float *milliseconds, void *from, void *to) {
+    BEGIN(begin_in_context(__func__));
+    auto start = events.find(static_cast<Event *>(from)), end = events.find(static_cast<Event *>(to));
+    if (start == events.end() || end == events.end()) return InvalidHandle;
+    for (auto &event : {start->second, end->second}) {
+        if (!event->timed || event->recorded == 0) return InvalidHandle;
+        if (event->reached != event->recorded) return NotReady;
+    }
+    *milliseconds = std::chrono::duration<float, std::milli>(end->second->at - start->second->at).count();
+    return Success;
 }
 
 } // extern "C"

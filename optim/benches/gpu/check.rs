@@ -1,0 +1,76 @@
+//! The first step of a case against the CPU's: parts of every vector, bit for bit, and the whole norm.
+
+use crate::Result;
+use crate::cases::Case;
+use crate::job::{Job, KEY, LR, MAX_NORM};
+use crate::vectors::{PERIOD, Vectors};
+use meshstep_optim::cuda::{Answer, Verdict};
+use meshstep_optim::{Norm, NormAccumulator, Scalars, Segment, clip_coef};
+use meshstep_tensor::{Buffer, Category, Meter, Queue};
+use std::ops::Range;
+
+/// Elements of a part.
+const PART: usize = 10_007;
+
+/// Takes the step; how many elements of each vector were compared.
+pub(crate) fn first_step(case: &Case, job: &mut Job, queue: &Queue) -> Result<usize> {
+    let norm = norm(case, job.len)?;
+    let answer = job.go(queue)?;
+    if let Some(there) = &job.norm
+        && there.read(queue)? != norm
+    {
+        return Err(format!("{}: the norm is not the CPU's", case.name).into());
+    }
+    let grad_scale = answer.map_or(Ok(1.0), |answer| clipped(case, &answer, norm.finish()))?;
+    let Some(rule) = &case.rule else { return Ok(job.len) };
+    let scalars = Scalars { lr: LR, grad_scale, zero_grads: false, rounding: case.recipe.rounding };
+    let parts = parts(job.len);
+    for range in &parts {
+        let mut expected = Vectors::new(case, range, &Queue::cpu())?;
+        let part = [Segment { key: KEY, first: range.start as u64, ..Segment::new(0..range.len(), 1) }];
+        expected.flat(|flat| rule.update(flat, &part, &scalars, &Queue::cpu())).transpose()?;
+        compare(case, job, &expected, range, queue)?;
+    }
+    Ok(parts.iter().map(Range::len).sum())
+}
+
+/// What is begun, what lies around the middle, and the end.
+fn parts(len: usize) -> Vec<Range<usize>> {
+    let part = |start: usize| start..len.min(start + PART);
+    let mut parts = vec![part(0), part(len / 2 - len.min(PART) / 2), part(len.saturating_sub(PART))];
+    parts.dedup();
+    parts
+}
+
+fn compare(case: &Case, job: &Job, expected: &Vectors, range: &Range<usize>, queue: &Queue) -> Result<()> {
+    for ((name, there), (_, here)) in job.vectors.all().zip(expected.all()) {
+        let mut found = Buffer::zeroed(range.len(), here.dtype(), &Meter::new(), Category::Staging)?;
+        queue.download(there.as_slice().slice(range.clone())?, found.as_mut())?;
+        if found.as_slice().bytes()? != here.as_slice().bytes()? {
+            let name = format!("{}: {name} of elements {range:?}", case.name);
+            return Err(format!("{name} are not the CPU's").into());
+        }
+    }
+    Ok(())
+}
+
+/// The norm of the gradients: that of one period, as often as it fits, and of what is left.
+fn norm(case: &Case, len: usize) -> Result<NormAccumulator> {
+    let mut whole = NormAccumulator::new(Norm::L2);
+    if !case.norm {
+        return Ok(whole);
+    }
+    let period = Vectors::new(case, &(0..PERIOD.min(len)), &Queue::cpu())?;
+    let mut once = NormAccumulator::new(Norm::L2);
+    once.add(period.grads.as_slice())?;
+    (0..len / PERIOD).for_each(|_| whole.merge(&once));
+    whole.add(period.grads.as_slice().slice(0..len % PERIOD)?)?;
+    Ok(whole)
+}
+
+/// The factor on the gradients, if what the device has decided is what the CPU would have.
+fn clipped(case: &Case, answer: &Answer, norm: f64) -> Result<f64> {
+    let (decided, coef) = (answer.read()?, clip_coef(norm, MAX_NORM)?);
+    let right = decided.verdict == Verdict::Applied as u32 && decided.norm == norm && decided.coef == coef;
+    if right { Ok(coef) } else { Err(format!("{}: {decided:?} of a norm of {norm}", case.name).into()) }
+}

@@ -1,0 +1,112 @@
+//! A case on the device, ready to be done again and again.
+
+use crate::Result;
+use crate::cases::Case;
+use crate::vectors::Vectors;
+use meshstep_optim::cuda::{Answer, Decision, Group, Progress, Settings, Step, StepBlock, Update, norm_code};
+use meshstep_optim::{ExactSum, Norm, NormSum, Segment};
+use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
+
+/// The norm that gradients are clipped to; that of all of them is above.
+pub(crate) const MAX_NORM: f64 = 0.125;
+pub(crate) const LR: f64 = 1e-3;
+/// Key of the random numbers.
+pub(crate) const KEY: u64 = 0x5eed;
+
+pub(crate) struct Job {
+    pub(crate) len: usize,
+    pub(crate) vectors: Vectors,
+    pub(crate) norm: Option<NormSum>,
+    update: Option<Update>,
+    deciding: Option<Deciding>,
+    /// What an update without a norm goes by.
+    block: StepBlock,
+}
+
+/// The exchange of one rank with itself, and what follows from it.
+struct Deciding {
+    decision: Decision,
+    settings: Settings,
+    sum: Buffer,
+    max: Buffer,
+}
+
+impl Job {
+    pub(crate) fn new(case: &Case, len: usize, queue: &Queue) -> Result<Self> {
+        let (meter, rounding) = (Meter::new(), case.recipe.rounding);
+        let mut vectors = Vectors::new(case, &(0..len), queue)?;
+        let segments = [Segment { key: KEY, ..Segment::new(0..len, 1) }];
+        let made = case.rule.as_ref().and_then(|rule| {
+            let group = Group { rule: &**rule, lr_scale: 1.0, segments: &segments };
+            vectors.flat(|flat| Update::new(&flat, &[group], rounding, queue, &meter))
+        });
+        let update = made.transpose()?;
+        let mut block = StepBlock::new(queue, &meter)?;
+        block.set(&Step { lr: LR, grad_scale: 1.0, skip: 0, zero_grads: 0 }, queue)?;
+        let norm = case.norm.then(|| NormSum::new(Norm::L2, queue, &meter)).transpose()?;
+        let decides = norm.is_some() && update.is_some();
+        let deciding = decides.then(|| Deciding::new(queue, &meter)).transpose()?;
+        Ok(Job { len, vectors, norm, update, deciding, block })
+    }
+
+    /// Asks for the case's work once. The answer is what a whole step decides.
+    pub(crate) fn go(&mut self, queue: &Queue) -> Result<Option<Answer>> {
+        if let Some(norm) = &mut self.norm {
+            norm.reset(queue)?;
+            norm.add(self.vectors.grads.as_slice(), queue)?;
+        }
+        let deciding = self.deciding.as_mut().zip(self.norm.as_ref());
+        let answer = deciding.map(|(deciding, norm)| deciding.go(norm, queue)).transpose()?;
+        if let Some(update) = &mut self.update {
+            let step = self.deciding.as_ref().map_or(&self.block, |deciding| deciding.decision.step());
+            self.vectors.flat(|flat| update.run(flat, step, queue)).transpose()?;
+        }
+        Ok(answer)
+    }
+}
+
+impl Deciding {
+    fn new(queue: &Queue, meter: &Meter) -> Result<Self> {
+        let words = |len| Buffer::zeroed_on(queue, len, DType::U64, meter, Category::Staging);
+        Ok(Deciding {
+            decision: Decision::new(&Progress::new(0, None), queue, meter)?,
+            settings: settings(),
+            sum: words(2 + ExactSum::WORDS)?,
+            max: words(4)?,
+        })
+    }
+
+    fn go(&mut self, norm: &NormSum, queue: &Queue) -> Result<Answer> {
+        let Deciding { decision, settings, sum, max } = self;
+        norm.write(sum.as_mut(), max.as_mut(), queue)?;
+        decision.bring(settings, sum.as_mut(), max.as_mut(), queue)?;
+        Ok(decision.decide(sum.as_slice(), max.as_slice(), queue)?)
+    }
+}
+
+/// One rank, one micro-batch, clipped.
+fn settings() -> Settings {
+    Settings {
+        lr: LR,
+        max_norm: MAX_NORM,
+        grad_scale: 1.0,
+        batches: 1,
+        launches: 0,
+        rank: 0,
+        weight: 1,
+        fault: 0,
+        world_size: 1,
+        params: 0,
+        growth_factor: 1.0,
+        backoff_factor: 1.0,
+        min_scale: 1.0,
+        growth_interval: 1,
+        hysteresis: 1,
+        dynamic: 0,
+        combine: 0,
+        norm: norm_code(Norm::L2).unwrap_or_default(),
+        clips: 1,
+        max_skips: 0,
+        zero_grads: 0,
+    }
+}

@@ -1,0 +1,96 @@
+//! How close every step on a GPU is to memory speed: against the device's own copy of memory, in the same run.
+//!
+//! Each case is first taken one step and compared with the CPU, bit for bit; then copy and case take turns, timed by the
+//! device's clock, and what counts is the median of each. Prints a table, and writes `gpu-bench.json` into $OUT, or the file
+//! that is given. `GPU_BENCH_LOG2` sets the number of parameters (30), `GPU_BENCH_ROUNDS` the rounds (51), `GPU_BENCH_ONLY` a
+//! part of the cases' names. The stand-in for a driver has no speed: on it `GPU_BENCH_STANDIN=1` tries the program, and marks
+//! what it writes.
+#![allow(clippy::print_stdout, reason = "a program that measures and prints")]
+
+mod cases;
+mod check;
+mod job;
+mod race;
+mod report;
+mod vectors;
+
+use cases::Case;
+use job::Job;
+use meshstep_tensor::cuda::{self, Device, Stream};
+use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
+use race::{Copy, Measured};
+use report::{Report, Setup};
+use std::process::ExitCode;
+
+pub(crate) type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            println!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<()> {
+    let driver = match cuda::probe() {
+        Ok(driver) => driver,
+        Err(missing) if std::env::var_os("REQUIRE_GPU").is_some() => return Err(missing.into()),
+        Err(missing) => {
+            println!("skipped: {missing}");
+            return Ok(());
+        }
+    };
+    if driver.stand_in && std::env::var("GPU_BENCH_STANDIN").as_deref() != Ok("1") {
+        return Err(
+            "the stand-in for a driver has no speed; GPU_BENCH_STANDIN=1 tries this program on it".into()
+        );
+    }
+    let device = Device::open(0)?;
+    let queue = Queue::cuda(Stream::new(&device)?);
+    let rounds = setting("GPU_BENCH_ROUNDS", 51)?.max(1);
+    let len = fitting(setting("GPU_BENCH_LOG2", 30)?, &queue)?;
+    let setup = Setup::new(&device, driver, len, rounds)?;
+    setup.print();
+    let mut report = Report::new(setup);
+    let mut copy = Copy::new(len, &queue)?;
+    let only = std::env::var("GPU_BENCH_ONLY").unwrap_or_default();
+    for case in cases::cases().into_iter().filter(|case| case.name.contains(&only)) {
+        let measured = measure(&case, &mut copy, (len, rounds), &queue)?;
+        report.add(&case, &measured);
+    }
+    report.write()
+}
+
+fn measure(case: &Case, copy: &mut Copy, (len, rounds): (usize, usize), queue: &Queue) -> Result<Measured> {
+    let mut job = Job::new(case, len, queue)?;
+    let compared = check::first_step(case, &mut job, queue)?;
+    let waits = race::waits(&mut job, queue)?;
+    race::race(copy, &mut job, rounds, queue).map(|times| Measured { compared, waits, times })
+}
+
+/// A number from the environment.
+fn setting(name: &str, default: usize) -> Result<usize> {
+    let Some(text) = std::env::var_os(name) else { return Ok(default) };
+    let number = text.to_str().and_then(|text| text.parse().ok());
+    number.ok_or_else(|| format!("{name} is {text:?}, no number").into())
+}
+
+/// The most parameters up to a power of two that the device has room for.
+fn fitting(log2: usize, queue: &Queue) -> Result<usize> {
+    let each = cases::cases().iter().map(Case::resident).max().unwrap_or(0) + Copy::RESIDENT;
+    for log2 in (0..=log2.min(40)).rev() {
+        // A little more, for tables and the driver's own.
+        let bytes = (each << log2) + (64 << 20).min(each << log2);
+        match Buffer::zeroed_on(queue, bytes / 8, DType::U64, &Meter::new(), Category::Staging) {
+            Ok(_) => return Ok(1 << log2),
+            Err(meshstep_tensor::Error::Cuda(cuda::Error::OutOfMemory { .. })) => {
+                println!("no room for 2^{log2} parameters, which need {:.1} GB", bytes as f64 / 1e9);
+            }
+            Err(other) => return Err(other.into()),
+        }
+    }
+    Err("the device has no memory left".into())
+}
