@@ -6,6 +6,8 @@
     reason = "tests fail by panicking and say what they skip"
 )]
 
+#[path = "cuda/apart.rs"]
+mod apart;
 mod common;
 
 use common::{End, Gradients, PRECISIONS, Run, STAGES, WITH_STATE, WhichRule};
