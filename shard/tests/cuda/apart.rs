@@ -208,6 +208,49 @@ fn what_one_rank_cannot_do_is_an_error_on_all() {
     });
 }
 
+/// Frozen parameters and ones without elements, clipping before the reduction, and `t` afterwards.
+#[test]
+fn odd_layouts_and_local_clipping_are_those_of_loopback() {
+    let _alone = alone();
+    if !room_for(2) {
+        return;
+    }
+    let layout = || {
+        let layout = Layout::builder().param("p0", &[1], DType::F32).frozen("p1", &[9], DType::F32);
+        layout.param("p2", &[0], DType::F32).param("p3", &[3], DType::F32).build().unwrap()
+    };
+    let odd = |run: &Run, comm: Arc<dyn Communicator>, stage: Stage| {
+        let rank = comm.rank();
+        let clip = if stage == Stage::Zero2 { Clip::AfterReduce } else { Clip::BeforeReduce };
+        let options = Options { stage, clip, meter: Meter::new(), ..run.options.clone() };
+        let queue = options.queue.clone();
+        let mut optimizer = Optimizer::new(comm, layout(), common::adamw(), |_, _| Ok(()), options).unwrap();
+        let mut told = Vec::new();
+        for t in 1..4 {
+            let batch = optimizer.micro_batch(1).unwrap();
+            for (name, len) in [("p3", 3), ("p2", 0), ("p0", 1)] {
+                let grad: Vec<f32> = (0..len).map(|i| (1 + rank + i) as f32 * t as f32).collect();
+                batch.grad(name, common::put((&grad[..]).into(), &queue).as_slice()).unwrap();
+            }
+            batch.finish().unwrap();
+            let at = At { lr: 0.1, max_norm: Some(2.0), ..At::default() };
+            match optimizer.step(at).unwrap().outcome().unwrap() {
+                Outcome::Applied { norm, coef, .. } => told.push(format!("{norm:e} {coef:e}")),
+                other => panic!("{other:?}"),
+            }
+            told.push(format!("{:?}", optimizer.local_clip()));
+        }
+        told.push(format!("{:?} {:?}", common::params(&optimizer), common::state(&optimizer)));
+        told
+    };
+    for stage in common::STAGES {
+        let run = Run { ranks: 2, ..Run::default() };
+        let here = meshstep_comm::loopback::spawn(2, |comm| odd(&run, comm, stage)).unwrap();
+        let there = two(|run, comm| odd(&run, comm, stage));
+        assert_eq!(there, here, "{stage:?}");
+    }
+}
+
 /// An optimizer that goes before its steps have ended, and whose outcomes are asked for afterwards.
 #[test]
 fn steps_in_flight_outlive_their_optimizer() {
