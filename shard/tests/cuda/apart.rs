@@ -4,8 +4,10 @@
 use crate::common::{self, Run};
 use crate::{alone, devices, room_for, stand_in};
 use meshstep_comm::{Communicator, nccl};
-use meshstep_optim::{DynamicLossScale, LossScale, LossScaleState, Norm};
-use meshstep_shard::{At, Clip, Combine, Error, Optimizer, Options, Outcome, Stage, Until};
+use meshstep_optim::{DynamicLossScale, Lbfgs, LossScale, LossScaleState, Norm, Sgd};
+use meshstep_shard::{
+    At, Clip, Combine, CrossShard, Error, Missing, Optimizer, Options, Outcome, ShardedLbfgs, Stage, Until,
+};
 use meshstep_tensor::cuda::Stream;
 use meshstep_tensor::{DType, Layout, LayoutBuilder, Meter, Queue};
 use std::sync::{Arc, Barrier};
@@ -204,6 +206,36 @@ fn what_one_rank_cannot_do_is_an_error_on_all() {
         let odd = Run { options: Options { norm, ..run.options.clone() }, ..run.clone() };
         let told = odd.build(comm.clone()).map(drop).unwrap_err().to_string();
         assert!(told.contains("p-norm"), "rank {rank}: {told}");
+        run.build(comm).unwrap();
+    });
+}
+
+#[test]
+fn what_works_on_the_cpu_alone_says_so() {
+    let _alone = alone();
+    if !room_for(2) {
+        return;
+    }
+    two(|run, comm| {
+        for stage in [Stage::Replicated, Stage::Zero1] {
+            let options = Options { stage, meter: Meter::new(), ..run.options.clone() };
+            let made = ShardedLbfgs::new(
+                comm.clone(),
+                run.layout(),
+                Lbfgs::default(),
+                |_, _| Ok(()),
+                options.clone(),
+            );
+            let told = made.map(drop).unwrap_err();
+            assert!(matches!(&told, Error::NotOnGpu { what, .. } if what.contains("Lbfgs")), "{told}");
+        }
+        for missing in [Missing::Error, Missing::Zero] {
+            let options = Options { stage: Stage::Replicated, missing, ..run.options.clone() };
+            let made =
+                CrossShard::new(comm.clone(), None, run.layout(), Sgd::default(), |_, _| Ok(()), options);
+            let told = made.map(drop).unwrap_err();
+            assert!(matches!(&told, Error::NotOnGpu { what, .. } if what.contains("CrossShard")), "{told}");
+        }
         run.build(comm).unwrap();
     });
 }
