@@ -31,6 +31,12 @@ pub trait Communicator: Send + Sync + Debug {
     /// communicator. Groups made by `split` are not affected.
     fn abort(&self);
 
+    /// What has ended the group, if anything has that this rank knows of. A queue of a GPU goes on behind an operation that was
+    /// ended: who relies on what it has done asks this afterwards.
+    fn sound(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
     /// What this rank has done and sent so far.
     fn stats(&self) -> Stats;
 }

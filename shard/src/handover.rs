@@ -316,10 +316,13 @@ impl Handover {
         state.fillings[b].shard = shard;
         self.rest(&mut state, b, whole);
         state.retiring -= 1;
-        if let Err(Error::Comm(error)) = &taken {
-            self.poison(error.clone());
-        }
         drop(state);
+        match &taken {
+            Err(Error::Comm(error)) => self.poison(error.clone()),
+            // The other ranks have this bucket.
+            Err(_) => self.abort(),
+            Ok(()) => {}
+        }
         self.rested.notify_all();
         taken
     }

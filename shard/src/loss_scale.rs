@@ -23,7 +23,7 @@ impl Optimizer {
         let rule = self.options.loss_scale.ok_or(Error::NoLossScale)?;
         rule.check_state(&state)?;
         #[cfg(feature = "cuda")]
-        self.hear(true)?;
+        self.take_notes(true)?;
         self.progress.loss_scale = Some(state);
         #[cfg(feature = "cuda")]
         self.tell_there()?;

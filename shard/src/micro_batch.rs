@@ -92,6 +92,13 @@ impl Optimizer {
         Ok(())
     }
 
+    /// An error of an earlier step that nobody has asked for, where steps are decided on a GPU. Waits for them.
+    pub(crate) fn check_heard(&mut self) -> Result<(), Error> {
+        #[cfg(feature = "cuda")]
+        self.hear(true)?;
+        Ok(())
+    }
+
     /// No micro-batch is under way and no step is due.
     pub(crate) fn check_idle(&self) -> Result<(), Error> {
         if self.progress.batches == 0 { Ok(()) } else { Err(Error::StepDue) }

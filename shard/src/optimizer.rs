@@ -78,6 +78,9 @@ pub(crate) struct Room {
     /// What a GPU decides by, once there was a step.
     #[cfg(feature = "cuda")]
     pub(crate) there: Option<crate::there::There>,
+    /// Steps that were errors for which nobody has asked yet.
+    #[cfg(feature = "cuda")]
+    pub(crate) untold: Vec<Arc<crate::there::Ticket>>,
 }
 
 /// This rank's part of one parameter's state.
@@ -105,7 +108,13 @@ impl Optimizer {
         initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
         options: Options,
     ) -> Result<Self, Error> {
-        let mut optimizer = Self::empty(comm, options)?;
+        let empty = Self::empty(Arc::clone(&comm), options.clone());
+        if let Err(error) = &empty {
+            // Where the other ranks compare what they add.
+            let told = agree::same_everywhere(&*comm, &options, &family::objection(Some(error)));
+            tracing::debug!(?told, "no optimizer");
+        }
+        let mut optimizer = empty?;
         optimizer.add_param_group(layout, rules, initial)?;
         Ok(optimizer)
     }
@@ -150,16 +159,13 @@ impl Optimizer {
         initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
     ) -> Result<(), Error> {
         self.handover.healthy()?;
-        #[cfg(feature = "cuda")]
-        {
-            self.hear(true)?;
-            // Its names are no longer all.
-            self.room.there = None;
-        }
+        // An error of an earlier step too is every rank's, as others may have been told of it before.
+        let heard = self.check_heard();
         let groups = rules.into();
         let comm = Arc::clone(&self.handover.fixed.comm);
         let mut text = family::describe(&layout, &groups, &self.options);
-        let prepared = self.check_idle().and_then(|()| self.prepare(&layout, groups, comm.rank()));
+        let ready = heard.and_then(|()| self.check_idle());
+        let prepared = ready.and_then(|()| self.prepare(&layout, groups, comm.rank()));
         if let Err(error) = &prepared {
             text = family::objection(Some(error));
         }
@@ -168,6 +174,11 @@ impl Optimizer {
         // Not until here, so that staging peaks at what the plan says.
         let words = sum_words(self.entries.len() + family.entries.len(), &self.options);
         self.exchange = Exchange::new(words, MAX_WORDS, &self.options)?;
+        #[cfg(feature = "cuda")]
+        {
+            // Its names are no longer all.
+            self.room.there = None;
+        }
         let count = self.entries.len() + family.entries.len();
         let groups = self.groups.iter().chain(&family.groups.groups);
         self.totals = TensorTotals::new(count, groups, self.options.stage, &comm, &self.options.meter)?;

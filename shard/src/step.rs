@@ -79,8 +79,10 @@ impl Optimizer {
     /// [`Error::ZeroWeight`], [`Error::TooManySkips`]) drops the gradients and changes nothing else, except that
     /// `TooManySkips` counts its skip as one more in a row.
     ///
-    /// On a GPU the host does not wait, unless a dynamic loss scale follows the outcome. Such errors are then
-    /// [`Pending::outcome`]'s; of one that nobody asked for, a later step tells, after it has sent what the other ranks wait for.
+    /// On a GPU the host does not wait, unless a dynamic loss scale follows the outcome, or [`Clip::BeforeReduce`] limits a
+    /// norm. Such errors are then [`Pending::outcome`]'s. Of one whose `Pending` was dropped unasked a later call tells: a
+    /// step, after it has sent what the other ranks wait for, but not the same step on every rank. Who ends a run on an error
+    /// asks for every outcome, be it a few steps later.
     pub fn step(&mut self, at: At) -> Result<Pending, Error> {
         let _span = tracing::debug_span!("step", step = self.progress.steps).entered();
         self.handover.healthy()?;
@@ -201,7 +203,7 @@ impl Optimizer {
         let skips_some = self.options.missing.counts();
         for (p, (entry, due)) in self.entries.iter_mut().zip(&mut self.room.due).enumerate() {
             let skipped = skips_some && self.exchange.present_on(p) == 0;
-            *due = if skipped { 0 } else { entry.t + 1 };
+            *due = if skipped || entry.param.frozen() { 0 } else { entry.t + 1 };
         }
         let mut updated = self.measure(scalars);
         for b in 0..self.buckets.len() {

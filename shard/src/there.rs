@@ -4,6 +4,7 @@ use crate::exchange::{self, FaultCode};
 use crate::options::At;
 use crate::step::{Outcome, Traffic};
 use crate::{Clip, Combine, Error, Optimizer, Options};
+use meshstep_comm::Communicator;
 use meshstep_optim::cuda::{Answer, Decided, Decision, Progress, Settings, Verdict, norm_code};
 use meshstep_optim::{LossScale, clip_coef};
 use meshstep_tensor::{Place, cuda::Stream};
@@ -25,6 +26,7 @@ pub(crate) struct There {
 #[derive(Debug)]
 pub(crate) struct Ticket {
     answer: Answer,
+    comm: Arc<dyn Communicator>,
     decided: OnceLock<Decided>,
     /// Whether somebody has asked for the outcome.
     told: AtomicBool,
@@ -58,7 +60,10 @@ impl Ticket {
     /// Waits for what was decided.
     fn decided(&self) -> Result<Decided, Error> {
         if self.decided.get().is_none() {
-            let _ = self.decided.set(self.answer.read()?);
+            let decided = self.answer.read()?;
+            // An exchange that was ended lets the stream go on, and what it left is no sum of all ranks.
+            self.comm.sound()?;
+            let _ = self.decided.set(decided);
         }
         self.decided.get().copied().ok_or(Error::Differ)
     }
@@ -73,8 +78,11 @@ impl Optimizer {
     /// Launches the step, and returns before it is decided.
     pub(crate) fn step_there(&mut self, at: &At) -> Result<Arc<Ticket>, Error> {
         let launched = self.launch(at);
-        if let Err(Error::Comm(failure)) = &launched {
-            self.handover.poison(failure.clone());
+        match &launched {
+            Err(Error::Comm(failure)) => self.handover.poison(failure.clone()),
+            // The other ranks are not to wait for what will not come.
+            Err(_) => self.handover.abort(),
+            Ok(_) => {}
         }
         if let Err(poisoned) = self.handover.healthy() {
             return Err(launched.err().unwrap_or(poisoned));
@@ -82,14 +90,10 @@ impl Optimizer {
         self.forget()?;
         let ticket = launched?;
         // Every collective of this step is on its way: an error of an earlier one may be told without parting from other ranks.
-        let earlier = self.hear(self.scale_follows());
         if let Some(there) = &mut self.room.there {
             there.unheard.push_back(Arc::clone(&ticket));
         }
-        earlier?;
-        if self.scale_follows() {
-            self.hear(true)?;
-        }
+        self.hear(self.scale_follows())?;
         Ok(ticket)
     }
 
@@ -105,7 +109,8 @@ impl Optimizer {
         let (names, traffic) = (Arc::clone(&there.names), self.traffic());
         self.room.there = Some(there);
         let (decided, told, max_norm) = (OnceLock::new(), AtomicBool::new(false), settings.max_norm);
-        Ok(Arc::new(Ticket { answer: updated?, decided, told, traffic, max_norm, names }))
+        let comm = Arc::clone(self.comm());
+        Ok(Arc::new(Ticket { answer: updated?, comm, decided, told, traffic, max_norm, names }))
     }
 
     fn there(&self) -> Result<There, Error> {
@@ -195,21 +200,37 @@ impl Optimizer {
         matches!(self.options.loss_scale, Some(LossScale::Dynamic(_)))
     }
 
-    /// Takes in what earlier steps came to, of all if `wait`, else of those that are known; an error of theirs that nobody
-    /// has asked for.
+    /// [`Self::take_notes`], and tells an error of a step for whose outcome nobody has asked or can ask: one at a time.
     pub(crate) fn hear(&mut self, wait: bool) -> Result<(), Error> {
-        let mut untold = Ok(());
+        self.take_notes(wait)?;
+        let untold = &mut self.room.untold;
+        untold.retain(|ticket| !ticket.told.load(SeqCst));
+        // Of the others a `Pending` is still held.
+        let next = untold.iter().position(|ticket| Arc::strong_count(ticket) == 1);
+        next.map_or(Ok(()), |next| untold.remove(next).outcome().map(|_| ()))
+    }
+
+    /// Takes in what the steps so far came to, of all if `wait`, else of those that are known.
+    pub(crate) fn take_notes(&mut self, wait: bool) -> Result<(), Error> {
+        let taken = self.take_notes_of(wait);
+        if let Err(Error::Comm(failure)) = &taken {
+            self.handover.poison(failure.clone());
+        }
+        taken
+    }
+
+    fn take_notes_of(&mut self, wait: bool) -> Result<(), Error> {
         loop {
-            let Some(there) = &mut self.room.there else { return untold };
-            let Some(ticket) = there.unheard.front() else { return untold };
+            let Some(there) = &mut self.room.there else { return Ok(()) };
+            let Some(ticket) = there.unheard.front() else { return Ok(()) };
             if !wait && !ticket.answer.has_arrived()? {
-                return untold;
+                return Ok(());
             }
-            let ticket = Arc::clone(ticket);
-            there.unheard.pop_front();
-            self.take_note(ticket.verdict()?);
-            if !ticket.told.load(SeqCst) {
-                untold = untold.and(ticket.outcome().map(|_| ()));
+            let verdict = ticket.verdict()?;
+            let ticket = there.unheard.pop_front();
+            self.take_note(verdict);
+            if !matches!(verdict, Verdict::Applied | Verdict::Skipped) {
+                self.room.untold.extend(ticket);
             }
         }
     }

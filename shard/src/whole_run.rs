@@ -129,8 +129,9 @@ impl Optimizer {
     }
 
     /// Whether every rank can begin a run, and with the same end: else one would wait for another that has ended.
-    fn agree_on(&self, until: &Until) -> Result<(), Error> {
-        let idle = self.handover.healthy().and_then(|()| self.check_idle());
+    fn agree_on(&mut self, until: &Until) -> Result<(), Error> {
+        let heard = self.check_heard();
+        let idle = self.handover.healthy().and_then(|()| self.check_idle()).and(heard);
         let mut text = family::objection(idle.as_ref().err());
         let Until { tolerance_grad, tolerance_change, max_iter } = until;
         text += &format!("tolerance_grad = {tolerance_grad}\ntolerance_change = {tolerance_change}\n");

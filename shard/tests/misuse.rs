@@ -96,6 +96,22 @@ fn what_one_rank_cannot_do_no_rank_does() {
 }
 
 #[test]
+fn a_norm_that_one_rank_cannot_take_leaves_the_communicator_to_all() {
+    let told = loopback::spawn(3, |comm| {
+        let norm = if comm.rank() == 1 { Norm::P(-1.0) } else { Norm::L2 };
+        let (layout, groups, options) = usual();
+        let odd = Options { norm, ..options.clone() };
+        let told =
+            Optimizer::new(comm.clone(), layout.clone(), groups.clone(), zeros, odd).map(drop).unwrap_err();
+        Optimizer::new(comm, layout, groups, zeros, options).map(drop).unwrap();
+        told.to_string()
+    });
+    let told = told.unwrap();
+    assert!(told.iter().all(|told| told.contains("norm")), "{told:?}");
+    assert!(told[0] == told[2] && told[0].contains("rank 1 has"), "{told:?}");
+}
+
+#[test]
 fn contradictions_are_refused() {
     let refused = |of: (Layout, Groups, Options), needles: &[&str]| {
         let told = built(|_| of.clone());

@@ -71,6 +71,10 @@ impl Communicator for Nccl {
         watchdog::trouble(&self.core, Error::Aborted { rank: self.core.rank }, Scope::Group);
     }
 
+    fn sound(&self) -> Result<(), Error> {
+        self.core.ledger().refuse()
+    }
+
     fn stats(&self) -> Stats {
         self.core.ledger().stats()
     }

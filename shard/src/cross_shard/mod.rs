@@ -13,7 +13,7 @@ use crate::{
 };
 use meshstep_comm::Communicator;
 use meshstep_optim::LossScaleState;
-use meshstep_tensor::{Layout, Param, Slice, SliceMut};
+use meshstep_tensor::{Layout, Param, Place, Slice, SliceMut};
 use std::fmt::Write;
 use std::sync::Arc;
 
@@ -188,6 +188,10 @@ fn within_a_group(missing: Missing) -> Missing {
 }
 
 fn my_group(groups: &[Vec<usize>], world: &dyn Communicator, options: &Options) -> Result<usize, Error> {
+    if options.queue.place() != Place::Cpu {
+        let works = "Optimizer with Stage::Replicated";
+        return Err(Error::NotOnGpu { what: "CrossShard".to_owned(), works });
+    }
     if options.stage != Stage::Replicated {
         return Err(Error::NotReplicated { stage: options.stage });
     }

@@ -10,7 +10,7 @@ use crate::{Clip, Combine, Error, Missing, Optimizer, Options, agree, family};
 use evaluate::{Evaluation, Spread};
 use meshstep_comm::Communicator;
 use meshstep_optim::{Iterate, Lbfgs, LbfgsError, LbfgsReport, LbfgsState, Rounding, Sgd};
-use meshstep_tensor::{Buffer, Category, Layout, Param, Slice, SliceMut};
+use meshstep_tensor::{Buffer, Category, Layout, Param, Place, Slice, SliceMut};
 use std::fmt::Write;
 use std::sync::Arc;
 
@@ -105,6 +105,10 @@ impl ShardedLbfgs {
     }
 
     fn on(rule: Lbfgs, opt: &Optimizer) -> Result<(Spread, Buffer, LbfgsState, Folding), Error> {
+        if opt.options().queue.place() != Place::Cpu {
+            let works = "Queue::cpu() with a communicator of the CPU";
+            return Err(Error::NotOnGpu { what: "ShardedLbfgs".to_owned(), works });
+        }
         if opt.options().combine == Combine::Weighted {
             return Err(Error::Weighted);
         }
