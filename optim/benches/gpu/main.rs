@@ -61,7 +61,7 @@ fn run() -> Result<()> {
         let measured = measure(&case, &mut copy, (len, rounds), &queue)?;
         report.add(&case, &measured);
     }
-    report.write()
+    report.end()
 }
 
 fn measure(case: &Case, copy: &mut Copy, (len, rounds): (usize, usize), queue: &Queue) -> Result<Measured> {

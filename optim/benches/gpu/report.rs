@@ -51,11 +51,13 @@ impl Setup {
 pub(crate) struct Report {
     setup: Setup,
     cases: Vec<Value>,
+    /// Cases for which the host waited.
+    waited: Vec<&'static str>,
 }
 
 impl Report {
     pub(crate) fn new(setup: Setup) -> Self {
-        Report { setup, cases: Vec::new() }
+        Report { setup, cases: Vec::new(), waited: Vec::new() }
     }
 
     pub(crate) fn add(&mut self, case: &Case, measured: &Measured) {
@@ -73,6 +75,9 @@ impl Report {
             share * 100.0,
             waits.per_step
         );
+        if waits.per_step > 0.0 {
+            self.waited.push(case.name);
+        }
         self.cases.push(json!({
             "name": case.name,
             "bytes_per_element": case.bytes(),
@@ -88,8 +93,14 @@ impl Report {
         }));
     }
 
-    /// Writes the file, where one is asked for.
-    pub(crate) fn write(self) -> Result<()> {
+    /// Writes the file, where one is asked for. Fails if the host has waited within a step, which no step is to need.
+    pub(crate) fn end(self) -> Result<()> {
+        let waited = self.waited.join("; ");
+        self.write()?;
+        if waited.is_empty() { Ok(()) } else { Err(format!("the host waited within: {waited}").into()) }
+    }
+
+    fn write(self) -> Result<()> {
         let Some(path) = path() else {
             println!("no file is written: OUT is not set");
             return Ok(());
