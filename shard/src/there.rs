@@ -149,19 +149,12 @@ impl Optimizer {
             weight: self.progress.weight,
             fault,
             world_size: world_size as u64,
-            params: 0,
-            growth_factor: 1.0,
-            backoff_factor: 1.0,
-            min_scale: 1.0,
-            growth_interval: 1,
-            hysteresis: 1,
-            dynamic: 0,
             combine,
             // One that kernels do not know is refused where its sum is made.
             norm: norm_code(self.options.norm).unwrap_or_default(),
             clips: (self.options.clip == Clip::AfterReduce).into(),
             max_skips: self.options.max_skips,
-            zero_grads: 0,
+            ..Settings::default()
         };
         settings.with_loss_scale(self.options.loss_scale.as_ref())
     }

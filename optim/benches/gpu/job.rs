@@ -89,24 +89,8 @@ fn settings() -> Settings {
     Settings {
         lr: LR,
         max_norm: MAX_NORM,
-        grad_scale: 1.0,
-        batches: 1,
-        launches: 0,
-        rank: 0,
-        weight: 1,
-        fault: 0,
-        world_size: 1,
-        params: 0,
-        growth_factor: 1.0,
-        backoff_factor: 1.0,
-        min_scale: 1.0,
-        growth_interval: 1,
-        hysteresis: 1,
-        dynamic: 0,
-        combine: 0,
         norm: norm_code(Norm::L2).unwrap_or_default(),
-        clips: 1,
         max_skips: 0,
-        zero_grads: 0,
+        ..Settings::default()
     }
 }

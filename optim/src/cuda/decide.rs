@@ -59,6 +59,35 @@ pub struct Settings {
     pub zero_grads: u32,
 }
 
+impl Default for Settings {
+    /// One rank's one micro-batch at the rate 0, any norm, no skip too many, a loss scale that stays.
+    fn default() -> Self {
+        Settings {
+            lr: 0.0,
+            max_norm: f64::INFINITY,
+            grad_scale: 1.0,
+            batches: 1,
+            launches: 0,
+            rank: 0,
+            weight: 1,
+            fault: 0,
+            world_size: 1,
+            params: 0,
+            growth_factor: 1.0,
+            backoff_factor: 1.0,
+            min_scale: 1.0,
+            growth_interval: 1,
+            hysteresis: 1,
+            dynamic: 0,
+            combine: 0,
+            norm: 1,
+            clips: 1,
+            max_skips: u32::MAX,
+            zero_grads: 0,
+        }
+    }
+}
+
 impl Settings {
     /// The same with this rule for the loss scale.
     #[must_use]
