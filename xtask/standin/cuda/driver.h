@@ -323,8 +323,8 @@ inline Result release(uintptr_t start, bool of_device) {
     // Memory of a device is freed after all its work; the host's at once, whoever still copies from it.
     Device *device = allocation->second.device;
     Result drained = of_device ? drain(device) : Success;
-    release_now(start);
-    return drained;
+    Result freed = release_now(start);
+    return drained != Success ? drained : freed;
 }
 
 inline const std::map<int, const char *> names = {
