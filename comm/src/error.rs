@@ -64,6 +64,59 @@ pub enum Error {
         /// Who did.
         rank: usize,
     },
+    /// A rank elsewhere has said that it failed.
+    #[error("rank {rank} failed: {message}")]
+    Remote {
+        /// Who.
+        rank: usize,
+        /// What it said.
+        message: String,
+    },
+    /// An operation of a backend that cannot tell who is missing did not end.
+    #[error(
+        "operation {op_number}, {called}, had not ended after {after:?}; compare the ranks' flight records, set \
+         MESHSTEP_COMM_CHECK=1 to see calls that differ, or allow more time with `Op::within`"
+    )]
+    Stuck {
+        /// The operation's number on this rank.
+        op_number: u64,
+        /// What this rank called; boxed, so that every error stays small.
+        called: Box<Called>,
+        /// The deadline.
+        after: Duration,
+    },
+    /// Ranks of a new communicator did not all come.
+    #[error(
+        "rank {rank} of {world_size} waited {after:?} for the others to join; see whether each runs, with this world size"
+    )]
+    NotJoined {
+        /// This rank.
+        rank: usize,
+        /// How many were to come.
+        world_size: usize,
+        /// The deadline.
+        after: Duration,
+    },
+    /// What was to be the id of a communicator is something else.
+    #[error("{given} bytes where an id of NCCL has {needed}; use what `UniqueId::as_bytes` gave")]
+    BadId {
+        /// Bytes given.
+        given: usize,
+        /// Bytes of an id.
+        needed: usize,
+    },
+    /// NCCL refused a call, or failed later.
+    #[error("{function} failed with {name} ({code}): {last_error}")]
+    Nccl {
+        /// Its function; `ncclCommGetAsyncError` tells of what failed later.
+        function: &'static str,
+        /// Its number for it.
+        code: i32,
+        /// Its name for it.
+        name: String,
+        /// The last thing it had to say.
+        last_error: String,
+    },
     /// An earlier operation failed, so the ranks no longer agree where they are.
     #[error("an earlier operation failed ({cause}); make a new communicator")]
     Poisoned {
@@ -117,6 +170,10 @@ pub enum Error {
         /// What the system said.
         message: String,
     },
+    /// NCCL cannot be used on this machine.
+    #[cfg(feature = "nccl")]
+    #[error(transparent)]
+    NoNccl(#[from] crate::nccl::Unavailable),
     /// What the buffer itself refused.
     #[error(transparent)]
     Buffer(#[from] meshstep_tensor::Error),
@@ -143,6 +200,20 @@ pub struct Called {
     pub len: usize,
     /// Of which type.
     pub dtype: DType,
+}
+
+impl Called {
+    /// Whether two ranks that call this and `other` call the same collective, on buffers that go together.
+    pub(crate) fn agrees_with(&self, other: &Called) -> bool {
+        let alike = (self.len, self.dtype) == (other.len, other.dtype);
+        self.action.agrees_with(other.action) && (alike || !self.action.moves_data())
+    }
+
+    /// Whether this sends what `recv` receives.
+    pub(crate) fn goes_to(&self, recv: &Called) -> bool {
+        let pair = matches!((self.action, recv.action), (Action::Send { .. }, Action::Recv { .. }));
+        pair && (self.len, self.dtype) == (recv.len, recv.dtype)
+    }
 }
 
 impl fmt::Display for Called {

@@ -6,6 +6,7 @@
 //! | [`Communicator`] | a rank's place in its group: `start` an [`Op`] on a buffer, `split`, `abort`, or block |
 //! | [`InFlight`] | a started operation; owns its buffer until waited for |
 //! | [`loopback`] | the backend whose ranks are threads of one process |
+//! | `nccl` | with the feature of that name: the backend whose ranks are GPUs |
 //! | [`rendezvous`] | how processes meet: launchers' variables, a small store on rank 0, failures heard of beside a backend |
 //! | [`Error`] | what went wrong, the same on every rank |
 //! | [`Stats`] | operations and bytes by [`Kind`], as a ring algorithm would send them |
@@ -36,6 +37,8 @@
 //!
 //! # What is promised
 //!
+//! By loopback; `nccl` says where it differs.
+//!
 //! - The same bits on every rank and in every run: sums go in the order of the ranks ([`Reduction`] says in which
 //!   type), whoever comes first.
 //! - Nothing hangs. An operation waits for others until its deadline (ten minutes, or [`Op::within`]) and not that long
@@ -45,7 +48,7 @@
 //!
 //! # Limits
 //!
-//! - One process: this crate has no backend that crosses processes or devices.
+//! - Loopback is one process.
 //! - A deadline bounds the wait for other ranks; once all have come, the bytes are moved to the end.
 //! - f64 and u64 have no wider accumulator: an f64 sum over ranks rounds once per rank, and a u64 sum wraps. bf16
 //!   reaches as far as its accumulator f32, so the mean of values near its largest is infinite.
@@ -54,14 +57,19 @@
 //!
 //! # Features
 //!
+//! `nccl` is the backend for NVIDIA GPUs. It builds without CUDA and NCCL, which are loaded when first used.
+//!
 //! `shuttle` is for this crate's own tests: inside a shuttle execution its locks and threads are shuttle's.
 
 mod clock;
+mod colours;
 mod communicator;
 mod error;
 mod faults;
 mod in_flight;
 pub mod loopback;
+#[cfg(feature = "nccl")]
+pub mod nccl;
 mod op;
 mod reduce;
 pub mod rendezvous;

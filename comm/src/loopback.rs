@@ -4,7 +4,6 @@
 //! portions of the elements and move them until none is left, and only when all are done does any buffer come back. Each
 //! rank's own communication thread does this, so the caller computes meanwhile.
 
-mod colours;
 mod cut;
 mod lane;
 mod meeting;

@@ -1,7 +1,7 @@
 //! Locks, condition variables and threads: the standard library's, or a deterministic scheduler's when a test with the
 //! `shuttle` feature runs inside one.
 
-mod real;
+pub(crate) mod real;
 #[cfg(feature = "shuttle")]
 mod simulated;
 

@@ -4,7 +4,7 @@ use crate::check::check_isa;
 use crate::number::{Real, Stored};
 use crate::{Error, Isa};
 use meshstep_tensor::simd::Body;
-use meshstep_tensor::{DType, Element, Slice, SliceMut, bf16, f16};
+use meshstep_tensor::{DType, Element, Queue, Slice, SliceMut, bf16, f16};
 
 /// Above this many elements work is split in two; below, starting a second thread costs more than it saves.
 const SPLIT_FROM: usize = 128 << 10;
@@ -12,16 +12,31 @@ const SPLIT_FROM: usize = 128 << 10;
 /// `dst = weight * src` where `first`, else `dst = fma(weight, src, dst)`, of one type: f32, f64, bf16 or f16.
 ///
 /// 16-bit types compute in f32 and round once. Weight 1 is a plain copy or a plain addition, bit for bit. Everything is
-/// checked before anything is written.
+/// checked before anything is written. Both vectors are of the queue's place.
 ///
 /// ```
+/// use meshstep_optim::accumulate;
+/// use meshstep_tensor::Queue;
+///
 /// let (mut sum, grad) = ([0f32; 2], [1f32, 2.0]);
-/// meshstep_optim::accumulate((&mut sum[..]).into(), grad[..].into(), 1.0, true)?;
-/// meshstep_optim::accumulate((&mut sum[..]).into(), grad[..].into(), 3.0, false)?;
+/// accumulate((&mut sum[..]).into(), grad[..].into(), 1.0, true, &Queue::cpu())?;
+/// accumulate((&mut sum[..]).into(), grad[..].into(), 3.0, false, &Queue::cpu())?;
 /// assert_eq!(sum, [4.0, 8.0]);
 /// # Ok::<(), meshstep_optim::Error>(())
 /// ```
-pub fn accumulate(dst: SliceMut<'_>, src: Slice<'_>, weight: f64, first: bool) -> Result<(), Error> {
+pub fn accumulate(
+    dst: SliceMut<'_>,
+    src: Slice<'_>,
+    weight: f64,
+    first: bool,
+    queue: &Queue,
+) -> Result<(), Error> {
+    #[cfg(feature = "cuda")]
+    if let Some(stream) = queue.stream() {
+        check(&dst, src, weight)?;
+        return crate::cuda::flat::accumulate(stream, dst, src, weight, first);
+    }
+    let _ = queue;
     accumulate_on(Isa::detect(), dst, src, weight, first)
 }
 
@@ -34,19 +49,28 @@ pub fn accumulate_on(
     first: bool,
 ) -> Result<(), Error> {
     check_isa(isa)?;
+    check(&dst, src, weight)?;
+    match dst.dtype() {
+        DType::F32 => typed::<f32, f32>(isa, dst, src, weight, first),
+        DType::BF16 => typed::<f32, bf16>(isa, dst, src, weight, first),
+        DType::F16 => typed::<f32, f16>(isa, dst, src, weight, first),
+        _ => typed::<f64, f64>(isa, dst, src, weight, first),
+    }
+}
+
+fn check(dst: &SliceMut<'_>, src: Slice<'_>, weight: f64) -> Result<(), Error> {
     if dst.len() != src.len() {
         return Err(Error::Len { what: "src", given: src.len(), expected: dst.len() });
     }
     if dst.dtype() != src.dtype() {
         return Err(Error::DType { what: "src", given: src.dtype(), works: "the type of dst" });
     }
-    match dst.dtype() {
-        DType::F32 => typed::<f32, f32>(isa, dst, src, weight, first),
-        DType::F64 => typed::<f64, f64>(isa, dst, src, weight, first),
-        DType::BF16 => typed::<f32, bf16>(isa, dst, src, weight, first),
-        DType::F16 => typed::<f32, f16>(isa, dst, src, weight, first),
-        given => Err(Error::DType { what: "dst", given, works: "f32, f64, bf16 or f16" }),
-    }
+    let (fits, works) = match dst.dtype() {
+        DType::F64 => (weight.is_finite(), f64::FITS),
+        DType::F32 | DType::BF16 | DType::F16 => ((weight as f32).is_finite(), f32::FITS),
+        given => return Err(Error::DType { what: "dst", given, works: "f32, f64, bf16 or f16" }),
+    };
+    if fits { Ok(()) } else { Err(Error::Scalar { name: "weight", value: weight, works }) }
 }
 
 fn typed<T: Real, X: Stored<T>>(
@@ -57,9 +81,6 @@ fn typed<T: Real, X: Stored<T>>(
     first: bool,
 ) -> Result<(), Error> {
     let factor = T::from_f64(weight);
-    if !factor.finite() {
-        return Err(Error::Scalar { name: "weight", value: weight, works: T::FITS });
-    }
     let how = match (first, weight == 1.0) {
         (true, true) => How::Copy,
         (true, false) => How::Scale(factor),

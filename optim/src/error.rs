@@ -150,7 +150,44 @@ pub enum Error {
         /// What was asked for.
         isa: Isa,
     },
+    /// A step on a GPU with a rule that has no kernels for it.
+    #[error("{rule} has no CUDA kernels; use a rule that sees single elements, or update on the CPU")]
+    NoKernels {
+        /// The rule.
+        rule: &'static str,
+    },
+    /// Groups of one launch whose rules have different kernels.
+    #[error("groups of {first} and {other} in one update; make one for each")]
+    MixedKernels {
+        /// The first group's kernels.
+        first: &'static str,
+        /// Those of a later one.
+        other: &'static str,
+    },
+    /// Two groups of one update have elements in common.
+    #[error("segments {one:?} and {other:?} of two groups overlap; an element is of one group")]
+    Overlap {
+        /// A segment.
+        one: std::ops::Range<usize>,
+        /// One of another group.
+        other: std::ops::Range<usize>,
+    },
+    /// An update is given other memory than it was made for.
+    #[error("memory of {given} for an update of {expected}")]
+    OtherMemory {
+        /// What was given.
+        given: String,
+        /// What the update was made for.
+        expected: String,
+    },
     /// The memory itself refused.
     #[error(transparent)]
     Tensor(#[from] meshstep_tensor::Error),
+}
+
+#[cfg(feature = "cuda")]
+impl From<meshstep_tensor::cuda::Error> for Error {
+    fn from(error: meshstep_tensor::cuda::Error) -> Self {
+        Error::Tensor(error.into())
+    }
 }

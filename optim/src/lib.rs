@@ -9,13 +9,14 @@
 //! | [`Decay`], [`Momentum`], [`Moments`] | where weight decay goes; SGD's forms of momentum; several slow moments |
 //! | [`Rule`] | hyperparameters, the names of the state, one pass over [`Flat`] memory |
 //! | [`Segment`], [`Scalars`] | what is updated, at which `t`; learning rate, gradient scale, gradient reset |
-//! | [`Norm`], [`NormAccumulator`], [`ExactSum`] | norms whose bits no order, split or merge changes |
+//! | [`Norm`], [`NormAccumulator`], [`NormSum`], [`ExactSum`] | norms whose bits no order, split or merge changes |
 //! | [`clip_coef`] | clipping by the global norm, as a factor into `grad_scale` |
 //! | [`Lbfgs`], [`LbfgsState`] | L-BFGS over a closure, on a vector or on shards of one |
 //! | [`Reduce`], [`Alone`] | sums and maxima over shards: asked for here, given by whoever has the shards |
-//! | [`accumulate`] | weighted addition of gradients |
+//! | [`accumulate`], [`scale`], [`cast`] | weighted addition of gradients; vectors scaled and cast where they are |
 //! | [`LossScale`], [`LossScaleState`] | static and dynamic loss scaling |
 //! | [`schedule`] | the learning rate as a function of the step, Hugging Face's and PyTorch's |
+//! | [`cuda`] | what the rules' CUDA kernels are told; the launch is the caller's |
 //! | [`Isa`] | the instructions in use; they change the speed of a result, never its bits |
 //!
 //! A rule holds hyperparameters; memory, state and step counts are the caller's. One pass scales the gradient, updates,
@@ -75,6 +76,7 @@ mod adam;
 mod adopt;
 mod check;
 mod clip;
+pub mod cuda;
 mod decay;
 mod error;
 mod fetch;
@@ -90,6 +92,7 @@ mod norm;
 mod number;
 mod pass;
 mod philox;
+mod placed;
 mod qhadamw;
 mod recipe;
 mod reduce;
@@ -123,7 +126,8 @@ pub use loss_scale::{DynamicLossScale, LossScale, LossScaleState};
 pub use meshstep_tensor::simd::Isa;
 pub use moments::Moments;
 pub use muon::{Adjust, Muon};
-pub use norm::{ExactSum, Norm, NormAccumulator};
+pub use norm::{ExactSum, Norm, NormAccumulator, NormSum};
+pub use placed::{cast, scale};
 pub use qhadamw::QhAdamW;
 pub use reduce::{Alone, Reduce, ReduceError, ordered, unordered};
 pub use rmsprop::RmsProp;

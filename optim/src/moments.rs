@@ -1,8 +1,9 @@
 //! Several slow moments of a gradient, each with its decay and its weight in a step.
 
-use crate::Error;
 use crate::check::Check;
+use crate::frame::Common;
 use crate::number::Real;
+use crate::{Error, cuda};
 
 /// One to four slow moments: pairs of a decay `beta` and a weight `w`, so that a step mixes `(1 - sum w) g + sum w_j u_j`
 /// of the gradient `g` and the moments `u_j`.
@@ -92,6 +93,19 @@ impl Moments {
         ];
         let pairs = NAMES.into_iter().zip(self.pairs());
         pairs.flat_map(|((beta, weight), values)| [(beta, values.0), (weight, values.1)]).collect()
+    }
+
+    /// The one of four families of kernels that is for so many moments, and what it is told: betas and weights, what is left
+    /// for the gradient, and the rule's `own`.
+    pub(crate) fn on_device(
+        &self,
+        families: [&'static str; Self::MAX],
+        common: &Common,
+        own: [f64; 2],
+    ) -> cuda::Hyper {
+        let (betas, weights) = (self.pairs.map(|(beta, _)| beta), self.pairs.map(|(_, weight)| weight));
+        let given = [&betas[..], &weights, &[1.0 - self.sum()], &own].concat();
+        cuda::Hyper::new(families[self.len - 1], common, &given)
     }
 
     /// The constants of a step in which moment `j` counts for `weight / correction(beta)`.

@@ -6,7 +6,7 @@ use crate::recipe::check_types;
 use crate::streams::{Stream, Streams};
 use crate::sweep::{Step, Sweep};
 use crate::view::View;
-use crate::{Error, Flat, Isa, Rule, Scalars, Segment};
+use crate::{Error, Flat, Isa, Rounding, Rule, Scalars, Segment};
 use meshstep_tensor::{DType, Slice, SliceMut};
 
 /// A rule with `S` state vectors, as a pass sees it.
@@ -41,11 +41,7 @@ pub(crate) fn check(
     scalars: &Scalars,
 ) -> Result<(), Error> {
     check_isa(isa)?;
-    if flat.state.len() != rule.state().len() {
-        return Err(Error::StateCount { rule: rule.name(), given: flat.state.len(), expected: rule.state() });
-    }
-    check_lens(flat, flat.params.len())?;
-    check_types(rule, flat, scalars.rounding)?;
+    check_memory(rule, flat, scalars.rounding)?;
     let len = flat.params.len();
     if flat.params.dtype() == DType::F64 {
         check_scalars::<f64>(scalars)?;
@@ -56,6 +52,15 @@ pub(crate) fn check(
         check_segments(segments, len, scalars.lr, |x| (x as f32).is_finite())?;
         check_reach(rule, segments, scalars.lr, |x| (x as f32).is_finite())
     }
+}
+
+/// Checks what `flat` has: how many vectors, their lengths and types.
+pub(crate) fn check_memory(rule: &dyn Rule, flat: &Flat<'_, '_>, rounding: Rounding) -> Result<(), Error> {
+    if flat.state.len() != rule.state().len() {
+        return Err(Error::StateCount { rule: rule.name(), given: flat.state.len(), expected: rule.state() });
+    }
+    check_lens(flat, flat.params.len())?;
+    check_types(rule, flat, rounding)
 }
 
 /// What the rule makes of the learning rate is a number too.
@@ -74,7 +79,13 @@ fn check_lens(flat: &Flat<'_, '_>, expected: usize) -> Result<(), Error> {
     wrong.map_or(Ok(()), |(what, given)| Err(Error::Len { what, given, expected }))
 }
 
-fn check_segments(segments: &[Segment], len: usize, lr: f64, fits: fn(f64) -> bool) -> Result<(), Error> {
+/// Segments ascend within `len` elements, without overlap; their counts and ratios are in range.
+pub(crate) fn check_segments(
+    segments: &[Segment],
+    len: usize,
+    lr: f64,
+    fits: fn(f64) -> bool,
+) -> Result<(), Error> {
     let mut last = 0;
     for (index, Segment { range, t, ratio, .. }) in segments.iter().enumerate() {
         let (start, end) = (range.start, range.end);

@@ -1,6 +1,6 @@
 //! What an update rule is: hyperparameters, the names of its state, and one pass over flat memory.
 
-use crate::{Error, Isa, TensorSums};
+use crate::{Error, Isa, TensorSums, cuda};
 use meshstep_tensor::{Queue, SliceMut};
 use std::fmt::Debug;
 use std::ops::Range;
@@ -70,6 +70,12 @@ pub trait Rule: Send + Sync + Debug {
     fn ratio(&self, sums: &TensorSums) -> f64 {
         let _ = sums;
         1.0
+    }
+
+    /// The CUDA kernels that update as this rule does, and what they are told of its hyperparameters. None where there are
+    /// none, as for rules that see more than an element: a step on a GPU refuses them.
+    fn on_device(&self) -> Option<cuda::Hyper> {
+        None
     }
 
     /// Brings the elements of `segments` one step forward; the rest of `flat` is not touched.

@@ -9,7 +9,7 @@ mod common;
 
 use common::{DTYPES, Memory, rules, segment};
 use meshstep_optim::{Alone, Flat, Isa, Lbfgs, LineSearch, Loss, Norm, NormAccumulator, Scalars, accumulate};
-use meshstep_tensor::{DType, Meter, Queue, Slice, SliceMut};
+use meshstep_tensor::{DType, Meter, Place, Queue, Slice, SliceMut};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
@@ -58,7 +58,7 @@ fn updates_allocate_nothing() {
                 let mut copy = copy.as_mut().map(|copy| copy.slice_mut());
                 let mut state: [SliceMut<'_>; 5] = {
                     let mut slots = state.iter_mut().map(|s| s.reborrow());
-                    std::array::from_fn(|_| slots.next().unwrap_or(SliceMut::empty(dtypes.0)))
+                    std::array::from_fn(|_| slots.next().unwrap_or(SliceMut::empty(dtypes.0, Place::Cpu)))
                 };
                 let state = &mut state[..rule.state().len()];
                 let copy = copy.as_mut().map(|copy| copy.reborrow());
@@ -105,6 +105,6 @@ fn norms_and_hand_overs_allocate_nothing() {
         });
         assert_eq!(count, 0, "{norm:?}");
     }
-    let add = || accumulate((&mut dst[..]).into(), (&src[..]).into(), 0.5, false).unwrap();
+    let add = || accumulate((&mut dst[..]).into(), (&src[..]).into(), 0.5, false, &Queue::cpu()).unwrap();
     assert_eq!(allocations(add), 0);
 }

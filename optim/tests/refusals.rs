@@ -230,8 +230,9 @@ fn hand_overs_that_do_not_fit() {
     let mut dst = [1f32; 4];
     let mut refused = |src: Values, weight, says: &str| {
         for first in [true, false] {
-            let error =
-                accumulate((&mut dst[..]).into(), src.slice(), weight, first).unwrap_err().to_string();
+            let error = accumulate((&mut dst[..]).into(), src.slice(), weight, first, &Queue::cpu())
+                .unwrap_err()
+                .to_string();
             assert!(error.contains(says), "{error:?} should say {says:?}");
             assert_eq!(dst, [1.0; 4]);
         }
@@ -242,7 +243,7 @@ fn hand_overs_that_do_not_fit() {
         refused(Values::F32(vec![2.0; 4]), weight, "weight");
     }
     let (mut integers, more) = ([1u64; 2], [2u64; 2]);
-    assert!(accumulate((&mut integers[..]).into(), (&more[..]).into(), 1.0, true).is_err());
+    assert!(accumulate((&mut integers[..]).into(), (&more[..]).into(), 1.0, true, &Queue::cpu()).is_err());
 }
 
 #[test]

@@ -1,48 +1,44 @@
 //! Ranks compare what they were given, and name the first difference.
 
-use crate::Error;
+use crate::{Error, Options, wire};
 use meshstep_comm::{Communicator, Reduction};
-use meshstep_tensor::{Buffer, Category, Meter};
+use meshstep_tensor::{Meter, Queue};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Checks that every rank has the same text of `key = value` lines. Collective. Costs three words where they agree; where
 /// they do not, every rank gets the same error, naming the first line that differs from rank 0's.
-pub(crate) fn same_everywhere(comm: &dyn Communicator, meter: &Meter, text: &str) -> Result<(), Error> {
+pub(crate) fn same_everywhere(comm: &dyn Communicator, options: &Options, text: &str) -> Result<(), Error> {
+    let (queue, meter) = (&options.queue, &options.meter);
     let digest = xxh3_64(text.as_bytes());
-    let mut words = Buffer::from_slice(&[digest, !digest, text.len() as u64], meter, Category::Staging)?;
-    comm.all_reduce(&mut words, Reduction::Max)?;
-    let [largest, not_smallest, longest] = first_words(&words)?;
+    let mut words = [digest, !digest, text.len() as u64];
+    wire::all_reduce(comm, queue, meter, &mut words, Reduction::Max)?;
+    let [largest, not_smallest, longest] = words;
     if largest == !not_smallest {
         return Ok(());
     }
-    let texts = exchange(comm, meter, text, longest as usize)?;
+    let texts = exchange(comm, queue, meter, text, longest as usize)?;
     Err(first_difference(&texts).unwrap_or_else(|| disagree("something", "one digest", 0, "another")))
-}
-
-fn first_words(words: &Buffer) -> Result<[u64; 3], Error> {
-    let words = words.typed::<u64>()?;
-    Ok([words[0], words[1], words[2]])
 }
 
 /// Everyone's text, none longer than `longest` bytes.
 fn exchange(
     comm: &dyn Communicator,
+    queue: &Queue,
     meter: &Meter,
     text: &str,
     longest: usize,
 ) -> Result<Vec<String>, Error> {
     let chunk = 1 + longest.div_ceil(8);
-    let mut all =
-        Buffer::zeroed(chunk * comm.world_size(), meshstep_tensor::DType::U64, meter, Category::Staging)?;
-    let mine = &mut all.typed_mut::<u64>()?[chunk * comm.rank()..][..chunk];
+    let mut all = vec![0; chunk * comm.world_size()];
+    let mine = &mut all[chunk * comm.rank()..][..chunk];
     mine[0] = text.len() as u64;
     for (word, bytes) in mine[1..].iter_mut().zip(text.as_bytes().chunks(8)) {
         let mut padded = [0; 8];
         padded[..bytes.len()].copy_from_slice(bytes);
         *word = u64::from_le_bytes(padded);
     }
-    comm.all_gather(&mut all)?;
-    Ok(all.typed::<u64>()?.chunks(chunk).map(decode).collect())
+    wire::all_gather(comm, queue, meter, &mut all)?;
+    Ok(all.chunks(chunk).map(decode).collect())
 }
 
 fn decode(words: &[u64]) -> String {

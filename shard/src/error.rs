@@ -124,6 +124,20 @@ pub enum Error {
         /// Its shape.
         shape: Vec<usize>,
     },
+    /// Ranks on GPUs have stepped with different things.
+    #[error(
+        "ranks disagree on what they step with; compare lr, max_norm, grad_scale, the loss scale, micro-batches and the \
+         order of steps between them"
+    )]
+    Differ,
+    /// What is decided on the CPU alone, where memory is a GPU's.
+    #[error("{what} is not for memory of a GPU; use {works}")]
+    NotOnGpu {
+        /// What was asked for.
+        what: String,
+        /// What would work.
+        works: &'static str,
+    },
     /// Groups of one layout with different rules.
     #[error("rules {first} and {other} for one layout; groups may differ in hyperparameters only")]
     MixedRules {

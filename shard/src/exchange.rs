@@ -1,10 +1,15 @@
 //! The one exchange of a step: two small vectors, from which every rank decides the same.
 
 use crate::plan::SUM_HEAD;
-use crate::{Error, Fault};
+use crate::{Error, Fault, Options, wire};
 use meshstep_comm::{Communicator, Op, Reduction};
 use meshstep_optim::{ExactSum, NormAccumulator};
-use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
+#[cfg(feature = "cuda")]
+use meshstep_optim::{
+    NormSum,
+    cuda::{Answer, Decision, Settings},
+};
+use meshstep_tensor::{Buffer, Category, DType, Queue};
 
 /// What differs from step to step and must not differ between ranks, by name.
 pub(crate) const FIELDS: [&str; 9] = [
@@ -22,10 +27,18 @@ pub(crate) const FIELDS: [&str; 9] = [
 /// The vectors, kept from step to step.
 #[derive(Debug)]
 pub(crate) struct Exchange {
+    queue: Queue,
     /// Non-finite count, weight, the norm's words, then two parameters a word where presence counts.
-    sum: Buffer,
+    sum: Words,
     /// Bits of the largest gradient, fault, digest, its complement.
-    max: Buffer,
+    max: Words,
+}
+
+/// Words here, and where they travel.
+#[derive(Debug)]
+struct Words {
+    host: Vec<u64>,
+    there: Buffer,
 }
 
 /// What one rank brings.
@@ -48,9 +61,13 @@ pub(crate) struct Known {
 
 impl Exchange {
     /// Vectors of these lengths.
-    pub(crate) fn new(sum_words: usize, max_words: usize, meter: &Meter) -> Result<Self, Error> {
-        let words = |n| Buffer::zeroed(n, DType::U64, meter, Category::Staging);
-        Ok(Exchange { sum: words(sum_words)?, max: words(max_words)? })
+    pub(crate) fn new(sum_words: usize, max_words: usize, options: &Options) -> Result<Self, Error> {
+        let Options { queue, meter, .. } = options;
+        let words = |n| -> Result<Words, Error> {
+            let there = Buffer::zeroed_on(queue, n, DType::U64, meter, Category::Staging)?;
+            Ok(Words { host: vec![0; n], there })
+        };
+        Ok(Exchange { queue: queue.clone(), sum: words(sum_words)?, max: words(max_words)? })
     }
 
     /// Another exchange in the same vectors, of words that are no more than a step's.
@@ -60,46 +77,68 @@ impl Exchange {
         sums: &mut [u64],
         maxima: &mut [u64],
     ) -> Result<(), meshstep_comm::Error> {
-        self.sum.typed_mut::<u64>()?[..sums.len()].copy_from_slice(sums);
-        self.max.typed_mut::<u64>()?[..maxima.len()].copy_from_slice(maxima);
-        group(comm, &Queue::cpu(), &mut self.sum, &mut self.max)?;
-        sums.copy_from_slice(&self.sum.typed()?[..sums.len()]);
-        maxima.copy_from_slice(&self.max.typed()?[..maxima.len()]);
+        self.sum.host[..sums.len()].copy_from_slice(sums);
+        self.max.host[..maxima.len()].copy_from_slice(maxima);
+        self.travel(comm)?;
+        sums.copy_from_slice(&self.sum.host[..sums.len()]);
+        maxima.copy_from_slice(&self.max.host[..maxima.len()]);
         Ok(())
     }
 
-    /// Says for each parameter, in registration order, whether this rank has its gradient.
-    pub(crate) fn present(&mut self, present: impl Iterator<Item = bool>) -> Result<(), Error> {
-        let words = &mut self.sum.typed_mut::<u64>()?[SUM_HEAD + ExactSum::WORDS..];
-        words.fill(0);
-        for (i, here) in present.enumerate() {
-            words[i / 2] |= u64::from(here) << (i % 2 * 32);
+    /// Adds and compares the words of all ranks.
+    fn travel(&mut self, comm: &dyn Communicator) -> Result<(), meshstep_comm::Error> {
+        let Exchange { queue, sum, max } = self;
+        for Words { host, there } in [&mut *sum, &mut *max] {
+            queue.upload((&host[..]).into(), there.as_mut())?;
+        }
+        group(comm, queue, &mut sum.there, &mut max.there)?;
+        for Words { host, there } in [sum, max] {
+            queue.download(there.as_slice(), (&mut host[..]).into())?;
         }
         Ok(())
     }
 
+    /// Says for each parameter, in registration order, whether this rank has its gradient.
+    pub(crate) fn present(&mut self, present: impl Iterator<Item = bool>) {
+        let words = &mut self.sum.host[SUM_HEAD + ExactSum::WORDS..];
+        words.fill(0);
+        for (i, here) in present.enumerate() {
+            words[i / 2] |= u64::from(here) << (i % 2 * 32);
+        }
+    }
+
     /// How many ranks had parameter `i`'s gradient, once exchanged.
-    pub(crate) fn present_on(&self, i: usize) -> Result<usize, Error> {
-        let word = self.sum.typed::<u64>()?[SUM_HEAD + ExactSum::WORDS + i / 2];
-        Ok((word >> (i % 2 * 32)) as u32 as usize)
+    pub(crate) fn present_on(&self, i: usize) -> usize {
+        let word = self.sum.host[SUM_HEAD + ExactSum::WORDS + i / 2];
+        (word >> (i % 2 * 32)) as u32 as usize
+    }
+
+    /// The exchange on a GPU, which decides what follows from it; the host goes on.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn run_there(
+        &mut self,
+        comm: &dyn Communicator,
+        norm: &NormSum,
+        decision: &mut Decision,
+        settings: &Settings,
+    ) -> Result<Answer, Error> {
+        let Exchange { queue, sum: Words { there: sum, .. }, max: Words { there: max, .. } } = self;
+        norm.write(sum.as_mut(), max.as_mut(), queue)?;
+        decision.bring(settings, sum.as_mut(), max.as_mut(), queue)?;
+        group(comm, queue, sum, max)?;
+        Ok(decision.decide(sum.as_slice(), max.as_slice(), queue)?)
     }
 
     /// Brings what this rank has and learns what all have together.
-    pub(crate) fn run(
-        &mut self,
-        comm: &dyn Communicator,
-        queue: &Queue,
-        mine: Brought<'_>,
-    ) -> Result<Known, Error> {
-        let sum = self.sum.typed_mut::<u64>()?;
+    pub(crate) fn run(&mut self, comm: &dyn Communicator, mine: Brought<'_>) -> Result<Known, Error> {
+        let sum = &mut self.sum.host;
         sum[0] = mine.norm.non_finite();
         sum[1] = mine.weight;
         sum[SUM_HEAD..SUM_HEAD + ExactSum::WORDS].copy_from_slice(&mine.norm.sum().words());
         let digest = mine.fields.iter().fold(0, |d, &f| crate::handover::digest(d, f as usize, 0));
-        let max = [mine.norm.max_bits(), mine.fault, digest, !digest];
-        self.max.typed_mut::<u64>()?.copy_from_slice(&max);
-        group(comm, queue, &mut self.sum, &mut self.max)?;
-        let (sum, max) = (self.sum.typed::<u64>()?, self.max.typed::<u64>()?);
+        self.max.host.copy_from_slice(&[mine.norm.max_bits(), mine.fault, digest, !digest]);
+        self.travel(comm)?;
+        let (sum, max) = (&self.sum.host, &self.max.host);
         let exact = ExactSum::from_words(&sum[SUM_HEAD..SUM_HEAD + ExactSum::WORDS]);
         let norm = NormAccumulator::from_parts(mine.norm.norm(), exact, max[0], sum[0]);
         Ok(Known { norm, weight: sum[1], fault: max[1], same: max[2] == !max[3] })
@@ -115,11 +154,7 @@ pub(crate) fn group(
 ) -> Result<(), meshstep_comm::Error> {
     let sums = comm.start(Op::all_reduce(Reduction::Sum), sum.take(), queue);
     let maxima = comm.start(Op::all_reduce(Reduction::Max), max.take(), queue);
-    let land = |started: Result<meshstep_comm::InFlight, _>| match started {
-        Ok(flight) => flight.wait(queue),
-        Err((buffer, error)) => (buffer, Err(error)),
-    };
-    let (sums, maxima) = (land(sums), land(maxima));
+    let (sums, maxima) = (wire::land(sums, queue), wire::land(maxima, queue));
     (*sum, *max) = (sums.0, maxima.0);
     sums.1.and(maxima.1)
 }
@@ -127,7 +162,7 @@ pub(crate) fn group(
 /// After a disagreement: which field, on which rank. Collective.
 pub(crate) fn disagreement(
     comm: &dyn Communicator,
-    meter: &Meter,
+    options: &Options,
     fields: &[u64; FIELDS.len()],
 ) -> Result<Error, Error> {
     let mut text = String::new();
@@ -138,7 +173,7 @@ pub(crate) fn disagreement(
         };
         text += &format!("{name} = {value}\n");
     }
-    match crate::agree::same_everywhere(comm, meter, &text) {
+    match crate::agree::same_everywhere(comm, options, &text) {
         Err(error) => Ok(error),
         Ok(()) => Err(Error::Disagree {
             what: "a digest".into(),

@@ -2,14 +2,14 @@
 
 use crate::filling::Filling;
 use crate::handover::Kept;
-use crate::owned::{Of, Owned};
+use crate::owned::{Of, Owned, zeroed};
 use crate::plan::Plan;
-use crate::{Error, Groups, Options, Stage};
-use meshstep_comm::Communicator;
-use meshstep_tensor::{Buffer, Category, Layout, Param, Slice, SliceMut};
+use crate::{Error, Groups, Options, Stage, wire};
+use meshstep_comm::{Communicator, Op};
+use meshstep_tensor::{Buffer, Category, Layout, Param, Queue, Slice, SliceMut};
 use std::fmt::Write;
 use std::ops::Range;
-use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// A parameter, where it lives, and how many updates it has seen.
 #[derive(Debug)]
@@ -103,7 +103,7 @@ impl Family {
         bucket.params.iter_mut().for_each(|p| p.param += before.params);
         let grads = |len, first: usize| {
             let apart = owned.streams(first * bucket.grads.size());
-            Buffer::zeroed_apart(len, bucket.grads, &options.meter, Category::Grads, &apart)
+            zeroed(len, bucket.grads, options, Category::Grads, &apart)
         };
         let (whole, shard) = match options.stage {
             Stage::Zero2 => (None, Some(grads(bucket.len / plan.world_size(), 0)?)),
@@ -119,6 +119,7 @@ impl Family {
     /// Asks the caller for every parameter's first value.
     pub(crate) fn fill(
         &mut self,
+        options: &Options,
         mut initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
     ) -> Result<(), Error> {
         for entry in &self.entries {
@@ -131,30 +132,27 @@ impl Family {
                 }
             };
             let name = || entry.param.name().to_owned();
-            initial(&entry.param, values).map_err(|source| Error::Initial { name: name(), source })?;
+            let Options { queue, meter, .. } = options;
+            let filled = wire::fill(queue, meter, values, |values| initial(&entry.param, values));
+            filled.map_err(|source| Error::Initial { name: name(), source })?;
         }
         Ok(())
     }
 
     /// Sends rank 0's values to everyone. Collective.
-    pub(crate) fn broadcast(&mut self, comm: &dyn Communicator) -> Result<(), Error> {
+    pub(crate) fn broadcast(&mut self, comm: &dyn Communicator, queue: &Queue) -> Result<(), Error> {
         let trained = self.buckets.iter_mut().map(|b| &mut b.params);
         for values in trained.chain(&mut self.frozen).filter(|b| !b.is_empty()) {
-            comm.broadcast(values, 0)?;
+            wire::run(comm, queue, Op::broadcast(0), values)?;
         }
         Ok(())
     }
 
     /// A line for each parameter's values.
-    pub(crate) fn describe_values(&self, text: &mut String) -> Result<(), Error> {
+    pub(crate) fn describe_values(&self, options: &Options, text: &mut String) -> Result<(), Error> {
         for entry in &self.entries {
-            let values = self.values(&entry.place)?;
-            let _ = writeln!(
-                text,
-                "values of {:?} = digest {:016x}",
-                entry.param.name(),
-                xxh3_64(values.bytes()?)
-            );
+            let digest = wire::digest(&options.queue, &options.meter, self.values(&entry.place)?)?;
+            let _ = writeln!(text, "values of {:?} = digest {digest:016x}", entry.param.name());
         }
         Ok(())
     }
@@ -243,7 +241,7 @@ fn frozen(
             let range = layout.params()[i].range();
             entries[i].place = Place::Frozen { vector, range: range.start - first..range.end - first };
         }
-        vectors.push(Buffer::zeroed(layout.len(dtype) - first, dtype, &options.meter, Category::Params)?);
+        vectors.push(zeroed(layout.len(dtype) - first, dtype, options, Category::Params, &[])?);
     }
     Ok(vectors)
 }

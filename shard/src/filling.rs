@@ -2,7 +2,7 @@
 
 use crate::bucket_plan::BucketPlan;
 use meshstep_comm::InFlight;
-use meshstep_tensor::Buffer;
+use meshstep_tensor::{Buffer, Queue};
 
 /// A bucket's gradients and how far they have come.
 #[derive(Debug)]
@@ -81,11 +81,12 @@ impl Filling {
         plan: &BucketPlan,
         mut buffer: Buffer,
         pooled: bool,
+        queue: &Queue,
     ) -> Result<(), meshstep_tensor::Error> {
         if pooled {
             self.spare = Some(buffer.split_off(plan.len)?);
         }
-        zero_pads(plan, &mut buffer)?;
+        zero_pads(plan, &mut buffer, queue)?;
         for i in (0..self.places.len()).rev() {
             self.places[i].buffer = Some(buffer.split_off(plan.params[i].start)?);
             self.places[i].fresh |= pooled;
@@ -149,9 +150,9 @@ impl Filling {
     }
 }
 
-fn zero_pads(plan: &BucketPlan, buffer: &mut Buffer) -> Result<(), meshstep_tensor::Error> {
+fn zero_pads(plan: &BucketPlan, buffer: &mut Buffer, queue: &Queue) -> Result<(), meshstep_tensor::Error> {
     for (i, param) in plan.params.iter().enumerate() {
-        buffer.as_mut().slice(param.range().end..plan.place_end(i))?.zero()?;
+        queue.zero(buffer.as_mut().slice(param.range().end..plan.place_end(i))?)?;
     }
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! Parameter groups: rules with hyperparameters of their own for some of the parameters.
 
-use crate::{Error, Stage};
+use crate::{Error, Options, Stage};
 use meshstep_optim::{Rule, Sees};
-use meshstep_tensor::Layout;
+use meshstep_tensor::{Layout, Place};
 use std::fmt::Write;
 use std::sync::Arc;
 
@@ -77,6 +77,22 @@ impl Groups {
         other.map_or(Ok(()), |p| {
             let (name, shape) = (p.name().to_owned(), p.shape().to_vec());
             Err(Error::NotAMatrix { rule: rule.name(), name, shape })
+        })
+    }
+
+    /// Whether a GPU can take these groups' steps, where memory is there.
+    pub(crate) fn check_place(&self, options: &Options) -> Result<(), Error> {
+        if options.queue.place() == Place::Cpu {
+            return Ok(());
+        }
+        if options.missing.counts() {
+            let (what, works) =
+                (format!("Missing::{:?}", options.missing), "Missing::Error or Missing::Zero");
+            return Err(Error::NotOnGpu { what, works });
+        }
+        let other = self.groups.iter().find(|group| group.rule.on_device().is_none());
+        other.map_or(Ok(()), |Group { rule, .. }| {
+            Err(meshstep_optim::Error::NoKernels { rule: rule.name() }.into())
         })
     }
 

@@ -5,13 +5,10 @@ use crate::filling::{Filling, Lent};
 use crate::pool::{Pool, Shelf};
 use crate::{Error, Stage};
 use meshstep_comm::{Communicator, InFlight, Op, Reduction};
-use meshstep_optim::{Norm, NormAccumulator, accumulate};
-use meshstep_tensor::{Buffer, DType, Meter, Queue, Slice};
+use meshstep_optim::{Norm, NormAccumulator, NormSum};
+use meshstep_tensor::{Buffer, DType, Meter, Queue};
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-
-/// Elements summed into a shard before their norm is taken: they are still in the first-level cache then.
-const BLOCK: usize = 4096;
 
 /// Collects one step's gradients. Every method locks for bookkeeping only; bytes are copied, reduced and waited for
 /// outside the lock.
@@ -19,6 +16,8 @@ const BLOCK: usize = 4096;
 pub(crate) struct Handover {
     pub(crate) fixed: Fixed,
     state: Mutex<State>,
+    /// This rank's part of the norm.
+    pub(crate) norm: Mutex<NormSum>,
     /// Told whenever a bucket comes to rest.
     rested: Condvar,
     /// The communication failure after which nothing goes on.
@@ -58,7 +57,6 @@ struct State {
     travels: bool,
     /// Whether this is the step's last micro-batch, after which sums are final.
     last: bool,
-    norm: NormAccumulator,
     launches: u64,
     /// Buckets that some thread waits for.
     retiring: usize,
@@ -74,11 +72,12 @@ impl State {
 }
 
 impl Handover {
-    pub(crate) fn new(fixed: Fixed, fillings: Vec<Filling>, pool: Pool) -> Self {
-        let norm = NormAccumulator::new(fixed.norm);
-        let state =
-            State { fillings, pool, next: 0, travels: false, last: false, norm, launches: 0, retiring: 0 };
-        Handover { fixed, state: Mutex::new(state), rested: Condvar::new(), failure: OnceLock::new() }
+    pub(crate) fn new(fixed: Fixed, pool: Pool, meter: &Meter) -> Result<Self, Error> {
+        let norm = NormSum::new(fixed.norm, &fixed.queue, meter)?;
+        let fillings = Vec::new();
+        let state = State { fillings, pool, next: 0, travels: false, last: false, launches: 0, retiring: 0 };
+        let (state, norm) = (Mutex::new(state), Mutex::new(norm));
+        Ok(Handover { fixed, state, norm, rested: Condvar::new(), failure: OnceLock::new() })
     }
 
     /// An error once communication has failed.
@@ -174,7 +173,7 @@ impl Handover {
                     return Err(Error::SlotLeaked { name: bucket.names[i].clone() });
                 };
                 if lent.fresh {
-                    lent.buffer.as_mut().slice(0..param.len)?.zero()?;
+                    self.fixed.queue.zero(lent.buffer.as_mut().slice(0..param.len)?)?;
                 }
                 self.fill(b, i, lent.buffer)?;
             }
@@ -199,8 +198,15 @@ impl Handover {
     }
 
     /// This rank's part of the norm, once settled.
-    pub(crate) fn norm(&mut self) -> &NormAccumulator {
-        &self.exclusive().norm
+    pub(crate) fn norm(&mut self) -> Result<NormAccumulator, Error> {
+        let norm = self.norm.get_mut().unwrap_or_else(PoisonError::into_inner);
+        Ok(norm.read(&self.fixed.queue)?)
+    }
+
+    /// Where this rank's part of the norm is added up.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn norm_sum(&mut self) -> &NormSum {
+        self.norm.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A digest of every bucket sent off so far, in order.
@@ -219,10 +225,10 @@ impl Handover {
     }
 
     /// Forgets the step's gradients.
-    pub(crate) fn next_step(&mut self) {
-        let state = self.exclusive();
-        state.norm.reset();
-        state.fillings.iter_mut().for_each(Filling::next_step);
+    pub(crate) fn next_step(&mut self) -> Result<(), Error> {
+        self.exclusive().fillings.iter_mut().for_each(Filling::next_step);
+        let norm = self.norm.get_mut().unwrap_or_else(PoisonError::into_inner);
+        Ok(norm.reset(&self.fixed.queue)?)
     }
 
     /// Adds buckets, with a pool for all of them. Only between steps.
@@ -260,7 +266,7 @@ impl Handover {
         let plan = &self.fixed.buckets[b].plan;
         let buffer = if self.pooled() { state.pool.take(plan.grads) } else { state.fillings[b].whole.take() };
         let Some(buffer) = buffer else { return Ok(false) };
-        state.fillings[b].open(plan, buffer, self.pooled())?;
+        state.fillings[b].open(plan, buffer, self.pooled(), &self.fixed.queue)?;
         Ok(true)
     }
 
@@ -304,16 +310,11 @@ impl Handover {
         state.retiring += 1;
         drop(state);
         let (whole, arrived) = wait(flight, &self.fixed.queue, b);
-        let mut norm = last.then(|| NormAccumulator::new(self.fixed.norm));
-        let taken = arrived
-            .map_err(Error::from)
-            .and_then(|()| self.take_in(b, &whole, shard.as_mut(), fresh, norm.as_mut()));
+        let taken =
+            arrived.map_err(Error::from).and_then(|()| self.take_in(b, &whole, shard.as_mut(), fresh, last));
         let mut state = self.lock();
         state.fillings[b].shard = shard;
         self.rest(&mut state, b, whole);
-        if let Some(norm) = &norm {
-            state.norm.merge(norm);
-        }
         state.retiring -= 1;
         if let Err(Error::Comm(error)) = &taken {
             self.poison(error.clone());
@@ -321,27 +322,6 @@ impl Handover {
         drop(state);
         self.rested.notify_all();
         taken
-    }
-
-    /// Adds an arrived bucket to the shard, where there is one, and what this rank counts to the norm, in one pass.
-    fn take_in(
-        &self,
-        b: usize,
-        whole: &Buffer,
-        shard: Option<&mut Buffer>,
-        fresh: bool,
-        norm: Option<&mut NormAccumulator>,
-    ) -> Result<(), Error> {
-        let Kept { counted, .. } = &self.fixed.buckets[b];
-        match shard {
-            Some(shard) => add_to_shard(shard, whole.as_slice().slice(counted[0].clone())?, fresh, norm),
-            None => match norm {
-                Some(norm) => {
-                    counted.iter().try_for_each(|r| Ok(norm.add(whole.as_slice().slice(r.clone())?)?))
-                }
-                None => Ok(()),
-            },
-        }
     }
 
     /// Puts an idle bucket where it belongs.
@@ -355,22 +335,6 @@ impl Handover {
             None => filling.whole = Some(whole),
         }
     }
-}
-
-fn add_to_shard(
-    shard: &mut Buffer,
-    chunk: Slice<'_>,
-    fresh: bool,
-    mut norm: Option<&mut NormAccumulator>,
-) -> Result<(), Error> {
-    for start in (0..chunk.len()).step_by(BLOCK) {
-        let block = start..chunk.len().min(start + BLOCK);
-        accumulate(shard.as_mut().slice(block.clone())?, chunk.slice(block.clone())?, 1.0, fresh)?;
-        if let Some(norm) = &mut norm {
-            norm.add(shard.as_slice().slice(block)?)?;
-        }
-    }
-    Ok(())
 }
 
 fn wait(flight: InFlight, queue: &Queue, b: usize) -> (Buffer, Result<(), meshstep_comm::Error>) {

@@ -2,7 +2,7 @@
 
 use crate::options::At;
 use crate::{Combine, Error, Optimizer};
-use meshstep_optim::{NormAccumulator, clip_coef};
+use meshstep_optim::{NormSum, clip_coef, scale};
 
 /// What clipping before the reduction did on this rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -22,12 +22,14 @@ impl Optimizer {
     /// Scales what this rank has collected down to `at`'s norm. What is not finite stays as it is: the exchange finds it.
     pub(crate) fn clip_held(&mut self, at: &At) -> Result<(), Error> {
         let Some(max_norm) = at.max_norm else { return Ok(()) };
-        let mut sum = NormAccumulator::new(self.options.norm);
-        self.handover.held().try_for_each(|grads| sum.add(grads.as_slice()))?;
+        let queue = self.options.queue.clone();
+        let mut sum = NormSum::new(self.options.norm, &queue, &self.options.meter)?;
+        self.handover.held().try_for_each(|grads| sum.add(grads.as_slice(), &queue))?;
+        let sum = sum.read(&queue)?;
         let norm = self.unscale(at) * self.own_share() * sum.finish();
         let coef = if sum.non_finite() > 0 { 1.0 } else { clip_coef(norm, max_norm)? };
         if coef < 1.0 {
-            self.handover.held().try_for_each(|grads| grads.as_mut().scale(coef))?;
+            self.handover.held().try_for_each(|grads| scale(grads.as_mut(), coef, &queue))?;
         }
         self.progress.local_clip = Some(LocalClip { norm, coef });
         Ok(())

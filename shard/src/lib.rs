@@ -67,9 +67,14 @@ mod pool;
 mod precision;
 mod presence;
 mod reduce;
+mod run;
 mod step;
+mod take_in;
 mod tensor_totals;
+#[cfg(feature = "cuda")]
+mod there;
 mod whole_run;
+mod wire;
 
 pub use bucket_plan::{BucketPlan, Placed};
 pub use cross_shard::{AssignmentError, CrossShard, Drift, SlotDrift};

@@ -22,7 +22,11 @@ impl Optimizer {
         self.check_idle()?;
         let rule = self.options.loss_scale.ok_or(Error::NoLossScale)?;
         rule.check_state(&state)?;
+        #[cfg(feature = "cuda")]
+        self.hear(true)?;
         self.progress.loss_scale = Some(state);
+        #[cfg(feature = "cuda")]
+        self.tell_there()?;
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 use crate::family::Place;
 use crate::filling::Lent;
 use crate::{Clip, Combine, Error, Missing, Optimizer};
-use meshstep_optim::accumulate;
+use meshstep_optim::{accumulate, scale};
 use meshstep_tensor::{Buffer, DType, Slice, SliceMut};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
@@ -120,12 +120,9 @@ impl MicroBatch<'_> {
             return Ok(());
         }
         let mut lent = self.lend(name, bucket, index)?;
-        let copied = lent
-            .buffer
-            .as_mut()
-            .slice(0..len)
-            .map_err(Error::from)
-            .and_then(|place| Ok(accumulate(place, grad, self.weight, lent.fresh)?));
+        let copied = lent.buffer.as_mut().slice(0..len).map_err(Error::from).and_then(|place| {
+            Ok(accumulate(place, grad, self.weight, lent.fresh, &self.optimizer.options.queue)?)
+        });
         if let Err(error) = copied {
             self.optimizer.handover.give_back(bucket, index, lent.buffer);
             return Err(error);
@@ -198,7 +195,7 @@ impl Slot<'_> {
     pub fn as_mut(&mut self) -> Result<SliceMut<'_>, Error> {
         match &mut self.buffer {
             Some(buffer) => Ok(buffer.as_mut().slice(0..self.len)?),
-            None => Ok(SliceMut::empty(self.dtype)),
+            None => Ok(SliceMut::empty(self.dtype, self.micro_batch.optimizer.options.queue.place())),
         }
     }
 
@@ -206,7 +203,8 @@ impl Slot<'_> {
     pub fn fill(mut self) -> Result<(), Error> {
         let weight = self.micro_batch.weight;
         if weight != 1.0 {
-            self.as_mut()?.scale(weight)?;
+            let queue = &self.micro_batch.optimizer.options.queue;
+            scale(self.as_mut()?, weight, queue)?;
         }
         match self.buffer.take() {
             Some(buffer) => self.micro_batch.filled(self.param, self.bucket, self.index, buffer),

@@ -11,7 +11,7 @@ use crate::tensor_totals::TensorTotals;
 use crate::{Combine, Error, Groups, Initial, LocalClip, Options, agree};
 use meshstep_comm::{Communicator, Reduction};
 use meshstep_optim::LossScaleState;
-use meshstep_tensor::{Layout, Param, Queue, Slice, SliceMut};
+use meshstep_tensor::{Layout, Param, Slice, SliceMut};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -75,6 +75,9 @@ pub(crate) struct Room {
     /// The `t` of each parameter's update in this step; 0: none.
     pub(crate) due: Vec<u64>,
     pub(crate) gathering: crate::gather::Gathering,
+    /// What a GPU decides by, once there was a step.
+    #[cfg(feature = "cuda")]
+    pub(crate) there: Option<crate::there::There>,
 }
 
 /// This rank's part of one parameter's state.
@@ -114,14 +117,14 @@ impl Optimizer {
         };
         let fixed = Fixed {
             comm,
-            queue: Queue::cpu(),
+            queue: options.queue.clone(),
             stage: options.stage,
             reduction,
             overlap: options.overlap,
             norm: options.norm,
             buckets: Vec::new(),
         };
-        let pool = Pool::new(&options.meter);
+        let pool = Pool::new(&options.queue, &options.meter);
         let loss_scale = options.loss_scale.map(|rule| rule.start());
         Ok(Optimizer {
             entries: Vec::new(),
@@ -129,8 +132,8 @@ impl Optimizer {
             groups: Vec::new(),
             buckets: Vec::new(),
             frozen: Vec::new(),
-            handover: Handover::new(fixed, Vec::new(), pool),
-            exchange: Exchange::new(0, 0, &options.meter)?,
+            handover: Handover::new(fixed, pool, &options.meter)?,
+            exchange: Exchange::new(0, 0, &options)?,
             options,
             progress: Progress { missing: AtomicUsize::new(usize::MAX), loss_scale, ..Progress::default() },
             room: Room::default(),
@@ -147,6 +150,12 @@ impl Optimizer {
         initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
     ) -> Result<(), Error> {
         self.handover.healthy()?;
+        #[cfg(feature = "cuda")]
+        {
+            self.hear(true)?;
+            // Its names are no longer all.
+            self.room.there = None;
+        }
         let groups = rules.into();
         let comm = Arc::clone(&self.handover.fixed.comm);
         let mut text = family::describe(&layout, &groups, &self.options);
@@ -158,7 +167,7 @@ impl Optimizer {
         self.first_values(&*comm, &mut family, initial)?;
         // Not until here, so that staging peaks at what the plan says.
         let words = sum_words(self.entries.len() + family.entries.len(), &self.options);
-        self.exchange = Exchange::new(words, MAX_WORDS, &self.options.meter)?;
+        self.exchange = Exchange::new(words, MAX_WORDS, &self.options)?;
         let count = self.entries.len() + family.entries.len();
         let groups = self.groups.iter().chain(&family.groups.groups);
         self.totals = TensorTotals::new(count, groups, self.options.stage, &comm, &self.options.meter)?;
@@ -183,6 +192,7 @@ impl Optimizer {
         };
         let plan = Plan::after(earlier(), layout, world_size, &self.options)?;
         groups.check_sight(layout, self.options.stage)?;
+        groups.check_place(&self.options)?;
         let family = Family::new(layout, groups, &plan, before, rank, &self.options)?;
         let kept = earlier().chain(family.kept.iter().map(|k| &k.plan));
         let sizes = pool_sizes(self.options.stage, kept);
@@ -192,7 +202,7 @@ impl Optimizer {
 
     /// What was prepared, once all ranks have shown that theirs is the same.
     fn agreed<T>(&self, comm: &dyn Communicator, prepared: Result<T, Error>, text: &str) -> Result<T, Error> {
-        let same = agree::same_everywhere(comm, &self.options.meter, text);
+        let same = agree::same_everywhere(comm, &self.options, text);
         let prepared = prepared?;
         same?;
         Ok(prepared)
@@ -205,14 +215,14 @@ impl Optimizer {
         initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
     ) -> Result<(), Error> {
         let compare = self.options.initial == Initial::Compare;
-        let filled = if compare || comm.rank() == 0 { family.fill(initial) } else { Ok(()) };
+        let filled = if compare || comm.rank() == 0 { family.fill(&self.options, initial) } else { Ok(()) };
         let mut text = family::objection(filled.as_ref().err());
         if compare && filled.is_ok() {
-            family.describe_values(&mut text)?;
+            family.describe_values(&self.options, &mut text)?;
         }
         self.agreed(comm, filled, &text)?;
         if !compare {
-            family.broadcast(comm)?;
+            family.broadcast(comm, &self.options.queue)?;
         }
         family.buckets.iter_mut().try_for_each(Owned::fill_masters)
     }
@@ -245,10 +255,14 @@ impl Optimizer {
         })
     }
 
-    /// This rank's part of a parameter's state; nothing of a frozen one.
+    /// This rank's part of a parameter's state; nothing of a frozen one. On a GPU it waits for the steps so far.
     pub fn state(&self, name: &str) -> Result<ParamState<'_>, Error> {
         let entry = &self.entries[self.index(name)?];
         let mut state = ParamState { range: 0..0, slots: Vec::new(), master: None, t: entry.t };
+        #[cfg(feature = "cuda")]
+        if !entry.param.frozen() {
+            state.t += self.unheard_updates()?;
+        }
         let Place::Bucket { bucket, range, .. } = &entry.place else { return Ok(state) };
         let owned = &self.buckets[*bucket];
         let Some((within, kept)) = owned.state_of(range) else { return Ok(state) };

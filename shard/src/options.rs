@@ -2,7 +2,7 @@
 
 use crate::{Owners, Precision};
 use meshstep_optim::{LossScale, Norm};
-use meshstep_tensor::{DType, Meter};
+use meshstep_tensor::{DType, Meter, Queue};
 
 /// What is divided among the ranks.
 ///
@@ -121,6 +121,9 @@ pub struct Options {
     /// Steps skipped in a row, for gradients that are not finite, before that is an error. A skip after which a dynamic loss
     /// scale can still fall does not count.
     pub max_skips: u32,
+    /// Where parameters, gradients and state are, and the order of all work on them: the CPU's queue, or a stream of the GPU that
+    /// the communicator is of. What the caller's own work writes and reads is ordered by the same queue.
+    pub queue: Queue,
     /// Where bytes are counted. Clones of these options count together: give each rank its own meter to tell ranks apart.
     pub meter: Meter,
 }
@@ -140,6 +143,7 @@ impl Default for Options {
             clip: Clip::default(),
             loss_scale: None,
             max_skips: 50,
+            queue: Queue::cpu(),
             meter: Meter::new(),
         }
     }

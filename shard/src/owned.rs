@@ -2,10 +2,16 @@
 
 use crate::bucket_plan::BucketPlan;
 use crate::groups::{Group, MAX_STATES};
+pub(crate) use crate::run::{Due, Of};
+use crate::run::{Run, Table, overlap, runs};
 use crate::{Error, Options};
 use arrayvec::ArrayVec;
-use meshstep_optim::{Flat, Isa, Rounding, Rule, Scalars, Segment, TensorSums};
-use meshstep_tensor::{Buffer, Category, DType, Queue, Slice, SliceMut};
+#[cfg(feature = "cuda")]
+use meshstep_optim::cuda::{StepBlock, Update};
+use meshstep_optim::{Flat, Isa, Rounding, Rule, Scalars, TensorSums, cast};
+#[cfg(feature = "cuda")]
+use meshstep_tensor::Meter;
+use meshstep_tensor::{Buffer, Category, DType, Place, Queue, Slice, SliceMut};
 use std::ops::Range;
 
 /// A bucket's parameters, whole, and the state of the ranges this rank owns, laid end to end.
@@ -16,53 +22,7 @@ pub(crate) struct Owned {
     state: Vec<Buffer>,
     runs: Vec<Run>,
     rounding: Rounding,
-}
-
-/// What of a parameter stays from step to step.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Of {
-    pub(crate) group: usize,
-    /// For its random numbers.
-    pub(crate) key: u64,
-}
-
-/// How a parameter is updated in this step.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Due {
-    pub(crate) t: u64,
-    /// Its own factor on the learning rate.
-    pub(crate) ratio: f64,
-    /// Its rows and columns, for rules that see whole matrices.
-    pub(crate) matrix: Option<(usize, usize)>,
-}
-
-/// One owned range of the bucket.
-#[derive(Debug)]
-struct Run {
-    range: Range<usize>,
-    /// Where its state and master lie.
-    kept: Range<usize>,
-    tables: Vec<Table>,
-}
-
-/// The parameters of one group within one run.
-#[derive(Debug)]
-struct Table {
-    group: usize,
-    pieces: Vec<Piece>,
-    /// Room for this step's segments.
-    segments: Vec<Segment>,
-}
-
-/// Consecutive elements of one parameter.
-#[derive(Debug)]
-struct Piece {
-    param: usize,
-    /// Counted from the run's start.
-    range: Range<usize>,
-    /// The index in the parameter of the first one.
-    first: u64,
-    key: u64,
+    queue: Queue,
 }
 
 impl Owned {
@@ -74,18 +34,17 @@ impl Owned {
         of: impl Fn(usize) -> Of,
         options: &Options,
     ) -> Result<Self, Error> {
-        let meter = &options.meter;
         let kept: usize = ranges.iter().map(|r| r.len()).sum();
         let mut owned = Owned {
-            params: Buffer::zeroed(plan.len, plan.dtype, meter, Category::Params)?,
+            params: zeroed(plan.len, plan.dtype, options, Category::Params, &[])?,
             master: None,
             state: Vec::new(),
             runs: runs(plan, ranges, of),
             rounding: options.precision.rounding,
+            queue: options.queue.clone(),
         };
-        let apart = |owned: &Owned, dtype, category| {
-            Buffer::zeroed_apart(kept, dtype, meter, category, &owned.streams(0))
-        };
+        let apart =
+            |owned: &Owned, dtype, category| zeroed(kept, dtype, options, category, &owned.streams(0));
         if let Some(master) = plan.master {
             owned.master = Some(apart(&owned, master, Category::Master)?);
         }
@@ -114,7 +73,7 @@ impl Owned {
         let whole = from.len() == self.params.len();
         for Run { range, kept, .. } in &self.runs {
             let from = from.slice(if whole { range.clone() } else { kept.clone() })?;
-            to.reborrow().slice(kept.clone())?.cast_from(from)?;
+            cast(from, to.reborrow().slice(kept.clone())?, &self.queue)?;
         }
         Ok(())
     }
@@ -122,7 +81,7 @@ impl Owned {
     /// Overwrites the parameters that are owned with `values`, laid end to end.
     pub(crate) fn set_params(&mut self, values: Slice<'_>) -> Result<(), Error> {
         for Run { range, kept, .. } in &self.runs {
-            self.params.as_mut().slice(range.clone())?.cast_from(values.slice(kept.clone())?)?;
+            cast(values.slice(kept.clone())?, self.params.as_mut().slice(range.clone())?, &self.queue)?;
         }
         Ok(())
     }
@@ -143,7 +102,7 @@ impl Owned {
         let Some(master) = self.master.as_mut().filter(|m| m.dtype() == DType::F32) else { return Ok(()) };
         for Run { range, kept, .. } in &self.runs {
             let params = self.params.as_slice().slice(range.clone())?;
-            master.as_mut().slice(kept.clone())?.cast_from(params)?;
+            cast(params, master.as_mut().slice(kept.clone())?, &self.queue)?;
         }
         Ok(())
     }
@@ -155,10 +114,9 @@ impl Owned {
         groups: &[Group],
         due: impl Fn(usize) -> Option<Due>,
         scalars: &Scalars,
-        queue: &Queue,
     ) -> Result<(), Error> {
         self.each_table(grads, groups, due, scalars, |rule, flat, table, scalars| {
-            Ok(rule.update(flat, &table.segments, scalars, queue)?)
+            Ok(rule.update(flat, &table.segments, scalars, &Queue::cpu())?)
         })
     }
 
@@ -191,25 +149,43 @@ impl Owned {
         scalars: &Scalars,
         mut then: impl FnMut(&dyn Rule, Flat<'_, '_>, &Table, &Scalars) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let whole = grads.len() == self.params.len();
-        for Run { range, kept, tables } in &mut self.runs {
+        for Run { range, kept, tables, .. } in &mut self.runs {
             for table in tables {
                 table.fill(&due);
-                let params = self.params.as_mut().slice(range.clone())?;
-                let master = self.master.as_mut().map(|m| m.as_mut().slice(kept.clone())).transpose()?;
-                let (params, copy, remainder) = match master {
-                    Some(master) if master.dtype() == DType::U16 => (params, None, Some(master)),
-                    Some(master) => (master, Some(params), None),
-                    None => (params, None, None),
-                };
-                let mut state = ArrayVec::<SliceMut<'_>, MAX_STATES>::new();
-                for slot in &mut self.state {
-                    state.push(slot.as_mut().slice(kept.clone())?);
-                }
-                let grads = grads.as_mut().slice(if whole { range.clone() } else { kept.clone() })?;
+                let mut state = cut(&mut self.state, kept)?;
+                let vectors = [&mut self.params, &mut *grads];
+                let flat = Run::flat(range, kept, vectors, self.master.as_mut(), &mut state)?;
                 let Group { rule, lr_scale, .. } = &groups[table.group];
                 let scalars = Scalars { lr: scalars.lr * lr_scale, rounding: self.rounding, ..*scalars };
-                then(&**rule, Flat { params, grads, state: &mut state, copy, remainder }, table, &scalars)?;
+                then(&**rule, flat, table, &scalars)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// One update on a GPU of everything owned here, as `step` says there; `next` is the `t` of a parameter's next update.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn update_there(
+        &mut self,
+        grads: &mut Buffer,
+        groups: &[Group],
+        next: impl Fn(usize) -> u64,
+        step: &StepBlock,
+        meter: &Meter,
+    ) -> Result<(), Error> {
+        let queue = &self.queue;
+        for Run { range, kept, tables, there } in &mut self.runs {
+            let mut state = cut(&mut self.state, kept)?;
+            let flat =
+                Run::flat(range, kept, [&mut self.params, &mut *grads], self.master.as_mut(), &mut state)?;
+            if there.is_none() && !tables.is_empty() {
+                let due = |param: usize| Some(Due { t: next(param), ratio: 1.0, matrix: None });
+                tables.iter_mut().for_each(|table| table.fill(due));
+                let groups: Vec<_> = tables.iter().map(|table| table.there(groups)).collect();
+                *there = Some(Update::new(&flat, &groups, self.rounding, queue, meter)?);
+            }
+            if let Some(update) = there {
+                update.run(flat, step, queue)?;
             }
         }
         Ok(())
@@ -244,7 +220,7 @@ impl Owned {
         let Some(master) = &self.master else { return Ok(()) };
         for Run { range, kept, .. } in &self.runs {
             let master = master.as_slice().slice(kept.clone())?;
-            self.params.as_mut().slice(range.clone())?.cast_from(master)?;
+            cast(master, self.params.as_mut().slice(range.clone())?, &self.queue)?;
         }
         Ok(())
     }
@@ -260,46 +236,24 @@ impl Owned {
     }
 }
 
-impl Table {
-    /// This step's segments: the pieces whose parameter is due.
-    fn fill(&mut self, due: impl Fn(usize) -> Option<Due>) {
-        let due = |&Piece { param, ref range, first, key }: &Piece| {
-            let Due { t, ratio, matrix } = due(param)?;
-            Some(Segment { range: range.clone(), t, key, first, ratio, matrix })
-        };
-        self.segments.clear();
-        self.segments.extend(self.pieces.iter().filter_map(due));
+/// What is kept of each state vector.
+fn cut<'a>(
+    state: &'a mut [Buffer],
+    kept: &Range<usize>,
+) -> Result<ArrayVec<SliceMut<'a>, MAX_STATES>, meshstep_tensor::Error> {
+    state.iter_mut().map(|slot| slot.as_mut().slice(kept.clone())).collect()
+}
+
+/// Zeros where the options' queue works. On the CPU `apart` from addresses that are read together with them.
+pub(crate) fn zeroed(
+    len: usize,
+    dtype: DType,
+    options: &Options,
+    category: Category,
+    apart: &[usize],
+) -> Result<Buffer, meshstep_tensor::Error> {
+    match options.queue.place() {
+        Place::Cpu => Buffer::zeroed_apart(len, dtype, &options.meter, category, apart),
+        _ => Buffer::zeroed_on(&options.queue, len, dtype, &options.meter, category),
     }
-}
-
-fn runs(plan: &BucketPlan, ranges: Vec<Range<usize>>, of: impl Fn(usize) -> Of) -> Vec<Run> {
-    let mut next = 0;
-    let run = |range: Range<usize>| {
-        let kept = next..next + range.len();
-        next = kept.end;
-        Run { tables: tables(plan, &range, &of), range, kept }
-    };
-    ranges.into_iter().map(run).collect()
-}
-
-fn tables(plan: &BucketPlan, range: &Range<usize>, of: impl Fn(usize) -> Of) -> Vec<Table> {
-    let mut tables: Vec<Table> = Vec::new();
-    for param in &plan.params {
-        let Some(both) = overlap(range, &param.range()) else { continue };
-        let Of { group, key } = of(param.param);
-        let first = (both.start - param.start) as u64;
-        let range = both.start - range.start..both.end - range.start;
-        let piece = Piece { param: param.param, range, first, key };
-        match tables.iter_mut().find(|t| t.group == group) {
-            Some(table) => table.pieces.push(piece),
-            None => tables.push(Table { group, pieces: vec![piece], segments: Vec::new() }),
-        }
-    }
-    tables.iter_mut().for_each(|table| table.segments.reserve(table.pieces.len()));
-    tables
-}
-
-fn overlap(a: &Range<usize>, b: &Range<usize>) -> Option<Range<usize>> {
-    let both = a.start.max(b.start)..a.end.min(b.end);
-    (!both.is_empty()).then_some(both)
 }

@@ -1,11 +1,12 @@
 //! The buffers in which a ZeRO-2 rank collects gradients that are on their way.
 
-use meshstep_tensor::{Buffer, Category, DType, Error, Meter};
+use meshstep_tensor::{Buffer, Category, DType, Error, Meter, Queue};
 
 /// Spare buffers, all long enough for any bucket of their type.
 #[derive(Debug)]
 pub(crate) struct Pool {
     shelves: Vec<Shelf>,
+    queue: Queue,
     meter: Meter,
     grown: u64,
 }
@@ -23,8 +24,8 @@ pub(crate) struct Shelf {
 
 impl Pool {
     /// Without a shelf.
-    pub(crate) fn new(meter: &Meter) -> Self {
-        Pool { shelves: Vec::new(), meter: meter.clone(), grown: 0 }
+    pub(crate) fn new(queue: &Queue, meter: &Meter) -> Self {
+        Pool { shelves: Vec::new(), queue: queue.clone(), meter: meter.clone(), grown: 0 }
     }
 
     /// Shelves of these types, lengths and counts, but for those that the pool has already.
@@ -36,7 +37,8 @@ impl Pool {
         let enough = |&&(dtype, len, count): &&(DType, usize, usize)| {
             !self.shelves.iter().any(|s| s.dtype == dtype && s.len >= len && s.planned >= count)
         };
-        sizes.iter().filter(enough).map(|&(dtype, len, count)| Shelf::new(dtype, len, count, meter)).collect()
+        let shelf = |&(dtype, len, count): &_| Shelf::new(dtype, len, count, &self.queue, meter);
+        sizes.iter().filter(enough).map(shelf).collect()
     }
 
     /// Takes new shelves in the place of those of their types. Only while all buffers are spare.
@@ -54,9 +56,9 @@ impl Pool {
 
     /// One buffer more than was planned, until it comes back.
     pub(crate) fn grow(&mut self, dtype: DType) -> Result<(), Error> {
-        let meter = self.meter.clone();
+        let (queue, meter) = (self.queue.clone(), self.meter.clone());
         if let Some(shelf) = self.shelf(dtype) {
-            let buffer = Buffer::zeroed(shelf.len, dtype, &meter, Category::Buckets)?;
+            let buffer = Buffer::zeroed_on(&queue, shelf.len, dtype, &meter, Category::Buckets)?;
             shelf.spare.push(buffer);
             shelf.made += 1;
         }
@@ -90,8 +92,8 @@ impl Pool {
 }
 
 impl Shelf {
-    fn new(dtype: DType, len: usize, planned: usize, meter: &Meter) -> Result<Self, Error> {
-        let spare = (0..planned).map(|_| Buffer::zeroed(len, dtype, meter, Category::Buckets));
+    fn new(dtype: DType, len: usize, planned: usize, queue: &Queue, meter: &Meter) -> Result<Self, Error> {
+        let spare = (0..planned).map(|_| Buffer::zeroed_on(queue, len, dtype, meter, Category::Buckets));
         Ok(Shelf { dtype, len, planned, made: planned, spare: spare.collect::<Result<_, Error>>()? })
     }
 }

@@ -1,9 +1,8 @@
 //! What follows from how many ranks have a gradient for each parameter.
 
 use crate::exchange::{FaultCode, decode_fault, encode_fault};
-use crate::{Error, Missing, Optimizer};
+use crate::{Error, Missing, Optimizer, Options, wire};
 use meshstep_comm::{Communicator, Reduction};
-use meshstep_tensor::{Buffer, Category};
 use std::sync::atomic::Ordering::SeqCst;
 
 impl Optimizer {
@@ -14,15 +13,15 @@ impl Optimizer {
             return Ok(());
         }
         for (param, entry) in self.entries.iter().enumerate() {
-            let count = self.exchange.present_on(param)?;
+            let count = self.exchange.present_on(param);
             if count == 0 || count == comm.world_size() {
                 continue;
             }
             let here = self.progress.present[param].load(SeqCst);
             let word = if here { 0 } else { encode_fault(&FaultCode::Missing(param), comm.rank()) };
-            let mut words = Buffer::from_slice(&[word], &self.options.meter, Category::Staging)?;
-            comm.all_reduce(&mut words, Reduction::Max)?;
-            let (rank, fault) = decode_fault(words.typed::<u64>()?[0], |_| entry.param.name().to_owned());
+            let (Options { queue, meter, .. }, mut words) = (&self.options, [word]);
+            wire::all_reduce(comm, queue, meter, &mut words, Reduction::Max)?;
+            let (rank, fault) = decode_fault(words[0], |_| entry.param.name().to_owned());
             return Err(Error::Fault { rank, fault });
         }
         Ok(())

@@ -4,6 +4,8 @@ use crate::exchange::{self, Brought, FIELDS, FaultCode, Known};
 use crate::family::Entry;
 use crate::options::At;
 use crate::owned::Due;
+#[cfg(feature = "cuda")]
+use crate::there::Ticket;
 use crate::{Clip, Combine, Error, Optimizer};
 use meshstep_optim::{Scalars, clip_coef};
 use std::sync::Arc;
@@ -12,17 +14,27 @@ use std::sync::atomic::Ordering::SeqCst;
 /// Factors that stay within f32 with any number of ranks.
 const GRAD_SCALES: std::ops::RangeInclusive<f64> = 1e-30..=1e30;
 
-/// A step that was taken on this rank. On CPU its outcome is known already.
+/// A step that was taken on this rank. On CPU its outcome is known already; a GPU decides it when it gets there.
 #[derive(Debug)]
 #[must_use = "the outcome says whether the step was applied or skipped"]
-pub struct Pending {
-    outcome: Outcome,
+pub struct Pending(Told);
+
+#[derive(Debug)]
+enum Told {
+    Now(Outcome),
+    #[cfg(feature = "cuda")]
+    Later(Arc<Ticket>),
 }
 
 impl Pending {
-    /// What the step did, the same on every rank but for the traffic.
+    /// What the step did, the same on every rank but for the traffic. On a GPU it waits for the step, and has the errors that
+    /// every rank gets alike.
     pub fn outcome(self) -> Result<Outcome, Error> {
-        Ok(self.outcome)
+        match self.0 {
+            Told::Now(outcome) => Ok(outcome),
+            #[cfg(feature = "cuda")]
+            Told::Later(ticket) => ticket.outcome(),
+        }
     }
 }
 
@@ -66,9 +78,16 @@ impl Optimizer {
     /// Takes the step. Collective. An error that every rank gets alike ([`Error::Fault`], [`Error::Disagree`],
     /// [`Error::ZeroWeight`], [`Error::TooManySkips`]) drops the gradients and changes nothing else, except that
     /// `TooManySkips` counts its skip as one more in a row.
+    ///
+    /// On a GPU the host does not wait, unless a dynamic loss scale follows the outcome. Such errors are then
+    /// [`Pending::outcome`]'s; of one that nobody asked for, a later step tells, after it has sent what the other ranks wait for.
     pub fn step(&mut self, at: At) -> Result<Pending, Error> {
         let _span = tracing::debug_span!("step", step = self.progress.steps).entered();
         self.handover.healthy()?;
+        #[cfg(feature = "cuda")]
+        if self.options.queue.stream().is_some() {
+            return Ok(Pending(Told::Later(self.step_there(&at)?)));
+        }
         let decided = self.arrive(&at).and_then(|fault| self.decide(&at, fault));
         let outcome = match decided {
             Ok(Decision::Apply { norm, scalars, coef }) => self.apply(&scalars).map(|()| {
@@ -86,8 +105,8 @@ impl Optimizer {
             return Err(outcome.err().unwrap_or(poisoned));
         }
         self.progress.steps += u64::from(outcome.is_ok());
-        self.forget();
-        outcome.map(|outcome| Pending { outcome })
+        self.forget()?;
+        outcome.map(|outcome| Pending(Told::Now(outcome)))
     }
 
     /// Drops the gradients handed over since the last step. Collective: their buckets travel, so every rank drops them
@@ -96,12 +115,11 @@ impl Optimizer {
         self.handover.healthy()?;
         self.finish_dropped()?;
         self.handover.settle()?;
-        self.forget();
-        Ok(())
+        self.forget()
     }
 
     /// Brings this rank to where the exchange can take place, whatever it lacks, and says what it lacks.
-    fn arrive(&mut self, at: &At) -> Result<Option<FaultCode>, Error> {
+    pub(crate) fn arrive(&mut self, at: &At) -> Result<Option<FaultCode>, Error> {
         self.finish_dropped()?;
         let due = *self.progress.due.get_mut();
         let missing = *self.progress.missing.get_mut();
@@ -142,19 +160,18 @@ impl Optimizer {
         let comm = Arc::clone(&self.handover.fixed.comm);
         let fields = self.fields(at);
         if self.options.missing.counts() {
-            self.exchange.present(self.progress.present.iter().map(|p| p.load(SeqCst)))?;
+            self.exchange.present(self.progress.present.iter().map(|p| p.load(SeqCst)));
         }
         let fault = fault.map_or(0, |f| exchange::encode_fault(&f, comm.rank()));
-        let queue = self.handover.fixed.queue.clone();
-        let mine = Brought { weight: self.progress.weight, norm: self.handover.norm(), fault, fields };
-        let known = self.exchange.run(&*comm, &queue, mine)?;
+        let (weight, norm) = (self.progress.weight, self.handover.norm()?);
+        let known = self.exchange.run(&*comm, Brought { weight, norm: &norm, fault, fields })?;
         if known.fault != 0 {
             let name = |p: usize| self.entries.get(p).map_or(String::new(), |e| e.param.name().to_owned());
             let (rank, fault) = exchange::decode_fault(known.fault, name);
             return Err(Error::Fault { rank, fault });
         }
         if !known.same {
-            return Err(exchange::disagreement(&*comm, &self.options.meter, &fields)?);
+            return Err(exchange::disagreement(&*comm, &self.options, &fields)?);
         }
         self.check_presence(&*comm)?;
         self.judge(at, &known, comm.world_size())
@@ -183,7 +200,7 @@ impl Optimizer {
     fn apply(&mut self, scalars: &Scalars) -> Result<(), Error> {
         let skips_some = self.options.missing.counts();
         for (p, (entry, due)) in self.entries.iter_mut().zip(&mut self.room.due).enumerate() {
-            let skipped = skips_some && self.exchange.present_on(p)? == 0;
+            let skipped = skips_some && self.exchange.present_on(p) == 0;
             *due = if skipped { 0 } else { entry.t + 1 };
         }
         let mut updated = self.measure(scalars);
@@ -224,20 +241,32 @@ impl Optimizer {
         let owned = &mut self.buckets[b];
         if let Some(grads) = self.handover.grads(b) {
             let due = |p: usize| due(self.room.due[p], &self.entries[p], self.totals.ratio(p));
-            owned.update(grads, &self.groups, due, scalars, &meshstep_tensor::Queue::cpu())?;
+            owned.update(grads, &self.groups, due, scalars)?;
         }
+        self.send_updated(b)
+    }
+
+    /// Sends bucket `b` to every rank, once it is updated.
+    pub(crate) fn send_updated(&mut self, b: usize) -> Result<(), Error> {
         let fixed = &self.handover.fixed;
-        let bucket = (b, &fixed.buckets[b]);
-        self.room.gathering.send(&*fixed.comm, &fixed.queue, fixed.stage, bucket, &mut owned.params)
+        let (bucket, params) = ((b, &fixed.buckets[b]), &mut self.buckets[b].params);
+        self.room.gathering.send(&*fixed.comm, &fixed.queue, fixed.stage, bucket, params)
+    }
+
+    /// One more skip in a row: how many there were, an error if too many.
+    pub(crate) fn count_skip(&mut self) -> Result<u32, Error> {
+        self.progress.skips += 1;
+        self.progress.hopeless = if self.scale_can_fall() { 0 } else { self.progress.hopeless + 1 };
+        let skips = self.progress.skips;
+        if self.progress.hopeless > self.options.max_skips {
+            Err(Error::TooManySkips { skips })
+        } else {
+            Ok(skips)
+        }
     }
 
     fn skip(&mut self, non_finite: u64) -> Result<Outcome, Error> {
-        self.progress.skips += 1;
-        self.progress.hopeless = if self.scale_can_fall() { 0 } else { self.progress.hopeless + 1 };
-        let in_a_row = self.progress.skips;
-        if self.progress.hopeless > self.options.max_skips {
-            return Err(Error::TooManySkips { skips: in_a_row });
-        }
+        let in_a_row = self.count_skip()?;
         self.rescale(true);
         Ok(Outcome::Skipped { non_finite, in_a_row, traffic: self.traffic() })
     }
@@ -252,7 +281,7 @@ impl Optimizer {
         [steps, lr, max_norm, grad_scale, loss_scale, growth, hysteresis, batches, self.handover.launches()]
     }
 
-    fn traffic(&mut self) -> Traffic {
+    pub(crate) fn traffic(&mut self) -> Traffic {
         let sent = self.handover.fixed.comm.stats().total().bytes;
         Traffic {
             sent: sent - self.progress.sent_before,
@@ -263,8 +292,8 @@ impl Optimizer {
     }
 
     /// Begins anew, whatever became of the step.
-    pub(crate) fn forget(&mut self) {
-        self.handover.next_step();
+    pub(crate) fn forget(&mut self) -> Result<(), Error> {
+        self.handover.next_step()?;
         let progress = &mut self.progress;
         progress.present.iter_mut().for_each(|p| *p.get_mut() = false);
         (progress.batches, progress.weight) = (0, 0);
@@ -274,6 +303,7 @@ impl Optimizer {
         *progress.missing.get_mut() = usize::MAX;
         *progress.copied.get_mut() = 0;
         progress.sent_before = self.handover.fixed.comm.stats().total().bytes;
+        Ok(())
     }
 }
 

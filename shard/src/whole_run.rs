@@ -135,7 +135,7 @@ impl Optimizer {
         let Until { tolerance_grad, tolerance_change, max_iter } = until;
         text += &format!("tolerance_grad = {tolerance_grad}\ntolerance_change = {tolerance_change}\n");
         text += &format!("max_iter = {max_iter}\n");
-        let same = agree::same_everywhere(&**self.comm(), &self.options.meter, &text);
+        let same = agree::same_everywhere(&**self.comm(), &self.options, &text);
         idle.and(same)
     }
 

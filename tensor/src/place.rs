@@ -14,7 +14,7 @@ pub enum Place {
 
 impl Place {
     /// An error unless memory here is memory `expected`.
-    pub(crate) fn check(self, expected: Place) -> Result<(), Error> {
+    pub fn check(self, expected: Place) -> Result<(), Error> {
         if self == expected { Ok(()) } else { Err(Error::Place { given: self, expected }) }
     }
 }

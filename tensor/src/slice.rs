@@ -118,10 +118,11 @@ impl<'a> SliceMut<'a> {
         SliceMut { start, bytes, dtype, place, _borrow: PhantomData }
     }
 
-    /// No elements of `dtype`.
-    pub fn empty(dtype: DType) -> Self {
+    /// No elements of `dtype`, at `place`.
+    pub fn empty(dtype: DType, place: Place) -> Self {
         // Aligned as the widest element is, so that it views as any of them.
-        SliceMut::of_cpu(bytemuck::cast_slice_mut(&mut [] as &mut [u64]), dtype)
+        let nothing = SliceMut::of_cpu(bytemuck::cast_slice_mut(&mut [] as &mut [u64]), dtype);
+        SliceMut { place, ..nothing }
     }
 
     /// Elements.
@@ -304,6 +305,6 @@ mod tests {
         assert_eq!(to.typed_mut::<f32>().unwrap(), [0.5, 1.0]);
         assert!(SliceMut::from(&mut [1u64][..]).scale(2.0).is_err());
         assert!(SliceMut::from(&mut [1u16][..]).scale(2.0).is_err());
-        assert_eq!(SliceMut::empty(DType::F64).into_typed::<f64>().unwrap(), []);
+        assert_eq!(SliceMut::empty(DType::F64, Place::Cpu).into_typed::<f64>().unwrap(), []);
     }
 }

@@ -30,6 +30,20 @@ pub(crate) enum Task {
     Ci(CiArgs),
     /// Check what a compiler does not see: crate edges, file headers, README commands.
     Tidy,
+    /// Compile the CUDA kernels to the PTX that is committed beside them. Needs no GPU; fetches NVRTC into the target folder.
+    Kernels(KernelsArgs),
+    /// Build the GPU tests into a folder that runs where there is a GPU but no cargo and no network.
+    GpuBundle,
+}
+
+#[derive(Debug, Default, Args)]
+pub(crate) struct KernelsArgs {
+    /// Write nothing: an error if the committed PTX is not what the sources give.
+    #[arg(long)]
+    pub(crate) check: bool,
+    /// Write the budget of registers and shared memory anew, too.
+    #[arg(long, conflicts_with = "check")]
+    pub(crate) budget: bool,
 }
 
 #[derive(Debug, Default, Args)]
@@ -54,6 +68,8 @@ pub(crate) enum StepName {
     Tidy,
     /// No warning from rustc or clippy, with all features.
     Clippy,
+    /// The committed PTX is what the CUDA kernels give, and keeps to its budget of registers.
+    Kernels,
     /// The documentation builds without a warning.
     Rustdoc,
     /// Unit, property and integration tests of the whole workspace.
@@ -92,6 +108,15 @@ mod tests {
         let typed = ["xtask", "parity", "a.safetensors", "--ranks", "4", "--help"];
         let Task::Parity { args } = Cli::try_parse_from(typed).unwrap().task else { panic!("not parity") };
         assert_eq!(args, ["a.safetensors", "--ranks", "4", "--help"]);
+    }
+
+    #[test]
+    fn what_is_checked_is_not_written() {
+        let Task::Kernels(args) = Cli::try_parse_from(["xtask", "kernels", "--check"]).unwrap().task else {
+            panic!("not kernels")
+        };
+        assert!(args.check && !args.budget);
+        assert!(Cli::try_parse_from(["xtask", "kernels", "--check", "--budget"]).is_err());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! A command as a value: it can be printed so that a shell accepts it, compared in a test, and run.
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
@@ -73,6 +73,15 @@ impl Cmd {
             .output()
             .with_context(|| format!("cannot start: {self}"))?;
         Ok(output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned()))
+    }
+
+    /// What the command writes to stdout, while its stderr is ours; an error if it fails.
+    pub(crate) fn captured(&self) -> anyhow::Result<String> {
+        let mut command = self.command();
+        command.stdin(Stdio::null()).stderr(Stdio::inherit());
+        let output = command.output().with_context(|| format!("cannot start: {self}"))?;
+        ensure!(output.status.success(), "{}\ncommand:      {self}", output.status);
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
     fn status(&self, stdin: Stdio) -> anyhow::Result<ExitStatus> {
@@ -153,6 +162,9 @@ mod tests {
     fn only_a_successful_command_has_output() {
         assert!(Cmd::cargo("--version").output().unwrap().unwrap().starts_with("cargo "));
         assert_eq!(Cmd::cargo("--no-such-option").output().unwrap(), None);
+        assert!(Cmd::cargo("--version").captured().unwrap().starts_with("cargo "));
+        let error = Cmd::cargo("--no-such-option").captured().unwrap_err().to_string();
+        assert!(error.contains("cargo --no-such-option"), "{error}");
     }
 
     #[cfg(unix)]

@@ -1,5 +1,5 @@
-//! Looks after the workspace: `ci` runs every check, `tidy` reads the tree, `train` and `parity` start the bench
-//! binary.
+//! Looks after the workspace: `ci` runs every check, `tidy` reads the tree, `kernels` compiles the CUDA kernels, `train`
+//! and `parity` start the bench binary.
 //!
 //! It depends on no member, so that it builds in seconds and still runs when a member does not compile.
 
@@ -9,6 +9,8 @@ mod bench;
 mod ci;
 mod cli;
 mod cmd;
+mod gpu_bundle;
+mod kernels;
 mod tidy;
 mod workspace;
 
@@ -28,6 +30,10 @@ fn run(task: cli::Task) -> anyhow::Result<ExitCode> {
         cli::Task::Train { args } => bench::run("train", &args),
         cli::Task::Parity { args } => bench::run("parity", &args),
         cli::Task::Ci(args) => ci::run(&args),
+        cli::Task::Kernels(args) => {
+            kernels::run(&args, &workspace::Workspace::find()?).map(|()| ExitCode::SUCCESS)
+        }
+        cli::Task::GpuBundle => gpu_bundle::run(&workspace::Workspace::find()?).map(|()| ExitCode::SUCCESS),
         cli::Task::Tidy => tidy::run(&workspace::Workspace::find()?).map(|()| ExitCode::SUCCESS),
     }
 }

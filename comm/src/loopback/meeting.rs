@@ -2,10 +2,10 @@
 //!
 //! The lock is held while ranks compare what they call, never while bytes move.
 
-use super::colours;
 use super::shared::View;
 use super::verdict::{Party, Stand, Verdict, verdict};
 use crate::clock::Wake;
+use crate::colours;
 use crate::sync::{Condvar, Counter, Mutex};
 use crate::{Action, Called, Clock, Error};
 use std::sync::{Arc, Weak};

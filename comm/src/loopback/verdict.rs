@@ -84,7 +84,7 @@ fn collectives(stands: &[Stand], last: usize) -> Verdict {
     let Some(first) = waiting.next() else { return Verdict::Wait };
     let mut count = 1;
     for other in waiting {
-        if !agree(first, other) {
+        if !first.agrees_with(other) {
             return mismatch(stands, last);
         }
         count += 1;
@@ -105,10 +105,10 @@ fn pairs(stands: &[Stand], rank: usize, last: usize) -> Verdict {
     let theirs = stands[peer].waiting();
     if stands[peer].peer() == Some(rank) {
         return match (mine.action, theirs) {
-            (Action::Send { to }, Some(theirs)) if meets(mine, theirs) => {
+            (Action::Send { to }, Some(theirs)) if mine.goes_to(theirs) => {
                 Verdict::Go(Party::Pair { from: rank, to })
             }
-            (Action::Recv { from }, Some(theirs)) if meets(theirs, mine) => {
+            (Action::Recv { from }, Some(theirs)) if theirs.goes_to(mine) => {
                 Verdict::Go(Party::Pair { from, to: rank })
             }
             _ => mismatch(stands, last),
@@ -129,15 +129,6 @@ fn never_answers(stands: &[Stand], rank: usize) -> bool {
         }
     }
     true
-}
-
-fn agree(a: &Called, b: &Called) -> bool {
-    a.action.agrees_with(b.action) && (!a.action.moves_data() || (a.len, a.dtype) == (b.len, b.dtype))
-}
-
-fn meets(send: &Called, recv: &Called) -> bool {
-    matches!((send.action, recv.action), (Action::Send { .. }, Action::Recv { .. }))
-        && (send.len, send.dtype) == (recv.len, recv.dtype)
 }
 
 fn left(rank: usize, stand: &Stand) -> Option<Error> {

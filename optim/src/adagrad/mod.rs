@@ -19,7 +19,7 @@ use crate::check::Check;
 use crate::frame::{Frame, common, update_on};
 use crate::number::Real;
 use crate::pass::Kind;
-use crate::{Decay, Error, Rule, Scalars, Segment};
+use crate::{Decay, Error, Rule, Scalars, Segment, cuda};
 
 /// Gradients divided by the root of the sum of all their squares.
 #[derive(Clone, Debug, PartialEq)]
@@ -87,6 +87,11 @@ impl Rule for Adagrad {
         1.0
     }
 
+    fn on_device(&self) -> Option<cuda::Hyper> {
+        let own = [self.lr_decay, self.initial_accumulator_value, self.eps];
+        Some(cuda::Hyper::new("adagrad", &self.common(), &own))
+    }
+
     update_on!(or 1);
 }
 
@@ -111,6 +116,32 @@ impl Kind<1> for Adagrad {
             initial: T::from_f64(self.initial_accumulator_value),
             eps: T::from_f64(self.eps),
             clr: T::from_f64(clr),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn constants_of_the_device_are_the_host_s() {
+        let falling = Adagrad {
+            lr_decay: 0.1,
+            initial_accumulator_value: 0.2,
+            weight_decay: 0.1,
+            ..Adagrad::default()
+        };
+        let rules = [
+            Adagrad::default(),
+            Adagrad { decay: Decay::Decoupled, ..falling.clone() },
+            Adagrad { decay: Decay::FullyDecoupled { lr_max: 0.3 }, ..falling },
+        ];
+        for rule in rules {
+            cuda::tests::constants_equal(&rule, |scalars, segment| {
+                let c = rule.constants::<f64>(scalars, segment);
+                vec![c.frame.lw, c.initial, c.eps, c.clr]
+            });
         }
     }
 }

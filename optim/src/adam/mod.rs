@@ -24,7 +24,7 @@ use crate::check::Check;
 use crate::frame::{Frame, common, update_on};
 use crate::number::{Real, power};
 use crate::pass::Kind;
-use crate::{Decay, Error, Rule, Scalars, Segment};
+use crate::{Decay, Error, Rule, Scalars, Segment, cuda};
 
 macro_rules! rule {
     ($(#[$doc:meta])* $rule:ident, $name:literal, $weight_decay:literal, $decay:expr) => {
@@ -91,6 +91,11 @@ macro_rules! rule {
                 self.beta1.max(self.beta2)
             }
 
+            fn on_device(&self) -> Option<cuda::Hyper> {
+                let family = if self.amsgrad { "adam_amsgrad" } else { "adam" };
+                Some(cuda::Hyper::new(family, &self.common(), &[self.beta1, self.beta2, self.eps]))
+            }
+
             update_on!(2 or 3);
         }
 
@@ -154,6 +159,27 @@ impl<T: Real> Constants<T> {
             bc2s_divisor: T::divisor(bc2s),
             eps: T::from_f64(eps),
             step: T::from_f64(lr / (1.0 - power(beta1, t))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn constants_of_the_device_are_the_host_s() {
+        let fully = Decay::FullyDecoupled { lr_max: 0.03 };
+        let rules = [
+            AdamW::default(),
+            AdamW { amsgrad: true, decay: fully, ..AdamW::default() },
+            AdamW { beta1: 0.0, beta2: 0.95, eps: 0.0, decay: Decay::Coupled, ..AdamW::default() },
+        ];
+        for rule in rules {
+            cuda::tests::constants_equal(&rule, |scalars, segment| {
+                let c = Kind::<2>::constants::<f64>(&rule, scalars, segment);
+                vec![c.frame.lw, c.w1, c.b2, c.w2, c.bc2s, c.eps, c.step]
+            });
         }
     }
 }

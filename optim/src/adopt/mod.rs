@@ -26,7 +26,7 @@ use crate::frame::{Common, Frame, common, update_on};
 use crate::moments::{Mix, Moments};
 use crate::number::Real;
 use crate::pass::Kind;
-use crate::{Decay, Error, Rule, Scalars, Segment};
+use crate::{Decay, Error, Rule, Scalars, Segment, cuda};
 
 /// Gradients divided by the root of the *previous* second moment, clamped, then averaged: converges with any `beta2`.
 #[derive(Clone, Debug, PartialEq)]
@@ -61,6 +61,9 @@ pub struct QhAdopt {
     /// Climbs instead of descending.
     pub maximize: bool,
 }
+
+/// CUDA kernels, by the number of moments.
+const FAMILIES: [&str; Moments::MAX] = ["adopt_1", "adopt_2", "adopt_3", "adopt_4"];
 
 impl Default for Adopt {
     /// The authors'; decoupled decay once it is set.
@@ -111,6 +114,11 @@ impl Rule for Adopt {
         self.beta1.max(self.beta2)
     }
 
+    fn on_device(&self) -> Option<cuda::Hyper> {
+        let moments = Moments::one(self.beta1, 1.0);
+        Some(moments.on_device(FAMILIES, &self.common(), [self.beta2, self.eps]))
+    }
+
     update_on!(or 2);
 }
 
@@ -139,6 +147,10 @@ impl Rule for QhAdopt {
 
     fn retention(&self) -> f64 {
         self.moments.retention().max(self.beta2)
+    }
+
+    fn on_device(&self) -> Option<cuda::Hyper> {
+        Some(self.moments.on_device(FAMILIES, &self.common(), [self.beta2, self.eps]))
     }
 
     update_on!(2 3 4 or 5);
@@ -190,5 +202,33 @@ impl<const S: usize> Kind<S> for QhAdopt {
 
     fn constants<T: Real>(&self, scalars: &Scalars, segment: &Segment) -> Constants<T> {
         Constants::at(&self.common(), self.moments, [self.beta2, self.eps], scalars, segment.t)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn constants(c: &Constants<f64>) -> Vec<f64> {
+        let own = [c.b2, c.w2, c.eps, c.bound, c.lr];
+        [&[c.frame.lw][..], &c.mix.w, &c.mix.q, &[c.mix.q0], &own].concat()
+    }
+
+    #[test]
+    fn constants_of_the_device_are_the_host_s() {
+        for decay in [Decay::Coupled, Decay::Decoupled, Decay::FullyDecoupled { lr_max: 0.3 }] {
+            let rule = Adopt { weight_decay: 0.1, decay, ..Adopt::default() };
+            cuda::tests::constants_equal(&rule, |scalars, segment| {
+                constants(&rule.constants::<f64>(scalars, segment))
+            });
+            for n in 1..=4 {
+                let moments =
+                    Moments::new(&[(0.9, 0.3), (0.99, 0.2), (0.999, 0.4), (0.0, 0.1)][..n]).unwrap();
+                let rule = QhAdopt { moments, weight_decay: 0.1, decay, ..QhAdopt::default() };
+                cuda::tests::constants_equal(&rule, |scalars, segment| {
+                    constants(&Kind::<5>::constants::<f64>(&rule, scalars, segment))
+                });
+            }
+        }
     }
 }

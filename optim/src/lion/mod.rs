@@ -17,7 +17,7 @@ use crate::check::Check;
 use crate::frame::{Frame, common, update_on};
 use crate::number::Real;
 use crate::pass::Kind;
-use crate::{Decay, Error, Rule, Scalars, Segment};
+use crate::{Decay, Error, Rule, Scalars, Segment, cuda};
 
 /// Steps of one length, `lr`, in the direction of the sign of an average: one state vector.
 #[derive(Clone, Debug, PartialEq)]
@@ -69,6 +69,10 @@ impl Rule for Lion {
         self.beta2
     }
 
+    fn on_device(&self) -> Option<cuda::Hyper> {
+        Some(cuda::Hyper::new("lion", &self.common(), &[self.beta1, self.beta2]))
+    }
+
     update_on!(or 1);
 }
 
@@ -92,6 +96,25 @@ impl Kind<1> for Lion {
             w2: T::from_f64(1.0 - self.beta2),
             lr: T::from_f64(scalars.lr),
             minus_lr: T::from_f64(-scalars.lr),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn constants_of_the_device_are_the_host_s() {
+        let rules = [
+            Lion { weight_decay: 0.1, ..Lion::default() },
+            Lion { weight_decay: 0.1, decay: Decay::FullyDecoupled { lr_max: 0.3 }, ..Lion::default() },
+        ];
+        for rule in rules {
+            cuda::tests::constants_equal(&rule, |scalars, segment| {
+                let c = rule.constants::<f64>(scalars, segment);
+                vec![c.frame.lw, c.w1, c.w2, c.lr]
+            });
         }
     }
 }

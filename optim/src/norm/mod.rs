@@ -3,6 +3,7 @@
 mod block;
 mod dot;
 mod exact;
+mod sum;
 
 use crate::check::check_isa;
 use crate::number::Stored;
@@ -12,6 +13,7 @@ use meshstep_tensor::{DType, Slice, bf16, f16};
 
 pub(crate) use dot::{Factor, add_dots};
 pub use exact::ExactSum;
+pub use sum::NormSum;
 
 /// Which norm of a vector.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

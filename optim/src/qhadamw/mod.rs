@@ -21,7 +21,7 @@ use crate::frame::{Frame, common, update_on};
 use crate::moments::{Mix, Moments};
 use crate::number::{Real, power};
 use crate::pass::Kind;
-use crate::{Decay, Error, Rule, Scalars, Segment};
+use crate::{Decay, Error, Rule, Scalars, Segment, cuda};
 
 /// [`AdamW`](crate::AdamW) whose steps mix the gradient with one or several slow averages of it.
 #[derive(Clone, Debug, PartialEq)]
@@ -85,6 +85,11 @@ impl Rule for QhAdamW {
         self.moments.retention().max(self.beta2)
     }
 
+    fn on_device(&self) -> Option<cuda::Hyper> {
+        let families = ["qhadamw_1", "qhadamw_2", "qhadamw_3", "qhadamw_4"];
+        Some(self.moments.on_device(families, &self.common(), [self.beta2, self.eps]))
+    }
+
     update_on!(2 3 4 or 5);
 }
 
@@ -115,6 +120,35 @@ impl<const S: usize> Kind<S> for QhAdamW {
             bc2s_divisor: T::divisor(bc2s),
             eps: T::from_f64(self.eps),
             lr: T::from_f64(scalars.lr),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn constants_of_the_device_are_the_host_s() {
+        let pairs = [(0.9, 0.3), (0.99, 0.2), (0.999, 0.4), (0.0, 0.1)];
+        let moments = |n: usize| Moments::new(&pairs[..n]).unwrap();
+        let rules = [
+            QhAdamW::default(),
+            QhAdamW {
+                moments: moments(2),
+                decay: Decay::FullyDecoupled { lr_max: 0.3 },
+                ..QhAdamW::default()
+            },
+            QhAdamW { moments: moments(3), decay: Decay::Coupled, ..QhAdamW::default() },
+            // Weights of 1 together.
+            QhAdamW { moments: moments(4), beta2: 0.0, ..QhAdamW::default() },
+        ];
+        for rule in rules {
+            cuda::tests::constants_equal(&rule, |scalars, segment| {
+                let c = Kind::<5>::constants::<f64>(&rule, scalars, segment);
+                let own = [c.b2, c.w2, c.bc2s, c.eps, c.lr];
+                [&[c.frame.lw][..], &c.mix.w, &c.mix.q, &[c.mix.q0], &own].concat()
+            });
         }
     }
 }

@@ -25,7 +25,7 @@ use crate::check::Check;
 use crate::frame::{Frame, common, update_on};
 use crate::number::Real;
 use crate::pass::Kind;
-use crate::{Decay, Error, Rule, Scalars, Segment};
+use crate::{Decay, Error, Rule, Scalars, Segment, cuda};
 
 /// Gradients divided by the root of the average of their squares, or by their standard deviation.
 ///
@@ -108,6 +108,16 @@ impl Rule for RmsProp {
         self.alpha.max(self.momentum)
     }
 
+    fn on_device(&self) -> Option<cuda::Hyper> {
+        let family = match (self.centered, self.momentum != 0.0) {
+            (false, false) => "rmsprop",
+            (true, false) => "rmsprop_centered",
+            (false, true) => "rmsprop_momentum",
+            (true, true) => "rmsprop_centered_momentum",
+        };
+        Some(cuda::Hyper::new(family, &self.common(), &[self.alpha, self.eps, self.momentum]))
+    }
+
     update_on!(1 2 or 3);
 }
 
@@ -135,6 +145,27 @@ impl<const S: usize> Kind<S> for RmsProp {
             eps: T::from_f64(self.eps),
             mu: T::from_f64(self.momentum),
             lr: T::from_f64(scalars.lr),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn constants_of_the_device_are_the_host_s() {
+        let momentum = RmsProp { alpha: 0.9, momentum: 0.7, weight_decay: 0.1, ..RmsProp::default() };
+        let rules = [
+            RmsProp::default(),
+            RmsProp { decay: Decay::Decoupled, ..momentum.clone() },
+            RmsProp { centered: true, decay: Decay::FullyDecoupled { lr_max: 0.3 }, ..momentum },
+        ];
+        for rule in rules {
+            cuda::tests::constants_equal(&rule, |scalars, segment| {
+                let c = Kind::<3>::constants::<f64>(&rule, scalars, segment);
+                vec![c.frame.lw, c.a, c.w, c.eps, c.mu, c.lr]
+            });
         }
     }
 }

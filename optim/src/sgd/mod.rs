@@ -20,7 +20,7 @@ use crate::check::Check;
 use crate::frame::{Frame, common, update_on};
 use crate::number::{Real, power};
 use crate::pass::Kind;
-use crate::{Decay, Error, Rule, Scalars, Segment};
+use crate::{Decay, Error, Rule, Scalars, Segment, cuda};
 
 /// Stochastic gradient descent. Without momentum it keeps no state.
 ///
@@ -133,6 +133,18 @@ impl Rule for Sgd {
         self.momentum
     }
 
+    fn on_device(&self) -> Option<cuda::Hyper> {
+        if self.momentum == 0.0 {
+            return Some(cuda::Hyper::new("sgd", &self.common(), &[]));
+        }
+        let (average, debias) = match self.form {
+            Momentum::Average { debias } => (true, debias),
+            _ => (false, false),
+        };
+        let hyper = cuda::Hyper::new("sgd_momentum", &self.common(), &[self.momentum, self.dampening]);
+        Some(hyper.with(&[average, self.nesterov, debias, self.form == Momentum::LrInside]))
+    }
+
     update_on!(0 or 1);
 }
 
@@ -173,6 +185,37 @@ impl<const S: usize> Kind<S> for Sgd {
             nesterov: self.nesterov,
             // Without momentum all forms are the same.
             r: T::from_f64(if S == 0 { lr } else { r }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn constants_of_the_device_are_the_host_s() {
+        let momentum = Sgd { momentum: 0.9, weight_decay: 0.1, decay: Decay::Decoupled, ..Sgd::default() };
+        let form = |form| Sgd { form, ..momentum.clone() };
+        let rules = [
+            Sgd::default(),
+            Sgd { dampening: 0.3, ..momentum.clone() },
+            Sgd { decay: Decay::FullyDecoupled { lr_max: 0.7 }, ..momentum.clone() },
+            form(Momentum::Average { debias: false }),
+            form(Momentum::Average { debias: true }),
+            form(Momentum::LrInside),
+        ];
+        for rule in rules {
+            cuda::tests::constants_equal(&rule, |scalars, segment| match rule.momentum == 0.0 {
+                true => {
+                    let c = Kind::<0>::constants::<f64>(&rule, scalars, segment);
+                    vec![c.frame.lw, c.r]
+                }
+                false => {
+                    let c = Kind::<1>::constants::<f64>(&rule, scalars, segment);
+                    vec![c.frame.lw, c.r, c.mu, c.w]
+                }
+            });
         }
     }
 }

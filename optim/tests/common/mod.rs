@@ -242,6 +242,23 @@ impl Values {
         }
     }
 
+    /// Where bits differ first, all NaN alike.
+    pub(crate) fn first_other(&self, b: &Values) -> Option<usize> {
+        macro_rules! first {
+            ($a:ident, $b:ident) => {
+                $a.iter().zip($b).position(|(a, b)| a.to_bits() != b.to_bits() && !(a.is_nan() && b.is_nan()))
+            };
+        }
+        match (self, b) {
+            (Values::F32(a), Values::F32(b)) => first!(a, b),
+            (Values::F64(a), Values::F64(b)) => first!(a, b),
+            (Values::BF16(a), Values::BF16(b)) => first!(a, b),
+            (Values::F16(a), Values::F16(b)) => first!(a, b),
+            (Values::U16(a), Values::U16(b)) => a.iter().zip(b).position(|(a, b)| a != b),
+            _ => panic!("two types"),
+        }
+    }
+
     pub(crate) fn f64(&self) -> Vec<f64> {
         match self {
             Values::F32(x) => x.iter().map(|&x| x.into()).collect(),
@@ -302,21 +319,30 @@ impl Memory {
         segments: &[Segment],
         scalars: &Scalars,
     ) -> Result<(), Error> {
+        self.flat(offset, |flat| rule.update_on(isa, flat, segments, scalars, &Queue::cpu()))
+    }
+
+    /// What `f` makes of the elements from `offset` on.
+    pub(crate) fn flat<R>(&mut self, offset: usize, f: impl FnOnce(Flat<'_, '_>) -> R) -> R {
         let mut state: Vec<SliceMut<'_>> = self.state.iter_mut().map(|s| from(offset, s)).collect();
-        let flat = Flat {
+        f(Flat {
             params: from(offset, &mut self.params),
             grads: from(offset, &mut self.grads),
             state: &mut state,
             copy: self.copy.as_mut().map(|copy| from(offset, copy)),
             remainder: self.remainder.as_mut().map(|remainder| from(offset, remainder)),
-        };
-        rule.update_on(isa, flat, segments, scalars, &Queue::cpu())
+        })
+    }
+
+    /// Vector by vector.
+    fn all(&self) -> impl Iterator<Item = &Values> {
+        let fixed = [&self.params, &self.grads].into_iter();
+        fixed.chain(&self.state).chain(&self.copy).chain(&self.remainder)
     }
 
     /// All bits, vector by vector.
     pub(crate) fn bits(&self) -> Vec<Vec<u64>> {
-        let fixed = [&self.params, &self.grads].into_iter();
-        fixed.chain(&self.state).chain(&self.copy).chain(&self.remainder).map(Values::bits).collect()
+        self.all().map(Values::bits).collect()
     }
 
     /// Fresh gradients for another step.
@@ -337,12 +363,11 @@ pub(crate) fn segment(range: Range<usize>, t: u64) -> Segment {
     Segment::new(range, t)
 }
 
-/// The first place where two memories differ, in words.
+/// The first place where two memories differ, in words; any NaN is like any other.
 pub(crate) fn difference(a: &Memory, b: &Memory) -> Option<String> {
-    let (a, b) = (a.bits(), b.bits());
     let name = |i: usize| ["params", "grads"].get(i).copied().unwrap_or("state, copy or remainder");
-    a.iter().zip(&b).enumerate().find_map(|(i, (a, b))| {
-        let at = (0..a.len()).find(|&i| a[i] != b[i])?;
-        Some(format!("{}[{at}]: {:#x} and {:#x}", name(i), a[at], b[at]))
+    a.all().zip(b.all()).enumerate().find_map(|(i, (a, b))| {
+        let at = a.first_other(b)?;
+        Some(format!("{}[{at}]: {:#x} and {:#x}", name(i), a.bits()[at], b.bits()[at]))
     })
 }

@@ -98,7 +98,7 @@ impl CrossShard {
         let Optimizer { buckets, frozen, options, .. } = &mut self.optimizer;
         if options.initial == Initial::Compare {
             let text = describe_values(&self.optimizer)?;
-            return agree::same_everywhere(&*self.world, &self.optimizer.options.meter, &text);
+            return agree::same_everywhere(&*self.world, &self.optimizer.options, &text);
         }
         for values in buckets.iter_mut().map(|b| &mut b.params).chain(frozen).filter(|v| !v.is_empty()) {
             self.world.broadcast(values, 0)?;
@@ -220,7 +220,7 @@ fn agreed<T>(
     prepared: Result<T, Error>,
     text: &str,
 ) -> Result<T, Error> {
-    let same = agree::same_everywhere(world, &options.meter, text);
+    let same = agree::same_everywhere(world, options, text);
     let prepared = prepared?;
     same?;
     Ok(prepared)

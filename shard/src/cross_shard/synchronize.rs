@@ -110,7 +110,7 @@ impl CrossShard {
     fn check_idle_everywhere(&mut self) -> Result<(), Error> {
         let idle = self.optimizer.handover.healthy().and_then(|()| self.optimizer.check_idle());
         let text = family::objection(idle.as_ref().err());
-        let same = agree::same_everywhere(&*self.world, &self.optimizer.options.meter, &text);
+        let same = agree::same_everywhere(&*self.world, &self.optimizer.options, &text);
         idle.and(same)
     }
 

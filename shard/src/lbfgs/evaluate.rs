@@ -125,9 +125,9 @@ impl Evaluation<'_> {
         let told = told.and_then(|loss| missing(self.opt).map_or(Ok(loss), Err));
         self.opt.handover.settle()?;
         let read = self.spread.read_grads(self.opt, grad);
-        self.opt.forget();
+        let forgotten = self.opt.forget();
         self.collectives += self.opt.comm().stats().total().operations - before;
-        read?;
+        read.and(forgotten)?;
         let value = told?;
         Ok(match self.opt.options().combine {
             Combine::Sum => Loss::Part(value),

@@ -98,7 +98,7 @@ impl ShardedLbfgs {
         for (name, value) in rule.hyperparameters() {
             let _ = writeln!(text, "{name} of lbfgs = {value}");
         }
-        let same = agree::same_everywhere(&**opt.comm(), &opt.options().meter, &text);
+        let same = agree::same_everywhere(&**opt.comm(), opt.options(), &text);
         let (spread, x, state, folding) = made?;
         same?;
         Ok(ShardedLbfgs { rule, opt, spread, x, state, folding })
@@ -163,7 +163,7 @@ impl ShardedLbfgs {
         // Decided alike on every rank, so that all gather or none.
         let before = opt.comm().stats().total().operations;
         spread.publish(opt, x.as_slice())?;
-        opt.forget();
+        opt.forget()?;
         let publishing = opt.comm().stats().total().operations - before;
         Ok(LbfgsStep { report: stepped?, evaluating, publishing })
     }

@@ -8,7 +8,7 @@ use meshstep_optim::{
 use meshstep_shard::{
     At, Combine, Error, Groups, Master, Moments, Optimizer, Options, Outcome, Owners, Precision, Stage,
 };
-use meshstep_tensor::{DType, Layout, Queue, Slice, SliceMut, bf16, cast, f16};
+use meshstep_tensor::{Buffer, Category, DType, Layout, Queue, Slice, SliceMut, bf16, cast, f16};
 
 pub const STAGES: [Stage; 5] = [
     Stage::Replicated,
@@ -228,7 +228,7 @@ impl Run {
         Optimizer::new(comm, self.layout(), self.groups(), first, options)
     }
 
-    fn on_rank(&self, comm: std::sync::Arc<dyn meshstep_comm::Communicator>) -> Result<End, Error> {
+    pub fn on_rank(&self, comm: std::sync::Arc<dyn meshstep_comm::Communicator>) -> Result<End, Error> {
         let mut opt = self.build(comm)?;
         let mut end = End { params: Vec::new(), norms: Vec::new(), coefs: Vec::new() };
         for t in 1..=self.steps {
@@ -255,10 +255,14 @@ impl Run {
             let grad = self.gradient(t, batch, rank, i);
             if self.in_place {
                 let mut slot = mb.slot(&name(i))?;
-                cast(Slice::from(&grad[..]), slot.as_mut()?)?;
+                let place = slot.as_mut()?;
+                with_dtype(self.grads, &grad, |grad| self.options.queue.upload(grad, place))?;
                 slot.fill()?;
             } else {
-                with_dtype(self.grads, &grad, |grad| mb.grad(&name(i), grad))?;
+                with_dtype(self.grads, &grad, |grad| {
+                    let there = put(grad, &self.options.queue);
+                    mb.grad(&name(i), there.as_slice())
+                })?;
             }
         }
         mb.finish()
@@ -344,14 +348,30 @@ pub fn adamw() -> AdamW {
 }
 
 pub fn params(opt: &Optimizer) -> Vec<Vec<u8>> {
-    opt.params().map(|p| opt.param(p.name()).unwrap().bytes().unwrap().to_vec()).collect()
+    opt.params().map(|p| fetch(opt.param(p.name()).unwrap(), &opt.options().queue)).collect()
+}
+
+/// A copy at the queue's place.
+pub fn put(values: Slice<'_>, queue: &Queue) -> Buffer {
+    let (len, dtype, meter) = (values.len(), values.dtype(), meshstep_tensor::Meter::new());
+    let mut buffer = Buffer::zeroed_on(queue, len, dtype, &meter, Category::Grads).unwrap();
+    queue.upload(values, buffer.as_mut()).unwrap();
+    buffer
+}
+
+/// The bytes at the queue's place.
+pub fn fetch(values: Slice<'_>, queue: &Queue) -> Vec<u8> {
+    let (len, dtype, meter) = (values.len(), values.dtype(), meshstep_tensor::Meter::new());
+    let mut buffer = Buffer::zeroed(len, dtype, &meter, Category::Staging).unwrap();
+    queue.download(values, buffer.as_mut()).unwrap();
+    buffer.as_slice().bytes().unwrap().to_vec()
 }
 
 /// Every byte of this rank's state, and every parameter's `t`.
 pub fn state(opt: &Optimizer) -> Vec<(u64, Vec<Vec<u8>>)> {
     let of = |p: &meshstep_tensor::Param| {
         let state = opt.state(p.name()).unwrap();
-        (state.t, state.slots.iter().map(|(_, s)| s.bytes().unwrap().to_vec()).collect())
+        (state.t, state.slots.iter().map(|(_, s)| fetch(*s, &opt.options().queue)).collect())
     };
     opt.params().map(of).collect()
 }

@@ -77,9 +77,18 @@ impl Device {
         late.map_or(Ok(()), Err)
     }
 
-    fn make_current(&self) -> Result<(), Error> {
+    /// Makes its context this thread's, for libraries that work on the current one.
+    pub fn make_current(&self) -> Result<(), Error> {
         // SAFETY: the context is retained for as long as `self` lives.
         unsafe { call!(cuCtxSetCurrent(self.0.context)) }
+    }
+
+    /// This thread's calls no longer spoil a graph that another thread captures, as a look at an event would: for threads
+    /// that watch.
+    pub fn leave_captures_alone(&self) -> Result<(), Error> {
+        let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: there is a driver; the place for the mode before outlives the call.
+        unsafe { call!(cuThreadExchangeStreamCaptureMode(&mut mode)) }
     }
 
     /// Runs what a drop has to do; its error is for the next call, and the first one stays.

@@ -96,6 +96,15 @@ impl Pinned {
         self.len == 0
     }
 
+    /// Whether no stream uses it, so that it can be read and written.
+    pub(super) fn is_idle(&self) -> Result<bool, Error> {
+        match self.idle() {
+            Ok(_) => Ok(true),
+            Err(Error::InUse) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Copies the bytes from `from` on, as many as `into` has.
     pub fn read(&self, from: usize, into: &mut [u8]) -> Result<(), Error> {
         let (at, _held) = (self.at(from, into.len())?, self.idle()?);

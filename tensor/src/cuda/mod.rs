@@ -6,6 +6,7 @@
 //! | [`Device`] | a GPU and its primary context, which other libraries share |
 //! | [`Stream`], [`Event`] | an order of work, and a point in it that another stream can wait for |
 //! | [`Pinned`] | page-locked bytes of the host |
+//! | [`Mail`], [`Letter`] | a few bytes there and back without waiting |
 //! | [`Module`], [`Function`] | kernels, loaded from PTX |
 //!
 //! Device memory is a [`Buffer`](crate::Buffer) made by [`Buffer::zeroed_on`](crate::Buffer::zeroed_on) on a stream's
@@ -37,6 +38,7 @@
 mod device;
 mod driver;
 mod error;
+mod mail;
 mod memory;
 mod module;
 mod probe;
@@ -44,6 +46,7 @@ mod stream;
 
 pub use device::Device;
 pub use error::Error;
+pub use mail::{Letter, Mail};
 pub(crate) use memory::Memory;
 pub use memory::Pinned;
 pub use module::{Function, Module};

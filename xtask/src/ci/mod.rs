@@ -5,8 +5,9 @@ mod report;
 mod standin;
 mod steps;
 
-use crate::cli::{CiArgs, StepName};
+use crate::cli::{CiArgs, KernelsArgs, StepName};
 use crate::cmd::Cmd;
+use crate::kernels;
 use crate::tidy;
 use crate::workspace::Workspace;
 use anyhow::{Context, ensure};
@@ -70,6 +71,7 @@ fn run_task(task: &Task, workspace: &Workspace) -> anyhow::Result<()> {
     println!("--- {task}");
     match task {
         Task::Tidy => tidy::run(workspace),
+        Task::Ptx => kernels::run(&KernelsArgs { check: true, ..KernelsArgs::default() }, workspace),
         Task::ShownFlags(help) => {
             let help_text = help.output()?.with_context(|| format!("no answer from: {help}"))?;
             tidy::check_flags(workspace, &help_text)
@@ -79,7 +81,7 @@ fn run_task(task: &Task, workspace: &Workspace) -> anyhow::Result<()> {
             let _ = fs::remove_dir_all(dir);
             fs::create_dir_all(dir).with_context(|| format!("cannot {task}"))
         }
-        Task::Kernels { root, into } => {
+        Task::KernelsForCpu { root, into } => {
             standin::kernels(root, into).with_context(|| format!("cannot {task}"))
         }
         Task::WriteOutside { dir, library } => {

@@ -34,12 +34,14 @@ pub(crate) struct Step {
 pub(crate) enum Task {
     Run(Cmd),
     Tidy,
+    /// The committed PTX against fresh.
+    Ptx,
     /// Every flag of `train` that a document shows is in the help that this command prints.
     ShownFlags(Cmd),
     /// Makes this folder, empty.
     Empty(PathBuf),
     /// Compiles the CUDA kernels of the tree at `root` for the CPU.
-    Kernels {
+    KernelsForCpu {
         root: PathBuf,
         into: PathBuf,
     },
@@ -55,9 +57,10 @@ impl fmt::Display for Task {
         match self {
             Self::Run(cmd) => write!(f, "{cmd}"),
             Self::Tidy => f.write_str("cargo xtask tidy"),
+            Self::Ptx => f.write_str("cargo xtask kernels --check"),
             Self::ShownFlags(help) => write!(f, "look for the documents' flags in the answer to: {help}"),
             Self::Empty(dir) => write!(f, "empty {}", dir.display()),
-            Self::Kernels { into, .. } => {
+            Self::KernelsForCpu { into, .. } => {
                 write!(f, "compile the kernels for the CPU into {}", into.display())
             }
             Self::WriteOutside { dir, library } => {
@@ -91,6 +94,7 @@ fn step(name: StepName, setting: &Setting) -> Step {
         StepName::Clippy => {
             vec![Task::Run(cargo("clippy --workspace --all-targets --all-features -- -D warnings"))]
         }
+        StepName::Kernels => vec![Task::Ptx],
         StepName::Rustdoc => {
             vec![Task::Run(
                 cargo("doc --no-deps --workspace --all-features").env("RUSTDOCFLAGS", "-D warnings"),
@@ -213,7 +217,7 @@ mod tests {
         let shown = shown(StepName::Standin, &setting());
         let with = "LD_LIBRARY_PATH=/w/target/standin MESHSTEP_STANDIN=1 \
                     MESHSTEP_STANDIN_KERNELS=/w/target/standin/kernels REQUIRE_GPU=1 cargo";
-        assert_eq!(shown.matches(with).count(), 2, "{shown}");
+        assert_eq!(shown.matches(with).count(), 4, "{shown}");
         assert!(shown.contains("-o /w/target/standin/libcuda.so.1"), "{shown}");
     }
 

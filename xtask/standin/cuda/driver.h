@@ -68,14 +68,16 @@ struct Allocation {
     Device *device; // null: of the host
 };
 
-inline std::mutex lock;
+// Never destroyed: threads may call until the process has ended.
+inline std::mutex &lock = *new std::mutex;
 inline std::mt19937_64 order(1);
 inline bool initialized = false;
-inline std::vector<Device> devices;
-inline std::map<Stream *, std::shared_ptr<Stream>> streams;
-inline std::map<Event *, std::shared_ptr<Event>> events;
-inline std::map<uintptr_t, Allocation> allocations;
-inline std::map<std::string, Result> failures;
+inline auto &devices = *new std::vector<Device>;
+inline auto &streams = *new std::map<Stream *, std::shared_ptr<Stream>>;
+inline auto &events = *new std::map<Event *, std::shared_ptr<Event>>;
+inline auto &allocations = *new std::map<uintptr_t, Allocation>;
+inline auto &failures = *new std::map<std::string, Result>;
+inline uint64_t waits = 0; // calls of the host that wait for a stream or an event
 inline Result broken = Success; // an error that stays, as on a device
 inline thread_local Device *current = nullptr;
 
@@ -144,10 +146,11 @@ inline Result finish(std::shared_ptr<Stream> stream) {
     return advance_until([=] { return stream->queue.empty(); });
 }
 
-inline Result drain() {
-    return advance_until([] {
+// Of one device alone: a collective on another may wait for what this thread has yet to call.
+inline Result drain(const Device *device) {
+    return advance_until([=] {
         for (auto &[_, stream] : streams)
-            if (!stream->queue.empty()) return false;
+            if (stream->device == device && !stream->queue.empty()) return false;
         return true;
     });
 }
@@ -199,11 +202,12 @@ inline Result allocate(uintptr_t *start, size_t len, Device *device) {
 inline Result release(uintptr_t start, bool of_device) {
     auto allocation = allocations.find(start);
     if (allocation == allocations.end() || (allocation->second.device != nullptr) != of_device) return InvalidValue;
-    // Memory of a device is freed after all work; the host's at once, whoever still copies from it.
-    Result drained = of_device ? drain() : Success;
-    if (Device *device = allocation->second.device) device->used -= allocation->second.len;
+    // Memory of a device is freed after all its work; the host's at once, whoever still copies from it.
+    auto [len, device] = allocation->second;
+    Result drained = of_device ? drain(device) : Success;
+    if (device) device->used -= len;
     std::free(reinterpret_cast<void *>(start));
-    allocations.erase(allocation);
+    allocations.erase(start);
     return drained;
 }
 

@@ -32,7 +32,7 @@ struct Module {
     std::map<std::string, std::unique_ptr<Function>> functions;
 };
 
-std::map<Module *, std::unique_ptr<Module>> modules;
+auto &modules = *new std::map<Module *, std::unique_ptr<Module>>;
 
 std::vector<void *> load_all() {
     std::vector<void *> libraries;
@@ -102,7 +102,7 @@ int cuModuleLoadDataEx(void **module, const char *text, unsigned count, const in
 
 int cuModuleUnload(void *module) {
     BEGIN(begin_in_context(__func__));
-    Result drained = drain();
+    Result drained = drain(current);
     return modules.erase(static_cast<Module *>(module)) ? drained : InvalidHandle;
 }
 

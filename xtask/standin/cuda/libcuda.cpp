@@ -5,11 +5,12 @@
 // GPU on some day. Memory is filled with 0xA5 before it is handed out. A program gets this library only if it asks:
 // `probe()` refuses it unless MESHSTEP_STANDIN=1.
 //
-//   MESHSTEP_STANDIN_DEVICES   how many devices there are (2)
+//   MESHSTEP_STANDIN_DEVICES   how many devices there are (8)
 //   MESHSTEP_STANDIN_MEMORY    bytes of each (2^30)
 //   MESHSTEP_STANDIN_VERSION   the version it speaks (13000)
 //   MESHSTEP_STANDIN_KERNELS   the folder of the kernels, compiled for the CPU (see kernels.cpp)
 //   meshstep_standin_seed      chooses the order from here on
+//   meshstep_standin_waits     how often the host has waited for a stream or an event
 //   meshstep_standin_fail      makes the next call of a function return an error, undone
 
 #include "driver.h"
@@ -25,6 +26,11 @@ int meshstep_standin = 1;
 void meshstep_standin_seed(uint64_t seed) {
     Guard guard(lock);
     order.seed(seed);
+}
+
+uint64_t meshstep_standin_waits() {
+    Guard guard(lock);
+    return waits;
 }
 
 void meshstep_standin_fail(const char *function, int result) {
@@ -48,7 +54,7 @@ int cuDriverGetVersion(int *version) {
 int cuInit(unsigned) {
     Guard guard(lock);
     if (initialized) return Success;
-    size_t count = setting("MESHSTEP_STANDIN_DEVICES", 2);
+    size_t count = setting("MESHSTEP_STANDIN_DEVICES", 8);
     if (count == 0) return NoDevice;
     for (size_t i = 0; i < count; ++i) devices.push_back({static_cast<int>(i)});
     initialized = true;
@@ -98,6 +104,13 @@ int cuCtxSetCurrent(void *context) {
     BEGIN(begin(__func__));
     current = static_cast<Device *>(context);
     return current && current->retained == 0 ? InvalidContext : Success;
+}
+
+// Nothing is captured here.
+int cuThreadExchangeStreamCaptureMode(int *mode) {
+    BEGIN(begin(__func__));
+    *mode = 0;
+    return Success;
 }
 
 int cuCtxGetStreamPriorityRange(int *least, int *greatest) {
@@ -197,6 +210,7 @@ int cuStreamDestroy_v2(void *handle) {
 
 int cuStreamSynchronize(void *handle) {
     BEGIN(begin_in_context(__func__));
+    ++waits;
     auto stream = streams.find(static_cast<Stream *>(handle));
     if (stream == streams.end()) return InvalidHandle;
     return finish(stream->second);
@@ -277,6 +291,7 @@ int cuEventQuery(void *handle) {
 
 int cuEventSynchronize(void *handle) {
     BEGIN(begin_in_context(__func__));
+    ++waits;
     auto event = events.find(static_cast<Event *>(handle));
     if (event == events.end()) return InvalidHandle;
     auto waited = event->second;

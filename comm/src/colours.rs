@@ -2,14 +2,14 @@
 
 /// A rank's place after a split: its group, counted in order of colour, its rank there, and that group's size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    pub(super) group: usize,
-    pub(super) rank: usize,
-    pub(super) world_size: usize,
+pub(crate) struct Place {
+    pub(crate) group: usize,
+    pub(crate) rank: usize,
+    pub(crate) world_size: usize,
 }
 
 /// Everybody's place: equal colours together, ranked by key and then by rank; `None` for who gave no colour.
-pub(super) fn places(asked: &[(Option<u32>, i64)]) -> Vec<Option<Place>> {
+pub(crate) fn places(asked: &[(Option<u32>, i64)]) -> Vec<Option<Place>> {
     let mut colours: Vec<u32> = asked.iter().filter_map(|&(colour, _)| colour).collect();
     colours.sort_unstable();
     colours.dedup();

@@ -1,0 +1,87 @@
+//! The handle through which a rank communicates, and what happens when it is let go.
+
+use super::core::Core;
+use super::watchdog::{self, Scope};
+use crate::{Communicator, Error, InFlight, Op, Stats};
+use meshstep_tensor::cuda::Device;
+use meshstep_tensor::{Buffer, Queue};
+use std::sync::Arc;
+
+/// A rank of a group on NCCL.
+///
+/// Dropping it waits for what it started and parts from the other ranks, each within its deadline. While its thread unwinds
+/// it ends the group's ranks in this process instead.
+#[derive(Debug)]
+pub struct Nccl {
+    core: Arc<Core>,
+}
+
+impl Nccl {
+    pub(super) fn new(core: Arc<Core>) -> Self {
+        Nccl { core }
+    }
+
+    /// Where its buffers must be.
+    pub fn device(&self) -> &Device {
+        self.core.device()
+    }
+
+    /// Starts several operations, which NCCL puts on the stream together: fewer launches, and a `send` and a `recv` between
+    /// the same two ranks do not wait for each other. Every rank groups the same calls. All are started or none.
+    pub fn start_group(
+        &self,
+        calls: Vec<(Op, Buffer)>,
+        after: &Queue,
+    ) -> Result<Vec<InFlight>, (Vec<Buffer>, Error)> {
+        if calls.is_empty() { Ok(Vec::new()) } else { self.core.start_group(calls, after) }
+    }
+
+    /// The last thousand operations, a line each: what was called, and when it was launched, began and ended.
+    pub fn flight_record(&self) -> String {
+        self.core.ledger().record()
+    }
+
+    /// Ends the group's ranks in this process, because this one panicked.
+    pub(super) fn panicked(core: &Core, message: String) {
+        watchdog::trouble(core, Error::Panicked { rank: core.rank, message }, Scope::Group);
+    }
+}
+
+impl Communicator for Nccl {
+    fn rank(&self) -> usize {
+        self.core.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.core.world_size
+    }
+
+    fn start(&self, op: Op, buffer: Buffer, after: &Queue) -> Result<InFlight, (Buffer, Error)> {
+        self.core.start(op, buffer, after)
+    }
+
+    fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Arc<dyn Communicator>>, Error> {
+        let child = self.core.split(color, key)?;
+        Ok(child.map(|core| Arc::new(Nccl { core }) as _))
+    }
+
+    /// Ends the ranks of this process, and tells those elsewhere where there is an [`Exchange`](super::Exchange); without one
+    /// they find out by their deadlines.
+    fn abort(&self) {
+        watchdog::trouble(&self.core, Error::Aborted { rank: self.core.rank }, Scope::Group);
+    }
+
+    fn stats(&self) -> Stats {
+        self.core.ledger().stats()
+    }
+}
+
+impl Drop for Nccl {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let message = "its communicator was dropped while its thread unwound".to_owned();
+            Nccl::panicked(&self.core, message);
+        }
+        self.core.close();
+    }
+}

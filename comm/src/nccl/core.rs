@@ -1,0 +1,211 @@
+//! One rank's side of a group: its stream, what runs there, and how operations get there.
+
+use super::ledger::Ledger;
+use super::options::Options;
+use super::raw::Raw;
+use super::watchdog;
+use crate::Error;
+use crate::in_flight::Tickets;
+use crate::sync::real::{Condvar, Guard, Mutex};
+use meshstep_tensor::cuda::{self, Device, Stream};
+use meshstep_tensor::{Buffer, Category, DType, Queue};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex as StdMutex, PoisonError};
+use std::time::Duration;
+
+/// How long a wait of the host sleeps at most before it looks again.
+pub(super) const NAP: Duration = Duration::from_millis(1);
+
+/// A rank in a group.
+#[derive(Debug)]
+pub(super) struct Core {
+    pub(super) rank: usize,
+    pub(super) world_size: usize,
+    /// The same number on all ranks of the group, and on no other's.
+    pub(super) group: u64,
+    pub(super) raw: Raw,
+    pub(super) options: Options,
+    pub(super) stream: Stream,
+    /// Held from the first to the last step of a launch: all communicators of a device launch in one order.
+    order: Arc<Mutex<()>>,
+    ledger: Mutex<Ledger>,
+    changed: Condvar,
+    pub(super) own: Mutex<Own>,
+    /// Set before the rank parts from the others.
+    closing: AtomicBool,
+}
+
+/// Memory of the communicator's own, until it is closed.
+#[derive(Debug)]
+pub(super) struct Own {
+    /// What barriers reduce.
+    pub(super) token: Option<Buffer>,
+    /// What each `all_to_all` of a group sends from.
+    pub(super) copies: Vec<Buffer>,
+}
+
+impl Core {
+    /// A rank whose communicator of NCCL is there, watched from here on.
+    pub(super) fn new(
+        raw: Raw,
+        (rank, world_size, group): (usize, usize, u64),
+        device: &Device,
+        options: Options,
+    ) -> Result<Arc<Self>, Error> {
+        let stream = Stream::urgent(device).map_err(device_error)?;
+        let queue = Queue::cuda(stream.clone());
+        let token = Buffer::zeroed_on(&queue, 1, DType::U64, &options.meter, Category::Staging)?;
+        let core = Arc::new(Core {
+            rank,
+            world_size,
+            group,
+            raw,
+            options,
+            stream,
+            order: order_of(device.ordinal()),
+            ledger: Mutex::new(Ledger::new(rank, world_size)),
+            changed: Condvar::new(),
+            own: Mutex::new(Own { token: Some(token), copies: Vec::new() }),
+            closing: AtomicBool::new(false),
+        });
+        watchdog::watch(&core)?;
+        Ok(core)
+    }
+
+    pub(super) fn device(&self) -> &Device {
+        self.stream.device()
+    }
+
+    pub(super) fn now(&self) -> Duration {
+        self.options.clock.now()
+    }
+
+    /// The right to launch on the device.
+    pub(super) fn turn(&self) -> Guard<'_, ()> {
+        self.order.lock()
+    }
+
+    /// The ledger, as of now. What the device could not say the watchdog hears too.
+    pub(super) fn ledger(&self) -> Guard<'_, Ledger> {
+        let mut ledger = self.ledger.lock();
+        if ledger.look(self.now()).is_err() {
+            tracing::debug!(rank = self.rank, "the device does not say how far it is");
+        }
+        ledger
+    }
+
+    pub(super) fn queue(&self) -> Queue {
+        Queue::cuda(self.stream.clone())
+    }
+
+    /// Records a failure. Whether it is the first.
+    pub(super) fn fail(&self, cause: &Arc<Error>) -> bool {
+        self.ledger.lock().fail(cause)
+    }
+
+    /// For the watchdog: what has gone wrong by now, if anything has. Buffers nobody waits for are returned, to be dropped
+    /// where that may take its time.
+    pub(super) fn poll(&self) -> (Option<Error>, Vec<Buffer>) {
+        let mut ledger = self.ledger.lock();
+        let looked = ledger.look(self.now()).map_err(device_error);
+        let released = ledger.released();
+        let (failed, late) = (ledger.failed(), ledger.late(self.now()));
+        drop(ledger);
+        self.changed.notify_all();
+        if failed {
+            return (None, released);
+        }
+        let late = late.map_or(Ok(()), |late| {
+            let (op_number, called) = (late.called.op_number, Box::new(late.called));
+            Err(Error::Stuck { op_number, called, after: late.after })
+        });
+        let sound = looked.and_then(|()| self.state()).and(late);
+        (sound.err(), released)
+    }
+
+    /// What NCCL has to say, unless it is busy ending.
+    fn state(&self) -> Result<(), Error> {
+        if self.is_closing() {
+            return Ok(());
+        }
+        self.device().make_current().map_err(device_error)?;
+        self.raw.state().map(drop)
+    }
+
+    pub(super) fn is_closing(&self) -> bool {
+        self.closing.load(Relaxed)
+    }
+
+    /// Whether there is anything the watchdog should look at often.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.ledger.lock().is_idle()
+    }
+
+    /// Waits until an operation has ended, which the watchdog sees to, and takes its buffer.
+    fn take(&self, ticket: usize) -> (Buffer, Result<(), Error>) {
+        let mut nap = NAP / 50;
+        loop {
+            let mut ledger = self.ledger();
+            if let Some(ended) = ledger.collect(ticket) {
+                return ended;
+            }
+            drop(self.changed.wait(ledger, Some(nap)));
+            nap = NAP.min(nap * 2);
+        }
+    }
+
+    /// Has `stream` wait for an operation that is well on its way.
+    fn hand_over(&self, ticket: usize, stream: &Stream) -> Option<Buffer> {
+        let mut ledger = self.ledger();
+        if ledger.failed() {
+            return None;
+        }
+        stream.wait(ledger.end_of(ticket)?).ok()?;
+        ledger.part(ticket)
+    }
+
+    /// Waits for what was started, parts from the other ranks and frees what is the communicator's own.
+    pub(super) fn close(self: &Arc<Self>) {
+        while self.is_busy() {
+            drop(self.ledger());
+            std::thread::sleep(NAP / 20);
+        }
+        self.closing.store(true, Relaxed);
+        if !self.ledger.lock().failed() {
+            watchdog::part(self);
+        }
+        let own = std::mem::replace(&mut *self.own.lock(), Own { token: None, copies: Vec::new() });
+        let released = self.ledger.lock().released();
+        drop((own, released));
+    }
+}
+
+impl Tickets for Core {
+    fn redeem(&self, ticket: usize, on: &Queue) -> (Buffer, Result<(), Error>) {
+        match on.stream().and_then(|stream| self.hand_over(ticket, stream)) {
+            Some(buffer) => (buffer, Ok(())),
+            None => self.take(ticket),
+        }
+    }
+
+    fn is_done(&self, ticket: usize) -> bool {
+        self.ledger().has_ended(ticket)
+    }
+
+    fn forget(&self, ticket: usize) {
+        // A buffer that is free already goes after the lock.
+        let _free = self.ledger().forget(ticket);
+    }
+}
+
+pub(super) fn device_error(error: cuda::Error) -> Error {
+    Error::Buffer(error.into())
+}
+
+/// The launch order of a device.
+fn order_of(ordinal: usize) -> Arc<Mutex<()>> {
+    static ORDERS: StdMutex<Option<HashMap<usize, Arc<Mutex<()>>>>> = StdMutex::new(None);
+    let mut orders = ORDERS.lock().unwrap_or_else(PoisonError::into_inner);
+    Arc::clone(orders.get_or_insert_default().entry(ordinal).or_default())
+}

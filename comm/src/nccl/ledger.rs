@@ -1,0 +1,268 @@
+//! What a rank has in flight: buffers until they are asked for, and events until they are reached.
+
+use super::recorder::Recorder;
+use crate::{Called, Error, Stats};
+use meshstep_tensor::Buffer;
+use meshstep_tensor::cuda::{self, Event};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Operations in flight for which room is made at the start.
+const ROOM: usize = 64;
+
+#[derive(Debug)]
+pub(super) struct Ledger {
+    rank: usize,
+    world_size: usize,
+    slots: Vec<Slot>,
+    free: Vec<usize>,
+    running: VecDeque<Running>,
+    started: u64,
+    failed: Option<Arc<Error>>,
+    /// Whether the caller has been given the failure itself.
+    told: bool,
+    /// How often in a row the device could not say how it is.
+    mute: u32,
+    stats: Stats,
+    recorder: Recorder,
+    /// Buffers that nobody waits for and nothing touches any more.
+    released: Vec<Buffer>,
+}
+
+/// One operation's buffer, until it is given back.
+#[derive(Debug)]
+struct Slot {
+    buffer: Option<Buffer>,
+    /// Whether it went well, once it has ended.
+    ended: Option<bool>,
+}
+
+/// An operation that has been launched, in the order of the communicator's stream.
+#[derive(Debug)]
+struct Running {
+    called: Called,
+    /// The ticket, while somebody holds it.
+    slot: Option<usize>,
+    /// The buffer, where nobody does.
+    held: Option<Buffer>,
+    events: Events,
+    within: Duration,
+    began: Option<Duration>,
+}
+
+/// The points on the communicator's stream before and after an operation, or a group of them.
+#[derive(Clone, Debug)]
+pub(super) struct Events {
+    pub(super) begin: Arc<Event>,
+    pub(super) end: Arc<Event>,
+}
+
+/// An operation past its deadline.
+pub(super) struct Late {
+    pub(super) called: Called,
+    pub(super) after: Duration,
+}
+
+impl Ledger {
+    pub(super) fn new(rank: usize, world_size: usize) -> Self {
+        Ledger {
+            rank,
+            world_size,
+            slots: Vec::with_capacity(ROOM),
+            free: Vec::with_capacity(ROOM),
+            running: VecDeque::with_capacity(ROOM),
+            started: 0,
+            failed: None,
+            told: false,
+            mute: 0,
+            stats: Stats::default(),
+            recorder: Recorder::new(),
+            released: Vec::new(),
+        }
+    }
+
+    /// Nothing is started after a failure.
+    pub(super) fn refuse(&mut self) -> Result<(), Error> {
+        if self.failed.is_some() { Err(self.tell()) } else { Ok(()) }
+    }
+
+    /// The next operation's number goes to this call.
+    pub(super) fn launch(
+        &mut self,
+        call: impl FnOnce(u64) -> Called,
+        launch: u64,
+        now: Duration,
+    ) -> Result<Called, Error> {
+        self.refuse()?;
+        let called = call(self.started);
+        self.started += 1;
+        self.recorder.launched(called, launch, now);
+        Ok(called)
+    }
+
+    /// The number of the next operation.
+    pub(super) fn next(&self) -> u64 {
+        self.started
+    }
+
+    /// Keeps a launched operation and its buffer. Returns its ticket.
+    pub(super) fn keep(&mut self, called: Called, buffer: Buffer, events: Events, within: Duration) -> usize {
+        let slot = Slot { buffer: Some(buffer), ended: None };
+        let ticket = self.free.pop().unwrap_or(self.slots.len());
+        match self.slots.get_mut(ticket) {
+            Some(old) => *old = slot,
+            None => self.slots.push(slot),
+        }
+        self.running.push_back(Running {
+            called,
+            slot: Some(ticket),
+            held: None,
+            events,
+            within,
+            began: None,
+        });
+        ticket
+    }
+
+    /// Counts an operation that the host has waited for.
+    pub(super) fn done(&mut self, called: Called, now: Duration) {
+        let Called { op_number, action, len, dtype } = called;
+        self.stats.count(action, self.rank, self.world_size, len, dtype.size());
+        self.recorder.ended(op_number, now);
+    }
+
+    /// Looks at what has begun and ended by now. An error is the device's.
+    pub(super) fn look(&mut self, now: Duration) -> Result<(), cuda::Error> {
+        let looked = self.try_look(now);
+        self.mute = if looked.is_err() { self.mute.saturating_add(1) } else { 0 };
+        // A device that answers with errors alone, after a failure, runs nothing any more.
+        if self.mute > 3 && self.failed.is_some() {
+            while let Some(lost) = self.running.pop_front() {
+                self.end(lost, now);
+            }
+        }
+        looked
+    }
+
+    fn try_look(&mut self, now: Duration) -> Result<(), cuda::Error> {
+        while let Some(first) = self.running.front_mut() {
+            if first.began.is_none() {
+                if !first.events.begin.is_done()? {
+                    break;
+                }
+                first.began = Some(now);
+                self.recorder.began(first.called.op_number, now);
+            }
+            if !first.events.end.is_done()? {
+                break;
+            }
+            let Some(first) = self.running.pop_front() else { break };
+            self.end(first, now);
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, run: Running, now: Duration) {
+        if self.failed.is_none() {
+            self.done(run.called, now);
+        }
+        self.released.extend(run.held);
+        if let Some(slot) = run.slot {
+            self.slots[slot].ended = Some(self.failed.is_none());
+        }
+    }
+
+    /// The first operation on the stream, if its time is over.
+    pub(super) fn late(&self, now: Duration) -> Option<Late> {
+        let first = self.running.front()?;
+        let over = first.began? + first.within <= now;
+        over.then_some(Late { called: first.called, after: first.within })
+    }
+
+    /// Nothing is right from here on. Whether this is the first failure.
+    pub(super) fn fail(&mut self, cause: &Arc<Error>) -> bool {
+        let first = self.failed.is_none();
+        self.failed.get_or_insert_with(|| Arc::clone(cause));
+        first
+    }
+
+    pub(super) fn failed(&self) -> bool {
+        self.failed.is_some()
+    }
+
+    /// The failure, the first time as it is.
+    pub(super) fn tell(&mut self) -> Error {
+        let Some(cause) = &self.failed else { return Error::Aborted { rank: self.rank } };
+        match std::mem::replace(&mut self.told, true) {
+            false => Error::clone(cause),
+            true => Error::Poisoned { cause: Arc::clone(cause) },
+        }
+    }
+
+    /// Whether nothing runs any more.
+    pub(super) fn is_idle(&self) -> bool {
+        self.running.is_empty()
+    }
+
+    pub(super) fn has_ended(&self, ticket: usize) -> bool {
+        self.slots[ticket].ended.is_some()
+    }
+
+    /// The buffer of an ended operation, and how it went.
+    pub(super) fn collect(&mut self, ticket: usize) -> Option<(Buffer, Result<(), Error>)> {
+        let well = self.slots[ticket].ended?;
+        let buffer = self.vacate(ticket)?;
+        Some((buffer, if well { Ok(()) } else { Err(self.tell()) }))
+    }
+
+    /// The event at the end of a running operation.
+    pub(super) fn end_of(&self, ticket: usize) -> Option<&Event> {
+        self.running.iter().find(|run| run.slot == Some(ticket)).map(|run| &*run.events.end)
+    }
+
+    /// Gives back the buffer of an operation that may still run.
+    pub(super) fn part(&mut self, ticket: usize) -> Option<Buffer> {
+        self.let_go(ticket);
+        self.vacate(ticket)
+    }
+
+    /// Nobody will ask for this operation; its buffer is kept for as long as it runs. If it does not, here it is.
+    pub(super) fn forget(&mut self, ticket: usize) -> Option<Buffer> {
+        let run = self.let_go(ticket);
+        let buffer = self.vacate(ticket);
+        match run {
+            Some(run) => {
+                self.running[run].held = buffer;
+                None
+            }
+            None => buffer,
+        }
+    }
+
+    /// Which running operation the ticket was of.
+    fn let_go(&mut self, ticket: usize) -> Option<usize> {
+        let run = self.running.iter().position(|run| run.slot == Some(ticket))?;
+        self.running[run].slot = None;
+        Some(run)
+    }
+
+    fn vacate(&mut self, ticket: usize) -> Option<Buffer> {
+        let buffer = self.slots[ticket].buffer.take()?;
+        self.free.push(ticket);
+        Some(buffer)
+    }
+
+    /// To be dropped without the lock: freeing memory waits for the device.
+    pub(super) fn released(&mut self) -> Vec<Buffer> {
+        std::mem::take(&mut self.released)
+    }
+
+    pub(super) fn stats(&self) -> Stats {
+        self.stats
+    }
+
+    pub(super) fn record(&self) -> String {
+        self.recorder.text()
+    }
+}

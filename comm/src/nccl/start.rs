@@ -1,0 +1,135 @@
+//! How ranks find together.
+
+use super::bounded;
+use super::communicator::Nccl;
+use super::core::{Core, device_error};
+use super::id::UniqueId;
+use super::options::{Exchange, Options};
+use super::raw::Raw;
+use super::table::Table;
+use crate::Error;
+use crate::sync::real::{Mutex, on_threads};
+use meshstep_tensor::cuda::Device;
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Between two questions whether all have come.
+const POLL: Duration = Duration::from_micros(200);
+
+/// Rank `rank` of the `world_size` that are called with this id, on a device that no other rank has. Returns when all have
+/// come, or with [`Error::NotJoined`] at the deadline.
+pub fn init(
+    id: &UniqueId,
+    rank: usize,
+    world_size: usize,
+    device: &Device,
+    options: Options,
+) -> Result<Nccl, Error> {
+    if world_size == 0 {
+        return Err(Error::ZeroRanks);
+    }
+    if rank >= world_size {
+        return Err(Error::InvalidRank { rank, world_size });
+    }
+    let raw = joined(*id, (rank, world_size), device, &options)?;
+    Core::new(raw, (rank, world_size, id.group()), device, options).map(Nccl::new)
+}
+
+/// [`init`] with an id that rank 0 makes and `exchange` spreads. Ranks that meet again after a failure count `generation` up,
+/// each time by one.
+pub fn join(
+    exchange: Arc<dyn Exchange>,
+    generation: u64,
+    rank: usize,
+    world_size: usize,
+    device: &Device,
+    options: Options,
+) -> Result<Nccl, Error> {
+    let key = format!("nccl/{generation}");
+    let id = if rank == 0 {
+        let id = UniqueId::new()?;
+        exchange.set(&key, id.as_bytes())?;
+        id
+    } else {
+        let bytes = exchange.get(&key, options.deadline)?;
+        let wrong = |bytes: Vec<u8>| Error::BadId { given: bytes.len(), needed: UniqueId::LEN };
+        UniqueId::from_bytes(bytes.try_into().map_err(wrong)?)
+    };
+    init(&id, rank, world_size, device, Options { exchange: Some(exchange), ..options })
+}
+
+/// Runs `body` on ranks that are threads of this process, one for each of `devices` (their ordinals), and returns what they
+/// return, by rank. When one panics, the operations of the others fail with [`Error::Panicked`], and so does this call once
+/// all have ended.
+pub fn spawn<T: Send>(
+    devices: &[usize],
+    options: Options,
+    body: impl Fn(Arc<Nccl>) -> T + Sync,
+) -> Result<Vec<T>, Error> {
+    let (id, world_size) = (UniqueId::new()?, devices.len());
+    let first_panic = Mutex::new(None);
+    let run = |(rank, ordinal): (usize, usize)| -> Result<Option<T>, Error> {
+        let device = Device::open(ordinal).map_err(device_error)?;
+        let comm = Arc::new(init(&id, rank, world_size, &device, options.clone())?);
+        match catch_unwind(AssertUnwindSafe(|| body(comm))) {
+            Ok(value) => Ok(Some(value)),
+            Err(payload) => {
+                let message = said(payload.as_ref());
+                first_panic.lock().get_or_insert(Error::Panicked { rank, message });
+                Ok(None)
+            }
+        }
+    };
+    let results = on_threads(devices.iter().copied().enumerate().collect(), run);
+    if let Some(error) = first_panic.lock().take() {
+        return Err(error);
+    }
+    let result = |(rank, result): (usize, std::io::Result<Result<Option<T>, Error>>)| {
+        let value = result.map_err(|error| Error::NoThread { rank, message: error.to_string() })??;
+        value.ok_or_else(|| Error::Panicked { rank, message: said(&()) })
+    };
+    results.into_iter().enumerate().map(result).collect()
+}
+
+fn said(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("no message").to_owned()
+}
+
+/// The communicator of NCCL, once all ranks have come.
+pub(super) fn joined(
+    id: UniqueId,
+    (rank, world_size): (usize, usize),
+    device: &Device,
+    options: &Options,
+) -> Result<Raw, Error> {
+    let table = Table::get()?;
+    let (clock, after) = (&options.clock, options.deadline);
+    let end = clock.now().saturating_add(after);
+    let late = || Error::NotJoined { rank, world_size, after };
+    let of = device.clone();
+    // On a thread of its own, as an old library does not return before all have come.
+    let ask = move || {
+        of.make_current().map_err(device_error)?;
+        Raw::init(table, &id, rank, world_size)
+    };
+    let raw = bounded::run(clock, after, vec![ask]).pop().ok_or_else(late)??;
+    loop {
+        let error = match raw.state() {
+            Ok(true) => return Ok(raw),
+            Ok(false) if clock.now() < end => {
+                std::thread::sleep(POLL);
+                continue;
+            }
+            Ok(false) => late(),
+            Err(error) => error,
+        };
+        if bounded::run(clock, options.abort_within, vec![move || raw.abort()]).is_empty() {
+            options.last_resort.call(&error);
+        }
+        return Err(error);
+    }
+}

@@ -1,0 +1,242 @@
+//! NCCL's functions, looked up once in its library.
+
+use crate::Error;
+use libloading::Library;
+use std::error::Error as _;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::OnceLock;
+
+/// The files to look for, in this order: what NCCL's package installs, and what its development package adds.
+const LIBRARIES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
+/// The oldest version that has all we need: NCCL 2.10, the first with averages and bf16.
+const NEEDED: i32 = 21_000;
+/// A name that only a stand-in exports.
+const MARK: &[u8] = b"meshstep_standin\0";
+
+/// The library that was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Its version: 10,000 times the major one, 100 times the minor one, and the patch.
+    pub version: i32,
+    /// Whether it is the stand-in that tests use in place of NCCL (`MESHSTEP_STANDIN=1`).
+    pub stand_in: bool,
+}
+
+/// Why NCCL cannot be used on this machine.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Unavailable {
+    /// It is not installed, or cannot be loaded.
+    #[error(
+        "no NCCL: neither {tried} can be loaded ({reason}); install it, or add its folder to LD_LIBRARY_PATH"
+    )]
+    NoLibrary {
+        /// The files looked for.
+        tried: String,
+        /// The loader's words about the first.
+        reason: String,
+    },
+    /// The library lacks a function that every NCCL has.
+    #[error("{library} is no NCCL: it has no {function}")]
+    NotNccl {
+        /// The library.
+        library: &'static str,
+        /// The function.
+        function: &'static str,
+    },
+    /// The library is older than what we call.
+    #[error("{library} is NCCL {found}; update it to {needed} or later")]
+    TooOld {
+        /// The library.
+        library: &'static str,
+        /// Its version.
+        found: i32,
+        /// The oldest that works.
+        needed: i32,
+    },
+    /// The stand-in for tests, which nobody has asked for.
+    #[error("{library} is a stand-in for tests; take it out of the loader's path, or set MESHSTEP_STANDIN=1")]
+    StandIn {
+        /// The library.
+        library: &'static str,
+    },
+}
+
+/// NCCL, or why there is none. Asked once in a process.
+pub fn probe() -> Result<Found, Unavailable> {
+    Table::get().map(|table| table.found.clone())
+}
+
+/// NCCL's name for a communicator.
+pub(super) type Handle = *mut c_void;
+
+/// What the ranks of a communicator to be made have in common, as NCCL passes it: by value.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct RawId(pub(super) [c_char; 128]);
+
+/// The beginning of NCCL's settings, as of 2.17; what later versions have appended they fill in by themselves.
+#[repr(C)]
+pub(super) struct Config {
+    size: usize,
+    magic: u32,
+    version: u32,
+    blocking: c_int,
+    cluster_size: c_int,
+    min_blocks: c_int,
+    max_blocks: c_int,
+    net_name: *const c_char,
+}
+
+impl Config {
+    /// Calls return before they are done, so that none can hang.
+    pub(super) fn not_blocking() -> Self {
+        // The least number is NCCL's sign for what is left to it.
+        let unset = c_int::MIN;
+        Config {
+            size: size_of::<Config>(),
+            magic: 0xcafe_beef,
+            version: 21_700,
+            blocking: 0,
+            cluster_size: unset,
+            min_blocks: unset,
+            max_blocks: unset,
+            net_name: std::ptr::null(),
+        }
+    }
+}
+
+/// Declares the table and how it is filled: what every version has, and what only newer ones have.
+macro_rules! table {
+    (
+        needed { $($need:ident = $need_name:literal ($($need_arg:ty),*) -> $need_result:ty;)* }
+        newer { $($new:ident = $new_name:literal ($($new_arg:ty),*) -> $new_result:ty;)* }
+    ) => {
+        /// Functions with the types that NCCL's header gives them.
+        pub(super) struct Table {
+            found: Found,
+            $(pub(super) $need: unsafe extern "C" fn($($need_arg),*) -> $need_result,)*
+            $(pub(super) $new: Option<unsafe extern "C" fn($($new_arg),*) -> $new_result>,)*
+        }
+
+        impl Table {
+            fn fill(library: &Library, name: &'static str, found: Found) -> Result<Self, Unavailable> {
+                Ok(Table {
+                    found,
+                    // SAFETY: the header of every version since 2.10 gives each function the type that stands here.
+                    $($need: *unsafe { library.get($need_name.as_bytes()) }
+                        .map_err(|_| Unavailable::NotNccl { library: name, function: $need_name })?,)*
+                    // SAFETY: the same, for versions that have the function.
+                    $($new: unsafe { library.get($new_name.as_bytes()) }.ok().map(|found| *found),)*
+                })
+            }
+        }
+    };
+}
+
+table! {
+    needed {
+        error_string = "ncclGetErrorString"(c_int) -> *const c_char;
+        unique_id = "ncclGetUniqueId"(*mut RawId) -> c_int;
+        init = "ncclCommInitRank"(*mut Handle, c_int, RawId, c_int) -> c_int;
+        destroy = "ncclCommDestroy"(Handle) -> c_int;
+        abort = "ncclCommAbort"(Handle) -> c_int;
+        group_start = "ncclGroupStart"() -> c_int;
+        group_end = "ncclGroupEnd"() -> c_int;
+        all_reduce = "ncclAllReduce"(*const c_void, *mut c_void, usize, c_int, c_int, Handle, *mut c_void) -> c_int;
+        reduce_scatter = "ncclReduceScatter"(*const c_void, *mut c_void, usize, c_int, c_int, Handle, *mut c_void) -> c_int;
+        all_gather = "ncclAllGather"(*const c_void, *mut c_void, usize, c_int, Handle, *mut c_void) -> c_int;
+        broadcast = "ncclBroadcast"(*const c_void, *mut c_void, usize, c_int, c_int, Handle, *mut c_void) -> c_int;
+        send = "ncclSend"(*const c_void, usize, c_int, c_int, Handle, *mut c_void) -> c_int;
+        recv = "ncclRecv"(*mut c_void, usize, c_int, c_int, Handle, *mut c_void) -> c_int;
+    }
+    newer {
+        last_error = "ncclGetLastError"(Handle) -> *const c_char;
+        init_config = "ncclCommInitRankConfig"(*mut Handle, c_int, RawId, c_int, *mut Config) -> c_int;
+        async_error = "ncclCommGetAsyncError"(Handle, *mut c_int) -> c_int;
+        split = "ncclCommSplit"(Handle, c_int, c_int, *mut Handle, *mut Config) -> c_int;
+        finalize = "ncclCommFinalize"(Handle) -> c_int;
+    }
+}
+
+impl Table {
+    /// The table, or why there is none. Looked for once in a process; the library stays.
+    pub(super) fn get() -> Result<&'static Self, Unavailable> {
+        static FOUND: OnceLock<Result<Table, Unavailable>> = OnceLock::new();
+        FOUND.get_or_init(look).as_ref().map_err(Clone::clone)
+    }
+
+    /// What a call returned: whether it is done, or still going on.
+    pub(super) fn told(&self, function: &'static str, code: c_int, comm: Handle) -> Result<bool, Error> {
+        match code {
+            0 => Ok(true),
+            7 => Ok(false),
+            _ => {
+                // SAFETY: NCCL answers for every number, and for every communicator, none included, with constant text or
+                // text of its own that stays.
+                let (name, last) = unsafe { ((self.error_string)(code), self.last_error.map(|f| f(comm))) };
+                let last_error = last.map_or_else(String::new, text);
+                Err(Error::Nccl { function, code, name: text(name), last_error })
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Table {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.found.fmt(f)
+    }
+}
+
+fn text(text: *const c_char) -> String {
+    if text.is_null() {
+        return "nothing".to_owned();
+    }
+    // SAFETY: `told` gives what NCCL returned, which has an end.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}
+
+fn look() -> Result<Table, Unavailable> {
+    let (library, name) = load()?;
+    // SAFETY: no function of this name is called; only whether it is there counts.
+    let stand_in = unsafe { library.get::<*const ()>(MARK) }.is_ok();
+    if stand_in && std::env::var_os("MESHSTEP_STANDIN").is_none_or(|value| value != "1") {
+        return Err(Unavailable::StandIn { library: name });
+    }
+    let version = version(&library, name)?;
+    if version < NEEDED {
+        return Err(Unavailable::TooOld { library: name, found: version, needed: NEEDED });
+    }
+    let table = Table::fill(&library, name, Found { version, stand_in })?;
+    // It stays: the table points into it.
+    std::mem::forget(library);
+    Ok(table)
+}
+
+fn load() -> Result<(Library, &'static str), Unavailable> {
+    let mut reason = None;
+    for name in LIBRARIES {
+        // SAFETY: NCCL may be loaded any number of times, from any thread; that is how every program gets it.
+        match unsafe { Library::new(name) } {
+            Ok(library) => return Ok((library, name)),
+            Err(error) => {
+                let said = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+                reason.get_or_insert(said);
+            }
+        }
+    }
+    Err(Unavailable::NoLibrary { tried: LIBRARIES.join(" nor "), reason: reason.unwrap_or_default() })
+}
+
+fn version(library: &Library, name: &'static str) -> Result<i32, Unavailable> {
+    let function = "ncclGetVersion";
+    // SAFETY: the type that NCCL's header gives the function; a place for a number outlives the call.
+    unsafe {
+        let ask = library.get::<unsafe extern "C" fn(*mut c_int) -> c_int>(function.as_bytes());
+        let mut version = 0;
+        match ask.map(|ask| ask(&mut version)) {
+            Ok(0) => Ok(version),
+            _ => Err(Unavailable::NotNccl { library: name, function }),
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! One thread for all communicators of the process, which looks at what they have under way, and ends all of them when one
+//! is in trouble.
+//!
+//! A kernel of NCCL that waits for a rank that will not come waits for ever, and takes memory and streams with it. So nothing
+//! here waits without an end: deadlines are of operations, an abort has one too, and beyond that is the last resort.
+
+use super::bounded;
+use super::core::Core;
+use super::options::Options;
+use crate::Error;
+use meshstep_tensor::{Buffer, cuda};
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Between two looks while something is under way, and while nothing is.
+const SOON: Duration = Duration::from_millis(1);
+const LATER: Duration = Duration::from_millis(20);
+/// Between two questions to the rendezvous.
+const ASK: Duration = Duration::from_millis(100);
+
+/// Whom a failure concerns.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Scope {
+    /// The ranks of one group that are in this process.
+    Group,
+    /// Every communicator of the process: where one is stuck, others may wait for it on the same device.
+    Process,
+}
+
+/// Failed groups that are remembered, for ranks of theirs that are still on their way in.
+const REMEMBERED: usize = 64;
+
+#[derive(Debug)]
+struct Registry {
+    cores: Vec<Weak<Core>>,
+    failed: VecDeque<(u64, Arc<Error>)>,
+    running: bool,
+}
+
+static REGISTRY: Mutex<Registry> =
+    Mutex::new(Registry { cores: Vec::new(), failed: VecDeque::new(), running: false });
+static CHANGED: Condvar = Condvar::new();
+/// Held while communicators are ended.
+static ENDING: Mutex<()> = Mutex::new(());
+
+/// Looks after a communicator for as long as it lives.
+pub(super) fn watch(core: &Arc<Core>) -> Result<(), Error> {
+    let mut registry = REGISTRY.lock().unwrap_or_else(PoisonError::into_inner);
+    if !registry.running {
+        let thread = thread::Builder::new().name("meshstep-nccl".to_owned()).spawn(run);
+        thread.map_err(|error| Error::NoThread { rank: core.rank, message: error.to_string() })?;
+        registry.running = true;
+    }
+    registry.cores.push(Arc::downgrade(core));
+    CHANGED.notify_all();
+    let failed = registry.failed.iter().find(|(group, _)| *group == core.group);
+    let cause = failed.map(|(_, cause)| Arc::clone(cause));
+    drop(registry);
+    // The rank has come to a group that another has ended in the meantime.
+    cause.map_or(Ok(()), |cause| {
+        end(&core.options, &cause, vec![Arc::clone(core)]);
+        Err(Error::Poisoned { cause })
+    })
+}
+
+fn run() {
+    let (mut asked, mut polite) = (Instant::now(), false);
+    loop {
+        let cores = wait_for_some();
+        let ask = asked.elapsed() >= ASK;
+        if ask {
+            asked = Instant::now();
+        }
+        for core in &cores {
+            if !std::mem::replace(&mut polite, true) && core.device().leave_captures_alone().is_err() {
+                tracing::warn!("graphs that other threads capture may be spoilt by the watchdog");
+            }
+            let (error, released) = core.poll();
+            drop_elsewhere(released);
+            match error.or_else(|| if ask { told(core) } else { None }) {
+                Some(error) if process_ends(&error) => return,
+                Some(error) => trouble(core, error, Scope::Process),
+                None => {}
+            }
+        }
+        let busy = cores.iter().any(|core| core.is_busy());
+        // Whoever lets go of a communicator while this sleeps frees it.
+        drop(cores);
+        thread::sleep(if busy { SOON } else { LATER });
+    }
+}
+
+/// Whether the driver has gone already, as it does where a process ends before its threads.
+fn process_ends(error: &Error) -> bool {
+    const DEINITIALIZED: u32 = 4;
+    matches!(
+        error,
+        Error::Buffer(meshstep_tensor::Error::Cuda(cuda::Error::Call { code: DEINITIALIZED, .. }))
+    )
+}
+
+/// The communicators there are, as soon as there are any.
+fn wait_for_some() -> Vec<Arc<Core>> {
+    let mut registry = REGISTRY.lock().unwrap_or_else(PoisonError::into_inner);
+    loop {
+        registry.cores.retain(|core| core.strong_count() > 0);
+        let cores: Vec<_> = registry.cores.iter().filter_map(Weak::upgrade).collect();
+        if !cores.is_empty() {
+            return cores;
+        }
+        registry = CHANGED.wait(registry).unwrap_or_else(PoisonError::into_inner);
+    }
+}
+
+/// What a rank elsewhere has said of itself.
+fn told(core: &Core) -> Option<Error> {
+    let (rank, message) = core.options.exchange.as_ref()?.failure()?;
+    Some(Error::Remote { rank, message })
+}
+
+/// Freeing memory of a device waits for its work, which may be what the watchdog is there to end.
+fn drop_elsewhere(buffers: Vec<Buffer>) {
+    if !buffers.is_empty() {
+        // Where there is no thread to be had they are dropped with the closure.
+        let _ = thread::Builder::new().spawn(move || drop(buffers));
+    }
+}
+
+/// Ends all communicators that `scope` names, the failed one among them. Returns when NCCL has let go of them, or the last
+/// resort was called. What has failed before is in good hands, and new ones made since are not concerned.
+pub(super) fn trouble(origin: &Core, error: Error, scope: Scope) {
+    let _one_at_a_time = ENDING.lock().unwrap_or_else(PoisonError::into_inner);
+    if origin.ledger().failed() {
+        return;
+    }
+    let cause = Arc::new(error);
+    let concerned = concerned(origin, scope, &cause);
+    publish(origin, &cause);
+    end(&origin.options, &cause, concerned);
+}
+
+/// Marks and aborts these communicators.
+fn end(options: &Options, cause: &Arc<Error>, mut cores: Vec<Arc<Core>>) {
+    // All know before the first is ended, so that no rank takes an aborted operation for one that went well.
+    cores.retain(|core| core.fail(cause));
+    cores.iter().for_each(|core| report(core, cause));
+    let aborts: Vec<_> = cores.into_iter().map(|core| move || abort(&core)).collect();
+    let count = aborts.len();
+    if bounded::run(&options.clock, options.abort_within, aborts).len() < count {
+        options.last_resort.call(cause);
+    }
+}
+
+/// Who is concerned; who comes later to one of their groups will hear of it.
+fn concerned(origin: &Core, scope: Scope, cause: &Arc<Error>) -> Vec<Arc<Core>> {
+    let mut registry = REGISTRY.lock().unwrap_or_else(PoisonError::into_inner);
+    let cores = registry.concerned(origin, scope);
+    for core in &cores {
+        if !registry.failed.iter().any(|(group, _)| *group == core.group) {
+            registry.failed.push_back((core.group, Arc::clone(cause)));
+        }
+    }
+    let forgotten = registry.failed.len().saturating_sub(REMEMBERED);
+    registry.failed.drain(..forgotten);
+    cores
+}
+
+impl Registry {
+    fn concerned(&self, origin: &Core, scope: Scope) -> Vec<Arc<Core>> {
+        let all = self.cores.iter().filter_map(Weak::upgrade);
+        // One that is parting has nothing under way; it is ended when that takes too long.
+        let concerned = all.filter(|core| std::ptr::eq(&**core, origin) || !core.is_closing());
+        match scope {
+            Scope::Process => concerned.collect(),
+            Scope::Group => concerned.filter(|core| core.group == origin.group).collect(),
+        }
+    }
+}
+
+fn abort(core: &Core) {
+    // NCCL makes the device current by itself; where that fails, this does no harm.
+    let _ = core.device().make_current();
+    core.raw.abort();
+}
+
+/// Lets a communicator part from the others in order, or aborts it if that takes too long.
+pub(super) fn part(core: &Arc<Core>) {
+    let options = &core.options;
+    let leaver = Arc::clone(core);
+    let leave = move || {
+        let _ = leaver.device().make_current();
+        let mut done = leaver.raw.finalize();
+        while let Ok(false) = done {
+            thread::sleep(SOON / 20);
+            done = leaver.raw.state();
+        }
+        // There is nobody left to tell of an error, and nothing left to lose.
+        if done.is_ok() { leaver.raw.destroy() } else { leaver.raw.abort() }
+    };
+    if !bounded::run(&options.clock, options.abort_within, vec![leave]).is_empty() {
+        return;
+    }
+    let stuck =
+        Error::NotJoined { rank: core.rank, world_size: core.world_size, after: options.abort_within };
+    trouble(core, stuck, Scope::Group);
+}
+
+/// Says what happened, with the last operations of the rank.
+fn report(core: &Core, cause: &Error) {
+    let record = core.ledger().record();
+    let (rank, world_size) = (core.rank, core.world_size);
+    tracing::error!(rank, world_size, %cause, "a communicator has failed; its last operations:\n{record}");
+    let Some(folder) = &core.options.flight_recorder else { return };
+    let name = format!("rank{rank}of{world_size}-{:016x}-{}.txt", core.group, std::process::id());
+    let text = format!("rank {rank} of {world_size}: {cause}\n{record}");
+    if let Err(error) =
+        std::fs::create_dir_all(folder).and_then(|()| std::fs::write(folder.join(&name), text))
+    {
+        tracing::error!(%error, folder = %folder.display(), "the last operations cannot be written");
+    }
+}
+
+/// Tells the ranks elsewhere, without waiting for that.
+fn publish(origin: &Core, cause: &Error) {
+    // What was heard from elsewhere is known there.
+    let (Some(exchange), false) = (origin.options.exchange.clone(), matches!(cause, Error::Remote { .. }))
+    else {
+        return;
+    };
+    let (rank, text) = (origin.rank, cause.to_string());
+    let _ = thread::Builder::new().spawn(move || exchange.publish_failure(rank, &text));
+}

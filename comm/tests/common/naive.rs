@@ -1,0 +1,170 @@
+//! Every collective, slow and obvious: all buffers in one place.
+
+use meshstep_comm::{Op, Reduction};
+use meshstep_tensor::{Element, bf16, f16};
+
+/// What the naive collectives need of an element; written with `half`'s conversions, not with this crate's.
+pub(crate) trait Naive: Element + Copy {
+    fn from_random(bits: u64) -> Self;
+    /// The reduction of `values`, in order.
+    fn reduce(values: &[Self], reduction: Reduction) -> Self;
+    fn bits(self) -> u64;
+    fn is_nan(self) -> bool;
+}
+
+fn fold<A: Copy + PartialOrd>(
+    values: impl Iterator<Item = A>,
+    reduction: Reduction,
+    mut add: impl FnMut(A, A) -> A,
+    mean: fn(A, usize) -> A,
+    is_nan: fn(A) -> bool,
+) -> A {
+    let values: Vec<A> = values.collect();
+    let mut sum = || values[1..].iter().fold(values[0], |a, &b| add(a, b));
+    let nan = values.iter().copied().find(|&x| is_nan(x));
+    match reduction {
+        Reduction::Sum => sum(),
+        Reduction::Mean => mean(sum(), values.len()),
+        Reduction::Max => {
+            nan.unwrap_or(values.iter().copied().reduce(|a, b| if b > a { b } else { a }).unwrap())
+        }
+        Reduction::Min => {
+            nan.unwrap_or(values.iter().copied().reduce(|a, b| if b < a { b } else { a }).unwrap())
+        }
+    }
+}
+
+/// Mostly values of similar size, so that rounding matters; some of any bit pattern.
+fn float(bits: u64, any: f64) -> f64 {
+    match bits % 8 {
+        0 => any,
+        1 => 0.0,
+        2 => -0.0,
+        _ => ((bits >> 16) as f64 / (1u64 << 40) as f64).mul_add(2.0, -128.0),
+    }
+}
+
+macro_rules! naive_float {
+    ($t:ty, $wide:ty, $uint:ty, $of_f64:expr, $widen:expr, $narrow:expr) => {
+        impl Naive for $t {
+            fn from_random(bits: u64) -> Self {
+                if bits % 8 == 0 { <$t>::from_bits((bits >> 8) as $uint) } else { $of_f64(float(bits, 0.0)) }
+            }
+            fn reduce(values: &[Self], reduction: Reduction) -> Self {
+                let wide = values.iter().map(|&x| $widen(x));
+                $narrow(fold::<$wide>(wide, reduction, |a, b| a + b, |a, n| a / n as $wide, |x| x.is_nan()))
+            }
+            fn bits(self) -> u64 {
+                self.to_bits().into()
+            }
+            fn is_nan(self) -> bool {
+                <$t>::is_nan(self)
+            }
+        }
+    };
+}
+naive_float!(f32, f64, u32, |x: f64| x as f32, f64::from, |x: f64| x as f32);
+naive_float!(bf16, f32, u16, bf16::from_f64, bf16::to_f32, bf16::from_f32);
+naive_float!(f16, f32, u16, f16::from_f64, f16::to_f32, f16::from_f32);
+
+impl Naive for f64 {
+    fn from_random(bits: u64) -> Self {
+        if bits.is_multiple_of(8) { f64::from_bits(bits >> 8) } else { float(bits, 0.0) }
+    }
+    /// Sums keep what each addition rounds off, as Dekker writes it, and are rounded at the end.
+    fn reduce(values: &[Self], reduction: Reduction) -> Self {
+        let mut low = 0.0;
+        let plus = |a: f64, b: f64| {
+            let sum = a + b;
+            low += if a.abs() >= b.abs() { (a - sum) + b } else { (b - sum) + a };
+            sum
+        };
+        let high = fold(values.iter().copied(), reduction, plus, |a, _| a, f64::is_nan);
+        match reduction {
+            Reduction::Sum if low != 0.0 && high.is_finite() => high + low,
+            Reduction::Mean => {
+                let n = values.len() as f64;
+                let quotient = high / n;
+                // Halving is exact but for subnormal numbers, which are rounded once.
+                let left = if values.len().is_power_of_two() { 0.0 } else { quotient.mul_add(-n, high) };
+                let rest = (left + low) / n;
+                if rest != 0.0 && quotient.is_finite() { quotient + rest } else { quotient }
+            }
+            _ => high,
+        }
+    }
+    fn bits(self) -> u64 {
+        self.to_bits()
+    }
+    fn is_nan(self) -> bool {
+        f64::is_nan(self)
+    }
+}
+
+impl Naive for u64 {
+    fn from_random(bits: u64) -> Self {
+        bits
+    }
+    fn reduce(values: &[Self], reduction: Reduction) -> Self {
+        fold(values.iter().copied(), reduction, u64::wrapping_add, |_, _| unreachable!(), |_| false)
+    }
+    fn bits(self) -> u64 {
+        self
+    }
+    fn is_nan(self) -> bool {
+        false
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum What {
+    AllReduce(Reduction),
+    ReduceScatter(Reduction),
+    AllGather,
+    AllToAll,
+    Broadcast,
+    SendRecv,
+}
+
+impl What {
+    /// What `rank` calls, if anything, where `a` is the root or the sender and `b` the receiver.
+    pub(crate) fn op(self, rank: usize, [a, b]: [usize; 2]) -> Option<Op> {
+        Some(match self {
+            What::AllReduce(reduction) => Op::all_reduce(reduction),
+            What::ReduceScatter(reduction) => Op::reduce_scatter(reduction),
+            What::AllGather => Op::all_gather(),
+            What::AllToAll => Op::all_to_all(),
+            What::Broadcast => Op::broadcast(a),
+            What::SendRecv if a == b => Op::barrier(),
+            What::SendRecv if rank == a => Op::send(b),
+            What::SendRecv if rank == b => Op::recv(a),
+            What::SendRecv => return None,
+        })
+    }
+}
+
+/// `None` where the result is unspecified.
+pub(crate) fn naive<T: Naive>(what: What, all: &[Vec<T>], [a, b]: [usize; 2]) -> Vec<Vec<Option<T>>> {
+    let (n, len) = (all.len(), all[0].len());
+    let part = len / n;
+    let column = |i: usize| all.iter().map(|values| values[i]).collect::<Vec<T>>();
+    let element = |rank: usize, i: usize| match what {
+        What::AllReduce(reduction) => Some(T::reduce(&column(i), reduction)),
+        What::ReduceScatter(reduction) if i / part == rank => Some(T::reduce(&column(i), reduction)),
+        What::ReduceScatter(_) => None,
+        What::AllGather => Some(all[i / part][i]),
+        What::AllToAll => Some(all[i / part][rank * part + i % part]),
+        What::Broadcast => Some(all[a][i]),
+        What::SendRecv if rank == b => Some(all[a][i]),
+        What::SendRecv => Some(all[rank][i]),
+    };
+    (0..n).map(|rank| (0..len).map(|i| element(rank, i)).collect()).collect()
+}
+
+/// A small generator, so that a case is a few numbers and its data any length.
+pub(crate) fn random(seed: &mut u64) -> u64 {
+    *seed = seed.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let x = (*seed ^ (*seed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    x ^ (x >> 31)
+}

@@ -1,0 +1,109 @@
+//! What the tests stand on: devices, ranks as threads, trouble on order.
+
+use meshstep_comm::nccl::{self, Nccl, Options};
+use meshstep_comm::{Communicator, Error};
+use meshstep_tensor::cuda::{self, Stream};
+use meshstep_tensor::{Buffer, Category, Element, Meter, Queue};
+use std::ffi::{CString, c_char};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Held by every test: plans, seeds and aborts are of the whole process.
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether there are so many devices, and NCCL; if not, says so, which REQUIRE_GPU=1 makes a failure where there is none.
+pub(crate) fn available(devices: usize) -> bool {
+    let missing = match (cuda::probe(), nccl::probe()) {
+        (Ok(driver), Ok(_)) if driver.devices >= devices => return true,
+        (Ok(driver), Ok(_)) => {
+            println!("skipped: needs {devices} devices, and there are {}", driver.devices);
+            return false;
+        }
+        (Err(missing), _) => missing.to_string(),
+        (_, Err(missing)) => missing.to_string(),
+    };
+    assert!(std::env::var_os("REQUIRE_GPU").is_none(), "{missing}");
+    println!("skipped: {missing}");
+    false
+}
+
+pub(crate) fn stand_in(devices: usize) -> bool {
+    let stand_in = available(devices) && nccl::probe().unwrap().stand_in && cuda::probe().unwrap().stand_in;
+    if !stand_in {
+        println!("skipped: needs the stand-ins");
+    }
+    stand_in
+}
+
+fn in_stand_in<F: Copy>(library: &str, name: &str) -> F {
+    // SAFETY: the stand-in is loaded and stays; each caller names the type that it documents.
+    unsafe { *libloading::Library::new(library).unwrap().get::<F>(name.as_bytes()).unwrap() }
+}
+
+/// Chooses the order of work.
+pub(crate) fn seed(seed: u64) {
+    in_stand_in::<extern "C" fn(u64)>("libcuda.so.1", "meshstep_standin_seed")(seed);
+}
+
+/// What is to go wrong, once.
+pub(crate) fn plan(text: &str) {
+    let text = CString::new(text).unwrap();
+    in_stand_in::<extern "C" fn(*const c_char)>("libnccl.so.2", "meshstep_standin_nccl")(text.as_ptr());
+}
+
+/// Ranks as threads, on the first devices.
+pub(crate) fn ranks<T: Send>(n: usize, options: &Options, body: impl Fn(Arc<Nccl>) -> T + Sync) -> Vec<T> {
+    nccl::spawn(&(0..n).collect::<Vec<_>>(), options.clone(), body).unwrap()
+}
+
+pub(crate) fn options(deadline: Duration) -> Options {
+    Options { deadline, check: false, ..Options::default() }
+}
+
+/// A minute: longer than any test that is right.
+pub(crate) fn patient() -> Options {
+    options(Duration::from_secs(60))
+}
+
+/// A rank's own stream, and what it makes there.
+pub(crate) struct Rank {
+    pub(crate) comm: Arc<Nccl>,
+    pub(crate) queue: Queue,
+    pub(crate) meter: Meter,
+}
+
+impl Rank {
+    pub(crate) fn new(comm: Arc<Nccl>) -> Self {
+        let queue = Queue::cuda(Stream::new(comm.device()).unwrap());
+        Rank { comm, queue, meter: Meter::new() }
+    }
+
+    pub(crate) fn dyn_comm(&self) -> &dyn Communicator {
+        &*self.comm
+    }
+
+    /// Values on the device, where they are when this returns.
+    pub(crate) fn buffer<T: Element>(&self, values: &[T]) -> Buffer {
+        let zeros = Buffer::zeroed_on(&self.queue, values.len(), T::DTYPE, &self.meter, Category::Grads);
+        let mut buffer = zeros.unwrap();
+        self.queue.upload(values.into(), buffer.as_mut()).unwrap();
+        self.queue.synchronize().unwrap();
+        buffer
+    }
+
+    pub(crate) fn read<T: Element + Default + Clone>(&self, buffer: &Buffer) -> Vec<T> {
+        let mut values = vec![T::default(); buffer.len()];
+        self.queue.download(buffer.as_slice(), (&mut values[..]).into()).unwrap();
+        values
+    }
+
+    /// The sum over all ranks of one number.
+    pub(crate) fn sum(&self, x: f32) -> Result<f32, Error> {
+        let mut buffer = self.buffer(&[x]);
+        self.dyn_comm().all_reduce(&mut buffer, meshstep_comm::Reduction::Sum)?;
+        Ok(self.read::<f32>(&buffer)[0])
+    }
+}

@@ -1,0 +1,149 @@
+// One pass over a table of segments. The arithmetic is a rule's `update` of one element.
+
+// What a pass works on: where, and which random bits. A rule with `S` state vectors, each in STATE.
+template <typename Rule, u32 PARAMS, u32 STATE>
+struct Pass {
+    typedef typename Rule::T T;
+    static constexpr int S = Rule::STATES, N = OWNED<T>;
+    typedef Vector<T, PARAMS> Params;
+    typedef Vector<T, STATE> State;
+
+    const Streams& s;
+    const Row& row;
+    Rule rule;
+    bool zero_grads;
+
+    // Whether each stream of a whole tile can be moved 16 bytes at a time.
+    __device__ bool aligned(u64 start) const {
+        u64 wide = sizeof(T), grads = s.grads_format == SAME ? wide : 2;
+        u64 all = (u64)s.params + start * (PARAMS == SAME ? wide : 2);
+        if (PARAMS == HALVES) all |= (u64)s.remainder + start * 2;
+        all |= (u64)s.grads + start * grads;
+        if (s.copy) all |= (u64)s.copy + start * 2;
+        for (int k = 0; k < S; k++) all |= (u64)s.state[k] + start * (STATE == SAME ? wide : 2);
+        return all % 16 == 0;
+    }
+
+    __device__ u64 index(u64 i) const { return row.first + (i - row.start); }
+
+    // The elements of a tile one by one.
+    __device__ void each(const Tile& tile) const {
+#pragma unroll 1
+        for (u64 i = tile.start + threadIdx.x; i < tile.start + tile.len; i += THREADS) {
+            T p = Params::read(s.params, s.remainder, i), g = Grads<T>::read(s, i), x[S ? S : 1];
+#pragma unroll
+            for (int k = 0; k < S; k++) x[k] = State::read(s.state[k], nullptr, i);
+            rule.update(p, g, x);
+            write<PARAMS>(s.params, s.remainder, i, p, 0);
+#pragma unroll
+            for (int k = 0; k < S; k++) write<STATE>(s.state[k], nullptr, i, x[k], (u32)k + 1);
+            write_copy(s, i, p);
+            if (zero_grads) Grads<T>::zero(s, i);
+        }
+    }
+
+    template <u32 FORMAT>
+    __device__ void write(void* base, void* second, u64 i, T value, u32 stream) const {
+        if constexpr (FORMAT == BF16) {
+            if (s.stochastic) {
+                ((u16*)base)[i] = (u16)round_at_random(value, Bits(row, stream).of(index(i)));
+                return;
+            }
+        }
+        Vector<T, FORMAT>::write(base, second, i, value);
+    }
+
+    // A whole tile, 16 bytes at a time.
+    __device__ void whole(u64 start) const {
+        Params params;
+        State state[S ? S : 1];
+        Grads<T> grads;
+        // All loads before any arithmetic: they are on their way together.
+        grads.load(s, start);
+        params.load(s.params, s.remainder, start);
+#pragma unroll
+        for (int k = 0; k < S; k++) state[k].load(s.state[k], nullptr, start);
+        T p[N], g[N], x[S ? S : 1][N];
+        grads.get_all(g, s);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            T one[S ? S : 1];
+            p[i] = params.get(i);
+#pragma unroll
+            for (int k = 0; k < S; k++) one[k] = state[k].get(i);
+            rule.update(p[i], g[i], one);
+#pragma unroll
+            for (int k = 0; k < S; k++) x[k][i] = one[k];
+        }
+        store(params, s.params, s.remainder, start, p, 0);
+#pragma unroll
+        for (int k = 0; k < S; k++) store(state[k], s.state[k], nullptr, start, x[k], (u32)k + 1);
+        copy_tile(s, start, p);
+        if (zero_grads) Grads<T>::zero_tile(s, start);
+    }
+
+    template <u32 FORMAT>
+    __device__ void store(
+        Vector<T, FORMAT>& vector, void* base, void* second, u64 start, const T (&values)[N], u32 stream) const {
+        if constexpr (FORMAT == BF16) {
+            if (s.stochastic) {
+                Narrow random;
+                Bits(row, stream).of_tile(random, index(start));
+#pragma unroll
+                for (int i = 0; i < N; i++) vector.x.put(i, round_at_random(values[i], random.get(i)));
+                return vector.store(base, second, start);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < N; i++) vector.put(i, values[i]);
+        vector.store(base, second, start);
+    }
+};
+
+// Any number of blocks gives the same result.
+template <typename Rule, u32 PARAMS, u32 STATE>
+__device__ inline void sweep(const Streams& s, const Row* rows, u64 count, u64 tiles, const Step* step) {
+    if (step->skip) return;
+    Rule rule;
+    u64 row = count;
+    for (u64 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        u64 found = find(rows, row == count ? 0 : row, count, tile);
+        if (found != row) rule.set_from(rows[found], *step);
+        row = found;
+        Tile part = tile_of<typename Rule::T>(rows[row], tile);
+        Pass<Rule, PARAMS, STATE> pass{s, rows[row], rule, step->zero_grads != 0};
+        if (part.len == TILE<typename Rule::T> && pass.aligned(part.start)) pass.whole(part.start);
+        else pass.each(part);
+    }
+}
+
+// Before a pass: what a rule's CONSTANTS makes of each row, for one more step at the rate `lr`. A skipped step does not count.
+#define PREPARE(NAME, CONSTANTS)                                                                          \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                 \
+        NAME##_prepare(Row* rows, u64 count, const Step* step) {                                          \
+        if (step->skip) return;                                                                           \
+        u64 threads = (u64)gridDim.x * THREADS;                                                           \
+        for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < count; i += threads) {                  \
+            rows[i].t++;                                                                                  \
+            CONSTANTS(rows[i], times(step->lr, rows[i].lr_scale));                                        \
+        }                                                                                                 \
+    }
+
+#define KERNEL(NAME, RULE, PARAMS, STATE)                                                    \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                    \
+        NAME(const Streams s, const Row* rows, u64 count, u64 tiles, const Step* step) {     \
+        sweep<RULE, PARAMS, STATE>(s, rows, count, tiles, step);                             \
+    }
+
+// A rule's kernels, one for each way of keeping parameters. WIDE and LONG are the rule in f32 and f64.
+#define KERNELS(NAME, WIDE, LONG)                     \
+    KERNEL(NAME##_f32, WIDE, SAME, SAME)              \
+    KERNEL(NAME##_bf16_remainder, WIDE, HALVES, SAME) \
+    KERNEL(NAME##_bf16, WIDE, BF16, SAME)             \
+    KERNEL(NAME##_f64, LONG, SAME, SAME)
+
+// The same with bf16 state.
+#define KERNELS_BF16_STATE(NAME, WIDE)                           \
+    KERNEL(NAME##_f32_state_bf16, WIDE, SAME, BF16)              \
+    KERNEL(NAME##_bf16_remainder_state_bf16, WIDE, HALVES, BF16) \
+    KERNEL(NAME##_bf16_state_bf16, WIDE, BF16, BF16)

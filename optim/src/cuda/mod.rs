@@ -1,0 +1,294 @@
+//! What the launches of a rule's CUDA kernels are told: arithmetic and memory layouts, no CUDA.
+//!
+//! A step is two launches, one after the other, in blocks of [`THREADS`] threads; a grid may have any size:
+//!
+//! ```text
+//! FAMILY_prepare(Row* rows, u64 count, const Step*)                      one more step in every row: its t, its constants
+//! NAME(Streams, const Row* rows, u64 count, u64 tiles, const Step*)      every element of every row
+//! ```
+//!
+//! They give the bits of [`Isa::Reference`](crate::Isa::Reference). The table of rows, of one or several parameter groups,
+//! stays on the device and counts its own steps. A [`Step`] may be written there too, so nothing here needs the host to know
+//! what was decided: where [`Step::skip`] is set, rows and all memory are as they were.
+//!
+//! Kernels stand beside their rules (`adam/adam.cu`) and share the numbered files of this folder, put in front in order.
+//! Rules that see sums of tensors or whole matrices have none. Gradients are handed over and converted by
+//!
+//! ```text
+//! accumulate_TYPE(void* dst, const void* src, u64 len, f64 weight, u32 first)    accumulate(dst, src, weight, first)
+//! cast_FROM_TO(void* dst, const void* src, u64 len)                              tensor's cast, among f32, bf16 and f16
+//! ```
+
+mod decide;
+#[cfg(feature = "cuda")]
+mod decision;
+#[cfg(feature = "cuda")]
+pub(crate) mod flat;
+#[cfg(feature = "cuda")]
+mod kernels;
+mod lbfgs;
+#[cfg(feature = "cuda")]
+mod norm;
+mod sums;
+#[cfg(test)]
+pub(crate) mod tests;
+#[cfg(feature = "cuda")]
+mod update;
+
+#[cfg(feature = "cuda")]
+pub use decision::{Answer, Decision};
+#[cfg(feature = "cuda")]
+pub(crate) use norm::NormThere;
+#[cfg(feature = "cuda")]
+pub use update::{Group, StepBlock, Update};
+
+pub use decide::{Decided, Progress, Settings, Verdict, norm_code};
+pub use lbfgs::{Combination, Products};
+pub use sums::{CARRY_SUMS, NormAt, Span, norm_kernel, spans};
+
+use crate::frame::Common;
+use crate::pass::check_segments;
+use crate::{Decay, Error, Flat, Rounding, Rule, Segment};
+use meshstep_tensor::DType;
+
+/// Threads of a block.
+pub const THREADS: u32 = 256;
+
+/// A rule's kernels, and what they are told about a parameter group: all that depends neither on `t` nor on the rate.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Hyper {
+    /// What the names of its kernels begin with: `adam` of `adam_f32`. Its [`module`] says where they are.
+    pub family: &'static str,
+    /// Switches, as the kernels number them.
+    pub flags: u32,
+    /// The rule's `weight_decay`.
+    pub weight_decay: f64,
+    /// The schedule's largest rate with [`Decay::FullyDecoupled`]; else 0.
+    pub lr_max: f64,
+    /// Hyperparameters of the rule's own, in its kernels' order.
+    pub given: [f64; Hyper::MOST],
+}
+
+impl Hyper {
+    /// Hyperparameters of its own that a rule may have: four moments with their weights, and three more.
+    pub const MOST: usize = 11;
+
+    const COUPLED: u32 = 1;
+    const MAXIMIZE: u32 = 2;
+    const DECOUPLED: u32 = 4;
+    const FULLY_DECOUPLED: u32 = 8;
+    const OWN: u32 = 16;
+
+    /// What all rules have in common, and the rule's own.
+    pub(crate) fn new(family: &'static str, common: &Common, own: &[f64]) -> Self {
+        let (decay, lr_max) = match common.decay {
+            Decay::Coupled if common.weight_decay == 0.0 => (0, 0.0),
+            Decay::Coupled => (Self::COUPLED, 0.0),
+            Decay::Decoupled => (Self::DECOUPLED, 0.0),
+            Decay::FullyDecoupled { lr_max } => (Self::FULLY_DECOUPLED, lr_max),
+        };
+        let flags = decay | if common.maximize { Self::MAXIMIZE } else { 0 };
+        let mut given = [0.0; Self::MOST];
+        given[..own.len()].copy_from_slice(own);
+        Hyper { family, flags, weight_decay: common.weight_decay, lr_max, given }
+    }
+
+    /// With these switches of the rule's own, in its kernels' order.
+    pub(crate) fn with(mut self, own: &[bool]) -> Self {
+        self.flags |= own.iter().enumerate().map(|(i, &on)| u32::from(on) * (Self::OWN << i)).sum::<u32>();
+        self
+    }
+}
+
+/// One segment, with the hyperparameters of its parameter group, as it stays on the device.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
+pub struct Row {
+    /// Its first element in the flat memory.
+    pub start: u64,
+    /// The element behind its last.
+    pub end: u64,
+    /// Tiles of all rows before it.
+    pub tile: u64,
+    /// Key of its tensor's random numbers.
+    pub key: u64,
+    /// Index in its tensor of its first element.
+    pub first: u64,
+    /// Steps done. The device counts.
+    pub t: u64,
+    /// [`Hyper::flags`].
+    pub flags: u32,
+    /// Only fills.
+    pub unused: u32,
+    /// Its group's factor on the learning rate.
+    pub lr_scale: f64,
+    /// [`Hyper::weight_decay`].
+    pub weight_decay: f64,
+    /// [`Hyper::lr_max`].
+    pub lr_max: f64,
+    /// [`Hyper::given`].
+    pub given: [f64; Hyper::MOST],
+    /// What of a parameter a step takes off. Written on the device.
+    pub lw: f64,
+    /// The rule's own constants of a step. Written on the device.
+    pub constants: [f64; Row::CONSTANTS],
+}
+
+impl Row {
+    /// Constants of its own that a rule may have.
+    pub const CONSTANTS: usize = 14;
+}
+
+/// What changes from step to step, and may be decided on the device.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
+pub struct Step {
+    /// [`Scalars::lr`](crate::Scalars::lr), in range for every group: kernels check nothing.
+    pub lr: f64,
+    /// Multiplied into every gradient: [`Scalars::grad_scale`](crate::Scalars::grad_scale).
+    pub grad_scale: f64,
+    /// Not 0: nothing is written, and the step does not count.
+    pub skip: u32,
+    /// Not 0: gradients are zero afterwards.
+    pub zero_grads: u32,
+}
+
+/// The addresses of the vectors, and what the name of the kernel does not say about them.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Streams {
+    /// Address of the parameters; like all others, that of element 0 of the flat memory, aligned to the element.
+    pub params: u64,
+    /// Of the remainders, where parameters have some.
+    pub remainder: u64,
+    /// Of the gradients.
+    pub grads: u64,
+    /// Of the copy in low precision; 0: none.
+    pub copy: u64,
+    /// Of the rule's state vectors.
+    pub state: [u64; Streams::STATES],
+    /// [`format()`] of the gradients.
+    pub grads_format: u32,
+    /// [`format()`] of the copy.
+    pub copy_format: u32,
+    /// Not 0: bf16 state, and bf16 parameters without remainder, are rounded by random bits.
+    pub stochastic: u32,
+    /// Only fills.
+    pub unused: u32,
+}
+
+impl Streams {
+    /// State vectors that a rule may have.
+    pub const STATES: usize = 5;
+
+    /// The formats of `flat`, without addresses.
+    pub fn of(flat: &Flat<'_, '_>, rounding: Rounding) -> Self {
+        Streams {
+            grads_format: format(flat.grads.dtype()),
+            copy_format: flat.copy.as_ref().map_or(0, |copy| format(copy.dtype())),
+            stochastic: (rounding == Rounding::Stochastic).into(),
+            ..Streams::default()
+        }
+    }
+}
+
+/// How kernels call the type of a vector: 0 for the type they compute in, 1 for bf16, 2 for f16.
+pub fn format(dtype: DType) -> u32 {
+    match dtype {
+        DType::BF16 => 1,
+        DType::F16 => 2,
+        _ => 0,
+    }
+}
+
+/// The kernel of a `family` that updates memory of these types, which [`Rule::update`] would accept.
+pub fn kernel(family: &str, flat: &Flat<'_, '_>) -> String {
+    let params = match (flat.params.dtype(), &flat.remainder) {
+        (DType::F64, _) => "f64",
+        (DType::BF16, Some(_)) => "bf16_remainder",
+        (DType::BF16, None) => "bf16",
+        _ => "f32",
+    };
+    let narrow = flat.state.first().is_some_and(|state| state.dtype() == DType::BF16);
+    format!("{family}_{params}{}", if narrow { "_state_bf16" } else { "" })
+}
+
+/// Elements of a tile, where parameters have this type.
+pub fn tile(params: DType) -> u64 {
+    u64::from(THREADS) * if params == DType::F64 { 4 } else { 8 }
+}
+
+/// The file, without its ending, that a family or a kernel comes from: what its name begins with.
+pub fn module(name: &str) -> &str {
+    name.split('_').next().unwrap_or(name)
+}
+
+/// The kernel that does what [`accumulate`](crate::accumulate) does for this type. The caller checks that the weight is
+/// finite in it.
+pub fn accumulate(dtype: DType) -> Option<String> {
+    let has = matches!(dtype, DType::F32 | DType::F64 | DType::BF16 | DType::F16);
+    has.then(|| format!("accumulate_{dtype}"))
+}
+
+/// The kernel that does what [`meshstep_tensor::cast`] does between two types.
+pub fn cast(from: DType, to: DType) -> Option<String> {
+    let has = |dtype| matches!(dtype, DType::F32 | DType::BF16 | DType::F16);
+    (has(from) && has(to) && from != to).then(|| format!("cast_{from}_{to}"))
+}
+
+/// The kernel that prepares the rows of a `family`.
+pub fn prepare(family: &str) -> String {
+    format!("{family}_prepare")
+}
+
+/// Appends the segments of one parameter group to a table for parameters of this type. `lr_scale` is the group's factor on
+/// the learning rate; a segment's `t` is that of the next step.
+///
+/// Rows may lie in any order, since a row's tiles are counted from the one before. The caller sees to it that all groups of a
+/// table are of one family, and that no two rows overlap. After an error the table is as it was.
+pub fn append(
+    table: &mut Vec<Row>,
+    params: DType,
+    rule: &dyn Rule,
+    lr_scale: f64,
+    segments: &[Segment],
+) -> Result<(), Error> {
+    rule.check()?;
+    let hyper = rule.on_device().ok_or(Error::NoKernels { rule: rule.name() })?;
+    if !matches!(params, DType::F32 | DType::BF16 | DType::F64) {
+        return Err(Error::DType { what: "params", given: params, works: "f32, bf16 or f64" });
+    }
+    if lr_scale < 0.0 || !lr_scale.is_finite() {
+        return Err(Error::Scalar { name: "lr_scale", value: lr_scale, works: "a finite number >= 0" });
+    }
+    check_segments(segments, usize::MAX, 0.0, f64::is_finite)?;
+    for segment in segments {
+        let row = row(&hyper, lr_scale, segment, tiles(table, params));
+        table.push(row);
+    }
+    Ok(())
+}
+
+fn row(hyper: &Hyper, lr_scale: f64, segment: &Segment, tile: u64) -> Row {
+    Row {
+        start: segment.range.start as u64,
+        end: segment.range.end as u64,
+        tile,
+        key: segment.key,
+        first: segment.first,
+        t: segment.t - 1,
+        flags: hyper.flags,
+        unused: 0,
+        lr_scale,
+        weight_decay: hyper.weight_decay,
+        lr_max: hyper.lr_max,
+        given: hyper.given,
+        lw: 0.0,
+        constants: [0.0; Row::CONSTANTS],
+    }
+}
+
+/// The tiles of a table, which a launch is told.
+pub fn tiles(table: &[Row], params: DType) -> u64 {
+    table.last().map_or(0, |row| row.tile + (row.end - row.start).div_ceil(tile(params)))
+}

@@ -1,0 +1,144 @@
+//! A norm's sum in memory of a device.
+
+use super::kernels::{Kernel, argument};
+use super::{CARRY_SUMS, NormAt, Span, norm_kernel, spans};
+use crate::{Error, ExactSum, Norm, NormAccumulator};
+use meshstep_tensor::cuda::Stream;
+use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue, Slice, SliceMut};
+
+/// Where the sum's words begin, behind the count of what is not finite.
+const WORDS: usize = 1;
+/// Where the bits of the largest magnitude are.
+const MAX: usize = WORDS + ExactSum::WORDS;
+
+/// A [`NormAccumulator`] on a device.
+#[derive(Debug)]
+pub(crate) struct NormThere {
+    norm: Norm,
+    meter: Meter,
+    words: Buffer,
+    /// The tables of vectors that were added, by what their launch is told.
+    tables: Vec<Table>,
+}
+
+/// One vector from its beginning.
+#[derive(Debug)]
+struct Table {
+    len: usize,
+    dtype: DType,
+    span: Buffer,
+    tiles: u64,
+    kernel: Kernel,
+}
+
+impl NormThere {
+    pub(crate) fn new(norm: Norm, queue: &Queue, meter: &Meter) -> Result<Self, Error> {
+        if let Norm::P(p) = norm {
+            let works = "Norm::L1, L2 or Inf on a GPU";
+            return Err(Error::Scalar { name: "p of a p-norm", value: p, works });
+        }
+        let words = Buffer::zeroed_on(queue, MAX + 1, DType::U64, meter, Category::Staging)?;
+        Ok(NormThere { norm, meter: meter.clone(), words, tables: Vec::new() })
+    }
+
+    pub(crate) fn add(&mut self, values: Slice<'_>, queue: &Queue) -> Result<(), Error> {
+        let stream = self.stream(queue)?;
+        values.place().check(queue.place())?;
+        if values.is_empty() {
+            return Ok(());
+        }
+        let at =
+            NormAt { non_finite: self.address(0), words: self.address(WORDS), max_bits: self.address(MAX) };
+        let table = self.table(values, stream, queue)?;
+        let mut start = values.address() as u64;
+        let (mut span, mut count, mut tiles) = (table.span.as_slice().address() as u64, 1u64, table.tiles);
+        let mut at = at;
+        let arguments = &mut [
+            argument(&mut start),
+            argument(&mut span),
+            argument(&mut count),
+            argument(&mut tiles),
+            argument(&mut at),
+        ];
+        // SAFETY: the span is that of all of `values`, whose type the kernel was chosen for; it adds to the words, which are
+        // this sum's own. All are of the stream's device.
+        unsafe { table.kernel.launch(stream, table.tiles, arguments) }
+    }
+
+    pub(crate) fn reset(&mut self, queue: &Queue) -> Result<(), Error> {
+        Ok(queue.zero(self.words.as_mut())?)
+    }
+
+    /// Carries the words, so that equal sums have equal ones.
+    fn carry(&self, queue: &Queue) -> Result<(), Error> {
+        let stream = self.stream(queue)?;
+        let kernel = Kernel::find(stream.device(), CARRY_SUMS)?;
+        let (mut sums, mut count) = (self.address(WORDS), 1u64);
+        // SAFETY: the kernel carries one sum, which is where it is told.
+        unsafe { kernel.launch(stream, 1, &mut [argument(&mut sums), argument(&mut count)]) }
+    }
+
+    /// Writes the sum into an exchange's vectors.
+    pub(crate) fn write(&self, sum: SliceMut<'_>, max: SliceMut<'_>, queue: &Queue) -> Result<(), Error> {
+        self.carry(queue)?;
+        let words = |range| self.words.as_slice().slice(range);
+        let (non_finite, rest) = sum.split_at(1)?;
+        queue.copy(words(0..WORDS)?, non_finite)?;
+        queue.copy(words(WORDS..MAX)?, rest.slice(1..1 + ExactSum::WORDS)?)?;
+        Ok(queue.copy(words(MAX..MAX + 1)?, max.slice(0..1)?)?)
+    }
+
+    pub(crate) fn read(&self, queue: &Queue) -> Result<NormAccumulator, Error> {
+        self.carry(queue)?;
+        let mut words = [0; MAX + 1];
+        queue.download(self.words.as_slice(), (&mut words[..]).into())?;
+        let sum = ExactSum::from_words(&words[WORDS..MAX]);
+        Ok(NormAccumulator::from_parts(self.norm, sum, words[MAX], words[0]))
+    }
+
+    /// What to say where memory of the CPU is added.
+    pub(crate) fn not_here(&self) -> Error {
+        meshstep_tensor::Error::Place { given: Place::Cpu, expected: self.words.place() }.into()
+    }
+
+    fn stream<'q>(&self, queue: &'q Queue) -> Result<&'q Stream, Error> {
+        self.words.place().check(queue.place())?;
+        queue.stream().ok_or_else(|| self.not_here())
+    }
+
+    fn address(&self, word: usize) -> u64 {
+        (self.words.as_slice().address() + word * size_of::<u64>()) as u64
+    }
+
+    /// The table of vectors like `values`.
+    fn table(&mut self, values: Slice<'_>, stream: &Stream, queue: &Queue) -> Result<&Table, Error> {
+        let (len, dtype) = (values.len(), values.dtype());
+        let index = match self.tables.iter().position(|table| table.len == len && table.dtype == dtype) {
+            Some(index) => index,
+            None => {
+                self.tables.push(Table::new(self.norm, len, dtype, (stream, queue), &self.meter)?);
+                self.tables.len() - 1
+            }
+        };
+        Ok(&self.tables[index])
+    }
+}
+
+impl Table {
+    fn new(
+        norm: Norm,
+        len: usize,
+        dtype: DType,
+        (stream, queue): (&Stream, &Queue),
+        meter: &Meter,
+    ) -> Result<Self, Error> {
+        let (what, works) = ("what a norm is of", "f32, f64, bf16 or f16");
+        let name = norm_kernel(norm, dtype).ok_or(Error::DType { what, given: dtype, works })?;
+        let (table, tiles) = spans(std::iter::once(0..len), dtype);
+        let words: Vec<u64> =
+            table.iter().flat_map(|&Span { start, end, tile }| [start, end, tile]).collect();
+        let mut span = Buffer::zeroed_on(queue, words.len(), DType::U64, meter, Category::Staging)?;
+        queue.upload(words[..].into(), span.as_mut())?;
+        Ok(Table { len, dtype, span, tiles, kernel: Kernel::find(stream.device(), &name)? })
+    }
+}

@@ -1,0 +1,91 @@
+//! What the kernels of exact sums are told. They add to memory of the device what [`NormAccumulator`] and
+//! [`ExactSum::add_dot`] would have, word for word once carried.
+//!
+//! [`NormAccumulator`]: crate::NormAccumulator
+//! [`ExactSum::add_dot`]: crate::ExactSum::add_dot
+
+use super::THREADS;
+use crate::Norm;
+use meshstep_tensor::DType;
+use std::ops::Range;
+
+/// The kernel that carries sums, after which equal ones have equal words: `(u64* sums, u64 count)`, a block for each.
+pub const CARRY_SUMS: &str = "norm_carry";
+
+/// A range of the flat memory, as the kernels of sums take them.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// Its first element.
+    pub start: u64,
+    /// The element behind its last.
+    pub end: u64,
+    /// Tiles of all spans before it.
+    pub tile: u64,
+}
+
+/// Addresses of what a norm's kernel adds to, `(const void* values, const Span* spans, u64 count, u64 tiles, NormAt)`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NormAt {
+    /// Of a count: elements that were infinite or NaN.
+    pub non_finite: u64,
+    /// Of the [`ExactSum::WORDS`](crate::ExactSum::WORDS) words of the sum; nothing is there for [`Norm::Inf`].
+    pub words: u64,
+    /// Of the largest finite magnitude as the bits of an f64.
+    pub max_bits: u64,
+}
+
+/// The norm's kernel for vectors of a type; none for [`Norm::P`], and for what is no vector of numbers.
+pub fn norm_kernel(norm: Norm, dtype: DType) -> Option<String> {
+    let norm = match norm {
+        Norm::L1 => "l1",
+        Norm::L2 => "l2",
+        Norm::Inf => "inf",
+        Norm::P(_) => return None,
+    };
+    let dtype = match dtype {
+        DType::F32 => "f32",
+        DType::F64 => "f64",
+        DType::BF16 => "bf16",
+        DType::F16 => "f16",
+        _ => return None,
+    };
+    Some(format!("norm_{norm}_{dtype}"))
+}
+
+/// The table of some ranges of vectors of a type, and its tiles, which a launch is told.
+pub fn spans(ranges: impl IntoIterator<Item = Range<usize>>, dtype: DType) -> (Vec<Span>, u64) {
+    // 32 bytes for each thread.
+    let tile = u64::from(THREADS) * 32 / dtype.size() as u64;
+    let mut tiles = 0;
+    let span = |range: Range<usize>| {
+        let (start, end, before) = (range.start as u64, range.end as u64, tiles);
+        tiles += (end - start).div_ceil(tile);
+        Span { start, end, tile: before }
+    };
+    let table = ranges.into_iter().map(span).collect();
+    (table, tiles)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_count_the_tiles_before_them() {
+        let (table, tiles) = spans([5..6, 7..7, 10..2058, 3000..5049], DType::F32);
+        assert_eq!(table.iter().map(|span| span.tile).collect::<Vec<_>>(), [0, 1, 1, 2]);
+        assert_eq!((table[2].start, table[2].end, tiles), (10, 2058, 4));
+        assert_eq!(spans([0..8192, 0..1], DType::F64).1, 9);
+        assert_eq!(spans([0..8192, 0..1], DType::BF16).1, 3);
+        assert_eq!(spans([], DType::F16), (vec![], 0));
+    }
+
+    #[test]
+    fn layouts_are_those_of_the_kernels() {
+        assert_eq!((size_of::<Span>(), size_of::<NormAt>()), (24, 24));
+        assert_eq!(norm_kernel(Norm::P(3.0), DType::F32), None);
+        assert_eq!(norm_kernel(Norm::L2, DType::U64), None);
+    }
+}

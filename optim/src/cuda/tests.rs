@@ -1,0 +1,92 @@
+//! Layouts, tables, and that the device makes the constants of the host. The kernels' own tests: tests/cuda_kernels.
+
+#[path = "../../tests/cuda_kernels/simt.rs"]
+mod simt;
+
+use super::*;
+use crate::{AdamW, Lamb, Lars, Muon, Scalars};
+use simt::Device;
+
+#[test]
+fn rows_count_the_tiles_before_them() {
+    let segments = [0..1, 1..1, 5..2053, 2053..6150, 10_000..10_000].map(|range| Segment::new(range, 3));
+    let mut table = Vec::new();
+    append(&mut table, DType::F32, &AdamW::default(), 1.0, &segments).unwrap();
+    assert_eq!(table.iter().map(|row| row.tile).collect::<Vec<_>>(), [0, 1, 1, 2, 5]);
+    assert_eq!(table.iter().map(|row| row.t).collect::<Vec<_>>(), [2; 5]);
+    assert_eq!((tiles(&table, DType::F32), tiles(&[], DType::F32)), (5, 0));
+}
+
+#[test]
+fn what_cannot_be_is_refused_and_changes_nothing() {
+    let (good, bad) = (AdamW::default(), AdamW { beta1: 1.0, ..AdamW::default() });
+    let mut table = Vec::new();
+    append(&mut table, DType::F64, &good, 1.0, &[Segment::new(0..7, 1)]).unwrap();
+    let before = table.clone();
+    let fine = [Segment::new(7..9, 1)];
+    let mut refused = |params, rule: &dyn Rule, lr_scale, segments: &[Segment]| {
+        let error = append(&mut table, params, rule, lr_scale, segments).unwrap_err();
+        assert_eq!(table, before);
+        error.to_string()
+    };
+    let rules: [&dyn Rule; 3] = [&Lamb::default(), &Lars::default(), &Muon::default()];
+    for rule in rules {
+        assert!(refused(DType::F64, rule, 1.0, &fine).contains("no CUDA kernels"), "{rule:?}");
+    }
+    assert!(refused(DType::F64, &bad, 1.0, &fine).contains("beta1"));
+    assert!(refused(DType::F16, &good, 1.0, &fine).contains("f16"));
+    assert!(refused(DType::F64, &good, -1.0, &fine).contains("lr_scale"));
+    assert!(refused(DType::F64, &good, f64::INFINITY, &fine).contains("lr_scale"));
+    assert!(refused(DType::F64, &good, 1.0, &[fine[0].clone(), Segment::new(8..9, 1)]).contains("segment 1"));
+    assert!(refused(DType::F64, &good, 1.0, &[fine[0].clone(), Segment::new(9..9, 0)]).contains("t = 0"));
+}
+
+#[test]
+fn layouts_are_those_of_the_kernels() {
+    assert_eq!((size_of::<Row>(), size_of::<Step>(), size_of::<Streams>()), (288, 24, 88));
+    assert_eq!((std::mem::offset_of!(Row, given), std::mem::offset_of!(Row, constants)), (80, 176));
+}
+
+/// `prepare` makes of the rule, for step `t`, what `host` does: what of a parameter decays, then the rule's own constants.
+pub(crate) fn constants_equal(rule: &dyn Rule, host: impl Fn(&Scalars, &Segment) -> Vec<f64>) {
+    const TIMES: [u64; 8] = [1, 2, 3, 7, 100, 2000, 2001, (1 << 40) + 3];
+    let family = rule.on_device().unwrap().family;
+    let Some(device) = Device::of(module(family)) else { return };
+    for (lr, lr_scale) in [(1e-3, 1.0), (0.1, 0.3), (0.0, 1.0), (f64::from(f32::MAX), 1.7e-3)] {
+        // A factor that is only for rules which see sums of tensors.
+        let segments = TIMES.map(|t| Segment { ratio: 3.0, ..Segment::new(0..0, t) });
+        let mut table = Vec::new();
+        for segment in &segments {
+            append(&mut table, DType::F32, rule, lr_scale, std::slice::from_ref(segment)).unwrap();
+        }
+        let before = table.clone();
+        run(&device, family, &mut table, Step { lr, grad_scale: 1.0, skip: 1, zero_grads: 0 });
+        assert_eq!(table, before, "a skipped step does not count");
+        run(&device, family, &mut table, Step { lr, grad_scale: 1.0, skip: 0, zero_grads: 0 });
+        let scalars = Scalars { lr: lr * lr_scale, ..Scalars::default() };
+        for ((row, before), segment) in table.iter().zip(before).zip(&segments) {
+            let expected = host(&scalars, segment);
+            let found: Vec<f64> = std::iter::once(row.lw).chain(row.constants).take(expected.len()).collect();
+            assert_eq!(found.map_bits(), expected.map_bits(), "{rule:?} at lr {lr}: {segment:?}");
+            let rest = Row { t: segment.t - 1, lw: 0.0, constants: [0.0; Row::CONSTANTS], ..*row };
+            assert_eq!((row.t, rest), (segment.t, before));
+        }
+    }
+}
+
+trait Bits {
+    fn map_bits(&self) -> Vec<u64>;
+}
+
+impl Bits for Vec<f64> {
+    fn map_bits(&self) -> Vec<u64> {
+        self.iter().map(|x| x.to_bits()).collect()
+    }
+}
+
+fn run(device: &Device, family: &str, table: &mut [Row], mut step: Step) {
+    let (mut rows, mut count, mut step) = (table.as_mut_ptr(), table.len() as u64, &raw mut step);
+    let mut args = [(&raw mut rows).cast(), (&raw mut count).cast(), (&raw mut step).cast()];
+    // SAFETY: `prepare` takes rows that may be written, so many, and a step.
+    unsafe { device.launch(&prepare(family), 1, THREADS, &mut args) }.unwrap();
+}

@@ -1,0 +1,205 @@
+//! A table of segments on a device, and the launches that bring them one step forward.
+
+use super::kernels::{Kernel, argument};
+use super::{Hyper, Row, Step, Streams};
+use crate::pass::{check_memory, check_segments};
+use crate::{Error, Flat, Rounding, Rule, Segment};
+use meshstep_tensor::cuda::Stream;
+use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue};
+
+/// The segments of one parameter group.
+#[derive(Clone, Copy, Debug)]
+pub struct Group<'a> {
+    /// How they are updated.
+    pub rule: &'a dyn Rule,
+    /// The group's factor on the learning rate.
+    pub lr_scale: f64,
+    /// Ascending, without overlap; `t` is that of the next step.
+    pub segments: &'a [Segment],
+}
+
+/// The segments of flat memory on a GPU, of one or several parameter groups, with all that their updates need.
+///
+/// A step is two launches, and no wait of the host: rates, factors and whether the step counts at all are read from device
+/// memory, step counts are kept there.
+#[derive(Debug)]
+pub struct Update {
+    prepare: Kernel,
+    sweep: Kernel,
+    /// The table, as words.
+    rows: Buffer,
+    count: u64,
+    tiles: u64,
+    formats: Streams,
+    types: Types,
+}
+
+/// What an update was made for.
+#[derive(Clone, Debug, PartialEq)]
+struct Types {
+    len: usize,
+    params: DType,
+    grads: DType,
+    state: Vec<DType>,
+    copy: Option<DType>,
+    remainder: bool,
+}
+
+impl Update {
+    /// Puts the table on the queue's device, for memory like `flat`: of its types and length. All groups' rules are of one
+    /// family; those that see sums of tensors or whole matrices are refused.
+    pub fn new(
+        flat: &Flat<'_, '_>,
+        groups: &[Group<'_>],
+        rounding: Rounding,
+        queue: &Queue,
+        meter: &Meter,
+    ) -> Result<Self, Error> {
+        let stream = stream(queue)?;
+        let mut table = Vec::new();
+        for group in groups {
+            check_memory(group.rule, flat, rounding)?;
+            check_segments(group.segments, flat.params.len(), 0.0, f64::is_finite)?;
+            super::append(&mut table, flat.params.dtype(), group.rule, group.lr_scale, group.segments)?;
+        }
+        check_places(flat, queue.place())?;
+        check_apart(groups)?;
+        let family = family(groups)?;
+        let words: &[u64] = bytemuck::cast_slice(&table);
+        let mut rows = Buffer::zeroed_on(queue, words.len(), DType::U64, meter, Category::State)?;
+        queue.upload(words.into(), rows.as_mut())?;
+        let find = |name: &str| Kernel::find(stream.device(), name);
+        Ok(Update {
+            prepare: find(&super::prepare(family))?,
+            sweep: find(&super::kernel(family, flat))?,
+            rows,
+            count: table.len() as u64,
+            tiles: super::tiles(&table, flat.params.dtype()),
+            formats: Streams::of(flat, rounding),
+            types: Types::of(flat),
+        })
+    }
+
+    /// One step of every segment, as `step` says; it is read when the stream gets there.
+    pub fn run(&mut self, flat: Flat<'_, '_>, step: &StepBlock, queue: &Queue) -> Result<(), Error> {
+        let stream = stream(queue)?;
+        check_places(&flat, queue.place())?;
+        step.0.place().check(queue.place())?;
+        let given = Types::of(&flat);
+        if given != self.types {
+            return Err(Error::OtherMemory {
+                given: format!("{given:?}"),
+                expected: format!("{:?}", self.types),
+            });
+        }
+        let mut streams = self.streams(&flat);
+        let (mut rows, mut count, mut tiles) =
+            (self.rows.as_slice().address() as u64, self.count, self.tiles);
+        let mut step = step.0.as_slice().address() as u64;
+        let blocks = count.div_ceil(super::THREADS.into());
+        // SAFETY: the parameters' types are the kernels' own. `rows` has `count` rows, `step` is one `Step`, both on the stream's
+        // device; rows lie within `flat`, whose vectors are of the types the kernel was chosen for and borrowed exclusively, and
+        // work that later calls put on this stream follows.
+        unsafe {
+            let prepared = &mut [argument(&mut rows), argument(&mut count), argument(&mut step)];
+            self.prepare.launch(stream, blocks, prepared)?;
+            let swept = &mut [
+                argument(&mut streams),
+                argument(&mut rows),
+                argument(&mut count),
+                argument(&mut tiles),
+                argument(&mut step),
+            ];
+            self.sweep.launch(stream, self.tiles, swept)
+        }
+    }
+
+    /// The steps done of each segment, group by group. Waits for the queue.
+    pub fn steps(&self, queue: &Queue) -> Result<Vec<u64>, Error> {
+        let mut words = vec![0u64; self.rows.len()];
+        queue.download(self.rows.as_slice(), (&mut words[..]).into())?;
+        let rows: &[Row] = bytemuck::cast_slice(&words);
+        Ok(rows.iter().map(|row| row.t).collect())
+    }
+
+    fn streams(&self, flat: &Flat<'_, '_>) -> Streams {
+        let mut streams = Streams {
+            params: flat.params.address() as u64,
+            grads: flat.grads.address() as u64,
+            copy: flat.copy.as_ref().map_or(0, |copy| copy.address() as u64),
+            remainder: flat.remainder.as_ref().map_or(0, |remainder| remainder.address() as u64),
+            ..self.formats
+        };
+        for (address, slot) in streams.state.iter_mut().zip(flat.state.iter()) {
+            *address = slot.address() as u64;
+        }
+        streams
+    }
+}
+
+impl Types {
+    fn of(flat: &Flat<'_, '_>) -> Self {
+        Types {
+            len: flat.params.len(),
+            params: flat.params.dtype(),
+            grads: flat.grads.dtype(),
+            state: flat.state.iter().map(|slot| slot.dtype()).collect(),
+            copy: flat.copy.as_ref().map(|copy| copy.dtype()),
+            remainder: flat.remainder.is_some(),
+        }
+    }
+}
+
+/// A [`Step`] in memory of a device.
+#[derive(Debug)]
+pub struct StepBlock(Buffer);
+
+impl StepBlock {
+    /// One that skips.
+    pub fn new(queue: &Queue, meter: &Meter) -> Result<Self, Error> {
+        let words = size_of::<Step>() / size_of::<u64>();
+        let mut block = StepBlock(Buffer::zeroed_on(queue, words, DType::U64, meter, Category::Staging)?);
+        block.set(&Step { lr: 0.0, grad_scale: 0.0, skip: 1, zero_grads: 0 }, queue)?;
+        Ok(block)
+    }
+
+    pub(super) fn address(&self) -> u64 {
+        self.0.as_slice().address() as u64
+    }
+
+    /// Becomes `step`, after all work of the queue so far.
+    pub fn set(&mut self, step: &Step, queue: &Queue) -> Result<(), Error> {
+        let words: &[u64] = bytemuck::cast_slice(std::slice::from_ref(step));
+        Ok(queue.upload(words.into(), self.0.as_mut())?)
+    }
+}
+
+fn stream(queue: &Queue) -> Result<&Stream, Error> {
+    let wrong = meshstep_tensor::Error::Place { given: queue.place(), expected: Place::Cuda(0) };
+    queue.stream().ok_or(wrong.into())
+}
+
+/// The one family of all groups.
+fn family(groups: &[Group<'_>]) -> Result<&'static str, Error> {
+    let mut families =
+        groups.iter().filter_map(|group| group.rule.on_device()).map(|Hyper { family, .. }| family);
+    let first = families.next().ok_or(Error::NoKernels { rule: "no rule" })?;
+    let other = families.find(|&other| other != first);
+    other.map_or(Ok(first), |other| Err(Error::MixedKernels { first, other }))
+}
+
+/// No element is updated twice in one launch.
+fn check_apart(groups: &[Group<'_>]) -> Result<(), Error> {
+    let segments = groups.iter().flat_map(|group| group.segments);
+    let mut ranges: Vec<_> = segments.map(|s| s.range.clone()).filter(|range| !range.is_empty()).collect();
+    ranges.sort_by_key(|range| range.start);
+    let twice = ranges.windows(2).find(|pair| pair[1].start < pair[0].end);
+    twice.map_or(Ok(()), |pair| Err(Error::Overlap { one: pair[0].clone(), other: pair[1].clone() }))
+}
+
+fn check_places(flat: &Flat<'_, '_>, expected: Place) -> Result<(), Error> {
+    let state = flat.state.iter().map(|slot| slot.place());
+    let others = flat.copy.iter().chain(&flat.remainder).map(|vector| vector.place());
+    let mut all = [flat.params.place(), flat.grads.place()].into_iter().chain(state).chain(others);
+    Ok(all.try_for_each(|place| place.check(expected))?)
+}

@@ -1,0 +1,220 @@
+// L-BFGS on whole vectors: exact products of history rows with the new ones, the direction, the steps along it. Bit for bit:
+// norm/dot.rs and lbfgs/vectors.rs.
+
+// Products of every row with each of the new vectors. `sums` has the words of row 0 with each of them, of row 1, and so on.
+struct Products {
+    const void* news[3];
+    const void* const* rows;
+    u64 count;
+    const Span* spans;
+    u64 span_count;
+    u64 tiles;
+    u64* sums;
+};
+
+// A block takes ROWS rows at a time, which share what is read of the new vectors; blocks that follow each other take other
+// rows of the same tiles, so that memory gives the new vectors once and the cache does the rest. In f32 a product costs four
+// additions in f64.
+template <typename T, int NEWS, int ROWS>
+__device__ inline void add_products(const Products& p) {
+    typedef Part<T, SAME> Part;
+    __shared__ u64 words[ROWS * NEWS * WORDS];
+    clear(words, ROWS * NEWS * WORDS);
+    u64 packs = (p.count + ROWS - 1) / ROWS, share = gridDim.x > packs && packs ? gridDim.x / packs : 1;
+    for (u64 item = blockIdx.x; item < packs * share; item += gridDim.x) {
+        u64 row = item % packs * ROWS, span = 0;
+        int here = p.count - row < ROWS ? (int)(p.count - row) : ROWS;
+        u64* to = p.sums + row * NEWS * WORDS;
+        u32 waiting = 0;
+        Dot<T> dots[ROWS][NEWS];
+#pragma unroll
+        for (int i = 0; i < ROWS * NEWS; i++) dots[i / NEWS][i % NEWS].begin();
+        for (u64 tile = item / packs; tile < p.tiles; tile += share) {
+            span = find(p.spans, span, p.span_count, tile);
+            u64 start = p.spans[span].start + (tile - p.spans[span].tile) * Part::TILE, end = p.spans[span].end;
+            T x[NEWS][Part::N], y[ROWS][Part::N];
+#pragma unroll
+            for (int n = 0; n < NEWS; n++) Part::load(x[n], p.news[n], start, end);
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) Part::load(y[r], p.rows[row + (r < here ? r : 0)], start, end);
+            Extent<T> extents[NEWS];
+#pragma unroll
+            for (int n = 0; n < NEWS; n++) extents[n] = Extent<T>(x[n]);
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                if (r >= here) continue;
+                Extent<T> extent(y[r]);
+#pragma unroll
+                for (int n = 0; n < NEWS; n++)
+                    dots[r][n].add(x[n], y[r], extents[n], extent, words + (r * NEWS + n) * WORDS);
+            }
+            if (++waiting == DRAIN_AFTER) drain(words, here * NEWS * WORDS, to), waiting = 0;
+        }
+#pragma unroll
+        for (int i = 0; i < ROWS * NEWS; i++) dots[i / NEWS][i % NEWS].flush(words + i * WORDS);
+        drain(words, here * NEWS * WORDS, to);
+    }
+}
+
+#define PRODUCTS(NAME, T, NEWS, ROWS)                                          \
+    extern "C" __global__ void __launch_bounds__(THREADS) NAME(const Products p) { \
+        add_products<T, NEWS, ROWS>(p);                                        \
+    }
+PRODUCTS(lbfgs_gram_f32, float, 3, 2)
+PRODUCTS(lbfgs_gram_f64, double, 3, 2)
+PRODUCTS(lbfgs_dot_f32, float, 1, 1)
+PRODUCTS(lbfgs_dot_f64, double, 1, 1)
+
+// Elements of 16 bytes, or one.
+template <int N>
+__device__ inline void load(float (&x)[N], const void* base, u64 at) {
+    if constexpr (N == 1) {
+        x[0] = ((const float*)base)[at];
+    } else {
+        u32 w[4];
+        load_16_bytes(w, (const float*)base + at);
+        for (int i = 0; i < 4; i++) x[i] = __uint_as_float(w[i]);
+    }
+}
+template <int N>
+__device__ inline void load(double (&x)[N], const void* base, u64 at) {
+    if constexpr (N == 1) {
+        x[0] = ((const double*)base)[at];
+    } else {
+        u32 w[4];
+        load_16_bytes(w, (const double*)base + at);
+        for (int i = 0; i < 2; i++) x[i] = __hiloint2double((int)w[2 * i + 1], (int)w[2 * i]);
+    }
+}
+template <int N>
+__device__ inline void store(const float (&x)[N], void* base, u64 at) {
+    if constexpr (N == 1) {
+        ((float*)base)[at] = x[0];
+    } else {
+        u32 w[4];
+        for (int i = 0; i < 4; i++) w[i] = __float_as_uint(x[i]);
+        store_16_bytes(w, (float*)base + at);
+    }
+}
+template <int N>
+__device__ inline void store(const double (&x)[N], void* base, u64 at) {
+    if constexpr (N == 1) {
+        ((double*)base)[at] = x[0];
+    } else {
+        u32 w[4];
+        for (int i = 0; i < 2; i++) {
+            u64 bits = (u64)__double_as_longlong(x[i]);
+            w[2 * i] = (u32)bits, w[2 * i + 1] = (u32)(bits >> 32);
+        }
+        store_16_bytes(w, (double*)base + at);
+    }
+}
+
+// Calls `pass.run(x, at)` for all elements, with room for 16 bytes of them where `bits`, of all addresses, allow.
+template <typename T, typename P>
+__device__ inline void each(const P& pass, u64 len, u64 bits) {
+    constexpr int RUN = 16 / sizeof(T);
+    u64 mine = (u64)blockIdx.x * THREADS + threadIdx.x, all = (u64)gridDim.x * THREADS;
+    u64 runs = bits % 16 == 0 ? len / RUN : 0;
+    for (u64 i = mine; i < runs; i += all) {
+        T x[RUN];
+        pass.run(x, i * RUN);
+    }
+    for (u64 i = runs * RUN + mine; i < len; i += all) {
+        T x[1];
+        pass.run(x, i);
+    }
+}
+
+// x = t d + start.
+template <typename T>
+struct Walk {
+    void* x;
+    const void *start, *d;
+    T t;
+
+    template <int N>
+    __device__ void run(T (&out)[N], u64 at) const {
+        T from[N], along[N];
+        load(from, start, at), load(along, d, at);
+        for (int i = 0; i < N; i++) out[i] = fused(t, along[i], from[i]);
+        store(out, x, at);
+    }
+};
+
+// s = t d, y = g - before.
+template <typename T>
+struct Pair {
+    void *s, *y;
+    const void *d, *g, *before;
+    T t;
+
+    template <int N>
+    __device__ void run(T (&out)[N], u64 at) const {
+        T along[N], now[N], then[N];
+        load(along, d, at), load(now, g, at), load(then, before, at);
+        for (int i = 0; i < N; i++) out[i] = times(t, along[i]);
+        store(out, s, at);
+        for (int i = 0; i < N; i++) out[i] = minus(now[i], then[i]);
+        store(out, y, at);
+    }
+};
+
+// d = coef g + sum over i of coefs[i] rows[i], in f64 by fused multiply-adds in that order, rounded once.
+struct Combination {
+    void* d;
+    const void* g;
+    const void* const* rows;
+    const double* coefs;
+    u64 count;
+    u64 len;
+    double coef;
+};
+
+template <typename T>
+struct Combine {
+    const Combination& c;
+
+    template <int N>
+    __device__ void run(T (&out)[N], u64 at) const {
+        double sum[N];
+        load(out, c.g, at);
+        for (int i = 0; i < N; i++) sum[i] = times(c.coef, (double)out[i]);
+        // Rows of a few turns are on their way together.
+#pragma unroll 4
+        for (u64 row = 0; row < c.count; row++) {
+            T x[N];
+            load(x, c.rows[row], at);
+            double coef = c.coefs[row];
+            for (int i = 0; i < N; i++) sum[i] = fused(coef, (double)x[i], sum[i]);
+        }
+        for (int i = 0; i < N; i++) set(out[i], sum[i]);
+        store(out, c.d, at);
+    }
+};
+
+template <typename T>
+__device__ inline void combine(const Combination& c) {
+    u64 bits = (u64)c.d | (u64)c.g;
+    for (u64 row = 0; row < c.count; row++) bits |= (u64)c.rows[row];
+    each<T>(Combine<T>{c}, c.len, bits);
+}
+
+#define VECTORS(NAME, T)                                                                                     \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                    \
+        lbfgs_walk_##NAME(void* x, const void* start, const void* d, double t, u64 len) {                    \
+        Walk<T> walk{x, start, d};                                                                           \
+        set(walk.t, t);                                                                                      \
+        each<T>(walk, len, (u64)x | (u64)start | (u64)d);                                                    \
+    }                                                                                                        \
+    extern "C" __global__ void __launch_bounds__(THREADS) lbfgs_pair_##NAME(                                 \
+        void* s, void* y, const void* d, const void* g, const void* before, double t, u64 len) {             \
+        Pair<T> pair{s, y, d, g, before};                                                                    \
+        set(pair.t, t);                                                                                      \
+        each<T>(pair, len, (u64)s | (u64)y | (u64)d | (u64)g | (u64)before);                                 \
+    }                                                                                                        \
+    extern "C" __global__ void __launch_bounds__(THREADS) lbfgs_combine_##NAME(const Combination c) {        \
+        combine<T>(c);                                                                                       \
+    }
+VECTORS(f32, float)
+VECTORS(f64, double)

@@ -1,0 +1,190 @@
+// What follows from a step's exchange, decided where it arrives: the factor on gradients, whether anything is written, the next
+// loss scale. One block, of which one thread decides. Bit for bit: clip.rs, loss_scale.rs, exact.rs, in the order of shard's
+// step.rs.
+//
+// The exchange has two vectors. Summed over ranks: elements that are not finite, weight, the norm's words, then two parameters
+// a word, how many ranks have a gradient for each. The largest of all ranks: bits of the largest gradient, fault, digest and
+// its complement.
+
+constexpr u32 BAD = 0, WEIGHT = 1, HEAD = 2;
+constexpr u32 PEAK = 0, FAULT = 1, DIGEST = 2, NOT_DIGEST = 3;
+
+enum Combine : u32 { MEAN, SUM, WEIGHTED };
+
+struct Settings {
+    // Of the step, the same on every rank.
+    double lr;
+    double max_norm;  // infinite: no clipping
+    double grad_scale;
+    u64 batches;
+    u64 launches;
+    // Of this rank.
+    u64 rank;
+    u64 weight;
+    u64 fault;  // 0: none
+    // Of the run.
+    u64 world_size;
+    u64 params;  // whose presence must be the same on all ranks
+    double growth_factor;
+    double backoff_factor;
+    double min_scale;
+    u64 growth_interval;
+    u64 hysteresis;
+    u32 dynamic;  // whether the loss scale follows overflows
+    u32 combine;
+    u32 norm;
+    u32 clips;  // whether max_norm limits the combined gradient
+    u32 max_skips;
+    u32 zero_grads;
+};
+
+// What goes on from step to step.
+struct Progress {
+    u64 steps;
+    double scale;  // the loss scale; 1 where there is none
+    u64 growth_tracker;
+    u64 hysteresis_tracker;
+    u32 skips;     // in a row
+    u32 hopeless;  // of these, those after which the scale could not fall
+};
+
+enum Verdict : u32 { APPLIED, SKIPPED, FAULTY, PARTED, UNEVEN, WEIGHTLESS, TOO_MANY_SKIPS, NO_NORM };
+
+struct Decided {
+    double norm;
+    double coef;
+    u64 non_finite;
+    u64 weight;
+    u64 fault;
+    u64 param;  // the first that some ranks have a gradient for and some do not
+    u32 verdict;
+    u32 in_a_row;
+};
+
+// The caller's factor on gradients over the scale their losses had.
+__device__ inline double unscale(const Settings& s, const Progress& p) { return over(s.grad_scale, p.scale); }
+
+__device__ inline u64 mix(u64 so_far, u64 word) {
+    return ((so_far << 5 | so_far >> 59) ^ word) * 0x517CC1B727220A95ull;
+}
+
+// What must be the same on every rank.
+__device__ inline u64 digest(const Settings& s, const Progress& p) {
+    auto bits = [](double x) { return (u64)__double_as_longlong(x); };
+    const u64 fields[9] = {
+        p.steps, bits(s.lr), bits(s.max_norm), bits(s.grad_scale), bits(p.scale),
+        p.growth_tracker, p.hysteresis_tracker, s.batches, s.launches,
+    };
+    u64 so_far = 0;
+    for (u64 field : fields) so_far = mix(mix(so_far, field + 1), 0);
+    return so_far;
+}
+
+// Writes what this rank brings besides its norm. One thread.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    decide_bring(const Settings* settings, const Progress* progress, u64* sum, u64* max) {
+    if (threadIdx.x != 0) return;
+    const Settings& s = *settings;
+    double factor = unscale(s, *progress);
+    // A scale that the host has not seen may make a factor too small or too large for f32.
+    u64 bad_scale = 4ull << 56 | (0xFFFFFF - (s.rank & 0xFFFFFF)) << 32;
+    sum[WEIGHT] = s.weight;
+    max[FAULT] = s.fault ? s.fault : factor >= 1e-30 && factor <= 1e30 ? 0 : bad_scale;
+    max[DIGEST] = digest(s, *progress);
+    max[NOT_DIGEST] = ~max[DIGEST];
+}
+
+__device__ inline double finish(u32 norm, const u64* words, u64 max_bits) {
+    return norm == L1 ? nearest(words) : norm == L2 ? root_of(words) : __longlong_as_double((long long)max_bits);
+}
+
+// min(1, max_norm / (norm + 1e-6)).
+__device__ inline double clip_coef(double norm, double max_norm) {
+    double coef = over(max_norm, plus(norm, 1e-6));
+    return coef < 1 ? coef : 1;
+}
+
+// The verdict, but for how many steps may be skipped; `grad_scale` is set where the step is applied. Words are carried.
+__device__ inline Decided judge(const Settings& s, const Progress& p, const u64* sum, const u64* max, const u64* words,
+                                u64 uneven, double& grad_scale) {
+    Decided d = {0, 1, sum[BAD], sum[WEIGHT], max[FAULT], uneven, APPLIED, 0};
+    auto with = [&](Verdict verdict) {
+        d.verdict = verdict;
+        return d;
+    };
+    if (d.fault) return with(FAULTY);
+    if (max[DIGEST] != ~max[NOT_DIGEST]) return with(PARTED);
+    if (uneven < s.params) return with(UNEVEN);
+    if (s.combine == WEIGHTED && d.weight == 0) return with(WEIGHTLESS);
+    if (d.non_finite) return with(SKIPPED);
+    double combined = s.combine == MEAN       ? over(1, __ull2double_rn(s.batches))
+                      : s.combine == WEIGHTED ? over(__ull2double_rn(s.world_size), __ull2double_rn(d.weight))
+                                              : 1;
+    double factor = times(unscale(s, p), combined);
+    d.norm = times(factor, finish(s.norm, words, max[PEAK]));
+    bool clips = s.clips && s.max_norm < __longlong_as_double(0x7FFll << 52);
+    if (clips && !(d.norm >= 0)) return with(NO_NORM);
+    d.coef = clips ? clip_coef(d.norm, s.max_norm) : 1;
+    grad_scale = times(factor, d.coef);
+    return d;
+}
+
+// Lets the loss scale follow the step that has used it.
+__device__ inline void rescale(const Settings& s, Progress& p, bool overflow) {
+    if (!s.dynamic) return;
+    if (overflow) {
+        p.growth_tracker = 0;
+        p.hysteresis_tracker -= p.hysteresis_tracker > 0;
+        if (p.hysteresis_tracker) return;
+        double lower = times(p.scale, s.backoff_factor);
+        p.scale = lower > s.min_scale ? lower : s.min_scale;
+        return;
+    }
+    p.growth_tracker += p.growth_tracker < ~0ull;
+    if (p.growth_tracker < s.growth_interval) return;
+    double larger = times(p.scale, s.growth_factor);
+    if (larger >= 1e-24 && larger <= 1e24) p.scale = larger;
+    p.growth_tracker = 0;
+    p.hysteresis_tracker = s.hysteresis;
+}
+
+// Takes in a verdict. After an error nothing has changed, except that one skip too many is counted.
+__device__ inline void advance(const Settings& s, Progress& p, Decided& d) {
+    if (d.verdict == SKIPPED) {
+        p.skips++;
+        p.hopeless = s.dynamic && p.scale > s.min_scale ? 0 : p.hopeless + 1;
+        d.in_a_row = p.skips;
+        if (p.hopeless > s.max_skips) d.verdict = TOO_MANY_SKIPS;
+    } else if (d.verdict == APPLIED) {
+        p.skips = p.hopeless = 0;
+    }
+    if (d.verdict > SKIPPED) return;
+    rescale(s, p, d.verdict == SKIPPED);
+    p.steps++;
+}
+
+// One block.
+extern "C" __global__ void __launch_bounds__(THREADS) decide(
+    const Settings* settings, Progress* progress, const u64* sum, const u64* max, Step* step, Decided* decided) {
+    __shared__ u64 words[WORDS], even;
+    const Settings& s = *settings;
+    if (threadIdx.x < WORDS) words[threadIdx.x] = sum[HEAD + threadIdx.x];
+    if (threadIdx.x == 0) even = ~s.params;
+    __syncthreads();
+    // The complement of the first parameter that is uneven is the largest.
+    for (u64 i = threadIdx.x; i < s.params; i += THREADS) {
+        u32 count = (u32)(sum[HEAD + WORDS + i / 2] >> i % 2 * 32);
+        if (count != 0 && count != s.world_size) atomicMax(&even, ~i);
+    }
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    carry(words);
+    Progress p = *progress;
+    double grad_scale = 0;
+    // The factor is made of the scale the losses had; only then the scale moves.
+    Decided d = judge(s, p, sum, max, words, ~even, grad_scale);
+    advance(s, p, d);
+    *progress = p;
+    *decided = d;
+    *step = Step{s.lr, grad_scale, d.verdict != APPLIED, s.zero_grads};
+}

@@ -1,0 +1,86 @@
+//! A norm's sum where the vectors are: on the CPU, or on a GPU in the order of a stream.
+
+#[cfg(feature = "cuda")]
+use crate::cuda::NormThere;
+use crate::{Error, Norm, NormAccumulator};
+#[cfg(feature = "cuda")]
+use meshstep_tensor::SliceMut;
+use meshstep_tensor::{Meter, Queue, Slice};
+
+/// A norm on its way, of vectors at one place. [`read`](Self::read) gives the same [`NormAccumulator`] wherever that is.
+#[derive(Debug)]
+pub struct NormSum(Sum);
+
+#[derive(Debug)]
+enum Sum {
+    Here(Box<NormAccumulator>),
+    #[cfg(feature = "cuda")]
+    There(NormThere),
+}
+
+impl NormSum {
+    /// The norm of nothing, of vectors at the queue's place. A GPU knows [`Norm::L1`], [`Norm::L2`] and [`Norm::Inf`].
+    pub fn new(norm: Norm, queue: &Queue, meter: &Meter) -> Result<Self, Error> {
+        norm.check()?;
+        #[cfg(feature = "cuda")]
+        if queue.stream().is_some() {
+            return Ok(NormSum(Sum::There(NormThere::new(norm, queue, meter)?)));
+        }
+        let _ = (queue, meter);
+        Ok(NormSum(Sum::Here(Box::new(NormAccumulator::new(norm)))))
+    }
+
+    /// Adds every element of `values`, after all work of the queue so far: f32, f64, bf16 or f16.
+    pub fn add(&mut self, values: Slice<'_>, queue: &Queue) -> Result<(), Error> {
+        let _ = queue;
+        match &mut self.0 {
+            Sum::Here(sum) => sum.add(values),
+            #[cfg(feature = "cuda")]
+            Sum::There(sum) => sum.add(values, queue),
+        }
+    }
+
+    /// Adds what was counted apart, on the CPU.
+    pub fn merge(&mut self, part: &NormAccumulator) -> Result<(), Error> {
+        match &mut self.0 {
+            Sum::Here(sum) => sum.merge(part),
+            #[cfg(feature = "cuda")]
+            Sum::There(sum) => return Err(sum.not_here()),
+        }
+        Ok(())
+    }
+
+    /// Forgets what was added.
+    pub fn reset(&mut self, queue: &Queue) -> Result<(), Error> {
+        let _ = queue;
+        match &mut self.0 {
+            Sum::Here(sum) => sum.reset(),
+            #[cfg(feature = "cuda")]
+            Sum::There(sum) => sum.reset(queue)?,
+        }
+        Ok(())
+    }
+
+    /// Writes what was added into the vectors that ranks exchange on a GPU: of `sum` the count of what is not finite and, from the
+    /// third word on, the sum; of `max` the largest magnitude. The host goes on.
+    #[cfg(feature = "cuda")]
+    pub fn write(&self, sum: SliceMut<'_>, max: SliceMut<'_>, queue: &Queue) -> Result<(), Error> {
+        match &self.0 {
+            Sum::Here(_) => {
+                let (given, expected) = (meshstep_tensor::Place::Cpu, queue.place());
+                Err(meshstep_tensor::Error::Place { given, expected }.into())
+            }
+            Sum::There(norm) => norm.write(sum, max, queue),
+        }
+    }
+
+    /// What was added. Waits for the queue.
+    pub fn read(&self, queue: &Queue) -> Result<NormAccumulator, Error> {
+        let _ = queue;
+        match &self.0 {
+            Sum::Here(sum) => Ok(NormAccumulator::clone(sum)),
+            #[cfg(feature = "cuda")]
+            Sum::There(sum) => sum.read(queue),
+        }
+    }
+}

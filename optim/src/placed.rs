@@ -1,0 +1,26 @@
+//! Vectors scaled and cast where they are: on the CPU, or on a GPU in a stream's order.
+
+use crate::Error;
+use meshstep_tensor::{Queue, Slice, SliceMut};
+
+/// Multiplies every element by `factor`, in f32 with the factor rounded to f32, or in f64; each product is rounded once. The
+/// memory is of the queue's place.
+pub fn scale(mut memory: SliceMut<'_>, factor: f64, queue: &Queue) -> Result<(), Error> {
+    #[cfg(feature = "cuda")]
+    if let Some(stream) = queue.stream() {
+        return crate::cuda::flat::scale(stream, memory, factor);
+    }
+    let _ = queue;
+    Ok(memory.scale(factor)?)
+}
+
+/// Copies `src` into `dst`, of the same length, rounding each element to nearest, ties to even. Both are of the queue's place; a
+/// GPU knows f32, bf16 and f16, and copies of any type.
+pub fn cast(src: Slice<'_>, mut dst: SliceMut<'_>, queue: &Queue) -> Result<(), Error> {
+    #[cfg(feature = "cuda")]
+    if let Some(stream) = queue.stream() {
+        return crate::cuda::flat::cast(stream, src, dst);
+    }
+    let _ = queue;
+    Ok(dst.cast_from(src)?)
+}

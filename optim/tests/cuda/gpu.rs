@@ -1,0 +1,45 @@
+//! A GPU to test on, and values there and back.
+
+use crate::common::{Random, Values};
+use meshstep_tensor::cuda::{self, Device, Stream};
+use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
+
+/// Lengths around a warp, a tile and a grid.
+pub(crate) const LENS: [usize; 8] = [0, 1, 127, 128, 129, 65_535, 65_537, 278_011];
+
+/// A stream of the first device; none where there is none, which REQUIRE_GPU=1 makes a failure.
+pub(crate) fn queue() -> Option<Queue> {
+    if let Err(missing) = cuda::probe() {
+        assert!(std::env::var_os("REQUIRE_GPU").is_none(), "{missing}");
+        println!("skipped: {missing}");
+        return None;
+    }
+    Some(Queue::cuda(Stream::new(&Device::open(0).unwrap()).unwrap()))
+}
+
+/// Values of every kind.
+pub(crate) fn wild(dtype: DType, len: usize, seed: u64) -> Values {
+    let mut random = Random::new(seed);
+    Values::new(dtype, len, || random.any())
+}
+
+/// The same values on the queue's device.
+pub(crate) fn upload(values: &Values, queue: &Queue) -> Buffer {
+    let slice = values.slice();
+    let (len, dtype) = (slice.len(), slice.dtype());
+    let mut buffer = Buffer::zeroed_on(queue, len, dtype, &Meter::new(), Category::State).unwrap();
+    queue.upload(slice, buffer.as_mut()).unwrap();
+    buffer
+}
+
+/// What a buffer of the queue's device holds, in the place of `values`.
+pub(crate) fn download(buffer: &Buffer, values: &mut Values, queue: &Queue) {
+    queue.download(buffer.as_slice(), values.slice_mut()).unwrap();
+}
+
+/// The first element by whose bits the buffer differs from `expected`, any NaN being like any other.
+pub(crate) fn difference(buffer: &Buffer, expected: &Values, queue: &Queue) -> Option<usize> {
+    let mut found = expected.clone();
+    download(buffer, &mut found, queue);
+    found.bits().iter().zip(expected.bits()).position(|(&a, b)| a != b)
+}

@@ -1,0 +1,202 @@
+//! Updates by the driver's launches: a table on the device, steps decided there.
+
+use crate::common::{self, DTYPES, Memory, RECIPES, Recipe, Values, rules};
+use crate::gpu::{download, queue, upload};
+use meshstep_optim::cuda::{Group, Step, StepBlock, Update};
+use meshstep_optim::{Adam, AdamW, Flat, Isa, Lamb, Rounding, Rule, Scalars, Segment, Sgd};
+use meshstep_tensor::{Buffer, DType, Meter, Queue, SliceMut};
+
+/// What an update touches, on a device.
+struct There {
+    params: Buffer,
+    grads: Buffer,
+    state: Vec<Buffer>,
+    copy: Option<Buffer>,
+    remainder: Option<Buffer>,
+}
+
+impl There {
+    fn new(memory: &Memory, queue: &Queue) -> Self {
+        There {
+            params: upload(&memory.params, queue),
+            grads: upload(&memory.grads, queue),
+            state: memory.state.iter().map(|slot| upload(slot, queue)).collect(),
+            copy: memory.copy.as_ref().map(|copy| upload(copy, queue)),
+            remainder: memory.remainder.as_ref().map(|remainder| upload(remainder, queue)),
+        }
+    }
+
+    /// What `with` makes of the elements from `offset` on.
+    fn flat<R>(&mut self, offset: usize, with: impl FnOnce(Flat<'_, '_>) -> R) -> R {
+        fn cut(buffer: &mut Buffer, offset: usize) -> SliceMut<'_> {
+            let len = buffer.len();
+            buffer.as_mut().slice(offset..len).unwrap()
+        }
+        let mut state: Vec<SliceMut<'_>> = self.state.iter_mut().map(|slot| cut(slot, offset)).collect();
+        with(Flat {
+            params: cut(&mut self.params, offset),
+            grads: cut(&mut self.grads, offset),
+            state: &mut state,
+            copy: self.copy.as_mut().map(|copy| cut(copy, offset)),
+            remainder: self.remainder.as_mut().map(|remainder| cut(remainder, offset)),
+        })
+    }
+
+    fn set_grads(&mut self, grads: &Values, queue: &Queue) {
+        queue.upload(grads.slice(), self.grads.as_mut()).unwrap();
+    }
+
+    /// What is there, in the place of `memory`'s vectors.
+    fn back(&self, memory: &Memory, queue: &Queue) -> Memory {
+        let mut found = memory.clone();
+        download(&self.params, &mut found.params, queue);
+        download(&self.grads, &mut found.grads, queue);
+        for (buffer, values) in self.state.iter().zip(&mut found.state) {
+            download(buffer, values, queue);
+        }
+        for (buffer, values) in self.copy.iter().zip(&mut found.copy) {
+            download(buffer, values, queue);
+        }
+        for (buffer, values) in self.remainder.iter().zip(&mut found.remainder) {
+            download(buffer, values, queue);
+        }
+        found
+    }
+}
+
+fn scalars(recipe: &Recipe, t: u64) -> Scalars {
+    Scalars { lr: 0.01 * t as f64, grad_scale: 0.75, zero_grads: t == 3, rounding: recipe.rounding }
+}
+
+fn step(scalars: &Scalars, skip: bool) -> Step {
+    let Scalars { lr, grad_scale, zero_grads, .. } = *scalars;
+    Step { lr, grad_scale, skip: skip.into(), zero_grads: zero_grads.into() }
+}
+
+/// Segments of two groups, with holes, in a vector of so many elements; the next step is `t`.
+fn segments(len: usize, t: u64) -> [Vec<Segment>; 2] {
+    let at = |range: std::ops::Range<usize>, t: u64| {
+        let (key, first) = (range.start as u64 ^ 77, range.start as u64 * 3);
+        Segment { key, first, ..Segment::new(range, t) }
+    };
+    let third = len / 3;
+    [vec![at(0..third, t), at(third..third, t)], vec![at(third + (len > 9) as usize..len, t + 4)]]
+}
+
+fn recipes() -> Vec<Recipe> {
+    let plain = |(params, grads, copy)| Recipe {
+        params,
+        remainder: false,
+        grads,
+        state: params,
+        copy,
+        rounding: Rounding::Nearest,
+    };
+    DTYPES.into_iter().map(plain).chain(RECIPES).collect()
+}
+
+/// Five steps of which the second is skipped, on both.
+fn compare(rule: &dyn Rule, recipe: &Recipe, (len, offset): (usize, usize), queue: &Queue) {
+    let start = Memory::of(rule, recipe, len + offset, len as u64);
+    let (mut expected, mut there) = (start.clone(), There::new(&start, queue));
+    let [first, second] = segments(len, 1);
+    let groups =
+        [Group { rule, lr_scale: 1.0, segments: &first }, Group { rule, lr_scale: 0.5, segments: &second }];
+    let meter = Meter::new();
+    let mut update =
+        there.flat(offset, |flat| Update::new(&flat, &groups, recipe.rounding, queue, &meter)).unwrap();
+    let mut block = StepBlock::new(queue, &meter).unwrap();
+    let mut t = 0;
+    for round in 1..=5 {
+        expected.new_grads(round);
+        there.set_grads(&expected.grads, queue);
+        let (skip, scalars) = (round == 2, scalars(recipe, round));
+        block.set(&step(&scalars, skip), queue).unwrap();
+        there.flat(offset, |flat| update.run(flat, &block, queue)).unwrap();
+        if !skip {
+            t += 1;
+            for (segments, lr_scale) in segments(len, t).iter().zip([1.0, 0.5]) {
+                let scalars = Scalars { lr: scalars.lr * lr_scale, ..scalars };
+                expected.update(rule, Isa::detect(), offset, segments, &scalars).unwrap();
+            }
+        }
+        let different = common::difference(&there.back(&start, queue), &expected);
+        assert_eq!(different, None, "{rule:?} {recipe:?}: {len} from {offset}, step {round}");
+    }
+    assert_eq!(update.steps(queue).unwrap(), [4, 4, 8], "{rule:?}");
+}
+
+#[test]
+fn every_rule_and_recipe_gives_the_cpus_bits() {
+    let Some(queue) = queue() else { return };
+    let mut compared = 0;
+    for rule in rules().iter().filter(|rule| rule.on_device().is_some()) {
+        for (i, recipe) in recipes().iter().enumerate().filter(|(_, recipe)| recipe.suits(&**rule)) {
+            let place = [(129, 0), (4099, 0), (5000, 1), (2049, 8)][i % 4];
+            compare(&**rule, recipe, place, &queue);
+            compared += 1;
+        }
+    }
+    assert!(compared > 200, "{compared}");
+}
+
+#[test]
+fn every_length_gives_the_cpus_bits() {
+    let Some(queue) = queue() else { return };
+    let recipe = RECIPES[2];
+    for place in crate::gpu::LENS.map(|len| (len, 0)).into_iter().chain([(65_537, 1), (65_535, 4)]) {
+        compare(&AdamW::default(), &recipe, place, &queue);
+    }
+}
+
+#[test]
+fn what_an_update_cannot_do_is_refused() {
+    let Some(queue) = queue() else { return };
+    let (rule, recipe, meter) = (AdamW::default(), recipes()[0], Meter::new());
+    let start = Memory::of(&rule, &recipe, 100, 1);
+    let mut there = There::new(&start, &queue);
+    let fits = [Segment::new(0..100, 1)];
+    let mut refused = |rules: &[&dyn Rule], segments: &[Segment], queue: &Queue| {
+        let groups: Vec<Group<'_>> =
+            rules.iter().map(|&rule| Group { rule, lr_scale: 1.0, segments }).collect();
+        let made = there.flat(0, |flat| Update::new(&flat, &groups, Rounding::Nearest, queue, &meter));
+        made.unwrap_err().to_string()
+    };
+    let amsgrad = Adam { amsgrad: true, ..Adam::default() };
+    for (rules, segments, told) in [
+        (&[&Lamb::default() as &dyn Rule][..], &fits[..], "no CUDA kernels"),
+        (&[&rule, &Sgd::default()], &fits, "state"),
+        (&[&rule, &amsgrad], &fits, "state"),
+        (&[], &fits, "no rule"),
+        (&[&rule], &[Segment::new(0..101, 1)], "101"),
+        (&[&rule], &[Segment::new(0..9, 0)], "t = 0"),
+        (&[&rule, &rule], &fits, "overlap"),
+    ] {
+        let error = refused(rules, segments, &queue);
+        assert!(error.contains(told), "{error}");
+    }
+    assert!(refused(&[&rule], &fits, &Queue::cpu()).contains("memory of the CPU"));
+    assert_eq!(meter.live_total(), 0);
+}
+
+#[test]
+fn other_memory_than_an_update_was_made_for_is_refused() {
+    let Some(queue) = queue() else { return };
+    let (rule, meter) = (AdamW::default(), Meter::new());
+    let plain = recipes()[0];
+    let of = |recipe: &Recipe, len| There::new(&Memory::of(&rule, recipe, len, 1), &queue);
+    let mut there = of(&plain, 100);
+    let segments = [Segment::new(0..100, 1)];
+    let groups = [Group { rule: &rule, lr_scale: 1.0, segments: &segments }];
+    let made = there.flat(0, |flat| Update::new(&flat, &groups, Rounding::Nearest, &queue, &meter));
+    let (mut update, block) = (made.unwrap(), StepBlock::new(&queue, &meter).unwrap());
+    let with_bf16 = Recipe { grads: DType::BF16, copy: Some(DType::BF16), ..plain };
+    for mut other in [of(&plain, 99), of(&plain, 101), of(&with_bf16, 100)] {
+        let error = other.flat(0, |flat| update.run(flat, &block, &queue)).unwrap_err();
+        assert!(error.to_string().contains("for an update of"), "{error}");
+    }
+    let mut cpu = Memory::of(&rule, &plain, 100, 1);
+    cpu.flat(0, |flat| update.run(flat, &block, &queue)).unwrap_err();
+    there.flat(0, |flat| update.run(flat, &block, &Queue::cpu())).unwrap_err();
+    assert_eq!(update.steps(&queue).unwrap(), [0]);
+}

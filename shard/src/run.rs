@@ -1,0 +1,141 @@
+//! What of a bucket is owned, cut by parameter group: the tables that updates go by.
+
+use crate::bucket_plan::BucketPlan;
+#[cfg(feature = "cuda")]
+use crate::groups::Group;
+use crate::groups::MAX_STATES;
+use arrayvec::ArrayVec;
+use meshstep_optim::{Flat, Segment};
+use meshstep_tensor::{Buffer, DType, Error, SliceMut};
+use std::ops::Range;
+
+/// What of a parameter stays from step to step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Of {
+    pub(crate) group: usize,
+    /// For its random numbers.
+    pub(crate) key: u64,
+}
+
+/// How a parameter is updated in this step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Due {
+    pub(crate) t: u64,
+    /// Its own factor on the learning rate.
+    pub(crate) ratio: f64,
+    /// Its rows and columns, for rules that see whole matrices.
+    pub(crate) matrix: Option<(usize, usize)>,
+}
+
+/// One owned range of the bucket.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) range: Range<usize>,
+    /// Where its state and master lie.
+    pub(crate) kept: Range<usize>,
+    pub(crate) tables: Vec<Table>,
+    /// The tables on a GPU, once there was an update.
+    #[cfg(feature = "cuda")]
+    pub(crate) there: Option<meshstep_optim::cuda::Update>,
+}
+
+/// The parameters of one group within one run.
+#[derive(Debug)]
+pub(crate) struct Table {
+    pub(crate) group: usize,
+    pub(crate) pieces: Vec<Piece>,
+    /// Room for this step's segments.
+    pub(crate) segments: Vec<Segment>,
+}
+
+/// Consecutive elements of one parameter.
+#[derive(Debug)]
+pub(crate) struct Piece {
+    pub(crate) param: usize,
+    /// Counted from the run's start.
+    pub(crate) range: Range<usize>,
+    /// The index in the parameter of the first one.
+    pub(crate) first: u64,
+    pub(crate) key: u64,
+}
+
+impl Run {
+    /// This run of a bucket's vectors and of its `grads`, which are the whole bucket's or just what is owned.
+    pub(crate) fn flat<'a, 's>(
+        range: &Range<usize>,
+        kept: &Range<usize>,
+        [params, grads]: [&'a mut Buffer; 2],
+        master: Option<&'a mut Buffer>,
+        state: &'s mut ArrayVec<SliceMut<'a>, MAX_STATES>,
+    ) -> Result<Flat<'a, 's>, Error> {
+        let whole = grads.len() == params.len();
+        let grads = grads.as_mut().slice(if whole { range.clone() } else { kept.clone() })?;
+        let params = params.as_mut().slice(range.clone())?;
+        let master = master.map(|m| m.as_mut().slice(kept.clone())).transpose()?;
+        let (params, copy, remainder) = match master {
+            Some(master) if master.dtype() == DType::U16 => (params, None, Some(master)),
+            Some(master) => (master, Some(params), None),
+            None => (params, None, None),
+        };
+        Ok(Flat { params, grads, state, copy, remainder })
+    }
+}
+
+impl Table {
+    /// This step's segments with their group, as a GPU is told.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn there<'a>(&'a self, groups: &'a [Group]) -> meshstep_optim::cuda::Group<'a> {
+        let Group { rule, lr_scale, .. } = &groups[self.group];
+        meshstep_optim::cuda::Group { rule: &**rule, lr_scale: *lr_scale, segments: &self.segments }
+    }
+
+    /// This step's segments: the pieces whose parameter is due.
+    pub(crate) fn fill(&mut self, due: impl Fn(usize) -> Option<Due>) {
+        let due = |&Piece { param, ref range, first, key }: &Piece| {
+            let Due { t, ratio, matrix } = due(param)?;
+            Some(Segment { range: range.clone(), t, key, first, ratio, matrix })
+        };
+        self.segments.clear();
+        self.segments.extend(self.pieces.iter().filter_map(due));
+    }
+}
+
+/// The owned `ranges` of a bucket; `of` tells each parameter's group and key.
+pub(crate) fn runs(plan: &BucketPlan, ranges: Vec<Range<usize>>, of: impl Fn(usize) -> Of) -> Vec<Run> {
+    let mut next = 0;
+    let run = |range: Range<usize>| {
+        let kept = next..next + range.len();
+        next = kept.end;
+        Run {
+            tables: tables(plan, &range, &of),
+            range,
+            kept,
+            #[cfg(feature = "cuda")]
+            there: None,
+        }
+    };
+    ranges.into_iter().map(run).collect()
+}
+
+fn tables(plan: &BucketPlan, range: &Range<usize>, of: impl Fn(usize) -> Of) -> Vec<Table> {
+    let mut tables: Vec<Table> = Vec::new();
+    for param in &plan.params {
+        let Some(both) = overlap(range, &param.range()) else { continue };
+        let Of { group, key } = of(param.param);
+        let first = (both.start - param.start) as u64;
+        let range = both.start - range.start..both.end - range.start;
+        let piece = Piece { param: param.param, range, first, key };
+        match tables.iter_mut().find(|t| t.group == group) {
+            Some(table) => table.pieces.push(piece),
+            None => tables.push(Table { group, pieces: vec![piece], segments: Vec::new() }),
+        }
+    }
+    tables.iter_mut().for_each(|table| table.segments.reserve(table.pieces.len()));
+    tables
+}
+
+/// What two ranges have in common.
+pub(crate) fn overlap(a: &Range<usize>, b: &Range<usize>) -> Option<Range<usize>> {
+    let both = a.start.max(b.start)..a.end.min(b.end);
+    (!both.is_empty()).then_some(both)
+}

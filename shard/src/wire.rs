@@ -1,0 +1,80 @@
+//! Words of the host that ranks combine, on a communicator whose buffers may be a GPU's; and values of the host that go there.
+
+use meshstep_comm::{Communicator, Error, InFlight, Op, Reduction};
+use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue, Slice, SliceMut};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Runs `op` on a buffer, ordered by `queue` on both ends.
+pub(crate) fn run(comm: &dyn Communicator, queue: &Queue, op: Op, buffer: &mut Buffer) -> Result<(), Error> {
+    let started = comm.start(op, buffer.take(), queue);
+    let (whole, result) = land(started, queue);
+    *buffer = whole;
+    result
+}
+
+/// Waits for what was started, or not.
+pub(crate) fn land(started: Result<InFlight, (Buffer, Error)>, queue: &Queue) -> (Buffer, Result<(), Error>) {
+    match started {
+        Ok(flight) => flight.wait(queue),
+        Err((buffer, error)) => (buffer, Err(error)),
+    }
+}
+
+/// Each word becomes its reduction over all ranks.
+pub(crate) fn all_reduce(
+    comm: &dyn Communicator,
+    queue: &Queue,
+    meter: &Meter,
+    words: &mut [u64],
+    reduction: Reduction,
+) -> Result<(), Error> {
+    travel(comm, queue, meter, words, Op::all_reduce(reduction))
+}
+
+/// Chunk `q` of the words becomes rank `q`'s.
+pub(crate) fn all_gather(
+    comm: &dyn Communicator,
+    queue: &Queue,
+    meter: &Meter,
+    words: &mut [u64],
+) -> Result<(), Error> {
+    travel(comm, queue, meter, words, Op::all_gather())
+}
+
+fn travel(
+    comm: &dyn Communicator,
+    queue: &Queue,
+    meter: &Meter,
+    words: &mut [u64],
+    op: Op,
+) -> Result<(), Error> {
+    let mut buffer = Buffer::zeroed_on(queue, words.len(), DType::U64, meter, Category::Staging)?;
+    queue.upload((&*words).into(), buffer.as_mut())?;
+    run(comm, queue, op, &mut buffer)?;
+    Ok(queue.download(buffer.as_slice(), words.into())?)
+}
+
+/// A digest of the bytes at the queue's place.
+pub(crate) fn digest(queue: &Queue, meter: &Meter, memory: Slice<'_>) -> Result<u64, meshstep_tensor::Error> {
+    if queue.place() == Place::Cpu {
+        return Ok(xxh3_64(memory.bytes()?));
+    }
+    let mut host = Buffer::zeroed(memory.len(), memory.dtype(), meter, Category::Staging)?;
+    queue.download(memory, host.as_mut())?;
+    Ok(xxh3_64(host.as_slice().bytes()?))
+}
+
+/// Lets `write` fill memory of the queue's place, through memory of the CPU where that is another one.
+pub(crate) fn fill(
+    queue: &Queue,
+    meter: &Meter,
+    memory: SliceMut<'_>,
+    write: impl FnOnce(SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
+) -> Result<(), meshstep_tensor::Error> {
+    if queue.place() == Place::Cpu {
+        return write(memory);
+    }
+    let mut host = Buffer::zeroed(memory.len(), memory.dtype(), meter, Category::Staging)?;
+    write(host.as_mut())?;
+    queue.upload(host.as_slice(), memory)
+}

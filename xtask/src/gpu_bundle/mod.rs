@@ -1,0 +1,91 @@
+//! `gpu-bundle`: a folder of programs that tests and measures the GPU code on a machine without cargo and without network.
+
+mod needs;
+mod programs;
+
+use crate::workspace::Workspace;
+use anyhow::{Context, ensure};
+use programs::PROGRAMS;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// The most that the folder may hold, in MiB.
+const MOST: u64 = 48;
+
+const RUN: &str = include_str!("run.sh");
+
+/// Builds every program, checks what it needs, and puts them into `gpu-bundle` in the target folder.
+pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<()> {
+    let folder = workspace.target.join("gpu-bundle");
+    if folder.exists() {
+        fs::remove_dir_all(&folder).with_context(|| format!("cannot empty {}", folder.display()))?;
+    }
+    let mut bytes = 0;
+    for program in PROGRAMS {
+        let built = program.executable(&program.build(&workspace.root).captured()?)?;
+        let glibc = needs::check(&built)?;
+        let place = folder.join(program.place());
+        bytes += copy(&built, &place)?;
+        println!("{}: glibc {glibc} or newer", program.place().display());
+    }
+    write(&folder.join("commit"), &format!("{}\n", commit(&workspace.root)))?;
+    let script = write(&folder.join("run.sh"), RUN)?;
+    executable(&script)?;
+    check_size(bytes)?;
+    println!(
+        "{}: {} programs, {:.1} MiB; bring it to the GPU and start run.sh",
+        folder.display(),
+        PROGRAMS.len(),
+        mib(bytes)
+    );
+    Ok(())
+}
+
+fn copy(from: &Path, to: &Path) -> anyhow::Result<u64> {
+    let parent = to.parent().context("a program lies in a folder")?;
+    fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
+    fs::copy(from, to).with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))
+}
+
+fn write(path: &Path, text: &str) -> anyhow::Result<PathBuf> {
+    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(path.to_owned())
+}
+
+#[cfg(unix)]
+fn executable(path: &Path) -> anyhow::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).with_context(|| path.display().to_string())
+}
+
+#[cfg(not(unix))]
+fn executable(_: &Path) -> anyhow::Result<()> {
+    anyhow::bail!("the bundle is for Linux; build it there")
+}
+
+fn check_size(bytes: u64) -> anyhow::Result<()> {
+    ensure!(bytes < MOST << 20, "the programs have {:.1} MiB together, not under {MOST}", mib(bytes));
+    Ok(())
+}
+
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
+/// What the programs were built from, for the records.
+fn commit(root: &Path) -> String {
+    let git = |line: &str| -> Option<String> {
+        let output =
+            Command::new("git").args(line.split(' ')).current_dir(root).stdin(Stdio::null()).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    match (git("rev-parse HEAD"), git("status --porcelain")) {
+        (Some(commit), Some(changes)) if changes.is_empty() => commit,
+        (Some(commit), _) => format!("{commit}, changed"),
+        (None, _) => "unknown".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

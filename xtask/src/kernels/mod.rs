@@ -1,0 +1,194 @@
+//! `kernels`: compiles the CUDA kernels to the PTX that is committed beside them, and keeps what they use under a budget.
+
+mod budget;
+mod nvrtc;
+mod ptx;
+mod ptxas;
+pub(crate) mod sources;
+mod tools;
+
+use crate::cli::KernelsArgs;
+use crate::workspace::Workspace;
+use anyhow::{Context, bail};
+use budget::{Budget, Measured};
+use nvrtc::Nvrtc;
+use sources::{File, Module};
+use std::fs;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use tools::Tools;
+
+/// For the oldest chip that we serve, so that the driver of any newer one can compile it; and nothing that changes bits:
+/// sums and products stay apart, divisions and roots are rounded as IEEE says, subnormals stay. The kernels ask for all this
+/// by intrinsics; the options are for what does not.
+const OPTIONS: &[&str] = &[
+    "--gpu-architecture=compute_80",
+    "--std=c++17",
+    "--fmad=false",
+    "--prec-div=true",
+    "--prec-sqrt=true",
+    "--ftz=false",
+];
+
+/// What makes the committed files right again.
+const REMEDY: &str = "run `cargo xtask kernels` and commit what it writes";
+
+/// Writes or checks the PTX, then the budget.
+pub(crate) fn run(args: &KernelsArgs, workspace: &Workspace) -> anyhow::Result<()> {
+    let root = &workspace.root;
+    let files = sources::read(root)?;
+    let modules = sources::modules(&files)?;
+    let tools = Tools::get(&workspace.target)?;
+    let texts = compile(&modules, &tools)?;
+    let stale = stale(&files, &modules, &texts);
+    if !args.check {
+        write(root, &files, &modules, &texts)?;
+    } else if !stale.is_empty() {
+        bail!("{}\n{REMEDY}", stale.join("\n"));
+    }
+    let measured = measure(&modules, &texts, &tools, &workspace.target.join("kernels"))?;
+    settle_budget(args, root, &measured)?;
+    let bytes: usize = texts.iter().map(String::len).sum();
+    println!("kernels: {} in {} files, {} kB of PTX", measured.len(), modules.len(), bytes.div_ceil(1000));
+    Ok(())
+}
+
+/// The text to commit for each module.
+fn compile(modules: &[Module], tools: &Tools) -> anyhow::Result<Vec<String>> {
+    let nvrtc = Nvrtc::open(&tools.builtins, &tools.nvrtc)?;
+    in_parallel(modules, |module| {
+        let written = nvrtc.compile(&format!("{}.cu", module.name), &module.text, OPTIONS)?;
+        let print = ptx::fingerprint(&[tools::PINNED, &OPTIONS.join(" "), &module.text]);
+        ptx::committed(&module.name, &print, &written)
+    })
+}
+
+/// What is committed and should not be so.
+fn stale(files: &[File], modules: &[Module], texts: &[String]) -> Vec<String> {
+    let committed = |path: &str| files.iter().find(|file| file.path == path).map(|file| file.text.as_str());
+    let differ = modules.iter().zip(texts).filter_map(|(module, fresh)| {
+        let path = module.ptx_path();
+        ptx::difference(committed(&path), fresh).map(|why| format!("{path} {why}"))
+    });
+    let orphans = sources::orphans(files, modules).into_iter();
+    differ.chain(orphans.map(|path| format!("{path} belongs to no kernel"))).collect()
+}
+
+fn write(root: &Path, files: &[File], modules: &[Module], texts: &[String]) -> anyhow::Result<()> {
+    for (module, text) in modules.iter().zip(texts) {
+        let path = root.join(module.ptx_path());
+        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        println!("{}: {} kB", module.ptx_path(), text.len().div_ceil(1000));
+    }
+    for path in sources::orphans(files, modules) {
+        fs::remove_file(root.join(path)).with_context(|| format!("cannot remove {path}"))?;
+        println!("{path}: removed");
+    }
+    Ok(())
+}
+
+/// What every kernel uses on every chip, as it will be compiled from the committed text.
+fn measure(modules: &[Module], texts: &[String], tools: &Tools, folder: &Path) -> anyhow::Result<Measured> {
+    let mut jobs = Vec::new();
+    for (module, text) in modules.iter().zip(texts) {
+        let file = folder.join(format!("{}.ptx", module.name));
+        fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
+        jobs.extend(ptxas::CHIPS.iter().enumerate().map(|(idx, chip)| (file.clone(), idx, *chip)));
+    }
+    let usages = in_parallel(&jobs, |(file, _, chip)| ptxas::measure(&tools.ptxas, file, chip))?;
+    let mut measured = Measured::default();
+    for ((_, chip, _), usages) in jobs.iter().zip(usages) {
+        measured.add(*chip, &usages)?;
+    }
+    Ok(measured)
+}
+
+/// Compares with the committed budget, or writes it anew first.
+fn settle_budget(args: &KernelsArgs, root: &Path, measured: &Measured) -> anyhow::Result<()> {
+    let path = root.join(budget::PATH);
+    let mut budget = match fs::read_to_string(&path) {
+        Ok(text) => Budget::parse(&text)?,
+        Err(error) if args.budget && error.kind() == std::io::ErrorKind::NotFound => Budget::default(),
+        Err(error) => return Err(error).with_context(|| format!("cannot read {}", budget::PATH)),
+    };
+    if args.budget {
+        budget = budget.renewed(measured);
+        fs::write(&path, budget.to_string()).with_context(|| format!("cannot write {}", budget::PATH))?;
+    }
+    match budget.complaints(measured) {
+        complaints if complaints.is_empty() => Ok(()),
+        complaints => bail!(
+            "{}\nmake the kernels smaller, or change {} (`cargo xtask kernels --budget` writes what they use)",
+            complaints.join("\n"),
+            budget::PATH
+        ),
+    }
+}
+
+/// `f` of each item on as many threads as there are cores, in the order of the items; the first error of all.
+fn in_parallel<I: Sync, O: Send>(
+    items: &[I],
+    f: impl Fn(&I) -> anyhow::Result<O> + Sync,
+) -> anyhow::Result<Vec<O>> {
+    let next = AtomicUsize::new(0);
+    let results: Mutex<Vec<(usize, anyhow::Result<O>)>> = Mutex::new(Vec::new());
+    let work = || {
+        loop {
+            let idx = next.fetch_add(1, Ordering::Relaxed);
+            let Some(item) = items.get(idx) else { return };
+            let result = f(item);
+            results.lock().unwrap_or_else(|poison| poison.into_inner()).push((idx, result));
+        }
+    };
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    thread::scope(|scope| {
+        for _ in 0..cores.min(items.len()) {
+            scope.spawn(work);
+        }
+    });
+    let mut results = results.into_inner().unwrap_or_else(|poison| poison.into_inner());
+    results.sort_by_key(|(idx, _)| *idx);
+    results.into_iter().map(|(_, result)| result).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(path: &str, text: &str) -> File {
+        File { path: path.to_owned(), text: text.to_owned() }
+    }
+
+    #[test]
+    fn stale_missing_and_orphaned_ptx_is_named() {
+        let files = [
+            file("optim/src/a/a.cu", "a"),
+            file("optim/src/b/b.cu", "b"),
+            file("optim/src/c/c.cu", "c"),
+            file("optim/src/a/a.ptx", "// a\n// of 1\nx\n"),
+            file("optim/src/c/c.ptx", "// c\n// of 0\nx\n"),
+            file("optim/src/d/d.ptx", "// d\n// of 1\nx\n"),
+        ];
+        let modules = sources::modules(&files).unwrap();
+        let texts: Vec<String> =
+            modules.iter().map(|module| format!("// {}\n// of 1\nx\n", module.name)).collect();
+        let stale = stale(&files, &modules, &texts);
+        let begins =
+            ["optim/src/b/b.ptx is missing", "optim/src/c/c.ptx was made", "optim/src/d/d.ptx belongs"];
+        assert_eq!(stale.len(), begins.len(), "{stale:?}");
+        for (stale, begin) in stale.iter().zip(begins) {
+            assert!(stale.starts_with(begin), "{stale}");
+        }
+    }
+
+    #[test]
+    fn parallel_work_keeps_its_order_and_its_first_error() {
+        let items: Vec<usize> = (0..100).collect();
+        assert_eq!(in_parallel(&items, |item| Ok(item * 2)).unwrap()[99], 198);
+        let failing = |&item: &usize| if item % 10 == 7 { bail!("{item}") } else { Ok(item) };
+        assert_eq!(in_parallel(&items, failing).unwrap_err().to_string(), "7");
+        assert!(in_parallel(&[] as &[usize], failing).unwrap().is_empty());
+    }
+}

@@ -1,0 +1,163 @@
+//! Which kernels there are, and the text that each is compiled from.
+
+use anyhow::{Context, ensure};
+use std::fs;
+use std::path::Path;
+
+/// Where kernels lie: in the folders of this one.
+const FOLDER: &str = "optim/src";
+
+/// The folder of what kernels share. Files that begin with a digit go before every kernel; others are kernels.
+const SHARED: &str = "optim/src/cuda/";
+
+/// A text file; its path is relative to the root, with `/` on every platform.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct File {
+    pub(crate) path: String,
+    pub(crate) text: String,
+}
+
+/// A file of kernels with all it needs: one module of PTX.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Module {
+    /// `adam` of `optim/src/adam/adam.cu`.
+    pub(crate) name: String,
+    pub(crate) path: String,
+    pub(crate) text: String,
+}
+
+impl Module {
+    /// Where its PTX is committed.
+    pub(crate) fn ptx_path(&self) -> String {
+        ptx_path(&self.path)
+    }
+}
+
+/// Where the PTX of a `.cu` is committed.
+pub(crate) fn ptx_path(cu: &str) -> String {
+    format!("{}.ptx", cu.trim_end_matches(".cu"))
+}
+
+/// Every `.cu` and `.ptx` in the folders of optim.
+pub(crate) fn read(root: &Path) -> anyhow::Result<Vec<File>> {
+    let mut files = Vec::new();
+    for folder in names(&root.join(FOLDER))? {
+        let inside = format!("{FOLDER}/{folder}");
+        if !root.join(&inside).is_dir() {
+            continue;
+        }
+        for name in names(&root.join(&inside))? {
+            if name.ends_with(".cu") || name.ends_with(".ptx") {
+                let path = format!("{inside}/{name}");
+                let text =
+                    fs::read_to_string(root.join(&path)).with_context(|| format!("cannot read {path}"))?;
+                files.push(File { path, text });
+            }
+        }
+    }
+    Ok(files)
+}
+
+/// What is in a folder, in the order of names.
+fn names(folder: &Path) -> anyhow::Result<Vec<String>> {
+    let entries = fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))?;
+    let names = entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+    let mut names = names.collect::<std::io::Result<Vec<_>>>()?;
+    names.sort();
+    Ok(names)
+}
+
+/// Every module, with the shared files in front in the order of their names.
+pub(crate) fn modules(files: &[File]) -> anyhow::Result<Vec<Module>> {
+    let sources = files.iter().filter(|file| file.path.ends_with(".cu"));
+    let (mut shared, kernels): (Vec<&File>, Vec<&File>) = sources.partition(|file| is_shared(&file.path));
+    shared.sort_by_key(|file| &file.path);
+    let before: String = shared.into_iter().map(with_its_lines).collect();
+    let mut modules: Vec<Module> = Vec::new();
+    for file in kernels {
+        let name = stem(&file.path).to_owned();
+        if let Some(other) = modules.iter().find(|other| other.name == name) {
+            anyhow::bail!("{} and {} have one name; rename one", other.path, file.path);
+        }
+        modules.push(Module { name, path: file.path.clone(), text: before.clone() + &with_its_lines(file) });
+    }
+    ensure!(!modules.is_empty(), "no .cu in the folders of {FOLDER}");
+    Ok(modules)
+}
+
+/// PTX whose kernels are gone.
+pub(crate) fn orphans<'a>(files: &'a [File], modules: &[Module]) -> Vec<&'a str> {
+    let ptx = files.iter().map(|file| file.path.as_str()).filter(|path| path.ends_with(".ptx"));
+    ptx.filter(|path| modules.iter().all(|module| module.ptx_path() != *path)).collect()
+}
+
+fn is_shared(path: &str) -> bool {
+    path.strip_prefix(SHARED).is_some_and(|name| name.starts_with(|c: char| c.is_ascii_digit()))
+}
+
+fn stem(path: &str) -> &str {
+    let name = path.rsplit('/').next().unwrap_or(path);
+    name.split('.').next().unwrap_or(name)
+}
+
+/// The text behind a directive, so that the compiler's messages name the file and its own lines.
+fn with_its_lines(file: &File) -> String {
+    let end = if file.text.ends_with('\n') { "" } else { "\n" };
+    format!("#line 1 \"{}\"\n{}{end}", file.path, file.text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(path: &str, text: &str) -> File {
+        File { path: path.to_owned(), text: text.to_owned() }
+    }
+
+    #[test]
+    fn shared_files_go_before_each_kernel_in_the_order_of_names() {
+        let files = [
+            file("optim/src/adam/adam.cu", "adam"),
+            file("optim/src/cuda/2_b.cu", "b"),
+            file("optim/src/cuda/1_a.cu", "a\n"),
+            file("optim/src/cuda/3_c.cu", "c\n"),
+            file("optim/src/cuda/prologue.cu", "prologue\n"),
+            file("optim/src/norm/1_norm.cu", "norm\n"),
+            file("optim/src/adam/adam.ptx", "old"),
+        ];
+        let modules = modules(&files).unwrap();
+        let names: Vec<&str> = modules.iter().map(|module| module.name.as_str()).collect();
+        assert_eq!(names, ["adam", "prologue", "1_norm"]);
+        let before = "#line 1 \"optim/src/cuda/1_a.cu\"\na\n#line 1 \"optim/src/cuda/2_b.cu\"\nb\n\
+                      #line 1 \"optim/src/cuda/3_c.cu\"\nc\n";
+        assert_eq!(modules[0].text, format!("{before}#line 1 \"optim/src/adam/adam.cu\"\nadam\n"));
+        assert_eq!(modules[1].text, format!("{before}#line 1 \"optim/src/cuda/prologue.cu\"\nprologue\n"));
+        assert_eq!(modules[0].ptx_path(), "optim/src/adam/adam.ptx");
+    }
+
+    #[test]
+    fn two_kernels_of_one_name_and_none_at_all_are_refused() {
+        let twice = [file("optim/src/a/x.cu", ""), file("optim/src/b/x.cu", "")];
+        let error = modules(&twice).unwrap_err().to_string();
+        assert!(error.contains("optim/src/a/x.cu and optim/src/b/x.cu"), "{error}");
+        assert!(modules(&[file("optim/src/cuda/1_a.cu", "")]).is_err());
+    }
+
+    #[test]
+    fn ptx_without_its_source_is_found() {
+        let files =
+            [file("optim/src/a/a.cu", ""), file("optim/src/a/a.ptx", ""), file("optim/src/b/b.ptx", "")];
+        let modules = modules(&files).unwrap();
+        assert_eq!(orphans(&files, &modules), ["optim/src/b/b.ptx"]);
+    }
+
+    #[test]
+    fn the_repository_has_adam() {
+        let root = crate::workspace::Workspace::find().unwrap().root;
+        let modules = modules(&read(&root).unwrap()).unwrap();
+        let adam = modules.iter().find(|module| module.name == "adam").unwrap();
+        assert_eq!(adam.path, "optim/src/adam/adam.cu");
+        let number = adam.text.find("optim/src/cuda/1_number.cu").unwrap();
+        assert!(number < adam.text.find("optim/src/adam/adam.cu").unwrap());
+    }
+}

@@ -1,0 +1,107 @@
+//! The compilers, unpacked below the target folder: from wheels pinned by hash, fetched once.
+
+use super::ptx::fingerprint;
+use crate::cmd::Cmd;
+use anyhow::{Context, bail, ensure};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+/// What is fetched, each with its hash.
+pub(crate) const PINNED: &str = include_str!("requirements.txt");
+
+/// How often it is tried, and how long is waited before each try: a network may be down for a moment.
+const TRIES: [Duration; 3] = [Duration::ZERO, Duration::from_secs(5), Duration::from_secs(20)];
+
+/// Where the compilers are.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Tools {
+    pub(crate) nvrtc: PathBuf,
+    pub(crate) builtins: PathBuf,
+    pub(crate) ptxas: PathBuf,
+}
+
+impl Tools {
+    /// Fetches what is not there yet.
+    pub(crate) fn get(target: &Path) -> anyhow::Result<Self> {
+        ensure!(
+            cfg!(all(target_os = "linux", target_arch = "x86_64")),
+            "the kernels' compilers are pinned for Linux on x86_64; run this there"
+        );
+        let folder = target.join("kernels");
+        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        // One fetches, others wait; the lock goes with the file.
+        let lock = File::create(folder.join("lock")).context("cannot make a lock in the target folder")?;
+        lock.lock().context("cannot lock the target folder")?;
+        let unpacked = folder.join(fingerprint(&[PINNED]));
+        if !unpacked.exists() {
+            fetch(&folder, &unpacked)?;
+        }
+        Ok(Self::below(&unpacked))
+    }
+
+    fn below(unpacked: &Path) -> Self {
+        let cu13 = unpacked.join("nvidia/cu13");
+        Self {
+            nvrtc: cu13.join("lib/libnvrtc.so.13"),
+            builtins: cu13.join("lib/libnvrtc-builtins.so.13.0"),
+            ptxas: cu13.join("bin/ptxas"),
+        }
+    }
+}
+
+/// Unpacks the wheels beside `unpacked`, and moves them there when all are complete.
+fn fetch(folder: &Path, unpacked: &Path) -> anyhow::Result<()> {
+    let has_pip = matches!(pip("--version").output(), Ok(Some(_)));
+    ensure!(has_pip, "python3 with pip is needed to fetch NVRTC; on Debian: apt-get install python3-pip");
+    let (list, part) = (folder.join("requirements.txt"), unpacked.with_extension("part"));
+    fs::write(&list, PINNED).with_context(|| format!("cannot write {}", list.display()))?;
+    let install = install(&list, &part);
+    for (idx, pause) in TRIES.into_iter().enumerate() {
+        thread::sleep(pause);
+        // What an attempt has left behind.
+        let _ = fs::remove_dir_all(&part);
+        println!("fetching NVRTC and ptxas, try {} of {}: {install}", idx + 1, TRIES.len());
+        if install.run_unattended()?.success() {
+            return fs::rename(&part, unpacked)
+                .with_context(|| format!("cannot move {} into place", part.display()));
+        }
+    }
+    bail!("NVRTC and ptxas could not be fetched; pip's messages are above\ncommand:      {install}")
+}
+
+fn install(list: &Path, part: &Path) -> Cmd {
+    let fixed = "install --quiet --no-deps --require-hashes --only-binary :all: --no-compile --timeout 30";
+    pip(fixed).arg("--target").arg(&part.to_string_lossy()).arg("-r").arg(&list.to_string_lossy())
+}
+
+/// pip, without what the caller's configuration could ask of it.
+fn pip(line: &str) -> Cmd {
+    let cmd = Cmd::built("python3", &format!("-m pip --disable-pip-version-check {line}"));
+    cmd.env("PIP_USER", "0").env("PIP_REQUIRE_VIRTUALENV", "0").env("PIP_ROOT_USER_ACTION", "ignore")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_wheel_is_pinned_by_version_and_hash() {
+        let wheels: Vec<&str> = PINNED.lines().filter(|line| !line.starts_with('#')).collect();
+        assert_eq!(wheels.len(), 2);
+        for wheel in wheels {
+            let (name, hash) = wheel.split_once(" --hash=sha256:").unwrap();
+            assert!(name.ends_with("==13.0.88"), "{wheel}");
+            assert!(hash.len() == 64 && hash.chars().all(|c| c.is_ascii_hexdigit()), "{wheel}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_installed_without_a_hash_or_outside_the_target_folder() {
+        let shown = install(Path::new("t/requirements.txt"), Path::new("t/x.part")).to_string();
+        for part in ["--require-hashes", "--no-deps", "--target t/x.part -r t/requirements.txt"] {
+            assert!(shown.contains(part), "{shown}");
+        }
+    }
+}

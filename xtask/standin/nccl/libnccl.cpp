@@ -1,0 +1,599 @@
+// A stand-in for NVIDIA's libnccl.so.2: the part of NCCL that Meshstep calls, on the CPU, for tests only.
+//
+// Ranks are threads of one process or processes of one machine. They meet in shared memory that is named by the unique id;
+// what a collective does there, it does on the caller's stream, through the driver's public functions alone: a host function
+// puts the rank's part into its slot, the stream waits for the others' parts, a host function takes the result. So with the
+// stand-in for the driver, a missing wait shows. As in NCCL, ranks that call different things wait for ever, a
+// communicator that does not block does nothing until it is asked how it is, and abort ends what waits on this rank
+// alone. Averages multiply by 1/n before they sum, as NCCL's do; sums go in the order of the ranks, f32 through f64.
+//
+//   MESHSTEP_STANDIN_NCCL     a plan for this process, carried out once, on communicators that init made:
+//                             "hang RANK OP", "error RANK OP CODE", "die RANK OP"; operations count from 0
+//   meshstep_standin_nccl     the same from a test, which may also say "abort MS": the next abort takes so long
+//   -DMESHSTEP_OLD            a library without the newer functions: blocking, no splits, no asynchronous errors
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <sys/mman.h>
+#include <thread>
+#include <unistd.h>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using Word = std::atomic<uint64_t>;
+
+// NCCL's numbers.
+enum Result : int { Success, CudaError, SystemError, InternalError, InvalidArgument, InvalidUsage, RemoteError, InProgress };
+enum Type : int { U64 = 5, F16, F32, F64, BF16 };
+enum Reduction : int { Sum, Prod, Max, Min, Avg };
+enum Kind : uint64_t { AllReduce, ReduceScatter, AllGather, Broadcast, Send, Recv };
+
+constexpr size_t MaxRanks = 8;
+constexpr size_t MaxParcels = 16; // from one rank to another in one group
+constexpr size_t SlotBytes = size_t{32} << 20; // address space: memory is taken as it is touched
+constexpr uint64_t Released = uint64_t{1} << 62; // beyond every count: whoever waits, waits no more
+
+struct UniqueId {
+    char internal[128];
+};
+
+struct Config {
+    size_t size;
+    unsigned magic, version;
+    int blocking;
+};
+
+// What ranks that meet must agree on.
+struct Call {
+    uint64_t kind, count, type, reduction, root;
+    bool operator==(const Call &other) const { return !std::memcmp(this, &other, sizeof *this); }
+};
+
+// What one rank sends another, and where in the pair's slot.
+struct Parcel {
+    Call call;
+    uint64_t offset;
+};
+
+struct Choice {
+    int64_t color, key;
+};
+
+// What the ranks of a communicator share. All zeros at first. Operation n uses the half n % 2: nobody comes to n + 2 before
+// everybody has come to n + 1, and so has done with n.
+struct Shared {
+    Word world, attached, aborted, arrived, chosen;
+    Word taken[MaxRanks];
+    Call calls[2][MaxRanks];
+    Choice choices[2][MaxRanks];
+    Word sent[MaxRanks][MaxRanks], received[MaxRanks][MaxRanks]; // from, to
+    Parcel parcels[MaxRanks][MaxRanks][MaxParcels];
+    alignas(4096) char slots[2 * MaxRanks + MaxRanks * MaxRanks][SlotBytes];
+
+    char *slot(uint64_t number, size_t rank) { return slots[number % 2 * MaxRanks + rank]; }
+    char *pair(size_t from, size_t to) { return slots[2 * MaxRanks + from * MaxRanks + to]; }
+};
+
+struct Operation {
+    Kind kind;
+    const char *from;
+    char *to;
+    size_t count;
+    Type type;
+    Reduction reduction;
+    size_t root; // or the other rank
+    void *stream;
+};
+
+struct Comm;
+
+struct Split {
+    uint64_t number;
+    Comm **child;
+};
+
+struct Comm {
+    std::string name;
+    Shared *shared = nullptr;
+    size_t rank = 0, world = 0;
+    bool blocking = true, planned = false;
+    std::atomic<bool> aborted{false};
+    std::atomic<int> error{Success};
+    uint64_t operations = 0, collectives = 0, splits = 0, gates = 0;
+    uint64_t sends[MaxRanks] = {}, receives[MaxRanks] = {};
+    Word opened{0}, never{0};
+    std::unique_ptr<Split> split;
+    std::vector<Operation> deferred;
+
+    ~Comm() {
+        if (shared) munmap(shared, sizeof(Shared));
+    }
+};
+
+using Handle = std::shared_ptr<Comm>;
+
+// Never destroyed: threads may call until the process has ended.
+std::mutex &lock = *new std::mutex;
+auto &comms = *new std::map<Comm *, Handle>;
+thread_local int depth = 0;
+thread_local std::vector<std::pair<Handle, Operation>> grouped;
+thread_local std::string last_error = "nothing went wrong";
+
+// What is to go wrong.
+struct Plan {
+    std::string what;
+    uint64_t rank = 0, operation = 0;
+    int code = 0;
+    int abort_ms = 0;
+};
+
+auto &plan = *new Plan;
+
+void set_plan(const char *text) {
+    char what[16] = "";
+    unsigned long long a = 0, b = 0;
+    int code = 0;
+    std::sscanf(text, "%15s %llu %llu %d", what, &a, &b, &code);
+    if (std::string(what) == "abort")
+        plan.abort_ms = static_cast<int>(a);
+    else
+        plan = {what, a, b, code, plan.abort_ms};
+}
+
+const bool planned_at_start = [] {
+    if (const char *text = std::getenv("MESHSTEP_STANDIN_NCCL")) set_plan(text);
+    return true;
+}();
+
+Result fail(Result result, const std::string &text) {
+    last_error = text;
+    return result;
+}
+
+void pause() { std::this_thread::sleep_for(std::chrono::microseconds(50)); }
+
+// The driver, by its public functions.
+
+template <class F> F driver(const char *name) {
+    static void *library = dlopen("libcuda.so.1", RTLD_NOW);
+    return library ? reinterpret_cast<F>(dlsym(library, name)) : nullptr;
+}
+
+struct Step {
+    Handle comm;
+    std::function<void()> run;
+};
+
+// `run` when the stream comes to it, unless the communicator has been aborted by then. Holds the communicator until then.
+void on_stream(const Handle &comm, void *stream, std::function<void()> run) {
+    static auto launch = driver<int (*)(void *, void (*)(void *), void *)>("cuLaunchHostFunc");
+    auto step = [](void *data) {
+        std::unique_ptr<Step> step(static_cast<Step *>(data));
+        if (!step->comm->aborted) step->run();
+    };
+    if (launch(stream, step, new Step{comm, std::move(run)})) comm->error = CudaError;
+}
+
+void wait_for(const Handle &comm, void *stream, Word &word, uint64_t least) {
+    static auto wait = driver<int (*)(void *, uintptr_t, uint64_t, unsigned)>("cuStreamWaitValue64_v2");
+    if (wait(stream, reinterpret_cast<uintptr_t>(&word), least, 0)) comm->error = CudaError;
+}
+
+// Waits for the others, and then for ever if they do not agree or one has aborted; else `run`.
+void meet(const Handle &comm, void *stream, Word &word, uint64_t least, std::function<bool()> agree,
+          std::function<void()> run) {
+    Comm *c = comm.get();
+    uint64_t gate = ++c->gates;
+    wait_for(comm, stream, word, least);
+    on_stream(comm, stream, [=] {
+        if (!c->shared->aborted && agree() && c->opened < gate) c->opened = gate;
+    });
+    wait_for(comm, stream, c->opened, gate);
+    on_stream(comm, stream, std::move(run));
+}
+
+// Arithmetic.
+
+struct Bf16 {
+    uint16_t bits;
+    Bf16() = default;
+    Bf16(float x) {
+        uint32_t wide;
+        std::memcpy(&wide, &x, 4);
+        bool nan = (wide & 0x7fffffff) > 0x7f800000;
+        bits = static_cast<uint16_t>(nan ? wide >> 16 | 0x40 : (wide + 0x7fff + (wide >> 16 & 1)) >> 16);
+    }
+    operator float() const {
+        uint32_t wide = static_cast<uint32_t>(bits) << 16;
+        float x;
+        std::memcpy(&x, &wide, 4);
+        return x;
+    }
+};
+
+// Element i of `count` that begin at element `first` of each rank's slot.
+template <class T, class Wide>
+void reduce(Comm *comm, uint64_t number, size_t first, size_t count, Reduction reduction, char *to) {
+    auto value = [&](size_t rank, size_t i) {
+        T element;
+        std::memcpy(&element, comm->shared->slot(number, rank) + (first + i) * sizeof(T), sizeof(T));
+        Wide wide = static_cast<Wide>(element);
+        return reduction == Avg ? static_cast<Wide>(wide * (Wide(1) / static_cast<Wide>(comm->world))) : wide;
+    };
+    for (size_t i = 0; i < count; ++i) {
+        Wide result = value(0, i);
+        for (size_t rank = 1; rank < comm->world; ++rank) {
+            Wide x = value(rank, i);
+            result = reduction == Max ? std::max(result, x) : reduction == Min ? std::min(result, x) : result + x;
+        }
+        T rounded = static_cast<T>(result);
+        std::memcpy(to + i * sizeof(T), &rounded, sizeof(T));
+    }
+}
+
+void reduce(Comm *comm, uint64_t number, size_t first, const Operation &op) {
+    switch (op.type) {
+    case U64: return reduce<uint64_t, uint64_t>(comm, number, first, op.count, op.reduction, op.to);
+    case F16: return reduce<_Float16, float>(comm, number, first, op.count, op.reduction, op.to);
+    case F32: return reduce<float, double>(comm, number, first, op.count, op.reduction, op.to);
+    case F64: return reduce<double, double>(comm, number, first, op.count, op.reduction, op.to);
+    case BF16: return reduce<Bf16, float>(comm, number, first, op.count, op.reduction, op.to);
+    }
+}
+
+size_t size_of(int type) {
+    switch (type) {
+    case F16: case BF16: return 2;
+    case F32: return 4;
+    case U64: case F64: return 8;
+    default: return 0;
+    }
+}
+
+// Operations.
+
+void take(Comm *comm, uint64_t number, const Operation &op) {
+    size_t bytes = op.count * size_of(op.type);
+    switch (op.kind) {
+    case AllReduce: return reduce(comm, number, 0, op);
+    case ReduceScatter: return reduce(comm, number, comm->rank * op.count, op);
+    case AllGather:
+        for (size_t rank = 0; rank < comm->world; ++rank)
+            std::memcpy(op.to + rank * bytes, comm->shared->slot(number, rank), bytes);
+        return;
+    default: std::memcpy(op.to, comm->shared->slot(number, op.root), bytes);
+    }
+}
+
+void collective(const Handle &comm, const Operation &op) {
+    Comm *c = comm.get();
+    uint64_t number = c->collectives++;
+    size_t bytes = op.count * size_of(op.type) * (op.kind == ReduceScatter ? c->world : 1);
+    Call call{op.kind, op.count, uint64_t(op.type), uint64_t(op.reduction), op.root};
+    on_stream(comm, op.stream, [=] {
+        c->shared->calls[number % 2][c->rank] = call;
+        if (op.kind != Broadcast || op.root == c->rank) std::memcpy(c->shared->slot(number, c->rank), op.from, bytes);
+        ++c->shared->arrived;
+    });
+    auto agree = [=] {
+        Call *calls = c->shared->calls[number % 2];
+        return std::all_of(calls, calls + c->world, [=](const Call &other) { return other == call; });
+    };
+    meet(comm, op.stream, c->shared->arrived, (number + 1) * c->world, agree, [=] { take(c, number, op); });
+}
+
+// All sends are put before anything is waited for, so that a group of both ends of an exchange comes to its end.
+void trade(const Handle &comm, const std::vector<Operation> &ops) {
+    Comm *c = comm.get();
+    Shared *shared = c->shared;
+    std::vector<std::function<void()>> ends;
+    uint64_t offsets[MaxRanks] = {};
+    for (const Operation &op : ops) {
+        if (op.kind != Send) continue;
+        size_t to = op.root, from = c->rank, bytes = op.count * size_of(op.type);
+        uint64_t number = ++c->sends[to], offset = offsets[to];
+        offsets[to] += bytes;
+        on_stream(comm, op.stream, [=] {
+            shared->parcels[from][to][number % MaxParcels] = {{Send, op.count, uint64_t(op.type), 0, 0}, offset};
+            std::memcpy(shared->pair(from, to) + offset, op.from, bytes);
+            shared->sent[from][to] = number;
+        });
+        ends.push_back([=] {
+            meet(comm, op.stream, shared->received[from][to], number, [] { return true; }, [] {});
+        });
+    }
+    for (const Operation &op : ops) {
+        if (op.kind != Recv) continue;
+        size_t from = op.root, to = c->rank, bytes = op.count * size_of(op.type);
+        uint64_t number = ++c->receives[from];
+        Call call{Send, op.count, uint64_t(op.type), 0, 0};
+        const Parcel &parcel = shared->parcels[from][to][number % MaxParcels];
+        meet(comm, op.stream, shared->sent[from][to], number, [=, &parcel] { return parcel.call == call; }, [=, &parcel] {
+            std::memcpy(op.to, shared->pair(from, to) + parcel.offset, bytes);
+            shared->received[from][to] = number;
+        });
+    }
+    for (auto &end : ends) end();
+}
+
+// Carries out the plan, if this is the operation it is for.
+void misbehave(const Handle &comm, const Operation &op) {
+    std::lock_guard<std::mutex> guard(lock);
+    bool mine = comm->planned && !plan.what.empty() && plan.rank == comm->rank && plan.operation == comm->operations;
+    ++comm->operations;
+    if (!mine) return;
+    if (plan.what == "die") _exit(9);
+    if (plan.what == "error") on_stream(comm, op.stream, [c = comm.get(), code = plan.code] { c->error = code; });
+    wait_for(comm, op.stream, comm->never, 1);
+    plan.what.clear();
+}
+
+// Whether what one operation of a group sends is overwritten by what another receives: NCCL promises no order of the two.
+bool entangled(const std::vector<Operation> &ops) {
+    for (const Operation &send : ops)
+        for (const Operation &recv : ops) {
+            if (send.kind != Send || recv.kind != Recv || send.count == 0 || recv.count == 0) continue;
+            const char *send_end = send.from + send.count * size_of(send.type);
+            if (send.from < recv.to + recv.count * size_of(recv.type) && recv.to < send_end) return true;
+        }
+    return false;
+}
+
+void enqueue(const Handle &comm, const std::vector<Operation> &ops) {
+    for (const Operation &op : ops) misbehave(comm, op);
+    for (const Operation &op : ops)
+        if (op.kind != Send && op.kind != Recv) collective(comm, op);
+    trade(comm, ops);
+}
+
+// Joining and leaving.
+
+std::string random_name() {
+    std::random_device random;
+    char text[64];
+    std::snprintf(text, sizeof text, "/meshstep-nccl-%08x%08x%08x%08x", random(), random(), random(), random());
+    return text;
+}
+
+Result attach(const Handle &comm) {
+    int file = shm_open(comm->name.c_str(), O_RDWR | O_CREAT, 0600);
+    if (file < 0 || ftruncate(file, sizeof(Shared))) return fail(SystemError, "no shared memory " + comm->name);
+    void *memory = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
+    close(file);
+    if (memory == MAP_FAILED) return fail(SystemError, "shared memory cannot be mapped");
+    comm->shared = static_cast<Shared *>(memory);
+    uint64_t world = 0;
+    bool first = comm->shared->world.compare_exchange_strong(world, comm->world);
+    if (!first && world != comm->world) return fail(InvalidArgument, "ranks differ in the number of ranks");
+    if (comm->shared->taken[comm->rank].exchange(1)) return fail(InvalidUsage, "two ranks have one number");
+    if (++comm->shared->attached == comm->world) shm_unlink(comm->name.c_str());
+    return Success;
+}
+
+Handle find(Comm *comm) {
+    std::lock_guard<std::mutex> guard(lock);
+    auto found = comms.find(comm);
+    return found == comms.end() ? nullptr : found->second;
+}
+
+Result join(const Handle &comm, Comm **place) {
+    Result result = attach(comm);
+    if (result != Success) return result;
+    std::lock_guard<std::mutex> guard(lock);
+    comms[comm.get()] = comm;
+    *place = comm.get();
+    return Success;
+}
+
+// Everybody has chosen: the ranks of one color, by key and then by rank.
+Result divide(const Handle &comm) {
+    auto [number, place] = *comm->split;
+    comm->split.reset();
+    Choice *choices = comm->shared->choices[number % 2], mine = choices[comm->rank];
+    *place = nullptr;
+    if (mine.color < 0) return Success;
+    std::vector<std::pair<int64_t, size_t>> members;
+    for (size_t rank = 0; rank < comm->world; ++rank)
+        if (choices[rank].color == mine.color) members.push_back({choices[rank].key, rank});
+    std::sort(members.begin(), members.end());
+    auto child = std::make_shared<Comm>();
+    size_t hash = std::hash<std::string>()(comm->name + "." + std::to_string(number) + "." + std::to_string(mine.color));
+    child->name = comm->name.substr(0, 31) + "-" + std::to_string(hash);
+    child->world = members.size();
+    child->rank = std::find(members.begin(), members.end(), std::make_pair(mine.key, comm->rank)) - members.begin();
+    child->blocking = comm->blocking;
+    return join(child, place);
+}
+
+// Goes on with what the communicator is about; whether something is left.
+bool busy(const Handle &comm) {
+    if (comm->shared->attached < comm->world) return true;
+    if (!comm->deferred.empty()) enqueue(comm, std::exchange(comm->deferred, {}));
+    if (!comm->split) return false;
+    if (comm->shared->chosen < (comm->split->number + 1) * comm->world) return true;
+    if (Result result = divide(comm); result != Success) comm->error = result;
+    return false;
+}
+
+Result settle(const Handle &comm) {
+    if (!comm->blocking) return InProgress;
+    while (!comm->aborted && comm->error == Success && busy(comm)) pause();
+    return static_cast<Result>(comm->error.load());
+}
+
+Result start(Comm *handle, const Operation &op) {
+    Handle comm = find(handle);
+    if (!comm) return fail(InvalidArgument, "no such communicator");
+    size_t size = size_of(op.type), most = op.count * size * (op.kind == ReduceScatter ? comm->world : 1);
+    if (size == 0 || op.root >= comm->world) return fail(InvalidArgument, "a type or a rank that does not exist");
+    if (op.count > 0 && (!op.from || !op.to)) return fail(InvalidArgument, "no buffer");
+    if (most > SlotBytes) return fail(InternalError, "more than the stand-in has room for");
+    if (depth > 0) {
+        grouped.push_back({comm, op});
+        return Success;
+    }
+    if (comm->blocking) enqueue(comm, {op});
+    else comm->deferred.push_back(op);
+    return settle(comm);
+}
+
+Result make(Comm **place, int world, UniqueId id, int rank, bool blocking) {
+    if (world < 1 || size_t(world) > MaxRanks || rank < 0 || rank >= world)
+        return fail(InvalidArgument, "a rank or a number of ranks that cannot be");
+    auto comm = std::make_shared<Comm>();
+    comm->name.assign(id.internal, strnlen(id.internal, sizeof id.internal));
+    comm->rank = size_t(rank);
+    comm->world = size_t(world);
+    comm->blocking = blocking;
+    comm->planned = true;
+    Result result = join(comm, place);
+    return result == Success ? settle(comm) : result;
+}
+
+} // namespace
+
+extern "C" {
+
+int meshstep_standin = 1;
+
+void meshstep_standin_nccl(const char *text) {
+    std::lock_guard<std::mutex> guard(lock);
+    set_plan(text);
+}
+
+int ncclGetVersion(int *version) {
+    *version = 22803;
+    return Success;
+}
+
+const char *ncclGetErrorString(int result) {
+    static const char *names[] = {"no error", "unhandled cuda error", "unhandled system error", "internal error",
+                                  "invalid argument", "invalid usage", "remote process exited", "in progress"};
+    return result >= 0 && result < 8 ? names[result] : "unknown result code";
+}
+
+int ncclGetUniqueId(UniqueId *id) {
+    std::memset(id, 0, sizeof *id);
+    std::strcpy(id->internal, random_name().c_str());
+    return Success;
+}
+
+int ncclCommInitRank(Comm **comm, int world, UniqueId id, int rank) { return make(comm, world, id, rank, true); }
+
+int ncclCommDestroy(Comm *comm) {
+    std::lock_guard<std::mutex> guard(lock);
+    return comms.erase(comm) ? Success : InvalidArgument;
+}
+
+int ncclCommAbort(Comm *handle) {
+    Handle comm = find(handle);
+    if (!comm) return fail(InvalidArgument, "no such communicator");
+    int slow = 0;
+    {
+        std::lock_guard<std::mutex> guard(lock);
+        std::swap(slow, plan.abort_ms);
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(slow));
+    Shared *shared = comm->shared;
+    comm->aborted = true;
+    shared->aborted = 1;
+    shared->arrived = Released;
+    for (auto *words : {shared->sent, shared->received})
+        for (size_t i = 0; i < MaxRanks * MaxRanks; ++i) words[i / MaxRanks][i % MaxRanks] = Released;
+    comm->opened = Released;
+    comm->never = Released;
+    shm_unlink(comm->name.c_str());
+    return ncclCommDestroy(handle);
+}
+
+int ncclAllReduce(const void *from, void *to, size_t count, int type, int reduction, Comm *comm, void *stream) {
+    return start(comm, {AllReduce, (const char *)from, (char *)to, count, Type(type), Reduction(reduction), 0, stream});
+}
+
+int ncclReduceScatter(const void *from, void *to, size_t count, int type, int reduction, Comm *comm, void *stream) {
+    return start(comm, {ReduceScatter, (const char *)from, (char *)to, count, Type(type), Reduction(reduction), 0, stream});
+}
+
+int ncclAllGather(const void *from, void *to, size_t count, int type, Comm *comm, void *stream) {
+    return start(comm, {AllGather, (const char *)from, (char *)to, count, Type(type), Sum, 0, stream});
+}
+
+int ncclBroadcast(const void *from, void *to, size_t count, int type, int root, Comm *comm, void *stream) {
+    return start(comm, {Broadcast, (const char *)from, (char *)to, count, Type(type), Sum, size_t(root), stream});
+}
+
+int ncclSend(const void *from, size_t count, int type, int peer, Comm *comm, void *stream) {
+    return start(comm, {Send, (const char *)from, (char *)from, count, Type(type), Sum, size_t(peer), stream});
+}
+
+int ncclRecv(void *to, size_t count, int type, int peer, Comm *comm, void *stream) {
+    return start(comm, {Recv, (const char *)to, (char *)to, count, Type(type), Sum, size_t(peer), stream});
+}
+
+int ncclGroupStart() {
+    ++depth;
+    return Success;
+}
+
+int ncclGroupEnd() {
+    if (depth == 0) return fail(InvalidUsage, "no group has begun");
+    if (--depth > 0) return Success;
+    std::map<Handle, std::vector<Operation>> by_comm;
+    for (auto &[comm, op] : std::exchange(grouped, {})) by_comm[comm].push_back(op);
+    Result result = Success;
+    for (auto &[comm, ops] : by_comm) {
+        if (entangled(ops)) return fail(InvalidUsage, "a group sends from where it receives to");
+        if (comm->blocking) enqueue(comm, ops);
+        else comm->deferred.insert(comm->deferred.end(), ops.begin(), ops.end());
+        if (Result one = settle(comm); one != Success) result = one;
+    }
+    return result;
+}
+
+#ifndef MESHSTEP_OLD
+
+const char *ncclGetLastError(Comm *) { return last_error.c_str(); }
+
+int ncclCommInitRankConfig(Comm **comm, int world, UniqueId id, int rank, Config *config) {
+    if (config->magic != 0xcafebeef) return fail(InvalidArgument, "a configuration without its magic number");
+    return make(comm, world, id, rank, config->blocking != 0);
+}
+
+int ncclCommGetAsyncError(Comm *handle, int *error) {
+    Handle comm = find(handle);
+    if (!comm) return fail(InvalidArgument, "no such communicator");
+    bool left = busy(comm);
+    *error = comm->error != Success ? comm->error.load() : left ? InProgress : Success;
+    return Success;
+}
+
+int ncclCommSplit(Comm *handle, int color, int key, Comm **child, Config *) {
+    Handle comm = find(handle);
+    if (!comm) return fail(InvalidArgument, "no such communicator");
+    uint64_t number = comm->splits++;
+    comm->shared->choices[number % 2][comm->rank] = {color, key};
+    ++comm->shared->chosen;
+    comm->split.reset(new Split{number, child});
+    return settle(comm);
+}
+
+int ncclCommFinalize(Comm *comm) { return find(comm) ? InProgress : InvalidArgument; }
+
+#endif
+
+} // extern "C"

@@ -1,0 +1,403 @@
+// A stand-in for a CUDA device: runs kernels on the CPU, one thread of a block at a time. It knows what our kernels use:
+// blocks of one dimension, static shared memory, barriers, shuffles, and arithmetic by intrinsics.
+//
+// A kernel's text is compiled behind this file, unmodified, by any C++17 compiler for a system with ucontext. A thread runs
+// until it waits for others: on a fiber, which takes the next thread when one has ended. A warp goes on until all its threads
+// wait for the block, and only then another runs: warps are as far apart as they can be. They run in order, or in reverse
+// order after simt_reverse(1): with a barrier missing, some order reads what is not there yet, or no longer.
+//
+//     c++ -std=c++17 -O1 -ffp-contract=off -fno-strict-aliasing -shared -fPIC unit.cpp -o libunit.so
+//
+// unit.cpp: this file, the kernels, and SIMT_KERNEL(name) for each. Then `simt_launch` is found in the library. Compiled with
+// -fsanitize=alignment -fsanitize-undefined-trap-on-error too, a load out of line ends the program, as it ends a launch.
+#pragma once
+
+// Checked jumps do not know that a stack may be left for another.
+#undef _FORTIFY_SOURCE
+
+#include <algorithm>
+#include <cmath>
+#include <csetjmp>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <type_traits>
+#include <ucontext.h>
+#include <utility>
+#include <vector>
+
+// A library's own, even where another has the same: several are loaded at once.
+#pragma GCC visibility push(hidden)
+#define SIMT_CALL extern "C" __attribute__((visibility("default")))
+
+#define __device__
+#define __global__
+#define __shared__ static
+#define __align__(n) __attribute__((aligned(n)))
+#define __launch_bounds__(...)
+
+struct uint2 {
+    unsigned x, y;
+} __align__(8);
+struct uint4 {
+    unsigned x, y, z, w;
+} __align__(16);
+static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return uint4{x, y, z, w}; }
+
+namespace simt {
+
+struct Dim {
+    unsigned x, y, z;
+};
+
+constexpr unsigned WARP = 32;
+constexpr size_t STACK = 256 << 10;
+
+// A stack on which threads run, one after the other. A context is made once; jumps from then on make no system call.
+struct Fiber {
+    ucontext_t entry;
+    std::unique_ptr<char[]> stack{new char[STACK]};
+    jmp_buf left;  // where it goes on
+    bool entered = false;
+};
+
+enum class Waits { NOT, FOR_WARP, FOR_BLOCK, PAUSED, ENDED };
+
+struct Thread {
+    Dim index{0, 0, 0};
+    Waits waits = Waits::NOT;
+    unsigned given = 0;  // what others of the warp may take
+    Fiber* fiber = nullptr;
+};
+
+struct Block {
+    std::vector<std::unique_ptr<Fiber>> fibers;
+    std::vector<Fiber*> idle;
+    std::vector<Thread> threads;
+    unsigned from = 0, to = 0;  // the warp that runs
+    unsigned begun = 0;         // threads of it that have a fiber, or had one
+    Thread* current = nullptr;
+    jmp_buf scheduler;
+    Dim index{0, 0, 0}, dim{0, 0, 0}, grid{0, 0, 0};
+    bool reverse = false;
+    void (*call)(void**) = nullptr;
+    void** args = nullptr;
+};
+
+inline Block block;
+
+// What a host thread has asked for, and what it is told. Not for fibers, which may go on in another host thread.
+inline thread_local bool reverse = false;
+inline thread_local unsigned first_block = 0, end_block = ~0u;
+inline thread_local uint64_t wide_stores = 0;
+
+// Back to the scheduler, until it lets the fiber go on.
+inline void leave(Fiber* fiber) {
+    if (!_setjmp(fiber->left)) _longjmp(block.scheduler, 1);
+}
+
+inline void wait(Waits what) {
+    Thread* self = block.current;
+    self->waits = what;
+    leave(self->fiber);
+}
+
+// Lets all others go on first.
+inline void pause() { wait(Waits::PAUSED); }
+
+inline Thread& of_warp(unsigned i) { return block.threads[block.reverse ? block.to - 1 - i : block.from + i]; }
+
+// Threads to their ends, one after the other; this fiber waits when one of them does.
+inline void run_threads(Fiber* self) {
+    while (block.begun < block.to - block.from) {
+        Thread& thread = of_warp(block.begun++);
+        thread.fiber = self;
+        block.current = &thread;
+        block.call(block.args);
+        thread.waits = Waits::ENDED;
+    }
+}
+
+inline void fiber_main() {
+    Fiber* self = block.fibers.back().get();
+    for (;;) {
+        run_threads(self);
+        block.idle.push_back(self);
+        leave(self);
+    }
+}
+
+inline void enter(Fiber* fiber) {
+    if (_setjmp(block.scheduler)) return;
+    if (fiber->entered) _longjmp(fiber->left, 1);
+    fiber->entered = true;
+    setcontext(&fiber->entry);
+}
+
+inline Fiber* some_fiber() {
+    if (!block.idle.empty()) {
+        Fiber* fiber = block.idle.back();
+        block.idle.pop_back();
+        return fiber;
+    }
+    block.fibers.push_back(std::make_unique<Fiber>());
+    Fiber* fiber = block.fibers.back().get();
+    getcontext(&fiber->entry);
+    fiber->entry.uc_stack.ss_sp = fiber->stack.get();
+    fiber->entry.uc_stack.ss_size = STACK;
+    fiber->entry.uc_link = nullptr;
+    makecontext(&fiber->entry, fiber_main, 0);
+    return fiber;
+}
+
+// Lets the threads `from..to` go on if all of them wait for the same.
+inline bool release(unsigned from, unsigned to, Waits what) {
+    for (unsigned i = from; i < to; i++)
+        if (block.threads[i].waits != what) return false;
+    for (unsigned i = from; i < to; i++) block.threads[i].waits = Waits::NOT;
+    return true;
+}
+
+inline void resume_warp() {
+    for (unsigned i = 0; i < block.to - block.from; i++) {
+        Thread& thread = of_warp(i);
+        if (thread.waits != Waits::NOT) continue;
+        block.current = &thread;
+        enter(thread.fiber);
+    }
+}
+
+// Lets each warp run as far as it comes without the others. `begin`: its threads have not begun.
+inline void run_warps(bool begin) {
+    unsigned size = block.dim.x, warps = (size + WARP - 1) / WARP;
+    for (unsigned i = 0; i < warps; i++) {
+        block.from = (block.reverse ? warps - 1 - i : i) * WARP;
+        block.to = block.from + WARP < size ? block.from + WARP : size;
+        block.begun = begin ? 0 : block.to - block.from;
+        while (block.begun < block.to - block.from) enter(some_fiber());
+        do resume_warp();
+        while (release(block.from, block.to, Waits::FOR_WARP));
+    }
+}
+
+// Whether some thread has let others go first.
+inline bool release_paused() {
+    bool any = false;
+    for (Thread& thread : block.threads) {
+        if (thread.waits != Waits::PAUSED) continue;
+        thread.waits = Waits::NOT, any = true;
+    }
+    return any;
+}
+
+// Runs one block; an error if some of its threads wait for others that never come.
+inline const char* run_block() {
+    unsigned size = block.dim.x;
+    for (unsigned i = 0; i < size; i++) block.threads[i] = Thread{{i, 0, 0}, Waits::NOT, 0, nullptr};
+    run_warps(true);
+    while (!release(0, size, Waits::ENDED)) {
+        if (!release_paused() && !release(0, size, Waits::FOR_BLOCK)) {
+            // Their fibers are never used again.
+            block.idle.clear();
+            block.fibers.clear();
+            return "threads wait at a barrier or shuffle that others of their block never reach";
+        }
+        run_warps(false);
+    }
+    return nullptr;
+}
+
+// Kernels by name: they register themselves when the library is loaded.
+struct Kernel {
+    const char* name;
+    void (*call)(void**);
+    std::vector<size_t> sizes;  // of its parameters
+};
+
+inline std::vector<Kernel>& kernels() {
+    static std::vector<Kernel> all;
+    return all;
+}
+
+template <auto KERNEL, typename... Args, size_t... I>
+void call_with(void (*)(Args...), void** args, std::index_sequence<I...>) {
+    KERNEL(*(std::remove_reference_t<Args>*)args[I]...);
+}
+
+template <auto KERNEL, typename... Args>
+std::index_sequence_for<Args...> indices_of(void (*)(Args...));
+
+template <auto KERNEL>
+void call(void** args) {
+    call_with<KERNEL>(KERNEL, args, decltype(indices_of<KERNEL>(KERNEL)){});
+}
+
+template <typename... Args>
+std::vector<size_t> sizes_of(void (*)(Args...)) {
+    return {sizeof(Args)...};
+}
+
+struct Register {
+    Register(const char* name, void (*call)(void**), std::vector<size_t> sizes) {
+        kernels().push_back({name, call, std::move(sizes)});
+    }
+};
+
+}  // namespace simt
+
+#define SIMT_KERNEL(NAME) static simt::Register register_##NAME(#NAME, simt::call<NAME>, simt::sizes_of(NAME));
+
+#define threadIdx (simt::block.current->index)
+#define blockIdx (simt::block.index)
+#define blockDim (simt::block.dim)
+#define gridDim (simt::block.grid)
+
+static inline void __syncthreads() { simt::wait(simt::Waits::FOR_BLOCK); }
+
+// For whole warps.
+static inline unsigned __shfl_xor_sync(unsigned mask, unsigned value, int lanes) {
+    if (mask != 0xFFFFFFFFu) std::abort();
+    simt::Thread* self = simt::block.current;
+    self->given = value;
+    simt::wait(simt::Waits::FOR_WARP);
+    unsigned taken = simt::block.threads[self->index.x ^ (unsigned)lanes].given;
+    // Nobody gives anything new until all have taken.
+    simt::wait(simt::Waits::FOR_WARP);
+    return taken;
+}
+
+static inline float __fadd_rn(float a, float b) { return a + b; }
+static inline float __fsub_rn(float a, float b) { return a - b; }
+static inline float __fmul_rn(float a, float b) { return a * b; }
+static inline float __fdiv_rn(float a, float b) { return a / b; }
+static inline float __fsqrt_rn(float a) { return std::sqrt(a); }
+static inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+static inline double __dadd_rn(double a, double b) { return a + b; }
+static inline double __dsub_rn(double a, double b) { return a - b; }
+static inline double __dmul_rn(double a, double b) { return a * b; }
+static inline double __ddiv_rn(double a, double b) { return a / b; }
+static inline double __dsqrt_rn(double a) { return std::sqrt(a); }
+static inline double __fma_rn(double a, double b, double c) { return std::fma(a, b, c); }
+static inline float __double2float_rn(double a) { return (float)a; }
+static inline double __ull2double_rn(unsigned long long a) { return (double)a; }
+static inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((uint64_t)a * b >> 32); }
+
+template <typename To, typename From>
+static inline To simt_bits(From from) {
+    static_assert(sizeof(To) == sizeof(From), "the same bits");
+    To to;
+    std::memcpy(&to, &from, sizeof to);
+    return to;
+}
+static inline float __uint_as_float(unsigned x) { return simt_bits<float>(x); }
+static inline unsigned __float_as_uint(float x) { return simt_bits<unsigned>(x); }
+static inline long long __double_as_longlong(double x) { return simt_bits<long long>(x); }
+static inline double __longlong_as_double(long long x) { return simt_bits<double>(x); }
+static inline double __hiloint2double(int high, int low) {
+    return simt_bits<double>((uint64_t)(unsigned)high << 32 | (unsigned)low);
+}
+
+// As on a device, an access of 16 bytes must be aligned.
+static inline void __stwb(uint4* to, uint4 value) {
+    if ((uintptr_t)to % 16) std::abort();
+    simt::wide_stores++;
+    *to = value;
+}
+
+static inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+    return (unsigned long long)((unsigned __int128)a * b >> 64);
+}
+
+// For whole warps.
+static inline int __any_sync(unsigned mask, int predicate) {
+    if (mask != 0xFFFFFFFFu) std::abort();
+    simt::Thread* self = simt::block.current;
+    self->given = predicate != 0;
+    simt::wait(simt::Waits::FOR_WARP);
+    unsigned any = 0, first = self->index.x / simt::WARP * simt::WARP;
+    for (unsigned i = first; i < first + simt::WARP; i++) any |= simt::block.threads[i].given;
+    simt::wait(simt::Waits::FOR_WARP);
+    return (int)any;
+}
+
+// Threads run one at a time: nothing comes between.
+template <typename T>
+static inline T simt_update(T* at, T value) {
+    T before = *at;
+    *at = value;
+    return before;
+}
+static inline unsigned atomicAdd(unsigned* at, unsigned x) { return simt_update(at, *at + x); }
+static inline unsigned long long atomicAdd(unsigned long long* at, unsigned long long x) {
+    return simt_update(at, *at + x);
+}
+static inline unsigned long long atomicMax(unsigned long long* at, unsigned long long x) {
+    return simt_update(at, *at > x ? *at : x);
+}
+
+// What is left of these where the hardware does not see to it: others come between. For tests that take one away.
+template <typename T>
+static inline T simt_torn_add(T* at, T x) {
+    T before = *at;
+    simt::pause();
+    *at = before + x;
+    return before;
+}
+template <typename T>
+static inline T simt_torn_max(T* at, T x) {
+    T before = *at;
+    simt::pause();
+    *at = before > x ? before : x;
+    return before;
+}
+
+// Runs a kernel to its end; `args` points at each of its arguments, as for cuLaunchKernel. Null, or what went wrong.
+SIMT_CALL const char* simt_launch(const char* name, unsigned grid, unsigned threads, void** args) {
+    static std::mutex one_at_a_time;
+    std::lock_guard<std::mutex> guard(one_at_a_time);
+    for (const simt::Kernel& kernel : simt::kernels()) {
+        if (std::strcmp(kernel.name, name) != 0) continue;
+        simt::block.threads.resize(threads);
+        simt::block.dim = {threads, 1, 1};
+        simt::block.grid = {grid, 1, 1};
+        simt::block.reverse = simt::reverse;
+        simt::block.call = kernel.call;
+        simt::block.args = args;
+        unsigned from = simt::first_block, to = simt::end_block < grid ? simt::end_block : grid;
+        for (unsigned i = from; i < to; i++) {
+            simt::block.index = {simt::reverse ? to - 1 - (i - from) : i, 0, 0};
+            if (const char* error = simt::run_block()) return error;
+        }
+        return nullptr;
+    }
+    return "there is no such kernel";
+}
+
+// What follows holds for launches of the calling thread alone.
+
+// Whether blocks, and threads of a block, run in reverse order from now on.
+SIMT_CALL void simt_reverse(int reverse) { simt::reverse = reverse != 0; }
+
+// Of every grid only the blocks `from..to` run from now on: how a grid is tried that is too large to run.
+SIMT_CALL void simt_blocks(unsigned from, unsigned to) { simt::first_block = from, simt::end_block = to; }
+
+// Stores of 16 bytes so far.
+SIMT_CALL uint64_t simt_wide_stores() { return simt::wide_stores; }
+
+// The name of kernel `i`; null behind the last.
+SIMT_CALL const char* simt_kernel(unsigned i) {
+    return i < simt::kernels().size() ? simt::kernels()[i].name : nullptr;
+}
+
+// How many parameters a kernel has, and the bytes of each; -1 if there is no such kernel, or it has more than `most`.
+SIMT_CALL int simt_parameters(const char* name, size_t* sizes, int most) {
+    for (const simt::Kernel& kernel : simt::kernels()) {
+        if (std::strcmp(kernel.name, name) != 0) continue;
+        if (kernel.sizes.size() > (size_t)most) return -1;
+        std::copy(kernel.sizes.begin(), kernel.sizes.end(), sizes);
+        return (int)kernel.sizes.size();
+    }
+    return -1;
+}
