@@ -9,6 +9,9 @@ use std::sync::OnceLock;
 const NEEDED: i32 = 12_000;
 /// The file that a driver's installation puts into the loader's path.
 const INSTALLED: &str = if cfg!(windows) { "nvcuda.dll" } else { "libcuda.so.1" };
+/// The names that drivers have, in the order in which cudarc tries them. Its own list is gone where another crate has cudarc
+/// linked to the driver, as candle does.
+const NAMES: &[&str] = if cfg!(windows) { &[INSTALLED] } else { &["libcuda.so", INSTALLED] };
 /// What a driver says where it has no device.
 const NO_DEVICE: c_int = 100;
 /// A name that only a stand-in exports.
@@ -93,12 +96,11 @@ fn look() -> Result<Driver, Unavailable> {
 
 /// The library that cudarc will find, in its order.
 pub(super) fn load() -> Result<(Library, String), Unavailable> {
-    let names = ["cuda", "nvcuda"].iter().flat_map(|name| cudarc::get_lib_name_candidates(name));
     let mut reason = String::new();
-    for library in names {
+    for &library in NAMES {
         // SAFETY: a driver may be loaded any number of times, from any thread; that is how every program gets it.
-        match unsafe { Library::new(&library) } {
-            Ok(found) => return Ok((found, library)),
+        match unsafe { Library::new(library) } {
+            Ok(found) => return Ok((found, library.to_owned())),
             Err(error) if library == INSTALLED => {
                 reason = error.source().map_or_else(|| error.to_string(), ToString::to_string);
             }
