@@ -15,19 +15,27 @@
 //! - 65,536 saturate: the 2 * 32,768 finite numbers whose nearest bf16 is infinite become infinite.
 //! - NaN stays some NaN. All others come back as they were, and what came back once comes back the same ever after.
 
-use meshstep_tensor::{bf16, narrow};
+use meshstep_tensor::bf16;
 
-/// The largest distance from a bf16 number that is nearer to it than to the next, in ulps of f32.
-const NEAR: i32 = 0x7FFF;
+/// The lower half of an f32 number half-way between two bf16 numbers, and the largest that is nearer to the one below.
+const TIE: u16 = 0x8000;
+const NEAR: u16 = 0x7FFF;
 
-/// The halves of `x`, in a form that vectorises.
+/// Of bf16: infinity, and the bit that keeps a NaN one.
+const INFINITE: u16 = 0x7F80;
+const QUIET: u16 = 0x40;
+
+/// The halves of the number whose bits are `upper * 2^16 + lower`, in a form that vectorises: 16-bit lanes are twice as many.
 #[inline(always)]
-pub(crate) fn split(x: f32) -> (bf16, u16) {
-    let high = narrow::to_bf16(x);
-    let whole = u32::from(high.to_bits()) << 16;
-    let off = (x.to_bits().wrapping_sub(whole) as i32).clamp(-NEAR, NEAR);
-    let finite = whole & 0x7F80_0000 != 0x7F80_0000;
-    (high, if finite { off as u16 } else { 0 })
+pub(crate) fn split(upper: u16, lower: u16) -> (bf16, u16) {
+    let odd = upper & 1;
+    // A tie goes up from an odd half, where it is 2^15 too little, and stays at an even one, 2^15 too much: one less each.
+    let rounded = upper.wrapping_add(u16::from(lower > TIE - odd));
+    let near = if lower == TIE { NEAR + 2 * odd } else { lower };
+    let magnitude = upper & 0x7FFF;
+    let nan = magnitude > INFINITE || (magnitude == INFINITE && lower != 0);
+    let high = if nan { upper | QUIET } else { rounded };
+    (bf16::from_bits(high), if high & INFINITE == INFINITE { 0 } else { near })
 }
 
 /// The number from its halves.
@@ -72,12 +80,14 @@ mod tests {
     impl Moved {
         fn see(&mut self, bits: u32) {
             let x = f32::from_bits(bits);
-            let (high, remainder) = split(x);
+            let (high, remainder) = split((bits >> 16) as u16, bits as u16);
             assert!(same(high.to_f32(), bf16::from_f32(x).to_f32()), "{bits:#x} is not nearest");
             assert_eq!(in_bits(split_plainly(x)), in_bits((high, remainder)), "{bits:#x}");
             let back = join(high, remainder);
             assert_eq!(join_plainly(high, remainder).to_bits(), back.to_bits(), "{bits:#x}");
-            assert_eq!(in_bits(split(back)), in_bits((high, remainder)), "{bits:#x} does not stay");
+            let again = back.to_bits();
+            let again = split((again >> 16) as u16, again as u16);
+            assert_eq!(in_bits(again), in_bits((high, remainder)), "{bits:#x} does not stay");
             if same(x, back) {
                 return;
             }

@@ -179,8 +179,13 @@ impl<T: Real> Body for Split<'_, T> {
 
     #[inline(always)]
     fn run(self) {
-        for ((x, high), low) in self.from.iter().zip(self.high).zip(self.low) {
-            (*high, *low) = remainder::split(x.to_f32());
+        // As they lie in memory, the halves of f32 numbers come apart in one shuffle.
+        let halves: &[[u16; 2]] = bytemuck::cast_slice(self.from);
+        assert_eq!(halves.len(), self.high.len(), "what has a remainder is computed with in f32");
+        for ((halves, high), low) in halves.iter().zip(self.high).zip(self.low) {
+            let [lower, upper] =
+                if cfg!(target_endian = "little") { *halves } else { [halves[1], halves[0]] };
+            (*high, *low) = remainder::split(upper, lower);
         }
     }
 }

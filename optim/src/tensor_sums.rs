@@ -1,7 +1,7 @@
 //! Two norms of each tensor, summed over its parts: what layer-wise rules scale their steps by.
 
 use crate::fetch::fetch;
-use crate::norm::{self, Blocks, Source};
+use crate::norm::{self, Ahead, Extent, Source, Wide};
 use crate::number::Real;
 use crate::pass::{self, Kind};
 use crate::sweep::Step;
@@ -114,11 +114,15 @@ pub(crate) trait Direction<T: Real, const S: usize>: Step<T, S> {
     fn direction(&self, p: T, g: T, s: [T; S]) -> T;
 }
 
-/// Elements whose directions are computed before their norm is taken: they are still in the first-level cache then.
-const BLOCK: usize = norm::BLOCK_LEN;
+/// Elements whose directions are computed before their norm is taken: few enough that those and the next block's, asked for
+/// meanwhile, are together in the first-level cache.
+const BLOCK: usize = norm::BLOCK_LEN / 2;
 
-/// Above this many elements work is split in two.
-const SPLIT_FROM: usize = 64 << 10;
+/// Elements between two requests for the next block.
+const GROUP: usize = 128;
+
+/// Above this many elements work is split in two; adding up two halves takes as long as measuring some thousand elements.
+const SPLIT_FROM: usize = 1 << 20;
 
 /// Adds each segment's part to its `sums`; writes nothing else.
 pub(crate) fn measure<K, const S: usize>(
@@ -147,7 +151,7 @@ where
     Ok(())
 }
 
-fn add<T: Real + Source, K: Kind<S>, const S: usize>(
+fn add<T: Real + Source<Wide = T> + Wide, K: Kind<S>, const S: usize>(
     (kind, isa, scalars, segment): (&K, Isa, &Scalars, &Segment),
     flat: &Flat<'_, '_>,
     sums: &mut TensorSums,
@@ -176,7 +180,7 @@ struct Views<'a, T, C, const S: usize> {
     state: [View<'a, T>; S],
 }
 
-impl<T: Real + Source, C: Direction<T, S>, const S: usize> Views<'_, T, C, S> {
+impl<T: Real + Source<Wide = T> + Wide, C: Direction<T, S>, const S: usize> Views<'_, T, C, S> {
     fn add(self, isa: Isa, sums: &mut TensorSums) {
         let len = self.params.len();
         if len > SPLIT_FROM && rayon::current_num_threads() > 1 {
@@ -248,7 +252,9 @@ struct Part<'a, T, C, const S: usize> {
 /// The fast loop.
 struct Blockwise<'a, 'o, T, C, const S: usize>(Part<'a, T, C, S>, &'o mut TensorSums);
 
-impl<T: Real + Source, C: Direction<T, S>, const S: usize> Body for Blockwise<'_, '_, T, C, S> {
+impl<T: Real + Source<Wide = T> + Wide, C: Direction<T, S>, const S: usize> Body
+    for Blockwise<'_, '_, T, C, S>
+{
     type Output = ();
 
     #[inline(always)]
@@ -259,31 +265,48 @@ impl<T: Real + Source, C: Direction<T, S>, const S: usize> Body for Blockwise<'_
         for start in (0..len).step_by(BLOCK) {
             let range = start..len.min(start + BLOCK);
             let directions = &mut room[..range.len()];
-            part.fetch_after(&range);
-            part.each(range.clone(), directions);
-            Blocks { values: &part.params[range], into: &mut sums.params }.run();
-            Blocks { values: directions, into: &mut sums.direction }.run();
+            let (of_params, of_directions) = part.directions(range.clone(), directions);
+            // The other half of the next block is asked for while these are computed.
+            let next = part.params.as_ptr().wrapping_add(start + BLOCK);
+            let (first, second) = (Ahead::half(next), Ahead::half(next.wrapping_add(BLOCK / 2)));
+            norm::add_block(&part.params[range], of_params, first, &mut sums.params);
+            norm::add_block(directions, of_directions, second, &mut sums.direction);
         }
     }
 }
 
-impl<T: Real, C: Direction<T, S>, const S: usize> Part<'_, T, C, S> {
+impl<T: Real + Source<Wide = T> + Wide, C: Direction<T, S>, const S: usize> Part<'_, T, C, S> {
+    /// Computes the directions of the elements in `range`, and how large parameters and directions are. Meanwhile asks for
+    /// the next block but its parameters.
     #[inline(always)]
-    fn each(&self, range: Range<usize>, directions: &mut [T]) {
-        let (params, grads) = (&self.params[range.clone()], &self.grads[range.clone()]);
-        let state = if C::OF_STATE { self.state.map(|s| &s[range.clone()]) } else { self.state };
-        for (i, direction) in directions.iter_mut().enumerate() {
-            *direction = self.step.direction(params[i], grads[i], state.map(|s| s[i]));
+    fn directions(&self, range: Range<usize>, into: &mut [T]) -> (Extent<T>, Extent<T>) {
+        let len = into.len();
+        let first = |of: &[T]| of[range.clone()].as_ptr();
+        let (params, grads) = (first(self.params), first(self.grads));
+        let state = self.state.map(|s| if C::OF_STATE { first(s) } else { s.as_ptr() });
+        let (into, step) = (into.as_mut_ptr(), self.step);
+        let (mut of_params, mut of_directions) = (Extent::new(), Extent::new());
+        for start in (0..len).step_by(GROUP) {
+            fetch(grads.wrapping_add(BLOCK + start), GROUP);
+            if C::OF_STATE {
+                state.iter().for_each(|s| fetch(s.wrapping_add(BLOCK + start), GROUP));
+            }
+            for i in start..len.min(start + GROUP) {
+                // SAFETY: `i < len`, the length of `range` and of `into`, which nothing else can reach. Where the state is not
+                // sliced its first element is read, of vectors of `BLOCK`.
+                unsafe {
+                    let p = *params.add(i);
+                    let direction = step.direction(
+                        p,
+                        *grads.add(i),
+                        state.map(|s| *s.add(if C::OF_STATE { i } else { 0 })),
+                    );
+                    *into.add(i) = direction;
+                    of_params.see(p);
+                    of_directions.see(direction);
+                }
+            }
         }
-    }
-
-    /// Asks for the block after this one.
-    #[inline(always)]
-    fn fetch_after(&self, range: &Range<usize>) {
-        fetch(self.params.as_ptr().wrapping_add(range.end), range.len());
-        fetch(self.grads.as_ptr().wrapping_add(range.end), range.len());
-        if C::OF_STATE {
-            self.state.iter().for_each(|s| fetch(s.as_ptr().wrapping_add(range.end), range.len()));
-        }
+        (of_params, of_directions)
     }
 }

@@ -19,6 +19,7 @@
 //!
 //! The few integers are deposited in the accumulator, so it does not matter where blocks begin.
 
+use super::extent::{Extent, Magnitude};
 use super::{ExactSum, Norm, NormAccumulator, Stored};
 use crate::fetch::fetch;
 use meshstep_tensor::simd::Body;
@@ -41,7 +42,7 @@ const PER_LANE: i32 = LOG - LANES.ilog2() as i32;
 const SPAN: i32 = 53 + GRIDS + 1 - PER_LANE - LOG;
 
 /// Elements between two requests for the block ahead.
-const CHUNK: usize = 128;
+const CHUNK: usize = 256;
 
 /// Bits of an infinite f64: finite magnitudes are below.
 pub(super) const INFINITE: u64 = 0x7ff << 52;
@@ -84,10 +85,8 @@ fn widen<'a, X: Stored<f32>>(values: &[X], room: &'a mut [f32; LEN]) -> &'a [f32
 }
 
 /// What terms are computed from: f32, whose squares are f64 numbers, or f64, whose squares are sums of two.
-pub(crate) trait Wide: Copy {
+pub(crate) trait Wide: Magnitude {
     const ZERO: Self;
-    /// Bits as f64 of the largest magnitude, those of infinity or more if one is not finite, and of the smallest but zero.
-    fn extent(block: &[Self]) -> (u64, u64);
     fn is_finite(self) -> bool;
     fn magnitude(self) -> f64;
     /// Significand bits behind the first.
@@ -100,18 +99,6 @@ impl Wide for f32 {
     const ZERO: Self = 0.0;
     const FRACTION: i32 = 23;
 
-    #[inline(always)]
-    fn extent(block: &[f32]) -> (u64, u64) {
-        let (mut largest, mut least) = (0, u32::MAX);
-        for x in block {
-            let bits = x.to_bits() & 0x7fff_ffff;
-            largest = bits.max(largest);
-            // Zero becomes the largest and does not count.
-            least = bits.wrapping_sub(1).min(least);
-        }
-        let wide = |bits: u32| f64::from(f32::from_bits(bits)).to_bits();
-        (wide(largest), wide(least.saturating_add(1)))
-    }
     #[inline(always)]
     fn is_finite(self) -> bool {
         self.is_finite()
@@ -133,16 +120,6 @@ impl Wide for f64 {
     const ZERO: Self = 0.0;
     const FRACTION: i32 = 52;
 
-    #[inline(always)]
-    fn extent(block: &[f64]) -> (u64, u64) {
-        let (mut largest, mut least) = (0, u64::MAX);
-        for x in block {
-            let bits = x.abs().to_bits();
-            largest = bits.max(largest);
-            least = bits.wrapping_sub(1).min(least);
-        }
-        (largest, least.saturating_add(1))
-    }
     #[inline(always)]
     fn is_finite(self) -> bool {
         self.is_finite()
@@ -179,13 +156,13 @@ impl<X: Source> Body for Blocks<'_, X> {
         let mut room = [X::Wide::ZERO; LEN];
         for values in self.values.chunks(LEN) {
             let block = X::wide(values, &mut room);
-            let next = values.as_ptr().wrapping_add(2 * LEN).cast();
-            add_block(block, Ahead { next, bytes: CHUNK * size_of::<X>() }, self.into);
+            let ahead = Ahead::block(values.as_ptr().wrapping_add(2 * LEN));
+            add_block(block, Extent::of(block), ahead, self.into);
         }
     }
 }
 
-/// The block after this one, asked for little by little between computations: all at once, requests would fill the
+/// What will be needed after this block, asked for little by little between computations: all at once, requests would fill the
 /// processor's queue and nothing else would happen meanwhile.
 #[derive(Clone, Copy)]
 pub(crate) struct Ahead {
@@ -194,9 +171,27 @@ pub(crate) struct Ahead {
     bytes: usize,
 }
 
+impl Ahead {
+    /// Nothing.
+    const NOTHING: Ahead = Ahead { next: std::ptr::null(), bytes: 0 };
+
+    /// As many elements as the block has, from `next` on.
+    #[inline(always)]
+    fn block<X>(next: *const X) -> Self {
+        Ahead { next: next.cast(), bytes: CHUNK * size_of::<X>() }
+    }
+
+    /// Half as many elements as the block has, from `next` on.
+    #[inline(always)]
+    pub(crate) fn half<X>(next: *const X) -> Self {
+        Ahead { next: next.cast(), bytes: CHUNK / 2 * size_of::<X>() }
+    }
+}
+
+/// Adds the terms of a block between whose magnitudes is `extent`.
 #[inline(always)]
-fn add_block<W: Wide>(block: &[W], ahead: Ahead, into: &mut NormAccumulator) {
-    let (peak, least) = W::extent(block);
+pub(crate) fn add_block<W: Wide>(block: &[W], extent: Extent<W>, ahead: Ahead, into: &mut NormAccumulator) {
+    let (peak, least) = (extent.largest(), extent.least());
     if peak >= INFINITE {
         return add_finite(block, ahead, into);
     }
@@ -225,7 +220,7 @@ fn add_finite<W: Wide>(block: &[W], ahead: Ahead, into: &mut NormAccumulator) {
             false => into.non_finite += 1,
         }
     }
-    add_block(finite, ahead, into);
+    add_block(finite, Extent::of(finite), ahead, into);
 }
 
 /// The constant that rounds terms up to `2^bound` to the grid of their level.
@@ -251,10 +246,11 @@ struct Bits {
 /// Adds `values`, all finite.
 #[inline(always)]
 pub(super) fn add_values(values: &[f64], sum: &mut ExactSum) {
-    let (peak, least) = f64::extent(values);
+    let extent = Extent::of(values);
+    let (peak, least) = (extent.largest(), extent.least());
     if peak > 0 {
         let bits = Bits { last: exponent(least) - f64::FRACTION, bound: exponent(peak) + 1 };
-        add_terms(values, |x, c| x + c, bits, Ahead { next: std::ptr::null(), bytes: 0 }, sum);
+        add_terms(values, |x, c| x + c, bits, Ahead::NOTHING, sum);
     }
 }
 
@@ -308,7 +304,14 @@ fn add_lanes<W: Wide>(
     }
     let counted = sums.iter().fold(0u64, |all, sum| all.wrapping_add(sum.to_bits()));
     sum.add_integer(grids(counted, start, LANES), bound + PER_LANE - GRIDS);
-    sum.add(rests.iter().sum());
+    // In pairs, which is quicker than in a row and as exact.
+    let mut half = LANES / 2;
+    while half > 0 {
+        let (left, right) = rests.split_at_mut(half);
+        left.iter_mut().zip(right).for_each(|(l, r)| *l += *r);
+        half /= 2;
+    }
+    sum.add(rests[0]);
 }
 
 /// Adds terms of any span, level by level, the first two in one pass.

@@ -3,12 +3,14 @@
 mod block;
 mod dot;
 mod exact;
+mod extent;
 mod sum;
 
 use crate::check::check_isa;
 use crate::number::Stored;
 use crate::{Error, Isa};
-pub(crate) use block::{Blocks, LEN as BLOCK_LEN, Source};
+pub(crate) use block::{Ahead, Blocks, LEN as BLOCK_LEN, Source, Wide, add_block};
+pub(crate) use extent::Extent;
 use meshstep_tensor::{DType, Slice, bf16, f16};
 
 pub(crate) use dot::{Factor, add_dots};
