@@ -83,4 +83,103 @@ pub enum Error {
         /// Why.
         source: meshstep_comm::Error,
     },
+    /// A parameter is cut in a dimension it does not have.
+    #[error("{name:?} is cut along {axis} in dimension {dim}, but its shape is {shape:?}")]
+    NoSuchDim {
+        /// The parameter.
+        name: String,
+        /// Along which axis.
+        axis: Axis,
+        /// In which dimension.
+        dim: usize,
+        /// Its shape.
+        shape: Vec<usize>,
+    },
+    /// Blocks that do not fill their dimension.
+    #[error("the blocks {blocks:?} of {name:?} do not add up to dimension {dim}, which has {extent}")]
+    Blocks {
+        /// The parameter.
+        name: String,
+        /// In which dimension.
+        dim: usize,
+        /// Its extent.
+        extent: usize,
+        /// The blocks.
+        blocks: Vec<usize>,
+    },
+    /// A dimension that does not divide.
+    #[error("{extent} indices of {name:?}, dimension {dim}, do not divide among {degree} ranks along {axis}; pad to {}", extent.next_multiple_of(*degree))]
+    Uneven {
+        /// The parameter.
+        name: String,
+        /// Along which axis.
+        axis: Axis,
+        /// Its ranks.
+        degree: usize,
+        /// In which dimension.
+        dim: usize,
+        /// Its extent, or that of the block that does not divide.
+        extent: usize,
+    },
+    /// An axis or a dimension that is cut twice.
+    #[error(
+        "{name:?} is cut along {axis} in dimension {dim}, and one of these is cut already; an axis cuts one dimension, a dimension is cut once"
+    )]
+    CutTwice {
+        /// The parameter.
+        name: String,
+        /// Along which axis.
+        axis: Axis,
+        /// In which dimension.
+        dim: usize,
+    },
+    /// A gradient that is reduced along an axis on which each rank has another part of the parameter.
+    #[error(
+        "{name:?} is cut along {axis} and its gradient reduced along it; leave {axis} out of `reduced_over`"
+    )]
+    CutAndReduced {
+        /// The parameter.
+        name: String,
+        /// The axis.
+        axis: Axis,
+    },
+    /// A pipeline stage that the mesh does not have.
+    #[error("{name:?} is on pipeline stage {stage}, of {stages} along pp")]
+    NoSuchStage {
+        /// The parameter.
+        name: String,
+        /// The stage.
+        stage: usize,
+        /// The mesh's.
+        stages: usize,
+    },
+    /// Two parameters of one name.
+    #[error("two parameters are called {name:?}")]
+    NameTwice {
+        /// The name.
+        name: String,
+    },
+    /// A parameter tied to one that there is not.
+    #[error("{name:?} is tied to {to:?}, which is no parameter; add that one first")]
+    TiedToNothing {
+        /// The name.
+        name: String,
+        /// What it is tied to.
+        to: String,
+    },
+    /// A parameter tied to one of another shape.
+    #[error("{name:?} with shape {shape:?} is tied to {to:?} with shape {of:?}; tied parameters are one")]
+    TiedShapes {
+        /// The name.
+        name: String,
+        /// Its shape.
+        shape: Vec<usize>,
+        /// What it is tied to.
+        to: String,
+        /// The shape of that.
+        of: Vec<usize>,
+    },
+    /// What a rank holds cannot be laid out.
+    #[error(transparent)]
+    Layout(#[from] meshstep_tensor::Error),
 }

@@ -110,6 +110,13 @@ impl Mesh {
         Ok(Coordinate(self.strides().map(place).collect()))
     }
 
+    /// Where `coordinate` is along `axis`; for `dp` in two parts, along both together.
+    pub fn place(&self, coordinate: &Coordinate, axis: Axis) -> usize {
+        let axes = self.resolve(axis);
+        let parts = self.axes.iter().filter(|(axis, _)| axes.contains(*axis));
+        parts.fold(0, |place, &(axis, degree)| place * degree + coordinate.along(axis))
+    }
+
     /// The rank that sits there. Coordinates along axes the mesh does not have do not count, missing ones are 0.
     ///
     /// # Panics
