@@ -1,6 +1,6 @@
 //! A communicator for each set of axes along which ranks have something to tell each other.
 
-use crate::{Axes, Error, Mesh};
+use crate::{Axes, Error, Mesh, MeshError};
 use meshstep_comm::Communicator;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ impl Communicators {
         for (&axes, comm) in &mut along {
             let group = mesh.group(world.rank(), axes)?;
             if group.len() < world.world_size() {
-                let colour = u32::try_from(group.rank(0)).map_err(|_| Error::TooManyRanks)?;
+                let colour = u32::try_from(group.rank(0)).map_err(|_| MeshError::TooManyRanks)?;
                 let split = world.split(Some(colour), 0).map_err(|source| Error::Split { axes, source })?;
                 *comm = split.ok_or(Error::NotAlong { axes })?;
             }

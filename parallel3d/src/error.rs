@@ -3,10 +3,10 @@
 use crate::axis::UnknownAxis;
 use crate::{Axes, Axis, Mesh};
 
-/// What is wrong, with the values, and what would work.
+/// What is wrong with a mesh, or with what is placed on it: the values, and what would work.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
+pub enum MeshError {
     /// A name that no axis has.
     #[error(transparent)]
     UnknownAxis(#[from] UnknownAxis),
@@ -68,20 +68,6 @@ pub enum Error {
         rank: usize,
         /// The mesh's ranks.
         world_size: usize,
-    },
-    /// No communicator was asked for along these axes.
-    #[error("there is no communicator along {axes}; name them when the communicators are made")]
-    NotAlong {
-        /// The axes.
-        axes: Axes,
-    },
-    /// Ranks could not be split into groups.
-    #[error("splitting the ranks along {axes}")]
-    Split {
-        /// The axes.
-        axes: Axes,
-        /// Why.
-        source: meshstep_comm::Error,
     },
     /// A parameter is cut in a dimension it does not have.
     #[error("{name:?} is cut along {axis} in dimension {dim}, but its shape is {shape:?}")]
@@ -182,4 +168,56 @@ pub enum Error {
     /// What a rank holds cannot be laid out.
     #[error(transparent)]
     Layout(#[from] meshstep_tensor::Error),
+}
+
+/// What went wrong on a mesh.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A mesh, or what is placed on it.
+    #[error(transparent)]
+    Mesh(#[from] MeshError),
+    /// No communicator was asked for along these axes.
+    #[error("there is no communicator along {axes}; name them when the communicators are made")]
+    NotAlong {
+        /// The axes.
+        axes: Axes,
+    },
+    /// Ranks could not be split into groups.
+    #[error("splitting the ranks along {axes}")]
+    Split {
+        /// The axes.
+        axes: Axes,
+        /// Why.
+        source: meshstep_comm::Error,
+    },
+    /// A rule for a parameter that the model does not have.
+    #[error("a rule names {name:?}, which is no parameter of the model")]
+    UnknownParam {
+        /// The name.
+        name: String,
+    },
+    /// A step over several pipeline stages.
+    #[error(
+        "the mesh has {stages} ranks along pp; a step spans one pipeline stage: make the optimizer on the ranks of each"
+    )]
+    Stages {
+        /// Ranks along `pp`.
+        stages: usize,
+    },
+    /// Means over different numbers of ranks.
+    #[error(
+        "some gradients are reduced over {axes} ({ranks} ranks), others over dp x cp ({data}): their means do not go together; combine them by sum, or weighted by tokens"
+    )]
+    UnequalMeans {
+        /// The axes.
+        axes: Axes,
+        /// Ranks along these.
+        ranks: usize,
+        /// Ranks along `dp` and `cp`.
+        data: usize,
+    },
+    /// The optimizer on one group.
+    #[error(transparent)]
+    Shard(#[from] meshstep_shard::Error),
 }

@@ -1,6 +1,6 @@
 //! Which rank sits where: ranks to coordinates and back, and the ranks that share all coordinates but some. Arithmetic only.
 
-use crate::{Axes, Axis, Error};
+use crate::{Axes, Axis, MeshError};
 use std::fmt;
 use std::str::FromStr;
 
@@ -14,7 +14,7 @@ use std::str::FromStr;
 /// assert_eq!(coordinate.to_string(), "dp=1 cp=0 tp=1");
 /// assert_eq!(mesh.rank(&coordinate), 5);
 /// assert_eq!(mesh.group(5, Axis::Dp | Axis::Cp)?.ranks().collect::<Vec<_>>(), [1, 3, 5, 7]);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # Ok::<(), Box<dyn std::error::MeshError>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Mesh {
@@ -37,45 +37,48 @@ pub struct Group {
 
 impl Mesh {
     /// The axes with their degrees, outermost first, as PyTorch's `init_device_mesh` has them.
-    pub fn new(axes: impl IntoIterator<Item = (Axis, usize)>) -> Result<Mesh, Error> {
+    pub fn new(axes: impl IntoIterator<Item = (Axis, usize)>) -> Result<Mesh, MeshError> {
         let mesh = Mesh { axes: axes.into_iter().collect() };
         let mut world_size = 1usize;
         for (i, &(axis, degree)) in mesh.axes.iter().enumerate() {
             if degree == 0 {
-                return Err(Error::NoRanks { axis });
+                return Err(MeshError::NoRanks { axis });
             }
             if mesh.axes[..i].iter().any(|&(other, _)| other == axis) {
-                return Err(Error::AxisTwice { axis });
+                return Err(MeshError::AxisTwice { axis });
             }
-            world_size = world_size.checked_mul(degree).ok_or(Error::TooManyRanks)?;
+            world_size = world_size.checked_mul(degree).ok_or(MeshError::TooManyRanks)?;
         }
         let parts = [Axis::DpReplicate, Axis::DpShard].into_iter().find(|&part| mesh.has(part));
         match parts.filter(|_| mesh.has(Axis::Dp)) {
-            Some(part) => Err(Error::DpTwice { part }),
+            Some(part) => Err(MeshError::DpTwice { part }),
             None => Ok(mesh),
         }
     }
 
     /// The axes in Megatron's order, the one along which ranks are neighbours first: `"tp-cp-dp-pp"`. An axis without a degree
     /// has 1; one with another degree must be in the order.
-    pub fn megatron(order: &str, degrees: impl IntoIterator<Item = (Axis, usize)>) -> Result<Mesh, Error> {
+    pub fn megatron(
+        order: &str,
+        degrees: impl IntoIterator<Item = (Axis, usize)>,
+    ) -> Result<Mesh, MeshError> {
         let names: Vec<Axis> = order.split('-').map(Axis::from_str).collect::<Result<_, _>>()?;
         let mut axes: Vec<(Axis, usize)> = names.into_iter().rev().map(|axis| (axis, 1)).collect();
         for (given, degree) in degrees {
             match axes.iter_mut().find(|(axis, _)| *axis == given) {
                 Some((_, own)) => *own = degree,
                 None if degree == 1 => {}
-                None => return Err(Error::NotInOrder { axis: given, degree, order: order.to_owned() }),
+                None => return Err(MeshError::NotInOrder { axis: given, degree, order: order.to_owned() }),
             }
         }
         Mesh::new(axes)
     }
 
     /// The mesh, if it has `world_size` ranks.
-    pub fn of(self, world_size: usize) -> Result<Mesh, Error> {
+    pub fn of(self, world_size: usize) -> Result<Mesh, MeshError> {
         match self.world_size() {
             ranks if ranks == world_size => Ok(self),
-            ranks => Err(Error::WorldSize { mesh: self, ranks, world_size }),
+            ranks => Err(MeshError::WorldSize { mesh: self, ranks, world_size }),
         }
     }
 
@@ -104,7 +107,7 @@ impl Mesh {
     }
 
     /// Where `rank` sits.
-    pub fn coordinate(&self, rank: usize) -> Result<Coordinate, Error> {
+    pub fn coordinate(&self, rank: usize) -> Result<Coordinate, MeshError> {
         self.check(rank)?;
         let place = |(axis, degree, stride): (Axis, usize, usize)| (axis, rank / stride % degree);
         Ok(Coordinate(self.strides().map(place).collect()))
@@ -131,7 +134,7 @@ impl Mesh {
     }
 
     /// The ranks that share `rank`'s coordinates but those along `axes`, itself among them.
-    pub fn group(&self, rank: usize, axes: impl Into<Axes>) -> Result<Group, Error> {
+    pub fn group(&self, rank: usize, axes: impl Into<Axes>) -> Result<Group, MeshError> {
         self.check(rank)?;
         let axes = self.resolve(axes);
         let (mut first, mut free) = (rank, Vec::new());
@@ -153,9 +156,9 @@ impl Mesh {
         self.axes.iter().any(|&(own, _)| own == axis)
     }
 
-    fn check(&self, rank: usize) -> Result<(), Error> {
+    fn check(&self, rank: usize) -> Result<(), MeshError> {
         let world_size = self.world_size();
-        if rank < world_size { Ok(()) } else { Err(Error::NoSuchRank { rank, world_size }) }
+        if rank < world_size { Ok(()) } else { Err(MeshError::NoSuchRank { rank, world_size }) }
     }
 
     /// Axis, degree and the distance between neighbours along it, outermost first.
@@ -170,16 +173,16 @@ impl Mesh {
 
 /// `tp=2,cp=2,dp=2`: degrees by name, in any order of writing; nested as Megatron does by default, `tp-cp-dp-pp`.
 impl FromStr for Mesh {
-    type Err = Error;
+    type Err = MeshError;
 
-    fn from_str(text: &str) -> Result<Mesh, Error> {
+    fn from_str(text: &str) -> Result<Mesh, MeshError> {
         let mut degrees: Vec<(Axis, usize)> = Vec::new();
         for part in text.split(',') {
-            let unreadable = || Error::Unreadable { part: part.to_owned() };
+            let unreadable = || MeshError::Unreadable { part: part.to_owned() };
             let (name, degree) = part.split_once('=').ok_or_else(unreadable)?;
             let axis: Axis = name.trim().parse()?;
             if degrees.iter().any(|&(other, _)| other == axis) {
-                return Err(Error::AxisTwice { axis });
+                return Err(MeshError::AxisTwice { axis });
             }
             degrees.push((axis, degree.trim().parse().map_err(|_| unreadable())?));
         }

@@ -1,6 +1,6 @@
 //! The parameters of a model and where they lie, and what of it one rank holds. Arithmetic only.
 
-use crate::{Axis, Coordinate, Error, Mesh, Placement, Sharing};
+use crate::{Axis, Coordinate, Mesh, MeshError, Placement, Sharing};
 use meshstep_tensor::{DType, Layout, LayoutBuilder};
 use std::collections::HashMap;
 
@@ -71,12 +71,12 @@ impl Model {
     }
 
     /// What the rank at `coordinate` holds, by the ways ranks share it. It depends on the pipeline stage alone.
-    pub fn families(&self, mesh: &Mesh, coordinate: &Coordinate) -> Result<Vec<Family>, Error> {
+    pub fn families(&self, mesh: &Mesh, coordinate: &Coordinate) -> Result<Vec<Family>, MeshError> {
         let stages = mesh.degree(Axis::Pp);
         let mut families: Vec<(Sharing, LayoutBuilder)> = Vec::new();
         for Parameter { name, shape, dtype, placement, stage } in &self.parameters {
             if *stage >= stages {
-                return Err(Error::NoSuchStage { name: name.clone(), stage: *stage, stages });
+                return Err(MeshError::NoSuchStage { name: name.clone(), stage: *stage, stages });
             }
             let local = placement.local_shape(name, shape, mesh)?;
             if *stage != coordinate.along(Axis::Pp) {
@@ -122,20 +122,20 @@ impl ModelBuilder {
     }
 
     /// The model, or the first thing wrong with it.
-    pub fn build(self) -> Result<Model, Error> {
+    pub fn build(self) -> Result<Model, MeshError> {
         let mut names = HashMap::new();
         for (i, parameter) in self.parameters.iter().enumerate() {
             if names.insert(parameter.name.clone(), i).is_some() {
-                return Err(Error::NameTwice { name: parameter.name.clone() });
+                return Err(MeshError::NameTwice { name: parameter.name.clone() });
             }
         }
         for (name, to, shape) in self.tied {
-            let Some(&i) = names.get(&to) else { return Err(Error::TiedToNothing { name, to }) };
+            let Some(&i) = names.get(&to) else { return Err(MeshError::TiedToNothing { name, to }) };
             if self.parameters[i].shape != shape {
-                return Err(Error::TiedShapes { name, shape, to, of: self.parameters[i].shape.clone() });
+                return Err(MeshError::TiedShapes { name, shape, to, of: self.parameters[i].shape.clone() });
             }
             if names.insert(name.clone(), i).is_some() {
-                return Err(Error::NameTwice { name });
+                return Err(MeshError::NameTwice { name });
             }
         }
         Ok(Model { parameters: self.parameters, names })

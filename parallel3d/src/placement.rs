@@ -1,6 +1,6 @@
 //! How one parameter lies on a mesh: what of it a rank holds, and how its gradient becomes whole. Arithmetic only.
 
-use crate::{Axes, Axis, Coordinate, Error, Mesh};
+use crate::{Axes, Axis, Coordinate, Mesh, MeshError};
 use std::ops::Range;
 
 /// How the gradient of a parameter comes that all ranks along `tp` hold.
@@ -26,7 +26,7 @@ pub enum Gradient {
 /// assert_eq!(gate_up.local_shape("gate_up", &[16, 4], &mesh)?, [8, 4]);
 /// let pieces = gate_up.pieces("gate_up", &[16, 4], &mesh, &mesh.coordinate(0)?)?;
 /// assert_eq!([&pieces[0].global, &pieces[1].global], [&[0..4, 0..4], &[8..12, 0..4]]);
-/// # Ok::<(), meshstep_parallel3d::Error>(())
+/// # Ok::<(), meshstep_parallel3d::MeshError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Placement {
@@ -113,19 +113,19 @@ impl Placement {
     }
 
     /// What a rank of `mesh` holds of a parameter of this shape: the same everywhere.
-    pub fn local_shape(&self, name: &str, shape: &[usize], mesh: &Mesh) -> Result<Vec<usize>, Error> {
+    pub fn local_shape(&self, name: &str, shape: &[usize], mesh: &Mesh) -> Result<Vec<usize>, MeshError> {
         let mut local = shape.to_vec();
         for (i, cut) in self.cuts.iter().enumerate() {
             cut.check(name, shape, mesh)?;
             let taken = |other: &Cut| other.axis == cut.axis || other.dim == cut.dim;
             if self.cuts[..i].iter().any(taken) {
-                return Err(Error::CutTwice { name: name.into(), axis: cut.axis, dim: cut.dim });
+                return Err(MeshError::CutTwice { name: name.into(), axis: cut.axis, dim: cut.dim });
             }
             local[cut.dim] /= mesh.degree(cut.axis);
         }
         let reduced = mesh.resolve(self.reduced);
         match self.cuts.iter().find(|cut| mesh.resolve(cut.axis).iter().any(|axis| reduced.contains(axis))) {
-            Some(cut) => Err(Error::CutAndReduced { name: name.into(), axis: cut.axis }),
+            Some(cut) => Err(MeshError::CutAndReduced { name: name.into(), axis: cut.axis }),
             None => Ok(local),
         }
     }
@@ -137,7 +137,7 @@ impl Placement {
         shape: &[usize],
         mesh: &Mesh,
         coordinate: &Coordinate,
-    ) -> Result<Vec<Piece>, Error> {
+    ) -> Result<Vec<Piece>, MeshError> {
         let local = self.local_shape(name, shape, mesh)?;
         let whole: Vec<Range<usize>> = local.iter().map(|&extent| 0..extent).collect();
         let mut pieces = vec![Piece { global: whole.clone(), local: whole }];
@@ -159,19 +159,19 @@ impl Cut {
         if self.blocks.is_empty() { vec![shape[self.dim]] } else { self.blocks.clone() }
     }
 
-    fn check(&self, name: &str, shape: &[usize], mesh: &Mesh) -> Result<(), Error> {
+    fn check(&self, name: &str, shape: &[usize], mesh: &Mesh) -> Result<(), MeshError> {
         let Cut { axis, dim, .. } = *self;
         let name = || name.to_owned();
         let Some(&extent) = shape.get(dim) else {
-            return Err(Error::NoSuchDim { name: name(), axis, dim, shape: shape.to_vec() });
+            return Err(MeshError::NoSuchDim { name: name(), axis, dim, shape: shape.to_vec() });
         };
         let blocks = self.blocks(shape);
         if blocks.iter().sum::<usize>() != extent {
-            return Err(Error::Blocks { name: name(), dim, extent, blocks });
+            return Err(MeshError::Blocks { name: name(), dim, extent, blocks });
         }
         let degree = mesh.degree(axis);
         match blocks.into_iter().find(|block| block % degree != 0) {
-            Some(extent) => Err(Error::Uneven { name: name(), axis, degree, dim, extent }),
+            Some(extent) => Err(MeshError::Uneven { name: name(), axis, degree, dim, extent }),
             None => Ok(()),
         }
     }

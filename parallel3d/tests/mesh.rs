@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use Axis::{Cp, Dp, DpReplicate, DpShard, Pp, Tp};
-use meshstep_parallel3d::{Axes, Axis, Error, Mesh, UnknownAxis};
+use meshstep_parallel3d::{Axes, Axis, Mesh, MeshError, UnknownAxis};
 use proptest::prelude::*;
 
 fn table(mesh: &Mesh, axes: impl Into<Axes>) -> Vec<Vec<usize>> {
@@ -57,21 +57,21 @@ fn dp_in_two_parts_is_dp() {
 
 #[test]
 fn what_is_wrong_is_named() {
-    assert_eq!(Mesh::new([(Tp, 0)]), Err(Error::NoRanks { axis: Tp }));
-    assert_eq!(Mesh::new([(Tp, 2), (Dp, 2), (Tp, 2)]), Err(Error::AxisTwice { axis: Tp }));
-    assert_eq!("tp=2,tp=2".parse::<Mesh>(), Err(Error::AxisTwice { axis: Tp }));
-    assert_eq!(Mesh::new([(Dp, 2), (DpShard, 2)]), Err(Error::DpTwice { part: DpShard }));
-    assert_eq!(Mesh::new([(Dp, usize::MAX), (Tp, 2)]), Err(Error::TooManyRanks));
-    let unknown = |name: &str| Err(Error::UnknownAxis(UnknownAxis { name: name.into() }));
+    assert_eq!(Mesh::new([(Tp, 0)]), Err(MeshError::NoRanks { axis: Tp }));
+    assert_eq!(Mesh::new([(Tp, 2), (Dp, 2), (Tp, 2)]), Err(MeshError::AxisTwice { axis: Tp }));
+    assert_eq!("tp=2,tp=2".parse::<Mesh>(), Err(MeshError::AxisTwice { axis: Tp }));
+    assert_eq!(Mesh::new([(Dp, 2), (DpShard, 2)]), Err(MeshError::DpTwice { part: DpShard }));
+    assert_eq!(Mesh::new([(Dp, usize::MAX), (Tp, 2)]), Err(MeshError::TooManyRanks));
+    let unknown = |name: &str| Err(MeshError::UnknownAxis(UnknownAxis { name: name.into() }));
     assert_eq!("ep=2".parse::<Mesh>(), unknown("ep"));
     assert_eq!(Mesh::megatron("tp-ep-dp", []), unknown("ep"));
     let order = "tp-dp".to_owned();
-    assert_eq!(Mesh::megatron("tp-dp", [(Cp, 2)]), Err(Error::NotInOrder { axis: Cp, degree: 2, order }));
-    assert_eq!("tp:2".parse::<Mesh>(), Err(Error::Unreadable { part: "tp:2".into() }));
-    assert_eq!("tp=-2".parse::<Mesh>(), Err(Error::Unreadable { part: "tp=-2".into() }));
+    assert_eq!(Mesh::megatron("tp-dp", [(Cp, 2)]), Err(MeshError::NotInOrder { axis: Cp, degree: 2, order }));
+    assert_eq!("tp:2".parse::<Mesh>(), Err(MeshError::Unreadable { part: "tp:2".into() }));
+    assert_eq!("tp=-2".parse::<Mesh>(), Err(MeshError::Unreadable { part: "tp=-2".into() }));
     let mesh: Mesh = "tp=2,dp=3".parse().unwrap();
-    assert_eq!(mesh.coordinate(6), Err(Error::NoSuchRank { rank: 6, world_size: 6 }));
-    assert_eq!(mesh.group(6, Tp), Err(Error::NoSuchRank { rank: 6, world_size: 6 }));
+    assert_eq!(mesh.coordinate(6), Err(MeshError::NoSuchRank { rank: 6, world_size: 6 }));
+    assert_eq!(mesh.group(6, Tp), Err(MeshError::NoSuchRank { rank: 6, world_size: 6 }));
     let text = mesh.of(8).unwrap_err().to_string();
     assert_eq!(text, "mesh dp=3,tp=2 has 6 ranks, the world 8; the degrees must multiply to 8");
 }

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use meshstep_parallel3d::models::{Gpt2, Llama3};
-use meshstep_parallel3d::{Axis, Error, Mesh, Model};
+use meshstep_parallel3d::{Axis, Mesh, MeshError, Model};
 use meshstep_tensor::DType::{BF16, F32};
 
 /// Counts of the published checkpoints.
@@ -46,5 +46,5 @@ fn an_odd_vocabulary_is_refused() {
     let model = Gpt2::SMALL.model(F32).build().unwrap();
     let error = model.families(&mesh, &mesh.coordinate(0).unwrap()).unwrap_err();
     let name = "wte.weight".to_owned();
-    assert_eq!(error, Error::Uneven { name, axis: Axis::Tp, degree: 2, dim: 0, extent: 50_257 });
+    assert_eq!(error, MeshError::Uneven { name, axis: Axis::Tp, degree: 2, dim: 0, extent: 50_257 });
 }

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use Axis::{Cp, Dp, DpReplicate, DpShard, Pp, Tp};
-use meshstep_parallel3d::{Axes, Axis, Error, Gradient, Mesh, Model, Piece, Placement};
+use meshstep_parallel3d::{Axes, Axis, Gradient, Mesh, MeshError, Model, Piece, Placement};
 use meshstep_tensor::DType::{self, F32};
 use proptest::prelude::*;
 use std::ops::Range;
@@ -63,19 +63,19 @@ fn what_is_wrong_is_named() {
     let name = || "w".to_owned();
     let (w, on) = (Placement::whole(), mesh("tp=4,dp=2"));
     let refused = |placement: Placement, shape: &[usize]| placement.local_shape("w", shape, &on).unwrap_err();
-    let uneven = Error::Uneven { name: name(), axis: Tp, degree: 4, dim: 1, extent: 6 };
+    let uneven = MeshError::Uneven { name: name(), axis: Tp, degree: 4, dim: 1, extent: 6 };
     assert_eq!(refused(w.clone().cut(Tp, 1), &[4, 6]), uneven);
     assert!(uneven.to_string().ends_with("pad to 8"), "{uneven}");
-    let block = Error::Uneven { name: name(), axis: Tp, degree: 4, dim: 0, extent: 2 };
+    let block = MeshError::Uneven { name: name(), axis: Tp, degree: 4, dim: 0, extent: 2 };
     assert_eq!(refused(w.clone().cut_in_blocks(Tp, 0, [8, 2, 2]), &[12]), block);
-    let blocks = Error::Blocks { name: name(), dim: 0, extent: 12, blocks: vec![8, 8] };
+    let blocks = MeshError::Blocks { name: name(), dim: 0, extent: 12, blocks: vec![8, 8] };
     assert_eq!(refused(w.clone().cut_in_blocks(Tp, 0, [8, 8]), &[12]), blocks);
-    let dim = Error::NoSuchDim { name: name(), axis: Tp, dim: 1, shape: vec![4] };
+    let dim = MeshError::NoSuchDim { name: name(), axis: Tp, dim: 1, shape: vec![4] };
     assert_eq!(refused(w.clone().cut(Tp, 1), &[4]), dim);
-    let twice = |axis, dim| Error::CutTwice { name: name(), axis, dim };
+    let twice = |axis, dim| MeshError::CutTwice { name: name(), axis, dim };
     assert_eq!(refused(w.clone().cut(Tp, 0).cut(Tp, 1), &[4, 4]), twice(Tp, 1));
     assert_eq!(refused(w.clone().cut(Tp, 0).cut(Dp, 0), &[8]), twice(Dp, 0));
-    assert_eq!(refused(w.clone().cut(Dp, 0), &[4]), Error::CutAndReduced { name: name(), axis: Dp });
+    assert_eq!(refused(w.clone().cut(Dp, 0), &[4]), MeshError::CutAndReduced { name: name(), axis: Dp });
 }
 
 #[test]
@@ -91,17 +91,17 @@ fn tied_parameters_are_one() {
     assert_eq!((tied.len(), tied.parameters().len()), (36, 2));
     assert_eq!(tied.get("lm_head"), tied.get("wte"));
     let shapes =
-        Error::TiedShapes { name: "lm_head".into(), shape: vec![4, 8], to: "wte".into(), of: vec![8, 4] };
+        MeshError::TiedShapes { name: "lm_head".into(), shape: vec![4, 8], to: "wte".into(), of: vec![8, 4] };
     assert_eq!(model(&[4, 8]).build(), Err(shapes));
     let nothing = model(&[8, 4]).tied("head", "wtf", &[4]).build();
-    assert_eq!(nothing, Err(Error::TiedToNothing { name: "head".into(), to: "wtf".into() }));
+    assert_eq!(nothing, Err(MeshError::TiedToNothing { name: "head".into(), to: "wtf".into() }));
     assert_eq!(
         model(&[8, 4]).tied("ln", "wte", &[8, 4]).build(),
-        Err(Error::NameTwice { name: "ln".into() })
+        Err(MeshError::NameTwice { name: "ln".into() })
     );
     assert_eq!(
         model(&[8, 4]).param("ln", &[4], F32, Placement::whole()).build(),
-        Err(Error::NameTwice { name: "ln".into() })
+        Err(MeshError::NameTwice { name: "ln".into() })
     );
 }
 
@@ -134,7 +134,7 @@ fn families_are_the_ways_gradients_become_whole() {
     assert_eq!(names(4), [vec![own("head", &[4, 4])]]);
     let short = mesh("tp=2");
     let refused = model.families(&short, &short.coordinate(0).unwrap());
-    assert_eq!(refused, Err(Error::NoSuchStage { name: "head".into(), stage: 1, stages: 1 }));
+    assert_eq!(refused, Err(MeshError::NoSuchStage { name: "head".into(), stage: 1, stages: 1 }));
     assert_eq!(on.degree(Pp), 2);
 }
 
