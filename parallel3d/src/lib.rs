@@ -24,3 +24,8 @@ pub use mesh::{Coordinate, Group, Mesh};
 pub use model::{Family, Model, ModelBuilder, Parameter};
 pub use optimizer::Optimizer;
 pub use placement::{Gradient, Piece, Placement, Sharing};
+
+/// Keeps README.md true.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -14,7 +14,7 @@ use std::str::FromStr;
 /// assert_eq!(coordinate.to_string(), "dp=1 cp=0 tp=1");
 /// assert_eq!(mesh.rank(&coordinate), 5);
 /// assert_eq!(mesh.group(5, Axis::Dp | Axis::Cp)?.ranks().collect::<Vec<_>>(), [1, 3, 5, 7]);
-/// # Ok::<(), Box<dyn std::error::MeshError>>(())
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Mesh {

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use meshstep_comm::{Communicator, loopback};
-use meshstep_optim::AdamW;
+use meshstep_optim::{AdamW, Sgd};
 use meshstep_parallel3d::{
     Axis, Coordinate, Error, Gradient, Mesh, MeshError, Model, Optimizer, Parameter, Piece, Placement,
 };
@@ -167,6 +167,31 @@ fn a_mean_of_means_is_the_mean_where_ranks_have_as_many_tokens() {
     }
 }
 
+/// One valid token in a sequence that is cut along cp: by tokens its gradient is the same however it is cut, where the mean of the
+/// ranks' means would divide it by their number.
+#[test]
+fn a_mask_does_not_show_how_a_sequence_is_cut() {
+    let model = Model::builder().param("w", &[1], F32, Placement::whole()).build().unwrap();
+    let moved = |cp: usize, combine: Combine| {
+        let ranks = loopback::spawn(cp, |world: Arc<dyn Communicator>| {
+            let (mesh, valid) = (format!("cp={cp}").parse().unwrap(), world.rank() == 0);
+            let options = Options { combine, ..Options::default() };
+            let mut opt =
+                Optimizer::new(world, mesh, &model, Sgd::default(), |_, _, _| Ok(()), options).unwrap();
+            let mb = opt.micro_batch(u64::from(valid)).unwrap();
+            mb.grad("w", &[if valid { 3f32 } else { 0.0 }][..]).unwrap();
+            mb.finish().unwrap();
+            let _ = opt.step(At { lr: 1.0, ..At::default() }).unwrap().outcome().unwrap();
+            opt.param("w").unwrap().typed::<f32>().unwrap()[0]
+        });
+        let ranks = ranks.unwrap();
+        assert!(ranks.iter().all(|w| *w == ranks[0]));
+        ranks[0]
+    };
+    assert_eq!([1, 2, 4].map(|cp| moved(cp, Combine::Weighted)), [-3.0; 3]);
+    assert_eq!([1, 2, 4].map(|cp| moved(cp, Combine::Mean)), [-3.0, -1.5, -0.75]);
+}
+
 /// n ones have the norm sqrt(n), however many ranks hold them; the sum of all ranks' own squares is more.
 #[test]
 fn what_several_ranks_hold_counts_once() {
@@ -217,7 +242,7 @@ fn parts_become_one_as_their_placement_says() {
         .build()
         .unwrap();
     let moved = loopback::spawn(4, |world: Arc<dyn Communicator>| {
-        let (mesh, sgd) = ("tp=4".parse().unwrap(), meshstep_optim::Sgd::default());
+        let (mesh, sgd) = ("tp=4".parse().unwrap(), Sgd::default());
         let mut opt = Optimizer::new(world, mesh, &model, sgd, |_, _, _| Ok(()), Options::default()).unwrap();
         let mb = opt.micro_batch(1).unwrap();
         ["sum", "mean", "same"].iter().for_each(|name| mb.grad(name, &[1f32][..]).unwrap());

@@ -29,7 +29,10 @@ impl Handover {
                     away.extend(self.send_further(b, &*comm, Op::all_reduce(reduction))?);
                 }
             }
-            let landed = away.into_iter().fold(Ok(()), |landed, away| landed.and(self.land_further(away)));
+            // All of them, so that every buffer is back.
+            let landed: Vec<Result<(), Error>> =
+                away.into_iter().map(|away| self.land_further(away)).collect();
+            let landed: Result<(), Error> = landed.into_iter().collect();
             if let Err(Error::Comm(failure)) = &landed {
                 self.poison(failure.clone());
             }

@@ -34,7 +34,8 @@ pub struct Slot<'a> {
 
 impl Optimizer {
     /// Begins the step's last micro-batch, usually its only one: its buckets travel as they fill. `weight` is its number of
-    /// samples or tokens, at most 2^24; it counts under [`Combine::Weighted`] alone.
+    /// samples or tokens, at most 2^24; it counts under [`Combine::Weighted`] alone. What weighs 0 counts as zeros whatever it holds:
+    /// the mean over no tokens is NaN.
     pub fn micro_batch(&mut self, weight: u64) -> Result<MicroBatch<'_>, Error> {
         self.begin(weight, true)
     }
@@ -127,8 +128,14 @@ impl MicroBatch<'_> {
             return Ok(());
         }
         let mut lent = self.lend(name, bucket, index)?;
+        let queue = &self.optimizer.options.queue;
         let copied = lent.buffer.as_mut().slice(0..len).map_err(Error::from).and_then(|place| {
-            Ok(accumulate(place, grad, self.weight, lent.fresh, &self.optimizer.options.queue)?)
+            match self.weight {
+                0.0 if lent.fresh => queue.zero(place)?,
+                0.0 => {}
+                weight => accumulate(place, grad, weight, lent.fresh, queue)?,
+            }
+            Ok(())
         });
         if let Err(error) = copied {
             self.optimizer.handover.give_back(bucket, index, lent.buffer);
@@ -209,9 +216,11 @@ impl Slot<'_> {
     /// Hands the gradient over. A slot dropped without this counts as never taken.
     pub fn fill(mut self) -> Result<(), Error> {
         let weight = self.micro_batch.weight;
-        if weight != 1.0 {
-            let queue = &self.micro_batch.optimizer.options.queue;
-            scale(self.as_mut()?, weight, queue)?;
+        let queue = &self.micro_batch.optimizer.options.queue;
+        match weight {
+            0.0 => queue.zero(self.as_mut()?)?,
+            1.0 => {}
+            weight => scale(self.as_mut()?, weight, queue)?,
         }
         match self.buffer.take() {
             Some(buffer) => self.micro_batch.filled(self.param, self.bucket, self.index, buffer),

@@ -21,7 +21,8 @@ fn main() -> ExitCode {
     // Printed here, because an `Err` from main would add a backtrace to what is mostly a wrong file or command.
     run(cli::Cli::parse().task).unwrap_or_else(|error| {
         eprintln!("error: {error:#}");
-        ExitCode::FAILURE
+        // 1 is what `parity` says of a trace that is met differently.
+        ExitCode::from(2)
     })
 }
 

@@ -81,7 +81,10 @@ impl Steps<'_> {
     fn hand_over(&self, opt: &mut Optimizer, t: u64) -> Result<(), Reason> {
         // A trace of one rank is every rank's.
         let rank = opt.comm().rank() % self.trace.spec.ranks;
-        let weight = self.trace.tensors.get(&Key::Weight { t }).map_or(1.0, |weights| weights.values[rank]);
+        let weight = self.trace.tensors.get(&Key::Weight { t }).map_or(1.0, |weights| {
+            // Ranks that are all given the gradients of one are given its weight too.
+            weights.values[rank.min(weights.values.len() - 1)]
+        });
         let micro_batch = opt.micro_batch(weight as u64)?;
         // From the last parameter to the first, as a backward pass.
         let names: Vec<&str> = self.trace.params().map(|(name, _)| name).collect();

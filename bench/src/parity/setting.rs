@@ -45,7 +45,8 @@ impl Setting {
             ));
         }
         // Ranks that are all given the gradients of one: their mean is what it had.
-        let reduce = if spec.ranks == 1 { Reduction::Mean } else { spec.reduce };
+        let alone = spec.ranks == 1 && spec.reduce != Reduction::Weighted;
+        let reduce = if alone { Reduction::Mean } else { spec.reduce };
         Ok(Setting { ranks, stage: stage(asked, recipe)?, bucket: asked.bucket, reduce })
     }
 }
