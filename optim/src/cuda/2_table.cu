@@ -49,19 +49,19 @@ struct Row {
     double constants[14];  // the rule's own, of this step
 };
 
-// Of a row that every step updates.
-constexpr u32 EVERY_STEP = ~0u;
+// A rule's own flags come after these.
+enum Flag : u32 { COUPLED = 1, MAXIMIZE = 2, DECOUPLED = 4, FULLY_DECOUPLED = 8, OWN = 16 };
 
-// A rule's own flags come after these, and last whether the step leaves the row alone.
-enum Flag : u32 { COUPLED = 1, MAXIMIZE = 2, DECOUPLED = 4, FULLY_DECOUPLED = 8, OWN = 16, LEFT_ALONE = 1u << 31 };
-
-// Counts one more step of a row, or notes that this one leaves it alone: its parameter has no gradient on any rank.
+// Counts one more step of a row, or leaves it alone: no rank has its parameter's gradient. Then it begins behind its end, and
+// its tiles have no elements.
 __device__ inline bool count_row(Row& row, const Step* step) {
+    constexpr u32 EVERY_STEP = ~0u;
+    constexpr u64 NOWHERE = 1ull << 63;
     const u8* updated = (const u8*)(step + 1);
-    bool left_alone = row.param != EVERY_STEP && !updated[row.param];
-    row.flags = left_alone ? row.flags | LEFT_ALONE : row.flags & ~LEFT_ALONE;
-    row.t += !left_alone;
-    return !left_alone;
+    bool counts = row.param == EVERY_STEP || updated[row.param];
+    row.start = counts ? row.start & ~NOWHERE : row.start | NOWHERE;
+    row.t += counts;
+    return counts;
 }
 
 // Sets what of a parameter decays at the rate `lr`: decay.rs.

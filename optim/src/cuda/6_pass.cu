@@ -110,7 +110,6 @@ __device__ inline void sweep(const Streams& s, const Row* rows, u64 count, u64 t
         u64 found = find(rows, row == count ? 0 : row, count, tile);
         if (found != row) rule.set_from(rows[found], *step);
         row = found;
-        if (rows[row].flags & LEFT_ALONE) continue;
         Tile part = tile_of<typename Rule::T>(rows[row], tile);
         Pass<Rule, PARAMS, STATE> pass{s, rows[row], rule, step->zero_grads != 0};
         if (part.len == TILE<typename Rule::T> && pass.aligned(part.start)) pass.whole(part.start);

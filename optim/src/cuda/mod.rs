@@ -105,7 +105,7 @@ impl Hyper {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct Row {
-    /// Its first element in the flat memory.
+    /// Its first element in the flat memory; behind all memory while a step leaves the row alone.
     pub start: u64,
     /// The element behind its last.
     pub end: u64,

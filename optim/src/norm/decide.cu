@@ -126,10 +126,7 @@ __device__ inline Decided judge(const Settings& s, const Progress& p, const u64*
     };
     if (d.fault) return with(FAULTY);
     if (max[DIGEST] != ~max[NOT_DIGEST]) return with(PARTED);
-    if (uneven < s.params) {
-        d.fault = max[LACKING + uneven];
-        return with(UNEVEN);
-    }
+    if (uneven < s.params) return with(UNEVEN);
     if (s.combine == WEIGHTED && d.weight == 0) return with(WEIGHTLESS);
     if (d.non_finite) return with(SKIPPED);
     double combined = s.combine == MEAN       ? over(1, __ull2double_rn(s.batches))
@@ -202,6 +199,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) decide(
     // The factor is made of the scale the losses had; only then the scale moves.
     Decided d = judge(s, p, sum, max, words, ~even, grad_scale);
     advance(s, p, d);
+    if (d.verdict == UNEVEN) d.fault = max[LACKING + d.param];
     *progress = p;
     *decided = d;
     *step = Step{s.lr, grad_scale, d.verdict != APPLIED, s.zero_grads};

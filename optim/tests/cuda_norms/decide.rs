@@ -409,7 +409,7 @@ fn mistakes_are_noticed() {
         ("count != 0 && count", "count"),
         ("= count != 0;", "= count == s.world_size;"),
         ("i % 2 * 32);", "0);"),
-        ("max[LACKING + uneven]", "max[LACKING]"),
+        ("max[LACKING + d.param]", "max[LACKING]"),
     ];
     for (right, wrong) in mistakes {
         assert_eq!(text.matches(right).count(), 1, "{right}");
