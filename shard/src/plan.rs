@@ -261,7 +261,7 @@ pub(crate) fn pool_sizes<'b>(
     pool
 }
 
-/// u64 words of the two vectors of the step's exchange. Where the policy asks, after the norm two parameters a word, how many
+/// u64 words of the two vectors of the step's exchange, summed and maximised. Where the policy asks, after the norm two parameters a word, how many
 /// ranks have a gradient for each; after what else is maximised a word for each, which rank has none.
 pub(crate) fn exchange_words(params: usize, options: &Options) -> [usize; 2] {
     let counts = if options.missing.counts() { params.div_ceil(2) } else { 0 };
