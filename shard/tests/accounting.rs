@@ -5,10 +5,13 @@
 mod common;
 
 use common::{PRECISIONS, Run, STAGES, WhichRule, cases, hash};
-use meshstep_shard::{At, Moments, Options, Outcome, Owners, Plan, Stage};
+use meshstep_shard::{At, Missing, Moments, Options, Outcome, Owners, Plan, Stage};
 use meshstep_tensor::{Category, DType, Layout, Meter};
 use proptest::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+const MISSING: [Missing; 4] =
+    [Missing::Error, Missing::Zero, Missing::SkipIfMissingEverywhere, Missing::AllOrNone];
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: cases(300, 3000), ..ProptestConfig::default() })]
@@ -21,10 +24,11 @@ proptest! {
         bucket_len in prop_oneof![Just(None), (1usize..600).prop_map(Some)],
         rule in prop::sample::select(&[WhichRule::Sgd, WhichRule::AdamW, WhichRule::Lamb][..]),
         (dtype, precision) in prop::sample::select(&PRECISIONS[..]),
+        missing in prop::sample::select(&MISSING[..]),
     ) {
         prop_assume!(lens.iter().any(|&l| l > 0));
         prop_assume!(rule != WhichRule::Sgd || precision.moments == Moments::Full);
-        let options = Options { stage, bucket_len, precision, ..Options::default() };
+        let options = Options { stage, bucket_len, precision, missing, ..Options::default() };
         let run = Run { lens, ranks, rule, dtype, grads: dtype, options, ..Run::default() };
         let plan_options = Options { grads: Some(dtype), ..run.options.clone() };
         let plan = Plan::new(&run.layout(), ranks, &plan_options).unwrap();

@@ -22,7 +22,7 @@ struct Streams {
 };
 
 // What changes between two steps and may be decided on the device: read through a pointer, so that a captured launch
-// sees it.
+// sees it. A byte follows for each parameter that ranks count: whether the step updates it.
 struct Step {
     double lr;
     double grad_scale;
@@ -40,7 +40,7 @@ struct Row {
     u64 first;  // index in its tensor of the element at `start`
     u64 t;      // steps done, the one at work included
     u32 flags;
-    u32 unused;
+    u32 param;  // its byte behind the step, or EVERY_STEP
     double lr_scale;
     double weight_decay;
     double lr_max;
@@ -51,6 +51,18 @@ struct Row {
 
 // A rule's own flags come after these.
 enum Flag : u32 { COUPLED = 1, MAXIMIZE = 2, DECOUPLED = 4, FULLY_DECOUPLED = 8, OWN = 16 };
+
+// Counts one more step of a row, or leaves it alone: no rank has its parameter's gradient. Then it begins behind its end, and
+// its tiles have no elements.
+__device__ inline bool count_row(Row& row, const Step* step) {
+    constexpr u32 EVERY_STEP = ~0u;
+    constexpr u64 NOWHERE = 1ull << 63;
+    const u8* updated = (const u8*)(step + 1);
+    bool counts = row.param == EVERY_STEP || updated[row.param];
+    row.start = counts ? row.start & ~NOWHERE : row.start | NOWHERE;
+    row.t += counts;
+    return counts;
+}
 
 // Sets what of a parameter decays at the rate `lr`: decay.rs.
 __device__ inline void set_decay(Row& row, double lr) {

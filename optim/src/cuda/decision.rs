@@ -6,6 +6,11 @@ use crate::Error;
 use meshstep_tensor::cuda::{Letter, Mail, Stream};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue, Slice, SliceMut};
 
+/// Summed words before the norm's: non-finite count and weight.
+const HEAD: usize = 2;
+/// Words of the other vector before those of parameters.
+const MAXIMA: usize = 4;
+
 /// The decision of every step of a run, in memory of a device.
 #[derive(Debug)]
 pub struct Decision {
@@ -17,25 +22,37 @@ pub struct Decision {
     progress: Buffer,
     decided: Buffer,
     step: StepBlock,
+    /// Parameters of which ranks count who has a gradient.
+    counted: usize,
+    /// Of these, how many must be even.
+    even: usize,
+    /// What is sent.
+    message: Vec<u8>,
 }
 
 impl Decision {
-    /// Decisions on the queue's device, from `progress` on.
-    pub fn new(progress: &Progress, queue: &Queue, meter: &Meter) -> Result<Self, Error> {
+    /// Decisions on the queue's device, from `progress` on, where ranks count who has a gradient for each of `counted`
+    /// parameters.
+    pub fn new(progress: &Progress, counted: usize, queue: &Queue, meter: &Meter) -> Result<Self, Error> {
         let stream = stream(queue)?;
         let words = |bytes: usize| {
             Buffer::zeroed_on(queue, bytes / size_of::<u64>(), DType::U64, meter, Category::Staging)
         };
         let mail = |bytes: usize| Mail::new(stream.device(), bytes, meter);
+        let bytes = counted.next_multiple_of(size_of::<u64>());
+        let (sent, told) = (size_of::<Settings>() + bytes, size_of::<Decided>() + bytes);
         let mut decision = Decision {
             bring: Kernel::find(stream.device(), "decide_bring")?,
             decide: Kernel::find(stream.device(), "decide")?,
-            sends: mail(size_of::<Settings>()),
-            answers: mail(size_of::<Decided>()),
-            settings: words(size_of::<Settings>())?,
+            sends: mail(sent),
+            answers: mail(told),
+            settings: words(sent)?,
             progress: words(size_of::<Progress>())?,
-            decided: words(size_of::<Decided>())?,
-            step: StepBlock::new(queue, meter)?,
+            decided: words(told)?,
+            step: StepBlock::of(counted, queue, meter)?,
+            counted,
+            even: 0,
+            message: vec![0; sent],
         };
         decision.set_progress(progress, queue)?;
         Ok(decision)
@@ -47,31 +64,44 @@ impl Decision {
         Ok(queue.upload(words.into(), self.progress.as_mut())?)
     }
 
-    /// Writes into an exchange's vectors what this rank brings besides its norm.
+    /// Writes into an exchange's vectors what this rank brings besides its norm, and where parameters are counted, whether it
+    /// has a gradient for each.
     pub fn bring(
         &mut self,
         settings: &Settings,
+        present: impl IntoIterator<Item = bool>,
         sum: SliceMut<'_>,
         max: SliceMut<'_>,
         queue: &Queue,
     ) -> Result<(), Error> {
         let stream = stream(queue)?;
-        check(sum.as_slice(), max.as_slice(), queue)?;
-        self.sends.send(stream, bytemuck::bytes_of(settings), self.settings.as_mut())?;
+        self.even = usize::try_from(settings.params).unwrap_or(usize::MAX);
+        self.check(sum.as_slice(), max.as_slice(), queue)?;
+        let (head, bytes) = self.message.split_at_mut(size_of::<Settings>());
+        head.copy_from_slice(bytemuck::bytes_of(settings));
+        bytes.fill(0);
+        bytes[..self.counted].iter_mut().zip(present).for_each(|(byte, here)| *byte = here.into());
+        self.sends.send(stream, &self.message, self.settings.as_mut())?;
         let mut at = self.addresses(sum.as_slice(), max.as_slice());
-        let [settings, progress, sum, max, ..] = &mut at;
-        let arguments = &mut [argument(settings), argument(progress), argument(sum), argument(max)];
-        // SAFETY: the blocks are of the kernel's layouts; both vectors are as long as it needs, checked above, and all are of the
-        // stream's device.
+        let ([settings, progress, sum, max, ..], mut counted) = (&mut at, self.counted as u64);
+        let arguments = &mut [
+            argument(settings),
+            argument(progress),
+            argument(sum),
+            argument(max),
+            argument(&mut counted),
+        ];
+        // SAFETY: the blocks are of the kernel's layouts, with `counted` bytes and the fill behind the settings; both vectors are
+        // as long as it needs, checked above, and all are of the stream's device.
         unsafe { self.bring.launch(stream, 1, arguments) }
     }
 
     /// Decides from the vectors, once exchanged: writes [`step`](Self::step), counts the step, and sends the host a letter.
     pub fn decide(&mut self, sum: Slice<'_>, max: Slice<'_>, queue: &Queue) -> Result<Answer, Error> {
         let stream = stream(queue)?;
-        check(sum, max, queue)?;
+        self.check(sum, max, queue)?;
         let mut at = self.addresses(sum, max);
-        let [settings, progress, sum, max, step, decided] = &mut at;
+        let ([settings, progress, sum, max, step, decided], mut counted) = (&mut at, self.counted as u64);
         let arguments = &mut [
             argument(settings),
             argument(progress),
@@ -79,15 +109,35 @@ impl Decision {
             argument(max),
             argument(step),
             argument(decided),
+            argument(&mut counted),
         ];
-        // SAFETY: as in `bring`.
+        // SAFETY: as in `bring`; there are as many bytes behind the step and what is decided.
         unsafe { self.decide.launch(stream, 1, arguments)? };
-        Ok(Answer(self.answers.fetch(stream, self.decided.as_slice())?))
+        Ok(Answer { letter: self.answers.fetch(stream, self.decided.as_slice())?, counted: self.counted })
     }
 
     /// What updates go by.
     pub fn step(&self) -> &StepBlock {
         &self.step
+    }
+
+    /// Whether the vectors are an exchange's, and there.
+    fn check(&self, sum: Slice<'_>, max: Slice<'_>, queue: &Queue) -> Result<(), Error> {
+        if ![0, self.counted].contains(&self.even) {
+            let what = "Settings::params";
+            return Err(Error::Len { what, given: self.even, expected: self.counted });
+        }
+        let sums = HEAD + crate::ExactSum::WORDS + self.counted.div_ceil(2);
+        for (what, vector, expected) in [("sum", sum, sums), ("max", max, MAXIMA + self.even)] {
+            vector.place().check(queue.place())?;
+            if vector.dtype() != DType::U64 {
+                return Err(Error::DType { what, given: vector.dtype(), works: "u64" });
+            }
+            if vector.len() < expected {
+                return Err(Error::Len { what, given: vector.len(), expected });
+            }
+        }
+        Ok(())
     }
 
     fn addresses(&self, sum: Slice<'_>, max: Slice<'_>) -> [u64; 6] {
@@ -99,39 +149,34 @@ impl Decision {
 
 /// What was decided, on its way to the host.
 #[derive(Debug)]
-pub struct Answer(Letter);
+pub struct Answer {
+    letter: Letter,
+    counted: usize,
+}
 
 impl Answer {
     /// Whether [`read`](Self::read) does not wait.
     pub fn has_arrived(&self) -> Result<bool, Error> {
-        Ok(self.0.has_arrived()?)
+        Ok(self.letter.has_arrived()?)
     }
 
     /// Waits for what was decided.
     pub fn read(&self) -> Result<Decided, Error> {
         let mut decided = Decided::default();
-        self.0.read(bytemuck::bytes_of_mut(&mut decided))?;
+        self.letter.read(bytemuck::bytes_of_mut(&mut decided))?;
         Ok(decided)
+    }
+
+    /// Waits, and tells for each parameter that is counted whether some rank has its gradient, so that it was updated if the
+    /// step was applied.
+    pub fn updated(&self) -> Result<Vec<bool>, Error> {
+        let mut bytes = vec![0; size_of::<Decided>() + self.counted];
+        self.letter.read(&mut bytes)?;
+        Ok(bytes[size_of::<Decided>()..].iter().map(|&byte| byte != 0).collect())
     }
 }
 
 fn stream(queue: &Queue) -> Result<&Stream, Error> {
     let wrong = meshstep_tensor::Error::Place { given: queue.place(), expected: Place::Cuda(0) };
     queue.stream().ok_or(wrong.into())
-}
-
-/// Whether the vectors are an exchange's, and there.
-fn check(sum: Slice<'_>, max: Slice<'_>, queue: &Queue) -> Result<(), Error> {
-    /// Non-finite count and weight, before the norm's words.
-    const HEAD: usize = 2;
-    for (what, vector, expected) in [("sum", sum, HEAD + crate::ExactSum::WORDS), ("max", max, 4)] {
-        vector.place().check(queue.place())?;
-        if vector.dtype() != DType::U64 {
-            return Err(Error::DType { what, given: vector.dtype(), works: "u64" });
-        }
-        if vector.len() < expected {
-            return Err(Error::Len { what, given: vector.len(), expected });
-        }
-    }
-    Ok(())
 }

@@ -2,9 +2,9 @@
 
 use crate::common::{self, DTYPES, Memory, RECIPES, Recipe, Values, rules};
 use crate::gpu::{download, queue, upload};
-use meshstep_optim::cuda::{Group, Step, StepBlock, Update};
-use meshstep_optim::{Adam, AdamW, Flat, Isa, Lamb, Rounding, Rule, Scalars, Segment, Sgd};
-use meshstep_tensor::{Buffer, DType, Meter, Queue, SliceMut};
+use meshstep_optim::cuda::{Decision, Group, Progress, Settings, Step, StepBlock, Update, Verdict};
+use meshstep_optim::{Adam, AdamW, ExactSum, Flat, Isa, Lamb, Rounding, Rule, Scalars, Segment, Sgd};
+use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, SliceMut};
 
 /// What an update touches, on a device.
 struct There {
@@ -100,8 +100,10 @@ fn compare(rule: &dyn Rule, recipe: &Recipe, (len, offset): (usize, usize), queu
     let start = Memory::of(rule, recipe, len + offset, len as u64);
     let (mut expected, mut there) = (start.clone(), There::new(&start, queue));
     let [first, second] = segments(len, 1);
-    let groups =
-        [Group { rule, lr_scale: 1.0, segments: &first }, Group { rule, lr_scale: 0.5, segments: &second }];
+    let groups = [
+        Group { rule, lr_scale: 1.0, segments: &first, params: &[] },
+        Group { rule, lr_scale: 0.5, segments: &second, params: &[] },
+    ];
     let meter = Meter::new();
     let mut update =
         there.flat(offset, |flat| Update::new(&flat, &groups, recipe.rounding, queue, &meter)).unwrap();
@@ -147,8 +149,8 @@ fn a_captured_step_replayed_equals_direct_steps() {
     let start = Memory::of(&rule, &recipe, 4099, 7);
     let [first, second] = segments(4099, 1);
     let groups = [
-        Group { rule: &rule, lr_scale: 1.0, segments: &first },
-        Group { rule: &rule, lr_scale: 0.5, segments: &second },
+        Group { rule: &rule, lr_scale: 1.0, segments: &first, params: &[] },
+        Group { rule: &rule, lr_scale: 0.5, segments: &second, params: &[] },
     ];
     let made = |there: &mut There| {
         there.flat(0, |flat| Update::new(&flat, &groups, recipe.rounding, &queue, &meter)).unwrap()
@@ -204,7 +206,7 @@ fn what_an_update_cannot_do_is_refused() {
     let fits = [Segment::new(0..100, 1)];
     let mut refused = |rules: &[&dyn Rule], segments: &[Segment], queue: &Queue| {
         let groups: Vec<Group<'_>> =
-            rules.iter().map(|&rule| Group { rule, lr_scale: 1.0, segments }).collect();
+            rules.iter().map(|&rule| Group { rule, lr_scale: 1.0, segments, params: &[] }).collect();
         let made = there.flat(0, |flat| Update::new(&flat, &groups, Rounding::Nearest, queue, &meter));
         made.unwrap_err().to_string()
     };
@@ -225,6 +227,60 @@ fn what_an_update_cannot_do_is_refused() {
     assert_eq!(meter.live_total(), 0);
 }
 
+/// Segments that some steps leave alone, and decisions that tell of fewer parameters, or not of all that must be even.
+#[test]
+fn parameters_that_nobody_tells_of_are_refused() {
+    let Some(queue) = queue() else { return };
+    let (rule, meter) = (AdamW::default(), Meter::new());
+    let mut there = There::new(&Memory::of(&rule, &recipes()[0], 100, 1), &queue);
+    let segments = [Segment::new(0..40, 1), Segment::new(40..100, 1)];
+    let mut made = |params: &[u32]| {
+        let groups = [Group { rule: &rule, lr_scale: 1.0, segments: &segments, params }];
+        there.flat(0, |flat| Update::new(&flat, &groups, Rounding::Nearest, &queue, &meter))
+    };
+    for params in [&[0][..], &[0, 1, 2]] {
+        let error = made(params).unwrap_err().to_string();
+        assert!(error.contains("params of segments"), "{error}");
+    }
+    let mut update = made(&[2, 0]).unwrap();
+    let decision = |counted| Decision::new(&Progress::new(0, None), counted, &queue, &meter).unwrap();
+    for counted in [0, 2] {
+        let decision = decision(counted);
+        let error = there.flat(0, |flat| update.run(flat, decision.step(), &queue)).unwrap_err();
+        assert!(error.to_string().contains(&format!("{counted} elements where 3")), "{error}");
+    }
+    let mut decision = decision(3);
+    there.flat(0, |flat| update.run(flat, decision.step(), &queue)).unwrap();
+    let words = |len| Buffer::zeroed_on(&queue, len, DType::U64, &meter, Category::Staging).unwrap();
+    let head = 2 + ExactSum::WORDS;
+    for (params, sums, maxima, told) in [
+        (0, head + 1, 4, "sum has"),
+        (3, head + 2, 6, "max has"),
+        (2, head + 2, 7, "Settings::params has 2"),
+        (4, head + 2, 8, "Settings::params has 4"),
+    ] {
+        let (mut sum, mut max) = (words(sums), words(maxima));
+        let settings = Settings { params, ..Settings::default() };
+        let error = decision.bring(&settings, [true; 3], sum.as_mut(), max.as_mut(), &queue).unwrap_err();
+        assert!(error.to_string().contains(told), "{error}");
+        decision.decide(sum.as_slice(), max.as_slice(), &queue).map(drop).unwrap_err();
+    }
+    let (mut sum, mut max) = (words(head + 2), words(7));
+    let settings = Settings { params: 3, ..Settings::default() };
+    decision.bring(&settings, [true, false, true], sum.as_mut(), max.as_mut(), &queue).unwrap();
+    let answer = decision.decide(sum.as_slice(), max.as_slice(), &queue).unwrap();
+    assert_eq!(answer.read().unwrap().verdict, Verdict::Applied as u32);
+    assert_eq!(answer.updated().unwrap(), [true, false, true]);
+    there.flat(0, |flat| update.run(flat, decision.step(), &queue)).unwrap();
+    // The first segment is of the last parameter, the second of the first: both are updated.
+    assert_eq!(update.steps(&queue).unwrap(), [1, 1]);
+    decision.bring(&settings, [true], sum.as_mut(), max.as_mut(), &queue).unwrap();
+    let answer = decision.decide(sum.as_slice(), max.as_slice(), &queue).unwrap();
+    assert_eq!(answer.updated().unwrap(), [true, false, false]);
+    there.flat(0, |flat| update.run(flat, decision.step(), &queue)).unwrap();
+    assert_eq!(update.steps(&queue).unwrap(), [1, 2]);
+}
+
 #[test]
 fn other_memory_than_an_update_was_made_for_is_refused() {
     let Some(queue) = queue() else { return };
@@ -233,7 +289,7 @@ fn other_memory_than_an_update_was_made_for_is_refused() {
     let of = |recipe: &Recipe, len| There::new(&Memory::of(&rule, recipe, len, 1), &queue);
     let mut there = of(&plain, 100);
     let segments = [Segment::new(0..100, 1)];
-    let groups = [Group { rule: &rule, lr_scale: 1.0, segments: &segments }];
+    let groups = [Group { rule: &rule, lr_scale: 1.0, segments: &segments, params: &[] }];
     let made = there.flat(0, |flat| Update::new(&flat, &groups, Rounding::Nearest, &queue, &meter));
     let (mut update, block) = (made.unwrap(), StepBlock::new(&queue, &meter).unwrap());
     let with_bf16 = Recipe { grads: DType::BF16, copy: Some(DType::BF16), ..plain };
