@@ -259,6 +259,12 @@ impl Owned {
         Ok(())
     }
 
+    /// The next update on a GPU asks again for each parameter's `t`.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn recount(&mut self) {
+        self.runs.iter_mut().for_each(|run| run.there = None);
+    }
+
     /// The state vectors, in the rule's order.
     pub(crate) fn state(&self) -> &[Buffer] {
         &self.state

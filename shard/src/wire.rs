@@ -56,12 +56,22 @@ fn travel(
 
 /// A digest of the bytes at the queue's place.
 pub(crate) fn digest(queue: &Queue, meter: &Meter, memory: Slice<'_>) -> Result<u64, meshstep_tensor::Error> {
+    read(queue, meter, memory, |memory| Ok(xxh3_64(memory.bytes()?)))
+}
+
+/// Lets `look` read memory of the queue's place, through memory of the CPU where that is another one.
+pub(crate) fn read<T>(
+    queue: &Queue,
+    meter: &Meter,
+    memory: Slice<'_>,
+    look: impl FnOnce(Slice<'_>) -> Result<T, meshstep_tensor::Error>,
+) -> Result<T, meshstep_tensor::Error> {
     if queue.place() == Place::Cpu {
-        return Ok(xxh3_64(memory.bytes()?));
+        return look(memory);
     }
     let mut host = Buffer::zeroed(memory.len(), memory.dtype(), meter, Category::Staging)?;
     queue.download(memory, host.as_mut())?;
-    Ok(xxh3_64(host.as_slice().bytes()?))
+    look(host.as_slice())
 }
 
 /// Lets `write` fill memory of the queue's place, through memory of the CPU where that is another one.

@@ -11,6 +11,8 @@ mod apart;
 mod common;
 #[path = "cuda/missing.rs"]
 mod missing;
+#[path = "cuda/replicas.rs"]
+mod replicas;
 
 use common::{End, Gradients, PRECISIONS, Run, STAGES, WITH_STATE, WhichRule};
 use meshstep_comm::{Communicator, nccl};

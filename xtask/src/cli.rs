@@ -84,6 +84,8 @@ pub(crate) enum StepName {
     TrainSmoke,
     /// Every library packages, and serves a crate outside the workspace alone.
     Package,
+    /// Variables of candle in a flat buffer have the types that tensor's README says; with `--long` only, or by name.
+    Candle,
 }
 
 #[cfg(test)]

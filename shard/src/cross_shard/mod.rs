@@ -1,6 +1,7 @@
 //! Replicas in groups: every rank holds and updates everything, and gradients are combined within its group.
 
 mod assignment;
+mod room;
 mod synchronize;
 
 pub use assignment::AssignmentError;
@@ -9,11 +10,11 @@ pub use synchronize::{Drift, SlotDrift};
 use crate::lbfgs::Failed;
 use crate::{
     At, Error, Evaluated, Groups, Initial, Master, MicroBatch, Missing, Optimizer, Options, Pending, Stage,
-    agree, family,
+    agree, family, wire,
 };
-use meshstep_comm::Communicator;
+use meshstep_comm::{Communicator, Op};
 use meshstep_optim::LossScaleState;
-use meshstep_tensor::{Layout, Param, Place, Slice, SliceMut};
+use meshstep_tensor::{Layout, Param, Slice, SliceMut};
 use std::fmt::Write;
 use std::sync::Arc;
 
@@ -29,6 +30,9 @@ use std::sync::Arc;
 ///
 /// Groups are apart after construction: each has its own norm, skips and loss scale, and parameters part where gradients
 /// differ, until [`synchronize_state`](Self::synchronize_state).
+///
+/// On a GPU all of it is the same, and a step waits no more than an [`Optimizer`]'s: to be made, and to compare and average, are
+/// what makes the host wait.
 ///
 /// ```
 /// use meshstep_optim::Sgd;
@@ -101,7 +105,7 @@ impl CrossShard {
             return agree::same_everywhere(&*self.world, &self.optimizer.options, &text);
         }
         for values in buckets.iter_mut().map(|b| &mut b.params).chain(frozen).filter(|v| !v.is_empty()) {
-            self.world.broadcast(values, 0)?;
+            wire::run(&*self.world, &options.queue, Op::broadcast(0), values)?;
         }
         buckets.iter_mut().try_for_each(crate::owned::Owned::fill_masters)
     }
@@ -188,10 +192,6 @@ fn within_a_group(missing: Missing) -> Missing {
 }
 
 fn my_group(groups: &[Vec<usize>], world: &dyn Communicator, options: &Options) -> Result<usize, Error> {
-    if options.queue.place() != Place::Cpu {
-        let works = "Optimizer with Stage::Replicated";
-        return Err(Error::NotOnGpu { what: "CrossShard".to_owned(), works });
-    }
     if options.stage != Stage::Replicated {
         return Err(Error::NotReplicated { stage: options.stage });
     }
@@ -209,9 +209,9 @@ fn describe(groups: &[Vec<usize>], layout: &Layout, rules: &Groups, options: &Op
 }
 
 fn describe_values(optimizer: &Optimizer) -> Result<String, Error> {
-    let mut text = String::new();
+    let (Options { queue, meter, .. }, mut text) = (&optimizer.options, String::new());
     for param in optimizer.params() {
-        let digest = xxhash_rust::xxh3::xxh3_64(optimizer.param(param.name())?.bytes()?);
+        let digest = wire::digest(queue, meter, optimizer.param(param.name())?)?;
         let _ = writeln!(text, "values of {:?} = digest {digest:016x}", param.name());
     }
     Ok(text)

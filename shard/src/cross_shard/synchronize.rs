@@ -1,12 +1,12 @@
 //! How far replicas have drifted apart, and their mean.
 
 use super::CrossShard;
+use super::room::{Room, Spread};
 use crate::bucket_plan::BucketPlan;
 use crate::optimizer::Optimizer;
-use crate::{Error, agree, family};
-use meshstep_comm::{Communicator, Reduction};
-use meshstep_optim::{ordered, unordered};
-use meshstep_tensor::{Buffer, Category, DType, Slice, SliceMut};
+use crate::{Error, Options, agree, family, wire};
+use meshstep_comm::Reduction;
+use meshstep_tensor::{Buffer, Slice};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -42,23 +42,22 @@ impl Drift {
     }
 }
 
-/// Room for a block's reductions.
-struct Room {
-    world: Arc<dyn Communicator>,
-    values: Buffer,
-    /// Words that are ordered as the values are, so that the two zeros differ and NaN equals NaN.
-    high: Buffer,
-    low: Buffer,
-}
-
 impl CrossShard {
     /// Compares parameters and state over all ranks, between two steps. Collective over the world; changes nothing.
+    ///
+    /// On a GPU the host waits for the steps so far and for each block of 2^20 elements, which it compares itself: it is to
+    /// tell how far they are apart.
     pub fn compare_state(&mut self) -> Result<Drift, Error> {
         self.check_idle_everywhere()?;
+        let compared = self.compare();
+        self.end_if_alone(compared)
+    }
+
+    fn compare(&self) -> Result<Drift, Error> {
         let mut room = self.room()?;
         let mut drift = Drift { slots: Vec::new(), t: None };
         for b in 0..self.optimizer.buckets.len() {
-            for (slot, vector) in vectors(&self.optimizer, b) {
+            for (slot, vector) in vectors(&self.optimizer, b)? {
                 let plan = &self.optimizer.handover.fixed.buckets[b].plan;
                 for block in blocks(vector.len()) {
                     let spread = room.spread(vector.slice(block.clone())?)?;
@@ -83,6 +82,7 @@ impl CrossShard {
             return Ok(drift);
         }
         let averaged = self.average();
+        let averaged = self.end_if_alone(averaged);
         if let Err(Error::Comm(failure)) = &averaged {
             // Ranks may have parted in the middle of it.
             self.optimizer.handover.poison(failure.clone());
@@ -99,6 +99,8 @@ impl CrossShard {
                 }
             }
             bucket.follow_master()?;
+            #[cfg(feature = "cuda")]
+            bucket.recount();
         }
         for (largest, entry) in self.largest_t()?.into_iter().zip(&mut self.optimizer.entries) {
             entry.t = largest;
@@ -106,20 +108,34 @@ impl CrossShard {
         Ok(())
     }
 
-    /// No rank is in the middle of a step, and none has failed.
+    /// Ends it for the other ranks too where this one alone cannot go on, as they are not to wait for what will not come.
+    fn end_if_alone<T>(&self, result: Result<T, Error>) -> Result<T, Error> {
+        let alone = match &result {
+            Err(Error::Comm(failure)) => matches!(failure, meshstep_comm::Error::Buffer(_)),
+            Ok(_) | Err(Error::DriftNotFinite { .. } | Error::Disagree { .. }) => false,
+            Err(_) => true,
+        };
+        if alone {
+            // Its group first, so that who hears of the one knows of the other.
+            self.optimizer.handover.abort();
+            self.world.abort();
+        }
+        result
+    }
+
+    /// No rank is in the middle of a step, and none has failed, or has an error of a step to tell.
     fn check_idle_everywhere(&mut self) -> Result<(), Error> {
-        let idle = self.optimizer.handover.healthy().and_then(|()| self.optimizer.check_idle());
+        let healthy = self.optimizer.handover.healthy();
+        let heard = healthy.and_then(|()| self.optimizer.check_heard());
+        let idle = heard.and_then(|()| self.optimizer.check_idle());
         let text = family::objection(idle.as_ref().err());
         let same = agree::same_everywhere(&*self.world, &self.optimizer.options, &text);
-        idle.and(same)
+        idle.and(self.end_if_alone(same))
     }
 
     fn room(&self) -> Result<Room, Error> {
         let longest = self.optimizer.buckets.iter().map(|b| b.params.len()).max().unwrap_or(0);
-        let meter = &self.optimizer.options.meter;
-        let block = |dtype| Buffer::zeroed(longest.min(BLOCK), dtype, meter, Category::Staging);
-        let (values, high, low) = (block(DType::F64)?, block(DType::U64)?, block(DType::U64)?);
-        Ok(Room { world: Arc::clone(&self.world), values, high, low })
+        Room::new(Arc::clone(&self.world), &self.optimizer.options, longest.min(BLOCK))
     }
 
     fn largest_t(&self) -> Result<Vec<u64>, Error> {
@@ -127,10 +143,10 @@ impl CrossShard {
     }
 
     fn reduced_t(&self, reduction: Reduction) -> Result<Vec<u64>, Error> {
-        let mine: Vec<u64> = self.optimizer.entries.iter().map(|e| e.t).collect();
-        let mut words = Buffer::from_slice(&mine, &self.optimizer.options.meter, Category::Staging)?;
-        self.world.all_reduce(&mut words, reduction)?;
-        Ok(words.typed::<u64>()?.to_vec())
+        let Options { queue, meter, .. } = &self.optimizer.options;
+        let mut words: Vec<u64> = self.optimizer.entries.iter().map(|e| e.t).collect();
+        wire::all_reduce(&*self.world, queue, meter, &mut words, reduction)?;
+        Ok(words)
     }
 
     /// Parameters whose step counts differ, the furthest apart first.
@@ -141,77 +157,6 @@ impl CrossShard {
         let mut apart: Vec<_> = named.map(|(apart, e)| (apart, e.param.name().to_owned())).collect();
         apart.sort_by_key(|(apart, _)| std::cmp::Reverse(*apart));
         Ok(apart)
-    }
-}
-
-/// What a block's comparison found: elements that differ, and the one that differs most.
-struct Spread {
-    differing: u64,
-    furthest: Option<(usize, f64)>,
-    not_finite: Option<usize>,
-}
-
-impl Room {
-    /// The largest and the smallest of each element over all ranks.
-    fn bounds(&mut self, values: Slice<'_>) -> Result<(&[u64], &[u64]), Error> {
-        let len = values.len();
-        self.values.as_mut().slice(0..len)?.cast_from(values)?;
-        let values = &self.values.typed::<f64>()?[..len];
-        for (room, reduction) in [(&mut self.high, Reduction::Max), (&mut self.low, Reduction::Min)] {
-            for (word, value) in room.typed_mut::<u64>()?.iter_mut().zip(values) {
-                *word = ordered(*value);
-            }
-            reduce(&*self.world, room, len, reduction)?;
-        }
-        Ok((&self.high.typed::<u64>()?[..len], &self.low.typed::<u64>()?[..len]))
-    }
-
-    fn spread(&mut self, values: Slice<'_>) -> Result<Spread, Error> {
-        let (high, low) = self.bounds(values)?;
-        let mut spread = Spread { differing: 0, furthest: None, not_finite: None };
-        for (i, (high, low)) in high.iter().zip(low).enumerate().filter(|(_, (high, low))| high != low) {
-            let apart = unordered(*high) - unordered(*low);
-            spread.differing += 1;
-            if !apart.is_finite() {
-                spread.not_finite = spread.not_finite.or(Some(i));
-            } else if spread.furthest.is_none_or(|(_, most)| apart > most) {
-                spread.furthest = Some((i, apart));
-            }
-        }
-        Ok(spread)
-    }
-
-    /// Replaces what differs by its mean.
-    fn average(&mut self, mut values: SliceMut<'_>) -> Result<(), Error> {
-        let len = values.len();
-        let (high, low) = self.bounds(values.as_slice())?;
-        let differs: Vec<bool> = high.iter().zip(low).map(|(high, low)| high != low).collect();
-        if !differs.contains(&true) {
-            return Ok(());
-        }
-        // What is equal everywhere keeps its bits: a mean of more ranks than two may round.
-        let kept = self.values.typed::<f64>()?[..len].to_vec();
-        let mut means = self.means(&kept, 1.0)?;
-        if means.iter().any(|mean| !mean.is_finite()) {
-            // A sum left f64's range, the same on every rank. Parts of 1 / ranks or less cannot.
-            let part = 1.0 / self.world.world_size().next_power_of_two() as f64;
-            let small = self.means(&kept, part)?;
-            let overflowed = means.iter_mut().zip(small).filter(|(mean, _)| !mean.is_finite());
-            overflowed.for_each(|(mean, small)| *mean = small / part);
-        }
-        for ((mean, kept), differs) in means.iter_mut().zip(kept).zip(differs) {
-            *mean = if differs { *mean } else { kept };
-        }
-        values.cast_from(Slice::from(&means[..]))?;
-        Ok(())
-    }
-
-    /// The means over all ranks of `values` times `part`.
-    fn means(&mut self, values: &[f64], part: f64) -> Result<Vec<f64>, Error> {
-        let room = self.values.typed_mut::<f64>()?.iter_mut().zip(values);
-        room.for_each(|(room, value)| *room = value * part);
-        reduce(&*self.world, &mut self.values, values.len(), Reduction::Mean)?;
-        Ok(self.values.typed::<f64>()?[..values.len()].to_vec())
     }
 }
 
@@ -246,33 +191,19 @@ impl SlotDrift {
     }
 }
 
-/// Reduces the first `len` elements of `room` over all ranks.
-fn reduce(
-    world: &dyn Communicator,
-    room: &mut Buffer,
-    len: usize,
-    reduction: Reduction,
-) -> Result<(), Error> {
-    let mut block = room.take();
-    let rest = block.split_off(len)?;
-    let reduced = world.all_reduce(&mut block, reduction).map_err(Error::from);
-    *room = block.join(rest).unwrap_or_else(|_| unreachable!("a block joins the rest it was cut from"));
-    reduced
-}
-
 fn blocks(len: usize) -> impl Iterator<Item = Range<usize>> {
     (0..len).step_by(BLOCK).map(move |start| start..len.min(start + BLOCK))
 }
 
 /// What a replica holds of bucket `b`, by name.
-fn vectors(optimizer: &Optimizer, b: usize) -> Vec<(&'static str, Slice<'_>)> {
+fn vectors(optimizer: &Optimizer, b: usize) -> Result<Vec<(&'static str, Slice<'_>)>, Error> {
     let owned = &optimizer.buckets[b];
     let params = &optimizer.handover.fixed.buckets[b].plan.params;
     let rule = params.first().map(|p| &optimizer.groups[optimizer.entries[p.param].group].rule);
     let names = rule.map_or(&[] as &[_], |rule| rule.state());
     let state = names.iter().copied().zip(owned.state().iter().map(Buffer::as_slice));
     let masters = owned.master().map(|master| ("master", master.as_slice()));
-    [("params", owned.params.as_slice())].into_iter().chain(masters).chain(state).collect()
+    Ok([("params", owned.params()?)].into_iter().chain(masters).chain(state).collect())
 }
 
 /// The parameter at element `i` of a bucket, and the element's index in it.

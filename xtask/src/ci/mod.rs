@@ -1,5 +1,6 @@
 //! `ci`: runs the steps in order, names each with its time, and stops at the first that fails.
 
+mod candle;
 mod outside;
 mod report;
 mod standin;
@@ -84,6 +85,7 @@ fn run_task(task: &Task, workspace: &Workspace) -> anyhow::Result<()> {
         Task::KernelsForCpu { root, into } => {
             standin::kernels(root, into).with_context(|| format!("cannot {task}"))
         }
+        Task::WriteRecipe { dir } => candle::write(dir, workspace).with_context(|| format!("cannot {task}")),
         Task::WriteOutside { dir, library } => {
             outside::write(dir, library, workspace).with_context(|| format!("cannot {task}"))
         }

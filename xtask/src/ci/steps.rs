@@ -1,6 +1,6 @@
 //! The steps of `ci` as data: which commands, in which order, under which setting. Nothing runs here.
 
-use super::{outside, standin};
+use super::{candle, outside, standin};
 use crate::cli::StepName;
 use crate::cmd::Cmd;
 use crate::workspace::LIBRARIES;
@@ -45,6 +45,10 @@ pub(crate) enum Task {
         root: PathBuf,
         into: PathBuf,
     },
+    /// Writes a crate outside the workspace that does with candle what tensor's README shows.
+    WriteRecipe {
+        dir: PathBuf,
+    },
     /// Writes a crate outside the workspace that depends on one library, as it was packaged.
     WriteOutside {
         dir: PathBuf,
@@ -63,6 +67,9 @@ impl fmt::Display for Task {
             Self::KernelsForCpu { into, .. } => {
                 write!(f, "compile the kernels for the CPU into {}", into.display())
             }
+            Self::WriteRecipe { dir } => {
+                write!(f, "write the crate that tensor's README shows into {}", dir.display())
+            }
             Self::WriteOutside { dir, library } => {
                 write!(f, "write a crate using {library} alone into {}", dir.display())
             }
@@ -72,7 +79,8 @@ impl fmt::Display for Task {
 
 /// The steps named in `only`, or all of them; always in the order of [`StepName`].
 pub(crate) fn chosen(only: &[StepName], setting: &Setting) -> Vec<Step> {
-    let wanted = |name: &&StepName| only.is_empty() || only.contains(name);
+    let short = |name: &StepName| setting.long || *name != StepName::Candle;
+    let wanted = |name: &&StepName| only.contains(name) || (only.is_empty() && short(name));
     StepName::value_variants().iter().filter(wanted).map(|&name| step(name, setting)).collect()
 }
 
@@ -111,6 +119,7 @@ fn step(name: StepName, setting: &Setting) -> Step {
         StepName::Doctests => vec![Task::Run(counted(cargo("test --doc --workspace"), setting))],
         StepName::TrainSmoke => train_smoke(setting),
         StepName::Package => package(setting),
+        StepName::Candle => candle::tasks(setting),
     };
     Step { name, tasks }
 }
@@ -234,6 +243,17 @@ mod tests {
     }
 
     #[test]
+    fn candle_is_checked_where_somebody_asks_for_it() {
+        let (short, long) = (setting(), Setting { long: true, ..setting() });
+        let has = |only: &[StepName], setting: &Setting| {
+            chosen(only, setting).iter().any(|step| step.name == StepName::Candle)
+        };
+        assert!(!has(&[], &short) && !has(&[StepName::Fmt], &long));
+        assert!(has(&[], &long) && has(&[StepName::Candle], &short));
+        assert!(shown(StepName::Candle, &long).contains("NVCC=/w/xtask/standin/nvcc/nvcc"));
+    }
+
+    #[test]
     fn long_asks_every_test_step_for_its_full_counts() {
         let long = Setting { long: true, ..setting() };
         for name in [StepName::Tests, StepName::Shuttle, StepName::Doctests] {
@@ -273,7 +293,7 @@ mod tests {
     #[test]
     fn only_keeps_the_usual_order_and_none_means_all() {
         let names = |only: &[StepName]| -> Vec<StepName> {
-            chosen(only, &setting()).iter().map(|step| step.name).collect()
+            chosen(only, &Setting { long: true, ..setting() }).iter().map(|step| step.name).collect()
         };
         assert_eq!(names(&[StepName::Tests, StepName::Fmt]), [StepName::Fmt, StepName::Tests]);
         assert_eq!(names(&[]), StepName::value_variants());

@@ -1,27 +1,38 @@
-//! Replicas in groups: how gradients combine, clip and go missing, how far groups drift, and what is refused.
+//! Replicas in groups: how gradients combine, clip and go missing, how far groups drift, and what is refused, wherever ranks are.
 
-#![allow(clippy::unwrap_used, reason = "tests say what is wrong by failing")]
-
-mod common;
-
-use common::adamw;
+use crate::common::{self, adamw, put};
 use meshstep_comm::{Communicator, loopback};
-use meshstep_optim::{AdamW, DynamicLossScale, Lbfgs, LossScale, Rounding, Rule, Sgd};
+use meshstep_optim::{AdamW, DynamicLossScale, LossScale, Rule, Sgd};
 use meshstep_shard::{
-    AssignmentError, At, Clip, Combine, CrossShard, Error, Fault, Initial, LocalClip, Master, Missing,
-    Optimizer, Options, Outcome, Owners, Precision, ShardedLbfgs, Stage,
+    AssignmentError, At, Clip, Combine, CrossShard, Error, Fault, Initial, LocalClip, Master, MicroBatch,
+    Missing, Optimizer, Options, Outcome, Owners, Pending, Precision, Stage,
 };
-use meshstep_tensor::{DType, Layout, Param, Slice, SliceMut};
+use meshstep_tensor::{Buffer, Category, DType, Element, Layout, Meter, Param, Queue, Slice, SliceMut};
 use std::sync::Arc;
 
-type Comm = Arc<dyn Communicator>;
+pub(crate) type Comm = Arc<dyn Communicator>;
 type Assignment<'a> = Option<&'a [Vec<usize>]>;
+
+/// Where ranks are.
+pub(crate) trait Ranks {
+    /// What `body` returns on each of `ranks`, which work on a queue each.
+    fn run<T: Send>(&self, ranks: usize, body: impl Fn(Comm, Queue) -> T + Sync) -> Vec<T>;
+}
+
+/// Threads on the CPU.
+pub(crate) struct Loopback;
+
+impl Ranks for Loopback {
+    fn run<T: Send>(&self, ranks: usize, body: impl Fn(Comm, Queue) -> T + Sync) -> Vec<T> {
+        loopback::spawn(ranks, |comm| body(comm, Queue::cpu())).unwrap()
+    }
+}
 
 fn zeros(_: &Param, _: SliceMut<'_>) -> Result<(), meshstep_tensor::Error> {
     Ok(())
 }
 
-fn layout() -> Layout {
+pub(crate) fn layout() -> Layout {
     Layout::builder().param("w", &[2], DType::F32).param("b", &[3], DType::F32).build().unwrap()
 }
 
@@ -29,13 +40,18 @@ fn replicated() -> Options {
     Options { stage: Stage::Replicated, ..Options::default() }
 }
 
+fn there(queue: &Queue, options: Options) -> Options {
+    Options { queue: queue.clone(), ..options }
+}
+
 fn build(
     comm: Comm,
+    queue: &Queue,
     groups: Assignment<'_>,
     rule: impl Rule + 'static,
     options: Options,
 ) -> Result<CrossShard, Error> {
-    CrossShard::new(comm, groups, layout(), rule, zeros, options)
+    CrossShard::new(comm, groups, layout(), rule, zeros, there(queue, options))
 }
 
 fn at_one() -> At {
@@ -50,15 +66,46 @@ fn step(
     b: Option<f32>,
     at: At,
 ) -> Result<Outcome, Error> {
+    pend(opt, batch, w, b, at)?.outcome()
+}
+
+/// The same, for who asks later.
+pub(crate) fn pend(
+    opt: &mut CrossShard,
+    batch: u64,
+    w: Option<[f32; 2]>,
+    b: Option<f32>,
+    at: At,
+) -> Result<Pending, Error> {
+    let queue = opt.optimizer().options().queue.clone();
     let mb = opt.micro_batch(batch)?;
-    w.into_iter().for_each(|w| mb.grad("w", &w[..]).unwrap());
-    b.into_iter().for_each(|b| mb.grad("b", &[b; 3][..]).unwrap());
+    w.into_iter().for_each(|w| give(&mb, "w", &w[..], &queue).unwrap());
+    b.into_iter().for_each(|b| give(&mb, "b", &[b; 3][..], &queue).unwrap());
     mb.finish()?;
-    opt.step(at)?.outcome()
+    opt.step(at)
+}
+
+fn give<'g>(mb: &MicroBatch<'_>, name: &str, grad: impl Into<Slice<'g>>, queue: &Queue) -> Result<(), Error> {
+    mb.grad(name, put(grad.into(), queue).as_slice())
+}
+
+fn of<T: Element>(opt: &CrossShard, values: Slice<'_>) -> Vec<T> {
+    fetch(values, &opt.optimizer().options().queue)
+}
+
+fn fetch<T: Element>(values: Slice<'_>, queue: &Queue) -> Vec<T> {
+    let mut here = Buffer::zeroed(values.len(), T::DTYPE, &Meter::new(), Category::Staging).unwrap();
+    queue.download(values, here.as_mut()).unwrap();
+    here.typed::<T>().unwrap().to_vec()
 }
 
 fn values(opt: &CrossShard, name: &str) -> Vec<f32> {
-    opt.param(name).unwrap().typed::<f32>().unwrap().to_vec()
+    of(opt, opt.param(name).unwrap())
+}
+
+/// The rule's first state vector.
+fn first_state(opt: &CrossShard, name: &str) -> Vec<f32> {
+    of(opt, opt.optimizer().state(name).unwrap().slots[0].1)
 }
 
 fn t(opt: &CrossShard, name: &str) -> u64 {
@@ -66,8 +113,7 @@ fn t(opt: &CrossShard, name: &str) -> u64 {
 }
 
 /// Loss g_r w with g = 1..4 on 4 ranks, SGD with lr 1 from 0, counted by hand.
-#[test]
-fn gradients_combine_within_groups() {
+pub(crate) fn gradients_combine_within_groups(on: &impl Ranks) {
     let pairs = [vec![0, 2], vec![1, 3]];
     let swapped = [vec![3, 1], vec![2, 0]];
     let table: [(Assignment<'_>, Combine, bool, [f32; 4]); 7] = [
@@ -83,9 +129,9 @@ fn gradients_combine_within_groups() {
     for (groups, combine, weighted, expected) in table {
         for clip in [Clip::AfterReduce, Clip::BeforeReduce] {
             let options = Options { combine, clip, ..replicated() };
-            let ends = loopback::spawn(4, |comm| {
+            let ends = on.run(4, |comm, queue| {
                 let rank = comm.rank();
-                let mut opt = build(comm, groups, Sgd::default(), options.clone()).unwrap();
+                let mut opt = build(comm, &queue, groups, Sgd::default(), options.clone()).unwrap();
                 let g = 1.0 + rank as f32;
                 let batch = if weighted { rank as u64 + 1 } else { 1 };
                 let outcome = step(&mut opt, batch, Some([g, 0.0]), Some(g), at_one()).unwrap();
@@ -94,7 +140,7 @@ fn gradients_combine_within_groups() {
                 assert_eq!((w[1], b), (0.0, vec![w[0]; 3]));
                 w[0]
             });
-            for (end, expected) in ends.unwrap().into_iter().zip(expected) {
+            for (end, expected) in ends.into_iter().zip(expected) {
                 assert!((end - expected).abs() <= expected.abs() * 1e-7, "{combine:?} {groups:?} {end}");
             }
         }
@@ -102,26 +148,25 @@ fn gradients_combine_within_groups() {
 }
 
 /// One group of all is what `Optimizer` does, to the bit, with a real rule and clipping.
-#[test]
-fn one_group_of_everyone_is_a_replicated_optimizer() {
+pub(crate) fn one_group_of_everyone_is_a_replicated_optimizer(on: &impl Ranks) {
     let g = |rank: usize, t: u64| (rank as f32 + 1.5) * (0.3 + t as f32).sin();
-    loopback::spawn(3, |comm| {
+    on.run(3, |comm, queue| {
         let rank = comm.rank();
         let at = At { max_norm: Some(0.7), ..at_one() };
-        let mut plain = Optimizer::new(Arc::clone(&comm), layout(), adamw(), zeros, replicated()).unwrap();
-        let mut cross = build(comm, None, adamw(), replicated()).unwrap();
+        let mut plain =
+            Optimizer::new(Arc::clone(&comm), layout(), adamw(), zeros, there(&queue, replicated())).unwrap();
+        let mut cross = build(comm, &queue, None, adamw(), replicated()).unwrap();
         for t in 1..=4 {
             let mb = plain.micro_batch(1).unwrap();
-            mb.grad("w", &[g(rank, t), 1.0][..]).unwrap();
-            mb.grad("b", &[g(rank, t + 9); 3][..]).unwrap();
+            give(&mb, "w", &[g(rank, t), 1.0][..], &queue).unwrap();
+            give(&mb, "b", &[g(rank, t + 9); 3][..], &queue).unwrap();
             mb.finish().unwrap();
             let _ = plain.step(at).unwrap();
             let _ = step(&mut cross, 1, Some([g(rank, t), 1.0]), Some(g(rank, t + 9)), at).unwrap();
         }
         assert_eq!(common::params(&plain), common::params(cross.optimizer()));
         assert_eq!(common::state(&plain), common::state(cross.optimizer()));
-    })
-    .unwrap();
+    });
 }
 
 /// Rank 0 has (3, 4), of norm 5, rank 1 (0, 0.5), rank 2 (-3, -4), rank 3 (0, 0.5); the bound is 1.
@@ -129,8 +174,7 @@ fn one_group_of_everyone_is_a_replicated_optimizer() {
 /// Before: (0.6, 0.8), (0, 0.5), (-0.6, -0.8), (0, 0.5), whose mean is (0, 0.25). After: the mean is (0, 0.25) too, and short.
 /// In groups [0, 1] and [2, 3] the ways part. Before: (0.3, 0.65) and (-0.3, -0.15). After: the means (1.5, 2.25), of norm
 /// sqrt(7.3125), and (-1.5, -1.75), of norm sqrt(5.3125), are cut to norm 1.
-#[test]
-fn clipping_before_and_after_the_reduction() {
+pub(crate) fn clipping_before_and_after_the_reduction(on: &impl Ranks) {
     let grads = [[3.0f32, 4.0], [0.0, 0.5], [-3.0, -4.0], [0.0, 0.5]];
     let pairs = [vec![0, 1], vec![2, 3]];
     let (left, right) = (7.3125f64.sqrt(), 5.3125f64.sqrt());
@@ -152,9 +196,9 @@ fn clipping_before_and_after_the_reduction() {
     ];
     for (groups, clip, expected) in table {
         let options = Options { clip, ..replicated() };
-        loopback::spawn(4, |comm| {
+        on.run(4, |comm, queue| {
             let rank = comm.rank();
-            let mut opt = build(comm, groups, Sgd::default(), options.clone()).unwrap();
+            let mut opt = build(comm, &queue, groups, Sgd::default(), options.clone()).unwrap();
             let at = At { max_norm: Some(1.0), ..at_one() };
             let outcome = step(&mut opt, 1, Some(grads[rank]), Some(0.0), at).unwrap();
             let Outcome::Applied { norm, coef, .. } = outcome else { panic!("{outcome:?}") };
@@ -171,14 +215,12 @@ fn clipping_before_and_after_the_reduction() {
             } else {
                 assert_eq!(local, None);
             }
-        })
-        .unwrap();
+        });
     }
 }
 
 /// Micro-batches, weights, sums and a factor come before a rank's own clipping.
-#[test]
-fn a_rank_clips_what_its_micro_batches_have_together() {
+pub(crate) fn a_rank_clips_what_its_micro_batches_have_together(on: &impl Ranks) {
     // Two micro-batches, (6, 0) and (0, 8), of batch sizes 1 and 3; the bound is 1. Rank 1 has zeros, of batch size 4.
     let table = [
         // The mean (3, 4), of norm 5, is cut to (0.6, 0.8), its mean with zeros is half of that.
@@ -195,37 +237,37 @@ fn a_rank_clips_what_its_micro_batches_have_together() {
     for stage in [Stage::Replicated, Stage::Zero1, Stage::WholeParams(Owners::RoundRobin)] {
         for (combine, grad_scale, own, expected) in table {
             let options = Options { stage, combine, clip: Clip::BeforeReduce, ..Options::default() };
-            loopback::spawn(2, |comm| {
+            on.run(2, |comm, queue| {
                 let first = comm.rank() == 0;
-                let mut opt = Optimizer::new(comm, layout(), Sgd::default(), zeros, options.clone()).unwrap();
+                let mut opt =
+                    Optimizer::new(comm, layout(), Sgd::default(), zeros, there(&queue, options.clone()))
+                        .unwrap();
                 for (i, (batch, grad)) in [(1, [6.0f32, 0.0]), (3, [0.0, 8.0])].into_iter().enumerate() {
                     let batch = if first { batch } else { 2 };
                     let mb = if i == 0 { opt.accumulate(batch) } else { opt.micro_batch(batch) }.unwrap();
-                    mb.grad("w", if first { &grad[..] } else { &[0.0; 2][..] }).unwrap();
-                    mb.grad("b", &[0f32; 3][..]).unwrap();
+                    give(&mb, "w", if first { &grad[..] } else { &[0.0; 2][..] }, &queue).unwrap();
+                    give(&mb, "b", &[0f32; 3][..], &queue).unwrap();
                     mb.finish().unwrap();
                 }
                 let at = At { max_norm: Some(1.0), grad_scale, ..at_one() };
                 let _ = opt.step(at).unwrap().outcome().unwrap();
                 let norm = opt.local_clip().unwrap().norm;
                 assert!((norm - if first { own } else { 0.0 }).abs() < 1e-12, "{combine:?} {norm}");
-                let w = opt.param("w").unwrap().typed::<f32>().unwrap().to_vec();
+                let w = fetch::<f32>(opt.param("w").unwrap(), &queue);
                 for (w, expected) in w.into_iter().zip(expected) {
                     assert!((f64::from(w) + expected).abs() < 2e-6, "{combine:?} {w} {expected}");
                 }
-            })
-            .unwrap();
+            });
         }
     }
 }
 
 /// What is not finite on one rank is found though it was held back, and the next step is as if it had not been.
-#[test]
-fn a_held_gradient_that_is_not_finite_skips_the_step() {
-    loopback::spawn(2, |comm| {
+pub(crate) fn a_held_gradient_that_is_not_finite_skips_the_step(on: &impl Ranks) {
+    on.run(2, |comm, queue| {
         let rank = comm.rank();
         let options = Options { clip: Clip::BeforeReduce, ..replicated() };
-        let mut opt = build(comm, None, Sgd::default(), options).unwrap();
+        let mut opt = build(comm, &queue, None, Sgd::default(), options).unwrap();
         let at = At { max_norm: Some(1.0), ..at_one() };
         let bad = if rank == 1 { f32::INFINITY } else { 1.0 };
         let outcome = step(&mut opt, 1, Some([bad, 5.0]), Some(0.0), at).unwrap();
@@ -236,21 +278,19 @@ fn a_held_gradient_that_is_not_finite_skips_the_step() {
         opt.discard_gradients().unwrap();
         let _ = step(&mut opt, 1, Some([0.25, 0.5]), Some(0.0), at).unwrap();
         assert_eq!(values(&opt, "w"), [-0.25, -0.5]);
-    })
-    .unwrap();
+    });
 }
 
 /// The sum of short gradients may be long; it is not clipped again. What an earlier step left in a place is not of this one.
-#[test]
-fn only_a_ranks_own_gradients_of_this_step_are_clipped() {
-    loopback::spawn(2, |comm| {
+pub(crate) fn only_a_ranks_own_gradients_of_this_step_are_clipped(on: &impl Ranks) {
+    on.run(2, |comm, queue| {
         let options = Options {
             clip: Clip::BeforeReduce,
             combine: Combine::Sum,
             missing: Missing::Zero,
             ..replicated()
         };
-        let mut opt = build(comm, None, Sgd::default(), options).unwrap();
+        let mut opt = build(comm, &queue, None, Sgd::default(), options).unwrap();
         let at = At { max_norm: Some(1.0), ..at_one() };
         let _ = step(&mut opt, 1, Some([0.0; 2]), Some(100.0), at).unwrap();
         let outcome = step(&mut opt, 1, Some([3.0, 4.0]), None, at).unwrap();
@@ -263,46 +303,42 @@ fn only_a_ranks_own_gradients_of_this_step_are_clipped() {
         // Without a bound nothing is clipped.
         let _ = step(&mut opt, 1, Some([30.0, 40.0]), None, at_one()).unwrap();
         assert!(values(&opt, "w")[0] < -61.0 && opt.optimizer().local_clip().is_none());
-    })
-    .unwrap();
+    });
 }
 
-#[test]
-fn what_no_rank_of_a_group_has_is_left_alone() {
+pub(crate) fn what_no_rank_of_a_group_has_is_left_alone(on: &impl Ranks) {
     let pairs = [vec![0, 2], vec![1, 3]];
     for missing in [Missing::Error, Missing::Zero, Missing::SkipIfMissingEverywhere, Missing::AllOrNone] {
         for clip in [Clip::AfterReduce, Clip::BeforeReduce] {
-            loopback::spawn(4, |comm| {
+            on.run(4, |comm, queue| {
                 let rank = comm.rank();
                 let options = Options { missing, clip, ..replicated() };
                 let rule = AdamW { weight_decay: 0.5, ..AdamW::default() };
                 let first =
                     |_: &Param, mut w: SliceMut<'_>| w.cast_from(Slice::from(&vec![1f64; w.len()][..]));
-                let mut opt = CrossShard::new(comm, Some(&pairs), layout(), rule, first, options).unwrap();
+                let mut opt =
+                    CrossShard::new(comm, Some(&pairs), layout(), rule, first, there(&queue, options))
+                        .unwrap();
                 let at = At { lr: 0.1, ..At::default() };
                 // Ranks 0 and 2 have no gradient for b.
                 let b = (rank % 2 == 1).then_some(1.0);
                 let _ = step(&mut opt, 1, Some([1.0; 2]), b, at).unwrap();
                 assert_eq!((t(&opt, "w"), t(&opt, "b")), (1, (rank % 2) as u64));
                 assert_eq!(values(&opt, "b")[0] == 1.0, rank % 2 == 0);
-                let state = opt.optimizer().state("b").unwrap();
-                let m = state.slots[0].1.typed::<f32>().unwrap();
-                assert_eq!(m[0] == 0.0, rank % 2 == 0);
-            })
-            .unwrap();
+                assert_eq!(first_state(&opt, "b")[0] == 0.0, rank % 2 == 0);
+            });
         }
     }
 }
 
-#[test]
-fn what_some_ranks_of_a_group_lack_is_decided_by_the_policy() {
+pub(crate) fn what_some_ranks_of_a_group_lack_is_decided_by_the_policy(on: &impl Ranks) {
     let pairs = [vec![0, 2], vec![1, 3]];
     for clip in [Clip::AfterReduce, Clip::BeforeReduce] {
         for missing in [Missing::Error, Missing::AllOrNone, Missing::Zero, Missing::SkipIfMissingEverywhere] {
-            loopback::spawn(4, |comm| {
+            on.run(4, |comm, queue| {
                 let rank = comm.rank();
                 let options = Options { missing, clip, ..replicated() };
-                let mut opt = build(comm, Some(&pairs), Sgd::default(), options).unwrap();
+                let mut opt = build(comm, &queue, Some(&pairs), Sgd::default(), options).unwrap();
                 // Rank 3 has no gradient for b; rank 1, of its group, has. Nobody there has one for w.
                 let w = (rank % 2 == 0).then_some([2.0; 2]);
                 let b = (rank != 3).then_some(2.0);
@@ -325,28 +361,28 @@ fn what_some_ranks_of_a_group_lack_is_decided_by_the_policy() {
                 // Nothing is left of it.
                 let _ = step(&mut opt, 1, Some([1.0; 2]), Some(1.0), at_one()).unwrap();
                 assert_eq!(values(&opt, "b"), [expected - 1.0; 3]);
-            })
-            .unwrap();
+            });
         }
     }
 }
 
 /// The same without groups: `AllOrNone` at every stage, naming the lowest rank without.
-#[test]
-fn all_or_none_holds_at_every_stage() {
+pub(crate) fn all_or_none_holds_at_every_stage(on: &impl Ranks) {
     for stage in common::STAGES {
         let options = Options { stage, missing: Missing::AllOrNone, ..Options::default() };
-        loopback::spawn(3, |comm| {
+        on.run(3, |comm, queue| {
             let rank = comm.rank();
-            let mut opt = Optimizer::new(comm, layout(), Sgd::default(), zeros, options.clone()).unwrap();
+            let mut opt =
+                Optimizer::new(comm, layout(), Sgd::default(), zeros, there(&queue, options.clone()))
+                    .unwrap();
             for round in 0..2 {
                 let mb = opt.micro_batch(1).unwrap();
-                mb.grad("w", &[1f32; 2][..]).unwrap();
+                give(&mb, "w", &[1f32; 2][..], &queue).unwrap();
                 if round == 1 && rank == 0 {
-                    mb.grad("b", &[1f32; 3][..]).unwrap();
+                    give(&mb, "b", &[1f32; 3][..], &queue).unwrap();
                 }
                 mb.finish().unwrap();
-                match opt.step(at_one()) {
+                match opt.step(at_one()).and_then(Pending::outcome) {
                     Ok(_) => assert_eq!(round, 0),
                     Err(Error::Fault { rank, fault: Fault::MissingGradient { name } }) => {
                         assert_eq!((round, rank, &*name), (1, 1, "b"), "{stage:?}");
@@ -355,41 +391,38 @@ fn all_or_none_holds_at_every_stage() {
                 }
             }
             assert_eq!((opt.state("w").unwrap().t, opt.state("b").unwrap().t), (1, 0));
-        })
-        .unwrap();
+        });
     }
 }
 
 /// A gradient of nothing counts as one, handed over or filled in place.
-#[test]
-fn slots_of_empty_parameters_count_as_present() {
+pub(crate) fn slots_of_empty_parameters_count_as_present(on: &impl Ranks) {
     let layout = Layout::builder().param("w", &[2], DType::F32).param("none", &[0, 3], DType::F32);
     let layout = layout.build().unwrap();
-    loopback::spawn(2, |comm| {
+    on.run(2, |comm, queue| {
         let rank = comm.rank();
         let options = Options { missing: Missing::AllOrNone, ..Options::default() };
-        let mut opt = Optimizer::new(comm, layout.clone(), Sgd::default(), zeros, options).unwrap();
+        let mut opt =
+            Optimizer::new(comm, layout.clone(), Sgd::default(), zeros, there(&queue, options)).unwrap();
         let mb = opt.micro_batch(1).unwrap();
-        mb.grad("w", &[1f32; 2][..]).unwrap();
+        give(&mb, "w", &[1f32; 2][..], &queue).unwrap();
         match rank {
-            0 => mb.grad("none", &[0f32; 0][..]).unwrap(),
+            0 => give(&mb, "none", &[0f32; 0][..], &queue).unwrap(),
             _ => mb.slot("none").unwrap().fill().unwrap(),
         }
         mb.finish().unwrap();
         let _ = opt.step(at_one()).unwrap();
         assert_eq!(opt.state("none").unwrap().t, 1);
-    })
-    .unwrap();
+    });
 }
 
 /// Groups of one drift by hand: SGD with momentum 0.5, gradients 1 and 3 for w, and b missing on rank 1.
-#[test]
-fn drift_is_measured_and_averaged_away() {
+pub(crate) fn drift_is_measured_and_averaged_away(on: &impl Ranks) {
     let alone = [vec![0], vec![1]];
-    loopback::spawn(2, |comm| {
+    on.run(2, |comm, queue| {
         let rank = comm.rank();
         let rule = Sgd { momentum: 0.5, ..Sgd::default() };
-        let mut opt = build(comm, Some(&alone), rule, replicated()).unwrap();
+        let mut opt = build(comm, &queue, Some(&alone), rule, replicated()).unwrap();
         assert!(opt.synchronize_state().unwrap().is_none());
         let g = 1.0 + 2.0 * rank as f32;
         let _ = step(&mut opt, 1, Some([1.0, g]), (rank == 0).then_some(4.0), at_one()).unwrap();
@@ -406,21 +439,19 @@ fn drift_is_measured_and_averaged_away() {
         }
         assert_eq!((t(&opt, "w"), t(&opt, "b")), (1, 1));
         assert_eq!(values(&opt, "w")[0], -1.0);
-        let m = |name| opt.optimizer().state(name).unwrap().slots[0].1.typed::<f32>().unwrap().to_vec();
+        let m = |name| first_state(&opt, name);
         assert_eq!((m("w"), m("b")), (vec![1.0, 2.0], vec![2.0; 3]));
         assert!(opt.compare_state().unwrap().is_none());
         // On they go, alike.
         let _ = step(&mut opt, 1, Some([0.0; 2]), Some(0.0), at_one()).unwrap();
         assert_eq!((values(&opt, "w"), values(&opt, "b")), (vec![-1.5, -3.0], vec![-3.0; 3]));
-    })
-    .unwrap();
+    });
 }
 
 /// 16-bit parameters are their averaged masters, rounded; what three ranks have alike keeps its bits.
-#[test]
-fn masters_are_averaged_and_parameters_follow() {
+pub(crate) fn masters_are_averaged_and_parameters_follow(on: &impl Ranks) {
     let alone = [vec![0], vec![1], vec![2]];
-    loopback::spawn(3, |comm| {
+    on.run(3, |comm, queue| {
         let rank = comm.rank();
         let layout = Layout::builder().param("h", &[70], DType::BF16).param("d", &[5], DType::F64);
         let layout = layout.build().unwrap();
@@ -430,12 +461,14 @@ fn masters_are_averaged_and_parameters_follow() {
             bucket_len: Some(16),
             ..replicated()
         };
-        let mut opt = CrossShard::new(comm, Some(&alone), layout, Sgd::default(), first, options).unwrap();
+        let mut opt =
+            CrossShard::new(comm, Some(&alone), layout, Sgd::default(), first, there(&queue, options))
+                .unwrap();
         let mb = opt.micro_batch(1).unwrap();
         let mut h = [meshstep_tensor::bf16::ZERO; 70];
         h[69] = meshstep_tensor::bf16::from_f32([1.0, 2.0, 4.5][rank]);
-        mb.grad("h", &h[..]).unwrap();
-        mb.grad("d", &[0.0, 0.0, rank as f64, 0.0, 0.0][..]).unwrap();
+        give(&mb, "h", &h[..], &queue).unwrap();
+        give(&mb, "d", &[0.0, 0.0, rank as f64, 0.0, 0.0][..], &queue).unwrap();
         mb.finish().unwrap();
         let _ = opt.step(at_one()).unwrap();
         let drift = opt.synchronize_state().unwrap();
@@ -444,36 +477,92 @@ fn masters_are_averaged_and_parameters_follow() {
         assert_eq!(slots, [("params", 2, at()), ("master", 1, at())]);
         assert_eq!(drift.slots[1].max_abs, 3.5);
         let state = opt.optimizer().state("h").unwrap();
-        let master = state.master.unwrap().typed::<f32>().unwrap();
+        let master: Vec<f32> = of(&opt, state.master.unwrap());
         let start = meshstep_tensor::bf16::from_f32(0.1).to_f32();
         assert!((master[69] - (start - 2.5)).abs() < 1e-6 && master[68] == start);
-        let h = opt.param("h").unwrap().typed::<meshstep_tensor::bf16>().unwrap();
+        let h = of::<meshstep_tensor::bf16>(&opt, opt.param("h").unwrap());
         assert_eq!((h[69], h[68].to_f32()), (meshstep_tensor::bf16::from_f32(master[69]), start));
         // Three times 0.1, divided by 3, is another number.
-        let d = opt.param("d").unwrap().typed::<f64>().unwrap();
+        let d = of::<f64>(&opt, opt.param("d").unwrap());
         assert_eq!([d[0], d[1], d[3], d[4]], [0.1; 4]);
         assert!((d[2] + 0.9).abs() < 1e-15);
+    });
+}
+
+/// The group that skipped a step is one behind; afterwards all go on from the furthest, whose `t` their moments are corrected by.
+pub(crate) fn a_skip_of_one_group_is_a_drift_of_t(on: &impl Ranks) {
+    let pairs = [vec![0, 2], vec![1, 3]];
+    let ends = on.run(4, |comm, queue| {
+        let rank = comm.rank();
+        let mut opt = build(comm, &queue, Some(&pairs), adamw(), replicated()).unwrap();
+        let at = At { lr: 0.5, ..At::default() };
+        for n in 1..=3 {
+            let g = if (n, rank) == (2, 3) { f32::NAN } else { 1.0 + (rank % 2) as f32 };
+            let outcome = step(&mut opt, 1, Some([g, 1.0]), Some(1.0), at).unwrap();
+            assert_eq!(matches!(outcome, Outcome::Skipped { .. }), n == 2 && rank % 2 == 1);
+        }
+        assert_eq!((t(&opt, "w"), t(&opt, "b")), [(3, 3), (2, 2)][rank % 2]);
+        let drift = opt.synchronize_state().unwrap();
+        assert_eq!(drift.t, Some((1, "w".to_owned())));
+        assert_eq!((t(&opt, "w"), t(&opt, "b")), (3, 3));
+        let _ = step(&mut opt, 1, Some([1.0, -1.0]), Some(2.0), at).unwrap();
+        assert_eq!((t(&opt, "w"), t(&opt, "b")), (4, 4));
+        assert!(opt.compare_state().unwrap().is_none());
+        [values(&opt, "w"), values(&opt, "b"), first_state(&opt, "w")]
+    });
+    assert!(ends.iter().all(|end| *end == ends[0]), "{ends:?}");
+}
+
+/// What every rank has after each of some steps in pairs and synchronizations, to the bit: gradients whose sums are exact.
+pub(crate) fn story(on: &impl Ranks, options: &Options) -> Vec<Vec<String>> {
+    let pairs = [vec![3, 0], vec![1, 2]];
+    on.run(4, |comm, queue| {
+        let rank = comm.rank();
+        let mut opt = build(comm, &queue, Some(&pairs), adamw(), options.clone()).unwrap();
+        let mut told = Vec::new();
+        for n in 0..7 {
+            let g = |i: u64| common::hash(&[n, rank as u64, i]) % 32;
+            let w = [g(0), g(1)].map(|g| g as f32 / 8.0 - 2.0);
+            let w = if (n, rank) == (3, 1) { [f32::INFINITY; 2] } else { w };
+            let at = At { lr: 0.25, max_norm: Some(1.5), ..At::default() };
+            let lacks = options.missing == Missing::Zero && g(4) % 2 == 0;
+            match step(&mut opt, 1 + g(2), Some(w), (!lacks).then(|| g(3) as f32 / 4.0), at).unwrap() {
+                Outcome::Applied { norm, coef, .. } => told.push(format!("{norm:e} {coef:e}")),
+                Outcome::Skipped { non_finite, .. } => told.push(format!("{non_finite} are not finite")),
+            }
+            if n == 2 || n == 4 {
+                told.push(format!("{:?}", opt.synchronize_state().unwrap()));
+            }
+            let (params, state) = (common::params(opt.optimizer()), common::state(opt.optimizer()));
+            told.push(format!("{:?} {params:?} {state:?}", opt.compare_state().unwrap()));
+        }
+        told
     })
-    .unwrap();
 }
 
 /// Longer than is compared at a time.
-#[test]
-fn drift_is_found_at_the_end_of_a_long_parameter() {
+pub(crate) fn drift_is_found_at_the_end_of_a_long_parameter(on: &impl Ranks) {
     let len = (1 << 20) + 200;
     let layout = Layout::builder().param("short", &[70], DType::F32).param("long", &[len], DType::F32);
     let layout = layout.build().unwrap();
-    loopback::spawn(2, |comm| {
+    on.run(2, |comm, queue| {
         let rank = comm.rank();
         let alone = [vec![0], vec![1]];
         let options = Options { missing: Missing::Zero, ..replicated() };
-        let mut opt =
-            CrossShard::new(comm, Some(&alone), layout.clone(), Sgd::default(), zeros, options).unwrap();
+        let mut opt = CrossShard::new(
+            comm,
+            Some(&alone),
+            layout.clone(),
+            Sgd::default(),
+            zeros,
+            there(&queue, options),
+        )
+        .unwrap();
         let mut take = |at: At, early: f32, late: f32| {
             let mb = opt.micro_batch(1).unwrap();
             let mut grad = vec![1f32; len];
             (grad[7], grad[len - 3]) = (early, late);
-            mb.grad("long", &grad[..]).unwrap();
+            give(&mb, "long", &grad[..], &queue).unwrap();
             mb.finish().unwrap();
             let _ = opt.step(at).unwrap();
             let drift = opt.synchronize_state();
@@ -493,19 +582,24 @@ fn drift_is_found_at_the_end_of_a_long_parameter() {
         let (drift, _) = take(At { lr: 1e38, ..at_one() }, 1.0, 1.0 + 1e38 * r);
         let error = drift.unwrap_err();
         assert!(matches!(&error, Error::DriftNotFinite { index, .. } if *index == len - 3), "{error}");
-    })
-    .unwrap();
+    });
 }
 
-#[test]
-fn what_is_not_finite_is_not_averaged() {
+pub(crate) fn what_is_not_finite_is_not_averaged(on: &impl Ranks) {
     let alone = [vec![0], vec![1]];
-    loopback::spawn(2, |comm| {
+    on.run(2, |comm, queue| {
         let rank = comm.rank();
         let first =
             |_: &Param, mut w: SliceMut<'_>| w.cast_from(Slice::from(&vec![f64::INFINITY; w.len()][..]));
         let build = |first: &mut dyn FnMut(&Param, SliceMut<'_>) -> _| {
-            CrossShard::new(Arc::clone(&comm), Some(&alone), layout(), Sgd::default(), first, replicated())
+            CrossShard::new(
+                Arc::clone(&comm),
+                Some(&alone),
+                layout(),
+                Sgd::default(),
+                first,
+                there(&queue, replicated()),
+            )
         };
         // Infinite everywhere is alike.
         assert!(build(&mut { first }).unwrap().synchronize_state().unwrap().is_none());
@@ -517,8 +611,7 @@ fn what_is_not_finite_is_not_averaged() {
         let told = matches!(&error, Error::DriftNotFinite { slot: "params", name, index: 1 } if name == "w");
         assert!(told, "{error}");
         assert_eq!(values(&opt, "w"), before);
-    })
-    .unwrap();
+    });
 }
 
 /// Numbers whose sum leaves f64 have a mean nevertheless; small ones beside them keep theirs.
@@ -547,10 +640,9 @@ fn means_of_the_largest_numbers_are_finite() {
 }
 
 /// Two zeros are two numbers, which would not stay apart; NaN everywhere is alike.
-#[test]
-fn replicas_have_the_same_bits_once_synchronized() {
+pub(crate) fn replicas_have_the_same_bits_once_synchronized(on: &impl Ranks) {
     let alone = [vec![0], vec![1]];
-    loopback::spawn(2, |comm| {
+    on.run(2, |comm, queue| {
         let rank = comm.rank();
         let nan = |_: &Param, mut w: SliceMut<'_>| {
             let mut first = vec![1f64; w.len()];
@@ -558,29 +650,27 @@ fn replicas_have_the_same_bits_once_synchronized() {
             w.cast_from(Slice::from(&first[..]))
         };
         let rule = Sgd { momentum: 0.5, ..Sgd::default() };
-        let mut opt = CrossShard::new(comm, Some(&alone), layout(), rule, nan, replicated()).unwrap();
+        let mut opt =
+            CrossShard::new(comm, Some(&alone), layout(), rule, nan, there(&queue, replicated())).unwrap();
         let _ = step(&mut opt, 1, Some([[0.0, -0.0][rank], 0.0]), Some(0.0), at_one()).unwrap();
         let drift = opt.synchronize_state().unwrap();
         let found: Vec<_> = drift.slots.iter().map(|s| (s.max_abs, s.differing, s.at.clone())).collect();
         assert_eq!(found, [(0.0, 0, None), (0.0, 1, Some(("w".to_owned(), 0)))]);
-        let m = opt.optimizer().state("w").unwrap().slots[0].1.typed::<f32>().unwrap().to_vec();
+        let m = first_state(&opt, "w");
         assert_eq!(m.iter().map(|m| m.to_bits()).collect::<Vec<_>>(), [0; 2]);
         assert!(opt.compare_state().unwrap().is_none());
-    })
-    .unwrap();
+    });
 }
 
 /// What each of 4 ranks is told when it builds with what `of` gives it.
-fn refused(of: impl Fn(usize) -> (Option<Vec<Vec<usize>>>, Options) + Sync) -> Vec<Error> {
-    let told = loopback::spawn(4, |comm| {
+fn refused(on: &impl Ranks, of: impl Fn(usize) -> (Option<Vec<Vec<usize>>>, Options) + Sync) -> Vec<Error> {
+    on.run(4, |comm, queue| {
         let (groups, options) = of(comm.rank());
-        build(comm, groups.as_deref(), Sgd::default(), options).unwrap_err()
-    });
-    told.unwrap()
+        build(comm, &queue, groups.as_deref(), Sgd::default(), options).unwrap_err()
+    })
 }
 
-#[test]
-fn assignments_that_do_not_cover_are_refused_on_every_rank() {
+pub(crate) fn assignments_that_do_not_cover_are_refused_on_every_rank(on: &impl Ranks) {
     let table = [
         (vec![vec![0, 1], vec![1, 2]], AssignmentError::Twice { rank: 1, first: 0, second: 1 }),
         (vec![vec![0, 1], vec![2, 2]], AssignmentError::Twice { rank: 2, first: 1, second: 1 }),
@@ -590,23 +680,22 @@ fn assignments_that_do_not_cover_are_refused_on_every_rank() {
         (vec![vec![0, 1, 2], vec![3]], AssignmentError::Unequal { group: 1, len: 1, expected: 3 }),
     ];
     for (groups, expected) in table {
-        for error in refused(|_| (Some(groups.clone()), replicated())) {
+        for error in refused(on, |_| (Some(groups.clone()), replicated())) {
             assert!(matches!(&error, Error::Assignment(e) if *e == expected), "{error}");
         }
     }
-    for error in refused(|_| (None, Options::default())) {
+    for error in refused(on, |_| (None, Options::default())) {
         assert!(matches!(error, Error::NotReplicated { stage: Stage::Zero1 }), "{error}");
     }
     let precision = Precision { master: Master::Remainder, ..Precision::default() };
-    for error in refused(|_| (None, Options { precision, ..replicated() })) {
+    for error in refused(on, |_| (None, Options { precision, ..replicated() })) {
         assert!(matches!(error, Error::RemaindersOfReplicas), "{error}");
     }
 }
 
-#[test]
-fn ranks_with_different_assignments_are_told() {
+pub(crate) fn ranks_with_different_assignments_are_told(on: &impl Ranks) {
     let pairs = || Some(vec![vec![0, 2], vec![1, 3]]);
-    for error in refused(|rank| (if rank == 2 { None } else { pairs() }, replicated())) {
+    for error in refused(on, |rank| (if rank == 2 { None } else { pairs() }, replicated())) {
         let told =
             "ranks disagree on group assignment: rank 0 has [[0, 2], [1, 3]], rank 2 has [[0, 1, 2, 3]]";
         assert_eq!(error.to_string(), told);
@@ -614,34 +703,33 @@ fn ranks_with_different_assignments_are_told() {
     // One that only rank 3 is given wrong.
     let bad = || Some(vec![vec![0, 1], vec![1, 3]]);
     for (rank, error) in
-        refused(|rank| (if rank == 3 { bad() } else { pairs() }, replicated())).into_iter().enumerate()
+        refused(on, |rank| (if rank == 3 { bad() } else { pairs() }, replicated())).into_iter().enumerate()
     {
         let said = if rank == 3 { "rank 1 is in group 0" } else { "rank 3 has rank 1 is in group 0" };
         assert!(error.to_string().contains(said), "{error}");
     }
     // Options that differ between groups, where no group would notice.
     let sum = |rank| if rank % 2 == 1 { Combine::Sum } else { Combine::Mean };
-    for error in refused(|rank| (pairs(), Options { combine: sum(rank), ..replicated() })) {
+    for error in refused(on, |rank| (pairs(), Options { combine: sum(rank), ..replicated() })) {
         assert_eq!(error.to_string(), "ranks disagree on combine: rank 0 has Mean, rank 1 has Sum");
     }
 }
 
 /// Groups begin alike: from rank 0's values, or because they were compared.
-#[test]
-fn first_values_are_the_worlds() {
+pub(crate) fn first_values_are_the_worlds(on: &impl Ranks) {
     let pairs = [vec![1, 2], vec![3, 0]];
     for initial in [Initial::Broadcast, Initial::Compare] {
-        let ends = loopback::spawn(4, |comm| {
+        let ends = on.run(4, |comm, queue| {
             let rank = comm.rank();
             // Alike within a group, different between groups.
             let value = if rank == 0 || rank == 3 { 7.0 } else { 5.0 };
             let first = |_: &Param, mut w: SliceMut<'_>| w.cast_from(Slice::from(&vec![value; w.len()][..]));
             let options = Options { initial, ..replicated() };
-            CrossShard::new(comm, Some(&pairs), layout(), Sgd::default(), first, options)
+            CrossShard::new(comm, Some(&pairs), layout(), Sgd::default(), first, there(&queue, options))
                 .map(|opt| values(&opt, "b")[0])
                 .map_err(|e| e.to_string())
         });
-        for end in ends.unwrap() {
+        for end in ends {
             match initial {
                 Initial::Broadcast => assert_eq!(end, Ok(7.0)),
                 Initial::Compare => {
@@ -651,22 +739,22 @@ fn first_values_are_the_worlds() {
         }
     }
     // What one group's first rank cannot do, no group does.
-    let told = loopback::spawn(4, |comm| {
+    let told = on.run(4, |comm, queue| {
         let rank = comm.rank();
         let first = |_: &Param, w: SliceMut<'_>| match rank {
             1 => w.slice(9..10).map(drop),
             _ => Ok(()),
         };
-        let built = CrossShard::new(comm, Some(&pairs), layout(), Sgd::default(), first, replicated());
+        let built =
+            CrossShard::new(comm, Some(&pairs), layout(), Sgd::default(), first, there(&queue, replicated()));
         built.map(drop).unwrap_err().to_string()
     });
-    assert!(told.unwrap().iter().all(|t| t.contains("no initial value for parameter \"w\"")));
+    assert!(told.iter().all(|t| t.contains("no initial value for parameter \"w\"")));
 }
 
-#[test]
-fn sparse_gradients_are_refused_and_dense_ones_still_taken() {
-    loopback::spawn(2, |comm| {
-        let mut opt = build(comm, None, Sgd::default(), replicated()).unwrap();
+pub(crate) fn sparse_gradients_are_refused_and_dense_ones_still_taken(on: &impl Ranks) {
+    on.run(2, |comm, queue| {
+        let mut opt = build(comm, &queue, None, Sgd::default(), replicated()).unwrap();
         let mb = opt.micro_batch(1).unwrap();
         let error = mb.sparse_grad("b", &[2], &[1f32][..]).unwrap_err();
         assert_eq!(
@@ -675,20 +763,18 @@ fn sparse_gradients_are_refused_and_dense_ones_still_taken() {
              them into 3 elements and hand those over"
         );
         assert!(matches!(mb.sparse_grad("c", &[], &[0f32; 0][..]), Err(Error::UnknownParam { .. })));
-        mb.grad("w", &[0f32; 2][..]).unwrap();
-        mb.grad("b", &[0.0f32, 0.0, 1.0][..]).unwrap();
+        give(&mb, "w", &[0f32; 2][..], &queue).unwrap();
+        give(&mb, "b", &[0.0f32, 0.0, 1.0][..], &queue).unwrap();
         mb.finish().unwrap();
         let _ = opt.step(at_one()).unwrap();
         assert_eq!(values(&opt, "b"), [0.0, 0.0, -1.0]);
-    })
-    .unwrap();
+    });
 }
 
-#[test]
-fn synchronizing_in_the_middle_of_a_step_is_refused_everywhere() {
-    loopback::spawn(2, |comm| {
+pub(crate) fn synchronizing_in_the_middle_of_a_step_is_refused_everywhere(on: &impl Ranks) {
+    on.run(2, |comm, queue| {
         let rank = comm.rank();
-        let mut opt = build(comm, Some(&[vec![0], vec![1]]), Sgd::default(), replicated()).unwrap();
+        let mut opt = build(comm, &queue, Some(&[vec![0], vec![1]]), Sgd::default(), replicated()).unwrap();
         if rank == 1 {
             opt.accumulate(1).unwrap().finish().unwrap();
         }
@@ -701,25 +787,24 @@ fn synchronizing_in_the_middle_of_a_step_is_refused_everywhere() {
         opt.discard_gradients().unwrap();
         assert!(opt.synchronize_state().unwrap().is_none());
         assert_eq!((opt.group(), opt.world().world_size()), (&[rank][..], 2));
-    })
-    .unwrap();
+    });
 }
 
 /// Groups' losses are their own, and so are their loss scales, which go on from where they were saved.
-#[test]
-fn groups_step_with_closures_and_restore_their_scales() {
+pub(crate) fn groups_step_with_closures_and_restore_their_scales(on: &impl Ranks) {
     let pairs = [vec![0, 2], vec![1, 3]];
     let scale = DynamicLossScale { init_scale: 4.0, growth_interval: 1, ..DynamicLossScale::default() };
     let options = Options { loss_scale: Some(LossScale::Dynamic(scale)), ..replicated() };
-    loopback::spawn(4, |comm| {
+    on.run(4, |comm, queue| {
         let rank = comm.rank();
-        let mut opt = build(Arc::clone(&comm), Some(&pairs), Sgd::default(), options.clone()).unwrap();
+        let mut opt =
+            build(Arc::clone(&comm), &queue, Some(&pairs), Sgd::default(), options.clone()).unwrap();
         for (loss_scale, overflow) in [(4.0, false), (8.0, true)] {
             let told = opt.step_with(at_one(), 1, |mb| {
                 assert_eq!(mb.loss_scale(), loss_scale);
                 let g = if overflow && rank == 1 { f32::INFINITY } else { loss_scale as f32 };
-                mb.grad("w", &[g; 2][..])?;
-                mb.grad("b", &[g; 3][..])?;
+                give(mb, "w", &[g; 2][..], &queue)?;
+                give(mb, "b", &[g; 3][..], &queue)?;
                 Ok::<_, Error>(rank as f64)
             });
             assert_eq!(told.unwrap().loss, [1.0, 2.0][rank % 2]);
@@ -731,40 +816,16 @@ fn groups_step_with_closures_and_restore_their_scales() {
             assert_eq!(opt.optimizer().loss_scale(), next);
         }
         let saved = opt.optimizer().loss_scale_state().unwrap();
-        let mut again = build(comm, Some(&pairs), Sgd::default(), options.clone()).unwrap();
+        let mut again = build(comm, &queue, Some(&pairs), Sgd::default(), options.clone()).unwrap();
         again.restore_loss_scale(saved).unwrap();
         assert_eq!(again.optimizer().loss_scale(), [16.0, 4.0][rank % 2]);
-    })
-    .unwrap();
+    });
 }
 
-/// It reads reduced gradients, so what a step would do to them first is refused and not forgotten.
-#[test]
-fn lbfgs_refuses_what_only_a_step_does() {
-    let loss_scale = Some(LossScale::Static(2.0));
-    let precision = Precision { rounding: Rounding::Stochastic, ..Precision::default() };
-    for (options, says) in [
-        (Options { clip: Clip::BeforeReduce, ..replicated() }, "no clip: Clip::BeforeReduce:"),
-        (Options { loss_scale, ..replicated() }, "no loss_scale:"),
-        (Options { missing: Missing::AllOrNone, ..replicated() }, "no missing: Missing::AllOrNone:"),
-        (Options { precision, ..replicated() }, "no rounding: Rounding::Stochastic:"),
-    ] {
-        let told = loopback::spawn(2, |comm| {
-            let dtype = if options.precision == precision { DType::BF16 } else { DType::F32 };
-            let layout = Layout::builder().param("w", &[2], dtype).build().unwrap();
-            let made = ShardedLbfgs::new(comm, layout, Lbfgs::default(), zeros, options.clone());
-            made.map(drop).unwrap_err().to_string()
-        });
-        assert!(told.unwrap().iter().all(|t| t.contains(says)), "{says}");
-    }
-}
-
-#[test]
-fn clipping_before_the_reduction_needs_gradients_that_stay() {
-    loopback::spawn(2, |comm| {
+pub(crate) fn clipping_before_the_reduction_needs_gradients_that_stay(on: &impl Ranks) {
+    on.run(2, |comm, queue| {
         let options = Options { stage: Stage::Zero2, clip: Clip::BeforeReduce, ..Options::default() };
-        let refused = Optimizer::new(comm, layout(), Sgd::default(), zeros, options).map(drop);
+        let refused = Optimizer::new(comm, layout(), Sgd::default(), zeros, there(&queue, options)).map(drop);
         assert!(matches!(refused, Err(Error::ClipNeedsGradients)));
-    })
-    .unwrap();
+    });
 }
