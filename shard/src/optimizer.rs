@@ -8,7 +8,7 @@ use crate::owned::Owned;
 use crate::plan::{MAX_WORDS, Plan, pool_sizes, sum_words};
 use crate::pool::{Pool, Shelf};
 use crate::tensor_totals::TensorTotals;
-use crate::{Combine, Error, Groups, Initial, LocalClip, Options, agree};
+use crate::{Combine, Error, Groups, Initial, LocalClip, NonFinite, Options, agree};
 use meshstep_comm::{Communicator, Reduction};
 use meshstep_optim::LossScaleState;
 use meshstep_tensor::{Layout, Param, Slice, SliceMut};
@@ -126,6 +126,7 @@ impl Optimizer {
         };
         let fixed = Fixed {
             comm,
+            aside: None,
             queue: options.queue.clone(),
             stage: options.stage,
             reduction,
@@ -170,6 +171,9 @@ impl Optimizer {
             text = family::objection(Some(error));
         }
         let (mut family, shelves) = self.agreed(&*comm, prepared, &text)?;
+        if self.options.non_finite == NonFinite::Propagate && self.handover.fixed.aside.is_none() {
+            self.handover.fixed.aside = comm.split(Some(0), comm.rank() as i64)?;
+        }
         self.first_values(&*comm, &mut family, initial)?;
         // Not until here, so that staging peaks at what the plan says.
         let words = sum_words(self.entries.len() + family.entries.len(), &self.options);
@@ -252,7 +256,7 @@ impl Optimizer {
         self.room.due.resize(self.entries.len(), 0);
         let pieces = self.handover.fixed.buckets.iter().map(|k| k.gathered.len()).sum();
         self.room.gathering.reserve(pieces);
-        self.progress.sent_before = self.handover.fixed.comm.stats().total().bytes;
+        self.progress.sent_before = self.handover.fixed.sent();
     }
 
     /// The values of a parameter. On a GPU what is put on the options' queue from here on sees those of the last step: ask again

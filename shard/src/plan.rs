@@ -2,8 +2,8 @@
 
 use crate::bucket_plan::{self, BucketPlan, Placed};
 use crate::tensor_totals::fold_words;
-use crate::{Clip, Error, Options, Stage};
-use meshstep_optim::{ExactSum, Rule};
+use crate::{Clip, Error, NonFinite, Options, Stage};
+use meshstep_optim::{ExactSum, LossScale, Rule};
 use meshstep_tensor::{DType, Layout};
 use std::ops::Range;
 
@@ -26,6 +26,7 @@ pub struct Plan {
     buckets: Vec<BucketPlan>,
     frozen_bytes: usize,
     staging_bytes: usize,
+    exchanges: u64,
     params: usize,
 }
 
@@ -60,7 +61,7 @@ pub struct Wire {
     pub reduce: u64,
     /// Bringing updated parameters to everyone.
     pub gather: u64,
-    /// The step's exchange of scalars.
+    /// The step's exchange of scalars: two with [`NonFinite::Propagate`].
     pub exchange: u64,
 }
 
@@ -96,6 +97,10 @@ impl Plan {
         if options.clip == Clip::BeforeReduce && options.stage == Stage::Zero2 {
             return Err(Error::ClipNeedsGradients);
         }
+        let propagates = options.non_finite == NonFinite::Propagate;
+        if propagates && matches!(options.loss_scale, Some(LossScale::Dynamic(_))) {
+            return Err(Error::ScaleNeedsSkips);
+        }
         if layout.params().iter().all(|p| p.frozen()) {
             return Err(Error::NothingTrains);
         }
@@ -111,6 +116,7 @@ impl Plan {
             buckets,
             frozen_bytes,
             staging_bytes: words * 8,
+            exchanges: if propagates { 2 } else { 1 },
             params: layout.params().len(),
         })
     }
@@ -226,6 +232,7 @@ impl Plan {
             ..Wire::default()
         };
         wire.exchange += ring_all_reduce(MAX_WORDS, n, rank, 8);
+        wire.exchange *= self.exchanges;
         wire.exchange += ring_all_reduce(self.fold_words(rule), n, rank, 8);
         for (b, bucket) in self.buckets.iter().enumerate() {
             let others = bucket.len - bucket.len / n;
