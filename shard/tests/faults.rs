@@ -46,7 +46,7 @@ fn one_rank_errs_in(run: &Run, wrong: Wrong<'_>) -> Error {
         let at = good(&mut opt, 1);
         let _ = opt.step(at).unwrap();
         let before = (params(&opt), state(&opt));
-        let at = if rank == 2 { wrong(&run, &mut opt) } else { Some(good(&mut opt, 2)) };
+        let at = if rank == 2 { wrong(run, &mut opt) } else { Some(good(&mut opt, 2)) };
         let error = opt.step(at.unwrap_or_default()).map(drop).unwrap_err();
         assert_eq!((params(&opt), state(&opt)), before);
         for t in 2..=3 {

@@ -3,6 +3,7 @@
 //! ```text
 //! decide_bring (const Settings*, const Progress*, u64* sum, u64* max)                          before the exchange
 //! decide       (const Settings*, Progress*, const u64* sum, const u64* max, Step*, Decided*)   after it
+//! decide_norm  (const Settings*, const Progress*, const u64* sum, const u64* max, Decided*)    after another
 //! ```
 //!
 //! Each is one block. `sum` is what ranks add: elements that are not finite, weight, the words of the norm, then two
@@ -57,6 +58,8 @@ pub struct Settings {
     pub max_skips: u32,
     /// For [`Step::zero_grads`](super::Step::zero_grads).
     pub zero_grads: u32,
+    /// Not 0: a step is taken whatever the gradients hold; where not all of them are finite their norm is infinite.
+    pub propagates: u64,
 }
 
 impl Default for Settings {
@@ -84,6 +87,7 @@ impl Default for Settings {
             clips: 1,
             max_skips: u32::MAX,
             zero_grads: 0,
+            propagates: 0,
         }
     }
 }
@@ -212,7 +216,7 @@ mod tests {
 
     #[test]
     fn layouts_are_those_of_the_kernels() {
-        assert_eq!((size_of::<Settings>(), size_of::<Progress>(), size_of::<Decided>()), (144, 40, 56));
+        assert_eq!((size_of::<Settings>(), size_of::<Progress>(), size_of::<Decided>()), (152, 40, 56));
         assert_eq!((offset_of!(Settings, dynamic), offset_of!(Settings, growth_factor)), (120, 80));
         assert_eq!((offset_of!(Progress, skips), offset_of!(Decided, verdict)), (32, 48));
         assert!(Verdict::ALL.iter().enumerate().all(|(i, &verdict)| verdict as usize == i));

@@ -11,6 +11,7 @@ use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue, Slice, Slice
 pub struct Decision {
     bring: Kernel,
     decide: Kernel,
+    norm: Kernel,
     sends: Mail,
     answers: Mail,
     settings: Buffer,
@@ -30,6 +31,7 @@ impl Decision {
         let mut decision = Decision {
             bring: Kernel::find(stream.device(), "decide_bring")?,
             decide: Kernel::find(stream.device(), "decide")?,
+            norm: Kernel::find(stream.device(), "decide_norm")?,
             sends: mail(size_of::<Settings>()),
             answers: mail(size_of::<Decided>()),
             settings: words(size_of::<Settings>())?,
@@ -82,6 +84,20 @@ impl Decision {
         ];
         // SAFETY: as in `bring`.
         unsafe { self.decide.launch(stream, 1, arguments)? };
+        Ok(Answer(self.answers.fetch(stream, self.decided.as_slice())?))
+    }
+
+    /// Tells the norm of a step that was decided before it was known, from vectors to which it was written and which were
+    /// exchanged again. [`Settings::dynamic`] is 0.
+    pub fn norm(&mut self, sum: Slice<'_>, max: Slice<'_>, queue: &Queue) -> Result<Answer, Error> {
+        let stream = stream(queue)?;
+        check(sum, max, queue)?;
+        let mut at = self.addresses(sum, max);
+        let [settings, progress, sum, max, _, decided] = &mut at;
+        let arguments =
+            &mut [argument(settings), argument(progress), argument(sum), argument(max), argument(decided)];
+        // SAFETY: as in `bring`.
+        unsafe { self.norm.launch(stream, 1, arguments)? };
         Ok(Answer(self.answers.fetch(stream, self.decided.as_slice())?))
     }
 
