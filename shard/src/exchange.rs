@@ -1,4 +1,4 @@
-//! The one exchange of a step: two small vectors, from which every rank decides the same.
+//! The exchange of a step: two small vectors, from which every rank decides the same.
 
 use crate::plan::SUM_HEAD;
 use crate::{Error, Fault, Options, wire};
