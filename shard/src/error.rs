@@ -44,10 +44,7 @@ pub enum Error {
     )]
     ClipNeedsGradients,
     /// A loss scale that falls at skipped steps, where no step is skipped.
-    #[error(
-        "a dynamic loss scale falls where a step is skipped, and NonFinite::Propagate skips none; use NonFinite::Skip, a \
-         static loss scale, or none"
-    )]
+    #[error("a dynamic loss scale needs skips; with NonFinite::Propagate use a static loss scale, or none")]
     ScaleNeedsSkips,
     /// 16 bits cannot hold what small steps add up to.
     #[error("parameter {name:?} is {dtype}, in which small steps vanish; use {works} in Options::precision")]
@@ -163,6 +160,16 @@ pub enum Error {
     LrScale {
         /// What was given.
         value: f64,
+    },
+    /// A rule takes sums over whole tensors where several groups of ranks update the same.
+    #[error(
+        "{rule} takes sums over whole tensors, which {stage:?} makes on every rank; where groups of ranks share parameters, divide the state (Zero1, Zero2)"
+    )]
+    SharedSums {
+        /// The rule.
+        rule: &'static str,
+        /// What is divided.
+        stage: Stage,
     },
     /// A parameter that exists already.
     #[error("parameter {name:?} exists already; a new group's parameters need names of their own")]

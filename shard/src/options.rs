@@ -79,7 +79,8 @@ pub enum NonFinite {
     /// loss scale lives on skips and is refused.
     ///
     /// As no gradient decides anything, a bucket is updated, and its parameters sent off, while the next still travels, unless
-    /// `max_norm` limits the combined gradient or a rule (LAMB, LARS) needs sums over whole tensors. What decides
+    /// `max_norm` limits the combined gradient, a rule (LAMB, LARS) needs sums over whole tensors, or parameters are shared among
+    /// several groups of ranks. What decides
     /// goes through a communicator of its own, split off at construction, and the norm in one more exchange at the end.
     Propagate,
 }

@@ -141,6 +141,7 @@ impl Optimizer {
         }
         if !self.goes_ahead(at) {
             self.handover.settle()?;
+            self.handover.reduce_further()?;
         }
         Ok(match () {
             () if self.progress.dropped => Some(FaultCode::Unfinished),
@@ -150,9 +151,11 @@ impl Optimizer {
         })
     }
 
-    /// Whether no gradient decides anything, so that a bucket can be updated while others are still on their way.
+    /// Whether no gradient decides anything, and none is reduced further, so that a bucket can be updated while others are
+    /// still on their way.
     fn goes_ahead(&self, at: &At) -> bool {
-        self.options.non_finite == NonFinite::Propagate && self.limit(at).is_none()
+        let further = self.handover.fixed.buckets.iter().any(|bucket| !bucket.among.further.is_empty());
+        self.options.non_finite == NonFinite::Propagate && self.limit(at).is_none() && !further
     }
 
     /// What limits the norm of the combined gradient.
@@ -182,7 +185,7 @@ impl Optimizer {
             self.exchange.present(self.progress.present.iter().map(|p| p.load(SeqCst)));
         }
         let fault = fault.map_or(0, |f| exchange::encode_fault(&f, comm.rank()));
-        let (weight, norm) = (self.progress.weight, self.handover.norm()?);
+        let (weight, norm) = (self.weight(), self.handover.norm()?);
         let known = self.exchange.run(&*comm, Brought { weight, norm: &norm, fault, fields });
         // Where a bucket on its way has failed, that is why.
         let known = known.map_err(|error| self.handover.settle().err().unwrap_or(error))?;
@@ -195,15 +198,20 @@ impl Optimizer {
             return Err(exchange::disagreement(&*comm, &self.options, &fields)?);
         }
         self.check_presence(&*comm)?;
-        self.judge(at, &known, comm.world_size())
+        self.judge(at, &known)
     }
 
-    fn judge(&self, at: &At, known: &Known, world_size: usize) -> Result<Decision, Error> {
+    /// What this rank's micro-batches weigh, where that counts.
+    pub(crate) fn weight(&self) -> u64 {
+        if self.handover.fixed.weighs { self.progress.weight } else { 0 }
+    }
+
+    fn judge(&self, at: &At, known: &Known) -> Result<Decision, Error> {
         let combined = match self.options.combine {
             Combine::Mean => 1.0 / self.progress.batches as f64,
             Combine::Sum => 1.0,
             Combine::Weighted if known.weight == 0 => return Err(Error::ZeroWeight),
-            Combine::Weighted => world_size as f64 / known.weight as f64,
+            Combine::Weighted => 1.0 / known.weight as f64,
         };
         let non_finite = known.norm.non_finite();
         if non_finite > 0 && self.options.non_finite == NonFinite::Skip {
@@ -263,7 +271,9 @@ impl Optimizer {
         self.handover.settle()?;
         let sums = self.totals.begin();
         for (b, owned) in self.buckets.iter_mut().enumerate() {
-            if let Some(grads) = self.handover.grads(b) {
+            // What other ranks own too counts on one of them.
+            let counts = self.handover.fixed.buckets[b].among.counts;
+            if let Some(grads) = self.handover.grads(b).filter(|_| counts) {
                 let due = |p: usize| due(self.room.due[p], &self.entries[p], 1.0);
                 owned.measure(grads, &self.groups, due, scalars, sums)?;
             }
@@ -286,7 +296,7 @@ impl Optimizer {
     pub(crate) fn send_updated(&mut self, b: usize) -> Result<(), Error> {
         let fixed = &self.handover.fixed;
         let (bucket, params) = ((b, &fixed.buckets[b]), &mut self.buckets[b].params);
-        self.room.gathering.send(&*fixed.comm, &fixed.queue, fixed.stage, bucket, params)
+        self.room.gathering.send(&fixed.queue, fixed.stage, bucket, params)
     }
 
     /// One more skip in a row: how many there were, an error if too many.
@@ -318,7 +328,7 @@ impl Optimizer {
     }
 
     pub(crate) fn traffic(&mut self) -> Traffic {
-        let sent = self.handover.fixed.sent();
+        let sent = self.handover.sent();
         Traffic {
             sent: sent - self.progress.sent_before,
             copied: *self.progress.copied.get_mut(),
@@ -338,7 +348,7 @@ impl Optimizer {
         *progress.due.get_mut() = false;
         *progress.missing.get_mut() = usize::MAX;
         *progress.copied.get_mut() = 0;
-        progress.sent_before = self.handover.fixed.sent();
+        progress.sent_before = self.handover.sent();
         Ok(())
     }
 }
