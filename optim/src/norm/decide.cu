@@ -108,7 +108,7 @@ __device__ inline double told(const Settings& s, const u64* sum, const u64* max,
 // What gradients are multiplied by before they are clipped.
 __device__ inline double factor_of(const Settings& s, const Progress& p, u64 weight) {
     double combined = s.combine == MEAN       ? over(1, __ull2double_rn(s.batches))
-                      : s.combine == WEIGHTED ? over(__ull2double_rn(s.world_size), __ull2double_rn(weight))
+                      : s.combine == WEIGHTED ? over(1, __ull2double_rn(weight))
                                               : 1;
     return times(unscale(s, p), combined);
 }
