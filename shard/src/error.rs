@@ -43,6 +43,9 @@ pub enum Error {
         "stage 2 sends gradients off as they come; Clip::BeforeReduce needs Replicated, Zero1 or WholeParams"
     )]
     ClipNeedsGradients,
+    /// A loss scale that falls at skipped steps, where no step is skipped.
+    #[error("a dynamic loss scale needs skips; with NonFinite::Propagate use a static loss scale, or none")]
+    ScaleNeedsSkips,
     /// 16 bits cannot hold what small steps add up to.
     #[error("parameter {name:?} is {dtype}, in which small steps vanish; use {works} in Options::precision")]
     NeedsMaster {

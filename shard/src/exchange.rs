@@ -1,4 +1,4 @@
-//! The one exchange of a step: two small vectors, from which every rank decides the same.
+//! The exchange of a step: two small vectors, from which every rank decides the same.
 
 use crate::plan::{MAX_HEAD, SUM_HEAD};
 use crate::{Error, Fault, Options, wire};
@@ -9,6 +9,8 @@ use meshstep_optim::{
     NormSum,
     cuda::{Answer, Decision, Settings},
 };
+#[cfg(feature = "cuda")]
+use meshstep_tensor::cuda::{Event, Stream};
 use meshstep_tensor::{Buffer, Category, DType, Queue};
 
 /// What differs from step to step and must not differ between ranks, by name.
@@ -32,6 +34,9 @@ pub(crate) struct Exchange {
     sum: Words,
     /// Bits of the largest gradient, fault, digest, its complement, then a fault a parameter where all ranks must have the same.
     max: Words,
+    /// After what the vectors are free, where another stream has them.
+    #[cfg(feature = "cuda")]
+    lent: Option<Event>,
 }
 
 /// Words here, and where they travel.
@@ -67,7 +72,14 @@ impl Exchange {
             let there = Buffer::zeroed_on(queue, n, DType::U64, meter, Category::Staging)?;
             Ok(Words { host: vec![0; n], there })
         };
-        Ok(Exchange { queue: queue.clone(), sum: words(sums)?, max: words(maxima)? })
+        let (sum, max) = (words(sums)?, words(maxima)?);
+        Ok(Exchange {
+            queue: queue.clone(),
+            sum,
+            max,
+            #[cfg(feature = "cuda")]
+            lent: None,
+        })
     }
 
     /// Another exchange in the same vectors, of words that are no more than a step's.
@@ -87,11 +99,13 @@ impl Exchange {
 
     /// Adds and compares the words of all ranks.
     fn travel(&mut self, comm: &dyn Communicator) -> Result<(), meshstep_comm::Error> {
-        let Exchange { queue, sum, max } = self;
+        #[cfg(feature = "cuda")]
+        self.take_back()?;
+        let Exchange { queue, sum, max, .. } = self;
         for Words { host, there } in [&mut *sum, &mut *max] {
             queue.upload((&host[..]).into(), there.as_mut())?;
         }
-        group(comm, queue, &mut sum.there, &mut max.there)?;
+        group(comm, [queue; 2], &mut sum.there, &mut max.there)?;
         for Words { host, there } in [sum, max] {
             queue.download(there.as_slice(), (&mut host[..]).into())?;
         }
@@ -132,11 +146,37 @@ impl Exchange {
         settings: &Settings,
         present: impl Iterator<Item = bool>,
     ) -> Result<Answer, Error> {
-        let Exchange { queue, sum: Words { there: sum, .. }, max: Words { there: max, .. } } = self;
+        self.take_back()?;
+        let Exchange { queue, sum: Words { there: sum, .. }, max: Words { there: max, .. }, .. } = self;
         norm.write(sum.as_mut(), max.as_mut(), queue)?;
         decision.bring(settings, present, sum.as_mut(), max.as_mut(), queue)?;
-        group(comm, queue, sum, max)?;
+        group(comm, [queue; 2], sum, max)?;
         Ok(decision.decide(sum.as_slice(), max.as_slice(), queue)?)
+    }
+
+    /// Another exchange, of the norm of a step that was decided without it: `aside` waits for it and tells, the queue goes on.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn norm_there(
+        &mut self,
+        comm: &dyn Communicator,
+        norm: &NormSum,
+        decision: &mut Decision,
+        aside: &Stream,
+    ) -> Result<Answer, Error> {
+        let Exchange { queue, sum: Words { there: sum, .. }, max: Words { there: max, .. }, .. } = self;
+        norm.write(sum.as_mut(), max.as_mut(), queue)?;
+        let other = Queue::cuda(aside.clone());
+        group(comm, [queue, &other], sum, max)?;
+        let answer = decision.norm(sum.as_slice(), max.as_slice(), &other)?;
+        self.lent = Some(aside.record().map_err(meshstep_tensor::Error::from)?);
+        Ok(answer)
+    }
+
+    /// The queue waits for whoever else has the vectors.
+    #[cfg(feature = "cuda")]
+    fn take_back(&mut self) -> Result<(), meshstep_tensor::Error> {
+        let lent = self.lent.take().zip(self.queue.stream());
+        Ok(lent.map_or(Ok(()), |(event, stream)| stream.wait(&event))?)
     }
 
     /// Brings what this rank has and learns what all have together.
@@ -155,16 +195,17 @@ impl Exchange {
     }
 }
 
-/// Words are added, and the largest found, over all ranks: both vectors are on their way before either is waited for.
+/// Words are added, and the largest found, over all ranks: both vectors are on their way before either is waited for. They
+/// go after the first queue's work, and are waited for on the second.
 pub(crate) fn group(
     comm: &dyn Communicator,
-    queue: &Queue,
+    [before, after]: [&Queue; 2],
     sum: &mut Buffer,
     max: &mut Buffer,
 ) -> Result<(), meshstep_comm::Error> {
-    let sums = comm.start(Op::all_reduce(Reduction::Sum), sum.take(), queue);
-    let maxima = comm.start(Op::all_reduce(Reduction::Max), max.take(), queue);
-    let (sums, maxima) = (wire::land(sums, queue), wire::land(maxima, queue));
+    let sums = comm.start(Op::all_reduce(Reduction::Sum), sum.take(), before);
+    let maxima = comm.start(Op::all_reduce(Reduction::Max), max.take(), before);
+    let (sums, maxima) = (wire::land(sums, after), wire::land(maxima, after));
     (*sum, *max) = (sums.0, maxima.0);
     sums.1.and(maxima.1)
 }

@@ -199,6 +199,7 @@ pub(crate) fn describe(layout: &Layout, groups: &Groups, options: &Options) -> S
         bucket_len,
         combine,
         missing,
+        non_finite,
         initial,
         grads,
         precision,
@@ -209,6 +210,7 @@ pub(crate) fn describe(layout: &Layout, groups: &Groups, options: &Options) -> S
         ..
     } = options;
     let _ = writeln!(text, "stage = {stage:?}\nbucket_len = {bucket_len:?}\ncombine = {combine:?}");
+    let _ = writeln!(text, "non_finite = {non_finite:?}");
     let _ = writeln!(
         text,
         "missing = {missing:?}\ninitial = {initial:?}\ngrads = {grads:?}\nprecision = {precision:?}"

@@ -29,7 +29,9 @@ pub(crate) struct Handover {
 pub(crate) struct Fixed {
     /// All ranks: they decide together.
     pub(crate) comm: Arc<dyn Communicator>,
-    /// Theirs, and those that parameters are shared among, each once.
+    /// What decides a step goes this way, where it is not to wait for the buckets on their way.
+    pub(crate) aside: Option<Arc<dyn Communicator>>,
+    /// Theirs, that for decisions, and those that parameters are shared among, each once.
     pub(crate) comms: Vec<Arc<dyn Communicator>>,
     /// Whether this rank's weight of a micro-batch counts.
     pub(crate) weighs: bool,
@@ -39,6 +41,13 @@ pub(crate) struct Fixed {
     pub(crate) overlap: bool,
     pub(crate) norm: Norm,
     pub(crate) buckets: Vec<Kept>,
+}
+
+impl Fixed {
+    /// Every rank's words, in an order of their own where there is one.
+    pub(crate) fn words(&self) -> &Arc<dyn Communicator> {
+        self.aside.as_ref().unwrap_or(&self.comm)
+    }
 }
 
 /// A bucket's plan, and what of it this rank adds to the norm.
@@ -97,6 +106,8 @@ impl Handover {
     /// Records that nothing can go on.
     pub(crate) fn poison(&self, failure: meshstep_comm::Error) {
         self.failure.get_or_init(|| failure);
+        // Nobody is to wait there for what this rank will not say.
+        self.fixed.aside.iter().for_each(|comm| comm.abort());
     }
 
     /// Gives up on every rank, for a reason that only this one knows.
@@ -196,7 +207,12 @@ impl Handover {
 
     /// Waits until no bucket travels.
     pub(crate) fn settle(&self) -> Result<(), Error> {
-        (0..self.fixed.buckets.len()).try_for_each(|b| self.retire(self.lock(), b))
+        (0..self.fixed.buckets.len()).try_for_each(|b| self.settle_one(b))
+    }
+
+    /// Waits until bucket `b` does not travel.
+    pub(crate) fn settle_one(&self, b: usize) -> Result<(), Error> {
+        self.retire(self.lock(), b)
     }
 
     /// The reduced gradients of bucket `b` that this rank holds: the whole bucket, or its own chunk at stage 2.

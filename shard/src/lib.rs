@@ -128,7 +128,7 @@ pub use lbfgs::{LbfgsStep, ShardedLbfgs};
 pub use meshstep_optim::Stop;
 pub use micro_batch::{MicroBatch, Slot};
 pub use optimizer::{Optimizer, ParamState};
-pub use options::{At, Clip, Combine, Initial, Missing, Options, Stage};
+pub use options::{At, Clip, Combine, Initial, Missing, NonFinite, Options, Stage};
 pub use partition::{Owners, Partition};
 pub use plan::{Memory, Plan, Wire};
 pub use precision::{Master, Moments, Precision};

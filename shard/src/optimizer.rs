@@ -8,7 +8,7 @@ use crate::owned::Owned;
 use crate::plan::{Plan, exchange_words, pool_sizes};
 use crate::pool::{Pool, Shelf};
 use crate::tensor_totals::TensorTotals;
-use crate::{Among, Combine, Error, Groups, Initial, LocalClip, Options, Stage, agree};
+use crate::{Among, Combine, Error, Groups, Initial, LocalClip, NonFinite, Options, Stage, agree};
 use meshstep_comm::{Communicator, Reduction};
 use meshstep_optim::{LossScaleState, Sees};
 use meshstep_tensor::{Layout, Param, Slice, SliceMut};
@@ -134,6 +134,7 @@ impl Optimizer {
         let fixed = Fixed {
             comms: vec![Arc::clone(&comm)],
             comm,
+            aside: None,
             weighs,
             queue: options.queue.clone(),
             stage: options.stage,
@@ -193,6 +194,11 @@ impl Optimizer {
             text = family::objection(Some(error));
         }
         let (mut family, shelves) = self.agreed(&*comm, prepared, &text)?;
+        if self.options.non_finite == NonFinite::Propagate && self.handover.fixed.aside.is_none() {
+            let aside = comm.split(Some(0), comm.rank() as i64)?;
+            self.handover.fixed.comms.extend(aside.clone());
+            self.handover.fixed.aside = aside;
+        }
         self.first_values(&*comm, &among, &mut family, initial)?;
         // Not until here, so that staging peaks at what the plan says.
         let words = exchange_words(self.entries.len() + family.entries.len(), &self.options);

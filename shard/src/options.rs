@@ -66,6 +66,25 @@ impl Missing {
     }
 }
 
+/// What happens when a combined gradient is infinite or NaN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum NonFinite {
+    /// The step is skipped on every rank: [`Outcome::Skipped`](crate::Outcome::Skipped), an error after
+    /// [`Options::max_skips`] in a row. No update begins before all gradients are there.
+    #[default]
+    Skip,
+    /// The step is taken whatever the gradients hold, as PyTorch takes it: what is not finite goes into parameters and state,
+    /// and the norm is infinite. With [`At::max_norm`] the factor is 0 then, so that the elements that are not finite become
+    /// NaN and the others 0. PyTorch's `clip_grad_norm_` does so for infinities; for a NaN it makes every gradient NaN. A dynamic
+    /// loss scale lives on skips and is refused.
+    ///
+    /// As no gradient decides anything, a bucket is updated, and its parameters sent off, while the next still travels, unless
+    /// `max_norm` limits the combined gradient, a rule (LAMB, LARS) needs sums over whole tensors, or parameters are shared among
+    /// several groups of ranks. What decides
+    /// goes through a communicator of its own, split off at construction, and the norm in one more exchange at the end.
+    Propagate,
+}
+
 /// Which gradients [`At::max_norm`] limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Clip {
@@ -104,6 +123,8 @@ pub struct Options {
     pub combine: Combine,
     /// What happens when a gradient is missing.
     pub missing: Missing,
+    /// What happens when a gradient is not finite.
+    pub non_finite: NonFinite,
     /// Where the first values come from.
     pub initial: Initial,
     /// The type gradients are handed over and travel in; `None`: that of each parameter. f32, bf16 and f16 parameters take any
@@ -136,6 +157,7 @@ impl Default for Options {
             overlap: true,
             combine: Combine::default(),
             missing: Missing::default(),
+            non_finite: NonFinite::default(),
             initial: Initial::default(),
             grads: None,
             precision: Precision::default(),

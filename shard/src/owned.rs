@@ -203,7 +203,7 @@ impl Owned {
         step: &StepBlock,
         meter: &Meter,
     ) -> Result<(), Error> {
-        // The parameters are there: the communicator has gathered them before it exchanged what this step was decided by.
+        // The parameters are there: the communicator has gathered them before it reduced these gradients.
         let queue = &self.queue;
         for Run { range, kept, tables, there } in &mut self.runs {
             let mut state = cut(&mut self.state, kept)?;

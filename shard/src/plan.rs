@@ -2,8 +2,8 @@
 
 use crate::bucket_plan::{self, BucketPlan, Placed};
 use crate::tensor_totals::fold_words;
-use crate::{Clip, Error, Missing, Options, Stage};
-use meshstep_optim::{ExactSum, Rule};
+use crate::{Clip, Error, Missing, NonFinite, Options, Stage};
+use meshstep_optim::{ExactSum, LossScale, Rule};
 use meshstep_tensor::{DType, Layout};
 use std::ops::Range;
 
@@ -27,6 +27,7 @@ pub struct Plan {
     frozen_bytes: usize,
     /// Words of the two vectors of the step's exchange.
     exchange: [usize; 2],
+    exchanges: u64,
     params: usize,
 }
 
@@ -61,7 +62,7 @@ pub struct Wire {
     pub reduce: u64,
     /// Bringing updated parameters to everyone.
     pub gather: u64,
-    /// The step's exchange of scalars.
+    /// The step's exchange of scalars: two with [`NonFinite::Propagate`].
     pub exchange: u64,
 }
 
@@ -97,6 +98,10 @@ impl Plan {
         if options.clip == Clip::BeforeReduce && options.stage == Stage::Zero2 {
             return Err(Error::ClipNeedsGradients);
         }
+        let propagates = options.non_finite == NonFinite::Propagate;
+        if propagates && matches!(options.loss_scale, Some(LossScale::Dynamic(_))) {
+            return Err(Error::ScaleNeedsSkips);
+        }
         if layout.params().iter().all(|p| p.frozen()) {
             return Err(Error::NothingTrains);
         }
@@ -111,6 +116,7 @@ impl Plan {
             buckets,
             frozen_bytes,
             exchange: exchange_words(layout.params().len(), options),
+            exchanges: if propagates { 2 } else { 1 },
             params: layout.params().len(),
         })
     }
@@ -221,8 +227,8 @@ impl Plan {
     /// The bytes `rank` sends in a step with one micro-batch, for parameters that are updated by `rule`.
     pub fn wire(&self, rank: usize, rule: &dyn Rule) -> Wire {
         let n = self.world_size;
-        let exchange = self.exchange.map(|words| ring_all_reduce(words, n, rank, 8)).iter().sum();
-        let mut wire = Wire { exchange, ..Wire::default() };
+        let once: u64 = self.exchange.map(|words| ring_all_reduce(words, n, rank, 8)).iter().sum();
+        let mut wire = Wire { exchange: self.exchanges * once, ..Wire::default() };
         wire.exchange += ring_all_reduce(self.fold_words(rule), n, rank, 8);
         for (b, bucket) in self.buckets.iter().enumerate() {
             let others = bucket.len - bucket.len / n;

@@ -42,7 +42,7 @@ impl Folding {
         }
         let [sums, maxima] = &mut *room;
         let spare = [sums.split_off(words[0].len())?, maxima.split_off(words[1].len())?];
-        let done = group(&*self.comm, &Queue::cpu(), sums, maxima);
+        let done = group(&*self.comm, [&Queue::cpu(); 2], sums, maxima);
         for ((buffer, spare), words) in room.iter_mut().zip(spare).zip(words) {
             words.copy_from_slice(buffer.typed()?);
             let joined = buffer.take().join(spare);

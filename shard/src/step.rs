@@ -6,8 +6,8 @@ use crate::options::At;
 use crate::owned::Due;
 #[cfg(feature = "cuda")]
 use crate::there::Ticket;
-use crate::{Clip, Combine, Error, Optimizer};
-use meshstep_optim::{Scalars, clip_coef};
+use crate::{Clip, Combine, Error, NonFinite, Optimizer};
+use meshstep_optim::{NormAccumulator, Scalars, clip_coef};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -43,7 +43,8 @@ impl Pending {
 pub enum Outcome {
     /// Parameters and state are one step further.
     Applied {
-        /// The norm of the whole combined gradient, before clipping.
+        /// The norm of the whole combined gradient, before clipping; infinite where some of it was not finite and
+        /// [`NonFinite::Propagate`] took the step nevertheless.
         norm: f64,
         /// What the combined gradient was scaled by to clip it; 1 where it was short enough, or where each rank clips its own.
         coef: f64,
@@ -92,9 +93,10 @@ impl Optimizer {
         }
         let decided = self.arrive(&at).and_then(|fault| self.decide(&at, fault));
         let outcome = match decided {
-            Ok(Decision::Apply { norm, scalars, coef }) => self.apply(&scalars).map(|()| {
+            Ok(Decision::Apply { norm, factor, coef }) => self.apply(&at, factor, coef).map(|later| {
                 (self.progress.skips, self.progress.hopeless) = (0, 0);
                 self.rescale(false);
+                let norm = later.unwrap_or(norm);
                 Outcome::Applied { norm, coef, traffic: self.traffic() }
             }),
             Ok(Decision::Skip { non_finite }) => self.skip(non_finite),
@@ -106,6 +108,8 @@ impl Optimizer {
         if let Err(poisoned) = self.handover.healthy() {
             return Err(outcome.err().unwrap_or(poisoned));
         }
+        // After an error buckets may still be on their way.
+        self.handover.settle()?;
         self.progress.steps += u64::from(outcome.is_ok());
         self.forget()?;
         outcome.map(|outcome| Pending(Told::Now(outcome)))
@@ -135,14 +139,28 @@ impl Optimizer {
             self.handover.begin(true, false);
             self.handover.complete(|_| {})?;
         }
-        self.handover.settle()?;
-        self.handover.reduce_further()?;
+        if !self.goes_ahead(at) {
+            self.handover.settle()?;
+            self.handover.reduce_further()?;
+        }
         Ok(match () {
             () if self.progress.dropped => Some(FaultCode::Unfinished),
             () if !due => Some(FaultCode::NoMicroBatch),
             () if missing != usize::MAX => Some(FaultCode::Missing(missing)),
             () => self.argument_fault(at),
         })
+    }
+
+    /// Whether no gradient decides anything, and none is reduced further, so that a bucket can be updated while others are
+    /// still on their way.
+    fn goes_ahead(&self, at: &At) -> bool {
+        let further = self.handover.fixed.buckets.iter().any(|bucket| !bucket.among.further.is_empty());
+        self.options.non_finite == NonFinite::Propagate && self.limit(at).is_none() && !further
+    }
+
+    /// What limits the norm of the combined gradient.
+    fn limit(&self, at: &At) -> Option<f64> {
+        at.max_norm.filter(|_| self.options.clip == Clip::AfterReduce)
     }
 
     fn argument_fault(&self, at: &At) -> Option<FaultCode> {
@@ -158,16 +176,19 @@ impl Optimizer {
         }
     }
 
-    /// The one exchange, and what follows from it: the same on every rank.
+    /// The exchange, and what follows from it: the same on every rank. Where buckets are still on their way the norm is not
+    /// yet all of it, and decides nothing.
     fn decide(&mut self, at: &At, fault: Option<FaultCode>) -> Result<Decision, Error> {
-        let comm = Arc::clone(&self.handover.fixed.comm);
+        let comm = Arc::clone(self.handover.fixed.words());
         let fields = self.fields(at);
         if self.options.missing.counts() {
             self.exchange.present(comm.rank(), self.progress.present.iter().map(|p| p.load(SeqCst)));
         }
         let fault = fault.map_or(0, |f| exchange::encode_fault(&f, comm.rank()));
         let (weight, norm) = (self.weight(), self.handover.norm()?);
-        let known = self.exchange.run(&*comm, Brought { weight, norm: &norm, fault, fields })?;
+        let known = self.exchange.run(&*comm, Brought { weight, norm: &norm, fault, fields });
+        // Where a bucket on its way has failed, that is why.
+        let known = known.map_err(|error| self.handover.settle().err().unwrap_or(error))?;
         if known.fault != 0 {
             let name = |p: usize| self.entries.get(p).map_or(String::new(), |e| e.param.name().to_owned());
             let (rank, fault) = exchange::decode_fault(known.fault, name);
@@ -192,20 +213,21 @@ impl Optimizer {
             Combine::Weighted if known.weight == 0 => return Err(Error::ZeroWeight),
             Combine::Weighted => 1.0 / known.weight as f64,
         };
-        if known.norm.non_finite() > 0 {
-            return Ok(Decision::Skip { non_finite: known.norm.non_finite() });
+        let non_finite = known.norm.non_finite();
+        if non_finite > 0 && self.options.non_finite == NonFinite::Skip {
+            return Ok(Decision::Skip { non_finite });
         }
         let factor = self.unscale(at) * combined;
-        let norm = factor * known.norm.finish();
-        let max_norm = at.max_norm.filter(|_| self.options.clip == Clip::AfterReduce);
-        let coef = max_norm.map_or(Ok(1.0), |max_norm| clip_coef(norm, max_norm))?;
-        let scalars =
-            Scalars { lr: at.lr, grad_scale: factor * coef, zero_grads: false, ..Scalars::default() };
-        Ok(Decision::Apply { norm, coef, scalars })
+        let norm = reported(factor, &known.norm);
+        let coef = self.limit(at).map_or(Ok(1.0), |max_norm| clip_coef(norm, max_norm))?;
+        Ok(Decision::Apply { norm, factor, coef })
     }
 
-    /// Updates what this rank owns, bucket by bucket, each sent off while the next is updated.
-    fn apply(&mut self, scalars: &Scalars) -> Result<(), Error> {
+    /// Updates what this rank owns, bucket by bucket as they arrive, each sent off while the next is updated. The norm of all
+    /// of them, where it was not known before.
+    fn apply(&mut self, at: &At, factor: f64, coef: f64) -> Result<Option<f64>, Error> {
+        let scalars =
+            &Scalars { lr: at.lr, grad_scale: factor * coef, zero_grads: false, ..Scalars::default() };
         let skips_some = self.options.missing.counts();
         for (p, (entry, due)) in self.entries.iter_mut().zip(&mut self.room.due).enumerate() {
             let skipped = skips_some && self.exchange.present_on(p) == 0;
@@ -221,12 +243,24 @@ impl Optimizer {
             // A rule refused what was checked: a bug. The other ranks are not to wait for what will not come.
             self.handover.abort();
         }
+        let norm = updated.and_then(|()| self.norm_afterwards(factor));
         let landed = self.room.gathering.land(&self.handover.fixed.queue, &mut self.buckets);
-        updated.and(landed)?;
+        let norm = norm.and_then(|norm| landed.map(|()| norm))?;
         for (entry, &due) in self.entries.iter_mut().zip(&self.room.due) {
             entry.t = entry.t.max(due);
         }
-        Ok(())
+        Ok(norm)
+    }
+
+    /// The norm of all ranks' gradients, now that all are there, if the step was decided without it. Collective.
+    fn norm_afterwards(&mut self, factor: f64) -> Result<Option<f64>, Error> {
+        if self.options.non_finite == NonFinite::Skip {
+            return Ok(None);
+        }
+        let norm = self.handover.norm()?;
+        let mine = Brought { norm: &norm, weight: 0, fault: 0, fields: [0; FIELDS.len()] };
+        let known = self.exchange.run(&**self.handover.fixed.words(), mine)?;
+        Ok(Some(reported(factor, &known.norm)))
     }
 
     /// Takes the sums over whole tensors that some rules need. Collective where tensors are cut.
@@ -234,6 +268,7 @@ impl Optimizer {
         if !self.totals.needed() {
             return Ok(());
         }
+        self.handover.settle()?;
         let sums = self.totals.begin();
         for (b, owned) in self.buckets.iter_mut().enumerate() {
             // What other ranks own too counts on one of them.
@@ -248,6 +283,7 @@ impl Optimizer {
     }
 
     fn update_bucket(&mut self, b: usize, scalars: &Scalars) -> Result<(), Error> {
+        self.handover.settle_one(b)?;
         let owned = &mut self.buckets[b];
         if let Some(grads) = self.handover.grads(b) {
             let due = |p: usize| due(self.room.due[p], &self.entries[p], self.totals.ratio(p));
@@ -327,7 +363,19 @@ fn due(t: u64, entry: &Entry, ratio: f64) -> Option<Due> {
     (t > 0).then_some(Due { t, ratio, matrix: matrix(entry) })
 }
 
+/// The norm of gradients of which `sum` was made, once they have been multiplied by `factor`.
+fn reported(factor: f64, sum: &NormAccumulator) -> f64 {
+    if sum.non_finite() > 0 { f64::INFINITY } else { factor * sum.finish() }
+}
+
 enum Decision {
-    Apply { norm: f64, coef: f64, scalars: Scalars },
-    Skip { non_finite: u64 },
+    /// `norm` is of the gradients that were there.
+    Apply {
+        norm: f64,
+        factor: f64,
+        coef: f64,
+    },
+    Skip {
+        non_finite: u64,
+    },
 }

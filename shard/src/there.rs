@@ -3,7 +3,7 @@
 use crate::exchange::{self, FaultCode};
 use crate::options::At;
 use crate::step::{Outcome, Traffic};
-use crate::{Clip, Combine, Error, Missing, Optimizer, Options};
+use crate::{Clip, Combine, Error, Missing, NonFinite, Optimizer, Options};
 use meshstep_comm::Communicator;
 use meshstep_optim::cuda::{Answer, Decided, Decision, Progress, Settings, Verdict, norm_code};
 use meshstep_optim::{LossScale, clip_coef};
@@ -120,7 +120,8 @@ impl Optimizer {
             None => self.there()?,
         };
         let answer = self.decide_there(&mut there.decision, &settings);
-        let launched = answer.and_then(|answer| self.apply_there(&there).map(|()| answer));
+        let launched =
+            answer.and_then(|answer| self.apply_there(&mut there).map(|later| later.unwrap_or(answer)));
         let (names, traffic) = (Arc::clone(&there.names), self.traffic());
         self.room.there = Some(there);
         let (decided, updated, told) = (OnceLock::new(), OnceLock::new(), AtomicBool::new(false));
@@ -171,20 +172,22 @@ impl Optimizer {
             clips: (self.options.clip == Clip::AfterReduce).into(),
             max_skips: self.options.max_skips,
             params: if self.options.missing == Missing::AllOrNone { self.counted() as u64 } else { 0 },
+            propagates: (self.options.non_finite == NonFinite::Propagate).into(),
             ..Settings::default()
         };
         settings.with_loss_scale(self.options.loss_scale.as_ref())
     }
 
     fn decide_there(&mut self, decision: &mut Decision, settings: &Settings) -> Result<Answer, Error> {
-        let comm = Arc::clone(&self.handover.fixed.comm);
+        let comm = Arc::clone(self.handover.fixed.words());
         let norm = self.handover.norm_sum();
         let present = self.progress.present.iter().map(|p| p.load(SeqCst));
         self.exchange.run_there(&*comm, norm, decision, settings, present)
     }
 
-    /// Updates what this rank owns, if the device has decided so, and sends it to every rank.
-    fn apply_there(&mut self, there: &There) -> Result<(), Error> {
+    /// Updates what this rank owns, if the device has decided so, bucket by bucket as they arrive, and sends it to every rank.
+    /// What the host hears instead, where the norm of all of them was not known before.
+    fn apply_there(&mut self, there: &mut There) -> Result<Option<Answer>, Error> {
         let mut updated = Ok(());
         for b in 0..self.buckets.len() {
             updated = updated.and_then(|()| self.update_there(b, &there.decision));
@@ -193,11 +196,22 @@ impl Optimizer {
             // The other ranks are not to wait for what will not come.
             self.handover.abort();
         }
+        let norm = updated.and_then(|()| self.norm_there(there));
         let landed = self.room.gathering.land_later(&there.aside, &mut self.buckets);
-        updated.and(landed)
+        norm.and_then(|norm| landed.map(|()| norm))
+    }
+
+    fn norm_there(&mut self, there: &mut There) -> Result<Option<Answer>, Error> {
+        if self.options.non_finite == NonFinite::Skip {
+            return Ok(None);
+        }
+        let comm = Arc::clone(self.handover.fixed.words());
+        let norm = self.handover.norm_sum();
+        self.exchange.norm_there(&*comm, norm, &mut there.decision, &there.aside).map(Some)
     }
 
     fn update_there(&mut self, b: usize, decision: &Decision) -> Result<(), Error> {
+        self.handover.settle_one(b)?;
         let owned = &mut self.buckets[b];
         if let Some(grads) = self.handover.grads(b) {
             let next = |p: usize| self.entries[p].t + 1;

@@ -55,7 +55,7 @@ pub struct Minimized {
 pub struct Passed {
     /// The loss there.
     pub loss: f64,
-    /// The norm of the gradient there; NaN where the gradient was not finite and its step was skipped.
+    /// The norm of the gradient there; where the gradient was not finite NaN if its step was skipped, else infinite.
     pub grad_norm: f64,
 }
 
@@ -101,12 +101,11 @@ impl Optimizer {
         while stop.is_none() {
             let at = at(history.len() as u64 + 1);
             let Evaluated { loss, outcome } = self.step_with(at, weight, &mut closure)?;
-            let grad_norm = match outcome {
-                Outcome::Applied { norm, .. } => norm,
-                Outcome::Skipped { .. } => f64::NAN,
+            let (grad_norm, applied) = match outcome {
+                Outcome::Applied { norm, .. } => (norm, true),
+                Outcome::Skipped { .. } => (f64::NAN, false),
             };
             let before = history.last().filter(|_| moved).map_or(f64::NAN, |passed| passed.loss);
-            let applied = !grad_norm.is_nan();
             iterations += u64::from(applied);
             moved = applied && iterations > 1 && at.lr > 0.0;
             history.push(Passed { loss, grad_norm });

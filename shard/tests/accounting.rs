@@ -5,7 +5,7 @@
 mod common;
 
 use common::{PRECISIONS, Run, STAGES, WhichRule, cases, hash};
-use meshstep_shard::{At, Missing, Moments, Options, Outcome, Owners, Plan, Stage};
+use meshstep_shard::{At, Missing, Moments, NonFinite, Options, Outcome, Owners, Plan, Stage};
 use meshstep_tensor::{Category, DType, Layout, Meter};
 use proptest::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -25,11 +25,13 @@ proptest! {
         rule in prop::sample::select(&[WhichRule::Sgd, WhichRule::AdamW, WhichRule::Lamb][..]),
         (dtype, precision) in prop::sample::select(&PRECISIONS[..]),
         missing in prop::sample::select(&MISSING[..]),
+        non_finite in prop::sample::select(&[NonFinite::Skip, NonFinite::Propagate][..]),
+        max_norm in prop_oneof![Just(None), Just(Some(1.0))],
     ) {
         prop_assume!(lens.iter().any(|&l| l > 0));
         prop_assume!(rule != WhichRule::Sgd || precision.moments == Moments::Full);
-        let options = Options { stage, bucket_len, precision, missing, ..Options::default() };
-        let run = Run { lens, ranks, rule, dtype, grads: dtype, options, ..Run::default() };
+        let options = Options { stage, bucket_len, precision, missing, non_finite, ..Options::default() };
+        let run = Run { lens, ranks, rule, max_norm, dtype, grads: dtype, options, ..Run::default() };
         let plan_options = Options { grads: Some(dtype), ..run.options.clone() };
         let plan = Plan::new(&run.layout(), ranks, &plan_options).unwrap();
         let reference = run.boxed_rule();

@@ -6,7 +6,7 @@ mod common;
 
 use common::{Run, STAGES};
 use meshstep_optim::{Lbfgs, LineSearch};
-use meshstep_shard::{At, Error, Options, Outcome, ShardedLbfgs, Stage};
+use meshstep_shard::{At, Error, NonFinite, Options, Outcome, ShardedLbfgs, Stage};
 use meshstep_tensor::{DType, Layout, Meter, Param, Slice, SliceMut};
 use std::alloc::{GlobalAlloc, System};
 use std::cell::Cell;
@@ -85,7 +85,7 @@ fn allocations(run: &Run) -> (usize, usize) {
                 mb.finish().unwrap();
             }
             let outcome =
-                opt.step(At { lr: 0.1, max_norm: Some(1.0), ..At::default() }).unwrap().outcome().unwrap();
+                opt.step(At { lr: 0.1, max_norm: run.max_norm, ..At::default() }).unwrap().outcome().unwrap();
             assert!(matches!(outcome, Outcome::Applied { .. }));
         }
         ready.wait();
@@ -158,6 +158,10 @@ fn a_step_allocates_nothing_after_warm_up() {
                 number == 0 && largest <= 4096,
                 "{stage:?}, {micro_batches} micro-batches: {number}, {largest}"
             );
+            let options = Options { non_finite: NonFinite::Propagate, ..small.options.clone() };
+            let ahead = Run { max_norm: None, options, ..small };
+            let (number, _) = allocations(&ahead.stage(stage));
+            assert_eq!(number, 0, "{stage:?}, {micro_batches} micro-batches, bucket by bucket");
         }
         // Large enough for several threads: rayon's queues may grow by a block now and then, and nothing else may.
         let options = Options { bucket_len: None, ..Options::default() };

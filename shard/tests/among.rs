@@ -146,7 +146,7 @@ fn own(name: &str, seat: Seat) -> String {
     if name == "cut" { format!("cut{}", seat.tp) } else { name.to_owned() }
 }
 
-fn check(rule: impl Rule + Clone + Send + Sync + 'static, stages: &[Stage]) {
+fn check(rule: impl Rule + Clone + 'static, stages: &[Stage]) {
     for combine in [Combine::Mean, Combine::Sum, Combine::Weighted] {
         let (params, norms) = alone(rule.clone(), combine);
         for &stage in stages {

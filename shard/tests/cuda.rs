@@ -11,6 +11,8 @@ mod apart;
 mod common;
 #[path = "cuda/missing.rs"]
 mod missing;
+#[path = "cuda/propagate.rs"]
+mod propagate;
 #[path = "cuda/replicas.rs"]
 mod replicas;
 

@@ -7,9 +7,9 @@ mod common;
 use common::{Run, STAGES, adamw, name, params, state};
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::Sgd;
-use meshstep_shard::{At, Combine, Error, Fault, Groups, Optimizer, Options, Stage};
+use meshstep_shard::{At, Combine, Error, Fault, Groups, NonFinite, Optimizer, Options, Stage};
 use meshstep_tensor::{DType, Layout, Param, SliceMut};
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 
 fn zeros(_: &Param, _: SliceMut<'_>) -> Result<(), meshstep_tensor::Error> {
     Ok(())
@@ -19,9 +19,23 @@ fn layout(names: &[&str]) -> Layout {
     names.iter().fold(Layout::builder(), |b, n| b.param(*n, &[3, 2], DType::F32)).build().unwrap()
 }
 
-/// One rank does `wrong` in its second step; every rank gets the same error, nothing changes, and training goes on.
-fn one_rank_errs(stage: Stage, wrong: &(dyn Fn(&Run, &mut Optimizer) -> Option<At> + Sync)) -> Error {
-    let run = Run::default().stage(stage);
+/// A run that updates a bucket before all of them have arrived.
+fn ahead() -> Run {
+    let options = Options { non_finite: NonFinite::Propagate, ..Run::default().options };
+    Run { max_norm: None, options, ..Run::default() }
+}
+
+type Wrong<'a> = &'a (dyn Fn(&Run, &mut Optimizer) -> Option<At> + Sync);
+
+/// One rank does `wrong` in its second step; every rank gets the same error, nothing changes, and training goes on: also
+/// where a bucket is updated before all of them have arrived.
+fn one_rank_errs(stage: Stage, wrong: Wrong<'_>) -> Error {
+    let [error, early] = [Run::default(), ahead()].map(|run| one_rank_errs_in(&run.stage(stage), wrong));
+    assert_eq!(error.to_string(), early.to_string());
+    error
+}
+
+fn one_rank_errs_in(run: &Run, wrong: Wrong<'_>) -> Error {
     let errors = loopback::spawn(4, |comm| {
         let rank = comm.rank();
         let mut opt = run.build(comm).unwrap();
@@ -32,7 +46,7 @@ fn one_rank_errs(stage: Stage, wrong: &(dyn Fn(&Run, &mut Optimizer) -> Option<A
         let at = good(&mut opt, 1);
         let _ = opt.step(at).unwrap();
         let before = (params(&opt), state(&opt));
-        let at = if rank == 2 { wrong(&run, &mut opt) } else { Some(good(&mut opt, 2)) };
+        let at = if rank == 2 { wrong(run, &mut opt) } else { Some(good(&mut opt, 2)) };
         let error = opt.step(at.unwrap_or_default()).map(drop).unwrap_err();
         assert_eq!((params(&opt), state(&opt)), before);
         for t in 2..=3 {
@@ -224,8 +238,12 @@ fn a_group_added_while_a_step_is_due_is_refused_on_every_rank() {
 /// A slot that never comes back cannot be waited for: every rank is told at once.
 #[test]
 fn a_leaked_slot_is_an_error_on_every_rank() {
-    for stage in STAGES {
-        let options = Options { stage, bucket_len: Some(64), ..Options::default() };
+    for (stage, non_finite) in
+        STAGES.into_iter().flat_map(|s| [(s, NonFinite::Skip), (s, NonFinite::Propagate)])
+    {
+        let options = Options { stage, bucket_len: Some(64), non_finite, ..Options::default() };
+        // Nobody leaves before everybody was told.
+        let told = Barrier::new(2);
         loopback::spawn(2, |comm| {
             let rank = comm.rank();
             let mut opt = Optimizer::new(comm, layout(&["a", "b"]), adamw(), zeros, options.clone()).unwrap();
@@ -245,6 +263,7 @@ fn a_leaked_slot_is_an_error_on_every_rank() {
             }
             assert!(matches!(opt.micro_batch(1).map(drop), Err(Error::Comm(_))));
             assert!(matches!(opt.discard_gradients(), Err(Error::Comm(_))));
+            told.wait();
         })
         .unwrap();
     }
@@ -265,8 +284,8 @@ fn a_weight_that_f32_cannot_multiply_by_is_refused() {
 /// A rank that leaves poisons the optimizer of the others: typed errors at once, and for good.
 #[test]
 fn a_rank_that_leaves_is_an_error_on_the_others() {
-    for stage in STAGES {
-        let run = Run::default().stage(stage);
+    for (stage, run) in STAGES.into_iter().flat_map(|s| [(s, Run::default()), (s, ahead())]) {
+        let run = run.stage(stage);
         loopback::spawn(3, |comm: Arc<dyn Communicator>| {
             let rank = comm.rank();
             let mut opt = run.build(comm).unwrap();

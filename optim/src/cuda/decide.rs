@@ -3,6 +3,7 @@
 //! ```text
 //! decide_bring (const Settings*, const Progress*, u64* sum, u64* max, u64 counted)                          before the exchange
 //! decide       (const Settings*, Progress*, const u64* sum, const u64* max, Step*, Decided*, u64 counted)   after it
+//! decide_norm  (const Settings*, const Progress*, const u64* sum, const u64* max, Decided*)               after another
 //! ```
 //!
 //! Each is one block. `sum` is what ranks add: elements that are not finite, weight, the words of the norm, then two
@@ -51,7 +52,7 @@ pub struct Settings {
     pub hysteresis: u64,
     /// Not 0: the loss scale follows overflows.
     pub dynamic: u32,
-    /// How gradients become one: 0 the mean over micro-batches, 1 the sum, 2 divided by the weights' sum, times ranks.
+    /// How gradients become one: 0 the mean over micro-batches, 1 the sum, 2 divided by the weights' sum.
     pub combine: u32,
     /// [`norm_code`] of the norm that is clipped and reported.
     pub norm: u32,
@@ -61,6 +62,8 @@ pub struct Settings {
     pub max_skips: u32,
     /// For [`Step::zero_grads`](super::Step::zero_grads).
     pub zero_grads: u32,
+    /// Not 0: a step is taken whatever the gradients hold; where not all of them are finite their norm is infinite.
+    pub propagates: u64,
 }
 
 impl Default for Settings {
@@ -88,6 +91,7 @@ impl Default for Settings {
             clips: 1,
             max_skips: u32::MAX,
             zero_grads: 0,
+            propagates: 0,
         }
     }
 }
@@ -216,7 +220,7 @@ mod tests {
 
     #[test]
     fn layouts_are_those_of_the_kernels() {
-        assert_eq!((size_of::<Settings>(), size_of::<Progress>(), size_of::<Decided>()), (144, 40, 56));
+        assert_eq!((size_of::<Settings>(), size_of::<Progress>(), size_of::<Decided>()), (152, 40, 56));
         assert_eq!((offset_of!(Settings, dynamic), offset_of!(Settings, growth_factor)), (120, 80));
         assert_eq!((offset_of!(Progress, skips), offset_of!(Decided, verdict)), (32, 48));
         assert!(Verdict::ALL.iter().enumerate().all(|(i, &verdict)| verdict as usize == i));

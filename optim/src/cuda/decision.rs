@@ -16,6 +16,7 @@ const MAXIMA: usize = 4;
 pub struct Decision {
     bring: Kernel,
     decide: Kernel,
+    norm: Kernel,
     sends: Mail,
     answers: Mail,
     settings: Buffer,
@@ -44,6 +45,7 @@ impl Decision {
         let mut decision = Decision {
             bring: Kernel::find(stream.device(), "decide_bring")?,
             decide: Kernel::find(stream.device(), "decide")?,
+            norm: Kernel::find(stream.device(), "decide_norm")?,
             sends: mail(sent),
             answers: mail(told),
             settings: words(sent)?,
@@ -113,6 +115,20 @@ impl Decision {
         ];
         // SAFETY: as in `bring`; there are as many bytes behind the step and what is decided.
         unsafe { self.decide.launch(stream, 1, arguments)? };
+        Ok(Answer { letter: self.answers.fetch(stream, self.decided.as_slice())?, counted: self.counted })
+    }
+
+    /// Tells the norm of a step that was decided before it was known, from vectors to which it was written and which were
+    /// exchanged again. [`Settings::dynamic`] is 0.
+    pub fn norm(&mut self, sum: Slice<'_>, max: Slice<'_>, queue: &Queue) -> Result<Answer, Error> {
+        let stream = stream(queue)?;
+        self.check(sum, max, queue)?;
+        let mut at = self.addresses(sum, max);
+        let [settings, progress, sum, max, _, decided] = &mut at;
+        let arguments =
+            &mut [argument(settings), argument(progress), argument(sum), argument(max), argument(decided)];
+        // SAFETY: as in `bring`.
+        unsafe { self.norm.launch(stream, 1, arguments)? };
         Ok(Answer { letter: self.answers.fetch(stream, self.decided.as_slice())?, counted: self.counted })
     }
 

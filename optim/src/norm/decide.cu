@@ -39,6 +39,7 @@ struct Settings {
     u32 clips;  // whether max_norm limits the combined gradient
     u32 max_skips;
     u32 zero_grads;
+    u64 propagates;  // whether a step is taken whatever the gradients hold
 };
 
 // What goes on from step to step.
@@ -110,6 +111,20 @@ __device__ inline double finish(u32 norm, const u64* words, u64 max_bits) {
     return norm == L1 ? nearest(words) : norm == L2 ? root_of(words) : __longlong_as_double((long long)max_bits);
 }
 
+// The norm of gradients that are multiplied by `factor`: infinite where some are not finite. Words are carried.
+__device__ inline double told(const Settings& s, const u64* sum, const u64* max, const u64* words, double factor) {
+    if (sum[BAD]) return __longlong_as_double(0x7FFll << 52);
+    return times(factor, finish(s.norm, words, max[PEAK]));
+}
+
+// What gradients are multiplied by before they are clipped.
+__device__ inline double factor_of(const Settings& s, const Progress& p, u64 weight) {
+    double combined = s.combine == MEAN       ? over(1, __ull2double_rn(s.batches))
+                      : s.combine == WEIGHTED ? over(1, __ull2double_rn(weight))
+                                              : 1;
+    return times(unscale(s, p), combined);
+}
+
 // min(1, max_norm / (norm + 1e-6)).
 __device__ inline double clip_coef(double norm, double max_norm) {
     double coef = over(max_norm, plus(norm, 1e-6));
@@ -128,12 +143,9 @@ __device__ inline Decided judge(const Settings& s, const Progress& p, const u64*
     if (max[DIGEST] != ~max[NOT_DIGEST]) return with(PARTED);
     if (uneven < s.params) return with(UNEVEN);
     if (s.combine == WEIGHTED && d.weight == 0) return with(WEIGHTLESS);
-    if (d.non_finite) return with(SKIPPED);
-    double combined = s.combine == MEAN       ? over(1, __ull2double_rn(s.batches))
-                      : s.combine == WEIGHTED ? over(__ull2double_rn(s.world_size), __ull2double_rn(d.weight))
-                                              : 1;
-    double factor = times(unscale(s, p), combined);
-    d.norm = times(factor, finish(s.norm, words, max[PEAK]));
+    if (d.non_finite && !s.propagates) return with(SKIPPED);
+    double factor = factor_of(s, p, d.weight);
+    d.norm = told(s, sum, max, words, factor);
     bool clips = s.clips && s.max_norm < __longlong_as_double(0x7FFll << 52);
     if (clips && !(d.norm >= 0)) return with(NO_NORM);
     d.coef = clips ? clip_coef(d.norm, s.max_norm) : 1;
@@ -203,4 +215,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) decide(
     *progress = p;
     *decided = d;
     *step = Step{s.lr, grad_scale, d.verdict != APPLIED, s.zero_grads};
+}
+
+// Writes the norm of a step that was decided before it was known, from vectors that were exchanged again; steps that are taken
+// whatever the gradients hold have a loss scale that stays. One block.
+extern "C" __global__ void __launch_bounds__(THREADS) decide_norm(
+    const Settings* settings, const Progress* progress, const u64* sum, const u64* max, Decided* decided) {
+    __shared__ u64 words[WORDS];
+    if (threadIdx.x < WORDS) words[threadIdx.x] = sum[HEAD + threadIdx.x];
+    __syncthreads();
+    if (threadIdx.x != 0 || decided->verdict != APPLIED) return;
+    carry(words);
+    decided->non_finite = sum[BAD];
+    decided->norm = told(*settings, sum, max, words, factor_of(*settings, *progress, decided->weight));
 }

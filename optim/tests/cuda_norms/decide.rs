@@ -99,9 +99,9 @@ impl Host {
             0 => 1.0 / s.batches as f64,
             1 => 1.0,
             _ if sum[1] == 0 => return error(Verdict::Weightless),
-            _ => s.world_size as f64 / sum[1] as f64,
+            _ => 1.0 / sum[1] as f64,
         };
-        if known.non_finite() > 0 {
+        if known.non_finite() > 0 && s.propagates == 0 {
             self.skips += 1;
             let can_fall = self.rule.zip(self.scale).is_some_and(|(rule, state)| rule.can_fall(&state));
             self.hopeless = if can_fall { 0 } else { self.hopeless + 1 };
@@ -113,7 +113,7 @@ impl Host {
             return (Decided { verdict: Verdict::Skipped as u32, in_a_row, ..so_far }, 0.0);
         }
         let factor = s.grad_scale / self.loss_scale() * combined;
-        let norm = factor * known.finish();
+        let norm = told(factor, &known);
         let max_norm = s.max_norm.is_finite().then_some(s.max_norm).filter(|_| s.clips != 0);
         let coef = max_norm.map_or(1.0, |max_norm| clip_coef(norm, max_norm).unwrap());
         (self.skips, self.hopeless) = (0, 0);
@@ -130,6 +130,11 @@ impl Host {
     fn progress(&self) -> Progress {
         Progress { skips: self.skips, hopeless: self.hopeless, ..Progress::new(self.steps, self.scale) }
     }
+}
+
+/// The norm of a step's gradients.
+fn told(factor: f64, sum: &NormAccumulator) -> f64 {
+    if sum.non_finite() > 0 { f64::INFINITY } else { factor * sum.finish() }
 }
 
 /// Words of a block that begins with `T`, a byte for each of so many parameters behind it, all of which are to be written.
@@ -245,12 +250,12 @@ fn case() -> impl Strategy<Value = Case> {
     let exchange = params.prop_flat_map(|(n, even)| (Just((n, even)), exchange(n, even)));
     let max_norm = prop_oneof![Just(f64::INFINITY), 1e-3f64..1e3, Just(1e-7)];
     let scalars = (0.0f64..1.0, max_norm, prop_oneof![Just(1.0), 1e-3f64..1e3], 1..5u64);
-    let codes = (0..3u32, 0..2u32, 0..3u32, 0..2u32);
+    let codes = (0..3u32, 0..2u32, 0..3u32, 0..2u32, 0..2u64);
     (exchange, scalars, codes).prop_map(
         |(
             ((counted, even), (norm, exchange)),
             (lr, max_norm, grad_scale, batches),
-            (combine, clips, max_skips, zero_grads),
+            (combine, clips, max_skips, zero_grads, propagates),
         )| {
             let norm = NORMS[norm];
             let settings = Settings {
@@ -275,6 +280,7 @@ fn case() -> impl Strategy<Value = Case> {
                 clips,
                 max_skips,
                 zero_grads,
+                propagates,
             };
             Case { settings, norm, exchange, counted }
         },
@@ -293,6 +299,31 @@ fn runs_go_as_the_hosts_do() {
     let Some(device) = Device::of("norm/decide") else { return };
     proptest!(cases(200), |((rule, cases) in run())| {
         prop_assert_eq!(difference(&device, rule, &cases), None);
+    });
+}
+
+/// A step that was decided without its norm is told it afterwards, one that was not applied is not.
+#[test]
+fn a_norm_is_told_afterwards() {
+    let Some(device) = Device::of("norm/decide") else { return };
+    proptest!(cases(200), |(case in case(), later in case(), scale in prop_oneof![Just(None), Just(Some(LossScale::Static(8.0)))])| {
+        let mut progress = Host::new(scale).progress();
+        let settings = Settings { max_norm: f64::INFINITY, ..case.settings };
+        let case = Case { settings, ..case };
+        let (mut decided, step, _) = decide(&device, &case, &mut progress);
+        let Exchange { sum, max } = &later.exchange;
+        let words = ExactSum::from_words(&sum[HEAD..HEAD + ExactSum::WORDS]);
+        let known = NormAccumulator::from_parts(case.norm, words, max[0], sum[0]);
+        // Nothing was clipped, so that this is all that gradients are multiplied by.
+        let (norm, non_finite) = (told(step.grad_scale, &known), sum[0]);
+        let applied = decided.verdict == Verdict::Applied as u32;
+        let expected = if applied { Decided { norm, non_finite, ..decided } } else { decided };
+        let (mut settings, mut progress) = (&raw const case.settings, &raw const progress);
+        let (mut sum, mut max, mut at) = (sum.as_ptr(), max.as_ptr(), &raw mut decided);
+        let mut args = [arg(&mut settings), arg(&mut progress), arg(&mut sum), arg(&mut max), arg(&mut at)];
+        // SAFETY: the arguments point at what the kernel takes.
+        unsafe { device.launch("decide_norm", 1, THREADS, &mut args) }.unwrap();
+        prop_assert_eq!(decided, expected);
     });
 }
 

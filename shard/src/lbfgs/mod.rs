@@ -6,7 +6,7 @@ pub(crate) use evaluate::{Failed, backward};
 
 use crate::reduce::{Folding, from_fold};
 use crate::whole_run::{Minimized, Passed};
-use crate::{Clip, Combine, Error, Missing, Optimizer, Options, agree, family};
+use crate::{Clip, Combine, Error, Missing, NonFinite, Optimizer, Options, agree, family};
 use evaluate::{Evaluation, Spread};
 use meshstep_comm::Communicator;
 use meshstep_optim::{Iterate, Lbfgs, LbfgsError, LbfgsReport, LbfgsState, Rounding, Sgd};
@@ -71,6 +71,7 @@ fn of_a_step_alone(options: &Options) -> Option<&'static str> {
     match () {
         () if options.clip == Clip::BeforeReduce => Some("clip: Clip::BeforeReduce"),
         () if options.loss_scale.is_some() => Some("loss_scale"),
+        () if options.non_finite == NonFinite::Propagate => Some("non_finite: NonFinite::Propagate"),
         () if options.missing == Missing::AllOrNone => Some("missing: Missing::AllOrNone"),
         () if options.precision.rounding == Rounding::Stochastic => Some("rounding: Rounding::Stochastic"),
         () => None,
@@ -82,8 +83,8 @@ impl ShardedLbfgs {
     ///
     /// Parameters are of one type, f32 or f64, or 16-bit with [`Options::precision`]. [`Combine::Mean`] and
     /// [`Combine::Sum`] combine losses as they combine gradients; [`Combine::Weighted`] is refused, and so are clipping
-    /// before the reduction, a loss scale, stochastic rounding and [`Missing::AllOrNone`], which an optimizer's step alone
-    /// carries out.
+    /// before the reduction, a loss scale, stochastic rounding, [`Missing::AllOrNone`] and [`NonFinite::Propagate`], which an
+    /// optimizer's step alone carries out.
     pub fn new(
         comm: Arc<dyn Communicator>,
         layout: Layout,

@@ -142,6 +142,8 @@ pub enum Gradients {
     Rough,
     /// Of any size, the same on every rank.
     Equal,
+    /// As `Grid`, but that in the second step rank 0 has an infinity and rank 1 a NaN.
+    Broken,
 }
 
 /// What is left of a run, in bits.
@@ -193,8 +195,11 @@ impl Run {
     pub fn gradient(&self, t: u64, batch: usize, rank: usize, i: usize) -> Vec<f64> {
         let rank = if self.gradients == Gradients::Equal { 0 } else { rank as u64 };
         let key = |j: usize| hash(&[self.seed, t, batch as u64, rank, i as u64, j as u64]);
+        let broken = self.gradients == Gradients::Broken && t == 2;
         let value = |j: usize| match self.gradients {
-            Gradients::Grid => ((key(j) % 512) as f64 - 256.0) / 64.0 * 840.0,
+            Gradients::Broken if broken && (rank, i, j) == (0, 3, 7) => f64::INFINITY,
+            Gradients::Broken if broken && (rank, i, j) == (1, 0, 5) => f64::NAN,
+            Gradients::Grid | Gradients::Broken => ((key(j) % 512) as f64 - 256.0) / 64.0 * 840.0,
             _ => {
                 let size = 2f64.powi((key(j) >> 40) as i32 % 16 - 8);
                 (((key(j) & 0xffff) as f64 - 32768.0) / 32768.0 * size) as f32 as f64
