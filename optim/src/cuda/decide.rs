@@ -51,7 +51,7 @@ pub struct Settings {
     pub hysteresis: u64,
     /// Not 0: the loss scale follows overflows.
     pub dynamic: u32,
-    /// How gradients become one: 0 the mean over micro-batches, 1 the sum, 2 divided by the weights' sum, times ranks.
+    /// How gradients become one: 0 the mean over micro-batches, 1 the sum, 2 the sum divided by the weights' sum.
     pub combine: u32,
     /// [`norm_code`] of the norm that is clipped and reported.
     pub norm: u32,

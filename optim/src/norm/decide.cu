@@ -130,7 +130,7 @@ __device__ inline Decided judge(const Settings& s, const Progress& p, const u64*
     if (s.combine == WEIGHTED && d.weight == 0) return with(WEIGHTLESS);
     if (d.non_finite) return with(SKIPPED);
     double combined = s.combine == MEAN       ? over(1, __ull2double_rn(s.batches))
-                      : s.combine == WEIGHTED ? over(__ull2double_rn(s.world_size), __ull2double_rn(d.weight))
+                      : s.combine == WEIGHTED ? over(1, __ull2double_rn(d.weight))
                                               : 1;
     double factor = times(unscale(s, p), combined);
     d.norm = times(factor, finish(s.norm, words, max[PEAK]));

@@ -99,7 +99,7 @@ impl Host {
             0 => 1.0 / s.batches as f64,
             1 => 1.0,
             _ if sum[1] == 0 => return error(Verdict::Weightless),
-            _ => s.world_size as f64 / sum[1] as f64,
+            _ => 1.0 / sum[1] as f64,
         };
         if known.non_finite() > 0 {
             self.skips += 1;
