@@ -124,9 +124,11 @@ impl Exchange {
     ) -> Result<Answer, Error> {
         let Exchange { queue, sum: Words { there: sum, .. }, max: Words { there: max, .. } } = self;
         norm.write(sum.as_mut(), max.as_mut(), queue)?;
-        decision.bring(settings, sum.as_mut(), max.as_mut(), queue)?;
+        decision.set(settings, queue)?;
+        decision.bring(sum.as_mut(), max.as_mut(), queue)?;
         group(comm, queue, sum, max)?;
-        Ok(decision.decide(sum.as_slice(), max.as_slice(), queue)?)
+        decision.decide(sum.as_slice(), max.as_slice(), queue)?;
+        Ok(decision.answer(queue)?)
     }
 
     /// Brings what this rank has and learns what all have together.

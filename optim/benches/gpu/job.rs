@@ -79,8 +79,10 @@ impl Deciding {
     fn go(&mut self, norm: &NormSum, queue: &Queue) -> Result<Answer> {
         let Deciding { decision, settings, sum, max } = self;
         norm.write(sum.as_mut(), max.as_mut(), queue)?;
-        decision.bring(settings, sum.as_mut(), max.as_mut(), queue)?;
-        Ok(decision.decide(sum.as_slice(), max.as_slice(), queue)?)
+        decision.set(settings, queue)?;
+        decision.bring(sum.as_mut(), max.as_mut(), queue)?;
+        decision.decide(sum.as_slice(), max.as_slice(), queue)?;
+        Ok(decision.answer(queue)?)
     }
 }
 

@@ -7,6 +7,12 @@ use meshstep_tensor::cuda::{Letter, Mail, Stream};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue, Slice, SliceMut};
 
 /// The decision of every step of a run, in memory of a device.
+///
+/// A step is [`set`](Self::set), [`bring`](Self::bring), an exchange of ranks if there are several, and
+/// [`decide`](Self::decide); [`answer`](Self::answer) is for who wants to know. `bring` and `decide` can be part of a CUDA graph,
+/// and with them a whole step: a [`NormSum`](crate::NormSum) that is reset, added to and written, and the updates. Tables that
+/// a norm makes for vectors of a length it has not met cannot: add each vector once before the capture. A launch of the graph
+/// takes what was `set` last, and counts `t`, skips and the loss scale on.
 #[derive(Debug)]
 pub struct Decision {
     bring: Kernel,
@@ -47,17 +53,16 @@ impl Decision {
         Ok(queue.upload(words.into(), self.progress.as_mut())?)
     }
 
+    /// The coming steps are taken with `settings`, from the queue's next work on. The host goes on; a step that was captured
+    /// takes them too.
+    pub fn set(&mut self, settings: &Settings, queue: &Queue) -> Result<(), Error> {
+        Ok(self.sends.send(stream(queue)?, bytemuck::bytes_of(settings), self.settings.as_mut())?)
+    }
+
     /// Writes into an exchange's vectors what this rank brings besides its norm.
-    pub fn bring(
-        &mut self,
-        settings: &Settings,
-        sum: SliceMut<'_>,
-        max: SliceMut<'_>,
-        queue: &Queue,
-    ) -> Result<(), Error> {
+    pub fn bring(&mut self, sum: SliceMut<'_>, max: SliceMut<'_>, queue: &Queue) -> Result<(), Error> {
         let stream = stream(queue)?;
         check(sum.as_slice(), max.as_slice(), queue)?;
-        self.sends.send(stream, bytemuck::bytes_of(settings), self.settings.as_mut())?;
         let mut at = self.addresses(sum.as_slice(), max.as_slice());
         let [settings, progress, sum, max, ..] = &mut at;
         let arguments = &mut [argument(settings), argument(progress), argument(sum), argument(max)];
@@ -66,8 +71,8 @@ impl Decision {
         unsafe { self.bring.launch(stream, 1, arguments) }
     }
 
-    /// Decides from the vectors, once exchanged: writes [`step`](Self::step), counts the step, and sends the host a letter.
-    pub fn decide(&mut self, sum: Slice<'_>, max: Slice<'_>, queue: &Queue) -> Result<Answer, Error> {
+    /// Decides from the vectors, once exchanged: writes [`step`](Self::step) and counts the step.
+    pub fn decide(&mut self, sum: Slice<'_>, max: Slice<'_>, queue: &Queue) -> Result<(), Error> {
         let stream = stream(queue)?;
         check(sum, max, queue)?;
         let mut at = self.addresses(sum, max);
@@ -81,8 +86,21 @@ impl Decision {
             argument(decided),
         ];
         // SAFETY: as in `bring`.
-        unsafe { self.decide.launch(stream, 1, arguments)? };
-        Ok(Answer(self.answers.fetch(stream, self.decided.as_slice())?))
+        unsafe { self.decide.launch(stream, 1, arguments) }
+    }
+
+    /// Sends the host what was decided last, after the queue's work so far: by [`decide`](Self::decide), or by a launch of a
+    /// graph that it is part of.
+    pub fn answer(&self, queue: &Queue) -> Result<Answer, Error> {
+        Ok(Answer(self.answers.fetch(stream(queue)?, self.decided.as_slice())?))
+    }
+
+    /// Where the run is. Waits for the queue.
+    pub fn progress(&self, queue: &Queue) -> Result<Progress, Error> {
+        let mut progress = Progress::new(0, None);
+        let words: &mut [u64] = bytemuck::cast_slice_mut(std::slice::from_mut(&mut progress));
+        queue.download(self.progress.as_slice(), words.into())?;
+        Ok(progress)
     }
 
     /// What updates go by.

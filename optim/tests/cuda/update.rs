@@ -7,16 +7,16 @@ use meshstep_optim::{Adam, AdamW, Flat, Isa, Lamb, Rounding, Rule, Scalars, Segm
 use meshstep_tensor::{Buffer, DType, Meter, Queue, SliceMut};
 
 /// What an update touches, on a device.
-struct There {
+pub(crate) struct There {
     params: Buffer,
-    grads: Buffer,
+    pub(crate) grads: Buffer,
     state: Vec<Buffer>,
     copy: Option<Buffer>,
     remainder: Option<Buffer>,
 }
 
 impl There {
-    fn new(memory: &Memory, queue: &Queue) -> Self {
+    pub(crate) fn new(memory: &Memory, queue: &Queue) -> Self {
         There {
             params: upload(&memory.params, queue),
             grads: upload(&memory.grads, queue),
@@ -27,7 +27,7 @@ impl There {
     }
 
     /// What `with` makes of the elements from `offset` on.
-    fn flat<R>(&mut self, offset: usize, with: impl FnOnce(Flat<'_, '_>) -> R) -> R {
+    pub(crate) fn flat<R>(&mut self, offset: usize, with: impl FnOnce(Flat<'_, '_>) -> R) -> R {
         fn cut(buffer: &mut Buffer, offset: usize) -> SliceMut<'_> {
             let len = buffer.len();
             buffer.as_mut().slice(offset..len).unwrap()
@@ -42,12 +42,12 @@ impl There {
         })
     }
 
-    fn set_grads(&mut self, grads: &Values, queue: &Queue) {
+    pub(crate) fn set_grads(&mut self, grads: &Values, queue: &Queue) {
         queue.upload(grads.slice(), self.grads.as_mut()).unwrap();
     }
 
     /// What is there, in the place of `memory`'s vectors.
-    fn back(&self, memory: &Memory, queue: &Queue) -> Memory {
+    pub(crate) fn back(&self, memory: &Memory, queue: &Queue) -> Memory {
         let mut found = memory.clone();
         download(&self.params, &mut found.params, queue);
         download(&self.grads, &mut found.grads, queue);
