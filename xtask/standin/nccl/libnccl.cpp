@@ -180,9 +180,9 @@ template <class F> F driver(const char *name) {
 }
 
 struct Step {
-    Handle comm; // none where it is captured
-    std::weak_ptr<Comm> weak;
+    Handle comm;
     std::function<void()> run;
+    bool again;
 };
 
 bool is_captured(void *stream) {
@@ -191,18 +191,16 @@ bool is_captured(void *stream) {
     return !ask(stream, &status) && status != 0;
 }
 
-// `run` when the stream comes to it, unless the communicator has been aborted by then. Holds the communicator until then; what
-// is captured stays, since a graph may be launched at any time, and does nothing once the communicator has gone.
+// `run` when the stream comes to it, unless the communicator has been aborted by then. Holds the communicator until then; and
+// for ever where it is captured, since a graph may be launched at any time.
 void on_stream(const Handle &comm, void *stream, std::function<void()> run) {
     static auto launch = driver<int (*)(void *, void (*)(void *), void *)>("cuLaunchHostFunc");
     auto step = [](void *data) {
         std::unique_ptr<Step> step(static_cast<Step *>(data));
-        Handle comm = step->weak.lock();
-        if (comm && !comm->aborted) step->run();
-        if (!step->comm) step.release();
+        if (!step->comm->aborted) step->run();
+        if (step->again) step.release();
     };
-    Handle held = is_captured(stream) ? nullptr : comm;
-    if (launch(stream, step, new Step{held, comm, std::move(run)})) comm->error = CudaError;
+    if (launch(stream, step, new Step{comm, std::move(run), is_captured(stream)})) comm->error = CudaError;
 }
 
 void wait_for(const Handle &comm, void *stream, Word &word, uint64_t least) {
