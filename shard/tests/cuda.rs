@@ -9,6 +9,8 @@
 #[path = "cuda/apart.rs"]
 mod apart;
 mod common;
+#[path = "cuda/graph.rs"]
+mod graph;
 
 use common::{End, Gradients, PRECISIONS, Run, STAGES, WITH_STATE, WhichRule};
 use meshstep_comm::{Communicator, nccl};
