@@ -1,6 +1,6 @@
 //! The one exchange of a step: two small vectors, from which every rank decides the same.
 
-use crate::plan::SUM_HEAD;
+use crate::plan::{MAX_HEAD, SUM_HEAD};
 use crate::{Error, Fault, Options, wire};
 use meshstep_comm::{Communicator, Op, Reduction};
 use meshstep_optim::{ExactSum, NormAccumulator};
@@ -30,7 +30,7 @@ pub(crate) struct Exchange {
     queue: Queue,
     /// Non-finite count, weight, the norm's words, then two parameters a word where presence counts.
     sum: Words,
-    /// Bits of the largest gradient, fault, digest, its complement.
+    /// Bits of the largest gradient, fault, digest, its complement, then a fault a parameter where all ranks must have the same.
     max: Words,
 }
 
@@ -61,13 +61,13 @@ pub(crate) struct Known {
 
 impl Exchange {
     /// Vectors of these lengths.
-    pub(crate) fn new(sum_words: usize, max_words: usize, options: &Options) -> Result<Self, Error> {
+    pub(crate) fn new([sums, maxima]: [usize; 2], options: &Options) -> Result<Self, Error> {
         let Options { queue, meter, .. } = options;
         let words = |n| -> Result<Words, Error> {
             let there = Buffer::zeroed_on(queue, n, DType::U64, meter, Category::Staging)?;
             Ok(Words { host: vec![0; n], there })
         };
-        Ok(Exchange { queue: queue.clone(), sum: words(sum_words)?, max: words(max_words)? })
+        Ok(Exchange { queue: queue.clone(), sum: words(sums)?, max: words(maxima)? })
     }
 
     /// Another exchange in the same vectors, of words that are no more than a step's.
@@ -99,11 +99,15 @@ impl Exchange {
     }
 
     /// Says for each parameter, in registration order, whether this rank has its gradient.
-    pub(crate) fn present(&mut self, present: impl Iterator<Item = bool>) {
-        let words = &mut self.sum.host[SUM_HEAD + ExactSum::WORDS..];
-        words.fill(0);
+    pub(crate) fn present(&mut self, rank: usize, present: impl Iterator<Item = bool>) {
+        let counts = &mut self.sum.host[SUM_HEAD + ExactSum::WORDS..];
+        let mut lacking = self.max.host[MAX_HEAD..].iter_mut();
+        counts.fill(0);
         for (i, here) in present.enumerate() {
-            words[i / 2] |= u64::from(here) << (i % 2 * 32);
+            counts[i / 2] |= u64::from(here) << (i % 2 * 32);
+            if let Some(fault) = lacking.next() {
+                *fault = if here { 0 } else { encode_fault(&FaultCode::Missing(i), rank) };
+            }
         }
     }
 
@@ -111,6 +115,11 @@ impl Exchange {
     pub(crate) fn present_on(&self, i: usize) -> usize {
         let word = self.sum.host[SUM_HEAD + ExactSum::WORDS + i / 2];
         (word >> (i % 2 * 32)) as u32 as usize
+    }
+
+    /// Where all ranks must have the same, and some had parameter `i`'s gradient: the fault of the lowest one without.
+    pub(crate) fn lacking(&self, i: usize) -> u64 {
+        self.max.host[MAX_HEAD + i]
     }
 
     /// The exchange on a GPU, which decides what follows from it; the host goes on.
@@ -121,10 +130,11 @@ impl Exchange {
         norm: &NormSum,
         decision: &mut Decision,
         settings: &Settings,
+        present: impl Iterator<Item = bool>,
     ) -> Result<Answer, Error> {
         let Exchange { queue, sum: Words { there: sum, .. }, max: Words { there: max, .. } } = self;
         norm.write(sum.as_mut(), max.as_mut(), queue)?;
-        decision.set(settings, queue)?;
+        decision.set(settings, present, queue)?;
         decision.bring(sum.as_mut(), max.as_mut(), queue)?;
         group(comm, queue, sum, max)?;
         decision.decide(sum.as_slice(), max.as_slice(), queue)?;
@@ -138,7 +148,7 @@ impl Exchange {
         sum[1] = mine.weight;
         sum[SUM_HEAD..SUM_HEAD + ExactSum::WORDS].copy_from_slice(&mine.norm.sum().words());
         let digest = mine.fields.iter().fold(0, |d, &f| crate::handover::digest(d, f as usize, 0));
-        self.max.host.copy_from_slice(&[mine.norm.max_bits(), mine.fault, digest, !digest]);
+        self.max.host[..MAX_HEAD].copy_from_slice(&[mine.norm.max_bits(), mine.fault, digest, !digest]);
         self.travel(comm)?;
         let (sum, max) = (&self.sum.host, &self.max.host);
         let exact = ExactSum::from_words(&sum[SUM_HEAD..SUM_HEAD + ExactSum::WORDS]);

@@ -85,11 +85,6 @@ impl Groups {
         if options.queue.place() == Place::Cpu {
             return Ok(());
         }
-        if options.missing.counts() {
-            let (what, works) =
-                (format!("Missing::{:?}", options.missing), "Missing::Error or Missing::Zero");
-            return Err(Error::NotOnGpu { what, works });
-        }
         let other = self.groups.iter().find(|group| group.rule.on_device().is_none());
         other.map_or(Ok(()), |Group { rule, .. }| {
             Err(meshstep_optim::Error::NoKernels { rule: rule.name() }.into())

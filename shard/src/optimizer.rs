@@ -5,7 +5,7 @@ use crate::family::{self, Before, Entry, Family, Place};
 use crate::groups::Group;
 use crate::handover::{Fixed, Handover};
 use crate::owned::Owned;
-use crate::plan::{MAX_WORDS, Plan, pool_sizes, sum_words};
+use crate::plan::{Plan, exchange_words, pool_sizes};
 use crate::pool::{Pool, Shelf};
 use crate::tensor_totals::TensorTotals;
 use crate::{Combine, Error, Groups, Initial, LocalClip, Options, agree};
@@ -142,7 +142,7 @@ impl Optimizer {
             buckets: Vec::new(),
             frozen: Vec::new(),
             handover: Handover::new(fixed, pool, &options.meter)?,
-            exchange: Exchange::new(0, 0, &options)?,
+            exchange: Exchange::new([0, 0], &options)?,
             options,
             progress: Progress { missing: AtomicUsize::new(usize::MAX), loss_scale, ..Progress::default() },
             room: Room::default(),
@@ -172,8 +172,8 @@ impl Optimizer {
         let (mut family, shelves) = self.agreed(&*comm, prepared, &text)?;
         self.first_values(&*comm, &mut family, initial)?;
         // Not until here, so that staging peaks at what the plan says.
-        let words = sum_words(self.entries.len() + family.entries.len(), &self.options);
-        self.exchange = Exchange::new(words, MAX_WORDS, &self.options)?;
+        let words = exchange_words(self.entries.len() + family.entries.len(), &self.options);
+        self.exchange = Exchange::new(words, &self.options)?;
         #[cfg(feature = "cuda")]
         {
             // Its names are no longer all.
@@ -267,11 +267,12 @@ impl Optimizer {
 
     /// This rank's part of a parameter's state; nothing of a frozen one. On a GPU it waits for the steps so far.
     pub fn state(&self, name: &str) -> Result<ParamState<'_>, Error> {
-        let entry = &self.entries[self.index(name)?];
+        let param = self.index(name)?;
+        let entry = &self.entries[param];
         let mut state = ParamState { range: 0..0, slots: Vec::new(), master: None, t: entry.t };
         #[cfg(feature = "cuda")]
         if !entry.param.frozen() {
-            state.t += self.unheard_updates()?;
+            state.t += self.unheard_updates(param)?;
         }
         let Place::Bucket { bucket, range, .. } = &entry.place else { return Ok(state) };
         let owned = &self.buckets[*bucket];

@@ -193,7 +193,7 @@ impl Owned {
         Ok(())
     }
 
-    /// One update on a GPU of everything owned here, as `step` says there; `next` is the `t` of a parameter's next update.
+    /// One update on a GPU of everything owned here, as `step` says there, of each parameter if it counts them; `next` is the `t` of a parameter's next update.
     #[cfg(feature = "cuda")]
     pub(crate) fn update_there(
         &mut self,
@@ -212,7 +212,10 @@ impl Owned {
             if there.is_none() && !tables.is_empty() {
                 let due = |param: usize| Some(Due { t: next(param), ratio: 1.0, matrix: None });
                 tables.iter_mut().for_each(|table| table.fill(due));
-                let groups: Vec<_> = tables.iter().map(|table| table.there(groups)).collect();
+                let counts = |table: &Table| if step.counted() > 0 { table.params() } else { Vec::new() };
+                let params: Vec<_> = tables.iter().map(counts).collect();
+                let groups: Vec<_> =
+                    tables.iter().zip(&params).map(|(table, params)| table.there(groups, params)).collect();
                 *there = Some(Update::new(&flat, &groups, self.rounding, queue, meter)?);
             }
             if let Some(update) = there {

@@ -2,7 +2,7 @@
 
 use crate::bucket_plan::{self, BucketPlan, Placed};
 use crate::tensor_totals::fold_words;
-use crate::{Clip, Error, Options, Stage};
+use crate::{Clip, Error, Missing, Options, Stage};
 use meshstep_optim::{ExactSum, Rule};
 use meshstep_tensor::{DType, Layout};
 use std::ops::Range;
@@ -15,8 +15,8 @@ const MAX_RANKS: usize = 1 << 24;
 
 /// u64 words before the norm's in the summed vector of the step's exchange: non-finite count and weight.
 pub(crate) const SUM_HEAD: usize = 2;
-/// u64 words of the maximised vector: largest gradient, fault, digest and its complement.
-pub(crate) const MAX_WORDS: usize = 4;
+/// u64 words of the maximised vector before those of parameters: largest gradient, fault, digest and its complement.
+pub(crate) const MAX_HEAD: usize = 4;
 
 /// Where everything goes: the same on every rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,7 +25,8 @@ pub struct Plan {
     stage: Stage,
     buckets: Vec<BucketPlan>,
     frozen_bytes: usize,
-    staging_bytes: usize,
+    /// Words of the two vectors of the step's exchange.
+    exchange: [usize; 2],
     params: usize,
 }
 
@@ -104,13 +105,12 @@ impl Plan {
         options.precision.check_used(earlier.into_iter().chain(&buckets).map(|b| b.dtype))?;
         let frozen_bytes =
             layout.dtypes().map(|d| (layout.len(d) - layout.trainable_len(d)) * d.size()).sum::<usize>();
-        let words = sum_words(layout.params().len(), options) + MAX_WORDS;
         Ok(Plan {
             world_size,
             stage: options.stage,
             buckets,
             frozen_bytes,
-            staging_bytes: words * 8,
+            exchange: exchange_words(layout.params().len(), options),
             params: layout.params().len(),
         })
     }
@@ -174,7 +174,7 @@ impl Plan {
         let states = rule.state().len();
         let mut memory = Memory {
             params: self.frozen_bytes as u64,
-            staging: (self.staging_bytes + self.fold_words(rule) * 8) as u64,
+            staging: ((self.exchange.iter().sum::<usize>() + self.fold_words(rule)) * 8) as u64,
             buckets: self.pool_bytes([]),
             ..Memory::default()
         };
@@ -221,11 +221,8 @@ impl Plan {
     /// The bytes `rank` sends in a step with one micro-batch, for parameters that are updated by `rule`.
     pub fn wire(&self, rank: usize, rule: &dyn Rule) -> Wire {
         let n = self.world_size;
-        let mut wire = Wire {
-            exchange: ring_all_reduce(self.staging_bytes / 8 - MAX_WORDS, n, rank, 8),
-            ..Wire::default()
-        };
-        wire.exchange += ring_all_reduce(MAX_WORDS, n, rank, 8);
+        let exchange = self.exchange.map(|words| ring_all_reduce(words, n, rank, 8)).iter().sum();
+        let mut wire = Wire { exchange, ..Wire::default() };
         wire.exchange += ring_all_reduce(self.fold_words(rule), n, rank, 8);
         for (b, bucket) in self.buckets.iter().enumerate() {
             let others = bucket.len - bucket.len / n;
@@ -264,10 +261,12 @@ pub(crate) fn pool_sizes<'b>(
     pool
 }
 
-/// u64 words of the summed vector of the step's exchange: after the norm, two parameters a word, how many ranks have a
-/// gradient for each, where the policy asks.
-pub(crate) fn sum_words(params: usize, options: &Options) -> usize {
-    SUM_HEAD + ExactSum::WORDS + if options.missing.counts() { params.div_ceil(2) } else { 0 }
+/// u64 words of the two vectors of the step's exchange. Where the policy asks, after the norm two parameters a word, how many
+/// ranks have a gradient for each; after what else is maximised a word for each, which rank has none.
+pub(crate) fn exchange_words(params: usize, options: &Options) -> [usize; 2] {
+    let counts = if options.missing.counts() { params.div_ceil(2) } else { 0 };
+    let lacking = if options.missing == Missing::AllOrNone { params } else { 0 };
+    [SUM_HEAD + ExactSum::WORDS + counts, MAX_HEAD + lacking]
 }
 
 /// What `rank` sends to all-reduce `len` elements on a ring: all chunks but its own, twice; `len` need not divide.

@@ -1,29 +1,25 @@
 //! What follows from how many ranks have a gradient for each parameter.
 
-use crate::exchange::{FaultCode, decode_fault, encode_fault};
-use crate::{Error, Missing, Optimizer, Options, wire};
-use meshstep_comm::{Communicator, Reduction};
-use std::sync::atomic::Ordering::SeqCst;
+use crate::exchange::decode_fault;
+use crate::{Error, Missing, Optimizer};
+use meshstep_comm::Communicator;
 
 impl Optimizer {
     /// Under [`Missing::AllOrNone`], after the exchange: an error on every rank if some have a parameter's gradient and some
-    /// do not. Costs nothing where there is no such parameter; otherwise one more word to learn who lacks it.
+    /// do not.
     pub(crate) fn check_presence(&self, comm: &dyn Communicator) -> Result<(), Error> {
         if self.options.missing != Missing::AllOrNone {
             return Ok(());
         }
-        for (param, entry) in self.entries.iter().enumerate() {
-            let count = self.exchange.present_on(param);
-            if count == 0 || count == comm.world_size() {
-                continue;
-            }
-            let here = self.progress.present[param].load(SeqCst);
-            let word = if here { 0 } else { encode_fault(&FaultCode::Missing(param), comm.rank()) };
-            let (Options { queue, meter, .. }, mut words) = (&self.options, [word]);
-            wire::all_reduce(comm, queue, meter, &mut words, Reduction::Max)?;
-            let (rank, fault) = decode_fault(words[0], |_| entry.param.name().to_owned());
-            return Err(Error::Fault { rank, fault });
-        }
-        Ok(())
+        let even = |&param: &usize| [0, comm.world_size()].contains(&self.exchange.present_on(param));
+        let uneven = (0..self.entries.len()).find(|param| !even(param));
+        uneven.map_or(Ok(()), |param| {
+            let (rank, fault) = decode_fault(self.exchange.lacking(param), |p| self.name(p));
+            Err(Error::Fault { rank, fault })
+        })
+    }
+
+    fn name(&self, param: usize) -> String {
+        self.entries.get(param).map_or(String::new(), |entry| entry.param.name().to_owned())
     }
 }

@@ -82,11 +82,21 @@ impl Run {
 }
 
 impl Table {
-    /// This step's segments with their group, as a GPU is told.
+    /// This step's segments with their group, as a GPU is told; `params` are their parameters, where that matters.
     #[cfg(feature = "cuda")]
-    pub(crate) fn there<'a>(&'a self, groups: &'a [Group]) -> meshstep_optim::cuda::Group<'a> {
+    pub(crate) fn there<'a>(
+        &'a self,
+        groups: &'a [Group],
+        params: &'a [u32],
+    ) -> meshstep_optim::cuda::Group<'a> {
         let Group { rule, lr_scale, .. } = &groups[self.group];
-        meshstep_optim::cuda::Group { rule: &**rule, lr_scale: *lr_scale, segments: &self.segments }
+        meshstep_optim::cuda::Group { rule: &**rule, lr_scale: *lr_scale, segments: &self.segments, params }
+    }
+
+    /// The parameter of each piece.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn params(&self) -> Vec<u32> {
+        self.pieces.iter().map(|piece| piece.param as u32).collect()
     }
 
     /// This step's segments: the pieces whose parameter is due.

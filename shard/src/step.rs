@@ -162,7 +162,7 @@ impl Optimizer {
         let comm = Arc::clone(&self.handover.fixed.comm);
         let fields = self.fields(at);
         if self.options.missing.counts() {
-            self.exchange.present(self.progress.present.iter().map(|p| p.load(SeqCst)));
+            self.exchange.present(comm.rank(), self.progress.present.iter().map(|p| p.load(SeqCst)));
         }
         let fault = fault.map_or(0, |f| exchange::encode_fault(&f, comm.rank()));
         let (weight, norm) = (self.progress.weight, self.handover.norm()?);

@@ -3,7 +3,7 @@
 use crate::exchange::{self, FaultCode};
 use crate::options::At;
 use crate::step::{Outcome, Traffic};
-use crate::{Clip, Combine, Error, Optimizer, Options};
+use crate::{Clip, Combine, Error, Missing, Optimizer, Options};
 use meshstep_comm::Communicator;
 use meshstep_optim::cuda::{Answer, Decided, Decision, Progress, Settings, Verdict, norm_code};
 use meshstep_optim::{LossScale, clip_coef};
@@ -28,6 +28,8 @@ pub(crate) struct Ticket {
     answer: Answer,
     comm: Arc<dyn Communicator>,
     decided: OnceLock<Decided>,
+    /// Of each parameter, where they are counted, whether it was updated.
+    updated: OnceLock<Vec<bool>>,
     /// Whether somebody has asked for the outcome.
     told: AtomicBool,
     traffic: Traffic,
@@ -44,7 +46,7 @@ impl Ticket {
         match self.verdict()? {
             Verdict::Applied => Ok(Outcome::Applied { norm, coef, traffic }),
             Verdict::Skipped => Ok(Outcome::Skipped { non_finite, in_a_row, traffic }),
-            Verdict::Faulty => {
+            Verdict::Faulty | Verdict::Uneven => {
                 let name = |param: usize| self.names.get(param).cloned().unwrap_or_default();
                 let (rank, fault) = exchange::decode_fault(fault, name);
                 Err(Error::Fault { rank, fault })
@@ -53,7 +55,7 @@ impl Ticket {
             Verdict::TooManySkips => Err(Error::TooManySkips { skips: in_a_row }),
             // What the host would say of such a norm.
             Verdict::NoNorm => Err(clip_coef(norm, self.max_norm).err().map_or(Error::Differ, Error::from)),
-            Verdict::Parted | Verdict::Uneven => Err(Error::Differ),
+            Verdict::Parted => Err(Error::Differ),
         }
     }
 
@@ -71,6 +73,19 @@ impl Ticket {
     fn verdict(&self) -> Result<Verdict, Error> {
         let number = self.decided()?.verdict as usize;
         Verdict::ALL.get(number).copied().ok_or(Error::Differ)
+    }
+
+    /// Whether the step has brought a parameter that trains one step forward.
+    fn has_updated(&self, param: usize) -> Result<bool, Error> {
+        if self.verdict()? != Verdict::Applied {
+            return Ok(false);
+        }
+        if self.updated.get().is_none() {
+            let _ = self.updated.set(self.answer.updated()?);
+        }
+        // Parameters that are not counted are all updated.
+        let counted = self.updated.get().filter(|updated| !updated.is_empty());
+        Ok(counted.is_none_or(|updated| updated.get(param) == Some(&true)))
     }
 }
 
@@ -105,17 +120,18 @@ impl Optimizer {
             None => self.there()?,
         };
         let answer = self.decide_there(&mut there.decision, &settings);
-        let updated = answer.and_then(|answer| self.apply_there(&there).map(|()| answer));
+        let launched = answer.and_then(|answer| self.apply_there(&there).map(|()| answer));
         let (names, traffic) = (Arc::clone(&there.names), self.traffic());
         self.room.there = Some(there);
-        let (decided, told, max_norm) = (OnceLock::new(), AtomicBool::new(false), settings.max_norm);
+        let (decided, updated, told) = (OnceLock::new(), OnceLock::new(), AtomicBool::new(false));
+        let max_norm = settings.max_norm;
         let comm = Arc::clone(self.comm());
-        Ok(Arc::new(Ticket { answer: updated?, comm, decided, told, traffic, max_norm, names }))
+        Ok(Arc::new(Ticket { answer: launched?, comm, decided, updated, told, traffic, max_norm, names }))
     }
 
     fn there(&self) -> Result<There, Error> {
         let Options { queue, meter, .. } = &self.options;
-        let decision = Decision::new(&self.known_progress(), queue, meter)?;
+        let decision = Decision::new(&self.known_progress(), self.counted(), queue, meter)?;
         let names = self.entries.iter().map(|entry| entry.param.name().to_owned()).collect();
         let elsewhere = meshstep_tensor::Error::Place { given: queue.place(), expected: Place::Cuda(0) };
         let stream = queue.stream().ok_or(elsewhere)?;
@@ -154,6 +170,7 @@ impl Optimizer {
             norm: norm_code(self.options.norm).unwrap_or_default(),
             clips: (self.options.clip == Clip::AfterReduce).into(),
             max_skips: self.options.max_skips,
+            params: if self.options.missing == Missing::AllOrNone { self.counted() as u64 } else { 0 },
             ..Settings::default()
         };
         settings.with_loss_scale(self.options.loss_scale.as_ref())
@@ -162,7 +179,8 @@ impl Optimizer {
     fn decide_there(&mut self, decision: &mut Decision, settings: &Settings) -> Result<Answer, Error> {
         let comm = Arc::clone(&self.handover.fixed.comm);
         let norm = self.handover.norm_sum();
-        self.exchange.run_there(&*comm, norm, decision, settings)
+        let present = self.progress.present.iter().map(|p| p.load(SeqCst));
+        self.exchange.run_there(&*comm, norm, decision, settings, present)
     }
 
     /// Updates what this rank owns, if the device has decided so, and sends it to every rank.
@@ -220,6 +238,11 @@ impl Optimizer {
                 return Ok(());
             }
             let verdict = ticket.verdict()?;
+            for (param, entry) in
+                self.entries.iter_mut().enumerate().filter(|(_, entry)| !entry.param.frozen())
+            {
+                entry.t += u64::from(ticket.has_updated(param)?);
+            }
             let ticket = there.unheard.pop_front();
             self.take_note(verdict);
             if !matches!(verdict, Verdict::Applied | Verdict::Skipped) {
@@ -234,7 +257,6 @@ impl Optimizer {
             Verdict::Applied => {
                 (self.progress.skips, self.progress.hopeless) = (0, 0);
                 self.rescale(false);
-                self.entries.iter_mut().filter(|entry| !entry.param.frozen()).for_each(|entry| entry.t += 1);
             }
             Verdict::Skipped => {
                 let _ = self.count_skip();
@@ -257,10 +279,14 @@ impl Optimizer {
         }
     }
 
-    /// How many of the steps that the host has not heard of were applied. Waits for them.
-    pub(crate) fn unheard_updates(&self) -> Result<u64, Error> {
+    /// How many of the steps that the host has not heard of have updated this parameter. Waits for them.
+    pub(crate) fn unheard_updates(&self, param: usize) -> Result<u64, Error> {
         let unheard = self.room.there.iter().flat_map(|there| &there.unheard);
-        let applied = unheard.map(|ticket| Ok(u64::from(ticket.verdict()? == Verdict::Applied)));
-        applied.sum()
+        unheard.map(|ticket| Ok(u64::from(ticket.has_updated(param)?))).sum()
+    }
+
+    /// Parameters of which ranks count who has a gradient.
+    fn counted(&self) -> usize {
+        if self.options.missing.counts() { self.entries.len() } else { 0 }
     }
 }

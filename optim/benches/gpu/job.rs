@@ -37,7 +37,7 @@ impl Job {
         let mut vectors = Vectors::new(case, &(0..len), queue)?;
         let segments = [Segment { key: KEY, ..Segment::new(0..len, 1) }];
         let made = case.rule.as_ref().and_then(|rule| {
-            let group = Group { rule: &**rule, lr_scale: 1.0, segments: &segments };
+            let group = Group { rule: &**rule, lr_scale: 1.0, segments: &segments, params: &[] };
             vectors.flat(|flat| Update::new(&flat, &[group], rounding, queue, &meter))
         });
         let update = made.transpose()?;
@@ -69,7 +69,7 @@ impl Deciding {
     fn new(queue: &Queue, meter: &Meter) -> Result<Self> {
         let words = |len| Buffer::zeroed_on(queue, len, DType::U64, meter, Category::Staging);
         Ok(Deciding {
-            decision: Decision::new(&Progress::new(0, None), queue, meter)?,
+            decision: Decision::new(&Progress::new(0, None), 0, queue, meter)?,
             settings: settings(),
             sum: words(2 + ExactSum::WORDS)?,
             max: words(4)?,
@@ -79,7 +79,7 @@ impl Deciding {
     fn go(&mut self, norm: &NormSum, queue: &Queue) -> Result<Answer> {
         let Deciding { decision, settings, sum, max } = self;
         norm.write(sum.as_mut(), max.as_mut(), queue)?;
-        decision.set(settings, queue)?;
+        decision.set(settings, [], queue)?;
         decision.bring(sum.as_mut(), max.as_mut(), queue)?;
         decision.decide(sum.as_slice(), max.as_slice(), queue)?;
         Ok(decision.answer(queue)?)

@@ -1,6 +1,7 @@
 // Numbers: what a kernel computes with, every operation rounded on its own, and how numbers narrower than that are kept.
 // Bit for bit: number.rs, remainder.rs, stochastic.rs and tensor's narrow.rs.
 
+typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;

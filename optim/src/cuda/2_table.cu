@@ -22,7 +22,7 @@ struct Streams {
 };
 
 // What changes between two steps and may be decided on the device: read through a pointer, so that a captured launch
-// sees it.
+// sees it. A byte follows for each parameter that ranks count: whether the step updates it.
 struct Step {
     double lr;
     double grad_scale;
@@ -40,7 +40,7 @@ struct Row {
     u64 first;  // index in its tensor of the element at `start`
     u64 t;      // steps done, the one at work included
     u32 flags;
-    u32 unused;
+    u32 param;  // its byte behind the step, or EVERY_STEP
     double lr_scale;
     double weight_decay;
     double lr_max;
@@ -49,8 +49,20 @@ struct Row {
     double constants[14];  // the rule's own, of this step
 };
 
-// A rule's own flags come after these.
-enum Flag : u32 { COUPLED = 1, MAXIMIZE = 2, DECOUPLED = 4, FULLY_DECOUPLED = 8, OWN = 16 };
+// Of a row that every step updates.
+constexpr u32 EVERY_STEP = ~0u;
+
+// A rule's own flags come after these, and last whether the step leaves the row alone.
+enum Flag : u32 { COUPLED = 1, MAXIMIZE = 2, DECOUPLED = 4, FULLY_DECOUPLED = 8, OWN = 16, LEFT_ALONE = 1u << 31 };
+
+// Counts one more step of a row, or notes that this one leaves it alone: its parameter has no gradient on any rank.
+__device__ inline bool count_row(Row& row, const Step* step) {
+    const u8* updated = (const u8*)(step + 1);
+    bool left_alone = row.param != EVERY_STEP && !updated[row.param];
+    row.flags = left_alone ? row.flags | LEFT_ALONE : row.flags & ~LEFT_ALONE;
+    row.t += !left_alone;
+    return !left_alone;
+}
 
 // Sets what of a parameter decays at the rate `lr`: decay.rs.
 __device__ inline void set_decay(Row& row, double lr) {

@@ -110,6 +110,7 @@ __device__ inline void sweep(const Streams& s, const Row* rows, u64 count, u64 t
         u64 found = find(rows, row == count ? 0 : row, count, tile);
         if (found != row) rule.set_from(rows[found], *step);
         row = found;
+        if (rows[row].flags & LEFT_ALONE) continue;
         Tile part = tile_of<typename Rule::T>(rows[row], tile);
         Pass<Rule, PARAMS, STATE> pass{s, rows[row], rule, step->zero_grads != 0};
         if (part.len == TILE<typename Rule::T> && pass.aligned(part.start)) pass.whole(part.start);
@@ -117,15 +118,15 @@ __device__ inline void sweep(const Streams& s, const Row* rows, u64 count, u64 t
     }
 }
 
-// Before a pass: what a rule's CONSTANTS makes of each row, for one more step at the rate `lr`. A skipped step does not count.
+// Before a pass: what a rule's CONSTANTS makes of each row that is updated, for one more step at the rate `lr`. A skipped step
+// does not count.
 #define PREPARE(NAME, CONSTANTS)                                                                          \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                 \
         NAME##_prepare(Row* rows, u64 count, const Step* step) {                                          \
         if (step->skip) return;                                                                           \
         u64 threads = (u64)gridDim.x * THREADS;                                                           \
         for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < count; i += threads) {                  \
-            rows[i].t++;                                                                                  \
-            CONSTANTS(rows[i], times(step->lr, rows[i].lr_scale));                                        \
+            if (count_row(rows[i], step)) CONSTANTS(rows[i], times(step->lr, rows[i].lr_scale));          \
         }                                                                                                 \
     }
 

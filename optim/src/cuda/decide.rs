@@ -1,13 +1,17 @@
 //! What the kernels of a step's decision are told and tell (`norm/decide.cu`): arithmetic on an exchange's two vectors.
 //!
 //! ```text
-//! decide_bring (const Settings*, const Progress*, u64* sum, u64* max)                          before the exchange
-//! decide       (const Settings*, Progress*, const u64* sum, const u64* max, Step*, Decided*)   after it
+//! decide_bring (const Settings*, const Progress*, u64* sum, u64* max, u64 counted)                          before the exchange
+//! decide       (const Settings*, Progress*, const u64* sum, const u64* max, Step*, Decided*, u64 counted)   after it
 //! ```
 //!
 //! Each is one block. `sum` is what ranks add: elements that are not finite, weight, the words of the norm, then two
 //! parameters a word, how many ranks have a gradient for each. `max` is what they take the largest of: bits of the largest
-//! gradient, fault, digest and its complement. A norm's kernel adds to both first, and its words are carried.
+//! gradient, fault, digest and its complement, then for each of [`Settings::params`] the fault of a rank without its
+//! gradient. A norm's kernel adds to both first, and its words are carried.
+//!
+//! Of `counted` parameters ranks count who has a gradient: a byte for each follows the settings (whether this rank has one; in
+//! whole words, filled with 0), the step and what was decided (whether any rank has, so that the parameter is updated).
 
 use crate::{LossScale, LossScaleState, Norm};
 
@@ -33,7 +37,7 @@ pub struct Settings {
     pub fault: u64,
     /// Ranks.
     pub world_size: u64,
-    /// Parameters that all ranks have a gradient for, or none; 0: that is not asked.
+    /// Parameters that all ranks have a gradient for, or none: as many as are counted; 0: that is not asked.
     pub params: u64,
     /// [`DynamicLossScale::growth_factor`](crate::DynamicLossScale::growth_factor).
     pub growth_factor: f64,
@@ -150,7 +154,7 @@ pub struct Decided {
     pub non_finite: u64,
     /// All ranks' weight.
     pub weight: u64,
-    /// The gravest fault of all ranks.
+    /// The gravest fault of all ranks; where they are [`Verdict::Uneven`], that of the lowest one without the gradient.
     pub fault: u64,
     /// The first parameter that some ranks have a gradient for and some do not.
     pub param: u64,

@@ -9,7 +9,8 @@
 //!
 //! They give the bits of [`Isa::Reference`](crate::Isa::Reference). The table of rows, of one or several parameter groups,
 //! stays on the device and counts its own steps. A [`Step`] may be written there too, so nothing here needs the host to know
-//! what was decided: where [`Step::skip`] is set, rows and all memory are as they were.
+//! what was decided: where [`Step::skip`] is set, rows and all memory are as they were. Behind the step is a byte for each
+//! parameter of which ranks count who has a gradient; where it is 0, the rows of that parameter are left alone.
 //!
 //! Kernels stand beside their rules (`adam/adam.cu`) and share the numbered files of this folder, put in front in order.
 //! Rules that see sums of tensors or whole matrices have none. Gradients are handed over and converted by
@@ -118,8 +119,8 @@ pub struct Row {
     pub t: u64,
     /// [`Hyper::flags`].
     pub flags: u32,
-    /// Only fills.
-    pub unused: u32,
+    /// Its parameter's byte behind the [`Step`]; [`EVERY_STEP`](Self::EVERY_STEP) if there is none.
+    pub param: u32,
     /// Its group's factor on the learning rate.
     pub lr_scale: f64,
     /// [`Hyper::weight_decay`].
@@ -137,6 +138,8 @@ pub struct Row {
 impl Row {
     /// Constants of its own that a rule may have.
     pub const CONSTANTS: usize = 14;
+    /// [`param`](Self::param) of a row that every step updates.
+    pub const EVERY_STEP: u32 = u32::MAX;
 }
 
 /// What changes from step to step, and may be decided on the device.
@@ -278,7 +281,7 @@ fn row(hyper: &Hyper, lr_scale: f64, segment: &Segment, tile: u64) -> Row {
         first: segment.first,
         t: segment.t - 1,
         flags: hyper.flags,
-        unused: 0,
+        param: Row::EVERY_STEP,
         lr_scale,
         weight_decay: hyper.weight_decay,
         lr_max: hyper.lr_max,

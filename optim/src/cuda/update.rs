@@ -16,6 +16,9 @@ pub struct Group<'a> {
     pub lr_scale: f64,
     /// Ascending, without overlap; `t` is that of the next step.
     pub segments: &'a [Segment],
+    /// For each segment the number of its parameter among those that a [`Decision`](super::Decision) counts: it is updated where
+    /// some rank has that one's gradient. Empty: every step updates all segments.
+    pub params: &'a [u32],
 }
 
 /// The segments of flat memory on a GPU, of one or several parameter groups, with all that their updates need.
@@ -30,6 +33,8 @@ pub struct Update {
     rows: Buffer,
     count: u64,
     tiles: u64,
+    /// Parameters that the step must tell of.
+    counted: usize,
     formats: Streams,
     types: Types,
 }
@@ -60,7 +65,9 @@ impl Update {
         for group in groups {
             check_memory(group.rule, flat, rounding)?;
             check_segments(group.segments, flat.params.len(), 0.0, f64::is_finite)?;
+            let first = table.len();
             super::append(&mut table, flat.params.dtype(), group.rule, group.lr_scale, group.segments)?;
+            number(&mut table[first..], group.params)?;
         }
         check_places(flat, queue.place())?;
         check_apart(groups)?;
@@ -75,6 +82,7 @@ impl Update {
             rows,
             count: table.len() as u64,
             tiles: super::tiles(&table, flat.params.dtype()),
+            counted: counted(&table),
             formats: Streams::of(flat, rounding),
             types: Types::of(flat),
         })
@@ -84,7 +92,11 @@ impl Update {
     pub fn run(&mut self, flat: Flat<'_, '_>, step: &StepBlock, queue: &Queue) -> Result<(), Error> {
         let stream = stream(queue)?;
         check_places(&flat, queue.place())?;
-        step.0.place().check(queue.place())?;
+        step.block.place().check(queue.place())?;
+        if step.counted < self.counted {
+            let what = "a step that leaves parameters alone";
+            return Err(Error::Len { what, given: step.counted, expected: self.counted });
+        }
         let given = Types::of(&flat);
         if given != self.types {
             return Err(Error::OtherMemory {
@@ -95,10 +107,10 @@ impl Update {
         let mut streams = self.streams(&flat);
         let (mut rows, mut count, mut tiles) =
             (self.rows.as_slice().address() as u64, self.count, self.tiles);
-        let mut step = step.0.as_slice().address() as u64;
+        let mut step = step.address();
         let blocks = count.div_ceil(super::THREADS.into());
-        // SAFETY: the parameters' types are the kernels' own. `rows` has `count` rows, `step` is one `Step`, both on the stream's
-        // device; rows lie within `flat`, whose vectors are of the types the kernel was chosen for and borrowed exclusively, and
+        // SAFETY: the parameters' types are the kernels' own. `rows` has `count` rows, `step` is one `Step` with a byte for
+        // each parameter that they name, checked above, both on the stream's device; rows lie within `flat`, whose vectors are of the types the kernel was chosen for and borrowed exclusively, and
         // work that later calls put on this stream follows.
         unsafe {
             let prepared = &mut [argument(&mut rows), argument(&mut count), argument(&mut step)];
@@ -152,25 +164,40 @@ impl Types {
 
 /// A [`Step`] in memory of a device.
 #[derive(Debug)]
-pub struct StepBlock(Buffer);
+pub struct StepBlock {
+    block: Buffer,
+    /// Parameters it tells of.
+    counted: usize,
+}
 
 impl StepBlock {
     /// One that skips.
     pub fn new(queue: &Queue, meter: &Meter) -> Result<Self, Error> {
-        let words = size_of::<Step>() / size_of::<u64>();
-        let mut block = StepBlock(Buffer::zeroed_on(queue, words, DType::U64, meter, Category::Staging)?);
+        Self::of(0, queue, meter)
+    }
+
+    /// The same, which tells of so many parameters whether they are updated.
+    pub(super) fn of(counted: usize, queue: &Queue, meter: &Meter) -> Result<Self, Error> {
+        let words = size_of::<Step>() / size_of::<u64>() + counted.div_ceil(size_of::<u64>());
+        let block = Buffer::zeroed_on(queue, words, DType::U64, meter, Category::Staging)?;
+        let mut block = StepBlock { block, counted };
         block.set(&Step { lr: 0.0, grad_scale: 0.0, skip: 1, zero_grads: 0 }, queue)?;
         Ok(block)
     }
 
+    /// Of how many parameters it tells whether they are updated.
+    pub fn counted(&self) -> usize {
+        self.counted
+    }
+
     pub(super) fn address(&self) -> u64 {
-        self.0.as_slice().address() as u64
+        self.block.as_slice().address() as u64
     }
 
     /// Becomes `step`, after all work of the queue so far.
     pub fn set(&mut self, step: &Step, queue: &Queue) -> Result<(), Error> {
         let words: &[u64] = bytemuck::cast_slice(std::slice::from_ref(step));
-        Ok(queue.upload(words.into(), self.0.as_mut())?)
+        Ok(queue.upload(words.into(), self.block.as_mut().slice(0..words.len())?)?)
     }
 }
 
@@ -186,6 +213,21 @@ fn family(groups: &[Group<'_>]) -> Result<&'static str, Error> {
     let first = families.next().ok_or(Error::NoKernels { rule: "no rule" })?;
     let other = families.find(|&other| other != first);
     other.map_or(Ok(first), |other| Err(Error::MixedKernels { first, other }))
+}
+
+/// Tells rows their parameters, where there are numbers.
+fn number(rows: &mut [Row], params: &[u32]) -> Result<(), Error> {
+    if !params.is_empty() && params.len() != rows.len() {
+        return Err(Error::Len { what: "params of segments", given: params.len(), expected: rows.len() });
+    }
+    rows.iter_mut().zip(params).for_each(|(row, &param)| row.param = param);
+    Ok(())
+}
+
+/// Parameters up to the last one that some row names.
+fn counted(rows: &[Row]) -> usize {
+    let named = rows.iter().map(|row| row.param).filter(|&param| param != Row::EVERY_STEP);
+    named.max().map_or(0, |last| last as usize + 1)
 }
 
 /// No element is updated twice in one launch.

@@ -4,10 +4,13 @@
 //
 // The exchange has two vectors. Summed over ranks: elements that are not finite, weight, the norm's words, then two parameters
 // a word, how many ranks have a gradient for each. The largest of all ranks: bits of the largest gradient, fault, digest and
-// its complement.
+// its complement, then for each parameter that none or all must have a gradient for, the fault of a rank without.
+//
+// Behind the settings, the step and what was decided there is a byte for each parameter that is counted: whether this rank has
+// its gradient; whether any has, so that it is updated.
 
-constexpr u32 BAD = 0, WEIGHT = 1, HEAD = 2;
-constexpr u32 PEAK = 0, FAULT = 1, DIGEST = 2, NOT_DIGEST = 3;
+constexpr u32 BAD = 0, WEIGHT = 1, HEAD = 2, COUNTS = HEAD + WORDS;
+constexpr u32 PEAK = 0, FAULT = 1, DIGEST = 2, NOT_DIGEST = 3, LACKING = 4;
 
 enum Combine : u32 { MEAN, SUM, WEIGHTED };
 
@@ -24,7 +27,7 @@ struct Settings {
     u64 fault;  // 0: none
     // Of the run.
     u64 world_size;
-    u64 params;  // whose presence must be the same on all ranks
+    u64 params;  // of those counted, the ones whose presence must be the same on all ranks: all or 0
     double growth_factor;
     double backoff_factor;
     double min_scale;
@@ -80,14 +83,23 @@ __device__ inline u64 digest(const Settings& s, const Progress& p) {
     return so_far;
 }
 
-// Writes what this rank brings besides its norm. One thread.
+// A fault of this rank: graver ones are larger, of equal ones the lowest rank's is.
+__device__ inline u64 fault_of(const Settings& s, u64 code, u64 param) {
+    return code << 56 | (0xFFFFFF - (s.rank & 0xFFFFFF)) << 32 | (param & 0xFFFFFFFF);
+}
+
+// Writes what this rank brings besides its norm. One block; bytes behind the last parameter's are 0.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    decide_bring(const Settings* settings, const Progress* progress, u64* sum, u64* max) {
-    if (threadIdx.x != 0) return;
+    decide_bring(const Settings* settings, const Progress* progress, u64* sum, u64* max, u64 counted) {
     const Settings& s = *settings;
+    const u8* here = (const u8*)(settings + 1);
+    for (u64 pair = threadIdx.x; pair < (counted + 1) / 2; pair += THREADS)
+        sum[COUNTS + pair] = here[2 * pair] | (u64)here[2 * pair + 1] << 32;
+    for (u64 i = threadIdx.x; i < s.params; i += THREADS) max[LACKING + i] = here[i] ? 0 : fault_of(s, 1, i);
+    if (threadIdx.x != 0) return;
     double factor = unscale(s, *progress);
     // A scale that the host has not seen may make a factor too small or too large for f32.
-    u64 bad_scale = 4ull << 56 | (0xFFFFFF - (s.rank & 0xFFFFFF)) << 32;
+    u64 bad_scale = fault_of(s, 4, 0);
     sum[WEIGHT] = s.weight;
     max[FAULT] = s.fault ? s.fault : factor >= 1e-30 && factor <= 1e30 ? 0 : bad_scale;
     max[DIGEST] = digest(s, *progress);
@@ -114,7 +126,10 @@ __device__ inline Decided judge(const Settings& s, const Progress& p, const u64*
     };
     if (d.fault) return with(FAULTY);
     if (max[DIGEST] != ~max[NOT_DIGEST]) return with(PARTED);
-    if (uneven < s.params) return with(UNEVEN);
+    if (uneven < s.params) {
+        d.fault = max[LACKING + uneven];
+        return with(UNEVEN);
+    }
     if (s.combine == WEIGHTED && d.weight == 0) return with(WEIGHTLESS);
     if (d.non_finite) return with(SKIPPED);
     double combined = s.combine == MEAN       ? over(1, __ull2double_rn(s.batches))
@@ -165,16 +180,19 @@ __device__ inline void advance(const Settings& s, Progress& p, Decided& d) {
 
 // One block.
 extern "C" __global__ void __launch_bounds__(THREADS) decide(
-    const Settings* settings, Progress* progress, const u64* sum, const u64* max, Step* step, Decided* decided) {
+    const Settings* settings, Progress* progress, const u64* sum, const u64* max, Step* step, Decided* decided,
+    u64 counted) {
     __shared__ u64 words[WORDS], even;
     const Settings& s = *settings;
     if (threadIdx.x < WORDS) words[threadIdx.x] = sum[HEAD + threadIdx.x];
     if (threadIdx.x == 0) even = ~s.params;
     __syncthreads();
     // The complement of the first parameter that is uneven is the largest.
-    for (u64 i = threadIdx.x; i < s.params; i += THREADS) {
-        u32 count = (u32)(sum[HEAD + WORDS + i / 2] >> i % 2 * 32);
-        if (count != 0 && count != s.world_size) atomicMax(&even, ~i);
+    u8 *updated = (u8*)(step + 1), *told = (u8*)(decided + 1);
+    for (u64 i = threadIdx.x; i < counted; i += THREADS) {
+        u32 count = (u32)(sum[COUNTS + i / 2] >> i % 2 * 32);
+        updated[i] = told[i] = count != 0;
+        if (i < s.params && count != 0 && count != s.world_size) atomicMax(&even, ~i);
     }
     __syncthreads();
     if (threadIdx.x != 0) return;

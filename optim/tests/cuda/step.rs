@@ -73,7 +73,7 @@ impl Whole {
         Whole {
             queue: queue.clone(),
             norm: NormSum::new(Norm::L2, queue, &meter).unwrap(),
-            decision: Decision::new(&progress, queue, &meter).unwrap(),
+            decision: Decision::new(&progress, 0, queue, &meter).unwrap(),
             sum: words(2 + ExactSum::WORDS),
             max: words(4),
             buckets,
@@ -114,7 +114,7 @@ impl Whole {
         for (i, (there, _)) in self.buckets.iter_mut().enumerate() {
             there.set_grads(&gradients(&self.start[i], t, i), &self.queue);
         }
-        self.decision.set(&settings(t), &self.queue).unwrap();
+        self.decision.set(&settings(t), [], &self.queue).unwrap();
     }
 
     fn launch(&mut self, graph: &Graph) {
@@ -182,7 +182,7 @@ fn replays_one_after_the_other_need_no_word_of_the_host() {
     let waits = meshstep_tensor::cuda::waits();
     for round in 0..20 {
         for (run, graph) in [(&mut direct, None), (&mut replayed, Some(&graph))] {
-            run.decision.set(&settings(round % 8), &queue).unwrap();
+            run.decision.set(&settings(round % 8), [], &queue).unwrap();
             match graph {
                 Some(graph) => run.launch(graph),
                 None => run.step().unwrap(),
@@ -205,7 +205,7 @@ fn what_the_host_takes_part_in_is_no_part_of_a_graph() {
     let mut whole = whole.measured();
     let graph = stream.capture(|| {
         for told in [
-            whole.decision.set(&settings(1), &queue).unwrap_err(),
+            whole.decision.set(&settings(1), [], &queue).unwrap_err(),
             whole.decision.answer(&queue).map(drop).unwrap_err(),
             whole.decision.progress(&queue).map(drop).unwrap_err(),
             whole.decision.set_progress(&Progress::new(0, None), &queue).unwrap_err(),

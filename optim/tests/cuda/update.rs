@@ -100,8 +100,10 @@ fn compare(rule: &dyn Rule, recipe: &Recipe, (len, offset): (usize, usize), queu
     let start = Memory::of(rule, recipe, len + offset, len as u64);
     let (mut expected, mut there) = (start.clone(), There::new(&start, queue));
     let [first, second] = segments(len, 1);
-    let groups =
-        [Group { rule, lr_scale: 1.0, segments: &first }, Group { rule, lr_scale: 0.5, segments: &second }];
+    let groups = [
+        Group { rule, lr_scale: 1.0, segments: &first, params: &[] },
+        Group { rule, lr_scale: 0.5, segments: &second, params: &[] },
+    ];
     let meter = Meter::new();
     let mut update =
         there.flat(offset, |flat| Update::new(&flat, &groups, recipe.rounding, queue, &meter)).unwrap();
@@ -147,8 +149,8 @@ fn a_captured_step_replayed_equals_direct_steps() {
     let start = Memory::of(&rule, &recipe, 4099, 7);
     let [first, second] = segments(4099, 1);
     let groups = [
-        Group { rule: &rule, lr_scale: 1.0, segments: &first },
-        Group { rule: &rule, lr_scale: 0.5, segments: &second },
+        Group { rule: &rule, lr_scale: 1.0, segments: &first, params: &[] },
+        Group { rule: &rule, lr_scale: 0.5, segments: &second, params: &[] },
     ];
     let made = |there: &mut There| {
         there.flat(0, |flat| Update::new(&flat, &groups, recipe.rounding, &queue, &meter)).unwrap()
@@ -204,7 +206,7 @@ fn what_an_update_cannot_do_is_refused() {
     let fits = [Segment::new(0..100, 1)];
     let mut refused = |rules: &[&dyn Rule], segments: &[Segment], queue: &Queue| {
         let groups: Vec<Group<'_>> =
-            rules.iter().map(|&rule| Group { rule, lr_scale: 1.0, segments }).collect();
+            rules.iter().map(|&rule| Group { rule, lr_scale: 1.0, segments, params: &[] }).collect();
         let made = there.flat(0, |flat| Update::new(&flat, &groups, Rounding::Nearest, queue, &meter));
         made.unwrap_err().to_string()
     };
@@ -233,7 +235,7 @@ fn other_memory_than_an_update_was_made_for_is_refused() {
     let of = |recipe: &Recipe, len| There::new(&Memory::of(&rule, recipe, len, 1), &queue);
     let mut there = of(&plain, 100);
     let segments = [Segment::new(0..100, 1)];
-    let groups = [Group { rule: &rule, lr_scale: 1.0, segments: &segments }];
+    let groups = [Group { rule: &rule, lr_scale: 1.0, segments: &segments, params: &[] }];
     let made = there.flat(0, |flat| Update::new(&flat, &groups, Rounding::Nearest, &queue, &meter));
     let (mut update, block) = (made.unwrap(), StepBlock::new(&queue, &meter).unwrap());
     let with_bf16 = Recipe { grads: DType::BF16, copy: Some(DType::BF16), ..plain };

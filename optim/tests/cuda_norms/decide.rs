@@ -17,7 +17,14 @@ const RANKS: u64 = 4;
 #[derive(Clone, Debug)]
 struct Exchange {
     sum: Vec<u64>,
-    max: [u64; 4],
+    max: Vec<u64>,
+}
+
+impl Exchange {
+    /// How many ranks have parameter `i`'s gradient.
+    fn present(&self, i: u64) -> u64 {
+        self.sum[HEAD + ExactSum::WORDS + i as usize / 2] >> (i % 2 * 32) & 0xffff_ffff
+    }
 }
 
 /// One step.
@@ -26,7 +33,12 @@ struct Case {
     settings: Settings,
     norm: Norm,
     exchange: Exchange,
+    /// Parameters that ranks count: behind the step and what is decided, whether each is updated.
+    counted: u64,
 }
+
+/// What a step writes: what is decided, the step, and whether each parameter that is counted is updated.
+type Written = (Decided, Step, Vec<u8>);
 
 /// The run's state on the host.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,22 +60,22 @@ impl Host {
     }
 
     /// The step of the sharded optimizer, from what the exchange brought on.
-    fn step(&mut self, case: &Case) -> (Decided, Step) {
+    fn step(&mut self, case: &Case) -> Written {
         let s = &case.settings;
         let (decided, grad_scale) = self.decide(case);
         let skip = decided.verdict != 0;
         self.steps += u64::from(decided.verdict <= Verdict::Skipped as u32);
-        (decided, Step { lr: s.lr, grad_scale, skip: skip.into(), zero_grads: s.zero_grads })
+        let updated = (0..case.counted).map(|i| (case.exchange.present(i) != 0).into()).collect();
+        (decided, Step { lr: s.lr, grad_scale, skip: skip.into(), zero_grads: s.zero_grads }, updated)
     }
 
     fn decide(
         &mut self,
-        Case { settings: s, norm, exchange: Exchange { sum, max } }: &Case,
+        Case { settings: s, norm, exchange: exchange @ Exchange { sum, max }, .. }: &Case,
     ) -> (Decided, f64) {
         let words = &sum[HEAD..HEAD + ExactSum::WORDS];
         let known = NormAccumulator::from_parts(*norm, ExactSum::from_words(words), max[0], sum[0]);
-        let present = |i: u64| (sum[HEAD + ExactSum::WORDS + i as usize / 2] >> (i % 2 * 32)) as u32;
-        let param = (0..s.params).find(|&i| present(i) != 0 && u64::from(present(i)) != s.world_size);
+        let param = (0..s.params).find(|&i| ![0, s.world_size].contains(&exchange.present(i)));
         let so_far = Decided {
             non_finite: sum[0],
             weight: sum[1],
@@ -79,8 +91,9 @@ impl Host {
         if max[2] != !max[3] {
             return error(Verdict::Parted);
         }
-        if param.is_some() {
-            return error(Verdict::Uneven);
+        if let Some(param) = param {
+            let (uneven, _) = error(Verdict::Uneven);
+            return (Decided { fault: max[4 + param as usize], ..uneven }, 0.0);
         }
         let combined = match s.combine {
             0 => 1.0 / s.batches as f64,
@@ -119,14 +132,25 @@ impl Host {
     }
 }
 
-fn decide(device: &Device, case: &Case, progress: &mut Progress) -> (Decided, Step) {
-    let (mut decided, mut step) = (
-        Decided { verdict: 99, ..Decided::default() },
-        Step { lr: f64::NAN, grad_scale: f64::NAN, skip: 9, zero_grads: 9 },
-    );
+/// Words of a block that begins with `T`, a byte for each of so many parameters behind it, all of which are to be written.
+fn block<T>(params: u64) -> Vec<u64> {
+    vec![0x9999_9999_9999_9999; size_of::<T>() / 8 + params.div_ceil(8) as usize]
+}
+
+/// The block's head, and its bytes; behind the last of them nothing was written.
+fn parts<T: bytemuck::Pod>(block: &[u64], params: u64) -> (T, Vec<u8>) {
+    let (head, bytes) = bytemuck::cast_slice::<u64, u8>(block).split_at(size_of::<T>());
+    let (bytes, rest) = bytes.split_at(params as usize);
+    assert!(rest.iter().all(|&byte| byte == 0x99), "{bytes:?} {rest:?}");
+    (bytemuck::pod_read_unaligned(head), bytes.to_vec())
+}
+
+fn decide(device: &Device, case: &Case, progress: &mut Progress) -> Written {
+    let mut counted = case.counted;
+    let (mut decided, mut step) = (block::<Decided>(counted), block::<Step>(counted));
     let (sum, max) = (&case.exchange.sum, &case.exchange.max);
     let (mut settings, mut sum, mut max) = (&raw const case.settings, sum.as_ptr(), max.as_ptr());
-    let (mut progress, mut at_step, mut at) = (&raw mut *progress, &raw mut step, &raw mut decided);
+    let (mut progress, mut at_step, mut at) = (&raw mut *progress, step.as_mut_ptr(), decided.as_mut_ptr());
     let mut args = [
         arg(&mut settings),
         arg(&mut progress),
@@ -134,10 +158,14 @@ fn decide(device: &Device, case: &Case, progress: &mut Progress) -> (Decided, St
         arg(&mut max),
         arg(&mut at_step),
         arg(&mut at),
+        arg(&mut counted),
     ];
-    // SAFETY: the arguments point at what the kernel takes, and `sum` has a word for every two parameters.
+    // SAFETY: the arguments point at what the kernel takes; `sum` has a word for every two parameters, `max` one for each that is
+    // asked to be even, the blocks have a byte for each.
     unsafe { device.launch("decide", 1, THREADS, &mut args) }.unwrap();
-    (decided, step)
+    let ((decided, told), (step, updated)) = (parts(&decided, counted), parts(&step, counted));
+    assert_eq!(told, updated);
+    (decided, step, updated)
 }
 
 /// Whether a run on the device goes as the host's does; the first difference.
@@ -178,7 +206,7 @@ fn accumulated(norm: Norm, values: &[f64]) -> NormAccumulator {
     sum
 }
 
-fn exchange(params: u64) -> impl Strategy<Value = (usize, Exchange)> {
+fn exchange(params: u64, even: bool) -> impl Strategy<Value = (usize, Exchange)> {
     let number = prop_oneof![
         4 => -10.0f64..10.0,
         1 => prop::num::f64::NORMAL | prop::num::f64::SUBNORMAL | prop::num::f64::ZERO,
@@ -189,9 +217,11 @@ fn exchange(params: u64) -> impl Strategy<Value = (usize, Exchange)> {
         prop::collection::vec(prop_oneof![6 => Just(RANKS), 2 => Just(0), 1 => 1..RANKS], params as usize);
     let rare = |of: u32| prop::bool::weighted(1.0 / f64::from(of));
     (0..3usize, values, presence, rare(4), rare(8), rare(12), 0..3u64, any::<u64>()).prop_map(
-        |(norm, values, presence, bad, fault, parted, weight, digest)| {
+        move |(norm, values, presence, bad, fault, parted, weight, digest)| {
             let mut sum = vec![0u64; HEAD + ExactSum::WORDS + presence.len().div_ceil(2)];
-            let mut max = [0, u64::from(fault) * (3 << 56), digest, !digest];
+            let mut max = vec![0, u64::from(fault) * (3 << 56), digest, !digest];
+            // Any faults: the kernel passes one on.
+            max.extend((0..params).filter(|_| even).map(|i| digest ^ i));
             for rank in values.iter().map(|values| accumulated(NORMS[norm], values)) {
                 let words = sum[HEAD..].iter_mut().zip(rank.sum().words());
                 words.for_each(|(sum, word)| *sum = sum.wrapping_add(word));
@@ -210,14 +240,15 @@ fn exchange(params: u64) -> impl Strategy<Value = (usize, Exchange)> {
 const NORMS: [Norm; 3] = [Norm::L1, Norm::L2, Norm::Inf];
 
 fn case() -> impl Strategy<Value = Case> {
-    let params = prop_oneof![4 => Just(0u64), 1 => 1..9u64];
-    let exchange = params.prop_flat_map(|params| (Just(params), exchange(params)));
+    let params = prop_oneof![8 => Just(0u64), 4 => 1..9u64, 1 => 250..600u64];
+    let params = (params, any::<bool>());
+    let exchange = params.prop_flat_map(|(n, even)| (Just((n, even)), exchange(n, even)));
     let max_norm = prop_oneof![Just(f64::INFINITY), 1e-3f64..1e3, Just(1e-7)];
     let scalars = (0.0f64..1.0, max_norm, prop_oneof![Just(1.0), 1e-3f64..1e3], 1..5u64);
     let codes = (0..3u32, 0..2u32, 0..3u32, 0..2u32);
     (exchange, scalars, codes).prop_map(
         |(
-            (params, (norm, exchange)),
+            ((counted, even), (norm, exchange)),
             (lr, max_norm, grad_scale, batches),
             (combine, clips, max_skips, zero_grads),
         )| {
@@ -232,7 +263,7 @@ fn case() -> impl Strategy<Value = Case> {
                 weight: 2,
                 fault: 0,
                 world_size: RANKS,
-                params,
+                params: if even { counted } else { 0 },
                 growth_factor: 0.0,
                 backoff_factor: 0.0,
                 min_scale: 0.0,
@@ -245,7 +276,7 @@ fn case() -> impl Strategy<Value = Case> {
                 max_skips,
                 zero_grads,
             };
-            Case { settings, norm, exchange }
+            Case { settings, norm, exchange, counted }
         },
     )
 }
@@ -295,22 +326,29 @@ fn norms_are_rounded_as_the_hosts_are() {
             let sum = accumulated(norm, values);
             let mut words = vec![0, 6];
             words.extend(sum.sum().words());
-            let exchange = Exchange { sum: words, max: [sum.max_bits(), 0, 1, !1] };
+            let exchange = Exchange { sum: words, max: vec![sum.max_bits(), 0, 1, !1] };
             let settings = Settings { norm: norm_code(norm).unwrap(), ..plain };
-            let case = Case { settings, norm, exchange };
+            let case = Case { settings, norm, exchange, counted: 0 };
             assert_eq!(difference(&device, None, &[case]), None, "{norm:?} of {values:?}");
         }
     }
 }
 
-fn bring(device: &Device, settings: &Settings, progress: &Progress) -> ([u64; 2], [u64; 4]) {
-    let (mut sum, mut max) = ([11, 12], [13, 14, 15, 16]);
-    let (mut settings, mut progress) = (&raw const *settings, &raw const *progress);
+fn bring(device: &Device, settings: &Settings, here: &[bool], progress: &Progress) -> [Vec<u64>; 2] {
+    let (mut counted, head) = (here.len() as u64, size_of::<Settings>() / 8);
+    let mut block = vec![0u64; head + here.len().div_ceil(8)];
+    block[..head].copy_from_slice(bytemuck::cast_slice(std::slice::from_ref(settings)));
+    let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut block[head..]);
+    bytes.iter_mut().zip(here).for_each(|(byte, &here)| *byte = here.into());
+    let mut sum: Vec<u64> = (11..).take(HEAD + ExactSum::WORDS + here.len().div_ceil(2)).collect();
+    let mut max: Vec<u64> = (13..).take(4 + settings.params as usize).collect();
+    let (mut settings, mut progress) = (block.as_ptr(), &raw const *progress);
     let (mut at_sum, mut at_max) = (sum.as_mut_ptr(), max.as_mut_ptr());
-    let mut args = [arg(&mut settings), arg(&mut progress), arg(&mut at_sum), arg(&mut at_max)];
-    // SAFETY: the arguments point at what the kernel takes; it writes the second word of `sum`, the last three of `max`.
+    let mut args =
+        [arg(&mut settings), arg(&mut progress), arg(&mut at_sum), arg(&mut at_max), arg(&mut counted)];
+    // SAFETY: the arguments point at what the kernel takes; both vectors have the words of as many parameters.
     unsafe { device.launch("decide_bring", 1, THREADS, &mut args) }.unwrap();
-    (sum, max)
+    [sum, max]
 }
 
 /// A digest of what must be the same on all ranks: shard's, field by field.
@@ -323,13 +361,26 @@ fn digest(fields: &[u64]) -> u64 {
 fn what_a_rank_brings_is_what_the_host_would() {
     let Some(device) = Device::of("norm/decide") else { return };
     proptest!(cases(100), |(case in case(), rule in rule(), fault in prop_oneof![Just(0), any::<u64>()],
-                            factor in prop_oneof![3 => Just(1.0), 1 => Just(1e30), 1 => Just(1e-30)])| {
+                            factor in prop_oneof![3 => Just(1.0), 1 => Just(1e30), 1 => Just(1e-30)],
+                            here in prop::collection::vec(any::<bool>(), 0..600))| {
         let host = Host::new(rule);
         let progress = host.progress();
         let s = Settings { fault, rank: 3, weight: 77, ..case.settings };
-        let s = Settings { grad_scale: s.grad_scale * factor, ..s };
-        let ([bad, weight], [peak, found, known, complement]) = bring(&device, &s, &progress);
+        let params = if s.params > 0 { here.len() as u64 } else { 0 };
+        let s = Settings { grad_scale: s.grad_scale * factor, params, ..s };
+        let [sum, max] = bring(&device, &s, &here, &progress);
+        let ([bad, weight], [peak, found, known, complement]) = ([sum[0], sum[1]], [max[0], max[1], max[2], max[3]]);
         prop_assert_eq!((bad, weight, peak), (11, 77, 13), "what the norm adds to is left alone");
+        let (words, counts) = sum[HEAD..].split_at(ExactSum::WORDS);
+        prop_assert!(words.iter().zip(13..).all(|(&word, before)| word == before), "{words:?}");
+        for (counts, here) in counts.iter().zip(here.chunks(2)) {
+            let expected: u64 = here.iter().zip([0, 32]).map(|(&here, shift)| u64::from(here) << shift).sum();
+            prop_assert_eq!(*counts, expected);
+        }
+        for (i, (&fault, &here)) in max[4..].iter().zip(&here).enumerate() {
+            let missing = 1 << 56 | (0xff_ffff - 3) << 32 | i as u64;
+            prop_assert_eq!(fault, if here { 0 } else { missing });
+        }
         let fits = (1e-30..=1e30).contains(&(s.grad_scale / host.loss_scale()));
         let bad_scale = 4 << 56 | (0xff_ffff - 3) << 32;
         let expected = if fault != 0 { fault } else if fits { 0 } else { bad_scale };
@@ -356,6 +407,10 @@ fn mistakes_are_noticed() {
         ("| lost;", ";"),
         ("p.hysteresis_tracker = s.hysteresis;", ""),
         ("count != 0 && count", "count"),
+        ("i < s.params && count", "count"),
+        ("= count != 0;", "= count == s.world_size;"),
+        ("i % 2 * 32);", "0);"),
+        ("max[LACKING + uneven]", "max[LACKING]"),
     ];
     for (right, wrong) in mistakes {
         assert_eq!(text.matches(right).count(), 1, "{right}");

@@ -58,7 +58,7 @@ impl Bucket {
         queue.upload(values[..].into(), params.as_mut()).unwrap();
         let mut state: Vec<Buffer> = rule.state().iter().map(|_| buffer(half.len())).collect();
         let segments = [Segment::new(0..half.len() / 3, 1), Segment::new(half.len() / 3..half.len(), 1)];
-        let group = Group { rule, lr_scale: 1.0, segments: &segments };
+        let group = Group { rule, lr_scale: 1.0, segments: &segments, params: &[] };
         let mut slots: Vec<SliceMut<'_>> = state.iter_mut().map(Buffer::as_mut).collect();
         let flat = flat(&mut params, &mut grads, &mut slots, half);
         let update = Update::new(&flat, &[group], Rounding::Nearest, queue, meter).unwrap();
@@ -94,7 +94,7 @@ impl Whole {
         let progress = Progress::new(0, Some(scaling().start()));
         let mut whole = Whole {
             norm: NormSum::new(Norm::L2, &queue, &meter).unwrap(),
-            decision: Decision::new(&progress, &queue, &meter).unwrap(),
+            decision: Decision::new(&progress, 0, &queue, &meter).unwrap(),
             sum: words(2 + ExactSum::WORDS),
             max: words(4),
             buckets: LENS.map(bucket).into(),
@@ -175,7 +175,7 @@ impl Whole {
             world_size: RANKS as u64,
             ..Settings::default()
         };
-        self.decision.set(&settings.with_loss_scale(Some(&scaling())), &self.queue).unwrap();
+        self.decision.set(&settings.with_loss_scale(Some(&scaling())), [], &self.queue).unwrap();
     }
 
     fn decided(&self) -> Decided {
