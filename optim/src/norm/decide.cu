@@ -187,12 +187,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) decide(
     if (threadIdx.x < WORDS) words[threadIdx.x] = sum[HEAD + threadIdx.x];
     if (threadIdx.x == 0) even = ~s.params;
     __syncthreads();
-    // The complement of the first parameter that is uneven is the largest.
+    // The complement of the first parameter that is uneven is the largest; where none needs to be even, all ones are there.
     u8 *updated = (u8*)(step + 1), *told = (u8*)(decided + 1);
     for (u64 i = threadIdx.x; i < counted; i += THREADS) {
         u32 count = (u32)(sum[COUNTS + i / 2] >> i % 2 * 32);
         updated[i] = told[i] = count != 0;
-        if (i < s.params && count != 0 && count != s.world_size) atomicMax(&even, ~i);
+        if (count != 0 && count != s.world_size) atomicMax(&even, ~i);
     }
     __syncthreads();
     if (threadIdx.x != 0) return;

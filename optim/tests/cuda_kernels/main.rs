@@ -48,6 +48,13 @@ fn step(scalars: &Scalars) -> Step {
     Step { lr: scalars.lr, grad_scale: scalars.grad_scale, skip: 0, zero_grads: scalars.zero_grads.into() }
 }
 
+/// A step, and whether it updates each of some parameters.
+#[repr(C)]
+struct Told {
+    step: Step,
+    updated: [u8; 8],
+}
+
 /// Parameter groups: rules of one family, with their segments.
 type Groups<'a> = [(&'a dyn Rule, Vec<Segment>)];
 
@@ -87,10 +94,17 @@ impl<'a> Table<'a> {
         Ok(kernel)
     }
 
-    fn prepare(&mut self, mut step: Step) {
-        let (mut rows, mut count, mut step) = (self.rows.as_mut_ptr(), self.rows.len() as u64, &raw mut step);
+    fn prepare(&mut self, step: Step) {
+        self.prepare_some(step, [0; 8]);
+    }
+
+    /// The rows of each parameter whose byte is not 0, and those of none.
+    fn prepare_some(&mut self, step: Step, updated: [u8; 8]) {
+        let told = Told { step, updated };
+        let (mut rows, mut count, mut step) =
+            (self.rows.as_mut_ptr(), self.rows.len() as u64, &raw const told);
         let mut args = [(&raw mut rows).cast(), (&raw mut count).cast(), (&raw mut step).cast()];
-        // SAFETY: `prepare` takes rows that may be written, so many, and a step.
+        // SAFETY: `prepare` takes rows that may be written, so many, and a step with a byte for each parameter they name.
         unsafe { self.device.launch(&cuda::prepare(self.family), 2, THREADS, &mut args) }.unwrap();
     }
 

@@ -74,6 +74,42 @@ fn a_skipped_step_writes_nothing_and_does_not_count() {
     }
 }
 
+/// Parameters of which some have no gradient in a step: their rows count only the steps that update them.
+#[test]
+fn rows_of_parameters_without_a_gradient_are_left_alone() {
+    let average = Sgd { momentum: 0.9, form: Momentum::Average { debias: true }, ..Sgd::default() };
+    let rules: [(&str, &dyn Rule); 2] = [("adam", &AdamW::default()), ("sgd", &average)];
+    // One parameter has two rows, one row is of none.
+    let (ranges, params) =
+        ([3..10, 10..2100, 2100..2100, 2101..9000, 9000..9100], [0, 1, 1, 7, Row::EVERY_STEP]);
+    for (folder, rule) in rules {
+        let Some(device) = Device::of(folder) else { return };
+        for recipe in recipes().iter().filter(|recipe| recipe.suits(rule)) {
+            let start = Memory::of(rule, recipe, 9100, 1);
+            let (mut expected, mut found) = (start.clone(), start);
+            let mut segments = ranges.clone().map(|range| segment(range, 0, 1)).to_vec();
+            let mut table = Table::new(&device, recipe.params, &[(rule, segments.clone())]);
+            table.rows.iter_mut().zip(params).for_each(|(row, param)| row.param = param);
+            for (t, bytes) in [0u8, 0xff, 0b1, 0b1000_0000, 0b10, 0b1000_0011].into_iter().enumerate() {
+                let scalars = scalars(recipe, t as u64);
+                let updated = |param: u32| param == Row::EVERY_STEP || bytes >> param & 1 == 1;
+                for (segment, _) in segments.iter_mut().zip(params).filter(|&(_, param)| updated(param)) {
+                    let one = std::slice::from_ref(segment);
+                    expected.update(rule, Isa::Reference, 0, one, &scalars).unwrap();
+                    segment.t += 1;
+                }
+                let (kernel, streams) = describe(table.family, &mut found, 0, recipe.rounding);
+                table.prepare_some(step(&scalars), std::array::from_fn(|i| bytes >> i & 1));
+                // SAFETY: the vectors are those of the kernel's types, as long as the segments.
+                unsafe { table.update(&kernel, streams, step(&scalars), 3) }.unwrap();
+                assert_eq!(difference(&found, &expected), None, "{kernel} {recipe:?}, step {t}");
+                let counted = table.rows.iter().map(|row| row.t + 1);
+                assert!(counted.eq(segments.iter().map(|segment| segment.t)), "{kernel}, step {t}");
+            }
+        }
+    }
+}
+
 /// A row that claims 2^34 tiles, of nothing, before one of three: the largest grid there is goes round it eight times. Only
 /// the blocks run that reach the second row.
 #[test]

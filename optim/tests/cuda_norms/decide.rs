@@ -407,7 +407,6 @@ fn mistakes_are_noticed() {
         ("| lost;", ";"),
         ("p.hysteresis_tracker = s.hysteresis;", ""),
         ("count != 0 && count", "count"),
-        ("i < s.params && count", "count"),
         ("= count != 0;", "= count == s.world_size;"),
         ("i % 2 * 32);", "0);"),
         ("max[LACKING + uneven]", "max[LACKING]"),
