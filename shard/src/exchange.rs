@@ -179,11 +179,7 @@ pub(crate) fn disagreement(
 ) -> Result<Error, Error> {
     let mut text = String::new();
     for (name, &value) in FIELDS.iter().zip(fields) {
-        let value = match *name {
-            "lr" | "max_norm" | "grad_scale" | "loss_scale" => f64::from_bits(value).to_string(),
-            _ => value.to_string(),
-        };
-        text += &format!("{name} = {value}\n");
+        text += &format!("{name} = {}\n", shown(name, value));
     }
     match crate::agree::same_everywhere(comm, options, &text) {
         Err(error) => Ok(error),
@@ -193,6 +189,14 @@ pub(crate) fn disagreement(
             rank: comm.rank(),
             theirs: text,
         }),
+    }
+}
+
+/// A field's value.
+pub(crate) fn shown(field: &str, value: u64) -> String {
+    match field {
+        "lr" | "max_norm" | "grad_scale" | "loss_scale" => f64::from_bits(value).to_string(),
+        _ => value.to_string(),
     }
 }
 

@@ -3,7 +3,9 @@
 use crate::Result;
 use crate::cases::Case;
 use crate::vectors::Vectors;
-use meshstep_optim::cuda::{Answer, Decision, Group, Progress, Settings, Step, StepBlock, Update, norm_code};
+use meshstep_optim::cuda::{
+    Answer, Decision, FIELDS, Group, Progress, Settings, Step, StepBlock, Update, norm_code,
+};
 use meshstep_optim::{ExactSum, Norm, NormSum, Segment};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
 
@@ -72,7 +74,7 @@ impl Deciding {
             decision: Decision::new(&Progress::new(0, None), 0, queue, meter)?,
             settings: settings(),
             sum: words(2 + ExactSum::WORDS)?,
-            max: words(4)?,
+            max: words(4 + 2 * FIELDS)?,
         })
     }
 

@@ -1,14 +1,14 @@
 //! What a step does, decided on the device: the host sends what it was asked for, and hears later what became of it.
 
 use super::kernels::{Kernel, argument};
-use super::{Decided, Progress, Settings, StepBlock};
+use super::{Decided, FIELDS, Progress, Settings, StepBlock};
 use crate::Error;
 use meshstep_tensor::cuda::{Letter, Mail, Stream};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue, Slice, SliceMut};
 
 /// Summed words before the norm's: non-finite count and weight.
 const HEAD: usize = 2;
-/// Words of the other vector before those of parameters.
+/// Words of the other vector before those of parameters and [`FIELDS`].
 const MAXIMA: usize = 4;
 
 /// The decision of every step of a run, in memory of a device.
@@ -153,7 +153,7 @@ impl Decision {
     /// Whether the vectors are an exchange's, and there.
     fn check(&self, sum: Slice<'_>, max: Slice<'_>, queue: &Queue) -> Result<(), Error> {
         let sums = HEAD + crate::ExactSum::WORDS + self.counted.div_ceil(2);
-        for (what, vector, expected) in [("sum", sum, sums), ("max", max, MAXIMA + self.even)] {
+        for (what, vector, expected) in [("sum", sum, sums), ("max", max, MAXIMA + self.even + 2 * FIELDS)] {
             vector.place().check(queue.place())?;
             if vector.dtype() != DType::U64 {
                 return Err(Error::DType { what, given: vector.dtype(), works: "u64" });

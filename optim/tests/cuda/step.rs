@@ -3,7 +3,7 @@
 use crate::common::{self, Memory, RECIPES, Recipe, Values};
 use crate::gpu::queue;
 use crate::update::There;
-use meshstep_optim::cuda::{Decided, Decision, Group, Progress, Settings, Update, Verdict};
+use meshstep_optim::cuda::{Decided, Decision, FIELDS, Group, Progress, Settings, Update, Verdict};
 use meshstep_optim::{AdamW, DynamicLossScale, Error, ExactSum, LossScale, Norm, NormSum, Segment};
 use meshstep_tensor::cuda::{Graph, Stream};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
@@ -63,7 +63,8 @@ impl Whole {
                 There::new(start, queue),
                 [vec![Segment::new(0..len / 2, 1)], vec![Segment::new(len / 2..len, 4)]],
             );
-            let group = |i: usize| Group { rule: &rule, lr_scale: [1.0, 0.5][i], segments: &halves[i] };
+            let group =
+                |i: usize| Group { rule: &rule, lr_scale: [1.0, 0.5][i], segments: &halves[i], params: &[] };
             let groups = [group(0), group(1)];
             let update = there.flat(0, |flat| Update::new(&flat, &groups, RECIPE.rounding, queue, &meter));
             (there, update.unwrap())
@@ -75,7 +76,7 @@ impl Whole {
             norm: NormSum::new(Norm::L2, queue, &meter).unwrap(),
             decision: Decision::new(&progress, 0, queue, &meter).unwrap(),
             sum: words(2 + ExactSum::WORDS),
-            max: words(4),
+            max: words(4 + 2 * FIELDS),
             buckets,
             start,
         }

@@ -3,7 +3,7 @@
 use crate::{alone, devices, room_for, seed, stand_in};
 use meshstep_comm::nccl::{self, Captured, Nccl};
 use meshstep_comm::{Communicator, Op, Reduction};
-use meshstep_optim::cuda::{Decided, Decision, Group, Progress, Settings, Update, Verdict};
+use meshstep_optim::cuda::{Decided, Decision, FIELDS, Group, Progress, Settings, Update, Verdict};
 use meshstep_optim::{
     AdamW, DynamicLossScale, ExactSum, Flat, LossScale, Norm, NormSum, Rounding, Rule, Segment,
 };
@@ -96,7 +96,7 @@ impl Whole {
             norm: NormSum::new(Norm::L2, &queue, &meter).unwrap(),
             decision: Decision::new(&progress, 0, &queue, &meter).unwrap(),
             sum: words(2 + ExactSum::WORDS),
-            max: words(4),
+            max: words(4 + 2 * FIELDS),
             buckets: LENS.map(bucket).into(),
             queue,
             comm,
@@ -255,7 +255,10 @@ fn ranks_that_launch_with_different_rates_are_told_by_the_verdict() {
         whole.begin(1, true);
         let before = whole.end();
         whole.launch(&graph);
-        assert_eq!(whole.decided().verdict, Verdict::Parted as u32);
+        let Decided { verdict, param, mine, smallest, largest, .. } = whole.decided();
+        assert_eq!((verdict, param), (Verdict::Parted as u32, 1));
+        let rates = [0.01, 0.01 + 1.0].map(f64::to_bits);
+        assert_eq!(([smallest, largest], mine), (rates, rates[whole.comm.rank()]));
         assert_eq!(whole.end(), before);
         whole.begin(2, false);
         whole.launch(&graph);
