@@ -1,5 +1,6 @@
 //! A whole sharded step as one CUDA graph on every rank: gradients reduced, measured, decided on, applied, parameters gathered.
 
+use crate::common::Run;
 use crate::{alone, devices, room_for, seed, stand_in};
 use meshstep_comm::nccl::{self, Captured, Nccl};
 use meshstep_comm::{Communicator, Op, Reduction};
@@ -7,8 +8,8 @@ use meshstep_optim::cuda::{Decided, Decision, FIELDS, Group, Progress, Settings,
 use meshstep_optim::{
     AdamW, DynamicLossScale, ExactSum, Flat, LossScale, Norm, NormSum, Rounding, Rule, Segment,
 };
-use meshstep_shard::Error;
-use meshstep_tensor::cuda::Stream;
+use meshstep_shard::{Error, Options, Outcome};
+use meshstep_tensor::cuda::{self, Stream};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, SliceMut};
 use std::sync::Arc;
 
@@ -263,5 +264,30 @@ fn ranks_that_launch_with_different_rates_are_told_by_the_verdict() {
         whole.begin(2, false);
         whole.launch(&graph);
         assert_eq!(whole.decided().verdict, Verdict::Applied as u32);
+    });
+}
+
+#[test]
+fn a_step_of_an_optimizer_is_no_part_of_a_graph() {
+    let _alone = alone();
+    if !room_for(RANKS) {
+        return;
+    }
+    ranks(|comm| {
+        let queue = Queue::cuda(Stream::new(comm.device()).unwrap());
+        let base = Run { ranks: RANKS, ..Run::default() };
+        let run = Run { options: Options { queue: queue.clone(), ..base.options.clone() }, ..base };
+        let mut optimizer = run.build(comm).unwrap();
+        run.hand_over(&mut optimizer, 1, 0).unwrap();
+        let stream = queue.stream().unwrap();
+        let graph = stream.capture(|| {
+            let told = optimizer.step(run.at(1)).unwrap_err().to_string();
+            assert!(told.contains("a step of an Optimizer cannot be part of a graph"), "{told}");
+            Ok::<_, cuda::Error>(())
+        });
+        graph.unwrap();
+        // Nothing has come of it, and the step can be taken.
+        let outcome = optimizer.step(run.at(1)).unwrap().outcome().unwrap();
+        assert!(matches!(outcome, Outcome::Applied { .. }));
     });
 }
