@@ -5,7 +5,7 @@ use meshstep_comm::nccl::{Captured, Nccl};
 use meshstep_comm::{Communicator, Error, InFlight, Op, Reduction};
 use meshstep_tensor::cuda::{self, Stream};
 use meshstep_tensor::{Buffer, Queue};
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 const RANKS: usize = 3;
@@ -14,6 +14,7 @@ const LEN: usize = 4 * RANKS;
 /// What each round brings, and what the operations before have left.
 struct Work {
     rank: Rank,
+    fresh: Buffer,
     given: Buffer,
     sums: Buffer,
     passed: [Buffer; 2],
@@ -23,7 +24,7 @@ impl Work {
     fn new(comm: Arc<Nccl>) -> Self {
         let rank = Rank::new(comm);
         let buffer = || rank.buffer(&[0u64; LEN]);
-        Work { given: buffer(), sums: buffer(), passed: [buffer(), buffer()], rank }
+        Work { fresh: buffer(), given: buffer(), sums: buffer(), passed: [buffer(), buffer()], rank }
     }
 
     fn stream(&self) -> Stream {
@@ -33,12 +34,14 @@ impl Work {
     fn bring(&mut self, round: u64) {
         let me = self.rank.comm.rank() as u64;
         let values: Vec<u64> = (0..LEN as u64).map(|i| (i + 1) * (round + 1) * (me + 3)).collect();
-        self.rank.queue.upload(values[..].into(), self.given.as_mut()).unwrap();
+        self.rank.queue.upload(values[..].into(), self.fresh.as_mut()).unwrap();
+        // Which nobody waits for.
+        self.rank.queue.copy(self.fresh.as_slice(), self.given.as_mut()).unwrap();
     }
 
     /// Sums of what was brought and of what earlier rounds have left, on two streams; then each rank's to the next.
     fn round(&mut self) -> Result<(), Error> {
-        let Work { rank, given, sums, passed } = self;
+        let Work { rank, given, sums, passed, .. } = self;
         let (comm, queue) = (&*rank.comm, &rank.queue);
         let (me, world_size) = (comm.rank(), comm.world_size());
         let start =
@@ -157,7 +160,7 @@ fn a_launch_that_hangs_ends_at_its_deadline() {
     // The second operation of rank 1's graph.
     plan("hang 1 1");
     let options = options(Duration::from_millis(400));
-    let begun = Instant::now();
+    let (begun, both) = (Instant::now(), Barrier::new(2));
     let told = ranks(2, &options, |comm| {
         let mut work = Work::new(comm);
         let graph = work.captured();
@@ -174,12 +177,18 @@ fn a_launch_that_hangs_ends_at_its_deadline() {
         assert!(matches!(refused, Error::Poisoned { .. }));
         let record = work.rank.comm.flight_record();
         assert!(record.contains("ended not seen"), "{record}");
-        (ended, graph)
+        // NCCL does not end before the graphs have gone, whoever still holds them.
+        while graphs() > 0 && begun.elapsed() < Duration::from_secs(2) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let left = graphs();
+        both.wait();
+        drop(graph);
+        (ended, left)
     });
     assert!(begun.elapsed() < Duration::from_secs(2) + options.deadline);
-    // NCCL does not end before the graphs have gone, whoever still holds them.
-    assert_eq!(graphs(), 0);
-    for (error, _) in &told {
+    for (error, left) in &told {
+        assert_eq!(*left, 0, "graphs");
         let Error::Stuck { op_number: 0 | 5, .. } = error.cause() else { panic!("{error:?}") };
     }
 }
