@@ -198,7 +198,6 @@ pub enum Error {
         /// What it has.
         theirs: String,
     },
-
     /// No parameter of this name.
     #[error("no parameter {name:?} among the {count} registered")]
     UnknownParam {
