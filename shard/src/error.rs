@@ -127,12 +127,26 @@ pub enum Error {
         /// Its shape.
         shape: Vec<usize>,
     },
-    /// Ranks on GPUs have stepped with different things.
+    /// Ranks on GPUs have stepped with different things, of which one is told.
     #[error(
-        "ranks disagree on what they step with; compare lr, max_norm, grad_scale, the loss scale, micro-batches and the \
-         order of steps between them"
+        "ranks disagree on {field}: this one has {mine}, all have from {smallest} to {largest}; give every rank the same"
     )]
-    Differ,
+    Differ {
+        /// The first that differs.
+        field: &'static str,
+        /// What this rank has.
+        mine: String,
+        /// The smallest of all ranks.
+        smallest: String,
+        /// The largest of all ranks.
+        largest: String,
+    },
+    /// What a GPU has decided is nothing that it decides.
+    #[error("a GPU has told of a step what is no verdict ({verdict}); its memory has been written over")]
+    NoVerdict {
+        /// What it told.
+        verdict: u32,
+    },
     /// What is decided on the CPU alone, where memory is a GPU's.
     #[error("{what} is not for memory of a GPU; use {works}")]
     NotOnGpu {
@@ -197,7 +211,6 @@ pub enum Error {
         /// What it has.
         theirs: String,
     },
-
     /// No parameter of this name.
     #[error("no parameter {name:?} among the {count} registered")]
     UnknownParam {

@@ -149,9 +149,11 @@ impl Exchange {
         self.take_back()?;
         let Exchange { queue, sum: Words { there: sum, .. }, max: Words { there: max, .. }, .. } = self;
         norm.write(sum.as_mut(), max.as_mut(), queue)?;
-        decision.bring(settings, present, sum.as_mut(), max.as_mut(), queue)?;
+        decision.set(settings, present, queue)?;
+        decision.bring(sum.as_mut(), max.as_mut(), queue)?;
         group(comm, [queue; 2], sum, max)?;
-        Ok(decision.decide(sum.as_slice(), max.as_slice(), queue)?)
+        decision.decide(sum.as_slice(), max.as_slice(), queue)?;
+        Ok(decision.answer(queue)?)
     }
 
     /// Another exchange, of the norm of a step that was decided without it: `aside` waits for it and tells, the queue goes on.
@@ -167,7 +169,8 @@ impl Exchange {
         norm.write(sum.as_mut(), max.as_mut(), queue)?;
         let other = Queue::cuda(aside.clone());
         group(comm, [queue, &other], sum, max)?;
-        let answer = decision.norm(sum.as_slice(), max.as_slice(), &other)?;
+        decision.norm(sum.as_slice(), max.as_slice(), &other)?;
+        let answer = decision.answer(&other)?;
         self.lent = Some(aside.record().map_err(meshstep_tensor::Error::from)?);
         Ok(answer)
     }
@@ -218,11 +221,7 @@ pub(crate) fn disagreement(
 ) -> Result<Error, Error> {
     let mut text = String::new();
     for (name, &value) in FIELDS.iter().zip(fields) {
-        let value = match *name {
-            "lr" | "max_norm" | "grad_scale" | "loss_scale" => f64::from_bits(value).to_string(),
-            _ => value.to_string(),
-        };
-        text += &format!("{name} = {value}\n");
+        text += &format!("{name} = {}\n", shown(name, value));
     }
     match crate::agree::same_everywhere(comm, options, &text) {
         Err(error) => Ok(error),
@@ -232,6 +231,14 @@ pub(crate) fn disagreement(
             rank: comm.rank(),
             theirs: text,
         }),
+    }
+}
+
+/// A field's value.
+pub(crate) fn shown(field: &str, value: u64) -> String {
+    match field {
+        "lr" | "max_norm" | "grad_scale" | "loss_scale" => f64::from_bits(value).to_string(),
+        _ => value.to_string(),
     }
 }
 

@@ -1,10 +1,11 @@
 //! Which parameters travel together, who owns what of them, and the bytes that takes. Arithmetic only.
 
 use crate::bucket_plan::{self, BucketPlan, Placed};
+use crate::exchange::FIELDS;
 use crate::tensor_totals::fold_words;
 use crate::{Clip, Error, Missing, NonFinite, Options, Stage};
 use meshstep_optim::{ExactSum, LossScale, Rule};
-use meshstep_tensor::{DType, Layout};
+use meshstep_tensor::{DType, Layout, Place};
 use std::ops::Range;
 
 /// Buffers a ZeRO-2 rank keeps for gradients on their way: one that fills while one travels.
@@ -267,12 +268,14 @@ pub(crate) fn pool_sizes<'b>(
     pool
 }
 
-/// u64 words of the two vectors of the step's exchange, summed and maximised. Where the policy asks, after the norm two parameters a word, how many
-/// ranks have a gradient for each; after what else is maximised a word for each, which rank has none.
+/// u64 words of the two vectors of the step's exchange. Where the policy asks, after the norm two parameters a word, how many
+/// ranks have a gradient for each; after what else is maximised a word for each, which rank has none. On a GPU, which is asked
+/// once, what must be the same follows with its complement.
 pub(crate) fn exchange_words(params: usize, options: &Options) -> [usize; 2] {
     let counts = if options.missing.counts() { params.div_ceil(2) } else { 0 };
     let lacking = if options.missing == Missing::AllOrNone { params } else { 0 };
-    [SUM_HEAD + ExactSum::WORDS + counts, MAX_HEAD + lacking]
+    let fields = if options.queue.place() == Place::Cpu { 0 } else { 2 * FIELDS.len() };
+    [SUM_HEAD + ExactSum::WORDS + counts, MAX_HEAD + lacking + fields]
 }
 
 /// What `rank` sends to all-reduce `len` elements on a ring: all chunks but its own, twice; `len` need not divide.

@@ -7,7 +7,8 @@ use crate::{Clip, Combine, Error, Missing, NonFinite, Optimizer, Options};
 use meshstep_comm::Communicator;
 use meshstep_optim::cuda::{Answer, Decided, Decision, Progress, Settings, Verdict, norm_code};
 use meshstep_optim::{LossScale, clip_coef};
-use meshstep_tensor::{Place, cuda::Stream};
+use meshstep_tensor::cuda::{self, Stream};
+use meshstep_tensor::{Place, Queue};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
@@ -41,7 +42,8 @@ impl Ticket {
     /// Waits for the outcome.
     pub(crate) fn outcome(&self) -> Result<Outcome, Error> {
         self.told.store(true, SeqCst);
-        let Decided { norm, coef, non_finite, in_a_row, fault, .. } = self.decided()?;
+        let decided = self.decided()?;
+        let Decided { norm, coef, non_finite, in_a_row, fault, .. } = decided;
         let traffic = self.traffic;
         match self.verdict()? {
             Verdict::Applied => Ok(Outcome::Applied { norm, coef, traffic }),
@@ -54,25 +56,27 @@ impl Ticket {
             Verdict::Weightless => Err(Error::ZeroWeight),
             Verdict::TooManySkips => Err(Error::TooManySkips { skips: in_a_row }),
             // What the host would say of such a norm.
-            Verdict::NoNorm => Err(clip_coef(norm, self.max_norm).err().map_or(Error::Differ, Error::from)),
-            Verdict::Parted => Err(Error::Differ),
+            Verdict::NoNorm => {
+                Err(clip_coef(norm, self.max_norm).err().map_or(no_verdict(&decided), Error::from))
+            }
+            Verdict::Parted => Err(differ(&decided)),
         }
     }
 
     /// Waits for what was decided.
     fn decided(&self) -> Result<Decided, Error> {
-        if self.decided.get().is_none() {
-            let decided = self.answer.read()?;
-            // An exchange that was ended lets the stream go on, and what it left is no sum of all ranks.
-            self.comm.sound()?;
-            let _ = self.decided.set(decided);
+        if let Some(&decided) = self.decided.get() {
+            return Ok(decided);
         }
-        self.decided.get().copied().ok_or(Error::Differ)
+        let decided = self.answer.read()?;
+        // An exchange that was ended lets the stream go on, and what it left is no sum of all ranks.
+        self.comm.sound()?;
+        Ok(*self.decided.get_or_init(|| decided))
     }
 
     fn verdict(&self) -> Result<Verdict, Error> {
-        let number = self.decided()?.verdict as usize;
-        Verdict::ALL.get(number).copied().ok_or(Error::Differ)
+        let decided = self.decided()?;
+        Verdict::ALL.get(decided.verdict as usize).copied().ok_or(no_verdict(&decided))
     }
 
     /// Whether the step has brought a parameter that trains one step forward.
@@ -89,9 +93,30 @@ impl Ticket {
     }
 }
 
+fn outside_captures(queue: &Queue) -> Result<(), meshstep_tensor::Error> {
+    let capturing = queue.stream().map_or(Ok(false), Stream::is_capturing)?;
+    let what = "a step of an Optimizer";
+    if capturing { Err(cuda::Error::Capturing { what }.into()) } else { Ok(()) }
+}
+
+fn no_verdict(decided: &Decided) -> Error {
+    Error::NoVerdict { verdict: decided.verdict }
+}
+
+/// What parted ranks are told.
+fn differ(decided: &Decided) -> Error {
+    let Decided { param, mine, smallest, largest, .. } = *decided;
+    let field = usize::try_from(param).ok().and_then(|field| exchange::FIELDS.get(field));
+    let Some(field) = field else { return no_verdict(decided) };
+    let [mine, smallest, largest] = [mine, smallest, largest].map(|value| exchange::shown(field, value));
+    Error::Differ { field, mine, smallest, largest }
+}
+
 impl Optimizer {
     /// Launches the step, and returns before it is decided.
     pub(crate) fn step_there(&mut self, at: &At) -> Result<Arc<Ticket>, Error> {
+        // The host follows its steps, and a graph's launches would pass it by.
+        outside_captures(&self.options.queue)?;
         let launched = self.launch(at);
         match &launched {
             Err(Error::Comm(failure)) => self.handover.poison(failure.clone()),

@@ -21,6 +21,10 @@ impl Nccl {
         Nccl { core }
     }
 
+    pub(super) fn core(&self) -> &Arc<Core> {
+        &self.core
+    }
+
     /// Where its buffers must be.
     pub fn device(&self) -> &Device {
         self.core.device()

@@ -1,5 +1,6 @@
 //! One rank's side of a group: its stream, what runs there, and how operations get there.
 
+use super::capture::Captures;
 use super::ledger::Ledger;
 use super::options::Options;
 use super::raw::Raw;
@@ -32,6 +33,7 @@ pub(super) struct Core {
     ledger: Mutex<Ledger>,
     changed: Condvar,
     pub(super) own: Mutex<Own>,
+    pub(super) captures: Mutex<Captures>,
     /// Set before the rank parts from the others.
     closing: AtomicBool,
 }
@@ -67,6 +69,7 @@ impl Core {
             ledger: Mutex::new(Ledger::new(rank, world_size)),
             changed: Condvar::new(),
             own: Mutex::new(Own { token: Some(token), copies: Vec::new() }),
+            captures: Mutex::default(),
             closing: AtomicBool::new(false),
         });
         watchdog::watch(&core)?;
@@ -172,6 +175,7 @@ impl Core {
             std::thread::sleep(NAP / 20);
         }
         self.closing.store(true, Relaxed);
+        self.drop_graphs();
         if !self.ledger.lock().failed() {
             watchdog::part(self);
         }

@@ -35,6 +35,11 @@ impl Core {
         after: &Queue,
     ) -> Result<InFlight, (Buffer, Error)> {
         let _turn = self.turn();
+        match is_capturing(after) {
+            Ok(false) => {}
+            Ok(true) => return self.start_captured(op, buffer, after),
+            Err(error) => return Err((buffer, error)),
+        }
         let calls = [(op, buffer)];
         let launched = self.launch(&calls, after);
         let [call] = calls;
@@ -51,7 +56,12 @@ impl Core {
         after: &Queue,
     ) -> Result<Vec<InFlight>, (Vec<Buffer>, Error)> {
         let _turn = self.turn();
-        match self.launch(&calls, after) {
+        let launched = match is_capturing(after) {
+            Ok(true) => return self.group_captured(calls, after),
+            Ok(false) => self.launch(&calls, after),
+            Err(error) => Err(error),
+        };
+        match launched {
             Ok((first, events)) => {
                 let numbered = (first.op_number..).zip(calls);
                 let kept = numbered.map(|(op_number, call)| {
@@ -78,7 +88,7 @@ impl Core {
         }
         self.line_up(after)?;
         let within = calls.iter().map(|(op, _)| self.within(*op)).max().unwrap_or_default();
-        let first = self.number(calls)?;
+        let first = called(self.number(calls.iter().map(|call| called(0, call)))?, &calls[0]);
         let patience = Patience { called: first, within };
         let issued = self.put(calls).and_then(|(issues, begin)| {
             // SAFETY: the caller keeps the buffers, or gives them back when the stream is done; the copies and the token are this
@@ -90,7 +100,7 @@ impl Core {
     }
 
     /// What is wrong whatever the other ranks do, before anybody hears of it.
-    fn admit(&self, op: Op, buffer: &Buffer) -> Result<(), Error> {
+    pub(super) fn admit(&self, op: Op, buffer: &Buffer) -> Result<(), Error> {
         op.check(self.rank, self.world_size, buffer.len(), buffer.dtype())?;
         let expected = Place::Cuda(self.device().ordinal());
         if op.action().moves_data() && buffer.place() != expected {
@@ -100,27 +110,31 @@ impl Core {
     }
 
     /// The stream's next work comes after what is on `after` so far.
-    fn line_up(&self, after: &Queue) -> Result<(), Error> {
+    pub(super) fn line_up(&self, after: &Queue) -> Result<(), Error> {
         let Some(stream) = after.stream() else { return Ok(()) };
         let point = stream.record().map_err(device_error)?;
         self.stream.wait(&point).map_err(device_error)
     }
 
-    /// The next operations are these calls, of which there is one at least. Returns the first.
-    pub(super) fn number(&self, calls: &[(Op, Buffer)]) -> Result<Called, Error> {
+    /// The next operations are these calls, whatever number they have. Returns that of the first.
+    pub(super) fn number(&self, mut calls: impl Iterator<Item = Called>) -> Result<u64, Error> {
         static LAUNCHES: AtomicU64 = AtomicU64::new(0);
         let (now, mut ledger) = (self.now(), self.ledger());
-        let mut launch = |call| ledger.launch(|n| called(n, call), LAUNCHES.fetch_add(1, Relaxed), now);
-        let first = launch(&calls[0])?;
-        calls[1..].iter().try_for_each(|call| launch(call).map(drop))?;
+        let first = ledger.next();
+        calls.try_for_each(|call| ledger.launch(call, LAUNCHES.fetch_add(1, Relaxed), now))?;
         Ok(first)
+    }
+
+    /// Where the element is that barriers reduce.
+    pub(super) fn token(&self) -> usize {
+        self.own.lock().token.as_ref().map_or(0, address)
     }
 
     /// Makes the copies that operations send from, and the point before them.
     fn put(&self, calls: &[(Op, Buffer)]) -> Result<(Vec<Issue>, Arc<Event>), Error> {
         let begin = Arc::new(self.stream.record().map_err(device_error)?);
+        let token = self.token();
         let mut own = self.own.lock();
-        let token = own.token.as_ref().map_or(0, address);
         let mut copies = 0;
         let mut issues = Vec::with_capacity(calls.len());
         for (op, buffer) in calls {
@@ -198,7 +212,12 @@ impl Core {
     }
 }
 
-fn called(op_number: u64, (op, buffer): &(Op, Buffer)) -> Called {
+/// Whether the queue's work goes into a graph.
+fn is_capturing(queue: &Queue) -> Result<bool, Error> {
+    queue.stream().map_or(Ok(false), |stream| stream.is_capturing().map_err(device_error))
+}
+
+pub(super) fn called(op_number: u64, (op, buffer): &(Op, Buffer)) -> Called {
     Called { op_number, action: op.action(), len: buffer.len(), dtype: buffer.dtype() }
 }
 

@@ -88,17 +88,11 @@ impl Ledger {
     }
 
     /// The next operation's number goes to this call.
-    pub(super) fn launch(
-        &mut self,
-        call: impl FnOnce(u64) -> Called,
-        launch: u64,
-        now: Duration,
-    ) -> Result<Called, Error> {
+    pub(super) fn launch(&mut self, call: Called, launch: u64, now: Duration) -> Result<(), Error> {
         self.refuse()?;
-        let called = call(self.started);
+        self.recorder.launched(Called { op_number: self.started, ..call }, launch, now);
         self.started += 1;
-        self.recorder.launched(called, launch, now);
-        Ok(called)
+        Ok(())
     }
 
     /// The number of the next operation.
@@ -114,15 +108,16 @@ impl Ledger {
             Some(old) => *old = slot,
             None => self.slots.push(slot),
         }
-        self.running.push_back(Running {
-            called,
-            slot: Some(ticket),
-            held: None,
-            events,
-            within,
-            began: None,
-        });
+        let slot = Some(ticket);
+        self.running.push_back(Running { called, slot, held: None, events, within, began: None });
         ticket
+    }
+
+    /// Looks after launched operations of a graph, whose buffers are not kept here.
+    pub(super) fn watch(&mut self, calls: impl Iterator<Item = Called>, events: &Events, within: Duration) {
+        let running =
+            |called| Running { called, slot: None, held: None, events: events.clone(), within, began: None };
+        self.running.extend(calls.map(running));
     }
 
     /// Counts an operation that the host has waited for.

@@ -6,6 +6,7 @@
 //! | [`from_env`], [`Job`] | a rank of torchrun's or SLURM's: its communicator, and others after a failure |
 //! | [`init`], [`join`], [`spawn`] | a rank's communicator: by an id, through another rendezvous, or all ranks as threads |
 //! | [`Nccl`] | the communicator; beside the trait's it has groups of calls and a flight record |
+//! | [`Captured`] | operations as part of a CUDA graph: [`Nccl::capture`] |
 //! | [`Options`] | deadlines, the clock, checks, and what is done when nothing helps |
 //!
 //! ```
@@ -51,6 +52,13 @@
 //! error once its stream is empty. A buffer handed over to a queue before that holds rubbish; the next call tells. After that
 //! make a new communicator, with a new id. If NCCL does not even abort, [`Options::last_resort`] ends the process.
 //!
+//! # Graphs
+//!
+//! [`Nccl::capture`] is [`Stream::capture`](meshstep_tensor::cuda::Stream::capture) with operations among what is captured: a whole
+//! step is one launch. Captured events cannot be asked how far they are, and a graph's launch tells nobody that it has begun; so
+//! graphs are launched by [`Captured::launch`], on the communicator's stream, between two events that are watched as for any
+//! operation. NCCL advises one device for each process where graphs are launched: a launch may block the thread that makes it.
+//!
 //! # Where it differs from loopback
 //!
 //! - NCCL orders sums as it likes and rounds more often: expect n roundings of the buffer's type instead of one. A mean is taken
@@ -59,10 +67,10 @@
 //!   [`Error::Stuck`](crate::Error::Stuck). MESHSTEP_COMM_CHECK=1 makes ranks compare their calls before each.
 //! - [`Stats`](crate::Stats) count an operation when its end has been seen.
 //! - `all_to_all` keeps a copy as large as its buffer. Starting an operation allocates.
-//! - Calls cannot be part of a CUDA graph: the events around them are looked at.
 //! - Its traffic is neither authenticated nor encrypted: it belongs on a network of its own.
 
 mod bounded;
+mod capture;
 mod communicator;
 mod core;
 mod id;
@@ -79,6 +87,7 @@ mod table;
 mod watchdog;
 mod words;
 
+pub use capture::Captured;
 pub use communicator::Nccl;
 pub use id::UniqueId;
 pub use job::{Job, from_env};

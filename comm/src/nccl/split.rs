@@ -2,7 +2,7 @@
 
 use super::core::Core;
 use super::id::UniqueId;
-use super::launch::Patience;
+use super::launch::{Patience, called};
 use super::raw::Raw;
 use super::start::joined;
 use crate::colours::{Place, places};
@@ -25,7 +25,8 @@ impl Core {
         if self.options.check {
             self.compare(&calls)?;
         }
-        let patience = Patience { called: self.number(&calls)?, within: self.options.deadline };
+        let number = self.number(calls.iter().map(|call| called(0, call)))?;
+        let patience = Patience { called: called(number, &calls[0]), within: self.options.deadline };
         let asked = self.gather(&[color.map_or(NOWHERE, u64::from), key as u64], None, patience)?;
         let asked: Vec<_> = asked.chunks_exact(2).map(choice).collect();
         let places = places(&asked);

@@ -182,6 +182,7 @@ impl Registry {
 fn abort(core: &Core) {
     // NCCL makes the device current by itself; where that fails, this does no harm.
     let _ = core.device().make_current();
+    core.drop_graphs();
     core.raw.abort();
 }
 

@@ -21,7 +21,7 @@ impl Core {
         Ok(())
     }
 
-    fn compare_one(&self, patience: Patience) -> Result<(), Error> {
+    pub(super) fn compare_one(&self, patience: Patience) -> Result<(), Error> {
         let mine = patience.called;
         let peer = mine.action.peer();
         let words = self.gather(&encode(&mine), peer, patience)?;

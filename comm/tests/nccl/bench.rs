@@ -54,6 +54,11 @@ pub(crate) fn plan(text: &str) {
     in_stand_in::<extern "C" fn(*const c_char)>("libnccl.so.2", "meshstep_standin_nccl")(text.as_ptr());
 }
 
+/// Graphs that can be launched.
+pub(crate) fn graphs() -> usize {
+    in_stand_in::<extern "C" fn() -> usize>("libcuda.so.1", "meshstep_standin_graphs")()
+}
+
 /// Ranks as threads, on the first devices.
 pub(crate) fn ranks<T: Send>(n: usize, options: &Options, body: impl Fn(Arc<Nccl>) -> T + Sync) -> Vec<T> {
     nccl::spawn(&(0..n).collect::<Vec<_>>(), options.clone(), body).unwrap()

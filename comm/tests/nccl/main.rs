@@ -9,6 +9,7 @@
 mod bench;
 mod collectives;
 mod failures;
+mod graphs;
 mod misuse;
 #[allow(dead_code, reason = "loopback's tests have more kinds of data")]
 #[path = "../common/naive.rs"]

@@ -3,7 +3,9 @@
 use crate::Result;
 use crate::cases::Case;
 use crate::vectors::Vectors;
-use meshstep_optim::cuda::{Answer, Decision, Group, Progress, Settings, Step, StepBlock, Update, norm_code};
+use meshstep_optim::cuda::{
+    Answer, Decision, FIELDS, Group, Progress, Settings, Step, StepBlock, Update, norm_code,
+};
 use meshstep_optim::{ExactSum, Norm, NormSum, Segment};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
 
@@ -72,15 +74,17 @@ impl Deciding {
             decision: Decision::new(&Progress::new(0, None), 0, queue, meter)?,
             settings: settings(),
             sum: words(2 + ExactSum::WORDS)?,
-            max: words(4)?,
+            max: words(4 + 2 * FIELDS)?,
         })
     }
 
     fn go(&mut self, norm: &NormSum, queue: &Queue) -> Result<Answer> {
         let Deciding { decision, settings, sum, max } = self;
         norm.write(sum.as_mut(), max.as_mut(), queue)?;
-        decision.bring(settings, [], sum.as_mut(), max.as_mut(), queue)?;
-        Ok(decision.decide(sum.as_slice(), max.as_slice(), queue)?)
+        decision.set(settings, [], queue)?;
+        decision.bring(sum.as_mut(), max.as_mut(), queue)?;
+        decision.decide(sum.as_slice(), max.as_slice(), queue)?;
+        Ok(decision.answer(queue)?)
     }
 }
 

@@ -9,7 +9,8 @@
 //! Each is one block. `sum` is what ranks add: elements that are not finite, weight, the words of the norm, then two
 //! parameters a word, how many ranks have a gradient for each. `max` is what they take the largest of: bits of the largest
 //! gradient, fault, digest and its complement, then for each of [`Settings::params`] the fault of a rank without its
-//! gradient. A norm's kernel adds to both first, and its words are carried.
+//! gradient, and at last the
+//! [`FIELDS`] and their complements. A norm's kernel adds to both first, and its words are carried.
 //!
 //! Of `counted` parameters ranks count who has a gradient: a byte for each follows the settings (whether this rank has one; in
 //! whole words, filled with 0), the step and what was decided (whether any rank has, so that the parameter is updated).
@@ -146,6 +147,10 @@ impl Progress {
     }
 }
 
+/// Words that must be the same on every rank, in this order: [`Progress::steps`], the bits of [`Settings::lr`], `max_norm`,
+/// `grad_scale` and [`Progress::scale`], the loss scale's two trackers, [`Settings::batches`], `launches`.
+pub const FIELDS: usize = 9;
+
 /// What a step's exchange led to, the same on every rank.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
@@ -160,8 +165,15 @@ pub struct Decided {
     pub weight: u64,
     /// The gravest fault of all ranks; where they are [`Verdict::Uneven`], that of the lowest one without the gradient.
     pub fault: u64,
-    /// The first parameter that some ranks have a gradient for and some do not.
+    /// The first parameter that some ranks have a gradient for and some do not; where they are [`Verdict::Parted`], the first of
+    /// [`FIELDS`] that differs.
     pub param: u64,
+    /// What this rank has of that field, the one thing here that is not the same on every rank.
+    pub mine: u64,
+    /// The smallest of all ranks.
+    pub smallest: u64,
+    /// The largest.
+    pub largest: u64,
     /// Index in [`Verdict::ALL`].
     pub verdict: u32,
     /// Steps skipped in a row, this one included, where it was skipped.
@@ -220,9 +232,9 @@ mod tests {
 
     #[test]
     fn layouts_are_those_of_the_kernels() {
-        assert_eq!((size_of::<Settings>(), size_of::<Progress>(), size_of::<Decided>()), (152, 40, 56));
+        assert_eq!((size_of::<Settings>(), size_of::<Progress>(), size_of::<Decided>()), (152, 40, 80));
         assert_eq!((offset_of!(Settings, dynamic), offset_of!(Settings, growth_factor)), (120, 80));
-        assert_eq!((offset_of!(Progress, skips), offset_of!(Decided, verdict)), (32, 48));
+        assert_eq!((offset_of!(Progress, skips), offset_of!(Decided, verdict)), (32, 72));
         assert!(Verdict::ALL.iter().enumerate().all(|(i, &verdict)| verdict as usize == i));
     }
 

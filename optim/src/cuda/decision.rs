@@ -1,17 +1,23 @@
 //! What a step does, decided on the device: the host sends what it was asked for, and hears later what became of it.
 
 use super::kernels::{Kernel, argument};
-use super::{Decided, Progress, Settings, StepBlock};
+use super::{Decided, FIELDS, Progress, Settings, StepBlock};
 use crate::Error;
 use meshstep_tensor::cuda::{Letter, Mail, Stream};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue, Slice, SliceMut};
 
 /// Summed words before the norm's: non-finite count and weight.
 const HEAD: usize = 2;
-/// Words of the other vector before those of parameters.
+/// Words of the other vector before those of parameters and [`FIELDS`].
 const MAXIMA: usize = 4;
 
 /// The decision of every step of a run, in memory of a device.
+///
+/// A step is [`set`](Self::set), [`bring`](Self::bring), an exchange of ranks if there are several, and
+/// [`decide`](Self::decide); [`answer`](Self::answer) is for who wants to know. `bring` and `decide` can be part of a CUDA graph,
+/// and with them a whole step: a [`NormSum`](crate::NormSum) that is reset, added to and written, and the updates. Tables that
+/// a norm makes for vectors of a length it has not met cannot: add each vector once before the capture. A launch of the graph
+/// takes what was `set` last, and counts `t`, skips and the loss scale on.
 #[derive(Debug)]
 pub struct Decision {
     bring: Kernel,
@@ -66,24 +72,33 @@ impl Decision {
         Ok(queue.upload(words.into(), self.progress.as_mut())?)
     }
 
-    /// Writes into an exchange's vectors what this rank brings besides its norm, and where parameters are counted, whether it
-    /// has a gradient for each.
-    pub fn bring(
+    /// The coming steps are taken with `settings` and, where parameters are counted, with gradients for those of them that
+    /// `present` says, from the queue's next work on. The host goes on; a step that was captured takes them too.
+    pub fn set(
         &mut self,
         settings: &Settings,
         present: impl IntoIterator<Item = bool>,
-        sum: SliceMut<'_>,
-        max: SliceMut<'_>,
         queue: &Queue,
     ) -> Result<(), Error> {
         let stream = stream(queue)?;
-        self.even = usize::try_from(settings.params).unwrap_or(usize::MAX);
-        self.check(sum.as_slice(), max.as_slice(), queue)?;
+        let even = usize::try_from(settings.params).unwrap_or(usize::MAX);
+        if ![0, self.counted].contains(&even) {
+            let what = "Settings::params";
+            return Err(Error::Len { what, given: even, expected: self.counted });
+        }
         let (head, bytes) = self.message.split_at_mut(size_of::<Settings>());
         head.copy_from_slice(bytemuck::bytes_of(settings));
         bytes.fill(0);
         bytes[..self.counted].iter_mut().zip(present).for_each(|(byte, here)| *byte = here.into());
         self.sends.send(stream, &self.message, self.settings.as_mut())?;
+        self.even = even;
+        Ok(())
+    }
+
+    /// Writes into an exchange's vectors what this rank brings besides its norm.
+    pub fn bring(&mut self, sum: SliceMut<'_>, max: SliceMut<'_>, queue: &Queue) -> Result<(), Error> {
+        let stream = stream(queue)?;
+        self.check(sum.as_slice(), max.as_slice(), queue)?;
         let mut at = self.addresses(sum.as_slice(), max.as_slice());
         let ([settings, progress, sum, max, ..], mut counted) = (&mut at, self.counted as u64);
         let arguments = &mut [
@@ -98,8 +113,8 @@ impl Decision {
         unsafe { self.bring.launch(stream, 1, arguments) }
     }
 
-    /// Decides from the vectors, once exchanged: writes [`step`](Self::step), counts the step, and sends the host a letter.
-    pub fn decide(&mut self, sum: Slice<'_>, max: Slice<'_>, queue: &Queue) -> Result<Answer, Error> {
+    /// Decides from the vectors, once exchanged: writes [`step`](Self::step) and counts the step.
+    pub fn decide(&mut self, sum: Slice<'_>, max: Slice<'_>, queue: &Queue) -> Result<(), Error> {
         let stream = stream(queue)?;
         self.check(sum, max, queue)?;
         let mut at = self.addresses(sum, max);
@@ -114,13 +129,27 @@ impl Decision {
             argument(&mut counted),
         ];
         // SAFETY: as in `bring`; there are as many bytes behind the step and what is decided.
-        unsafe { self.decide.launch(stream, 1, arguments)? };
-        Ok(Answer { letter: self.answers.fetch(stream, self.decided.as_slice())?, counted: self.counted })
+        unsafe { self.decide.launch(stream, 1, arguments) }
     }
 
-    /// Tells the norm of a step that was decided before it was known, from vectors to which it was written and which were
+    /// Sends the host what was decided last, after the queue's work so far: by [`decide`](Self::decide), or by a launch of a
+    /// graph that it is part of.
+    pub fn answer(&self, queue: &Queue) -> Result<Answer, Error> {
+        let letter = self.answers.fetch(stream(queue)?, self.decided.as_slice())?;
+        Ok(Answer { letter, counted: self.counted })
+    }
+
+    /// Where the run is. Waits for the queue.
+    pub fn progress(&self, queue: &Queue) -> Result<Progress, Error> {
+        let mut progress = Progress::new(0, None);
+        let words: &mut [u64] = bytemuck::cast_slice_mut(std::slice::from_mut(&mut progress));
+        queue.download(self.progress.as_slice(), words.into())?;
+        Ok(progress)
+    }
+
+    /// Notes the norm of a step that was decided before it was known, from vectors to which it was written and which were
     /// exchanged again. [`Settings::dynamic`] is 0.
-    pub fn norm(&mut self, sum: Slice<'_>, max: Slice<'_>, queue: &Queue) -> Result<Answer, Error> {
+    pub fn norm(&mut self, sum: Slice<'_>, max: Slice<'_>, queue: &Queue) -> Result<(), Error> {
         let stream = stream(queue)?;
         self.check(sum, max, queue)?;
         let mut at = self.addresses(sum, max);
@@ -128,8 +157,7 @@ impl Decision {
         let arguments =
             &mut [argument(settings), argument(progress), argument(sum), argument(max), argument(decided)];
         // SAFETY: as in `bring`.
-        unsafe { self.norm.launch(stream, 1, arguments)? };
-        Ok(Answer { letter: self.answers.fetch(stream, self.decided.as_slice())?, counted: self.counted })
+        unsafe { self.norm.launch(stream, 1, arguments) }
     }
 
     /// What updates go by.
@@ -139,12 +167,8 @@ impl Decision {
 
     /// Whether the vectors are an exchange's, and there.
     fn check(&self, sum: Slice<'_>, max: Slice<'_>, queue: &Queue) -> Result<(), Error> {
-        if ![0, self.counted].contains(&self.even) {
-            let what = "Settings::params";
-            return Err(Error::Len { what, given: self.even, expected: self.counted });
-        }
         let sums = HEAD + crate::ExactSum::WORDS + self.counted.div_ceil(2);
-        for (what, vector, expected) in [("sum", sum, sums), ("max", max, MAXIMA + self.even)] {
+        for (what, vector, expected) in [("sum", sum, sums), ("max", max, MAXIMA + self.even + 2 * FIELDS)] {
             vector.place().check(queue.place())?;
             if vector.dtype() != DType::U64 {
                 return Err(Error::DType { what, given: vector.dtype(), works: "u64" });

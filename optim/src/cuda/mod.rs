@@ -43,7 +43,7 @@ pub(crate) use norm::NormThere;
 #[cfg(feature = "cuda")]
 pub use update::{Group, StepBlock, Update};
 
-pub use decide::{Decided, Progress, Settings, Verdict, norm_code};
+pub use decide::{Decided, FIELDS, Progress, Settings, Verdict, norm_code};
 pub use lbfgs::{Combination, Products};
 pub use sums::{CARRY_SUMS, NormAt, Span, norm_kernel, spans};
 

@@ -4,13 +4,15 @@
 //
 // The exchange has two vectors. Summed over ranks: elements that are not finite, weight, the norm's words, then two parameters
 // a word, how many ranks have a gradient for each. The largest of all ranks: bits of the largest gradient, fault, digest and
-// its complement, then for each parameter that none or all must have a gradient for, the fault of a rank without.
+// its complement, then for each parameter that none or all must have a gradient for, the fault of a rank without; at last the
+// fields of the digest and their complements, to say which of them differ.
 //
 // Behind the settings, the step and what was decided there is a byte for each parameter that is counted: whether this rank has
 // its gradient; whether any has, so that it is updated.
 
 constexpr u32 BAD = 0, WEIGHT = 1, HEAD = 2, COUNTS = HEAD + WORDS;
 constexpr u32 PEAK = 0, FAULT = 1, DIGEST = 2, NOT_DIGEST = 3, LACKING = 4;
+constexpr u32 FIELDS = 9;
 
 enum Combine : u32 { MEAN, SUM, WEIGHTED };
 
@@ -60,7 +62,10 @@ struct Decided {
     u64 non_finite;
     u64 weight;
     u64 fault;
-    u64 param;  // the first that some ranks have a gradient for and some do not
+    u64 param;  // the first that some ranks have a gradient for and some do not; where ranks have parted, the first field
+    u64 mine;   // which differs: this rank's,
+    u64 smallest;
+    u64 largest;
     u32 verdict;
     u32 in_a_row;
 };
@@ -72,17 +77,38 @@ __device__ inline u64 mix(u64 so_far, u64 word) {
     return ((so_far << 5 | so_far >> 59) ^ word) * 0x517CC1B727220A95ull;
 }
 
-// What must be the same on every rank.
-__device__ inline u64 digest(const Settings& s, const Progress& p) {
-    auto bits = [](double x) { return (u64)__double_as_longlong(x); };
-    const u64 fields[9] = {
-        p.steps, bits(s.lr), bits(s.max_norm), bits(s.grad_scale), bits(p.scale),
-        p.growth_tracker, p.hysteresis_tracker, s.batches, s.launches,
-    };
-    u64 so_far = 0;
-    for (u64 field : fields) so_far = mix(mix(so_far, field + 1), 0);
-    return so_far;
-}
+// What must be the same on every rank. None of the numbers is negative where this is looked at, so their bits order as they do.
+struct Fields {
+    u64 of[FIELDS];
+
+    __device__ Fields(const Settings& s, const Progress& p)
+        : of{p.steps, bits(s.lr), bits(s.max_norm), bits(s.grad_scale), bits(p.scale),
+             p.growth_tracker, p.hysteresis_tracker, s.batches, s.launches} {}
+
+    __device__ static u64 bits(double x) { return (u64)__double_as_longlong(x); }
+
+    __device__ u64 digest() const {
+        u64 so_far = 0;
+        for (u64 field : of) so_far = mix(mix(so_far, field + 1), 0);
+        return so_far;
+    }
+
+    __device__ void bring(u64* max) const {
+#pragma unroll
+        for (u32 i = 0; i < FIELDS; i++) max[i] = of[i], max[FIELDS + i] = ~of[i];
+    }
+
+    // Which is the first that differs; the last if none does.
+    __device__ void tell(const u64* max, Decided& d) const {
+        bool found = false;
+#pragma unroll
+        for (u32 i = 0; i < FIELDS; i++) {
+            u64 largest = max[i], smallest = ~max[FIELDS + i];
+            if (!found) d.param = i, d.mine = of[i], d.smallest = smallest, d.largest = largest;
+            found |= largest != smallest;
+        }
+    }
+};
 
 // A fault of this rank: graver ones are larger, of equal ones the lowest rank's is.
 __device__ inline u64 fault_of(const Settings& s, u64 code, u64 param) {
@@ -103,8 +129,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     u64 bad_scale = fault_of(s, 4, 0);
     sum[WEIGHT] = s.weight;
     max[FAULT] = s.fault ? s.fault : factor >= 1e-30 && factor <= 1e30 ? 0 : bad_scale;
-    max[DIGEST] = digest(s, *progress);
+    Fields fields(s, *progress);
+    max[DIGEST] = fields.digest();
     max[NOT_DIGEST] = ~max[DIGEST];
+    fields.bring(max + LACKING + s.params);
 }
 
 __device__ inline double finish(u32 norm, const u64* words, u64 max_bits) {
@@ -134,13 +162,16 @@ __device__ inline double clip_coef(double norm, double max_norm) {
 // The verdict, but for how many steps may be skipped; `grad_scale` is set where the step is applied. Words are carried.
 __device__ inline Decided judge(const Settings& s, const Progress& p, const u64* sum, const u64* max, const u64* words,
                                 u64 uneven, double& grad_scale) {
-    Decided d = {0, 1, sum[BAD], sum[WEIGHT], max[FAULT], uneven, APPLIED, 0};
+    Decided d = {0, 1, sum[BAD], sum[WEIGHT], max[FAULT], uneven, 0, 0, 0, APPLIED, 0};
     auto with = [&](Verdict verdict) {
         d.verdict = verdict;
         return d;
     };
     if (d.fault) return with(FAULTY);
-    if (max[DIGEST] != ~max[NOT_DIGEST]) return with(PARTED);
+    if (max[DIGEST] != ~max[NOT_DIGEST]) {
+        Fields(s, p).tell(max + LACKING + s.params, d);
+        return with(PARTED);
+    }
     if (uneven < s.params) return with(UNEVEN);
     if (s.combine == WEIGHTED && d.weight == 0) return with(WEIGHTLESS);
     if (d.non_finite && !s.propagates) return with(SKIPPED);

@@ -11,4 +11,5 @@ mod common;
 mod flat;
 mod gpu;
 mod norm;
+mod step;
 mod update;

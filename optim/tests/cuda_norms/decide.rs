@@ -3,7 +3,7 @@
 use super::arg;
 use super::common::cases;
 use super::simt::{self, Device};
-use meshstep_optim::cuda::{Decided, Progress, Settings, Step, THREADS, Verdict, norm_code};
+use meshstep_optim::cuda::{Decided, FIELDS, Progress, Settings, Step, THREADS, Verdict, norm_code};
 use meshstep_optim::{
     DynamicLossScale, ExactSum, LossScale, LossScaleState, Norm, NormAccumulator, clip_coef,
 };
@@ -55,6 +55,15 @@ impl Host {
         Host { steps: 7, skips: 0, hopeless: 0, rule, scale: rule.map(|rule| rule.start()) }
     }
 
+    /// What must be the same on every rank.
+    fn fields(&self, s: &Settings) -> [u64; FIELDS] {
+        let [scale, growth, hysteresis] = self
+            .scale
+            .map_or([1f64.to_bits(), 0, 0], |s| [s.scale.to_bits(), s.growth_tracker, s.hysteresis_tracker]);
+        let [lr, max_norm, grad_scale] = [s.lr, s.max_norm, s.grad_scale].map(f64::to_bits);
+        [self.steps, lr, max_norm, grad_scale, scale, growth, hysteresis, s.batches, s.launches]
+    }
+
     fn loss_scale(&self) -> f64 {
         self.scale.map_or(1.0, |state| state.scale)
     }
@@ -89,7 +98,13 @@ impl Host {
             return error(Verdict::Faulty);
         }
         if max[2] != !max[3] {
-            return error(Verdict::Parted);
+            let fields = &max[max.len() - 2 * FIELDS..];
+            let differs = |&i: &usize| fields[i] != !fields[FIELDS + i];
+            let param = (0..FIELDS).find(differs).unwrap_or(FIELDS - 1);
+            let (parted, _) = error(Verdict::Parted);
+            let mine = self.fields(s)[param];
+            let (smallest, largest, param) = (!fields[FIELDS + param], fields[param], param as u64);
+            return (Decided { param, mine, smallest, largest, ..parted }, 0.0);
         }
         if let Some(param) = param {
             let (uneven, _) = error(Verdict::Uneven);
@@ -227,6 +242,11 @@ fn exchange(params: u64, even: bool) -> impl Strategy<Value = (usize, Exchange)>
             let mut max = vec![0, u64::from(fault) * (3 << 56), digest, !digest];
             // Any faults: the kernel passes one on.
             max.extend((0..params).filter(|_| even).map(|i| digest ^ i));
+            // Fields of any value, of which some differ where ranks have parted; now and then none, whatever the digest says.
+            let fields = (0..FIELDS as u64).map(|i| digest.rotate_left(i as u32) ^ i);
+            max.extend(fields.clone());
+            let differs = |i: u64| parted && (digest >> (2 * i) & 3 == 0);
+            max.extend((0..).zip(fields).map(|(i, field)| (!field).wrapping_add(differs(i).into())));
             for rank in values.iter().map(|values| accumulated(NORMS[norm], values)) {
                 let words = sum[HEAD..].iter_mut().zip(rank.sum().words());
                 words.for_each(|(sum, word)| *sum = sum.wrapping_add(word));
@@ -357,7 +377,9 @@ fn norms_are_rounded_as_the_hosts_are() {
             let sum = accumulated(norm, values);
             let mut words = vec![0, 6];
             words.extend(sum.sum().words());
-            let exchange = Exchange { sum: words, max: vec![sum.max_bits(), 0, 1, !1] };
+            let mut max = vec![sum.max_bits(), 0, 1, !1];
+            max.resize(4 + 2 * FIELDS, 0);
+            let exchange = Exchange { sum: words, max };
             let settings = Settings { norm: norm_code(norm).unwrap(), ..plain };
             let case = Case { settings, norm, exchange, counted: 0 };
             assert_eq!(difference(&device, None, &[case]), None, "{norm:?} of {values:?}");
@@ -372,7 +394,7 @@ fn bring(device: &Device, settings: &Settings, here: &[bool], progress: &Progres
     let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut block[head..]);
     bytes.iter_mut().zip(here).for_each(|(byte, &here)| *byte = here.into());
     let mut sum: Vec<u64> = (11..).take(HEAD + ExactSum::WORDS + here.len().div_ceil(2)).collect();
-    let mut max: Vec<u64> = (13..).take(4 + settings.params as usize).collect();
+    let mut max: Vec<u64> = (13..).take(4 + settings.params as usize + 2 * FIELDS).collect();
     let (mut settings, mut progress) = (block.as_ptr(), &raw const *progress);
     let (mut at_sum, mut at_max) = (sum.as_mut_ptr(), max.as_mut_ptr());
     let mut args =
@@ -408,7 +430,7 @@ fn what_a_rank_brings_is_what_the_host_would() {
             let expected: u64 = here.iter().zip([0, 32]).map(|(&here, shift)| u64::from(here) << shift).sum();
             prop_assert_eq!(*counts, expected);
         }
-        for (i, (&fault, &here)) in max[4..].iter().zip(&here).enumerate() {
+        for (i, (&fault, &here)) in max[4..4 + params as usize].iter().zip(&here).enumerate() {
             let missing = 1 << 56 | (0xff_ffff - 3) << 32 | i as u64;
             prop_assert_eq!(fault, if here { 0 } else { missing });
         }
@@ -416,12 +438,10 @@ fn what_a_rank_brings_is_what_the_host_would() {
         let bad_scale = 4 << 56 | (0xff_ffff - 3) << 32;
         let expected = if fault != 0 { fault } else if fits { 0 } else { bad_scale };
         prop_assert_eq!(found, expected);
-        let [scale, growth, hysteresis] = host.scale.map_or([1f64.to_bits(), 0, 0], |s| {
-            [s.scale.to_bits(), s.growth_tracker, s.hysteresis_tracker]
-        });
-        let [lr, max_norm, grad_scale] = [s.lr, s.max_norm, s.grad_scale].map(f64::to_bits);
-        let fields = [7, lr, max_norm, grad_scale, scale, growth, hysteresis, s.batches, s.launches];
+        let fields = host.fields(&s);
         prop_assert_eq!((known, complement), (digest(&fields), !digest(&fields)));
+        let told = &max[4 + params as usize..];
+        prop_assert_eq!(told, [fields, fields.map(|field| !field)].concat());
     });
 }
 
@@ -441,6 +461,9 @@ fn mistakes_are_noticed() {
         ("= count != 0;", "= count == s.world_size;"),
         ("i % 2 * 32);", "0);"),
         ("max[LACKING + d.param]", "max[LACKING]"),
+        ("found |= largest != smallest;", ""),
+        ("if (!found) d.param", "d.param"),
+        ("d.mine = of[i]", "d.mine = largest"),
     ];
     for (right, wrong) in mistakes {
         assert_eq!(text.matches(right).count(), 1, "{right}");

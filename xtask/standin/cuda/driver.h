@@ -50,10 +50,12 @@ struct Device {
     int retained = 0;
 };
 
-// A piece of captured work, and those that come before it.
+// A piece of captured work, or a wait until `*value` is at least `point`; and the pieces that come before it.
 struct Node {
     std::function<Result()> run;
     std::vector<size_t> after;
+    const volatile uint64_t *value = nullptr;
+    uint64_t point = 0;
 };
 
 struct Stream;
@@ -160,33 +162,58 @@ inline std::shared_ptr<Stream> find(void *handle) {
     return stream;
 }
 
+inline bool is_there(const volatile uint64_t *value, uint64_t point) {
+    return !value || static_cast<int64_t>(__atomic_load_n(value, __ATOMIC_ACQUIRE) - point) >= 0;
+}
+
+// The pieces of a launch whose turn it is: those before it have ended, and so have their predecessors. Some may wait for a value.
+inline std::vector<size_t> due(const Launched &launch) {
+    std::vector<size_t> due;
+    const auto &nodes = launch.graph->nodes;
+    if (launch.graph->ended != launch.number) return due;
+    for (size_t i = 0; i < nodes.size(); ++i) {
+        bool can = !launch.done[i];
+        for (size_t before : nodes[i].after) can = can && launch.done[before];
+        if (can) due.push_back(i);
+    }
+    return due;
+}
+
+// Of these, the pieces that can go.
+inline std::vector<size_t> ready(const Launched &launch) {
+    std::vector<size_t> ready;
+    for (size_t i : due(launch))
+        if (is_there(launch.graph->nodes[i].value, launch.graph->nodes[i].point)) ready.push_back(i);
+    return ready;
+}
+
 inline bool can_begin(const Stream &stream) {
     if (stream.queue.empty()) return false;
     const Work &work = stream.queue.front();
-    if (work.launch) return work.launch->graph->ended == work.launch->number;
-    if (work.value) return static_cast<int64_t>(__atomic_load_n(work.value, __ATOMIC_ACQUIRE) - work.point) >= 0;
-    return !work.waits_for || work.waits_for->reached >= work.point;
+    if (!work.launch) return is_there(work.value, work.point) && (!work.waits_for || work.waits_for->reached >= work.point);
+    bool empty = work.launch->left == 0 && work.launch->graph->ended == work.launch->number;
+    return empty || !ready(*work.launch).empty();
 }
 
 // Whether some stream waits for a value in memory, which others may write.
 inline bool awaits_a_value() {
-    for (auto &[_, stream] : streams)
-        if (!stream->queue.empty() && stream->queue.front().value) return true;
+    for (auto &[_, stream] : streams) {
+        if (stream->queue.empty()) continue;
+        const Work &work = stream->queue.front();
+        if (work.value) return true;
+        if (!work.launch) continue;
+        for (size_t i : due(*work.launch))
+            if (work.launch->graph->nodes[i].value) return true;
+    }
     return false;
 }
 
-// Does one piece of a graph whose predecessors are done; false when none is left.
+// Does one piece of a graph that can go; false when none is left.
 inline bool advance(Launched &launch, Result &result) {
-    std::vector<size_t> ready;
-    const auto &nodes = launch.graph->nodes;
-    for (size_t i = 0; i < nodes.size(); ++i) {
-        bool can = !launch.done[i];
-        for (size_t before : nodes[i].after) can = can && launch.done[before];
-        if (can) ready.push_back(i);
-    }
-    if (!ready.empty()) {
-        size_t node = ready[order() % ready.size()];
-        result = nodes[node].run();
+    std::vector<size_t> pieces = ready(launch);
+    if (!pieces.empty()) {
+        size_t node = pieces[order() % pieces.size()];
+        if (auto &run = launch.graph->nodes[node].run) result = run();
         launch.done[node] = true;
         launch.left -= 1;
     }
@@ -256,8 +283,8 @@ inline Result spoil(const std::shared_ptr<Capture> &capture, Result result) {
 
 inline Result captured(Stream &stream, Work work) {
     if (stream.capture->spoilt) return CaptureInvalidated;
-    if (!work.run) return spoil(stream.capture, CaptureUnsupported);
-    stream.capture->nodes.push_back({std::move(work.run), stream.after});
+    if (!work.run && !work.value) return spoil(stream.capture, CaptureUnsupported);
+    stream.capture->nodes.push_back({std::move(work.run), stream.after, work.value, work.point});
     stream.after = {stream.capture->nodes.size() - 1};
     return Success;
 }

@@ -11,6 +11,7 @@
 //   MESHSTEP_STANDIN_KERNELS   the folder of the kernels, compiled for the CPU (see kernels.cpp)
 //   meshstep_standin_seed      chooses the order from here on
 //   meshstep_standin_fail      makes the next call of a function return an error, undone
+//   meshstep_standin_graphs    how many graphs can be launched
 
 #include "driver.h"
 

@@ -7,6 +7,10 @@
 // communicator that does not block does nothing until it is asked how it is, and abort ends what waits on this rank
 // alone. Averages multiply by 1/n before they sum, as NCCL's do; sums go in the order of the ranks, f32 through f64.
 //
+// What a captured stream is asked for is done at every launch of the graph. So nothing is numbered when it is called: an
+// operation takes its number when its stream comes to it, and waits until a count is as high as it always is, which it then
+// takes back.
+//
 //   MESHSTEP_STANDIN_NCCL     a plan for this process, carried out once, on communicators that init made:
 //                             "hang RANK OP", "error RANK OP CODE", "die RANK OP"; operations count from 0
 //   meshstep_standin_nccl     the same from a test, which may also say "abort MS": the next abort takes so long
@@ -77,8 +81,9 @@ struct Choice {
 // What the ranks of a communicator share. All zeros at first. Operation n uses the half n % 2: nobody comes to n + 2 before
 // everybody has come to n + 1, and so has done with n.
 struct Shared {
-    Word world, attached, aborted, arrived, chosen;
+    Word world, attached, aborted, chosen;
     Word taken[MaxRanks];
+    Word arrived[MaxRanks]; // for each rank, who has come to the operation that it is in, and to the next
     Call calls[2][MaxRanks];
     Choice choices[2][MaxRanks];
     Word sent[MaxRanks][MaxRanks], received[MaxRanks][MaxRanks]; // from, to
@@ -114,7 +119,7 @@ struct Comm {
     bool blocking = true, planned = false;
     std::atomic<bool> aborted{false};
     std::atomic<int> error{Success};
-    uint64_t operations = 0, collectives = 0, splits = 0, gates = 0;
+    uint64_t operations = 0, collectives = 0, splits = 0;
     uint64_t sends[MaxRanks] = {}, receives[MaxRanks] = {};
     Word opened{0}, never{0};
     std::unique_ptr<Split> split;
@@ -177,16 +182,25 @@ template <class F> F driver(const char *name) {
 struct Step {
     Handle comm;
     std::function<void()> run;
+    bool again;
 };
 
-// `run` when the stream comes to it, unless the communicator has been aborted by then. Holds the communicator until then.
+bool is_captured(void *stream) {
+    static auto ask = driver<int (*)(void *, int *)>("cuStreamIsCapturing");
+    int status = 0;
+    return !ask(stream, &status) && status != 0;
+}
+
+// `run` when the stream comes to it, unless the communicator has been aborted by then. Holds the communicator until then; and
+// for ever where it is captured, since a graph may be launched at any time.
 void on_stream(const Handle &comm, void *stream, std::function<void()> run) {
     static auto launch = driver<int (*)(void *, void (*)(void *), void *)>("cuLaunchHostFunc");
     auto step = [](void *data) {
         std::unique_ptr<Step> step(static_cast<Step *>(data));
         if (!step->comm->aborted) step->run();
+        if (step->again) step.release();
     };
-    if (launch(stream, step, new Step{comm, std::move(run)})) comm->error = CudaError;
+    if (launch(stream, step, new Step{comm, std::move(run), is_captured(stream)})) comm->error = CudaError;
 }
 
 void wait_for(const Handle &comm, void *stream, Word &word, uint64_t least) {
@@ -194,17 +208,21 @@ void wait_for(const Handle &comm, void *stream, Word &word, uint64_t least) {
     if (wait(stream, reinterpret_cast<uintptr_t>(&word), least, 0)) comm->error = CudaError;
 }
 
-// Waits for the others, and then for ever if they do not agree or one has aborted; else `run`.
-void meet(const Handle &comm, void *stream, Word &word, uint64_t least, std::function<bool()> agree,
+// Waits for the `count` that others bring, and then for ever if they do not agree or one has aborted; else `run`.
+void meet(const Handle &comm, void *stream, Word &word, uint64_t count, std::function<bool()> agree,
           std::function<void()> run) {
     Comm *c = comm.get();
-    uint64_t gate = ++c->gates;
-    wait_for(comm, stream, word, least);
-    on_stream(comm, stream, [=] {
-        if (!c->shared->aborted && agree() && c->opened < gate) c->opened = gate;
+    wait_for(comm, stream, word, count);
+    on_stream(comm, stream, [=, &word] {
+        if (c->shared->aborted || !agree()) return;
+        word -= count;
+        ++c->opened;
     });
-    wait_for(comm, stream, c->opened, gate);
-    on_stream(comm, stream, std::move(run));
+    wait_for(comm, stream, c->opened, 1);
+    on_stream(comm, stream, [=] {
+        --c->opened;
+        run();
+    });
 }
 
 // Arithmetic.
@@ -282,19 +300,19 @@ void take(Comm *comm, uint64_t number, const Operation &op) {
 
 void collective(const Handle &comm, const Operation &op) {
     Comm *c = comm.get();
-    uint64_t number = c->collectives++;
     size_t bytes = op.count * size_of(op.type) * (op.kind == ReduceScatter ? c->world : 1);
     Call call{op.kind, op.count, uint64_t(op.type), uint64_t(op.reduction), op.root};
     on_stream(comm, op.stream, [=] {
+        uint64_t number = c->collectives;
         c->shared->calls[number % 2][c->rank] = call;
         if (op.kind != Broadcast || op.root == c->rank) std::memcpy(c->shared->slot(number, c->rank), op.from, bytes);
-        ++c->shared->arrived;
+        for (size_t rank = 0; rank < c->world; ++rank) ++c->shared->arrived[rank];
     });
     auto agree = [=] {
-        Call *calls = c->shared->calls[number % 2];
+        Call *calls = c->shared->calls[c->collectives % 2];
         return std::all_of(calls, calls + c->world, [=](const Call &other) { return other == call; });
     };
-    meet(comm, op.stream, c->shared->arrived, (number + 1) * c->world, agree, [=] { take(c, number, op); });
+    meet(comm, op.stream, c->shared->arrived[c->rank], c->world, agree, [=] { take(c, c->collectives++, op); });
 }
 
 // All sends are put before anything is waited for, so that a group of both ends of an exchange comes to its end.
@@ -306,26 +324,27 @@ void trade(const Handle &comm, const std::vector<Operation> &ops) {
     for (const Operation &op : ops) {
         if (op.kind != Send) continue;
         size_t to = op.root, from = c->rank, bytes = op.count * size_of(op.type);
-        uint64_t number = ++c->sends[to], offset = offsets[to];
+        uint64_t offset = offsets[to];
         offsets[to] += bytes;
         on_stream(comm, op.stream, [=] {
-            shared->parcels[from][to][number % MaxParcels] = {{Send, op.count, uint64_t(op.type), 0, 0}, offset};
+            Call call{Send, op.count, uint64_t(op.type), 0, 0};
+            shared->parcels[from][to][c->sends[to]++ % MaxParcels] = {call, offset};
             std::memcpy(shared->pair(from, to) + offset, op.from, bytes);
-            shared->sent[from][to] = number;
+            ++shared->sent[from][to];
         });
         ends.push_back([=] {
-            meet(comm, op.stream, shared->received[from][to], number, [] { return true; }, [] {});
+            meet(comm, op.stream, shared->received[from][to], 1, [] { return true; }, [] {});
         });
     }
     for (const Operation &op : ops) {
         if (op.kind != Recv) continue;
         size_t from = op.root, to = c->rank, bytes = op.count * size_of(op.type);
-        uint64_t number = ++c->receives[from];
         Call call{Send, op.count, uint64_t(op.type), 0, 0};
-        const Parcel &parcel = shared->parcels[from][to][number % MaxParcels];
-        meet(comm, op.stream, shared->sent[from][to], number, [=, &parcel] { return parcel.call == call; }, [=, &parcel] {
-            std::memcpy(op.to, shared->pair(from, to) + parcel.offset, bytes);
-            shared->received[from][to] = number;
+        auto parcel = [=]() -> const Parcel & { return shared->parcels[from][to][c->receives[from] % MaxParcels]; };
+        meet(comm, op.stream, shared->sent[from][to], 1, [=] { return parcel().call == call; }, [=] {
+            std::memcpy(op.to, shared->pair(from, to) + parcel().offset, bytes);
+            ++c->receives[from];
+            ++shared->received[from][to];
         });
     }
     for (auto &end : ends) end();
@@ -512,7 +531,7 @@ int ncclCommAbort(Comm *handle) {
     Shared *shared = comm->shared;
     comm->aborted = true;
     shared->aborted = 1;
-    shared->arrived = Released;
+    for (Word &word : shared->arrived) word = Released;
     for (auto *words : {shared->sent, shared->received})
         for (size_t i = 0; i < MaxRanks * MaxRanks; ++i) words[i / MaxRanks][i % MaxRanks] = Released;
     comm->opened = Released;
