@@ -2,22 +2,27 @@
 //!
 //! Every dot product is exact and every decision is taken from reduced values, so shards never part and the bits do not
 //! depend on how the vector is cut. `driver.rs` is the algorithm, `measure.rs` what it asks of all shards, `gram.rs` its
-//! direction, `line_search.rs` its step.
+//! direction, `line_search.rs` its step. None of them touches an element: `passes.rs` says what is done to vectors, `here.rs`
+//! does it on the CPU, `there.rs` on a GPU.
 
 mod cubic;
 mod driver;
 mod error;
 mod fold;
 mod gram;
+mod here;
 mod line_search;
 mod measure;
+mod passes;
 mod report;
 mod state;
+#[cfg(feature = "cuda")]
+mod there;
 mod vectors;
 
 use crate::check::Check;
 use crate::{Error, Reduce};
-use meshstep_tensor::{DType, Slice, SliceMut};
+use meshstep_tensor::{Slice, SliceMut};
 
 pub use error::LbfgsError;
 pub use report::{Iterate, LbfgsReport, Loss, Stop};
@@ -139,9 +144,6 @@ impl Lbfgs {
     ) -> Result<LbfgsReport, LbfgsError<E>> {
         self.check()?;
         state.fits(self, x.as_slice())?;
-        match x.dtype() {
-            DType::F32 => driver::run::<f32, E>(self, x, closure, reduce, state, each),
-            _ => driver::run::<f64, E>(self, x, closure, reduce, state, each),
-        }
+        driver::run(self, x, closure, reduce, state, each)
     }
 }

@@ -10,5 +10,6 @@
 mod common;
 mod flat;
 mod gpu;
+mod lbfgs;
 mod norm;
 mod update;
