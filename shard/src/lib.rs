@@ -78,8 +78,8 @@
 //!
 //! # Limits
 //! One group of ranks. Memory of a GPU is for rules that see single elements, and for `Missing::Error` and `Missing::Zero`;
-//! not for L-BFGS and `CrossShard`. There a dynamic loss scale, and clipping before the reduction, make the host wait for
-//! each step. Rules that see whole matrices (Muon) need [`Stage::WholeParams`] or
+//! not for `CrossShard`. There a dynamic loss scale, and clipping before the reduction, make the host wait for
+//! each step, and L-BFGS for each evaluation. Rules that see whole matrices (Muon) need [`Stage::WholeParams`] or
 //! [`Stage::Replicated`]. At stage 2, and with overlap off, a thread that hands over a gradient
 //! may wait for the other ranks' hand-overs: do not let ranks of one process share a pool of threads for it. Gradients accumulate in their own type: f32 micro-batches of
 //! f32, bf16 ones in bf16. Weighted means round w g once to the gradients' type.

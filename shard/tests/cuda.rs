@@ -9,6 +9,12 @@
 #[path = "cuda/apart.rs"]
 mod apart;
 mod common;
+#[path = "cuda/lbfgs.rs"]
+mod lbfgs;
+#[path = "lbfgs/problems.rs"]
+mod problems;
+#[path = "lbfgs/run.rs"]
+mod run;
 
 use common::{End, Gradients, PRECISIONS, Run, STAGES, WITH_STATE, WhichRule};
 use meshstep_comm::{Communicator, nccl};

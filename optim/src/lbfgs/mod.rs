@@ -11,6 +11,8 @@ mod error;
 mod fold;
 mod gram;
 mod here;
+#[cfg(feature = "cuda")]
+mod launches;
 mod line_search;
 mod measure;
 mod passes;
@@ -120,6 +122,10 @@ impl Lbfgs {
     /// `closure(x, grad)` writes the gradient of this shard at `x` and returns the [`Loss`]. It is called equally often on
     /// every shard, at most `max_eval` times and what is left of the line search. With a fixed step every evaluation costs
     /// one [`fold`](Reduce::fold); with a line search every evaluation and every iteration do.
+    ///
+    /// Where the state is on a GPU ([`state_on`](Self::state_on)), so are `x` and what the closure is handed: it finds the point
+    /// there in the queue's order, and leaves the gradient there in that order. The algorithm's decisions are the host's, so
+    /// that it waits once for each fold, until what was measured has arrived. Iterates have the CPU's bits.
     ///
     /// An error leaves the last accepted point in `x`, so that another step can go on from there. An error of the closure
     /// comes back as [`LbfgsError::Closure`] on its own shard and as [`LbfgsError::Elsewhere`] on the others.

@@ -52,6 +52,13 @@ impl<'a> Rows<'a> {
         &self.history[self.gram.row(i)]
     }
 
+    /// All of them.
+    #[cfg(feature = "cuda")]
+    pub(super) fn slices(&self) -> impl Iterator<Item = Slice<'a>> + Clone + use<'a> {
+        let rows = *self;
+        (0..rows.count).map(move |i| rows.row(i).as_slice())
+    }
+
     /// What row `i` counts in the direction.
     pub(super) fn coef(&self, i: usize) -> f64 {
         self.gram.coef(self.gram.row(i))

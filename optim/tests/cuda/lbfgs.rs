@@ -1,13 +1,13 @@
 //! L-BFGS on a device: every iterate, loss and report is the CPU's, bit for bit.
 
-use crate::common::{Random, Values};
-use crate::gpu::{queue, upload};
+use crate::common::Random;
+use crate::gpu::queue;
 use meshstep_optim::{
-    Alone, Error, Iterate, Lbfgs, LbfgsError, LbfgsReport, LbfgsState, LineSearch, Loss, Reduce, ReduceError,
-    Stop,
+    Alone, Error, Iterate, Lbfgs, LbfgsError, LbfgsReport, LineSearch, Loss, Reduce, ReduceError, Stop,
 };
 use meshstep_tensor::cuda;
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, Slice, SliceMut, cast};
+use std::sync::{Barrier, Mutex};
 
 /// Loss and gradient.
 type Problem = fn(&[f64], &mut [f64]) -> f64;
@@ -33,6 +33,25 @@ fn quadratic(x: &[f64], g: &mut [f64]) -> f64 {
         c * away * away / 2.0
     });
     terms.sum()
+}
+
+/// The same, a million times as high.
+fn steep(x: &[f64], g: &mut [f64]) -> f64 {
+    let loss = quadratic(x, g);
+    g.iter_mut().for_each(|g| *g *= 1e6);
+    1e6 * loss
+}
+
+/// sum of x - log x, which has no value left of 0.
+fn barrier(x: &[f64], g: &mut [f64]) -> f64 {
+    g.iter_mut().zip(x).for_each(|(g, x)| *g = if *x > 0.0 { 1.0 - 1.0 / x } else { f64::NAN });
+    x.iter().map(|&x| if x > 0.0 { x - libm::log(x) } else { f64::NAN }).sum()
+}
+
+/// sum of |x|, so high that a change of the gradient is beyond f32.
+fn cliffs(x: &[f64], g: &mut [f64]) -> f64 {
+    g.iter_mut().zip(x).for_each(|(g, x)| *g = 3e38 * x.signum());
+    x.iter().map(|x| 3e38 * x.abs()).sum()
 }
 
 /// Where a run is: vectors there, and how the closure reads and writes them.
@@ -63,6 +82,14 @@ impl Ground<'_> {
         self.write(values, buffer.as_mut());
         buffer
     }
+
+    fn evaluate(&self, problem: Problem, x: Slice<'_>, g: SliceMut<'_>) -> Result<Loss, String> {
+        let x = self.read(x);
+        let mut grad = vec![0.0; x.len()];
+        let loss = problem(&x, &mut grad);
+        self.write(&grad, g);
+        Ok(Loss::Whole(loss))
+    }
 }
 
 /// All that a run leaves.
@@ -91,12 +118,8 @@ fn run(queue: &Queue, dtype: DType, rule: &Lbfgs, problem: Problem, x0: &[f64], 
         let mut x = ground.vector(&at);
         let (tried, iterates) = (&mut trace.tried, &mut trace.iterates);
         let closure = |x: Slice<'_>, g: SliceMut<'_>| {
-            let x = ground.read(x);
-            let mut grad = vec![0.0; x.len()];
-            let loss = problem(&x, &mut grad);
-            ground.write(&grad, g);
-            tried.push(bits(&x));
-            Ok::<_, String>(Loss::Whole(loss))
+            tried.push(bits(&ground.read(x)));
+            ground.evaluate(problem, x, g)
         };
         let each = |at: &Iterate<'_>| {
             let numbers = [at.loss, at.grad_norm, at.grad_max].map(f64::to_bits);
@@ -126,34 +149,182 @@ fn start(len: usize) -> Vec<f64> {
     (0..len).map(|_| 0.8 + 0.1 * random.unit()).collect()
 }
 
-#[test]
-fn iterates_are_the_cpus() {
-    let Some(queue) = queue() else { return };
-    let mut most = 0;
-    for (len, history_len) in [(0, 3), (1, 3), (127, 100), (1000, 4), (65_537, 2)] {
-        for (name, problem) in [("rosenbrock", rosenbrock as Problem), ("quadratic", quadratic)] {
-            for search in SEARCHES {
-                for dtype in DTYPES {
-                    let (rule, x0) = (rule(search, history_len), start(len));
-                    let here = run(&Queue::cpu(), dtype, &rule, problem, &x0, 1);
-                    let there = run(&queue, dtype, &rule, problem, &x0, 1);
-                    let case = format!("{name} of {len} in {dtype}, {search:?}");
-                    println!("{case}: {} iterates, {:?}", here.iterates.len(), here.reports);
-                    compare(&there, &here, &case);
-                    assert!(len < 2 || here.iterates.len() > 20, "{case}: {:?}", here.reports);
-                    most = most.max(here.pairs);
-                }
-            }
-        }
-    }
-    assert!(most > 20, "a history that grows: {most}");
-}
-
-fn compare(there: &Trace, here: &Trace, case: &str) {
+/// On the CPU and on the device; the CPU's.
+fn both(
+    case: &str,
+    queue: &Queue,
+    dtype: DType,
+    rule: &Lbfgs,
+    (problem, x0): (Problem, &[f64]),
+    steps: usize,
+) -> Trace {
+    let case = format!("{case} of {} in {dtype}, {:?}", x0.len(), rule.line_search);
+    let here = run(&Queue::cpu(), dtype, rule, problem, x0, steps);
+    let there = run(queue, dtype, rule, problem, x0, steps);
+    println!("{case}: {} iterates, {:?}", here.iterates.len(), here.reports);
     assert_eq!(there.reports, here.reports, "{case}");
     for (i, (there, here)) in there.tried.iter().zip(&here.tried).enumerate() {
         let differs = there.iter().zip(here).position(|(a, b)| a != b);
         assert_eq!(differs, None, "{case}: element of point {i}");
     }
     assert!(there == here, "{case}");
+    here
+}
+
+#[test]
+fn iterates_are_the_cpus() {
+    let Some(queue) = queue() else { return };
+    let mut most = 0;
+    let problems = [("rosenbrock", rosenbrock as Problem, DType::F64), ("quadratic", quadratic, DType::F32)];
+    for (len, history_len) in [(0, 3), (1, 3), (127, 100), (1000, 4), (65_537, 2)] {
+        for (name, problem, only) in problems {
+            for (search, dtype) in SEARCHES.into_iter().flat_map(|s| DTYPES.map(|d| (s, d))) {
+                // Half of the longest will do.
+                if len > 60_000 && dtype != only {
+                    continue;
+                }
+                let rule = rule(search, history_len);
+                let here = both(name, &queue, dtype, &rule, (problem, &start(len)), 1);
+                assert!(len < 2 || here.iterates.len() > 20, "{:?}", here.reports);
+                most = most.max(here.pairs);
+            }
+        }
+    }
+    assert!(most > 20, "a history that grows: {most}");
+}
+
+/// Steps of a few iterations, each on parameters in other memory.
+#[test]
+fn a_state_is_gone_on_from() {
+    let Some(queue) = queue() else { return };
+    for (search, dtype) in SEARCHES.into_iter().flat_map(|s| DTYPES.map(|d| (s, d))) {
+        let rule = Lbfgs { max_iter: 4, ..rule(search, 5) };
+        let here = both("resumed rosenbrock", &queue, dtype, &rule, (rosenbrock, &start(300)), 6);
+        assert!(here.iterates.len() > 20 && here.pairs == 5, "{:?}", here.reports);
+    }
+}
+
+#[test]
+fn reasons_to_stop_and_what_is_not_finite_are_the_cpus() {
+    let Some(queue) = queue() else { return };
+    for (search, dtype) in SEARCHES.into_iter().flat_map(|s| DTYPES.map(|d| (s, d))) {
+        let rule = rule(search, 4);
+        let close = Lbfgs { tolerance_change: 1e-3, max_iter: 60, ..rule.clone() };
+        let here = both("steep", &queue, dtype, &close, (steep, &start(50)), 1);
+        let stop = |here: &Trace| here.reports[0].as_ref().map(|report| report.stop);
+        assert!(here.iterates.len() > 6 && stop(&here) == Ok(Stop::Parameters), "{:?}", here.reports);
+        let near = Lbfgs { tolerance_grad: 1e-2, max_iter: 60, ..rule.clone() };
+        let here = both("quadratic", &queue, dtype, &near, (quadratic, &start(50)), 1);
+        assert_eq!(stop(&here), Ok(Stop::Gradient));
+        let far = Lbfgs { lr: 100.0, ..rule.clone() };
+        let here = both("barrier", &queue, dtype, &far, (barrier, &[5.0, 0.5, 2.0]), 1);
+        assert!(here.tried.iter().flatten().any(|&x| f64::from_bits(x) <= 0.0), "some are left of 0");
+        let here = both("cliffs", &queue, dtype, &rule, (cliffs, &start(40)), 1);
+        assert!(dtype == DType::F64 || here.pairs < here.iterates.len() - 1, "{:?}", here.reports);
+        let first = both("barrier", &queue, dtype, &rule, (barrier, &[1.0, -1.0]), 1);
+        assert!(first.reports[0].as_ref().unwrap_err().contains("1 gradient"), "{:?}", first.reports);
+    }
+}
+
+/// Two shards that hold everything and count parts of it.
+struct Seat<'a> {
+    part: usize,
+    barrier: &'a Barrier,
+    words: &'a Mutex<[Vec<u64>; 2]>,
+}
+
+impl Reduce for Seat<'_> {
+    fn fold(&self, sums: &mut [u64], maxima: &mut [u64]) -> Result<(), ReduceError> {
+        let ways: [fn(u64, u64) -> u64; 2] = [u64::wrapping_add, u64::max];
+        let mine = [sums, maxima];
+        for (all, (mine, with)) in self.words.lock().unwrap().iter_mut().zip(mine.iter().zip(ways)) {
+            all.resize(mine.len(), 0);
+            all.iter_mut().zip(&**mine).for_each(|(all, &mine)| *all = with(*all, mine));
+        }
+        self.barrier.wait();
+        for (all, mine) in self.words.lock().unwrap().iter().zip(mine) {
+            mine.copy_from_slice(all);
+        }
+        if self.barrier.wait().is_leader() {
+            self.words.lock().unwrap().iter_mut().for_each(Vec::clear);
+        }
+        self.barrier.wait();
+        Ok(())
+    }
+
+    fn part(&self) -> usize {
+        self.part
+    }
+}
+
+#[test]
+fn shards_count_what_they_are_told_to() {
+    let Some(_) = queue() else { return };
+    let parts = [vec![0..3, 7..7, 7..60, 199..200], vec![3..7, 60..150, 150..199]];
+    for (search, dtype) in SEARCHES.into_iter().flat_map(|s| DTYPES.map(|d| (s, d))) {
+        let (rule, x0) = (rule(search, 3), start(200));
+        let one = run(&Queue::cpu(), dtype, &rule, rosenbrock, &x0, 1);
+        let (barrier, words) = (&Barrier::new(2), &Mutex::default());
+        let shard = |part: usize| {
+            let queue = queue().unwrap();
+            let ground = Ground { queue: &queue, dtype };
+            let state = rule.state_on(200, dtype, &queue, &Meter::new()).unwrap();
+            let (mut state, mut x) = (state.counting(parts[part].clone()), ground.vector(&x0));
+            let closure = |x: Slice<'_>, g: SliceMut<'_>| ground.evaluate(rosenbrock, x, g);
+            let report = rule.step(x.as_mut(), closure, &Seat { part, barrier, words }, &mut state);
+            (report.map_err(|error| error.to_string()), bits(&ground.read(x.as_slice())))
+        };
+        let shard = &shard;
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..2).map(|part| scope.spawn(move || shard(part))).collect();
+            for thread in threads {
+                assert_eq!(
+                    thread.join().unwrap(),
+                    (one.reports[0].clone(), one.x.clone()),
+                    "{search:?} {dtype}"
+                );
+            }
+        });
+    }
+}
+
+#[test]
+fn the_host_waits_once_for_each_exchange() {
+    let Some(queue) = queue() else { return };
+    for search in SEARCHES {
+        let (rule, dtype) = (rule(search, 5), DType::F32);
+        let ground = Ground { queue: &queue, dtype };
+        let mut state = rule.state_on(500, dtype, &queue, &Meter::new()).unwrap();
+        let mut x = ground.vector(&start(500));
+        for round in 0..3 {
+            let (before, mut apart) = (cuda::waits(), 0);
+            let closure = |x: Slice<'_>, g: SliceMut<'_>| {
+                let before = cuda::waits();
+                let loss = ground.evaluate(rosenbrock, x, g);
+                apart += cuda::waits() - before;
+                loss
+            };
+            let report = rule.step(x.as_mut(), closure, &Alone, &mut state).unwrap();
+            let waits = cuda::waits() - before - apart;
+            // The first step makes the tables of ranges.
+            assert!(waits == report.folds || round == 0, "{search:?}: {waits} waits, {report:?}");
+        }
+    }
+}
+
+#[test]
+fn memory_of_another_place_is_refused() {
+    let Some(queue) = queue() else { return };
+    let rule = rule(LineSearch::StrongWolfe, 3);
+    let never = |_: Slice<'_>, _: SliceMut<'_>| -> Result<Loss, String> { panic!("not to be called") };
+    for (state_on, x_on) in [(&queue, &Queue::cpu()), (&Queue::cpu(), &queue)] {
+        let mut state = rule.state_on(3, DType::F64, state_on, &Meter::new()).unwrap();
+        let mut x = Ground { queue: x_on, dtype: DType::F64 }.vector(&[1.0, 2.0, 3.0]);
+        let told = rule.step(x.as_mut(), never, &Alone, &mut state).unwrap_err();
+        let expected = meshstep_tensor::Error::Place { given: x_on.place(), expected: state_on.place() };
+        assert!(matches!(&told, LbfgsError::Invalid(Error::Tensor(error)) if *error == expected), "{told}");
+        assert_eq!(state.evaluations(), 0);
+    }
+    let bad = rule.state_on(3, DType::BF16, &queue, &Meter::new()).map(drop);
+    assert!(matches!(bad, Err(Error::DType { given: DType::BF16, .. })));
 }

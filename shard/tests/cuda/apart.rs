@@ -4,9 +4,9 @@
 use crate::common::{self, Run};
 use crate::{alone, devices, room_for, stand_in};
 use meshstep_comm::{Communicator, nccl};
-use meshstep_optim::{DynamicLossScale, Lbfgs, LossScale, LossScaleState, Norm, Sgd};
+use meshstep_optim::{DynamicLossScale, LossScale, LossScaleState, Norm, Sgd};
 use meshstep_shard::{
-    At, Clip, Combine, CrossShard, Error, Missing, Optimizer, Options, Outcome, ShardedLbfgs, Stage, Until,
+    At, Clip, Combine, CrossShard, Error, Missing, Optimizer, Options, Outcome, Stage, Until,
 };
 use meshstep_tensor::cuda::Stream;
 use meshstep_tensor::{DType, Layout, LayoutBuilder, Meter, Queue};
@@ -217,18 +217,6 @@ fn what_works_on_the_cpu_alone_says_so() {
         return;
     }
     two(|run, comm| {
-        for stage in [Stage::Replicated, Stage::Zero1] {
-            let options = Options { stage, meter: Meter::new(), ..run.options.clone() };
-            let made = ShardedLbfgs::new(
-                comm.clone(),
-                run.layout(),
-                Lbfgs::default(),
-                |_, _| Ok(()),
-                options.clone(),
-            );
-            let told = made.map(drop).unwrap_err();
-            assert!(matches!(&told, Error::NotOnGpu { what, .. } if what.contains("Lbfgs")), "{told}");
-        }
         for missing in [Missing::Error, Missing::Zero] {
             let options = Options { stage: Stage::Replicated, missing, ..run.options.clone() };
             let made =
