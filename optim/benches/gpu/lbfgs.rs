@@ -49,7 +49,7 @@ pub(crate) fn measure(copy: &mut Copy, len: usize, rounds: usize, queue: &Queue)
     run(len, WARM + rounds as u64, queue, closure)?;
     let mut waits = 0;
     for pair in marks.windows(2).skip(WARM as usize - 1) {
-        let ([([begins, copied, ends], [_, before]), ([next, ..], [after, _])]) = pair else { continue };
+        let [([begins, copied, ends], [_, before]), ([next, ..], [after, _])] = pair else { continue };
         times.copy.push(copied.since(begins)?);
         times.case.push(next.since(ends)?);
         waits += after - before;

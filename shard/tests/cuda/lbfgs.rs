@@ -13,9 +13,13 @@ use std::sync::Arc;
 
 const SEARCHES: [LineSearch; 2] = [LineSearch::None, LineSearch::StrongWolfe];
 
+/// Who computes what, and in which type: sums that round alike in any order of ranks.
+const SHARES: [(Share, DType); 3] =
+    [(Share::One, DType::F64), (Share::All, DType::F32), (Share::Rows, DType::F32)];
+
 fn run(problem: Problem, lens: &[usize], search: LineSearch, stage: Stage) -> Run {
     let run = Run::new(problem, lens, search);
-    let rule = Lbfgs { max_iter: 24, history_len: 6, ..run.rule.clone() };
+    let rule = Lbfgs { max_iter: 12, history_len: 4, ..run.rule.clone() };
     Run { rule, options: Options { stage, ..run.options.clone() }, ..run }
 }
 
@@ -52,11 +56,10 @@ fn every_point_is_loopbacks() {
         for (i, stage) in STAGES.into_iter().enumerate() {
             for (j, search) in SEARCHES.into_iter().enumerate() {
                 let (problem, lens) = problems[(i + j + ranks) % 2];
-                for (share, dtype) in
-                    [(Share::One, DType::F64), (Share::All, DType::F32), (Share::Rows, DType::F32)]
-                {
-                    // Beyond two ranks only sums with zeros round alike in any order.
-                    if share != Share::One && ranks > 2 && !stand_in() {
+                for (k, (share, dtype)) in SHARES.into_iter().enumerate() {
+                    // Half of them will do, and beyond two GPUs only sums with zeros round alike in any order.
+                    let odd = (i + j + k) % 2 == 1 || share != Share::One && ranks > 2 && !stand_in();
+                    if ranks > 1 && odd {
                         continue;
                     }
                     let run = Run { share, dtype, ..run(problem, lens, search, stage) };
@@ -169,8 +172,8 @@ fn memory_is_counted_there_and_given_back() {
             assert_eq!(opt.param("p0").unwrap().place(), queue.place());
             meter.live(Category::State)
         });
-        // Seven slots of s and y, the direction, where it begins, and gradients; a bucket's pad counts.
-        assert_eq!(live[0] as usize, (2 * 7 + 2 + gradients) * 1024 * 8, "{search:?}");
+        // Five slots of s and y, the direction, where it begins, and gradients; a bucket's pad counts.
+        assert_eq!(live[0] as usize, (2 * 5 + 2 + gradients) * 1024 * 8, "{search:?}");
         assert_eq!(meter.live_total(), 0);
     }
 }
