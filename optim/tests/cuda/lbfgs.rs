@@ -54,6 +54,12 @@ fn cliffs(x: &[f64], g: &mut [f64]) -> f64 {
     x.iter().map(|x| 3e38 * x.abs()).sum()
 }
 
+/// 1e38 x[0] + x[1]^2 / 20: once the curvature of the second is known, directions are beyond f32.
+fn ledge(x: &[f64], g: &mut [f64]) -> f64 {
+    g.copy_from_slice(&[1e38, x[1] / 10.0]);
+    1e38 * x[0] + x[1] * x[1] / 20.0
+}
+
 /// Where a run is: vectors there, and how the closure reads and writes them.
 struct Ground<'q> {
     queue: &'q Queue,
@@ -222,6 +228,8 @@ fn reasons_to_stop_and_what_is_not_finite_are_the_cpus() {
         assert!(here.tried.iter().flatten().any(|&x| f64::from_bits(x) <= 0.0), "some are left of 0");
         let here = both("cliffs", &queue, dtype, &rule, (cliffs, &start(40)), 1);
         assert!(dtype == DType::F64 || here.pairs < here.iterates.len() - 1, "{:?}", here.reports);
+        let high = Lbfgs { lr: 1e38, max_eval: Some(60), ..rule.clone() };
+        both("ledge", &queue, dtype, &high, (ledge, &[0.0, 1.0]), 1);
         let first = both("barrier", &queue, dtype, &rule, (barrier, &[1.0, -1.0]), 1);
         assert!(first.reports[0].as_ref().unwrap_err().contains("1 gradient"), "{:?}", first.reports);
     }
