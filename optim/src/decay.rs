@@ -3,7 +3,8 @@
 use crate::Error;
 use crate::check::Check;
 
-/// Where a rule's `weight_decay` goes. Every rule has this field; its default is the one under which the rule is known.
+/// Where a rule's `weight_decay` goes. Every rule that sees single elements has this field; its default is the one under which
+/// the rule is known.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Decay {
     /// Into the gradient: `g + weight_decay * p`, an L2 penalty. Momentum and normalisation see it (`torch.optim.Adam`,

@@ -83,6 +83,29 @@ fn neither_cuts_nor_instructions_change_a_bit() {
     }
 }
 
+/// So long that the whole is measured by two threads, and its parts by one each.
+#[test]
+fn a_tensor_measured_by_two_threads_has_the_sums_of_its_parts() {
+    const LEN: usize = (1 << 20) + 4099;
+    for rule in layer_wise() {
+        let mut memory = ordinary(&*rule, (DType::F32, DType::F32), LEN, 3);
+        for isa in [Isa::Reference, Isa::detect()] {
+            let whole = measure(&mut memory, &*rule, isa, &[Segment::new(0..LEN, 1)]);
+            let cuts = [0, 1, 700_001, LEN].windows(2).map(|w| Segment::new(w[0]..w[1], 1));
+            let parts = measure(&mut memory, &*rule, isa, &cuts.collect::<Vec<_>>());
+            let mut words = vec![0u64; TensorSums::WORDS];
+            for part in &parts {
+                let mut mine = vec![0; TensorSums::WORDS];
+                part.write(&mut mine);
+                words.iter_mut().zip(mine).for_each(|(sum, word)| *sum = sum.wrapping_add(word));
+            }
+            let (whole, parts) = (whole[0].norms(), TensorSums::read(&words).norms());
+            assert_eq!(whole, parts, "{rule:?} on {isa}");
+            assert!(whole.0 > 300.0, "{whole:?} of a million numbers");
+        }
+    }
+}
+
 /// LAMB as its paper writes it, in f64.
 fn lamb(rule: &Lamb, memory: &Memory) -> Vec<f64> {
     let (mut p, g) = (memory.params.f64(), memory.grads.f64());

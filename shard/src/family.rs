@@ -4,11 +4,12 @@ use crate::filling::Filling;
 use crate::handover::Kept;
 use crate::owned::{Of, Owned, zeroed};
 use crate::plan::Plan;
-use crate::{Error, Groups, Options, Stage, wire};
+use crate::{Among, Error, Groups, Options, Stage, wire};
 use meshstep_comm::{Communicator, Op};
 use meshstep_tensor::{Buffer, Category, Layout, Param, Queue, Slice, SliceMut};
 use std::fmt::Write;
 use std::ops::Range;
+use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// A parameter, where it lives, and how many updates it has seen.
@@ -58,7 +59,7 @@ impl Family {
         groups: Groups,
         plan: &Plan,
         before: Before,
-        rank: usize,
+        (rank, among): (usize, &Arc<Among>),
         options: &Options,
     ) -> Result<Self, Error> {
         let group_of = groups.assign(layout)?;
@@ -75,7 +76,7 @@ impl Family {
         };
         family.entries = entries;
         for b in 0..plan.buckets().len() {
-            family.add_bucket(plan, b, &group_of, before, rank, options)?;
+            family.add_bucket(plan, b, &group_of, before, (rank, among), options)?;
         }
         Ok(family)
     }
@@ -86,7 +87,7 @@ impl Family {
         b: usize,
         group_of: &[usize],
         before: Before,
-        rank: usize,
+        (rank, among): (usize, &Arc<Among>),
         options: &Options,
     ) -> Result<(), Error> {
         let mut bucket = plan.buckets()[b].clone();
@@ -110,8 +111,10 @@ impl Family {
             _ => (Some(grads(bucket.len, owned.first())?), None),
         };
         self.fillings.push(Filling::new(&bucket, whole, shard));
-        let (counted, gathered) = (plan.counted(b, rank), plan.gathered(b));
-        self.kept.push(Kept { counted, gathered, names, plan: bucket });
+        let counted = if among.counts { plan.counted(b, rank) } else { Vec::new() };
+        let gathered = plan.gathered(b);
+        let (owned_ranges, among) = (plan.owned(b, rank), Arc::clone(among));
+        self.kept.push(Kept { counted, gathered, names, owned: owned_ranges, among, plan: bucket });
         self.buckets.push(owned);
         Ok(())
     }
@@ -172,6 +175,15 @@ impl Family {
 /// The first line of what ranks compare: that nothing is wrong here, or what is.
 pub(crate) fn objection(error: Option<&Error>) -> String {
     error.map_or("this call = no objection\n".to_owned(), |error| format!("this call = {error}\n"))
+}
+
+/// What all ranks must have alike of whom parameters are shared among.
+pub(crate) fn describe_among(among: &Among, text: &mut String) {
+    let further: Vec<_> = among.further.iter().map(|(comm, by)| (comm.world_size(), by)).collect();
+    let (shards, copies) = (among.shards.world_size(), among.copies.world_size());
+    let _ = writeln!(text, "ranks that divide the state = {shards}");
+    let _ = writeln!(text, "ranks that reduce further = {further:?}");
+    let _ = writeln!(text, "ranks with the same parameters = {copies}");
 }
 
 /// Everything ranks must have alike, a `key = value` line each.
@@ -262,12 +274,15 @@ mod tests {
         let layout = Layout::builder().param("a", &[LEN], DType::F32).param("b", &[7_777], DType::F32);
         let layout = layout.build().unwrap();
         let whole = Stage::WholeParams(Owners::SortedGreedy);
+        let alone = meshstep_comm::loopback::spawn(1, |comm| Arc::new(Among::all(comm)));
+        let all = alone.unwrap().remove(0);
         for stage in [Stage::Replicated, Stage::Zero1, Stage::Zero2, whole] {
             for rank in (0..4).cycle().take(40) {
                 let options = Options { stage, bucket_len: Some(8_000), ..Options::default() };
                 let plan = Plan::new(&layout, 4, &options).unwrap();
                 let groups = Groups::new(AdamW::default());
-                let family = Family::new(&layout, groups, &plan, Before::default(), rank, &options).unwrap();
+                let family =
+                    Family::new(&layout, groups, &plan, Before::default(), (rank, &all), &options).unwrap();
                 for (owned, filling) in family.buckets.iter().zip(&family.fillings) {
                     let mut streams = owned.streams(0);
                     let address = |b: &Buffer| b.as_ptr().addr().get();

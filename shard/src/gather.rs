@@ -2,7 +2,7 @@
 
 use crate::handover::Kept;
 use crate::{Error, Stage};
-use meshstep_comm::{Communicator, InFlight, Op};
+use meshstep_comm::{InFlight, Op};
 use meshstep_tensor::{Buffer, Queue};
 
 /// Buckets of parameters that travel while others are still being updated.
@@ -22,7 +22,6 @@ impl Gathering {
     /// Sends off bucket `b`; until [`land`](Self::land) its parameters are away.
     pub(crate) fn send(
         &mut self,
-        comm: &dyn Communicator,
         queue: &Queue,
         stage: Stage,
         (b, bucket): (usize, &Kept),
@@ -35,7 +34,7 @@ impl Gathering {
                 Stage::WholeParams(_) => Op::broadcast(*owner),
                 _ => Op::all_gather(),
             };
-            self.flights.push((b, comm.start(op, part, queue)));
+            self.flights.push((b, bucket.among.shards.start(op, part, queue)));
         }
         Ok(())
     }

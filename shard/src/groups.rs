@@ -59,6 +59,20 @@ impl Groups {
         self
     }
 
+    /// The parameters that were named.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.groups.iter().flat_map(|group| group.names.iter().map(String::as_str))
+    }
+
+    /// The same for a layout that has some of the parameters alone: the others' names are left out.
+    pub fn within(&self, layout: &Layout) -> Groups {
+        let own = |group: &Group| {
+            let names = group.names.iter().filter(|name| layout.index(name).is_some()).cloned().collect();
+            Group { names, ..group.clone() }
+        };
+        Groups { groups: self.groups.iter().map(own).collect() }
+    }
+
     /// The names of the rule's state vectors, the same in every group.
     pub(crate) fn state(&self) -> &'static [&'static str] {
         self.groups[0].rule.state()

@@ -3,7 +3,7 @@
 use crate::bucket_plan::BucketPlan;
 use crate::filling::{Filling, Lent};
 use crate::pool::{Pool, Shelf};
-use crate::{Error, Stage};
+use crate::{Among, Error, Stage};
 use meshstep_comm::{Communicator, InFlight, Op, Reduction};
 use meshstep_optim::{Norm, NormAccumulator, NormSum};
 use meshstep_tensor::{Buffer, DType, Meter, Queue};
@@ -27,7 +27,12 @@ pub(crate) struct Handover {
 /// What does not change while gradients come in.
 #[derive(Debug)]
 pub(crate) struct Fixed {
+    /// All ranks: they decide together.
     pub(crate) comm: Arc<dyn Communicator>,
+    /// Theirs, and those that parameters are shared among, each once.
+    pub(crate) comms: Vec<Arc<dyn Communicator>>,
+    /// Whether this rank's weight of a micro-batch counts.
+    pub(crate) weighs: bool,
     pub(crate) queue: Queue,
     pub(crate) stage: Stage,
     pub(crate) reduction: Reduction,
@@ -42,6 +47,10 @@ pub(crate) struct Kept {
     pub(crate) plan: BucketPlan,
     /// The parameters' names, for errors.
     pub(crate) names: Vec<String>,
+    /// The ranks it is shared among.
+    pub(crate) among: Arc<Among>,
+    /// What this rank updates.
+    pub(crate) owned: Vec<Range<usize>>,
     pub(crate) counted: Vec<Range<usize>>,
     /// What travels to everyone after the update, and from whom.
     pub(crate) gathered: Vec<(usize, Range<usize>)>,
@@ -92,7 +101,7 @@ impl Handover {
 
     /// Gives up on every rank, for a reason that only this one knows.
     pub(crate) fn abort(&self) {
-        self.fixed.comm.abort();
+        self.fixed.comms.iter().for_each(|comm| comm.abort());
         self.poison(meshstep_comm::Error::Aborted { rank: self.fixed.comm.rank() });
     }
 
@@ -233,6 +242,11 @@ impl Handover {
 
     /// Adds buckets, with a pool for all of them. Only between steps.
     pub(crate) fn extend(&mut self, kept: Vec<Kept>, fillings: Vec<Filling>, shelves: Vec<Shelf>) {
+        for comm in kept.iter().flat_map(|kept| kept.among.comms()) {
+            if !self.fixed.comms.iter().any(|known| Arc::ptr_eq(known, comm)) {
+                self.fixed.comms.push(Arc::clone(comm));
+            }
+        }
         self.fixed.buckets.extend(kept);
         let state = self.exclusive();
         state.fillings.extend(fillings);
@@ -246,6 +260,11 @@ impl Handover {
         meter: &Meter,
     ) -> Result<Vec<Shelf>, Error> {
         Ok(self.lock().pool.shelves_for(sizes, meter)?)
+    }
+
+    /// Bytes sent so far by every communicator.
+    pub(crate) fn sent(&self) -> u64 {
+        self.fixed.comms.iter().map(|comm| comm.stats().total().bytes).sum()
     }
 
     fn pooled(&self) -> bool {
@@ -282,7 +301,7 @@ impl Handover {
             }
             let whole = filling.close();
             state.launches = digest(state.launches, b, whole.len());
-            match self.fixed.comm.start(op, whole, &self.fixed.queue) {
+            match self.fixed.buckets[b].among.shards.start(op, whole, &self.fixed.queue) {
                 Ok(flight) => filling.flight = Some(flight),
                 Err((whole, error)) => {
                     self.rest(state, b, whole);

@@ -11,6 +11,7 @@
 //! | [`Options`], [`Stage`] | what is divided among the ranks, and how |
 //! | [`Precision`] | masters, remainders, bf16 moments, stochastic rounding: a recipe that is checked |
 //! | [`Groups`] | other hyperparameters for some parameters |
+//! | [`Among`] | parameters that several groups of ranks share in several ways, stepped together |
 //! | [`CrossShard`] | replicas in groups that reduce apart, compared and averaged on request |
 //! | [`Plan`] | who owns what, and the bytes it takes, without memory or ranks |
 //!
@@ -85,12 +86,14 @@
 //! f32, bf16 ones in bf16. Weighted means round w g once to the gradients' type.
 
 mod agree;
+mod among;
 mod bucket_plan;
 mod cross_shard;
 mod error;
 mod exchange;
 mod family;
 mod filling;
+mod further;
 mod gather;
 mod groups;
 mod handover;
@@ -116,6 +119,7 @@ mod there;
 mod whole_run;
 mod wire;
 
+pub use among::Among;
 pub use bucket_plan::{BucketPlan, Placed};
 pub use cross_shard::{AssignmentError, CrossShard, Drift, SlotDrift};
 pub use error::{Error, Fault};

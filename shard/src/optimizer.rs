@@ -3,14 +3,14 @@
 use crate::exchange::Exchange;
 use crate::family::{self, Before, Entry, Family, Place};
 use crate::groups::Group;
-use crate::handover::{Fixed, Handover};
+use crate::handover::{Fixed, Handover, Kept};
 use crate::owned::Owned;
 use crate::plan::{MAX_WORDS, Plan, pool_sizes, sum_words};
 use crate::pool::{Pool, Shelf};
 use crate::tensor_totals::TensorTotals;
-use crate::{Combine, Error, Groups, Initial, LocalClip, Options, agree};
+use crate::{Among, Combine, Error, Groups, Initial, LocalClip, Options, Stage, agree};
 use meshstep_comm::{Communicator, Reduction};
-use meshstep_optim::LossScaleState;
+use meshstep_optim::{LossScaleState, Sees};
 use meshstep_tensor::{Layout, Param, Slice, SliceMut};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -108,24 +108,33 @@ impl Optimizer {
         initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
         options: Options,
     ) -> Result<Self, Error> {
-        let empty = Self::empty(Arc::clone(&comm), options.clone());
-        if let Err(error) = &empty {
-            // Where the other ranks compare what they add.
-            let told = agree::same_everywhere(&*comm, &options, &family::objection(Some(error)));
-            tracing::debug!(?told, "no optimizer");
-        }
-        let mut optimizer = empty?;
+        let mut optimizer = Self::empty(comm, true, options)?;
         optimizer.add_param_group(layout, rules, initial)?;
         Ok(optimizer)
     }
 
-    fn empty(comm: Arc<dyn Communicator>, options: Options) -> Result<Self, Error> {
+    /// An optimizer without parameters, to add to, whose steps all ranks of `world` decide together. `weighs`: whether this
+    /// rank's weights of micro-batches count; where several ranks compute the same micro-batch, one of them does. Collective as
+    /// [`new`](Self::new) is.
+    pub fn empty(world: Arc<dyn Communicator>, weighs: bool, options: Options) -> Result<Self, Error> {
+        let empty = Self::with_room(Arc::clone(&world), weighs, options.clone());
+        if let Err(error) = &empty {
+            // Where the other ranks compare what they add.
+            let told = agree::same_everywhere(&*world, &options, &family::objection(Some(error)));
+            tracing::debug!(?told, "no optimizer");
+        }
+        empty
+    }
+
+    fn with_room(comm: Arc<dyn Communicator>, weighs: bool, options: Options) -> Result<Self, Error> {
         let reduction = match options.combine {
-            Combine::Sum => Reduction::Sum,
-            Combine::Mean | Combine::Weighted => Reduction::Mean,
+            Combine::Sum | Combine::Weighted => Reduction::Sum,
+            Combine::Mean => Reduction::Mean,
         };
         let fixed = Fixed {
+            comms: vec![Arc::clone(&comm)],
             comm,
+            weighs,
             queue: options.queue.clone(),
             stage: options.stage,
             reduction,
@@ -158,19 +167,33 @@ impl Optimizer {
         rules: impl Into<Groups>,
         initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
     ) -> Result<(), Error> {
+        let all = Among::all(Arc::clone(self.comm()));
+        self.add_shared(layout, rules, all, initial)
+    }
+
+    /// The same for parameters that are shared among some ranks each, in several groups.
+    pub fn add_shared(
+        &mut self,
+        layout: Layout,
+        rules: impl Into<Groups>,
+        among: Among,
+        initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
+    ) -> Result<(), Error> {
         self.handover.healthy()?;
+        let among = Arc::new(among);
         // An error of an earlier step too is every rank's, as others may have been told of it before.
         let heard = self.check_heard();
         let groups = rules.into();
         let comm = Arc::clone(&self.handover.fixed.comm);
         let mut text = family::describe(&layout, &groups, &self.options);
+        family::describe_among(&among, &mut text);
         let ready = heard.and_then(|()| self.check_idle());
-        let prepared = ready.and_then(|()| self.prepare(&layout, groups, comm.rank()));
+        let prepared = ready.and_then(|()| self.prepare(&layout, groups, &among));
         if let Err(error) = &prepared {
             text = family::objection(Some(error));
         }
         let (mut family, shelves) = self.agreed(&*comm, prepared, &text)?;
-        self.first_values(&*comm, &mut family, initial)?;
+        self.first_values(&*comm, &among, &mut family, initial)?;
         // Not until here, so that staging peaks at what the plan says.
         let words = sum_words(self.entries.len() + family.entries.len(), &self.options);
         self.exchange = Exchange::new(words, MAX_WORDS, &self.options)?;
@@ -186,7 +209,12 @@ impl Optimizer {
         Ok(())
     }
 
-    fn prepare(&self, layout: &Layout, groups: Groups, rank: usize) -> Result<(Family, Vec<Shelf>), Error> {
+    fn prepare(
+        &self,
+        layout: &Layout,
+        groups: Groups,
+        among: &Arc<Among>,
+    ) -> Result<(Family, Vec<Shelf>), Error> {
         if let Some(p) = layout.params().iter().find(|p| self.by_name.contains_key(p.name())) {
             return Err(Error::NameTaken { name: p.name().to_owned() });
         }
@@ -194,21 +222,37 @@ impl Optimizer {
         self.options.loss_scale.map_or(Ok(()), |rule| rule.check())?;
         self.options.precision.check_rules(&groups)?;
         let earlier = || self.handover.fixed.buckets.iter().map(|k| &k.plan);
-        let world_size = self.handover.fixed.comm.world_size();
+        // Whole parameters are balanced over the ranks that share them.
+        let along = |k: &&Kept| Arc::ptr_eq(&k.among.shards, &among.shards);
+        let alike = self.handover.fixed.buckets.iter().filter(along).map(|k| &k.plan);
+        let world_size = among.shards.world_size();
         let before = Before {
             params: self.entries.len(),
             buckets: self.buckets.len(),
             vectors: self.frozen.len(),
             groups: self.groups.len(),
         };
-        let plan = Plan::after(earlier(), layout, world_size, &self.options)?;
+        let plan = Plan::after(alike, layout, world_size, &self.options)?;
         groups.check_sight(layout, self.options.stage)?;
+        self.check_sums(&groups, among)?;
         groups.check_place(&self.options)?;
-        let family = Family::new(layout, groups, &plan, before, rank, &self.options)?;
+        let family = Family::new(layout, groups, &plan, before, (among.shards.rank(), among), &self.options)?;
         let kept = earlier().chain(family.kept.iter().map(|k| &k.plan));
         let sizes = pool_sizes(self.options.stage, kept);
         let shelves = self.handover.shelves_for(&sizes, &self.options.meter)?;
         Ok((family, shelves))
+    }
+
+    /// Sums over whole tensors are folded over all ranks, each element once: ranks that all update the same would count it often.
+    fn check_sums(&self, groups: &Groups, among: &Among) -> Result<(), Error> {
+        let alone = Arc::ptr_eq(&among.shards, self.comm())
+            || matches!(self.options.stage, Stage::Zero1 | Stage::Zero2);
+        match groups.groups.iter().find(|group| group.rule.sees() == Sees::TensorSums) {
+            Some(group) if !alone => {
+                Err(Error::SharedSums { rule: group.rule.name(), stage: self.options.stage })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// What was prepared, once all ranks have shown that theirs is the same.
@@ -222,18 +266,24 @@ impl Optimizer {
     fn first_values(
         &self,
         comm: &dyn Communicator,
+        among: &Among,
         family: &mut Family,
         initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
     ) -> Result<(), Error> {
         let compare = self.options.initial == Initial::Compare;
-        let filled = if compare || comm.rank() == 0 { family.fill(&self.options, initial) } else { Ok(()) };
-        let mut text = family::objection(filled.as_ref().err());
-        if compare && filled.is_ok() {
-            family.describe_values(&self.options, &mut text)?;
+        let first = among.copies.rank() == 0;
+        let mut filled = if compare || first { family.fill(&self.options, initial) } else { Ok(()) };
+        if compare {
+            let mut text = family::objection(filled.as_ref().err());
+            if filled.is_ok() {
+                family.describe_values(&self.options, &mut text)?;
+            }
+            filled = self.agreed(&*among.copies, filled, &text);
         }
-        self.agreed(comm, filled, &text)?;
+        // Other ranks hold other parameters, and hear of it too.
+        self.agreed(comm, filled.as_ref().map_err(Clone::clone), &family::objection(filled.as_ref().err()))?;
         if !compare {
-            family.broadcast(comm, &self.options.queue)?;
+            family.broadcast(&*among.copies, &self.options.queue)?;
         }
         family.buckets.iter_mut().try_for_each(Owned::fill_masters)
     }
@@ -252,7 +302,7 @@ impl Optimizer {
         self.room.due.resize(self.entries.len(), 0);
         let pieces = self.handover.fixed.buckets.iter().map(|k| k.gathered.len()).sum();
         self.room.gathering.reserve(pieces);
-        self.progress.sent_before = self.handover.fixed.comm.stats().total().bytes;
+        self.progress.sent_before = self.handover.sent();
     }
 
     /// The values of a parameter. On a GPU what is put on the options' queue from here on sees those of the last step: ask again

@@ -136,6 +136,7 @@ impl Optimizer {
             self.handover.complete(|_| {})?;
         }
         self.handover.settle()?;
+        self.handover.reduce_further()?;
         Ok(match () {
             () if self.progress.dropped => Some(FaultCode::Unfinished),
             () if !due => Some(FaultCode::NoMicroBatch),
@@ -165,7 +166,7 @@ impl Optimizer {
             self.exchange.present(self.progress.present.iter().map(|p| p.load(SeqCst)));
         }
         let fault = fault.map_or(0, |f| exchange::encode_fault(&f, comm.rank()));
-        let (weight, norm) = (self.progress.weight, self.handover.norm()?);
+        let (weight, norm) = (self.weight(), self.handover.norm()?);
         let known = self.exchange.run(&*comm, Brought { weight, norm: &norm, fault, fields })?;
         if known.fault != 0 {
             let name = |p: usize| self.entries.get(p).map_or(String::new(), |e| e.param.name().to_owned());
@@ -176,15 +177,20 @@ impl Optimizer {
             return Err(exchange::disagreement(&*comm, &self.options, &fields)?);
         }
         self.check_presence(&*comm)?;
-        self.judge(at, &known, comm.world_size())
+        self.judge(at, &known)
     }
 
-    fn judge(&self, at: &At, known: &Known, world_size: usize) -> Result<Decision, Error> {
+    /// What this rank's micro-batches weigh, where that counts.
+    pub(crate) fn weight(&self) -> u64 {
+        if self.handover.fixed.weighs { self.progress.weight } else { 0 }
+    }
+
+    fn judge(&self, at: &At, known: &Known) -> Result<Decision, Error> {
         let combined = match self.options.combine {
             Combine::Mean => 1.0 / self.progress.batches as f64,
             Combine::Sum => 1.0,
             Combine::Weighted if known.weight == 0 => return Err(Error::ZeroWeight),
-            Combine::Weighted => world_size as f64 / known.weight as f64,
+            Combine::Weighted => 1.0 / known.weight as f64,
         };
         if known.norm.non_finite() > 0 {
             return Ok(Decision::Skip { non_finite: known.norm.non_finite() });
@@ -230,7 +236,9 @@ impl Optimizer {
         }
         let sums = self.totals.begin();
         for (b, owned) in self.buckets.iter_mut().enumerate() {
-            if let Some(grads) = self.handover.grads(b) {
+            // What other ranks own too counts on one of them.
+            let counts = self.handover.fixed.buckets[b].among.counts;
+            if let Some(grads) = self.handover.grads(b).filter(|_| counts) {
                 let due = |p: usize| due(self.room.due[p], &self.entries[p], 1.0);
                 owned.measure(grads, &self.groups, due, scalars, sums)?;
             }
@@ -252,7 +260,7 @@ impl Optimizer {
     pub(crate) fn send_updated(&mut self, b: usize) -> Result<(), Error> {
         let fixed = &self.handover.fixed;
         let (bucket, params) = ((b, &fixed.buckets[b]), &mut self.buckets[b].params);
-        self.room.gathering.send(&*fixed.comm, &fixed.queue, fixed.stage, bucket, params)
+        self.room.gathering.send(&fixed.queue, fixed.stage, bucket, params)
     }
 
     /// One more skip in a row: how many there were, an error if too many.
@@ -284,7 +292,7 @@ impl Optimizer {
     }
 
     pub(crate) fn traffic(&mut self) -> Traffic {
-        let sent = self.handover.fixed.comm.stats().total().bytes;
+        let sent = self.handover.sent();
         Traffic {
             sent: sent - self.progress.sent_before,
             copied: *self.progress.copied.get_mut(),
@@ -304,7 +312,7 @@ impl Optimizer {
         *progress.due.get_mut() = false;
         *progress.missing.get_mut() = usize::MAX;
         *progress.copied.get_mut() = 0;
-        progress.sent_before = self.handover.fixed.comm.stats().total().bytes;
+        progress.sent_before = self.handover.sent();
         Ok(())
     }
 }

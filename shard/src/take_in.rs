@@ -1,7 +1,7 @@
 //! What a reduced bucket becomes on this rank: part of a shard, part of the norm.
 
 use crate::Error;
-use crate::handover::{Fixed, Handover};
+use crate::handover::{Fixed, Handover, Kept};
 use meshstep_optim::{NormAccumulator, NormSum, accumulate};
 use meshstep_tensor::{Buffer, Place, Queue, Slice};
 use std::sync::{MutexGuard, PoisonError};
@@ -20,7 +20,10 @@ impl Handover {
         last: bool,
     ) -> Result<(), Error> {
         let Fixed { queue, buckets, norm, .. } = &self.fixed;
-        let (counted, here) = (&buckets[b].counted, queue.place() == Place::Cpu);
+        let (Kept { counted, owned, among, .. }, here) = (&buckets[b], queue.place() == Place::Cpu);
+        // What is reduced once more counts afterwards.
+        let last = last && among.further.is_empty();
+        let counts = last && among.counts;
         // Threads that take in buckets side by side count side by side.
         let mut part = NormAccumulator::new(*norm);
         let mut count = |values: Slice<'_>| -> Result<(), Error> {
@@ -28,7 +31,7 @@ impl Handover {
         };
         match shard {
             Some(shard) => {
-                let chunk = whole.as_slice().slice(counted[0].clone())?;
+                let chunk = whole.as_slice().slice(owned[0].clone())?;
                 let block = if here { BLOCK } else { chunk.len().max(1) };
                 add_to_shard(
                     shard,
@@ -36,7 +39,7 @@ impl Handover {
                     fresh,
                     block,
                     queue,
-                    |part| if last { count(part) } else { Ok(()) },
+                    |part| if counts { count(part) } else { Ok(()) },
                 )?;
             }
             None if last => {

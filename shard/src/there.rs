@@ -146,7 +146,7 @@ impl Optimizer {
             batches: self.progress.batches,
             launches,
             rank: rank as u64,
-            weight: self.progress.weight,
+            weight: self.weight(),
             fault,
             world_size: world_size as u64,
             combine,

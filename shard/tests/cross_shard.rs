@@ -521,6 +521,31 @@ fn what_is_not_finite_is_not_averaged() {
     .unwrap();
 }
 
+/// Numbers whose sum leaves f64 have a mean nevertheless; small ones beside them keep theirs.
+#[test]
+fn means_of_the_largest_numbers_are_finite() {
+    let alone = [vec![0], vec![1], vec![2]];
+    loopback::spawn(3, |comm| {
+        let rank = comm.rank();
+        let layout = Layout::builder().param("w", &[3], DType::F64).build().unwrap();
+        let first = |_: &Param, mut w: SliceMut<'_>| w.cast_from(Slice::from(&[1.5e308, 1.5e308, 0.0][..]));
+        let mut opt =
+            CrossShard::new(comm, Some(&alone), layout, Sgd::default(), first, replicated()).unwrap();
+        let batch = opt.micro_batch(1).unwrap();
+        let down = [0.0, 0.5e307, 0.5e307][rank];
+        batch.grad("w", &[down, -down, -(rank as f64) * 4.0e-323][..]).unwrap();
+        batch.finish().unwrap();
+        let _ = opt.step(At { lr: 1.0, ..At::default() }).unwrap().outcome().unwrap();
+        assert!(!opt.synchronize_state().unwrap().is_none());
+        let w = opt.param("w").unwrap().typed::<f64>().unwrap().to_vec();
+        let near = |got: f64, want: f64| ((got - want) / want).abs() < 1e-15;
+        assert!(near(w[0], 1.5e308 - 1e307 / 3.0) && near(w[1], 1.5e308 + 1e307 / 3.0), "{w:?}");
+        assert_eq!(w[2], 4.0e-323);
+        assert!(opt.compare_state().unwrap().is_none());
+    })
+    .unwrap();
+}
+
 /// Two zeros are two numbers, which would not stay apart; NaN everywhere is alike.
 #[test]
 fn replicas_have_the_same_bits_once_synchronized() {

@@ -135,6 +135,24 @@ fn muon_is_refused_where_matrices_are_cut() {
 }
 
 #[test]
+fn muon_leaves_matrices_without_elements_alone() {
+    meshstep_comm::loopback::spawn(2, |comm| {
+        let layout = Layout::builder().param("a", &[4, 4], DType::F32).param("none", &[2, 0], DType::F32);
+        let options = Options { stage: Stage::WholeParams(Owners::RoundRobin), ..Options::default() };
+        let mut opt =
+            Optimizer::new(comm, layout.build().unwrap(), Muon::default(), |_, _| Ok(()), options).unwrap();
+        let batch = opt.micro_batch(1).unwrap();
+        batch.grad("a", &values(16, 1)[..]).unwrap();
+        batch.grad("none", &[0f32; 0][..]).unwrap();
+        batch.finish().unwrap();
+        let outcome = opt.step(At::default()).unwrap().outcome().unwrap();
+        assert!(matches!(outcome, Outcome::Applied { .. }), "{outcome:?}");
+        assert!(opt.param("a").unwrap().typed::<f32>().unwrap().iter().all(|p| *p != 0.0));
+    })
+    .unwrap();
+}
+
+#[test]
 fn muon_is_refused_a_bias_which_may_join_with_another_rule() {
     let outcome = meshstep_comm::loopback::spawn(2, |comm| {
         let whole = Stage::WholeParams(Owners::SortedGreedy);

@@ -118,6 +118,8 @@ impl Rule for Muon {
     }
 
     fn reach(&self, lr: f64, matrix: Option<(usize, usize)>) -> f64 {
+        // Of a matrix without elements the adjustment is no number that anything is computed with.
+        let matrix = matrix.filter(|&(rows, cols)| rows > 0 && cols > 0);
         (lr * self.weight_decay).max(matrix.map_or(lr, |shape| lr * self.adjustment(shape)))
     }
 

@@ -113,6 +113,33 @@ fn any_number_of_shards_gives_the_same_bits() {
     }
 }
 
+/// So long that its passes are spread over threads, which those of its shards are not.
+#[test]
+fn a_vector_spread_over_threads_has_the_bits_of_its_shards() {
+    const LEN: usize = 300_007;
+    let bowl: Problem = Box::new(|x, g| {
+        let mut loss = 0.0;
+        for (i, (g, x)) in g.iter_mut().zip(x).enumerate() {
+            let steep = 1.0 + (i % 97) as f64 / 10.0;
+            *g = steep * (x - 1.0);
+            loss += steep * (x - 1.0).powi(2) / 2.0;
+        }
+        loss
+    });
+    let start = classic_start(LEN);
+    let rule = Lbfgs { lr: 0.5, max_iter: 6, max_eval: Some(100), history_len: 3, ..Lbfgs::default() };
+    let one = alone(&rule, &bowl, &start);
+    let plain = reference::fixed_step(&bowl, &start, (rule.lr, rule.history_len, 5));
+    for (ours, plain) in one.iterates[1..].iter().zip(&plain) {
+        assert!(relative(ours, plain) < 1e-9);
+    }
+    assert_eq!(one.iterates.len(), 6);
+    for rule in [rule, Lbfgs { max_iter: 5, history_len: 3, ..searching() }] {
+        let one = alone(&rule, &bowl, &start);
+        assert!(one == run(&rule, &bowl, &start, &ranges(LEN, 4), DType::F64), "{:?}", rule.line_search);
+    }
+}
+
 #[test]
 fn folds_are_counted() {
     for (name, problem, x0, lr, _) in cases() {

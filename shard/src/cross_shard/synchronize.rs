@@ -191,13 +191,27 @@ impl Room {
         }
         // What is equal everywhere keeps its bits: a mean of more ranks than two may round.
         let kept = self.values.typed::<f64>()?[..len].to_vec();
-        reduce(&*self.world, &mut self.values, len, Reduction::Mean)?;
-        let means = self.values.typed_mut::<f64>()?;
+        let mut means = self.means(&kept, 1.0)?;
+        if means.iter().any(|mean| !mean.is_finite()) {
+            // A sum left f64's range, the same on every rank. Parts of 1 / ranks or less cannot.
+            let part = 1.0 / self.world.world_size().next_power_of_two() as f64;
+            let small = self.means(&kept, part)?;
+            let overflowed = means.iter_mut().zip(small).filter(|(mean, _)| !mean.is_finite());
+            overflowed.for_each(|(mean, small)| *mean = small / part);
+        }
         for ((mean, kept), differs) in means.iter_mut().zip(kept).zip(differs) {
             *mean = if differs { *mean } else { kept };
         }
-        values.cast_from(self.values.as_slice().slice(0..len)?)?;
+        values.cast_from(Slice::from(&means[..]))?;
         Ok(())
+    }
+
+    /// The means over all ranks of `values` times `part`.
+    fn means(&mut self, values: &[f64], part: f64) -> Result<Vec<f64>, Error> {
+        let room = self.values.typed_mut::<f64>()?.iter_mut().zip(values);
+        room.for_each(|(room, value)| *room = value * part);
+        reduce(&*self.world, &mut self.values, values.len(), Reduction::Mean)?;
+        Ok(self.values.typed::<f64>()?[..values.len()].to_vec())
     }
 }
 

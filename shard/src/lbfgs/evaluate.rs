@@ -80,8 +80,7 @@ impl Spread {
         for (b, owned) in opt.buckets.iter_mut().enumerate() {
             owned.set_params(x.slice(self.part(b))?)?;
             let bucket = (b, &fixed.buckets[b]);
-            sent =
-                opt.room.gathering.send(&*fixed.comm, &fixed.queue, fixed.stage, bucket, &mut owned.params);
+            sent = opt.room.gathering.send(&fixed.queue, fixed.stage, bucket, &mut owned.params);
             if sent.is_err() {
                 break;
             }

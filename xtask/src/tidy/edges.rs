@@ -9,6 +9,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("meshstep-comm", &["meshstep-tensor"]),
     ("meshstep-optim", &["meshstep-tensor"]),
     ("meshstep-shard", &["meshstep-comm", "meshstep-optim", "meshstep-tensor"]),
+    ("meshstep-parallel3d", &["meshstep-shard", "meshstep-comm", "meshstep-optim", "meshstep-tensor"]),
     ("meshstep-bench", &["meshstep-shard", "meshstep-comm", "meshstep-optim", "meshstep-tensor"]),
     ("xtask", &[]),
 ];

@@ -1,0 +1,223 @@
+//! What can be wrong with a mesh, and with what is placed on it.
+
+use crate::axis::UnknownAxis;
+use crate::{Axes, Axis, Mesh};
+
+/// What is wrong with a mesh, or with what is placed on it: the values, and what would work.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MeshError {
+    /// A name that no axis has.
+    #[error(transparent)]
+    UnknownAxis(#[from] UnknownAxis),
+    /// An axis without ranks.
+    #[error("axis {axis} has 0 ranks; leave it out, or give it 1")]
+    NoRanks {
+        /// The axis.
+        axis: Axis,
+    },
+    /// An axis is given twice.
+    #[error("axis {axis} is given twice")]
+    AxisTwice {
+        /// The axis.
+        axis: Axis,
+    },
+    /// `dp` is given beside a part of it.
+    #[error("axis dp is given beside {part}, which is a part of it; give dp, or dp_replicate and dp_shard")]
+    DpTwice {
+        /// The part.
+        part: Axis,
+    },
+    /// A degree for an axis that the order does not name.
+    #[error(
+        "axis {axis} has {degree} ranks and is not in the order {order:?}; add it, as in \"tp-cp-dp-pp\""
+    )]
+    NotInOrder {
+        /// The axis.
+        axis: Axis,
+        /// Its ranks.
+        degree: usize,
+        /// The order.
+        order: String,
+    },
+    /// Not an axis with a degree.
+    #[error("{part:?} is no axis with its degree, such as tp=2")]
+    Unreadable {
+        /// What stands there.
+        part: String,
+    },
+    /// The degrees multiply to more than can be counted.
+    #[error("the degrees multiply to more ranks than can be counted")]
+    TooManyRanks,
+    /// The degrees do not multiply to the world.
+    #[error(
+        "mesh {mesh} has {ranks} ranks, the world {world_size}; the degrees must multiply to {world_size}"
+    )]
+    WorldSize {
+        /// The mesh.
+        mesh: Mesh,
+        /// Its ranks.
+        ranks: usize,
+        /// The world's.
+        world_size: usize,
+    },
+    /// A rank outside the mesh.
+    #[error("rank {rank} of a mesh of {world_size}")]
+    NoSuchRank {
+        /// The rank.
+        rank: usize,
+        /// The mesh's ranks.
+        world_size: usize,
+    },
+    /// A parameter is cut in a dimension it does not have.
+    #[error("{name:?} is cut along {axis} in dimension {dim}, but its shape is {shape:?}")]
+    NoSuchDim {
+        /// The parameter.
+        name: String,
+        /// Along which axis.
+        axis: Axis,
+        /// In which dimension.
+        dim: usize,
+        /// Its shape.
+        shape: Vec<usize>,
+    },
+    /// Blocks that do not fill their dimension.
+    #[error("the blocks {blocks:?} of {name:?} do not add up to dimension {dim}, which has {extent}")]
+    Blocks {
+        /// The parameter.
+        name: String,
+        /// In which dimension.
+        dim: usize,
+        /// Its extent.
+        extent: usize,
+        /// The blocks.
+        blocks: Vec<usize>,
+    },
+    /// A dimension that does not divide.
+    #[error("{extent} indices of {name:?}, dimension {dim}, do not divide among {degree} ranks along {axis}; pad to {}", extent.next_multiple_of(*degree))]
+    Uneven {
+        /// The parameter.
+        name: String,
+        /// Along which axis.
+        axis: Axis,
+        /// Its ranks.
+        degree: usize,
+        /// In which dimension.
+        dim: usize,
+        /// Its extent, or that of the block that does not divide.
+        extent: usize,
+    },
+    /// An axis or a dimension that is cut twice.
+    #[error(
+        "{name:?} is cut along {axis} in dimension {dim}, and one of these is cut already; an axis cuts one dimension, a dimension is cut once"
+    )]
+    CutTwice {
+        /// The parameter.
+        name: String,
+        /// Along which axis.
+        axis: Axis,
+        /// In which dimension.
+        dim: usize,
+    },
+    /// A gradient that is reduced along an axis on which each rank has another part of the parameter.
+    #[error(
+        "{name:?} is cut along {axis} and its gradient reduced along it; leave {axis} out of `reduced_over`"
+    )]
+    CutAndReduced {
+        /// The parameter.
+        name: String,
+        /// The axis.
+        axis: Axis,
+    },
+    /// A pipeline stage that the mesh does not have.
+    #[error("{name:?} is on pipeline stage {stage}, of {stages} along pp")]
+    NoSuchStage {
+        /// The parameter.
+        name: String,
+        /// The stage.
+        stage: usize,
+        /// The mesh's.
+        stages: usize,
+    },
+    /// Two parameters of one name.
+    #[error("two parameters are called {name:?}")]
+    NameTwice {
+        /// The name.
+        name: String,
+    },
+    /// A parameter tied to one that there is not.
+    #[error("{name:?} is tied to {to:?}, which is no parameter; add that one first")]
+    TiedToNothing {
+        /// The name.
+        name: String,
+        /// What it is tied to.
+        to: String,
+    },
+    /// A parameter tied to one of another shape.
+    #[error("{name:?} with shape {shape:?} is tied to {to:?} with shape {of:?}; tied parameters are one")]
+    TiedShapes {
+        /// The name.
+        name: String,
+        /// Its shape.
+        shape: Vec<usize>,
+        /// What it is tied to.
+        to: String,
+        /// The shape of that.
+        of: Vec<usize>,
+    },
+    /// What a rank holds cannot be laid out.
+    #[error(transparent)]
+    Layout(#[from] meshstep_tensor::Error),
+}
+
+/// What went wrong on a mesh.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A mesh, or what is placed on it.
+    #[error(transparent)]
+    Mesh(#[from] MeshError),
+    /// No communicator was asked for along these axes.
+    #[error("there is no communicator along {axes}; name them when the communicators are made")]
+    NotAlong {
+        /// The axes.
+        axes: Axes,
+    },
+    /// Ranks could not be split into groups.
+    #[error("splitting the ranks along {axes}")]
+    Split {
+        /// The axes.
+        axes: Axes,
+        /// Why.
+        source: meshstep_comm::Error,
+    },
+    /// A rule for a parameter that the model does not have.
+    #[error("a rule names {name:?}, which is no parameter of the model")]
+    UnknownParam {
+        /// The name.
+        name: String,
+    },
+    /// A step over several pipeline stages.
+    #[error(
+        "the mesh has {stages} ranks along pp; a step spans one pipeline stage: make the optimizer on the ranks of each"
+    )]
+    Stages {
+        /// Ranks along `pp`.
+        stages: usize,
+    },
+    /// Means over different numbers of ranks.
+    #[error(
+        "some gradients are reduced over {axes} ({ranks} ranks), others over dp x cp ({data}): their means do not go together; combine them by sum, or weighted by tokens"
+    )]
+    UnequalMeans {
+        /// The axes.
+        axes: Axes,
+        /// Ranks along these.
+        ranks: usize,
+        /// Ranks along `dp` and `cp`.
+        data: usize,
+    },
+    /// The optimizer on one group.
+    #[error(transparent)]
+    Shard(#[from] meshstep_shard::Error),
+}

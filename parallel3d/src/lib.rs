@@ -1,0 +1,26 @@
+//! Meshes of tensor-, context- and data-parallel ranks, and what of a model and its optimizer lives where on them.
+//!
+//! | type | what it is |
+//! |---|---|
+//! | [`Mesh`] | ranks along named axes: coordinates, groups of any set of axes |
+//! | [`Placement`] | where a parameter lies: cut along axes or whole, and how its gradient becomes whole |
+//! | [`Model`] | parameters and their placements; what of them a rank holds, by [`Family`] |
+//! | [`Optimizer`] | the sharded step on a mesh, decided by all its ranks together |
+//! | [`Communicators`] | one communicator for each set of axes that is needed |
+
+mod axis;
+mod communicators;
+mod error;
+mod mesh;
+mod model;
+pub mod models;
+mod optimizer;
+mod placement;
+
+pub use axis::{Axes, Axis, UnknownAxis};
+pub use communicators::Communicators;
+pub use error::{Error, MeshError};
+pub use mesh::{Coordinate, Group, Mesh};
+pub use model::{Family, Model, ModelBuilder, Parameter};
+pub use optimizer::Optimizer;
+pub use placement::{Gradient, Piece, Placement, Sharing};

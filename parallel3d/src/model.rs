@@ -1,0 +1,143 @@
+//! The parameters of a model and where they lie, and what of it one rank holds. Arithmetic only.
+
+use crate::{Axis, Coordinate, Mesh, MeshError, Placement, Sharing};
+use meshstep_tensor::{DType, Layout, LayoutBuilder};
+use std::collections::HashMap;
+
+/// A parameter of a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parameter {
+    /// The name gradients and checkpoints find it by.
+    pub name: String,
+    /// Its dimensions on a single device.
+    pub shape: Vec<usize>,
+    /// Its element type.
+    pub dtype: DType,
+    /// Where it lies.
+    pub placement: Placement,
+    /// Its pipeline stage.
+    pub stage: usize,
+}
+
+/// Parameters in the order a forward pass uses them, each once whatever it is called.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Model {
+    parameters: Vec<Parameter>,
+    names: HashMap<String, usize>,
+}
+
+/// Collects parameters for a [`Model`]; what is wrong is said by [`build`](Self::build).
+#[derive(Clone, Debug, Default)]
+pub struct ModelBuilder {
+    parameters: Vec<Parameter>,
+    tied: Vec<(String, String, Vec<usize>)>,
+    stage: usize,
+}
+
+/// Parameters that the same ranks share in the same way, and so travel together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Family {
+    /// Which ranks share them.
+    pub sharing: Sharing,
+    /// What each rank holds.
+    pub layout: Layout,
+}
+
+impl Model {
+    /// A model without parameters, to add to.
+    pub fn builder() -> ModelBuilder {
+        ModelBuilder::default()
+    }
+
+    /// Its parameters, in the order they were given.
+    pub fn parameters(&self) -> &[Parameter] {
+        &self.parameters
+    }
+
+    /// The parameter of this name, or tied to it.
+    pub fn get(&self, name: &str) -> Option<&Parameter> {
+        self.names.get(name).map(|&i| &self.parameters[i])
+    }
+
+    /// Elements of all parameters together; what is tied counts once.
+    pub fn len(&self) -> u64 {
+        let elements = |p: &Parameter| p.shape.iter().map(|&extent| extent as u64).product::<u64>();
+        self.parameters.iter().map(elements).sum()
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// What the rank at `coordinate` holds, by the ways ranks share it. It depends on the pipeline stage alone.
+    pub fn families(&self, mesh: &Mesh, coordinate: &Coordinate) -> Result<Vec<Family>, MeshError> {
+        let stages = mesh.degree(Axis::Pp);
+        let mut families: Vec<(Sharing, LayoutBuilder)> = Vec::new();
+        for Parameter { name, shape, dtype, placement, stage } in &self.parameters {
+            if *stage >= stages {
+                return Err(MeshError::NoSuchStage { name: name.clone(), stage: *stage, stages });
+            }
+            let local = placement.local_shape(name, shape, mesh)?;
+            if *stage != coordinate.along(Axis::Pp) {
+                continue;
+            }
+            let sharing = placement.sharing(mesh);
+            let known = families.iter().position(|(other, _)| *other == sharing);
+            let index = known.unwrap_or(families.len());
+            if known.is_none() {
+                families.push((sharing, Layout::builder()));
+            }
+            let layout = std::mem::take(&mut families[index].1);
+            families[index].1 = layout.param(name, &local, *dtype);
+        }
+        let family = |(sharing, layout): (_, LayoutBuilder)| Ok(Family { sharing, layout: layout.build()? });
+        families.into_iter().map(family).collect()
+    }
+}
+
+impl ModelBuilder {
+    /// Adds a parameter, to the pipeline stage of the one before it.
+    pub fn param(
+        mut self,
+        name: impl Into<String>,
+        shape: &[usize],
+        dtype: DType,
+        placement: Placement,
+    ) -> Self {
+        let (name, shape, stage) = (name.into(), shape.to_vec(), self.stage);
+        self.parameters.push(Parameter { name, shape, dtype, placement, stage });
+        self
+    }
+
+    /// What follows is on pipeline stage `stage`.
+    pub fn stage(self, stage: usize) -> Self {
+        ModelBuilder { stage, ..self }
+    }
+
+    /// Another name for a parameter that was added: it is held, counted, decayed, updated and saved once.
+    pub fn tied(mut self, name: impl Into<String>, to: impl Into<String>, shape: &[usize]) -> Self {
+        self.tied.push((name.into(), to.into(), shape.to_vec()));
+        self
+    }
+
+    /// The model, or the first thing wrong with it.
+    pub fn build(self) -> Result<Model, MeshError> {
+        let mut names = HashMap::new();
+        for (i, parameter) in self.parameters.iter().enumerate() {
+            if names.insert(parameter.name.clone(), i).is_some() {
+                return Err(MeshError::NameTwice { name: parameter.name.clone() });
+            }
+        }
+        for (name, to, shape) in self.tied {
+            let Some(&i) = names.get(&to) else { return Err(MeshError::TiedToNothing { name, to }) };
+            if self.parameters[i].shape != shape {
+                return Err(MeshError::TiedShapes { name, shape, to, of: self.parameters[i].shape.clone() });
+            }
+            if names.insert(name.clone(), i).is_some() {
+                return Err(MeshError::NameTwice { name });
+            }
+        }
+        Ok(Model { parameters: self.parameters, names })
+    }
+}

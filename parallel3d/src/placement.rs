@@ -1,0 +1,192 @@
+//! How one parameter lies on a mesh: what of it a rank holds, and how its gradient becomes whole. Arithmetic only.
+
+use crate::{Axes, Axis, Coordinate, Mesh, MeshError};
+use std::ops::Range;
+
+/// How the gradient of a parameter comes that all ranks along `tp` hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub enum Gradient {
+    /// Each of them computes the same one.
+    #[default]
+    Same,
+    /// Each of them has a part of it, and they add up: a norm's under sequence parallelism, that of a norm of each head's queries.
+    PartialSum,
+    /// Each of them has a part of it, and it is their mean.
+    PartialMean,
+}
+
+/// Where a parameter lies: along each axis of the mesh whole on every rank, or cut into equal parts.
+///
+/// ```
+/// use meshstep_parallel3d::{Axis, Mesh, Placement};
+///
+/// // Gate and up in one matrix: a rank has the first half of both.
+/// let gate_up = Placement::whole().cut_in_blocks(Axis::Tp, 0, [8, 8]);
+/// let mesh: Mesh = "tp=2,dp=2".parse()?;
+/// assert_eq!(gate_up.local_shape("gate_up", &[16, 4], &mesh)?, [8, 4]);
+/// let pieces = gate_up.pieces("gate_up", &[16, 4], &mesh, &mesh.coordinate(0)?)?;
+/// assert_eq!([&pieces[0].global, &pieces[1].global], [&[0..4, 0..4], &[8..12, 0..4]]);
+/// # Ok::<(), meshstep_parallel3d::MeshError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Placement {
+    cuts: Vec<Cut>,
+    gradient: Gradient,
+    reduced: Axes,
+}
+
+/// Which ranks of a mesh share a parameter, and its gradient.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Sharing {
+    /// Along which axes all ranks hold the same values. Pipeline stages have parameters of their own.
+    pub copies: Axes,
+    /// Along which axes gradients of different data become one.
+    pub reduced: Axes,
+    /// Along which axes each rank has a part of the gradient.
+    pub partial: Axes,
+    /// How those parts become one.
+    pub gradient: Gradient,
+}
+
+impl Sharing {
+    /// Along which axes ranks have the same reduced gradient: the first of them counts in a norm.
+    pub fn repeated(self) -> Axes {
+        self.copies.without(self.reduced)
+    }
+}
+
+/// A dimension that is cut along an axis.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Cut {
+    axis: Axis,
+    dim: usize,
+    /// Extents of the runs that are each cut alike; none: the dimension is one.
+    blocks: Vec<usize>,
+}
+
+/// Elements that lie together in a parameter and in what a rank holds of it: a range of indices for each dimension.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Piece {
+    /// Where in the parameter.
+    pub global: Vec<Range<usize>>,
+    /// Where in what the rank holds.
+    pub local: Vec<Range<usize>>,
+}
+
+impl Placement {
+    /// Whole on every rank, the gradient the same along `tp`, and the mean or sum over `dp` and `cp`.
+    pub fn whole() -> Self {
+        Placement { cuts: Vec::new(), gradient: Gradient::Same, reduced: Axis::Dp | Axis::Cp }
+    }
+
+    /// Cut into equal parts along `axis`, one for each rank, in dimension `dim`.
+    pub fn cut(self, axis: Axis, dim: usize) -> Self {
+        self.cut_in_blocks(axis, dim, [])
+    }
+
+    /// The same where the dimension is several matrices after each other, such as queries, keys and values or gate and up, `blocks`
+    /// long: each rank has its part of each of them.
+    pub fn cut_in_blocks(mut self, axis: Axis, dim: usize, blocks: impl IntoIterator<Item = usize>) -> Self {
+        self.cuts.push(Cut { axis, dim, blocks: blocks.into_iter().collect() });
+        self
+    }
+
+    /// How the gradient comes along `tp`.
+    pub fn gradient(self, gradient: Gradient) -> Self {
+        Placement { gradient, ..self }
+    }
+
+    /// Along which axes the ranks have gradients of different data, which become one.
+    pub fn reduced_over(self, axes: impl Into<Axes>) -> Self {
+        Placement { reduced: axes.into(), ..self }
+    }
+
+    /// Which ranks of `mesh` share the parameter.
+    pub fn sharing(&self, mesh: &Mesh) -> Sharing {
+        let cut = self.cut_along(mesh);
+        let all: Axes = mesh.axes().iter().map(|&(axis, _)| axis).collect();
+        let tp =
+            if self.gradient == Gradient::Same { Axes::NONE } else { mesh.resolve(Axis::Tp).without(cut) };
+        let gradient = if tp.is_empty() { Gradient::Same } else { self.gradient };
+        let copies = all.without(cut | Axis::Pp);
+        Sharing { copies, reduced: mesh.resolve(self.reduced), partial: tp, gradient }
+    }
+
+    /// What a rank of `mesh` holds of a parameter of this shape: the same everywhere.
+    pub fn local_shape(&self, name: &str, shape: &[usize], mesh: &Mesh) -> Result<Vec<usize>, MeshError> {
+        let mut local = shape.to_vec();
+        for (i, cut) in self.cuts.iter().enumerate() {
+            cut.check(name, shape, mesh)?;
+            let taken = |other: &Cut| other.axis == cut.axis || other.dim == cut.dim;
+            if self.cuts[..i].iter().any(taken) {
+                return Err(MeshError::CutTwice { name: name.into(), axis: cut.axis, dim: cut.dim });
+            }
+            local[cut.dim] /= mesh.degree(cut.axis);
+        }
+        let reduced = mesh.resolve(self.reduced);
+        match self.cuts.iter().find(|cut| mesh.resolve(cut.axis).iter().any(|axis| reduced.contains(axis))) {
+            Some(cut) => Err(MeshError::CutAndReduced { name: name.into(), axis: cut.axis }),
+            None => Ok(local),
+        }
+    }
+
+    /// What the rank at `coordinate` holds of a parameter of this shape, in order of what it holds.
+    pub fn pieces(
+        &self,
+        name: &str,
+        shape: &[usize],
+        mesh: &Mesh,
+        coordinate: &Coordinate,
+    ) -> Result<Vec<Piece>, MeshError> {
+        let local = self.local_shape(name, shape, mesh)?;
+        let whole: Vec<Range<usize>> = local.iter().map(|&extent| 0..extent).collect();
+        let mut pieces = vec![Piece { global: whole.clone(), local: whole }];
+        for cut in &self.cuts {
+            let (at, of) = (mesh.place(coordinate, cut.axis), mesh.degree(cut.axis));
+            pieces = pieces.iter().flat_map(|piece| cut.apply(piece, shape, at, of)).collect();
+        }
+        Ok(pieces)
+    }
+
+    fn cut_along(&self, mesh: &Mesh) -> Axes {
+        mesh.resolve(self.cuts.iter().map(|cut| cut.axis).collect::<Axes>())
+    }
+}
+
+impl Cut {
+    /// The runs that are each cut alike.
+    fn blocks(&self, shape: &[usize]) -> Vec<usize> {
+        if self.blocks.is_empty() { vec![shape[self.dim]] } else { self.blocks.clone() }
+    }
+
+    fn check(&self, name: &str, shape: &[usize], mesh: &Mesh) -> Result<(), MeshError> {
+        let Cut { axis, dim, .. } = *self;
+        let name = || name.to_owned();
+        let Some(&extent) = shape.get(dim) else {
+            return Err(MeshError::NoSuchDim { name: name(), axis, dim, shape: shape.to_vec() });
+        };
+        let blocks = self.blocks(shape);
+        if blocks.iter().sum::<usize>() != extent {
+            return Err(MeshError::Blocks { name: name(), dim, extent, blocks });
+        }
+        let degree = mesh.degree(axis);
+        match blocks.into_iter().find(|block| block % degree != 0) {
+            Some(extent) => Err(MeshError::Uneven { name: name(), axis, degree, dim, extent }),
+            None => Ok(()),
+        }
+    }
+
+    /// The parts at place `at` of `of` of each block, of a piece that is whole in this dimension.
+    fn apply(&self, piece: &Piece, shape: &[usize], at: usize, of: usize) -> Vec<Piece> {
+        let (mut global, mut local) = (0, 0);
+        let part = |block: usize| {
+            let len = block / of;
+            let mut piece = piece.clone();
+            piece.global[self.dim] = global + at * len..global + (at + 1) * len;
+            piece.local[self.dim] = local..local + len;
+            (global, local) = (global + block, local + len);
+            piece
+        };
+        self.blocks(shape).into_iter().map(part).collect()
+    }
+}
