@@ -48,10 +48,14 @@ fn barrier(x: &[f64], g: &mut [f64]) -> f64 {
     x.iter().map(|&x| if x > 0.0 { x - libm::log(x) } else { f64::NAN }).sum()
 }
 
-/// sum of |x|, so high that a change of the gradient is beyond f32.
+/// sum of 1e37 x^2 / 2 at even places and of 3e38 |x| at odd ones, where a change of the gradient is beyond f32.
 fn cliffs(x: &[f64], g: &mut [f64]) -> f64 {
-    g.iter_mut().zip(x).for_each(|(g, x)| *g = 3e38 * x.signum());
-    x.iter().map(|x| 3e38 * x.abs()).sum()
+    let terms = x.iter().zip(g).enumerate().map(|(i, (x, g))| {
+        let even = i % 2 == 0;
+        *g = if even { 1e37 * x } else { 3e38 * x.signum() };
+        if even { 5e36 * x * x } else { 3e38 * x.abs() }
+    });
+    terms.sum()
 }
 
 /// 1e38 x[0] + x[1]^2 / 20: once the curvature of the second is known, directions are beyond f32.
