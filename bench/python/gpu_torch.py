@@ -90,7 +90,7 @@ def lbfgs(torch, device, n, rounds, clock):
     """Milliseconds of torch.optim.LBFGS from the end of an evaluation to the next, once the history is full."""
     params = torch.nn.Parameter(torch.empty(n, device=device).uniform_(-1, 1))
     params.grad = torch.empty_like(params)
-    loss = torch.ones((), device=device)
+    loss = torch.ones(())  # on the CPU, so that nothing waits for it
     iterations = HISTORY + 2 + rounds
     optimizer = torch.optim.LBFGS(
         [params], lr=0.1, max_iter=iterations, max_eval=2 * iterations, tolerance_grad=0, tolerance_change=0,
