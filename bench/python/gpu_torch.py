@@ -82,6 +82,35 @@ def cases(torch, device, n):
     }
 
 
+LBFGS = "lbfgs direction, history of 10"
+HISTORY = 10
+
+
+def lbfgs(torch, device, n, rounds, clock):
+    """Milliseconds of torch.optim.LBFGS from the end of an evaluation to the next, once the history is full."""
+    params = torch.nn.Parameter(torch.empty(n, device=device).uniform_(-1, 1))
+    params.grad = torch.empty_like(params)
+    loss = torch.ones(())  # on the CPU, so that nothing waits for it
+    iterations = HISTORY + 2 + rounds
+    optimizer = torch.optim.LBFGS(
+        [params], lr=0.1, max_iter=iterations, max_eval=2 * iterations, tolerance_grad=0, tolerance_change=0,
+        history_size=HISTORY,
+    )
+    moments = []
+
+    @torch.no_grad()
+    def closure():
+        begins = clock.moment()
+        torch.mul(params[: n // 2], 1.0, out=params.grad[: n // 2])
+        torch.mul(params[n // 2 :], 3.0, out=params.grad[n // 2 :])
+        moments.append((begins, clock.moment()))
+        return loss
+
+    optimizer.step(closure)
+    spans = [clock.between(ends, begins) for (_, ends), (begins, _) in zip(moments, moments[1:])]
+    return spans[HISTORY + 1 :]
+
+
 class Clock:
     """Milliseconds by the device's own clock, or by the host's on the CPU."""
 
@@ -120,6 +149,8 @@ def measure(torch, device, n, rounds):
             times.append(clock.between(between, ended))
         medians[name] = statistics.median(times[WARM:])
         del go
+    # A quarter of the parameters, as its vectors are many.
+    medians[LBFGS] = statistics.median(lbfgs(torch, device, -(-n // 4), rounds, clock))
     return {"copy_gb_per_s": 8e-6 * n / statistics.median(copies), "ms": medians}
 
 

@@ -1,6 +1,6 @@
 //! What can go wrong with a sharded optimizer, in values.
 
-use crate::Stage;
+use crate::{Fault, Stage};
 use meshstep_tensor::DType;
 
 /// What went wrong.
@@ -381,33 +381,4 @@ pub enum Error {
         /// How many.
         skips: u32,
     },
-}
-
-/// Why a rank cannot take a step.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum Fault {
-    /// A micro-batch was dropped without `finish`.
-    #[error("its micro-batch was dropped unfinished")]
-    Unfinished,
-    /// `step` without a last micro-batch.
-    #[error("it has no finished micro-batch")]
-    NoMicroBatch,
-    /// A gradient was not handed over.
-    #[error("no gradient for {name:?} (see Options::missing)")]
-    MissingGradient {
-        /// The parameter.
-        name: String,
-    },
-    /// A learning rate that is negative, or not finite in f32 once scaled or adjusted; or the decay it makes.
-    #[error(
-        "its lr is out of range; use a number that is 0 or above and finite in f32, times every lr_scale and weight_decay too"
-    )]
-    Lr,
-    /// A clipping bound that is not a finite number above 0.
-    #[error("its max_norm is out of range; use a finite number above 0, or None")]
-    MaxNorm,
-    /// A factor that, over the loss scale, is not above 0 or out of f32's range.
-    #[error("its grad_scale over its loss scale is out of range; use a number from 1e-30 to 1e30")]
-    GradScale,
 }

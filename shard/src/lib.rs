@@ -78,8 +78,9 @@
 //! have the CPU's bits wherever NCCL's sums have.
 //!
 //! # Limits
-//! One group of ranks, or several ([`Among`]). Memory of a GPU is for rules that see single elements, not for L-BFGS. There a
-//! dynamic loss scale, and clipping before the reduction, make the host wait for each step. Rules that see whole matrices (Muon) need [`Stage::WholeParams`] or
+//! One group of ranks, or several ([`Among`]). Memory of a GPU is for rules that see single elements. There a dynamic loss scale,
+//! and clipping before the reduction, make the host wait for each step, and L-BFGS for each evaluation. Rules that see whole
+//! matrices (Muon) need [`Stage::WholeParams`] or
 //! [`Stage::Replicated`]. At stage 2, and with overlap off, a thread that hands over a gradient
 //! may wait for the other ranks' hand-overs: do not let ranks of one process share a pool of threads for it. Gradients accumulate in their own type: f32 micro-batches of
 //! f32, bf16 ones in bf16. Weighted means round w g once to the gradients' type.
@@ -91,6 +92,7 @@ mod cross_shard;
 mod error;
 mod exchange;
 mod family;
+mod fault;
 mod filling;
 mod further;
 mod gather;
@@ -121,7 +123,8 @@ mod wire;
 pub use among::Among;
 pub use bucket_plan::{BucketPlan, Placed};
 pub use cross_shard::{AssignmentError, CrossShard, Drift, SlotDrift};
-pub use error::{Error, Fault};
+pub use error::Error;
+pub use fault::Fault;
 pub use groups::Groups;
 pub use held::LocalClip;
 pub use lbfgs::{LbfgsStep, ShardedLbfgs};

@@ -11,12 +11,18 @@ mod apart;
 mod common;
 #[path = "cuda/graph.rs"]
 mod graph;
+#[path = "cuda/lbfgs.rs"]
+mod lbfgs;
 #[path = "cuda/missing.rs"]
 mod missing;
+#[path = "lbfgs/problems.rs"]
+mod problems;
 #[path = "cuda/propagate.rs"]
 mod propagate;
 #[path = "cuda/replicas.rs"]
 mod replicas;
+#[path = "lbfgs/run.rs"]
+mod run;
 
 use common::{End, Gradients, PRECISIONS, Run, STAGES, WITH_STATE, WhichRule};
 use meshstep_comm::{Communicator, nccl};

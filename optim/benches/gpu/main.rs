@@ -10,6 +10,7 @@
 mod cases;
 mod check;
 mod job;
+mod lbfgs;
 mod race;
 mod report;
 mod vectors;
@@ -19,7 +20,7 @@ use job::Job;
 use meshstep_tensor::cuda::{self, Device, Stream};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
 use race::{Copy, Measured};
-use report::{Report, Setup};
+use report::{Report, Row, Setup};
 use std::process::ExitCode;
 
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
@@ -59,7 +60,13 @@ fn run() -> Result<()> {
     let only = std::env::var("GPU_BENCH_ONLY").unwrap_or_default();
     for case in cases::cases().into_iter().filter(|case| case.name.contains(&only)) {
         let measured = measure(&case, &mut copy, (len, rounds), &queue)?;
-        report.add(&case, &measured);
+        let row = Row { name: case.name, bytes_each: case.bytes(), params: len, waits: 0.0 };
+        report.add(&row, &measured);
+    }
+    if lbfgs::NAME.contains(&only) {
+        let params = lbfgs::params(len);
+        let row = Row { name: lbfgs::NAME, bytes_each: lbfgs::BYTES, params, waits: 1.0 };
+        report.add(&row, &lbfgs::measure(&mut copy, params, rounds, &queue)?);
     }
     report.end()
 }
@@ -80,7 +87,8 @@ fn setting(name: &str, default: usize) -> Result<usize> {
 
 /// The most parameters up to a power of two that the device has room for.
 fn fitting(log2: usize, queue: &Queue) -> Result<usize> {
-    let each = cases::cases().iter().map(Case::resident).max().unwrap_or(0) + Copy::RESIDENT;
+    let resident = cases::cases().iter().map(Case::resident).max().unwrap_or(0);
+    let each = resident.max(lbfgs::RESIDENT) + Copy::RESIDENT;
     for log2 in (0..=log2.min(40)).rev() {
         // A little more, for tables and the driver's own.
         let bytes = (each << log2) + (64 << 20).min(each << log2);

@@ -47,7 +47,12 @@ impl Copy {
         Ok(Copy { from: vector()?, to: vector()? })
     }
 
-    fn go(&mut self, queue: &Queue) -> Result<()> {
+    /// Bytes that it reads and writes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.from.bytes() + self.to.bytes()
+    }
+
+    pub(crate) fn go(&mut self, queue: &Queue) -> Result<()> {
         Ok(queue.copy(self.from.as_slice(), self.to.as_mut())?)
     }
 }
@@ -55,7 +60,7 @@ impl Copy {
 pub(crate) fn race(copy: &mut Copy, job: &mut Job, rounds: usize, queue: &Queue) -> Result<Times> {
     const WARM: usize = 3;
     let stream = stream(queue)?;
-    let mut times = Times { copy: Vec::new(), case: Vec::new(), copied: copy.from.bytes() * 2 };
+    let mut times = Times { copy: Vec::new(), case: Vec::new(), copied: copy.bytes() };
     for round in 0..WARM + rounds {
         // Work is asked for during the first copy, so that no launch is waited for while the clock runs.
         copy.go(queue)?;
@@ -91,7 +96,7 @@ pub(crate) fn waits(job: &mut Job, queue: &Queue) -> Result<Waits> {
     Ok(counted)
 }
 
-fn stream(queue: &Queue) -> Result<&Stream> {
+pub(crate) fn stream(queue: &Queue) -> Result<&Stream> {
     queue.stream().ok_or_else(|| "a queue of the CPU".into())
 }
 

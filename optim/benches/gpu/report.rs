@@ -1,7 +1,6 @@
 //! The table, and the file for bench/records.
 
 use crate::Result;
-use crate::cases::Case;
 use crate::race::{Measured, median};
 use meshstep_tensor::cuda::{Device, Driver};
 use serde_json::{Value, json};
@@ -48,10 +47,20 @@ impl Setup {
     }
 }
 
+/// What the table says of a case besides what was measured.
+pub(crate) struct Row {
+    pub(crate) name: &'static str,
+    /// Bytes that must be read and written for each of so many parameters.
+    pub(crate) bytes_each: usize,
+    pub(crate) params: usize,
+    /// Waits of the host that one step needs.
+    pub(crate) waits: f64,
+}
+
 pub(crate) struct Report {
     setup: Setup,
     cases: Vec<Value>,
-    /// Cases for which the host waited.
+    /// Cases for which the host waited more often than it needs.
     waited: Vec<&'static str>,
 }
 
@@ -60,27 +69,26 @@ impl Report {
         Report { setup, cases: Vec::new(), waited: Vec::new() }
     }
 
-    pub(crate) fn add(&mut self, case: &Case, measured: &Measured) {
-        let Measured { compared, waits, times } = measured;
+    pub(crate) fn add(&mut self, row: &Row, measured: &Measured) {
+        let (&Row { name, bytes_each, params, .. }, Measured { compared, waits, times }) = (row, measured);
         let (took, copy) = (median(&times.case), median(&times.copy));
-        let bytes = (case.bytes() * self.setup.params) as f64;
+        let bytes = (bytes_each * params) as f64;
         let floor = copy * bytes / times.copied as f64;
         let (speed, share) = (bytes / took / 1e9, floor / took);
         println!(
-            "{:40} {:6} {:9.3} {:9.3} {speed:8.1} {:5.1}% {:6}",
-            case.name,
-            case.bytes(),
+            "{name:40} {bytes_each:6} {:9.3} {:9.3} {speed:8.1} {:5.1}% {:6}",
             took * 1e3,
             floor * 1e3,
             share * 100.0,
             waits.per_step
         );
-        if waits.per_step > 0.0 {
-            self.waited.push(case.name);
+        if waits.per_step > row.waits {
+            self.waited.push(name);
         }
         self.cases.push(json!({
-            "name": case.name,
-            "bytes_per_element": case.bytes(),
+            "name": name,
+            "params": params,
+            "bytes_per_element": bytes_each,
             "ms": took * 1e3,
             "floor_ms": floor * 1e3,
             "share_of_floor": share,
@@ -93,7 +101,7 @@ impl Report {
         }));
     }
 
-    /// Writes the file, where one is asked for. Fails if the host has waited within a step, which no step is to need.
+    /// Writes the file, where one is asked for. Fails if the host has waited more often within a step than it needs.
     pub(crate) fn end(self) -> Result<()> {
         let waited = self.waited.join("; ");
         self.write()?;

@@ -61,7 +61,12 @@ impl Vectors {
 }
 
 /// Elements `range` of an endless vector.
-fn made(dtype: DType, (seed, size): (u64, f32), range: &Range<usize>, queue: &Queue) -> Result<Buffer> {
+pub(crate) fn made(
+    dtype: DType,
+    (seed, size): (u64, f32),
+    range: &Range<usize>,
+    queue: &Queue,
+) -> Result<Buffer> {
     let pattern = pattern(dtype, seed, size, range.start)?;
     let len = range.len();
     let mut buffer = Buffer::zeroed_on(queue, len, dtype, &Meter::new(), Category::State)?;

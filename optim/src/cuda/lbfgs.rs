@@ -8,7 +8,8 @@
 //! lbfgs_pair_f32   (s, y, d, g, before, f64 t, u64 len)          s = t d, y = g - before
 //! ```
 //!
-//! Norms, largest magnitudes and what is not finite are the kernels of norms'.
+//! Norms, largest magnitudes and what is not finite are the kernels of norms'. [`Lbfgs`](crate::Lbfgs) launches them where its
+//! state is on a GPU.
 
 /// Dot products of rows with new vectors, added to sums as [`ExactSum::add_dot`](crate::ExactSum::add_dot) does: the same words
 /// once carried.

@@ -39,6 +39,8 @@ mod update;
 #[cfg(feature = "cuda")]
 pub use decision::{Answer, Decision};
 #[cfg(feature = "cuda")]
+pub(crate) use kernels::{Kernel, argument};
+#[cfg(feature = "cuda")]
 pub(crate) use norm::NormThere;
 #[cfg(feature = "cuda")]
 pub use update::{Group, StepBlock, Update};

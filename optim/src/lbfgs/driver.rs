@@ -2,10 +2,10 @@
 
 use super::cubic::Point;
 use super::line_search::{Line, Trial, strong_wolfe};
-use super::vectors::{Number, combine, walk};
+use super::passes::Rows;
 use super::{Iterate, Lbfgs, LbfgsError, LbfgsReport, LbfgsState, LineSearch, Loss, Stop};
-use crate::{Norm, NormAccumulator, Reduce};
-use meshstep_tensor::{Buffer, Slice, SliceMut};
+use crate::Reduce;
+use meshstep_tensor::{Slice, SliceMut};
 
 /// A fixed step is halved at most this often.
 const HALVINGS: u32 = 30;
@@ -14,9 +14,9 @@ const HALVINGS: u32 = 30;
 const SLOTS: usize = 4;
 
 /// A step under way.
-pub(super) struct Run<'a, T, C> {
+pub(super) struct Run<'a, C> {
     pub(super) rule: &'a Lbfgs,
-    pub(super) x: &'a mut [T],
+    pub(super) x: SliceMut<'a>,
     pub(super) closure: C,
     pub(super) reduce: &'a dyn Reduce,
     pub(super) state: &'a mut LbfgsState,
@@ -26,8 +26,8 @@ pub(super) struct Run<'a, T, C> {
     pub(super) current: usize,
     /// Rows of the history that were measured with the current gradient.
     pub(super) measured: usize,
-    /// Bits of the direction's largest magnitude: here, and on all shards.
-    pub(super) d_max: (u64, u64),
+    /// Bits of the direction's largest magnitude on all shards.
+    pub(super) d_max: u64,
     /// Whether there is a direction to take slopes along.
     pub(super) along: bool,
     pub(super) iterations: u64,
@@ -49,8 +49,8 @@ pub(super) struct Seen {
     pub(super) finite: bool,
 }
 
-/// A step of `rule` on vectors of `T`.
-pub(super) fn run<T: Number, E>(
+/// A step of `rule`.
+pub(super) fn run<E>(
     rule: &Lbfgs,
     x: SliceMut<'_>,
     closure: impl FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>,
@@ -60,14 +60,14 @@ pub(super) fn run<T: Number, E>(
 ) -> Result<LbfgsReport, LbfgsError<E>> {
     let mut run = Run {
         rule,
-        x: x.into_typed::<T>()?,
+        x,
         closure,
         reduce,
         current: (state.before + 1) % state.grads.len(),
         state,
         seen: [Seen::default(); SLOTS],
         measured: 0,
-        d_max: (0, 0),
+        d_max: 0,
         along: false,
         iterations: 0,
         evaluations: 0,
@@ -101,7 +101,7 @@ pub(super) fn run<T: Number, E>(
     })
 }
 
-impl<T: Number, E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, T, C> {
+impl<E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, C> {
     fn now(&self) -> Seen {
         self.seen[self.current]
     }
@@ -114,7 +114,7 @@ impl<T: Number, E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_,
             loss,
             grad_norm: norm,
             grad_max,
-            x: Slice::from(&*self.x),
+            x: self.x.as_slice(),
         });
     }
 
@@ -145,7 +145,7 @@ impl<T: Number, E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_,
     /// PyTorch's reasons to stop, in its order.
     fn judge(&self, before: &Seen) -> Option<Stop> {
         let (rule, now) = (self.rule, self.now());
-        let moved = self.state.t * f64::from_bits(self.d_max.1);
+        let moved = self.state.t * f64::from_bits(self.d_max);
         match () {
             () if self.iterations == rule.max_iter => Some(Stop::Iterations),
             () if self.evaluations >= rule.evaluations() => Some(Stop::Evaluations),
@@ -161,7 +161,7 @@ impl<T: Number, E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_,
         if self.measured == 0 && self.state.iterations > 1 {
             self.measure()?;
         }
-        let LbfgsState { gram, fold, history, grads, d, start, .. } = &mut *self.state;
+        let LbfgsState { gram, fold, history, grads, d, start, passes, queue, .. } = &mut *self.state;
         if self.measured > 0 {
             (0..self.measured).for_each(|i| gram.measured(i, fold.products(i)));
             if fold.mine.bad_pairs == 0 {
@@ -170,16 +170,12 @@ impl<T: Number, E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_,
         }
         self.measured = 0;
         let slope = gram.solve(self.seen[self.current].squares);
-        let used = 2 * gram.len();
-        let row = |i: usize| {
-            let row = gram.row(i);
-            Ok((gram.coef(row), history[row].typed::<T>()?))
-        };
-        let g = grads[self.current].typed::<T>()?;
-        combine(d.typed_mut::<T>()?, (gram.coef_of_g(), g), used, &row)?;
-        start.typed_mut::<T>()?.copy_from_slice(self.x);
+        let g = (gram.coef_of_g(), grads[self.current].as_slice());
+        let rows = Rows { history, gram, count: 2 * gram.len() };
+        passes.combine(d.as_mut(), g, &rows)?;
+        queue.copy(self.x.as_slice(), start.as_mut())?;
         self.state.before = self.current;
-        self.d_max = (largest(&self.state.d)?, 0);
+        self.d_max = 0;
         self.along = true;
         Ok(slope)
     }
@@ -187,11 +183,11 @@ impl<T: Number, E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_,
     /// `t d` from where the iteration began.
     fn walk(&mut self, t: f64) -> Result<(), LbfgsError<E>> {
         self.state.t = t;
-        let (start, d) = (self.state.start.typed::<T>()?, self.state.d.typed::<T>()?);
+        let LbfgsState { start, d, passes, queue, .. } = &mut *self.state;
         if t == 0.0 {
-            self.x.copy_from_slice(start);
+            queue.copy(start.as_slice(), self.x.reborrow())?;
         } else {
-            walk(self.x, start, t, d);
+            passes.walk(self.x.reborrow(), start.as_slice(), t, d.as_slice())?;
         }
         Ok(())
     }
@@ -237,18 +233,11 @@ impl<T: Number, E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_,
             Ok::<_, LbfgsError<E>>(Point { t, f, gtd })
         };
         let line = Line { start, t, max_trials };
-        let found = strong_wolfe(self, line, eval, |run| f64::from_bits(run.d_max.1))?;
+        let found = strong_wolfe(self, line, eval, |run| f64::from_bits(run.d_max))?;
         self.walk(found.at.t)?;
         self.current = found.slot;
         Ok(any_finite.get())
     }
-}
-
-/// Bits of the largest magnitude; those of infinity where one is not finite.
-fn largest(vector: &Buffer) -> Result<u64, crate::Error> {
-    let mut norm = NormAccumulator::new(Norm::Inf);
-    norm.add(vector.as_slice())?;
-    Ok(if norm.non_finite() > 0 { f64::INFINITY.to_bits() } else { norm.max_bits() })
 }
 
 /// What must be the same on every shard before anything else is.

@@ -11,7 +11,7 @@ pub enum LbfgsError<E> {
     /// This shard's closure failed.
     #[error("the closure failed: {0}")]
     Closure(E),
-    /// The closure of another shard failed.
+    /// The closure of another shard failed, or its memory did.
     #[error("the closure failed on shard {part}; its error says why")]
     Elsewhere {
         /// Which shard, the lowest if there are several.

@@ -2,39 +2,25 @@
 
 use super::driver::{Run, Seen, mix};
 use super::fold::{Known, Scalar};
-use super::vectors::{Number, pair};
+use super::passes::{Measure, Rows};
 use super::{LbfgsError, LbfgsState, LineSearch, Loss};
-use crate::norm::add_dots;
-use crate::{ExactSum, Isa, Norm, NormAccumulator};
-use meshstep_tensor::{Slice, SliceMut};
+use meshstep_tensor::{Buffer, Slice, SliceMut};
 
-impl<T: Number, E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, T, C> {
+impl<E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, C> {
     /// Calls the closure at `x`, its gradient into `slot`, and tells the other shards; with everything about the history
     /// that the next direction needs, where `measure` asks and there is one. One exchange.
     pub(super) fn evaluate(&mut self, slot: usize, measure: bool) -> Result<(), LbfgsError<E>> {
-        let loss = (self.closure)(Slice::from(&*self.x), self.state.grads[slot].as_mut());
+        let told = (self.closure)(self.x.as_slice(), self.state.grads[slot].as_mut());
         self.evaluations += 1;
         self.state.evaluations += 1;
         let measure = measure && self.state.iterations > 0;
         let rows = if measure { self.state.gram.rows() } else { 0 };
         self.state.fold.begin(rows);
-        let (kind, failure) = match loss {
-            Ok(loss) => (self.state.fold.add_loss(loss), None),
-            Err(error) => (0, Some(error)),
-        };
-        if failure.is_none() {
-            self.observe(slot)?;
-        }
-        if measure && failure.is_none() {
-            self.pair(slot)?;
-        }
-        let part = self.reduce.part() as u64;
-        self.state.fold.mine.fault = if failure.is_some() { u64::MAX - part } else { 0 };
-        let known = self.exchange(rows, kind)?;
-        if known.brought.fault != 0 {
-            let part = (u64::MAX - known.brought.fault) as usize;
-            return Err(failure.map_or(LbfgsError::Elsewhere { part }, LbfgsError::Closure));
-        }
+        let brought = told.map_err(LbfgsError::Closure).and_then(|loss| {
+            let kind = self.state.fold.add_loss(loss);
+            self.observe(slot, rows, true).map(|()| kind)
+        });
+        let known = self.exchange(rows, brought)?;
         self.learn(slot, &known)?;
         self.measured = rows;
         Ok(())
@@ -44,80 +30,58 @@ impl<T: Number, E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_,
     pub(super) fn measure(&mut self) -> Result<(), LbfgsError<E>> {
         let rows = self.state.gram.rows();
         self.state.fold.begin(rows);
-        self.pair(self.current)?;
-        let known = self.exchange(rows, 0)?;
-        if !known.same {
-            return Err(LbfgsError::Parted);
-        }
+        let brought = self.observe(self.current, rows, false).map(|()| 0);
+        self.exchange(rows, brought)?;
         self.measured = rows;
         Ok(())
     }
 
-    fn exchange(&mut self, rows: usize, kind: u64) -> Result<Known, LbfgsError<E>> {
+    /// Tells the other shards what this one `brought`, of a kind, or that it has failed.
+    fn exchange(&mut self, rows: usize, brought: Result<u64, LbfgsError<E>>) -> Result<Known, LbfgsError<E>> {
+        let (kind, failure) = brought.map_or_else(|error| (0, Some(error)), |kind| (kind, None));
         let state = &mut *self.state;
         let so_far = [kind, state.iterations, self.evaluations, state.t.to_bits()];
-        state.fold.mine.d_max = self.d_max.0;
+        let part = self.reduce.part() as u64;
+        state.fold.mine.fault = if failure.is_some() { u64::MAX - part } else { 0 };
         state.fold.mine.digest = so_far.into_iter().fold(self.digest, mix);
         let known = state.fold.exchange(rows, self.reduce)?;
         state.fold.mine.bad_pairs = known.brought.bad_pairs;
-        self.d_max.1 = known.brought.d_max;
+        self.d_max = known.brought.d_max;
         self.folds += 1;
-        Ok(known)
+        match known.brought.fault {
+            0 if known.same => Ok(known),
+            0 => Err(LbfgsError::Parted),
+            fault => Err(failure.unwrap_or(LbfgsError::Elsewhere { part: (u64::MAX - fault) as usize })),
+        }
     }
 
-    /// Adds what this shard's gradient brings.
-    fn observe(&mut self, slot: usize) -> Result<(), LbfgsError<E>> {
-        let LbfgsState { counted, grads, fold, d, iterations, .. } = &mut *self.state;
-        for range in counted {
-            let g = grads[slot].as_slice().slice(range.clone())?;
-            let mut norm = NormAccumulator::new(Norm::L2);
-            norm.add(g)?;
-            fold.add(Scalar::Squares, norm.sum());
-            fold.mine.grad_max = fold.mine.grad_max.max(norm.max_bits());
-            fold.mine.bad_grads += norm.non_finite();
+    /// Adds what the gradient in `slot` brings here, if that is `new`; and of `rows` of the history, if there are any, their
+    /// products with it and the pair that leads to it.
+    fn observe(&mut self, slot: usize, rows: usize, new: bool) -> Result<(), LbfgsError<E>> {
+        let LbfgsState { passes, fold, grads, d, gram, history, before, t, iterations, .. } =
+            &mut *self.state;
+        let g = grads[slot].as_slice();
+        let pair = [gram.spare(), gram.y(gram.spare())];
+        if rows > 0
+            && let Ok(pair) = history.get_disjoint_mut(pair)
+        {
+            passes.pair(pair.map(Buffer::as_mut), *t, d.as_slice(), [g, grads[*before].as_slice()])?;
+        }
+        let search = self.rule.line_search == LineSearch::StrongWolfe;
+        let measure = Measure {
+            g,
+            d: d.as_slice(),
+            gradient: new,
             // Only the first step's length asks for it.
-            if *iterations == 0 {
-                let mut sum = NormAccumulator::new(Norm::L1);
-                sum.add(g)?;
-                fold.add(Scalar::Magnitudes, sum.sum());
-            }
-            if self.along && self.rule.line_search == LineSearch::StrongWolfe {
-                let mut slope = ExactSum::new();
-                slope.add_dot(g, d.as_slice().slice(range.clone())?)?;
-                fold.add(Scalar::Slope, &slope);
-            }
-        }
-        Ok(())
-    }
-
-    /// Writes the pair that leads to the gradient in `slot`, and adds its and the gradient's products with the history.
-    fn pair(&mut self, slot: usize) -> Result<(), LbfgsError<E>> {
-        let LbfgsState { counted, grads, fold, d, gram, history, before, t, .. } = &mut *self.state;
-        let at = [gram.spare(), gram.y(gram.spare())];
-        let g = grads[slot].typed::<T>()?;
-        if let Ok([s, y]) = history.get_disjoint_mut(at) {
-            let new = (s.typed_mut::<T>()?, y.typed_mut::<T>()?);
-            pair(new, *t, d.typed::<T>()?, (g, grads[*before].typed::<T>()?));
-        }
-        let [s, y] = at.map(|row| &history[row]);
-        for range in counted {
-            for new in [s, y] {
-                let mut bad = NormAccumulator::new(Norm::Inf);
-                bad.add(new.as_slice().slice(range.clone())?)?;
-                fold.mine.bad_pairs += bad.non_finite();
-            }
-            let news = [g, s.typed::<T>()?, y.typed::<T>()?].map(|new| &new[range.clone()]);
-            let row = |i: usize| Ok(&history[gram.row(i)].typed::<T>()?[range.clone()]);
-            add_dots(Isa::detect(), news, gram.rows(), &row, fold.products_mut(gram.rows()))?;
-        }
-        Ok(())
+            magnitudes: new && *iterations == 0,
+            slope: new && self.along && search,
+            rows: Rows { history, gram, count: rows },
+        };
+        Ok(passes.measure(&measure, fold)?)
     }
 
     /// What all shards know of the point just evaluated.
     fn learn(&mut self, slot: usize, known: &Known) -> Result<(), LbfgsError<E>> {
-        if !known.same {
-            return Err(LbfgsError::Parted);
-        }
         let (fold, brought) = (&self.state.fold, &known.brought);
         let loss = match known.losses {
             Some((low, high)) if low.to_bits() != high.to_bits() => {

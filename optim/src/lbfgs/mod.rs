@@ -2,22 +2,29 @@
 //!
 //! Every dot product is exact and every decision is taken from reduced values, so shards never part and the bits do not
 //! depend on how the vector is cut. `driver.rs` is the algorithm, `measure.rs` what it asks of all shards, `gram.rs` its
-//! direction, `line_search.rs` its step.
+//! direction, `line_search.rs` its step. None of them touches an element: `passes.rs` says what is done to vectors, `here.rs`
+//! does it on the CPU, `there.rs` on a GPU.
 
 mod cubic;
 mod driver;
 mod error;
 mod fold;
 mod gram;
+mod here;
+#[cfg(feature = "cuda")]
+mod launches;
 mod line_search;
 mod measure;
+mod passes;
 mod report;
 mod state;
+#[cfg(feature = "cuda")]
+mod there;
 mod vectors;
 
 use crate::check::Check;
 use crate::{Error, Reduce};
-use meshstep_tensor::{DType, Slice, SliceMut};
+use meshstep_tensor::{Slice, SliceMut};
 
 pub use error::LbfgsError;
 pub use report::{Iterate, LbfgsReport, Loss, Stop};
@@ -116,6 +123,10 @@ impl Lbfgs {
     /// every shard, at most `max_eval` times and what is left of the line search. With a fixed step every evaluation costs
     /// one [`fold`](Reduce::fold); with a line search every evaluation and every iteration do.
     ///
+    /// Where the state is on a GPU ([`state_on`](Self::state_on)), so are `x` and what the closure is handed: it finds the point
+    /// there in the queue's order, and leaves the gradient there in that order. The algorithm's decisions are the host's, so
+    /// that it waits once for each fold, until what was measured has arrived. Iterates have the CPU's bits.
+    ///
     /// An error leaves the last accepted point in `x`, so that another step can go on from there. An error of the closure
     /// comes back as [`LbfgsError::Closure`] on its own shard and as [`LbfgsError::Elsewhere`] on the others.
     pub fn step<E>(
@@ -139,9 +150,6 @@ impl Lbfgs {
     ) -> Result<LbfgsReport, LbfgsError<E>> {
         self.check()?;
         state.fits(self, x.as_slice())?;
-        match x.dtype() {
-            DType::F32 => driver::run::<f32, E>(self, x, closure, reduce, state, each),
-            _ => driver::run::<f64, E>(self, x, closure, reduce, state, each),
-        }
+        driver::run(self, x, closure, reduce, state, each)
     }
 }

@@ -2,19 +2,23 @@
 
 use super::fold::Fold;
 use super::gram::Gram;
+use super::here::Here;
+use super::passes::Passes;
 use super::{Lbfgs, LineSearch};
 use crate::Error;
-use meshstep_tensor::{Buffer, Category, DType, Meter, Slice};
+use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, Slice};
 use std::ops::Range;
 
 /// History and progress of [`Lbfgs`] on one vector, or one shard of it.
 ///
-/// Memory: `2 (history_len + 1) + 4` vectors, two more with a line search.
+/// Memory: `2 (history_len + 1) + 4` vectors, two more with a line search. On a GPU as well `6 (history_len + 1)` exact sums, of
+/// about a kilobyte each.
 #[derive(Debug)]
 pub struct LbfgsState {
     pub(super) len: usize,
     pub(super) dtype: DType,
-    pub(super) counted: Vec<Range<usize>>,
+    pub(super) queue: Queue,
+    pub(super) passes: Box<dyn Passes>,
     /// `s` of every slot, then `y` of every slot.
     pub(super) history: Vec<Buffer>,
     /// The direction of the last iteration.
@@ -35,18 +39,30 @@ pub struct LbfgsState {
 }
 
 impl Lbfgs {
-    /// The state of a fresh run on `len` elements of f32 or f64, counted by `meter`.
+    /// The state of a fresh run on `len` elements of f32 or f64 in memory of the CPU, counted by `meter`.
     pub fn state(&self, len: usize, dtype: DType, meter: &Meter) -> Result<LbfgsState, Error> {
+        self.state_on(len, dtype, &Queue::cpu(), meter)
+    }
+
+    /// The same where `queue` works, on the CPU or a GPU: [`step`](Self::step)s from this state work in its order.
+    pub fn state_on(
+        &self,
+        len: usize,
+        dtype: DType,
+        queue: &Queue,
+        meter: &Meter,
+    ) -> Result<LbfgsState, Error> {
         self.check()?;
         if !matches!(dtype, DType::F32 | DType::F64) {
             return Err(Error::DType { what: "params", given: dtype, works: "f32 or f64" });
         }
-        let vector = || Buffer::zeroed(len, dtype, meter, Category::State);
+        let vector = || Buffer::zeroed_on(queue, len, dtype, meter, Category::State);
         let vectors = |count| (0..count).map(|_| vector()).collect::<Result<Vec<_>, _>>();
         Ok(LbfgsState {
             len,
             dtype,
-            counted: std::iter::once(0..len).collect(),
+            queue: queue.clone(),
+            passes: passes(self.history_len, len, dtype, queue, meter)?,
             history: vectors(2 * (self.history_len + 1))?,
             d: vector()?,
             start: vector()?,
@@ -70,6 +86,26 @@ impl Lbfgs {
     }
 }
 
+/// The passes over vectors at the queue's place.
+fn passes(
+    history_len: usize,
+    len: usize,
+    dtype: DType,
+    queue: &Queue,
+    meter: &Meter,
+) -> Result<Box<dyn Passes>, Error> {
+    #[cfg(feature = "cuda")]
+    if let Some(stream) = queue.stream() {
+        let there = super::there::There::new(history_len, (len, dtype), stream, meter)?;
+        return Ok(Box::new(there));
+    }
+    let _ = (history_len, queue, meter);
+    Ok(match dtype {
+        DType::F32 => Box::new(Here::<f32>::new(len)),
+        _ => Box::new(Here::<f64>::new(len)),
+    })
+}
+
 impl LbfgsState {
     /// The same, adding only the elements of `ranges` to what shards sum up: those that no other shard counts, where shards
     /// overlap.
@@ -79,7 +115,7 @@ impl LbfgsState {
     #[must_use]
     pub fn counting(mut self, ranges: Vec<Range<usize>>) -> Self {
         assert!(ranges.iter().all(|r| r.start <= r.end && r.end <= self.len), "ranges lie within the vector");
-        self.counted = ranges;
+        self.passes.count(ranges);
         self
     }
 
@@ -111,6 +147,7 @@ impl LbfgsState {
 
     /// Whether this is the state of such a rule on such a vector.
     pub(super) fn fits(&self, rule: &Lbfgs, x: Slice<'_>) -> Result<(), Error> {
+        x.place().check(self.queue.place())?;
         if x.dtype() != self.dtype {
             return Err(Error::DType { what: "params", given: x.dtype(), works: "the type of the state" });
         }

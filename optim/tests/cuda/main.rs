@@ -10,6 +10,7 @@
 mod common;
 mod flat;
 mod gpu;
+mod lbfgs;
 mod norm;
 mod step;
 mod update;

@@ -57,6 +57,14 @@ impl Spread {
         counted
     }
 
+    /// Collectives that gather the parameters, and that reduce the gradients.
+    pub(super) fn collectives(&self, opt: &Optimizer) -> (u64, u64) {
+        let buckets = &opt.handover.fixed.buckets;
+        let gathers: usize = buckets.iter().map(|kept| kept.gathered.len()).sum();
+        let reductions = buckets.iter().filter(|kept| kept.plan.params.iter().any(|param| param.len > 0));
+        (gathers as u64, reductions.count() as u64)
+    }
+
     /// Fills `x` from the parameters.
     pub(super) fn read_params(&self, opt: &Optimizer, mut x: SliceMut<'_>) -> Result<(), Error> {
         for (b, owned) in opt.buckets.iter().enumerate() {
@@ -107,7 +115,6 @@ impl Spread {
 pub(super) struct Evaluation<'a> {
     pub(super) opt: &'a mut Optimizer,
     pub(super) spread: &'a Spread,
-    pub(super) collectives: u64,
 }
 
 impl Evaluation<'_> {
@@ -118,14 +125,12 @@ impl Evaluation<'_> {
         grad: SliceMut<'_>,
         closure: &mut impl FnMut(&MicroBatch<'_>) -> Result<f64, E>,
     ) -> Result<Loss, Error> {
-        let before = self.opt.comm().stats().total().operations;
         self.spread.publish(self.opt, x)?;
         let told = backward(self.opt, 1, closure);
         let told = told.and_then(|loss| missing(self.opt).map_or(Ok(loss), Err));
         self.opt.handover.settle()?;
         let read = self.spread.read_grads(self.opt, grad);
         let forgotten = self.opt.forget();
-        self.collectives += self.opt.comm().stats().total().operations - before;
         read.and(forgotten)?;
         let value = told?;
         Ok(match self.opt.options().combine {

@@ -10,7 +10,7 @@ use crate::{Clip, Combine, Error, Missing, NonFinite, Optimizer, Options, agree,
 use evaluate::{Evaluation, Spread};
 use meshstep_comm::Communicator;
 use meshstep_optim::{Iterate, Lbfgs, LbfgsError, LbfgsReport, LbfgsState, Rounding, Sgd};
-use meshstep_tensor::{Buffer, Category, Layout, Param, Place, Slice, SliceMut};
+use meshstep_tensor::{Buffer, Category, Layout, Param, Slice, SliceMut};
 use std::fmt::Write;
 use std::sync::Arc;
 
@@ -20,6 +20,10 @@ use std::sync::Arc;
 /// Every evaluation writes the point into the parameters this rank owns, gathers them, hands a
 /// [`MicroBatch`](crate::MicroBatch) to the closure and reduces its gradients, under any [`Stage`](crate::Stage). A parameter
 /// without a gradient counts as zeros unless [`Missing::Error`](crate::Missing::Error) says otherwise.
+///
+/// With [`Options::queue`] on a GPU and a communicator of GPUs all of this is there, with the CPU's bits wherever NCCL's sums
+/// have them. The closure reads parameters and hands over gradients there, in the queue's order. The way along the direction is
+/// chosen by the host, which waits for what each evaluation brings and for each exchange.
 ///
 /// ```
 /// use meshstep_optim::{Lbfgs, LineSearch};
@@ -59,8 +63,7 @@ pub struct ShardedLbfgs {
 pub struct LbfgsStep {
     /// The algorithm's account; `folds` are its exchanges, of two collectives each.
     pub report: LbfgsReport,
-    /// Collectives of the evaluations on this optimizer's communicator: gathers of parameters, reductions of gradients, and
-    /// whatever the closure itself called.
+    /// Collectives of the evaluations: gathers of parameters, reductions of gradients.
     pub evaluating: u64,
     /// Collectives that gather the parameters where the step ended.
     pub publishing: u64,
@@ -106,22 +109,20 @@ impl ShardedLbfgs {
     }
 
     fn on(rule: Lbfgs, opt: &Optimizer) -> Result<(Spread, Buffer, LbfgsState, Folding), Error> {
-        if opt.options().queue.place() != Place::Cpu {
-            let works = "Queue::cpu() with a communicator of the CPU";
-            return Err(Error::NotOnGpu { what: "ShardedLbfgs".to_owned(), works });
-        }
         if opt.options().combine == Combine::Weighted {
             return Err(Error::Weighted);
         }
         if let Some(option) = of_a_step_alone(opt.options()) {
             return Err(Error::NotForLbfgs { option });
         }
-        let meter = &opt.options().meter;
+        let Options { queue, meter, .. } = opt.options();
         let spread = Spread::new(opt)?;
-        let state = rule.state(spread.len(), spread.dtype(), meter)?.counting(spread.counted(opt));
-        let mut x = Buffer::zeroed(spread.len(), spread.dtype(), meter, Category::Master)?;
+        let (len, dtype) = (spread.len(), spread.dtype());
+        let state = rule.state_on(len, dtype, queue, meter)?.counting(spread.counted(opt));
+        let mut x = Buffer::zeroed_on(queue, len, dtype, meter, Category::Master)?;
         spread.read_params(opt, x.as_mut())?;
-        let folding = Folding::new(Arc::clone(opt.comm()), meter)?.with_room(state.fold_words())?;
+        let folding = Folding::new(Arc::clone(opt.comm()), meter)?.on(queue)?;
+        let folding = folding.with_room(state.fold_words())?;
         Ok((spread, x, state, folding))
     }
 
@@ -157,20 +158,19 @@ impl ShardedLbfgs {
         let ShardedLbfgs { rule, opt, spread, x, state, folding } = self;
         opt.handover.healthy()?;
         opt.check_idle()?;
-        let mut evaluation = Evaluation { opt, spread, collectives: 0 };
+        let mut evaluation = Evaluation { opt, spread };
         let evaluate = |x: Slice<'_>, grad: SliceMut<'_>| evaluation.run(x, grad, &mut closure);
         let stepped = rule.step_with(x.as_mut(), evaluate, folding, state, each).map_err(from_lbfgs);
-        let evaluating = evaluation.collectives;
         if let Err(Error::Comm(failure)) = &stepped {
             opt.handover.poison(failure.clone());
             return Err(failure.clone().into());
         }
         // Decided alike on every rank, so that all gather or none.
-        let before = opt.comm().stats().total().operations;
         spread.publish(opt, x.as_slice())?;
         opt.forget()?;
-        let publishing = opt.comm().stats().total().operations - before;
-        Ok(LbfgsStep { report: stepped?, evaluating, publishing })
+        let (report, (gathers, reductions)) = (stepped?, spread.collectives(opt));
+        let evaluating = report.evaluations * (gathers + reductions);
+        Ok(LbfgsStep { report, evaluating, publishing: gathers })
     }
 
     /// The values of a parameter.

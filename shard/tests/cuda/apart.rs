@@ -4,8 +4,8 @@
 use crate::common::{self, Run};
 use crate::{alone, devices, room_for, stand_in};
 use meshstep_comm::{Communicator, nccl};
-use meshstep_optim::{DynamicLossScale, Lbfgs, LossScale, LossScaleState, Norm};
-use meshstep_shard::{At, Clip, Combine, Error, Optimizer, Options, Outcome, ShardedLbfgs, Stage, Until};
+use meshstep_optim::{DynamicLossScale, Lamb, LossScale, LossScaleState, Norm};
+use meshstep_shard::{At, Clip, Combine, Error, Optimizer, Options, Outcome, Stage, Until};
 use meshstep_tensor::cuda::Stream;
 use meshstep_tensor::{DType, Layout, LayoutBuilder, Meter, Queue};
 use std::sync::{Arc, Barrier};
@@ -215,18 +215,10 @@ fn what_works_on_the_cpu_alone_says_so() {
         return;
     }
     two(|run, comm| {
-        for stage in [Stage::Replicated, Stage::Zero1] {
-            let options = Options { stage, meter: Meter::new(), ..run.options.clone() };
-            let made = ShardedLbfgs::new(
-                comm.clone(),
-                run.layout(),
-                Lbfgs::default(),
-                |_, _| Ok(()),
-                options.clone(),
-            );
-            let told = made.map(drop).unwrap_err();
-            assert!(matches!(&told, Error::NotOnGpu { what, .. } if what.contains("Lbfgs")), "{told}");
-        }
+        let made =
+            Optimizer::new(comm.clone(), run.layout(), Lamb::default(), |_, _| Ok(()), run.options.clone());
+        let told = made.map(drop).unwrap_err();
+        assert!(matches!(told, Error::Optim(meshstep_optim::Error::NoKernels { rule: "lamb" })), "{told}");
         run.build(comm).unwrap();
     });
 }

@@ -1,11 +1,11 @@
-//! One run of L-BFGS on loopback ranks, and what it left.
+//! One run of L-BFGS on loopback ranks or others, and what it left.
 
-use crate::common::{name, with_dtype};
+use crate::common::{name, put, with_dtype};
 use crate::problems::Problem;
 use meshstep_comm::Communicator;
 use meshstep_optim::{Lbfgs, LineSearch};
 use meshstep_shard::{Combine, Error, LbfgsStep, MicroBatch, Options, ShardedLbfgs};
-use meshstep_tensor::{DType, Layout, Meter, Param, Slice, SliceMut, cast};
+use meshstep_tensor::{Buffer, Category, DType, Layout, Meter, Param, Slice, SliceMut, cast};
 use std::sync::Arc;
 
 #[derive(Clone, Debug)]
@@ -71,13 +71,22 @@ impl Run {
 
     /// What a closure sees: all parameters, end to end.
     pub(crate) fn read(&self, mb: &MicroBatch<'_>) -> Vec<f64> {
-        let mut x = vec![0.0; self.len()];
-        let mut begin = 0;
-        for (i, len) in self.lens.iter().enumerate() {
-            cast(mb.param(&name(i)).unwrap(), SliceMut::from(&mut x[begin..begin + len])).unwrap();
-            begin += len;
-        }
-        x
+        (0..self.lens.len()).flat_map(|i| self.wide(mb.param(&name(i)).unwrap())).collect()
+    }
+
+    /// Values of the queue's place.
+    fn wide(&self, values: Slice<'_>) -> Vec<f64> {
+        let mut here =
+            Buffer::zeroed(values.len(), values.dtype(), &Meter::new(), Category::Staging).unwrap();
+        self.options.queue.download(values, here.as_mut()).unwrap();
+        let mut wide = vec![0.0; values.len()];
+        cast(here.as_slice(), SliceMut::from(&mut wide[..])).unwrap();
+        wide
+    }
+
+    /// Hands over parameter `i`'s gradient from the queue's place.
+    pub(crate) fn grad(&self, mb: &MicroBatch<'_>, i: usize, grad: &[f64]) -> Result<(), Error> {
+        with_dtype(self.dtype, grad, |grad| mb.grad(&name(i), put(grad, &self.options.queue).as_slice()))
     }
 
     /// Loss and gradients of what is `rank`'s, at `x`.
@@ -96,7 +105,7 @@ impl Run {
         let mut loss = self.problem.part(x, &mut g, rank, ranks);
         let mut begin = 0;
         for (i, len) in self.lens.iter().enumerate() {
-            with_dtype(self.dtype, &g[begin..begin + len], |g| mb.grad(&name(i), g))?;
+            self.grad(mb, i, &g[begin..begin + len])?;
             begin += len;
         }
         if !loss.is_finite() {
@@ -105,7 +114,7 @@ impl Run {
         Ok(loss)
     }
 
-    fn on_rank(&self, comm: Arc<dyn Communicator>) -> Result<End, Error> {
+    pub(crate) fn on_rank(&self, comm: Arc<dyn Communicator>) -> Result<End, Error> {
         let (rank, ranks) = (comm.rank(), comm.world_size());
         let mut opt = self.build(comm)?;
         let (mut seen, mut losses) = (Vec::new(), Vec::new());
@@ -115,7 +124,7 @@ impl Run {
                 seen.push(x.clone());
                 if self.share == Share::One && rank > 0 {
                     for (i, &len) in self.lens.iter().enumerate() {
-                        with_dtype(self.dtype, &vec![0.0; len], |g| mb.grad(&name(i), g))?;
+                        self.grad(mb, i, &vec![0.0; len])?;
                     }
                     return Ok::<_, Error>(0.0);
                 }
@@ -125,10 +134,7 @@ impl Run {
         )?;
         let mut params = Vec::new();
         for i in 0..self.lens.len() {
-            let values = opt.param(&name(i))?;
-            let mut wide = vec![0.0; values.len()];
-            cast(values, SliceMut::from(&mut wide[..]))?;
-            params.extend(wide);
+            params.extend(self.wide(opt.param(&name(i))?));
         }
         Ok(End { seen, losses, params, step })
     }

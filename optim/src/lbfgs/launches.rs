@@ -1,0 +1,274 @@
+//! The kernels of L-BFGS and of norms on vectors of one length and type, and what each launch is told.
+
+use crate::cuda::{Combination, Kernel, NormAt, Products, Span, THREADS, argument, norm_kernel, spans};
+use crate::{Error, Norm};
+use meshstep_tensor::cuda::Stream;
+use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, Slice, SliceMut};
+use std::ffi::c_void;
+use std::ops::Range;
+
+/// Kernels for vectors of `len` elements of `dtype` on a stream's device.
+#[derive(Debug)]
+pub(super) struct Launches {
+    len: usize,
+    dtype: DType,
+    stream: Stream,
+    walk: Kernel,
+    pair: Kernel,
+    combine: Kernel,
+    gram: Kernel,
+    dot: Kernel,
+    l1: Kernel,
+    l2: Kernel,
+    inf: Kernel,
+}
+
+/// Which norm's kernel.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Which {
+    L1,
+    L2,
+    Inf,
+}
+
+/// Ranges of the vectors, and their table once a kernel has needed it.
+#[derive(Debug)]
+pub(super) struct Ranges {
+    ranges: Vec<Range<usize>>,
+    table: Option<(Buffer, u64)>,
+}
+
+/// A table of ranges on the device: how many, and their tiles.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Table {
+    spans: u64,
+    count: u64,
+    tiles: u64,
+}
+
+impl Launches {
+    pub(super) fn new(len: usize, dtype: DType, stream: &Stream) -> Result<Self, Error> {
+        let find = |name: &str| Kernel::find(stream.device(), name);
+        let own = |name: &str| find(&format!("lbfgs_{name}_{dtype}"));
+        let norm = |norm: Norm| {
+            let (what, works) = ("a vector", "f32 or f64");
+            find(&norm_kernel(norm, dtype).ok_or(Error::DType { what, given: dtype, works })?)
+        };
+        Ok(Launches {
+            len,
+            dtype,
+            stream: stream.clone(),
+            walk: own("walk")?,
+            pair: own("pair")?,
+            combine: own("combine")?,
+            gram: own("gram")?,
+            dot: own("dot")?,
+            l1: norm(Norm::L1)?,
+            l2: norm(Norm::L2)?,
+            inf: norm(Norm::Inf)?,
+        })
+    }
+
+    /// An error unless the vectors are of this device, length and type.
+    pub(super) fn check<'a>(&self, vectors: impl IntoIterator<Item = Slice<'a>>) -> Result<(), Error> {
+        let place = Queue::cuda(self.stream.clone()).place();
+        for vector in vectors {
+            vector.place().check(place)?;
+            if vector.len() != self.len {
+                return Err(Error::Len { what: "a vector", given: vector.len(), expected: self.len });
+            }
+            if vector.dtype() != self.dtype {
+                let (given, works) = (vector.dtype(), "the type of the state");
+                return Err(Error::DType { what: "a vector", given, works });
+            }
+        }
+        Ok(())
+    }
+
+    /// `x = fma(t, d, start)`.
+    pub(super) fn walk(
+        &self,
+        x: SliceMut<'_>,
+        start: Slice<'_>,
+        mut t: f64,
+        d: Slice<'_>,
+    ) -> Result<(), Error> {
+        self.check([x.as_slice(), start, d])?;
+        let [mut x, mut start, mut d] = [x.as_slice(), start, d].map(|vector| vector.address() as u64);
+        let mut n = self.len as u64;
+        let arguments = &mut [
+            argument(&mut x),
+            argument(&mut start),
+            argument(&mut d),
+            argument(&mut t),
+            argument(&mut n),
+        ];
+        // SAFETY: all vectors have `n` elements of the kernel's type on the stream's device, checked above; `x` is borrowed
+        // exclusively, and work that later calls put on this stream follows.
+        unsafe { self.each(&self.walk, arguments) }
+    }
+
+    /// `s = t d` and `y = g - before`.
+    pub(super) fn pair(
+        &self,
+        [s, y]: [SliceMut<'_>; 2],
+        mut t: f64,
+        d: Slice<'_>,
+        [g, before]: [Slice<'_>; 2],
+    ) -> Result<(), Error> {
+        let vectors = [s.as_slice(), y.as_slice(), d, g, before];
+        self.check(vectors)?;
+        let [mut s, mut y, mut d, mut g, mut before] = vectors.map(|vector| vector.address() as u64);
+        let mut n = self.len as u64;
+        let arguments = &mut [
+            argument(&mut s),
+            argument(&mut y),
+            argument(&mut d),
+            argument(&mut g),
+            argument(&mut before),
+            argument(&mut t),
+            argument(&mut n),
+        ];
+        // SAFETY: as in `walk`; `s` and `y` are borrowed exclusively.
+        unsafe { self.each(&self.pair, arguments) }
+    }
+
+    /// `d = coef g + sum over i of coef_i row_i`, for `rows` rows.
+    ///
+    /// # Safety
+    /// On the stream, `table` has the addresses of so many vectors that pass [`check`](Self::check), and then their
+    /// coefficients.
+    pub(super) unsafe fn combine(
+        &self,
+        d: SliceMut<'_>,
+        (coef, g): (f64, Slice<'_>),
+        rows: usize,
+        table: &Buffer,
+    ) -> Result<(), Error> {
+        self.check([d.as_slice(), g])?;
+        let mut given = Combination {
+            d: d.address() as u64,
+            g: g.address() as u64,
+            rows: address(table, 0),
+            coefs: address(table, rows),
+            count: rows as u64,
+            len: self.len as u64,
+            coef,
+        };
+        // SAFETY: as in `walk`, `d` borrowed exclusively; for the rows the caller's promise.
+        unsafe { self.each(&self.combine, &mut [argument(&mut given)]) }
+    }
+
+    /// Adds what `of` has in the table's ranges to `words`: the count of what is not finite and the largest magnitude at two of
+    /// them, and the sum, if this norm has one, from `sum` on.
+    pub(super) fn norm(
+        &self,
+        which: Which,
+        of: Slice<'_>,
+        table: Table,
+        words: &mut Buffer,
+        ([non_finite, max_bits], sum): ([usize; 2], usize),
+    ) -> Result<(), Error> {
+        self.check([of])?;
+        assert!(sum + crate::ExactSum::WORDS <= words.len(), "a sum lies within the words");
+        let word = |word: usize| address(words, word);
+        let mut at = NormAt { non_finite: word(non_finite), words: word(sum), max_bits: word(max_bits) };
+        let Table { mut spans, mut count, mut tiles } = table;
+        let mut values = of.address() as u64;
+        let arguments = &mut [
+            argument(&mut values),
+            argument(&mut spans),
+            argument(&mut count),
+            argument(&mut tiles),
+            argument(&mut at),
+        ];
+        let kernel = match which {
+            Which::L1 => &self.l1,
+            Which::L2 => &self.l2,
+            Which::Inf => &self.inf,
+        };
+        // SAFETY: `of` is checked above, and the ranges lie within a vector of its length; the words are borrowed exclusively.
+        unsafe { self.launch(kernel, tiles, arguments) }
+    }
+
+    /// Adds products of vectors with `news` in the table's ranges to the sums from word `sums` on: of row 0 with each, of row 1.
+    ///
+    /// # Safety
+    /// On the stream, `rows` has the addresses of vectors that pass [`check`](Self::check) from word `first` on, `count` of them.
+    pub(super) unsafe fn products<const N: usize>(
+        &self,
+        news: [Slice<'_>; N],
+        (rows, first, count): (&Buffer, usize, usize),
+        table: Table,
+        words: &mut Buffer,
+        sums: usize,
+    ) -> Result<(), Error> {
+        self.check(news)?;
+        assert!(sums + N * count * crate::ExactSum::WORDS <= words.len(), "sums lie within the words");
+        let kernel = if N == 1 { &self.dot } else { &self.gram };
+        let mut given = Products {
+            news: std::array::from_fn(|i| news.get(i).map_or(0, |new| new.address() as u64)),
+            rows: address(rows, first),
+            count: count as u64,
+            spans: table.spans,
+            span_count: table.count,
+            tiles: table.tiles,
+            sums: address(words, sums),
+        };
+        // A block takes two rows at a time where there are several new vectors.
+        let packs = if N == 1 { count } else { count.div_ceil(2) };
+        let blocks = table.tiles.saturating_mul(packs as u64);
+        // SAFETY: as in `norm`; for the rows the caller's promise.
+        unsafe { self.launch(kernel, blocks, &mut [argument(&mut given)]) }
+    }
+
+    /// Runs a kernel of single elements.
+    ///
+    /// # Safety
+    /// As [`Kernel::launch`]'s.
+    unsafe fn each(&self, kernel: &Kernel, arguments: &mut [*mut c_void]) -> Result<(), Error> {
+        let tile = THREADS as usize * (16 / self.dtype.size());
+        // SAFETY: the caller's promise.
+        unsafe { self.launch(kernel, self.len.div_ceil(tile) as u64, arguments) }
+    }
+
+    /// Runs a kernel, unless there is nothing for it to do.
+    ///
+    /// # Safety
+    /// As [`Kernel::launch`]'s.
+    unsafe fn launch(&self, kernel: &Kernel, tiles: u64, arguments: &mut [*mut c_void]) -> Result<(), Error> {
+        if tiles == 0 {
+            return Ok(());
+        }
+        // SAFETY: the caller's promise.
+        unsafe { kernel.launch(&self.stream, tiles, arguments) }
+    }
+}
+
+impl Ranges {
+    /// Ranges that lie within the vectors.
+    pub(super) fn new(ranges: Vec<Range<usize>>) -> Self {
+        Ranges { ranges, table: None }
+    }
+
+    /// The table on the device, which is made at most once.
+    pub(super) fn there(&mut self, dtype: DType, queue: &Queue, meter: &Meter) -> Result<Table, Error> {
+        let (table, tiles) = match &mut self.table {
+            Some(table) => table,
+            none => {
+                let (table, tiles) = spans(self.ranges.iter().cloned(), dtype);
+                let words: Vec<u64> =
+                    table.iter().flat_map(|&Span { start, end, tile }| [start, end, tile]).collect();
+                let mut there = Buffer::zeroed_on(queue, words.len(), DType::U64, meter, Category::Staging)?;
+                queue.upload(words[..].into(), there.as_mut())?;
+                none.insert((there, tiles))
+            }
+        };
+        Ok(Table { spans: address(table, 0), count: self.ranges.len() as u64, tiles: *tiles })
+    }
+}
+
+/// Where word `i` is.
+fn address(words: &Buffer, i: usize) -> u64 {
+    (words.as_slice().address() + i * size_of::<u64>()) as u64
+}

@@ -1,0 +1,178 @@
+//! The passes on memory of a GPU, in the order of a stream. The host waits where it measures, and nowhere else.
+
+use super::fold::{Fold, Scalar};
+use super::launches::{Launches, Ranges, Which};
+use super::passes::{Measure, Passes, Rows};
+use crate::{Error, ExactSum};
+use meshstep_tensor::cuda::{Mail, Stream};
+use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, Slice, SliceMut};
+use std::ops::Range;
+
+/// Words of what is measured. A direction keeps its own until the next.
+mod at {
+    use crate::ExactSum;
+
+    /// Of the direction: elements that are not finite, bits of the largest magnitude.
+    pub(super) const DIRECTION: [usize; 2] = [0, 1];
+    /// Words before those of a measurement.
+    pub(super) const MEASURED: usize = 2;
+    /// Of the gradient, as of the direction.
+    pub(super) const GRADIENT: [usize; 2] = [2, 3];
+    /// Of the newest pair, as of the direction.
+    pub(super) const PAIR: [usize; 2] = [4, 5];
+    /// What nobody asks for.
+    pub(super) const REST: [usize; 2] = [6, 7];
+    pub(super) const SQUARES: usize = 8;
+    pub(super) const MAGNITUDES: usize = SQUARES + ExactSum::WORDS;
+    pub(super) const SLOPE: usize = MAGNITUDES + ExactSum::WORDS;
+    /// Of each row with the gradient, the newest `s` and the newest `y`.
+    pub(super) const PRODUCTS: usize = SLOPE + ExactSum::WORDS;
+    /// Where a norm without a sum is told its sum is.
+    pub(super) const NOWHERE: usize = SQUARES;
+}
+
+/// Passes over vectors of one length and type on a stream's device.
+#[derive(Debug)]
+pub(super) struct There {
+    dtype: DType,
+    queue: Queue,
+    stream: Stream,
+    meter: Meter,
+    launches: Launches,
+    /// All elements, and those that count.
+    whole: Ranges,
+    counted: Ranges,
+    /// Addresses and coefficients of rows: here, on their way, and there.
+    told: Vec<u64>,
+    mail: Mail,
+    table: Buffer,
+    /// What is measured: there, and here.
+    measured: Buffer,
+    words: Vec<u64>,
+}
+
+impl There {
+    /// For vectors of `len` elements of f32 or f64 and `history_len` pairs of them.
+    pub(super) fn new(
+        history_len: usize,
+        (len, dtype): (usize, DType),
+        stream: &Stream,
+        meter: &Meter,
+    ) -> Result<Self, Error> {
+        let queue = Queue::cuda(stream.clone());
+        let room = |words| Buffer::zeroed_on(&queue, words, DType::U64, meter, Category::Staging);
+        let all = || Ranges::new(std::iter::once(0..len).collect());
+        let rows = 2 * (history_len + 1);
+        // A direction and all rows, or rows and coefficients.
+        let told = 2 * rows;
+        let words = at::PRODUCTS + 3 * rows * ExactSum::WORDS;
+        Ok(There {
+            dtype,
+            stream: stream.clone(),
+            meter: meter.clone(),
+            launches: Launches::new(len, dtype, stream)?,
+            whole: all(),
+            counted: all(),
+            told: Vec::with_capacity(told),
+            mail: Mail::new(stream.device(), told * size_of::<u64>(), meter),
+            table: room(told)?,
+            measured: room(words)?,
+            words: vec![0; words],
+            queue,
+        })
+    }
+
+    /// Puts the addresses of `vectors` into the device's table, and `coefs` behind them.
+    fn tell<'a>(
+        &mut self,
+        vectors: impl Iterator<Item = Slice<'a>> + Clone,
+        coefs: impl IntoIterator<Item = f64>,
+    ) -> Result<(), Error> {
+        self.launches.check(vectors.clone())?;
+        self.told.clear();
+        self.told.extend(vectors.map(|vector| vector.address() as u64));
+        self.told.extend(coefs.into_iter().map(f64::to_bits));
+        let into = self.table.as_mut().slice(0..self.told.len())?;
+        Ok(self.mail.send(&self.stream, bytemuck::cast_slice(&self.told), into)?)
+    }
+
+    /// Launches what is asked for.
+    fn launch(&mut self, of: &Measure<'_>) -> Result<(), Error> {
+        let Measure { g, d, rows, .. } = of;
+        let ranges = self.counted.there(self.dtype, &self.queue, &self.meter)?;
+        if of.slope || rows.len() > 0 {
+            self.tell(std::iter::once(*d).chain(rows.slices()), [])?;
+        }
+        let There { launches, table, measured, .. } = self;
+        if of.gradient {
+            launches.norm(Which::L2, *g, ranges, measured, (at::GRADIENT, at::SQUARES))?;
+        }
+        if of.magnitudes {
+            launches.norm(Which::L1, *g, ranges, measured, (at::REST, at::MAGNITUDES))?;
+        }
+        if of.slope {
+            // SAFETY: the table begins with the address of `d`, told above.
+            unsafe { launches.products([*g], (table, 0, 1), ranges, measured, at::SLOPE)? };
+        }
+        if rows.len() > 0 {
+            let [s, y] = rows.newest().map(Buffer::as_slice);
+            for new in [s, y] {
+                launches.norm(Which::Inf, new, ranges, measured, (at::PAIR, at::NOWHERE))?;
+            }
+            let of = (&*table, 1, rows.len());
+            // SAFETY: the rows' addresses follow that of `d`, told above.
+            unsafe { launches.products([*g, s, y], of, ranges, measured, at::PRODUCTS)? };
+        }
+        Ok(())
+    }
+}
+
+impl Passes for There {
+    fn count(&mut self, ranges: Vec<Range<usize>>) {
+        self.counted = Ranges::new(ranges);
+    }
+
+    fn walk(&mut self, x: SliceMut<'_>, start: Slice<'_>, t: f64, d: Slice<'_>) -> Result<(), Error> {
+        self.launches.walk(x, start, t, d)
+    }
+
+    fn pair(
+        &mut self,
+        new: [SliceMut<'_>; 2],
+        t: f64,
+        d: Slice<'_>,
+        grads: [Slice<'_>; 2],
+    ) -> Result<(), Error> {
+        self.launches.pair(new, t, d, grads)
+    }
+
+    fn combine(&mut self, mut d: SliceMut<'_>, g: (f64, Slice<'_>), rows: &Rows<'_>) -> Result<(), Error> {
+        self.tell(rows.slices(), (0..rows.len()).map(|i| rows.coef(i)))?;
+        let whole = self.whole.there(self.dtype, &self.queue, &self.meter)?;
+        let There { launches, table, measured, queue, .. } = self;
+        // SAFETY: so many addresses, and the coefficients behind them, were told above.
+        unsafe { launches.combine(d.reborrow(), g, rows.len(), table)? };
+        queue.zero(measured.as_mut().slice(0..at::MEASURED)?)?;
+        launches.norm(Which::Inf, d.as_slice(), whole, measured, (at::DIRECTION, at::NOWHERE))
+    }
+
+    fn measure(&mut self, of: &Measure<'_>, fold: &mut Fold) -> Result<(), Error> {
+        let end = at::PRODUCTS + 3 * of.rows.len() * ExactSum::WORDS;
+        self.queue.zero(self.measured.as_mut().slice(at::MEASURED..end)?)?;
+        self.launch(of)?;
+        let words = &mut self.words[..end];
+        self.queue.download(self.measured.as_slice().slice(0..end)?, (&mut *words).into())?;
+        let [bad, largest] = at::DIRECTION.map(|word| words[word]);
+        fold.mine.d_max = if bad > 0 { f64::INFINITY.to_bits() } else { largest };
+        [fold.mine.bad_grads, fold.mine.grad_max] = at::GRADIENT.map(|word| words[word]);
+        fold.mine.bad_pairs = words[at::PAIR[0]];
+        let sum = |first: usize| ExactSum::from_words(&words[first..first + ExactSum::WORDS]);
+        fold.add(Scalar::Squares, &sum(at::SQUARES));
+        fold.add(Scalar::Magnitudes, &sum(at::MAGNITUDES));
+        fold.add(Scalar::Slope, &sum(at::SLOPE));
+        for (i, product) in fold.products_mut(of.rows.len()).iter_mut().enumerate() {
+            *product = sum(at::PRODUCTS + i * ExactSum::WORDS);
+        }
+        Ok(())
+    }
+}
