@@ -78,8 +78,9 @@
 //! have the CPU's bits wherever NCCL's sums have.
 //!
 //! # Limits
-//! One group of ranks, or several ([`Among`]). Memory of a GPU is for rules that see single elements. There a dynamic loss scale,
-//! and clipping before the reduction, make the host wait for each step, and L-BFGS for each evaluation. Rules that see whole
+//! One group of ranks, or several ([`Among`]). Memory of a GPU is for rules that see single elements. There clipping
+//! before the reduction makes the host wait for each step, asking for a dynamic loss scale for the steps so far, and L-BFGS for
+//! each evaluation. Rules that see whole
 //! matrices (Muon) need [`Stage::WholeParams`] or
 //! [`Stage::Replicated`]. At stage 2, and with overlap off, a thread that hands over a gradient
 //! may wait for the other ranks' hand-overs: do not let ranks of one process share a pool of threads for it. Gradients accumulate in their own type: f32 micro-batches of

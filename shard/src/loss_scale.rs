@@ -7,14 +7,19 @@ use meshstep_optim::LossScaleState;
 impl Optimizer {
     /// What the losses of the coming step, all its micro-batches', are to be multiplied with; 1 without
     /// [`Options::loss_scale`](crate::Options::loss_scale). It changes in [`step`](Self::step) alone, after the gradients were
-    /// divided by it, and not where the step is an error.
+    /// divided by it, and not where the step is an error. On a GPU a dynamic scale is known once the steps so far are decided:
+    /// this waits for them, and a kernel that reads [`loss_scale_address`](Self::loss_scale_address) does not.
     pub fn loss_scale(&self) -> f64 {
-        self.progress.loss_scale.map_or(1.0, |state| state.scale)
+        self.loss_scale_state().map_or(1.0, |state| state.scale)
     }
 
-    /// The loss scale's state, to be saved; the same on every rank.
+    /// The loss scale's state, to be saved; the same on every rank. On a GPU it waits as [`loss_scale`](Self::loss_scale) does.
     pub fn loss_scale_state(&self) -> Option<LossScaleState> {
-        self.progress.loss_scale
+        #[cfg_attr(not(feature = "cuda"), allow(unused_mut, reason = "steps are known at once"))]
+        let mut state = self.progress.loss_scale?;
+        #[cfg(feature = "cuda")]
+        self.follow_unheard(&mut state);
+        Some(state)
     }
 
     /// Goes on from a saved state, between two steps. Every rank restores the same: the next step compares.
@@ -30,7 +35,7 @@ impl Optimizer {
         Ok(())
     }
 
-    /// The caller's factor on gradients over the scale their losses had.
+    /// The caller's factor on gradients over the scale their losses had. Waits as [`loss_scale`](Self::loss_scale) does.
     pub(crate) fn unscale(&self, at: &At) -> f64 {
         at.grad_scale / self.loss_scale()
     }

@@ -8,6 +8,7 @@ use crate::owned::Due;
 use crate::there::Ticket;
 use crate::{Clip, Combine, Error, NonFinite, Optimizer};
 use meshstep_optim::{NormAccumulator, Scalars, clip_coef};
+use meshstep_tensor::Place;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -80,10 +81,10 @@ impl Optimizer {
     /// [`Error::ZeroWeight`], [`Error::TooManySkips`]) drops the gradients and changes nothing else, except that
     /// `TooManySkips` counts its skip as one more in a row.
     ///
-    /// On a GPU the host does not wait, unless a dynamic loss scale follows the outcome, or [`Clip::BeforeReduce`] limits a
-    /// norm. Such errors are then [`Pending::outcome`]'s. Of one whose `Pending` was dropped unasked a later call tells: a
-    /// step, after it has sent what the other ranks wait for, but not the same step on every rank. Who ends a run on an error
-    /// asks for every outcome, be it a few steps later.
+    /// On a GPU the host does not wait, unless [`Clip::BeforeReduce`] limits a norm. Such errors are then
+    /// [`Pending::outcome`]'s. Of one whose `Pending` was dropped unasked a later call tells: a step, after it has sent what the
+    /// other ranks wait for, but not the same step on every rank. Who ends a run on an error asks for every outcome, be it a
+    /// few steps later.
     pub fn step(&mut self, at: At) -> Result<Pending, Error> {
         let _span = tracing::debug_span!("step", step = self.progress.steps).entered();
         self.handover.healthy()?;
@@ -171,7 +172,10 @@ impl Optimizer {
                 Some(FaultCode::Lr)
             }
             () if !at.max_norm.is_none_or(|x| x.is_finite() && x > 0.0) => Some(FaultCode::MaxNorm),
-            () if !GRAD_SCALES.contains(&self.unscale(at)) => Some(FaultCode::GradScale),
+            // On a GPU the scale is there, and so is this check.
+            () if self.options.queue.place() == Place::Cpu && !GRAD_SCALES.contains(&self.unscale(at)) => {
+                Some(FaultCode::GradScale)
+            }
             () => None,
         }
     }

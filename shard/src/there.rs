@@ -6,7 +6,7 @@ use crate::step::{Outcome, Traffic};
 use crate::{Clip, Combine, Error, Missing, NonFinite, Optimizer, Options};
 use meshstep_comm::Communicator;
 use meshstep_optim::cuda::{Answer, Decided, Decision, Progress, Settings, Verdict, norm_code};
-use meshstep_optim::{LossScale, clip_coef};
+use meshstep_optim::{LossScale, LossScaleState, clip_coef};
 use meshstep_tensor::cuda::{self, Stream};
 use meshstep_tensor::{Place, Queue};
 use std::collections::VecDeque;
@@ -133,7 +133,7 @@ impl Optimizer {
         if let Some(there) = &mut self.room.there {
             there.unheard.push_back(Arc::clone(&ticket));
         }
-        self.hear(self.scale_follows())?;
+        self.hear(false)?;
         Ok(ticket)
     }
 
@@ -245,9 +245,31 @@ impl Optimizer {
         self.send_updated(b)
     }
 
-    /// Whether the host needs to know each step's outcome before the next backward pass.
-    fn scale_follows(&self) -> bool {
-        matches!(self.options.loss_scale, Some(LossScale::Dynamic(_)))
+    /// Lets a loss scale follow the steps that the host has not heard of, where it moves. Waits for them; one without a verdict
+    /// leaves it as it is.
+    pub(crate) fn follow_unheard(&self, state: &mut LossScaleState) {
+        let Some(rule @ LossScale::Dynamic(_)) = &self.options.loss_scale else { return };
+        for ticket in self.room.there.iter().flat_map(|there| &there.unheard) {
+            match ticket.verdict() {
+                Ok(Verdict::Applied) => rule.update(state, false),
+                Ok(Verdict::Skipped) => rule.update(state, true),
+                _ => {}
+            }
+        }
+    }
+
+    /// Where a GPU keeps the loss scale of the coming step, an f64: for kernels on the options' queue, which multiply the loss
+    /// with it while the host waits for nothing. `None` on the CPU.
+    pub fn loss_scale_address(&mut self) -> Result<Option<u64>, Error> {
+        if self.options.queue.place() == Place::Cpu {
+            return Ok(None);
+        }
+        let there = match self.room.there.take() {
+            Some(there) => there,
+            None => self.there()?,
+        };
+        let there = self.room.there.insert(there);
+        Ok(Some(there.decision.loss_scale_address()))
     }
 
     /// [`Self::take_notes`], and tells an error of a step for whose outcome nobody has asked or can ask: one at a time.

@@ -26,10 +26,10 @@ mod run;
 
 use common::{End, Gradients, PRECISIONS, Run, STAGES, WITH_STATE, WhichRule};
 use meshstep_comm::{Communicator, nccl};
-use meshstep_optim::{DynamicLossScale, LossScale, Norm};
+use meshstep_optim::{AdamW, DynamicLossScale, LossScale, Norm};
 use meshstep_shard::{At, Combine, Missing, Moments, Optimizer, Options, Outcome, Stage};
 use meshstep_tensor::cuda::{self, Stream};
-use meshstep_tensor::{Meter, Queue};
+use meshstep_tensor::{Buffer, Category, DType, Layout, Meter, Queue};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Held by every test: the order of work is chosen for the whole process.
@@ -361,6 +361,47 @@ fn a_dynamic_loss_scale_is_that_of_loopback() {
         let run = Run { ranks: 2, gradients: Gradients::Grid, options, ..Run::default() };
         both(&run, &events);
     }
+}
+
+/// Steps that nobody asks about move the scale all the same, where a kernel finds it and for who asks in the end.
+#[test]
+fn a_loss_scale_moves_while_the_host_waits_for_nothing() {
+    let _alone = alone();
+    if !room_for(1) {
+        return;
+    }
+    let rule = DynamicLossScale { init_scale: 1024.0, growth_interval: 2, ..DynamicLossScale::default() };
+    let loss_scale = Some(LossScale::Dynamic(rule));
+    let overflows = [true, false, false, false, true, false, false, true];
+    let scales = nccl::spawn(&[0], nccl::Options::default(), |comm| {
+        let queue = Queue::cuda(Stream::new(comm.device()).unwrap());
+        let options = Options { queue: queue.clone(), loss_scale, ..Options::default() };
+        let layout = Layout::builder().param("w", &[3], DType::F32).build().unwrap();
+        let mut optimizer = Optimizer::new(comm, layout, AdamW::default(), |_, _| Ok(()), options).unwrap();
+        let meter = Meter::new();
+        let there = |values: [f32; 3]| {
+            let mut buffer = Buffer::zeroed_on(&queue, 3, DType::F32, &meter, Category::Staging).unwrap();
+            queue.upload((&values[..]).into(), buffer.as_mut()).unwrap();
+            buffer
+        };
+        let (fine, not) = (there([1.0; 3]), there([1.0, f32::INFINITY, 1.0]));
+        for (t, overflow) in overflows.into_iter().enumerate() {
+            let batch = optimizer.micro_batch(1).unwrap();
+            batch.grad("w", if overflow { &not } else { &fine }.as_slice()).unwrap();
+            batch.finish().unwrap();
+            let before = cuda::waits();
+            drop(optimizer.step(At::default()).unwrap());
+            assert!(t == 0 || cuda::waits() == before, "step {t}");
+        }
+        let address = optimizer.loss_scale_address().unwrap().unwrap();
+        // SAFETY: the optimizer outlives the buffer and takes no step meanwhile.
+        let known = unsafe { Buffer::from_raw_on(&queue, address, 1, DType::F64, ()) }.unwrap();
+        let mut found = [0f64];
+        queue.download(known.as_slice(), (&mut found[..]).into()).unwrap();
+        (found[0], optimizer.loss_scale())
+    });
+    // 1024 falls to 512, grows to 1024, falls to 512, grows to 1024, falls.
+    assert_eq!(scales.unwrap(), [(512.0, 512.0)]);
 }
 
 #[test]

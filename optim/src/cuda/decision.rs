@@ -160,6 +160,11 @@ impl Decision {
         unsafe { self.norm.launch(stream, 1, arguments) }
     }
 
+    /// Where the loss scale of the coming step is, an f64 on the device.
+    pub fn loss_scale_address(&self) -> u64 {
+        (self.progress.as_slice().address() + std::mem::offset_of!(Progress, scale)) as u64
+    }
+
     /// What updates go by.
     pub fn step(&self) -> &StepBlock {
         &self.step
