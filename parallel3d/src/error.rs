@@ -129,6 +129,14 @@ pub enum MeshError {
         /// The axis.
         axis: Axis,
     },
+    /// A gradient of which each rank along `tp` has a part, and that is reduced along it as if each had other data.
+    #[error(
+        "{name:?} has a part of its gradient on each rank along tp and is reduced along it; leave tp out of `reduced_over`"
+    )]
+    PartialAndReduced {
+        /// The parameter.
+        name: String,
+    },
     /// A pipeline stage that the mesh does not have.
     #[error("{name:?} is on pipeline stage {stage}, of {stages} along pp")]
     NoSuchStage {
@@ -205,17 +213,25 @@ pub enum Error {
         /// Ranks along `pp`.
         stages: usize,
     },
-    /// Means over different numbers of ranks.
+    /// Means or weights over different ranks.
     #[error(
-        "some gradients are reduced over {axes} ({ranks} ranks), others over dp x cp ({data}): their means do not go together; combine them by sum, or weighted by tokens"
+        "some gradients are reduced over {axes} ({ranks} ranks), others over dp x cp ({data}): neither their means nor their weights go together; use Combine::Sum"
     )]
-    UnequalMeans {
+    Unequal {
         /// The axes.
         axes: Axes,
         /// Ranks along these.
         ranks: usize,
         /// Ranks along `dp` and `cp`.
         data: usize,
+    },
+    /// Random bits for parameters that are cut.
+    #[error(
+        "{name:?} is cut, and stochastic rounding counts random bits by the elements of what a rank holds, which would show the mesh; use Rounding::Nearest"
+    )]
+    StochasticCut {
+        /// The parameter.
+        name: String,
     },
     /// The optimizer on one group.
     #[error(transparent)]

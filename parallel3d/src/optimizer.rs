@@ -4,8 +4,10 @@ use crate::{
     Axes, Axis, Communicators, Coordinate, Error, Family, Gradient, Mesh, Model, Parameter, Piece, Sharing,
 };
 use meshstep_comm::{Communicator, Reduction};
+use meshstep_optim::Rounding;
 use meshstep_shard::{Among, Combine, Groups, Options};
 use meshstep_tensor::SliceMut;
+use std::fmt::Write;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
@@ -40,16 +42,15 @@ impl Optimizer {
         mut initial: impl FnMut(&Parameter, &[Piece], SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
         options: Options,
     ) -> Result<Self, Error> {
-        let (mesh, groups) = (mesh.of(world.world_size())?, rules.into());
-        let coordinate = mesh.coordinate(world.rank())?;
-        if mesh.degree(Axis::Pp) > 1 {
-            return Err(Error::Stages { stages: mesh.degree(Axis::Pp) });
-        }
-        if let Some(name) = groups.names().find(|name| model.parameters().iter().all(|p| p.name != **name)) {
-            return Err(Error::UnknownParam { name: name.to_owned() });
-        }
-        let families = model.families(&mesh, &coordinate)?;
-        check_means(&mesh, &families, options.combine)?;
+        let groups = rules.into();
+        let checked = check(&world, &mesh, model, &groups, &options);
+        let text = match &checked {
+            Ok(_) => describe(&mesh, model),
+            Err(error) => format!("this call = {error}\n"),
+        };
+        let same = meshstep_shard::same_everywhere(&*world, &options, &text);
+        let (coordinate, families) = checked?;
+        same?;
         let sets = families.iter().flat_map(|family| roles(family.sharing));
         let comms = Communicators::new(Arc::clone(&world), mesh, sets)?;
         let weighs =
@@ -120,7 +121,8 @@ fn among(
     let [shards, replicas, partial, copies] = roles(sharing);
     let of_data = if combine == Combine::Mean { Reduction::Mean } else { Reduction::Sum };
     let of_parts = if sharing.gradient == Gradient::PartialMean { Reduction::Mean } else { Reduction::Sum };
-    let further = [(replicas, of_data), (partial, of_parts)].into_iter().filter(|(axes, _)| !axes.is_empty());
+    let several = |(axes, _): &(Axes, Reduction)| comms.mesh().degree(*axes) > 1;
+    let further = [(replicas, of_data), (partial, of_parts)].into_iter().filter(several);
     let further = further.map(|(axes, by)| Ok((Arc::clone(comms.along(axes)?), by)));
     Ok(Among {
         shards: Arc::clone(comms.along(shards)?),
@@ -130,13 +132,52 @@ fn among(
     })
 }
 
-/// Means over different numbers of ranks do not add up to one norm, nor to one gradient.
-fn check_means(mesh: &Mesh, families: &[Family], combine: Combine) -> Result<(), Error> {
-    let ranks = |family: &Family| mesh.degree(family.sharing.reduced);
-    let data = mesh.degree(Axis::Dp | Axis::Cp);
-    let other = families.iter().find(|family| combine == Combine::Mean && ranks(family) != data);
-    match other {
-        Some(family) => Err(Error::UnequalMeans { axes: family.sharing.reduced, ranks: ranks(family), data }),
+/// Where this rank sits and what it holds, or what is wrong.
+fn check(
+    world: &Arc<dyn Communicator>,
+    mesh: &Mesh,
+    model: &Model,
+    groups: &Groups,
+    options: &Options,
+) -> Result<(Coordinate, Vec<Family>), Error> {
+    let mesh = mesh.clone().of(world.world_size())?;
+    let coordinate = mesh.coordinate(world.rank())?;
+    if mesh.degree(Axis::Pp) > 1 {
+        return Err(Error::Stages { stages: mesh.degree(Axis::Pp) });
+    }
+    if let Some(name) = groups.names().find(|name| model.parameters().iter().all(|p| p.name != **name)) {
+        return Err(Error::UnknownParam { name: name.to_owned() });
+    }
+    let families = model.families(&mesh, &coordinate)?;
+    check_data(&mesh, &families, options.combine)?;
+    let cut =
+        |p: &&Parameter| p.placement.local_shape(&p.name, &p.shape, &mesh).is_ok_and(|own| own != p.shape);
+    match model.parameters().iter().find(cut) {
+        Some(p) if options.precision.rounding == Rounding::Stochastic => {
+            Err(Error::StochasticCut { name: p.name.clone() })
+        }
+        _ => Ok((coordinate, families)),
+    }
+}
+
+/// What all ranks must have alike.
+fn describe(mesh: &Mesh, model: &Model) -> String {
+    let mut text = format!("mesh = {mesh}\n");
+    for (i, p) in model.parameters().iter().enumerate() {
+        let _ = writeln!(text, "parameter {i} = {:?} {:?} {} {:?}", p.name, p.shape, p.dtype, p.placement);
+    }
+    text
+}
+
+/// Means or weights over different ranks do not add up to one norm, nor to one gradient.
+fn check_data(mesh: &Mesh, families: &[Family], combine: Combine) -> Result<(), Error> {
+    let data = mesh.resolve(Axis::Dp | Axis::Cp);
+    let ranks = |axes: Axes| axes.iter().map(|axis| mesh.degree(axis)).product();
+    // Axes of one rank make no difference.
+    let own = |axes: Axes| -> Axes { axes.iter().filter(|&axis| mesh.degree(axis) > 1).collect() };
+    let other = families.iter().map(|family| family.sharing.reduced).find(|&axes| own(axes) != own(data));
+    match other.filter(|_| combine != Combine::Sum) {
+        Some(axes) => Err(Error::Unequal { axes, ranks: ranks(axes), data: ranks(data) }),
         None => Ok(()),
     }
 }

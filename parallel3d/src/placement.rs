@@ -124,6 +124,9 @@ impl Placement {
             local[cut.dim] /= mesh.degree(cut.axis);
         }
         let reduced = mesh.resolve(self.reduced);
+        if self.gradient != Gradient::Same && reduced.contains(Axis::Tp) {
+            return Err(MeshError::PartialAndReduced { name: name.into() });
+        }
         match self.cuts.iter().find(|cut| mesh.resolve(cut.axis).iter().any(|axis| reduced.contains(axis))) {
             Some(cut) => Err(MeshError::CutAndReduced { name: name.into(), axis: cut.axis }),
             None => Ok(local),

@@ -2,11 +2,11 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use meshstep_comm::{Communicator, loopback};
-use meshstep_optim::{AdamW, Sgd};
+use meshstep_optim::{AdamW, Muon, Rounding, Sgd};
 use meshstep_parallel3d::{
     Axis, Coordinate, Error, Gradient, Mesh, MeshError, Model, Optimizer, Parameter, Piece, Placement,
 };
-use meshstep_shard::{At, Clip, Combine, Groups, Options, Outcome, Owners, Stage};
+use meshstep_shard::{At, Clip, Combine, Groups, Moments, Options, Outcome, Owners, Precision, Stage};
 use meshstep_tensor::DType::F32;
 use std::ops::Range;
 use std::sync::Arc;
@@ -287,10 +287,48 @@ fn what_cannot_step_is_refused_on_every_rank() {
     });
     all(refused("pp=2,dp=2", cut.clone(), adam(), on()), |e| matches!(e, Error::Stages { stages: 2 }));
     all(refused("cp=2,dp=2", expert, adam(), on()), |e| {
-        matches!(e, Error::UnequalMeans { ranks: 2, data: 4, .. })
+        matches!(e, Error::Unequal { ranks: 2, data: 4, .. })
     });
     let named = adam().with(AdamW::default(), ["c"]);
     all(refused("tp=2,dp=2", cut.clone(), named, on()), |e| matches!(e, Error::UnknownParam { .. }));
     let clip = Options { clip: Clip::BeforeReduce, stage: Stage::Zero2, ..on() };
     all(refused("tp=2,dp=2", cut, adam(), clip), |e| matches!(e, Error::Shard(_)));
+    let cut = || Placement::whole().cut(Axis::Tp, 0);
+    let clip = Options { clip: Clip::BeforeReduce, ..on() };
+    all(refused("tp=2,dp=2", cut(), adam(), clip), |e| {
+        matches!(e, Error::Shard(meshstep_shard::Error::Shared { .. }))
+    });
+    let twice = Placement::whole().gradient(Gradient::PartialSum).reduced_over(Axis::Dp | Axis::Tp);
+    all(refused("tp=2,dp=2", twice, adam(), on()), |e| {
+        matches!(e, Error::Mesh(MeshError::PartialAndReduced { .. }))
+    });
+    let whole = Options { stage: Stage::WholeParams(Owners::SortedGreedy), ..on() };
+    all(refused("tp=2,dp=2", cut(), Groups::new(Muon::default()), whole), |e| matches!(e, Error::Shard(_)));
+    let weighted = Options { combine: Combine::Weighted, ..on() };
+    all(refused("cp=2,dp=2", Placement::whole().reduced_over(Axis::Dp), adam(), weighted), |e| {
+        matches!(e, Error::Unequal { ranks: 2, data: 4, .. })
+    });
+    let precision =
+        Precision { rounding: Rounding::Stochastic, moments: Moments::BF16, ..Precision::default() };
+    let stochastic = Options { precision, ..on() };
+    all(refused("tp=2,dp=2", cut(), adam(), stochastic), |e| matches!(e, Error::StochasticCut { .. }));
+}
+
+/// One rank with another placement: every rank is told, none waits for a group that never forms.
+#[test]
+fn ranks_with_different_models_are_told() {
+    let told = loopback::spawn(4, |world: Arc<dyn Communicator>| {
+        let dim = usize::from(world.rank() == 2);
+        let model =
+            Model::builder().param("w", &[4, 4], F32, Placement::whole().cut(Axis::Tp, dim)).build().unwrap();
+        let mesh = if world.rank() == 3 { "tp=4" } else { "tp=2,dp=2" }.parse().unwrap();
+        Optimizer::new(world, mesh, &model, AdamW::default(), |_, _, _| Ok(()), Options::default())
+            .unwrap_err()
+    });
+    for error in told.unwrap() {
+        assert!(
+            matches!(&error, Error::Shard(meshstep_shard::Error::Disagree { what, .. }) if what == "parameter 0"),
+            "{error}"
+        );
+    }
 }

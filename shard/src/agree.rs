@@ -7,7 +7,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 /// Checks that every rank has the same text of `key = value` lines. Collective. Costs three words where they agree; where
 /// they do not, every rank gets the same error, naming the first line that differs from rank 0's.
-pub(crate) fn same_everywhere(comm: &dyn Communicator, options: &Options, text: &str) -> Result<(), Error> {
+pub fn same_everywhere(comm: &dyn Communicator, options: &Options, text: &str) -> Result<(), Error> {
     let (queue, meter) = (&options.queue, &options.meter);
     let digest = xxh3_64(text.as_bytes());
     let mut words = [digest, !digest, text.len() as u64];

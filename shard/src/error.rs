@@ -175,15 +175,13 @@ pub enum Error {
         /// What was given.
         value: f64,
     },
-    /// A rule takes sums over whole tensors where several groups of ranks update the same.
-    #[error(
-        "{rule} takes sums over whole tensors, which {stage:?} makes on every rank; where groups of ranks share parameters, divide the state (Zero1, Zero2)"
-    )]
-    SharedSums {
-        /// The rule.
-        rule: &'static str,
-        /// What is divided.
-        stage: Stage,
+    /// What takes all ranks to share all parameters alike, where they do not.
+    #[error("{what}, where groups of ranks share parameters in several ways; use {works}")]
+    Shared {
+        /// What was asked for.
+        what: String,
+        /// What would work.
+        works: &'static str,
     },
     /// A parameter that exists already.
     #[error("parameter {name:?} exists already; a new group's parameters need names of their own")]

@@ -109,7 +109,7 @@ impl Exchange {
         for Words { host, there } in [sum, max] {
             queue.download(there.as_slice(), (&mut host[..]).into())?;
         }
-        Ok(())
+        comm.sound()
     }
 
     /// Says for each parameter, in registration order, whether this rank has its gradient.

@@ -121,6 +121,7 @@ mod there;
 mod whole_run;
 mod wire;
 
+pub use agree::same_everywhere;
 pub use among::Among;
 pub use bucket_plan::{BucketPlan, Placed};
 pub use cross_shard::{AssignmentError, CrossShard, Drift, SlotDrift};

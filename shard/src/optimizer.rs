@@ -8,7 +8,7 @@ use crate::owned::Owned;
 use crate::plan::{Plan, exchange_words, pool_sizes};
 use crate::pool::{Pool, Shelf};
 use crate::tensor_totals::TensorTotals;
-use crate::{Among, Combine, Error, Groups, Initial, LocalClip, NonFinite, Options, Stage, agree};
+use crate::{Among, Clip, Combine, Error, Groups, Initial, LocalClip, NonFinite, Options, Stage, agree};
 use meshstep_comm::{Communicator, Reduction};
 use meshstep_optim::{LossScaleState, Sees};
 use meshstep_tensor::{Layout, Param, Slice, SliceMut};
@@ -152,7 +152,7 @@ impl Optimizer {
             buckets: Vec::new(),
             frozen: Vec::new(),
             handover: Handover::new(fixed, pool, &options.meter)?,
-            exchange: Exchange::new([0, 0], &options)?,
+            exchange: Exchange::new(exchange_words(0, &options), &options)?,
             options,
             progress: Progress { missing: AtomicUsize::new(usize::MAX), loss_scale, ..Progress::default() },
             room: Room::default(),
@@ -239,8 +239,13 @@ impl Optimizer {
             groups: self.groups.len(),
         };
         let plan = Plan::after(alike, layout, world_size, &self.options)?;
+        if Arc::ptr_eq(&among.shards, self.comm()) && among.further.is_empty() {
+            // Of several groups' parameters others may follow.
+            let dtypes = earlier().chain(plan.buckets()).map(|bucket| bucket.dtype);
+            self.options.precision.check_used(dtypes)?;
+        }
         groups.check_sight(layout, self.options.stage)?;
-        self.check_sums(&groups, among)?;
+        self.check_shared(&groups, among)?;
         groups.check_place(&self.options)?;
         let family = Family::new(layout, groups, &plan, before, (among.shards.rank(), among), &self.options)?;
         let kept = earlier().chain(family.kept.iter().map(|k| &k.plan));
@@ -249,13 +254,29 @@ impl Optimizer {
         Ok((family, shelves))
     }
 
-    /// Sums over whole tensors are folded over all ranks, each element once: ranks that all update the same would count it often.
-    fn check_sums(&self, groups: &Groups, among: &Among) -> Result<(), Error> {
-        let alone = Arc::ptr_eq(&among.shards, self.comm())
-            || matches!(self.options.stage, Stage::Zero1 | Stage::Zero2);
-        match groups.groups.iter().find(|group| group.rule.sees() == Sees::TensorSums) {
-            Some(group) if !alone => {
-                Err(Error::SharedSums { rule: group.rule.name(), stage: self.options.stage })
+    /// What takes all ranks to share all parameters alike.
+    fn check_shared(&self, groups: &Groups, among: &Among) -> Result<(), Error> {
+        let Options { stage, clip, combine, .. } = self.options;
+        let all = among.further.is_empty() && among.comms().all(|comm| Arc::ptr_eq(comm, self.comm()));
+        let rule = |sees| groups.groups.iter().map(|g| &g.rule).find(|rule| rule.sees() == sees);
+        let works = match (rule(Sees::TensorSums), rule(Sees::Matrix)) {
+            // Folded over all ranks, each element once.
+            (Some(rule), _) if !matches!(stage, Stage::Zero1 | Stage::Zero2) => Some((
+                format!("sums over whole tensors, for {}", rule.name()),
+                "Stage::Zero1 or Stage::Zero2",
+            )),
+            (_, Some(rule)) => {
+                Some((format!("whole matrices, for {}", rule.name()), "a rule that sees less"))
+            }
+            _ if clip == Clip::BeforeReduce => Some(("Clip::BeforeReduce".to_owned(), "Clip::AfterReduce")),
+            _ => None,
+        };
+        let unweighed = Arc::ptr_eq(&among.shards, self.comm()) && !self.handover.fixed.weighs;
+        match works {
+            Some((what, works)) if !all => Err(Error::Shared { what, works }),
+            _ if unweighed && combine == Combine::Weighted => {
+                let what = "weights of ranks that compute the same micro-batch".to_owned();
+                Err(Error::Shared { what, works: "groups of ranks with other micro-batches each" })
             }
             _ => Ok(()),
         }

@@ -77,7 +77,9 @@ impl Wire {
 impl Plan {
     /// The plan for a layout on `world_size` ranks, or what in the options contradicts it.
     pub fn new(layout: &Layout, world_size: usize, options: &Options) -> Result<Plan, Error> {
-        Self::after([], layout, world_size, options)
+        let plan = Self::after([], layout, world_size, options)?;
+        options.precision.check_used(plan.buckets.iter().map(|bucket| bucket.dtype))?;
+        Ok(plan)
     }
 
     /// The same for a layout that joins earlier buckets, so that whole parameters stay balanced.
@@ -108,7 +110,6 @@ impl Plan {
         }
         let earlier: Vec<&BucketPlan> = earlier.into_iter().collect();
         let buckets = bucket_plan::cut(earlier.iter().copied(), layout, world_size, options)?;
-        options.precision.check_used(earlier.into_iter().chain(&buckets).map(|b| b.dtype))?;
         let frozen_bytes =
             layout.dtypes().map(|d| (layout.len(d) - layout.trainable_len(d)) * d.size()).sum::<usize>();
         Ok(Plan {

@@ -151,7 +151,7 @@ impl Optimizer {
         self.room.there = Some(there);
         let (decided, updated, told) = (OnceLock::new(), OnceLock::new(), AtomicBool::new(false));
         let max_norm = settings.max_norm;
-        let comm = Arc::clone(self.comm());
+        let comm = Arc::clone(self.handover.fixed.words());
         Ok(Arc::new(Ticket { answer: launched?, comm, decided, updated, told, traffic, max_norm, names }))
     }
 

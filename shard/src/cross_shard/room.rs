@@ -124,7 +124,8 @@ fn reduce(
     let rest = part.split_off(block.len())?;
     let reduced = queue.upload(block.as_slice(), part.as_mut()).map_err(Error::from).and_then(|()| {
         wire::run(world, queue, Op::all_reduce(reduction), &mut part)?;
-        Ok(queue.download(part.as_slice(), block.reborrow())?)
+        queue.download(part.as_slice(), block.reborrow())?;
+        Ok(world.sound()?)
     });
     *room = part.join(rest).unwrap_or_else(|_| unreachable!("a part joins the rest it was cut from"));
     reduced

@@ -177,7 +177,7 @@ fn package(setting: &Setting) -> Vec<Task> {
     let packages = outside::packages(&setting.target);
     let unpack = LIBRARIES.into_iter().map(|library| {
         let archive = setting.target.join("package").join(outside::package(library) + ".crate");
-        let unpack = Cmd::built("tar", "-xzf").arg(&archive.to_string_lossy());
+        let unpack = Cmd::built("tar", "-xmzf").arg(&archive.to_string_lossy());
         Task::Run(unpack.arg("-C").arg(&packages.to_string_lossy()))
     });
     let build = LIBRARIES.into_iter().flat_map(|library| build_outside(library, setting));
