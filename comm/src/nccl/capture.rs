@@ -122,6 +122,8 @@ impl Core {
         captures.graphs.retain(|graph| graph.strong_count() > 0);
         captures.graphs.push(Arc::downgrade(&graph));
         drop(captures);
+        // A failure in between has found no graph to give up: this one is dropped here.
+        self.ledger().refuse()?;
         let Current { calls, within, tickets } = current;
         Ok(Captured { core: Arc::clone(self), graph, calls, within, _buffers: tickets })
     }

@@ -66,7 +66,7 @@ impl There {
         // A direction and all rows, or rows and coefficients.
         let told = 2 * rows;
         let words = at::PRODUCTS + 3 * rows * ExactSum::WORDS;
-        Ok(There {
+        let mut there = There {
             dtype,
             stream: stream.clone(),
             meter: meter.clone(),
@@ -79,7 +79,10 @@ impl There {
             measured: room(words)?,
             words: vec![0; words],
             queue,
-        })
+        };
+        // Here, since a direction is made without an exchange that would tell the other ranks of a failure.
+        there.whole.there(there.dtype, &there.queue, &there.meter)?;
+        Ok(there)
     }
 
     /// Puts the addresses of `vectors` into the device's table, and `coefs` behind them.
