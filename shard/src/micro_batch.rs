@@ -49,6 +49,7 @@ impl Optimizer {
     }
 
     fn begin(&mut self, weight: u64, last: bool) -> Result<MicroBatch<'_>, Error> {
+        self.check_some()?;
         self.handover.healthy()?;
         self.check_weight(weight)?;
         self.finish_dropped()?;
@@ -98,6 +99,11 @@ impl Optimizer {
         #[cfg(feature = "cuda")]
         self.hear(true)?;
         Ok(())
+    }
+
+    /// There is something to step with, which every rank has alike.
+    pub(crate) fn check_some(&self) -> Result<(), Error> {
+        if self.entries.is_empty() { Err(Error::NothingTrains) } else { Ok(()) }
     }
 
     /// No micro-batch is under way and no step is due.

@@ -152,7 +152,7 @@ impl Optimizer {
             buckets: Vec::new(),
             frozen: Vec::new(),
             handover: Handover::new(fixed, pool, &options.meter)?,
-            exchange: Exchange::new(exchange_words(0, &options), &options)?,
+            exchange: Exchange::new([0, 0], &options)?,
             options,
             progress: Progress { missing: AtomicUsize::new(usize::MAX), loss_scale, ..Progress::default() },
             room: Room::default(),

@@ -87,6 +87,7 @@ impl Optimizer {
     /// few steps later.
     pub fn step(&mut self, at: At) -> Result<Pending, Error> {
         let _span = tracing::debug_span!("step", step = self.progress.steps).entered();
+        self.check_some()?;
         self.handover.healthy()?;
         #[cfg(feature = "cuda")]
         if self.options.queue.stream().is_some() {

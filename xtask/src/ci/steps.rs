@@ -276,7 +276,7 @@ mod tests {
         let shown = shown(StepName::Package, &setting());
         for library in LIBRARIES {
             assert!(shown.contains(&format!("-p {library}")), "{shown}");
-            assert!(shown.contains(&format!("tar -xzf /w/target/package/{library}-")), "{shown}");
+            assert!(shown.contains(&format!("tar -xmzf /w/target/package/{library}-")), "{shown}");
             assert!(shown.contains(&format!("cd /w/target/outside/{library} && cargo build")), "{shown}");
         }
     }
