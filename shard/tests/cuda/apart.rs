@@ -347,7 +347,7 @@ fn any_sequence_ends_as_on_loopback() {
     }
     for seed in 0..u64::from(common::cases(12, 200)) {
         let any = |t: u64| common::hash(&[seed, t]);
-        let stage = common::STAGES[seed as usize % 5];
+        let stage = common::STAGES[seed as usize % common::STAGES.len()];
         let dynamic =
             DynamicLossScale { init_scale: 8.0, growth_interval: 2, hysteresis: 2, ..Default::default() };
         let loss_scale = [None, Some(LossScale::Static(8.0)), Some(LossScale::Dynamic(dynamic))];
