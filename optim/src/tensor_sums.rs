@@ -1,7 +1,7 @@
 //! Two norms of each tensor, summed over its parts: what layer-wise rules scale their steps by.
 
 use crate::fetch::fetch;
-use crate::norm::{self, Ahead, Extent, Source, Wide};
+use crate::norm::{self, Adder, Ahead, Extent, Source, Wide};
 use crate::number::Real;
 use crate::pass::{self, Kind};
 use crate::sweep::Step;
@@ -262,6 +262,7 @@ impl<T: Real + Source<Wide = T> + Wide, C: Direction<T, S>, const S: usize> Body
         let Blockwise(part, sums) = self;
         let len = part.params.len();
         let mut room = [T::from_f64(0.0); BLOCK];
+        let mut of = (Adder::new(&mut sums.params), Adder::new(&mut sums.direction));
         for start in (0..len).step_by(BLOCK) {
             let range = start..len.min(start + BLOCK);
             let directions = &mut room[..range.len()];
@@ -269,9 +270,11 @@ impl<T: Real + Source<Wide = T> + Wide, C: Direction<T, S>, const S: usize> Body
             // The other half of the next block is asked for while these are computed.
             let next = part.params.as_ptr().wrapping_add(start + BLOCK);
             let (first, second) = (Ahead::half(next), Ahead::half(next.wrapping_add(BLOCK / 2)));
-            norm::add_block(&part.params[range], of_params, first, &mut sums.params);
-            norm::add_block(directions, of_directions, second, &mut sums.direction);
+            of.0.add(&part.params[range], of_params, first);
+            of.1.add(directions, of_directions, second);
         }
+        of.0.finish();
+        of.1.finish();
     }
 }
 
