@@ -118,8 +118,10 @@ pub(crate) trait Direction<T: Real, const S: usize>: Step<T, S> {
 /// meanwhile, are together in the first-level cache.
 const BLOCK: usize = norm::BLOCK_LEN / 2;
 
-/// Elements between two requests for the next block.
-const GROUP: usize = 128;
+/// Elements between two requests for the next block, of one stream and of several: too many at once fill the processor's queue, and
+/// shorter loops leave it idle at their ends.
+const GROUP: usize = 256;
+const GROUP_OF_SEVERAL: usize = 128;
 
 /// Above this many elements work is split in two; adding up two halves takes as long as measuring some thousand elements.
 const SPLIT_FROM: usize = 1 << 20;
@@ -289,12 +291,13 @@ impl<T: Real + Source<Wide = T> + Wide, C: Direction<T, S>, const S: usize> Part
         let state = self.state.map(|s| if C::OF_STATE { first(s) } else { s.as_ptr() });
         let (into, step) = (into.as_mut_ptr(), self.step);
         let (mut of_params, mut of_directions) = (Extent::new(), Extent::new());
-        for start in (0..len).step_by(GROUP) {
-            fetch(grads.wrapping_add(BLOCK + start), GROUP);
+        let group = if C::OF_STATE { GROUP_OF_SEVERAL } else { GROUP };
+        for start in (0..len).step_by(group) {
+            fetch(grads.wrapping_add(BLOCK + start), group);
             if C::OF_STATE {
-                state.iter().for_each(|s| fetch(s.wrapping_add(BLOCK + start), GROUP));
+                state.iter().for_each(|s| fetch(s.wrapping_add(BLOCK + start), group));
             }
-            for i in start..len.min(start + GROUP) {
+            for i in start..len.min(start + group) {
                 // SAFETY: `i < len`, the length of `range` and of `into`, which nothing else can reach. Where the state is not
                 // sliced its first element is read, of vectors of `BLOCK`.
                 unsafe {

@@ -125,8 +125,7 @@ impl Wide for f64 {
             return block.iter().for_each(|&x| sum.add_square(x));
         }
         let (bound, last) = (2 * high + 2, 2 * (low - Self::FRACTION));
-        let (squares, lost) =
-            (Bits { last: last + Self::FRACTION, bound }, Bits { last, bound: bound - 53 });
+        let (squares, lost) = (Bits { last: last + Self::FRACTION, bound }, Bits { last, bound: bound - 53 });
         add_terms(block, |x, c| x * x + c, squares, ahead, (lanes, sum));
         let mut lanes = Lanes::new();
         add_terms(block, |x, c| x.mul_add(x, -(x * x)) + c, lost, Ahead::NOTHING, (&mut lanes, sum));
