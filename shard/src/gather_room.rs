@@ -170,7 +170,9 @@ mod tests {
         room.put(third.0.0, third.0.1);
         let (buffer, from) = held.remove(0);
         room.put(buffer, from);
-        assert_eq!(room.lend(F, 100).unwrap().1, From::Front);
+        assert_eq!(room.lend(F, 50).unwrap().1, From::Front);
+        // Two at a time, though a third is short.
+        assert_eq!([room.lend(F, 10).unwrap().1, room.lend(F, 10).unwrap().1], [From::Back, From::Outside]);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use meshstep_comm::{Communicator, Kind, loopback};
 use meshstep_optim::{Muon, Sgd};
 use meshstep_shard::{At, Clip, Error, Initial, Optimizer, Options, Outcome, Stage, UnitError};
 use meshstep_tensor::{Category, DType, Layout, Param, Slice, SliceMut};
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 
 fn sharded() -> Run {
     Run::default().stage(Stage::Zero3)
@@ -273,6 +273,8 @@ fn ranks_that_part_in_a_gather_are_told_at_once() {
         },
     ];
     for odd in odd {
+        // Nobody leaves before everybody was told.
+        let told = Barrier::new(3);
         loopback::spawn(3, |comm| {
             let rank = comm.rank();
             let mut opt = build(comm, Options::default()).unwrap();
@@ -280,6 +282,7 @@ fn ranks_that_part_in_a_gather_are_told_at_once() {
             assert!(matches!(gathered, Err(Error::Comm(_))), "{gathered:?}");
             assert!(matches!(opt.gather("a"), Err(Error::Comm(_))));
             assert!(matches!(opt.step(At::default()), Err(Error::Comm(_))));
+            told.wait();
         })
         .unwrap();
     }
