@@ -329,6 +329,9 @@ pub enum Error {
         /// The option.
         option: &'static str,
     },
+    /// A rate by a schedule where there is none.
+    #[error("this optimizer has no schedule; set Options::schedule, or give each step its own At::lr")]
+    NoSchedule,
     /// A loss scale to restore where none is kept.
     #[error("this optimizer keeps no loss scale; set Options::loss_scale to restore one")]
     NoLossScale,

@@ -206,6 +206,7 @@ pub(crate) fn describe(layout: &Layout, groups: &Groups, options: &Options) -> S
         norm,
         clip,
         loss_scale,
+        schedule,
         max_skips,
         ..
     } = options;
@@ -219,7 +220,7 @@ pub(crate) fn describe(layout: &Layout, groups: &Groups, options: &Options) -> S
         text,
         "norm = {norm:?}\nclip = {clip:?}\nloss_scale = {loss_scale:?}\nmax_skips = {max_skips}"
     );
-    text
+    text + &crate::schedule::describe(schedule.as_ref())
 }
 
 fn entries(layout: &Layout, plan: &Plan, group_of: &[usize], before: Before) -> Vec<Entry> {

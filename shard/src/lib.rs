@@ -113,6 +113,7 @@ mod precision;
 mod presence;
 mod reduce;
 mod run;
+mod schedule;
 mod step;
 mod take_in;
 mod tensor_totals;

@@ -172,6 +172,9 @@ impl Optimizer {
             () if !self.entries.iter().all(|e| fits(self.groups[e.group].reach(at.lr, matrix(e)))) => {
                 Some(FaultCode::Lr)
             }
+            () if self.scheduled_lr().is_some_and(|lr| lr.to_bits() != at.lr.to_bits()) => {
+                Some(FaultCode::Schedule)
+            }
             () if !at.max_norm.is_none_or(|x| x.is_finite() && x > 0.0) => Some(FaultCode::MaxNorm),
             // On a GPU the scale is there, and so is this check.
             () if self.options.queue.place() == Place::Cpu && !GRAD_SCALES.contains(&self.unscale(at)) => {
