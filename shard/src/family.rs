@@ -111,8 +111,7 @@ impl Family {
             _ => (Some(grads(bucket.len, owned.first())?), None),
         };
         self.fillings.push(Filling::new(&bucket, whole, shard));
-        let counted = if among.counts { plan.counted(b, rank) } else { Vec::new() };
-        let gathered = plan.gathered(b);
+        let (counted, gathered) = (plan.counted(b, rank), plan.gathered(b));
         let (owned_ranges, among) = (plan.owned(b, rank), Arc::clone(among));
         self.kept.push(Kept { counted, gathered, names, owned: owned_ranges, among, plan: bucket });
         self.buckets.push(owned);

@@ -54,7 +54,7 @@ pub enum Outcome {
     },
     /// Some gradient was not finite: parameters, state and counters are as they were, the gradients are dropped.
     Skipped {
-        /// How many combined gradient elements were not finite.
+        /// How many combined gradient elements were not finite; what several groups of ranks hold alike, in each of them.
         non_finite: u64,
         /// Steps skipped in a row, this one included.
         in_a_row: u32,
