@@ -183,6 +183,16 @@ pub enum Error {
         /// What would work.
         works: &'static str,
     },
+    /// Parts of a parameter that do not make it up.
+    #[error(
+        "the parts of parameter {name:?} are not its {len} elements, one after another, in runs of 1 or more"
+    )]
+    Parts {
+        /// The parameter.
+        name: String,
+        /// Its elements here.
+        len: usize,
+    },
     /// A parameter that exists already.
     #[error("parameter {name:?} exists already; a new group's parameters need names of their own")]
     NameTaken {

@@ -93,9 +93,10 @@ impl Family {
         let mut bucket = plan.buckets()[b].clone();
         let states = self.groups.state().len();
         let seed = options.precision.seed;
-        let of = |p: usize| Of {
-            group: group_of[p] + before.groups,
-            key: xxh3_64_with_seed(self.entries[p].param.name().as_bytes(), seed),
+        let of = |p: usize| {
+            let param = &self.entries[p].param;
+            let key = xxh3_64_with_seed(param.name().as_bytes(), seed);
+            Of { group: group_of[p] + before.groups, key, parts: among.parts_of(param) }
         };
         let mut owned = Owned::new(&bucket, plan.owned(b, rank), states, of, options)?;
         owned.shift_params(before.params);

@@ -127,6 +127,7 @@ fn shared(
         further: vec![replicas.clone()],
         copies: of.data,
         counts: seat.replica == 0,
+        parts: Default::default(),
     };
     let whole =
         Among { copies: Arc::clone(&world), counts: seat.replica == 0 && seat.tp == 0, ..cut.clone() };
