@@ -4,12 +4,12 @@ use crate::{
     Axes, Axis, Communicators, Coordinate, Error, Family, Gradient, Mesh, Model, Parameter, Piece, Sharing,
 };
 use meshstep_comm::{Communicator, Reduction};
-use meshstep_optim::{Rounding, Strided};
-use meshstep_shard::{Among, Combine, Groups, Options};
+use meshstep_optim::Rounding;
+use meshstep_shard::{Among, Combine, Groups, Options, Parts};
 use meshstep_tensor::{Layout, SliceMut};
 use std::collections::HashMap;
 use std::fmt::Write;
-use std::ops::{Deref, Range};
+use std::ops::Deref;
 use std::sync::Arc;
 
 /// A model's parameters, gradients and optimizer state on one rank of a mesh. Steps are taken as with
@@ -139,7 +139,7 @@ fn parts(
     layout: &Layout,
     mesh: &Mesh,
     coordinate: &Coordinate,
-) -> Result<HashMap<String, Vec<(Range<usize>, Strided)>>, Error> {
+) -> Result<HashMap<String, Parts>, Error> {
     let parameters = layout.params().iter().filter_map(|param| Some((model.get(param.name())?, param)));
     let cut = parameters.filter(|(whole, own)| whole.shape != own.shape());
     cut.map(|(Parameter { name, shape, placement, .. }, _)| {

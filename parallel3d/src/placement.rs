@@ -2,6 +2,7 @@
 
 use crate::{Axes, Axis, Coordinate, Mesh, MeshError};
 use meshstep_optim::Strided;
+use meshstep_shard::Parts;
 use std::ops::Range;
 
 /// How the gradient of a parameter comes that all ranks along `tp` hold.
@@ -160,7 +161,7 @@ impl Placement {
         shape: &[usize],
         mesh: &Mesh,
         coordinate: &Coordinate,
-    ) -> Result<Vec<(Range<usize>, Strided)>, MeshError> {
+    ) -> Result<Parts, MeshError> {
         self.local_shape(name, shape, mesh)?;
         let mut runs: Vec<Range<usize>> = std::iter::once(0..1).collect();
         for (dim, &extent) in shape.iter().enumerate() {
@@ -208,8 +209,8 @@ fn joined(ranges: impl Iterator<Item = Range<usize>>) -> Vec<Range<usize>> {
 }
 
 /// Runs, as few parts of them as take all in which they are equally long and equally far apart.
-fn strided(runs: Vec<Range<usize>>) -> Vec<(Range<usize>, Strided)> {
-    let (mut parts, mut end, mut last) = (Vec::<(Range<usize>, Strided)>::new(), 0, 0);
+fn strided(runs: Vec<Range<usize>>) -> Parts {
+    let (mut parts, mut end, mut last) = (Parts::new(), 0, 0);
     for run in runs {
         let (first, len) = (run.start as u64, run.len() as u64);
         match parts.last_mut() {

@@ -9,6 +9,9 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+/// Which elements of a whole tensor a rank holds: ranges of what it holds, one after another, and where those lie.
+pub type Parts = Vec<(Range<usize>, Strided)>;
+
 /// The ranks that some parameters are shared among. On one group of ranks that is all of them, for everything; on a mesh
 /// each role may be another group's.
 #[derive(Clone)]
@@ -24,7 +27,7 @@ pub struct Among {
     pub counts: bool,
     /// Of parameters that are cut, by name: which elements of the whole tensor this rank holds, in their order. Stochastic
     /// rounding draws by them, so that a cut does not show; what is not named is whole.
-    pub parts: HashMap<String, Vec<(Range<usize>, Strided)>>,
+    pub parts: HashMap<String, Parts>,
 }
 
 impl Among {
@@ -35,7 +38,7 @@ impl Among {
     }
 
     /// Which elements of a whole tensor `param` has.
-    pub(crate) fn parts_of(&self, param: &Param) -> Vec<(Range<usize>, Strided)> {
+    pub(crate) fn parts_of(&self, param: &Param) -> Parts {
         match self.parts.get(param.name()) {
             Some(parts) => parts.clone(),
             None => vec![(0..param.len(), Strided::WHOLE)],

@@ -123,7 +123,7 @@ mod whole_run;
 mod wire;
 
 pub use agree::same_everywhere;
-pub use among::Among;
+pub use among::{Among, Parts};
 pub use bucket_plan::{BucketPlan, Placed};
 pub use cross_shard::{AssignmentError, CrossShard, Drift, SlotDrift};
 pub use error::Error;

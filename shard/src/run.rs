@@ -1,5 +1,6 @@
 //! What of a bucket is owned, cut by parameter group: the tables that updates go by.
 
+use crate::Parts;
 use crate::bucket_plan::BucketPlan;
 #[cfg(feature = "cuda")]
 use crate::groups::Group;
@@ -16,7 +17,7 @@ pub(crate) struct Of {
     /// For its random numbers.
     pub(crate) key: u64,
     /// Which elements of the whole tensor it has, one part after another.
-    pub(crate) parts: Vec<(Range<usize>, Strided)>,
+    pub(crate) parts: Parts,
 }
 
 /// How a parameter is updated in this step.
