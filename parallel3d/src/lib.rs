@@ -16,6 +16,7 @@ mod model;
 pub mod models;
 mod optimizer;
 mod placement;
+mod step;
 
 pub use axis::{Axes, Axis, UnknownAxis};
 pub use communicators::Communicators;
