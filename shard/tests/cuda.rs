@@ -6,9 +6,13 @@
     reason = "tests fail by panicking and say what they skip"
 )]
 
+#[path = "cuda/among.rs"]
+mod among;
 #[path = "cuda/apart.rs"]
 mod apart;
 mod common;
+#[path = "cuda/failing.rs"]
+mod failing;
 #[path = "cuda/graph.rs"]
 mod graph;
 #[path = "cuda/lbfgs.rs"]
@@ -23,6 +27,9 @@ mod propagate;
 mod replicas;
 #[path = "lbfgs/run.rs"]
 mod run;
+#[allow(dead_code, reason = "loopback's tests compare with one rank")]
+#[path = "among/sharing.rs"]
+mod sharing;
 
 use common::{End, Gradients, PRECISIONS, Run, STAGES, WITH_STATE, WhichRule};
 use meshstep_comm::{Communicator, nccl};
