@@ -28,7 +28,8 @@ pub trait Communicator: Send + Sync + Debug {
     fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Arc<dyn Communicator>>, Error>;
 
     /// Ends every operation that has not begun to move bytes with [`Error::Aborted`], on every rank, and poisons the
-    /// communicator. Groups made by `split` are not affected.
+    /// communicator; and so each that was [`split`](Self::split) from it, and from those: nobody is to wait in a part of what
+    /// has been given up. The one that it was itself split from goes on.
     fn abort(&self);
 
     /// What has ended the group, if anything has that this rank knows of. A queue of a GPU goes on behind an operation that was

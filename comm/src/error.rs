@@ -58,10 +58,10 @@ pub enum Error {
         /// The panic's message.
         message: String,
     },
-    /// A rank called [`abort`](crate::Communicator::abort).
+    /// A rank called [`abort`](crate::Communicator::abort), on this communicator or on one that it was split from.
     #[error("rank {rank} aborted the communicator; make a new one")]
     Aborted {
-        /// Who did.
+        /// Who did, as a rank of the one that was aborted.
         rank: usize,
     },
     /// A rank elsewhere has said that it failed.

@@ -3,7 +3,7 @@
 
 use meshstep_comm::{Communicator, Error, Reduction, loopback};
 use meshstep_tensor::{Buffer, Category, DType, Meter};
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 
 fn one(value: f32) -> Buffer {
     Buffer::from_slice(&[value], &Meter::new(), Category::Grads).unwrap()
@@ -92,6 +92,43 @@ fn a_panic_reaches_the_groups_of_its_rank() {
     let mut seen = seen.into_inner().unwrap();
     seen.sort_by_key(|&(rank, _)| rank);
     assert_eq!(seen, [(0, Ok(2.0)), (1, Ok(2.0)), (3, Err(panicked(0)))]);
+}
+
+/// Of each rank: what a world, a pair split from it and each rank's own group split from that say, after an abort of one.
+fn after_an_abort(abort: impl Fn(&[Arc<dyn Communicator>; 3]) + Sync) -> Vec<[Result<f32, Error>; 3]> {
+    let together = Barrier::new(4);
+    let ends = loopback::spawn(4, |comm| {
+        let me = comm.rank() as u32;
+        let pair = comm.split(Some(me / 2), 0).unwrap().unwrap();
+        // What a group was split from need not be there any more, where it is itself of a group that is.
+        let between = pair.split(Some(0), 0).unwrap().unwrap();
+        let own = between.split(Some(me), 0).unwrap().unwrap();
+        drop(between);
+        let all = [comm, pair, own];
+        together.wait();
+        if me == 2 {
+            abort(&all);
+        }
+        together.wait();
+        let sums = all.each_ref().map(|comm| sum(comm, 1.0));
+        together.wait();
+        sums
+    });
+    ends.unwrap()
+}
+
+#[test]
+fn an_abort_reaches_what_was_split_from_it_and_nothing_above() {
+    let aborted = |rank| Err(Error::Aborted { rank });
+    let end = after_an_abort(|[comm, ..]| comm.abort());
+    assert_eq!(end, vec![[aborted(2), aborted(2), aborted(2)]; 4]);
+    let end = after_an_abort(|[_, pair, _]| pair.abort());
+    let there = [Ok(4.0), aborted(0), aborted(0)];
+    let elsewhere = [Ok(4.0), Ok(2.0), Ok(1.0)];
+    assert_eq!(end, [elsewhere.clone(), elsewhere, there.clone(), there]);
+    let end = after_an_abort(|[.., own]| own.abort());
+    let ends = |rank| [Ok(4.0), Ok(2.0), if rank == 2 { aborted(0) } else { Ok(1.0) }];
+    assert_eq!(end, [0, 1, 2, 3].map(ends));
 }
 
 #[test]

@@ -15,7 +15,8 @@ pub struct Communicators {
 
 impl Communicators {
     /// Splits `world` along each of `sets`, in one order whatever theirs is; sets that the mesh makes the same are one.
-    /// Collective: every rank gives the same mesh and sets. A set that spans the world is the world's communicator itself.
+    /// Collective: every rank gives the same mesh and sets. A set that spans the world is the world's communicator itself. A rank
+    /// that cannot split aborts `world`, as the others go on to their next split.
     pub fn new(
         world: Arc<dyn Communicator>,
         mesh: Mesh,
@@ -28,7 +29,8 @@ impl Communicators {
             let group = mesh.group(world.rank(), axes)?;
             if group.len() < world.world_size() {
                 let colour = u32::try_from(group.rank(0)).map_err(|_| MeshError::TooManyRanks)?;
-                let split = world.split(Some(colour), 0).map_err(|source| Error::Split { axes, source })?;
+                let split = world.split(Some(colour), 0).inspect_err(|_| world.abort());
+                let split = split.map_err(|source| Error::Split { axes, source })?;
                 *comm = split.ok_or(Error::NotAlong { axes })?;
             }
         }

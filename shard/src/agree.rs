@@ -2,16 +2,35 @@
 
 use crate::{Error, Options, wire};
 use meshstep_comm::{Communicator, Reduction};
-use meshstep_tensor::{Meter, Queue};
+use meshstep_tensor::{Buffer, Meter, Queue};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Checks that every rank has the same text of `key = value` lines. Collective. Costs three words where they agree; where
-/// they do not, every rank gets the same error, naming the first line that differs from rank 0's.
+/// they do not, every rank gets the same error, naming the first line that differs from rank 0's. A rank that cannot take part
+/// aborts the communicator.
 pub fn same_everywhere(comm: &dyn Communicator, options: &Options, text: &str) -> Result<(), Error> {
+    let same = compare(comm, options, text, None);
+    if matches!(same, Err(Error::Comm(_))) {
+        comm.abort();
+    }
+    same
+}
+
+/// The same through words of `room`, at the options' place, that nobody needs; where there is none, through words of its own. A
+/// rank that cannot take part is the caller's care.
+pub(crate) fn compare(
+    comm: &dyn Communicator,
+    options: &Options,
+    text: &str,
+    room: Option<&mut Buffer>,
+) -> Result<(), Error> {
     let (queue, meter) = (&options.queue, &options.meter);
     let digest = xxh3_64(text.as_bytes());
     let mut words = [digest, !digest, text.len() as u64];
-    wire::all_reduce(comm, queue, meter, &mut words, Reduction::Max)?;
+    match room {
+        Some(room) => wire::all_reduce_in(comm, queue, room, &mut words, Reduction::Max)?,
+        None => wire::all_reduce(comm, queue, meter, &mut words, Reduction::Max)?,
+    }
     let [largest, not_smallest, longest] = words;
     if largest == !not_smallest {
         return Ok(());

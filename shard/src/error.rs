@@ -6,8 +6,9 @@ use meshstep_tensor::DType;
 /// What went wrong.
 ///
 /// After [`Comm`](Error::Comm) the optimizer is poisoned: ranks may have parted, parameters may be of two steps, and every
-/// later call repeats the error. All others leave parameters and state as they were; those that a step ends with drop its
-/// gradients.
+/// later call repeats the error. What fails on one rank in the middle of a collective call, and there alone, is such an end: that
+/// rank gets its own error, the others [`Comm`](Error::Comm) with the rank that aborted. All others leave parameters and state as
+/// they were; those that a step ends with drop its gradients.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -82,6 +82,11 @@ impl Exchange {
         })
     }
 
+    /// Memory of its own where words can travel between steps.
+    pub(crate) fn room(&mut self) -> &mut Buffer {
+        &mut self.max.there
+    }
+
     /// Another exchange in the same vectors, of words that are no more than a step's.
     pub(crate) fn borrow(
         &mut self,
@@ -207,7 +212,11 @@ pub(crate) fn group(
     max: &mut Buffer,
 ) -> Result<(), meshstep_comm::Error> {
     let sums = comm.start(Op::all_reduce(Reduction::Sum), sum.take(), before);
-    let maxima = comm.start(Op::all_reduce(Reduction::Max), max.take(), before);
+    let maxima = match &sums {
+        Ok(_) => comm.start(Op::all_reduce(Reduction::Max), max.take(), before),
+        // The other ranks' first call is not to meet this one's second.
+        Err((_, error)) => Err((max.take(), error.clone())),
+    };
     let (sums, maxima) = (wire::land(sums, after), wire::land(maxima, after));
     (*sum, *max) = (sums.0, maxima.0);
     sums.1.and(maxima.1)

@@ -1,8 +1,9 @@
 //! First values where ranks keep chunks alone: one whole parameter at a time, in the room for gathered units.
 
+use crate::exchange::Exchange;
 use crate::family::{self, Family, Place};
 use crate::{Among, Error, Initial, Optimizer, Options, wire};
-use meshstep_comm::{Communicator, Op};
+use meshstep_comm::Op;
 use meshstep_tensor::{Param, SliceMut};
 use std::fmt::Write;
 
@@ -11,9 +12,9 @@ impl Optimizer {
     /// cannot give one goes on with whatever is there, so that none waits, until all are told.
     pub(crate) fn first_chunks(
         &self,
-        comm: &dyn Communicator,
         among: &Among,
         family: &mut Family,
+        exchange: &mut Exchange,
         mut initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
     ) -> Result<(), Error> {
         let compare = self.options.initial == Initial::Compare;
@@ -21,15 +22,19 @@ impl Optimizer {
         let (mut filled, mut values) = (Ok(()), String::new());
         for p in 0..family.entries.len() {
             let ask = asked && filled.is_ok();
-            filled =
-                filled.and(self.first_value(family, p, among, ask.then_some(&mut initial), &mut values)?);
+            let given = self.first_value(family, p, among, ask.then_some(&mut initial), &mut values);
+            // What fails here and not in `initial`, the others do not hear of: they wait for this rank's part.
+            filled = filled.and(given.map_err(|error| self.handover.alone(error))?);
         }
         if compare {
-            let text = family::objection(filled.as_ref().err()) + &values;
-            filled = self.agreed(&*among.copies, filled, &text);
+            let text = family::objection(None) + &values;
+            filled = self.agreed(&*among.copies, exchange, filled, &text);
+            if let Err(Error::Comm(_)) = &filled {
+                return filled;
+            }
         }
         // Other ranks hold other parameters, and hear of it too.
-        self.agreed(comm, filled.as_ref().map_err(Clone::clone), &family::objection(filled.as_ref().err()))?;
+        self.agreed(&**self.comm(), exchange, filled, &family::objection(None))?;
         if !compare {
             family.broadcast_frozen(&*among.copies, &self.options.queue)?;
         }

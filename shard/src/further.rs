@@ -20,7 +20,7 @@ impl Handover {
     pub(crate) fn reduce_further(&mut self) -> Result<(), Error> {
         let rounds = self.fixed.buckets.iter().map(|kept| kept.among.further.len()).max().unwrap_or(0);
         for round in 0..rounds {
-            let mut away = Vec::new();
+            let mut away: Vec<Away> = Vec::new();
             for b in 0..self.fixed.buckets.len() {
                 let further = self.fixed.buckets[b].among.further.get(round);
                 if let Some((comm, reduction)) =
@@ -28,15 +28,14 @@ impl Handover {
                 {
                     away.extend(self.send_further(b, &*comm, Op::all_reduce(reduction))?);
                 }
+                if away.last().is_some_and(|away| away.started.is_err()) {
+                    break; // the other ranks' call is not to meet this one's next
+                }
             }
             // All of them, so that every buffer is back.
             let landed: Vec<Result<(), Error>> =
                 away.into_iter().map(|away| self.land_further(away)).collect();
-            let landed: Result<(), Error> = landed.into_iter().collect();
-            if let Err(Error::Comm(failure)) = &landed {
-                self.poison(failure.clone());
-            }
-            landed?;
+            landed.into_iter().collect::<Result<(), Error>>()?;
         }
         (0..self.fixed.buckets.len()).try_for_each(|b| self.count_late(b))
     }

@@ -27,6 +27,7 @@ impl Gathering {
         (b, bucket): (usize, &Kept),
         params: &mut Buffer,
     ) -> Result<(), Error> {
+        let mut failed = None;
         for (owner, range) in &bucket.gathered {
             let mut part = params.take();
             *params = part.split_off(range.len())?;
@@ -34,9 +35,15 @@ impl Gathering {
                 Stage::WholeParams(_) => Op::broadcast(*owner),
                 _ => Op::all_gather(),
             };
-            self.flights.push((b, bucket.among.shards.start(op, part, queue)));
+            let started = match &failed {
+                None => bucket.among.shards.start(op, part, queue),
+                // The other ranks' call is not to meet this one's next.
+                Some(error) => Err((part, meshstep_comm::Error::clone(error))),
+            };
+            failed = started.as_ref().err().map(|(_, error)| error.clone());
+            self.flights.push((b, started));
         }
-        Ok(())
+        failed.map_or(Ok(()), |error| Err(error.into()))
     }
 
     /// Waits for every bucket and puts its parameters back into `buckets`.

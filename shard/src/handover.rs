@@ -113,17 +113,24 @@ impl Handover {
         self.failure.get().map_or(Ok(()), |failure| Err(failure.clone().into()))
     }
 
-    /// Records that nothing can go on.
+    /// Records that nothing can go on, on any rank: none is to wait for what this one will not say.
     pub(crate) fn poison(&self, failure: meshstep_comm::Error) {
         self.failure.get_or_init(|| failure);
-        // Nobody is to wait there for what this rank will not say.
-        self.fixed.aside.iter().chain(&self.fixed.gathers).for_each(|comm| comm.abort());
+        self.fixed.comms.iter().chain(&self.fixed.gathers).for_each(|comm| comm.abort());
     }
 
     /// Gives up on every rank, for a reason that only this one knows.
     pub(crate) fn abort(&self) {
-        self.fixed.comms.iter().for_each(|comm| comm.abort());
         self.poison(meshstep_comm::Error::Aborted { rank: self.fixed.comm.rank() });
+    }
+
+    /// Gives up on every rank because of an error that the others do not have. The error.
+    pub(crate) fn alone(&self, error: Error) -> Error {
+        match &error {
+            Error::Comm(failure) => self.poison(failure.clone()),
+            _ => self.abort(),
+        }
+        error
     }
 
     /// Begins a micro-batch; `last`: no other follows in this step; `held`: its buckets wait for another call.
@@ -365,12 +372,8 @@ impl Handover {
         self.rest(&mut state, b, whole);
         state.retiring -= 1;
         drop(state);
-        match &taken {
-            Err(Error::Comm(error)) => self.poison(error.clone()),
-            // The other ranks have this bucket.
-            Err(_) => self.abort(),
-            Ok(()) => {}
-        }
+        // The other ranks have this bucket.
+        let taken = taken.map_err(|error| self.alone(error));
         self.rested.notify_all();
         taken
     }

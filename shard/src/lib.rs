@@ -88,6 +88,7 @@
 //! may wait for the other ranks' hand-overs: do not let ranks of one process share a pool of threads for it. Gradients accumulate in their own type: f32 micro-batches of
 //! f32, bf16 ones in bf16. Weighted means round w g once to the gradients' type.
 
+mod added;
 mod agree;
 mod among;
 mod bucket_plan;

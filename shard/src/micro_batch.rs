@@ -78,7 +78,7 @@ impl Optimizer {
     pub(crate) fn finish_dropped(&mut self) -> Result<(), Error> {
         if std::mem::take(self.progress.unfinished.get_mut()) {
             self.progress.dropped = true;
-            let last = self.handover.complete(|_| {})?;
+            let last = self.complete_unfilled()?;
             *self.progress.due.get_mut() |= last;
         }
         Ok(())
@@ -89,9 +89,14 @@ impl Optimizer {
         self.finish_dropped()?;
         if !*self.progress.due.get_mut() {
             self.handover.begin(true, self.options.clip == Clip::BeforeReduce);
-            self.handover.complete(|_| {})?;
+            self.complete_unfilled()?;
         }
         Ok(())
+    }
+
+    /// The other ranks wait for these buckets, and nobody tries twice.
+    fn complete_unfilled(&self) -> Result<bool, Error> {
+        self.handover.complete(|_| {}).map_err(|error| self.handover.alone(error))
     }
 
     /// An error of an earlier step that nobody has asked for, where steps are decided on a GPU. Waits for them.

@@ -1,16 +1,17 @@
 //! The sharded optimizer: made together by all ranks, then one step after another.
 
+use crate::added::Added;
 use crate::exchange::Exchange;
 use crate::family::{self, Before, Entry, Family};
 use crate::gather_room::GatherRoom;
 use crate::groups::Group;
 use crate::handover::{Fixed, Handover, Kept};
 use crate::owned::Owned;
-use crate::plan::{Plan, exchange_words, pool_sizes};
+use crate::plan::{Plan, pool_sizes};
 use crate::pool::{Pool, Shelf};
 use crate::tensor_totals::TensorTotals;
 use crate::units::Units;
-use crate::{Among, Clip, Combine, Error, Groups, Initial, LocalClip, NonFinite, Options, agree};
+use crate::{Among, Clip, Combine, Error, Groups, LocalClip, Options, agree};
 use meshstep_comm::{Communicator, Reduction};
 use meshstep_optim::{LossScaleState, Sees};
 use meshstep_tensor::{Layout, Param, SliceMut};
@@ -154,7 +155,7 @@ impl Optimizer {
     }
 
     /// Adds parameters, with rules of their own, between two steps. Collective, and checked as [`new`](Self::new) is; on
-    /// an error nothing has changed.
+    /// an error nothing has changed, on any rank, but that after [`Error::Comm`] nothing goes on.
     pub fn add_param_group(
         &mut self,
         layout: Layout,
@@ -175,43 +176,18 @@ impl Optimizer {
     ) -> Result<(), Error> {
         self.handover.healthy()?;
         let among = Arc::new(among);
-        // An error of an earlier step too is every rank's, as others may have been told of it before.
-        let heard = self.check_heard();
-        let groups = rules.into();
-        let comm = Arc::clone(&self.handover.fixed.comm);
-        let mut text = family::describe(&layout, &groups, &self.options);
-        family::describe_among(&among, &mut text);
-        let ready = heard.and_then(|()| self.check_idle());
-        let prepared = ready.and_then(|()| self.prepare(&layout, groups, &among));
-        if let Err(error) = &prepared {
-            text = family::objection(Some(error));
+        let added = self.try_add(&layout, rules.into(), &among, initial);
+        if let Err(Error::Comm(failure)) = &added {
+            self.handover.poison(failure.clone());
         }
-        let (mut family, shelves, units) = self.agreed(&*comm, prepared, &text)?;
-        if self.options.non_finite == NonFinite::Propagate && self.handover.fixed.aside.is_none() {
-            let aside = comm.split(Some(0), comm.rank() as i64)?;
-            self.handover.fixed.comms.extend(aside.clone());
-            self.handover.fixed.aside = aside;
+        if self.handover.healthy().is_err() {
+            // Somebody may wait for this rank in groups that the optimizer does not know yet.
+            among.comms().for_each(|comm| comm.abort());
         }
-        let gathers = self.gathers_among(&among)?;
-        family.kept.iter_mut().for_each(|kept| kept.gathers.clone_from(&gathers));
-        self.first_values(&*comm, &among, &mut family, initial)?;
-        // Not until here, so that staging peaks at what the plan says.
-        let words = exchange_words(self.entries.len() + family.entries.len(), &self.options);
-        self.exchange = Exchange::new(words, &self.options)?;
-        #[cfg(feature = "cuda")]
-        {
-            // Its names are no longer all.
-            self.room.there = None;
-        }
-        let count = self.entries.len() + family.entries.len();
-        let groups = self.groups.iter().chain(&family.groups.groups);
-        self.totals = TensorTotals::new(count, groups, self.options.stage, &comm, &self.options.meter)?;
-        self.units = units;
-        self.commit(family, shelves);
-        Ok(())
+        added
     }
 
-    fn prepare(
+    pub(crate) fn prepare(
         &self,
         layout: &Layout,
         groups: Groups,
@@ -281,50 +257,19 @@ impl Optimizer {
         }
     }
 
-    /// What was prepared, once all ranks have shown that theirs is the same.
-    pub(crate) fn agreed<T>(
-        &self,
-        comm: &dyn Communicator,
-        prepared: Result<T, Error>,
-        text: &str,
-    ) -> Result<T, Error> {
-        let same = agree::same_everywhere(comm, &self.options, text);
-        let prepared = prepared?;
-        same?;
-        Ok(prepared)
-    }
-
-    fn first_values(
-        &self,
-        comm: &dyn Communicator,
-        among: &Among,
-        family: &mut Family,
-        initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
-    ) -> Result<(), Error> {
-        if self.options.stage.cuts_params() {
-            self.first_chunks(comm, among, family, initial)?;
-            return family.buckets.iter_mut().try_for_each(Owned::fill_masters);
-        }
-        let compare = self.options.initial == Initial::Compare;
-        let first = among.copies.rank() == 0;
-        let mut filled = if compare || first { family.fill(&self.options, initial) } else { Ok(()) };
-        if compare {
-            let mut text = family::objection(filled.as_ref().err());
-            if filled.is_ok() {
-                family.describe_values(&self.options, &mut text)?;
-            }
-            filled = self.agreed(&*among.copies, filled, &text);
-        }
-        // Other ranks hold other parameters, and hear of it too.
-        self.agreed(comm, filled.as_ref().map_err(Clone::clone), &family::objection(filled.as_ref().err()))?;
-        if !compare {
-            family.broadcast(&*among.copies, &self.options.queue)?;
-        }
-        family.buckets.iter_mut().try_for_each(Owned::fill_masters)
-    }
-
     /// Takes in what was prepared; cannot fail.
-    fn commit(&mut self, mut family: Family, shelves: Vec<Shelf>) {
+    pub(crate) fn commit(&mut self, added: Added) {
+        let Added { mut family, shelves, exchange, totals, aside, units } = added;
+        (self.exchange, self.totals, self.units) = (exchange, totals, units);
+        if aside.is_some() {
+            self.handover.fixed.comms.extend(aside.clone());
+            self.handover.fixed.aside = aside;
+        }
+        #[cfg(feature = "cuda")]
+        {
+            // Its names are no longer all.
+            self.room.there = None;
+        }
         for entry in &family.entries {
             self.by_name.insert(entry.param.name().to_owned(), self.by_name.len());
         }

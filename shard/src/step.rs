@@ -93,7 +93,9 @@ impl Optimizer {
         if self.options.queue.stream().is_some() {
             return Ok(Pending(Told::Later(self.step_there(&at)?)));
         }
-        let decided = self.arrive(&at).and_then(|fault| self.decide(&at, fault));
+        let arrived = self.arrive(&at).and_then(|fault| Ok((fault, self.handover.norm()?)));
+        let arrived = arrived.map_err(|error| self.handover.alone(error));
+        let decided = arrived.and_then(|(fault, norm)| self.decide(&at, fault, &norm));
         let outcome = match decided {
             Ok(Decision::Apply { norm, factor, coef }) => self.apply(&at, factor, coef).map(|later| {
                 (self.progress.skips, self.progress.hopeless) = (0, 0);
@@ -186,15 +188,20 @@ impl Optimizer {
 
     /// The exchange, and what follows from it: the same on every rank. Where buckets are still on their way the norm is not
     /// yet all of it, and decides nothing.
-    fn decide(&mut self, at: &At, fault: Option<FaultCode>) -> Result<Decision, Error> {
+    fn decide(
+        &mut self,
+        at: &At,
+        fault: Option<FaultCode>,
+        norm: &NormAccumulator,
+    ) -> Result<Decision, Error> {
         let comm = Arc::clone(self.handover.fixed.words());
         let fields = self.fields(at);
         if self.options.missing.counts() {
             self.exchange.present(comm.rank(), self.progress.present.iter().map(|p| p.load(SeqCst)));
         }
         let fault = fault.map_or(0, |f| exchange::encode_fault(&f, comm.rank()));
-        let (weight, norm) = (self.weight(), self.handover.norm()?);
-        let known = self.exchange.run(&*comm, Brought { weight, norm: &norm, fault, fields });
+        let weight = self.weight();
+        let known = self.exchange.run(&*comm, Brought { weight, norm, fault, fields });
         // Where a bucket on its way has failed, that is why.
         let known = known.map_err(|error| self.handover.settle().err().unwrap_or(error))?;
         if known.fault != 0 {
@@ -247,11 +254,9 @@ impl Optimizer {
                 updated = self.update_bucket(b, scalars);
             }
         }
-        if updated.is_err() {
-            // A rule refused what was checked: a bug. The other ranks are not to wait for what will not come.
-            self.handover.abort();
-        }
+        // A rule refused what was checked: a bug. The other ranks are not to wait for what will not come.
         let norm = updated.and_then(|()| self.norm_afterwards(factor));
+        let norm = norm.map_err(|error| self.handover.alone(error));
         let landed = self.room.gathering.land(&self.handover.fixed.queue, &mut self.buckets);
         let norm = norm.and_then(|norm| landed.map(|()| norm))?;
         for (entry, &due) in self.entries.iter_mut().zip(&self.room.due) {
@@ -347,7 +352,7 @@ impl Optimizer {
 
     /// Begins anew, whatever became of the step.
     pub(crate) fn forget(&mut self) -> Result<(), Error> {
-        self.handover.next_step()?;
+        self.handover.next_step().map_err(|error| self.handover.alone(error))?;
         let progress = &mut self.progress;
         progress.present.iter_mut().for_each(|p| *p.get_mut() = false);
         (progress.batches, progress.weight) = (0, 0);

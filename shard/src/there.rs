@@ -117,13 +117,8 @@ impl Optimizer {
     pub(crate) fn step_there(&mut self, at: &At) -> Result<Arc<Ticket>, Error> {
         // The host follows its steps, and a graph's launches would pass it by.
         outside_captures(&self.options.queue)?;
-        let launched = self.launch(at);
-        match &launched {
-            Err(Error::Comm(failure)) => self.handover.poison(failure.clone()),
-            // The other ranks are not to wait for what will not come.
-            Err(_) => self.handover.abort(),
-            Ok(_) => {}
-        }
+        // The other ranks are not to wait for what will not come.
+        let launched = self.launch(at).map_err(|error| self.handover.alone(error));
         if let Err(poisoned) = self.handover.healthy() {
             return Err(launched.err().unwrap_or(poisoned));
         }
@@ -289,11 +284,7 @@ impl Optimizer {
 
     /// Takes in what the steps so far came to, of all if `wait`, else of those that are known.
     pub(crate) fn take_notes(&mut self, wait: bool) -> Result<(), Error> {
-        let taken = self.take_notes_of(wait);
-        if let Err(Error::Comm(failure)) = &taken {
-            self.handover.poison(failure.clone());
-        }
-        taken
+        self.take_notes_of(wait).map_err(|error| self.handover.alone(error))
     }
 
     fn take_notes_of(&mut self, wait: bool) -> Result<(), Error> {

@@ -31,6 +31,20 @@ pub(crate) fn all_reduce(
     travel(comm, queue, meter, words, Op::all_reduce(reduction))
 }
 
+/// The same through the first of the words that `room` has at the queue's place.
+pub(crate) fn all_reduce_in(
+    comm: &dyn Communicator,
+    queue: &Queue,
+    room: &mut Buffer,
+    words: &mut [u64],
+    reduction: Reduction,
+) -> Result<(), Error> {
+    let rest = room.split_off(words.len())?;
+    let travelled = travel_in(comm, queue, room, words, Op::all_reduce(reduction));
+    *room = room.take().join(rest).unwrap_or_else(|_| unreachable!("joined where it was cut"));
+    travelled
+}
+
 /// Chunk `q` of the words becomes rank `q`'s.
 pub(crate) fn all_gather(
     comm: &dyn Communicator,
@@ -49,8 +63,18 @@ fn travel(
     op: Op,
 ) -> Result<(), Error> {
     let mut buffer = Buffer::zeroed_on(queue, words.len(), DType::U64, meter, Category::Staging)?;
+    travel_in(comm, queue, &mut buffer, words, op)
+}
+
+fn travel_in(
+    comm: &dyn Communicator,
+    queue: &Queue,
+    buffer: &mut Buffer,
+    words: &mut [u64],
+    op: Op,
+) -> Result<(), Error> {
     queue.upload((&*words).into(), buffer.as_mut())?;
-    run(comm, queue, op, &mut buffer)?;
+    run(comm, queue, op, buffer)?;
     queue.download(buffer.as_slice(), words.into())?;
     // An operation that was ended lets a queue of a GPU go on, with what is no sum of all ranks.
     comm.sound()

@@ -1,186 +1,28 @@
 //! Parameters that several groups of ranks share in several ways, stepped together: one rank's result, bit for bit.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use meshstep_comm::{Communicator, Reduction, loopback};
+mod common;
+#[path = "among/sharing.rs"]
+mod sharing;
+
+use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::{AdamW, Lamb, Rule, Strided};
-use meshstep_shard::{Among, At, Combine, Error, Initial, Optimizer, Options, Outcome, Owners, Parts, Stage};
-use meshstep_tensor::{DType, Layout, Slice};
+use meshstep_shard::{Among, At, Combine, Error, Initial, Optimizer, Options, Owners, Parts, Stage};
+use sharing::{CUT, alone, layout, on_rank, shared, troubled};
 use std::sync::Arc;
-
-const STEPS: usize = 4;
-const CUT: usize = 150;
-const WHOLE: usize = 70;
-const PARTIAL: usize = 33;
-
-/// Two replicas of two shards of two tensor-parallel ranks.
-#[derive(Clone, Copy)]
-struct Seat {
-    replica: usize,
-    shard: usize,
-    tp: usize,
-}
-
-impl Seat {
-    fn of(rank: usize) -> Self {
-        Seat { replica: rank / 4, shard: rank / 2 % 2, tp: rank % 2 }
-    }
-
-    /// The ranks of other data.
-    fn data(self) -> usize {
-        self.replica * 2 + self.shard
-    }
-}
-
-/// Gradients whose sums and means over four are exact.
-fn grad(name: &str, i: usize, data: usize, step: usize) -> f32 {
-    let salt: usize = name.bytes().map(usize::from).sum();
-    ((i * 7 + data * 13 + step * 5 + salt * 3) % 17) as f32 * 4.0 - 32.0
-}
-
-fn first(name: &str, i: usize) -> f32 {
-    ((i * 3 + name.len()) % 11) as f32 / 8.0
-}
-
-fn values(len: usize, of: impl Fn(usize) -> f32) -> Vec<f32> {
-    (0..len).map(of).collect()
-}
-
-fn layout(params: &[(&str, usize)]) -> Layout {
-    let add = |layout: meshstep_tensor::LayoutBuilder, (name, len): &(&str, usize)| {
-        layout.param(*name, &[*len], DType::F32)
-    };
-    params.iter().fold(Layout::builder(), add).build().unwrap()
-}
-
-const AT: At = At { lr: 0.1, max_norm: Some(50.0), grad_scale: 1.0 };
-
-fn norm_of(outcome: Outcome) -> (u64, u64) {
-    match outcome {
-        Outcome::Applied { norm, coef, .. } => (norm.to_bits(), coef.to_bits()),
-        Outcome::Skipped { .. } => panic!("gradients are finite"),
-    }
-}
-
-/// One number of a parameter that lies on one rank: the cut one is its parts after each other.
-fn joined(name: &str, i: usize, of: impl Fn(&str, usize) -> f32) -> f32 {
-    if name == "cut" { of(["cut0", "cut1"][i / CUT], i % CUT) } else { of(name, i) }
-}
-
-/// All parameters on one rank.
-fn alone(rule: impl Rule + Clone + 'static, combine: Combine) -> (Vec<Vec<f32>>, Vec<(u64, u64)>) {
-    let params = [("cut", 2 * CUT), ("whole", WHOLE), ("partial", PARTIAL)];
-    let run = |comm: Arc<dyn Communicator>| {
-        let options = Options { combine: Combine::Sum, ..Options::default() };
-        let initial = |p: &meshstep_tensor::Param, mut w: meshstep_tensor::SliceMut<'_>| {
-            w.copy_from(Slice::from(&values(p.len(), |i| joined(p.name(), i, first))[..]))
-        };
-        let mut opt = Optimizer::new(comm, layout(&params), rule.clone(), initial, options).unwrap();
-        let mut norms = Vec::new();
-        for step in 0..STEPS {
-            let mb = opt.micro_batch(1).unwrap();
-            for (name, len) in params {
-                let parts = if name == "partial" { 2.0 } else { 1.0 };
-                let of = |name: &str, i| (0..4).map(|data| grad(name, i, data, step)).sum::<f32>();
-                let sum = |i| joined(name, i, of);
-                let factor = if combine == Combine::Sum { 1.0 } else { 0.25 };
-                mb.grad(name, &values(len, |i| sum(i) * parts * factor)[..]).unwrap();
-            }
-            mb.finish().unwrap();
-            norms.push(norm_of(opt.step(AT).unwrap().outcome().unwrap()));
-        }
-        let param = |(name, _): (&str, usize)| opt.param(name).unwrap().typed::<f32>().unwrap().to_vec();
-        (params.map(param).to_vec(), norms)
-    };
-    loopback::spawn(1, run).unwrap().remove(0)
-}
-
-/// The communicators of one rank's groups: ranks of equal colour.
-struct Groups {
-    shards: Arc<dyn Communicator>,
-    replicas: Arc<dyn Communicator>,
-    tp: Arc<dyn Communicator>,
-    data: Arc<dyn Communicator>,
-}
-
-fn groups(world: &dyn Communicator, seat: Seat) -> Groups {
-    let split = |colour: usize| world.split(Some(colour as u32), 0).unwrap().unwrap();
-    Groups {
-        shards: split(seat.replica * 2 + seat.tp),
-        replicas: split(seat.shard * 2 + seat.tp),
-        tp: split(seat.data()),
-        data: split(seat.tp),
-    }
-}
-
-/// The optimizer of one rank: a parameter cut along tp, one whole and alike, one whole with a part of its gradient each.
-fn shared(
-    world: Arc<dyn Communicator>,
-    rule: impl Rule + Clone + 'static,
-    options: Options,
-) -> Result<Optimizer, Error> {
-    let seat = Seat::of(world.rank());
-    let of = groups(&*world, seat);
-    let mean = if options.combine == Combine::Mean { Reduction::Mean } else { Reduction::Sum };
-    let replicas = (of.replicas, mean);
-    let cut = Among {
-        shards: Arc::clone(&of.shards),
-        further: vec![replicas.clone()],
-        copies: of.data,
-        counts: seat.replica == 0,
-        parts: Default::default(),
-    };
-    let whole =
-        Among { copies: Arc::clone(&world), counts: seat.replica == 0 && seat.tp == 0, ..cut.clone() };
-    let partial = Among { further: vec![replicas, (of.tp, Reduction::Sum)], ..whole.clone() };
-    let mut opt = Optimizer::empty(world, seat.tp == 0, options)?;
-    for (among, name, len) in [(cut, "cut", CUT), (whole, "whole", WHOLE), (partial, "partial", PARTIAL)] {
-        let initial = |p: &meshstep_tensor::Param, mut w: meshstep_tensor::SliceMut<'_>| {
-            let name = own(p.name(), seat);
-            w.copy_from(Slice::from(&values(p.len(), |i| first(&name, i))[..]))
-        };
-        opt.add_shared(layout(&[(name, len)]), rule.clone(), among, initial)?;
-    }
-    Ok(opt)
-}
-
-fn own(name: &str, seat: Seat) -> String {
-    if name == "cut" { format!("cut{}", seat.tp) } else { name.to_owned() }
-}
 
 fn check(rule: impl Rule + Clone + 'static, stages: &[Stage]) {
     for combine in [Combine::Mean, Combine::Sum, Combine::Weighted] {
         let (params, norms) = alone(rule.clone(), combine);
         for &stage in stages {
             for initial in [Initial::Broadcast, Initial::Compare] {
-                let run = |world: Arc<dyn Communicator>| {
-                    let seat = Seat::of(world.rank());
-                    let options =
-                        Options { stage, combine, initial, bucket_len: Some(64), ..Options::default() };
-                    let mut opt = shared(world, rule.clone(), options).unwrap();
-                    let mut seen = Vec::new();
-                    for step in 0..STEPS {
-                        let mb = opt.micro_batch(1).unwrap();
-                        for (name, len) in [("partial", PARTIAL), ("cut", CUT), ("whole", WHOLE)] {
-                            mb.grad(name, &values(len, |i| grad(&own(name, seat), i, seat.data(), step))[..])
-                                .unwrap();
-                        }
-                        mb.finish().unwrap();
-                        seen.push(norm_of(opt.step(AT).unwrap().outcome().unwrap()));
-                    }
-                    // Each is a unit of its own.
-                    let param = |name: &str| {
-                        let unit = opt.gather(name).unwrap();
-                        unit.param(name).unwrap().typed::<f32>().unwrap().to_vec()
-                    };
-                    (["cut", "whole", "partial"].map(param), seen)
-                };
-                for (rank, ([cut, whole, partial], seen)) in
-                    loopback::spawn(8, run).unwrap().into_iter().enumerate()
-                {
+                let options = Options { stage, combine, initial, bucket_len: Some(64), ..Options::default() };
+                let ends = loopback::spawn(8, |world| on_rank(world, rule.clone(), options.clone()));
+                for (rank, (own, seen)) in ends.unwrap().into_iter().enumerate() {
                     let what = format!("{stage:?} {combine:?} {initial:?} rank {rank}");
                     assert_eq!(seen, norms, "{what}");
-                    assert_eq!(cut, params[0][rank % 2 * CUT..][..CUT], "{what}");
-                    assert_eq!((&whole, &partial), (&params[1], &params[2]), "{what}");
+                    assert_eq!(own[0], params[0][rank % 2 * CUT..][..CUT], "{what}");
+                    assert_eq!(own[1..], params[1..], "{what}");
                 }
             }
         }
@@ -215,31 +57,8 @@ fn sums_that_would_count_twice_are_refused() {
 #[test]
 fn ranks_that_share_nothing_decide_together() {
     for stage in [Stage::Replicated, Stage::Zero1, Stage::Zero2, Stage::Zero3] {
-        let run = |world: Arc<dyn Communicator>| {
-            let (rank, seat) = (world.rank(), Seat::of(world.rank()));
-            let mut opt = shared(world, AdamW::default(), Options { stage, ..Options::default() }).unwrap();
-            let mut said = Vec::new();
-            for step in 0..3 {
-                let mb = opt.micro_batch(1).unwrap();
-                for (name, len) in [("partial", PARTIAL), ("cut", CUT), ("whole", WHOLE)] {
-                    let mut own = values(len, |i| grad(&own(name, seat), i, seat.data(), step));
-                    if (step, rank, name) == (1, 5, "cut") {
-                        own[7] = f32::NAN;
-                    }
-                    if (step, rank, name) != (0, 6, "whole") {
-                        mb.grad(name, &own[..]).unwrap();
-                    }
-                }
-                mb.finish().unwrap();
-                said.push(match opt.step(AT).and_then(|pending| pending.outcome()) {
-                    Ok(Outcome::Applied { .. }) => "applied".to_owned(),
-                    Ok(Outcome::Skipped { .. }) => "skipped".to_owned(),
-                    Err(error) => error.to_string(),
-                });
-            }
-            (said, opt.state("cut").unwrap().t)
-        };
-        let all = loopback::spawn(8, run).unwrap();
+        let options = Options { stage, ..Options::default() };
+        let all = loopback::spawn(8, |world| troubled(world, options.clone())).unwrap();
         for (said, t) in &all {
             assert!(said[0].contains("rank 6") && said[0].contains("whole"), "{said:?}");
             assert_eq!((&said[1..], *t), (&["skipped".to_owned(), "applied".to_owned()][..], 1), "{stage:?}");
@@ -253,7 +72,7 @@ fn an_optimizer_without_parameters_says_so() {
     loopback::spawn(2, |world: Arc<dyn Communicator>| {
         let mut opt = Optimizer::empty(world, true, Options::default()).unwrap();
         assert!(matches!(opt.micro_batch(1).map(drop), Err(Error::NothingTrains)));
-        assert!(matches!(opt.step(AT).map(drop), Err(Error::NothingTrains)));
+        assert!(matches!(opt.step(At::default()).map(drop), Err(Error::NothingTrains)));
     })
     .unwrap();
 }

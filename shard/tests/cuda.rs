@@ -6,9 +6,13 @@
     reason = "tests fail by panicking and say what they skip"
 )]
 
+#[path = "cuda/among.rs"]
+mod among;
 #[path = "cuda/apart.rs"]
 mod apart;
 mod common;
+#[path = "cuda/failing.rs"]
+mod failing;
 #[path = "cuda/graph.rs"]
 mod graph;
 #[path = "cuda/lbfgs.rs"]
@@ -25,6 +29,9 @@ mod replicas;
 mod run;
 #[path = "cuda/shared.rs"]
 mod shared;
+#[allow(dead_code, reason = "loopback's tests compare with one rank")]
+#[path = "among/sharing.rs"]
+mod sharing;
 
 use common::{End, Gradients, PRECISIONS, Run, STAGES, WITH_STATE, WhichRule};
 use meshstep_comm::{Communicator, nccl};

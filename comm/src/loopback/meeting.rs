@@ -14,6 +14,9 @@ use std::time::Duration;
 /// What the ranks of one communicator share.
 #[derive(Debug)]
 pub(super) struct Group {
+    me: Weak<Group>,
+    /// The one it was split from, kept as long as this one: who aborts that one or one above it aborts this one.
+    _above: Option<Arc<Group>>,
     world_size: usize,
     clock: Clock,
     timeout: Duration,
@@ -29,6 +32,8 @@ struct State {
     views: Vec<View>,
     /// The group each rank got from the split it is in.
     formed: Vec<Option<Seat>>,
+    /// What was split from it and is not gone.
+    below: Vec<Weak<Group>>,
     /// The first failure; once set nobody begins anything any more.
     cause: Option<Arc<Error>>,
     /// Whether bytes were left half moved.
@@ -44,14 +49,26 @@ pub(super) struct Seat {
 
 impl Group {
     pub(super) fn new(world_size: usize, clock: Clock, timeout: Duration) -> Arc<Self> {
+        Self::split_from(None, world_size, clock, timeout)
+    }
+
+    fn split_from(
+        above: Option<Arc<Group>>,
+        world_size: usize,
+        clock: Clock,
+        timeout: Duration,
+    ) -> Arc<Self> {
         let state = State {
             stands: vec![Stand::Idle; world_size],
             views: vec![View::empty(); world_size],
             formed: vec![None; world_size],
+            below: Vec::new(),
             cause: None,
             spoilt: false,
         };
-        let group = Arc::new(Group {
+        let group = Arc::new_cyclic(|me| Group {
+            me: Weak::clone(me),
+            _above: above,
             world_size,
             clock: clock.clone(),
             timeout,
@@ -172,6 +189,14 @@ impl Group {
         self.settle(&mut state, rank);
     }
 
+    /// Fails it, and whatever was split from it: all before anybody hears of it here, who might pass it on as their own.
+    pub(super) fn abort(&self, error: &Error) {
+        let mut state = self.state.lock();
+        self.fail_locked(&mut state, error.clone());
+        let below = std::mem::take(&mut state.below);
+        below.iter().filter_map(Weak::upgrade).for_each(|group| group.abort(error));
+    }
+
     /// Fails every operation that has not begun to move bytes, now and later.
     pub(super) fn fail(&self, error: Error) {
         let mut state = self.state.lock();
@@ -217,11 +242,14 @@ impl Group {
         let mut groups: Vec<Option<Arc<Group>>> = vec![None; self.world_size];
         for (rank, place) in colours::places(&asked).into_iter().enumerate() {
             state.formed[rank] = place.map(|place| {
-                let new = || Group::new(place.world_size, self.clock.clone(), self.timeout);
+                let above = self.me.upgrade();
+                let new = || Group::split_from(above, place.world_size, self.clock.clone(), self.timeout);
                 let group = Arc::clone(groups[place.group].get_or_insert_with(new));
                 Seat { group, rank: place.rank }
             });
         }
+        state.below.retain(|group| group.strong_count() > 0);
+        state.below.extend(groups.iter().flatten().map(Arc::downgrade));
     }
 }
 

@@ -132,7 +132,7 @@ impl Communicator for Loopback {
     }
 
     fn abort(&self) {
-        self.place.seat.group.fail(Error::Aborted { rank: self.place.seat.rank });
+        self.place.seat.group.abort(&Error::Aborted { rank: self.place.seat.rank });
     }
 
     fn stats(&self) -> Stats {

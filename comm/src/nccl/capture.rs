@@ -42,6 +42,8 @@ struct Current {
     calls: Vec<Called>,
     within: Duration,
     tickets: Vec<Arc<Ticket>>,
+    /// What NCCL could not put there. Ending it waits for the capture to end, so it comes after that.
+    broken: Option<Error>,
 }
 
 /// A captured operation: its buffer, and the point behind it.
@@ -59,7 +61,8 @@ impl Nccl {
     /// Every rank captures the same operations, and launches the graph as often as the others: as a collective. What
     /// [`Stream::capture`] refuses is refused, and so is `all_to_all`, which sends from a copy that does not stay; so are
     /// operations in a capture that does not come from here. With [`Options::check`](super::Options::check) ranks compare what
-    /// they have captured once it is there.
+    /// they have captured once it is there. A call that fails in NCCL ends the communicators, as any does, when the capture is
+    /// over.
     pub fn capture<E: From<Error>>(
         &self,
         stream: &Stream,
@@ -84,8 +87,8 @@ impl Captured {
         let place = |stream: &Stream| Place::Cuda(stream.device().ordinal());
         place(stream).check(place(&core.stream))?;
         core.outside_captures(stream)?;
-        let graph = self.graph.0.lock();
-        let graph = graph.as_ref().ok_or(Error::Aborted { rank: core.rank })?;
+        let held = self.graph.0.lock();
+        let graph = held.as_ref().ok_or(Error::Aborted { rank: core.rank })?;
         core.line_up(&Queue::cuda(stream.clone()))?;
         let first = core.number(self.calls.iter().copied())?;
         let launched = || -> Result<Events, cuda::Error> {
@@ -94,8 +97,11 @@ impl Captured {
             unsafe { graph.launch(&core.stream)? };
             Ok(Events { begin, end: Arc::new(core.stream.record()?) })
         };
+        let launched = launched();
+        // Whoever ends the communicator gives the graph up first.
+        drop(held);
         // The other ranks wait for this one's part.
-        let events = launched().map_err(|error| core.broke(device_error(error)))?;
+        let events = launched.map_err(|error| core.broke(device_error(error)))?;
         stream.wait(&events.end).map_err(device_error)?;
         let numbered = (first..).zip(&self.calls);
         let calls = numbered.map(|(op_number, &call)| Called { op_number, ..call });
@@ -114,17 +120,21 @@ impl Core {
         self.begin_capture()?;
         let graph = stream.capture(|| work().map_err(Told::Work));
         let current = self.captures.lock().current.take().unwrap_or_default();
-        let graph = Arc::new(Held(Mutex::new(Some(graph.map_err(Told::into_error)?))));
-        if self.options.check {
-            self.compare_all(&current.calls)?;
+        let Current { calls, within, tickets, broken } = current;
+        if let Some(error) = broken {
+            drop(graph);
+            return Err(self.broke(error).into());
         }
+        let graph = Arc::new(Held(Mutex::new(Some(graph.map_err(Told::into_error)?))));
         let mut captures = self.captures.lock();
         captures.graphs.retain(|graph| graph.strong_count() > 0);
         captures.graphs.push(Arc::downgrade(&graph));
         drop(captures);
         // A failure in between has found no graph to give up: this one is dropped here.
         self.ledger().refuse()?;
-        let Current { calls, within, tickets } = current;
+        if self.options.check {
+            self.compare_all(&calls)?;
+        }
         Ok(Captured { core: Arc::clone(self), graph, calls, within, _buffers: tickets })
     }
 
@@ -149,7 +159,8 @@ impl Core {
         if is { Err(capturing("a launch of captured operations")) } else { Ok(()) }
     }
 
-    /// Puts one call into the capture that `after` belongs to, which only whose turn it is may do.
+    /// Puts one call into the capture that `after` belongs to. It launches nothing, and so needs no turn: whoever has that may be
+    /// ending the communicators, which waits for captures.
     pub(super) fn start_captured(
         &self,
         op: Op,
@@ -183,8 +194,10 @@ impl Core {
     fn put_captured(&self, calls: &[(Op, Buffer)], after: &Queue) -> Result<Arc<Event>, Error> {
         calls.iter().try_for_each(|(op, buffer)| self.admit(*op, buffer))?;
         self.ledger().refuse()?;
-        if self.captures.lock().current.is_none() {
-            return Err(capturing("an operation that was not started in Nccl::capture"));
+        match &self.captures.lock().current {
+            None => return Err(capturing("an operation that was not started in Nccl::capture")),
+            Some(Current { broken: Some(error), .. }) => return Err(error.clone()),
+            Some(_) => {}
         }
         if calls.iter().any(|(op, _)| op.action() == Action::AllToAll) {
             return Err(capturing("all_to_all"));
@@ -198,13 +211,21 @@ impl Core {
         let issues: Vec<_> = calls.iter().map(issue).collect();
         // SAFETY: as in `launch`, where launching the graph is concerned; now nothing is done.
         let issued = unsafe { self.issue(&issues, Patience { called: said[0], within }) };
-        issued.map_err(|error| self.broke(error))?;
+        issued.map_err(|error| self.spoilt(error))?;
         let end = self.stream.record().map_err(device_error)?;
         if let Some(current) = &mut self.captures.lock().current {
             current.calls.extend(said);
             current.within = current.within.max(within);
         }
         Ok(Arc::new(end))
+    }
+
+    /// Keeps what ends the communicators when the capture is over.
+    fn spoilt(&self, error: Error) -> Error {
+        if let Some(current) = &mut self.captures.lock().current {
+            current.broken.get_or_insert_with(|| error.clone());
+        }
+        error
     }
 
     fn ticket(&self, buffer: Buffer, end: Arc<Event>) -> InFlight {

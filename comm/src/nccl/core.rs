@@ -25,6 +25,8 @@ pub(super) struct Core {
     pub(super) world_size: usize,
     /// The same number on all ranks of the group, and on no other's.
     pub(super) group: u64,
+    /// The groups that this one was split from.
+    above: Vec<u64>,
     pub(super) raw: Raw,
     pub(super) options: Options,
     pub(super) stream: Stream,
@@ -52,6 +54,7 @@ impl Core {
     pub(super) fn new(
         raw: Raw,
         (rank, world_size, group): (usize, usize, u64),
+        above: Vec<u64>,
         device: &Device,
         options: Options,
     ) -> Result<Arc<Self>, Error> {
@@ -62,6 +65,7 @@ impl Core {
             rank,
             world_size,
             group,
+            above,
             raw,
             options,
             stream,
@@ -78,6 +82,16 @@ impl Core {
 
     pub(super) fn device(&self) -> &Device {
         self.stream.device()
+    }
+
+    /// Whether it is this group, or was split from it.
+    pub(super) fn is_within(&self, group: u64) -> bool {
+        self.group == group || self.above.contains(&group)
+    }
+
+    /// What a group split from this one was split from.
+    pub(super) fn down(&self) -> Vec<u64> {
+        self.above.iter().copied().chain([self.group]).collect()
     }
 
     pub(super) fn now(&self) -> Duration {

@@ -34,12 +34,12 @@ impl Core {
         buffer: Buffer,
         after: &Queue,
     ) -> Result<InFlight, (Buffer, Error)> {
-        let _turn = self.turn();
         match is_capturing(after) {
             Ok(false) => {}
             Ok(true) => return self.start_captured(op, buffer, after),
             Err(error) => return Err((buffer, error)),
         }
+        let _turn = self.turn();
         let calls = [(op, buffer)];
         let launched = self.launch(&calls, after);
         let [call] = calls;
@@ -55,13 +55,14 @@ impl Core {
         calls: Vec<(Op, Buffer)>,
         after: &Queue,
     ) -> Result<Vec<InFlight>, (Vec<Buffer>, Error)> {
-        let _turn = self.turn();
-        let launched = match is_capturing(after) {
+        let back = |calls: Vec<(Op, Buffer)>| calls.into_iter().map(|(_, buffer)| buffer).collect();
+        match is_capturing(after) {
+            Ok(false) => {}
             Ok(true) => return self.group_captured(calls, after),
-            Ok(false) => self.launch(&calls, after),
-            Err(error) => Err(error),
-        };
-        match launched {
+            Err(error) => return Err((back(calls), error)),
+        }
+        let _turn = self.turn();
+        match self.launch(&calls, after) {
             Ok((first, events)) => {
                 let numbered = (first.op_number..).zip(calls);
                 let kept = numbered.map(|(op_number, call)| {
@@ -70,7 +71,7 @@ impl Core {
                 });
                 Ok(kept.collect())
             }
-            Err(error) => Err((calls.into_iter().map(|(_, buffer)| buffer).collect(), error)),
+            Err(error) => Err((back(calls), error)),
         }
     }
 

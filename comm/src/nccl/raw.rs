@@ -14,7 +14,7 @@ pub(super) struct Raw {
     table: &'static Table,
     /// Where NCCL writes the handle, perhaps after the call that asked for it: it must not move, nor go before NCCL is done.
     place: Box<AtomicPtr<std::ffi::c_void>>,
-    /// Whether it has ended. Held during each call.
+    /// Whether it has ended. Held during each call but the last, which may wait for a capture whose next call finds out here.
     ended: Mutex<bool>,
 }
 
@@ -117,8 +117,8 @@ impl Raw {
 
     /// An error of the last call is nobody's any more: there is nothing left to do about it.
     fn end(&self, with: impl FnOnce(&Table, Handle) -> c_int) {
-        let mut ended = self.ended.lock();
-        if !std::mem::replace(&mut *ended, true) && !self.handle().is_null() {
+        let ended = std::mem::replace(&mut *self.ended.lock(), true);
+        if !ended && !self.handle().is_null() {
             let code = with(self.table, self.handle());
             tracing::debug!(code, "a communicator of NCCL has ended");
         }

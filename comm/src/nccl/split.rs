@@ -65,7 +65,7 @@ impl Core {
         let mut name = DefaultHasher::new();
         (self.group, patience.called.op_number, group).hash(&mut name);
         let place = (rank, world_size, name.finish());
-        Core::new(child, place, self.device(), self.options.clone()).map(Some)
+        Core::new(child, place, self.down(), self.device(), self.options.clone()).map(Some)
     }
 
     /// The same for a library that does not split: the first rank of each group makes an id for it.

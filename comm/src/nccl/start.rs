@@ -34,7 +34,7 @@ pub fn init(
         return Err(Error::InvalidRank { rank, world_size });
     }
     let raw = joined(*id, (rank, world_size), device, &options)?;
-    Core::new(raw, (rank, world_size, id.group()), device, options).map(Nccl::new)
+    Core::new(raw, (rank, world_size, id.group()), Vec::new(), device, options).map(Nccl::new)
 }
 
 /// [`init`] with an id that rank 0 makes and `exchange` spreads. Ranks that meet again after a failure count `generation` up,

@@ -25,6 +25,8 @@ const ASK: Duration = Duration::from_millis(100);
 pub(super) enum Scope {
     /// The ranks of one group that are in this process.
     Group,
+    /// The same of all groups that were split from it too, whatever has become of it.
+    Below,
     /// Every communicator of the process: where one is stuck, others may wait for it on the same device.
     Process,
 }
@@ -55,7 +57,7 @@ pub(super) fn watch(core: &Arc<Core>) -> Result<(), Error> {
     }
     registry.cores.push(Arc::downgrade(core));
     CHANGED.notify_all();
-    let failed = registry.failed.iter().find(|(group, _)| *group == core.group);
+    let failed = registry.failed.iter().find(|(group, _)| core.is_within(*group));
     let cause = failed.map(|(_, cause)| Arc::clone(cause));
     drop(registry);
     // The rank has come to a group that another has ended in the meantime.
@@ -132,12 +134,15 @@ fn drop_elsewhere(buffers: Vec<Buffer>) {
 /// resort was called. What has failed before is in good hands, and new ones made since are not concerned.
 pub(super) fn trouble(origin: &Core, error: Error, scope: Scope) {
     let _one_at_a_time = ENDING.lock().unwrap_or_else(PoisonError::into_inner);
-    if origin.ledger().failed() {
+    let failed = origin.ledger().failed();
+    if failed && !matches!(scope, Scope::Below) {
         return;
     }
     let cause = Arc::new(error);
     let concerned = concerned(origin, scope, &cause);
-    publish(origin, &cause);
+    if !failed {
+        publish(origin, &cause);
+    }
     end(&origin.options, &cause, concerned);
 }
 
@@ -175,6 +180,7 @@ impl Registry {
         match scope {
             Scope::Process => concerned.collect(),
             Scope::Group => concerned.filter(|core| core.group == origin.group).collect(),
+            Scope::Below => concerned.filter(|core| core.is_within(origin.group)).collect(),
         }
     }
 }

@@ -4,7 +4,7 @@ use meshstep_comm::nccl::{self, Nccl, Options};
 use meshstep_comm::{Communicator, Error};
 use meshstep_tensor::cuda::{self, Stream};
 use meshstep_tensor::{Buffer, Category, Element, Meter, Queue};
-use std::ffi::{CString, c_char};
+use std::ffi::{CStr, CString, c_char};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -52,6 +52,12 @@ pub(crate) fn seed(seed: u64) {
 pub(crate) fn plan(text: &str) {
     let text = CString::new(text).unwrap();
     in_stand_in::<extern "C" fn(*const c_char)>("libnccl.so.2", "meshstep_standin_nccl")(text.as_ptr());
+}
+
+/// The next call of one of the driver's functions returns this error, undone.
+pub(crate) fn fail(function: &CStr, code: i32) {
+    type Fail = extern "C" fn(*const c_char, i32);
+    in_stand_in::<Fail>("libcuda.so.1", "meshstep_standin_fail")(function.as_ptr(), code);
 }
 
 /// Graphs that can be launched.

@@ -221,27 +221,74 @@ fn what_nobody_waits_for_is_released_all_the_same() {
     }
 }
 
+/// Each rank is in a pair, and in a group of itself that was split from the pair.
 #[test]
-fn abort_ends_what_waits_and_nothing_else() {
+fn abort_ends_what_waits_there_and_below_and_nothing_above() {
     let _alone = alone();
     if !available(4) {
         return;
     }
-    let all_have_split = Barrier::new(4);
-    let ends = ranks(4, &patient(), |comm| {
-        let rank = Rank::new(comm);
-        let pair = rank.comm.split(Some(rank.comm.rank() as u32 / 2), 0).unwrap().unwrap();
-        all_have_split.wait();
-        if rank.comm.rank() == 3 {
-            rank.comm.abort();
+    let together = Barrier::new(4);
+    for (aborts, rank_below) in [(3, 3), (2, 0)] {
+        let above = aborts == 2;
+        let ends = ranks(4, &patient(), |comm| {
+            let rank = Rank::new(comm);
+            let me = rank.comm.rank();
+            let pair = rank.comm.split(Some(me as u32 / 2), 0).unwrap().unwrap();
+            let own = pair.split(Some(me as u32), 0).unwrap().unwrap();
+            together.wait();
+            if me == aborts {
+                if above { pair.abort() } else { rank.comm.abort() }
+            }
+            together.wait();
+            let sum = |comm: &dyn Communicator| {
+                let mut buffer = rank.buffer(&[2f32]);
+                comm.all_reduce(&mut buffer, Reduction::Sum).map(|()| rank.read::<f32>(&buffer)[0])
+            };
+            [rank.dyn_comm(), &*pair, &*own].map(sum)
+        });
+        let aborted = Err(Error::Aborted { rank: rank_below });
+        for (rank, end) in ends.into_iter().enumerate() {
+            let expected = match (above, rank) {
+                (false, _) => [aborted.clone(), aborted.clone(), aborted.clone()],
+                (true, 2 | 3) => [Ok(8.0), aborted.clone(), aborted.clone()],
+                (true, _) => [Ok(8.0), Ok(4.0), Ok(2.0)],
+            };
+            assert_eq!(end, expected, "rank {rank}, the pair alone: {above}");
         }
-        let end = rank.sum(1.0);
-        let mut buffer = rank.buffer(&[2f32]);
-        pair.all_reduce(&mut buffer, Reduction::Sum).unwrap();
-        assert_eq!(rank.read::<f32>(&buffer), [4.0]);
-        end
+    }
+}
+
+/// A panic ends one group alone; what was split from it goes on, until somebody aborts that group.
+#[test]
+fn an_abort_of_what_has_failed_ends_what_was_split_from_it() {
+    let _alone = alone();
+    if !available(2) {
+        return;
+    }
+    let together = Barrier::new(2);
+    let ends = ranks(2, &patient(), |comm| {
+        let pair = comm.split(Some(0), 0).unwrap().unwrap();
+        together.wait();
+        let mut kept = Some(comm);
+        if pair.rank() == 0 {
+            let comm = kept.take();
+            let unwinds = move || {
+                let _comm = comm;
+                std::panic::resume_unwind(Box::new("out of luck"));
+            };
+            std::thread::spawn(unwinds).join().unwrap_err();
+        }
+        together.wait();
+        pair.barrier().unwrap();
+        if let Some(comm) = kept {
+            assert!(matches!(comm.sound(), Err(Error::Panicked { rank: 0, .. })));
+            comm.abort();
+        }
+        together.wait();
+        pair.barrier()
     });
-    assert_eq!(ends, vec![Err(Error::Aborted { rank: 3 }); 4]);
+    assert_eq!(ends, vec![Err(Error::Aborted { rank: 1 }); 2]);
 }
 
 #[test]

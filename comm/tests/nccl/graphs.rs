@@ -1,11 +1,11 @@
 //! Operations as part of graphs: at every launch what they would do one by one, and under the same watch.
 
-use crate::bench::{Rank, alone, available, graphs, options, patient, plan, ranks, seed, stand_in};
-use meshstep_comm::nccl::{Captured, Nccl};
+use crate::bench::{Rank, alone, available, fail, graphs, options, patient, plan, ranks, seed, stand_in};
+use meshstep_comm::nccl::{Captured, LastResort, Nccl, Options};
 use meshstep_comm::{Communicator, Error, InFlight, Op, Reduction};
 use meshstep_tensor::cuda::{self, Stream};
 use meshstep_tensor::{Buffer, Queue};
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
 const RANKS: usize = 3;
@@ -191,6 +191,57 @@ fn a_launch_that_hangs_ends_at_its_deadline() {
     for (error, left) in &told {
         assert_eq!(*left, 0, "graphs");
         let Error::Stuck { op_number: 0 | 5, .. } = error.cause() else { panic!("{error:?}") };
+    }
+}
+
+/// NCCL does not end before graphs and captures have gone, so ending it comes after what holds them.
+#[test]
+fn who_cannot_capture_or_launch_ends_it_for_all() {
+    let _alone = alone();
+    if !stand_in(2) {
+        return;
+    }
+    const LAUNCH_FAILED: i32 = 719;
+    for in_capture in [true, false] {
+        let calls: Arc<Mutex<Vec<Error>>> = Arc::default();
+        let noted = Arc::clone(&calls);
+        let last_resort = LastResort::new(move |cause| noted.lock().unwrap().push(cause.clone()));
+        let abort_within = Duration::from_secs(2);
+        let options = Options { abort_within, last_resort, ..patient() };
+        let (begun, both) = (Instant::now(), Barrier::new(2));
+        let told = ranks(2, &options, |comm| {
+            let mut work = Work::new(Arc::clone(&comm));
+            let graph = work.captured();
+            both.wait();
+            let mut told = Ok(());
+            if comm.rank() == 1 && in_capture {
+                let (stream, aside) = (work.stream(), work.rank.buffer(&[7u64; LEN]));
+                told =
+                    comm.capture(&stream, || work.round().and_then(|()| again(&mut work, aside))).map(drop);
+            } else if comm.rank() == 1 {
+                fail(c"cuGraphLaunch", LAUNCH_FAILED);
+                told = work.launch(&graph);
+            }
+            both.wait();
+            // Nothing hears of what is captured or launched from here on.
+            let later = work.launch(&graph).unwrap_err();
+            let refused = work.rank.sum(1.0).unwrap_err();
+            assert_eq!(refused.cause(), later.cause());
+            told.err().unwrap_or(later)
+        });
+        assert_eq!(told[0], told[1], "in a capture: {in_capture}");
+        assert!(!matches!(told[0], Error::Poisoned { .. }), "{told:?}");
+        assert!(begun.elapsed() < abort_within, "{:?}", begun.elapsed());
+        assert!(calls.lock().unwrap().is_empty(), "in a capture: {in_capture}");
+    }
+
+    /// A second round of a capture, whose first call fails in NCCL.
+    fn again(work: &mut Work, aside: Buffer) -> Result<(), Error> {
+        fail(c"cuLaunchHostFunc", LAUNCH_FAILED);
+        let first = work.round().unwrap_err();
+        let (_, second) = work.rank.comm.start(Op::broadcast(0), aside, &work.rank.queue).unwrap_err();
+        assert_eq!(second, first);
+        Err(first)
     }
 }
 

@@ -4,7 +4,7 @@ use super::cubic::Point;
 use super::line_search::{Line, Trial, strong_wolfe};
 use super::passes::Rows;
 use super::{Iterate, Lbfgs, LbfgsError, LbfgsReport, LbfgsState, LineSearch, Loss, Stop};
-use crate::Reduce;
+use crate::{Error, Reduce};
 use meshstep_tensor::{Slice, SliceMut};
 
 /// A fixed step is halved at most this often.
@@ -172,8 +172,9 @@ impl<E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, C> {
         let slope = gram.solve(self.seen[self.current].squares);
         let g = (gram.coef_of_g(), grads[self.current].as_slice());
         let rows = Rows { history, gram, count: 2 * gram.len() };
-        passes.combine(d.as_mut(), g, &rows)?;
-        queue.copy(self.x.as_slice(), start.as_mut())?;
+        let written = passes.combine(d.as_mut(), g, &rows);
+        let written = written.and_then(|()| Ok(queue.copy(self.x.as_slice(), start.as_mut())?));
+        written.map_err(LbfgsError::Alone)?;
         self.state.before = self.current;
         self.d_max = 0;
         self.along = true;
@@ -184,12 +185,12 @@ impl<E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, C> {
     fn walk(&mut self, t: f64) -> Result<(), LbfgsError<E>> {
         self.state.t = t;
         let LbfgsState { start, d, passes, queue, .. } = &mut *self.state;
-        if t == 0.0 {
-            queue.copy(start.as_slice(), self.x.reborrow())?;
+        let walked = if t == 0.0 {
+            queue.copy(start.as_slice(), self.x.reborrow()).map_err(Error::from)
         } else {
-            passes.walk(self.x.reborrow(), start.as_slice(), t, d.as_slice())?;
-        }
-        Ok(())
+            passes.walk(self.x.reborrow(), start.as_slice(), t, d.as_slice())
+        };
+        walked.map_err(LbfgsError::Alone)
     }
 
     /// Back to where the iteration began, as if it had not.

@@ -4,7 +4,7 @@ use crate::{Error, ReduceError};
 
 /// What went wrong, with `E` the closure's own error. The parameters are at the last accepted point, and another step may go
 /// on from there; after [`Reduce`](LbfgsError::Reduce) and [`Parted`](LbfgsError::Parted) the other shards may have gone
-/// another way.
+/// another way, and after [`Alone`](LbfgsError::Alone) they have.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LbfgsError<E> {
@@ -41,6 +41,9 @@ pub enum LbfgsError<E> {
     /// Hyperparameters or memory that cannot work.
     #[error(transparent)]
     Invalid(#[from] Error),
+    /// This shard's memory failed between two exchanges. The others do not hear of it and wait for this one: end that.
+    #[error("this shard alone cannot go on: {0}")]
+    Alone(Error),
     /// The shards could not be brought together.
     #[error(transparent)]
     Reduce(#[from] ReduceError),

@@ -88,7 +88,8 @@ impl CrossShard {
         };
         let group = agreed(&*world, &options, mine, &text)?;
         // Every rank has a colour, so every rank has a group.
-        let Some(comm) = world.split(Some(group as u32), 0)? else { return Err(Error::NoRanks) };
+        let comm = world.split(Some(group as u32), 0).inspect_err(|_| world.abort())?;
+        let Some(comm) = comm else { return Err(Error::NoRanks) };
         let built = Optimizer::new(comm, layout, rules, initial, options.clone());
         let text = family::objection(built.as_ref().err());
         let optimizer = agreed(&*world, &options, built, &text)?;
@@ -99,11 +100,17 @@ impl CrossShard {
 
     /// Makes first values, which a group has alike, alike in all groups.
     fn first_values(&mut self) -> Result<(), Error> {
-        let Optimizer { buckets, frozen, options, .. } = &mut self.optimizer;
-        if options.initial == Initial::Compare {
-            let text = describe_values(&self.optimizer)?;
-            return agree::same_everywhere(&*self.world, &self.optimizer.options, &text);
+        if self.optimizer.options.initial == Initial::Compare {
+            let values = describe_values(&self.optimizer);
+            let text = values.as_ref().map_or_else(|error| family::objection(Some(error)), String::clone);
+            return agreed(&*self.world, &self.optimizer.options, values.map(drop), &text);
         }
+        let sent = self.broadcast();
+        self.end_if_alone(sent)
+    }
+
+    fn broadcast(&mut self) -> Result<(), Error> {
+        let Optimizer { buckets, frozen, options, .. } = &mut self.optimizer;
         for values in buckets.iter_mut().map(|b| &mut b.params).chain(frozen).filter(|v| !v.is_empty()) {
             wire::run(&*self.world, &options.queue, Op::broadcast(0), values)?;
         }

@@ -109,7 +109,7 @@ impl CrossShard {
     }
 
     /// Ends it for the other ranks too where this one alone cannot go on, as they are not to wait for what will not come.
-    fn end_if_alone<T>(&self, result: Result<T, Error>) -> Result<T, Error> {
+    pub(super) fn end_if_alone<T>(&self, result: Result<T, Error>) -> Result<T, Error> {
         let alone = match &result {
             Err(Error::Comm(failure)) => matches!(failure, meshstep_comm::Error::Buffer(_)),
             Ok(_) | Err(Error::DriftNotFinite { .. } | Error::Disagree { .. }) => false,

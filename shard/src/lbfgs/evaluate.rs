@@ -75,22 +75,20 @@ impl Spread {
 
     /// Writes `x` into the parameters this rank owns, and brings everybody's to everyone. Collective.
     pub(super) fn publish(&self, opt: &mut Optimizer, x: Slice<'_>) -> Result<(), Error> {
+        // Nobody is to wait for a bucket that does not come, this rank itself for others' parts of earlier ones neither.
+        let sent = self.send(opt, x).map_err(|error| opt.handover.alone(error));
+        let landed = opt.room.gathering.land(&opt.handover.fixed.queue, &mut opt.buckets);
+        sent.and(landed.map_err(|error| opt.handover.alone(error)))
+    }
+
+    fn send(&self, opt: &mut Optimizer, x: Slice<'_>) -> Result<(), Error> {
         let fixed = &opt.handover.fixed;
-        let mut sent = Ok(());
         for (b, owned) in opt.buckets.iter_mut().enumerate() {
             owned.set_params(x.slice(self.part(b))?)?;
             let bucket = (b, &fixed.buckets[b]);
-            sent = opt.room.gathering.send(&fixed.queue, fixed.stage, bucket, &mut owned.params);
-            if sent.is_err() {
-                break;
-            }
+            opt.room.gathering.send(&fixed.queue, fixed.stage, bucket, &mut owned.params)?;
         }
-        let landed = opt.room.gathering.land(&opt.handover.fixed.queue, &mut opt.buckets);
-        let done = sent.and(landed);
-        if let Err(Error::Comm(failure)) = &done {
-            opt.handover.poison(failure.clone());
-        }
-        done
+        Ok(())
     }
 
     /// Fills `grad` from the reduced gradients.
@@ -115,11 +113,27 @@ impl Spread {
 pub(super) struct Evaluation<'a> {
     pub(super) opt: &'a mut Optimizer,
     pub(super) spread: &'a Spread,
+    /// What this rank has ended it by for all.
+    pub(super) cause: Option<Error>,
 }
 
 impl Evaluation<'_> {
-    /// The closure at `x`: this rank's reduced gradient into `grad`, its loss back. Collective, whatever fails.
+    /// The closure at `x`: this rank's reduced gradient into `grad`, its loss back. Collective, whatever fails: what the other
+    /// ranks are not told of afterwards ends it for them.
     pub(super) fn run<E: Into<Failed>>(
+        &mut self,
+        x: Slice<'_>,
+        grad: SliceMut<'_>,
+        closure: &mut impl FnMut(&MicroBatch<'_>) -> Result<f64, E>,
+    ) -> Result<Loss, Error> {
+        let loss = self.evaluate(x, grad, closure);
+        if self.opt.handover.healthy().is_err() {
+            self.cause = loss.as_ref().err().cloned();
+        }
+        loss
+    }
+
+    fn evaluate<E: Into<Failed>>(
         &mut self,
         x: Slice<'_>,
         grad: SliceMut<'_>,
@@ -128,6 +142,10 @@ impl Evaluation<'_> {
         self.spread.publish(self.opt, x)?;
         let told = backward(self.opt, 1, closure);
         let told = told.and_then(|loss| missing(self.opt).map_or(Ok(loss), Err));
+        if let (Err(error), Err(failure)) = (&told, self.opt.handover.healthy()) {
+            // A closure may have met no more than what had ended it already.
+            return Err(if matches!(error, Error::Closure { .. }) { failure } else { error.clone() });
+        }
         self.opt.handover.settle()?;
         let read = self.spread.read_grads(self.opt, grad);
         let forgotten = self.opt.forget();
@@ -147,17 +165,17 @@ pub(crate) fn backward<E: Into<Failed>>(
     closure: impl FnOnce(&MicroBatch<'_>) -> Result<f64, E>,
 ) -> Result<f64, Error> {
     let micro_batch = opt.micro_batch(weight)?;
-    match closure(&micro_batch) {
-        Ok(loss) => {
-            micro_batch.finish()?;
-            Ok(loss)
-        }
+    let told = match closure(&micro_batch) {
+        Ok(loss) => micro_batch.finish().map(|()| loss),
         Err(error) => {
             drop(micro_batch);
-            opt.finish_dropped()?;
             Err(Error::Closure { source: Arc::from(error.into()) })
         }
+    };
+    if told.is_err() {
+        opt.finish_dropped()?;
     }
+    told
 }
 
 /// What is wrong with a micro-batch in which a gradient is missing.

@@ -129,7 +129,8 @@ impl ShardedLbfgs {
 
     /// Up to `max_iter` iterations of [`Lbfgs`]. Collective. `closure` hands over gradients at the parameters it reads and
     /// returns the loss of its data; it is called equally often on every rank. Where it fails on one rank, every rank's step
-    /// is an error, the parameters are at the last accepted point, and the next step goes on from there.
+    /// is an error, the parameters are at the last accepted point, and the next step goes on from there. What a rank alone
+    /// cannot do, its memory failing, ends it for all with [`Error::Comm`], but there with what it was.
     pub fn step<E: Into<Failed>>(
         &mut self,
         closure: impl FnMut(&crate::MicroBatch<'_>) -> Result<f64, E>,
@@ -159,12 +160,17 @@ impl ShardedLbfgs {
         let ShardedLbfgs { rule, opt, spread, x, state, folding } = self;
         opt.handover.healthy()?;
         opt.check_idle()?;
-        let mut evaluation = Evaluation { opt, spread };
+        let mut evaluation = Evaluation { opt, spread, cause: None };
         let evaluate = |x: Slice<'_>, grad: SliceMut<'_>| evaluation.run(x, grad, &mut closure);
-        let stepped = rule.step_with(x.as_mut(), evaluate, folding, state, each).map_err(from_lbfgs);
-        if let Err(Error::Comm(failure)) = &stepped {
-            opt.handover.poison(failure.clone());
-            return Err(failure.clone().into());
+        let stepped = rule.step_with(x.as_mut(), evaluate, folding, state, each);
+        let Evaluation { opt, cause, .. } = evaluation;
+        let stepped = stepped.map_err(|error| match error {
+            LbfgsError::Alone(error) => opt.handover.alone(error.into()),
+            LbfgsError::Reduce(error) => cause.unwrap_or(opt.handover.alone(from_fold(error))),
+            told => from_lbfgs(told),
+        });
+        if let Err(poisoned) = opt.handover.healthy() {
+            return Err(stepped.err().unwrap_or(poisoned));
         }
         // Decided alike on every rank, so that all gather or none.
         spread.publish(opt, x.as_slice())?;
@@ -206,7 +212,6 @@ fn from_lbfgs(error: LbfgsError<Error>) -> Error {
         LbfgsError::Elsewhere { part } => Error::ClosureElsewhere { rank: part },
         LbfgsError::NotFinite { loss, non_finite } => Error::NotFinite { loss, non_finite },
         LbfgsError::Invalid(error) => error.into(),
-        LbfgsError::Reduce(error) => from_fold(error),
         _ => Error::Parted,
     }
 }

@@ -18,7 +18,7 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 const BAD: f64 = -1.0;
 
 /// `body` on two ranks, neither of which may wait for its deadline.
-fn two<T: Send>(body: impl Fn(Run, Arc<nccl::Nccl>) -> T + Sync) -> Vec<T> {
+pub(crate) fn two<T: Send>(body: impl Fn(Run, Arc<nccl::Nccl>) -> T + Sync) -> Vec<T> {
     let options = nccl::Options { deadline: DEADLINE, ..nccl::Options::default() };
     let began = Instant::now();
     let ends = nccl::spawn(&[0, 1 % devices()], options, |comm| {

@@ -11,19 +11,19 @@ use meshstep_tensor::cuda::Stream;
 use meshstep_tensor::{Category, DType, Layout, Meter, Queue, Slice, SliceMut, cast};
 use std::sync::Arc;
 
-const SEARCHES: [LineSearch; 2] = [LineSearch::None, LineSearch::StrongWolfe];
+pub(crate) const SEARCHES: [LineSearch; 2] = [LineSearch::None, LineSearch::StrongWolfe];
 
 /// Who computes what, and in which type: sums that round alike in any order of ranks.
 const SHARES: [(Share, DType); 3] =
     [(Share::One, DType::F64), (Share::All, DType::F32), (Share::Rows, DType::F32)];
 
-fn run(problem: Problem, lens: &[usize], search: LineSearch, stage: Stage) -> Run {
+pub(crate) fn run(problem: Problem, lens: &[usize], search: LineSearch, stage: Stage) -> Run {
     let run = Run::new(problem, lens, search);
     let rule = Lbfgs { max_iter: 12, history_len: 4, ..run.rule.clone() };
     Run { rule, options: Options { stage, ..run.options.clone() }, ..run }
 }
 
-fn there(run: &Run, queue: &Queue) -> Run {
+pub(crate) fn there(run: &Run, queue: &Queue) -> Run {
     Run { options: Options { queue: queue.clone(), ..run.options.clone() }, ..run.clone() }
 }
 

@@ -60,11 +60,12 @@ struct Node {
 
 struct Stream;
 
-// What streams capture together, from the one it began on.
+// What streams capture together, from the one it began on; and what is told when that and the graphs of it have gone.
 struct Capture {
     Stream *origin;
     std::vector<Node> nodes;
     bool spoilt = false;
+    std::vector<std::shared_ptr<void>> kept = {};
 };
 
 // What was recorded last, what of it has been reached, and when; or, if it was captured, what is before it.
@@ -82,6 +83,7 @@ struct Executable {
     std::vector<Node> nodes;
     uint64_t launched = 0;
     uint64_t ended = 0;
+    std::vector<std::shared_ptr<void>> kept = {};
 };
 
 // One launch of it, the `number`th from 0.

@@ -11,6 +11,7 @@ namespace {
 
 struct Graph {
     std::vector<Node> nodes;
+    std::vector<std::shared_ptr<void>> kept;
 };
 
 auto &graphs = *new std::map<Graph *, std::unique_ptr<Graph>>;
@@ -40,6 +41,15 @@ extern "C" {
 size_t meshstep_standin_graphs() {
     Guard guard(lock);
     return executables.size();
+}
+
+// For the stand-in for NCCL, in the place of user objects: calls `gone` once neither the stream's capture nor a graph of it
+// exists any more.
+void meshstep_standin_keep(void *handle, void (*gone)(void *), void *data) {
+    Guard guard(lock);
+    std::shared_ptr<void> kept(data, gone);
+    auto stream = find(handle);
+    if (stream && stream->capture) stream->capture->kept.push_back(kept);
 }
 
 int cuStreamBeginCapture_v2(void *handle, int) {
@@ -72,10 +82,12 @@ int cuStreamEndCapture(void *handle, void **graph) {
     if (capture->origin != stream.get()) return spoil(capture, CaptureUnmatched);
     Result result = capture->spoilt ? CaptureInvalidated : joined(*capture) ? Success : CaptureUnjoined;
     capture->origin = nullptr;
+    // Events may outlive the capture.
+    auto kept = std::move(capture->kept);
     for (auto &[_, other] : streams)
         if (other->capture == capture) other->capture = nullptr, other->after = {};
     if (result != Success) return result;
-    auto made = std::make_unique<Graph>(Graph{std::move(capture->nodes)});
+    auto made = std::make_unique<Graph>(Graph{std::move(capture->nodes), std::move(kept)});
     *graph = made.get();
     graphs[made.get()] = std::move(made);
     return Success;
@@ -91,6 +103,7 @@ int cuGraphInstantiateWithFlags(void **executable, void *graph, unsigned long lo
     auto found = graphs.find(static_cast<Graph *>(graph));
     if (found == graphs.end()) return InvalidValue;
     auto made = std::make_shared<Executable>(Executable{found->second->nodes});
+    made->kept = found->second->kept;
     executables[made.get()] = made;
     *executable = made.get();
     return Success;
@@ -99,7 +112,11 @@ int cuGraphInstantiateWithFlags(void **executable, void *graph, unsigned long lo
 // What was launched goes on to its end.
 int cuGraphExecDestroy(void *executable) {
     BEGIN(begin(__func__));
-    return executables.erase(static_cast<Executable *>(executable)) ? Success : InvalidValue;
+    auto found = executables.find(static_cast<Executable *>(executable));
+    if (found == executables.end()) return InvalidValue;
+    found->second->kept.clear();
+    executables.erase(found);
+    return Success;
 }
 
 int cuGraphLaunch(void *handle, void *stream) {

@@ -5,7 +5,8 @@
 // puts the rank's part into its slot, the stream waits for the others' parts, a host function takes the result. So with the
 // stand-in for the driver, a missing wait shows. As in NCCL, ranks that call different things wait for ever, a
 // communicator that does not block does nothing until it is asked how it is, and abort ends what waits on this rank
-// alone. Averages multiply by 1/n before they sum, as NCCL's do; sums go in the order of the ranks, f32 through f64.
+// alone, and does not return while a capture or a graph has operations of the communicator. Averages multiply by 1/n
+// before they sum, as NCCL's do; sums go in the order of the ranks, f32 through f64.
 //
 // What a captured stream is asked for is done at every launch of the graph. So nothing is numbered when it is called: an
 // operation takes its number when its stream comes to it, and waits until a count is as high as it always is, which it then
@@ -119,6 +120,7 @@ struct Comm {
     bool blocking = true, planned = false;
     std::atomic<bool> aborted{false};
     std::atomic<int> error{Success};
+    std::atomic<int> captured{0}; // what captures and graphs have of it
     uint64_t operations = 0, collectives = 0, splits = 0;
     uint64_t sends[MaxRanks] = {}, receives[MaxRanks] = {};
     Word opened{0}, never{0};
@@ -191,6 +193,21 @@ bool is_captured(void *stream) {
     return !ask(stream, &status) && status != 0;
 }
 
+// Counts the communicator as captured for as long as the stream's capture and its graphs are there.
+void keep(const Handle &comm, void *stream) {
+    static auto keep = driver<void (*)(void *, void (*)(void *), void *)>("meshstep_standin_keep");
+    auto gone = [](void *data) {
+        Handle comm = std::move(*std::unique_ptr<Handle>(static_cast<Handle *>(data)));
+        --comm->captured;
+    };
+    ++comm->captured;
+    keep(stream, gone, new Handle(comm));
+}
+
+void outlive_captures(const Handle &comm) {
+    while (comm->captured > 0) pause();
+}
+
 // `run` when the stream comes to it, unless the communicator has been aborted by then. Holds the communicator until then; and
 // for ever where it is captured, since a graph may be launched at any time.
 void on_stream(const Handle &comm, void *stream, std::function<void()> run) {
@@ -200,7 +217,9 @@ void on_stream(const Handle &comm, void *stream, std::function<void()> run) {
         if (!step->comm->aborted) step->run();
         if (step->again) step.release();
     };
-    if (launch(stream, step, new Step{comm, std::move(run), is_captured(stream)})) comm->error = CudaError;
+    bool again = is_captured(stream);
+    if (again) keep(comm, stream);
+    if (launch(stream, step, new Step{comm, std::move(run), again})) comm->error = CudaError;
 }
 
 void wait_for(const Handle &comm, void *stream, Word &word, uint64_t least) {
@@ -537,6 +556,7 @@ int ncclCommAbort(Comm *handle) {
     comm->opened = Released;
     comm->never = Released;
     shm_unlink(comm->name.c_str());
+    outlive_captures(comm);
     return ncclCommDestroy(handle);
 }
 

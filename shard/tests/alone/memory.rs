@@ -1,0 +1,205 @@
+//! Memory that one rank does not get, whichever allocation it is: the others are told why, and nothing has changed.
+
+use crate::common::{Run, WhichRule, name, params, state};
+use crate::problems::Problem;
+use crate::run;
+use crate::{DEADLINE, ODD, ends, names_odd};
+use meshstep_comm::Communicator;
+use meshstep_optim::LineSearch;
+use meshstep_shard::{CrossShard, Error, Fault, Groups, Initial, NonFinite, Optimizer, Options, Stage};
+use meshstep_tensor::{DType, Layout, Param, SliceMut};
+use std::alloc::{GlobalAlloc, System};
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Refuses a thread one buffer, when it is told to: those are aligned as nothing else is.
+struct Refusing;
+
+thread_local! {
+    /// Buffers before the one that is refused.
+    static LEFT: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
+fn refuses(layout: std::alloc::Layout) -> bool {
+    let left = LEFT.try_with(Cell::get).ok().flatten().filter(|_| layout.align() >= 64);
+    left.is_some_and(|left| {
+        LEFT.set(left.checked_sub(1));
+        left == 0
+    })
+}
+
+// SAFETY: every method passes its arguments on to the system's allocator unchanged, or says that there is no memory.
+unsafe impl GlobalAlloc for Refusing {
+    unsafe fn alloc(&self, layout: std::alloc::Layout) -> *mut u8 {
+        if refuses(layout) {
+            return std::ptr::null_mut();
+        }
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: std::alloc::Layout) {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Refusing = Refusing;
+
+/// `body` without the buffer that is its `at`th on the odd rank. Whether it made so many.
+fn without<T>(rank: usize, at: usize, body: impl FnOnce() -> T) -> (T, bool) {
+    LEFT.set(Some(at).filter(|_| rank == ODD));
+    let end = body();
+    (end, LEFT.replace(None).is_none())
+}
+
+fn assert_told(what: &str, rank: usize, at: usize, error: &Error) {
+    let own = matches!(error, Error::Tensor(_) | Error::Optim(_) | Error::Initial { .. } | Error::Comm(_));
+    assert!(if rank == ODD { own } else { names_odd(error) }, "{what}, {at}, rank {rank}: {error:?}");
+}
+
+fn zeros(_: &Param, _: SliceMut<'_>) -> Result<(), meshstep_tensor::Error> {
+    Ok(())
+}
+
+fn more() -> Layout {
+    Layout::builder().param("more", &[40], DType::F32).frozen("still", &[3], DType::F32).build().unwrap()
+}
+
+/// Whether the odd rank allocated so many buffers as it added parameters. If it did nothing has changed; they are added at
+/// last in any case, and the run goes on to `expected`.
+fn added(run: &Run, at: usize, what: &str, expected: &[Vec<u8>]) -> bool {
+    let began = Instant::now();
+    let hit = ends(run.ranks, |comm| {
+        let rank = comm.rank();
+        let mut opt = run.build(comm).unwrap();
+        run.hand_over(&mut opt, 1, 0).unwrap();
+        opt.step(run.at(1)).unwrap().outcome().unwrap();
+        let seen = |opt: &Optimizer| (params(opt), state(opt), opt.options().meter.live_total());
+        let before = seen(&opt);
+        let mut add = || opt.add_param_group(more(), run.groups(), zeros);
+        let (told, hit) = without(rank, at, &mut add);
+        if let Err(error) = &told {
+            assert_told(what, rank, at, error);
+            assert!(!matches!(error, Error::Comm(_)), "{what}, {at}, rank {rank}: {error:?}");
+            assert_eq!(seen(&opt), before, "{what}, {at}, rank {rank}");
+            opt.add_param_group(more(), run.groups(), zeros).unwrap();
+        }
+        let mb = opt.micro_batch(1).unwrap();
+        for i in 0..run.lens.len() {
+            let grad: Vec<f32> = run.gradient(2, 0, rank, i).iter().map(|&g| g as f32).collect();
+            mb.grad(&name(i), &grad[..]).unwrap();
+        }
+        mb.grad("more", &[0f32; 40][..]).unwrap();
+        mb.finish().unwrap();
+        opt.step(run.at(2)).unwrap().outcome().unwrap();
+        assert_eq!(params(&opt)[..run.lens.len()], *expected, "{what}, {at}");
+        (told.is_err(), rank == ODD && hit)
+    });
+    let missed = hit[ODD].1;
+    assert!(hit.iter().all(|&(failed, _)| failed == missed), "{what}, {at}: {hit:?}");
+    assert!(began.elapsed() < DEADLINE);
+    missed
+}
+
+#[test]
+fn for_parameters_that_are_added() {
+    for stage in [Stage::Replicated, Stage::Zero1, Stage::Zero2] {
+        for rule in [WhichRule::AdamW, WhichRule::Lamb] {
+            for initial in [Initial::Broadcast, Initial::Compare] {
+                let non_finite =
+                    if initial == Initial::Compare { NonFinite::Propagate } else { NonFinite::Skip };
+                if rule == WhichRule::Lamb && stage == Stage::Replicated {
+                    continue;
+                }
+                let options = Options { initial, non_finite, ..Run::default().options };
+                let run =
+                    Run { ranks: 2, steps: 2, rule, max_norm: None, options, ..Run::default() }.stage(stage);
+                let (what, expected) = (format!("{stage:?} {rule:?} {initial:?}"), run.run().params);
+                let buffers = (0..).take_while(|&at| added(&run, at, &what, &expected)).count();
+                assert!(buffers > 5, "{what}: {buffers}");
+            }
+        }
+    }
+}
+
+/// Every rank has an error where the odd one lacks a buffer of what `make` makes.
+fn every_buffer_of<T>(what: &str, make: impl Fn(Arc<dyn Communicator>) -> Result<T, Error> + Sync) {
+    for at in 0.. {
+        let told = ends(2, |comm| {
+            let rank = comm.rank();
+            without(rank, at, || make(comm).map(drop))
+        });
+        if !told[ODD].1 {
+            assert!(at > 5 && told.iter().all(|(made, _)| made.is_ok()), "{what}: {told:?}");
+            return;
+        }
+        for (rank, (made, _)) in told.iter().enumerate() {
+            let Err(error) = made else {
+                panic!("{what}: nothing is wrong on rank {rank} without buffer {at}")
+            };
+            assert_told(what, rank, at, error);
+        }
+    }
+}
+
+#[test]
+fn for_what_is_made() {
+    let run = Run { ranks: 2, ..Run::default() };
+    every_buffer_of("an optimizer", |comm| run.build(comm));
+    every_buffer_of("L-BFGS", |comm| {
+        run::Run::new(Problem::Rosenbrock, &[40, 9], LineSearch::StrongWolfe).build(comm)
+    });
+    for initial in [Initial::Broadcast, Initial::Compare] {
+        let options = Options { stage: Stage::Replicated, initial, ..run.options.clone() };
+        every_buffer_of("replicas", |comm| {
+            CrossShard::new(
+                comm,
+                None,
+                run.layout(),
+                Groups::from(crate::common::adamw()),
+                zeros,
+                options.clone(),
+            )
+        });
+    }
+}
+
+/// The odd rank has memory for two buckets, which it has begun, and needs a third to complete what the other waits for: once
+/// that fails it can be tried again, in the step, and then no more.
+#[test]
+fn for_a_bucket_that_others_wait_for() {
+    for (twice, discards) in [(false, false), (true, false), (true, true)] {
+        let options = Options { stage: Stage::Zero2, bucket_len: Some(64), ..Options::default() };
+        let run = Run { lens: vec![64; 6], ranks: 2, options, ..Run::default() };
+        let told = ends(2, |comm| {
+            let rank = comm.rank();
+            let mut opt = run.build(comm).unwrap();
+            if rank == ODD {
+                let mb = opt.micro_batch(1).unwrap();
+                [0, 1].iter().for_each(|&i| mb.grad(&name(i), &[1f32; 64][..]).unwrap());
+                let (finished, hit) = without(rank, 0, || mb.finish());
+                assert!(hit && matches!(finished, Err(Error::Tensor(_))), "{finished:?}");
+            } else if let Err(error) = run.hand_over(&mut opt, 1, 0) {
+                return (error, false);
+            }
+            let mut step = || {
+                let drops = discards && rank == ODD;
+                let ended = if drops { opt.discard_gradients() } else { opt.step(run.at(1)).map(drop) };
+                ended.unwrap_err()
+            };
+            let told = if twice { without(rank, 0, &mut step).0 } else { step() };
+            (told, opt.micro_batch(1).map(drop).is_ok())
+        });
+        for (rank, (error, goes_on)) in told.iter().enumerate() {
+            let expected = match (twice, rank) {
+                (false, _) => matches!(error, Error::Fault { rank: ODD, fault: Fault::Unfinished }),
+                (true, ODD) => matches!(error, Error::Tensor(_)),
+                (true, _) => names_odd(error),
+            };
+            assert!(expected && *goes_on != twice, "{twice}, rank {rank}: {error:?}");
+        }
+    }
+}
