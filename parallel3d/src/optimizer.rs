@@ -24,9 +24,12 @@ use std::sync::Arc;
 /// parameters; [`Combine::Weighted`], by tokens, is the one that does not depend on the mesh.
 #[derive(Debug)]
 pub struct Optimizer {
-    inner: meshstep_shard::Optimizer,
+    pub(crate) inner: meshstep_shard::Optimizer,
     comms: Communicators,
-    coordinate: Coordinate,
+    pub(crate) coordinate: Coordinate,
+    pub(crate) model: Model,
+    /// Along the axes that cut parameters, once they were compared.
+    pub(crate) across_cuts: Option<Communicators>,
 }
 
 impl Optimizer {
@@ -67,7 +70,7 @@ impl Optimizer {
                 initial(parameter, &pieces, values)
             })?;
         }
-        Ok(Optimizer { inner, comms, coordinate })
+        Ok(Optimizer { inner, comms, coordinate, model: model.clone(), across_cuts: None })
     }
 
     /// The mesh.
@@ -100,7 +103,7 @@ impl DerefMut for Optimizer {
     }
 }
 
-fn all(mesh: &Mesh) -> Axes {
+pub(crate) fn all(mesh: &Mesh) -> Axes {
     mesh.axes().iter().map(|&(axis, _)| axis).collect()
 }
 

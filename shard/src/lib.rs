@@ -12,6 +12,7 @@
 //! | [`Precision`] | masters, remainders, bf16 moments, stochastic rounding: a recipe that is checked |
 //! | [`Groups`] | other hyperparameters for some parameters |
 //! | [`Among`] | parameters that several groups of ranks share in several ways, stepped together |
+//! | [`Verified`], [`Difference`] | replicas and sharded state compared by bits, and what was found |
 //! | [`CrossShard`] | replicas in groups that reduce apart, compared and averaged on request |
 //! | [`Plan`] | who owns what, and the bytes it takes, without memory or ranks |
 //!
@@ -118,10 +119,11 @@ mod take_in;
 mod tensor_totals;
 #[cfg(feature = "cuda")]
 mod there;
+mod verify;
 mod whole_run;
 mod wire;
 
-pub use agree::same_everywhere;
+pub use agree::{gather_words, same_everywhere};
 pub use among::Among;
 pub use bucket_plan::{BucketPlan, Placed};
 pub use cross_shard::{AssignmentError, CrossShard, Drift, SlotDrift};
@@ -139,6 +141,7 @@ pub use plan::{Memory, Plan, Wire};
 pub use precision::{Master, Moments, Precision};
 pub use reduce::Folding;
 pub use step::{Outcome, Pending, Traffic};
+pub use verify::{Apart, Difference, Held, Repaired, Verified, VerifyError};
 pub use whole_run::{Evaluated, Minimized, Passed, Until};
 
 /// Keeps the repository's README.md true.

@@ -120,6 +120,8 @@ impl Optimizer {
         let launched = self.launch(at);
         match &launched {
             Err(Error::Comm(failure)) => self.handover.poison(failure.clone()),
+            // Every rank's, before the step was launched.
+            Err(Error::Differs(_) | Error::Disagree { .. }) => self.handover.settle()?,
             // The other ranks are not to wait for what will not come.
             Err(_) => self.handover.abort(),
             Ok(_) => {}
@@ -134,11 +136,13 @@ impl Optimizer {
             there.unheard.push_back(Arc::clone(&ticket));
         }
         self.hear(false)?;
+        self.keep_after_step(true)?;
         Ok(ticket)
     }
 
     fn launch(&mut self, at: &At) -> Result<Arc<Ticket>, Error> {
         let fault = self.arrive(at)?;
+        self.verify_in_step()?;
         let settings = self.settings(at, fault);
         let mut there = match self.room.there.take() {
             Some(there) => there,
