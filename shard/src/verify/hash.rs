@@ -1,5 +1,6 @@
 //! A 64-bit hash of the bits of flat memory: a sum over its elements, so that parts may be hashed apart and in any order.
 
+use meshstep_tensor::simd::{Body, Isa};
 use meshstep_tensor::{Error, Slice};
 
 /// Bytes up to which one thread hashes alone.
@@ -15,24 +16,42 @@ const INVERSES: [u64; 2] = [inverse(FACTORS[0]), inverse(FACTORS[1])];
 /// hash of the whole. `mix` is one to one, so one element that differs is always noticed, and any other change but for one in
 /// 2^64.
 pub(crate) fn hash(values: Slice<'_>, first: usize) -> Result<u64, Error> {
-    Ok(spread(values.bytes()?, values.dtype().size(), first as u64))
+    Ok(spread(Isa::detect(), values.bytes()?, values.dtype().size(), first as u64))
 }
 
-fn spread(bytes: &[u8], size: usize, first: u64) -> u64 {
+fn spread(isa: Isa, bytes: &[u8], size: usize, first: u64) -> u64 {
     if bytes.len() <= SPLIT_FROM || rayon::current_num_threads() == 1 {
-        return match size {
-            2 => sum(bytes, first, |bits| u16::from_ne_bytes(bits).into()),
-            4 => sum(bytes, first, |bits| u32::from_ne_bytes(bits).into()),
-            _ => sum(bytes, first, u64::from_ne_bytes),
-        };
+        return isa.run(Sum { bytes, size, first });
     }
     let half = bytes.len() / size / 2;
     let (left, right) = bytes.split_at(half * size);
-    let (left, right) =
-        rayon::join(|| spread(left, size, first), || spread(right, size, first.wrapping_add(half as u64)));
+    let second = first.wrapping_add(half as u64);
+    let (left, right) = rayon::join(|| spread(isa, left, size, first), || spread(isa, right, size, second));
     left.wrapping_add(right)
 }
 
+/// The loop, for the instructions the machine has: its products of 64 bits are slow without AVX-512.
+struct Sum<'a> {
+    bytes: &'a [u8],
+    size: usize,
+    first: u64,
+}
+
+impl Body for Sum<'_> {
+    type Output = u64;
+
+    #[inline(always)]
+    fn run(self) -> u64 {
+        let Sum { bytes, size, first } = self;
+        match size {
+            2 => sum(bytes, first, |bits| u16::from_ne_bytes(bits).into()),
+            4 => sum(bytes, first, |bits| u32::from_ne_bytes(bits).into()),
+            _ => sum(bytes, first, u64::from_ne_bytes),
+        }
+    }
+}
+
+#[inline(always)]
 fn sum<const N: usize>(bytes: &[u8], first: u64, bits: impl Fn([u8; N]) -> u64) -> u64 {
     let (mut sum, mut key) = (0u64, key(first));
     for element in bytes.as_chunks::<N>().0 {
@@ -56,7 +75,7 @@ pub(crate) struct Change {
 /// is preferred; `None` where nothing, or too much, would explain it.
 pub(crate) fn change(values: Slice<'_>, first: usize, was: u64) -> Result<Option<Change>, Error> {
     let (bytes, size) = (values.bytes()?, values.dtype().size());
-    let off = spread(bytes, size, first as u64).wrapping_sub(was);
+    let off = spread(Isa::detect(), bytes, size, first as u64).wrapping_sub(was);
     let (mut fits, mut found) = (None, 0u64);
     for (index, element) in bytes.chunks_exact(size).enumerate() {
         let (is, key) = (bits(element), key((first + index) as u64));
@@ -87,6 +106,7 @@ fn key(i: u64) -> u64 {
     i.wrapping_add(1).wrapping_mul(STRIDE)
 }
 
+#[inline(always)]
 fn mix(x: u64) -> u64 {
     let x = (x ^ (x >> 30)).wrapping_mul(FACTORS[0]);
     let x = (x ^ (x >> 27)).wrapping_mul(FACTORS[1]);
@@ -186,10 +206,17 @@ mod tests {
     }
 
     #[test]
-    fn threads_do_not_show() {
+    fn threads_and_instructions_do_not_show() {
         let values: Vec<f32> = (0..700_001u32).map(|i| i as f32).collect();
         let bits: Vec<u32> = values.iter().map(|x| x.to_bits()).collect();
         assert_eq!(hash(Slice::from(&values[..]), 3).unwrap(), naive(&bits, 3));
+        for isa in Isa::available() {
+            assert_eq!(
+                spread(isa, Slice::from(&values[..]).bytes().unwrap(), 4, 3),
+                naive(&bits, 3),
+                "{isa}"
+            );
+        }
     }
 
     /// Values that compare equal, or never do, by their bits.
