@@ -156,32 +156,60 @@ impl Optimizer {
 
     /// What this rank has of a vector, and the index in the parameter of its first element.
     pub(super) fn piece(&mut self, item: &Item) -> Result<(usize, Slice<'_>), Error> {
-        let (bucket, range) = match &self.entries[item.param].place {
+        let (bucket, place) = match &self.entries[item.param].place {
             Place::Frozen { vector, range } => {
                 return Ok((0, self.frozen[*vector].as_slice().slice(range.clone())?));
             }
             Place::Bucket { bucket, range, .. } => (*bucket, range.clone()),
         };
+        let (first, part) = self.part(item, bucket, &place);
         let owned = &self.buckets[bucket];
         let vector = match item.slot {
-            Slot::Params => return Ok((0, owned.params()?.slice(range)?)),
-            Slot::Grads => {
-                let (first, part) = self.reduced(bucket, &range);
-                let grads = self.handover.grads(bucket).map(|grads| grads.as_slice());
-                return Ok((first, grads.unwrap_or(Slice::from(&[] as &[f32])).slice(part)?));
-            }
-            Slot::Master => owned.master(),
-            Slot::State(i) => owned.state().get(i),
+            Slot::Params => Some(owned.params()?),
+            Slot::Grads => self.handover.grads(bucket).map(|grads| grads.as_slice()),
+            Slot::Master => owned.master().map(Buffer::as_slice),
+            Slot::State(i) => owned.state().get(i).map(Buffer::as_slice),
         };
-        let Some(vector) = vector.map(Buffer::as_slice) else { return Ok((0, Slice::from(&[] as &[f32]))) };
-        match owned.state_of(&range) {
-            Some((within, kept)) => Ok((within.start, vector.slice(kept)?)),
-            None => Ok((0, vector.slice(0..0)?)),
+        let nothing = Slice::from(&[] as &[f32]);
+        vector.map_or(Ok((0, nothing)), |vector| Ok((first, vector.slice(part)?)))
+    }
+
+    /// The same memory, to be written.
+    pub(super) fn piece_mut(&mut self, item: &Item) -> Result<SliceMut<'_>, Error> {
+        // What is on its way to this place comes first.
+        self.piece(item)?;
+        let (bucket, place) = match &self.entries[item.param].place {
+            Place::Frozen { vector, range } => {
+                return Ok(self.frozen[*vector].as_mut().slice(range.clone())?);
+            }
+            Place::Bucket { bucket, range, .. } => (*bucket, range.clone()),
+        };
+        let (_, part) = self.part(item, bucket, &place);
+        let owned = &mut self.buckets[bucket];
+        let vector = match item.slot {
+            Slot::Params => Some(&mut owned.params),
+            Slot::Grads => self.handover.grads(bucket),
+            Slot::Master => owned.master_mut(),
+            Slot::State(i) => owned.state_mut().get_mut(i),
+        };
+        let nothing = SliceMut::empty(DType::F32, self.options.queue.place());
+        vector.map_or(Ok(nothing), |vector| Ok(vector.as_mut().slice(part)?))
+    }
+
+    /// This rank's part of a vector of the parameter at `place` of a bucket: the index in the parameter of its first element, and
+    /// where it lies in what this rank keeps of the bucket.
+    fn part(&self, item: &Item, bucket: usize, place: &Range<usize>) -> (usize, Range<usize>) {
+        match item.slot {
+            Slot::Params => (0, place.clone()),
+            Slot::Grads => self.reduced(bucket, place),
+            Slot::Master | Slot::State(_) => {
+                let part = self.buckets[bucket].state_of(place);
+                part.map_or((0, 0..0), |(within, kept)| (within.start, kept))
+            }
         }
     }
 
-    /// Where this rank has reduced gradients of a parameter at `place` of a bucket: the index in the parameter of the first one,
-    /// and their range in what it holds of the bucket.
+    /// The same of reduced gradients.
     fn reduced(&self, bucket: usize, place: &Range<usize>) -> (usize, Range<usize>) {
         let chunk = self.handover.fixed.buckets[bucket].owned.first();
         match (self.options.stage, chunk) {
@@ -193,29 +221,6 @@ impl Optimizer {
             }
             (Stage::Zero1 | Stage::Zero2, None) => (0, 0..0),
         }
-    }
-
-    /// The same memory, to be written.
-    pub(super) fn piece_mut(&mut self, item: &Item) -> Result<SliceMut<'_>, Error> {
-        // What is on its way to this place comes first.
-        self.piece(item)?;
-        let (bucket, range) = match &self.entries[item.param].place {
-            Place::Frozen { vector, range } => {
-                return Ok(self.frozen[*vector].as_mut().slice(range.clone())?);
-            }
-            Place::Bucket { bucket, range, .. } => (*bucket, range.clone()),
-        };
-        let (_, part) = self.reduced(bucket, &range);
-        let owned = &mut self.buckets[bucket];
-        let kept = owned.state_of(&range).map_or(0..0, |(_, kept)| kept);
-        let (vector, part) = match item.slot {
-            Slot::Params => (Some(&mut owned.params), range),
-            Slot::Grads => (self.handover.grads(bucket), part),
-            Slot::Master => (owned.master_mut(), kept),
-            Slot::State(i) => (owned.state_mut().get_mut(i), kept),
-        };
-        let nothing = SliceMut::empty(DType::F32, self.options.queue.place());
-        vector.map_or(Ok(nothing), |vector| Ok(vector.as_mut().slice(part)?))
     }
 
     /// Elements `part` of what this rank has of a vector, hashed.
