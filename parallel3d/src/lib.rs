@@ -17,6 +17,7 @@ mod model;
 pub mod models;
 mod optimizer;
 mod placement;
+mod step;
 mod verify;
 
 pub use axis::{Axes, Axis, UnknownAxis};

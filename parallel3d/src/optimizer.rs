@@ -5,10 +5,11 @@ use crate::{
 };
 use meshstep_comm::{Communicator, Reduction};
 use meshstep_optim::Rounding;
-use meshstep_shard::{Among, Combine, Groups, Options};
-use meshstep_tensor::SliceMut;
+use meshstep_shard::{Among, Combine, Groups, Options, Parts};
+use meshstep_tensor::{Layout, SliceMut};
+use std::collections::HashMap;
 use std::fmt::Write;
-use std::ops::{Deref, DerefMut};
+use std::ops::Deref;
 use std::sync::Arc;
 
 /// A model's parameters, gradients and optimizer state on one rank of a mesh. Steps are taken as with
@@ -53,15 +54,18 @@ impl Optimizer {
         };
         let same = meshstep_shard::same_everywhere(&*world, &options, &text);
         let (coordinate, families) = checked?;
-        same?;
+        same.map_err(|error| along(error, &mesh))?;
         let sets = families.iter().flat_map(|family| roles(family.sharing));
         let comms = Communicators::new(Arc::clone(&world), mesh, sets)?;
         let weighs =
             coordinate.is_first(all(comms.mesh()).without(comms.mesh().resolve(Axis::Dp | Axis::Cp)));
-        let combine = options.combine;
+        let (combine, stochastic) = (options.combine, options.precision.rounding == Rounding::Stochastic);
         let mut inner = meshstep_shard::Optimizer::empty(world, weighs, options)?;
         for Family { sharing, layout } in families {
-            let among = among(&comms, sharing, &coordinate, combine)?;
+            let mut among = among(&comms, sharing, &coordinate, combine)?;
+            if stochastic {
+                among.parts = parts(model, &layout, comms.mesh(), &coordinate)?;
+            }
             let rules = groups.within(&layout);
             inner.add_shared(layout, rules, among, |param, values| {
                 let Some(parameter) = model.get(param.name()) else { return Ok(()) };
@@ -89,17 +93,13 @@ impl Optimizer {
     }
 }
 
+/// What there is to read. What changes it is among the methods here: a parameter added to the inner optimizer would have no
+/// place on the mesh.
 impl Deref for Optimizer {
     type Target = meshstep_shard::Optimizer;
 
     fn deref(&self) -> &Self::Target {
         &self.inner
-    }
-}
-
-impl DerefMut for Optimizer {
-    fn deref_mut(&mut self) -> &mut Self::Target {
-        &mut self.inner
     }
 }
 
@@ -132,7 +132,23 @@ fn among(
         further: further.collect::<Result<_, Error>>()?,
         copies: Arc::clone(comms.along(copies)?),
         counts: coordinate.is_first(sharing.copies.without(shards)),
+        parts: HashMap::new(),
     })
+}
+
+/// Which elements of the parameters of `layout` that are cut this rank holds: their random bits are those of the whole.
+fn parts(
+    model: &Model,
+    layout: &Layout,
+    mesh: &Mesh,
+    coordinate: &Coordinate,
+) -> Result<HashMap<String, Parts>, Error> {
+    let parameters = layout.params().iter().filter_map(|param| Some((model.get(param.name())?, param)));
+    let cut = parameters.filter(|(whole, own)| whole.shape != own.shape());
+    cut.map(|(Parameter { name, shape, placement, .. }, _)| {
+        Ok((name.clone(), placement.parts(name, shape, mesh, coordinate)?))
+    })
+    .collect()
 }
 
 /// Where this rank sits and what it holds, or what is wrong.
@@ -153,14 +169,7 @@ fn check(
     }
     let families = model.families(&mesh, &coordinate)?;
     check_data(&mesh, &families, options.combine)?;
-    let cut =
-        |p: &&Parameter| p.placement.local_shape(&p.name, &p.shape, &mesh).is_ok_and(|own| own != p.shape);
-    match model.parameters().iter().find(cut) {
-        Some(p) if options.precision.rounding == Rounding::Stochastic => {
-            Err(Error::StochasticCut { name: p.name.clone() })
-        }
-        _ => Ok((coordinate, families)),
-    }
+    Ok((coordinate, families))
 }
 
 /// What all ranks must have alike.
@@ -170,6 +179,22 @@ fn describe(mesh: &Mesh, model: &Model) -> String {
         let _ = writeln!(text, "parameter {i} = {:?} {:?} {} {:?}", p.name, p.shape, p.dtype, p.placement);
     }
     text
+}
+
+/// A difference of models, with the axes along which ranks have it.
+fn along(error: meshstep_shard::Error, mesh: &Mesh) -> Error {
+    match error {
+        // Of different meshes nobody's coordinates are everyone's.
+        meshstep_shard::Error::Disagree { what, rank0, rank, theirs } if what != "mesh" => {
+            let at = match mesh.coordinate(rank) {
+                Ok(at) => at,
+                Err(error) => return error.into(),
+            };
+            let axes = all(mesh).iter().filter(|&axis| at.along(axis) > 0).collect();
+            Error::Models { what, rank0, rank, at, axes, theirs }
+        }
+        other => other.into(),
+    }
 }
 
 /// Means or weights over different ranks do not add up to one norm, nor to one gradient.

@@ -1,7 +1,7 @@
 //! Verification in the mesh's terms: along which axes ranks differ, where they sit, and which element of the whole parameter.
 
 use crate::{Axes, Axis, Communicators, Coordinate, Error, Optimizer, Parameter};
-use meshstep_shard::{At, Difference, Pending, gather_words};
+use meshstep_shard::{Difference, Repaired, gather_words};
 use meshstep_tensor::{Buffer, Category, Place};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -60,12 +60,6 @@ impl fmt::Display for Differs {
 }
 
 impl Optimizer {
-    /// As [`meshstep_shard::Optimizer::step`]; a difference that it finds ([`meshstep_shard::Optimizer::verify_every`]) is told
-    /// as [`verify`](Self::verify) tells it.
-    pub fn step(&mut self, at: At) -> Result<Pending, Error> {
-        self.inner.step(at).map_err(|error| self.located(error))
-    }
-
     /// As [`meshstep_shard::Optimizer::verify`], each vector among the ranks that hold the same: for a parameter all axes but those
     /// that cut it, for state these without the ones that divide it. A difference is [`Error::Differs`]. Collective.
     ///
@@ -76,7 +70,27 @@ impl Optimizer {
         Ok(Verified { of, alike })
     }
 
-    fn located(&self, error: meshstep_shard::Error) -> Error {
+    /// [`meshstep_shard::Optimizer::verify_every`].
+    pub fn verify_every(&mut self, steps: u64) -> Result<(), Error> {
+        Ok(self.inner.verify_every(steps)?)
+    }
+
+    /// As [`meshstep_shard::Optimizer::verify_gradients`]. A difference is [`Error::Differs`].
+    pub fn verify_gradients(&mut self) -> Result<meshstep_shard::Verified, Error> {
+        self.inner.verify_gradients().map_err(|error| self.located(error))
+    }
+
+    /// [`meshstep_shard::Optimizer::repair`].
+    pub fn repair(&mut self) -> Result<Vec<Repaired>, Error> {
+        Ok(self.inner.repair()?)
+    }
+
+    /// [`meshstep_shard::Optimizer::flip_bit`], of what this rank holds.
+    pub fn flip_bit(&mut self, name: &str, slot: &str, element: usize, bit: u32) -> Result<(), Error> {
+        Ok(self.inner.flip_bit(name, slot, element, bit)?)
+    }
+
+    pub(crate) fn located(&self, error: meshstep_shard::Error) -> Error {
         match error {
             meshstep_shard::Error::Differs(difference) => Error::Differs(Box::new(self.locate(*difference))),
             other => other.into(),

@@ -5,9 +5,8 @@ use meshstep_tensor::DType;
 
 /// What went wrong.
 ///
-/// After [`Comm`](Error::Comm) the optimizer is poisoned: ranks may have parted, parameters may be of two steps, and every
-/// later call repeats the error. All others leave parameters and state as they were; those that a step ends with drop its
-/// gradients.
+/// After [`Comm`](Error::Comm) the optimizer is poisoned: ranks may have parted, and every later call repeats the error. All
+/// others leave parameters and state as they were; those that a step ends with drop its gradients.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -183,6 +182,16 @@ pub enum Error {
         /// What would work.
         works: &'static str,
     },
+    /// Parts of a parameter that do not make it up.
+    #[error(
+        "the parts of parameter {name:?} are not its {len} elements, one after another, in runs of 1 or more"
+    )]
+    Parts {
+        /// The parameter.
+        name: String,
+        /// Its elements here.
+        len: usize,
+    },
     /// A parameter that exists already.
     #[error("parameter {name:?} exists already; a new group's parameters need names of their own")]
     NameTaken {
@@ -335,6 +344,9 @@ pub enum Error {
         /// The option.
         option: &'static str,
     },
+    /// A rate by a schedule where there is none.
+    #[error("this optimizer has no schedule; set Options::schedule, or give each step its own At::lr")]
+    NoSchedule,
     /// A loss scale to restore where none is kept.
     #[error("this optimizer keeps no loss scale; set Options::loss_scale to restore one")]
     NoLossScale,

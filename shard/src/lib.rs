@@ -114,6 +114,7 @@ mod precision;
 mod presence;
 mod reduce;
 mod run;
+mod schedule;
 mod step;
 mod take_in;
 mod tensor_totals;
@@ -124,7 +125,7 @@ mod whole_run;
 mod wire;
 
 pub use agree::{gather_words, same_everywhere};
-pub use among::Among;
+pub use among::{Among, Parts};
 pub use bucket_plan::{BucketPlan, Placed};
 pub use cross_shard::{AssignmentError, CrossShard, Drift, SlotDrift};
 pub use error::Error;

@@ -230,6 +230,7 @@ impl Optimizer {
         self.options.norm.check()?;
         self.options.loss_scale.map_or(Ok(()), |rule| rule.check())?;
         self.options.precision.check_rules(&groups)?;
+        among.check_parts(layout)?;
         let earlier = || self.handover.fixed.buckets.iter().map(|k| &k.plan);
         // Whole parameters are balanced over the ranks that share them.
         let along = |k: &&Kept| Arc::ptr_eq(&k.among.shards, &among.shards);
@@ -260,7 +261,9 @@ impl Optimizer {
     /// What takes all ranks to share all parameters alike.
     fn check_shared(&self, groups: &Groups, among: &Among) -> Result<(), Error> {
         let Options { stage, clip, combine, .. } = self.options;
-        let all = among.further.is_empty() && among.comms().all(|comm| Arc::ptr_eq(comm, self.comm()));
+        let all = among.further.is_empty()
+            && among.parts.is_empty()
+            && among.comms().all(|comm| Arc::ptr_eq(comm, self.comm()));
         let rule = |sees| groups.groups.iter().map(|g| &g.rule).find(|rule| rule.sees() == sees);
         let works = match (rule(Sees::TensorSums), rule(Sees::Matrix)) {
             // Folded over all ranks, each element once.

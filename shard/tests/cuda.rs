@@ -23,6 +23,8 @@ mod propagate;
 mod replicas;
 #[path = "lbfgs/run.rs"]
 mod run;
+#[path = "cuda/shared.rs"]
+mod shared;
 #[path = "cuda/verify.rs"]
 mod verify;
 
