@@ -243,6 +243,12 @@ pub enum Error {
         /// What it has.
         theirs: String,
     },
+    /// Ranks that should hold the same do not, or a rank no longer holds what it wrote.
+    #[error(transparent)]
+    Differs(Box<crate::Differs>),
+    /// Memory could not be had or viewed.
+    #[error(transparent)]
+    Tensor(#[from] meshstep_tensor::Error),
     /// The optimizer on one group.
     #[error(transparent)]
     Shard(#[from] meshstep_shard::Error),

@@ -6,6 +6,7 @@
 //! | [`Placement`] | where a parameter lies: cut along axes or whole, and how its gradient becomes whole |
 //! | [`Model`] | parameters and their placements; what of them a rank holds, by [`Family`] |
 //! | [`Optimizer`] | the sharded step on a mesh, decided by all its ranks together |
+//! | [`Verified`], [`Differs`] | what a verification came to: replicas compared by bits |
 //! | [`Communicators`] | one communicator for each set of axes that is needed |
 
 mod axis;
@@ -17,6 +18,7 @@ pub mod models;
 mod optimizer;
 mod placement;
 mod step;
+mod verify;
 
 pub use axis::{Axes, Axis, UnknownAxis};
 pub use communicators::Communicators;
@@ -25,6 +27,7 @@ pub use mesh::{Coordinate, Group, Mesh};
 pub use model::{Family, Model, ModelBuilder, Parameter};
 pub use optimizer::Optimizer;
 pub use placement::{Gradient, Piece, Placement, Sharing};
+pub use verify::{Alike, Differs, Verified};
 
 /// Keeps README.md true.
 #[cfg(doctest)]

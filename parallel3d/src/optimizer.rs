@@ -27,7 +27,10 @@ use std::sync::Arc;
 pub struct Optimizer {
     pub(crate) inner: meshstep_shard::Optimizer,
     comms: Communicators,
-    coordinate: Coordinate,
+    pub(crate) coordinate: Coordinate,
+    pub(crate) model: Model,
+    /// Along the axes that cut parameters, once they were compared.
+    pub(crate) across_cuts: Option<Communicators>,
 }
 
 impl Optimizer {
@@ -71,7 +74,7 @@ impl Optimizer {
                 initial(parameter, &pieces, values)
             })?;
         }
-        Ok(Optimizer { inner, comms, coordinate })
+        Ok(Optimizer { inner, comms, coordinate, model: model.clone(), across_cuts: None })
     }
 
     /// The mesh.
@@ -100,7 +103,7 @@ impl Deref for Optimizer {
     }
 }
 
-fn all(mesh: &Mesh) -> Axes {
+pub(crate) fn all(mesh: &Mesh) -> Axes {
     mesh.axes().iter().map(|&(axis, _)| axis).collect()
 }
 

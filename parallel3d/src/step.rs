@@ -23,9 +23,10 @@ impl Optimizer {
         self.inner.scheduled()
     }
 
-    /// [`meshstep_shard::Optimizer::step`], decided by all ranks of the mesh together.
-    pub fn step(&mut self, at: At) -> Result<Pending, Error> {
-        self.inner.step(at)
+    /// [`meshstep_shard::Optimizer::step`], decided by all ranks of the mesh together; where it verifies, a difference is told as
+    /// [`verify`](Self::verify) tells it.
+    pub fn step(&mut self, at: At) -> Result<Pending, crate::Error> {
+        self.inner.step(at).map_err(|error| self.located(error))
     }
 
     /// [`meshstep_shard::Optimizer::step_with`].

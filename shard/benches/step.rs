@@ -1,8 +1,9 @@
 //! A whole clipped step of 16.8 M parameters on 4 loopback ranks: reduce, norm, update, gather; gradients already in place.
+//! And a verification of what it leaves.
 
 #![allow(missing_docs, clippy::unwrap_used, reason = "a bench says what is wrong by failing")]
 
-use criterion::{Criterion, criterion_group, criterion_main};
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use meshstep_optim::AdamW;
 use meshstep_shard::{At, Optimizer, Options, Outcome, Owners, Stage};
 use meshstep_tensor::{DType, Layout, Meter, SliceMut};
@@ -72,5 +73,30 @@ fn step(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, step);
+/// `count` verifications on every rank; the time from the first to the last rank's end. Throughput: what all ranks read.
+fn verify(c: &mut Criterion) {
+    let mut group = c.benchmark_group("verification, AdamW, 16.8 M parameters, 4 ranks");
+    group.sample_size(10).warm_up_time(Duration::from_millis(1)).measurement_time(Duration::from_secs(4));
+    for (name, stage) in [("stage 0", Stage::Replicated), ("stage 1", Stage::Zero1)] {
+        let states = if stage == Stage::Replicated { 2 * RANKS } else { 2 };
+        group.throughput(Throughput::Bytes((4 * PARAMS * LEN * (RANKS + states)) as u64));
+        group.bench_function(name, |b| b.iter_custom(|n| verifications(stage, n)));
+    }
+    group.finish();
+}
+
+fn verifications(stage: Stage, count: u64) -> Duration {
+    let took = meshstep_comm::loopback::spawn(RANKS, |comm| {
+        let options = Options { stage, bucket_len: Some(2 * LEN), meter: Meter::new(), ..Options::default() };
+        let mut opt = Optimizer::new(comm, layout(), AdamW::default(), |_, _| Ok(()), options).unwrap();
+        opt.verify_every(1).unwrap();
+        opt.verify().unwrap();
+        let start = Instant::now();
+        (0..count).for_each(|_| assert_eq!(opt.verify().unwrap().unchecked, 0));
+        start.elapsed()
+    });
+    took.unwrap().into_iter().max().unwrap()
+}
+
+criterion_group!(benches, step, verify);
 criterion_main!(benches);

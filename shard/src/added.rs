@@ -48,7 +48,7 @@ impl Optimizer {
             text = family::objection(Some(error));
         }
         let room = made.as_mut().ok().map(|added| added.exchange.room());
-        let same = self.compare(&*comm, &text, room);
+        let same = self.tell(&*comm, &text, room);
         let mut added = made?;
         same?;
         added.aside = self.split_aside()?;
@@ -129,12 +129,12 @@ impl Optimizer {
     ) -> Result<(), Error> {
         let objection = done.as_ref().err().map(|error| family::objection(Some(error)));
         let text = objection.as_deref().unwrap_or(text);
-        let same = self.compare(comm, text, Some(exchange.room()));
+        let same = self.tell(comm, text, Some(exchange.room()));
         done.and(same)
     }
 
     /// Whether all ranks of `comm` give this text. For who cannot ask nobody is to wait.
-    fn compare(&self, comm: &dyn Communicator, text: &str, room: Option<&mut Buffer>) -> Result<(), Error> {
+    fn tell(&self, comm: &dyn Communicator, text: &str, room: Option<&mut Buffer>) -> Result<(), Error> {
         let same = agree::compare(comm, &self.options, text, room);
         if let Err(Error::Comm(failure)) = &same {
             self.handover.poison(failure.clone());

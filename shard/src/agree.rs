@@ -39,6 +39,14 @@ pub(crate) fn compare(
     Err(first_difference(&texts).unwrap_or_else(|| disagree("something", "one digest", 0, "another")))
 }
 
+/// Every rank's words, those of rank 0 first. Collective; every rank gives equally many.
+pub fn gather_words(comm: &dyn Communicator, options: &Options, words: &[u64]) -> Result<Vec<u64>, Error> {
+    let mut all = vec![0; words.len() * comm.world_size()];
+    all[words.len() * comm.rank()..][..words.len()].copy_from_slice(words);
+    wire::all_gather(comm, &options.queue, &options.meter, &mut all)?;
+    Ok(all)
+}
+
 /// Everyone's text, none longer than `longest` bytes.
 fn exchange(
     comm: &dyn Communicator,

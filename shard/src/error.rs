@@ -297,6 +297,12 @@ pub enum Error {
         /// What is wrong there.
         fault: Fault,
     },
+    /// Ranks that should hold the same do not, or a rank no longer holds what it wrote.
+    #[error(transparent)]
+    Differs(#[from] Box<crate::Difference>),
+    /// What cannot be verified or repaired.
+    #[error(transparent)]
+    Verify(#[from] crate::VerifyError),
     /// Ranks are not in groups as they must be.
     #[error(transparent)]
     Assignment(#[from] crate::AssignmentError),

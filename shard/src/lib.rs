@@ -13,6 +13,7 @@
 //! | [`Precision`] | masters, remainders, bf16 moments, stochastic rounding: a recipe that is checked |
 //! | [`Groups`] | other hyperparameters for some parameters |
 //! | [`Among`] | parameters that several groups of ranks share in several ways, stepped together |
+//! | [`Verified`], [`Difference`] | replicas and sharded state compared by bits, and what was found |
 //! | [`CrossShard`] | replicas in groups that reduce apart, compared and averaged on request |
 //! | [`Plan`] | who owns what, and the bytes it takes, without memory or ranks |
 //!
@@ -128,10 +129,11 @@ mod tensor_totals;
 mod there;
 mod units;
 mod values;
+mod verify;
 mod whole_run;
 mod wire;
 
-pub use agree::same_everywhere;
+pub use agree::{gather_words, same_everywhere};
 pub use among::{Among, Parts};
 pub use bucket_plan::{BucketPlan, Placed};
 pub use cross_shard::{AssignmentError, CrossShard, Drift, SlotDrift};
@@ -151,6 +153,7 @@ pub use precision::{Master, Moments, Precision};
 pub use reduce::Folding;
 pub use step::{Outcome, Pending, Traffic};
 pub use values::ParamState;
+pub use verify::{Apart, Difference, Held, Repaired, Verified, VerifyError};
 pub use whole_run::{Evaluated, Minimized, Passed, Until};
 
 /// Keeps the repository's README.md true.

@@ -11,6 +11,7 @@ use crate::plan::{Plan, pool_sizes};
 use crate::pool::{Pool, Shelf};
 use crate::tensor_totals::TensorTotals;
 use crate::units::Units;
+use crate::verify::Verifying;
 use crate::{Among, Clip, Combine, Error, Groups, LocalClip, Options, agree};
 use meshstep_comm::{Communicator, Reduction};
 use meshstep_optim::{LossScaleState, Sees};
@@ -38,6 +39,7 @@ pub struct Optimizer {
     pub(crate) totals: TensorTotals,
     pub(crate) units: Units,
     pub(crate) gather_room: Mutex<GatherRoom>,
+    pub(crate) verifying: Verifying,
 }
 
 /// How far the current step has come.
@@ -151,6 +153,7 @@ impl Optimizer {
             progress: Progress { missing: AtomicUsize::new(usize::MAX), loss_scale, ..Progress::default() },
             room: Room::default(),
             totals: TensorTotals::default(),
+            verifying: Verifying::default(),
         })
     }
 
@@ -276,6 +279,10 @@ impl Optimizer {
         self.entries.append(&mut family.entries);
         self.groups.append(&mut family.groups.groups);
         self.buckets.append(&mut family.buckets);
+        let among = family.kept.first().map(|kept| &kept.among);
+        self.verifying
+            .frozen
+            .extend(family.frozen.iter().zip(among.into_iter().cycle()).map(|(_, among)| Arc::clone(among)));
         self.frozen.append(&mut family.frozen);
         self.handover.extend(family.kept, family.fillings, shelves);
         self.progress.present.resize_with(self.entries.len(), AtomicBool::default);

@@ -296,6 +296,16 @@ impl Owned {
         &self.state
     }
 
+    /// The state vectors, to be written.
+    pub(crate) fn state_mut(&mut self) -> &mut [Buffer] {
+        &mut self.state
+    }
+
+    /// The masters or remainders, to be written.
+    pub(crate) fn master_mut(&mut self) -> Option<&mut Buffer> {
+        self.master.as_mut()
+    }
+
     /// The masters of what is owned, or their remainders.
     pub(crate) fn master(&self) -> Option<&Buffer> {
         self.master.as_ref()

@@ -78,7 +78,7 @@ pub struct Traffic {
 
 impl Optimizer {
     /// Takes the step. Collective. An error that every rank gets alike ([`Error::Fault`], [`Error::Disagree`],
-    /// [`Error::ZeroWeight`], [`Error::TooManySkips`]) drops the gradients and changes nothing else, except that
+    /// [`Error::ZeroWeight`], [`Error::TooManySkips`], [`Error::Differs`]) drops the gradients and changes nothing else, except that
     /// `TooManySkips` counts its skip as one more in a row.
     ///
     /// On a GPU the host does not wait, unless [`Clip::BeforeReduce`] limits a norm. Such errors are then
@@ -96,6 +96,7 @@ impl Optimizer {
         let arrived = self.arrive(&at).and_then(|fault| Ok((fault, self.handover.norm()?)));
         let arrived = arrived.map_err(|error| self.handover.alone(error));
         let decided = arrived.and_then(|(fault, norm)| self.decide(&at, fault, &norm));
+        let decided = decided.and_then(|decision| self.verify_in_step().map(|()| decision));
         let outcome = match decided {
             Ok(Decision::Apply { norm, factor, coef }) => self.apply(&at, factor, coef).map(|later| {
                 (self.progress.skips, self.progress.hopeless) = (0, 0);
@@ -116,6 +117,7 @@ impl Optimizer {
         self.handover.settle()?;
         self.progress.steps += u64::from(outcome.is_ok());
         self.forget()?;
+        self.keep_after_step(outcome.is_ok())?;
         outcome.map(|outcome| Pending(Told::Now(outcome)))
     }
 

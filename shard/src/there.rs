@@ -117,8 +117,14 @@ impl Optimizer {
     pub(crate) fn step_there(&mut self, at: &At) -> Result<Arc<Ticket>, Error> {
         // The host follows its steps, and a graph's launches would pass it by.
         outside_captures(&self.options.queue)?;
-        // The other ranks are not to wait for what will not come.
-        let launched = self.launch(at).map_err(|error| self.handover.alone(error));
+        let launched = self.launch(at);
+        match &launched {
+            // Every rank's, before the step was launched.
+            Err(Error::Differs(_) | Error::Disagree { .. }) => self.handover.settle()?,
+            // The other ranks are not to wait for what will not come.
+            Err(error) => drop(self.handover.alone(error.clone())),
+            Ok(_) => {}
+        }
         if let Err(poisoned) = self.handover.healthy() {
             return Err(launched.err().unwrap_or(poisoned));
         }
@@ -129,11 +135,13 @@ impl Optimizer {
             there.unheard.push_back(Arc::clone(&ticket));
         }
         self.hear(false)?;
+        self.keep_after_step(true)?;
         Ok(ticket)
     }
 
     fn launch(&mut self, at: &At) -> Result<Arc<Ticket>, Error> {
         let fault = self.arrive(at)?;
+        self.verify_in_step()?;
         let settings = self.settings(at, fault);
         let mut there = match self.room.there.take() {
             Some(there) => there,

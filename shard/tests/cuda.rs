@@ -32,6 +32,8 @@ mod shared;
 #[allow(dead_code, reason = "loopback's tests compare with one rank")]
 #[path = "among/sharing.rs"]
 mod sharing;
+#[path = "cuda/verify.rs"]
+mod verify;
 
 use common::{End, Gradients, PRECISIONS, Run, STAGES, WITH_STATE, WhichRule};
 use meshstep_comm::{Communicator, nccl};

@@ -1,0 +1,252 @@
+//! Verification in the mesh's terms: along which axes ranks differ, where they sit, and which element of the whole parameter.
+
+use crate::{Axes, Axis, Communicators, Coordinate, Error, Optimizer, Parameter};
+use meshstep_shard::{Difference, Repaired, gather_words};
+use meshstep_tensor::{Buffer, Category, Place};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+/// What a verification came to that found nothing wrong.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Verified {
+    /// What was compared, and what that took.
+    pub of: meshstep_shard::Verified,
+    /// Parts of cut parameters that should be different and are not, among the ranks that share them with this one: no error, but
+    /// a sign of parts that began, or were loaded, alike.
+    pub alike: Vec<Alike>,
+}
+
+/// Ranks whose parts of a parameter have the same bits, which are not all one value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Alike {
+    /// The parameter.
+    pub param: String,
+    /// Along which axes it is cut.
+    pub axes: Axes,
+    /// The ranks, ascending.
+    pub ranks: Vec<usize>,
+}
+
+/// A difference, and where on the mesh it is. The same on every rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Differs {
+    /// What differs, and who holds what.
+    pub difference: Difference,
+    /// The axes along which what ranks hold changes; none where one rank stands alone.
+    pub axes: Axes,
+    /// Where the ranks sit that do not hold what most hold; all of them where there is no majority.
+    pub at: Vec<Coordinate>,
+    /// The indices, in the whole parameter, of the first element that differs.
+    pub index: Option<Vec<usize>>,
+    /// That element's row-major index in the whole parameter.
+    pub element: Option<usize>,
+}
+
+impl std::error::Error for Differs {}
+
+impl fmt::Display for Differs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let at: Vec<String> = self.at.iter().map(|at| format!("({at})")).collect();
+        write!(f, "{}: at {}", self.difference, at.join(" and "))?;
+        if !self.axes.is_empty() {
+            write!(f, ", among ranks along {}", self.axes)?;
+        }
+        match &self.index {
+            Some(index) => write!(f, "; the element is {index:?} of the whole parameter"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Optimizer {
+    /// As [`meshstep_shard::Optimizer::verify`], each vector among the ranks that hold the same: for a parameter all axes but those
+    /// that cut it, for state these without the ones that divide it. A difference is [`Error::Differs`]. Collective.
+    ///
+    /// Parts of cut parameters that are suspiciously alike are no error: they are listed, and a warning is traced.
+    pub fn verify(&mut self) -> Result<Verified, Error> {
+        let of = self.inner.verify().map_err(|error| self.located(error))?;
+        let alike = self.alike(&of.hashes)?;
+        Ok(Verified { of, alike })
+    }
+
+    /// [`meshstep_shard::Optimizer::verify_every`].
+    pub fn verify_every(&mut self, steps: u64) -> Result<(), Error> {
+        Ok(self.inner.verify_every(steps)?)
+    }
+
+    /// As [`meshstep_shard::Optimizer::verify_gradients`]. A difference is [`Error::Differs`].
+    pub fn verify_gradients(&mut self) -> Result<meshstep_shard::Verified, Error> {
+        self.inner.verify_gradients().map_err(|error| self.located(error))
+    }
+
+    /// [`meshstep_shard::Optimizer::repair`].
+    pub fn repair(&mut self) -> Result<Vec<Repaired>, Error> {
+        Ok(self.inner.repair()?)
+    }
+
+    /// [`meshstep_shard::Optimizer::flip_bit`], of what this rank holds.
+    pub fn flip_bit(&mut self, name: &str, slot: &str, element: usize, bit: u32) -> Result<(), Error> {
+        Ok(self.inner.flip_bit(name, slot, element, bit)?)
+    }
+
+    pub(crate) fn located(&self, error: meshstep_shard::Error) -> Error {
+        match error {
+            meshstep_shard::Error::Differs(difference) => Error::Differs(Box::new(self.locate(*difference))),
+            other => other.into(),
+        }
+    }
+
+    /// Where on the mesh a difference is.
+    pub fn locate(&self, difference: Difference) -> Differs {
+        let odd = difference.odd();
+        let all = difference.held.iter().map(|held| held.rank);
+        let ranks: Vec<usize> = if odd.is_empty() { all.collect() } else { odd };
+        let place = |rank: usize| self.mesh().coordinate(rank).unwrap_or_else(|_| self.coordinate.clone());
+        let at: Vec<Coordinate> = ranks.into_iter().map(place).collect();
+        let parameter = self.model.get(&difference.param);
+        let found = parameter.zip(difference.element).zip(at.first());
+        let index = found.and_then(|((parameter, element), at)| self.index(parameter, element, at));
+        let element = index.as_ref().zip(parameter).map(|(index, parameter)| ravel(index, &parameter.shape));
+        Differs { axes: self.axes_of(&difference), at, index, element, difference }
+    }
+
+    /// The axes along which neighbours hold different things.
+    fn axes_of(&self, difference: &Difference) -> Axes {
+        let mesh = self.mesh();
+        let hash = |rank: usize| difference.held.iter().find(|held| held.rank == rank).map(|held| held.hash);
+        let parts = |axis: Axis| {
+            difference.held.iter().any(|held| {
+                let along = mesh.group(held.rank, axis).map(|group| group.ranks().collect::<Vec<_>>());
+                let others = along.unwrap_or_default();
+                others.into_iter().filter_map(hash).any(|other| other != held.hash)
+            })
+        };
+        mesh.axes().iter().map(|&(axis, _)| axis).filter(|&axis| parts(axis)).collect()
+    }
+
+    /// The indices in the whole parameter of an element of what the rank at `at` holds.
+    fn index(&self, parameter: &Parameter, element: usize, at: &Coordinate) -> Option<Vec<usize>> {
+        let Parameter { name, shape, placement, .. } = parameter;
+        let local = unravel(element, &placement.local_shape(name, shape, self.mesh()).ok()?);
+        let pieces = placement.pieces(name, shape, self.mesh(), at).ok()?;
+        let has = |piece: &&crate::Piece| piece.local.iter().zip(&local).all(|(range, i)| range.contains(i));
+        let piece = pieces.iter().find(has)?;
+        let parts = piece.global.iter().zip(&piece.local).zip(&local);
+        Some(parts.map(|((global, own), i)| global.start + i - own.start).collect())
+    }
+
+    /// Ranks whose parts of a cut parameter are alike. Collective along the axes of the cuts.
+    fn alike(&mut self, hashes: &[u64]) -> Result<Vec<Alike>, Error> {
+        let mut cut: BTreeMap<Axes, Vec<(usize, &Parameter)>> = BTreeMap::new();
+        for (i, param) in self.inner.params().enumerate() {
+            let Some(parameter) = self.model.get(param.name()) else { continue };
+            let whole = parameter.placement.sharing(self.mesh()).copies | Axis::Pp;
+            let axes = crate::optimizer::all(self.mesh()).without(whole);
+            if self.mesh().degree(axes) > 1 {
+                cut.entry(axes).or_default().push((i, parameter));
+            }
+        }
+        let world = Arc::clone(self.inner.comm());
+        if self.across_cuts.is_none() {
+            let comms = Communicators::new(Arc::clone(&world), self.mesh().clone(), cut.keys().copied())?;
+            self.across_cuts = Some(comms);
+        }
+        let mut alike = Vec::new();
+        for (axes, params) in cut {
+            let Some(comms) = &self.across_cuts else { continue };
+            let mut words = Vec::new();
+            for (i, parameter) in &params {
+                words.extend([hashes[*i], u64::from(self.is_constant(&parameter.name)?)]);
+            }
+            let all = gather_words(&**comms.along(axes)?, self.inner.options(), &words)?;
+            let group: Vec<usize> = self.mesh().group(world.rank(), axes)?.ranks().collect();
+            for (k, (_, parameter)) in params.iter().enumerate() {
+                let of = |place: usize| {
+                    (all[place * words.len() + 2 * k], all[place * words.len() + 2 * k + 1] > 0)
+                };
+                let classes = classes((0..group.len()).map(of));
+                alike.extend(classes.into_iter().map(|places| Alike {
+                    param: parameter.name.clone(),
+                    axes,
+                    ranks: places.into_iter().map(|place| group[place]).collect(),
+                }));
+            }
+        }
+        for Alike { param, axes, ranks } in alike.iter().filter(|alike| alike.ranks[0] == world.rank()) {
+            tracing::warn!(param, %axes, ?ranks, "parts of a cut parameter are the same on several ranks");
+        }
+        Ok(alike)
+    }
+
+    /// Whether all elements of what this rank holds are one value.
+    fn is_constant(&self, name: &str) -> Result<bool, Error> {
+        let values = self.inner.param(name)?;
+        let options = self.inner.options();
+        let mut host = None;
+        let values = if values.place() == Place::Cpu {
+            values
+        } else {
+            let copy = Buffer::zeroed(values.len(), values.dtype(), &options.meter, Category::Staging)?;
+            let copy: &mut Buffer = host.insert(copy);
+            options.queue.download(values, copy.as_mut())?;
+            copy.as_slice()
+        };
+        let mut elements = values.bytes()?.chunks_exact(values.dtype().size());
+        let first = elements.next();
+        Ok(elements.all(|element| Some(element) == first))
+    }
+}
+
+/// Places of equal hash, where there are several that are not constant.
+fn classes(hashes: impl Iterator<Item = (u64, bool)>) -> Vec<Vec<usize>> {
+    let mut classes: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
+    for (place, (hash, constant)) in hashes.enumerate() {
+        if !constant {
+            classes.entry(hash).or_default().push(place);
+        }
+    }
+    let mut classes: Vec<_> = classes.into_values().filter(|places| places.len() > 1).collect();
+    classes.sort();
+    classes
+}
+
+fn unravel(element: usize, shape: &[usize]) -> Vec<usize> {
+    let mut rest = element;
+    let mut index: Vec<usize> = shape
+        .iter()
+        .rev()
+        .map(|&extent| {
+            let i = rest % extent.max(1);
+            rest /= extent.max(1);
+            i
+        })
+        .collect();
+    index.reverse();
+    index
+}
+
+fn ravel(index: &[usize], shape: &[usize]) -> usize {
+    index.iter().zip(shape).fold(0, |element, (i, extent)| element * extent + i)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn elements_have_indices() {
+        for element in 0..24 {
+            assert_eq!(ravel(&unravel(element, &[2, 3, 4]), &[2, 3, 4]), element);
+        }
+        assert_eq!(unravel(13, &[2, 3, 4]), [1, 0, 1]);
+        assert_eq!(unravel(0, &[]), [0; 0]);
+    }
+
+    #[test]
+    fn what_is_constant_is_not_suspicious() {
+        let of = |hashes: &[(u64, bool)]| classes(hashes.iter().copied());
+        assert_eq!(of(&[(1, false), (2, false), (1, false), (2, false), (3, false)]), [[0, 2], [1, 3]]);
+        assert!(of(&[(1, true), (1, true), (2, false)]).is_empty());
+    }
+}

@@ -1,0 +1,178 @@
+//! One comparison: hashes within each group of ranks, then one word over all ranks, so that they go on, or stop, together.
+
+use super::Begun;
+use super::survey::{Item, Survey};
+use crate::{Error, Optimizer, agree, family, wire};
+use meshstep_comm::{Op, Reduction};
+use meshstep_tensor::{Buffer, Category, DType};
+use std::fmt::Write;
+use std::sync::Arc;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// What a rank has found out about each vector of a survey.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    pub(super) hashes: Vec<u64>,
+    pub(super) differs: Vec<bool>,
+    pub(super) bytes: u64,
+}
+
+/// The first vector that differs anywhere, and the lowest rank that knows of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct First {
+    pub(super) item: usize,
+    pub(super) rank: usize,
+}
+
+impl First {
+    /// Larger for what comes first, never 0.
+    fn encode(self) -> u64 {
+        !((self.item as u64) << 32 | self.rank as u64)
+    }
+
+    fn decode(word: u64) -> Option<First> {
+        let (item, rank) = ((!word >> 32) as usize, (!word & 0xffff_ffff) as usize);
+        (word != 0).then_some(First { item, rank })
+    }
+}
+
+impl Optimizer {
+    /// Hashes every vector, and compares it with the ranks that hold the same, or with what was kept of it.
+    pub(super) fn compare(&mut self, survey: &Survey, kept: &[Option<u64>]) -> Result<Seen, Error> {
+        let mut seen = Seen::default();
+        for (i, item) in survey.items.iter().enumerate() {
+            let hash = self.hash(item, None)?;
+            seen.bytes += self.piece(item)?.1.size() as u64;
+            seen.hashes.push(hash);
+            let alone = item.group.is_none();
+            seen.differs.push(alone && kept.get(i).copied().flatten().is_some_and(|kept| kept != hash));
+        }
+        for (g, group) in survey.groups.iter().enumerate() {
+            let of_group = |item: &Item| item.group == Some(g);
+            let mine: Vec<usize> = (0..survey.items.len()).filter(|&i| of_group(&survey.items[i])).collect();
+            let hashes: Vec<u64> = mine.iter().map(|&i| seen.hashes[i]).collect();
+            for (i, same) in mine.into_iter().zip(self.same_among(&**group, &hashes)?) {
+                seen.differs[i] = !same;
+            }
+        }
+        Ok(seen)
+    }
+
+    /// Whether all ranks of a group have each of these words. Collective: the largest of each and of its complement.
+    pub(super) fn same_among(
+        &self,
+        group: &dyn meshstep_comm::Communicator,
+        words: &[u64],
+    ) -> Result<Vec<bool>, Error> {
+        let (queue, meter) = (&self.options.queue, &self.options.meter);
+        let mut both: Vec<u64> = words.iter().copied().chain(words.iter().map(|word| !word)).collect();
+        wire::all_reduce(group, queue, meter, &mut both, Reduction::Max)?;
+        let (largest, not_smallest) = both.split_at(words.len());
+        Ok(largest.iter().zip(not_smallest).map(|(largest, other)| *largest == !other).collect())
+    }
+
+    /// What differs first on any rank, and that all count alike. Collective over all ranks.
+    pub(super) fn first_anywhere(&mut self, differs: &[bool]) -> Result<Option<First>, Error> {
+        let world = Arc::clone(self.comm());
+        let first = differs.iter().position(|&differs| differs);
+        let word = first.map_or(0, |item| First { item, rank: world.rank() }.encode());
+        let counters = self.describe_counters()?;
+        let digest = xxh3_64(counters.as_bytes());
+        let mut words = [word, digest, !digest];
+        let (queue, meter) = (&self.options.queue, &self.options.meter);
+        wire::all_reduce(&*world, queue, meter, &mut words, Reduction::Max)?;
+        if words[1] != !words[2] {
+            agree::same_everywhere(&*world, &self.options, &counters)?;
+        }
+        Ok(First::decode(words[0]))
+    }
+
+    /// What is neither parameters nor state and the same on every rank, a `key = value` line each: the hyperparameters that updates
+    /// read, and what counts.
+    fn describe_counters(&mut self) -> Result<String, Error> {
+        #[cfg(feature = "cuda")]
+        self.take_notes(true)?;
+        let mut text =
+            format!("steps = {}\nsteps skipped in a row = {}\n", self.progress.steps, self.progress.skips);
+        for (g, group) in self.groups.iter().enumerate() {
+            let _ = writeln!(text, "lr_scale of group {g} = {}", group.lr_scale);
+            for (name, value) in group.rule.hyperparameters() {
+                let _ = writeln!(text, "{name} of group {g} = {value}");
+            }
+        }
+        for entry in &self.entries {
+            let _ = writeln!(text, "t of {:?} = {}", entry.param.name(), entry.t);
+        }
+        Ok(text)
+    }
+
+    /// Begins a call of every rank: one that is in the middle of a step, or calls something else, is an error on all of them,
+    /// as far as they hear from each other before.
+    pub(super) fn call_together(&mut self, what: &str, ready: Result<(), Error>) -> Result<Begun, Error> {
+        let begun = Begun::now();
+        let text = match &ready {
+            Ok(()) => format!("this call = {what}\n"),
+            Err(error) => family::objection(Some(error)),
+        };
+        let same = self.apart_from_steps(|all| {
+            all.greet()?;
+            agree::same_everywhere(&**all.comm(), &all.options, &text)
+        });
+        ready?;
+        let ((), sent) = same?;
+        Ok(Begun { sent, ..begun })
+    }
+
+    /// One word on each communicator that a step would use before the one of all ranks, so that a rank that steps meanwhile is
+    /// a call that does not match, not one that waits for ever.
+    fn greet(&self) -> Result<(), Error> {
+        let (world, queue) = (Arc::clone(self.comm()), self.options.queue.clone());
+        let mut greeted = vec![world];
+        let mut started = Vec::new();
+        for kept in &self.handover.fixed.buckets {
+            for comm in
+                [&kept.among.shards].into_iter().chain(kept.among.further.iter().map(|(comm, _)| comm))
+            {
+                if !greeted.iter().any(|known| Arc::ptr_eq(known, comm)) {
+                    let word =
+                        Buffer::zeroed_on(&queue, 1, DType::U64, &self.options.meter, Category::Staging)?;
+                    started.push(comm.start(Op::all_reduce(Reduction::Max), word, &queue));
+                    greeted.push(Arc::clone(comm));
+                }
+            }
+        }
+        let answered = started.into_iter().map(|started| wire::land(started, &queue).1);
+        let answered: Vec<_> = answered.collect();
+        Ok(answered.into_iter().collect::<Result<(), _>>()?)
+    }
+
+    /// Ends it for all other ranks where communication has failed, or where this one alone cannot go on: they are not to wait
+    /// for what will not come.
+    pub(super) fn end_if_alone<T>(&self, result: Result<T, Error>) -> Result<T, Error> {
+        match &result {
+            Ok(_) | Err(Error::Differs(_) | Error::Verify(_) | Error::Disagree { .. }) => {}
+            Err(error) => {
+                if let Error::Comm(failure) = error {
+                    self.handover.poison(failure.clone());
+                }
+                self.handover.abort();
+            }
+        }
+        result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_vector_and_the_lowest_rank_win() {
+        let word = |item, rank| First { item, rank }.encode();
+        assert!(
+            word(0, 0) > word(0, 1) && word(0, 70_000) > word(1, 0) && word(u32::MAX as usize - 1, 9) > 0
+        );
+        assert_eq!(First::decode(word(3, 5)), Some(First { item: 3, rank: 5 }));
+        assert_eq!(First::decode(0), None);
+    }
+}

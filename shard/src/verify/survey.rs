@@ -1,0 +1,261 @@
+//! What there is to compare: the vectors of every parameter in one order on all ranks, and which ranks hold the same of each.
+
+use super::hash;
+use crate::family::Place;
+use crate::run::overlap;
+use crate::{Among, Error, Optimizer, Stage, wire};
+use meshstep_comm::Communicator;
+use meshstep_tensor::{Buffer, DType, Slice, SliceMut};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Elements of a GPU that are copied to the host and hashed at a time.
+const BLOCK: usize = 1 << 20;
+
+/// One vector of one parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Item {
+    pub(super) param: usize,
+    pub(super) slot: Slot,
+    /// Its ranks, in [`Survey::groups`]; `None` where no other rank holds the same.
+    pub(super) group: Option<usize>,
+}
+
+/// Which vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Slot {
+    Params,
+    Grads,
+    Master,
+    State(usize),
+}
+
+/// What is surveyed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum What {
+    /// Parameters and state.
+    Held,
+    /// Reduced gradients.
+    Grads,
+}
+
+/// Vectors, and groups of ranks: as many on every rank, in the same order.
+#[derive(Debug, Default)]
+pub(super) struct Survey {
+    pub(super) items: Vec<Item>,
+    pub(super) groups: Vec<Arc<dyn Communicator>>,
+}
+
+impl Survey {
+    fn add(&mut self, param: usize, slot: Slot, ranks: Option<Arc<dyn Communicator>>) {
+        let ranks = ranks.filter(|ranks| ranks.world_size() > 1);
+        let group = ranks.map(|ranks| {
+            let known = self.groups.iter().position(|group| Arc::ptr_eq(group, &ranks));
+            known.unwrap_or_else(|| {
+                self.groups.push(ranks);
+                self.groups.len() - 1
+            })
+        });
+        self.items.push(Item { param, slot, group });
+    }
+
+    /// Who holds the same of `item` as this rank.
+    pub(super) fn ranks(&self, item: &Item) -> Option<&Arc<dyn Communicator>> {
+        item.group.map(|group| &self.groups[group])
+    }
+}
+
+impl Optimizer {
+    /// What is to be compared. Collective where ranks that hold the same state have no communicator yet.
+    pub(super) fn survey(&mut self, what: What) -> Result<Survey, Error> {
+        let mut survey = Survey::default();
+        for param in 0..self.entries.len() {
+            let bucket = match (&self.entries[param].place, what) {
+                (Place::Bucket { bucket, .. }, _) => *bucket,
+                (Place::Frozen { vector, .. }, What::Held) => {
+                    let copies = Arc::clone(&self.verifying.frozen[*vector].copies);
+                    survey.add(param, Slot::Params, Some(copies));
+                    continue;
+                }
+                (Place::Frozen { .. }, What::Grads) => continue,
+            };
+            let among = Arc::clone(&self.handover.fixed.buckets[bucket].among);
+            match what {
+                What::Held => self.survey_bucket(&mut survey, param, bucket, &among)?,
+                What::Grads => survey.add(param, Slot::Grads, self.holders_of_grads(&among)?),
+            }
+        }
+        Ok(survey)
+    }
+
+    fn survey_bucket(
+        &mut self,
+        survey: &mut Survey,
+        param: usize,
+        bucket: usize,
+        among: &Among,
+    ) -> Result<(), Error> {
+        survey.add(param, Slot::Params, self.holders_of_params(among)?);
+        let holders = self.holders_of_state(among)?;
+        let owned = &self.buckets[bucket];
+        if owned.master().is_some() {
+            survey.add(param, Slot::Master, holders.clone());
+        }
+        for state in 0..owned.state().len() {
+            survey.add(param, Slot::State(state), holders.clone());
+        }
+        Ok(())
+    }
+
+    fn holders_of_params(&mut self, among: &Among) -> Result<Option<Arc<dyn Communicator>>, Error> {
+        match self.options.stage {
+            Stage::Replicated | Stage::Zero1 | Stage::Zero2 | Stage::WholeParams(_) => {
+                Ok(Some(Arc::clone(&among.copies)))
+            }
+            Stage::Zero3 => self.holders_of_part(among),
+        }
+    }
+
+    fn holders_of_state(&mut self, among: &Among) -> Result<Option<Arc<dyn Communicator>>, Error> {
+        match self.options.stage {
+            Stage::Replicated => Ok(Some(Arc::clone(&among.copies))),
+            Stage::Zero1 | Stage::Zero2 | Stage::Zero3 | Stage::WholeParams(_) => self.holders_of_part(among),
+        }
+    }
+
+    /// Before the step reduces them further, only the ranks that have reduced them have the same.
+    fn holders_of_grads(&mut self, among: &Among) -> Result<Option<Arc<dyn Communicator>>, Error> {
+        let done = among.further.is_empty();
+        match self.options.stage {
+            Stage::Replicated | Stage::WholeParams(_) => {
+                Ok(Some(Arc::clone(if done { &among.copies } else { &among.shards })))
+            }
+            Stage::Zero1 | Stage::Zero2 | Stage::Zero3 if done => self.holders_of_part(among),
+            Stage::Zero1 | Stage::Zero2 | Stage::Zero3 => Ok(None),
+        }
+    }
+
+    /// The ranks that have the same part of what is divided: those of equal place among the ranks that divide it.
+    fn holders_of_part(&mut self, among: &Among) -> Result<Option<Arc<dyn Communicator>>, Error> {
+        let Among { copies, shards, .. } = among;
+        match (shards.world_size(), copies.world_size()) {
+            (1, _) => return Ok(Some(Arc::clone(copies))),
+            (parts, all) if parts == all => return Ok(None),
+            _ => {}
+        }
+        let of = [copies, shards];
+        let known = |made: &&Replicas| made.of.iter().zip(of).all(|(made, of)| Arc::ptr_eq(made, of));
+        if let Some(made) = self.verifying.replicas.iter().find(known) {
+            return Ok(made.ranks.clone());
+        }
+        let ranks = copies.split(Some(shards.rank() as u32), 0)?;
+        // With the others, so that it ends when they do.
+        self.handover.fixed.comms.extend(ranks.clone());
+        self.verifying.replicas.push(Replicas { of: of.map(Arc::clone), ranks: ranks.clone() });
+        Ok(ranks)
+    }
+
+    /// What this rank has of a vector, and the index in the parameter of its first element.
+    pub(super) fn piece(&mut self, item: &Item) -> Result<(usize, Slice<'_>), Error> {
+        let (bucket, place) = match &self.entries[item.param].place {
+            Place::Frozen { vector, range } => {
+                return Ok((0, self.frozen[*vector].as_slice().slice(range.clone())?));
+            }
+            Place::Bucket { bucket, range, .. } => (*bucket, range.clone()),
+        };
+        let (first, part) = self.part(item, bucket, &place);
+        let owned = &self.buckets[bucket];
+        let vector = match item.slot {
+            Slot::Params => Some(owned.params()?),
+            Slot::Grads => self.handover.grads(bucket).map(|grads| grads.as_slice()),
+            Slot::Master => owned.master().map(Buffer::as_slice),
+            Slot::State(i) => owned.state().get(i).map(Buffer::as_slice),
+        };
+        let nothing = Slice::from(&[] as &[f32]);
+        vector.map_or(Ok((0, nothing)), |vector| Ok((first, vector.slice(part)?)))
+    }
+
+    /// The same memory, to be written.
+    pub(super) fn piece_mut(&mut self, item: &Item) -> Result<SliceMut<'_>, Error> {
+        // What is on its way to this place comes first.
+        self.piece(item)?;
+        let (bucket, place) = match &self.entries[item.param].place {
+            Place::Frozen { vector, range } => {
+                return Ok(self.frozen[*vector].as_mut().slice(range.clone())?);
+            }
+            Place::Bucket { bucket, range, .. } => (*bucket, range.clone()),
+        };
+        let (_, part) = self.part(item, bucket, &place);
+        let owned = &mut self.buckets[bucket];
+        let vector = match item.slot {
+            Slot::Params => Some(&mut owned.params),
+            Slot::Grads => self.handover.grads(bucket),
+            Slot::Master => owned.master_mut(),
+            Slot::State(i) => owned.state_mut().get_mut(i),
+        };
+        let nothing = SliceMut::empty(DType::F32, self.options.queue.place());
+        vector.map_or(Ok(nothing), |vector| Ok(vector.as_mut().slice(part)?))
+    }
+
+    /// This rank's part of a vector of the parameter at `place` of a bucket: the index in the parameter of its first element, and
+    /// where it lies in what this rank keeps of the bucket.
+    fn part(&self, item: &Item, bucket: usize, place: &Range<usize>) -> (usize, Range<usize>) {
+        match item.slot {
+            Slot::Params if !self.options.stage.cuts_params() => (0, place.clone()),
+            Slot::Grads => self.reduced(bucket, place),
+            Slot::Params | Slot::Master | Slot::State(_) => {
+                let part = self.buckets[bucket].part_of(place);
+                let of = |state, params| if item.slot == Slot::Params { params } else { state };
+                part.map_or((0, 0..0), |(within, state, params)| (within.start, of(state, params)))
+            }
+        }
+    }
+
+    /// The same of reduced gradients.
+    fn reduced(&self, bucket: usize, place: &Range<usize>) -> (usize, Range<usize>) {
+        let chunk = self.handover.fixed.buckets[bucket].owned.first();
+        match (self.options.stage, chunk) {
+            (Stage::Replicated | Stage::WholeParams(_), _) => (0, place.clone()),
+            (stage @ (Stage::Zero1 | Stage::Zero2 | Stage::Zero3), Some(chunk)) => {
+                let Some(both) = overlap(chunk, place) else { return (0, 0..0) };
+                let before = if stage == Stage::Zero1 { 0 } else { chunk.start };
+                (both.start - place.start, both.start - before..both.end - before)
+            }
+            (Stage::Zero1 | Stage::Zero2 | Stage::Zero3, None) => (0, 0..0),
+        }
+    }
+
+    /// Elements `part` of what this rank has of a vector, hashed.
+    pub(super) fn hash(&mut self, item: &Item, part: Option<Range<usize>>) -> Result<u64, Error> {
+        let (queue, meter) = (self.options.queue.clone(), self.options.meter.clone());
+        let (first, values) = self.piece(item)?;
+        let part = part.unwrap_or(0..values.len());
+        let at_once = if values.place() == meshstep_tensor::Place::Cpu { part.len().max(1) } else { BLOCK };
+        let mut sum = 0u64;
+        for start in part.clone().step_by(at_once) {
+            let block = values.slice(start..part.end.min(start + at_once))?;
+            let hashed = wire::read(&queue, &meter, block, |block| hash::hash(block, first + start))?;
+            sum = sum.wrapping_add(hashed);
+        }
+        Ok(sum)
+    }
+
+    /// What a vector is called.
+    pub(super) fn slot_name(&self, item: &Item) -> &'static str {
+        let rule = &self.groups[self.entries[item.param].group].rule;
+        match item.slot {
+            Slot::Params => "params",
+            Slot::Grads => "grads",
+            Slot::Master => "master",
+            Slot::State(i) => rule.state().get(i).copied().unwrap_or_default(),
+        }
+    }
+}
+
+/// Ranks that hold the same part of what others hold other parts of.
+#[derive(Debug)]
+pub(crate) struct Replicas {
+    /// All that hold any of it, and those that divide it.
+    of: [Arc<dyn Communicator>; 2],
+    ranks: Option<Arc<dyn Communicator>>,
+}
