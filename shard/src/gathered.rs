@@ -104,15 +104,13 @@ impl Optimizer {
     /// let options = Options { stage: Stage::Zero3, ..Options::default() };
     /// let mut opt = Optimizer::new(comm, layout, AdamW::default(), |_, _| Ok(()), options)?;
     /// let mb = opt.micro_batch(1)?;
-    /// let mut next = Some(mb.start_gather("h.1")?); // the last block is the first one of a backward pass
-    /// for (i, unit) in ["h.0", "h.1"].into_iter().enumerate().rev() {
-    ///     let Some(here) = next.take() else { continue };
-    ///     let block = here.wait()?;
-    ///     next = if i > 0 { Some(mb.start_gather("h.0")?) } else { None }; // while this one is worked with
-    ///     let name = format!("{unit}.w");
-    ///     let w = block.param(&name)?.typed::<f32>()?;
-    ///     mb.grad(&name, &w.iter().map(|w| w - 1.0).collect::<Vec<_>>()[..])?;
-    /// } // dropped here, the block is freed
+    /// let last = mb.gather("h.1")?; // a backward pass begins with the last block
+    /// let next = mb.start_gather("h.0")?; // on its way meanwhile
+    /// mb.grad("h.1.w", last.param("h.1.w")?)?; // the gradient of |w|^2 / 2
+    /// drop(last); // freed
+    /// let first = next.wait()?;
+    /// mb.grad("h.0.w", first.param("h.0.w")?)?;
+    /// drop(first);
     /// mb.finish()?;
     /// opt.step(At::default())?.outcome()?;
     /// # Ok(())
