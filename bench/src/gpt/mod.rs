@@ -16,6 +16,7 @@ mod weights;
 use anyhow::{Result, ensure};
 use candle_core::Tensor;
 
+pub(crate) use ops::relu_squared;
 pub(crate) use params::Param;
 pub(crate) use weights::{Weights, with_values};
 

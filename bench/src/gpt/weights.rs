@@ -16,9 +16,13 @@ pub(crate) struct Weights {
 impl Weights {
     /// Zeros in the shapes of `params`.
     pub(crate) fn zeros(params: &[Param]) -> Result<Self> {
-        let zeros =
-            |p: &Param| Ok((p.name.clone(), Var::zeros(p.shape.as_slice(), DType::F32, &Device::Cpu)?));
-        Ok(Self { vars: params.iter().map(zeros).collect::<Result<_>>()? })
+        Self::of_shapes(params.iter().map(|param| (param.name.clone(), param.shape.clone())))
+    }
+
+    /// Zeros of these names and shapes.
+    pub(crate) fn of_shapes(shapes: impl IntoIterator<Item = (String, Vec<usize>)>) -> Result<Self> {
+        let zeros = |(name, shape): (_, Vec<usize>)| Ok((name, Var::zeros(shape, DType::F32, &Device::Cpu)?));
+        Ok(Self { vars: shapes.into_iter().map(zeros).collect::<Result<_>>()? })
     }
 
     /// Bytes candle holds for them.
@@ -35,7 +39,7 @@ impl Weights {
     }
 
     /// The variable called `name`.
-    pub(super) fn get(&self, name: &str) -> Result<&Var> {
+    pub(crate) fn get(&self, name: &str) -> Result<&Var> {
         self.vars.get(name).with_context(|| format!("the network has no parameter {name}"))
     }
 }

@@ -158,7 +158,14 @@ fn train_smoke(setting: &Setting) -> Vec<Task> {
     let program = format!("meshstep-bench{}", std::env::consts::EXE_SUFFIX);
     let program = setting.target.join("debug").join(program);
     let bench = |line: &str| Cmd::built(&program, line).dir(&setting.root);
-    vec![Task::Run(build), Task::ShownFlags(bench("train --help")), Task::Run(bench("train --steps 12"))]
+    // On one rank, and on eight: tensors, sequences and batches cut in two each.
+    let meshes = "train --mesh tp=1 --mesh tp=2,cp=2,dp=2 --steps 6";
+    vec![
+        Task::Run(build),
+        Task::ShownFlags(bench("train --help")),
+        Task::Run(bench("train --steps 12")),
+        Task::Run(bench(meshes)),
+    ]
 }
 
 /// Packages every library and builds a crate on each package.

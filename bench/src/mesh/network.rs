@@ -1,0 +1,125 @@
+//! One rank's part of the network: GPT-2's blocks without biases, with root mean square norms, from the layers of `parallel3d`.
+
+use anyhow::{Context as _, Result, ensure};
+use candle_core::{Device, Module as _, Tensor};
+use meshstep_parallel3d::candle::{
+    Collectives, ColumnLinear, Residual, RowLinear, VocabEmbedding, causal_attention, cross_entropy, rms_norm,
+};
+
+use crate::gpt::{Batch, Config, Weights, relu_squared};
+
+const EPS: f64 = 1e-5;
+
+/// The layers this rank has a part of, over the weights it holds.
+#[derive(Debug)]
+pub(super) struct Network {
+    heads: usize,
+    cp: Collectives,
+    stream: Residual,
+    weights: Weights,
+    wte: VocabEmbedding,
+    wpe: Tensor,
+    blocks: Vec<Block>,
+    ln_f: Tensor,
+    lm_head: ColumnLinear,
+}
+
+#[derive(Debug)]
+struct Block {
+    ln_1: Tensor,
+    qkv: ColumnLinear,
+    attn_proj: RowLinear,
+    ln_2: Tensor,
+    fc: ColumnLinear,
+    mlp_proj: RowLinear,
+}
+
+impl Network {
+    /// Over `weights`, this rank's parts of the parameters.
+    pub(super) fn new(sizes: &Config, weights: Weights, tp: Collectives, cp: Collectives) -> Result<Self> {
+        let heads = sizes.heads / tp.world_size();
+        let stream = Residual::cut(tp, 1);
+        let get = |name: &str| weights.get(name).map(|var| var.as_tensor().clone());
+        let column = |name: &str| Ok::<_, anyhow::Error>(ColumnLinear::new(get(name)?, stream.clone()));
+        let row = |name: &str| Ok::<_, anyhow::Error>(RowLinear::new(get(name)?, stream.clone()));
+        let block = |layer: usize| {
+            let name = |name: &str| format!("h.{layer}.{name}");
+            Ok(Block {
+                ln_1: get(&name("ln_1"))?,
+                qkv: column(&name("attn.qkv"))?,
+                attn_proj: row(&name("attn.proj"))?,
+                ln_2: get(&name("ln_2"))?,
+                fc: column(&name("mlp.fc"))?,
+                mlp_proj: row(&name("mlp.proj"))?,
+            })
+        };
+        Ok(Self {
+            heads,
+            wte: VocabEmbedding::new(get("wte")?, stream.clone()),
+            wpe: get("wpe")?,
+            blocks: (0..sizes.layers).map(block).collect::<Result<_>>()?,
+            ln_f: get("ln_f")?,
+            lm_head: column("lm_head")?,
+            cp,
+            stream,
+            weights,
+        })
+    }
+
+    /// The parameters' values.
+    pub(super) fn weights(&self) -> &Weights {
+        &self.weights
+    }
+
+    /// The sum of this rank's losses in nats, and of all parameters in `names` the gradient of that sum divided by `tokens`, in
+    /// that order.
+    ///
+    /// `batch` is this rank's part of some sequences; the one graph is differentiated as a whole, so gradients come at the end.
+    pub(super) fn loss_and_grads<'a>(
+        &self,
+        batch: &Batch,
+        tokens: usize,
+        names: impl Iterator<Item = &'a str>,
+        mut on_grad: impl FnMut(&str, &Tensor) -> Result<()>,
+    ) -> Result<f64> {
+        let losses = self.losses(batch)?.flatten_all()?;
+        let mut grads = (losses.sum_all()? / tokens as f64)?.backward()?;
+        for name in names {
+            let grad = grads.remove(self.weights.get(name)?);
+            on_grad(name, &grad.with_context(|| format!("{name} got no gradient"))?)?;
+        }
+        Ok(losses.to_vec1::<f32>()?.into_iter().map(f64::from).sum())
+    }
+
+    /// The loss of each of this rank's tokens, `[rows, tokens]`.
+    fn losses(&self, batch: &Batch) -> Result<Tensor> {
+        let (rows, own) = (batch.rows, batch.inputs.len() / batch.rows);
+        let all = self.wpe.dim(0)?;
+        ensure!(own * self.cp.world_size() == all, "{own} tokens a rank of sequences of {all}");
+        let tokens = |bytes: &[u8]| {
+            Tensor::from_iter(bytes.iter().map(|&byte| u32::from(byte)), &Device::Cpu)?.reshape((rows, own))
+        };
+        let positions = self.stream.own(&self.wpe.narrow(0, self.cp.rank() * own, own)?, 0)?;
+        let mut x = self.wte.forward(&tokens(&batch.inputs)?)?.broadcast_add(&positions)?;
+        for block in &self.blocks {
+            x = block.forward(&x, self.heads, &self.cp)?;
+        }
+        let logits = self.lm_head.forward(&rms_norm(&x, &self.ln_f, EPS)?)?;
+        Ok(cross_entropy(&logits, &tokens(&batch.targets)?, self.stream.tp())?)
+    }
+}
+
+impl Block {
+    /// `x += attention(norm(x))`, then `x += mlp(norm(x))`.
+    fn forward(&self, x: &Tensor, heads: usize, cp: &Collectives) -> Result<Tensor> {
+        let qkv = self.qkv.forward(&rms_norm(x, &self.ln_1, EPS)?)?;
+        let (rows, tokens, three) = qkv.dims3()?;
+        let shape = (rows, tokens, 3, heads, three / 3 / heads);
+        let qkv = qkv.reshape(shape)?.permute((2, 0, 3, 1, 4))?.contiguous()?;
+        let mixed = causal_attention(&qkv.get(0)?, &qkv.get(1)?, &qkv.get(2)?, cp)?;
+        let mixed = mixed.transpose(1, 2)?.reshape((rows, tokens, three / 3))?;
+        let x = (x + self.attn_proj.forward(&mixed)?)?;
+        let hidden = relu_squared(&self.fc.forward(&rms_norm(&x, &self.ln_2, EPS)?)?)?;
+        Ok((&x + self.mlp_proj.forward(&hidden)?)?)
+    }
+}
