@@ -5,7 +5,7 @@ use std::fmt;
 use super::Trained;
 use crate::train::compare::{Finals, first_difference};
 
-/// How far losses may be apart, relative to the first mesh's.
+/// How far losses and norms may be apart, relative to the first mesh's.
 const LOSSES: f64 = 1e-4;
 /// How far elements of a parameter may be apart, relative to the largest of the first mesh's.
 const PARAMETERS: f64 = 1e-3;
@@ -31,6 +31,7 @@ struct OnMesh {
 struct Apart {
     from: String,
     losses: f64,
+    norms: f64,
     /// The parameter that is furthest, and how far.
     parameter: (String, f64),
 }
@@ -50,19 +51,32 @@ impl Verdict {
 
     /// Whether all is within what is allowed.
     pub(crate) fn holds(&self) -> bool {
-        let close = |apart: &Apart| apart.losses <= LOSSES && apart.parameter.1 <= PARAMETERS;
+        let close = |apart: &Apart| apart.all().iter().all(|(_, far, allowed)| far <= allowed);
         self.meshes.iter().all(|mesh| mesh.difference.is_none() && mesh.apart.as_ref().is_none_or(close))
     }
 }
 
 impl Apart {
     fn of(first: &Trained, other: &Trained) -> Apart {
-        let losses = first.losses.iter().zip(&other.losses);
+        let steps = |a: &[f64], b: &[f64]| largest(a.iter().zip(b).map(|(a, b)| (b - a).abs() / a.abs()));
         Apart {
             from: first.mesh.to_string(),
-            losses: largest(losses.map(|(a, b)| (b - a).abs() / a.abs())),
+            losses: steps(&first.losses, &other.losses),
+            norms: steps(&first.norms, &other.norms),
             parameter: furthest(&first.finals, &other.finals),
         }
+    }
+}
+
+impl Apart {
+    /// What, how far, and how far it may be.
+    fn all(&self) -> [(String, f64, f64); 3] {
+        let (name, parameter) = &self.parameter;
+        [
+            ("losses".to_owned(), self.losses, LOSSES),
+            ("norms".to_owned(), self.norms, LOSSES),
+            (format!("parameters {name}"), *parameter, PARAMETERS),
+        ]
     }
 }
 
@@ -81,13 +95,16 @@ fn between_stages(first: &Trained, other: &Trained) -> Option<String> {
 
 /// The parameter whose elements are furthest apart, relative to the largest element of it.
 fn furthest(first: &Finals, other: &Finals) -> (String, f64) {
-    let apart = |((name, a), (_, b)): (&(String, Vec<f32>), &(String, Vec<f32>))| {
+    let mut worst = (String::new(), 0.0);
+    for ((name, a), (_, b)) in first.iter().zip(other) {
         let size = largest(a.iter().map(|x| f64::from(x.abs())));
         let difference = largest(a.iter().zip(b).map(|(x, y)| (f64::from(*x) - f64::from(*y)).abs()));
-        (name.clone(), difference / size)
-    };
-    let parameters = first.iter().zip(other).map(apart);
-    parameters.fold((String::new(), 0.0), |worst, next| if next.1 <= worst.1 { worst } else { next })
+        let apart = difference / size;
+        if apart > worst.1 || apart.is_nan() {
+            worst = (name.clone(), apart);
+        }
+    }
+    worst
 }
 
 /// NaN where one is.
@@ -102,13 +119,15 @@ impl fmt::Display for Verdict {
             let stages = stages.join(", ");
             match difference {
                 Some(difference) => write!(f, "{mesh}: stages {stages} DIFFER: {difference}")?,
-                None => write!(f, "{mesh}: stages {stages} bit-identical, and so are copies on its ranks")?,
+                None if stages.len() == 1 => write!(f, "{mesh}: copies on its ranks bit-identical")?,
+                None => write!(f, "{mesh}: stages {stages} bit-identical, and copies on its ranks")?,
             }
-            if let Some(Apart { from, losses, parameter: (name, parameter) }) = apart {
-                let word = |far: f64, allowed: f64| if far <= allowed { "within" } else { "NOT WITHIN" };
-                write!(f, "; from {from}: losses {losses:.1e}, {} {LOSSES:.0e}", word(*losses, LOSSES))?;
-                let within = word(*parameter, PARAMETERS);
-                write!(f, "; parameters {parameter:.1e} ({name}), {within} {PARAMETERS:.0e}")?;
+            if let Some(apart) = apart {
+                write!(f, "; from {}", apart.from)?;
+                for (what, far, allowed) in apart.all() {
+                    let within = if far <= allowed { "within" } else { "NOT WITHIN" };
+                    write!(f, ", {what} {far:.1e} ({within} {allowed:.0e})")?;
+                }
             }
             writeln!(f)?;
         }
@@ -137,7 +156,7 @@ mod tests {
     #[test]
     fn meshes_may_round_differently_and_stages_may_not() {
         let mut other = run("tp=2", 0);
-        (other.losses[1], other.norms[1]) = (4.0003, 0.5001);
+        (other.losses[1], other.norms[1]) = (4.0003, 0.50004);
         other.finals[0].1[1] = 0.0019;
         let verdict = Verdict::of(&[run("tp=1", 0), run("tp=1", 1), other.clone(), other.clone()]);
         assert!(verdict.holds(), "{verdict}");
@@ -162,9 +181,10 @@ mod tests {
             Verdict::of(&[run("tp=1", 0), other])
         };
         assert!(spoiled(|_| ()).holds());
-        let far: [fn(&mut Trained); 4] = [
+        let far: [fn(&mut Trained); 5] = [
             |run| run.losses[0] = 5.0006,
             |run| run.losses[1] = f64::NAN,
+            |run| run.norms[0] = 1.0002,
             |run| run.finals[0].1[1] = 0.0021,
             |run| run.finals[1].1[0] = f32::NAN,
         ];

@@ -10,8 +10,11 @@ use proptest::prelude::*;
 const DEGREES: [usize; 3] = [1, 2, 4];
 const TYPES: [DType; 2] = [DType::F32, DType::F64];
 
-/// The residual stream whole on each rank, and cut along the sequence, dimension 1.
-fn residuals() -> [(fn(&Here) -> Residual, Lies); 2] {
+/// A rank's residual stream, and how it lies.
+type Stream = (fn(&Here) -> Residual, Lies);
+
+/// Whole on each rank, and cut along the sequence, dimension 1.
+fn residuals() -> [Stream; 2] {
     [
         (|here| Residual::whole(here.tp.clone()), SAME),
         (|here| Residual::cut(here.tp.clone(), 1), [Along::Cut(1), Along::Same]),
