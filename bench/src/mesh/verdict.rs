@@ -160,9 +160,9 @@ mod tests {
         other.finals[0].1[1] = 0.0019;
         let verdict = Verdict::of(&[run("tp=1", 0), run("tp=1", 1), other.clone(), other.clone()]);
         assert!(verdict.holds(), "{verdict}");
-        assert!(
-            verdict.to_string().contains("losses 7.5e-5, within 1e-4; parameters 9.5e-4 (w), within 1e-3")
-        );
+        let told =
+            "losses 7.5e-5 (within 1e-4), norms 8.0e-5 (within 1e-4), parameters w 9.5e-4 (within 1e-3)";
+        assert!(verdict.to_string().contains(told), "{verdict}");
         let mut stage = run("tp=1", 1);
         stage.finals[1].1[0] = 1.0 + f32::EPSILON;
         let verdict = Verdict::of(&[run("tp=1", 0), stage]);
