@@ -84,7 +84,7 @@ impl Groups {
         if rule.sees() != Sees::Matrix {
             return Ok(());
         }
-        if matches!(stage, Stage::Zero1 | Stage::Zero2) {
+        if stage.cuts_state() {
             return Err(Error::NeedsWholeParams { rule: rule.name(), stage });
         }
         let other = layout.params().iter().find(|p| !p.frozen() && p.shape().len() != 2);

@@ -1,21 +1,22 @@
 //! The sharded optimizer: made together by all ranks, then one step after another.
 
 use crate::exchange::Exchange;
-use crate::family::{self, Before, Entry, Family, Place};
+use crate::family::{self, Before, Entry, Family};
+use crate::gather_room::GatherRoom;
 use crate::groups::Group;
 use crate::handover::{Fixed, Handover, Kept};
 use crate::owned::Owned;
 use crate::plan::{Plan, exchange_words, pool_sizes};
 use crate::pool::{Pool, Shelf};
 use crate::tensor_totals::TensorTotals;
-use crate::{Among, Clip, Combine, Error, Groups, Initial, LocalClip, NonFinite, Options, Stage, agree};
+use crate::units::Units;
+use crate::{Among, Clip, Combine, Error, Groups, Initial, LocalClip, NonFinite, Options, agree};
 use meshstep_comm::{Communicator, Reduction};
 use meshstep_optim::{LossScaleState, Sees};
-use meshstep_tensor::{Layout, Param, Slice, SliceMut};
+use meshstep_tensor::{Layout, Param, SliceMut};
 use std::collections::HashMap;
-use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::{Arc, Mutex};
 
 /// Parameters, their gradients and their optimizer state on one rank of a group.
 ///
@@ -34,6 +35,8 @@ pub struct Optimizer {
     pub(crate) progress: Progress,
     pub(crate) room: Room,
     pub(crate) totals: TensorTotals,
+    pub(crate) units: Units,
+    pub(crate) gather_room: Mutex<GatherRoom>,
 }
 
 /// How far the current step has come.
@@ -83,19 +86,6 @@ pub(crate) struct Room {
     pub(crate) untold: Vec<Arc<crate::there::Ticket>>,
 }
 
-/// This rank's part of one parameter's state.
-#[derive(Clone, Debug)]
-pub struct ParamState<'a> {
-    /// Which of the parameter's elements, in row-major order; empty if another rank owns them all.
-    pub range: Range<usize>,
-    /// The rule's state vectors by name, each as long as `range`; none where that is empty.
-    pub slots: Vec<(&'static str, Slice<'a>)>,
-    /// The f32 master values, or the remainders (u16), where there are any.
-    pub master: Option<Slice<'a>>,
-    /// Updates this parameter has seen.
-    pub t: u64,
-}
-
 impl Optimizer {
     /// An optimizer for the parameters of `layout`, updated by `rules`. Collective: every rank passes the same, which is
     /// checked; what one rank cannot do is an error on all.
@@ -133,6 +123,7 @@ impl Optimizer {
         };
         let fixed = Fixed {
             comms: vec![Arc::clone(&comm)],
+            gathers: Vec::new(),
             comm,
             aside: None,
             weighs,
@@ -153,6 +144,8 @@ impl Optimizer {
             frozen: Vec::new(),
             handover: Handover::new(fixed, pool, &options.meter)?,
             exchange: Exchange::new([0, 0], &options)?,
+            units: Units::default(),
+            gather_room: Mutex::new(GatherRoom::new(&options)),
             options,
             progress: Progress { missing: AtomicUsize::new(usize::MAX), loss_scale, ..Progress::default() },
             room: Room::default(),
@@ -193,12 +186,14 @@ impl Optimizer {
         if let Err(error) = &prepared {
             text = family::objection(Some(error));
         }
-        let (mut family, shelves) = self.agreed(&*comm, prepared, &text)?;
+        let (mut family, shelves, units) = self.agreed(&*comm, prepared, &text)?;
         if self.options.non_finite == NonFinite::Propagate && self.handover.fixed.aside.is_none() {
             let aside = comm.split(Some(0), comm.rank() as i64)?;
             self.handover.fixed.comms.extend(aside.clone());
             self.handover.fixed.aside = aside;
         }
+        let gathers = self.gathers_among(&among)?;
+        family.kept.iter_mut().for_each(|kept| kept.gathers.clone_from(&gathers));
         self.first_values(&*comm, &among, &mut family, initial)?;
         // Not until here, so that staging peaks at what the plan says.
         let words = exchange_words(self.entries.len() + family.entries.len(), &self.options);
@@ -211,6 +206,7 @@ impl Optimizer {
         let count = self.entries.len() + family.entries.len();
         let groups = self.groups.iter().chain(&family.groups.groups);
         self.totals = TensorTotals::new(count, groups, self.options.stage, &comm, &self.options.meter)?;
+        self.units = units;
         self.commit(family, shelves);
         Ok(())
     }
@@ -220,7 +216,7 @@ impl Optimizer {
         layout: &Layout,
         groups: Groups,
         among: &Arc<Among>,
-    ) -> Result<(Family, Vec<Shelf>), Error> {
+    ) -> Result<(Family, Vec<Shelf>, Units), Error> {
         if let Some(p) = layout.params().iter().find(|p| self.by_name.contains_key(p.name())) {
             return Err(Error::NameTaken { name: p.name().to_owned() });
         }
@@ -251,7 +247,7 @@ impl Optimizer {
         let kept = earlier().chain(family.kept.iter().map(|k| &k.plan));
         let sizes = pool_sizes(self.options.stage, kept);
         let shelves = self.handover.shelves_for(&sizes, &self.options.meter)?;
-        Ok((family, shelves))
+        Ok((family, shelves, self.units_with(&plan)?))
     }
 
     /// What takes all ranks to share all parameters alike.
@@ -261,9 +257,9 @@ impl Optimizer {
         let rule = |sees| groups.groups.iter().map(|g| &g.rule).find(|rule| rule.sees() == sees);
         let works = match (rule(Sees::TensorSums), rule(Sees::Matrix)) {
             // Folded over all ranks, each element once.
-            (Some(rule), _) if !matches!(stage, Stage::Zero1 | Stage::Zero2) => Some((
+            (Some(rule), _) if !stage.cuts_state() => Some((
                 format!("sums over whole tensors, for {}", rule.name()),
-                "Stage::Zero1 or Stage::Zero2",
+                "Stage::Zero1, Zero2 or Zero3",
             )),
             (_, Some(rule)) => {
                 Some((format!("whole matrices, for {}", rule.name()), "a rule that sees less"))
@@ -283,7 +279,12 @@ impl Optimizer {
     }
 
     /// What was prepared, once all ranks have shown that theirs is the same.
-    fn agreed<T>(&self, comm: &dyn Communicator, prepared: Result<T, Error>, text: &str) -> Result<T, Error> {
+    pub(crate) fn agreed<T>(
+        &self,
+        comm: &dyn Communicator,
+        prepared: Result<T, Error>,
+        text: &str,
+    ) -> Result<T, Error> {
         let same = agree::same_everywhere(comm, &self.options, text);
         let prepared = prepared?;
         same?;
@@ -297,6 +298,10 @@ impl Optimizer {
         family: &mut Family,
         initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
     ) -> Result<(), Error> {
+        if self.options.stage.cuts_params() {
+            self.first_chunks(comm, among, family, initial)?;
+            return family.buckets.iter_mut().try_for_each(Owned::fill_masters);
+        }
         let compare = self.options.initial == Initial::Compare;
         let first = among.copies.rank() == 0;
         let mut filled = if compare || first { family.fill(&self.options, initial) } else { Ok(()) };
@@ -330,41 +335,6 @@ impl Optimizer {
         let pieces = self.handover.fixed.buckets.iter().map(|k| k.gathered.len()).sum();
         self.room.gathering.reserve(pieces);
         self.progress.sent_before = self.handover.sent();
-    }
-
-    /// The values of a parameter. On a GPU what is put on the options' queue from here on sees those of the last step: ask again
-    /// after each.
-    pub fn param(&self, name: &str) -> Result<Slice<'_>, Error> {
-        let entry = &self.entries[self.index(name)?];
-        Ok(match &entry.place {
-            Place::Bucket { bucket, range, .. } => self.buckets[*bucket].params()?.slice(range.clone())?,
-            Place::Frozen { vector, range } => self.frozen[*vector].as_slice().slice(range.clone())?,
-        })
-    }
-
-    /// This rank's part of a parameter's state; nothing of a frozen one. On a GPU it waits for the steps so far.
-    pub fn state(&self, name: &str) -> Result<ParamState<'_>, Error> {
-        let param = self.index(name)?;
-        let entry = &self.entries[param];
-        let mut state = ParamState { range: 0..0, slots: Vec::new(), master: None, t: entry.t };
-        #[cfg(feature = "cuda")]
-        if !entry.param.frozen() {
-            state.t += self.unheard_updates(param)?;
-        }
-        let Place::Bucket { bucket, range, .. } = &entry.place else { return Ok(state) };
-        let owned = &self.buckets[*bucket];
-        let Some((within, kept)) = owned.state_of(range) else { return Ok(state) };
-        for (slot, values) in self.groups[entry.group].rule.state().iter().zip(owned.state()) {
-            state.slots.push((slot, values.as_slice().slice(kept.clone())?));
-        }
-        state.master = owned.master().map(|m| m.as_slice().slice(kept)).transpose()?;
-        state.range = within;
-        Ok(state)
-    }
-
-    /// All parameters, in registration order.
-    pub fn params(&self) -> impl Iterator<Item = &Param> {
-        self.entries.iter().map(|e| &e.param)
     }
 
     /// The communicator the ranks step with.

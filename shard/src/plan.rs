@@ -3,12 +3,13 @@
 use crate::bucket_plan::{self, BucketPlan, Placed};
 use crate::exchange::FIELDS;
 use crate::tensor_totals::fold_words;
+use crate::units::Units;
 use crate::{Clip, Error, Missing, NonFinite, Options, Stage};
 use meshstep_optim::{ExactSum, LossScale, Rule};
 use meshstep_tensor::{DType, Layout, Place};
 use std::ops::Range;
 
-/// Buffers a ZeRO-2 rank keeps for gradients on their way: one that fills while one travels.
+/// Buffers a rank at stage 2 or 3 keeps for gradients on their way: one that fills while one travels.
 const POOL: usize = 2;
 
 /// Ranks a word of the step's exchange can name.
@@ -25,6 +26,7 @@ pub struct Plan {
     world_size: usize,
     stage: Stage,
     buckets: Vec<BucketPlan>,
+    units: Units,
     frozen_bytes: usize,
     /// Words of the two vectors of the step's exchange.
     exchange: [usize; 2],
@@ -37,6 +39,8 @@ pub struct Plan {
 pub struct Memory {
     /// Parameters.
     pub params: u64,
+    /// Sharded parameters that are gathered: room for any two units after each other, one that is read and the next on its way.
+    pub gathered: u64,
     /// Gradients that stay.
     pub grads: u64,
     /// Optimizer state.
@@ -52,7 +56,7 @@ pub struct Memory {
 impl Memory {
     /// All of it.
     pub fn total(&self) -> u64 {
-        self.params + self.grads + self.state + self.master + self.buckets + self.staging
+        self.params + self.gathered + self.grads + self.state + self.master + self.buckets + self.staging
     }
 }
 
@@ -61,7 +65,7 @@ impl Memory {
 pub struct Wire {
     /// Reducing gradients.
     pub reduce: u64,
-    /// Bringing updated parameters to everyone.
+    /// Bringing updated parameters to everyone; at stage 3 each unit's twice, for the forward and for the backward pass.
     pub gather: u64,
     /// The step's exchange of scalars: two with [`NonFinite::Propagate`].
     pub exchange: u64,
@@ -98,7 +102,7 @@ impl Plan {
         if options.bucket_len == Some(0) {
             return Err(Error::EmptyBuckets);
         }
-        if options.clip == Clip::BeforeReduce && options.stage == Stage::Zero2 {
+        if options.clip == Clip::BeforeReduce && options.stage.cuts_grads() {
             return Err(Error::ClipNeedsGradients);
         }
         let propagates = options.non_finite == NonFinite::Propagate;
@@ -115,6 +119,7 @@ impl Plan {
         Ok(Plan {
             world_size,
             stage: options.stage,
+            units: Units::new(layout, &buckets),
             buckets,
             frozen_bytes,
             exchange: exchange_words(layout.params().len(), options),
@@ -138,6 +143,11 @@ impl Plan {
         &self.buckets
     }
 
+    /// What is gathered together.
+    pub(crate) fn units(&self) -> &Units {
+        &self.units
+    }
+
     /// The ranges of bucket `bucket` that `rank` updates.
     ///
     /// # Panics
@@ -146,7 +156,7 @@ impl Plan {
         let plan = &self.buckets[bucket];
         match self.stage {
             Stage::Replicated => std::iter::once(0..plan.len).collect(),
-            Stage::Zero1 | Stage::Zero2 => vec![plan.partition(self.world_size).range(rank)],
+            Stage::Zero1 | Stage::Zero2 | Stage::Zero3 => vec![plan.partition(self.world_size).range(rank)],
             Stage::WholeParams(_) => {
                 plan.params.iter().filter(|p| p.owner == rank && p.len > 0).map(Placed::range).collect()
             }
@@ -164,20 +174,20 @@ impl Plan {
         }
     }
 
-    /// The parts of bucket `bucket` that travel to everyone after an update: nothing at stage 0, all of it at stages 1 and 2,
+    /// The parts of bucket `bucket` that travel to everyone after an update: nothing at stages 0 and 3, all of it at 1 and 2,
     /// under [`Stage::WholeParams`] the neighbours of one owner together, pads included.
     pub fn gathered(&self, bucket: usize) -> Vec<(usize, Range<usize>)> {
         let plan = &self.buckets[bucket];
         match self.stage {
             _ if plan.len == 0 => Vec::new(),
-            Stage::Replicated => Vec::new(),
+            Stage::Replicated | Stage::Zero3 => Vec::new(),
             Stage::Zero1 | Stage::Zero2 => vec![(0, 0..plan.len)],
             Stage::WholeParams(_) => plan.runs(),
         }
     }
 
     /// The bytes `rank` holds at its peak, for parameters that are updated by `rule`, when gradients are handed over in bucket
-    /// order by one thread.
+    /// order by one thread, and units gathered in their order, forth and back, each from when the one before it is read.
     pub fn memory(&self, rank: usize, rule: &dyn Rule) -> Memory {
         let states = rule.state().len();
         let mut memory = Memory {
@@ -188,11 +198,16 @@ impl Plan {
         };
         for (i, bucket) in self.buckets.iter().enumerate() {
             let owned: usize = self.owned(i, rank).iter().map(|r| r.len()).sum();
-            let kept = if self.stage == Stage::Zero2 { owned } else { bucket.len };
-            memory.params += (bucket.len * bucket.dtype.size()) as u64;
+            let kept = if self.stage.cuts_grads() { owned } else { bucket.len };
+            let params = if self.stage.cuts_params() { owned } else { bucket.len };
+            memory.params += (params * bucket.dtype.size()) as u64;
             memory.grads += (kept * bucket.grads.size()) as u64;
             memory.state += (owned * bucket.state.size() * states) as u64;
             memory.master += (owned * bucket.master.map_or(0, DType::size)) as u64;
+        }
+        if self.stage.cuts_params() {
+            let room = self.units.room(|b| &self.buckets[b]);
+            memory.gathered = room.iter().map(|(dtype, len)| (len * dtype.size()) as u64).sum();
         }
         memory
     }
@@ -242,6 +257,10 @@ impl Plan {
                     wire.reduce += grads;
                     wire.gather += params;
                 }
+                Stage::Zero3 => {
+                    wire.reduce += grads;
+                    wire.gather += 2 * params;
+                }
                 Stage::WholeParams(_) => {
                     wire.reduce += 2 * grads;
                     let size = bucket.dtype.size();
@@ -254,13 +273,13 @@ impl Plan {
     }
 }
 
-/// For each gradient type a ZeRO-2 rank pools: the length of its longest bucket, and how many buffers of that length.
+/// For each gradient type a rank at stage 2 or 3 pools: the length of its longest bucket, and how many buffers of that length.
 pub(crate) fn pool_sizes<'b>(
     stage: Stage,
     buckets: impl IntoIterator<Item = &'b BucketPlan>,
 ) -> Vec<(DType, usize, usize)> {
     let mut pool: Vec<(DType, usize, usize)> = Vec::new();
-    for bucket in buckets.into_iter().filter(|b| stage == Stage::Zero2 && b.len > 0) {
+    for bucket in buckets.into_iter().filter(|b| stage.cuts_grads() && b.len > 0) {
         match pool.iter_mut().find(|(dtype, ..)| *dtype == bucket.grads) {
             Some((_, len, count)) => (*len, *count) = ((*len).max(bucket.len), POOL),
             None => pool.push((bucket.grads, bucket.len, 1)),
