@@ -89,9 +89,9 @@ const NOT_ON_MESHES: [&str; 4] = ["ranks", "batch", "optimizer", "out"];
 #[derive(Clone, Debug, clap::Args, Serialize)]
 #[command(allow_negative_numbers = true)] // so that -1 is refused as a number, not as an unknown option
 pub(crate) struct Train {
-    /// Only this stage: 0 replicates, 1 shards the optimizer's state, 2 the gradients too [default: one after the
-    /// other]
-    #[arg(long, value_parser = clap::value_parser!(u8).range(0..=2))]
+    /// Only this stage: 0 replicates, 1 shards the optimizer's state, 2 the gradients too, 3 the parameters too, on
+    /// meshes [default: one after the other]
+    #[arg(long, value_parser = clap::value_parser!(u8).range(0..=3))]
     pub(crate) stage: Option<u8>,
     /// Train a network that is spread over a mesh, such as tp=2,cp=2,dp=2: each rank a thread with its part. Given several
     /// times, all must agree with the first
@@ -147,7 +147,8 @@ pub(crate) enum Optimizer {
 impl Train {
     /// The stages to run, in order.
     pub(crate) fn stages(&self) -> Vec<u8> {
-        self.stage.map_or_else(|| vec![0, 1, 2], |stage| vec![stage])
+        let last = if self.meshes().is_empty() { 2 } else { 3 };
+        self.stage.map_or_else(|| (0..=last).collect(), |stage| vec![stage])
     }
 
     /// The meshes to run, the one that others are held against first; none where the network is whole on every rank.
@@ -201,6 +202,7 @@ mod tests {
     fn all_stages_run_unless_one_is_named() {
         assert_eq!(train("").unwrap().stages(), [0, 1, 2]);
         assert_eq!(train("--stage 1").unwrap().stages(), [1]);
+        assert_eq!(train("--mesh dp=2").unwrap().stages(), [0, 1, 2, 3]);
     }
 
     #[test]
@@ -227,7 +229,7 @@ mod tests {
             ("--batch -1", "from 1 to 1024"),
             ("--bucket 0", "from 1 to"),
             ("--threads 0", "from 1 to 1024"),
-            ("--stage 3", "0..=2"),
+            ("--stage 4", "0..=3"),
             ("--optimizer adam", "adamw, sgd"),
             ("--seed -1", "--seed"),
             ("--mesh tp=2,xp=2", "no axis is called \"xp\""),

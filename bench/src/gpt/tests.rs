@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 
-use super::params::Segment;
 use super::*;
 use crate::keyed::Stream;
 

@@ -38,6 +38,11 @@ impl Weights {
         Ok(var.inplace_op1(&Overwrite(values))?)
     }
 
+    /// Frees the memory of the parameter `name`; it is not to be read until it is set again.
+    pub(crate) fn free(&self, name: &str) -> Result<()> {
+        Ok(self.get(name)?.inplace_op1(&Overwrite(&[]))?)
+    }
+
     /// The variable called `name`.
     pub(crate) fn get(&self, name: &str) -> Result<&Var> {
         self.vars.get(name).with_context(|| format!("the network has no parameter {name}"))
@@ -53,7 +58,7 @@ pub(crate) fn with_values<T>(tensor: &Tensor, read: impl FnOnce(&[f32]) -> T) ->
     Ok(read(&storage.as_slice::<f32>()?[start..end]))
 }
 
-/// Replaces a variable's numbers; `Var::set` would need them in a tensor first.
+/// Replaces a variable's numbers, or frees them where there are none; `Var::set` would need them in a tensor first.
 struct Overwrite<'a>(&'a [f32]);
 
 impl InplaceOp1 for Overwrite<'_> {
@@ -65,7 +70,11 @@ impl InplaceOp1 for Overwrite<'_> {
         let (CpuStorage::F32(storage), Some((start, end))) = (storage, layout.contiguous_offsets()) else {
             candle_core::bail!("a parameter is not a contiguous f32 tensor")
         };
-        storage[start..end].copy_from_slice(self.0);
+        // Its own memory and nobody else's: it begins at 0.
+        match storage.get_mut(start..end).filter(|there| there.len() == self.0.len()) {
+            Some(there) => there.copy_from_slice(self.0),
+            None => *storage = self.0.to_vec(),
+        }
         Ok(())
     }
 }

@@ -18,6 +18,8 @@ pub(crate) use table::table;
 pub(crate) use trained::Trained;
 pub(crate) use verdict::Verdict;
 
+use parameters::Unit;
+
 use crate::cli::Train;
 use crate::corpus::{Corpus, Text};
 use crate::gpt::{Config, Param};
@@ -43,7 +45,7 @@ pub(crate) struct Run {
     asked: Train,
     sizes: Config,
     rows: usize,
-    params: Vec<Param>,
+    units: Vec<Unit>,
     model: Model,
     text: String,
     corpus: Corpus,
@@ -62,17 +64,17 @@ impl Run {
 
     fn of(asked: &Train, sizes: Config, rows: usize, text: &Text) -> Result<Self> {
         asked.meshes().iter().try_for_each(|mesh| check(&sizes, rows, mesh))?;
-        let (params, model) = parameters::of(&sizes)?;
-        let len: usize = params.iter().map(Param::len).sum();
+        let (units, model) = parameters::of(&sizes)?;
+        let bucket = (model.len() as usize).div_ceil(BUCKETS);
         Ok(Self {
             asked: asked.clone(),
             sizes,
             rows,
-            params,
+            units,
             model,
             corpus: Corpus::new(&text.bytes, sizes.context)?,
             text: text.to_string(),
-            bucket: asked.bucket.unwrap_or(len.div_ceil(BUCKETS)),
+            bucket: asked.bucket.unwrap_or(bucket),
         })
     }
 
@@ -91,6 +93,10 @@ impl Run {
         let done = loopback::spawn(ranks, |world| rank::train(self, mesh, stage, world, &progress));
         progress.finish();
         Trained::of(self, mesh, stage, &all_or_cause(done?)?)
+    }
+
+    fn params(&self) -> impl Iterator<Item = &Param> {
+        self.units.iter().flat_map(|unit| &unit.params)
     }
 
     /// Tokens of a step on all ranks together.

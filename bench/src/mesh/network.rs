@@ -1,6 +1,6 @@
 //! One rank's part of the network: GPT-2's blocks without biases, with root mean square norms, from the layers of `parallel3d`.
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use candle_core::{Device, Module as _, Tensor};
 use meshstep_parallel3d::candle::{
     Collectives, ColumnLinear, Residual, RowLinear, VocabEmbedding, causal_attention, cross_entropy, rms_norm,
@@ -32,6 +32,26 @@ struct Block {
     ln_2: Tensor,
     fc: ColumnLinear,
     mlp_proj: RowLinear,
+}
+
+/// This rank's part of some sequences as candle's indices, `[rows, tokens]`.
+#[derive(Debug)]
+pub(super) struct Tokens {
+    inputs: Tensor,
+    targets: Tensor,
+    /// Of all ranks together.
+    all: usize,
+}
+
+impl Tokens {
+    /// Of a batch whose rows are this rank's tokens, out of `all`.
+    pub(super) fn new(batch: &Batch, all: usize) -> Result<Self> {
+        let indices = |bytes: &[u8]| {
+            let tokens = Tensor::from_iter(bytes.iter().map(|&byte| u32::from(byte)), &Device::Cpu)?;
+            tokens.reshape((batch.rows, bytes.len() / batch.rows))
+        };
+        Ok(Self { inputs: indices(&batch.inputs)?, targets: indices(&batch.targets)?, all })
+    }
 }
 
 impl Network {
@@ -71,41 +91,28 @@ impl Network {
         &self.weights
     }
 
-    /// The sum of this rank's losses in nats, and of all parameters in `names` the gradient of that sum divided by `tokens`, in
-    /// that order.
-    ///
-    /// `batch` is this rank's part of some sequences; the one graph is differentiated as a whole, so gradients come at the end.
-    pub(super) fn loss_and_grads<'a>(
-        &self,
-        batch: &Batch,
-        tokens: usize,
-        names: impl Iterator<Item = &'a str>,
-        mut on_grad: impl FnMut(&str, &Tensor) -> Result<()>,
-    ) -> Result<f64> {
-        let losses = self.losses(batch)?.flatten_all()?;
-        let mut grads = (losses.sum_all()? / tokens as f64)?.backward()?;
-        for name in names {
-            let grad = grads.remove(self.weights.get(name)?);
-            on_grad(name, &grad.with_context(|| format!("{name} got no gradient"))?)?;
+    /// Runs unit `unit` of the network: the embedding, a block on its residual stream, or the head, which gives the sum of
+    /// this rank's losses divided by the number of all ranks' tokens.
+    pub(super) fn forward(&self, unit: usize, x: Option<&Tensor>, tokens: &Tokens) -> Result<Tensor> {
+        let Some(block) = unit.checked_sub(1) else { return self.embed(&tokens.inputs) };
+        let x = x.context("only the embedding has no input")?;
+        match self.blocks.get(block) {
+            Some(block) => block.forward(x, self.heads, &self.cp),
+            None => self.head(x, tokens),
         }
-        Ok(losses.to_vec1::<f32>()?.into_iter().map(f64::from).sum())
     }
 
-    /// The loss of each of this rank's tokens, `[rows, tokens]`.
-    fn losses(&self, batch: &Batch) -> Result<Tensor> {
-        let (rows, own) = (batch.rows, batch.inputs.len() / batch.rows);
-        let all = self.wpe.dim(0)?;
-        ensure!(own * self.cp.world_size() == all, "{own} tokens a rank of sequences of {all}");
-        let tokens = |bytes: &[u8]| {
-            Tensor::from_iter(bytes.iter().map(|&byte| u32::from(byte)), &Device::Cpu)?.reshape((rows, own))
-        };
+    /// `wte[token] + wpe[position]`.
+    fn embed(&self, inputs: &Tensor) -> Result<Tensor> {
+        let own = inputs.dim(1)?;
         let positions = self.stream.own(&self.wpe.narrow(0, self.cp.rank() * own, own)?, 0)?;
-        let mut x = self.wte.forward(&tokens(&batch.inputs)?)?.broadcast_add(&positions)?;
-        for block in &self.blocks {
-            x = block.forward(&x, self.heads, &self.cp)?;
-        }
-        let logits = self.lm_head.forward(&rms_norm(&x, &self.ln_f, EPS)?)?;
-        Ok(cross_entropy(&logits, &tokens(&batch.targets)?, self.stream.tp())?)
+        Ok(self.wte.forward(inputs)?.broadcast_add(&positions)?)
+    }
+
+    fn head(&self, x: &Tensor, tokens: &Tokens) -> Result<Tensor> {
+        let logits = self.lm_head.forward(&rms_norm(x, &self.ln_f, EPS)?)?;
+        let losses = cross_entropy(&logits, &tokens.targets, self.stream.tp())?;
+        Ok((losses.sum_all()? / tokens.all as f64)?)
     }
 }
 

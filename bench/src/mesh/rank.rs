@@ -5,18 +5,20 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Result;
+use candle_core::{Tensor, Var};
 use meshstep_comm::Communicator;
 use meshstep_optim::AdamW;
 use meshstep_parallel3d::candle::Collectives;
 use meshstep_parallel3d::{Axis, Communicators, Coordinate, Mesh, Optimizer, Parameter, Piece, elements};
-use meshstep_shard::{At, Combine, Groups, Options, Outcome, Traffic};
+use meshstep_shard::{At, Combine, Groups, MicroBatch, Options, Outcome, Stage, Traffic};
 use meshstep_tensor::{Meter, Slice, SliceMut};
 
 use super::Run;
-use super::network::Network;
+use super::network::{Network, Tokens};
+use super::parameters::Unit;
 use crate::cli;
 use crate::corpus::Place;
-use crate::gpt::{Batch, Weights, with_values};
+use crate::gpt::{Batch, Param, Segments, Weights, loss_and_grads, with_values};
 use crate::progress::Progress;
 use crate::train::{MAX_NORM, rules, stage_named};
 
@@ -25,7 +27,7 @@ use crate::train::{MAX_NORM, rules, stage_named};
 pub(super) struct Done {
     /// Where it sits.
     pub(super) at: Coordinate,
-    /// The sum of its tokens' losses at every step.
+    /// The sum of its tokens' losses divided by the number of all tokens, at every step.
     pub(super) losses: Vec<f64>,
     /// The norm of the whole gradient at every step.
     pub(super) norms: Vec<f64>,
@@ -48,6 +50,7 @@ struct Rank<'a> {
     network: Network,
     layers: [Collectives; 2],
     optimizer: Optimizer,
+    sharded: bool,
 }
 
 /// Trains on one rank from the first step to the last.
@@ -64,8 +67,8 @@ pub(super) fn train(
     let (mut losses, mut norms, mut sent, mut peak) = (Vec::new(), Vec::new(), 0, 0);
     let (before, started) = (rank.sent_by_layers(), Instant::now());
     for step in 0..run.asked.steps {
-        let (loss, own) = rank.backward(step)?;
-        progress.report(loss / own as f64);
+        let loss = rank.backward(step)?;
+        progress.report(loss * (mesh.degree(Axis::Dp) * mesh.degree(Axis::Cp)) as f64);
         let (norm, traffic) = rank.step(schedule.at(step as u64))?;
         losses.push(loss);
         norms.push(norm);
@@ -88,23 +91,22 @@ impl<'a> Rank<'a> {
         let [tp, cp] = layers.clone();
         let network = Network::new(&run.sizes, Weights::of_shapes(shapes)?, tp, cp)?;
         let optimizer = optimizer(run, mesh, stage, world)?;
-        let rank = Self { run, at, network, layers, optimizer };
-        rank.refresh()?;
-        Ok(rank)
+        let sharded = optimizer.options().stage == Stage::Zero3;
+        Ok(Self { run, at, network, layers, optimizer, sharded })
     }
 
-    /// Forward and backward of this rank's part of the batch: the sum of its losses, and how many.
-    fn backward(&mut self, step: usize) -> Result<(f64, usize)> {
-        let batch = self.batch(step);
-        let tokens = self.run.tokens();
-        let micro_batch = self.optimizer.micro_batch(1)?;
-        let hand_over = |name: &str, grad: &candle_core::Tensor| {
+    /// Forward and backward of this rank's part of the batch; gradients are handed over as they come, and travel meanwhile.
+    fn backward(&mut self, step: usize) -> Result<f64> {
+        let tokens = Tokens::new(&self.batch(step), self.run.tokens())?;
+        let Self { run, network, optimizer, sharded, .. } = self;
+        let micro_batch = optimizer.micro_batch(1)?;
+        let mut hand_over = |name: &str, grad: &Tensor| {
             with_values(grad, |grad| micro_batch.grad(name, Slice::from(grad)))?.map_err(Into::into)
         };
-        let names = self.run.params.iter().rev().map(|param| param.name.as_str());
-        let loss = self.network.loss_and_grads(&batch, tokens, names, hand_over)?;
+        let pass = Pass { units: &run.units, network, tokens, micro_batch: &micro_batch, sharded: *sharded };
+        let loss = loss_and_grads(&pass, &mut hand_over)?;
         micro_batch.finish()?;
-        Ok((loss, batch.inputs.len()))
+        Ok(f64::from(loss))
     }
 
     /// Its rows along dp, and of these its tokens along cp.
@@ -129,25 +131,13 @@ impl<'a> Rank<'a> {
         })
     }
 
-    /// Takes the step and brings its values to candle; the gradient's norm, and the bytes sent for it.
+    /// Takes the step; the gradient's norm, and the bytes sent for it.
     fn step(&mut self, lr: f64) -> Result<(f64, Traffic)> {
         let at = At { lr, max_norm: Some(MAX_NORM), ..At::default() };
         match self.optimizer.step(at)?.outcome()? {
-            Outcome::Applied { norm, traffic, .. } => {
-                self.refresh()?;
-                Ok((norm, traffic))
-            }
+            Outcome::Applied { norm, traffic, .. } => Ok((norm, traffic)),
             Outcome::Skipped { non_finite, .. } => anyhow::bail!("{non_finite} gradients are not finite"),
         }
-    }
-
-    /// Copies the optimizer's parameters into candle's.
-    fn refresh(&self) -> Result<()> {
-        for param in &self.run.params {
-            let values = self.optimizer.param(&param.name)?;
-            self.network.weights().set(&param.name, values.typed::<f32>()?)?;
-        }
-        Ok(())
     }
 
     fn sent_by_layers(&self) -> [u64; 2] {
@@ -155,12 +145,60 @@ impl<'a> Rank<'a> {
     }
 
     fn finals(&self) -> Result<Vec<(Vec<usize>, Vec<f32>)>> {
-        let own = |p: &Parameter| {
-            let pieces = p.placement.pieces(&p.name, &p.shape, self.optimizer.mesh(), &self.at)?;
-            let values = self.optimizer.param(&p.name)?.typed::<f32>()?.to_vec();
-            Ok((elements(&p.shape, &pieces), values))
-        };
-        self.run.model.parameters().iter().map(own).collect()
+        let mut finals = Vec::new();
+        for unit in &self.run.units {
+            let gathered = self.optimizer.gather(&unit.name)?;
+            for p in unit.params.iter().filter_map(|param| self.run.model.get(&param.name)) {
+                let pieces = p.placement.pieces(&p.name, &p.shape, self.optimizer.mesh(), &self.at)?;
+                finals.push((elements(&p.shape, &pieces), gathered.param(&p.name)?.typed::<f32>()?.to_vec()));
+            }
+        }
+        Ok(finals)
+    }
+}
+
+/// One batch on its way through the network.
+struct Pass<'a> {
+    units: &'a [Unit],
+    network: &'a Network,
+    tokens: Tokens,
+    micro_batch: &'a MicroBatch<'a>,
+    /// Whether a rank has parameters only as long as it reads them.
+    sharded: bool,
+}
+
+impl Segments for Pass<'_> {
+    fn count(&self) -> usize {
+        self.units.len()
+    }
+
+    fn forward(&self, unit: usize, input: Option<&Tensor>) -> Result<Tensor> {
+        self.network.forward(unit, input, &self.tokens)
+    }
+
+    fn params(&self, unit: usize) -> Result<Vec<(String, Var)>> {
+        let var = |param: &Param| Ok((param.name.clone(), self.network.weights().get(&param.name)?.clone()));
+        self.units[unit].params.iter().map(var).collect()
+    }
+
+    /// From the optimizer into candle's variables.
+    fn bring(&self, unit: usize, again: bool) -> Result<()> {
+        if again && !self.sharded {
+            return Ok(());
+        }
+        let Unit { name, params } = &self.units[unit];
+        let gathered = self.micro_batch.gather(name)?;
+        for Param { name, .. } in params {
+            self.network.weights().set(name, gathered.param(name)?.typed::<f32>()?)?;
+        }
+        Ok(())
+    }
+
+    fn release(&self, unit: usize) -> Result<()> {
+        if !self.sharded {
+            return Ok(());
+        }
+        self.units[unit].params.iter().try_for_each(|param| self.network.weights().free(&param.name))
     }
 }
 
@@ -176,7 +214,7 @@ fn layers(world: &Arc<dyn Communicator>, mesh: &Mesh) -> Result<[Collectives; 2]
 fn optimizer(run: &Run, mesh: &Mesh, stage: u8, world: Arc<dyn Communicator>) -> Result<Optimizer> {
     // A larger eps than usual: where a gradient is all rounding, the step would have lr's size and the rounding's sign.
     let rule = AdamW { beta2: 0.99, eps: 1e-4, weight_decay: 0.1, ..AdamW::default() };
-    let norms = run.params.iter().filter(|param| !param.decays()).map(|param| param.name.as_str());
+    let norms = run.params().filter(|param| !param.decays()).map(|param| param.name.as_str());
     let rules = Groups::new(rule.clone()).with(AdamW { weight_decay: 0.0, ..rule }, norms);
     let options = Options {
         stage: stage_named(stage),
@@ -187,7 +225,7 @@ fn optimizer(run: &Run, mesh: &Mesh, stage: u8, world: Arc<dyn Communicator>) ->
     };
     let initial = |parameter: &Parameter, pieces: &[Piece], mut out: SliceMut<'_>| {
         let values = out.typed_mut::<f32>()?;
-        let known = run.params.iter().find(|known| known.name == parameter.name);
+        let known = run.params().find(|known| known.name == parameter.name);
         let places = elements(&parameter.shape, pieces);
         known.into_iter().for_each(|known| known.fill_at(run.asked.seed, places.iter().copied(), values));
         Ok(())

@@ -27,10 +27,10 @@ fn meshes_agree_with_one_rank_and_stages_with_each_other() {
     let trained = run.train().unwrap();
     let verdict = Verdict::of(&trained);
     assert!(verdict.holds(), "{verdict}");
-    assert_eq!(trained.len(), 15);
+    assert_eq!(trained.len(), 20);
     assert!(trained.iter().all(|run| run.losses.last() < run.losses.first()));
     let text = table(&trained);
-    assert_eq!(text.lines().count(), 16, "{text}");
+    assert_eq!(text.lines().count(), 21, "{text}");
 }
 
 #[test]

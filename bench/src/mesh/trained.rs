@@ -12,7 +12,7 @@ use crate::train::compare::Finals;
 pub(crate) struct Trained {
     /// The mesh.
     pub(crate) mesh: Mesh,
-    /// 0, 1 or 2.
+    /// 0 to 3.
     pub(crate) stage: u8,
     /// The mean loss of all tokens at every step, in nats.
     pub(crate) losses: Vec<f64>,
@@ -58,8 +58,8 @@ fn losses(run: &Run, mesh: &Mesh, done: &[Done]) -> Result<Vec<f64>> {
         ensure!(rank.losses == first.losses, "the loss at {} is not that at {}", rank.at, first.at);
     }
     let counted = || done.iter().filter(|rank| rank.at.is_first(Axis::Tp));
-    let mean = |t: usize| counted().map(|rank| rank.losses[t]).sum::<f64>() / run.tokens() as f64;
-    Ok((0..run.asked.steps).map(mean).collect())
+    let sum = |t: usize| counted().map(|rank| rank.losses[t]).sum();
+    Ok((0..run.asked.steps).map(sum).collect())
 }
 
 /// The same on every rank.

@@ -7,7 +7,7 @@ pub(crate) mod rules;
 use std::fmt;
 use std::path::Path;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use meshstep_comm::loopback;
 
 use crate::cli::Train;
@@ -40,6 +40,10 @@ pub(crate) struct Run {
 impl Run {
     /// Loads the text and settles what was left open; the default corpus is found from `manifest`.
     pub(crate) fn prepare(asked: &Train, manifest: &Path) -> Result<Self> {
+        ensure!(
+            asked.stage != Some(3),
+            "stage 3 is for networks that gather their parameters: add --mesh, such as dp=4"
+        );
         let model = Config::default();
         let text = match &asked.corpus {
             Some(path) => Text::from_path(path, CORPUS_CAP)?,

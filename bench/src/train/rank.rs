@@ -163,7 +163,8 @@ pub(crate) fn stage_named(stage: u8) -> Stage {
     match stage {
         0 => Stage::Replicated,
         1 => Stage::Zero1,
-        _ => Stage::Zero2,
+        2 => Stage::Zero2,
+        _ => Stage::Zero3,
     }
 }
 
