@@ -181,6 +181,19 @@ fn what_does_not_fit_is_refused_with_what_would() {
 }
 
 #[test]
+fn a_parameter_that_is_freed_is_not_read_until_it_is_set_again() {
+    let (gpt, batch) = (gpt(CONFIG, 1), batch(CONFIG, 1, 11));
+    let before = gpt.loss(&batch).unwrap();
+    for name in ["wte", "wpe", "h.1.ln_2.weight", "h.0.attn.qkv.weight", "lm_head.weight"] {
+        let values = with_values(gpt.weights().get(name).unwrap(), <[f32]>::to_vec).unwrap();
+        gpt.weights().free(name).unwrap();
+        assert!(gpt.loss(&batch).is_err(), "{name}");
+        gpt.weights().set(name, &values).unwrap();
+        assert_eq!(gpt.loss(&batch).unwrap().to_bits(), before.to_bits());
+    }
+}
+
+#[test]
 fn first_values_depend_on_seed_and_name_alone() {
     let fill = |param: &Param, seed| {
         let mut values = vec![0.0; param.len()];

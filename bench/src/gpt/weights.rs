@@ -38,9 +38,9 @@ impl Weights {
         Ok(var.inplace_op1(&Overwrite(values))?)
     }
 
-    /// Frees the memory of the parameter `name`; it is not to be read until it is set again.
+    /// Frees the memory of the parameter `name`; until it is set again, reading it is an error.
     pub(crate) fn free(&self, name: &str) -> Result<()> {
-        Ok(self.get(name)?.inplace_op1(&Overwrite(&[]))?)
+        Ok(self.get(name)?.inplace_op1(&Free)?)
     }
 
     /// The variable called `name`.
@@ -58,7 +58,7 @@ pub(crate) fn with_values<T>(tensor: &Tensor, read: impl FnOnce(&[f32]) -> T) ->
     Ok(read(&storage.as_slice::<f32>()?[start..end]))
 }
 
-/// Replaces a variable's numbers, or frees them where there are none; `Var::set` would need them in a tensor first.
+/// Replaces a variable's numbers; `Var::set` would need them in a tensor first.
 struct Overwrite<'a>(&'a [f32]);
 
 impl InplaceOp1 for Overwrite<'_> {
@@ -67,14 +67,27 @@ impl InplaceOp1 for Overwrite<'_> {
     }
 
     fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
-        let (CpuStorage::F32(storage), Some((start, end))) = (storage, layout.contiguous_offsets()) else {
-            candle_core::bail!("a parameter is not a contiguous f32 tensor")
-        };
-        // Its own memory and nobody else's: it begins at 0.
-        match storage.get_mut(start..end).filter(|there| there.len() == self.0.len()) {
-            Some(there) => there.copy_from_slice(self.0),
-            None => *storage = self.0.to_vec(),
+        if layout.contiguous_offsets() != Some((0, self.0.len())) {
+            candle_core::bail!("a parameter is not alone in its memory")
         }
+        match storage {
+            CpuStorage::F32(there) if there.len() == self.0.len() => there.copy_from_slice(self.0),
+            freed => *freed = CpuStorage::F32(self.0.to_vec()),
+        }
+        Ok(())
+    }
+}
+
+/// Leaves nothing, of a type that candle computes nothing with: it would read f32 beyond their end.
+struct Free;
+
+impl InplaceOp1 for Free {
+    fn name(&self) -> &'static str {
+        "free"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> candle_core::Result<()> {
+        *storage = CpuStorage::F4(Vec::new());
         Ok(())
     }
 }
