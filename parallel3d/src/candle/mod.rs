@@ -46,8 +46,8 @@
 //!
 //! Under context parallelism a token's loss reaches the keys and values of other ranks, so gradients of different ranks' tokens
 //! are mixed before the optimizer sees them. Each rank's loss must then have one scale: the sum over its tokens divided by the
-//! number of tokens of *all* ranks, with `meshstep_shard::Combine::Sum`. A mean over a rank's own tokens, weighted afterwards,
-//! is wrong where ranks along `cp` have different numbers of them.
+//! number of tokens of *all* ranks, with `Combine::Sum` of `meshstep_shard`. A mean over a rank's own tokens, weighted afterwards
+//! (`Combine::Weighted`), is wrong where ranks along `cp` have different numbers of them.
 //!
 //! # Limits
 //!

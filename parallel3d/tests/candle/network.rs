@@ -43,6 +43,11 @@ fn losses(w: &[Tensor], x: &Tensor, targets: &Tensor, tp: &Collectives, cp: &Col
 
 /// The losses of all tokens, and each parameter's gradient of their sum under `mask`, put together from all ranks.
 fn spread(tp: usize, cp: usize, dtype: DType, mask: &[f64]) -> (Vec<f64>, Vec<Vec<f64>>) {
+    weighted(tp, cp, dtype, mask, &vec![1.0; cp])
+}
+
+/// The same where each rank's gradient is multiplied by a weight of its place along `cp`.
+fn weighted(tp: usize, cp: usize, dtype: DType, mask: &[f64], weights: &[f64]) -> (Vec<f64>, Vec<Vec<f64>>) {
     let mesh: Mesh = format!("tp={tp},cp={cp}").parse().unwrap();
     let (x, targets) = (tensor(&[1, TOKENS, WIDTH], 6, dtype), targets());
     let ranks = on_mesh(tp, cp, |here: &Here| {
@@ -69,8 +74,8 @@ fn spread(tp: usize, cp: usize, dtype: DType, mask: &[f64]) -> (Vec<f64>, Vec<Ve
     let whole = parameters(dtype).map(|(_, whole, _)| whole.elem_count());
     let sum = |(i, len): (usize, usize)| {
         let mut sum = vec![0.0; len];
-        for (_, held, grads) in &ranks {
-            held[i].iter().zip(&grads[i]).for_each(|(&at, grad)| sum[at] += grad);
+        for (rank, (_, held, grads)) in ranks.iter().enumerate() {
+            held[i].iter().zip(&grads[i]).for_each(|(&at, grad)| sum[at] += grad * weights[rank / tp]);
         }
         sum
     };
@@ -144,4 +149,25 @@ fn one_valid_token_has_the_same_gradient_however_its_sequence_is_cut() {
             }
         }
     }
+}
+
+/// Means over each rank's own tokens, weighted by their number: each layer's gradient was mixed with other ranks' before that, and is
+/// wrong where the numbers differ. The sum over tokens, divided by all of them, is not.
+#[test]
+fn weights_come_too_late_for_ranks_with_different_numbers_of_tokens() {
+    // Of the first rank's tokens one is valid, of the second's all.
+    let valid: [f64; TOKENS] = std::array::from_fn(|i| f64::from(u8::from(i == 3 || i >= TOKENS / 2)));
+    let counts = [1.0, TOKENS as f64 / 2.0];
+    let all: f64 = counts.iter().sum();
+    let (_, expected) = plain(DType::F64, &valid.map(|x| x / all));
+    let (_, sums) = spread(1, 2, DType::F64, &valid.map(|x| x / all));
+    let own_mean = std::array::from_fn::<f64, TOKENS, _>(|i| valid[i] / counts[i / (TOKENS / 2)]);
+    let (_, means) = weighted(1, 2, DType::F64, &own_mean, &counts.map(|count| count / all));
+    let apart = |got: &[f64], expected: &[f64]| {
+        let largest = expected.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+        got.iter().zip(expected).fold(0.0f64, |most, (x, y)| most.max((x - y).abs())) / largest
+    };
+    let qkv = 1;
+    assert!(apart(&sums[qkv], &expected[qkv]) < 1e-12);
+    assert!(apart(&means[qkv], &expected[qkv]) > 0.1, "{}", apart(&means[qkv], &expected[qkv]));
 }
