@@ -2,6 +2,7 @@
 
 mod network;
 mod parameters;
+mod pass;
 mod rank;
 mod table;
 mod trained;

@@ -5,20 +5,20 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Result;
-use candle_core::{Tensor, Var};
+use candle_core::Tensor;
 use meshstep_comm::Communicator;
 use meshstep_optim::AdamW;
 use meshstep_parallel3d::candle::Collectives;
 use meshstep_parallel3d::{Axis, Communicators, Coordinate, Mesh, Optimizer, Parameter, Piece, elements};
-use meshstep_shard::{At, Combine, Groups, MicroBatch, Options, Outcome, Stage, Traffic};
+use meshstep_shard::{At, Combine, Groups, Options, Outcome, Stage, Traffic};
 use meshstep_tensor::{Meter, Slice, SliceMut};
 
 use super::Run;
 use super::network::{Network, Tokens};
-use super::parameters::Unit;
+use super::pass::Pass;
 use crate::cli;
 use crate::corpus::Place;
-use crate::gpt::{Batch, Param, Segments, Weights, loss_and_grads, with_values};
+use crate::gpt::{Batch, Weights, loss_and_grads, with_values};
 use crate::progress::Progress;
 use crate::train::{MAX_NORM, rules, stage_named};
 
@@ -154,51 +154,6 @@ impl<'a> Rank<'a> {
             }
         }
         Ok(finals)
-    }
-}
-
-/// One batch on its way through the network.
-struct Pass<'a> {
-    units: &'a [Unit],
-    network: &'a Network,
-    tokens: Tokens,
-    micro_batch: &'a MicroBatch<'a>,
-    /// Whether a rank has parameters only as long as it reads them.
-    sharded: bool,
-}
-
-impl Segments for Pass<'_> {
-    fn count(&self) -> usize {
-        self.units.len()
-    }
-
-    fn forward(&self, unit: usize, input: Option<&Tensor>) -> Result<Tensor> {
-        self.network.forward(unit, input, &self.tokens)
-    }
-
-    fn params(&self, unit: usize) -> Result<Vec<(String, Var)>> {
-        let var = |param: &Param| Ok((param.name.clone(), self.network.weights().get(&param.name)?.clone()));
-        self.units[unit].params.iter().map(var).collect()
-    }
-
-    /// From the optimizer into candle's variables.
-    fn bring(&self, unit: usize, again: bool) -> Result<()> {
-        if again && !self.sharded {
-            return Ok(());
-        }
-        let Unit { name, params } = &self.units[unit];
-        let gathered = self.micro_batch.gather(name)?;
-        for Param { name, .. } in params {
-            self.network.weights().set(name, gathered.param(name)?.typed::<f32>()?)?;
-        }
-        Ok(())
-    }
-
-    fn release(&self, unit: usize) -> Result<()> {
-        if !self.sharded {
-            return Ok(());
-        }
-        self.units[unit].params.iter().try_for_each(|param| self.network.weights().free(&param.name))
     }
 }
 
