@@ -31,6 +31,13 @@ impl Among {
     }
 }
 
+/// Adds `comm` unless it is known.
+pub(crate) fn know(comms: &mut Vec<Arc<dyn Communicator>>, comm: &Arc<dyn Communicator>) {
+    if !comms.iter().any(|known| Arc::ptr_eq(known, comm)) {
+        comms.push(Arc::clone(comm));
+    }
+}
+
 impl fmt::Debug for Among {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let further: Vec<(usize, Reduction)> =

@@ -87,11 +87,38 @@ impl Optimizer {
     /// Brings a unit's parameters to this rank. Collective at [`Stage::Zero3`](crate::Stage::Zero3), over the ranks that divide the
     /// unit: they gather the same units in the same order, each from one thread, and between two gathers hand over the gradients of
     /// the same parameters, in any order. Ranks that gather different units get an error here, where lengths differ, or from the
-    /// next step.
+    /// next step; those that wait for a gather get one when a rank ends its micro-batch without, where communicators
+    /// compare calls, or at the deadline.
     ///
     /// There is room for any two units after each other in the order of [`units`](Self::units), as
     /// [`Memory::gathered`](crate::Memory::gathered) counts it; a third, or another pair that is longer, takes memory for a while. A
     /// unit that is gathered is refused until that is dropped.
+    ///
+    /// ```
+    /// # use meshstep_optim::AdamW;
+    /// # use meshstep_shard::{At, Optimizer, Options, Stage};
+    /// # use meshstep_tensor::{DType, Layout};
+    /// # meshstep_comm::loopback::spawn(4, |comm| -> Result<(), meshstep_shard::Error> {
+    /// let layout = Layout::builder().unit("h.0").param("h.0.w", &[64, 64], DType::F32);
+    /// let layout = layout.unit("h.1").param("h.1.w", &[64, 64], DType::F32).build()?;
+    /// let options = Options { stage: Stage::Zero3, ..Options::default() };
+    /// let mut opt = Optimizer::new(comm, layout, AdamW::default(), |_, _| Ok(()), options)?;
+    /// let mb = opt.micro_batch(1)?;
+    /// let mut next = Some(mb.start_gather("h.1")?); // the last block is the first one of a backward pass
+    /// for (i, unit) in ["h.0", "h.1"].into_iter().enumerate().rev() {
+    ///     let Some(here) = next.take() else { continue };
+    ///     let block = here.wait()?;
+    ///     next = if i > 0 { Some(mb.start_gather("h.0")?) } else { None }; // while this one is worked with
+    ///     let name = format!("{unit}.w");
+    ///     let w = block.param(&name)?.typed::<f32>()?;
+    ///     mb.grad(&name, &w.iter().map(|w| w - 1.0).collect::<Vec<_>>()[..])?;
+    /// } // dropped here, the block is freed
+    /// mb.finish()?;
+    /// opt.step(At::default())?.outcome()?;
+    /// # Ok(())
+    /// # })?.into_iter().collect::<Result<(), _>>()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn gather(&self, unit: &str) -> Result<Gathered<'_>, Error> {
         self.start_gather(unit)?.wait()
     }
@@ -168,15 +195,6 @@ impl Optimizer {
             Some(known) => Ok(known.gathers.clone()),
             None => Ok(among.shards.split(Some(0), among.shards.rank() as i64)?),
         }
-    }
-
-    /// Ranks that gather while others step have parted: they find out from one more operation here, where a communicator compares
-    /// what ranks call. A GPU's does not.
-    pub(crate) fn meet(&self) -> Result<(), meshstep_comm::Error> {
-        if self.options.queue.place() != meshstep_tensor::Place::Cpu {
-            return Ok(());
-        }
-        self.handover.fixed.gathers.iter().try_for_each(|comm| comm.barrier())
     }
 
     /// A digest of what has been sent so far that ranks must have sent alike.

@@ -1,7 +1,9 @@
 //! Gradients in, by parameter, in any order, from any thread; reduced buckets out, in index order.
 
+use crate::among::know;
 use crate::bucket_plan::BucketPlan;
 use crate::filling::{Filling, Lent};
+use crate::meeting::Meeting;
 use crate::pool::{Pool, Shelf};
 use crate::{Among, Error, Stage};
 use meshstep_comm::{Communicator, InFlight, Op, Reduction};
@@ -18,6 +20,7 @@ pub(crate) struct Handover {
     state: Mutex<State>,
     /// This rank's part of the norm.
     pub(crate) norm: Mutex<NormSum>,
+    meeting: Meeting,
     /// Told whenever a bucket comes to rest.
     rested: Condvar,
     /// The communication failure after which nothing goes on.
@@ -33,7 +36,7 @@ pub(crate) struct Fixed {
     pub(crate) aside: Option<Arc<dyn Communicator>>,
     /// Theirs, that for decisions, and those that parameters are shared among, each once.
     pub(crate) comms: Vec<Arc<dyn Communicator>>,
-    /// Those that parameters are gathered with, where they are sharded.
+    /// Those that sharded parameters are gathered with.
     pub(crate) gathers: Vec<Arc<dyn Communicator>>,
     /// Whether this rank's weight of a micro-batch counts.
     pub(crate) weighs: bool,
@@ -99,7 +102,9 @@ impl Handover {
         let fillings = Vec::new();
         let state = State { fillings, pool, next: 0, travels: false, last: false, launches: 0, retiring: 0 };
         let (state, norm) = (Mutex::new(state), Mutex::new(norm));
-        Ok(Handover { fixed, state, norm, rested: Condvar::new(), failure: OnceLock::new() })
+        let (meeting, rested, failure) =
+            (Meeting::new(&fixed.queue, meter)?, Condvar::new(), OnceLock::new());
+        Ok(Handover { fixed, state, norm, meeting, rested, failure })
     }
 
     /// An error once communication has failed.
@@ -183,6 +188,7 @@ impl Handover {
     /// Tells whether the micro-batch was the step's last. A place that was never given back is an error on every rank.
     pub(crate) fn complete(&self, mut missing: impl FnMut(usize)) -> Result<bool, Error> {
         let State { travels, last, .. } = *self.lock();
+        self.meeting.begin(&self.fixed.gathers).inspect_err(|failure| self.poison(failure.clone()))?;
         for (b, bucket) in self.fixed.buckets.iter().enumerate() {
             for (i, param) in bucket.plan.params.iter().enumerate() {
                 if self.lock().fillings[b].is_filled(i) {
@@ -209,9 +215,11 @@ impl Handover {
         Ok(last)
     }
 
-    /// Waits until no bucket travels.
+    /// Waits until no bucket travels, and no rank gathers for the micro-batches that have ended.
     pub(crate) fn settle(&self) -> Result<(), Error> {
-        (0..self.fixed.buckets.len()).try_for_each(|b| self.settle_one(b))
+        let settled = (0..self.fixed.buckets.len()).try_for_each(|b| self.settle_one(b));
+        let met = self.meeting.end().inspect_err(|failure| self.poison(failure.clone()));
+        Ok(settled.and(Ok(met?))?)
     }
 
     /// Waits until bucket `b` does not travel.
@@ -375,13 +383,6 @@ impl Handover {
             },
             None => filling.whole = Some(whole),
         }
-    }
-}
-
-/// Adds `comm` unless it is known.
-fn know(comms: &mut Vec<Arc<dyn Communicator>>, comm: &Arc<dyn Communicator>) {
-    if !comms.iter().any(|known| Arc::ptr_eq(known, comm)) {
-        comms.push(Arc::clone(comm));
     }
 }
 

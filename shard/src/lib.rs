@@ -107,6 +107,7 @@ mod handover;
 mod held;
 mod lbfgs;
 mod loss_scale;
+mod meeting;
 mod micro_batch;
 mod optimizer;
 mod options;

@@ -141,7 +141,6 @@ impl Optimizer {
             self.handover.begin(true, false);
             self.handover.complete(|_| {})?;
         }
-        self.meet()?;
         if !self.goes_ahead(at) {
             self.handover.settle()?;
             self.handover.reduce_further()?;

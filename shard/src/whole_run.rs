@@ -63,7 +63,7 @@ impl Optimizer {
     /// Evaluates `closure` once and takes the step: its micro-batch weighs `weight`, it hands over gradients and returns its
     /// loss. Collective. Costs one exchange more than the step: the losses are summed exactly. Where the closure fails on one
     /// rank, or is not called because a step is under way there or `weight` is too large, every rank drops the gradients and
-    /// returns an error.
+    /// returns an error. Where parameters are sharded, and the other ranks wait for what it has not gathered, that ends the run.
     pub fn step_with<E: Into<Failed>>(
         &mut self,
         at: At,
@@ -157,8 +157,7 @@ impl Optimizer {
             }
             Err(_) => fault[0] = u64::MAX - comm.rank() as u64,
         }
-        let met = self.meet();
-        let exchanged = met.and_then(|()| self.exchange.borrow(&*comm, &mut words, &mut fault));
+        let exchanged = self.exchange.borrow(&*comm, &mut words, &mut fault);
         exchanged.inspect_err(|failure| self.handover.poison(failure.clone()))?;
         if fault[0] != 0 {
             let rank = (u64::MAX - fault[0]) as usize;

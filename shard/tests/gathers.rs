@@ -259,8 +259,7 @@ fn ranks_that_gather_different_units_are_told_by_the_step() {
     .unwrap();
 }
 
-/// Units of other lengths, and one rank that steps, or evaluates no more, while others gather: an error on every rank, at once. Two
-/// buckets, so that gradients wait for no memory: there only the deadline would tell.
+/// Units of other lengths, and one rank that steps, or evaluates no more, while others gather: an error on every rank, at once.
 #[test]
 fn ranks_that_part_in_a_gather_are_told_at_once() {
     type Odd = fn(&mut Optimizer) -> Result<(), Error>;
@@ -273,13 +272,10 @@ fn ranks_that_part_in_a_gather_are_told_at_once() {
             failed
         },
     ];
-    let two = Layout::builder().unit("a").param("a.w", &[100], DType::F32).unit("d");
-    let two = two.param("d.w", &[300], DType::F32).build().unwrap();
     for odd in odd {
         loopback::spawn(3, |comm| {
             let rank = comm.rank();
-            let options = Options { stage: Stage::Zero3, ..Options::default() };
-            let mut opt = Optimizer::new(comm, two.clone(), Sgd::default(), first, options).unwrap();
+            let mut opt = build(comm, Options::default()).unwrap();
             let gathered = if rank == 1 { odd(&mut opt) } else { opt.gather("a").map(drop) };
             assert!(matches!(gathered, Err(Error::Comm(_))), "{gathered:?}");
             assert!(matches!(opt.gather("a"), Err(Error::Comm(_))));

@@ -63,7 +63,7 @@ pub struct ShardedLbfgs {
 pub struct LbfgsStep {
     /// The algorithm's account; `folds` are its exchanges, of two collectives each.
     pub report: LbfgsReport,
-    /// Collectives of the evaluations: gathers of parameters, reductions of gradients.
+    /// Collectives of the evaluations: gathers of parameters, but for those of the closure, and reductions of gradients.
     pub evaluating: u64,
     /// Collectives that gather the parameters where the step ended.
     pub publishing: u64,

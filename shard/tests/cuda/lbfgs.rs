@@ -103,11 +103,12 @@ fn failures_are_those_of_loopback_and_the_run_goes_on() {
         let mut calls = 0;
         let failed = opt.step(|mb| {
             calls += 1;
+            let x = run.read(mb);
             if (rank, calls) == (1, 3) {
                 run.grad(mb, 0, &vec![1.0; run.lens[0]]).unwrap();
                 return Err("no data left".into());
             }
-            let told = run.backward(mb, &run.read(mb), rank, 2);
+            let told = run.backward(mb, &x, rank, 2);
             told.map_err(Box::<dyn std::error::Error + Send + Sync>::from)
         });
         let failed = failed.unwrap_err();
@@ -116,11 +117,8 @@ fn failures_are_those_of_loopback_and_the_run_goes_on() {
             (Error::ClosureElsewhere { rank: 1 }, 0) | (Error::Closure { .. }, 1)
         ));
         let lacking = opt.step(|mb| {
-            if rank == 0 {
-                run.backward(mb, &run.read(mb), 0, 2)
-            } else {
-                run.grad(mb, 1, &[1.0]).map(|()| 0.5)
-            }
+            let x = run.read(mb);
+            if rank == 0 { run.backward(mb, &x, 0, 2) } else { run.grad(mb, 1, &[1.0]).map(|()| 0.5) }
         });
         let lacking = lacking.unwrap_err();
         let expected = Fault::MissingGradient { name: "p0".into() };
@@ -165,7 +163,7 @@ fn memory_is_counted_there_and_given_back() {
         let live = on(1, |comm, queue| {
             let run = there(&run(Problem::Rosenbrock, &[1000], search, Stage::Zero1), &queue);
             let options = Options { meter: meter.clone(), ..run.options.clone() };
-            let layout = Layout::builder().param("p0", &[1000], DType::F64).build().unwrap();
+            let layout = Layout::builder().unit("all").param("p0", &[1000], DType::F64).build().unwrap();
             let first = |_: &_, out: SliceMut<'_>| cast(Slice::from(&[0.8; 1000][..]), out);
             let mut opt = ShardedLbfgs::new(comm, layout, run.rule.clone(), first, options).unwrap();
             opt.step(|mb| run.backward(mb, &run.read(mb), 0, 1)).unwrap();
