@@ -219,7 +219,8 @@ impl Handover {
     pub(crate) fn settle(&self) -> Result<(), Error> {
         let settled = (0..self.fixed.buckets.len()).try_for_each(|b| self.settle_one(b));
         let met = self.meeting.end().inspect_err(|failure| self.poison(failure.clone()));
-        Ok(settled.and(Ok(met?))?)
+        settled?;
+        Ok(met?)
     }
 
     /// Waits until bucket `b` does not travel.

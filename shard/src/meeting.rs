@@ -42,7 +42,10 @@ impl Meeting {
     /// Waits until no rank gathers any more.
     pub(crate) fn end(&self) -> Result<(), Error> {
         let mut away = self.away.lock().unwrap_or_else(PoisonError::into_inner);
-        let each = away.flights.drain(..).map(|flight| flight.wait(&Queue::cpu()).1);
-        each.fold(Ok(()), |so_far, met| so_far.and(met))
+        let mut met = Ok(());
+        for flight in away.flights.drain(..) {
+            met = met.and(flight.wait(&Queue::cpu()).1);
+        }
+        met
     }
 }
