@@ -2,8 +2,12 @@
 
 use std::path::PathBuf;
 
+use clap::builder::ArgPredicate;
 use clap::{Parser, Subcommand, ValueEnum};
+use meshstep_parallel3d::Mesh;
 use serde::Serialize;
+
+use crate::mesh;
 
 /// Meshstep at work: trains a small GPT with the optimizer step on several ranks.
 #[derive(Debug, Parser)]
@@ -78,19 +82,32 @@ pub(crate) enum Device {
     Cuda,
 }
 
+/// Options of `train` that have no meaning where the network is spread over a mesh.
+const NOT_ON_MESHES: [&str; 4] = ["ranks", "batch", "optimizer", "out"];
+
 /// Options of `train`.
 #[derive(Clone, Debug, clap::Args, Serialize)]
 #[command(allow_negative_numbers = true)] // so that -1 is refused as a number, not as an unknown option
 pub(crate) struct Train {
-    /// Only this stage: 0 replicates, 1 shards the optimizer's state, 2 the gradients too [default: one after the
-    /// other]
-    #[arg(long, value_parser = clap::value_parser!(u8).range(0..=2))]
+    /// Only this stage: 0 replicates, 1 shards the optimizer's state, 2 the gradients too, 3 the parameters too, on
+    /// meshes [default: one after the other]
+    #[arg(long, value_parser = clap::value_parser!(u8).range(0..=3))]
     pub(crate) stage: Option<u8>,
+    /// Train a network that is spread over a mesh, such as tp=2,cp=2,dp=2: each rank a thread with its part. Given several
+    /// times, all must agree with the first
+    #[arg(long, value_name = "MESH", conflicts_with_all = NOT_ON_MESHES)]
+    #[serde(skip)]
+    pub(crate) mesh: Vec<Mesh>,
+    /// Train on one rank and on five meshes of eight, and hold them against each other
+    #[arg(long, conflicts_with_all = NOT_ON_MESHES)]
+    #[serde(skip)]
+    pub(crate) compare: bool,
     /// Ranks, each a thread with its own batches
     #[arg(long, default_value_t = 4, value_parser = within::<1, 64>)]
     pub(crate) ranks: usize,
-    /// Optimizer steps
+    /// Optimizer steps; 50 on meshes
     #[arg(long, default_value_t = 400, value_parser = within::<1, 1_000_000>)]
+    #[arg(default_value_ifs = [("mesh", ArgPredicate::IsPresent, "50"), ("compare", ArgPredicate::Equals("true".into()), "50")])]
     pub(crate) steps: usize,
     /// Sequences per step on each rank
     #[arg(long, default_value_t = 2, value_parser = within::<1, 1024>)]
@@ -130,7 +147,19 @@ pub(crate) enum Optimizer {
 impl Train {
     /// The stages to run, in order.
     pub(crate) fn stages(&self) -> Vec<u8> {
-        self.stage.map_or_else(|| vec![0, 1, 2], |stage| vec![stage])
+        let last = if self.meshes().is_empty() { 2 } else { 3 };
+        self.stage.map_or_else(|| (0..=last).collect(), |stage| vec![stage])
+    }
+
+    /// The meshes to run, the one that others are held against first; none where the network is whole on every rank.
+    pub(crate) fn meshes(&self) -> Vec<Mesh> {
+        let compared = if self.compare { mesh::compared() } else { Vec::new() };
+        compared.into_iter().chain(self.mesh.iter().cloned()).collect()
+    }
+
+    /// Threads that compute at once.
+    pub(crate) fn most_ranks(&self) -> usize {
+        self.meshes().iter().map(Mesh::world_size).max().unwrap_or(self.ranks)
     }
 }
 
@@ -173,6 +202,21 @@ mod tests {
     fn all_stages_run_unless_one_is_named() {
         assert_eq!(train("").unwrap().stages(), [0, 1, 2]);
         assert_eq!(train("--stage 1").unwrap().stages(), [1]);
+        assert_eq!(train("--mesh dp=2").unwrap().stages(), [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn meshes_come_in_the_order_they_are_typed_behind_those_that_are_always_compared() {
+        assert_eq!((train("").unwrap().meshes(), train("").unwrap().steps), (Vec::new(), 400));
+        let two = train("--mesh dp=2 --mesh tp=2,cp=2,dp=2").unwrap();
+        let names: Vec<String> = two.meshes().iter().map(Mesh::to_string).collect();
+        assert_eq!(
+            (names, two.steps, two.most_ranks()),
+            (vec!["dp=2".into(), "dp=2,cp=2,tp=2".into()], 50, 8)
+        );
+        let compared = train("--compare --mesh tp=2 --steps 3").unwrap();
+        assert_eq!((compared.meshes().len(), compared.meshes()[0].world_size(), compared.steps), (7, 1, 3));
+        assert_eq!(train("--compare").unwrap().steps, 50);
     }
 
     #[test]
@@ -185,9 +229,13 @@ mod tests {
             ("--batch -1", "from 1 to 1024"),
             ("--bucket 0", "from 1 to"),
             ("--threads 0", "from 1 to 1024"),
-            ("--stage 3", "0..=2"),
+            ("--stage 4", "0..=3"),
             ("--optimizer adam", "adamw, sgd"),
             ("--seed -1", "--seed"),
+            ("--mesh tp=2,xp=2", "no axis is called \"xp\""),
+            ("--mesh tp=0", "leave it out"),
+            ("--mesh tp=2 --ranks 4", "cannot be used with"),
+            ("--compare --batch 4", "cannot be used with"),
         ] {
             let error = train(args).unwrap_err();
             assert!(error.contains(hint), "{args}: {error}");

@@ -6,6 +6,7 @@ mod corpus;
 mod gpt;
 mod keyed;
 mod memory;
+mod mesh;
 mod parity;
 mod progress;
 mod report;
@@ -53,8 +54,11 @@ fn complain(error: &str, code: ExitCode) -> ExitCode {
 }
 
 fn train(asked: &Train) -> Result<()> {
-    threads::prepare(asked.threads, asked.ranks)?;
+    threads::prepare(asked.threads, asked.most_ranks())?;
     log()?;
+    if !asked.meshes().is_empty() {
+        return train_on_meshes(asked);
+    }
     let run = train::Run::prepare(asked, &Path::new(FOLDER).join("Cargo.toml"))?;
     let folder = asked.out.clone().unwrap_or_else(default_out);
     // Before the work and not after it: that is when one would rather hear that it cannot be.
@@ -68,6 +72,16 @@ fn train(asked: &Train) -> Result<()> {
         Some(difference) => bail!("parameters differ: {difference}"),
         None => Ok(writeln!(io::stdout(), "{}", report.agreement())?),
     }
+}
+
+fn train_on_meshes(asked: &Train) -> Result<()> {
+    let run = mesh::Run::prepare(asked, &Path::new(FOLDER).join("Cargo.toml"))?;
+    writeln!(io::stdout(), "{run}\n")?;
+    let trained = run.train()?;
+    writeln!(io::stdout(), "\n{}", mesh::table(&trained))?;
+    let verdict = mesh::Verdict::of(&trained);
+    writeln!(io::stdout(), "{verdict}")?;
+    if verdict.holds() { Ok(()) } else { bail!("the meshes or stages do not agree") }
 }
 
 /// `target/train` of the workspace.

@@ -8,9 +8,14 @@
 //! | [`Optimizer`] | the sharded step on a mesh, decided by all its ranks together |
 //! | [`Verified`], [`Differs`] | what a verification came to: replicas compared by bits |
 //! | [`Communicators`] | one communicator for each set of axes that is needed |
+//! | [`elements`] | which elements of a parameter a rank holds |
+//! | `candle` (a feature) | layers of a network that is spread over a mesh |
 
 mod axis;
+#[cfg(feature = "candle")]
+pub mod candle;
 mod communicators;
+mod elements;
 mod error;
 mod mesh;
 mod model;
@@ -22,6 +27,7 @@ mod verify;
 
 pub use axis::{Axes, Axis, UnknownAxis};
 pub use communicators::Communicators;
+pub use elements::elements;
 pub use error::{Error, MeshError};
 pub use mesh::{Coordinate, Group, Mesh};
 pub use model::{Family, Model, ModelBuilder, Parameter};

@@ -21,6 +21,8 @@ pub(crate) struct Member {
     pub(crate) name: String,
     /// Normal, build and development dependencies, by package name (not by a rename).
     pub(crate) dependencies: Vec<String>,
+    /// Those of them that only a feature brings.
+    pub(crate) optional: Vec<String>,
 }
 
 impl Workspace {
@@ -43,8 +45,12 @@ impl Workspace {
 }
 
 fn member(package: &Package) -> Member {
-    let dependencies = package.dependencies.iter().map(|dependency| dependency.name.clone()).collect();
-    Member { name: package.name.to_string(), dependencies }
+    let names = |optional_only: bool| {
+        let wanted =
+            package.dependencies.iter().filter(move |dependency| dependency.optional || !optional_only);
+        wanted.map(|dependency| dependency.name.clone()).collect()
+    };
+    Member { name: package.name.to_string(), dependencies: names(false), optional: names(true) }
 }
 
 #[cfg(test)]

@@ -12,22 +12,43 @@
 use anyhow::{Context as _, Result};
 use candle_core::{Tensor, Var};
 
-use super::layers::{Scope, Tokens};
-use super::params::Segment;
+/// One pass through a network that is cut into segments, counted from 0.
+pub(crate) trait Segments {
+    /// How many there are.
+    fn count(&self) -> usize;
+
+    /// Runs a segment on the output of the one before, the first on nothing; the last gives the loss.
+    fn forward(&self, segment: usize, input: Option<&Tensor>) -> Result<Tensor>;
+
+    /// A segment's parameters, in the order its forward pass needs them.
+    fn params(&self, segment: usize) -> Result<Vec<(String, Var)>>;
+
+    /// Called before a segment's parameters are read: forward, and in a backward pass `again`.
+    fn bring(&self, _segment: usize, _again: bool) -> Result<()> {
+        Ok(())
+    }
+
+    /// Called when they have been read.
+    fn release(&self, _segment: usize) -> Result<()> {
+        Ok(())
+    }
+}
 
 /// One segment's graph, between its input and its output.
 struct Piece {
-    segment: Segment,
+    segment: usize,
     input: Option<Var>,
     output: Tensor,
 }
 
-/// Runs the network and returns the loss and its parts, first segment first.
-fn forward(scope: &Scope<'_>, tokens: &Tokens) -> Result<Vec<Piece>> {
+/// Runs the network and returns its segments' graphs, the first one first.
+fn forward(pass: &impl Segments) -> Result<Vec<Piece>> {
     let mut pieces: Vec<Piece> = Vec::new();
-    for segment in Segment::all(scope.config) {
+    for segment in 0..pass.count() {
         let input = pieces.last().map(|piece| Var::from_tensor(&piece.output.detach())).transpose()?;
-        let output = scope.forward(segment, input.as_deref(), tokens)?;
+        pass.bring(segment, false)?;
+        let output = pass.forward(segment, input.as_deref())?;
+        pass.release(segment)?;
         pieces.push(Piece { segment, input, output });
     }
     Ok(pieces)
@@ -35,16 +56,15 @@ fn forward(scope: &Scope<'_>, tokens: &Tokens) -> Result<Vec<Piece>> {
 
 /// The loss of a batch; every parameter's gradient goes to `on_grad` as soon as its segment is done, last segment
 /// first and within a segment last parameter first.
-pub(super) fn loss_and_grads(
-    scope: &Scope<'_>,
-    tokens: &Tokens,
+pub(crate) fn loss_and_grads(
+    pass: &impl Segments,
     on_grad: &mut dyn FnMut(&str, &Tensor) -> Result<()>,
 ) -> Result<f32> {
-    let pieces = forward(scope, tokens)?;
+    let pieces = forward(pass)?;
     let loss = pieces.last().context("the network has no segments")?.output.to_scalar::<f32>()?;
     let mut upstream = None;
     for piece in pieces.into_iter().rev() {
-        upstream = piece.backward(scope, upstream, on_grad)?;
+        upstream = piece.backward(pass, upstream, on_grad)?;
     }
     Ok(loss)
 }
@@ -54,7 +74,7 @@ impl Piece {
     /// gradient of its input.
     fn backward(
         self,
-        scope: &Scope<'_>,
+        pass: &impl Segments,
         upstream: Option<Tensor>,
         on_grad: &mut dyn FnMut(&str, &Tensor) -> Result<()>,
     ) -> Result<Option<Tensor>> {
@@ -62,20 +82,22 @@ impl Piece {
             Some(grad) => (self.output * grad)?.sum_all()?,
             None => self.output,
         };
+        pass.bring(self.segment, true)?;
         let mut grads = scalar.backward()?;
-        for param in self.segment.params(scope.config).iter().rev() {
-            let grad = grads.remove(scope.weights.get(&param.name)?);
-            on_grad(&param.name, &grad.with_context(|| format!("{} got no gradient", param.name))?)?;
+        pass.release(self.segment)?;
+        for (name, var) in pass.params(self.segment)?.iter().rev() {
+            let grad = grads.remove(var).with_context(|| format!("{name} got no gradient"))?;
+            on_grad(name, &grad)?;
         }
         Ok(self.input.and_then(|input| grads.remove(&input)).map(|grad| grad.detach()))
     }
 }
 
 /// The loss of a batch alone; each segment's activations go as soon as the next has read them.
-pub(super) fn loss(scope: &Scope<'_>, tokens: &Tokens) -> Result<f32> {
+pub(super) fn loss(pass: &impl Segments) -> Result<f32> {
     let mut x: Option<Tensor> = None;
-    for segment in Segment::all(scope.config) {
-        x = Some(scope.forward(segment, x.as_ref(), tokens)?.detach());
+    for segment in 0..pass.count() {
+        x = Some(pass.forward(segment, x.as_ref())?.detach());
     }
     Ok(x.context("the network has no segments")?.to_scalar::<f32>()?)
 }

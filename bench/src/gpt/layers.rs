@@ -1,8 +1,9 @@
 //! The forward pass of each segment.
 
 use anyhow::Result;
-use candle_core::{Device, Tensor};
+use candle_core::{Device, Tensor, Var};
 
+use super::backward::Segments;
 use super::ops::{Constants, cross_entropy, relu_squared};
 use super::params::Segment;
 use super::weights::Weights;
@@ -28,6 +29,29 @@ impl Tokens {
     pub(super) fn new(batch: &Batch) -> Result<Self> {
         let indices = |bytes: &[u8]| Tensor::from_iter(bytes.iter().map(|&b| u32::from(b)), &Device::Cpu);
         Ok(Self { inputs: indices(&batch.inputs)?, targets: indices(&batch.targets)? })
+    }
+}
+
+/// One batch on its way through the network.
+#[derive(Debug)]
+pub(super) struct Pass<'a> {
+    pub(super) scope: Scope<'a>,
+    pub(super) tokens: Tokens,
+    pub(super) segments: Vec<Segment>,
+}
+
+impl Segments for Pass<'_> {
+    fn count(&self) -> usize {
+        self.segments.len()
+    }
+
+    fn forward(&self, segment: usize, input: Option<&Tensor>) -> Result<Tensor> {
+        self.scope.forward(self.segments[segment], input, &self.tokens)
+    }
+
+    fn params(&self, segment: usize) -> Result<Vec<(String, Var)>> {
+        let params = self.segments[segment].params(self.scope.config).into_iter();
+        params.map(|param| Ok((param.name.clone(), self.scope.weights.get(&param.name)?.clone()))).collect()
     }
 }
 

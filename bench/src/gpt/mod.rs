@@ -16,11 +16,14 @@ mod weights;
 use anyhow::{Result, ensure};
 use candle_core::Tensor;
 
+pub(crate) use backward::{Segments, loss_and_grads};
+pub(crate) use ops::relu_squared;
 pub(crate) use params::Param;
 pub(crate) use weights::{Weights, with_values};
 
-use layers::{Scope, Tokens};
+use layers::{Pass, Scope, Tokens};
 use ops::Constants;
+use params::Segment;
 
 /// How many different tokens there are: every byte is one.
 pub(crate) const VOCAB: usize = 256;
@@ -90,12 +93,16 @@ impl Gpt {
         batch: &Batch,
         mut on_grad: impl FnMut(&str, &Tensor) -> Result<()>,
     ) -> Result<f32> {
-        backward::loss_and_grads(&self.scope(), &self.tokens(batch)?, &mut on_grad)
+        backward::loss_and_grads(&self.pass(batch)?, &mut on_grad)
     }
 
     /// The mean loss of a batch, in nats per byte, without gradients.
     pub(crate) fn loss(&self, batch: &Batch) -> Result<f32> {
-        backward::loss(&self.scope(), &self.tokens(batch)?)
+        backward::loss(&self.pass(batch)?)
+    }
+
+    fn pass(&self, batch: &Batch) -> Result<Pass<'_>> {
+        Ok(Pass { scope: self.scope(), tokens: self.tokens(batch)?, segments: Segment::all(&self.config) })
     }
 
     fn scope(&self) -> Scope<'_> {

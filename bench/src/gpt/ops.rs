@@ -69,6 +69,6 @@ pub(super) fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor>
 }
 
 /// `max(x, 0)^2`.
-pub(super) fn relu_squared(x: &Tensor) -> Result<Tensor> {
+pub(crate) fn relu_squared(x: &Tensor) -> Result<Tensor> {
     Ok(x.relu()?.sqr()?)
 }

@@ -34,6 +34,16 @@ enum Init {
 }
 
 impl Param {
+    /// A parameter that starts at one value.
+    pub(crate) fn constant(name: impl Into<String>, shape: &[usize], value: f32) -> Self {
+        Self { name: name.into(), shape: shape.to_vec(), init: Init::Constant(value) }
+    }
+
+    /// A parameter that starts normally distributed, with mean 0 and this deviation.
+    pub(crate) fn normal(name: impl Into<String>, shape: &[usize], deviation: f64) -> Self {
+        Self { name: name.into(), shape: shape.to_vec(), init: Init::Normal(deviation) }
+    }
+
     /// How many numbers it has.
     pub(crate) fn len(&self) -> usize {
         self.shape.iter().product()
@@ -46,12 +56,17 @@ impl Param {
 
     /// Writes its first values, a function of `seed`, its name and each element's place.
     pub(crate) fn fill(&self, seed: u64, out: &mut [f32]) {
+        self.fill_at(seed, 0.., out);
+    }
+
+    /// Writes the first values of some elements, given their places.
+    pub(crate) fn fill_at(&self, seed: u64, places: impl IntoIterator<Item = usize>, out: &mut [f32]) {
         match self.init {
             Init::Constant(value) => out.fill(value),
             Init::Normal(deviation) => {
                 let stream = Stream::named(seed, &self.name);
-                for (i, x) in (0..).zip(out) {
-                    *x = (deviation * stream.normal(i)) as f32;
+                for (i, x) in places.into_iter().zip(out) {
+                    *x = (deviation * stream.normal(i as u64)) as f32;
                 }
             }
         }

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 
-use super::params::Segment;
 use super::*;
 use crate::keyed::Stream;
 
@@ -179,6 +178,19 @@ fn what_does_not_fit_is_refused_with_what_would() {
     let error = gpt.weights().set("wte", &[0.0; 3]).unwrap_err().to_string();
     assert_eq!(error, "wte has 3072 elements, not 3");
     assert_eq!(gpt.weights().set("wtf", &[]).unwrap_err().to_string(), "the network has no parameter wtf");
+}
+
+#[test]
+fn a_parameter_that_is_freed_is_not_read_until_it_is_set_again() {
+    let (gpt, batch) = (gpt(CONFIG, 1), batch(CONFIG, 1, 11));
+    let before = gpt.loss(&batch).unwrap();
+    for name in ["wte", "wpe", "h.1.ln_2.weight", "h.0.attn.qkv.weight", "lm_head.weight"] {
+        let values = with_values(gpt.weights().get(name).unwrap(), <[f32]>::to_vec).unwrap();
+        gpt.weights().free(name).unwrap();
+        assert!(gpt.loss(&batch).is_err(), "{name}");
+        gpt.weights().set(name, &values).unwrap();
+        assert_eq!(gpt.loss(&batch).unwrap().to_bits(), before.to_bits());
+    }
 }
 
 #[test]

@@ -16,9 +16,13 @@ pub(crate) struct Weights {
 impl Weights {
     /// Zeros in the shapes of `params`.
     pub(crate) fn zeros(params: &[Param]) -> Result<Self> {
-        let zeros =
-            |p: &Param| Ok((p.name.clone(), Var::zeros(p.shape.as_slice(), DType::F32, &Device::Cpu)?));
-        Ok(Self { vars: params.iter().map(zeros).collect::<Result<_>>()? })
+        Self::of_shapes(params.iter().map(|param| (param.name.clone(), param.shape.clone())))
+    }
+
+    /// Zeros of these names and shapes.
+    pub(crate) fn of_shapes(shapes: impl IntoIterator<Item = (String, Vec<usize>)>) -> Result<Self> {
+        let zeros = |(name, shape): (_, Vec<usize>)| Ok((name, Var::zeros(shape, DType::F32, &Device::Cpu)?));
+        Ok(Self { vars: shapes.into_iter().map(zeros).collect::<Result<_>>()? })
     }
 
     /// Bytes candle holds for them.
@@ -34,8 +38,13 @@ impl Weights {
         Ok(var.inplace_op1(&Overwrite(values))?)
     }
 
+    /// Frees the memory of the parameter `name`; until it is set again, reading it is an error.
+    pub(crate) fn free(&self, name: &str) -> Result<()> {
+        Ok(self.get(name)?.inplace_op1(&Free)?)
+    }
+
     /// The variable called `name`.
-    pub(super) fn get(&self, name: &str) -> Result<&Var> {
+    pub(crate) fn get(&self, name: &str) -> Result<&Var> {
         self.vars.get(name).with_context(|| format!("the network has no parameter {name}"))
     }
 }
@@ -58,10 +67,27 @@ impl InplaceOp1 for Overwrite<'_> {
     }
 
     fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
-        let (CpuStorage::F32(storage), Some((start, end))) = (storage, layout.contiguous_offsets()) else {
-            candle_core::bail!("a parameter is not a contiguous f32 tensor")
-        };
-        storage[start..end].copy_from_slice(self.0);
+        if layout.contiguous_offsets() != Some((0, self.0.len())) {
+            candle_core::bail!("a parameter is not alone in its memory")
+        }
+        match storage {
+            CpuStorage::F32(there) if there.len() == self.0.len() => there.copy_from_slice(self.0),
+            freed => *freed = CpuStorage::F32(self.0.to_vec()),
+        }
+        Ok(())
+    }
+}
+
+/// Leaves nothing, of a type that candle computes nothing with: it would read f32 beyond their end.
+struct Free;
+
+impl InplaceOp1 for Free {
+    fn name(&self) -> &'static str {
+        "free"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> candle_core::Result<()> {
+        *storage = CpuStorage::F4(Vec::new());
         Ok(())
     }
 }

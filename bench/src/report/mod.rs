@@ -3,6 +3,8 @@
 mod plot;
 mod table;
 
+pub(crate) use table::bytes;
+
 use std::fs;
 use std::path::Path;
 

@@ -65,7 +65,7 @@ fn optional_bytes(value: Option<u64>) -> String {
 }
 
 /// A number with a comma before every third digit from the right.
-fn bytes(value: u64) -> String {
+pub(crate) fn bytes(value: u64) -> String {
     let digits = value.to_string();
     let comma = |(i, digit): (usize, char)| {
         let before = i > 0 && (digits.len() - i).is_multiple_of(3);

@@ -1,10 +1,10 @@
 //! Whether two sets of parameters are the same, to the last bit.
 
 /// Parameters by name, in registration order.
-pub(super) type Finals = Vec<(String, Vec<f32>)>;
+pub(crate) type Finals = Vec<(String, Vec<f32>)>;
 
 /// The first element in which two sets differ, in words; none where all bits are equal.
-pub(super) fn first_difference(a: (&str, &Finals), b: (&str, &Finals)) -> Option<String> {
+pub(crate) fn first_difference(a: (&str, &Finals), b: (&str, &Finals)) -> Option<String> {
     let pairs = a.1.iter().zip(b.1);
     pairs.into_iter().find_map(|((name, x), (_, y))| {
         let i = x.iter().zip(y).position(|(x, y)| x.to_bits() != y.to_bits())?;

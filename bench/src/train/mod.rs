@@ -1,13 +1,13 @@
 //! The main job: the same network under one ZeRO stage after the other, and whether they agree.
 
-mod compare;
+pub(crate) mod compare;
 mod rank;
-mod rules;
+pub(crate) mod rules;
 
 use std::fmt;
 use std::path::Path;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use meshstep_comm::loopback;
 
 use crate::cli::Train;
@@ -18,12 +18,13 @@ use crate::progress::Progress;
 use crate::report::{Peak, Report, StageReport};
 use compare::Finals;
 use rank::Done;
+pub(crate) use rank::{MAX_NORM, stage_named};
 
 /// A run reads a small part of this; more would only take time to load.
-const CORPUS_CAP: usize = 8 << 20;
+pub(crate) const CORPUS_CAP: usize = 8 << 20;
 
 /// Gradients travel in about this many buckets unless told otherwise.
-const BUCKETS: usize = 16;
+pub(crate) const BUCKETS: usize = 16;
 
 /// A run that is ready to start: all stages share it, and all ranks.
 #[derive(Debug)]
@@ -39,6 +40,10 @@ pub(crate) struct Run {
 impl Run {
     /// Loads the text and settles what was left open; the default corpus is found from `manifest`.
     pub(crate) fn prepare(asked: &Train, manifest: &Path) -> Result<Self> {
+        ensure!(
+            asked.stage != Some(3),
+            "stage 3 is for networks that gather their parameters: add --mesh, such as dp=4"
+        );
         let model = Config::default();
         let text = match &asked.corpus {
             Some(path) => Text::from_path(path, CORPUS_CAP)?,
@@ -129,7 +134,7 @@ fn param_count(model: &Config) -> usize {
 }
 
 /// What every rank returned, or the error that the other ranks' errors follow from.
-fn all_or_cause(results: Vec<Result<Done>>) -> Result<Vec<Done>> {
+pub(crate) fn all_or_cause<T>(results: Vec<Result<T>>) -> Result<Vec<T>> {
     let (mut done, mut errors) = (Vec::new(), Vec::new());
     for (rank, result) in results.into_iter().enumerate() {
         match result {
@@ -137,11 +142,17 @@ fn all_or_cause(results: Vec<Result<Done>>) -> Result<Vec<Done>> {
             Err(error) => errors.push(error.context(format!("rank {rank}"))),
         }
     }
-    // A rank that fails leaves, and the others' collectives fail because it left.
-    let consequence =
-        |error: &anyhow::Error| matches!(error.downcast_ref(), Some(meshstep_shard::Error::Comm(_)));
-    errors.sort_by_key(consequence);
+    errors.sort_by_key(is_consequence);
     errors.into_iter().next().map_or(Ok(done), Err)
+}
+
+/// A rank that fails leaves, and the others' collectives fail because it left.
+fn is_consequence(error: &anyhow::Error) -> bool {
+    use meshstep_parallel3d::{Error as OnMesh, candle};
+    let in_layer = || error.downcast_ref().and_then(candle::cause);
+    matches!(error.downcast_ref(), Some(meshstep_shard::Error::Comm(_)))
+        || matches!(error.downcast_ref(), Some(OnMesh::Shard(meshstep_shard::Error::Comm(_))))
+        || matches!(in_layer(), Some(candle::Error::Comm(_)))
 }
 
 /// One stage's numbers from those of its ranks.
@@ -215,7 +226,8 @@ mod tests {
     #[test]
     fn the_error_told_is_the_one_that_the_others_follow_from() {
         let left = || Err(Error::Comm(meshstep_comm::Error::Aborted { rank: 1 }).into());
-        let error = all_or_cause(vec![left(), Err(anyhow::anyhow!("out of paper")), left()]).unwrap_err();
+        let error =
+            all_or_cause::<Done>(vec![left(), Err(anyhow::anyhow!("out of paper")), left()]).unwrap_err();
         assert_eq!(format!("{error:#}"), "rank 1: out of paper");
     }
 }

@@ -17,7 +17,7 @@ use crate::progress::Progress;
 use crate::report::Peak;
 
 /// Gradients are scaled down to this norm.
-const MAX_NORM: f64 = 1.0;
+pub(crate) const MAX_NORM: f64 = 1.0;
 
 /// Held-out sequences of all ranks together, at least; as many as fill the ranks' batches evenly.
 const HELD_OUT_SEQUENCES: usize = 256;
@@ -158,11 +158,13 @@ impl<'a> Rank<'a> {
     }
 }
 
-fn stage_named(stage: u8) -> Stage {
+/// The stage of this number.
+pub(crate) fn stage_named(stage: u8) -> Stage {
     match stage {
         0 => Stage::Replicated,
         1 => Stage::Zero1,
-        _ => Stage::Zero2,
+        2 => Stage::Zero2,
+        _ => Stage::Zero3,
     }
 }
 

@@ -28,7 +28,7 @@ pub(super) fn groups(optimizer: Optimizer, params: &[Param]) -> Groups {
 }
 
 /// For a run of `steps`: a tenth of them warms up, at most 100, then a cosine falls to a tenth of the peak at the last one.
-pub(super) fn schedule(optimizer: Optimizer, steps: usize) -> Result<Schedule> {
+pub(crate) fn schedule(optimizer: Optimizer, steps: usize) -> Result<Schedule> {
     let peak = match optimizer {
         Optimizer::Adamw => 2e-3,
         Optimizer::Sgd => 0.1,

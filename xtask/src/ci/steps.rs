@@ -158,7 +158,15 @@ fn train_smoke(setting: &Setting) -> Vec<Task> {
     let program = format!("meshstep-bench{}", std::env::consts::EXE_SUFFIX);
     let program = setting.target.join("debug").join(program);
     let bench = |line: &str| Cmd::built(&program, line).dir(&setting.root);
-    vec![Task::Run(build), Task::ShownFlags(bench("train --help")), Task::Run(bench("train --steps 12"))]
+    // On one rank, and on eight: tensors, sequences and batches cut in two each.
+    let short = "train --mesh tp=1 --mesh tp=2,cp=2,dp=2 --steps 6";
+    let meshes = if setting.long { "train --compare" } else { short };
+    vec![
+        Task::Run(build),
+        Task::ShownFlags(bench("train --help")),
+        Task::Run(bench("train --steps 12")),
+        Task::Run(bench(meshes)),
+    ]
 }
 
 /// Packages every library and builds a crate on each package.
@@ -288,6 +296,9 @@ mod tests {
         assert_eq!(lines[0], "cd /w && cargo build --workspace --bins --tests");
         assert!(lines[1].ends_with("meshstep-bench train --help"), "{shown}");
         assert!(lines[2].starts_with("cd /w && /w/target/debug/meshstep-bench"), "{shown}");
+        assert!(lines[3].contains("--mesh tp=1 --mesh tp=2,cp=2,dp=2"), "{shown}");
+        let long = self::shown(StepName::TrainSmoke, &Setting { long: true, ..setting() });
+        assert!(long.ends_with("train --compare"), "{long}");
     }
 
     #[test]

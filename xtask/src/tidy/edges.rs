@@ -10,12 +10,18 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("meshstep-optim", &["meshstep-tensor"]),
     ("meshstep-shard", &["meshstep-comm", "meshstep-optim", "meshstep-tensor"]),
     ("meshstep-parallel3d", &["meshstep-shard", "meshstep-comm", "meshstep-optim", "meshstep-tensor"]),
-    ("meshstep-bench", &["meshstep-shard", "meshstep-comm", "meshstep-optim", "meshstep-tensor"]),
+    (
+        "meshstep-bench",
+        &["meshstep-parallel3d", "meshstep-shard", "meshstep-comm", "meshstep-optim", "meshstep-tensor"],
+    ),
     ("xtask", &[]),
 ];
 
 /// What a library leaves to programs: a framework, untyped errors, a command line.
 const NOT_IN_LIBRARIES: &[&str] = &["anyhow", "candle", "clap"];
+
+/// A framework that a library may know behind a feature, for the adapters that live with it.
+const BEHIND_FEATURES: &[(&str, &str)] = &[("meshstep-parallel3d", "candle-core")];
 
 /// Complaints about the dependencies of the workspace's members.
 pub(super) fn check(members: &[Member]) -> Vec<Complaint> {
@@ -41,8 +47,13 @@ fn check_member(member: &Member, members: &[Member]) -> Vec<Complaint> {
         .dependencies
         .iter()
         .filter(|used| LIBRARIES.contains(&member.name.as_str()) && left_to_programs(used))
+        .filter(|used| !behind_a_feature(member, used))
         .map(|used| complain(format!("depends on {used}, which is for bench and xtask only")));
     inside.chain(outside).collect()
+}
+
+fn behind_a_feature(member: &Member, used: &str) -> bool {
+    BEHIND_FEATURES.contains(&(member.name.as_str(), used)) && member.optional.iter().any(|own| own == used)
 }
 
 /// `candle` stands for its whole family, `candle-core` and the rest.
@@ -64,6 +75,7 @@ mod tests {
                 true => dependencies.iter().map(|used| (*used).to_owned()).collect(),
                 false => Vec::new(),
             },
+            optional: Vec::new(),
         };
         ALLOWED.iter().map(member).collect()
     }
@@ -96,12 +108,28 @@ mod tests {
     }
 
     #[test]
+    fn a_framework_behind_a_feature_is_one_the_table_names() {
+        let optional = |name: &str, used: &str| {
+            let mut members = with(name, &[used]);
+            for member in &mut members {
+                member.optional = member.dependencies.clone();
+            }
+            check(&members)
+        };
+        assert_eq!(optional("meshstep-parallel3d", "candle-core"), []);
+        assert_eq!(optional("meshstep-parallel3d", "candle-nn").len(), 1);
+        assert_eq!(optional("meshstep-shard", "candle-core").len(), 1);
+        assert_eq!(check(&with("meshstep-parallel3d", &["candle-core"])).len(), 1, "in every build");
+    }
+
+    #[test]
     fn members_and_table_must_match() {
         let mut members = with("meshstep-tensor", &[]);
         let dropped = members.remove(0);
         assert!(check(&members)[0].what.contains("meshstep-tensor is no member"));
         members.push(dropped);
-        members.push(Member { name: "meshstep-new".to_owned(), dependencies: Vec::new() });
+        let name = "meshstep-new".to_owned();
+        members.push(Member { name, dependencies: Vec::new(), optional: Vec::new() });
         assert!(check(&members)[0].what.contains("has no row"));
     }
 

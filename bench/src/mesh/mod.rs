@@ -1,0 +1,138 @@
+//! The main job on meshes: one network, spread over ranks in different ways and trained on the same data, and whether all agree.
+
+mod network;
+mod parameters;
+mod pass;
+mod rank;
+mod table;
+mod trained;
+mod verdict;
+
+use std::fmt;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, ensure};
+use meshstep_comm::loopback;
+use meshstep_parallel3d::{Axis, Mesh, Model};
+
+pub(crate) use table::table;
+pub(crate) use trained::Trained;
+pub(crate) use verdict::Verdict;
+
+use parameters::Unit;
+
+use crate::cli::Train;
+use crate::corpus::{Corpus, Text};
+use crate::gpt::{Config, Param};
+use crate::progress::Progress;
+use crate::train::{BUCKETS, CORPUS_CAP, all_or_cause};
+
+/// Sequences of a step on all ranks together, whatever the mesh.
+const ROWS: usize = 8;
+
+/// What eight threads on two cores train for a few hundred steps in a minute; eight ranks along any axis divide all of it.
+const SIZES: Config = Config { layers: 2, heads: 8, width: 64, context: 64 };
+
+/// The meshes that `--compare` holds against the first.
+pub(crate) fn compared() -> Vec<Mesh> {
+    let degrees = [[1, 1, 1], [2, 2, 2], [2, 1, 4], [1, 4, 2], [8, 1, 1], [1, 1, 8]];
+    let mesh = |[tp, cp, dp]: [usize; 3]| Mesh::new([(Axis::Dp, dp), (Axis::Cp, cp), (Axis::Tp, tp)]);
+    degrees.into_iter().filter_map(|degrees| mesh(degrees).ok()).collect()
+}
+
+/// A run that is ready to start: all meshes share it, all stages, and all ranks.
+#[derive(Debug)]
+pub(crate) struct Run {
+    asked: Train,
+    sizes: Config,
+    rows: usize,
+    units: Vec<Unit>,
+    model: Model,
+    text: String,
+    corpus: Corpus,
+    bucket: usize,
+}
+
+impl Run {
+    /// Loads the text and settles what was left open; the default corpus is found from `manifest`.
+    pub(crate) fn prepare(asked: &Train, manifest: &Path) -> Result<Self> {
+        let text = match &asked.corpus {
+            Some(path) => Text::from_path(path, CORPUS_CAP)?,
+            None => Text::from_dependencies(manifest, CORPUS_CAP)?,
+        };
+        Self::of(asked, SIZES, ROWS, &text)
+    }
+
+    fn of(asked: &Train, sizes: Config, rows: usize, text: &Text) -> Result<Self> {
+        asked.meshes().iter().try_for_each(|mesh| check(&sizes, rows, mesh))?;
+        let (units, model) = parameters::of(&sizes)?;
+        let bucket = (model.len() as usize).div_ceil(BUCKETS);
+        Ok(Self {
+            asked: asked.clone(),
+            sizes,
+            rows,
+            units,
+            model,
+            corpus: Corpus::new(&text.bytes, sizes.context)?,
+            text: text.to_string(),
+            bucket: asked.bucket.unwrap_or(bucket),
+        })
+    }
+
+    /// Trains every stage asked for on every mesh.
+    pub(crate) fn train(&self) -> Result<Vec<Trained>> {
+        let meshes = self.asked.meshes();
+        let runs =
+            meshes.iter().flat_map(|mesh| self.asked.stages().into_iter().map(move |stage| (mesh, stage)));
+        runs.map(|(mesh, stage)| self.on(mesh, stage).with_context(|| format!("stage {stage} on {mesh}")))
+            .collect()
+    }
+
+    fn on(&self, mesh: &Mesh, stage: u8) -> Result<Trained> {
+        let ranks = mesh.world_size();
+        let progress = Progress::new(format!("{mesh} stage {stage}"), self.asked.steps, ranks, self.tokens());
+        let done = loopback::spawn(ranks, |world| rank::train(self, mesh, stage, world, &progress));
+        progress.finish();
+        Trained::of(self, mesh, stage, &all_or_cause(done?)?)
+    }
+
+    fn params(&self) -> impl Iterator<Item = &Param> {
+        self.units.iter().flat_map(|unit| &unit.params)
+    }
+
+    /// Tokens of a step on all ranks together.
+    fn tokens(&self) -> usize {
+        self.rows * self.sizes.context
+    }
+}
+
+impl fmt::Display for Run {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Config { layers, heads, width, context } = self.sizes;
+        writeln!(f, "text: {}", self.text)?;
+        writeln!(
+            f,
+            "network: {} parameters; {layers} layers, {heads} heads, width {width}, context {context}; no biases",
+            self.model.len()
+        )?;
+        write!(f, "run: {} steps of {} sequences, whatever the mesh", self.asked.steps, self.rows)
+    }
+}
+
+/// What does not divide among the ranks of `mesh` is refused before any of them starts.
+fn check(sizes: &Config, rows: usize, mesh: &Mesh) -> Result<()> {
+    let [pp, dp, cp, tp] = [Axis::Pp, Axis::Dp, Axis::Cp, Axis::Tp].map(|axis| mesh.degree(axis));
+    let Config { heads, context, .. } = *sizes;
+    ensure!(pp == 1, "{mesh}: the network is not cut into pipeline stages; leave pp out");
+    ensure!(rows.is_multiple_of(dp), "{mesh}: {dp} ranks along dp do not divide {rows} sequences");
+    ensure!(heads.is_multiple_of(tp), "{mesh}: {tp} ranks along tp do not divide {heads} heads");
+    let parts = cp * tp;
+    ensure!(
+        context.is_multiple_of(parts),
+        "{mesh}: {parts} ranks along cp and tp do not divide {context} tokens"
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,65 @@
+//! Small networks on small meshes.
+
+use clap::Parser as _;
+
+use super::*;
+use crate::cli::{Cli, Command};
+
+const SMALL: Config = Config { layers: 1, heads: 4, width: 16, context: 16 };
+
+fn asked(options: &str) -> Train {
+    let words = ["meshstep-bench", "train"].into_iter().chain(options.split_whitespace());
+    let Command::Train(asked) = Cli::parse_from(words).command else { panic!("not train") };
+    asked
+}
+
+/// A run of a small network on this crate's own text.
+fn run(options: &str) -> Result<Run> {
+    let text = Text::from_path(concat!(env!("CARGO_MANIFEST_DIR"), "/src/train/mod.rs").as_ref(), 1 << 20)?;
+    Run::of(&asked(options), SMALL, 4, &text)
+}
+
+#[test]
+fn meshes_agree_with_one_rank_and_stages_with_each_other() {
+    let run =
+        run("--mesh tp=1 --mesh tp=2,dp=2 --mesh cp=4 --mesh tp=2,cp=2 --mesh tp=4 --steps 4 --bucket 500")
+            .unwrap();
+    let trained = run.train().unwrap();
+    let verdict = Verdict::of(&trained);
+    assert!(verdict.holds(), "{verdict}");
+    assert_eq!(trained.len(), 20);
+    assert!(trained.iter().all(|run| run.losses.last() < run.losses.first()));
+    let text = table(&trained);
+    assert_eq!(text.lines().count(), 21, "{text}");
+}
+
+#[test]
+fn another_seed_is_another_run_and_is_seen() {
+    let finals =
+        |seed: u64| run(&format!("--mesh tp=2 --stage 0 --steps 2 --seed {seed}")).unwrap().train().unwrap();
+    let (mut first, other) = (finals(1), finals(2));
+    assert!(Verdict::of(&first).holds());
+    first.extend(other);
+    assert!(!Verdict::of(&first).holds());
+}
+
+#[test]
+fn what_does_not_divide_is_refused_before_anything_runs() {
+    for (mesh, hint) in [
+        ("tp=3", "3 ranks along tp do not divide 4 heads"),
+        ("dp=8", "8 ranks along dp do not divide 4 sequences"),
+        ("cp=16,tp=2", "32 ranks along cp and tp do not divide 16 tokens"),
+        ("pp=2", "leave pp out"),
+    ] {
+        let error = run(&format!("--mesh {mesh}")).unwrap_err().to_string();
+        assert!(error.contains(hint), "{mesh}: {error}");
+    }
+}
+
+#[test]
+fn six_meshes_are_compared_and_all_of_them_fit() {
+    let names: Vec<String> = compared().iter().map(Mesh::to_string).collect();
+    assert_eq!(names[..3], ["dp=1,cp=1,tp=1", "dp=2,cp=2,tp=2", "dp=4,cp=1,tp=2"]);
+    assert_eq!(names[3..], ["dp=2,cp=4,tp=1", "dp=1,cp=1,tp=8", "dp=8,cp=1,tp=1"]);
+    assert!(compared().iter().all(|mesh| check(&SIZES, ROWS, mesh).is_ok()));
+}

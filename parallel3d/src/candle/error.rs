@@ -1,0 +1,87 @@
+//! What can be wrong with a tensor that is spread over ranks, as candle's error and back.
+
+use candle_core::DType;
+
+/// What went wrong between ranks. Layers return candle's error, which has this one inside: [`cause`] finds it.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A collective failed.
+    #[error(transparent)]
+    Comm(#[from] meshstep_comm::Error),
+    /// Memory for a collective.
+    #[error(transparent)]
+    Memory(#[from] meshstep_tensor::Error),
+    /// A dimension that does not divide.
+    #[error("dimension {dim} of shape {shape:?} does not divide among {ranks} ranks; pad it to {}", shape[*dim].next_multiple_of(*ranks))]
+    Uneven {
+        /// The tensor's shape.
+        shape: Vec<usize>,
+        /// The dimension.
+        dim: usize,
+        /// The ranks.
+        ranks: usize,
+    },
+    /// Elements that do not travel.
+    #[error("{dtype:?} is not exchanged between ranks; f32, f64, bf16 and f16 are")]
+    Unsupported {
+        /// Their type.
+        dtype: DType,
+    },
+    /// A token outside the vocabulary.
+    #[error("token {token} of a vocabulary of {vocab}")]
+    NoSuchToken {
+        /// The token.
+        token: u32,
+        /// The vocabulary of all ranks together.
+        vocab: usize,
+    },
+}
+
+impl From<Error> for candle_core::Error {
+    fn from(error: Error) -> Self {
+        let context = error.to_string();
+        candle_core::Error::WrappedContext { wrapped: Box::new(error), context }
+    }
+}
+
+/// The error of this module inside one of candle's, if there is one.
+pub fn cause(error: &candle_core::Error) -> Option<&Error> {
+    use candle_core::Error as E;
+    match error {
+        E::WrappedContext { wrapped, .. } => {
+            let own = wrapped.downcast_ref::<Error>();
+            own.or_else(|| cause(wrapped.downcast_ref::<candle_core::Error>()?))
+        }
+        E::Context { inner, .. } | E::WithPath { inner, .. } | E::WithBacktrace { inner, .. } => cause(inner),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::Context as _;
+
+    #[test]
+    fn the_cause_is_found_below_what_candle_adds() {
+        let token = Error::NoSuchToken { token: 9, vocab: 8 };
+        let plain: candle_core::Error = token.clone().into();
+        assert!(plain.to_string().contains("token 9 of a vocabulary of 8"), "{plain}");
+        assert_eq!(cause(&plain), Some(&token));
+        let added = plain.context("in the first layer").bt();
+        assert_eq!(cause(&added), Some(&token));
+        let more = Err::<(), _>(added).with_context(|| "twice").unwrap_err();
+        assert_eq!(cause(&more), Some(&token));
+        assert_eq!(cause(&candle_core::Error::msg("something else")), None);
+    }
+
+    #[test]
+    fn an_uneven_dimension_is_told_with_what_would_work() {
+        let error = Error::Uneven { shape: vec![2, 7], dim: 1, ranks: 4 };
+        assert_eq!(
+            error.to_string(),
+            "dimension 1 of shape [2, 7] does not divide among 4 ranks; pad it to 8"
+        );
+    }
+}

@@ -1,0 +1,76 @@
+//! What lies along `tp` by entries of the vocabulary: the embedding of tokens, and the loss of their logits.
+
+use super::{Collectives, Error, Residual};
+use crate::{Axis, Placement};
+use candle_core::{D, Module, Result, Tensor};
+
+/// Rows of an embedding `[vocab, width]` that is cut by its rows: each rank looks up the tokens it has.
+#[derive(Clone, Debug)]
+pub struct VocabEmbedding {
+    weight: Tensor,
+    residual: Residual,
+}
+
+impl VocabEmbedding {
+    /// The layer of this rank's rows, `[vocab / tp, width]`.
+    pub fn new(weight: Tensor, residual: Residual) -> Self {
+        VocabEmbedding { weight, residual }
+    }
+
+    /// Where the weight lies.
+    pub fn placement() -> Placement {
+        Placement::whole().cut(Axis::Tp, 0)
+    }
+}
+
+impl Module for VocabEmbedding {
+    /// Tokens (u32) of the whole sequence, the same on every rank, to `[.., width]`, as the residual stream lies.
+    fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
+        let Own { index, has } = Own::of(tokens, self.weight.dim(0)?, self.residual.tp())?;
+        let rows = self.weight.index_select(&index, 0)?;
+        let own = rows.broadcast_mul(&has.to_dtype(rows.dtype())?.unsqueeze(1)?)?;
+        let shape = [tokens.dims(), &[self.weight.dim(1)?]].concat();
+        self.residual.leave(&own.reshape(shape)?)
+    }
+}
+
+/// `-log softmax(logits)[target]` of each token, in nats, from logits `[.., vocab / tp]` of which each rank along `tp` has the part
+/// that [`ColumnLinear::placement`](super::ColumnLinear::placement) gives it, and targets (u32) `[..]`; the same on every rank.
+///
+/// Two collectives of a token each: the maximum, and together the sum of exponentials and the target's logit, which the rank
+/// gives that has it.
+pub fn cross_entropy(logits: &Tensor, targets: &Tensor, tp: &Collectives) -> Result<Tensor> {
+    let Own { index, has } = Own::of(targets, logits.dim(D::Minus1)?, tp)?;
+    let logits = logits.reshape(((), logits.dim(D::Minus1)?))?;
+    let shifted = logits.broadcast_sub(&tp.max(&logits.max_keepdim(D::Minus1)?)?)?;
+    let chosen = shifted.gather(&index.unsqueeze(1)?, 1)?;
+    // Not a product with 0: another token's logit may be minus infinity.
+    let chosen = has.unsqueeze(1)?.where_cond(&chosen, &chosen.zeros_like()?)?;
+    let terms = Tensor::cat(&[&shifted.exp()?.sum_keepdim(D::Minus1)?, &chosen], 1)?;
+    let sums = tp.all_reduce(&terms)?;
+    (sums.narrow(1, 0, 1)?.log()? - sums.narrow(1, 1, 1)?)?.reshape(targets.shape())
+}
+
+/// Where tokens are among this rank's entries of the vocabulary.
+struct Own {
+    /// The entry of each token; that of a token another rank has is 0.
+    index: Tensor,
+    /// 1 for a token this rank has, else 0.
+    has: Tensor,
+}
+
+impl Own {
+    fn of(tokens: &Tensor, entries: usize, tp: &Collectives) -> Result<Own> {
+        let (first, vocab) = (tp.rank() * entries, tp.world_size() * entries);
+        let tokens = tokens.flatten_all()?.to_vec1::<u32>()?;
+        if let Some(&token) = tokens.iter().find(|&&token| token as usize >= vocab) {
+            return Err(Error::NoSuchToken { token, vocab }.into());
+        }
+        let place = |&token: &u32| (token as usize).checked_sub(first).filter(|&place| place < entries);
+        let places: Vec<Option<usize>> = tokens.iter().map(place).collect();
+        let device = &candle_core::Device::Cpu;
+        let index = Tensor::from_iter(places.iter().map(|place| place.unwrap_or(0) as u32), device)?;
+        let has = Tensor::from_iter(places.iter().map(|place| u8::from(place.is_some())), device)?;
+        Ok(Own { index, has })
+    }
+}
