@@ -5,6 +5,7 @@
 //! | [`Mesh`] | ranks along named axes: coordinates, groups of any set of axes |
 //! | [`Placement`] | where a parameter lies: cut along axes or whole, and how its gradient becomes whole |
 //! | [`Model`] | parameters and their placements; what of them a rank holds, by [`Family`] |
+//! | [`Plan`] | who stores, updates and sends what, in bytes, before there is a rank; [`Plan::search`] finds the ones that fit |
 //! | [`Optimizer`] | the sharded step on a mesh, decided by all its ranks together |
 //! | [`Communicators`] | one communicator for each set of axes that is needed |
 
@@ -16,6 +17,7 @@ mod model;
 pub mod models;
 mod optimizer;
 mod placement;
+mod plan;
 
 pub use axis::{Axes, Axis, UnknownAxis};
 pub use communicators::Communicators;
@@ -24,6 +26,9 @@ pub use mesh::{Coordinate, Group, Mesh};
 pub use model::{Family, Model, ModelBuilder, Parameter};
 pub use optimizer::Optimizer;
 pub use placement::{Gradient, Piece, Placement, Sharing};
+pub use plan::{
+    Cluster, Found, Holds, Kind, PipelineStage, Plan, Purpose, RankPlan, Recipe, Sends, Space, Totals,
+};
 
 /// Keeps README.md true.
 #[cfg(doctest)]

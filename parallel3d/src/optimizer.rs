@@ -1,11 +1,11 @@
 //! The sharded step on a mesh: each parameter's gradient made whole along its own axes, all decided together.
 
 use crate::{
-    Axes, Axis, Communicators, Coordinate, Error, Family, Gradient, Mesh, Model, Parameter, Piece, Sharing,
+    Axis, Communicators, Coordinate, Error, Gradient, Mesh, Model, Parameter, Piece, PipelineStage, Plan,
+    Sharing,
 };
 use meshstep_comm::{Communicator, Reduction};
-use meshstep_optim::Rounding;
-use meshstep_shard::{Among, Combine, Groups, Options};
+use meshstep_shard::{Among, Combine, Groups, Options, Part, Shared};
 use meshstep_tensor::SliceMut;
 use std::fmt::Write;
 use std::ops::{Deref, DerefMut};
@@ -27,6 +27,7 @@ pub struct Optimizer {
     inner: meshstep_shard::Optimizer,
     comms: Communicators,
     coordinate: Coordinate,
+    plan: Plan,
 }
 
 impl Optimizer {
@@ -43,31 +44,39 @@ impl Optimizer {
         options: Options,
     ) -> Result<Self, Error> {
         let groups = rules.into();
-        let checked = check(&world, &mesh, model, &groups, &options);
+        let checked = check(&world, &mesh, model, groups, &options);
         let text = match &checked {
             Ok(_) => describe(&mesh, model),
             Err(error) => format!("this call = {error}\n"),
         };
         let same = meshstep_shard::same_everywhere(&*world, &options, &text);
-        let (coordinate, families) = checked?;
+        let (coordinate, plan) = checked?;
         same?;
-        let sets = families.iter().flat_map(|family| roles(family.sharing));
-        let comms = Communicators::new(Arc::clone(&world), mesh, sets)?;
-        let weighs =
-            coordinate.is_first(all(comms.mesh()).without(comms.mesh().resolve(Axis::Dp | Axis::Cp)));
+        let families = || plan.pipeline().iter().flat_map(PipelineStage::families);
+        let sets = families().flat_map(|(sharing, _)| {
+            sharing.further(&mesh).into_iter().chain([sharing.shards(), sharing.copies])
+        });
+        let comms = Communicators::new(Arc::clone(&world), mesh.clone(), sets)?;
+        let weighs = coordinate.is_first(mesh.all().without(mesh.resolve(Axis::Dp | Axis::Cp)));
         let combine = options.combine;
-        let mut inner = meshstep_shard::Optimizer::empty(world, weighs, options)?;
-        for Family { sharing, layout } in families {
+        let shared = |(sharing, part): (Sharing, &Part)| {
             let among = among(&comms, sharing, &coordinate, combine)?;
-            let rules = groups.within(&layout);
-            inner.add_shared(layout, rules, among, |param, values| {
-                let Some(parameter) = model.get(param.name()) else { return Ok(()) };
-                let Parameter { name, shape, placement, .. } = parameter;
-                let pieces = placement.pieces(name, shape, comms.mesh(), &coordinate).unwrap_or_default();
-                initial(parameter, &pieces, values)
-            })?;
-        }
-        Ok(Optimizer { inner, comms, coordinate })
+            Ok(Shared { part: part.clone(), rules: plan.rules().within(part.layout()), among })
+        };
+        let parts: Vec<Shared> = families().map(shared).collect::<Result<_, Error>>()?;
+        let mut inner = meshstep_shard::Optimizer::empty(world, weighs, options)?;
+        inner.add_parts(parts, |param, values| {
+            let Some(parameter) = model.get(param.name()) else { return Ok(()) };
+            let Parameter { name, shape, placement, .. } = parameter;
+            let pieces = placement.pieces(name, shape, &mesh, &coordinate).unwrap_or_default();
+            initial(parameter, &pieces, values)
+        })?;
+        Ok(Optimizer { inner, comms, coordinate, plan })
+    }
+
+    /// What every rank holds and sends.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
     }
 
     /// The mesh.
@@ -100,64 +109,41 @@ impl DerefMut for Optimizer {
     }
 }
 
-fn all(mesh: &Mesh) -> Axes {
-    mesh.axes().iter().map(|&(axis, _)| axis).collect()
-}
-
-/// The axes along which gradients divide the state, are reduced again over replicas, and over parts; and along which values are
-/// the same.
-fn roles(sharing: Sharing) -> [Axes; 4] {
-    let replicas =
-        if sharing.reduced.contains(Axis::DpReplicate) { Axis::DpReplicate.into() } else { Axes::NONE };
-    [sharing.reduced.without(replicas), replicas, sharing.partial, sharing.copies]
-}
-
 fn among(
     comms: &Communicators,
     sharing: Sharing,
     coordinate: &Coordinate,
     combine: Combine,
 ) -> Result<Among, Error> {
-    let [shards, replicas, partial, copies] = roles(sharing);
     let of_data = if combine == Combine::Mean { Reduction::Mean } else { Reduction::Sum };
     let of_parts = if sharing.gradient == Gradient::PartialMean { Reduction::Mean } else { Reduction::Sum };
-    let several = |(axes, _): &(Axes, Reduction)| comms.mesh().degree(*axes) > 1;
-    let further = [(replicas, of_data), (partial, of_parts)].into_iter().filter(several);
-    let further = further.map(|(axes, by)| Ok((Arc::clone(comms.along(axes)?), by)));
+    let further = sharing.further(comms.mesh()).into_iter();
+    let further = further.map(|axes| {
+        let by = if axes == sharing.partial { of_parts } else { of_data };
+        Ok((Arc::clone(comms.along(axes)?), by))
+    });
     Ok(Among {
-        shards: Arc::clone(comms.along(shards)?),
+        shards: Arc::clone(comms.along(sharing.shards())?),
         further: further.collect::<Result<_, Error>>()?,
-        copies: Arc::clone(comms.along(copies)?),
-        counts: coordinate.is_first(sharing.copies.without(shards)),
+        copies: Arc::clone(comms.along(sharing.copies)?),
+        counts: coordinate.is_first(sharing.copies.without(sharing.shards())),
     })
 }
 
-/// Where this rank sits and what it holds, or what is wrong.
+/// Where this rank sits, and what all of them hold, or what is wrong.
 fn check(
     world: &Arc<dyn Communicator>,
     mesh: &Mesh,
     model: &Model,
-    groups: &Groups,
+    groups: Groups,
     options: &Options,
-) -> Result<(Coordinate, Vec<Family>), Error> {
+) -> Result<(Coordinate, Plan), Error> {
     let mesh = mesh.clone().of(world.world_size())?;
     let coordinate = mesh.coordinate(world.rank())?;
     if mesh.degree(Axis::Pp) > 1 {
         return Err(Error::Stages { stages: mesh.degree(Axis::Pp) });
     }
-    if let Some(name) = groups.names().find(|name| model.parameters().iter().all(|p| p.name != **name)) {
-        return Err(Error::UnknownParam { name: name.to_owned() });
-    }
-    let families = model.families(&mesh, &coordinate)?;
-    check_data(&mesh, &families, options.combine)?;
-    let cut =
-        |p: &&Parameter| p.placement.local_shape(&p.name, &p.shape, &mesh).is_ok_and(|own| own != p.shape);
-    match model.parameters().iter().find(cut) {
-        Some(p) if options.precision.rounding == Rounding::Stochastic => {
-            Err(Error::StochasticCut { name: p.name.clone() })
-        }
-        _ => Ok((coordinate, families)),
-    }
+    Ok((coordinate, Plan::new(&mesh, model, groups, options)?))
 }
 
 /// What all ranks must have alike.
@@ -167,17 +153,4 @@ fn describe(mesh: &Mesh, model: &Model) -> String {
         let _ = writeln!(text, "parameter {i} = {:?} {:?} {} {:?}", p.name, p.shape, p.dtype, p.placement);
     }
     text
-}
-
-/// Means or weights over different ranks do not add up to one norm, nor to one gradient.
-fn check_data(mesh: &Mesh, families: &[Family], combine: Combine) -> Result<(), Error> {
-    let data = mesh.resolve(Axis::Dp | Axis::Cp);
-    let ranks = |axes: Axes| axes.iter().map(|axis| mesh.degree(axis)).product();
-    // Axes of one rank make no difference.
-    let own = |axes: Axes| -> Axes { axes.iter().filter(|&axis| mesh.degree(axis) > 1).collect() };
-    let other = families.iter().map(|family| family.sharing.reduced).find(|&axes| own(axes) != own(data));
-    match other.filter(|_| combine != Combine::Sum) {
-        Some(axes) => Err(Error::Unequal { axes, ranks: ranks(axes), data: ranks(data) }),
-        None => Ok(()),
-    }
 }

@@ -11,9 +11,9 @@
 //! | [`Options`], [`Stage`] | what is divided among the ranks, and how |
 //! | [`Precision`] | masters, remainders, bf16 moments, stochastic rounding: a recipe that is checked |
 //! | [`Groups`] | other hyperparameters for some parameters |
-//! | [`Among`] | parameters that several groups of ranks share in several ways, stepped together |
+//! | [`Among`], [`Shared`] | parameters that several groups of ranks share in several ways, stepped together |
 //! | [`CrossShard`] | replicas in groups that reduce apart, compared and averaged on request |
-//! | [`Plan`] | who owns what, and the bytes it takes, without memory or ranks |
+//! | [`Plan`], [`Part`] | who owns what, and the bytes it takes, without memory or ranks |
 //!
 //! ```
 //! use meshstep_optim::AdamW;
@@ -89,6 +89,7 @@
 mod agree;
 mod among;
 mod bucket_plan;
+mod bytes;
 mod cross_shard;
 mod error;
 mod exchange;
@@ -100,12 +101,14 @@ mod gather;
 mod groups;
 mod handover;
 mod held;
+mod join;
 mod lbfgs;
 mod loss_scale;
 mod micro_batch;
 mod optimizer;
 mod options;
 mod owned;
+mod part;
 mod partition;
 mod plan;
 mod pool;
@@ -124,18 +127,21 @@ mod wire;
 pub use agree::same_everywhere;
 pub use among::Among;
 pub use bucket_plan::{BucketPlan, Placed};
+pub use bytes::{Memory, Wire};
 pub use cross_shard::{AssignmentError, CrossShard, Drift, SlotDrift};
 pub use error::Error;
 pub use fault::Fault;
 pub use groups::Groups;
 pub use held::LocalClip;
+pub use join::Shared;
 pub use lbfgs::{LbfgsStep, ShardedLbfgs};
 pub use meshstep_optim::Stop;
 pub use micro_batch::{MicroBatch, Slot};
 pub use optimizer::{Optimizer, ParamState};
 pub use options::{At, Clip, Combine, Initial, Missing, NonFinite, Options, Stage};
+pub use part::{Part, Seat, Sizes};
 pub use partition::{Owners, Partition};
-pub use plan::{Memory, Plan, Wire};
+pub use plan::{Plan, Seats};
 pub use precision::{Master, Moments, Precision};
 pub use reduce::Folding;
 pub use step::{Outcome, Pending, Traffic};

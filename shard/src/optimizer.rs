@@ -1,16 +1,15 @@
 //! The sharded optimizer: made together by all ranks, then one step after another.
 
 use crate::exchange::Exchange;
-use crate::family::{self, Before, Entry, Family, Place};
+use crate::family::{self, Entry, Place};
 use crate::groups::Group;
 use crate::handover::{Fixed, Handover, Kept};
 use crate::owned::Owned;
-use crate::plan::{Plan, exchange_words, pool_sizes};
-use crate::pool::{Pool, Shelf};
+use crate::pool::Pool;
 use crate::tensor_totals::TensorTotals;
-use crate::{Among, Clip, Combine, Error, Groups, Initial, LocalClip, NonFinite, Options, Stage, agree};
+use crate::{Among, Combine, Error, Groups, LocalClip, Options, Part, Shared, Sizes, agree};
 use meshstep_comm::{Communicator, Reduction};
-use meshstep_optim::{LossScaleState, Sees};
+use meshstep_optim::LossScaleState;
 use meshstep_tensor::{Layout, Param, Slice, SliceMut};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -24,7 +23,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 #[derive(Debug)]
 pub struct Optimizer {
     pub(crate) entries: Vec<Entry>,
-    by_name: HashMap<String, usize>,
+    pub(crate) by_name: HashMap<String, usize>,
     pub(crate) groups: Vec<Group>,
     pub(crate) buckets: Vec<Owned>,
     pub(crate) frozen: Vec<meshstep_tensor::Buffer>,
@@ -180,156 +179,20 @@ impl Optimizer {
         among: Among,
         initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
     ) -> Result<(), Error> {
-        self.handover.healthy()?;
-        let among = Arc::new(among);
-        // An error of an earlier step too is every rank's, as others may have been told of it before.
-        let heard = self.check_heard();
-        let groups = rules.into();
-        let comm = Arc::clone(&self.handover.fixed.comm);
-        let mut text = family::describe(&layout, &groups, &self.options);
-        family::describe_among(&among, &mut text);
-        let ready = heard.and_then(|()| self.check_idle());
-        let prepared = ready.and_then(|()| self.prepare(&layout, groups, &among));
-        if let Err(error) = &prepared {
-            text = family::objection(Some(error));
-        }
-        let (mut family, shelves) = self.agreed(&*comm, prepared, &text)?;
-        if self.options.non_finite == NonFinite::Propagate && self.handover.fixed.aside.is_none() {
-            let aside = comm.split(Some(0), comm.rank() as i64)?;
-            self.handover.fixed.comms.extend(aside.clone());
-            self.handover.fixed.aside = aside;
-        }
-        self.first_values(&*comm, &among, &mut family, initial)?;
-        // Not until here, so that staging peaks at what the plan says.
-        let words = exchange_words(self.entries.len() + family.entries.len(), &self.options);
-        self.exchange = Exchange::new(words, &self.options)?;
-        #[cfg(feature = "cuda")]
-        {
-            // Its names are no longer all.
-            self.room.there = None;
-        }
-        let count = self.entries.len() + family.entries.len();
-        let groups = self.groups.iter().chain(&family.groups.groups);
-        self.totals = TensorTotals::new(count, groups, self.options.stage, &comm, &self.options.meter)?;
-        self.commit(family, shelves);
-        Ok(())
-    }
-
-    fn prepare(
-        &self,
-        layout: &Layout,
-        groups: Groups,
-        among: &Arc<Among>,
-    ) -> Result<(Family, Vec<Shelf>), Error> {
-        if let Some(p) = layout.params().iter().find(|p| self.by_name.contains_key(p.name())) {
-            return Err(Error::NameTaken { name: p.name().to_owned() });
-        }
-        self.options.norm.check()?;
-        self.options.loss_scale.map_or(Ok(()), |rule| rule.check())?;
-        self.options.precision.check_rules(&groups)?;
-        let earlier = || self.handover.fixed.buckets.iter().map(|k| &k.plan);
         // Whole parameters are balanced over the ranks that share them.
         let along = |k: &&Kept| Arc::ptr_eq(&k.among.shards, &among.shards);
         let alike = self.handover.fixed.buckets.iter().filter(along).map(|k| &k.plan);
-        let world_size = among.shards.world_size();
-        let before = Before {
-            params: self.entries.len(),
-            buckets: self.buckets.len(),
-            vectors: self.frozen.len(),
-            groups: self.groups.len(),
-        };
-        let plan = Plan::after(alike, layout, world_size, &self.options)?;
-        if Arc::ptr_eq(&among.shards, self.comm()) && among.further.is_empty() {
-            // Of several groups' parameters others may follow.
-            let dtypes = earlier().chain(plan.buckets()).map(|bucket| bucket.dtype);
-            self.options.precision.check_used(dtypes)?;
-        }
-        groups.check_sight(layout, self.options.stage)?;
-        self.check_shared(&groups, among)?;
-        groups.check_place(&self.options)?;
-        let family = Family::new(layout, groups, &plan, before, (among.shards.rank(), among), &self.options)?;
-        let kept = earlier().chain(family.kept.iter().map(|k| &k.plan));
-        let sizes = pool_sizes(self.options.stage, kept);
-        let shelves = self.handover.shelves_for(&sizes, &self.options.meter)?;
-        Ok((family, shelves))
+        let part = Part::after(layout, Sizes::from(&among), alike, &self.options);
+        self.add(part.map(|part| vec![Shared { part, rules: rules.into(), among }]), initial)
     }
 
-    /// What takes all ranks to share all parameters alike.
-    fn check_shared(&self, groups: &Groups, among: &Among) -> Result<(), Error> {
-        let Options { stage, clip, combine, .. } = self.options;
-        let all = among.further.is_empty() && among.comms().all(|comm| Arc::ptr_eq(comm, self.comm()));
-        let rule = |sees| groups.groups.iter().map(|g| &g.rule).find(|rule| rule.sees() == sees);
-        let works = match (rule(Sees::TensorSums), rule(Sees::Matrix)) {
-            // Folded over all ranks, each element once.
-            (Some(rule), _) if !matches!(stage, Stage::Zero1 | Stage::Zero2) => Some((
-                format!("sums over whole tensors, for {}", rule.name()),
-                "Stage::Zero1 or Stage::Zero2",
-            )),
-            (_, Some(rule)) => {
-                Some((format!("whole matrices, for {}", rule.name()), "a rule that sees less"))
-            }
-            _ if clip == Clip::BeforeReduce => Some(("Clip::BeforeReduce".to_owned(), "Clip::AfterReduce")),
-            _ => None,
-        };
-        let unweighed = Arc::ptr_eq(&among.shards, self.comm()) && !self.handover.fixed.weighs;
-        match works {
-            Some((what, works)) if !all => Err(Error::Shared { what, works }),
-            _ if unweighed && combine == Combine::Weighted => {
-                let what = "weights of ranks that compute the same micro-batch".to_owned();
-                Err(Error::Shared { what, works: "groups of ranks with other micro-batches each" })
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// What was prepared, once all ranks have shown that theirs is the same.
-    fn agreed<T>(&self, comm: &dyn Communicator, prepared: Result<T, Error>, text: &str) -> Result<T, Error> {
-        let same = agree::same_everywhere(comm, &self.options, text);
-        let prepared = prepared?;
-        same?;
-        Ok(prepared)
-    }
-
-    fn first_values(
-        &self,
-        comm: &dyn Communicator,
-        among: &Among,
-        family: &mut Family,
+    /// The same for several parts of a plan at once: what they share is made once, and is what the plan says.
+    pub fn add_parts(
+        &mut self,
+        parts: Vec<Shared>,
         initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
     ) -> Result<(), Error> {
-        let compare = self.options.initial == Initial::Compare;
-        let first = among.copies.rank() == 0;
-        let mut filled = if compare || first { family.fill(&self.options, initial) } else { Ok(()) };
-        if compare {
-            let mut text = family::objection(filled.as_ref().err());
-            if filled.is_ok() {
-                family.describe_values(&self.options, &mut text)?;
-            }
-            filled = self.agreed(&*among.copies, filled, &text);
-        }
-        // Other ranks hold other parameters, and hear of it too.
-        self.agreed(comm, filled.as_ref().map_err(Clone::clone), &family::objection(filled.as_ref().err()))?;
-        if !compare {
-            family.broadcast(&*among.copies, &self.options.queue)?;
-        }
-        family.buckets.iter_mut().try_for_each(Owned::fill_masters)
-    }
-
-    /// Takes in what was prepared; cannot fail.
-    fn commit(&mut self, mut family: Family, shelves: Vec<Shelf>) {
-        for entry in &family.entries {
-            self.by_name.insert(entry.param.name().to_owned(), self.by_name.len());
-        }
-        self.entries.append(&mut family.entries);
-        self.groups.append(&mut family.groups.groups);
-        self.buckets.append(&mut family.buckets);
-        self.frozen.append(&mut family.frozen);
-        self.handover.extend(family.kept, family.fillings, shelves);
-        self.progress.present.resize_with(self.entries.len(), AtomicBool::default);
-        self.room.due.resize(self.entries.len(), 0);
-        let pieces = self.handover.fixed.buckets.iter().map(|k| k.gathered.len()).sum();
-        self.room.gathering.reserve(pieces);
-        self.progress.sent_before = self.handover.sent();
+        self.add(Ok(parts), initial)
     }
 
     /// The values of a parameter. On a GPU what is put on the options' queue from here on sees those of the last step: ask again

@@ -1,0 +1,181 @@
+//! Parameters join an optimizer: compared, allocated, given their first values; all of them or none.
+
+use crate::exchange::Exchange;
+use crate::family::{self, Before, Family};
+use crate::owned::Owned;
+use crate::plan::{check_options, exchange_words, pool_sizes};
+use crate::pool::Shelf;
+use crate::tensor_totals::TensorTotals;
+use crate::{Among, Combine, Error, Groups, Initial, NonFinite, Optimizer, Options, Part, Sizes, agree};
+use meshstep_comm::Communicator;
+use meshstep_tensor::{Param, SliceMut};
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// A part of a plan, its rules, and the ranks it is shared among.
+#[derive(Clone, Debug)]
+pub struct Shared {
+    /// What is stored and owned, made with the optimizer's options.
+    pub part: Part,
+    /// How it is updated.
+    pub rules: Groups,
+    /// The communicators of the part's [`Sizes`].
+    pub among: Among,
+}
+
+impl Shared {
+    /// What all ranks must have alike of it.
+    fn describe(&self, options: &Options) -> String {
+        let mut text = family::describe(self.part.layout(), &self.rules, options);
+        family::describe_among(&self.among, &mut text);
+        text
+    }
+}
+
+impl Optimizer {
+    pub(crate) fn add(
+        &mut self,
+        parts: Result<Vec<Shared>, Error>,
+        mut initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
+    ) -> Result<(), Error> {
+        self.handover.healthy()?;
+        // An error of an earlier step too is every rank's, as others may have been told of it before.
+        let ready = self.check_heard().and_then(|()| self.check_idle());
+        let comm = Arc::clone(&self.handover.fixed.comm);
+        let prepared = ready.and(parts).and_then(|parts| {
+            let text: String = parts.iter().map(|shared| shared.describe(&self.options)).collect();
+            Ok((self.prepare(parts)?, text))
+        });
+        let text = match &prepared {
+            Ok((_, text)) => text.clone(),
+            Err(error) => family::objection(Some(error)),
+        };
+        let ((mut families, shelves), _) = self.agreed(&*comm, prepared, &text)?;
+        if self.options.non_finite == NonFinite::Propagate && self.handover.fixed.aside.is_none() {
+            let aside = comm.split(Some(0), comm.rank() as i64)?;
+            self.handover.fixed.comms.extend(aside.clone());
+            self.handover.fixed.aside = aside;
+        }
+        families.iter_mut().try_for_each(|family| self.first_values(&*comm, family, &mut initial))?;
+        // Not until here, so that staging peaks at what the plan says.
+        let count = self.entries.len() + families.iter().map(|family| family.entries.len()).sum::<usize>();
+        self.exchange = Exchange::new(exchange_words(count, &self.options), &self.options)?;
+        #[cfg(feature = "cuda")]
+        {
+            // Its names are no longer all.
+            self.room.there = None;
+        }
+        let groups = self.groups.iter().chain(families.iter().flat_map(|family| &family.groups.groups));
+        self.totals = TensorTotals::new(count, groups, self.options.stage, &comm, &self.options.meter)?;
+        self.commit(families, shelves);
+        Ok(())
+    }
+
+    fn prepare(&self, parts: Vec<Shared>) -> Result<(Vec<Family>, Vec<Shelf>), Error> {
+        check_options(self.comm().world_size(), &self.options)?;
+        self.options.norm.check()?;
+        self.options.loss_scale.map_or(Ok(()), |rule| rule.check())?;
+        let spans = |among: &Among| Arc::ptr_eq(&among.shards, self.comm()) && among.further.is_empty();
+        if parts.iter().all(|shared| spans(&shared.among)) {
+            // Of several groups' parameters others may follow.
+            let earlier = self.handover.fixed.buckets.iter().map(|k| &k.plan);
+            let added = parts.iter().flat_map(|shared| shared.part.buckets());
+            self.options.precision.check_used(earlier.chain(added).map(|bucket| bucket.dtype))?;
+        }
+        let mut families: Vec<Family> = Vec::new();
+        for Shared { part, rules, among } in parts {
+            self.check_part(&part, &rules, &among, &families)?;
+            let mut before = Before {
+                params: self.entries.len(),
+                buckets: self.buckets.len(),
+                vectors: self.frozen.len(),
+                groups: self.groups.len(),
+            };
+            families.iter().for_each(|family| before.count(family));
+            let seat = (among.shards.rank(), &Arc::new(among));
+            families.push(Family::new(&part, rules, before, seat, &self.options)?);
+        }
+        let added = families.iter().flat_map(|family| &family.kept);
+        let kept = self.handover.fixed.buckets.iter().chain(added).map(|k| &k.plan);
+        let sizes = pool_sizes(self.options.stage, kept);
+        let shelves = self.handover.shelves_for(&sizes, &self.options.meter)?;
+        Ok((families, shelves))
+    }
+
+    /// Whether the part can be added, after `others` that are added with it.
+    fn check_part(&self, part: &Part, rules: &Groups, among: &Among, others: &[Family]) -> Result<(), Error> {
+        let added = others.iter().flat_map(|family| &family.entries).map(|entry| entry.param.name());
+        let taken: HashSet<&str> = self.by_name.keys().map(String::as_str).chain(added).collect();
+        if let Some(p) = part.layout().params().iter().find(|p| taken.contains(p.name())) {
+            return Err(Error::NameTaken { name: p.name().to_owned() });
+        }
+        if *part.sizes() != Sizes::from(among) || part.stage() != self.options.stage {
+            let what = format!("a part for {:?} at {:?}", part.sizes(), part.stage());
+            return Err(Error::Shared { what, works: "a part that is planned for these ranks and options" });
+        }
+        let alike = among.further.is_empty() && among.comms().all(|comm| Arc::ptr_eq(comm, self.comm()));
+        rules.check(part.layout(), alike, &self.options)?;
+        let unweighed = Arc::ptr_eq(&among.shards, self.comm()) && !self.handover.fixed.weighs;
+        if unweighed && self.options.combine == Combine::Weighted {
+            let what = "weights of ranks that compute the same micro-batch".to_owned();
+            return Err(Error::Shared { what, works: "groups of ranks with other micro-batches each" });
+        }
+        Ok(())
+    }
+
+    /// What was prepared, once all ranks have shown that theirs is the same.
+    fn agreed<T>(&self, comm: &dyn Communicator, prepared: Result<T, Error>, text: &str) -> Result<T, Error> {
+        let same = agree::same_everywhere(comm, &self.options, text);
+        let prepared = prepared?;
+        same?;
+        Ok(prepared)
+    }
+
+    fn first_values(
+        &self,
+        comm: &dyn Communicator,
+        family: &mut Family,
+        initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
+    ) -> Result<(), Error> {
+        let among = Arc::clone(&family.among);
+        let compare = self.options.initial == Initial::Compare;
+        let first = among.copies.rank() == 0;
+        let mut filled = if compare || first { family.fill(&self.options, initial) } else { Ok(()) };
+        if compare {
+            let mut text = family::objection(filled.as_ref().err());
+            if filled.is_ok() {
+                family.describe_values(&self.options, &mut text)?;
+            }
+            filled = self.agreed(&*among.copies, filled, &text);
+        }
+        // Other ranks hold other parameters, and hear of it too.
+        self.agreed(comm, filled.as_ref().map_err(Clone::clone), &family::objection(filled.as_ref().err()))?;
+        if !compare {
+            family.broadcast(&*among.copies, &self.options.queue)?;
+        }
+        family.buckets.iter_mut().try_for_each(Owned::fill_masters)
+    }
+
+    /// Takes in what was prepared; cannot fail.
+    fn commit(&mut self, families: Vec<Family>, shelves: Vec<Shelf>) {
+        let (mut kept, mut fillings) = (Vec::new(), Vec::new());
+        for mut family in families {
+            for entry in &family.entries {
+                self.by_name.insert(entry.param.name().to_owned(), self.by_name.len());
+            }
+            self.entries.append(&mut family.entries);
+            self.groups.append(&mut family.groups.groups);
+            self.buckets.append(&mut family.buckets);
+            self.frozen.append(&mut family.frozen);
+            kept.append(&mut family.kept);
+            fillings.append(&mut family.fillings);
+        }
+        self.handover.extend(kept, fillings, shelves);
+        self.progress.present.resize_with(self.entries.len(), AtomicBool::default);
+        self.room.due.resize(self.entries.len(), 0);
+        let pieces = self.handover.fixed.buckets.iter().map(|k| k.gathered.len()).sum();
+        self.room.gathering.reserve(pieces);
+        self.progress.sent_before = self.handover.sent();
+    }
+}
