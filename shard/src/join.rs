@@ -9,7 +9,6 @@ use crate::tensor_totals::TensorTotals;
 use crate::{Among, Combine, Error, Groups, Initial, NonFinite, Optimizer, Options, Part, Sizes, agree};
 use meshstep_comm::Communicator;
 use meshstep_tensor::{Param, SliceMut};
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -76,6 +75,9 @@ impl Optimizer {
         check_options(self.comm().world_size(), &self.options)?;
         self.options.norm.check()?;
         self.options.loss_scale.map_or(Ok(()), |rule| rule.check())?;
+        for (i, shared) in parts.iter().enumerate() {
+            self.check_part(shared, &parts[..i])?;
+        }
         let spans = |among: &Among| Arc::ptr_eq(&among.shards, self.comm()) && among.further.is_empty();
         if parts.iter().all(|shared| spans(&shared.among)) {
             // Of several groups' parameters others may follow.
@@ -85,7 +87,6 @@ impl Optimizer {
         }
         let mut families: Vec<Family> = Vec::new();
         for Shared { part, rules, among } in parts {
-            self.check_part(&part, &rules, &among, &families)?;
             let mut before = Before {
                 params: self.entries.len(),
                 buckets: self.buckets.len(),
@@ -104,10 +105,12 @@ impl Optimizer {
     }
 
     /// Whether the part can be added, after `others` that are added with it.
-    fn check_part(&self, part: &Part, rules: &Groups, among: &Among, others: &[Family]) -> Result<(), Error> {
-        let added = others.iter().flat_map(|family| &family.entries).map(|entry| entry.param.name());
-        let taken: HashSet<&str> = self.by_name.keys().map(String::as_str).chain(added).collect();
-        if let Some(p) = part.layout().params().iter().find(|p| taken.contains(p.name())) {
+    fn check_part(&self, Shared { part, rules, among }: &Shared, others: &[Shared]) -> Result<(), Error> {
+        let taken = |name: &str| {
+            self.by_name.contains_key(name)
+                || others.iter().any(|other| other.part.layout().get(name).is_some())
+        };
+        if let Some(p) = part.layout().params().iter().find(|p| taken(p.name())) {
             return Err(Error::NameTaken { name: p.name().to_owned() });
         }
         if *part.sizes() != Sizes::from(among) || part.stage() != self.options.stage {

@@ -179,11 +179,16 @@ impl Optimizer {
         among: Among,
         initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
     ) -> Result<(), Error> {
+        let rules = rules.into();
         // Whole parameters are balanced over the ranks that share them.
         let along = |k: &&Kept| Arc::ptr_eq(&k.among.shards, &among.shards);
         let alike = self.handover.fixed.buckets.iter().filter(along).map(|k| &k.plan);
-        let part = Part::after(layout, Sizes::from(&among), alike, &self.options);
-        self.add(part.map(|part| vec![Shared { part, rules: rules.into(), among }]), initial)
+        let part = self
+            .options
+            .precision
+            .check_rules(&rules)
+            .and_then(|()| Part::after(layout, Sizes::from(&among), alike, &self.options));
+        self.add(part.map(|part| vec![Shared { part, rules, among }]), initial)
     }
 
     /// The same for several parts of a plan at once: what they share is made once, and is what the plan says.

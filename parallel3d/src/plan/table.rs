@@ -12,40 +12,35 @@ impl fmt::Display for Plan {
         let (elements, tensors) = (self.model.len(), self.model.parameters().len());
         let (mesh, ranks) = (&self.mesh, totals.ranks as u64);
         let rule = self.rules.rule().name();
-        writeln!(f, "{} parameters in {tensors} tensors", grouped(elements))?;
+        writeln!(f, "{} parameters in {} tensors", grouped(elements), grouped(tensors as u64))?;
         writeln!(f, "on {mesh}: {} ranks, {:?}, {rule}", grouped(ranks), self.stage)?;
-        writeln!(f, "\nWho shares what\n{}", table(&self.shared()))?;
-        writeln!(
-            f,
-            "Bytes held, by the rank of each pipeline stage that holds most\n{}",
-            table(&self.held(&kinds))
-        )?;
-        writeln!(f, "Bytes sent in a step, by the rank that sends most\n{}", table(&self.sent(&kinds)))?;
-        let together = [
-            [
-                "held".into(),
-                bytes(totals.memory.total()),
-                bytes(totals.most_held.1.total()),
-                at(totals.most_held.0),
-            ],
-            [
-                "sent".into(),
-                bytes(totals.wire.total()),
-                bytes(totals.most_sent.1.total()),
-                at(totals.most_sent.0),
-            ],
+        let sections = [
+            ("Who shares what", together(self.shared(), 0)),
+            (
+                "Bytes held, by the first rank of each pipeline stage that holds most",
+                together(self.held(&kinds), 1),
+            ),
+            (
+                "Bytes sent in a step, by the first rank of each that sends most",
+                together(self.sent(&kinds), 1),
+            ),
+            ("All ranks", all_ranks(&totals)),
         ];
-        let head = ["bytes", "by all ranks", "most by one", "first of these"].map(String::from);
-        write!(
-            f,
-            "All ranks\n{}",
-            table(&[vec![head.to_vec()], together.map(|row| row.to_vec()).to_vec()].concat())
-        )
+        sections.iter().try_for_each(|(title, rows)| write!(f, "\n{title}\n{}", table(rows)))
     }
 }
 
-fn at(rank: usize) -> String {
-    format!("rank {}", grouped(rank as u64))
+fn all_ranks(totals: &Totals) -> Vec<Vec<String>> {
+    let row = |what: &str, all, (rank, most)| {
+        let first = format!("rank {}", grouped(rank as u64));
+        [what.to_owned(), bytes(all), bytes(most), first].to_vec()
+    };
+    let Totals { memory, wire, most_held, most_sent, .. } = totals;
+    vec![
+        ["bytes", "by all ranks", "most by one", "first of these"].map(String::from).to_vec(),
+        row("held", memory.total(), (most_held.0, most_held.1.total())),
+        row("sent", wire.total(), (most_sent.0, most_sent.1.total())),
+    ]
 }
 
 impl Plan {
@@ -184,6 +179,36 @@ fn grouped(number: u64) -> String {
         grouped.push(digit);
     }
     grouped
+}
+
+/// Rows of pipeline stages that differ in the first cell alone, the stage, or in the next `own` cells too, as one: that of the first.
+fn together(rows: Vec<Vec<String>>, own: usize) -> Vec<Vec<String>> {
+    let mut merged: Vec<(Vec<usize>, Vec<String>)> = Vec::new();
+    let (head, rows) = rows.split_first().map_or((Vec::new(), &[][..]), |(head, rows)| (head.clone(), rows));
+    for row in rows {
+        let stage = row[0].parse().unwrap_or_default();
+        match merged.iter_mut().find(|(_, other)| other[1 + own..] == row[1 + own..]) {
+            Some((stages, _)) => stages.push(stage),
+            None => merged.push((vec![stage], row.clone())),
+        }
+    }
+    let named = merged.into_iter().map(|(stages, row)| [vec![ranges(&stages)], row[1..].to_vec()].concat());
+    [head].into_iter().chain(named).collect()
+}
+
+/// Ascending numbers, neighbours as a range.
+fn ranges(numbers: &[usize]) -> String {
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    for &number in numbers {
+        match runs.last_mut() {
+            Some((_, last)) if *last + 1 == number => *last = number,
+            _ => runs.push((number, number)),
+        }
+    }
+    let run = |&(first, last): &(usize, usize)| {
+        if first == last { first.to_string() } else { format!("{first}-{last}") }
+    };
+    runs.iter().map(run).collect::<Vec<_>>().join(", ")
 }
 
 /// Rows under each other, the first their head: columns of numbers to the right, others to the left.
