@@ -17,6 +17,8 @@ pub struct Parameter {
     pub placement: Placement,
     /// Its pipeline stage.
     pub stage: usize,
+    /// What it is gathered with, where parameters are sharded.
+    pub unit: Option<String>,
 }
 
 /// Parameters in the order a forward pass uses them, each once whatever it is called.
@@ -32,6 +34,7 @@ pub struct ModelBuilder {
     parameters: Vec<Parameter>,
     tied: Vec<(String, String, Vec<usize>)>,
     stage: usize,
+    unit: Option<String>,
 }
 
 /// Parameters that the same ranks share in the same way, and so travel together.
@@ -74,7 +77,8 @@ impl Model {
     pub fn families(&self, mesh: &Mesh, coordinate: &Coordinate) -> Result<Vec<Family>, MeshError> {
         let stages = mesh.degree(Axis::Pp);
         let mut families: Vec<(Sharing, LayoutBuilder)> = Vec::new();
-        for Parameter { name, shape, dtype, placement, stage } in &self.parameters {
+        let mut units: Vec<&String> = Vec::new();
+        for Parameter { name, shape, dtype, placement, stage, unit } in &self.parameters {
             if *stage >= stages {
                 return Err(MeshError::NoSuchStage { name: name.clone(), stage: *stage, stages });
             }
@@ -83,10 +87,16 @@ impl Model {
                 continue;
             }
             let sharing = placement.sharing(mesh);
+            if let Some(unit) = unit.as_ref().filter(|unit| units.last() != Some(unit)) {
+                units.push(unit);
+                // So that all layouts have the units in the model's order.
+                families.iter_mut().for_each(|(_, layout)| *layout = std::mem::take(layout).unit(unit));
+            }
             let known = families.iter().position(|(other, _)| *other == sharing);
             let index = known.unwrap_or(families.len());
             if known.is_none() {
-                families.push((sharing, Layout::builder()));
+                let begun = units.iter().fold(Layout::builder(), |layout, unit| layout.unit(*unit));
+                families.push((sharing, begun));
             }
             let layout = std::mem::take(&mut families[index].1);
             families[index].1 = layout.param(name, &local, *dtype);
@@ -105,14 +115,19 @@ impl ModelBuilder {
         dtype: DType,
         placement: Placement,
     ) -> Self {
-        let (name, shape, stage) = (name.into(), shape.to_vec(), self.stage);
-        self.parameters.push(Parameter { name, shape, dtype, placement, stage });
+        let (name, shape, stage, unit) = (name.into(), shape.to_vec(), self.stage, self.unit.clone());
+        self.parameters.push(Parameter { name, shape, dtype, placement, stage, unit });
         self
     }
 
     /// What follows is on pipeline stage `stage`.
     pub fn stage(self, stage: usize) -> Self {
         ModelBuilder { stage, ..self }
+    }
+
+    /// What follows is gathered together where parameters are sharded, up to the next unit: a block of the model.
+    pub fn unit(self, name: impl Into<String>) -> Self {
+        ModelBuilder { unit: Some(name.into()), ..self }
     }
 
     /// Another name for a parameter that was added: it is held, counted, decayed, updated and saved once.

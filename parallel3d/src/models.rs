@@ -1,5 +1,6 @@
 //! Well-known models as lists of parameters, named and shaped as Hugging Face's, placed as Megatron and torchtitan place them:
-//! what follows a norm is cut by its outputs, what returns to the residual stream by its inputs, embeddings by the vocabulary.
+//! what follows a norm is cut by its outputs, what returns to the residual stream by its inputs, embeddings by the vocabulary. A
+//! block is a unit.
 
 use crate::{Axis, Gradient, Model, ModelBuilder, Placement};
 use meshstep_tensor::DType;
@@ -49,7 +50,8 @@ impl Gpt2 {
         let (columns, rows) = (Placement::whole().cut(Axis::Tp, 1), Placement::whole().cut(Axis::Tp, 0));
         let partial = Placement::whole().gradient(Gradient::PartialSum);
         let qkv = |dim| Placement::whole().cut_in_blocks(Axis::Tp, dim, [hidden; 3]);
-        let mut model = Model::builder().param("wte.weight", &[vocab, hidden], dtype, rows.clone()).param(
+        let embeddings = Model::builder().unit("embeddings");
+        let mut model = embeddings.param("wte.weight", &[vocab, hidden], dtype, rows.clone()).param(
             "wpe.weight",
             &[context, hidden],
             dtype,
@@ -73,6 +75,7 @@ impl Gpt2 {
             model = add(model, &format!("h.{layer}"), dtype, own);
         }
         model
+            .unit("ln_f")
             .param("ln_f.weight", &[hidden], dtype, partial.clone())
             .param("ln_f.bias", &[hidden], dtype, partial)
             .tied("lm_head.weight", "wte.weight", &[vocab, hidden])
@@ -98,8 +101,9 @@ impl Llama3 {
         let Llama3 { vocab, hidden, intermediate, layers, keys } = self;
         let (outputs, inputs) = (Placement::whole().cut(Axis::Tp, 0), Placement::whole().cut(Axis::Tp, 1));
         let norm = Placement::whole().gradient(Gradient::PartialSum);
+        let embeddings = Model::builder().unit("model.embed_tokens");
         let mut model =
-            Model::builder().param("model.embed_tokens.weight", &[vocab, hidden], dtype, outputs.clone());
+            embeddings.param("model.embed_tokens.weight", &[vocab, hidden], dtype, outputs.clone());
         for layer in 0..layers {
             let own: [(&str, &[usize], Placement); 9] = [
                 ("input_layernorm.weight", &[hidden], norm.clone()),
@@ -114,7 +118,7 @@ impl Llama3 {
             ];
             model = add(model.stage(layer * stages / layers), &format!("model.layers.{layer}"), dtype, own);
         }
-        let last = model.stage(stages - 1).param("model.norm.weight", &[hidden], dtype, norm);
+        let last = model.stage(stages - 1).unit("lm_head").param("model.norm.weight", &[hidden], dtype, norm);
         last.param("lm_head.weight", &[vocab, hidden], dtype, outputs)
     }
 }
@@ -125,7 +129,7 @@ fn add<const N: usize>(
     dtype: DType,
     own: [(&str, &[usize], Placement); N],
 ) -> ModelBuilder {
-    own.into_iter().fold(model, |model, (name, shape, placement)| {
+    own.into_iter().fold(model.unit(prefix), |model, (name, shape, placement)| {
         model.param(format!("{prefix}.{name}"), shape, dtype, placement)
     })
 }

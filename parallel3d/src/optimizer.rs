@@ -16,7 +16,7 @@ use std::sync::Arc;
 ///
 /// | gradients | along |
 /// |---|---|
-/// | become one, and divide the state | `reduced_over` of the placement (`dp`, `cp`) but `dp_replicate` |
+/// | become one, and divide the state (and, under `Stage::Zero3`, parameters) | `reduced_over` of the placement (`dp`, `cp`) but `dp_replicate` |
 /// | are reduced once more | `dp_replicate`; `tp`, where each rank has a part of the gradient |
 /// | count in the norm | once, wherever they are held |
 ///
@@ -150,7 +150,8 @@ fn check(
 fn describe(mesh: &Mesh, model: &Model) -> String {
     let mut text = format!("mesh = {mesh}\n");
     for (i, p) in model.parameters().iter().enumerate() {
-        let _ = writeln!(text, "parameter {i} = {:?} {:?} {} {:?}", p.name, p.shape, p.dtype, p.placement);
+        let Parameter { name, shape, dtype, placement, unit, .. } = p;
+        let _ = writeln!(text, "parameter {i} = {name:?} {shape:?} {dtype} {placement:?} {unit:?}");
     }
     text
 }

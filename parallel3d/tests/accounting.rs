@@ -3,7 +3,9 @@
 
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::{AdamW, Lamb, Sgd};
-use meshstep_parallel3d::{Axis, Gradient, Holds, Mesh, Model, Optimizer, Piece, Placement, Plan, RankPlan};
+use meshstep_parallel3d::{
+    Axis, Gradient, Holds, Mesh, Model, Optimizer, Piece, Placement, Plan, Purpose, RankPlan, Sends,
+};
 use meshstep_shard::{
     At, Combine, Groups, Master, Missing, NonFinite, Options, Outcome, Owners, Precision, Stage,
 };
@@ -26,10 +28,11 @@ const MESHES: [&str; 11] = [
     "tp=3,dp=2",
     "tp=2,cp=1,dp=2",
 ];
-const STAGES: [Stage; 5] = [
+const STAGES: [Stage; 6] = [
     Stage::Replicated,
     Stage::Zero1,
     Stage::Zero2,
+    Stage::Zero3,
     Stage::WholeParams(Owners::SortedGreedy),
     Stage::WholeParams(Owners::RoundRobin),
 ];
@@ -39,10 +42,13 @@ fn model(dtype: DType) -> Model {
     let whole = Placement::whole();
     Model::builder()
         .param("wte", &[48, 3], dtype, whole.clone().cut(Axis::Tp, 0))
+        .unit("in")
         .param("pos", &[5, 3], dtype, whole.clone())
+        .unit("block")
         .param("ln", &[70], dtype, whole.clone().gradient(Gradient::PartialSum))
         .param("qkv", &[96, 3], dtype, whole.clone().cut_in_blocks(Axis::Tp, 0, [48, 24, 24]))
         .param("nothing", &[0, 3], dtype, whole.clone())
+        .unit("out")
         .param("out", &[3, 24], dtype, whole.clone().cut(Axis::Tp, 1))
         .param("qk_norm", &[4], dtype, whole.clone().gradient(Gradient::PartialMean))
         .param("cube", &[3, 24, 5], dtype, whole.cut(Axis::Tp, 1))
@@ -86,11 +92,20 @@ fn measure(mesh: &str, dtype: DType, rules: &Groups, options: &Options) {
     .unwrap();
 }
 
-/// Gradients in the order they travel.
+/// Every unit read forwards and backwards, each while the next is on its way; gradients in the order they travel.
 fn step(opt: &mut Optimizer, planned: &RankPlan<'_>, dtype: DType) -> Outcome {
+    let units: Vec<String> = opt.units().map(str::to_owned).collect();
     let mb = opt.micro_batch(1).unwrap();
-    for Holds { parameter, stored, .. } in planned.holds() {
-        let len = elements(&stored);
+    for pass in [units.iter().collect::<Vec<_>>(), units.iter().rev().collect()] {
+        let mut next = None;
+        for (i, unit) in pass.iter().enumerate() {
+            let here = next.take().unwrap_or_else(|| mb.start_gather(unit).unwrap()).wait().unwrap();
+            next = pass.get(i + 1).map(|unit| mb.start_gather(unit).unwrap());
+            drop(here);
+        }
+    }
+    for Holds { parameter, used, .. } in planned.holds() {
+        let len = elements(&used);
         let grad = Buffer::zeroed(len, dtype, &Meter::new(), Category::Framework).unwrap();
         mb.grad(&parameter.name, grad.as_slice()).unwrap();
     }
@@ -105,7 +120,9 @@ fn elements(pieces: &[Piece]) -> usize {
 /// Of each communicator the bytes it has sent, and those that the plan says it sends in a step.
 fn sent(opt: &Optimizer, planned: &RankPlan<'_>) -> BTreeMap<usize, (u64, u64)> {
     let mut sent = BTreeMap::new();
-    for sends in planned.sends().unwrap() {
+    // Units are gathered by communicators of their own.
+    let apart = |sends: &Sends| opt.options().stage == Stage::Zero3 && sends.purpose == Purpose::Gather;
+    for sends in planned.sends().unwrap().into_iter().filter(|sends| !apart(sends)) {
         let comms = opt.communicators();
         let whole = sends.group.len() == comms.world().world_size();
         let comm = if whole { comms.world() } else { comms.along(sends.axes).unwrap() };
@@ -142,7 +159,7 @@ fn other_types_rules_and_policies_are_planned_too() {
             measure(mesh, F32, &Sgd::default().into(), &counted);
             let propagates = Options { non_finite: NonFinite::Propagate, ..on.clone() };
             measure(mesh, F32, &AdamW::default().into(), &propagates);
-            if matches!(stage, Stage::Zero1 | Stage::Zero2) {
+            if matches!(stage, Stage::Zero1 | Stage::Zero2 | Stage::Zero3) {
                 measure(mesh, F32, &Lamb::default().into(), &on);
             }
         }
@@ -188,7 +205,8 @@ fn every_element_is_stored_owned_and_counted_as_often_as_it_is_to_be() {
                 let (copies, shards) = (mesh.degree(sharing.copies), mesh.degree(sharing.shards()));
                 // At stage 0 who counts is divided, not who owns.
                 let divided = if stage == Stage::Replicated { 1 } else { shards };
-                assert!(stored.iter().all(|&n| n == copies), "{what}: {stored:?}");
+                let stores = if stage == Stage::Zero3 { copies / shards } else { copies };
+                assert!(stored.iter().all(|&n| n == stores), "{what}: {stored:?}");
                 assert!(owned.iter().all(|&n| n == copies / divided), "{what}: {owned:?}");
                 assert!(counted.iter().all(|&n| n == shards / divided), "{what}: {counted:?}");
             }
@@ -208,14 +226,15 @@ fn owned_pieces_are_those_with_state() {
                 let options = Options { stage, bucket_len: Some(100), ..Options::default() };
                 let opt =
                     Optimizer::new(world, mesh, &model, AdamW::default(), |_, _, _| Ok(()), options).unwrap();
-                for Holds { parameter, stored, owned, .. } in opt.plan().rank(rank).unwrap().holds() {
+                for Holds { parameter, used, owned, .. } in opt.plan().rank(rank).unwrap().holds() {
                     let shape =
                         parameter.placement.local_shape(&parameter.name, &parameter.shape, opt.mesh());
                     let mut own = indices(&owned, &shape.unwrap(), false);
                     own.sort();
                     let range = opt.state(&parameter.name).unwrap().range;
                     assert_eq!(own, range.collect::<Vec<_>>(), "{} on rank {rank}", parameter.name);
-                    assert_eq!(elements(&stored), opt.param(&parameter.name).unwrap().len());
+                    let unit = opt.gather(opt.unit_of(&parameter.name).unwrap().unwrap()).unwrap();
+                    assert_eq!(elements(&used), unit.param(&parameter.name).unwrap().len());
                 }
             })
             .unwrap();

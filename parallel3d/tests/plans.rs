@@ -50,6 +50,8 @@ fn llama3_8b() {
 fn llama3_70b() {
     let model = Llama3::B70.model(BF16, 4).build().unwrap();
     snapshot("llama3_70b", &plan("pp=4,dp=8,tp=8", &model, &mixed(Stage::Zero2)).to_string());
+    let model = Llama3::B70.model(BF16, 1).build().unwrap();
+    snapshot("llama3_70b_fsdp", &plan("dp=256", &model, &mixed(Stage::Zero3)).to_string());
 }
 
 #[test]
@@ -96,7 +98,8 @@ fn the_largest_plan_takes_less_than_a_second() {
 }
 
 /// Bytes per rank of Rajbhandari et al. (2020), figure 1: 7.5 billion parameters of 2 bytes, gradients of 2, and 12 bytes of
-/// master and moments each, over 64 ranks. What travels through buckets is not in it.
+/// master and moments each, over 64 ranks. Neither what travels through buckets is
+/// in it, nor units that are gathered.
 #[test]
 fn the_zero_papers_table() {
     let layer = |model: meshstep_parallel3d::ModelBuilder, i: usize| {
@@ -105,7 +108,7 @@ fn the_zero_papers_table() {
     let model = (0..100).fold(Model::builder(), layer).build().unwrap();
     assert_eq!(model.len(), 7_500_000_000);
     // Stage by stage, in GB.
-    let table = [(Stage::Replicated, 120.0), (Stage::Zero1, 31.4), (Stage::Zero2, 16.6)];
+    let table = [(Stage::Replicated, 120.0), (Stage::Zero1, 31.4), (Stage::Zero2, 16.6), (Stage::Zero3, 1.9)];
     for (stage, gb) in table {
         let Memory { params, grads, state, master, .. } =
             plan("dp=64", &model, &mixed(stage)).totals().most_held.1;

@@ -7,8 +7,8 @@ use meshstep_parallel3d::{Axis, Cluster, Error, Found, Mesh, MeshError, Model, P
 use meshstep_shard::{Master, Options, Owners, Stage};
 use meshstep_tensor::DType::{BF16, F32};
 
-const STAGES: [Stage; 4] =
-    [Stage::Replicated, Stage::Zero1, Stage::Zero2, Stage::WholeParams(Owners::SortedGreedy)];
+const STAGES: [Stage; 5] =
+    [Stage::Replicated, Stage::Zero1, Stage::Zero2, Stage::Zero3, Stage::WholeParams(Owners::SortedGreedy)];
 
 /// Rows that four ranks share out, and no eight.
 fn model() -> Model {
@@ -61,8 +61,8 @@ fn nothing_that_fits_is_left_out() {
             counts.push(found.len());
         }
     }
-    // 4 stages, 2 recipes for bf16, 2 buckets; (tp, cp): 4, 4 + 3, 4 + 3 + 2.
-    assert_eq!(counts[9..], [4 * 16, 7 * 16, 9 * 16]);
+    // 5 stages, 2 recipes for bf16, 2 buckets; (tp, cp): 4, 4 + 3, 4 + 3 + 2.
+    assert_eq!(counts[9..], [4 * 20, 7 * 20, 9 * 20]);
     assert_eq!(counts[..3], [0; 3]);
     assert!(counts[3] < counts[6] && counts[6] < counts[9], "{counts:?}");
 }

@@ -26,15 +26,17 @@ const MESHES: [&str; 8] = [
     "dp_replicate=2,dp_shard=2,tp=2",
     "dp_replicate=2,dp_shard=2,cp=2",
 ];
-const STAGES: [Stage; 4] =
-    [Stage::Replicated, Stage::Zero1, Stage::Zero2, Stage::WholeParams(Owners::SortedGreedy)];
+const STAGES: [Stage; 5] =
+    [Stage::Replicated, Stage::Zero1, Stage::Zero2, Stage::Zero3, Stage::WholeParams(Owners::SortedGreedy)];
 
 /// Every kind of placement: by rows, by columns, in blocks, whole with equal gradients, with parts to add, with parts to average.
 fn model() -> Model {
     let whole = Placement::whole();
     Model::builder()
         .param("wte", &[16, 3], F32, whole.clone().cut(Axis::Tp, 0))
+        .unit("in")
         .param("pos", &[5, 3], F32, whole.clone())
+        .unit("block")
         .param("ln", &[7], F32, whole.clone().gradient(Gradient::PartialSum))
         .param("qkv", &[32, 3], F32, whole.clone().cut_in_blocks(Axis::Tp, 0, [16, 8, 8]))
         .param("out", &[3, 16], F32, whole.clone().cut(Axis::Tp, 1))
@@ -110,13 +112,29 @@ fn run(mesh: &str, options: &Options) -> Run {
         };
         let options = Options { meter: meshstep_tensor::Meter::new(), ..options.clone() };
         let mut opt = Optimizer::new(world, mesh.clone(), &model, rules, initial, options).unwrap();
+        let units: Vec<(String, Vec<&Parameter>)> = opt
+            .units()
+            .map(|unit| {
+                let own = |p: &&Parameter| opt.unit_of(&p.name).unwrap() == Some(unit);
+                (unit.to_owned(), model.parameters().iter().filter(own).collect())
+            })
+            .collect();
         let mut norms = Vec::new();
         for step in 0..STEPS {
             let tokens = TOKENS / mesh.degree(Axis::Dp | Axis::Cp);
             let mb = opt.micro_batch(tokens as u64).unwrap();
-            for parameter in model.parameters() {
-                mb.grad(&parameter.name, &gradient(parameter, &mesh, &at, step)[..]).unwrap();
+            // Each unit while the next is on its way.
+            let mut next = None;
+            for (i, (unit, own)) in units.iter().enumerate().rev() {
+                let here = next.take().unwrap_or_else(|| mb.start_gather(unit).unwrap()).wait().unwrap();
+                next = i.checked_sub(1).map(|before| mb.start_gather(&units[before].0).unwrap());
+                for parameter in own {
+                    let grad = gradient(parameter, &mesh, &at, step);
+                    assert_eq!(here.param(&parameter.name).unwrap().len(), grad.len());
+                    mb.grad(&parameter.name, &grad[..]).unwrap();
+                }
             }
+            drop(next);
             mb.finish().unwrap();
             norms.push(match opt.step(AT).unwrap().outcome().unwrap() {
                 Outcome::Applied { norm, coef, .. } => (norm.to_bits(), coef.to_bits()),
@@ -125,7 +143,8 @@ fn run(mesh: &str, options: &Options) -> Run {
         }
         let own = |p: &Parameter| {
             let pieces = p.placement.pieces(&p.name, &p.shape, &mesh, &at).unwrap();
-            (held(p, &pieces), opt.param(&p.name).unwrap().typed::<f32>().unwrap().to_vec())
+            let unit = opt.gather(opt.unit_of(&p.name).unwrap().unwrap()).unwrap();
+            (held(p, &pieces), unit.param(&p.name).unwrap().typed::<f32>().unwrap().to_vec())
         };
         (model.parameters().iter().map(own).collect::<Vec<_>>(), norms)
     });

@@ -130,7 +130,11 @@ fn fill_buckets(
             continue;
         }
         let padded = info.padded_range().len();
-        if let Some(full) = open.take_if(|b| b.len > 0 && padded > 0 && b.len + padded > limit) {
+        // What is gathered is one unit's.
+        let other = |b: &BucketPlan| {
+            options.stage.cuts_params() && layout.params()[b.params[0].param].unit() != info.unit()
+        };
+        if let Some(full) = open.take_if(|b| other(b) || b.len > 0 && padded > 0 && b.len + padded > limit) {
             buckets.push(full.padded(world_size));
         }
         let bucket = match &mut open {

@@ -9,6 +9,8 @@ use std::ops::{Add, AddAssign, Mul};
 pub struct Memory {
     /// Parameters.
     pub params: u64,
+    /// Sharded parameters that are gathered: room for any two units after each other, one that is read and the next on its way.
+    pub gathered: u64,
     /// Gradients that stay.
     pub grads: u64,
     /// Optimizer state.
@@ -28,9 +30,10 @@ impl Memory {
     }
 
     /// The same by the names a meter counts under.
-    pub fn by_category(&self) -> [(Category, u64); 6] {
+    pub fn by_category(&self) -> [(Category, u64); 7] {
         [
             (Category::Params, self.params),
+            (Category::Gathered, self.gathered),
             (Category::Grads, self.grads),
             (Category::State, self.state),
             (Category::Master, self.master),
@@ -46,6 +49,7 @@ impl Add for Memory {
     fn add(self, other: Memory) -> Memory {
         Memory {
             params: self.params + other.params,
+            gathered: self.gathered + other.gathered,
             grads: self.grads + other.grads,
             state: self.state + other.state,
             master: self.master + other.master,
@@ -62,6 +66,7 @@ impl Mul<u64> for Memory {
     fn mul(self, ranks: u64) -> Memory {
         Memory {
             params: self.params * ranks,
+            gathered: self.gathered * ranks,
             grads: self.grads * ranks,
             state: self.state * ranks,
             master: self.master * ranks,
@@ -78,7 +83,7 @@ pub struct Wire {
     pub reduce: u64,
     /// Reducing them once more, over replicas of the state and over parts of a gradient.
     pub further: u64,
-    /// Bringing updated parameters to everyone.
+    /// Bringing updated parameters to everyone; at stage 3 each unit's twice, for the forward and for the backward pass.
     pub gather: u64,
     /// What all ranks decide the step by: the exchange of scalars, two with [`NonFinite::Propagate`](crate::NonFinite::Propagate),
     /// and the sums over whole tensors that some rules take.

@@ -40,7 +40,7 @@ pub enum Error {
     NothingTrains,
     /// A rank's own gradients are to be clipped at a stage that does not keep them.
     #[error(
-        "stage 2 sends gradients off as they come; Clip::BeforeReduce needs Replicated, Zero1 or WholeParams"
+        "stages 2 and 3 send gradients off as they come; Clip::BeforeReduce needs Replicated, Zero1 or WholeParams"
     )]
     ClipNeedsGradients,
     /// A loss scale that falls at skipped steps, where no step is skipped.
@@ -155,6 +155,9 @@ pub enum Error {
         /// What would work.
         works: &'static str,
     },
+    /// Something about a unit of sharded parameters.
+    #[error(transparent)]
+    Unit(#[from] crate::UnitError),
     /// Groups of one layout with different rules.
     #[error("rules {first} and {other} for one layout; groups may differ in hyperparameters only")]
     MixedRules {

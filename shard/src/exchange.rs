@@ -23,7 +23,7 @@ pub(crate) const FIELDS: [&str; 9] = [
     "growth_tracker of loss_scale",
     "hysteresis_tracker of loss_scale",
     "micro-batches",
-    "buckets sent",
+    "buckets and gathers sent",
 ];
 
 /// The vectors, kept from step to step.

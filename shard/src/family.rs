@@ -3,7 +3,7 @@
 use crate::filling::Filling;
 use crate::handover::Kept;
 use crate::owned::{Of, Owned, zeroed};
-use crate::{Among, Error, Groups, Options, Part, Stage, wire};
+use crate::{Among, Error, Groups, Options, Part, wire};
 use meshstep_comm::{Communicator, Op};
 use meshstep_tensor::{Buffer, Category, Layout, Param, Queue, Slice, SliceMut};
 use std::fmt::Write;
@@ -39,8 +39,8 @@ pub(crate) struct Family {
     pub(crate) frozen: Vec<Buffer>,
     pub(crate) groups: Groups,
     pub(crate) among: Arc<Among>,
-    first_bucket: usize,
-    first_vector: usize,
+    pub(crate) first_bucket: usize,
+    pub(crate) first_vector: usize,
 }
 
 /// How much an optimizer holds already.
@@ -118,14 +118,15 @@ impl Family {
             zeroed(len, bucket.grads, options, Category::Grads, &apart)
         };
         let (whole, shard) = match options.stage {
-            Stage::Zero2 => (None, Some(grads(bucket.len / part.sizes().shards, 0)?)),
+            stage if stage.cuts_grads() => (None, Some(grads(bucket.len / part.sizes().shards, 0)?)),
             _ => (Some(grads(bucket.len, owned.first())?), None),
         };
         self.fillings.push(Filling::new(&bucket, whole, shard));
         let counted = if among.counts { part.counted(b, rank) } else { Vec::new() };
         let gathered = part.gathered(b);
         let (owned_ranges, among) = (part.owned(b, rank), Arc::clone(among));
-        self.kept.push(Kept { counted, gathered, names, owned: owned_ranges, among, plan: bucket });
+        let gathers = None;
+        self.kept.push(Kept { counted, gathered, gathers, names, owned: owned_ranges, among, plan: bucket });
         self.buckets.push(owned);
         Ok(())
     }
@@ -155,8 +156,15 @@ impl Family {
 
     /// Sends rank 0's values to everyone. Collective.
     pub(crate) fn broadcast(&mut self, comm: &dyn Communicator, queue: &Queue) -> Result<(), Error> {
-        let trained = self.buckets.iter_mut().map(|b| &mut b.params);
-        for values in trained.chain(&mut self.frozen).filter(|b| !b.is_empty()) {
+        for values in self.buckets.iter_mut().map(|b| &mut b.params).filter(|b| !b.is_empty()) {
+            wire::run(comm, queue, Op::broadcast(0), values)?;
+        }
+        self.broadcast_frozen(comm, queue)
+    }
+
+    /// The same with those that do not train alone.
+    pub(crate) fn broadcast_frozen(&mut self, comm: &dyn Communicator, queue: &Queue) -> Result<(), Error> {
+        for values in self.frozen.iter_mut().filter(|b| !b.is_empty()) {
             wire::run(comm, queue, Op::broadcast(0), values)?;
         }
         Ok(())
@@ -202,7 +210,8 @@ pub(crate) fn describe(layout: &Layout, groups: &Groups, options: &Options) -> S
     let mut text = objection(None);
     for (i, p) in layout.params().iter().enumerate() {
         let frozen = if p.frozen() { " frozen" } else { "" };
-        let _ = writeln!(text, "parameter {i} = {:?} {:?} {}{frozen}", p.name(), p.shape(), p.dtype());
+        let unit = p.unit().map_or(String::new(), |unit| format!(" in unit {unit:?}"));
+        let _ = writeln!(text, "parameter {i} = {:?} {:?} {}{frozen}{unit}", p.name(), p.shape(), p.dtype());
     }
     groups.describe(layout, &mut text);
     let Options {
@@ -274,7 +283,7 @@ fn frozen(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Owners, Sizes};
+    use crate::{Owners, Sizes, Stage};
     use meshstep_optim::AdamW;
     use meshstep_tensor::DType;
 
@@ -289,7 +298,7 @@ mod tests {
         let whole = Stage::WholeParams(Owners::SortedGreedy);
         let alone = meshstep_comm::loopback::spawn(1, |comm| Arc::new(Among::all(comm)));
         let all = alone.unwrap().remove(0);
-        for stage in [Stage::Replicated, Stage::Zero1, Stage::Zero2, whole] {
+        for stage in [Stage::Replicated, Stage::Zero1, Stage::Zero2, Stage::Zero3, whole] {
             for rank in (0..4).cycle().take(40) {
                 let options = Options { stage, bucket_len: Some(8_000), ..Options::default() };
                 let part = Part::new(layout.clone(), Sizes::all(4), [], &options).unwrap();

@@ -15,7 +15,7 @@ pub(crate) struct Filling {
     /// What a pooled buffer has beyond this bucket's length.
     pub(crate) spare: Option<Buffer>,
     pub(crate) flight: Option<InFlight>,
-    /// This rank's reduced chunk, where the bucket itself is given back (ZeRO-2).
+    /// This rank's reduced chunk, where the bucket itself is given back (stages 2 and 3).
     pub(crate) shard: Option<Buffer>,
     /// Whether `shard` holds nothing of this step yet.
     pub(crate) shard_is_fresh: bool,

@@ -50,7 +50,7 @@ impl Handover {
         let (counted, queue) = (counted.clone(), self.fixed.queue.clone());
         // A shard is its rank's chunk.
         let first =
-            if self.fixed.stage == Stage::Zero2 { counted.first().map_or(0, |chunk| chunk.start) } else { 0 };
+            if self.fixed.stage.cuts_grads() { counted.first().map_or(0, |chunk| chunk.start) } else { 0 };
         let Some(grads) = self.grads(b).map(Buffer::take) else { return Ok(()) };
         let norm = self.norm.get_mut().unwrap_or_else(PoisonError::into_inner);
         let mut each = counted.iter().map(|range| range.start - first..range.end - first);

@@ -95,8 +95,8 @@ impl Groups {
         let rule = |sees| self.groups.iter().map(|g| &g.rule).find(|rule| rule.sees() == sees);
         let (what, works) = match (rule(Sees::TensorSums), rule(Sees::Matrix)) {
             // Folded over all ranks, each element once.
-            (Some(rule), _) if !matches!(options.stage, Stage::Zero1 | Stage::Zero2) => {
-                (format!("sums over whole tensors, for {}", rule.name()), "Stage::Zero1 or Stage::Zero2")
+            (Some(rule), _) if !options.stage.cuts_state() => {
+                (format!("sums over whole tensors, for {}", rule.name()), "Stage::Zero1, Zero2 or Zero3")
             }
             (_, Some(rule)) => (format!("whole matrices, for {}", rule.name()), "a rule that sees less"),
             _ if options.clip == Clip::BeforeReduce => ("Clip::BeforeReduce".to_owned(), "Clip::AfterReduce"),
@@ -116,7 +116,7 @@ impl Groups {
         if rule.sees() != Sees::Matrix {
             return Ok(());
         }
-        if matches!(stage, Stage::Zero1 | Stage::Zero2) {
+        if stage.cuts_state() {
             return Err(Error::NeedsWholeParams { rule: rule.name(), stage });
         }
         let other = layout.params().iter().find(|p| !p.frozen() && p.shape().len() != 2);

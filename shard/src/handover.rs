@@ -33,6 +33,8 @@ pub(crate) struct Fixed {
     pub(crate) aside: Option<Arc<dyn Communicator>>,
     /// Theirs, that for decisions, and those that parameters are shared among, each once.
     pub(crate) comms: Vec<Arc<dyn Communicator>>,
+    /// Those that parameters are gathered with, where they are sharded.
+    pub(crate) gathers: Vec<Arc<dyn Communicator>>,
     /// Whether this rank's weight of a micro-batch counts.
     pub(crate) weighs: bool,
     pub(crate) queue: Queue,
@@ -63,6 +65,8 @@ pub(crate) struct Kept {
     pub(crate) counted: Vec<Range<usize>>,
     /// What travels to everyone after the update, and from whom.
     pub(crate) gathered: Vec<(usize, Range<usize>)>,
+    /// What its parameters are gathered with, where they are sharded.
+    pub(crate) gathers: Option<Arc<dyn Communicator>>,
 }
 
 #[derive(Debug)]
@@ -107,7 +111,7 @@ impl Handover {
     pub(crate) fn poison(&self, failure: meshstep_comm::Error) {
         self.failure.get_or_init(|| failure);
         // Nobody is to wait there for what this rank will not say.
-        self.fixed.aside.iter().for_each(|comm| comm.abort());
+        self.fixed.aside.iter().chain(&self.fixed.gathers).for_each(|comm| comm.abort());
     }
 
     /// Gives up on every rank, for a reason that only this one knows.
@@ -215,7 +219,7 @@ impl Handover {
         self.retire(self.lock(), b)
     }
 
-    /// The reduced gradients of bucket `b` that this rank holds: the whole bucket, or its own chunk at stage 2.
+    /// The reduced gradients of bucket `b` that this rank holds: the whole bucket, or its own chunk at stages 2 and 3.
     pub(crate) fn grads(&mut self, b: usize) -> Option<&mut Buffer> {
         let pooled = self.pooled();
         let filling = &mut self.exclusive().fillings[b];
@@ -258,10 +262,9 @@ impl Handover {
 
     /// Adds buckets, with a pool for all of them. Only between steps.
     pub(crate) fn extend(&mut self, kept: Vec<Kept>, fillings: Vec<Filling>, shelves: Vec<Shelf>) {
-        for comm in kept.iter().flat_map(|kept| kept.among.comms()) {
-            if !self.fixed.comms.iter().any(|known| Arc::ptr_eq(known, comm)) {
-                self.fixed.comms.push(Arc::clone(comm));
-            }
+        for kept in &kept {
+            kept.among.comms().chain(&kept.gathers).for_each(|comm| know(&mut self.fixed.comms, comm));
+            kept.gathers.iter().for_each(|comm| know(&mut self.fixed.gathers, comm));
         }
         self.fixed.buckets.extend(kept);
         let state = self.exclusive();
@@ -284,7 +287,7 @@ impl Handover {
     }
 
     fn pooled(&self) -> bool {
-        self.fixed.stage == Stage::Zero2
+        self.fixed.stage.cuts_grads()
     }
 
     // A thread that panicked while it held the lock was between two complete states: bookkeeping does not unwind.
@@ -332,7 +335,7 @@ impl Handover {
     fn op(&self) -> Op {
         match self.fixed.stage {
             Stage::Replicated | Stage::WholeParams(_) => Op::all_reduce(self.fixed.reduction),
-            Stage::Zero1 | Stage::Zero2 => Op::reduce_scatter(self.fixed.reduction),
+            Stage::Zero1 | Stage::Zero2 | Stage::Zero3 => Op::reduce_scatter(self.fixed.reduction),
         }
     }
 
@@ -372,6 +375,13 @@ impl Handover {
             },
             None => filling.whole = Some(whole),
         }
+    }
+}
+
+/// Adds `comm` unless it is known.
+fn know(comms: &mut Vec<Arc<dyn Communicator>>, comm: &Arc<dyn Communicator>) {
+    if !comms.iter().any(|known| Arc::ptr_eq(known, comm)) {
+        comms.push(Arc::clone(comm));
     }
 }
 

@@ -6,7 +6,10 @@ use crate::owned::Owned;
 use crate::plan::{check_options, exchange_words, pool_sizes};
 use crate::pool::Shelf;
 use crate::tensor_totals::TensorTotals;
-use crate::{Among, Combine, Error, Groups, Initial, NonFinite, Optimizer, Options, Part, Sizes, agree};
+use crate::units::Units;
+use crate::{
+    Among, BucketPlan, Combine, Error, Groups, Initial, NonFinite, Optimizer, Options, Part, Sizes, agree,
+};
 use meshstep_comm::Communicator;
 use meshstep_tensor::{Param, SliceMut};
 use std::sync::Arc;
@@ -50,11 +53,16 @@ impl Optimizer {
             Ok((_, text)) => text.clone(),
             Err(error) => family::objection(Some(error)),
         };
-        let ((mut families, shelves), _) = self.agreed(&*comm, prepared, &text)?;
+        let ((mut families, shelves, units), _) = self.agreed(&*comm, prepared, &text)?;
         if self.options.non_finite == NonFinite::Propagate && self.handover.fixed.aside.is_none() {
             let aside = comm.split(Some(0), comm.rank() as i64)?;
             self.handover.fixed.comms.extend(aside.clone());
             self.handover.fixed.aside = aside;
+        }
+        for i in 0..families.len() {
+            let (earlier, family) = families.split_at_mut(i);
+            let gathers = self.gathers_among(&family[0].among, earlier)?;
+            family[0].kept.iter_mut().for_each(|kept| kept.gathers.clone_from(&gathers));
         }
         families.iter_mut().try_for_each(|family| self.first_values(&*comm, family, &mut initial))?;
         // Not until here, so that staging peaks at what the plan says.
@@ -67,11 +75,12 @@ impl Optimizer {
         }
         let groups = self.groups.iter().chain(families.iter().flat_map(|family| &family.groups.groups));
         self.totals = TensorTotals::new(count, groups, self.options.stage, &comm, &self.options.meter)?;
+        self.units = units;
         self.commit(families, shelves);
         Ok(())
     }
 
-    fn prepare(&self, parts: Vec<Shared>) -> Result<(Vec<Family>, Vec<Shelf>), Error> {
+    fn prepare(&self, parts: Vec<Shared>) -> Result<(Vec<Family>, Vec<Shelf>, Units), Error> {
         check_options(self.comm().world_size(), &self.options)?;
         self.options.norm.check()?;
         self.options.loss_scale.map_or(Ok(()), |rule| rule.check())?;
@@ -85,7 +94,7 @@ impl Optimizer {
             let added = parts.iter().flat_map(|shared| shared.part.buckets());
             self.options.precision.check_used(earlier.chain(added).map(|bucket| bucket.dtype))?;
         }
-        let mut families: Vec<Family> = Vec::new();
+        let (mut families, mut units): (Vec<Family>, Units) = (Vec::new(), self.units.clone());
         for Shared { part, rules, among } in parts {
             let mut before = Before {
                 params: self.entries.len(),
@@ -94,14 +103,17 @@ impl Optimizer {
                 groups: self.groups.len(),
             };
             families.iter().for_each(|family| before.count(family));
+            units.extend(&part.units(), before.buckets);
             let seat = (among.shards.rank(), &Arc::new(among));
             families.push(Family::new(&part, rules, before, seat, &self.options)?);
         }
         let added = families.iter().flat_map(|family| &family.kept);
-        let kept = self.handover.fixed.buckets.iter().chain(added).map(|k| &k.plan);
-        let sizes = pool_sizes(self.options.stage, kept);
+        let kept: Vec<&BucketPlan> =
+            self.handover.fixed.buckets.iter().chain(added).map(|k| &k.plan).collect();
+        let sizes = pool_sizes(self.options.stage, kept.iter().copied());
         let shelves = self.handover.shelves_for(&sizes, &self.options.meter)?;
-        Ok((families, shelves))
+        self.reserve_for(&units, &kept)?;
+        Ok((families, shelves, units))
     }
 
     /// Whether the part can be added, after `others` that are added with it.
@@ -128,7 +140,12 @@ impl Optimizer {
     }
 
     /// What was prepared, once all ranks have shown that theirs is the same.
-    fn agreed<T>(&self, comm: &dyn Communicator, prepared: Result<T, Error>, text: &str) -> Result<T, Error> {
+    pub(crate) fn agreed<T>(
+        &self,
+        comm: &dyn Communicator,
+        prepared: Result<T, Error>,
+        text: &str,
+    ) -> Result<T, Error> {
         let same = agree::same_everywhere(comm, &self.options, text);
         let prepared = prepared?;
         same?;
@@ -142,6 +159,10 @@ impl Optimizer {
         initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
     ) -> Result<(), Error> {
         let among = Arc::clone(&family.among);
+        if self.options.stage.cuts_params() {
+            self.first_chunks(comm, &among, family, initial)?;
+            return family.buckets.iter_mut().try_for_each(Owned::fill_masters);
+        }
         let compare = self.options.initial == Initial::Compare;
         let first = among.copies.rank() == 0;
         let mut filled = if compare || first { family.fill(&self.options, initial) } else { Ok(()) };

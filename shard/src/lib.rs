@@ -8,6 +8,7 @@
 //! | [`ShardedLbfgs`] | L-BFGS over a closure, its history sharded |
 //! | [`Evaluated`], [`Minimized`], [`Until`] | steps with closures, and runs to a tolerance |
 //! | [`Folding`] | sums and maxima over ranks, as rules ask for them |
+//! | [`Gathered`], [`PendingGather`] | a unit of sharded parameters, whole while it is read |
 //! | [`Options`], [`Stage`] | what is divided among the ranks, and how |
 //! | [`Precision`] | masters, remainders, bf16 moments, stochastic rounding: a recipe that is checked |
 //! | [`Groups`] | other hyperparameters for some parameters |
@@ -82,7 +83,8 @@
 //! before the reduction makes the host wait for each step, asking for a dynamic loss scale for the steps so far, and L-BFGS for
 //! each evaluation. Rules that see whole
 //! matrices (Muon) need [`Stage::WholeParams`] or
-//! [`Stage::Replicated`]. At stage 2, and with overlap off, a thread that hands over a gradient
+//! [`Stage::Replicated`]. [`Stage::Zero3`] shards parameters that train; frozen ones are on every rank. A rank that gives up in the
+//! middle of gathering parts from the others, which ends their run. At stages 2 and 3, and with overlap off, a thread that hands over a gradient
 //! may wait for the other ranks' hand-overs: do not let ranks of one process share a pool of threads for it. Gradients accumulate in their own type: f32 micro-batches of
 //! f32, bf16 ones in bf16. Weighted means round w g once to the gradients' type.
 
@@ -96,8 +98,11 @@ mod exchange;
 mod family;
 mod fault;
 mod filling;
+mod first_chunks;
 mod further;
 mod gather;
+mod gather_room;
+mod gathered;
 mod groups;
 mod handover;
 mod held;
@@ -121,6 +126,8 @@ mod take_in;
 mod tensor_totals;
 #[cfg(feature = "cuda")]
 mod there;
+mod units;
+mod values;
 mod whole_run;
 mod wire;
 
@@ -131,13 +138,14 @@ pub use bytes::{Memory, Wire};
 pub use cross_shard::{AssignmentError, CrossShard, Drift, SlotDrift};
 pub use error::Error;
 pub use fault::Fault;
+pub use gathered::{Gathered, PendingGather, UnitError};
 pub use groups::Groups;
 pub use held::LocalClip;
 pub use join::Shared;
 pub use lbfgs::{LbfgsStep, ShardedLbfgs};
 pub use meshstep_optim::Stop;
 pub use micro_batch::{MicroBatch, Slot};
-pub use optimizer::{Optimizer, ParamState};
+pub use optimizer::Optimizer;
 pub use options::{At, Clip, Combine, Initial, Missing, NonFinite, Options, Stage};
 pub use part::{Part, Seat, Sizes};
 pub use partition::{Owners, Partition};
@@ -145,6 +153,7 @@ pub use plan::{Plan, Seats};
 pub use precision::{Master, Moments, Precision};
 pub use reduce::Folding;
 pub use step::{Outcome, Pending, Traffic};
+pub use values::ParamState;
 pub use whole_run::{Evaluated, Minimized, Passed, Until};
 
 /// Keeps the repository's README.md true.

@@ -41,9 +41,9 @@ impl Optimizer {
     }
 
     /// Begins a micro-batch that others of the same step follow. Its gradients are added up here before they travel,
-    /// except at stage 2, where every micro-batch is reduced and only this rank's part is kept: (k+1)/2 times the bytes for
+    /// except at stages 2 and 3, where every micro-batch is reduced and only this rank's part is kept: (k+1)/2 times the bytes for
     /// k micro-batches, and sums that are rounded after each reduction instead of before the only one, so that the stages'
-    /// bits may differ. At stage 2 every rank makes equally many.
+    /// bits may differ. At these stages every rank makes equally many.
     pub fn accumulate(&mut self, weight: u64) -> Result<MicroBatch<'_>, Error> {
         self.begin(weight, false)
     }
@@ -113,7 +113,7 @@ impl Optimizer {
 }
 
 impl MicroBatch<'_> {
-    /// The values of a parameter.
+    /// The values of a parameter; where they are sharded [`gather`](Self::gather) its unit.
     pub fn param(&self, name: &str) -> Result<Slice<'_>, Error> {
         self.optimizer.param(name)
     }

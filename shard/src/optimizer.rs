@@ -1,20 +1,21 @@
 //! The sharded optimizer: made together by all ranks, then one step after another.
 
 use crate::exchange::Exchange;
-use crate::family::{self, Entry, Place};
+use crate::family::{self, Entry};
+use crate::gather_room::GatherRoom;
 use crate::groups::Group;
 use crate::handover::{Fixed, Handover, Kept};
 use crate::owned::Owned;
 use crate::pool::Pool;
 use crate::tensor_totals::TensorTotals;
+use crate::units::Units;
 use crate::{Among, Combine, Error, Groups, LocalClip, Options, Part, Shared, Sizes, agree};
 use meshstep_comm::{Communicator, Reduction};
 use meshstep_optim::LossScaleState;
-use meshstep_tensor::{Layout, Param, Slice, SliceMut};
+use meshstep_tensor::{Layout, Param, SliceMut};
 use std::collections::HashMap;
-use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::{Arc, Mutex};
 
 /// Parameters, their gradients and their optimizer state on one rank of a group.
 ///
@@ -33,6 +34,8 @@ pub struct Optimizer {
     pub(crate) progress: Progress,
     pub(crate) room: Room,
     pub(crate) totals: TensorTotals,
+    pub(crate) units: Units,
+    pub(crate) gather_room: Mutex<GatherRoom>,
 }
 
 /// How far the current step has come.
@@ -82,19 +85,6 @@ pub(crate) struct Room {
     pub(crate) untold: Vec<Arc<crate::there::Ticket>>,
 }
 
-/// This rank's part of one parameter's state.
-#[derive(Clone, Debug)]
-pub struct ParamState<'a> {
-    /// Which of the parameter's elements, in row-major order; empty if another rank owns them all.
-    pub range: Range<usize>,
-    /// The rule's state vectors by name, each as long as `range`; none where that is empty.
-    pub slots: Vec<(&'static str, Slice<'a>)>,
-    /// The f32 master values, or the remainders (u16), where there are any.
-    pub master: Option<Slice<'a>>,
-    /// Updates this parameter has seen.
-    pub t: u64,
-}
-
 impl Optimizer {
     /// An optimizer for the parameters of `layout`, updated by `rules`. Collective: every rank passes the same, which is
     /// checked; what one rank cannot do is an error on all.
@@ -132,6 +122,7 @@ impl Optimizer {
         };
         let fixed = Fixed {
             comms: vec![Arc::clone(&comm)],
+            gathers: Vec::new(),
             comm,
             aside: None,
             weighs,
@@ -152,6 +143,8 @@ impl Optimizer {
             frozen: Vec::new(),
             handover: Handover::new(fixed, pool, &options.meter)?,
             exchange: Exchange::new([0, 0], &options)?,
+            units: Units::default(),
+            gather_room: Mutex::new(GatherRoom::new(&options)),
             options,
             progress: Progress { missing: AtomicUsize::new(usize::MAX), loss_scale, ..Progress::default() },
             room: Room::default(),
@@ -198,41 +191,6 @@ impl Optimizer {
         initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
     ) -> Result<(), Error> {
         self.add(Ok(parts), initial)
-    }
-
-    /// The values of a parameter. On a GPU what is put on the options' queue from here on sees those of the last step: ask again
-    /// after each.
-    pub fn param(&self, name: &str) -> Result<Slice<'_>, Error> {
-        let entry = &self.entries[self.index(name)?];
-        Ok(match &entry.place {
-            Place::Bucket { bucket, range, .. } => self.buckets[*bucket].params()?.slice(range.clone())?,
-            Place::Frozen { vector, range } => self.frozen[*vector].as_slice().slice(range.clone())?,
-        })
-    }
-
-    /// This rank's part of a parameter's state; nothing of a frozen one. On a GPU it waits for the steps so far.
-    pub fn state(&self, name: &str) -> Result<ParamState<'_>, Error> {
-        let param = self.index(name)?;
-        let entry = &self.entries[param];
-        let mut state = ParamState { range: 0..0, slots: Vec::new(), master: None, t: entry.t };
-        #[cfg(feature = "cuda")]
-        if !entry.param.frozen() {
-            state.t += self.unheard_updates(param)?;
-        }
-        let Place::Bucket { bucket, range, .. } = &entry.place else { return Ok(state) };
-        let owned = &self.buckets[*bucket];
-        let Some((within, kept)) = owned.state_of(range) else { return Ok(state) };
-        for (slot, values) in self.groups[entry.group].rule.state().iter().zip(owned.state()) {
-            state.slots.push((slot, values.as_slice().slice(kept.clone())?));
-        }
-        state.master = owned.master().map(|m| m.as_slice().slice(kept)).transpose()?;
-        state.range = within;
-        Ok(state)
-    }
-
-    /// All parameters, in registration order.
-    pub fn params(&self) -> impl Iterator<Item = &Param> {
-        self.entries.iter().map(|e| &e.param)
     }
 
     /// The communicator the ranks step with.

@@ -6,16 +6,17 @@ use meshstep_tensor::{DType, Meter, Queue};
 
 /// What is divided among the ranks.
 ///
-/// | stage | gradients | state | sent per step and rank, parameters P, ranks n |
-/// |---|---|---|---|
-/// | `Replicated` | all | all | all-reduce: 2(n-1)/n P |
-/// | `Zero1` | all | 1/n | reduce-scatter + all-gather: 2(n-1)/n P |
-/// | `Zero2` | 1/n, and two buckets of each gradient type | 1/n | the same; (k+1)(n-1)/n P with k micro-batches |
-/// | `WholeParams` | all | by whole parameters | all-reduce + broadcasts: 2(n-1)/n P + at most P |
+/// | stage | parameters | gradients | state | sent per step and rank, parameters P, ranks n |
+/// |---|---|---|---|---|
+/// | `Replicated` | all | all | all | all-reduce: 2(n-1)/n P |
+/// | `Zero1` | all | all | 1/n | reduce-scatter + all-gather: 2(n-1)/n P |
+/// | `Zero2` | all | 1/n, and two buckets of each gradient type | 1/n | the same; (k+1)(n-1)/n P with k micro-batches |
+/// | `Zero3` | 1/n, and two units | as `Zero2` | 1/n | two all-gathers + reduce-scatter for each of k micro-batches: 3k(n-1)/n P |
+/// | `WholeParams` | all | all | by whole parameters | all-reduce + broadcasts: 2(n-1)/n P + at most P |
 ///
-/// Stages 0 to 2 are those of Rajbhandari et al., *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*
-/// (2020). On the loopback backend all of them end with the same bits where a step has one micro-batch; with several, stage 2
-/// rounds each reduction where the others round one, and they agree where sums and means are exact.
+/// Stages 0 to 3 are those of Rajbhandari et al., *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*
+/// (2020). On the loopback backend all of them end with the same bits where a step has one micro-batch; with several, stages 2
+/// and 3 round each reduction where the others round one, and they agree where sums and means are exact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Stage {
     /// Stage 0: every rank updates everything.
@@ -25,8 +26,28 @@ pub enum Stage {
     Zero1,
     /// Optimizer state and gradients are sharded; a bucket of gradients is given back once it is reduced.
     Zero2,
+    /// Parameters are sharded too, as ZeRO-3 and FSDP do: whoever reads some gathers their unit
+    /// ([`Optimizer::gather`](crate::Optimizer::gather)) and drops it; a step gathers nothing. Frozen parameters are on every rank.
+    Zero3,
     /// The classic sharded optimizer: each parameter has one owner, which updates and broadcasts it.
     WholeParams(Owners),
+}
+
+impl Stage {
+    /// Whether each rank updates its chunk of every bucket, whatever parameters that cuts.
+    pub(crate) fn cuts_state(self) -> bool {
+        matches!(self, Stage::Zero1) || self.cuts_grads()
+    }
+
+    /// Whether a rank keeps its chunks of the reduced gradients alone.
+    pub(crate) fn cuts_grads(self) -> bool {
+        matches!(self, Stage::Zero2) || self.cuts_params()
+    }
+
+    /// Whether a rank keeps its chunks of the parameters alone.
+    pub(crate) fn cuts_params(self) -> bool {
+        matches!(self, Stage::Zero3)
+    }
 }
 
 /// How gradients of several ranks and micro-batches become one.
@@ -94,7 +115,7 @@ pub enum Clip {
     AfterReduce,
     /// Each rank's own: what its micro-batches have together is scaled down to the norm before it is combined with the
     /// other ranks'. Gradients stay until the step, since the norm is not known before, so that nothing travels while the
-    /// caller computes; stage 2, which does not keep them, is refused. The factor is rounded to f32, the products to the
+    /// caller computes; stages 2 and 3, which do not keep them, are refused. The factor is rounded to f32, the products to the
     /// gradients' type.
     BeforeReduce,
 }

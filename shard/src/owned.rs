@@ -3,7 +3,7 @@
 use crate::bucket_plan::BucketPlan;
 use crate::groups::{Group, MAX_STATES};
 pub(crate) use crate::run::{Due, Of};
-use crate::run::{Run, Table, overlap, runs};
+use crate::run::{Run, Table, overlap, runs, within};
 use crate::{Error, Options};
 use arrayvec::ArrayVec;
 #[cfg(feature = "cuda")]
@@ -16,10 +16,13 @@ use std::ops::Range;
 #[cfg(feature = "cuda")]
 use std::sync::{Mutex, PoisonError};
 
-/// A bucket's parameters, whole, and the state of the ranges this rank owns, laid end to end.
+/// A bucket's parameters, whole or where they are sharded as the state is; and the state of the ranges this rank owns, laid end
+/// to end.
 #[derive(Debug)]
 pub(crate) struct Owned {
     pub(crate) params: Buffer,
+    /// The bucket's elements.
+    len: usize,
     master: Option<Buffer>,
     state: Vec<Buffer>,
     runs: Vec<Run>,
@@ -40,8 +43,10 @@ impl Owned {
         options: &Options,
     ) -> Result<Self, Error> {
         let kept: usize = ranges.iter().map(|r| r.len()).sum();
+        let here = if options.stage.cuts_params() { kept } else { plan.len };
         let mut owned = Owned {
-            params: zeroed(plan.len, plan.dtype, options, Category::Params, &[])?,
+            len: plan.len,
+            params: zeroed(here, plan.dtype, options, Category::Params, &[])?,
             master: None,
             state: Vec::new(),
             runs: runs(plan, ranges, of),
@@ -64,7 +69,8 @@ impl Owned {
     /// Where an update begins to read each vector, less `offset` bytes: what another vector, read from that offset on, keeps
     /// apart from.
     pub(crate) fn streams(&self, offset: usize) -> Vec<usize> {
-        let first = self.first() * self.params.dtype().size();
+        let whole = self.params.len() == self.len;
+        let first = if whole { self.first() * self.params.dtype().size() } else { 0 };
         let kept = self.state.iter().chain(&self.master).map(|b| b.as_ptr().addr().get());
         let params = self.params.as_ptr().addr().get() + first;
         kept.chain([params]).map(|address| address.wrapping_sub(offset)).collect()
@@ -100,9 +106,8 @@ impl Owned {
 
     /// What is owned of `from`, the whole bucket or just that, end to end into `to`.
     pub(crate) fn collect(&self, from: Slice<'_>, mut to: SliceMut<'_>) -> Result<(), Error> {
-        let whole = from.len() == self.params.len();
         for Run { range, kept, .. } in &self.runs {
-            let from = from.slice(if whole { range.clone() } else { kept.clone() })?;
+            let from = from.slice(within(from.len(), self.len, range, kept))?;
             cast(from, to.reborrow().slice(kept.clone())?, &self.queue)?;
         }
         Ok(())
@@ -111,9 +116,25 @@ impl Owned {
     /// Overwrites the parameters that are owned with `values`, laid end to end.
     pub(crate) fn set_params(&mut self, values: Slice<'_>) -> Result<(), Error> {
         for Run { range, kept, .. } in &self.runs {
-            cast(values.slice(kept.clone())?, self.params.as_mut().slice(range.clone())?, &self.queue)?;
+            let place = within(self.params.len(), self.len, range, kept);
+            cast(values.slice(kept.clone())?, self.params.as_mut().slice(place)?, &self.queue)?;
         }
         Ok(())
+    }
+
+    /// Copies what is owned to its place in `whole`, the bucket's parameters.
+    pub(crate) fn put_into(&self, mut whole: SliceMut<'_>) -> Result<(), Error> {
+        for Run { range, kept, .. } in &self.runs {
+            let own = self.params.as_slice().slice(within(self.params.len(), self.len, range, kept))?;
+            self.queue.copy(own, whole.reborrow().slice(range.clone())?)?;
+        }
+        Ok(())
+    }
+
+    /// Keeps what is owned of `values`, a whole parameter at `place` of the bucket.
+    pub(crate) fn keep(&mut self, place: &Range<usize>, values: Slice<'_>) -> Result<(), Error> {
+        let Some((within, _, here)) = self.part_of(place) else { return Ok(()) };
+        Ok(self.queue.copy(values.slice(within)?, self.params.as_mut().slice(here)?)?)
     }
 
     /// The first element owned.
@@ -131,7 +152,8 @@ impl Owned {
     pub(crate) fn fill_masters(&mut self) -> Result<(), Error> {
         let Some(master) = self.master.as_mut().filter(|m| m.dtype() == DType::F32) else { return Ok(()) };
         for Run { range, kept, .. } in &self.runs {
-            let params = self.params.as_slice().slice(range.clone())?;
+            let place = within(self.params.len(), self.len, range, kept);
+            let params = self.params.as_slice().slice(place)?;
             cast(params, master.as_mut().slice(kept.clone())?, &self.queue)?;
         }
         Ok(())
@@ -184,7 +206,7 @@ impl Owned {
                 table.fill(&due);
                 let mut state = cut(&mut self.state, kept)?;
                 let vectors = [&mut self.params, &mut *grads];
-                let flat = Run::flat(range, kept, vectors, self.master.as_mut(), &mut state)?;
+                let flat = Run::flat(self.len, range, kept, vectors, self.master.as_mut(), &mut state)?;
                 let Group { rule, lr_scale, .. } = &groups[table.group];
                 let scalars = Scalars { lr: scalars.lr * lr_scale, rounding: self.rounding, ..*scalars };
                 then(&**rule, flat, table, &scalars)?;
@@ -207,8 +229,8 @@ impl Owned {
         let queue = &self.queue;
         for Run { range, kept, tables, there } in &mut self.runs {
             let mut state = cut(&mut self.state, kept)?;
-            let flat =
-                Run::flat(range, kept, [&mut self.params, &mut *grads], self.master.as_mut(), &mut state)?;
+            let vectors = [&mut self.params, &mut *grads];
+            let flat = Run::flat(self.len, range, kept, vectors, self.master.as_mut(), &mut state)?;
             if there.is_none() && !tables.is_empty() {
                 let due = |param: usize| Some(Due { t: next(param), ratio: 1.0, matrix: None });
                 tables.iter_mut().for_each(|table| table.fill(due));
@@ -233,12 +255,15 @@ impl Owned {
         self.params = whole.unwrap_or_else(|_| unreachable!("parts land in the order they were cut"));
     }
 
-    /// This rank's state of the parameter at `place`: its elements within the parameter, and where they are kept.
-    pub(crate) fn state_of(&self, place: &Range<usize>) -> Option<(Range<usize>, Range<usize>)> {
+    /// What this rank owns of the parameter at `place`: its elements within the parameter, where their state is kept, and where
+    /// they are themselves.
+    pub(crate) fn part_of(&self, place: &Range<usize>) -> Option<(Range<usize>, Range<usize>, Range<usize>)> {
         self.runs.iter().find_map(|Run { range, kept, .. }| {
             let both = overlap(range, place)?;
             let first = kept.start + both.start - range.start;
-            Some((both.start - place.start..both.end - place.start, first..first + both.len()))
+            let state = first..first + both.len();
+            let here = within(self.params.len(), self.len, &both, &state);
+            Some((both.start - place.start..both.end - place.start, state, here))
         })
     }
 
@@ -254,7 +279,8 @@ impl Owned {
         let Some(master) = &self.master else { return Ok(()) };
         for Run { range, kept, .. } in &self.runs {
             let master = master.as_slice().slice(kept.clone())?;
-            cast(master, self.params.as_mut().slice(range.clone())?, &self.queue)?;
+            let place = within(self.params.len(), self.len, range, kept);
+            cast(master, self.params.as_mut().slice(place)?, &self.queue)?;
         }
         Ok(())
     }

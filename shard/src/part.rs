@@ -2,6 +2,7 @@
 
 use crate::bucket_plan::{self, BucketPlan, Placed};
 use crate::bytes::{alike, ring_all_reduce, ring_broadcast};
+use crate::units::Units;
 use crate::{Among, Error, Memory, Options, Stage};
 use meshstep_tensor::{DType, Layout};
 use std::ops::Range;
@@ -100,6 +101,11 @@ impl Part {
         &self.buckets
     }
 
+    /// What is gathered together.
+    pub(crate) fn units(&self) -> Units {
+        Units::new(&self.layout, &self.buckets)
+    }
+
     /// The ranges of bucket `bucket` that the rank at `place` among those that divide the state updates.
     ///
     /// # Panics
@@ -108,7 +114,9 @@ impl Part {
         let plan = &self.buckets[bucket];
         match self.stage {
             Stage::Replicated => std::iter::once(0..plan.len).collect(),
-            Stage::Zero1 | Stage::Zero2 => vec![plan.partition(self.sizes.shards).range(place)],
+            Stage::Zero1 | Stage::Zero2 | Stage::Zero3 => {
+                vec![plan.partition(self.sizes.shards).range(place)]
+            }
             Stage::WholeParams(_) => {
                 plan.params.iter().filter(|p| p.owner == place && p.len > 0).map(Placed::range).collect()
             }
@@ -126,7 +134,7 @@ impl Part {
         }
     }
 
-    /// The parts of bucket `bucket` that travel to everyone after an update: nothing at stage 0, all of it at stages 1 and 2,
+    /// The parts of bucket `bucket` that travel to everyone after an update: nothing at stages 0 and 3, all of it at 1 and 2,
     /// under [`Stage::WholeParams`] the neighbours of one owner together, pads included.
     ///
     /// # Panics
@@ -135,22 +143,24 @@ impl Part {
         let plan = &self.buckets[bucket];
         match self.stage {
             _ if plan.len == 0 => Vec::new(),
-            Stage::Replicated => Vec::new(),
+            Stage::Replicated | Stage::Zero3 => Vec::new(),
             Stage::Zero1 | Stage::Zero2 => vec![(0, 0..plan.len)],
             Stage::WholeParams(_) => plan.runs(),
         }
     }
 
-    /// The bytes that the rank at `place` among those that divide the state holds of it, for a rule with so many state vectors: no
-    /// buckets, which parts share, and no staging.
+    /// The bytes that the rank at `place` among those that divide the state holds of it, for a rule with so many state vectors:
+    /// without what parts share.
     pub fn memory(&self, place: usize, states: usize) -> Memory {
         let frozen = |d: DType| (self.layout.len(d) - self.layout.trainable_len(d)) * d.size();
         let params = self.layout.dtypes().map(frozen).sum::<usize>() as u64;
         let of_bucket = |(i, bucket): (usize, &BucketPlan)| {
             let owned: usize = self.owned(i, place).iter().map(|r| r.len()).sum();
             Memory {
-                params: (bucket.len * bucket.dtype.size()) as u64,
-                grads: (self.kept_grads(bucket, owned) * bucket.grads.size()) as u64,
+                params: (if self.stage.cuts_params() { owned } else { bucket.len } * bucket.dtype.size())
+                    as u64,
+                grads: (if self.stage.cuts_grads() { owned } else { bucket.len } * bucket.grads.size())
+                    as u64,
                 state: (owned * bucket.state.size() * states) as u64,
                 master: (owned * bucket.master.map_or(0, DType::size)) as u64,
                 ..Memory::default()
@@ -160,11 +170,6 @@ impl Part {
         trained + Memory { params, ..Memory::default() }
     }
 
-    /// Elements of a bucket's gradients that stay on a rank that owns so many.
-    fn kept_grads(&self, bucket: &BucketPlan, owned: usize) -> usize {
-        if self.stage == Stage::Zero2 { owned } else { bucket.len }
-    }
-
     /// The bytes a rank sends to reduce its gradients over those that divide the state: the same for each of them.
     pub fn reduce_bytes(&self) -> u64 {
         let n = self.sizes.shards;
@@ -172,7 +177,7 @@ impl Part {
         let sum: u64 = self.buckets.iter().map(once).sum();
         match self.stage {
             Stage::Replicated | Stage::WholeParams(_) => 2 * sum,
-            Stage::Zero1 | Stage::Zero2 => sum,
+            Stage::Zero1 | Stage::Zero2 | Stage::Zero3 => sum,
         }
     }
 
@@ -190,11 +195,12 @@ impl Part {
     fn further_len(&self, bucket: &BucketPlan) -> usize {
         match self.stage {
             Stage::Replicated | Stage::WholeParams(_) => bucket.len,
-            Stage::Zero1 | Stage::Zero2 => bucket.len / self.sizes.shards,
+            Stage::Zero1 | Stage::Zero2 | Stage::Zero3 => bucket.len / self.sizes.shards,
         }
     }
 
-    /// The bytes the rank at `place` among those that divide the state sends to bring updated parameters to all of them.
+    /// The bytes the rank at `place` among those that divide the state sends to bring parameters to all of them: once, updated; at
+    /// stage 3 each unit's twice, for the forward and for the backward pass.
     pub fn gather_bytes(&self, place: usize) -> u64 {
         let n = self.sizes.shards;
         let of_bucket = |(i, bucket): (usize, &BucketPlan)| -> u64 {
@@ -202,6 +208,7 @@ impl Part {
             match self.stage {
                 Stage::Replicated => 0,
                 Stage::Zero1 | Stage::Zero2 => ((bucket.len - bucket.len / n) * size) as u64,
+                Stage::Zero3 => 2 * ((bucket.len - bucket.len / n) * size) as u64,
                 Stage::WholeParams(_) => {
                     let runs = self.gathered(i).into_iter();
                     runs.map(|(owner, run)| ring_broadcast(owner, run.len(), n, place, size)).sum()

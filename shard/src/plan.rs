@@ -4,12 +4,13 @@ use crate::bucket_plan::BucketPlan;
 use crate::bytes::{alike, ring_all_reduce};
 use crate::exchange::FIELDS;
 use crate::tensor_totals::fold_words;
+use crate::units::Units;
 use crate::{Clip, Error, Memory, Missing, NonFinite, Options, Part, Seat, Sizes, Stage, Wire};
 use meshstep_optim::{ExactSum, LossScale, Rule};
 use meshstep_tensor::{DType, Layout, Place};
 use std::borrow::Cow;
 
-/// Buffers a ZeRO-2 rank keeps for gradients on their way: one that fills while one travels.
+/// Buffers a rank at stage 2 or 3 keeps for gradients on their way: one that fills while one travels.
 const POOL: usize = 2;
 
 /// Ranks a word of the step's exchange can name.
@@ -95,12 +96,27 @@ impl Plan {
     }
 
     /// The bytes a rank holds at its peak, for parameters that are updated by `rule`, when gradients are handed over in bucket
-    /// order by one thread.
+    /// order by one thread, and units gathered in their order, forth and back, each from when the one before it is read.
     pub fn memory(&self, rank: impl Into<Seats>, rule: &dyn Rule) -> Memory {
         let (seats, states) = (rank.into(), rule.state().len());
         let of_parts: Memory = self.seated(&seats).map(|(part, seat)| part.memory(seat.shard, states)).sum();
         let words = self.exchange.iter().sum::<usize>() + self.fold_words(rule);
-        of_parts + Memory { staging: (words * 8) as u64, buckets: self.pool_bytes([]), ..Memory::default() }
+        let (buckets, gathered) = (self.pool_bytes([]), self.gathered_bytes());
+        of_parts + Memory { staging: (words * 8) as u64, buckets, gathered, ..Memory::default() }
+    }
+
+    /// The bytes of sharded parameters that are gathered ([`Memory::gathered`]).
+    fn gathered_bytes(&self) -> u64 {
+        if !self.stage().cuts_params() {
+            return 0;
+        }
+        let (mut units, mut first) = (Units::default(), 0);
+        for part in &self.parts {
+            units.extend(&part.units(), first);
+            first += part.buckets().len();
+        }
+        let buckets: Vec<&BucketPlan> = self.buckets().collect();
+        units.room(|b| buckets[b]).iter().map(|(dtype, len)| (len * dtype.size()) as u64).sum()
     }
 
     /// The bytes of gradients on their way ([`Memory::buckets`]) when one thread hands them over in `order`, parameters by
@@ -191,7 +207,7 @@ pub(crate) fn check_options(world_size: usize, options: &Options) -> Result<(), 
         () if world_size == 0 => Err(Error::NoRanks),
         () if world_size > MAX_RANKS => Err(Error::TooManyRanks { world_size, max: MAX_RANKS }),
         () if options.bucket_len == Some(0) => Err(Error::EmptyBuckets),
-        () if options.clip == Clip::BeforeReduce && options.stage == Stage::Zero2 => {
+        () if options.clip == Clip::BeforeReduce && options.stage.cuts_grads() => {
             Err(Error::ClipNeedsGradients)
         }
         () if propagates && matches!(options.loss_scale, Some(LossScale::Dynamic(_))) => {
@@ -201,13 +217,13 @@ pub(crate) fn check_options(world_size: usize, options: &Options) -> Result<(), 
     }
 }
 
-/// For each gradient type a ZeRO-2 rank pools: the length of its longest bucket, and how many buffers of that length.
+/// For each gradient type a rank at stage 2 or 3 pools: the length of its longest bucket, and how many buffers of that length.
 pub(crate) fn pool_sizes<'b>(
     stage: Stage,
     buckets: impl IntoIterator<Item = &'b BucketPlan>,
 ) -> Vec<(DType, usize, usize)> {
     let mut pool: Vec<(DType, usize, usize)> = Vec::new();
-    for bucket in buckets.into_iter().filter(|b| stage == Stage::Zero2 && b.len > 0) {
+    for bucket in buckets.into_iter().filter(|b| stage.cuts_grads() && b.len > 0) {
         match pool.iter_mut().find(|(dtype, ..)| *dtype == bucket.grads) {
             Some((_, len, count)) => (*len, *count) = ((*len).max(bucket.len), POOL),
             None => pool.push((bucket.grads, bucket.len, 1)),

@@ -1,4 +1,4 @@
-//! The buffers in which a ZeRO-2 rank collects gradients that are on their way.
+//! The buffers in which a rank at stage 2 or 3 collects gradients that are on their way.
 
 use meshstep_tensor::{Buffer, Category, DType, Error, Meter, Queue};
 

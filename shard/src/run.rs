@@ -59,18 +59,30 @@ pub(crate) struct Piece {
     pub(crate) key: u64,
 }
 
+/// Where `range` lies in a vector of `len` elements: the whole bucket's, or just what is owned, of which it is `kept`.
+pub(crate) fn within(
+    len: usize,
+    bucket_len: usize,
+    range: &Range<usize>,
+    kept: &Range<usize>,
+) -> Range<usize> {
+    if len == bucket_len { range.clone() } else { kept.clone() }
+}
+
 impl Run {
-    /// This run of a bucket's vectors and of its `grads`, which are the whole bucket's or just what is owned.
+    /// This run of the vectors of a bucket of `len` elements; params and grads are the whole bucket's or just what is owned.
     pub(crate) fn flat<'a, 's>(
+        len: usize,
         range: &Range<usize>,
         kept: &Range<usize>,
         [params, grads]: [&'a mut Buffer; 2],
         master: Option<&'a mut Buffer>,
         state: &'s mut ArrayVec<SliceMut<'a>, MAX_STATES>,
     ) -> Result<Flat<'a, 's>, Error> {
-        let whole = grads.len() == params.len();
-        let grads = grads.as_mut().slice(if whole { range.clone() } else { kept.clone() })?;
-        let params = params.as_mut().slice(range.clone())?;
+        let place = |vector: &Buffer| within(vector.len(), len, range, kept);
+        let (grads_place, params_place) = (place(grads), place(params));
+        let grads = grads.as_mut().slice(grads_place)?;
+        let params = params.as_mut().slice(params_place)?;
         let master = master.map(|m| m.as_mut().slice(kept.clone())).transpose()?;
         let (params, copy, remainder) = match master {
             Some(master) if master.dtype() == DType::U16 => (params, None, Some(master)),

@@ -72,7 +72,7 @@ pub struct Traffic {
     pub copied: u64,
     /// The most bytes of all categories together held at once so far, by the options' meter.
     pub peak: u64,
-    /// How often so far a bucket buffer was added because gradients came out of bucket order (stage 2).
+    /// How often so far a bucket buffer was added because gradients came out of bucket order (stages 2 and 3).
     pub pool_grown: u64,
 }
 
@@ -141,6 +141,7 @@ impl Optimizer {
             self.handover.begin(true, false);
             self.handover.complete(|_| {})?;
         }
+        self.meet()?;
         if !self.goes_ahead(at) {
             self.handover.settle()?;
             self.handover.reduce_further()?;
@@ -329,7 +330,7 @@ impl Optimizer {
         let [lr, max_norm, grad_scale] = scalars;
         let [loss_scale, growth, hysteresis] = self.loss_scale_words();
         let (steps, batches) = (self.progress.steps, self.progress.batches);
-        [steps, lr, max_norm, grad_scale, loss_scale, growth, hysteresis, batches, self.handover.launches()]
+        [steps, lr, max_norm, grad_scale, loss_scale, growth, hysteresis, batches, self.operations()]
     }
 
     pub(crate) fn traffic(&mut self) -> Traffic {

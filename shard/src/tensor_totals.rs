@@ -19,8 +19,7 @@ pub(crate) struct TensorTotals {
 
 /// Words of the fold for `count` parameters of which some rule needs sums; none where tensors are whole.
 pub(crate) fn fold_words(sees: Sees, stage: Stage, count: usize) -> usize {
-    let cut = matches!(stage, Stage::Zero1 | Stage::Zero2);
-    if cut && sees == Sees::TensorSums { count * TensorSums::WORDS } else { 0 }
+    if stage.cuts_state() && sees == Sees::TensorSums { count * TensorSums::WORDS } else { 0 }
 }
 
 impl TensorTotals {

@@ -175,7 +175,7 @@ impl Optimizer {
     fn settings(&mut self, at: &At, fault: Option<FaultCode>) -> Settings {
         let (rank, world_size) = (self.comm().rank(), self.comm().world_size());
         let fault = fault.map_or(0, |fault| exchange::encode_fault(&fault, rank));
-        let launches = self.handover.launches();
+        let launches = self.operations();
         let combine = match self.options.combine {
             Combine::Mean => 0,
             Combine::Sum => 1,

@@ -157,7 +157,8 @@ impl Optimizer {
             }
             Err(_) => fault[0] = u64::MAX - comm.rank() as u64,
         }
-        let exchanged = self.exchange.borrow(&*comm, &mut words, &mut fault);
+        let met = self.meet();
+        let exchanged = met.and_then(|()| self.exchange.borrow(&*comm, &mut words, &mut fault));
         exchanged.inspect_err(|failure| self.handover.poison(failure.clone()))?;
         if fault[0] != 0 {
             let rank = (u64::MAX - fault[0]) as usize;

@@ -39,13 +39,14 @@ proptest! {
             let rank = comm.rank();
             let mut opt = run.build(comm).unwrap();
             for t in 1..=2 {
-                run.hand_over(&mut opt, t, 0).unwrap();
+                run.read_and_hand_over(&mut opt, t, 0).unwrap();
                 let outcome = opt.step(run.at(t)).unwrap().outcome().unwrap();
                 let Outcome::Applied { traffic, .. } = outcome else { panic!("{outcome:?}") };
                 let meter = &opt.options().meter;
                 let memory = plan.memory(rank, &*reference);
                 let by_category = [
                     (Category::Params, memory.params),
+                    (Category::Gathered, memory.gathered),
                     (Category::Grads, memory.grads),
                     (Category::State, memory.state),
                     (Category::Master, memory.master),

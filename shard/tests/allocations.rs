@@ -108,7 +108,7 @@ fn allocations_of_lbfgs(stage: Stage, line_search: LineSearch) -> usize {
         let add = |b: meshstep_tensor::LayoutBuilder, (name, len): (&String, usize)| {
             b.param(name.clone(), &[len], DType::F64)
         };
-        let layout = names.iter().zip(LENS).fold(Layout::builder(), add).build().unwrap();
+        let layout = names.iter().zip(LENS).fold(Layout::builder().unit("all"), add).build().unwrap();
         let options = Options { stage, bucket_len: Some(1500), meter: Meter::new(), ..Options::default() };
         let first = |_: &Param, mut w: SliceMut<'_>| {
             w.typed_mut::<f64>()?.iter_mut().enumerate().for_each(|(i, w)| *w = 0.1 + (i % 7) as f64);
@@ -125,8 +125,9 @@ fn allocations_of_lbfgs(stage: Stage, line_search: LineSearch) -> usize {
                 COUNTS.store(true, SeqCst);
             }
             let mut loss = 0.0;
+            let all = mb.gather("all")?;
             for (name, len) in names.iter().zip(LENS) {
-                let x = mb.param(name)?.typed::<f64>()?;
+                let x = all.param(name)?.typed::<f64>()?;
                 loss += x.iter().map(|x| x.powi(4) / 4.0).sum::<f64>();
                 grad.iter_mut().zip(x).for_each(|(g, x)| *g = x.powi(3));
                 mb.grad(name, &grad[..len])?;

@@ -166,7 +166,11 @@ fn check(rule: impl Rule + Clone + 'static, stages: &[Stage]) {
                         mb.finish().unwrap();
                         seen.push(norm_of(opt.step(AT).unwrap().outcome().unwrap()));
                     }
-                    let param = |name: &str| opt.param(name).unwrap().typed::<f32>().unwrap().to_vec();
+                    // Each is a unit of its own.
+                    let param = |name: &str| {
+                        let unit = opt.gather(name).unwrap();
+                        unit.param(name).unwrap().typed::<f32>().unwrap().to_vec()
+                    };
                     (["cut", "whole", "partial"].map(param), seen)
                 };
                 for (rank, ([cut, whole, partial], seen)) in
@@ -184,14 +188,15 @@ fn check(rule: impl Rule + Clone + 'static, stages: &[Stage]) {
 
 #[test]
 fn ways_of_sharing_step_together_as_one_rank_does() {
-    let stages = [Stage::Replicated, Stage::Zero1, Stage::Zero2, Stage::WholeParams(Owners::SortedGreedy)];
+    let stages = [Stage::Replicated, Stage::Zero1, Stage::Zero2, Stage::Zero3];
+    let stages = [&stages[..], &[Stage::WholeParams(Owners::SortedGreedy)]].concat();
     check(AdamW::default(), &stages);
 }
 
 /// The norms of a tensor that is cut between ranks, or held by several, are the whole tensor's.
 #[test]
 fn sums_over_tensors_are_of_whole_tensors() {
-    check(Lamb::default(), &[Stage::Zero1, Stage::Zero2]);
+    check(Lamb::default(), &[Stage::Zero1, Stage::Zero2, Stage::Zero3]);
 }
 
 #[test]
@@ -208,7 +213,7 @@ fn sums_that_would_count_twice_are_refused() {
 /// What one rank lacks, and what is not finite on one rank, is every rank's, whatever it shares with that one.
 #[test]
 fn ranks_that_share_nothing_decide_together() {
-    for stage in [Stage::Replicated, Stage::Zero1, Stage::Zero2] {
+    for stage in [Stage::Replicated, Stage::Zero1, Stage::Zero2, Stage::Zero3] {
         let run = |world: Arc<dyn Communicator>| {
             let (rank, seat) = (world.rank(), Seat::of(world.rank()));
             let mut opt = shared(world, AdamW::default(), Options { stage, ..Options::default() }).unwrap();

@@ -122,7 +122,7 @@ fn bytes_of(values: &[f32]) -> Vec<u8> {
 
 #[test]
 fn muon_is_refused_where_matrices_are_cut() {
-    for stage in [Stage::Zero1, Stage::Zero2] {
+    for stage in [Stage::Zero1, Stage::Zero2, Stage::Zero3] {
         let errors = meshstep_comm::loopback::spawn(2, |comm| build(comm, Muon::default(), stage).err());
         for error in errors.unwrap() {
             let Some(Error::NeedsWholeParams { rule: "muon", stage: s }) = &error else {

@@ -41,7 +41,7 @@ fn step(opt: &mut Optimizer, at: At, overflow: bool) -> Result<Outcome, Error> {
 }
 
 fn w(opt: &Optimizer) -> f32 {
-    opt.param("w").unwrap().typed::<f32>().unwrap()[1]
+    common::floats(opt, "w")[1]
 }
 
 fn at_one() -> At {

@@ -72,6 +72,12 @@ pub enum Error {
     /// A layout without a single element.
     #[error("a layout needs at least one parameter with at least one element")]
     EmptyLayout,
+    /// A unit without a name.
+    #[error("the unit that begins at parameter {index} has no name")]
+    EmptyUnit {
+        /// How many parameters were added before it.
+        index: usize,
+    },
     /// A parameter without a name.
     #[error("parameter {index} has an empty name; names are how gradients and checkpoints find it")]
     EmptyName {

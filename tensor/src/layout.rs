@@ -12,10 +12,13 @@ pub const ALIGN: usize = 64;
 ///
 /// Within a vector the parameters that train come first, then the frozen ones, each in *reverse* registration order:
 /// registered in the order a forward pass uses them, their gradients appear in that order in a backward pass.
+///
+/// A *unit* is what a model uses together, such as a transformer block: where parameters are sharded it is gathered whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     params: Vec<Param>,
     by_name: HashMap<String, usize>,
+    units: Vec<String>,
 }
 
 /// One parameter of a [`Layout`].
@@ -25,6 +28,7 @@ pub struct Param {
     shape: Vec<usize>,
     dtype: DType,
     frozen: bool,
+    unit: Option<String>,
     start: usize,
     len: usize,
 }
@@ -50,6 +54,11 @@ impl Layout {
         self.index(name).map(|i| &self.params[i])
     }
 
+    /// The units' names, in the order they were begun; each once.
+    pub fn units(&self) -> &[String] {
+        &self.units
+    }
+
     /// Elements of the flat vector of `dtype`, a multiple of [`ALIGN`]; 0 where no parameter has that type.
     pub fn len(&self, dtype: DType) -> usize {
         self.end(|p| p.dtype == dtype)
@@ -71,6 +80,16 @@ impl Layout {
             (0..self.params.len()).filter(|&i| self.params[i].dtype == dtype).collect();
         order.sort_by_key(|&i| (self.params[i].frozen, std::cmp::Reverse(i)));
         order
+    }
+
+    fn begin(&mut self, unit: String, index: usize) -> Result<String, Error> {
+        if unit.is_empty() {
+            return Err(Error::EmptyUnit { index });
+        }
+        if !self.units.contains(&unit) {
+            self.units.push(unit.clone());
+        }
+        Ok(unit)
     }
 
     fn end(&self, counts: impl Fn(&Param) -> bool) -> usize {
@@ -99,6 +118,11 @@ impl Param {
         self.frozen
     }
 
+    /// The unit it belongs to, if any.
+    pub fn unit(&self) -> Option<&str> {
+        self.unit.as_deref()
+    }
+
     /// Its elements in the flat vector of its type.
     pub fn range(&self) -> Range<usize> {
         self.start..self.start + self.len
@@ -124,6 +148,8 @@ impl Param {
 #[derive(Clone, Debug, Default)]
 pub struct LayoutBuilder {
     params: Vec<(String, Vec<usize>, DType, bool)>,
+    /// Each with the first parameter that it holds for.
+    units: Vec<(String, usize)>,
 }
 
 impl LayoutBuilder {
@@ -137,6 +163,12 @@ impl LayoutBuilder {
         self.push(name.into(), shape, dtype, true)
     }
 
+    /// Begins a unit: the parameters after this belong to it, up to the next unit. One that is begun again goes on.
+    pub fn unit(mut self, name: impl Into<String>) -> Self {
+        self.units.push((name.into(), self.params.len()));
+        self
+    }
+
     fn push(mut self, name: String, shape: &[usize], dtype: DType, frozen: bool) -> Self {
         self.params.push((name, shape.to_vec(), dtype, frozen));
         self
@@ -144,7 +176,9 @@ impl LayoutBuilder {
 
     /// The layout, or the first thing wrong with it.
     pub fn build(self) -> Result<Layout, Error> {
-        let mut layout = Layout { params: Vec::with_capacity(self.params.len()), by_name: HashMap::new() };
+        let params = Vec::with_capacity(self.params.len());
+        let mut layout = Layout { params, by_name: HashMap::new(), units: Vec::new() };
+        let (mut units, mut unit) = (self.units.into_iter().peekable(), None);
         for (index, (name, shape, dtype, frozen)) in self.params.into_iter().enumerate() {
             if name.is_empty() {
                 return Err(Error::EmptyName { index });
@@ -156,8 +190,14 @@ impl LayoutBuilder {
                 return Err(Error::DuplicateName { name, first, second: index });
             }
             let len = elements(&name, &shape)?;
-            layout.params.push(Param { name, shape, dtype, frozen, start: 0, len });
+            while let Some((begun, _)) = units.next_if(|&(_, first)| first <= index) {
+                unit = Some(layout.begin(begun, index)?);
+            }
+            let unit = unit.clone();
+            layout.params.push(Param { name, shape, dtype, frozen, unit, start: 0, len });
         }
+        let count = layout.params.len();
+        units.try_for_each(|(begun, _)| layout.begin(begun, count).map(drop))?;
         if layout.params.iter().all(Param::is_empty) {
             return Err(Error::EmptyLayout);
         }
@@ -214,6 +254,20 @@ mod tests {
         assert_eq!(starts, [0..1, 64..129, 192..195, 256..260, 0..5]);
         assert_eq!((layout.len(DType::F32), layout.trainable_len(DType::F32)), (320, 256));
         assert_eq!(layout.dtypes().collect::<Vec<_>>(), [DType::F32, DType::BF16]);
+    }
+
+    #[test]
+    fn a_unit_holds_until_the_next_and_may_go_on() {
+        let params = |b: LayoutBuilder, names: &[&str]| {
+            names.iter().fold(b, |b, name| b.param(*name, &[1], DType::F32))
+        };
+        let layout = params(params(Layout::builder(), &["a"]).unit("u"), &["b", "c"]).unit("none").unit("v");
+        let layout = params(params(layout, &["d"]).unit("u"), &["e"]).unit("last").build().unwrap();
+        let units: Vec<_> = layout.params().iter().map(Param::unit).collect();
+        assert_eq!(units, [None, Some("u"), Some("u"), Some("v"), Some("u")]);
+        assert_eq!(layout.units(), ["u", "none", "v", "last"]);
+        let nameless = params(Layout::builder(), &["a"]).unit("").param("b", &[1], DType::F32).build();
+        assert_eq!(nameless, Err(Error::EmptyUnit { index: 1 }));
     }
 
     #[test]

@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub enum Category {
     /// Parameters as the model reads them.
     Params,
+    /// Whole parameters, for a while, of which each rank keeps a part under `Params`.
+    Gathered,
     /// Gradients that stay: the accumulated ones an update reads.
     Grads,
     /// Optimizer state: moments, momentum.
@@ -25,8 +27,9 @@ pub enum Category {
 
 impl Category {
     /// Every category, in the order reports print them.
-    pub const ALL: [Category; 7] = [
+    pub const ALL: [Category; 8] = [
         Category::Params,
+        Category::Gathered,
         Category::Grads,
         Category::State,
         Category::Master,
@@ -40,6 +43,7 @@ impl fmt::Display for Category {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Category::Params => "params",
+            Category::Gathered => "gathered",
             Category::Grads => "grads",
             Category::State => "state",
             Category::Master => "master",

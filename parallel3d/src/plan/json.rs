@@ -47,6 +47,8 @@ impl RankPlan<'_> {
         let holds = self.holds().map(|holds| {
             json!({
                 "name": holds.parameter.name,
+                "unit": holds.parameter.unit,
+                "used": pieces(&holds.used),
                 "stored": pieces(&holds.stored),
                 "owned": pieces(&holds.owned),
                 "counts": holds.counts,

@@ -2,7 +2,7 @@
 
 use super::{PipelineStage, Plan, deciding};
 use crate::{Axes, Coordinate, Error, Group, Parameter, Piece, Sharing};
-use meshstep_shard::{Memory, Part, Placed, Seats, Wire};
+use meshstep_shard::{Memory, Part, Placed, Seats, Stage, Wire};
 use std::fmt;
 use std::ops::Range;
 
@@ -23,7 +23,9 @@ pub struct Holds<'p> {
     pub parameter: &'p Parameter,
     /// Which ranks share it.
     pub sharing: Sharing,
-    /// What of it the rank stores.
+    /// What of it the rank computes with: its part under the placement.
+    pub used: Vec<Piece>,
+    /// What of that it stores between steps: all of it, but at [`Stage::Zero3`] what it owns.
     pub stored: Vec<Piece>,
     /// What of that it keeps state of, and updates: boxes, in order.
     pub owned: Vec<Piece>,
@@ -42,7 +44,7 @@ pub enum Purpose {
     Reduce,
     /// Reduced gradients become one over replicas of the state, or over parts of a gradient.
     Further,
-    /// Updated parameters go to everyone.
+    /// Parameters go to everyone: updated, or at [`Stage::Zero3`] each unit's for the forward and for the backward pass.
     Gather,
     /// All ranks decide the step together.
     Decide,
@@ -142,13 +144,14 @@ impl<'p> RankPlan<'p> {
             let param = &part.layout().params()[placed.param];
             let parameter = plan.model.get(param.name())?;
             let Parameter { name, shape, placement, .. } = parameter;
-            let stored = placement.pieces(name, shape, &plan.mesh, &coordinate).ok()?;
+            let used = placement.pieces(name, shape, &plan.mesh, &coordinate).ok()?;
             let owned = owned(part, b, shard, placed);
             let owned = owned.flat_map(|range| boxes(range, param.shape()));
-            let owned = owned.flat_map(|local| within(&stored, &local)).collect();
+            let owned: Vec<Piece> = owned.flat_map(|local| within(&used, &local)).collect();
+            let stored = if plan.stage == Stage::Zero3 { &owned } else { &used }.clone();
             let counts = coordinate.is_first(sharing.copies.without(sharing.shards()));
             let range = placed.range();
-            Some(Holds { parameter, sharing, owned, stored, counts, bucket: before + b, range })
+            Some(Holds { parameter, sharing, used, stored, owned, counts, bucket: before + b, range })
         })
     }
 }
@@ -198,7 +201,7 @@ fn boxes(flat: Range<usize>, shape: &[usize]) -> Vec<Vec<Range<usize>>> {
 }
 
 /// What of a box of a rank's part lies in each piece of it.
-fn within(stored: &[Piece], local: &[Range<usize>]) -> Vec<Piece> {
+fn within(pieces: &[Piece], local: &[Range<usize>]) -> Vec<Piece> {
     let cut = |piece: &Piece| {
         let mut cut = Piece { global: Vec::new(), local: Vec::new() };
         for ((own, global), range) in piece.local.iter().zip(&piece.global).zip(local) {
@@ -211,5 +214,5 @@ fn within(stored: &[Piece], local: &[Range<usize>]) -> Vec<Piece> {
         }
         Some(cut)
     };
-    stored.iter().filter_map(cut).collect()
+    pieces.iter().filter_map(cut).collect()
 }

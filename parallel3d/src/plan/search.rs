@@ -39,12 +39,12 @@ pub struct Space {
 }
 
 impl Default for Space {
-    /// Stages 0 to 2; f32 masters, remainders, or neither; gradients of the parameters' types; buckets of Megatron-Core's length and
+    /// Stages 0 to 3; f32 masters, remainders, or neither; gradients of the parameters' types; buckets of Megatron-Core's length and
     /// an eighth of it.
     fn default() -> Self {
         let recipe = |master| Recipe { precision: Precision { master, ..Precision::default() }, grads: None };
         Space {
-            stages: vec![Stage::Replicated, Stage::Zero1, Stage::Zero2],
+            stages: vec![Stage::Replicated, Stage::Zero1, Stage::Zero2, Stage::Zero3],
             recipes: [Master::None, Master::F32, Master::Remainder].map(recipe).to_vec(),
             bucket_lens: vec![None, Some(5_000_000)],
             options: Options::default(),

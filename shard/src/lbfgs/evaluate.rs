@@ -127,6 +127,7 @@ impl Evaluation<'_> {
     ) -> Result<Loss, Error> {
         self.spread.publish(self.opt, x)?;
         let told = backward(self.opt, 1, closure);
+        self.opt.meet()?;
         let told = told.and_then(|loss| missing(self.opt).map_or(Ok(loss), Err));
         self.opt.handover.settle()?;
         let read = self.spread.read_grads(self.opt, grad);

@@ -178,6 +178,11 @@ impl ShardedLbfgs {
         self.opt.param(name)
     }
 
+    /// [`Optimizer::gather`], where parameters are sharded.
+    pub fn gather(&self, unit: &str) -> Result<crate::Gathered<'_>, Error> {
+        self.opt.gather(unit)
+    }
+
     /// All parameters, in registration order.
     pub fn params(&self) -> impl Iterator<Item = &Param> {
         self.opt.params()

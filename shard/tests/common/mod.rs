@@ -6,14 +6,16 @@ use meshstep_optim::{
     QhAdopt, RmsProp, Rounding, Rule, Scalars, Segment, Sgd, TensorSums,
 };
 use meshstep_shard::{
-    At, Combine, Error, Groups, Master, Moments, Optimizer, Options, Outcome, Owners, Precision, Stage,
+    At, Combine, Error, Gathered, Groups, Master, MicroBatch, Moments, Optimizer, Options, Outcome, Owners,
+    Precision, Stage,
 };
 use meshstep_tensor::{Buffer, Category, DType, Layout, Queue, Slice, SliceMut, bf16, cast, f16};
 
-pub const STAGES: [Stage; 5] = [
+pub const STAGES: [Stage; 6] = [
     Stage::Replicated,
     Stage::Zero1,
     Stage::Zero2,
+    Stage::Zero3,
     Stage::WholeParams(Owners::RoundRobin),
     Stage::WholeParams(Owners::SortedGreedy),
 ];
@@ -182,6 +184,8 @@ impl Run {
 
     pub fn layout(&self) -> Layout {
         let add = |b: meshstep_tensor::LayoutBuilder, (i, &len): (usize, &usize)| {
+            // The first one is in no unit.
+            let b = if i % 2 == 1 { b.unit(format!("u{}", i / 2)) } else { b };
             b.param(name(i), &[len], self.dtype)
         };
         self.lens.iter().enumerate().fold(Layout::builder(), add).build().unwrap()
@@ -238,7 +242,7 @@ impl Run {
         let mut end = End { params: Vec::new(), norms: Vec::new(), coefs: Vec::new() };
         for t in 1..=self.steps {
             for batch in 0..self.micro_batches {
-                self.hand_over(&mut opt, t, batch)?;
+                self.read_and_hand_over(&mut opt, t, batch)?;
             }
             match opt.step(self.at(t))?.outcome()? {
                 Outcome::Applied { norm, coef, .. } => {
@@ -256,20 +260,52 @@ impl Run {
         let rank = opt.comm().rank();
         let last = batch + 1 == self.micro_batches;
         let mb = if last { opt.micro_batch(1)? } else { opt.accumulate(1)? };
-        for i in self.order(t, rank) {
-            let grad = self.gradient(t, batch, rank, i);
-            if self.in_place {
-                let mut slot = mb.slot(&name(i))?;
-                let place = slot.as_mut()?;
-                with_dtype(self.grads, &grad, |grad| self.options.queue.upload(grad, place))?;
-                slot.fill()?;
-            } else {
-                with_dtype(self.grads, &grad, |grad| {
-                    let there = put(grad, &self.options.queue);
-                    mb.grad(&name(i), there.as_slice())
-                })?;
-            }
+        self.order(t, rank).into_iter().try_for_each(|i| self.grad(&mb, (t, batch, rank), i))?;
+        mb.finish()
+    }
+
+    fn grad(
+        &self,
+        mb: &MicroBatch<'_>,
+        (t, batch, rank): (u64, usize, usize),
+        i: usize,
+    ) -> Result<(), Error> {
+        let grad = self.gradient(t, batch, rank, i);
+        if self.in_place {
+            let mut slot = mb.slot(&name(i))?;
+            let place = slot.as_mut()?;
+            with_dtype(self.grads, &grad, |grad| self.options.queue.upload(grad, place))?;
+            slot.fill()
+        } else {
+            with_dtype(self.grads, &grad, |grad| {
+                let there = put(grad, &self.options.queue);
+                mb.grad(&name(i), there.as_slice())
+            })
         }
+    }
+
+    /// As [`hand_over`](Self::hand_over) where parameters are whole. Else as a model does it: every unit is read forwards, then
+    /// backwards, when its gradients are handed over, each while the next is on its way.
+    pub fn read_and_hand_over(&self, opt: &mut Optimizer, t: u64, batch: usize) -> Result<(), Error> {
+        if self.options.stage != Stage::Zero3 {
+            return self.hand_over(opt, t, batch);
+        }
+        let rank = opt.comm().rank();
+        let of = |i: usize| opt.unit_of(&name(i)).unwrap().unwrap().to_owned();
+        let of: Vec<String> = (0..self.lens.len()).map(of).collect();
+        let mut units: Vec<String> = opt.units().map(str::to_owned).collect();
+        let last = batch + 1 == self.micro_batches;
+        let mb = if last { opt.micro_batch(1)? } else { opt.accumulate(1)? };
+        pass(&mb, &units, |unit| {
+            let own = (0..self.lens.len()).filter(|&i| of[i] == unit.unit());
+            own.into_iter().for_each(|i| assert_eq!(unit.param(&name(i)).unwrap().len(), self.lens[i]));
+            Ok(())
+        })?;
+        units.reverse();
+        pass(&mb, &units, |unit| {
+            let own = self.order(t, rank).into_iter().filter(|&i| of[i] == unit.unit());
+            own.into_iter().try_for_each(|i| self.grad(&mb, (t, batch, rank), i))
+        })?;
         mb.finish()
     }
 
@@ -352,8 +388,38 @@ pub fn adamw() -> AdamW {
     AdamW { weight_decay: 0.1, ..AdamW::default() }
 }
 
+/// Reads every unit in this order, each while the next is on its way.
+pub fn pass(
+    mb: &MicroBatch<'_>,
+    units: &[String],
+    mut read: impl FnMut(&Gathered<'_>) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let mut next = None;
+    for (i, unit) in units.iter().enumerate() {
+        let here = next.take().map_or_else(|| mb.start_gather(unit), Ok)?.wait()?;
+        next = units.get(i + 1).map(|unit| mb.start_gather(unit)).transpose()?;
+        read(&here)?;
+    }
+    Ok(())
+}
+
 pub fn params(opt: &Optimizer) -> Vec<Vec<u8>> {
-    opt.params().map(|p| fetch(opt.param(p.name()).unwrap(), &opt.options().queue)).collect()
+    opt.params().map(|p| param(opt, p.name())).collect()
+}
+
+/// The same of a parameter of f32.
+pub fn floats(opt: &Optimizer, name: &str) -> Vec<f32> {
+    let float = |bytes: &[u8]| f32::from_ne_bytes(bytes.try_into().unwrap());
+    param(opt, name).chunks(4).map(float).collect()
+}
+
+/// A copy of a parameter, gathered where it is sharded: collective then.
+pub fn param(opt: &Optimizer, name: &str) -> Vec<u8> {
+    let queue = &opt.options().queue;
+    match opt.unit_of(name).unwrap().filter(|_| opt.options().stage == Stage::Zero3) {
+        Some(unit) => fetch(opt.gather(unit).unwrap().param(name).unwrap(), queue),
+        None => fetch(opt.param(name).unwrap(), queue),
+    }
 }
 
 /// A copy at the queue's place.

@@ -131,6 +131,10 @@ fn every_collective_is_accounted_for() {
                     assert_eq!((scattered, gathered), (0, 0));
                     assert_eq!(broadcast, buckets * (evaluations + 1));
                 }
+                Stage::Zero3 => {
+                    assert_eq!((scattered, gathered, broadcast), (step.evaluating, 0, 0));
+                    assert_eq!((reduced, buckets, scattered), (2 * folds, 0, 4 * evaluations));
+                }
                 _ => {
                     assert_eq!((scattered, gathered), (buckets * evaluations, buckets * (evaluations + 1)));
                     assert_eq!((reduced, broadcast), (2 * folds, 0));

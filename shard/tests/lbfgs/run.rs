@@ -57,7 +57,7 @@ impl Run {
         let add = |b: meshstep_tensor::LayoutBuilder, (i, &len): (usize, &usize)| {
             b.param(name(i), &[len], self.dtype)
         };
-        let layout = self.lens.iter().enumerate().fold(Layout::builder(), add).build().unwrap();
+        let layout = self.lens.iter().enumerate().fold(Layout::builder().unit("all"), add).build().unwrap();
         let start = self.problem.start(self.len());
         let first = |p: &Param, out: SliceMut<'_>| {
             let i: usize = p.name()[1..].parse().unwrap();
@@ -71,7 +71,8 @@ impl Run {
 
     /// What a closure sees: all parameters, end to end.
     pub(crate) fn read(&self, mb: &MicroBatch<'_>) -> Vec<f64> {
-        (0..self.lens.len()).flat_map(|i| self.wide(mb.param(&name(i)).unwrap())).collect()
+        let all = mb.gather("all").unwrap();
+        (0..self.lens.len()).flat_map(|i| self.wide(all.param(&name(i)).unwrap())).collect()
     }
 
     /// Values of the queue's place.
@@ -133,9 +134,11 @@ impl Run {
             |at| losses.push(at.loss),
         )?;
         let mut params = Vec::new();
+        let all = opt.gather("all")?;
         for i in 0..self.lens.len() {
-            params.extend(self.wide(opt.param(&name(i))?));
+            params.extend(self.wide(all.param(&name(i))?));
         }
+        drop(all);
         Ok(End { seen, losses, params, step })
     }
 

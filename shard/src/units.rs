@@ -1,0 +1,163 @@
+//! Units: parameters that are gathered together where they are sharded. Arithmetic only.
+
+use crate::BucketPlan;
+use meshstep_tensor::{DType, Layout};
+use std::collections::BTreeMap;
+
+/// The units of an optimizer or a plan, in the order a forward pass gathers them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Units {
+    units: Vec<Unit>,
+    /// Of each parameter; none of a frozen one outside of every unit.
+    of: Vec<Option<usize>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Unit {
+    name: String,
+    /// Those with a parameter of it: nothing else where parameters are sharded.
+    buckets: Vec<usize>,
+}
+
+impl Units {
+    /// The layout's units. What comes before its first is a unit for each bucket, called by its first parameter.
+    pub(crate) fn new(layout: &Layout, buckets: &[BucketPlan]) -> Self {
+        let params = layout.params();
+        let mut units = Units { units: Vec::new(), of: vec![None; params.len()] };
+        let mut nameless: Vec<(usize, usize)> = Vec::new();
+        for (b, bucket) in buckets.iter().enumerate() {
+            let own = bucket.params.iter().map(|p| p.param).filter(|&p| params[p].unit().is_none());
+            nameless.extend(own.min().map(|first| (first, b)));
+        }
+        nameless.sort();
+        nameless.iter().for_each(|&(first, _)| units.add(params[first].name()));
+        layout.units().iter().for_each(|name| units.add(name));
+        for (p, param) in params.iter().enumerate() {
+            units.of[p] = param.unit().and_then(|name| units.index(name));
+        }
+        for (b, bucket) in buckets.iter().enumerate() {
+            let own = nameless.iter().find(|(_, bucket)| *bucket == b);
+            let own = own.and_then(|&(first, _)| units.index(params[first].name()));
+            for placed in &bucket.params {
+                let unit = units.of[placed.param].or(own);
+                units.of[placed.param] = unit;
+                let known = unit.map(|unit| &mut units.units[unit].buckets);
+                known.into_iter().filter(|known| !known.contains(&b)).for_each(|known| known.push(b));
+            }
+        }
+        units
+    }
+
+    /// Takes in the units of another layout, whose buckets begin at `first`. Those of one name become one.
+    pub(crate) fn extend(&mut self, other: &Units, first: usize) {
+        for unit in &other.units {
+            self.add(&unit.name);
+        }
+        let places: Vec<Option<usize>> = other.units.iter().map(|unit| self.index(&unit.name)).collect();
+        self.of.extend(other.of.iter().map(|unit| unit.and_then(|unit| places[unit])));
+        for (unit, place) in other.units.iter().zip(places) {
+            let known = place.map(|place| &mut self.units[place].buckets);
+            known.into_iter().for_each(|known| known.extend(unit.buckets.iter().map(|b| first + b)));
+        }
+    }
+
+    fn add(&mut self, name: &str) {
+        if self.index(name).is_none() {
+            self.units.push(Unit { name: name.to_owned(), buckets: Vec::new() });
+        }
+    }
+
+    /// Their names.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.units.iter().map(|unit| &*unit.name)
+    }
+
+    /// The unit of this name.
+    pub(crate) fn index(&self, name: &str) -> Option<usize> {
+        self.units.iter().position(|unit| unit.name == name)
+    }
+
+    /// A unit's name.
+    pub(crate) fn name(&self, unit: usize) -> &str {
+        &self.units[unit].name
+    }
+
+    /// A unit's buckets.
+    pub(crate) fn buckets(&self, unit: usize) -> &[usize] {
+        &self.units[unit].buckets
+    }
+
+    /// The unit of a parameter.
+    pub(crate) fn of(&self, param: usize) -> Option<usize> {
+        self.of[param]
+    }
+
+    /// Elements of each type that any two units after each other have together: room for one that is read and the next on its
+    /// way.
+    pub(crate) fn room<'b>(&self, bucket: impl Fn(usize) -> &'b BucketPlan) -> Vec<(DType, usize)> {
+        let lens = |unit: &Unit| {
+            let mut lens = BTreeMap::new();
+            unit.buckets.iter().for_each(|&b| *lens.entry(bucket(b).dtype).or_insert(0) += bucket(b).len);
+            lens
+        };
+        let lens: Vec<BTreeMap<DType, usize>> =
+            self.units.iter().filter(|unit| !unit.buckets.is_empty()).map(lens).collect();
+        let mut room: BTreeMap<DType, usize> = BTreeMap::new();
+        for (i, unit) in lens.iter().enumerate() {
+            for (&dtype, &len) in unit {
+                let next = lens.get(i + 1).and_then(|next| next.get(&dtype));
+                let most = room.entry(dtype).or_insert(0);
+                *most = (*most).max(len + next.unwrap_or(&0));
+            }
+        }
+        room.into_iter().filter(|&(_, len)| len > 0).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Options, Part, Sizes, Stage};
+
+    fn layout() -> Layout {
+        let add = |b: meshstep_tensor::LayoutBuilder, name: &str, len| b.param(name, &[len], DType::F32);
+        let layout = add(add(Layout::builder(), "a", 64), "b", 64).frozen("f", &[9], DType::F32);
+        let layout = add(add(layout.unit("u"), "c", 64).param("h", &[3], DType::BF16), "d", 640);
+        add(layout.unit("none").unit("v"), "e", 128).build().unwrap()
+    }
+
+    fn part(stage: Stage) -> Part {
+        let precision = crate::Precision { master: crate::Master::F32, ..Default::default() };
+        let options = Options { stage, precision, ..Options::default() };
+        Part::new(layout(), Sizes::all(2), [], &options).unwrap()
+    }
+
+    #[test]
+    fn what_is_before_the_first_unit_is_one_for_each_bucket() {
+        let part = part(Stage::Zero3);
+        let units = part.units();
+        assert_eq!(units.names().collect::<Vec<_>>(), ["a", "u", "none", "v"]);
+        let of: Vec<_> = (0..7).map(|p| units.of(p)).collect();
+        assert_eq!(of, [Some(0), Some(0), None, Some(1), Some(1), Some(1), Some(3)]);
+        // Reverse registration order within a type.
+        let lens: Vec<_> = part.buckets().iter().map(|b| (b.dtype, b.len)).collect();
+        let f32s = [128, 768, 128].map(|len| (DType::F32, len));
+        assert_eq!(lens, [&f32s[..], &[(DType::BF16, 128)]].concat());
+        assert_eq!([0, 1, 2, 3].map(|unit| units.buckets(unit)), [&[2][..], &[1, 3], &[], &[0]]);
+        // u with either neighbour; there is nothing beside its h.
+        assert_eq!(units.room(|b| &part.buckets()[b]), [(DType::F32, 896), (DType::BF16, 128)]);
+    }
+
+    #[test]
+    fn units_of_one_name_in_two_layouts_are_one() {
+        let part = part(Stage::Zero3);
+        let mut units = part.units();
+        let other = part.units();
+        units.extend(&other, 4);
+        assert_eq!(units.names().count(), 4);
+        assert_eq!(units.buckets(1), [1, 3, 5, 7]);
+        assert_eq!((units.of(3), units.of(10)), (Some(1), Some(1)));
+        let room = units.room(|b| &part.buckets()[b % 4]);
+        assert_eq!(room, [(DType::F32, 2 * 896), (DType::BF16, 2 * 128)]);
+    }
+}
