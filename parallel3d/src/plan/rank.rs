@@ -178,7 +178,8 @@ fn boxes(flat: Range<usize>, shape: &[usize]) -> Vec<Vec<Range<usize>>> {
     let (first, last) = (flat.start / row, (flat.end - 1) / row);
     let part_of = |index: usize, part: Range<usize>| {
         let inner = boxes(part, rest).into_iter();
-        inner.map(move |inner| [vec![index..index + 1], inner].concat())
+        let row = index..index + 1;
+        inner.map(move |inner| [std::slice::from_ref(&row), &inner].concat())
     };
     let whole = |rows: Range<usize>| [vec![rows], rest.iter().map(|&extent| 0..extent).collect()].concat();
     let (from, to) = (flat.start % row, (flat.end - 1) % row + 1);

@@ -140,7 +140,7 @@ impl Space {
 fn meshes(model: &Model, cluster: &Cluster) -> Result<Vec<Mesh>, Error> {
     let Cluster { ranks, ranks_per_node, .. } = *cluster;
     let stages = model.parameters().iter().map(|p| p.stage + 1).max().unwrap_or(1);
-    if ranks == 0 || ranks % stages != 0 {
+    if ranks == 0 || !ranks.is_multiple_of(stages) {
         return Err(Error::NoStages { ranks, stages });
     }
     let mut meshes = Vec::new();
@@ -156,5 +156,5 @@ fn meshes(model: &Model, cluster: &Cluster) -> Result<Vec<Mesh>, Error> {
 }
 
 fn divisors(n: usize) -> impl Iterator<Item = usize> {
-    (1..=n).filter(move |i| n % i == 0)
+    (1..=n).filter(move |&i| n.is_multiple_of(i))
 }
