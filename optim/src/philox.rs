@@ -13,11 +13,11 @@ const ROUNDS: usize = 10;
 /// Counters that are worked on side by side.
 const LANES: usize = 16;
 
-/// Elements that one counter has bits for: eight pieces of 16 bits.
-const PIECES: usize = 8;
+/// Words that a counter becomes, each of which has bits for two elements.
+const WORDS: usize = 4;
 
 /// Elements that share a row of counters.
-pub(crate) const GROUP: usize = LANES * PIECES;
+pub(crate) const GROUP: usize = 2 * WORDS * LANES;
 
 /// Sixteen random bits for each element of a tensor, for one vector of one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,14 +35,14 @@ impl Bits {
 
     /// The bits of element `index`, obviously.
     ///
-    /// Elements `16 r + l` of a group of 128 are piece `r` of counter `l`: sixteen neighbours are one piece of sixteen
-    /// neighbouring counters, so that no vector instruction has to move a number sideways.
+    /// Elements `32 w + 2 l + h` of a group of 128 have half `h` of word `w` of counter `l`: the words of sixteen neighbouring
+    /// counters are kept as they are, and no vector instruction has to take one apart.
     pub(crate) fn plainly(&self, index: u64) -> u16 {
         let (group, within) = (index / GROUP as u64, index as usize % GROUP);
-        let (piece, lane) = (within / LANES, within % LANES);
+        let (word, lane, half) = (within / (2 * LANES), within / 2 % LANES, within % 2);
         let [low, high] = halves(group * LANES as u64 + lane as u64);
         let words = philox([low, high, self.place[0], self.place[1]], self.key);
-        (words[piece / 2] >> (piece % 2 * 16)) as u16
+        (words[word] >> (16 * half)) as u16
     }
 
     /// The bits of the elements from `first` on, which begins a group.
@@ -80,16 +80,15 @@ impl Body for Fill<'_> {
 
     #[inline(always)]
     fn run(self) {
-        let mut counter = self.first / PIECES as u64;
+        let mut counter = self.first / (2 * WORDS) as u64;
         let (whole, rest) = self.into.as_chunks_mut::<GROUP>();
         for group in whole {
-            row(&self.bits, counter, group);
+            group.copy_from_slice(bytemuck::cast_slice(row(&self.bits, counter).as_flattened()));
             counter += LANES as u64;
         }
         if !rest.is_empty() {
-            let mut last = [0; GROUP];
-            row(&self.bits, counter, &mut last);
-            rest.copy_from_slice(&last[..rest.len()]);
+            let last = row(&self.bits, counter);
+            rest.copy_from_slice(&bytemuck::cast_slice(last.as_flattened())[..rest.len()]);
         }
     }
 }
@@ -97,7 +96,8 @@ impl Body for Fill<'_> {
 /// Sixteen counters from `counter` on, a multiple of 16, so that they have one upper half. One lane at a time and without an
 /// inner loop, as the compiler likes it: lanes become the elements of vectors.
 #[inline(always)]
-fn row(bits: &Bits, counter: u64, group: &mut [u16; GROUP]) {
+fn row(bits: &Bits, counter: u64) -> [[u32; LANES]; WORDS] {
+    let mut row = [[0; LANES]; WORDS];
     let ([k0, k1], [place0, place1]) = (bits.key, bits.place.map(u64::from));
     for lane in 0..LANES {
         let mut words = [counter + lane as u64, counter >> 32, place0, place1];
@@ -107,10 +107,13 @@ fn row(bits: &Bits, counter: u64, group: &mut [u16; GROUP]) {
             )*};
         }
         rounds!(0 1 2 3 4 5 6 7 8 9);
-        for piece in 0..PIECES {
-            group[piece * LANES + lane] = (words[piece / 2] >> (piece % 2 * 16)) as u16;
+        for (words, word) in row.iter_mut().zip(words) {
+            // The lower half comes first in memory.
+            words[lane] =
+                if cfg!(target_endian = "little") { word as u32 } else { (word as u32).rotate_left(16) };
         }
     }
+    row
 }
 
 /// One round. A word is the low half of 64 bits, since that is where products are; what the high half holds does not matter.

@@ -1,7 +1,7 @@
 //! Two norms of each tensor, summed over its parts: what layer-wise rules scale their steps by.
 
 use crate::fetch::fetch;
-use crate::norm::{self, Ahead, Extent, Source, Wide};
+use crate::norm::{self, Adder, Ahead, Extent, Source, Wide};
 use crate::number::Real;
 use crate::pass::{self, Kind};
 use crate::sweep::Step;
@@ -118,8 +118,10 @@ pub(crate) trait Direction<T: Real, const S: usize>: Step<T, S> {
 /// meanwhile, are together in the first-level cache.
 const BLOCK: usize = norm::BLOCK_LEN / 2;
 
-/// Elements between two requests for the next block.
-const GROUP: usize = 128;
+/// Elements between two requests for the next block, of one stream and of several: too many at once fill the processor's queue, and
+/// shorter loops leave it idle at their ends.
+const GROUP: usize = 256;
+const GROUP_OF_SEVERAL: usize = 128;
 
 /// Above this many elements work is split in two; adding up two halves takes as long as measuring some thousand elements.
 const SPLIT_FROM: usize = 1 << 20;
@@ -262,6 +264,7 @@ impl<T: Real + Source<Wide = T> + Wide, C: Direction<T, S>, const S: usize> Body
         let Blockwise(part, sums) = self;
         let len = part.params.len();
         let mut room = [T::from_f64(0.0); BLOCK];
+        let mut of = (Adder::new(&mut sums.params), Adder::new(&mut sums.direction));
         for start in (0..len).step_by(BLOCK) {
             let range = start..len.min(start + BLOCK);
             let directions = &mut room[..range.len()];
@@ -269,9 +272,11 @@ impl<T: Real + Source<Wide = T> + Wide, C: Direction<T, S>, const S: usize> Body
             // The other half of the next block is asked for while these are computed.
             let next = part.params.as_ptr().wrapping_add(start + BLOCK);
             let (first, second) = (Ahead::half(next), Ahead::half(next.wrapping_add(BLOCK / 2)));
-            norm::add_block(&part.params[range], of_params, first, &mut sums.params);
-            norm::add_block(directions, of_directions, second, &mut sums.direction);
+            of.0.add(&part.params[range], of_params, first);
+            of.1.add(directions, of_directions, second);
         }
+        of.0.finish();
+        of.1.finish();
     }
 }
 
@@ -286,12 +291,13 @@ impl<T: Real + Source<Wide = T> + Wide, C: Direction<T, S>, const S: usize> Part
         let state = self.state.map(|s| if C::OF_STATE { first(s) } else { s.as_ptr() });
         let (into, step) = (into.as_mut_ptr(), self.step);
         let (mut of_params, mut of_directions) = (Extent::new(), Extent::new());
-        for start in (0..len).step_by(GROUP) {
-            fetch(grads.wrapping_add(BLOCK + start), GROUP);
+        let group = if C::OF_STATE { GROUP_OF_SEVERAL } else { GROUP };
+        for start in (0..len).step_by(group) {
+            fetch(grads.wrapping_add(BLOCK + start), group);
             if C::OF_STATE {
-                state.iter().for_each(|s| fetch(s.wrapping_add(BLOCK + start), GROUP));
+                state.iter().for_each(|s| fetch(s.wrapping_add(BLOCK + start), group));
             }
-            for i in start..len.min(start + GROUP) {
+            for i in start..len.min(start + group) {
                 // SAFETY: `i < len`, the length of `range` and of `into`, which nothing else can reach. Where the state is not
                 // sliced its first element is read, of vectors of `BLOCK`.
                 unsafe {

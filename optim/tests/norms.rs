@@ -54,12 +54,12 @@ fn values(dtype: DType, len: usize, kind: u8, seed: u64) -> Values {
     })
 }
 
-/// Between 3/4 and 1, with a square just above the middle of two multiples of 2^-44, so that what a block's lanes leave adds up as far as it
+/// Between 3/4 and 1, with a square just above the middle of two multiples of 2^-42, so that what a block's lanes leave adds up as far as it
 /// can; now and then a small one, whose square's last bit lies as low as `gap` allows.
 fn hard(random: &mut Random, gap: i32) -> f64 {
     loop {
         let x = f64::from((0.75 + 0.25 * random.unit().abs()) as f32);
-        let left = (x * x * 2f64.powi(44)).fract();
+        let left = (x * x * 2f64.powi(42)).fract();
         match random.next() % 64 {
             0 => return (1.0 + 2f64.powi(-23)) * 2f64.powi(-gap),
             _ if left > 0.5 => return x,
@@ -126,16 +126,37 @@ proptest! {
 
 /// Small ones from where the lanes hold what terms leave to where two levels do not.
 #[test]
-fn a_block_that_fills_every_level_is_exact() {
+fn lanes_filled_to_the_last_bit_are_exact() {
     for gap in 14..34 {
         for seed in 0..if common::long() { 500 } else { 5 } {
             let mut random = Random::new(seed);
-            let values = Values::new(DType::F32, 2048, || hard(&mut random, gap));
+            let values = Values::new(DType::F32, 8192, || hard(&mut random, gap));
             let expected = expected(Norm::L2, &values.f64());
             for isa in fast() {
                 let parts = parts(&of(Norm::L2, isa, values.slice()));
                 assert_eq!(parts, expected, "{isa}, seed {seed}, small ones at 2^-{gap}");
             }
+        }
+    }
+}
+
+/// Sums go on from block to block: what follows a block is larger, smaller, or has bits further down.
+#[test]
+fn blocks_that_differ_in_magnitude_are_exact_together() {
+    for seed in 0..if common::long() { 2000 } else { 60 } {
+        let mut random = Random::new(seed);
+        let steps = [1, 4, 16, 40][seed as usize % 4];
+        let mut values = Vec::new();
+        for _ in 0..12 {
+            let scale = 2f32.powi((random.next() % (2 * steps + 1)) as i32 - steps as i32);
+            let gap = 8 + (random.next() % 12) as i32;
+            values.extend((0..2048).map(|_| (hard(&mut random, gap) as f32) * scale));
+        }
+        let values = Values::F32(values);
+        let expected = expected(Norm::L2, &values.f64());
+        for isa in fast() {
+            let parts = parts(&of(Norm::L2, isa, values.slice()));
+            assert_eq!(parts, expected, "{isa}, seed {seed}, scales of 2^±{steps}");
         }
     }
 }

@@ -251,6 +251,8 @@ impl Held<'_> {
         }
         if let Err(failure) = &landed {
             self.optimizer.handover.poison(failure.clone());
+            // Another rank may wait for this one's gradients.
+            self.optimizer.handover.abort();
         }
         Ok(landed?)
     }

@@ -31,8 +31,11 @@ fn finite_gradients_end_with_the_same_bits_as_without() {
                 let (shuffle, overlap) = ((i + j) % 2 == 0, (i + j) % 3 > 0);
                 let combine = [Combine::Mean, Combine::Sum, Combine::Weighted][(i + j) % 3];
                 let missing = [Missing::Error, Missing::SkipIfMissingEverywhere][j % 2];
-                let clip =
-                    if j == 1 && stage != Stage::Zero2 { Clip::BeforeReduce } else { Clip::AfterReduce };
+                let clip = if j == 1 && !matches!(stage, Stage::Zero2 | Stage::Zero3) {
+                    Clip::BeforeReduce
+                } else {
+                    Clip::AfterReduce
+                };
                 let options = Options { overlap, combine, missing, clip, ..Run::default().options };
                 let run = Run { rule, max_norm, shuffle, options, ..Run::default() };
                 for micro_batches in [1, 3] {

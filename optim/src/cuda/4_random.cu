@@ -1,7 +1,7 @@
 // Random bits as a function of their place: philox.rs. Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as
 // 1, 2, 3" (2011).
 
-// Elements that share sixteen counters: element 16 r + l of a group is piece r, of 16 bits, of counter l.
+// Elements that share sixteen counters: element 32 w + 2 l + h of a group has half h of word w of counter l.
 constexpr u32 LANES = 16, GROUP = 128;
 
 // The bits of one tensor for one vector in one step.
@@ -31,10 +31,10 @@ struct Bits {
 
     // Of one element of the tensor.
     __device__ u32 of(u64 index) const {
-        uint4 x = words(index / GROUP * LANES + index % LANES);
-        u32 piece = (u32)(index % GROUP / LANES);
-        u32 word = piece < 4 ? piece < 2 ? x.x : x.y : piece < 6 ? x.z : x.w;
-        return word >> piece % 2 * 16 & 0xFFFF;
+        u32 within = (u32)(index % GROUP);
+        uint4 x = words(index / GROUP * LANES + within / 2 % LANES);
+        u32 word = within < 64 ? within < 32 ? x.x : x.y : within < 96 ? x.z : x.w;
+        return word >> within % 2 * 16 & 0xFFFF;
     }
 
     // Of this thread's elements of a whole tile whose first is `index`. Counters and elements lie across each other, so the
@@ -46,11 +46,8 @@ struct Bits {
 #pragma unroll 1
         for (u32 c = threadIdx.x; c < counters; c += THREADS) {
             uint4 x = words(index / GROUP * LANES + c);
-            u16* piece = bits + c / LANES * GROUP + c % LANES;
-            piece[0 * LANES] = (u16)x.x, piece[1 * LANES] = (u16)(x.x >> 16);
-            piece[2 * LANES] = (u16)x.y, piece[3 * LANES] = (u16)(x.y >> 16);
-            piece[4 * LANES] = (u16)x.z, piece[5 * LANES] = (u16)(x.z >> 16);
-            piece[6 * LANES] = (u16)x.w, piece[7 * LANES] = (u16)(x.w >> 16);
+            u32* row = (u32*)bits + c / LANES * (GROUP / 2) + c % LANES;
+            row[0 * LANES] = x.x, row[1 * LANES] = x.y, row[2 * LANES] = x.z, row[3 * LANES] = x.w;
         }
         __syncthreads();
 #pragma unroll

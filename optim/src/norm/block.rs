@@ -9,19 +9,14 @@
 //! - `r = y - q` is a multiple of `y`'s last place and no larger than `|y|`, as rounding to the grid leaves either all of
 //!   `y` (`q = 0`) or at most half the grid, which `|y|` then exceeds: it fits `y`'s 53 bits.
 //!
-//! The fast way lets `2^7` terms in turn meet such a sum, which starts at the `M` for all of them, so the grid is `2^(b - 44)`
-//! and what a term leaves is at most `2^(b - 45)`. What all `2^11` terms of a block leave is at most `2^(b - 34)` together:
-//! if every term is a multiple of `2^(b - 87)`, they are added in 53 bits without rounding. For squares of f32 that is so
-//! unless the smallest magnitude of the block is below `2^-19` of the largest, which is known from the two beforehand.
-//!
-//! The other way takes each term alone: first its multiple of the grid `2^(b - 51)`; what is left is at most `2^(b - 52)`, so
+//! The fast way is lanes.rs. The other way takes each term alone: first its multiple of the grid `2^(b - 51)`; what is left is at most `2^(b - 52)`, so
 //! the same again takes the next 52 bits, and further levels follow until nothing remains.
 //!
 //! The few integers are deposited in the accumulator, so it does not matter where blocks begin.
 
 use super::extent::{Extent, Magnitude};
+use super::lanes::Lanes;
 use super::{ExactSum, Norm, NormAccumulator, Stored};
-use crate::fetch::fetch;
 use meshstep_tensor::simd::Body;
 use meshstep_tensor::{Element, bf16, f16};
 
@@ -30,19 +25,12 @@ pub(crate) const LEN: usize = 1 << LOG;
 const LOG: i32 = 11;
 
 /// Grids of one level that a term is at most: `2^GRIDS`. The next level's terms are at most half a grid.
-const GRIDS: i32 = 51;
+pub(super) const GRIDS: i32 = 51;
 const TAKEN: i32 = GRIDS + 1;
 const _: () = assert!(GRIDS + LOG < 63);
 
-/// Sums that run side by side, for the compiler to spread over registers, and the terms of each: `2^PER_LANE`.
-const LANES: usize = 16;
-const PER_LANE: i32 = LOG - LANES.ilog2() as i32;
-
-/// Bits from the largest term to the last bit of any below which what the lanes leave is summed without rounding.
-const SPAN: i32 = 53 + GRIDS + 1 - PER_LANE - LOG;
-
 /// Elements between two requests for the block ahead.
-const CHUNK: usize = 256;
+pub(super) const CHUNK: usize = 256;
 
 /// Bits of an infinite f64: finite magnitudes are below.
 pub(super) const INFINITE: u64 = 0x7ff << 52;
@@ -92,7 +80,7 @@ pub(crate) trait Wide: Magnitude {
     /// Significand bits behind the first.
     const FRACTION: i32;
     /// Adds the squares of a block whose magnitudes are below `2^(high + 1)` and, but for zeros, `2^low` or more.
-    fn add_squares(block: &[Self], low: i32, high: i32, ahead: Ahead, sum: &mut ExactSum);
+    fn add_squares(block: &[Self], low: i32, high: i32, ahead: Ahead, lanes: &mut Lanes, sum: &mut ExactSum);
 }
 
 impl Wide for f32 {
@@ -108,11 +96,11 @@ impl Wide for f32 {
         self.abs().into()
     }
     #[inline(always)]
-    fn add_squares(block: &[f32], low: i32, high: i32, ahead: Ahead, sum: &mut ExactSum) {
+    fn add_squares(block: &[f32], low: i32, high: i32, ahead: Ahead, lanes: &mut Lanes, sum: &mut ExactSum) {
         // Subnormal numbers are multiples of the smallest one.
         let last = (low - Self::FRACTION).max(-149);
         let bits = Bits { last: 2 * last, bound: 2 * high + 2 };
-        add_terms(block, |x, c| f64::from(x).mul_add(x.into(), c), bits, ahead, sum);
+        add_terms(block, |x, c| f64::from(x).mul_add(x.into(), c), bits, ahead, (lanes, sum));
     }
 }
 
@@ -132,13 +120,16 @@ impl Wide for f64 {
     /// neither overflows nor has bits below `2^-1074`: from `2^-480` to `2^500`, half the last place of the smallest
     /// square is `2^-1013`, and what was lost is a multiple of `2^(2 * (-480 - 52)) = 2^-1064`.
     #[inline(always)]
-    fn add_squares(block: &[f64], low: i32, high: i32, ahead: Ahead, sum: &mut ExactSum) {
+    fn add_squares(block: &[f64], low: i32, high: i32, ahead: Ahead, lanes: &mut Lanes, sum: &mut ExactSum) {
         if high >= 500 || low < -480 {
             return block.iter().for_each(|&x| sum.add_square(x));
         }
         let (bound, last) = (2 * high + 2, 2 * (low - Self::FRACTION));
-        add_terms(block, |x, c| x * x + c, Bits { last: last + Self::FRACTION, bound }, ahead, sum);
-        add_terms(block, |x, c| x.mul_add(x, -(x * x)) + c, Bits { last, bound: bound - 53 }, ahead, sum);
+        let (squares, lost) = (Bits { last: last + Self::FRACTION, bound }, Bits { last, bound: bound - 53 });
+        add_terms(block, |x, c| x * x + c, squares, ahead, (lanes, sum));
+        let mut lanes = Lanes::new();
+        add_terms(block, |x, c| x.mul_add(x, -(x * x)) + c, lost, Ahead::NOTHING, (&mut lanes, sum));
+        lanes.deposit(sum);
     }
 }
 
@@ -154,11 +145,13 @@ impl<X: Source> Body for Blocks<'_, X> {
     #[inline(always)]
     fn run(self) {
         let mut room = [X::Wide::ZERO; LEN];
+        let mut adder = Adder::new(self.into);
         for values in self.values.chunks(LEN) {
             let block = X::wide(values, &mut room);
             let ahead = Ahead::block(values.as_ptr().wrapping_add(2 * LEN));
-            add_block(block, Extent::of(block), ahead, self.into);
+            adder.add(block, Extent::of(block), ahead);
         }
+        adder.finish();
     }
 }
 
@@ -166,9 +159,9 @@ impl<X: Source> Body for Blocks<'_, X> {
 /// processor's queue and nothing else would happen meanwhile.
 #[derive(Clone, Copy)]
 pub(crate) struct Ahead {
-    next: *const u8,
+    pub(super) next: *const u8,
     /// Of one chunk.
-    bytes: usize,
+    pub(super) bytes: usize,
 }
 
 impl Ahead {
@@ -188,59 +181,79 @@ impl Ahead {
     }
 }
 
-/// Adds the terms of a block between whose magnitudes is `extent`.
-#[inline(always)]
-pub(crate) fn add_block<W: Wide>(block: &[W], extent: Extent<W>, ahead: Ahead, into: &mut NormAccumulator) {
-    let (peak, least) = (extent.largest(), extent.least());
-    if peak >= INFINITE {
-        return add_finite(block, ahead, into);
-    }
-    into.max_bits = into.max_bits.max(peak);
-    if peak == 0 || into.norm == Norm::Inf {
-        return;
-    }
-    let (low, high) = (exponent(least), exponent(peak));
-    match into.norm {
-        Norm::L1 => {
-            let bits = Bits { last: low - W::FRACTION, bound: high + 1 };
-            add_terms(block, |x, c| x.magnitude() + c, bits, ahead, &mut into.sum);
-        }
-        _ => W::add_squares(block, low, high, ahead, &mut into.sum),
-    }
+/// A norm that blocks are added to. [`finish`](Self::finish) brings it what is still in lanes.
+pub(crate) struct Adder<'a> {
+    into: &'a mut NormAccumulator,
+    lanes: Lanes,
 }
 
-/// Adds a block with zeros for what is not finite, which is counted.
-#[cold]
-fn add_finite<W: Wide>(block: &[W], ahead: Ahead, into: &mut NormAccumulator) {
-    let mut room = [W::ZERO; LEN];
-    let finite = &mut room[..block.len()];
-    for (to, &x) in finite.iter_mut().zip(block) {
-        match x.is_finite() {
-            true => *to = x,
-            false => into.non_finite += 1,
+impl<'a> Adder<'a> {
+    #[inline(always)]
+    pub(crate) fn new(into: &'a mut NormAccumulator) -> Self {
+        Adder { into, lanes: Lanes::new() }
+    }
+
+    /// Adds the terms of a block between whose magnitudes is `extent`.
+    #[inline(always)]
+    pub(crate) fn add<W: Wide>(&mut self, block: &[W], extent: Extent<W>, ahead: Ahead) {
+        let (peak, least) = (extent.largest(), extent.least());
+        if peak >= INFINITE {
+            return self.add_finite(block, ahead);
+        }
+        let into = &mut *self.into;
+        into.max_bits = into.max_bits.max(peak);
+        if peak == 0 || into.norm == Norm::Inf {
+            return;
+        }
+        let (low, high) = (exponent(least), exponent(peak));
+        match into.norm {
+            Norm::L1 => {
+                let bits = Bits { last: low - W::FRACTION, bound: high + 1 };
+                let sum = (&mut self.lanes, &mut into.sum);
+                add_terms(block, |x, c| x.magnitude() + c, bits, ahead, sum);
+            }
+            _ => W::add_squares(block, low, high, ahead, &mut self.lanes, &mut into.sum),
         }
     }
-    add_block(finite, Extent::of(finite), ahead, into);
+
+    /// Adds a block with zeros for what is not finite, which is counted.
+    #[cold]
+    fn add_finite<W: Wide>(&mut self, block: &[W], ahead: Ahead) {
+        let mut room = [W::ZERO; LEN];
+        let finite = &mut room[..block.len()];
+        for (to, &x) in finite.iter_mut().zip(block) {
+            match x.is_finite() {
+                true => *to = x,
+                false => self.into.non_finite += 1,
+            }
+        }
+        self.add(finite, Extent::of(finite), ahead);
+    }
+
+    #[inline(always)]
+    pub(crate) fn finish(mut self) {
+        self.lanes.deposit(&mut self.into.sum);
+    }
 }
 
 /// The constant that rounds terms up to `2^bound` to the grid of their level.
 #[inline(always)]
-fn magic(bound: i32) -> f64 {
+pub(super) fn magic(bound: i32) -> f64 {
     // 1.5 * 2^(bound + 1), written as bits.
     f64::from_bits(((bound + 1 + 1023) as u64) << 52 | 1 << 51)
 }
 
 /// Whether a level for terms up to `2^bound` has a finite constant and a grid that f64 can hold.
 #[inline(always)]
-fn in_range(bound: i32) -> bool {
+pub(super) fn in_range(bound: i32) -> bool {
     bound + 2 < 1023 && bound - GRIDS >= -1074
 }
 
 /// What is known of the terms of a block: all are multiples of `2^last`, none exceeds `2^bound`.
 #[derive(Clone, Copy)]
-struct Bits {
-    last: i32,
-    bound: i32,
+pub(super) struct Bits {
+    pub(super) last: i32,
+    pub(super) bound: i32,
 }
 
 /// Adds `values`, all finite.
@@ -250,7 +263,9 @@ pub(super) fn add_values(values: &[f64], sum: &mut ExactSum) {
     let (peak, least) = (extent.largest(), extent.least());
     if peak > 0 {
         let bits = Bits { last: exponent(least) - f64::FRACTION, bound: exponent(peak) + 1 };
-        add_terms(values, |x, c| x + c, bits, Ahead::NOTHING, sum);
+        let mut lanes = Lanes::new();
+        add_terms(values, |x, c| x + c, bits, Ahead::NOTHING, (&mut lanes, sum));
+        lanes.deposit(sum);
     }
 }
 
@@ -265,53 +280,18 @@ fn exponent(bits: u64) -> i32 {
 fn add_terms<W: Wide>(
     block: &[W],
     term: impl Fn(W, f64) -> f64,
-    Bits { last, bound }: Bits,
+    bits: Bits,
     ahead: Ahead,
-    sum: &mut ExactSum,
+    (lanes, sum): (&mut Lanes, &mut ExactSum),
 ) {
-    if last >= bound - SPAN && in_range(bound + PER_LANE) {
-        add_lanes(block, term, bound, ahead, sum);
+    let Bits { last, bound } = bits;
+    if Lanes::hold(bits) {
+        lanes.add(block, term, bits, ahead, sum);
     } else if in_range(bound) && in_range(bound - TAKEN) {
         add_grids(block, term, Bits { last, bound }, sum);
     } else {
         block.iter().for_each(|&x| sum.add(term(x, 0.0)));
     }
-}
-
-/// Adds terms of which `SPAN` bits hold all, in lanes.
-#[inline(always)]
-fn add_lanes<W: Wide>(
-    block: &[W],
-    term: impl Fn(W, f64) -> f64,
-    bound: i32,
-    ahead: Ahead,
-    sum: &mut ExactSum,
-) {
-    let start = magic(bound + PER_LANE);
-    let (mut sums, mut rests) = ([start; LANES], [0.0; LANES]);
-    let one = |x: W, sum: &mut f64, rest: &mut f64| {
-        let next = term(x, *sum);
-        *rest += term(x, *sum - next);
-        *sum = next;
-    };
-    for (i, chunk) in block.chunks(CHUNK).enumerate() {
-        fetch(ahead.next.wrapping_add(i * ahead.bytes), ahead.bytes);
-        let (groups, tail) = chunk.as_chunks::<LANES>();
-        for group in groups {
-            group.iter().zip(&mut sums).zip(&mut rests).for_each(|((x, sum), rest)| one(*x, sum, rest));
-        }
-        tail.iter().zip(&mut sums).zip(&mut rests).for_each(|((x, sum), rest)| one(*x, sum, rest));
-    }
-    let counted = sums.iter().fold(0u64, |all, sum| all.wrapping_add(sum.to_bits()));
-    sum.add_integer(grids(counted, start, LANES), bound + PER_LANE - GRIDS);
-    // In pairs, which is quicker than in a row and as exact.
-    let mut half = LANES / 2;
-    while half > 0 {
-        let (left, right) = rests.split_at_mut(half);
-        left.iter_mut().zip(right).for_each(|(l, r)| *l += *r);
-        half /= 2;
-    }
-    sum.add(rests[0]);
 }
 
 /// Adds terms of any span, level by level, the first two in one pass.
@@ -346,7 +326,7 @@ fn add_grids<W: Wide>(
 
 /// How many grids `count` terms are together, from the sum of the bits of term plus `magic`.
 #[inline(always)]
-fn grids(bits: u64, magic: f64, count: usize) -> i64 {
+pub(super) fn grids(bits: u64, magic: f64, count: usize) -> i64 {
     bits.wrapping_sub(magic.to_bits().wrapping_mul(count as u64)) as i64
 }
 

@@ -4,12 +4,13 @@ mod block;
 mod dot;
 mod exact;
 mod extent;
+mod lanes;
 mod sum;
 
 use crate::check::check_isa;
 use crate::number::Stored;
 use crate::{Error, Isa};
-pub(crate) use block::{Ahead, Blocks, LEN as BLOCK_LEN, Source, Wide, add_block};
+pub(crate) use block::{Adder, Ahead, Blocks, LEN as BLOCK_LEN, Source, Wide};
 pub(crate) use extent::Extent;
 use meshstep_tensor::{DType, Slice, bf16, f16};
 

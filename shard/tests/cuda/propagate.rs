@@ -48,8 +48,8 @@ fn combinations_norms_and_clips_are_those_of_loopback() {
             let run = propagating(&Run { max_norm: None, ..run }.stage(stage));
             assert_eq!(on_gpus(&run), run.run(), "{stage:?} {combine:?} {norm:?}");
         }
-        if stage == Stage::Zero2 {
-            continue; // it does not keep what would be clipped
+        if matches!(stage, Stage::Zero2 | Stage::Zero3) {
+            continue; // they do not keep what would be clipped
         }
         let options = Options { clip: Clip::BeforeReduce, ..Run::default().options };
         let run = Run { ranks: 2, gradients: Gradients::Equal, options, ..Run::default() };
