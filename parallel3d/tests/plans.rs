@@ -4,7 +4,7 @@
 use meshstep_optim::AdamW;
 use meshstep_parallel3d::models::{Gpt2, Llama3};
 use meshstep_parallel3d::{Axis, Error, Gradient, Mesh, Model, Placement, Plan};
-use meshstep_shard::{Clip, Combine, Groups, Master, Memory, Options, Precision, Stage};
+use meshstep_shard::{Clip, Combine, Groups, Master, Memory, Options, Owners, Precision, Stage};
 use meshstep_tensor::DType::{BF16, F32};
 use std::path::Path;
 use std::time::Instant;
@@ -128,6 +128,24 @@ fn without_zero_three_times_the_model_over_tp() {
         let cut = model.len() * 4 - norms;
         assert_eq!(memory.params + memory.state, 3 * (cut / tp + norms), "{mesh}");
         assert_eq!(memory.state, 2 * memory.params);
+    }
+}
+
+/// Whole parameters are balanced over the ranks that divide them, whichever way they are shared otherwise.
+#[test]
+fn whole_parameters_of_several_families_are_balanced_together() {
+    let whole = Placement::whole();
+    let model = Model::builder()
+        .param("cut", &[128], F32, whole.clone().cut(Axis::Tp, 0))
+        .param("partial", &[64], F32, whole.clone().gradient(Gradient::PartialSum))
+        .param("same", &[128], F32, whole)
+        .build()
+        .unwrap();
+    for owners in [Owners::SortedGreedy, Owners::RoundRobin] {
+        let plan = plan("tp=2,dp=2", &model, &full(Stage::WholeParams(owners)));
+        let owned = |rank| plan.rank(rank).unwrap().memory().state / 8;
+        // 64, then 64 to the other, then 128 to the first of both.
+        assert_eq!([0, 1, 2, 3].map(owned), [192, 192, 64, 64], "{owners:?}");
     }
 }
 
