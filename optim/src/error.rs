@@ -99,6 +99,12 @@ pub enum Error {
         /// Its place in the table.
         index: usize,
     },
+    /// Elements that lie in runs of none.
+    #[error("segment {index} has runs of 0 elements; use Strided::WHOLE for what is not cut")]
+    SegmentRun {
+        /// Its place in the table.
+        index: usize,
+    },
     /// A tensor's own factor that no learning rate has.
     #[error(
         "segment {index} has the ratio {ratio}, times lr = {lr}; use a number >= 0 whose product the parameters' type can hold"

@@ -9,6 +9,7 @@
 //! | [`Decay`], [`Momentum`], [`Moments`] | where weight decay goes; SGD's forms of momentum; several slow moments |
 //! | [`Rule`] | hyperparameters, the names of the state, one pass over [`Flat`] memory |
 //! | [`Segment`], [`Scalars`] | what is updated, at which `t`; learning rate, gradient scale, gradient reset |
+//! | [`Strided`] | which elements of a tensor a part of it has |
 //! | [`Norm`], [`NormAccumulator`], [`NormSum`], [`ExactSum`] | norms whose bits no order, split or merge changes |
 //! | [`clip_coef`] | clipping by the global norm, as a factor into `grad_scale` |
 //! | [`Lbfgs`], [`LbfgsState`] | L-BFGS over a closure, on a vector or on shards of one |
@@ -103,6 +104,7 @@ pub mod schedule;
 mod sgd;
 mod stochastic;
 mod streams;
+mod strided;
 mod sweep;
 mod tensor_sums;
 mod view;
@@ -133,4 +135,5 @@ pub use reduce::{Alone, Reduce, ReduceError, ordered, unordered};
 pub use rmsprop::RmsProp;
 pub use rule::{Flat, NEAREST_RETENTION, Rounding, Rule, Scalars, Sees, Segment};
 pub use sgd::{Momentum, Sgd};
+pub use strided::Strided;
 pub use tensor_sums::TensorSums;

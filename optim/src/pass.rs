@@ -87,7 +87,7 @@ pub(crate) fn check_segments(
     fits: fn(f64) -> bool,
 ) -> Result<(), Error> {
     let mut last = 0;
-    for (index, Segment { range, t, ratio, .. }) in segments.iter().enumerate() {
+    for (index, Segment { range, t, ratio, strided, .. }) in segments.iter().enumerate() {
         let (start, end) = (range.start, range.end);
         if start > end || end > len {
             return Err(Error::SegmentBounds { index, start, end, len });
@@ -97,6 +97,9 @@ pub(crate) fn check_segments(
         }
         if *t == 0 {
             return Err(Error::SegmentTime { index });
+        }
+        if strided.run == 0 {
+            return Err(Error::SegmentRun { index });
         }
         let scaled = lr * ratio;
         if *ratio < 0.0 || !fits(scaled) {

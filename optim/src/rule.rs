@@ -1,6 +1,6 @@
 //! What an update rule is: hyperparameters, the names of its state, and one pass over flat memory.
 
-use crate::{Error, Isa, TensorSums, cuda};
+use crate::{Error, Isa, Strided, TensorSums, cuda};
 use meshstep_tensor::{Queue, SliceMut};
 use std::fmt::Debug;
 use std::ops::Range;
@@ -141,9 +141,10 @@ pub struct Segment {
     pub t: u64,
     /// The tensor's key for random numbers: of the seed and the tensor's name.
     pub key: u64,
-    /// The row-major index in the whole tensor of the range's first element, so that random numbers do not depend on how
-    /// the tensor is cut.
+    /// The place of the range's first element among those that `strided` has: for a whole tensor its row-major index.
     pub first: u64,
+    /// Which of the whole tensor's elements these are, so that random numbers do not depend on how the tensor is cut.
+    pub strided: Strided,
     /// The tensor's own factor on the learning rate: what [`Rule::ratio`] made of its norms; else 1.
     pub ratio: f64,
     /// Rows and columns, where the range is a whole matrix.
@@ -153,7 +154,7 @@ pub struct Segment {
 impl Segment {
     /// Elements `range` of step `t`, from the beginning of a tensor whose key is 0.
     pub fn new(range: Range<usize>, t: u64) -> Self {
-        Segment { range, t, key: 0, first: 0, ratio: 1.0, matrix: None }
+        Segment { range, t, key: 0, first: 0, strided: Strided::WHOLE, ratio: 1.0, matrix: None }
     }
 }
 

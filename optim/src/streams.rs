@@ -3,7 +3,7 @@
 use crate::number::Real;
 use crate::philox::{self, Bits};
 use crate::view::{View, map};
-use crate::{remainder, stochastic};
+use crate::{Strided, remainder, stochastic};
 use meshstep_tensor::simd::{Body, Isa};
 use meshstep_tensor::{bf16, f16, narrow};
 use std::ops::Range;
@@ -29,8 +29,21 @@ pub(crate) struct Streams<'a, T, const S: usize> {
     pub(crate) copy: Option<Stream<'a, T>>,
 }
 
-/// How numbers are fitted into bf16 memory: to nearest, or by random bits, and the first element's index among those.
-pub(crate) type Draw = Option<(Bits, u64)>;
+/// Random bits by which numbers are fitted into bf16 memory: those of these elements of a tensor.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Draw {
+    pub(crate) bits: Bits,
+    pub(crate) strided: Strided,
+    /// The first element's place among those.
+    pub(crate) first: u64,
+}
+
+impl Draw {
+    /// The index in the tensor of element `i`.
+    pub(crate) fn index(&self, i: usize) -> u64 {
+        self.strided.index(self.first.wrapping_add(i as u64))
+    }
+}
 
 impl<T: Real> Stream<'_, T> {
     /// What there is to read.
@@ -72,12 +85,12 @@ impl<T: Real> Stream<'_, T> {
     }
 
     /// Sets element `i`, obviously.
-    pub(crate) fn set_plainly(&mut self, i: usize, value: T, draw: Draw) {
+    pub(crate) fn set_plainly(&mut self, i: usize, value: T, draw: Option<Draw>) {
         match (self, draw) {
             (Stream::Same(x), _) => x[i] = value,
             (Stream::BF16(x), None) => x[i] = bf16::from_f32(value.to_f32()),
-            (Stream::BF16(x), Some((bits, first))) => {
-                x[i] = stochastic::round_plainly(value.to_f32(), bits.plainly(first.wrapping_add(i as u64)));
+            (Stream::BF16(x), Some(draw)) => {
+                x[i] = stochastic::round_plainly(value.to_f32(), draw.bits.plainly(draw.index(i)));
             }
             (Stream::F16(x), _) => x[i] = f16::from_f32(value.to_f32()),
             (Stream::Halves(high, low), _) => {
@@ -96,15 +109,17 @@ impl<T: Real> Stream<'_, T> {
         room
     }
 
-    /// Takes the numbers back from `room`, where they were converted. `random` is room for bits.
-    pub(crate) fn store(&mut self, isa: Isa, room: &[T], draw: Draw, random: &mut [u16]) {
+    /// Takes the numbers back from `room`, where they were converted. `random` is room for bits, a group more than numbers.
+    pub(crate) fn store(&mut self, isa: Isa, room: &[T], draw: Option<Draw>, random: &mut [u16]) {
         match (self, draw) {
             (Stream::Same(_), _) => {}
-            (Stream::BF16(x), Some((bits, first))) => {
-                let skip = (first % philox::GROUP as u64) as usize;
-                let random = &mut random[..skip + x.len()];
-                bits.fill(isa, first - skip as u64, random);
-                isa.run(Round { from: room, random: &random[skip..], into: x });
+            (Stream::BF16(x), Some(Draw { bits, strided, first })) => {
+                for (run, first) in strided.runs(first, x.len()) {
+                    let skip = (first % philox::GROUP as u64) as usize;
+                    let random = &mut random[..skip + run.len()];
+                    bits.fill(isa, first - skip as u64, random);
+                    isa.run(Round { from: &room[run.clone()], random: &random[skip..], into: &mut x[run] });
+                }
             }
             (other, _) => other.write(isa, &room[..other.len()]),
         }

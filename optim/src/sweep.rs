@@ -105,7 +105,7 @@ impl<F> Sweep<F> {
         }
         let zero = T::from_f32(0.0);
         let (mut params, mut grads, mut state) = ([zero; BLOCK], [zero; BLOCK], [[zero; BLOCK]; S]);
-        let (state, random) = (state.each_mut().map(|s| &mut s[..]), &mut [0; BLOCK]);
+        let (state, random) = (state.each_mut().map(|s| &mut s[..]), &mut [0; BLOCK + philox::GROUP]);
         let mut room = Room { params: &mut params, grads: &mut grads, state, random };
         self.update(from, streams, segments, &mut room);
     }
@@ -154,16 +154,17 @@ struct Pass<'a, C> {
 
 impl Segment {
     /// Random bits for one of the state, 0 for parameters and k + 1 for state k, where rounding is by random bits.
-    pub(crate) fn draw(&self, rounding: Rounding, stream: u16) -> Draw {
-        (rounding == Rounding::Stochastic).then(|| (Bits::new(self.key, self.t, stream), self.first))
+    pub(crate) fn draw(&self, rounding: Rounding, stream: u16) -> Option<Draw> {
+        let bits = Bits::new(self.key, self.t, stream);
+        (rounding == Rounding::Stochastic).then_some(Draw { bits, strided: self.strided, first: self.first })
     }
 }
 
 impl<C> Pass<'_, C> {
     /// Random bits for one of the state, from element `start` on.
-    fn draw(&self, stream: usize, start: usize) -> Draw {
-        let draw = self.segment.draw(self.rounding, stream as u16);
-        draw.map(|(bits, first)| (bits, first.wrapping_add((self.offset + start) as u64)))
+    fn draw(&self, stream: usize, start: usize) -> Option<Draw> {
+        let draw = self.segment.draw(self.rounding, stream as u16)?;
+        Some(Draw { first: draw.first.wrapping_add((self.offset + start) as u64), ..draw })
     }
 
     /// The definition.
@@ -204,7 +205,7 @@ impl<C> Pass<'_, C> {
         let mut start = 0;
         while start < len {
             // Blocks end where groups of random bits do, so that none is made twice.
-            let skip = self.draw(0, start).map_or(0, |(_, first)| first % philox::GROUP as u64);
+            let skip = self.draw(0, start).map_or(0, |draw| draw.index(0) % philox::GROUP as u64);
             let end = len.min(start + BLOCK - skip as usize);
             self.block(start, streams.part(start..end), room, ahead.as_ref());
             start = end;

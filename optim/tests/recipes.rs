@@ -9,7 +9,9 @@
 mod common;
 
 use common::{LENGTHS, Memory, RECIPES, Recipe, Values, cases, difference, fast, long, rules};
-use meshstep_optim::{AdamW, Error, Isa, Lamb, NEAREST_RETENTION, Rounding, Rule, Scalars, Segment, Sgd};
+use meshstep_optim::{
+    AdamW, Error, Isa, Lamb, NEAREST_RETENTION, Rounding, Rule, Scalars, Segment, Sgd, Strided,
+};
 use meshstep_tensor::{DType, bf16};
 use proptest::prelude::*;
 
@@ -91,6 +93,40 @@ proptest! {
             parts.update(rule, isas[isa % isas.len()], 0, segments, &scalars(recipe)).unwrap();
         }
         prop_assert_eq!(difference(&parts, &whole), None);
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(64))]
+
+    /// A tensor that is cut across its rows: each run of a part has the bits of a segment that begins where it does.
+    #[test]
+    fn runs_have_the_bits_of_their_place_in_the_tensor(
+        (rule, recipe, isa) in (any::<prop::sample::Index>(), 0..RECIPES.len(), 0..4usize),
+        (first, run, apart) in (0u64..1 << 40, prop_oneof![1u64..20, 100u64..700], 0u64..5000),
+        (place, len, from) in (0u64..3000, prop_oneof![1usize..3000, 65_000usize..140_000], 0usize..40),
+    ) {
+        let rules = rules();
+        let rule = &*rules[rule.index(rules.len())];
+        let recipe = &RECIPES[recipe];
+        prop_assume!(recipe.suits(rule));
+        let isas: Vec<Isa> = Isa::available().collect();
+        let strided = Strided { first, run, stride: run + apart };
+        let start = Memory::of(rule, recipe, from + len, first);
+        let whole = Segment { key: KEY, first: place, strided, ..Segment::new(from..from + len, 3) };
+        let mut found = start.clone();
+        found.update(rule, isas[isa % isas.len()], 0, &[whole], &scalars(recipe)).unwrap();
+        let (mut runs, mut begin) = (Vec::new(), 0);
+        while begin < len {
+            let at = place + begin as u64;
+            let end = len.min(begin + (run - at % run) as usize);
+            let index = first + at / run * (run + apart) + at % run;
+            runs.push(Segment { key: KEY, first: index, ..Segment::new(from + begin..from + end, 3) });
+            begin = end;
+        }
+        let mut expected = start;
+        expected.update(rule, Isa::detect(), 0, &runs, &scalars(recipe)).unwrap();
+        prop_assert_eq!(difference(&found, &expected), None, "{:?}", strided);
     }
 }
 

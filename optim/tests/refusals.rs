@@ -10,7 +10,7 @@ mod common;
 use common::{DTYPES, Memory, Values, rules, segment};
 use meshstep_optim::{
     Adagrad, Adam, AdamW, Adopt, Decay, Error, Flat, Isa, Lion, Moments, Momentum, QhAdamW, QhAdopt, RmsProp,
-    Rounding, Rule, Scalars, Segment, Sgd, accumulate,
+    Rounding, Rule, Scalars, Segment, Sgd, Strided, accumulate,
 };
 use meshstep_tensor::{DType, Queue, SliceMut};
 
@@ -164,13 +164,15 @@ fn scalars_out_of_range() {
 #[test]
 fn segments_that_do_not_fit() {
     let backwards = Segment::new(std::ops::Range { start: 9, end: 3 }, 1);
-    let table: [(&[Segment], &[&str]); 6] = [
+    let runs = Strided { run: 0, ..Strided::WHOLE };
+    let table: [(&[Segment], &[&str]); 7] = [
         (&[segment(0..5, 1), segment(30..41, 1)], &["segment 1", "30..41", "40"]),
         (&[segment(50..60, 1)], &["segment 0", "50..60"]),
         (&[backwards], &["9..3"]),
         (&[segment(0..9, 1), segment(8..20, 1)], &["segment 1", "8", "9", "overlap"]),
         (&[segment(20..30, 1), segment(0..9, 1)], &["segment 1", "sort"]),
         (&[segment(0..9, 1), segment(9..20, 0)], &["segment 1", "t = 0"]),
+        (&[Segment { strided: runs, ..segment(0..9, 1) }], &["segment 0", "runs of 0"]),
     ];
     for rule in rules() {
         let memory = Memory::random(&*rule, DTYPES[1], 40, 1);

@@ -1,7 +1,7 @@
 //! What can be wrong with a mesh, and with what is placed on it.
 
 use crate::axis::UnknownAxis;
-use crate::{Axes, Axis, Mesh};
+use crate::{Axes, Axis, Coordinate, Mesh};
 
 /// What is wrong with a mesh, or with what is placed on it: the values, and what would work.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -235,13 +235,23 @@ pub enum Error {
         /// Ranks along `dp` and `cp`.
         data: usize,
     },
-    /// Random bits for parameters that are cut.
+    /// Ranks were given different models.
     #[error(
-        "{name:?} is cut, and stochastic rounding counts random bits by the elements of what a rank holds, which would show the mesh; use Rounding::Nearest"
+        "ranks disagree on {what} along {axes}: rank 0 has {rank0}, rank {rank} ({at}) has {theirs}; give every rank the same model"
     )]
-    StochasticCut {
-        /// The parameter.
-        name: String,
+    Models {
+        /// Which parameter, by its place in the model.
+        what: String,
+        /// Rank 0's: name, shape, type and placement.
+        rank0: String,
+        /// The first rank with another one.
+        rank: usize,
+        /// Where it sits.
+        at: Coordinate,
+        /// Along which axes it is away from rank 0.
+        axes: Axes,
+        /// What it has.
+        theirs: String,
     },
     /// The optimizer on one group.
     #[error(transparent)]

@@ -18,6 +18,7 @@ pub mod models;
 mod optimizer;
 mod placement;
 mod plan;
+mod step;
 
 pub use axis::{Axes, Axis, UnknownAxis};
 pub use communicators::Communicators;

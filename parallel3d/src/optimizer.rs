@@ -5,10 +5,12 @@ use crate::{
     Sharing,
 };
 use meshstep_comm::{Communicator, Reduction};
-use meshstep_shard::{Among, Combine, Groups, Options, Part, Shared};
-use meshstep_tensor::SliceMut;
+use meshstep_optim::Rounding;
+use meshstep_shard::{Among, Combine, Groups, Options, Part, Parts, Shared};
+use meshstep_tensor::{Layout, SliceMut};
+use std::collections::HashMap;
 use std::fmt::Write;
-use std::ops::{Deref, DerefMut};
+use std::ops::Deref;
 use std::sync::Arc;
 
 /// A model's parameters, gradients and optimizer state on one rank of a mesh. Steps are taken as with
@@ -24,7 +26,7 @@ use std::sync::Arc;
 /// parameters; [`Combine::Weighted`], by tokens, is the one that does not depend on the mesh.
 #[derive(Debug)]
 pub struct Optimizer {
-    inner: meshstep_shard::Optimizer,
+    pub(crate) inner: meshstep_shard::Optimizer,
     comms: Communicators,
     coordinate: Coordinate,
     plan: Plan,
@@ -45,12 +47,19 @@ impl Optimizer {
     ) -> Result<Self, Error> {
         let groups = rules.into();
         let checked = check(&world, &mesh, model, groups, &options);
+        // What options contradict is told once the models are known to be the same.
         let text = match &checked {
-            Ok(_) => describe(&mesh, model),
-            Err(error) => format!("this call = {error}\n"),
+            Ok(_) | Err(Error::Shard(_)) => describe(&mesh, model),
+            Err(error) => objection(Some(error)),
         };
         let same = meshstep_shard::same_everywhere(&*world, &options, &text);
-        let (coordinate, plan) = checked?;
+        let planned = match checked {
+            Err(error) if !matches!(error, Error::Shard(_)) => return Err(error),
+            planned => planned,
+        };
+        same.map_err(|error| along(error, &mesh))?;
+        let same = meshstep_shard::same_everywhere(&*world, &options, &objection(planned.as_ref().err()));
+        let (coordinate, plan) = planned?;
         same?;
         let families = || plan.pipeline().iter().flat_map(PipelineStage::families);
         let sets = families().flat_map(|(sharing, _)| {
@@ -58,9 +67,12 @@ impl Optimizer {
         });
         let comms = Communicators::new(Arc::clone(&world), mesh.clone(), sets)?;
         let weighs = coordinate.is_first(mesh.all().without(mesh.resolve(Axis::Dp | Axis::Cp)));
-        let combine = options.combine;
+        let (combine, stochastic) = (options.combine, options.precision.rounding == Rounding::Stochastic);
         let shared = |(sharing, part): (Sharing, &Part)| {
-            let among = among(&comms, sharing, &coordinate, combine)?;
+            let mut among = among(&comms, sharing, &coordinate, combine)?;
+            if stochastic {
+                among.parts = parts(model, part.layout(), &mesh, &coordinate)?;
+            }
             Ok(Shared { part: part.clone(), rules: plan.rules().within(part.layout()), among })
         };
         let parts: Vec<Shared> = families().map(shared).collect::<Result<_, Error>>()?;
@@ -95,17 +107,13 @@ impl Optimizer {
     }
 }
 
+/// What there is to read. What changes it is among the methods here: a parameter added to the inner optimizer would have no
+/// place on the mesh.
 impl Deref for Optimizer {
     type Target = meshstep_shard::Optimizer;
 
     fn deref(&self) -> &Self::Target {
         &self.inner
-    }
-}
-
-impl DerefMut for Optimizer {
-    fn deref_mut(&mut self) -> &mut Self::Target {
-        &mut self.inner
     }
 }
 
@@ -127,7 +135,23 @@ fn among(
         further: further.collect::<Result<_, Error>>()?,
         copies: Arc::clone(comms.along(sharing.copies)?),
         counts: coordinate.is_first(sharing.copies.without(sharing.shards())),
+        parts: HashMap::new(),
     })
+}
+
+/// Which elements of the parameters of `layout` that are cut this rank holds: their random bits are those of the whole.
+fn parts(
+    model: &Model,
+    layout: &Layout,
+    mesh: &Mesh,
+    coordinate: &Coordinate,
+) -> Result<HashMap<String, Parts>, Error> {
+    let parameters = layout.params().iter().filter_map(|param| Some((model.get(param.name())?, param)));
+    let cut = parameters.filter(|(whole, own)| whole.shape != own.shape());
+    cut.map(|(Parameter { name, shape, placement, .. }, _)| {
+        Ok((name.clone(), placement.parts(name, shape, mesh, coordinate)?))
+    })
+    .collect()
 }
 
 /// Where this rank sits, and what all of them hold, or what is wrong.
@@ -146,6 +170,10 @@ fn check(
     Ok((coordinate, Plan::new(&mesh, model, groups, options)?))
 }
 
+fn objection(error: Option<&Error>) -> String {
+    error.map_or("this call = no objection\n".to_owned(), |error| format!("this call = {error}\n"))
+}
+
 /// What all ranks must have alike.
 fn describe(mesh: &Mesh, model: &Model) -> String {
     let mut text = format!("mesh = {mesh}\n");
@@ -154,4 +182,20 @@ fn describe(mesh: &Mesh, model: &Model) -> String {
         let _ = writeln!(text, "parameter {i} = {name:?} {shape:?} {dtype} {placement:?} {unit:?}");
     }
     text
+}
+
+/// A difference of models, with the axes along which ranks have it.
+fn along(error: meshstep_shard::Error, mesh: &Mesh) -> Error {
+    match error {
+        // Of different meshes nobody's coordinates are everyone's.
+        meshstep_shard::Error::Disagree { what, rank0, rank, theirs } if what != "mesh" => {
+            let at = match mesh.coordinate(rank) {
+                Ok(at) => at,
+                Err(error) => return error.into(),
+            };
+            let axes = mesh.all().iter().filter(|&axis| at.along(axis) > 0).collect();
+            Error::Models { what, rank0, rank, at, axes, theirs }
+        }
+        other => other.into(),
+    }
 }

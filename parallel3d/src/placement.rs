@@ -1,6 +1,8 @@
 //! How one parameter lies on a mesh: what of it a rank holds, and how its gradient becomes whole. Arithmetic only.
 
 use crate::{Axes, Axis, Coordinate, Mesh, MeshError};
+use meshstep_optim::Strided;
+use meshstep_shard::Parts;
 use std::ops::Range;
 
 /// How the gradient of a parameter comes that all ranks along `tp` hold.
@@ -166,9 +168,75 @@ impl Placement {
         Ok(pieces)
     }
 
+    /// Which elements of a parameter of this shape the rank at `coordinate` holds, by row-major index: parts of what it holds
+    /// one after another, each of runs that are equally far apart. One part but where blocks of different lengths are cut.
+    pub fn parts(
+        &self,
+        name: &str,
+        shape: &[usize],
+        mesh: &Mesh,
+        coordinate: &Coordinate,
+    ) -> Result<Parts, MeshError> {
+        self.local_shape(name, shape, mesh)?;
+        let mut runs: Vec<Range<usize>> = std::iter::once(0..1).collect();
+        for (dim, &extent) in shape.iter().enumerate() {
+            let held = self.held(dim, shape, mesh, coordinate);
+            runs = if held.len() == 1 && held[0] == (0..extent) {
+                runs.into_iter().map(|run| run.start * extent..run.end * extent).collect()
+            } else {
+                let of_each = |i: usize| held.iter().map(move |r| i * extent + r.start..i * extent + r.end);
+                joined(runs.into_iter().flatten().flat_map(of_each))
+            };
+        }
+        Ok(strided(runs))
+    }
+
+    /// The indices in dimension `dim` that the rank at `coordinate` holds.
+    fn held(&self, dim: usize, shape: &[usize], mesh: &Mesh, coordinate: &Coordinate) -> Vec<Range<usize>> {
+        let Some(cut) = self.cuts.iter().find(|cut| cut.dim == dim && mesh.degree(cut.axis) > 1) else {
+            return std::iter::once(0..shape[dim]).collect();
+        };
+        let (at, of) = (mesh.place(coordinate, cut.axis), mesh.degree(cut.axis));
+        let mut start = 0;
+        let part = |block: usize| {
+            let len = block / of;
+            start += block;
+            start - block + at * len..start - block + (at + 1) * len
+        };
+        cut.blocks(shape).into_iter().map(part).collect()
+    }
+
     fn cut_along(&self, mesh: &Mesh) -> Axes {
         mesh.resolve(self.cuts.iter().map(|cut| cut.axis).collect::<Axes>())
     }
+}
+
+/// Ranges that ascend, those that follow each other as one.
+fn joined(ranges: impl Iterator<Item = Range<usize>>) -> Vec<Range<usize>> {
+    let mut joined: Vec<Range<usize>> = Vec::new();
+    for range in ranges.filter(|range| !range.is_empty()) {
+        match joined.last_mut() {
+            Some(last) if last.end == range.start => last.end = range.end,
+            _ => joined.push(range),
+        }
+    }
+    joined
+}
+
+/// Runs, as few parts of them as take all in which they are equally long and equally far apart.
+fn strided(runs: Vec<Range<usize>>) -> Parts {
+    let (mut parts, mut end, mut last) = (Parts::new(), 0, 0);
+    for run in runs {
+        let (first, len) = (run.start as u64, run.len() as u64);
+        match parts.last_mut() {
+            Some((part, by)) if by.run == len && (by.stride == 0 || first - last == by.stride) => {
+                (by.stride, part.end) = (first - last, part.end + run.len());
+            }
+            _ => parts.push((end..end + run.len(), Strided { first, run: len.max(1), stride: 0 })),
+        }
+        (end, last) = (end + run.len(), first);
+    }
+    parts
 }
 
 impl Cut {

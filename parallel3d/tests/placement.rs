@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use Axis::{Cp, Dp, DpReplicate, DpShard, Pp, Tp};
+use meshstep_optim::Strided;
 use meshstep_parallel3d::{Axes, Axis, Gradient, Mesh, MeshError, Model, Piece, Placement};
 use meshstep_tensor::DType::{self, F32};
 use proptest::prelude::*;
@@ -32,6 +33,23 @@ fn blocks_are_each_cut() {
     let row = Placement::whole().cut(Tp, 1);
     assert_eq!(pieces(&row, &[5, 4], &mesh("tp=2,dp=2"), 2)[0].global, [0..5, 0..2]);
     assert_eq!(pieces(&row, &[5, 4], &mesh("dp=2"), 1)[0].global, [0..5, 0..4]);
+}
+
+/// What is cut by columns, also in equal blocks, is one part however many rows it has; unequal blocks are parts of their own.
+#[test]
+fn parts_are_few() {
+    let on = mesh("tp=2,dp=2");
+    let parts = |placement: Placement, shape: &[usize]| {
+        placement.parts("w", shape, &on, &on.coordinate(1).unwrap()).unwrap()
+    };
+    let w = Placement::whole;
+    let run = |first, run, stride| Strided { first, run, stride };
+    assert_eq!(parts(w(), &[5, 4]), [(0..20, run(0, 20, 0))]);
+    assert_eq!(parts(w().cut(Tp, 0), &[6, 4]), [(0..12, run(12, 12, 0))]);
+    assert_eq!(parts(w().cut(Tp, 1), &[1000, 4]), [(0..2000, run(2, 2, 4))]);
+    assert_eq!(parts(w().cut_in_blocks(Tp, 1, [4, 4, 4]), &[5, 12]), [(0..30, run(2, 2, 4))]);
+    let heads = [(0..6, run(6, 6, 0)), (6..8, run(13, 1, 2))];
+    assert_eq!(parts(w().cut_in_blocks(Tp, 0, [12, 2, 2]), &[16]), heads);
 }
 
 /// Which ranks have the same values, a part of the same gradient, the same reduced gradient.
@@ -172,6 +190,21 @@ proptest! {
                 prop_assert_eq!(extents(&piece.global), extents(&piece.local));
             }
             prop_assert!(filled.iter().all(|&n| n == 1));
+            // The same elements in the same order, as parts.
+            let mut indices = vec![0; filled.len()];
+            for piece in pieces(&placement, &shape, &on, rank) {
+                for (i, r) in piece.global[0].clone().enumerate() {
+                    for (j, c) in piece.global[1].clone().enumerate() {
+                        indices[(piece.local[0].start + i) * local[1] + piece.local[1].start + j] = r * shape[1] + c;
+                    }
+                }
+            }
+            let parts = placement.parts("w", &shape, &on, &on.coordinate(rank).unwrap()).unwrap();
+            let part = |(range, by): (Range<usize>, Strided)| {
+                range.clone().map(move |i| (i, by.index((i - range.start) as u64) as usize))
+            };
+            let found: Vec<_> = parts.into_iter().flat_map(part).collect();
+            prop_assert_eq!(found, indices.into_iter().enumerate().collect::<Vec<_>>());
         }
         prop_assert!(held.iter().all(|&n| n == 1));
     }

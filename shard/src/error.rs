@@ -186,6 +186,16 @@ pub enum Error {
         /// What would work.
         works: &'static str,
     },
+    /// Parts of a parameter that do not make it up.
+    #[error(
+        "the parts of parameter {name:?} are not its {len} elements, one after another, in runs of 1 or more"
+    )]
+    Parts {
+        /// The parameter.
+        name: String,
+        /// Its elements here.
+        len: usize,
+    },
     /// A parameter that exists already.
     #[error("parameter {name:?} exists already; a new group's parameters need names of their own")]
     NameTaken {
@@ -332,6 +342,9 @@ pub enum Error {
         /// The option.
         option: &'static str,
     },
+    /// A rate by a schedule where there is none.
+    #[error("this optimizer has no schedule; set Options::schedule, or give each step its own At::lr")]
+    NoSchedule,
     /// A loss scale to restore where none is kept.
     #[error("this optimizer keeps no loss scale; set Options::loss_scale to restore one")]
     NoLossScale,

@@ -251,6 +251,7 @@ pub(crate) fn encode_fault(fault: &FaultCode, rank: usize) -> u64 {
         FaultCode::GradScale => (4, 0),
         FaultCode::NoMicroBatch => (5, 0),
         FaultCode::Unfinished => (6, 0),
+        FaultCode::Schedule => (7, 0),
     };
     code << 56 | (0xff_ffff - (rank as u64 & 0xff_ffff)) << 32 | (param & 0xffff_ffff)
 }
@@ -264,6 +265,7 @@ pub(crate) fn decode_fault(word: u64, name: impl Fn(usize) -> String) -> (usize,
         3 => Fault::MaxNorm,
         4 => Fault::GradScale,
         5 => Fault::NoMicroBatch,
+        7 => Fault::Schedule,
         _ => Fault::Unfinished,
     };
     (rank, fault)
@@ -278,6 +280,7 @@ pub(crate) enum FaultCode {
     GradScale,
     NoMicroBatch,
     Unfinished,
+    Schedule,
 }
 
 #[cfg(test)]

@@ -104,9 +104,10 @@ impl Family {
         let mut bucket = part.buckets()[b].clone();
         let states = self.groups.state().len();
         let seed = options.precision.seed;
-        let of = |p: usize| Of {
-            group: group_of[p] + before.groups,
-            key: xxh3_64_with_seed(self.entries[p].param.name().as_bytes(), seed),
+        let of = |p: usize| {
+            let param = &self.entries[p].param;
+            let key = xxh3_64_with_seed(param.name().as_bytes(), seed);
+            Of { group: group_of[p] + before.groups, key, parts: among.parts_of(param) }
         };
         let mut owned = Owned::new(&bucket, part.owned(b, rank), states, of, options)?;
         owned.shift_params(before.params);
@@ -122,8 +123,7 @@ impl Family {
             _ => (Some(grads(bucket.len, owned.first())?), None),
         };
         self.fillings.push(Filling::new(&bucket, whole, shard));
-        let counted = if among.counts { part.counted(b, rank) } else { Vec::new() };
-        let gathered = part.gathered(b);
+        let (counted, gathered) = (part.counted(b, rank), part.gathered(b));
         let (owned_ranges, among) = (part.owned(b, rank), Arc::clone(among));
         let gathers = None;
         self.kept.push(Kept { counted, gathered, gathers, names, owned: owned_ranges, among, plan: bucket });
@@ -226,6 +226,7 @@ pub(crate) fn describe(layout: &Layout, groups: &Groups, options: &Options) -> S
         norm,
         clip,
         loss_scale,
+        schedule,
         max_skips,
         ..
     } = options;
@@ -239,7 +240,7 @@ pub(crate) fn describe(layout: &Layout, groups: &Groups, options: &Options) -> S
         text,
         "norm = {norm:?}\nclip = {clip:?}\nloss_scale = {loss_scale:?}\nmax_skips = {max_skips}"
     );
-    text
+    text + &crate::schedule::describe(schedule.as_ref())
 }
 
 fn entries(part: &Part, group_of: &[usize], before: Before) -> Vec<Entry> {

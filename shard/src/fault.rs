@@ -21,6 +21,11 @@ pub enum Fault {
         "its lr is out of range; use a number that is 0 or above and finite in f32, times every lr_scale and weight_decay too"
     )]
     Lr,
+    /// A learning rate that is not the schedule's for this step.
+    #[error(
+        "its lr is not what Options::schedule has for this step; take the step with Optimizer::scheduled"
+    )]
+    Schedule,
     /// A clipping bound that is not a finite number above 0.
     #[error("its max_norm is out of range; use a finite number above 0, or None")]
     MaxNorm,

@@ -47,14 +47,17 @@ impl Handover {
         if among.further.is_empty() {
             return Ok(());
         }
-        let (counted, queue) = (counted.clone(), self.fixed.queue.clone());
+        let (counted, counts, queue) = (counted.clone(), among.counts, self.fixed.queue.clone());
         // A shard is its rank's chunk.
         let first =
             if self.fixed.stage.cuts_grads() { counted.first().map_or(0, |chunk| chunk.start) } else { 0 };
         let Some(grads) = self.grads(b).map(Buffer::take) else { return Ok(()) };
         let norm = self.norm.get_mut().unwrap_or_else(PoisonError::into_inner);
         let mut each = counted.iter().map(|range| range.start - first..range.end - first);
-        let added = each.try_for_each(|range| Ok(norm.add(grads.as_slice().slice(range)?, &queue)?));
+        let added = each.try_for_each(|range| {
+            let values = grads.as_slice().slice(range)?;
+            Ok(if counts { norm.add(values, &queue) } else { norm.watch(values, &queue) }?)
+        });
         if let Some(place) = self.grads(b) {
             *place = grads;
         }

@@ -62,6 +62,7 @@ pub(crate) struct Kept {
     pub(crate) among: Arc<Among>,
     /// What this rank updates.
     pub(crate) owned: Vec<Range<usize>>,
+    /// What of it this rank adds to the norm, or only watches where another adds the same.
     pub(crate) counted: Vec<Range<usize>>,
     /// What travels to everyone after the update, and from whom.
     pub(crate) gathered: Vec<(usize, Range<usize>)>,

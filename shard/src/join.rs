@@ -125,11 +125,14 @@ impl Optimizer {
         if let Some(p) = part.layout().params().iter().find(|p| taken(p.name())) {
             return Err(Error::NameTaken { name: p.name().to_owned() });
         }
+        among.check_parts(part.layout())?;
         if *part.sizes() != Sizes::from(among) || part.stage() != self.options.stage {
             let what = format!("a part for {:?} at {:?}", part.sizes(), part.stage());
             return Err(Error::Shared { what, works: "a part that is planned for these ranks and options" });
         }
-        let alike = among.further.is_empty() && among.comms().all(|comm| Arc::ptr_eq(comm, self.comm()));
+        let alike = among.further.is_empty()
+            && among.parts.is_empty()
+            && among.comms().all(|comm| Arc::ptr_eq(comm, self.comm()));
         rules.check(part.layout(), alike, &self.options)?;
         let unweighed = Arc::ptr_eq(&among.shards, self.comm()) && !self.handover.fixed.weighs;
         if unweighed && self.options.combine == Combine::Weighted {

@@ -121,6 +121,7 @@ mod precision;
 mod presence;
 mod reduce;
 mod run;
+mod schedule;
 mod step;
 mod take_in;
 mod tensor_totals;
@@ -132,7 +133,7 @@ mod whole_run;
 mod wire;
 
 pub use agree::same_everywhere;
-pub use among::Among;
+pub use among::{Among, Parts};
 pub use bucket_plan::{BucketPlan, Placed};
 pub use bytes::{Memory, Wire};
 pub use cross_shard::{AssignmentError, CrossShard, Drift, SlotDrift};

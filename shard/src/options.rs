@@ -1,6 +1,7 @@
 //! What a run is made with, and what changes from step to step.
 
 use crate::{Owners, Precision};
+use meshstep_optim::schedule::Schedule;
 use meshstep_optim::{LossScale, Norm};
 use meshstep_tensor::{DType, Meter, Queue};
 
@@ -160,6 +161,10 @@ pub struct Options {
     /// What the caller multiplies each loss with ([`Optimizer::loss_scale`](crate::Optimizer::loss_scale)); the step divides
     /// the gradients by that same scale, and then lets it follow the overflows. `None`: 1, always.
     pub loss_scale: Option<LossScale>,
+    /// The learning rate of every step, by the steps taken or skipped before it: steps are taken with
+    /// [`Optimizer::scheduled`](crate::Optimizer::scheduled), and one at another rate is an error on every rank. Ranks with
+    /// different schedules are refused when the optimizer is made. `None`: each step's [`At::lr`] says.
+    pub schedule: Option<Schedule>,
     /// Steps skipped in a row, for gradients that are not finite, before that is an error. A skip after which a dynamic loss
     /// scale can still fall does not count.
     pub max_skips: u32,
@@ -185,6 +190,7 @@ impl Default for Options {
             norm: Norm::L2,
             clip: Clip::default(),
             loss_scale: None,
+            schedule: None,
             max_skips: 50,
             queue: Queue::cpu(),
             meter: Meter::new(),
@@ -195,7 +201,7 @@ impl Default for Options {
 /// What one step is taken with. The same on every rank; that is checked, bit for bit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct At {
-    /// Learning rate.
+    /// Learning rate: [`Options::schedule`]'s for this step, where there is one.
     pub lr: f64,
     /// The largest norm the gradients may have ([`Options::clip`] says which); longer ones are scaled down to it. `None`: no
     /// clipping.

@@ -1,20 +1,23 @@
 //! What of a bucket is owned, cut by parameter group: the tables that updates go by.
 
+use crate::Parts;
 use crate::bucket_plan::BucketPlan;
 #[cfg(feature = "cuda")]
 use crate::groups::Group;
 use crate::groups::MAX_STATES;
 use arrayvec::ArrayVec;
-use meshstep_optim::{Flat, Segment};
+use meshstep_optim::{Flat, Segment, Strided};
 use meshstep_tensor::{Buffer, DType, Error, SliceMut};
 use std::ops::Range;
 
 /// What of a parameter stays from step to step.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Of {
     pub(crate) group: usize,
     /// For its random numbers.
     pub(crate) key: u64,
+    /// Which elements of the whole tensor it has, one part after another.
+    pub(crate) parts: Parts,
 }
 
 /// How a parameter is updated in this step.
@@ -54,8 +57,9 @@ pub(crate) struct Piece {
     pub(crate) param: usize,
     /// Counted from the run's start.
     pub(crate) range: Range<usize>,
-    /// The index in the parameter of the first one.
+    /// The place of the first one among those that `strided` has.
     pub(crate) first: u64,
+    pub(crate) strided: Strided,
     pub(crate) key: u64,
 }
 
@@ -113,9 +117,9 @@ impl Table {
 
     /// This step's segments: the pieces whose parameter is due.
     pub(crate) fn fill(&mut self, due: impl Fn(usize) -> Option<Due>) {
-        let due = |&Piece { param, ref range, first, key }: &Piece| {
+        let due = |&Piece { param, ref range, first, strided, key }: &Piece| {
             let Due { t, ratio, matrix } = due(param)?;
-            Some(Segment { range: range.clone(), t, key, first, ratio, matrix })
+            Some(Segment { range: range.clone(), t, key, first, strided, ratio, matrix })
         };
         self.segments.clear();
         self.segments.extend(self.pieces.iter().filter_map(due));
@@ -142,14 +146,20 @@ pub(crate) fn runs(plan: &BucketPlan, ranges: Vec<Range<usize>>, of: impl Fn(usi
 fn tables(plan: &BucketPlan, range: &Range<usize>, of: impl Fn(usize) -> Of) -> Vec<Table> {
     let mut tables: Vec<Table> = Vec::new();
     for param in &plan.params {
-        let Some(both) = overlap(range, &param.range()) else { continue };
-        let Of { group, key } = of(param.param);
-        let first = (both.start - param.start) as u64;
-        let range = both.start - range.start..both.end - range.start;
-        let piece = Piece { param: param.param, range, first, key };
+        if overlap(range, &param.range()).is_none() {
+            continue;
+        }
+        let Of { group, key, parts } = of(param.param);
+        let piece = |(part, strided): (Range<usize>, Strided)| {
+            let both = overlap(range, &(param.start + part.start..param.start + part.end))?;
+            let first = (both.start - param.start - part.start) as u64;
+            let range = both.start - range.start..both.end - range.start;
+            Some(Piece { param: param.param, range, first, strided, key })
+        };
+        let pieces = parts.into_iter().filter_map(piece);
         match tables.iter_mut().find(|t| t.group == group) {
-            Some(table) => table.pieces.push(piece),
-            None => tables.push(Table { group, pieces: vec![piece], segments: Vec::new() }),
+            Some(table) => table.pieces.extend(pieces),
+            None => tables.push(Table { group, pieces: pieces.collect(), segments: Vec::new() }),
         }
     }
     tables.iter_mut().for_each(|table| table.segments.reserve(table.pieces.len()));

@@ -54,7 +54,7 @@ pub enum Outcome {
     },
     /// Some gradient was not finite: parameters, state and counters are as they were, the gradients are dropped.
     Skipped {
-        /// How many combined gradient elements were not finite.
+        /// How many combined gradient elements were not finite; what several groups of ranks hold alike, in each of them.
         non_finite: u64,
         /// Steps skipped in a row, this one included.
         in_a_row: u32,
@@ -172,6 +172,9 @@ impl Optimizer {
             () if !fits(at.lr) => Some(FaultCode::Lr),
             () if !self.entries.iter().all(|e| fits(self.groups[e.group].reach(at.lr, matrix(e)))) => {
                 Some(FaultCode::Lr)
+            }
+            () if self.scheduled_lr().is_some_and(|lr| lr.to_bits() != at.lr.to_bits()) => {
+                Some(FaultCode::Schedule)
             }
             () if !at.max_norm.is_none_or(|x| x.is_finite() && x > 0.0) => Some(FaultCode::MaxNorm),
             // On a GPU the scale is there, and so is this check.

@@ -23,11 +23,15 @@ impl Handover {
         let (Kept { counted, owned, among, .. }, here) = (&buckets[b], queue.place() == Place::Cpu);
         // What is reduced once more counts afterwards.
         let last = last && among.further.is_empty();
-        let counts = last && among.counts;
         // Threads that take in buckets side by side count side by side.
         let mut part = NormAccumulator::new(*norm);
         let mut count = |values: Slice<'_>| -> Result<(), Error> {
-            Ok(if here { part.add(values) } else { self.sum().add(values, queue) }?)
+            Ok(match (here, among.counts) {
+                (true, true) => part.add(values),
+                (true, false) => part.watch(values),
+                (false, true) => self.sum().add(values, queue),
+                (false, false) => self.sum().watch(values, queue),
+            }?)
         };
         match shard {
             Some(shard) => {
@@ -39,7 +43,7 @@ impl Handover {
                     fresh,
                     block,
                     queue,
-                    |part| if counts { count(part) } else { Ok(()) },
+                    |part| if last { count(part) } else { Ok(()) },
                 )?;
             }
             None if last => {

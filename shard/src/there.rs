@@ -258,6 +258,11 @@ impl Optimizer {
         }
     }
 
+    /// Steps that were launched, and that the host has not heard of.
+    pub(crate) fn unheard(&self) -> u64 {
+        self.room.there.as_ref().map_or(0, |there| there.unheard.len() as u64)
+    }
+
     /// Where a GPU keeps the loss scale of the coming step, an f64: for kernels on the options' queue, which multiply the loss
     /// with it while the host waits for nothing. `None` on the CPU.
     pub fn loss_scale_address(&mut self) -> Result<Option<u64>, Error> {

@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use meshstep_comm::{Communicator, Reduction, loopback};
-use meshstep_optim::{AdamW, Lamb, Rule};
-use meshstep_shard::{Among, At, Combine, Error, Initial, Optimizer, Options, Outcome, Owners, Stage};
+use meshstep_optim::{AdamW, Lamb, Rule, Strided};
+use meshstep_shard::{Among, At, Combine, Error, Initial, Optimizer, Options, Outcome, Owners, Parts, Stage};
 use meshstep_tensor::{DType, Layout, Slice};
 use std::sync::Arc;
 
@@ -127,6 +127,7 @@ fn shared(
         further: vec![replicas.clone()],
         copies: of.data,
         counts: seat.replica == 0,
+        parts: Default::default(),
     };
     let whole =
         Among { copies: Arc::clone(&world), counts: seat.replica == 0 && seat.tp == 0, ..cut.clone() };
@@ -253,6 +254,37 @@ fn an_optimizer_without_parameters_says_so() {
         let mut opt = Optimizer::empty(world, true, Options::default()).unwrap();
         assert!(matches!(opt.micro_batch(1).map(drop), Err(Error::NothingTrains)));
         assert!(matches!(opt.step(AT).map(drop), Err(Error::NothingTrains)));
+    })
+    .unwrap();
+}
+
+/// Parts that leave elements out, or have them twice, on one rank are an error on every rank, and the next try goes well.
+#[test]
+fn parts_that_are_not_the_parameter_are_refused() {
+    let by = |run| Strided { first: 9, run, stride: 100 };
+    let wrong: [Parts; 5] = [
+        vec![],
+        vec![(0..5, by(5))],
+        vec![(0..5, by(5)), (4..10, by(5))],
+        vec![(0..5, by(5)), (5..11, by(5))],
+        vec![(0..10, by(0))],
+    ];
+    loopback::spawn(2, |world: Arc<dyn Communicator>| {
+        let rank = world.rank();
+        let mut opt = Optimizer::empty(Arc::clone(&world), rank == 0, Options::default()).unwrap();
+        let shards = world.split(Some(rank as u32), 0).unwrap().unwrap();
+        let mut add = |parts: Parts| {
+            let parts = [("w".to_owned(), parts)].into();
+            let among = Among { copies: Arc::clone(&shards), parts, ..Among::all(Arc::clone(&shards)) };
+            opt.add_shared(layout(&[("w", 10)]), AdamW::default(), among, |_, _| Ok(()))
+        };
+        let right: Parts = vec![(0..4, by(2)), (4..10, by(6))];
+        for wrong in &wrong {
+            let error = add(if rank == 1 { wrong.clone() } else { right.clone() }).unwrap_err();
+            assert_eq!(rank == 1, matches!(&error, Error::Parts { len: 10, .. }), "{error}");
+            assert!(error.to_string().contains("\"w\" are not its 10 elements"), "{error}");
+        }
+        add(right).unwrap();
     })
     .unwrap();
 }

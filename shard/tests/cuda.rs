@@ -23,6 +23,8 @@ mod propagate;
 mod replicas;
 #[path = "lbfgs/run.rs"]
 mod run;
+#[path = "cuda/shared.rs"]
+mod shared;
 
 use common::{End, Gradients, PRECISIONS, Run, STAGES, WITH_STATE, WhichRule};
 use meshstep_comm::{Communicator, nccl};

@@ -37,7 +37,11 @@ struct Row {
     u64 end;
     u64 tile;   // tiles of all rows before it
     u64 key;    // of the random numbers
-    u64 first;  // index in its tensor of the element at `start`
+    u64 first;  // place among those below of the element at `start`
+    // Which elements of the tensor these are: runs, equally far apart. Strided in strided.rs.
+    u64 strided_first;
+    u64 run;
+    u64 stride;
     u64 t;      // steps done, the one at work included
     u32 flags;
     u32 param;  // its byte behind the step, or EVERY_STEP
@@ -51,6 +55,12 @@ struct Row {
 
 // A rule's own flags come after these.
 enum Flag : u32 { COUPLED = 1, MAXIMIZE = 2, DECOUPLED = 4, FULLY_DECOUPLED = 8, OWN = 16 };
+
+// The index in the whole tensor of the element at `place`: Strided::index.
+__device__ inline u64 index_at(const Row& row, u64 place) {
+    u64 along = place < row.run ? place : place / row.run * row.stride + place % row.run;
+    return row.strided_first + along;
+}
 
 // Counts one more step of a row, or leaves it alone: no rank has its parameter's gradient. Then it begins behind its end, and
 // its tiles have no elements.

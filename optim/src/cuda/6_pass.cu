@@ -24,7 +24,7 @@ struct Pass {
         return all % 16 == 0;
     }
 
-    __device__ u64 index(u64 i) const { return row.first + (i - row.start); }
+    __device__ u64 place(u64 i) const { return row.first + (i - row.start); }
 
     // The elements of a tile one by one.
     __device__ void each(const Tile& tile) const {
@@ -46,7 +46,7 @@ struct Pass {
     __device__ void write(void* base, void* second, u64 i, T value, u32 stream) const {
         if constexpr (FORMAT == BF16) {
             if (s.stochastic) {
-                ((u16*)base)[i] = (u16)round_at_random(value, Bits(row, stream).of(index(i)));
+                ((u16*)base)[i] = (u16)round_at_random(value, Bits(row, stream).of(index_at(row, place(i))));
                 return;
             }
         }
@@ -88,7 +88,7 @@ struct Pass {
         if constexpr (FORMAT == BF16) {
             if (s.stochastic) {
                 Narrow random;
-                Bits(row, stream).of_tile(random, index(start));
+                Bits(row, stream).of_tile(random, place(start));
 #pragma unroll
                 for (int i = 0; i < N; i++) vector.x.put(i, round_at_random(values[i], random.get(i)));
                 return vector.store(base, second, start);
@@ -112,7 +112,10 @@ __device__ inline void sweep(const Streams& s, const Row* rows, u64 count, u64 t
         row = found;
         Tile part = tile_of<typename Rule::T>(rows[row], tile);
         Pass<Rule, PARAMS, STATE> pass{s, rows[row], rule, step->zero_grads != 0};
-        if (part.len == TILE<typename Rule::T> && pass.aligned(part.start)) pass.whole(part.start);
+        // The bits of elements that are no neighbours in their tensor are drawn one by one: to find a run among so many live
+        // numbers would cost every kernel registers.
+        bool together = !s.stochastic || rows[row].run >> 63;
+        if (part.len == TILE<typename Rule::T> && together && pass.aligned(part.start)) pass.whole(part.start);
         else pass.each(part);
     }
 }

@@ -51,7 +51,7 @@ pub use sums::{CARRY_SUMS, NormAt, Span, norm_kernel, spans};
 
 use crate::frame::Common;
 use crate::pass::check_segments;
-use crate::{Decay, Error, Flat, Rounding, Rule, Segment};
+use crate::{Decay, Error, Flat, Rounding, Rule, Segment, Strided};
 use meshstep_tensor::DType;
 
 /// Threads of a block.
@@ -115,8 +115,10 @@ pub struct Row {
     pub tile: u64,
     /// Key of its tensor's random numbers.
     pub key: u64,
-    /// Index in its tensor of its first element.
+    /// Place of its first element among those that [`strided`](Self::strided) has.
     pub first: u64,
+    /// Which of the whole tensor's elements these are: first, run and stride of a [`Strided`](crate::Strided).
+    pub strided: [u64; 3],
     /// Steps done. The device counts.
     pub t: u64,
     /// [`Hyper::flags`].
@@ -275,12 +277,16 @@ pub fn append(
 }
 
 fn row(hyper: &Hyper, lr_scale: f64, segment: &Segment, tile: u64) -> Row {
+    // Kernels are quick where elements are neighbours in their tensor, wherever they begin.
+    let together = segment.strided.together(segment.first, segment.range.len() as u64);
+    let (first, strided) = together.map_or((segment.first, segment.strided), |index| (index, Strided::WHOLE));
     Row {
         start: segment.range.start as u64,
         end: segment.range.end as u64,
         tile,
         key: segment.key,
-        first: segment.first,
+        first,
+        strided: [strided.first, strided.run, strided.stride],
         t: segment.t - 1,
         flags: hyper.flags,
         param: Row::EVERY_STEP,

@@ -10,6 +10,8 @@ use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue, Slice, Slice
 const WORDS: usize = 1;
 /// Where the bits of the largest magnitude are.
 const MAX: usize = WORDS + ExactSum::WORDS;
+/// Where that of what is only watched is, which nobody reads.
+const UNREAD: usize = MAX + 1;
 
 /// A [`NormAccumulator`] on a device.
 #[derive(Debug)]
@@ -26,6 +28,7 @@ pub(crate) struct NormThere {
 struct Table {
     len: usize,
     dtype: DType,
+    norm: Norm,
     span: Buffer,
     tiles: u64,
     kernel: Kernel,
@@ -37,19 +40,28 @@ impl NormThere {
             let works = "Norm::L1, L2 or Inf on a GPU";
             return Err(Error::Scalar { name: "p of a p-norm", value: p, works });
         }
-        let words = Buffer::zeroed_on(queue, MAX + 1, DType::U64, meter, Category::Staging)?;
+        let words = Buffer::zeroed_on(queue, UNREAD + 1, DType::U64, meter, Category::Staging)?;
         Ok(NormThere { norm, meter: meter.clone(), words, tables: Vec::new() })
     }
 
     pub(crate) fn add(&mut self, values: Slice<'_>, queue: &Queue) -> Result<(), Error> {
+        self.add_to(values, self.norm, MAX, queue)
+    }
+
+    pub(crate) fn watch(&mut self, values: Slice<'_>, queue: &Queue) -> Result<(), Error> {
+        // It has no sum.
+        self.add_to(values, Norm::Inf, UNREAD, queue)
+    }
+
+    fn add_to(&mut self, values: Slice<'_>, norm: Norm, max: usize, queue: &Queue) -> Result<(), Error> {
         let stream = self.stream(queue)?;
         values.place().check(queue.place())?;
         if values.is_empty() {
             return Ok(());
         }
         let at =
-            NormAt { non_finite: self.address(0), words: self.address(WORDS), max_bits: self.address(MAX) };
-        let table = self.table(values, stream, queue)?;
+            NormAt { non_finite: self.address(0), words: self.address(WORDS), max_bits: self.address(max) };
+        let table = self.table(values, norm, stream, queue)?;
         let mut start = values.address() as u64;
         let (mut span, mut count, mut tiles) = (table.span.as_slice().address() as u64, 1u64, table.tiles);
         let mut at = at;
@@ -91,7 +103,7 @@ impl NormThere {
     pub(crate) fn read(&self, queue: &Queue) -> Result<NormAccumulator, Error> {
         self.carry(queue)?;
         let mut words = [0; MAX + 1];
-        queue.download(self.words.as_slice(), (&mut words[..]).into())?;
+        queue.download(self.words.as_slice().slice(0..MAX + 1)?, (&mut words[..]).into())?;
         let sum = ExactSum::from_words(&words[WORDS..MAX]);
         Ok(NormAccumulator::from_parts(self.norm, sum, words[MAX], words[0]))
     }
@@ -111,12 +123,19 @@ impl NormThere {
     }
 
     /// The table of vectors like `values`.
-    fn table(&mut self, values: Slice<'_>, stream: &Stream, queue: &Queue) -> Result<&Table, Error> {
+    fn table(
+        &mut self,
+        values: Slice<'_>,
+        norm: Norm,
+        stream: &Stream,
+        queue: &Queue,
+    ) -> Result<&Table, Error> {
         let (len, dtype) = (values.len(), values.dtype());
-        let index = match self.tables.iter().position(|table| table.len == len && table.dtype == dtype) {
+        let alike = |table: &Table| (table.len, table.dtype, table.norm) == (len, dtype, norm);
+        let index = match self.tables.iter().position(alike) {
             Some(index) => index,
             None => {
-                self.tables.push(Table::new(self.norm, len, dtype, (stream, queue), &self.meter)?);
+                self.tables.push(Table::new(norm, len, dtype, (stream, queue), &self.meter)?);
                 self.tables.len() - 1
             }
         };
@@ -139,6 +158,6 @@ impl Table {
             table.iter().flat_map(|&Span { start, end, tile }| [start, end, tile]).collect();
         let mut span = Buffer::zeroed_on(queue, words.len(), DType::U64, meter, Category::Staging)?;
         queue.upload(words[..].into(), span.as_mut())?;
-        Ok(Table { len, dtype, span, tiles, kernel: Kernel::find(stream.device(), &name)? })
+        Ok(Table { len, dtype, norm, span, tiles, kernel: Kernel::find(stream.device(), &name)? })
     }
 }

@@ -43,8 +43,8 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
 
 #[test]
 fn layouts_are_those_of_the_kernels() {
-    assert_eq!((size_of::<Row>(), size_of::<Step>(), size_of::<Streams>()), (288, 24, 88));
-    assert_eq!((std::mem::offset_of!(Row, given), std::mem::offset_of!(Row, constants)), (80, 176));
+    assert_eq!((size_of::<Row>(), size_of::<Step>(), size_of::<Streams>()), (312, 24, 88));
+    assert_eq!((std::mem::offset_of!(Row, given), std::mem::offset_of!(Row, constants)), (104, 200));
 }
 
 /// `prepare` makes of the rule, for step `t`, what `host` does: what of a parameter decays, then the rule's own constants.

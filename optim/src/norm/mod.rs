@@ -110,6 +110,14 @@ impl NormAccumulator {
         Ok(())
     }
 
+    /// Counts what of `values` is not finite, and adds nothing: for elements that count in the norm elsewhere.
+    pub fn watch(&mut self, values: Slice<'_>) -> Result<(), Error> {
+        let mut seen = NormAccumulator::new(Norm::Inf);
+        seen.add(values)?;
+        self.non_finite += seen.non_finite;
+        Ok(())
+    }
+
     /// Adds what another accumulator of the same norm has.
     ///
     /// # Panics

@@ -40,6 +40,16 @@ impl NormSum {
         }
     }
 
+    /// Counts what of `values` is not finite, and adds nothing: for elements that count in the norm elsewhere.
+    pub fn watch(&mut self, values: Slice<'_>, queue: &Queue) -> Result<(), Error> {
+        let _ = queue;
+        match &mut self.0 {
+            Sum::Here(sum) => sum.watch(values),
+            #[cfg(feature = "cuda")]
+            Sum::There(sum) => sum.watch(values, queue),
+        }
+    }
+
     /// Adds what was counted apart, on the CPU.
     pub fn merge(&mut self, part: &NormAccumulator) -> Result<(), Error> {
         match &mut self.0 {

@@ -116,6 +116,12 @@ impl Schedule {
         }
     }
 
+    /// What it is made of, by name, with all that tells it from another: for ranks to compare.
+    pub fn parameters(&self) -> [(&'static str, String); 3] {
+        let warmup = self.warmup.map_or("none".to_owned(), |warmup| format!("{warmup:?}"));
+        [("lr", format!("{:?}", self.lr)), ("curve", format!("{:?}", self.curve)), ("warm-up", warmup)]
+    }
+
     /// The base learning rate.
     pub fn lr(&self) -> f64 {
         self.lr

@@ -3,7 +3,9 @@
 use crate::common::{self, DTYPES, Memory, RECIPES, Recipe, Values, rules};
 use crate::gpu::{download, queue, upload};
 use meshstep_optim::cuda::{Decision, Group, Progress, Settings, Step, StepBlock, Update, Verdict};
-use meshstep_optim::{Adam, AdamW, ExactSum, Flat, Isa, Lamb, Rounding, Rule, Scalars, Segment, Sgd};
+use meshstep_optim::{
+    Adam, AdamW, ExactSum, Flat, Isa, Lamb, Rounding, Rule, Scalars, Segment, Sgd, Strided,
+};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, SliceMut};
 
 /// What an update touches, on a device.
@@ -77,7 +79,10 @@ fn step(scalars: &Scalars, skip: bool) -> Step {
 fn segments(len: usize, t: u64) -> [Vec<Segment>; 2] {
     let at = |range: std::ops::Range<usize>, t: u64| {
         let (key, first) = (range.start as u64 ^ 77, range.start as u64 * 3);
-        Segment { key, first, ..Segment::new(range, t) }
+        // The second group's tensor is cut across its rows.
+        let cut = Strided { first: 7, run: 96, stride: 1000 };
+        let strided = if range.start > len / 3 { cut } else { Strided::WHOLE };
+        Segment { key, first, strided, ..Segment::new(range, t) }
     };
     let third = len / 3;
     [vec![at(0..third, t), at(third..third, t)], vec![at(third + (len > 9) as usize..len, t + 4)]]

@@ -4,7 +4,7 @@ use crate::common::{Memory, difference};
 use crate::simt::{self, Device};
 use crate::{SCALARS, Table, describe, launch, recipes, scalars, segment, step};
 use meshstep_optim::cuda::{self, Row, Step, THREADS};
-use meshstep_optim::{AdamW, Isa, Momentum, Rule, Scalars, Segment, Sgd};
+use meshstep_optim::{AdamW, Isa, Momentum, Rule, Scalars, Segment, Sgd, Strided};
 use meshstep_tensor::DType;
 
 /// Two groups of one rule, in one launch: segments short and long, of several t, in any order, with holes.
@@ -35,6 +35,29 @@ fn one_launch_updates_groups_and_touches_nothing_else() {
                 device.reverse(reverse);
                 let kernel = launch(&device, &groups(one, other), &mut found, &scalars, blocks).unwrap();
                 assert_eq!(difference(&found, &expected), None, "{kernel} {recipe:?} in {blocks} blocks");
+            }
+        }
+    }
+}
+
+/// Parts of tensors that were cut across their rows, whose runs are whole groups of random bits or cut them anywhere.
+#[test]
+fn runs_draw_the_bits_of_their_place_in_the_tensor() {
+    let rule = AdamW::default();
+    let Some(device) = Device::of("adam") else { return };
+    let runs = [(0, 128, 256), (1 << 34, 1024, 4096), (128, 384, 1000), (5, 96, 1000), (1 << 33, 5000, 5120)];
+    for recipe in recipes().iter().filter(|recipe| recipe.suits(&rule)) {
+        for (first, run, stride) in runs {
+            for (place, range) in [(0, 0..7000), (1000, 8..5000), (77, 3..4099)] {
+                let strided = Strided { first, run, stride };
+                let segment = Segment { strided, first: place, ..segment(range, 0, 3) };
+                let start = Memory::of(&rule, recipe, 7000, 1);
+                let (mut expected, mut found) = (start.clone(), start);
+                let (scalars, group) = (scalars(recipe, 1), [segment]);
+                expected.update(&rule, Isa::Reference, 0, &group, &scalars).unwrap();
+                let groups = [(&rule as &dyn Rule, group.to_vec())];
+                let kernel = launch(&device, &groups, &mut found, &scalars, 3).unwrap();
+                assert_eq!(difference(&found, &expected), None, "{kernel} {recipe:?}: {group:?}");
             }
         }
     }

@@ -10,8 +10,7 @@ pub use rank::{Holds, Purpose, RankPlan, Sends};
 pub use search::{Cluster, Found, Recipe, Space};
 pub use totals::{Kind, Totals};
 
-use crate::{Axes, Axis, Error, Family, Mesh, Model, Parameter, Sharing};
-use meshstep_optim::Rounding;
+use crate::{Axes, Axis, Error, Family, Mesh, Model, Sharing};
 use meshstep_shard::{Combine, Groups, Options, Part, Seat, Seats, Sizes, Stage};
 
 /// A model's parameters, gradients and optimizer state on a mesh: who stores what, who updates what of it, who sends how much to
@@ -79,7 +78,6 @@ impl Plan {
         let pipeline: Vec<PipelineStage> = families.into_iter().map(of).collect::<Result<_, Error>>()?;
         let dtypes = pipeline.iter().flat_map(|stage| stage.plan.buckets()).map(|bucket| bucket.dtype);
         options.precision.check_used(dtypes)?;
-        check_cut(mesh, model, options)?;
         let (mesh, model, rules) = (mesh.clone(), model.clone(), rules.clone());
         Ok(Plan { mesh, model, rules, stage: options.stage, pipeline })
     }
@@ -186,17 +184,5 @@ fn check_data(mesh: &Mesh, families: &[Family], combine: Combine) -> Result<(), 
     match other.filter(|_| combine != Combine::Sum) {
         Some(axes) => Err(Error::Unequal { axes, ranks: ranks(axes), data: ranks(data) }),
         None => Ok(()),
-    }
-}
-
-/// Random bits are counted by the elements a rank holds.
-fn check_cut(mesh: &Mesh, model: &Model, options: &Options) -> Result<(), Error> {
-    let cut =
-        |p: &&Parameter| p.placement.local_shape(&p.name, &p.shape, mesh).is_ok_and(|own| own != p.shape);
-    match model.parameters().iter().find(cut) {
-        Some(p) if options.precision.rounding == Rounding::Stochastic => {
-            Err(Error::StochasticCut { name: p.name.clone() })
-        }
-        _ => Ok(()),
     }
 }

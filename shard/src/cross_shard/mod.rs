@@ -120,6 +120,11 @@ impl CrossShard {
         self.optimizer.accumulate(batch_size)
     }
 
+    /// What the next step is taken with by the schedule ([`Optimizer::scheduled`]).
+    pub fn scheduled(&mut self) -> Result<At, Error> {
+        self.optimizer.scheduled()
+    }
+
     /// Takes the step ([`Optimizer::step`]). Collective over the group; ranks that errors name are of the
     /// [`group`](Self::group).
     pub fn step(&mut self, at: At) -> Result<Pending, Error> {
@@ -140,6 +145,11 @@ impl CrossShard {
     /// Goes on from a saved loss scale ([`Optimizer::restore_loss_scale`]), which a group has alike.
     pub fn restore_loss_scale(&mut self, state: LossScaleState) -> Result<(), Error> {
         self.optimizer.restore_loss_scale(state)
+    }
+
+    /// Goes on from a saved count of steps ([`Optimizer::restore_steps`]), which a group has alike.
+    pub fn restore_steps(&mut self, steps: u64) -> Result<(), Error> {
+        self.optimizer.restore_steps(steps)
     }
 
     /// Drops the gradients handed over since the last step. Collective over the group.

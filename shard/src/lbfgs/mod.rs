@@ -74,6 +74,7 @@ fn of_a_step_alone(options: &Options) -> Option<&'static str> {
     match () {
         () if options.clip == Clip::BeforeReduce => Some("clip: Clip::BeforeReduce"),
         () if options.loss_scale.is_some() => Some("loss_scale"),
+        () if options.schedule.is_some() => Some("schedule"),
         () if options.non_finite == NonFinite::Propagate => Some("non_finite: NonFinite::Propagate"),
         () if options.missing == Missing::AllOrNone => Some("missing: Missing::AllOrNone"),
         () if options.precision.rounding == Rounding::Stochastic => Some("rounding: Rounding::Stochastic"),
@@ -86,7 +87,7 @@ impl ShardedLbfgs {
     ///
     /// Parameters are of one type, f32 or f64, or 16-bit with [`Options::precision`]. [`Combine::Mean`] and
     /// [`Combine::Sum`] combine losses as they combine gradients; [`Combine::Weighted`] is refused, and so are clipping
-    /// before the reduction, a loss scale, stochastic rounding, [`Missing::AllOrNone`] and [`NonFinite::Propagate`], which an
+    /// before the reduction, a loss scale, a schedule, stochastic rounding, [`Missing::AllOrNone`] and [`NonFinite::Propagate`], which an
     /// optimizer's step alone carries out.
     pub fn new(
         comm: Arc<dyn Communicator>,

@@ -1,0 +1,72 @@
+//! What an optimizer on a mesh does from step to step, as the one on a single group does it. Parameters are the model's, so
+//! none can be added later past the mesh.
+
+use crate::Optimizer;
+use meshstep_optim::LossScaleState;
+use meshstep_shard::{At, Error, Evaluated, MicroBatch, Minimized, Pending, Until};
+
+type Failed = Box<dyn std::error::Error + Send + Sync>;
+
+impl Optimizer {
+    /// [`meshstep_shard::Optimizer::micro_batch`], of as many samples or tokens.
+    pub fn micro_batch(&mut self, weight: u64) -> Result<MicroBatch<'_>, Error> {
+        self.inner.micro_batch(weight)
+    }
+
+    /// [`meshstep_shard::Optimizer::accumulate`].
+    pub fn accumulate(&mut self, weight: u64) -> Result<MicroBatch<'_>, Error> {
+        self.inner.accumulate(weight)
+    }
+
+    /// [`meshstep_shard::Optimizer::scheduled`].
+    pub fn scheduled(&mut self) -> Result<At, Error> {
+        self.inner.scheduled()
+    }
+
+    /// [`meshstep_shard::Optimizer::step`], decided by all ranks of the mesh together.
+    pub fn step(&mut self, at: At) -> Result<Pending, Error> {
+        self.inner.step(at)
+    }
+
+    /// [`meshstep_shard::Optimizer::step_with`].
+    pub fn step_with<E: Into<Failed>>(
+        &mut self,
+        at: At,
+        weight: u64,
+        closure: impl FnOnce(&MicroBatch<'_>) -> Result<f64, E>,
+    ) -> Result<Evaluated, Error> {
+        self.inner.step_with(at, weight, closure)
+    }
+
+    /// [`meshstep_shard::Optimizer::minimize`].
+    pub fn minimize<E: Into<Failed>>(
+        &mut self,
+        until: Until,
+        at: impl FnMut(u64) -> At,
+        weight: u64,
+        closure: impl FnMut(&MicroBatch<'_>) -> Result<f64, E>,
+    ) -> Result<Minimized, Error> {
+        self.inner.minimize(until, at, weight, closure)
+    }
+
+    /// [`meshstep_shard::Optimizer::discard_gradients`].
+    pub fn discard_gradients(&mut self) -> Result<(), Error> {
+        self.inner.discard_gradients()
+    }
+
+    /// [`meshstep_shard::Optimizer::restore_loss_scale`].
+    pub fn restore_loss_scale(&mut self, state: LossScaleState) -> Result<(), Error> {
+        self.inner.restore_loss_scale(state)
+    }
+
+    /// [`meshstep_shard::Optimizer::restore_steps`].
+    pub fn restore_steps(&mut self, steps: u64) -> Result<(), Error> {
+        self.inner.restore_steps(steps)
+    }
+
+    /// [`meshstep_shard::Optimizer::loss_scale_address`].
+    #[cfg(feature = "cuda")]
+    pub fn loss_scale_address(&mut self) -> Result<Option<u64>, Error> {
+        self.inner.loss_scale_address()
+    }
+}
