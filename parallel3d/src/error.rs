@@ -213,6 +213,16 @@ pub enum Error {
         /// Ranks along `pp`.
         stages: usize,
     },
+    /// Ranks that do not divide among a model's pipeline stages.
+    #[error(
+        "{ranks} ranks do not divide among the {stages} pipeline stages of the model; a multiple of {stages} does"
+    )]
+    NoStages {
+        /// The ranks.
+        ranks: usize,
+        /// The stages.
+        stages: usize,
+    },
     /// Means or weights over different ranks.
     #[error(
         "some gradients are reduced over {axes} ({ranks} ranks), others over dp x cp ({data}): neither their means nor their weights go together; use Combine::Sum"

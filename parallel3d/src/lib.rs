@@ -5,6 +5,7 @@
 //! | [`Mesh`] | ranks along named axes: coordinates, groups of any set of axes |
 //! | [`Placement`] | where a parameter lies: cut along axes or whole, and how its gradient becomes whole |
 //! | [`Model`] | parameters and their placements; what of them a rank holds, by [`Family`] |
+//! | [`Plan`] | who stores, updates and sends what, in bytes, before there is a rank; [`Plan::search`] finds the ones that fit |
 //! | [`Optimizer`] | the sharded step on a mesh, decided by all its ranks together |
 //! | [`Verified`], [`Differs`] | what a verification came to: replicas compared by bits |
 //! | [`Communicators`] | one communicator for each set of axes that is needed |
@@ -22,6 +23,7 @@ mod model;
 pub mod models;
 mod optimizer;
 mod placement;
+mod plan;
 mod step;
 mod verify;
 
@@ -33,6 +35,9 @@ pub use mesh::{Coordinate, Group, Mesh};
 pub use model::{Family, Model, ModelBuilder, Parameter};
 pub use optimizer::Optimizer;
 pub use placement::{Gradient, Piece, Placement, Sharing};
+pub use plan::{
+    Cluster, Found, Holds, Kind, PipelineStage, Plan, Purpose, RankPlan, Recipe, Sends, Space, Totals,
+};
 pub use verify::{Alike, Differs, Verified};
 
 /// Keeps README.md true.

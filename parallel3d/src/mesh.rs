@@ -106,6 +106,16 @@ impl Mesh {
         self.axes.iter().map(|&(axis, _)| axis).filter(|&axis| wanted.contains(axis)).collect()
     }
 
+    /// All axes.
+    pub(crate) fn all(&self) -> Axes {
+        self.axes.iter().map(|&(axis, _)| axis).collect()
+    }
+
+    /// Those of `axes` along which there are several ranks: the others make no difference.
+    pub(crate) fn several(&self, axes: Axes) -> Axes {
+        axes.iter().filter(|&axis| self.degree(axis) > 1).collect()
+    }
+
     /// Where `rank` sits.
     pub fn coordinate(&self, rank: usize) -> Result<Coordinate, MeshError> {
         self.check(rank)?;
@@ -143,6 +153,12 @@ impl Mesh {
             free.push((degree, stride));
         }
         Ok(Group { first, free })
+    }
+
+    /// Where `rank` is in its group along `axes`, which the mesh has.
+    pub(crate) fn seat(&self, rank: usize, axes: Axes) -> usize {
+        let along = self.strides().filter(|&(axis, ..)| axes.contains(axis));
+        along.fold(0, |seat, (_, degree, stride)| seat * degree + rank / stride % degree)
     }
 
     /// All groups along `axes`, by their first ranks: every rank is in one.

@@ -1,11 +1,12 @@
 //! The sharded step on a mesh: each parameter's gradient made whole along its own axes, all decided together.
 
 use crate::{
-    Axes, Axis, Communicators, Coordinate, Error, Family, Gradient, Mesh, Model, Parameter, Piece, Sharing,
+    Axis, Communicators, Coordinate, Error, Gradient, Mesh, Model, Parameter, Piece, PipelineStage, Plan,
+    Sharing,
 };
 use meshstep_comm::{Communicator, Reduction};
 use meshstep_optim::Rounding;
-use meshstep_shard::{Among, Combine, Groups, Options, Parts};
+use meshstep_shard::{Among, Combine, Groups, Options, Part, Parts, Shared};
 use meshstep_tensor::{Layout, SliceMut};
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -31,6 +32,7 @@ pub struct Optimizer {
     pub(crate) model: Model,
     /// Along the axes that cut parameters, once they were compared.
     pub(crate) across_cuts: Option<Communicators>,
+    plan: Plan,
 }
 
 impl Optimizer {
@@ -47,34 +49,49 @@ impl Optimizer {
         options: Options,
     ) -> Result<Self, Error> {
         let groups = rules.into();
-        let checked = check(&world, &mesh, model, &groups, &options);
+        let checked = check(&world, &mesh, model, groups, &options);
+        // What options contradict is told once the models are known to be the same.
         let text = match &checked {
-            Ok(_) => describe(&mesh, model),
-            Err(error) => format!("this call = {error}\n"),
+            Ok(_) | Err(Error::Shard(_)) => describe(&mesh, model),
+            Err(error) => objection(Some(error)),
         };
         let same = meshstep_shard::same_everywhere(&*world, &options, &text);
-        let (coordinate, families) = checked?;
+        let planned = match checked {
+            Err(error) if !matches!(error, Error::Shard(_)) => return Err(error),
+            planned => planned,
+        };
         same.map_err(|error| along(error, &mesh))?;
-        let sets = families.iter().flat_map(|family| roles(family.sharing));
-        let comms = Communicators::new(Arc::clone(&world), mesh, sets)?;
-        let weighs =
-            coordinate.is_first(all(comms.mesh()).without(comms.mesh().resolve(Axis::Dp | Axis::Cp)));
+        let same = meshstep_shard::same_everywhere(&*world, &options, &objection(planned.as_ref().err()));
+        let (coordinate, plan) = planned?;
+        same?;
+        let families = || plan.pipeline().iter().flat_map(PipelineStage::families);
+        let sets = families().flat_map(|(sharing, _)| {
+            sharing.further(&mesh).into_iter().chain([sharing.shards(), sharing.copies])
+        });
+        let comms = Communicators::new(Arc::clone(&world), mesh.clone(), sets)?;
+        let weighs = coordinate.is_first(mesh.all().without(mesh.resolve(Axis::Dp | Axis::Cp)));
         let (combine, stochastic) = (options.combine, options.precision.rounding == Rounding::Stochastic);
-        let mut inner = meshstep_shard::Optimizer::empty(world, weighs, options)?;
-        for Family { sharing, layout } in families {
+        let shared = |(sharing, part): (Sharing, &Part)| {
             let mut among = among(&comms, sharing, &coordinate, combine)?;
             if stochastic {
-                among.parts = parts(model, &layout, comms.mesh(), &coordinate)?;
+                among.parts = parts(model, part.layout(), &mesh, &coordinate)?;
             }
-            let rules = groups.within(&layout);
-            inner.add_shared(layout, rules, among, |param, values| {
-                let Some(parameter) = model.get(param.name()) else { return Ok(()) };
-                let Parameter { name, shape, placement, .. } = parameter;
-                let pieces = placement.pieces(name, shape, comms.mesh(), &coordinate).unwrap_or_default();
-                initial(parameter, &pieces, values)
-            })?;
-        }
-        Ok(Optimizer { inner, comms, coordinate, model: model.clone(), across_cuts: None })
+            Ok(Shared { part: part.clone(), rules: plan.rules().within(part.layout()), among })
+        };
+        let parts: Vec<Shared> = families().map(shared).collect::<Result<_, Error>>()?;
+        let mut inner = meshstep_shard::Optimizer::empty(world, weighs, options)?;
+        inner.add_parts(parts, |param, values| {
+            let Some(parameter) = model.get(param.name()) else { return Ok(()) };
+            let Parameter { name, shape, placement, .. } = parameter;
+            let pieces = placement.pieces(name, shape, &mesh, &coordinate).unwrap_or_default();
+            initial(parameter, &pieces, values)
+        })?;
+        Ok(Optimizer { inner, comms, coordinate, model: model.clone(), across_cuts: None, plan })
+    }
+
+    /// What every rank holds and sends.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
     }
 
     /// The mesh.
@@ -103,35 +120,24 @@ impl Deref for Optimizer {
     }
 }
 
-pub(crate) fn all(mesh: &Mesh) -> Axes {
-    mesh.axes().iter().map(|&(axis, _)| axis).collect()
-}
-
-/// The axes along which gradients divide the state, are reduced again over replicas, and over parts; and along which values are
-/// the same.
-fn roles(sharing: Sharing) -> [Axes; 4] {
-    let replicas =
-        if sharing.reduced.contains(Axis::DpReplicate) { Axis::DpReplicate.into() } else { Axes::NONE };
-    [sharing.reduced.without(replicas), replicas, sharing.partial, sharing.copies]
-}
-
 fn among(
     comms: &Communicators,
     sharing: Sharing,
     coordinate: &Coordinate,
     combine: Combine,
 ) -> Result<Among, Error> {
-    let [shards, replicas, partial, copies] = roles(sharing);
     let of_data = if combine == Combine::Mean { Reduction::Mean } else { Reduction::Sum };
     let of_parts = if sharing.gradient == Gradient::PartialMean { Reduction::Mean } else { Reduction::Sum };
-    let several = |(axes, _): &(Axes, Reduction)| comms.mesh().degree(*axes) > 1;
-    let further = [(replicas, of_data), (partial, of_parts)].into_iter().filter(several);
-    let further = further.map(|(axes, by)| Ok((Arc::clone(comms.along(axes)?), by)));
+    let further = sharing.further(comms.mesh()).into_iter();
+    let further = further.map(|axes| {
+        let by = if axes == sharing.partial { of_parts } else { of_data };
+        Ok((Arc::clone(comms.along(axes)?), by))
+    });
     Ok(Among {
-        shards: Arc::clone(comms.along(shards)?),
+        shards: Arc::clone(comms.along(sharing.shards())?),
         further: further.collect::<Result<_, Error>>()?,
-        copies: Arc::clone(comms.along(copies)?),
-        counts: coordinate.is_first(sharing.copies.without(shards)),
+        copies: Arc::clone(comms.along(sharing.copies)?),
+        counts: coordinate.is_first(sharing.copies.without(sharing.shards())),
         parts: HashMap::new(),
     })
 }
@@ -151,25 +157,24 @@ fn parts(
     .collect()
 }
 
-/// Where this rank sits and what it holds, or what is wrong.
+/// Where this rank sits, and what all of them hold, or what is wrong.
 fn check(
     world: &Arc<dyn Communicator>,
     mesh: &Mesh,
     model: &Model,
-    groups: &Groups,
+    groups: Groups,
     options: &Options,
-) -> Result<(Coordinate, Vec<Family>), Error> {
+) -> Result<(Coordinate, Plan), Error> {
     let mesh = mesh.clone().of(world.world_size())?;
     let coordinate = mesh.coordinate(world.rank())?;
     if mesh.degree(Axis::Pp) > 1 {
         return Err(Error::Stages { stages: mesh.degree(Axis::Pp) });
     }
-    if let Some(name) = groups.names().find(|name| model.parameters().iter().all(|p| p.name != **name)) {
-        return Err(Error::UnknownParam { name: name.to_owned() });
-    }
-    let families = model.families(&mesh, &coordinate)?;
-    check_data(&mesh, &families, options.combine)?;
-    Ok((coordinate, families))
+    Ok((coordinate, Plan::new(&mesh, model, groups, options)?))
+}
+
+fn objection(error: Option<&Error>) -> String {
+    error.map_or("this call = no objection\n".to_owned(), |error| format!("this call = {error}\n"))
 }
 
 /// What all ranks must have alike.
@@ -191,22 +196,9 @@ fn along(error: meshstep_shard::Error, mesh: &Mesh) -> Error {
                 Ok(at) => at,
                 Err(error) => return error.into(),
             };
-            let axes = all(mesh).iter().filter(|&axis| at.along(axis) > 0).collect();
+            let axes = mesh.all().iter().filter(|&axis| at.along(axis) > 0).collect();
             Error::Models { what, rank0, rank, at, axes, theirs }
         }
         other => other.into(),
-    }
-}
-
-/// Means or weights over different ranks do not add up to one norm, nor to one gradient.
-fn check_data(mesh: &Mesh, families: &[Family], combine: Combine) -> Result<(), Error> {
-    let data = mesh.resolve(Axis::Dp | Axis::Cp);
-    let ranks = |axes: Axes| axes.iter().map(|axis| mesh.degree(axis)).product();
-    // Axes of one rank make no difference.
-    let own = |axes: Axes| -> Axes { axes.iter().filter(|&axis| mesh.degree(axis) > 1).collect() };
-    let other = families.iter().map(|family| family.sharing.reduced).find(|&axes| own(axes) != own(data));
-    match other.filter(|_| combine != Combine::Sum) {
-        Some(axes) => Err(Error::Unequal { axes, ranks: ranks(axes), data: ranks(data) }),
-        None => Ok(()),
     }
 }

@@ -55,6 +55,21 @@ impl Sharing {
     pub fn repeated(self) -> Axes {
         self.copies.without(self.reduced)
     }
+
+    /// Along which axes ranks divide the state: gradients are reduced over them, updated parameters gathered from them.
+    pub fn shards(self) -> Axes {
+        self.reduced.without(self.replicas())
+    }
+
+    /// Along which axes of `mesh` what a rank has of a reduced gradient is reduced further, in turn: over replicas of the state, then
+    /// over parts of the gradient. Axes of one rank make no difference.
+    pub fn further(self, mesh: &Mesh) -> Vec<Axes> {
+        [self.replicas(), self.partial].into_iter().filter(|&axes| mesh.degree(axes) > 1).collect()
+    }
+
+    fn replicas(self) -> Axes {
+        if self.reduced.contains(Axis::DpReplicate) { Axis::DpReplicate.into() } else { Axes::NONE }
+    }
 }
 
 /// A dimension that is cut along an axis.

@@ -142,7 +142,7 @@ impl Optimizer {
         for (i, param) in self.inner.params().enumerate() {
             let Some(parameter) = self.model.get(param.name()) else { continue };
             let whole = parameter.placement.sharing(self.mesh()).copies | Axis::Pp;
-            let axes = crate::optimizer::all(self.mesh()).without(whole);
+            let axes = self.mesh().all().without(whole);
             if self.mesh().degree(axes) > 1 {
                 cut.entry(axes).or_default().push((i, parameter));
             }

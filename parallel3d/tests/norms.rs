@@ -55,7 +55,7 @@ fn every_norm_is_that_of_the_whole_gradient() {
     }
 }
 
-/// Every byte that a step may change.
+/// Every byte that a step may change. Collective.
 fn dump(opt: &Optimizer, names: &[String]) -> Vec<(Vec<u32>, Vec<Vec<u32>>, u64)> {
     let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect();
     let one = |name: &String| {

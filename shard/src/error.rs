@@ -331,10 +331,7 @@ pub enum Error {
         len: usize,
     },
     /// Replicas that cannot be averaged.
-    #[error(
-        "{slot} of {name:?} differs at element {index} and is not finite on some rank; nothing was averaged: \
-         restore it first"
-    )]
+    #[error("{slot} of {name:?} differs at element {index}, on some rank not finite: restore it first")]
     DriftNotFinite {
         /// `params`, `master`, or the state's name.
         slot: &'static str,
@@ -395,9 +392,7 @@ pub enum Error {
     #[error("the ranks' progress differs; call the same on every rank")]
     Parted,
     /// Too many steps in a row had gradients that are not finite.
-    #[error(
-        "{skips} steps in a row had gradients that are not finite; lower the learning rate or the loss scale"
-    )]
+    #[error("{skips} steps in a row had non-finite gradients; lower the learning rate or the loss scale")]
     TooManySkips {
         /// How many.
         skips: u32,

@@ -1,10 +1,9 @@
 //! One layout's worth of an optimizer: its parameters, their memory and their groups, before ranks have agreed on it.
 
 use crate::filling::Filling;
-use crate::handover::Kept;
+use crate::fixed::Kept;
 use crate::owned::{Of, Owned, zeroed};
-use crate::plan::Plan;
-use crate::{Among, Error, Groups, Options, wire};
+use crate::{Among, Error, Groups, Options, Part, wire};
 use meshstep_comm::{Communicator, Op};
 use meshstep_tensor::{Buffer, Category, Layout, Param, Queue, Slice, SliceMut};
 use std::fmt::Write;
@@ -39,6 +38,7 @@ pub(crate) struct Family {
     pub(crate) buckets: Vec<Owned>,
     pub(crate) frozen: Vec<Buffer>,
     pub(crate) groups: Groups,
+    pub(crate) among: Arc<Among>,
     pub(crate) first_bucket: usize,
     pub(crate) first_vector: usize,
 }
@@ -52,18 +52,28 @@ pub(crate) struct Before {
     pub(crate) groups: usize,
 }
 
+impl Before {
+    /// What `family` adds to that.
+    pub(crate) fn count(&mut self, family: &Family) {
+        self.params += family.entries.len();
+        self.buckets += family.buckets.len();
+        self.vectors += family.frozen.len();
+        self.groups += family.groups.groups.len();
+    }
+}
+
 impl Family {
     /// Allocates what is planned, or says what is wrong; touches nothing else.
     pub(crate) fn new(
-        layout: &Layout,
+        part: &Part,
         groups: Groups,
-        plan: &Plan,
         before: Before,
         (rank, among): (usize, &Arc<Among>),
         options: &Options,
     ) -> Result<Self, Error> {
+        let layout = part.layout();
         let group_of = groups.assign(layout)?;
-        let mut entries = entries(layout, plan, &group_of, before);
+        let mut entries = entries(part, &group_of, before);
         let mut family = Family {
             entries: Vec::new(),
             kept: Vec::new(),
@@ -71,26 +81,27 @@ impl Family {
             buckets: Vec::new(),
             frozen: frozen(layout, &mut entries, before, options)?,
             groups,
+            among: Arc::clone(among),
             first_bucket: before.buckets,
             first_vector: before.vectors,
         };
         family.entries = entries;
-        for b in 0..plan.buckets().len() {
-            family.add_bucket(plan, b, &group_of, before, (rank, among), options)?;
+        for b in 0..part.buckets().len() {
+            family.add_bucket(part, b, &group_of, before, (rank, among), options)?;
         }
         Ok(family)
     }
 
     fn add_bucket(
         &mut self,
-        plan: &Plan,
+        part: &Part,
         b: usize,
         group_of: &[usize],
         before: Before,
         (rank, among): (usize, &Arc<Among>),
         options: &Options,
     ) -> Result<(), Error> {
-        let mut bucket = plan.buckets()[b].clone();
+        let mut bucket = part.buckets()[b].clone();
         let states = self.groups.state().len();
         let seed = options.precision.seed;
         let of = |p: usize| {
@@ -98,7 +109,7 @@ impl Family {
             let key = xxh3_64_with_seed(param.name().as_bytes(), seed);
             Of { group: group_of[p] + before.groups, key, parts: among.parts_of(param) }
         };
-        let mut owned = Owned::new(&bucket, plan.owned(b, rank), states, of, options)?;
+        let mut owned = Owned::new(&bucket, part.owned(b, rank), states, of, options)?;
         owned.shift_params(before.params);
         let name = |p: &crate::Placed| self.entries[p.param].param.name().to_owned();
         let names = bucket.params.iter().map(name).collect();
@@ -108,12 +119,12 @@ impl Family {
             zeroed(len, bucket.grads, options, Category::Grads, &apart)
         };
         let (whole, shard) = match options.stage {
-            stage if stage.cuts_grads() => (None, Some(grads(bucket.len / plan.world_size(), 0)?)),
+            stage if stage.cuts_grads() => (None, Some(grads(bucket.len / part.sizes().shards, 0)?)),
             _ => (Some(grads(bucket.len, owned.first())?), None),
         };
         self.fillings.push(Filling::new(&bucket, whole, shard));
-        let (counted, gathered) = (plan.counted(b, rank), plan.gathered(b));
-        let (owned_ranges, among) = (plan.owned(b, rank), Arc::clone(among));
+        let (counted, gathered) = (part.counted(b, rank), part.gathered(b));
+        let (owned_ranges, among) = (part.owned(b, rank), Arc::clone(among));
         let gathers = None;
         self.kept.push(Kept { counted, gathered, gathers, names, owned: owned_ranges, among, plan: bucket });
         self.buckets.push(owned);
@@ -232,7 +243,7 @@ pub(crate) fn describe(layout: &Layout, groups: &Groups, options: &Options) -> S
     text + &crate::schedule::describe(schedule.as_ref())
 }
 
-fn entries(layout: &Layout, plan: &Plan, group_of: &[usize], before: Before) -> Vec<Entry> {
+fn entries(part: &Part, group_of: &[usize], before: Before) -> Vec<Entry> {
     let nowhere = Place::Frozen { vector: 0, range: 0..0 };
     let entry = |(p, &group): (&Param, &usize)| Entry {
         param: p.clone(),
@@ -240,8 +251,8 @@ fn entries(layout: &Layout, plan: &Plan, group_of: &[usize], before: Before) -> 
         group: group + before.groups,
         t: 0,
     };
-    let mut entries: Vec<Entry> = layout.params().iter().zip(group_of).map(entry).collect();
-    for (b, bucket) in plan.buckets().iter().enumerate() {
+    let mut entries: Vec<Entry> = part.layout().params().iter().zip(group_of).map(entry).collect();
+    for (b, bucket) in part.buckets().iter().enumerate() {
         for (index, placed) in bucket.params.iter().enumerate() {
             let range = placed.range();
             entries[placed.param].place = Place::Bucket { bucket: before.buckets + b, index, range };
@@ -273,7 +284,7 @@ fn frozen(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Owners, Stage};
+    use crate::{Owners, Sizes, Stage};
     use meshstep_optim::AdamW;
     use meshstep_tensor::DType;
 
@@ -291,10 +302,9 @@ mod tests {
         for stage in [Stage::Replicated, Stage::Zero1, Stage::Zero2, Stage::Zero3, whole] {
             for rank in (0..4).cycle().take(40) {
                 let options = Options { stage, bucket_len: Some(8_000), ..Options::default() };
-                let plan = Plan::new(&layout, 4, &options).unwrap();
+                let part = Part::new(layout.clone(), Sizes::all(4), [], &options).unwrap();
                 let groups = Groups::new(AdamW::default());
-                let family =
-                    Family::new(&layout, groups, &plan, Before::default(), (rank, &all), &options).unwrap();
+                let family = Family::new(&part, groups, Before::default(), (rank, &all), &options).unwrap();
                 for (owned, filling) in family.buckets.iter().zip(&family.fillings) {
                     let mut streams = owned.streams(0);
                     let address = |b: &Buffer| b.as_ptr().addr().get();

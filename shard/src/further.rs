@@ -1,6 +1,7 @@
 //! Reduced gradients that are reduced once more, along other ranks, before they count.
 
-use crate::handover::{Handover, Kept};
+use crate::fixed::Kept;
+use crate::handover::Handover;
 use crate::wire;
 use crate::{Error, Stage};
 use meshstep_comm::{Communicator, InFlight, Op};

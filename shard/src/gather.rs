@@ -1,6 +1,6 @@
 //! Updated parameters on their way to every rank.
 
-use crate::handover::Kept;
+use crate::fixed::Kept;
 use crate::{Error, Stage};
 use meshstep_comm::{InFlight, Op};
 use meshstep_tensor::{Buffer, Queue};

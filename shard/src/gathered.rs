@@ -1,9 +1,9 @@
 //! Units of sharded parameters: gathered when a model is about to read them, and given back.
 
-use crate::family::Place;
+use crate::family::{Family, Place};
 use crate::gather_room::{From, GatherRoom};
 use crate::units::Units;
-use crate::{Among, Error, MicroBatch, Optimizer, Plan, wire};
+use crate::{Among, BucketPlan, Error, MicroBatch, Optimizer, wire};
 use meshstep_comm::{Communicator, InFlight, Op};
 use meshstep_tensor::{Buffer, Slice};
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -164,17 +164,12 @@ impl Optimizer {
         Ok(())
     }
 
-    /// The units there will be with those of `plan`; where they are gathered there is room for them.
-    pub(crate) fn units_with(&self, plan: &Plan) -> Result<Units, Error> {
-        let mut units = self.units.clone();
-        units.extend(plan.units(), self.buckets.len());
+    /// Where units are gathered, room for these, of all buckets.
+    pub(crate) fn reserve_for(&self, units: &Units, buckets: &[&BucketPlan]) -> Result<(), Error> {
         if self.options.stage.cuts_params() {
-            let known = &self.handover.fixed.buckets;
-            let bucket =
-                |b: usize| known.get(b).map_or_else(|| &plan.buckets()[b - known.len()], |k| &k.plan);
-            self.room_for_units().reserve(units.names().count(), &units.room(bucket))?;
+            self.room_for_units().reserve(units.names().count(), &units.room(|b| buckets[b]))?;
         }
-        Ok(units)
+        Ok(())
     }
 
     pub(crate) fn room_for_units(&self) -> MutexGuard<'_, GatherRoom> {
@@ -182,13 +177,18 @@ impl Optimizer {
     }
 
     /// What the parameters that are shared among these are gathered with, where they are: a communicator of its own, as gathers
-    /// and reductions come in no one order. Collective.
-    pub(crate) fn gathers_among(&self, among: &Among) -> Result<Option<Arc<dyn Communicator>>, Error> {
+    /// and reductions come in no one order. `added` are about to be added before them. Collective.
+    pub(crate) fn gathers_among(
+        &self,
+        among: &Among,
+        added: &[Family],
+    ) -> Result<Option<Arc<dyn Communicator>>, Error> {
         if !self.options.stage.cuts_params() {
             return Ok(None);
         }
         let fixed = &self.handover.fixed;
-        let known = fixed.buckets.iter().find(|kept| Arc::ptr_eq(&kept.among.shards, &among.shards));
+        let mut known = fixed.buckets.iter().chain(added.iter().flat_map(|family| &family.kept));
+        let known = known.find(|kept| Arc::ptr_eq(&kept.among.shards, &among.shards));
         match known {
             Some(known) => Ok(known.gathers.clone()),
             None => Ok(among.shards.split(Some(0), among.shards.rank() as i64)?),

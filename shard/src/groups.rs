@@ -1,6 +1,6 @@
 //! Parameter groups: rules with hyperparameters of their own for some of the parameters.
 
-use crate::{Error, Options, Stage};
+use crate::{Clip, Error, Options, Stage};
 use meshstep_optim::{Rule, Sees};
 use meshstep_tensor::{Layout, Place};
 use std::fmt::Write;
@@ -71,6 +71,38 @@ impl Groups {
             Group { names, ..group.clone() }
         };
         Groups { groups: self.groups.iter().map(own).collect() }
+    }
+
+    /// The first group's rule; the others' differ in hyperparameters alone.
+    pub fn rule(&self) -> &dyn Rule {
+        &*self.groups[0].rule
+    }
+
+    /// Whether these rules can update the parameters of `layout` with these options, where all ranks share all parameters alike,
+    /// or not.
+    pub fn check(&self, layout: &Layout, alike: bool, options: &Options) -> Result<(), Error> {
+        self.assign(layout)?;
+        options.precision.check_rules(self)?;
+        self.check_sight(layout, options.stage)?;
+        if !alike {
+            self.check_shared(options)?;
+        }
+        self.check_place(options)
+    }
+
+    /// What takes all ranks to share all parameters alike.
+    fn check_shared(&self, options: &Options) -> Result<(), Error> {
+        let rule = |sees| self.groups.iter().map(|g| &g.rule).find(|rule| rule.sees() == sees);
+        let (what, works) = match (rule(Sees::TensorSums), rule(Sees::Matrix)) {
+            // Folded over all ranks, each element once.
+            (Some(rule), _) if !options.stage.cuts_state() => {
+                (format!("sums over whole tensors, for {}", rule.name()), "Stage::Zero1, Zero2 or Zero3")
+            }
+            (_, Some(rule)) => (format!("whole matrices, for {}", rule.name()), "a rule that sees less"),
+            _ if options.clip == Clip::BeforeReduce => ("Clip::BeforeReduce".to_owned(), "Clip::AfterReduce"),
+            _ => return Ok(()),
+        };
+        Err(Error::Shared { what, works })
     }
 
     /// The names of the rule's state vectors, the same in every group.

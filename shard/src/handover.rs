@@ -1,16 +1,15 @@
 //! Gradients in, by parameter, in any order, from any thread; reduced buckets out, in index order.
 
 use crate::among::know;
-use crate::bucket_plan::BucketPlan;
 use crate::filling::{Filling, Lent};
+use crate::fixed::{Fixed, Kept};
 use crate::meeting::Meeting;
 use crate::pool::{Pool, Shelf};
-use crate::{Among, Error, Stage};
-use meshstep_comm::{Communicator, InFlight, Op, Reduction};
-use meshstep_optim::{Norm, NormAccumulator, NormSum};
+use crate::{Error, Stage};
+use meshstep_comm::{InFlight, Op};
+use meshstep_optim::{NormAccumulator, NormSum};
 use meshstep_tensor::{Buffer, DType, Meter, Queue};
-use std::ops::Range;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Collects one step's gradients. Every method locks for bookkeeping only; bytes are copied, reduced and waited for
 /// outside the lock.
@@ -25,52 +24,6 @@ pub(crate) struct Handover {
     rested: Condvar,
     /// The communication failure after which nothing goes on.
     failure: OnceLock<meshstep_comm::Error>,
-}
-
-/// What does not change while gradients come in.
-#[derive(Debug)]
-pub(crate) struct Fixed {
-    /// All ranks: they decide together.
-    pub(crate) comm: Arc<dyn Communicator>,
-    /// What decides a step goes this way, where it is not to wait for the buckets on their way.
-    pub(crate) aside: Option<Arc<dyn Communicator>>,
-    /// Theirs, that for decisions, and those that parameters are shared among, each once.
-    pub(crate) comms: Vec<Arc<dyn Communicator>>,
-    /// Those that sharded parameters are gathered with.
-    pub(crate) gathers: Vec<Arc<dyn Communicator>>,
-    /// Whether this rank's weight of a micro-batch counts.
-    pub(crate) weighs: bool,
-    pub(crate) queue: Queue,
-    pub(crate) stage: Stage,
-    pub(crate) reduction: Reduction,
-    pub(crate) overlap: bool,
-    pub(crate) norm: Norm,
-    pub(crate) buckets: Vec<Kept>,
-}
-
-impl Fixed {
-    /// Every rank's words, in an order of their own where there is one.
-    pub(crate) fn words(&self) -> &Arc<dyn Communicator> {
-        self.aside.as_ref().unwrap_or(&self.comm)
-    }
-}
-
-/// A bucket's plan, and what of it this rank adds to the norm.
-#[derive(Debug)]
-pub(crate) struct Kept {
-    pub(crate) plan: BucketPlan,
-    /// The parameters' names, for errors.
-    pub(crate) names: Vec<String>,
-    /// The ranks it is shared among.
-    pub(crate) among: Arc<Among>,
-    /// What this rank updates.
-    pub(crate) owned: Vec<Range<usize>>,
-    /// What of it this rank adds to the norm, or only watches where another adds the same.
-    pub(crate) counted: Vec<Range<usize>>,
-    /// What travels to everyone after the update, and from whom.
-    pub(crate) gathered: Vec<(usize, Range<usize>)>,
-    /// What its parameters are gathered with, where they are sharded.
-    pub(crate) gathers: Option<Arc<dyn Communicator>>,
 }
 
 #[derive(Debug)]

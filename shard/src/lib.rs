@@ -12,10 +12,10 @@
 //! | [`Options`], [`Stage`] | what is divided among the ranks, and how |
 //! | [`Precision`] | masters, remainders, bf16 moments, stochastic rounding: a recipe that is checked |
 //! | [`Groups`] | other hyperparameters for some parameters |
-//! | [`Among`] | parameters that several groups of ranks share in several ways, stepped together |
+//! | [`Among`], [`Shared`] | parameters that several groups of ranks share in several ways, stepped together |
 //! | [`Verified`], [`Difference`] | replicas and sharded state compared by bits, and what was found |
 //! | [`CrossShard`] | replicas in groups that reduce apart, compared and averaged on request |
-//! | [`Plan`] | who owns what, and the bytes it takes, without memory or ranks |
+//! | [`Plan`], [`Part`] | who owns what, and the bytes it takes, without memory or ranks |
 //!
 //! ```
 //! use meshstep_optim::AdamW;
@@ -89,10 +89,10 @@
 //! may wait for the other ranks' hand-overs: do not let ranks of one process share a pool of threads for it. Gradients accumulate in their own type: f32 micro-batches of
 //! f32, bf16 ones in bf16. Weighted means round w g once to the gradients' type.
 
-mod added;
 mod agree;
 mod among;
 mod bucket_plan;
+mod bytes;
 mod cross_shard;
 mod error;
 mod exchange;
@@ -100,6 +100,8 @@ mod family;
 mod fault;
 mod filling;
 mod first_chunks;
+mod first_values;
+mod fixed;
 mod further;
 mod gather;
 mod gather_room;
@@ -107,6 +109,7 @@ mod gathered;
 mod groups;
 mod handover;
 mod held;
+mod join;
 mod lbfgs;
 mod loss_scale;
 mod meeting;
@@ -114,6 +117,7 @@ mod micro_batch;
 mod optimizer;
 mod options;
 mod owned;
+mod part;
 mod partition;
 mod plan;
 mod pool;
@@ -136,19 +140,22 @@ mod wire;
 pub use agree::{gather_words, same_everywhere};
 pub use among::{Among, Parts};
 pub use bucket_plan::{BucketPlan, Placed};
+pub use bytes::{Memory, Wire};
 pub use cross_shard::{AssignmentError, CrossShard, Drift, SlotDrift};
 pub use error::Error;
 pub use fault::Fault;
 pub use gathered::{Gathered, PendingGather, UnitError};
 pub use groups::Groups;
 pub use held::LocalClip;
+pub use join::Shared;
 pub use lbfgs::{LbfgsStep, ShardedLbfgs};
 pub use meshstep_optim::Stop;
 pub use micro_batch::{MicroBatch, Slot};
 pub use optimizer::Optimizer;
 pub use options::{At, Clip, Combine, Initial, Missing, NonFinite, Options, Stage};
+pub use part::{Part, Seat, Sizes};
 pub use partition::{Owners, Partition};
-pub use plan::{Memory, Plan, Wire};
+pub use plan::{Plan, Seats};
 pub use precision::{Master, Moments, Precision};
 pub use reduce::Folding;
 pub use step::{Outcome, Pending, Traffic};

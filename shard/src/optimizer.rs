@@ -1,20 +1,19 @@
 //! The sharded optimizer: made together by all ranks, then one step after another.
 
-use crate::added::Added;
 use crate::exchange::Exchange;
-use crate::family::{self, Before, Entry, Family};
+use crate::family::{self, Entry};
+use crate::fixed::{Fixed, Kept};
 use crate::gather_room::GatherRoom;
 use crate::groups::Group;
-use crate::handover::{Fixed, Handover, Kept};
+use crate::handover::Handover;
 use crate::owned::Owned;
-use crate::plan::{Plan, pool_sizes};
-use crate::pool::{Pool, Shelf};
+use crate::pool::Pool;
 use crate::tensor_totals::TensorTotals;
 use crate::units::Units;
 use crate::verify::Verifying;
-use crate::{Among, Clip, Combine, Error, Groups, LocalClip, Options, agree};
+use crate::{Among, Combine, Error, Groups, LocalClip, Options, Part, Shared, Sizes, agree};
 use meshstep_comm::{Communicator, Reduction};
-use meshstep_optim::{LossScaleState, Sees};
+use meshstep_optim::LossScaleState;
 use meshstep_tensor::{Layout, Param, SliceMut};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
@@ -27,7 +26,7 @@ use std::sync::{Arc, Mutex};
 #[derive(Debug)]
 pub struct Optimizer {
     pub(crate) entries: Vec<Entry>,
-    by_name: HashMap<String, usize>,
+    pub(crate) by_name: HashMap<String, usize>,
     pub(crate) groups: Vec<Group>,
     pub(crate) buckets: Vec<Owned>,
     pub(crate) frozen: Vec<meshstep_tensor::Buffer>,
@@ -177,119 +176,25 @@ impl Optimizer {
         among: Among,
         initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
     ) -> Result<(), Error> {
-        self.handover.healthy()?;
-        let among = Arc::new(among);
-        let added = self.try_add(&layout, rules.into(), &among, initial);
-        if let Err(Error::Comm(failure)) = &added {
-            self.handover.poison(failure.clone());
-        }
-        if self.handover.healthy().is_err() {
-            // Somebody may wait for this rank in groups that the optimizer does not know yet.
-            among.comms().for_each(|comm| comm.abort());
-        }
-        added
-    }
-
-    pub(crate) fn prepare(
-        &self,
-        layout: &Layout,
-        groups: Groups,
-        among: &Arc<Among>,
-    ) -> Result<(Family, Vec<Shelf>, Units), Error> {
-        if let Some(p) = layout.params().iter().find(|p| self.by_name.contains_key(p.name())) {
-            return Err(Error::NameTaken { name: p.name().to_owned() });
-        }
-        self.options.norm.check()?;
-        self.options.loss_scale.map_or(Ok(()), |rule| rule.check())?;
-        self.options.precision.check_rules(&groups)?;
-        among.check_parts(layout)?;
-        let earlier = || self.handover.fixed.buckets.iter().map(|k| &k.plan);
+        let rules = rules.into();
         // Whole parameters are balanced over the ranks that share them.
         let along = |k: &&Kept| Arc::ptr_eq(&k.among.shards, &among.shards);
         let alike = self.handover.fixed.buckets.iter().filter(along).map(|k| &k.plan);
-        let world_size = among.shards.world_size();
-        let before = Before {
-            params: self.entries.len(),
-            buckets: self.buckets.len(),
-            vectors: self.frozen.len(),
-            groups: self.groups.len(),
-        };
-        let plan = Plan::after(alike, layout, world_size, &self.options)?;
-        if Arc::ptr_eq(&among.shards, self.comm()) && among.further.is_empty() {
-            // Of several groups' parameters others may follow.
-            let dtypes = earlier().chain(plan.buckets()).map(|bucket| bucket.dtype);
-            self.options.precision.check_used(dtypes)?;
-        }
-        groups.check_sight(layout, self.options.stage)?;
-        self.check_shared(&groups, among)?;
-        groups.check_place(&self.options)?;
-        let family = Family::new(layout, groups, &plan, before, (among.shards.rank(), among), &self.options)?;
-        let kept = earlier().chain(family.kept.iter().map(|k| &k.plan));
-        let sizes = pool_sizes(self.options.stage, kept);
-        let shelves = self.handover.shelves_for(&sizes, &self.options.meter)?;
-        Ok((family, shelves, self.units_with(&plan)?))
+        let part = self
+            .options
+            .precision
+            .check_rules(&rules)
+            .and_then(|()| Part::after(layout, Sizes::from(&among), alike, &self.options));
+        self.add(part.map(|part| vec![Shared { part, rules, among }]), initial)
     }
 
-    /// What takes all ranks to share all parameters alike.
-    fn check_shared(&self, groups: &Groups, among: &Among) -> Result<(), Error> {
-        let Options { stage, clip, combine, .. } = self.options;
-        let all = among.further.is_empty()
-            && among.parts.is_empty()
-            && among.comms().all(|comm| Arc::ptr_eq(comm, self.comm()));
-        let rule = |sees| groups.groups.iter().map(|g| &g.rule).find(|rule| rule.sees() == sees);
-        let works = match (rule(Sees::TensorSums), rule(Sees::Matrix)) {
-            // Folded over all ranks, each element once.
-            (Some(rule), _) if !stage.cuts_state() => Some((
-                format!("sums over whole tensors, for {}", rule.name()),
-                "Stage::Zero1, Zero2 or Zero3",
-            )),
-            (_, Some(rule)) => {
-                Some((format!("whole matrices, for {}", rule.name()), "a rule that sees less"))
-            }
-            _ if clip == Clip::BeforeReduce => Some(("Clip::BeforeReduce".to_owned(), "Clip::AfterReduce")),
-            _ => None,
-        };
-        let unweighed = Arc::ptr_eq(&among.shards, self.comm()) && !self.handover.fixed.weighs;
-        match works {
-            Some((what, works)) if !all => Err(Error::Shared { what, works }),
-            _ if unweighed && combine == Combine::Weighted => {
-                let what = "weights of ranks that compute the same micro-batch".to_owned();
-                Err(Error::Shared { what, works: "groups of ranks with other micro-batches each" })
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Takes in what was prepared; cannot fail.
-    pub(crate) fn commit(&mut self, added: Added) {
-        let Added { mut family, shelves, exchange, totals, aside, units } = added;
-        (self.exchange, self.totals, self.units) = (exchange, totals, units);
-        if aside.is_some() {
-            self.handover.fixed.comms.extend(aside.clone());
-            self.handover.fixed.aside = aside;
-        }
-        #[cfg(feature = "cuda")]
-        {
-            // Its names are no longer all.
-            self.room.there = None;
-        }
-        for entry in &family.entries {
-            self.by_name.insert(entry.param.name().to_owned(), self.by_name.len());
-        }
-        self.entries.append(&mut family.entries);
-        self.groups.append(&mut family.groups.groups);
-        self.buckets.append(&mut family.buckets);
-        let among = family.kept.first().map(|kept| &kept.among);
-        self.verifying
-            .frozen
-            .extend(family.frozen.iter().zip(among.into_iter().cycle()).map(|(_, among)| Arc::clone(among)));
-        self.frozen.append(&mut family.frozen);
-        self.handover.extend(family.kept, family.fillings, shelves);
-        self.progress.present.resize_with(self.entries.len(), AtomicBool::default);
-        self.room.due.resize(self.entries.len(), 0);
-        let pieces = self.handover.fixed.buckets.iter().map(|k| k.gathered.len()).sum();
-        self.room.gathering.reserve(pieces);
-        self.progress.sent_before = self.handover.sent();
+    /// The same for several parts of a plan at once: what they share is made once, and is what the plan says.
+    pub fn add_parts(
+        &mut self,
+        parts: Vec<Shared>,
+        initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
+    ) -> Result<(), Error> {
+        self.add(Ok(parts), initial)
     }
 
     /// The communicator the ranks step with.

@@ -1,13 +1,14 @@
-//! Which parameters travel together, who owns what of them, and the bytes that takes. Arithmetic only.
+//! Everything a group of ranks holds and sends together: parts, the exchange they decide by, and the buffers they share. Arithmetic only.
 
-use crate::bucket_plan::{self, BucketPlan, Placed};
+use crate::bucket_plan::BucketPlan;
+use crate::bytes::{alike, ring_all_reduce};
 use crate::exchange::FIELDS;
 use crate::tensor_totals::fold_words;
 use crate::units::Units;
-use crate::{Clip, Error, Missing, NonFinite, Options, Stage};
+use crate::{Clip, Error, Memory, Missing, NonFinite, Options, Part, Seat, Sizes, Stage, Wire};
 use meshstep_optim::{ExactSum, LossScale, Rule};
 use meshstep_tensor::{DType, Layout, Place};
-use std::ops::Range;
+use std::borrow::Cow;
 
 /// Buffers a rank at stage 2 or 3 keeps for gradients on their way: one that fills while one travels.
 const POOL: usize = 2;
@@ -20,112 +21,63 @@ pub(crate) const SUM_HEAD: usize = 2;
 /// u64 words of the maximised vector before those of parameters: largest gradient, fault, digest and its complement.
 pub(crate) const MAX_HEAD: usize = 4;
 
-/// Where everything goes: the same on every rank.
+/// Where everything goes: the same on every rank that decides with the others.
+///
+/// On one group of ranks there is one part, and a rank is the same number everywhere:
+///
+/// ```
+/// use meshstep_optim::AdamW;
+/// use meshstep_shard::{Options, Plan, Stage};
+/// use meshstep_tensor::{DType, Layout};
+///
+/// let layout = Layout::builder().param("w", &[1000, 1000], DType::F32).build()?;
+/// let plan = Plan::new(&layout, 8, &Options { stage: Stage::Zero1, ..Options::default() })?;
+/// let memory = plan.memory(3, &AdamW::default());
+/// assert_eq!([memory.params, memory.state], [4_001_792, 1_000_448]); // pads: 64 elements times 8 ranks
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     world_size: usize,
-    stage: Stage,
-    buckets: Vec<BucketPlan>,
-    units: Units,
-    frozen_bytes: usize,
+    parts: Vec<Part>,
     /// Words of the two vectors of the step's exchange.
     exchange: [usize; 2],
     exchanges: u64,
-    params: usize,
 }
 
-/// Bytes one rank holds, by category.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Memory {
-    /// Parameters.
-    pub params: u64,
-    /// Sharded parameters that are gathered: room for any two units after each other, one that is read and the next on its way.
-    pub gathered: u64,
-    /// Gradients that stay.
-    pub grads: u64,
-    /// Optimizer state.
-    pub state: u64,
-    /// f32 masters of 16-bit parameters, or what is kept instead of them.
-    pub master: u64,
-    /// Gradients on their way, when they are handed over in bucket order.
-    pub buckets: u64,
-    /// The vectors of the step's exchange.
-    pub staging: u64,
+/// A rank's place in every group of a plan.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Seats {
+    /// Among all ranks.
+    pub world: usize,
+    /// In the groups of each part; none: each part is divided among all ranks.
+    pub parts: Vec<Seat>,
 }
 
-impl Memory {
-    /// All of it.
-    pub fn total(&self) -> u64 {
-        self.params + self.gathered + self.grads + self.state + self.master + self.buckets + self.staging
-    }
-}
-
-/// Bytes one rank sends in a step with one micro-batch, as ring algorithms send them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Wire {
-    /// Reducing gradients.
-    pub reduce: u64,
-    /// Bringing updated parameters to everyone; at stage 3 each unit's twice, for the forward and for the backward pass.
-    pub gather: u64,
-    /// The step's exchange of scalars: two with [`NonFinite::Propagate`].
-    pub exchange: u64,
-}
-
-impl Wire {
-    /// All of it.
-    pub fn total(&self) -> u64 {
-        self.reduce + self.gather + self.exchange
+/// Where all ranks share everything alike.
+impl From<usize> for Seats {
+    fn from(rank: usize) -> Seats {
+        Seats { world: rank, parts: Vec::new() }
     }
 }
 
 impl Plan {
     /// The plan for a layout on `world_size` ranks, or what in the options contradicts it.
     pub fn new(layout: &Layout, world_size: usize, options: &Options) -> Result<Plan, Error> {
-        let plan = Self::after([], layout, world_size, options)?;
-        options.precision.check_used(plan.buckets.iter().map(|bucket| bucket.dtype))?;
-        Ok(plan)
+        check_options(world_size, options)?;
+        let part = Part::new(layout.clone(), Sizes::all(world_size), [], options)?;
+        options.precision.check_used(part.buckets().iter().map(|bucket| bucket.dtype))?;
+        Plan::of(world_size, vec![part], options)
     }
 
-    /// The same for a layout that joins earlier buckets, so that whole parameters stay balanced.
-    pub(crate) fn after<'b>(
-        earlier: impl IntoIterator<Item = &'b BucketPlan>,
-        layout: &Layout,
-        world_size: usize,
-        options: &Options,
-    ) -> Result<Plan, Error> {
-        if world_size == 0 {
-            return Err(Error::NoRanks);
-        }
-        if world_size > MAX_RANKS {
-            return Err(Error::TooManyRanks { world_size, max: MAX_RANKS });
-        }
-        if options.bucket_len == Some(0) {
-            return Err(Error::EmptyBuckets);
-        }
-        if options.clip == Clip::BeforeReduce && options.stage.cuts_grads() {
-            return Err(Error::ClipNeedsGradients);
-        }
-        let propagates = options.non_finite == NonFinite::Propagate;
-        if propagates && matches!(options.loss_scale, Some(LossScale::Dynamic(_))) {
-            return Err(Error::ScaleNeedsSkips);
-        }
-        if layout.params().iter().all(|p| p.frozen()) {
-            return Err(Error::NothingTrains);
-        }
-        let earlier: Vec<&BucketPlan> = earlier.into_iter().collect();
-        let buckets = bucket_plan::cut(earlier.iter().copied(), layout, world_size, options)?;
-        let frozen_bytes =
-            layout.dtypes().map(|d| (layout.len(d) - layout.trainable_len(d)) * d.size()).sum::<usize>();
-        Ok(Plan {
-            world_size,
-            stage: options.stage,
-            units: Units::new(layout, &buckets),
-            buckets,
-            frozen_bytes,
-            exchange: exchange_words(layout.params().len(), options),
-            exchanges: if propagates { 2 } else { 1 },
-            params: layout.params().len(),
-        })
+    /// The plan for parts that several groups of ranks share, all made with the same options, whose steps `world_size` ranks
+    /// decide together.
+    pub fn of(world_size: usize, parts: Vec<Part>, options: &Options) -> Result<Plan, Error> {
+        check_options(world_size, options)?;
+        let params = parts.iter().map(|part| part.layout().params().len()).sum();
+        let exchange = exchange_words(params, options);
+        let exchanges = if options.non_finite == NonFinite::Propagate { 2 } else { 1 };
+        Ok(Plan { world_size, parts, exchange, exchanges })
     }
 
     /// Ranks.
@@ -133,100 +85,58 @@ impl Plan {
         self.world_size
     }
 
-    /// What is divided among them.
-    pub fn stage(&self) -> Stage {
-        self.stage
+    /// What is planned, layout by layout.
+    pub fn parts(&self) -> &[Part] {
+        &self.parts
     }
 
-    /// The buckets, in the order they travel.
-    pub fn buckets(&self) -> &[BucketPlan] {
-        &self.buckets
+    /// The buckets of all parts, in the order they travel.
+    pub fn buckets(&self) -> impl Iterator<Item = &BucketPlan> {
+        self.parts.iter().flat_map(Part::buckets)
     }
 
-    /// What is gathered together.
-    pub(crate) fn units(&self) -> &Units {
-        &self.units
-    }
-
-    /// The ranges of bucket `bucket` that `rank` updates.
-    ///
-    /// # Panics
-    /// If there is no such bucket or rank.
-    pub fn owned(&self, bucket: usize, rank: usize) -> Vec<Range<usize>> {
-        let plan = &self.buckets[bucket];
-        match self.stage {
-            Stage::Replicated => std::iter::once(0..plan.len).collect(),
-            Stage::Zero1 | Stage::Zero2 | Stage::Zero3 => vec![plan.partition(self.world_size).range(rank)],
-            Stage::WholeParams(_) => {
-                plan.params.iter().filter(|p| p.owner == rank && p.len > 0).map(Placed::range).collect()
-            }
-        }
-    }
-
-    /// The ranges of bucket `bucket` that `rank` adds to the norm: over all ranks every element once.
-    ///
-    /// # Panics
-    /// If there is no such bucket or rank.
-    pub fn counted(&self, bucket: usize, rank: usize) -> Vec<Range<usize>> {
-        match self.stage {
-            Stage::Replicated => vec![self.buckets[bucket].partition(self.world_size).range(rank)],
-            _ => self.owned(bucket, rank),
-        }
-    }
-
-    /// The parts of bucket `bucket` that travel to everyone after an update: nothing at stages 0 and 3, all of it at 1 and 2,
-    /// under [`Stage::WholeParams`] the neighbours of one owner together, pads included.
-    pub fn gathered(&self, bucket: usize) -> Vec<(usize, Range<usize>)> {
-        let plan = &self.buckets[bucket];
-        match self.stage {
-            _ if plan.len == 0 => Vec::new(),
-            Stage::Replicated | Stage::Zero3 => Vec::new(),
-            Stage::Zero1 | Stage::Zero2 => vec![(0, 0..plan.len)],
-            Stage::WholeParams(_) => plan.runs(),
-        }
-    }
-
-    /// The bytes `rank` holds at its peak, for parameters that are updated by `rule`, when gradients are handed over in bucket
+    /// The bytes a rank holds at its peak, for parameters that are updated by `rule`, when gradients are handed over in bucket
     /// order by one thread, and units gathered in their order, forth and back, each from when the one before it is read.
-    pub fn memory(&self, rank: usize, rule: &dyn Rule) -> Memory {
-        let states = rule.state().len();
-        let mut memory = Memory {
-            params: self.frozen_bytes as u64,
-            staging: ((self.exchange.iter().sum::<usize>() + self.fold_words(rule)) * 8) as u64,
-            buckets: self.pool_bytes([]),
-            ..Memory::default()
-        };
-        for (i, bucket) in self.buckets.iter().enumerate() {
-            let owned: usize = self.owned(i, rank).iter().map(|r| r.len()).sum();
-            let kept = if self.stage.cuts_grads() { owned } else { bucket.len };
-            let params = if self.stage.cuts_params() { owned } else { bucket.len };
-            memory.params += (params * bucket.dtype.size()) as u64;
-            memory.grads += (kept * bucket.grads.size()) as u64;
-            memory.state += (owned * bucket.state.size() * states) as u64;
-            memory.master += (owned * bucket.master.map_or(0, DType::size)) as u64;
+    pub fn memory(&self, rank: impl Into<Seats>, rule: &dyn Rule) -> Memory {
+        let (seats, states) = (rank.into(), rule.state().len());
+        let of_parts: Memory = self.seated(&seats).map(|(part, seat)| part.memory(seat.shard, states)).sum();
+        let words = self.exchange.iter().sum::<usize>() + self.fold_words(rule);
+        let (buckets, gathered) = (self.pool_bytes([]), self.gathered_bytes());
+        of_parts + Memory { staging: (words * 8) as u64, buckets, gathered, ..Memory::default() }
+    }
+
+    /// The bytes of sharded parameters that are gathered ([`Memory::gathered`]).
+    fn gathered_bytes(&self) -> u64 {
+        if !self.stage().cuts_params() {
+            return 0;
         }
-        if self.stage.cuts_params() {
-            let room = self.units.room(|b| &self.buckets[b]);
-            memory.gathered = room.iter().map(|(dtype, len)| (len * dtype.size()) as u64).sum();
+        let (mut units, mut first) = (Units::default(), 0);
+        for part in &self.parts {
+            units.extend(&part.units(), first);
+            first += part.buckets().len();
         }
-        memory
+        let buckets: Vec<&BucketPlan> = self.buckets().collect();
+        units.room(|b| buckets[b]).iter().map(|(dtype, len)| (len * dtype.size()) as u64).sum()
     }
 
     /// The bytes of gradients on their way ([`Memory::buckets`]) when one thread hands them over in `order`, parameters by
-    /// registration index. In bucket order that is two buckets of each gradient type, or one where there is only one; in
-    /// registration order it is all of them; in another order it is at least this, since no thread waits for memory that
-    /// early gradients need.
+    /// registration index, those of later parts after those of earlier ones. In bucket order that is two buckets of each gradient
+    /// type, or one where there is only one; in registration order it is all of them; in another order it is at least this, since
+    /// no thread waits for memory that early gradients need.
     pub fn pool_bytes(&self, order: impl IntoIterator<Item = usize>) -> u64 {
-        let mut waiting: Vec<usize> =
-            self.buckets.iter().map(|b| b.params.iter().filter(|p| p.len > 0).count()).collect();
+        let buckets = self.numbered();
+        let trains = |b: &BucketPlan| b.params.iter().filter(|p| p.len > 0).count();
+        let mut waiting: Vec<usize> = buckets.iter().map(|(_, b)| trains(b)).collect();
         let (mut begun, mut sent) = (vec![false; waiting.len()], 0);
-        let mut pool = pool_sizes(self.stage, &self.buckets);
+        let mut pool = pool_sizes(self.stage(), self.buckets());
         for param in order {
-            let holds = |b: &BucketPlan| b.params.iter().any(|p| p.param == param && p.len > 0);
-            let Some(b) = self.buckets.iter().position(holds) else { continue };
+            let holds = |&(first, b): &(usize, &BucketPlan)| {
+                b.params.iter().any(|p| first + p.param == param && p.len > 0)
+            };
+            let Some(b) = buckets.iter().position(holds) else { continue };
             begun[b] = true;
             let filling =
-                |dtype| (sent..begun.len()).filter(|&i| begun[i] && self.buckets[i].grads == dtype).count();
+                |dtype| (sent..begun.len()).filter(|&i| begun[i] && buckets[i].1.grads == dtype).count();
             for (dtype, _, count) in &mut pool {
                 *count = (*count).max(filling(*dtype));
             }
@@ -236,40 +146,74 @@ impl Plan {
         pool.iter().map(|(dtype, len, count)| (len * dtype.size() * count) as u64).sum()
     }
 
-    /// Words of the sums over whole tensors that `rule` needs.
-    fn fold_words(&self, rule: &dyn Rule) -> usize {
-        fold_words(rule.sees(), self.stage, self.params)
+    /// Each bucket, and how many parameters earlier parts have.
+    fn numbered(&self) -> Vec<(usize, &BucketPlan)> {
+        let (mut first, mut numbered) = (0, Vec::new());
+        for part in &self.parts {
+            numbered.extend(part.buckets().iter().map(|bucket| (first, bucket)));
+            first += part.layout().params().len();
+        }
+        numbered
     }
 
-    /// The bytes `rank` sends in a step with one micro-batch, for parameters that are updated by `rule`.
-    pub fn wire(&self, rank: usize, rule: &dyn Rule) -> Wire {
-        let n = self.world_size;
-        let once: u64 = self.exchange.map(|words| ring_all_reduce(words, n, rank, 8)).iter().sum();
-        let mut wire = Wire { exchange: self.exchanges * once, ..Wire::default() };
-        wire.exchange += ring_all_reduce(self.fold_words(rule), n, rank, 8);
-        for (b, bucket) in self.buckets.iter().enumerate() {
-            let others = bucket.len - bucket.len / n;
-            let grads = (others * bucket.grads.size()) as u64;
-            let params = (others * bucket.dtype.size()) as u64;
-            match self.stage {
-                Stage::Replicated => wire.reduce += 2 * grads,
-                Stage::Zero1 | Stage::Zero2 => {
-                    wire.reduce += grads;
-                    wire.gather += params;
-                }
-                Stage::Zero3 => {
-                    wire.reduce += grads;
-                    wire.gather += 2 * params;
-                }
-                Stage::WholeParams(_) => {
-                    wire.reduce += 2 * grads;
-                    let size = bucket.dtype.size();
-                    wire.gather +=
-                        self.gathered(b).iter().map(|run| ring_broadcast(run, n, rank, size)).sum::<u64>();
-                }
-            }
+    /// The bytes a rank sends in a step with one micro-batch, for parameters that are updated by `rule`.
+    pub fn wire(&self, rank: impl Into<Seats>, rule: &dyn Rule) -> Wire {
+        let seats = rank.into();
+        let of_part = |(part, seat): (&Part, Cow<'_, Seat>)| Wire {
+            reduce: part.reduce_bytes(),
+            further: seat.further.iter().enumerate().map(|(i, &place)| part.further_bytes(i, place)).sum(),
+            gather: part.gather_bytes(seat.shard),
+            exchange: 0,
+        };
+        let of_parts: Wire = self.seated(&seats).map(of_part).sum();
+        of_parts + Wire { exchange: self.exchange_bytes(seats.world, rule), ..Wire::default() }
+    }
+
+    /// The bytes `rank` sends in what all ranks decide a step by: once for all parts.
+    pub fn exchange_bytes(&self, rank: usize, rule: &dyn Rule) -> u64 {
+        let sent = |words| ring_all_reduce(words, self.world_size, rank, 8);
+        self.exchanges * self.exchange.map(sent).iter().sum::<u64>() + sent(self.fold_words(rule))
+    }
+
+    /// The first seats from which a rank holds and sends as many bytes: ranks of a kind need to be looked at once.
+    pub fn kind(&self, rank: impl Into<Seats>, rule: &dyn Rule) -> Seats {
+        let seats = rank.into();
+        let words = self.exchange.into_iter().chain([self.fold_words(rule)]);
+        let parts = self.seated(&seats).map(|(part, seat)| part.kind(&seat));
+        Seats { world: alike(words, self.world_size, seats.world), parts: parts.collect() }
+    }
+
+    fn seated<'p>(&'p self, seats: &'p Seats) -> impl Iterator<Item = (&'p Part, Cow<'p, Seat>)> {
+        let all = Seat { shard: seats.world, further: Vec::new() };
+        let seat = move |i| seats.parts.get(i).map_or_else(|| Cow::Owned(all.clone()), Cow::Borrowed);
+        self.parts.iter().enumerate().map(move |(i, part)| (part, seat(i)))
+    }
+
+    fn stage(&self) -> Stage {
+        self.parts.first().map_or(Stage::default(), Part::stage)
+    }
+
+    /// Words of the sums over whole tensors that `rule` needs.
+    fn fold_words(&self, rule: &dyn Rule) -> usize {
+        let params = self.parts.iter().map(|part| part.layout().params().len()).sum();
+        fold_words(rule.sees(), self.stage(), params)
+    }
+}
+
+/// What in the options contradicts itself, or so many ranks.
+pub(crate) fn check_options(world_size: usize, options: &Options) -> Result<(), Error> {
+    let propagates = options.non_finite == NonFinite::Propagate;
+    match () {
+        () if world_size == 0 => Err(Error::NoRanks),
+        () if world_size > MAX_RANKS => Err(Error::TooManyRanks { world_size, max: MAX_RANKS }),
+        () if options.bucket_len == Some(0) => Err(Error::EmptyBuckets),
+        () if options.clip == Clip::BeforeReduce && options.stage.cuts_grads() => {
+            Err(Error::ClipNeedsGradients)
         }
-        wire
+        () if propagates && matches!(options.loss_scale, Some(LossScale::Dynamic(_))) => {
+            Err(Error::ScaleNeedsSkips)
+        }
+        () => Ok(()),
     }
 }
 
@@ -296,16 +240,4 @@ pub(crate) fn exchange_words(params: usize, options: &Options) -> [usize; 2] {
     let lacking = if options.missing == Missing::AllOrNone { params } else { 0 };
     let fields = if options.queue.place() == Place::Cpu { 0 } else { 2 * FIELDS.len() };
     [SUM_HEAD + ExactSum::WORDS + counts, MAX_HEAD + lacking + fields]
-}
-
-/// What `rank` sends to all-reduce `len` elements on a ring: all chunks but its own, twice; `len` need not divide.
-fn ring_all_reduce(len: usize, n: usize, rank: usize, size: usize) -> u64 {
-    let own = len / n + usize::from(rank < len % n);
-    (2 * (len - own) * size) as u64
-}
-
-/// What `rank` forwards of a broadcast: everything, unless it is the last of the ring.
-fn ring_broadcast((owner, range): &(usize, Range<usize>), n: usize, rank: usize, size: usize) -> u64 {
-    let last = (owner + n - 1) % n;
-    if rank == last { 0 } else { (range.len() * size) as u64 }
 }

@@ -3,6 +3,7 @@
 use crate::{Error, Groups};
 use meshstep_optim::{NEAREST_RETENTION, Rounding};
 use meshstep_tensor::DType;
+use std::collections::BTreeSet;
 
 /// What is kept of parameters and state, and how. Gradients have a type of their own, [`Options::grads`](crate::Options).
 ///
@@ -83,8 +84,9 @@ impl Precision {
     }
 
     /// Refuses what is asked for and used by none of the parameters, whose types are `dtypes`.
-    pub(crate) fn check_used(&self, dtypes: impl Iterator<Item = DType> + Clone) -> Result<(), Error> {
-        let any = |has: fn(DType) -> bool| dtypes.clone().any(has);
+    pub fn check_used(&self, dtypes: impl IntoIterator<Item = DType>) -> Result<(), Error> {
+        let dtypes: BTreeSet<DType> = dtypes.into_iter().collect();
+        let any = |has: fn(DType) -> bool| dtypes.iter().copied().any(has);
         let unused = |what, works| Err(Error::UnusedPrecision { what, works });
         let narrow = |d| matches!(d, DType::BF16 | DType::F16);
         let low = self.master == Master::None && any(|d| d == DType::BF16);

@@ -1,7 +1,8 @@
 //! What a reduced bucket becomes on this rank: part of a shard, part of the norm.
 
 use crate::Error;
-use crate::handover::{Fixed, Handover, Kept};
+use crate::fixed::{Fixed, Kept};
+use crate::handover::Handover;
 use meshstep_optim::{NormAccumulator, NormSum, accumulate};
 use meshstep_tensor::{Buffer, Place, Queue, Slice};
 use std::sync::{MutexGuard, PoisonError};

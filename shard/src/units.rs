@@ -117,7 +117,7 @@ impl Units {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Options, Plan, Stage};
+    use crate::{Options, Part, Sizes, Stage};
 
     fn layout() -> Layout {
         let add = |b: meshstep_tensor::LayoutBuilder, name: &str, len| b.param(name, &[len], DType::F32);
@@ -126,38 +126,38 @@ mod tests {
         add(layout.unit("none").unit("v"), "e", 128).build().unwrap()
     }
 
-    fn plan(stage: Stage) -> Plan {
+    fn part(stage: Stage) -> Part {
         let precision = crate::Precision { master: crate::Master::F32, ..Default::default() };
         let options = Options { stage, precision, ..Options::default() };
-        Plan::new(&layout(), 2, &options).unwrap()
+        Part::new(layout(), Sizes::all(2), [], &options).unwrap()
     }
 
     #[test]
     fn what_is_before_the_first_unit_is_one_for_each_bucket() {
-        let plan = plan(Stage::Zero3);
-        let units = Units::new(&layout(), plan.buckets());
+        let part = part(Stage::Zero3);
+        let units = part.units();
         assert_eq!(units.names().collect::<Vec<_>>(), ["a", "u", "none", "v"]);
         let of: Vec<_> = (0..7).map(|p| units.of(p)).collect();
         assert_eq!(of, [Some(0), Some(0), None, Some(1), Some(1), Some(1), Some(3)]);
         // Reverse registration order within a type.
-        let lens: Vec<_> = plan.buckets().iter().map(|b| (b.dtype, b.len)).collect();
+        let lens: Vec<_> = part.buckets().iter().map(|b| (b.dtype, b.len)).collect();
         let f32s = [128, 768, 128].map(|len| (DType::F32, len));
         assert_eq!(lens, [&f32s[..], &[(DType::BF16, 128)]].concat());
         assert_eq!([0, 1, 2, 3].map(|unit| units.buckets(unit)), [&[2][..], &[1, 3], &[], &[0]]);
         // u with either neighbour; there is nothing beside its h.
-        assert_eq!(units.room(|b| &plan.buckets()[b]), [(DType::F32, 896), (DType::BF16, 128)]);
+        assert_eq!(units.room(|b| &part.buckets()[b]), [(DType::F32, 896), (DType::BF16, 128)]);
     }
 
     #[test]
     fn units_of_one_name_in_two_layouts_are_one() {
-        let plan = plan(Stage::Zero3);
-        let mut units = Units::new(&layout(), plan.buckets());
-        let other = Units::new(&layout(), plan.buckets());
+        let part = part(Stage::Zero3);
+        let mut units = part.units();
+        let other = part.units();
         units.extend(&other, 4);
         assert_eq!(units.names().count(), 4);
         assert_eq!(units.buckets(1), [1, 3, 5, 7]);
         assert_eq!((units.of(3), units.of(10)), (Some(1), Some(1)));
-        let room = units.room(|b| &plan.buckets()[b % 4]);
+        let room = units.room(|b| &part.buckets()[b % 4]);
         assert_eq!(room, [(DType::F32, 2 * 896), (DType::BF16, 2 * 128)]);
     }
 }

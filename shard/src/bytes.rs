@@ -1,0 +1,161 @@
+//! Bytes a rank holds and sends, by purpose.
+
+use meshstep_tensor::Category;
+use std::iter::Sum;
+use std::ops::{Add, AddAssign, Mul};
+
+/// Bytes one rank holds, by category.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Memory {
+    /// Parameters.
+    pub params: u64,
+    /// Sharded parameters that are gathered: room for any two units after each other, one that is read and the next on its way.
+    pub gathered: u64,
+    /// Gradients that stay.
+    pub grads: u64,
+    /// Optimizer state.
+    pub state: u64,
+    /// f32 masters of 16-bit parameters, or what is kept instead of them.
+    pub master: u64,
+    /// Gradients on their way, when they are handed over in bucket order.
+    pub buckets: u64,
+    /// The vectors of the step's exchange.
+    pub staging: u64,
+}
+
+impl Memory {
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        self.by_category().iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    /// The same by the names a meter counts under.
+    pub fn by_category(&self) -> [(Category, u64); 7] {
+        [
+            (Category::Params, self.params),
+            (Category::Gathered, self.gathered),
+            (Category::Grads, self.grads),
+            (Category::State, self.state),
+            (Category::Master, self.master),
+            (Category::Buckets, self.buckets),
+            (Category::Staging, self.staging),
+        ]
+    }
+}
+
+impl Add for Memory {
+    type Output = Memory;
+
+    fn add(self, other: Memory) -> Memory {
+        Memory {
+            params: self.params + other.params,
+            gathered: self.gathered + other.gathered,
+            grads: self.grads + other.grads,
+            state: self.state + other.state,
+            master: self.master + other.master,
+            buckets: self.buckets + other.buckets,
+            staging: self.staging + other.staging,
+        }
+    }
+}
+
+/// What so many ranks hold that hold this each.
+impl Mul<u64> for Memory {
+    type Output = Memory;
+
+    fn mul(self, ranks: u64) -> Memory {
+        Memory {
+            params: self.params * ranks,
+            gathered: self.gathered * ranks,
+            grads: self.grads * ranks,
+            state: self.state * ranks,
+            master: self.master * ranks,
+            buckets: self.buckets * ranks,
+            staging: self.staging * ranks,
+        }
+    }
+}
+
+/// Bytes one rank sends in a step with one micro-batch, as ring algorithms send them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Wire {
+    /// Reducing gradients over the ranks that divide the state.
+    pub reduce: u64,
+    /// Reducing them once more, over replicas of the state and over parts of a gradient.
+    pub further: u64,
+    /// Bringing updated parameters to everyone; at stage 3 each unit's twice, for the forward and for the backward pass.
+    pub gather: u64,
+    /// What all ranks decide the step by: the exchange of scalars, two with [`NonFinite::Propagate`](crate::NonFinite::Propagate),
+    /// and the sums over whole tensors that some rules take.
+    pub exchange: u64,
+}
+
+impl Wire {
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        self.reduce + self.further + self.gather + self.exchange
+    }
+}
+
+impl Add for Wire {
+    type Output = Wire;
+
+    fn add(self, other: Wire) -> Wire {
+        Wire {
+            reduce: self.reduce + other.reduce,
+            further: self.further + other.further,
+            gather: self.gather + other.gather,
+            exchange: self.exchange + other.exchange,
+        }
+    }
+}
+
+/// What so many ranks send that send this each.
+impl Mul<u64> for Wire {
+    type Output = Wire;
+
+    fn mul(self, ranks: u64) -> Wire {
+        Wire {
+            reduce: self.reduce * ranks,
+            further: self.further * ranks,
+            gather: self.gather * ranks,
+            exchange: self.exchange * ranks,
+        }
+    }
+}
+
+/// Sums, and adding to.
+macro_rules! sums {
+    ($($bytes:ident),*) => {$(
+        impl AddAssign for $bytes {
+            fn add_assign(&mut self, other: $bytes) {
+                *self = *self + other;
+            }
+        }
+
+        impl Sum for $bytes {
+            fn sum<I: Iterator<Item = $bytes>>(all: I) -> $bytes {
+                all.fold($bytes::default(), Add::add)
+            }
+        }
+    )*};
+}
+
+sums!(Memory, Wire);
+
+/// What `rank` of `n` sends to all-reduce `len` elements on a ring: all chunks but its own, twice; `len` need not divide.
+pub(crate) fn ring_all_reduce(len: usize, n: usize, rank: usize, size: usize) -> u64 {
+    let own = len / n + usize::from(rank < len % n);
+    (2 * (len - own) * size) as u64
+}
+
+/// What `rank` of `n` forwards of a broadcast: everything, unless it is the last of the ring.
+pub(crate) fn ring_broadcast(owner: usize, len: usize, n: usize, rank: usize, size: usize) -> u64 {
+    let last = (owner + n - 1) % n;
+    if rank == last { 0 } else { (len * size) as u64 }
+}
+
+/// The first rank of `n` that sends as much as `rank` to all-reduce each of these lengths.
+pub(crate) fn alike(lens: impl IntoIterator<Item = usize>, n: usize, rank: usize) -> usize {
+    lens.into_iter().map(|len| len % n).filter(|&longer| longer <= rank).max().unwrap_or(0)
+}
