@@ -89,6 +89,8 @@
 mod agree;
 mod among;
 mod bucket_plan;
+#[cfg(feature = "checkpoint")]
+pub mod checkpoint;
 mod cross_shard;
 mod error;
 mod exchange;
