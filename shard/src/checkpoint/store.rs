@@ -3,7 +3,7 @@
 //! ```text
 //! dir/LOCK                     held while one job saves here
 //! dir/tmp-000000000400/..      a step on its way; swept by whoever holds the lock next
-//! dir/step-000000000400/..     a complete step: files, and manifest.json
+//! dir/step-000000000400/..     a complete step: files, and manifest.json; later ones than LATEST names are swept too
 //! dir/LATEST                   {"step", "manifest": "<BLAKE3 of manifest.json>"}
 //! ```
 //!
@@ -92,19 +92,25 @@ impl Store {
         Saved::open(Arc::clone(&self.disk), &self.dir.join(name(SAVED, step)), None)
     }
 
-    /// Begins to save `step`, and removes what earlier attempts left.
+    /// Begins to save `step`, and removes what earlier attempts left. An error where LATEST cannot be trusted.
     pub fn begin(&self, step: u64) -> Result<Draft, CheckpointError> {
         let path = self.dir.join(LOCK);
         let lock = self.disk.lock(&path).map_err(io("locking", &path))?;
         let Some(lock) = lock else { return Err(CheckpointError::Locked { dir: self.dir.clone() }) };
-        let names = self.names()?;
-        let saved = name(SAVED, step);
-        if names.contains(&saved) {
-            return Err(CheckpointError::Exists { path: self.dir.join(saved) });
-        }
-        for stale in names.iter().filter(|name| step_of(DRAFT, name).is_some() || *name == NEXT) {
-            let path = self.dir.join(stale);
-            self.disk.remove(&path).map_err(io("removing", &path))?;
+        let latest = match self.latest() {
+            Err(CheckpointError::Nothing { .. }) => None,
+            latest => Some(latest?.manifest().step),
+        };
+        for name in self.names()? {
+            let path = self.dir.join(&name);
+            let saved = step_of(SAVED, &name);
+            // A step that never became the newest is taken again by a job that went on from the one before.
+            let unheard = saved.is_some() && saved > latest;
+            if unheard || step_of(DRAFT, &name).is_some() || name == NEXT {
+                self.disk.remove(&path).map_err(io("removing", &path))?;
+            } else if saved == Some(step) {
+                return Err(CheckpointError::Exists { path });
+            }
         }
         let dir = self.dir.join(name(DRAFT, step));
         self.disk.create_dir(&dir).map_err(io("creating", &dir))?;
