@@ -78,7 +78,7 @@ pub fn check<'p>(shape: &[u64], pieces: impl IntoIterator<Item = &'p Piece>) -> 
             return Err(CoverError::Outside { region: region.clone(), shape: shape.to_vec() });
         }
         // No more than the tensor's, which 64 bits count.
-        if range.is_empty() || region.len().is_none_or(|len| range.end > len) {
+        if range.is_empty() || region.elements().is_none_or(|len| range.end > len) {
             return Err(CoverError::Range { range: range.clone(), extents: region.extents.clone() });
         }
         boxes.entry(region).or_default().push(range.clone());
@@ -94,9 +94,9 @@ pub fn check<'p>(shape: &[u64], pieces: impl IntoIterator<Item = &'p Piece>) -> 
 
 fn check_box(region: &Region, ranges: &mut [Range<u64>]) -> Result<(), CoverError> {
     ranges.sort_by_key(|range| range.start);
-    let all = region.len().unwrap_or(u64::MAX);
+    let all = region.elements().unwrap_or(u64::MAX);
     let mut at = 0;
-    for Range { start: next, end } in ranges.iter().cloned().chain([all..all]) {
+    for Range { start: next, end } in ranges.iter().cloned().chain(std::iter::once(all..all)) {
         if at != next {
             return Err(CoverError::Elements { region: region.clone(), at, next });
         }

@@ -4,6 +4,7 @@
 //! | file | what it is |
 //! |---|---|
 //! | piece.rs | boxes and ranges of tensors, and what two have in common |
+//! | holding.rs | what a rank has of a tensor, as pieces of the whole; who writes it |
 //! | cover.rs | whether pieces are a whole tensor |
 //! | manifest.rs | `manifest.json` |
 //! | shard_file.rs | one rank's file, hashed while it is written |
@@ -14,6 +15,7 @@
 mod cover;
 mod disk;
 mod error;
+mod holding;
 mod manifest;
 mod piece;
 mod saved;
@@ -23,6 +25,7 @@ mod store;
 pub use cover::{CoverError, check as check_cover};
 pub use disk::{Disk, Os, Reader, Writer};
 pub use error::CheckpointError;
+pub use holding::{Holding, Part, writers};
 pub use manifest::{FORMAT, FileEntry, Manifest, PieceEntry, SlotEntry, Stored, TensorEntry, Type, WINDOW};
 pub use piece::{Piece, Region, Run};
 pub use saved::{Saved, SavedFile};

@@ -37,8 +37,8 @@ impl Region {
         Region { offsets: vec![0; shape.len()], extents: shape.to_vec() }
     }
 
-    /// Its elements; `None` beyond 64 bits.
-    pub fn len(&self) -> Option<u64> {
+    /// How many there are; `None` beyond 64 bits.
+    pub fn elements(&self) -> Option<u64> {
         product(&self.extents)
     }
 

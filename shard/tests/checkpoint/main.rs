@@ -2,5 +2,7 @@
 
 mod crash;
 mod damage;
+mod holdings;
+mod os;
 mod pieces;
 mod sim;

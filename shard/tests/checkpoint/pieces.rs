@@ -5,7 +5,7 @@ use rand::prelude::*;
 use std::collections::HashMap;
 
 /// Row-major indices of a piece's elements in the whole tensor, in order.
-fn indices(shape: &[u64], piece: &Piece) -> Vec<u64> {
+pub(crate) fn indices(shape: &[u64], piece: &Piece) -> Vec<u64> {
     let Region { offsets, extents } = &piece.region;
     piece
         .range
@@ -81,7 +81,7 @@ fn any_cover(random: &mut StdRng, shape: &[u64]) -> Vec<Piece> {
     }
     let mut pieces = Vec::new();
     for region in boxes {
-        let len = region.len().unwrap();
+        let len = region.elements().unwrap();
         let mut at = 0;
         while at < len {
             let end = random.random_range(at + 1..=len);
