@@ -93,6 +93,8 @@ mod agree;
 mod among;
 mod bucket_plan;
 mod bytes;
+#[cfg(feature = "checkpoint")]
+pub mod checkpoint;
 mod cross_shard;
 mod error;
 mod exchange;

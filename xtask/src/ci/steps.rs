@@ -110,19 +110,22 @@ fn step(name: StepName, setting: &Setting) -> Step {
         }
         // Not with all features: `shuttle` replaces comm's threads by a scheduler that only its own tests start.
         // The tests of CUDA kernels compile them for the CPU.
-        StepName::Tests => vec![with(test("--workspace", setting), "REQUIRE_SIMT", "1")],
+        StepName::Tests => vec![with(test(ALL, setting), "REQUIRE_SIMT", "1")],
         StepName::Standin => standin::tasks(setting),
         // Chosen from the whole workspace, so that what the tests were built with is used again, not rebuilt.
         StepName::Shuttle => {
-            vec![test("--workspace --features meshstep-comm/shuttle --test shuttle", setting)]
+            vec![test(&format!("{ALL},meshstep-comm/shuttle --test shuttle"), setting)]
         }
-        StepName::Doctests => vec![Task::Run(counted(cargo("test --doc --workspace"), setting))],
+        StepName::Doctests => vec![Task::Run(counted(cargo(&format!("test --doc {ALL}")), setting))],
         StepName::TrainSmoke => train_smoke(setting),
         StepName::Package => package(setting),
         StepName::Candle => candle::tasks(setting),
     };
     Step { name, tasks }
 }
+
+/// What tests are chosen from, with the same features for all, so that nothing is built twice.
+const ALL: &str = "--workspace --features meshstep-shard/checkpoint";
 
 /// Tests under nextest, which runs each in a process of its own, or else under `cargo test`.
 pub(super) fn test(what: &str, setting: &Setting) -> Task {
@@ -154,7 +157,7 @@ fn counted(cmd: Cmd, setting: &Setting) -> Cmd {
 /// Built together with the tests: `cargo run -p meshstep-bench` would choose fewer features for what they share, and
 /// compile candle and sixty others a second time.
 fn train_smoke(setting: &Setting) -> Vec<Task> {
-    let build = Cmd::cargo("build --workspace --bins --tests").dir(&setting.root);
+    let build = Cmd::cargo(&format!("build {ALL} --bins --tests")).dir(&setting.root);
     let program = format!("meshstep-bench{}", std::env::consts::EXE_SUFFIX);
     let program = setting.target.join("debug").join(program);
     let bench = |line: &str| Cmd::built(&program, line).dir(&setting.root);
@@ -226,15 +229,15 @@ mod tests {
         let cargo_test = Setting { nextest: false, ..setting() };
         assert_eq!(
             shown(StepName::Tests, &setting()),
-            "cd /w && REQUIRE_SIMT=1 cargo nextest run --no-fail-fast --workspace"
+            "cd /w && REQUIRE_SIMT=1 cargo nextest run --no-fail-fast --workspace --features meshstep-shard/checkpoint"
         );
         assert_eq!(
             shown(StepName::Tests, &cargo_test),
-            "cd /w && REQUIRE_SIMT=1 cargo test --no-fail-fast --workspace --tests"
+            "cd /w && REQUIRE_SIMT=1 cargo test --no-fail-fast --workspace --features meshstep-shard/checkpoint --tests"
         );
         assert_eq!(
             shown(StepName::Shuttle, &cargo_test),
-            "cd /w && cargo test --no-fail-fast --workspace --features meshstep-comm/shuttle --test shuttle"
+            "cd /w && cargo test --no-fail-fast --workspace --features meshstep-shard/checkpoint,meshstep-comm/shuttle --test shuttle"
         );
     }
 
@@ -293,7 +296,10 @@ mod tests {
     fn train_runs_what_the_tests_have_built() {
         let shown = shown(StepName::TrainSmoke, &setting());
         let lines: Vec<&str> = shown.lines().collect();
-        assert_eq!(lines[0], "cd /w && cargo build --workspace --bins --tests");
+        assert_eq!(
+            lines[0],
+            "cd /w && cargo build --workspace --features meshstep-shard/checkpoint --bins --tests"
+        );
         assert!(lines[1].ends_with("meshstep-bench train --help"), "{shown}");
         assert!(lines[2].starts_with("cd /w && /w/target/debug/meshstep-bench"), "{shown}");
         assert!(lines[3].contains("--mesh tp=1 --mesh tp=2,cp=2,dp=2"), "{shown}");

@@ -1,0 +1,103 @@
+//! What can be wrong with a checkpoint, or with writing one.
+
+use super::cover::CoverError;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Why there is no checkpoint, or why it cannot be trusted. Nothing was changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CheckpointError {
+    /// The disk refuses.
+    #[error("{doing} {}: {message}", .path.display())]
+    Io {
+        /// What was tried.
+        doing: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// The kind of refusal.
+        kind: io::ErrorKind,
+        /// The system's words.
+        message: String,
+    },
+    /// No step was saved to the folder.
+    #[error("{} holds no checkpoint: save one, or name another folder", .dir.display())]
+    Nothing {
+        /// The folder.
+        dir: PathBuf,
+    },
+    /// Another process saves to the same folder.
+    #[error("another job saves to {}: give this one a folder of its own, or wait until it ends", .dir.display())]
+    Locked {
+        /// The folder.
+        dir: PathBuf,
+    },
+    /// The step was saved before.
+    #[error("{} exists: a checkpoint is never written over; remove it first, or save a later step", .path.display())]
+    Exists {
+        /// Its folder.
+        path: PathBuf,
+    },
+    /// Bytes are not what was written.
+    #[error("{} is damaged: {what} have hash {found}, not {expected}; load an earlier step", .path.display())]
+    Hash {
+        /// The file.
+        path: PathBuf,
+        /// Which of its bytes.
+        what: String,
+        /// What was written.
+        expected: String,
+        /// What is there.
+        found: String,
+    },
+    /// A file is shorter or longer than what was written.
+    #[error("{} has {found} bytes, not {expected}: it was cut short or replaced; load an earlier step", .path.display())]
+    Size {
+        /// The file.
+        path: PathBuf,
+        /// What was written.
+        expected: u64,
+        /// What is there.
+        found: u64,
+    },
+    /// The manifest is not one.
+    #[error("{} is no manifest: {reason}", .path.display())]
+    Syntax {
+        /// The file.
+        path: PathBuf,
+        /// Where reading it ended.
+        reason: String,
+    },
+    /// Written by another version.
+    #[error("the checkpoint has format {found}; this program reads format {known}")]
+    Format {
+        /// What it says.
+        found: u32,
+        /// What is known.
+        known: u32,
+    },
+    /// The manifest contradicts itself.
+    #[error("the manifest says of {what}: {reason}")]
+    Contradiction {
+        /// A file, or a tensor and its slot.
+        what: String,
+        /// What cannot be.
+        reason: String,
+    },
+    /// A tensor's pieces are not all of it.
+    #[error("slot {slot:?} of tensor {tensor:?}: {source}")]
+    Cover {
+        /// The tensor.
+        tensor: String,
+        /// Which of its vectors.
+        slot: String,
+        /// What is wrong with them.
+        source: CoverError,
+    },
+}
+
+/// For `map_err`: what was tried, and on what.
+pub(super) fn io(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
+    let path = path.to_owned();
+    move |error| CheckpointError::Io { doing, path, kind: error.kind(), message: error.to_string() }
+}

@@ -1,0 +1,33 @@
+//! Checkpoints: a folder for each step, with plain safetensors files and a manifest that says which elements of which tensor are
+//! where in them.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | piece.rs | boxes and ranges of tensors, and what two have in common |
+//! | holding.rs | what a rank has of a tensor, as pieces of the whole; who writes it |
+//! | cover.rs | whether pieces are a whole tensor |
+//! | manifest.rs | `manifest.json` |
+//! | shard_file.rs | one rank's file, hashed while it is written |
+//! | store.rs | the folder: how a step becomes the newest one |
+//! | saved.rs | a complete step, to read from |
+//! | disk.rs | what all that asks of a disk |
+
+mod cover;
+mod disk;
+mod error;
+mod holding;
+mod manifest;
+mod piece;
+mod saved;
+mod shard_file;
+mod store;
+
+pub use cover::{CoverError, check as check_cover};
+pub use disk::{Disk, Os, Reader, Writer};
+pub use error::CheckpointError;
+pub use holding::{Holding, Part, writers};
+pub use manifest::{FORMAT, FileEntry, Manifest, PieceEntry, SlotEntry, Stored, TensorEntry, Type, WINDOW};
+pub use piece::{Piece, Region, Run};
+pub use saved::{Saved, SavedFile};
+pub use shard_file::{ShardWriter, Vector};
+pub use store::{Draft, Store};

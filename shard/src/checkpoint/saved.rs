@@ -1,0 +1,127 @@
+//! A complete step, to read from.
+
+use super::disk::{Disk, Reader};
+use super::error::{CheckpointError, io};
+use super::manifest::{FileEntry, Manifest, Stored, WINDOW};
+use super::store::MANIFEST;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// A complete step. Its files are opened when something is read from them.
+#[derive(Debug)]
+pub struct Saved {
+    disk: Arc<dyn Disk>,
+    dir: PathBuf,
+    manifest: Manifest,
+}
+
+/// One of its files, of the size the manifest says.
+#[derive(Debug)]
+pub struct SavedFile {
+    file: Box<dyn Reader>,
+    path: PathBuf,
+}
+
+impl Saved {
+    /// The step in `dir`, whose manifest has this hash where one is known.
+    pub(super) fn open(disk: Arc<dyn Disk>, dir: &Path, hash: Option<&str>) -> Result<Self, CheckpointError> {
+        let path = dir.join(MANIFEST);
+        let text = read_all(&*disk, &path, u64::MAX)?;
+        let found = blake3::hash(&text).to_hex();
+        match hash {
+            Some(expected) if expected != found.as_str() => {
+                let (what, expected) = ("all bytes".to_owned(), expected.to_owned());
+                Err(CheckpointError::Hash { path, what, expected, found: found.to_string() })
+            }
+            _ => Ok(Saved { manifest: Manifest::from_text(&path, &text)?, disk, dir: dir.to_owned() }),
+        }
+    }
+
+    /// What it holds.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// Its folder.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// File `index` of the manifest.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn file(&self, index: usize) -> Result<SavedFile, CheckpointError> {
+        let FileEntry { name, bytes, .. } = &self.manifest.files[index];
+        let path = self.dir.join(name);
+        let file = self.disk.open(&path).map_err(io("opening", &path))?;
+        let found = file.len().map_err(io("measuring", &path))?;
+        match found == *bytes {
+            true => Ok(SavedFile { file, path }),
+            false => Err(CheckpointError::Size { path, expected: *bytes, found }),
+        }
+    }
+
+    /// Checks every byte of every file against the manifest.
+    pub fn verify(&self) -> Result<(), CheckpointError> {
+        let mut room = vec![0; WINDOW as usize];
+        for (index, entry) in self.manifest.files.iter().enumerate() {
+            let SavedFile { file, path } = self.file(index)?;
+            let mut hash = blake3::Hasher::new();
+            for at in (0..entry.bytes).step_by(WINDOW as usize) {
+                let room = &mut room[..WINDOW.min(entry.bytes - at) as usize];
+                file.read_at(at, room).map_err(io("reading", &path))?;
+                hash.update(room);
+            }
+            let (expected, found) = (entry.blake3.clone(), hash.finalize().to_hex().to_string());
+            if expected != found {
+                return Err(CheckpointError::Hash { path, what: "all bytes".to_owned(), expected, found });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl SavedFile {
+    /// Hands `take` the bytes from `from` to `to` of what is stored, a window or less at a time with its place, each window checked
+    /// as a whole before. `room` is a window long, and kept by the caller; `what` names the bytes in errors.
+    pub fn read(
+        &self,
+        stored: &Stored,
+        (from, to): (u64, u64),
+        room: &mut [u8],
+        what: &str,
+        mut take: impl FnMut(u64, &[u8]) -> Result<(), CheckpointError>,
+    ) -> Result<(), CheckpointError> {
+        let mut start = from / WINDOW * WINDOW;
+        while start < to {
+            let end = (start + WINDOW).min(stored.bytes);
+            let room = &mut room[..(end - start) as usize];
+            self.file.read_at(stored.at + start, room).map_err(io("reading", &self.path))?;
+            let (expected, found) =
+                (&stored.xxh3[(start / WINDOW) as usize], format!("{:016x}", xxh3_64(room)));
+            if *expected != found {
+                let what = format!("bytes {start} to {end} of {what}");
+                let (path, expected) = (self.path.clone(), expected.clone());
+                return Err(CheckpointError::Hash { path, what, expected, found });
+            }
+            let (first, last) = (from.max(start), to.min(end));
+            take(first, &room[(first - start) as usize..(last - start) as usize])?;
+            start = end;
+        }
+        Ok(())
+    }
+}
+
+/// All of a file with at most `most` bytes.
+pub(super) fn read_all(disk: &dyn Disk, path: &Path, most: u64) -> Result<Vec<u8>, CheckpointError> {
+    let file = disk.open(path).map_err(io("opening", path))?;
+    let len = file.len().map_err(io("measuring", path))?;
+    if len > most {
+        return Err(CheckpointError::Size { path: path.to_owned(), expected: most, found: len });
+    }
+    let mut bytes = vec![0; len as usize];
+    file.read_at(0, &mut bytes).map_err(io("reading", path))?;
+    Ok(bytes)
+}

@@ -1,0 +1,148 @@
+//! One rank's file: safetensors that is written from its first byte to its last, and hashed on the way.
+
+use super::disk::Writer;
+use super::error::{CheckpointError, io};
+use super::manifest::{FileEntry, Stored, Type, WINDOW};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use xxhash_rust::xxh3::Xxh3Default;
+
+/// What a vector in the file is called, and what it looks like there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Vector {
+    /// Its safetensors key.
+    pub key: String,
+    /// Its type.
+    pub dtype: Type,
+    /// Its shape there: a box's, or the length of a range.
+    pub shape: Vec<u64>,
+}
+
+/// A file on its way. Vectors are written in the order they were announced in, each in as many pieces as one likes.
+pub struct ShardWriter {
+    file: Box<dyn Writer>,
+    path: PathBuf,
+    index: usize,
+    all: blake3::Hasher,
+    at: u64,
+    /// Lengths in bytes of the vectors that were not begun, last one first.
+    left: Vec<u64>,
+    stored: Vec<Stored>,
+    window: Xxh3Default,
+    in_window: u64,
+}
+
+/// An entry of the header, as the format has it.
+#[derive(Serialize)]
+struct Entry {
+    dtype: Type,
+    shape: Vec<u64>,
+    data_offsets: [u64; 2],
+}
+
+impl fmt::Debug for ShardWriter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ShardWriter").field("path", &self.path).field("at", &self.at).finish_non_exhaustive()
+    }
+}
+
+impl ShardWriter {
+    /// Begins the file at `path`, which is file `index` of the manifest, with a header for `vectors`.
+    ///
+    /// # Panics
+    /// If two vectors have one key.
+    pub fn new(
+        mut file: Box<dyn Writer>,
+        path: &Path,
+        index: usize,
+        vectors: &[Vector],
+    ) -> Result<Self, CheckpointError> {
+        let mut entries = BTreeMap::new();
+        let (mut end, mut left) = (0, Vec::new());
+        for Vector { key, dtype, shape } in vectors {
+            let bytes = shape.iter().product::<u64>() * dtype.size();
+            let entry = Entry { dtype: *dtype, shape: shape.clone(), data_offsets: [end, end + bytes] };
+            assert!(entries.insert(key, entry).is_none(), "two vectors are called {key:?}");
+            end += bytes;
+            left.push(bytes);
+        }
+        left.reverse();
+        let mut header = serde_json::to_vec(&entries).unwrap_or_default();
+        // Data begins at a multiple of 64, so that mapped vectors are aligned.
+        header.resize((header.len() + 8).next_multiple_of(64) - 8, b' ');
+        let mut all = blake3::Hasher::new();
+        let bytes = [&(header.len() as u64).to_le_bytes()[..], &header].concat();
+        all.update(&bytes);
+        file.write_at(0, &bytes).map_err(io("writing", path))?;
+        let at = bytes.len() as u64;
+        let window = Xxh3Default::new();
+        let (path, stored) = (path.to_owned(), Vec::new());
+        Ok(ShardWriter { file, path, index, all, at, left, stored, window, in_window: 0 })
+    }
+
+    /// Begins the next vector.
+    ///
+    /// # Panics
+    /// If the one before is not complete, or there is none.
+    pub fn begin(&mut self) {
+        self.check_complete();
+        let bytes = self.left.pop();
+        assert!(bytes.is_some(), "all vectors that were announced are written");
+        let bytes = bytes.unwrap_or_default();
+        self.stored.push(Stored { file: self.index, at: self.at, bytes, xxh3: Vec::new() });
+    }
+
+    /// Writes the next bytes of the vector that was begun last.
+    ///
+    /// # Panics
+    /// If they are more than was announced.
+    pub fn write(&mut self, mut bytes: &[u8]) -> Result<(), CheckpointError> {
+        self.file.write_at(self.at, bytes).map_err(io("writing", &self.path))?;
+        self.all.update(bytes);
+        self.at += bytes.len() as u64;
+        let end = self.stored.last().map_or(0, |stored| stored.at + stored.bytes);
+        assert!(self.at <= end, "no more than was announced");
+        while !bytes.is_empty() {
+            let (now, later) = bytes.split_at(bytes.len().min((WINDOW - self.in_window) as usize));
+            self.window.update(now);
+            self.in_window += now.len() as u64;
+            bytes = later;
+            if self.in_window == WINDOW {
+                self.end_window();
+            }
+        }
+        if self.at == end && self.in_window > 0 {
+            self.end_window();
+        }
+        Ok(())
+    }
+
+    /// Makes the file last, and says where everything is in it.
+    ///
+    /// # Panics
+    /// If something announced was not written.
+    pub fn finish(mut self) -> Result<(FileEntry, Vec<Stored>), CheckpointError> {
+        self.check_complete();
+        assert!(self.left.is_empty(), "everything that was announced is written");
+        self.file.sync().map_err(io("syncing", &self.path))?;
+        let name = self.path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let blake3 = self.all.finalize().to_hex().to_string();
+        Ok((FileEntry { name, bytes: self.at, blake3 }, self.stored))
+    }
+
+    fn check_complete(&self) {
+        let end = self.stored.last().map_or(self.at, |stored| stored.at + stored.bytes);
+        assert_eq!(self.at, end, "a vector is complete before the next");
+    }
+
+    fn end_window(&mut self) {
+        let hash = format!("{:016x}", self.window.digest());
+        self.window.reset();
+        self.in_window = 0;
+        if let Some(stored) = self.stored.last_mut() {
+            stored.xxh3.push(hash);
+        }
+    }
+}

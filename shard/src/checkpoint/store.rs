@@ -1,0 +1,180 @@
+//! A folder of checkpoints: how a step becomes the newest one, all at once.
+//!
+//! ```text
+//! dir/LOCK                     held while one job saves here
+//! dir/tmp-000000000400/..      a step on its way; swept by whoever holds the lock next
+//! dir/step-000000000400/..     a complete step: files, and manifest.json; later ones than LATEST names are swept too
+//! dir/LATEST                   {"step", "manifest": "<BLAKE3 of manifest.json>"}
+//! ```
+//!
+//! Files are synced, then the manifest, then their folder; a rename gives the folder its name, and its parent is synced before
+//! LATEST is exchanged in the same way. Whatever a crash undoes, LATEST names a complete step.
+
+use super::disk::{Disk, Os};
+use super::error::{CheckpointError, io};
+use super::manifest::Manifest;
+use super::saved::{Saved, read_all};
+use super::shard_file::{ShardWriter, Vector};
+use serde::{Deserialize, Serialize};
+use std::fmt::Debug;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+const LOCK: &str = "LOCK";
+const LATEST: &str = "LATEST";
+const NEXT: &str = "LATEST.tmp";
+pub(super) const MANIFEST: &str = "manifest.json";
+const SAVED: &str = "step-";
+const DRAFT: &str = "tmp-";
+
+/// Bytes LATEST may have.
+const LATEST_MOST: u64 = 4096;
+
+/// What LATEST says.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Latest {
+    step: u64,
+    manifest: String,
+}
+
+/// A folder of checkpoints.
+#[derive(Clone, Debug)]
+pub struct Store {
+    disk: Arc<dyn Disk>,
+    dir: PathBuf,
+}
+
+/// A step on its way; nobody else saves to the folder meanwhile. Dropping it leaves a folder that the next one sweeps.
+#[derive(Debug)]
+pub struct Draft {
+    store: Store,
+    step: u64,
+    dir: PathBuf,
+    /// Until this is dropped.
+    _lock: Box<dyn Debug + Send + Sync>,
+}
+
+impl Store {
+    /// The checkpoints in `dir`, which exists.
+    pub fn new(dir: impl Into<PathBuf>) -> Self {
+        Self::on(Arc::new(Os), dir)
+    }
+
+    /// The same on another disk.
+    pub fn on(disk: Arc<dyn Disk>, dir: impl Into<PathBuf>) -> Self {
+        Store { disk, dir: dir.into() }
+    }
+
+    /// Steps that were saved, in ascending order.
+    pub fn steps(&self) -> Result<Vec<u64>, CheckpointError> {
+        let mut steps: Vec<u64> = self.names()?.iter().filter_map(|name| step_of(SAVED, name)).collect();
+        steps.sort_unstable();
+        Ok(steps)
+    }
+
+    /// The newest complete step.
+    pub fn latest(&self) -> Result<Saved, CheckpointError> {
+        let path = self.dir.join(LATEST);
+        let text = match read_all(&*self.disk, &path, LATEST_MOST) {
+            Err(CheckpointError::Io { kind: std::io::ErrorKind::NotFound, .. }) => {
+                return Err(CheckpointError::Nothing { dir: self.dir.clone() });
+            }
+            text => text?,
+        };
+        let syntax = |error: serde_json::Error| CheckpointError::Syntax { path, reason: error.to_string() };
+        let Latest { step, manifest } = serde_json::from_slice(&text).map_err(syntax)?;
+        Saved::open(Arc::clone(&self.disk), &self.dir.join(name(SAVED, step)), Some(&manifest))
+    }
+
+    /// The step that was saved as `step`.
+    pub fn open(&self, step: u64) -> Result<Saved, CheckpointError> {
+        Saved::open(Arc::clone(&self.disk), &self.dir.join(name(SAVED, step)), None)
+    }
+
+    /// Begins to save `step`, and removes what earlier attempts left. An error where LATEST cannot be trusted.
+    pub fn begin(&self, step: u64) -> Result<Draft, CheckpointError> {
+        let path = self.dir.join(LOCK);
+        let lock = self.disk.lock(&path).map_err(io("locking", &path))?;
+        let Some(lock) = lock else { return Err(CheckpointError::Locked { dir: self.dir.clone() }) };
+        let latest = match self.latest() {
+            Err(CheckpointError::Nothing { .. }) => None,
+            latest => Some(latest?.manifest().step),
+        };
+        for name in self.names()? {
+            let path = self.dir.join(&name);
+            let saved = step_of(SAVED, &name);
+            // A step that never became the newest is taken again by a job that went on from the one before.
+            let unheard = saved.is_some() && saved > latest;
+            if unheard || step_of(DRAFT, &name).is_some() || name == NEXT {
+                self.disk.remove(&path).map_err(io("removing", &path))?;
+            } else if saved == Some(step) {
+                return Err(CheckpointError::Exists { path });
+            }
+        }
+        let dir = self.dir.join(name(DRAFT, step));
+        self.disk.create_dir(&dir).map_err(io("creating", &dir))?;
+        Ok(Draft { store: self.clone(), step, dir, _lock: lock })
+    }
+
+    /// Removes all but the newest `keep` steps that are complete; never the one LATEST names.
+    pub fn keep(&self, keep: usize) -> Result<(), CheckpointError> {
+        let latest = self.latest()?.manifest().step;
+        let steps = self.steps()?;
+        let old = &steps[..steps.len().saturating_sub(keep.max(1))];
+        for &step in old.iter().filter(|&&step| step != latest) {
+            // Under a draft's name first, so that what is half removed is no step.
+            let (saved, stale) = (self.dir.join(name(SAVED, step)), self.dir.join(name(DRAFT, step)));
+            self.disk.rename(&saved, &stale).map_err(io("renaming", &saved))?;
+            self.disk.remove(&stale).map_err(io("removing", &stale))?;
+        }
+        self.disk.sync_dir(&self.dir).map_err(io("syncing", &self.dir))
+    }
+
+    fn names(&self) -> Result<Vec<String>, CheckpointError> {
+        let entries = self.disk.list(&self.dir).map_err(io("listing", &self.dir))?;
+        Ok(entries.into_iter().map(|(name, _)| name).collect())
+    }
+}
+
+impl Draft {
+    /// Begins file `index`, for `vectors`.
+    pub fn file(&self, index: usize, file: &str, vectors: &[Vector]) -> Result<ShardWriter, CheckpointError> {
+        let path = self.dir.join(file);
+        ShardWriter::new(self.store.disk.create(&path).map_err(io("creating", &path))?, &path, index, vectors)
+    }
+
+    /// Makes the step the newest one. Every file is complete.
+    pub fn publish(self, manifest: &Manifest) -> Result<(), CheckpointError> {
+        manifest.check()?;
+        let Draft { store: Store { disk, dir: parent }, step, dir, .. } = &self;
+        let text = manifest.to_text();
+        write(&**disk, &dir.join(MANIFEST), text.as_bytes())?;
+        disk.sync_dir(dir).map_err(io("syncing", dir))?;
+        let saved = parent.join(name(SAVED, *step));
+        disk.rename(dir, &saved).map_err(io("renaming", dir))?;
+        disk.sync_dir(parent).map_err(io("syncing", parent))?;
+        let latest = Latest { step: *step, manifest: blake3::hash(text.as_bytes()).to_hex().to_string() };
+        let next = parent.join(NEXT);
+        write(&**disk, &next, &serde_json::to_vec(&latest).unwrap_or_default())?;
+        disk.rename(&next, &parent.join(LATEST)).map_err(io("renaming", &next))?;
+        disk.sync_dir(parent).map_err(io("syncing", parent))
+    }
+}
+
+/// A small file, synced.
+fn write(disk: &dyn Disk, path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
+    let mut file = disk.create(path).map_err(io("creating", path))?;
+    file.write_at(0, bytes).map_err(io("writing", path))?;
+    file.sync().map_err(io("syncing", path))
+}
+
+/// Steps sort as their names do.
+fn name(prefix: &str, step: u64) -> String {
+    format!("{prefix}{step:012}")
+}
+
+fn step_of(prefix: &str, other: &str) -> Option<u64> {
+    let step = other.strip_prefix(prefix)?.parse().ok()?;
+    (name(prefix, step) == other).then_some(step)
+}
