@@ -103,7 +103,7 @@ fn failures_are_those_of_loopback_and_the_run_goes_on() {
         let mut calls = 0;
         let failed = opt.step(|mb| {
             calls += 1;
-            let x = run.read(mb);
+            let x = run.read(mb)?;
             if (rank, calls) == (1, 3) {
                 run.grad(mb, 0, &vec![1.0; run.lens[0]]).unwrap();
                 return Err("no data left".into());
@@ -117,13 +117,13 @@ fn failures_are_those_of_loopback_and_the_run_goes_on() {
             (Error::ClosureElsewhere { rank: 1 }, 0) | (Error::Closure { .. }, 1)
         ));
         let lacking = opt.step(|mb| {
-            let x = run.read(mb);
+            let x = run.read(mb)?;
             if rank == 0 { run.backward(mb, &x, 0, 2) } else { run.grad(mb, 1, &[1.0]).map(|()| 0.5) }
         });
         let lacking = lacking.unwrap_err();
         let expected = Fault::MissingGradient { name: "p0".into() };
         assert!(rank == 0 || matches!(&lacking, Error::Fault { rank: 1, fault } if *fault == expected));
-        let again = opt.step(|mb| run.backward(mb, &run.read(mb), rank, 2)).unwrap();
+        let again = opt.step(|mb| run.backward(mb, &run.read(mb)?, rank, 2)).unwrap();
         (failed.to_string(), lacking.to_string(), again, opt.state().pairs())
     };
     for (i, stage) in STAGES.into_iter().enumerate() {
@@ -166,7 +166,7 @@ fn memory_is_counted_there_and_given_back() {
             let layout = Layout::builder().unit("all").param("p0", &[1000], DType::F64).build().unwrap();
             let first = |_: &_, out: SliceMut<'_>| cast(Slice::from(&[0.8; 1000][..]), out);
             let mut opt = ShardedLbfgs::new(comm, layout, run.rule.clone(), first, options).unwrap();
-            opt.step(|mb| run.backward(mb, &run.read(mb), 0, 1)).unwrap();
+            opt.step(|mb| run.backward(mb, &run.read(mb)?, 0, 1)).unwrap();
             assert_eq!(opt.param("p0").unwrap().place(), queue.place());
             meter.live(Category::State)
         });

@@ -20,7 +20,7 @@ fn a_closure_that_fails_on_one_rank_fails_everywhere_and_the_run_goes_on() {
                     let mut calls = 0;
                     let first = opt.step(|mb| {
                         calls += 1;
-                        let x = run.read(mb);
+                        let x = run.read(mb)?;
                         if (rank, calls) == (2, 3) {
                             for i in 0..after {
                                 mb.grad(&crate::common::name(i), &vec![1.0; run.lens[i]][..])?;
@@ -35,7 +35,7 @@ fn a_closure_that_fails_on_one_rank_fails_everywhere_and_the_run_goes_on() {
                         2 => assert_eq!(error.to_string(), "the closure failed: no data left"),
                         _ => assert!(matches!(error, Error::ClosureElsewhere { rank: 2 }), "{error}"),
                     }
-                    let again = opt.step(|mb| run.backward(mb, &run.read(mb), rank, 4)).unwrap();
+                    let again = opt.step(|mb| run.backward(mb, &run.read(mb)?, rank, 4)).unwrap();
                     again.report.loss
                 })
                 .unwrap();
@@ -83,11 +83,11 @@ fn a_start_that_is_not_finite_is_refused_on_all_ranks() {
         let rank = comm.rank();
         let mut opt = run.build(comm.clone()).unwrap();
         let bad = |mb: &MicroBatch<'_>| {
-            run.backward(mb, &run.read(mb), 0, 1).map(|l| if rank == 1 { f64::NAN } else { l })
+            run.backward(mb, &run.read(mb)?, 0, 1).map(|l| if rank == 1 { f64::NAN } else { l })
         };
         assert!(matches!(opt.step(bad), Err(Error::NotFinite { non_finite: 0, .. })));
         assert!(opt.param("p0").unwrap().typed::<f64>().unwrap().iter().all(|&x| x == 0.0));
-        opt.step(|mb| run.backward(mb, &run.read(mb), 0, 1)).unwrap();
+        opt.step(|mb| run.backward(mb, &run.read(mb)?, 0, 1)).unwrap();
     })
     .unwrap();
 }

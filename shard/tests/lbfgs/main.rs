@@ -98,7 +98,7 @@ fn every_collective_is_accounted_for() {
                 let mut opt = run.build(comm.clone()).unwrap();
                 let before = comm.stats();
                 let closure =
-                    |mb: &meshstep_shard::MicroBatch<'_>| run.backward(mb, &run.read(mb), comm.rank(), 3);
+                    |mb: &meshstep_shard::MicroBatch<'_>| run.backward(mb, &run.read(mb)?, comm.rank(), 3);
                 let step = opt.step(closure).unwrap();
                 let of = |kind| comm.stats().of(kind).operations - before.of(kind).operations;
                 let all = Kind::ALL.map(of).iter().sum::<u64>();
@@ -153,7 +153,7 @@ fn a_run_tells_its_history() {
     let run = Run::new(Problem::Logistic, SMALL, LineSearch::StrongWolfe);
     let ends = meshstep_comm::loopback::spawn(4, |comm| {
         let mut opt = run.build(comm.clone()).unwrap();
-        opt.minimize(|mb| run.backward(mb, &run.read(mb), comm.rank(), 4)).unwrap()
+        opt.minimize(|mb| run.backward(mb, &run.read(mb)?, comm.rank(), 4)).unwrap()
     })
     .unwrap();
     let end = &ends[0];

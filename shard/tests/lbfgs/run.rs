@@ -70,9 +70,9 @@ impl Run {
     }
 
     /// What a closure sees: all parameters, end to end.
-    pub(crate) fn read(&self, mb: &MicroBatch<'_>) -> Vec<f64> {
-        let all = mb.gather("all").unwrap();
-        (0..self.lens.len()).flat_map(|i| self.wide(all.param(&name(i)).unwrap())).collect()
+    pub(crate) fn read(&self, mb: &MicroBatch<'_>) -> Result<Vec<f64>, Error> {
+        let all = mb.gather("all")?;
+        Ok((0..self.lens.len()).flat_map(|i| self.wide(all.param(&name(i)).unwrap())).collect())
     }
 
     /// Values of the queue's place.
@@ -121,7 +121,7 @@ impl Run {
         let (mut seen, mut losses) = (Vec::new(), Vec::new());
         let step = opt.step_watched(
             |mb| {
-                let x = self.read(mb);
+                let x = self.read(mb)?;
                 seen.push(x.clone());
                 if self.share == Share::One && rank > 0 {
                     for (i, &len) in self.lens.iter().enumerate() {
