@@ -23,7 +23,9 @@ use std::sync::Arc;
 /// | count in the norm | once, wherever they are held |
 ///
 /// Under [`Combine::Mean`] a gradient is the mean over the ranks it is reduced over, which must be the same for all
-/// parameters; [`Combine::Weighted`], by tokens, is the one that does not depend on the mesh.
+/// parameters; [`Combine::Weighted`], by tokens, is the one that does not depend on the mesh,
+/// as long as ranks along `cp` have equally many: attention mixes their gradients before they are weighted. Where they have not,
+/// [`Combine::Sum`] of losses divided by all ranks' tokens does not either.
 #[derive(Debug)]
 pub struct Optimizer {
     pub(crate) inner: meshstep_shard::Optimizer,

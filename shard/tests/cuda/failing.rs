@@ -34,7 +34,7 @@ fn a_direction_or_measurement_of_l_bfgs() {
                 let mut opt = run.build(comm).unwrap();
                 let mut seen = 0;
                 let told = opt.step_watched(
-                    |mb| run.backward(mb, &run.read(mb), rank, 2),
+                    |mb| run.backward(mb, &run.read(mb)?, rank, 2),
                     |_| {
                         seen += 1;
                         if seen == at {
@@ -46,7 +46,7 @@ fn a_direction_or_measurement_of_l_bfgs() {
                         }
                     },
                 );
-                let next = opt.step(|mb| run.backward(mb, &run.read(mb), rank, 2));
+                let next = opt.step(|mb| run.backward(mb, &run.read(mb)?, rank, 2));
                 assert_eq!(next.is_ok(), exchanged, "{search:?}, {at}, rank {rank}: {next:?}");
                 told.unwrap_err()
             });
