@@ -92,7 +92,7 @@ impl Optimizer {
     /// An optimizer for the parameters of `layout`, updated by `rules`. Collective: every rank passes the same, which is
     /// checked; what one rank cannot do is an error on all.
     ///
-    /// `initial` is asked for each parameter's first value (on rank 0 alone under [`Initial::Broadcast`]).
+    /// `initial` is asked for each parameter's first value (on rank 0 alone under [`Initial::Broadcast`](crate::Initial::Broadcast)).
     pub fn new(
         comm: Arc<dyn Communicator>,
         layout: Layout,

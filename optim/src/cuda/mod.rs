@@ -117,7 +117,7 @@ pub struct Row {
     pub key: u64,
     /// Place of its first element among those that [`strided`](Self::strided) has.
     pub first: u64,
-    /// Which of the whole tensor's elements these are: first, run and stride of a [`Strided`](crate::Strided).
+    /// Which of the whole tensor's elements these are: first, run and stride of a [`Strided`].
     pub strided: [u64; 3],
     /// Steps done. The device counts.
     pub t: u64,
