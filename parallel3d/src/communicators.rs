@@ -24,7 +24,7 @@ impl Communicators {
     ) -> Result<Self, Error> {
         let mesh = mesh.of(world.world_size())?;
         let mut along: BTreeMap<Axes, Arc<dyn Communicator>> =
-            sets.into_iter().map(|axes| (mesh.resolve(axes), Arc::clone(&world))).collect();
+            sets.into_iter().map(|axes| (mesh.several(mesh.resolve(axes)), Arc::clone(&world))).collect();
         for (&axes, comm) in &mut along {
             let group = mesh.group(world.rank(), axes)?;
             if group.len() < world.world_size() {
@@ -50,6 +50,6 @@ impl Communicators {
     /// The ranks that share this one's coordinates but those along `axes`, which were asked for at the start.
     pub fn along(&self, axes: impl Into<Axes>) -> Result<&Arc<dyn Communicator>, Error> {
         let axes = self.mesh.resolve(axes);
-        self.along.get(&axes).ok_or(Error::NotAlong { axes })
+        self.along.get(&self.mesh.several(axes)).ok_or(Error::NotAlong { axes })
     }
 }

@@ -137,6 +137,14 @@ pub enum MeshError {
         /// The parameter.
         name: String,
     },
+    /// A parameter cut or reduced along `pp`.
+    #[error(
+        "{name:?} is cut or reduced along pp, along which ranks have other parameters; name its stage instead"
+    )]
+    AlongStages {
+        /// The parameter.
+        name: String,
+    },
     /// A pipeline stage that the mesh does not have.
     #[error("{name:?} is on pipeline stage {stage}, of {stages} along pp")]
     NoSuchStage {

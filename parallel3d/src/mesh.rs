@@ -64,7 +64,11 @@ impl Mesh {
     ) -> Result<Mesh, MeshError> {
         let names: Vec<Axis> = order.split('-').map(Axis::from_str).collect::<Result<_, _>>()?;
         let mut axes: Vec<(Axis, usize)> = names.into_iter().rev().map(|axis| (axis, 1)).collect();
-        for (given, degree) in degrees {
+        let degrees: Vec<(Axis, usize)> = degrees.into_iter().collect();
+        for (i, &(given, degree)) in degrees.iter().enumerate() {
+            if degrees[..i].iter().any(|&(other, _)| other == given) {
+                return Err(MeshError::AxisTwice { axis: given });
+            }
             match axes.iter_mut().find(|(axis, _)| *axis == given) {
                 Some((_, own)) => *own = degree,
                 None if degree == 1 => {}
@@ -215,12 +219,13 @@ impl fmt::Display for Mesh {
 }
 
 impl Coordinate {
-    /// The place along `axis`: 0 along one that the mesh does not have.
+    /// The place along `axis`: 0 along one that the mesh does not have, as `dp` where it is in two parts, along which
+    /// [`Mesh::place`] tells.
     pub fn along(&self, axis: Axis) -> usize {
         self.0.iter().find(|&&(own, _)| own == axis).map_or(0, |&(_, at)| at)
     }
 
-    /// The same with another place along `axis`.
+    /// The same with another place along `axis`, one that the mesh has.
     pub fn with(mut self, axis: Axis, at: usize) -> Coordinate {
         match self.0.iter_mut().find(|(own, _)| *own == axis) {
             Some((_, place)) => *place = at,
@@ -231,7 +236,9 @@ impl Coordinate {
 
     /// Whether it is 0 along all of `axes`: the one of its group that stands for all.
     pub fn is_first(&self, axes: impl Into<Axes>) -> bool {
-        axes.into().iter().all(|axis| self.along(axis) == 0)
+        let axes = axes.into();
+        let parts = if axes.contains(Axis::Dp) { Axis::DpReplicate | Axis::DpShard } else { Axes::NONE };
+        (axes | parts).iter().all(|axis| self.along(axis) == 0)
     }
 }
 

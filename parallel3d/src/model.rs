@@ -62,10 +62,10 @@ impl Model {
         self.names.get(name).map(|&i| &self.parameters[i])
     }
 
-    /// Elements of all parameters together; what is tied counts once.
+    /// Elements of all parameters together, as far as 64 bits count; what is tied counts once.
     pub fn len(&self) -> u64 {
-        let elements = |p: &Parameter| p.shape.iter().map(|&extent| extent as u64).product::<u64>();
-        self.parameters.iter().map(elements).sum()
+        let elements = |p: &Parameter| p.shape.iter().fold(1u64, |all, &n| all.saturating_mul(n as u64));
+        self.parameters.iter().fold(0, |all: u64, p| all.saturating_add(elements(p)))
     }
 
     /// Whether there are no elements.

@@ -108,7 +108,7 @@ impl Placement {
         self
     }
 
-    /// How the gradient comes along `tp`.
+    /// How the gradient comes along `tp`, where the parameter is not cut along it: a part of a parameter has a gradient of its own.
     pub fn gradient(self, gradient: Gradient) -> Self {
         Placement { gradient, ..self }
     }
@@ -134,11 +134,16 @@ impl Placement {
         let mut local = shape.to_vec();
         for (i, cut) in self.cuts.iter().enumerate() {
             cut.check(name, shape, mesh)?;
-            let taken = |other: &Cut| other.axis == cut.axis || other.dim == cut.dim;
+            let along = mesh.resolve(cut.axis) | cut.axis;
+            let meets = |axis: Axis| (mesh.resolve(axis) | axis).iter().any(|part| along.contains(part));
+            let taken = |other: &Cut| meets(other.axis) || other.dim == cut.dim;
             if self.cuts[..i].iter().any(taken) {
                 return Err(MeshError::CutTwice { name: name.into(), axis: cut.axis, dim: cut.dim });
             }
             local[cut.dim] /= mesh.degree(cut.axis);
+        }
+        if self.reduced.contains(Axis::Pp) || self.cuts.iter().any(|cut| cut.axis == Axis::Pp) {
+            return Err(MeshError::AlongStages { name: name.into() });
         }
         let reduced = mesh.resolve(self.reduced);
         if self.gradient != Gradient::Same && reduced.contains(Axis::Tp) {
@@ -252,7 +257,7 @@ impl Cut {
             return Err(MeshError::NoSuchDim { name: name(), axis, dim, shape: shape.to_vec() });
         };
         let blocks = self.blocks(shape);
-        if blocks.iter().sum::<usize>() != extent {
+        if blocks.iter().try_fold(0usize, |sum, &block| sum.checked_add(block)) != Some(extent) {
             return Err(MeshError::Blocks { name: name(), dim, extent, blocks });
         }
         let degree = mesh.degree(axis);

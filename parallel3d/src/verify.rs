@@ -181,7 +181,11 @@ impl Optimizer {
 
     /// Whether all elements of what this rank holds are one value.
     fn is_constant(&self, name: &str) -> Result<bool, Error> {
-        let values = if self.inner.options().stage == meshstep_shard::Stage::Zero3 { self.inner.state(name)?.values } else { self.inner.param(name)? };
+        let values = if self.inner.options().stage == meshstep_shard::Stage::Zero3 {
+            self.inner.state(name)?.values
+        } else {
+            self.inner.param(name)?
+        };
         let options = self.inner.options();
         let mut host = None;
         let values = if values.place() == Place::Cpu {

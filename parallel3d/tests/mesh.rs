@@ -53,6 +53,9 @@ fn dp_in_two_parts_is_dp() {
     let last = mesh.coordinate(7).unwrap();
     assert!(!last.is_first(Tp) && last.clone().with(Tp, 0).is_first(Tp | Cp));
     assert_eq!(mesh.rank(&last.with(Tp, 0)), 6);
+    let firsts =
+        |axes: Axes| (0..8).filter(|&rank| mesh.coordinate(rank).unwrap().is_first(axes)).collect::<Vec<_>>();
+    assert_eq!((firsts(Dp.into()), firsts(DpShard | Tp)), (vec![0, 1], vec![0, 4]));
 }
 
 #[test]
@@ -65,6 +68,7 @@ fn what_is_wrong_is_named() {
     let unknown = |name: &str| Err(MeshError::UnknownAxis(UnknownAxis { name: name.into() }));
     assert_eq!("ep=2".parse::<Mesh>(), unknown("ep"));
     assert_eq!(Mesh::megatron("tp-ep-dp", []), unknown("ep"));
+    assert_eq!(Mesh::megatron("tp-dp", [(Tp, 2), (Tp, 4)]), Err(MeshError::AxisTwice { axis: Tp }));
     let order = "tp-dp".to_owned();
     assert_eq!(Mesh::megatron("tp-dp", [(Cp, 2)]), Err(MeshError::NotInOrder { axis: Cp, degree: 2, order }));
     assert_eq!("tp:2".parse::<Mesh>(), Err(MeshError::Unreadable { part: "tp:2".into() }));

@@ -94,6 +94,18 @@ fn what_is_wrong_is_named() {
     assert_eq!(refused(w.clone().cut(Tp, 0).cut(Tp, 1), &[4, 4]), twice(Tp, 1));
     assert_eq!(refused(w.clone().cut(Tp, 0).cut(Dp, 0), &[8]), twice(Dp, 0));
     assert_eq!(refused(w.clone().cut(Dp, 0), &[4]), MeshError::CutAndReduced { name: name(), axis: Dp });
+    let stages = MeshError::AlongStages { name: name() };
+    assert_eq!(refused(w.clone().cut(Pp, 0), &[4]), stages);
+    assert_eq!(refused(w.clone().reduced_over(Dp | Pp), &[4]), stages);
+    let endless = w.clone().cut_in_blocks(Tp, 0, [usize::MAX - 1, 10]);
+    assert!(matches!(refused(endless, &[8]), MeshError::Blocks { extent: 8, .. }));
+    // dp and one of its parts are one axis.
+    let (hsdp, apart) = (mesh("dp_replicate=2,dp_shard=2"), w.reduced_over(Axes::NONE));
+    for (first, second) in [(Dp, DpShard), (DpShard, Dp), (Dp, DpReplicate)] {
+        let error = apart.clone().cut(first, 0).cut(second, 1).local_shape("w", &[8, 8], &hsdp).unwrap_err();
+        assert_eq!(error, twice(second, 1));
+    }
+    apart.cut(DpReplicate, 0).cut(DpShard, 1).local_shape("w", &[8, 8], &hsdp).unwrap();
 }
 
 #[test]

@@ -139,12 +139,12 @@ impl Space {
 /// Every arrangement of the ranks, fewer along `tp` first, then fewer along `cp`.
 fn meshes(model: &Model, cluster: &Cluster) -> Result<Vec<Mesh>, Error> {
     let Cluster { ranks, ranks_per_node, .. } = *cluster;
-    let stages = model.parameters().iter().map(|p| p.stage + 1).max().unwrap_or(1);
+    let stages = model.parameters().iter().map(|p| p.stage.saturating_add(1)).max().unwrap_or(1);
     if ranks == 0 || !ranks.is_multiple_of(stages) {
         return Err(Error::NoStages { ranks, stages });
     }
     let mut meshes = Vec::new();
-    for tp in divisors(ranks / stages).filter(|&tp| tp <= ranks_per_node.max(1)) {
+    for tp in divisors(ranks / stages).into_iter().filter(|&tp| tp <= ranks_per_node.max(1)) {
         for cp in divisors(ranks / stages / tp) {
             let dp = ranks / stages / tp / cp;
             let pp = (stages > 1).then_some((Axis::Pp, stages));
@@ -155,6 +155,9 @@ fn meshes(model: &Model, cluster: &Cluster) -> Result<Vec<Mesh>, Error> {
     Ok(meshes)
 }
 
-fn divisors(n: usize) -> impl Iterator<Item = usize> {
-    (1..=n).filter(move |&i| n.is_multiple_of(i))
+/// Ascending.
+fn divisors(n: usize) -> Vec<usize> {
+    let small: Vec<usize> = (1..=n.isqrt()).filter(|&i| n.is_multiple_of(i)).collect();
+    let large = small.iter().rev().map(|&i| n / i).filter(|&i| i > n.isqrt());
+    small.iter().copied().chain(large).collect()
 }
