@@ -20,8 +20,8 @@ pub(crate) struct Cli {
 /// What the program can do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Train the same network under ZeRO stages 0, 1 and 2, compare the results bit for bit, and report what each
-    /// stage costs. RUST_LOG=meshstep=debug shows the spans of a step.
+    /// Train the same network under ZeRO stages 0, 1 and 2, on meshes 0 to 3, compare the results bit for bit, and report
+    /// what each stage costs. RUST_LOG=meshstep=debug shows the spans of a step.
     Train(Train),
     /// Replay training steps that another program recorded, and tell how far apart the results are. Exits with 0 where
     /// all files agree, 1 where one is outside its tolerance, 2 where one cannot be replayed.

@@ -8,7 +8,8 @@ use meshstep_shard::{At, Error, Evaluated, MicroBatch, Minimized, Pending, Until
 type Failed = Box<dyn std::error::Error + Send + Sync>;
 
 impl Optimizer {
-    /// [`meshstep_shard::Optimizer::micro_batch`], of as many samples or tokens.
+    /// [`meshstep_shard::Optimizer::micro_batch`], of as many samples or tokens. Ranks that differ along `tp` alone share a
+    /// micro-batch and give the same weight, which nobody compares.
     pub fn micro_batch(&mut self, weight: u64) -> Result<MicroBatch<'_>, Error> {
         self.inner.micro_batch(weight)
     }
