@@ -130,8 +130,10 @@ impl Optimizer {
         let mut greeted = vec![world];
         let mut started = Vec::new();
         for kept in &self.handover.fixed.buckets {
-            for comm in
-                [&kept.among.shards].into_iter().chain(kept.among.further.iter().map(|(comm, _)| comm)).chain(kept.gathers.iter())
+            for comm in [&kept.among.shards]
+                .into_iter()
+                .chain(kept.among.further.iter().map(|(comm, _)| comm))
+                .chain(kept.gathers.iter())
             {
                 if !greeted.iter().any(|known| Arc::ptr_eq(known, comm)) {
                     let word =
