@@ -10,18 +10,30 @@ use meshstep_parallel3d::{Axis, Error, Gradient, Model, Optimizer, Placement};
 use meshstep_shard::{Options, Stage};
 use meshstep_tensor::DType::F32;
 use meshstep_tensor::{Buffer, Category, Meter, Queue};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
-/// Refuses one of its rank's calls, and counts all.
+/// Refuses one of its rank's calls, and knows which communicators were made of it, and whether they are aborted.
 #[derive(Debug)]
 struct Failing {
     inner: Arc<dyn Communicator>,
     left: Arc<AtomicUsize>,
+    aborted: Arc<AtomicBool>,
+    made: Arc<Mutex<Vec<Arc<AtomicBool>>>>,
 }
 
 impl Failing {
+    fn of(
+        inner: Arc<dyn Communicator>,
+        left: Arc<AtomicUsize>,
+        made: Arc<Mutex<Vec<Arc<AtomicBool>>>>,
+    ) -> Self {
+        let aborted = Arc::new(AtomicBool::new(false));
+        made.lock().unwrap().push(Arc::clone(&aborted));
+        Failing { inner, left, aborted, made }
+    }
+
     /// An error at the call at which none is left.
     fn call(&self) -> Result<(), CommError> {
         let refused = meshstep_tensor::Error::OutOfMemory { bytes: 1, category: Category::Staging };
@@ -47,12 +59,12 @@ impl Communicator for Failing {
 
     fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Arc<dyn Communicator>>, CommError> {
         self.call()?;
-        let left = &self.left;
-        let made = self.inner.split(color, key)?;
-        Ok(made.map(|inner| Arc::new(Failing { inner, left: Arc::clone(left) }) as Arc<dyn Communicator>))
+        let of = |inner| Failing::of(inner, Arc::clone(&self.left), Arc::clone(&self.made));
+        Ok(self.inner.split(color, key)?.map(|inner| Arc::new(of(inner)) as Arc<dyn Communicator>))
     }
 
     fn abort(&self) {
+        self.aborted.store(true, SeqCst);
         self.inner.abort();
     }
 
@@ -91,12 +103,17 @@ fn verify_and_step(opt: &mut Optimizer) -> Result<(), Error> {
     Ok(())
 }
 
-/// Four ranks that keep what they hold until all have ended: nobody hears of a failure because a rank has left.
+/// Four ranks that stay, with what they hold, until all have ended: nobody hears of a failure because a rank has left.
 fn on_four<T: Send>(call: impl Fn(Arc<dyn Communicator>) -> (T, Optimizer) + Sync) -> Vec<T> {
-    let config = loopback::Config { timeout: Duration::from_secs(5), ..loopback::Config::new(4) };
-    let ended = loopback::spawn_with(config, |world: Arc<dyn Communicator>| call(world)).unwrap();
-    let (told, _kept): (Vec<T>, Vec<Optimizer>) = ended.into_iter().unzip();
-    told
+    let config = loopback::Config { timeout: Duration::from_secs(3), ..loopback::Config::new(4) };
+    let ended = Barrier::new(4);
+    let told = loopback::spawn_with(config, |world: Arc<dyn Communicator>| {
+        let (told, kept) = call(Arc::clone(&world));
+        ended.wait();
+        drop((kept, world));
+        told
+    });
+    told.unwrap()
 }
 
 fn is_prompt(told: &Result<(), Error>) -> bool {
@@ -119,20 +136,22 @@ fn a_rank_that_fails_alone_in_a_verification_ends_it_for_all() {
             let told = on_four(|world| {
                 let odd = world.rank() == 1;
                 let left = Arc::new(AtomicUsize::new(usize::MAX));
-                let failing = Failing { inner: Arc::clone(&world), left: Arc::clone(&left) };
+                let made = Arc::default();
+                let failing = Failing::of(Arc::clone(&world), Arc::clone(&left), Arc::clone(&made));
                 let mut opt = built(if odd { Arc::new(failing) } else { world }, mesh, stage);
                 left.store(at, SeqCst);
                 let told = verify_and_step(&mut opt);
-                ((told, left.load(SeqCst) <= at), opt)
+                let aborted = made.lock().unwrap().iter().all(|aborted| aborted.load(SeqCst));
+                ((told, left.load(SeqCst) <= at, aborted), opt)
             });
-            let all = |of: fn(&Result<(), Error>) -> bool| told.iter().all(|(told, _)| of(told));
+            let all = |of: fn(&Result<(), Error>) -> bool| told.iter().all(|(told, ..)| of(told));
             assert!(all(is_prompt), "{mesh} {stage:?} call {at}: {told:?}");
-            // It wraps once it has failed.
+            // It wraps once it has failed, which has to abort all that the rank has made.
             if told[1].1 {
                 assert!(all(Result::is_ok) && at > 10, "{mesh} {stage:?} call {at}: {told:?}");
                 break;
             }
-            assert!(told[1].0.is_err(), "{mesh} {stage:?} call {at}: {told:?}");
+            assert!(told[1].0.is_err() && told[1].2, "{mesh} {stage:?} call {at}: {told:?}");
         }
     }
 }
