@@ -158,7 +158,8 @@ fn a_rank_that_fails_alone_in_a_verification_ends_it_for_all() {
 
 #[test]
 fn a_rank_that_gathers_while_others_verify_is_told() {
-    let verify: [fn(&mut Optimizer) -> Result<(), Error>; 3] =
+    type Call = fn(&mut Optimizer) -> Result<(), Error>;
+    let verify: [Call; 3] =
         [|opt| opt.verify().map(drop), |opt| opt.verify_every(1), |opt| opt.repair().map(drop)];
     for mesh in ["tp=2,dp=2", "dp_replicate=2,dp_shard=2", "dp=4"] {
         for (i, verify) in verify.iter().enumerate() {
