@@ -47,6 +47,11 @@ impl Communicators {
         &self.world
     }
 
+    /// Those along the sets, some of which may be all ranks.
+    pub(crate) fn all_along(&self) -> impl Iterator<Item = &Arc<dyn Communicator>> {
+        self.along.values()
+    }
+
     /// The ranks that share this one's coordinates but those along `axes`, which were asked for at the start.
     pub fn along(&self, axes: impl Into<Axes>) -> Result<&Arc<dyn Communicator>, Error> {
         let axes = self.mesh.resolve(axes);

@@ -264,6 +264,11 @@ pub enum Error {
     /// Ranks that should hold the same do not, or a rank no longer holds what it wrote.
     #[error(transparent)]
     Differs(Box<crate::Differs>),
+    /// A difference that cannot be repaired: no majority of at least three ranks holds one thing.
+    #[error(
+        "{0}; what three ranks or more hold, and more than half of them alike, can be repaired; nothing was changed"
+    )]
+    NoMajority(Box<crate::Differs>),
     /// Memory could not be had or viewed.
     #[error(transparent)]
     Tensor(#[from] meshstep_tensor::Error),

@@ -30,25 +30,25 @@ impl Optimizer {
         self.inner.step(at).map_err(|error| self.located(error))
     }
 
-    /// [`meshstep_shard::Optimizer::step_with`].
+    /// [`meshstep_shard::Optimizer::step_with`], which tells a difference as [`verify`](Self::verify) does.
     pub fn step_with<E: Into<Failed>>(
         &mut self,
         at: At,
         weight: u64,
         closure: impl FnOnce(&MicroBatch<'_>) -> Result<f64, E>,
-    ) -> Result<Evaluated, Error> {
-        self.inner.step_with(at, weight, closure)
+    ) -> Result<Evaluated, crate::Error> {
+        self.inner.step_with(at, weight, closure).map_err(|error| self.located(error))
     }
 
-    /// [`meshstep_shard::Optimizer::minimize`].
+    /// [`meshstep_shard::Optimizer::minimize`], which tells a difference as [`verify`](Self::verify) does.
     pub fn minimize<E: Into<Failed>>(
         &mut self,
         until: Until,
         at: impl FnMut(u64) -> At,
         weight: u64,
         closure: impl FnMut(&MicroBatch<'_>) -> Result<f64, E>,
-    ) -> Result<Minimized, Error> {
-        self.inner.minimize(until, at, weight, closure)
+    ) -> Result<Minimized, crate::Error> {
+        self.inner.minimize(until, at, weight, closure).map_err(|error| self.located(error))
     }
 
     /// [`meshstep_shard::Optimizer::discard_gradients`].

@@ -1,7 +1,7 @@
 //! Verification in the mesh's terms: along which axes ranks differ, where they sit, and which element of the whole parameter.
 
 use crate::{Axes, Axis, Communicators, Coordinate, Error, Optimizer, Parameter};
-use meshstep_shard::{Difference, Repaired, gather_words};
+use meshstep_shard::{Difference, Repaired, Stage, VerifyError, gather_words};
 use meshstep_tensor::{Buffer, Category, Place};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -80,9 +80,9 @@ impl Optimizer {
         self.inner.verify_gradients().map_err(|error| self.located(error))
     }
 
-    /// [`meshstep_shard::Optimizer::repair`].
+    /// [`meshstep_shard::Optimizer::repair`]. What no majority holds is [`Error::NoMajority`].
     pub fn repair(&mut self) -> Result<Vec<Repaired>, Error> {
-        Ok(self.inner.repair()?)
+        self.inner.repair().map_err(|error| self.located(error))
     }
 
     /// [`meshstep_shard::Optimizer::flip_bit`], of what this rank holds.
@@ -93,6 +93,9 @@ impl Optimizer {
     pub(crate) fn located(&self, error: meshstep_shard::Error) -> Error {
         match error {
             meshstep_shard::Error::Differs(difference) => Error::Differs(Box::new(self.locate(*difference))),
+            meshstep_shard::Error::Verify(VerifyError::NoMajority(difference)) => {
+                Error::NoMajority(Box::new(self.locate(*difference)))
+            }
             other => other.into(),
         }
     }
@@ -136,70 +139,97 @@ impl Optimizer {
         Some(parts.map(|((global, own), i)| global.start + i - own.start).collect())
     }
 
-    /// Ranks whose parts of a cut parameter are alike. Collective along the axes of the cuts.
+    /// Ranks whose parts of a cut parameter are alike. Collective along the axes of the cuts; a rank that fails ends it for all.
     fn alike(&mut self, hashes: &[u64]) -> Result<Vec<Alike>, Error> {
-        let mut cut: BTreeMap<Axes, Vec<(usize, &Parameter)>> = BTreeMap::new();
-        for (i, param) in self.inner.params().enumerate() {
-            let Some(parameter) = self.model.get(param.name()) else { continue };
-            let whole = parameter.placement.sharing(self.mesh()).copies | Axis::Pp;
-            let axes = self.mesh().all().without(whole);
-            if self.mesh().degree(axes) > 1 {
-                cut.entry(axes).or_default().push((i, parameter));
-            }
-        }
-        let world = Arc::clone(self.inner.comm());
-        if self.across_cuts.is_none() {
-            let comms = Communicators::new(Arc::clone(&world), self.mesh().clone(), cut.keys().copied())?;
-            self.across_cuts = Some(comms);
-        }
-        let mut alike = Vec::new();
-        for (axes, params) in cut {
-            let Some(comms) = &self.across_cuts else { continue };
-            let mut words = Vec::new();
-            for (i, parameter) in &params {
-                words.extend([hashes[*i], u64::from(self.is_constant(&parameter.name)?)]);
-            }
-            let all = gather_words(&**comms.along(axes)?, self.inner.options(), &words)?;
-            let group: Vec<usize> = self.mesh().group(world.rank(), axes)?.ranks().collect();
-            for (k, (_, parameter)) in params.iter().enumerate() {
-                let of = |place: usize| {
-                    (all[place * words.len() + 2 * k], all[place * words.len() + 2 * k + 1] > 0)
-                };
-                let classes = classes((0..group.len()).map(of));
-                alike.extend(classes.into_iter().map(|places| Alike {
-                    param: parameter.name.clone(),
-                    axes,
-                    ranks: places.into_iter().map(|place| group[place]).collect(),
-                }));
-            }
-        }
-        for Alike { param, axes, ranks } in alike.iter().filter(|alike| alike.ranks[0] == world.rank()) {
+        let cuts = self.cuts();
+        let (mesh, made) = (self.mesh().clone(), self.across_cuts.take());
+        let (found, _) = self.inner.apart_from_steps(|inner| {
+            let comms = match made {
+                Some(comms) => comms,
+                None => Communicators::new(Arc::clone(inner.comm()), mesh, cuts.keys().copied())
+                    .map_err(of_group)?,
+            };
+            inner.end_with(comms.all_along().cloned());
+            let alike: Result<Vec<_>, _> =
+                cuts.iter().map(|(&axes, params)| alike_along(inner, &comms, axes, params, hashes)).collect();
+            Ok((comms, alike?))
+        })?;
+        self.across_cuts = Some(found.0);
+        let alike: Vec<Alike> = found.1.into_iter().flatten().collect();
+        let rank = self.inner.comm().rank();
+        for Alike { param, axes, ranks } in alike.iter().filter(|alike| alike.ranks[0] == rank) {
             tracing::warn!(param, %axes, ?ranks, "parts of a cut parameter are the same on several ranks");
         }
         Ok(alike)
     }
 
-    /// Whether all elements of what this rank holds are one value.
-    fn is_constant(&self, name: &str) -> Result<bool, Error> {
-        let values = if self.inner.options().stage == meshstep_shard::Stage::Zero3 {
-            self.inner.state(name)?.values
-        } else {
-            self.inner.param(name)?
-        };
-        let options = self.inner.options();
-        let mut host = None;
-        let values = if values.place() == Place::Cpu {
-            values
-        } else {
-            let copy = Buffer::zeroed(values.len(), values.dtype(), &options.meter, Category::Staging)?;
-            let copy: &mut Buffer = host.insert(copy);
-            options.queue.download(values, copy.as_mut())?;
-            copy.as_slice()
-        };
-        let mut elements = values.bytes()?.chunks_exact(values.dtype().size());
-        let first = elements.next();
-        Ok(elements.all(|element| Some(element) == first))
+    /// Parameters that are cut, by the axes along which ranks have other parts: each one's place among the hashes, and its name.
+    fn cuts(&self) -> BTreeMap<Axes, Vec<(usize, String)>> {
+        let mut cuts: BTreeMap<Axes, Vec<(usize, String)>> = BTreeMap::new();
+        for (i, param) in self.inner.params().enumerate() {
+            let Some(parameter) = self.model.get(param.name()) else { continue };
+            let whole = parameter.placement.sharing(self.mesh()).copies | Axis::Pp;
+            let axes = self.mesh().all().without(whole);
+            if self.mesh().degree(axes) > 1 {
+                cuts.entry(axes).or_default().push((i, parameter.name.clone()));
+            }
+        }
+        cuts
     }
+}
+
+/// Ranks along `axes` whose parts of these parameters are alike. Collective along `axes`.
+fn alike_along(
+    inner: &meshstep_shard::Optimizer,
+    comms: &Communicators,
+    axes: Axes,
+    params: &[(usize, String)],
+    hashes: &[u64],
+) -> Result<Vec<Alike>, meshstep_shard::Error> {
+    let mut words = Vec::new();
+    for (i, name) in params {
+        words.extend([hashes[*i], u64::from(is_constant(inner, name)?)]);
+    }
+    let all = gather_words(&**comms.along(axes).map_err(of_group)?, inner.options(), &words)?;
+    let group = comms.mesh().group(inner.comm().rank(), axes).map_err(|error| of_group(error.into()))?;
+    let group: Vec<usize> = group.ranks().collect();
+    let mut alike = Vec::new();
+    for (k, (_, name)) in params.iter().enumerate() {
+        let of = |place: usize| (all[place * words.len() + 2 * k], all[place * words.len() + 2 * k + 1] > 0);
+        alike.extend(classes((0..group.len()).map(of)).into_iter().map(|places| Alike {
+            param: name.clone(),
+            axes,
+            ranks: places.into_iter().map(|place| group[place]).collect(),
+        }));
+    }
+    Ok(alike)
+}
+
+/// What stopped the ranks along the axes of the mesh's own cuts, as an error of one group.
+fn of_group(error: Error) -> meshstep_shard::Error {
+    match error {
+        Error::Split { source, .. } => source.into(),
+        Error::Shard(error) => error,
+        other => unreachable!("the mesh has the axes of its cuts: {other}"),
+    }
+}
+
+/// Whether all elements of what this rank holds are one value.
+fn is_constant(inner: &meshstep_shard::Optimizer, name: &str) -> Result<bool, meshstep_shard::Error> {
+    let options = inner.options();
+    let values = if options.stage == Stage::Zero3 { inner.state(name)?.values } else { inner.param(name)? };
+    let mut host = None;
+    let values = if values.place() == Place::Cpu {
+        values
+    } else {
+        let copy = Buffer::zeroed(values.len(), values.dtype(), &options.meter, Category::Staging)?;
+        let copy: &mut Buffer = host.insert(copy);
+        options.queue.download(values, copy.as_mut())?;
+        copy.as_slice()
+    };
+    let mut elements = values.bytes()?.chunks_exact(values.dtype().size());
+    let first = elements.next();
+    Ok(elements.all(|element| Some(element) == first))
 }
 
 /// Places of equal hash, where there are several that are not constant.

@@ -88,7 +88,7 @@ fn what_cannot_be_is_an_error() {
     let four = Llama3 { layers: 4, ..Llama3::B8 }.model(BF16, 4).build().unwrap();
     let cluster = Cluster { ranks: 10, memory: u64::MAX, ranks_per_node: 8 };
     // No number of ranks takes long.
-    let endless = Cluster { ranks: 1 << 36, ..cluster.clone() };
+    let endless = Cluster { ranks: 1 << 36, ..cluster };
     let found = Plan::search(&four, &endless, AdamW::default(), &Space::default());
     assert!(found.is_err(), "{found:?}");
     let last = Model::builder().stage(usize::MAX).param("w", &[7], F32, Placement::whole()).build().unwrap();

@@ -6,7 +6,7 @@ use meshstep_optim::AdamW;
 use meshstep_parallel3d::{
     Alike, Axes, Axis, Differs, Error, Gradient, Mesh, Model, Optimizer, Parameter, Piece, Placement,
 };
-use meshstep_shard::{At, Options, Owners, Stage};
+use meshstep_shard::{At, MicroBatch, Options, Owners, Stage, Until};
 use meshstep_tensor::DType::F32;
 use meshstep_tensor::{Meter, SliceMut};
 use std::sync::Arc;
@@ -114,9 +114,10 @@ fn a_replicated_moment_on_a_context_parallel_rank_is_named() {
 
 #[test]
 fn a_sharded_moment_is_named() {
-    for stage in [Stage::Zero1, Stage::Zero2] {
+    let moments = [Stage::Zero1, Stage::Zero2, Stage::Zero3].map(|stage| (stage, "v"));
+    for (stage, slot) in moments.into_iter().chain([(Stage::Zero3, "params")]) {
         // 20 of each of tp's rows; the ranks along dp x cp have 64 elements each, padded.
-        let told = flipped(CUBE, stage, "dp=0 cp=1 tp=1", ("up", "v"), 64 + 5);
+        let told = flipped(CUBE, stage, "dp=0 cp=1 tp=1", ("up", slot), 64 + 5);
         let down = &told.difference;
         assert_eq!((down.odd(), down.held.len(), told.axes), (vec![3], 1, Axes::NONE), "{told}");
         assert!(down.wrote.is_some());
@@ -128,10 +129,18 @@ fn a_sharded_moment_is_named() {
 #[test]
 fn a_shard_with_replicas_is_compared_with_them() {
     let mesh = "dp_replicate=4,dp_shard=2";
-    let told = flipped(mesh, Stage::Zero2, "dp_replicate=2 dp_shard=1", ("down", "m"), 64 + 70);
+    for (stage, slot) in [(Stage::Zero2, "m"), (Stage::Zero3, "m"), (Stage::Zero3, "params")] {
+        let told = flipped(mesh, stage, "dp_replicate=2 dp_shard=1", ("down", slot), 64 + 70);
+        let ranks: Vec<usize> = told.difference.held.iter().map(|held| held.rank).collect();
+        assert_eq!((ranks, told.difference.odd()), (vec![1, 3, 5, 7], vec![5]));
+        assert_eq!((told.axes, told.difference.wrote), (Axes::from(Axis::DpReplicate), None));
+    }
+    // Cut along tp, and its part of that divided along dp_shard.
+    let mesh = "dp_replicate=3,dp_shard=2,tp=2";
+    let told = flipped(mesh, Stage::Zero3, "dp_replicate=1 dp_shard=1 tp=1", ("up", "params"), 80 + 70);
     let ranks: Vec<usize> = told.difference.held.iter().map(|held| held.rank).collect();
-    assert_eq!((ranks, told.difference.odd()), (vec![1, 3, 5, 7], vec![5]));
-    assert_eq!((told.axes, told.difference.wrote), (Axes::from(Axis::DpReplicate), None));
+    assert_eq!((ranks, told.difference.odd()), (vec![3, 7, 11], vec![7]));
+    assert_eq!(told.index, Some(vec![8 + 7, 10]));
     let told = flipped("tp=4,dp=2", Stage::Zero1, "dp=1 tp=3", ("pos", "v"), 64);
     let ranks: Vec<usize> = told.difference.held.iter().map(|held| held.rank).collect();
     assert_eq!((ranks, told.axes), (vec![4, 5, 6, 7], Axes::from(Axis::Tp)));
@@ -156,13 +165,10 @@ fn a_tie_names_both() {
             opt.flip_bit("up", "params", 21, 4).unwrap();
         }
         let told = opt.verify().unwrap_err();
-        assert!(matches!(
-            opt.repair(),
-            Err(Error::Shard(meshstep_shard::Error::Verify(meshstep_shard::VerifyError::NoMajority(_))))
-        ));
-        told
+        (told, opt.repair().unwrap_err())
     });
-    for told in told.unwrap() {
+    for (told, refused) in told.unwrap() {
+        assert!(matches!(&refused, Error::NoMajority(of) if **of == differs(told.clone())), "{refused}");
         let text = told.to_string();
         assert!(text.ends_with("(dp=0 tp=1) and (dp=1 tp=1), among ranks along dp; the element is [9, 1] of the whole parameter"), "{text}");
         let told = differs(told);
@@ -202,6 +208,36 @@ fn clean_steps_raise_no_alarm_and_majorities_repair() {
     }
 }
 
+#[test]
+fn clean_steps_at_stage_3_raise_no_alarm_and_majorities_repair_a_part() {
+    // Who has rank 2's part: two along tp have no majority.
+    let hsdp = "dp_replicate=2,dp_shard=2,tp=2";
+    for (mesh, same) in [(CUBE, vec![]), (hsdp, vec![2, 3, 6, 7]), ("tp=4,dp=2", vec![0, 1, 2, 3])] {
+        let told = loopback::spawn(8, |world: Arc<dyn Communicator>| {
+            let rank = world.rank();
+            let mut opt = built(world, mesh, Stage::Zero3);
+            opt.verify_every(1).unwrap();
+            (1..=250).for_each(|t| take(&mut opt, t).unwrap());
+            let verified = opt.verify().unwrap();
+            assert_eq!((verified.of.unchecked, verified.alike), (0, vec![]), "{mesh}");
+            assert_eq!(verified.of.compared + verified.of.kept, 5 * 3);
+            if rank == 2 {
+                let first = opt.state("pos").unwrap().range.start;
+                opt.flip_bit("pos", "params", first, 30).unwrap();
+            }
+            let repaired = opt.repair().map_err(|error| error.to_string());
+            (repaired, opt.verify().is_ok())
+        });
+        for (rank, (repaired, right)) in told.unwrap().into_iter().enumerate() {
+            assert_eq!((repaired.is_ok(), right), (!same.is_empty(), !same.is_empty()), "{mesh}");
+            let told: Vec<_> =
+                repaired.iter().flatten().map(|r| (&r.param[..], r.slot, &r.ranks[..])).collect();
+            let expected: &[_] = if same.contains(&rank) { &[("pos", "params", &[2][..])] } else { &[] };
+            assert_eq!(told, expected, "{mesh} on rank {rank}");
+        }
+    }
+}
+
 /// Ranks along tp that compute other gradients for what they hold alike: told before they are applied.
 #[test]
 fn gradients_that_should_be_the_same_are_compared() {
@@ -232,6 +268,50 @@ fn gradients_that_should_be_the_same_are_compared() {
             assert_eq!((&difference.param[..], difference.slot, told.element), ("pos", "grads", Some(65)));
             assert_eq!(told.axes, Axes::from(Axis::Tp));
             assert!(told.at.iter().all(|at| at.along(Axis::Tp) == 2), "{told}");
+        }
+    }
+}
+
+/// What is reduced further by the step is compared among those that have the same until then.
+#[test]
+fn gradients_that_are_reduced_further_are_compared_before() {
+    let zero3 = [Stage::Zero1, Stage::Zero2, Stage::Zero3];
+    let whole = [Stage::Replicated, Stage::WholeParams(Owners::RoundRobin)];
+    for stage in whole.into_iter().chain(zero3) {
+        let told = loopback::spawn(8, |world: Arc<dyn Communicator>| {
+            let mut opt = built(world, "dp_replicate=2,dp_shard=2,tp=2", stage);
+            let (tp, copy) = (opt.coordinate().along(Axis::Tp), opt.coordinate().along(Axis::DpReplicate));
+            let lens: Vec<(String, usize)> = opt.params().map(|p| (p.name().to_owned(), p.len())).collect();
+            let mut verify = |odd: &str| {
+                let mb = opt.micro_batch(1).unwrap();
+                for (name, len) in &lens {
+                    // Each replica has other data.
+                    let mut grad = vec![1.0 + copy as f32; *len];
+                    if tp == 1 && copy == 1 && name == odd {
+                        grad[65] = 9.0;
+                    }
+                    // Parts that are to differ, until the step has added them up.
+                    if name == "ln" {
+                        grad.fill(1.0 + tp as f32);
+                    }
+                    mb.grad(name, &grad[..]).unwrap();
+                }
+                mb.finish().unwrap();
+                let told = opt.verify_gradients();
+                opt.discard_gradients().unwrap();
+                told
+            };
+            let clean = verify("none").unwrap();
+            // Divided, only `pos` has other ranks that have the same, along tp.
+            let compared = if whole.contains(&stage) { 5 } else { 1 };
+            assert_eq!((clean.compared, clean.unchecked), (compared, 5 - compared), "{stage:?}");
+            differs(verify("pos").unwrap_err())
+        });
+        for told in told.unwrap() {
+            let difference = &told.difference;
+            assert_eq!((&difference.param[..], difference.slot, told.element), ("pos", "grads", Some(65)));
+            assert_eq!(told.axes, Axes::from(Axis::Tp), "{told}");
+            assert!(told.at.iter().all(|at| at.along(Axis::DpReplicate) == 1), "{told}");
         }
     }
 }
@@ -271,6 +351,28 @@ fn parts_that_are_alike_are_listed() {
         };
         assert_eq!(told, [vec![alike(0), alike(1)], vec![alike(0), alike(1)]]);
     }
+}
+
+/// A difference that a step with a closure meets is told where it is, as by any other step.
+#[test]
+fn a_step_with_a_closure_tells_where() {
+    let told = loopback::spawn(4, |world: Arc<dyn Communicator>| {
+        let mut opt = built(world, "tp=2,dp=2", Stage::Zero1);
+        opt.verify_every(1).unwrap();
+        if opt.comm().rank() == 3 {
+            opt.flip_bit("up", "params", 21, 4).unwrap();
+        }
+        let lens: Vec<(String, usize)> = opt.params().map(|p| (p.name().to_owned(), p.len())).collect();
+        let closure = |mb: &MicroBatch<'_>| -> Result<f64, meshstep_shard::Error> {
+            lens.iter().try_for_each(|(name, len)| mb.grad(name, &vec![1f32; *len][..]).map(drop))?;
+            Ok(1.0)
+        };
+        let until = Until { max_iter: 2, ..Until::default() };
+        let step = opt.step_with(AT, 1, closure).unwrap_err();
+        let run = opt.minimize(until, |_| AT, 1, closure).unwrap_err();
+        [step, run].map(|told| differs(told).index)
+    });
+    assert_eq!(told.unwrap(), vec![[Some(vec![9, 1]), Some(vec![9, 1])]; 4]);
 }
 
 /// Some ranks verify while others step, whoever shares a group with whom: an error on all of them, and nobody waits.

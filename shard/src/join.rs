@@ -56,6 +56,7 @@ impl Optimizer {
         initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
     ) -> Result<(), Error> {
         self.handover.healthy()?;
+        self.apart_from_steps(|all| all.greet())?;
         let among: Vec<Among> = parts.iter().flatten().map(|shared| shared.among.clone()).collect();
         let added = self.try_add(parts, initial);
         if let Err(Error::Comm(failure)) = &added {

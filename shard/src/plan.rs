@@ -96,7 +96,8 @@ impl Plan {
     }
 
     /// The bytes a rank holds at its peak, for parameters that are updated by `rule`, when gradients are handed over in bucket
-    /// order by one thread, and units gathered in their order, forth and back, each from when the one before it is read.
+    /// order by one thread, and units gathered in their order, forth and back, each from when the one before it is read; without
+    /// a verification, whose words come on top.
     pub fn memory(&self, rank: impl Into<Seats>, rule: &dyn Rule) -> Memory {
         let (seats, states) = (rank.into(), rule.state().len());
         let of_parts: Memory = self.seated(&seats).map(|(part, seat)| part.memory(seat.shard, states)).sum();

@@ -7,10 +7,11 @@ mod common;
 use common::{F32_MASTER, Run, STAGES, WhichRule, adamw, cases, fetch, name, params, state};
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::{AdamW, Flat, Isa, Rule, Scalars, Segment};
-use meshstep_shard::{Clip, Difference, Error, NonFinite, Optimizer, Options, Stage, VerifyError};
+use meshstep_shard::{Clip, Difference, Error, NonFinite, Optimizer, Options, Stage, Verified, VerifyError};
 use meshstep_tensor::{DType, Layout, Param, Queue, SliceMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
 
 /// Every rank owns some of every kind of parameter, at every stage.
 fn wide() -> Run {
@@ -225,19 +226,27 @@ fn clean_steps_raise_no_alarm() {
         (Stage::Zero2, WhichRule::TwoMoments),
     ] {
         let run = Run { lens: vec![70, 1, 0, 130], ranks: 3, rule, ..wide() }.stage(stage);
-        loopback::spawn(run.ranks, |comm| {
+        let costs = loopback::spawn(run.ranks, |comm| {
             let mut opt = run.build(comm).unwrap();
             opt.verify_every(1).unwrap();
+            let mut cost = (0, 0, Duration::ZERO);
             for t in 1..=steps {
                 take(&run, &mut opt, t).unwrap();
+                let Verified { bytes, sent, elapsed, .. } = opt.verified().unwrap();
+                cost = (cost.0 + bytes, cost.1 + sent, cost.2 + *elapsed);
             }
             let states = run.boxed_rule().state().len();
             let verified = opt.verified().unwrap();
             let (all, alone) = (4 * (1 + states), if stage == Stage::Replicated { 0 } else { 4 * states });
             assert_eq!((verified.compared, verified.kept, verified.unchecked), (all - alone, alone, 0));
             assert_eq!(opt.verify().unwrap().hashes.len(), 4);
-        })
-        .unwrap();
+            cost
+        });
+        let (bytes, sent, took) = costs.unwrap()[0];
+        println!(
+            "verify: {stage:?}, {steps} steps: {bytes} bytes read, {sent} bytes sent, {:.1} ms",
+            took.as_secs_f64() * 1e3
+        );
     }
 }
 

@@ -91,7 +91,8 @@ impl<'p> RankPlan<'p> {
         &self.coordinate
     }
 
-    /// The bytes it holds at its peak, when one thread hands gradients over in bucket order.
+    /// The bytes it holds at its peak, when one thread hands gradients over in bucket order, without a verification, whose words
+    /// come on top.
     pub fn memory(&self) -> Memory {
         self.stage.plan.memory(self.seats.clone(), self.plan.rules.rule())
     }

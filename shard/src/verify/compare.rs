@@ -2,6 +2,7 @@
 
 use super::Begun;
 use super::survey::{Item, Survey};
+use crate::among::know;
 use crate::{Error, Optimizer, agree, family, wire};
 use meshstep_comm::{Op, Reduction};
 use meshstep_tensor::{Buffer, Category, DType};
@@ -123,25 +124,24 @@ impl Optimizer {
         Ok(Begun { sent, ..begun })
     }
 
-    /// One word on each communicator that a step would use before the one of all ranks, so that a rank that steps meanwhile is
-    /// a call that does not match, not one that waits for ever.
-    fn greet(&self) -> Result<(), Error> {
+    /// One word on each communicator that a step or a gather would use before the one of all ranks, so that a rank that steps or
+    /// gathers meanwhile is a call that does not match, not one that waits for ever. Calls that may meet all begin with it.
+    pub(crate) fn greet(&self) -> Result<(), Error> {
         let (world, queue) = (Arc::clone(self.comm()), self.options.queue.clone());
         let mut greeted = vec![world];
-        let mut started = Vec::new();
         for kept in &self.handover.fixed.buckets {
-            for comm in [&kept.among.shards]
-                .into_iter()
-                .chain(kept.among.further.iter().map(|(comm, _)| comm))
-                .chain(kept.gathers.iter())
-            {
-                if !greeted.iter().any(|known| Arc::ptr_eq(known, comm)) {
-                    let word =
-                        Buffer::zeroed_on(&queue, 1, DType::U64, &self.options.meter, Category::Staging)?;
-                    started.push(comm.start(Op::all_reduce(Reduction::Max), word, &queue));
-                    greeted.push(Arc::clone(comm));
-                }
+            let further = kept.among.further.iter().map(|(comm, _)| comm);
+            for comm in [&kept.among.shards].into_iter().chain(further).chain(kept.gathers.iter()) {
+                know(&mut greeted, comm);
             }
+        }
+        if greeted.len() == 1 {
+            return Ok(()); // the call's own words meet there
+        }
+        let mut started = Vec::new();
+        for comm in greeted {
+            let word = Buffer::zeroed_on(&queue, 1, DType::U64, &self.options.meter, Category::Staging)?;
+            started.push(comm.start(Op::all_reduce(Reduction::Max), word, &queue));
         }
         let answered = started.into_iter().map(|started| wire::land(started, &queue).1);
         let answered: Vec<_> = answered.collect();

@@ -5,7 +5,7 @@
 //! | parameters, frozen ones too | among all ranks that hold them |
 //! | state and masters | among the ranks that hold the same part: all of these at stage 0, replicas of the shards at other stages |
 //! | what no other rank holds | with its hash from the end of its last update, where [`Optimizer::verify_every`] has kept it |
-//! | reduced gradients | among the ranks that have reduced them, by [`Optimizer::verify_gradients`] |
+//! | reduced gradients | among the ranks that have the same by then, by [`Optimizer::verify_gradients`] |
 //! | `t`, steps, skips, hyperparameters | among all ranks; lr, scales and the step itself travel in every step's exchange |
 
 mod compare;
@@ -19,8 +19,10 @@ pub use difference::{Apart, Difference, Held, VerifyError};
 pub use repair::Repaired;
 pub(crate) use survey::Replicas;
 
+use crate::among::know;
 use crate::{Among, Clip, Error, Optimizer};
 use compare::Seen;
+use meshstep_comm::Communicator;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use survey::{Survey, What};
@@ -41,7 +43,8 @@ pub struct Verified {
     pub sent: u64,
     /// How long it took here.
     pub elapsed: Duration,
-    /// The hash of each parameter's bits, in registration order; of gradients' after [`Optimizer::verify_gradients`].
+    /// The hash of each parameter's bits, at stage 3 of this rank's part of them, in registration order; of gradients' after
+    /// [`Optimizer::verify_gradients`].
     pub hashes: Vec<u64>,
 }
 
@@ -64,7 +67,8 @@ impl Optimizer {
     /// Compares parameters and state between two steps, and changes nothing. Collective. A difference is [`Error::Differs`], the
     /// same on every rank; training may go on after it.
     ///
-    /// It reads everything once and sends 16 bytes a vector. What only this rank holds is compared where a hash of it was kept;
+    /// It reads everything once, and two words of each vector become one over the n ranks that hold the same: a ring sends 16 ·
+    /// 2(n-1)/n bytes for them. What only this rank holds is compared where a hash of it was kept;
     /// [`Verified`] says of how much that is so. On a GPU values are copied to the host, 2^20 elements at a time, and hashed there.
     pub fn verify(&mut self) -> Result<Verified, Error> {
         self.handover.healthy()?;
@@ -96,7 +100,8 @@ impl Optimizer {
     }
 
     /// Compares reduced gradients, between the last micro-batch's `finish` and [`step`](Self::step), among the ranks that have
-    /// them alike by then: not yet the further ones of [`Among::further`], and at stages 1 and 2 replicas of the shards.
+    /// them alike by then: those of [`Among::copies`] with one place along each of [`Among::further`], over which they are reduced
+    /// later, and at stages 1 to 3 with one place among [`Among::shards`]. What no other rank has is [`Verified::unchecked`].
     /// Collective; changes nothing.
     pub fn verify_gradients(&mut self) -> Result<Verified, Error> {
         self.handover.healthy()?;
@@ -137,9 +142,10 @@ impl Optimizer {
         Ok(Verified { sent: begun.sent + sent, elapsed: begun.at.elapsed(), ..verified })
     }
 
-    /// What every rank does in `call`, and the bytes this one sends there, which are no step's. What this rank alone cannot do ends
-    /// it for all.
-    fn apart_from_steps<T>(
+    /// What every rank does in `call`, between two steps, and the bytes this one sends there, which are no step's: for what ranks
+    /// tell each other beside the optimizer. An error that only this rank has ends it for all: every communicator of the
+    /// optimizer is aborted, those of [`end_with`](Self::end_with) too.
+    pub fn apart_from_steps<T>(
         &mut self,
         call: impl FnOnce(&mut Self) -> Result<T, Error>,
     ) -> Result<(T, u64), Error> {
@@ -148,6 +154,11 @@ impl Optimizer {
         let sent = self.handover.sent() - before;
         self.progress.sent_before += sent;
         Ok((self.end_if_alone(called)?, sent))
+    }
+
+    /// From now on these are aborted when the optimizer's communicators are, so that nobody waits there for a rank that has failed.
+    pub fn end_with(&mut self, comms: impl IntoIterator<Item = Arc<dyn Communicator>>) {
+        comms.into_iter().for_each(|comm| know(&mut self.handover.fixed.comms, &comm));
     }
 
     fn verify_vectors(&mut self, what: What) -> Result<Verified, Error> {

@@ -123,35 +123,50 @@ impl Optimizer {
         }
     }
 
-    /// Before the step reduces them further, only the ranks that have reduced them have the same.
+    /// Before the step reduces them further, ranks of other places along [`Among::further`] have other gradients.
     fn holders_of_grads(&mut self, among: &Among) -> Result<Option<Arc<dyn Communicator>>, Error> {
-        let done = among.further.is_empty();
-        match self.options.stage {
-            Stage::Replicated | Stage::WholeParams(_) => {
-                Ok(Some(Arc::clone(if done { &among.copies } else { &among.shards })))
+        let further = among.further.iter().map(|(comm, _)| comm);
+        let apart: Vec<_> = match self.options.stage {
+            Stage::Replicated | Stage::WholeParams(_) => further.collect(),
+            Stage::Zero1 | Stage::Zero2 | Stage::Zero3 => {
+                [&among.shards].into_iter().chain(further).collect()
             }
-            Stage::Zero1 | Stage::Zero2 | Stage::Zero3 if done => self.holders_of_part(among),
-            Stage::Zero1 | Stage::Zero2 | Stage::Zero3 => Ok(None),
-        }
+        };
+        self.holders_of_place(&among.copies, &apart)
     }
 
     /// The ranks that have the same part of what is divided: those of equal place among the ranks that divide it.
     fn holders_of_part(&mut self, among: &Among) -> Result<Option<Arc<dyn Communicator>>, Error> {
-        let Among { copies, shards, .. } = among;
-        match (shards.world_size(), copies.world_size()) {
-            (1, _) => return Ok(Some(Arc::clone(copies))),
-            (parts, all) if parts == all => return Ok(None),
-            _ => {}
+        self.holders_of_place(&among.copies, &[&among.shards])
+    }
+
+    /// Of `copies`, those that have this rank's place in each of `apart`, whose groups lie across each other; none where it is
+    /// the only one. Collective where that is asked for the first time.
+    fn holders_of_place(
+        &mut self,
+        copies: &Arc<dyn Communicator>,
+        apart: &[&Arc<dyn Communicator>],
+    ) -> Result<Option<Arc<dyn Communicator>>, Error> {
+        let apart: Vec<_> = apart.iter().copied().filter(|comm| comm.world_size() > 1).collect();
+        let places: usize = apart.iter().map(|comm| comm.world_size()).product();
+        if places == 1 {
+            return Ok(Some(Arc::clone(copies)));
         }
-        let of = [copies, shards];
-        let known = |made: &&Replicas| made.of.iter().zip(of).all(|(made, of)| Arc::ptr_eq(made, of));
+        if places == copies.world_size() {
+            return Ok(None);
+        }
+        let of: Vec<_> = [copies].into_iter().chain(apart).map(Arc::clone).collect();
+        let known = |made: &&Replicas| {
+            made.of.len() == of.len() && made.of.iter().zip(&of).all(|(made, of)| Arc::ptr_eq(made, of))
+        };
         if let Some(made) = self.verifying.replicas.iter().find(known) {
             return Ok(made.ranks.clone());
         }
-        let ranks = copies.split(Some(shards.rank() as u32), 0)?;
+        let place = of[1..].iter().fold(0, |place, comm| place * comm.world_size() + comm.rank());
+        let ranks = copies.split(Some(place as u32), 0)?;
         // With the others, so that it ends when they do.
         self.handover.fixed.comms.extend(ranks.clone());
-        self.verifying.replicas.push(Replicas { of: of.map(Arc::clone), ranks: ranks.clone() });
+        self.verifying.replicas.push(Replicas { of, ranks: ranks.clone() });
         Ok(ranks)
     }
 
@@ -255,7 +270,7 @@ impl Optimizer {
 /// Ranks that hold the same part of what others hold other parts of.
 #[derive(Debug)]
 pub(crate) struct Replicas {
-    /// All that hold any of it, and those that divide it.
-    of: [Arc<dyn Communicator>; 2],
+    /// All that hold any of it, and those among which each place holds another part.
+    of: Vec<Arc<dyn Communicator>>,
     ranks: Option<Arc<dyn Communicator>>,
 }
