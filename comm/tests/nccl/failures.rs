@@ -281,6 +281,8 @@ fn an_abort_of_what_has_failed_ends_what_was_split_from_it() {
         }
         together.wait();
         pair.barrier().unwrap();
+        // Nobody aborts what another still waits for.
+        together.wait();
         if let Some(comm) = kept {
             assert!(matches!(comm.sound(), Err(Error::Panicked { rank: 0, .. })));
             comm.abort();
