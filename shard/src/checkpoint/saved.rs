@@ -14,6 +14,7 @@ pub struct Saved {
     disk: Arc<dyn Disk>,
     dir: PathBuf,
     manifest: Manifest,
+    hash: String,
 }
 
 /// One of its files, of the size the manifest says.
@@ -34,13 +35,38 @@ impl Saved {
                 let (what, expected) = ("all bytes".to_owned(), expected.to_owned());
                 Err(CheckpointError::Hash { path, what, expected, found: found.to_string() })
             }
-            _ => Ok(Saved { manifest: Manifest::from_text(&path, &text)?, disk, dir: dir.to_owned() }),
+            _ => {
+                let manifest = Manifest::from_text(&path, &text)?;
+                Ok(Saved { manifest, disk, dir: dir.to_owned(), hash: found.to_string() })
+            }
         }
     }
 
     /// What it holds.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
+    }
+
+    /// The manifest's BLAKE3 hash, in hexadecimal digits: two steps with one hash are the same.
+    pub fn hash(&self) -> &str {
+        &self.hash
+    }
+
+    /// The caller's bytes of this name, checked; `None` where there are none.
+    pub fn blob(&self, name: &str) -> Result<Option<Vec<u8>>, CheckpointError> {
+        let Some(stored) = self.manifest.blobs.get(name) else { return Ok(None) };
+        let mut bytes = Vec::new();
+        let mut room = vec![0; WINDOW.min(stored.bytes) as usize];
+        self.file(stored.file)?.read(stored, (0, stored.bytes), &mut room, name, |_, part| {
+            bytes.extend_from_slice(part);
+            Ok(())
+        })?;
+        Ok(Some(bytes))
+    }
+
+    /// The bytes that rank `rank` of those that saved gave as `name`.
+    pub fn blob_of(&self, name: &str, rank: usize) -> Result<Option<Vec<u8>>, CheckpointError> {
+        self.blob(&of_rank(name, rank))
     }
 
     /// Its folder.
@@ -112,6 +138,11 @@ impl SavedFile {
         }
         Ok(())
     }
+}
+
+/// What the bytes of one rank are called.
+pub(super) fn of_rank(name: &str, rank: usize) -> String {
+    format!("{name}@{rank}")
 }
 
 /// All of a file with at most `most` bytes.

@@ -2,9 +2,13 @@
 
 #![allow(clippy::unwrap_used, reason = "tests say what is wrong by failing")]
 
+#[path = "../common/mod.rs"]
+mod common;
 mod crash;
 mod damage;
 mod holdings;
+mod layouts;
 mod os;
 mod pieces;
 mod sim;
+mod whole;
