@@ -6,6 +6,8 @@
 mod common;
 mod crash;
 mod damage;
+mod failures;
+mod faulty;
 mod holdings;
 mod layouts;
 mod os;
