@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests say what is wrong by failing")]
 
+mod beside;
 #[path = "../common/mod.rs"]
 mod common;
 mod crash;
@@ -10,7 +11,9 @@ mod failures;
 mod faulty;
 mod holdings;
 mod layouts;
+mod lbfgs;
 mod os;
 mod pieces;
+mod refusals;
 mod sim;
 mod whole;
