@@ -33,15 +33,15 @@ fn frozen_parameters_and_scalars_are_saved_once() {
     };
     let store = in_memory();
     let stages = [Stage::Replicated, Stage::Zero1, Stage::Zero3];
-    for (step, stage) in stages.into_iter().enumerate() {
-        let step = Some(step as u64);
+    for (number, stage) in (0..).zip(stages) {
+        let step = Some(number);
         let saved = loopback::spawn(4, |comm| {
             let mut opt = make(comm, stage, 1.0);
             opt.save(&store, Save { step, ..Save::default() }).unwrap();
             part(&opt)
         });
         let saved = join(saved.unwrap());
-        let manifest = store.open(step.unwrap()).unwrap();
+        let manifest = store.open(number).unwrap();
         let stored = |name: &str| -> u64 {
             let slots = &manifest.manifest().tensors[name].slots;
             slots["param"].pieces.iter().map(|piece| piece.stored.bytes).sum()

@@ -246,13 +246,14 @@ fn any_damage_that_a_rank_reads_is_told_to_all_by_file_and_tensor() {
                 let before = part(&opt);
                 let loaded = opt.load(&store, Load::default());
                 assert!(loaded.is_ok() || part(&opt) == before, "nothing has changed");
-                loaded.map(drop).map_err(failed)
+                loaded.map(drop).map_err(|error| Box::new(failed(error)))
             });
             let ranks = ranks.unwrap();
             assert_eq!(ranks[0], ranks[1]);
             let verified = store.latest().and_then(|saved| saved.verify());
             assert!(verified.is_err(), "byte {at} of {}", path.display());
-            if let Err(Failed { error, .. }) = &ranks[0] {
+            if let Err(failed) = &ranks[0] {
+                let error = &failed.error;
                 told += 1;
                 let text = error.to_string();
                 assert!(text.contains(path.to_str().unwrap()), "{text}");
