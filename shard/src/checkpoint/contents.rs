@@ -90,6 +90,18 @@ impl Keeper for Optimizer {
         Settings::of(self, tied)
     }
 
+    fn check(&self, settings: &Settings) -> Result<(), CheckpointError> {
+        let own = self.settings(BTreeMap::new());
+        let (Some(rule), Some(state)) = (&self.options.loss_scale, settings.scale()) else { return Ok(()) };
+        match rule.check_state(&state) {
+            Err(error) if settings.loss_scale_rule == own.loss_scale_rule => {
+                let (what, reason) = ("the loss scale".to_owned(), error.to_string());
+                Err(CheckpointError::Contradiction { what, reason })
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn take_in(&mut self, settings: &Settings) -> Result<(), Error> {
         let progress = &mut self.progress;
         progress.steps = settings.steps.unwrap_or(progress.steps);

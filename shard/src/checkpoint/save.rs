@@ -56,32 +56,10 @@ pub(crate) struct Agreed {
 impl Optimizer {
     /// Saves parameters, state, and how far they are, between two steps; tells what the checkpoint is called. Collective.
     ///
-    /// Each rank writes one file of what it owns, through at most 16 MiB of memory beside it. An error is the same on every rank
+    /// Each rank writes one file of what it owns, through at most 16 MiB of memory beside it, and waits for the others as long as
+    /// its communicator's deadline lets it. An error is the same on every rank
     /// ([`Error::Checkpoint`] names the first rank that has one), changes nothing here, and leaves the checkpoints before as they
     /// were; only one in removing old ones comes after the new one is complete.
-    ///
-    /// ```
-    /// # use meshstep_optim::AdamW;
-    /// # use meshstep_shard::checkpoint::{Load, Save, Store};
-    /// # use meshstep_shard::{Error, Optimizer, Options};
-    /// # use meshstep_tensor::{DType, Layout};
-    /// # let dir = std::env::temp_dir().join(format!("meshstep-doc-{}", std::process::id()));
-    /// # std::fs::create_dir_all(&dir)?;
-    /// let store = Store::new(&dir);
-    /// let make = |comm| -> Result<Optimizer, Error> {
-    ///     let layout = Layout::builder().param("w", &[3, 5], DType::F32).build()?;
-    ///     Optimizer::new(comm, layout, AdamW::default(), |_, _| Ok(()), Options::default())
-    /// };
-    /// meshstep_comm::loopback::spawn(4, |comm| make(comm)?.save(&store, Save { step: Some(100), keep: Some(2), ..Save::default() }))?
-    ///     .into_iter()
-    ///     .collect::<Result<Vec<u64>, Error>>()?;
-    /// // Onto as many ranks as one likes.
-    /// meshstep_comm::loopback::spawn(3, |comm| make(comm)?.load(&store, Load::default()).map(drop))?
-    ///     .into_iter()
-    ///     .collect::<Result<(), Error>>()?;
-    /// # std::fs::remove_dir_all(&dir)?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn save(&mut self, store: &Store, save: Save<'_>) -> Result<u64, Error> {
         let ranks = self.comm().world_size();
         self.save_placed(store, save, &Alike { ranks })

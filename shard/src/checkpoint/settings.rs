@@ -45,6 +45,9 @@ pub(crate) struct Scale {
 /// Counts beyond this are no counts of steps.
 const MOST: u64 = 1 << 53;
 
+/// The same of steps in a row.
+const MOST_SKIPS: u64 = 1 << 31;
+
 impl Settings {
     pub(crate) fn of(opt: &Optimizer, tied: BTreeMap<String, String>) -> Self {
         let options = opt.options();
@@ -101,8 +104,10 @@ impl Settings {
         let members: serde_json::Map<String, Value> = members.clone().into_iter().collect();
         let settings: Settings =
             serde_json::from_value(Value::Object(members)).map_err(|error| wrong(error.to_string()))?;
-        match settings.steps.filter(|&steps| steps >= MOST) {
-            Some(steps) => Err(wrong(format!("{steps} is no count of steps"))),
+        let skips = u64::from(settings.skips.max(settings.hopeless));
+        let counts = [(settings.steps.unwrap_or(0), MOST), (skips, MOST_SKIPS)];
+        match counts.into_iter().find(|(count, most)| count >= most) {
+            Some((count, _)) => Err(wrong(format!("{count} is no count of steps"))),
             None if settings.loss_scale.is_some() != settings.scale().is_some() => {
                 Err(wrong("the loss scale is no number".to_owned()))
             }

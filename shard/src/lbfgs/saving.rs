@@ -91,6 +91,7 @@ impl Keeper for ShardedLbfgs {
     }
 
     fn check(&self, settings: &Settings) -> Result<(), CheckpointError> {
+        self.opt.check(settings)?;
         let Some((_, words)) = &settings.lbfgs else { return Ok(()) };
         self.state.check(words).map_err(|error| CheckpointError::Contradiction {
             what: "the progress of L-BFGS".to_owned(),
