@@ -32,7 +32,8 @@ pub struct Load {
 pub struct Loaded {
     /// The checkpoint, for its manifest, and for bytes that other ranks have saved.
     pub saved: Saved,
-    /// Vectors that are as they were, nothing like them having been saved: parameters, or their states as `parameter:state`.
+    /// Vectors that were not saved: parameters, or their states as `parameter:state`. They are as they were, but for those that
+    /// `cast` tells of.
     pub missing: Vec<String>,
     /// Vectors that were saved and that there are none of here.
     pub unexpected: Vec<String>,
