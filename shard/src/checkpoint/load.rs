@@ -1,6 +1,6 @@
 //! Loading: every rank reads what it has, and all of them take it in, or none.
 
-use super::contents::Keeper;
+use super::contents::{Content, Keeper};
 use super::error::CheckpointError;
 use super::fits::{Cast, Fitting};
 use super::placing::{Alike, Placing};
@@ -12,7 +12,7 @@ use super::settings::Settings;
 use super::store::Store;
 use crate::verify::Slot;
 use crate::{Error, Optimizer};
-use meshstep_tensor::{Buffer, Category};
+use meshstep_tensor::{Buffer, Category, Meter};
 
 /// What is loaded, and what may differ. The same on every rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -89,18 +89,22 @@ pub(crate) fn load_all<K: Keeper>(
         let text = format!("checkpoint to load = {} of step {}\n", saved.hash(), saved.manifest().step);
         crate::same_everywhere(&**opt.comm(), opt.options(), &text)?;
         let staged = ranks.agree(stage(keeper, &saved, &load, placing))?;
-        let Staged { vectors, t, settings, missing, unexpected, cast } = staged;
-        // What fails from here on is the device, and ends the run.
-        let queue = keeper.optimizer().options.queue.clone();
-        for (param, slot, values) in vectors {
-            queue.upload(values.as_slice(), keeper.vector_mut(param, slot)?)?;
-        }
-        for (entry, t) in keeper.optimizer().entries.iter_mut().zip(t) {
-            entry.t = t.unwrap_or(entry.t);
-        }
-        keeper.take_in(&settings)?;
+        commit(keeper, &staged)?;
+        let Staged { missing, unexpected, cast, .. } = staged;
         Ok(Loaded { saved, missing, unexpected, cast })
     })
+}
+
+/// Takes everything in. What fails here is the device, and ends the run.
+fn commit<K: Keeper>(keeper: &mut K, staged: &Staged) -> Result<(), Error> {
+    let queue = keeper.optimizer().options.queue.clone();
+    for (param, slot, values) in &staged.vectors {
+        queue.upload(values.as_slice(), keeper.vector_mut(*param, *slot)?)?;
+    }
+    for (entry, t) in keeper.optimizer().entries.iter_mut().zip(&staged.t) {
+        entry.t = t.unwrap_or(entry.t);
+    }
+    keeper.take_in(&staged.settings)
 }
 
 /// Reads all that this rank needs.
@@ -121,6 +125,20 @@ fn stage<K: Keeper>(
     }
     keeper.check(&settings)?;
     let meter = keeper.optimizer().options.meter.clone();
+    let mut wants = wants(keeper, &contents, &fitting, &meter)?;
+    read_all(saved, &mut wants, &meter)?;
+    let vectors = wants.into_iter().map(|want| (want.param, want.slot, want.into)).collect();
+    let Fitting { t, missing, unexpected, cast, .. } = fitting;
+    Ok(Staged { vectors, t, settings, missing, unexpected, cast })
+}
+
+/// What this rank has of each vector that was saved, with memory for it.
+fn wants<'a, K: Keeper>(
+    keeper: &mut K,
+    contents: &'a [Content],
+    fitting: &Fitting<'a>,
+    meter: &Meter,
+) -> Result<Vec<Want<'a>>, CheckpointError> {
     let mut wants = Vec::new();
     for (param, (content, sources)) in contents.iter().zip(&fitting.sources).enumerate() {
         for (vector, source) in content.vectors.iter().zip(sources) {
@@ -128,13 +146,10 @@ fn stage<K: Keeper>(
             let (first, values) = keeper.vector(param, vector.slot).map_err(CheckpointError::memory)?;
             let range = first..first + values.len();
             let what = format!("slot {:?} of tensor {:?}", vector.name, content.name);
-            let into = Buffer::zeroed(range.len(), values.dtype(), &meter, Category::Staging);
+            let into = Buffer::zeroed(range.len(), values.dtype(), meter, Category::Staging);
             let into = into.map_err(CheckpointError::memory)?;
             wants.push(Want { param, slot: vector.slot, content, from, range, what, into });
         }
     }
-    read_all(saved, &mut wants, &meter)?;
-    let vectors = wants.into_iter().map(|want| (want.param, want.slot, want.into)).collect();
-    let Fitting { t, missing, unexpected, cast, .. } = fitting;
-    Ok(Staged { vectors, t, settings, missing, unexpected, cast })
+    Ok(wants)
 }

@@ -120,7 +120,7 @@ impl SavedFile {
         what: &str,
         mut take: impl FnMut(u64, &[u8]) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
-        let mut start = from / WINDOW * WINDOW;
+        let mut start = if from < to { from / WINDOW * WINDOW } else { to };
         while start < to {
             let end = (start + WINDOW).min(stored.bytes);
             let room = &mut room[..(end - start) as usize];
