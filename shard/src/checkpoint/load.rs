@@ -13,6 +13,7 @@ use super::store::Store;
 use crate::verify::Slot;
 use crate::{Error, Optimizer};
 use meshstep_tensor::{Buffer, Category, Meter};
+use std::collections::BTreeMap;
 
 /// What is loaded, and what may differ. The same on every rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -39,6 +40,10 @@ pub struct Loaded {
     pub unexpected: Vec<String>,
     /// Vectors that were made from others.
     pub cast: Vec<Cast>,
+    /// The caller's bytes, by name.
+    pub blobs: BTreeMap<String, Vec<u8>>,
+    /// Those that were this rank's own, as far as there was a rank of this number.
+    pub own_blobs: BTreeMap<String, Vec<u8>>,
 }
 
 /// All that is taken in.
@@ -49,6 +54,7 @@ struct Staged {
     missing: Vec<String>,
     unexpected: Vec<String>,
     cast: Vec<Cast>,
+    blobs: [BTreeMap<String, Vec<u8>>; 2],
 }
 
 impl Optimizer {
@@ -90,8 +96,8 @@ pub(crate) fn load_all<K: Keeper>(
         crate::same_everywhere(&**opt.comm(), opt.options(), &text)?;
         let staged = ranks.agree(stage(keeper, &saved, &load, placing))?;
         commit(keeper, &staged)?;
-        let Staged { missing, unexpected, cast, .. } = staged;
-        Ok(Loaded { saved, missing, unexpected, cast })
+        let Staged { missing, unexpected, cast, blobs: [blobs, own_blobs], .. } = staged;
+        Ok(Loaded { saved, missing, unexpected, cast, blobs, own_blobs })
     })
 }
 
@@ -128,8 +134,24 @@ fn stage<K: Keeper>(
     let mut wants = wants(keeper, &contents, &fitting, &meter)?;
     read_all(saved, &mut wants, &meter)?;
     let vectors = wants.into_iter().map(|want| (want.param, want.slot, want.into)).collect();
+    let blobs = blobs(saved, keeper.optimizer().comm().rank())?;
     let Fitting { t, missing, unexpected, cast, .. } = fitting;
-    Ok(Staged { vectors, t, settings, missing, unexpected, cast })
+    Ok(Staged { vectors, t, settings, missing, unexpected, cast, blobs })
+}
+
+/// The caller's bytes: those of all ranks, and those of this one.
+fn blobs(saved: &Saved, rank: usize) -> Result<[BTreeMap<String, Vec<u8>>; 2], CheckpointError> {
+    let mut found = [BTreeMap::new(), BTreeMap::new()];
+    for name in saved.manifest().blobs.keys() {
+        let (own, given) = match name.rsplit_once('@') {
+            Some((given, of)) if of == rank.to_string() => (true, given),
+            Some(_) => continue,
+            None => (false, &**name),
+        };
+        let bytes = saved.blob(name)?.unwrap_or_default();
+        found[usize::from(own)].insert(given.to_owned(), bytes);
+    }
+    Ok(found)
 }
 
 /// What this rank has of each vector that was saved, with memory for it.

@@ -57,7 +57,8 @@ impl Saved {
         let Some(stored) = self.manifest.blobs.get(name) else { return Ok(None) };
         let mut bytes = Vec::new();
         let mut room = vec![0; WINDOW.min(stored.bytes) as usize];
-        self.file(stored.file)?.read(stored, (0, stored.bytes), &mut room, name, |_, part| {
+        let what = format!("blob {name:?}");
+        self.file(stored.file)?.read(stored, (0, stored.bytes), &mut room, &what, |_, part| {
             bytes.extend_from_slice(part);
             Ok(())
         })?;

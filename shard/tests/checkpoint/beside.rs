@@ -78,7 +78,10 @@ fn the_callers_bytes_come_back_by_name_and_rank() {
     }
     let loaded = loopback::spawn(1, |comm| {
         let run = Run { ranks: 1, ..run.clone() };
-        run.build(comm).unwrap().load(&store, Load::default()).unwrap().saved
+        let loaded = run.build(comm).unwrap().load(&store, Load::default()).unwrap();
+        assert_eq!(loaded.blobs.keys().collect::<Vec<_>>(), ["loader", "param"]);
+        assert_eq!(loaded.own_blobs, [("rng".to_owned(), vec![0]), ("nothing".to_owned(), vec![])].into());
+        loaded.saved
     });
     let saved = loaded.unwrap().remove(0);
     assert!(saved.blob("loader").unwrap().unwrap() == long);

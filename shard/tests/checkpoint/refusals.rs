@@ -44,7 +44,8 @@ fn saved(run: &Run, store: &Store) {
     let saved = loopback::spawn(run.ranks, |comm| {
         let mut opt = run.build(comm).unwrap();
         train(run, &mut opt, 1..4);
-        opt.save(store, Save::default()).unwrap();
+        let own_blobs = vec![("rng", &[7; 20][..])];
+        opt.save(store, Save { own_blobs, ..Save::default() }).unwrap();
     });
     saved.unwrap();
 }
@@ -258,7 +259,8 @@ fn any_damage_that_a_rank_reads_is_told_to_all_by_file_and_tensor() {
                 let text = error.to_string();
                 assert!(text.contains(path.to_str().unwrap()), "{text}");
                 let of_manifest = path.ends_with("manifest.json");
-                assert!(of_manifest || text.contains("of tensor \"p"), "{text}");
+                let named = text.contains("of tensor \"p") || text.contains("of blob \"rng@");
+                assert!(of_manifest || named, "{text}");
             }
             sim.damage(path, |bytes| bytes[at as usize] ^= 4);
         }
