@@ -231,11 +231,12 @@ impl Handover {
     }
 
     /// Adds buckets, with a pool for all of them. Only between steps.
-    pub(crate) fn extend(&mut self, kept: Vec<Kept>, fillings: Vec<Filling>, shelves: Vec<Shelf>) {
-        for kept in &kept {
+    pub(crate) fn extend(&mut self, added: Vec<(Kept, Filling)>, shelves: Vec<Shelf>) {
+        for (kept, _) in &added {
             kept.among.comms().chain(&kept.gathers).for_each(|comm| know(&mut self.fixed.comms, comm));
             kept.gathers.iter().for_each(|comm| know(&mut self.fixed.gathers, comm));
         }
+        let (kept, fillings): (Vec<Kept>, Vec<Filling>) = added.into_iter().unzip();
         self.fixed.buckets.extend(kept);
         let state = self.exclusive();
         state.fillings.extend(fillings);

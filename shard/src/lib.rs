@@ -118,6 +118,7 @@ mod meeting;
 mod micro_batch;
 mod optimizer;
 mod options;
+mod order;
 mod owned;
 mod part;
 mod partition;
