@@ -129,8 +129,8 @@ impl Plan {
 
     /// The bytes of gradients on their way ([`Memory::buckets`]) when one thread hands them over in `order`, parameters by
     /// registration index, those of later parts after those of earlier ones. In bucket order that is two buckets of each gradient
-    /// type, or one where there is only one; in registration order it is all of them; in another order it is at least this, since
-    /// no thread waits for memory that early gradients need.
+    /// type, or one where there is only one; in registration order it is all of them. A backward pass takes as many as fill at a
+    /// time: of each part one, and of a part with several types all buckets of the later types, which travel after the first's.
     pub fn pool_bytes(&self, order: impl IntoIterator<Item = usize>) -> u64 {
         let buckets = self.numbered();
         let trains = |b: &BucketPlan| b.params.iter().filter(|p| p.len > 0).count();
