@@ -4,7 +4,7 @@ use crate::common::{STAGES, build, held_at, model, take_step};
 use meshstep_comm::loopback;
 use meshstep_optim::AdamW;
 use meshstep_parallel3d::{
-    Axis, Mesh, Model, ModelBuilder, Optimizer, Parameter, Piece, Placement, elements,
+    Axis, Gradient, Mesh, Model, ModelBuilder, Optimizer, Parameter, Piece, Placement, elements,
 };
 use meshstep_shard::checkpoint::{Load, Save, Store};
 use meshstep_shard::{Master, Options, Precision, Stage};
@@ -134,7 +134,8 @@ fn named(names: &[&str], tied: Option<(&str, &str)>) -> Model {
     let add = |model: ModelBuilder, name: &&str| {
         model.param(*name, &[16, 3], DType::F32, Placement::whole().cut(Axis::Tp, 0))
     };
-    let model = names.iter().fold(Model::builder().param("ln", &[7], DType::F32, Placement::whole()), add);
+    let ln = Placement::whole().gradient(Gradient::PartialSum);
+    let model = names.iter().fold(Model::builder().param("ln", &[7], DType::F32, ln), add);
     tied.into_iter().fold(model, |model, (name, to)| model.tied(name, to, &[16, 3])).build().unwrap()
 }
 
