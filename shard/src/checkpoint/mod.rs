@@ -7,27 +7,39 @@
 //! | holding.rs | what a rank has of a tensor, as pieces of the whole; who writes it |
 //! | cover.rs | whether pieces are a whole tensor |
 //! | manifest.rs | `manifest.json` |
+//! | once.rs | whether JSON has a member twice |
 //! | shard_file.rs | one rank's file, hashed while it is written |
 //! | store.rs | the folder: how a step becomes the newest one |
 //! | saved.rs | a complete step, to read from |
+//! | contents.rs | its vectors, whole or in part, from wherever their pieces are |
+//! | verify.rs | every byte of it, against every hash |
+//! | header.rs | what its files say of themselves |
 //! | disk.rs | what all that asks of a disk |
 
+mod contents;
 mod cover;
 mod disk;
 mod error;
+mod header;
 mod holding;
 mod manifest;
+mod once;
 mod piece;
 mod saved;
 mod shard_file;
 mod store;
+mod verify;
 
+pub use contents::Contents;
 pub use cover::{CoverError, check as check_cover};
 pub use disk::{Disk, Os, Reader, Writer};
 pub use error::CheckpointError;
 pub use holding::{Holding, Part, writers};
-pub use manifest::{FORMAT, FileEntry, Manifest, PieceEntry, SlotEntry, Stored, TensorEntry, Type, WINDOW};
+pub use manifest::{
+    FORMAT, FileEntry, MOST_DIMS, Manifest, Owner, PieceEntry, SlotEntry, Stored, TensorEntry, Type, WINDOW,
+};
 pub use piece::{Piece, Region, Run};
 pub use saved::{Saved, SavedFile};
 pub use shard_file::{ShardWriter, Vector};
 pub use store::{Draft, Store};
+pub use verify::Checked;

@@ -1,9 +1,10 @@
 //! A complete step, to read from.
 
-use super::disk::{Disk, Reader};
+use super::disk::{Disk, Os, Reader};
 use super::error::{CheckpointError, io};
 use super::manifest::{FileEntry, Manifest, Stored, WINDOW};
-use super::store::MANIFEST;
+use super::store::{MANIFEST, MANIFEST_MOST};
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
@@ -24,10 +25,15 @@ pub struct SavedFile {
 }
 
 impl Saved {
+    /// The step in `dir`, wherever that is: without LATEST nothing vouches for its manifest but the manifest.
+    pub fn at(dir: &Path) -> Result<Self, CheckpointError> {
+        Self::open(Arc::new(Os), dir, None)
+    }
+
     /// The step in `dir`, whose manifest has this hash where one is known.
     pub(super) fn open(disk: Arc<dyn Disk>, dir: &Path, hash: Option<&str>) -> Result<Self, CheckpointError> {
         let path = dir.join(MANIFEST);
-        let text = read_all(&*disk, &path, u64::MAX)?;
+        let text = read_all(&*disk, &path, MANIFEST_MOST)?;
         let found = blake3::hash(&text).to_hex();
         match hash {
             Some(expected) if expected != found.as_str() => {
@@ -62,30 +68,14 @@ impl Saved {
             false => Err(CheckpointError::Size { path, expected: *bytes, found }),
         }
     }
-
-    /// Checks every byte of every file against the manifest.
-    pub fn verify(&self) -> Result<(), CheckpointError> {
-        let mut room = vec![0; WINDOW as usize];
-        for (index, entry) in self.manifest.files.iter().enumerate() {
-            let SavedFile { file, path } = self.file(index)?;
-            let mut hash = blake3::Hasher::new();
-            for at in (0..entry.bytes).step_by(WINDOW as usize) {
-                let room = &mut room[..WINDOW.min(entry.bytes - at) as usize];
-                file.read_at(at, room).map_err(io("reading", &path))?;
-                hash.update(room);
-            }
-            let (expected, found) = (entry.blake3.clone(), hash.finalize().to_hex().to_string());
-            if expected != found {
-                return Err(CheckpointError::Hash { path, what: "all bytes".to_owned(), expected, found });
-            }
-        }
-        Ok(())
-    }
 }
 
 impl SavedFile {
     /// Hands `take` the bytes from `from` to `to` of what is stored, a window or less at a time with its place, each window checked
     /// as a whole before. `room` is a window long, and kept by the caller; `what` names the bytes in errors.
+    ///
+    /// # Panics
+    /// If not so much is stored.
     pub fn read(
         &self,
         stored: &Stored,
@@ -94,23 +84,58 @@ impl SavedFile {
         what: &str,
         mut take: impl FnMut(u64, &[u8]) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
+        assert!(to <= stored.bytes, "bytes up to {to} of {}", stored.bytes);
         let mut start = from / WINDOW * WINDOW;
         while start < to {
-            let end = (start + WINDOW).min(stored.bytes);
-            let room = &mut room[..(end - start) as usize];
-            self.file.read_at(stored.at + start, room).map_err(io("reading", &self.path))?;
-            let (expected, found) =
-                (&stored.xxh3[(start / WINDOW) as usize], format!("{:016x}", xxh3_64(room)));
-            if *expected != found {
-                let what = format!("bytes {start} to {end} of {what}");
-                let (path, expected) = (self.path.clone(), expected.clone());
-                return Err(CheckpointError::Hash { path, what, expected, found });
-            }
+            let window = self.window(stored, start / WINDOW, room, &what)?;
+            let end = start + window.len() as u64;
             let (first, last) = (from.max(start), to.min(end));
-            take(first, &room[(first - start) as usize..(last - start) as usize])?;
+            take(first, &window[(first - start) as usize..(last - start) as usize])?;
             start = end;
         }
         Ok(())
+    }
+
+    /// Window `index` of what is stored, checked: in `room`, which is a window long.
+    pub(super) fn window<'r>(
+        &self,
+        stored: &Stored,
+        index: u64,
+        room: &'r mut [u8],
+        what: &dyn Display,
+    ) -> Result<&'r [u8], CheckpointError> {
+        let start = index * WINDOW;
+        let window = &mut room[..WINDOW.min(stored.bytes - start) as usize];
+        self.fill(stored.at + start, window)?;
+        self.check_window(stored, index, window, what)?;
+        Ok(window)
+    }
+
+    /// Fills `room` with what is at `at`.
+    pub(super) fn fill(&self, at: u64, room: &mut [u8]) -> Result<(), CheckpointError> {
+        self.file.read_at(at, room).map_err(io("reading", &self.path))
+    }
+
+    /// Whether these bytes are window `index` of what is stored.
+    pub(super) fn check_window(
+        &self,
+        stored: &Stored,
+        index: u64,
+        window: &[u8],
+        what: &dyn Display,
+    ) -> Result<(), CheckpointError> {
+        let (expected, found) = (&stored.xxh3[index as usize], format!("{:016x}", xxh3_64(window)));
+        if *expected == found {
+            return Ok(());
+        }
+        let start = index * WINDOW;
+        let what = format!("bytes {start} to {} of {what}", start + window.len() as u64);
+        Err(CheckpointError::Hash { path: self.path.clone(), what, expected: expected.clone(), found })
+    }
+
+    /// Where it is.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
     }
 }
 
@@ -119,7 +144,7 @@ pub(super) fn read_all(disk: &dyn Disk, path: &Path, most: u64) -> Result<Vec<u8
     let file = disk.open(path).map_err(io("opening", path))?;
     let len = file.len().map_err(io("measuring", path))?;
     if len > most {
-        return Err(CheckpointError::Size { path: path.to_owned(), expected: most, found: len });
+        return Err(CheckpointError::TooLarge { path: path.to_owned(), most, found: len });
     }
     let mut bytes = vec![0; len as usize];
     file.read_at(0, &mut bytes).map_err(io("reading", path))?;
