@@ -1,7 +1,7 @@
 //! What a safetensors file says of itself. Nothing is loaded by it; other programs read it, so it must agree with the manifest.
 
 use super::error::CheckpointError;
-use super::manifest::{Owner, PieceEntry, Type};
+use super::manifest::{PieceEntry, Type, Whose};
 use super::once;
 use super::piece::product;
 use super::saved::SavedFile;
@@ -32,11 +32,11 @@ struct Header(BTreeMap<String, Said>);
 pub(super) fn check(
     file: &SavedFile,
     bytes: u64,
-    pieces: &[(Owner<'_>, Type, &PieceEntry)],
+    pieces: &[(Whose<'_>, Type, &PieceEntry)],
     report: &mut impl FnMut(CheckpointError),
 ) {
-    let error = |owner: Owner<'_>, reason: String| {
-        let (path, what) = (file.path().to_owned(), owner.to_string());
+    let error = |whose: Whose<'_>, reason: String| {
+        let (path, what) = (file.path().to_owned(), whose.to_string());
         CheckpointError::Header { path, what, reason }
     };
     let Some((first, ..)) = pieces.first() else { return };
@@ -44,9 +44,9 @@ pub(super) fn check(
         Ok(read) => read,
         Err(reason) => return report(error(*first, reason)),
     };
-    for (owner, dtype, piece) in pieces {
+    for (whose, dtype, piece) in pieces {
         if let Err(reason) = agrees(header.get(&piece.key), *dtype, piece, data) {
-            report(error(*owner, reason));
+            report(error(*whose, reason));
         }
     }
 }

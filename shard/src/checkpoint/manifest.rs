@@ -113,7 +113,7 @@ pub struct Stored {
 
 /// Whose bytes are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Owner<'m> {
+pub enum Whose<'m> {
     /// A vector's.
     Slot {
         /// The tensor.
@@ -125,11 +125,11 @@ pub enum Owner<'m> {
     Blob(&'m str),
 }
 
-impl fmt::Display for Owner<'_> {
+impl fmt::Display for Whose<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Owner::Slot { tensor, slot } => write!(f, "slot {slot:?} of tensor {tensor:?}"),
-            Owner::Blob(name) => write!(f, "blob {name:?}"),
+            Whose::Slot { tensor, slot } => write!(f, "slot {slot:?} of tensor {tensor:?}"),
+            Whose::Blob(name) => write!(f, "blob {name:?}"),
         }
     }
 }
@@ -216,23 +216,23 @@ impl Manifest {
             }
         }
         for (name, stored) in &self.blobs {
-            self.check_stored(stored).map_err(|reason| contradiction(Owner::Blob(name), reason))?;
+            self.check_stored(stored).map_err(|reason| contradiction(Whose::Blob(name), reason))?;
         }
         check_apart(self.stored().collect())
     }
 
     /// Everything that is stored, and whose it is: vectors by name, each one's pieces in their order, and blobs.
-    pub fn stored(&self) -> impl Iterator<Item = (Owner<'_>, &Stored)> {
-        let pieces = self.pieces().map(|(owner, _, piece)| (owner, &piece.stored));
-        pieces.chain(self.blobs.iter().map(|(name, stored)| (Owner::Blob(name), stored)))
+    pub fn stored(&self) -> impl Iterator<Item = (Whose<'_>, &Stored)> {
+        let pieces = self.pieces().map(|(whose, _, piece)| (whose, &piece.stored));
+        pieces.chain(self.blobs.iter().map(|(name, stored)| (Whose::Blob(name), stored)))
     }
 
     /// Every piece, whose it is, and its elements' type.
-    pub(super) fn pieces(&self) -> impl Iterator<Item = (Owner<'_>, Type, &PieceEntry)> {
+    pub(super) fn pieces(&self) -> impl Iterator<Item = (Whose<'_>, Type, &PieceEntry)> {
         let slots = self.tensors.iter().flat_map(|(tensor, entry)| {
-            entry.slots.iter().map(move |(slot, entry)| (Owner::Slot { tensor, slot }, entry))
+            entry.slots.iter().map(move |(slot, entry)| (Whose::Slot { tensor, slot }, entry))
         });
-        slots.flat_map(|(owner, entry)| entry.pieces.iter().map(move |piece| (owner, entry.dtype, piece)))
+        slots.flat_map(|(whose, entry)| entry.pieces.iter().map(move |piece| (whose, entry.dtype, piece)))
     }
 
     fn check_slot(
@@ -242,13 +242,13 @@ impl Manifest {
         shape: &[u64],
         entry: &SlotEntry,
     ) -> Result<(), CheckpointError> {
-        let owner = Owner::Slot { tensor, slot };
+        let whose = Whose::Slot { tensor, slot };
         if shape.len() > MOST_DIMS {
             let reason = format!("it has {} dimensions, {MOST_DIMS} are the most", shape.len());
-            return Err(contradiction(owner, reason));
+            return Err(contradiction(whose, reason));
         }
         for piece in &entry.pieces {
-            self.check_piece(entry.dtype, piece).map_err(|reason| contradiction(owner, reason))?;
+            self.check_piece(entry.dtype, piece).map_err(|reason| contradiction(whose, reason))?;
         }
         let pieces: Vec<Piece> = entry.pieces.iter().map(PieceEntry::piece).collect();
         let (tensor, slot) = (tensor.to_owned(), slot.to_owned());
@@ -297,7 +297,7 @@ impl Manifest {
 }
 
 /// Bytes that two share.
-fn check_apart(mut taken: Vec<(Owner<'_>, &Stored)>) -> Result<(), CheckpointError> {
+fn check_apart(mut taken: Vec<(Whose<'_>, &Stored)>) -> Result<(), CheckpointError> {
     taken.retain(|(_, stored)| stored.bytes > 0);
     taken.sort_by_key(|(_, stored)| (stored.file, stored.at));
     let apart = |a: &Stored, b: &Stored| a.file != b.file || a.at + a.bytes <= b.at;

@@ -11,12 +11,11 @@
 //! | shard_file.rs | one rank's file, hashed while it is written |
 //! | store.rs | the folder: how a step becomes the newest one |
 //! | saved.rs | a complete step, to read from |
-//! | contents.rs | its vectors, whole or in part, from wherever their pieces are |
+//! | vectors.rs | its vectors, whole or in part, from wherever their pieces are |
 //! | verify.rs | every byte of it, against every hash |
 //! | header.rs | what its files say of themselves |
 //! | disk.rs | what all that asks of a disk |
 
-mod contents;
 mod cover;
 mod disk;
 mod error;
@@ -28,18 +27,19 @@ mod piece;
 mod saved;
 mod shard_file;
 mod store;
+mod vectors;
 mod verify;
 
-pub use contents::Contents;
 pub use cover::{CoverError, check as check_cover};
 pub use disk::{Disk, Os, Reader, Writer};
 pub use error::CheckpointError;
 pub use holding::{Holding, Part, writers};
 pub use manifest::{
-    FORMAT, FileEntry, MOST_DIMS, Manifest, Owner, PieceEntry, SlotEntry, Stored, TensorEntry, Type, WINDOW,
+    FORMAT, FileEntry, MOST_DIMS, Manifest, PieceEntry, SlotEntry, Stored, TensorEntry, Type, WINDOW, Whose,
 };
 pub use piece::{Piece, Region, Run};
 pub use saved::{Saved, SavedFile};
 pub use shard_file::{ShardWriter, Vector};
 pub use store::{Draft, Store};
+pub use vectors::Vectors;
 pub use verify::Checked;

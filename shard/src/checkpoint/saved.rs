@@ -4,6 +4,8 @@ use super::disk::{Disk, Os, Reader};
 use super::error::{CheckpointError, io};
 use super::manifest::{FileEntry, Manifest, Stored, WINDOW};
 use super::store::{MANIFEST, MANIFEST_MOST};
+use super::vectors::unreadable;
+use rayon::prelude::*;
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -72,43 +74,67 @@ impl Saved {
 
 impl SavedFile {
     /// Hands `take` the bytes from `from` to `to` of what is stored, a window or less at a time with its place, each window checked
-    /// as a whole before. `room` is a window long, and kept by the caller; `what` names the bytes in errors.
+    /// as a whole before. `room` is one window long or several, which are then read and checked at once, and kept by the caller;
+    /// `what` names the bytes in errors.
     ///
     /// # Panics
     /// If not so much is stored.
     pub fn read(
         &self,
         stored: &Stored,
-        (from, to): (u64, u64),
+        range: (u64, u64),
         room: &mut [u8],
         what: &str,
-        mut take: impl FnMut(u64, &[u8]) -> Result<(), CheckpointError>,
+        take: impl FnMut(u64, &[u8]) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
+        self.read_to(stored, range, room, &what, take)
+    }
+
+    /// The same with errors of the caller's.
+    pub(super) fn read_to<E: From<CheckpointError>>(
+        &self,
+        stored: &Stored,
+        (from, to): (u64, u64),
+        room: &mut [u8],
+        what: &(dyn Display + Sync),
+        mut take: impl FnMut(u64, &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
         assert!(to <= stored.bytes, "bytes up to {to} of {}", stored.bytes);
+        let most = room.len() as u64 / WINDOW * WINDOW;
         let mut start = from / WINDOW * WINDOW;
         while start < to {
-            let window = self.window(stored, start / WINDOW, room, &what)?;
-            let end = start + window.len() as u64;
-            let (first, last) = (from.max(start), to.min(end));
-            take(first, &window[(first - start) as usize..(last - start) as usize])?;
+            let end = to.next_multiple_of(WINDOW).min(stored.bytes).min(start + most);
+            let windows = &mut room[..(end - start) as usize];
+            self.fill_windows(stored, start / WINDOW, windows, what)?;
+            for (window, start) in windows.chunks(WINDOW as usize).zip((start..).step_by(WINDOW as usize)) {
+                let (first, last) = (from.max(start), to.min(start + window.len() as u64));
+                take(first, &window[(first - start) as usize..(last - start) as usize])?;
+            }
             start = end;
         }
         Ok(())
     }
 
-    /// Window `index` of what is stored, checked: in `room`, which is a window long.
-    pub(super) fn window<'r>(
+    /// Fills `room` with windows from `first` on, each checked. Several at once, as the hash takes one core about as long as the page
+    /// cache takes to give the bytes.
+    fn fill_windows(
         &self,
         stored: &Stored,
-        index: u64,
-        room: &'r mut [u8],
-        what: &dyn Display,
-    ) -> Result<&'r [u8], CheckpointError> {
-        let start = index * WINDOW;
-        let window = &mut room[..WINDOW.min(stored.bytes - start) as usize];
-        self.fill(stored.at + start, window)?;
-        self.check_window(stored, index, window, what)?;
-        Ok(window)
+        first: u64,
+        room: &mut [u8],
+        what: &(dyn Display + Sync),
+    ) -> Result<(), CheckpointError> {
+        let fill = |(at, window): (usize, &mut [u8])| {
+            let index = first + at as u64;
+            self.fill(stored.at + index * WINDOW, window).map_err(|error| unreadable(what, error))?;
+            self.check_window(stored, index, window, what)
+        };
+        if room.len() as u64 <= WINDOW {
+            return fill((0, room));
+        }
+        let filled: Vec<_> = room.par_chunks_mut(WINDOW as usize).enumerate().map(fill).collect();
+        // The first one's error, whichever came first.
+        filled.into_iter().collect()
     }
 
     /// Fills `room` with what is at `at`.
@@ -122,7 +148,7 @@ impl SavedFile {
         stored: &Stored,
         index: u64,
         window: &[u8],
-        what: &dyn Display,
+        what: &(dyn Display + Sync),
     ) -> Result<(), CheckpointError> {
         let (expected, found) = (&stored.xxh3[index as usize], format!("{:016x}", xxh3_64(window)));
         if *expected == found {

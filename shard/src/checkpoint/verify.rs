@@ -1,11 +1,10 @@
 //! Looks at every byte of a saved step: each file from its first byte to its last, once, for all hashes that it has a part in.
 
-use super::contents::unreadable;
 use super::error::CheckpointError;
 use super::header;
-use super::manifest::{FileEntry, Owner, Stored, WINDOW};
+use super::manifest::{FileEntry, Stored, WINDOW, Whose};
 use super::saved::{Saved, SavedFile};
-use std::fmt::Display;
+use super::vectors::unreadable;
 
 /// What was looked at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,7 +25,7 @@ pub struct Checked {
 struct Stretch<'m> {
     at: u64,
     len: u64,
-    window: Option<(Owner<'m>, &'m Stored, u64)>,
+    window: Option<(Whose<'m>, &'m Stored, u64)>,
 }
 
 impl Saved {
@@ -71,7 +70,7 @@ impl Saved {
 fn check_file(
     file: &SavedFile,
     entry: &FileEntry,
-    here: &[(Owner<'_>, &Stored)],
+    here: &[(Whose<'_>, &Stored)],
     checked: &mut Checked,
     report: &mut impl FnMut(CheckpointError),
 ) {
@@ -80,14 +79,14 @@ fn check_file(
     for Stretch { at, len, window } in stretches(here, entry.bytes) {
         let bytes = &mut room[..len as usize];
         if let Err(error) = file.fill(at, bytes) {
-            let what = window.map_or_else(|| names(here), |(owner, ..)| owner.to_string());
+            let what = window.map_or_else(|| names(here), |(whose, ..)| whose.to_string());
             return report(unreadable(&what, error));
         }
         hash.update(bytes);
         checked.bytes += len;
-        let Some((owner, stored, index)) = window else { continue };
+        let Some((whose, stored, index)) = window else { continue };
         checked.windows += 1;
-        if let Err(error) = file.check_window(stored, index, bytes, &owner as &dyn Display) {
+        if let Err(error) = file.check_window(stored, index, bytes, &whose) {
             whole = false;
             report(error);
         }
@@ -100,14 +99,14 @@ fn check_file(
 }
 
 /// A file from its first byte to its last; what is stored there ascends and shares no bytes.
-fn stretches<'m>(here: &[(Owner<'m>, &'m Stored)], end: u64) -> impl Iterator<Item = Stretch<'m>> {
+fn stretches<'m>(here: &[(Whose<'m>, &'m Stored)], end: u64) -> impl Iterator<Item = Stretch<'m>> {
     let mut before = 0;
-    let vectors = here.iter().map(|&(owner, stored)| (stored.at, stored.bytes, Some((owner, stored))));
+    let vectors = here.iter().map(|&(whose, stored)| (stored.at, stored.bytes, Some((whose, stored))));
     vectors.chain([(end, 0, None)]).flat_map(move |(at, bytes, vector)| {
         let gap = split(before, at).map(|(_, at, len)| Stretch { at, len, window: None });
         before = at + bytes;
         let windows = split(at, before).map(move |(index, at, len)| {
-            let window = vector.map(|(owner, stored)| (owner, stored, index));
+            let window = vector.map(|(whose, stored)| (whose, stored, index));
             Stretch { at, len, window }
         });
         gap.chain(windows)
@@ -121,11 +120,11 @@ fn split(from: u64, to: u64) -> impl Iterator<Item = (u64, u64, u64)> {
 }
 
 /// An error about a whole file, with whose bytes are in it.
-fn of_all(here: &[(Owner<'_>, &Stored)], error: CheckpointError) -> CheckpointError {
+fn of_all(here: &[(Whose<'_>, &Stored)], error: CheckpointError) -> CheckpointError {
     if here.is_empty() { error } else { unreadable(&names(here), error) }
 }
 
-fn names(here: &[(Owner<'_>, &Stored)]) -> String {
+fn names(here: &[(Whose<'_>, &Stored)]) -> String {
     match here {
         [] => "what lies between vectors".to_owned(),
         [(one, _)] => one.to_string(),

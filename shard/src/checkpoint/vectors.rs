@@ -2,13 +2,17 @@
 //! handed on. Consolidated exports read whole vectors so, and a rank what it owns of them.
 
 use super::error::CheckpointError;
-use super::manifest::{Owner, PieceEntry, SlotEntry, TensorEntry, WINDOW};
+use super::manifest::{PieceEntry, SlotEntry, TensorEntry, WINDOW, Whose};
 use super::piece::Piece;
 use super::saved::{Saved, SavedFile};
+use std::fmt::Display;
 
-/// Reads vectors of a saved step, with the memory of one window and one file open at a time.
+/// Windows that are read at once.
+const AT_ONCE: u64 = 8;
+
+/// Reads vectors of a saved step, with the memory of [`AT_ONCE`] windows and one file open at a time.
 #[derive(Debug)]
-pub struct Contents<'s> {
+pub struct Vectors<'s> {
     saved: &'s Saved,
     file: Option<(usize, SavedFile)>,
     room: Vec<u8>,
@@ -16,12 +20,12 @@ pub struct Contents<'s> {
 
 impl Saved {
     /// To read vectors from.
-    pub fn contents(&self) -> Contents<'_> {
-        Contents { saved: self, file: None, room: Vec::new() }
+    pub fn vectors(&self) -> Vectors<'_> {
+        Vectors { saved: self, file: None, room: Vec::new() }
     }
 }
 
-impl Contents<'_> {
+impl Vectors<'_> {
     /// Hands `take` what slot `slot` of `tensor` has of `wanted`, every element once: the place in `wanted` of those that follow one
     /// another there, and their bytes. Whole windows are read, each once, and those alone that have something of it; places
     /// ascend within a piece, and pieces come in the manifest's order. All of a tensor is [`Piece::whole`].
@@ -39,11 +43,11 @@ impl Contents<'_> {
     ) -> Result<(), E> {
         let (TensorEntry { shape, .. }, entry) = self.saved.slot(tensor, slot)?;
         assert!(wanted.region.fits(shape), "{wanted:?} lies in a tensor of shape {shape:?}");
-        let owner = Owner::Slot { tensor, slot };
+        let whose = Whose::Slot { tensor, slot };
         for piece in &entry.pieces {
             // Most pieces have nothing of what one rank wants.
             if piece.piece().runs(wanted).next().is_some() {
-                self.read_piece(owner, piece, entry.dtype.size(), wanted, &mut take)?;
+                self.read_piece(whose, piece, entry.dtype.size(), wanted, &mut take)?;
             }
         }
         Ok(())
@@ -51,38 +55,55 @@ impl Contents<'_> {
 
     fn read_piece<E: From<CheckpointError>>(
         &mut self,
-        owner: Owner<'_>,
+        whose: Whose<'_>,
         entry: &PieceEntry,
         size: u64,
         wanted: &Piece,
         take: &mut impl FnMut(u64, &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
         let Piece { region, range } = entry.piece();
-        let mut part = Piece { region, range: range.start..range.start };
-        for index in 0..entry.stored.bytes.div_ceil(WINDOW) {
-            part.range = part.range.end..range.end.min(part.range.end + WINDOW / size);
-            let mut runs = part.runs(wanted).peekable();
-            if runs.peek().is_none() {
-                continue;
+        // What of the piece lies in some bytes of it.
+        let part = |from: u64, to: u64| Piece {
+            region: region.clone(),
+            range: range.start + from / size..range.start + to / size,
+        };
+        let bytes = entry.stored.bytes;
+        let window = |at: u64| at..bytes.min(at + WINDOW);
+        let has_some = |at: &u64| part(*at, window(*at).end).runs(wanted).next().is_some();
+        let mut starts = (0..bytes).step_by(WINDOW as usize).filter(has_some).peekable();
+        while let Some(from) = starts.next() {
+            let mut to = window(from).end;
+            while let Some(next) = starts.next_if_eq(&to) {
+                to = window(next).end;
             }
-            let window = self.window(owner, entry, index)?;
-            for run in runs {
-                let bytes = (run.from * size) as usize..((run.from + run.len) * size) as usize;
-                take(run.to, &window[bytes])?;
-            }
+            self.read_windows(whose, entry, (from, to), |at, bytes| {
+                part(at, at + bytes.len() as u64).runs(wanted).try_for_each(|run| {
+                    take(run.to, &bytes[(run.from * size) as usize..((run.from + run.len) * size) as usize])
+                })
+            })?;
         }
         Ok(())
     }
 
-    fn window(&mut self, owner: Owner<'_>, entry: &PieceEntry, index: u64) -> Result<&[u8], CheckpointError> {
-        self.room.resize(WINDOW as usize, 0);
-        let whose = |error| unreadable(&owner.to_string(), error);
+    fn read_windows<E: From<CheckpointError>>(
+        &mut self,
+        whose: Whose<'_>,
+        entry: &PieceEntry,
+        range: (u64, u64),
+        take: impl FnMut(u64, &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let with_name = |error| unreadable(&whose, error);
         let file = match self.file.take() {
             Some((open, file)) if open == entry.stored.file => file,
-            _ => self.saved.file(entry.stored.file).map_err(whose)?,
+            _ => self.saved.file(entry.stored.file).map_err(with_name)?,
         };
+        // As much as the longest that was read.
+        let len = (range.1 - range.0).next_multiple_of(WINDOW).min(AT_ONCE * WINDOW) as usize;
+        if self.room.len() < len {
+            self.room.resize(len, 0);
+        }
         let (_, file) = self.file.insert((entry.stored.file, file));
-        file.window(&entry.stored, index, &mut self.room, &owner).map_err(whose)
+        file.read_to(&entry.stored, range, &mut self.room, &whose, take)
     }
 }
 
@@ -96,9 +117,9 @@ impl Saved {
 }
 
 /// The error with whose bytes it is about, which damage says itself.
-pub(super) fn unreadable(what: &str, error: CheckpointError) -> CheckpointError {
+pub(super) fn unreadable(what: &dyn Display, error: CheckpointError) -> CheckpointError {
     match error {
         CheckpointError::Hash { .. } => error,
-        source => CheckpointError::Unreadable { what: what.to_owned(), source: Box::new(source) },
+        source => CheckpointError::Unreadable { what: what.to_string(), source: Box::new(source) },
     }
 }
