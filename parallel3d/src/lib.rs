@@ -15,6 +15,8 @@
 mod axis;
 #[cfg(feature = "candle")]
 pub mod candle;
+#[cfg(feature = "checkpoint")]
+mod checkpoint;
 mod communicators;
 mod elements;
 mod error;

@@ -62,6 +62,14 @@ impl Model {
         self.names.get(name).map(|&i| &self.parameters[i])
     }
 
+    /// Names that are tied to a parameter, each with that parameter's own, in no order.
+    pub fn tied(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.names
+            .iter()
+            .map(|(name, &i)| (&**name, &*self.parameters[i].name))
+            .filter(|(name, own)| name != own)
+    }
+
     /// Elements of all parameters together, as far as 64 bits count; what is tied counts once.
     pub fn len(&self) -> u64 {
         let elements = |p: &Parameter| p.shape.iter().fold(1u64, |all, &n| all.saturating_mul(n as u64));

@@ -58,17 +58,13 @@ pub enum Error {
         works: &'static str,
     },
     /// An f16 number is not the upper half of an f32 number.
-    #[error(
-        "parameter {name:?} is f16, which leaves no remainder of an f32 number; use bf16, or `Master::F32`"
-    )]
+    #[error("parameter {name:?} is f16, which leaves no remainder of an f32; use bf16, or `Master::F32`")]
     RemainderOfF16 {
         /// The parameter.
         name: String,
     },
     /// f64 throughout, but for its state.
-    #[error(
-        "parameter {name:?} is f64, and bf16 moments would waste it; use `Moments::Full`, or f32 parameters"
-    )]
+    #[error("parameter {name:?} is f64, and bf16 moments waste it; use `Moments::Full`, or f32 parameters")]
     NarrowF64 {
         /// The parameter.
         name: String,
@@ -303,6 +299,10 @@ pub enum Error {
     /// What cannot be verified or repaired.
     #[error(transparent)]
     Verify(#[from] crate::VerifyError),
+    /// Saving or loading a checkpoint failed, on all ranks; it has changed nothing.
+    #[cfg(feature = "checkpoint")]
+    #[error(transparent)]
+    Checkpoint(#[from] Box<crate::checkpoint::Failed>),
     /// Ranks are not in groups as they must be.
     #[error(transparent)]
     Assignment(#[from] crate::AssignmentError),

@@ -15,6 +15,7 @@
 //! | [`Among`], [`Shared`] | parameters that several groups of ranks share in several ways, stepped together |
 //! | [`Verified`], [`Difference`] | replicas and sharded state compared by bits, and what was found |
 //! | [`CrossShard`] | replicas in groups that reduce apart, compared and averaged on request |
+//! | `checkpoint` (a feature) | steps saved to folders, and loaded onto any ranks |
 //! | [`Plan`], [`Part`] | who owns what, and the bytes it takes, without memory or ranks |
 //!
 //! ```

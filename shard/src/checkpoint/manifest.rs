@@ -13,6 +13,7 @@ use super::cover;
 use super::error::CheckpointError;
 use super::once;
 use super::piece::{Piece, Region};
+use meshstep_tensor::DType;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -143,15 +144,41 @@ pub enum Type {
     BF16,
     F16,
     U16,
+    U8,
 }
 
 impl Type {
+    /// What such elements are in a file; bytes of the caller have no other type.
+    pub fn of(dtype: DType) -> Option<Self> {
+        Type::NUMBERS.into_iter().find(|of| of.dtype() == Some(dtype))
+    }
+
+    /// What such elements are in memory; none of [`U8`](Type::U8).
+    pub fn dtype(self) -> Option<DType> {
+        match self {
+            Type::F64 => Some(DType::F64),
+            Type::F32 => Some(DType::F32),
+            Type::BF16 => Some(DType::BF16),
+            Type::F16 => Some(DType::F16),
+            Type::U16 => Some(DType::U16),
+            Type::U8 => None,
+        }
+    }
+
+    /// Whether such elements are numbers that others can be rounded to.
+    pub(super) fn is_float(self) -> bool {
+        self.dtype().is_some_and(DType::is_float)
+    }
+
+    const NUMBERS: [Type; 5] = [Type::F64, Type::F32, Type::BF16, Type::F16, Type::U16];
+
     /// Bytes of an element.
     pub fn size(self) -> u64 {
         match self {
             Type::F64 => 8,
             Type::F32 => 4,
             Type::BF16 | Type::F16 | Type::U16 => 2,
+            Type::U8 => 1,
         }
     }
 }

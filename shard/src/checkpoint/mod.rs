@@ -15,31 +15,52 @@
 //! | verify.rs | every byte of it, against every hash |
 //! | header.rs | what its files say of themselves |
 //! | disk.rs | what all that asks of a disk |
+//! | contents.rs, settings.rs, placing.rs | what there is of an optimizer |
+//! | ranks.rs | what all ranks know together |
+//! | owner.rs, write.rs, save.rs | who writes what; one rank's file; a save of all ranks |
+//! | fits.rs, read.rs, load.rs | whether what was saved fits; what a rank reads of it; a load of all ranks |
 
+mod contents;
 mod cover;
 mod disk;
 mod error;
+mod fits;
 mod header;
 mod holding;
+mod load;
 mod manifest;
+mod mismatch;
 mod once;
+mod owner;
 mod piece;
+mod placing;
+mod ranks;
+mod read;
+mod save;
 mod saved;
+mod settings;
 mod shard_file;
 mod store;
 mod vectors;
 mod verify;
+mod write;
 
 pub use cover::{CoverError, check as check_cover};
 pub use disk::{Disk, Os, Reader, Writer};
 pub use error::CheckpointError;
+pub use fits::Cast;
 pub use holding::{Holding, Part, writers};
+pub use load::{Load, Loaded};
 pub use manifest::{
     FORMAT, FileEntry, MOST_DIMS, Manifest, PieceEntry, SlotEntry, Stored, TensorEntry, Type, WINDOW, Whose,
 };
+pub use mismatch::Mismatch;
 pub use piece::{Piece, Region, Run};
+pub use placing::Placing;
+pub use ranks::Failed;
+pub use save::Save;
 pub use saved::{Saved, SavedFile};
 pub use shard_file::{ShardWriter, Vector};
-pub use store::{Draft, Store};
+pub use store::{Draft, Folder, Store};
 pub use vectors::Vectors;
 pub use verify::Checked;

@@ -4,9 +4,6 @@ use super::disk::{Disk, Os, Reader};
 use super::error::{CheckpointError, io};
 use super::manifest::{FileEntry, Manifest, Stored, WINDOW};
 use super::store::{MANIFEST, MANIFEST_MOST};
-use super::vectors::unreadable;
-use rayon::prelude::*;
-use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
@@ -17,6 +14,7 @@ pub struct Saved {
     disk: Arc<dyn Disk>,
     dir: PathBuf,
     manifest: Manifest,
+    hash: String,
 }
 
 /// One of its files, of the size the manifest says.
@@ -42,13 +40,38 @@ impl Saved {
                 let (what, expected) = ("all bytes".to_owned(), expected.to_owned());
                 Err(CheckpointError::Hash { path, what, expected, found: found.to_string() })
             }
-            _ => Ok(Saved { manifest: Manifest::from_text(&path, &text)?, disk, dir: dir.to_owned() }),
+            _ => {
+                let manifest = Manifest::from_text(&path, &text)?;
+                Ok(Saved { manifest, disk, dir: dir.to_owned(), hash: found.to_string() })
+            }
         }
     }
 
     /// What it holds.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
+    }
+
+    /// The manifest's BLAKE3 hash, in hexadecimal digits: two steps with one hash are the same.
+    pub fn hash(&self) -> &str {
+        &self.hash
+    }
+
+    /// The caller's bytes of this name, checked; `None` where there are none.
+    pub fn blob(&self, name: &str) -> Result<Option<Vec<u8>>, CheckpointError> {
+        let Some(stored) = self.manifest.blobs.get(name) else { return Ok(None) };
+        let mut bytes = Vec::new();
+        let mut room = vec![0; WINDOW.min(stored.bytes) as usize];
+        self.file(stored.file)?.read(stored, (0, stored.bytes), &mut room, name, |_, part| {
+            bytes.extend_from_slice(part);
+            Ok(())
+        })?;
+        Ok(Some(bytes))
+    }
+
+    /// The bytes that rank `rank` of those that saved gave as `name`.
+    pub fn blob_of(&self, name: &str, rank: usize) -> Result<Option<Vec<u8>>, CheckpointError> {
+        self.blob(&of_rank(name, rank))
     }
 
     /// Its folder.
@@ -74,95 +97,49 @@ impl Saved {
 
 impl SavedFile {
     /// Hands `take` the bytes from `from` to `to` of what is stored, a window or less at a time with its place, each window checked
-    /// as a whole before. `room` is one window long or several, which are then read and checked at once, and kept by the caller;
-    /// `what` names the bytes in errors.
-    ///
-    /// # Panics
-    /// If not so much is stored.
+    /// as a whole before. `room` is a window long, and kept by the caller; `what` names the bytes in errors.
     pub fn read(
-        &self,
-        stored: &Stored,
-        range: (u64, u64),
-        room: &mut [u8],
-        what: &str,
-        take: impl FnMut(u64, &[u8]) -> Result<(), CheckpointError>,
-    ) -> Result<(), CheckpointError> {
-        self.read_to(stored, range, room, &what, take)
-    }
-
-    /// The same with errors of the caller's.
-    pub(super) fn read_to<E: From<CheckpointError>>(
         &self,
         stored: &Stored,
         (from, to): (u64, u64),
         room: &mut [u8],
-        what: &(dyn Display + Sync),
-        mut take: impl FnMut(u64, &[u8]) -> Result<(), E>,
-    ) -> Result<(), E> {
-        assert!(to <= stored.bytes, "bytes up to {to} of {}", stored.bytes);
-        let most = room.len() as u64 / WINDOW * WINDOW;
+        what: &str,
+        mut take: impl FnMut(u64, &[u8]) -> Result<(), CheckpointError>,
+    ) -> Result<(), CheckpointError> {
         let mut start = from / WINDOW * WINDOW;
         while start < to {
-            let end = to.next_multiple_of(WINDOW).min(stored.bytes).min(start + most);
-            let windows = &mut room[..(end - start) as usize];
-            self.fill_windows(stored, start / WINDOW, windows, what)?;
-            for (window, start) in windows.chunks(WINDOW as usize).zip((start..).step_by(WINDOW as usize)) {
-                let (first, last) = (from.max(start), to.min(start + window.len() as u64));
-                take(first, &window[(first - start) as usize..(last - start) as usize])?;
-            }
+            let end = (start + WINDOW).min(stored.bytes);
+            let room = &mut room[..(end - start) as usize];
+            self.window(stored, start, room, what)?;
+            let (first, last) = (from.max(start), to.min(end));
+            take(first, &room[(first - start) as usize..(last - start) as usize])?;
             start = end;
         }
         Ok(())
     }
 
-    /// Fills `room` with windows from `first` on, each checked. Several at once, as the hash takes one core about as long as the page
-    /// cache takes to give the bytes.
-    fn fill_windows(
+    /// Fills `room` with the window that begins at byte `start` of what is stored, all of it, and checks that.
+    pub(super) fn window(
         &self,
         stored: &Stored,
-        first: u64,
+        start: u64,
         room: &mut [u8],
-        what: &(dyn Display + Sync),
+        what: &str,
     ) -> Result<(), CheckpointError> {
-        let fill = |(at, window): (usize, &mut [u8])| {
-            let index = first + at as u64;
-            self.fill(stored.at + index * WINDOW, window).map_err(|error| unreadable(what, error))?;
-            self.check_window(stored, index, window, what)
-        };
-        if room.len() as u64 <= WINDOW {
-            return fill((0, room));
+        self.file.read_at(stored.at + start, room).map_err(io("reading", &self.path))?;
+        let (expected, found) = (&stored.xxh3[(start / WINDOW) as usize], format!("{:016x}", xxh3_64(room)));
+        if *expected != found {
+            let what = format!("bytes {start} to {} of {what}", start + room.len() as u64);
+            let (path, expected) = (self.path.clone(), expected.clone());
+            return Err(CheckpointError::Hash { path, what, expected, found });
         }
-        let filled: Vec<_> = room.par_chunks_mut(WINDOW as usize).enumerate().map(fill).collect();
-        // The first one's error, whichever came first.
-        filled.into_iter().collect()
+        Ok(())
     }
+}
 
-    /// Fills `room` with what is at `at`.
-    pub(super) fn fill(&self, at: u64, room: &mut [u8]) -> Result<(), CheckpointError> {
-        self.file.read_at(at, room).map_err(io("reading", &self.path))
-    }
-
-    /// Whether these bytes are window `index` of what is stored.
-    pub(super) fn check_window(
-        &self,
-        stored: &Stored,
-        index: u64,
-        window: &[u8],
-        what: &(dyn Display + Sync),
-    ) -> Result<(), CheckpointError> {
-        let (expected, found) = (&stored.xxh3[index as usize], format!("{:016x}", xxh3_64(window)));
-        if *expected == found {
-            return Ok(());
-        }
-        let start = index * WINDOW;
-        let what = format!("bytes {start} to {} of {what}", start + window.len() as u64);
-        Err(CheckpointError::Hash { path: self.path.clone(), what, expected: expected.clone(), found })
-    }
-
-    /// Where it is.
-    pub(super) fn path(&self) -> &Path {
-        &self.path
-    }
+/// What the bytes of one rank are called.
+pub(super) fn of_rank(name: &str, rank: usize) -> String {
+    format!("{name}@{rank}")
 }
 
 /// All of a file with at most `most` bytes.
@@ -175,4 +152,16 @@ pub(super) fn read_all(disk: &dyn Disk, path: &Path, most: u64) -> Result<Vec<u8
     let mut bytes = vec![0; len as usize];
     file.read_at(0, &mut bytes).map_err(io("reading", path))?;
     Ok(bytes)
+}
+
+impl SavedFile {
+    /// Fills `room` with what is at `at`, unchecked.
+    pub(super) fn fill(&self, at: u64, room: &mut [u8]) -> Result<(), CheckpointError> {
+        self.file.read_at(at, room).map_err(io("reading", &self.path))
+    }
+
+    /// Where it is.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
 }

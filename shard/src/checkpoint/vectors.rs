@@ -5,12 +5,8 @@ use super::error::CheckpointError;
 use super::manifest::{PieceEntry, SlotEntry, TensorEntry, WINDOW, Whose};
 use super::piece::Piece;
 use super::saved::{Saved, SavedFile};
-use std::fmt::Display;
 
-/// Windows that are read at once.
-const AT_ONCE: u64 = 8;
-
-/// Reads vectors of a saved step, with the memory of [`AT_ONCE`] windows and one file open at a time.
+/// Reads vectors of a saved step, with the memory of one window and one file open at a time.
 #[derive(Debug)]
 pub struct Vectors<'s> {
     saved: &'s Saved,
@@ -43,11 +39,11 @@ impl Vectors<'_> {
     ) -> Result<(), E> {
         let (TensorEntry { shape, .. }, entry) = self.saved.slot(tensor, slot)?;
         assert!(wanted.region.fits(shape), "{wanted:?} lies in a tensor of shape {shape:?}");
-        let whose = Whose::Slot { tensor, slot };
+        let what = Whose::Slot { tensor, slot }.to_string();
         for piece in &entry.pieces {
             // Most pieces have nothing of what one rank wants.
             if piece.piece().runs(wanted).next().is_some() {
-                self.read_piece(whose, piece, entry.dtype.size(), wanted, &mut take)?;
+                self.read_piece(&what, piece, entry.dtype.size(), wanted, &mut take)?;
             }
         }
         Ok(())
@@ -55,55 +51,41 @@ impl Vectors<'_> {
 
     fn read_piece<E: From<CheckpointError>>(
         &mut self,
-        whose: Whose<'_>,
+        what: &str,
         entry: &PieceEntry,
         size: u64,
         wanted: &Piece,
         take: &mut impl FnMut(u64, &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
         let Piece { region, range } = entry.piece();
-        // What of the piece lies in some bytes of it.
-        let part = |from: u64, to: u64| Piece {
-            region: region.clone(),
-            range: range.start + from / size..range.start + to / size,
-        };
-        let bytes = entry.stored.bytes;
-        let window = |at: u64| at..bytes.min(at + WINDOW);
-        let has_some = |at: &u64| part(*at, window(*at).end).runs(wanted).next().is_some();
-        let mut starts = (0..bytes).step_by(WINDOW as usize).filter(has_some).peekable();
-        while let Some(from) = starts.next() {
-            let mut to = window(from).end;
-            while let Some(next) = starts.next_if_eq(&to) {
-                to = window(next).end;
+        let mut part = Piece { region, range: range.start..range.start };
+        for start in (0..entry.stored.bytes).step_by(WINDOW as usize) {
+            part.range = part.range.end..range.end.min(part.range.end + WINDOW / size);
+            let mut runs = part.runs(wanted).peekable();
+            if runs.peek().is_none() {
+                continue;
             }
-            self.read_windows(whose, entry, (from, to), |at, bytes| {
-                part(at, at + bytes.len() as u64).runs(wanted).try_for_each(|run| {
-                    take(run.to, &bytes[(run.from * size) as usize..((run.from + run.len) * size) as usize])
-                })
-            })?;
+            let window = self.window(what, entry, start)?;
+            for run in runs {
+                let bytes = (run.from * size) as usize..((run.from + run.len) * size) as usize;
+                take(run.to, &window[bytes])?;
+            }
         }
         Ok(())
     }
 
-    fn read_windows<E: From<CheckpointError>>(
-        &mut self,
-        whose: Whose<'_>,
-        entry: &PieceEntry,
-        range: (u64, u64),
-        take: impl FnMut(u64, &[u8]) -> Result<(), E>,
-    ) -> Result<(), E> {
-        let with_name = |error| unreadable(&whose, error);
+    fn window(&mut self, what: &str, entry: &PieceEntry, start: u64) -> Result<&[u8], CheckpointError> {
+        let with_name = |error| unreadable(what, error);
+        let stored = &entry.stored;
         let file = match self.file.take() {
-            Some((open, file)) if open == entry.stored.file => file,
-            _ => self.saved.file(entry.stored.file).map_err(with_name)?,
+            Some((open, file)) if open == stored.file => file,
+            _ => self.saved.file(stored.file).map_err(with_name)?,
         };
-        // As much as the longest that was read.
-        let len = (range.1 - range.0).next_multiple_of(WINDOW).min(AT_ONCE * WINDOW) as usize;
-        if self.room.len() < len {
-            self.room.resize(len, 0);
-        }
-        let (_, file) = self.file.insert((entry.stored.file, file));
-        file.read_to(&entry.stored, range, &mut self.room, &whose, take)
+        let (_, file) = self.file.insert((stored.file, file));
+        // No longer than a window that is there.
+        self.room.resize(WINDOW.min(stored.bytes - start) as usize, 0);
+        file.window(stored, start, &mut self.room, what).map_err(with_name)?;
+        Ok(&self.room)
     }
 }
 
@@ -117,7 +99,7 @@ impl Saved {
 }
 
 /// The error with whose bytes it is about, which damage says itself.
-pub(super) fn unreadable(what: &dyn Display, error: CheckpointError) -> CheckpointError {
+pub(super) fn unreadable(what: &str, error: CheckpointError) -> CheckpointError {
     match error {
         CheckpointError::Hash { .. } => error,
         source => CheckpointError::Unreadable { what: what.to_string(), source: Box::new(source) },

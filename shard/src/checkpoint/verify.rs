@@ -21,7 +21,7 @@ pub struct Checked {
     pub windows: u64,
 }
 
-/// A window's worth of a file: one whose hash is known, or bytes that belong to no vector.
+/// A window's worth of a file: one whose hash is known, with its place in what is stored; or bytes that belong to no vector.
 struct Stretch<'m> {
     at: u64,
     len: u64,
@@ -78,18 +78,24 @@ fn check_file(
     let mut room = vec![0; WINDOW.min(entry.bytes) as usize];
     for Stretch { at, len, window } in stretches(here, entry.bytes) {
         let bytes = &mut room[..len as usize];
-        if let Err(error) = file.fill(at, bytes) {
-            let what = window.map_or_else(|| names(here), |(whose, ..)| whose.to_string());
-            return report(unreadable(&what, error));
+        let read = match window {
+            Some((whose, stored, start)) => file.window(stored, start, bytes, &whose.to_string()),
+            None => file.fill(at, bytes),
+        };
+        match read {
+            Ok(()) => {}
+            Err(error @ CheckpointError::Hash { .. }) => {
+                whole = false;
+                report(error);
+            }
+            Err(error) => {
+                let what = window.map_or_else(|| names(here), |(whose, ..)| whose.to_string());
+                return report(unreadable(&what, error));
+            }
         }
         hash.update(bytes);
         checked.bytes += len;
-        let Some((whose, stored, index)) = window else { continue };
-        checked.windows += 1;
-        if let Err(error) = file.check_window(stored, index, bytes, &whose) {
-            whole = false;
-            report(error);
-        }
+        checked.windows += u64::from(window.is_some());
     }
     let (expected, found) = (entry.blake3.clone(), hash.finalize().to_hex().to_string());
     if whole && expected != found {
@@ -105,18 +111,18 @@ fn stretches<'m>(here: &[(Whose<'m>, &'m Stored)], end: u64) -> impl Iterator<It
     vectors.chain([(end, 0, None)]).flat_map(move |(at, bytes, vector)| {
         let gap = split(before, at).map(|(_, at, len)| Stretch { at, len, window: None });
         before = at + bytes;
-        let windows = split(at, before).map(move |(index, at, len)| {
-            let window = vector.map(|(whose, stored)| (whose, stored, index));
+        let windows = split(at, before).map(move |(start, at, len)| {
+            let window = vector.map(|(whose, stored)| (whose, stored, start));
             Stretch { at, len, window }
         });
         gap.chain(windows)
     })
 }
 
-/// Windows from one place to another: which, where, how long.
+/// Windows from one place to another: each one's distance from the first place, its own, and its length.
 fn split(from: u64, to: u64) -> impl Iterator<Item = (u64, u64, u64)> {
     let starts = (from..to).step_by(WINDOW as usize);
-    starts.zip(0..).map(move |(at, index)| (index, at, WINDOW.min(to - at)))
+    starts.map(move |at| (at - from, at, WINDOW.min(to - at)))
 }
 
 /// An error about a whole file, with whose bytes are in it.

@@ -90,7 +90,7 @@ impl Optimizer {
 
     /// What is neither parameters nor state and the same on every rank, a `key = value` line each: the hyperparameters that updates
     /// read, and what counts.
-    fn describe_counters(&mut self) -> Result<String, Error> {
+    pub(crate) fn describe_counters(&mut self) -> Result<String, Error> {
         #[cfg(feature = "cuda")]
         self.take_notes(true)?;
         let mut text =
@@ -109,7 +109,7 @@ impl Optimizer {
 
     /// Begins a call of every rank: one that is in the middle of a step, or calls something else, is an error on all of them,
     /// as far as they hear from each other before.
-    pub(super) fn call_together(&mut self, what: &str, ready: Result<(), Error>) -> Result<Begun, Error> {
+    pub(crate) fn call_together(&mut self, what: &str, ready: Result<(), Error>) -> Result<Begun, Error> {
         let begun = Begun::now();
         let text = match &ready {
             Ok(()) => format!("this call = {what}\n"),
@@ -153,6 +153,8 @@ impl Optimizer {
     pub(super) fn end_if_alone<T>(&self, result: Result<T, Error>) -> Result<T, Error> {
         match &result {
             Ok(_) | Err(Error::Differs(_) | Error::Verify(_) | Error::Disagree { .. }) => {}
+            #[cfg(feature = "checkpoint")]
+            Err(Error::Checkpoint(_)) => {}
             Err(error) => {
                 if let Error::Comm(failure) = error {
                     self.handover.poison(failure.clone());

@@ -2,14 +2,20 @@
 
 #![allow(clippy::unwrap_used, reason = "tests say what is wrong by failing")]
 
+#[path = "../common/mod.rs"]
+mod common;
 mod corpus;
 mod counted;
 mod crash;
 mod damage;
 mod edits;
+mod failures;
+mod faulty;
 mod fuzzed;
 mod holdings;
+mod layouts;
 mod os;
 mod pieces;
 mod sim;
 mod vectors;
+mod whole;

@@ -1,0 +1,127 @@
+//! Random meshes, stages and recipes: what is loaded is what was saved, and training goes on as if nothing had been.
+
+use crate::common::{STAGES, build, held_at, model, take_step};
+use meshstep_comm::loopback;
+use meshstep_parallel3d::{Mesh, Model, Optimizer};
+use meshstep_shard::checkpoint::{Load, Save, Store};
+use meshstep_shard::{Master, Options, Precision};
+use meshstep_tensor::{DType, Slice};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+
+/// Each vector of each parameter, and the bytes of its elements by their index in the whole.
+type Whole = BTreeMap<(String, String), BTreeMap<usize, Vec<u8>>>;
+
+/// What this rank has.
+fn part(opt: &Optimizer, model: &Model) -> Whole {
+    let mut whole = Whole::new();
+    for parameter in model.parameters() {
+        let held = held_at(parameter, opt.mesh(), opt.coordinate());
+        let state = opt.state(&parameter.name).unwrap();
+        let mut add = |name: &str, values: Slice<'_>, held: &[usize]| {
+            let size = values.dtype().size();
+            let elements = values.bytes().unwrap().chunks(size).map(<[u8]>::to_vec);
+            let own = held.iter().copied().zip(elements).collect();
+            whole.insert((parameter.name.clone(), name.to_owned()), own);
+        };
+        let owned = &held[state.range.clone()];
+        add("param", state.values, owned);
+        state.master.into_iter().for_each(|master| add("master", master, owned));
+        state.slots.into_iter().for_each(|(name, values)| add(name, values, owned));
+        let unit = opt.gather(opt.unit_of(&parameter.name).unwrap().unwrap()).unwrap();
+        add("whole", unit.param(&parameter.name).unwrap(), &held);
+        let t = (state.t.to_le_bytes().to_vec(), opt.steps().to_le_bytes().to_vec());
+        whole.insert((parameter.name.clone(), "t".to_owned()), [(0, t.0), (1, t.1)].into());
+    }
+    whole
+}
+
+fn join(parts: impl IntoIterator<Item = Whole>, model: &Model) -> Whole {
+    let mut all = Whole::new();
+    for (key, own) in parts.into_iter().flatten() {
+        let whole = all.entry(key.clone()).or_default();
+        for (element, bytes) in own {
+            let other = whole.insert(element, bytes.clone());
+            assert!(other.is_none_or(|other| other == bytes), "{key:?} parts");
+        }
+    }
+    for ((name, slot), whole) in &all {
+        let len: usize = model.get(name).unwrap().shape.iter().product();
+        assert!(slot == "t" || whole.len() == len, "{name}:{slot} is whole");
+    }
+    all
+}
+
+/// Takes steps up to `before` and saves, or loads what was saved then; tells what there is and what comes of it in three steps.
+fn run(
+    model: &Model,
+    mesh: &str,
+    options: &Options,
+    before: usize,
+    then: impl Fn(&mut Optimizer) + Sync,
+    begin: usize,
+) -> (Whole, Whole) {
+    let mesh: Mesh = mesh.parse().unwrap();
+    let ends = loopback::spawn(mesh.world_size(), |world| {
+        let mut opt = build(world, model, &mesh, options);
+        (0..begin).for_each(|step| _ = take_step(&mut opt, model, step));
+        then(&mut opt);
+        let here = part(&opt, model);
+        (before..before + 3).for_each(|step| _ = take_step(&mut opt, model, step));
+        (here, part(&opt, model))
+    });
+    let (here, end): (Vec<_>, Vec<_>) = ends.unwrap().into_iter().unzip();
+    (join(here, model), join(end, model))
+}
+
+fn mesh() -> impl Strategy<Value = String> {
+    let degree = || prop_oneof![Just(1usize), Just(2), Just(4), Just(8)];
+    let any = (degree(), degree(), degree(), degree(), any::<bool>());
+    any.prop_filter_map("at most 8 ranks", |(tp, cp, replicate, shard, whole)| {
+        let fits = tp * cp * replicate * shard <= 8;
+        let dp = if whole {
+            format!("dp={}", replicate * shard)
+        } else {
+            format!("dp_replicate={replicate},dp_shard={shard}")
+        };
+        fits.then(|| format!("tp={tp},cp={cp},{dp}"))
+    })
+}
+
+fn cases() -> u32 {
+    if std::env::var_os("MESHSTEP_LONG").is_some_and(|long| long == "1") { 1000 } else { 24 }
+}
+
+const RECIPES: [(DType, Master); 3] =
+    [(DType::F32, Master::None), (DType::BF16, Master::F32), (DType::BF16, Master::Remainder)];
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_mesh_loads_onto_any_other(
+        meshes in (mesh(), mesh()),
+        stages in (0..STAGES.len(), 0..STAGES.len()),
+        buckets in (1..80usize, 1..80usize),
+        recipe in 0..RECIPES.len(),
+        (before, strayed) in (0..3usize, 0..2usize),
+    ) {
+        let (dtype, master) = RECIPES[recipe];
+        let precision = Precision { master, ..Precision::default() };
+        let options = |stage: usize, bucket| Options {
+            stage: STAGES[stage],
+            bucket_len: Some(bucket),
+            grads: Some(DType::F32),
+            precision,
+            ..Options::default()
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let (store, model) = (Store::new(dir.path()), model(dtype));
+        let save = |opt: &mut Optimizer| assert_eq!(opt.save(&store, Save::default()).unwrap(), before as u64);
+        let (saved, end) = run(&model, &meshes.0, &options(stages.0, buckets.0), before, save, before);
+        let load = |opt: &mut Optimizer| drop(opt.load(&store, Load::default()).unwrap());
+        let (loaded, went_on) = run(&model, &meshes.1, &options(stages.1, buckets.1), before, load, strayed);
+        prop_assert!(loaded == saved, "what was loaded is not what was saved");
+        prop_assert!(went_on == end, "three steps later they are apart");
+    }
+}

@@ -1,0 +1,110 @@
+//! What there is of an optimizer to save and to load: every parameter's vectors, and which elements of them this rank has.
+
+use super::error::CheckpointError;
+use super::holding::Holding;
+use super::manifest::Type;
+use super::piece::{Piece, Region};
+use super::placing::{Placing, shape};
+use crate::family::Place;
+use crate::verify::{Item, Slot};
+use crate::{Error, Optimizer};
+use meshstep_tensor::{DType, Slice, SliceMut};
+use std::ops::Range;
+
+/// A parameter and its state.
+#[derive(Clone, Debug)]
+pub(crate) struct Content {
+    pub(crate) name: String,
+    /// Updates it has seen.
+    pub(crate) t: u64,
+    /// What this rank holds of it.
+    pub(crate) holding: Holding,
+    /// What this rank has all vectors of, in what it holds.
+    pub(crate) owned: Range<usize>,
+    /// Its vectors.
+    pub(crate) vectors: Vec<Named>,
+}
+
+/// One of a parameter's vectors.
+#[derive(Clone, Debug)]
+pub(crate) struct Named {
+    pub(crate) slot: Slot,
+    /// `param`, `master`, `remainder`, or what the rule calls it.
+    pub(crate) name: String,
+    pub(crate) dtype: Type,
+}
+
+pub(super) const PARAM: &str = "param";
+pub(super) const MASTER: &str = "master";
+pub(super) const REMAINDER: &str = "remainder";
+
+/// Where vectors are read from: an optimizer, or a copy of one.
+pub(crate) trait Vectors {
+    /// What is there of a vector of parameter `param`, and the index in what the rank holds of its first element.
+    fn vector(&mut self, param: usize, slot: Slot) -> Result<(usize, Slice<'_>), Error>;
+}
+
+impl Vectors for Optimizer {
+    fn vector(&mut self, param: usize, slot: Slot) -> Result<(usize, Slice<'_>), Error> {
+        self.piece(&Item { param, slot, group: None })
+    }
+}
+
+impl Content {
+    /// What this rank holds, as one piece.
+    pub(super) fn held(&self) -> Piece {
+        let region = Region::whole(&self.holding.local);
+        Piece { range: 0..region.elements().unwrap_or(0), region }
+    }
+
+    /// Elements of the whole parameter.
+    pub(super) fn len(&self) -> u64 {
+        self.holding.shape.iter().product()
+    }
+}
+
+impl Optimizer {
+    /// Every parameter, in the order all ranks have them.
+    pub(crate) fn contents(&self, placing: &dyn Placing) -> Result<Vec<Content>, CheckpointError> {
+        (0..self.entries.len()).map(|param| self.content(param, placing)).collect()
+    }
+
+    fn content(&self, param: usize, placing: &dyn Placing) -> Result<Content, CheckpointError> {
+        let entry = &self.entries[param];
+        let (name, t) = (entry.param.name().to_owned(), entry.t);
+        let holding = placing.holding(&entry.param);
+        if holding.local != shape(&entry.param) {
+            let reason = format!("its holding is of {:?}, not {:?}", holding.local, entry.param.shape());
+            return Err(CheckpointError::Contradiction { what: format!("parameter {name:?}"), reason });
+        }
+        let named = |slot, name: &str, dtype: DType| match Type::of(dtype) {
+            Some(dtype) => Ok(Named { slot, name: name.to_owned(), dtype }),
+            None => Err(CheckpointError::memory(format!("{dtype} is not saved"))),
+        };
+        let mut vectors = vec![named(Slot::Params, PARAM, entry.param.dtype())?];
+        let Place::Bucket { bucket, range, .. } = &entry.place else {
+            return Ok(Content { name, t, holding, owned: 0..entry.param.len(), vectors });
+        };
+        let owned = &self.buckets[*bucket];
+        if let Some(master) = owned.master() {
+            let name = if master.dtype() == DType::U16 { REMAINDER } else { MASTER };
+            vectors.push(named(Slot::Master, name, master.dtype())?);
+        }
+        for (i, (state, of)) in self.groups[entry.group].rule.state().iter().zip(owned.state()).enumerate() {
+            vectors.push(named(Slot::State(i), state, of.dtype())?);
+        }
+        let owned = owned.part_of(range).map_or(0..0, |(within, ..)| within);
+        Ok(Content { name, t, holding, owned, vectors })
+    }
+
+    /// Which elements this rank has of a vector, in what it holds of the parameter.
+    pub(crate) fn has(&mut self, param: usize, slot: Slot) -> Result<Range<usize>, Error> {
+        let (first, values) = self.vector(param, slot)?;
+        Ok(first..first + values.len())
+    }
+
+    /// The same memory, to be written.
+    pub(crate) fn vector_mut(&mut self, param: usize, slot: Slot) -> Result<SliceMut<'_>, Error> {
+        self.piece_mut(&Item { param, slot, group: None })
+    }
+}

@@ -1,0 +1,149 @@
+//! What one rank reads of a checkpoint: the bytes of the elements it has, each window of them checked.
+
+use super::contents::Content;
+use super::error::CheckpointError;
+use super::holding::Part;
+use super::manifest::{PieceEntry, SlotEntry, WINDOW};
+use super::piece::Run;
+use super::saved::{Saved, SavedFile};
+use meshstep_tensor::{Buffer, Category, Meter, SliceMut, cast};
+use std::ops::Range;
+
+/// Reads vectors, through a window of memory.
+#[derive(Debug)]
+pub(super) struct Reading<'s> {
+    saved: &'s Saved,
+    room: Vec<u8>,
+    /// The file read last.
+    file: Option<(usize, SavedFile)>,
+}
+
+impl<'s> Reading<'s> {
+    pub(super) fn of(saved: &'s Saved) -> Self {
+        Reading { saved, room: vec![0; WINDOW as usize], file: None }
+    }
+
+    /// Fills `into` with elements `range` of what this rank holds of a parameter.
+    pub(super) fn vector(
+        &mut self,
+        content: &Content,
+        slot: &SlotEntry,
+        range: Range<usize>,
+        what: &str,
+        meter: &Meter,
+        into: SliceMut<'_>,
+    ) -> Result<(), CheckpointError> {
+        let mut to = Target { into, first: range.start as u64, room: None };
+        if Some(to.into.dtype()) != slot.dtype.dtype() {
+            let dtype = slot.dtype.dtype().ok_or_else(|| CheckpointError::memory("bytes are no numbers"))?;
+            let len = WINDOW as usize / dtype.size();
+            to.room =
+                Some(Buffer::zeroed(len, dtype, meter, Category::Staging).map_err(CheckpointError::memory)?);
+        }
+        let held = content.held();
+        for Part { global, local } in content.holding.parts(range.start as u64..range.end as u64) {
+            // The same elements in what the rank holds.
+            let places: Vec<Run> = local.runs(&held).collect();
+            for piece in &slot.pieces {
+                let runs = join(piece.piece().runs(&global), &places);
+                self.piece(piece, slot.dtype.size(), &runs, what, &mut to)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads runs of one piece, those that are near each other at once.
+    fn piece(
+        &mut self,
+        entry: &PieceEntry,
+        size: u64,
+        runs: &[Run],
+        what: &str,
+        to: &mut Target<'_>,
+    ) -> Result<(), CheckpointError> {
+        let near = |a: &Run, b: &Run| (b.from - (a.from + a.len)) * size < WINDOW;
+        for runs in runs.chunk_by(near) {
+            let (Some(first), Some(last)) = (runs.first(), runs.last()) else { continue };
+            let bytes = (first.from * size, (last.from + last.len) * size);
+            let mut rest = runs;
+            let (file, room) = self.file(entry.stored.file)?;
+            file.read(&entry.stored, bytes, room, what, |at, part| {
+                rest = to.scatter(rest, at / size, size, part)?;
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    fn file(&mut self, index: usize) -> Result<(&SavedFile, &mut [u8]), CheckpointError> {
+        if self.file.as_ref().is_none_or(|(open, _)| *open != index) {
+            self.file = Some((index, self.saved.file(index)?));
+        }
+        let (_, file) = self.file.as_ref().unwrap_or_else(|| unreachable!("opened above"));
+        Ok((file, &mut self.room))
+    }
+}
+
+/// Where elements go.
+struct Target<'a> {
+    into: SliceMut<'a>,
+    /// The index of its first element in what the rank holds.
+    first: u64,
+    /// Where the elements of another type are converted from.
+    room: Option<Buffer>,
+}
+
+impl Target<'_> {
+    /// Copies what runs have of `bytes`, the elements from `at` on of the piece; gives those back that go on behind them.
+    fn scatter<'r>(
+        &mut self,
+        runs: &'r [Run],
+        at: u64,
+        size: u64,
+        bytes: &[u8],
+    ) -> Result<&'r [Run], CheckpointError> {
+        let end = at + bytes.len() as u64 / size;
+        for (i, run) in runs.iter().enumerate() {
+            let (from, until) = (run.from.max(at), (run.from + run.len).min(end));
+            if from < until {
+                let part = &bytes[((from - at) * size) as usize..((until - at) * size) as usize];
+                self.put(run.to + (from - run.from) - self.first, (until - from) as usize, part)?;
+            }
+            if run.from + run.len > end {
+                return Ok(&runs[i..]);
+            }
+        }
+        Ok(&[])
+    }
+
+    fn put(&mut self, at: u64, len: usize, bytes: &[u8]) -> Result<(), CheckpointError> {
+        let memory = CheckpointError::memory::<meshstep_tensor::Error>;
+        let mut into = self.into.reborrow().slice(at as usize..at as usize + len).map_err(memory)?;
+        match &mut self.room {
+            None => into.bytes_mut().map_err(memory)?.copy_from_slice(bytes),
+            Some(room) => {
+                let mut values = room.as_mut().slice(0..len).map_err(memory)?;
+                values.bytes_mut().map_err(memory)?.copy_from_slice(bytes);
+                cast(values.as_slice(), into).map_err(memory)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Runs from a piece into a part, and on from there into what a rank holds. Both ascend in the part.
+fn join(into_part: impl Iterator<Item = Run>, places: &[Run]) -> Vec<Run> {
+    let mut joined = Vec::new();
+    for run in into_part {
+        let first = places.partition_point(|place| place.from + place.len <= run.to);
+        for place in places[first..].iter().take_while(|place| place.from < run.to + run.len) {
+            let (start, end) = (run.to.max(place.from), (run.to + run.len).min(place.from + place.len));
+            joined.push(Run {
+                from: run.from + (start - run.to),
+                to: place.to + (start - place.from),
+                len: end - start,
+            });
+        }
+    }
+    joined
+}

@@ -1,0 +1,248 @@
+//! Saving: every rank writes what it owns, and the step becomes the newest one once all have.
+
+use super::contents::{Content, Named, Vectors};
+use super::error::CheckpointError;
+use super::holding::Part;
+use super::manifest::{FORMAT, Manifest, SlotEntry, TensorEntry};
+use super::owner::{claims, elected, parts};
+use super::placing::{Alike, Placing};
+use super::ranks::Ranks;
+use super::saved::of_rank;
+use super::settings::Settings;
+use super::store::{Draft, Folder, Store};
+use super::write::{Job, Written};
+use crate::{Error, Optimizer};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::hash::{BuildHasher, Hasher};
+
+/// What is saved beside parameters and state, and how. The same on every rank, but for what is called a rank's own.
+#[derive(Default)]
+pub struct Save<'a> {
+    /// What the checkpoint is called; `None`: the steps so far.
+    pub step: Option<u64>,
+    /// How many of the newest checkpoints stay, this one among them; `None`: all.
+    pub keep: Option<usize>,
+    /// The caller's bytes, by name: rank 0's are saved.
+    pub blobs: Vec<(&'a str, &'a [u8])>,
+    /// The caller's bytes that each rank has of its own: the position of its data loader, its random numbers.
+    pub own_blobs: Vec<(&'a str, &'a [u8])>,
+    /// Told after each write of this rank: bytes written, and bytes it writes.
+    pub progress: Option<&'a mut dyn FnMut(u64, u64)>,
+}
+
+impl fmt::Debug for Save<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Save { step, keep, blobs, own_blobs, .. } = self;
+        let mut shown = f.debug_struct("Save");
+        shown.field("step", step).field("keep", keep).field("blobs", blobs).field("own_blobs", own_blobs);
+        shown.finish_non_exhaustive()
+    }
+}
+
+/// A save that all ranks have agreed on. It is of one moment: who carries it out has vectors of that moment.
+#[derive(Debug)]
+pub(crate) struct Agreed {
+    pub(crate) contents: Vec<Content>,
+    /// What this rank writes.
+    pub(crate) parts: Vec<(usize, Part)>,
+    step: u64,
+    keep: Option<usize>,
+    mesh: String,
+    settings: Settings,
+    blobs: Vec<(String, Vec<u8>)>,
+}
+
+impl Optimizer {
+    /// Saves parameters, state, and how far they are, between two steps; tells what the checkpoint is called. Collective.
+    ///
+    /// Each rank writes one file of what it owns, through at most 16 MiB of memory beside it. An error is the same on every rank
+    /// ([`Error::Checkpoint`] names the first rank that has one), changes nothing here, and leaves the checkpoints before as they
+    /// were; only one in removing old ones comes after the new one is complete.
+    ///
+    /// ```
+    /// # use meshstep_optim::AdamW;
+    /// # use meshstep_shard::checkpoint::{Load, Save, Store};
+    /// # use meshstep_shard::{Error, Optimizer, Options};
+    /// # use meshstep_tensor::{DType, Layout};
+    /// # let dir = std::env::temp_dir().join(format!("meshstep-doc-{}", std::process::id()));
+    /// # std::fs::create_dir_all(&dir)?;
+    /// let store = Store::new(&dir);
+    /// let make = |comm| -> Result<Optimizer, Error> {
+    ///     let layout = Layout::builder().param("w", &[3, 5], DType::F32).build()?;
+    ///     Optimizer::new(comm, layout, AdamW::default(), |_, _| Ok(()), Options::default())
+    /// };
+    /// meshstep_comm::loopback::spawn(4, |comm| make(comm)?.save(&store, Save { step: Some(100), keep: Some(2), ..Save::default() }))?
+    ///     .into_iter()
+    ///     .collect::<Result<Vec<u64>, Error>>()?;
+    /// // Onto as many ranks as one likes.
+    /// meshstep_comm::loopback::spawn(3, |comm| make(comm)?.load(&store, Load::default()).map(drop))?
+    ///     .into_iter()
+    ///     .collect::<Result<(), Error>>()?;
+    /// # std::fs::remove_dir_all(&dir)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn save(&mut self, store: &Store, save: Save<'_>) -> Result<u64, Error> {
+        let ranks = self.comm().world_size();
+        self.save_placed(store, save, &Alike { ranks })
+    }
+
+    /// The same where parameters are parts of others.
+    pub fn save_placed(
+        &mut self,
+        store: &Store,
+        mut save: Save<'_>,
+        placing: &dyn Placing,
+    ) -> Result<u64, Error> {
+        let mut nobody = |_, _| {};
+        let progress = save.progress.take();
+        let agreed = self.agree_to_save(&save, placing)?;
+        let step = agreed.step;
+        let ranks = Ranks::new(self.comm(), self.options());
+        let progress = progress.unwrap_or(&mut nobody);
+        self.apart_from_steps(|all| agreed.carry_out(store, &ranks, all, progress))?;
+        Ok(step)
+    }
+
+    /// What every rank will write. Collective.
+    pub(crate) fn agree_to_save(&mut self, save: &Save<'_>, placing: &dyn Placing) -> Result<Agreed, Error> {
+        self.handover.healthy()?;
+        let ready = self.between_two_steps();
+        let step = save.step.unwrap_or_else(|| self.steps());
+        let keep = save.keep;
+        self.call_together(&format!("save\nstep to save = {step}\ncheckpoints to keep = {keep:?}"), ready)?;
+        let ranks = Ranks::new(self.comm(), self.options());
+        let made = self.apart_from_steps(|all| {
+            let counters = all.describe_counters()?;
+            crate::same_everywhere(&**all.comm(), &all.options, &counters)?;
+            let blobs = blobs(save, ranks.rank());
+            let (contents, blobs) =
+                ranks.agree(all.contents(placing).and_then(|contents| Ok((contents, blobs?))))?;
+            let parts = parts(&contents);
+            let claims = ranks.gather(&serde_json::to_vec(&claims(&contents, &parts)).unwrap_or_default())?;
+            let claims: Result<Vec<_>, _> = claims.iter().map(|text| serde_json::from_slice(text)).collect();
+            let claims = ranks.agree(claims.map_err(CheckpointError::memory))?;
+            let parts = elected(claims, ranks.rank(), &parts);
+            let (mesh, settings) = (placing.mesh(), Settings::of(all, placing.tied()));
+            Ok(Agreed { contents, parts, step, keep, mesh, settings, blobs })
+        });
+        made.map(|(agreed, _)| agreed)
+    }
+
+    /// No step is under way on this rank, and none is unheard of.
+    pub(super) fn between_two_steps(&mut self) -> Result<(), Error> {
+        self.finish_dropped()?;
+        self.check_heard()?;
+        self.check_some()?;
+        self.check_idle()
+    }
+}
+
+impl Agreed {
+    /// Writes everything and makes it the newest step. Collective over `ranks`.
+    pub(crate) fn carry_out(
+        &self,
+        store: &Store,
+        ranks: &Ranks,
+        from: &mut dyn Vectors,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<(), Error> {
+        let begun = if ranks.rank() == 0 { store.begin(self.step).map(Some) } else { Ok(None) };
+        let draft = ranks.agree(begun)?;
+        let written = self.fill(&store.folder(self.step), ranks, from, progress);
+        let Some(draft) = draft else { return written.and_then(|_| ranks.agree(Ok(()))) };
+        match written {
+            Ok(written) => ranks.agree(self.publish(draft, &written)),
+            Err(error) => {
+                draft.discard();
+                Err(error)
+            }
+        }
+    }
+
+    /// Writes this rank's file where rank 0 has begun, and gathers what ranks have written. Collective.
+    fn fill(
+        &self,
+        folder: &Folder,
+        ranks: &Ranks,
+        from: &mut dyn Vectors,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Vec<Vec<u8>>, Error> {
+        let first = ranks.rank() == 0;
+        let proof = ranks.first_word(random())?;
+        ranks.agree(if first { folder.show(proof) } else { Ok(()) })?;
+        ranks.agree(folder.shows(proof))?;
+        let hidden = if first { folder.hide() } else { Ok(()) };
+        let Agreed { contents, parts, blobs, .. } = self;
+        let (queue, meter) = ranks.memory();
+        let job = Job { rank: ranks.rank(), contents, parts, blobs, queue, meter };
+        let written = ranks.agree(hidden.and_then(|()| job.write(folder, from, progress)))?;
+        ranks.gather(&serde_json::to_vec(&written).unwrap_or_default())
+    }
+
+    fn publish(&self, draft: Draft, written: &[Vec<u8>]) -> Result<(), CheckpointError> {
+        let written: Result<Vec<Written>, _> =
+            written.iter().map(|text| serde_json::from_slice(text)).collect();
+        let manifest = self.manifest(written.map_err(CheckpointError::memory)?);
+        match self.keep {
+            Some(keep) => draft.publish_keeping(&manifest, keep),
+            None => draft.publish(&manifest),
+        }
+    }
+
+    fn manifest(&self, written: Vec<Written>) -> Manifest {
+        let mut tensors: Vec<TensorEntry> = self.contents.iter().map(empty).collect();
+        let (mut files, mut blobs) = (Vec::new(), BTreeMap::new());
+        for own in written {
+            files.push(own.file);
+            blobs.extend(own.blobs);
+            for (param, slot, piece) in own.pieces {
+                if let Some(slot) = tensors.get_mut(param).and_then(|tensor| tensor.slots.get_mut(&slot)) {
+                    slot.pieces.push(piece);
+                }
+            }
+        }
+        let names = self.contents.iter().map(|content| content.name.clone());
+        Manifest {
+            format: FORMAT,
+            step: self.step,
+            mesh: self.mesh.clone(),
+            files,
+            tensors: names.zip(tensors).collect(),
+            settings: self.settings.to_json(),
+            blobs,
+        }
+    }
+}
+
+/// A parameter's entry, of which nothing is written yet.
+fn empty(content: &Content) -> TensorEntry {
+    let slot = |vector: &Named| (vector.name.clone(), SlotEntry { dtype: vector.dtype, pieces: Vec::new() });
+    let slots = content.vectors.iter().map(slot).collect();
+    TensorEntry { shape: content.holding.shape.clone(), t: content.t, slots }
+}
+
+/// The caller's bytes that this rank writes, under the names they are saved by.
+fn blobs(save: &Save<'_>, rank: usize) -> Result<Vec<(String, Vec<u8>)>, CheckpointError> {
+    let all = if rank == 0 { &save.blobs[..] } else { &[] };
+    let all = all.iter().map(|&(name, bytes)| (name, name.to_owned(), bytes));
+    let own = save.own_blobs.iter().map(|&(name, bytes)| (name, of_rank(name, rank), bytes));
+    let mut named: Vec<(String, Vec<u8>)> = Vec::new();
+    for (given, name, bytes) in all.chain(own) {
+        let reason = match () {
+            () if given.contains('@') => "names of blobs have no '@'",
+            () if named.iter().any(|(other, _)| *other == name) => "another one is called so",
+            () => {
+                named.push((name, bytes.to_vec()));
+                continue;
+            }
+        };
+        return Err(CheckpointError::Blob { name: given.to_owned(), reason: reason.to_owned() });
+    }
+    Ok(named)
+}
+
+/// A word that nobody else has.
+fn random() -> u64 {
+    std::hash::RandomState::new().build_hasher().finish()
+}
