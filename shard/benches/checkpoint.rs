@@ -5,20 +5,20 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a program whose answer is what it prints")]
 
-use meshstep_shard::checkpoint::{
-    CheckpointError, FORMAT, Manifest, Piece, PieceEntry, Saved, SlotEntry, Store, TensorEntry, Type, Vector,
-};
-use std::collections::BTreeMap;
+use meshstep_optim::AdamW;
+use meshstep_shard::checkpoint::{Load, Save, Store};
+use meshstep_shard::{At, Optimizer, Options, Stage};
+use meshstep_tensor::{DType, Layout, SliceMut};
 use std::fs::{self, File};
 use std::hint::black_box;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// Bytes of a vector; those of a layer of a model with some billion parameters.
-const VECTOR: usize = 64 << 20;
+/// Elements of a parameter.
+const LEN: usize = 1 << 24;
 
-/// Bytes handed over at a time: what a rank stages.
+/// Bytes of a plain call.
 const STAGED: usize = 16 << 20;
 
 struct Asked {
@@ -29,42 +29,81 @@ struct Asked {
 
 fn main() {
     let asked = asked();
+    // One rank: what it reaches is what the disk is asked for by each of several.
+    meshstep_comm::loopback::spawn(1, |comm| measure(&asked, &mut optimizer(comm, &asked))).unwrap();
+}
+
+/// AdamW's parameters, m and v, none of them zeros.
+fn optimizer(comm: meshstep_comm::loopback::Loopback, asked: &Asked) -> Optimizer {
+    let elements = asked.bytes / 12;
+    let lens = (0..elements.div_ceil(LEN)).map(|i| LEN.min(elements - i * LEN));
+    let layout =
+        lens.enumerate().fold(Layout::builder(), |b, (i, len)| b.param(format!("p{i}"), &[len], DType::F32));
+    let options = Options { stage: Stage::Zero1, ..Options::default() };
+    let values = |param: &meshstep_tensor::Param, mut to: SliceMut<'_>| {
+        to.bytes_mut()?.copy_from_slice(&noise(param.len() * 4));
+        Ok(())
+    };
+    let mut opt = Optimizer::new(comm, layout.build().unwrap(), AdamW::default(), values, options).unwrap();
+    let names: Vec<String> = opt.params().map(|param| param.name().to_owned()).collect();
+    let batch = opt.micro_batch(1).unwrap();
+    for name in names.iter().rev() {
+        let mut slot = batch.slot(name).unwrap();
+        let values = slot.as_mut().unwrap().into_typed::<f32>().unwrap();
+        values.iter_mut().zip(1u32..).for_each(|(x, i)| *x = (i % 7919) as f32 / 7919.0);
+        slot.fill().unwrap();
+    }
+    batch.finish().unwrap();
+    opt.step(At::default()).unwrap().outcome().unwrap();
+    opt
+}
+
+fn measure(asked: &Asked, opt: &mut Optimizer) {
     fs::create_dir_all(&asked.dir).unwrap();
     let dir = tempfile::tempdir_in(&asked.dir).unwrap();
-    let bytes = asked.bytes.next_multiple_of(4);
-    println!("{} MB in vectors of {} MB, {} rounds", bytes >> 20, VECTOR >> 20, asked.rounds);
-    let data = noise(bytes);
-    let writes = [plain_write as fn(&[u8], &Path), save];
-    compare("write with fsync", bytes, asked.rounds, |which| {
+    let at = dir.path().join("read");
+    fs::create_dir(&at).unwrap();
+    let store = Store::new(&at);
+    opt.save(&store, Save::default()).unwrap();
+    let saved = store.latest().unwrap();
+    let (plain, file) = (at.join("plain"), saved.dir().join(&saved.manifest().files[0].name));
+    let bytes = saved.manifest().files[0].bytes;
+    println!("{} MB, {} rounds", bytes >> 20, asked.rounds);
+    let part = noise(STAGED);
+    plain_write(&part, bytes, &at);
+    compare("save, write with fsync", bytes, asked.rounds, |which| {
         let at = dir.path().join("written");
         fs::create_dir(&at).unwrap();
         // What the round before, and others, left to the disk is no part of this one.
         rustix::fs::syncfs(File::open(&at).unwrap()).unwrap();
-        let time = timed(|| writes[which](&data, &at));
+        let time = match which {
+            0 => timed(|| plain_write(&part, bytes, &at)),
+            _ => timed(|| _ = opt.save(&Store::new(&at), Save::default()).unwrap()),
+        };
         fs::remove_dir_all(&at).unwrap();
         time
     });
-    let at = dir.path().join("read");
-    fs::create_dir(&at).unwrap();
-    save(&data, &at);
-    plain_write(&data, &at);
-    let saved = Store::new(&at).latest().unwrap();
-    let (plain, file) = (at.join("plain"), saved.dir().join("rank-0.safetensors"));
-    let mut room = vec![1; bytes];
-    for (state, cached) in [("read, nothing cached", false), ("read, all cached", true)] {
+    let mut room = vec![1; bytes as usize];
+    for (state, cached) in [("load, read: nothing cached", false), ("load, read: all cached", true)] {
         compare(state, bytes, asked.rounds, |which| {
             for path in [&plain, &file] {
                 if cached { warm(path) } else { forget(path) }
             }
             match which {
                 0 => timed(|| plain_read(&plain, &mut room)),
-                _ => timed(|| load(&saved, &mut room)),
+                _ => timed(|| _ = opt.load(&store, Load::default()).unwrap()),
             }
         });
-        assert!(room == data, "what was read is what was written");
     }
-    let verified = timed(|| _ = black_box(saved.verify().unwrap()));
-    println!("every checksum, all cached: {:.0} MB/s", bytes as f64 / 1e6 / verified);
+    for (state, cached) in [("nothing", false), ("all", true)] {
+        if cached {
+            warm(&file)
+        } else {
+            forget(&file)
+        }
+        let verified = timed(|| _ = black_box(saved.verify().unwrap()));
+        println!("every checksum, {state} cached: {:.0} MB/s", bytes as f64 / 1e6 / verified);
+    }
 }
 
 fn asked() -> Asked {
@@ -81,7 +120,7 @@ fn asked() -> Asked {
 }
 
 /// Times the plain way and ours in turns, each first as often as the other, and prints medians and their ratio.
-fn compare(what: &str, bytes: usize, rounds: usize, mut run: impl FnMut(usize) -> f64) {
+fn compare(what: &str, bytes: u64, rounds: usize, mut run: impl FnMut(usize) -> f64) {
     let mut times = [Vec::new(), Vec::new()];
     for round in 0..rounds {
         for turn in 0..2 {
@@ -117,55 +156,19 @@ fn noise(bytes: usize) -> Vec<u8> {
     data
 }
 
-fn plain_write(data: &[u8], dir: &Path) {
+/// As many bytes, from memory that is read over and over: no slower than from more of it.
+fn plain_write(part: &[u8], bytes: u64, dir: &Path) {
     let mut file = File::create_new(dir.join("plain")).unwrap();
-    data.chunks(STAGED).for_each(|part| file.write_all(part).unwrap());
+    for at in (0..bytes).step_by(STAGED) {
+        file.write_all(&part[..STAGED.min((bytes - at) as usize)]).unwrap();
+    }
     file.sync_all().unwrap();
     File::open(dir).unwrap().sync_all().unwrap();
-}
-
-/// A step of one rank.
-fn save(data: &[u8], dir: &Path) {
-    let draft = Store::new(dir).begin(1).unwrap();
-    let vector = |(at, part): (usize, &[u8])| Vector {
-        key: format!("v{at}"),
-        dtype: Type::F32,
-        shape: vec![part.len() as u64 / 4],
-    };
-    let vectors: Vec<Vector> = data.chunks(VECTOR).enumerate().map(vector).collect();
-    let mut file = draft.file(0, "rank-0.safetensors", &vectors).unwrap();
-    for vector in data.chunks(VECTOR) {
-        file.begin();
-        vector.chunks(STAGED).for_each(|part| file.write(part).unwrap());
-    }
-    let (entry, stored) = file.finish().unwrap();
-    let tensor = |(Vector { key, dtype, shape }, stored): (Vector, _)| {
-        let range = [0, shape[0]];
-        let piece = PieceEntry { offsets: vec![0], extents: shape.clone(), range, key: key.clone(), stored };
-        let slots = [("param".to_owned(), SlotEntry { dtype, pieces: vec![piece] })].into();
-        (key, TensorEntry { shape, t: 1, slots })
-    };
-    let tensors = vectors.into_iter().zip(stored).map(tensor).collect();
-    let (settings, blobs) = (BTreeMap::new(), BTreeMap::new());
-    let (files, mesh) = (vec![entry], "dp=1".to_owned());
-    draft.publish(&Manifest { format: FORMAT, step: 1, mesh, files, tensors, settings, blobs }).unwrap();
 }
 
 fn plain_read(path: &Path, room: &mut [u8]) {
     let mut file = File::open(path).unwrap();
     room.chunks_mut(STAGED).for_each(|part| file.read_exact(part).unwrap());
-}
-
-fn load(saved: &Saved, room: &mut [u8]) {
-    let mut vectors = saved.vectors();
-    for (at, part) in room.chunks_mut(VECTOR).enumerate() {
-        let whole = Piece::whole(&[part.len() as u64 / 4]);
-        let copy = |place: u64, bytes: &[u8]| {
-            part[place as usize * 4..][..bytes.len()].copy_from_slice(bytes);
-            Ok::<_, CheckpointError>(())
-        };
-        vectors.read(&format!("v{at}"), "param", &whole, copy).unwrap();
-    }
 }
 
 /// Takes a file out of the page cache; it is synced.
