@@ -45,21 +45,26 @@ mod vectors;
 mod verify;
 mod write;
 
+pub(crate) use contents::{Content, Keeper, Named, Vectors};
 pub use cover::{CoverError, check as check_cover};
 pub use disk::{Disk, Os, Reader, Writer};
 pub use error::CheckpointError;
 pub use fits::Cast;
 pub use holding::{Holding, Part, writers};
+pub(crate) use load::load_all;
 pub use load::{Load, Loaded};
 pub use manifest::{
     FORMAT, FileEntry, MOST_DIMS, Manifest, PieceEntry, SlotEntry, Stored, TensorEntry, Type, WINDOW, Whose,
 };
 pub use mismatch::Mismatch;
 pub use piece::{Piece, Region, Run};
+pub(crate) use placing::Alike;
 pub use placing::Placing;
 pub use ranks::Failed;
 pub use save::Save;
+pub(crate) use save::save_all;
 pub use saved::{Saved, SavedFile};
+pub(crate) use settings::Settings;
 pub use shard_file::{ShardWriter, Vector};
 pub use store::{Draft, Folder, Store};
 pub use vectors::Vectors;

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests say what is wrong by failing")]
 
+mod beside;
 #[path = "../common/mod.rs"]
 mod common;
 mod corpus;
@@ -14,8 +15,10 @@ mod faulty;
 mod fuzzed;
 mod holdings;
 mod layouts;
+mod lbfgs;
 mod os;
 mod pieces;
+mod refusals;
 mod sim;
 mod vectors;
 mod whole;
