@@ -92,6 +92,7 @@ fn dtype_of(dtype: Type) -> Dtype {
         Type::BF16 => Dtype::BF16,
         Type::F16 => Dtype::F16,
         Type::U16 => Dtype::U16,
+        Type::U8 => Dtype::U8,
     }
 }
 
