@@ -67,5 +67,5 @@ pub use saved::{Saved, SavedFile};
 pub(crate) use settings::Settings;
 pub use shard_file::{ShardWriter, Vector};
 pub use store::{Draft, Folder, Store};
-pub use vectors::Vectors;
+pub use vectors::SavedVectors;
 pub use verify::Checked;

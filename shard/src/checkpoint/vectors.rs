@@ -8,7 +8,7 @@ use super::saved::{Saved, SavedFile};
 
 /// Reads vectors of a saved step, with the memory of one window and one file open at a time.
 #[derive(Debug)]
-pub struct Vectors<'s> {
+pub struct SavedVectors<'s> {
     saved: &'s Saved,
     file: Option<(usize, SavedFile)>,
     room: Vec<u8>,
@@ -16,12 +16,12 @@ pub struct Vectors<'s> {
 
 impl Saved {
     /// To read vectors from.
-    pub fn vectors(&self) -> Vectors<'_> {
-        Vectors { saved: self, file: None, room: Vec::new() }
+    pub fn vectors(&self) -> SavedVectors<'_> {
+        SavedVectors { saved: self, file: None, room: Vec::new() }
     }
 }
 
-impl Vectors<'_> {
+impl SavedVectors<'_> {
     /// Hands `take` what slot `slot` of `tensor` has of `wanted`, every element once: the place in `wanted` of those that follow one
     /// another there, and their bytes. Whole windows are read, each once, and those alone that have something of it; places
     /// ascend within a piece, and pieces come in the manifest's order. All of a tensor is [`Piece::whole`].

@@ -1,5 +1,6 @@
 //! Reading vectors from their pieces, against every element by its index.
 
+use crate::counted;
 use crate::fuzzed::{Memory, expected, indices, read, repair};
 use crate::pieces::{any_cover, any_piece};
 use meshstep_shard::checkpoint::{
@@ -115,6 +116,24 @@ fn windows_are_read_that_have_something() {
     let name = &manifest.files[file].name;
     assert!(path.ends_with(name) && what.contains("slot \"m\" of tensor \"w\""), "{error}");
     assert!(error.to_string().contains(name.as_str()), "{error}");
+}
+
+#[test]
+fn reading_takes_a_window_of_memory() {
+    let (manifest, files) = columns();
+    let saved = store(&manifest, &files).open(1).unwrap();
+    let whole = Piece::whole(&manifest.tensors["w"].shape);
+    let mut bytes = 0;
+    let take = |_, part: &[u8]| {
+        bytes += part.len() as u64;
+        Ok::<_, CheckpointError>(())
+    };
+    let (read, most) = counted::most(|| saved.vectors().read("w", "m", &whole, take));
+    read.unwrap();
+    assert_eq!(bytes, whole.len() * 4);
+    assert!(most < WINDOW as usize + (64 << 10), "{most}");
+    let (checked, most) = counted::most(|| saved.damage(|_| ()));
+    assert!(checked.windows > 4 && most < WINDOW as usize + (64 << 10), "{most}");
 }
 
 #[test]

@@ -5,7 +5,7 @@ mod memory;
 
 pub(crate) use memory::Memory;
 use meshstep_shard::checkpoint::{
-    CheckpointError, Manifest, Piece, Region, Saved, SlotEntry, Store, Vectors, WINDOW,
+    CheckpointError, Manifest, Piece, Region, Saved, SavedVectors, SlotEntry, Store, WINDOW,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -140,7 +140,7 @@ fn saved(manifest: &Manifest, files: &[Vec<u8>]) -> Saved {
 
 /// What a slot has of `wanted`, every byte of it once.
 pub(crate) fn read(
-    vectors: &mut Vectors<'_>,
+    vectors: &mut SavedVectors<'_>,
     (tensor, slot): (&str, &str),
     wanted: &Piece,
     size: u64,
