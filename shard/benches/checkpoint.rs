@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a program whose answer is what it prints")]
 
+use meshstep_comm::Communicator;
 use meshstep_optim::AdamW;
 use meshstep_shard::checkpoint::{Load, Save, Store};
 use meshstep_shard::{At, Optimizer, Options, Stage};
@@ -13,6 +14,7 @@ use std::fs::{self, File};
 use std::hint::black_box;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Elements of a parameter.
@@ -34,7 +36,7 @@ fn main() {
 }
 
 /// AdamW's parameters, m and v, none of them zeros.
-fn optimizer(comm: meshstep_comm::loopback::Loopback, asked: &Asked) -> Optimizer {
+fn optimizer(comm: Arc<dyn Communicator>, asked: &Asked) -> Optimizer {
     let elements = asked.bytes / 12;
     let lens = (0..elements.div_ceil(LEN)).map(|i| LEN.min(elements - i * LEN));
     let layout =
