@@ -7,6 +7,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 use meshstep_parallel3d::Mesh;
 use serde::Serialize;
 
+use crate::ckpt::Ckpt;
 use crate::mesh;
 
 /// Meshstep at work: trains a small GPT with the optimizer step on several ranks.
@@ -26,6 +27,9 @@ pub(crate) enum Command {
     /// Replay training steps that another program recorded, and tell how far apart the results are. Exits with 0 where
     /// all files agree, 1 where one is outside its tolerance, 2 where one cannot be replayed.
     Parity(Parity),
+    /// Look into a checkpoint, verify it, or export its parameters.
+    #[command(subcommand)]
+    Ckpt(Ckpt),
 }
 
 /// Options of `parity`.
@@ -189,7 +193,7 @@ mod tests {
         let words = ["meshstep-bench", "train"].into_iter().chain(args.split_whitespace());
         match Cli::try_parse_from(words).map_err(|error| error.to_string())?.command {
             Command::Train(train) => Ok(train),
-            Command::Parity(_) => panic!("not train"),
+            _ => panic!("not train"),
         }
     }
 

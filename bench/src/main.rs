@@ -1,6 +1,7 @@
-//! `meshstep-bench`: Meshstep measured on a real job, and against other systems. `meshstep-bench train` and
-//! `meshstep-bench parity` are what `cargo xtask train` and `cargo xtask parity` run.
+//! `meshstep-bench`: Meshstep measured on a real job, and against other systems. `meshstep-bench train`, `parity` and `ckpt`
+//! are what `cargo xtask train`, `parity` and `ckpt` run.
 
+mod ckpt;
 mod cli;
 mod corpus;
 mod gpt;
@@ -43,6 +44,11 @@ fn main() -> ExitCode {
             Ok(Verdict::Differs) => ExitCode::FAILURE,
             Ok(Verdict::Unreplayable) => ExitCode::from(NOT_DONE),
             Err(reason) => complain(&reason.to_string(), ExitCode::from(NOT_DONE)),
+        },
+        Command::Ckpt(asked) => match ckpt::run(&asked, &mut io::stdout()) {
+            Ok(ckpt::Verdict::Whole) => ExitCode::SUCCESS,
+            Ok(ckpt::Verdict::Damaged) => ExitCode::FAILURE,
+            Err(error) => complain(&format!("{error:#}"), ExitCode::from(NOT_DONE)),
         },
     }
 }

@@ -7,9 +7,13 @@
 //! | holding.rs | what a rank has of a tensor, as pieces of the whole; who writes it |
 //! | cover.rs | whether pieces are a whole tensor |
 //! | manifest.rs | `manifest.json` |
+//! | once.rs | whether JSON has a member twice |
 //! | shard_file.rs | one rank's file, hashed while it is written |
 //! | store.rs | the folder: how a step becomes the newest one |
 //! | saved.rs | a complete step, to read from |
+//! | vectors.rs | its vectors, whole or in part, from wherever their pieces are |
+//! | verify.rs | every byte of it, against every hash |
+//! | header.rs | what its files say of themselves |
 //! | disk.rs | what all that asks of a disk |
 //! | contents.rs, settings.rs, placing.rs | what there is of an optimizer |
 //! | ranks.rs | what all ranks know together |
@@ -21,10 +25,12 @@ mod cover;
 mod disk;
 mod error;
 mod fits;
+mod header;
 mod holding;
 mod load;
 mod manifest;
 mod mismatch;
+mod once;
 mod owner;
 mod piece;
 mod placing;
@@ -35,6 +41,8 @@ mod saved;
 mod settings;
 mod shard_file;
 mod store;
+mod vectors;
+mod verify;
 mod write;
 
 pub(crate) use contents::{Content, Keeper, Named, Vectors};
@@ -45,7 +53,9 @@ pub use fits::Cast;
 pub use holding::{Holding, Part, writers};
 pub(crate) use load::load_all;
 pub use load::{Load, Loaded};
-pub use manifest::{FORMAT, FileEntry, Manifest, PieceEntry, SlotEntry, Stored, TensorEntry, Type, WINDOW};
+pub use manifest::{
+    FORMAT, FileEntry, MOST_DIMS, Manifest, PieceEntry, SlotEntry, Stored, TensorEntry, Type, WINDOW, Whose,
+};
 pub use mismatch::Mismatch;
 pub use piece::{Piece, Region, Run};
 pub(crate) use placing::Alike;
@@ -57,3 +67,5 @@ pub use saved::{Saved, SavedFile};
 pub(crate) use settings::Settings;
 pub use shard_file::{ShardWriter, Vector};
 pub use store::{Draft, Folder, Store};
+pub use vectors::SavedVectors;
+pub use verify::Checked;

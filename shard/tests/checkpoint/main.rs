@@ -5,10 +5,14 @@
 mod beside;
 #[path = "../common/mod.rs"]
 mod common;
+mod corpus;
+mod counted;
 mod crash;
 mod damage;
+mod edits;
 mod failures;
 mod faulty;
+mod fuzzed;
 mod holdings;
 mod layouts;
 mod lbfgs;
@@ -16,4 +20,5 @@ mod os;
 mod pieces;
 mod refusals;
 mod sim;
+mod vectors;
 mod whole;
