@@ -1,14 +1,14 @@
 //! What there is of an optimizer to save and to load: every parameter's vectors, and which elements of them this rank has.
 
 use super::error::CheckpointError;
-use super::holding::Holding;
+use super::holding::{Holding, Part};
 use super::manifest::Type;
 use super::piece::{Piece, Region};
 use super::placing::{Placing, shape};
 use crate::family::Place;
 use crate::verify::{Item, Slot};
 use crate::{Error, Optimizer};
-use meshstep_tensor::{DType, Slice, SliceMut};
+use meshstep_tensor::{DType, Queue, Slice, SliceMut};
 use std::ops::Range;
 
 /// A parameter and its state.
@@ -38,15 +38,43 @@ pub(super) const PARAM: &str = "param";
 pub(super) const MASTER: &str = "master";
 pub(super) const REMAINDER: &str = "remainder";
 
-/// Where vectors are read from: an optimizer, or a copy of one.
-pub(crate) trait Vectors {
-    /// What is there of a vector of parameter `param`, and the index in what the rank holds of its first element.
-    fn vector(&mut self, param: usize, slot: Slot) -> Result<(usize, Slice<'_>), Error>;
+/// A part of one of a parameter's vectors.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) param: usize,
+    pub(crate) slot: Slot,
+    /// Its number among the parts that this rank writes.
+    pub(crate) index: usize,
+    pub(crate) part: &'a Part,
+    /// What the rank holds of the parameter.
+    pub(crate) held: &'a Piece,
 }
 
+/// Where vectors are read from: an optimizer, or a copy of one.
+pub(crate) trait Vectors {
+    /// Whose memory they are in.
+    fn queue(&self) -> Queue;
+
+    /// Hands over the values of a part in its order, as many at a time as lie together.
+    fn values(&mut self, wanted: &Wanted<'_>, take: Take<'_>) -> Result<(), CheckpointError>;
+}
+
+/// Where values go.
+pub(crate) type Take<'a> = &'a mut dyn FnMut(Slice<'_>) -> Result<(), CheckpointError>;
+
 impl Vectors for Optimizer {
-    fn vector(&mut self, param: usize, slot: Slot) -> Result<(usize, Slice<'_>), Error> {
-        self.piece(&Item { param, slot, group: None })
+    fn queue(&self) -> Queue {
+        self.options.queue.clone()
+    }
+
+    fn values(&mut self, wanted: &Wanted<'_>, take: Take<'_>) -> Result<(), CheckpointError> {
+        let item = Item { param: wanted.param, slot: wanted.slot, group: None };
+        let (first, values) = self.piece(&item).map_err(CheckpointError::memory)?;
+        for run in wanted.part.local.runs(wanted.held) {
+            let start = (run.to as usize) - first;
+            take(values.slice(start..start + run.len as usize).map_err(CheckpointError::memory)?)?;
+        }
+        Ok(())
     }
 }
 
@@ -99,7 +127,7 @@ impl Optimizer {
 
     /// Which elements this rank has of a vector, in what it holds of the parameter.
     pub(crate) fn has(&mut self, param: usize, slot: Slot) -> Result<Range<usize>, Error> {
-        let (first, values) = self.vector(param, slot)?;
+        let (first, values) = self.piece(&Item { param, slot, group: None })?;
         Ok(first..first + values.len())
     }
 

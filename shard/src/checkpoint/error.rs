@@ -120,6 +120,17 @@ pub enum CheckpointError {
         /// Why not.
         reason: String,
     },
+    /// Nobody calls the hook of a background save.
+    #[error("a background save calls no hook: leave `Save::progress` out, and ask `Saving::progress`")]
+    Progress,
+    /// A background save whose ranks have lost each other.
+    #[error("the save of step {step} ended on its way: {message}; the checkpoints before it are whole")]
+    Lost {
+        /// What it was to be called.
+        step: u64,
+        /// What ended it.
+        message: String,
+    },
     /// Memory that could not be had or read.
     #[error("{message}")]
     Memory {

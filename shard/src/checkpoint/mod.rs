@@ -14,8 +14,10 @@
 //! | contents.rs, settings.rs, placing.rs | what there is of an optimizer |
 //! | ranks.rs | what all ranks know together |
 //! | owner.rs, write.rs, save.rs | who writes what; one rank's file; a save of all ranks |
+//! | snapshot.rs, background.rs | a copy of one moment; a save of it in the background |
 //! | fits.rs, read.rs, load.rs | whether what was saved fits; what a rank reads of it; a load of all ranks |
 
+mod background;
 mod contents;
 mod cover;
 mod disk;
@@ -34,9 +36,12 @@ mod save;
 mod saved;
 mod settings;
 mod shard_file;
+mod snapshot;
 mod store;
 mod write;
 
+pub(crate) use background::Background;
+pub use background::{Saving, Stall};
 pub use cover::{CoverError, check as check_cover};
 pub use disk::{Disk, Os, Reader, Writer};
 pub use error::CheckpointError;

@@ -27,7 +27,8 @@ pub struct Save<'a> {
     pub blobs: Vec<(&'a str, &'a [u8])>,
     /// The caller's bytes that each rank has of its own: the position of its data loader, its random numbers.
     pub own_blobs: Vec<(&'a str, &'a [u8])>,
-    /// Told after each write of this rank: bytes written, and bytes it writes.
+    /// Told after each write of this rank: bytes written, and bytes it writes. Of a background save its
+    /// [`Saving`](super::Saving) tells, and a hook is refused.
     pub progress: Option<&'a mut dyn FnMut(u64, u64)>,
 }
 
@@ -96,7 +97,7 @@ impl Optimizer {
     ) -> Result<u64, Error> {
         let mut nobody = |_, _| {};
         let progress = save.progress.take();
-        let agreed = self.agree_to_save(&save, placing)?;
+        let agreed = self.agree_to_save("save", &save, placing)?;
         let step = agreed.step;
         let ranks = Ranks::new(self.comm(), self.options());
         let progress = progress.unwrap_or(&mut nobody);
@@ -105,14 +106,21 @@ impl Optimizer {
     }
 
     /// What every rank will write. Collective.
-    pub(crate) fn agree_to_save(&mut self, save: &Save<'_>, placing: &dyn Placing) -> Result<Agreed, Error> {
+    pub(super) fn agree_to_save(
+        &mut self,
+        how: &str,
+        save: &Save<'_>,
+        placing: &dyn Placing,
+    ) -> Result<Agreed, Error> {
         self.handover.healthy()?;
+        self.finish_last_save();
         let ready = self.between_two_steps();
         let step = save.step.unwrap_or_else(|| self.steps());
         let keep = save.keep;
-        self.call_together(&format!("save\nstep to save = {step}\ncheckpoints to keep = {keep:?}"), ready)?;
+        self.call_together(&format!("{how}\nstep to save = {step}\ncheckpoints to keep = {keep:?}"), ready)?;
         let ranks = Ranks::new(self.comm(), self.options());
         let made = self.apart_from_steps(|all| {
+            all.hear_of_last_save(&ranks)?;
             let counters = all.describe_counters()?;
             crate::same_everywhere(&**all.comm(), &all.options, &counters)?;
             let blobs = blobs(save, ranks.rank());
@@ -139,6 +147,11 @@ impl Optimizer {
 }
 
 impl Agreed {
+    /// What the checkpoint is called.
+    pub(super) fn step(&self) -> u64 {
+        self.step
+    }
+
     /// Writes everything and makes it the newest step. Collective over `ranks`.
     pub(crate) fn carry_out(
         &self,
@@ -174,8 +187,7 @@ impl Agreed {
         ranks.agree(folder.shows(proof))?;
         let hidden = if first { folder.hide() } else { Ok(()) };
         let Agreed { contents, parts, blobs, .. } = self;
-        let (queue, meter) = ranks.memory();
-        let job = Job { rank: ranks.rank(), contents, parts, blobs, queue, meter };
+        let job = Job { rank: ranks.rank(), contents, parts, blobs, meter: ranks.meter() };
         let written = ranks.agree(hidden.and_then(|()| job.write(folder, from, progress)))?;
         ranks.gather(&serde_json::to_vec(&written).unwrap_or_default())
     }

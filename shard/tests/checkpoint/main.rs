@@ -2,10 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "tests say what is wrong by failing")]
 
+mod background;
 #[path = "../common/mod.rs"]
 mod common;
 mod crash;
 mod damage;
+mod gate;
 mod holdings;
 mod layouts;
 mod os;
