@@ -1,6 +1,6 @@
 //! Background saves: of the moment they were asked for, whatever happens meanwhile.
 
-use crate::common::{Gradients, PRECISIONS, Run, STAGES, WITH_STATE, cases, params};
+use crate::common::{Gradients, PRECISIONS, Run, STAGES, WITH_STATE, adamw, cases, params};
 use crate::gate::{Gate, Gated};
 use crate::layouts::{DIR, load, on, seat, train};
 use crate::sim::Sim;
@@ -9,7 +9,7 @@ use meshstep_comm::loopback::{Config, spawn, spawn_with};
 use meshstep_comm::{self as comm, Clock};
 use meshstep_shard::checkpoint::{CheckpointError, Save, Store};
 use meshstep_shard::{Error, Optimizer, Options};
-use meshstep_tensor::{Category, DType};
+use meshstep_tensor::{Category, DType, Layout};
 use proptest::prelude::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -251,12 +251,22 @@ fn what_is_copied_is_what_is_written_and_its_memory_is_counted() {
             let before = live();
             let mut bytes = 0;
             for step in 1..4 {
+                if step == 3 {
+                    let more = Layout::builder().param("more", &[90], DType::F32).build().unwrap();
+                    opt.add_param_group(more, adamw(), |_, _| Ok(())).unwrap();
+                }
+                let before = if step == 3 { live() - bytes } else { before };
                 let saving = save_as(&mut opt, &store, step).unwrap();
                 bytes = saving.stall().bytes;
                 assert!(saving.stall().whole >= saving.stall().copying);
+                while !saving.is_done() {
+                    std::thread::yield_now();
+                }
+                assert_eq!(saving.progress(), (bytes, bytes));
                 saving.join().unwrap();
                 assert_eq!(live(), before + bytes, "once, however often one saves");
             }
+            let before = live() - bytes;
             let saving = save_as(&mut opt, &store, 4).unwrap();
             meter.reset_peaks();
             saving.join().unwrap();
@@ -269,9 +279,9 @@ fn what_is_copied_is_what_is_written_and_its_memory_is_counted() {
         let slots = saved.manifest().tensors.values().flat_map(|tensor| tensor.slots.values());
         let written: u64 = slots.flat_map(|slot| &slot.pieces).map(|piece| piece.stored.bytes).sum();
         assert_eq!(copied.iter().sum::<u64>(), written);
-        // A file's window is no longer than what it is in front of.
+        // A file's window is no longer than what it is in front of; the rest are words of ranks.
         assert!(
-            peaks.iter().zip(&copied).all(|(peak, copied)| peak <= &(2 * copied + 4096)),
+            peaks.iter().zip(&copied).all(|(peak, copied)| peak <= &(2 * copied + 8192)),
             "{peaks:?} {copied:?}"
         );
     }
