@@ -10,6 +10,9 @@
 mod among;
 #[path = "cuda/apart.rs"]
 mod apart;
+#[cfg(feature = "checkpoint")]
+#[path = "cuda/checkpoint.rs"]
+mod checkpoint;
 mod common;
 #[path = "cuda/failing.rs"]
 mod failing;
@@ -34,6 +37,9 @@ mod shared;
 mod sharing;
 #[path = "cuda/verify.rs"]
 mod verify;
+#[cfg(feature = "checkpoint")]
+#[path = "checkpoint/whole.rs"]
+mod whole;
 
 use common::{End, Gradients, PRECISIONS, Run, STAGES, WITH_STATE, WhichRule};
 use meshstep_comm::{Communicator, nccl};

@@ -1,9 +1,10 @@
 //! Saving while training goes on: a copy of one moment is written by a thread, whose ranks have a communicator of their own.
 
+use super::contents::Keeper;
 use super::error::CheckpointError;
 use super::placing::{Alike, Placing};
 use super::ranks::{Failed, Ranks};
-use super::save::{Agreed, Save};
+use super::save::{Agreed, Save, agree_to_save, apart};
 use super::snapshot::Snapshot;
 use super::store::Store;
 use crate::{Error, Optimizer, Options};
@@ -144,54 +145,12 @@ impl Optimizer {
         save: Save<'_>,
         placing: &dyn Placing,
     ) -> Result<Saving, Error> {
-        let begun = Instant::now();
-        let agreed = self.agree_to_save("save in the background", &save, placing)?;
-        let hook = if save.progress.is_some() { Err(CheckpointError::Progress) } else { Ok(()) };
-        let begin = |all: &mut Self| all.begin_beside(store, agreed, hook);
-        let ((flight, bytes, copying), _) = self.apart_from_steps(begin)?;
-        Ok(Saving { flight, stall: Stall { bytes, copying, whole: begun.elapsed() } })
+        save_all_async(self, store, save, placing)
     }
 
     /// Frees what the last [`save_async`](Self::save_async) has copied to, if it has ended.
     pub fn release_snapshot(&mut self) {
         self.background.last.iter().for_each(|last| drop(std::mem::take(&mut *lock(&last.spare))));
-    }
-
-    fn begin_beside(
-        &mut self,
-        store: &Store,
-        agreed: Agreed,
-        hook: Result<(), CheckpointError>,
-    ) -> Result<(Arc<Flight>, u64, Duration), Error> {
-        let world = Ranks::new(self.comm(), self.options());
-        if self.background.comm.is_none() {
-            self.background.comm = self.comm().split(Some(0), self.comm().rank() as i64)?;
-        }
-        let copying = Instant::now();
-        let made = hook.and_then(|()| self.prepare_beside(store, agreed));
-        let copying = copying.elapsed();
-        let (flight, job, send) = world.agree(made)?;
-        let bytes = job.snapshot.bytes();
-        // The thread waits for it.
-        let _ = send.send(job);
-        self.background.last = Some(Arc::clone(&flight));
-        Ok((flight, bytes, copying))
-    }
-
-    /// All that this rank needs: once every rank has it, nothing is missing.
-    fn prepare_beside(
-        &mut self,
-        store: &Store,
-        agreed: Agreed,
-    ) -> Result<(Arc<Flight>, Job, Sender<Job>), CheckpointError> {
-        let comm = self.background.comm.clone().unwrap_or_else(|| Arc::clone(self.comm()));
-        let options = Options { queue: queue_beside(&self.options.queue)?, ..self.options.clone() };
-        let ranks = Ranks::new(&comm, &options);
-        let spare =
-            self.background.last.take().map_or_else(Vec::new, |last| std::mem::take(&mut *lock(&last.spare)));
-        let (flight, send) = Flight::new(agreed.step())?;
-        let snapshot = Snapshot::of(self, (&agreed.contents, &agreed.parts), spare, &options.meter)?;
-        Ok((flight, Job { agreed, store: store.clone(), ranks, snapshot }, send))
     }
 
     /// What became of the save before, if it failed and some rank has not asked. Collective.
@@ -215,6 +174,59 @@ impl Optimizer {
     pub(super) fn finish_last_save(&mut self) {
         self.background.last.iter().for_each(|last| drop(last.wait()));
     }
+}
+
+/// Begins to save whatever a keeper keeps. Collective.
+pub(crate) fn save_all_async<K: Keeper>(
+    keeper: &mut K,
+    store: &Store,
+    save: Save<'_>,
+    placing: &dyn Placing,
+) -> Result<Saving, Error> {
+    let begun = Instant::now();
+    let agreed = agree_to_save(keeper, "save in the background", &save, placing)?;
+    let hook = if save.progress.is_some() { Err(CheckpointError::Progress) } else { Ok(()) };
+    let (flight, bytes, copying) = apart(keeper, |keeper| begin(keeper, store, agreed, hook))?;
+    Ok(Saving { flight, stall: Stall { bytes, copying, whole: begun.elapsed() } })
+}
+
+fn begin<K: Keeper>(
+    keeper: &mut K,
+    store: &Store,
+    agreed: Agreed,
+    hook: Result<(), CheckpointError>,
+) -> Result<(Arc<Flight>, u64, Duration), Error> {
+    let opt = keeper.optimizer();
+    let world = Ranks::of(opt);
+    if opt.background.comm.is_none() {
+        opt.background.comm = opt.comm().split(Some(0), world.rank() as i64)?;
+    }
+    let copying = Instant::now();
+    let made = hook.and_then(|()| prepare(keeper, store, agreed));
+    let copying = copying.elapsed();
+    let (flight, job, send) = world.agree(made)?;
+    let bytes = job.snapshot.bytes();
+    // The thread waits for it.
+    let _ = send.send(job);
+    keeper.optimizer().background.last = Some(Arc::clone(&flight));
+    Ok((flight, bytes, copying))
+}
+
+/// All that this rank needs: once every rank has it, nothing is missing.
+fn prepare<K: Keeper>(
+    keeper: &mut K,
+    store: &Store,
+    agreed: Agreed,
+) -> Result<(Arc<Flight>, Job, Sender<Job>), CheckpointError> {
+    let opt = keeper.optimizer();
+    let comm = opt.background.comm.clone().unwrap_or_else(|| Arc::clone(opt.comm()));
+    let options = Options { queue: queue_beside(&opt.options.queue)?, ..opt.options.clone() };
+    let ranks = Ranks::new(&comm, &options);
+    let last = opt.background.last.take();
+    let spare = last.map_or_else(Vec::new, |last| std::mem::take(&mut *lock(&last.spare)));
+    let (flight, send) = Flight::new(agreed.step())?;
+    let snapshot = Snapshot::of(keeper, (&agreed.contents, &agreed.parts), spare, &options.meter)?;
+    Ok((flight, Job { agreed, store: store.clone(), ranks, snapshot }, send))
 }
 
 impl Flight {

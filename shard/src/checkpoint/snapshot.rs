@@ -1,6 +1,6 @@
 //! A copy of what a rank writes, in memory of the host: what there was at one moment, while training goes on.
 
-use super::contents::{Content, Take, Vectors, Wanted};
+use super::contents::{Content, Source, Take, Wanted};
 use super::error::CheckpointError;
 use super::holding::Part;
 use crate::verify::Slot;
@@ -20,7 +20,7 @@ pub(super) struct Snapshot {
 impl Snapshot {
     /// Copies `parts` from `from`, into `spare` memory where it fits; what does not is freed before more is allocated.
     pub(super) fn of(
-        from: &mut dyn Vectors,
+        from: &mut dyn Source,
         (contents, parts): (&[Content], &[(usize, Part)]),
         spare: Vec<Buffer>,
         meter: &Meter,
@@ -46,9 +46,9 @@ impl Snapshot {
         Ok(copy)
     }
 
-    fn take(&mut self, from: &mut dyn Vectors, wanted: &Wanted<'_>) -> Result<(), CheckpointError> {
+    fn take(&mut self, from: &mut dyn Source, wanted: &Wanted<'_>) -> Result<(), CheckpointError> {
         let memory = CheckpointError::memory::<meshstep_tensor::Error>;
-        let queue = from.queue();
+        let queue = from.place();
         let (dtype, Range { mut start, .. }) = self.places[&(wanted.index, wanted.slot)].clone();
         let Some(into) = self.memory.iter_mut().find(|buffer| buffer.dtype() == dtype) else { return Ok(()) };
         from.values(wanted, &mut |run| {
@@ -86,8 +86,8 @@ fn memory(
     Ok(spare)
 }
 
-impl Vectors for Snapshot {
-    fn queue(&self) -> Queue {
+impl Source for Snapshot {
+    fn place(&self) -> Queue {
         Queue::cpu()
     }
 

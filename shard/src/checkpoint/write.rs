@@ -1,6 +1,6 @@
 //! One rank's file, written from memory through one window of it.
 
-use super::contents::{Content, PARAM, Vectors, Wanted};
+use super::contents::{Content, PARAM, Source, Wanted};
 use super::error::CheckpointError;
 use super::holding::Part;
 use super::manifest::{FileEntry, PieceEntry, Stored, Type};
@@ -57,7 +57,7 @@ impl Job<'_> {
     pub(super) fn write(
         &self,
         folder: &Folder,
-        from: &mut dyn Vectors,
+        from: &mut dyn Source,
         progress: Progress<'_>,
     ) -> Result<Written, CheckpointError> {
         let mut keys = BTreeSet::from(["__metadata__".to_owned()]);
@@ -112,12 +112,12 @@ impl Job<'_> {
     fn write_part(
         &self,
         task: &Task<'_>,
-        from: &mut dyn Vectors,
+        from: &mut dyn Source,
         to: &mut Out<'_>,
     ) -> Result<(), CheckpointError> {
         let held = self.contents[task.param].held();
         let Task { param, slot, index, part, .. } = *task;
-        let queue = from.queue();
+        let queue = from.place();
         from.values(&Wanted { param, slot, index, part, held: &held }, &mut |run| {
             to.take(run, &queue, self.meter)
         })?;

