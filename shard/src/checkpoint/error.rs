@@ -131,6 +131,20 @@ pub enum CheckpointError {
         /// What ended it.
         message: String,
     },
+    /// Nobody to move to, or from.
+    #[error("no rank has an optimizer to move {direction}; give each rank that has one")]
+    NoSide {
+        /// `from`, or `to`.
+        direction: String,
+    },
+    /// What ranks have is not of one optimizer.
+    #[error("ranks {} and {} tell {what} apart; move between two steps, from one optimizer to one", .ranks[0], .ranks[1])]
+    Apart {
+        /// What differs.
+        what: String,
+        /// Two ranks that do.
+        ranks: [usize; 2],
+    },
     /// Memory that could not be had or read.
     #[error("{message}")]
     Memory {

@@ -41,13 +41,13 @@ pub struct Loaded {
 }
 
 /// All that is taken in.
-struct Staged {
-    vectors: Vec<(usize, Slot, Buffer)>,
-    t: Vec<Option<u64>>,
-    settings: Settings,
-    missing: Vec<String>,
-    unexpected: Vec<String>,
-    cast: Vec<Cast>,
+pub(super) struct Staged {
+    pub(super) vectors: Vec<(usize, Slot, Buffer)>,
+    pub(super) t: Vec<Option<u64>>,
+    pub(super) settings: Settings,
+    pub(super) missing: Vec<String>,
+    pub(super) unexpected: Vec<String>,
+    pub(super) cast: Vec<Cast>,
 }
 
 impl Optimizer {
@@ -87,19 +87,25 @@ pub(crate) fn load_all<K: Keeper>(
         let opt = keeper.optimizer();
         let text = format!("checkpoint to load = {} of step {}\n", saved.hash(), saved.manifest().step);
         crate::same_everywhere(&**opt.comm(), opt.options(), &text)?;
-        let staged = ranks.agree(stage(keeper, &saved, &load, placing))?;
-        let Staged { vectors, t, settings, missing, unexpected, cast } = staged;
-        // What fails from here on is the device, and ends the run.
-        let queue = keeper.optimizer().options.queue.clone();
-        for (param, slot, values) in vectors {
-            queue.upload(values.as_slice(), keeper.vector_mut(param, slot)?)?;
-        }
-        for (entry, t) in keeper.optimizer().entries.iter_mut().zip(t) {
-            entry.t = t.unwrap_or(entry.t);
-        }
-        keeper.take_in(&settings)?;
+        let mut staged = ranks.agree(stage(keeper, &saved, &load, placing))?;
+        let [missing, unexpected] = [&mut staged.missing, &mut staged.unexpected].map(std::mem::take);
+        let cast = std::mem::take(&mut staged.cast);
+        take_in(keeper, staged)?;
         Ok(Loaded { saved, missing, unexpected, cast })
     })
+}
+
+/// Takes everything in. What fails here is the device, and ends the run.
+pub(super) fn take_in<K: Keeper>(keeper: &mut K, staged: Staged) -> Result<(), Error> {
+    let Staged { vectors, t, settings, .. } = staged;
+    let queue = keeper.optimizer().options.queue.clone();
+    for (param, slot, values) in vectors {
+        queue.upload(values.as_slice(), keeper.vector_mut(param, slot)?)?;
+    }
+    for (entry, t) in keeper.optimizer().entries.iter_mut().zip(t) {
+        entry.t = t.unwrap_or(entry.t);
+    }
+    keeper.take_in(&settings)
 }
 
 /// Reads all that this rank needs.

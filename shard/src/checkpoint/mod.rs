@@ -16,6 +16,7 @@
 //! | owner.rs, write.rs, save.rs | who writes what; one rank's file; a save of all ranks |
 //! | snapshot.rs, background.rs | a copy of one moment; a save of it in the background |
 //! | fits.rs, read.rs, load.rs | whether what was saved fits; what a rank reads of it; a load of all ranks |
+//! | moves.rs, parcel.rs, reshard.rs | what goes from which rank to which; its bytes on the way; a move without files |
 
 mod background;
 mod contents;
@@ -27,11 +28,14 @@ mod holding;
 mod load;
 mod manifest;
 mod mismatch;
+mod moves;
 mod owner;
+mod parcel;
 mod piece;
 mod placing;
 mod ranks;
 mod read;
+mod reshard;
 mod save;
 mod saved;
 mod settings;
@@ -56,6 +60,7 @@ pub use piece::{Piece, Region, Run};
 pub(crate) use placing::Alike;
 pub use placing::Placing;
 pub use ranks::Failed;
+pub use reshard::{Moved, Placed, reshard, reshard_placed};
 pub use save::Save;
 pub(crate) use save::save_all;
 pub use saved::{Saved, SavedFile};

@@ -20,7 +20,7 @@ pub(crate) fn train(run: &Run, opt: &mut Optimizer, steps: std::ops::Range<u64>)
 }
 
 /// Saves after `before` steps, takes three more, and tells what there was and what came of it.
-fn save(run: &Run, store: &Store, before: u64) -> (Whole, Whole) {
+pub(crate) fn save(run: &Run, store: &Store, before: u64) -> (Whole, Whole) {
     let ends = meshstep_comm::loopback::spawn(run.ranks, |comm| {
         let mut opt = run.build(comm).unwrap();
         train(run, &mut opt, 1..before + 1);

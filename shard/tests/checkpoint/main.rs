@@ -17,5 +17,6 @@ mod lbfgs;
 mod os;
 mod pieces;
 mod refusals;
+mod reshards;
 mod sim;
 mod whole;
