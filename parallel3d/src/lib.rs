@@ -30,6 +30,8 @@ mod step;
 mod verify;
 
 pub use axis::{Axes, Axis, UnknownAxis};
+#[cfg(feature = "checkpoint")]
+pub use checkpoint::reshard;
 pub use communicators::Communicators;
 pub use elements::elements;
 pub use error::{Error, MeshError};

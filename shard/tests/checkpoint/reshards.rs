@@ -192,7 +192,7 @@ fn interrupted(stage: Stage, dropped: u64) -> bool {
 fn wherever_ranks_lose_each_other_nothing_has_changed() {
     for stage in [Stage::Zero1, Stage::Zero3] {
         let first = (0..100).find(|&dropped| interrupted(stage, dropped)).unwrap();
-        assert!(first > 15, "{first}");
+        assert!(first > 7, "{first} operations are not all of a move");
     }
 }
 
