@@ -67,7 +67,7 @@
 //! saved.into_iter().collect::<Result<Vec<u64>, Error>>()?;
 //! let loaded = meshstep_comm::loopback::spawn(3, |comm| make(comm, Stage::Zero1)?.load(&store, Load::default()))?;
 //! for rank in loaded {
-//!     assert_eq!(rank?.saved.blob("loader")?.as_deref(), Some(&b"sample 4711"[..]));
+//!     assert_eq!(rank?.blobs["loader"], b"sample 4711");
 //! }
 //! # std::fs::remove_dir_all(&dir)?;
 //! # }

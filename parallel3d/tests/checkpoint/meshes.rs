@@ -2,10 +2,13 @@
 
 use crate::common::{STAGES, build, held_at, model, take_step};
 use meshstep_comm::{Kind, loopback};
-use meshstep_parallel3d::{Mesh, Model, Optimizer, reshard};
+use meshstep_optim::AdamW;
+use meshstep_parallel3d::{
+    Axis, Gradient, Mesh, Model, ModelBuilder, Optimizer, Parameter, Piece, Placement, elements, reshard,
+};
 use meshstep_shard::checkpoint::{Load, Save, Store};
-use meshstep_shard::{Master, Options, Precision};
-use meshstep_tensor::{DType, Slice};
+use meshstep_shard::{Master, Options, Precision, Stage};
+use meshstep_tensor::{DType, Meter, Slice, SliceMut};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -166,5 +169,108 @@ proptest! {
         let (moved, went_on) = moved(&model, [&meshes.0, &meshes.1], &options, first, (before, strayed));
         prop_assert!(moved == saved, "what has come is not what was there");
         prop_assert!(went_on == end, "three steps later they are apart");
+    }
+}
+
+/// A model whose table goes by one name, by the other, or is two.
+fn named(names: &[&str], tied: Option<(&str, &str)>) -> Model {
+    let add = |model: ModelBuilder, name: &&str| {
+        model.param(*name, &[16, 3], DType::F32, Placement::whole().cut(Axis::Tp, 0))
+    };
+    let ln = Placement::whole().gradient(Gradient::PartialSum);
+    let model = names.iter().fold(Model::builder().param("ln", &[7], DType::F32, ln), add);
+    tied.into_iter().fold(model, |model, (name, to)| model.tied(name, to, &[16, 3])).build().unwrap()
+}
+
+#[test]
+fn a_tied_parameter_is_saved_once_and_found_by_either_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::new(dir.path());
+    let on = |model: &Model, mesh: &str, then: &(dyn Fn(&mut Optimizer) + Sync)| {
+        let mesh: Mesh = mesh.parse().unwrap();
+        let ends = loopback::spawn(mesh.world_size(), |world| {
+            let mut opt = build(world, model, &mesh, &Options::default());
+            then(&mut opt);
+            part(&opt, model)
+        });
+        join(ends.unwrap(), model)
+    };
+    let one = named(&["wte"], Some(("head", "wte")));
+    let saved = on(&one, "tp=2,dp=2", &|opt| {
+        take_step(opt, &one, 0);
+        opt.save(&store, Save::default()).unwrap();
+    });
+    let latest = store.latest().unwrap();
+    let manifest = latest.manifest();
+    assert_eq!(manifest.tensors.keys().collect::<Vec<_>>(), ["ln", "wte"]);
+    assert_eq!(manifest.mesh, "tp=2,dp=2");
+    let load = |opt: &mut Optimizer| drop(opt.load(&store, Load::default()).unwrap());
+    let turned = on(&named(&["head"], Some(("wte", "head"))), "tp=4", &load);
+    let two = on(&named(&["head", "wte"], None), "dp=3", &load);
+    for slot in ["param", "m", "v", "t"] {
+        let of = |whole: &Whole, name: &str| whole[&(name.to_owned(), slot.to_owned())].clone();
+        let expected = of(&saved, "wte");
+        assert_eq!(
+            [of(&turned, "head"), of(&two, "head"), of(&two, "wte")],
+            [(); 3].map(|()| expected.clone())
+        );
+    }
+}
+
+/// Tensors of several windows, cut by rows and columns, each element of which is its index.
+#[test]
+fn long_tensors_are_put_together_window_by_window() {
+    let whole = Placement::whole();
+    let model = Model::builder()
+        .param("columns", &[1037, 1024], DType::F32, whole.clone().cut(Axis::Tp, 1))
+        .param(
+            "blocks",
+            &[40, 9216],
+            DType::F32,
+            whole.clone().cut_in_blocks(Axis::Tp, 1, [4096, 4096, 1024]),
+        )
+        .param("whole", &[700_001], DType::F32, whole)
+        .build()
+        .unwrap();
+    let make = |world, mesh: &str, stage, sign: f32| {
+        let options = Options { stage, bucket_len: Some(300_000), meter: Meter::new(), ..Options::default() };
+        let fill = |p: &Parameter, pieces: &[Piece], mut values: SliceMut<'_>| {
+            let own: Vec<f32> =
+                elements(&p.shape, pieces).into_iter().map(|i| sign * (i + 1) as f32).collect();
+            values.copy_from(Slice::from(&own[..]))
+        };
+        Optimizer::new(world, mesh.parse().unwrap(), &model, AdamW::default(), fill, options).unwrap()
+    };
+    let meshes = [
+        ("tp=4", Stage::Zero1),
+        ("tp=1,dp=3", Stage::Zero3),
+        ("tp=2,dp=2", Stage::Zero2),
+        ("dp=2", Stage::Replicated),
+    ];
+    for (from, stage) in meshes {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path());
+        let mesh: Mesh = from.parse().unwrap();
+        let saved = loopback::spawn(mesh.world_size(), |world| {
+            make(world, from, stage, 1.0).save(&store, Save::default()).unwrap();
+        });
+        saved.unwrap();
+        for (to, stage) in meshes {
+            let mesh: Mesh = to.parse().unwrap();
+            let loaded = loopback::spawn(mesh.world_size(), |world| {
+                let mut opt = make(world, to, stage, -1.0);
+                opt.load(&store, Load::default()).unwrap();
+                for parameter in model.parameters() {
+                    let held = held_at(parameter, &mesh, opt.coordinate());
+                    let unit = opt.gather(opt.unit_of(&parameter.name).unwrap().unwrap()).unwrap();
+                    let values = unit.param(&parameter.name).unwrap().typed::<f32>().unwrap();
+                    assert!(
+                        held.iter().zip(values).all(|(&i, &value)| value == (i + 1) as f32),
+                        "{from} to {to}"
+                    );
+                }
+            });
+            loaded.unwrap();
+        }
     }
 }

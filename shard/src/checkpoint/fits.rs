@@ -83,7 +83,7 @@ impl<'m> Fitting<'m> {
             let named = || format!("{name}:{}", vector.name);
             match source {
                 Some((from, slot)) => {
-                    used.insert(from);
+                    used.insert(&*vector.name);
                     if from != vector.name && !tensor.slots.contains_key(&vector.name) {
                         self.missing.push(named());
                     }

@@ -1,6 +1,6 @@
 //! Loading: every rank reads what it has, and all of them take it in, or none.
 
-use super::contents::Keeper;
+use super::contents::{Content, Keeper};
 use super::error::CheckpointError;
 use super::fits::{Cast, Fitting};
 use super::placing::{Alike, Placing};
@@ -12,7 +12,8 @@ use super::settings::Settings;
 use super::store::Store;
 use crate::verify::Slot;
 use crate::{Error, Optimizer};
-use meshstep_tensor::{Buffer, Category};
+use meshstep_tensor::{Buffer, Category, Meter};
+use std::collections::BTreeMap;
 
 /// What is loaded, and what may differ. The same on every rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -32,22 +33,29 @@ pub struct Load {
 pub struct Loaded {
     /// The checkpoint, for its manifest, and for bytes that other ranks have saved.
     pub saved: Saved,
-    /// Vectors that are as they were, nothing like them having been saved: parameters, or their states as `parameter:state`.
+    /// Vectors that were not saved: parameters, or their states as `parameter:state`. They are as they were, but for those that
+    /// `cast` tells of.
     pub missing: Vec<String>,
     /// Vectors that were saved and that there are none of here.
     pub unexpected: Vec<String>,
     /// Vectors that were made from others.
     pub cast: Vec<Cast>,
+    /// The caller's bytes, by name.
+    pub blobs: BTreeMap<String, Vec<u8>>,
+    /// Those that were this rank's own, as far as there was a rank of this number.
+    pub own_blobs: BTreeMap<String, Vec<u8>>,
 }
 
 /// All that is taken in.
+#[derive(Default)]
 pub(super) struct Staged {
     pub(super) vectors: Vec<(usize, Slot, Buffer)>,
     pub(super) t: Vec<Option<u64>>,
     pub(super) settings: Settings,
-    pub(super) missing: Vec<String>,
-    pub(super) unexpected: Vec<String>,
-    pub(super) cast: Vec<Cast>,
+    missing: Vec<String>,
+    unexpected: Vec<String>,
+    cast: Vec<Cast>,
+    blobs: [BTreeMap<String, Vec<u8>>; 2],
 }
 
 impl Optimizer {
@@ -87,25 +95,23 @@ pub(crate) fn load_all<K: Keeper>(
         let opt = keeper.optimizer();
         let text = format!("checkpoint to load = {} of step {}\n", saved.hash(), saved.manifest().step);
         crate::same_everywhere(&**opt.comm(), opt.options(), &text)?;
-        let mut staged = ranks.agree(stage(keeper, &saved, &load, placing))?;
-        let [missing, unexpected] = [&mut staged.missing, &mut staged.unexpected].map(std::mem::take);
-        let cast = std::mem::take(&mut staged.cast);
-        take_in(keeper, staged)?;
-        Ok(Loaded { saved, missing, unexpected, cast })
+        let staged = ranks.agree(stage(keeper, &saved, &load, placing))?;
+        commit(keeper, &staged)?;
+        let Staged { missing, unexpected, cast, blobs: [blobs, own_blobs], .. } = staged;
+        Ok(Loaded { saved, missing, unexpected, cast, blobs, own_blobs })
     })
 }
 
 /// Takes everything in. What fails here is the device, and ends the run.
-pub(super) fn take_in<K: Keeper>(keeper: &mut K, staged: Staged) -> Result<(), Error> {
-    let Staged { vectors, t, settings, .. } = staged;
+pub(super) fn commit<K: Keeper>(keeper: &mut K, staged: &Staged) -> Result<(), Error> {
     let queue = keeper.optimizer().options.queue.clone();
-    for (param, slot, values) in vectors {
-        queue.upload(values.as_slice(), keeper.vector_mut(param, slot)?)?;
+    for (param, slot, values) in &staged.vectors {
+        queue.upload(values.as_slice(), keeper.vector_mut(*param, *slot)?)?;
     }
-    for (entry, t) in keeper.optimizer().entries.iter_mut().zip(t) {
+    for (entry, t) in keeper.optimizer().entries.iter_mut().zip(&staged.t) {
         entry.t = t.unwrap_or(entry.t);
     }
-    keeper.take_in(&settings)
+    keeper.take_in(&staged.settings)
 }
 
 /// Reads all that this rank needs.
@@ -126,6 +132,36 @@ fn stage<K: Keeper>(
     }
     keeper.check(&settings)?;
     let meter = keeper.optimizer().options.meter.clone();
+    let mut wants = wants(keeper, &contents, &fitting, &meter)?;
+    read_all(saved, &mut wants, &meter)?;
+    let vectors = wants.into_iter().map(|want| (want.param, want.slot, want.into)).collect();
+    let blobs = blobs(saved, keeper.optimizer().comm().rank())?;
+    let Fitting { t, missing, unexpected, cast, .. } = fitting;
+    Ok(Staged { vectors, t, settings, missing, unexpected, cast, blobs })
+}
+
+/// The caller's bytes: those of all ranks, and those of this one.
+fn blobs(saved: &Saved, rank: usize) -> Result<[BTreeMap<String, Vec<u8>>; 2], CheckpointError> {
+    let mut found = [BTreeMap::new(), BTreeMap::new()];
+    for name in saved.manifest().blobs.keys() {
+        let (own, given) = match name.rsplit_once('@') {
+            Some((given, of)) if of == rank.to_string() => (true, given),
+            Some(_) => continue,
+            None => (false, &**name),
+        };
+        let bytes = saved.blob(name)?.unwrap_or_default();
+        found[usize::from(own)].insert(given.to_owned(), bytes);
+    }
+    Ok(found)
+}
+
+/// What this rank has of each vector that was saved, with memory for it.
+fn wants<'a, K: Keeper>(
+    keeper: &mut K,
+    contents: &'a [Content],
+    fitting: &Fitting<'a>,
+    meter: &Meter,
+) -> Result<Vec<Want<'a>>, CheckpointError> {
     let mut wants = Vec::new();
     for (param, (content, sources)) in contents.iter().zip(&fitting.sources).enumerate() {
         for (vector, source) in content.vectors.iter().zip(sources) {
@@ -133,13 +169,10 @@ fn stage<K: Keeper>(
             let (first, values) = keeper.vector(param, vector.slot).map_err(CheckpointError::memory)?;
             let range = first..first + values.len();
             let what = format!("slot {:?} of tensor {:?}", vector.name, content.name);
-            let into = Buffer::zeroed(range.len(), values.dtype(), &meter, Category::Staging);
+            let into = Buffer::zeroed(range.len(), values.dtype(), meter, Category::Staging);
             let into = into.map_err(CheckpointError::memory)?;
             wants.push(Want { param, slot: vector.slot, content, from, range, what, into });
         }
     }
-    read_all(saved, &mut wants, &meter)?;
-    let vectors = wants.into_iter().map(|want| (want.param, want.slot, want.into)).collect();
-    let Fitting { t, missing, unexpected, cast, .. } = fitting;
-    Ok(Staged { vectors, t, settings, missing, unexpected, cast })
+    Ok(wants)
 }

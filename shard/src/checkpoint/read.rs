@@ -81,32 +81,22 @@ impl<'s> Reading<'s> {
         let near = |a: &Run, b: &Run| (b.from - (a.from + a.len)) * size < WINDOW;
         for runs in runs.chunk_by(near) {
             let (Some(first), Some(last)) = (runs.first(), runs.last()) else { continue };
-            let (mut start, end) = (first.from * size, (last.from + last.len) * size);
+            let (start, end) = (first.from * size, (last.from + last.len) * size);
             let (file, room) = self.file(entry.stored.file)?;
-            let mut rest = runs;
-            let mut scatter = |to: &mut Target<'_>, from, until| {
-                file.read(&entry.stored, (from, until), room, what, |at, part| {
+            // What is all of some windows goes where it belongs at once.
+            let windows = windows(start, end, entry.stored.bytes);
+            let windows = if runs.len() == 1 && to.room.is_none() { windows } else { end..end };
+            for at in windows.clone().step_by(WINDOW as usize) {
+                let len = WINDOW.min(windows.end - at);
+                let place = to.bytes(first.to + at / size - first.from, len / size)?;
+                file.window(&entry.stored, at, place, what)?;
+            }
+            for bytes in [(start, windows.start), (windows.end, end)] {
+                let mut rest = runs;
+                file.read(&entry.stored, bytes, room, what, |at, part| {
                     rest = to.scatter(rest, at / size, size, part)?;
                     Ok(())
-                })
-            };
-            // What is all of some windows goes where it belongs at once.
-            let whole = start.next_multiple_of(WINDOW)..if end == entry.stored.bytes {
-                end
-            } else {
-                end / WINDOW * WINDOW
-            };
-            if runs.len() == 1 && to.room.is_none() && whole.start < whole.end {
-                scatter(to, start, whole.start)?;
-                for at in whole.clone().step_by(WINDOW as usize) {
-                    let len = WINDOW.min(whole.end - at);
-                    let place = to.bytes(first.to + at / size - first.from, len / size)?;
-                    file.window(&entry.stored, at, place, what)?;
-                }
-                start = whole.end;
-            }
-            if start < end {
-                scatter(to, start, end)?;
+                })?;
             }
         }
         Ok(())
@@ -119,6 +109,13 @@ impl<'s> Reading<'s> {
         let (_, file) = self.file.as_ref().unwrap_or_else(|| unreachable!("opened above"));
         Ok((file, &mut self.room))
     }
+}
+
+/// The whole windows between two bytes of what is stored.
+fn windows(start: u64, end: u64, all: u64) -> Range<u64> {
+    let first = start.next_multiple_of(WINDOW).min(end);
+    let last = if end == all { end } else { end / WINDOW * WINDOW };
+    if first < last { first..last } else { end..end }
 }
 
 /// Where elements go.

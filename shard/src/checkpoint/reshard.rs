@@ -4,7 +4,7 @@ use super::contents::{Content, Keeper, Vectors};
 use super::error::CheckpointError;
 use super::fits::Fitting;
 use super::holding::Part;
-use super::load::{Load, Staged, take_in};
+use super::load::{Load, Staged, commit};
 use super::moves::{Move, Moves, Side, Tensor};
 use super::parcel::{Window, partners};
 use super::piece::Piece;
@@ -159,7 +159,7 @@ impl Reshard<'_> {
         drop(window);
         self.ranks.agree(Ok(()))?;
         if let (Some((opt, _)), Some(room)) = (to, room) {
-            let taken = take_in(&mut **opt, room.staged);
+            let taken = commit(&mut **opt, &room.staged);
             opt.end_if_alone(taken)?;
         }
         Ok(moved)
@@ -255,8 +255,7 @@ fn room(
             begins.push(first);
         }
     }
-    let (missing, unexpected, cast) = (Vec::new(), Vec::new(), Vec::new());
-    let staged = Staged { vectors, t, settings, missing, unexpected, cast };
+    let staged = Staged { vectors, t, settings, ..Staged::default() };
     Ok(Room { contents, staged, firsts, begins })
 }
 

@@ -124,14 +124,19 @@ pub(crate) fn agree_to_save<K: Keeper>(
         let blobs = blobs(save, ranks.rank());
         let contents = keeper.contents(placing).and_then(|contents| Ok((contents, blobs?)));
         let (contents, blobs) = ranks.agree(contents)?;
-        let parts = parts(&contents);
-        let claims = ranks.gather(&serde_json::to_vec(&claims(&contents, &parts)).unwrap_or_default())?;
-        let claims: Result<Vec<_>, _> = claims.iter().map(|text| serde_json::from_slice(text)).collect();
-        let claims = ranks.agree(claims.map_err(CheckpointError::memory))?;
-        let parts = elected(claims, ranks.rank(), &parts);
+        let parts = divide(&ranks, &contents)?;
         let (mesh, settings) = (placing.mesh(), keeper.settings(placing.tied()));
         Ok(Agreed { contents, parts, step, keep, mesh, settings, blobs })
     })
+}
+
+/// What this rank writes of what all ranks have. Collective.
+fn divide(ranks: &Ranks, contents: &[Content]) -> Result<Vec<(usize, Part)>, Error> {
+    let parts = parts(contents);
+    let claims = ranks.gather(&serde_json::to_vec(&claims(contents, &parts)).unwrap_or_default())?;
+    let claims: Result<Vec<_>, _> = claims.iter().map(|text| serde_json::from_slice(text)).collect();
+    let claims = ranks.agree(claims.map_err(CheckpointError::memory))?;
+    Ok(elected(claims, ranks.rank(), &parts))
 }
 
 /// [`Optimizer::apart_from_steps`] of a keeper.

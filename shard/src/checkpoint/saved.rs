@@ -57,7 +57,8 @@ impl Saved {
         let Some(stored) = self.manifest.blobs.get(name) else { return Ok(None) };
         let mut bytes = Vec::new();
         let mut room = vec![0; WINDOW.min(stored.bytes) as usize];
-        self.file(stored.file)?.read(stored, (0, stored.bytes), &mut room, name, |_, part| {
+        let what = format!("blob {name:?}");
+        self.file(stored.file)?.read(stored, (0, stored.bytes), &mut room, &what, |_, part| {
             bytes.extend_from_slice(part);
             Ok(())
         })?;
@@ -120,7 +121,7 @@ impl SavedFile {
         what: &str,
         mut take: impl FnMut(u64, &[u8]) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
-        let mut start = from / WINDOW * WINDOW;
+        let mut start = if from < to { from / WINDOW * WINDOW } else { to };
         while start < to {
             let end = (start + WINDOW).min(stored.bytes);
             let room = &mut room[..(end - start) as usize];

@@ -78,7 +78,10 @@ fn the_callers_bytes_come_back_by_name_and_rank() {
     }
     let loaded = loopback::spawn(1, |comm| {
         let run = Run { ranks: 1, ..run.clone() };
-        run.build(comm).unwrap().load(&store, Load::default()).unwrap().saved
+        let loaded = run.build(comm).unwrap().load(&store, Load::default()).unwrap();
+        assert_eq!(loaded.blobs.keys().collect::<Vec<_>>(), ["loader", "param"]);
+        assert_eq!(loaded.own_blobs, [("rng".to_owned(), vec![0]), ("nothing".to_owned(), vec![])].into());
+        loaded.saved
     });
     let saved = loaded.unwrap().remove(0);
     assert!(saved.blob("loader").unwrap().unwrap() == long);
@@ -88,6 +91,40 @@ fn the_callers_bytes_come_back_by_name_and_rank() {
         assert_eq!(saved.blob_of("rng", rank), Ok(Some(vec![rank as u8; rank + 1])));
         assert_eq!(saved.blob_of("nothing", rank), Ok(Some(vec![])));
     }
+}
+
+#[test]
+fn skips_in_a_row_are_counted_on() {
+    let (store, run) = (in_memory(), Run { ranks: 2, gradients: Gradients::Broken, ..Run::default() });
+    let skips = |opt: &mut Optimizer| {
+        run.hand_over(opt, 2, 0).unwrap();
+        match opt.step(run.at(2)).unwrap().outcome().unwrap() {
+            Outcome::Skipped { in_a_row, .. } => in_a_row,
+            applied => panic!("{applied:?}"),
+        }
+    };
+    let ranks = loopback::spawn(2, |comm| {
+        let mut opt = run.build(Arc::clone(&comm)).unwrap();
+        assert_eq!([skips(&mut opt), skips(&mut opt)], [1, 2]);
+        opt.save(&store, Save::default()).unwrap();
+        let mut again = run.build(comm).unwrap();
+        again.load(&store, Load::default()).unwrap();
+        skips(&mut again)
+    });
+    assert_eq!(ranks.unwrap(), [3, 3]);
+}
+
+#[test]
+fn the_newest_are_kept() {
+    let (store, run) = (in_memory(), Run { ranks: 2, ..Run::default() });
+    let ranks = loopback::spawn(2, |comm| {
+        let mut opt = run.build(comm).unwrap();
+        for (step, keep) in [(1, None), (2, None), (3, None), (4, Some(2)), (5, Some(2))] {
+            opt.save(&store, Save { step: Some(step), keep, ..Save::default() }).unwrap();
+        }
+    });
+    ranks.unwrap();
+    assert_eq!(store.steps().unwrap(), [4, 5]);
 }
 
 /// What saving bytes under this name comes to.
@@ -162,6 +199,10 @@ fn hashes_that_were_kept_are_those_of_what_was_loaded() {
 #[test]
 fn saving_takes_little_memory_and_tells_how_far_it_is() {
     const LEN: usize = 7_000_001;
+    let indices = |p: &meshstep_tensor::Param, mut values: meshstep_tensor::SliceMut<'_>| {
+        let own: Vec<f32> = (0..p.len()).map(|i| i as f32).collect();
+        values.copy_from(Slice::from(&own[..]))
+    };
     let dir = tempfile::tempdir().unwrap();
     let store = Store::new(dir.path());
     for (step, stage) in [Stage::Replicated, Stage::Zero1, Stage::Zero3].into_iter().enumerate() {
@@ -170,7 +211,7 @@ fn saving_takes_little_memory_and_tells_how_far_it_is() {
             let meter = Meter::new();
             let options = Options { stage, meter: meter.clone(), ..Options::default() };
             let layout = layout.build().unwrap();
-            let mut opt = Optimizer::new(comm, layout, AdamW::default(), |_, _| Ok(()), options).unwrap();
+            let mut opt = Optimizer::new(comm, layout, AdamW::default(), indices, options).unwrap();
             meter.reset_peaks();
             let before = meter.live(Category::Staging);
             let mut told = Vec::new();
@@ -193,5 +234,15 @@ fn saving_takes_little_memory_and_tells_how_far_it_is() {
         assert_eq!(written, 3 * 4 * (LEN as u64 + 3));
         let [a, b] = [0, 1].map(|rank: usize| ranks[rank].last().unwrap().1);
         assert!(a.abs_diff(b) < written / 50, "{stage:?}: {a} and {b}");
-    }
+    } // Each element is where it was, whichever rank has written the window it is in.
+    let loaded = loopback::spawn(3, |comm| {
+        let layout = Layout::builder().param("w", &[LEN], DType::F32).param("b", &[3], DType::F32);
+        let options = Options { meter: Meter::new(), ..Options::default() };
+        let mut opt =
+            Optimizer::new(comm, layout.build().unwrap(), AdamW::default(), |_, _| Ok(()), options).unwrap();
+        opt.load(&store, Load { step: Some(1), ..Load::default() }).unwrap();
+        let values = opt.param("w").unwrap().typed::<f32>().unwrap().to_vec();
+        values.into_iter().enumerate().all(|(i, value)| value == i as f32)
+    });
+    assert_eq!(loaded.unwrap(), [true; 3]);
 }

@@ -50,6 +50,8 @@ fn on_rank(
         };
         disk.after(usize::MAX);
         assert!(part(&opt) == before, "call {calls}: nothing has changed");
+        let left = sim.files().iter().any(|path| path.to_str().unwrap().contains("tmp-"));
+        assert!(rank > 0 || at == 0 || !left, "call {calls}: nothing is left of what failed");
         // What is there is complete, whoever looks at it.
         let latest = opt.load(&sound, Load::default()).unwrap();
         latest.saved.verify().unwrap();
