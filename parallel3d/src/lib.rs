@@ -10,6 +10,7 @@
 //! | [`Verified`], [`Differs`] | what a verification came to: replicas compared by bits |
 //! | [`Communicators`] | one communicator for each set of axes that is needed |
 //! | [`elements`] | which elements of a parameter a rank holds |
+//! | `reshard` (of the feature `checkpoint`) | from one mesh to another without a file |
 //! | `candle` (a feature) | layers of a network that is spread over a mesh |
 
 mod axis;

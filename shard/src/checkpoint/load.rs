@@ -52,10 +52,10 @@ pub(super) struct Staged {
     pub(super) vectors: Vec<(usize, Slot, Buffer)>,
     pub(super) t: Vec<Option<u64>>,
     pub(super) settings: Settings,
-    missing: Vec<String>,
-    unexpected: Vec<String>,
-    cast: Vec<Cast>,
-    blobs: [BTreeMap<String, Vec<u8>>; 2],
+    pub(super) missing: Vec<String>,
+    pub(super) unexpected: Vec<String>,
+    pub(super) cast: Vec<Cast>,
+    pub(super) blobs: [BTreeMap<String, Vec<u8>>; 2],
 }
 
 impl Optimizer {
