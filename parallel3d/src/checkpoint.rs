@@ -1,11 +1,15 @@
 //! Checkpoints of an optimizer on a mesh: what ranks hold as boxes of whole parameters, so that any other mesh can load them.
 
 use crate::{Coordinate, Mesh, Model, Optimizer, Parameter, Piece};
+use meshstep_comm::Communicator;
 use meshstep_shard::Error;
-use meshstep_shard::checkpoint::{Holding, Load, Loaded, Placing, Region, Save, Store};
+use meshstep_shard::checkpoint::{
+    Holding, Load, Loaded, Moved, Placing, Region, Save, Saving, Store, reshard_placed,
+};
 use meshstep_tensor::Param;
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 impl Optimizer {
     /// [`meshstep_shard::Optimizer::save`], by all ranks of the mesh together: each element of each parameter once, whatever ranks
@@ -34,18 +38,43 @@ impl Optimizer {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn save(&mut self, store: &Store, save: Save<'_>) -> Result<u64, Error> {
-        let placing =
-            Placed { mesh: self.mesh().clone(), model: self.model.clone(), at: self.coordinate.clone() };
+        let placing = self.placing();
         self.inner.save_placed(store, save, &placing)
+    }
+
+    /// [`meshstep_shard::Optimizer::save_async`], by all ranks of the mesh together.
+    pub fn save_async(&mut self, store: &Store, save: Save<'_>) -> Result<Saving, Error> {
+        let placing = self.placing();
+        self.inner.save_async_placed(store, save, &placing)
+    }
+
+    /// [`meshstep_shard::Optimizer::release_snapshot`].
+    pub fn release_snapshot(&mut self) {
+        self.inner.release_snapshot();
     }
 
     /// [`meshstep_shard::Optimizer::load`], by all ranks of the mesh together, from any other mesh. A parameter is found under the
     /// names that are tied to it too, here or where it was saved.
     pub fn load(&mut self, store: &Store, load: Load) -> Result<Loaded, Error> {
-        let placing =
-            Placed { mesh: self.mesh().clone(), model: self.model.clone(), at: self.coordinate.clone() };
+        let placing = self.placing();
         self.inner.load_placed(store, load, &placing)
     }
+
+    fn placing(&self) -> Placed {
+        Placed { mesh: self.mesh().clone(), model: self.model.clone(), at: self.coordinate.clone() }
+    }
+}
+
+/// [`meshstep_shard::checkpoint::reshard`], from an optimizer on one mesh to one on another, of the same model.
+pub fn reshard(
+    via: &Arc<dyn Communicator>,
+    from: Option<&mut Optimizer>,
+    to: Option<&mut Optimizer>,
+) -> Result<Moved, Error> {
+    let (old, new) = (from.as_deref().map(Optimizer::placing), to.as_deref().map(Optimizer::placing));
+    let from = from.zip(old.as_ref()).map(|(opt, placing)| (&mut opt.inner, placing as &dyn Placing));
+    let to = to.zip(new.as_ref()).map(|(opt, placing)| (&mut opt.inner, placing as &dyn Placing));
+    reshard_placed(via, from, to)
 }
 
 /// A rank's place in a model on a mesh.

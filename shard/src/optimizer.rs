@@ -25,6 +25,9 @@ use std::sync::{Arc, Mutex};
 /// `micro_batch`), every gradient handed over, [`step`](Self::step). All ranks do the same, in the same order.
 #[derive(Debug)]
 pub struct Optimizer {
+    /// First, so that a background save ends before anything that it needs.
+    #[cfg(feature = "checkpoint")]
+    pub(crate) background: crate::checkpoint::Background,
     pub(crate) entries: Vec<Entry>,
     pub(crate) by_name: HashMap<String, usize>,
     pub(crate) groups: Vec<Group>,
@@ -139,6 +142,8 @@ impl Optimizer {
         let pool = Pool::new(&options.queue, &options.meter);
         let loss_scale = options.loss_scale.map(|rule| rule.start());
         Ok(Optimizer {
+            #[cfg(feature = "checkpoint")]
+            background: crate::checkpoint::Background::default(),
             entries: Vec::new(),
             by_name: HashMap::new(),
             groups: Vec::new(),

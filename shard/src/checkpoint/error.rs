@@ -156,6 +156,31 @@ pub enum CheckpointError {
         /// Why not.
         reason: String,
     },
+    /// Nobody calls the hook of a background save.
+    #[error("a background save calls no hook: leave `Save::progress` out, and ask `Saving::progress`")]
+    Progress,
+    /// A background save whose ranks have lost each other.
+    #[error("the save of step {step} ended on its way: {message}; the checkpoints before it are whole")]
+    Lost {
+        /// What it was to be called.
+        step: u64,
+        /// What ended it.
+        message: String,
+    },
+    /// Nobody to move to, or from.
+    #[error("no rank has an optimizer to move {direction}; give each rank that has one")]
+    NoSide {
+        /// `from`, or `to`.
+        direction: String,
+    },
+    /// What ranks have is not of one optimizer.
+    #[error("ranks {} and {} tell {what} apart; move between two steps, from one optimizer to one", .ranks[0], .ranks[1])]
+    Apart {
+        /// What differs.
+        what: String,
+        /// Two ranks that do.
+        ranks: [usize; 2],
+    },
     /// Memory that could not be had or read.
     #[error("{message}")]
     Memory {

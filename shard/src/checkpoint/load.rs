@@ -47,14 +47,15 @@ pub struct Loaded {
 }
 
 /// All that is taken in.
-struct Staged {
-    vectors: Vec<(usize, Slot, Buffer)>,
-    t: Vec<Option<u64>>,
-    settings: Settings,
-    missing: Vec<String>,
-    unexpected: Vec<String>,
-    cast: Vec<Cast>,
-    blobs: [BTreeMap<String, Vec<u8>>; 2],
+#[derive(Default)]
+pub(super) struct Staged {
+    pub(super) vectors: Vec<(usize, Slot, Buffer)>,
+    pub(super) t: Vec<Option<u64>>,
+    pub(super) settings: Settings,
+    pub(super) missing: Vec<String>,
+    pub(super) unexpected: Vec<String>,
+    pub(super) cast: Vec<Cast>,
+    pub(super) blobs: [BTreeMap<String, Vec<u8>>; 2],
 }
 
 impl Optimizer {
@@ -102,7 +103,7 @@ pub(crate) fn load_all<K: Keeper>(
 }
 
 /// Takes everything in. What fails here is the device, and ends the run.
-fn commit<K: Keeper>(keeper: &mut K, staged: &Staged) -> Result<(), Error> {
+pub(super) fn commit<K: Keeper>(keeper: &mut K, staged: &Staged) -> Result<(), Error> {
     let queue = keeper.optimizer().options.queue.clone();
     for (param, slot, values) in &staged.vectors {
         queue.upload(values.as_slice(), keeper.vector_mut(*param, *slot)?)?;

@@ -18,8 +18,11 @@
 //! | contents.rs, settings.rs, placing.rs | what there is of an optimizer |
 //! | ranks.rs | what all ranks know together |
 //! | owner.rs, write.rs, save.rs | who writes what; one rank's file; a save of all ranks |
+//! | snapshot.rs, background.rs | a copy of one moment; a save of it in the background |
 //! | fits.rs, read.rs, load.rs | whether what was saved fits; what a rank reads of it; a load of all ranks |
+//! | moves.rs, parcel.rs, reshard.rs | what goes from which rank to which; its bytes on the way; a move without files |
 
+mod background;
 mod contents;
 mod cover;
 mod disk;
@@ -31,20 +34,26 @@ mod load;
 mod manifest;
 mod mismatch;
 mod once;
+mod moves;
 mod owner;
+mod parcel;
 mod piece;
 mod placing;
 mod ranks;
 mod read;
+mod reshard;
 mod save;
 mod saved;
 mod settings;
 mod shard_file;
+mod snapshot;
 mod store;
 mod vectors;
 mod verify;
 mod write;
 
+pub(crate) use background::{Background, save_all_async};
+pub use background::{Saving, Stall};
 pub(crate) use contents::{Content, Keeper, Named, Vectors};
 pub use cover::{CoverError, check as check_cover};
 pub use disk::{Disk, Os, Reader, Writer};
@@ -61,6 +70,7 @@ pub use piece::{Piece, Region, Run};
 pub(crate) use placing::Alike;
 pub use placing::Placing;
 pub use ranks::Failed;
+pub use reshard::{Moved, Placed, reshard, reshard_placed};
 pub use save::Save;
 pub(crate) use save::save_all;
 pub use saved::{Saved, SavedFile};

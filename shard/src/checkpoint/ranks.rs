@@ -3,7 +3,7 @@
 use super::error::CheckpointError;
 use crate::{Error, Optimizer, Options, gather_words};
 use meshstep_comm::Communicator;
-use meshstep_tensor::{Meter, Queue};
+use meshstep_tensor::Meter;
 use std::sync::Arc;
 
 /// Saving or loading failed on a rank: the same on every rank.
@@ -38,9 +38,9 @@ impl Ranks {
         self.comm.rank()
     }
 
-    /// Where its memory is, and where that is counted.
-    pub(crate) fn memory(&self) -> (&Queue, &Meter) {
-        (&self.options.queue, &self.options.meter)
+    /// Where memory is counted.
+    pub(crate) fn meter(&self) -> &Meter {
+        &self.options.meter
     }
 
     /// Every rank's bytes, those of rank 0 first. Collective.
@@ -65,10 +65,32 @@ impl Ranks {
         Ok(all.chunks(words).zip(&lens).map(of).collect())
     }
 
+    /// Every rank's word. Collective.
+    pub(crate) fn words(&self, word: u64) -> Result<Vec<u64>, Error> {
+        gather_words(&*self.comm, &self.options, &[word])
+    }
+
     /// Rank 0's word. Collective.
     pub(crate) fn first_word(&self, word: u64) -> Result<u64, Error> {
-        let words = gather_words(&*self.comm, &self.options, &[word])?;
-        Ok(words.first().copied().unwrap_or_default())
+        Ok(self.words(word)?.first().copied().unwrap_or_default())
+    }
+
+    /// Ends it for all ranks.
+    pub(crate) fn abort(&self) {
+        self.comm.abort();
+    }
+
+    /// What has failed, as the lowest rank knows it that knows of anything. Collective.
+    pub(crate) fn same(&self, failed: Option<Failed>) -> Result<(), Error> {
+        let known = failed.as_ref().map_or(Vec::new(), |Failed { rank, error }| {
+            [&(*rank as u64).to_le_bytes()[..], &encode(error)].concat()
+        });
+        let known = self.gather(&known)?;
+        let first = known.iter().find_map(|known| known.split_first_chunk());
+        first.map_or(Ok(()), |(rank, text)| {
+            let (rank, error) = (u64::from_le_bytes(*rank) as usize, decode(text));
+            Err(Box::new(Failed { rank, error }).into())
+        })
     }
 
     /// What this rank has made, once every rank has made its own; where one has not, its error on all of them. Collective.

@@ -2,13 +2,13 @@
 
 use super::ShardedLbfgs;
 use crate::checkpoint::{
-    Alike, CheckpointError, Content, Keeper, Load, Loaded, Named, Placing, Save, Settings, Store, Type,
-    Vectors, load_all, save_all,
+    Alike, CheckpointError, Content, Keeper, Load, Loaded, Named, Placing, Save, Saving, Settings, Store,
+    Type, Vectors, load_all, save_all, save_all_async,
 };
 use crate::family::Place;
 use crate::verify::Slot;
 use crate::{Error, Optimizer};
-use meshstep_tensor::{Slice, SliceMut};
+use meshstep_tensor::{Queue, Slice, SliceMut};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::ops::Range;
@@ -19,6 +19,12 @@ impl ShardedLbfgs {
     pub fn save(&mut self, store: &Store, save: Save<'_>) -> Result<u64, Error> {
         let ranks = self.comm().world_size();
         save_all(self, store, save, &Alike { ranks })
+    }
+
+    /// [`Optimizer::save_async`] of the same.
+    pub fn save_async(&mut self, store: &Store, save: Save<'_>) -> Result<Saving, Error> {
+        let ranks = self.comm().world_size();
+        save_all_async(self, store, save, &Alike { ranks })
     }
 
     /// [`Optimizer::load`] of parameters and history; steps go on as if nothing had been.
@@ -46,6 +52,10 @@ impl ShardedLbfgs {
 
 /// The first of the vectors that are kept here is the point, the others are the history's.
 impl Vectors for ShardedLbfgs {
+    fn queue(&self) -> Queue {
+        self.opt.queue()
+    }
+
     fn vector(&mut self, param: usize, slot: Slot) -> Result<(usize, Slice<'_>), Error> {
         let Slot::State(i) = slot else { return self.opt.vector(param, slot) };
         let (first, part) = self.part(param);

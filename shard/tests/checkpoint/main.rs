@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests say what is wrong by failing")]
 
+mod background;
 mod beside;
 #[path = "../common/mod.rs"]
 mod common;
@@ -13,12 +14,14 @@ mod edits;
 mod failures;
 mod faulty;
 mod fuzzed;
+mod gate;
 mod holdings;
 mod layouts;
 mod lbfgs;
 mod os;
 mod pieces;
 mod refusals;
+mod reshards;
 mod sim;
 mod vectors;
 mod whole;
