@@ -41,14 +41,15 @@ pub struct Loaded {
 }
 
 /// All that is taken in.
-struct Staged {
-    vectors: Vec<(usize, Slot, Buffer)>,
-    t: Vec<Option<u64>>,
-    settings: Settings,
-    scale: Option<LossScaleState>,
-    missing: Vec<String>,
-    unexpected: Vec<String>,
-    cast: Vec<Cast>,
+#[derive(Debug, Default)]
+pub(super) struct Staged {
+    pub(super) vectors: Vec<(usize, Slot, Buffer)>,
+    pub(super) t: Vec<Option<u64>>,
+    pub(super) settings: Settings,
+    pub(super) scale: Option<LossScaleState>,
+    pub(super) missing: Vec<String>,
+    pub(super) unexpected: Vec<String>,
+    pub(super) cast: Vec<Cast>,
 }
 
 impl Optimizer {
@@ -117,13 +118,13 @@ impl Optimizer {
         Ok(Staged { vectors, t, settings, scale, missing, unexpected, cast })
     }
 
-    fn room_for(&self, vector: &Named, len: usize) -> Result<Buffer, CheckpointError> {
+    pub(super) fn room_for(&self, vector: &Named, len: usize) -> Result<Buffer, CheckpointError> {
         let dtype = vector.dtype.dtype().ok_or_else(|| CheckpointError::memory("bytes are no numbers"))?;
         Buffer::zeroed(len, dtype, &self.options.meter, Category::Staging).map_err(CheckpointError::memory)
     }
 
     /// The loss scale to go on with; `None`: the one there is.
-    fn scale_to_load(
+    pub(super) fn scale_to_load(
         &self,
         settings: &Settings,
         load: &Load,
@@ -141,7 +142,7 @@ impl Optimizer {
     }
 
     /// Takes everything in. What fails here is the device, and ends the run.
-    fn take_in_staged(&mut self, staged: Staged) -> Result<(), Error> {
+    pub(super) fn take_in_staged(&mut self, staged: Staged) -> Result<(), Error> {
         let Staged { vectors, t, settings, scale, .. } = staged;
         let queue = self.options.queue.clone();
         for (param, slot, values) in vectors {

@@ -14,8 +14,12 @@
 //! | contents.rs, settings.rs, placing.rs | what there is of an optimizer |
 //! | ranks.rs | what all ranks know together |
 //! | owner.rs, write.rs, save.rs | who writes what; one rank's file; a save of all ranks |
+//! | bytes.rs | what one rank holds, as bytes in memory |
+//! | consolidate.rs, pytorch | whole vectors on one rank; one file in PyTorch's names, to and from there |
 //! | fits.rs, read.rs, load.rs | whether what was saved fits; what a rank reads of it; a load of all ranks |
 
+mod bytes;
+mod consolidate;
 mod contents;
 mod cover;
 mod disk;
@@ -28,6 +32,7 @@ mod mismatch;
 mod owner;
 mod piece;
 mod placing;
+pub mod pytorch;
 mod ranks;
 mod read;
 mod save;
@@ -37,6 +42,8 @@ mod shard_file;
 mod store;
 mod write;
 
+pub use bytes::BytesError;
+pub use consolidate::{Sink, Window};
 pub use cover::{CoverError, check as check_cover};
 pub use disk::{Disk, Os, Reader, Writer};
 pub use error::CheckpointError;

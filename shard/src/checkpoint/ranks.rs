@@ -1,9 +1,9 @@
 //! What all ranks of a save or a load know together: an error of one is the same error on all.
 
 use super::error::CheckpointError;
-use crate::{Error, Options, gather_words};
-use meshstep_comm::Communicator;
-use meshstep_tensor::{Meter, Queue};
+use crate::{Error, Options, gather_words, wire};
+use meshstep_comm::{Communicator, Op};
+use meshstep_tensor::{Buffer, Meter, Queue};
 use std::sync::Arc;
 
 /// Saving or loading failed on a rank: the same on every rank.
@@ -58,6 +58,12 @@ impl Ranks {
             bytes
         };
         Ok(all.chunks(words).zip(&lens).map(of).collect())
+    }
+
+    /// Runs an operation on a buffer at this place, and hears whether the ranks are sound behind it.
+    pub(crate) fn travel(&self, op: Op, buffer: &mut Buffer) -> Result<(), Error> {
+        wire::run(&*self.comm, &self.options.queue, op, buffer)?;
+        Ok(self.comm.sound()?)
     }
 
     /// Rank 0's word. Collective.

@@ -243,6 +243,6 @@ fn blobs(save: &Save<'_>, rank: usize) -> Result<Vec<(String, Vec<u8>)>, Checkpo
 }
 
 /// A word that nobody else has.
-fn random() -> u64 {
+pub(super) fn random() -> u64 {
     std::hash::RandomState::new().build_hasher().finish()
 }
