@@ -2,8 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "tests say what is wrong by failing")]
 
+mod bytes;
 #[path = "../common/mod.rs"]
 mod common;
+mod consolidate;
+mod continued;
 mod crash;
 mod damage;
 mod failures;
@@ -12,5 +15,8 @@ mod holdings;
 mod layouts;
 mod os;
 mod pieces;
+mod problem;
+mod pytorch;
+mod pytorch_refusals;
 mod sim;
 mod whole;
