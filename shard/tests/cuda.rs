@@ -34,6 +34,9 @@ mod shared;
 mod sharing;
 #[path = "cuda/verify.rs"]
 mod verify;
+#[cfg(feature = "checkpoint")]
+#[path = "cuda/whole.rs"]
+mod whole;
 
 use common::{End, Gradients, PRECISIONS, Run, STAGES, WITH_STATE, WhichRule};
 use meshstep_comm::{Communicator, nccl};
