@@ -5,6 +5,8 @@
 //! with_torch import CASE FOLDER    reads CASE.safetensors, trains on, compares with CASE-end.safetensors
 //! ```
 
+#![allow(clippy::print_stdout, reason = "it is a program")]
+
 #[path = "../tests/checkpoint/problem.rs"]
 mod problem;
 

@@ -42,6 +42,38 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! # Checkpoints
+//!
+//! With the feature `checkpoint` all ranks save a step together, and any ranks load it, at any stage:
+//!
+//! ```
+//! # #[cfg(feature = "checkpoint")] {
+//! use meshstep_optim::AdamW;
+//! use meshstep_shard::checkpoint::{Load, Save, Store};
+//! use meshstep_shard::{Error, Optimizer, Options, Stage};
+//! use meshstep_tensor::{DType, Layout};
+//!
+//! # let dir = std::env::temp_dir().join(format!("meshstep-lib-doc-{}", std::process::id()));
+//! # std::fs::create_dir_all(&dir)?;
+//! let store = Store::new(&dir); // a folder that all ranks share
+//! let make = |comm, stage| -> Result<Optimizer, Error> {
+//!     let layout = Layout::builder().param("w", &[3, 5], DType::F32).build()?;
+//!     Optimizer::new(comm, layout, AdamW::default(), |_, _| Ok(()), Options { stage, ..Options::default() })
+//! };
+//! let saved = meshstep_comm::loopback::spawn(4, |comm| {
+//!     let save = Save { keep: Some(2), blobs: vec![("loader", b"sample 4711")], ..Save::default() };
+//!     make(comm, Stage::Zero3)?.save(&store, save)
+//! })?;
+//! saved.into_iter().collect::<Result<Vec<u64>, Error>>()?;
+//! let loaded = meshstep_comm::loopback::spawn(3, |comm| make(comm, Stage::Zero1)?.load(&store, Load::default()))?;
+//! for rank in loaded {
+//!     assert_eq!(rank?.saved.blob("loader")?.as_deref(), Some(&b"sample 4711"[..]));
+//! }
+//! # std::fs::remove_dir_all(&dir)?;
+//! # }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! # On GPUs
 //!
 //! With the feature `cuda` everything above is the same where [`Options::queue`] is a stream's and the communicator is NCCL's:
@@ -81,7 +113,7 @@
 //! have the CPU's bits wherever NCCL's sums have.
 //!
 //! # Limits
-//! One group of ranks, or several ([`Among`]). Memory of a GPU is for rules that see single elements. There clipping
+//! One group of ranks, or several ([`Among`]). A [`CrossShard`], whose groups may be apart, is not saved. Memory of a GPU is for rules that see single elements. There clipping
 //! before the reduction makes the host wait for each step, asking for a dynamic loss scale for the steps so far, and L-BFGS for
 //! each evaluation. Rules that see whole
 //! matrices (Muon) need [`Stage::WholeParams`] or

@@ -10,7 +10,13 @@
 mod among;
 #[path = "cuda/apart.rs"]
 mod apart;
+#[cfg(feature = "checkpoint")]
+#[path = "cuda/checkpoint.rs"]
+mod checkpoint;
 mod common;
+#[cfg(feature = "checkpoint")]
+#[path = "cuda/consolidate.rs"]
+mod consolidate;
 #[path = "cuda/failing.rs"]
 mod failing;
 #[path = "cuda/graph.rs"]
@@ -35,7 +41,7 @@ mod sharing;
 #[path = "cuda/verify.rs"]
 mod verify;
 #[cfg(feature = "checkpoint")]
-#[path = "cuda/whole.rs"]
+#[path = "checkpoint/whole.rs"]
 mod whole;
 
 use common::{End, Gradients, PRECISIONS, Run, STAGES, WITH_STATE, WhichRule};

@@ -2,7 +2,7 @@
 
 use crate::common::{STAGES, build, held_at, model, take_step};
 use meshstep_comm::loopback;
-use meshstep_parallel3d::{Mesh, Model, Optimizer};
+use meshstep_parallel3d::{Axis, Mesh, Model, ModelBuilder, Optimizer, Placement};
 use meshstep_shard::checkpoint::pytorch::{Import, PyTorchFile};
 use meshstep_shard::checkpoint::{Load, Save, Store};
 use meshstep_shard::{Master, Options, Precision};
@@ -173,5 +173,49 @@ proptest! {
         let (loaded, went_on) = run(&model, &meshes.1, &options(stages.1, buckets.1), before, import, strayed);
         prop_assert!(loaded == saved, "what was taken in is not what was written");
         prop_assert!(went_on == end, "three steps later they are apart");
+    }
+}
+
+/// A model whose table goes by one name, by the other, or is two.
+fn named(names: &[&str], tied: Option<(&str, &str)>) -> Model {
+    let add = |model: ModelBuilder, name: &&str| {
+        model.param(*name, &[16, 3], DType::F32, Placement::whole().cut(Axis::Tp, 0))
+    };
+    let model = names.iter().fold(Model::builder().param("ln", &[7], DType::F32, Placement::whole()), add);
+    tied.into_iter().fold(model, |model, (name, to)| model.tied(name, to, &[16, 3])).build().unwrap()
+}
+
+#[test]
+fn a_tied_parameter_is_saved_once_and_found_by_either_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::new(dir.path());
+    let on = |model: &Model, mesh: &str, then: &(dyn Fn(&mut Optimizer) + Sync)| {
+        let mesh: Mesh = mesh.parse().unwrap();
+        let ends = loopback::spawn(mesh.world_size(), |world| {
+            let mut opt = build(world, model, &mesh, &Options::default());
+            then(&mut opt);
+            part(&opt, model)
+        });
+        join(ends.unwrap(), model)
+    };
+    let one = named(&["wte"], Some(("head", "wte")));
+    let saved = on(&one, "tp=2,dp=2", &|opt| {
+        take_step(opt, &one, 0);
+        opt.save(&store, Save::default()).unwrap();
+    });
+    let latest = store.latest().unwrap();
+    let manifest = latest.manifest();
+    assert_eq!(manifest.tensors.keys().collect::<Vec<_>>(), ["ln", "wte"]);
+    assert_eq!(manifest.mesh, "tp=2,dp=2");
+    let load = |opt: &mut Optimizer| drop(opt.load(&store, Load::default()).unwrap());
+    let turned = on(&named(&["head"], Some(("wte", "head"))), "tp=4", &load);
+    let two = on(&named(&["head", "wte"], None), "dp=3", &load);
+    for slot in ["param", "m", "v", "t"] {
+        let of = |whole: &Whole, name: &str| whole[&(name.to_owned(), slot.to_owned())].clone();
+        let expected = of(&saved, "wte");
+        assert_eq!(
+            [of(&turned, "head"), of(&two, "head"), of(&two, "wte")],
+            [(); 3].map(|()| expected.clone())
+        );
     }
 }

@@ -4,18 +4,19 @@
 //! "MESHSTEP", bytes of the header (8), header (JSON), its vectors one behind the other, BLAKE3 of all before (32)
 //! ```
 
-use super::contents::{Content, Named, Vectors};
+use super::contents::{Content, Keeper, Named};
 use super::error::CheckpointError;
-use super::load::Staged;
+use super::load::take_in;
 use super::manifest::Type;
 use super::mismatch::Mismatch;
 use super::piece::Region;
 use super::placing::{Alike, Placing};
 use super::ranks::Ranks;
-use super::save::random;
+use super::save::{apart, random};
 use super::settings::Settings;
-use crate::{Error, Optimizer, wire};
-use meshstep_tensor::Slice;
+use crate::verify::Slot;
+use crate::{Error, Optimizer, Options, wire};
+use meshstep_tensor::{Buffer, Category, Slice};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -91,17 +92,7 @@ impl Optimizer {
 
     /// The same where parameters are parts of others.
     pub fn serialize_placed(&mut self, placing: &dyn Placing) -> Result<Vec<u8>, Error> {
-        self.handover.healthy()?;
-        let ready = self.between_two_steps();
-        self.call_together("serialize", ready)?;
-        let ranks = Ranks::new(self.comm(), self.options());
-        let bytes = self.apart_from_steps(|all| {
-            let counters = all.describe_counters()?;
-            crate::same_everywhere(&**all.comm(), &all.options, &counters)?;
-            let moment = ranks.first_word(random())?;
-            ranks.agree(all.to_bytes(moment, placing))
-        });
-        bytes.map(|(bytes, _)| bytes)
+        serialize_all(self, placing)
     }
 
     /// Takes in what [`serialize`](Self::serialize) made on the same rank of the same layout. Collective, between two steps: all ranks
@@ -114,106 +105,121 @@ impl Optimizer {
 
     /// The same where parameters are parts of others.
     pub fn deserialize_placed(&mut self, bytes: &[u8], placing: &dyn Placing) -> Result<(), Error> {
-        self.handover.healthy()?;
-        let ready = self.between_two_steps();
-        self.call_together("deserialize", ready)?;
-        let ranks = Ranks::new(self.comm(), self.options());
-        let taken = self.apart_from_steps(|all| {
-            #[cfg(feature = "cuda")]
-            all.take_notes(true)?;
-            let (moment, staged) = ranks.agree(all.stage_bytes(bytes, placing))?;
-            let text = format!("moment of the bytes = {moment:016x}\n");
-            crate::same_everywhere(&**all.comm(), &all.options, &text)?;
-            all.take_in_staged(staged)
-        });
-        taken.map(|((), _)| ())
+        deserialize_all(self, bytes, placing)
     }
+}
 
-    fn to_bytes(&mut self, moment: u64, placing: &dyn Placing) -> Result<Vec<u8>, CheckpointError> {
-        let contents = self.contents(placing)?;
-        let settings = Settings::of(self, placing.tied()).to_json();
-        let header = self.header(moment, placing, &contents, settings)?;
-        let text = serde_json::to_vec(&header).map_err(CheckpointError::memory)?;
-        let data = header.vectors.iter().map(Held::bytes).sum::<usize>();
-        let mut bytes = Vec::new();
-        let all = MAGIC.len() + 8 + text.len() + data + HASH;
-        bytes.try_reserve_exact(all).map_err(CheckpointError::memory)?;
-        bytes.extend(MAGIC);
-        bytes.extend((text.len() as u64).to_le_bytes());
-        bytes.extend(text);
-        for (param, content) in contents.iter().enumerate() {
-            for vector in &content.vectors {
-                self.append(param, vector, &mut bytes)?;
-            }
+/// [`Optimizer::serialize`] of whatever a keeper keeps.
+pub(crate) fn serialize_all<K: Keeper>(keeper: &mut K, placing: &dyn Placing) -> Result<Vec<u8>, Error> {
+    let opt = keeper.optimizer();
+    opt.handover.healthy()?;
+    let ready = opt.between_two_steps();
+    opt.call_together("serialize", ready)?;
+    let ranks = Ranks::of(opt);
+    apart(keeper, |keeper| {
+        let opt = keeper.optimizer();
+        let counters = opt.describe_counters()?;
+        crate::same_everywhere(&**opt.comm(), opt.options(), &counters)?;
+        let moment = ranks.first_word(random())?;
+        ranks.agree(to_bytes(keeper, moment, placing))
+    })
+}
+
+/// [`Optimizer::deserialize`] into whatever a keeper keeps.
+pub(crate) fn deserialize_all<K: Keeper>(
+    keeper: &mut K,
+    bytes: &[u8],
+    placing: &dyn Placing,
+) -> Result<(), Error> {
+    let opt = keeper.optimizer();
+    opt.handover.healthy()?;
+    let ready = opt.between_two_steps();
+    opt.call_together("deserialize", ready)?;
+    let ranks = Ranks::of(opt);
+    apart(keeper, |keeper| {
+        let Staged { moment, vectors, t, settings } = ranks.agree(stage(keeper, bytes, placing))?;
+        let (text, opt) = (format!("moment of the bytes = {moment:016x}\n"), keeper.optimizer());
+        crate::same_everywhere(&**opt.comm(), opt.options(), &text)?;
+        take_in(keeper, vectors, t, &settings)
+    })
+}
+
+fn to_bytes<K: Keeper>(
+    keeper: &mut K,
+    moment: u64,
+    placing: &dyn Placing,
+) -> Result<Vec<u8>, CheckpointError> {
+    let contents = keeper.contents(placing)?;
+    let settings = keeper.settings(placing.tied()).to_json();
+    let header = Header::new(keeper, moment, placing, &contents, settings)?;
+    let text = serde_json::to_vec(&header).map_err(CheckpointError::memory)?;
+    let data = header.vectors.iter().map(Held::bytes).sum::<usize>();
+    let mut bytes = Vec::new();
+    let all = MAGIC.len() + 8 + text.len() + data + HASH;
+    bytes.try_reserve_exact(all).map_err(CheckpointError::memory)?;
+    bytes.extend(MAGIC);
+    bytes.extend((text.len() as u64).to_le_bytes());
+    bytes.extend(text);
+    for (param, content) in contents.iter().enumerate() {
+        for vector in &content.vectors {
+            append(keeper, param, vector, &mut bytes)?;
         }
-        bytes.extend(blake3::hash(&bytes).as_bytes());
-        Ok(bytes)
     }
+    bytes.extend(blake3::hash(&bytes).as_bytes());
+    Ok(bytes)
+}
 
-    fn append(&mut self, param: usize, vector: &Named, to: &mut Vec<u8>) -> Result<(), CheckpointError> {
-        let (queue, meter) = (self.options.queue.clone(), self.options.meter.clone());
-        let (_, values) = self.vector(param, vector.slot).map_err(CheckpointError::memory)?;
-        let at_once = WINDOW / values.dtype().size();
-        let mut fetch = |from: usize| {
-            let part = values.slice(from..values.len().min(from + at_once))?;
-            wire::read(&queue, &meter, part, |part: Slice<'_>| {
-                to.extend(part.bytes()?);
-                Ok(())
-            })
-        };
-        (0..values.len()).step_by(at_once).try_for_each(&mut fetch).map_err(CheckpointError::memory)
-    }
+fn append<K: Keeper>(
+    keeper: &mut K,
+    param: usize,
+    vector: &Named,
+    to: &mut Vec<u8>,
+) -> Result<(), CheckpointError> {
+    let Options { queue, meter, .. } = keeper.optimizer().options().clone();
+    let (_, values) = keeper.vector(param, vector.slot).map_err(CheckpointError::memory)?;
+    let at_once = WINDOW / values.dtype().size();
+    let mut fetch = |from: usize| {
+        let part = values.slice(from..values.len().min(from + at_once))?;
+        wire::read(&queue, &meter, part, |part: Slice<'_>| {
+            to.extend(part.bytes()?);
+            Ok(())
+        })
+    };
+    (0..values.len()).step_by(at_once).try_for_each(&mut fetch).map_err(CheckpointError::memory)
+}
 
-    fn header(
-        &mut self,
-        moment: u64,
-        placing: &dyn Placing,
-        contents: &[Content],
-        settings: BTreeMap<String, Value>,
-    ) -> Result<Header, CheckpointError> {
-        let mut vectors = Vec::new();
-        for (param, Content { name, holding, vectors: named, .. }) in contents.iter().enumerate() {
-            for vector in named {
-                let range = self.has(param, vector.slot).map_err(CheckpointError::memory)?;
-                vectors.push(Held {
-                    param: name.clone(),
-                    slot: vector.name.clone(),
-                    dtype: vector.dtype,
-                    shape: holding.shape.clone(),
-                    boxes: holding.boxes.clone(),
-                    range: [range.start, range.end],
-                });
-            }
+/// All that is taken in.
+struct Staged {
+    moment: u64,
+    vectors: Vec<(usize, Slot, Buffer)>,
+    t: Vec<Option<u64>>,
+    settings: Settings,
+}
+
+fn stage<K: Keeper>(keeper: &mut K, bytes: &[u8], placing: &dyn Placing) -> Result<Staged, CheckpointError> {
+    let (header, mut data) = read(bytes)?;
+    let contents = keeper.contents(placing)?;
+    let here = Header::new(keeper, header.moment, placing, &contents, BTreeMap::new())?;
+    header.check(&here, data.len())?;
+    let settings = Settings::from_json(&header.settings)?;
+    settings.check(&keeper.settings(placing.tied())).map_err(other_setting)?;
+    keeper.check(&settings)?;
+    let meter = keeper.optimizer().options().meter.clone();
+    let mut vectors = Vec::new();
+    let mut held = header.vectors.iter();
+    for (param, content) in contents.iter().enumerate() {
+        for (vector, held) in content.vectors.iter().zip(&mut held) {
+            let (own, rest) = data.split_at(held.bytes());
+            data = rest;
+            let (_, values) = keeper.vector(param, vector.slot).map_err(CheckpointError::memory)?;
+            let room = Buffer::zeroed(values.len(), values.dtype(), &meter, Category::Staging);
+            let mut room = room.map_err(CheckpointError::memory)?;
+            room.as_mut().bytes_mut().map_err(CheckpointError::memory)?.copy_from_slice(own);
+            vectors.push((param, vector.slot, room));
         }
-        let (rank, ranks) = (self.comm().rank(), self.comm().world_size());
-        let t = contents.iter().map(|content| content.t).collect();
-        Ok(Header { format: FORMAT, moment, mesh: placing.mesh(), rank, ranks, settings, t, vectors })
     }
-
-    fn stage_bytes(&mut self, bytes: &[u8], placing: &dyn Placing) -> Result<(u64, Staged), CheckpointError> {
-        let (header, mut data) = read(bytes)?;
-        let contents = self.contents(placing)?;
-        let own = Settings::of(self, placing.tied());
-        let here = self.header(header.moment, placing, &contents, BTreeMap::new())?;
-        header.check(&here, data.len())?;
-        let settings = Settings::from_json(&header.settings)?;
-        settings.check(&own).map_err(other_setting)?;
-        let scale = self.scale_to_load(&settings, &super::load::Load::default())?;
-        let t = header.t.into_iter().map(Some).collect();
-        let mut staged = Staged { t, settings, scale, ..Staged::default() };
-        let mut held = header.vectors.iter();
-        for (param, content) in contents.iter().enumerate() {
-            for (vector, held) in content.vectors.iter().zip(&mut held) {
-                let mut buffer = self.room_for(vector, held.range[1] - held.range[0])?;
-                let (own, rest) = data.split_at(held.bytes());
-                data = rest;
-                let mut into = buffer.as_mut();
-                into.bytes_mut().map_err(CheckpointError::memory)?.copy_from_slice(own);
-                staged.vectors.push((param, vector.slot, buffer));
-            }
-        }
-        Ok((header.moment, staged))
-    }
+    let t = header.t.into_iter().map(Some).collect();
+    Ok(Staged { moment: header.moment, vectors, t, settings })
 }
 
 impl Held {
@@ -223,6 +229,33 @@ impl Held {
 }
 
 impl Header {
+    fn new<K: Keeper>(
+        keeper: &mut K,
+        moment: u64,
+        placing: &dyn Placing,
+        contents: &[Content],
+        settings: BTreeMap<String, Value>,
+    ) -> Result<Self, CheckpointError> {
+        let mut vectors = Vec::new();
+        for (param, Content { name, holding, vectors: named, .. }) in contents.iter().enumerate() {
+            for vector in named {
+                let (first, values) = keeper.vector(param, vector.slot).map_err(CheckpointError::memory)?;
+                vectors.push(Held {
+                    param: name.clone(),
+                    slot: vector.name.clone(),
+                    dtype: vector.dtype,
+                    shape: holding.shape.clone(),
+                    boxes: holding.boxes.clone(),
+                    range: [first, first + values.len()],
+                });
+            }
+        }
+        let comm = keeper.optimizer().comm();
+        let (rank, ranks) = (comm.rank(), comm.world_size());
+        let t = contents.iter().map(|content| content.t).collect();
+        Ok(Header { format: FORMAT, moment, mesh: placing.mesh(), rank, ranks, settings, t, vectors })
+    }
+
     /// Whether it is of what there is here.
     fn check(&self, here: &Header, data: usize) -> Result<(), BytesError> {
         let same = |what: &str, there: String, here: String| match there == here {

@@ -1,6 +1,6 @@
 //! Whole vectors on one rank, a window at a time, from whatever ranks have their elements.
 
-use super::contents::{Content, Named, Vectors};
+use super::contents::{Content, Keeper, Named, Vectors};
 use super::error::CheckpointError;
 use super::holding::Part;
 use super::manifest::Type;
@@ -9,6 +9,7 @@ use super::piece::{Piece, Region, Run};
 use super::placing::{Alike, Placing};
 use super::ranks::Ranks;
 use super::read::join;
+use super::save::apart;
 use super::{cover, owner};
 use crate::{Error, Optimizer, wire};
 use meshstep_comm::Op;
@@ -79,34 +80,26 @@ impl Optimizer {
         sink: Sink<'_>,
         placing: &dyn Placing,
     ) -> Result<(), Error> {
-        let mut sources = self.sources(&format!("consolidate to rank {to}"), to, placing)?;
-        let all = self.apart_from_steps(|all| {
-            for param in 0..sources.contents.len() {
-                for vector in sources.contents[param].vectors.clone() {
-                    sources.hand_over(all, param, &vector, sink)?;
-                }
-            }
-            Ok(())
-        });
-        all.map(|((), _)| ())
+        consolidate_all(self, to, sink, placing)
     }
+}
 
-    /// Who hands over what. Collective.
-    pub(super) fn sources(&mut self, call: &str, to: usize, placing: &dyn Placing) -> Result<Sources, Error> {
-        self.handover.healthy()?;
-        let ready = self.between_two_steps();
-        self.call_together(call, ready)?;
-        let world_size = self.comm().world_size();
-        if to >= world_size {
-            return Err(meshstep_comm::Error::InvalidRank { rank: to, world_size }.into());
+/// Consolidates whatever a keeper keeps. Collective.
+pub(crate) fn consolidate_all<K: Keeper>(
+    keeper: &mut K,
+    to: usize,
+    sink: Sink<'_>,
+    placing: &dyn Placing,
+) -> Result<(), Error> {
+    let mut sources = Sources::of(keeper, &format!("consolidate to rank {to}"), to, placing)?;
+    apart(keeper, |keeper| {
+        for param in 0..sources.contents.len() {
+            for vector in sources.contents[param].vectors.clone() {
+                sources.hand_over(keeper, param, &vector, sink)?;
+            }
         }
-        let made = self.apart_from_steps(|all| {
-            let counters = all.describe_counters()?;
-            crate::same_everywhere(&**all.comm(), &all.options, &counters)?;
-            Sources::new(Ranks::new(all.comm(), all.options()), all.contents(placing), to)
-        });
-        made.map(|(sources, _)| sources)
-    }
+        Ok(())
+    })
 }
 
 /// Where all elements come from.
@@ -126,6 +119,29 @@ pub(super) struct Sources {
 }
 
 impl Sources {
+    /// Who hands over what. Collective.
+    pub(super) fn of<K: Keeper>(
+        keeper: &mut K,
+        call: &str,
+        to: usize,
+        placing: &dyn Placing,
+    ) -> Result<Self, Error> {
+        let opt = keeper.optimizer();
+        opt.handover.healthy()?;
+        let ready = opt.between_two_steps();
+        opt.call_together(call, ready)?;
+        let world_size = opt.comm().world_size();
+        if to >= world_size {
+            return Err(meshstep_comm::Error::InvalidRank { rank: to, world_size }.into());
+        }
+        apart(keeper, |keeper| {
+            let opt = keeper.optimizer();
+            let (counters, ranks) = (opt.describe_counters()?, Ranks::of(opt));
+            crate::same_everywhere(&**opt.comm(), opt.options(), &counters)?;
+            Sources::new(ranks, keeper.contents(placing), to)
+        })
+    }
+
     fn new(ranks: Ranks, contents: Result<Vec<Content>, CheckpointError>, to: usize) -> Result<Self, Error> {
         let contents = ranks.agree(contents)?;
         let parts = parts(&contents);

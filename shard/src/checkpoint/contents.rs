@@ -5,10 +5,12 @@ use super::holding::Holding;
 use super::manifest::Type;
 use super::piece::{Piece, Region};
 use super::placing::{Placing, shape};
+use super::settings::Settings;
 use crate::family::Place;
 use crate::verify::{Item, Slot};
 use crate::{Error, Optimizer};
 use meshstep_tensor::{DType, Slice, SliceMut};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// A parameter and its state.
@@ -44,9 +46,77 @@ pub(crate) trait Vectors {
     fn vector(&mut self, param: usize, slot: Slot) -> Result<(usize, Slice<'_>), Error>;
 }
 
+/// What is saved and loaded: an optimizer, and what somebody keeps beside it.
+pub(crate) trait Keeper: Vectors {
+    fn optimizer(&mut self) -> &mut Optimizer;
+
+    /// Every parameter, in the order all ranks have them.
+    fn contents(&self, placing: &dyn Placing) -> Result<Vec<Content>, CheckpointError>;
+
+    /// The memory of [`vector`](Vectors::vector), to be written.
+    fn vector_mut(&mut self, param: usize, slot: Slot) -> Result<SliceMut<'_>, Error>;
+
+    fn settings(&self, tied: BTreeMap<String, String>) -> Settings;
+
+    /// Whether [`take_in`](Self::take_in) takes these.
+    fn check(&self, _: &Settings) -> Result<(), CheckpointError> {
+        Ok(())
+    }
+
+    /// Goes on from where these are, vectors having been written.
+    fn take_in(&mut self, settings: &Settings) -> Result<(), Error>;
+}
+
 impl Vectors for Optimizer {
     fn vector(&mut self, param: usize, slot: Slot) -> Result<(usize, Slice<'_>), Error> {
         self.piece(&Item { param, slot, group: None })
+    }
+}
+
+impl Keeper for Optimizer {
+    fn optimizer(&mut self) -> &mut Optimizer {
+        self
+    }
+
+    fn contents(&self, placing: &dyn Placing) -> Result<Vec<Content>, CheckpointError> {
+        (0..self.entries.len()).map(|param| self.content(param, placing)).collect()
+    }
+
+    fn vector_mut(&mut self, param: usize, slot: Slot) -> Result<SliceMut<'_>, Error> {
+        self.piece_mut(&Item { param, slot, group: None })
+    }
+
+    fn settings(&self, tied: BTreeMap<String, String>) -> Settings {
+        Settings::of(self, tied)
+    }
+
+    fn check(&self, settings: &Settings) -> Result<(), CheckpointError> {
+        let own = self.settings(BTreeMap::new());
+        let (Some(rule), Some(state)) = (&self.options.loss_scale, settings.scale()) else { return Ok(()) };
+        match rule.check_state(&state) {
+            Err(error) if settings.loss_scale_rule == own.loss_scale_rule => {
+                let (what, reason) = ("the loss scale".to_owned(), error.to_string());
+                Err(CheckpointError::Contradiction { what, reason })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn take_in(&mut self, settings: &Settings) -> Result<(), Error> {
+        let progress = &mut self.progress;
+        progress.steps = settings.steps.unwrap_or(progress.steps);
+        (progress.skips, progress.hopeless) = (settings.skips, settings.hopeless);
+        if let (Some(rule), Some(state)) = (&self.options.loss_scale, settings.scale()) {
+            // Of another rule's state nothing is known.
+            progress.loss_scale = rule.check_state(&state).map(|()| state).ok().or(progress.loss_scale);
+        }
+        #[cfg(feature = "cuda")]
+        {
+            self.buckets.iter_mut().for_each(crate::owned::Owned::recount);
+            self.tell_there()?;
+        }
+        self.verifying.last = None;
+        self.keep_if_due()
     }
 }
 
@@ -64,11 +134,7 @@ impl Content {
 }
 
 impl Optimizer {
-    /// Every parameter, in the order all ranks have them.
-    pub(crate) fn contents(&self, placing: &dyn Placing) -> Result<Vec<Content>, CheckpointError> {
-        (0..self.entries.len()).map(|param| self.content(param, placing)).collect()
-    }
-
+    /// A parameter and its state.
     fn content(&self, param: usize, placing: &dyn Placing) -> Result<Content, CheckpointError> {
         let entry = &self.entries[param];
         let (name, t) = (entry.param.name().to_owned(), entry.t);
@@ -95,16 +161,5 @@ impl Optimizer {
         }
         let owned = owned.part_of(range).map_or(0..0, |(within, ..)| within);
         Ok(Content { name, t, holding, owned, vectors })
-    }
-
-    /// Which elements this rank has of a vector, in what it holds of the parameter.
-    pub(crate) fn has(&mut self, param: usize, slot: Slot) -> Result<Range<usize>, Error> {
-        let (first, values) = self.vector(param, slot)?;
-        Ok(first..first + values.len())
-    }
-
-    /// The same memory, to be written.
-    pub(crate) fn vector_mut(&mut self, param: usize, slot: Slot) -> Result<SliceMut<'_>, Error> {
-        self.piece_mut(&Item { param, slot, group: None })
     }
 }

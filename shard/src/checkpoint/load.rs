@@ -1,17 +1,17 @@
 //! Loading: every rank reads what it has, and all of them take it in, or none.
 
-use super::contents::Named;
+use super::contents::Keeper;
 use super::error::CheckpointError;
 use super::fits::{Cast, Fitting};
 use super::placing::{Alike, Placing};
 use super::ranks::Ranks;
-use super::read::Reading;
+use super::read::{Want, read_all};
+use super::save::apart;
 use super::saved::Saved;
 use super::settings::Settings;
 use super::store::Store;
 use crate::verify::Slot;
 use crate::{Error, Optimizer};
-use meshstep_optim::LossScaleState;
 use meshstep_tensor::{Buffer, Category};
 
 /// What is loaded, and what may differ. The same on every rank.
@@ -32,7 +32,8 @@ pub struct Load {
 pub struct Loaded {
     /// The checkpoint, for its manifest, and for bytes that other ranks have saved.
     pub saved: Saved,
-    /// Vectors that are as they were, nothing like them having been saved: parameters, or their states as `parameter:state`.
+    /// Vectors that were not saved: parameters, or their states as `parameter:state`. They are as they were, but for those that
+    /// `cast` tells of.
     pub missing: Vec<String>,
     /// Vectors that were saved and that there are none of here.
     pub unexpected: Vec<String>,
@@ -41,15 +42,13 @@ pub struct Loaded {
 }
 
 /// All that is taken in.
-#[derive(Debug, Default)]
-pub(super) struct Staged {
-    pub(super) vectors: Vec<(usize, Slot, Buffer)>,
-    pub(super) t: Vec<Option<u64>>,
-    pub(super) settings: Settings,
-    pub(super) scale: Option<LossScaleState>,
-    pub(super) missing: Vec<String>,
-    pub(super) unexpected: Vec<String>,
-    pub(super) cast: Vec<Cast>,
+struct Staged {
+    vectors: Vec<(usize, Slot, Buffer)>,
+    t: Vec<Option<u64>>,
+    settings: Settings,
+    missing: Vec<String>,
+    unexpected: Vec<String>,
+    cast: Vec<Cast>,
 }
 
 impl Optimizer {
@@ -67,99 +66,85 @@ impl Optimizer {
 
     /// The same where parameters are parts of others.
     pub fn load_placed(&mut self, store: &Store, load: Load, placing: &dyn Placing) -> Result<Loaded, Error> {
-        self.handover.healthy()?;
-        let ready = self.between_two_steps();
-        self.call_together(&format!("load\nwhat to load = {load:?}"), ready)?;
-        let ranks = Ranks::new(self.comm(), self.options());
-        let loaded = self.apart_from_steps(|all| {
-            let opened = load.step.map_or_else(|| store.latest(), |step| store.open(step));
-            let saved = ranks.agree(opened)?;
-            let text = format!("checkpoint to load = {} of step {}\n", saved.hash(), saved.manifest().step);
-            crate::same_everywhere(&**all.comm(), &all.options, &text)?;
-            let mut staged = ranks.agree(all.stage(&saved, &load, placing))?;
-            let [missing, unexpected] = [&mut staged.missing, &mut staged.unexpected].map(std::mem::take);
-            let cast = std::mem::take(&mut staged.cast);
-            all.take_in_staged(staged)?;
-            Ok(Loaded { saved, missing, unexpected, cast })
-        });
-        loaded.map(|(loaded, _)| loaded)
+        load_all(self, store, load, placing)
     }
+}
 
-    /// Reads all that this rank needs.
-    fn stage(
-        &mut self,
-        saved: &Saved,
-        load: &Load,
-        placing: &dyn Placing,
-    ) -> Result<Staged, CheckpointError> {
-        let contents = self.contents(placing)?;
-        let settings = Settings::from_json(&saved.manifest().settings)?;
-        let mut tied = settings.tied.clone();
-        tied.extend(placing.tied());
-        let fitting = Fitting::new(&contents, saved.manifest(), &tied, load)?;
-        if !load.other_settings {
-            settings.check(&Settings::of(self, placing.tied()))?;
-        }
-        let scale = self.scale_to_load(&settings, load)?;
-        let mut reading = Reading::of(saved);
-        let mut vectors = Vec::new();
-        for (param, (content, sources)) in contents.iter().zip(&fitting.sources).enumerate() {
-            for (vector, source) in content.vectors.iter().zip(sources) {
-                let Some(source) = source else { continue };
-                let range = self.has(param, vector.slot).map_err(CheckpointError::memory)?;
-                let what = format!("slot {:?} of tensor {:?}", vector.name, content.name);
-                let mut buffer = self.room_for(vector, range.len())?;
-                let meter = &self.options.meter;
-                reading.vector(content, source, range, &what, meter, buffer.as_mut())?;
-                vectors.push((param, vector.slot, buffer));
-            }
-        }
-        let Fitting { t, missing, unexpected, cast, .. } = fitting;
-        Ok(Staged { vectors, t, settings, scale, missing, unexpected, cast })
-    }
+/// Loads whatever a keeper keeps. Collective.
+pub(crate) fn load_all<K: Keeper>(
+    keeper: &mut K,
+    store: &Store,
+    load: Load,
+    placing: &dyn Placing,
+) -> Result<Loaded, Error> {
+    let opt = keeper.optimizer();
+    opt.handover.healthy()?;
+    let ready = opt.between_two_steps();
+    opt.call_together(&format!("load\nwhat to load = {load:?}"), ready)?;
+    let ranks = Ranks::of(opt);
+    apart(keeper, |keeper| {
+        let opened = load.step.map_or_else(|| store.latest(), |step| store.open(step));
+        let saved = ranks.agree(opened)?;
+        let opt = keeper.optimizer();
+        let text = format!("checkpoint to load = {} of step {}\n", saved.hash(), saved.manifest().step);
+        crate::same_everywhere(&**opt.comm(), opt.options(), &text)?;
+        let staged = ranks.agree(stage(keeper, &saved, &load, placing))?;
+        let Staged { vectors, t, settings, missing, unexpected, cast } = staged;
+        take_in(keeper, vectors, t, &settings)?;
+        Ok(Loaded { saved, missing, unexpected, cast })
+    })
+}
 
-    pub(super) fn room_for(&self, vector: &Named, len: usize) -> Result<Buffer, CheckpointError> {
-        let dtype = vector.dtype.dtype().ok_or_else(|| CheckpointError::memory("bytes are no numbers"))?;
-        Buffer::zeroed(len, dtype, &self.options.meter, Category::Staging).map_err(CheckpointError::memory)
+/// Takes everything in: vectors of parameters, updates where there is another number of them, and where all are. What fails here is
+/// the device, and ends the run.
+pub(super) fn take_in<K: Keeper>(
+    keeper: &mut K,
+    vectors: Vec<(usize, Slot, Buffer)>,
+    t: Vec<Option<u64>>,
+    settings: &Settings,
+) -> Result<(), Error> {
+    let queue = keeper.optimizer().options.queue.clone();
+    for (param, slot, values) in vectors {
+        queue.upload(values.as_slice(), keeper.vector_mut(param, slot)?)?;
     }
+    for (entry, t) in keeper.optimizer().entries.iter_mut().zip(t) {
+        entry.t = t.unwrap_or(entry.t);
+    }
+    keeper.take_in(settings)
+}
 
-    /// The loss scale to go on with; `None`: the one there is.
-    pub(super) fn scale_to_load(
-        &self,
-        settings: &Settings,
-        load: &Load,
-    ) -> Result<Option<LossScaleState>, CheckpointError> {
-        let (Some(state), Some(rule)) = (settings.scale()?, self.options.loss_scale) else { return Ok(None) };
-        match rule.check_state(&state) {
-            Ok(()) => Ok(Some(state)),
-            // Of another rule.
-            Err(_) if load.other_settings => Ok(None),
-            Err(error) => {
-                let (what, reason) = ("the loss scale".to_owned(), error.to_string());
-                Err(CheckpointError::Contradiction { what, reason })
-            }
+/// Reads all that this rank needs.
+fn stage<K: Keeper>(
+    keeper: &mut K,
+    saved: &Saved,
+    load: &Load,
+    placing: &dyn Placing,
+) -> Result<Staged, CheckpointError> {
+    let contents = keeper.contents(placing)?;
+    let mut settings = Settings::from_json(&saved.manifest().settings)?;
+    settings.steps = settings.steps.or(Some(saved.manifest().step));
+    let mut tied = settings.tied.clone();
+    tied.extend(placing.tied());
+    let fitting = Fitting::new(&contents, saved.manifest(), &tied, load)?;
+    if !load.other_settings {
+        settings.check(&keeper.settings(placing.tied()))?;
+    }
+    keeper.check(&settings)?;
+    let meter = keeper.optimizer().options.meter.clone();
+    let mut wants = Vec::new();
+    for (param, (content, sources)) in contents.iter().zip(&fitting.sources).enumerate() {
+        for (vector, source) in content.vectors.iter().zip(sources) {
+            let Some(from) = *source else { continue };
+            let (first, values) = keeper.vector(param, vector.slot).map_err(CheckpointError::memory)?;
+            let range = first..first + values.len();
+            let what = format!("slot {:?} of tensor {:?}", vector.name, content.name);
+            let into = Buffer::zeroed(range.len(), values.dtype(), &meter, Category::Staging);
+            let into = into.map_err(CheckpointError::memory)?;
+            wants.push(Want { param, slot: vector.slot, content, from, range, what, into });
         }
     }
-
-    /// Takes everything in. What fails here is the device, and ends the run.
-    pub(super) fn take_in_staged(&mut self, staged: Staged) -> Result<(), Error> {
-        let Staged { vectors, t, settings, scale, .. } = staged;
-        let queue = self.options.queue.clone();
-        for (param, slot, values) in vectors {
-            queue.upload(values.as_slice(), self.vector_mut(param, slot)?)?;
-        }
-        for (entry, t) in self.entries.iter_mut().zip(t) {
-            entry.t = t.unwrap_or(entry.t);
-        }
-        (self.progress.steps, self.progress.skips) = (settings.steps, settings.skips);
-        self.progress.hopeless = settings.hopeless;
-        self.progress.loss_scale = scale.or(self.progress.loss_scale);
-        #[cfg(feature = "cuda")]
-        {
-            self.buckets.iter_mut().for_each(crate::owned::Owned::recount);
-            self.tell_there()?;
-        }
-        self.verifying.last = None;
-        self.keep_if_due()
-    }
+    read_all(saved, &mut wants, &meter)?;
+    let vectors = wants.into_iter().map(|want| (want.param, want.slot, want.into)).collect();
+    let Fitting { t, missing, unexpected, cast, .. } = fitting;
+    Ok(Staged { vectors, t, settings, missing, unexpected, cast })
 }

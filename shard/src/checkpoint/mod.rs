@@ -14,8 +14,8 @@
 //! | contents.rs, settings.rs, placing.rs | what there is of an optimizer |
 //! | ranks.rs | what all ranks know together |
 //! | owner.rs, write.rs, save.rs | who writes what; one rank's file; a save of all ranks |
-//! | bytes.rs | what one rank holds, as bytes in memory |
 //! | consolidate.rs, pytorch | whole vectors on one rank; one file in PyTorch's names, to and from there |
+//! | bytes.rs | what one rank holds, as bytes in memory |
 //! | fits.rs, read.rs, load.rs | whether what was saved fits; what a rank reads of it; a load of all ranks |
 
 mod bytes;
@@ -43,19 +43,26 @@ mod store;
 mod write;
 
 pub use bytes::BytesError;
+pub(crate) use bytes::{deserialize_all, serialize_all};
+pub(crate) use consolidate::consolidate_all;
 pub use consolidate::{Sink, Window};
+pub(crate) use contents::{Content, Keeper, Named, Vectors};
 pub use cover::{CoverError, check as check_cover};
 pub use disk::{Disk, Os, Reader, Writer};
 pub use error::CheckpointError;
 pub use fits::Cast;
 pub use holding::{Holding, Part, writers};
+pub(crate) use load::load_all;
 pub use load::{Load, Loaded};
 pub use manifest::{FORMAT, FileEntry, Manifest, PieceEntry, SlotEntry, Stored, TensorEntry, Type, WINDOW};
 pub use mismatch::Mismatch;
 pub use piece::{Piece, Region, Run};
+pub(crate) use placing::Alike;
 pub use placing::Placing;
 pub use ranks::Failed;
 pub use save::Save;
+pub(crate) use save::save_all;
 pub use saved::{Saved, SavedFile};
+pub(crate) use settings::Settings;
 pub use shard_file::{ShardWriter, Vector};
 pub use store::{Draft, Folder, Store};

@@ -1,7 +1,7 @@
 //! What all ranks of a save or a load know together: an error of one is the same error on all.
 
 use super::error::CheckpointError;
-use crate::{Error, Options, gather_words, wire};
+use crate::{Error, Optimizer, Options, gather_words, wire};
 use meshstep_comm::{Communicator, Op};
 use meshstep_tensor::{Buffer, Meter, Queue};
 use std::sync::Arc;
@@ -27,6 +27,11 @@ pub(crate) struct Ranks {
 impl Ranks {
     pub(crate) fn new(comm: &Arc<dyn Communicator>, options: &Options) -> Self {
         Ranks { comm: Arc::clone(comm), options: options.clone() }
+    }
+
+    /// Those that step together.
+    pub(crate) fn of(opt: &Optimizer) -> Self {
+        Self::new(opt.comm(), opt.options())
     }
 
     pub(crate) fn rank(&self) -> usize {

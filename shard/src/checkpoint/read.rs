@@ -6,12 +6,36 @@ use super::holding::Part;
 use super::manifest::{PieceEntry, SlotEntry, Type, WINDOW};
 use super::piece::Run;
 use super::saved::{Saved, SavedFile};
+use crate::verify::Slot;
 use meshstep_tensor::{Buffer, Category, Meter, SliceMut, cast};
+use rayon::prelude::*;
 use std::ops::Range;
+
+/// What this rank needs of one vector, and where it goes.
+#[derive(Debug)]
+pub(super) struct Want<'a> {
+    pub(super) param: usize,
+    pub(super) slot: Slot,
+    pub(super) content: &'a Content,
+    pub(super) from: &'a SlotEntry,
+    /// Elements of what the rank holds of the parameter.
+    pub(super) range: Range<usize>,
+    /// For errors.
+    pub(super) what: String,
+    pub(super) into: Buffer,
+}
+
+/// Reads all that is wanted, several vectors at a time.
+pub(super) fn read_all(saved: &Saved, wants: &mut [Want<'_>], meter: &Meter) -> Result<(), CheckpointError> {
+    let read = |reading: &mut Reading<'_>, want: &mut Want<'_>| reading.vector(want, meter);
+    let read: Vec<_> = wants.par_iter_mut().with_max_len(1).map_init(|| Reading::of(saved), read).collect();
+    // The first in their order, whichever came first.
+    read.into_iter().collect()
+}
 
 /// Reads vectors, through a window of memory.
 #[derive(Debug)]
-pub(super) struct Reading<'s> {
+struct Reading<'s> {
     saved: &'s Saved,
     room: Vec<u8>,
     /// The file read last.
@@ -19,28 +43,21 @@ pub(super) struct Reading<'s> {
 }
 
 impl<'s> Reading<'s> {
-    pub(super) fn of(saved: &'s Saved) -> Self {
+    fn of(saved: &'s Saved) -> Self {
         Reading { saved, room: vec![0; WINDOW as usize], file: None }
     }
 
-    /// Fills `into` with elements `range` of what this rank holds of a parameter.
-    pub(super) fn vector(
-        &mut self,
-        content: &Content,
-        slot: &SlotEntry,
-        range: Range<usize>,
-        what: &str,
-        meter: &Meter,
-        into: SliceMut<'_>,
-    ) -> Result<(), CheckpointError> {
-        let mut to = Target::new(into, range.start as u64, slot.dtype, meter)?;
+    fn vector(&mut self, want: &mut Want<'_>, meter: &Meter) -> Result<(), CheckpointError> {
+        let Want { content, from: slot, range, what, .. } = &*want;
+        let (content, slot, range, what) = (*content, *slot, range.clone(), what.clone());
+        let mut to = Target::new(want.into.as_mut(), range.start as u64, slot.dtype, meter)?;
         let held = content.held();
         for Part { global, local } in content.holding.parts(range.start as u64..range.end as u64) {
             // The same elements in what the rank holds.
             let places: Vec<Run> = local.runs(&held).collect();
             for piece in &slot.pieces {
                 let runs = join(piece.piece().runs(&global), &places);
-                self.piece(piece, slot.dtype.size(), &runs, what, &mut to)?;
+                self.piece(piece, slot.dtype.size(), &runs, &what, &mut to)?;
             }
         }
         Ok(())
@@ -57,13 +74,33 @@ impl<'s> Reading<'s> {
     ) -> Result<(), CheckpointError> {
         for runs in runs.chunk_by(near(size)) {
             let (Some(first), Some(last)) = (runs.first(), runs.last()) else { continue };
-            let bytes = (first.from * size, (last.from + last.len) * size);
-            let mut rest = runs;
+            let (mut start, end) = (first.from * size, (last.from + last.len) * size);
             let (file, room) = self.file(entry.stored.file)?;
-            file.read(&entry.stored, bytes, room, what, |at, part| {
-                rest = to.scatter(rest, at / size, size, part)?;
-                Ok(())
-            })?;
+            let mut rest = runs;
+            let mut scatter = |to: &mut Target<'_>, from, until| {
+                file.read(&entry.stored, (from, until), room, what, |at, part| {
+                    rest = to.scatter(rest, at / size, size, part)?;
+                    Ok(())
+                })
+            };
+            // What is all of some windows goes where it belongs at once.
+            let whole = start.next_multiple_of(WINDOW)..if end == entry.stored.bytes {
+                end
+            } else {
+                end / WINDOW * WINDOW
+            };
+            if runs.len() == 1 && to.room.is_none() && whole.start < whole.end {
+                scatter(to, start, whole.start)?;
+                for at in whole.clone().step_by(WINDOW as usize) {
+                    let len = WINDOW.min(whole.end - at);
+                    let place = to.bytes(first.to + at / size - first.from, len / size)?;
+                    file.window(&entry.stored, at, place, what)?;
+                }
+                start = whole.end;
+            }
+            if start < end {
+                scatter(to, start, end)?;
+            }
         }
         Ok(())
     }
@@ -83,6 +120,7 @@ pub(super) fn near(size: u64) -> impl Fn(&Run, &Run) -> bool {
 }
 
 /// Where elements go.
+#[derive(Debug)]
 pub(super) struct Target<'a> {
     into: SliceMut<'a>,
     /// The index of its first element in what the rank holds.
@@ -127,6 +165,13 @@ impl<'a> Target<'a> {
             }
         }
         Ok(&[])
+    }
+
+    /// The bytes of elements of what the rank holds, to be filled.
+    fn bytes(&mut self, at: u64, len: u64) -> Result<&mut [u8], CheckpointError> {
+        let size = self.into.dtype().size();
+        let at = (at - self.first) as usize * size;
+        Ok(&mut self.into.bytes_mut().map_err(CheckpointError::memory)?[at..at + len as usize * size])
     }
 
     fn put(&mut self, at: u64, len: usize, bytes: &[u8]) -> Result<(), CheckpointError> {

@@ -1,6 +1,6 @@
 //! Saving: every rank writes what it owns, and the step becomes the newest one once all have.
 
-use super::contents::{Content, Named, Vectors};
+use super::contents::{Content, Keeper, Named, Vectors};
 use super::error::CheckpointError;
 use super::holding::Part;
 use super::manifest::{FORMAT, Manifest, SlotEntry, TensorEntry};
@@ -56,32 +56,10 @@ pub(crate) struct Agreed {
 impl Optimizer {
     /// Saves parameters, state, and how far they are, between two steps; tells what the checkpoint is called. Collective.
     ///
-    /// Each rank writes one file of what it owns, through at most 16 MiB of memory beside it. An error is the same on every rank
+    /// Each rank writes one file of what it owns, through at most 16 MiB of memory beside it, and waits for the others as long as
+    /// its communicator's deadline lets it. An error is the same on every rank
     /// ([`Error::Checkpoint`] names the first rank that has one), changes nothing here, and leaves the checkpoints before as they
     /// were; only one in removing old ones comes after the new one is complete.
-    ///
-    /// ```
-    /// # use meshstep_optim::AdamW;
-    /// # use meshstep_shard::checkpoint::{Load, Save, Store};
-    /// # use meshstep_shard::{Error, Optimizer, Options};
-    /// # use meshstep_tensor::{DType, Layout};
-    /// # let dir = std::env::temp_dir().join(format!("meshstep-doc-{}", std::process::id()));
-    /// # std::fs::create_dir_all(&dir)?;
-    /// let store = Store::new(&dir);
-    /// let make = |comm| -> Result<Optimizer, Error> {
-    ///     let layout = Layout::builder().param("w", &[3, 5], DType::F32).build()?;
-    ///     Optimizer::new(comm, layout, AdamW::default(), |_, _| Ok(()), Options::default())
-    /// };
-    /// meshstep_comm::loopback::spawn(4, |comm| make(comm)?.save(&store, Save { step: Some(100), keep: Some(2), ..Save::default() }))?
-    ///     .into_iter()
-    ///     .collect::<Result<Vec<u64>, Error>>()?;
-    /// // Onto as many ranks as one likes.
-    /// meshstep_comm::loopback::spawn(3, |comm| make(comm)?.load(&store, Load::default()).map(drop))?
-    ///     .into_iter()
-    ///     .collect::<Result<(), Error>>()?;
-    /// # std::fs::remove_dir_all(&dir)?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn save(&mut self, store: &Store, save: Save<'_>) -> Result<u64, Error> {
         let ranks = self.comm().world_size();
         self.save_placed(store, save, &Alike { ranks })
@@ -91,42 +69,10 @@ impl Optimizer {
     pub fn save_placed(
         &mut self,
         store: &Store,
-        mut save: Save<'_>,
+        save: Save<'_>,
         placing: &dyn Placing,
     ) -> Result<u64, Error> {
-        let mut nobody = |_, _| {};
-        let progress = save.progress.take();
-        let agreed = self.agree_to_save(&save, placing)?;
-        let step = agreed.step;
-        let ranks = Ranks::new(self.comm(), self.options());
-        let progress = progress.unwrap_or(&mut nobody);
-        self.apart_from_steps(|all| agreed.carry_out(store, &ranks, all, progress))?;
-        Ok(step)
-    }
-
-    /// What every rank will write. Collective.
-    pub(crate) fn agree_to_save(&mut self, save: &Save<'_>, placing: &dyn Placing) -> Result<Agreed, Error> {
-        self.handover.healthy()?;
-        let ready = self.between_two_steps();
-        let step = save.step.unwrap_or_else(|| self.steps());
-        let keep = save.keep;
-        self.call_together(&format!("save\nstep to save = {step}\ncheckpoints to keep = {keep:?}"), ready)?;
-        let ranks = Ranks::new(self.comm(), self.options());
-        let made = self.apart_from_steps(|all| {
-            let counters = all.describe_counters()?;
-            crate::same_everywhere(&**all.comm(), &all.options, &counters)?;
-            let blobs = blobs(save, ranks.rank());
-            let (contents, blobs) =
-                ranks.agree(all.contents(placing).and_then(|contents| Ok((contents, blobs?))))?;
-            let parts = parts(&contents);
-            let claims = ranks.gather(&serde_json::to_vec(&claims(&contents, &parts)).unwrap_or_default())?;
-            let claims: Result<Vec<_>, _> = claims.iter().map(|text| serde_json::from_slice(text)).collect();
-            let claims = ranks.agree(claims.map_err(CheckpointError::memory))?;
-            let parts = elected(claims, ranks.rank(), &parts);
-            let (mesh, settings) = (placing.mesh(), Settings::of(all, placing.tied()));
-            Ok(Agreed { contents, parts, step, keep, mesh, settings, blobs })
-        });
-        made.map(|(agreed, _)| agreed)
+        save_all(self, store, save, placing)
     }
 
     /// No step is under way on this rank, and none is unheard of.
@@ -136,6 +82,64 @@ impl Optimizer {
         self.check_some()?;
         self.check_idle()
     }
+}
+
+/// Saves whatever a keeper keeps. Collective.
+pub(crate) fn save_all<K: Keeper>(
+    keeper: &mut K,
+    store: &Store,
+    mut save: Save<'_>,
+    placing: &dyn Placing,
+) -> Result<u64, Error> {
+    let mut nobody = |_, _| {};
+    let progress = save.progress.take();
+    let agreed = agree_to_save(keeper, &save, placing)?;
+    let step = agreed.step;
+    let ranks = Ranks::of(keeper.optimizer());
+    let progress = progress.unwrap_or(&mut nobody);
+    apart(keeper, |keeper| agreed.carry_out(store, &ranks, keeper, progress))?;
+    Ok(step)
+}
+
+/// What every rank will write. Collective.
+pub(crate) fn agree_to_save<K: Keeper>(
+    keeper: &mut K,
+    save: &Save<'_>,
+    placing: &dyn Placing,
+) -> Result<Agreed, Error> {
+    let opt = keeper.optimizer();
+    opt.handover.healthy()?;
+    let ready = opt.between_two_steps();
+    let (step, keep) = (save.step.unwrap_or_else(|| opt.steps()), save.keep);
+    opt.call_together(&format!("save\nstep to save = {step}\ncheckpoints to keep = {keep:?}"), ready)?;
+    let ranks = Ranks::of(opt);
+    apart(keeper, |keeper| {
+        let opt = keeper.optimizer();
+        let counters = opt.describe_counters()?;
+        crate::same_everywhere(&**opt.comm(), opt.options(), &counters)?;
+        let blobs = blobs(save, ranks.rank());
+        let contents = keeper.contents(placing).and_then(|contents| Ok((contents, blobs?)));
+        let (contents, blobs) = ranks.agree(contents)?;
+        let parts = parts(&contents);
+        let claims = ranks.gather(&serde_json::to_vec(&claims(&contents, &parts)).unwrap_or_default())?;
+        let claims: Result<Vec<_>, _> = claims.iter().map(|text| serde_json::from_slice(text)).collect();
+        let claims = ranks.agree(claims.map_err(CheckpointError::memory))?;
+        let parts = elected(claims, ranks.rank(), &parts);
+        let (mesh, settings) = (placing.mesh(), keeper.settings(placing.tied()));
+        Ok(Agreed { contents, parts, step, keep, mesh, settings, blobs })
+    })
+}
+
+/// [`Optimizer::apart_from_steps`] of a keeper.
+pub(super) fn apart<K: Keeper, T>(
+    keeper: &mut K,
+    call: impl FnOnce(&mut K) -> Result<T, Error>,
+) -> Result<T, Error> {
+    let before = keeper.optimizer().handover.sent();
+    let called = call(keeper);
+    let opt = keeper.optimizer();
+    opt.progress.sent_before += opt.handover.sent() - before;
+    opt.end_if_alone(called)
 }
 
 impl Agreed {

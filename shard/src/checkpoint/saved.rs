@@ -124,17 +124,28 @@ impl SavedFile {
         while start < to {
             let end = (start + WINDOW).min(stored.bytes);
             let room = &mut room[..(end - start) as usize];
-            self.file.read_at(stored.at + start, room).map_err(io("reading", &self.path))?;
-            let (expected, found) =
-                (&stored.xxh3[(start / WINDOW) as usize], format!("{:016x}", xxh3_64(room)));
-            if *expected != found {
-                let what = format!("bytes {start} to {end} of {what}");
-                let (path, expected) = (self.path.clone(), expected.clone());
-                return Err(CheckpointError::Hash { path, what, expected, found });
-            }
+            self.window(stored, start, room, what)?;
             let (first, last) = (from.max(start), to.min(end));
             take(first, &room[(first - start) as usize..(last - start) as usize])?;
             start = end;
+        }
+        Ok(())
+    }
+
+    /// Fills `room` with the window that begins at byte `start` of what is stored, all of it, and checks that.
+    pub(super) fn window(
+        &self,
+        stored: &Stored,
+        start: u64,
+        room: &mut [u8],
+        what: &str,
+    ) -> Result<(), CheckpointError> {
+        self.file.read_at(stored.at + start, room).map_err(io("reading", &self.path))?;
+        let (expected, found) = (&stored.xxh3[(start / WINDOW) as usize], format!("{:016x}", xxh3_64(room)));
+        if *expected != found {
+            let what = format!("bytes {start} to {} of {what}", start + room.len() as u64);
+            let (path, expected) = (self.path.clone(), expected.clone());
+            return Err(CheckpointError::Hash { path, what, expected, found });
         }
         Ok(())
     }

@@ -3,37 +3,39 @@
 use super::error::CheckpointError;
 use super::mismatch::Mismatch;
 use crate::{Optimizer, schedule};
-use meshstep_optim::LossScaleState;
+use meshstep_optim::{LossScaleState, Rounding};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// The manifest's `settings`.
+/// The manifest's `settings`; what others have not said of a checkpoint of theirs is not compared.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Settings {
-    /// Steps taken or skipped.
-    pub(super) steps: u64,
+#[serde(default)]
+pub(crate) struct Settings {
+    /// Steps taken or skipped; the manifest's, where that says more.
+    pub(crate) steps: Option<u64>,
     /// Skipped in a row.
-    pub(super) skips: u32,
+    pub(crate) skips: u32,
     /// Of these, since the loss scale could last fall.
-    pub(super) hopeless: u32,
-    pub(super) loss_scale: Option<Scale>,
+    pub(crate) hopeless: u32,
+    pub(crate) loss_scale: Option<Scale>,
     /// The parameters of each rule that hyperparameters make.
-    pub(super) rules: BTreeMap<String, Vec<String>>,
-    pub(super) loss_scale_rule: String,
-    pub(super) schedule: String,
-    pub(super) rounding: String,
+    pub(crate) rules: BTreeMap<String, Vec<String>>,
+    pub(crate) loss_scale_rule: Option<String>,
+    pub(crate) schedule: Option<String>,
+    pub(crate) rounding: Option<String>,
     /// For people.
-    pub(super) recipe: BTreeMap<String, String>,
+    pub(crate) recipe: BTreeMap<String, String>,
+    /// The rule and the progress of L-BFGS.
+    pub(crate) lbfgs: Option<(String, Vec<u64>)>,
     /// Other names of parameters.
-    #[serde(default)]
-    pub(super) tied: BTreeMap<String, String>,
+    pub(crate) tied: BTreeMap<String, String>,
 }
 
 /// A loss scale's state.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Scale {
+pub(crate) struct Scale {
     /// As text, of which nothing is lost.
     scale: String,
     growth_tracker: u64,
@@ -43,8 +45,11 @@ pub(super) struct Scale {
 /// Counts beyond this are no counts of steps.
 const MOST: u64 = 1 << 53;
 
+/// The same of steps in a row.
+const MOST_SKIPS: u64 = 1 << 31;
+
 impl Settings {
-    pub(super) fn of(opt: &Optimizer, tied: BTreeMap<String, String>) -> Self {
+    pub(crate) fn of(opt: &Optimizer, tied: BTreeMap<String, String>) -> Self {
         let options = opt.options();
         let loss_scale = opt.loss_scale_state().map(|state| Scale {
             scale: state.scale.to_string(),
@@ -70,53 +75,55 @@ impl Settings {
             ("precision", format!("{:?}", options.precision)),
         ];
         Settings {
-            steps: opt.steps(),
+            steps: Some(opt.steps()),
             skips: opt.progress.skips,
             hopeless: opt.progress.hopeless,
             loss_scale,
             rules,
-            loss_scale_rule: options.loss_scale.map_or("none".to_owned(), |rule| format!("{rule:?}")),
-            schedule: schedule::describe(options.schedule.as_ref()).trim_end().replace('\n', ", "),
-            rounding: format!("{:?} with seed {}", options.precision.rounding, options.precision.seed),
+            loss_scale_rule: Some(options.loss_scale.map_or("none".to_owned(), |rule| format!("{rule:?}"))),
+            schedule: Some(schedule::describe(options.schedule.as_ref()).trim_end().replace('\n', ", ")),
+            rounding: Some(match options.precision.rounding {
+                Rounding::Stochastic => format!("Stochastic with seed {}", options.precision.seed),
+                other => format!("{other:?}"),
+            }),
+            lbfgs: None,
             recipe: recipe.map(|(name, value)| (name.to_owned(), value)).into(),
             tied,
         }
     }
 
-    pub(super) fn to_json(&self) -> BTreeMap<String, Value> {
+    pub(crate) fn to_json(&self) -> BTreeMap<String, Value> {
         match serde_json::to_value(self) {
             Ok(Value::Object(members)) => members.into_iter().collect(),
             _ => BTreeMap::new(),
         }
     }
 
-    pub(super) fn from_json(members: &BTreeMap<String, Value>) -> Result<Self, CheckpointError> {
+    pub(crate) fn from_json(members: &BTreeMap<String, Value>) -> Result<Self, CheckpointError> {
         let wrong = |reason: String| CheckpointError::Contradiction { what: "settings".to_owned(), reason };
         let members: serde_json::Map<String, Value> = members.clone().into_iter().collect();
         let settings: Settings =
             serde_json::from_value(Value::Object(members)).map_err(|error| wrong(error.to_string()))?;
-        match settings.steps < MOST {
-            true => Ok(settings),
-            false => Err(wrong(format!("{} is no count of steps", settings.steps))),
+        let skips = u64::from(settings.skips.max(settings.hopeless));
+        let counts = [(settings.steps.unwrap_or(0), MOST), (skips, MOST_SKIPS)];
+        match counts.into_iter().find(|(count, most)| count >= most) {
+            Some((count, _)) => Err(wrong(format!("{count} is no count of steps"))),
+            None if settings.loss_scale.is_some() != settings.scale().is_some() => {
+                Err(wrong("the loss scale is no number".to_owned()))
+            }
+            None => Ok(settings),
         }
     }
 
     /// The loss scale that was saved.
-    pub(super) fn scale(&self) -> Result<Option<LossScaleState>, CheckpointError> {
-        let Some(Scale { scale, growth_tracker, hysteresis_tracker }) = &self.loss_scale else {
-            return Ok(None);
-        };
+    pub(crate) fn scale(&self) -> Option<LossScaleState> {
+        let Scale { scale, growth_tracker, hysteresis_tracker } = self.loss_scale.as_ref()?;
         let (growth_tracker, hysteresis_tracker) = (*growth_tracker, *hysteresis_tracker);
-        let wrong = |_| CheckpointError::Contradiction {
-            what: "the loss scale".to_owned(),
-            reason: format!("{scale:?} is no number"),
-        };
-        let scale: f64 = scale.parse().map_err(wrong)?;
-        Ok(Some(LossScaleState { scale, growth_tracker, hysteresis_tracker }))
+        Some(LossScaleState { scale: scale.parse().ok()?, growth_tracker, hysteresis_tracker })
     }
 
     /// The first setting that steps depend on and that is another one `here`.
-    pub(super) fn check(&self, here: &Settings) -> Result<(), Mismatch> {
+    pub(crate) fn check(&self, here: &Settings) -> Result<(), Mismatch> {
         let differs = |what: &str, saved: &str, here: &str| match saved == here {
             true => Ok(()),
             false => Err(Mismatch::Setting {
@@ -131,9 +138,18 @@ impl Settings {
                 differs(&format!("the rule of {param:?}"), saved, rule)?;
             }
         }
-        differs("the schedule", &self.schedule, &here.schedule)?;
-        differs("the loss scale's rule", &self.loss_scale_rule, &here.loss_scale_rule)?;
-        differs("the rounding", &self.rounding, &here.rounding)
+        let lbfgs = |of: &Settings| of.lbfgs.as_ref().map(|(rule, _)| rule.clone());
+        let lbfgs = [lbfgs(self), lbfgs(here)].map(|rule| rule.or(Some("none".to_owned())));
+        let said = [
+            ("L-BFGS", &lbfgs[0], &lbfgs[1]),
+            ("the schedule", &self.schedule, &here.schedule),
+            ("the loss scale's rule", &self.loss_scale_rule, &here.loss_scale_rule),
+            ("the rounding", &self.rounding, &here.rounding),
+        ];
+        said.into_iter().try_for_each(|(what, saved, here)| match (saved, here) {
+            (Some(saved), Some(here)) => differs(what, saved, here),
+            _ => Ok(()),
+        })
     }
 }
 

@@ -1,6 +1,8 @@
 //! L-BFGS over a layout whose parameters and history are sharded.
 
 mod evaluate;
+#[cfg(feature = "checkpoint")]
+mod saving;
 
 pub(crate) use evaluate::{Failed, backward};
 

@@ -150,7 +150,7 @@ impl Optimizer {
 
     /// Ends it for all other ranks where communication has failed, or where this one alone cannot go on: they are not to wait
     /// for what will not come.
-    pub(super) fn end_if_alone<T>(&self, result: Result<T, Error>) -> Result<T, Error> {
+    pub(crate) fn end_if_alone<T>(&self, result: Result<T, Error>) -> Result<T, Error> {
         match &result {
             Ok(_) | Err(Error::Differs(_) | Error::Verify(_) | Error::Disagree { .. }) => {}
             #[cfg(feature = "checkpoint")]

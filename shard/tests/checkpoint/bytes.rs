@@ -100,7 +100,8 @@ fn what_is_for_others_is_refused_by_name() {
     let bucket = Run { options: Options { bucket_len: Some(7), ..run.options.clone() }, ..run.clone() };
     let mixed = vec![own[0].clone(), serialized(&run, 2)[1].clone()];
     let (whole, one) = (run.stage(Stage::Replicated), Run { lens: vec![30], ..run.clone() });
-    let table: [(&Run, Vec<Vec<u8>>, &[&str]); 8] = [
+    type Row<'a> = (&'a Run, Vec<Vec<u8>>, &'a [&'a str]);
+    let table: [Row<'_>; 8] = [
         (&run, swapped, &["the rank", "1 of 2 on ranks=2", "0 of 2"]),
         (&run, vec![own[0].clone(); 2], &["on rank 1", "the rank", "0 of 2"]),
         (&run, serialized(&three, 2)[..2].to_vec(), &["the rank", "0 of 3 on ranks=3"]),

@@ -1,19 +1,19 @@
 //! What fails on one rank is one error on all of them, changes nothing, and leaves what was saved before.
 
-use crate::common::{Run, STAGES, name};
+use crate::common::Run;
 use crate::faulty::Faulty;
 use crate::layouts::train;
 use crate::sim::Sim;
 use crate::whole::part;
 use meshstep_comm::Communicator;
-use meshstep_shard::checkpoint::{CheckpointError, Failed, Load, Mismatch, Save, Store};
-use meshstep_shard::{Error, Optimizer, Options, Stage};
+use meshstep_shard::checkpoint::{CheckpointError, Failed, Load, Save, Store};
+use meshstep_shard::{Error, Stage};
 use std::io::ErrorKind;
 use std::sync::Arc;
 
 const DIR: &str = "/run";
 
-fn failed(error: Error) -> Failed {
+pub(crate) fn failed(error: Error) -> Failed {
     match error {
         Error::Checkpoint(failed) => *failed,
         other => panic!("{other}"),

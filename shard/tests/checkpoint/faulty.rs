@@ -30,11 +30,6 @@ impl<D: Disk + Clone + 'static> Faulty<D> {
     pub(crate) fn after(&self, calls: usize) {
         self.calls.left.store(calls, SeqCst);
     }
-
-    /// Whether none was refused yet.
-    pub(crate) fn holds(&self) -> bool {
-        self.calls.left.load(SeqCst) > 0
-    }
 }
 
 impl Calls {

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests say what is wrong by failing")]
 
+mod beside;
 mod bytes;
 #[path = "../common/mod.rs"]
 mod common;
@@ -13,10 +14,12 @@ mod failures;
 mod faulty;
 mod holdings;
 mod layouts;
+mod lbfgs;
 mod os;
 mod pieces;
 mod problem;
 mod pytorch;
 mod pytorch_refusals;
+mod refusals;
 mod sim;
 mod whole;

@@ -10,6 +10,7 @@ use meshstep_comm::loopback::spawn;
 use meshstep_shard::Stage;
 use meshstep_shard::checkpoint::Disk;
 use meshstep_shard::checkpoint::pytorch::{Import, PyTorchFile};
+use rand::prelude::*;
 use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
@@ -225,6 +226,9 @@ fn every_refusal_of_a_disk_leaves_the_file_of_before() {
                 error.to_string().starts_with("on rank 1: ")
                     && error.to_string().contains("as was asked for")
             );
+            if opt.comm().rank() == 1 {
+                assert_eq!(sim.files(), [Path::new(FILE)], "call {calls}: nothing else is left");
+            }
             // The last call makes the new name last.
             assert!(
                 error.to_string().contains("syncing /run:") || read(&sim) == before,
@@ -237,6 +241,13 @@ fn every_refusal_of_a_disk_leaves_the_file_of_before() {
     assert!(calls[0] == calls[1] && calls[0] > 9, "{calls:?}");
     assert!(read(&sim) != before);
     assert_eq!(sim.files(), [Path::new(FILE)], "nothing else is left");
+    let mut random = StdRng::seed_from_u64(1);
+    for _ in 0..50 {
+        assert!(
+            read(&sim.crashed(DIR, sim.events(), &mut random)) == read(&sim),
+            "a crash takes nothing back"
+        );
+    }
     // What a crash left of an attempt is no obstacle.
     sim.create(&Path::new(FILE).with_extension("safetensors.tmp")).unwrap();
     let again = spawn(1, |comm| {

@@ -41,17 +41,11 @@ impl Optimizer {
         to: usize,
         placing: &dyn Placing,
     ) -> Result<(), Error> {
-        let mut sources = self.sources(&format!("export for PyTorch on rank {to}"), to, placing)?;
+        let mut sources = Sources::of(self, &format!("export for PyTorch on rank {to}"), to, placing)?;
         let writes = self.comm().rank() == to;
         let exported = self.apart_from_steps(|all| {
             let plan = sources.ranks.agree(all.plan(&sources.contents))?;
-            let begun = if writes { file.begin(&plan.entries).map(Some) } else { Ok(None) };
-            let mut writer = sources.ranks.agree(begun)?;
-            let written = plan.write(all, &mut sources, writer.as_mut());
-            let written = written.and_then(|()| {
-                let published = writer.map_or(Ok(()), |writer| plan.finish(writer, file));
-                sources.ranks.agree(published)
-            });
+            let written = plan.carry_out(file, writes, all, &mut sources);
             if written.is_err() && writes {
                 file.discard();
             }
@@ -97,6 +91,20 @@ impl Plan {
         let mut names = BTreeSet::from(["__metadata__"]);
         let taken = self.entries.iter().find(|entry| !names.insert(&entry.key));
         taken.map_or(Ok(()), |entry| Err(PyTorchError::Name { key: entry.key.clone() }))
+    }
+
+    /// Writes the file and puts it in its place. Collective.
+    fn carry_out(
+        &self,
+        file: &PyTorchFile,
+        writes: bool,
+        all: &mut Optimizer,
+        sources: &mut Sources,
+    ) -> Result<(), Error> {
+        let begun = if writes { file.begin(&self.entries).map(Some) } else { Ok(None) };
+        let mut writer = sources.ranks.agree(begun)?;
+        self.write(all, sources, writer.as_mut())?;
+        sources.ranks.agree(writer.map_or(Ok(()), |writer| self.finish(writer, file)))
     }
 
     /// Writes all vectors. Collective.

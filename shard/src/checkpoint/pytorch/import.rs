@@ -4,15 +4,17 @@ use super::error::PyTorchError;
 use super::file::PyTorchFile;
 use super::keys::Keys;
 use super::plain::{Entry, Plain};
-use crate::checkpoint::contents::{Content, MASTER, Named, PARAM};
+use crate::checkpoint::contents::{Content, Keeper, MASTER, Named, PARAM, Vectors};
 use crate::checkpoint::error::CheckpointError;
-use crate::checkpoint::load::Staged;
+use crate::checkpoint::load::take_in;
 use crate::checkpoint::manifest::Type;
 use crate::checkpoint::placing::{Alike, Placing};
 use crate::checkpoint::ranks::Ranks;
 use crate::checkpoint::read::Target;
 use crate::checkpoint::settings::Settings;
+use crate::verify::Slot;
 use crate::{Error, Optimizer};
+use meshstep_tensor::{Buffer, Category};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How a file in PyTorch's names is taken in. The same on every rank.
@@ -47,6 +49,14 @@ struct Found {
     t: Option<u64>,
 }
 
+/// All that is taken in.
+struct Staged {
+    vectors: Vec<(usize, Slot, Buffer)>,
+    t: Vec<Option<u64>>,
+    settings: Settings,
+    imported: Imported,
+}
+
 impl Optimizer {
     /// Takes in parameters and state from a safetensors file in [PyTorch's names](super): written here, or there. Collective,
     /// between two steps.
@@ -70,15 +80,16 @@ impl Optimizer {
         self.handover.healthy()?;
         let ready = self.between_two_steps();
         self.call_together(&format!("import from PyTorch\nwhat to import = {import:?}"), ready)?;
-        let ranks = Ranks::new(self.comm(), self.options());
+        let ranks = Ranks::of(self);
         let imported = self.apart_from_steps(|all| {
             let mut plain = ranks.agree(Plain::open(file))?;
             let text = format!("file to import = {}\n", plain.digest);
             crate::same_everywhere(&**all.comm(), &all.options, &text)?;
             #[cfg(feature = "cuda")]
             all.take_notes(true)?;
-            let (staged, imported) = ranks.agree(all.stage_pytorch(&mut plain, import, placing))?;
-            all.take_in_staged(staged)?;
+            let Staged { vectors, t, settings, imported } =
+                ranks.agree(all.stage_pytorch(&mut plain, import, placing))?;
+            take_in(all, vectors, t, &settings)?;
             Ok(imported)
         });
         imported.map(|(imported, _)| imported)
@@ -89,28 +100,29 @@ impl Optimizer {
         plain: &mut Plain,
         import: Import,
         placing: &dyn Placing,
-    ) -> Result<(Staged, Imported), CheckpointError> {
+    ) -> Result<Staged, CheckpointError> {
         let contents = self.contents(placing)?;
         let (found, fresh) = self.find(plain, &contents, import, &placing.tied())?;
-        let mut settings = Settings::of(self, placing.tied());
+        let mut settings = self.settings(placing.tied());
         let counted = found.iter().filter(|found| found.keys.step.is_some()).filter_map(|found| found.t);
-        settings.steps = import.steps.or(counted.max()).unwrap_or(settings.steps);
-        let imported = Imported { fresh, steps: settings.steps };
+        settings.steps = import.steps.or(counted.max()).or(settings.steps);
+        let imported = Imported { fresh, steps: settings.steps.unwrap_or_default() };
         let t = found.iter().map(|found| found.t).collect();
-        let mut staged = Staged { vectors: Vec::new(), t, settings, ..Staged::default() };
+        let (mut vectors, meter) = (Vec::new(), self.options.meter.clone());
         for (param, (content, found)) in contents.iter().zip(&found).enumerate() {
             for vector in &content.vectors {
-                let range = self.has(param, vector.slot).map_err(CheckpointError::memory)?;
-                let mut buffer = self.room_for(vector, range.len())?;
+                let (first, values) = self.vector(param, vector.slot).map_err(CheckpointError::memory)?;
+                let range = first..first + values.len();
+                let room = Buffer::zeroed(values.len(), values.dtype(), &meter, Category::Staging);
+                let mut room = room.map_err(CheckpointError::memory)?;
                 if let Some((entry, saved)) = found.source(vector) {
-                    let into = buffer.as_mut();
-                    let mut target = Target::new(into, range.start as u64, saved, &self.options.meter)?;
+                    let mut target = Target::new(room.as_mut(), first as u64, saved, &meter)?;
                     plain.vector(entry, saved.size(), content, range, &mut target)?;
                 }
-                staged.vectors.push((param, vector.slot, buffer));
+                vectors.push((param, vector.slot, room));
             }
         }
-        Ok((staged, imported))
+        Ok(Staged { vectors, t, settings, imported })
     }
 
     /// What there is for each parameter, and the names of those that begin anew.

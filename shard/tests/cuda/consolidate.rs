@@ -68,7 +68,8 @@ fn what_gpus_hold_leaves_them_and_comes_back_as_on_the_cpu() {
     let stages = [Stage::Replicated, Stage::Zero1, Stage::Zero2, Stage::Zero3];
     for (i, (dtype, precision)) in PRECISIONS.into_iter().enumerate() {
         let options = Options { precision, ..Run::default().options };
-        let run = Run { ranks: 2, dtype, grads: dtype, gradients: Gradients::Equal, options, ..Run::default() };
+        let run =
+            Run { ranks: 2, dtype, grads: dtype, gradients: Gradients::Equal, options, ..Run::default() };
         let run = run.stage(stages[i % stages.len()]);
         let dir = tempfile::tempdir().unwrap();
         let [there, here] = ["gpu", "cpu"].map(|name| dir.path().join(name));
@@ -82,7 +83,11 @@ fn what_gpus_hold_leaves_them_and_comes_back_as_on_the_cpu() {
         let on_cpus = loopback::spawn(2, |comm| stops(comm, &run, &here));
         assert!(on_gpus.unwrap() == on_cpus.unwrap(), "{dtype} {precision:?}");
         if there.exists() || here.exists() {
-            assert_eq!(std::fs::read(&there).unwrap(), std::fs::read(&here).unwrap(), "{dtype} {precision:?}");
+            assert_eq!(
+                std::fs::read(&there).unwrap(),
+                std::fs::read(&here).unwrap(),
+                "{dtype} {precision:?}"
+            );
         }
     }
 }
