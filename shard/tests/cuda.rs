@@ -14,6 +14,9 @@ mod apart;
 #[path = "cuda/checkpoint.rs"]
 mod checkpoint;
 mod common;
+#[cfg(feature = "checkpoint")]
+#[path = "cuda/consolidate.rs"]
+mod consolidate;
 #[path = "cuda/failing.rs"]
 mod failing;
 #[path = "cuda/graph.rs"]

@@ -1,7 +1,9 @@
 //! What can be wrong with a checkpoint, or with writing one.
 
+use super::bytes::BytesError;
 use super::cover::CoverError;
 use super::mismatch::Mismatch;
+use super::pytorch::PyTorchError;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -140,6 +142,12 @@ pub enum CheckpointError {
     /// What is saved is for something else.
     #[error(transparent)]
     Mismatch(#[from] Mismatch),
+    /// An optimizer as bytes.
+    #[error(transparent)]
+    Bytes(#[from] BytesError),
+    /// A file in PyTorch's names.
+    #[error(transparent)]
+    PyTorch(#[from] PyTorchError),
     /// A rank looks at another folder than rank 0.
     #[error(
         "{} is not the folder that rank 0 saves to: give every rank one folder that all of them share", .dir.display()

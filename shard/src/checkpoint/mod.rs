@@ -19,10 +19,14 @@
 //! | ranks.rs | what all ranks know together |
 //! | owner.rs, write.rs, save.rs | who writes what; one rank's file; a save of all ranks |
 //! | snapshot.rs, background.rs | a copy of one moment; a save of it in the background |
+//! | consolidate.rs, pytorch | whole vectors on one rank; one file in PyTorch's names, to and from there |
+//! | bytes.rs | what one rank holds, as bytes in memory |
 //! | fits.rs, read.rs, load.rs | whether what was saved fits; what a rank reads of it; a load of all ranks |
 //! | moves.rs, parcel.rs, reshard.rs | what goes from which rank to which; its bytes on the way; a move without files |
 
 mod background;
+mod bytes;
+mod consolidate;
 mod contents;
 mod cover;
 mod disk;
@@ -33,12 +37,13 @@ mod holding;
 mod load;
 mod manifest;
 mod mismatch;
-mod once;
 mod moves;
+mod once;
 mod owner;
 mod parcel;
 mod piece;
 mod placing;
+pub mod pytorch;
 mod ranks;
 mod read;
 mod reshard;
@@ -54,6 +59,10 @@ mod write;
 
 pub(crate) use background::{Background, save_all_async};
 pub use background::{Saving, Stall};
+pub use bytes::BytesError;
+pub(crate) use bytes::{deserialize_all, serialize_all};
+pub(crate) use consolidate::consolidate_all;
+pub use consolidate::{Sink, Window};
 pub(crate) use contents::{Content, Keeper, Named, Vectors};
 pub use cover::{CoverError, check as check_cover};
 pub use disk::{Disk, Os, Reader, Writer};

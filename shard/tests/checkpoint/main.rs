@@ -4,8 +4,11 @@
 
 mod background;
 mod beside;
+mod bytes;
 #[path = "../common/mod.rs"]
 mod common;
+mod consolidate;
+mod continued;
 mod corpus;
 mod counted;
 mod crash;
@@ -20,6 +23,9 @@ mod layouts;
 mod lbfgs;
 mod os;
 mod pieces;
+mod problem;
+mod pytorch;
+mod pytorch_refusals;
 mod refusals;
 mod reshards;
 mod sim;
