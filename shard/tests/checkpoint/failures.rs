@@ -21,7 +21,13 @@ fn failed(error: Error) -> Failed {
 }
 
 /// On every rank: saves, then saves or loads with each call of `faulty` rank's disk refused in turn; the errors.
-fn on_rank(comm: Arc<dyn Communicator>, run: &Run, sim: &Sim, (at, gone): (usize, bool), loads: bool) -> Vec<Failed> {
+fn on_rank(
+    comm: Arc<dyn Communicator>,
+    run: &Run,
+    sim: &Sim,
+    (at, gone): (usize, bool),
+    loads: bool,
+) -> Vec<Failed> {
     let rank = comm.rank();
     let disk = Faulty::new(sim.clone(), gone, ErrorKind::PermissionDenied);
     let (store, sound) = (Store::on(Arc::new(disk.clone()), DIR), Store::on(Arc::new(sim.clone()), DIR));
@@ -35,9 +41,12 @@ fn on_rank(comm: Arc<dyn Communicator>, run: &Run, sim: &Sim, (at, gone): (usize
         let step = Some(1 + calls as u64);
         let done = match loads {
             true => opt.load(&store, Load::default()).map(drop),
-            false => {
-                opt.save(&store, Save { step, keep: Some(1), blobs: vec![("loader", &[1, 2])], ..Save::default() }).map(drop)
-            }
+            false => opt
+                .save(
+                    &store,
+                    Save { step, keep: Some(1), blobs: vec![("loader", &[1, 2])], ..Save::default() },
+                )
+                .map(drop),
         };
         disk.after(usize::MAX);
         assert!(part(&opt) == before, "call {calls}: nothing has changed");
@@ -60,7 +69,8 @@ fn every_refusal_of_a_disk_is_one_error_on_all_ranks() {
         for (at, gone) in [(0, false), (1, false), (2, false), (0, true), (2, true)] {
             let run = Run { ranks: 3, ..Run::default() }.stage(Stage::Zero2);
             let sim = Sim::new(DIR);
-            let ranks = meshstep_comm::loopback::spawn(3, |comm| on_rank(comm, &run, &sim, (at, gone), loads));
+            let ranks =
+                meshstep_comm::loopback::spawn(3, |comm| on_rank(comm, &run, &sim, (at, gone), loads));
             let ranks = ranks.unwrap();
             assert!(ranks.iter().all(|errors| *errors == ranks[0]), "{:?}", ranks);
             assert!(ranks[0].len() > 5, "rank {at} makes some calls, {}", ranks[0].len());
