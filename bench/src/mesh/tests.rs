@@ -106,7 +106,7 @@ fn what_cannot_go_on_says_why() {
         let error = format!("{:#}", at(options).unwrap_err());
         assert!(error.contains(hint), "{options}: {error}");
     };
-    refused("--mesh tp=2 --stage 1 --resume", "LATEST");
+    refused("--mesh tp=2 --stage 1 --resume", "holds no checkpoint");
     refused("--mesh tp=2 --resume", "add --stage");
     refused("--mesh tp=2 --mesh tp=1 --stage 1 --save-every 1", "at most one --mesh");
     at("--mesh tp=2 --stage 1 --save-every 2 --until 2").unwrap();
