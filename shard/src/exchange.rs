@@ -1,5 +1,6 @@
 //! The exchange of a step: two small vectors, from which every rank decides the same.
 
+use crate::groups::Group;
 use crate::plan::{MAX_HEAD, SUM_HEAD};
 use crate::{Error, Fault, Options, wire};
 use meshstep_comm::{Communicator, Op, Reduction};
@@ -14,7 +15,7 @@ use meshstep_tensor::cuda::{Event, Stream};
 use meshstep_tensor::{Buffer, Category, DType, Queue};
 
 /// What differs from step to step and must not differ between ranks, by name.
-pub(crate) const FIELDS: [&str; 9] = [
+pub(crate) const FIELDS: [&str; 10] = [
     "step",
     "lr",
     "max_norm",
@@ -24,6 +25,7 @@ pub(crate) const FIELDS: [&str; 9] = [
     "hysteresis_tracker of loss_scale",
     "micro-batches",
     "buckets and gathers sent",
+    "hyperparameters",
 ];
 
 /// The vectors, kept from step to step.
@@ -227,11 +229,13 @@ pub(crate) fn disagreement(
     comm: &dyn Communicator,
     options: &Options,
     fields: &[u64; FIELDS.len()],
+    groups: &[Group],
 ) -> Result<Error, Error> {
-    let mut text = String::new();
-    for (name, &value) in FIELDS.iter().zip(fields) {
-        text += &format!("{name} = {}\n", shown(name, value));
-    }
+    let (mut text, mut lines) = (String::new(), FIELDS.iter().zip(fields).map(line));
+    text.extend(lines.by_ref().take(FIELDS.len() - 1));
+    // Each hyperparameter before the digest of all.
+    groups.iter().enumerate().for_each(|(g, group)| group.describe(g, &mut text));
+    text.extend(lines);
     match crate::agree::same_everywhere(comm, options, &text) {
         Err(error) => Ok(error),
         Ok(()) => Err(Error::Disagree {
@@ -241,6 +245,10 @@ pub(crate) fn disagreement(
             theirs: text,
         }),
     }
+}
+
+fn line((name, &value): (&&str, &u64)) -> String {
+    format!("{name} = {}\n", shown(name, value))
 }
 
 /// A field's value.

@@ -2,6 +2,7 @@
 
 use crate::exchange::{self, Brought, FIELDS, FaultCode, Known};
 use crate::family::Entry;
+use crate::groups::of_groups;
 use crate::options::At;
 use crate::owned::Due;
 #[cfg(feature = "cuda")]
@@ -212,7 +213,7 @@ impl Optimizer {
             return Err(Error::Fault { rank, fault });
         }
         if !known.same {
-            return Err(exchange::disagreement(&*comm, &self.options, &fields)?);
+            return Err(exchange::disagreement(&*comm, &self.options, &fields, &self.groups)?);
         }
         self.check_presence(&*comm)?;
         self.judge(at, &known)
@@ -339,7 +340,8 @@ impl Optimizer {
         let [lr, max_norm, grad_scale] = scalars;
         let [loss_scale, growth, hysteresis] = self.loss_scale_words();
         let (steps, batches) = (self.progress.steps, self.progress.batches);
-        [steps, lr, max_norm, grad_scale, loss_scale, growth, hysteresis, batches, self.operations()]
+        let (sent, rules) = (self.operations(), of_groups(&self.groups));
+        [steps, lr, max_norm, grad_scale, loss_scale, growth, hysteresis, batches, sent, rules]
     }
 
     pub(crate) fn traffic(&mut self) -> Traffic {

@@ -1,6 +1,7 @@
 //! Steps on a GPU: everything is launched at once, the device decides, and the host hears later what became of it.
 
 use crate::exchange::{self, FaultCode};
+use crate::groups::of_groups;
 use crate::options::At;
 use crate::step::{Outcome, Traffic};
 use crate::{Clip, Combine, Error, Missing, NonFinite, Optimizer, Options};
@@ -190,6 +191,7 @@ impl Optimizer {
             grad_scale: at.grad_scale,
             batches: self.progress.batches,
             launches,
+            rules: of_groups(&self.groups),
             rank: rank as u64,
             weight: self.weight(),
             fault,

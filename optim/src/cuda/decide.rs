@@ -31,6 +31,8 @@ pub struct Settings {
     pub batches: u64,
     /// A count of collectives, compared between ranks.
     pub launches: u64,
+    /// A digest of the rules' hyperparameters, compared between ranks.
+    pub rules: u64,
     /// This rank.
     pub rank: u64,
     /// Weight of this rank's micro-batches.
@@ -76,6 +78,7 @@ impl Default for Settings {
             grad_scale: 1.0,
             batches: 1,
             launches: 0,
+            rules: 0,
             rank: 0,
             weight: 1,
             fault: 0,
@@ -148,8 +151,8 @@ impl Progress {
 }
 
 /// Words that must be the same on every rank, in this order: [`Progress::steps`], the bits of [`Settings::lr`], `max_norm`,
-/// `grad_scale` and [`Progress::scale`], the loss scale's two trackers, [`Settings::batches`], `launches`.
-pub const FIELDS: usize = 9;
+/// `grad_scale` and [`Progress::scale`], the loss scale's two trackers, [`Settings::batches`], `launches`, `rules`.
+pub const FIELDS: usize = 10;
 
 /// What a step's exchange led to, the same on every rank.
 #[repr(C)]
@@ -232,8 +235,8 @@ mod tests {
 
     #[test]
     fn layouts_are_those_of_the_kernels() {
-        assert_eq!((size_of::<Settings>(), size_of::<Progress>(), size_of::<Decided>()), (152, 40, 80));
-        assert_eq!((offset_of!(Settings, dynamic), offset_of!(Settings, growth_factor)), (120, 80));
+        assert_eq!((size_of::<Settings>(), size_of::<Progress>(), size_of::<Decided>()), (160, 40, 80));
+        assert_eq!((offset_of!(Settings, dynamic), offset_of!(Settings, growth_factor)), (128, 88));
         assert_eq!((offset_of!(Progress, skips), offset_of!(Decided, verdict)), (32, 72));
         assert!(Verdict::ALL.iter().enumerate().all(|(i, &verdict)| verdict as usize == i));
     }

@@ -12,7 +12,7 @@
 
 constexpr u32 BAD = 0, WEIGHT = 1, HEAD = 2, COUNTS = HEAD + WORDS;
 constexpr u32 PEAK = 0, FAULT = 1, DIGEST = 2, NOT_DIGEST = 3, LACKING = 4;
-constexpr u32 FIELDS = 9;
+constexpr u32 FIELDS = 10;
 
 enum Combine : u32 { MEAN, SUM, WEIGHTED };
 
@@ -23,6 +23,7 @@ struct Settings {
     double grad_scale;
     u64 batches;
     u64 launches;
+    u64 rules;  // a digest of hyperparameters
     // Of this rank.
     u64 rank;
     u64 weight;
@@ -83,7 +84,7 @@ struct Fields {
 
     __device__ Fields(const Settings& s, const Progress& p)
         : of{p.steps, bits(s.lr), bits(s.max_norm), bits(s.grad_scale), bits(p.scale),
-             p.growth_tracker, p.hysteresis_tracker, s.batches, s.launches} {}
+             p.growth_tracker, p.hysteresis_tracker, s.batches, s.launches, s.rules} {}
 
     __device__ static u64 bits(double x) { return (u64)__double_as_longlong(x); }
 

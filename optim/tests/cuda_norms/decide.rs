@@ -61,7 +61,7 @@ impl Host {
             .scale
             .map_or([1f64.to_bits(), 0, 0], |s| [s.scale.to_bits(), s.growth_tracker, s.hysteresis_tracker]);
         let [lr, max_norm, grad_scale] = [s.lr, s.max_norm, s.grad_scale].map(f64::to_bits);
-        [self.steps, lr, max_norm, grad_scale, scale, growth, hysteresis, s.batches, s.launches]
+        [self.steps, lr, max_norm, grad_scale, scale, growth, hysteresis, s.batches, s.launches, s.rules]
     }
 
     fn loss_scale(&self) -> f64 {
@@ -284,6 +284,7 @@ fn case() -> impl Strategy<Value = Case> {
                 grad_scale,
                 batches,
                 launches: 5,
+                rules: 11,
                 rank: 1,
                 weight: 2,
                 fault: 0,

@@ -96,10 +96,7 @@ impl Optimizer {
         let mut text =
             format!("steps = {}\nsteps skipped in a row = {}\n", self.progress.steps, self.progress.skips);
         for (g, group) in self.groups.iter().enumerate() {
-            let _ = writeln!(text, "lr_scale of group {g} = {}", group.lr_scale);
-            for (name, value) in group.rule.hyperparameters() {
-                let _ = writeln!(text, "{name} of group {g} = {value}");
-            }
+            group.describe(g, &mut text);
         }
         for entry in &self.entries {
             let _ = writeln!(text, "t of {:?} = {}", entry.param.name(), entry.t);
