@@ -6,7 +6,7 @@ mod common;
 use common::{MESHES, STAGES, model, run};
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::{AdamW, Muon, Sgd};
-use meshstep_parallel3d::{Axis, Error, Gradient, Mesh, MeshError, Model, Optimizer, Placement};
+use meshstep_parallel3d::{Axes, Axis, Error, Gradient, Mesh, MeshError, Model, Optimizer, Placement};
 use meshstep_shard::{At, Clip, Combine, Groups, Options, Outcome, Owners, Stage};
 use meshstep_tensor::DType::F32;
 use std::sync::Arc;
@@ -175,6 +175,61 @@ fn what_cannot_step_is_refused_on_every_rank() {
     all(refused("cp=2,dp=2", Placement::whole().reduced_over(Axis::Dp), adam(), weighted), |e| {
         matches!(e, Error::Unequal { ranks: 2, data: 4, .. })
     });
+}
+
+/// One rank along tp gives the micro-batch they share another weight: all are told, and step on.
+#[test]
+fn weights_that_differ_along_tp_are_told() {
+    let model = Model::builder().param("w", &[4], F32, Placement::whole()).build().unwrap();
+    for (mesh, odd, ranks, weights) in [
+        ("tp=2,cp=2,dp=2", 5, [4, 5], [3, 7]),
+        ("dp_replicate=2,dp_shard=2,tp=2", 2, [2, 3], [7, 3]),
+        ("tp=8", 6, [0, 6], [3, 7]),
+    ] {
+        for stage in STAGES {
+            let told = loopback::spawn(8, |world: Arc<dyn Communicator>| {
+                let rank = world.rank();
+                let options = Options { stage, combine: Combine::Weighted, ..Options::default() };
+                let mut opt = Optimizer::new(
+                    world,
+                    mesh.parse().unwrap(),
+                    &model,
+                    Sgd::default(),
+                    |_, _, _| Ok(()),
+                    options,
+                )
+                .unwrap();
+                let mut step = |weight, dropped: bool| {
+                    let mb = opt.micro_batch(weight).unwrap();
+                    mb.grad("w", &[1f32; 4][..]).unwrap();
+                    mb.finish().unwrap();
+                    if dropped {
+                        opt.discard_gradients().unwrap();
+                        return Ok(());
+                    }
+                    opt.step(At::default()).map(|pending| pending.outcome().map(drop).unwrap())
+                };
+                let odd = if rank == odd { 7 } else { 3 };
+                step(odd, true).unwrap();
+                let told = step(odd, false).unwrap_err();
+                // Other data has other weights.
+                step(1 + place(mesh, rank), false).unwrap();
+                told
+            });
+            for told in told.unwrap() {
+                let tp = Axes::from(Axis::Tp);
+                let is = matches!(&told, Error::Weights { ranks: r, weights: w, axes } if (*r, *w, *axes) == (ranks, weights, tp));
+                assert!(is, "{mesh} {stage:?}: {told}");
+            }
+        }
+    }
+}
+
+/// A number of each place along dp and cp.
+fn place(mesh: &str, rank: usize) -> u64 {
+    let mesh: Mesh = mesh.parse().unwrap();
+    let at = mesh.coordinate(rank).unwrap();
+    (mesh.place(&at, Axis::Dp) * 8 + mesh.place(&at, Axis::Cp)) as u64
 }
 
 /// One rank with another placement: every rank is told, none waits for a group that never forms.

@@ -32,7 +32,7 @@ pub(crate) const FIELDS: [&str; 10] = [
 #[derive(Debug)]
 pub(crate) struct Exchange {
     queue: Queue,
-    /// Non-finite count, weight, the norm's words, then two parameters a word where presence counts.
+    /// Non-finite count, weight, the norm's words, then two parameters a word where presence counts, and the balance of weights.
     sum: Words,
     /// Bits of the largest gradient, fault, digest, its complement, then a fault a parameter where all ranks must have the same.
     max: Words,
@@ -53,6 +53,7 @@ struct Words {
 pub(crate) struct Brought<'a> {
     pub(crate) norm: &'a NormAccumulator,
     pub(crate) weight: u64,
+    pub(crate) balance: u64,
     pub(crate) fault: u64,
     pub(crate) fields: [u64; FIELDS.len()],
 }
@@ -64,6 +65,8 @@ pub(crate) struct Known {
     pub(crate) weight: u64,
     pub(crate) fault: u64,
     pub(crate) same: bool,
+    /// Whether ranks with the same micro-batches have weighed them alike.
+    pub(crate) balanced: bool,
 }
 
 impl Exchange {
@@ -194,6 +197,8 @@ impl Exchange {
         let sum = &mut self.sum.host;
         sum[0] = mine.norm.non_finite();
         sum[1] = mine.weight;
+        let last = sum.len() - 1;
+        sum[last] = mine.balance;
         sum[SUM_HEAD..SUM_HEAD + ExactSum::WORDS].copy_from_slice(&mine.norm.sum().words());
         let digest = mine.fields.iter().fold(0, |d, &f| crate::handover::digest(d, f as usize, 0));
         self.max.host[..MAX_HEAD].copy_from_slice(&[mine.norm.max_bits(), mine.fault, digest, !digest]);
@@ -201,7 +206,8 @@ impl Exchange {
         let (sum, max) = (&self.sum.host, &self.max.host);
         let exact = ExactSum::from_words(&sum[SUM_HEAD..SUM_HEAD + ExactSum::WORDS]);
         let norm = NormAccumulator::from_parts(mine.norm.norm(), exact, max[0], sum[0]);
-        Ok(Known { norm, weight: sum[1], fault: max[1], same: max[2] == !max[3] })
+        let (same, balanced) = (max[2] == !max[3], sum[last] == 0);
+        Ok(Known { norm, weight: sum[1], fault: max[1], same, balanced })
     }
 }
 

@@ -174,7 +174,7 @@ impl Optimizer {
             && among.parts.is_empty()
             && among.comms().all(|comm| Arc::ptr_eq(comm, self.comm()));
         rules.check(part.layout(), alike, &self.options)?;
-        let unweighed = Arc::ptr_eq(&among.shards, self.comm()) && !self.handover.fixed.weighs;
+        let unweighed = Arc::ptr_eq(&among.shards, self.comm()) && !self.handover.fixed.place.first;
         if unweighed && self.options.combine == Combine::Weighted {
             let what = "weights of ranks that compute the same micro-batch".to_owned();
             return Err(Error::Shared { what, works: "groups of ranks with other micro-batches each" });

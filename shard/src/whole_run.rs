@@ -144,7 +144,7 @@ impl Optimizer {
         let comm = Arc::clone(self.comm());
         let weight = if self.options.combine == Combine::Weighted { weight } else { 1 };
         // The loss of what another rank computes too counts there; that of no samples is no number.
-        let weight = if self.handover.fixed.weighs { weight } else { 0 };
+        let weight = if self.handover.fixed.place.first { weight } else { 0 };
         let mut words = [0; 2 + ExactSum::WORDS];
         let mut fault = [0];
         match &told {

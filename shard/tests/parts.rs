@@ -3,7 +3,7 @@
 
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::AdamW;
-use meshstep_shard::{Among, At, Error, Optimizer, Options, Part, Plan, Shared, Sizes, Stage};
+use meshstep_shard::{Among, At, DataPlace, Error, Optimizer, Options, Part, Plan, Shared, Sizes, Stage};
 use meshstep_tensor::{Category, DType, Layout, Meter, Param, SliceMut};
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ fn memory_is_that_of_all_parts_together() {
             let options = options(stage);
             let shared: Vec<Shared> = parts(&options).into_iter().map(|part| shared(part, &comm)).collect();
             let meter = options.meter.clone();
-            let mut opt = Optimizer::empty(Arc::clone(&comm), true, options).unwrap();
+            let mut opt = Optimizer::empty(Arc::clone(&comm), DataPlace::OWN, options).unwrap();
             opt.add_parts(shared, zeros).unwrap();
             let memory = plan.memory(comm.rank(), &AdamW::default());
             for (category, bytes) in memory.by_category() {
@@ -68,7 +68,7 @@ fn what_does_not_belong_together_is_refused() {
     loopback::spawn(RANKS, |comm| {
         let options = options(Stage::Zero1);
         let part = |name: &str, ranks, options: &Options| part(&[name], 64, ranks, options);
-        let mut opt = Optimizer::empty(Arc::clone(&comm), true, options.clone()).unwrap();
+        let mut opt = Optimizer::empty(Arc::clone(&comm), DataPlace::OWN, options.clone()).unwrap();
         let mut refused = |parts: Vec<Part>| {
             let parts = parts.into_iter().map(|part| shared(part, &comm)).collect();
             opt.add_parts(parts, zeros).unwrap_err()

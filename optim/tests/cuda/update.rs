@@ -257,7 +257,7 @@ fn parameters_that_nobody_tells_of_are_refused() {
     let mut decision = decision(3);
     there.flat(0, |flat| update.run(flat, decision.step(), &queue)).unwrap();
     let words = |len| Buffer::zeroed_on(&queue, len, DType::U64, &meter, Category::Staging).unwrap();
-    let (head, rest) = (2 + ExactSum::WORDS, 4 + 2 * FIELDS);
+    let (head, rest) = (3 + ExactSum::WORDS, 4 + 2 * FIELDS);
     for (params, sums, maxima, told) in [
         (0, head + 1, rest, "sum has"),
         (3, head + 2, rest + 2, "max has"),
