@@ -78,7 +78,11 @@ impl Part {
             return Err(Error::NothingTrains);
         }
         let buckets = bucket_plan::cut(earlier, &layout, sizes.shards, options)?;
-        Ok(Part { layout, sizes, stage: options.stage, buckets })
+        let part = Part { layout, sizes, stage: options.stage, buckets };
+        if part.stage.cuts_params() {
+            part.units().check()?;
+        }
+        Ok(part)
     }
 
     /// Its parameters.
