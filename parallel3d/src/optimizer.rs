@@ -88,6 +88,7 @@ impl Optimizer {
             let pieces = placement.pieces(name, shape, &mesh, &coordinate).unwrap_or_default();
             initial(parameter, &pieces, values)
         })?;
+        model.tied().into_iter().try_for_each(|(alias, name)| inner.also_called(alias, name))?;
         Ok(Optimizer { inner, comms, coordinate, model: model.clone(), across_cuts: None, plan })
     }
 
@@ -193,6 +194,9 @@ fn describe(mesh: &Mesh, model: &Model) -> String {
     for (i, p) in model.parameters().iter().enumerate() {
         let Parameter { name, shape, dtype, placement, unit, .. } = p;
         let _ = writeln!(text, "parameter {i} = {name:?} {shape:?} {dtype} {placement:?} {unit:?}");
+    }
+    for (alias, name) in model.tied() {
+        let _ = writeln!(text, "tied parameter {alias:?} = {name:?}");
     }
     text
 }

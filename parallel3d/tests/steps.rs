@@ -247,3 +247,63 @@ fn ranks_with_different_models_are_told() {
         assert!(matches!(&error, Error::Models { what, rank: 2, .. } if what == "parameter 0"), "{error}");
     }
 }
+
+/// A tied parameter goes by either name, wherever one is asked for; it is one.
+#[test]
+fn tied_parameters_go_by_either_name() {
+    let model = || {
+        let placement = Placement::whole().cut(Axis::Tp, 0);
+        let model = Model::builder().param("wte", &[8, 2], F32, placement.clone()).param(
+            "other",
+            &[8],
+            F32,
+            placement,
+        );
+        model.tied("lm_head", "wte", &[8, 2])
+    };
+    let tied = model().build().unwrap();
+    assert_eq!(tied.tied(), [("lm_head", "wte")]);
+    let new = |world: &Arc<dyn Communicator>, model: &Model, rules: Groups| {
+        let mesh = "tp=2,dp=2".parse().unwrap();
+        Optimizer::new(Arc::clone(world), mesh, model, rules, |_, _, _| Ok(()), Options::default())
+    };
+    let sgd = |weight_decay| Sgd { weight_decay, ..Sgd::default() };
+    let run = |world: Arc<dyn Communicator>, names: &[&str], handed: &str| {
+        let mut opt = new(&world, &tied, Groups::new(sgd(0.0)).with(sgd(0.5), names.to_vec())).unwrap();
+        for _ in 0..2 {
+            let mb = opt.micro_batch(1).unwrap();
+            let mut slot = mb.slot(handed).unwrap();
+            slot.as_mut().unwrap().typed_mut::<f32>().unwrap().fill(1.0);
+            slot.fill().unwrap();
+            for name in ["wte", "lm_head"] {
+                let told = mb.grad(name, &[1f32; 8][..]).unwrap_err();
+                assert!(matches!(told, meshstep_shard::Error::GradTwice { .. }), "{told}");
+            }
+            let told = mb.grad("head", &[1f32; 8][..]).unwrap_err();
+            assert!(matches!(told, meshstep_shard::Error::UnknownParam { .. }), "{told}");
+            mb.grad("other", &[1f32; 4][..]).unwrap();
+            mb.finish().unwrap();
+            let _ = opt.step(At { lr: 1.0, ..At::default() }).unwrap().outcome().unwrap();
+        }
+        assert_eq!((opt.state("lm_head").unwrap().t, opt.params().count()), (2, 2));
+        ["wte", "lm_head", "other"].map(|name| opt.param(name).unwrap().typed::<f32>().unwrap()[0])
+    };
+    for names in [&["lm_head"][..], &["wte"], &["lm_head", "wte"]] {
+        for handed in ["wte", "lm_head"] {
+            let told = loopback::spawn(4, |world: Arc<dyn Communicator>| run(world, names, handed)).unwrap();
+            assert_eq!(told, [[-1.5, -1.5, -2.0]; 4], "{names:?} {handed}");
+        }
+    }
+    let refused = loopback::spawn(4, |world: Arc<dyn Communicator>| {
+        let twice = Groups::new(sgd(0.0)).with(sgd(0.5), ["lm_head"]).with(sgd(0.1), ["wte"]);
+        let twice = new(&world, &tied, twice).unwrap_err();
+        let model = if world.rank() == 2 { model().tied("head", "wte", &[8, 2]) } else { model() };
+        (twice, new(&world, &model.build().unwrap(), sgd(0.0).into()).unwrap_err())
+    });
+    for (twice, models) in refused.unwrap() {
+        assert!(matches!(twice, Error::Shard(meshstep_shard::Error::InTwoGroups { .. })), "{twice}");
+        // The first in the order of the alphabet.
+        let tied = "tied parameter \"lm_head\"";
+        assert!(matches!(&models, Error::Models { what, rank: 2, .. } if what == tied), "{models}");
+    }
+}

@@ -76,6 +76,21 @@ impl Groups {
         Groups { groups: self.groups.iter().map(own).collect() }
     }
 
+    /// The same with the names that parameters go by: where `first` knows a name, what it says instead, once in each group.
+    pub fn renamed<'n>(&self, first: impl Fn(&str) -> Option<&'n str>) -> Groups {
+        let of = |group: &Group| {
+            let mut names: Vec<String> = Vec::new();
+            for name in &group.names {
+                let name = first(name).unwrap_or(name);
+                if !names.iter().any(|known| known == name) {
+                    names.push(name.to_owned());
+                }
+            }
+            Group { names, ..group.clone() }
+        };
+        Groups { groups: self.groups.iter().map(of).collect() }
+    }
+
     /// The first group's rule; the others' differ in hyperparameters alone.
     pub fn rule(&self) -> &dyn Rule {
         &*self.groups[0].rule

@@ -197,8 +197,8 @@ impl Optimizer {
         }
         let (mut kept, mut fillings) = (Vec::new(), Vec::new());
         for mut family in families {
-            for entry in &family.entries {
-                self.by_name.insert(entry.param.name().to_owned(), self.by_name.len());
+            for (index, entry) in (self.entries.len()..).zip(&family.entries) {
+                self.by_name.insert(entry.param.name().to_owned(), index);
             }
             self.entries.append(&mut family.entries);
             self.groups.append(&mut family.groups.groups);

@@ -199,6 +199,19 @@ impl Optimizer {
         self.add(Ok(parts), initial)
     }
 
+    /// From now on `alias` too is a name of the parameter `name`, for gradients and whatever else is asked of it: one parameter, of
+    /// which messages and checkpoints have the first name alone. Between two steps, the same on every rank.
+    pub fn also_called(&mut self, alias: &str, name: &str) -> Result<(), Error> {
+        let index = self.index(name)?;
+        match self.by_name.get(alias) {
+            Some(&other) if other != index => Err(Error::NameTaken { name: alias.to_owned() }),
+            _ => {
+                self.by_name.insert(alias.to_owned(), index);
+                Ok(())
+            }
+        }
+    }
+
     /// The communicator the ranks step with.
     pub fn comm(&self) -> &Arc<dyn Communicator> {
         &self.handover.fixed.comm

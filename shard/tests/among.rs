@@ -10,6 +10,7 @@ use meshstep_optim::{AdamW, Lamb, Rule, Strided};
 use meshstep_shard::{
     Among, At, Combine, DataPlace, Error, Initial, Optimizer, Options, Owners, Parts, Stage, WeightError,
 };
+use meshstep_tensor::{Param, SliceMut};
 use sharing::{CUT, alone, layout, on_rank, shared, troubled, weighed};
 use std::sync::Arc;
 
@@ -137,4 +138,27 @@ fn ranks_that_weigh_the_same_apart_are_told() {
         let told = loopback::spawn(8, |world| weighed(world, options(combine)));
         assert_eq!(told.unwrap(), vec![[const { None::<WeightError> }; 6]; 8]);
     }
+}
+
+/// Another name of a parameter, and parameters that join later.
+#[test]
+fn another_name_stays_that_of_its_parameter() {
+    loopback::spawn(2, |world: Arc<dyn Communicator>| {
+        let first = |p: &Param, mut values: SliceMut<'_>| {
+            let of = p.len() as f32;
+            values.copy_from((&vec![of; p.len()][..]).into())
+        };
+        let both = layout(&[("a", 5), ("b", 6)]);
+        let mut opt = Optimizer::new(world, both, AdamW::default(), first, Options::default()).unwrap();
+        opt.also_called("c", "a").unwrap();
+        opt.also_called("c", "a").unwrap();
+        assert!(matches!(opt.also_called("c", "b"), Err(Error::NameTaken { .. })));
+        assert!(matches!(opt.also_called("d", "e"), Err(Error::UnknownParam { .. })));
+        let taken = opt.add_param_group(layout(&[("c", 7)]), AdamW::default(), first);
+        assert!(matches!(taken, Err(Error::NameTaken { .. })), "{taken:?}");
+        opt.add_param_group(layout(&[("d", 8), ("e", 9)]), AdamW::default(), first).unwrap();
+        let lens = ["a", "b", "c", "d", "e"].map(|name| opt.param(name).unwrap().len());
+        assert_eq!(lens, [5, 6, 5, 8, 9]);
+    })
+    .unwrap();
 }
