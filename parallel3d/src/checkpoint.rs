@@ -136,7 +136,7 @@ impl Placing for Placed {
     }
 
     fn tied(&self) -> BTreeMap<String, String> {
-        self.model.tied().map(|(name, to)| (name.to_owned(), to.to_owned())).collect()
+        self.model.tied().into_iter().map(|(name, to)| (name.to_owned(), to.to_owned())).collect()
     }
 }
 
