@@ -203,7 +203,7 @@ fn a_tied_parameter_is_saved_once_and_found_by_either_name() {
     let latest = store.latest().unwrap();
     let manifest = latest.manifest();
     assert_eq!(manifest.tensors.keys().collect::<Vec<_>>(), ["ln", "wte"]);
-    assert_eq!(manifest.mesh, "tp=2,dp=2");
+    assert_eq!(manifest.mesh, "dp=2,tp=2");
     let load = |opt: &mut Optimizer| drop(opt.load(&store, Load::default()).unwrap());
     let turned = on(&named(&["head"], Some(("wte", "head"))), "tp=4", &load);
     let two = on(&named(&["head", "wte"], None), "dp=3", &load);
