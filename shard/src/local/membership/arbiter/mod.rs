@@ -156,7 +156,7 @@ impl Arbiter {
 
     fn answer(&mut self, message: ToArbiter, now: Duration, send: &mut Vec<FromArbiter>) {
         let from = message.worker;
-        if message.ask == Ask::Leave {
+        if message.ask == Ask::Leave || self.state.departure(from) == Some(Departure::Left) {
             self.depart(from, Departure::Left);
             send.push(self.say(from, Word::Farewell));
             return;
