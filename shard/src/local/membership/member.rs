@@ -188,6 +188,8 @@ impl Member {
     fn ask(&self, pending: Pending) -> Option<Ask> {
         match pending.request {
             Request::Join => None,
+            // It is there, and waits for a sign to be heard. Asked again it would be for the round after it.
+            Request::Boundary(_) if self.grant.is_some() => None,
             Request::Boundary(step) => Some(Ask::Arrive { request: pending.number, after: self.round, step }),
             Request::Vote { round, ballot } => Some(Ask::Vote { round, ballot }),
             Request::Leave => Some(Ask::Leave),
