@@ -39,7 +39,8 @@ pub(super) struct Read<'a> {
 pub(super) fn read(log: &[u8]) -> Result<Read<'_>, LogError> {
     let Some(records) = log.strip_prefix(MAGIC) else {
         // Its first bytes were on the way when the machine stopped.
-        let begun = MAGIC.starts_with(log) || log.iter().all(|byte| *byte == 0);
+        let written = log.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+        let begun = MAGIC.starts_with(&log[..written]);
         return if begun { Ok(Read { last: None, end: 0 }) } else { Err(LogError::NotALog) };
     };
     let mut read = Read { last: None, end: MAGIC.len() };
