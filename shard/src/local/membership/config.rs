@@ -49,11 +49,10 @@ impl Config {
     }
 }
 
-/// How many bytes a round has at most, besides what is of one length.
 #[cfg(test)]
 mod tests {
     use super::super::message::{FromArbiter, Word, Worker};
-    use super::super::round::{Departure, Gone, Seat};
+    use super::super::round::{Departure, Gone, Round, Seat};
     use super::*;
     use meshstep_comm::rendezvous::Outgoing;
 
