@@ -23,7 +23,7 @@ fn world(seed: u64) -> World {
         arbiter_death: often(60),
         veto: often(60),
         failure: often(40),
-        retry: seed % 2 == 0,
+        retry: seed.is_multiple_of(2),
     };
     let mut world = World::new(seed, founders, min_workers, TARGET, trouble);
     let moment = |random: &mut crate::simulated::Random| Duration::from_millis(random.below(15_000));

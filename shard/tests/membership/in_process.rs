@@ -152,6 +152,43 @@ fn one_that_stands_still_is_dropped_and_learns_it_when_it_goes_on() {
 }
 
 #[test]
+fn an_arbiter_may_die_at_any_moment() {
+    let (run, _) = run(2, 2);
+    thread::scope(|scope| {
+        for id in 0..2u64 {
+            let run = &run;
+            scope.spawn(move || {
+                let worker = run.join(id, DIGEST, LONG).unwrap();
+                for i in 1..=20 {
+                    if id == 0 {
+                        run.restart_arbiter();
+                    }
+                    let round = worker.boundary(4 * i).unwrap();
+                    assert_eq!((round.number, round.epoch), (i, 1));
+                    if id == 1 {
+                        run.restart_arbiter();
+                    }
+                    assert!(worker.vote(&round, Ballot::Ready).unwrap().is_commit());
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_call_that_takes_another_s_place_ends_it() {
+    let (run, _) = run(2, 1);
+    let worker = run.join(0, DIGEST, LONG).unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| worker.boundary(4));
+        // Whichever comes first; leaving is for good.
+        worker.leave().unwrap();
+        let answer = waiting.join().unwrap();
+        assert!(matches!(answer, Err(Error::Overtaken | Error::Left)), "{answer:?}");
+    });
+}
+
+#[test]
 fn nobody_waits_longer_than_it_wants_to() {
     let (run, clock) = run(2, 1);
     let worker = run.join(0, DIGEST, secs(2)).unwrap();

@@ -74,8 +74,8 @@ fn word_again(bytes: &[u8]) -> Option<Vec<u8>> {
 
 #[test]
 fn every_message_is_read_as_written_and_no_shorter_or_longer() {
-    let one: [(Vec<Vec<u8>>, fn(&[u8]) -> Option<Vec<u8>>); 2] = [(asks(), ask_again), (words(), word_again)];
-    for (all, again) in one {
+    let both = [(asks(), ask_again as fn(&[u8]) -> _), (words(), word_again)];
+    for (all, again) in both {
         for bytes in &all {
             assert_eq!(again(bytes).as_ref(), Some(bytes));
             assert!((0..bytes.len()).all(|len| again(&bytes[..len]).is_none()), "{bytes:?}");

@@ -98,6 +98,7 @@ pub(crate) struct Simulated {
     phase: Phase,
     stalled_until: Duration,
     stalled: Duration,
+    asked: u64,
     /// When it is to be driven next; other wakes are of before.
     wake_at: Duration,
     inbox: Vec<FromArbiter>,
@@ -264,13 +265,14 @@ impl World {
     fn spawn(&mut self, id: u64) {
         let worker = Worker { id, life: self.workers.len() as u64 + 1 };
         let mut member = Member::new(worker, DIGEST, format!("worker {id}"), DEADLINE);
-        member.begin(Request::Join, self.now);
+        let asked = member.begin(Request::Join, self.now);
         self.workers.push(Simulated {
             member,
             model: Model::new(),
             phase: Phase::Asking { since: self.now },
             stalled_until: Duration::ZERO,
             stalled: Duration::ZERO,
+            asked,
             wake_at: Duration::ZERO,
             inbox: Vec::new(),
             wants_to_leave: false,
@@ -367,7 +369,10 @@ impl World {
     fn go_on(&mut self, index: usize) -> bool {
         let now = self.now;
         let worker = &mut self.workers[index];
-        if let Some(answer) = worker.member.take(now) {
+        if worker.asked > 0
+            && let Some(answer) = worker.member.take(worker.asked, now)
+        {
+            worker.asked = 0;
             self.answered(index, answer);
             return true;
         }
@@ -394,7 +399,7 @@ impl World {
             false => Request::Boundary(worker.model.step),
         };
         worker.phase = if request == Request::Leave { Phase::Leaving } else { Phase::Asking { since: now } };
-        worker.member.begin(request, now);
+        worker.asked = worker.member.begin(request, now);
     }
 
     fn compute(&mut self, index: usize) {
@@ -453,12 +458,12 @@ impl World {
             Phase::Voting { round, result, since } => {
                 let ballot = if result.is_some() { Ballot::Ready } else { Ballot::Failed };
                 *since = now;
-                worker.member.begin(Request::Vote { round: round.number, ballot }, now);
+                worker.asked = worker.member.begin(Request::Vote { round: round.number, ballot }, now);
             }
             Phase::Leaving => self.end(index, End::Left),
             _ if worker.rounds.is_empty() && worker.model.step == 0 => {
                 worker.phase = Phase::Asking { since: now };
-                worker.member.begin(Request::Join, now);
+                worker.asked = worker.member.begin(Request::Join, now);
             }
             _ => self.arrive(index),
         }
@@ -510,7 +515,7 @@ impl World {
         let result = result.filter(|_| ballot == Ballot::Ready);
         let worker = &mut self.workers[index];
         worker.phase = Phase::Voting { round: round.clone(), result, since: now };
-        worker.member.begin(Request::Vote { round: round.number, ballot }, now);
+        worker.asked = worker.member.begin(Request::Vote { round: round.number, ballot }, now);
         if self.random.chance(self.trouble.death_after_vote) {
             let said = self.workers[index].member.tick(now);
             said.into_iter().for_each(|message| self.travel(|| Event::ToArbiter(message.clone())));

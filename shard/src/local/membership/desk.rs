@@ -31,6 +31,13 @@ impl Desk {
         }
     }
 
+    /// As if the process had ended and begun again.
+    pub(super) fn restart(&mut self, now: Duration) {
+        let (arbiter, output) = self.arbiter.successor(now);
+        self.arbiter = arbiter;
+        self.settle(output);
+    }
+
     pub(super) fn failed(&self) -> Option<&Error> {
         self.failed.as_ref().or(self.arbiter.superseded())
     }

@@ -34,6 +34,9 @@ pub enum Error {
         /// The one it is in; 0 for none.
         round: u64,
     },
+    /// The worker has called something else, or has the answer already.
+    #[error("another call of this worker took this one's place; make one at a time")]
+    Overtaken,
     /// The worker has left, or its handle was given up.
     #[error("this worker has left")]
     Left,

@@ -62,6 +62,15 @@ impl InProcess {
         self.digest
     }
 
+    /// The arbiter dies and is followed by one that knows what it would have logged, and nothing else.
+    pub fn restart_arbiter(&self) {
+        let (mut inside, now) = (self.hub.lock(), self.hub.clock.now());
+        inside.desk.restart(now);
+        inside.members.values_mut().for_each(|member| member.repeat(now));
+        drop(inside);
+        self.hub.changed.notify_all();
+    }
+
     /// Lets a worker in, to take part from the next boundary on. It waits for answers for `deadline` at most.
     ///
     /// # Errors
@@ -121,7 +130,7 @@ impl InProcessWorker {
         let mut inside = self.hub.lock();
         let now = self.hub.clock.now();
         let member = inside.members.get_mut(&self.worker).ok_or(Error::Left)?;
-        member.begin(request, now);
+        let number = member.begin(request, now);
         loop {
             let now = self.hub.clock.now();
             if inside.pump(now) {
@@ -129,7 +138,7 @@ impl InProcessWorker {
             }
             let wake_at = inside.desk.wake_at();
             let member = inside.members.get_mut(&self.worker).ok_or(Error::Left)?;
-            if let Some(answer) = member.take(now) {
+            if let Some(answer) = member.take(number, now) {
                 return answer;
             }
             let until = wake_at.map_or(member.wake_at(), |at| at.min(member.wake_at()));

@@ -103,18 +103,21 @@ impl Member {
     }
 
     /// Begins to ask for `request`, instead of what it asked for before; [`tick`](Member::tick) says so and
-    /// [`take`](Member::take) has the answer.
-    pub fn begin(&mut self, request: Request, now: Duration) {
+    /// [`take`](Member::take) has the answer to the request of the number that is returned.
+    pub fn begin(&mut self, request: Request, now: Duration) -> u64 {
         self.requests += 1;
         let until = now.saturating_add(self.deadline);
         self.pending = Some(Pending { request, number: self.requests, until });
         self.refused = None;
         self.next_beat = now;
+        self.requests
     }
 
-    /// The answer to what it asks for, once, when it is there.
-    pub fn take(&mut self, now: Duration) -> Option<Result<Answer, Error>> {
-        let pending = self.pending?;
+    /// The answer to request `number`, once, when it is there.
+    pub fn take(&mut self, number: u64, now: Duration) -> Option<Result<Answer, Error>> {
+        let Some(pending) = self.pending.filter(|pending| pending.number == number) else {
+            return Some(Err(Error::Overtaken));
+        };
         let late = now >= pending.until;
         let leased = |answer| (now < self.lease_until).then_some(Ok(answer));
         let answer = match (pending.request, &self.ended, &self.refused) {

@@ -126,10 +126,10 @@ impl Line {
 
     fn ask(&self, request: Request) -> Result<Answer, Error> {
         let mut inside = self.lock();
-        inside.member.begin(request, self.now());
+        let number = inside.member.begin(request, self.now());
         loop {
             let now = self.now();
-            if let Some(answer) = inside.member.take(now) {
+            if let Some(answer) = inside.member.take(number, now) {
                 return answer;
             }
             if let Some(refused) = &inside.refused {

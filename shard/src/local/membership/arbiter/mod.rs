@@ -60,10 +60,19 @@ impl Arbiter {
     /// Settings that no run can have, or not the one in the log.
     pub fn new(config: Config, last: Option<State>, now: Duration) -> Result<(Self, Output), ConfigError> {
         config.check()?;
-        let mut state = last.unwrap_or_else(|| State::new(config.digest));
+        let state = last.unwrap_or_else(|| State::new(config.digest));
         if state.digest != config.digest {
             return Err(ConfigError::OtherRun);
         }
+        Ok(Self::begin_term(config, state, now))
+    }
+
+    /// One that knows what this one has logged.
+    pub(super) fn successor(&self, now: Duration) -> (Self, Output) {
+        Self::begin_term(self.config.clone(), self.state.clone(), now)
+    }
+
+    fn begin_term(config: Config, mut state: State, now: Duration) -> (Self, Output) {
         state.term += 1;
         let peer = |place: &super::state::Place| Peer {
             worker: place.worker,
@@ -75,7 +84,7 @@ impl Arbiter {
         let ballots = vec![None; state.members.len()];
         let log = Some(state.clone());
         let arbiter = Arbiter { config, state, peers, ballots, since: None, superseded: None };
-        Ok((arbiter, Output { log, send: Vec::new() }))
+        (arbiter, Output { log, send: Vec::new() })
     }
 
     /// What it knows for good.
