@@ -133,8 +133,10 @@ fn settings_that_no_run_can_have_are_refused() {
     for (n, min) in [(0, 0), (1, 0), (2, 3), (257, 1)] {
         assert_eq!(refused(n, min, secs(1), secs(1)), workers(n, min));
     }
-    for (silence, patience) in [(T0, secs(1)), (secs(1), T0)] {
-        assert_eq!(refused(1, 1, silence, patience), Some(ConfigError::NoTime { silence, patience }));
+    let max = secs(30 * 24 * 3600);
+    for (silence, patience) in [(T0, secs(1)), (secs(1), T0), (Duration::MAX, max), (max, max + secs(1))] {
+        let time = ConfigError::Time { silence, patience, max };
+        assert_eq!(refused(1, 1, silence, patience), Some(time));
     }
     assert_eq!(refused(256, 256, secs(1), secs(1)), None);
     let desk = Desk::begun(1, 1);

@@ -8,6 +8,8 @@ use std::time::Duration;
 pub(super) const MAX_WORKERS: usize = 256;
 /// The longest contact, in bytes.
 pub(super) const MAX_CONTACT: usize = 64;
+/// The longest silence or patience: thirty days.
+const MAX_TIME: Duration = Duration::from_secs(30 * 24 * 3600);
 /// As many exchanges in a row as a worker may not veto.
 pub(super) const MAX_VETOES: usize = 3;
 
@@ -42,8 +44,9 @@ impl Config {
         if min_workers == 0 || workers < min_workers || workers > MAX_WORKERS {
             return Err(ConfigError::Workers { workers, min_workers, max: MAX_WORKERS });
         }
-        if silence < Duration::from_millis(1) || patience < Duration::from_millis(1) {
-            return Err(ConfigError::NoTime { silence, patience });
+        let sensible = Duration::from_millis(1)..=MAX_TIME;
+        if !sensible.contains(&silence) || !sensible.contains(&patience) {
+            return Err(ConfigError::Time { silence, patience, max: MAX_TIME });
         }
         Ok(())
     }

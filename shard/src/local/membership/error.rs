@@ -101,13 +101,15 @@ pub enum ConfigError {
         /// As many as a run takes.
         max: usize,
     },
-    /// Nobody can be heard in no time.
-    #[error("a silence of {silence:?} and a patience of {patience:?}; each needs a millisecond or more")]
-    NoTime {
+    /// Nobody can be heard in no time, and nobody waits for ever.
+    #[error("a silence of {silence:?} and a patience of {patience:?}; each is from a millisecond to {max:?}")]
+    Time {
         /// `silence`.
         silence: Duration,
         /// `patience`.
         patience: Duration,
+        /// As long as each may be.
+        max: Duration,
     },
     /// The log is of a run with another plan or rule.
     #[error("the log is of a run with another plan or rule; give this run a log of its own")]

@@ -118,30 +118,38 @@ impl Member {
         let Some(pending) = self.pending.filter(|pending| pending.number == number) else {
             return Some(Err(Error::Overtaken));
         };
-        let late = now >= pending.until;
-        let leased = |answer| (now < self.lease_until).then_some(Ok(answer));
-        let answer = match (pending.request, &self.ended, &self.refused) {
+        let unanswered = || Error::Unanswered { what: pending.request.name(), after: self.deadline };
+        let answer = match (self.answer(pending.request), now >= pending.until) {
+            (Some(Ok(Answer::Granted(_) | Answer::Decided(_))), late) if now >= self.lease_until => {
+                late.then(|| Err(unanswered()))
+            }
+            (None, late) => late.then(|| Err(unanswered())),
+            (answer, _) => answer,
+        };
+        if answer.is_some() {
+            self.pending = None;
+            self.grant = self.grant.take().filter(|_| !matches!(answer, Some(Ok(Answer::Granted(_)))));
+        }
+        answer
+    }
+
+    /// What is known to be the answer, believed or not.
+    fn answer(&self, request: Request) -> Option<Result<Answer, Error>> {
+        match (request, &self.ended, &self.refused) {
             (Request::Leave, Some(Error::Left), _) => Some(Ok(Answer::Farewell)),
             (_, Some(ended), _) => Some(Err(ended.clone())),
             (_, _, Some(refusal)) => Some(Err(refusal.clone().into())),
             (Request::Join, ..) => self.welcome.then_some(Ok(Answer::Welcome)),
             (Request::Boundary(_), ..) => match &self.grant {
                 None if self.is_open() => Some(Err(Error::Undecided { round: self.round })),
-                grant => grant.clone().map(Answer::Granted).and_then(leased),
+                grant => grant.clone().map(Answer::Granted).map(Ok),
             },
             (Request::Vote { round: asked, .. }, ..) if asked != self.round => {
                 Some(Err(Error::OtherRound { asked, round: self.round }))
             }
-            (Request::Vote { .. }, ..) => self.decision.clone().map(Answer::Decided).and_then(leased),
+            (Request::Vote { .. }, ..) => self.decision.clone().map(Answer::Decided).map(Ok),
             (Request::Leave, ..) => None,
-        };
-        let unanswered = || Error::Unanswered { what: pending.request.name(), after: self.deadline };
-        let answer = answer.or_else(|| late.then(|| Err(unanswered())));
-        if answer.is_some() {
-            self.pending = None;
-            self.grant = self.grant.take().filter(|_| !matches!(answer, Some(Ok(Answer::Granted(_)))));
         }
-        answer
     }
 
     /// Whether it is in an exchange whose end it does not know.
@@ -161,7 +169,7 @@ impl Member {
 
     /// After how long without a word from the arbiter its connection is of no use: several signs were not answered.
     pub fn lost_after(&self) -> Duration {
-        (12 * self.beat).max(Duration::from_secs(1))
+        self.beat.saturating_mul(12).max(Duration::from_secs(1))
     }
 
     /// When [`tick`](Member::tick) has something to say, or [`take`](Member::take) gives up.
@@ -179,7 +187,7 @@ impl Member {
         if now < self.next_beat || self.ended.is_some() {
             return Vec::new();
         }
-        self.next_beat = now + self.beat;
+        self.next_beat = now.saturating_add(self.beat);
         let (digest, contact) = (self.digest, self.contact.clone());
         let join = (self.epoch == 0).then_some(Ask::Join { digest, contact });
         let asked = self.pending.and_then(|pending| self.ask(pending));

@@ -99,8 +99,8 @@ impl Arbiter {
 
     /// When [`tick`](Arbiter::tick) would do something, if nothing is heard before.
     pub fn wake_at(&self) -> Option<Duration> {
-        let silent = self.peers.iter().map(|peer| peer.heard + self.config.silence);
-        silent.chain(self.since.map(|since| since + self.config.patience)).min()
+        let silent = self.peers.iter().map(|peer| peer.heard.saturating_add(self.config.silence));
+        silent.chain(self.since.map(|since| since.saturating_add(self.config.patience))).min()
     }
 
     /// Gives everybody `gap` more: for that long nothing was heard because nobody listened.
@@ -128,10 +128,11 @@ impl Arbiter {
     pub fn tick(&mut self, now: Duration) -> Output {
         self.event(|arbiter, send| {
             let silence = arbiter.config.silence;
-            let silent = arbiter.peers.iter().filter(|peer| now >= peer.heard + silence);
+            let silent = arbiter.peers.iter().filter(|peer| now >= peer.heard.saturating_add(silence));
             let silent: Vec<Worker> = silent.map(|peer| peer.worker).collect();
             silent.into_iter().for_each(|worker| arbiter.depart(worker, Departure::Silent));
-            let late = arbiter.since.is_some_and(|since| now >= since + arbiter.config.patience);
+            let late =
+                arbiter.since.is_some_and(|since| now >= since.saturating_add(arbiter.config.patience));
             if late {
                 let awaited = arbiter.awaited();
                 awaited.into_iter().for_each(|worker| arbiter.depart(worker, Departure::Late));
@@ -165,29 +166,29 @@ impl Arbiter {
 
     fn answer(&mut self, message: ToArbiter, now: Duration, send: &mut Vec<FromArbiter>) {
         let from = message.worker;
-        if message.ask == Ask::Leave || self.state.departure(from) == Some(Departure::Left) {
+        let word = if message.ask == Ask::Leave || self.state.departure(from) == Some(Departure::Left) {
             self.depart(from, Departure::Left);
-            send.push(self.say(from, Word::Farewell));
-            return;
-        }
-        if let Some(refusal) = self.fence(&message) {
-            send.push(self.say(from, Word::Refused { request: 0, refusal }));
-            return;
-        }
-        if let Ask::Join { digest, contact } = message.ask {
-            let word = match self.join(from, digest, contact, now) {
+            Word::Farewell
+        } else if let Some(refusal) = self.fence(&message) {
+            Word::Refused { request: 0, refusal }
+        } else if let Ask::Join { digest, contact } = message.ask {
+            match self.join(from, digest, contact, now) {
                 Ok(()) => Word::Welcome,
                 Err(refusal) => Word::Refused { request: 0, refusal },
-            };
-            send.push(self.say(from, word));
-            return;
-        }
+            }
+        } else {
+            return self.answer_peer(from, message.ask, now, send);
+        };
+        send.push(self.say(from, word));
+    }
+
+    fn answer_peer(&mut self, from: Worker, ask: Ask, now: Duration, send: &mut Vec<FromArbiter>) {
         let Some(peer) = self.peers.iter_mut().find(|peer| peer.worker == from) else {
             // It wanted to join a predecessor, and will say so again.
             return;
         };
         peer.heard = now;
-        match message.ask {
+        match ask {
             Ask::Beat { sent } => {
                 let lease = self.config.silence;
                 send.push(self.say(from, Word::Heard { sent, lease }));
