@@ -44,6 +44,8 @@ pub struct Family {
     pub sharing: Sharing,
     /// What each rank holds.
     pub layout: Layout,
+    /// Where these parameters stand among the model's.
+    pub positions: Vec<usize>,
 }
 
 impl Model {
@@ -76,9 +78,10 @@ impl Model {
     /// What the rank at `coordinate` holds, by the ways ranks share it. It depends on the pipeline stage alone.
     pub fn families(&self, mesh: &Mesh, coordinate: &Coordinate) -> Result<Vec<Family>, MeshError> {
         let stages = mesh.degree(Axis::Pp);
-        let mut families: Vec<(Sharing, LayoutBuilder)> = Vec::new();
+        let mut families: Vec<(Sharing, LayoutBuilder, Vec<usize>)> = Vec::new();
         let mut units: Vec<&String> = Vec::new();
-        for Parameter { name, shape, dtype, placement, stage, unit } in &self.parameters {
+        for (position, parameter) in self.parameters.iter().enumerate() {
+            let Parameter { name, shape, dtype, placement, stage, unit } = parameter;
             if *stage >= stages {
                 return Err(MeshError::NoSuchStage { name: name.clone(), stage: *stage, stages });
             }
@@ -90,18 +93,21 @@ impl Model {
             if let Some(unit) = unit.as_ref().filter(|unit| units.last() != Some(unit)) {
                 units.push(unit);
                 // So that all layouts have the units in the model's order.
-                families.iter_mut().for_each(|(_, layout)| *layout = std::mem::take(layout).unit(unit));
+                families.iter_mut().for_each(|(_, layout, _)| *layout = std::mem::take(layout).unit(unit));
             }
-            let known = families.iter().position(|(other, _)| *other == sharing);
+            let known = families.iter().position(|(other, ..)| *other == sharing);
             let index = known.unwrap_or(families.len());
             if known.is_none() {
                 let begun = units.iter().fold(Layout::builder(), |layout, unit| layout.unit(*unit));
-                families.push((sharing, begun));
+                families.push((sharing, begun, Vec::new()));
             }
             let layout = std::mem::take(&mut families[index].1);
             families[index].1 = layout.param(name, &local, *dtype);
+            families[index].2.push(position);
         }
-        let family = |(sharing, layout): (_, LayoutBuilder)| Ok(Family { sharing, layout: layout.build()? });
+        let family = |(sharing, layout, positions): (_, LayoutBuilder, _)| {
+            Ok(Family { sharing, layout: layout.build()?, positions })
+        };
         families.into_iter().map(family).collect()
     }
 }

@@ -188,7 +188,8 @@ impl Optimizer {
         self.add(part.map(|part| vec![Shared { part, rules, among }]), initial)
     }
 
-    /// The same for several parts of a plan at once: what they share is made once, and is what the plan says.
+    /// The same for several parts of a plan at once: what they share is made once, and is what the plan says; their buckets travel
+    /// in its order, after those there are.
     pub fn add_parts(
         &mut self,
         parts: Vec<Shared>,

@@ -48,16 +48,16 @@ impl Units {
         units
     }
 
-    /// Takes in the units of another layout, whose buckets begin at `first`. Those of one name become one.
-    pub(crate) fn extend(&mut self, other: &Units, first: usize) {
+    /// Takes in the units of another layout, whose buckets stand at `places`. Those of one name become one.
+    pub(crate) fn extend(&mut self, other: &Units, places: &[usize]) {
         for unit in &other.units {
             self.add(&unit.name);
         }
-        let places: Vec<Option<usize>> = other.units.iter().map(|unit| self.index(&unit.name)).collect();
-        self.of.extend(other.of.iter().map(|unit| unit.and_then(|unit| places[unit])));
-        for (unit, place) in other.units.iter().zip(places) {
-            let known = place.map(|place| &mut self.units[place].buckets);
-            known.into_iter().for_each(|known| known.extend(unit.buckets.iter().map(|b| first + b)));
+        let known: Vec<Option<usize>> = other.units.iter().map(|unit| self.index(&unit.name)).collect();
+        self.of.extend(other.of.iter().map(|unit| unit.and_then(|unit| known[unit])));
+        for (unit, known) in other.units.iter().zip(known) {
+            let known = known.map(|known| &mut self.units[known].buckets);
+            known.into_iter().for_each(|known| known.extend(unit.buckets.iter().map(|&b| places[b])));
         }
     }
 
@@ -153,7 +153,7 @@ mod tests {
         let part = part(Stage::Zero3);
         let mut units = part.units();
         let other = part.units();
-        units.extend(&other, 4);
+        units.extend(&other, &[4, 5, 6, 7]);
         assert_eq!(units.names().count(), 4);
         assert_eq!(units.buckets(1), [1, 3, 5, 7]);
         assert_eq!((units.of(3), units.of(10)), (Some(1), Some(1)));
