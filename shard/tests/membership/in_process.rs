@@ -63,7 +63,6 @@ impl Training {
 fn three_become_two_which_divide_by_two_and_three_again() {
     let (run, _) = run(3, 2);
     let (send, receive) = channel();
-    let (gone, go) = channel::<()>();
     let send = &send;
     thread::scope(|scope| {
         let run = &run;
@@ -83,20 +82,17 @@ fn three_become_two_which_divide_by_two_and_three_again() {
         // A third comes in the middle of an interval, for no weight at first.
         scope.spawn(move || {
             let mut training = Training::new(run, 5);
-            gone.send(()).unwrap();
             for _ in 0..2 {
                 let (round, _) = training.interval(5).unwrap();
                 send.send((5, round.step, round.divisor(), round.counts(), training.x)).unwrap();
             }
             training.worker.leave().unwrap();
         });
-        go.recv().unwrap();
-        // It waits at the boundary before the others come there.
+        // The others go on meanwhile, until it is one of them and counts.
         for (id, mut training) in (0..2).zip(trained.drain(..)) {
             scope.spawn(move || {
-                for _ in 0..3 {
-                    training.interval(id).unwrap();
-                }
+                while training.interval(id).unwrap().0.members.len() == 2 {}
+                training.interval(id).unwrap();
             });
         }
     });
@@ -105,10 +101,9 @@ fn three_become_two_which_divide_by_two_and_three_again() {
     // 4, 8 and 12 before the mean of the first exchange, 8; then 3 and 6 more.
     assert_eq!(said[..3], [(0, 4, 3, true, 9.0), (1, 4, 3, true, 10.0), (2, 4, 3, true, 11.0)]);
     assert_eq!(said[3..5], [(0, 8, 2, true, 15.0), (1, 8, 2, true, 16.0)]);
-    // Step 12: the mean of 18 and 22 is its own, with the sixth that it adds in the next step.
     let joiner: Vec<_> = said.iter().filter(|said| said.0 == 5).copied().collect();
     let joined = joiner[0].1;
-    assert!([12, 16].contains(&joined), "{joiner:?}");
+    assert!(joined >= 12 && joined.is_multiple_of(4), "{joiner:?}");
     assert_eq!((joiner[0].2, joiner[0].3), (2, false));
     assert_eq!((joiner[1].1, joiner[1].2, joiner[1].3), (joined + 4, 3, true));
 }

@@ -644,7 +644,7 @@ fn calls_out_of_order_are_errors_that_change_nothing() {
     assert_eq!(told.take(secs(1)), Some(Err(Error::Undecided { round: 1 })));
     told.begin(vote(2), secs(1));
     assert_eq!(told.take(secs(1)), Some(Err(Error::OtherRound { asked: 2, round: 1 })));
-    // A round it has not asked for was for an old request, and one of before is nothing new.
+    // In the middle of a round another is not this one's, and one of before is nothing new.
     told.begin(vote(1), secs(1));
     told.hear(Word::Granted { round: round(2) });
     told.hear(Word::Decided { round: 2, decision: Decision::Commit {} });

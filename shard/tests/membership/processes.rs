@@ -15,13 +15,13 @@ const ARBITER: &str = "MESHSTEP_TEST_ARBITER";
 const ADDR: &str = "MESHSTEP_TEST_ADDR";
 
 /// How long anything may take that is decided by silence and patience together, on a busy machine.
-const BOUND: Duration = Duration::from_secs(15);
+const BOUND: Duration = Duration::from_secs(20);
 /// How long a worker waits for an answer.
 const DEADLINE: Duration = Duration::from_secs(12);
 
-/// A second of silence and three of patience.
+/// Two seconds of silence and four of patience.
 fn quick() -> Config {
-    config(3, 1)
+    Config { silence: Duration::from_secs(2), patience: Duration::from_secs(4), ..config(3, 1) }
 }
 
 fn variable(name: &str) -> Option<String> {

@@ -232,9 +232,8 @@ impl Member {
     }
 
     fn granted(&mut self, round: Round) {
-        // Without having asked it was for an old request: the next one is answered with it again.
-        let asked = self.pending.is_some_and(|pending| matches!(pending.request, Request::Boundary(_)));
-        if asked && !self.is_open() && round.number > self.round && round.rank < round.members.len() {
+        // Old ones come again.
+        if !self.is_open() && round.number > self.round && round.rank < round.members.len() {
             (self.round, self.epoch, self.decision) = (round.number, round.epoch, None);
             self.grant = Some(round);
         }
