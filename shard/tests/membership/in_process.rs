@@ -185,12 +185,18 @@ fn a_call_that_takes_another_s_place_ends_it() {
 
 #[test]
 fn nobody_waits_longer_than_it_wants_to() {
-    let (run, clock) = run(2, 1);
+    let clock = Clock::manual();
+    let patient = Config { patience: secs(30 * 24 * 3600), ..config(2, 1) };
+    let run = InProcess::new(patient, clock.clone()).unwrap();
     let worker = run.join(0, DIGEST, secs(2)).unwrap();
     let answer = with_time(&clock, || worker.boundary(4));
     assert_eq!(answer, Err(Error::Unanswered { what: "a boundary", after: secs(2) }));
-    // Asked again it has its answer when the others' time is up: three seconds from its first coming.
-    assert_eq!(with_time(&clock, || worker.boundary(4)).unwrap().divisor(), 1);
+    // It is still there for whoever comes, and asks again.
+    let other = run.join(1, DIGEST, secs(2)).unwrap();
+    thread::scope(|scope| {
+        let there = scope.spawn(|| other.boundary(4).unwrap());
+        assert_eq!((worker.boundary(4).unwrap().divisor(), there.join().unwrap().divisor()), (2, 2));
+    });
 }
 
 #[test]

@@ -260,6 +260,11 @@ fn a_death_before_the_vote_ends_the_exchange_and_after_it_does_not() {
     assert_eq!(refusals(&desk.arrive(2, 8)), [(2, fenced.clone())]);
     assert_eq!(refusals(&desk.say(2, Ask::Beat { sent: T0 })), [(2, fenced.clone())]);
     assert_eq!(refusals(&desk.join(2)), [(2, fenced)]);
+    // Even if it has never heard that it was one.
+    let ask = Ask::Join { digest: DIGEST, contact: String::new() };
+    let said = desk.tell(ToArbiter { worker: worker(2), term: 0, epoch: 0, ask });
+    let unheard = Refusal::Fenced { epoch: 0, now: 2, why: Some(Departure::Silent) };
+    assert_eq!(refusals(&said), [(2, unheard)]);
     assert_eq!(desk.all_vote(&[0, 1], Ready), Decision::Commit {});
     // When nobody remembers how it went it is still no member.
     for step in [8, 12] {
@@ -304,10 +309,14 @@ fn who_gives_signs_but_keeps_others_waiting_is_dropped() {
     );
     assert_eq!((granted[0].1.divisor(), granted[0].1.rank), (1, 0));
     // The arbiter itself stood still: nobody is late for that.
+    let mut desk = Desk::begun(2, 1);
+    desk.vote(1, Ballot::Ready);
     desk.arbiter.excuse(secs(100));
     desk.now += secs(100);
     assert_eq!(decisions(&desk.pass(Duration::from_millis(500), &[])), []);
-    assert_eq!(desk.arbiter.state().live_ids(), [2]);
+    assert_eq!(desk.arbiter.state().live_ids(), [0, 1]);
+    assert_eq!(decisions(&desk.pass(secs(2), &[0, 1])), []);
+    assert_eq!(decisions(&desk.pass(Duration::from_millis(500), &[0, 1])).len(), 1);
 }
 
 #[test]

@@ -4,7 +4,8 @@
 use crate::common::{DIGEST, LONG, config};
 use meshstep_comm::rendezvous::{self, Token, call};
 use meshstep_shard::local::membership::{
-    Ballot, Caller, Config, Digest, Error, LogError, Membership, Refusal, Remote, Round, Service,
+    Ask, Ballot, Caller, Config, Digest, Error, LogError, Membership, Refusal, Remote, Round, Service,
+    ToArbiter, Worker,
 };
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -156,6 +157,14 @@ fn garbage_of_strangers_and_of_those_with_the_token_does_no_harm() {
         let (mut incoming, mut outgoing) = call(addr, Some(&token()), "membership of run", LONG).unwrap();
         outgoing.send(garbage).unwrap();
         assert!(incoming.next(Instant::now() + LONG).is_err());
+    }
+    // A connection is one worker's.
+    let (mut incoming, mut outgoing) = call(addr, Some(&token()), "membership of run", LONG).unwrap();
+    for (id, heard) in [(7, true), (8, false)] {
+        let ask = Ask::Join { digest: DIGEST, contact: String::new() };
+        let message = ToArbiter { worker: Worker { id, life: 1 }, term: 0, epoch: 0, ask };
+        outgoing.send(&message.encode()).unwrap();
+        assert_eq!(incoming.next(Instant::now() + LONG).is_ok(), heard);
     }
     assert!(exchange(&worker, 4).unwrap().1);
     drop(loiterers);
