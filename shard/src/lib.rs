@@ -149,6 +149,7 @@ mod handover;
 mod held;
 mod join;
 mod lbfgs;
+pub mod local;
 mod loss_scale;
 mod meeting;
 mod micro_batch;

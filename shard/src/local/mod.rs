@@ -1,0 +1,3 @@
+//! Workers that step alone and exchange now and then.
+
+pub mod membership;
