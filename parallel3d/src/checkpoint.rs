@@ -3,8 +3,9 @@
 use crate::{Coordinate, Mesh, Model, Optimizer, Parameter, Piece};
 use meshstep_comm::Communicator;
 use meshstep_shard::Error;
+use meshstep_shard::checkpoint::pytorch::{Import, Imported, PyTorchFile};
 use meshstep_shard::checkpoint::{
-    Holding, Load, Loaded, Moved, Placing, Region, Save, Saving, Store, reshard_placed,
+    Holding, Load, Loaded, Moved, Placing, Region, Save, Saving, Sink, Store, reshard_placed,
 };
 use meshstep_tensor::Param;
 use std::collections::BTreeMap;
@@ -60,6 +61,37 @@ impl Optimizer {
         self.inner.load_placed(store, load, &placing)
     }
 
+    /// [`meshstep_shard::Optimizer::consolidate`], by all ranks of the mesh together: whole parameters, whatever they were cut into.
+    pub fn consolidate(&mut self, to: usize, sink: Sink<'_>) -> Result<(), Error> {
+        let placing = self.placing();
+        self.inner.consolidate_placed(to, sink, &placing)
+    }
+
+    /// [`meshstep_shard::Optimizer::export_pytorch`], by all ranks of the mesh together, of whole parameters.
+    pub fn export_pytorch(&mut self, file: &PyTorchFile, to: usize) -> Result<(), Error> {
+        let placing = self.placing();
+        self.inner.export_pytorch_placed(file, to, &placing)
+    }
+
+    /// [`meshstep_shard::Optimizer::import_pytorch`], by all ranks of the mesh together. A parameter is found under the names that
+    /// are tied to it too.
+    pub fn import_pytorch(&mut self, file: &PyTorchFile, import: Import) -> Result<Imported, Error> {
+        let placing = self.placing();
+        self.inner.import_pytorch_placed(file, import, &placing)
+    }
+
+    /// [`meshstep_shard::Optimizer::serialize`], by all ranks of the mesh together.
+    pub fn serialize(&mut self) -> Result<Vec<u8>, Error> {
+        let placing = self.placing();
+        self.inner.serialize_placed(&placing)
+    }
+
+    /// [`meshstep_shard::Optimizer::deserialize`], by all ranks of the same mesh together.
+    pub fn deserialize(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        let placing = self.placing();
+        self.inner.deserialize_placed(bytes, &placing)
+    }
+
     fn placing(&self) -> Placed {
         Placed { mesh: self.mesh().clone(), model: self.model.clone(), at: self.coordinate.clone() }
     }
@@ -104,7 +136,7 @@ impl Placing for Placed {
     }
 
     fn tied(&self) -> BTreeMap<String, String> {
-        self.model.tied().map(|(name, to)| (name.to_owned(), to.to_owned())).collect()
+        self.model.tied().into_iter().map(|(name, to)| (name.to_owned(), to.to_owned())).collect()
     }
 }
 

@@ -173,6 +173,7 @@ mod there;
 mod units;
 mod values;
 mod verify;
+mod weights;
 mod whole_run;
 mod wire;
 
@@ -200,6 +201,7 @@ pub use reduce::Folding;
 pub use step::{Outcome, Pending, Traffic};
 pub use values::ParamState;
 pub use verify::{Apart, Difference, Held, Repaired, Verified, VerifyError};
+pub use weights::{DataPlace, WeightError};
 pub use whole_run::{Evaluated, Minimized, Passed, Until};
 
 /// Keeps the repository's README.md true.

@@ -6,12 +6,14 @@ use meshstep_optim::AdamW;
 use meshstep_parallel3d::{
     Axis, Gradient, Mesh, Model, ModelBuilder, Optimizer, Parameter, Piece, Placement, elements, reshard,
 };
+use meshstep_shard::checkpoint::pytorch::{Import, PyTorchFile};
 use meshstep_shard::checkpoint::{Load, Save, Store};
 use meshstep_shard::{Master, Options, Precision, Stage};
 use meshstep_tensor::{DType, Meter, Slice, SliceMut};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Mutex;
 
 /// Each vector of each parameter, and the bytes of its elements by their index in the whole.
 type Whole = BTreeMap<(String, String), BTreeMap<usize, Vec<u8>>>;
@@ -168,6 +170,54 @@ proptest! {
         let options = [options(stages.0, buckets.0), options(stages.1, buckets.1)];
         let (moved, went_on) = moved(&model, [&meshes.0, &meshes.1], &options, first, (before, strayed));
         prop_assert!(moved == saved, "what has come is not what was there");
+        prop_assert!(went_on == end, "three steps later they are apart");
+    }
+
+    #[test]
+    fn what_one_mesh_exports_is_whole_and_any_other_imports_it(
+        meshes in (mesh(), mesh()),
+        stages in (0..STAGES.len(), 0..STAGES.len()),
+        buckets in (1..80usize, 1..80usize),
+        recipe in 0..2usize,
+        (before, strayed) in (1..3usize, 0..2usize),
+    ) {
+        let (dtype, master) = RECIPES[recipe];
+        let precision = Precision { master, ..Precision::default() };
+        let options = |stage: usize, bucket| Options {
+            stage: STAGES[stage],
+            bucket_len: Some(bucket),
+            grads: Some(DType::F32),
+            precision,
+            ..Options::default()
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let (file, model) = (PyTorchFile::new(dir.path().join("model.safetensors")), model(dtype));
+        let seen = Mutex::new(Whole::new());
+        let export = |opt: &mut Optimizer| {
+            let last = opt.mesh().world_size() - 1;
+            opt.export_pytorch(&file, last).unwrap();
+            let bytes = opt.serialize().unwrap();
+            opt.deserialize(&bytes).unwrap();
+            let mut whole = Whole::new();
+            opt.consolidate(last, &mut |window| {
+                let of = whole.entry((window.param.to_owned(), window.slot.to_owned())).or_default();
+                let elements = window.values.bytes().unwrap().chunks(window.values.dtype().size());
+                of.extend((window.at as usize..).zip(elements.map(<[u8]>::to_vec)));
+                Ok(())
+            })
+            .unwrap();
+            seen.lock().unwrap().extend(whole);
+        };
+        let (saved, end) = run(&model, &meshes.0, &options(stages.0, buckets.0), before, export, before);
+        let shown = saved.iter().filter(|((_, slot), _)| !["whole", "t"].contains(&&**slot));
+        let shown: Whole = shown.map(|(key, whole)| (key.clone(), whole.clone())).collect();
+        prop_assert!(seen.into_inner().unwrap() == shown, "what one rank got is not what there is");
+        let import = |opt: &mut Optimizer| {
+            let imported = opt.import_pytorch(&file, Import::default()).unwrap();
+            assert_eq!(imported.steps, before as u64);
+        };
+        let (loaded, went_on) = run(&model, &meshes.1, &options(stages.1, buckets.1), before, import, strayed);
+        prop_assert!(loaded == saved, "what was taken in is not what was written");
         prop_assert!(went_on == end, "three steps later they are apart");
     }
 }

@@ -1,9 +1,9 @@
 //! What all ranks of a save or a load know together: an error of one is the same error on all.
 
 use super::error::CheckpointError;
-use crate::{Error, Optimizer, Options, gather_words};
-use meshstep_comm::Communicator;
-use meshstep_tensor::Meter;
+use crate::{Error, Optimizer, Options, gather_words, wire};
+use meshstep_comm::{Communicator, Op};
+use meshstep_tensor::{Buffer, Meter, Queue};
 use std::sync::Arc;
 
 /// Saving or loading failed on a rank: the same on every rank.
@@ -38,9 +38,9 @@ impl Ranks {
         self.comm.rank()
     }
 
-    /// Where memory is counted.
-    pub(crate) fn meter(&self) -> &Meter {
-        &self.options.meter
+    /// Where its memory is, and where that is counted.
+    pub(crate) fn memory(&self) -> (&Queue, &Meter) {
+        (&self.options.queue, &self.options.meter)
     }
 
     /// Every rank's bytes, those of rank 0 first. Collective.
@@ -68,6 +68,12 @@ impl Ranks {
     /// Every rank's word. Collective.
     pub(crate) fn words(&self, word: u64) -> Result<Vec<u64>, Error> {
         gather_words(&*self.comm, &self.options, &[word])
+    }
+
+    /// Runs an operation on a buffer at this place, and hears whether the ranks are sound behind it.
+    pub(crate) fn travel(&self, op: Op, buffer: &mut Buffer) -> Result<(), Error> {
+        wire::run(&*self.comm, &self.options.queue, op, buffer)?;
+        Ok(self.comm.sound()?)
     }
 
     /// Rank 0's word. Collective.

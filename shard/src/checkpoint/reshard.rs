@@ -4,7 +4,7 @@ use super::contents::{Content, Keeper, Vectors};
 use super::error::CheckpointError;
 use super::fits::Fitting;
 use super::holding::Part;
-use super::load::{Load, Staged, commit};
+use super::load::{Load, Staged, take_in};
 use super::moves::{Move, Moves, Side, Tensor};
 use super::parcel::{Window, partners};
 use super::piece::Piece;
@@ -159,7 +159,8 @@ impl Reshard<'_> {
         drop(window);
         self.ranks.agree(Ok(()))?;
         if let (Some((opt, _)), Some(room)) = (to, room) {
-            let taken = commit(&mut **opt, &room.staged);
+            let Staged { vectors, t, settings, .. } = &room.staged;
+            let taken = take_in(&mut **opt, vectors, t, settings);
             opt.end_if_alone(taken)?;
         }
         Ok(moved)

@@ -192,7 +192,7 @@ impl Agreed {
         ranks.agree(folder.shows(proof))?;
         let hidden = if first { folder.hide() } else { Ok(()) };
         let Agreed { contents, parts, blobs, .. } = self;
-        let job = Job { rank: ranks.rank(), contents, parts, blobs, meter: ranks.meter() };
+        let job = Job { rank: ranks.rank(), contents, parts, blobs, meter: ranks.memory().1 };
         let written = ranks.agree(hidden.and_then(|()| job.write(folder, from, progress)))?;
         ranks.gather(&serde_json::to_vec(&written).unwrap_or_default())
     }
@@ -260,6 +260,6 @@ fn blobs(save: &Save<'_>, rank: usize) -> Result<Vec<(String, Vec<u8>)>, Checkpo
 }
 
 /// A word that nobody else has.
-fn random() -> u64 {
+pub(super) fn random() -> u64 {
     std::hash::RandomState::new().build_hasher().finish()
 }

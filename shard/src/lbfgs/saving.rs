@@ -2,8 +2,9 @@
 
 use super::ShardedLbfgs;
 use crate::checkpoint::{
-    Alike, CheckpointError, Content, Keeper, Load, Loaded, Named, Placing, Save, Saving, Settings, Store,
-    Type, Vectors, load_all, save_all, save_all_async,
+    Alike, CheckpointError, Content, Keeper, Load, Loaded, Named, Placing, Save, Saving, Settings, Sink,
+    Store, Type, Vectors, consolidate_all, deserialize_all, load_all, save_all, save_all_async,
+    serialize_all,
 };
 use crate::family::Place;
 use crate::verify::Slot;
@@ -31,6 +32,24 @@ impl ShardedLbfgs {
     pub fn load(&mut self, store: &Store, load: Load) -> Result<Loaded, Error> {
         let ranks = self.comm().world_size();
         load_all(self, store, load, &Alike { ranks })
+    }
+
+    /// [`Optimizer::serialize`] of parameters and history.
+    pub fn serialize(&mut self) -> Result<Vec<u8>, Error> {
+        let ranks = self.comm().world_size();
+        serialize_all(self, &Alike { ranks })
+    }
+
+    /// [`Optimizer::deserialize`] of parameters and history; steps go on as if nothing had been.
+    pub fn deserialize(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        let ranks = self.comm().world_size();
+        deserialize_all(self, bytes, &Alike { ranks })
+    }
+
+    /// [`Optimizer::consolidate`] of parameters and history, by the names that [`save`](Self::save) gives.
+    pub fn consolidate(&mut self, to: usize, sink: Sink<'_>) -> Result<(), Error> {
+        let ranks = self.comm().world_size();
+        consolidate_all(self, to, sink, &Alike { ranks })
     }
 
     /// This rank's part of a parameter, and where that is in its vectors.
