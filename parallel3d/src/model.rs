@@ -64,12 +64,12 @@ impl Model {
         self.names.get(name).map(|&i| &self.parameters[i])
     }
 
-    /// Names that are tied to a parameter, each with that parameter's own, in no order.
-    pub fn tied(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.names
-            .iter()
-            .map(|(name, &i)| (&**name, &*self.parameters[i].name))
-            .filter(|(name, own)| name != own)
+    /// The other names of tied parameters, each with the first, in the order of the alphabet.
+    pub fn tied(&self) -> Vec<(&str, &str)> {
+        let names = self.names.iter().map(|(name, &i)| (name.as_str(), self.parameters[i].name.as_str()));
+        let mut tied: Vec<_> = names.filter(|(name, first)| name != first).collect();
+        tied.sort_unstable();
+        tied
     }
 
     /// Elements of all parameters together, as far as 64 bits count; what is tied counts once.
@@ -144,7 +144,8 @@ impl ModelBuilder {
         ModelBuilder { unit: Some(name.into()), ..self }
     }
 
-    /// Another name for a parameter that was added: it is held, counted, decayed, updated and saved once.
+    /// Another name for a parameter that was added: it is held, counted, decayed, updated and saved once, under its first name.
+    /// Rules, gradients and whatever asks an optimizer for a parameter may use either; a micro-batch takes one gradient of both.
     pub fn tied(mut self, name: impl Into<String>, to: impl Into<String>, shape: &[usize]) -> Self {
         self.tied.push((name.into(), to.into(), shape.to_vec()));
         self

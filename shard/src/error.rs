@@ -276,14 +276,9 @@ pub enum Error {
         /// The parameter.
         name: String,
     },
-    /// A weight that f32 gradients cannot be multiplied by exactly.
-    #[error("a micro-batch weighs {weight}; at most {max} is exact in f32: count in larger units")]
-    WeightTooLarge {
-        /// The weight.
-        weight: u64,
-        /// The largest there may be.
-        max: u64,
-    },
+    /// What is wrong with the weights of micro-batches.
+    #[error(transparent)]
+    Weights(#[from] crate::WeightError),
 
     /// One rank could not take the step; no rank did.
     #[error("rank {rank} cannot take the step: {fault}; nothing changed on any rank")]
@@ -352,9 +347,6 @@ pub enum Error {
     /// A loss scale to restore where none is kept.
     #[error("this optimizer keeps no loss scale; set Options::loss_scale to restore one")]
     NoLossScale,
-    /// All weights of a weighted mean are zero.
-    #[error("every rank's weights are 0; a weighted mean needs a positive one")]
-    ZeroWeight,
     /// The caller's closure failed here; every rank is where it was before, or at the last point it accepted.
     #[error("the closure failed: {source}")]
     Closure {

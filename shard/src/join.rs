@@ -183,7 +183,7 @@ impl Optimizer {
             && among.parts.is_empty()
             && among.comms().all(|comm| Arc::ptr_eq(comm, self.comm()));
         rules.check(part.layout(), alike, &self.options)?;
-        let unweighed = Arc::ptr_eq(&among.shards, self.comm()) && !self.handover.fixed.weighs;
+        let unweighed = Arc::ptr_eq(&among.shards, self.comm()) && !self.handover.fixed.place.first;
         if unweighed && self.options.combine == Combine::Weighted {
             let what = "weights of ranks that compute the same micro-batch".to_owned();
             return Err(Error::Shared { what, works: "groups of ranks with other micro-batches each" });
@@ -206,11 +206,11 @@ impl Optimizer {
         }
         let (places, mut buckets) = (order::places(&order, families.len(), self.buckets.len()), Vec::new());
         for (mut family, places) in families.into_iter().zip(places) {
-            for entry in &mut family.entries {
+            for (index, entry) in (self.entries.len()..).zip(&mut family.entries) {
                 if let Place::Bucket { bucket, .. } = &mut entry.place {
                     *bucket = places[*bucket];
                 }
-                self.by_name.insert(entry.param.name().to_owned(), self.by_name.len());
+                self.by_name.insert(entry.param.name().to_owned(), index);
             }
             self.entries.append(&mut family.entries);
             self.groups.append(&mut family.groups.groups);

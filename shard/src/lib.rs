@@ -15,7 +15,7 @@
 //! | [`Among`], [`Shared`] | parameters that several groups of ranks share in several ways, stepped together |
 //! | [`Verified`], [`Difference`] | replicas and sharded state compared by bits, and what was found |
 //! | [`CrossShard`] | replicas in groups that reduce apart, compared and averaged on request |
-//! | `checkpoint` (a feature) | steps saved to folders, and loaded onto any ranks |
+//! | `checkpoint` (a feature) | steps saved to folders, in the background too, and loaded onto any ranks; moves between ranks without a file |
 //! | [`Plan`], [`Part`] | who owns what, and the bytes it takes, without memory or ranks |
 //!
 //! ```
@@ -121,7 +121,9 @@
 //! middle of gathering parts from the others, which ends their run. At stages 2 and 3, and with overlap off, a thread that hands over a gradient
 //! may wait for the other ranks' hand-overs: do not let ranks of one process share a pool of threads for it, and hand over the same
 //! gradients on every rank before one waits for another in a collective of your own. Gradients accumulate in their own type: f32 micro-batches of
-//! f32, bf16 ones in bf16. Weighted means round w g once to the gradients' type.
+//! f32, bf16 ones in bf16. Weighted means round w g once to the gradients' type. On GPUs the words of a
+//! background save travel on an NCCL communicator of their own when its thread comes to them, so that ranks may launch them and
+//! training's collectives in different orders: NCCL asks for room on the device for both at once.
 
 mod agree;
 mod among;
@@ -171,6 +173,7 @@ mod there;
 mod units;
 mod values;
 mod verify;
+mod weights;
 mod whole_run;
 mod wire;
 
@@ -198,6 +201,7 @@ pub use reduce::Folding;
 pub use step::{Outcome, Pending, Traffic};
 pub use values::ParamState;
 pub use verify::{Apart, Difference, Held, Repaired, Verified, VerifyError};
+pub use weights::{DataPlace, WeightError};
 pub use whole_run::{Evaluated, Minimized, Passed, Until};
 
 /// Keeps the repository's README.md true.

@@ -79,7 +79,11 @@ impl Part {
             return Err(Error::NothingTrains);
         }
         let buckets = bucket_plan::cut(earlier, &layout, sizes.shards, options)?;
-        Ok(Part { layout, sizes, stage: options.stage, buckets, positions: None })
+        let part = Part { layout, sizes, stage: options.stage, buckets, positions: None };
+        if part.stage.cuts_params() {
+            part.units().check()?;
+        }
+        Ok(part)
     }
 
     /// The same with each parameter's position among those of all parts that are added together, in the order a forward pass

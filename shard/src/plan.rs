@@ -18,6 +18,8 @@ const MAX_RANKS: usize = 1 << 24;
 
 /// u64 words before the norm's in the summed vector of the step's exchange: non-finite count and weight.
 pub(crate) const SUM_HEAD: usize = 2;
+/// After those that count who has a gradient: what is 0 where ranks have weighed alike.
+pub(crate) const SUM_TAIL: usize = 1;
 /// u64 words of the maximised vector before those of parameters: largest gradient, fault, digest and its complement.
 pub(crate) const MAX_HEAD: usize = 4;
 
@@ -238,11 +240,11 @@ pub(crate) fn pool_sizes<'b>(
 }
 
 /// u64 words of the two vectors of the step's exchange. Where the policy asks, after the norm two parameters a word, how many
-/// ranks have a gradient for each; after what else is maximised a word for each, which rank has none. On a GPU, which is asked
+/// ranks have a gradient for each, and one last; after what else is maximised a word for each, which rank has none. On a GPU, which is asked
 /// once, what must be the same follows with its complement.
 pub(crate) fn exchange_words(params: usize, options: &Options) -> [usize; 2] {
     let counts = if options.missing.counts() { params.div_ceil(2) } else { 0 };
     let lacking = if options.missing == Missing::AllOrNone { params } else { 0 };
     let fields = if options.queue.place() == Place::Cpu { 0 } else { 2 * FIELDS.len() };
-    [SUM_HEAD + ExactSum::WORDS + counts, MAX_HEAD + lacking + fields]
+    [SUM_HEAD + ExactSum::WORDS + counts + SUM_TAIL, MAX_HEAD + lacking + fields]
 }

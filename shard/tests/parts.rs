@@ -3,7 +3,9 @@
 
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::AdamW;
-use meshstep_shard::{Among, At, Error, Optimizer, Options, Outcome, Part, Plan, Shared, Sizes, Stage};
+use meshstep_shard::{
+    Among, At, DataPlace, Error, Optimizer, Options, Outcome, Part, Plan, Shared, Sizes, Stage,
+};
 use meshstep_tensor::{Category, DType, Layout, LayoutBuilder, Meter, Param, SliceMut};
 use std::sync::Arc;
 
@@ -43,7 +45,7 @@ fn memory_is_that_of_all_parts_together() {
             let options = options(stage);
             let shared: Vec<Shared> = parts(&options).into_iter().map(|part| shared(part, &comm)).collect();
             let meter = options.meter.clone();
-            let mut opt = Optimizer::empty(Arc::clone(&comm), true, options).unwrap();
+            let mut opt = Optimizer::empty(Arc::clone(&comm), DataPlace::OWN, options).unwrap();
             opt.add_parts(shared, zeros).unwrap();
             let memory = plan.memory(comm.rank(), &AdamW::default());
             for (category, bytes) in memory.by_category() {
@@ -107,7 +109,7 @@ fn buckets_of_parts_travel_as_a_backward_pass_fills_them() {
         loopback::spawn(RANKS, |comm| {
             let options = options(stage);
             let shared = blocks(&options, told).into_iter().map(|part| shared(part, &comm)).collect();
-            let mut opt = Optimizer::empty(Arc::clone(&comm), true, options).unwrap();
+            let mut opt = Optimizer::empty(Arc::clone(&comm), DataPlace::OWN, options).unwrap();
             opt.add_parts(shared, zeros).unwrap();
             let planned = plan.memory(comm.rank(), &AdamW::default()).buckets;
             assert_eq!(pool(&mut opt, &backward), (0, planned), "{stage:?}, told: {told}");
@@ -133,7 +135,7 @@ fn ranks_that_would_send_in_another_order_are_refused() {
     let at = |name, position| part(name, &["u"]).at(vec![position]).unwrap();
     loopback::spawn(RANKS, |comm| {
         let own = Options { meter: Meter::new(), ..options.clone() };
-        let mut opt = Optimizer::empty(Arc::clone(&comm), true, own).unwrap();
+        let mut opt = Optimizer::empty(Arc::clone(&comm), DataPlace::OWN, own).unwrap();
         let mut add = |parts: [Part; 2]| opt.add_parts(parts.map(|part| shared(part, &comm)).into(), zeros);
         let first = comm.rank();
         let other = add([at("a", first), at("b", 1 - first)]).unwrap_err();
@@ -154,7 +156,7 @@ fn what_does_not_belong_together_is_refused() {
     loopback::spawn(RANKS, |comm| {
         let options = options(Stage::Zero1);
         let part = |name: &str, ranks, options: &Options| part(&[name], 64, ranks, options);
-        let mut opt = Optimizer::empty(Arc::clone(&comm), true, options.clone()).unwrap();
+        let mut opt = Optimizer::empty(Arc::clone(&comm), DataPlace::OWN, options.clone()).unwrap();
         let mut refused = |parts: Vec<Part>| {
             let parts = parts.into_iter().map(|part| shared(part, &comm)).collect();
             opt.add_parts(parts, zeros).unwrap_err()

@@ -70,8 +70,8 @@ impl Plan {
         rules: &Groups,
         options: &Options,
     ) -> Result<Plan, Error> {
-        let unknown = |name: &&str| model.parameters().iter().all(|p| p.name != **name);
-        if let Some(name) = rules.names().find(unknown) {
+        let rules = &rules.renamed(|name| model.get(name).map(|p| p.name.as_str()));
+        if let Some(name) = rules.names().find(|name| model.get(name).is_none()) {
             return Err(Error::UnknownParam { name: name.to_owned() });
         }
         let of = |families| PipelineStage::new(mesh, families, rules, options);

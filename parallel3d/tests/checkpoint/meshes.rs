@@ -1,16 +1,19 @@
 //! Random meshes, stages and recipes: what is loaded is what was saved, and training goes on as if nothing had been.
 
 use crate::common::{STAGES, build, held_at, model, take_step};
-use meshstep_comm::loopback;
+use meshstep_comm::{Kind, loopback};
 use meshstep_optim::AdamW;
 use meshstep_parallel3d::{
-    Axis, Gradient, Mesh, Model, ModelBuilder, Optimizer, Parameter, Piece, Placement, elements,
+    Axis, Gradient, Mesh, Model, ModelBuilder, Optimizer, Parameter, Piece, Placement, elements, reshard,
 };
+use meshstep_shard::checkpoint::pytorch::{Import, PyTorchFile};
 use meshstep_shard::checkpoint::{Load, Save, Store};
 use meshstep_shard::{Master, Options, Precision, Stage};
 use meshstep_tensor::{DType, Meter, Slice, SliceMut};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Mutex;
 
 /// Each vector of each parameter, and the bytes of its elements by their index in the whole.
 type Whole = BTreeMap<(String, String), BTreeMap<usize, Vec<u8>>>;
@@ -77,6 +80,36 @@ fn run(
     (join(here, model), join(end, model))
 }
 
+/// The same from one mesh to another without a file, whose ranks begin with the `first` of the one or behind it.
+fn moved(
+    model: &Model,
+    meshes: [&str; 2],
+    options: &[Options; 2],
+    first: usize,
+    (before, strayed): (usize, usize),
+) -> (Whole, Whole) {
+    let meshes: [Mesh; 2] = meshes.map(|mesh| mesh.parse().unwrap());
+    let first = first.min(meshes[0].world_size());
+    let (old, new) = (0..meshes[0].world_size(), first..first + meshes[1].world_size());
+    let ends = loopback::spawn(old.end.max(new.end), |via| {
+        let among = |ranks: &Range<usize>| via.split(ranks.contains(&via.rank()).then_some(0), 0).unwrap();
+        let (old, new) = (among(&old), among(&new));
+        let mut old = old.map(|world| build(world, model, &meshes[0], &options[0]));
+        old.iter_mut().for_each(|opt| (0..before).for_each(|step| _ = take_step(opt, model, step)));
+        let mut new = new.map(|world| build(world, model, &meshes[1], &options[1]));
+        new.iter_mut().for_each(|opt| (0..strayed).for_each(|step| _ = take_step(opt, model, step)));
+        let moved = reshard(&via, old.as_mut(), new.as_mut()).unwrap();
+        assert_eq!(via.stats().of(Kind::Send).bytes, moved.sent);
+        new.map(|mut opt| {
+            let here = part(&opt, model);
+            (before..before + 3).for_each(|step| _ = take_step(&mut opt, model, step));
+            (here, part(&opt, model))
+        })
+    });
+    let (here, end): (Vec<_>, Vec<_>) = ends.unwrap().into_iter().flatten().unzip();
+    (join(here, model), join(end, model))
+}
+
 fn mesh() -> impl Strategy<Value = String> {
     let degree = || prop_oneof![Just(1usize), Just(2), Just(4), Just(8)];
     let any = (degree(), degree(), degree(), degree(), any::<bool>());
@@ -108,6 +141,8 @@ proptest! {
         buckets in (1..80usize, 1..80usize),
         recipe in 0..RECIPES.len(),
         (before, strayed) in (0..3usize, 0..2usize),
+        background in any::<bool>(),
+        first in 0..8usize,
     ) {
         let (dtype, master) = RECIPES[recipe];
         let precision = Precision { master, ..Precision::default() };
@@ -120,11 +155,69 @@ proptest! {
         };
         let dir = tempfile::tempdir().unwrap();
         let (store, model) = (Store::new(dir.path()), model(dtype));
-        let save = |opt: &mut Optimizer| assert_eq!(opt.save(&store, Save::default()).unwrap(), before as u64);
+        let save = |opt: &mut Optimizer| {
+            let saved = match background {
+                true => opt.save_async(&store, Save::default()).unwrap().join(),
+                false => opt.save(&store, Save::default()),
+            };
+            assert_eq!(saved.unwrap(), before as u64);
+        };
         let (saved, end) = run(&model, &meshes.0, &options(stages.0, buckets.0), before, save, before);
         let load = |opt: &mut Optimizer| drop(opt.load(&store, Load::default()).unwrap());
         let (loaded, went_on) = run(&model, &meshes.1, &options(stages.1, buckets.1), before, load, strayed);
         prop_assert!(loaded == saved, "what was loaded is not what was saved");
+        prop_assert!(went_on == end, "three steps later they are apart");
+        let options = [options(stages.0, buckets.0), options(stages.1, buckets.1)];
+        let (moved, went_on) = moved(&model, [&meshes.0, &meshes.1], &options, first, (before, strayed));
+        prop_assert!(moved == saved, "what has come is not what was there");
+        prop_assert!(went_on == end, "three steps later they are apart");
+    }
+
+    #[test]
+    fn what_one_mesh_exports_is_whole_and_any_other_imports_it(
+        meshes in (mesh(), mesh()),
+        stages in (0..STAGES.len(), 0..STAGES.len()),
+        buckets in (1..80usize, 1..80usize),
+        recipe in 0..2usize,
+        (before, strayed) in (1..3usize, 0..2usize),
+    ) {
+        let (dtype, master) = RECIPES[recipe];
+        let precision = Precision { master, ..Precision::default() };
+        let options = |stage: usize, bucket| Options {
+            stage: STAGES[stage],
+            bucket_len: Some(bucket),
+            grads: Some(DType::F32),
+            precision,
+            ..Options::default()
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let (file, model) = (PyTorchFile::new(dir.path().join("model.safetensors")), model(dtype));
+        let seen = Mutex::new(Whole::new());
+        let export = |opt: &mut Optimizer| {
+            let last = opt.mesh().world_size() - 1;
+            opt.export_pytorch(&file, last).unwrap();
+            let bytes = opt.serialize().unwrap();
+            opt.deserialize(&bytes).unwrap();
+            let mut whole = Whole::new();
+            opt.consolidate(last, &mut |window| {
+                let of = whole.entry((window.param.to_owned(), window.slot.to_owned())).or_default();
+                let elements = window.values.bytes().unwrap().chunks(window.values.dtype().size());
+                of.extend((window.at as usize..).zip(elements.map(<[u8]>::to_vec)));
+                Ok(())
+            })
+            .unwrap();
+            seen.lock().unwrap().extend(whole);
+        };
+        let (saved, end) = run(&model, &meshes.0, &options(stages.0, buckets.0), before, export, before);
+        let shown = saved.iter().filter(|((_, slot), _)| !["whole", "t"].contains(&&**slot));
+        let shown: Whole = shown.map(|(key, whole)| (key.clone(), whole.clone())).collect();
+        prop_assert!(seen.into_inner().unwrap() == shown, "what one rank got is not what there is");
+        let import = |opt: &mut Optimizer| {
+            let imported = opt.import_pytorch(&file, Import::default()).unwrap();
+            assert_eq!(imported.steps, before as u64);
+        };
+        let (loaded, went_on) = run(&model, &meshes.1, &options(stages.1, buckets.1), before, import, strayed);
+        prop_assert!(loaded == saved, "what was taken in is not what was written");
         prop_assert!(went_on == end, "three steps later they are apart");
     }
 }

@@ -1,7 +1,7 @@
 //! What there is of an optimizer to save and to load: every parameter's vectors, and which elements of them this rank has.
 
 use super::error::CheckpointError;
-use super::holding::Holding;
+use super::holding::{Holding, Part};
 use super::manifest::Type;
 use super::piece::{Piece, Region};
 use super::placing::{Placing, shape};
@@ -9,7 +9,7 @@ use super::settings::Settings;
 use crate::family::Place;
 use crate::verify::{Item, Slot};
 use crate::{Error, Optimizer};
-use meshstep_tensor::{DType, Slice, SliceMut};
+use meshstep_tensor::{DType, Queue, Slice, SliceMut};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -40,8 +40,35 @@ pub(super) const PARAM: &str = "param";
 pub(super) const MASTER: &str = "master";
 pub(super) const REMAINDER: &str = "remainder";
 
-/// Where vectors are read from: an optimizer, or a copy of one.
+/// A part of one of a parameter's vectors.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) param: usize,
+    pub(crate) slot: Slot,
+    /// Its number among the parts that this rank writes.
+    pub(crate) index: usize,
+    pub(crate) part: &'a Part,
+    /// What the rank holds of the parameter.
+    pub(crate) held: &'a Piece,
+}
+
+/// Where values go.
+pub(crate) type Take<'a> = &'a mut dyn FnMut(Slice<'_>) -> Result<(), CheckpointError>;
+
+/// Where parts are read from: live vectors, or a copy of them.
+pub(crate) trait Source {
+    /// Whose memory they are in.
+    fn place(&self) -> Queue;
+
+    /// Hands over the values of a part in its order, as many at a time as lie together.
+    fn values(&mut self, wanted: &Wanted<'_>, take: Take<'_>) -> Result<(), CheckpointError>;
+}
+
+/// Live vectors.
 pub(crate) trait Vectors {
+    /// Whose memory they are in.
+    fn queue(&self) -> Queue;
+
     /// What is there of a vector of parameter `param`, and the index in what the rank holds of its first element.
     fn vector(&mut self, param: usize, slot: Slot) -> Result<(usize, Slice<'_>), Error>;
 }
@@ -67,7 +94,26 @@ pub(crate) trait Keeper: Vectors {
     fn take_in(&mut self, settings: &Settings) -> Result<(), Error>;
 }
 
+impl<V: Vectors> Source for V {
+    fn place(&self) -> Queue {
+        self.queue()
+    }
+
+    fn values(&mut self, wanted: &Wanted<'_>, take: Take<'_>) -> Result<(), CheckpointError> {
+        let (first, values) = self.vector(wanted.param, wanted.slot).map_err(CheckpointError::memory)?;
+        for run in wanted.part.local.runs(wanted.held) {
+            let start = (run.to as usize) - first;
+            take(values.slice(start..start + run.len as usize).map_err(CheckpointError::memory)?)?;
+        }
+        Ok(())
+    }
+}
+
 impl Vectors for Optimizer {
+    fn queue(&self) -> Queue {
+        self.options.queue.clone()
+    }
+
     fn vector(&mut self, param: usize, slot: Slot) -> Result<(usize, Slice<'_>), Error> {
         self.piece(&Item { param, slot, group: None })
     }

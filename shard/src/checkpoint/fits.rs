@@ -48,7 +48,7 @@ impl<'m> Fitting<'m> {
         let mut fitting = Fitting::default();
         let mut known = BTreeSet::new();
         for content in contents {
-            let found = find(&content.name, manifest, tied);
+            let found = find(&content.name, &manifest.tensors, tied);
             known.extend(found.map(|(name, _)| name));
             match found {
                 Some((_, tensor)) => fitting.add(content, tensor)?,
@@ -122,16 +122,16 @@ impl<'m> Fitting<'m> {
     }
 }
 
-/// The entry of a parameter, under its name or another one it has.
-fn find<'m>(
+/// What there is of a parameter, under its name or another one it has.
+pub(super) fn find<'m, T>(
     name: &str,
-    manifest: &'m Manifest,
+    tensors: &'m BTreeMap<String, T>,
     tied: &BTreeMap<String, String>,
-) -> Option<(&'m str, &'m TensorEntry)> {
+) -> Option<(&'m str, &'m T)> {
     let own = tied.get(name).map_or(name, |to| to);
     let others = tied.iter().filter(|(_, to)| *to == own).map(|(other, _)| &**other);
     let names = [name, own].into_iter().chain(others);
-    names.filter_map(|name| manifest.tensors.get_key_value(name)).map(|(name, entry)| (&**name, entry)).next()
+    names.filter_map(|name| tensors.get_key_value(name)).map(|(name, entry)| (&**name, entry)).next()
 }
 
 /// What was saved that says most of a vector: itself; of a parameter that was rounded to save, what it was rounded from; of a master

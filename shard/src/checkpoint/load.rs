@@ -47,14 +47,15 @@ pub struct Loaded {
 }
 
 /// All that is taken in.
-struct Staged {
-    vectors: Vec<(usize, Slot, Buffer)>,
-    t: Vec<Option<u64>>,
-    settings: Settings,
-    missing: Vec<String>,
-    unexpected: Vec<String>,
-    cast: Vec<Cast>,
-    blobs: [BTreeMap<String, Vec<u8>>; 2],
+#[derive(Default)]
+pub(super) struct Staged {
+    pub(super) vectors: Vec<(usize, Slot, Buffer)>,
+    pub(super) t: Vec<Option<u64>>,
+    pub(super) settings: Settings,
+    pub(super) missing: Vec<String>,
+    pub(super) unexpected: Vec<String>,
+    pub(super) cast: Vec<Cast>,
+    pub(super) blobs: [BTreeMap<String, Vec<u8>>; 2],
 }
 
 impl Optimizer {
@@ -95,22 +96,28 @@ pub(crate) fn load_all<K: Keeper>(
         let text = format!("checkpoint to load = {} of step {}\n", saved.hash(), saved.manifest().step);
         crate::same_everywhere(&**opt.comm(), opt.options(), &text)?;
         let staged = ranks.agree(stage(keeper, &saved, &load, placing))?;
-        commit(keeper, &staged)?;
-        let Staged { missing, unexpected, cast, blobs: [blobs, own_blobs], .. } = staged;
+        let Staged { vectors, t, settings, missing, unexpected, cast, blobs: [blobs, own_blobs] } = staged;
+        take_in(keeper, &vectors, &t, &settings)?;
         Ok(Loaded { saved, missing, unexpected, cast, blobs, own_blobs })
     })
 }
 
-/// Takes everything in. What fails here is the device, and ends the run.
-fn commit<K: Keeper>(keeper: &mut K, staged: &Staged) -> Result<(), Error> {
+/// Takes everything in: vectors of parameters, updates where there is another number of them, and where all are. What fails here is
+/// the device, and ends the run.
+pub(super) fn take_in<K: Keeper>(
+    keeper: &mut K,
+    vectors: &[(usize, Slot, Buffer)],
+    t: &[Option<u64>],
+    settings: &Settings,
+) -> Result<(), Error> {
     let queue = keeper.optimizer().options.queue.clone();
-    for (param, slot, values) in &staged.vectors {
+    for (param, slot, values) in vectors {
         queue.upload(values.as_slice(), keeper.vector_mut(*param, *slot)?)?;
     }
-    for (entry, t) in keeper.optimizer().entries.iter_mut().zip(&staged.t) {
+    for (entry, t) in keeper.optimizer().entries.iter_mut().zip(t) {
         entry.t = t.unwrap_or(entry.t);
     }
-    keeper.take_in(&staged.settings)
+    keeper.take_in(settings)
 }
 
 /// Reads all that this rank needs.

@@ -26,29 +26,33 @@ pub(super) fn claims(contents: &[Content], parts: &[(usize, Part)]) -> Vec<Claim
 }
 
 /// What of its `parts` rank `rank` writes, all ranks' claims being these: the same partition on every rank.
-pub(super) fn elected(
-    mut claims: Vec<Vec<Claim>>,
-    rank: usize,
-    parts: &[(usize, Part)],
-) -> Vec<(usize, Part)> {
-    share_out(&mut claims);
-    let writers = writers(&claims);
+pub(super) fn elected(claims: Vec<Vec<Claim>>, rank: usize, parts: &[(usize, Part)]) -> Vec<(usize, Part)> {
     let mut mine = Vec::new();
-    for (i, piece, _) in &claims[rank] {
-        let key = (*i, piece.region.clone(), piece.range.start);
-        if writers.get(&key) == Some(&rank) {
-            let own = parts[parts.partition_point(|(of, _)| of < i)..].iter().take_while(|(of, _)| of == i);
-            let around = |&(_, part): &&(usize, Part)| {
-                let Range { start, end } = part.global.range;
-                part.global.region == piece.region && start <= piece.range.start && piece.range.end <= end
-            };
-            let local = own.into_iter().find(around).map(|(_, part)| part.local.region.clone());
-            let Some(region) = local else { continue };
-            let local = Piece { region, range: piece.range.clone() };
-            mine.push((*i, Part { global: piece.clone(), local }));
-        }
+    for (i, piece) in shared_out(claims).swap_remove(rank) {
+        let own = parts[parts.partition_point(|&(of, _)| of < i)..].iter().take_while(|&&(of, _)| of == i);
+        let around = |&(_, part): &&(usize, Part)| {
+            let Range { start, end } = part.global.range;
+            part.global.region == piece.region && start <= piece.range.start && piece.range.end <= end
+        };
+        let local = own.into_iter().find(around).map(|(_, part)| part.local.region.clone());
+        let Some(region) = local else { continue };
+        let local = Piece { region, range: piece.range.clone() };
+        mine.push((i, Part { global: piece, local }));
     }
     mine
+}
+
+/// What each rank is elected for, all ranks' claims being these.
+pub(super) fn shared_out(mut claims: Vec<Vec<Claim>>) -> Vec<Vec<(usize, Piece)>> {
+    share_out(&mut claims);
+    let writers = writers(&claims);
+    let own = |(rank, claims): (usize, &Vec<Claim>)| {
+        let elected = |(i, piece, _): &&Claim| {
+            writers.get(&(*i, piece.region.clone(), piece.range.start)) == Some(&rank)
+        };
+        claims.iter().filter(elected).map(|(i, piece, _)| (*i, piece.clone())).collect()
+    };
+    claims.iter().enumerate().map(own).collect()
 }
 
 /// Cuts what several ranks have into as many parts, where it is long.

@@ -65,6 +65,13 @@ pub(super) fn product(shape: &[u64]) -> Option<u64> {
 }
 
 impl Piece {
+    /// All of a tensor with fewer than 2^64 elements.
+    pub fn whole(shape: &[u64]) -> Self {
+        let region = Region::whole(shape);
+        let range = 0..region.elements().unwrap_or(u64::MAX);
+        Piece { region, range }
+    }
+
     /// Elements.
     pub fn len(&self) -> u64 {
         self.range.end.saturating_sub(self.range.start)

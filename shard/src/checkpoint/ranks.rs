@@ -1,9 +1,9 @@
 //! What all ranks of a save or a load know together: an error of one is the same error on all.
 
 use super::error::CheckpointError;
-use crate::{Error, Optimizer, Options, gather_words};
-use meshstep_comm::Communicator;
-use meshstep_tensor::{Meter, Queue};
+use crate::{Error, Optimizer, Options, gather_words, wire};
+use meshstep_comm::{Communicator, Op};
+use meshstep_tensor::{Buffer, Meter, Queue};
 use std::sync::Arc;
 
 /// Saving or loading failed on a rank: the same on every rank.
@@ -65,10 +65,38 @@ impl Ranks {
         Ok(all.chunks(words).zip(&lens).map(of).collect())
     }
 
+    /// Every rank's word. Collective.
+    pub(crate) fn words(&self, word: u64) -> Result<Vec<u64>, Error> {
+        gather_words(&*self.comm, &self.options, &[word])
+    }
+
+    /// Runs an operation on a buffer at this place, and hears whether the ranks are sound behind it.
+    pub(crate) fn travel(&self, op: Op, buffer: &mut Buffer) -> Result<(), Error> {
+        wire::run(&*self.comm, &self.options.queue, op, buffer)?;
+        Ok(self.comm.sound()?)
+    }
+
     /// Rank 0's word. Collective.
     pub(crate) fn first_word(&self, word: u64) -> Result<u64, Error> {
-        let words = gather_words(&*self.comm, &self.options, &[word])?;
-        Ok(words.first().copied().unwrap_or_default())
+        Ok(self.words(word)?.first().copied().unwrap_or_default())
+    }
+
+    /// Ends it for all ranks.
+    pub(crate) fn abort(&self) {
+        self.comm.abort();
+    }
+
+    /// What has failed, as the lowest rank knows it that knows of anything. Collective.
+    pub(crate) fn same(&self, failed: Option<Failed>) -> Result<(), Error> {
+        let known = failed.as_ref().map_or(Vec::new(), |Failed { rank, error }| {
+            [&(*rank as u64).to_le_bytes()[..], &encode(error)].concat()
+        });
+        let known = self.gather(&known)?;
+        let first = known.iter().find_map(|known| known.split_first_chunk());
+        first.map_or(Ok(()), |(rank, text)| {
+            let (rank, error) = (u64::from_le_bytes(*rank) as usize, decode(text));
+            Err(Box::new(Failed { rank, error }).into())
+        })
     }
 
     /// What this rank has made, once every rank has made its own; where one has not, its error on all of them. Collective.

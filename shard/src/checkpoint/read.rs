@@ -3,7 +3,7 @@
 use super::contents::Content;
 use super::error::CheckpointError;
 use super::holding::Part;
-use super::manifest::{PieceEntry, SlotEntry, WINDOW};
+use super::manifest::{PieceEntry, SlotEntry, Type, WINDOW};
 use super::piece::Run;
 use super::saved::{Saved, SavedFile};
 use crate::verify::Slot;
@@ -50,13 +50,7 @@ impl<'s> Reading<'s> {
     fn vector(&mut self, want: &mut Want<'_>, meter: &Meter) -> Result<(), CheckpointError> {
         let Want { content, from: slot, range, what, .. } = &*want;
         let (content, slot, range, what) = (*content, *slot, range.clone(), what.clone());
-        let mut to = Target { into: want.into.as_mut(), first: range.start as u64, room: None };
-        if Some(to.into.dtype()) != slot.dtype.dtype() {
-            let dtype = slot.dtype.dtype().ok_or_else(|| CheckpointError::memory("bytes are no numbers"))?;
-            let len = WINDOW as usize / dtype.size();
-            let room = Buffer::zeroed(len, dtype, meter, Category::Staging);
-            to.room = Some(room.map_err(CheckpointError::memory)?);
-        }
+        let mut to = Target::new(want.into.as_mut(), range.start as u64, slot.dtype, meter)?;
         let held = content.held();
         for Part { global, local } in content.holding.parts(range.start as u64..range.end as u64) {
             // The same elements in what the rank holds.
@@ -78,8 +72,7 @@ impl<'s> Reading<'s> {
         what: &str,
         to: &mut Target<'_>,
     ) -> Result<(), CheckpointError> {
-        let near = |a: &Run, b: &Run| (b.from - (a.from + a.len)) * size < WINDOW;
-        for runs in runs.chunk_by(near) {
+        for runs in runs.chunk_by(near(size)) {
             let (Some(first), Some(last)) = (runs.first(), runs.last()) else { continue };
             let (start, end) = (first.from * size, (last.from + last.len) * size);
             let (file, room) = self.file(entry.stored.file)?;
@@ -118,8 +111,14 @@ fn windows(start: u64, end: u64, all: u64) -> Range<u64> {
     if first < last { first..last } else { end..end }
 }
 
+/// Whether elements of this size are better read at once than each alone.
+pub(super) fn near(size: u64) -> impl Fn(&Run, &Run) -> bool {
+    move |a, b| (b.from - (a.from + a.len)) * size < WINDOW
+}
+
 /// Where elements go.
-struct Target<'a> {
+#[derive(Debug)]
+pub(super) struct Target<'a> {
     into: SliceMut<'a>,
     /// The index of its first element in what the rank holds.
     first: u64,
@@ -127,9 +126,24 @@ struct Target<'a> {
     room: Option<Buffer>,
 }
 
-impl Target<'_> {
+impl<'a> Target<'a> {
+    /// `into`, whose first element is element `first` of what the rank holds, from elements of type `saved`.
+    pub(super) fn new(
+        into: SliceMut<'a>,
+        first: u64,
+        saved: Type,
+        meter: &Meter,
+    ) -> Result<Self, CheckpointError> {
+        let dtype = saved.dtype().ok_or_else(|| CheckpointError::memory("bytes are no numbers"))?;
+        if into.dtype() == dtype {
+            return Ok(Target { into, first, room: None });
+        }
+        let room = Buffer::zeroed(WINDOW as usize / dtype.size(), dtype, meter, Category::Staging);
+        Ok(Target { into, first, room: Some(room.map_err(CheckpointError::memory)?) })
+    }
+
     /// Copies what runs have of `bytes`, the elements from `at` on of the piece; gives those back that go on behind them.
-    fn scatter<'r>(
+    pub(super) fn scatter<'r>(
         &mut self,
         runs: &'r [Run],
         at: u64,
@@ -173,7 +187,7 @@ impl Target<'_> {
 }
 
 /// Runs from a piece into a part, and on from there into what a rank holds. Both ascend in the part.
-fn join(into_part: impl Iterator<Item = Run>, places: &[Run]) -> Vec<Run> {
+pub(super) fn join(into_part: impl Iterator<Item = Run>, places: &[Run]) -> Vec<Run> {
     let mut joined = Vec::new();
     for run in into_part {
         let first = places.partition_point(|place| place.from + place.len <= run.to);

@@ -1,6 +1,6 @@
 //! Saving: every rank writes what it owns, and the step becomes the newest one once all have.
 
-use super::contents::{Content, Keeper, Named, Vectors};
+use super::contents::{Content, Keeper, Named, Source};
 use super::error::CheckpointError;
 use super::holding::Part;
 use super::manifest::{FORMAT, Manifest, SlotEntry, TensorEntry};
@@ -27,7 +27,8 @@ pub struct Save<'a> {
     pub blobs: Vec<(&'a str, &'a [u8])>,
     /// The caller's bytes that each rank has of its own: the position of its data loader, its random numbers.
     pub own_blobs: Vec<(&'a str, &'a [u8])>,
-    /// Told after each write of this rank: bytes written, and bytes it writes.
+    /// Told after each write of this rank: bytes written, and bytes it writes. Of a background save its
+    /// [`Saving`](super::Saving) tells, and a hook is refused.
     pub progress: Option<&'a mut dyn FnMut(u64, u64)>,
 }
 
@@ -93,7 +94,7 @@ pub(crate) fn save_all<K: Keeper>(
 ) -> Result<u64, Error> {
     let mut nobody = |_, _| {};
     let progress = save.progress.take();
-    let agreed = agree_to_save(keeper, &save, placing)?;
+    let agreed = agree_to_save(keeper, "save", &save, placing)?;
     let step = agreed.step;
     let ranks = Ranks::of(keeper.optimizer());
     let progress = progress.unwrap_or(&mut nobody);
@@ -104,17 +105,20 @@ pub(crate) fn save_all<K: Keeper>(
 /// What every rank will write. Collective.
 pub(crate) fn agree_to_save<K: Keeper>(
     keeper: &mut K,
+    how: &str,
     save: &Save<'_>,
     placing: &dyn Placing,
 ) -> Result<Agreed, Error> {
     let opt = keeper.optimizer();
     opt.handover.healthy()?;
+    opt.finish_last_save();
     let ready = opt.between_two_steps();
     let (step, keep) = (save.step.unwrap_or_else(|| opt.steps()), save.keep);
-    opt.call_together(&format!("save\nstep to save = {step}\ncheckpoints to keep = {keep:?}"), ready)?;
+    opt.call_together(&format!("{how}\nstep to save = {step}\ncheckpoints to keep = {keep:?}"), ready)?;
     let ranks = Ranks::of(opt);
     apart(keeper, |keeper| {
         let opt = keeper.optimizer();
+        opt.hear_of_last_save(&ranks)?;
         let counters = opt.describe_counters()?;
         crate::same_everywhere(&**opt.comm(), opt.options(), &counters)?;
         let blobs = blobs(save, ranks.rank());
@@ -148,12 +152,17 @@ pub(super) fn apart<K: Keeper, T>(
 }
 
 impl Agreed {
+    /// What the checkpoint is called.
+    pub(super) fn step(&self) -> u64 {
+        self.step
+    }
+
     /// Writes everything and makes it the newest step. Collective over `ranks`.
     pub(crate) fn carry_out(
         &self,
         store: &Store,
         ranks: &Ranks,
-        from: &mut dyn Vectors,
+        from: &mut dyn Source,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<(), Error> {
         let begun = if ranks.rank() == 0 { store.begin(self.step).map(Some) } else { Ok(None) };
@@ -174,7 +183,7 @@ impl Agreed {
         &self,
         folder: &Folder,
         ranks: &Ranks,
-        from: &mut dyn Vectors,
+        from: &mut dyn Source,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Vec<Vec<u8>>, Error> {
         let first = ranks.rank() == 0;
@@ -183,8 +192,7 @@ impl Agreed {
         ranks.agree(folder.shows(proof))?;
         let hidden = if first { folder.hide() } else { Ok(()) };
         let Agreed { contents, parts, blobs, .. } = self;
-        let (queue, meter) = ranks.memory();
-        let job = Job { rank: ranks.rank(), contents, parts, blobs, queue, meter };
+        let job = Job { rank: ranks.rank(), contents, parts, blobs, meter: ranks.memory().1 };
         let written = ranks.agree(hidden.and_then(|()| job.write(folder, from, progress)))?;
         ranks.gather(&serde_json::to_vec(&written).unwrap_or_default())
     }
@@ -252,6 +260,6 @@ fn blobs(save: &Save<'_>, rank: usize) -> Result<Vec<(String, Vec<u8>)>, Checkpo
 }
 
 /// A word that nobody else has.
-fn random() -> u64 {
+pub(super) fn random() -> u64 {
     std::hash::RandomState::new().build_hasher().finish()
 }

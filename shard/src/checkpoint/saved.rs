@@ -1,9 +1,9 @@
 //! A complete step, to read from.
 
-use super::disk::{Disk, Reader};
+use super::disk::{Disk, Os, Reader};
 use super::error::{CheckpointError, io};
 use super::manifest::{FileEntry, Manifest, Stored, WINDOW};
-use super::store::MANIFEST;
+use super::store::{MANIFEST, MANIFEST_MOST};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
@@ -25,10 +25,15 @@ pub struct SavedFile {
 }
 
 impl Saved {
+    /// The step in `dir`, wherever that is: without LATEST nothing vouches for its manifest but the manifest.
+    pub fn at(dir: &Path) -> Result<Self, CheckpointError> {
+        Self::open(Arc::new(Os), dir, None)
+    }
+
     /// The step in `dir`, whose manifest has this hash where one is known.
     pub(super) fn open(disk: Arc<dyn Disk>, dir: &Path, hash: Option<&str>) -> Result<Self, CheckpointError> {
         let path = dir.join(MANIFEST);
-        let text = read_all(&*disk, &path, u64::MAX)?;
+        let text = read_all(&*disk, &path, MANIFEST_MOST)?;
         let found = blake3::hash(&text).to_hex();
         match hash {
             Some(expected) if expected != found.as_str() => {
@@ -89,25 +94,6 @@ impl Saved {
             false => Err(CheckpointError::Size { path, expected: *bytes, found }),
         }
     }
-
-    /// Checks every byte of every file against the manifest.
-    pub fn verify(&self) -> Result<(), CheckpointError> {
-        let mut room = vec![0; WINDOW as usize];
-        for (index, entry) in self.manifest.files.iter().enumerate() {
-            let SavedFile { file, path } = self.file(index)?;
-            let mut hash = blake3::Hasher::new();
-            for at in (0..entry.bytes).step_by(WINDOW as usize) {
-                let room = &mut room[..WINDOW.min(entry.bytes - at) as usize];
-                file.read_at(at, room).map_err(io("reading", &path))?;
-                hash.update(room);
-            }
-            let (expected, found) = (entry.blake3.clone(), hash.finalize().to_hex().to_string());
-            if expected != found {
-                return Err(CheckpointError::Hash { path, what: "all bytes".to_owned(), expected, found });
-            }
-        }
-        Ok(())
-    }
 }
 
 impl SavedFile {
@@ -162,9 +148,21 @@ pub(super) fn read_all(disk: &dyn Disk, path: &Path, most: u64) -> Result<Vec<u8
     let file = disk.open(path).map_err(io("opening", path))?;
     let len = file.len().map_err(io("measuring", path))?;
     if len > most {
-        return Err(CheckpointError::Size { path: path.to_owned(), expected: most, found: len });
+        return Err(CheckpointError::TooLarge { path: path.to_owned(), most, found: len });
     }
     let mut bytes = vec![0; len as usize];
     file.read_at(0, &mut bytes).map_err(io("reading", path))?;
     Ok(bytes)
+}
+
+impl SavedFile {
+    /// Fills `room` with what is at `at`, unchecked.
+    pub(super) fn fill(&self, at: u64, room: &mut [u8]) -> Result<(), CheckpointError> {
+        self.file.read_at(at, room).map_err(io("reading", &self.path))
+    }
+
+    /// Where it is.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
 }

@@ -44,6 +44,15 @@ struct Hashes {
 /// Bytes that are worth another thread.
 const APART: usize = 256 << 10;
 
+/// The header, as the format has it.
+#[derive(Serialize)]
+struct Header<'a> {
+    #[serde(rename = "__metadata__", skip_serializing_if = "BTreeMap::is_empty")]
+    texts: BTreeMap<&'a str, &'a str>,
+    #[serde(flatten)]
+    entries: BTreeMap<&'a String, Entry>,
+}
+
 /// An entry of the header, as the format has it.
 #[derive(Serialize)]
 struct Entry {
@@ -64,10 +73,24 @@ impl ShardWriter {
     /// # Panics
     /// If two vectors have one key.
     pub fn new(
+        file: Box<dyn Writer>,
+        path: &Path,
+        index: usize,
+        vectors: &[Vector],
+    ) -> Result<Self, CheckpointError> {
+        Self::described(file, path, index, vectors, &[])
+    }
+
+    /// The same with texts by name, which other programs look for.
+    ///
+    /// # Panics
+    /// If two vectors have one key.
+    pub fn described(
         mut file: Box<dyn Writer>,
         path: &Path,
         index: usize,
         vectors: &[Vector],
+        texts: &[(&str, &str)],
     ) -> Result<Self, CheckpointError> {
         let mut entries = BTreeMap::new();
         let (mut end, mut left) = (0, Vec::new());
@@ -79,7 +102,8 @@ impl ShardWriter {
             left.push(bytes);
         }
         left.reverse();
-        let mut header = serde_json::to_vec(&entries).unwrap_or_default();
+        let mut header = serde_json::to_vec(&Header { texts: texts.iter().copied().collect(), entries })
+            .unwrap_or_default();
         // Data begins at a multiple of 64, so that mapped vectors are aligned.
         header.resize((header.len() + 8).next_multiple_of(64) - 8, b' ');
         let mut hashes = Hashes::default();

@@ -31,6 +31,9 @@ const DRAFT: &str = "tmp-";
 /// Bytes LATEST may have.
 const LATEST_MOST: u64 = 4096;
 
+/// Bytes a manifest may have: that of 20 TB takes less than half of it.
+pub(super) const MANIFEST_MOST: u64 = 1 << 30;
+
 /// What LATEST says.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -215,8 +218,11 @@ impl Draft {
     fn exchange(&self, manifest: &Manifest) -> Result<(), CheckpointError> {
         manifest.check()?;
         let Draft { store: Store { disk, dir: parent }, step, dir, .. } = self;
-        let text = manifest.to_text();
-        write(&**disk, &dir.join(MANIFEST), text.as_bytes())?;
+        let (text, path) = (manifest.to_text(), dir.join(MANIFEST));
+        if text.len() as u64 > MANIFEST_MOST {
+            return Err(CheckpointError::TooLarge { path, most: MANIFEST_MOST, found: text.len() as u64 });
+        }
+        write(&**disk, &path, text.as_bytes())?;
         disk.sync_dir(dir).map_err(io("syncing", dir))?;
         let saved = parent.join(name(SAVED, *step));
         disk.rename(dir, &saved).map_err(io("renaming", dir))?;

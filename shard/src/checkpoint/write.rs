@@ -1,6 +1,6 @@
 //! One rank's file, written from memory through one window of it.
 
-use super::contents::{Content, PARAM, Vectors};
+use super::contents::{Content, PARAM, Source, Wanted};
 use super::error::CheckpointError;
 use super::holding::Part;
 use super::manifest::{FileEntry, PieceEntry, Stored, Type};
@@ -35,7 +35,6 @@ pub(super) struct Job<'a> {
     pub(super) parts: &'a [(usize, Part)],
     /// The caller's bytes.
     pub(super) blobs: &'a [(String, Vec<u8>)],
-    pub(super) queue: &'a Queue,
     pub(super) meter: &'a Meter,
 }
 
@@ -45,6 +44,7 @@ struct Task<'a> {
     slot: Slot,
     name: &'a str,
     dtype: Type,
+    index: usize,
     part: &'a Part,
     key: String,
 }
@@ -57,7 +57,7 @@ impl Job<'_> {
     pub(super) fn write(
         &self,
         folder: &Folder,
-        from: &mut dyn Vectors,
+        from: &mut dyn Source,
         progress: Progress<'_>,
     ) -> Result<Written, CheckpointError> {
         let mut keys = BTreeSet::from(["__metadata__".to_owned()]);
@@ -94,7 +94,7 @@ impl Job<'_> {
     /// In an order in which the window changes its type as seldom as can be.
     fn tasks(&self, keys: &mut BTreeSet<String>) -> Vec<Task<'_>> {
         let mut tasks = Vec::new();
-        for (param, part) in self.parts {
+        for (index, (param, part)) in self.parts.iter().enumerate() {
             let content = &self.contents[*param];
             for vector in &content.vectors {
                 let slot = if vector.name == PARAM { String::new() } else { format!(":{}", vector.name) };
@@ -102,7 +102,7 @@ impl Job<'_> {
                 let at = if whole { String::new() } else { format!("#{}", place(part)) };
                 let key = unique(format!("{}{slot}{at}", content.name), keys);
                 let (slot, name, dtype) = (vector.slot, &*vector.name, vector.dtype);
-                tasks.push(Task { param: *param, slot, name, dtype, part, key });
+                tasks.push(Task { param: *param, slot, name, dtype, index, part, key });
             }
         }
         tasks.sort_by_key(|task| task.dtype.size());
@@ -112,16 +112,15 @@ impl Job<'_> {
     fn write_part(
         &self,
         task: &Task<'_>,
-        from: &mut dyn Vectors,
+        from: &mut dyn Source,
         to: &mut Out<'_>,
     ) -> Result<(), CheckpointError> {
         let held = self.contents[task.param].held();
-        let (first, values) = from.vector(task.param, task.slot).map_err(CheckpointError::memory)?;
-        for run in task.part.local.runs(&held) {
-            let start = (run.to as usize) - first;
-            let run = values.slice(start..start + run.len as usize).map_err(CheckpointError::memory)?;
-            to.take(run, self.queue, self.meter)?;
-        }
+        let Task { param, slot, index, part, .. } = *task;
+        let queue = from.place();
+        from.values(&Wanted { param, slot, index, part, held: &held }, &mut |run| {
+            to.take(run, &queue, self.meter)
+        })?;
         to.flush()
     }
 }

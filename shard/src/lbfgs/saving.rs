@@ -2,13 +2,14 @@
 
 use super::ShardedLbfgs;
 use crate::checkpoint::{
-    Alike, CheckpointError, Content, Keeper, Load, Loaded, Named, Placing, Save, Settings, Store, Type,
-    Vectors, load_all, save_all,
+    Alike, CheckpointError, Content, Keeper, Load, Loaded, Named, Placing, Save, Saving, Settings, Sink,
+    Store, Type, Vectors, consolidate_all, deserialize_all, load_all, save_all, save_all_async,
+    serialize_all,
 };
 use crate::family::Place;
 use crate::verify::Slot;
 use crate::{Error, Optimizer};
-use meshstep_tensor::{Slice, SliceMut};
+use meshstep_tensor::{Queue, Slice, SliceMut};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::ops::Range;
@@ -21,10 +22,34 @@ impl ShardedLbfgs {
         save_all(self, store, save, &Alike { ranks })
     }
 
+    /// [`Optimizer::save_async`] of the same.
+    pub fn save_async(&mut self, store: &Store, save: Save<'_>) -> Result<Saving, Error> {
+        let ranks = self.comm().world_size();
+        save_all_async(self, store, save, &Alike { ranks })
+    }
+
     /// [`Optimizer::load`] of parameters and history; steps go on as if nothing had been.
     pub fn load(&mut self, store: &Store, load: Load) -> Result<Loaded, Error> {
         let ranks = self.comm().world_size();
         load_all(self, store, load, &Alike { ranks })
+    }
+
+    /// [`Optimizer::serialize`] of parameters and history.
+    pub fn serialize(&mut self) -> Result<Vec<u8>, Error> {
+        let ranks = self.comm().world_size();
+        serialize_all(self, &Alike { ranks })
+    }
+
+    /// [`Optimizer::deserialize`] of parameters and history; steps go on as if nothing had been.
+    pub fn deserialize(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        let ranks = self.comm().world_size();
+        deserialize_all(self, bytes, &Alike { ranks })
+    }
+
+    /// [`Optimizer::consolidate`] of parameters and history, by the names that [`save`](Self::save) gives.
+    pub fn consolidate(&mut self, to: usize, sink: Sink<'_>) -> Result<(), Error> {
+        let ranks = self.comm().world_size();
+        consolidate_all(self, to, sink, &Alike { ranks })
     }
 
     /// This rank's part of a parameter, and where that is in its vectors.
@@ -46,6 +71,10 @@ impl ShardedLbfgs {
 
 /// The first of the vectors that are kept here is the point, the others are the history's.
 impl Vectors for ShardedLbfgs {
+    fn queue(&self) -> Queue {
+        self.opt.queue()
+    }
+
     fn vector(&mut self, param: usize, slot: Slot) -> Result<(usize, Slice<'_>), Error> {
         let Slot::State(i) = slot else { return self.opt.vector(param, slot) };
         let (first, part) = self.part(param);

@@ -6,7 +6,7 @@
 //! | state and masters | among the ranks that hold the same part: all of these at stage 0, replicas of the shards at other stages |
 //! | what no other rank holds | with its hash from the end of its last update, where [`Optimizer::verify_every`] has kept it |
 //! | reduced gradients | among the ranks that have the same by then, by [`Optimizer::verify_gradients`] |
-//! | `t`, steps, skips, hyperparameters | among all ranks; lr, scales and the step itself travel in every step's exchange |
+//! | `t`, steps, skips, hyperparameters | among all ranks; lr, scales and the step itself travel in every step's exchange, and a digest of hyperparameters |
 
 mod compare;
 mod difference;

@@ -22,7 +22,7 @@ pub(crate) struct Item {
 }
 
 /// Which vector.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Slot {
     Params,
     Grads,

@@ -9,7 +9,7 @@ use meshstep_tensor::DType;
 use proptest::prelude::*;
 use std::sync::Arc;
 
-const DIR: &str = "/run";
+pub(crate) const DIR: &str = "/run";
 
 /// Steps `from` to `to`, and what ranks hold after them.
 pub(crate) fn train(run: &Run, opt: &mut Optimizer, steps: std::ops::Range<u64>) {
@@ -20,7 +20,7 @@ pub(crate) fn train(run: &Run, opt: &mut Optimizer, steps: std::ops::Range<u64>)
 }
 
 /// Saves after `before` steps, takes three more, and tells what there was and what came of it.
-fn save(run: &Run, store: &Store, before: u64) -> (Whole, Whole) {
+pub(crate) fn save(run: &Run, store: &Store, before: u64) -> (Whole, Whole) {
     let ends = meshstep_comm::loopback::spawn(run.ranks, |comm| {
         let mut opt = run.build(comm).unwrap();
         train(run, &mut opt, 1..before + 1);
@@ -34,7 +34,7 @@ fn save(run: &Run, store: &Store, before: u64) -> (Whole, Whole) {
 }
 
 /// The same from what was saved; `strayed` steps are taken before.
-fn load(run: &Run, store: &Store, (before, strayed): (u64, u64)) -> (Whole, Whole) {
+pub(crate) fn load(run: &Run, store: &Store, (before, strayed): (u64, u64)) -> (Whole, Whole) {
     let ends = meshstep_comm::loopback::spawn(run.ranks, |comm| {
         let mut opt = run.build(comm).unwrap();
         train(run, &mut opt, 1..strayed + 1);
@@ -49,11 +49,11 @@ fn load(run: &Run, store: &Store, (before, strayed): (u64, u64)) -> (Whole, Whol
     (join(thens), join(ends))
 }
 
-fn seat() -> impl Strategy<Value = (usize, usize, usize)> {
+pub(crate) fn seat() -> impl Strategy<Value = (usize, usize, usize)> {
     (1..7usize, 0..STAGES.len(), 1..300usize)
 }
 
-fn on((ranks, stage, bucket): (usize, usize, usize), run: &Run) -> Run {
+pub(crate) fn on((ranks, stage, bucket): (usize, usize, usize), run: &Run) -> Run {
     let options = Options { bucket_len: Some(bucket), ..run.options.clone() };
     Run { ranks, options, ..run.clone() }.stage(STAGES[stage])
 }

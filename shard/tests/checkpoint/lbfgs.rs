@@ -122,3 +122,39 @@ fn another_history_or_none_is_refused() {
         }
     }
 }
+
+#[test]
+fn a_history_goes_into_bytes_and_back_and_to_one_rank() {
+    let rule = Lbfgs { lr: 0.05, max_iter: 3, history_len: 4, ..Lbfgs::default() };
+    for stage in [Stage::Replicated, Stage::Zero1, Stage::Zero3] {
+        let same = loopback::spawn(3, |comm| {
+            let mut opt = make(comm, &rule, stage, 3);
+            steps(&mut opt, 2);
+            let bytes = opt.serialize().unwrap();
+            let mut whole = std::collections::BTreeMap::new();
+            opt.consolidate(2, &mut |window| {
+                let values: &[f64] = window.values.typed().unwrap();
+                assert!(whole.insert(format!("{}:{}", window.param, window.slot), values.to_vec()).is_none());
+                Ok(())
+            })
+            .unwrap();
+            if opt.comm().rank() == 2 {
+                let names = |param: &str| whole.keys().filter(|key| key.starts_with(param)).count();
+                // The parameter, the point, and whatever the history keeps.
+                assert!(
+                    names("a:") > 6 && names("a:") == names("c:") && names("still:") == 1,
+                    "{:?}",
+                    whole.keys()
+                );
+                assert_eq!(whole["a:x"], whole["a:param"]);
+                assert!(whole["c:s0"].len() == 90 && whole["c:s0"].iter().any(|&s| s != 0.0));
+            }
+            let told = steps(&mut opt, 3);
+            let went_on = end(&opt, told);
+            opt.deserialize(&bytes).unwrap();
+            let told = steps(&mut opt, 3);
+            end(&opt, told) == went_on
+        });
+        assert_eq!(same.unwrap(), [true; 3], "{stage:?}");
+    }
+}

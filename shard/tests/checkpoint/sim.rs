@@ -99,6 +99,12 @@ impl Sim {
         change(state.files.get_mut(&file).unwrap());
     }
 
+    /// All of a file.
+    pub(crate) fn bytes(&self, path: &Path) -> Vec<u8> {
+        let state = self.state();
+        state.files[&state.names[path].unwrap()].clone()
+    }
+
     pub(crate) fn files(&self) -> Vec<PathBuf> {
         let state = self.state();
         state.names.iter().filter(|(_, file)| file.is_some()).map(|(path, _)| path.clone()).collect()

@@ -5,7 +5,7 @@ use crate::whole::{Whole, join, part};
 use crate::{alone, devices, room_for, seed, stand_in};
 use meshstep_comm::{Communicator, loopback, nccl};
 use meshstep_optim::{DynamicLossScale, LossScale};
-use meshstep_shard::checkpoint::{Load, Save, Store};
+use meshstep_shard::checkpoint::{Load, Save, Store, reshard};
 use meshstep_shard::{Optimizer, Options};
 use meshstep_tensor::cuda::Stream;
 use meshstep_tensor::{DType, Queue};
@@ -35,13 +35,18 @@ fn train(run: &Run, opt: &mut Optimizer, steps: Range<u64>) {
     }
 }
 
-fn saved(gpus: bool, run: &Run, store: &Store) -> (Whole, Whole) {
+/// Saves, in the `background` while the next steps are taken or before them.
+fn saved(gpus: bool, run: &Run, store: &Store, background: bool) -> (Whole, Whole) {
     let ends = on(gpus, run, |comm, run| {
         let mut opt = run.build(comm).unwrap();
         train(run, &mut opt, 1..4);
-        opt.save(store, Save::default()).unwrap();
+        let saving = background.then(|| opt.save_async(store, Save::default()).unwrap());
+        if !background {
+            opt.save(store, Save::default()).unwrap();
+        }
         let then = part(&opt);
         train(run, &mut opt, 4..7);
+        saving.map(|saving| saving.join().unwrap());
         (then, part(&opt))
     });
     let (thens, ends): (Vec<_>, Vec<_>) = ends.into_iter().unzip();
@@ -80,14 +85,64 @@ fn checkpoints_go_between_gpus_and_the_cpu() {
             let run = Run { dtype, options: options.clone(), gradients: Gradients::Equal, ..Run::default() };
             let from = Run { ranks: 4, ..run.clone() }.stage(stage);
             let to = Run { ranks: 2, ..run }.stage(STAGES[(s + 2) % STAGES.len()]);
-            for (gpus, then_gpus) in [(true, false), (false, true), (true, true)] {
+            let background =
+                [(true, false, false), (false, true, false), (true, true, false), (true, false, true)];
+            for (gpus, then_gpus, background) in background {
                 let dir = tempfile::tempdir().unwrap();
                 let store = Store::new(dir.path());
-                let (then, end) = saved(gpus, &from, &store);
+                let (then, end) = saved(gpus, &from, &store, background);
                 let (here, went_on) = loaded(then_gpus, &to, &store);
                 assert!(here == then, "{stage:?} {dtype}: what was loaded is not what was saved");
                 assert!(went_on == end, "{stage:?} {dtype}: three steps later they are apart");
             }
         }
+    }
+}
+
+/// From the first two of four ranks to the last three, without a file.
+fn moved(gpus: bool, from: &Run, to: &Run) -> (Whole, Whole) {
+    let ends = on(gpus, &Run { ranks: 4, ..from.clone() }, |via, run| {
+        let among = |ranks: Range<usize>| via.split(ranks.contains(&via.rank()).then_some(0), 0).unwrap();
+        let (old, new) = (among(0..2), among(1..4));
+        let own = |run: &Run, there: &Run| Run {
+            options: Options { queue: run.options.queue.clone(), ..there.options.clone() },
+            ..there.clone()
+        };
+        let mut old = old.map(|comm| own(run, from).build(comm).unwrap());
+        old.iter_mut().for_each(|opt| train(&own(run, from), opt, 1..4));
+        let to = own(run, to);
+        let mut new = new.map(|comm| to.build(comm).unwrap());
+        new.iter_mut().for_each(|opt| train(&to, opt, 1..2));
+        reshard(&via, old.as_mut(), new.as_mut()).unwrap();
+        new.map(|mut opt| {
+            let then = part(&opt);
+            train(&to, &mut opt, 4..7);
+            (then, part(&opt))
+        })
+    });
+    let (thens, ends): (Vec<_>, Vec<_>) = ends.into_iter().flatten().unzip();
+    (join(thens), join(ends))
+}
+
+#[test]
+fn optimizers_move_between_gpus() {
+    let _alone = alone();
+    if !room_for(4) {
+        return;
+    }
+    for (i, (dtype, precision)) in crate::PRECISIONS.into_iter().enumerate() {
+        if stand_in() {
+            seed(i as u64);
+        }
+        let grads = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        let options = Options { precision, bucket_len: Some(150), ..Options::default() };
+        let run = Run { dtype, grads, options, gradients: Gradients::Equal, ..Run::default() };
+        let from = Run { ranks: 2, ..run.clone() }.stage(STAGES[i % STAGES.len()]);
+        let to = Run { ranks: 3, ..run }.stage(STAGES[(i + 2) % STAGES.len()]);
+        let dir = tempfile::tempdir().unwrap();
+        let (then, end) = saved(false, &from, &Store::new(dir.path()), false);
+        let (here, went_on) = moved(true, &from, &to);
+        assert!(here == then, "{dtype} {i}: what has come is not what was there");
+        assert!(went_on == end, "{dtype} {i}: three steps later they are apart");
     }
 }
