@@ -113,6 +113,7 @@ mod handover;
 mod held;
 mod join;
 mod lbfgs;
+pub mod local;
 mod loss_scale;
 mod meeting;
 mod micro_batch;

@@ -1,0 +1,28 @@
+//! Workers that step alone and meet seldom: Local Adam, DES-LOC, MT-DAO, DiLoCo, from one plan.
+//!
+//! | type | what it is |
+//! |---|---|
+//! | [`LocalPlan`], [`Fragment`] | what is exchanged between workers, when, and how it becomes one; every published method is one |
+//! | [`Timing`], [`Placement`] | when: a pure function of the group's steps |
+//! | [`Select`], [`What`], [`Merge`] | of which parameters, what of them, and how workers' values become one |
+//! | [`Trained`] | what a plan is checked against |
+//! | [`LocalTraffic`] | the bytes a plan sends, before there is a rank |
+
+mod check;
+mod describe;
+mod error;
+mod packing;
+mod plan;
+mod presets;
+mod select;
+mod timing;
+mod traffic;
+mod trained;
+
+pub use error::{LocalError, LocalWarning};
+pub use plan::{Fragment, LocalPlan, Merge, OnFailure, Outer, Slots, Weights, What};
+pub use presets::half_life;
+pub use select::{Chosen, Select};
+pub use timing::{Placement, Timing};
+pub use traffic::{LocalTraffic, Ring, Worker};
+pub use trained::Trained;
