@@ -91,6 +91,8 @@
 
 mod agree;
 mod among;
+mod apply;
+mod around;
 mod bucket_plan;
 mod bytes;
 #[cfg(feature = "checkpoint")]

@@ -11,6 +11,29 @@ pub enum LocalError {
     #[error(transparent)]
     Shard(#[from] crate::Error),
 
+    /// Workers can no longer exchange; the worker's own step has been taken.
+    #[error("workers can no longer exchange: {source}")]
+    Workers {
+        /// Why.
+        source: Box<crate::Error>,
+    },
+    /// Communicators that do not go together.
+    #[error("{ranks} ranks are not {workers} workers of {inside} ranks each")]
+    Sizes {
+        /// All ranks of all workers.
+        ranks: usize,
+        /// Ranks that exchange with each other.
+        workers: usize,
+        /// Ranks of this worker.
+        inside: usize,
+    },
+    /// A worker that begins elsewhere.
+    #[error("rank {rank} of all workers' begins with other values than the first worker; give all the same")]
+    Values {
+        /// The lowest such rank.
+        rank: usize,
+    },
+
     /// A plan of nothing.
     #[error("the plan has no fragments; give it one, such as LocalPlan::local_sgd's")]
     NoFragments,

@@ -5,21 +5,32 @@
 //! | [`LocalPlan`], [`Fragment`] | what is exchanged between workers, when, and how it becomes one; every published method is one |
 //! | [`Timing`], [`Placement`] | when: a pure function of the group's steps |
 //! | [`Select`], [`What`], [`Merge`] | of which parameters, what of them, and how workers' values become one |
+//! | [`LocalOptimizer`], [`Workers`] | a worker, sharded at any stage, that steps by a plan |
+//! | [`LocalStep`], [`Exchanged`], [`Veto`] | what a step did, and what became of fragments |
 //! | [`Trained`] | what a plan is checked against |
 //! | [`LocalTraffic`] | the bytes a plan sends, before there is a rank |
 
+mod agreement;
 mod check;
 mod describe;
+mod engine;
 mod error;
+mod flight;
+mod merge;
+mod optimizer;
 mod packing;
 mod plan;
 mod presets;
 mod select;
+mod spots;
 mod timing;
 mod traffic;
 mod trained;
 
+pub use agreement::Veto;
+pub use engine::{Exchanged, Workers};
 pub use error::{LocalError, LocalWarning};
+pub use optimizer::{LocalOptimizer, LocalStep};
 pub use plan::{Fragment, LocalPlan, Merge, OnFailure, Outer, Slots, Weights, What};
 pub use presets::half_life;
 pub use select::{Chosen, Select};
