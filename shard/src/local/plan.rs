@@ -130,12 +130,12 @@ impl LocalPlan {
 
     /// The fragments, by index, that are sent or reset at step `step`, from 0, before or after its update.
     pub fn due(&self, step: u64, placement: Placement) -> impl Iterator<Item = usize> + '_ {
-        self.those(move |f| f.timing.placement == placement && f.timing.due(placement.count(step)))
+        self.those(move |f| f.timing.placement == placement && f.timing.due(step))
     }
 
     /// The fragments whose result arrives there.
     pub fn arriving(&self, step: u64, placement: Placement) -> impl Iterator<Item = usize> + '_ {
-        self.those(move |f| f.timing.placement == placement && f.timing.arrives(placement.count(step)))
+        self.those(move |f| f.timing.placement == placement && f.timing.arrives(step))
     }
 
     fn those<'a>(&'a self, wanted: impl Fn(&Fragment) -> bool + 'a) -> impl Iterator<Item = usize> + 'a {

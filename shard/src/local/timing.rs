@@ -44,16 +44,17 @@ impl Timing {
         Timing { period: None, offset: 0, delay: 0, placement: Placement::After, during: Timing::ALWAYS }
     }
 
-    /// Whether the fragment is due where `count` steps have been taken.
-    pub fn due(&self, count: u64) -> bool {
+    /// Whether the fragment is due at step `step`, from 0.
+    pub fn due(&self, step: u64) -> bool {
+        let count = self.placement.count(step);
         // A period of 0 is refused before; here it is never due.
         let hits = self.period.and_then(|period| count.checked_rem(period)) == Some(self.offset);
         hits && self.during.contains(&count)
     }
 
-    /// Whether what was sent `delay` steps before arrives here.
-    pub fn arrives(&self, count: u64) -> bool {
-        count.checked_sub(self.delay).is_some_and(|sent| self.due(sent))
+    /// Whether what was sent `delay` steps before arrives at step `step`.
+    pub fn arrives(&self, step: u64) -> bool {
+        step.checked_sub(self.delay).is_some_and(|sent| self.due(sent))
     }
 
     /// How often it is due in steps `0..horizon`.
@@ -85,7 +86,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn steps(timing: &Timing, horizon: u64) -> Vec<u64> {
-        (0..horizon).filter(|&t| timing.due(timing.placement.count(t))).collect()
+        (0..horizon).filter(|&t| timing.due(t)).collect()
     }
 
     #[test]
@@ -103,8 +104,11 @@ mod tests {
     #[test]
     fn what_is_sent_arrives_after_the_delay() {
         let timing = Timing { delay: 3, ..Timing::every(5) };
-        let arrives: Vec<u64> = (0..20).filter(|&c| timing.arrives(c)).collect();
-        assert_eq!(arrives, [3, 8, 13, 18]);
+        let arrives: Vec<u64> = (0..20).filter(|&t| timing.arrives(t)).collect();
+        // Nothing was sent before the first step.
+        assert_eq!(arrives, [7, 12, 17]);
+        let before = Timing { placement: Placement::Before, ..timing };
+        assert_eq!((0..20).filter(|&t| before.arrives(t)).collect::<Vec<_>>(), [3, 8, 13, 18]);
     }
 
     proptest! {

@@ -1,4 +1,12 @@
 //! Workers that step alone and meet seldom.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    unreachable_pub,
+    reason = "a test fails by panicking, and its modules share freely"
+)]
 
+#[path = "../common/mod.rs"]
+mod common;
+mod equal;
+mod naive;
 mod plan;
