@@ -10,3 +10,4 @@ mod common;
 mod equal;
 mod naive;
 mod plan;
+mod trajectories;
