@@ -8,6 +8,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod equal;
+mod failures;
 mod naive;
 mod plan;
 mod trajectories;
