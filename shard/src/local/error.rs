@@ -34,6 +34,22 @@ pub enum LocalError {
         rank: usize,
     },
 
+    /// Only workers that are new.
+    #[error("every worker has only just entered; one must have the values that the others are to get")]
+    NobodyHasASay,
+    /// Workers that do not go on from the same step.
+    #[error(
+        "rank {rank} of all workers' is at step {step}, the first at {first}; workers meet again at one step"
+    )]
+    Apart {
+        /// The lowest such rank.
+        rank: usize,
+        /// Its step.
+        step: u64,
+        /// That of the first worker.
+        first: u64,
+    },
+
     /// A plan of nothing.
     #[error("the plan has no fragments; give it one, such as LocalPlan::local_sgd's")]
     NoFragments,

@@ -4,8 +4,8 @@ use super::agreement::Share;
 use super::merge::bring;
 use super::packing::Lane;
 use super::spots::Spot;
-use super::{Fragment, LocalPlan, Placement};
-use crate::{Error, Options, wire};
+use super::{LocalPlan, Placement};
+use crate::{Error, Optimizer, Options, wire};
 use meshstep_comm::{Communicator, InFlight, Op, Reduction};
 use meshstep_tensor::{Buffer, Category, Slice};
 
@@ -14,34 +14,45 @@ type Started = Result<InFlight, (Buffer, meshstep_comm::Error)>;
 /// What was sent together and arrives together.
 #[derive(Debug)]
 pub(crate) struct Flight {
-    /// Its fragments, in the order they were packed.
+    /// Its fragments.
     pub(crate) fragments: Vec<usize>,
     /// The step, and the side of it, at whose exchange it arrives.
     pub(crate) arrives: (u64, Placement),
-    /// Of each fragment its tokens, and what was sent and at which `t` of each spot where it is merged later.
+    /// Of each fragment.
     pub(crate) sent: Vec<Sent>,
-    lanes: Vec<(Lane, Vec<Started>)>,
+    /// The buckets of each lane.
+    lanes: Vec<Vec<Started>>,
 }
 
 /// What a worker sent of a fragment.
 #[derive(Debug, Default)]
 pub(crate) struct Sent {
+    /// What it counted by.
     pub(crate) tokens: u64,
+    /// Of each spot, where it is merged later: what was sent, at which `t`.
     pub(crate) snapshots: Vec<(Buffer, u64)>,
+    /// Of each spot: the lane, and where it begins there.
+    places: Vec<(usize, usize)>,
 }
 
 /// What has landed: a vector for each lane.
 #[derive(Debug)]
-pub(crate) struct Landed {
-    lanes: Vec<(Lane, Buffer, usize)>,
-}
+pub(crate) struct Landed(Vec<Option<Buffer>>);
 
 /// What a fragment brings.
 pub(crate) struct Bringing<'a> {
     pub(crate) fragment: usize,
     pub(crate) share: Share,
-    /// Each spot's values, and from where on they are counted.
-    pub(crate) values: Vec<(&'a Spot, Slice<'a>, Option<&'a Buffer>)>,
+    pub(crate) tokens: u64,
+    /// Of each spot.
+    pub(crate) values: Vec<Value<'a>>,
+}
+
+/// A spot's values, and from where on they are counted where differences travel.
+pub(crate) struct Value<'a> {
+    pub(crate) spot: &'a Spot,
+    pub(crate) values: Slice<'a>,
+    pub(crate) from: Option<&'a Buffer>,
 }
 
 impl Flight {
@@ -49,111 +60,123 @@ impl Flight {
     /// communicator comes back with the landing.
     pub(crate) fn launch(
         plan: &LocalPlan,
-        lanes: Vec<Lane>,
+        lanes: &[Lane],
         bringing: &[Bringing<'_>],
         (across, options): (&dyn Communicator, &Options),
         arrives: (u64, Placement),
     ) -> Result<Flight, Error> {
-        let mut flight = Flight {
-            fragments: bringing.iter().map(|b| b.fragment).collect(),
-            arrives,
-            sent: bringing.iter().map(|_| Sent::default()).collect(),
-            lanes: Vec::new(),
+        let sent = places(plan, lanes, bringing);
+        // Where somebody counts otherwise shares are added up.
+        let alike = bringing.iter().all(|brings| brings.share == Share::Alike);
+        let scale = |share| match share {
+            _ if alike => None,
+            Share::Alike => Some(1.0 / across.world_size() as f64),
+            Share::Of(scale) => Some(scale),
         };
-        let mut failed = None;
-        for lane in lanes {
-            let of = |b: &&Bringing<'_>| lane.of(&plan.fragments[b.fragment]);
-            let alike = bringing.iter().filter(of).all(|b| b.share == Share::Alike);
-            let packed = pack(plan, lane, bringing, (across.world_size(), alike), options)?;
-            let op = Op::all_reduce(if alike { Reduction::Mean } else { Reduction::Sum });
-            let mut rest = packed;
-            let mut started = Vec::new();
-            for bucket in lane.buckets(plan.bucket_len) {
-                let after = rest.split_off(bucket.len())?;
-                let part = std::mem::replace(&mut rest, after);
-                let start = match &failed {
-                    None => across.start(op, part, &options.queue),
-                    // The other ranks' call is not to meet this one's next.
-                    Some(error) => Err((part, meshstep_comm::Error::clone(error))),
-                };
-                failed = start.as_ref().err().map(|(_, error)| error.clone());
-                started.push(start);
+        let zeroed = |lane: &Lane| Buffer::zeroed(lane.len, lane.wire, &options.meter, Category::Staging);
+        let mut packed = lanes.iter().map(zeroed).collect::<Result<Vec<_>, _>>()?;
+        for (brings, sent) in bringing.iter().zip(&sent) {
+            for (Value { values, from, .. }, &(lane, start)) in brings.values.iter().zip(&sent.places) {
+                let place = packed[lane].as_mut().slice(start..start + values.len())?;
+                bring(*values, *from, scale(brings.share), place)?;
             }
-            flight.lanes.push((lane, started));
         }
-        Ok(flight)
+        let op = Op::all_reduce(if alike { Reduction::Mean } else { Reduction::Sum });
+        let (mut failed, mut started) = (None, Vec::new());
+        for (lane, packed) in lanes.iter().zip(packed) {
+            started.push(start(plan, lane, packed, (across, options), op, &mut failed)?);
+        }
+        let fragments = bringing.iter().map(|brings| brings.fragment).collect();
+        Ok(Flight { fragments, arrives, sent, lanes: started })
     }
 
     /// Waits for everything, and gives it with the first failure.
     pub(crate) fn land(&mut self, options: &Options) -> (Landed, Result<(), meshstep_comm::Error>) {
-        let (mut landed, mut arrived) = (Landed { lanes: Vec::new() }, Ok(()));
-        for (lane, started) in self.lanes.drain(..) {
+        let (mut landed, mut arrived) = (Landed(Vec::new()), Ok(()));
+        for started in self.lanes.drain(..) {
             let mut whole: Option<Buffer> = None;
             for start in started {
                 let (part, result) = wire::land(start, &options.queue);
                 arrived = arrived.and(result);
-                whole = Some(match whole {
-                    None => part,
-                    Some(so_far) => so_far
-                        .join(part)
-                        .unwrap_or_else(|_| unreachable!("parts land in the order they were cut")),
-                });
+                let joined = match whole {
+                    None => Ok(part),
+                    Some(so_far) => so_far.join(part),
+                };
+                whole =
+                    Some(joined.unwrap_or_else(|_| unreachable!("parts land in the order they were cut")));
             }
-            landed.lanes.extend(whole.map(|whole| (lane, whole, 0)));
+            landed.0.push(whole);
         }
         (landed, arrived)
     }
 }
 
-impl Lane {
-    /// Whether `fragment` may go here, whatever the type.
-    fn of(&self, fragment: &Fragment) -> bool {
-        self.takes(fragment, self.wire)
+/// Where each spot goes: one after another in the lane that takes it.
+fn places(plan: &LocalPlan, lanes: &[Lane], bringing: &[Bringing<'_>]) -> Vec<Sent> {
+    let mut next = vec![0; lanes.len()];
+    let mut sent = Vec::new();
+    for Bringing { fragment, tokens, values, .. } in bringing {
+        let fragment = &plan.fragments[*fragment];
+        let place = |Value { spot, values, .. }: &Value<'_>| {
+            let lane = lanes.iter().position(|lane| lane.takes(fragment, spot.wire));
+            let lane = lane.unwrap_or_else(|| unreachable!("lanes are those of what is brought"));
+            let start = next[lane];
+            next[lane] += values.len();
+            (lane, start)
+        };
+        let places = values.iter().map(place).collect();
+        sent.push(Sent { tokens: *tokens, snapshots: Vec::new(), places });
     }
+    sent
 }
 
-fn pack(
+/// Sends a lane off, bucket by bucket.
+fn start(
     plan: &LocalPlan,
-    lane: Lane,
-    bringing: &[Bringing<'_>],
-    (workers, alike): (usize, bool),
-    options: &Options,
-) -> Result<Buffer, Error> {
-    let mut packed = Buffer::zeroed(lane.len, lane.wire, &options.meter, Category::Staging)?;
-    let mut next = 0;
-    for Bringing { fragment, share, values } in bringing {
-        let scale = match share {
-            _ if alike => None,
-            Share::Alike => Some(1.0 / workers as f64),
-            Share::Of(scale) => Some(*scale),
+    lane: &Lane,
+    packed: Buffer,
+    (across, options): (&dyn Communicator, &Options),
+    op: Op,
+    failed: &mut Option<meshstep_comm::Error>,
+) -> Result<Vec<Started>, Error> {
+    let (mut rest, mut started) = (packed, Vec::new());
+    for bucket in lane.buckets(plan.bucket_len) {
+        let after = rest.split_off(bucket.len())?;
+        let part = std::mem::replace(&mut rest, after);
+        let start = match failed.clone() {
+            None => across.start(op, part, &options.queue),
+            // The other ranks' call is not to meet this one's next.
+            Some(error) => Err((part, error)),
         };
-        let here = |spot: &Spot| lane.takes(&plan.fragments[*fragment], spot.wire);
-        for (_, values, anchor) in values.iter().filter(|(spot, ..)| here(spot)) {
-            let place = packed.as_mut().slice(next..next + values.len())?;
-            next += values.len();
-            bring(*values, *anchor, scale, place)?;
-        }
+        *failed = start.as_ref().err().map(|(_, error)| error.clone());
+        started.push(start);
     }
-    assert!(next == lane.len, "a lane has room for {} elements and takes {next}", lane.len);
-    Ok(packed)
+    Ok(started)
+}
+
+impl Bringing<'_> {
+    /// Copies of the values, and the `t` of each.
+    pub(crate) fn snapshots(&self, optimizer: &Optimizer) -> Result<Vec<(Buffer, u64)>, Error> {
+        let snapshot = |Value { spot, values, .. }: &Value<'_>| {
+            let meter = &optimizer.options().meter;
+            let mut copy = Buffer::zeroed(values.len(), spot.own, meter, Category::Staging)?;
+            copy.as_mut().copy_from(*values)?;
+            Ok((copy, optimizer.entries[spot.entry].t))
+        };
+        self.values.iter().map(snapshot).collect()
+    }
 }
 
 impl Landed {
     /// Every vector, whole.
     pub(crate) fn vectors(&self) -> impl Iterator<Item = Slice<'_>> {
-        self.lanes.iter().map(|(_, whole, _)| whole.as_slice())
+        self.0.iter().flatten().map(Buffer::as_slice)
     }
 
-    /// What has arrived of the next spot of `fragment`: spots are asked for in the order they were packed.
-    pub(crate) fn next(
-        &mut self,
-        fragment: &Fragment,
-        spot: &Spot,
-    ) -> Result<Slice<'_>, meshstep_tensor::Error> {
-        let lane = self.lanes.iter_mut().find(|(lane, ..)| lane.takes(fragment, spot.wire));
-        let Some((_, whole, next)) = lane else { unreachable!("what was packed has landed") };
-        let from = *next;
-        *next += spot.range.len();
-        whole.as_slice().slice(from..*next)
+    /// What has arrived of the `i`th spot, of `len` elements, of what was `sent`.
+    pub(crate) fn of(&self, sent: &Sent, i: usize, len: usize) -> Result<Slice<'_>, meshstep_tensor::Error> {
+        let (lane, start) = sent.places[i];
+        let Some(whole) = &self.0[lane] else { unreachable!("what was packed has landed") };
+        whole.as_slice().slice(start..start + len)
     }
 }

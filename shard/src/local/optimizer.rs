@@ -1,13 +1,12 @@
 //! A worker: a sharded optimizer of its own that meets the others by a plan.
 
-use super::engine::{Engine, Exchanged, Workers};
+use super::engine::{Engine, Exchanged};
 use super::spots::check_memory;
-use super::{LocalError, LocalPlan, LocalWarning, Placement};
+use super::{LocalError, LocalPlan, LocalWarning, Placement, Workers};
 use crate::around::Around;
 use crate::{At, Error, MicroBatch, Optimizer, Outcome, ParamState, agree};
 use meshstep_tensor::Slice;
 use std::fmt::Write;
-use std::sync::Arc;
 
 /// One worker's optimizer on one of its ranks: an [`Optimizer`] at any stage over the worker's ranks, and what workers exchange.
 ///
@@ -41,8 +40,8 @@ use std::sync::Arc;
 /// ```
 #[derive(Debug)]
 pub struct LocalOptimizer {
-    inner: Optimizer,
-    engine: Engine,
+    pub(crate) inner: Optimizer,
+    pub(crate) engine: Engine,
     warnings: Vec<LocalWarning>,
 }
 
@@ -56,20 +55,6 @@ pub struct LocalStep {
     pub outcome: Outcome,
     /// What became of fragments: the same on all ranks of all workers.
     pub exchanged: Exchanged,
-}
-
-impl Workers {
-    /// The communicator of this rank's worker, and those between workers: ranks of one colour are a worker, and its ranks meet
-    /// those with the same place in the others. Collective over `world`. Workers are of equal size, which
-    /// [`LocalOptimizer::new`] checks.
-    pub fn split(
-        world: Arc<dyn meshstep_comm::Communicator>,
-        worker: u32,
-    ) -> Result<(Arc<dyn meshstep_comm::Communicator>, Workers), Error> {
-        let inside = world.split(Some(worker), 0)?.ok_or(Error::NoRanks)?;
-        let across = world.split(Some(inside.rank() as u32), i64::from(worker))?.ok_or(Error::NoRanks)?;
-        Ok((inside, Workers { world, across }))
-    }
 }
 
 impl LocalOptimizer {
@@ -205,7 +190,7 @@ impl Around for Meeting<'_> {
 
     fn after(&mut self, optimizer: &mut Optimizer, applied: bool) -> Result<(), Error> {
         if applied {
-            self.engine.count(self.tokens);
+            self.engine.parts.count(self.tokens);
         }
         self.engine.meet(optimizer, Placement::After, false)
     }
@@ -216,7 +201,7 @@ impl Around for Meeting<'_> {
 }
 
 /// What all ranks of all workers must have alike.
-fn describe(inner: &Optimizer, workers: &Workers, plan: &LocalPlan) -> Result<String, LocalError> {
+pub(crate) fn describe(inner: &Optimizer, workers: &Workers, plan: &LocalPlan) -> Result<String, LocalError> {
     let (ranks, of, inside) =
         (workers.world.world_size(), workers.across.world_size(), inner.comm().world_size());
     if ranks != of * inside {
@@ -253,5 +238,5 @@ fn values_alike(inner: &Optimizer, workers: &Workers) -> Result<Option<usize>, E
         let first = ranks.iter().find(|first| first[0] == words[0] && first[1] == 0);
         first.is_none_or(|first| first[2] != words[2])
     };
-    Ok(ranks.iter().position(|words| differs(&words)))
+    Ok(ranks.iter().position(differs))
 }

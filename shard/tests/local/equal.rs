@@ -8,7 +8,8 @@ use meshstep_shard::local::{
     Fragment, LocalOptimizer, LocalPlan, Merge, Outer, Placement, Ring, Select, Slots, Timing, Weights, What,
     Workers,
 };
-use meshstep_shard::{Options, Outcome, Stage};
+use meshstep_shard::{At, Optimizer, Options, Outcome, Stage};
+use meshstep_tensor::DType;
 use std::sync::Arc;
 
 pub fn run(workers: usize, inside: usize) -> Run {
@@ -176,6 +177,31 @@ fn the_planner_knows_every_byte() {
     }
 }
 
+#[test]
+fn a_mean_leaves_the_workers_mean_to_one_ulp() {
+    for weights in [Weights::Uniform, Weights::Tokens] {
+        let run = Run { gradients: Gradients::Rough, steps: 3, ..run(4, 2) }.stage(Stage::Zero1);
+        let (apart, met) = (train(&run, &never(), 4), {
+            let plan = LocalPlan::local_adam(3).with(|f| f.weights = weights);
+            train(&run, &plan, 4)
+        });
+        let weight = |worker: usize| match weights {
+            Weights::Uniform => 1.0,
+            _ => (0..3).map(|s| tokens(2 * worker, s) + tokens(2 * worker + 1, s)).sum::<u64>() as f64,
+        };
+        let total: f64 = (0..4).map(weight).sum();
+        for (i, len) in run.lens.iter().enumerate() {
+            for j in 0..*len {
+                let values = (0..4).map(|w| f64::from(apart[2 * w].params[i][j]) * weight(w));
+                let (mean, got) = (values.sum::<f64>() / total, met[0].params[i][j]);
+                let ulp = f64::from(f32::from_bits(got.abs().to_bits() + 1) - got.abs());
+                assert!((f64::from(got) - mean).abs() <= ulp, "{weights:?}: {got} {mean}");
+            }
+        }
+        assert!(met.iter().all(|end| end.params == met[0].params));
+    }
+}
+
 fn never() -> LocalPlan {
     LocalPlan::new(vec![Fragment::mean(What::Params, Timing::never())])
 }
@@ -200,4 +226,60 @@ fn what_is_the_same_by_theory_is_the_same_in_bits() {
     assert_eq!(ends(&LocalPlan::diloco_with(3, identity)), moments_kept);
     // A period that is never reached is none.
     assert_eq!(ends(&LocalPlan::des_loc(3, 100, 100)), moments_kept);
+}
+
+/// x of one parameter of both types after each step, on two workers that go down by other steps, at 1.
+fn descend(plan: &LocalPlan, steps: u64) -> Vec<(f32, f64)> {
+    let ends = loopback::spawn(2, |world| {
+        let worker = world.rank();
+        let (comm, between) = Workers::split(world, worker as u32).unwrap();
+        let layout = meshstep_tensor::Layout::builder();
+        let layout = layout.param("a", &[3], DType::F32).param("b", &[3], DType::F64).build().unwrap();
+        let options = Options::default();
+        let inner = Optimizer::new(comm, layout, Sgd::default(), |_, _| Ok(()), options).unwrap();
+        let mut local = LocalOptimizer::new(inner, between, plan.clone()).unwrap();
+        let mut all = Vec::new();
+        for _ in 0..steps {
+            let grad = [0.5, 1.5][worker];
+            let mb = local.micro_batch(1).unwrap();
+            mb.grad("a", &[grad as f32; 3][..]).unwrap();
+            mb.grad("b", &[grad; 3][..]).unwrap();
+            mb.finish().unwrap();
+            let _ = local.step(At { lr: 1.0, ..At::default() }).unwrap();
+            let (a, b) = (local.param("a").unwrap(), local.param("b").unwrap());
+            all.push((a.typed::<f32>().unwrap()[1], b.typed::<f64>().unwrap()[2]));
+        }
+        all
+    });
+    let ends = ends.unwrap();
+    assert_eq!(ends[0], ends[1]);
+    ends.into_iter().next().unwrap()
+}
+
+#[test]
+fn outer_momentum_is_averaged_before_the_step_it_is_for_and_reset_after() {
+    let momentum = |merge, timing| Fragment { merge, ..Fragment::mean(What::OuterMomentum(0), timing) };
+    let with = |fragment| LocalPlan::new([LocalPlan::diloco(1).fragments, vec![fragment]].concat());
+    let near = |found: &[(f32, f64)], expected: &[f64]| {
+        assert_eq!(found.len(), expected.len());
+        for ((a, b), x) in found.iter().zip(expected) {
+            assert!((f64::from(*a) - x).abs() < 1e-6 && (b - x).abs() < 1e-12, "{found:?} {expected:?}");
+        }
+    };
+    let plain = descend(&LocalPlan::diloco(1), 4);
+    near(&plain[..3], &[-1.33, -3.227, -5.6343]);
+    // All workers have the same, so its mean is it, to the bit.
+    assert_eq!(descend(&with(momentum(Merge::Mean { beta: 1.0 }, Timing::every(1))), 4), plain);
+    let reset = with(momentum(Merge::Reset, Timing::every(2)));
+    near(&descend(&reset, 4), &[-1.33, -3.227, -3.227 - 1.33, -3.227 - 3.227]);
+}
+
+#[test]
+fn one_fragment_may_have_both_types_and_one_wire() {
+    // Of b differences travel, of a itself.
+    for wire in [None, Some(DType::F32), Some(DType::F64), Some(DType::BF16)] {
+        let plan = LocalPlan::local_sgd(1).with(|f| f.wire = wire);
+        let expected: Vec<_> = (1..=3).map(|t| (-(t as f32), -f64::from(t))).collect();
+        assert_eq!(descend(&plan, 3), expected, "{wire:?}");
+    }
 }

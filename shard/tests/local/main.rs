@@ -5,10 +5,12 @@
     reason = "a test fails by panicking, and its modules share freely"
 )]
 
+mod alignment;
 #[path = "../common/mod.rs"]
 mod common;
 mod equal;
 mod failures;
 mod naive;
 mod plan;
+mod regroup;
 mod trajectories;

@@ -19,6 +19,9 @@ pub struct Worker {
 /// What of a worker is sent: one f64 an element of each vector.
 type Sent = Vec<Vec<f64>>;
 
+/// What a worker sent, at which `t`, and its tokens then.
+type Snapshot = (Sent, u64, u64);
+
 pub struct Naive<'a> {
     run: &'a Run,
     plan: LocalPlan,
@@ -27,7 +30,7 @@ pub struct Naive<'a> {
     /// By fragment: the outer optimizer's point and state, by vector, and its steps.
     outer: Vec<Option<(Sent, Vec<Sent>, u64)>>,
     /// Fragment, step of arrival, each worker's snapshot, `t` and tokens then.
-    away: Vec<(usize, u64, Vec<(Sent, u64, u64)>)>,
+    away: Vec<(usize, u64, Vec<Snapshot>)>,
     /// Ranks of each worker.
     inside: usize,
 }
@@ -111,12 +114,12 @@ impl<'a> Naive<'a> {
                 }
                 continue;
             }
-            let sent: Vec<(Sent, u64, u64)> = (0..self.workers.len())
+            let sent: Vec<Snapshot> = (0..self.workers.len())
                 .map(|w| (self.take(&fragment, w), self.workers[w].t, self.workers[w].tokens[f]))
                 .collect();
             self.away.push((f, step + fragment.timing.delay, sent));
         }
-        let here = |plan: &LocalPlan, (f, at, _): &(usize, u64, _)| {
+        let here = |plan: &LocalPlan, (f, at, _): &(usize, u64, Vec<Snapshot>)| {
             *at == step && plan.fragments[*f].timing.placement == placement
         };
         for arrived in self.away.extract_if(.., |away| here(&self.plan, away)).collect::<Vec<_>>() {
@@ -124,7 +127,7 @@ impl<'a> Naive<'a> {
         }
     }
 
-    fn arrive(&mut self, f: usize, sent: Vec<(Sent, u64, u64)>) {
+    fn arrive(&mut self, f: usize, sent: Vec<Snapshot>) {
         let fragment = self.plan.fragments[f].clone();
         let weights: Vec<f64> = sent
             .iter()
@@ -236,7 +239,7 @@ impl<'a> Naive<'a> {
 }
 
 /// The mean in f64, rounded once to the f32 that travels; with other weights each share is rounded too.
-fn mean(sent: &[(Sent, u64, u64)], weights: &[f64]) -> Sent {
+fn mean(sent: &[Snapshot], weights: &[f64]) -> Sent {
     let total: f64 = weights.iter().sum();
     let alike = weights.iter().all(|w| *w == weights[0]);
     let element = |k: usize, j: usize| -> f64 {
