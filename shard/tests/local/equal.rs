@@ -9,7 +9,7 @@ use meshstep_shard::local::{
     Workers,
 };
 use meshstep_shard::{At, Optimizer, Options, Outcome, Stage};
-use meshstep_tensor::DType;
+use meshstep_tensor::{DType, Slice, SliceMut};
 use std::sync::Arc;
 
 pub fn run(workers: usize, inside: usize) -> Run {
@@ -202,6 +202,17 @@ fn a_mean_leaves_the_workers_mean_to_one_ulp() {
     }
 }
 
+#[test]
+fn an_outer_step_begins_at_the_mean_however_far_that_has_moved() {
+    // From 2^60 by it to 0, then to values of which f64 has nothing left beside 2^60.
+    let far = 2f64.powi(60);
+    let grad = |worker: usize, step| if step == 0 { far } else { [-1.1, -2.7][worker] };
+    let identity = Outer { rule: Arc::new(Sgd::default()), lr: 1.0 };
+    let outer = descend_by(&LocalPlan::diloco_with(2, identity), far, grad, 2);
+    assert_eq!(outer[1], descend_by(&LocalPlan::local_sgd(2), far, grad, 2)[1]);
+    assert!((outer[1].1 - 1.9).abs() < 1e-12);
+}
+
 fn never() -> LocalPlan {
     LocalPlan::new(vec![Fragment::mean(What::Params, Timing::never())])
 }
@@ -230,17 +241,28 @@ fn what_is_the_same_by_theory_is_the_same_in_bits() {
 
 /// x of one parameter of both types after each step, on two workers that go down by other steps, at 1.
 fn descend(plan: &LocalPlan, steps: u64) -> Vec<(f32, f64)> {
+    descend_by(plan, 0.0, |worker, _| [0.5, 1.5][worker], steps)
+}
+
+/// The same from elsewhere, by other gradients.
+fn descend_by(
+    plan: &LocalPlan,
+    start: f64,
+    grad: impl Fn(usize, u64) -> f64 + Sync,
+    steps: u64,
+) -> Vec<(f32, f64)> {
     let ends = loopback::spawn(2, |world| {
         let worker = world.rank();
         let (comm, between) = Workers::split(world, worker as u32).unwrap();
         let layout = meshstep_tensor::Layout::builder();
         let layout = layout.param("a", &[3], DType::F32).param("b", &[3], DType::F64).build().unwrap();
         let options = Options::default();
-        let inner = Optimizer::new(comm, layout, Sgd::default(), |_, _| Ok(()), options).unwrap();
+        let first = |_: &_, mut x: SliceMut<'_>| x.cast_from(Slice::from(&[start; 3][..]));
+        let inner = Optimizer::new(comm, layout, Sgd::default(), first, options).unwrap();
         let mut local = LocalOptimizer::new(inner, between, plan.clone()).unwrap();
         let mut all = Vec::new();
-        for _ in 0..steps {
-            let grad = [0.5, 1.5][worker];
+        for step in 0..steps {
+            let grad = grad(worker, step);
             let mb = local.micro_batch(1).unwrap();
             mb.grad("a", &[grad as f32; 3][..]).unwrap();
             mb.grad("b", &[grad; 3][..]).unwrap();
@@ -252,7 +274,7 @@ fn descend(plan: &LocalPlan, steps: u64) -> Vec<(f32, f64)> {
         all
     });
     let ends = ends.unwrap();
-    assert_eq!(ends[0], ends[1]);
+    assert_eq!(ends[0].last(), ends[1].last());
     ends.into_iter().next().unwrap()
 }
 
@@ -272,6 +294,12 @@ fn outer_momentum_is_averaged_before_the_step_it_is_for_and_reset_after() {
     assert_eq!(descend(&with(momentum(Merge::Mean { beta: 1.0 }, Timing::every(1))), 4), plain);
     let reset = with(momentum(Merge::Reset, Timing::every(2)));
     near(&descend(&reset, 4), &[-1.33, -3.227, -3.227 - 1.33, -3.227 - 3.227]);
+    // Without its moments Adam is at its first step again: one of lr, whatever the gradient.
+    let adam = Outer { rule: Arc::new(AdamW { weight_decay: 0.0, eps: 0.0, ..AdamW::default() }), lr: 0.25 };
+    let adam = LocalPlan::diloco_with(1, adam).fragments;
+    let reset = LocalPlan::new([adam, vec![momentum(Merge::Reset, Timing::every(2))]].concat());
+    let found = descend(&reset, 3);
+    near(&[(found[2].0 - found[1].0, found[2].1 - found[1].1)], &[-0.25]);
 }
 
 #[test]

@@ -3,7 +3,8 @@
 use meshstep_comm::loopback;
 use meshstep_optim::{AdamW, Sgd};
 use meshstep_shard::local::{
-    Exchanged, LocalError, LocalOptimizer, LocalPlan, LocalStep, OnFailure, Veto, Weights, What, Workers,
+    Exchanged, Fragment, LocalError, LocalOptimizer, LocalPlan, LocalStep, OnFailure, Placement, Select,
+    Timing, Veto, Weights, What, Workers,
 };
 use meshstep_shard::{
     At, Error, Fault, Groups, Master, Missing, NonFinite, Optimizer, Options, Outcome, Precision, Stage,
@@ -147,6 +148,16 @@ fn what_is_sent_again_is_due_at_every_step_until_it_arrives() {
         assert_eq!(end[4].1.params, ends[0][4].1.params);
         assert_eq!(end[5].0.as_ref().unwrap().exchanged, Exchanged::default());
     }
+    let before = plan.clone().placed(Placement::Before);
+    let does = |rank: usize, step| match (rank, step) {
+        (2, 4) => Does::Nothing,
+        _ => Does::Grad(worker(rank), 1),
+    };
+    let placed = train(2, &Sgd::default().into(), &Options::default(), &before, 6, does);
+    for (rank, end) in placed.iter().enumerate() {
+        assert_eq!(end[4].0.is_err(), rank >= 2);
+        assert_eq!(end[5].0.as_ref().unwrap().exchanged.merged, [0]);
+    }
     // Four and five steps of 1 and 2, at 0.5.
     assert_eq!(ends[0][4].1.params[0], -(4.0 * 1.0 + 5.0 * 2.0) * 0.5 / 2.0);
 }
@@ -183,15 +194,16 @@ fn an_outer_step_that_fails_moves_no_momentum() {
 fn a_skipped_step_takes_part_and_does_not_count() {
     // The default: a gradient that is not finite is left out.
     for stage in [Stage::Replicated, Stage::Zero2] {
-        let does = |rank, step| Does::Grad(if (rank, step) == (2, 1) { f32::NAN } else { worker(rank) }, 1);
+        let grad = |rank| [1.0, 3.0][rank / 2];
+        let does = |rank, step| Does::Grad(if (rank, step) == (2, 1) { f32::NAN } else { grad(rank) }, 1);
         let options = Options { stage, ..Options::default() };
         let ends = train(2, &Sgd::default().into(), &options, &LocalPlan::local_sgd(2), 2, does);
         for (rank, end) in ends.iter().enumerate() {
             let told = end[1].0.as_ref().unwrap();
             assert_eq!(matches!(told.outcome, Outcome::Skipped { .. }), rank >= 2);
             assert_eq!((told.step, &told.exchanged.merged), (1, &vec![0]));
-            // Two steps of 1 and one of 2, at 0.5: all of the parameter, on every rank.
-            let expected: Vec<f32> = (0..LEN).map(|i| i as f32 / 8.0 - 1.0).collect();
+            // Two steps of 1 and one of 3, at 0.5: all of the parameter, on every rank.
+            let expected: Vec<f32> = (0..LEN).map(|i| i as f32 / 8.0 - 1.25).collect();
             assert_eq!(end[1].1.params, expected, "{stage:?}, rank {rank}");
             assert_eq!(end[1].1.t, if rank < 2 { 2 } else { 1 });
         }
@@ -213,6 +225,26 @@ fn weights_count_those_who_have_tokens() {
     // Tokens are those since the last exchange.
     let ends = run(|rank, step| if (step < 2) == (rank < 2) { 1 } else { 0 });
     assert!(ends.iter().all(|end| end[1].1.params[0] == -1.0 && end[3].1.params[0] == -1.0 - 2.5));
+    // Those of a step that was skipped count for nothing.
+    let does = |rank: usize, step| {
+        let skipped = (rank / 2, step) == (2, 0);
+        Does::Grad(if skipped { f32::NAN } else { worker(rank) }, if skipped { 1000 } else { 1 })
+    };
+    let ends = train(3, &Sgd::default().into(), &Options::default(), &plan, 2, does);
+    assert!(ends.iter().all(|end| (end[1].1.params[0] + (2.0 + 4.0 + 1.5) / 5.0).abs() < 1e-6));
+    // Fragments that are sent together may weigh workers differently.
+    let part = |range, period| Fragment {
+        params: Select::Elements { name: "x".into(), range },
+        weights: Weights::Tokens,
+        ..Fragment::mean(What::Params, Timing::every(period))
+    };
+    let parts = LocalPlan::new(vec![part(0..50, 2), part(50..LEN, 4)]);
+    let does = |rank, step| Does::Grad(worker(rank), if rank < 2 && step < 2 { 3 } else { 1 });
+    for end in train(2, &Sgd::default().into(), &Options::default(), &parts, 4, does) {
+        let moved = |i: usize| end[3].1.params[i] - i as f32 / 8.0;
+        // (3 x -1 + -2) / 4 and then -1 and -2 alike; 4 steps at once, weighed 8 to 4.
+        assert!((moved(0) + 1.25 + 1.5).abs() < 1e-5 && (moved(99) + 8.0 / 3.0).abs() < 1e-5);
+    }
     let ends = run(|_, _| 0);
     for end in &ends {
         assert_eq!(failed(&end[1].0), [(0, Veto::NoWeight { fragment: 0 })]);
@@ -241,6 +273,22 @@ fn who_enters_counts_from_the_second_exchange_on() {
         x
     });
     assert!(ends.unwrap().iter().all(|x| *x == [-3.0, -9.0]));
+    // What counts for nothing may be anything.
+    let ends = loopback::spawn(3, |world| {
+        let rank = world.rank();
+        let (comm, between) = Workers::split(world, rank as u32).unwrap();
+        let inner = Optimizer::new(comm, layout(), Sgd::default(), first, propagate()).unwrap();
+        let mut local = LocalOptimizer::new(inner, between, LocalPlan::local_sgd(1)).unwrap();
+        if rank == 2 {
+            local.enter();
+        }
+        let mb = local.micro_batch(1).unwrap();
+        mb.grad("x", &[[2.0f32, 4.0, f32::NAN][rank]; LEN][..]).unwrap();
+        mb.finish().unwrap();
+        let _ = local.step(At { lr: 1.0, ..At::default() }).unwrap();
+        local.param("x").unwrap().typed::<f32>().unwrap()[0]
+    });
+    assert_eq!(ends.unwrap(), [-3.0; 3]);
 }
 
 #[test]
@@ -281,10 +329,62 @@ fn what_was_sent_and_is_not_finite_fails_where_it_arrives() {
 }
 
 #[test]
+fn what_is_sent_again_and_late_is_not_sent_twice() {
+    let plan = LocalPlan::local_sgd(3).with(|f| (f.timing.delay, f.on_failure) = (2, OnFailure::Retry));
+    let does = |rank: usize, step| match (rank, step) {
+        (1, 2 | 3) => Does::Nothing,
+        _ => Does::Grad(worker(rank), 1),
+    };
+    let ends = train(2, &Sgd::default().into(), &Options::default(), &plan, 12, does);
+    for end in &ends[2..] {
+        let steps = |of: fn(&Exchanged) -> bool| -> Vec<usize> {
+            (0..12).filter(|&i| of(&end[i].0.as_ref().unwrap().exchanged)).collect()
+        };
+        assert_eq!(steps(|e| e.failed == [(0, Veto::Fault { rank: 0 })]), [2, 3]);
+        assert_eq!(steps(|e| e.sent == [0]), [4, 8, 11]);
+        assert_eq!(steps(|e| e.merged == [0]), [6, 10]);
+    }
+}
+
+#[test]
+fn nobody_waits_for_a_worker_that_has_lost_a_rank() {
+    let told = std::sync::Barrier::new(3);
+    let ends = loopback::spawn(4, |world| {
+        let rank = world.rank();
+        let (comm, between) = Workers::split(world, rank as u32 / 2).unwrap();
+        let inner = Optimizer::new(comm, layout(), Sgd::default(), first, Options::default()).unwrap();
+        let mut local = LocalOptimizer::new(inner, between, LocalPlan::local_sgd(2)).unwrap();
+        if rank == 3 {
+            return None;
+        }
+        let mut step = || {
+            let mb = local.micro_batch(1)?;
+            mb.grad("x", &[1.0f32; LEN][..])?;
+            mb.finish()?;
+            local.step(At { lr: 0.5, ..At::default() })
+        };
+        let error = [step(), step()].into_iter().find_map(Result::err);
+        // The one that is left of the worker stays until the others have heard.
+        told.wait();
+        error
+    });
+    let ends = ends.unwrap();
+    assert!(matches!(ends[0], Some(LocalError::Workers { .. })), "{ends:?}");
+    assert!(matches!(ends[1], Some(LocalError::Workers { .. })), "{ends:?}");
+    assert!(matches!(ends[2], Some(LocalError::Shard(Error::Comm(_)))), "{ends:?}");
+}
+
+#[test]
 fn masters_are_averaged_and_differences_travel_in_bf16() {
     let precision = Precision { master: Master::F32, ..Precision::default() };
-    for (stage, wire) in [(Stage::Zero1, None), (Stage::Replicated, None), (Stage::Zero2, Some(DType::BF16))]
-    {
+    // At 0.01 it is too little for bf16 parameters, which would lose it; at 1 they follow.
+    let table = [
+        (Stage::Zero1, None, 0.01),
+        (Stage::Replicated, None, 1.0),
+        (Stage::Zero1, None, 1.0),
+        (Stage::Zero2, Some(DType::BF16), 0.01),
+    ];
+    for (stage, wire, lr) in table {
         let options = Options { stage, precision, ..Options::default() };
         let ends = loopback::spawn(4, |world| {
             let worker = world.rank() / 2;
@@ -299,7 +399,7 @@ fn masters_are_averaged_and_differences_travel_in_bf16() {
                 let mb = local.micro_batch(1).unwrap();
                 mb.grad("x", &[bf16::from_f32(worker as f32 + 1.0); LEN][..]).unwrap();
                 mb.finish().unwrap();
-                let _ = local.step(At { lr: 0.01, ..At::default() }).unwrap();
+                let _ = local.step(At { lr, ..At::default() }).unwrap();
             }
             let state = local.state("x").unwrap();
             let master = state.master.unwrap().typed::<f32>().unwrap().to_vec();
@@ -307,10 +407,10 @@ fn masters_are_averaged_and_differences_travel_in_bf16() {
             (master, params, between.across.stats().total().bytes)
         });
         for (master, params, _) in &ends.unwrap() {
-            // Too little for bf16 parameters, which would lose it.
-            let near = |x: &f32| (x - 99.97).abs() < if wire.is_some() { 2e-4 } else { 1e-5 };
+            let expected = 100.0 - 3.0 * lr as f32;
+            let near = |x: &f32| (x - expected).abs() < if wire.is_some() { 2e-4 } else { 1e-5 };
             assert!(master.iter().all(|x| near(x) && x == &master[0]), "{stage:?}: {:?}", &master[..2]);
-            assert!(params.iter().all(|x| *x == bf16::from_f32(99.97)) && params.len() == LEN);
+            assert!(params.iter().all(|x| *x == bf16::from_f32(expected)) && params.len() == LEN);
         }
     }
 }
