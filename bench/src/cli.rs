@@ -7,6 +7,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 use meshstep_parallel3d::Mesh;
 use serde::Serialize;
 
+use crate::ckpt::Ckpt;
 use crate::mesh;
 
 /// Meshstep at work: trains a small GPT with the optimizer step on several ranks.
@@ -26,6 +27,9 @@ pub(crate) enum Command {
     /// Replay training steps that another program recorded, and tell how far apart the results are. Exits with 0 where
     /// all files agree, 1 where one is outside its tolerance, 2 where one cannot be replayed.
     Parity(Parity),
+    /// Look into a checkpoint, verify it, or export its parameters.
+    #[command(subcommand)]
+    Ckpt(Ckpt),
 }
 
 /// Options of `parity`.
@@ -83,7 +87,7 @@ pub(crate) enum Device {
 }
 
 /// Options of `train` that have no meaning where the network is spread over a mesh.
-const NOT_ON_MESHES: [&str; 4] = ["ranks", "batch", "optimizer", "out"];
+const NOT_ON_MESHES: [&str; 3] = ["ranks", "batch", "optimizer"];
 
 /// Options of `train`.
 #[derive(Clone, Debug, clap::Args, Serialize)]
@@ -129,7 +133,23 @@ pub(crate) struct Train {
     /// dependencies]
     #[arg(long, value_name = "FILE|DIR")]
     pub(crate) corpus: Option<PathBuf>,
-    /// Where loss.svg and train.json go [default: target/train of this workspace]
+    /// Save a checkpoint after every so many steps, and after the last; the newest two stay
+    #[arg(long, value_name = "STEPS", value_parser = within::<1, 1_000_000>)]
+    #[serde(skip)]
+    pub(crate) save_every: Option<usize>,
+    /// Go on from the newest checkpoint, at any stage and on any mesh
+    #[arg(long)]
+    #[serde(skip)]
+    pub(crate) resume: bool,
+    /// Stop after this step, to go on another time
+    #[arg(long, value_name = "STEP", requires = "save_every", value_parser = within::<1, 1_000_000>)]
+    #[serde(skip)]
+    pub(crate) until: Option<usize>,
+    /// Where checkpoints are [default: checkpoints in --out]
+    #[arg(long, value_name = "DIR")]
+    #[serde(skip)]
+    pub(crate) checkpoints: Option<PathBuf>,
+    /// Where train.json goes, and loss.svg where there is no mesh [default: target/train of this workspace]
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
 }
@@ -155,6 +175,11 @@ impl Train {
     pub(crate) fn meshes(&self) -> Vec<Mesh> {
         let compared = if self.compare { mesh::compared() } else { Vec::new() };
         compared.into_iter().chain(self.mesh.iter().cloned()).collect()
+    }
+
+    /// Steps that are taken when the run ends.
+    pub(crate) fn last_step(&self) -> usize {
+        self.until.unwrap_or(self.steps).min(self.steps)
     }
 
     /// Threads that compute at once.
@@ -189,7 +214,7 @@ mod tests {
         let words = ["meshstep-bench", "train"].into_iter().chain(args.split_whitespace());
         match Cli::try_parse_from(words).map_err(|error| error.to_string())?.command {
             Command::Train(train) => Ok(train),
-            Command::Parity(_) => panic!("not train"),
+            _ => panic!("not train"),
         }
     }
 
@@ -229,6 +254,8 @@ mod tests {
             ("--batch -1", "from 1 to 1024"),
             ("--bucket 0", "from 1 to"),
             ("--threads 0", "from 1 to 1024"),
+            ("--save-every 0", "from 1 to 1000000"),
+            ("--until 3", "--save-every"),
             ("--stage 4", "0..=3"),
             ("--optimizer adam", "adamw, sgd"),
             ("--seed -1", "--seed"),

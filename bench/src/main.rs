@@ -1,6 +1,7 @@
-//! `meshstep-bench`: Meshstep measured on a real job, and against other systems. `meshstep-bench train` and
-//! `meshstep-bench parity` are what `cargo xtask train` and `cargo xtask parity` run.
+//! `meshstep-bench`: Meshstep measured on a real job, and against other systems. `meshstep-bench train`, `parity` and `ckpt`
+//! are what `cargo xtask train`, `parity` and `ckpt` run.
 
+mod ckpt;
 mod cli;
 mod corpus;
 mod gpt;
@@ -44,6 +45,11 @@ fn main() -> ExitCode {
             Ok(Verdict::Unreplayable) => ExitCode::from(NOT_DONE),
             Err(reason) => complain(&reason.to_string(), ExitCode::from(NOT_DONE)),
         },
+        Command::Ckpt(asked) => match ckpt::run(&asked, &mut io::stdout()) {
+            Ok(ckpt::Verdict::Whole) => ExitCode::SUCCESS,
+            Ok(ckpt::Verdict::Damaged) => ExitCode::FAILURE,
+            Err(error) => complain(&format!("{error:#}"), ExitCode::from(NOT_DONE)),
+        },
     }
 }
 
@@ -56,13 +62,13 @@ fn complain(error: &str, code: ExitCode) -> ExitCode {
 fn train(asked: &Train) -> Result<()> {
     threads::prepare(asked.threads, asked.most_ranks())?;
     log()?;
-    if !asked.meshes().is_empty() {
-        return train_on_meshes(asked);
-    }
-    let run = train::Run::prepare(asked, &Path::new(FOLDER).join("Cargo.toml"))?;
     let folder = asked.out.clone().unwrap_or_else(default_out);
     // Before the work and not after it: that is when one would rather hear that it cannot be.
     fs::create_dir_all(&folder).with_context(|| format!("--out {}: making the folder", folder.display()))?;
+    if !asked.meshes().is_empty() {
+        return train_on_meshes(asked, &folder);
+    }
+    let run = train::Run::prepare(asked, &Path::new(FOLDER).join("Cargo.toml"), &folder)?;
     writeln!(io::stdout(), "{run}\n")?;
     let report = run.train()?;
     writeln!(io::stdout(), "\n{}", report.table())?;
@@ -74,11 +80,12 @@ fn train(asked: &Train) -> Result<()> {
     }
 }
 
-fn train_on_meshes(asked: &Train) -> Result<()> {
-    let run = mesh::Run::prepare(asked, &Path::new(FOLDER).join("Cargo.toml"))?;
+fn train_on_meshes(asked: &Train, folder: &Path) -> Result<()> {
+    let run = mesh::Run::prepare(asked, &Path::new(FOLDER).join("Cargo.toml"), folder)?;
     writeln!(io::stdout(), "{run}\n")?;
     let trained = run.train()?;
     writeln!(io::stdout(), "\n{}", mesh::table(&trained))?;
+    report::write_json(&trained, &folder.join("train.json"))?;
     let verdict = mesh::Verdict::of(&trained);
     writeln!(io::stdout(), "{verdict}")?;
     if verdict.holds() { Ok(()) } else { bail!("the meshes or stages do not agree") }

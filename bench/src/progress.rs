@@ -26,6 +26,8 @@ pub(crate) struct Progress {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
+    /// Taken before this program.
+    first: usize,
     steps: usize,
     ranks: usize,
     loss_sum: f64,
@@ -42,7 +44,7 @@ impl Seen {
             let mean = self.loss_sum / ranks as f64;
             self.steps += 1;
             // A plain mean at first, then an exponential one.
-            self.smooth += (mean - self.smooth) / MEMORY.min(self.steps as f64);
+            self.smooth += (mean - self.smooth) / MEMORY.min((self.steps - self.first) as f64);
             (self.ranks, self.loss_sum) = (0, 0.0);
         }
         complete
@@ -60,6 +62,12 @@ impl Progress {
         Self { label, steps, ranks, tokens_per_step, bar, started, seen }
     }
 
+    /// Steps that were taken before: every rank tells before its first.
+    pub(crate) fn resume(&self, steps: usize) {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        (seen.first, seen.steps) = (steps, steps);
+    }
+
     /// A rank's loss; every rank reports every step once, and none is a step ahead of another.
     pub(crate) fn report(&self, loss: f64) {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
@@ -75,8 +83,8 @@ impl Progress {
         }
     }
 
-    fn show(&self, Seen { steps, smooth, .. }: Seen) {
-        let tokens = (steps * self.tokens_per_step) as f64 / self.started.elapsed().as_secs_f64();
+    fn show(&self, Seen { first, steps, smooth, .. }: Seen) {
+        let tokens = ((steps - first) * self.tokens_per_step) as f64 / self.started.elapsed().as_secs_f64();
         let message = format!("loss {smooth:.3}  {tokens:.0} tokens/s");
         match &self.bar {
             Some(bar) => {

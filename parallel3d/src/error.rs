@@ -261,6 +261,19 @@ pub enum Error {
         /// What it has.
         theirs: String,
     },
+    /// Ranks that share a micro-batch have given it different weights; no rank has taken the step.
+    #[error(
+        "ranks {} and {} compute the same micro-batches, as they differ along {axes} alone, and have weighed them \
+         differently, {} and {} in all; give the same weight along every axis but dp and cp", ranks[0], ranks[1], weights[0], weights[1]
+    )]
+    Weights {
+        /// The two lowest that differ.
+        ranks: [usize; 2],
+        /// Along which axes.
+        axes: Axes,
+        /// The sums of their weights.
+        weights: [u64; 2],
+    },
     /// Ranks that should hold the same do not, or a rank no longer holds what it wrote.
     #[error(transparent)]
     Differs(Box<crate::Differs>),

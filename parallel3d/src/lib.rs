@@ -10,11 +10,14 @@
 //! | [`Verified`], [`Differs`] | what a verification came to: replicas compared by bits |
 //! | [`Communicators`] | one communicator for each set of axes that is needed |
 //! | [`elements`] | which elements of a parameter a rank holds |
+//! | `reshard` (of the feature `checkpoint`) | from one mesh to another without a file |
 //! | `candle` (a feature) | layers of a network that is spread over a mesh |
 
 mod axis;
 #[cfg(feature = "candle")]
 pub mod candle;
+#[cfg(feature = "checkpoint")]
+mod checkpoint;
 mod communicators;
 mod elements;
 mod error;
@@ -28,6 +31,8 @@ mod step;
 mod verify;
 
 pub use axis::{Axes, Axis, UnknownAxis};
+#[cfg(feature = "checkpoint")]
+pub use checkpoint::reshard;
 pub use communicators::Communicators;
 pub use elements::elements;
 pub use error::{Error, MeshError};

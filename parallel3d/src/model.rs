@@ -44,6 +44,8 @@ pub struct Family {
     pub sharing: Sharing,
     /// What each rank holds.
     pub layout: Layout,
+    /// Where these parameters stand among the model's.
+    pub positions: Vec<usize>,
 }
 
 impl Model {
@@ -62,6 +64,14 @@ impl Model {
         self.names.get(name).map(|&i| &self.parameters[i])
     }
 
+    /// The other names of tied parameters, each with the first, in the order of the alphabet.
+    pub fn tied(&self) -> Vec<(&str, &str)> {
+        let names = self.names.iter().map(|(name, &i)| (name.as_str(), self.parameters[i].name.as_str()));
+        let mut tied: Vec<_> = names.filter(|(name, first)| name != first).collect();
+        tied.sort_unstable();
+        tied
+    }
+
     /// Elements of all parameters together, as far as 64 bits count; what is tied counts once.
     pub fn len(&self) -> u64 {
         let elements = |p: &Parameter| p.shape.iter().fold(1u64, |all, &n| all.saturating_mul(n as u64));
@@ -76,9 +86,10 @@ impl Model {
     /// What the rank at `coordinate` holds, by the ways ranks share it. It depends on the pipeline stage alone.
     pub fn families(&self, mesh: &Mesh, coordinate: &Coordinate) -> Result<Vec<Family>, MeshError> {
         let stages = mesh.degree(Axis::Pp);
-        let mut families: Vec<(Sharing, LayoutBuilder)> = Vec::new();
+        let mut families: Vec<(Sharing, LayoutBuilder, Vec<usize>)> = Vec::new();
         let mut units: Vec<&String> = Vec::new();
-        for Parameter { name, shape, dtype, placement, stage, unit } in &self.parameters {
+        for (position, parameter) in self.parameters.iter().enumerate() {
+            let Parameter { name, shape, dtype, placement, stage, unit } = parameter;
             if *stage >= stages {
                 return Err(MeshError::NoSuchStage { name: name.clone(), stage: *stage, stages });
             }
@@ -90,18 +101,21 @@ impl Model {
             if let Some(unit) = unit.as_ref().filter(|unit| units.last() != Some(unit)) {
                 units.push(unit);
                 // So that all layouts have the units in the model's order.
-                families.iter_mut().for_each(|(_, layout)| *layout = std::mem::take(layout).unit(unit));
+                families.iter_mut().for_each(|(_, layout, _)| *layout = std::mem::take(layout).unit(unit));
             }
-            let known = families.iter().position(|(other, _)| *other == sharing);
+            let known = families.iter().position(|(other, ..)| *other == sharing);
             let index = known.unwrap_or(families.len());
             if known.is_none() {
                 let begun = units.iter().fold(Layout::builder(), |layout, unit| layout.unit(*unit));
-                families.push((sharing, begun));
+                families.push((sharing, begun, Vec::new()));
             }
             let layout = std::mem::take(&mut families[index].1);
             families[index].1 = layout.param(name, &local, *dtype);
+            families[index].2.push(position);
         }
-        let family = |(sharing, layout): (_, LayoutBuilder)| Ok(Family { sharing, layout: layout.build()? });
+        let family = |(sharing, layout, positions): (_, LayoutBuilder, _)| {
+            Ok(Family { sharing, layout: layout.build()?, positions })
+        };
         families.into_iter().map(family).collect()
     }
 }
@@ -130,7 +144,8 @@ impl ModelBuilder {
         ModelBuilder { unit: Some(name.into()), ..self }
     }
 
-    /// Another name for a parameter that was added: it is held, counted, decayed, updated and saved once.
+    /// Another name for a parameter that was added: it is held, counted, decayed, updated and saved once, under its first name.
+    /// Rules, gradients and whatever asks an optimizer for a parameter may use either; a micro-batch takes one gradient of both.
     pub fn tied(mut self, name: impl Into<String>, to: impl Into<String>, shape: &[usize]) -> Self {
         self.tied.push((name.into(), to.into(), shape.to_vec()));
         self

@@ -6,7 +6,7 @@ use crate::{
 };
 use meshstep_comm::{Communicator, Reduction};
 use meshstep_optim::Rounding;
-use meshstep_shard::{Among, Combine, Groups, Options, Part, Parts, Shared};
+use meshstep_shard::{Among, Combine, DataPlace, Groups, Options, Part, Parts, Shared};
 use meshstep_tensor::{Layout, SliceMut};
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -71,7 +71,7 @@ impl Optimizer {
             sharing.further(&mesh).into_iter().chain([sharing.shards(), sharing.copies])
         });
         let comms = Communicators::new(Arc::clone(&world), mesh.clone(), sets)?;
-        let weighs = coordinate.is_first(mesh.all().without(mesh.resolve(Axis::Dp | Axis::Cp)));
+        let place = data_place(&mesh, &coordinate);
         let (combine, stochastic) = (options.combine, options.precision.rounding == Rounding::Stochastic);
         let shared = |(sharing, part): (Sharing, &Part)| {
             let mut among = among(&comms, sharing, &coordinate, combine)?;
@@ -81,13 +81,14 @@ impl Optimizer {
             Ok(Shared { part: part.clone(), rules: plan.rules().within(part.layout()), among })
         };
         let parts: Vec<Shared> = families().map(shared).collect::<Result<_, Error>>()?;
-        let mut inner = meshstep_shard::Optimizer::empty(world, weighs, options)?;
+        let mut inner = meshstep_shard::Optimizer::empty(world, place, options)?;
         inner.add_parts(parts, |param, values| {
             let Some(parameter) = model.get(param.name()) else { return Ok(()) };
             let Parameter { name, shape, placement, .. } = parameter;
             let pieces = placement.pieces(name, shape, &mesh, &coordinate).unwrap_or_default();
             initial(parameter, &pieces, values)
         })?;
+        model.tied().into_iter().try_for_each(|(alias, name)| inner.also_called(alias, name))?;
         Ok(Optimizer { inner, comms, coordinate, model: model.clone(), across_cuts: None, plan })
     }
 
@@ -120,6 +121,14 @@ impl Deref for Optimizer {
     fn deref(&self) -> &Self::Target {
         &self.inner
     }
+}
+
+/// Ranks at one place along dp and cp compute the same micro-batches.
+fn data_place(mesh: &Mesh, coordinate: &Coordinate) -> DataPlace {
+    let data = mesh.resolve(Axis::Dp | Axis::Cp);
+    let others = mesh.all().without(data);
+    let index = mesh.seat(mesh.rank(coordinate), data) as u64;
+    DataPlace { index, ranks: mesh.degree(others) as u64, first: coordinate.is_first(others) }
 }
 
 fn among(
@@ -185,6 +194,9 @@ fn describe(mesh: &Mesh, model: &Model) -> String {
     for (i, p) in model.parameters().iter().enumerate() {
         let Parameter { name, shape, dtype, placement, unit, .. } = p;
         let _ = writeln!(text, "parameter {i} = {name:?} {shape:?} {dtype} {placement:?} {unit:?}");
+    }
+    for (alias, name) in model.tied() {
+        let _ = writeln!(text, "tied parameter {alias:?} = {name:?}");
     }
     text
 }

@@ -9,7 +9,8 @@ type Failed = Box<dyn std::error::Error + Send + Sync>;
 
 impl Optimizer {
     /// [`meshstep_shard::Optimizer::micro_batch`], of as many samples or tokens. Ranks that differ along `tp` alone share a
-    /// micro-batch and give the same weight, which nobody compares.
+    /// micro-batch and give the same weight; where [`Combine::Weighted`](meshstep_shard::Combine::Weighted) counts weights, a step
+    /// of ranks that have not is [`crate::Error::Weights`], on a GPU its outcome is [`WeightError::Somewhere`](meshstep_shard::WeightError::Somewhere).
     pub fn micro_batch(&mut self, weight: u64) -> Result<MicroBatch<'_>, Error> {
         self.inner.micro_batch(weight)
     }

@@ -1,7 +1,7 @@
 //! Verification in the mesh's terms: along which axes ranks differ, where they sit, and which element of the whole parameter.
 
 use crate::{Axes, Axis, Communicators, Coordinate, Error, Optimizer, Parameter};
-use meshstep_shard::{Difference, Repaired, Stage, VerifyError, gather_words};
+use meshstep_shard::{Difference, Repaired, Stage, VerifyError, WeightError, gather_words};
 use meshstep_tensor::{Buffer, Category, Place};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -96,8 +96,20 @@ impl Optimizer {
             meshstep_shard::Error::Verify(VerifyError::NoMajority(difference)) => {
                 Error::NoMajority(Box::new(self.locate(*difference)))
             }
+            meshstep_shard::Error::Weights(WeightError::Apart { ranks, weights }) => {
+                Error::Weights { ranks, axes: self.axes_between(ranks), weights }
+            }
             other => other.into(),
         }
+    }
+
+    /// The axes along which two ranks are apart.
+    fn axes_between(&self, ranks: [usize; 2]) -> Axes {
+        let mesh = self.mesh();
+        mesh.all()
+            .iter()
+            .filter(|&axis| mesh.seat(ranks[0], axis.into()) != mesh.seat(ranks[1], axis.into()))
+            .collect()
     }
 
     /// Where on the mesh a difference is.

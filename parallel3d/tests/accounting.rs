@@ -4,7 +4,8 @@
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::{AdamW, Lamb, Sgd};
 use meshstep_parallel3d::{
-    Axis, Gradient, Holds, Mesh, Model, Optimizer, Piece, Placement, Plan, Purpose, RankPlan, Sends,
+    Axis, Gradient, Holds, Mesh, Model, ModelBuilder, Optimizer, Parameter, Piece, Placement, Plan, Purpose,
+    RankPlan, Sends,
 };
 use meshstep_shard::{
     At, Combine, Groups, Master, Missing, NonFinite, Options, Outcome, Owners, Precision, Stage,
@@ -164,6 +165,93 @@ fn other_types_rules_and_policies_are_planned_too() {
             }
         }
     }
+}
+
+/// Blocks of matrices and norms, which are two families.
+fn blocks() -> Model {
+    let whole = Placement::whole();
+    let norm = whole.clone().gradient(Gradient::PartialSum);
+    let (rows, columns) = (whole.clone().cut(Axis::Tp, 0), whole.cut(Axis::Tp, 1));
+    let block = |model: ModelBuilder, i: usize| {
+        let name = |own: &str| format!("{i}.{own}");
+        let attention = model.unit(format!("block {i}")).param(name("ln"), &[40], F32, norm.clone());
+        let attention = attention.param(name("qkv"), &[24, 20], F32, rows.clone());
+        let mlp = attention.param(name("out"), &[10, 24], F32, columns.clone());
+        let mlp =
+            mlp.param(name("ln2"), &[40], F32, norm.clone()).param(name("up"), &[32, 9], F32, rows.clone());
+        mlp.param(name("down"), &[9, 32], F32, columns.clone())
+    };
+    let first = Model::builder().param("wte", &[48, 20], F32, rows.clone());
+    let last = (0..5).fold(first, block).unit("last").param("ln", &[40], F32, norm.clone());
+    last.param("head", &[48, 20], F32, rows.clone()).build().unwrap()
+}
+
+/// Steps of gradients as a backward pass brings them, the last parameter's first: the pool's peak, and every bit this rank ends with.
+fn backward(opt: &mut Optimizer, model: &Model, plan: &RankPlan<'_>) -> (u64, Vec<u32>) {
+    let len = |p: &Parameter| elements(&plan.holds().find(|holds| holds.parameter == p).unwrap().used);
+    let mut bits = Vec::new();
+    for t in 1..=3 {
+        let mb = opt.micro_batch(1).unwrap();
+        for (i, parameter) in model.parameters().iter().enumerate().rev() {
+            let value = |j| ((i * 31 + j * 7 + plan.rank() * 5 + t) % 17) as f32 / 3.0 - 2.5;
+            let grad: Vec<f32> = (0..len(parameter)).map(value).collect();
+            mb.grad(&parameter.name, &grad[..]).unwrap();
+        }
+        mb.finish().unwrap();
+        match opt.step(At { max_norm: Some(1.0), ..At::default() }).unwrap().outcome().unwrap() {
+            Outcome::Applied { norm, .. } => bits.push((norm as f32).to_bits()),
+            skipped => panic!("{skipped:?}"),
+        }
+    }
+    for Parameter { name, .. } in model.parameters() {
+        let unit = opt.gather(opt.unit_of(name).unwrap().unwrap()).unwrap();
+        bits.extend(unit.param(name).unwrap().typed::<f32>().unwrap().iter().map(|x| x.to_bits()));
+    }
+    (opt.options().meter.peak(Category::Buckets), bits)
+}
+
+/// However families mix in the model, the pool is as long as the plan says of this order; where they are two it is as long as
+/// where each bucket comes whole. Stages end with the same bits.
+#[test]
+fn a_backward_pass_takes_the_pool_that_is_planned() {
+    for (model, families) in [(blocks(), 2), (model(F32), 4)] {
+        for mesh in ["tp=2,dp=2", "tp=2,cp=2,dp=2", "dp_replicate=2,dp_shard=2,tp=2"] {
+            let mesh: Mesh = mesh.parse().unwrap();
+            for bucket_len in [None, Some(100), Some(500)] {
+                let mut first: Option<Vec<Vec<u32>>> = None;
+                for stage in [Stage::Replicated, Stage::Zero1, Stage::Zero2, Stage::Zero3] {
+                    let options = Options { stage, bucket_len, ..Options::default() };
+                    let what = format!("{stage:?} {bucket_len:?} on {mesh}");
+                    let plan = Plan::new(&mesh, &model, AdamW::default(), &options).unwrap();
+                    let planned = pool_backwards(&plan, &model);
+                    assert_eq!(plan.pipeline()[0].families().count(), families, "{what}");
+                    if families == 2 {
+                        assert_eq!(planned, plan.rank(0).unwrap().memory().buckets, "{what}");
+                    }
+                    let ends = loopback::spawn(mesh.world_size(), |world: Arc<dyn Communicator>| {
+                        let rank = plan.rank(world.rank()).unwrap();
+                        let (mesh, own) = (mesh.clone(), Options { meter: Meter::new(), ..options.clone() });
+                        let rules = AdamW::default();
+                        let mut opt =
+                            Optimizer::new(world, mesh, &model, rules, |_, _, _| Ok(()), own).unwrap();
+                        let (peak, bits) = backward(&mut opt, &model, &rank);
+                        assert_eq!(peak, planned, "rank {} at {what}", rank.rank());
+                        bits
+                    });
+                    let ends = ends.unwrap();
+                    assert!(*first.get_or_insert_with(|| ends.clone()) == ends, "{what}");
+                }
+            }
+        }
+    }
+}
+
+fn pool_backwards(plan: &Plan, model: &Model) -> u64 {
+    let stage = &plan.pipeline()[0];
+    let params = stage.families().flat_map(|(_, part)| part.layout().params());
+    let names: Vec<&str> = params.map(|param| param.name()).collect();
+    let index = |p: &Parameter| names.iter().position(|name| *name == p.name).unwrap();
+    stage.plan().pool_bytes(model.parameters().iter().rev().map(index))
 }
 
 /// Row-major indices of boxes, in the parameter (`true`) or in what the rank stores.

@@ -176,6 +176,29 @@ fn json_says_the_same() {
     assert_eq!(json["sends"][0]["ranks"], serde_json::json!([1, 3, 5, 7]));
 }
 
+/// Norms, whose gradients are summed over `tp` too, lie in buckets of their own between those of matrices: those that fill at a time
+/// are no more than where each bucket is handed over as a whole.
+#[test]
+fn a_backward_pass_takes_the_pool_of_buckets_one_after_another() {
+    let llama = Llama3::B8.model(BF16, 1).build().unwrap();
+    let gpt2 = Gpt2 { vocab: 50_304, ..Gpt2::SMALL }.model(BF16).build().unwrap();
+    for (model, stage, bytes) in [
+        (&llama, Stage::Zero2, 1_050_673_152),
+        (&llama, Stage::Zero3, 1_050_673_152),
+        (&gpt2, Stage::Zero2, 155_836_416),
+        (&gpt2, Stage::Zero3, 77_266_944),
+    ] {
+        let plan = plan("tp=2,dp=32", model, &mixed(stage));
+        let [pipeline] = plan.pipeline() else { panic!("one stage") };
+        let layouts = pipeline.families().flat_map(|(_, part)| part.layout().params());
+        let names: Vec<&str> = layouts.map(|param| param.name()).collect();
+        let index = |name: &str| names.iter().position(|other| *other == name).unwrap();
+        let backward = model.parameters().iter().rev().map(|p| index(&p.name));
+        let pool = pipeline.plan().pool_bytes(backward);
+        assert_eq!((pool, pipeline.plan().pool_bytes([])), (bytes, bytes), "{stage:?}");
+    }
+}
+
 /// What an optimizer refuses its plan does, before there is a rank.
 #[test]
 fn what_contradicts_itself_is_refused() {

@@ -6,7 +6,7 @@ mod common;
 use common::{MESHES, STAGES, model, run};
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::{AdamW, Muon, Sgd};
-use meshstep_parallel3d::{Axis, Error, Gradient, Mesh, MeshError, Model, Optimizer, Placement};
+use meshstep_parallel3d::{Axes, Axis, Error, Gradient, Mesh, MeshError, Model, Optimizer, Placement};
 use meshstep_shard::{At, Clip, Combine, Groups, Options, Outcome, Owners, Stage};
 use meshstep_tensor::DType::F32;
 use std::sync::Arc;
@@ -177,6 +177,61 @@ fn what_cannot_step_is_refused_on_every_rank() {
     });
 }
 
+/// One rank along tp gives the micro-batch they share another weight: all are told, and step on.
+#[test]
+fn weights_that_differ_along_tp_are_told() {
+    let model = Model::builder().param("w", &[4], F32, Placement::whole()).build().unwrap();
+    for (mesh, odd, ranks, weights) in [
+        ("tp=2,cp=2,dp=2", 5, [4, 5], [3, 7]),
+        ("dp_replicate=2,dp_shard=2,tp=2", 2, [2, 3], [7, 3]),
+        ("tp=8", 6, [0, 6], [3, 7]),
+    ] {
+        for stage in STAGES {
+            let told = loopback::spawn(8, |world: Arc<dyn Communicator>| {
+                let rank = world.rank();
+                let options = Options { stage, combine: Combine::Weighted, ..Options::default() };
+                let mut opt = Optimizer::new(
+                    world,
+                    mesh.parse().unwrap(),
+                    &model,
+                    Sgd::default(),
+                    |_, _, _| Ok(()),
+                    options,
+                )
+                .unwrap();
+                let mut step = |weight, dropped: bool| {
+                    let mb = opt.micro_batch(weight).unwrap();
+                    mb.grad("w", &[1f32; 4][..]).unwrap();
+                    mb.finish().unwrap();
+                    if dropped {
+                        opt.discard_gradients().unwrap();
+                        return Ok(());
+                    }
+                    opt.step(At::default()).map(|pending| pending.outcome().map(drop).unwrap())
+                };
+                let odd = if rank == odd { 7 } else { 3 };
+                step(odd, true).unwrap();
+                let told = step(odd, false).unwrap_err();
+                // Other data has other weights.
+                step(1 + place(mesh, rank), false).unwrap();
+                told
+            });
+            for told in told.unwrap() {
+                let tp = Axes::from(Axis::Tp);
+                let is = matches!(&told, Error::Weights { ranks: r, weights: w, axes } if (*r, *w, *axes) == (ranks, weights, tp));
+                assert!(is, "{mesh} {stage:?}: {told}");
+            }
+        }
+    }
+}
+
+/// A number of each place along dp and cp.
+fn place(mesh: &str, rank: usize) -> u64 {
+    let mesh: Mesh = mesh.parse().unwrap();
+    let at = mesh.coordinate(rank).unwrap();
+    (mesh.place(&at, Axis::Dp) * 8 + mesh.place(&at, Axis::Cp)) as u64
+}
+
 /// One rank with another placement: every rank is told, none waits for a group that never forms.
 #[test]
 fn ranks_with_different_models_are_told() {
@@ -190,5 +245,65 @@ fn ranks_with_different_models_are_told() {
     });
     for error in told.unwrap() {
         assert!(matches!(&error, Error::Models { what, rank: 2, .. } if what == "parameter 0"), "{error}");
+    }
+}
+
+/// A tied parameter goes by either name, wherever one is asked for; it is one.
+#[test]
+fn tied_parameters_go_by_either_name() {
+    let model = || {
+        let placement = Placement::whole().cut(Axis::Tp, 0);
+        let model = Model::builder().param("wte", &[8, 2], F32, placement.clone()).param(
+            "other",
+            &[8],
+            F32,
+            placement,
+        );
+        model.tied("lm_head", "wte", &[8, 2])
+    };
+    let tied = model().build().unwrap();
+    assert_eq!(tied.tied(), [("lm_head", "wte")]);
+    let new = |world: &Arc<dyn Communicator>, model: &Model, rules: Groups| {
+        let mesh = "tp=2,dp=2".parse().unwrap();
+        Optimizer::new(Arc::clone(world), mesh, model, rules, |_, _, _| Ok(()), Options::default())
+    };
+    let sgd = |weight_decay| Sgd { weight_decay, ..Sgd::default() };
+    let run = |world: Arc<dyn Communicator>, names: &[&str], handed: &str| {
+        let mut opt = new(&world, &tied, Groups::new(sgd(0.0)).with(sgd(0.5), names.to_vec())).unwrap();
+        for _ in 0..2 {
+            let mb = opt.micro_batch(1).unwrap();
+            let mut slot = mb.slot(handed).unwrap();
+            slot.as_mut().unwrap().typed_mut::<f32>().unwrap().fill(1.0);
+            slot.fill().unwrap();
+            for name in ["wte", "lm_head"] {
+                let told = mb.grad(name, &[1f32; 8][..]).unwrap_err();
+                assert!(matches!(told, meshstep_shard::Error::GradTwice { .. }), "{told}");
+            }
+            let told = mb.grad("head", &[1f32; 8][..]).unwrap_err();
+            assert!(matches!(told, meshstep_shard::Error::UnknownParam { .. }), "{told}");
+            mb.grad("other", &[1f32; 4][..]).unwrap();
+            mb.finish().unwrap();
+            let _ = opt.step(At { lr: 1.0, ..At::default() }).unwrap().outcome().unwrap();
+        }
+        assert_eq!((opt.state("lm_head").unwrap().t, opt.params().count()), (2, 2));
+        ["wte", "lm_head", "other"].map(|name| opt.param(name).unwrap().typed::<f32>().unwrap()[0])
+    };
+    for names in [&["lm_head"][..], &["wte"], &["lm_head", "wte"]] {
+        for handed in ["wte", "lm_head"] {
+            let told = loopback::spawn(4, |world: Arc<dyn Communicator>| run(world, names, handed)).unwrap();
+            assert_eq!(told, [[-1.5, -1.5, -2.0]; 4], "{names:?} {handed}");
+        }
+    }
+    let refused = loopback::spawn(4, |world: Arc<dyn Communicator>| {
+        let twice = Groups::new(sgd(0.0)).with(sgd(0.5), ["lm_head"]).with(sgd(0.1), ["wte"]);
+        let twice = new(&world, &tied, twice).unwrap_err();
+        let model = if world.rank() == 2 { model().tied("head", "wte", &[8, 2]) } else { model() };
+        (twice, new(&world, &model.build().unwrap(), sgd(0.0).into()).unwrap_err())
+    });
+    for (twice, models) in refused.unwrap() {
+        assert!(matches!(twice, Error::Shard(meshstep_shard::Error::InTwoGroups { .. })), "{twice}");
+        // The first in the order of the alphabet.
+        let tied = "tied parameter \"lm_head\"";
+        assert!(matches!(&models, Error::Models { what, rank: 2, .. } if what == tied), "{models}");
     }
 }

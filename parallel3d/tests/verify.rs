@@ -176,6 +176,11 @@ fn a_tie_names_both() {
     }
 }
 
+/// Steps that are verified each: 1,000 where every count is asked for.
+fn clean_steps() -> usize {
+    if std::env::var_os("MESHSTEP_LONG").is_some_and(|value| value == "1") { 1000 } else { 250 }
+}
+
 #[test]
 fn clean_steps_raise_no_alarm_and_majorities_repair() {
     for (mesh, stage) in [
@@ -189,7 +194,7 @@ fn clean_steps_raise_no_alarm_and_majorities_repair() {
             let rank = world.rank();
             let mut opt = built(world, mesh, stage);
             opt.verify_every(1).unwrap();
-            (1..=250).for_each(|t| take(&mut opt, t).unwrap());
+            (1..=clean_steps()).for_each(|t| take(&mut opt, t).unwrap());
             let verified = opt.verify().unwrap();
             assert_eq!((verified.of.unchecked, verified.alike), (0, vec![]), "{mesh} {stage:?}");
             assert_eq!(verified.of.compared + verified.of.kept, 5 * 3);
@@ -217,7 +222,7 @@ fn clean_steps_at_stage_3_raise_no_alarm_and_majorities_repair_a_part() {
             let rank = world.rank();
             let mut opt = built(world, mesh, Stage::Zero3);
             opt.verify_every(1).unwrap();
-            (1..=250).for_each(|t| take(&mut opt, t).unwrap());
+            (1..=clean_steps()).for_each(|t| take(&mut opt, t).unwrap());
             let verified = opt.verify().unwrap();
             assert_eq!((verified.of.unchecked, verified.alike), (0, vec![]), "{mesh}");
             assert_eq!(verified.of.compared + verified.of.kept, 5 * 3);

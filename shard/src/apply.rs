@@ -56,7 +56,7 @@ impl Optimizer {
             return Ok(None);
         }
         let norm = self.handover.norm()?;
-        let mine = Brought { norm: &norm, weight: 0, fault: 0, fields: [0; FIELDS.len()] };
+        let mine = Brought { norm: &norm, weight: 0, balance: 0, fault: 0, fields: [0; FIELDS.len()] };
         let known = self.exchange.run(&**self.handover.fixed.words(), mine)?;
         Ok(Some(reported(factor, &known.norm)))
     }

@@ -58,17 +58,13 @@ pub enum Error {
         works: &'static str,
     },
     /// An f16 number is not the upper half of an f32 number.
-    #[error(
-        "parameter {name:?} is f16, which leaves no remainder of an f32 number; use bf16, or `Master::F32`"
-    )]
+    #[error("parameter {name:?} is f16, which leaves no remainder of an f32; use bf16, or `Master::F32`")]
     RemainderOfF16 {
         /// The parameter.
         name: String,
     },
     /// f64 throughout, but for its state.
-    #[error(
-        "parameter {name:?} is f64, and bf16 moments would waste it; use `Moments::Full`, or f32 parameters"
-    )]
+    #[error("parameter {name:?} is f64, and bf16 moments waste it; use `Moments::Full`, or f32 parameters")]
     NarrowF64 {
         /// The parameter.
         name: String,
@@ -280,14 +276,9 @@ pub enum Error {
         /// The parameter.
         name: String,
     },
-    /// A weight that f32 gradients cannot be multiplied by exactly.
-    #[error("a micro-batch weighs {weight}; at most {max} is exact in f32: count in larger units")]
-    WeightTooLarge {
-        /// The weight.
-        weight: u64,
-        /// The largest there may be.
-        max: u64,
-    },
+    /// What is wrong with the weights of micro-batches.
+    #[error(transparent)]
+    Weights(#[from] crate::WeightError),
 
     /// One rank could not take the step; no rank did.
     #[error("rank {rank} cannot take the step: {fault}; nothing changed on any rank")]
@@ -303,6 +294,10 @@ pub enum Error {
     /// What cannot be verified or repaired.
     #[error(transparent)]
     Verify(#[from] crate::VerifyError),
+    /// Saving or loading a checkpoint failed, on all ranks; it has changed nothing.
+    #[cfg(feature = "checkpoint")]
+    #[error(transparent)]
+    Checkpoint(#[from] Box<crate::checkpoint::Failed>),
     /// Ranks are not in groups as they must be.
     #[error(transparent)]
     Assignment(#[from] crate::AssignmentError),
@@ -352,9 +347,6 @@ pub enum Error {
     /// A loss scale to restore where none is kept.
     #[error("this optimizer keeps no loss scale; set Options::loss_scale to restore one")]
     NoLossScale,
-    /// All weights of a weighted mean are zero.
-    #[error("every rank's weights are 0; a weighted mean needs a positive one")]
-    ZeroWeight,
     /// The caller's closure failed here; every rank is where it was before, or at the last point it accepted.
     #[error("the closure failed: {source}")]
     Closure {

@@ -1,5 +1,6 @@
 //! The exchange of a step: two small vectors, from which every rank decides the same.
 
+use crate::groups::Group;
 use crate::plan::{MAX_HEAD, SUM_HEAD};
 use crate::{Error, Fault, Options, wire};
 use meshstep_comm::{Communicator, Op, Reduction};
@@ -14,7 +15,7 @@ use meshstep_tensor::cuda::{Event, Stream};
 use meshstep_tensor::{Buffer, Category, DType, Queue};
 
 /// What differs from step to step and must not differ between ranks, by name.
-pub(crate) const FIELDS: [&str; 9] = [
+pub(crate) const FIELDS: [&str; 10] = [
     "step",
     "lr",
     "max_norm",
@@ -24,13 +25,14 @@ pub(crate) const FIELDS: [&str; 9] = [
     "hysteresis_tracker of loss_scale",
     "micro-batches",
     "buckets and gathers sent",
+    "hyperparameters",
 ];
 
 /// The vectors, kept from step to step.
 #[derive(Debug)]
 pub(crate) struct Exchange {
     queue: Queue,
-    /// Non-finite count, weight, the norm's words, then two parameters a word where presence counts.
+    /// Non-finite count, weight, the norm's words, then two parameters a word where presence counts, and the balance of weights.
     sum: Words,
     /// Bits of the largest gradient, fault, digest, its complement, then a fault a parameter where all ranks must have the same.
     max: Words,
@@ -51,6 +53,7 @@ struct Words {
 pub(crate) struct Brought<'a> {
     pub(crate) norm: &'a NormAccumulator,
     pub(crate) weight: u64,
+    pub(crate) balance: u64,
     pub(crate) fault: u64,
     pub(crate) fields: [u64; FIELDS.len()],
 }
@@ -62,6 +65,8 @@ pub(crate) struct Known {
     pub(crate) weight: u64,
     pub(crate) fault: u64,
     pub(crate) same: bool,
+    /// Whether ranks with the same micro-batches have weighed them alike.
+    pub(crate) balanced: bool,
 }
 
 impl Exchange {
@@ -192,6 +197,8 @@ impl Exchange {
         let sum = &mut self.sum.host;
         sum[0] = mine.norm.non_finite();
         sum[1] = mine.weight;
+        let last = sum.len() - 1;
+        sum[last] = mine.balance;
         sum[SUM_HEAD..SUM_HEAD + ExactSum::WORDS].copy_from_slice(&mine.norm.sum().words());
         let digest = mine.fields.iter().fold(0, |d, &f| crate::handover::digest(d, f as usize, 0));
         self.max.host[..MAX_HEAD].copy_from_slice(&[mine.norm.max_bits(), mine.fault, digest, !digest]);
@@ -199,7 +206,8 @@ impl Exchange {
         let (sum, max) = (&self.sum.host, &self.max.host);
         let exact = ExactSum::from_words(&sum[SUM_HEAD..SUM_HEAD + ExactSum::WORDS]);
         let norm = NormAccumulator::from_parts(mine.norm.norm(), exact, max[0], sum[0]);
-        Ok(Known { norm, weight: sum[1], fault: max[1], same: max[2] == !max[3] })
+        let (same, balanced) = (max[2] == !max[3], sum[last] == 0);
+        Ok(Known { norm, weight: sum[1], fault: max[1], same, balanced })
     }
 }
 
@@ -227,11 +235,13 @@ pub(crate) fn disagreement(
     comm: &dyn Communicator,
     options: &Options,
     fields: &[u64; FIELDS.len()],
+    groups: &[Group],
 ) -> Result<Error, Error> {
-    let mut text = String::new();
-    for (name, &value) in FIELDS.iter().zip(fields) {
-        text += &format!("{name} = {}\n", shown(name, value));
-    }
+    let (mut text, mut lines) = (String::new(), FIELDS.iter().zip(fields).map(line));
+    text.extend(lines.by_ref().take(FIELDS.len() - 1));
+    // Each hyperparameter before the digest of all.
+    groups.iter().enumerate().for_each(|(g, group)| group.describe(g, &mut text));
+    text.extend(lines);
     match crate::agree::same_everywhere(comm, options, &text) {
         Err(error) => Ok(error),
         Ok(()) => Err(Error::Disagree {
@@ -241,6 +251,10 @@ pub(crate) fn disagreement(
             theirs: text,
         }),
     }
+}
+
+fn line((name, &value): (&&str, &u64)) -> String {
+    format!("{name} = {}\n", shown(name, value))
 }
 
 /// A field's value.

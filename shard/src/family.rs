@@ -29,7 +29,8 @@ pub(crate) enum Place {
     Frozen { vector: usize, range: Range<usize> },
 }
 
-/// Everything of one layout. Indices are the optimizer's: they begin where the earlier layouts' end.
+/// Everything of one layout. Indices are the optimizer's, they begin where the earlier layouts' end; but buckets, which come
+/// between those of others, are counted from its own first.
 #[derive(Debug)]
 pub(crate) struct Family {
     pub(crate) entries: Vec<Entry>,
@@ -39,7 +40,6 @@ pub(crate) struct Family {
     pub(crate) frozen: Vec<Buffer>,
     pub(crate) groups: Groups,
     pub(crate) among: Arc<Among>,
-    pub(crate) first_bucket: usize,
     pub(crate) first_vector: usize,
 }
 
@@ -47,7 +47,6 @@ pub(crate) struct Family {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Before {
     pub(crate) params: usize,
-    pub(crate) buckets: usize,
     pub(crate) vectors: usize,
     pub(crate) groups: usize,
 }
@@ -56,7 +55,6 @@ impl Before {
     /// What `family` adds to that.
     pub(crate) fn count(&mut self, family: &Family) {
         self.params += family.entries.len();
-        self.buckets += family.buckets.len();
         self.vectors += family.frozen.len();
         self.groups += family.groups.groups.len();
     }
@@ -82,7 +80,6 @@ impl Family {
             frozen: frozen(layout, &mut entries, before, options)?,
             groups,
             among: Arc::clone(among),
-            first_bucket: before.buckets,
             first_vector: before.vectors,
         };
         family.entries = entries;
@@ -140,7 +137,7 @@ impl Family {
         for entry in &self.entries {
             let values = match &entry.place {
                 Place::Bucket { bucket, range, .. } => {
-                    self.buckets[bucket - self.first_bucket].params.as_mut().slice(range.clone())?
+                    self.buckets[*bucket].params.as_mut().slice(range.clone())?
                 }
                 Place::Frozen { vector, range } => {
                     self.frozen[vector - self.first_vector].as_mut().slice(range.clone())?
@@ -182,7 +179,7 @@ impl Family {
     fn values(&self, place: &Place) -> Result<Slice<'_>, Error> {
         Ok(match place {
             Place::Bucket { bucket, range, .. } => {
-                self.buckets[bucket - self.first_bucket].params.as_slice().slice(range.clone())?
+                self.buckets[*bucket].params.as_slice().slice(range.clone())?
             }
             Place::Frozen { vector, range } => {
                 self.frozen[vector - self.first_vector].as_slice().slice(range.clone())?
@@ -255,7 +252,7 @@ fn entries(part: &Part, group_of: &[usize], before: Before) -> Vec<Entry> {
     for (b, bucket) in part.buckets().iter().enumerate() {
         for (index, placed) in bucket.params.iter().enumerate() {
             let range = placed.range();
-            entries[placed.param].place = Place::Bucket { bucket: before.buckets + b, index, range };
+            entries[placed.param].place = Place::Bucket { bucket: b, index, range };
         }
     }
     entries

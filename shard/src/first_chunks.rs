@@ -52,7 +52,7 @@ impl Optimizer {
         values: &mut String,
     ) -> Result<Result<(), Error>, Error> {
         let Options { queue, meter, .. } = &self.options;
-        let Family { entries, buckets, frozen, first_bucket, first_vector, .. } = family;
+        let Family { entries, buckets, frozen, first_vector, .. } = family;
         let param = &entries[p].param;
         let ask = |place: SliceMut<'_>| {
             let Some(mut initial) = initial else { return Ok(()) };
@@ -83,7 +83,7 @@ impl Optimizer {
                 } else if !whole.is_empty() {
                     wire::run(&*among.copies, queue, Op::broadcast(0), &mut whole)?;
                 }
-                buckets[bucket - *first_bucket].keep(range, whole.as_slice())?;
+                buckets[*bucket].keep(range, whole.as_slice())?;
                 self.room_for_units().put(whole, from);
                 Ok(asked)
             }

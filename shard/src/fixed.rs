@@ -1,7 +1,7 @@
 //! What stays while gradients come in: the ranks, and every bucket's plan.
 
 use crate::bucket_plan::BucketPlan;
-use crate::{Among, Stage};
+use crate::{Among, DataPlace, Stage};
 use meshstep_comm::{Communicator, Reduction};
 use meshstep_optim::Norm;
 use meshstep_tensor::Queue;
@@ -19,8 +19,8 @@ pub(crate) struct Fixed {
     pub(crate) comms: Vec<Arc<dyn Communicator>>,
     /// Those that sharded parameters are gathered with.
     pub(crate) gathers: Vec<Arc<dyn Communicator>>,
-    /// Whether this rank's weight of a micro-batch counts.
-    pub(crate) weighs: bool,
+    /// Whose micro-batches this rank computes.
+    pub(crate) place: DataPlace,
     pub(crate) queue: Queue,
     pub(crate) stage: Stage,
     pub(crate) reduction: Reduction,

@@ -20,6 +20,15 @@ pub enum UnitError {
         /// Units there are.
         count: usize,
     },
+    /// A name of two.
+    #[error(
+        "{name:?} is a unit and a parameter before the first unit, whose bucket would be gathered by that name; rename one, or \
+         begin a unit before the parameter"
+    )]
+    TwoOfOneName {
+        /// The name.
+        name: String,
+    },
     /// A unit that is gathered.
     #[error("unit {unit:?} is gathered already; drop that before it is gathered again")]
     Taken {
@@ -167,6 +176,7 @@ impl Optimizer {
     /// Where units are gathered, room for these, of all buckets.
     pub(crate) fn reserve_for(&self, units: &Units, buckets: &[&BucketPlan]) -> Result<(), Error> {
         if self.options.stage.cuts_params() {
+            units.check()?;
             self.room_for_units().reserve(units.names().count(), &units.room(|b| buckets[b]))?;
         }
         Ok(())

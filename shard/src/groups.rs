@@ -1,5 +1,6 @@
 //! Parameter groups: rules with hyperparameters of their own for some of the parameters.
 
+use crate::handover::digest;
 use crate::{Clip, Error, Options, Stage};
 use meshstep_optim::{Rule, Sees};
 use meshstep_tensor::{Layout, Place};
@@ -29,13 +30,15 @@ pub struct Groups {
 pub(crate) struct Group {
     pub(crate) rule: Arc<dyn Rule>,
     pub(crate) lr_scale: f64,
+    /// A digest of the hyperparameters when they were given.
+    given: u64,
     names: Vec<String>,
 }
 
 impl Groups {
     /// One rule for every parameter.
     pub fn new(rule: impl Rule + 'static) -> Self {
-        Groups { groups: vec![Group { rule: Arc::new(rule), lr_scale: 1.0, names: Vec::new() }] }
+        Groups { groups: vec![Group::new(rule, 1.0, Vec::new())] }
     }
 
     /// `rule` for the parameters named.
@@ -55,7 +58,7 @@ impl Groups {
         names: impl IntoIterator<Item = N>,
     ) -> Self {
         let names = names.into_iter().map(Into::into).collect();
-        self.groups.push(Group { rule: Arc::new(rule), lr_scale, names });
+        self.groups.push(Group::new(rule, lr_scale, names));
         self
     }
 
@@ -71,6 +74,21 @@ impl Groups {
             Group { names, ..group.clone() }
         };
         Groups { groups: self.groups.iter().map(own).collect() }
+    }
+
+    /// The same with the names that parameters go by: where `first` knows a name, what it says instead, once in each group.
+    pub fn renamed<'n>(&self, first: impl Fn(&str) -> Option<&'n str>) -> Groups {
+        let of = |group: &Group| {
+            let mut names: Vec<String> = Vec::new();
+            for name in &group.names {
+                let name = first(name).unwrap_or(name);
+                if !names.iter().any(|known| known == name) {
+                    names.push(name.to_owned());
+                }
+            }
+            Group { names, ..group.clone() }
+        };
+        Groups { groups: self.groups.iter().map(of).collect() }
     }
 
     /// The first group's rule; the others' differ in hyperparameters alone.
@@ -165,10 +183,7 @@ impl Groups {
         }
         for (g, group) in self.groups.iter().enumerate() {
             let _ = writeln!(text, "rule of group {g} = {}", group.rule.name());
-            let _ = writeln!(text, "lr_scale of group {g} = {}", group.lr_scale);
-            for (name, value) in group.rule.hyperparameters() {
-                let _ = writeln!(text, "{name} of group {g} = {value}");
-            }
+            group.describe(g, text);
         }
     }
 }
@@ -180,6 +195,29 @@ impl<R: Rule + 'static> From<R> for Groups {
 }
 
 impl Group {
+    fn new(rule: impl Rule + 'static, lr_scale: f64, names: Vec<String>) -> Self {
+        let given = of_bits(rule.hyperparameters().into_iter().map(|(_, value)| value.to_bits()));
+        Group { rule: Arc::new(rule), lr_scale, given, names }
+    }
+
+    /// A digest of the hyperparameters as they were given and, of a rule with kernels, as they are now: without a list of them,
+    /// which would be memory.
+    pub(crate) fn digest(&self) -> u64 {
+        let now = self.rule.on_device().map_or(0, |now| {
+            let words = [now.flags.into(), now.weight_decay.to_bits(), now.lr_max.to_bits()];
+            of_bits(words.into_iter().chain(now.given.map(f64::to_bits)))
+        });
+        of_bits([self.given, now, self.lr_scale.to_bits()])
+    }
+
+    /// One line a hyperparameter of the optimizer's group `g`, for ranks to compare.
+    pub(crate) fn describe(&self, g: usize, text: &mut String) {
+        let _ = writeln!(text, "lr_scale of group {g} = {}", self.lr_scale);
+        for (name, value) in self.rule.hyperparameters() {
+            let _ = writeln!(text, "{name} of group {g} = {value}");
+        }
+    }
+
     /// The largest number a step at `lr` computes with, for a tensor of this shape ([`Rule::reach`]).
     pub(crate) fn reach(&self, lr: f64, matrix: Option<(usize, usize)>) -> f64 {
         self.rule.reach(lr * self.lr_scale, matrix)
@@ -198,5 +236,46 @@ impl Group {
             return Err(Error::LrScale { value: self.lr_scale });
         }
         Ok(())
+    }
+}
+
+/// A digest of the hyperparameters of all groups.
+pub(crate) fn of_groups(groups: &[Group]) -> u64 {
+    of_bits(groups.iter().map(Group::digest))
+}
+
+fn of_bits(words: impl IntoIterator<Item = u64>) -> u64 {
+    words.into_iter().fold(0, |so_far, word| digest(so_far, word as usize, 0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use meshstep_optim::{AdamW, Lamb};
+
+    fn digests(groups: Groups) -> Vec<u64> {
+        groups.groups.iter().map(Group::digest).collect()
+    }
+
+    #[test]
+    fn a_bit_of_a_hyperparameter_is_another_digest() {
+        let next = |x: f64| f64::from_bits(x.to_bits() + 1);
+        let adamw = AdamW::default();
+        let adamws = Groups::new(adamw.clone())
+            .with(AdamW { beta1: next(adamw.beta1), ..adamw.clone() }, [""; 0])
+            .with(AdamW { eps: next(adamw.eps), ..adamw.clone() }, [""; 0])
+            .with(AdamW { amsgrad: true, ..adamw.clone() }, [""; 0])
+            .with_lr(adamw.clone(), next(1.0), [""; 0]);
+        let lamb = Lamb::default();
+        // Of no kernels.
+        let lambs = Groups::new(lamb.clone())
+            .with(Lamb { beta2: next(lamb.beta2), ..lamb.clone() }, [""; 0])
+            .with_lr(lamb.clone(), 2.0, [""; 0]);
+        assert_eq!(digests(Groups::new(adamw))[0], digests(adamws.clone())[0]);
+        let mut all = [digests(adamws), digests(lambs)].concat();
+        let count = all.len();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), count);
     }
 }

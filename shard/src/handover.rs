@@ -42,11 +42,10 @@ struct State {
 }
 
 impl State {
-    /// The first bucket of a gradient type that travels in a pooled buffer, and whether it has arrived.
-    fn travelling(&self, dtype: DType) -> Option<(usize, bool)> {
+    /// The first bucket of a gradient type that travels in a pooled buffer.
+    fn travelling(&self, dtype: DType) -> Option<usize> {
         let of_type = |f: &Filling| f.spare.as_ref().is_some_and(|s| s.dtype() == dtype);
-        let flights = self.fillings.iter().enumerate().filter(|(_, f)| of_type(f));
-        flights.filter_map(|(b, f)| Some((b, f.flight.as_ref()?.is_done()))).next()
+        self.fillings.iter().position(|f| f.flight.is_some() && of_type(f))
     }
 }
 
@@ -98,8 +97,8 @@ impl Handover {
 
     /// Lends the place of parameter `i` of bucket `b`; `None` if its gradient is in, or being written.
     ///
-    /// A thread that is at most one bucket ahead of the one to travel next waits for memory: every rank has sent, or will
-    /// send without this thread, the bucket it waits for. One that is further ahead never waits; the pool grows.
+    /// A thread waits for the memory of a bucket that travels: of the ranks that wait so, the one with the fewest buckets sent
+    /// waits for what every rank has sent, or will send without it. Where none travels, the pool grows.
     pub(crate) fn lend(&self, b: usize, i: usize) -> Result<Option<Lent>, Error> {
         let mut state = self.lock();
         loop {
@@ -114,16 +113,15 @@ impl Handover {
                 return Ok(None);
             }
             let dtype = self.fixed.buckets[b].plan.grads;
-            let in_order = b <= state.next + 1;
             match state.travelling(dtype) {
-                Some((oldest, arrived)) if in_order || arrived => {
+                Some(oldest) => {
                     self.retire(state, oldest)?;
                     state = self.lock();
                 }
-                _ if in_order && state.retiring > 0 => {
+                None if state.retiring > 0 => {
                     state = self.rested.wait(state).unwrap_or_else(PoisonError::into_inner);
                 }
-                _ => state.pool.grow(dtype)?,
+                None => state.pool.grow(dtype)?,
             }
         }
     }
@@ -231,11 +229,12 @@ impl Handover {
     }
 
     /// Adds buckets, with a pool for all of them. Only between steps.
-    pub(crate) fn extend(&mut self, kept: Vec<Kept>, fillings: Vec<Filling>, shelves: Vec<Shelf>) {
-        for kept in &kept {
+    pub(crate) fn extend(&mut self, added: Vec<(Kept, Filling)>, shelves: Vec<Shelf>) {
+        for (kept, _) in &added {
             kept.among.comms().chain(&kept.gathers).for_each(|comm| know(&mut self.fixed.comms, comm));
             kept.gathers.iter().for_each(|comm| know(&mut self.fixed.gathers, comm));
         }
+        let (kept, fillings): (Vec<Kept>, Vec<Filling>) = added.into_iter().unzip();
         self.fixed.buckets.extend(kept);
         let state = self.exclusive();
         state.fillings.extend(fillings);

@@ -1,12 +1,12 @@
 //! Parameters join an optimizer: compared, allocated, given their first values; all of them or none.
 
 use crate::exchange::Exchange;
-use crate::family::{self, Before, Family};
+use crate::family::{self, Before, Family, Place};
 use crate::plan::{check_options, exchange_words, pool_sizes};
 use crate::pool::Shelf;
 use crate::tensor_totals::TensorTotals;
 use crate::units::Units;
-use crate::{Among, BucketPlan, Combine, Error, Groups, NonFinite, Optimizer, Options, Part, Sizes};
+use crate::{Among, BucketPlan, Combine, Error, Groups, NonFinite, Optimizer, Options, Part, Sizes, order};
 use meshstep_comm::Communicator;
 use meshstep_tensor::{Param, SliceMut};
 use std::sync::Arc;
@@ -28,7 +28,8 @@ impl Shared {
     fn describe(&self, options: &Options) -> String {
         let mut text = family::describe(self.part.layout(), &self.rules, options);
         family::describe_among(&self.among, &mut text);
-        text
+        let (units, positions) = (self.part.layout().units(), self.part.positions());
+        text + &format!("units in order = {units:?}\npositions = {positions:?}\n")
     }
 }
 
@@ -36,6 +37,8 @@ impl Shared {
 #[derive(Debug)]
 struct Added {
     families: Vec<Family>,
+    /// The families' buckets as they travel, each as its family and its index there.
+    order: Vec<(usize, usize)>,
     shelves: Vec<Shelf>,
     /// Of all parameters.
     units: Units,
@@ -46,6 +49,9 @@ struct Added {
     /// The ranks once more, where steps are now decided beside the buckets on their way.
     aside: Option<Arc<dyn Communicator>>,
 }
+
+/// Parts' memory, the order of their buckets, a pool for them and for those there are, and all units.
+type Prepared = (Vec<Family>, Vec<(usize, usize)>, Vec<Shelf>, Units);
 
 impl Optimizer {
     /// Makes everything, has all ranks agree, and takes it in. Every error is every rank's, and but for [`Error::Comm`] leaves
@@ -103,13 +109,13 @@ impl Optimizer {
 
     /// All memory, so that nothing is missing once ranks have agreed.
     fn make(&self, parts: Vec<Shared>) -> Result<Added, Error> {
-        let (families, shelves, units) = self.prepare(parts)?;
+        let (families, order, shelves, units) = self.prepare(parts)?;
         let count = self.entries.len() + families.iter().map(|family| family.entries.len()).sum::<usize>();
         let exchange = Exchange::new(exchange_words(count, &self.options), &self.options)?;
         let (stage, meter) = (self.options.stage, &self.options.meter);
         let groups = self.groups.iter().chain(families.iter().flat_map(|family| &family.groups.groups));
         let totals = TensorTotals::new(count, groups, stage, self.comm(), meter)?;
-        Ok(Added { families, shelves, units, exchange, totals, aside: None })
+        Ok(Added { families, order, shelves, units, exchange, totals, aside: None })
     }
 
     fn split_aside(&self) -> Result<Option<Arc<dyn Communicator>>, Error> {
@@ -120,7 +126,7 @@ impl Optimizer {
         Ok(self.comm().split(Some(0), self.comm().rank() as i64)?)
     }
 
-    fn prepare(&self, parts: Vec<Shared>) -> Result<(Vec<Family>, Vec<Shelf>, Units), Error> {
+    fn check_parts(&self, parts: &[Shared]) -> Result<(), Error> {
         check_options(self.comm().world_size(), &self.options)?;
         self.options.norm.check()?;
         self.options.loss_scale.map_or(Ok(()), |rule| rule.check())?;
@@ -134,26 +140,29 @@ impl Optimizer {
             let added = parts.iter().flat_map(|shared| shared.part.buckets());
             self.options.precision.check_used(earlier.chain(added).map(|bucket| bucket.dtype))?;
         }
+        Ok(())
+    }
+
+    fn prepare(&self, parts: Vec<Shared>) -> Result<Prepared, Error> {
+        self.check_parts(&parts)?;
+        let order = order::of(&parts.iter().map(|shared| &shared.part).collect::<Vec<_>>())?;
+        let places = order::places(&order, parts.len(), self.buckets.len());
         let (mut families, mut units): (Vec<Family>, Units) = (Vec::new(), self.units.clone());
-        for Shared { part, rules, among } in parts {
-            let mut before = Before {
-                params: self.entries.len(),
-                buckets: self.buckets.len(),
-                vectors: self.frozen.len(),
-                groups: self.groups.len(),
-            };
+        for (Shared { part, rules, among }, places) in parts.into_iter().zip(places) {
+            let mut before =
+                Before { params: self.entries.len(), vectors: self.frozen.len(), groups: self.groups.len() };
             families.iter().for_each(|family| before.count(family));
-            units.extend(&part.units(), before.buckets);
+            units.extend(&part.units(), &places);
             let seat = (among.shards.rank(), &Arc::new(among));
             families.push(Family::new(&part, rules, before, seat, &self.options)?);
         }
-        let added = families.iter().flat_map(|family| &family.kept);
+        let added = order.iter().map(|&(family, b)| &families[family].kept[b]);
         let kept: Vec<&BucketPlan> =
             self.handover.fixed.buckets.iter().chain(added).map(|k| &k.plan).collect();
         let sizes = pool_sizes(self.options.stage, kept.iter().copied());
         let shelves = self.handover.shelves_for(&sizes, &self.options.meter)?;
         self.reserve_for(&units, &kept)?;
-        Ok((families, shelves, units))
+        Ok((families, order, shelves, units))
     }
 
     /// Whether the part can be added, after `others` that are added with it.
@@ -174,7 +183,7 @@ impl Optimizer {
             && among.parts.is_empty()
             && among.comms().all(|comm| Arc::ptr_eq(comm, self.comm()));
         rules.check(part.layout(), alike, &self.options)?;
-        let unweighed = Arc::ptr_eq(&among.shards, self.comm()) && !self.handover.fixed.weighs;
+        let unweighed = Arc::ptr_eq(&among.shards, self.comm()) && !self.handover.fixed.place.first;
         if unweighed && self.options.combine == Combine::Weighted {
             let what = "weights of ranks that compute the same micro-batch".to_owned();
             return Err(Error::Shared { what, works: "groups of ranks with other micro-batches each" });
@@ -184,7 +193,7 @@ impl Optimizer {
 
     /// Takes in what was made; cannot fail.
     fn commit(&mut self, added: Added) {
-        let Added { families, shelves, units, exchange, totals, aside } = added;
+        let Added { families, order, shelves, units, exchange, totals, aside } = added;
         (self.exchange, self.totals, self.units) = (exchange, totals, units);
         if aside.is_some() {
             self.handover.fixed.comms.extend(aside.clone());
@@ -195,20 +204,24 @@ impl Optimizer {
             // Its names are no longer all.
             self.room.there = None;
         }
-        let (mut kept, mut fillings) = (Vec::new(), Vec::new());
-        for mut family in families {
-            for entry in &family.entries {
-                self.by_name.insert(entry.param.name().to_owned(), self.by_name.len());
+        let (places, mut buckets) = (order::places(&order, families.len(), self.buckets.len()), Vec::new());
+        for (mut family, places) in families.into_iter().zip(places) {
+            for (index, entry) in (self.entries.len()..).zip(&mut family.entries) {
+                if let Place::Bucket { bucket, .. } = &mut entry.place {
+                    *bucket = places[*bucket];
+                }
+                self.by_name.insert(entry.param.name().to_owned(), index);
             }
             self.entries.append(&mut family.entries);
             self.groups.append(&mut family.groups.groups);
-            self.buckets.append(&mut family.buckets);
             self.verifying.frozen.extend(family.frozen.iter().map(|_| Arc::clone(&family.among)));
             self.frozen.append(&mut family.frozen);
-            kept.append(&mut family.kept);
-            fillings.append(&mut family.fillings);
+            buckets.push(family.kept.into_iter().zip(family.fillings).zip(family.buckets));
         }
-        self.handover.extend(kept, fillings, shelves);
+        let in_order = order.iter().filter_map(|&(family, _)| buckets[family].next());
+        let (added, owned): (Vec<_>, Vec<_>) = in_order.unzip();
+        self.buckets.extend(owned);
+        self.handover.extend(added, shelves);
         self.progress.present.resize_with(self.entries.len(), AtomicBool::default);
         self.room.due.resize(self.entries.len(), 0);
         let pieces = self.handover.fixed.buckets.iter().map(|k| k.gathered.len()).sum();

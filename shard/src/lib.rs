@@ -15,6 +15,7 @@
 //! | [`Among`], [`Shared`] | parameters that several groups of ranks share in several ways, stepped together |
 //! | [`Verified`], [`Difference`] | replicas and sharded state compared by bits, and what was found |
 //! | [`CrossShard`] | replicas in groups that reduce apart, compared and averaged on request |
+//! | `checkpoint` (a feature) | steps saved to folders, in the background too, and loaded onto any ranks; moves between ranks without a file |
 //! | [`Plan`], [`Part`] | who owns what, and the bytes it takes, without memory or ranks |
 //!
 //! ```
@@ -38,6 +39,38 @@
 //! })?;
 //! let first = finals[0].clone()?;
 //! assert!(finals.into_iter().all(|w| w.is_ok_and(|w| w == first)));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Checkpoints
+//!
+//! With the feature `checkpoint` all ranks save a step together, and any ranks load it, at any stage:
+//!
+//! ```
+//! # #[cfg(feature = "checkpoint")] {
+//! use meshstep_optim::AdamW;
+//! use meshstep_shard::checkpoint::{Load, Save, Store};
+//! use meshstep_shard::{Error, Optimizer, Options, Stage};
+//! use meshstep_tensor::{DType, Layout};
+//!
+//! # let dir = std::env::temp_dir().join(format!("meshstep-lib-doc-{}", std::process::id()));
+//! # std::fs::create_dir_all(&dir)?;
+//! let store = Store::new(&dir); // a folder that all ranks share
+//! let make = |comm, stage| -> Result<Optimizer, Error> {
+//!     let layout = Layout::builder().param("w", &[3, 5], DType::F32).build()?;
+//!     Optimizer::new(comm, layout, AdamW::default(), |_, _| Ok(()), Options { stage, ..Options::default() })
+//! };
+//! let saved = meshstep_comm::loopback::spawn(4, |comm| {
+//!     let save = Save { keep: Some(2), blobs: vec![("loader", b"sample 4711")], ..Save::default() };
+//!     make(comm, Stage::Zero3)?.save(&store, save)
+//! })?;
+//! saved.into_iter().collect::<Result<Vec<u64>, Error>>()?;
+//! let loaded = meshstep_comm::loopback::spawn(3, |comm| make(comm, Stage::Zero1)?.load(&store, Load::default()))?;
+//! for rank in loaded {
+//!     assert_eq!(rank?.blobs["loader"], b"sample 4711");
+//! }
+//! # std::fs::remove_dir_all(&dir)?;
+//! # }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -80,14 +113,17 @@
 //! have the CPU's bits wherever NCCL's sums have.
 //!
 //! # Limits
-//! One group of ranks, or several ([`Among`]). Memory of a GPU is for rules that see single elements. There clipping
+//! One group of ranks, or several ([`Among`]). A [`CrossShard`], whose groups may be apart, is not saved. Memory of a GPU is for rules that see single elements. There clipping
 //! before the reduction makes the host wait for each step, asking for a dynamic loss scale for the steps so far, and L-BFGS for
 //! each evaluation. Rules that see whole
 //! matrices (Muon) need [`Stage::WholeParams`] or
 //! [`Stage::Replicated`]. [`Stage::Zero3`] shards parameters that train; frozen ones are on every rank. A rank that gives up in the
 //! middle of gathering parts from the others, which ends their run. At stages 2 and 3, and with overlap off, a thread that hands over a gradient
-//! may wait for the other ranks' hand-overs: do not let ranks of one process share a pool of threads for it. Gradients accumulate in their own type: f32 micro-batches of
-//! f32, bf16 ones in bf16. Weighted means round w g once to the gradients' type.
+//! may wait for the other ranks' hand-overs: do not let ranks of one process share a pool of threads for it, and hand over the same
+//! gradients on every rank before one waits for another in a collective of your own. Gradients accumulate in their own type: f32 micro-batches of
+//! f32, bf16 ones in bf16. Weighted means round w g once to the gradients' type. On GPUs the words of a
+//! background save travel on an NCCL communicator of their own when its thread comes to them, so that ranks may launch them and
+//! training's collectives in different orders: NCCL asks for room on the device for both at once.
 
 mod agree;
 mod among;
@@ -121,6 +157,7 @@ mod meeting;
 mod micro_batch;
 mod optimizer;
 mod options;
+mod order;
 mod owned;
 mod part;
 mod partition;
@@ -139,6 +176,7 @@ mod there;
 mod units;
 mod values;
 mod verify;
+mod weights;
 mod whole_run;
 mod wire;
 
@@ -166,6 +204,7 @@ pub use reduce::Folding;
 pub use step::{Outcome, Pending, Traffic};
 pub use values::ParamState;
 pub use verify::{Apart, Difference, Held, Repaired, Verified, VerifyError};
+pub use weights::{DataPlace, WeightError};
 pub use whole_run::{Evaluated, Minimized, Passed, Until};
 
 /// Keeps the repository's README.md true.

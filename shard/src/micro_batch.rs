@@ -2,7 +2,8 @@
 
 use crate::family::Place;
 use crate::filling::Lent;
-use crate::{Clip, Combine, Error, Missing, Optimizer};
+use crate::weights::weighed;
+use crate::{Clip, Combine, Error, Missing, Optimizer, WeightError};
 use meshstep_optim::{accumulate, scale};
 use meshstep_tensor::{Buffer, DType, Slice, SliceMut};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -58,6 +59,7 @@ impl Optimizer {
             return Err(Error::StepDue);
         }
         progress.weight = progress.weight.saturating_add(weight);
+        progress.weights = weighed(progress.weights, weight);
         progress.batches += 1;
         *progress.unfinished.get_mut() = true;
         self.handover.begin(last, self.options.clip == Clip::BeforeReduce);
@@ -68,7 +70,7 @@ impl Optimizer {
     /// Refuses weights by which gradients cannot be multiplied exactly.
     pub(crate) fn check_weight(&self, weight: u64) -> Result<(), Error> {
         if self.options.combine == Combine::Weighted && weight > MAX_WEIGHT {
-            return Err(Error::WeightTooLarge { weight, max: MAX_WEIGHT });
+            return Err(WeightError::TooLarge { weight, max: MAX_WEIGHT }.into());
         }
         Ok(())
     }

@@ -11,7 +11,7 @@ use crate::pool::Pool;
 use crate::tensor_totals::TensorTotals;
 use crate::units::Units;
 use crate::verify::Verifying;
-use crate::{Among, Combine, Error, Groups, LocalClip, Options, Part, Shared, Sizes, agree};
+use crate::{Among, Combine, DataPlace, Error, Groups, LocalClip, Options, Part, Shared, Sizes, agree};
 use meshstep_comm::{Communicator, Reduction};
 use meshstep_optim::LossScaleState;
 use meshstep_tensor::{Layout, Param, SliceMut};
@@ -25,6 +25,9 @@ use std::sync::{Arc, Mutex};
 /// `micro_batch`), every gradient handed over, [`step`](Self::step). All ranks do the same, in the same order.
 #[derive(Debug)]
 pub struct Optimizer {
+    /// First, so that a background save ends before anything that it needs.
+    #[cfg(feature = "checkpoint")]
+    pub(crate) background: crate::checkpoint::Background,
     pub(crate) entries: Vec<Entry>,
     pub(crate) by_name: HashMap<String, usize>,
     pub(crate) groups: Vec<Group>,
@@ -56,6 +59,8 @@ pub(crate) struct Progress {
     pub(crate) batches: u64,
     /// Their weights' sum.
     pub(crate) weight: u64,
+    /// A digest of their weights, one after the other.
+    pub(crate) weights: u64,
     /// A micro-batch was begun and not finished.
     pub(crate) unfinished: AtomicBool,
     /// A micro-batch was dropped and completed with zeros.
@@ -100,16 +105,16 @@ impl Optimizer {
         initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
         options: Options,
     ) -> Result<Self, Error> {
-        let mut optimizer = Self::empty(comm, true, options)?;
+        let mut optimizer = Self::empty(comm, DataPlace::OWN, options)?;
         optimizer.add_param_group(layout, rules, initial)?;
         Ok(optimizer)
     }
 
-    /// An optimizer without parameters, to add to, whose steps all ranks of `world` decide together. `weighs`: whether this
-    /// rank's weights of micro-batches count; where several ranks compute the same micro-batch, one of them does. Collective as
-    /// [`new`](Self::new) is.
-    pub fn empty(world: Arc<dyn Communicator>, weighs: bool, options: Options) -> Result<Self, Error> {
-        let empty = Self::with_room(Arc::clone(&world), weighs, options.clone());
+    /// An optimizer without parameters, to add to, whose steps all ranks of `world` decide together. `place`: whose
+    /// micro-batches this rank computes; where several compute the same ones they give them the same weights, and one of them
+    /// counts. Collective as [`new`](Self::new) is.
+    pub fn empty(world: Arc<dyn Communicator>, place: DataPlace, options: Options) -> Result<Self, Error> {
+        let empty = Self::with_room(Arc::clone(&world), place, options.clone());
         if let Err(error) = &empty {
             // Where the other ranks compare what they add.
             let told = agree::same_everywhere(&*world, &options, &family::objection(Some(error)));
@@ -118,7 +123,7 @@ impl Optimizer {
         empty
     }
 
-    fn with_room(comm: Arc<dyn Communicator>, weighs: bool, options: Options) -> Result<Self, Error> {
+    fn with_room(comm: Arc<dyn Communicator>, place: DataPlace, options: Options) -> Result<Self, Error> {
         let reduction = match options.combine {
             Combine::Sum | Combine::Weighted => Reduction::Sum,
             Combine::Mean => Reduction::Mean,
@@ -128,7 +133,7 @@ impl Optimizer {
             gathers: Vec::new(),
             comm,
             aside: None,
-            weighs,
+            place,
             queue: options.queue.clone(),
             stage: options.stage,
             reduction,
@@ -139,6 +144,8 @@ impl Optimizer {
         let pool = Pool::new(&options.queue, &options.meter);
         let loss_scale = options.loss_scale.map(|rule| rule.start());
         Ok(Optimizer {
+            #[cfg(feature = "checkpoint")]
+            background: crate::checkpoint::Background::default(),
             entries: Vec::new(),
             by_name: HashMap::new(),
             groups: Vec::new(),
@@ -188,13 +195,27 @@ impl Optimizer {
         self.add(part.map(|part| vec![Shared { part, rules, among }]), initial)
     }
 
-    /// The same for several parts of a plan at once: what they share is made once, and is what the plan says.
+    /// The same for several parts of a plan at once: what they share is made once, and is what the plan says; their buckets travel
+    /// in its order, after those there are.
     pub fn add_parts(
         &mut self,
         parts: Vec<Shared>,
         initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
     ) -> Result<(), Error> {
         self.add(Ok(parts), initial)
+    }
+
+    /// From now on `alias` too is a name of the parameter `name`, for gradients and whatever else is asked of it: one parameter, of
+    /// which messages and checkpoints have the first name alone. Between two steps, the same on every rank.
+    pub fn also_called(&mut self, alias: &str, name: &str) -> Result<(), Error> {
+        let index = self.index(name)?;
+        match self.by_name.get(alias) {
+            Some(&other) if other != index => Err(Error::NameTaken { name: alias.to_owned() }),
+            _ => {
+                self.by_name.insert(alias.to_owned(), index);
+                Ok(())
+            }
+        }
     }
 
     /// The communicator the ranks step with.

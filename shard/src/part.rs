@@ -14,6 +14,7 @@ pub struct Part {
     sizes: Sizes,
     stage: Stage,
     buckets: Vec<BucketPlan>,
+    positions: Option<Vec<usize>>,
 }
 
 /// How many ranks share parameters: [`Among`] in numbers.
@@ -78,7 +79,27 @@ impl Part {
             return Err(Error::NothingTrains);
         }
         let buckets = bucket_plan::cut(earlier, &layout, sizes.shards, options)?;
-        Ok(Part { layout, sizes, stage: options.stage, buckets })
+        let part = Part { layout, sizes, stage: options.stage, buckets, positions: None };
+        if part.stage.cuts_params() {
+            part.units().check()?;
+        }
+        Ok(part)
+    }
+
+    /// The same with each parameter's position among those of all parts that are added together, in the order a forward pass
+    /// uses them. What is not told so stands in units, in the order they are begun, and in a unit part by part.
+    pub fn at(self, positions: Vec<usize>) -> Result<Part, Error> {
+        let params = self.layout.params().len();
+        if positions.len() != params || !positions.is_sorted_by(|a, b| a < b) {
+            let what = format!("positions {positions:?} of {params} parameters");
+            return Err(Error::Shared { what, works: "one for each parameter, ascending" });
+        }
+        Ok(Part { positions: Some(positions), ..self })
+    }
+
+    /// What [`at`](Self::at) was told.
+    pub(crate) fn positions(&self) -> Option<&[usize]> {
+        self.positions.as_deref()
     }
 
     /// Its parameters.
@@ -96,7 +117,7 @@ impl Part {
         self.stage
     }
 
-    /// The buckets, in the order they travel. Parameters are counted from the layout's first.
+    /// The buckets, in the order they travel; between them travel those of other parts. Parameters are counted from the layout's first.
     pub fn buckets(&self) -> &[BucketPlan] {
         &self.buckets
     }

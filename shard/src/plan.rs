@@ -5,7 +5,7 @@ use crate::bytes::{alike, ring_all_reduce};
 use crate::exchange::FIELDS;
 use crate::tensor_totals::fold_words;
 use crate::units::Units;
-use crate::{Clip, Error, Memory, Missing, NonFinite, Options, Part, Seat, Sizes, Stage, Wire};
+use crate::{Clip, Error, Memory, Missing, NonFinite, Options, Part, Seat, Sizes, Stage, Wire, order};
 use meshstep_optim::{ExactSum, LossScale, Rule};
 use meshstep_tensor::{DType, Layout, Place};
 use std::borrow::Cow;
@@ -18,6 +18,8 @@ const MAX_RANKS: usize = 1 << 24;
 
 /// u64 words before the norm's in the summed vector of the step's exchange: non-finite count and weight.
 pub(crate) const SUM_HEAD: usize = 2;
+/// After those that count who has a gradient: what is 0 where ranks have weighed alike.
+pub(crate) const SUM_TAIL: usize = 1;
 /// u64 words of the maximised vector before those of parameters: largest gradient, fault, digest and its complement.
 pub(crate) const MAX_HEAD: usize = 4;
 
@@ -40,6 +42,7 @@ pub(crate) const MAX_HEAD: usize = 4;
 pub struct Plan {
     world_size: usize,
     parts: Vec<Part>,
+    order: Vec<(usize, usize)>,
     /// Words of the two vectors of the step's exchange.
     exchange: [usize; 2],
     exchanges: u64,
@@ -71,13 +74,14 @@ impl Plan {
     }
 
     /// The plan for parts that several groups of ranks share, all made with the same options, whose steps `world_size` ranks
-    /// decide together.
+    /// decide together, added to an optimizer at once.
     pub fn of(world_size: usize, parts: Vec<Part>, options: &Options) -> Result<Plan, Error> {
         check_options(world_size, options)?;
         let params = parts.iter().map(|part| part.layout().params().len()).sum();
         let exchange = exchange_words(params, options);
         let exchanges = if options.non_finite == NonFinite::Propagate { 2 } else { 1 };
-        Ok(Plan { world_size, parts, exchange, exchanges })
+        let order = order::of(&parts.iter().collect::<Vec<_>>())?;
+        Ok(Plan { world_size, parts, order, exchange, exchanges })
     }
 
     /// Ranks.
@@ -90,9 +94,15 @@ impl Plan {
         &self.parts
     }
 
-    /// The buckets of all parts, in the order they travel.
+    /// The buckets of all parts, in the order they travel: that in which they are full when gradients come in reverse
+    /// registration order ([`Part::at`]), but that those of one part keep theirs.
     pub fn buckets(&self) -> impl Iterator<Item = &BucketPlan> {
-        self.parts.iter().flat_map(Part::buckets)
+        self.order.iter().map(|&(part, b)| &self.parts[part].buckets()[b])
+    }
+
+    /// The same, each as its part and its index there.
+    pub fn order(&self) -> &[(usize, usize)] {
+        &self.order
     }
 
     /// The bytes a rank holds at its peak, for parameters that are updated by `rule`, when gradients are handed over in bucket
@@ -111,10 +121,9 @@ impl Plan {
         if !self.stage().cuts_params() {
             return 0;
         }
-        let (mut units, mut first) = (Units::default(), 0);
-        for part in &self.parts {
-            units.extend(&part.units(), first);
-            first += part.buckets().len();
+        let mut units = Units::default();
+        for (part, places) in self.parts.iter().zip(order::places(&self.order, self.parts.len(), 0)) {
+            units.extend(&part.units(), &places);
         }
         let buckets: Vec<&BucketPlan> = self.buckets().collect();
         units.room(|b| buckets[b]).iter().map(|(dtype, len)| (len * dtype.size()) as u64).sum()
@@ -122,8 +131,8 @@ impl Plan {
 
     /// The bytes of gradients on their way ([`Memory::buckets`]) when one thread hands them over in `order`, parameters by
     /// registration index, those of later parts after those of earlier ones. In bucket order that is two buckets of each gradient
-    /// type, or one where there is only one; in registration order it is all of them; in another order it is at least this, since
-    /// no thread waits for memory that early gradients need.
+    /// type, or one where there is only one; in registration order it is all of them. A backward pass takes as many as fill at a
+    /// time: of each part one, and of a part with several types all buckets of the later types, which travel after the first's.
     pub fn pool_bytes(&self, order: impl IntoIterator<Item = usize>) -> u64 {
         let buckets = self.numbered();
         let trains = |b: &BucketPlan| b.params.iter().filter(|p| p.len > 0).count();
@@ -149,12 +158,9 @@ impl Plan {
 
     /// Each bucket, and how many parameters earlier parts have.
     fn numbered(&self) -> Vec<(usize, &BucketPlan)> {
-        let (mut first, mut numbered) = (0, Vec::new());
-        for part in &self.parts {
-            numbered.extend(part.buckets().iter().map(|bucket| (first, bucket)));
-            first += part.layout().params().len();
-        }
-        numbered
+        let params = |parts: &[Part]| parts.iter().map(|part| part.layout().params().len()).sum();
+        let first = |&(part, _): &(usize, usize)| params(&self.parts[..part]);
+        self.order.iter().map(first).zip(self.buckets()).collect()
     }
 
     /// The bytes a rank sends in a step with one micro-batch, for parameters that are updated by `rule`.
@@ -234,11 +240,11 @@ pub(crate) fn pool_sizes<'b>(
 }
 
 /// u64 words of the two vectors of the step's exchange. Where the policy asks, after the norm two parameters a word, how many
-/// ranks have a gradient for each; after what else is maximised a word for each, which rank has none. On a GPU, which is asked
+/// ranks have a gradient for each, and one last; after what else is maximised a word for each, which rank has none. On a GPU, which is asked
 /// once, what must be the same follows with its complement.
 pub(crate) fn exchange_words(params: usize, options: &Options) -> [usize; 2] {
     let counts = if options.missing.counts() { params.div_ceil(2) } else { 0 };
     let lacking = if options.missing == Missing::AllOrNone { params } else { 0 };
     let fields = if options.queue.place() == Place::Cpu { 0 } else { 2 * FIELDS.len() };
-    [SUM_HEAD + ExactSum::WORDS + counts, MAX_HEAD + lacking + fields]
+    [SUM_HEAD + ExactSum::WORDS + counts + SUM_TAIL, MAX_HEAD + lacking + fields]
 }

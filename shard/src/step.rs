@@ -3,10 +3,11 @@
 use crate::around::Around;
 use crate::exchange::{self, Brought, FIELDS, FaultCode, Known};
 use crate::family::Entry;
+use crate::groups::of_groups;
 use crate::options::At;
 #[cfg(feature = "cuda")]
 use crate::there::Ticket;
-use crate::{Clip, Combine, Error, NonFinite, Optimizer};
+use crate::{Clip, Combine, Error, NonFinite, Optimizer, WeightError};
 use meshstep_optim::{NormAccumulator, clip_coef};
 use meshstep_tensor::Place;
 use std::sync::Arc;
@@ -78,7 +79,7 @@ pub struct Traffic {
 
 impl Optimizer {
     /// Takes the step. Collective. An error that every rank gets alike ([`Error::Fault`], [`Error::Disagree`],
-    /// [`Error::ZeroWeight`], [`Error::TooManySkips`], [`Error::Differs`]) drops the gradients and changes nothing else, except that
+    /// [`Error::Weights`], [`Error::TooManySkips`], [`Error::Differs`]) drops the gradients and changes nothing else, except that
     /// `TooManySkips` counts its skip as one more in a row.
     ///
     /// On a GPU the host does not wait, unless [`Clip::BeforeReduce`] limits a norm. Such errors are then
@@ -209,8 +210,8 @@ impl Optimizer {
             self.exchange.present(comm.rank(), self.progress.present.iter().map(|p| p.load(SeqCst)));
         }
         let fault = fault.map_or(0, |f| exchange::encode_fault(&f, comm.rank()));
-        let weight = self.weight();
-        let known = self.exchange.run(&*comm, Brought { weight, norm, fault, fields });
+        let (weight, balance) = (self.weight(), self.balance());
+        let known = self.exchange.run(&*comm, Brought { weight, balance, norm, fault, fields });
         // Where a bucket on its way has failed, that is why.
         let known = known.map_err(|error| self.handover.settle().err().unwrap_or(error))?;
         if known.fault != 0 {
@@ -219,22 +220,23 @@ impl Optimizer {
             return Err(Error::Fault { rank, fault });
         }
         if !known.same {
-            return Err(exchange::disagreement(&*comm, &self.options, &fields)?);
+            return Err(exchange::disagreement(&*comm, &self.options, &fields, &self.groups)?);
         }
         self.check_presence(&*comm)?;
+        self.check_weights(&*comm, known.balanced)?;
         self.judge(at, &known)
     }
 
     /// What this rank's micro-batches weigh, where that counts.
     pub(crate) fn weight(&self) -> u64 {
-        if self.handover.fixed.weighs { self.progress.weight } else { 0 }
+        if self.handover.fixed.place.first { self.progress.weight } else { 0 }
     }
 
     fn judge(&self, at: &At, known: &Known) -> Result<Decision, Error> {
         let combined = match self.options.combine {
             Combine::Mean => 1.0 / self.progress.batches as f64,
             Combine::Sum => 1.0,
-            Combine::Weighted if known.weight == 0 => return Err(Error::ZeroWeight),
+            Combine::Weighted if known.weight == 0 => return Err(WeightError::AllZero.into()),
             Combine::Weighted => 1.0 / known.weight as f64,
         };
         let non_finite = known.norm.non_finite();
@@ -272,7 +274,8 @@ impl Optimizer {
         let [lr, max_norm, grad_scale] = scalars;
         let [loss_scale, growth, hysteresis] = self.loss_scale_words();
         let (steps, batches) = (self.progress.steps, self.progress.batches);
-        [steps, lr, max_norm, grad_scale, loss_scale, growth, hysteresis, batches, self.operations()]
+        let (sent, rules) = (self.operations(), of_groups(&self.groups));
+        [steps, lr, max_norm, grad_scale, loss_scale, growth, hysteresis, batches, sent, rules]
     }
 
     pub(crate) fn traffic(&mut self) -> Traffic {
@@ -290,7 +293,7 @@ impl Optimizer {
         self.handover.next_step().map_err(|error| self.handover.alone(error))?;
         let progress = &mut self.progress;
         progress.present.iter_mut().for_each(|p| *p.get_mut() = false);
-        (progress.batches, progress.weight) = (0, 0);
+        (progress.batches, progress.weight, progress.weights) = (0, 0, 0);
         progress.dropped = false;
         *progress.unfinished.get_mut() = false;
         *progress.due.get_mut() = false;

@@ -1,9 +1,10 @@
 //! Steps on a GPU: everything is launched at once, the device decides, and the host hears later what became of it.
 
 use crate::exchange::{self, FaultCode};
+use crate::groups::of_groups;
 use crate::options::At;
 use crate::step::{Outcome, Traffic};
-use crate::{Clip, Combine, Error, Missing, NonFinite, Optimizer, Options};
+use crate::{Clip, Combine, Error, Missing, NonFinite, Optimizer, Options, WeightError};
 use meshstep_comm::Communicator;
 use meshstep_optim::cuda::{Answer, Decided, Decision, Progress, Settings, Verdict, norm_code};
 use meshstep_optim::{LossScale, LossScaleState, clip_coef};
@@ -53,7 +54,8 @@ impl Ticket {
                 let (rank, fault) = exchange::decode_fault(fault, name);
                 Err(Error::Fault { rank, fault })
             }
-            Verdict::Weightless => Err(Error::ZeroWeight),
+            Verdict::Unbalanced => Err(WeightError::Somewhere.into()),
+            Verdict::Weightless => Err(WeightError::AllZero.into()),
             Verdict::TooManySkips => Err(Error::TooManySkips { skips: in_a_row }),
             // What the host would say of such a norm.
             Verdict::NoNorm => {
@@ -190,8 +192,10 @@ impl Optimizer {
             grad_scale: at.grad_scale,
             batches: self.progress.batches,
             launches,
+            rules: of_groups(&self.groups),
             rank: rank as u64,
             weight: self.weight(),
+            balance: self.balance(),
             fault,
             world_size: world_size as u64,
             combine,

@@ -1,6 +1,6 @@
 //! Units: parameters that are gathered together where they are sharded. Arithmetic only.
 
-use crate::BucketPlan;
+use crate::{BucketPlan, UnitError};
 use meshstep_tensor::{DType, Layout};
 use std::collections::BTreeMap;
 
@@ -10,11 +10,15 @@ pub(crate) struct Units {
     units: Vec<Unit>,
     /// Of each parameter; none of a frozen one outside of every unit.
     of: Vec<Option<usize>>,
+    /// A name that parameters before the first unit and a unit would both have.
+    clash: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Unit {
     name: String,
+    /// Whether the layout calls it so, not its first parameter.
+    named: bool,
     /// Those with a parameter of it: nothing else where parameters are sharded.
     buckets: Vec<usize>,
 }
@@ -23,15 +27,15 @@ impl Units {
     /// The layout's units. What comes before its first is a unit for each bucket, called by its first parameter.
     pub(crate) fn new(layout: &Layout, buckets: &[BucketPlan]) -> Self {
         let params = layout.params();
-        let mut units = Units { units: Vec::new(), of: vec![None; params.len()] };
+        let mut units = Units { of: vec![None; params.len()], ..Units::default() };
         let mut nameless: Vec<(usize, usize)> = Vec::new();
         for (b, bucket) in buckets.iter().enumerate() {
             let own = bucket.params.iter().map(|p| p.param).filter(|&p| params[p].unit().is_none());
             nameless.extend(own.min().map(|first| (first, b)));
         }
         nameless.sort();
-        nameless.iter().for_each(|&(first, _)| units.add(params[first].name()));
-        layout.units().iter().for_each(|name| units.add(name));
+        nameless.iter().for_each(|&(first, _)| units.add(params[first].name(), false));
+        layout.units().iter().for_each(|name| units.add(name, true));
         for (p, param) in params.iter().enumerate() {
             units.of[p] = param.unit().and_then(|name| units.index(name));
         }
@@ -48,23 +52,30 @@ impl Units {
         units
     }
 
-    /// Takes in the units of another layout, whose buckets begin at `first`. Those of one name become one.
-    pub(crate) fn extend(&mut self, other: &Units, first: usize) {
+    /// Takes in the units of another layout, whose buckets stand at `places`. Those of one name become one.
+    pub(crate) fn extend(&mut self, other: &Units, places: &[usize]) {
         for unit in &other.units {
-            self.add(&unit.name);
+            self.add(&unit.name, unit.named);
         }
-        let places: Vec<Option<usize>> = other.units.iter().map(|unit| self.index(&unit.name)).collect();
-        self.of.extend(other.of.iter().map(|unit| unit.and_then(|unit| places[unit])));
-        for (unit, place) in other.units.iter().zip(places) {
-            let known = place.map(|place| &mut self.units[place].buckets);
-            known.into_iter().for_each(|known| known.extend(unit.buckets.iter().map(|b| first + b)));
+        let known: Vec<Option<usize>> = other.units.iter().map(|unit| self.index(&unit.name)).collect();
+        self.of.extend(other.of.iter().map(|unit| unit.and_then(|unit| known[unit])));
+        for (unit, known) in other.units.iter().zip(known) {
+            let known = known.map(|known| &mut self.units[known].buckets);
+            known.into_iter().for_each(|known| known.extend(unit.buckets.iter().map(|&b| places[b])));
         }
     }
 
-    fn add(&mut self, name: &str) {
-        if self.index(name).is_none() {
-            self.units.push(Unit { name: name.to_owned(), buckets: Vec::new() });
+    fn add(&mut self, name: &str, named: bool) {
+        match self.index(name) {
+            None => self.units.push(Unit { name: name.to_owned(), named, buckets: Vec::new() }),
+            Some(known) if self.units[known].named != named => self.clash = Some(name.to_owned()),
+            Some(_) => {}
         }
+    }
+
+    /// Whether each name is that of one unit.
+    pub(crate) fn check(&self) -> Result<(), UnitError> {
+        self.clash.clone().map_or(Ok(()), |name| Err(UnitError::TwoOfOneName { name }))
     }
 
     /// Their names.
@@ -148,12 +159,34 @@ mod tests {
         assert_eq!(units.room(|b| &part.buckets()[b]), [(DType::F32, 896), (DType::BF16, 128)]);
     }
 
+    /// A parameter before the first unit, and a unit of its name.
+    #[test]
+    fn one_name_is_not_two_units() {
+        let before = || Layout::builder().param("u", &[4], DType::F32);
+        let layouts = [before().unit("u").param("w", &[4], DType::F32), before().unit("u")];
+        let made = |layout: Layout, stage| {
+            let options = Options { stage, ..Options::default() };
+            Part::new(layout, Sizes::all(2), [], &options)
+        };
+        for layout in layouts.map(|layout| layout.build().unwrap()) {
+            let told = made(layout.clone(), Stage::Zero3).unwrap_err();
+            assert!(matches!(told, crate::Error::Unit(UnitError::TwoOfOneName { name }) if name == "u"));
+            // Nothing is gathered.
+            made(layout, Stage::Zero2).unwrap();
+        }
+        let alone = made(before().build().unwrap(), Stage::Zero3).unwrap();
+        let of_the_name = Layout::builder().unit("u").param("w", &[4], DType::F32).build().unwrap();
+        let mut units = alone.units();
+        units.extend(&made(of_the_name, Stage::Zero3).unwrap().units(), &[1]);
+        assert_eq!(units.check(), Err(UnitError::TwoOfOneName { name: "u".into() }));
+    }
+
     #[test]
     fn units_of_one_name_in_two_layouts_are_one() {
         let part = part(Stage::Zero3);
         let mut units = part.units();
         let other = part.units();
-        units.extend(&other, 4);
+        units.extend(&other, &[4, 5, 6, 7]);
         assert_eq!(units.names().count(), 4);
         assert_eq!(units.buckets(1), [1, 3, 5, 7]);
         assert_eq!((units.of(3), units.of(10)), (Some(1), Some(1)));

@@ -135,8 +135,11 @@ impl Optimizer {
         let Until { tolerance_grad, tolerance_change, max_iter } = until;
         text += &format!("tolerance_grad = {tolerance_grad}\ntolerance_change = {tolerance_change}\n");
         text += &format!("max_iter = {max_iter}\n");
-        let same = agree::same_everywhere(&**self.comm(), &self.options, &text);
-        idle.and(same)
+        let same = self.apart_from_steps(|all| {
+            all.greet()?;
+            agree::same_everywhere(&**all.comm(), &all.options, &text)
+        });
+        idle.and(same.map(drop))
     }
 
     /// The loss of all ranks, or the error of the lowest that failed.
@@ -144,7 +147,7 @@ impl Optimizer {
         let comm = Arc::clone(self.comm());
         let weight = if self.options.combine == Combine::Weighted { weight } else { 1 };
         // The loss of what another rank computes too counts there; that of no samples is no number.
-        let weight = if self.handover.fixed.weighs { weight } else { 0 };
+        let weight = if self.handover.fixed.place.first { weight } else { 0 };
         let mut words = [0; 2 + ExactSum::WORDS];
         let mut fault = [0];
         match &told {

@@ -7,8 +7,11 @@ mod sharing;
 
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::{AdamW, Lamb, Rule, Strided};
-use meshstep_shard::{Among, At, Combine, Error, Initial, Optimizer, Options, Owners, Parts, Stage};
-use sharing::{CUT, alone, layout, on_rank, shared, troubled};
+use meshstep_shard::{
+    Among, At, Combine, DataPlace, Error, Initial, Optimizer, Options, Owners, Parts, Stage, WeightError,
+};
+use meshstep_tensor::{Param, SliceMut};
+use sharing::{CUT, alone, layout, on_rank, shared, troubled, weighed};
 use std::sync::Arc;
 
 fn check(rule: impl Rule + Clone + 'static, stages: &[Stage]) {
@@ -70,7 +73,7 @@ fn ranks_that_share_nothing_decide_together() {
 #[test]
 fn an_optimizer_without_parameters_says_so() {
     loopback::spawn(2, |world: Arc<dyn Communicator>| {
-        let mut opt = Optimizer::empty(world, true, Options::default()).unwrap();
+        let mut opt = Optimizer::empty(world, DataPlace::OWN, Options::default()).unwrap();
         assert!(matches!(opt.micro_batch(1).map(drop), Err(Error::NothingTrains)));
         assert!(matches!(opt.step(At::default()).map(drop), Err(Error::NothingTrains)));
     })
@@ -90,7 +93,12 @@ fn parts_that_are_not_the_parameter_are_refused() {
     ];
     loopback::spawn(2, |world: Arc<dyn Communicator>| {
         let rank = world.rank();
-        let mut opt = Optimizer::empty(Arc::clone(&world), rank == 0, Options::default()).unwrap();
+        let mut opt = Optimizer::empty(
+            Arc::clone(&world),
+            DataPlace { index: 0, ranks: 2, first: rank == 0 },
+            Options::default(),
+        )
+        .unwrap();
         let shards = world.split(Some(rank as u32), 0).unwrap().unwrap();
         let mut add = |parts: Parts| {
             let parts = [("w".to_owned(), parts)].into();
@@ -104,6 +112,53 @@ fn parts_that_are_not_the_parameter_are_refused() {
             assert!(error.to_string().contains("\"w\" are not its 10 elements"), "{error}");
         }
         add(right).unwrap();
+    })
+    .unwrap();
+}
+
+/// Two ranks compute the same micro-batches and one weighs them otherwise: told to all, and the next step is taken.
+#[test]
+fn ranks_that_weigh_the_same_apart_are_told() {
+    let options = |combine| Options { combine, bucket_len: Some(64), ..Options::default() };
+    let apart = |ranks, weights| Some(WeightError::Apart { ranks, weights });
+    let told = loopback::spawn(8, |world| weighed(world, options(Combine::Weighted)));
+    let expected = [
+        None,
+        apart([4, 5], [3, 2]),
+        None,
+        // Which makes up for each other.
+        apart([2, 3], [3, 4]),
+        // In another order.
+        apart([6, 7], [3, 3]),
+        None,
+    ];
+    assert_eq!(told.unwrap(), vec![expected; 8]);
+    // Weights that do not count are not compared.
+    for combine in [Combine::Mean, Combine::Sum] {
+        let told = loopback::spawn(8, |world| weighed(world, options(combine)));
+        assert_eq!(told.unwrap(), vec![[const { None::<WeightError> }; 6]; 8]);
+    }
+}
+
+/// Another name of a parameter, and parameters that join later.
+#[test]
+fn another_name_stays_that_of_its_parameter() {
+    loopback::spawn(2, |world: Arc<dyn Communicator>| {
+        let first = |p: &Param, mut values: SliceMut<'_>| {
+            let of = p.len() as f32;
+            values.copy_from((&vec![of; p.len()][..]).into())
+        };
+        let both = layout(&[("a", 5), ("b", 6)]);
+        let mut opt = Optimizer::new(world, both, AdamW::default(), first, Options::default()).unwrap();
+        opt.also_called("c", "a").unwrap();
+        opt.also_called("c", "a").unwrap();
+        assert!(matches!(opt.also_called("c", "b"), Err(Error::NameTaken { .. })));
+        assert!(matches!(opt.also_called("d", "e"), Err(Error::UnknownParam { .. })));
+        let taken = opt.add_param_group(layout(&[("c", 7)]), AdamW::default(), first);
+        assert!(matches!(taken, Err(Error::NameTaken { .. })), "{taken:?}");
+        opt.add_param_group(layout(&[("d", 8), ("e", 9)]), AdamW::default(), first).unwrap();
+        let lens = ["a", "b", "c", "d", "e"].map(|name| opt.param(name).unwrap().len());
+        assert_eq!(lens, [5, 6, 5, 8, 9]);
     })
     .unwrap();
 }

@@ -7,7 +7,9 @@ mod common;
 use common::{Run, STAGES, adamw, name, params, state};
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::{AdamW, Norm, Sgd};
-use meshstep_shard::{At, Combine, Error, Fault, Groups, Missing, Optimizer, Options, Outcome, Stage};
+use meshstep_shard::{
+    At, Combine, Error, Fault, Groups, Missing, Optimizer, Options, Outcome, Stage, WeightError,
+};
 use meshstep_tensor::{DType, Layout, Param, Slice, SliceMut};
 use std::sync::Arc;
 
@@ -217,7 +219,7 @@ fn weights_are_over_ranks_and_micro_batches() {
                 let before = first(&opt, 0);
                 match (opt.step(at_one()), all) {
                     (Ok(_), false) => assert_eq!(first(&opt, 0), before - 2.0),
-                    (Err(Error::ZeroWeight), true) => assert_eq!(first(&opt, 0), before),
+                    (Err(Error::Weights(WeightError::AllZero)), true) => assert_eq!(first(&opt, 0), before),
                     (step, _) => panic!("{step:?}"),
                 }
             }

@@ -10,7 +10,15 @@
 mod among;
 #[path = "cuda/apart.rs"]
 mod apart;
+#[cfg(feature = "checkpoint")]
+#[path = "cuda/checkpoint.rs"]
+mod checkpoint;
 mod common;
+#[cfg(feature = "checkpoint")]
+#[path = "cuda/consolidate.rs"]
+mod consolidate;
+#[path = "common/elsewhere.rs"]
+mod elsewhere;
 #[path = "cuda/failing.rs"]
 mod failing;
 #[path = "cuda/graph.rs"]
@@ -34,14 +42,18 @@ mod shared;
 mod sharing;
 #[path = "cuda/verify.rs"]
 mod verify;
+#[cfg(feature = "checkpoint")]
+#[path = "checkpoint/whole.rs"]
+mod whole;
 
 use common::{End, Gradients, PRECISIONS, Run, STAGES, WITH_STATE, WhichRule};
 use meshstep_comm::{Communicator, nccl};
 use meshstep_optim::{AdamW, DynamicLossScale, LossScale, Norm};
-use meshstep_shard::{At, Combine, Missing, Moments, Optimizer, Options, Outcome, Stage};
+use meshstep_shard::{At, Combine, Error, Missing, Moments, Optimizer, Options, Outcome, Stage};
 use meshstep_tensor::cuda::{self, Stream};
 use meshstep_tensor::{Buffer, Category, DType, Layout, Meter, Queue};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Held by every test: the order of work is chosen for the whole process.
 fn alone() -> MutexGuard<'static, ()> {
@@ -442,6 +454,35 @@ fn ranks_that_step_with_different_things_are_told() {
         )
     };
     assert_eq!(told.unwrap(), [one(0.1), one(1.1)]);
+}
+
+/// Hyperparameters that have changed on one rank are told by the step that comes to them.
+#[test]
+fn ranks_with_other_hyperparameters_are_told() {
+    let _alone = alone();
+    if !room_for(2) {
+        return;
+    }
+    let run = Run { ranks: 2, ..Run::default() };
+    let told = nccl::spawn(&[0, 1 % devices()], nccl::Options::default(), |comm| {
+        let (rank, queue) = (comm.rank(), Queue::cuda(Stream::new(comm.device()).unwrap()));
+        let run = Run { options: Options { queue, ..run.options.clone() }, ..run.clone() };
+        let beta1 = Arc::new(AtomicU64::new(0.9f64.to_bits()));
+        let rule = elsewhere::Elsewhere { beta1: Arc::clone(&beta1), kernels: true };
+        let mut optimizer =
+            Optimizer::new(comm, run.layout(), rule, |_, _| Ok(()), run.options.clone()).unwrap();
+        let mut step = |t| {
+            run.hand_over(&mut optimizer, t, 0).unwrap();
+            optimizer.step(run.at(t)).unwrap().outcome()
+        };
+        step(1).unwrap();
+        beta1.fetch_xor(rank as u64, SeqCst);
+        let told = step(2).unwrap_err();
+        beta1.fetch_xor(rank as u64, SeqCst);
+        step(2).unwrap();
+        matches!(told, Error::Differ { field: "hyperparameters", .. })
+    });
+    assert_eq!(told.unwrap(), [true; 2]);
 }
 
 #[test]

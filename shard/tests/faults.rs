@@ -7,7 +7,7 @@ mod common;
 use common::{Run, STAGES, adamw, name, params, state};
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::Sgd;
-use meshstep_shard::{At, Combine, Error, Fault, Groups, NonFinite, Optimizer, Options, Stage};
+use meshstep_shard::{At, Combine, Error, Fault, Groups, NonFinite, Optimizer, Options, Stage, WeightError};
 use meshstep_tensor::{DType, Layout, Param, SliceMut};
 use std::sync::{Arc, Barrier};
 
@@ -275,7 +275,7 @@ fn a_weight_that_f32_cannot_multiply_by_is_refused() {
         let options = Options { combine: Combine::Weighted, ..Options::default() };
         let mut opt = Optimizer::new(comm, layout(&["a"]), Sgd::default(), zeros, options).unwrap();
         let heavy = opt.micro_batch((1 << 24) + 1).map(drop);
-        assert!(matches!(heavy, Err(Error::WeightTooLarge { max: 16_777_216, .. })));
+        assert!(matches!(heavy, Err(Error::Weights(WeightError::TooLarge { max: 16_777_216, .. }))));
         assert!(opt.micro_batch(1 << 24).is_ok());
     })
     .unwrap();

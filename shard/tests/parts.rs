@@ -3,8 +3,10 @@
 
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::AdamW;
-use meshstep_shard::{Among, At, Error, Optimizer, Options, Part, Plan, Shared, Sizes, Stage};
-use meshstep_tensor::{Category, DType, Layout, Meter, Param, SliceMut};
+use meshstep_shard::{
+    Among, At, DataPlace, Error, Optimizer, Options, Outcome, Part, Plan, Shared, Sizes, Stage,
+};
+use meshstep_tensor::{Category, DType, Layout, LayoutBuilder, Meter, Param, SliceMut};
 use std::sync::Arc;
 
 const RANKS: usize = 2;
@@ -43,7 +45,7 @@ fn memory_is_that_of_all_parts_together() {
             let options = options(stage);
             let shared: Vec<Shared> = parts(&options).into_iter().map(|part| shared(part, &comm)).collect();
             let meter = options.meter.clone();
-            let mut opt = Optimizer::empty(Arc::clone(&comm), true, options).unwrap();
+            let mut opt = Optimizer::empty(Arc::clone(&comm), DataPlace::OWN, options).unwrap();
             opt.add_parts(shared, zeros).unwrap();
             let memory = plan.memory(comm.rank(), &AdamW::default());
             for (category, bytes) in memory.by_category() {
@@ -62,13 +64,99 @@ fn memory_is_that_of_all_parts_together() {
     }
 }
 
+/// Four blocks of two parameters, one of each part. Told, the second part's come first in their blocks.
+fn blocks(options: &Options, told: bool) -> Vec<Part> {
+    let part = |(i, own)| {
+        let block = |layout: LayoutBuilder, block| {
+            layout.unit(format!("{block}")).param(format!("{block}{own}"), &[len(own)], DType::F32)
+        };
+        let layout = (0..4).fold(Layout::builder(), block).build().unwrap();
+        let part = Part::new(layout, Sizes::all(RANKS), [], options).unwrap();
+        if told { part.at((0..4).map(|block| 2 * block + 1 - i).collect()).unwrap() } else { part }
+    };
+    ["w", "n"].into_iter().enumerate().map(part).collect()
+}
+
+fn len(name: &str) -> usize {
+    if name.ends_with('n') { 20 } else { 300 }
+}
+
+/// Steps of gradients in the order of `names`: how often the pool has grown, and what it had at most.
+fn pool(opt: &mut Optimizer, names: &[String]) -> (u64, u64) {
+    let mut grown = 0;
+    for _ in 0..3 {
+        let mb = opt.micro_batch(1).unwrap();
+        names.iter().for_each(|name| mb.grad(name, &vec![1f32; len(name)][..]).unwrap());
+        mb.finish().unwrap();
+        match opt.step(At::default()).unwrap().outcome().unwrap() {
+            Outcome::Applied { traffic, .. } => grown = traffic.pool_grown,
+            skipped => panic!("{skipped:?}"),
+        }
+    }
+    (grown, opt.options().meter.peak(Category::Buckets))
+}
+
+/// What is not told stands by its unit, and there in the order of the parts.
+#[test]
+fn buckets_of_parts_travel_as_a_backward_pass_fills_them() {
+    for (stage, told) in [Stage::Zero2, Stage::Zero3].into_iter().flat_map(|s| [(s, true), (s, false)]) {
+        let plan = Plan::of(RANKS, blocks(&options(stage), told), &options(stage)).unwrap();
+        let (parts, names) = if told { ([0, 1], ["w", "n"]) } else { ([1, 0], ["n", "w"]) };
+        let order: Vec<_> = (0..4).flat_map(|b| parts.map(|part| (part, b))).collect();
+        assert_eq!(plan.order(), order);
+        let backward = (0..4).rev().flat_map(|block| names.map(|own| format!("{block}{own}")));
+        let backward: Vec<String> = backward.collect();
+        loopback::spawn(RANKS, |comm| {
+            let options = options(stage);
+            let shared = blocks(&options, told).into_iter().map(|part| shared(part, &comm)).collect();
+            let mut opt = Optimizer::empty(Arc::clone(&comm), DataPlace::OWN, options).unwrap();
+            opt.add_parts(shared, zeros).unwrap();
+            let planned = plan.memory(comm.rank(), &AdamW::default()).buckets;
+            assert_eq!(pool(&mut opt, &backward), (0, planned), "{stage:?}, told: {told}");
+            // What is added later goes behind.
+            opt.add_param_group(layout(&["0late n", "1late n"], 20), AdamW::default(), zeros).unwrap();
+            let late = ["1late n", "0late n"].map(str::to_owned);
+            assert_eq!(pool(&mut opt, &[&backward[..], &late].concat()), (0, planned), "{stage:?}");
+            assert!(pool(&mut opt, &[&late[..], &backward].concat()).1 > planned, "{stage:?}");
+        })
+        .unwrap();
+    }
+}
+
+/// What decides the order of buckets ranks have alike.
+#[test]
+fn ranks_that_would_send_in_another_order_are_refused() {
+    let options = options(Stage::Zero2);
+    let part = |name: &str, units: &[&str]| {
+        let layout = units.iter().fold(Layout::builder(), |layout, unit| layout.unit(*unit));
+        let layout = layout.param(name, &[64], DType::F32).build().unwrap();
+        Part::new(layout, Sizes::all(RANKS), [], &options).unwrap()
+    };
+    let at = |name, position| part(name, &["u"]).at(vec![position]).unwrap();
+    loopback::spawn(RANKS, |comm| {
+        let own = Options { meter: Meter::new(), ..options.clone() };
+        let mut opt = Optimizer::empty(Arc::clone(&comm), DataPlace::OWN, own).unwrap();
+        let mut add = |parts: [Part; 2]| opt.add_parts(parts.map(|part| shared(part, &comm)).into(), zeros);
+        let first = comm.rank();
+        let other = add([at("a", first), at("b", 1 - first)]).unwrap_err();
+        assert!(matches!(&other, Error::Disagree { what, .. } if what == "positions"), "{other}");
+        let units: &[&str] = if first == 0 { &["u", "v"] } else { &["v", "u", "v"] };
+        let other = add([part("a", units), part("b", &["u"])]).unwrap_err();
+        assert!(matches!(&other, Error::Disagree { what, .. } if what == "units in order"), "{other}");
+        let some = add([at("a", 0), part("b", &["u"])]).unwrap_err();
+        assert!(matches!(some, Error::Shared { .. }), "{some}");
+        add([at("a", 0), at("b", 1)]).unwrap();
+    })
+    .unwrap();
+}
+
 /// Parts of another plan, or with names that are taken: every rank is told, and the optimizer goes on without them.
 #[test]
 fn what_does_not_belong_together_is_refused() {
     loopback::spawn(RANKS, |comm| {
         let options = options(Stage::Zero1);
         let part = |name: &str, ranks, options: &Options| part(&[name], 64, ranks, options);
-        let mut opt = Optimizer::empty(Arc::clone(&comm), true, options.clone()).unwrap();
+        let mut opt = Optimizer::empty(Arc::clone(&comm), DataPlace::OWN, options.clone()).unwrap();
         let mut refused = |parts: Vec<Part>| {
             let parts = parts.into_iter().map(|part| shared(part, &comm)).collect();
             opt.add_parts(parts, zeros).unwrap_err()

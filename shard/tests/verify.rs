@@ -3,12 +3,14 @@
 #![allow(clippy::unwrap_used, reason = "tests say what is wrong by failing")]
 
 mod common;
+#[path = "common/elsewhere.rs"]
+mod elsewhere;
 
 use common::{F32_MASTER, Run, STAGES, WhichRule, adamw, cases, fetch, name, params, state};
+use elsewhere::Elsewhere;
 use meshstep_comm::{Communicator, loopback};
-use meshstep_optim::{AdamW, Flat, Isa, Rule, Scalars, Segment};
 use meshstep_shard::{Clip, Difference, Error, NonFinite, Optimizer, Options, Stage, Verified, VerifyError};
-use meshstep_tensor::{DType, Layout, Param, Queue, SliceMut};
+use meshstep_tensor::{DType, Layout, Param, SliceMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
@@ -548,59 +550,23 @@ fn a_rank_alone_and_parameters_that_come_later() {
     loopback::spawn(1, alone).unwrap();
 }
 
-/// AdamW whose beta1 is somewhere else in memory.
-#[derive(Debug)]
-struct Elsewhere(Arc<AtomicU64>);
-
-impl Elsewhere {
-    fn rule(&self) -> AdamW {
-        AdamW { beta1: f64::from_bits(self.0.load(SeqCst)), ..adamw() }
-    }
-}
-
-impl Rule for Elsewhere {
-    fn name(&self) -> &'static str {
-        "adamw"
-    }
-
-    fn state(&self) -> &'static [&'static str] {
-        &["m", "v"]
-    }
-
-    fn check(&self) -> Result<(), meshstep_optim::Error> {
-        self.rule().check()
-    }
-
-    fn hyperparameters(&self) -> Vec<(&'static str, f64)> {
-        self.rule().hyperparameters()
-    }
-
-    fn retention(&self) -> f64 {
-        self.rule().retention()
-    }
-
-    fn update_on(
-        &self,
-        isa: Isa,
-        flat: Flat<'_, '_>,
-        segments: &[Segment],
-        scalars: &Scalars,
-        queue: &Queue,
-    ) -> Result<(), meshstep_optim::Error> {
-        self.rule().update_on(isa, flat, segments, scalars, queue)
-    }
-}
-
-/// A hyperparameter that has changed on one rank since ranks compared them is told before the step uses it.
+/// A hyperparameter that has changed on one rank since ranks compared them is told before the step uses it: by any step where its
+/// rule has kernels, else by one that verifies.
 #[test]
 fn hyperparameters_are_compared_by_their_bits() {
+    for (kernels, verifying) in [(true, false), (false, true), (true, true)] {
+        hyperparameters_are_compared(kernels, verifying);
+    }
+}
+
+fn hyperparameters_are_compared(kernels: bool, verifying: bool) {
     let run = wide().stage(Stage::Zero1);
     loopback::spawn(run.ranks, |comm| {
         let rank = comm.rank();
         let beta1 = Arc::new(AtomicU64::new(0.9f64.to_bits()));
-        let rule = Elsewhere(Arc::clone(&beta1));
+        let rule = Elsewhere { beta1: Arc::clone(&beta1), kernels };
         let mut opt = Optimizer::new(comm, run.layout(), rule, |_, _| Ok(()), run.options.clone()).unwrap();
-        opt.verify_every(1).unwrap();
+        opt.verify_every(verifying.into()).unwrap();
         take(&run, &mut opt, 1).unwrap();
         if rank == 3 {
             beta1.fetch_xor(1, SeqCst);

@@ -26,6 +26,13 @@ pub(crate) enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// Show what a checkpoint holds, verify every byte of it, or export its parameters to one file.
+    #[command(disable_help_flag = true)]
+    Ckpt {
+        /// Handed to `meshstep-bench ckpt` as they are; `--help` shows them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
     /// Run every check, cheap ones first, and stop at the first that fails.
     Ci(CiArgs),
     /// Check what a compiler does not see: crate edges, file headers, README commands.
@@ -110,6 +117,13 @@ mod tests {
         let typed = ["xtask", "parity", "a.safetensors", "--ranks", "4", "--help"];
         let Task::Parity { args } = Cli::try_parse_from(typed).unwrap().task else { panic!("not parity") };
         assert_eq!(args, ["a.safetensors", "--ranks", "4", "--help"]);
+    }
+
+    #[test]
+    fn ckpt_passes_everything_on() {
+        let typed = ["xtask", "ckpt", "export", "runs", "--to", "w.safetensors", "--force"];
+        let Task::Ckpt { args } = Cli::try_parse_from(typed).unwrap().task else { panic!("not ckpt") };
+        assert_eq!(args, typed[2..]);
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Looks after the workspace: `ci` runs every check, `tidy` reads the tree, `kernels` compiles the CUDA kernels, `train`
-//! and `parity` start the bench binary.
+//! Looks after the workspace: `ci` runs every check, `tidy` reads the tree, `kernels` compiles the CUDA kernels, `train`,
+//! `parity` and `ckpt` start the bench binary.
 //!
 //! It depends on no member, so that it builds in seconds and still runs when a member does not compile.
 
@@ -21,7 +21,7 @@ fn main() -> ExitCode {
     // Printed here, because an `Err` from main would add a backtrace to what is mostly a wrong file or command.
     run(cli::Cli::parse().task).unwrap_or_else(|error| {
         eprintln!("error: {error:#}");
-        // 1 is what `parity` says of a trace that is met differently.
+        // 1 is what `parity` says of a trace that is met differently, and `ckpt verify` of damage.
         ExitCode::from(2)
     })
 }
@@ -30,6 +30,7 @@ fn run(task: cli::Task) -> anyhow::Result<ExitCode> {
     match task {
         cli::Task::Train { args } => bench::run("train", &args),
         cli::Task::Parity { args } => bench::run("parity", &args),
+        cli::Task::Ckpt { args } => bench::run("ckpt", &args),
         cli::Task::Ci(args) => ci::run(&args),
         cli::Task::Kernels(args) => {
             kernels::run(&args, &workspace::Workspace::find()?).map(|()| ExitCode::SUCCESS)

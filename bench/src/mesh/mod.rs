@@ -25,6 +25,7 @@ use crate::cli::Train;
 use crate::corpus::{Corpus, Text};
 use crate::gpt::{Config, Param};
 use crate::progress::Progress;
+use crate::train::checkpoints::Checkpoints;
 use crate::train::{BUCKETS, CORPUS_CAP, all_or_cause};
 
 /// Sequences of a step on all ranks together, whatever the mesh.
@@ -51,23 +52,26 @@ pub(crate) struct Run {
     text: String,
     corpus: Corpus,
     bucket: usize,
+    checkpoints: Option<Checkpoints>,
 }
 
 impl Run {
-    /// Loads the text and settles what was left open; the default corpus is found from `manifest`.
-    pub(crate) fn prepare(asked: &Train, manifest: &Path) -> Result<Self> {
+    /// Loads the text and settles what was left open; the default corpus is found from `manifest`, and results go to `folder`.
+    pub(crate) fn prepare(asked: &Train, manifest: &Path, folder: &Path) -> Result<Self> {
         let text = match &asked.corpus {
             Some(path) => Text::from_path(path, CORPUS_CAP)?,
             None => Text::from_dependencies(manifest, CORPUS_CAP)?,
         };
-        Self::of(asked, SIZES, ROWS, &text)
+        Self::of(asked, SIZES, ROWS, &text, folder)
     }
 
-    fn of(asked: &Train, sizes: Config, rows: usize, text: &Text) -> Result<Self> {
+    fn of(asked: &Train, sizes: Config, rows: usize, text: &Text, folder: &Path) -> Result<Self> {
         asked.meshes().iter().try_for_each(|mesh| check(&sizes, rows, mesh))?;
         let (units, model) = parameters::of(&sizes)?;
         let bucket = (model.len() as usize).div_ceil(BUCKETS);
+        let job = format!("{} steps of {rows} sequences, seed {}, {text}", asked.steps, asked.seed);
         Ok(Self {
+            checkpoints: Checkpoints::of(asked, folder, job)?,
             asked: asked.clone(),
             sizes,
             rows,

@@ -13,13 +13,14 @@ use meshstep_parallel3d::{Axis, Communicators, Coordinate, Mesh, Optimizer, Para
 use meshstep_shard::{At, Combine, Groups, Options, Outcome, Stage, Traffic};
 use meshstep_tensor::{Meter, Slice, SliceMut};
 
-use super::Run;
 use super::network::{Network, Tokens};
 use super::pass::Pass;
+use super::{Run, trained};
 use crate::cli;
 use crate::corpus::Place;
 use crate::gpt::{Batch, Weights, loss_and_grads, with_values};
 use crate::progress::Progress;
+use crate::train::checkpoints::Journal;
 use crate::train::{MAX_NORM, rules, stage_named};
 
 /// What a rank brings home.
@@ -27,7 +28,9 @@ use crate::train::{MAX_NORM, rules, stage_named};
 pub(super) struct Done {
     /// Where it sits.
     pub(super) at: Coordinate,
-    /// The sum of its tokens' losses divided by the number of all tokens, at every step.
+    /// The losses of the run before this program.
+    pub(super) before: Vec<f64>,
+    /// The sum of its tokens' losses divided by the number of all tokens, at every step since.
     pub(super) losses: Vec<f64>,
     /// The norm of the whole gradient at every step.
     pub(super) norms: Vec<f64>,
@@ -64,21 +67,26 @@ pub(super) fn train(
     let _span = tracing::debug_span!("rank", %mesh, stage, rank = world.rank()).entered();
     let mut rank = Rank::new(run, mesh, stage, world)?;
     let schedule = rules::schedule(cli::Optimizer::Adamw, run.asked.steps)?;
-    let (mut losses, mut norms, mut sent, mut peak) = (Vec::new(), Vec::new(), 0, 0);
-    let (before, started) = (rank.sent_by_layers(), Instant::now());
-    for step in 0..run.asked.steps {
+    let mut journal = Journal::new(run.checkpoints.as_ref());
+    let first = journal.resume(|store, load| rank.optimizer.load(store, load), trained::losses)?;
+    progress.resume(first);
+    let (mut sent, mut peak) = (0, 0);
+    let (sent_before, started) = (rank.sent_by_layers(), Instant::now());
+    for step in first..run.asked.last_step() {
         let loss = rank.backward(step)?;
         progress.report(loss * (mesh.degree(Axis::Dp) * mesh.degree(Axis::Cp)) as f64);
         let (norm, traffic) = rank.step(schedule.at(step as u64))?;
-        losses.push(loss);
-        norms.push(norm);
+        journal.losses.push(loss);
+        journal.norms.push(norm);
         (sent, peak) = (sent + traffic.sent, traffic.peak);
+        journal.save(step + 1, |store, save| rank.optimizer.save(store, save))?;
     }
     let seconds = started.elapsed().as_secs_f64();
     let after = rank.sent_by_layers();
-    let sent_by_layers = [after[0] - before[0], after[1] - before[1]];
+    let sent_by_layers = [after[0] - sent_before[0], after[1] - sent_before[1]];
     let finals = rank.finals()?;
-    Ok(Done { at: rank.at, losses, norms, seconds, sent, sent_by_layers, peak, finals })
+    let Journal { before, losses, norms, .. } = journal;
+    Ok(Done { at: rank.at, before, losses, norms, seconds, sent, sent_by_layers, peak, finals })
 }
 
 impl<'a> Rank<'a> {

@@ -4,6 +4,7 @@ use clap::Parser as _;
 
 use super::*;
 use crate::cli::{Cli, Command};
+use crate::train::compare::Finals;
 
 const SMALL: Config = Config { layers: 1, heads: 4, width: 16, context: 16 };
 
@@ -16,7 +17,7 @@ fn asked(options: &str) -> Train {
 /// A run of a small network on this crate's own text.
 fn run(options: &str) -> Result<Run> {
     let text = Text::from_path(concat!(env!("CARGO_MANIFEST_DIR"), "/src/train/mod.rs").as_ref(), 1 << 20)?;
-    Run::of(&asked(options), SMALL, 4, &text)
+    Run::of(&asked(options), SMALL, 4, &text, Path::new("nowhere"))
 }
 
 #[test]
@@ -62,4 +63,54 @@ fn six_meshes_are_compared_and_all_of_them_fit() {
     assert_eq!(names[..3], ["dp=1,cp=1,tp=1", "dp=2,cp=2,tp=2", "dp=4,cp=1,tp=2"]);
     assert_eq!(names[3..], ["dp=2,cp=4,tp=1", "dp=1,cp=1,tp=8", "dp=8,cp=1,tp=1"]);
     assert!(compared().iter().all(|mesh| check(&SIZES, ROWS, mesh).is_ok()));
+}
+
+/// Losses and norms of a run, bit by bit, and its last parameters.
+fn bits(run: &Trained) -> (Vec<u64>, Vec<u64>, &Finals) {
+    let bits = |values: &[f64]| values.iter().map(|value| value.to_bits()).collect();
+    (bits(&run.losses), bits(&run.norms), &run.finals)
+}
+
+#[test]
+fn a_run_that_goes_on_is_the_one_that_never_stopped_and_another_mesh_may_take_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |options: &str| {
+        let dir = dir.path().display();
+        run(&format!("--steps 7 --checkpoints {dir} {options}")).and_then(|run| run.train())
+    };
+    for stage in 0..4 {
+        let mesh = format!("--mesh tp=2,dp=2 --stage {stage}");
+        let whole = at(&mesh).unwrap().swap_remove(0);
+        at(&format!("{mesh} --save-every 2 --until 3")).unwrap();
+        // Twice, so that what was before and what is new are put together more than once.
+        at(&format!("{mesh} --resume --save-every 2 --until 5")).unwrap();
+        let resumed = at(&format!("{mesh} --resume")).unwrap().swap_remove(0);
+        assert_eq!(bits(&resumed), bits(&whole), "stage {stage}");
+        let elsewhere = at("--mesh cp=2,tp=2 --stage 1 --resume").unwrap().swap_remove(0);
+        assert_eq!(bits(&elsewhere).0[..5], bits(&whole).0[..5]);
+        let verdict = Verdict::of(&[whole, elsewhere]);
+        assert!(verdict.holds(), "{verdict}");
+        std::fs::remove_dir_all(dir.path()).unwrap();
+        std::fs::create_dir(dir.path()).unwrap();
+    }
+}
+
+#[test]
+fn what_cannot_go_on_says_why() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |options: &str| {
+        let dir = dir.path().display();
+        run(&format!("--steps 3 --checkpoints {dir} {options}")).and_then(|run| run.train())
+    };
+    let refused = |options: &str, hint: &str| {
+        let error = format!("{:#}", at(options).unwrap_err());
+        assert!(error.contains(hint), "{options}: {error}");
+    };
+    refused("--mesh tp=2 --stage 1 --resume", "holds no checkpoint");
+    refused("--mesh tp=2 --resume", "add --stage");
+    refused("--mesh tp=2 --mesh tp=1 --stage 1 --save-every 1", "at most one --mesh");
+    at("--mesh tp=2 --stage 1 --save-every 2 --until 2").unwrap();
+    refused("--mesh tp=2 --stage 1 --resume --seed 2", "of another run");
+    at("--mesh tp=2 --stage 1 --save-every 2 --resume").unwrap();
+    refused("--mesh tp=2 --stage 1 --resume", "all 3 steps are done");
 }

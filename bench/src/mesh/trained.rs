@@ -2,15 +2,17 @@
 
 use anyhow::{Result, ensure};
 use meshstep_parallel3d::{Axis, Mesh, Parameter};
+use serde::Serialize;
 
 use super::Run;
 use super::rank::Done;
 use crate::train::compare::Finals;
 
 /// One network trained on one mesh, at one stage.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub(crate) struct Trained {
     /// The mesh.
+    #[serde(serialize_with = "as_text")]
     pub(crate) mesh: Mesh,
     /// 0 to 3.
     pub(crate) stage: u8,
@@ -27,20 +29,21 @@ pub(crate) struct Trained {
     /// The most bytes the optimizer held, on the rank that had most.
     pub(crate) peak: u64,
     /// The parameters it ended with, whole.
+    #[serde(skip)]
     pub(crate) finals: Finals,
 }
 
 impl Trained {
     /// From what the ranks brought home; an error where copies of one thing differ between them.
     pub(super) fn of(run: &Run, mesh: &Mesh, stage: u8, done: &[Done]) -> Result<Self> {
-        let steps = run.asked.steps;
+        let steps = done.iter().map(|done| done.losses.len()).min().unwrap_or(0);
         let most = |value: &dyn Fn(&Done) -> u64| done.iter().map(value).max().unwrap_or(0);
         let per_step = |value: &dyn Fn(&Done) -> u64| most(value) / steps as u64;
         let params = run.model.parameters().iter().enumerate();
         Ok(Self {
             mesh: mesh.clone(),
             stage,
-            losses: losses(run, mesh, done)?,
+            losses: all_losses(mesh, done)?,
             norms: norms(done)?,
             ms_per_step: done.iter().map(|done| done.seconds).fold(0.0, f64::max) * 1e3 / steps as f64,
             sent: per_step(&|done| done.sent),
@@ -51,15 +54,31 @@ impl Trained {
     }
 }
 
-/// The mean over all tokens, of which ranks along tp have the same.
-fn losses(run: &Run, mesh: &Mesh, done: &[Done]) -> Result<Vec<f64>> {
-    for rank in done {
-        let first = &done[mesh.rank(&rank.at.clone().with(Axis::Tp, 0))];
-        ensure!(rank.losses == first.losses, "the loss at {} is not that at {}", rank.at, first.at);
+fn all_losses(mesh: &Mesh, done: &[Done]) -> Result<Vec<f64>> {
+    let ranks: Vec<Vec<f64>> = done.iter().map(|rank| rank.losses.clone()).collect();
+    let before = done.iter().take(1).flat_map(|rank| &rank.before).copied();
+    Ok(before.chain(losses(&mesh.to_string(), &ranks)?).collect())
+}
+
+fn as_text<S: serde::Serializer>(mesh: &Mesh, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(mesh)
+}
+
+/// The mean over all tokens at every step, of which ranks along tp have the same.
+pub(super) fn losses(mesh: &str, ranks: &[Vec<f64>]) -> Result<Vec<f64>> {
+    let mesh: Mesh = mesh.parse()?;
+    ensure!(mesh.world_size() == ranks.len(), "{mesh} is not of {} ranks", ranks.len());
+    let mut counted = Vec::new();
+    for (rank, losses) in ranks.iter().enumerate() {
+        let at = mesh.coordinate(rank)?;
+        let first = at.clone().with(Axis::Tp, 0);
+        ensure!(ranks[mesh.rank(&first)] == *losses, "the loss at {at} is not that at {first}");
+        if at.is_first(Axis::Tp) {
+            counted.push(losses);
+        }
     }
-    let counted = || done.iter().filter(|rank| rank.at.is_first(Axis::Tp));
-    let sum = |t: usize| counted().map(|rank| rank.losses[t]).sum();
-    Ok((0..run.asked.steps).map(sum).collect())
+    let steps = ranks.iter().map(Vec::len).min().unwrap_or(0);
+    Ok((0..steps).map(|t| counted.iter().map(|rank| rank[t]).sum()).collect())
 }
 
 /// The same on every rank.

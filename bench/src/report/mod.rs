@@ -106,11 +106,15 @@ impl Report {
 
     /// Writes `train.json` and `loss.svg` into `folder`.
     pub(crate) fn write(&self, folder: &Path) -> Result<()> {
-        let json = folder.join("train.json");
-        fs::write(&json, serde_json::to_string_pretty(self)? + "\n")
-            .with_context(|| format!("writing {}", json.display()))?;
+        write_json(self, &folder.join("train.json"))?;
         plot::draw(self, &folder.join("loss.svg"))
     }
+}
+
+/// Writes numbers for programs to read.
+pub(crate) fn write_json(numbers: &impl Serialize, path: &Path) -> Result<()> {
+    let text = serde_json::to_string_pretty(numbers)? + "\n";
+    fs::write(path, text).with_context(|| format!("writing {}", path.display()))
 }
 
 #[cfg(test)]

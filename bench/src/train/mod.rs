@@ -1,5 +1,6 @@
 //! The main job: the same network under one ZeRO stage after the other, and whether they agree.
 
+pub(crate) mod checkpoints;
 pub(crate) mod compare;
 mod rank;
 pub(crate) mod rules;
@@ -16,6 +17,7 @@ use crate::gpt::{Config, Param, VOCAB};
 use crate::memory::{Process, Seen};
 use crate::progress::Progress;
 use crate::report::{Peak, Report, StageReport};
+use checkpoints::Checkpoints;
 use compare::Finals;
 use rank::Done;
 pub(crate) use rank::{MAX_NORM, stage_named};
@@ -35,11 +37,12 @@ pub(crate) struct Run {
     corpus: Corpus,
     byte_entropy: f64,
     bucket: usize,
+    checkpoints: Option<Checkpoints>,
 }
 
 impl Run {
-    /// Loads the text and settles what was left open; the default corpus is found from `manifest`.
-    pub(crate) fn prepare(asked: &Train, manifest: &Path) -> Result<Self> {
+    /// Loads the text and settles what was left open; the default corpus is found from `manifest`, and results go to `folder`.
+    pub(crate) fn prepare(asked: &Train, manifest: &Path, folder: &Path) -> Result<Self> {
         ensure!(
             asked.stage != Some(3),
             "stage 3 is for networks that gather their parameters: add --mesh, such as dp=4"
@@ -49,7 +52,12 @@ impl Run {
             Some(path) => Text::from_path(path, CORPUS_CAP)?,
             None => Text::from_dependencies(manifest, CORPUS_CAP)?,
         };
+        let Train { seed, steps, ranks, batch, optimizer, .. } = asked;
+        let job = format!(
+            "{steps} steps of {optimizer:?}, {ranks} ranks with {batch} sequences each, seed {seed}, {text}"
+        );
         Ok(Self {
+            checkpoints: Checkpoints::of(asked, folder, job)?,
             asked: asked.clone(),
             model,
             corpus: Corpus::new(&text.bytes, model.context)?,
@@ -160,10 +168,11 @@ fn summary(stage: u8, done: &[Done], process: Seen) -> StageReport {
     let ranks = done.len() as f64;
     let mean = |value: &dyn Fn(&Done) -> f64| done.iter().map(value).sum::<f64>() / ranks;
     let steps = done.iter().map(|done| done.losses.len()).min().unwrap_or(0);
+    let before = done.iter().take(1).flat_map(|done| &done.before).copied();
     let most = |value: fn(&Peak) -> u64| done.iter().map(|done| value(&done.peak)).max().unwrap_or(0);
     StageReport {
         stage,
-        losses: (0..steps).map(|t| mean(&|done| done.losses[t])).collect(),
+        losses: before.chain((0..steps).map(|t| mean(&|done| done.losses[t]))).collect(),
         held_out: mean(&|done| done.held_out),
         skipped: done.iter().map(|done| done.skipped).max().unwrap_or(0),
         ms_per_step: done.iter().map(|done| done.seconds).fold(0.0, f64::max) * 1e3 / steps as f64,
@@ -193,7 +202,7 @@ mod tests {
         let words =
             ["meshstep-bench", "train", "--corpus", corpus].into_iter().chain(options.split_whitespace());
         let Command::Train(asked) = Cli::parse_from(words).command else { panic!("not train") };
-        let run = Run::prepare(&asked, Path::new("nowhere")).unwrap();
+        let run = Run::prepare(&asked, Path::new("nowhere"), Path::new("nowhere")).unwrap();
         Run { model: Config { layers: 2, heads: 2, width: 16, ..run.model }, bucket: 1000, ..run }
     }
 
@@ -229,5 +238,24 @@ mod tests {
         let error =
             all_or_cause::<Done>(vec![left(), Err(anyhow::anyhow!("out of paper")), left()]).unwrap_err();
         assert_eq!(format!("{error:#}"), "rank 1: out of paper");
+    }
+
+    #[test]
+    fn a_run_that_goes_on_is_the_one_that_never_stopped() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |options: &str| {
+            let dir = dir.path().display();
+            run(&format!("--stage 2 --ranks 3 --steps 5 --batch 1 --checkpoints {dir} {options}"))
+                .train()
+                .unwrap()
+        };
+        let (whole, first) = (at(""), at("--save-every 2 --until 3"));
+        let resumed = at("--resume");
+        let bits = |report: &Report| -> Vec<u64> {
+            let stage = &report.stages[0];
+            stage.losses.iter().chain([&stage.held_out]).map(|value| value.to_bits()).collect()
+        };
+        assert_eq!(bits(&resumed), bits(&whole));
+        assert_eq!(bits(&first)[..3], bits(&whole)[..3]);
     }
 }

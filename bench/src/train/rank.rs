@@ -8,6 +8,7 @@ use meshstep_comm::Communicator;
 use meshstep_shard::{At, Optimizer, Options, Outcome, Stage};
 use meshstep_tensor::{Category, Claim, DType, Layout, Meter, Slice, SliceMut};
 
+use super::checkpoints::Journal;
 use super::compare::Finals;
 use super::{Run, rules};
 use crate::cli::Train;
@@ -25,7 +26,9 @@ const HELD_OUT_SEQUENCES: usize = 256;
 /// What a rank brings home.
 #[derive(Debug)]
 pub(super) struct Done {
-    /// Its loss at every step.
+    /// The losses of the run before this program.
+    pub(super) before: Vec<f64>,
+    /// Its loss at every step since.
     pub(super) losses: Vec<f64>,
     /// Its part of the held-out loss.
     pub(super) held_out: f64,
@@ -58,19 +61,25 @@ pub(super) fn train(run: &Run, stage: u8, comm: Arc<dyn Communicator>, progress:
     let meter = Meter::new();
     let mut rank = Rank::new(run, stage, comm, &meter)?;
     let schedule = rules::schedule(run.asked.optimizer, run.asked.steps)?;
-    let (mut losses, mut sent, mut skipped) = (Vec::new(), 0, 0);
+    let mut journal = Journal::new(run.checkpoints.as_ref());
+    let first = journal.resume(|store, load| rank.optimizer.load(store, load), |_, ranks| Ok(mean(ranks)))?;
+    rank.refresh()?;
+    progress.resume(first);
+    let (mut sent, mut skipped) = (0, 0);
     let started = Instant::now();
-    for step in 0..run.asked.steps {
+    for step in first..run.asked.last_step() {
         let loss = rank.backward(step)?;
         progress.report(loss);
-        losses.push(loss);
+        journal.losses.push(loss);
         let (applied, bytes) = rank.step(schedule.at(step as u64))?;
         skipped += usize::from(!applied);
         sent += bytes;
+        journal.save(step + 1, |store, save| rank.optimizer.save(store, save))?;
     }
     let seconds = started.elapsed().as_secs_f64();
     let (peak, finals) = (peak(&meter), rank.finals()?);
-    Ok(Done { losses, held_out: rank.held_out()?, skipped, seconds, peak, sent, finals })
+    let Journal { before, losses, .. } = journal;
+    Ok(Done { before, losses, held_out: rank.held_out()?, skipped, seconds, peak, sent, finals })
 }
 
 impl<'a> Rank<'a> {
@@ -93,9 +102,7 @@ impl<'a> Rank<'a> {
         let index = comm.rank();
         let groups = rules::groups(run.asked.optimizer, &params);
         let optimizer = Optimizer::new(comm, layout(&params)?, groups, initial, options)?;
-        let rank = Self { run, index, params, gpt, optimizer, _framework: framework };
-        rank.refresh()?;
-        Ok(rank)
+        Ok(Self { run, index, params, gpt, optimizer, _framework: framework })
     }
 
     /// Forward and backward of this rank's batch; gradients are handed over as they come, and travel meanwhile.
@@ -156,6 +163,12 @@ impl<'a> Rank<'a> {
         };
         self.params.iter().map(values).collect()
     }
+}
+
+/// The mean over ranks, at every step.
+fn mean(ranks: &[Vec<f64>]) -> Vec<f64> {
+    let steps = ranks.iter().map(Vec::len).min().unwrap_or(0);
+    (0..steps).map(|t| ranks.iter().map(|rank| rank[t]).sum::<f64>() / ranks.len() as f64).collect()
 }
 
 /// The stage of this number.

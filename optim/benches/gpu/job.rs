@@ -73,7 +73,7 @@ impl Deciding {
         Ok(Deciding {
             decision: Decision::new(&Progress::new(0, None), 0, queue, meter)?,
             settings: settings(),
-            sum: words(2 + ExactSum::WORDS)?,
+            sum: words(3 + ExactSum::WORDS)?,
             max: words(4 + 2 * FIELDS)?,
         })
     }

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Each is one block. `sum` is what ranks add: elements that are not finite, weight, the words of the norm, then two
-//! parameters a word, how many ranks have a gradient for each. `max` is what they take the largest of: bits of the largest
+//! parameters a word, how many ranks have a gradient for each, and at last [`Settings::balance`]. `max` is what they take the largest of: bits of the largest
 //! gradient, fault, digest and its complement, then for each of [`Settings::params`] the fault of a rank without its
 //! gradient, and at last the
 //! [`FIELDS`] and their complements. A norm's kernel adds to both first, and its words are carried.
@@ -31,10 +31,15 @@ pub struct Settings {
     pub batches: u64,
     /// A count of collectives, compared between ranks.
     pub launches: u64,
+    /// A digest of the rules' hyperparameters, compared between ranks.
+    pub rules: u64,
     /// This rank.
     pub rank: u64,
     /// Weight of this rank's micro-batches.
     pub weight: u64,
+    /// A number that adds up to 0 over all ranks, without carry, where those that compute the same micro-batches have weighed them
+    /// alike.
+    pub balance: u64,
     /// What this rank lacks, as a word; larger is graver; 0: nothing.
     pub fault: u64,
     /// Ranks.
@@ -76,8 +81,10 @@ impl Default for Settings {
             grad_scale: 1.0,
             batches: 1,
             launches: 0,
+            rules: 0,
             rank: 0,
             weight: 1,
+            balance: 0,
             fault: 0,
             world_size: 1,
             params: 0,
@@ -148,8 +155,8 @@ impl Progress {
 }
 
 /// Words that must be the same on every rank, in this order: [`Progress::steps`], the bits of [`Settings::lr`], `max_norm`,
-/// `grad_scale` and [`Progress::scale`], the loss scale's two trackers, [`Settings::batches`], `launches`.
-pub const FIELDS: usize = 9;
+/// `grad_scale` and [`Progress::scale`], the loss scale's two trackers, [`Settings::batches`], `launches`, `rules`.
+pub const FIELDS: usize = 10;
 
 /// What a step's exchange led to, the same on every rank.
 #[repr(C)]
@@ -199,11 +206,13 @@ pub enum Verdict {
     TooManySkips,
     /// What would be clipped is no number.
     NoNorm,
+    /// The sum of [`Settings::balance`] is not 0.
+    Unbalanced,
 }
 
 impl Verdict {
     /// In the order of their numbers.
-    pub const ALL: [Verdict; 8] = [
+    pub const ALL: [Verdict; 9] = [
         Verdict::Applied,
         Verdict::Skipped,
         Verdict::Faulty,
@@ -212,6 +221,7 @@ impl Verdict {
         Verdict::Weightless,
         Verdict::TooManySkips,
         Verdict::NoNorm,
+        Verdict::Unbalanced,
     ];
 }
 
@@ -232,8 +242,8 @@ mod tests {
 
     #[test]
     fn layouts_are_those_of_the_kernels() {
-        assert_eq!((size_of::<Settings>(), size_of::<Progress>(), size_of::<Decided>()), (152, 40, 80));
-        assert_eq!((offset_of!(Settings, dynamic), offset_of!(Settings, growth_factor)), (120, 80));
+        assert_eq!((size_of::<Settings>(), size_of::<Progress>(), size_of::<Decided>()), (168, 40, 80));
+        assert_eq!((offset_of!(Settings, dynamic), offset_of!(Settings, growth_factor)), (136, 96));
         assert_eq!((offset_of!(Progress, skips), offset_of!(Decided, verdict)), (32, 72));
         assert!(Verdict::ALL.iter().enumerate().all(|(i, &verdict)| verdict as usize == i));
     }

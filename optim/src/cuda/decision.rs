@@ -172,7 +172,7 @@ impl Decision {
 
     /// Whether the vectors are an exchange's, and there.
     fn check(&self, sum: Slice<'_>, max: Slice<'_>, queue: &Queue) -> Result<(), Error> {
-        let sums = HEAD + crate::ExactSum::WORDS + self.counted.div_ceil(2);
+        let sums = HEAD + crate::ExactSum::WORDS + self.counted.div_ceil(2) + 1;
         for (what, vector, expected) in [("sum", sum, sums), ("max", max, MAXIMA + self.even + 2 * FIELDS)] {
             vector.place().check(queue.place())?;
             if vector.dtype() != DType::U64 {

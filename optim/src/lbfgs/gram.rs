@@ -126,6 +126,33 @@ impl Gram {
         self.coefs[row]
     }
 
+    /// Adds what it is from one iteration to the next.
+    pub(super) fn save(&self, words: &mut Vec<u64>) {
+        words.extend([self.slots, self.spare, self.used.len()].map(|word| word as u64));
+        words.extend(self.used.iter().map(|&slot| slot as u64));
+        words.push(self.h_diag.to_bits());
+        words.extend(self.table.iter().map(|product| product.to_bits()));
+    }
+
+    /// One of as many slots from these words, if they are of one.
+    pub(super) fn restored(&self, words: &[u64]) -> Option<Gram> {
+        let mut gram = Gram::new(self.slots - 1);
+        let [slots, spare, used, rest @ ..] = words else { return None };
+        let (used, rest) = rest.split_at_checked(usize::try_from(*used).ok()?)?;
+        let (&h_diag, table) = rest.split_first()?;
+        let mut all: Vec<u64> = used.iter().chain([spare]).copied().collect();
+        gram.used.extend(used.iter().map(|&slot| slot as usize));
+        gram.spare = *spare as usize;
+        all.sort_unstable();
+        let within = all.iter().all(|&slot| slot < self.slots as u64) && all.windows(2).all(|w| w[0] < w[1]);
+        if *slots != self.slots as u64 || !within || table.len() != self.table.len() {
+            return None;
+        }
+        gram.h_diag = f64::from_bits(h_diag);
+        gram.table = table.iter().map(|&product| f64::from_bits(product)).collect();
+        Some(gram)
+    }
+
     fn pair(&self, i: usize) -> (usize, usize) {
         (self.used[i], self.y(self.used[i]))
     }

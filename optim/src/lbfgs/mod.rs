@@ -17,6 +17,7 @@ mod line_search;
 mod measure;
 mod passes;
 mod report;
+mod saving;
 mod state;
 #[cfg(feature = "cuda")]
 mod there;

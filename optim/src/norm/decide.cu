@@ -3,7 +3,8 @@
 // step.rs.
 //
 // The exchange has two vectors. Summed over ranks: elements that are not finite, weight, the norm's words, then two parameters
-// a word, how many ranks have a gradient for each. The largest of all ranks: bits of the largest gradient, fault, digest and
+// a word, how many ranks have a gradient for each; at last what is 0 where ranks that compute the same micro-batches weigh them
+// alike. The largest of all ranks: bits of the largest gradient, fault, digest and
 // its complement, then for each parameter that none or all must have a gradient for, the fault of a rank without; at last the
 // fields of the digest and their complements, to say which of them differ.
 //
@@ -12,7 +13,7 @@
 
 constexpr u32 BAD = 0, WEIGHT = 1, HEAD = 2, COUNTS = HEAD + WORDS;
 constexpr u32 PEAK = 0, FAULT = 1, DIGEST = 2, NOT_DIGEST = 3, LACKING = 4;
-constexpr u32 FIELDS = 9;
+constexpr u32 FIELDS = 10;
 
 enum Combine : u32 { MEAN, SUM, WEIGHTED };
 
@@ -23,10 +24,12 @@ struct Settings {
     double grad_scale;
     u64 batches;
     u64 launches;
+    u64 rules;  // a digest of hyperparameters
     // Of this rank.
     u64 rank;
     u64 weight;
-    u64 fault;  // 0: none
+    u64 balance;  // adds up to 0 over all ranks where those that are to have weighed the same alike have
+    u64 fault;    // 0: none
     // Of the run.
     u64 world_size;
     u64 params;  // of those counted, the ones whose presence must be the same on all ranks: all or 0
@@ -54,7 +57,7 @@ struct Progress {
     u32 hopeless;  // of these, those after which the scale could not fall
 };
 
-enum Verdict : u32 { APPLIED, SKIPPED, FAULTY, PARTED, UNEVEN, WEIGHTLESS, TOO_MANY_SKIPS, NO_NORM };
+enum Verdict : u32 { APPLIED, SKIPPED, FAULTY, PARTED, UNEVEN, WEIGHTLESS, TOO_MANY_SKIPS, NO_NORM, UNBALANCED };
 
 struct Decided {
     double norm;
@@ -83,7 +86,7 @@ struct Fields {
 
     __device__ Fields(const Settings& s, const Progress& p)
         : of{p.steps, bits(s.lr), bits(s.max_norm), bits(s.grad_scale), bits(p.scale),
-             p.growth_tracker, p.hysteresis_tracker, s.batches, s.launches} {}
+             p.growth_tracker, p.hysteresis_tracker, s.batches, s.launches, s.rules} {}
 
     __device__ static u64 bits(double x) { return (u64)__double_as_longlong(x); }
 
@@ -128,6 +131,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     // A scale that the host has not seen may make a factor too small or too large for f32.
     u64 bad_scale = fault_of(s, 4, 0);
     sum[WEIGHT] = s.weight;
+    sum[COUNTS + (counted + 1) / 2] = s.balance;
     max[FAULT] = s.fault ? s.fault : factor >= 1e-30 && factor <= 1e30 ? 0 : bad_scale;
     Fields fields(s, *progress);
     max[DIGEST] = fields.digest();
@@ -161,7 +165,7 @@ __device__ inline double clip_coef(double norm, double max_norm) {
 
 // The verdict, but for how many steps may be skipped; `grad_scale` is set where the step is applied. Words are carried.
 __device__ inline Decided judge(const Settings& s, const Progress& p, const u64* sum, const u64* max, const u64* words,
-                                u64 uneven, double& grad_scale) {
+                                u64 uneven, u64 balance, double& grad_scale) {
     Decided d = {0, 1, sum[BAD], sum[WEIGHT], max[FAULT], uneven, 0, 0, 0, APPLIED, 0};
     auto with = [&](Verdict verdict) {
         d.verdict = verdict;
@@ -173,6 +177,7 @@ __device__ inline Decided judge(const Settings& s, const Progress& p, const u64*
         return with(PARTED);
     }
     if (uneven < s.params) return with(UNEVEN);
+    if (balance) return with(UNBALANCED);
     if (s.combine == WEIGHTED && d.weight == 0) return with(WEIGHTLESS);
     if (d.non_finite && !s.propagates) return with(SKIPPED);
     double factor = factor_of(s, p, d.weight);
@@ -240,7 +245,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) decide(
     Progress p = *progress;
     double grad_scale = 0;
     // The factor is made of the scale the losses had; only then the scale moves.
-    Decided d = judge(s, p, sum, max, words, ~even, grad_scale);
+    Decided d = judge(s, p, sum, max, words, ~even, sum[COUNTS + (counted + 1) / 2], grad_scale);
     advance(s, p, d);
     if (d.verdict == UNEVEN) d.fault = max[LACKING + d.param];
     *progress = p;

@@ -2,7 +2,7 @@
 
 use crate::common::{self, DTYPES, Memory, RECIPES, Recipe, Values, rules};
 use crate::gpu::{download, queue, upload};
-use meshstep_optim::cuda::{Decision, Group, Progress, Settings, Step, StepBlock, Update, Verdict};
+use meshstep_optim::cuda::{Decision, FIELDS, Group, Progress, Settings, Step, StepBlock, Update, Verdict};
 use meshstep_optim::{
     Adam, AdamW, ExactSum, Flat, Isa, Lamb, Rounding, Rule, Scalars, Segment, Sgd, Strided,
 };
@@ -257,12 +257,12 @@ fn parameters_that_nobody_tells_of_are_refused() {
     let mut decision = decision(3);
     there.flat(0, |flat| update.run(flat, decision.step(), &queue)).unwrap();
     let words = |len| Buffer::zeroed_on(&queue, len, DType::U64, &meter, Category::Staging).unwrap();
-    let head = 2 + ExactSum::WORDS;
+    let (head, rest) = (3 + ExactSum::WORDS, 4 + 2 * FIELDS);
     for (params, sums, maxima, told) in [
-        (0, head + 1, 22, "sum has"),
-        (3, head + 2, 24, "max has"),
-        (2, head + 2, 25, "Settings::params has 2"),
-        (4, head + 2, 26, "Settings::params has 4"),
+        (0, head + 1, rest, "sum has"),
+        (3, head + 2, rest + 2, "max has"),
+        (2, head + 2, rest + 3, "Settings::params has 2"),
+        (4, head + 2, rest + 4, "Settings::params has 4"),
     ] {
         let (mut sum, mut max) = (words(sums), words(maxima));
         let settings = Settings { params, ..Settings::default() };
@@ -274,7 +274,7 @@ fn parameters_that_nobody_tells_of_are_refused() {
             decision.decide(sum.as_slice(), max.as_slice(), &queue).unwrap_err();
         }
     }
-    let (mut sum, mut max) = (words(head + 2), words(25));
+    let (mut sum, mut max) = (words(head + 2), words(rest + 3));
     let settings = Settings { params: 3, ..Settings::default() };
     decision.set(&settings, [true, false, true], &queue).unwrap();
     decision.bring(sum.as_mut(), max.as_mut(), &queue).unwrap();

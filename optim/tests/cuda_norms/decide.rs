@@ -61,7 +61,7 @@ impl Host {
             .scale
             .map_or([1f64.to_bits(), 0, 0], |s| [s.scale.to_bits(), s.growth_tracker, s.hysteresis_tracker]);
         let [lr, max_norm, grad_scale] = [s.lr, s.max_norm, s.grad_scale].map(f64::to_bits);
-        [self.steps, lr, max_norm, grad_scale, scale, growth, hysteresis, s.batches, s.launches]
+        [self.steps, lr, max_norm, grad_scale, scale, growth, hysteresis, s.batches, s.launches, s.rules]
     }
 
     fn loss_scale(&self) -> f64 {
@@ -109,6 +109,9 @@ impl Host {
         if let Some(param) = param {
             let (uneven, _) = error(Verdict::Uneven);
             return (Decided { fault: max[4 + param as usize], ..uneven }, 0.0);
+        }
+        if sum[sum.len() - 1] != 0 {
+            return error(Verdict::Unbalanced);
         }
         let combined = match s.combine {
             0 => 1.0 / s.batches as f64,
@@ -236,9 +239,10 @@ fn exchange(params: u64, even: bool) -> impl Strategy<Value = (usize, Exchange)>
     let presence =
         prop::collection::vec(prop_oneof![6 => Just(RANKS), 2 => Just(0), 1 => 1..RANKS], params as usize);
     let rare = |of: u32| prop::bool::weighted(1.0 / f64::from(of));
-    (0..3usize, values, presence, rare(4), rare(8), rare(12), 0..3u64, any::<u64>()).prop_map(
-        move |(norm, values, presence, bad, fault, parted, weight, digest)| {
+    (0..3usize, values, presence, rare(4), rare(8), rare(12), rare(12), 0..3u64, any::<u64>()).prop_map(
+        move |(norm, values, presence, bad, fault, parted, unlike, weight, digest)| {
             let mut sum = vec![0u64; HEAD + ExactSum::WORDS + presence.len().div_ceil(2)];
+            sum.push(if unlike { digest } else { 0 });
             let mut max = vec![0, u64::from(fault) * (3 << 56), digest, !digest];
             // Any faults: the kernel passes one on.
             max.extend((0..params).filter(|_| even).map(|i| digest ^ i));
@@ -284,8 +288,10 @@ fn case() -> impl Strategy<Value = Case> {
                 grad_scale,
                 batches,
                 launches: 5,
+                rules: 11,
                 rank: 1,
                 weight: 2,
+                balance: 17,
                 fault: 0,
                 world_size: RANKS,
                 params: if even { counted } else { 0 },
@@ -377,6 +383,7 @@ fn norms_are_rounded_as_the_hosts_are() {
             let sum = accumulated(norm, values);
             let mut words = vec![0, 6];
             words.extend(sum.sum().words());
+            words.push(0);
             let mut max = vec![sum.max_bits(), 0, 1, !1];
             max.resize(4 + 2 * FIELDS, 0);
             let exchange = Exchange { sum: words, max };
@@ -393,7 +400,7 @@ fn bring(device: &Device, settings: &Settings, here: &[bool], progress: &Progres
     block[..head].copy_from_slice(bytemuck::cast_slice(std::slice::from_ref(settings)));
     let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut block[head..]);
     bytes.iter_mut().zip(here).for_each(|(byte, &here)| *byte = here.into());
-    let mut sum: Vec<u64> = (11..).take(HEAD + ExactSum::WORDS + here.len().div_ceil(2)).collect();
+    let mut sum: Vec<u64> = (11..).take(HEAD + ExactSum::WORDS + here.len().div_ceil(2) + 1).collect();
     let mut max: Vec<u64> = (13..).take(4 + settings.params as usize + 2 * FIELDS).collect();
     let (mut settings, mut progress) = (block.as_ptr(), &raw const *progress);
     let (mut at_sum, mut at_max) = (sum.as_mut_ptr(), max.as_mut_ptr());
@@ -430,6 +437,7 @@ fn what_a_rank_brings_is_what_the_host_would() {
             let expected: u64 = here.iter().zip([0, 32]).map(|(&here, shift)| u64::from(here) << shift).sum();
             prop_assert_eq!(*counts, expected);
         }
+        prop_assert_eq!(counts[here.len().div_ceil(2)..].to_vec(), [17], "balance");
         for (i, (&fault, &here)) in max[4..4 + params as usize].iter().zip(&here).enumerate() {
             let missing = 1 << 56 | (0xff_ffff - 3) << 32 | i as u64;
             prop_assert_eq!(fault, if here { 0 } else { missing });
@@ -464,6 +472,7 @@ fn mistakes_are_noticed() {
         ("found |= largest != smallest;", ""),
         ("if (!found) d.param", "d.param"),
         ("d.mine = of[i]", "d.mine = largest"),
+        ("if (balance) return with(UNBALANCED);", ""),
     ];
     for (right, wrong) in mistakes {
         assert_eq!(text.matches(right).count(), 1, "{right}");

@@ -13,7 +13,11 @@ impl Plan {
         let kinds = self.kinds();
         let of = |(stage, of): (usize, &super::PipelineStage)| {
             let kinds = kinds.iter().filter(|kind| kind.stage == stage).map(kind);
-            let families = of.families().map(|(sharing, part)| self.family(sharing, part));
+            let order = |family| of.plan.order().iter().enumerate().filter(move |(_, at)| at.0 == family);
+            let families = of
+                .families()
+                .enumerate()
+                .map(|(i, (sharing, part))| self.family(sharing, part, order(i).map(|(travels, _)| travels)));
             json!({ "families": families.collect::<Vec<_>>(), "kinds": kinds.collect::<Vec<_>>() })
         };
         let pipeline: Vec<Value> = self.pipeline.iter().enumerate().map(of).collect();
@@ -29,14 +33,15 @@ impl Plan {
         format!("{plan:#}\n")
     }
 
-    fn family(&self, sharing: Sharing, part: &Part) -> Value {
+    /// `travels`: where each bucket comes among those of all families.
+    fn family(&self, sharing: Sharing, part: &Part, travels: impl Iterator<Item = usize>) -> Value {
         let further: Vec<Value> = sharing.further(&self.mesh).into_iter().map(axes).collect();
         json!({
             "copies": axes(sharing.copies),
             "shards": axes(sharing.shards()),
             "further": further,
             "gradient": format!("{:?}", sharing.gradient),
-            "buckets": part.buckets().iter().map(|b| bucket(b, part.layout())).collect::<Vec<_>>(),
+            "buckets": part.buckets().iter().zip(travels).map(|(b, travels)| bucket(b, part.layout(), travels)).collect::<Vec<_>>(),
         })
     }
 }
@@ -89,12 +94,13 @@ fn pieces(pieces: &[Piece]) -> Value {
     pieces.iter().map(piece).collect()
 }
 
-fn bucket(bucket: &BucketPlan, layout: &Layout) -> Value {
+fn bucket(bucket: &BucketPlan, layout: &Layout, travels: usize) -> Value {
     let params = bucket.params.iter().map(|placed| {
         let param = &layout.params()[placed.param];
         json!({ "name": param.name(), "shape": param.shape(), "start": placed.start, "owner": placed.owner })
     });
     json!({
+        "travels": travels,
         "dtype": bucket.dtype.to_string(),
         "grads": bucket.grads.to_string(),
         "master": bucket.master.map(|dtype| dtype.to_string()),

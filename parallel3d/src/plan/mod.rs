@@ -70,8 +70,8 @@ impl Plan {
         rules: &Groups,
         options: &Options,
     ) -> Result<Plan, Error> {
-        let unknown = |name: &&str| model.parameters().iter().all(|p| p.name != **name);
-        if let Some(name) = rules.names().find(unknown) {
+        let rules = &rules.renamed(|name| model.get(name).map(|p| p.name.as_str()));
+        if let Some(name) = rules.names().find(|name| model.get(name).is_none()) {
             return Err(Error::UnknownParam { name: name.to_owned() });
         }
         let of = |families| PipelineStage::new(mesh, families, rules, options);
@@ -156,7 +156,7 @@ impl PipelineStage {
         check_data(mesh, &families, options.combine)?;
         let ranks = mesh.degree(deciding(mesh));
         let (mut sharings, mut parts): (Vec<Sharing>, Vec<Part>) = (Vec::new(), Vec::new());
-        for Family { sharing, layout } in families {
+        for Family { sharing, layout, positions } in families {
             let shards = sharing.shards();
             let along = |other: &Sharing| mesh.several(other.shards()) == mesh.several(shards);
             let earlier: Vec<&Part> =
@@ -166,7 +166,7 @@ impl PipelineStage {
             let sizes = Sizes { shards: mesh.degree(shards), further };
             let alike = sizes == Sizes::all(ranks) && mesh.degree(sharing.copies) == ranks;
             rules.within(&layout).check(&layout, alike, options)?;
-            let part = Part::new(layout, sizes, earlier, options)?;
+            let part = Part::new(layout, sizes, earlier, options)?.at(positions)?;
             sharings.push(sharing);
             parts.push(part);
         }

@@ -31,7 +31,7 @@ pub struct Holds<'p> {
     pub owned: Vec<Piece>,
     /// Whether what it owns counts in the norm: where other ranks own the same, one of them does.
     pub counts: bool,
-    /// The bucket its gradient travels in, counted over all families in the order they travel.
+    /// The bucket its gradient travels in, counted over those of all families in the order they travel.
     pub bucket: usize,
     /// Where in that bucket.
     pub range: Range<usize>,
@@ -132,16 +132,13 @@ impl<'p> RankPlan<'p> {
     /// What it has of each parameter, in the order the parameters' gradients travel.
     pub fn holds(&self) -> impl Iterator<Item = Holds<'p>> {
         let (plan, stage, coordinate) = (self.plan, self.stage, self.coordinate.clone());
-        let mut first = 0;
-        let shards: Vec<usize> = self.seats.parts.iter().map(|seat| seat.shard).collect();
-        let families = stage.families().zip(shards).flat_map(move |((sharing, part), shard)| {
-            let before = first;
-            first += part.buckets().len();
-            let buckets = part.buckets().iter().enumerate();
-            let placed = buckets.flat_map(|(b, bucket)| bucket.params.iter().map(move |p| (b, p)));
-            placed.map(move |(b, placed)| (sharing, part, before, b, shard, placed))
+        let shards = self.seats.parts.iter().map(|seat| seat.shard);
+        let families: Vec<_> = stage.families().zip(shards).collect();
+        let placed = stage.plan.order().iter().enumerate().flat_map(move |(bucket, &(family, b))| {
+            let ((sharing, part), shard) = families[family];
+            part.buckets()[b].params.iter().map(move |placed| (bucket, sharing, part, b, shard, placed))
         });
-        families.filter_map(move |(sharing, part, before, b, shard, placed)| {
+        placed.filter_map(move |(bucket, sharing, part, b, shard, placed)| {
             let param = &part.layout().params()[placed.param];
             let parameter = plan.model.get(param.name())?;
             let Parameter { name, shape, placement, .. } = parameter;
@@ -152,7 +149,7 @@ impl<'p> RankPlan<'p> {
             let stored = if plan.stage == Stage::Zero3 { &owned } else { &used }.clone();
             let counts = coordinate.is_first(sharing.copies.without(sharing.shards()));
             let range = placed.range();
-            Some(Holds { parameter, sharing, used, stored, owned, counts, bucket: before + b, range })
+            Some(Holds { parameter, sharing, used, stored, owned, counts, bucket, range })
         })
     }
 }

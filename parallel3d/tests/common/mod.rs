@@ -133,6 +133,43 @@ pub(crate) fn gradient(parameter: &Parameter, mesh: &Mesh, at: &Coordinate, step
     held_at(parameter, mesh, at).into_iter().map(|i| mean(i) * part).collect()
 }
 
+/// An optimizer of the model, one of whose parameters does not decay.
+pub(crate) fn build(
+    world: Arc<dyn Communicator>,
+    model: &Model,
+    mesh: &Mesh,
+    options: &Options,
+) -> Optimizer {
+    let decay = AdamW { weight_decay: 0.1, ..AdamW::default() };
+    let rules = Groups::new(decay.clone()).with(AdamW { weight_decay: 0.0, ..decay }, ["ln"]);
+    let options = Options { meter: Meter::new(), ..options.clone() };
+    Optimizer::new(world, mesh.clone(), model, rules, fill, options).unwrap()
+}
+
+/// One step, and its norm and factor.
+pub(crate) fn take_step(opt: &mut Optimizer, model: &Model, step: usize) -> (u64, u64) {
+    let (mesh, at, units) = (opt.mesh().clone(), opt.coordinate().clone(), units(opt, model));
+    let tokens = TOKENS / mesh.degree(Axis::Dp | Axis::Cp);
+    let mb = opt.micro_batch(tokens as u64).unwrap();
+    // Each unit while the next is on its way.
+    let mut next = None;
+    for (i, (unit, own)) in units.iter().enumerate().rev() {
+        let here = next.take().unwrap_or_else(|| mb.start_gather(unit).unwrap()).wait().unwrap();
+        next = i.checked_sub(1).map(|before| mb.start_gather(&units[before].0).unwrap());
+        for parameter in own {
+            let grad = gradient(parameter, &mesh, &at, step);
+            assert_eq!(here.param(&parameter.name).unwrap().len(), grad.len());
+            mb.grad(&parameter.name, &grad[..]).unwrap();
+        }
+    }
+    drop(next);
+    mb.finish().unwrap();
+    match opt.step(AT).unwrap().outcome().unwrap() {
+        Outcome::Applied { norm, coef, .. } => (norm.to_bits(), coef.to_bits()),
+        Outcome::Skipped { .. } => panic!("gradients are finite"),
+    }
+}
+
 /// Parameters put together from the ranks that hold them, and the norm and factor of each step.
 pub(crate) type Run = (Vec<Vec<f32>>, Vec<(u64, u64)>);
 
@@ -140,33 +177,8 @@ pub(crate) fn run(model: &Model, mesh: &str, options: &Options) -> Run {
     let mesh: Mesh = mesh.parse().unwrap();
     let ranks = loopback::spawn(mesh.world_size(), |world: Arc<dyn Communicator>| {
         let at = mesh.coordinate(world.rank()).unwrap();
-        let decay = AdamW { weight_decay: 0.1, ..AdamW::default() };
-        let rules = Groups::new(decay.clone()).with(AdamW { weight_decay: 0.0, ..decay }, ["ln"]);
-        let options = Options { meter: Meter::new(), ..options.clone() };
-        let mut opt = Optimizer::new(world, mesh.clone(), model, rules, fill, options).unwrap();
-        let units = units(&opt, model);
-        let mut norms = Vec::new();
-        for step in 0..STEPS {
-            let tokens = TOKENS / mesh.degree(Axis::Dp | Axis::Cp);
-            let mb = opt.micro_batch(tokens as u64).unwrap();
-            // Each unit while the next is on its way.
-            let mut next = None;
-            for (i, (unit, own)) in units.iter().enumerate().rev() {
-                let here = next.take().unwrap_or_else(|| mb.start_gather(unit).unwrap()).wait().unwrap();
-                next = i.checked_sub(1).map(|before| mb.start_gather(&units[before].0).unwrap());
-                for parameter in own {
-                    let grad = gradient(parameter, &mesh, &at, step);
-                    assert_eq!(here.param(&parameter.name).unwrap().len(), grad.len());
-                    mb.grad(&parameter.name, &grad[..]).unwrap();
-                }
-            }
-            drop(next);
-            mb.finish().unwrap();
-            norms.push(match opt.step(AT).unwrap().outcome().unwrap() {
-                Outcome::Applied { norm, coef, .. } => (norm.to_bits(), coef.to_bits()),
-                Outcome::Skipped { .. } => panic!("gradients are finite"),
-            });
-        }
+        let mut opt = build(world, model, &mesh, options);
+        let norms: Vec<_> = (0..STEPS).map(|step| take_step(&mut opt, model, step)).collect();
         let own = |p: &Parameter| (held_at(p, &mesh, &at), values(&opt, &p.name));
         (model.parameters().iter().map(own).collect::<Vec<_>>(), norms)
     });

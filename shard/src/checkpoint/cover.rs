@@ -1,11 +1,12 @@
 //! Whether pieces are a whole tensor: every element once, none twice.
 
 use super::piece::{Piece, Region, product};
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 /// What is wrong with the pieces of a tensor.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum CoverError {
     /// The shape says more than 64 bits count.
     #[error("a tensor of shape {shape:?} has more than 2^64 elements")]

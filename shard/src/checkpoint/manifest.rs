@@ -6,13 +6,17 @@
 //! ```
 //!
 //! Reading it checks everything that can be checked without the other files: its own hash, that names are plain file names,
-//! that pieces lie in their files without sharing bytes, and that each vector's pieces are the whole tensor.
+//! that pieces lie in their files without sharing bytes, and that each vector's pieces are the whole tensor. What that takes,
+//! in time and memory, grows as its text does, whatever the text says.
 
 use super::cover;
 use super::error::CheckpointError;
+use super::once;
 use super::piece::{Piece, Region};
+use meshstep_tensor::DType;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::path::Path;
 
 /// The version this program writes and reads.
@@ -20,6 +24,9 @@ pub const FORMAT: u32 = 1;
 
 /// Bytes that share a hash.
 pub const WINDOW: u64 = 1 << 20;
+
+/// Dimensions a tensor may have: as many as the programs that read safetensors take.
+pub const MOST_DIMS: usize = 64;
 
 /// What a checkpoint holds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -105,6 +112,29 @@ pub struct Stored {
     pub xxh3: Vec<String>,
 }
 
+/// Whose bytes are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whose<'m> {
+    /// A vector's.
+    Slot {
+        /// The tensor.
+        tensor: &'m str,
+        /// Which of its vectors.
+        slot: &'m str,
+    },
+    /// The caller's.
+    Blob(&'m str),
+}
+
+impl fmt::Display for Whose<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Whose::Slot { tensor, slot } => write!(f, "slot {slot:?} of tensor {tensor:?}"),
+            Whose::Blob(name) => write!(f, "blob {name:?}"),
+        }
+    }
+}
+
 /// Element types, by their names in safetensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "names that say it")]
@@ -114,15 +144,41 @@ pub enum Type {
     BF16,
     F16,
     U16,
+    U8,
 }
 
 impl Type {
+    /// What such elements are in a file; bytes of the caller have no other type.
+    pub fn of(dtype: DType) -> Option<Self> {
+        Type::NUMBERS.into_iter().find(|of| of.dtype() == Some(dtype))
+    }
+
+    /// What such elements are in memory; none of [`U8`](Type::U8).
+    pub fn dtype(self) -> Option<DType> {
+        match self {
+            Type::F64 => Some(DType::F64),
+            Type::F32 => Some(DType::F32),
+            Type::BF16 => Some(DType::BF16),
+            Type::F16 => Some(DType::F16),
+            Type::U16 => Some(DType::U16),
+            Type::U8 => None,
+        }
+    }
+
+    /// Whether such elements are numbers that others can be rounded to.
+    pub(super) fn is_float(self) -> bool {
+        self.dtype().is_some_and(DType::is_float)
+    }
+
+    const NUMBERS: [Type; 5] = [Type::F64, Type::F32, Type::BF16, Type::F16, Type::U16];
+
     /// Bytes of an element.
     pub fn size(self) -> u64 {
         match self {
             Type::F64 => 8,
             Type::F32 => 4,
             Type::BF16 | Type::F16 | Type::U16 => 2,
+            Type::U8 => 1,
         }
     }
 }
@@ -169,6 +225,7 @@ impl Manifest {
         }
         let mut whole = body.to_vec();
         whole.push(b'}');
+        once::check(&whole).map_err(|error| syntax(error.to_string()))?;
         let manifest: Manifest = serde_json::from_slice(&whole).map_err(|error| syntax(error.to_string()))?;
         manifest.check()?;
         Ok(manifest)
@@ -180,28 +237,49 @@ impl Manifest {
             return Err(CheckpointError::Format { found: self.format, known: FORMAT });
         }
         self.check_names()?;
-        let mut taken: Vec<(&Stored, String)> = Vec::new();
         for (name, tensor) in &self.tensors {
             for (slot, entry) in &tensor.slots {
-                for piece in &entry.pieces {
-                    let what = || format!("slot {slot:?} of tensor {name:?}");
-                    self.check_piece(entry.dtype, piece).map_err(|reason| contradiction(what(), reason))?;
-                    taken.push((&piece.stored, what()));
-                }
-                let pieces: Vec<Piece> = entry.pieces.iter().map(PieceEntry::piece).collect();
-                cover::check(&tensor.shape, &pieces).map_err(|source| CheckpointError::Cover {
-                    tensor: name.clone(),
-                    slot: slot.clone(),
-                    source,
-                })?;
+                self.check_slot(name, slot, &tensor.shape, entry)?;
             }
         }
         for (name, stored) in &self.blobs {
-            let what = format!("blob {name:?}");
-            self.check_stored(stored).map_err(|reason| contradiction(what.clone(), reason))?;
-            taken.push((stored, what));
+            self.check_stored(stored).map_err(|reason| contradiction(Whose::Blob(name), reason))?;
         }
-        check_apart(taken)
+        check_apart(self.stored().collect())
+    }
+
+    /// Everything that is stored, and whose it is: vectors by name, each one's pieces in their order, and blobs.
+    pub fn stored(&self) -> impl Iterator<Item = (Whose<'_>, &Stored)> {
+        let pieces = self.pieces().map(|(whose, _, piece)| (whose, &piece.stored));
+        pieces.chain(self.blobs.iter().map(|(name, stored)| (Whose::Blob(name), stored)))
+    }
+
+    /// Every piece, whose it is, and its elements' type.
+    pub(super) fn pieces(&self) -> impl Iterator<Item = (Whose<'_>, Type, &PieceEntry)> {
+        let slots = self.tensors.iter().flat_map(|(tensor, entry)| {
+            entry.slots.iter().map(move |(slot, entry)| (Whose::Slot { tensor, slot }, entry))
+        });
+        slots.flat_map(|(whose, entry)| entry.pieces.iter().map(move |piece| (whose, entry.dtype, piece)))
+    }
+
+    fn check_slot(
+        &self,
+        tensor: &str,
+        slot: &str,
+        shape: &[u64],
+        entry: &SlotEntry,
+    ) -> Result<(), CheckpointError> {
+        let whose = Whose::Slot { tensor, slot };
+        if shape.len() > MOST_DIMS {
+            let reason = format!("it has {} dimensions, {MOST_DIMS} are the most", shape.len());
+            return Err(contradiction(whose, reason));
+        }
+        for piece in &entry.pieces {
+            self.check_piece(entry.dtype, piece).map_err(|reason| contradiction(whose, reason))?;
+        }
+        let pieces: Vec<Piece> = entry.pieces.iter().map(PieceEntry::piece).collect();
+        let (tensor, slot) = (tensor.to_owned(), slot.to_owned());
+        cover::check(shape, &pieces).map_err(|source| CheckpointError::Cover { tensor, slot, source })
     }
 
     fn check_names(&self) -> Result<(), CheckpointError> {
@@ -214,7 +292,7 @@ impl Manifest {
                 true if !names.insert(name) => "it is listed twice",
                 true => continue,
             };
-            return Err(contradiction(format!("file {name:?}"), reason.to_owned()));
+            return Err(contradiction(format_args!("file {name:?}"), reason.to_owned()));
         }
         Ok(())
     }
@@ -246,12 +324,12 @@ impl Manifest {
 }
 
 /// Bytes that two share.
-fn check_apart(mut taken: Vec<(&Stored, String)>) -> Result<(), CheckpointError> {
-    taken.retain(|(stored, _)| stored.bytes > 0);
-    taken.sort_by_key(|(stored, _)| (stored.file, stored.at));
+fn check_apart(mut taken: Vec<(Whose<'_>, &Stored)>) -> Result<(), CheckpointError> {
+    taken.retain(|(_, stored)| stored.bytes > 0);
+    taken.sort_by_key(|(_, stored)| (stored.file, stored.at));
     let apart = |a: &Stored, b: &Stored| a.file != b.file || a.at + a.bytes <= b.at;
-    match taken.windows(2).find(|pair| !apart(pair[0].0, pair[1].0)) {
-        Some(pair) => Err(contradiction(pair[1].1.clone(), format!("it shares bytes with {}", pair[0].1))),
+    match taken.windows(2).find(|pair| !apart(pair[0].1, pair[1].1)) {
+        Some(pair) => Err(contradiction(pair[1].0, format!("it shares bytes with {}", pair[0].0))),
         None => Ok(()),
     }
 }
@@ -262,6 +340,6 @@ pub(super) fn plain(name: &str) -> bool {
     first && name.len() <= 200 && name.bytes().all(|c| c.is_ascii_alphanumeric() || b".-_".contains(&c))
 }
 
-fn contradiction(what: String, reason: String) -> CheckpointError {
-    CheckpointError::Contradiction { what, reason }
+fn contradiction(what: impl fmt::Display, reason: String) -> CheckpointError {
+    CheckpointError::Contradiction { what: what.to_string(), reason }
 }

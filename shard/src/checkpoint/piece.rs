@@ -1,9 +1,10 @@
 //! Which elements of a tensor lie together, and what two such pieces have in common. Arithmetic only.
 
+use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
 /// A box of a tensor: where it begins, and how far it goes, in each dimension.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Region {
     /// Its first index in each dimension of the tensor.
     pub offsets: Vec<u64>,
@@ -12,7 +13,7 @@ pub struct Region {
 }
 
 /// Elements of a box that lie after each other in its row-major order: what a rank owns of what it holds of a tensor.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Piece {
     /// The box.
     pub region: Region,
@@ -64,6 +65,13 @@ pub(super) fn product(shape: &[u64]) -> Option<u64> {
 }
 
 impl Piece {
+    /// All of a tensor with fewer than 2^64 elements.
+    pub fn whole(shape: &[u64]) -> Self {
+        let region = Region::whole(shape);
+        let range = 0..region.elements().unwrap_or(u64::MAX);
+        Piece { region, range }
+    }
+
     /// Elements.
     pub fn len(&self) -> u64 {
         self.range.end.saturating_sub(self.range.start)

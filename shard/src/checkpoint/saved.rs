@@ -1,9 +1,9 @@
 //! A complete step, to read from.
 
-use super::disk::{Disk, Reader};
+use super::disk::{Disk, Os, Reader};
 use super::error::{CheckpointError, io};
 use super::manifest::{FileEntry, Manifest, Stored, WINDOW};
-use super::store::MANIFEST;
+use super::store::{MANIFEST, MANIFEST_MOST};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
@@ -14,6 +14,7 @@ pub struct Saved {
     disk: Arc<dyn Disk>,
     dir: PathBuf,
     manifest: Manifest,
+    hash: String,
 }
 
 /// One of its files, of the size the manifest says.
@@ -24,23 +25,54 @@ pub struct SavedFile {
 }
 
 impl Saved {
+    /// The step in `dir`, wherever that is: without LATEST nothing vouches for its manifest but the manifest.
+    pub fn at(dir: &Path) -> Result<Self, CheckpointError> {
+        Self::open(Arc::new(Os), dir, None)
+    }
+
     /// The step in `dir`, whose manifest has this hash where one is known.
     pub(super) fn open(disk: Arc<dyn Disk>, dir: &Path, hash: Option<&str>) -> Result<Self, CheckpointError> {
         let path = dir.join(MANIFEST);
-        let text = read_all(&*disk, &path, u64::MAX)?;
+        let text = read_all(&*disk, &path, MANIFEST_MOST)?;
         let found = blake3::hash(&text).to_hex();
         match hash {
             Some(expected) if expected != found.as_str() => {
                 let (what, expected) = ("all bytes".to_owned(), expected.to_owned());
                 Err(CheckpointError::Hash { path, what, expected, found: found.to_string() })
             }
-            _ => Ok(Saved { manifest: Manifest::from_text(&path, &text)?, disk, dir: dir.to_owned() }),
+            _ => {
+                let manifest = Manifest::from_text(&path, &text)?;
+                Ok(Saved { manifest, disk, dir: dir.to_owned(), hash: found.to_string() })
+            }
         }
     }
 
     /// What it holds.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
+    }
+
+    /// The manifest's BLAKE3 hash, in hexadecimal digits: two steps with one hash are the same.
+    pub fn hash(&self) -> &str {
+        &self.hash
+    }
+
+    /// The caller's bytes of this name, checked; `None` where there are none.
+    pub fn blob(&self, name: &str) -> Result<Option<Vec<u8>>, CheckpointError> {
+        let Some(stored) = self.manifest.blobs.get(name) else { return Ok(None) };
+        let mut bytes = Vec::new();
+        let mut room = vec![0; WINDOW.min(stored.bytes) as usize];
+        let what = format!("blob {name:?}");
+        self.file(stored.file)?.read(stored, (0, stored.bytes), &mut room, &what, |_, part| {
+            bytes.extend_from_slice(part);
+            Ok(())
+        })?;
+        Ok(Some(bytes))
+    }
+
+    /// The bytes that rank `rank` of those that saved gave as `name`.
+    pub fn blob_of(&self, name: &str, rank: usize) -> Result<Option<Vec<u8>>, CheckpointError> {
+        self.blob(&of_rank(name, rank))
     }
 
     /// Its folder.
@@ -62,25 +94,6 @@ impl Saved {
             false => Err(CheckpointError::Size { path, expected: *bytes, found }),
         }
     }
-
-    /// Checks every byte of every file against the manifest.
-    pub fn verify(&self) -> Result<(), CheckpointError> {
-        let mut room = vec![0; WINDOW as usize];
-        for (index, entry) in self.manifest.files.iter().enumerate() {
-            let SavedFile { file, path } = self.file(index)?;
-            let mut hash = blake3::Hasher::new();
-            for at in (0..entry.bytes).step_by(WINDOW as usize) {
-                let room = &mut room[..WINDOW.min(entry.bytes - at) as usize];
-                file.read_at(at, room).map_err(io("reading", &path))?;
-                hash.update(room);
-            }
-            let (expected, found) = (entry.blake3.clone(), hash.finalize().to_hex().to_string());
-            if expected != found {
-                return Err(CheckpointError::Hash { path, what: "all bytes".to_owned(), expected, found });
-            }
-        }
-        Ok(())
-    }
 }
 
 impl SavedFile {
@@ -94,24 +107,40 @@ impl SavedFile {
         what: &str,
         mut take: impl FnMut(u64, &[u8]) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
-        let mut start = from / WINDOW * WINDOW;
+        let mut start = if from < to { from / WINDOW * WINDOW } else { to };
         while start < to {
             let end = (start + WINDOW).min(stored.bytes);
             let room = &mut room[..(end - start) as usize];
-            self.file.read_at(stored.at + start, room).map_err(io("reading", &self.path))?;
-            let (expected, found) =
-                (&stored.xxh3[(start / WINDOW) as usize], format!("{:016x}", xxh3_64(room)));
-            if *expected != found {
-                let what = format!("bytes {start} to {end} of {what}");
-                let (path, expected) = (self.path.clone(), expected.clone());
-                return Err(CheckpointError::Hash { path, what, expected, found });
-            }
+            self.window(stored, start, room, what)?;
             let (first, last) = (from.max(start), to.min(end));
             take(first, &room[(first - start) as usize..(last - start) as usize])?;
             start = end;
         }
         Ok(())
     }
+
+    /// Fills `room` with the window that begins at byte `start` of what is stored, all of it, and checks that.
+    pub(super) fn window(
+        &self,
+        stored: &Stored,
+        start: u64,
+        room: &mut [u8],
+        what: &str,
+    ) -> Result<(), CheckpointError> {
+        self.file.read_at(stored.at + start, room).map_err(io("reading", &self.path))?;
+        let (expected, found) = (&stored.xxh3[(start / WINDOW) as usize], format!("{:016x}", xxh3_64(room)));
+        if *expected != found {
+            let what = format!("bytes {start} to {} of {what}", start + room.len() as u64);
+            let (path, expected) = (self.path.clone(), expected.clone());
+            return Err(CheckpointError::Hash { path, what, expected, found });
+        }
+        Ok(())
+    }
+}
+
+/// What the bytes of one rank are called.
+pub(super) fn of_rank(name: &str, rank: usize) -> String {
+    format!("{name}@{rank}")
 }
 
 /// All of a file with at most `most` bytes.
@@ -119,9 +148,21 @@ pub(super) fn read_all(disk: &dyn Disk, path: &Path, most: u64) -> Result<Vec<u8
     let file = disk.open(path).map_err(io("opening", path))?;
     let len = file.len().map_err(io("measuring", path))?;
     if len > most {
-        return Err(CheckpointError::Size { path: path.to_owned(), expected: most, found: len });
+        return Err(CheckpointError::TooLarge { path: path.to_owned(), most, found: len });
     }
     let mut bytes = vec![0; len as usize];
     file.read_at(0, &mut bytes).map_err(io("reading", path))?;
     Ok(bytes)
+}
+
+impl SavedFile {
+    /// Fills `room` with what is at `at`, unchecked.
+    pub(super) fn fill(&self, at: u64, room: &mut [u8]) -> Result<(), CheckpointError> {
+        self.file.read_at(at, room).map_err(io("reading", &self.path))
+    }
+
+    /// Where it is.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
 }

@@ -25,13 +25,32 @@ pub struct ShardWriter {
     file: Box<dyn Writer>,
     path: PathBuf,
     index: usize,
-    all: blake3::Hasher,
     at: u64,
     /// Lengths in bytes of the vectors that were not begun, last one first.
     left: Vec<u64>,
     stored: Vec<Stored>,
+    hashes: Hashes,
+}
+
+/// Hashes of what is written: of all of it, and of each window of the vector that was begun last.
+#[derive(Default)]
+struct Hashes {
+    all: blake3::Hasher,
     window: Xxh3Default,
     in_window: u64,
+    windows: Vec<String>,
+}
+
+/// Bytes that are worth another thread.
+const APART: usize = 256 << 10;
+
+/// The header, as the format has it.
+#[derive(Serialize)]
+struct Header<'a> {
+    #[serde(rename = "__metadata__", skip_serializing_if = "BTreeMap::is_empty")]
+    texts: BTreeMap<&'a str, &'a str>,
+    #[serde(flatten)]
+    entries: BTreeMap<&'a String, Entry>,
 }
 
 /// An entry of the header, as the format has it.
@@ -54,10 +73,24 @@ impl ShardWriter {
     /// # Panics
     /// If two vectors have one key.
     pub fn new(
+        file: Box<dyn Writer>,
+        path: &Path,
+        index: usize,
+        vectors: &[Vector],
+    ) -> Result<Self, CheckpointError> {
+        Self::described(file, path, index, vectors, &[])
+    }
+
+    /// The same with texts by name, which other programs look for.
+    ///
+    /// # Panics
+    /// If two vectors have one key.
+    pub fn described(
         mut file: Box<dyn Writer>,
         path: &Path,
         index: usize,
         vectors: &[Vector],
+        texts: &[(&str, &str)],
     ) -> Result<Self, CheckpointError> {
         let mut entries = BTreeMap::new();
         let (mut end, mut left) = (0, Vec::new());
@@ -69,17 +102,17 @@ impl ShardWriter {
             left.push(bytes);
         }
         left.reverse();
-        let mut header = serde_json::to_vec(&entries).unwrap_or_default();
+        let mut header = serde_json::to_vec(&Header { texts: texts.iter().copied().collect(), entries })
+            .unwrap_or_default();
         // Data begins at a multiple of 64, so that mapped vectors are aligned.
         header.resize((header.len() + 8).next_multiple_of(64) - 8, b' ');
-        let mut all = blake3::Hasher::new();
+        let mut hashes = Hashes::default();
         let bytes = [&(header.len() as u64).to_le_bytes()[..], &header].concat();
-        all.update(&bytes);
+        hashes.all.update(&bytes);
         file.write_at(0, &bytes).map_err(io("writing", path))?;
         let at = bytes.len() as u64;
-        let window = Xxh3Default::new();
         let (path, stored) = (path.to_owned(), Vec::new());
-        Ok(ShardWriter { file, path, index, all, at, left, stored, window, in_window: 0 })
+        Ok(ShardWriter { file, path, index, at, left, stored, hashes })
     }
 
     /// Begins the next vector.
@@ -98,23 +131,25 @@ impl ShardWriter {
     ///
     /// # Panics
     /// If they are more than was announced.
-    pub fn write(&mut self, mut bytes: &[u8]) -> Result<(), CheckpointError> {
-        self.file.write_at(self.at, bytes).map_err(io("writing", &self.path))?;
-        self.all.update(bytes);
+    pub fn write(&mut self, bytes: &[u8]) -> Result<(), CheckpointError> {
+        let (at, end) = (self.at, self.stored.last().map_or(0, |stored| stored.at + stored.bytes));
         self.at += bytes.len() as u64;
-        let end = self.stored.last().map_or(0, |stored| stored.at + stored.bytes);
         assert!(self.at <= end, "no more than was announced");
-        while !bytes.is_empty() {
-            let (now, later) = bytes.split_at(bytes.len().min((WINDOW - self.in_window) as usize));
-            self.window.update(now);
-            self.in_window += now.len() as u64;
-            bytes = later;
-            if self.in_window == WINDOW {
-                self.end_window();
+        let ShardWriter { file, hashes, .. } = self;
+        // The disk and the hashes take about as long as each other.
+        let written = match bytes.len() >= APART {
+            true => rayon::join(|| file.write_at(at, bytes), || hashes.take(bytes)).0,
+            false => {
+                hashes.take(bytes);
+                file.write_at(at, bytes)
             }
-        }
-        if self.at == end && self.in_window > 0 {
-            self.end_window();
+        };
+        written.map_err(io("writing", &self.path))?;
+        if self.at == end {
+            self.hashes.end_window();
+            if let Some(stored) = self.stored.last_mut() {
+                stored.xxh3 = std::mem::take(&mut self.hashes.windows);
+            }
         }
         Ok(())
     }
@@ -128,7 +163,7 @@ impl ShardWriter {
         assert!(self.left.is_empty(), "everything that was announced is written");
         self.file.sync().map_err(io("syncing", &self.path))?;
         let name = self.path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        let blake3 = self.all.finalize().to_hex().to_string();
+        let blake3 = self.hashes.all.finalize().to_hex().to_string();
         Ok((FileEntry { name, bytes: self.at, blake3 }, self.stored))
     }
 
@@ -136,13 +171,27 @@ impl ShardWriter {
         let end = self.stored.last().map_or(self.at, |stored| stored.at + stored.bytes);
         assert_eq!(self.at, end, "a vector is complete before the next");
     }
+}
+
+impl Hashes {
+    fn take(&mut self, mut bytes: &[u8]) {
+        self.all.update(bytes);
+        while !bytes.is_empty() {
+            let (now, later) = bytes.split_at(bytes.len().min((WINDOW - self.in_window) as usize));
+            self.window.update(now);
+            self.in_window += now.len() as u64;
+            bytes = later;
+            if self.in_window == WINDOW {
+                self.end_window();
+            }
+        }
+    }
 
     fn end_window(&mut self) {
-        let hash = format!("{:016x}", self.window.digest());
-        self.window.reset();
-        self.in_window = 0;
-        if let Some(stored) = self.stored.last_mut() {
-            stored.xxh3.push(hash);
+        if self.in_window > 0 {
+            self.windows.push(format!("{:016x}", self.window.digest()));
+            self.window.reset();
+            self.in_window = 0;
         }
     }
 }

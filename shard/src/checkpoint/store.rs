@@ -24,11 +24,15 @@ const LOCK: &str = "LOCK";
 const LATEST: &str = "LATEST";
 const NEXT: &str = "LATEST.tmp";
 pub(super) const MANIFEST: &str = "manifest.json";
+const PROOF: &str = "proof";
 const SAVED: &str = "step-";
 const DRAFT: &str = "tmp-";
 
 /// Bytes LATEST may have.
 const LATEST_MOST: u64 = 4096;
+
+/// Bytes a manifest may have: that of 20 TB takes less than half of it.
+pub(super) const MANIFEST_MOST: u64 = 1 << 30;
 
 /// What LATEST says.
 #[derive(Serialize, Deserialize)]
@@ -41,6 +45,13 @@ struct Latest {
 /// A folder of checkpoints.
 #[derive(Clone, Debug)]
 pub struct Store {
+    disk: Arc<dyn Disk>,
+    dir: PathBuf,
+}
+
+/// The folder of a step on its way, as any rank sees it.
+#[derive(Clone, Debug)]
+pub struct Folder {
     disk: Arc<dyn Disk>,
     dir: PathBuf,
 }
@@ -117,6 +128,11 @@ impl Store {
         Ok(Draft { store: self.clone(), step, dir, _lock: lock })
     }
 
+    /// The folder in which `step` is on its way, whoever has begun it.
+    pub fn folder(&self, step: u64) -> Folder {
+        Folder { disk: Arc::clone(&self.disk), dir: self.dir.join(name(DRAFT, step)) }
+    }
+
     /// Removes all but the newest `keep` steps that are complete; never the one LATEST names.
     pub fn keep(&self, keep: usize) -> Result<(), CheckpointError> {
         let latest = self.latest()?.manifest().step;
@@ -137,19 +153,76 @@ impl Store {
     }
 }
 
-impl Draft {
+impl Folder {
     /// Begins file `index`, for `vectors`.
     pub fn file(&self, index: usize, file: &str, vectors: &[Vector]) -> Result<ShardWriter, CheckpointError> {
         let path = self.dir.join(file);
-        ShardWriter::new(self.store.disk.create(&path).map_err(io("creating", &path))?, &path, index, vectors)
+        ShardWriter::new(self.disk.create(&path).map_err(io("creating", &path))?, &path, index, vectors)
+    }
+
+    /// Makes the names of its files last.
+    pub fn sync(&self) -> Result<(), CheckpointError> {
+        self.disk.sync_dir(&self.dir).map_err(io("syncing", &self.dir))
+    }
+
+    /// Leaves `proof` here, for others to see.
+    pub fn show(&self, proof: u64) -> Result<(), CheckpointError> {
+        write(&*self.disk, &self.dir.join(PROOF), &proof.to_le_bytes())
+    }
+
+    /// Whether this is where `proof` was left.
+    pub fn shows(&self, proof: u64) -> Result<(), CheckpointError> {
+        let elsewhere = CheckpointError::Elsewhere { dir: self.dir.clone() };
+        match read_all(&*self.disk, &self.dir.join(PROOF), 8) {
+            Ok(found) if found == proof.to_le_bytes() => Ok(()),
+            Ok(_) | Err(CheckpointError::Io { kind: std::io::ErrorKind::NotFound, .. }) => Err(elsewhere),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Removes what was left.
+    pub fn hide(&self) -> Result<(), CheckpointError> {
+        let path = self.dir.join(PROOF);
+        self.disk.remove(&path).map_err(io("removing", &path))
+    }
+}
+
+impl Draft {
+    /// Its folder.
+    pub fn folder(&self) -> Folder {
+        self.store.folder(self.step)
+    }
+
+    /// Begins file `index`, for `vectors`.
+    pub fn file(&self, index: usize, file: &str, vectors: &[Vector]) -> Result<ShardWriter, CheckpointError> {
+        self.folder().file(index, file, vectors)
     }
 
     /// Makes the step the newest one. Every file is complete.
     pub fn publish(self, manifest: &Manifest) -> Result<(), CheckpointError> {
+        self.exchange(manifest)
+    }
+
+    /// The same, and removes all but the newest `keep` steps; nobody begins another meanwhile. An error in removing leaves the step
+    /// the newest one.
+    pub fn publish_keeping(self, manifest: &Manifest, keep: usize) -> Result<(), CheckpointError> {
+        self.exchange(manifest)?;
+        self.store.keep(keep)
+    }
+
+    /// Gives the step up, as far as the disk allows; the next one sweeps the rest.
+    pub fn discard(self) {
+        let _ = self.store.disk.remove(&self.dir);
+    }
+
+    fn exchange(&self, manifest: &Manifest) -> Result<(), CheckpointError> {
         manifest.check()?;
-        let Draft { store: Store { disk, dir: parent }, step, dir, .. } = &self;
-        let text = manifest.to_text();
-        write(&**disk, &dir.join(MANIFEST), text.as_bytes())?;
+        let Draft { store: Store { disk, dir: parent }, step, dir, .. } = self;
+        let (text, path) = (manifest.to_text(), dir.join(MANIFEST));
+        if text.len() as u64 > MANIFEST_MOST {
+            return Err(CheckpointError::TooLarge { path, most: MANIFEST_MOST, found: text.len() as u64 });
+        }
+        write(&**disk, &path, text.as_bytes())?;
         disk.sync_dir(dir).map_err(io("syncing", dir))?;
         let saved = parent.join(name(SAVED, *step));
         disk.rename(dir, &saved).map_err(io("renaming", dir))?;

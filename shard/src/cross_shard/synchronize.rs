@@ -129,8 +129,20 @@ impl CrossShard {
         let heard = healthy.and_then(|()| self.optimizer.check_heard());
         let idle = heard.and_then(|()| self.optimizer.check_idle());
         let text = family::objection(idle.as_ref().err());
+        self.meet_group()?;
         let same = agree::same_everywhere(&*self.world, &self.optimizer.options, &text);
         idle.and(self.end_if_alone(same))
+    }
+
+    /// A word in the group before those of the world, so that a rank that steps there meanwhile is a call that does not match, not
+    /// one that waits for ever. A group that has failed already has its objection.
+    fn meet_group(&mut self) -> Result<(), Error> {
+        if self.optimizer.handover.healthy().is_err() {
+            return Ok(());
+        }
+        let group = vec![Arc::clone(self.optimizer.comm())];
+        let met = self.optimizer.apart_from_steps(|optimizer| optimizer.greet_on(group));
+        met.map(drop).inspect_err(|_| self.world.abort())
     }
 
     fn room(&self) -> Result<Room, Error> {

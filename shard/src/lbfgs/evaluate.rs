@@ -102,6 +102,12 @@ impl Spread {
         Ok(())
     }
 
+    /// The first element of bucket `b` in this rank's vector.
+    #[cfg(feature = "checkpoint")]
+    pub(super) fn first(&self, b: usize) -> usize {
+        self.firsts[b]
+    }
+
     /// Bucket `b`'s part of this rank's vector.
     fn part(&self, b: usize) -> Range<usize> {
         self.firsts[b]..self.firsts.get(b + 1).copied().unwrap_or(self.len)

@@ -1,6 +1,8 @@
 //! L-BFGS over a layout whose parameters and history are sharded.
 
 mod evaluate;
+#[cfg(feature = "checkpoint")]
+mod saving;
 
 pub(crate) use evaluate::{Failed, backward};
 
@@ -97,13 +99,17 @@ impl ShardedLbfgs {
         options: Options,
     ) -> Result<Self, Error> {
         // Its state is this type's, so the optimizer's own rule has none.
-        let opt = Optimizer::new(comm, layout, Sgd::default(), initial, options)?;
+        let mut opt = Optimizer::new(comm, layout, Sgd::default(), initial, options)?;
         let made = Self::on(rule.clone(), &opt);
         let mut text = family::objection(made.as_ref().err());
         for (name, value) in rule.hyperparameters() {
             let _ = writeln!(text, "{name} of lbfgs = {value}");
         }
-        let same = agree::same_everywhere(&**opt.comm(), opt.options(), &text);
+        // Who gathers meanwhile, where parameters are sharded, is not to wait.
+        let same = opt.apart_from_steps(|opt| {
+            opt.greet()?;
+            agree::same_everywhere(&**opt.comm(), opt.options(), &text)
+        });
         let (spread, x, state, folding) = made?;
         same?;
         Ok(ShardedLbfgs { rule, opt, spread, x, state, folding })

@@ -101,7 +101,7 @@ impl Parts {
     fn read<'a>(&'a self, optimizer: &'a Optimizer, spot: &Spot) -> Result<Slice<'a>, Error> {
         let vector = match spot.vector {
             Vector::Outer { fragment, spot, slot } => self.0[fragment].kept[spot].outer[slot].as_slice(),
-            other => match optimizer.vector(other) {
+            other => match optimizer.vector_of(other) {
                 Some(vector) => vector,
                 None => unreachable!("a spot is of a vector that there is"),
             },
@@ -112,7 +112,7 @@ impl Parts {
     fn write<'a>(&'a mut self, optimizer: &'a mut Optimizer, spot: &Spot) -> Result<SliceMut<'a>, Error> {
         let vector = match spot.vector {
             Vector::Outer { fragment, spot, slot } => self.0[fragment].kept[spot].outer[slot].as_mut(),
-            other => match optimizer.vector_mut(other) {
+            other => match optimizer.vector_of_mut(other) {
                 Some(vector) => vector,
                 None => unreachable!("a spot is of a vector that there is"),
             },
@@ -200,7 +200,7 @@ impl Kept {
         if fragment.has_anchor(spot) {
             let mut anchor = zeroed(spot.own)?;
             // Outer state begins as zeros.
-            if let Some(values) = optimizer.vector(spot.vector) {
+            if let Some(values) = optimizer.vector_of(spot.vector) {
                 anchor.as_mut().copy_from(values.slice(spot.range.clone())?)?;
             }
             kept.anchor = Some(anchor);

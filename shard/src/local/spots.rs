@@ -56,7 +56,7 @@ impl Optimizer {
     }
 
     /// This rank's elements of `vector`, but for those of outer optimizers, which it has not.
-    pub(crate) fn vector(&self, vector: Vector) -> Option<Slice<'_>> {
+    pub(crate) fn vector_of(&self, vector: Vector) -> Option<Slice<'_>> {
         match vector {
             Vector::Params { bucket } => Some(self.buckets[bucket].params.as_slice()),
             Vector::Master { bucket } => self.buckets[bucket].master().map(|master| master.as_slice()),
@@ -66,7 +66,7 @@ impl Optimizer {
     }
 
     /// The same, to be written.
-    pub(crate) fn vector_mut(&mut self, vector: Vector) -> Option<SliceMut<'_>> {
+    pub(crate) fn vector_of_mut(&mut self, vector: Vector) -> Option<SliceMut<'_>> {
         match vector {
             Vector::Params { bucket } => Some(self.buckets[bucket].params.as_mut()),
             Vector::Master { bucket } => self.buckets[bucket].master_mut().map(|master| master.as_mut()),

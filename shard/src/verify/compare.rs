@@ -4,7 +4,7 @@ use super::Begun;
 use super::survey::{Item, Survey};
 use crate::among::know;
 use crate::{Error, Optimizer, agree, family, wire};
-use meshstep_comm::{Op, Reduction};
+use meshstep_comm::{Communicator, Op, Reduction};
 use meshstep_tensor::{Buffer, Category, DType};
 use std::fmt::Write;
 use std::sync::Arc;
@@ -60,11 +60,7 @@ impl Optimizer {
     }
 
     /// Whether all ranks of a group have each of these words. Collective: the largest of each and of its complement.
-    pub(super) fn same_among(
-        &self,
-        group: &dyn meshstep_comm::Communicator,
-        words: &[u64],
-    ) -> Result<Vec<bool>, Error> {
+    pub(super) fn same_among(&self, group: &dyn Communicator, words: &[u64]) -> Result<Vec<bool>, Error> {
         let (queue, meter) = (&self.options.queue, &self.options.meter);
         let mut both: Vec<u64> = words.iter().copied().chain(words.iter().map(|word| !word)).collect();
         wire::all_reduce(group, queue, meter, &mut both, Reduction::Max)?;
@@ -90,16 +86,13 @@ impl Optimizer {
 
     /// What is neither parameters nor state and the same on every rank, a `key = value` line each: the hyperparameters that updates
     /// read, and what counts.
-    fn describe_counters(&mut self) -> Result<String, Error> {
+    pub(crate) fn describe_counters(&mut self) -> Result<String, Error> {
         #[cfg(feature = "cuda")]
         self.take_notes(true)?;
         let mut text =
             format!("steps = {}\nsteps skipped in a row = {}\n", self.progress.steps, self.progress.skips);
         for (g, group) in self.groups.iter().enumerate() {
-            let _ = writeln!(text, "lr_scale of group {g} = {}", group.lr_scale);
-            for (name, value) in group.rule.hyperparameters() {
-                let _ = writeln!(text, "{name} of group {g} = {value}");
-            }
+            group.describe(g, &mut text);
         }
         for entry in &self.entries {
             let _ = writeln!(text, "t of {:?} = {}", entry.param.name(), entry.t);
@@ -109,7 +102,7 @@ impl Optimizer {
 
     /// Begins a call of every rank: one that is in the middle of a step, or calls something else, is an error on all of them,
     /// as far as they hear from each other before.
-    pub(super) fn call_together(&mut self, what: &str, ready: Result<(), Error>) -> Result<Begun, Error> {
+    pub(crate) fn call_together(&mut self, what: &str, ready: Result<(), Error>) -> Result<Begun, Error> {
         let begun = Begun::now();
         let text = match &ready {
             Ok(()) => format!("this call = {what}\n"),
@@ -127,8 +120,7 @@ impl Optimizer {
     /// One word on each communicator that a step or a gather would use before the one of all ranks, so that a rank that steps or
     /// gathers meanwhile is a call that does not match, not one that waits for ever. Calls that may meet all begin with it.
     pub(crate) fn greet(&self) -> Result<(), Error> {
-        let (world, queue) = (Arc::clone(self.comm()), self.options.queue.clone());
-        let mut greeted = vec![world];
+        let mut greeted = vec![Arc::clone(self.comm())];
         for kept in &self.handover.fixed.buckets {
             let further = kept.among.further.iter().map(|(comm, _)| comm);
             for comm in [&kept.among.shards].into_iter().chain(further).chain(kept.gathers.iter()) {
@@ -138,21 +130,28 @@ impl Optimizer {
         if greeted.len() == 1 {
             return Ok(()); // the call's own words meet there
         }
-        let mut started = Vec::new();
-        for comm in greeted {
-            let word = Buffer::zeroed_on(&queue, 1, DType::U64, &self.options.meter, Category::Staging)?;
-            started.push(comm.start(Op::all_reduce(Reduction::Max), word, &queue));
+        self.greet_on(greeted)
+    }
+
+    /// One word on each of these, all on their way before any is waited for.
+    pub(crate) fn greet_on(&self, comms: Vec<Arc<dyn Communicator>>) -> Result<(), Error> {
+        let (queue, mut started) = (&self.options.queue, Vec::new());
+        for comm in comms {
+            let word = Buffer::zeroed_on(queue, 1, DType::U64, &self.options.meter, Category::Staging)?;
+            started.push(comm.start(Op::all_reduce(Reduction::Max), word, queue));
         }
-        let answered = started.into_iter().map(|started| wire::land(started, &queue).1);
+        let answered = started.into_iter().map(|started| wire::land(started, queue).1);
         let answered: Vec<_> = answered.collect();
         Ok(answered.into_iter().collect::<Result<(), _>>()?)
     }
 
     /// Ends it for all other ranks where communication has failed, or where this one alone cannot go on: they are not to wait
     /// for what will not come.
-    pub(super) fn end_if_alone<T>(&self, result: Result<T, Error>) -> Result<T, Error> {
+    pub(crate) fn end_if_alone<T>(&self, result: Result<T, Error>) -> Result<T, Error> {
         match &result {
             Ok(_) | Err(Error::Differs(_) | Error::Verify(_) | Error::Disagree { .. }) => {}
+            #[cfg(feature = "checkpoint")]
+            Err(Error::Checkpoint(_)) => {}
             Err(error) => {
                 if let Error::Comm(failure) = error {
                     self.handover.poison(failure.clone());

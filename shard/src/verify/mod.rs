@@ -6,7 +6,7 @@
 //! | state and masters | among the ranks that hold the same part: all of these at stage 0, replicas of the shards at other stages |
 //! | what no other rank holds | with its hash from the end of its last update, where [`Optimizer::verify_every`] has kept it |
 //! | reduced gradients | among the ranks that have the same by then, by [`Optimizer::verify_gradients`] |
-//! | `t`, steps, skips, hyperparameters | among all ranks; lr, scales and the step itself travel in every step's exchange |
+//! | `t`, steps, skips, hyperparameters | among all ranks; lr, scales and the step itself travel in every step's exchange, and a digest of hyperparameters |
 
 mod compare;
 mod difference;
@@ -18,6 +18,8 @@ mod survey;
 pub use difference::{Apart, Difference, Held, VerifyError};
 pub use repair::Repaired;
 pub(crate) use survey::Replicas;
+#[cfg(feature = "checkpoint")]
+pub(crate) use survey::{Item, Slot};
 
 use crate::among::know;
 use crate::{Among, Clip, Error, Optimizer};
@@ -60,7 +62,7 @@ pub(crate) struct Verifying {
     replicas: Vec<Replicas>,
     /// For each vector of frozen parameters, the ranks that hold it.
     pub(crate) frozen: Vec<Arc<Among>>,
-    last: Option<Verified>,
+    pub(crate) last: Option<Verified>,
 }
 
 impl Optimizer {
@@ -196,7 +198,7 @@ impl Optimizer {
         self.end_if_alone(kept)
     }
 
-    fn keep_if_due(&mut self) -> Result<(), Error> {
+    pub(crate) fn keep_if_due(&mut self) -> Result<(), Error> {
         self.verifying.kept.clear();
         if !self.verifying.is_due() {
             return Ok(());
@@ -212,7 +214,7 @@ impl Optimizer {
 
 /// When a call of every rank began, and what it took to agree on it.
 #[derive(Clone, Copy, Debug)]
-struct Begun {
+pub(crate) struct Begun {
     at: Instant,
     sent: u64,
 }

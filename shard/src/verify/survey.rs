@@ -14,16 +14,16 @@ const BLOCK: usize = 1 << 20;
 
 /// One vector of one parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Item {
-    pub(super) param: usize,
-    pub(super) slot: Slot,
+pub(crate) struct Item {
+    pub(crate) param: usize,
+    pub(crate) slot: Slot,
     /// Its ranks, in [`Survey::groups`]; `None` where no other rank holds the same.
-    pub(super) group: Option<usize>,
+    pub(crate) group: Option<usize>,
 }
 
 /// Which vector.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Slot {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Slot {
     Params,
     Grads,
     Master,
@@ -171,7 +171,7 @@ impl Optimizer {
     }
 
     /// What this rank has of a vector, and the index in the parameter of its first element.
-    pub(super) fn piece(&mut self, item: &Item) -> Result<(usize, Slice<'_>), Error> {
+    pub(crate) fn piece(&mut self, item: &Item) -> Result<(usize, Slice<'_>), Error> {
         let (bucket, place) = match &self.entries[item.param].place {
             Place::Frozen { vector, range } => {
                 return Ok((0, self.frozen[*vector].as_slice().slice(range.clone())?));
@@ -191,7 +191,7 @@ impl Optimizer {
     }
 
     /// The same memory, to be written.
-    pub(super) fn piece_mut(&mut self, item: &Item) -> Result<SliceMut<'_>, Error> {
+    pub(crate) fn piece_mut(&mut self, item: &Item) -> Result<SliceMut<'_>, Error> {
         // What is on its way to this place comes first.
         self.piece(item)?;
         let (bucket, place) = match &self.entries[item.param].place {

@@ -3,7 +3,7 @@
 use crate::common::{fetch, put};
 use meshstep_comm::{Communicator, Reduction, loopback};
 use meshstep_optim::{AdamW, Rule};
-use meshstep_shard::{Among, At, Combine, Error, Optimizer, Options, Outcome};
+use meshstep_shard::{Among, At, Combine, DataPlace, Error, Optimizer, Options, Outcome, WeightError};
 use meshstep_tensor::{DType, Layout, Slice};
 use std::sync::Arc;
 
@@ -136,7 +136,8 @@ pub(crate) fn shared(
     let whole =
         Among { copies: Arc::clone(&world), counts: seat.replica == 0 && seat.tp == 0, ..cut.clone() };
     let partial = Among { further: vec![replicas, (of.tp, Reduction::Sum)], ..whole.clone() };
-    let mut opt = Optimizer::empty(world, seat.tp == 0, options)?;
+    let place = DataPlace { index: seat.data() as u64, ranks: 2, first: seat.tp == 0 };
+    let mut opt = Optimizer::empty(world, place, options)?;
     for (among, name, len) in [(cut, "cut", CUT), (whole, "whole", WHOLE), (partial, "partial", PARTIAL)] {
         let initial = |p: &meshstep_tensor::Param, mut w: meshstep_tensor::SliceMut<'_>| {
             let name = own(p.name(), seat);
@@ -220,4 +221,32 @@ pub(crate) fn troubled(world: Arc<dyn Communicator>, options: Options) -> (Vec<S
         });
     }
     (said, opt.state("cut").unwrap().t)
+}
+
+/// What a rank hears where some weigh micro-batches otherwise than the rank that computes the same ones.
+pub(crate) fn weighed(world: Arc<dyn Communicator>, options: Options) -> [Option<WeightError>; 6] {
+    let (rank, seat) = (world.rank(), Seat::of(world.rank()));
+    let mut opt = shared(world, AdamW::default(), options).unwrap();
+    let queue = opt.options().queue.clone();
+    let weights = |step: usize| match (step, rank) {
+        (1, 5) | (3, 5) => [0, 2],
+        (3, 3) => [2, 2],
+        (4, 7) => [2, 1],
+        _ => [1, 2],
+    };
+    std::array::from_fn(|step| {
+        for (batch, weight) in weights(step).into_iter().enumerate() {
+            let mb = if batch == 0 { opt.accumulate(weight) } else { opt.micro_batch(weight) }.unwrap();
+            for (name, len) in PARAMS {
+                let grad = values(len, |i| grad(&own(name, seat), i, seat.data(), step));
+                mb.grad(name, put((&grad[..]).into(), &queue).as_slice()).unwrap();
+            }
+            mb.finish().unwrap();
+        }
+        match opt.step(AT).and_then(|pending| pending.outcome()) {
+            Ok(_) => None,
+            Err(Error::Weights(told)) => Some(told),
+            Err(other) => panic!("{other}"),
+        }
+    })
 }

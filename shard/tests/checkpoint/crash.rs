@@ -10,6 +10,9 @@ use std::sync::Arc;
 
 pub(crate) const DIR: &str = "/run";
 
+/// What errors call its bytes.
+const NAME: &str = "slot \"param\" of tensor \"w\"";
+
 /// Two files' worth of a tensor of `2 * half` numbers that say which step they are of.
 pub(crate) fn save(store: &Store, step: u64, half: u64) -> Result<(), CheckpointError> {
     let draft = store.begin(step)?;
@@ -47,7 +50,7 @@ pub(crate) fn load(store: &Store, half: u64) -> Result<u64, CheckpointError> {
         let expected = values(manifest.step, rank as u64, half);
         let mut bytes = Vec::new();
         let file = saved.file(piece.stored.file)?;
-        file.read(&piece.stored, (0, piece.stored.bytes), &mut room, "w", |at, part| {
+        file.read(&piece.stored, (0, piece.stored.bytes), &mut room, NAME, |at, part| {
             assert_eq!(at as usize, bytes.len(), "in order");
             bytes.extend_from_slice(part);
             Ok(())

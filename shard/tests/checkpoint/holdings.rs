@@ -1,6 +1,6 @@
 //! What ranks hold and own as pieces of the whole, against every element by its index.
 
-use crate::pieces::indices;
+use crate::fuzzed::indices;
 use meshstep_shard::checkpoint::{Holding, Piece, Region, check_cover, writers};
 use rand::prelude::*;
 use std::ops::Range;

@@ -2,9 +2,32 @@
 
 #![allow(clippy::unwrap_used, reason = "tests say what is wrong by failing")]
 
+mod background;
+mod beside;
+mod bytes;
+#[path = "../common/mod.rs"]
+mod common;
+mod consolidate;
+mod continued;
+mod corpus;
+mod counted;
 mod crash;
 mod damage;
+mod edits;
+mod failures;
+mod faulty;
+mod fuzzed;
+mod gate;
 mod holdings;
+mod layouts;
+mod lbfgs;
 mod os;
 mod pieces;
+mod problem;
+mod pytorch;
+mod pytorch_refusals;
+mod refusals;
+mod reshards;
 mod sim;
+mod vectors;
+mod whole;

@@ -1,28 +1,11 @@
 //! Runs and covers against the obvious: every element by its index.
 
+use crate::fuzzed::indices;
 use meshstep_shard::checkpoint::{Piece, Region, check_cover};
 use rand::prelude::*;
 use std::collections::HashMap;
 
-/// Row-major indices of a piece's elements in the whole tensor, in order.
-pub(crate) fn indices(shape: &[u64], piece: &Piece) -> Vec<u64> {
-    let Region { offsets, extents } = &piece.region;
-    piece
-        .range
-        .clone()
-        .map(|within| {
-            let (mut index, mut rest, mut stride) = (0, within, 1);
-            for dim in (0..shape.len()).rev() {
-                index += (offsets[dim] + rest % extents[dim]) * stride;
-                rest /= extents[dim];
-                stride *= shape[dim];
-            }
-            index
-        })
-        .collect()
-}
-
-fn any_piece(random: &mut StdRng, shape: &[u64]) -> Piece {
+pub(crate) fn any_piece(random: &mut StdRng, shape: &[u64]) -> Piece {
     let (mut offsets, mut extents) = (Vec::new(), Vec::new());
     for &all in shape {
         // Whole dimensions often, as they make long runs.
@@ -62,7 +45,7 @@ fn runs_are_the_elements_two_pieces_have_in_common() {
 }
 
 /// A grid of boxes, each in ranges: cut at random.
-fn any_cover(random: &mut StdRng, shape: &[u64]) -> Vec<Piece> {
+pub(crate) fn any_cover(random: &mut StdRng, shape: &[u64]) -> Vec<Piece> {
     let mut boxes = vec![Region::whole(shape)];
     for (dim, &all) in shape.iter().enumerate() {
         let mut cuts: Vec<u64> = (1..all).filter(|_| random.random_bool(0.3)).collect();

@@ -99,6 +99,12 @@ impl Sim {
         change(state.files.get_mut(&file).unwrap());
     }
 
+    /// All of a file.
+    pub(crate) fn bytes(&self, path: &Path) -> Vec<u8> {
+        let state = self.state();
+        state.files[&state.names[path].unwrap()].clone()
+    }
+
     pub(crate) fn files(&self) -> Vec<PathBuf> {
         let state = self.state();
         state.names.iter().filter(|(_, file)| file.is_some()).map(|(path, _)| path.clone()).collect()
@@ -165,6 +171,13 @@ impl Sim {
         self.state().names.get(path).copied().ok_or_else(missing)
     }
 
+    /// A file's, that no other has, whoever creates one at the same time.
+    fn number(&self) -> usize {
+        let mut state = self.state();
+        state.next += 1;
+        state.next - 1
+    }
+
     fn check_free(&self, path: &Path) -> io::Result<()> {
         let state = self.state();
         if state.names.contains_key(path) {
@@ -180,7 +193,7 @@ impl Sim {
 impl Disk for Sim {
     fn create(&self, path: &Path) -> io::Result<Box<dyn Writer>> {
         self.check_free(path)?;
-        let file = self.state().next;
+        let file = self.number();
         self.log(Event::Create { path: path.to_owned(), file })?;
         Ok(Box::new(SimFile { sim: self.clone(), file }))
     }

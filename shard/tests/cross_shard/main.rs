@@ -7,10 +7,12 @@ mod cases;
 mod common;
 
 use cases::Loopback;
-use meshstep_comm::loopback;
-use meshstep_optim::{Lbfgs, LossScale, Rounding};
-use meshstep_shard::{Clip, Missing, Options, Precision, ShardedLbfgs, Stage};
+use meshstep_comm::{Communicator, Error as CommError, loopback};
+use meshstep_optim::{Lbfgs, LossScale, Rounding, Sgd};
+use meshstep_shard::{At, Clip, CrossShard, Error, Missing, Options, Precision, ShardedLbfgs, Stage};
 use meshstep_tensor::{DType, Layout};
+use std::sync::Barrier;
+use std::time::Duration;
 
 macro_rules! tests {
     ($($name:ident)*) => {
@@ -72,5 +74,34 @@ fn lbfgs_refuses_what_only_a_step_does() {
             made.map(drop).unwrap_err().to_string()
         });
         assert!(told.unwrap().iter().all(|t| t.contains(says)), "{says}");
+    }
+}
+
+/// One rank steps in its group while the others compare all replicas: an error on all of them, before any deadline.
+#[test]
+fn a_rank_that_steps_while_others_compare_is_told() {
+    for groups in [vec![vec![0, 1, 2, 3]], vec![vec![0, 2], vec![1, 3]]] {
+        for odd in 0..4 {
+            let config = loopback::Config { timeout: Duration::from_secs(5), ..loopback::Config::new(4) };
+            let all = Barrier::new(4);
+            let told = loopback::spawn_with(config, |comm| {
+                let layout = Layout::builder().param("w", &[9], DType::F32).build().unwrap();
+                let options = Options { stage: Stage::Replicated, ..Options::default() };
+                let rank = comm.rank();
+                let made =
+                    CrossShard::new(comm, Some(&groups), layout, Sgd::default(), |_, _| Ok(()), options);
+                let mut opt = made.unwrap();
+                let told = if rank == odd {
+                    let mb = opt.micro_batch(1).unwrap();
+                    let given = mb.grad("w", &[1f32; 9][..]).and_then(|()| mb.finish());
+                    given.and_then(|()| opt.step(At::default())?.outcome().map(drop))
+                } else {
+                    opt.compare_state().map(drop)
+                };
+                all.wait();
+                matches!(told, Err(Error::Comm(failure)) if !matches!(failure.cause(), CommError::Timeout { .. }))
+            });
+            assert_eq!(told.unwrap(), [true; 4], "{groups:?}, rank {odd}");
+        }
     }
 }

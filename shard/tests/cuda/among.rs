@@ -1,6 +1,6 @@
 //! Parameters that several groups of GPUs share in several ways: steps of loopback, bit for bit, as their sums are exact.
 
-use crate::sharing::{on_rank, troubled};
+use crate::sharing::{on_rank, troubled, weighed};
 use crate::{alone, apart, devices, room_for, seed, stand_in};
 use meshstep_comm::{Communicator, loopback, nccl};
 use meshstep_optim::AdamW;
@@ -57,6 +57,20 @@ fn ranks_that_share_nothing_decide_together() {
     }
     for stage in [Stage::Replicated, Stage::Zero1, Stage::Zero2] {
         both(&options(stage, Combine::Mean), troubled);
+    }
+}
+
+/// A GPU tells that weights differ, not whose.
+#[test]
+fn ranks_that_weigh_the_same_apart_are_told() {
+    let _alone = alone();
+    if !room_for(8) {
+        return;
+    }
+    for stage in [Stage::Replicated, Stage::Zero1] {
+        both(&options(stage, Combine::Weighted), |world, options| {
+            weighed(world, options).map(|told| told.is_some())
+        });
     }
 }
 

@@ -96,7 +96,7 @@ impl Whole {
         let mut whole = Whole {
             norm: NormSum::new(Norm::L2, &queue, &meter).unwrap(),
             decision: Decision::new(&progress, 0, &queue, &meter).unwrap(),
-            sum: words(2 + ExactSum::WORDS),
+            sum: words(3 + ExactSum::WORDS),
             max: words(4 + 2 * FIELDS),
             buckets: LENS.map(bucket).into(),
             queue,

@@ -3,9 +3,14 @@
 use crate::problems::Problem;
 use crate::run::{Run, Share};
 use crate::{SEARCHES, SMALL, STAGES, at};
-use meshstep_optim::{Lbfgs, LineSearch};
-use meshstep_shard::{Combine, Error, Fault, MicroBatch, Missing, Options, ShardedLbfgs};
-use meshstep_tensor::{DType, Layout, SliceMut};
+use meshstep_comm::{Communicator, Error as CommError, loopback};
+use meshstep_optim::{Lbfgs, LineSearch, Sgd};
+use meshstep_shard::{
+    At, Combine, Error, Fault, MicroBatch, Missing, Optimizer, Options, ShardedLbfgs, Stage, Until,
+};
+use meshstep_tensor::{DType, Layout, Meter, SliceMut};
+use std::sync::Barrier;
+use std::time::Duration;
 
 /// Rank 2's closure fails at its third call, before, amid and after its gradients; then all go on.
 #[test]
@@ -137,5 +142,41 @@ fn what_cannot_work_is_refused_on_all_ranks() {
             matches!(&other, Err(Error::Disagree { what, .. }) if what == "history_len of lbfgs"),
             "{other:?}"
         );
+    }
+}
+
+/// One rank gathers while the others make an optimizer of theirs, or begin a run: an error on all of them, before any deadline.
+#[test]
+fn a_rank_that_gathers_while_others_begin_is_told() {
+    let options = || Options { stage: Stage::Zero3, meter: Meter::new(), ..Options::default() };
+    let layout = || Layout::builder().unit("all").param("w", &[600], DType::F64).build().unwrap();
+    for odd in 0..3 {
+        for makes in [true, false] {
+            let config = loopback::Config { timeout: Duration::from_secs(5), ..loopback::Config::new(3) };
+            let all = Barrier::new(3);
+            let told = loopback::spawn_with(config, |comm| {
+                let zeros = |_: &_, _: SliceMut<'_>| Ok(());
+                let own =
+                    || Optimizer::new(comm.clone(), layout(), Sgd::default(), zeros, options()).unwrap();
+                let told = if comm.rank() == odd {
+                    let opt = own();
+                    let told = opt.gather("all").map(drop);
+                    all.wait();
+                    told
+                } else if makes {
+                    let told = ShardedLbfgs::new(comm.clone(), layout(), Lbfgs::default(), zeros, options());
+                    all.wait();
+                    told.map(drop)
+                } else {
+                    let mut opt = own();
+                    let closure = |_: &MicroBatch<'_>| Ok::<_, Error>(0.0);
+                    let told = opt.minimize(Until::default(), |_| At::default(), 1, closure);
+                    all.wait();
+                    told.map(drop)
+                };
+                matches!(told, Err(Error::Comm(failure)) if !matches!(failure.cause(), CommError::Timeout { .. }))
+            });
+            assert_eq!(told.unwrap(), [true; 3], "rank {odd}, {makes}");
+        }
     }
 }

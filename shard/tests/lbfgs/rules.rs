@@ -3,7 +3,9 @@
 use crate::STAGES;
 use crate::common::{self, Run as Training, WhichRule};
 use meshstep_optim::{DynamicLossScale, LossScale};
-use meshstep_shard::{At, Clip, Combine, Error, Fault, MicroBatch, Optimizer, Options, Outcome, Stop, Until};
+use meshstep_shard::{
+    At, Clip, Combine, Error, Fault, MicroBatch, Optimizer, Options, Outcome, Stop, Until, WeightError,
+};
 
 const LENS: [usize; 3] = [5, 0, 70];
 const RANKS: usize = 3;
@@ -250,7 +252,9 @@ fn a_closure_that_cannot_be_called_costs_a_step_and_nothing_else() {
                     }
                     let weight = if rank == 1 && under_way.is_none() { (1 << 24) + 1 } else { 1 };
                     match opt.step_with(run.at(1), weight, |mb| pull(mb, rank)) {
-                        Err(Error::WeightTooLarge { .. } | Error::StepDue) => assert_eq!(rank, 1),
+                        Err(Error::Weights(WeightError::TooLarge { .. }) | Error::StepDue) => {
+                            assert_eq!(rank, 1)
+                        }
                         Err(Error::ClosureElsewhere { rank: 1 }) => assert_ne!(rank, 1),
                         other => panic!("{stage:?} {clip:?} {under_way:?} rank {rank}: {other:?}"),
                     }

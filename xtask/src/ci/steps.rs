@@ -125,7 +125,7 @@ fn step(name: StepName, setting: &Setting) -> Step {
 }
 
 /// What tests are chosen from, with the same features for all, so that nothing is built twice.
-const ALL: &str = "--workspace --features meshstep-shard/checkpoint";
+const ALL: &str = "--workspace --features meshstep-shard/checkpoint,meshstep-parallel3d/checkpoint";
 
 /// Tests under nextest, which runs each in a process of its own, or else under `cargo test`.
 pub(super) fn test(what: &str, setting: &Setting) -> Task {
@@ -229,15 +229,15 @@ mod tests {
         let cargo_test = Setting { nextest: false, ..setting() };
         assert_eq!(
             shown(StepName::Tests, &setting()),
-            "cd /w && REQUIRE_SIMT=1 cargo nextest run --no-fail-fast --workspace --features meshstep-shard/checkpoint"
+            "cd /w && REQUIRE_SIMT=1 cargo nextest run --no-fail-fast --workspace --features meshstep-shard/checkpoint,meshstep-parallel3d/checkpoint"
         );
         assert_eq!(
             shown(StepName::Tests, &cargo_test),
-            "cd /w && REQUIRE_SIMT=1 cargo test --no-fail-fast --workspace --features meshstep-shard/checkpoint --tests"
+            "cd /w && REQUIRE_SIMT=1 cargo test --no-fail-fast --workspace --features meshstep-shard/checkpoint,meshstep-parallel3d/checkpoint --tests"
         );
         assert_eq!(
             shown(StepName::Shuttle, &cargo_test),
-            "cd /w && cargo test --no-fail-fast --workspace --features meshstep-shard/checkpoint,meshstep-comm/shuttle --test shuttle"
+            "cd /w && cargo test --no-fail-fast --workspace --features meshstep-shard/checkpoint,meshstep-parallel3d/checkpoint,meshstep-comm/shuttle --test shuttle"
         );
     }
 
@@ -298,7 +298,7 @@ mod tests {
         let lines: Vec<&str> = shown.lines().collect();
         assert_eq!(
             lines[0],
-            "cd /w && cargo build --workspace --features meshstep-shard/checkpoint --bins --tests"
+            "cd /w && cargo build --workspace --features meshstep-shard/checkpoint,meshstep-parallel3d/checkpoint --bins --tests"
         );
         assert!(lines[1].ends_with("meshstep-bench train --help"), "{shown}");
         assert!(lines[2].starts_with("cd /w && /w/target/debug/meshstep-bench"), "{shown}");

@@ -1,0 +1,57 @@
+//! Every checksum of a checkpoint, and what was looked at.
+
+use std::io::{ErrorKind, Write};
+use std::time::Instant;
+
+use anyhow::Result;
+use meshstep_shard::checkpoint::{Checked, CheckpointError};
+
+use super::{Opened, Verdict, Which, open};
+use crate::report::bytes;
+
+pub(super) fn run(which: &Which, out: &mut dyn Write) -> Result<Verdict> {
+    let Opened { saved, latest } = match open(which) {
+        Ok(opened) => opened,
+        Err(error) if is_damage(&error, which) => {
+            writeln!(out, "damaged: {error}")?;
+            return Ok(Verdict::Damaged);
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let (started, mut found, mut told) = (Instant::now(), 0, Ok(()));
+    let checked = saved.damage(|error| {
+        found += 1;
+        if told.is_ok() {
+            told = writeln!(out, "damaged: {error}");
+        }
+    });
+    told?;
+    writeln!(out, "{}", summary(&checked, started.elapsed().as_secs_f64()))?;
+    let whose = if latest { "LATEST has" } else { "the manifest alone has (LATEST is of another step)" };
+    writeln!(out, "the manifest of step {} has the hash that {whose}", saved.manifest().step)?;
+    match found {
+        0 => writeln!(out, "nothing is damaged")?,
+        n => writeln!(out, "{n} damaged")?,
+    }
+    Ok(if found == 0 { Verdict::Whole } else { Verdict::Damaged })
+}
+
+/// Whether something is there that is not what was written, rather than nothing at all.
+fn is_damage(error: &CheckpointError, which: &Which) -> bool {
+    match error {
+        CheckpointError::Nothing { .. } => false,
+        // A step that LATEST names has to be there.
+        CheckpointError::Io { kind, .. } => *kind == ErrorKind::NotFound && which.step.is_none(),
+        _ => true,
+    }
+}
+
+fn summary(checked: &Checked, seconds: f64) -> String {
+    let Checked { files, bytes: all, tensors, slots, windows, .. } = *checked;
+    let rate = all as f64 / 1e6 / seconds.max(1e-9);
+    format!(
+        "checked {files} files, {} bytes, {tensors} tensors in {slots} vectors covered exactly, {windows} windows, \
+         in {seconds:.1} s: {rate:.0} MB/s",
+        bytes(all)
+    )
+}

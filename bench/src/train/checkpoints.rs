@@ -1,0 +1,129 @@
+//! A run that is saved as it goes, and goes on from what was saved: its state, and the curve so far.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use meshstep_shard::Error;
+use meshstep_shard::checkpoint::{Load, Loaded, Save, Saved, Store};
+
+use crate::cli::Train;
+
+/// What a checkpoint keeps beside the optimizer: of what run it is, the losses that this program's ranks computed, and
+/// before them those of programs before, and norms.
+const JOB: &str = "job";
+const LOSSES: &str = "losses";
+const BEFORE: &str = "losses-before";
+const NORMS: &str = "norms";
+
+/// Where a run is saved, and when.
+#[derive(Debug)]
+pub(crate) struct Checkpoints {
+    store: Store,
+    dir: PathBuf,
+    every: Option<usize>,
+    resume: bool,
+    last: usize,
+    job: String,
+}
+
+/// A rank's record of a run: what it computed, and what others did before.
+#[derive(Debug)]
+pub(crate) struct Journal<'a> {
+    checkpoints: Option<&'a Checkpoints>,
+    /// The run's losses before this program.
+    pub(crate) before: Vec<f64>,
+    /// This rank's, since.
+    pub(crate) losses: Vec<f64>,
+    /// The run's norms, from the first step on.
+    pub(crate) norms: Vec<f64>,
+}
+
+impl Checkpoints {
+    /// What was asked for, if anything; `job` is what must be the same where a run goes on, `folder` where it is saved unless
+    /// that was asked for too.
+    pub(crate) fn of(asked: &Train, folder: &Path, job: String) -> Result<Option<Self>> {
+        if asked.save_every.is_none() && !asked.resume {
+            return Ok(None);
+        }
+        ensure!(
+            asked.stage.is_some() && asked.meshes().len() <= 1,
+            "checkpoints are of one run: add --stage, such as --stage 2, and at most one --mesh"
+        );
+        let dir = asked.checkpoints.clone().unwrap_or_else(|| folder.join("checkpoints"));
+        if asked.save_every.is_some() {
+            std::fs::create_dir_all(&dir).with_context(|| format!("making the folder {}", dir.display()))?;
+        }
+        let (every, resume, last) = (asked.save_every, asked.resume, asked.last_step());
+        Ok(Some(Self { store: Store::new(&dir), dir, every, resume, last, job }))
+    }
+
+    fn is_due(&self, steps: usize) -> bool {
+        self.every.is_some_and(|every| steps.is_multiple_of(every) || steps == self.last)
+    }
+}
+
+impl<'a> Journal<'a> {
+    /// Nothing yet.
+    pub(crate) fn new(checkpoints: Option<&'a Checkpoints>) -> Self {
+        Self { checkpoints, before: Vec::new(), losses: Vec::new(), norms: Vec::new() }
+    }
+
+    /// Loads the newest checkpoint where that was asked for; the steps that were taken before. `whole` makes the run's losses
+    /// of its ranks'.
+    pub(crate) fn resume(
+        &mut self,
+        load: impl FnOnce(&Store, Load) -> Result<Loaded, Error>,
+        whole: impl FnOnce(&str, &[Vec<f64>]) -> Result<Vec<f64>>,
+    ) -> Result<usize> {
+        let Some(Checkpoints { store, dir, last, job, .. }) = self.checkpoints.filter(|c| c.resume) else {
+            return Ok(0);
+        };
+        let saved = load(store, Load::default()).context("--resume")?.saved;
+        let found = String::from_utf8_lossy(&blob(&saved, JOB)?).into_owned();
+        ensure!(found == *job, "{}: this is of another run: of {found}, not of {job}", dir.display());
+        self.before = numbers(&blob(&saved, BEFORE)?);
+        self.norms = numbers(&blob(&saved, NORMS)?);
+        let mut ranks = Vec::new();
+        while let Some(losses) = saved.blob_of(LOSSES, ranks.len())? {
+            ranks.push(numbers(&losses));
+        }
+        self.before.extend(whole(&saved.manifest().mesh, &ranks)?);
+        let steps = saved.manifest().step as usize;
+        ensure!(self.before.len() == steps, "{} losses of {steps} steps were saved", self.before.len());
+        ensure!(steps < *last, "{}: all {last} steps are done; ask for more", dir.display());
+        Ok(steps)
+    }
+
+    /// Saves after `steps` steps, where that is due.
+    pub(crate) fn save(
+        &self,
+        steps: usize,
+        save: impl FnOnce(&Store, Save<'_>) -> Result<u64, Error>,
+    ) -> Result<()> {
+        let Some(Checkpoints { store, job, .. }) = self.checkpoints.filter(|c| c.is_due(steps)) else {
+            return Ok(());
+        };
+        let [losses, before, norms] = [&self.losses, &self.before, &self.norms].map(|values| bytes(values));
+        let blobs = vec![(JOB, job.as_bytes()), (BEFORE, &before[..]), (NORMS, &norms)];
+        let own_blobs = vec![(LOSSES, &losses[..])];
+        save(store, Save { step: Some(steps as u64), keep: Some(2), blobs, own_blobs, ..Save::default() })?;
+        Ok(())
+    }
+}
+
+fn blob(saved: &Saved, name: &str) -> Result<Vec<u8>> {
+    match saved.blob(name)? {
+        Some(bytes) => Ok(bytes),
+        None => {
+            bail!("{}: no {name:?} beside the optimizer: not a checkpoint of train", saved.dir().display())
+        }
+    }
+}
+
+fn bytes(values: &[f64]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+fn numbers(bytes: &[u8]) -> Vec<f64> {
+    bytes.as_chunks().0.iter().map(|&value| f64::from_le_bytes(value)).collect()
+}

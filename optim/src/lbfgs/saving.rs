@@ -1,0 +1,65 @@
+//! A state as vectors and words, to be saved, and gone on from.
+
+use super::state::LbfgsState;
+use crate::Error;
+use meshstep_tensor::{Buffer, Slice, SliceMut};
+
+impl LbfgsState {
+    /// Every vector of the state by name, in memory of the state's place: `s0`, `s1`, .. and `y0`, .. of the history, the direction
+    /// `d`, the point `start` that it leads away from, and gradients `g0`, ...
+    pub fn vectors(&self) -> impl Iterator<Item = (String, Slice<'_>)> {
+        let all = self.history.iter().chain([&self.d, &self.start]).chain(&self.grads);
+        self.names().into_iter().zip(all.map(Buffer::as_slice))
+    }
+
+    /// The same, to be written.
+    pub fn vectors_mut(&mut self) -> impl Iterator<Item = (String, SliceMut<'_>)> {
+        let names = self.names();
+        let all = self.history.iter_mut().chain([&mut self.d, &mut self.start]).chain(&mut self.grads);
+        names.into_iter().zip(all.map(Buffer::as_mut))
+    }
+
+    fn names(&self) -> Vec<String> {
+        let pairs = self.history.len() / 2;
+        let numbered = |what: &'static str, count: usize| (0..count).map(move |i| format!("{what}{i}"));
+        let between = ["d", "start"].map(str::to_owned);
+        numbered("s", pairs)
+            .chain(numbered("y", pairs))
+            .chain(between)
+            .chain(numbered("g", self.grads.len()))
+            .collect()
+    }
+
+    /// What of the state is no vector: counters, the last step's length, and the history's products. The same on every shard.
+    pub fn words(&self) -> Vec<u64> {
+        let mut words = vec![self.before as u64, self.t.to_bits(), self.iterations, self.evaluations];
+        self.gram.save(&mut words);
+        words
+    }
+
+    /// Whether [`restore`](Self::restore) takes these.
+    pub fn check(&self, words: &[u64]) -> Result<(), Error> {
+        let [before, _, _, _, gram @ ..] = words else { return Err(foreign(words.len())) };
+        let fits = (*before as usize) < self.grads.len() && self.gram.restored(gram).is_some();
+        if fits { Ok(()) } else { Err(foreign(words.len())) }
+    }
+
+    /// Goes on from what [`words`](Self::words) were, the vectors being those of that state; an error, which changes nothing, where they
+    /// are of another rule's.
+    pub fn restore(&mut self, words: &[u64]) -> Result<(), Error> {
+        self.check(words)?;
+        if let [before, t, iterations, evaluations, gram @ ..] = words
+            && let Some(gram) = self.gram.restored(gram)
+        {
+            self.gram = gram;
+            (self.before, self.t) = (*before as usize, f64::from_bits(*t));
+            (self.iterations, self.evaluations) = (*iterations, *evaluations);
+        }
+        Ok(())
+    }
+}
+
+fn foreign(words: usize) -> Error {
+    let (name, value) = ("words of a saved L-BFGS state", words as f64);
+    Error::Scalar { name, value, works: "those of a state of the same rule" }
+}

@@ -1,0 +1,146 @@
+//! Checkpoints of an optimizer on a mesh: what ranks hold as boxes of whole parameters, so that any other mesh can load them.
+
+use crate::{Coordinate, Mesh, Model, Optimizer, Parameter, Piece};
+use meshstep_comm::Communicator;
+use meshstep_shard::Error;
+use meshstep_shard::checkpoint::pytorch::{Import, Imported, PyTorchFile};
+use meshstep_shard::checkpoint::{
+    Holding, Load, Loaded, Moved, Placing, Region, Save, Saving, Sink, Store, reshard_placed,
+};
+use meshstep_tensor::Param;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+impl Optimizer {
+    /// [`meshstep_shard::Optimizer::save`], by all ranks of the mesh together: each element of each parameter once, whatever ranks
+    /// hold it, under the parameter's own name.
+    ///
+    /// ```
+    /// # use meshstep_optim::AdamW;
+    /// # use meshstep_parallel3d::{Axis, Error, Mesh, Model, Optimizer, Placement};
+    /// # use meshstep_shard::{Options, checkpoint::{Load, Save, Store}};
+    /// # use meshstep_tensor::DType;
+    /// # let dir = std::env::temp_dir().join(format!("meshstep-mesh-doc-{}", std::process::id()));
+    /// # std::fs::create_dir_all(&dir)?;
+    /// let qkv = Placement::whole().cut_in_blocks(Axis::Tp, 0, [8, 4, 4]);
+    /// let model = Model::builder().param("qkv", &[16, 3], DType::F32, qkv).build()?;
+    /// let store = Store::new(&dir);
+    /// let make = |world, mesh: &str| -> Result<Optimizer, Error> {
+    ///     Optimizer::new(world, mesh.parse()?, &model, AdamW::default(), |_, _, _| Ok(()), Options::default())
+    /// };
+    /// let saved = meshstep_comm::loopback::spawn(4, |world| Ok(make(world, "tp=2,dp=2")?.save(&store, Save::default())?))?;
+    /// saved.into_iter().collect::<Result<Vec<u64>, Error>>()?;
+    /// let loaded = meshstep_comm::loopback::spawn(4, |world| {
+    ///     Ok(make(world, "tp=4")?.load(&store, Load::default()).map(drop)?)
+    /// })?;
+    /// loaded.into_iter().collect::<Result<(), Error>>()?;
+    /// # std::fs::remove_dir_all(&dir)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn save(&mut self, store: &Store, save: Save<'_>) -> Result<u64, Error> {
+        let placing = self.placing();
+        self.inner.save_placed(store, save, &placing)
+    }
+
+    /// [`meshstep_shard::Optimizer::save_async`], by all ranks of the mesh together.
+    pub fn save_async(&mut self, store: &Store, save: Save<'_>) -> Result<Saving, Error> {
+        let placing = self.placing();
+        self.inner.save_async_placed(store, save, &placing)
+    }
+
+    /// [`meshstep_shard::Optimizer::release_snapshot`].
+    pub fn release_snapshot(&mut self) {
+        self.inner.release_snapshot();
+    }
+
+    /// [`meshstep_shard::Optimizer::load`], by all ranks of the mesh together, from any other mesh. A parameter is found under the
+    /// names that are tied to it too, here or where it was saved.
+    pub fn load(&mut self, store: &Store, load: Load) -> Result<Loaded, Error> {
+        let placing = self.placing();
+        self.inner.load_placed(store, load, &placing)
+    }
+
+    /// [`meshstep_shard::Optimizer::consolidate`], by all ranks of the mesh together: whole parameters, whatever they were cut into.
+    pub fn consolidate(&mut self, to: usize, sink: Sink<'_>) -> Result<(), Error> {
+        let placing = self.placing();
+        self.inner.consolidate_placed(to, sink, &placing)
+    }
+
+    /// [`meshstep_shard::Optimizer::export_pytorch`], by all ranks of the mesh together, of whole parameters.
+    pub fn export_pytorch(&mut self, file: &PyTorchFile, to: usize) -> Result<(), Error> {
+        let placing = self.placing();
+        self.inner.export_pytorch_placed(file, to, &placing)
+    }
+
+    /// [`meshstep_shard::Optimizer::import_pytorch`], by all ranks of the mesh together. A parameter is found under the names that
+    /// are tied to it too.
+    pub fn import_pytorch(&mut self, file: &PyTorchFile, import: Import) -> Result<Imported, Error> {
+        let placing = self.placing();
+        self.inner.import_pytorch_placed(file, import, &placing)
+    }
+
+    /// [`meshstep_shard::Optimizer::serialize`], by all ranks of the mesh together.
+    pub fn serialize(&mut self) -> Result<Vec<u8>, Error> {
+        let placing = self.placing();
+        self.inner.serialize_placed(&placing)
+    }
+
+    /// [`meshstep_shard::Optimizer::deserialize`], by all ranks of the same mesh together.
+    pub fn deserialize(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        let placing = self.placing();
+        self.inner.deserialize_placed(bytes, &placing)
+    }
+
+    fn placing(&self) -> Placed {
+        Placed { mesh: self.mesh().clone(), model: self.model.clone(), at: self.coordinate.clone() }
+    }
+}
+
+/// [`meshstep_shard::checkpoint::reshard`], from an optimizer on one mesh to one on another, of the same model.
+pub fn reshard(
+    via: &Arc<dyn Communicator>,
+    from: Option<&mut Optimizer>,
+    to: Option<&mut Optimizer>,
+) -> Result<Moved, Error> {
+    let (old, new) = (from.as_deref().map(Optimizer::placing), to.as_deref().map(Optimizer::placing));
+    let from = from.zip(old.as_ref()).map(|(opt, placing)| (&mut opt.inner, placing as &dyn Placing));
+    let to = to.zip(new.as_ref()).map(|(opt, placing)| (&mut opt.inner, placing as &dyn Placing));
+    reshard_placed(via, from, to)
+}
+
+/// A rank's place in a model on a mesh.
+struct Placed {
+    mesh: Mesh,
+    model: Model,
+    at: Coordinate,
+}
+
+impl Placing for Placed {
+    fn mesh(&self) -> String {
+        self.mesh.to_string()
+    }
+
+    fn holding(&self, param: &Param) -> Holding {
+        let own: Vec<u64> = param.shape().iter().map(|&extent| extent as u64).collect();
+        let Some(Parameter { name, shape, placement, .. }) = self.model.get(param.name()) else {
+            return Holding::whole(&own);
+        };
+        let pieces = placement.pieces(name, shape, &self.mesh, &self.at).unwrap_or_default();
+        let boxes = pieces.iter().map(|Piece { global, local }| (region(global), region(local)));
+        Holding {
+            shape: shape.iter().map(|&extent| extent as u64).collect(),
+            local: own,
+            boxes: boxes.collect(),
+        }
+    }
+
+    fn tied(&self) -> BTreeMap<String, String> {
+        self.model.tied().into_iter().map(|(name, to)| (name.to_owned(), to.to_owned())).collect()
+    }
+}
+
+fn region(ranges: &[Range<usize>]) -> Region {
+    let offsets = ranges.iter().map(|range| range.start as u64).collect();
+    Region { offsets, extents: ranges.iter().map(|range| range.len() as u64).collect() }
+}

@@ -1,0 +1,186 @@
+//! Saving and loading against a plain write with fsync, and a plain read, of as many bytes on the same disk, in turns.
+//!
+//! `cargo bench -p meshstep-shard --features checkpoint --bench checkpoint -- --mb 2048 --rounds 5 --dir DIR`; DIR is on the disk
+//! to measure. Reads are measured twice: with nothing of the files in the page cache, and with all of them.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a program whose answer is what it prints")]
+
+use meshstep_comm::Communicator;
+use meshstep_optim::AdamW;
+use meshstep_shard::checkpoint::{Load, Save, Store};
+use meshstep_shard::{At, Optimizer, Options, Stage};
+use meshstep_tensor::{DType, Layout, SliceMut};
+use std::fs::{self, File};
+use std::hint::black_box;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Elements of a parameter.
+const LEN: usize = 1 << 24;
+
+/// Bytes of a plain call.
+const STAGED: usize = 16 << 20;
+
+struct Asked {
+    bytes: usize,
+    rounds: usize,
+    dir: PathBuf,
+}
+
+fn main() {
+    let asked = asked();
+    // One rank: what it reaches is what the disk is asked for by each of several.
+    meshstep_comm::loopback::spawn(1, |comm| measure(&asked, &mut optimizer(comm, &asked))).unwrap();
+}
+
+/// AdamW's parameters, m and v, none of them zeros.
+fn optimizer(comm: Arc<dyn Communicator>, asked: &Asked) -> Optimizer {
+    let elements = asked.bytes / 12;
+    let lens = (0..elements.div_ceil(LEN)).map(|i| LEN.min(elements - i * LEN));
+    let layout =
+        lens.enumerate().fold(Layout::builder(), |b, (i, len)| b.param(format!("p{i}"), &[len], DType::F32));
+    let options = Options { stage: Stage::Zero1, ..Options::default() };
+    let values = |param: &meshstep_tensor::Param, mut to: SliceMut<'_>| {
+        to.bytes_mut()?.copy_from_slice(&noise(param.len() * 4));
+        Ok(())
+    };
+    let mut opt = Optimizer::new(comm, layout.build().unwrap(), AdamW::default(), values, options).unwrap();
+    let names: Vec<String> = opt.params().map(|param| param.name().to_owned()).collect();
+    let batch = opt.micro_batch(1).unwrap();
+    for name in names.iter().rev() {
+        let mut slot = batch.slot(name).unwrap();
+        let values = slot.as_mut().unwrap().into_typed::<f32>().unwrap();
+        values.iter_mut().zip(1u32..).for_each(|(x, i)| *x = (i % 7919) as f32 / 7919.0);
+        slot.fill().unwrap();
+    }
+    batch.finish().unwrap();
+    opt.step(At::default()).unwrap().outcome().unwrap();
+    opt
+}
+
+fn measure(asked: &Asked, opt: &mut Optimizer) {
+    fs::create_dir_all(&asked.dir).unwrap();
+    let dir = tempfile::tempdir_in(&asked.dir).unwrap();
+    let at = dir.path().join("read");
+    fs::create_dir(&at).unwrap();
+    let store = Store::new(&at);
+    opt.save(&store, Save::default()).unwrap();
+    let saved = store.latest().unwrap();
+    let (plain, file) = (at.join("plain"), saved.dir().join(&saved.manifest().files[0].name));
+    let bytes = saved.manifest().files[0].bytes;
+    println!("{} MB, {} rounds", bytes >> 20, asked.rounds);
+    let part = noise(STAGED);
+    plain_write(&part, bytes, &at);
+    compare("save, write with fsync", bytes, asked.rounds, |which| {
+        let at = dir.path().join("written");
+        fs::create_dir(&at).unwrap();
+        // What the round before, and others, left to the disk is no part of this one.
+        rustix::fs::syncfs(File::open(&at).unwrap()).unwrap();
+        let time = match which {
+            0 => timed(|| plain_write(&part, bytes, &at)),
+            _ => timed(|| _ = opt.save(&Store::new(&at), Save::default()).unwrap()),
+        };
+        fs::remove_dir_all(&at).unwrap();
+        time
+    });
+    let mut room = vec![1; bytes as usize];
+    for (state, cached) in [("load, read: nothing cached", false), ("load, read: all cached", true)] {
+        compare(state, bytes, asked.rounds, |which| {
+            for path in [&plain, &file] {
+                if cached { warm(path) } else { forget(path) }
+            }
+            match which {
+                0 => timed(|| plain_read(&plain, &mut room)),
+                _ => timed(|| _ = opt.load(&store, Load::default()).unwrap()),
+            }
+        });
+    }
+    for (state, cached) in [("nothing", false), ("all", true)] {
+        if cached {
+            warm(&file)
+        } else {
+            forget(&file)
+        }
+        let verified = timed(|| _ = black_box(saved.verify().unwrap()));
+        println!("every checksum, {state} cached: {:.0} MB/s", bytes as f64 / 1e6 / verified);
+    }
+}
+
+fn asked() -> Asked {
+    let words: Vec<String> = std::env::args().collect();
+    let value = |name: &str| words.iter().position(|word| word == name).and_then(|at| words.get(at + 1));
+    // `cargo test --benches` asks for no measurement.
+    let measured = words.iter().any(|word| word == "--bench");
+    let number = |name, usual| value(name).map_or(usual, |text| text.parse().unwrap());
+    Asked {
+        bytes: number("--mb", if measured { 2048 } else { 3 }) << 20,
+        rounds: number("--rounds", if measured { 3 } else { 1 }),
+        dir: value("--dir").map_or_else(|| Path::new(env!("CARGO_TARGET_TMPDIR")).to_owned(), PathBuf::from),
+    }
+}
+
+/// Times the plain way and ours in turns, each first as often as the other, and prints medians and their ratio.
+fn compare(what: &str, bytes: u64, rounds: usize, mut run: impl FnMut(usize) -> f64) {
+    let mut times = [Vec::new(), Vec::new()];
+    for round in 0..rounds {
+        for turn in 0..2 {
+            let which = (round + turn) % 2;
+            times[which].push(run(which));
+        }
+    }
+    let medians = times.each_mut().map(|times| {
+        times.sort_by(f64::total_cmp);
+        times[times.len() / 2]
+    });
+    let [plain, ours] = medians.map(|time| bytes as f64 / 1e6 / time);
+    println!("{what}: plain {plain:.0} MB/s, ours {ours:.0} MB/s, {:.0}%", 100.0 * ours / plain);
+    println!("  seconds, plain {:.2?}, ours {:.2?}", times[0], times[1]);
+}
+
+fn timed(work: impl FnOnce()) -> f64 {
+    let started = Instant::now();
+    work();
+    started.elapsed().as_secs_f64()
+}
+
+fn noise(bytes: usize) -> Vec<u8> {
+    let mut x = 1u64;
+    let word = |_| {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        x.to_le_bytes()
+    };
+    let mut data: Vec<u8> = (0..bytes.div_ceil(8)).flat_map(word).collect();
+    data.truncate(bytes);
+    data
+}
+
+/// As many bytes, from memory that is read over and over: no slower than from more of it.
+fn plain_write(part: &[u8], bytes: u64, dir: &Path) {
+    let mut file = File::create_new(dir.join("plain")).unwrap();
+    for at in (0..bytes).step_by(STAGED) {
+        file.write_all(&part[..STAGED.min((bytes - at) as usize)]).unwrap();
+    }
+    file.sync_all().unwrap();
+    File::open(dir).unwrap().sync_all().unwrap();
+}
+
+fn plain_read(path: &Path, room: &mut [u8]) {
+    let mut file = File::open(path).unwrap();
+    room.chunks_mut(STAGED).for_each(|part| file.read_exact(part).unwrap());
+}
+
+/// Takes a file out of the page cache; it is synced.
+fn forget(path: &Path) {
+    let file = File::open(path).unwrap();
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+}
+
+/// Brings a file into the page cache.
+fn warm(path: &Path) {
+    let (mut file, mut room) = (File::open(path).unwrap(), vec![0; STAGED]);
+    while file.read(&mut room).unwrap() > 0 {}
+}

@@ -1,0 +1,312 @@
+//! What one rank holds as bytes in memory, for the same rank of the same layout.
+//!
+//! ```text
+//! "MESHSTEP", bytes of the header (8), header (JSON), its vectors one behind the other, BLAKE3 of all before (32)
+//! ```
+
+use super::contents::{Content, Keeper, Named};
+use super::error::CheckpointError;
+use super::load::take_in;
+use super::manifest::Type;
+use super::mismatch::Mismatch;
+use super::piece::Region;
+use super::placing::{Alike, Placing};
+use super::ranks::Ranks;
+use super::save::{apart, random};
+use super::settings::Settings;
+use crate::verify::Slot;
+use crate::{Error, Optimizer, Options, wire};
+use meshstep_tensor::{Buffer, Category, Slice};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// Why bytes are not taken in. Nothing was changed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[non_exhaustive]
+pub enum BytesError {
+    /// They are not what was made.
+    #[error("the bytes are not what `serialize` made: {reason}")]
+    Damaged {
+        /// What is wrong with them.
+        reason: String,
+    },
+    /// They are for another rank, layout, or rule.
+    #[error(
+        "{what} was {there} where the bytes were made, and is {here}; what has another layout takes a checkpoint"
+    )]
+    Other {
+        /// What differs.
+        what: String,
+        /// There.
+        there: String,
+        /// Here.
+        here: String,
+    },
+}
+
+const MAGIC: &[u8; 8] = b"MESHSTEP";
+const FORMAT: u32 = 1;
+const HASH: usize = 32;
+
+/// Bytes that are fetched at once.
+const WINDOW: usize = 16 << 20;
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Header {
+    format: u32,
+    /// A word that ranks have in common that serialized together.
+    moment: u64,
+    mesh: String,
+    rank: usize,
+    ranks: usize,
+    settings: BTreeMap<String, Value>,
+    t: Vec<u64>,
+    vectors: Vec<Held>,
+}
+
+/// What the rank has of a vector.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Held {
+    param: String,
+    slot: String,
+    dtype: Type,
+    /// Of the whole parameter, and which boxes of it the rank holds where.
+    shape: Vec<u64>,
+    boxes: Vec<(Region, Region)>,
+    /// Which elements of what the rank holds.
+    range: [usize; 2],
+}
+
+impl Optimizer {
+    /// What this rank holds of parameters and state, and how far they are, as bytes: to go back to, or for the same rank of another
+    /// group of the same layout. Ranks, stage and buckets are to be the same there; what is not takes a [`save`](Self::save), to
+    /// memory too, through a [`Disk`](super::Disk) that all ranks share. Collective, between two steps, so that all ranks' bytes
+    /// are of one moment; an error is the same on every rank.
+    pub fn serialize(&mut self) -> Result<Vec<u8>, Error> {
+        let ranks = self.comm().world_size();
+        self.serialize_placed(&Alike { ranks })
+    }
+
+    /// The same where parameters are parts of others.
+    pub fn serialize_placed(&mut self, placing: &dyn Placing) -> Result<Vec<u8>, Error> {
+        serialize_all(self, placing)
+    }
+
+    /// Takes in what [`serialize`](Self::serialize) made on the same rank of the same layout. Collective, between two steps: all ranks
+    /// take in bytes of one moment, or an error is the same on every rank and has changed nothing on any. Takes once more the memory
+    /// of what is taken in.
+    pub fn deserialize(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        let ranks = self.comm().world_size();
+        self.deserialize_placed(bytes, &Alike { ranks })
+    }
+
+    /// The same where parameters are parts of others.
+    pub fn deserialize_placed(&mut self, bytes: &[u8], placing: &dyn Placing) -> Result<(), Error> {
+        deserialize_all(self, bytes, placing)
+    }
+}
+
+/// [`Optimizer::serialize`] of whatever a keeper keeps.
+pub(crate) fn serialize_all<K: Keeper>(keeper: &mut K, placing: &dyn Placing) -> Result<Vec<u8>, Error> {
+    let opt = keeper.optimizer();
+    opt.handover.healthy()?;
+    let ready = opt.between_two_steps();
+    opt.call_together("serialize", ready)?;
+    let ranks = Ranks::of(opt);
+    apart(keeper, |keeper| {
+        let opt = keeper.optimizer();
+        let counters = opt.describe_counters()?;
+        crate::same_everywhere(&**opt.comm(), opt.options(), &counters)?;
+        let moment = ranks.first_word(random())?;
+        ranks.agree(to_bytes(keeper, moment, placing))
+    })
+}
+
+/// [`Optimizer::deserialize`] into whatever a keeper keeps.
+pub(crate) fn deserialize_all<K: Keeper>(
+    keeper: &mut K,
+    bytes: &[u8],
+    placing: &dyn Placing,
+) -> Result<(), Error> {
+    let opt = keeper.optimizer();
+    opt.handover.healthy()?;
+    let ready = opt.between_two_steps();
+    opt.call_together("deserialize", ready)?;
+    let ranks = Ranks::of(opt);
+    apart(keeper, |keeper| {
+        let Staged { moment, vectors, t, settings } = ranks.agree(stage(keeper, bytes, placing))?;
+        let (text, opt) = (format!("moment of the bytes = {moment:016x}\n"), keeper.optimizer());
+        crate::same_everywhere(&**opt.comm(), opt.options(), &text)?;
+        take_in(keeper, &vectors, &t, &settings)
+    })
+}
+
+fn to_bytes<K: Keeper>(
+    keeper: &mut K,
+    moment: u64,
+    placing: &dyn Placing,
+) -> Result<Vec<u8>, CheckpointError> {
+    let contents = keeper.contents(placing)?;
+    let settings = keeper.settings(placing.tied()).to_json();
+    let header = Header::new(keeper, moment, placing, &contents, settings)?;
+    let text = serde_json::to_vec(&header).map_err(CheckpointError::memory)?;
+    let data = header.vectors.iter().map(Held::bytes).sum::<usize>();
+    let mut bytes = Vec::new();
+    let all = MAGIC.len() + 8 + text.len() + data + HASH;
+    bytes.try_reserve_exact(all).map_err(CheckpointError::memory)?;
+    bytes.extend(MAGIC);
+    bytes.extend((text.len() as u64).to_le_bytes());
+    bytes.extend(text);
+    for (param, content) in contents.iter().enumerate() {
+        for vector in &content.vectors {
+            append(keeper, param, vector, &mut bytes)?;
+        }
+    }
+    bytes.extend(blake3::hash(&bytes).as_bytes());
+    Ok(bytes)
+}
+
+fn append<K: Keeper>(
+    keeper: &mut K,
+    param: usize,
+    vector: &Named,
+    to: &mut Vec<u8>,
+) -> Result<(), CheckpointError> {
+    let Options { queue, meter, .. } = keeper.optimizer().options().clone();
+    let (_, values) = keeper.vector(param, vector.slot).map_err(CheckpointError::memory)?;
+    let at_once = WINDOW / values.dtype().size();
+    let mut fetch = |from: usize| {
+        let part = values.slice(from..values.len().min(from + at_once))?;
+        wire::read(&queue, &meter, part, |part: Slice<'_>| {
+            to.extend(part.bytes()?);
+            Ok(())
+        })
+    };
+    (0..values.len()).step_by(at_once).try_for_each(&mut fetch).map_err(CheckpointError::memory)
+}
+
+/// All that is taken in.
+struct Staged {
+    moment: u64,
+    vectors: Vec<(usize, Slot, Buffer)>,
+    t: Vec<Option<u64>>,
+    settings: Settings,
+}
+
+fn stage<K: Keeper>(keeper: &mut K, bytes: &[u8], placing: &dyn Placing) -> Result<Staged, CheckpointError> {
+    let (header, mut data) = read(bytes)?;
+    let contents = keeper.contents(placing)?;
+    let here = Header::new(keeper, header.moment, placing, &contents, BTreeMap::new())?;
+    header.check(&here, data.len())?;
+    let settings = Settings::from_json(&header.settings)?;
+    settings.check(&keeper.settings(placing.tied())).map_err(other_setting)?;
+    keeper.check(&settings)?;
+    let meter = keeper.optimizer().options().meter.clone();
+    let mut vectors = Vec::new();
+    let mut held = header.vectors.iter();
+    for (param, content) in contents.iter().enumerate() {
+        for (vector, held) in content.vectors.iter().zip(&mut held) {
+            let (own, rest) = data.split_at(held.bytes());
+            data = rest;
+            let (_, values) = keeper.vector(param, vector.slot).map_err(CheckpointError::memory)?;
+            let room = Buffer::zeroed(values.len(), values.dtype(), &meter, Category::Staging);
+            let mut room = room.map_err(CheckpointError::memory)?;
+            room.as_mut().bytes_mut().map_err(CheckpointError::memory)?.copy_from_slice(own);
+            vectors.push((param, vector.slot, room));
+        }
+    }
+    let t = header.t.into_iter().map(Some).collect();
+    Ok(Staged { moment: header.moment, vectors, t, settings })
+}
+
+impl Held {
+    fn bytes(&self) -> usize {
+        (self.range[1] - self.range[0]) * self.dtype.size() as usize
+    }
+}
+
+impl Header {
+    fn new<K: Keeper>(
+        keeper: &mut K,
+        moment: u64,
+        placing: &dyn Placing,
+        contents: &[Content],
+        settings: BTreeMap<String, Value>,
+    ) -> Result<Self, CheckpointError> {
+        let mut vectors = Vec::new();
+        for (param, Content { name, holding, vectors: named, .. }) in contents.iter().enumerate() {
+            for vector in named {
+                let (first, values) = keeper.vector(param, vector.slot).map_err(CheckpointError::memory)?;
+                vectors.push(Held {
+                    param: name.clone(),
+                    slot: vector.name.clone(),
+                    dtype: vector.dtype,
+                    shape: holding.shape.clone(),
+                    boxes: holding.boxes.clone(),
+                    range: [first, first + values.len()],
+                });
+            }
+        }
+        let comm = keeper.optimizer().comm();
+        let (rank, ranks) = (comm.rank(), comm.world_size());
+        let t = contents.iter().map(|content| content.t).collect();
+        Ok(Header { format: FORMAT, moment, mesh: placing.mesh(), rank, ranks, settings, t, vectors })
+    }
+
+    /// Whether it is of what there is here.
+    fn check(&self, here: &Header, data: usize) -> Result<(), BytesError> {
+        let same = |what: &str, there: String, here: String| match there == here {
+            true => Ok(()),
+            false => Err(BytesError::Other { what: what.to_owned(), there, here }),
+        };
+        same("the format", self.format.to_string(), here.format.to_string())?;
+        let place = |header: &Header| format!("{} of {} on {}", header.rank, header.ranks, header.mesh);
+        same("the rank", place(self), place(here))?;
+        for (a, b) in self.vectors.iter().zip(&here.vectors) {
+            let show = |held: &Held| {
+                let Held { param, slot, dtype, shape, boxes, range } = held;
+                format!("{slot:?} of {param:?}, {dtype:?} {shape:?} in {} boxes, {range:?}", boxes.len())
+            };
+            if a != b {
+                let what = "a vector".to_owned();
+                return Err(BytesError::Other { what, there: show(a), here: show(b) });
+            }
+        }
+        let count = |header: &Header| format!("{} of {} tensors", header.vectors.len(), header.t.len());
+        same("the number of vectors", count(self), count(here))?;
+        match here.vectors.iter().map(Held::bytes).sum::<usize>() == data {
+            true => Ok(()),
+            false => Err(damaged(format!("{data} bytes of vectors"))),
+        }
+    }
+}
+
+/// The header, and the bytes of the vectors.
+fn read(bytes: &[u8]) -> Result<(Header, &[u8]), BytesError> {
+    let short = || damaged(format!("there are {} bytes, too few", bytes.len()));
+    let body = bytes.len().checked_sub(HASH).ok_or_else(short)?;
+    let (body, hash) = bytes.split_at(body);
+    if blake3::hash(body).as_bytes() != hash {
+        return Err(damaged("their hash is another".to_owned()));
+    }
+    let rest = body.strip_prefix(MAGIC).ok_or_else(|| damaged("they begin otherwise".to_owned()))?;
+    let (len, rest) = rest.split_first_chunk::<8>().ok_or_else(short)?;
+    let len = usize::try_from(u64::from_le_bytes(*len)).ok().filter(|&len| len <= rest.len());
+    let (text, data) = rest.split_at(len.ok_or_else(short)?);
+    let header = serde_json::from_slice(text).map_err(|error| damaged(error.to_string()))?;
+    Ok((header, data))
+}
+
+fn damaged(reason: String) -> BytesError {
+    BytesError::Damaged { reason }
+}
+
+fn other_setting(mismatch: Mismatch) -> CheckpointError {
+    match mismatch {
+        Mismatch::Setting { what, saved, here } => BytesError::Other { what, there: saved, here }.into(),
+        other => other.into(),
+    }
+}

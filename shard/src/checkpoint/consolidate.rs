@@ -1,0 +1,351 @@
+//! Whole vectors on one rank, a window at a time, from whatever ranks have their elements.
+
+use super::contents::{Content, Keeper, Named, Vectors};
+use super::error::CheckpointError;
+use super::holding::Part;
+use super::manifest::Type;
+use super::owner::{claims, parts};
+use super::piece::{Piece, Region, Run};
+use super::placing::{Alike, Placing};
+use super::ranks::Ranks;
+use super::read::join;
+use super::save::apart;
+use super::{cover, owner};
+use crate::{Error, Optimizer, wire};
+use meshstep_comm::Op;
+use meshstep_tensor::{Buffer, Category, DType, Slice};
+use std::collections::BTreeMap;
+
+/// Elements of a window: with the widest, 16 MiB.
+const WINDOW: u64 = 2 << 20;
+
+/// Elements of a whole vector that follow one another in row-major order.
+#[derive(Clone, Copy, Debug)]
+pub struct Window<'a> {
+    /// The parameter.
+    pub param: &'a str,
+    /// Which of its vectors: `param`, `master`, `remainder`, or what the rule calls it.
+    pub slot: &'a str,
+    /// The whole parameter's.
+    pub shape: &'a [u64],
+    /// What the values are.
+    pub dtype: Type,
+    /// The first one's index.
+    pub at: u64,
+    /// In memory of the CPU.
+    pub values: Slice<'a>,
+}
+
+/// Takes windows. An error ends the call on every rank.
+pub type Sink<'a> = &'a mut dyn FnMut(Window<'_>) -> Result<(), CheckpointError>;
+
+impl Optimizer {
+    /// Hands `sink` parameters and state as if there were one rank, on rank `to`: parameter by parameter, vector by vector, windows
+    /// in ascending order. Collective, between two steps; on other ranks `sink` is not called.
+    ///
+    /// Beside what `sink` keeps, rank `to` needs two windows of at most 16 MiB, the others one. An error is the same on every rank,
+    /// and changes nothing here.
+    ///
+    /// ```
+    /// # use meshstep_optim::AdamW;
+    /// # use meshstep_shard::checkpoint::CheckpointError;
+    /// # use meshstep_shard::{Error, Optimizer, Options, Stage};
+    /// # use meshstep_tensor::{DType, Layout};
+    /// let whole = meshstep_comm::loopback::spawn(3, |comm| -> Result<Vec<String>, Error> {
+    ///     let layout = Layout::builder().param("w", &[3, 5], DType::F32).build()?;
+    ///     let options = Options { stage: Stage::Zero2, ..Options::default() };
+    ///     let mut opt = Optimizer::new(comm, layout, AdamW::default(), |_, _| Ok(()), options)?;
+    ///     let mut seen = Vec::new();
+    ///     opt.consolidate(1, &mut |window| {
+    ///         let values: &[f32] = window.values.typed().map_err(|error| CheckpointError::Memory { message: error.to_string() })?;
+    ///         seen.push(format!("{}:{} has {}", window.param, window.slot, values.len()));
+    ///         Ok(())
+    ///     })?;
+    ///     Ok(seen)
+    /// })?;
+    /// let whole = whole.into_iter().collect::<Result<Vec<_>, _>>()?;
+    /// assert!(whole[0].is_empty() && whole[2].is_empty());
+    /// assert_eq!(whole[1], ["w:param has 15", "w:m has 15", "w:v has 15"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn consolidate(&mut self, to: usize, sink: Sink<'_>) -> Result<(), Error> {
+        let ranks = self.comm().world_size();
+        self.consolidate_placed(to, sink, &Alike { ranks })
+    }
+
+    /// The same where parameters are parts of others.
+    pub fn consolidate_placed(
+        &mut self,
+        to: usize,
+        sink: Sink<'_>,
+        placing: &dyn Placing,
+    ) -> Result<(), Error> {
+        consolidate_all(self, to, sink, placing)
+    }
+}
+
+/// Consolidates whatever a keeper keeps. Collective.
+pub(crate) fn consolidate_all<K: Keeper>(
+    keeper: &mut K,
+    to: usize,
+    sink: Sink<'_>,
+    placing: &dyn Placing,
+) -> Result<(), Error> {
+    let mut sources = Sources::of(keeper, &format!("consolidate to rank {to}"), to, placing)?;
+    apart(keeper, |keeper| {
+        for param in 0..sources.contents.len() {
+            for vector in sources.contents[param].vectors.clone() {
+                sources.hand_over(keeper, param, &vector, sink)?;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Where all elements come from.
+#[derive(Debug)]
+pub(super) struct Sources {
+    pub(super) ranks: Ranks,
+    pub(super) contents: Vec<Content>,
+    /// Of each parameter: pieces that are together all of it, and the rank each comes from.
+    pieces: Vec<Vec<(Piece, usize)>>,
+    /// What this rank has of each parameter: the pieces, and where they lie in what it holds.
+    own: Vec<Vec<(Piece, Vec<Run>)>>,
+    to: usize,
+    /// What travels, in words of 8 bytes: they hold any type.
+    room: Buffer,
+    /// What is put together, on rank `to`.
+    window: Option<Buffer>,
+}
+
+impl Sources {
+    /// Who hands over what. Collective.
+    pub(super) fn of<K: Keeper>(
+        keeper: &mut K,
+        call: &str,
+        to: usize,
+        placing: &dyn Placing,
+    ) -> Result<Self, Error> {
+        let opt = keeper.optimizer();
+        opt.handover.healthy()?;
+        let ready = opt.between_two_steps();
+        opt.call_together(call, ready)?;
+        let world_size = opt.comm().world_size();
+        if to >= world_size {
+            return Err(meshstep_comm::Error::InvalidRank { rank: to, world_size }.into());
+        }
+        apart(keeper, |keeper| {
+            let opt = keeper.optimizer();
+            let (counters, ranks) = (opt.describe_counters()?, Ranks::of(opt));
+            crate::same_everywhere(&**opt.comm(), opt.options(), &counters)?;
+            Sources::new(ranks, keeper.contents(placing), to)
+        })
+    }
+
+    fn new(ranks: Ranks, contents: Result<Vec<Content>, CheckpointError>, to: usize) -> Result<Self, Error> {
+        let contents = ranks.agree(contents)?;
+        let parts = parts(&contents);
+        let claims = ranks.gather(&serde_json::to_vec(&claims(&contents, &parts)).unwrap_or_default())?;
+        let (queue, meter) = ranks.memory();
+        let words = contents.iter().map(Content::len).max().unwrap_or(0).min(WINDOW) as usize;
+        let room = Buffer::zeroed_on(queue, words, DType::U64, meter, Category::Staging);
+        let made = elect(&contents, &claims, to)
+            .and_then(|pieces| Ok((pieces, room.map_err(CheckpointError::memory)?)));
+        let (pieces, room) = ranks.agree(made)?;
+        let mut own = vec![Vec::new(); contents.len()];
+        for (i, Part { global, local }) in parts {
+            let places = local.runs(&contents[i].held()).collect();
+            own[i].push((global, places));
+        }
+        Ok(Sources { ranks, contents, pieces, own, to, room, window: None })
+    }
+
+    fn receives(&self) -> bool {
+        self.ranks.rank() == self.to
+    }
+
+    /// Hands over one vector. Collective; the first error of `sink` is every rank's.
+    pub(super) fn hand_over(
+        &mut self,
+        from: &mut dyn Vectors,
+        param: usize,
+        vector: &Named,
+        sink: Sink<'_>,
+    ) -> Result<(), Error> {
+        let mut so_far = if self.receives() { self.make_window(vector) } else { Ok(()) };
+        let (len, shape) = (self.contents[param].len(), self.contents[param].holding.shape.clone());
+        let mut at = 0;
+        while at < len {
+            let range = at..len.min(at + WINDOW);
+            let window = Piece { region: Region::whole(&shape), range: range.clone() };
+            for i in 0..self.pieces[param].len() {
+                let moved = self.piece(from, (param, i), vector, &window)?;
+                so_far = so_far.and(moved);
+            }
+            if self.receives() {
+                so_far = so_far.and_then(|()| self.give(param, vector, range.clone(), sink));
+            }
+            at = range.end;
+        }
+        self.ranks.agree(so_far)
+    }
+
+    fn make_window(&mut self, vector: &Named) -> Result<(), CheckpointError> {
+        let dtype = vector.dtype.dtype().ok_or_else(|| CheckpointError::memory("bytes are no numbers"))?;
+        if self.window.as_ref().is_none_or(|window| window.dtype() != dtype) {
+            // The other one first.
+            self.window = None;
+            let (_, meter) = self.ranks.memory();
+            let made = Buffer::zeroed(self.room.len(), dtype, meter, Category::Staging);
+            self.window = Some(made.map_err(CheckpointError::memory)?);
+        }
+        Ok(())
+    }
+
+    /// Brings what the window has of a piece to rank `to`. Outer errors end the communicator; after an inner one everything goes on,
+    /// so that no rank waits for another.
+    fn piece(
+        &mut self,
+        from: &mut dyn Vectors,
+        (param, i): (usize, usize),
+        vector: &Named,
+        window: &Piece,
+    ) -> Result<Result<(), CheckpointError>, Error> {
+        let (piece, rank) = &self.pieces[param][i];
+        let runs: Vec<Run> = window.runs(piece).collect();
+        let (elements, sender) = (runs.iter().map(|run| run.len).sum::<u64>(), *rank);
+        let sends = self.ranks.rank() == sender;
+        if elements == 0 || !(sends || self.receives()) {
+            return Ok(Ok(()));
+        }
+        let mut moved = Ok(());
+        let places = if sends { self.places(param, piece.clone(), window) } else { Vec::new() };
+        if sends && self.receives() {
+            return Ok(self.copy(from, param, vector, &places));
+        }
+        let words = (elements * vector.dtype.size()).div_ceil(8) as usize;
+        let rest = self.room.split_off(words)?;
+        if sends {
+            moved = self.pack(from, param, vector, &places);
+        }
+        let op = if sends { Op::send(self.to) } else { Op::recv(sender) };
+        let travelled = self.ranks.travel(op, &mut self.room);
+        if travelled.is_ok() && !sends {
+            moved = self.unpack(&runs, vector.dtype.size() as usize);
+        }
+        self.room = self.room.take().join(rest).unwrap_or_else(|_| unreachable!("joined where it was cut"));
+        travelled.map(|()| moved)
+    }
+
+    /// Runs from what the window and a piece of this rank have in common into what the rank holds.
+    fn places(&self, param: usize, piece: Piece, window: &Piece) -> Vec<Run> {
+        let same = |(own, _): &&(Piece, Vec<Run>)| *own == piece;
+        let own = self.own[param].iter().find(same);
+        own.map_or(Vec::new(), |(piece, places)| join(window.runs(piece), places))
+    }
+
+    /// Into the window, where this rank has it itself.
+    fn copy(
+        &mut self,
+        from: &mut dyn Vectors,
+        param: usize,
+        vector: &Named,
+        places: &[Run],
+    ) -> Result<(), CheckpointError> {
+        let Some(window) = &mut self.window else { return Ok(()) };
+        let (queue, _) = self.ranks.memory();
+        let (first, values) = from.vector(param, vector.slot).map_err(CheckpointError::memory)?;
+        for run in places {
+            let (start, into) = (run.to as usize - first, run.from as usize);
+            let len = run.len as usize;
+            let part = values.slice(start..start + len).map_err(CheckpointError::memory)?;
+            let into = window.as_mut().slice(into..into + len).map_err(CheckpointError::memory)?;
+            queue.download(part, into).map_err(CheckpointError::memory)?;
+        }
+        Ok(())
+    }
+
+    /// One run behind the other, to travel.
+    fn pack(
+        &mut self,
+        from: &mut dyn Vectors,
+        param: usize,
+        vector: &Named,
+        places: &[Run],
+    ) -> Result<(), CheckpointError> {
+        let (queue, meter) = self.ranks.memory();
+        let (first, values) = from.vector(param, vector.slot).map_err(CheckpointError::memory)?;
+        let packed = wire::fill(queue, meter, self.room.as_mut(), |mut room| {
+            let (room, mut at) = (room.bytes_mut()?, 0);
+            for run in places {
+                let start = run.to as usize - first;
+                let part = values.slice(start..start + run.len as usize)?;
+                wire::read(queue, meter, part, |part| {
+                    let bytes = part.bytes()?;
+                    room[at..at + bytes.len()].copy_from_slice(bytes);
+                    at += bytes.len();
+                    Ok(())
+                })?;
+            }
+            Ok(())
+        });
+        packed.map_err(CheckpointError::memory)
+    }
+
+    fn unpack(&mut self, runs: &[Run], size: usize) -> Result<(), CheckpointError> {
+        let Some(window) = &mut self.window else { return Ok(()) };
+        let (queue, meter) = self.ranks.memory();
+        let unpacked = wire::read(queue, meter, self.room.as_slice(), |room| {
+            let (room, mut into, mut at) = (room.bytes()?, window.as_mut(), 0);
+            let into = into.bytes_mut()?;
+            for run in runs {
+                let (start, bytes) = (run.from as usize * size, run.len as usize * size);
+                into[start..start + bytes].copy_from_slice(&room[at..at + bytes]);
+                at += bytes;
+            }
+            Ok(())
+        });
+        unpacked.map_err(CheckpointError::memory)
+    }
+
+    fn give(
+        &self,
+        param: usize,
+        vector: &Named,
+        range: std::ops::Range<u64>,
+        sink: Sink<'_>,
+    ) -> Result<(), CheckpointError> {
+        let Some(window) = &self.window else { return Ok(()) };
+        let Content { name, holding, .. } = &self.contents[param];
+        let len = (range.end - range.start) as usize;
+        let values = window.as_slice().slice(0..len).map_err(CheckpointError::memory)?;
+        let (slot, dtype) = (&*vector.name, vector.dtype);
+        sink(Window { param: name, slot, shape: &holding.shape, dtype, at: range.start, values })
+    }
+}
+
+/// Which rank each piece comes from: rank `to` itself where it has it, else the first that has.
+fn elect(
+    contents: &[Content],
+    claims: &[Vec<u8>],
+    to: usize,
+) -> Result<Vec<Vec<(Piece, usize)>>, CheckpointError> {
+    let mut first: Vec<BTreeMap<(Region, u64), (Piece, usize)>> = vec![BTreeMap::new(); contents.len()];
+    let order = std::iter::once(to).chain((0..claims.len()).filter(|&rank| rank != to));
+    for rank in order {
+        let claims: Vec<owner::Claim> =
+            serde_json::from_slice(&claims[rank]).map_err(CheckpointError::memory)?;
+        for (param, piece, _) in claims {
+            let Some(of) = first.get_mut(param) else { continue };
+            of.entry((piece.region.clone(), piece.range.start)).or_insert((piece, rank));
+        }
+    }
+    let whole = |(content, pieces): (&Content, BTreeMap<_, (Piece, usize)>)| {
+        let pieces: Vec<(Piece, usize)> = pieces.into_values().collect();
+        let covered = cover::check(&content.holding.shape, pieces.iter().map(|(piece, _)| piece));
+        let (tensor, slot) = (content.name.clone(), super::contents::PARAM.to_owned());
+        covered.map_err(|source| CheckpointError::Cover { tensor, slot, source })?;
+        Ok(pieces)
+    };
+    contents.iter().zip(first).map(whole).collect()
+}

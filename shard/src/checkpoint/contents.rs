@@ -1,0 +1,211 @@
+//! What there is of an optimizer to save and to load: every parameter's vectors, and which elements of them this rank has.
+
+use super::error::CheckpointError;
+use super::holding::{Holding, Part};
+use super::manifest::Type;
+use super::piece::{Piece, Region};
+use super::placing::{Placing, shape};
+use super::settings::Settings;
+use crate::family::Place;
+use crate::verify::{Item, Slot};
+use crate::{Error, Optimizer};
+use meshstep_tensor::{DType, Queue, Slice, SliceMut};
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// A parameter and its state.
+#[derive(Clone, Debug)]
+pub(crate) struct Content {
+    pub(crate) name: String,
+    /// Updates it has seen.
+    pub(crate) t: u64,
+    /// What this rank holds of it.
+    pub(crate) holding: Holding,
+    /// What this rank has all vectors of, in what it holds.
+    pub(crate) owned: Range<usize>,
+    /// Its vectors.
+    pub(crate) vectors: Vec<Named>,
+}
+
+/// One of a parameter's vectors.
+#[derive(Clone, Debug)]
+pub(crate) struct Named {
+    pub(crate) slot: Slot,
+    /// `param`, `master`, `remainder`, or what the rule calls it.
+    pub(crate) name: String,
+    pub(crate) dtype: Type,
+}
+
+pub(super) const PARAM: &str = "param";
+pub(super) const MASTER: &str = "master";
+pub(super) const REMAINDER: &str = "remainder";
+
+/// A part of one of a parameter's vectors.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) param: usize,
+    pub(crate) slot: Slot,
+    /// Its number among the parts that this rank writes.
+    pub(crate) index: usize,
+    pub(crate) part: &'a Part,
+    /// What the rank holds of the parameter.
+    pub(crate) held: &'a Piece,
+}
+
+/// Where values go.
+pub(crate) type Take<'a> = &'a mut dyn FnMut(Slice<'_>) -> Result<(), CheckpointError>;
+
+/// Where parts are read from: live vectors, or a copy of them.
+pub(crate) trait Source {
+    /// Whose memory they are in.
+    fn place(&self) -> Queue;
+
+    /// Hands over the values of a part in its order, as many at a time as lie together.
+    fn values(&mut self, wanted: &Wanted<'_>, take: Take<'_>) -> Result<(), CheckpointError>;
+}
+
+/// Live vectors.
+pub(crate) trait Vectors {
+    /// Whose memory they are in.
+    fn queue(&self) -> Queue;
+
+    /// What is there of a vector of parameter `param`, and the index in what the rank holds of its first element.
+    fn vector(&mut self, param: usize, slot: Slot) -> Result<(usize, Slice<'_>), Error>;
+}
+
+/// What is saved and loaded: an optimizer, and what somebody keeps beside it.
+pub(crate) trait Keeper: Vectors {
+    fn optimizer(&mut self) -> &mut Optimizer;
+
+    /// Every parameter, in the order all ranks have them.
+    fn contents(&self, placing: &dyn Placing) -> Result<Vec<Content>, CheckpointError>;
+
+    /// The memory of [`vector`](Vectors::vector), to be written.
+    fn vector_mut(&mut self, param: usize, slot: Slot) -> Result<SliceMut<'_>, Error>;
+
+    fn settings(&self, tied: BTreeMap<String, String>) -> Settings;
+
+    /// Whether [`take_in`](Self::take_in) takes these.
+    fn check(&self, _: &Settings) -> Result<(), CheckpointError> {
+        Ok(())
+    }
+
+    /// Goes on from where these are, vectors having been written.
+    fn take_in(&mut self, settings: &Settings) -> Result<(), Error>;
+}
+
+impl<V: Vectors> Source for V {
+    fn place(&self) -> Queue {
+        self.queue()
+    }
+
+    fn values(&mut self, wanted: &Wanted<'_>, take: Take<'_>) -> Result<(), CheckpointError> {
+        let (first, values) = self.vector(wanted.param, wanted.slot).map_err(CheckpointError::memory)?;
+        for run in wanted.part.local.runs(wanted.held) {
+            let start = (run.to as usize) - first;
+            take(values.slice(start..start + run.len as usize).map_err(CheckpointError::memory)?)?;
+        }
+        Ok(())
+    }
+}
+
+impl Vectors for Optimizer {
+    fn queue(&self) -> Queue {
+        self.options.queue.clone()
+    }
+
+    fn vector(&mut self, param: usize, slot: Slot) -> Result<(usize, Slice<'_>), Error> {
+        self.piece(&Item { param, slot, group: None })
+    }
+}
+
+impl Keeper for Optimizer {
+    fn optimizer(&mut self) -> &mut Optimizer {
+        self
+    }
+
+    fn contents(&self, placing: &dyn Placing) -> Result<Vec<Content>, CheckpointError> {
+        (0..self.entries.len()).map(|param| self.content(param, placing)).collect()
+    }
+
+    fn vector_mut(&mut self, param: usize, slot: Slot) -> Result<SliceMut<'_>, Error> {
+        self.piece_mut(&Item { param, slot, group: None })
+    }
+
+    fn settings(&self, tied: BTreeMap<String, String>) -> Settings {
+        Settings::of(self, tied)
+    }
+
+    fn check(&self, settings: &Settings) -> Result<(), CheckpointError> {
+        let own = self.settings(BTreeMap::new());
+        let (Some(rule), Some(state)) = (&self.options.loss_scale, settings.scale()) else { return Ok(()) };
+        match rule.check_state(&state) {
+            Err(error) if settings.loss_scale_rule == own.loss_scale_rule => {
+                let (what, reason) = ("the loss scale".to_owned(), error.to_string());
+                Err(CheckpointError::Contradiction { what, reason })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn take_in(&mut self, settings: &Settings) -> Result<(), Error> {
+        let progress = &mut self.progress;
+        progress.steps = settings.steps.unwrap_or(progress.steps);
+        (progress.skips, progress.hopeless) = (settings.skips, settings.hopeless);
+        if let (Some(rule), Some(state)) = (&self.options.loss_scale, settings.scale()) {
+            // Of another rule's state nothing is known.
+            progress.loss_scale = rule.check_state(&state).map(|()| state).ok().or(progress.loss_scale);
+        }
+        #[cfg(feature = "cuda")]
+        {
+            self.buckets.iter_mut().for_each(crate::owned::Owned::recount);
+            self.tell_there()?;
+        }
+        self.verifying.last = None;
+        self.keep_if_due()
+    }
+}
+
+impl Content {
+    /// What this rank holds, as one piece.
+    pub(super) fn held(&self) -> Piece {
+        let region = Region::whole(&self.holding.local);
+        Piece { range: 0..region.elements().unwrap_or(0), region }
+    }
+
+    /// Elements of the whole parameter.
+    pub(super) fn len(&self) -> u64 {
+        self.holding.shape.iter().product()
+    }
+}
+
+impl Optimizer {
+    /// A parameter and its state.
+    fn content(&self, param: usize, placing: &dyn Placing) -> Result<Content, CheckpointError> {
+        let entry = &self.entries[param];
+        let (name, t) = (entry.param.name().to_owned(), entry.t);
+        let holding = placing.holding(&entry.param);
+        if holding.local != shape(&entry.param) {
+            let reason = format!("its holding is of {:?}, not {:?}", holding.local, entry.param.shape());
+            return Err(CheckpointError::Contradiction { what: format!("parameter {name:?}"), reason });
+        }
+        let named = |slot, name: &str, dtype: DType| match Type::of(dtype) {
+            Some(dtype) => Ok(Named { slot, name: name.to_owned(), dtype }),
+            None => Err(CheckpointError::memory(format!("{dtype} is not saved"))),
+        };
+        let mut vectors = vec![named(Slot::Params, PARAM, entry.param.dtype())?];
+        let Place::Bucket { bucket, range, .. } = &entry.place else {
+            return Ok(Content { name, t, holding, owned: 0..entry.param.len(), vectors });
+        };
+        let owned = &self.buckets[*bucket];
+        if let Some(master) = owned.master() {
+            let name = if master.dtype() == DType::U16 { REMAINDER } else { MASTER };
+            vectors.push(named(Slot::Master, name, master.dtype())?);
+        }
+        for (i, (state, of)) in self.groups[entry.group].rule.state().iter().zip(owned.state()).enumerate() {
+            vectors.push(named(Slot::State(i), state, of.dtype())?);
+        }
+        let owned = owned.part_of(range).map_or(0..0, |(within, ..)| within);
+        Ok(Content { name, t, holding, owned, vectors })
+    }
+}

@@ -1,0 +1,184 @@
+//! Loading: every rank reads what it has, and all of them take it in, or none.
+
+use super::contents::{Content, Keeper};
+use super::error::CheckpointError;
+use super::fits::{Cast, Fitting};
+use super::placing::{Alike, Placing};
+use super::ranks::Ranks;
+use super::read::{Want, read_all};
+use super::save::apart;
+use super::saved::Saved;
+use super::settings::Settings;
+use super::store::Store;
+use crate::verify::Slot;
+use crate::{Error, Optimizer};
+use meshstep_tensor::{Buffer, Category, Meter};
+use std::collections::BTreeMap;
+
+/// What is loaded, and what may differ. The same on every rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Load {
+    /// Which checkpoint; `None`: the newest complete one.
+    pub step: Option<u64>,
+    /// Whether to load what fits, and to tell what was missing, unexpected, or of another type; otherwise these are errors. What is
+    /// missing stays as it is; shapes must be the same.
+    pub partial: bool,
+    /// Whether to go on with other hyperparameters, another schedule or loss scale, other random bits; otherwise that is an error.
+    pub other_settings: bool,
+}
+
+/// What was loaded.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Loaded {
+    /// The checkpoint, for its manifest, and for bytes that other ranks have saved.
+    pub saved: Saved,
+    /// Vectors that were not saved: parameters, or their states as `parameter:state`. They are as they were, but for those that
+    /// `cast` tells of.
+    pub missing: Vec<String>,
+    /// Vectors that were saved and that there are none of here.
+    pub unexpected: Vec<String>,
+    /// Vectors that were made from others.
+    pub cast: Vec<Cast>,
+    /// The caller's bytes, by name.
+    pub blobs: BTreeMap<String, Vec<u8>>,
+    /// Those that were this rank's own, as far as there was a rank of this number.
+    pub own_blobs: BTreeMap<String, Vec<u8>>,
+}
+
+/// All that is taken in.
+#[derive(Default)]
+pub(super) struct Staged {
+    pub(super) vectors: Vec<(usize, Slot, Buffer)>,
+    pub(super) t: Vec<Option<u64>>,
+    pub(super) settings: Settings,
+    pub(super) missing: Vec<String>,
+    pub(super) unexpected: Vec<String>,
+    pub(super) cast: Vec<Cast>,
+    pub(super) blobs: [BTreeMap<String, Vec<u8>>; 2],
+}
+
+impl Optimizer {
+    /// Loads parameters, state, and how far they were, onto whatever ranks, stage and buckets there are here. Collective, between
+    /// two steps.
+    ///
+    /// Each rank reads the bytes it needs, and checks every window of 1 MiB that they are in. All of it lies in memory of the host
+    /// beside what there is, once more what this rank holds of parameters and state, until every rank has its own; then it is
+    /// copied, which does not fail. An error is the same on every rank ([`Error::Checkpoint`] names the first rank that has one),
+    /// and has changed nothing on any.
+    pub fn load(&mut self, store: &Store, load: Load) -> Result<Loaded, Error> {
+        let ranks = self.comm().world_size();
+        self.load_placed(store, load, &Alike { ranks })
+    }
+
+    /// The same where parameters are parts of others.
+    pub fn load_placed(&mut self, store: &Store, load: Load, placing: &dyn Placing) -> Result<Loaded, Error> {
+        load_all(self, store, load, placing)
+    }
+}
+
+/// Loads whatever a keeper keeps. Collective.
+pub(crate) fn load_all<K: Keeper>(
+    keeper: &mut K,
+    store: &Store,
+    load: Load,
+    placing: &dyn Placing,
+) -> Result<Loaded, Error> {
+    let opt = keeper.optimizer();
+    opt.handover.healthy()?;
+    let ready = opt.between_two_steps();
+    opt.call_together(&format!("load\nwhat to load = {load:?}"), ready)?;
+    let ranks = Ranks::of(opt);
+    apart(keeper, |keeper| {
+        let opened = load.step.map_or_else(|| store.latest(), |step| store.open(step));
+        let saved = ranks.agree(opened)?;
+        let opt = keeper.optimizer();
+        let text = format!("checkpoint to load = {} of step {}\n", saved.hash(), saved.manifest().step);
+        crate::same_everywhere(&**opt.comm(), opt.options(), &text)?;
+        let staged = ranks.agree(stage(keeper, &saved, &load, placing))?;
+        let Staged { vectors, t, settings, missing, unexpected, cast, blobs: [blobs, own_blobs] } = staged;
+        take_in(keeper, &vectors, &t, &settings)?;
+        Ok(Loaded { saved, missing, unexpected, cast, blobs, own_blobs })
+    })
+}
+
+/// Takes everything in: vectors of parameters, updates where there is another number of them, and where all are. What fails here is
+/// the device, and ends the run.
+pub(super) fn take_in<K: Keeper>(
+    keeper: &mut K,
+    vectors: &[(usize, Slot, Buffer)],
+    t: &[Option<u64>],
+    settings: &Settings,
+) -> Result<(), Error> {
+    let queue = keeper.optimizer().options.queue.clone();
+    for (param, slot, values) in vectors {
+        queue.upload(values.as_slice(), keeper.vector_mut(*param, *slot)?)?;
+    }
+    for (entry, t) in keeper.optimizer().entries.iter_mut().zip(t) {
+        entry.t = t.unwrap_or(entry.t);
+    }
+    keeper.take_in(settings)
+}
+
+/// Reads all that this rank needs.
+fn stage<K: Keeper>(
+    keeper: &mut K,
+    saved: &Saved,
+    load: &Load,
+    placing: &dyn Placing,
+) -> Result<Staged, CheckpointError> {
+    let contents = keeper.contents(placing)?;
+    let mut settings = Settings::from_json(&saved.manifest().settings)?;
+    settings.steps = settings.steps.or(Some(saved.manifest().step));
+    let mut tied = settings.tied.clone();
+    tied.extend(placing.tied());
+    let fitting = Fitting::new(&contents, saved.manifest(), &tied, load)?;
+    if !load.other_settings {
+        settings.check(&keeper.settings(placing.tied()))?;
+    }
+    keeper.check(&settings)?;
+    let meter = keeper.optimizer().options.meter.clone();
+    let mut wants = wants(keeper, &contents, &fitting, &meter)?;
+    read_all(saved, &mut wants, &meter)?;
+    let vectors = wants.into_iter().map(|want| (want.param, want.slot, want.into)).collect();
+    let blobs = blobs(saved, keeper.optimizer().comm().rank())?;
+    let Fitting { t, missing, unexpected, cast, .. } = fitting;
+    Ok(Staged { vectors, t, settings, missing, unexpected, cast, blobs })
+}
+
+/// The caller's bytes: those of all ranks, and those of this one.
+fn blobs(saved: &Saved, rank: usize) -> Result<[BTreeMap<String, Vec<u8>>; 2], CheckpointError> {
+    let mut found = [BTreeMap::new(), BTreeMap::new()];
+    for name in saved.manifest().blobs.keys() {
+        let (own, given) = match name.rsplit_once('@') {
+            Some((given, of)) if of == rank.to_string() => (true, given),
+            Some(_) => continue,
+            None => (false, &**name),
+        };
+        let bytes = saved.blob(name)?.unwrap_or_default();
+        found[usize::from(own)].insert(given.to_owned(), bytes);
+    }
+    Ok(found)
+}
+
+/// What this rank has of each vector that was saved, with memory for it.
+fn wants<'a, K: Keeper>(
+    keeper: &mut K,
+    contents: &'a [Content],
+    fitting: &Fitting<'a>,
+    meter: &Meter,
+) -> Result<Vec<Want<'a>>, CheckpointError> {
+    let mut wants = Vec::new();
+    for (param, (content, sources)) in contents.iter().zip(&fitting.sources).enumerate() {
+        for (vector, source) in content.vectors.iter().zip(sources) {
+            let Some(from) = *source else { continue };
+            let (first, values) = keeper.vector(param, vector.slot).map_err(CheckpointError::memory)?;
+            let range = first..first + values.len();
+            let what = format!("slot {:?} of tensor {:?}", vector.name, content.name);
+            let into = Buffer::zeroed(range.len(), values.dtype(), meter, Category::Staging);
+            let into = into.map_err(CheckpointError::memory)?;
+            wants.push(Want { param, slot: vector.slot, content, from, range, what, into });
+        }
+    }
+    Ok(wants)
+}

@@ -1,0 +1,239 @@
+//! What goes from which rank to which, when what some ranks have is to be on others. Arithmetic only.
+
+use super::cover;
+use super::error::CheckpointError;
+use super::fits::find;
+use super::manifest::{FORMAT, Manifest, SlotEntry, TensorEntry, Type};
+use super::owner::shared_out;
+use super::piece::{Piece, Run};
+use super::settings::Settings;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// What a rank has of an optimizer.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Side {
+    pub(super) tensors: Vec<Tensor>,
+    pub(super) settings: BTreeMap<String, Value>,
+}
+
+/// What it has of a parameter.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Tensor {
+    pub(super) name: String,
+    pub(super) t: u64,
+    /// Of the whole.
+    pub(super) shape: Vec<u64>,
+    /// Of each vector, its name, its type, and what this rank has of it.
+    pub(super) slots: Vec<(String, Type, Vec<Piece>)>,
+    /// What it has all vectors of.
+    pub(super) owned: Vec<Piece>,
+}
+
+/// Who has what, and who is to have it.
+#[derive(Debug)]
+pub(super) struct Moves {
+    from: Vec<Option<Side>>,
+    to: Vec<Option<Side>>,
+    /// Of each tensor of `from`, which rank sends which piece.
+    owners: Vec<Vec<(usize, Piece)>>,
+    /// Of each rank's tensors in `to`, their numbers in `from`.
+    sources: Vec<Vec<Option<usize>>>,
+}
+
+/// Elements that lie together where they come from and where they go to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Move<'a> {
+    /// The tensor's number where it comes from.
+    pub(super) source: usize,
+    /// Its number where it goes to.
+    pub(super) target: usize,
+    /// Which of its vectors there.
+    pub(super) vector: usize,
+    /// What that is called.
+    pub(super) slot: &'a str,
+    pub(super) dtype: Type,
+    /// A piece that the sender has, and one that the receiver has room for.
+    pub(super) pieces: [&'a Piece; 2],
+    /// Which elements of these.
+    pub(super) run: Run,
+}
+
+impl Moves {
+    /// What ranks tell of what they have, and of what they are to have, as a plan of which every rank makes the same.
+    pub(super) fn new(sides: Vec<(Option<Side>, Option<Side>)>) -> Result<Self, CheckpointError> {
+        let (from, to): (Vec<_>, Vec<_>) = sides.into_iter().unzip();
+        let first = check(&from, "from")?;
+        check(&to, "to")?;
+        let claims = |side: &Option<Side>| {
+            let tensors = side.iter().flat_map(|side| side.tensors.iter().enumerate());
+            let claims = tensors.flat_map(|(i, tensor)| {
+                let size: u64 = tensor.slots.iter().map(|(_, dtype, _)| dtype.size()).sum();
+                tensor.owned.iter().map(move |piece| (i, piece.clone(), piece.len() * size))
+            });
+            claims.collect()
+        };
+        let mut owners = vec![Vec::new(); first.tensors.len()];
+        for (rank, own) in shared_out(from.iter().map(claims).collect()).into_iter().enumerate() {
+            own.into_iter().for_each(|(i, piece)| owners[i].push((rank, piece)));
+        }
+        for (tensor, owners) in first.tensors.iter().zip(&owners) {
+            let wrong = |source| {
+                let (tensor, slot) = (tensor.name.clone(), "owned".to_owned());
+                CheckpointError::Cover { tensor, slot, source }
+            };
+            cover::check(&tensor.shape, owners.iter().map(|(_, piece)| piece)).map_err(wrong)?;
+        }
+        let sources = to.iter().map(|side| sources(first, side.as_ref())).collect::<Result<_, _>>()?;
+        Ok(Moves { owners, sources, from, to })
+    }
+
+    /// What there is to move, as if it had been saved: of no vector are there pieces.
+    pub(super) fn manifest(&self) -> Manifest {
+        let first = self.from.iter().flatten().next();
+        let slot = |(name, dtype, _): &(String, Type, Vec<Piece>)| {
+            (name.clone(), SlotEntry { dtype: *dtype, pieces: Vec::new() })
+        };
+        let entry = |tensor: &Tensor| {
+            let slots = tensor.slots.iter().map(slot).collect();
+            (tensor.name.clone(), TensorEntry { shape: tensor.shape.clone(), t: tensor.t, slots })
+        };
+        Manifest {
+            format: FORMAT,
+            step: 0,
+            mesh: String::new(),
+            files: Vec::new(),
+            tensors: first.iter().flat_map(|side| side.tensors.iter().map(entry)).collect(),
+            settings: first.map_or_else(BTreeMap::new, |side| side.settings.clone()),
+            blobs: BTreeMap::new(),
+        }
+    }
+
+    /// Everything that goes from rank `from` to rank `to`, in one order on both: from a rank to itself all it has, from another
+    /// only the rest.
+    pub(super) fn each<E>(
+        &self,
+        from: usize,
+        to: usize,
+        then: &mut dyn FnMut(Move<'_>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let tensors = self.to[to].iter().flat_map(|side| side.tensors.iter().enumerate());
+        for (target, tensor) in tensors {
+            let Some(source) = self.sources[to][target] else { continue };
+            for (vector, (slot, dtype, pieces)) in tensor.slots.iter().enumerate() {
+                let here = self.has(to, source, slot);
+                let a = |pieces, run| Move { source, target, vector, slot, dtype: *dtype, pieces, run };
+                for piece in pieces {
+                    if from == to {
+                        let all = here.iter().flat_map(|has| has.runs(piece).map(move |run| (has, run)));
+                        all.into_iter().try_for_each(|(has, run)| then(a([has, piece], run)))?;
+                        continue;
+                    }
+                    let taken = taken(here, piece);
+                    for (_, sent) in self.owners[source].iter().filter(|(rank, _)| *rank == from) {
+                        let rest = sent.runs(piece).flat_map(|run| without(run, &taken));
+                        rest.into_iter().try_for_each(|run| then(a([sent, piece], run)))?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes of all that.
+    pub(super) fn bytes(&self, from: usize, to: usize) -> u64 {
+        let mut bytes = 0;
+        let Ok(()) = self.each(from, to, &mut |part| {
+            bytes += part.run.len * part.dtype.size();
+            Ok::<(), std::convert::Infallible>(())
+        });
+        bytes
+    }
+
+    /// What a rank has already of a vector.
+    fn has(&self, rank: usize, source: usize, slot: &str) -> &[Piece] {
+        let tensor = self.from[rank].as_ref().map(|side| &side.tensors[source]);
+        let slot = tensor.and_then(|tensor| tensor.slots.iter().find(|(name, ..)| name == slot));
+        slot.map_or(&[], |(_, _, pieces)| pieces)
+    }
+}
+
+/// The first of these, all of which tell of one optimizer.
+fn check<'s>(sides: &'s [Option<Side>], direction: &str) -> Result<&'s Side, CheckpointError> {
+    let mut all = sides.iter().enumerate().filter_map(|(rank, side)| Some((rank, side.as_ref()?)));
+    let none = || CheckpointError::NoSide { direction: direction.to_owned() };
+    let (first_rank, first) = all.next().ok_or_else(none)?;
+    for (rank, side) in all {
+        let apart = |what: String| Err(CheckpointError::Apart { what, ranks: [first_rank, rank] });
+        if side.tensors.len() != first.tensors.len() {
+            return apart("their parameters".to_owned());
+        }
+        for (a, b) in first.tensors.iter().zip(&side.tensors) {
+            let alike = |t: &Tensor| t.slots.iter().map(|(name, dtype, _)| (name.clone(), *dtype)).collect();
+            let (x, y): (Vec<_>, Vec<_>) = (alike(a), alike(b));
+            if (&a.name, a.t, &a.shape, x) != (&b.name, b.t, &b.shape, y) {
+                return apart(format!("parameter {:?}", a.name));
+            }
+        }
+        if side.settings != first.settings {
+            return apart("their settings, or how far they are".to_owned());
+        }
+    }
+    Ok(first)
+}
+
+/// The numbers in `first` of the tensors of `side`.
+fn sources(first: &Side, side: Option<&Side>) -> Result<Vec<Option<usize>>, CheckpointError> {
+    let Some(side) = side else { return Ok(Vec::new()) };
+    let mut tied = Settings::from_json(&first.settings)?.tied;
+    tied.extend(Settings::from_json(&side.settings)?.tied);
+    let numbers: BTreeMap<String, usize> =
+        first.tensors.iter().enumerate().map(|(i, tensor)| (tensor.name.clone(), i)).collect();
+    let number = |tensor: &Tensor| find(&tensor.name, &numbers, &tied).map(|(_, &number)| number);
+    Ok(side.tensors.iter().map(number).collect())
+}
+
+/// Which elements of `piece` are in `here`, in ascending order.
+fn taken(here: &[Piece], piece: &Piece) -> Vec<Range<u64>> {
+    let mut taken: Vec<Range<u64>> =
+        here.iter().flat_map(|has| has.runs(piece)).map(|run| run.to..run.to + run.len).collect();
+    taken.sort_unstable_by_key(|range| range.start);
+    taken
+}
+
+/// What of `run` does not go where elements are already.
+fn without(run: Run, taken: &[Range<u64>]) -> Vec<Run> {
+    let (mut at, end, mut rest) = (run.to, run.to + run.len, Vec::new());
+    let first = taken.partition_point(|range| range.end <= at);
+    let stop = end..end;
+    let inside = taken[first..].iter().take_while(|range| range.start < end);
+    for range in inside.chain([&stop]) {
+        if at < range.start {
+            rest.push(Run { from: run.from + (at - run.to), to: at, len: range.start - at });
+        }
+        at = at.max(range.end);
+    }
+    rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_there_is_left_out() {
+        let run = Run { from: 100, to: 10, len: 10 };
+        for (taken, expected) in [
+            (vec![], vec![(100, 10, 10)]),
+            (vec![0..10, 20..30], vec![(100, 10, 10)]),
+            (vec![0..15, 15..30], vec![]),
+            (vec![0..12, 15..16, 19..40], vec![(102, 12, 3), (106, 16, 3)]),
+            (vec![10..11, 11..13], vec![(103, 13, 7)]),
+        ] {
+            let rest: Vec<_> = without(run, &taken).into_iter().map(|r| (r.from, r.to, r.len)).collect();
+            assert_eq!(rest, expected, "{taken:?}");
+        }
+    }
+}

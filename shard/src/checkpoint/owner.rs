@@ -1,0 +1,80 @@
+//! Who writes what: each element by one rank, ranks about equally much. Arithmetic only.
+
+use super::contents::Content;
+use super::holding::{Part, writers};
+use super::piece::Piece;
+use super::write::STAGING;
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// What a rank has: of which parameter, and the bytes of all of its vectors.
+pub(crate) type Claim = (usize, Piece, u64);
+
+/// What this rank has of each parameter: what it alone updates where state is divided, everything where it is not.
+pub(super) fn parts(contents: &[Content]) -> Vec<(usize, Part)> {
+    let of = |(i, content): (usize, &Content)| {
+        let owned = content.owned.start as u64..content.owned.end as u64;
+        content.holding.parts(owned).into_iter().map(move |part| (i, part)).collect::<Vec<_>>()
+    };
+    contents.iter().enumerate().flat_map(of).collect()
+}
+
+/// What this rank could write.
+pub(super) fn claims(contents: &[Content], parts: &[(usize, Part)]) -> Vec<Claim> {
+    let bytes = |i: usize| contents[i].vectors.iter().map(|vector| vector.dtype.size()).sum::<u64>();
+    parts.iter().map(|(i, part)| (*i, part.global.clone(), part.global.len() * bytes(*i))).collect()
+}
+
+/// What of its `parts` rank `rank` writes, all ranks' claims being these: the same partition on every rank.
+pub(super) fn elected(claims: Vec<Vec<Claim>>, rank: usize, parts: &[(usize, Part)]) -> Vec<(usize, Part)> {
+    let mut mine = Vec::new();
+    for (i, piece) in shared_out(claims).swap_remove(rank) {
+        let own = parts[parts.partition_point(|&(of, _)| of < i)..].iter().take_while(|&&(of, _)| of == i);
+        let around = |&(_, part): &&(usize, Part)| {
+            let Range { start, end } = part.global.range;
+            part.global.region == piece.region && start <= piece.range.start && piece.range.end <= end
+        };
+        let local = own.into_iter().find(around).map(|(_, part)| part.local.region.clone());
+        let Some(region) = local else { continue };
+        let local = Piece { region, range: piece.range.clone() };
+        mine.push((i, Part { global: piece, local }));
+    }
+    mine
+}
+
+/// What each rank is elected for, all ranks' claims being these.
+pub(super) fn shared_out(mut claims: Vec<Vec<Claim>>) -> Vec<Vec<(usize, Piece)>> {
+    share_out(&mut claims);
+    let writers = writers(&claims);
+    let own = |(rank, claims): (usize, &Vec<Claim>)| {
+        let elected = |(i, piece, _): &&Claim| {
+            writers.get(&(*i, piece.region.clone(), piece.range.start)) == Some(&rank)
+        };
+        claims.iter().filter(elected).map(|(i, piece, _)| (*i, piece.clone())).collect()
+    };
+    claims.iter().enumerate().map(own).collect()
+}
+
+/// Cuts what several ranks have into as many parts, where it is long.
+fn share_out(claims: &mut [Vec<Claim>]) {
+    let mut ranks: BTreeMap<_, u64> = BTreeMap::new();
+    let key = |(i, piece, _): &Claim| (*i, piece.region.clone(), piece.range.start);
+    claims.iter().flatten().for_each(|claim| *ranks.entry(key(claim)).or_default() += 1);
+    for own in claims {
+        let cut = |claim: &Claim| {
+            let (i, piece, bytes) = claim;
+            let most = bytes.div_ceil(STAGING as u64).min(piece.len()).max(1);
+            let parts = ranks.get(&key(claim)).map_or(1, |&ranks| ranks.min(most));
+            let at = |n: u64| {
+                piece.range.start + (u128::from(piece.len()) * u128::from(n) / u128::from(parts)) as u64
+            };
+            let part = |n: u64| {
+                let range = at(n)..at(n + 1);
+                let bytes = bytes / piece.len().max(1) * (range.end - range.start);
+                (*i, Piece { region: piece.region.clone(), range }, bytes)
+            };
+            (0..parts).map(part).collect::<Vec<_>>()
+        };
+        *own = own.iter().flat_map(cut).collect();
+    }
+}

@@ -1,0 +1,164 @@
+//! Bytes on their way from one rank to another, through one window of memory on each.
+
+use crate::{Error, wire};
+use meshstep_comm::{Action, Communicator, Op};
+use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue, Slice, SliceMut};
+
+/// What travels is bytes of elements of any type, two at a time: no element is shorter.
+const PAIR: usize = DType::F16.size();
+
+/// Memory that bytes are sent from and received in, used for one other rank at a time.
+#[derive(Debug)]
+pub(super) struct Window<'a> {
+    comm: &'a dyn Communicator,
+    queue: Queue,
+    meter: Meter,
+    host: Buffer,
+    /// Where the communicator's memory is another.
+    there: Option<Buffer>,
+    /// For elements on their way to the host.
+    room: Option<Buffer>,
+    peer: usize,
+    /// Bytes of the window that were filled, or taken.
+    at: usize,
+    /// Bytes of it that are there to be taken.
+    here: usize,
+    /// Bytes that are still to be sent, or received.
+    left: u64,
+}
+
+impl<'a> Window<'a> {
+    /// One of `bytes`, where `queue` works.
+    pub(super) fn new(
+        comm: &'a dyn Communicator,
+        queue: &Queue,
+        meter: &Meter,
+        bytes: usize,
+    ) -> Result<Self, meshstep_tensor::Error> {
+        let len = bytes.div_ceil(PAIR);
+        let host = Buffer::zeroed(len, DType::F16, meter, Category::Staging)?;
+        let there = match queue.place() {
+            Place::Cpu => None,
+            _ => Some(Buffer::zeroed_on(queue, len, DType::F16, meter, Category::Staging)?),
+        };
+        let (queue, meter) = (queue.clone(), meter.clone());
+        Ok(Window { comm, queue, meter, host, there, room: None, peer: 0, at: 0, here: 0, left: 0 })
+    }
+
+    /// What follows goes to rank `peer`, or comes from there: so many bytes.
+    pub(super) fn begin(&mut self, peer: usize, bytes: u64) {
+        (self.peer, self.left, self.at, self.here) = (peer, bytes, 0, 0);
+    }
+
+    /// Sends the values of `queue`'s place after those before them.
+    pub(super) fn send(&mut self, values: Slice<'_>) -> Result<(), Error> {
+        if values.place() == Place::Cpu {
+            return self.send_bytes(values.bytes()?);
+        }
+        let (at_once, dtype) = ((self.host.bytes() / values.dtype().size()).max(1), values.dtype());
+        let mut room = match self.room.take() {
+            Some(room) if room.dtype() == dtype => room,
+            _ => Buffer::zeroed(at_once, dtype, &self.meter, Category::Staging)?,
+        };
+        for start in (0..values.len()).step_by(at_once) {
+            let some = values.slice(start..values.len().min(start + at_once))?;
+            self.queue.download(some, room.as_mut().slice(0..some.len())?)?;
+            self.send_bytes(room.as_slice().slice(0..some.len())?.bytes()?)?;
+        }
+        self.room = Some(room);
+        Ok(())
+    }
+
+    fn send_bytes(&mut self, mut bytes: &[u8]) -> Result<(), Error> {
+        while !bytes.is_empty() {
+            let most = (self.host.bytes() as u64).min(self.left) as usize;
+            let (now, rest) = bytes.split_at(bytes.len().min(most - self.at));
+            self.host.as_mut().bytes_mut()?[self.at..self.at + now.len()].copy_from_slice(now);
+            (self.at, bytes) = (self.at + now.len(), rest);
+            if self.at == most {
+                self.travel(Op::send(self.peer), most)?;
+                (self.at, self.left) = (0, self.left - most as u64);
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills memory of the host with what comes next.
+    pub(super) fn receive(&mut self, mut into: SliceMut<'_>) -> Result<(), Error> {
+        let mut into = into.bytes_mut()?;
+        while !into.is_empty() {
+            if self.at == self.here {
+                let next = (self.host.bytes() as u64).min(self.left) as usize;
+                self.travel(Op::recv(self.peer), next)?;
+                (self.at, self.here, self.left) = (0, next, self.left - next as u64);
+            }
+            let now = into.len().min(self.here - self.at);
+            let (some, rest) = into.split_at_mut(now);
+            some.copy_from_slice(&self.host.as_slice().bytes()?[self.at..self.at + now]);
+            (self.at, into) = (self.at + now, rest);
+        }
+        Ok(())
+    }
+
+    /// Runs `op` on the first bytes of the window.
+    fn travel(&mut self, op: Op, bytes: usize) -> Result<(), Error> {
+        let len = bytes / PAIR;
+        let sends = matches!(op.action(), Action::Send { .. });
+        if let (true, Some(there)) = (sends, &mut self.there) {
+            self.queue.upload(self.host.as_slice().slice(0..len)?, there.as_mut().slice(0..len)?)?;
+        }
+        let window = self.there.as_mut().unwrap_or(&mut self.host);
+        let rest = window.split_off(len)?;
+        let travelled = wire::run(self.comm, &self.queue, op, window);
+        *window = window.take().join(rest).unwrap_or_else(|_| unreachable!("joined where it was cut"));
+        travelled?;
+        if let (false, Some(there)) = (sends, &self.there) {
+            self.queue.download(there.as_slice().slice(0..len)?, self.host.as_mut().slice(0..len)?)?;
+        }
+        // An operation that was ended lets a queue of a GPU go on, with what nobody has sent.
+        Ok(self.comm.sound()?)
+    }
+}
+
+/// Whom rank `rank` of `ranks` meets in each of some rounds: every other rank once, in which it is met too.
+pub(super) fn partners(rank: usize, ranks: usize) -> impl Iterator<Item = usize> {
+    let even = ranks.next_multiple_of(2).max(2);
+    let rounds = even - 1;
+    (0..rounds).filter_map(move |round| {
+        let partner = match rank == rounds {
+            // Twice its number is the round's.
+            true => round * (even / 2) % rounds,
+            false => (round + rounds - rank) % rounds,
+        };
+        let partner = if partner == rank { rounds } else { partner };
+        (partner < ranks).then_some(partner)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everybody_meets_everybody_once_and_in_the_same_round() {
+        for ranks in 1..12 {
+            let rounds = |rank| partners(rank, ranks).collect::<Vec<_>>();
+            for rank in 0..ranks {
+                let mut met = rounds(rank);
+                met.sort_unstable();
+                assert_eq!(met, (0..ranks).filter(|&other| other != rank).collect::<Vec<_>>(), "{ranks}");
+            }
+            // Whoever waits is met: each rank's next partner waits for it, for some rank at least.
+            let mut queues: Vec<_> = (0..ranks).map(|rank| rounds(rank).into_iter().peekable()).collect();
+            let mut left = ranks * (ranks - 1);
+            while left > 0 {
+                let next: Vec<Option<usize>> = queues.iter_mut().map(|queue| queue.peek().copied()).collect();
+                let meets = |rank: usize| next[rank].is_some_and(|other| next[other] == Some(rank));
+                let met: Vec<usize> = (0..ranks).filter(|&rank| meets(rank)).collect();
+                assert!(!met.is_empty(), "{ranks} ranks wait in a circle");
+                met.iter().for_each(|&rank| _ = queues[rank].next());
+                left -= met.len();
+            }
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! Writing parameters and state in PyTorch's names.
+
+use super::error::PyTorchError;
+use super::file::PyTorchFile;
+use super::keys::Keys;
+use crate::checkpoint::consolidate::{Sources, Window};
+use crate::checkpoint::contents::{Content, Named};
+use crate::checkpoint::error::CheckpointError;
+use crate::checkpoint::manifest::Type;
+use crate::checkpoint::placing::{Alike, Placing};
+use crate::checkpoint::shard_file::{ShardWriter, Vector};
+use crate::{Error, Optimizer};
+use meshstep_optim::Rule;
+use meshstep_tensor::{Buffer, Category, Meter, cast};
+use std::collections::BTreeSet;
+
+/// Counts up to this are F32 numbers.
+const EXACT: u64 = 1 << 24;
+
+/// What is written, in this order: vectors of parameters, and their updates.
+#[derive(Debug, Default)]
+struct Plan {
+    vectors: Vec<(usize, Named)>,
+    steps: Vec<u64>,
+    entries: Vec<Vector>,
+}
+
+impl Optimizer {
+    /// Writes parameters and state, as if there were one rank, to one safetensors file in [PyTorch's names](super), on rank `to`
+    /// alone. Collective, between two steps; streamed as [`consolidate`](Self::consolidate) does. The file takes the place of
+    /// one that is there when it is complete. An error is the same on every rank, and leaves what is there as it was.
+    pub fn export_pytorch(&mut self, file: &PyTorchFile, to: usize) -> Result<(), Error> {
+        let ranks = self.comm().world_size();
+        self.export_pytorch_placed(file, to, &Alike { ranks })
+    }
+
+    /// The same where parameters are parts of others.
+    pub fn export_pytorch_placed(
+        &mut self,
+        file: &PyTorchFile,
+        to: usize,
+        placing: &dyn Placing,
+    ) -> Result<(), Error> {
+        let mut sources = Sources::of(self, &format!("export for PyTorch on rank {to}"), to, placing)?;
+        let writes = self.comm().rank() == to;
+        let exported = self.apart_from_steps(|all| {
+            let plan = sources.ranks.agree(all.plan(&sources.contents))?;
+            let written = plan.carry_out(file, writes, all, &mut sources);
+            if written.is_err() && writes {
+                file.discard();
+            }
+            written
+        });
+        exported.map(|((), _)| ())
+    }
+
+    fn plan(&self, contents: &[Content]) -> Result<Plan, CheckpointError> {
+        let mut plan = Plan::default();
+        let mut steps = Vec::new();
+        for (param, content) in contents.iter().enumerate() {
+            let Keys { dtype, value, step, state } = Keys::new(content, self.rule(param))?;
+            let shape = &content.holding.shape;
+            let mut add = |key: String, vector: Named| {
+                plan.vectors.push((param, vector));
+                plan.entries.push(Vector { key, dtype, shape: shape.clone() });
+            };
+            add(content.name.clone(), value);
+            if content.t > 0 {
+                state.into_iter().for_each(|(key, vector)| add(key, vector));
+                steps.extend(step.map(|key| (key, content.t)));
+            }
+        }
+        for (key, t) in steps {
+            let dtype = if t <= EXACT { Type::F32 } else { Type::F64 };
+            plan.entries.push(Vector { key, dtype, shape: Vec::new() });
+            plan.steps.push(t);
+        }
+        plan.check_names()?;
+        Ok(plan)
+    }
+
+    /// What updates a parameter; nothing where it is frozen.
+    pub(super) fn rule(&self, param: usize) -> Option<&dyn Rule> {
+        let entry = &self.entries[param];
+        (!entry.param.frozen()).then(|| &*self.groups[entry.group].rule)
+    }
+}
+
+impl Plan {
+    fn check_names(&self) -> Result<(), PyTorchError> {
+        let mut names = BTreeSet::from(["__metadata__"]);
+        let taken = self.entries.iter().find(|entry| !names.insert(&entry.key));
+        taken.map_or(Ok(()), |entry| Err(PyTorchError::Name { key: entry.key.clone() }))
+    }
+
+    /// Writes the file and puts it in its place. Collective.
+    fn carry_out(
+        &self,
+        file: &PyTorchFile,
+        writes: bool,
+        all: &mut Optimizer,
+        sources: &mut Sources,
+    ) -> Result<(), Error> {
+        let begun = if writes { file.begin(&self.entries).map(Some) } else { Ok(None) };
+        let mut writer = sources.ranks.agree(begun)?;
+        self.write(all, sources, writer.as_mut())?;
+        sources.ranks.agree(writer.map_or(Ok(()), |writer| self.finish(writer, file)))
+    }
+
+    /// Writes all vectors. Collective.
+    fn write(
+        &self,
+        all: &mut Optimizer,
+        sources: &mut Sources,
+        mut writer: Option<&mut ShardWriter>,
+    ) -> Result<(), Error> {
+        let meter = all.options.meter.clone();
+        let mut wide = None;
+        for ((param, vector), Vector { dtype, .. }) in self.vectors.iter().zip(&self.entries) {
+            if let Some(writer) = &mut writer {
+                writer.begin();
+            }
+            let mut write = |window: Window<'_>| match &mut writer {
+                Some(writer) => write(writer, window, *dtype, &mut wide, &meter),
+                None => Ok(()),
+            };
+            sources.hand_over(all, *param, vector, &mut write)?;
+        }
+        Ok(())
+    }
+
+    fn finish(&self, mut writer: ShardWriter, file: &PyTorchFile) -> Result<(), CheckpointError> {
+        for &t in &self.steps {
+            writer.begin();
+            match t <= EXACT {
+                true => writer.write(&(t as f32).to_le_bytes())?,
+                false => writer.write(&(t as f64).to_le_bytes())?,
+            }
+        }
+        file.publish(writer)
+    }
+}
+
+/// Writes a window in the file's type, through `wide` where that is another one.
+fn write(
+    writer: &mut ShardWriter,
+    window: Window<'_>,
+    dtype: Type,
+    wide: &mut Option<Buffer>,
+    meter: &Meter,
+) -> Result<(), CheckpointError> {
+    let memory = CheckpointError::memory::<meshstep_tensor::Error>;
+    let Some(to) = dtype.dtype().filter(|_| dtype != window.dtype) else {
+        return writer.write(window.values.bytes().map_err(memory)?);
+    };
+    let len = window.values.len();
+    if wide.as_ref().is_none_or(|wide| wide.dtype() != to || wide.len() < len) {
+        *wide = None;
+        *wide = Some(Buffer::zeroed(len, to, meter, Category::Staging).map_err(memory)?);
+    }
+    let Some(wide) = wide else { return Ok(()) };
+    cast(window.values, wide.as_mut().slice(0..len).map_err(memory)?).map_err(memory)?;
+    writer.write(wide.as_slice().slice(0..len).and_then(|values| values.bytes()).map_err(memory)?)
+}

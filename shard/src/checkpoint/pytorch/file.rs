@@ -1,0 +1,62 @@
+//! One file, written beside its place and put there when it is complete.
+
+use crate::checkpoint::disk::{Disk, Os};
+use crate::checkpoint::error::{CheckpointError, io};
+use crate::checkpoint::shard_file::{ShardWriter, Vector};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// A safetensors file in PyTorch's names.
+#[derive(Clone, Debug)]
+pub struct PyTorchFile {
+    pub(super) disk: Arc<dyn Disk>,
+    pub(super) path: PathBuf,
+}
+
+impl PyTorchFile {
+    /// The file at `path`, in a folder that exists.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self::on(Arc::new(Os), path)
+    }
+
+    /// The same on another disk.
+    pub fn on(disk: Arc<dyn Disk>, path: impl Into<PathBuf>) -> Self {
+        PyTorchFile { disk, path: path.into() }
+    }
+
+    /// Begins to write it; what an attempt before left is removed.
+    pub(super) fn begin(&self, vectors: &[Vector]) -> Result<ShardWriter, CheckpointError> {
+        let next = self.next();
+        match self.disk.remove(&next) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(io("removing", &next)(error));
+            }
+            _ => {}
+        }
+        let file = self.disk.create(&next).map_err(io("creating", &next))?;
+        ShardWriter::described(file, &next, 0, vectors, &[("format", "pt")])
+    }
+
+    /// Puts what was written in the file's place.
+    pub(super) fn publish(&self, writer: ShardWriter) -> Result<(), CheckpointError> {
+        writer.finish()?;
+        let next = self.next();
+        self.disk.rename(&next, &self.path).map_err(io("renaming", &next))?;
+        let parent = match self.path.parent() {
+            Some(parent) if parent != Path::new("") => parent,
+            _ => Path::new("."),
+        };
+        self.disk.sync_dir(parent).map_err(io("syncing", parent))
+    }
+
+    /// Gives up what was begun, as far as the disk allows.
+    pub(super) fn discard(&self) {
+        let _ = self.disk.remove(&self.next());
+    }
+
+    fn next(&self) -> PathBuf {
+        let mut name = self.path.as_os_str().to_owned();
+        name.push(".tmp");
+        name.into()
+    }
+}

@@ -1,0 +1,215 @@
+//! Taking in parameters and state from a file in PyTorch's names.
+
+use super::error::PyTorchError;
+use super::file::PyTorchFile;
+use super::keys::Keys;
+use super::plain::{Entry, Plain};
+use crate::checkpoint::contents::{Content, Keeper, MASTER, Named, PARAM, Vectors};
+use crate::checkpoint::error::CheckpointError;
+use crate::checkpoint::load::take_in;
+use crate::checkpoint::manifest::Type;
+use crate::checkpoint::placing::{Alike, Placing};
+use crate::checkpoint::ranks::Ranks;
+use crate::checkpoint::read::Target;
+use crate::checkpoint::settings::Settings;
+use crate::verify::Slot;
+use crate::{Error, Optimizer};
+use meshstep_tensor::{Buffer, Category};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// How a file in PyTorch's names is taken in. The same on every rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Import {
+    /// Whether parameters may have no state there, and begin anew, as they do in PyTorch; otherwise that is an error.
+    pub fresh: bool,
+    /// Steps so far, by which schedules go. `None`: the largest count of updates in the file; where it has none, what it is.
+    pub steps: Option<u64>,
+}
+
+/// What was taken in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Imported {
+    /// Parameters without state there, which begin anew.
+    pub fresh: Vec<String>,
+    /// Steps so far.
+    pub steps: u64,
+}
+
+/// A count beyond this is none.
+const MOST: f64 = (1u64 << 53) as f64;
+
+/// What of the file is for one parameter.
+struct Found {
+    value: Entry,
+    /// Of each state vector; nothing where it begins anew.
+    state: Option<Vec<Entry>>,
+    keys: Keys,
+    /// Updates it has seen; `None`: as many as here.
+    t: Option<u64>,
+}
+
+/// All that is taken in.
+struct Staged {
+    vectors: Vec<(usize, Slot, Buffer)>,
+    t: Vec<Option<u64>>,
+    settings: Settings,
+    imported: Imported,
+}
+
+impl Optimizer {
+    /// Takes in parameters and state from a safetensors file in [PyTorch's names](super): written here, or there. Collective,
+    /// between two steps.
+    ///
+    /// Each rank reads the bytes it needs, and holds them beside what there is until every rank has its own. PyTorch does not count
+    /// updates of SGD and Muon: there those here stay, one where there were none. Hyperparameters, schedule and loss scale stay as
+    /// they are. Types are the file's [own](super), or narrower. An error is the same on every rank, and has changed nothing on any.
+    /// The file has no checksums: bytes that were damaged without a change of length are taken for numbers.
+    pub fn import_pytorch(&mut self, file: &PyTorchFile, import: Import) -> Result<Imported, Error> {
+        let ranks = self.comm().world_size();
+        self.import_pytorch_placed(file, import, &Alike { ranks })
+    }
+
+    /// The same where parameters are parts of others.
+    pub fn import_pytorch_placed(
+        &mut self,
+        file: &PyTorchFile,
+        import: Import,
+        placing: &dyn Placing,
+    ) -> Result<Imported, Error> {
+        self.handover.healthy()?;
+        let ready = self.between_two_steps();
+        self.call_together(&format!("import from PyTorch\nwhat to import = {import:?}"), ready)?;
+        let ranks = Ranks::of(self);
+        let imported = self.apart_from_steps(|all| {
+            let mut plain = ranks.agree(Plain::open(file))?;
+            let text = format!("file to import = {}\n", plain.digest);
+            crate::same_everywhere(&**all.comm(), &all.options, &text)?;
+            #[cfg(feature = "cuda")]
+            all.take_notes(true)?;
+            let Staged { vectors, t, settings, imported } =
+                ranks.agree(all.stage_pytorch(&mut plain, import, placing))?;
+            take_in(all, &vectors, &t, &settings)?;
+            Ok(imported)
+        });
+        imported.map(|(imported, _)| imported)
+    }
+
+    fn stage_pytorch(
+        &mut self,
+        plain: &mut Plain,
+        import: Import,
+        placing: &dyn Placing,
+    ) -> Result<Staged, CheckpointError> {
+        let contents = self.contents(placing)?;
+        let (found, fresh) = self.find(plain, &contents, import, &placing.tied())?;
+        let mut settings = self.settings(placing.tied());
+        let counted = found.iter().filter(|found| found.keys.step.is_some()).filter_map(|found| found.t);
+        settings.steps = import.steps.or(counted.max()).or(settings.steps);
+        let imported = Imported { fresh, steps: settings.steps.unwrap_or_default() };
+        let t = found.iter().map(|found| found.t).collect();
+        let (mut vectors, meter) = (Vec::new(), self.options.meter.clone());
+        for (param, (content, found)) in contents.iter().zip(&found).enumerate() {
+            for vector in &content.vectors {
+                let (first, values) = self.vector(param, vector.slot).map_err(CheckpointError::memory)?;
+                let range = first..first + values.len();
+                let room = Buffer::zeroed(values.len(), values.dtype(), &meter, Category::Staging);
+                let mut room = room.map_err(CheckpointError::memory)?;
+                if let Some((entry, saved)) = found.source(vector) {
+                    let mut target = Target::new(room.as_mut(), first as u64, saved, &meter)?;
+                    plain.vector(entry, saved.size(), content, range, &mut target)?;
+                }
+                vectors.push((param, vector.slot, room));
+            }
+        }
+        Ok(Staged { vectors, t, settings, imported })
+    }
+
+    /// What there is for each parameter, and the names of those that begin anew.
+    fn find(
+        &self,
+        plain: &Plain,
+        contents: &[Content],
+        import: Import,
+        tied: &BTreeMap<String, String>,
+    ) -> Result<(Vec<Found>, Vec<String>), CheckpointError> {
+        let (mut all, mut fresh, mut known) = (Vec::new(), Vec::new(), BTreeSet::new());
+        for (param, content) in contents.iter().enumerate() {
+            let own = tied.get(&content.name).unwrap_or(&content.name);
+            let others = tied.iter().filter(|(_, to)| *to == own).map(|(name, _)| name);
+            let mut names = [&content.name, own].into_iter().chain(others);
+            let name = names.find(|name| plain.get(name).is_some()).unwrap_or(&content.name);
+            let keys = Keys::new(&Content { name: name.clone(), ..content.clone() }, self.rule(param))?;
+            let found = Found::new(plain, content, name, keys, import)?;
+            known.insert(name.clone());
+            if found.state.is_some() {
+                known.extend(found.keys.state.iter().map(|(key, _)| key.clone()));
+                known.extend(found.keys.step.clone());
+            } else {
+                fresh.push(content.name.clone());
+            }
+            all.push(found);
+        }
+        match plain.keys().find(|key| !known.contains(*key)) {
+            Some(key) => Err(PyTorchError::Unexpected { key: key.to_owned() }.into()),
+            None => Ok((all, fresh)),
+        }
+    }
+}
+
+impl Found {
+    fn new(
+        plain: &Plain,
+        content: &Content,
+        name: &str,
+        keys: Keys,
+        import: Import,
+    ) -> Result<Self, CheckpointError> {
+        let get = |key: &str| vector(plain, key, content, keys.dtype);
+        let value = get(name)?;
+        let mut all = keys.state.iter().map(|(key, _)| key).chain(&keys.step);
+        let none = !keys.state.is_empty() && all.all(|key| plain.get(key).is_none());
+        if none && import.fresh {
+            return Ok(Found { value, state: None, keys, t: Some(0) });
+        }
+        let state = keys.state.iter().map(|(key, _)| get(key)).collect::<Result<_, _>>()?;
+        let t = match &keys.step {
+            Some(key) => Some(updates(plain, key)?),
+            None if keys.state.is_empty() => None,
+            None => Some(content.t.max(1)),
+        };
+        Ok(Found { value, state: Some(state), keys, t })
+    }
+
+    /// Where one of a parameter's vectors comes from; nothing: it is zeros.
+    fn source(&self, vector: &Named) -> Option<(&Entry, Type)> {
+        let entry = if [PARAM, MASTER].contains(&&*vector.name) {
+            &self.value
+        } else {
+            let i = self.keys.state.iter().position(|(_, named)| named.slot == vector.slot)?;
+            self.state.as_ref()?.get(i)?
+        };
+        Some((entry, entry.dtype()?))
+    }
+}
+
+/// What the file has of a vector of this parameter; `here` holds all of its numbers.
+fn vector(plain: &Plain, key: &str, content: &Content, here: Type) -> Result<Entry, PyTorchError> {
+    let key = key.to_owned();
+    let Some(entry) = plain.get(&key) else { return Err(PyTorchError::Missing { key }) };
+    if entry.shape != content.holding.shape {
+        let (found, here) = (entry.shape.clone(), content.holding.shape.clone());
+        return Err(PyTorchError::Shape { key, found, here });
+    }
+    let fits = entry.dtype().is_some_and(|dtype| dtype == here || dtype.size() < here.size());
+    if fits { Ok(entry.clone()) } else { Err(PyTorchError::Type { key, found: entry.dtype.clone(), here }) }
+}
+
+fn updates(plain: &Plain, key: &str) -> Result<u64, CheckpointError> {
+    let entry = plain.get(key).ok_or_else(|| PyTorchError::Missing { key: key.to_owned() })?;
+    let value = plain.scalar(key, entry)?;
+    match (0.0..MOST).contains(&value) && value.fract() == 0.0 {
+        true => Ok(value as u64),
+        false => Err(PyTorchError::Step { key: key.to_owned(), value: value.to_string() }.into()),
+    }
+}

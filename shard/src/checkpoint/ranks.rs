@@ -1,0 +1,125 @@
+//! What all ranks of a save or a load know together: an error of one is the same error on all.
+
+use super::error::CheckpointError;
+use crate::{Error, Optimizer, Options, gather_words, wire};
+use meshstep_comm::{Communicator, Op};
+use meshstep_tensor::{Buffer, Meter, Queue};
+use std::sync::Arc;
+
+/// Saving or loading failed on a rank: the same on every rank.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("on rank {rank}: {error}")]
+pub struct Failed {
+    /// Which rank, the lowest if there are several.
+    pub rank: usize,
+    /// What failed there.
+    #[source]
+    pub error: CheckpointError,
+}
+
+/// All ranks, for what they tell each other.
+#[derive(Clone, Debug)]
+pub(crate) struct Ranks {
+    comm: Arc<dyn Communicator>,
+    options: Options,
+}
+
+impl Ranks {
+    pub(crate) fn new(comm: &Arc<dyn Communicator>, options: &Options) -> Self {
+        Ranks { comm: Arc::clone(comm), options: options.clone() }
+    }
+
+    /// Those that step together.
+    pub(crate) fn of(opt: &Optimizer) -> Self {
+        Self::new(opt.comm(), opt.options())
+    }
+
+    pub(crate) fn rank(&self) -> usize {
+        self.comm.rank()
+    }
+
+    /// Where its memory is, and where that is counted.
+    pub(crate) fn memory(&self) -> (&Queue, &Meter) {
+        (&self.options.queue, &self.options.meter)
+    }
+
+    /// Every rank's bytes, those of rank 0 first. Collective.
+    pub(crate) fn gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
+        let lens = gather_words(&*self.comm, &self.options, &[bytes.len() as u64])?;
+        let words = lens.iter().max().map_or(0, |&longest| (longest as usize).div_ceil(8));
+        if words == 0 {
+            return Ok(vec![Vec::new(); lens.len()]);
+        }
+        let mut mine = vec![0; words];
+        for (word, bytes) in mine.iter_mut().zip(bytes.chunks(8)) {
+            let mut padded = [0; 8];
+            padded[..bytes.len()].copy_from_slice(bytes);
+            *word = u64::from_le_bytes(padded);
+        }
+        let all = gather_words(&*self.comm, &self.options, &mine)?;
+        let of = |(words, &len): (&[u64], &u64)| {
+            let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            bytes.truncate(len as usize);
+            bytes
+        };
+        Ok(all.chunks(words).zip(&lens).map(of).collect())
+    }
+
+    /// Every rank's word. Collective.
+    pub(crate) fn words(&self, word: u64) -> Result<Vec<u64>, Error> {
+        gather_words(&*self.comm, &self.options, &[word])
+    }
+
+    /// Runs an operation on a buffer at this place, and hears whether the ranks are sound behind it.
+    pub(crate) fn travel(&self, op: Op, buffer: &mut Buffer) -> Result<(), Error> {
+        wire::run(&*self.comm, &self.options.queue, op, buffer)?;
+        Ok(self.comm.sound()?)
+    }
+
+    /// Rank 0's word. Collective.
+    pub(crate) fn first_word(&self, word: u64) -> Result<u64, Error> {
+        Ok(self.words(word)?.first().copied().unwrap_or_default())
+    }
+
+    /// Ends it for all ranks.
+    pub(crate) fn abort(&self) {
+        self.comm.abort();
+    }
+
+    /// What has failed, as the lowest rank knows it that knows of anything. Collective.
+    pub(crate) fn same(&self, failed: Option<Failed>) -> Result<(), Error> {
+        let known = failed.as_ref().map_or(Vec::new(), |Failed { rank, error }| {
+            [&(*rank as u64).to_le_bytes()[..], &encode(error)].concat()
+        });
+        let known = self.gather(&known)?;
+        let first = known.iter().find_map(|known| known.split_first_chunk());
+        first.map_or(Ok(()), |(rank, text)| {
+            let (rank, error) = (u64::from_le_bytes(*rank) as usize, decode(text));
+            Err(Box::new(Failed { rank, error }).into())
+        })
+    }
+
+    /// What this rank has made, once every rank has made its own; where one has not, its error on all of them. Collective.
+    pub(crate) fn agree<T>(&self, made: Result<T, CheckpointError>) -> Result<T, Error> {
+        let objection = made.as_ref().err().map_or(Vec::new(), encode);
+        let objections = self.gather(&objection)?;
+        let failed = objections.iter().enumerate().find(|(_, objection)| !objection.is_empty());
+        match (failed, made) {
+            (Some((rank, objection)), _) => Err(Box::new(Failed { rank, error: decode(objection) }).into()),
+            (None, Ok(made)) => Ok(made),
+            // Text that came to nothing is no text.
+            (None, Err(error)) => Err(Box::new(Failed { rank: self.rank(), error }).into()),
+        }
+    }
+}
+
+fn encode(error: &CheckpointError) -> Vec<u8> {
+    // A path that is no text cannot travel as it is.
+    let other = |_| serde_json::to_vec(&CheckpointError::memory(error)).unwrap_or_default();
+    serde_json::to_vec(error).unwrap_or_else(other)
+}
+
+fn decode(text: &[u8]) -> CheckpointError {
+    let shown = |_| CheckpointError::memory(String::from_utf8_lossy(text));
+    serde_json::from_slice(text).unwrap_or_else(shown)
+}

@@ -1,0 +1,204 @@
+//! What one rank reads of a checkpoint: the bytes of the elements it has, each window of them checked.
+
+use super::contents::Content;
+use super::error::CheckpointError;
+use super::holding::Part;
+use super::manifest::{PieceEntry, SlotEntry, Type, WINDOW};
+use super::piece::Run;
+use super::saved::{Saved, SavedFile};
+use crate::verify::Slot;
+use meshstep_tensor::{Buffer, Category, Meter, SliceMut, cast};
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// What this rank needs of one vector, and where it goes.
+#[derive(Debug)]
+pub(super) struct Want<'a> {
+    pub(super) param: usize,
+    pub(super) slot: Slot,
+    pub(super) content: &'a Content,
+    pub(super) from: &'a SlotEntry,
+    /// Elements of what the rank holds of the parameter.
+    pub(super) range: Range<usize>,
+    /// For errors.
+    pub(super) what: String,
+    pub(super) into: Buffer,
+}
+
+/// Reads all that is wanted, several vectors at a time.
+pub(super) fn read_all(saved: &Saved, wants: &mut [Want<'_>], meter: &Meter) -> Result<(), CheckpointError> {
+    let read = |reading: &mut Reading<'_>, want: &mut Want<'_>| reading.vector(want, meter);
+    let read: Vec<_> = wants.par_iter_mut().with_max_len(1).map_init(|| Reading::of(saved), read).collect();
+    // The first in their order, whichever came first.
+    read.into_iter().collect()
+}
+
+/// Reads vectors, through a window of memory.
+#[derive(Debug)]
+struct Reading<'s> {
+    saved: &'s Saved,
+    room: Vec<u8>,
+    /// The file read last.
+    file: Option<(usize, SavedFile)>,
+}
+
+impl<'s> Reading<'s> {
+    fn of(saved: &'s Saved) -> Self {
+        Reading { saved, room: vec![0; WINDOW as usize], file: None }
+    }
+
+    fn vector(&mut self, want: &mut Want<'_>, meter: &Meter) -> Result<(), CheckpointError> {
+        let Want { content, from: slot, range, what, .. } = &*want;
+        let (content, slot, range, what) = (*content, *slot, range.clone(), what.clone());
+        let mut to = Target::new(want.into.as_mut(), range.start as u64, slot.dtype, meter)?;
+        let held = content.held();
+        for Part { global, local } in content.holding.parts(range.start as u64..range.end as u64) {
+            // The same elements in what the rank holds.
+            let places: Vec<Run> = local.runs(&held).collect();
+            for piece in &slot.pieces {
+                let runs = join(piece.piece().runs(&global), &places);
+                self.piece(piece, slot.dtype.size(), &runs, &what, &mut to)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads runs of one piece, those that are near each other at once.
+    fn piece(
+        &mut self,
+        entry: &PieceEntry,
+        size: u64,
+        runs: &[Run],
+        what: &str,
+        to: &mut Target<'_>,
+    ) -> Result<(), CheckpointError> {
+        for runs in runs.chunk_by(near(size)) {
+            let (Some(first), Some(last)) = (runs.first(), runs.last()) else { continue };
+            let (start, end) = (first.from * size, (last.from + last.len) * size);
+            let (file, room) = self.file(entry.stored.file)?;
+            // What is all of some windows goes where it belongs at once.
+            let windows = windows(start, end, entry.stored.bytes);
+            let windows = if runs.len() == 1 && to.room.is_none() { windows } else { end..end };
+            for at in windows.clone().step_by(WINDOW as usize) {
+                let len = WINDOW.min(windows.end - at);
+                let place = to.bytes(first.to + at / size - first.from, len / size)?;
+                file.window(&entry.stored, at, place, what)?;
+            }
+            for bytes in [(start, windows.start), (windows.end, end)] {
+                let mut rest = runs;
+                file.read(&entry.stored, bytes, room, what, |at, part| {
+                    rest = to.scatter(rest, at / size, size, part)?;
+                    Ok(())
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    fn file(&mut self, index: usize) -> Result<(&SavedFile, &mut [u8]), CheckpointError> {
+        if self.file.as_ref().is_none_or(|(open, _)| *open != index) {
+            self.file = Some((index, self.saved.file(index)?));
+        }
+        let (_, file) = self.file.as_ref().unwrap_or_else(|| unreachable!("opened above"));
+        Ok((file, &mut self.room))
+    }
+}
+
+/// The whole windows between two bytes of what is stored.
+fn windows(start: u64, end: u64, all: u64) -> Range<u64> {
+    let first = start.next_multiple_of(WINDOW).min(end);
+    let last = if end == all { end } else { end / WINDOW * WINDOW };
+    if first < last { first..last } else { end..end }
+}
+
+/// Whether elements of this size are better read at once than each alone.
+pub(super) fn near(size: u64) -> impl Fn(&Run, &Run) -> bool {
+    move |a, b| (b.from - (a.from + a.len)) * size < WINDOW
+}
+
+/// Where elements go.
+#[derive(Debug)]
+pub(super) struct Target<'a> {
+    into: SliceMut<'a>,
+    /// The index of its first element in what the rank holds.
+    first: u64,
+    /// Where the elements of another type are converted from.
+    room: Option<Buffer>,
+}
+
+impl<'a> Target<'a> {
+    /// `into`, whose first element is element `first` of what the rank holds, from elements of type `saved`.
+    pub(super) fn new(
+        into: SliceMut<'a>,
+        first: u64,
+        saved: Type,
+        meter: &Meter,
+    ) -> Result<Self, CheckpointError> {
+        let dtype = saved.dtype().ok_or_else(|| CheckpointError::memory("bytes are no numbers"))?;
+        if into.dtype() == dtype {
+            return Ok(Target { into, first, room: None });
+        }
+        let room = Buffer::zeroed(WINDOW as usize / dtype.size(), dtype, meter, Category::Staging);
+        Ok(Target { into, first, room: Some(room.map_err(CheckpointError::memory)?) })
+    }
+
+    /// Copies what runs have of `bytes`, the elements from `at` on of the piece; gives those back that go on behind them.
+    pub(super) fn scatter<'r>(
+        &mut self,
+        runs: &'r [Run],
+        at: u64,
+        size: u64,
+        bytes: &[u8],
+    ) -> Result<&'r [Run], CheckpointError> {
+        let end = at + bytes.len() as u64 / size;
+        for (i, run) in runs.iter().enumerate() {
+            let (from, until) = (run.from.max(at), (run.from + run.len).min(end));
+            if from < until {
+                let part = &bytes[((from - at) * size) as usize..((until - at) * size) as usize];
+                self.put(run.to + (from - run.from) - self.first, (until - from) as usize, part)?;
+            }
+            if run.from + run.len > end {
+                return Ok(&runs[i..]);
+            }
+        }
+        Ok(&[])
+    }
+
+    /// The bytes of elements of what the rank holds, to be filled.
+    fn bytes(&mut self, at: u64, len: u64) -> Result<&mut [u8], CheckpointError> {
+        let size = self.into.dtype().size();
+        let at = (at - self.first) as usize * size;
+        Ok(&mut self.into.bytes_mut().map_err(CheckpointError::memory)?[at..at + len as usize * size])
+    }
+
+    fn put(&mut self, at: u64, len: usize, bytes: &[u8]) -> Result<(), CheckpointError> {
+        let memory = CheckpointError::memory::<meshstep_tensor::Error>;
+        let mut into = self.into.reborrow().slice(at as usize..at as usize + len).map_err(memory)?;
+        match &mut self.room {
+            None => into.bytes_mut().map_err(memory)?.copy_from_slice(bytes),
+            Some(room) => {
+                let mut values = room.as_mut().slice(0..len).map_err(memory)?;
+                values.bytes_mut().map_err(memory)?.copy_from_slice(bytes);
+                cast(values.as_slice(), into).map_err(memory)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Runs from a piece into a part, and on from there into what a rank holds. Both ascend in the part.
+pub(super) fn join(into_part: impl Iterator<Item = Run>, places: &[Run]) -> Vec<Run> {
+    let mut joined = Vec::new();
+    for run in into_part {
+        let first = places.partition_point(|place| place.from + place.len <= run.to);
+        for place in places[first..].iter().take_while(|place| place.from < run.to + run.len) {
+            let (start, end) = (run.to.max(place.from), (run.to + run.len).min(place.from + place.len));
+            joined.push(Run {
+                from: run.from + (start - run.to),
+                to: place.to + (start - place.from),
+                len: end - start,
+            });
+        }
+    }
+    joined
+}

@@ -1,0 +1,327 @@
+//! From some ranks to others without a file: everybody tells what it has and what it is to have, and sends what others lack.
+
+use super::contents::{Content, Keeper, Vectors};
+use super::error::CheckpointError;
+use super::fits::Fitting;
+use super::holding::Part;
+use super::load::{Load, Staged, take_in};
+use super::moves::{Move, Moves, Side, Tensor};
+use super::parcel::{Window, partners};
+use super::piece::Piece;
+use super::placing::{Alike, Placing};
+use super::ranks::Ranks;
+use super::settings::Settings;
+use super::write::STAGING;
+use crate::{Error, Optimizer, Options, family};
+use meshstep_comm::Communicator;
+use meshstep_tensor::{Buffer, Category, Queue, SliceMut};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// What a move came to on this rank, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Moved {
+    /// Sent to other ranks, that did not have them.
+    pub sent: u64,
+    /// Received from other ranks.
+    pub received: u64,
+    /// Copied from what this rank had to what it has.
+    pub kept: u64,
+}
+
+/// An optimizer on this rank, and what its parameters are parts of.
+pub type Placed<'a> = (&'a mut Optimizer, &'a dyn Placing);
+
+/// Moves parameters, state, and how far they are, from an optimizer on some ranks to one on others, of any number, stage and buckets.
+/// Collective over `via`, which has all these ranks: one that leaves gives `from`, one that joins `to`, one that stays both.
+///
+/// Every element goes to a rank once that had it nowhere, the ranks that have it taking turns in sending, in messages of at most
+/// 16 MiB. What is received lies in memory of the host beside what there is, once more what this rank is to hold, until every
+/// rank has its own; then it is copied, which does not fail. `from` stays as it is. Names, shapes, types, rules, schedule and
+/// rounding must be the same, as for [`Optimizer::load`]. An error is the same on every rank and has changed nothing on any;
+/// unless ranks have lost each other, `via` goes on too.
+///
+/// ```
+/// # use meshstep_optim::AdamW;
+/// # use meshstep_shard::{Error, Optimizer, Options, checkpoint::reshard};
+/// # use meshstep_tensor::{DType, Layout};
+/// # let make = |comm| {
+/// #     let layout = Layout::builder().param("w", &[3, 5], DType::F32).build()?;
+/// #     Optimizer::new(comm, layout, AdamW::default(), |_, _| Ok(()), Options::default())
+/// # };
+/// // Rank 0 leaves, rank 3 joins.
+/// let moved = meshstep_comm::loopback::spawn(4, |via| -> Result<(), Error> {
+///     let among = |ranks: std::ops::Range<usize>| via.split(ranks.contains(&via.rank()).then_some(0), 0);
+///     let (old, new) = (among(0..3)?, among(1..4)?);
+///     let mut old = old.map(make).transpose()?;
+///     let mut new = new.map(make).transpose()?;
+///     reshard(&via, old.as_mut(), new.as_mut()).map(drop)
+/// })?;
+/// moved.into_iter().collect::<Result<(), Error>>()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn reshard(
+    via: &Arc<dyn Communicator>,
+    from: Option<&mut Optimizer>,
+    to: Option<&mut Optimizer>,
+) -> Result<Moved, Error> {
+    let alike = |opt: &Optimizer| Alike { ranks: opt.comm().world_size() };
+    let (old, new) = (from.as_deref().map(alike), to.as_deref().map(alike));
+    let placed = |opt, alike| Some((opt?, alike as &dyn Placing));
+    let none = Alike { ranks: 0 };
+    reshard_placed(
+        via,
+        placed(from, old.as_ref().unwrap_or(&none)),
+        placed(to, new.as_ref().unwrap_or(&none)),
+    )
+}
+
+/// The same where parameters are parts of others.
+pub fn reshard_placed(
+    via: &Arc<dyn Communicator>,
+    mut from: Option<Placed<'_>>,
+    mut to: Option<Placed<'_>>,
+) -> Result<Moved, Error> {
+    let ready = ready(&mut from).and_then(|()| ready(&mut to));
+    let options = from.as_ref().or(to.as_ref()).map_or_else(Options::default, |(opt, _)| opt.options.clone());
+    let text = match &ready {
+        Ok(()) => "this call = reshard\n".to_owned(),
+        Err(error) => family::objection(Some(error)),
+    };
+    let before = [sent(&from), sent(&to)];
+    let same = crate::same_everywhere(&**via, &options, &text);
+    ready?;
+    same?;
+    let moved =
+        Reshard { via: &**via, ranks: Ranks::new(via, &options), options }.carry_out(&mut from, &mut to);
+    if !matches!(moved, Ok(_) | Err(Error::Checkpoint(_))) {
+        // Nobody is to wait for what this rank will not say.
+        via.abort();
+    }
+    count(from, before[0]);
+    count(to, before[1]);
+    moved
+}
+
+/// No step is under way.
+fn ready(side: &mut Option<Placed<'_>>) -> Result<(), Error> {
+    let Some((opt, _)) = side else { return Ok(()) };
+    opt.handover.healthy()?;
+    opt.between_two_steps()?;
+    // Of steps that a GPU decides too.
+    opt.describe_counters().map(drop)
+}
+
+/// What an optimizer's communicators have sent: `via` may be one of them.
+fn sent(side: &Option<Placed<'_>>) -> u64 {
+    side.as_ref().map_or(0, |(opt, _)| opt.handover.sent())
+}
+
+/// What they have sent since is no step's.
+fn count(side: Option<Placed<'_>>, before: u64) {
+    let Some((opt, _)) = side else { return };
+    opt.progress.sent_before += opt.handover.sent() - before;
+}
+
+struct Reshard<'a> {
+    via: &'a dyn Communicator,
+    ranks: Ranks,
+    options: Options,
+}
+
+/// What a rank has, or is to have, of an optimizer.
+type Told = (Vec<Content>, Side);
+
+/// Room for all that a rank is to have.
+struct Room {
+    contents: Vec<Content>,
+    staged: Staged,
+    /// The number in `staged` of each parameter's first vector.
+    firsts: Vec<usize>,
+    /// The index, in what the rank holds of its parameter, of each vector's first element.
+    begins: Vec<usize>,
+}
+
+impl Reshard<'_> {
+    fn carry_out(&self, from: &mut Option<Placed<'_>>, to: &mut Option<Placed<'_>>) -> Result<Moved, Error> {
+        let told = from.as_mut().map(tell).transpose();
+        let told = told.and_then(|old| Ok((old, to.as_mut().map(tell).transpose()?)));
+        let (old, new) = self.ranks.agree(told)?;
+        let sides = (old.as_ref().map(|(_, side)| side), new.as_ref().map(|(_, side)| side));
+        let sides = self.ranks.gather(&serde_json::to_vec(&sides).unwrap_or_default())?;
+        let sides: Result<Vec<_>, _> = sides.iter().map(|text| serde_json::from_slice(text)).collect();
+        let moves = self.ranks.agree(sides.map_err(CheckpointError::memory).and_then(Moves::new))?;
+        let room = to.as_mut().zip(new).map(|(to, (contents, _))| room(to, contents, &moves)).transpose();
+        let made = room.and_then(|room| Ok((room, self.window(&moves)?)));
+        let (mut room, mut window) = self.ranks.agree(made)?;
+        let mut old = from.as_mut().zip(old).map(|((opt, _), (contents, _))| (&mut **opt, contents));
+        let moved = self.exchange(&moves, &mut old, &mut room, &mut window)?;
+        drop(window);
+        self.ranks.agree(Ok(()))?;
+        if let (Some((opt, _)), Some(room)) = (to, room) {
+            let Staged { vectors, t, settings, .. } = &room.staged;
+            let taken = take_in(&mut **opt, vectors, t, settings);
+            opt.end_if_alone(taken)?;
+        }
+        Ok(moved)
+    }
+
+    /// As long as the longest message.
+    fn window(&self, moves: &Moves) -> Result<Window<'_>, CheckpointError> {
+        let rank = self.ranks.rank();
+        let others = (0..self.via.world_size()).filter(|&other| other != rank);
+        let most = others.map(|other| moves.bytes(rank, other).max(moves.bytes(other, rank))).max();
+        let bytes = most.unwrap_or(0).min(STAGING as u64) as usize;
+        let window = Window::new(self.via, &self.options.queue, &self.options.meter, bytes);
+        window.map_err(CheckpointError::memory)
+    }
+
+    /// Fills the room: from what this rank has, then with one other rank after another.
+    fn exchange(
+        &self,
+        moves: &Moves,
+        old: &mut Option<(&mut Optimizer, Vec<Content>)>,
+        room: &mut Option<Room>,
+        window: &mut Window<'_>,
+    ) -> Result<Moved, Error> {
+        let rank = self.ranks.rank();
+        let mut moved = Moved { kept: moves.bytes(rank, rank), ..Moved::default() };
+        if let (Some((opt, contents)), Some(room)) = (&mut *old, &mut *room) {
+            moves.each(rank, rank, &mut |part| room.copy(part, opt, contents))?;
+        }
+        for peer in partners(rank, self.via.world_size()) {
+            // The lower rank begins.
+            for sends in [rank < peer, peer < rank] {
+                let (from, to) = if sends { (rank, peer) } else { (peer, rank) };
+                let bytes = moves.bytes(from, to);
+                window.begin(peer, bytes);
+                match (sends, &mut *old, &mut *room) {
+                    (true, Some((opt, contents)), _) => {
+                        moved.sent += bytes;
+                        moves.each(from, to, &mut |part| send(part, opt, contents, window))?;
+                    }
+                    (false, _, Some(room)) => {
+                        moved.received += bytes;
+                        moves.each(from, to, &mut |part| room.receive(part, window))?;
+                    }
+                    _ => {}
+                }
+            }
+        }
+        Ok(moved)
+    }
+}
+
+/// All there is of an optimizer on this rank.
+fn tell((opt, placing): &mut Placed<'_>) -> Result<Told, CheckpointError> {
+    let contents = opt.contents(*placing)?;
+    let mut tensors = Vec::new();
+    for (param, content) in contents.iter().enumerate() {
+        let pieces = |range: Range<usize>| {
+            let parts = content.holding.parts(range.start as u64..range.end as u64);
+            parts.into_iter().map(|Part { global, .. }| global).collect::<Vec<Piece>>()
+        };
+        let mut slots = Vec::new();
+        for vector in &content.vectors {
+            let (first, values) = opt.vector(param, vector.slot).map_err(CheckpointError::memory)?;
+            slots.push((vector.name.clone(), vector.dtype, pieces(first..first + values.len())));
+        }
+        let (name, shape) = (content.name.clone(), content.holding.shape.clone());
+        tensors.push(Tensor { name, t: content.t, shape, slots, owned: pieces(content.owned.clone()) });
+    }
+    let settings = opt.settings(placing.tied()).to_json();
+    Ok((contents, Side { tensors, settings }))
+}
+
+fn room(
+    (opt, placing): &mut Placed<'_>,
+    contents: Vec<Content>,
+    moves: &Moves,
+) -> Result<Room, CheckpointError> {
+    let manifest = moves.manifest();
+    let settings = Settings::from_json(&manifest.settings)?;
+    let mut tied = settings.tied.clone();
+    tied.extend(placing.tied());
+    let Fitting { t, .. } = Fitting::new(&contents, &manifest, &tied, &Load::default())?;
+    settings.check(&opt.settings(placing.tied()))?;
+    Keeper::check(&**opt, &settings)?;
+    let (mut vectors, mut firsts, mut begins) = (Vec::new(), Vec::new(), Vec::new());
+    for (param, content) in contents.iter().enumerate() {
+        firsts.push(vectors.len());
+        for vector in &content.vectors {
+            let (first, values) = opt.vector(param, vector.slot).map_err(CheckpointError::memory)?;
+            let (len, dtype) = (values.len(), values.dtype());
+            let buffer = Buffer::zeroed(len, dtype, &opt.options.meter, Category::Staging);
+            vectors.push((param, vector.slot, buffer.map_err(CheckpointError::memory)?));
+            begins.push(first);
+        }
+    }
+    let staged = Staged { vectors, t, settings, ..Staged::default() };
+    Ok(Room { contents, staged, firsts, begins })
+}
+
+/// Sends what this rank has of a move.
+fn send(
+    part: Move<'_>,
+    opt: &mut Optimizer,
+    contents: &[Content],
+    window: &mut Window<'_>,
+) -> Result<(), Error> {
+    let content = &contents[part.source];
+    let Some(vector) = content.vectors.iter().find(|vector| vector.name == part.slot) else { return Ok(()) };
+    let (first, values) = opt.vector(part.source, vector.slot)?;
+    places(content, part.pieces[0], part.run.from, part.run.len)
+        .into_iter()
+        .try_for_each(|place| window.send(values.slice(place.start - first..place.end - first)?))
+}
+
+impl Room {
+    /// Copies what the rank has of a move.
+    fn copy(&mut self, part: Move<'_>, opt: &mut Optimizer, contents: &[Content]) -> Result<(), Error> {
+        let content = &contents[part.source];
+        let Some(vector) = content.vectors.iter().find(|vector| vector.name == part.slot) else {
+            return Ok(());
+        };
+        let queue: Queue = opt.queue();
+        let (first, values) = opt.vector(part.source, vector.slot)?;
+        let mut done = 0;
+        for from in places(content, part.pieces[0], part.run.from, part.run.len) {
+            let mut values = values.slice(from.start - first..from.end - first)?;
+            for to in self.places(&part, done, from.len() as u64) {
+                let len = to.len();
+                queue.download(values.slice(0..len)?, self.at(&part, to)?)?;
+                values = values.slice(len..values.len())?;
+            }
+            done += from.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Receives a move.
+    fn receive(&mut self, part: Move<'_>, window: &mut Window<'_>) -> Result<(), Error> {
+        let places = self.places(&part, 0, part.run.len);
+        places.into_iter().try_for_each(|to| window.receive(self.at(&part, to)?))
+    }
+
+    /// Where `len` of a move's elements go, from its `done`th on.
+    fn places(&self, part: &Move<'_>, done: u64, len: u64) -> Vec<Range<usize>> {
+        places(&self.contents[part.target], part.pieces[1], part.run.to + done, len)
+    }
+
+    /// Room for these elements of what the rank holds.
+    fn at(&mut self, part: &Move<'_>, place: Range<usize>) -> Result<SliceMut<'_>, meshstep_tensor::Error> {
+        let number = self.firsts[part.target] + part.vector;
+        let first = self.begins[number];
+        let (_, _, buffer) = &mut self.staged.vectors[number];
+        buffer.as_mut().slice(place.start - first..place.end - first)
+    }
+}
+
+/// Where `len` elements of a piece lie, from its `at`th on, in what the rank holds of the parameter.
+fn places(content: &Content, piece: &Piece, at: u64, len: u64) -> Vec<Range<usize>> {
+    let start = piece.range.start + at;
+    let local = content.holding.boxes.iter().find(|(global, _)| *global == piece.region);
+    let Some((_, region)) = local else { return Vec::new() };
+    let (part, held) = (Piece { region: region.clone(), range: start..start + len }, content.held());
+    part.runs(&held).map(|run| run.to as usize..(run.to + run.len) as usize).collect()
+}

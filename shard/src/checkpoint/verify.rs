@@ -1,0 +1,139 @@
+//! Looks at every byte of a saved step: each file from its first byte to its last, once, for all hashes that it has a part in.
+
+use super::error::CheckpointError;
+use super::header;
+use super::manifest::{FileEntry, Stored, WINDOW, Whose};
+use super::saved::{Saved, SavedFile};
+use super::vectors::unreadable;
+
+/// What was looked at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Checked {
+    /// Files that could be opened, and have the size that the manifest says.
+    pub files: usize,
+    /// Bytes in them that were read and hashed.
+    pub bytes: u64,
+    /// Tensors whose vectors are covered exactly.
+    pub tensors: usize,
+    /// Their vectors.
+    pub slots: usize,
+    /// Windows whose own hashes were compared.
+    pub windows: u64,
+}
+
+/// A window's worth of a file: one whose hash is known, with its place in what is stored; or bytes that belong to no vector.
+struct Stretch<'m> {
+    at: u64,
+    len: u64,
+    window: Option<(Whose<'m>, &'m Stored, u64)>,
+}
+
+impl Saved {
+    /// Checks every byte of every file against the manifest, which was checked when it was read; the first damage is the error.
+    pub fn verify(&self) -> Result<Checked, CheckpointError> {
+        let mut first = None;
+        let checked = self.damage(|error| {
+            first.get_or_insert(error);
+        });
+        first.map_or(Ok(checked), Err)
+    }
+
+    /// The same to the end, with everything that is wrong handed to `report`.
+    pub fn damage(&self, mut report: impl FnMut(CheckpointError)) -> Checked {
+        let manifest = self.manifest();
+        let slots = manifest.tensors.values().map(|tensor| tensor.slots.len()).sum();
+        let mut checked = Checked { tensors: manifest.tensors.len(), slots, ..Checked::default() };
+        let mut stored: Vec<_> = manifest.stored().filter(|(_, stored)| stored.bytes > 0).collect();
+        stored.sort_by_key(|(_, stored)| (stored.file, stored.at));
+        let mut pieces: Vec<_> = manifest.pieces().collect();
+        pieces.sort_by_key(|(.., piece)| piece.stored.file);
+        let (mut stored, mut pieces) = (&stored[..], &pieces[..]);
+        for (index, entry) in manifest.files.iter().enumerate() {
+            let (here, described);
+            (here, stored) = stored.split_at(stored.partition_point(|(_, stored)| stored.file == index));
+            (described, pieces) =
+                pieces.split_at(pieces.partition_point(|(.., piece)| piece.stored.file == index));
+            match self.file(index) {
+                Ok(file) => {
+                    checked.files += 1;
+                    check_file(&file, entry, here, &mut checked, &mut report);
+                    header::check(&file, entry.bytes, described, &mut report);
+                }
+                Err(error) => report(of_all(here, error)),
+            }
+        }
+        checked
+    }
+}
+
+/// All hashes of a file. One that its windows do not account for is damage outside of them.
+fn check_file(
+    file: &SavedFile,
+    entry: &FileEntry,
+    here: &[(Whose<'_>, &Stored)],
+    checked: &mut Checked,
+    report: &mut impl FnMut(CheckpointError),
+) {
+    let (mut hash, mut whole) = (blake3::Hasher::new(), true);
+    let mut room = vec![0; WINDOW.min(entry.bytes) as usize];
+    for Stretch { at, len, window } in stretches(here, entry.bytes) {
+        let bytes = &mut room[..len as usize];
+        let read = match window {
+            Some((whose, stored, start)) => file.window(stored, start, bytes, &whose.to_string()),
+            None => file.fill(at, bytes),
+        };
+        match read {
+            Ok(()) => {}
+            Err(error @ CheckpointError::Hash { .. }) => {
+                whole = false;
+                report(error);
+            }
+            Err(error) => {
+                let what = window.map_or_else(|| names(here), |(whose, ..)| whose.to_string());
+                return report(unreadable(&what, error));
+            }
+        }
+        hash.update(bytes);
+        checked.bytes += len;
+        checked.windows += u64::from(window.is_some());
+    }
+    let (expected, found) = (entry.blake3.clone(), hash.finalize().to_hex().to_string());
+    if whole && expected != found {
+        let (path, what) = (file.path().to_owned(), "all bytes".to_owned());
+        report(CheckpointError::Hash { path, what, expected, found });
+    }
+}
+
+/// A file from its first byte to its last; what is stored there ascends and shares no bytes.
+fn stretches<'m>(here: &[(Whose<'m>, &'m Stored)], end: u64) -> impl Iterator<Item = Stretch<'m>> {
+    let mut before = 0;
+    let vectors = here.iter().map(|&(whose, stored)| (stored.at, stored.bytes, Some((whose, stored))));
+    vectors.chain([(end, 0, None)]).flat_map(move |(at, bytes, vector)| {
+        let gap = split(before, at).map(|(_, at, len)| Stretch { at, len, window: None });
+        before = at + bytes;
+        let windows = split(at, before).map(move |(start, at, len)| {
+            let window = vector.map(|(whose, stored)| (whose, stored, start));
+            Stretch { at, len, window }
+        });
+        gap.chain(windows)
+    })
+}
+
+/// Windows from one place to another: each one's distance from the first place, its own, and its length.
+fn split(from: u64, to: u64) -> impl Iterator<Item = (u64, u64, u64)> {
+    let starts = (from..to).step_by(WINDOW as usize);
+    starts.map(move |at| (at - from, at, WINDOW.min(to - at)))
+}
+
+/// An error about a whole file, with whose bytes are in it.
+fn of_all(here: &[(Whose<'_>, &Stored)], error: CheckpointError) -> CheckpointError {
+    if here.is_empty() { error } else { unreadable(&names(here), error) }
+}
+
+fn names(here: &[(Whose<'_>, &Stored)]) -> String {
+    match here {
+        [] => "what lies between vectors".to_owned(),
+        [(one, _)] => one.to_string(),
+        [(first, _), others @ ..] => format!("{first}, with {} more pieces,", others.len()),
+    }
+}
