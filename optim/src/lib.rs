@@ -108,7 +108,7 @@ mod streams;
 mod strided;
 mod sweep;
 mod tensor_sums;
-mod uncorrected_adam;
+mod uncorrected;
 mod view;
 
 #[cfg(doctest)]
@@ -139,4 +139,4 @@ pub use rule::{Flat, NEAREST_RETENTION, Rounding, Rule, Scalars, Sees, Segment};
 pub use sgd::{Momentum, Sgd};
 pub use strided::Strided;
 pub use tensor_sums::TensorSums;
-pub use uncorrected_adam::UncorrectedAdam;
+pub use uncorrected::UncorrectedAdam;

@@ -9,6 +9,18 @@
 //! | [`LocalStep`], [`Exchanged`], [`Veto`] | what a step did, and what became of fragments |
 //! | [`Trained`] | what a plan is checked against |
 //! | [`LocalTraffic`] | the bytes a plan sends, before there is a rank |
+//!
+//! # What is exact
+//!
+//! On loopback, sharded workers are whole ones in a plain loop, bit for bit. A mean of all alike is taken of f32 in f64 and rounded
+//! once; a weighted one rounds each worker's share too. What was averaged without delay and mixing is bit-equal on all workers. `t`,
+//! which counts updates, is each worker's own: never averaged, never rolled back.
+//!
+//! # Limits
+//!
+//! Memory of the CPU; 16-bit parameters with an f32 master. Ranks that replicate within a worker send what they all have each for
+//! itself. Where a collective of all workers fails on some ranks and not on others, as none does on loopback, some may have applied what
+//! others have not. What is kept beside the optimizer (anchors, outer momentum, what is on its way) is in no checkpoint yet.
 
 mod agreement;
 mod check;

@@ -21,7 +21,7 @@ use crate::check::Check;
 use crate::frame::{Frame, common, update_on};
 use crate::number::Real;
 use crate::pass::Kind;
-use crate::{Decay, Error, Rule, Scalars, Segment};
+use crate::{Decay, Error, Rule, Scalars, Segment, cuda};
 
 /// Adam without corrections: no step knows its number, so that workers may average its moments whenever they like.
 #[derive(Clone, Debug, PartialEq)]
@@ -88,6 +88,11 @@ impl Rule for UncorrectedAdam {
         self.beta1.max(self.beta2)
     }
 
+    fn on_device(&self) -> Option<cuda::Hyper> {
+        let Self { beta1, beta2, lambda, clip, .. } = *self;
+        Some(cuda::Hyper::new("uncorrected", &self.common(), &[beta1, beta2, lambda, clip]))
+    }
+
     update_on!(or 2);
 }
 
@@ -117,6 +122,32 @@ impl Kind<2> for UncorrectedAdam {
             w2: T::from_f64(1.0 - self.beta2),
             l2: T::from_f64(self.lambda * self.lambda),
             lr: T::from_f64(scalars.lr),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn constants_of_the_device_are_the_host_s() {
+        let fully = Decay::FullyDecoupled { lr_max: 0.3 };
+        let rules = [
+            UncorrectedAdam { weight_decay: 0.1, ..UncorrectedAdam::default() },
+            UncorrectedAdam {
+                lambda: 0.3,
+                clip: 0.7,
+                weight_decay: 0.1,
+                decay: fully,
+                ..UncorrectedAdam::default()
+            },
+        ];
+        for rule in rules {
+            cuda::tests::constants_equal(&rule, |scalars, segment| {
+                let c = rule.constants::<f64>(scalars, segment);
+                vec![c.frame.lw, c.w1, c.b2, c.w2, c.l2, c.clip, c.lr]
+            });
         }
     }
 }
