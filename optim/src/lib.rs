@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`AdamW`], [`Adam`], [`Sgd`], [`RmsProp`], [`Adagrad`] | rules, with PyTorch's meaning and defaults |
 //! | [`Lion`], [`Adopt`], [`QhAdopt`], [`QhAdamW`] | rules of papers, with their authors' defaults |
+//! | [`UncorrectedAdam`] | Adam as proofs about local updates write it |
 //! | [`Lamb`], [`Lars`], [`Muon`] | rules that see more than an element: sums over a tensor ([`TensorSums`]), a whole matrix |
 //! | [`Decay`], [`Momentum`], [`Moments`] | where weight decay goes; SGD's forms of momentum; several slow moments |
 //! | [`Rule`] | hyperparameters, the names of the state, one pass over [`Flat`] memory |
@@ -107,6 +108,7 @@ mod streams;
 mod strided;
 mod sweep;
 mod tensor_sums;
+mod uncorrected;
 mod view;
 
 #[cfg(doctest)]
@@ -137,3 +139,4 @@ pub use rule::{Flat, NEAREST_RETENTION, Rounding, Rule, Scalars, Sees, Segment};
 pub use sgd::{Momentum, Sgd};
 pub use strided::Strided;
 pub use tensor_sums::TensorSums;
+pub use uncorrected::UncorrectedAdam;

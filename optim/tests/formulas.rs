@@ -10,7 +10,7 @@ mod common;
 use common::{DTYPES, Memory, Random, Values, segment};
 use meshstep_optim::{
     Adagrad, Adam, AdamW, Adopt, Decay, Isa, Lion, Moments, Momentum, QhAdamW, QhAdopt, RmsProp, Rounding,
-    Rule, Scalars, Sgd,
+    Rule, Scalars, Sgd, UncorrectedAdam,
 };
 
 const STEPS: i32 = 48;
@@ -230,6 +230,28 @@ fn lion_is_the_papers() {
         for ends @ Ends { weight_decay, decay, maximize } in ends() {
             let rule = Lion { beta1, beta2, weight_decay, decay, maximize };
             follow(&rule, &[], || lion(rule.clone(), ends));
+        }
+    }
+}
+
+/// Step 5 of DES-LOC's algorithm, after its clipping.
+fn uncorrected_adam(rule: UncorrectedAdam, ends: Ends) -> Program {
+    let (mut m, mut v) = (0.0, 0.0);
+    Box::new(move |p, g, t| {
+        let (p, g) = ends.begin(p, g, lr(t));
+        let g = g.clamp(-rule.clip, rule.clip);
+        m = rule.beta1 * m + (1.0 - rule.beta1) * g;
+        v = rule.beta2 * v + (1.0 - rule.beta2) * g * g;
+        p - lr(t) * m / f64::sqrt(v + rule.lambda * rule.lambda)
+    })
+}
+
+#[test]
+fn uncorrected_adam_is_the_papers() {
+    for (beta1, beta2, lambda, clip) in [(0.9, 0.999, 1e-8, f64::INFINITY), (0.5, 0.8, 0.1, 0.3)] {
+        for ends @ Ends { weight_decay, decay, maximize } in ends() {
+            let rule = UncorrectedAdam { beta1, beta2, lambda, clip, weight_decay, decay, maximize };
+            follow(&rule, &[], || uncorrected_adam(rule.clone(), ends));
         }
     }
 }

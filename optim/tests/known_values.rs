@@ -10,6 +10,7 @@ mod common;
 use common::{Memory, Random, Values, rules, segment};
 use meshstep_optim::{
     Adagrad, Adam, AdamW, Adopt, Isa, Lion, Moments, QhAdamW, QhAdopt, RmsProp, Rounding, Rule, Scalars, Sgd,
+    UncorrectedAdam,
 };
 use meshstep_tensor::DType;
 
@@ -86,6 +87,8 @@ fn defaults_are_the_fields() {
     let adagrad = [("lr_decay", 0.0), ("initial_accumulator_value", 0.0), ("eps", 1e-10)];
     is(&Adagrad::default(), "adagrad", &["sum"], &ends(&adagrad, 0.0, 0.0));
     is(&Lion::default(), "lion", &["m"], &ends(&[("beta1", 0.9), ("beta2", 0.99)], 0.0, 1.0));
+    let plain = [("beta1", 0.9), ("beta2", 0.999), ("lambda", 1e-8), ("clip", f64::INFINITY)];
+    is(&UncorrectedAdam::default(), "uncorrected_adam", &["m", "v"], &ends(&plain, 0.0, 1.0));
     let adopt = [("beta1", 0.9), ("beta2", 0.9999), ("eps", 1e-6)];
     is(&Adopt::default(), "adopt", &["m", "v"], &ends(&adopt, 0.0, 1.0));
     let qhadopt = [("beta1", 0.999), ("weight", 0.9), ("beta2", 0.9999), ("eps", 1e-6)];
@@ -113,7 +116,7 @@ fn options_have_state_and_show() {
 #[test]
 fn retention_is_the_slowest_decay() {
     let moments = Moments::new(&[(0.9, 0.1), (0.9999, 0.2)]).unwrap();
-    let rows: [(&dyn Rule, f64); 10] = [
+    let rows: [(&dyn Rule, f64); 11] = [
         (&AdamW::default(), 0.999),
         (&Adam { beta1: 0.5, beta2: 0.4, ..Adam::default() }, 0.5),
         (&Sgd { momentum: 0.8, ..Sgd::default() }, 0.8),
@@ -121,6 +124,7 @@ fn retention_is_the_slowest_decay() {
         (&RmsProp { alpha: 0.1, momentum: 0.9, ..RmsProp::default() }, 0.9),
         (&Adagrad::default(), 1.0),
         (&Lion::default(), 0.99),
+        (&UncorrectedAdam::default(), 0.999),
         (&Adopt::default(), 0.9999),
         (&QhAdopt::default(), 0.9999),
         (&QhAdamW { moments, ..QhAdamW::default() }, 0.9999),

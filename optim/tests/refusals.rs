@@ -10,7 +10,7 @@ mod common;
 use common::{DTYPES, Memory, Values, rules, segment};
 use meshstep_optim::{
     Adagrad, Adam, AdamW, Adopt, Decay, Error, Flat, Isa, Lion, Moments, Momentum, QhAdamW, QhAdopt, RmsProp,
-    Rounding, Rule, Scalars, Segment, Sgd, Strided, accumulate,
+    Rounding, Rule, Scalars, Segment, Sgd, Strided, UncorrectedAdam, accumulate,
 };
 use meshstep_tensor::{DType, Queue, SliceMut};
 
@@ -58,7 +58,7 @@ macro_rules! common_ones {
 
 #[test]
 fn hyperparameters_out_of_range() {
-    common_ones!(AdamW Adam Sgd RmsProp Adagrad Lion Adopt QhAdopt QhAdamW);
+    common_ones!(AdamW Adam Sgd RmsProp Adagrad Lion Adopt QhAdopt QhAdamW UncorrectedAdam);
     bad(&NO_BETA, "beta1", |beta1| AdamW { beta1, ..AdamW::default() });
     bad(&NO_BETA, "beta2", |beta2| AdamW { beta2, ..AdamW::default() });
     bad(&NO_SIZE, "eps", |eps| AdamW { eps, ..AdamW::default() });
@@ -76,6 +76,10 @@ fn hyperparameters_out_of_range() {
     bad(&NO_SIZE, "eps", |eps| Adagrad { eps, ..Adagrad::default() });
     bad(&NO_BETA, "beta1", |beta1| Lion { beta1, ..Lion::default() });
     bad(&NO_BETA, "beta2", |beta2| Lion { beta2, ..Lion::default() });
+    bad(&NO_BETA, "beta1", |beta1| UncorrectedAdam { beta1, ..UncorrectedAdam::default() });
+    bad(&NO_BETA, "beta2", |beta2| UncorrectedAdam { beta2, ..UncorrectedAdam::default() });
+    bad(&NO_SIZE, "lambda", |lambda| UncorrectedAdam { lambda, ..UncorrectedAdam::default() });
+    bad(&[0.0, -1.0, NAN], "clip", |clip| UncorrectedAdam { clip, ..UncorrectedAdam::default() });
     bad(&NO_BETA, "beta1", |beta1| Adopt { beta1, ..Adopt::default() });
     bad(&NO_BETA, "beta2", |beta2| Adopt { beta2, ..Adopt::default() });
     bad(&NO_SIZE, "eps", |eps| Adopt { eps, ..Adopt::default() });

@@ -16,6 +16,7 @@
 //! | [`Verified`], [`Difference`] | replicas and sharded state compared by bits, and what was found |
 //! | [`CrossShard`] | replicas in groups that reduce apart, compared and averaged on request |
 //! | `checkpoint` (a feature) | steps saved to folders, in the background too, and loaded onto any ranks; moves between ranks without a file |
+//! | [`local`] | workers that step alone and meet seldom, by a plan |
 //! | [`Plan`], [`Part`] | who owns what, and the bytes it takes, without memory or ranks |
 //!
 //! ```
@@ -126,6 +127,8 @@
 
 mod agree;
 mod among;
+mod apply;
+mod around;
 mod bucket_plan;
 mod bytes;
 #[cfg(feature = "checkpoint")]

@@ -274,6 +274,11 @@ impl Owned {
         std::iter::once(values).chain(&mut self.state).map(Buffer::as_mut)
     }
 
+    /// Everything: parameters, master, state.
+    pub(crate) fn vectors_whole(&mut self) -> impl Iterator<Item = &mut Buffer> {
+        std::iter::once(&mut self.params).chain(&mut self.master).chain(&mut self.state)
+    }
+
     /// Rounds the masters into the parameters.
     pub(crate) fn follow_master(&mut self) -> Result<(), Error> {
         let Some(master) = &self.master else { return Ok(()) };

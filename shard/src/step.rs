@@ -1,14 +1,14 @@
 //! The step: gradients are in; one exchange decides, one pass updates, parameters go out.
 
+use crate::around::Around;
 use crate::exchange::{self, Brought, FIELDS, FaultCode, Known};
 use crate::family::Entry;
 use crate::groups::of_groups;
 use crate::options::At;
-use crate::owned::Due;
 #[cfg(feature = "cuda")]
 use crate::there::Ticket;
 use crate::{Clip, Combine, Error, NonFinite, Optimizer, WeightError};
-use meshstep_optim::{NormAccumulator, Scalars, clip_coef};
+use meshstep_optim::{NormAccumulator, clip_coef};
 use meshstep_tensor::Place;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -87,6 +87,11 @@ impl Optimizer {
     /// other ranks wait for, but not the same step on every rank. Who ends a run on an error asks for every outcome, be it a
     /// few steps later.
     pub fn step(&mut self, at: At) -> Result<Pending, Error> {
+        self.step_around(at, &mut ())
+    }
+
+    /// The step, with something around its update; that is for memory of the CPU.
+    pub(crate) fn step_around(&mut self, at: At, around: &mut dyn Around) -> Result<Pending, Error> {
         let _span = tracing::debug_span!("step", step = self.progress.steps).entered();
         self.check_some()?;
         self.handover.healthy()?;
@@ -99,13 +104,15 @@ impl Optimizer {
         let decided = arrived.and_then(|(fault, norm)| self.decide(&at, fault, &norm));
         let decided = decided.and_then(|decision| self.verify_in_step().map(|()| decision));
         let outcome = match decided {
-            Ok(Decision::Apply { norm, factor, coef }) => self.apply(&at, factor, coef).map(|later| {
-                (self.progress.skips, self.progress.hopeless) = (0, 0);
-                self.rescale(false);
-                let norm = later.unwrap_or(norm);
-                Outcome::Applied { norm, coef, traffic: self.traffic() }
-            }),
-            Ok(Decision::Skip { non_finite }) => self.skip(non_finite),
+            Ok(Decision::Apply { norm, factor, coef }) => {
+                self.apply(&at, [factor, coef], around).map(|later| {
+                    (self.progress.skips, self.progress.hopeless) = (0, 0);
+                    self.rescale(false);
+                    let norm = later.unwrap_or(norm);
+                    Outcome::Applied { norm, coef, traffic: self.traffic() }
+                })
+            }
+            Ok(Decision::Skip { non_finite }) => self.pass_by(around).and_then(|()| self.skip(non_finite)),
             Err(error) => Err(error),
         };
         if let Err(Error::Comm(failure)) = &outcome {
@@ -242,80 +249,6 @@ impl Optimizer {
         Ok(Decision::Apply { norm, factor, coef })
     }
 
-    /// Updates what this rank owns, bucket by bucket as they arrive, each sent off while the next is updated. The norm of all
-    /// of them, where it was not known before.
-    fn apply(&mut self, at: &At, factor: f64, coef: f64) -> Result<Option<f64>, Error> {
-        let scalars =
-            &Scalars { lr: at.lr, grad_scale: factor * coef, zero_grads: false, ..Scalars::default() };
-        let skips_some = self.options.missing.counts();
-        for (p, (entry, due)) in self.entries.iter_mut().zip(&mut self.room.due).enumerate() {
-            let skipped = skips_some && self.exchange.present_on(p) == 0;
-            *due = if skipped || entry.param.frozen() { 0 } else { entry.t + 1 };
-        }
-        let mut updated = self.measure(scalars);
-        for b in 0..self.buckets.len() {
-            if updated.is_ok() {
-                updated = self.update_bucket(b, scalars);
-            }
-        }
-        // A rule refused what was checked: a bug. The other ranks are not to wait for what will not come.
-        let norm = updated.and_then(|()| self.norm_afterwards(factor));
-        let norm = norm.map_err(|error| self.handover.alone(error));
-        let landed = self.room.gathering.land(&self.handover.fixed.queue, &mut self.buckets);
-        let norm = norm.and_then(|norm| landed.map(|()| norm))?;
-        for (entry, &due) in self.entries.iter_mut().zip(&self.room.due) {
-            entry.t = entry.t.max(due);
-        }
-        Ok(norm)
-    }
-
-    /// The norm of all ranks' gradients, now that all are there, if the step was decided without it. Collective.
-    fn norm_afterwards(&mut self, factor: f64) -> Result<Option<f64>, Error> {
-        if self.options.non_finite == NonFinite::Skip {
-            return Ok(None);
-        }
-        let norm = self.handover.norm()?;
-        let mine = Brought { norm: &norm, weight: 0, balance: 0, fault: 0, fields: [0; FIELDS.len()] };
-        let known = self.exchange.run(&**self.handover.fixed.words(), mine)?;
-        Ok(Some(reported(factor, &known.norm)))
-    }
-
-    /// Takes the sums over whole tensors that some rules need. Collective where tensors are cut.
-    fn measure(&mut self, scalars: &Scalars) -> Result<(), Error> {
-        if !self.totals.needed() {
-            return Ok(());
-        }
-        self.handover.settle()?;
-        let sums = self.totals.begin();
-        for (b, owned) in self.buckets.iter_mut().enumerate() {
-            // What other ranks own too counts on one of them.
-            let counts = self.handover.fixed.buckets[b].among.counts;
-            if let Some(grads) = self.handover.grads(b).filter(|_| counts) {
-                let due = |p: usize| due(self.room.due[p], &self.entries[p], 1.0);
-                owned.measure(grads, &self.groups, due, scalars, sums)?;
-            }
-        }
-        let group = |p: usize| &self.groups[self.entries[p].group];
-        self.totals.finish(group, scalars.lr)
-    }
-
-    fn update_bucket(&mut self, b: usize, scalars: &Scalars) -> Result<(), Error> {
-        self.handover.settle_one(b)?;
-        let owned = &mut self.buckets[b];
-        if let Some(grads) = self.handover.grads(b) {
-            let due = |p: usize| due(self.room.due[p], &self.entries[p], self.totals.ratio(p));
-            owned.update(grads, &self.groups, due, scalars)?;
-        }
-        self.send_updated(b)
-    }
-
-    /// Sends bucket `b` to every rank, once it is updated.
-    pub(crate) fn send_updated(&mut self, b: usize) -> Result<(), Error> {
-        let fixed = &self.handover.fixed;
-        let (bucket, params) = ((b, &fixed.buckets[b]), &mut self.buckets[b].params);
-        self.room.gathering.send(&fixed.queue, fixed.stage, bucket, params)
-    }
-
     /// One more skip in a row: how many there were, an error if too many.
     pub(crate) fn count_skip(&mut self) -> Result<u32, Error> {
         self.progress.skips += 1;
@@ -372,17 +305,12 @@ impl Optimizer {
 }
 
 /// Rows and columns, where there are such.
-fn matrix(entry: &Entry) -> Option<(usize, usize)> {
+pub(crate) fn matrix(entry: &Entry) -> Option<(usize, usize)> {
     if let &[rows, cols] = entry.param.shape() { Some((rows, cols)) } else { None }
 }
 
-/// How a parameter is updated at `t`; not at all at 0.
-fn due(t: u64, entry: &Entry, ratio: f64) -> Option<Due> {
-    (t > 0).then_some(Due { t, ratio, matrix: matrix(entry) })
-}
-
 /// The norm of gradients of which `sum` was made, once they have been multiplied by `factor`.
-fn reported(factor: f64, sum: &NormAccumulator) -> f64 {
+pub(crate) fn reported(factor: f64, sum: &NormAccumulator) -> f64 {
     if sum.non_finite() > 0 { f64::INFINITY } else { factor * sum.finish() }
 }
 

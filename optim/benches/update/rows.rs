@@ -2,7 +2,7 @@
 
 use meshstep_optim::{
     Adagrad, Adam, AdamW, Adopt, Lamb, Lars, Lion, Moments, Momentum, QhAdamW, QhAdopt, RmsProp, Rounding,
-    Rule, Sgd,
+    Rule, Sgd, UncorrectedAdam,
 };
 use meshstep_tensor::DType;
 
@@ -67,6 +67,7 @@ pub(crate) fn rows() -> Vec<Row> {
         row("rmsprop, centered, momentum", centered, F32, 90.0),
         row("adagrad", Adagrad::default(), F32, 90.0),
         row("lion", Lion::default(), F32, 90.0),
+        row("adam, uncorrected", UncorrectedAdam::default(), F32, 90.0),
         row("adopt", Adopt::default(), F32, 90.0),
         row("qhadopt", QhAdopt::default(), F32, 90.0),
         row("qhadamw", QhAdamW::default(), F32, 90.0),

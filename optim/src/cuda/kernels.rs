@@ -13,7 +13,7 @@ struct Text {
     ptx: &'static str,
 }
 
-const TEXTS: [Text; 12] = [
+const TEXTS: [Text; 13] = [
     Text { name: "accumulate", ptx: include_str!("accumulate.ptx") },
     Text { name: "adagrad", ptx: include_str!("../adagrad/adagrad.ptx") },
     Text { name: "adam", ptx: include_str!("../adam/adam.ptx") },
@@ -26,6 +26,7 @@ const TEXTS: [Text; 12] = [
     Text { name: "qhadamw", ptx: include_str!("../qhadamw/qhadamw.ptx") },
     Text { name: "rmsprop", ptx: include_str!("../rmsprop/rmsprop.ptx") },
     Text { name: "sgd", ptx: include_str!("../sgd/sgd.ptx") },
+    Text { name: "uncorrected", ptx: include_str!("../uncorrected/uncorrected.ptx") },
 ];
 
 /// A kernel of ours on one device.

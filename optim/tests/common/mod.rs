@@ -5,7 +5,7 @@ pub(crate) mod naive;
 
 use meshstep_optim::{
     Adagrad, Adam, AdamW, Adopt, Decay, Error, Flat, Isa, Lamb, Lars, Lion, Moments, Momentum,
-    NEAREST_RETENTION, QhAdamW, QhAdopt, RmsProp, Rounding, Rule, Scalars, Segment, Sgd,
+    NEAREST_RETENTION, QhAdamW, QhAdopt, RmsProp, Rounding, Rule, Scalars, Segment, Sgd, UncorrectedAdam,
 };
 use meshstep_tensor::{DType, Queue, Slice, SliceMut, bf16, f16};
 use std::ops::Range;
@@ -64,6 +64,13 @@ pub(crate) fn rules() -> Vec<Box<dyn Rule>> {
         Box::new(QhAdamW { moments: moments(2), weight_decay: 0.1, decay: coupled, ..QhAdamW::default() }),
         Box::new(QhAdamW { moments: moments(3), ..QhAdamW::default() }),
         Box::new(QhAdamW { moments: moments(4), ..QhAdamW::default() }),
+        Box::new(UncorrectedAdam::default()),
+        Box::new(UncorrectedAdam {
+            clip: 0.5,
+            weight_decay: 0.1,
+            decay: coupled,
+            ..UncorrectedAdam::default()
+        }),
         Box::new(Lamb::default()),
         Box::new(Lars::default()),
     ]

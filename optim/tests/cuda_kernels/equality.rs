@@ -129,7 +129,7 @@ macro_rules! folders {
         }
     };
 }
-folders!(adam sgd rmsprop adagrad lion adopt qhadamw);
+folders!(adam sgd rmsprop adagrad lion adopt qhadamw uncorrected);
 
 /// A rule has kernels, in a folder that is tested here, if it sees elements alone.
 #[test]

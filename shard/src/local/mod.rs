@@ -1,3 +1,57 @@
-//! Workers that step alone and exchange now and then.
+//! Workers that step alone and meet seldom: Local Adam, DES-LOC, MT-DAO, DiLoCo, from one plan.
+//!
+//! | type | what it is |
+//! |---|---|
+//! | [`LocalPlan`], [`Fragment`] | what is exchanged between workers, when, and how it becomes one; every published method is one |
+//! | [`Timing`], [`Placement`] | when: a pure function of the group's steps |
+//! | [`Select`], [`What`], [`Merge`] | of which parameters, what of them, and how workers' values become one |
+//! | [`LocalOptimizer`], [`Workers`] | a worker, sharded at any stage, that steps by a plan |
+//! | [`LocalStep`], [`Exchanged`], [`Veto`] | what a step did, and what became of fragments |
+//! | [`membership`] | workers that come and go |
+//! | [`Trained`] | what a plan is checked against |
+//! | [`LocalTraffic`] | the bytes a plan sends, before there is a rank |
+//!
+//! # What is exact
+//!
+//! On loopback, sharded workers are whole ones in a plain loop, bit for bit. A mean of all alike is taken of f32 in f64 and rounded
+//! once; a weighted one rounds each worker's share too. What was averaged without delay and mixing is bit-equal on all workers. `t`,
+//! which counts updates, is each worker's own: never averaged, never rolled back.
+//!
+//! # Limits
+//!
+//! Memory of the CPU; 16-bit parameters with an f32 master. Ranks that replicate within a worker send what they all have each for
+//! itself. Where a collective of all workers fails on some ranks and not on others, as none does on loopback, some may have applied what
+//! others have not. What is kept beside the optimizer (anchors, outer momentum, what is on its way) is in no checkpoint yet.
 
+mod agreement;
+mod check;
+mod describe;
+mod engine;
+mod error;
+mod flight;
 pub mod membership;
+mod merge;
+mod optimizer;
+mod packing;
+mod parts;
+mod plan;
+mod presets;
+mod regroup;
+mod select;
+mod spots;
+mod timing;
+mod traffic;
+mod trained;
+mod workers;
+
+pub use agreement::Veto;
+pub use engine::Exchanged;
+pub use error::{LocalError, LocalWarning};
+pub use optimizer::{LocalOptimizer, LocalStep};
+pub use plan::{Fragment, LocalPlan, Merge, OnFailure, Outer, Slots, Weights, What};
+pub use presets::half_life;
+pub use select::{Chosen, Select};
+pub use timing::{Placement, Timing};
+pub use traffic::{LocalTraffic, Ring, Worker};
+pub use trained::Trained;
+pub use workers::Workers;

@@ -1,0 +1,227 @@
+//! What workers tell each other around an exchange: before it whether and how it takes place, after it whether it counts.
+
+use super::traffic::AGREEMENT_HEAD;
+use super::{LocalPlan, Weights};
+use crate::agree::gather_words;
+use crate::{Options, wire};
+use meshstep_comm::{Communicator, Reduction};
+
+/// Why an exchange did not come about, on any worker. Ranks are those of all workers together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[non_exhaustive]
+pub enum Veto {
+    /// A worker's own step was an error.
+    #[error("rank {rank} could not take its step")]
+    Fault {
+        /// The lowest such rank.
+        rank: usize,
+    },
+    /// Ranks are at different steps, or expect different fragments.
+    #[error("rank {rank} is at another step than rank 0, or expects other fragments")]
+    Parted {
+        /// The lowest such rank.
+        rank: usize,
+    },
+    /// Nobody counts.
+    #[error("the weights of all workers are 0 in fragment {fragment}; a weighted mean needs a positive one")]
+    NoWeight {
+        /// The fragment.
+        fragment: usize,
+    },
+    /// Some value was infinite or NaN, on some worker or in the mean.
+    #[error("what rank {rank} took part in is not finite")]
+    NotFinite {
+        /// The lowest such rank.
+        rank: usize,
+    },
+    /// A collective failed.
+    #[error("the exchange failed on rank {rank}")]
+    Failed {
+        /// The lowest such rank.
+        rank: usize,
+    },
+}
+
+/// What one rank brings to an agreement.
+#[derive(Clone, Debug)]
+pub(crate) struct Brought {
+    /// Of the plan, the step and what is expected there.
+    pub(crate) digest: u64,
+    /// Its step was an error.
+    pub(crate) fault: bool,
+    /// Which worker it is part of.
+    pub(crate) worker: usize,
+    /// Whether that counts.
+    pub(crate) active: bool,
+    /// Tokens since the last exchange, of each fragment that they weigh.
+    pub(crate) tokens: Vec<u64>,
+}
+
+/// What all know then: how much each worker counts, in each fragment.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Agreed {
+    active: Vec<bool>,
+    /// By worker; of the fragments that are weighed.
+    tokens: Vec<Vec<u64>>,
+}
+
+/// How much of its values a worker brings: all where the mean is taken of all alike, else a share of a sum.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Share {
+    Alike,
+    Of(f64),
+}
+
+impl Brought {
+    fn words(&self) -> Vec<u64> {
+        let head = [self.digest, u64::from(self.fault), self.worker as u64, u64::from(self.active)];
+        head.into_iter().chain(self.tokens.iter().copied()).collect()
+    }
+}
+
+impl LocalPlan {
+    /// Gathers what all ranks bring. Collective over `world`; the same result on every rank.
+    pub(crate) fn agree(
+        &self,
+        world: &dyn Communicator,
+        workers: usize,
+        brought: &Brought,
+        options: &Options,
+    ) -> Result<Result<Agreed, Veto>, crate::Error> {
+        let words = gather_words(world, options, &brought.words())?;
+        Ok(self.judge(workers, &words))
+    }
+
+    fn judge(&self, workers: usize, words: &[u64]) -> Result<Agreed, Veto> {
+        let ranks: Vec<&[u64]> = words.chunks(self.words()).collect();
+        if let Some(rank) = ranks.iter().position(|words| words[0] != ranks[0][0]) {
+            return Err(Veto::Parted { rank });
+        }
+        if let Some(rank) = ranks.iter().position(|words| words[1] != 0) {
+            return Err(Veto::Fault { rank });
+        }
+        let weighed = self.words() - AGREEMENT_HEAD;
+        let mut agreed = Agreed { active: vec![true; workers], tokens: vec![vec![0; weighed]; workers] };
+        for words in ranks {
+            let worker = (words[2] as usize).min(workers - 1);
+            agreed.active[worker] &= words[3] != 0;
+            let sums = agreed.tokens[worker].iter_mut().zip(&words[AGREEMENT_HEAD..]);
+            sums.for_each(|(sum, tokens)| *sum = sum.saturating_add(*tokens));
+        }
+        Ok(agreed)
+    }
+
+    /// How much of fragment `f` worker `own` brings.
+    pub(crate) fn share(&self, f: usize, own: usize, agreed: &Agreed) -> Result<Share, Veto> {
+        let weights = agreed.weights(self.weighed(f));
+        let total: u128 = weights.iter().map(|&w| u128::from(w)).sum();
+        match () {
+            () if total == 0 => Err(Veto::NoWeight { fragment: f }),
+            () if weights.iter().all(|&w| w == weights[0]) => Ok(Share::Alike),
+            () => Ok(Share::Of(weights[own] as f64 / total as f64)),
+        }
+    }
+
+    /// Which of the fragments that tokens weigh this is.
+    pub(crate) fn weighed(&self, f: usize) -> Option<usize> {
+        let is = |f: &super::Fragment| f.weights == Weights::Tokens;
+        is(&self.fragments[f]).then(|| self.fragments[..f].iter().filter(|f| is(f)).count())
+    }
+}
+
+impl Agreed {
+    /// What each worker counts: all that take part alike, or by their tokens.
+    fn weights(&self, weighed: Option<usize>) -> Vec<u64> {
+        let weight = |(active, tokens): (&bool, &Vec<u64>)| match weighed {
+            _ if !active => 0,
+            None => 1,
+            Some(i) => tokens[i],
+        };
+        self.active.iter().zip(&self.tokens).map(weight).collect()
+    }
+}
+
+/// What this rank says of an exchange that it took part in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Seen {
+    Good,
+    NotFinite,
+    Failed,
+}
+
+/// Whether an exchange counts: where all ranks have seen nothing wrong. Collective over `world`.
+pub(crate) fn vote(
+    world: &dyn Communicator,
+    seen: Seen,
+    options: &Options,
+) -> Result<Result<(), Veto>, crate::Error> {
+    // Of the gravest the lowest rank.
+    let mut words = [match seen {
+        Seen::Good => 0,
+        seen => (seen as u64) << 32 | (u64::from(u32::MAX) - world.rank() as u64),
+    }];
+    wire::all_reduce(world, &options.queue, &options.meter, &mut words, Reduction::Max)?;
+    let rank = (u64::from(u32::MAX) - (words[0] & u64::from(u32::MAX))) as usize;
+    Ok(match words[0] >> 32 {
+        0 => Ok(()),
+        1 => Err(Veto::NotFinite { rank }),
+        _ => Err(Veto::Failed { rank }),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Slots, Timing, What};
+    use super::*;
+
+    fn plan() -> LocalPlan {
+        let tokens = |f: &mut super::super::Fragment| f.weights = Weights::Tokens;
+        let params = LocalPlan::local_sgd(2);
+        let moment = super::super::Fragment::mean(What::State(Slots::First), Timing::every(2));
+        LocalPlan::new([params.fragments, LocalPlan::new(vec![moment]).with(tokens).fragments].concat())
+    }
+
+    fn rank(digest: u64, fault: bool, worker: usize, active: bool, tokens: u64) -> Vec<u64> {
+        Brought { digest, fault, worker, active, tokens: vec![tokens] }.words()
+    }
+
+    #[test]
+    fn divisors_count_those_that_take_part() {
+        let plan = plan();
+        let judge = |ranks: [Vec<u64>; 4]| plan.judge(2, &ranks.concat());
+        let good = judge([
+            rank(7, false, 0, true, 10),
+            rank(7, false, 0, true, 20),
+            rank(7, false, 1, true, 5),
+            rank(7, false, 1, true, 5),
+        ]);
+        let good = good.unwrap();
+        assert_eq!(plan.share(0, 0, &good), Ok(Share::Alike));
+        assert_eq!([0, 1].map(|w| plan.share(1, w, &good)), [Ok(Share::Of(0.75)), Ok(Share::Of(0.25))]);
+        // One rank of a worker that is new takes all of it out.
+        let joining = judge([
+            rank(7, false, 0, true, 10),
+            rank(7, false, 0, true, 20),
+            rank(7, false, 1, false, 5),
+            rank(7, false, 1, true, 5),
+        ]);
+        let joining = joining.unwrap();
+        assert_eq!([0, 1].map(|w| plan.share(0, w, &joining)), [Ok(Share::Of(1.0)), Ok(Share::Of(0.0))]);
+        assert_eq!([0, 1].map(|w| plan.share(1, w, &joining)), [Ok(Share::Of(1.0)), Ok(Share::Of(0.0))]);
+        let idle = judge([0, 0, 1, 1].map(|worker| rank(7, false, worker, true, 0))).unwrap();
+        assert_eq!(plan.share(0, 1, &idle), Ok(Share::Alike));
+        assert_eq!(plan.share(1, 1, &idle), Err(Veto::NoWeight { fragment: 1 }));
+    }
+
+    #[test]
+    fn the_first_difference_or_fault_is_a_veto() {
+        let plan = plan();
+        let with = |i: usize, words: Vec<u64>| {
+            let mut ranks = [0, 0, 1, 1].map(|worker| rank(7, false, worker, true, 1));
+            ranks[i] = words;
+            plan.judge(2, &ranks.concat()).unwrap_err()
+        };
+        assert_eq!(with(2, rank(8, false, 1, true, 1)), Veto::Parted { rank: 2 });
+        assert_eq!(with(1, rank(7, true, 0, true, 1)), Veto::Fault { rank: 1 });
+    }
+}

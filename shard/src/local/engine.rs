@@ -1,0 +1,323 @@
+//! What this rank keeps of a plan, and one exchange by it: one agreement, what is due on its way together, one vote.
+
+use super::agreement::{Agreed, Brought, Seen, Veto, vote};
+use super::flight::{Bringing, Flight, Landed, Sent};
+use super::merge::finite;
+use super::packing::Loads;
+use super::parts::{Arrived, Parts};
+use super::{LocalError, LocalPlan, Merge, OnFailure, Placement, What, Workers};
+use crate::{Error, Optimizer};
+use std::collections::BTreeSet;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// What has happened to fragments in one step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Exchanged {
+    /// Sent off, to arrive later.
+    pub sent: Vec<usize>,
+    /// Merged or reset.
+    pub merged: Vec<usize>,
+    /// Left as they were, by their policy, and why.
+    pub failed: Vec<(usize, Veto)>,
+}
+
+/// What is at hand at an exchange.
+#[derive(Debug, Default)]
+struct Point {
+    sent: Vec<usize>,
+    reset: Vec<usize>,
+    arriving: Vec<Flight>,
+}
+
+/// Everything that a rank keeps for a plan.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    pub(crate) plan: LocalPlan,
+    pub(crate) workers: Workers,
+    pub(crate) parts: Parts,
+    loads: Vec<Loads>,
+    flights: Vec<Flight>,
+    /// Fragments to be sent again.
+    again: BTreeSet<usize>,
+    /// The step that is next or under way, from 0.
+    pub(crate) step: u64,
+    /// Whether this worker's values count.
+    pub(crate) active: bool,
+    /// Whether parameters have changed since the step began.
+    pub(crate) changed: bool,
+    pub(crate) report: Exchanged,
+    /// Why workers can no longer exchange.
+    pub(crate) failure: Option<Error>,
+}
+
+impl Engine {
+    /// Room for what the plan needs beside the optimizer; values as they are count as the last exchange's.
+    pub(crate) fn new(plan: LocalPlan, workers: Workers, optimizer: &Optimizer) -> Result<Self, LocalError> {
+        let parts = Parts::new(&plan, optimizer)?;
+        let loads = parts.loads();
+        Ok(Engine {
+            plan,
+            workers,
+            parts,
+            loads,
+            flights: Vec::new(),
+            again: BTreeSet::new(),
+            step: 0,
+            active: true,
+            changed: false,
+            report: Exchanged::default(),
+            failure: None,
+        })
+    }
+
+    /// Whether there is something to do after this step's update.
+    pub(crate) fn is_due(&self, placement: Placement) -> bool {
+        let retried = |&f: &usize| self.plan.fragments[f].timing.placement == placement;
+        self.plan.due(self.step, placement).next().is_some()
+            || self.again.iter().any(retried)
+            || self.flights.iter().any(|flight| flight.arrives == (self.step, placement))
+    }
+
+    /// One exchange, if anything is due; `fault`: this worker could not take its step. Collective over all workers. An error is
+    /// this rank's alone; what all have alike, or what ends their exchanging, is in the report.
+    pub(crate) fn meet(
+        &mut self,
+        optimizer: &mut Optimizer,
+        placement: Placement,
+        fault: bool,
+    ) -> Result<(), Error> {
+        if !self.is_due(placement) {
+            return Ok(());
+        }
+        let mut point = self.point(placement);
+        let met = match point.sent.is_empty() && point.arriving.is_empty() {
+            true => Ok(()), // nobody else is concerned
+            false => self.exchange(optimizer, &mut point, placement, fault)?,
+        };
+        match met {
+            Ok(()) => self.reset(optimizer, &point.reset),
+            Err(veto) => self.leave(optimizer, point, veto),
+        }
+    }
+
+    /// Gives up what is on its way, by its policy.
+    pub(crate) fn give_up(&mut self, optimizer: &mut Optimizer, veto: Veto) -> Result<(), Error> {
+        let arriving = std::mem::take(&mut self.flights);
+        self.leave(optimizer, Point { arriving, ..Point::default() }, veto)
+    }
+
+    /// Begins the next step.
+    pub(crate) fn forget(&mut self) -> Exchanged {
+        (self.changed, self.failure) = (false, None);
+        std::mem::take(&mut self.report)
+    }
+
+    fn point(&mut self, placement: Placement) -> Point {
+        let mut point = Point::default();
+        let here = |&f: &usize| self.plan.fragments[f].timing.placement == placement;
+        let mut due: BTreeSet<usize> = self.plan.due(self.step, placement).collect();
+        due.extend(self.again.iter().filter(|f| here(f)));
+        self.again.retain(|f| !due.contains(f));
+        let away = |f: usize| self.flights.iter().any(|flight| flight.fragments.contains(&f));
+        for f in due {
+            match self.plan.fragments[f].merge {
+                Merge::Reset => point.reset.push(f),
+                // One that failed and was sent again is still on its way.
+                _ if away(f) => {}
+                _ => point.sent.push(f),
+            }
+        }
+        let arrives = |flight: &mut Flight| flight.arrives == (self.step, placement);
+        point.arriving = self.flights.extract_if(.., arrives).collect();
+        point
+    }
+
+    fn exchange(
+        &mut self,
+        optimizer: &mut Optimizer,
+        point: &mut Point,
+        placement: Placement,
+        fault: bool,
+    ) -> Result<Result<(), Veto>, Error> {
+        let agreed = self.agree(optimizer, point, placement, fault);
+        let agreed = match self.heard(agreed)? {
+            Ok(agreed) => agreed,
+            Err(veto) => return Ok(Err(veto)),
+        };
+        let own = self.workers.across.rank();
+        if let Err(veto) = point.sent.iter().try_for_each(|&f| self.plan.share(f, own, &agreed).map(drop)) {
+            return Ok(Err(veto));
+        }
+        let mut later = self.launch(optimizer, &point.sent, placement, &agreed)?;
+        let at_once = |flight: &mut Flight| flight.arrives == (self.step, placement);
+        point.arriving.extend(later.extract_if(.., at_once));
+        let (landed, seen) = land(optimizer, &mut point.arriving)?;
+        let counted = vote(&*self.workers.world, seen, optimizer.options());
+        if let Err(veto) = self.heard(counted)? {
+            return Ok(Err(veto));
+        }
+        self.report.sent.extend(later.iter().flat_map(|flight| &flight.fragments));
+        self.flights.extend(later);
+        let arrived: Vec<_> = std::mem::take(&mut point.arriving).into_iter().zip(landed).collect();
+        self.take_in(optimizer, &arrived)?;
+        self.active = true;
+        Ok(Ok(()))
+    }
+
+    /// What became of a collective of all workers: its failure ends their exchanging, and is no error of this rank.
+    fn heard<T>(&mut self, result: Result<Result<T, Veto>, Error>) -> Result<Result<T, Veto>, Error> {
+        match result {
+            Err(error @ Error::Comm(_)) => {
+                self.failure = Some(error);
+                Ok(Err(Veto::Failed { rank: self.workers.world.rank() }))
+            }
+            other => other,
+        }
+    }
+
+    fn agree(
+        &self,
+        optimizer: &Optimizer,
+        point: &Point,
+        placement: Placement,
+        fault: bool,
+    ) -> Result<Result<Agreed, Veto>, Error> {
+        let arriving: Vec<&Vec<usize>> = point.arriving.iter().map(|flight| &flight.fragments).collect();
+        let text = format!(
+            "{:x} {} {placement:?} {:?} {:?} {arriving:?}",
+            self.plan.hash(),
+            self.step,
+            point.sent,
+            point.reset
+        );
+        let tokens = (0..self.plan.fragments.len()).filter(|&f| self.plan.weighed(f).is_some());
+        let brought = Brought {
+            digest: xxh3_64(text.as_bytes()),
+            fault,
+            worker: self.workers.across.rank(),
+            active: self.active,
+            tokens: tokens.map(|f| self.parts.of(f).tokens).collect(),
+        };
+        let Workers { world, across } = &self.workers;
+        self.plan.agree(&**world, across.world_size(), &brought, optimizer.options())
+    }
+
+    /// Sends what is due, what arrives together in one flight.
+    fn launch(
+        &self,
+        optimizer: &Optimizer,
+        sent: &[usize],
+        placement: Placement,
+        agreed: &Agreed,
+    ) -> Result<Vec<Flight>, Error> {
+        // What arrives together, and is weighed alike: a reduction is a mean or a sum.
+        let kind = |f: usize| (self.plan.fragments[f].timing.delay, self.plan.weighed(f).is_some());
+        let kinds: BTreeSet<(u64, bool)> = sent.iter().map(|&f| kind(f)).collect();
+        let mut flights = Vec::new();
+        for (delay, weighed) in kinds {
+            let together = || sent.iter().copied().filter(|&f| kind(f) == (delay, weighed));
+            let mut bringing = Vec::new();
+            for fragment in together() {
+                let share = self.plan.share(fragment, self.workers.across.rank(), agreed);
+                let Ok(share) = share else { continue }; // all were looked at before
+                let values = self.parts.values(optimizer, &self.plan.fragments[fragment], fragment)?;
+                bringing.push(Bringing { fragment, share, tokens: self.parts.of(fragment).tokens, values });
+            }
+            let lanes = self.plan.lanes(together(), &self.loads);
+            let to = (&*self.workers.across, optimizer.options());
+            let arrives = (self.step.saturating_add(delay), placement);
+            let mut flight = Flight::launch(&self.plan, &lanes, &bringing, to, arrives)?;
+            for (sent, bringing) in flight.sent.iter_mut().zip(&bringing) {
+                if delay > 0 && self.plan.fragments[bringing.fragment].outer().is_none() {
+                    sent.snapshots = bringing.snapshots(optimizer)?;
+                }
+            }
+            flights.push(flight);
+        }
+        Ok(flights)
+    }
+
+    /// Merges what has arrived: outer momentum before the steps that it is for.
+    fn take_in(&mut self, optimizer: &mut Optimizer, arrived: &[(Flight, Landed)]) -> Result<(), Error> {
+        let all = || {
+            arrived.iter().flat_map(|(flight, landed)| {
+                flight.fragments.iter().zip(&flight.sent).map(move |(&f, sent)| (f, sent, landed))
+            })
+        };
+        let first = |plan: &LocalPlan, f: usize| matches!(plan.fragments[f].what, What::OuterMomentum(_));
+        let (momenta, others): (Vec<_>, Vec<_>) = all().partition(|(f, ..)| first(&self.plan, *f));
+        for (f, sent, landed) in momenta.into_iter().chain(others) {
+            self.take_in_one(optimizer, f, sent, landed)?;
+        }
+        Ok(())
+    }
+
+    fn take_in_one(
+        &mut self,
+        optimizer: &mut Optimizer,
+        f: usize,
+        sent: &Sent,
+        landed: &Landed,
+    ) -> Result<(), Error> {
+        let fragment = &self.plan.fragments[f];
+        for i in 0..self.parts.of(f).spots.len() {
+            let spot = &self.parts.of(f).spots[i];
+            let (reduced, t) = (landed.of(sent, i, spot.range.len())?, optimizer.entries[spot.entry].t);
+            let snapshot = sent.snapshots.get(i).map(|(values, then)| (values, t - then));
+            self.parts.merge(optimizer, fragment, (f, i), Arrived { reduced, snapshot })?;
+        }
+        let part = self.parts.of_mut(f);
+        part.outer_t += u64::from(fragment.outer().is_some());
+        part.tokens -= sent.tokens;
+        self.report.merged.push(f);
+        self.changed |= self.parts.follow(optimizer, f)?;
+        Ok(())
+    }
+
+    fn reset(&mut self, optimizer: &mut Optimizer, fragments: &[usize]) -> Result<(), Error> {
+        for &f in fragments {
+            self.parts.reset(optimizer, &self.plan.fragments[f], f)?;
+            self.report.merged.push(f);
+        }
+        Ok(())
+    }
+
+    /// Nothing is applied; every fragment goes on by its policy.
+    fn leave(&mut self, optimizer: &mut Optimizer, point: Point, veto: Veto) -> Result<(), Error> {
+        let Point { sent, reset, mut arriving } = point;
+        let mut failed: BTreeSet<usize> = sent.into_iter().chain(reset).collect();
+        for flight in &mut arriving {
+            // What was started is waited for, whatever it brings.
+            let _ = flight.land(optimizer.options());
+            failed.extend(&flight.fragments);
+        }
+        for f in failed {
+            match self.plan.fragments[f].on_failure {
+                OnFailure::KeepLocal => {}
+                OnFailure::Retry => drop(self.again.insert(f)),
+                OnFailure::RollBack => {
+                    self.parts.roll_back(optimizer, f)?;
+                    self.changed |= self.parts.follow(optimizer, f)?;
+                }
+            }
+            self.report.failed.push((f, veto));
+        }
+        Ok(())
+    }
+}
+
+/// Waits for what arrives, and looks at it.
+fn land(optimizer: &Optimizer, arriving: &mut [Flight]) -> Result<(Vec<Landed>, Seen), Error> {
+    let (mut all, mut seen) = (Vec::new(), Seen::Good);
+    for flight in arriving {
+        let (landed, arrived) = flight.land(optimizer.options());
+        seen = if arrived.is_err() { Seen::Failed } else { seen };
+        for vector in landed.vectors() {
+            if seen == Seen::Good && !finite(vector)? {
+                seen = Seen::NotFinite;
+            }
+        }
+        all.push(landed);
+    }
+    Ok((all, seen))
+}

@@ -1,0 +1,234 @@
+//! What can be wrong with a plan, or with an exchange by it.
+
+use meshstep_tensor::DType;
+use std::ops::Range;
+
+/// What went wrong. Of a plan nothing has begun; what a step meets is said where the step is.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LocalError {
+    /// The optimizer of this rank's replica.
+    #[error(transparent)]
+    Shard(#[from] crate::Error),
+
+    /// Workers can no longer exchange; the worker's own step has been taken.
+    #[error("workers can no longer exchange: {source}")]
+    Workers {
+        /// Why.
+        source: Box<crate::Error>,
+    },
+    /// Communicators that do not go together.
+    #[error("{ranks} ranks are not {workers} workers of {inside} ranks each")]
+    Sizes {
+        /// All ranks of all workers.
+        ranks: usize,
+        /// Ranks that exchange with each other.
+        workers: usize,
+        /// Ranks of this worker.
+        inside: usize,
+    },
+    /// A worker that begins elsewhere.
+    #[error("rank {rank} of all workers' begins with other values than the first worker; give all the same")]
+    Values {
+        /// The lowest such rank.
+        rank: usize,
+    },
+
+    /// Only workers that are new.
+    #[error("every worker has only just entered; one must have the values that the others are to get")]
+    NobodyHasASay,
+    /// Workers that do not go on from the same step.
+    #[error(
+        "rank {rank} of all workers' is at step {step}, the first at {first}; workers meet again at one step"
+    )]
+    Apart {
+        /// The lowest such rank.
+        rank: usize,
+        /// Its step.
+        step: u64,
+        /// That of the first worker.
+        first: u64,
+    },
+
+    /// A plan of nothing.
+    #[error("the plan has no fragments; give it one, such as LocalPlan::local_sgd's")]
+    NoFragments,
+    /// A fragment without elements.
+    #[error("fragment {fragment} has no elements; choose parameters that have some, or fewer parts")]
+    Empty {
+        /// Which one.
+        fragment: usize,
+    },
+    /// Exchanged every 0 steps.
+    #[error("fragment {fragment} has the period 0; use 1 or more, or None for never")]
+    Period {
+        /// Which one.
+        fragment: usize,
+    },
+    /// An offset that is never reached.
+    #[error("fragment {fragment} has the offset {offset} in a period of {period}; use one below the period")]
+    Offset {
+        /// Which one.
+        fragment: usize,
+        /// Its offset.
+        offset: u64,
+        /// Its period.
+        period: u64,
+    },
+    /// A result that arrives once the next is on its way.
+    #[error(
+        "fragment {fragment} has the delay {delay} and is sent every {period} steps; use a delay below that"
+    )]
+    Delay {
+        /// Which one.
+        fragment: usize,
+        /// Its delay.
+        delay: u64,
+        /// Its period.
+        period: u64,
+    },
+    /// A mixing factor out of range.
+    #[error("fragment {fragment} has the mixing factor alpha {alpha}; use a number above 0, at most 1")]
+    Alpha {
+        /// Which one.
+        fragment: usize,
+        /// What was given.
+        alpha: f64,
+    },
+    /// A decay out of range.
+    #[error("fragment {fragment} keeps {beta} of its state in an update; use a number from 0 to 1")]
+    Beta {
+        /// Which one.
+        fragment: usize,
+        /// What was given.
+        beta: f64,
+    },
+    /// A type that loses what it carries.
+    #[error("fragment {fragment} travels as {wire}; use bf16, f32 or f64, or None for its own type")]
+    Wire {
+        /// Which one.
+        fragment: usize,
+        /// What was given.
+        wire: DType,
+    },
+    /// A rule that does not go with what it is for.
+    #[error("fragment {fragment}: {merge} is not for {what}; use {works}")]
+    Merge {
+        /// Which one.
+        fragment: usize,
+        /// How it is merged.
+        merge: &'static str,
+        /// What it has.
+        what: &'static str,
+        /// What would work.
+        works: &'static str,
+    },
+    /// An outer optimizer with hyperparameters out of range, or one that sees more than an element.
+    #[error("fragment {fragment} cannot be stepped by the outer rule {rule} at lr {lr}: {why}")]
+    Outer {
+        /// Which one.
+        fragment: usize,
+        /// The rule.
+        rule: &'static str,
+        /// Its learning rate.
+        lr: f64,
+        /// What is wrong.
+        why: String,
+    },
+    /// State that no rule of the fragment's parameters has.
+    #[error("fragment {fragment} is of the state {slots}, which rule {rule} has not; it has {has:?}")]
+    NoState {
+        /// Which one.
+        fragment: usize,
+        /// What was asked for.
+        slots: String,
+        /// A rule of its parameters.
+        rule: &'static str,
+        /// What that has.
+        has: &'static [&'static str],
+    },
+    /// Outer momentum of a fragment that has none.
+    #[error("fragment {fragment} is of the outer momentum of fragment {of}, which has none")]
+    NoOuter {
+        /// Which one.
+        fragment: usize,
+        /// The one that was to have it.
+        of: usize,
+    },
+    /// Two fragments of one kind with an element in common.
+    #[error(
+        "fragments {first} and {second} both have elements of {name:?}; give each element to one of them"
+    )]
+    Overlap {
+        /// The one.
+        first: usize,
+        /// The other.
+        second: usize,
+        /// The parameter.
+        name: String,
+    },
+    /// Buckets of nothing.
+    #[error("bucket_len is 0; use at least 1 element")]
+    EmptyBuckets,
+    /// A fragment of a parameter that there is not.
+    #[error("no parameter {name:?} among the {count} that train; a fragment is of those")]
+    UnknownParam {
+        /// The name given.
+        name: String,
+        /// Parameters there are.
+        count: usize,
+    },
+    /// A parameter that a fragment names twice.
+    #[error("parameter {name:?} is twice in one fragment")]
+    NamedTwice {
+        /// The parameter.
+        name: String,
+    },
+    /// Elements that a parameter has not.
+    #[error("elements {range:?} of parameter {name:?}, which has {len}")]
+    Elements {
+        /// The parameter.
+        name: String,
+        /// What was asked for.
+        range: Range<usize>,
+        /// Its elements.
+        len: usize,
+    },
+    /// A part beyond the last.
+    #[error("part {index} of {of}; parts are counted from 0")]
+    NoSuchPart {
+        /// What was asked for.
+        index: usize,
+        /// Parts there are.
+        of: usize,
+    },
+}
+
+/// What a plan allows and its method advises against.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LocalWarning {
+    /// Second moments that never meet, where first moments do.
+    #[error(
+        "fragment {fragment}: second moments of {rule} (beta2 {beta2}) are never averaged while first moments are, so workers \
+         divide the same average by different roots; give them a period"
+    )]
+    SecondMomentsApart {
+        /// Which one.
+        fragment: usize,
+        /// The rule.
+        rule: &'static str,
+        /// Its beta2.
+        beta2: f64,
+    },
+    /// A fragment that is never due.
+    #[error("fragment {fragment} is never due between the steps {from} and {until} that it is for")]
+    NeverDue {
+        /// Which one.
+        fragment: usize,
+        /// Its first count of steps.
+        from: u64,
+        /// The one after its last.
+        until: u64,
+    },
+}

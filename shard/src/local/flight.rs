@@ -1,0 +1,182 @@
+//! Fragments on their way: packed, sent to the other workers, landed.
+
+use super::agreement::Share;
+use super::merge::bring;
+use super::packing::Lane;
+use super::spots::Spot;
+use super::{LocalPlan, Placement};
+use crate::{Error, Optimizer, Options, wire};
+use meshstep_comm::{Communicator, InFlight, Op, Reduction};
+use meshstep_tensor::{Buffer, Category, Slice};
+
+type Started = Result<InFlight, (Buffer, meshstep_comm::Error)>;
+
+/// What was sent together and arrives together.
+#[derive(Debug)]
+pub(crate) struct Flight {
+    /// Its fragments.
+    pub(crate) fragments: Vec<usize>,
+    /// The step, and the side of it, at whose exchange it arrives.
+    pub(crate) arrives: (u64, Placement),
+    /// Of each fragment.
+    pub(crate) sent: Vec<Sent>,
+    /// The buckets of each lane.
+    lanes: Vec<Vec<Started>>,
+}
+
+/// What a worker sent of a fragment.
+#[derive(Debug, Default)]
+pub(crate) struct Sent {
+    /// What it counted by.
+    pub(crate) tokens: u64,
+    /// Of each spot, where it is merged later: what was sent, at which `t`.
+    pub(crate) snapshots: Vec<(Buffer, u64)>,
+    /// Of each spot: the lane, and where it begins there.
+    places: Vec<(usize, usize)>,
+}
+
+/// What has landed: a vector for each lane.
+#[derive(Debug)]
+pub(crate) struct Landed(Vec<Option<Buffer>>);
+
+/// What a fragment brings.
+pub(crate) struct Bringing<'a> {
+    pub(crate) fragment: usize,
+    pub(crate) share: Share,
+    pub(crate) tokens: u64,
+    /// Of each spot.
+    pub(crate) values: Vec<Value<'a>>,
+}
+
+/// A spot's values, and from where on they are counted where differences travel.
+pub(crate) struct Value<'a> {
+    pub(crate) spot: &'a Spot,
+    pub(crate) values: Slice<'a>,
+    pub(crate) from: Option<&'a Buffer>,
+}
+
+impl Flight {
+    /// Packs what `bringing` brings into `lanes` and sends it off. An error of memory is this rank's alone; one of the
+    /// communicator comes back with the landing.
+    pub(crate) fn launch(
+        plan: &LocalPlan,
+        lanes: &[Lane],
+        bringing: &[Bringing<'_>],
+        (across, options): (&dyn Communicator, &Options),
+        arrives: (u64, Placement),
+    ) -> Result<Flight, Error> {
+        let sent = places(plan, lanes, bringing);
+        // Where somebody counts otherwise shares are added up.
+        let alike = bringing.iter().all(|brings| brings.share == Share::Alike);
+        let scale = |share| match share {
+            _ if alike => None,
+            Share::Alike => Some(1.0 / across.world_size() as f64),
+            Share::Of(scale) => Some(scale),
+        };
+        let zeroed = |lane: &Lane| Buffer::zeroed(lane.len, lane.wire, &options.meter, Category::Staging);
+        let mut packed = lanes.iter().map(zeroed).collect::<Result<Vec<_>, _>>()?;
+        for (brings, sent) in bringing.iter().zip(&sent) {
+            for (Value { values, from, .. }, &(lane, start)) in brings.values.iter().zip(&sent.places) {
+                let place = packed[lane].as_mut().slice(start..start + values.len())?;
+                bring(*values, *from, scale(brings.share), place)?;
+            }
+        }
+        let op = Op::all_reduce(if alike { Reduction::Mean } else { Reduction::Sum });
+        let (mut failed, mut started) = (None, Vec::new());
+        for (lane, packed) in lanes.iter().zip(packed) {
+            started.push(start(plan, lane, packed, (across, options), op, &mut failed)?);
+        }
+        let fragments = bringing.iter().map(|brings| brings.fragment).collect();
+        Ok(Flight { fragments, arrives, sent, lanes: started })
+    }
+
+    /// Waits for everything, and gives it with the first failure.
+    pub(crate) fn land(&mut self, options: &Options) -> (Landed, Result<(), meshstep_comm::Error>) {
+        let (mut landed, mut arrived) = (Landed(Vec::new()), Ok(()));
+        for started in self.lanes.drain(..) {
+            let mut whole: Option<Buffer> = None;
+            for start in started {
+                let (part, result) = wire::land(start, &options.queue);
+                arrived = arrived.and(result);
+                let joined = match whole {
+                    None => Ok(part),
+                    Some(so_far) => so_far.join(part),
+                };
+                whole =
+                    Some(joined.unwrap_or_else(|_| unreachable!("parts land in the order they were cut")));
+            }
+            landed.0.push(whole);
+        }
+        (landed, arrived)
+    }
+}
+
+/// Where each spot goes: one after another in the lane that takes it.
+fn places(plan: &LocalPlan, lanes: &[Lane], bringing: &[Bringing<'_>]) -> Vec<Sent> {
+    let mut next = vec![0; lanes.len()];
+    let mut sent = Vec::new();
+    for Bringing { fragment, tokens, values, .. } in bringing {
+        let fragment = &plan.fragments[*fragment];
+        let place = |Value { spot, values, .. }: &Value<'_>| {
+            let lane = lanes.iter().position(|lane| lane.takes(fragment, spot.wire));
+            let lane = lane.unwrap_or_else(|| unreachable!("lanes are those of what is brought"));
+            let start = next[lane];
+            next[lane] += values.len();
+            (lane, start)
+        };
+        let places = values.iter().map(place).collect();
+        sent.push(Sent { tokens: *tokens, snapshots: Vec::new(), places });
+    }
+    sent
+}
+
+/// Sends a lane off, bucket by bucket.
+fn start(
+    plan: &LocalPlan,
+    lane: &Lane,
+    packed: Buffer,
+    (across, options): (&dyn Communicator, &Options),
+    op: Op,
+    failed: &mut Option<meshstep_comm::Error>,
+) -> Result<Vec<Started>, Error> {
+    let (mut rest, mut started) = (packed, Vec::new());
+    for bucket in lane.buckets(plan.bucket_len) {
+        let after = rest.split_off(bucket.len())?;
+        let part = std::mem::replace(&mut rest, after);
+        let start = match failed.clone() {
+            None => across.start(op, part, &options.queue),
+            // The other ranks' call is not to meet this one's next.
+            Some(error) => Err((part, error)),
+        };
+        *failed = start.as_ref().err().map(|(_, error)| error.clone());
+        started.push(start);
+    }
+    Ok(started)
+}
+
+impl Bringing<'_> {
+    /// Copies of the values, and the `t` of each.
+    pub(crate) fn snapshots(&self, optimizer: &Optimizer) -> Result<Vec<(Buffer, u64)>, Error> {
+        let snapshot = |Value { spot, values, .. }: &Value<'_>| {
+            let meter = &optimizer.options().meter;
+            let mut copy = Buffer::zeroed(values.len(), spot.own, meter, Category::Staging)?;
+            copy.as_mut().copy_from(*values)?;
+            Ok((copy, optimizer.entries[spot.entry].t))
+        };
+        self.values.iter().map(snapshot).collect()
+    }
+}
+
+impl Landed {
+    /// Every vector, whole.
+    pub(crate) fn vectors(&self) -> impl Iterator<Item = Slice<'_>> {
+        self.0.iter().flatten().map(Buffer::as_slice)
+    }
+
+    /// What has arrived of the `i`th spot, of `len` elements, of what was `sent`.
+    pub(crate) fn of(&self, sent: &Sent, i: usize, len: usize) -> Result<Slice<'_>, meshstep_tensor::Error> {
+        let (lane, start) = sent.places[i];
+        let Some(whole) = &self.0[lane] else { unreachable!("what was packed has landed") };
+        whole.as_slice().slice(start..start + len)
+    }
+}

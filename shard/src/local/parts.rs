@@ -1,0 +1,238 @@
+//! What this rank keeps of each fragment, and what is done to it: sent, merged, reset, rolled back.
+
+use super::flight::Value;
+use super::merge::{Merging, power, reset};
+use super::packing::Loads;
+use super::spots::{Spot, Vector};
+use super::{Fragment, LocalError, LocalPlan, Merge, OnFailure, What};
+use crate::{Error, Optimizer};
+use meshstep_tensor::{Buffer, Category, DType, Slice, SliceMut};
+use std::collections::BTreeSet;
+
+/// All fragments on this rank.
+#[derive(Debug)]
+pub(crate) struct Parts(Vec<Part>);
+
+/// A fragment on this rank.
+#[derive(Debug)]
+pub(crate) struct Part {
+    pub(crate) spots: Vec<Spot>,
+    /// Of each spot.
+    kept: Vec<Kept>,
+    /// Steps the outer optimizer has taken.
+    pub(crate) outer_t: u64,
+    /// Tokens since it was last merged.
+    pub(crate) tokens: u64,
+}
+
+/// What is kept beside a spot.
+#[derive(Debug, Default)]
+struct Kept {
+    /// What its last exchange came to, where that is needed.
+    anchor: Option<Buffer>,
+    /// The outer optimizer's state.
+    outer: Vec<Buffer>,
+}
+
+/// What has arrived for a spot: the mean, and what was sent of it, where that was `n` updates ago.
+pub(crate) struct Arrived<'a> {
+    pub(crate) reduced: Slice<'a>,
+    pub(crate) snapshot: Option<(&'a Buffer, u64)>,
+}
+
+impl Parts {
+    /// Room for what the plan needs beside the optimizer; values as they are count as the last exchange's.
+    pub(crate) fn new(plan: &LocalPlan, optimizer: &Optimizer) -> Result<Self, LocalError> {
+        let mut parts = Vec::new();
+        for (fragment, spots) in plan.fragments.iter().zip(plan.spots(optimizer)?) {
+            let kept = spots.iter().map(|spot| Kept::new(fragment, spot, optimizer));
+            let kept = kept.collect::<Result<Vec<_>, _>>()?;
+            parts.push(Part { spots, kept, outer_t: 0, tokens: 0 });
+        }
+        Ok(Parts(parts))
+    }
+
+    /// Fragment `f`.
+    pub(crate) fn of(&self, f: usize) -> &Part {
+        &self.0[f]
+    }
+
+    /// Fragment `f`, to be changed.
+    pub(crate) fn of_mut(&mut self, f: usize) -> &mut Part {
+        &mut self.0[f]
+    }
+
+    /// Counts what this worker has seen.
+    pub(crate) fn count(&mut self, tokens: u64) {
+        self.0.iter_mut().for_each(|part| part.tokens = part.tokens.saturating_add(tokens));
+    }
+
+    /// All that is kept beside the optimizer, in an order of its own.
+    pub(crate) fn buffers(&mut self) -> impl Iterator<Item = &mut Buffer> {
+        let kept = self.0.iter_mut().flat_map(|part| &mut part.kept);
+        kept.flat_map(|kept| kept.anchor.iter_mut().chain(&mut kept.outer))
+    }
+
+    /// How many steps each outer optimizer has taken.
+    pub(crate) fn outer_steps(&mut self) -> impl Iterator<Item = &mut u64> {
+        self.0.iter_mut().map(|part| &mut part.outer_t)
+    }
+
+    /// What each fragment sends.
+    pub(crate) fn loads(&self) -> Vec<Loads> {
+        self.0.iter().map(|part| loads(&part.spots)).collect()
+    }
+
+    /// What fragment `f` has here, and from where on that is counted where differences travel.
+    pub(crate) fn values<'a>(
+        &'a self,
+        optimizer: &'a Optimizer,
+        fragment: &Fragment,
+        f: usize,
+    ) -> Result<Vec<Value<'a>>, Error> {
+        let Part { spots, kept, .. } = &self.0[f];
+        let value = |(spot, kept): (&'a Spot, &'a Kept)| {
+            let from = kept.anchor.as_ref().filter(|_| fragment.sends_differences(spot));
+            Ok(Value { spot, values: self.read(optimizer, spot)?, from })
+        };
+        spots.iter().zip(kept).map(value).collect()
+    }
+
+    fn read<'a>(&'a self, optimizer: &'a Optimizer, spot: &Spot) -> Result<Slice<'a>, Error> {
+        let vector = match spot.vector {
+            Vector::Outer { fragment, spot, slot } => self.0[fragment].kept[spot].outer[slot].as_slice(),
+            other => match optimizer.vector_of(other) {
+                Some(vector) => vector,
+                None => unreachable!("a spot is of a vector that there is"),
+            },
+        };
+        Ok(vector.slice(spot.range.clone())?)
+    }
+
+    fn write<'a>(&'a mut self, optimizer: &'a mut Optimizer, spot: &Spot) -> Result<SliceMut<'a>, Error> {
+        let vector = match spot.vector {
+            Vector::Outer { fragment, spot, slot } => self.0[fragment].kept[spot].outer[slot].as_mut(),
+            other => match optimizer.vector_of_mut(other) {
+                Some(vector) => vector,
+                None => unreachable!("a spot is of a vector that there is"),
+            },
+        };
+        Ok(vector.slice(spot.range.clone())?)
+    }
+
+    /// Merges what has arrived for the `i`th spot of fragment `f`.
+    pub(crate) fn merge(
+        &mut self,
+        optimizer: &mut Optimizer,
+        fragment: &Fragment,
+        (f, i): (usize, usize),
+        arrived: Arrived<'_>,
+    ) -> Result<(), Error> {
+        let (spot, t) = (self.0[f].spots[i].clone(), self.0[f].outer_t + 1);
+        let mut kept = std::mem::take(&mut self.0[f].kept[i]);
+        let left = |n| if let Merge::Mean { beta } = fragment.merge { power(beta, n) } else { 1.0 };
+        let merging = Merging {
+            reduced: arrived.reduced,
+            differences: fragment.sends_differences(&spot),
+            anchor: kept.anchor.as_mut(),
+            snapshot: arrived.snapshot.map(|(sent, n)| (sent, left(n))),
+            alpha: fragment.alpha,
+        };
+        let merged = self.write(optimizer, &spot).and_then(|values| match fragment.outer() {
+            Some(outer) => Ok(merging.outer(values, outer, &mut kept.outer, t)?),
+            None => Ok(merging.mean(values)?),
+        });
+        self.0[f].kept[i] = kept;
+        merged
+    }
+
+    /// Zeros fragment `f`, or mixes zeros in.
+    pub(crate) fn reset(
+        &mut self,
+        optimizer: &mut Optimizer,
+        fragment: &Fragment,
+        f: usize,
+    ) -> Result<(), Error> {
+        for i in 0..self.0[f].spots.len() {
+            let spot = self.0[f].spots[i].clone();
+            reset(self.write(optimizer, &spot)?, fragment.alpha)?;
+        }
+        if let (What::OuterMomentum(of), true) = (&fragment.what, fragment.alpha == 1.0) {
+            self.0[*of].outer_t = 0;
+        }
+        Ok(())
+    }
+
+    /// Brings fragment `f` back to what its last exchange came to.
+    pub(crate) fn roll_back(&mut self, optimizer: &mut Optimizer, f: usize) -> Result<(), Error> {
+        for i in 0..self.0[f].spots.len() {
+            let spot = self.0[f].spots[i].clone();
+            let Some(anchor) = self.0[f].kept[i].anchor.take() else { continue };
+            let copied =
+                self.write(optimizer, &spot).and_then(|mut values| Ok(values.copy_from(anchor.as_slice())?));
+            self.0[f].kept[i].anchor = Some(anchor);
+            copied?;
+        }
+        Ok(())
+    }
+
+    /// Lets parameters follow their masters; whether fragment `f` has parameters here.
+    pub(crate) fn follow(&self, optimizer: &mut Optimizer, f: usize) -> Result<bool, Error> {
+        let (mut masters, mut params) = (BTreeSet::new(), false);
+        for spot in &self.0[f].spots {
+            match spot.vector {
+                Vector::Params { .. } => params = true,
+                Vector::Master { bucket } => drop(masters.insert(bucket)),
+                Vector::State { .. } | Vector::Outer { .. } => {}
+            }
+        }
+        params |= !masters.is_empty();
+        masters.into_iter().try_for_each(|bucket| optimizer.buckets[bucket].follow_master())?;
+        Ok(params)
+    }
+}
+
+impl Kept {
+    fn new(fragment: &Fragment, spot: &Spot, optimizer: &Optimizer) -> Result<Self, Error> {
+        let (meter, len) = (&optimizer.options().meter, spot.range.len());
+        let zeroed = |dtype| Buffer::zeroed(len, dtype, meter, Category::State);
+        let mut kept = Kept::default();
+        if fragment.has_anchor(spot) {
+            let mut anchor = zeroed(spot.own)?;
+            // Outer state begins as zeros.
+            if let Some(values) = optimizer.vector_of(spot.vector) {
+                anchor.as_mut().copy_from(values.slice(spot.range.clone())?)?;
+            }
+            kept.anchor = Some(anchor);
+        }
+        if let Some(outer) = fragment.outer() {
+            let state = outer.rule.state().iter().map(|_| zeroed(DType::F64));
+            kept.outer = state.collect::<Result<_, _>>()?;
+        }
+        Ok(kept)
+    }
+}
+
+impl Fragment {
+    /// Whether differences from the last exchange travel: of parameters in a narrower type.
+    fn sends_differences(&self, spot: &Spot) -> bool {
+        self.what == What::Params && spot.wire.size() < spot.own.size()
+    }
+
+    /// Whether what the last exchange came to is kept.
+    fn has_anchor(&self, spot: &Spot) -> bool {
+        let rolls_back = self.on_failure == OnFailure::RollBack;
+        self.travels() && (self.outer().is_some() || rolls_back || self.sends_differences(spot))
+    }
+}
+
+fn loads(spots: &[Spot]) -> Loads {
+    let mut loads = Loads::new();
+    for spot in spots {
+        match loads.iter_mut().find(|(wire, _)| *wire == spot.wire) {
+            Some((_, len)) => *len += spot.range.len(),
+            None => loads.push((spot.wire, spot.range.len())),
+        }
+    }
+    loads
+}

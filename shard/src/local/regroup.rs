@@ -1,0 +1,81 @@
+//! Workers come and go between two steps: those that are there go on together, and who is new gets what they have.
+
+use super::error::LocalError;
+use super::optimizer::{LocalOptimizer, describe};
+use super::{Veto, Workers};
+use crate::{Error, agree, wire};
+use meshstep_comm::Op;
+use meshstep_tensor::{Buffer, Category, DType};
+
+impl LocalOptimizer {
+    /// Goes on with other workers, between two steps: after some have left, or with new ones. Collective over all ranks of the new
+    /// `workers`, and checked as [`new`](Self::new) is; on an error this worker has what it had.
+    ///
+    /// Who has taken part in an exchange, or begun with the others, has a say: all of those are at the same step. A worker that
+    /// [entered](Self::enter) gets the parameters, the state, `t`, the step and the outer optimizer's state of the first that has a say;
+    /// its own values count from the second exchange on. What is on its way is given up, by its fragment's policy.
+    pub fn regroup(&mut self, workers: Workers) -> Result<(), LocalError> {
+        let idle = self.inner.check_idle().map_err(LocalError::from);
+        let text = idle.and_then(|()| describe(&self.inner, &workers, &self.engine.plan));
+        let told = text.as_ref().map_or_else(|error| format!("this call = {error}\n"), String::clone);
+        let same = agree::same_everywhere(&*workers.world, self.inner.options(), &told);
+        text?;
+        same?;
+        let mine = [u64::from(self.engine.active), workers.across.rank() as u64, self.engine.step];
+        let all = agree::gather_words(&*workers.world, self.inner.options(), &mine)?;
+        let (root, step) = first_with_a_say(&all)?;
+        let rank = workers.world.rank();
+        self.engine.give_up(&mut self.inner, Veto::Failed { rank })?;
+        if self.engine.changed {
+            self.inner.gather_all()?;
+        }
+        // Only where somebody is new.
+        if all.chunks(3).any(|words| words[0] == 0) {
+            self.take_over(&workers, root)?;
+        }
+        self.engine.step = step;
+        self.engine.workers = workers;
+        self.engine.forget();
+        Ok(())
+    }
+
+    /// Everything that worker `root` has, where this one is new. Collective over the ranks that have the same shard.
+    fn take_over(&mut self, workers: &Workers, root: usize) -> Result<(), Error> {
+        let (comm, queue) = (&*workers.across, self.inner.options().queue.clone());
+        let (inner, engine) = (&mut self.inner, &mut self.engine);
+        let buckets = inner.buckets.iter_mut().flat_map(|owned| owned.vectors_whole());
+        for vector in buckets.chain(engine.parts.buffers()).filter(|vector| !vector.is_empty()) {
+            if engine.active {
+                // It has its own, and lends a copy to the ring.
+                let mut copy =
+                    Buffer::zeroed(vector.len(), vector.dtype(), &inner.options.meter, Category::Staging)?;
+                copy.as_mut().copy_from(vector.as_slice())?;
+                wire::run(comm, &queue, Op::broadcast(root), &mut copy)?;
+            } else {
+                wire::run(comm, &queue, Op::broadcast(root), vector)?;
+            }
+        }
+        let ts = inner.entries.iter().map(|entry| entry.t);
+        let counts = std::iter::once(inner.progress.steps).chain(ts);
+        let counts: Vec<u64> = counts.chain(engine.parts.outer_steps().map(|t| *t)).collect();
+        let mut words = Buffer::zeroed(counts.len(), DType::U64, &inner.options.meter, Category::Staging)?;
+        words.as_mut().copy_from((&counts[..]).into())?;
+        wire::run(comm, &queue, Op::broadcast(root), &mut words)?;
+        if !engine.active {
+            let ts = inner.entries.iter_mut().map(|entry| &mut entry.t);
+            let all = std::iter::once(&mut inner.progress.steps).chain(ts).chain(engine.parts.outer_steps());
+            all.zip(words.typed::<u64>()?).for_each(|(place, t)| *place = *t);
+        }
+        Ok(())
+    }
+}
+
+/// The first worker that has a say, and the step that all of them are at.
+fn first_with_a_say(words: &[u64]) -> Result<(usize, u64), LocalError> {
+    let mut having = words.chunks(3).enumerate().filter(|(_, words)| words[0] != 0);
+    let Some((_, first)) = having.next() else { return Err(LocalError::NobodyHasASay) };
+    match having.find(|(_, words)| words[2] != first[2]) {
+        Some((rank, other)) => Err(LocalError::Apart { rank, step: other[2], first: first[2] }),
+        None => Ok((first[1] as usize, first[2])),
+    }
+}

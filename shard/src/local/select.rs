@@ -1,0 +1,138 @@
+//! Which elements of which parameters a fragment has.
+
+use super::{LocalError, Trained};
+use std::ops::Range;
+
+/// A choice of the elements that train.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Select {
+    /// All of them.
+    #[default]
+    All,
+    /// Whole parameters, by name.
+    Names(Vec<String>),
+    /// The `index`th of `of` parts of about as many elements each: whole parameters that follow each other in registration order.
+    Part {
+        /// Which one.
+        index: usize,
+        /// Of how many.
+        of: usize,
+    },
+    /// Elements of one parameter, in row-major order.
+    Elements {
+        /// The parameter.
+        name: String,
+        /// Which of its elements.
+        range: Range<usize>,
+    },
+}
+
+/// Elements of one parameter.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Chosen {
+    /// The parameter, by its place among those that train.
+    pub param: usize,
+    /// Which of its elements, in row-major order.
+    pub range: Range<usize>,
+}
+
+impl Select {
+    /// The elements chosen of `params`, each once, by ascending parameter; parameters without elements are left out. An error
+    /// where a name is unknown, a range goes beyond its parameter or there is no such part.
+    pub fn resolve(&self, params: &[Trained]) -> Result<Vec<Chosen>, LocalError> {
+        let mut chosen = match self {
+            Select::All => (0..params.len()).map(|p| whole(params, p)).collect(),
+            Select::Names(names) => named(names, params)?,
+            Select::Part { index, of } => part(*index, *of, params)?,
+            Select::Elements { name, range } => {
+                let param = find(name, params)?;
+                let len = params[param].len;
+                if range.start > range.end || range.end > len {
+                    return Err(LocalError::Elements { name: name.clone(), range: range.clone(), len });
+                }
+                vec![Chosen { param, range: range.clone() }]
+            }
+        };
+        chosen.retain(|chosen| !chosen.range.is_empty());
+        Ok(chosen)
+    }
+}
+
+fn whole(params: &[Trained], param: usize) -> Chosen {
+    Chosen { param, range: 0..params[param].len }
+}
+
+fn find(name: &str, params: &[Trained]) -> Result<usize, LocalError> {
+    let unknown = || LocalError::UnknownParam { name: name.to_owned(), count: params.len() };
+    params.iter().position(|param| param.name == name).ok_or_else(unknown)
+}
+
+fn named(names: &[String], params: &[Trained]) -> Result<Vec<Chosen>, LocalError> {
+    let mut found = names.iter().map(|name| find(name, params)).collect::<Result<Vec<_>, _>>()?;
+    found.sort_unstable();
+    if let Some(twice) = found.windows(2).find(|pair| pair[0] == pair[1]) {
+        return Err(LocalError::NamedTwice { name: params[twice[0]].name.clone() });
+    }
+    Ok(found.into_iter().map(|param| whole(params, param)).collect())
+}
+
+fn part(index: usize, of: usize, params: &[Trained]) -> Result<Vec<Chosen>, LocalError> {
+    if index >= of {
+        return Err(LocalError::NoSuchPart { index, of });
+    }
+    let total: u128 = params.iter().map(|param| param.len as u128).sum();
+    let mut before = 0u128;
+    let mut chosen = Vec::new();
+    for (p, param) in params.iter().enumerate() {
+        // A parameter goes where its middle lies.
+        let middle = 2 * before + param.len as u128;
+        before += param.len as u128;
+        if param.len > 0 && middle * of as u128 / (2 * total) == index as u128 {
+            chosen.push(whole(params, p));
+        }
+    }
+    Ok(chosen)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::trained::tests::params;
+    use super::*;
+    use proptest::prelude::*;
+
+    fn names(chosen: &[Chosen], params: &[Trained]) -> Vec<String> {
+        chosen.iter().map(|c| format!("{}{:?}", params[c.param].name, c.range)).collect()
+    }
+
+    #[test]
+    fn choices_are_resolved_in_order_and_errors_named() {
+        let params = params(&[10, 0, 20, 30]);
+        let resolve = |select: &Select| select.resolve(&params).map(|c| names(&c, &params));
+        assert_eq!(resolve(&Select::All).unwrap(), ["p00..10", "p20..20", "p30..30"]);
+        let two = Select::Names(vec!["p3".into(), "p0".into(), "p1".into()]);
+        assert_eq!(resolve(&two).unwrap(), ["p00..10", "p30..30"]);
+        let some = |range| Select::Elements { name: "p2".into(), range };
+        assert_eq!(resolve(&some(3..9)).unwrap(), ["p23..9"]);
+        assert_eq!(resolve(&some(4..4)).unwrap(), [""; 0]);
+        let error = |select: &Select| resolve(select).unwrap_err().to_string();
+        assert_eq!(error(&some(3..21)), "elements 3..21 of parameter \"p2\", which has 20");
+        assert_eq!(
+            error(&Select::Names(vec!["q".into()])),
+            "no parameter \"q\" among the 4 that train; a fragment is of those"
+        );
+        assert_eq!(
+            error(&Select::Names(vec!["p0".into(), "p0".into()])),
+            "parameter \"p0\" is twice in one fragment"
+        );
+        assert_eq!(error(&Select::Part { index: 3, of: 3 }), "part 3 of 3; parts are counted from 0");
+    }
+
+    proptest! {
+        #[test]
+        fn parts_are_all_elements_once(lens in prop::collection::vec(0usize..50, 1..12), of in 1usize..6) {
+            let params = params(&lens);
+            let parts = (0..of).flat_map(|index| Select::Part { index, of }.resolve(&params).unwrap());
+            prop_assert_eq!(parts.collect::<Vec<_>>(), Select::All.resolve(&params).unwrap());
+        }
+    }
+}

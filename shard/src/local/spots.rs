@@ -1,0 +1,167 @@
+//! Where on this rank a fragment lies: parts of its optimizer's vectors.
+
+use super::{Chosen, Fragment, LocalError, LocalPlan, Trained, What};
+use crate::family::Place;
+use crate::{Error, Optimizer};
+use meshstep_tensor::{DType, Slice, SliceMut};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// One vector of one parameter, as far as this rank owns it.
+#[derive(Clone, Debug)]
+pub(crate) struct Spot {
+    /// The parameter, by its place in the optimizer.
+    pub(crate) entry: usize,
+    pub(crate) vector: Vector,
+    /// Elements of that vector.
+    pub(crate) range: Range<usize>,
+    /// The type it is in, and the one that it travels in.
+    pub(crate) own: DType,
+    pub(crate) wire: DType,
+}
+
+/// A vector of a bucket, or of an outer optimizer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Vector {
+    Params {
+        bucket: usize,
+    },
+    Master {
+        bucket: usize,
+    },
+    State {
+        bucket: usize,
+        slot: usize,
+    },
+    /// Of the `spot`th spot of an outer fragment.
+    Outer {
+        fragment: usize,
+        spot: usize,
+        slot: usize,
+    },
+}
+
+impl Optimizer {
+    /// Its parameters as plans see them, and their places in the optimizer.
+    pub(crate) fn trained(&self) -> (Vec<Trained>, Vec<usize>) {
+        let all = self.entries.iter().enumerate();
+        all.filter_map(|(index, entry)| {
+            let Place::Bucket { bucket, .. } = entry.place else { return None };
+            let plan = &self.handover.fixed.buckets[bucket].plan;
+            let (name, len) = (entry.param.name().to_owned(), entry.param.len());
+            let rule = Arc::clone(&self.groups[entry.group].rule);
+            Some((Trained { name, len, values: plan.update, state: plan.state, rule }, index))
+        })
+        .unzip()
+    }
+
+    /// This rank's elements of `vector`, but for those of outer optimizers, which it has not.
+    pub(crate) fn vector_of(&self, vector: Vector) -> Option<Slice<'_>> {
+        match vector {
+            Vector::Params { bucket } => Some(self.buckets[bucket].params.as_slice()),
+            Vector::Master { bucket } => self.buckets[bucket].master().map(|master| master.as_slice()),
+            Vector::State { bucket, slot } => Some(self.buckets[bucket].state()[slot].as_slice()),
+            Vector::Outer { .. } => None,
+        }
+    }
+
+    /// The same, to be written.
+    pub(crate) fn vector_of_mut(&mut self, vector: Vector) -> Option<SliceMut<'_>> {
+        match vector {
+            Vector::Params { bucket } => Some(self.buckets[bucket].params.as_mut()),
+            Vector::Master { bucket } => self.buckets[bucket].master_mut().map(|master| master.as_mut()),
+            Vector::State { bucket, slot } => Some(self.buckets[bucket].state_mut()[slot].as_mut()),
+            Vector::Outer { .. } => None,
+        }
+    }
+}
+
+impl LocalPlan {
+    /// Where this rank has each fragment.
+    pub(crate) fn spots(&self, optimizer: &Optimizer) -> Result<Vec<Vec<Spot>>, LocalError> {
+        let (params, entries) = optimizer.trained();
+        let mut all: Vec<Vec<Spot>> = Vec::new();
+        for (f, fragment) in self.fragments.iter().enumerate() {
+            if let What::OuterMomentum(_) = fragment.what {
+                all.push(Vec::new());
+                continue;
+            }
+            let mut spots = Vec::new();
+            for chosen in self.chosen(f, &params)? {
+                let (param, entry) = (&params[chosen.param], entries[chosen.param]);
+                spots.extend(of_param(optimizer, fragment, param, entry, &chosen));
+            }
+            all.push(spots);
+        }
+        for (f, fragment) in self.fragments.iter().enumerate() {
+            if let What::OuterMomentum(of) = fragment.what {
+                let of_spot = |(i, spot): (usize, &Spot)| self.outer_spots(f, of, i, spot);
+                all[f] = all[of].iter().enumerate().flat_map(of_spot).collect();
+            }
+        }
+        Ok(all)
+    }
+
+    /// The outer state of a spot of fragment `of`, which fragment `f` has.
+    fn outer_spots(&self, f: usize, of: usize, spot: usize, params: &Spot) -> Vec<Spot> {
+        let wire = self.fragments[f].wire.unwrap_or(DType::F64);
+        let of_slot = |slot| Spot {
+            entry: params.entry,
+            vector: Vector::Outer { fragment: of, spot, slot },
+            range: 0..params.range.len(),
+            own: DType::F64,
+            wire,
+        };
+        (0..self.outer_state(of).len()).map(of_slot).collect()
+    }
+}
+
+/// The vectors of a parameter that a fragment has, as far as this rank owns them.
+fn of_param(
+    optimizer: &Optimizer,
+    fragment: &Fragment,
+    param: &Trained,
+    entry: usize,
+    chosen: &Chosen,
+) -> Vec<Spot> {
+    let Place::Bucket { bucket, range, .. } = &optimizer.entries[entry].place else { return Vec::new() };
+    let (bucket, owned) = (*bucket, &optimizer.buckets[*bucket]);
+    let wanted = range.start + chosen.range.start..range.start + chosen.range.end;
+    // Within the elements wanted, where state and master lie, and where parameters do.
+    let Some((_, kept, here)) = owned.part_of(&wanted) else { return Vec::new() };
+    let wire = fragment.wire_of(param);
+    let spot = |vector, range, own| Spot { entry, vector, range, own, wire };
+    match &fragment.what {
+        What::Params if owned.master().is_some() => {
+            vec![spot(Vector::Master { bucket }, kept, param.values)]
+        }
+        What::Params => vec![spot(Vector::Params { bucket }, here, param.values)],
+        What::State(slots) => {
+            let state = param.rule.state().iter().enumerate().filter(|(_, name)| slots.has(name));
+            state.map(|(slot, _)| spot(Vector::State { bucket, slot }, kept.clone(), param.state)).collect()
+        }
+        What::OuterMomentum(_) => Vec::new(),
+    }
+}
+
+/// Refuses what cannot be averaged: parameters of which a part is kept elsewhere, or too little to add up small steps in.
+pub(crate) fn check_memory(optimizer: &Optimizer) -> Result<(), LocalError> {
+    let options = optimizer.options();
+    if options.queue.place() != meshstep_tensor::Place::Cpu {
+        let (what, works) = ("exchanging seldom between workers".to_owned(), "memory of the CPU");
+        return Err(Error::NotOnGpu { what, works }.into());
+    }
+    for kept in &optimizer.handover.fixed.buckets {
+        let narrow = kept.plan.dtype != kept.plan.update;
+        match kept.plan.master {
+            Some(DType::U16) => return Err(Error::RemaindersOfReplicas.into()),
+            None if narrow => {
+                let name = kept.names.first().cloned().unwrap_or_default();
+                let (dtype, works) = (kept.plan.dtype, "`Master::F32`");
+                return Err(Error::NeedsMaster { name, dtype, works }.into());
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,69 @@
+//! What a plan is about: the parameters that train, their types and their rules.
+
+use super::Slots;
+use crate::{Groups, Part};
+use meshstep_optim::Rule;
+use meshstep_tensor::DType;
+use std::sync::Arc;
+
+/// A parameter that trains, as plans see it.
+#[derive(Clone, Debug)]
+pub struct Trained {
+    /// Its name.
+    pub name: String,
+    /// Its elements.
+    pub len: usize,
+    /// The type its values are updated in: a master's, where it has one.
+    pub values: DType,
+    /// The type of its state.
+    pub state: DType,
+    /// How it is updated.
+    pub rule: Arc<dyn Rule>,
+}
+
+impl Trained {
+    /// Whether its rule has such state.
+    pub(crate) fn has_state(&self, slots: &Slots) -> bool {
+        self.rule.state().iter().any(|slot| slots.has(slot))
+    }
+
+    /// Those of a part, in registration order, updated by `rules`. An error where the rules do not fit the layout.
+    pub fn of(part: &Part, rules: &Groups) -> Result<Vec<Trained>, crate::Error> {
+        let groups = rules.assign(part.layout())?;
+        let mut all: Vec<(usize, Trained)> = Vec::new();
+        for bucket in part.buckets() {
+            for placed in &bucket.params {
+                let name = part.layout().params()[placed.param].name().to_owned();
+                let rule = Arc::clone(&rules.groups[groups[placed.param]].rule);
+                let (values, state) = (bucket.update, bucket.state);
+                all.push((placed.param, Trained { name, len: placed.len, values, state, rule }));
+            }
+        }
+        all.sort_by_key(|(index, _)| *index);
+        Ok(all.into_iter().map(|(_, trained)| trained).collect())
+    }
+}
+
+/// Whether a rule's state vector averages or sums squares: what a root is taken of, so that a negative or lost element matters.
+pub(crate) fn is_second_moment(slot: &str) -> bool {
+    matches!(slot, "v" | "vmax" | "square_avg" | "sum")
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use meshstep_optim::AdamW;
+
+    /// Parameters p0, p1, ... of these lengths, f32 throughout, updated by AdamW.
+    pub(crate) fn params(lens: &[usize]) -> Vec<Trained> {
+        let rule: Arc<dyn Rule> = Arc::new(AdamW::default());
+        let param = |(i, &len): (usize, &usize)| Trained {
+            name: format!("p{i}"),
+            len,
+            values: DType::F32,
+            state: DType::F32,
+            rule: Arc::clone(&rule),
+        };
+        lens.iter().enumerate().map(param).collect()
+    }
+}

@@ -1,0 +1,16 @@
+//! Workers that step alone and meet seldom.
+#![allow(
+    clippy::unwrap_used,
+    unreachable_pub,
+    reason = "a test fails by panicking, and its modules share freely"
+)]
+
+mod alignment;
+#[path = "../common/mod.rs"]
+mod common;
+mod equal;
+mod failures;
+mod naive;
+mod plan;
+mod regroup;
+mod trajectories;
