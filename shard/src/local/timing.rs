@@ -95,10 +95,10 @@ mod tests {
         let before = Timing { placement: Placement::Before, ..after.clone() };
         assert_eq!(steps(&after, 13), [3, 7, 11]);
         assert_eq!(steps(&before, 13), [0, 4, 8, 12]);
-        assert_eq!(steps(&Timing::never(), 100), []);
+        assert!(steps(&Timing::never(), 100).is_empty());
         let late = Timing { offset: 1, during: 5..10, ..after };
         assert_eq!(steps(&late, 20), [4, 8]);
-        assert_eq!(steps(&Timing::every(0), 9), []);
+        assert!(steps(&Timing::every(0), 9).is_empty());
     }
 
     #[test]
