@@ -19,6 +19,7 @@ mod faulty;
 mod fuzzed;
 mod gate;
 mod holdings;
+mod killed;
 mod layouts;
 mod lbfgs;
 mod os;
