@@ -24,7 +24,7 @@ struct Manual {
 }
 
 /// Something whose waits must look at the time again when a manual clock moves.
-pub(crate) trait Wake: Send + Sync + Debug {
+pub trait Wake: Send + Sync + Debug {
     /// Wakes every wait. Waits that looked at the time before the move must have gone to sleep by the time this
     /// notifies them, so an implementation takes the lock that they hold while awake.
     fn wake(&self);
@@ -60,8 +60,8 @@ impl Clock {
         waiters.iter().for_each(|waiter| waiter.wake());
     }
 
-    /// How long to sleep for `until`; `None` where only [`Wake::wake`] ends the sleep.
-    pub(crate) fn sleep_for(&self, until: Duration) -> Option<Duration> {
+    /// How long to sleep for the time to be `until`; `None` where only [`Wake::wake`] ends the sleep.
+    pub fn sleep_for(&self, until: Duration) -> Option<Duration> {
         match &self.time {
             Time::Real { origin } => Some(until.saturating_sub(origin.elapsed())),
             Time::Manual(_) => None,
@@ -69,7 +69,7 @@ impl Clock {
     }
 
     /// Has `waiter` woken at every advance, for as long as it lives.
-    pub(crate) fn register(&self, waiter: Weak<dyn Wake>) {
+    pub fn register(&self, waiter: Weak<dyn Wake>) {
         let Time::Manual(manual) = &self.time else { return };
         let mut waiters = manual.waiters.lock();
         waiters.retain(|waiter| waiter.strong_count() > 0);

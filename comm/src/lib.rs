@@ -80,7 +80,7 @@ mod sync;
 #[doc = include_str!("../README.md")]
 mod readme {}
 
-pub use clock::Clock;
+pub use clock::{Clock, Wake};
 pub use communicator::Communicator;
 pub use error::{Called, Error};
 pub use faults::Faults;

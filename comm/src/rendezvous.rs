@@ -35,6 +35,8 @@
 //! out or added. Before, frames are short, few connections are served at a time, and each must be done within
 //! [`Options::handshake`].
 //!
+//! Services of other kinds are called in the same way, on connections of their own: [`Listener`] and [`call`].
+//!
 //! # Limits
 //!
 //! - Nothing is encrypted: who can listen to the network reads the values. What a backend itself sends (NCCL's own traffic) is
@@ -46,6 +48,7 @@
 //! - Deadlines are of the machine's clock: they are those of sockets.
 
 mod admission;
+mod channel;
 mod connect;
 mod environment;
 mod environment_error;
@@ -62,6 +65,7 @@ mod store;
 mod token;
 mod view;
 
+pub use channel::{Incoming, Listener, Outgoing, call};
 pub use environment::Environment;
 pub use environment_error::EnvironmentError;
 pub use error::{Error, Failure, TurnedAway, Why};

@@ -122,9 +122,8 @@
 //! middle of gathering parts from the others, which ends their run. At stages 2 and 3, and with overlap off, a thread that hands over a gradient
 //! may wait for the other ranks' hand-overs: do not let ranks of one process share a pool of threads for it, and hand over the same
 //! gradients on every rank before one waits for another in a collective of your own. Gradients accumulate in their own type: f32 micro-batches of
-//! f32, bf16 ones in bf16. Weighted means round w g once to the gradients' type. On GPUs the words of a
-//! background save travel on an NCCL communicator of their own when its thread comes to them, so that ranks may launch them and
-//! training's collectives in different orders: NCCL asks for room on the device for both at once.
+//! f32, bf16 ones in bf16. Weighted means round w g once to the gradients' type. On GPUs a
+//! background save becomes the newest where ranks join it or save again, as its words must not come between training's collectives.
 
 mod agree;
 mod among;

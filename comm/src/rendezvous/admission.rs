@@ -115,7 +115,7 @@ fn converse(
     Ok(receiver.message(until)?.0)
 }
 
-fn nonce() -> Result<Nonce, Why> {
+pub(super) fn nonce() -> Result<Nonce, Why> {
     let mut nonce = [0; NONCE];
     let filled = getrandom::fill(&mut nonce);
     filled.map_err(|error| Why::System { message: format!("no random bytes: {error}") })?;

@@ -4,7 +4,7 @@ use super::admission::{self, Attempt};
 use super::link::{self, Receiver, Sender};
 use super::message::Claim;
 use super::proof::Key;
-use super::{Environment, Error, Options, Refusal, Why};
+use super::{Environment, Error, Options, Refusal, Token, Why};
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 const PAUSE: Duration = Duration::from_millis(50);
 const DIAL: Duration = Duration::from_secs(3);
 
-pub(super) fn key(environment: &Environment) -> Key {
-    Key::of_token(environment.token.as_ref().map_or(&[], |token| token.bytes()))
+pub(super) fn key(token: Option<&Token>) -> Key {
+    Key::of_token(token.map_or(&[], Token::bytes))
 }
 
 /// Rank 0's socket: on the first of the host's addresses that this machine has, and on no other.
@@ -24,7 +24,7 @@ pub(super) fn listen(environment: &Environment) -> Result<TcpListener, Error> {
     let addrs = resolve(environment).map_err(|error| no_address(error.to_string()))?;
     let mut last = no_address("it has none".to_owned());
     for addr in addrs {
-        allowed(environment, addr)?;
+        allowed(&environment.host, environment.token.as_ref(), addr)?;
         match TcpListener::bind(addr) {
             Ok(listener) => return Ok(listener),
             Err(error) => last = refused(addr, &error),
@@ -36,7 +36,7 @@ pub(super) fn listen(environment: &Environment) -> Result<TcpListener, Error> {
     Err(last)
 }
 
-fn refused(addr: SocketAddr, error: &std::io::Error) -> Error {
+pub(super) fn refused(addr: SocketAddr, error: &std::io::Error) -> Error {
     match error.kind() {
         ErrorKind::AddrInUse => Error::PortTaken { addr },
         ErrorKind::AddrNotAvailable => Error::NotLocal { addr },
@@ -49,12 +49,12 @@ fn resolve(environment: &Environment) -> std::io::Result<impl Iterator<Item = So
 }
 
 /// An address of one interface, which strangers cannot reach or at which there is a token to prove.
-fn allowed(environment: &Environment, addr: SocketAddr) -> Result<(), Error> {
+pub(super) fn allowed(host: &str, token: Option<&Token>, addr: SocketAddr) -> Result<(), Error> {
     if addr.ip().is_unspecified() {
         let message = "it stands for every interface".to_owned();
-        return Err(Error::NoAddress { host: environment.host.clone(), message });
+        return Err(Error::NoAddress { host: host.to_owned(), message });
     }
-    match environment.token {
+    match token {
         None if !addr.ip().is_loopback() => Err(Error::TokenNeeded { addr }),
         _ => Ok(()),
     }
@@ -96,7 +96,7 @@ fn attempt(
     };
     let mut last = "the name has no address".to_owned();
     for addr in addrs {
-        allowed(environment, addr)?;
+        allowed(&environment.host, environment.token.as_ref(), addr)?;
         match dial(environment, options, addr, until)? {
             Ok(place) => return Ok(Ok(place)),
             Err(why) => last = format!("{addr}: {why}"),
@@ -125,7 +125,7 @@ fn dial(
         Err(why) => return Ok(Err(why)),
     };
     let claim = claim(environment);
-    match admission::greet(&key(environment), &claim, until, receiver, sender) {
+    match admission::greet(&key(environment.token.as_ref()), &claim, until, receiver, sender) {
         Attempt::Welcome(receiver, sender) => Ok(Ok(Place { addr, stream, receiver, sender })),
         Attempt::Again(why) => Ok(Err(why)),
         // The store of the start before, which is about to end.

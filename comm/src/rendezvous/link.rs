@@ -59,7 +59,8 @@ impl Receiver {
         Ok((message, payload))
     }
 
-    fn payload(&mut self, until: Instant) -> Result<Vec<u8>, Why> {
+    /// The next frame's bytes, in the same way; after [`Why::Silent`] one may go on waiting.
+    pub(super) fn payload(&mut self, until: Instant) -> Result<Vec<u8>, Why> {
         let begin = Instant::now();
         let mut chunk = [0; 4096];
         loop {

@@ -32,6 +32,11 @@ pub(super) enum Message {
     },
     /// A rank to a store that does not know its token.
     Stranger,
+    /// Instead of a hello: what else than a store is wanted.
+    Call {
+        nonce: Nonce,
+        purpose: String,
+    },
     // The store's verdict, sealed as all that follows.
     Welcome,
     Refused(Refusal),
@@ -92,6 +97,7 @@ impl Message {
             Message::Left { rank } => out.bytes(&[13]).number(*rank as u64),
             Message::Lost { rank, why } => out.bytes(&[14]).number(*rank as u64).why(why),
             Message::Broken(broken) => out.bytes(&[15]).broken(broken),
+            Message::Call { nonce, purpose } => out.bytes(&[16, VERSION]).bytes(nonce).text(purpose),
         };
         out.0
     }
@@ -119,6 +125,9 @@ impl Message {
             13 => Message::Left { rank: input.size()? },
             14 => Message::Lost { rank: input.size()?, why: input.why()? },
             15 => Message::Broken(input.broken()?),
+            16 if input.byte()? == VERSION => {
+                Message::Call { nonce: input.array::<NONCE>()?, purpose: input.text()? }
+            }
             _ => return None,
         };
         input.0.is_empty().then_some(message)
@@ -292,6 +301,7 @@ mod tests {
             Message::Challenge { nonce: [6; NONCE], proof: [7; SEAL] },
             Message::Answer { proof: [8; SEAL] },
             Message::Stranger,
+            Message::Call { nonce: [9; NONCE], purpose: "other".to_owned() },
             Message::Welcome,
             Message::Set { generation: 1, key: b"k".to_vec(), value: vec![0; 128] },
             Message::Fail { rank: 3, generation: u64::MAX, text: "out of memory".to_owned() },
@@ -330,7 +340,7 @@ mod tests {
     proptest! {
         /// Any bytes: a message that is written back as the same bytes, or nothing, and never a panic.
         #[test]
-        fn any_bytes_are_a_message_or_nothing(kind in 0..17u8, rest in vec(prop_oneof![Just(0), 0..9u8, any::<u8>()], 0..120)) {
+        fn any_bytes_are_a_message_or_nothing(kind in 0..18u8, rest in vec(prop_oneof![Just(0), 0..9u8, any::<u8>()], 0..120)) {
             let bytes = [vec![kind], rest].concat();
             if let Some(message) = Message::decode(&bytes) {
                 prop_assert_eq!(message.encode(), bytes);

@@ -54,7 +54,7 @@ impl Store {
         let server = match environment.rank {
             0 => {
                 let listener = connect::listen(environment)?;
-                Some(Server::start(listener, environment, connect::key(environment), options)?)
+                Some(Server::start(listener, environment, connect::key(environment.token.as_ref()), options)?)
             }
             _ => None,
         };

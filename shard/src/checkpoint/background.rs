@@ -6,10 +6,11 @@ use super::placing::{Alike, Placing};
 use super::ranks::{Failed, Ranks};
 use super::save::{Agreed, Save, agree_to_save, apart};
 use super::snapshot::Snapshot;
-use super::store::Store;
+use super::store::{Draft, Store};
+use super::write::Written;
 use crate::{Error, Optimizer, Options};
 use meshstep_comm::Communicator;
-use meshstep_tensor::{Buffer, Queue};
+use meshstep_tensor::{Buffer, Place, Queue};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -51,12 +52,12 @@ impl Saving {
         (self.flight.written.load(Relaxed), self.flight.total.load(Relaxed))
     }
 
-    /// Whether it has ended, in a checkpoint or in an error.
+    /// Whether it has ended, in a checkpoint or in an error; on a GPU, whether this rank has written its file.
     pub fn is_done(&self) -> bool {
-        self.flight.ended.get().is_some()
+        self.flight.ended.get().is_some() || lock(&self.flight.rest).is_some()
     }
 
-    /// Waits for it; tells what the checkpoint is called. What fails in the save is the same [`Error::Checkpoint`] on every rank.
+    /// Waits for it, on a GPU a call of all ranks; tells what the checkpoint is called. What fails in the save is the same [`Error::Checkpoint`] on every rank.
     /// Any other error concerns the communicator of saves alone, unless training has failed too: steps go on.
     pub fn join(self) -> Result<u64, Error> {
         let ended = self.flight.wait();
@@ -84,6 +85,7 @@ struct Flight {
     heard: AtomicBool,
     /// Its ranks have no communicator any more.
     broken: AtomicBool,
+    rest: Mutex<Option<Rest>>,
     /// What was copied to, once that is written.
     spare: Mutex<Vec<Buffer>>,
 }
@@ -94,7 +96,20 @@ struct Job {
     store: Store,
     ranks: Ranks,
     snapshot: Snapshot,
+    /// Where ranks cannot agree meanwhile: what was begun.
+    opened: Option<Option<Draft>>,
 }
+
+/// What all ranks do together once each has written its file.
+#[derive(Debug)]
+struct Rest {
+    agreed: Agreed,
+    ranks: Ranks,
+    draft: Option<Draft>,
+    written: Result<Written, CheckpointError>,
+}
+
+const PANICKED: &str = "the thread that saves panicked";
 
 /// What a rank knows of the save before: nothing that others should hear.
 const FINE: u64 = 0;
@@ -109,6 +124,8 @@ impl Optimizer {
     /// the next one until [`release_snapshot`](Self::release_snapshot).
     ///
     /// Files are written by a thread, whose ranks agree through a communicator split off once: aborting training's ends the save.
+    /// On a GPU, where collectives that ranks launch in different orders may wait for each other for ever, a thread only writes:
+    /// the step becomes the newest in [`Saving::join`], the next save, or the optimizer's drop, to which all ranks come together.
     /// What fails there changes nothing here. [`Saving::join`] tells it; where any rank has not joined, the next save of either
     /// kind is that error instead, on every rank, and the one after it saves again. A save waits for the one before; so does
     /// dropping the optimizer.
@@ -204,7 +221,10 @@ fn begin<K: Keeper>(
     let copying = Instant::now();
     let made = hook.and_then(|()| prepare(keeper, store, agreed));
     let copying = copying.elapsed();
-    let (flight, job, send) = world.agree(made)?;
+    let (flight, mut job, send) = world.agree(made)?;
+    if keeper.queue().place() != Place::Cpu {
+        job.opened = Some(job.agreed.open(store, &job.ranks)?);
+    }
     let bytes = job.snapshot.bytes();
     // The thread waits for it.
     let _ = send.send(job);
@@ -226,7 +246,7 @@ fn prepare<K: Keeper>(
     let spare = last.map_or_else(Vec::new, |last| std::mem::take(&mut *lock(&last.spare)));
     let (flight, send) = Flight::new(agreed.step())?;
     let snapshot = Snapshot::of(keeper, (&agreed.contents, &agreed.parts), spare, &options.meter)?;
-    Ok((flight, Job { agreed, store: store.clone(), ranks, snapshot }, send))
+    Ok((flight, Job { agreed, store: store.clone(), ranks, snapshot, opened: None }, send))
 }
 
 impl Flight {
@@ -240,6 +260,7 @@ impl Flight {
             ended: OnceLock::new(),
             heard: AtomicBool::new(false),
             broken: AtomicBool::new(false),
+            rest: Mutex::default(),
             spare: Mutex::default(),
         });
         let (send, jobs) = channel();
@@ -251,31 +272,43 @@ impl Flight {
     }
 
     fn run(&self, jobs: &Receiver<Job>) {
-        let Ok(Job { agreed, store, ranks, mut snapshot }) = jobs.recv() else { return };
+        let Ok(Job { agreed, store, ranks, mut snapshot, opened }) = jobs.recv() else { return };
         let mut progress = |written, total| {
             self.written.store(written, Relaxed);
             self.total.store(total, Relaxed);
         };
-        let carried_out =
-            catch_unwind(AssertUnwindSafe(|| agreed.carry_out(&store, &ranks, &mut snapshot, &mut progress)));
-        let panicked = |_| {
-            Err(meshstep_comm::Error::Panicked { rank: ranks.rank(), message: "while it saved".to_owned() }
-                .into())
+        let Some(draft) = opened else {
+            let carry_out = || agreed.carry_out(&store, &ranks, &mut snapshot, &mut progress);
+            let panicked =
+                || meshstep_comm::Error::Panicked { rank: ranks.rank(), message: PANICKED.to_owned() };
+            let ended = catch_unwind(AssertUnwindSafe(carry_out)).unwrap_or_else(|_| Err(panicked().into()));
+            *lock(&self.spare) = snapshot.into_memory();
+            return self.end(&ranks, ended);
         };
-        let ended = carried_out.unwrap_or_else(panicked);
+        let write = || agreed.write(&store, &ranks, &mut snapshot, &mut progress);
+        let written = catch_unwind(AssertUnwindSafe(write));
+        let written = written.unwrap_or_else(|_| Err(CheckpointError::memory(PANICKED)));
+        *lock(&self.spare) = snapshot.into_memory();
+        *lock(&self.rest) = Some(Rest { agreed, ranks, draft, written });
+    }
+
+    fn end(&self, ranks: &Ranks, ended: Result<(), Error>) {
         if !matches!(ended, Ok(()) | Err(Error::Checkpoint(_))) {
             // Nobody is to wait for what this rank will not say.
             self.broken.store(true, Relaxed);
             ranks.abort();
         }
-        *lock(&self.spare) = snapshot.into_memory();
         let _ = self.ended.set(ended.map(|()| self.step));
     }
 
     /// What became of it. Who waits first keeps the others waiting.
     fn wait(&self) -> Result<u64, Error> {
-        if let Some(thread) = lock(&self.thread).take() {
+        let mut thread = lock(&self.thread);
+        if let Some(thread) = thread.take() {
             let _ = thread.join();
+        }
+        if let Some(Rest { agreed, ranks, draft, written }) = lock(&self.rest).take() {
+            self.end(&ranks, agreed.close(&ranks, draft, written));
         }
         let ended = self.ended.get().cloned();
         ended.unwrap_or_else(|| unreachable!("a thread with something to do tells how it ended"))
@@ -302,7 +335,7 @@ impl Flight {
 
 impl Drop for Background {
     fn drop(&mut self) {
-        let Some(last) = self.last.take() else { return };
+        let Some(last) = self.last.take().filter(|_| !std::thread::panicking()) else { return };
         let ended = last.wait();
         if let (Err(error), false) = (ended, last.heard.load(Relaxed)) {
             tracing::error!(step = last.step, %error, "a background save failed");

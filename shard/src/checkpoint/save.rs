@@ -165,9 +165,47 @@ impl Agreed {
         from: &mut dyn Source,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<(), Error> {
+        let draft = self.open(store, ranks)?;
+        let written = self.write(store, ranks, from, progress);
+        self.close(ranks, draft, written)
+    }
+
+    /// Rank 0 begins, where all others see it. Collective.
+    pub(super) fn open(&self, store: &Store, ranks: &Ranks) -> Result<Option<Draft>, Error> {
         let begun = if ranks.rank() == 0 { store.begin(self.step).map(Some) } else { Ok(None) };
         let draft = ranks.agree(begun)?;
-        let written = self.fill(&store.folder(self.step), ranks, from, progress);
+        match prove(&store.folder(self.step), ranks) {
+            Ok(()) => Ok(draft),
+            Err(error) => {
+                draft.into_iter().for_each(Draft::discard);
+                Err(error)
+            }
+        }
+    }
+
+    /// Writes this rank's file.
+    pub(super) fn write(
+        &self,
+        store: &Store,
+        ranks: &Ranks,
+        from: &mut dyn Source,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Written, CheckpointError> {
+        let Agreed { contents, parts, blobs, .. } = self;
+        let job = Job { rank: ranks.rank(), contents, parts, blobs, meter: ranks.memory().1 };
+        job.write(&store.folder(self.step), from, progress)
+    }
+
+    /// Makes what all ranks have written the newest step, or gives it up. Collective.
+    pub(super) fn close(
+        &self,
+        ranks: &Ranks,
+        draft: Option<Draft>,
+        written: Result<Written, CheckpointError>,
+    ) -> Result<(), Error> {
+        let written = ranks.agree(written);
+        let written =
+            written.and_then(|written| ranks.gather(&serde_json::to_vec(&written).unwrap_or_default()));
         let Some(draft) = draft else { return written.and_then(|_| ranks.agree(Ok(()))) };
         match written {
             Ok(written) => ranks.agree(self.publish(draft, &written)),
@@ -176,25 +214,6 @@ impl Agreed {
                 Err(error)
             }
         }
-    }
-
-    /// Writes this rank's file where rank 0 has begun, and gathers what ranks have written. Collective.
-    fn fill(
-        &self,
-        folder: &Folder,
-        ranks: &Ranks,
-        from: &mut dyn Source,
-        progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<Vec<Vec<u8>>, Error> {
-        let first = ranks.rank() == 0;
-        let proof = ranks.first_word(random())?;
-        ranks.agree(if first { folder.show(proof) } else { Ok(()) })?;
-        ranks.agree(folder.shows(proof))?;
-        let hidden = if first { folder.hide() } else { Ok(()) };
-        let Agreed { contents, parts, blobs, .. } = self;
-        let job = Job { rank: ranks.rank(), contents, parts, blobs, meter: ranks.memory().1 };
-        let written = ranks.agree(hidden.and_then(|()| job.write(folder, from, progress)))?;
-        ranks.gather(&serde_json::to_vec(&written).unwrap_or_default())
     }
 
     fn publish(&self, draft: Draft, written: &[Vec<u8>]) -> Result<(), CheckpointError> {
@@ -230,6 +249,15 @@ impl Agreed {
             blobs,
         }
     }
+}
+
+/// Whether all ranks see the folder that rank 0 sees. Collective.
+fn prove(folder: &Folder, ranks: &Ranks) -> Result<(), Error> {
+    let first = ranks.rank() == 0;
+    let proof = ranks.first_word(random())?;
+    ranks.agree(if first { folder.show(proof) } else { Ok(()) })?;
+    ranks.agree(folder.shows(proof))?;
+    ranks.agree(if first { folder.hide() } else { Ok(()) })
 }
 
 /// A parameter's entry, of which nothing is written yet.

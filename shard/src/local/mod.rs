@@ -7,6 +7,7 @@
 //! | [`Select`], [`What`], [`Merge`] | of which parameters, what of them, and how workers' values become one |
 //! | [`LocalOptimizer`], [`Workers`] | a worker, sharded at any stage, that steps by a plan |
 //! | [`LocalStep`], [`Exchanged`], [`Veto`] | what a step did, and what became of fragments |
+//! | [`membership`] | who takes part: epochs, and an arbiter that grants exchanges |
 //! | [`Trained`] | what a plan is checked against |
 //! | [`LocalTraffic`] | the bytes a plan sends, before there is a rank |
 //!
@@ -28,6 +29,7 @@ mod describe;
 mod engine;
 mod error;
 mod flight;
+pub mod membership;
 mod merge;
 mod optimizer;
 mod packing;

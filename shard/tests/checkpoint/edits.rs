@@ -135,7 +135,7 @@ fn greedy() -> Vec<(&'static str, String)> {
         ("name and pieces", {
             let pieces = vec![piece.as_str(); half].join(",");
             let named = body.replace("\"w\":{", &format!("\"{long}\":{{"));
-            named.replace(&body.split_once("\"pieces\":[").unwrap().1.split_once("]}}}").unwrap().0, &pieces)
+            named.replace(body.split_once("\"pieces\":[").unwrap().1.split_once("]}}}").unwrap().0, &pieces)
         }),
         ("a huge tensor", body.replace("[2,40]", "[1099511627776,8]")),
         ("a huge piece", body.replace("\"bytes\":160", "\"bytes\":1152921504606846976")),

@@ -79,8 +79,13 @@ fn a_history_is_saved_and_gone_on_with_on_any_ranks() {
             let ends = loopback::spawn(ranks, |comm| {
                 let mut opt = make(comm, &rule, stage, 3);
                 steps(&mut opt, 2);
-                opt.save(&store, Save { step: Some(2), ..Save::default() }).unwrap();
+                let save = Save { step: Some(2), ..Save::default() };
+                let saving = match s % 2 {
+                    0 => Some(opt.save_async(&store, save).unwrap()),
+                    _ => opt.save(&store, save).map(|_| None).unwrap(),
+                };
                 let told = steps(&mut opt, 3);
+                saving.map(|saving| saving.join().unwrap());
                 end(&opt, told)
             });
             let went_on = loopback::spawn(others, |comm| {

@@ -6,8 +6,8 @@ use crate::sim::Sim;
 use crate::whole::{Whole, join, part};
 use meshstep_comm::loopback::{Config, spawn, world};
 use meshstep_comm::{Communicator, Faults, Kind};
-use meshstep_shard::checkpoint::{CheckpointError, Mismatch, Moved, Store, reshard};
-use meshstep_shard::{Error, Optimizer, Options, Stage};
+use meshstep_shard::checkpoint::{CheckpointError, Mismatch, Moved, Save, Store, reshard};
+use meshstep_shard::{Error, Optimizer, Options, Outcome, Stage};
 use meshstep_tensor::{Category, DType};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -268,6 +268,30 @@ fn ranks_that_are_not_ready_or_have_nothing_are_told() {
         }
         reshard(&via, old.as_mut().map(|(opt, _)| opt), new.as_mut().map(|(opt, _)| opt)).unwrap();
         assert!(new.is_none_or(|(opt, _)| opt.steps() == 2));
+    })
+    .unwrap();
+}
+
+/// Training's communicator carries a move, and a background save: no step has sent what these have.
+#[test]
+fn what_has_moved_is_no_step_s() {
+    let run = small(Stage::Zero1);
+    spawn(2, |via| {
+        let sent = |opt: &mut Optimizer, t: u64| {
+            run.hand_over(opt, t, 0).unwrap();
+            match opt.step(run.at(t)).unwrap().outcome().unwrap() {
+                Outcome::Applied { traffic, .. } => traffic.sent,
+                skipped => panic!("{skipped:?}"),
+            }
+        };
+        let mut opt = run.build(Arc::clone(&via)).unwrap();
+        let first = sent(&mut opt, 1);
+        let comm = via.split(Some(0), -(via.rank() as i64)).unwrap().unwrap();
+        let mut turned = run.build(comm).unwrap();
+        reshard(&via, Some(&mut opt), Some(&mut turned)).unwrap();
+        let store = Store::on(Arc::new(Sim::new(DIR)), DIR);
+        opt.save_async(&store, Save::default()).unwrap().join().unwrap();
+        assert_eq!(sent(&mut opt, 2), first);
     })
     .unwrap();
 }

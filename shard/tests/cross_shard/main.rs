@@ -7,7 +7,7 @@ mod cases;
 mod common;
 
 use cases::Loopback;
-use meshstep_comm::{Communicator, Error as CommError, loopback};
+use meshstep_comm::{Error as CommError, loopback};
 use meshstep_optim::{Lbfgs, LossScale, Rounding, Sgd};
 use meshstep_shard::{At, Clip, CrossShard, Error, Missing, Options, Precision, ShardedLbfgs, Stage};
 use meshstep_tensor::{DType, Layout};

@@ -3,7 +3,7 @@
 use crate::problems::Problem;
 use crate::run::{Run, Share};
 use crate::{SEARCHES, SMALL, STAGES, at};
-use meshstep_comm::{Communicator, Error as CommError, loopback};
+use meshstep_comm::{Error as CommError, loopback};
 use meshstep_optim::{Lbfgs, LineSearch, Sgd};
 use meshstep_shard::{
     At, Combine, Error, Fault, MicroBatch, Missing, Optimizer, Options, ShardedLbfgs, Stage, Until,

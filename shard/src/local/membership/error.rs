@@ -1,0 +1,150 @@
+//! What goes wrong between workers, their arbiter and its log.
+
+use super::Refusal;
+use meshstep_comm::rendezvous;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What a worker meets.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The arbiter does not give what was asked for.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// The arbiter could not be reached, or did not answer. What was asked for may be asked for again: a vote's end is what it is.
+    #[error("no answer to {what} for {after:?}; see whether the arbiter runs, and ask again")]
+    Unanswered {
+        /// What was asked for.
+        what: &'static str,
+        /// The worker's deadline.
+        after: Duration,
+    },
+    /// A boundary before the end of the exchange at the last one is known.
+    #[error("round {round} has no end yet; vote on it, with Failed to give it up, before the next boundary")]
+    Undecided {
+        /// The exchange.
+        round: u64,
+    },
+    /// A vote on another exchange than this worker's last.
+    #[error("a vote on round {asked}, but this worker's last is {round}")]
+    OtherRound {
+        /// The one voted on.
+        asked: u64,
+        /// The one it is in; 0 for none.
+        round: u64,
+    },
+    /// The worker has called something else, or has the answer already.
+    #[error("another call of this worker took this one's place; make one at a time")]
+    Overtaken,
+    /// The worker has left, or its handle was given up.
+    #[error("this worker has left")]
+    Left,
+    /// The arbiter's settings.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The arbiter's log.
+    #[error(transparent)]
+    Log(#[from] LogError),
+    /// The connection to the arbiter, or its listening.
+    #[error(transparent)]
+    Connection(#[from] rendezvous::Error),
+    /// The arbiter met a worker that has heard a later one.
+    #[error(
+        "this arbiter is of term {term} and epoch {epoch}, but a worker knows of term {later_term} and epoch {later_epoch}; end it, \
+         another has its place, or begin a new run under a name of its own"
+    )]
+    Superseded {
+        /// The arbiter's.
+        term: u64,
+        /// The arbiter's.
+        epoch: u64,
+        /// The worker's.
+        later_term: u64,
+        /// The worker's.
+        later_epoch: u64,
+    },
+    /// A communicator of an epoch that is over, or once more.
+    #[error(
+        "no communicator for rank {rank} of epoch {epoch}; each member takes one when an epoch begins, and keeps it"
+    )]
+    NoSeat {
+        /// The epoch asked for.
+        epoch: u64,
+        /// The worker's rank in it.
+        rank: usize,
+    },
+    /// The communicator of an epoch.
+    #[error(transparent)]
+    Communicator(#[from] meshstep_comm::Error),
+    /// The system gave no thread.
+    #[error("no thread for the membership: {message}")]
+    NoThread {
+        /// What the system said.
+        message: String,
+    },
+}
+
+/// What an arbiter's settings cannot be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// No run could begin, or none could go on.
+    #[error(
+        "{workers} workers of which {min_workers} suffice; there must be 1 <= min_workers <= workers <= {max}"
+    )]
+    Workers {
+        /// `workers`.
+        workers: usize,
+        /// `min_workers`.
+        min_workers: usize,
+        /// As many as a run takes.
+        max: usize,
+    },
+    /// Nobody can be heard in no time, and nobody waits for ever.
+    #[error("a silence of {silence:?} and a patience of {patience:?}; each is from a millisecond to {max:?}")]
+    Time {
+        /// `silence`.
+        silence: Duration,
+        /// `patience`.
+        patience: Duration,
+        /// As long as each may be.
+        max: Duration,
+    },
+    /// The log is of a run with another plan or rule.
+    #[error("the log is of a run with another plan or rule; give this run a log of its own")]
+    OtherRun,
+}
+
+/// What is wrong with a log.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LogError {
+    /// The system refused.
+    #[error("cannot {what} {path:?}: {message}")]
+    System {
+        /// To do what.
+        what: &'static str,
+        /// With which file.
+        path: PathBuf,
+        /// What it said.
+        message: String,
+    },
+    /// Another arbiter has it open.
+    #[error("{path:?} is another arbiter's; end that one first")]
+    Locked {
+        /// The log.
+        path: PathBuf,
+    },
+    /// It is no log of this version.
+    #[error("this is no arbiter's log of this version; name a file that does not exist to begin a new run")]
+    NotALog,
+    /// A record that was whole has changed: what was decided is not known for sure.
+    #[error(
+        "the record at byte {at} has changed since it was written; begin a new run from the last checkpoint"
+    )]
+    Changed {
+        /// Where it begins.
+        at: usize,
+    },
+}

@@ -1,0 +1,216 @@
+//! Workers that are threads of one process, as loopback's ranks are: the arbiter is a value that they share.
+
+use super::desk::Desk;
+use super::member::{Answer, Member, Request};
+use super::message::{Digest, FromArbiter, Worker};
+use super::{Ballot, Config, Decision, Error, Membership, Round};
+use meshstep_comm::{Clock, Communicator, Faults, Wake, loopback};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+/// A run whose workers are threads. Clones are the same run.
+///
+/// A thread is a member for as long as it keeps its [`InProcessWorker`]: one that ends, or panics, without
+/// [`leave`](Membership::leave) is missed at once. One that stands still is dropped when the others' patience ends.
+#[derive(Clone, Debug)]
+pub struct InProcess {
+    hub: Arc<Hub>,
+    digest: Digest,
+}
+
+/// A thread's membership.
+#[derive(Debug)]
+pub struct InProcessWorker {
+    hub: Arc<Hub>,
+    worker: Worker,
+}
+
+#[derive(Debug)]
+struct Hub {
+    clock: Clock,
+    desk: Mutex<Inside>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct Inside {
+    desk: Desk,
+    members: BTreeMap<Worker, Member>,
+    lives: u64,
+    /// Of the last epoch that was asked for, by rank, until they are handed out.
+    communicators: (u64, Vec<Option<Arc<dyn Communicator>>>),
+}
+
+impl InProcess {
+    /// A run of nobody yet, whose deadlines are of `clock`.
+    ///
+    /// # Errors
+    /// [`ConfigError`](super::ConfigError).
+    pub fn new(config: Config, clock: Clock) -> Result<Self, Error> {
+        let digest = config.digest;
+        let desk = Desk::open(config, None, clock.now())?;
+        let inside = Inside { desk, members: BTreeMap::new(), lives: 0, communicators: (0, Vec::new()) };
+        let hub = Arc::new(Hub { clock, desk: Mutex::new(inside), changed: Condvar::new() });
+        let weak: Weak<Hub> = Arc::downgrade(&hub);
+        hub.clock.register(weak);
+        Ok(InProcess { hub, digest })
+    }
+
+    /// What its workers have alike.
+    pub fn digest(&self) -> Digest {
+        self.digest
+    }
+
+    /// The arbiter dies and is followed by one that knows what it would have logged, and nothing else.
+    pub fn restart_arbiter(&self) {
+        let (mut inside, now) = (self.hub.lock(), self.hub.clock.now());
+        inside.desk.restart(now);
+        inside.members.values_mut().for_each(|member| member.repeat(now));
+        drop(inside);
+        self.hub.changed.notify_all();
+    }
+
+    /// Lets a worker in, to take part from the next boundary on. It waits for answers for `deadline` at most.
+    ///
+    /// # Errors
+    /// [`Refusal`](super::Refusal): another plan or rule, an id that is taken.
+    pub fn join(&self, id: u64, digest: Digest, deadline: Duration) -> Result<InProcessWorker, Error> {
+        let hub = Arc::clone(&self.hub);
+        let mut inside = hub.lock();
+        inside.lives += 1;
+        let worker = Worker { id, life: inside.lives };
+        inside.members.insert(worker, Member::new(worker, digest, String::new(), deadline));
+        drop(inside);
+        let worker = InProcessWorker { hub, worker };
+        worker.ask(Request::Join)?;
+        Ok(worker)
+    }
+}
+
+impl Membership for InProcessWorker {
+    fn boundary(&self, step: u64) -> Result<Round, Error> {
+        self.ask(Request::Boundary(step)).map(Answer::into_round)
+    }
+
+    fn vote(&self, round: &Round, ballot: Ballot) -> Result<Decision, Error> {
+        self.ask(Request::Vote { round: round.number, ballot }).map(Answer::into_decision)
+    }
+
+    fn decided(&self, round: &Round) -> Option<Decision> {
+        let inside = self.hub.lock();
+        inside.members.get(&self.worker).and_then(|member| member.decided(round.number).cloned())
+    }
+
+    fn leave(&self) -> Result<(), Error> {
+        self.ask(Request::Leave).map(drop)
+    }
+}
+
+impl InProcessWorker {
+    /// Its loopback communicator among the members of the round's epoch, made once for each epoch; an operation waits for
+    /// others for `timeout`, by the first member that asks. Whoever has gone meanwhile has left it.
+    ///
+    /// # Errors
+    /// [`Error::NoSeat`] for an epoch that is over, and the second time.
+    pub fn communicator(&self, round: &Round, timeout: Duration) -> Result<Arc<dyn Communicator>, Error> {
+        let mut inside = self.hub.lock();
+        if inside.communicators.0 < round.epoch {
+            let ranks = round.members.len();
+            let (clock, faults) = (self.hub.clock.clone(), Faults::none());
+            let world = loopback::world(loopback::Config { ranks, timeout, clock, faults })?;
+            inside.communicators = (round.epoch, world.into_iter().map(Some).collect());
+        }
+        let (epoch, seats) = &mut inside.communicators;
+        let seat = seats.get_mut(round.rank).filter(|_| *epoch == round.epoch).and_then(Option::take);
+        seat.ok_or(Error::NoSeat { epoch: round.epoch, rank: round.rank })
+    }
+
+    fn ask(&self, request: Request) -> Result<Answer, Error> {
+        let mut inside = self.hub.lock();
+        let now = self.hub.clock.now();
+        let member = inside.members.get_mut(&self.worker).ok_or(Error::Left)?;
+        let number = member.begin(request, now);
+        loop {
+            let now = self.hub.clock.now();
+            if inside.pump(now) {
+                self.hub.changed.notify_all();
+            }
+            let wake_at = inside.desk.wake_at();
+            let member = inside.members.get_mut(&self.worker).ok_or(Error::Left)?;
+            if let Some(answer) = member.take(number, now) {
+                return answer;
+            }
+            let until = wake_at.map_or(member.wake_at(), |at| at.min(member.wake_at()));
+            inside = self.hub.wait(inside, until);
+        }
+    }
+}
+
+impl Drop for InProcessWorker {
+    fn drop(&mut self) {
+        let mut inside = self.hub.lock();
+        inside.members.remove(&self.worker);
+        inside.give_up_seat(self.worker);
+        let said = inside.desk.lose(self.worker);
+        inside.deliver(said);
+        drop(inside);
+        self.hub.changed.notify_all();
+    }
+}
+
+impl Inside {
+    /// A communicator that a worker never took: the others' operations are not to wait for it.
+    fn give_up_seat(&mut self, worker: Worker) {
+        let (epoch, seats) = &mut self.communicators;
+        let state = self.desk.state();
+        let rank = state.members.iter().position(|place| place.worker == worker);
+        if let Some(seat) = rank.and_then(|rank| seats.get_mut(rank)).filter(|_| *epoch == state.epoch) {
+            *seat = None;
+        }
+    }
+
+    /// Everything that is to be said at this time, until nothing is; whether anything was.
+    fn pump(&mut self, now: Duration) -> bool {
+        let mut any = false;
+        for worker in self.members.keys().copied().collect::<Vec<_>>() {
+            let asked = self.members.get_mut(&worker).map(|member| member.tick(now)).unwrap_or_default();
+            for message in asked {
+                let said = self.desk.hear(message, now);
+                any |= self.deliver(said);
+            }
+        }
+        let said = self.desk.tick(now);
+        self.deliver(said) | any
+    }
+
+    fn deliver(&mut self, said: Vec<FromArbiter>) -> bool {
+        let any = !said.is_empty();
+        for message in said {
+            if let Some(member) = self.members.get_mut(&message.to) {
+                member.hear(message);
+            }
+        }
+        any
+    }
+}
+
+impl Hub {
+    fn lock(&self) -> MutexGuard<'_, Inside> {
+        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, inside: MutexGuard<'a, Inside>, until: Duration) -> MutexGuard<'a, Inside> {
+        match self.clock.sleep_for(until) {
+            None => self.changed.wait(inside).unwrap_or_else(PoisonError::into_inner),
+            Some(left) => self.changed.wait_timeout(inside, left).unwrap_or_else(PoisonError::into_inner).0,
+        }
+    }
+}
+
+impl Wake for Hub {
+    fn wake(&self) {
+        drop(self.lock());
+        self.changed.notify_all();
+    }
+}

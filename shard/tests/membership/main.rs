@@ -1,0 +1,13 @@
+//! Workers that come, go, stand still and die, and an arbiter that does too.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod chaos;
+mod common;
+mod in_process;
+mod log;
+mod machines;
+mod messages;
+mod processes;
+mod remote;
+mod simulated;
+mod training;
