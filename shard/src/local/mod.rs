@@ -7,7 +7,7 @@
 //! | [`Select`], [`What`], [`Merge`] | of which parameters, what of them, and how workers' values become one |
 //! | [`LocalOptimizer`], [`Workers`] | a worker, sharded at any stage, that steps by a plan |
 //! | [`LocalStep`], [`Exchanged`], [`Veto`] | what a step did, and what became of fragments |
-//! | [`membership`] | workers that come and go |
+//! | [`membership`] | who takes part: epochs, and an arbiter that grants exchanges |
 //! | [`Trained`] | what a plan is checked against |
 //! | [`LocalTraffic`] | the bytes a plan sends, before there is a rank |
 //!

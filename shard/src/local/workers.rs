@@ -17,7 +17,7 @@ pub struct Workers {
 impl Workers {
     /// The communicator of this rank's worker, and those between workers: ranks of one colour are a worker, and its ranks meet
     /// those with the same place in the others. Collective over `world`. Workers are of equal size, which
-    /// [`LocalOptimizer::new`] checks.
+    /// [`LocalOptimizer::new`](super::LocalOptimizer::new) checks.
     pub fn split(
         world: Arc<dyn Communicator>,
         worker: u32,
