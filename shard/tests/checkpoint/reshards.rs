@@ -275,7 +275,7 @@ fn ranks_that_are_not_ready_or_have_nothing_are_told() {
 /// Training's communicator carries a move, and a background save: no step has sent what these have.
 #[test]
 fn what_has_moved_is_no_step_s() {
-    let run = small(Stage::Zero1);
+    let (run, store) = (small(Stage::Zero1), Store::on(Arc::new(Sim::new(DIR)), DIR));
     spawn(2, |via| {
         let sent = |opt: &mut Optimizer, t: u64| {
             run.hand_over(opt, t, 0).unwrap();
@@ -289,7 +289,6 @@ fn what_has_moved_is_no_step_s() {
         let comm = via.split(Some(0), -(via.rank() as i64)).unwrap().unwrap();
         let mut turned = run.build(comm).unwrap();
         reshard(&via, Some(&mut opt), Some(&mut turned)).unwrap();
-        let store = Store::on(Arc::new(Sim::new(DIR)), DIR);
         opt.save_async(&store, Save::default()).unwrap().join().unwrap();
         assert_eq!(sent(&mut opt, 2), first);
     })
