@@ -81,26 +81,28 @@ struct Opened {
 fn open(Which { dir, step }: &Which) -> Result<Opened, CheckpointError> {
     match (step, dir.join("manifest.json").exists()) {
         (Some(step), _) => {
-            of_store(&Store::new(dir), |saved| saved.manifest().step == *step, || Store::new(dir).open(*step))
+            let store = Store::new(dir);
+            let other = store.open(*step);
+            of_store(&store, other)
         }
         (None, false) => Ok(Opened { saved: Store::new(dir).latest()?, latest: true }),
         (None, true) => {
             // The folder may be called by any path.
             let real = fs::canonicalize(dir).unwrap_or_else(|_| dir.clone());
             let store = Store::new(real.parent().unwrap_or(Path::new("/")));
-            of_store(&store, |saved| saved.dir() == real, || Saved::at(dir))
+            of_store(&store, Saved::at(&real))
         }
     }
 }
 
-/// The newest step where that is the one, or else what `other` opens.
-fn of_store(
-    store: &Store,
-    is_it: impl FnOnce(&Saved) -> bool,
-    other: impl FnOnce() -> Result<Saved, CheckpointError>,
-) -> Result<Opened, CheckpointError> {
+/// What was opened, and whether it is the newest. Where LATEST names it and tells another manifest, that is an error.
+fn of_store(store: &Store, opened: Result<Saved, CheckpointError>) -> Result<Opened, CheckpointError> {
+    let saved = opened?;
     match store.latest() {
-        Ok(saved) if is_it(&saved) => Ok(Opened { saved, latest: true }),
-        _ => Ok(Opened { saved: other()?, latest: false }),
+        Ok(newest) => Ok(Opened { latest: newest.dir() == saved.dir(), saved }),
+        Err(CheckpointError::Hash { ref path, .. }) if path.parent() == Some(saved.dir()) => {
+            store.latest().map(|saved| Opened { saved, latest: true })
+        }
+        Err(_) => Ok(Opened { saved, latest: false }),
     }
 }

@@ -174,6 +174,18 @@ fn a_manifest_that_is_not_latests_is_damage() {
         assert_eq!(verdict == Verdict::Whole, whole, "{said}");
         assert!(said.contains("manifest.json") && said.contains("have hash"), "{said}");
     }
+    // With a hash of its own that fits, too.
+    let mut other = Manifest::from_text(&path, text_of.as_bytes()).unwrap();
+    other.mesh = "another".to_owned();
+    fs::write(&path, other.to_text()).unwrap();
+    for words in [
+        &["verify", text(dir.path())][..],
+        &["verify", text(&step)],
+        &["verify", text(dir.path()), "--step", "8"],
+    ] {
+        let (said, verdict) = ckpt(words).unwrap();
+        assert_eq!(verdict, Verdict::Damaged, "{words:?}: {said}");
+    }
     fs::remove_file(&path).unwrap();
     assert_eq!(ckpt(&["verify", text(dir.path())]).unwrap().1, Verdict::Damaged);
     let empty = tempfile::tempdir().unwrap();

@@ -47,6 +47,16 @@ pub enum CheckpointError {
         /// Its folder.
         path: PathBuf,
     },
+    /// The folder's newest step is a later one.
+    #[error("the newest checkpoint in {} is of step {latest}: {step} cannot come behind it; load it, or call `Store::roll_back` first, or save to another folder", .dir.display())]
+    Behind {
+        /// The folder.
+        dir: PathBuf,
+        /// What was to be saved.
+        step: u64,
+        /// What LATEST names.
+        latest: u64,
+    },
     /// Bytes are not what was written.
     #[error("{} is damaged: {what} have hash {found}, not {expected}; load an earlier step", .path.display())]
     Hash {

@@ -1,6 +1,6 @@
 //! Loading: every rank reads what it has, and all of them take it in, or none.
 
-use super::contents::{Content, Keeper};
+use super::contents::{Content, Keeper, PARAM, REMAINDER};
 use super::error::CheckpointError;
 use super::fits::{Cast, Fitting};
 use super::placing::{Alike, Placing};
@@ -34,7 +34,7 @@ pub struct Loaded {
     /// The checkpoint, for its manifest, and for bytes that other ranks have saved.
     pub saved: Saved,
     /// Vectors that were not saved: parameters, or their states as `parameter:state`. They are as they were, but for those that
-    /// `cast` tells of.
+    /// `cast` tells of, and for remainders, which are zeros where their parameters have come.
     pub missing: Vec<String>,
     /// Vectors that were saved and that there are none of here.
     pub unexpected: Vec<String>,
@@ -140,7 +140,8 @@ fn stage<K: Keeper>(
     let meter = keeper.optimizer().options.meter.clone();
     let mut wants = wants(keeper, &contents, &fitting, &meter)?;
     read_all(saved, &mut wants, &meter)?;
-    let vectors = wants.into_iter().map(|want| (want.param, want.slot, want.into)).collect();
+    let mut vectors: Vec<_> = wants.into_iter().map(|want| (want.param, want.slot, want.into)).collect();
+    vectors.extend(cleared(keeper, &contents, &fitting, &meter)?);
     let blobs = blobs(saved, keeper.optimizer().comm().rank())?;
     let Fitting { t, missing, unexpected, cast, .. } = fitting;
     Ok(Staged { vectors, t, settings, missing, unexpected, cast, blobs })
@@ -159,6 +160,27 @@ fn blobs(saved: &Saved, rank: usize) -> Result<[BTreeMap<String, Vec<u8>>; 2], C
         found[usize::from(own)].insert(given.to_owned(), bytes);
     }
     Ok(found)
+}
+
+/// Zeros for remainders that did not come with their parameters: those of other values would make other values of these.
+fn cleared<K: Keeper>(
+    keeper: &mut K,
+    contents: &[Content],
+    fitting: &Fitting<'_>,
+    meter: &Meter,
+) -> Result<Vec<(usize, Slot, Buffer)>, CheckpointError> {
+    let mut cleared = Vec::new();
+    for (param, (content, sources)) in contents.iter().zip(&fitting.sources).enumerate() {
+        let named = |name: &str| content.vectors.iter().position(|vector| vector.name == name);
+        let Some(remainder) = named(REMAINDER).filter(|&i| sources[i].is_none()) else { continue };
+        if named(PARAM).is_some_and(|i| sources[i].is_some()) {
+            let slot = content.vectors[remainder].slot;
+            let (_, values) = keeper.vector(param, slot).map_err(CheckpointError::memory)?;
+            let zeros = Buffer::zeroed(values.len(), values.dtype(), meter, Category::Staging);
+            cleared.push((param, slot, zeros.map_err(CheckpointError::memory)?));
+        }
+    }
+    Ok(cleared)
 }
 
 /// What this rank has of each vector that was saved, with memory for it.

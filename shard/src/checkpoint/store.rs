@@ -3,7 +3,7 @@
 //! ```text
 //! dir/LOCK                     held while one job saves here
 //! dir/tmp-000000000400/..      a step on its way; swept by whoever holds the lock next
-//! dir/step-000000000400/..     a complete step: files, and manifest.json; later ones than LATEST names are swept too
+//! dir/step-000000000400/..     a complete step: files, and manifest.json
 //! dir/LATEST                   {"step", "manifest": "<BLAKE3 of manifest.json>"}
 //! ```
 //!
@@ -103,24 +103,32 @@ impl Store {
         Saved::open(Arc::clone(&self.disk), &self.dir.join(name(SAVED, step)), None)
     }
 
-    /// Begins to save `step`, and removes what earlier attempts left. An error where LATEST cannot be trusted.
+    /// Makes the step that was saved as `step` the newest, for a job that goes on from there, or where a later one is damaged. Later
+    /// ones stay until the same steps are saved again.
+    pub fn roll_back(&self, step: u64) -> Result<(), CheckpointError> {
+        let _lock = self.lock()?;
+        self.announce(step, self.open(step)?.hash())
+    }
+
+    /// Begins to save `step`, which comes after the newest one, and removes what earlier attempts left. An error where LATEST cannot
+    /// be trusted.
     pub fn begin(&self, step: u64) -> Result<Draft, CheckpointError> {
-        let path = self.dir.join(LOCK);
-        let lock = self.disk.lock(&path).map_err(io("locking", &path))?;
-        let Some(lock) = lock else { return Err(CheckpointError::Locked { dir: self.dir.clone() }) };
-        let latest = match self.latest() {
-            Err(CheckpointError::Nothing { .. }) => None,
-            latest => Some(latest?.manifest().step),
-        };
+        let lock = self.lock()?;
+        match self.latest().map(|latest| latest.manifest().step) {
+            Err(CheckpointError::Nothing { .. }) => {}
+            Ok(latest) if latest < step => {}
+            Ok(latest) if latest == step => {
+                return Err(CheckpointError::Exists { path: self.dir.join(name(SAVED, step)) });
+            }
+            Ok(latest) => return Err(CheckpointError::Behind { dir: self.dir.clone(), step, latest }),
+            Err(error) => return Err(error),
+        }
         for name in self.names()? {
-            let path = self.dir.join(&name);
-            let saved = step_of(SAVED, &name);
-            // A step that never became the newest is taken again by a job that went on from the one before.
-            let unheard = saved.is_some() && saved > latest;
+            // A step that never became the newest is taken again by a job that went on from one before.
+            let unheard = step_of(SAVED, &name) == Some(step);
             if unheard || step_of(DRAFT, &name).is_some() || name == NEXT {
+                let path = self.dir.join(&name);
                 self.disk.remove(&path).map_err(io("removing", &path))?;
-            } else if saved == Some(step) {
-                return Err(CheckpointError::Exists { path });
             }
         }
         let dir = self.dir.join(name(DRAFT, step));
@@ -133,17 +141,31 @@ impl Store {
         Folder { disk: Arc::clone(&self.disk), dir: self.dir.join(name(DRAFT, step)) }
     }
 
-    /// Removes all but the newest `keep` steps that are complete; never the one LATEST names.
+    /// Removes all but the newest `keep` of the steps up to the one LATEST names, which stays.
     pub fn keep(&self, keep: usize) -> Result<(), CheckpointError> {
         let latest = self.latest()?.manifest().step;
-        let steps = self.steps()?;
-        let old = &steps[..steps.len().saturating_sub(keep.max(1))];
-        for &step in old.iter().filter(|&&step| step != latest) {
+        let mut steps = self.steps()?;
+        steps.retain(|&step| step <= latest);
+        for &step in &steps[..steps.len().saturating_sub(keep.max(1))] {
             // Under a draft's name first, so that what is half removed is no step.
             let (saved, stale) = (self.dir.join(name(SAVED, step)), self.dir.join(name(DRAFT, step)));
             self.disk.rename(&saved, &stale).map_err(io("renaming", &saved))?;
             self.disk.remove(&stale).map_err(io("removing", &stale))?;
         }
+        self.disk.sync_dir(&self.dir).map_err(io("syncing", &self.dir))
+    }
+
+    fn lock(&self) -> Result<Box<dyn Debug + Send + Sync>, CheckpointError> {
+        let path = self.dir.join(LOCK);
+        let lock = self.disk.lock(&path).map_err(io("locking", &path))?;
+        lock.ok_or_else(|| CheckpointError::Locked { dir: self.dir.clone() })
+    }
+
+    /// Exchanges LATEST.
+    fn announce(&self, step: u64, manifest: &str) -> Result<(), CheckpointError> {
+        let (next, latest) = (self.dir.join(NEXT), Latest { step, manifest: manifest.to_owned() });
+        write(&*self.disk, &next, &serde_json::to_vec(&latest).unwrap_or_default())?;
+        self.disk.rename(&next, &self.dir.join(LATEST)).map_err(io("renaming", &next))?;
         self.disk.sync_dir(&self.dir).map_err(io("syncing", &self.dir))
     }
 
@@ -227,11 +249,7 @@ impl Draft {
         let saved = parent.join(name(SAVED, *step));
         disk.rename(dir, &saved).map_err(io("renaming", dir))?;
         disk.sync_dir(parent).map_err(io("syncing", parent))?;
-        let latest = Latest { step: *step, manifest: blake3::hash(text.as_bytes()).to_hex().to_string() };
-        let next = parent.join(NEXT);
-        write(&**disk, &next, &serde_json::to_vec(&latest).unwrap_or_default())?;
-        disk.rename(&next, &parent.join(LATEST)).map_err(io("renaming", &next))?;
-        disk.sync_dir(parent).map_err(io("syncing", parent))
+        self.store.announce(*step, &blake3::hash(text.as_bytes()).to_hex())
     }
 }
 

@@ -2,10 +2,12 @@
 
 use crate::sim::Sim;
 use meshstep_shard::checkpoint::{
-    CheckpointError, FORMAT, Manifest, PieceEntry, SlotEntry, Store, TensorEntry, Type, Vector, WINDOW,
+    CheckpointError, Disk as _, FORMAT, Manifest, PieceEntry, SlotEntry, Store, TensorEntry, Type, Vector,
+    WINDOW,
 };
 use rand::prelude::*;
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 
 pub(crate) const DIR: &str = "/run";
@@ -72,11 +74,31 @@ fn what_was_saved_is_loaded_and_the_newest_is_the_latest() {
         save(&store, step, half).unwrap();
         assert_eq!(load(&store, half), Ok(step));
     }
-    assert!(matches!(save(&store, 20, half), Err(CheckpointError::Exists { .. })));
+    assert!(matches!(save(&store, 30, half), Err(CheckpointError::Exists { .. })));
+    assert!(matches!(save(&store, 20, half), Err(CheckpointError::Behind { step: 20, latest: 30, .. })));
     assert_eq!(store.steps(), Ok(vec![10, 20, 30]));
     assert_eq!(store.open(20).unwrap().manifest().step, 20);
     store.keep(2).unwrap();
     assert_eq!((store.steps(), load(&store, half)), (Ok(vec![20, 30]), Ok(30)));
+}
+
+#[test]
+fn a_job_that_rolls_back_loses_no_step_but_those_it_saves_again() {
+    let sim = Sim::new(DIR);
+    let store = Store::on(Arc::new(sim.clone()), DIR);
+    [10, 20, 30, 40].into_iter().for_each(|step| save(&store, step, 16).unwrap());
+    assert!(store.roll_back(15).is_err());
+    store.roll_back(20).unwrap();
+    assert_eq!(load(&store, 16), Ok(20));
+    save(&store, 25, 16).unwrap();
+    assert_eq!(store.steps(), Ok(vec![10, 20, 25, 30, 40]));
+    store.keep(2).unwrap();
+    assert_eq!((store.steps(), load(&store, 16)), (Ok(vec![20, 25, 30, 40]), Ok(25)));
+    save(&store, 30, 16).unwrap();
+    // Nor does a job that finds no LATEST.
+    sim.remove(&Path::new(DIR).join("LATEST")).unwrap();
+    save(&store, 35, 16).unwrap();
+    assert_eq!((store.steps(), load(&store, 16)), (Ok(vec![20, 25, 30, 35, 40]), Ok(35)));
 }
 
 #[test]

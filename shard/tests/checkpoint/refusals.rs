@@ -8,7 +8,7 @@ use crate::whole::part;
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::Rounding;
 use meshstep_shard::checkpoint::{CheckpointError, Disk, Failed, Load, Mismatch, Save, Store};
-use meshstep_shard::{Error, Optimizer, Options, Precision, Stage};
+use meshstep_shard::{Error, Master, Optimizer, Options, Precision, Stage};
 use meshstep_tensor::DType;
 use std::sync::Arc;
 
@@ -241,6 +241,30 @@ fn other_rules_and_recipes_are_refused_unless_they_are_asked_for() {
     };
     let partial = Load { partial: true, other_settings: true, ..Load::default() };
     assert_eq!(masters(&two(), partial), masters(&low, Load::default()));
+}
+
+#[test]
+fn remainders_of_other_values_do_not_stay() {
+    let (_, store) = in_memory();
+    saved(&two(), &store);
+    let precision = Precision { master: Master::Remainder, ..Precision::default() };
+    let run = Run { dtype: DType::BF16, options: Options { precision, ..two().options }, ..two() };
+    let partial = Load { partial: true, other_settings: true, ..Load::default() };
+    loopback::spawn(run.ranks, |comm| {
+        let remainders = |opt: &Optimizer| -> Vec<u16> {
+            let of = |p: &meshstep_tensor::Param| {
+                opt.state(p.name()).unwrap().master.map(|m| m.typed::<u16>().unwrap().to_vec())
+            };
+            opt.params().filter_map(of).flatten().collect()
+        };
+        let mut opt = run.build(comm).unwrap();
+        train(&run, &mut opt, 1..4);
+        assert!(remainders(&opt).iter().any(|&bits| bits != 0));
+        let loaded = opt.load(&store, partial).unwrap();
+        assert!(loaded.missing.iter().any(|vector| vector.ends_with(":remainder")), "{:?}", loaded.missing);
+        assert!(remainders(&opt).iter().all(|&bits| bits == 0));
+    })
+    .unwrap();
 }
 
 #[test]

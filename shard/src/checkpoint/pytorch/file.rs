@@ -27,11 +27,10 @@ impl PyTorchFile {
     /// Begins to write it; what an attempt before left is removed.
     pub(super) fn begin(&self, vectors: &[Vector]) -> Result<ShardWriter, CheckpointError> {
         let next = self.next();
-        match self.disk.remove(&next) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(io("removing", &next)(error));
-            }
-            _ => {}
+        match self.disk.open(&next) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            // Only what is a plain file is removed.
+            opened => opened.and_then(|_| self.disk.remove(&next)).map_err(io("removing", &next))?,
         }
         let file = self.disk.create(&next).map_err(io("creating", &next))?;
         ShardWriter::described(file, &next, 0, vectors, &[("format", "pt")])
