@@ -5,7 +5,7 @@ use super::room::{Room, Spread};
 use crate::bucket_plan::BucketPlan;
 use crate::optimizer::Optimizer;
 use crate::{Error, Options, agree, family, wire};
-use meshstep_comm::Reduction;
+use meshstep_comm::{Error as CommError, Reduction};
 use meshstep_tensor::{Buffer, Slice};
 use std::ops::Range;
 use std::sync::Arc;
@@ -128,21 +128,25 @@ impl CrossShard {
         let healthy = self.optimizer.handover.healthy();
         let heard = healthy.and_then(|()| self.optimizer.check_heard());
         let idle = heard.and_then(|()| self.optimizer.check_idle());
+        let idle = self.meet_group().and(idle);
         let text = family::objection(idle.as_ref().err());
-        self.meet_group()?;
         let same = agree::same_everywhere(&*self.world, &self.optimizer.options, &text);
         idle.and(self.end_if_alone(same))
     }
 
     /// A word in the group before those of the world, so that a rank that steps there meanwhile is a call that does not match, not
-    /// one that waits for ever. A group that has failed already has its objection.
+    /// one that waits for ever: the world ends then, as that rank does not come. A group that has failed otherwise comes with an
+    /// objection.
     fn meet_group(&mut self) -> Result<(), Error> {
         if self.optimizer.handover.healthy().is_err() {
             return Ok(());
         }
-        let group = vec![Arc::clone(self.optimizer.comm())];
-        let met = self.optimizer.apart_from_steps(|optimizer| optimizer.greet_on(group));
-        met.map(drop).inspect_err(|_| self.world.abort())
+        let met = self.optimizer.apart_from_steps(|optimizer| optimizer.greet_on(optimizer.stepped_with()));
+        met.map(drop).inspect_err(|error| {
+            if matches!(error, Error::Comm(CommError::Mismatch { .. })) {
+                self.world.abort();
+            }
+        })
     }
 
     fn room(&self) -> Result<Room, Error> {

@@ -105,3 +105,30 @@ fn a_rank_that_steps_while_others_compare_is_told() {
         }
     }
 }
+
+/// Replicas cannot be compared without a group that has failed, and the others train on.
+#[test]
+fn a_group_that_has_failed_ends_no_other() {
+    let groups = vec![vec![0, 2], vec![1, 3]];
+    let all = Barrier::new(4);
+    let told = loopback::spawn(4, |comm| {
+        let layout = Layout::builder().param("w", &[9], DType::F32).build().unwrap();
+        let rank = comm.rank();
+        let options = Options { stage: Stage::Replicated, ..Options::default() };
+        let made = CrossShard::new(comm, Some(&groups), layout, Sgd::default(), |_, _| Ok(()), options);
+        let mut opt = made.unwrap();
+        if rank == 0 {
+            opt.optimizer().comm().abort();
+        }
+        all.wait();
+        assert!(opt.compare_state().is_err());
+        let mut step = || -> Result<(), Error> {
+            let mb = opt.micro_batch(1)?;
+            mb.grad("w", &[1f32; 9][..])?;
+            mb.finish()?;
+            opt.step(At::default())?.outcome().map(drop)
+        };
+        step().is_ok()
+    });
+    assert_eq!(told.unwrap(), [false, true, false, true]);
+}
