@@ -141,7 +141,8 @@ impl CrossShard {
         if self.optimizer.handover.healthy().is_err() {
             return Ok(());
         }
-        let met = self.optimizer.apart_from_steps(|optimizer| optimizer.greet_on(optimizer.stepped_with()));
+        let group = vec![Arc::clone(self.optimizer.comm())];
+        let met = self.optimizer.apart_from_steps(|optimizer| optimizer.greet_on(group));
         met.map(drop).inspect_err(|error| {
             if matches!(error, Error::Comm(CommError::Mismatch { .. })) {
                 self.world.abort();

@@ -120,7 +120,7 @@ impl Optimizer {
     /// One word on each communicator that a step or a gather would use before the one of all ranks, so that a rank that steps or
     /// gathers meanwhile is a call that does not match, not one that waits for ever. Calls that may meet all begin with it.
     pub(crate) fn greet(&self) -> Result<(), Error> {
-        let mut greeted = self.stepped_with();
+        let mut greeted = vec![Arc::clone(self.comm())];
         for kept in &self.handover.fixed.buckets {
             let further = kept.among.further.iter().map(|(comm, _)| comm);
             for comm in [&kept.among.shards].into_iter().chain(further).chain(kept.gathers.iter()) {
@@ -131,11 +131,6 @@ impl Optimizer {
             return Ok(()); // the call's own words meet there
         }
         self.greet_on(greeted)
-    }
-
-    /// The communicators on which all ranks decide steps.
-    pub(crate) fn stepped_with(&self) -> Vec<Arc<dyn Communicator>> {
-        [self.comm()].into_iter().chain(&self.handover.fixed.aside).map(Arc::clone).collect()
     }
 
     /// One word on each of these, all on their way before any is waited for.
