@@ -44,6 +44,8 @@ pub trait Reader: Debug + Send + Sync {
     }
     /// Fills `bytes` with what is at `offset`; an error where it ends before.
     fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()>;
+    /// These bytes are soon read. It returns at once, and changes nothing but how long that takes.
+    fn ahead(&self, _offset: u64, _len: u64) {}
 }
 
 /// Bytes of a write that are worth telling the system what becomes of them.
@@ -137,5 +139,11 @@ impl Reader for File {
 
     fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
         self.read_exact_at(bytes, offset)
+    }
+
+    #[cfg(target_os = "linux")]
+    fn ahead(&self, offset: u64, len: u64) {
+        // It may refuse the advice.
+        let _ = rustix::fs::fadvise(self, offset, len.try_into().ok(), rustix::fs::Advice::WillNeed);
     }
 }

@@ -1,4 +1,5 @@
-//! What a safetensors file says of itself. Nothing is loaded by it; other programs read it, so it must agree with the manifest.
+//! What a safetensors file says of itself. Checkpoints are not loaded by it; other programs read it, so it must agree with the
+//! manifest.
 
 use super::error::CheckpointError;
 use super::manifest::{PieceEntry, Type, Whose};
@@ -17,16 +18,32 @@ const MOST: u64 = 100_000_000;
 const METADATA: &str = "__metadata__";
 
 /// What the header says of a vector.
-#[derive(Debug, Deserialize)]
-struct Said {
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct Entry {
     /// As it stands there: a file may hold what no tensor is made of.
-    dtype: String,
-    shape: Vec<u64>,
-    data_offsets: [u64; 2],
+    pub(super) dtype: String,
+    pub(super) shape: Vec<u64>,
+    /// Its first byte behind the header, and the one behind its last.
+    pub(super) data_offsets: [u64; 2],
 }
 
-/// By key.
-struct Header(BTreeMap<String, Said>);
+impl Entry {
+    /// Its type, where parameters may be of it.
+    pub(super) fn dtype(&self) -> Option<Type> {
+        [Type::F64, Type::F32, Type::BF16, Type::F16].into_iter().find(|of| self.dtype == format!("{of:?}"))
+    }
+}
+
+/// A header, as it stands there.
+pub(super) struct Header {
+    /// Where the data begins.
+    pub(super) data: u64,
+    pub(super) text: Vec<u8>,
+    /// By key.
+    pub(super) entries: BTreeMap<String, Entry>,
+}
+
+struct Entries(BTreeMap<String, Entry>);
 
 /// Hands `report` each of these pieces that `file`, of `bytes` bytes, describes otherwise, or not at all.
 pub(super) fn check(
@@ -40,37 +57,45 @@ pub(super) fn check(
         CheckpointError::Header { path, what, reason }
     };
     let Some((first, ..)) = pieces.first() else { return };
-    let (data, Header(header)) = match read(file, bytes) {
-        Ok(read) => read,
-        Err(reason) => return report(error(*first, reason)),
+    let fill = |at, room: &mut [u8]| file.fill(at, room).map_err(|unread| error(*first, unread.to_string()));
+    let Header { data, entries, .. } = match read(bytes, fill, |reason| error(*first, reason)) {
+        Ok(header) => header,
+        Err(error) => return report(error),
     };
     for (whose, dtype, piece) in pieces {
-        if let Err(reason) = agrees(header.get(&piece.key), *dtype, piece, data) {
+        if let Err(reason) = agrees(entries.get(&piece.key), *dtype, piece, data) {
             report(error(*whose, reason));
         }
     }
 }
 
-/// Where the data begins, and what is said of each key.
-fn read(file: &SavedFile, bytes: u64) -> Result<(u64, Header), String> {
+/// The header of a file of `bytes` bytes, whose bytes from a place on `fill` reads; `wrong` makes an error of what is not a header.
+pub(super) fn read(
+    bytes: u64,
+    mut fill: impl FnMut(u64, &mut [u8]) -> Result<(), CheckpointError>,
+    wrong: impl Fn(String) -> CheckpointError,
+) -> Result<Header, CheckpointError> {
     let mut len = [0; 8];
     if bytes < 8 {
-        return Err("it is too short to have one".to_owned());
+        return Err(wrong(format!("it has {bytes} bytes, fewer than a header")));
     }
-    file.fill(0, &mut len).map_err(|error| error.to_string())?;
+    fill(0, &mut len)?;
     let len = u64::from_le_bytes(len);
     if len > MOST.min(bytes - 8) {
-        return Err(format!("{len} bytes of it do not lie in the file's {bytes}, or are more than {MOST}"));
+        return Err(wrong(format!(
+            "a header of {len} bytes does not lie in its {bytes}, or is more than {MOST}"
+        )));
     }
     let mut text = vec![0; len as usize];
-    file.fill(8, &mut text).map_err(|error| error.to_string())?;
-    let said = once::check(&text).and_then(|()| serde_json::from_slice(&text));
-    Ok((8 + len, said.map_err(|error| error.to_string())?))
+    fill(8, &mut text)?;
+    let entries = once::check(&text).and_then(|()| serde_json::from_slice(&text));
+    let Entries(entries) = entries.map_err(|error| wrong(error.to_string()))?;
+    Ok(Header { data: 8 + len, text, entries })
 }
 
-fn agrees(said: Option<&Said>, dtype: Type, piece: &PieceEntry, data: u64) -> Result<(), String> {
+fn agrees(said: Option<&Entry>, dtype: Type, piece: &PieceEntry, data: u64) -> Result<(), String> {
     let PieceEntry { key, stored, .. } = piece;
-    let Some(Said { dtype: said, shape, data_offsets: [from, to] }) = said else {
+    let Some(Entry { dtype: said, shape, data_offsets: [from, to] }) = said else {
         return Err(format!("it has no vector called {key:?}"));
     };
     if *said != format!("{dtype:?}") {
@@ -86,7 +111,7 @@ fn agrees(said: Option<&Said>, dtype: Type, piece: &PieceEntry, data: u64) -> Re
     }
 }
 
-impl<'de> Deserialize<'de> for Header {
+impl<'de> Deserialize<'de> for Entries {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         from.deserialize_map(Keys)
     }
@@ -95,21 +120,21 @@ impl<'de> Deserialize<'de> for Header {
 struct Keys;
 
 impl<'de> Visitor<'de> for Keys {
-    type Value = Header;
+    type Value = Entries;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object of vectors")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Header, A::Error> {
-        let mut header = BTreeMap::new();
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries, A::Error> {
+        let mut entries = BTreeMap::new();
         while let Some(key) = map.next_key::<String>()? {
             if key == METADATA {
                 map.next_value::<IgnoredAny>()?;
             } else {
-                header.insert(key, map.next_value()?);
+                entries.insert(key, map.next_value()?);
             }
         }
-        Ok(Header(header))
+        Ok(Entries(entries))
     }
 }

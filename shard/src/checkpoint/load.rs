@@ -3,6 +3,7 @@
 use super::contents::{Content, Keeper, PARAM, REMAINDER};
 use super::error::CheckpointError;
 use super::fits::{Cast, Fitting};
+use super::manifest::WINDOW;
 use super::placing::{Alike, Placing};
 use super::ranks::Ranks;
 use super::read::{Want, read_all};
@@ -12,7 +13,8 @@ use super::settings::Settings;
 use super::store::Store;
 use crate::verify::Slot;
 use crate::{Error, Optimizer};
-use meshstep_tensor::{Buffer, Category, Meter};
+use meshstep_tensor::{Buffer, Category, Meter, Place, Slice, SliceMut};
+use rayon::prelude::*;
 use std::collections::BTreeMap;
 
 /// What is loaded, and what may differ. The same on every rank.
@@ -112,12 +114,25 @@ pub(super) fn take_in<K: Keeper>(
 ) -> Result<(), Error> {
     let queue = keeper.optimizer().options.queue.clone();
     for (param, slot, values) in vectors {
-        queue.upload(values.as_slice(), keeper.vector_mut(*param, *slot)?)?;
+        let into = keeper.vector_mut(*param, *slot)?;
+        match into.place() {
+            Place::Cpu => copy(values.as_slice(), into)?,
+            _ => queue.upload(values.as_slice(), into)?,
+        }
     }
     for (entry, t) in keeper.optimizer().entries.iter_mut().zip(t) {
         entry.t = t.unwrap_or(entry.t);
     }
     keeper.take_in(settings)
+}
+
+/// Copies on all cores: one alone does not fill the memory's bandwidth.
+fn copy(from: Slice<'_>, mut into: SliceMut<'_>) -> Result<(), Error> {
+    let (len, from, into) = (WINDOW as usize, from.bytes()?, into.bytes_mut()?);
+    assert_eq!(from.len(), into.len(), "memory was made for all of a vector");
+    let parts = into.par_chunks_mut(len).zip(from.par_chunks(len));
+    parts.for_each(|(into, from)| into.copy_from_slice(from));
+    Ok(())
 }
 
 /// Reads all that this rank needs.

@@ -82,6 +82,7 @@ impl<'s> Reading<'s> {
             for at in windows.clone().step_by(WINDOW as usize) {
                 let len = WINDOW.min(windows.end - at);
                 let place = to.bytes(first.to + at / size - first.from, len / size)?;
+                file.ahead(&entry.stored, at, windows.end);
                 file.window(&entry.stored, at, place, what)?;
             }
             for bytes in [(start, windows.start), (windows.end, end)] {

@@ -8,6 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
+/// How far ahead of what is read a disk is asked for more: far enough that it has always something to do.
+const AHEAD: u64 = 8 * WINDOW;
+
 /// A complete step. Its files are opened when something is read from them.
 #[derive(Debug)]
 pub struct Saved {
@@ -111,12 +114,21 @@ impl SavedFile {
         while start < to {
             let end = (start + WINDOW).min(stored.bytes);
             let room = &mut room[..(end - start) as usize];
+            self.ahead(stored, start, to);
             self.window(stored, start, room, what)?;
             let (first, last) = (from.max(start), to.min(end));
             take(first, &room[(first - start) as usize..(last - start) as usize])?;
             start = end;
         }
         Ok(())
+    }
+
+    /// Tells the disk that a reader of the window at `start` goes on to byte `to` of what is stored.
+    pub(super) fn ahead(&self, stored: &Stored, start: u64, to: u64) {
+        let (from, to) = (start + AHEAD, to.min(start + AHEAD + WINDOW));
+        if from < to {
+            self.file.ahead(stored.at + from, to - from);
+        }
     }
 
     /// Fills `room` with the window that begins at byte `start` of what is stored, all of it, and checks that.

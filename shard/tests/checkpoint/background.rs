@@ -11,8 +11,8 @@ use meshstep_shard::checkpoint::{CheckpointError, Save, Store};
 use meshstep_shard::{Error, Optimizer, Options};
 use meshstep_tensor::{Category, DType, Layout};
 use proptest::prelude::*;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 /// A disk that is shared by all, and a gate before it.
@@ -151,7 +151,7 @@ fn stuck(joins: bool) {
     let (run, fast) = (small(), Store::on(Arc::new(sim.clone()), DIR));
     let config =
         Config { clock: Clock::manual(), timeout: Duration::from_secs(60), ..Config::new(run.ranks) };
-    let clock = config.clock.clone();
+    let (clock, passed) = (config.clock.clone(), Barrier::new(SMALL));
     let told = spawn_with(config, |comm| {
         let mut opt = run.build(Arc::clone(&comm)).unwrap();
         let saving = save_as(&mut opt, if comm.rank() == 1 { &slow } else { &fast }, 1).unwrap();
@@ -164,6 +164,8 @@ fn stuck(joins: bool) {
             }
             gate.open();
         }
+        // No rank is to wait for another while that time passes.
+        passed.wait();
         let told = if joins {
             let error = saving.join().unwrap_err();
             assert!(matches!(error, Error::Comm(_)), "{error}");

@@ -3,9 +3,10 @@
 use super::error::PyTorchError;
 use super::file::PyTorchFile;
 use super::keys::Keys;
-use super::plain::{Entry, Plain};
+use super::plain::Plain;
 use crate::checkpoint::contents::{Content, Keeper, MASTER, Named, PARAM, Vectors};
 use crate::checkpoint::error::CheckpointError;
+use crate::checkpoint::header::Entry;
 use crate::checkpoint::load::take_in;
 use crate::checkpoint::manifest::Type;
 use crate::checkpoint::placing::{Alike, Placing};

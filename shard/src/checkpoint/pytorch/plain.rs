@@ -5,19 +5,14 @@ use super::file::PyTorchFile;
 use crate::checkpoint::contents::Content;
 use crate::checkpoint::disk::Reader;
 use crate::checkpoint::error::{CheckpointError, io};
+use crate::checkpoint::header::{self, Entry, Header};
 use crate::checkpoint::holding::Part;
 use crate::checkpoint::manifest::{Type, WINDOW};
 use crate::checkpoint::piece::{Piece, Region, Run, product};
 use crate::checkpoint::read::{Target, join, near};
-use serde::Deserialize;
-use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 use std::collections::BTreeMap;
-use std::fmt;
 use std::ops::Range;
 use std::path::PathBuf;
-
-/// The longest header that programs read.
-const MOST: u64 = 100_000_000;
 
 /// A file whose header agrees with itself and with the file's length.
 #[derive(Debug)]
@@ -32,45 +27,17 @@ pub(super) struct Plain {
     room: Vec<u8>,
 }
 
-/// What is said of a vector.
-#[derive(Clone, Debug, Deserialize)]
-pub(super) struct Entry {
-    /// As it stands there: a file may hold what no parameter is made of.
-    pub(super) dtype: String,
-    pub(super) shape: Vec<u64>,
-    data_offsets: [u64; 2],
-}
-
-impl Entry {
-    /// Its type, where parameters are of that.
-    pub(super) fn dtype(&self) -> Option<Type> {
-        [Type::F64, Type::F32, Type::BF16, Type::F16].into_iter().find(|of| self.dtype == format!("{of:?}"))
-    }
-}
-
 impl Plain {
     pub(super) fn open(PyTorchFile { disk, path }: &PyTorchFile) -> Result<Self, CheckpointError> {
         let file = disk.open(path).map_err(io("opening", path))?;
         let bytes = file.len().map_err(io("measuring", path))?;
         let wrong = |reason: String| CheckpointError::from(PyTorchError::File { path: path.clone(), reason });
-        let mut len = [0; 8];
-        if bytes < 8 {
-            return Err(wrong(format!("it has {bytes} bytes, fewer than a header")));
-        }
-        file.read_at(0, &mut len).map_err(io("reading", path))?;
-        let len = u64::from_le_bytes(len);
-        if len > MOST.min(bytes - 8) {
-            return Err(wrong(format!(
-                "a header of {len} bytes does not lie in its {bytes}, or is more than {MOST}"
-            )));
-        }
-        let mut text = vec![0; len as usize];
-        file.read_at(8, &mut text).map_err(io("reading", path))?;
-        let Header(entries) = serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
-        check(&entries, bytes - 8 - len).map_err(wrong)?;
+        let fill = |at, room: &mut [u8]| file.read_at(at, room).map_err(io("reading", path));
+        let Header { data, text, entries } = header::read(bytes, fill, wrong)?;
+        check(&entries, bytes - data).map_err(wrong)?;
         let digest = format!("{} of {bytes} bytes", blake3::hash(&text).to_hex());
         let room = vec![0; bytes.min(WINDOW) as usize];
-        Ok(Plain { file, path: path.clone(), data: 8 + len, entries, digest, room })
+        Ok(Plain { file, path: path.clone(), data, entries, digest, room })
     }
 
     pub(super) fn get(&self, key: &str) -> Option<&Entry> {
@@ -162,36 +129,5 @@ fn check(entries: &BTreeMap<String, Entry>, data: u64) -> Result<(), String> {
         false => {
             Err(format!("the header speaks of {at} bytes of data, and there are {data}: it was cut short"))
         }
-    }
-}
-
-/// By key, each once.
-struct Header(BTreeMap<String, Entry>);
-
-impl<'de> Deserialize<'de> for Header {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        from.deserialize_map(Keys)
-    }
-}
-
-struct Keys;
-
-impl<'de> Visitor<'de> for Keys {
-    type Value = Header;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object of vectors")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Header, A::Error> {
-        let mut header = BTreeMap::new();
-        while let Some(key) = map.next_key::<String>()? {
-            if key == "__metadata__" {
-                map.next_value::<IgnoredAny>()?;
-            } else if header.insert(key.clone(), map.next_value()?).is_some() {
-                return Err(A::Error::custom(format_args!("{key:?} is there twice")));
-            }
-        }
-        Ok(Header(header))
     }
 }
