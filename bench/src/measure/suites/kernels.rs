@@ -1,0 +1,75 @@
+//! Every update rule and recipe beside a loop that moves the same bytes.
+
+// The cases of `cargo bench -p meshstep-optim --bench update`.
+#[allow(
+    clippy::unwrap_used,
+    reason = "vectors of one length are cut alike, and every rule takes its own row's"
+)]
+#[path = "../../../../optim/benches/update/memory.rs"]
+mod memory;
+#[allow(clippy::unwrap_used, reason = "four moments of equal weight are valid ones")]
+#[path = "../../../../optim/benches/update/rows.rs"]
+mod rows;
+
+use anyhow::Result;
+
+use crate::measure::Effort;
+use crate::measure::race::{race, timed};
+use crate::measure::record::{Cell, Section, Table, Wanted};
+use crate::measure::samples::Samples;
+use memory::Memory;
+
+const ABOUT: &str = "One update of a flat vector, beside a loop on as many threads that reads and writes the same bytes in \
+                     place, in turns. Rows are every rule in f32, and AdamW under every recipe.";
+
+pub(crate) fn run(effort: Effort) -> Result<Section> {
+    let mut section = Section::new("kernels", ABOUT);
+    let (log2, rounds) = (effort.pick(20, 25), effort.pick(5, 21));
+    let len = 1usize << log2;
+    let mut table = Table::new(
+        format!("update of 2^{log2} parameters"),
+        &["bytes each", "update", "copy", "moved", "of the copy's speed", "bar"],
+    );
+    for row in rows::rows() {
+        let mut memory = Memory::new(&row, len)?;
+        let bytes = memory.bytes();
+        let [copy, update] = times(&mut memory, &row, rounds)?;
+        let share = copy.median().median / update.median().median;
+        let speed = (bytes * len) as f64 / update.median().median;
+        table.row(
+            row.name,
+            [
+                Cell::Count(bytes as u64),
+                Cell::Time(update.median()),
+                Cell::Time(copy.median()),
+                Cell::Speed(speed),
+                Cell::Share(share),
+                Cell::Share(row.bar / 100.0),
+            ],
+        );
+        if let Some(reason) = row.reason {
+            table.note(format!("{}: {reason}", row.name));
+        }
+        // Small vectors stay in the cache, where a copy is no floor.
+        if !effort.quick {
+            let what = format!("{}: percent of the copy's speed", row.name);
+            section.bar(what, 100.0 * share, Wanted::AtLeast(row.bar));
+        }
+    }
+    section.tables.push(table);
+    Ok(section)
+}
+
+/// Seconds of the copy and of the update, in turns.
+fn times(memory: &mut Memory, row: &rows::Row, rounds: usize) -> Result<[Samples; 2]> {
+    let copy = timed(|memory: &mut Memory| memory.copy());
+    let update = timed(|memory: &mut Memory| memory.update(row));
+    let mut samples = race(memory, rounds, vec![copy, update])?.into_iter();
+    Ok([samples.next().unwrap_or_default(), samples.next().unwrap_or_default()])
+}
+
+/// The same of AdamW in f32 on `len` parameters.
+pub(super) fn adamw(len: usize, rounds: usize) -> Result<[Samples; 2]> {
+    let row = rows::rows().swap_remove(0);
+    times(&mut Memory::new(&row, len)?, &row, rounds)
+}
