@@ -15,6 +15,9 @@ pub(crate) struct Bench {
     /// Small sizes and few rounds: under a minute for everything
     #[arg(long)]
     pub(crate) quick: bool,
+    /// Other systems too: PyTorch, which is installed into --out from PyPI (5 GB), and OpenMPI where it is installed
+    #[arg(long)]
+    pub(crate) peers: bool,
     /// Where it runs
     #[arg(long, value_enum, default_value_t = Device::Cpu)]
     pub(crate) device: Device,

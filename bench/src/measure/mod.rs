@@ -4,6 +4,7 @@ mod asked;
 mod baseline;
 mod copies;
 mod machine;
+mod peers;
 mod race;
 mod record;
 mod samples;
@@ -71,8 +72,15 @@ pub(crate) fn run(asked: &Bench, folder: &Path, out: &mut impl Write) -> Result<
         sections.push(section);
         bar.inc(1);
     }
+    let mut left_out = Vec::new();
+    if asked.peers {
+        bar.set_message("peers");
+        let section =
+            suites::peers::run(effort, folder, &mut left_out).context("peers: no report was written")?;
+        bar.suspend(|| out.write_all(terminal::section(&section).as_bytes()))?;
+        sections.push(section);
+    }
     bar.finish_and_clear();
-    let left_out = Vec::new();
     let (version, seconds) = (env!("CARGO_PKG_VERSION").to_owned(), started.elapsed().as_secs_f64());
     let mut report =
         Report { format: FORMAT, version, machine, quick: asked.quick, seconds, sections, left_out };
@@ -165,7 +173,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         fs::write(&file, "text").unwrap();
-        let asked = Bench { suites: vec![], quick: true, device: Device::Cpu, baseline: None, out: None };
+        let asked = Bench {
+            suites: vec![],
+            quick: true,
+            device: Device::Cpu,
+            baseline: None,
+            out: None,
+            peers: false,
+        };
         let mut printed = Vec::new();
         let error = format!("{:#}", run(&asked, &file, &mut printed).unwrap_err());
         assert!(error.contains("--out") && printed.is_empty(), "{error}");

@@ -36,7 +36,7 @@ pub(super) struct Rank {
 }
 
 impl Rank {
-    fn new(comm: Arc<dyn Communicator>, len: usize) -> Result<Self> {
+    pub(super) fn new(comm: Arc<dyn Communicator>, len: usize) -> Result<Self> {
         let meter = Meter::new();
         let make = || Buffer::from_slice(&vec![1.0f32; len], &meter, Category::Grads);
         Ok(Rank { comm, vector: make()?, from: make()?, to: make()? })

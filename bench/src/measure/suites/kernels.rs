@@ -11,7 +11,7 @@ mod memory;
 #[path = "../../../../optim/benches/update/rows.rs"]
 mod rows;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 
 use crate::measure::Effort;
 use crate::measure::race::{race, timed};
@@ -31,9 +31,9 @@ pub(crate) fn run(effort: Effort) -> Result<Section> {
         &["bytes each", "update", "copy", "moved", "of the copy's speed", "bar"],
     );
     for row in rows::rows() {
-        let mut memory = Memory::new(&row, len)?;
-        let bytes = memory.bytes();
-        let [copy, update] = times(&mut memory, &row, rounds)?;
+        let mut case = Case::new(row, len)?;
+        let (bytes, [copy, update]) = (case.memory.bytes(), case.times(rounds)?);
+        let row = case.row;
         let share = copy.median().median / update.median().median;
         let speed = (bytes * len) as f64 / update.median().median;
         table.row(
@@ -60,16 +60,31 @@ pub(crate) fn run(effort: Effort) -> Result<Section> {
     Ok(section)
 }
 
-/// Seconds of the copy and of the update, in turns.
-fn times(memory: &mut Memory, row: &rows::Row, rounds: usize) -> Result<[Samples; 2]> {
-    let copy = timed(|memory: &mut Memory| memory.copy());
-    let update = timed(|memory: &mut Memory| memory.update(row));
-    let mut samples = race(memory, rounds, vec![copy, update])?.into_iter();
-    Ok([samples.next().unwrap_or_default(), samples.next().unwrap_or_default()])
+/// A row, and what its update touches.
+pub(super) struct Case {
+    row: rows::Row,
+    memory: Memory,
 }
 
-/// The same of AdamW in f32 on `len` parameters.
-pub(super) fn adamw(len: usize, rounds: usize) -> Result<[Samples; 2]> {
-    let row = rows::rows().swap_remove(0);
-    times(&mut Memory::new(&row, len)?, &row, rounds)
+impl Case {
+    fn new(row: rows::Row, len: usize) -> Result<Self> {
+        Ok(Case { memory: Memory::new(&row, len)?, row })
+    }
+
+    pub(super) fn update(&mut self) {
+        self.memory.update(&self.row);
+    }
+
+    /// Seconds of the copy and of the update, in turns.
+    pub(super) fn times(&mut self, rounds: usize) -> Result<[Samples; 2]> {
+        let contestants = vec![timed(|case: &mut Case| case.memory.copy()), timed(Case::update)];
+        let mut samples = race(self, rounds, contestants)?.into_iter();
+        Ok([samples.next().unwrap_or_default(), samples.next().unwrap_or_default()])
+    }
+}
+
+/// The row of this name on `len` parameters.
+pub(super) fn case(name: &str, len: usize) -> Result<Case> {
+    let row = rows::rows().into_iter().find(|row| row.name == name);
+    Case::new(row.with_context(|| format!("no row of the table is called {name:?}"))?, len)
 }

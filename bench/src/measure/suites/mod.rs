@@ -3,6 +3,7 @@
 mod comm;
 mod kernels;
 mod memory;
+pub(crate) mod peers;
 mod ranks;
 mod scaling;
 mod spans;

@@ -9,7 +9,7 @@ use meshstep_shard::{Master, Options, Precision, Stage};
 use meshstep_tensor::DType;
 
 use super::comm;
-use super::kernels::adamw;
+use super::kernels::case;
 use super::ranks::together;
 use super::speed::{Grads, Steps};
 use crate::measure::Effort;
@@ -43,7 +43,8 @@ fn by_parameters(section: &mut Section, effort: Effort) -> Result<()> {
     let mut table = Table::new("AdamW in f32", &["update", "copy", "a parameter", "update / copy"]);
     let (mut update_curve, mut copy_curve, mut flat) = (Vec::new(), Vec::new(), Vec::new());
     for &len in lens {
-        let [copy, update] = adamw(len, if len > FLAT_FROM { 7 } else { effort.pick(5, 21) })?;
+        let [copy, update] =
+            case("adamw", len)?.times(if len > FLAT_FROM { 7 } else { effort.pick(5, 21) })?;
         let over = update.over(&copy).median();
         let time = update.median();
         if len >= FLAT_FROM {
