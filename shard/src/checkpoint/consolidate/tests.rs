@@ -51,8 +51,11 @@ impl Keeper for Failing {
 /// Two windows of `w`, and as many elements of `b` as ranks.
 const LENS: [(&str, usize); 2] = [("w", WINDOW as usize + 5), ("b", 3)];
 
+/// Which vector's, from where on, and the values.
+type Seen = (String, u64, Vec<f32>);
+
 /// What rank 0 is handed where rank `at` can read `left` vectors, and what all are told.
-fn consolidated(at: usize, left: usize) -> (Vec<(String, u64, Vec<f32>)>, Option<String>) {
+fn consolidated(at: usize, left: usize) -> (Vec<Seen>, Option<String>) {
     let ranks = spawn(3, |comm| {
         let own = comm.rank() == at;
         let add = |layout: meshstep_tensor::LayoutBuilder, (name, len): (&str, usize)| {
