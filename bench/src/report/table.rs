@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn numbers_have_commas_where_people_look_for_them() {
-        let shown = [0, 999, 1000, 12_345, 123_456, 1_234_567].map(bytes);
+        let shown = [0u64, 999, 1000, 12_345, 123_456, 1_234_567].map(bytes);
         assert_eq!(shown, ["0", "999", "1,000", "12,345", "123,456", "1,234,567"]);
     }
 
