@@ -219,14 +219,17 @@ fn what_is_asked_of_the_wrong_unit_is_told() {
 fn a_unit_goes_by_every_name_of_its_parameter() {
     let layout = || {
         let add = |layout: LayoutBuilder, name: &str| layout.param(name, &[9], DType::F32);
-        add(add(Layout::builder(), "table").unit("block"), "w").build().unwrap()
+        let layout = add(add(Layout::builder(), "table").unit("block"), "w");
+        add(layout.unit("last"), "x").build().unwrap()
     };
     for stage in common::STAGES {
         loopback::spawn(2, |comm| {
             let options = Options { stage, ..Options::default() };
             let mut opt = Optimizer::new(comm, layout(), Sgd::default(), first, options).unwrap();
             opt.also_called("head", "table").unwrap();
-            opt.also_called("v", "w").unwrap();
+            // That of another unit is no name of this one.
+            ["v", "last"].iter().for_each(|alias| opt.also_called(alias, "w").unwrap());
+            assert_eq!(opt.gather("last").unwrap().unit(), "last");
             let read = |opt: &Optimizer, unit: &str, name: &str| {
                 let here = opt.gather(unit).unwrap();
                 (here.unit().to_owned(), fetch(here.param(name).unwrap(), &opt.options().queue))
@@ -240,7 +243,7 @@ fn a_unit_goes_by_every_name_of_its_parameter() {
             // No unit is called by a parameter that is in one of another name.
             for name in ["v", "w"] {
                 let told = opt.gather(name).unwrap_err();
-                assert!(matches!(told, Error::Unit(UnitError::Unknown { count: 2, .. })), "{told}");
+                assert!(matches!(told, Error::Unit(UnitError::Unknown { count: 3, .. })), "{told}");
             }
             let clash = opt.also_called("block", "table");
             let later = Layout::builder().unit("head").param("late", &[3], DType::F32).build().unwrap();
@@ -251,7 +254,7 @@ fn a_unit_goes_by_every_name_of_its_parameter() {
                     let two = UnitError::TwoOfOneName { name: expected.into() };
                     assert!(matches!(&told, Error::Unit(error) if *error == two), "{told}");
                 }
-                assert_eq!(opt.params().count(), 2);
+                assert_eq!(opt.params().count(), 3);
             } else {
                 clash.and(later).unwrap();
             }
