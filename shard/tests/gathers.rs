@@ -263,6 +263,24 @@ fn a_unit_goes_by_every_name_of_its_parameter() {
     }
 }
 
+/// A parameter that its bucket is not called by may have a unit's name.
+#[test]
+fn a_unit_may_have_a_name_by_which_nothing_is_gathered() {
+    let add = |layout: LayoutBuilder, name: &str| layout.param(name, &[9], DType::F32);
+    loopback::spawn(2, |comm| {
+        let options = Options { stage: Stage::Zero3, ..Options::default() };
+        let layout = add(add(add(Layout::builder(), "a"), "u").unit("u"), "w").build().unwrap();
+        let mut opt = Optimizer::new(comm, layout, Sgd::default(), first, options).unwrap();
+        opt.also_called("u", "u").unwrap();
+        let later = add(Layout::builder().unit("v"), "late").build().unwrap();
+        opt.add_param_group(later, Sgd::default(), first).unwrap();
+        assert_eq!(opt.units().collect::<Vec<_>>(), ["a", "u", "v"]);
+        assert_eq!(opt.gather("u").unwrap().param("w").unwrap().len(), 9);
+        assert_eq!(opt.gather("a").unwrap().param("u").unwrap().len(), 9);
+    })
+    .unwrap();
+}
+
 /// Whole parameters are read through their units too, so that a model need not know the stage.
 #[test]
 fn units_are_there_at_every_stage() {

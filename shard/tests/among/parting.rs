@@ -5,6 +5,10 @@ use meshstep_comm::{Communicator, Error as CommError, loopback};
 use meshstep_optim::AdamW;
 use meshstep_shard::{Among, At, DataPlace, Error, NonFinite, Optimizer, Options, PlaceError, Stage, Until};
 use std::sync::Arc;
+use std::time::Duration;
+
+/// Who waited for it would be told of it, not of calls that do not match.
+const DEADLINE: Duration = Duration::from_secs(20);
 
 const NAMES: [&str; 2] = ["w", "v"];
 
@@ -59,7 +63,8 @@ fn a_call_that_meets_a_step_of_other_groups_is_told() {
                 for (name, call) in calls {
                     let options = Options { stage, non_finite, bucket_len: Some(64), ..Options::default() };
                     let what = format!("{name} {stage:?} {non_finite:?} {max_norm:?}");
-                    let told = loopback::spawn(4, |world| {
+                    let config = loopback::Config { timeout: DEADLINE, ..loopback::Config::new(4) };
+                    let told = loopback::spawn_with(config, |world| {
                         let rank = world.rank();
                         let (mut opt, pair) = pairs(world, options.clone()).unwrap();
                         step(&mut opt, max_norm).unwrap();
