@@ -134,6 +134,7 @@ mod bytes;
 #[cfg(feature = "checkpoint")]
 pub mod checkpoint;
 mod cross_shard;
+mod data_place;
 mod error;
 mod exchange;
 mod family;
@@ -185,6 +186,7 @@ pub use among::{Among, Parts};
 pub use bucket_plan::{BucketPlan, Placed};
 pub use bytes::{Memory, Wire};
 pub use cross_shard::{AssignmentError, CrossShard, Drift, SlotDrift};
+pub use data_place::{DataPlace, PlaceError};
 pub use error::Error;
 pub use fault::Fault;
 pub use gathered::{Gathered, PendingGather, UnitError};
@@ -204,7 +206,7 @@ pub use reduce::Folding;
 pub use step::{Outcome, Pending, Traffic};
 pub use values::ParamState;
 pub use verify::{Apart, Difference, Held, Repaired, Verified, VerifyError};
-pub use weights::{DataPlace, WeightError};
+pub use weights::WeightError;
 pub use whole_run::{Evaluated, Minimized, Passed, Until};
 
 /// Keeps the repository's README.md true.
