@@ -1,7 +1,8 @@
 //! Units of sharded parameters: gathered when a model is about to read them, and given back.
 
 use crate::family::{Family, Place};
-use crate::gather_room::{From, GatherRoom};
+use crate::gather_room::GatherRoom;
+use crate::stretch::From;
 use crate::units::Units;
 use crate::{Among, BucketPlan, Error, MicroBatch, Optimizer, wire};
 use meshstep_comm::{Communicator, InFlight, Op};

@@ -161,6 +161,7 @@ mod order;
 mod owned;
 mod part;
 mod partition;
+mod patience;
 mod plan;
 mod pool;
 mod precision;
@@ -168,7 +169,9 @@ mod presence;
 mod reduce;
 mod run;
 mod schedule;
+mod series;
 mod step;
+mod stretch;
 mod take_in;
 mod tensor_totals;
 #[cfg(feature = "cuda")]

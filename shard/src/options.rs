@@ -4,6 +4,7 @@ use crate::{Owners, Precision};
 use meshstep_optim::schedule::Schedule;
 use meshstep_optim::{LossScale, Norm};
 use meshstep_tensor::{DType, Meter, Queue};
+use std::time::Duration;
 
 /// What is divided among the ranks.
 ///
@@ -11,7 +12,7 @@ use meshstep_tensor::{DType, Meter, Queue};
 /// |---|---|---|---|---|
 /// | `Replicated` | all | all | all | all-reduce: 2(n-1)/n P |
 /// | `Zero1` | all | all | 1/n | reduce-scatter + all-gather: 2(n-1)/n P |
-/// | `Zero2` | all | 1/n, and two buckets of each gradient type | 1/n | the same; (k+1)(n-1)/n P with k micro-batches |
+/// | `Zero2` | all | 1/n, and two buckets of each type | 1/n | the same; (k+1)(n-1)/n P with k micro-batches |
 /// | `Zero3` | 1/n, and two units | as `Zero2` | 1/n | two all-gathers + reduce-scatter for each of k micro-batches: 3k(n-1)/n P |
 /// | `WholeParams` | all | all | by whole parameters | all-reduce + broadcasts: 2(n-1)/n P + at most P |
 ///
@@ -141,6 +142,13 @@ pub struct Options {
     pub bucket_len: Option<usize>,
     /// Whether buckets travel while the caller computes. Off: the thread that fills a bucket waits for its reduction.
     pub overlap: bool,
+    /// How long a gradient waits, by the communicator's clock, for a bucket that travels and whose memory it needs (stages 2 and 3;
+    /// everywhere with overlap off): where another rank lacks a gradient of that bucket, and waits for this rank in a collective of
+    /// the model, waiting is in vain. Then memory is taken beyond the plan ([`Traffic::pool_grown`](crate::Traffic::pool_grown)),
+    /// where there is some, without another wait in this micro-batch; each micro-batch in a row that waits in vain waits half as
+    /// long, down to a thousandth. At least as long as ranks are apart otherwise; `Duration::MAX`: memory never grows while
+    /// a bucket travels.
+    pub patience: Duration,
     /// How gradients of several ranks and micro-batches become one.
     pub combine: Combine,
     /// What happens when a gradient is missing.
@@ -181,6 +189,7 @@ impl Default for Options {
             stage: Stage::default(),
             bucket_len: None,
             overlap: true,
+            patience: Duration::from_secs(10),
             combine: Combine::default(),
             missing: Missing::default(),
             non_finite: NonFinite::default(),
