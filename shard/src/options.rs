@@ -143,11 +143,12 @@ pub struct Options {
     /// Whether buckets travel while the caller computes. Off: the thread that fills a bucket waits for its reduction.
     pub overlap: bool,
     /// How long a gradient waits, by the communicator's clock, for a bucket that travels and whose memory it needs (stages 2 and 3;
-    /// everywhere with overlap off): where another rank lacks a gradient of that bucket, and waits for this rank in a collective of
-    /// the model, waiting is in vain. Then memory is taken beyond the plan ([`Traffic::pool_grown`](crate::Traffic::pool_grown)),
-    /// where there is some, without another wait in this micro-batch; each micro-batch in a row that waits in vain waits half as
-    /// long, down to a thousandth. At least as long as ranks are apart otherwise; `Duration::MAX`: memory never grows while
-    /// a bucket travels.
+    /// at every stage with overlap off). Where another rank lacks a gradient of that bucket, and itself waits for this rank in a
+    /// collective of the model or in a gather, that is in vain. Then memory is taken beyond the plan, if there is any
+    /// ([`Traffic::pool_grown`](crate::Traffic::pool_grown) counts it), without another wait in this micro-batch; of micro-batches
+    /// in a row that have waited in vain each waits half as long, down to a thousandth. Longer than ranks are apart otherwise.
+    /// `Duration::MAX`: without an end but the communicator's, for models whose ranks never lack a gradient; on a GPU its queue
+    /// waits then, and not the host.
     pub patience: Duration,
     /// How gradients of several ranks and micro-batches become one.
     pub combine: Combine,

@@ -5,6 +5,7 @@ use crate::Error;
 use meshstep_comm::InFlight;
 use meshstep_tensor::{Buffer, Queue};
 use std::sync::PoisonError;
+use std::time::Duration;
 
 impl Handover {
     /// Opens bucket `b`, if there is memory for it.
@@ -53,8 +54,12 @@ impl Handover {
 
     /// As [`retire`](Self::retire), but leaves the bucket travelling where patience ends before.
     pub(super) fn retire_in_time(&self, mut state: Guard<'_>, b: usize) -> Result<(), Error> {
-        let Some(flight) = state.fillings[b].flight.take() else { return Ok(()) };
         let patience = state.patience.left();
+        if patience == Duration::MAX {
+            // On a GPU its queue waits, and not the host.
+            return self.retire(state, b);
+        }
+        let Some(flight) = state.fillings[b].flight.take() else { return Ok(()) };
         state.retiring += 1;
         drop(state);
         let arrived = flight.ends_within(patience);
