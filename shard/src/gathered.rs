@@ -1,7 +1,8 @@
 //! Units of sharded parameters: gathered when a model is about to read them, and given back.
 
 use crate::family::{Family, Place};
-use crate::gather_room::{From, GatherRoom};
+use crate::gather_room::GatherRoom;
+use crate::stretch::From;
 use crate::units::Units;
 use crate::{Among, BucketPlan, Error, MicroBatch, Optimizer, wire};
 use meshstep_comm::{Communicator, InFlight, Op};
@@ -95,7 +96,8 @@ impl Optimizer {
 
     /// Brings a unit's parameters to this rank. Collective at [`Stage::Zero3`](crate::Stage::Zero3), over the ranks that divide the
     /// unit: they gather the same units in the same order, each from one thread, and between two gathers hand over the gradients of
-    /// the same parameters, in any order. Ranks that gather different units get an error here, where lengths differ, or from the
+    /// the same parameters, in any order; where one lacks some, others may wait for
+    /// [`Options::patience`](crate::Options::patience) before they gather. Ranks that gather different units get an error here, where lengths differ, or from the
     /// next step; those that wait for a gather get one when a rank ends its micro-batch without, where communicators
     /// compare calls, or at the deadline.
     ///

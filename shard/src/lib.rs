@@ -120,8 +120,9 @@
 //! matrices (Muon) need [`Stage::WholeParams`] or
 //! [`Stage::Replicated`]. [`Stage::Zero3`] shards parameters that train; frozen ones are on every rank. A rank that gives up in the
 //! middle of gathering parts from the others, which ends their run. At stages 2 and 3, and with overlap off, a thread that hands over a gradient
-//! may wait for the other ranks' hand-overs: do not let ranks of one process share a pool of threads for it, and hand over the same
-//! gradients on every rank before one waits for another in a collective of your own. Gradients accumulate in their own type: f32 micro-batches of
+//! may wait for the other ranks' hand-overs: do not let ranks of one process share a pool of threads for it. Where a rank that
+//! lacks a gradient waits for another in a collective of your own, or in a gather, that other waits in vain, for
+//! [`Options::patience`]. Gradients accumulate in their own type: f32 micro-batches of
 //! f32, bf16 ones in bf16. Weighted means round w g once to the gradients' type. On GPUs a
 //! background save becomes the newest where ranks join it or save again, as its words must not come between training's collectives.
 
@@ -162,6 +163,7 @@ mod order;
 mod owned;
 mod part;
 mod partition;
+mod patience;
 mod plan;
 mod pool;
 mod precision;
@@ -169,7 +171,9 @@ mod presence;
 mod reduce;
 mod run;
 mod schedule;
+mod series;
 mod step;
+mod stretch;
 mod take_in;
 mod tensor_totals;
 #[cfg(feature = "cuda")]

@@ -145,6 +145,7 @@ impl Optimizer {
             stage: options.stage,
             reduction,
             overlap: options.overlap,
+            patience: options.patience,
             norm: options.norm,
             buckets: Vec::new(),
         };

@@ -116,8 +116,10 @@ fn buckets_of_parts_travel_as_a_backward_pass_fills_them() {
             // What is added later goes behind.
             opt.add_param_group(layout(&["0late n", "1late n"], 20), AdamW::default(), zeros).unwrap();
             let late = ["1late n", "0late n"].map(str::to_owned);
+            // It has room of its own: two buckets.
+            let planned = planned + 2 * 128 * 4;
             assert_eq!(pool(&mut opt, &[&backward[..], &late].concat()), (0, planned), "{stage:?}");
-            assert!(pool(&mut opt, &[&late[..], &backward].concat()).1 > planned, "{stage:?}");
+            assert_eq!(pool(&mut opt, &[&late[..], &backward].concat()), (0, planned), "{stage:?}");
         })
         .unwrap();
     }
