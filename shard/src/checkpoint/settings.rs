@@ -1,6 +1,7 @@
 //! What of an optimizer belongs to no parameter: how far it is, and what it was made with.
 
 use super::error::CheckpointError;
+use super::fits::find;
 use super::mismatch::Mismatch;
 use crate::{Optimizer, schedule};
 use meshstep_optim::{LossScaleState, Rounding};
@@ -132,9 +133,11 @@ impl Settings {
                 here: here.to_owned(),
             }),
         };
-        let saved = by_param(&self.rules);
-        for (param, rule) in by_param(&here.rules) {
-            if let Some(saved) = saved.get(param) {
+        let (saved, mut tied) = (by_param(&self.rules), self.tied.clone());
+        tied.extend(here.tied.clone());
+        for (param, rule) in &by_param(&here.rules) {
+            // What it is loaded from may have another of its names.
+            if let Some((_, saved)) = find(param, &saved, &tied) {
                 differs(&format!("the rule of {param:?}"), saved, rule)?;
             }
         }
@@ -153,6 +156,6 @@ impl Settings {
     }
 }
 
-fn by_param(rules: &BTreeMap<String, Vec<String>>) -> BTreeMap<&str, &str> {
-    rules.iter().flat_map(|(rule, params)| params.iter().map(move |param| (&**param, &**rule))).collect()
+fn by_param(rules: &BTreeMap<String, Vec<String>>) -> BTreeMap<String, &str> {
+    rules.iter().flat_map(|(rule, params)| params.iter().map(move |param| (param.clone(), &**rule))).collect()
 }

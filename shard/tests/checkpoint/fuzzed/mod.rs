@@ -134,6 +134,8 @@ fn saved(manifest: &Manifest, files: &[Vec<u8>]) -> Saved {
     for (entry, bytes) in manifest.files.iter().zip(files) {
         disk.0.insert(Path::new(STEP).join(&entry.name), bytes.as_slice().into());
     }
+    // Of the step that its folder is called by.
+    let manifest = Manifest { step: 1, ..manifest.clone() };
     disk.0.insert(Path::new(STEP).join("manifest.json"), manifest.to_text().into_bytes().into());
     Store::on(Arc::new(disk), "/run").open(1).unwrap()
 }
