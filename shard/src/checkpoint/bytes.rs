@@ -6,6 +6,7 @@
 
 use super::contents::{Content, Keeper, Named};
 use super::error::CheckpointError;
+use super::fits::MOST;
 use super::load::take_in;
 use super::manifest::Type;
 use super::mismatch::Mismatch;
@@ -277,6 +278,9 @@ impl Header {
         }
         let count = |header: &Header| format!("{} of {} tensors", header.vectors.len(), header.t.len());
         same("the number of vectors", count(self), count(here))?;
+        if let Some(t) = self.t.iter().find(|&&t| t >= MOST) {
+            return Err(damaged(format!("{t} is no count of updates")));
+        }
         match here.vectors.iter().map(Held::bytes).sum::<usize>() == data {
             true => Ok(()),
             false => Err(damaged(format!("{data} bytes of vectors"))),

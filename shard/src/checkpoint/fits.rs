@@ -35,7 +35,7 @@ pub(super) struct Fitting<'m> {
 }
 
 /// Counts beyond this are no counts of updates.
-const MOST: u64 = 1 << 53;
+pub(super) const MOST: u64 = 1 << 53;
 
 impl<'m> Fitting<'m> {
     /// Where `contents` come from in `manifest`; `tied` are other names of parameters.

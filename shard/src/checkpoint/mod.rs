@@ -79,6 +79,7 @@ pub use piece::{Piece, Region, Run};
 pub(crate) use placing::Alike;
 pub use placing::Placing;
 pub use ranks::Failed;
+pub(crate) use reshard::reshard_all;
 pub use reshard::{Moved, Placed, reshard, reshard_placed};
 pub use save::Save;
 pub(crate) use save::save_all;
