@@ -185,6 +185,12 @@ pub enum CheckpointError {
         /// What ended it.
         message: String,
     },
+    /// An exchange between workers that has failed, and not yet arrived.
+    #[error("what is on its way between workers has failed: {message}; save once it has arrived")]
+    OnItsWay {
+        /// What ended it.
+        message: String,
+    },
     /// Nobody to move to, or from.
     #[error("no rank has an optimizer to move {direction}; give each rank that has one")]
     NoSide {
@@ -209,7 +215,7 @@ pub enum CheckpointError {
 
 impl CheckpointError {
     /// An error of this rank's memory.
-    pub(super) fn memory<E: ToString>(error: E) -> Self {
+    pub(crate) fn memory<E: ToString>(error: E) -> Self {
         CheckpointError::Memory { message: error.to_string() }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::error::CheckpointError;
 use super::mismatch::Mismatch;
+use crate::local::LocalRecord;
 use crate::{Optimizer, schedule};
 use meshstep_optim::{LossScaleState, Rounding};
 use serde::{Deserialize, Serialize};
@@ -29,6 +30,9 @@ pub(crate) struct Settings {
     pub(crate) recipe: BTreeMap<String, String>,
     /// The rule and the progress of L-BFGS.
     pub(crate) lbfgs: Option<(String, Vec<u64>)>,
+    /// Workers that meet seldom.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) local: Option<LocalRecord>,
     /// Other names of parameters.
     pub(crate) tied: BTreeMap<String, String>,
 }
@@ -87,6 +91,7 @@ impl Settings {
                 other => format!("{other:?}"),
             }),
             lbfgs: None,
+            local: None,
             recipe: recipe.map(|(name, value)| (name.to_owned(), value)).into(),
             tied,
         }
