@@ -2,6 +2,8 @@
 
 use super::error::CheckpointError;
 use super::mismatch::Mismatch;
+use crate::cross_shard::GroupRecord;
+use crate::local::LocalRecord;
 use crate::{Optimizer, schedule};
 use meshstep_optim::{LossScaleState, Rounding};
 use serde::{Deserialize, Serialize};
@@ -29,6 +31,12 @@ pub(crate) struct Settings {
     pub(crate) recipe: BTreeMap<String, String>,
     /// The rule and the progress of L-BFGS.
     pub(crate) lbfgs: Option<(String, Vec<u64>)>,
+    /// Workers that meet seldom.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) local: Option<LocalRecord>,
+    /// Groups that have parted.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) groups: Vec<GroupRecord>,
     /// Other names of parameters.
     pub(crate) tied: BTreeMap<String, String>,
 }
@@ -87,6 +95,8 @@ impl Settings {
                 other => format!("{other:?}"),
             }),
             lbfgs: None,
+            local: None,
+            groups: Vec::new(),
             recipe: recipe.map(|(name, value)| (name.to_owned(), value)).into(),
             tied,
         }
