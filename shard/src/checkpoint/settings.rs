@@ -2,7 +2,7 @@
 
 use super::error::CheckpointError;
 use super::mismatch::Mismatch;
-use crate::cross_shard::GroupRecord;
+use crate::cross_shard::GroupsRecord;
 use crate::local::LocalRecord;
 use crate::{Optimizer, schedule};
 use meshstep_optim::{LossScaleState, Rounding};
@@ -34,9 +34,9 @@ pub(crate) struct Settings {
     /// Workers that meet seldom.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) local: Option<LocalRecord>,
-    /// Groups that have parted.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) groups: Vec<GroupRecord>,
+    /// Groups of replicas that differ.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) groups: Option<GroupsRecord>,
     /// Other names of parameters.
     pub(crate) tied: BTreeMap<String, String>,
 }
@@ -96,7 +96,7 @@ impl Settings {
             }),
             lbfgs: None,
             local: None,
-            groups: Vec::new(),
+            groups: None,
             recipe: recipe.map(|(name, value)| (name.to_owned(), value)).into(),
             tied,
         }

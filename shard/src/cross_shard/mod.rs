@@ -8,7 +8,7 @@ mod synchronize;
 
 pub use assignment::AssignmentError;
 #[cfg(feature = "checkpoint")]
-pub(crate) use saving::GroupRecord;
+pub(crate) use saving::GroupsRecord;
 pub use synchronize::{Drift, SlotDrift};
 
 use crate::lbfgs::Failed;

@@ -19,8 +19,9 @@ impl CrossShard {
     /// Saves parameters, state, and how far they are, of all groups, between two steps. Collective over the world, and otherwise as
     /// [`Optimizer::save`].
     ///
-    /// Where all groups have the same, which hashes tell, it is what one [`Optimizer`] would save, and goes onto any ranks, groups and
-    /// stages. Where they do not, tensors are `group.<number>/<parameter>`, in the order of the groups that were given.
+    /// Where all groups have the same values, which hashes tell, it is what one [`Optimizer`] would save, and goes onto any ranks,
+    /// groups and stages. Where they do not, tensors are `group.<number>/<parameter>`, in the order of the groups that were given.
+    /// Each group's steps, skips and loss scale are saved wherever they differ.
     pub fn save(&mut self, store: &Store, save: Save<'_>) -> Result<u64, Error> {
         self.check_idle_everywhere()?;
         let placing = self.placing();
@@ -42,9 +43,10 @@ impl CrossShard {
     /// Loads what was [saved](Self::save), or what an [`Optimizer`] has saved on any ranks. Collective over the world, and otherwise
     /// as [`Optimizer::load`].
     ///
-    /// What groups have saved alike goes to every group. Of groups that had parted each goes on from the one of its number, with any
-    /// number of ranks; to another number of groups that is [`CheckpointError::Groups`], as no one group's values stand for all:
-    /// [`synchronize_state`](Self::synchronize_state) before saving makes them one.
+    /// As many groups go on each from the one of its number, with any number of ranks. To another number of groups what was the same
+    /// in all goes to every one, with the first one's steps, skips and loss scale; where they had parted that is
+    /// [`CheckpointError::Groups`], as no one's values stand for all:
+    /// [`synchronize_state`](Self::synchronize_state) before saving makes them the same.
     pub fn load(&mut self, store: &Store, load: Load) -> Result<Loaded, Error> {
         self.check_idle_everywhere()?;
         let placing = self.placing();
@@ -91,9 +93,17 @@ impl Placing for Grouped {
     }
 }
 
+/// Groups that are not as far as each other, or have other values.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct GroupsRecord {
+    /// Whether there are tensors of each.
+    apart: bool,
+    groups: Vec<GroupRecord>,
+}
+
 /// How far a group is, as in [`Settings`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct GroupRecord {
+struct GroupRecord {
     steps: u64,
     skips: u32,
     hopeless: u32,
@@ -128,21 +138,23 @@ struct Told {
 #[derive(Debug)]
 struct AllGroups<'a> {
     cross: &'a mut CrossShard,
-    /// How far each group is; none where all have the same.
-    apart: Vec<GroupRecord>,
+    /// Whether each group has tensors of its own.
+    apart: bool,
+    /// How far each group is; none where all are as far.
+    groups: Vec<GroupRecord>,
     /// How many updates the parameters of each have seen, or of all.
     t: Vec<u64>,
 }
 
 impl<'a> AllGroups<'a> {
     fn new(cross: &'a mut CrossShard) -> Self {
-        AllGroups { cross, apart: Vec::new(), t: Vec::new() }
+        AllGroups { cross, apart: false, groups: Vec::new(), t: Vec::new() }
     }
 
     /// The number here of a parameter of one of the groups, if it is this one's.
     fn own(&self, param: usize) -> Option<usize> {
         let params = self.cross.optimizer.entries.len();
-        (self.apart.is_empty() || param / params == self.cross.number).then(|| param % params)
+        (!self.apart || param / params == self.cross.number).then(|| param % params)
     }
 
     fn told(&mut self) -> Result<Told, Error> {
@@ -155,7 +167,7 @@ impl<'a> AllGroups<'a> {
 
     /// As this group's optimizer has it.
     fn own_settings(&self, settings: &Settings) -> Settings {
-        let own = self.apart.get(self.cross.number);
+        let own = self.groups.get(self.cross.number);
         own.map_or_else(|| settings.clone(), |own| own.settings(settings))
     }
 }
@@ -199,16 +211,15 @@ impl Keeper for AllGroups<'_> {
         let all: Result<Vec<Told>, _> = all.iter().map(|text| serde_json::from_slice(text)).collect();
         let all = ranks.agree(all.map_err(CheckpointError::memory))?;
         counted_alike(&all)?;
-        let mut groups: Vec<Option<Told>> = (0..self.cross.groups()).map(|_| None).collect();
-        let one = all.iter().all(|told| (told.counters, told.values) == (all[0].counters, all[0].values));
-        all.into_iter().rev().for_each(|told| {
-            let group = told.group;
-            groups[group] = Some(told);
-        });
-        let kept = groups.into_iter().flatten().take(if one { 1 } else { usize::MAX });
-        let (records, t): (Vec<_>, Vec<_>) = kept.map(|told| (told.record, told.t)).unzip();
-        self.t = t.concat();
-        self.apart = if one { Vec::new() } else { records };
+        let differ = |of: fn(&Told) -> (u64, &[u64])| all.iter().any(|told| of(told) != of(&all[0]));
+        self.apart = differ(|told| (told.values, &told.t));
+        let counted = differ(|told| (told.counters, &[]));
+        let mut groups: BTreeMap<usize, Told> = BTreeMap::new();
+        all.into_iter().for_each(|told| _ = groups.entry(told.group).or_insert(told));
+        let tensors = if self.apart { groups.len() } else { 1 };
+        self.t = groups.values().take(tensors).flat_map(|told| told.t.clone()).collect();
+        let kept = if self.apart || counted { groups.len() } else { 0 };
+        self.groups = groups.into_values().take(kept).map(|told| told.record).collect();
         Ok(())
     }
 
@@ -217,11 +228,14 @@ impl Keeper for AllGroups<'_> {
     }
 
     fn choose<'m>(&mut self, manifest: &'m Manifest, _: &Load) -> Result<Cow<'m, Manifest>, CheckpointError> {
-        let (saved, here) = (Settings::from_json(&manifest.settings)?.groups, self.cross.groups());
-        if !saved.is_empty() && saved.len() != here {
-            return Err(CheckpointError::Groups { saved: saved.len(), here });
-        }
-        self.apart = saved;
+        let here = self.cross.groups();
+        (self.apart, self.groups) = match Settings::from_json(&manifest.settings)?.groups {
+            Some(GroupsRecord { apart, groups }) if groups.len() == here => (apart, groups),
+            Some(GroupsRecord { apart: true, groups }) => {
+                return Err(CheckpointError::Groups { saved: groups.len(), here });
+            }
+            _ => (false, Vec::new()),
+        };
         Ok(Cow::Borrowed(manifest))
     }
 
@@ -236,13 +250,13 @@ impl Keeper for AllGroups<'_> {
     fn contents(&self, placing: &dyn Placing) -> Result<Vec<Content>, CheckpointError> {
         let params = self.cross.optimizer.contents(placing)?;
         let mut contents = Vec::new();
-        for group in 0..self.apart.len().max(1) {
+        for group in 0..if self.apart { self.groups.len() } else { 1 } {
             for of in &params {
                 let param = contents.len();
                 let t = self.t.get(param).copied().unwrap_or(of.t);
-                let name = match self.apart.is_empty() {
-                    true => of.name.clone(),
-                    false => format!("group.{group}/{}", of.name),
+                let name = match self.apart {
+                    true => format!("group.{group}/{}", of.name),
+                    false => of.name.clone(),
                 };
                 let owned = if self.own(param).is_some() { of.owned.clone() } else { 0..0 };
                 contents.push(Content { name, t, owned, ..of.clone() });
@@ -259,7 +273,9 @@ impl Keeper for AllGroups<'_> {
     }
 
     fn settings(&self, tied: BTreeMap<String, String>) -> Settings {
-        Settings { groups: self.apart.clone(), ..self.cross.optimizer.settings(tied) }
+        let groups = GroupsRecord { apart: self.apart, groups: self.groups.clone() };
+        let groups = Some(groups).filter(|record| !record.groups.is_empty());
+        Settings { groups, ..self.cross.optimizer.settings(tied) }
     }
 
     fn check(&self, settings: &Settings) -> Result<(), CheckpointError> {

@@ -18,6 +18,7 @@ mod failures;
 mod faulty;
 mod fuzzed;
 mod gate;
+mod groups;
 mod holdings;
 mod killed;
 mod layouts;
