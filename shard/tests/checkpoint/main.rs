@@ -26,6 +26,7 @@ mod lbfgs;
 mod os;
 mod pieces;
 mod problem;
+mod progress;
 mod pytorch;
 mod pytorch_refusals;
 mod refusals;
