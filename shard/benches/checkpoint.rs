@@ -144,7 +144,9 @@ fn background(rounds: usize, opt: &mut Optimizer, store: &Store, room: &mut [u8]
     let steps = meanwhile.len();
     let [stall, copied, written, alone, beside] =
         [stalls, copies, written, alone, meanwhile].map(|mut times| median(&mut times));
-    println!("save_async: stalls {stall:.3} s, a copy of as many bytes {copied:.3} s, written in {written:.2} s");
+    println!(
+        "save_async: stalls {stall:.3} s, a copy of as many bytes {copied:.3} s, written in {written:.2} s"
+    );
     println!("  {:.3} s where it allocates, which the first one does", first.whole.as_secs_f64());
     println!("  {steps} steps meanwhile, of {beside:.3} s; alone {alone:.3} s");
 }

@@ -51,7 +51,8 @@ fn main() -> io::Result<()> {
 /// A file of all vectors, one of parameters alone, and what begins to be wrong.
 fn pytorch() -> io::Result<()> {
     let vector = |dtype: &str, shape: &[u64], from: u64, to: u64| {
-        json!({ "dtype": dtype, "shape": shape, "data_offsets": [from, to] })
+        let offsets = [from, to];
+        json!({ "dtype": dtype, "shape": shape, "data_offsets": offsets })
     };
     let params = [("w", vector("F32", &[2, 3], 0, 24)), ("none", vector("F32", &[0], 24, 24))];
     let params = params.into_iter().chain([("still", vector("BF16", &[2], 24, 28))]);
@@ -96,7 +97,9 @@ fn pytorch() -> io::Result<()> {
     ] {
         write(name, 0, &whole.replacen(from, to, 1), &data)?;
     }
-    for (name, step) in [("half", 2.5f32), ("minus", -1.0), ("nan", f32::NAN), ("often", 1e30), ("never", 0.0)] {
+    for (name, step) in
+        [("half", 2.5f32), ("minus", -1.0), ("nan", f32::NAN), ("often", 1e30), ("never", 0.0)]
+    {
         let data = [&data[..28], &step.to_le_bytes(), &data[32..]].concat();
         write(name, 0, &whole, &data)?;
     }

@@ -31,7 +31,8 @@ fn options(stage: Stage) -> Options {
 }
 
 fn build(world: Arc<dyn Communicator>, groups: &[Vec<usize>]) -> CrossShard {
-    CrossShard::new(world, Some(groups), layout(), AdamW::default(), first, options(Stage::Replicated)).unwrap()
+    CrossShard::new(world, Some(groups), layout(), AdamW::default(), first, options(Stage::Replicated))
+        .unwrap()
 }
 
 /// Gradients of one step of a group, the same on all of its ranks.

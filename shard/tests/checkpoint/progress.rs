@@ -84,7 +84,8 @@ fn both(way: Way, loss_scale: LossScale, to: Range<usize>) -> [(Vec<String>, Who
         old.iter_mut().for_each(|opt| assert_eq!(trace(opt, 1..6).len(), 5));
         new.iter_mut().for_each(|opt| assert_eq!(trace(opt, 1..2).len(), 1));
         let mut bytes = [via.rank() as u8; 3];
-        let save = Save { blobs: vec![("job", b"of all")], own_blobs: vec![("rng", &bytes)], ..Save::default() };
+        let save =
+            Save { blobs: vec![("job", b"of all")], own_blobs: vec![("rng", &bytes)], ..Save::default() };
         let mut saving = None;
         match (way, &mut old) {
             (Way::Saved, Some(opt)) => _ = opt.save(&store, save).unwrap(),
@@ -130,7 +131,8 @@ fn a_run_goes_on_where_it_was_whatever_way_it_went() {
         ..DynamicLossScale::default()
     };
     for loss_scale in [LossScale::Dynamic(falls), LossScale::Static(8.0)] {
-        for (way, to) in [(Way::Saved, 1..4), (Way::Background, 3..4), (Way::Bytes, 0..2), (Way::Moved, 1..4)] {
+        for (way, to) in [(Way::Saved, 1..4), (Way::Background, 3..4), (Way::Bytes, 0..2), (Way::Moved, 1..4)]
+        {
             let [went_on, again] = both(way, loss_scale, to);
             assert_eq!(went_on.0, again.0, "{way:?}");
             assert!(went_on.1 == again.1, "{way:?}: values are apart");
