@@ -6,7 +6,7 @@
 
 use super::contents::{Content, Keeper, Named};
 use super::error::CheckpointError;
-use super::fits::MOST;
+use super::fits::MOST_UPDATES;
 use super::load::take_in;
 use super::manifest::Type;
 use super::mismatch::Mismatch;
@@ -276,11 +276,11 @@ impl Header {
                 return Err(BytesError::Other { what, there: show(a), here: show(b) });
             }
         }
-        let count = |header: &Header| format!("{} of {} tensors", header.vectors.len(), header.t.len());
-        same("the number of vectors", count(self), count(here))?;
-        if let Some(t) = self.t.iter().find(|&&t| t >= MOST) {
+        if let Some(t) = self.t.iter().find(|&&t| t >= MOST_UPDATES) {
             return Err(damaged(format!("{t} is no count of updates")));
         }
+        let count = |header: &Header| format!("{} of {} tensors", header.vectors.len(), header.t.len());
+        same("the number of vectors", count(self), count(here))?;
         match here.vectors.iter().map(Held::bytes).sum::<usize>() == data {
             true => Ok(()),
             false => Err(damaged(format!("{data} bytes of vectors"))),
