@@ -114,7 +114,7 @@
 //! have the CPU's bits wherever NCCL's sums have.
 //!
 //! # Limits
-//! One group of ranks, or several ([`Among`]). A [`CrossShard`], whose groups may be apart, is not saved. Memory of a GPU is for rules that see single elements. There clipping
+//! One group of ranks, or several ([`Among`]). Memory of a GPU is for rules that see single elements. There clipping
 //! before the reduction makes the host wait for each step, asking for a dynamic loss scale for the steps so far, and L-BFGS for
 //! each evaluation. Rules that see whole
 //! matrices (Muon) need [`Stage::WholeParams`] or

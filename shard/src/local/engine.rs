@@ -36,9 +36,9 @@ pub(crate) struct Engine {
     pub(crate) workers: Workers,
     pub(crate) parts: Parts,
     loads: Vec<Loads>,
-    flights: Vec<Flight>,
+    pub(crate) flights: Vec<Flight>,
     /// Fragments to be sent again.
-    again: BTreeSet<usize>,
+    pub(crate) again: BTreeSet<usize>,
     /// The step that is next or under way, from 0.
     pub(crate) step: u64,
     /// Whether this worker's values count.
@@ -228,7 +228,7 @@ impl Engine {
             let arrives = (self.step.saturating_add(delay), placement);
             let mut flight = Flight::launch(&self.plan, &lanes, &bringing, to, arrives)?;
             for (sent, bringing) in flight.sent.iter_mut().zip(&bringing) {
-                if delay > 0 && self.plan.fragments[bringing.fragment].outer().is_none() {
+                if self.plan.fragments[bringing.fragment].keeps_sent() {
                     sent.snapshots = bringing.snapshots(optimizer)?;
                 }
             }
