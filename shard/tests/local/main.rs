@@ -13,4 +13,9 @@ mod failures;
 mod naive;
 mod plan;
 mod regroup;
+#[cfg(feature = "checkpoint")]
+mod saving;
+#[cfg(feature = "checkpoint")]
+#[path = "../checkpoint/sim.rs"]
+mod sim;
 mod trajectories;

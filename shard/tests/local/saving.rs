@@ -1,0 +1,214 @@
+//! Checkpoints of workers: they go on as if nothing had been, and others go on from their mean.
+
+use crate::common::{self, Gradients, Run, STAGES};
+use crate::equal::{End, assert_equal, end, plans};
+use crate::naive::{Naive, tokens};
+use crate::sim::Sim;
+use meshstep_comm::loopback;
+use meshstep_shard::checkpoint::{CheckpointError, Load, Mismatch, Save, Store};
+use meshstep_shard::local::{LocalError, LocalOptimizer, LocalPlan, Workers};
+use meshstep_shard::{Error, Optimizer, Stage};
+use std::sync::Arc;
+
+const STEPS: u64 = 11;
+
+/// Steps after which there is a checkpoint: in the middle of intervals, and of what is on its way.
+const SAVED: [u64; 3] = [4, 5, 7];
+
+fn store() -> Store {
+    Store::on(Arc::new(Sim::new("/run")), "/run")
+}
+
+fn run(stage: Stage) -> Run {
+    Run { gradients: Gradients::Rough, max_norm: Some(5.0), ..Run::default() }.stage(stage)
+}
+
+/// Each rank of so many workers of so many ranks.
+fn spawn<T: Send>(
+    run: &Run,
+    plan: &LocalPlan,
+    [workers, inside]: [usize; 2],
+    then: impl Fn(LocalOptimizer, usize) -> T + Sync,
+) -> Vec<T> {
+    let ends = loopback::spawn(workers * inside, |world| {
+        let worker = world.rank() / inside;
+        let (comm, between) = Workers::split(world, worker as u32).unwrap();
+        let inner = run.build(comm).unwrap();
+        then(LocalOptimizer::new(inner, between, plan.clone()).unwrap(), worker)
+    });
+    ends.unwrap()
+}
+
+/// The next step: all ranks of a worker have the same gradient, so that it is one of as many as there are.
+fn step(run: &Run, local: &mut LocalOptimizer, worker: usize) {
+    let step = local.steps();
+    let mb = local.micro_batch(tokens(worker, step)).unwrap();
+    for i in 0..run.lens.len() {
+        let grad: Vec<f32> = run.gradient(step + 1, 0, worker, i).iter().map(|&g| g as f32).collect();
+        mb.grad(&common::name(i), &grad[..]).unwrap();
+    }
+    mb.finish().unwrap();
+    assert_eq!(local.step(run.at(step + 1)).unwrap().exchanged.failed, []);
+}
+
+fn steps_until(run: &Run, local: &mut LocalOptimizer, worker: usize, until: u64) {
+    (local.steps()..until).for_each(|_| step(run, local, worker));
+}
+
+fn named(step: u64) -> Save<'static> {
+    Save { step: Some(step), ..Save::default() }
+}
+
+fn of_step(step: u64) -> Load {
+    Load { step: Some(step), ..Load::default() }
+}
+
+/// Trains four workers, and saves some steps.
+fn train_and_save(run: &Run, plan: &LocalPlan, inside: usize, store: &Store) -> Vec<End> {
+    spawn(run, plan, [4, inside], |mut local, worker| {
+        for at in SAVED {
+            steps_until(run, &mut local, worker, at);
+            if at % 2 == 0 {
+                local.save(store, named(at)).unwrap();
+            } else {
+                let saving = local.save_async(store, named(at)).unwrap();
+                // Another save waits for it, and so does this one's next.
+                drop(saving);
+            }
+        }
+        steps_until(run, &mut local, worker, STEPS);
+        end(run, &local)
+    })
+}
+
+/// Goes on from a step, after other steps.
+fn load_and_train(run: &Run, plan: &LocalPlan, mesh: [usize; 2], store: &Store, load: Load) -> Vec<End> {
+    spawn(run, plan, mesh, |mut local, worker| {
+        // Something to be forgotten: other values, and what is on its way.
+        (0..2 + worker as u64 % 2).for_each(|_| drop(local.steps()));
+        steps_until(run, &mut local, worker + 1, 3);
+        let loaded = local.load(store, load).unwrap();
+        assert_eq!((loaded.missing, loaded.unexpected), (vec![], vec![]));
+        assert_eq!(local.steps(), load.step.unwrap());
+        steps_until(run, &mut local, worker, STEPS);
+        end(run, &local)
+    })
+}
+
+#[test]
+fn as_many_workers_go_on_as_if_nothing_had_been() {
+    for (p, (name, rule, plan)) in plans().into_iter().enumerate() {
+        let store = store();
+        let run = |i: usize| Run { rule, ..run(STAGES[i % 4]) };
+        let mut naive_run = run(0);
+        naive_run.ranks = 4;
+        let mut naive = Naive::new(&naive_run, &plan, 4);
+        (0..STEPS).for_each(|step| naive.step(step));
+        let inside = [1, 2, 3];
+        let ends = train_and_save(&run(p), &plan, inside[p % 3], &store);
+        for (rank, end) in ends.iter().enumerate() {
+            assert_equal(end, &naive.workers[rank / inside[p % 3]], &format!("{name} rank {rank}"));
+        }
+        for (k, at) in SAVED.into_iter().enumerate() {
+            store.open(at).unwrap().verify().unwrap();
+            let inside = inside[(p + k) % 3];
+            let ends = load_and_train(&run(p + k + 1), &plan, [4, inside], &store, of_step(at));
+            for (rank, end) in ends.iter().enumerate() {
+                assert_equal(end, &naive.workers[rank / inside], &format!("{name} from {at}, rank {rank}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn other_workers_go_on_from_the_mean() {
+    for (p, (name, rule, plan)) in plans().into_iter().enumerate() {
+        let store = store();
+        let run = |i: usize| Run { rule, ..run(STAGES[i % 4]) };
+        train_and_save(&run(p), &plan, 1 + p % 2, &store);
+        for (k, at) in SAVED.into_iter().enumerate() {
+            for workers in [2, 6] {
+                let saved_run = Run { ranks: 4, ..run(0) };
+                let mut saved = Naive::new(&saved_run, &plan, 4);
+                (0..at).for_each(|step| saved.step(step));
+                let naive_run = Run { ranks: workers, ..run(0) };
+                let mut naive = saved.merged(&naive_run, workers);
+                (at..STEPS).for_each(|step| naive.step(step));
+                let ends = load_and_train(&run(p + k + 1), &plan, [workers, 2], &store, of_step(at));
+                for (rank, end) in ends.iter().enumerate() {
+                    let what = format!("{name} from {at} to {workers}, rank {rank}");
+                    assert_equal(end, &naive.workers[rank / 2], &what);
+                }
+            }
+        }
+    }
+}
+
+fn refused(error: LocalError) -> CheckpointError {
+    match error {
+        LocalError::Shard(Error::Checkpoint(failed)) => failed.error.clone(),
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn another_plan_is_refused_or_begins_from_the_mean() {
+    let (store, run) = (store(), run(Stage::Zero2));
+    let saved_by = LocalPlan::streaming_diloco(4, 3, 2, 0.5);
+    train_and_save(&run, &saved_by, 2, &store);
+    for (other, workers) in [(LocalPlan::diloco(3), 4), (LocalPlan::des_loc(2, 3, 4), 3)] {
+        let told = spawn(&run, &other, [workers, 2], |mut local, worker| {
+            steps_until(&run, &mut local, worker, 2);
+            let before = end(&run, &local);
+            let told = refused(local.load(&store, of_step(5)).unwrap_err());
+            assert_eq!((local.steps(), end(&run, &local).params), (2, before.params));
+            told
+        });
+        for told in told {
+            let CheckpointError::Mismatch(Mismatch::Setting { what, saved, here }) = told else {
+                panic!("{told}")
+            };
+            assert_eq!(what, "the local plan");
+            assert_ne!(saved, here);
+        }
+        let saved_run = Run { ranks: 4, ..run.clone() };
+        let mut naive = Naive::new(&saved_run, &saved_by, 4);
+        (0..5).for_each(|step| naive.step(step));
+        let naive_run = Run { ranks: workers, ..run.clone() };
+        let mut naive = naive.anew(&naive_run, &other, workers);
+        (5..STEPS).for_each(|step| naive.step(step));
+        let load = Load { other_settings: true, ..of_step(5) };
+        for (rank, end) in load_and_train(&run, &other, [workers, 2], &store, load).iter().enumerate() {
+            assert_equal(end, &naive.workers[rank / 2], &format!("{workers} workers, rank {rank}"));
+        }
+    }
+}
+
+#[test]
+fn workers_begin_from_what_one_optimizer_has_saved() {
+    let (store, run) = (store(), run(Stage::Zero1));
+    let plan = LocalPlan::diloco(3);
+    let alone = loopback::spawn(2, |comm| {
+        let mut opt: Optimizer = run.build(comm).unwrap();
+        for t in 1..=4 {
+            let mb = opt.micro_batch(1).unwrap();
+            for i in 0..run.lens.len() {
+                let grad: Vec<f32> = run.gradient(t, 0, 0, i).iter().map(|&g| g as f32).collect();
+                mb.grad(&common::name(i), &grad[..]).unwrap();
+            }
+            mb.finish().unwrap();
+            let _ = opt.step(run.at(t)).unwrap().outcome().unwrap();
+        }
+        opt.save(&store, named(4)).unwrap();
+    });
+    alone.unwrap();
+    let one = Run { ranks: 1, ..run.clone() };
+    let mut naive = Naive::new(&one, &LocalPlan::local_sgd(100), 1);
+    (0..4).for_each(|step| naive.step(step));
+    let three = Run { ranks: 3, ..run.clone() };
+    let mut naive = naive.anew(&three, &plan, 3);
+    (4..STEPS).for_each(|step| naive.step(step));
+    for (rank, end) in load_and_train(&run, &plan, [3, 2], &store, of_step(4)).iter().enumerate() {
+        assert_equal(end, &naive.workers[rank / 2], &format!("rank {rank}"));
+    }
+}
