@@ -10,6 +10,7 @@ mod alignment;
 mod common;
 mod equal;
 mod failures;
+mod follow;
 mod naive;
 mod plan;
 mod regroup;
@@ -17,5 +18,6 @@ mod regroup;
 mod saving;
 #[cfg(feature = "checkpoint")]
 #[path = "../checkpoint/sim.rs"]
+#[allow(dead_code, reason = "checkpoints are tested with all of it")]
 mod sim;
 mod trajectories;

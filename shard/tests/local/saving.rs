@@ -42,7 +42,9 @@ fn spawn<T: Send>(
 /// The next step: all ranks of a worker have the same gradient, so that it is one of as many as there are.
 fn step(run: &Run, local: &mut LocalOptimizer, worker: usize) {
     let step = local.steps();
-    let mb = local.micro_batch(tokens(worker, step)).unwrap();
+    // As many tokens, on however many ranks.
+    let weight = 6 * tokens(worker, step) / local.optimizer().comm().world_size() as u64;
+    let mb = local.micro_batch(weight).unwrap();
     for i in 0..run.lens.len() {
         let grad: Vec<f32> = run.gradient(step + 1, 0, worker, i).iter().map(|&g| g as f32).collect();
         mb.grad(&common::name(i), &grad[..]).unwrap();
@@ -85,7 +87,6 @@ fn train_and_save(run: &Run, plan: &LocalPlan, inside: usize, store: &Store) -> 
 fn load_and_train(run: &Run, plan: &LocalPlan, mesh: [usize; 2], store: &Store, load: Load) -> Vec<End> {
     spawn(run, plan, mesh, |mut local, worker| {
         // Something to be forgotten: other values, and what is on its way.
-        (0..2 + worker as u64 % 2).for_each(|_| drop(local.steps()));
         steps_until(run, &mut local, worker + 1, 3);
         let loaded = local.load(store, load).unwrap();
         assert_eq!((loaded.missing, loaded.unexpected), (vec![], vec![]));
@@ -210,5 +211,133 @@ fn workers_begin_from_what_one_optimizer_has_saved() {
     (4..STEPS).for_each(|step| naive.step(step));
     for (rank, end) in load_and_train(&run, &plan, [3, 2], &store, of_step(4)).iter().enumerate() {
         assert_equal(end, &naive.workers[rank / 2], &format!("rank {rank}"));
+    }
+}
+
+#[test]
+fn who_has_only_just_come_does_not_count_in_the_mean() {
+    let (store, run) = (store(), Run { rule: common::WhichRule::AdamW, ..run(Stage::Zero1) });
+    let plan = LocalPlan::des_loc(4, 4, 4);
+    let saved = spawn(&run, &plan, [3, 2], |mut local, worker| {
+        steps_until(&run, &mut local, worker, 2);
+        if worker == 0 {
+            local.enter();
+        }
+        local.save(&store, named(2)).unwrap();
+        step(&run, &mut local, worker);
+        step(&run, &mut local, worker);
+        end(&run, &local)
+    });
+    // As many: still without a say.
+    let again = spawn(&run, &plan, [3, 2], |mut local, worker| {
+        local.load(&store, of_step(2)).unwrap();
+        steps_until(&run, &mut local, worker, 4);
+        end(&run, &local)
+    });
+    for (end, saved) in again.iter().zip(&saved) {
+        assert_eq!(end.params, saved.params);
+    }
+    let two = Run { ranks: 3, ..run.clone() };
+    let mut naive = Naive::new(&two, &plan, 3);
+    (0..2).for_each(|step| naive.step(step));
+    naive.workers.remove(0);
+    let four = Run { ranks: 4, ..run.clone() };
+    let merged = naive.merged(&four, 4);
+    let ends = spawn(&run, &plan, [4, 1], |mut local, _| {
+        local.load(&store, of_step(2)).unwrap();
+        end(&run, &local)
+    });
+    for (rank, end) in ends.iter().enumerate() {
+        assert_equal(end, &merged.workers[rank], &format!("rank {rank}"));
+    }
+}
+
+#[test]
+fn what_somebody_has_edited_is_refused_and_changes_nothing() {
+    use serde_json::{Value, json};
+    let sim = Sim::new("/run");
+    let (store, run) = (Store::on(Arc::new(sim.clone()), "/run"), run(Stage::Zero2));
+    let plan = LocalPlan::streaming_diloco(4, 3, 2, 0.5);
+    train_and_save(&run, &plan, 1, &store);
+    let path = std::path::Path::new("/run/step-000000000005/manifest.json");
+    let whole = store.open(5).unwrap().manifest().clone();
+    let local = whole.settings["local"].clone();
+    assert_eq!(local["flights"].as_array().unwrap().len(), 1, "{local:#}");
+    let with = |place: &str, value: Value| {
+        let mut local = local.clone();
+        *local.pointer_mut(place).unwrap() = value;
+        local
+    };
+    let fifth = [local["workers"].as_array().unwrap().clone(), vec![local["workers"][0].clone()]].concat();
+    let idle: Vec<Value> = (0..4)
+        .map(|w| {
+            let mut worker = local["workers"][w].clone();
+            worker["active"] = json!(false);
+            worker
+        })
+        .collect();
+    let edits = [
+        (with("/flights/0/fragments/0", json!(99)), "fragment 99"),
+        (with("/flights/0/step", json!(4)), "never arrives"),
+        (with("/flights/0/fragments", json!([])), "never arrives"),
+        (with("/again", json!([3])), "no fragment 3"),
+        (with("/step", json!(1u64 << 60)), "no count of steps"),
+        (with("/workers/3/tokens", json!([1])), "not every fragment"),
+        (with("/workers/3/sent", json!([1, 2])), "not every fragment"),
+        (with("/workers/3/tokens/0", json!(-1)), "invalid value"),
+        (with("/outer_steps", json!([])), "not every fragment"),
+        (with("/workers", json!(idle)), "no worker's values count"),
+        (with("/workers", json!(fifth)), "nothing for \"worker.4/p0\""),
+        (with("/hash", json!("0")), "the local plan was saved as 0"),
+        (with("/flights", json!([])), "which are not here"),
+    ];
+    for (edited, expected) in edits {
+        let mut manifest = whole.clone();
+        manifest.settings.insert("local".to_owned(), edited);
+        sim.damage(path, |bytes| *bytes = manifest.to_text().into_bytes());
+        let told = spawn(&run, &plan, [4, 1], |mut local, worker| {
+            step(&run, &mut local, worker);
+            let before = end(&run, &local);
+            let told = refused(local.load(&store, of_step(5)).unwrap_err()).to_string();
+            assert_eq!((local.steps(), end(&run, &local).params), (1, before.params));
+            // And everybody goes on.
+            step(&run, &mut local, worker);
+            told
+        });
+        assert!(told.iter().all(|told| told.contains(expected)), "{expected}: {told:?}");
+    }
+}
+
+#[test]
+fn a_failed_save_is_the_same_error_everywhere_and_steps_go_on() {
+    let run = run(Stage::Zero2);
+    let plan = LocalPlan::streaming_diloco(4, 3, 2, 0.5);
+    let naive_run = Run { ranks: 4, ..run.clone() };
+    let mut naive = Naive::new(&naive_run, &plan, 4);
+    (0..STEPS).for_each(|step| naive.step(step));
+    for fails_at in [0, 3, 9] {
+        let sim = Sim::new("/run");
+        let store = Store::on(Arc::new(sim.clone()), "/run");
+        sim.fail_at(fails_at);
+        let ends = spawn(&run, &plan, [4, 2], |mut local, worker| {
+            steps_until(&run, &mut local, worker, 5);
+            let told = refused(local.save(&store, named(5)).unwrap_err());
+            let busy = (worker == 1).then(|| local.micro_batch(1).map(drop));
+            // One worker is in the middle of a step: nobody saves.
+            let refused = local.save(&store, named(6)).unwrap_err();
+            assert!(matches!(refused, LocalError::Shard(_)), "{refused}");
+            drop(busy);
+            told
+        });
+        assert!(ends.iter().all(|told| *told == ends[0]), "{ends:?}");
+        let ends = spawn(&run, &plan, [4, 2], |mut local, worker| {
+            steps_until(&run, &mut local, worker, 5);
+            local.save(&store, named(5)).unwrap_err();
+            steps_until(&run, &mut local, worker, STEPS);
+            end(&run, &local)
+        });
+        for (rank, end) in ends.iter().enumerate() {
+            assert_equal(end, &naive.workers[rank / 2], &format!("rank {rank}"));
+        }
     }
 }
