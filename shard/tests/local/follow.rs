@@ -3,7 +3,7 @@
 use crate::common::{self, Gradients, Run, WhichRule};
 use meshstep_comm::{Clock, Communicator, loopback};
 use meshstep_shard::local::membership::{
-    Config, Digest, Error, InProcess, InProcessWorker, Membership, Refusal, Round,
+    Ballot, Config, Decision, Digest, Error, InProcess, InProcessWorker, Membership, Refusal, Round,
 };
 use meshstep_shard::local::{LocalError, LocalOptimizer, LocalPlan, Workers};
 use meshstep_shard::{Optimizer, Stage};
@@ -160,10 +160,7 @@ fn who_comes_and_who_goes_is_known_at_the_next_exchange() {
         for t in 1..=came + 8 {
             all.iter_mut().for_each(|(id, has)| update(&run, has, *id, t));
             if t == if failed.is_some() { 7 } else { 5 } {
-                let gone = all.remove(&2).unwrap();
-                if failed.is_some() {
-                    assert!(ends[&2].0 == gone, "{goes:?}");
-                }
+                assert!(ends[&2].0 == all.remove(&2).unwrap(), "{goes:?}");
             }
             if t % 4 == 0 && Some(t) != failed {
                 let mean = mean(&all.values().collect::<Vec<_>>());
@@ -231,4 +228,60 @@ fn what_cannot_be_followed_is_refused() {
     for told in told.unwrap() {
         assert!(matches!(told, LocalError::RanksOfMember { ranks: 2 }), "{told}");
     }
+}
+
+/// A membership that vetoes one exchange, whatever the worker says.
+#[derive(Debug)]
+struct Vetoing {
+    member: Arc<InProcessWorker>,
+    step: u64,
+}
+
+impl Membership for Vetoing {
+    fn boundary(&self, step: u64) -> Result<Round, Error> {
+        self.member.boundary(step)
+    }
+
+    fn vote(&self, round: &Round, ballot: Ballot) -> Result<Decision, Error> {
+        let vetoes = round.step == self.step;
+        self.member.vote(round, if vetoes { Ballot::Veto } else { ballot })
+    }
+
+    fn decided(&self, round: &Round) -> Option<Decision> {
+        self.member.decided(round)
+    }
+
+    fn leave(&self) -> Result<(), Error> {
+        self.member.leave()
+    }
+}
+
+#[test]
+fn what_one_member_vetoes_nobody_applies() {
+    let (run, plan) = (run(), LocalPlan::local_adam(4));
+    let digest = plan.digest(&build(&run));
+    let members = InProcess::new(Config::new(digest, 2), Clock::real()).unwrap();
+    let worker = |id: usize| {
+        let member = Arc::new(members.join(id as u64, digest, LONG).unwrap());
+        let connect = |round: &Round| workers(&member, round);
+        let step_vetoed = if id == 1 { 4 } else { u64::MAX };
+        let followed: Arc<dyn Membership> =
+            Arc::new(Vetoing { member: Arc::clone(&member), step: step_vetoed });
+        let mut local = LocalOptimizer::join(build(&run), plan.clone(), followed, connect).unwrap();
+        let told: Vec<usize> = (0..8).map(|_| step(&run, &mut local, &member, id).1).collect();
+        assert_eq!(told, [0, 0, 0, 0, 0, 0, 0, plan.fragments.len()]);
+        has(&run, &local)
+    };
+    let ends: Vec<Has> = thread::scope(|scope| {
+        let worker = &worker;
+        let threads = [0, 1].map(|id| scope.spawn(move || worker(id)));
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let first = has(&run, &LocalOptimizer::new(build(&run), alone_workers(), plan.clone()).unwrap());
+    let mut all = [first.clone(), first];
+    for t in 1..=8 {
+        all.iter_mut().enumerate().for_each(|(id, has)| update(&run, has, id, t));
+    }
+    let mean = mean(&[&all[0], &all[1]]);
+    assert!(ends.iter().all(|end| *end == mean));
 }

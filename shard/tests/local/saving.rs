@@ -7,7 +7,8 @@ use crate::sim::Sim;
 use meshstep_comm::loopback;
 use meshstep_shard::checkpoint::{CheckpointError, Load, Mismatch, Save, Store};
 use meshstep_shard::local::{LocalError, LocalOptimizer, LocalPlan, Workers};
-use meshstep_shard::{Error, Optimizer, Stage};
+use meshstep_shard::{Error, Optimizer, Options, Stage};
+use meshstep_tensor::{DType, bf16};
 use std::sync::Arc;
 
 const STEPS: u64 = 11;
@@ -340,4 +341,37 @@ fn a_failed_save_is_the_same_error_everywhere_and_steps_go_on() {
             assert_equal(end, &naive.workers[rank / 2], &format!("rank {rank}"));
         }
     }
+}
+
+#[test]
+fn parameters_that_follow_masters_follow_their_mean() {
+    let (store, plan) = (store(), LocalPlan::local_adam(4));
+    let run = |stage| {
+        let options = Options { precision: common::F32_MASTER, ..run(stage).options };
+        Run { dtype: DType::BF16, options, ..run(stage) }
+    };
+    let master = |run: &Run, local: &LocalOptimizer, i: usize| -> Vec<f32> {
+        let state = local.state(&common::name(i)).unwrap();
+        let own: Vec<f32> = state.master.map_or(vec![], |master| master.typed().unwrap().to_vec());
+        assert_eq!(own.len(), run.lens[i]);
+        own
+    };
+    let saved = spawn(&run(Stage::Replicated), &plan, [4, 1], |mut local, worker| {
+        let run = run(Stage::Replicated);
+        steps_until(&run, &mut local, worker, 3);
+        local.save(&store, named(3)).unwrap();
+        (0..run.lens.len()).map(|i| master(&run, &local, i)).collect::<Vec<_>>()
+    });
+    spawn(&run(Stage::Zero2), &plan, [3, 2], |mut local, _| {
+        local.load(&store, of_step(3)).unwrap();
+        for (i, &len) in run(Stage::Zero2).lens.iter().enumerate() {
+            let mean = |j: usize| saved.iter().map(|own| f64::from(own[i][j])).sum::<f64>() / 4.0;
+            let masters: Vec<f32> = (0..len).map(|j| mean(j) as f32).collect();
+            let rounded: Vec<bf16> = masters.iter().map(|&x| bf16::from_f32(x)).collect();
+            assert_eq!(local.param(&common::name(i)).unwrap().typed::<bf16>().unwrap(), rounded);
+            let state = local.state(&common::name(i)).unwrap();
+            let own = state.master.map_or(vec![], |master| master.typed::<f32>().unwrap().to_vec());
+            assert_eq!(own, masters[state.range.clone()]);
+        }
+    });
 }
