@@ -29,6 +29,7 @@ mod describe;
 mod engine;
 mod error;
 mod flight;
+mod follow;
 pub mod membership;
 mod merge;
 mod optimizer;

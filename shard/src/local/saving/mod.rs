@@ -170,8 +170,7 @@ impl<'a> AllWorkers<'a> {
             let engine = &self.local.engine;
             for flight in &record.flights {
                 let of = (&engine.plan, &engine.parts);
-                let resumed =
-                    Flight::resumed(flight.fragments.clone(), flight.arrives(), of, &options.meter);
+                let resumed = Flight::resumed(flight.fragments.clone(), flight.arrives(), of, &options.meter);
                 self.flights.push(resumed.map_err(CheckpointError::memory)?);
             }
         }
@@ -223,7 +222,8 @@ impl<'a> AllWorkers<'a> {
         vector: &'s str,
         range: &'s Range<usize>,
     ) -> Vec<(Range<usize>, &'s [f64])> {
-        let (Mode::Mean { weighed, .. }, Row::Param { entry, .. }) = (&self.mode, &self.rows.rows[row]) else {
+        let (Mode::Mean { weighed, .. }, Row::Param { entry, .. }) = (&self.mode, &self.rows.rows[row])
+        else {
             return Vec::new();
         };
         let slot = Some(vector).filter(|name| ![PARAM, MASTER].contains(name));
@@ -249,7 +249,11 @@ impl Vectors for AllWorkers<'_> {
     fn vector(&mut self, param: usize, slot: Slot) -> Result<(usize, Slice<'_>), Error> {
         let nothing = Slice::from(&[] as &[f32]);
         if let Row::Param { worker, entry } = self.rows.rows[param] {
-            return if self.is_here(worker) { self.local.inner.vector(entry, slot) } else { Ok((0, nothing)) };
+            return if self.is_here(worker) {
+                self.local.inner.vector(entry, slot)
+            } else {
+                Ok((0, nothing))
+            };
         }
         let Some((first, kind, place)) = self.beside(param, slot) else { return Ok((0, nothing)) };
         let values = kind.buffer(&self.local.engine.parts, &self.flights, place)?;
@@ -291,7 +295,11 @@ impl Keeper for AllWorkers<'_> {
         result
     }
 
-    fn choose<'m>(&mut self, manifest: &'m Manifest, load: &Load) -> Result<Cow<'m, Manifest>, CheckpointError> {
+    fn choose<'m>(
+        &mut self,
+        manifest: &'m Manifest,
+        load: &Load,
+    ) -> Result<Cow<'m, Manifest>, CheckpointError> {
         let settings = Settings::from_json(&manifest.settings)?;
         let Some(record) = settings.local else {
             self.choose_bare(settings.steps.unwrap_or(manifest.step))?;

@@ -17,9 +17,15 @@ use meshstep_tensor::{Buffer, DType};
 #[derive(Clone, Debug)]
 pub(super) enum Row {
     /// The optimizer's parameter `entry`.
-    Param { worker: usize, entry: usize },
+    Param {
+        worker: usize,
+        entry: usize,
+    },
     Shared(Elements),
-    Sent { worker: usize, elements: Elements },
+    Sent {
+        worker: usize,
+        elements: Elements,
+    },
 }
 
 /// What a fragment has of one parameter.
@@ -207,10 +213,12 @@ impl Kind {
         Ok(match self {
             Kind::Anchor { .. } => kept.anchor.as_mut().map(Buffer::as_mut),
             Kind::Outer { slot, .. } => kept.outer.get_mut(slot).map(Buffer::as_mut),
-            Kind::Mean { .. } => match flights.iter_mut().find_map(|flight| Some((sent_of(flight, f)?, flight))) {
-                Some((sent, flight)) => flight.landed_mut(sent, i, len)?,
-                None => None,
-            },
+            Kind::Mean { .. } => {
+                match flights.iter_mut().find_map(|flight| Some((sent_of(flight, f)?, flight))) {
+                    Some((sent, flight)) => flight.landed_mut(sent, i, len)?,
+                    None => None,
+                }
+            }
             Kind::Sent { .. } => sent_mut(flights, f)
                 .and_then(|sent| sent.snapshots.get_mut(i))
                 .map(|(values, _)| values.as_mut()),
@@ -225,7 +233,10 @@ fn sent_of(flight: &Flight, f: usize) -> Option<usize> {
 
 /// What was sent of a fragment that is on its way.
 pub(super) fn sent_mut(flights: &mut [Flight], f: usize) -> Option<&mut Sent> {
-    flights.iter_mut().find_map(|flight| Some((sent_of(flight, f)?, flight))).map(|(k, flight)| &mut flight.sent[k])
+    flights
+        .iter_mut()
+        .find_map(|flight| Some((sent_of(flight, f)?, flight)))
+        .map(|(k, flight)| &mut flight.sent[k])
 }
 
 impl LocalPlan {
