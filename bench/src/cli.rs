@@ -228,6 +228,23 @@ mod tests {
     }
 
     #[test]
+    fn all_suites_run_unless_some_are_named() {
+        let bench = |args: &str| match Cli::try_parse_from(
+            ["meshstep-bench", "bench"].into_iter().chain(args.split_whitespace()),
+        ) {
+            Ok(Cli { command: Command::Bench(bench) }) => Ok(bench),
+            Ok(_) => panic!("not bench"),
+            Err(error) => Err(error.to_string()),
+        };
+        assert_eq!(bench("").unwrap().suites().len(), 6);
+        let names: Vec<String> =
+            bench("scaling memory memory").unwrap().suites().iter().map(|s| s.name()).collect();
+        assert_eq!(names, ["memory", "scaling"]);
+        let error = bench("memroy").unwrap_err();
+        assert!(error.contains("memory") && error.contains("scaling"), "{error}");
+    }
+
+    #[test]
     fn all_stages_run_unless_one_is_named() {
         assert_eq!(train("").unwrap().stages(), [0, 1, 2]);
         assert_eq!(train("--stage 1").unwrap().stages(), [1]);

@@ -128,6 +128,7 @@ fn progress(suites: usize) -> ProgressBar {
 
 #[cfg(test)]
 mod tests {
+    use super::asked::Suite;
     use super::record::{Cell, Plot, Scale, Table, Wanted};
     use super::samples::Median;
     use super::*;
@@ -166,6 +167,28 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("1 of 1 bars hold"));
+    }
+
+    #[test]
+    fn a_suite_is_measured_printed_written_and_held_against_itself() {
+        let dir = tempfile::tempdir().unwrap();
+        let asked = Bench {
+            suites: vec![Suite::Comm],
+            quick: true,
+            device: Device::Cpu,
+            baseline: None,
+            out: None,
+            peers: false,
+        };
+        let mut printed = Vec::new();
+        assert_eq!(run(&asked, dir.path(), &mut printed).unwrap(), Verdict::Holds);
+        let text = String::from_utf8(printed).unwrap();
+        assert!(text.contains("== comm ==") && text.contains("over the floor"), "{text}");
+        assert!(["html", "md", "json"].iter().all(|end| dir.path().join(format!("report.{end}")).exists()));
+        let again = Bench { baseline: Some(dir.path().join("report.json")), ..asked };
+        let mut printed = Vec::new();
+        run(&again, dir.path(), &mut printed).unwrap();
+        assert!(String::from_utf8(printed).unwrap().contains("== baseline =="));
     }
 
     #[test]

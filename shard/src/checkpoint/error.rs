@@ -207,6 +207,22 @@ pub enum CheckpointError {
         /// What ended it.
         message: String,
     },
+    /// An exchange between workers that has failed, and not yet arrived.
+    #[error("what is on its way between workers has failed: {message}; save once it has arrived")]
+    OnItsWay {
+        /// What ended it.
+        message: String,
+    },
+    /// Groups that had parted, and another number of them.
+    #[error(
+        "{saved} groups were saved that had parted, and there are {here}; load into {saved}, or synchronize them before saving"
+    )]
+    Groups {
+        /// How many there were.
+        saved: usize,
+        /// How many there are.
+        here: usize,
+    },
     /// Nobody to move to, or from.
     #[error("no rank has an optimizer to move {direction}; give each rank that has one")]
     NoSide {
@@ -231,7 +247,7 @@ pub enum CheckpointError {
 
 impl CheckpointError {
     /// An error of this rank's memory.
-    pub(super) fn memory<E: ToString>(error: E) -> Self {
+    pub(crate) fn memory<E: ToString>(error: E) -> Self {
         CheckpointError::Memory { message: error.to_string() }
     }
 }

@@ -24,9 +24,9 @@ pub struct Cast {
 
 /// Where everything comes from.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Fitting<'m> {
+pub(crate) struct Fitting<'m> {
     /// Of each parameter's vectors, in order; of those that stay as they are there is none.
-    pub(super) sources: Vec<Vec<Option<&'m SlotEntry>>>,
+    pub(crate) sources: Vec<Vec<Option<&'m SlotEntry>>>,
     /// The updates each parameter has seen; `None`: as many as it has.
     pub(super) t: Vec<Option<u64>>,
     pub(super) missing: Vec<String>,

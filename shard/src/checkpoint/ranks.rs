@@ -1,7 +1,8 @@
 //! What all ranks of a save or a load know together: an error of one is the same error on all.
 
+use super::contents::Keeper;
 use super::error::CheckpointError;
-use crate::{Error, Optimizer, Options, gather_words, wire};
+use crate::{Error, Options, gather_words, wire};
 use meshstep_comm::{Communicator, Op, Reduction};
 use meshstep_tensor::{Buffer, Meter, Queue};
 use std::panic::resume_unwind;
@@ -42,9 +43,9 @@ impl Ranks {
         Ranks { comm: Arc::clone(comm), options: options.clone() }
     }
 
-    /// Those that step together.
-    pub(crate) fn of(opt: &Optimizer) -> Self {
-        Self::new(opt.comm(), opt.options())
+    /// Those that save together.
+    pub(crate) fn of<K: Keeper>(keeper: &mut K) -> Self {
+        Self::new(&keeper.ranks(), keeper.optimizer().options())
     }
 
     pub(crate) fn rank(&self) -> usize {

@@ -3,6 +3,8 @@
 use super::error::CheckpointError;
 use super::fits::find;
 use super::mismatch::Mismatch;
+use crate::cross_shard::GroupsRecord;
+use crate::local::LocalRecord;
 use crate::{Optimizer, schedule};
 use meshstep_optim::{LossScaleState, Rounding};
 use serde::{Deserialize, Serialize};
@@ -30,6 +32,12 @@ pub(crate) struct Settings {
     pub(crate) recipe: BTreeMap<String, String>,
     /// The rule and the progress of L-BFGS.
     pub(crate) lbfgs: Option<(String, Vec<u64>)>,
+    /// Workers that meet seldom.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) local: Option<LocalRecord>,
+    /// Groups of replicas that differ.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) groups: Option<GroupsRecord>,
     /// Other names of parameters.
     pub(crate) tied: BTreeMap<String, String>,
 }
@@ -88,6 +96,8 @@ impl Settings {
                 other => format!("{other:?}"),
             }),
             lbfgs: None,
+            local: None,
+            groups: None,
             recipe: recipe.map(|(name, value)| (name.to_owned(), value)).into(),
             tied,
         }

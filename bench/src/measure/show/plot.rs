@@ -42,6 +42,7 @@ fn color(i: usize) -> RGBColor {
     COLORS[i % COLORS.len()]
 }
 
+/// Beside each other, with room for the names of the parts behind the last.
 fn stacked(
     root: &Root<'_>,
     title: &str,
@@ -57,8 +58,8 @@ fn stacked(
         .x_label_area_size(40)
         .y_label_area_size(64)
         .build_cartesian_2d(
-            0.0..columns.len() as f64,
-            0.0..if highest > 0.0 { highest * 1.25 } else { 1.0 },
+            0.0..columns.len() as f64 + 1.0,
+            0.0..if highest > 0.0 { highest * 1.05 } else { 1.0 },
         )?;
     chart
         .configure_mesh()
@@ -150,6 +151,9 @@ where
         .label_style((FONT, 13).into_font().color(&INK))
         .x_desc(&x.label)
         .y_desc(&y.label)
+        // Logarithmic axes have up to ten labels a decade for each of these.
+        .x_labels(if x.log { 5 } else { 10 })
+        .y_labels(if y.log { 5 } else { 8 })
         .x_label_formatter(&|value| tick(*value))
         .y_label_formatter(&|value| tick(*value))
         .draw()?;
@@ -162,6 +166,7 @@ where
     }
     chart
         .configure_series_labels()
+        .position(SeriesLabelPosition::UpperLeft)
         .background_style(WHITE.mix(0.85))
         .label_font((FONT, 13).into_font().color(&INK))
         .draw()?;

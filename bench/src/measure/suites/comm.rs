@@ -65,8 +65,8 @@ pub(crate) fn run(effort: Effort) -> Result<Section> {
         .into_iter()
         .filter(|&size| size <= largest)
         .collect();
-    let mut curves: Vec<(String, Vec<(f64, f64)>)> = Vec::new();
     for ranks in [2, 4] {
+        let mut curves: Vec<(String, Vec<(f64, f64)>)> = Vec::new();
         let title = format!("{ranks} ranks");
         let mut table = Table::new(title, &["each", "time", "floor", "moved", "over the floor"]);
         for &bytes in &sizes {
@@ -92,13 +92,15 @@ pub(crate) fn run(effort: Effort) -> Result<Section> {
                     let what = format!("{name}, {ranks} ranks, {}: times the floor", size(bytes as f64));
                     section.bar(what, over.median, Wanted::AtMost(OVER_FLOOR));
                 }
-                point(&mut curves, &format!("{name}, {ranks} ranks"), (bytes as f64, time.median));
+                point(&mut curves, name, (bytes as f64, time.median));
+                point(&mut curves, &format!("{name}'s floor"), (bytes as f64, floor.median().median));
             }
         }
         section.tables.push(table);
+        let (x, y) = (Scale::log("bytes on each rank"), Scale::log("seconds"));
+        let title = format!("Collectives on {ranks} loopback ranks");
+        section.plots.push(Plot::Curves { title, x, y, curves });
     }
-    let (x, y) = (Scale::log("bytes on each rank"), Scale::log("seconds"));
-    section.plots.push(Plot::Curves { title: "Collectives on loopback".to_owned(), x, y, curves });
     Ok(section)
 }
 

@@ -2,6 +2,7 @@
 //! accepted is what the obvious reference says.
 
 mod memory;
+pub(crate) mod optimizers;
 
 pub(crate) use memory::Memory;
 use meshstep_shard::checkpoint::{
