@@ -187,7 +187,8 @@ fn a_backward_pass_takes_two_buckets_of_each_family() {
     // In one bucket, or in one for each unit, where a block has two.
     let norms = [65 * 4096, 2 * 2 * 4096];
     let expected = [matrices + norms[0], matrices + norms[1], 0, 0].map(|len| 2 * len);
-    let models = [(&llama, Stage::Zero2), (&llama, Stage::Zero3), (&gpt2, Stage::Zero2), (&gpt2, Stage::Zero3)];
+    let models =
+        [(&llama, Stage::Zero2), (&llama, Stage::Zero3), (&gpt2, Stage::Zero2), (&gpt2, Stage::Zero3)];
     let pools = models.map(|(model, stage)| {
         let plan = plan("tp=2,dp=32", model, &mixed(stage));
         let [pipeline] = plan.pipeline() else { panic!("one stage") };
