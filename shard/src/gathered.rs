@@ -23,8 +23,8 @@ pub enum UnitError {
     },
     /// A name of two.
     #[error(
-        "{name:?} is a unit and a parameter before the first unit, whose bucket would be gathered by that name; rename one, or \
-         begin a unit before the parameter"
+        "{name:?} is a unit and a name of a parameter before the first unit, whose bucket would be gathered by that name; rename \
+         one, or begin a unit before the parameter"
     )]
     TwoOfOneName {
         /// The name.
@@ -101,6 +101,8 @@ impl Optimizer {
     /// next step; those that wait for a gather get one when a rank ends its micro-batch without, where communicators
     /// compare calls, or at the deadline.
     ///
+    /// What is called by a parameter goes by that one's other names too ([`also_called`](Self::also_called)).
+    ///
     /// There is room for any two units after each other in the order of [`units`](Self::units), as
     /// [`Memory::gathered`](crate::Memory::gathered) counts it; a third, or another pair that is longer, takes memory for a while. A
     /// unit that is gathered is refused until that is dropped.
@@ -136,7 +138,7 @@ impl Optimizer {
     pub fn start_gather(&self, unit: &str) -> Result<PendingGather<'_>, Error> {
         self.handover.healthy()?;
         let unknown = || UnitError::Unknown { unit: unit.to_owned(), count: self.units.names().count() };
-        let index = self.units.index(unit).ok_or_else(unknown)?;
+        let index = self.unit_called(unit).ok_or_else(unknown)?;
         if !self.options.stage.cuts_params() {
             return Ok(PendingGather(Held { optimizer: self, unit: index, pieces: Vec::new() }));
         }
@@ -146,6 +148,12 @@ impl Optimizer {
         // The other ranks wait for this one's part.
         self.send_unit(&mut held).inspect_err(|_| self.handover.abort())?;
         Ok(PendingGather(held))
+    }
+
+    /// The unit of this name, or of the parameter of this name that it is called by.
+    fn unit_called(&self, name: &str) -> Option<usize> {
+        let first = || self.by_name.get(name).map(|&param| self.entries[param].param.name());
+        self.units.index(name).or_else(|| self.units.index(first()?))
     }
 
     /// Sends this rank's part of each bucket of a unit, those of one type in one stretch of memory.
@@ -179,9 +187,19 @@ impl Optimizer {
     pub(crate) fn reserve_for(&self, units: &Units, buckets: &[&BucketPlan]) -> Result<(), Error> {
         if self.options.stage.cuts_params() {
             units.check()?;
+            self.by_name.iter().try_for_each(|(name, &param)| self.check_alias(units, name, param))?;
             self.room_for_units().reserve(units.names().count(), &units.room(|b| buckets[b]))?;
         }
         Ok(())
+    }
+
+    /// Refuses another name of a parameter by which a unit is gathered.
+    pub(crate) fn check_alias(&self, units: &Units, alias: &str, param: usize) -> Result<(), UnitError> {
+        let own = self.entries[param].param.name() == alias;
+        match !own && self.options.stage.cuts_params() && units.claims(alias, param) {
+            true => Err(UnitError::TwoOfOneName { name: alias.to_owned() }),
+            false => Ok(()),
+        }
     }
 
     pub(crate) fn room_for_units(&self) -> MutexGuard<'_, GatherRoom> {

@@ -24,7 +24,7 @@ pub(crate) struct Handover {
     state: Mutex<State>,
     /// This rank's part of the norm.
     pub(crate) norm: Mutex<NormSum>,
-    meeting: Meeting,
+    pub(crate) meeting: Meeting,
     /// Told whenever a bucket comes to rest.
     rested: Condvar,
     /// The communication failure after which nothing goes on.

@@ -114,7 +114,7 @@
 //! have the CPU's bits wherever NCCL's sums have.
 //!
 //! # Limits
-//! One group of ranks, or several ([`Among`]). A [`CrossShard`], whose groups may be apart, is not saved. Memory of a GPU is for rules that see single elements. There clipping
+//! One group of ranks, or several ([`Among`]). Memory of a GPU is for rules that see single elements. There clipping
 //! before the reduction makes the host wait for each step, asking for a dynamic loss scale for the steps so far, and L-BFGS for
 //! each evaluation. Rules that see whole
 //! matrices (Muon) need [`Stage::WholeParams`] or
@@ -135,6 +135,7 @@ mod bytes;
 #[cfg(feature = "checkpoint")]
 pub mod checkpoint;
 mod cross_shard;
+mod data_place;
 mod error;
 mod exchange;
 mod family;
@@ -189,6 +190,7 @@ pub use among::{Among, Parts};
 pub use bucket_plan::{BucketPlan, Placed};
 pub use bytes::{Memory, Wire};
 pub use cross_shard::{AssignmentError, CrossShard, Drift, SlotDrift};
+pub use data_place::{DataPlace, PlaceError};
 pub use error::Error;
 pub use fault::Fault;
 pub use gathered::{Gathered, PendingGather, UnitError};
@@ -208,7 +210,7 @@ pub use reduce::Folding;
 pub use step::{Outcome, Pending, Traffic};
 pub use values::ParamState;
 pub use verify::{Apart, Difference, Held, Repaired, Verified, VerifyError};
-pub use weights::{DataPlace, WeightError};
+pub use weights::WeightError;
 pub use whole_run::{Evaluated, Minimized, Passed, Until};
 
 /// Keeps the repository's README.md true.

@@ -10,6 +10,7 @@ use crate::{Clip, Error, Memory, Missing, NonFinite, Options, Part, Seat, Sizes,
 use meshstep_optim::{ExactSum, LossScale, Rule};
 use meshstep_tensor::{Layout, Place};
 use std::borrow::Cow;
+use std::collections::HashSet;
 
 /// Ranks a word of the step's exchange can name.
 const MAX_RANKS: usize = 1 << 24;
@@ -79,7 +80,24 @@ impl Plan {
         let exchange = exchange_words(params, options);
         let exchanges = if options.non_finite == NonFinite::Propagate { 2 } else { 1 };
         let order = order::of(&parts.iter().collect::<Vec<_>>())?;
-        Ok(Plan { world_size, parts, order, exchange, exchanges })
+        let plan = Plan { world_size, parts, order, exchange, exchanges };
+        if plan.parts.len() > 1 {
+            plan.check_names()?;
+        }
+        Ok(plan)
+    }
+
+    /// Whether no name is that of two parameters, or of a parameter and of a unit where it is gathered by it.
+    fn check_names(&self) -> Result<(), Error> {
+        let mut names = HashSet::new();
+        let mut params = self.parts.iter().flat_map(|part| part.layout().params());
+        if let Some(twice) = params.find(|param| !names.insert(param.name())) {
+            return Err(Error::NameTaken { name: twice.name().to_owned() });
+        }
+        if self.stage().cuts_params() {
+            self.units().check()?;
+        }
+        Ok(())
     }
 
     /// Ranks.
@@ -120,12 +138,17 @@ impl Plan {
         if !self.stage().cuts_params() {
             return 0;
         }
+        let buckets: Vec<&BucketPlan> = self.buckets().collect();
+        self.units().room(|b| buckets[b]).iter().map(|(dtype, len)| (len * dtype.size()) as u64).sum()
+    }
+
+    /// What is gathered together, of all parts.
+    fn units(&self) -> Units {
         let mut units = Units::default();
         for (part, places) in self.parts.iter().zip(order::places(&self.order, self.parts.len(), 0)) {
             units.extend(&part.units(), &places);
         }
-        let buckets: Vec<&BucketPlan> = self.buckets().collect();
-        units.room(|b| buckets[b]).iter().map(|(dtype, len)| (len * dtype.size()) as u64).sum()
+        units
     }
 
     /// The bytes of gradients on their way ([`Memory::buckets`]) when one thread hands them over in `order`, parameters by

@@ -78,6 +78,12 @@ impl Units {
         self.clash.clone().map_or(Ok(()), |name| Err(UnitError::TwoOfOneName { name }))
     }
 
+    /// Whether another name of a parameter is that of a unit, where the parameter's own may be that of its bucket.
+    pub(crate) fn claims(&self, alias: &str, param: usize) -> bool {
+        let named = |unit: usize| self.units[unit].named;
+        self.of(param).is_some_and(|unit| !named(unit)) && self.index(alias).is_some_and(named)
+    }
+
     /// Their names.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.units.iter().map(|unit| &*unit.name)

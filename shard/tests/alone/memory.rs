@@ -6,7 +6,9 @@ use crate::run;
 use crate::{DEADLINE, ODD, ends, names_odd};
 use meshstep_comm::Communicator;
 use meshstep_optim::LineSearch;
-use meshstep_shard::{CrossShard, Error, Fault, Groups, Initial, NonFinite, Optimizer, Options, Stage};
+use meshstep_shard::{
+    CrossShard, DataPlace, Error, Fault, Groups, Initial, NonFinite, Optimizer, Options, Stage,
+};
 use meshstep_tensor::{DType, Layout, Param, SliceMut};
 use std::alloc::{GlobalAlloc, System};
 use std::cell::Cell;
@@ -153,6 +155,11 @@ fn every_buffer_of<T>(what: &str, make: impl Fn(Arc<dyn Communicator>) -> Result
 fn for_what_is_made() {
     let run = Run { ranks: 2, ..Run::default() };
     every_buffer_of("an optimizer", |comm| run.build(comm));
+    every_buffer_of("an optimizer of ranks with the same micro-batches", |comm| {
+        let place = DataPlace { index: 0, ranks: 2, first: comm.rank() == 0 };
+        let mut opt = Optimizer::empty(comm, place, run.options.clone())?;
+        opt.add_param_group(more(), run.groups(), zeros)
+    });
     every_buffer_of("L-BFGS", |comm| {
         run::Run::new(Problem::Rosenbrock, &[40, 9], LineSearch::StrongWolfe).build(comm)
     });
