@@ -292,7 +292,7 @@ fn what_somebody_has_edited_is_refused_and_changes_nothing() {
         (with("/workers", json!(idle)), "no worker's values count"),
         (with("/workers", json!(fifth)), "nothing for \"worker.4/p0\""),
         (with("/hash", json!("0")), "the local plan was saved as 0"),
-        (with("/flights", json!([])), "which are not here"),
+        (with("/flights", json!([])), "not every fragment"),
     ];
     for (edited, expected) in edits {
         let mut manifest = whole.clone();
