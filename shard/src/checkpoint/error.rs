@@ -110,8 +110,8 @@ pub enum CheckpointError {
         tensor: String,
         /// Which of its vectors.
         slot: String,
-        /// What is wrong with them.
-        source: CoverError,
+        /// What is wrong with them: in the text above, so no source of its own.
+        r#source: CoverError,
     },
     /// A file that is read as a whole is larger than any that was written.
     #[error("{} has {found} bytes, more than the {most} such a file may have: it was replaced; load an earlier step", .path.display())]
@@ -146,8 +146,30 @@ pub enum CheckpointError {
     Unreadable {
         /// A tensor and its slot, or several.
         what: String,
-        /// Why not.
-        source: Box<CheckpointError>,
+        /// Why not: in the text above, so no source of its own.
+        r#source: Box<CheckpointError>,
+    },
+    /// The step is not there, or no longer.
+    #[error(
+        "{} is gone: the step was removed, as by a job that keeps only the newest, or never saved; load the newest", .path.display()
+    )]
+    Gone {
+        /// What of it was looked for.
+        path: PathBuf,
+    },
+    /// A step's folder is somewhere else.
+    #[error("{} is a symbolic link, which is not followed: move the step itself there", .path.display())]
+    Link {
+        /// The link.
+        path: PathBuf,
+    },
+    /// A step's folder has the name of another step.
+    #[error("{} holds step {step}: give it that step's name, or load another step", .path.display())]
+    Renamed {
+        /// The folder.
+        path: PathBuf,
+        /// What its manifest says.
+        step: u64,
     },
     /// What is saved is for something else.
     #[error(transparent)]
@@ -190,6 +212,16 @@ pub enum CheckpointError {
     OnItsWay {
         /// What ended it.
         message: String,
+    },
+    /// Groups that had parted, and another number of them.
+    #[error(
+        "{saved} groups were saved that had parted, and there are {here}; load into {saved}, or synchronize them before saving"
+    )]
+    Groups {
+        /// How many there were.
+        saved: usize,
+        /// How many there are.
+        here: usize,
     },
     /// Nobody to move to, or from.
     #[error("no rank has an optimizer to move {direction}; give each rank that has one")]

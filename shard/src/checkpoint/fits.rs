@@ -34,8 +34,8 @@ pub(crate) struct Fitting<'m> {
     pub(super) cast: Vec<Cast>,
 }
 
-/// Counts beyond this are no counts of updates.
-const MOST: u64 = 1 << 53;
+/// Counts from here on are no counts of updates.
+pub(super) const MOST_UPDATES: u64 = 1 << 53;
 
 impl<'m> Fitting<'m> {
     /// Where `contents` come from in `manifest`; `tied` are other names of parameters.
@@ -73,7 +73,7 @@ impl<'m> Fitting<'m> {
             let (tensor, saved, here) = (name.clone(), tensor.shape.clone(), holding.shape.clone());
             return Err(Mismatch::Shape { tensor, saved, here }.into());
         }
-        if tensor.t >= MOST {
+        if tensor.t >= MOST_UPDATES {
             let (what, reason) = (format!("tensor {name:?}"), format!("{} is no count of updates", tensor.t));
             return Err(CheckpointError::Contradiction { what, reason });
         }

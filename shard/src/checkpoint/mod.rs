@@ -81,6 +81,7 @@ pub(crate) use placing::Alike;
 pub use placing::Placing;
 pub use ranks::Failed;
 pub(crate) use ranks::Ranks;
+pub(crate) use reshard::reshard_all;
 pub use reshard::{Moved, Placed, reshard, reshard_placed};
 pub use save::Save;
 pub(crate) use save::save_all;

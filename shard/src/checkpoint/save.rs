@@ -204,9 +204,10 @@ impl Agreed {
         let written = ranks.agree(written);
         let written =
             written.and_then(|written| ranks.gather(&serde_json::to_vec(&written).unwrap_or_default()));
-        let Some(draft) = draft else { return written.and_then(|_| ranks.agree(Ok(()))) };
+        let Some(draft) = draft else { return written.and_then(|_| ranks.agree_on_first(None)) };
         match written {
-            Ok(written) => ranks.agree(self.publish(draft, &written)),
+            // Old steps may take long to remove.
+            Ok(written) => ranks.agree_on_first(Some(Box::new(|| self.publish(draft, &written)))),
             Err(error) => {
                 draft.discard();
                 Err(error)

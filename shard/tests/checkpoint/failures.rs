@@ -76,11 +76,21 @@ fn every_refusal_of_a_disk_is_one_error_on_all_ranks() {
             let ranks = ranks.unwrap();
             assert!(ranks.iter().all(|errors| *errors == ranks[0]), "{:?}", ranks);
             assert!(ranks[0].len() > 5, "rank {at} makes some calls, {}", ranks[0].len());
+            let mut named = 0;
             for Failed { rank, error } in &ranks[0] {
                 assert_eq!(*rank, at);
+                let error = match error {
+                    CheckpointError::Unreadable { what, source } => {
+                        assert!(what.contains("of tensor \"p"), "{what}");
+                        named += 1;
+                        source
+                    }
+                    error => error,
+                };
                 let refused = matches!(error, CheckpointError::Io { kind: ErrorKind::PermissionDenied, .. });
                 assert!(refused, "{error}");
             }
+            assert_eq!(named > 3, loads, "what cannot be read of tensors is named");
         }
     }
 }
