@@ -30,6 +30,9 @@ struct Point {
     arriving: Vec<Flight>,
 }
 
+/// What arrives later, and what has arrived.
+type Reduced = (Vec<Flight>, Vec<Landed>);
+
 /// Everything that a rank keeps for a plan.
 #[derive(Debug)]
 pub(crate) struct Engine {
@@ -164,7 +167,7 @@ impl Engine {
         point: &mut Point,
         placement: Placement,
         fault: bool,
-    ) -> Result<Result<(Vec<Flight>, Vec<Landed>), Veto>, Error> {
+    ) -> Result<Result<Reduced, Veto>, Error> {
         let agreed = self.agree(optimizer, point, placement, fault);
         let agreed = match self.heard(agreed)? {
             Ok(agreed) => agreed,

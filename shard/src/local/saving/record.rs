@@ -98,6 +98,10 @@ impl LocalRecord {
     /// Whether it agrees with itself, and with the plan that it is of.
     pub(super) fn check(&self, plan: &LocalPlan) -> Result<(), CheckpointError> {
         let fragments = plan.fragments.len();
+        let steps = self.outer_steps.iter().chain(self.workers.iter().map(|worker| &worker.steps));
+        if let Some(count) = steps.chain([&self.step]).find(|&&count| count >= MOST) {
+            return Err(wrong(format!("{count} is no count of steps")));
+        }
         let mut on_its_way = BTreeSet::new();
         for flight in &self.flights {
             if flight.step < self.step || flight.step - self.step >= MOST || flight.fragments.is_empty() {
@@ -112,10 +116,6 @@ impl LocalRecord {
         }
         if let Some(f) = self.again.iter().find(|&&f| f >= fragments) {
             return Err(wrong(format!("there is no fragment {f}")));
-        }
-        let steps = self.outer_steps.iter().chain(self.workers.iter().map(|worker| &worker.steps));
-        if let Some(count) = steps.chain([&self.step]).find(|&&count| count >= MOST) {
-            return Err(wrong(format!("{count} is no count of steps")));
         }
         let sent = |worker: &WorkerRecord| {
             let fragments = self.flights.iter().flat_map(|flight| &flight.fragments);
