@@ -21,7 +21,7 @@ pub(crate) struct Memory {
 impl Memory {
     pub(crate) fn new(row: &Row, len: usize) -> Result<Self, meshstep_tensor::Error> {
         let (recipe, meter, mut apart) = (row.recipe, Meter::new(), Vec::new());
-        let mut vector = |dtype, category, size: f32| {
+        let mut vector = |dtype, category, size: f32| -> Result<Buffer, meshstep_tensor::Error> {
             let mut buffer = Buffer::zeroed_apart(len, dtype, &meter, category, &apart)?;
             apart.push(buffer.as_ptr().addr().get());
             fill(buffer.as_mut(), apart.len() as u32, size);
