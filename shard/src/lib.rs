@@ -122,7 +122,7 @@
 //! middle of gathering parts from the others, which ends their run. At stages 2 and 3, and with overlap off, a thread that hands over a gradient
 //! may wait for the other ranks' hand-overs: do not let ranks of one process share a pool of threads for it. Where a rank that
 //! lacks a gradient waits for another in a collective of your own, or in a gather, that other waits in vain, for
-//! [`Options::patience`]. Gradients accumulate in their own type: f32 micro-batches of
+//! [`Options::patience`]; on GPUs until the communicator's deadline. Gradients accumulate in their own type: f32 micro-batches of
 //! f32, bf16 ones in bf16. Weighted means round w g once to the gradients' type. On GPUs a
 //! background save becomes the newest where ranks join it or save again, as its words must not come between training's collectives.
 

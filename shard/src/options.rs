@@ -147,8 +147,8 @@ pub struct Options {
     /// collective of the model or in a gather, that is in vain. Then memory is taken beyond the plan, if there is any
     /// ([`Traffic::pool_grown`](crate::Traffic::pool_grown) counts it), without another wait in this micro-batch; of micro-batches
     /// in a row that have waited in vain each waits half as long, down to a thousandth. Longer than ranks are apart otherwise.
-    /// `Duration::MAX`: without an end but the communicator's, for models whose ranks never lack a gradient; on a GPU its queue
-    /// waits then, and not the host.
+    /// `Duration::MAX`: without an end but the communicator's, for models whose ranks never lack a gradient. On a GPU its queue
+    /// waits, and not the host, so that the communicator's deadline is the only end there.
     pub patience: Duration,
     /// How gradients of several ranks and micro-batches become one.
     pub combine: Combine,

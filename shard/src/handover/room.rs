@@ -3,7 +3,7 @@
 use super::{Guard, Handover, Kept, State};
 use crate::Error;
 use meshstep_comm::InFlight;
-use meshstep_tensor::{Buffer, Queue};
+use meshstep_tensor::{Buffer, Place, Queue};
 use std::sync::PoisonError;
 use std::time::Duration;
 
@@ -55,8 +55,8 @@ impl Handover {
     /// As [`retire`](Self::retire), but leaves the bucket travelling where patience ends before.
     pub(super) fn retire_in_time(&self, mut state: Guard<'_>, b: usize) -> Result<(), Error> {
         let patience = state.patience.left();
-        if patience == Duration::MAX {
-            // On a GPU its queue waits, and not the host.
+        // On a GPU its queue waits, and not the host.
+        if patience == Duration::MAX || self.fixed.queue.place() != Place::Cpu {
             return self.retire(state, b);
         }
         let Some(flight) = state.fillings[b].flight.take() else { return Ok(()) };
