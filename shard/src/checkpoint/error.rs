@@ -230,7 +230,7 @@ const DOINGS: [&str; 11] = [
 ];
 
 /// Kinds of refusal that a disk has.
-const KINDS: [io::ErrorKind; 19] = [
+const KINDS: [io::ErrorKind; 22] = [
     io::ErrorKind::NotFound,
     io::ErrorKind::PermissionDenied,
     io::ErrorKind::AlreadyExists,
@@ -249,6 +249,9 @@ const KINDS: [io::ErrorKind; 19] = [
     io::ErrorKind::StaleNetworkFileHandle,
     io::ErrorKind::StorageFull,
     io::ErrorKind::QuotaExceeded,
+    io::ErrorKind::FileTooLarge,
+    io::ErrorKind::InvalidFilename,
+    io::ErrorKind::CrossesDevices,
     io::ErrorKind::ResourceBusy,
 ];
 
