@@ -95,6 +95,14 @@ pub enum CheckpointError {
         /// What is known.
         known: u32,
     },
+    /// The manifest is of another version, or contradicts itself.
+    #[error("{}: {source}", .path.display())]
+    Manifest {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: Box<CheckpointError>,
+    },
     /// The manifest contradicts itself.
     #[error("the manifest says of {what}: {reason}")]
     Contradiction {

@@ -110,8 +110,9 @@ impl Store {
         match saved.manifest().step {
             own if own == step => Ok(saved),
             own => {
-                let (what, reason) = (dir.display().to_string(), format!("it is of step {own}"));
-                Err(CheckpointError::Contradiction { what, reason })
+                let (what, path) = (format!("step {step}"), dir.join(MANIFEST));
+                let source = CheckpointError::Contradiction { what, reason: format!("it is step {own}") };
+                Err(CheckpointError::Manifest { path, source: Box::new(source) })
             }
         }
     }

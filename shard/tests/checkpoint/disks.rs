@@ -101,14 +101,18 @@ fn saved(run: &Run) -> tempfile::TempDir {
     dir
 }
 
-/// Runs this binary as `child`, begun by `begin` where that is more than the binary itself.
-fn finds(finds: &str, dir: &Path, begin: Command) {
-    let mut begin = begin;
-    begin.args(["--exact", "disks::child", "--nocapture", "--test-threads=1"]);
-    let ran = begin.env(FINDS, finds).env(DIR, dir).output().unwrap();
-    let told = [&ran.stdout[..], &ran.stderr].concat();
-    let told = String::from_utf8_lossy(&told);
-    assert!(ran.status.success() && told.contains(&format!("\nfound {finds}")), "{told}");
+/// Runs this binary as `child`; `job` begins it.
+fn finds(finds: &str, dir: &Path, mut job: Command) {
+    let told = alone("disks::child", job.env(FINDS, finds).env(DIR, dir));
+    assert!(told.contains(&format!("\nfound {finds}")), "{told}");
+}
+
+/// What one test of this binary says in a process of its own, which `job` begins.
+pub(crate) fn alone(test: &str, job: &mut Command) -> String {
+    let ran = job.args(["--exact", test, "--nocapture", "--test-threads=1"]).output().unwrap();
+    let told = String::from_utf8_lossy(&[&ran.stdout[..], &ran.stderr].concat()).into_owned();
+    assert!(ran.status.success(), "{told}");
+    told
 }
 
 /// A shell that does `first` and then becomes this binary.

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests say what is wrong by failing")]
 
+mod altered;
 mod background;
 mod beside;
 mod bytes;
@@ -24,6 +25,7 @@ mod holdings;
 mod killed;
 mod layouts;
 mod lbfgs;
+mod memory;
 mod os;
 mod pieces;
 mod problem;
