@@ -8,6 +8,7 @@ use meshstep_parallel3d::Mesh;
 use serde::Serialize;
 
 use crate::ckpt::Ckpt;
+use crate::measure::Bench;
 use crate::mesh;
 
 /// Meshstep at work: trains a small GPT with the optimizer step on several ranks.
@@ -27,6 +28,9 @@ pub(crate) enum Command {
     /// Replay training steps that another program recorded, and tell how far apart the results are. Exits with 0 where
     /// all files agree, 1 where one is outside its tolerance, 2 where one cannot be replayed.
     Parity(Parity),
+    /// Measure what sharding costs and saves, beside the floor that memory sets, and write a report. Exits with 0 where every bar
+    /// holds, 1 where one is missed, 2 where something could not be measured.
+    Bench(Bench),
     /// Look into a checkpoint, verify it, or export its parameters.
     #[command(subcommand)]
     Ckpt(Ckpt),
@@ -221,6 +225,23 @@ mod tests {
     #[test]
     fn the_command_line_is_well_formed() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn all_suites_run_unless_some_are_named() {
+        let bench = |args: &str| match Cli::try_parse_from(
+            ["meshstep-bench", "bench"].into_iter().chain(args.split_whitespace()),
+        ) {
+            Ok(Cli { command: Command::Bench(bench) }) => Ok(bench),
+            Ok(_) => panic!("not bench"),
+            Err(error) => Err(error.to_string()),
+        };
+        assert_eq!(bench("").unwrap().suites().len(), 6);
+        let names: Vec<String> =
+            bench("scaling memory memory").unwrap().suites().iter().map(|s| s.name()).collect();
+        assert_eq!(names, ["memory", "scaling"]);
+        let error = bench("memroy").unwrap_err();
+        assert!(error.contains("memory") && error.contains("scaling"), "{error}");
     }
 
     #[test]

@@ -1,11 +1,12 @@
-//! `meshstep-bench`: Meshstep measured on a real job, and against other systems. `meshstep-bench train`, `parity` and `ckpt`
-//! are what `cargo xtask train`, `parity` and `ckpt` run.
+//! `meshstep-bench`: Meshstep measured on a real job, and against other systems. `meshstep-bench train`, `bench`,
+//! `parity` and `ckpt` are what `cargo xtask train`, `bench`, `parity` and `ckpt` run.
 
 mod ckpt;
 mod cli;
 mod corpus;
 mod gpt;
 mod keyed;
+mod measure;
 mod memory;
 mod mesh;
 mod parity;
@@ -45,6 +46,11 @@ fn main() -> ExitCode {
             Ok(Verdict::Unreplayable) => ExitCode::from(NOT_DONE),
             Err(reason) => complain(&reason.to_string(), ExitCode::from(NOT_DONE)),
         },
+        Command::Bench(asked) => match bench(&asked) {
+            Ok(measure::Verdict::Holds) => ExitCode::SUCCESS,
+            Ok(measure::Verdict::Missed) => ExitCode::FAILURE,
+            Err(error) => complain(&format!("{error:#}"), ExitCode::from(NOT_DONE)),
+        },
         Command::Ckpt(asked) => match ckpt::run(&asked, &mut io::stdout()) {
             Ok(ckpt::Verdict::Whole) => ExitCode::SUCCESS,
             Ok(ckpt::Verdict::Damaged) => ExitCode::FAILURE,
@@ -62,7 +68,7 @@ fn complain(error: &str, code: ExitCode) -> ExitCode {
 fn train(asked: &Train) -> Result<()> {
     threads::prepare(asked.threads, asked.most_ranks())?;
     log()?;
-    let folder = asked.out.clone().unwrap_or_else(default_out);
+    let folder = asked.out.clone().unwrap_or_else(|| default_out("train"));
     // Before the work and not after it: that is when one would rather hear that it cannot be.
     fs::create_dir_all(&folder).with_context(|| format!("--out {}: making the folder", folder.display()))?;
     if !asked.meshes().is_empty() {
@@ -80,6 +86,11 @@ fn train(asked: &Train) -> Result<()> {
     }
 }
 
+fn bench(asked: &measure::Bench) -> Result<measure::Verdict> {
+    let folder = asked.out.clone().unwrap_or_else(|| default_out("bench"));
+    measure::run(asked, &folder, &mut io::stdout())
+}
+
 fn train_on_meshes(asked: &Train, folder: &Path) -> Result<()> {
     let run = mesh::Run::prepare(asked, &Path::new(FOLDER).join("Cargo.toml"), folder)?;
     writeln!(io::stdout(), "{run}\n")?;
@@ -91,9 +102,9 @@ fn train_on_meshes(asked: &Train, folder: &Path) -> Result<()> {
     if verdict.holds() { Ok(()) } else { bail!("the meshes or stages do not agree") }
 }
 
-/// `target/train` of the workspace.
-fn default_out() -> PathBuf {
-    Path::new(FOLDER).with_file_name("target").join("train")
+/// A folder in `target` of the workspace.
+fn default_out(name: &str) -> PathBuf {
+    Path::new(FOLDER).with_file_name("target").join(name)
 }
 
 /// Lines as RUST_LOG asks for them, warnings where it is not set. Spans are told when they end, with their time.

@@ -39,8 +39,8 @@ fn status() -> Option<String> {
     fs::read_to_string("/proc/self/status").ok()
 }
 
-/// A field of /proc/self/status, which gives kibibytes and calls them kB.
-fn field(status: &str, name: &str) -> Option<u64> {
+/// A field of /proc/self/status or /proc/meminfo, which gives kibibytes and calls them kB.
+pub(crate) fn field(status: &str, name: &str) -> Option<u64> {
     let value = status.lines().find_map(|line| line.strip_prefix(name))?;
     let kib: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
     kib.checked_mul(1024)

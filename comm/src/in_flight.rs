@@ -4,6 +4,7 @@ use crate::Error;
 use meshstep_tensor::{Buffer, Queue};
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A started operation. It owns the buffer; [`wait`](InFlight::wait) gives it back.
 ///
@@ -25,6 +26,9 @@ pub trait Tickets: Send + Sync + Debug {
     /// Whether [`redeem`](Tickets::redeem) would return at once.
     fn is_done(&self, ticket: usize) -> bool;
 
+    /// Waits until [`is_done`](Tickets::is_done), but not longer than this by the communicator's clock; whether it is.
+    fn ends_within(&self, ticket: usize, patience: Duration) -> bool;
+
     /// Gives the ticket up unseen; the buffer is released when nothing touches it any more.
     fn forget(&self, ticket: usize);
 }
@@ -45,6 +49,11 @@ impl InFlight {
     /// Whether the operation has ended, well or not, so that [`wait`](InFlight::wait) would return at once.
     pub fn is_done(&self) -> bool {
         self.tickets.is_done(self.ticket)
+    }
+
+    /// Has the host wait for the end, but not longer than this by the communicator's clock. Whether it has come.
+    pub fn ends_within(&self, patience: Duration) -> bool {
+        self.tickets.ends_within(self.ticket, patience)
     }
 }
 

@@ -34,13 +34,11 @@ impl Common {
         self.decay.check(check, self.weight_decay)
     }
 
-    /// `own` hyperparameters, then these.
-    pub(crate) fn list(&self, own: &[(&'static str, f64)]) -> Vec<(&'static str, f64)> {
-        let mut list = own.to_vec();
-        list.push(("weight_decay", self.weight_decay));
-        list.extend(self.decay.list());
-        list.push(("maximize", self.maximize.into()));
-        list
+    /// Tells `own` hyperparameters, then these.
+    pub(crate) fn tell(&self, own: &[(&'static str, f64)], each: &mut dyn FnMut(&'static str, f64)) {
+        let [kind, lr_max] = self.decay.list();
+        let these = [("weight_decay", self.weight_decay), kind, lr_max, ("maximize", self.maximize.into())];
+        own.iter().chain(&these).for_each(|&(name, value)| each(name, value));
     }
 
     /// The rate, or the share of a parameter that decays if that is more.

@@ -131,6 +131,7 @@ pub use meshstep_tensor::simd::Isa;
 pub use moments::Moments;
 pub use muon::{Adjust, Muon};
 pub use norm::{ExactSum, Norm, NormAccumulator, NormSum};
+pub use number::power;
 pub use placed::{cast, scale};
 pub use qhadamw::QhAdamW;
 pub use reduce::{Alone, Reduce, ReduceError, ordered, unordered};

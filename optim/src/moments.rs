@@ -83,16 +83,18 @@ impl Moments {
         self.pairs().iter().map(|(beta, _)| *beta).fold(0.0, f64::max)
     }
 
-    /// Hyperparameters for ranks to compare.
-    pub(crate) fn list(&self) -> Vec<(&'static str, f64)> {
+    /// Tells them as hyperparameters.
+    pub(crate) fn tell(&self, each: &mut dyn FnMut(&'static str, f64)) {
         const NAMES: [(&str, &str); Moments::MAX] = [
             ("beta1", "weight"),
             ("beta1 of m1", "weight of m1"),
             ("beta1 of m2", "weight of m2"),
             ("beta1 of m3", "weight of m3"),
         ];
-        let pairs = NAMES.into_iter().zip(self.pairs());
-        pairs.flat_map(|((beta, weight), values)| [(beta, values.0), (weight, values.1)]).collect()
+        for ((beta, weight), values) in NAMES.into_iter().zip(self.pairs()) {
+            each(beta, values.0);
+            each(weight, values.1);
+        }
     }
 
     /// The one of four families of kernels that is for so many moments, and what it is told: betas and weights, what is left

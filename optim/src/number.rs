@@ -159,7 +159,7 @@ sixteen_bits!(bf16, from_bf16, to_bf16);
 sixteen_bits!(f16, from_f16, to_f16);
 
 /// `base^n` by repeated squaring with plain multiplications, so that it rounds the same everywhere.
-pub(crate) fn power(base: f64, n: u64) -> f64 {
+pub fn power(base: f64, n: u64) -> f64 {
     let (mut result, mut square, mut left) = (1.0, base, n);
     while left > 0 {
         if left & 1 == 1 {

@@ -30,8 +30,16 @@ pub trait Rule: Send + Sync + Debug {
     /// Whether the hyperparameters are in range.
     fn check(&self) -> Result<(), Error>;
 
-    /// Hyperparameters by name, for ranks to compare and reports to print; a switch is 0 or 1.
-    fn hyperparameters(&self) -> Vec<(&'static str, f64)>;
+    /// Tells every hyperparameter by name, always in one order, for ranks to compare and reports to print; a switch is 0 or 1.
+    /// Ranks compare them in every step, so it is not to allocate.
+    fn each_hyperparameter(&self, each: &mut dyn FnMut(&'static str, f64));
+
+    /// The same as a list.
+    fn hyperparameters(&self) -> Vec<(&'static str, f64)> {
+        let mut list = Vec::new();
+        self.each_hyperparameter(&mut |name, value| list.push((name, value)));
+        list
+    }
 
     /// What of a tensor an update must see at once.
     fn sees(&self) -> Sees {

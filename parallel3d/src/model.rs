@@ -72,6 +72,16 @@ impl Model {
         tied
     }
 
+    /// Another name of a parameter before the first unit that is also a unit's: where parameters are sharded, it would be that
+    /// of two.
+    pub(crate) fn gathered_twice(&self) -> Option<&str> {
+        let mut tied = self.tied().into_iter().filter_map(|(alias, name)| Some((alias, self.get(name)?)));
+        let unit = |alias: &str, stage| {
+            self.parameters.iter().any(|p| p.stage == stage && p.unit.as_deref() == Some(alias))
+        };
+        tied.find(|(alias, p)| p.unit.is_none() && unit(alias, p.stage)).map(|(alias, _)| alias)
+    }
+
     /// Elements of all parameters together, as far as 64 bits count; what is tied counts once.
     pub fn len(&self) -> u64 {
         let elements = |p: &Parameter| p.shape.iter().fold(1u64, |all, &n| all.saturating_mul(n as u64));

@@ -4,10 +4,11 @@
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::AdamW;
 use meshstep_parallel3d::{
-    Axes, Axis, Error, Gradient, MeshError, Model, ModelBuilder, Optimizer, Placement, UnknownAxis,
+    Axes, Axis, Error, Gradient, MeshError, Model, ModelBuilder, Optimizer, Placement, Plan, UnknownAxis,
 };
-use meshstep_shard::Options;
+use meshstep_shard::{Options, Stage, UnitError};
 use meshstep_tensor::DType::{BF16, F32};
+use meshstep_tensor::SliceMut;
 use std::sync::Arc;
 
 /// What each of 8 ranks is told.
@@ -115,6 +116,33 @@ fn what_one_rank_alone_is_given_reaches_all() {
                 panic!("{error}")
             };
             assert_eq!(what, "mesh", "{error}");
+        }
+    }
+}
+
+/// Another name of a parameter before the first unit, by which a unit is gathered.
+#[test]
+fn a_tied_name_that_is_a_unit_is_refused() {
+    let model = || {
+        let table = Model::builder().param("table", &[8, 4], F32, Placement::whole());
+        table.unit("head").param("w", &[4], F32, Placement::whole()).tied("head", "table", &[8, 4])
+    };
+    for stage in [Stage::Zero2, Stage::Zero3] {
+        let made = loopback::spawn(2, |world: Arc<dyn Communicator>| {
+            let (zeros, options) =
+                (|_: &_, _: &[_], _: SliceMut<'_>| Ok(()), Options { stage, ..Options::default() });
+            let (mesh, model) = ("dp=2".parse().unwrap(), model().build().unwrap());
+            let planned = Plan::new(&mesh, &model, AdamW::default(), &options).map(drop);
+            [planned, Optimizer::new(world, mesh, &model, AdamW::default(), zeros, options).map(drop)]
+        });
+        for told in made.unwrap().into_iter().flatten() {
+            match told {
+                Ok(()) => assert_eq!(stage, Stage::Zero2),
+                Err(Error::Shard(meshstep_shard::Error::Unit(UnitError::TwoOfOneName { name }))) => {
+                    assert!(stage == Stage::Zero3 && name == "head");
+                }
+                Err(other) => panic!("{other}"),
+            }
         }
     }
 }

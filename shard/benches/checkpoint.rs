@@ -1,7 +1,8 @@
 //! Saving and loading against a plain write with fsync, and a plain read, of as many bytes on the same disk, in turns.
 //!
 //! `cargo bench -p meshstep-shard --features checkpoint --bench checkpoint -- --mb 2048 --rounds 5 --dir DIR`; DIR is on the disk
-//! to measure. Reads are measured twice: with nothing of the files in the page cache, and with all of them.
+//! to measure. Reads are measured twice: with nothing of the files in the page cache, and with all of them. Last comes what a save in
+//! the background stops training for, beside a copy of as many bytes.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a program whose answer is what it prints")]
 
@@ -47,6 +48,12 @@ fn optimizer(comm: Arc<dyn Communicator>, asked: &Asked) -> Optimizer {
         Ok(())
     };
     let mut opt = Optimizer::new(comm, layout.build().unwrap(), AdamW::default(), values, options).unwrap();
+    step(&mut opt);
+    opt
+}
+
+/// A step with gradients that are no zeros.
+fn step(opt: &mut Optimizer) {
     let names: Vec<String> = opt.params().map(|param| param.name().to_owned()).collect();
     let batch = opt.micro_batch(1).unwrap();
     for name in names.iter().rev() {
@@ -57,7 +64,6 @@ fn optimizer(comm: Arc<dyn Communicator>, asked: &Asked) -> Optimizer {
     }
     batch.finish().unwrap();
     opt.step(At::default()).unwrap().outcome().unwrap();
-    opt
 }
 
 fn measure(asked: &Asked, opt: &mut Optimizer) {
@@ -106,6 +112,58 @@ fn measure(asked: &Asked, opt: &mut Optimizer) {
         let verified = timed(|| _ = black_box(saved.verify().unwrap()));
         println!("every checksum, {state} cached: {:.0} MB/s", bytes as f64 / 1e6 / verified);
     }
+    drop(saved);
+    fs::remove_dir_all(&at).unwrap();
+    background(asked.rounds, opt, &Store::new(dir.path()), &mut room);
+}
+
+/// Prints how long a save in the background stops training, in turns with a copy of as many bytes, and that steps go on.
+fn background(rounds: usize, opt: &mut Optimizer, store: &Store, room: &mut [u8]) {
+    let save = || Save { keep: Some(1), ..Save::default() };
+    // The first one's memory stays for the others.
+    let first = opt.save_async(store, save()).unwrap();
+    let (first, _) = (first.stall(), first.join().unwrap());
+    let [mut stalls, mut copies, mut written, mut alone, mut meanwhile] = [(); 5].map(|()| Vec::new());
+    for round in 0..rounds {
+        for turn in 0..2 {
+            alone.push(timed(|| step(opt)));
+            if (round + turn) % 2 == 0 {
+                copies.push(timed(|| assert_eq!(copy(opt, room), first.bytes)));
+                continue;
+            }
+            let begun = Instant::now();
+            let saving = opt.save_async(store, save()).unwrap();
+            stalls.push(saving.stall().whole.as_secs_f64());
+            while !saving.is_done() {
+                meanwhile.push(timed(|| step(opt)));
+            }
+            saving.join().unwrap();
+            written.push(begun.elapsed().as_secs_f64());
+        }
+    }
+    let steps = meanwhile.len();
+    let [stall, copied, written, alone, beside] =
+        [stalls, copies, written, alone, meanwhile].map(|mut times| median(&mut times));
+    println!(
+        "save_async: stalls {stall:.3} s, a copy of as many bytes {copied:.3} s, written in {written:.2} s"
+    );
+    println!("  {:.3} s where it allocates, which the first one does", first.whole.as_secs_f64());
+    println!("  {steps} steps meanwhile, of {beside:.3} s; alone {alone:.3} s");
+}
+
+/// Copies all that an optimizer has, as a save does; tells how many bytes that are.
+fn copy(opt: &Optimizer, room: &mut [u8]) -> u64 {
+    let mut at = 0;
+    for param in opt.params() {
+        let state = opt.state(param.name()).unwrap();
+        for values in [state.values].into_iter().chain(state.slots.iter().map(|(_, values)| *values)) {
+            let bytes = values.bytes().unwrap();
+            room[at..at + bytes.len()].copy_from_slice(bytes);
+            at += bytes.len();
+        }
+    }
+    black_box(room);
+    at as u64
 }
 
 fn asked() -> Asked {
@@ -130,13 +188,16 @@ fn compare(what: &str, bytes: u64, rounds: usize, mut run: impl FnMut(usize) -> 
             times[which].push(run(which));
         }
     }
-    let medians = times.each_mut().map(|times| {
-        times.sort_by(f64::total_cmp);
-        times[times.len() / 2]
-    });
+    let medians = times.each_mut().map(|times| median(times));
     let [plain, ours] = medians.map(|time| bytes as f64 / 1e6 / time);
     println!("{what}: plain {plain:.0} MB/s, ours {ours:.0} MB/s, {:.0}%", 100.0 * ours / plain);
     println!("  seconds, plain {:.2?}, ours {:.2?}", times[0], times[1]);
+}
+
+/// Where there are none, nothing.
+fn median(times: &mut [f64]) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times.get(times.len() / 2).copied().unwrap_or(0.0)
 }
 
 fn timed(work: impl FnOnce()) -> f64 {

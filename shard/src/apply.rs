@@ -82,6 +82,7 @@ impl Optimizer {
 
     fn update_bucket(&mut self, b: usize, scalars: &Scalars) -> Result<(), Error> {
         self.handover.settle_one(b)?;
+        let _span = tracing::debug_span!("update", bucket = b).entered();
         let owned = &mut self.buckets[b];
         if let Some(grads) = self.handover.grads(b) {
             let due = |p: usize| due(self.room.due[p], &self.entries[p], self.totals.ratio(p));

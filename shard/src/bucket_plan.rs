@@ -3,6 +3,7 @@
 use crate::precision::Kept;
 use crate::{Combine, Error, Options, Owners, Partition, Stage};
 use meshstep_tensor::{DType, Layout, Param};
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
@@ -75,7 +76,8 @@ impl Placed {
     }
 }
 
-/// The buckets of a layout, those of each type together, each padded to 64 elements times the world size.
+/// The buckets of a layout, each of one type and padded to 64 elements times the world size, in the order they are full when
+/// gradients come in reverse registration order.
 pub(crate) fn cut<'b>(
     earlier: impl IntoIterator<Item = &'b BucketPlan>,
     layout: &Layout,
@@ -87,6 +89,9 @@ pub(crate) fn cut<'b>(
     for dtype in layout.params().iter().map(|p| p.dtype()).collect::<BTreeSet<_>>() {
         fill_buckets(&mut buckets, layout, dtype, limit, world_size, options)?;
     }
+    // Those of each type are in this order already.
+    let last = |bucket: &BucketPlan| bucket.params.iter().filter(|p| p.len > 0).map(|p| p.param).min();
+    buckets.sort_by_key(|bucket| Reverse(last(bucket).unwrap_or(usize::MAX)));
     if let Stage::WholeParams(owners) = options.stage {
         assign_owners(&mut buckets, owners, earlier, layout, world_size);
     }

@@ -279,6 +279,9 @@ pub enum Error {
     /// What is wrong with the weights of micro-batches.
     #[error(transparent)]
     Weights(#[from] crate::WeightError),
+    /// What is wrong with the data places of ranks.
+    #[error(transparent)]
+    Place(#[from] crate::PlaceError),
 
     /// One rank could not take the step; no rank did.
     #[error("rank {rank} cannot take the step: {fault}; nothing changed on any rank")]

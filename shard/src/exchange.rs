@@ -194,6 +194,7 @@ impl Exchange {
 
     /// Brings what this rank has and learns what all have together.
     pub(crate) fn run(&mut self, comm: &dyn Communicator, mine: Brought<'_>) -> Result<Known, Error> {
+        let _span = tracing::debug_span!("exchange").entered();
         let sum = &mut self.sum.host;
         sum[0] = mine.norm.non_finite();
         sum[1] = mine.weight;

@@ -123,7 +123,17 @@ impl Family {
         let (counted, gathered) = (part.counted(b, rank), part.gathered(b));
         let (owned_ranges, among) = (part.owned(b, rank), Arc::clone(among));
         let gathers = None;
-        self.kept.push(Kept { counted, gathered, gathers, names, owned: owned_ranges, among, plan: bucket });
+        let series = part.series().iter().position(|series| series.dtype == bucket.dtype).unwrap_or(0);
+        self.kept.push(Kept {
+            counted,
+            gathered,
+            gathers,
+            series,
+            names,
+            owned: owned_ranges,
+            among,
+            plan: bucket,
+        });
         self.buckets.push(owned);
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! One bucket of gradients: cut into its parameters' places while it fills, whole while it travels or rests.
 
 use crate::bucket_plan::BucketPlan;
+use crate::stretch::From;
 use meshstep_comm::InFlight;
 use meshstep_tensor::{Buffer, Queue};
 
@@ -12,8 +13,8 @@ pub(crate) struct Filling {
     waiting: usize,
     /// The whole bucket, while it is neither cut into places nor travelling.
     pub(crate) whole: Option<Buffer>,
-    /// What a pooled buffer has beyond this bucket's length.
-    pub(crate) spare: Option<Buffer>,
+    /// Where a pooled buffer comes from.
+    pub(crate) from: Option<From>,
     pub(crate) flight: Option<InFlight>,
     /// This rank's reduced chunk, where the bucket itself is given back (stages 2 and 3).
     pub(crate) shard: Option<Buffer>,
@@ -47,21 +48,17 @@ impl Filling {
         let place = |len: usize| Place { buffer: None, filled: len == 0, fresh: true, empty: len == 0 };
         let places: Vec<Place> = plan.params.iter().map(|p| place(p.len)).collect();
         let waiting = places.iter().filter(|p| !p.empty).count();
-        Filling {
-            places,
-            waiting,
-            whole,
-            spare: None,
-            flight: None,
-            shard,
-            shard_is_fresh: true,
-            open: false,
-        }
+        Filling { places, waiting, whole, from: None, flight: None, shard, shard_is_fresh: true, open: false }
     }
 
     /// Whether the bucket is cut into places.
     pub(crate) fn is_open(&self) -> bool {
         self.open
+    }
+
+    /// Whether the bucket travels, and has come to its end.
+    pub(crate) fn has_arrived(&self) -> bool {
+        self.flight.as_ref().is_some_and(InFlight::is_done)
     }
 
     /// Whether every gradient of this micro-batch is in.
@@ -74,22 +71,20 @@ impl Filling {
         self.places[i].filled
     }
 
-    /// Cuts `buffer` into places. A pooled buffer may be longer than the bucket. What no parameter covers is zeroed, since a
+    /// Cuts `buffer` into places; `from`: where it comes from, if from the pool. What no parameter covers is zeroed, since a
     /// pooled buffer holds another bucket's gradients, and a reduce-scatter leaves other ranks' chunks unspecified.
     pub(crate) fn open(
         &mut self,
         plan: &BucketPlan,
         mut buffer: Buffer,
-        pooled: bool,
+        from: Option<From>,
         queue: &Queue,
     ) -> Result<(), meshstep_tensor::Error> {
-        if pooled {
-            self.spare = Some(buffer.split_off(plan.len)?);
-        }
+        self.from = from;
         zero_pads(plan, &mut buffer, queue)?;
         for i in (0..self.places.len()).rev() {
             self.places[i].buffer = Some(buffer.split_off(plan.params[i].start)?);
-            self.places[i].fresh |= pooled;
+            self.places[i].fresh |= from.is_some();
         }
         self.open = true;
         Ok(())

@@ -7,6 +7,7 @@ use meshstep_optim::Norm;
 use meshstep_tensor::Queue;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What does not change while gradients come in.
 #[derive(Debug)]
@@ -25,6 +26,8 @@ pub(crate) struct Fixed {
     pub(crate) stage: Stage,
     pub(crate) reduction: Reduction,
     pub(crate) overlap: bool,
+    /// How long a gradient waits for the other ranks'.
+    pub(crate) patience: Duration,
     pub(crate) norm: Norm,
     pub(crate) buckets: Vec<Kept>,
 }
@@ -52,4 +55,6 @@ pub(crate) struct Kept {
     pub(crate) gathered: Vec<(usize, Range<usize>)>,
     /// What its parameters are gathered with, where they are sharded.
     pub(crate) gathers: Option<Arc<dyn Communicator>>,
+    /// The series whose memory it fills in, at stages 2 and 3.
+    pub(crate) series: usize,
 }

@@ -1,7 +1,8 @@
-//! Memory for gathered units: a stretch for each type, lent from both its ends.
+//! Memory for gathered units: a stretch for each type.
 
 use crate::Options;
 use crate::gathered::Piece;
+use crate::stretch::{From, Stretch};
 use meshstep_tensor::{Buffer, Category, DType, Error, Meter, Queue};
 
 /// Room for two units at a time, any two that follow each other; what needs more is allocated and freed.
@@ -20,24 +21,6 @@ pub(crate) struct GatherRoom {
     meter: Meter,
 }
 
-#[derive(Debug)]
-struct Stretch {
-    dtype: DType,
-    len: usize,
-    /// What is not lent, once there is any.
-    spare: Option<Buffer>,
-    lent: [bool; 2],
-}
-
-/// Where a lent buffer comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum From {
-    Front,
-    Back,
-    /// Memory of its own.
-    Outside,
-}
-
 impl GatherRoom {
     /// None yet.
     pub(crate) fn new(options: &Options) -> Self {
@@ -50,11 +33,10 @@ impl GatherRoom {
     pub(crate) fn reserve(&mut self, units: usize, lens: &[(DType, usize)]) -> Result<(), Error> {
         self.taken.resize(units, false);
         for &(dtype, len) in lens {
-            let enough = |stretch: &Stretch| stretch.dtype == dtype && stretch.len >= len;
+            let enough = |stretch: &Stretch| stretch.dtype() == dtype && stretch.len() >= len;
             if !self.stretches.iter().any(enough) {
-                self.stretches.retain(|stretch| stretch.dtype != dtype);
-                let spare = Some(self.allocate(dtype, len)?);
-                self.stretches.push(Stretch { dtype, len, spare, lent: [false; 2] });
+                self.stretches.retain(|stretch| stretch.dtype() != dtype);
+                self.stretches.push(Stretch::new(self.allocate(dtype, len)?));
             }
         }
         Ok(())
@@ -85,7 +67,7 @@ impl GatherRoom {
         if len == 0 {
             return Ok((self.allocate(dtype, 0)?, From::Outside));
         }
-        let stretch = self.stretches.iter_mut().find(|stretch| stretch.dtype == dtype);
+        let stretch = self.stretches.iter_mut().find(|stretch| stretch.dtype() == dtype);
         if let Some(lent) = stretch.and_then(|stretch| stretch.lend(len)) {
             return Ok(lent);
         }
@@ -99,47 +81,13 @@ impl GatherRoom {
 
     /// Takes back what was lent.
     pub(crate) fn put(&mut self, buffer: Buffer, from: From) {
-        if let Some(stretch) = self.stretches.iter_mut().find(|stretch| stretch.dtype == buffer.dtype()) {
+        if let Some(stretch) = self.stretches.iter_mut().find(|stretch| stretch.dtype() == buffer.dtype()) {
             stretch.put(buffer, from);
         }
     }
 
     fn allocate(&self, dtype: DType, len: usize) -> Result<Buffer, Error> {
         Buffer::zeroed_on(&self.queue, len, dtype, &self.meter, Category::Gathered)
-    }
-}
-
-impl Stretch {
-    fn lend(&mut self, len: usize) -> Option<(Buffer, From)> {
-        let spare = self.spare.as_mut().filter(|spare| spare.len() >= len)?;
-        match self.lent {
-            [false, _] => {
-                let rest = spare.split_off(len).ok()?;
-                self.lent[0] = true;
-                Some((std::mem::replace(spare, rest), From::Front))
-            }
-            [true, false] => {
-                let back = spare.split_off(spare.len() - len).ok()?;
-                self.lent[1] = true;
-                Some((back, From::Back))
-            }
-            [true, true] => None,
-        }
-    }
-
-    fn put(&mut self, buffer: Buffer, from: From) {
-        let Some(spare) = self.spare.take() else { return };
-        let joined = match from {
-            From::Front => buffer.join(spare),
-            From::Back => spare.join(buffer),
-            From::Outside => Ok(spare),
-        };
-        match from {
-            From::Front => self.lent[0] = false,
-            From::Back => self.lent[1] = false,
-            From::Outside => {}
-        }
-        self.spare = Some(joined.unwrap_or_else(|_| unreachable!("joined where it was cut")));
     }
 }
 

@@ -1,7 +1,8 @@
 //! Units of sharded parameters: gathered when a model is about to read them, and given back.
 
 use crate::family::{Family, Place};
-use crate::gather_room::{From, GatherRoom};
+use crate::gather_room::GatherRoom;
+use crate::stretch::From;
 use crate::units::Units;
 use crate::{Among, BucketPlan, Error, MicroBatch, Optimizer, wire};
 use meshstep_comm::{Communicator, InFlight, Op};
@@ -22,8 +23,8 @@ pub enum UnitError {
     },
     /// A name of two.
     #[error(
-        "{name:?} is a unit and a parameter before the first unit, whose bucket would be gathered by that name; rename one, or \
-         begin a unit before the parameter"
+        "{name:?} is a unit and a name of a parameter before the first unit, whose bucket would be gathered by that name; rename \
+         one, or begin a unit before the parameter"
     )]
     TwoOfOneName {
         /// The name.
@@ -95,9 +96,12 @@ impl Optimizer {
 
     /// Brings a unit's parameters to this rank. Collective at [`Stage::Zero3`](crate::Stage::Zero3), over the ranks that divide the
     /// unit: they gather the same units in the same order, each from one thread, and between two gathers hand over the gradients of
-    /// the same parameters, in any order. Ranks that gather different units get an error here, where lengths differ, or from the
+    /// the same parameters, in any order; where one lacks some, others may wait for
+    /// [`Options::patience`](crate::Options::patience) before they gather. Ranks that gather different units get an error here, where lengths differ, or from the
     /// next step; those that wait for a gather get one when a rank ends its micro-batch without, where communicators
     /// compare calls, or at the deadline.
+    ///
+    /// What is called by a parameter goes by that one's other names too ([`also_called`](Self::also_called)).
     ///
     /// There is room for any two units after each other in the order of [`units`](Self::units), as
     /// [`Memory::gathered`](crate::Memory::gathered) counts it; a third, or another pair that is longer, takes memory for a while. A
@@ -134,7 +138,7 @@ impl Optimizer {
     pub fn start_gather(&self, unit: &str) -> Result<PendingGather<'_>, Error> {
         self.handover.healthy()?;
         let unknown = || UnitError::Unknown { unit: unit.to_owned(), count: self.units.names().count() };
-        let index = self.units.index(unit).ok_or_else(unknown)?;
+        let index = self.unit_called(unit).ok_or_else(unknown)?;
         if !self.options.stage.cuts_params() {
             return Ok(PendingGather(Held { optimizer: self, unit: index, pieces: Vec::new() }));
         }
@@ -144,6 +148,12 @@ impl Optimizer {
         // The other ranks wait for this one's part.
         self.send_unit(&mut held).inspect_err(|_| self.handover.abort())?;
         Ok(PendingGather(held))
+    }
+
+    /// The unit of this name, or of the parameter of this name that it is called by.
+    fn unit_called(&self, name: &str) -> Option<usize> {
+        let first = || self.by_name.get(name).map(|&param| self.entries[param].param.name());
+        self.units.index(name).or_else(|| self.units.index(first()?))
     }
 
     /// Sends this rank's part of each bucket of a unit, those of one type in one stretch of memory.
@@ -177,9 +187,19 @@ impl Optimizer {
     pub(crate) fn reserve_for(&self, units: &Units, buckets: &[&BucketPlan]) -> Result<(), Error> {
         if self.options.stage.cuts_params() {
             units.check()?;
+            self.by_name.iter().try_for_each(|(name, &param)| self.check_alias(units, name, param))?;
             self.room_for_units().reserve(units.names().count(), &units.room(|b| buckets[b]))?;
         }
         Ok(())
+    }
+
+    /// Refuses another name of a parameter by which a unit is gathered.
+    pub(crate) fn check_alias(&self, units: &Units, alias: &str, param: usize) -> Result<(), UnitError> {
+        let own = self.entries[param].param.name() == alias;
+        match !own && self.options.stage.cuts_params() && units.claims(alias, param) {
+            true => Err(UnitError::TwoOfOneName { name: alias.to_owned() }),
+            false => Ok(()),
+        }
     }
 
     pub(crate) fn room_for_units(&self) -> MutexGuard<'_, GatherRoom> {

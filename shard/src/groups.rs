@@ -6,6 +6,7 @@ use meshstep_optim::{Rule, Sees};
 use meshstep_tensor::{Layout, Place};
 use std::fmt::Write;
 use std::sync::Arc;
+use xxhash_rust::xxh3::xxh3_64;
 
 /// State vectors an update can carry: more than any rule here names.
 pub(crate) const MAX_STATES: usize = 8;
@@ -30,8 +31,6 @@ pub struct Groups {
 pub(crate) struct Group {
     pub(crate) rule: Arc<dyn Rule>,
     pub(crate) lr_scale: f64,
-    /// A digest of the hyperparameters when they were given.
-    given: u64,
     names: Vec<String>,
 }
 
@@ -181,10 +180,7 @@ impl Groups {
         for (param, g) in layout.params().iter().zip(self.assign(layout).unwrap_or_default()) {
             let _ = writeln!(text, "group of {:?} = {g}", param.name());
         }
-        for (g, group) in self.groups.iter().enumerate() {
-            let _ = writeln!(text, "rule of group {g} = {}", group.rule.name());
-            group.describe(g, text);
-        }
+        self.groups.iter().enumerate().for_each(|(g, group)| group.describe(g, text));
     }
 }
 
@@ -196,26 +192,27 @@ impl<R: Rule + 'static> From<R> for Groups {
 
 impl Group {
     fn new(rule: impl Rule + 'static, lr_scale: f64, names: Vec<String>) -> Self {
-        let given = of_bits(rule.hyperparameters().into_iter().map(|(_, value)| value.to_bits()));
-        Group { rule: Arc::new(rule), lr_scale, given, names }
+        Group { rule: Arc::new(rule), lr_scale, names }
     }
 
-    /// A digest of the hyperparameters as they were given and, of a rule with kernels, as they are now: without a list of them,
-    /// which would be memory.
+    /// A digest of what [`describe`](Self::describe) tells, as it is now: a rule may keep its hyperparameters where they change.
+    /// Allocates nothing.
     pub(crate) fn digest(&self) -> u64 {
-        let now = self.rule.on_device().map_or(0, |now| {
-            let words = [now.flags.into(), now.weight_decay.to_bits(), now.lr_max.to_bits()];
-            of_bits(words.into_iter().chain(now.given.map(f64::to_bits)))
-        });
-        of_bits([self.given, now, self.lr_scale.to_bits()])
+        let named = |name: &str| xxh3_64(name.as_bytes());
+        let names = [self.rule.name()].into_iter().chain(self.rule.state().iter().copied());
+        let mut all = of_bits(names.map(named).chain([self.lr_scale.to_bits()]));
+        self.rule.each_hyperparameter(&mut |name, value| all = of_bits([all, named(name), value.to_bits()]));
+        all
     }
 
-    /// One line a hyperparameter of the optimizer's group `g`, for ranks to compare.
+    /// One line for everything about the rule of the optimizer's group `g`, for ranks to compare.
     pub(crate) fn describe(&self, g: usize, text: &mut String) {
+        let _ = writeln!(text, "rule of group {g} = {}", self.rule.name());
         let _ = writeln!(text, "lr_scale of group {g} = {}", self.lr_scale);
-        for (name, value) in self.rule.hyperparameters() {
+        self.rule.each_hyperparameter(&mut |name, value| {
             let _ = writeln!(text, "{name} of group {g} = {value}");
-        }
+        });
+        let _ = writeln!(text, "state of group {g} = {:?}", self.rule.state());
     }
 
     /// The largest number a step at `lr` computes with, for a tensor of this shape ([`Rule::reach`]).
@@ -239,7 +236,7 @@ impl Group {
     }
 }
 
-/// A digest of the hyperparameters of all groups.
+/// A digest of the rules of all groups.
 pub(crate) fn of_groups(groups: &[Group]) -> u64 {
     of_bits(groups.iter().map(Group::digest))
 }

@@ -1,14 +1,19 @@
 //! Gradients in, by parameter, in any order, from any thread; reduced buckets out, in index order.
 
+mod room;
+
 use crate::among::know;
 use crate::filling::{Filling, Lent};
 use crate::fixed::{Fixed, Kept};
 use crate::meeting::Meeting;
-use crate::pool::{Pool, Shelf};
+use crate::patience::Patience;
+use crate::pool::Pool;
+use crate::series::Series;
+use crate::stretch::Stretch;
 use crate::{Error, Stage};
-use meshstep_comm::{InFlight, Op};
+use meshstep_comm::Op;
 use meshstep_optim::{NormAccumulator, NormSum};
-use meshstep_tensor::{Buffer, DType, Meter, Queue};
+use meshstep_tensor::{Buffer, Meter};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Collects one step's gradients. Every method locks for bookkeeping only; bytes are copied, reduced and waited for
@@ -19,7 +24,7 @@ pub(crate) struct Handover {
     state: Mutex<State>,
     /// This rank's part of the norm.
     pub(crate) norm: Mutex<NormSum>,
-    meeting: Meeting,
+    pub(crate) meeting: Meeting,
     /// Told whenever a bucket comes to rest.
     rested: Condvar,
     /// The communication failure after which nothing goes on.
@@ -39,21 +44,25 @@ struct State {
     launches: u64,
     /// Buckets that some thread waits for.
     retiring: usize,
+    /// How long one does.
+    patience: Patience,
 }
 
-impl State {
-    /// The first bucket of a gradient type that travels in a pooled buffer.
-    fn travelling(&self, dtype: DType) -> Option<usize> {
-        let of_type = |f: &Filling| f.spare.as_ref().is_some_and(|s| s.dtype() == dtype);
-        self.fillings.iter().position(|f| f.flight.is_some() && of_type(f))
-    }
-}
+type Guard<'s> = MutexGuard<'s, State>;
 
 impl Handover {
     pub(crate) fn new(fixed: Fixed, pool: Pool, meter: &Meter) -> Result<Self, Error> {
         let norm = NormSum::new(fixed.norm, &fixed.queue, meter)?;
-        let fillings = Vec::new();
-        let state = State { fillings, pool, next: 0, travels: false, last: false, launches: 0, retiring: 0 };
+        let state = State {
+            fillings: Vec::new(),
+            pool,
+            next: 0,
+            travels: false,
+            last: false,
+            launches: 0,
+            retiring: 0,
+            patience: Patience::new(fixed.patience),
+        };
         let (state, norm) = (Mutex::new(state), Mutex::new(norm));
         let (meeting, rested, failure) =
             (Meeting::new(&fixed.queue, meter)?, Condvar::new(), OnceLock::new());
@@ -92,13 +101,15 @@ impl Handover {
         state.next = 0;
         state.last = last;
         state.travels = (last && !held) || pooled;
+        state.patience.begin();
         state.fillings.iter_mut().for_each(Filling::next_micro_batch);
     }
 
     /// Lends the place of parameter `i` of bucket `b`; `None` if its gradient is in, or being written.
     ///
-    /// A thread waits for the memory of a bucket that travels: of the ranks that wait so, the one with the fewest buckets sent
-    /// waits for what every rank has sent, or will send without it. Where none travels, the pool grows.
+    /// A thread waits for the memory of a bucket of the same series that travels, for a while: of the ranks that wait so, the one
+    /// with the fewest buckets sent waits for what every rank has sent, or will send without it, unless the model has collectives
+    /// of its own ([`Patience`]). Where none travels, or in time, the pool grows.
     pub(crate) fn lend(&self, b: usize, i: usize) -> Result<Option<Lent>, Error> {
         let mut state = self.lock();
         loop {
@@ -112,17 +123,7 @@ impl Handover {
             if !self.pooled() {
                 return Ok(None);
             }
-            let dtype = self.fixed.buckets[b].plan.grads;
-            match state.travelling(dtype) {
-                Some(oldest) => {
-                    self.retire(state, oldest)?;
-                    state = self.lock();
-                }
-                None if state.retiring > 0 => {
-                    state = self.rested.wait(state).unwrap_or_else(PoisonError::into_inner);
-                }
-                None => state.pool.grow(dtype)?,
-            }
+            state = self.make_room(state, b)?;
         }
     }
 
@@ -135,7 +136,7 @@ impl Handover {
         let last = state.next;
         drop(state);
         let travelling = if self.fixed.overlap { 0..0 } else { first..last };
-        travelling.into_iter().try_for_each(|b| self.retire(self.lock(), b))
+        travelling.into_iter().try_for_each(|b| self.retire_in_time(self.lock(), b))
     }
 
     /// Takes a place back without a gradient.
@@ -228,8 +229,8 @@ impl Handover {
         Ok(norm.reset(&self.fixed.queue)?)
     }
 
-    /// Adds buckets, with a pool for all of them. Only between steps.
-    pub(crate) fn extend(&mut self, added: Vec<(Kept, Filling)>, shelves: Vec<Shelf>) {
+    /// Adds buckets, with room for their series. Only between steps.
+    pub(crate) fn extend(&mut self, added: Vec<(Kept, Filling)>, room: Vec<Stretch>) {
         for (kept, _) in &added {
             kept.among.comms().chain(&kept.gathers).for_each(|comm| know(&mut self.fixed.comms, comm));
             kept.gathers.iter().for_each(|comm| know(&mut self.fixed.gathers, comm));
@@ -238,16 +239,17 @@ impl Handover {
         self.fixed.buckets.extend(kept);
         let state = self.exclusive();
         state.fillings.extend(fillings);
-        state.pool.replace(shelves);
+        state.pool.extend(room);
     }
 
-    /// Pool shelves that are longer or fuller than the ones there are, for buckets of these sizes.
-    pub(crate) fn shelves_for(
-        &self,
-        sizes: &[(DType, usize, usize)],
-        meter: &Meter,
-    ) -> Result<Vec<Shelf>, Error> {
-        Ok(self.lock().pool.shelves_for(sizes, meter)?)
+    /// How many series there are.
+    pub(crate) fn series(&self) -> usize {
+        self.lock().pool.series()
+    }
+
+    /// Room for more of them.
+    pub(crate) fn room_for(&self, series: &[Series], meter: &Meter) -> Result<Vec<Stretch>, Error> {
+        Ok(self.lock().pool.room_for(series, meter)?)
     }
 
     /// Bytes sent so far by every communicator.
@@ -260,21 +262,12 @@ impl Handover {
     }
 
     // A thread that panicked while it held the lock was between two complete states: bookkeeping does not unwind.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> Guard<'_> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn exclusive(&mut self) -> &mut State {
         self.state.get_mut().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Opens bucket `b`, if there is memory for it.
-    fn open(&self, state: &mut State, b: usize) -> Result<bool, Error> {
-        let plan = &self.fixed.buckets[b].plan;
-        let buffer = if self.pooled() { state.pool.take(plan.grads) } else { state.fillings[b].whole.take() };
-        let Some(buffer) = buffer else { return Ok(false) };
-        state.fillings[b].open(plan, buffer, self.pooled(), &self.fixed.queue)?;
-        Ok(true)
     }
 
     /// Sends off full buckets, strictly in index order.
@@ -307,45 +300,6 @@ impl Handover {
             Stage::Zero1 | Stage::Zero2 | Stage::Zero3 => Op::reduce_scatter(self.fixed.reduction),
         }
     }
-
-    /// Waits for bucket `b`, if it travels, and takes in what it brings.
-    fn retire(&self, mut state: MutexGuard<'_, State>, b: usize) -> Result<(), Error> {
-        let Some(flight) = state.fillings[b].flight.take() else { return Ok(()) };
-        let fresh = std::mem::take(&mut state.fillings[b].shard_is_fresh);
-        let mut shard = state.fillings[b].shard.take();
-        let last = state.last;
-        state.retiring += 1;
-        drop(state);
-        let (whole, arrived) = wait(flight, &self.fixed.queue, b);
-        let taken =
-            arrived.map_err(Error::from).and_then(|()| self.take_in(b, &whole, shard.as_mut(), fresh, last));
-        let mut state = self.lock();
-        state.fillings[b].shard = shard;
-        self.rest(&mut state, b, whole);
-        state.retiring -= 1;
-        drop(state);
-        // The other ranks have this bucket.
-        let taken = taken.map_err(|error| self.alone(error));
-        self.rested.notify_all();
-        taken
-    }
-
-    /// Puts an idle bucket where it belongs.
-    fn rest(&self, state: &mut State, b: usize, whole: Buffer) {
-        let filling = &mut state.fillings[b];
-        match filling.spare.take() {
-            Some(spare) => match whole.join(spare) {
-                Ok(buffer) => state.pool.put(buffer),
-                Err(_) => unreachable!("a pooled buffer was cut where it is joined"),
-            },
-            None => filling.whole = Some(whole),
-        }
-    }
-}
-
-fn wait(flight: InFlight, queue: &Queue, b: usize) -> (Buffer, Result<(), meshstep_comm::Error>) {
-    let _span = tracing::debug_span!("reduce", bucket = b).entered();
-    flight.wait(queue)
 }
 
 /// Mixes one more event into a digest (a multiply and a rotation, as in FxHash: cheap, and order counts).

@@ -2,8 +2,8 @@
 
 use crate::exchange::Exchange;
 use crate::family::{self, Before, Family, Place};
-use crate::plan::{check_options, exchange_words, pool_sizes};
-use crate::pool::Shelf;
+use crate::plan::{check_options, exchange_words};
+use crate::stretch::Stretch;
 use crate::tensor_totals::TensorTotals;
 use crate::units::Units;
 use crate::{Among, BucketPlan, Combine, Error, Groups, NonFinite, Optimizer, Options, Part, Sizes, order};
@@ -39,7 +39,7 @@ struct Added {
     families: Vec<Family>,
     /// The families' buckets as they travel, each as its family and its index there.
     order: Vec<(usize, usize)>,
-    shelves: Vec<Shelf>,
+    room: Vec<Stretch>,
     /// Of all parameters.
     units: Units,
     /// Of all parameters.
@@ -50,8 +50,8 @@ struct Added {
     aside: Option<Arc<dyn Communicator>>,
 }
 
-/// Parts' memory, the order of their buckets, a pool for them and for those there are, and all units.
-type Prepared = (Vec<Family>, Vec<(usize, usize)>, Vec<Shelf>, Units);
+/// Parts' memory, the order of their buckets, room in the pool for these, and all units.
+type Prepared = (Vec<Family>, Vec<(usize, usize)>, Vec<Stretch>, Units);
 
 impl Optimizer {
     /// Makes everything, has all ranks agree, and takes it in. Every error is every rank's, and but for [`Error::Comm`] leaves
@@ -109,13 +109,13 @@ impl Optimizer {
 
     /// All memory, so that nothing is missing once ranks have agreed.
     fn make(&self, parts: Vec<Shared>) -> Result<Added, Error> {
-        let (families, order, shelves, units) = self.prepare(parts)?;
+        let (families, order, room, units) = self.prepare(parts)?;
         let count = self.entries.len() + families.iter().map(|family| family.entries.len()).sum::<usize>();
         let exchange = Exchange::new(exchange_words(count, &self.options), &self.options)?;
         let (stage, meter) = (self.options.stage, &self.options.meter);
         let groups = self.groups.iter().chain(families.iter().flat_map(|family| &family.groups.groups));
         let totals = TensorTotals::new(count, groups, stage, self.comm(), meter)?;
-        Ok(Added { families, order, shelves, units, exchange, totals, aside: None })
+        Ok(Added { families, order, room, units, exchange, totals, aside: None })
     }
 
     fn split_aside(&self) -> Result<Option<Arc<dyn Communicator>>, Error> {
@@ -148,21 +148,24 @@ impl Optimizer {
         let order = order::of(&parts.iter().map(|shared| &shared.part).collect::<Vec<_>>())?;
         let places = order::places(&order, parts.len(), self.buckets.len());
         let (mut families, mut units): (Vec<Family>, Units) = (Vec::new(), self.units.clone());
+        let (before_all, mut series) = (self.handover.series(), Vec::new());
         for (Shared { part, rules, among }, places) in parts.into_iter().zip(places) {
             let mut before =
                 Before { params: self.entries.len(), vectors: self.frozen.len(), groups: self.groups.len() };
             families.iter().for_each(|family| before.count(family));
             units.extend(&part.units(), &places);
             let seat = (among.shards.rank(), &Arc::new(among));
-            families.push(Family::new(&part, rules, before, seat, &self.options)?);
+            let mut family = Family::new(&part, rules, before, seat, &self.options)?;
+            family.kept.iter_mut().for_each(|kept| kept.series += before_all + series.len());
+            series.extend(part.series());
+            families.push(family);
         }
         let added = order.iter().map(|&(family, b)| &families[family].kept[b]);
         let kept: Vec<&BucketPlan> =
             self.handover.fixed.buckets.iter().chain(added).map(|k| &k.plan).collect();
-        let sizes = pool_sizes(self.options.stage, kept.iter().copied());
-        let shelves = self.handover.shelves_for(&sizes, &self.options.meter)?;
+        let room = self.handover.room_for(&series, &self.options.meter)?;
         self.reserve_for(&units, &kept)?;
-        Ok((families, order, shelves, units))
+        Ok((families, order, room, units))
     }
 
     /// Whether the part can be added, after `others` that are added with it.
@@ -193,7 +196,7 @@ impl Optimizer {
 
     /// Takes in what was made; cannot fail.
     fn commit(&mut self, added: Added) {
-        let Added { families, order, shelves, units, exchange, totals, aside } = added;
+        let Added { families, order, room, units, exchange, totals, aside } = added;
         (self.exchange, self.totals, self.units) = (exchange, totals, units);
         if aside.is_some() {
             self.handover.fixed.comms.extend(aside.clone());
@@ -221,7 +224,7 @@ impl Optimizer {
         let in_order = order.iter().filter_map(|&(family, _)| buckets[family].next());
         let (added, owned): (Vec<_>, Vec<_>) = in_order.unzip();
         self.buckets.extend(owned);
-        self.handover.extend(added, shelves);
+        self.handover.extend(added, room);
         self.progress.present.resize_with(self.entries.len(), AtomicBool::default);
         self.room.due.resize(self.entries.len(), 0);
         let pieces = self.handover.fixed.buckets.iter().map(|k| k.gathered.len()).sum();

@@ -114,14 +114,15 @@
 //! have the CPU's bits wherever NCCL's sums have.
 //!
 //! # Limits
-//! One group of ranks, or several ([`Among`]). A [`CrossShard`], whose groups may be apart, is not saved. Memory of a GPU is for rules that see single elements. There clipping
+//! One group of ranks, or several ([`Among`]). Memory of a GPU is for rules that see single elements. There clipping
 //! before the reduction makes the host wait for each step, asking for a dynamic loss scale for the steps so far, and L-BFGS for
 //! each evaluation. Rules that see whole
 //! matrices (Muon) need [`Stage::WholeParams`] or
 //! [`Stage::Replicated`]. [`Stage::Zero3`] shards parameters that train; frozen ones are on every rank. A rank that gives up in the
 //! middle of gathering parts from the others, which ends their run. At stages 2 and 3, and with overlap off, a thread that hands over a gradient
-//! may wait for the other ranks' hand-overs: do not let ranks of one process share a pool of threads for it, and hand over the same
-//! gradients on every rank before one waits for another in a collective of your own. Gradients accumulate in their own type: f32 micro-batches of
+//! may wait for the other ranks' hand-overs: do not let ranks of one process share a pool of threads for it. Where a rank that
+//! lacks a gradient waits for another in a collective of your own, or in a gather, that other waits in vain, for
+//! [`Options::patience`]. Gradients accumulate in their own type: f32 micro-batches of
 //! f32, bf16 ones in bf16. Weighted means round w g once to the gradients' type. On GPUs a
 //! background save becomes the newest where ranks join it or save again, as its words must not come between training's collectives.
 
@@ -134,6 +135,7 @@ mod bytes;
 #[cfg(feature = "checkpoint")]
 pub mod checkpoint;
 mod cross_shard;
+mod data_place;
 mod error;
 mod exchange;
 mod family;
@@ -161,6 +163,7 @@ mod order;
 mod owned;
 mod part;
 mod partition;
+mod patience;
 mod plan;
 mod pool;
 mod precision;
@@ -168,7 +171,9 @@ mod presence;
 mod reduce;
 mod run;
 mod schedule;
+mod series;
 mod step;
+mod stretch;
 mod take_in;
 mod tensor_totals;
 #[cfg(feature = "cuda")]
@@ -185,6 +190,7 @@ pub use among::{Among, Parts};
 pub use bucket_plan::{BucketPlan, Placed};
 pub use bytes::{Memory, Wire};
 pub use cross_shard::{AssignmentError, CrossShard, Drift, SlotDrift};
+pub use data_place::{DataPlace, PlaceError};
 pub use error::Error;
 pub use fault::Fault;
 pub use gathered::{Gathered, PendingGather, UnitError};
@@ -204,7 +210,7 @@ pub use reduce::Folding;
 pub use step::{Outcome, Pending, Traffic};
 pub use values::ParamState;
 pub use verify::{Apart, Difference, Held, Repaired, Verified, VerifyError};
-pub use weights::{DataPlace, WeightError};
+pub use weights::WeightError;
 pub use whole_run::{Evaluated, Minimized, Passed, Until};
 
 /// Keeps the repository's README.md true.

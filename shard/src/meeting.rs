@@ -28,6 +28,11 @@ impl Meeting {
         Ok(Meeting { compares: queue.place() == Place::Cpu, away })
     }
 
+    /// What a barrier moves.
+    pub(crate) fn nothing(&self) -> Result<Buffer, meshstep_tensor::Error> {
+        self.away.lock().unwrap_or_else(PoisonError::into_inner).nothing.split_off(0)
+    }
+
     /// This rank gathers no more in this micro-batch. Waits for nobody.
     pub(crate) fn begin(&self, gathers: &[Arc<dyn Communicator>]) -> Result<(), Error> {
         let mut away = self.away.lock().unwrap_or_else(PoisonError::into_inner);

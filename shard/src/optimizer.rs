@@ -105,22 +105,29 @@ impl Optimizer {
         initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
         options: Options,
     ) -> Result<Self, Error> {
-        let mut optimizer = Self::empty(comm, DataPlace::OWN, options)?;
+        let empty = Self::with_room(Arc::clone(&comm), DataPlace::OWN, options.clone());
+        if let Err(error) = &empty {
+            // Where the other ranks compare what they add.
+            let told = agree::same_everywhere(&*comm, &options, &family::objection(Some(error)));
+            tracing::debug!(?told, "no optimizer");
+        }
+        let mut optimizer = empty?;
         optimizer.add_param_group(layout, rules, initial)?;
         Ok(optimizer)
     }
 
     /// An optimizer without parameters, to add to, whose steps all ranks of `world` decide together. `place`: whose
     /// micro-batches this rank computes; where several compute the same ones they give them the same weights, and one of them
-    /// counts. Collective as [`new`](Self::new) is.
+    /// counts. Collective as [`new`](Self::new) is; places that contradict each other are [`Error::Place`] on every rank.
     pub fn empty(world: Arc<dyn Communicator>, place: DataPlace, options: Options) -> Result<Self, Error> {
-        let empty = Self::with_room(Arc::clone(&world), place, options.clone());
-        if let Err(error) = &empty {
-            // Where the other ranks compare what they add.
-            let told = agree::same_everywhere(&*world, &options, &family::objection(Some(error)));
-            tracing::debug!(?told, "no optimizer");
-        }
-        empty
+        let made = place.check().map_err(Error::from);
+        let made = made.and_then(|()| Self::with_room(Arc::clone(&world), place, options.clone()));
+        let text = family::objection(made.as_ref().err());
+        let same = agree::same_everywhere(&*world, &options, &text);
+        let optimizer = made?;
+        same?;
+        place.check_everywhere(&*world, &options)?;
+        Ok(optimizer)
     }
 
     fn with_room(comm: Arc<dyn Communicator>, place: DataPlace, options: Options) -> Result<Self, Error> {
@@ -138,6 +145,7 @@ impl Optimizer {
             stage: options.stage,
             reduction,
             overlap: options.overlap,
+            patience: options.patience,
             norm: options.norm,
             buckets: Vec::new(),
         };
@@ -209,6 +217,7 @@ impl Optimizer {
     /// which messages and checkpoints have the first name alone. Between two steps, the same on every rank.
     pub fn also_called(&mut self, alias: &str, name: &str) -> Result<(), Error> {
         let index = self.index(name)?;
+        self.check_alias(&self.units, alias, index)?;
         match self.by_name.get(alias) {
             Some(&other) if other != index => Err(Error::NameTaken { name: alias.to_owned() }),
             _ => {

@@ -4,6 +4,7 @@ use crate::{Owners, Precision};
 use meshstep_optim::schedule::Schedule;
 use meshstep_optim::{LossScale, Norm};
 use meshstep_tensor::{DType, Meter, Queue};
+use std::time::Duration;
 
 /// What is divided among the ranks.
 ///
@@ -11,7 +12,7 @@ use meshstep_tensor::{DType, Meter, Queue};
 /// |---|---|---|---|---|
 /// | `Replicated` | all | all | all | all-reduce: 2(n-1)/n P |
 /// | `Zero1` | all | all | 1/n | reduce-scatter + all-gather: 2(n-1)/n P |
-/// | `Zero2` | all | 1/n, and two buckets of each gradient type | 1/n | the same; (k+1)(n-1)/n P with k micro-batches |
+/// | `Zero2` | all | 1/n, and two buckets of each type | 1/n | the same; (k+1)(n-1)/n P with k micro-batches |
 /// | `Zero3` | 1/n, and two units | as `Zero2` | 1/n | two all-gathers + reduce-scatter for each of k micro-batches: 3k(n-1)/n P |
 /// | `WholeParams` | all | all | by whole parameters | all-reduce + broadcasts: 2(n-1)/n P + at most P |
 ///
@@ -141,6 +142,14 @@ pub struct Options {
     pub bucket_len: Option<usize>,
     /// Whether buckets travel while the caller computes. Off: the thread that fills a bucket waits for its reduction.
     pub overlap: bool,
+    /// How long a gradient waits, by the communicator's clock, for a bucket that travels and whose memory it needs (stages 2 and 3;
+    /// at every stage with overlap off). Where another rank lacks a gradient of that bucket, and itself waits for this rank in a
+    /// collective of the model or in a gather, that is in vain. Then memory is taken beyond the plan, if there is any
+    /// ([`Traffic::pool_grown`](crate::Traffic::pool_grown) counts it), without another wait in this micro-batch; of micro-batches
+    /// in a row that have waited in vain each waits half as long, down to a thousandth. Longer than ranks are apart otherwise.
+    /// `Duration::MAX`: without an end but the communicator's, for models whose ranks never lack a gradient; on a GPU its queue
+    /// waits then, and not the host.
+    pub patience: Duration,
     /// How gradients of several ranks and micro-batches become one.
     pub combine: Combine,
     /// What happens when a gradient is missing.
@@ -181,6 +190,7 @@ impl Default for Options {
             stage: Stage::default(),
             bucket_len: None,
             overlap: true,
+            patience: Duration::from_secs(10),
             combine: Combine::default(),
             missing: Missing::default(),
             non_finite: NonFinite::default(),

@@ -133,24 +133,22 @@ mod tests {
         assert!(of(&[&told, &b.at(vec![4, 5]).unwrap()]).is_ok());
     }
 
-    /// Gradients one by one, from the last; after each, every part's next buckets that are full go.
+    /// Gradients one by one, from the last; after each, every bucket that is full goes.
     fn one_by_one(parts: &[&Part], owners: &[usize]) -> Vec<(usize, usize)> {
         let mut here: Vec<Vec<bool>> = parts
             .iter()
             .map(|part| part.layout().params().iter().map(|param| param.is_empty()).collect())
             .collect();
-        let (mut next, mut gone) = (vec![0; parts.len()], Vec::new());
+        let mut gone = Vec::new();
         for position in (0..=owners.len()).rev() {
             if let Some(&part) = owners.get(position) {
                 let index = owners[..position].iter().filter(|&&owner| owner == part).count();
                 here[part][index] = true;
             }
             for (i, part) in parts.iter().enumerate() {
-                let full = |b: usize| part.buckets()[b].params.iter().all(|p| here[i][p.param]);
-                while next[i] < part.buckets().len() && full(next[i]) {
-                    gone.push((i, next[i]));
-                    next[i] += 1;
-                }
+                let full = |b: &usize| part.buckets()[*b].params.iter().all(|p| here[i][p.param]);
+                let full: Vec<_> = (0..part.buckets().len()).filter(full).map(|b| (i, b)).collect();
+                gone.extend(full.into_iter().filter(|bucket| !gone.contains(bucket)).collect::<Vec<_>>());
             }
         }
         gone

@@ -2,6 +2,7 @@
 
 use crate::bucket_plan::{self, BucketPlan, Placed};
 use crate::bytes::{alike, ring_all_reduce, ring_broadcast};
+use crate::series::{self, Series};
 use crate::units::Units;
 use crate::{Among, Error, Memory, Options, Stage};
 use meshstep_tensor::{DType, Layout};
@@ -120,6 +121,11 @@ impl Part {
     /// The buckets, in the order they travel; between them travel those of other parts. Parameters are counted from the layout's first.
     pub fn buckets(&self) -> &[BucketPlan] {
         &self.buckets
+    }
+
+    /// Its buckets by types, where they share memory.
+    pub(crate) fn series(&self) -> Vec<Series> {
+        if self.stage.cuts_grads() { series::of(&self.buckets) } else { Vec::new() }
     }
 
     /// What is gathered together.

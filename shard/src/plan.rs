@@ -3,15 +3,14 @@
 use crate::bucket_plan::BucketPlan;
 use crate::bytes::{alike, ring_all_reduce};
 use crate::exchange::FIELDS;
+use crate::series::{self, Rooms, Series};
 use crate::tensor_totals::fold_words;
 use crate::units::Units;
 use crate::{Clip, Error, Memory, Missing, NonFinite, Options, Part, Seat, Sizes, Stage, Wire, order};
 use meshstep_optim::{ExactSum, LossScale, Rule};
-use meshstep_tensor::{DType, Layout, Place};
+use meshstep_tensor::{Layout, Place};
 use std::borrow::Cow;
-
-/// Buffers a rank at stage 2 or 3 keeps for gradients on their way: one that fills while one travels.
-const POOL: usize = 2;
+use std::collections::HashSet;
 
 /// Ranks a word of the step's exchange can name.
 const MAX_RANKS: usize = 1 << 24;
@@ -81,7 +80,24 @@ impl Plan {
         let exchange = exchange_words(params, options);
         let exchanges = if options.non_finite == NonFinite::Propagate { 2 } else { 1 };
         let order = order::of(&parts.iter().collect::<Vec<_>>())?;
-        Ok(Plan { world_size, parts, order, exchange, exchanges })
+        let plan = Plan { world_size, parts, order, exchange, exchanges };
+        if plan.parts.len() > 1 {
+            plan.check_names()?;
+        }
+        Ok(plan)
+    }
+
+    /// Whether no name is that of two parameters, or of a parameter and of a unit where it is gathered by it.
+    fn check_names(&self) -> Result<(), Error> {
+        let mut names = HashSet::new();
+        let mut params = self.parts.iter().flat_map(|part| part.layout().params());
+        if let Some(twice) = params.find(|param| !names.insert(param.name())) {
+            return Err(Error::NameTaken { name: twice.name().to_owned() });
+        }
+        if self.stage().cuts_params() {
+            self.units().check()?;
+        }
+        Ok(())
     }
 
     /// Ranks.
@@ -105,14 +121,15 @@ impl Plan {
         &self.order
     }
 
-    /// The bytes a rank holds at its peak, for parameters that are updated by `rule`, when gradients are handed over in bucket
-    /// order by one thread, and units gathered in their order, forth and back, each from when the one before it is read; without
+    /// The bytes a rank holds at its peak, for parameters that are updated by `rule`, when gradients are handed over in the order
+    /// of a backward pass, or in bucket order, by one thread, and units gathered in their order, forth and back, each from when the one before it is read; without
     /// a verification, whose words come on top.
     pub fn memory(&self, rank: impl Into<Seats>, rule: &dyn Rule) -> Memory {
         let (seats, states) = (rank.into(), rule.state().len());
         let of_parts: Memory = self.seated(&seats).map(|(part, seat)| part.memory(seat.shard, states)).sum();
         let words = self.exchange.iter().sum::<usize>() + self.fold_words(rule);
-        let (buckets, gathered) = (self.pool_bytes([]), self.gathered_bytes());
+        let buckets = self.parts.iter().map(|part| series::bytes(&part.series())).sum();
+        let gathered = self.gathered_bytes();
         of_parts + Memory { staging: (words * 8) as u64, buckets, gathered, ..Memory::default() }
     }
 
@@ -121,39 +138,57 @@ impl Plan {
         if !self.stage().cuts_params() {
             return 0;
         }
+        let buckets: Vec<&BucketPlan> = self.buckets().collect();
+        self.units().room(|b| buckets[b]).iter().map(|(dtype, len)| (len * dtype.size()) as u64).sum()
+    }
+
+    /// What is gathered together, of all parts.
+    fn units(&self) -> Units {
         let mut units = Units::default();
         for (part, places) in self.parts.iter().zip(order::places(&self.order, self.parts.len(), 0)) {
             units.extend(&part.units(), &places);
         }
-        let buckets: Vec<&BucketPlan> = self.buckets().collect();
-        units.room(|b| buckets[b]).iter().map(|(dtype, len)| (len * dtype.size()) as u64).sum()
+        units
     }
 
     /// The bytes of gradients on their way ([`Memory::buckets`]) when one thread hands them over in `order`, parameters by
-    /// registration index, those of later parts after those of earlier ones. In bucket order that is two buckets of each gradient
-    /// type, or one where there is only one; in registration order it is all of them. A backward pass takes as many as fill at a
-    /// time: of each part one, and of a part with several types all buckets of the later types, which travel after the first's.
+    /// registration index, those of later parts after those of earlier ones. For each part and type of parameters that is the
+    /// longest two buckets that follow each other, one that fills while the other travels; more only where a bucket is begun before
+    /// those that precede it are full, as in registration order: the memory of those that wait at a time. A backward pass and
+    /// bucket order do not.
     pub fn pool_bytes(&self, order: impl IntoIterator<Item = usize>) -> u64 {
         let buckets = self.numbered();
         let trains = |b: &BucketPlan| b.params.iter().filter(|p| p.len > 0).count();
         let mut waiting: Vec<usize> = buckets.iter().map(|(_, b)| trains(b)).collect();
         let (mut begun, mut sent) = (vec![false; waiting.len()], 0);
-        let mut pool = pool_sizes(self.stage(), self.buckets());
+        let mut rooms = self.rooms();
         for param in order {
             let holds = |&(first, b): &(usize, &BucketPlan)| {
                 b.params.iter().any(|p| first + p.param == param && p.len > 0)
             };
-            let Some(b) = buckets.iter().position(holds) else { continue };
-            begun[b] = true;
-            let filling =
-                |dtype| (sent..begun.len()).filter(|&i| begun[i] && buckets[i].1.grads == dtype).count();
-            for (dtype, _, count) in &mut pool {
-                *count = (*count).max(filling(*dtype));
+            let Some(b) = buckets.iter().position(holds).filter(|_| self.stage().cuts_grads()) else {
+                continue;
+            };
+            if !std::mem::replace(&mut begun[b], true) {
+                rooms.begin(b, sent);
             }
             waiting[b] -= 1;
             sent += waiting[sent..].iter().take_while(|&&left| left == 0).count();
         }
-        pool.iter().map(|(dtype, len, count)| (len * dtype.size() * count) as u64).sum()
+        rooms.peak()
+    }
+
+    /// What gradients on their way have room in.
+    fn rooms(&self) -> Rooms<'_> {
+        let of_parts: Vec<Vec<Series>> = self.parts.iter().map(Part::series).collect();
+        let series = |(part, bucket): (usize, &BucketPlan)| {
+            let first: usize = of_parts[..part].iter().map(Vec::len).sum();
+            first + of_parts[part].iter().position(|series| series.dtype == bucket.dtype).unwrap_or(0)
+        };
+        let parts = self.order.iter().map(|&(part, _)| part);
+        let buckets =
+            parts.zip(self.buckets()).map(|(part, bucket)| (bucket, series((part, bucket)))).collect();
+        Rooms::new(of_parts.concat(), buckets)
     }
 
     /// Each bucket, and how many parameters earlier parts have.
@@ -222,21 +257,6 @@ pub(crate) fn check_options(world_size: usize, options: &Options) -> Result<(), 
         }
         () => Ok(()),
     }
-}
-
-/// For each gradient type a rank at stage 2 or 3 pools: the length of its longest bucket, and how many buffers of that length.
-pub(crate) fn pool_sizes<'b>(
-    stage: Stage,
-    buckets: impl IntoIterator<Item = &'b BucketPlan>,
-) -> Vec<(DType, usize, usize)> {
-    let mut pool: Vec<(DType, usize, usize)> = Vec::new();
-    for bucket in buckets.into_iter().filter(|b| stage.cuts_grads() && b.len > 0) {
-        match pool.iter_mut().find(|(dtype, ..)| *dtype == bucket.grads) {
-            Some((_, len, count)) => (*len, *count) = ((*len).max(bucket.len), POOL),
-            None => pool.push((bucket.grads, bucket.len, 1)),
-        }
-    }
-    pool
 }
 
 /// u64 words of the two vectors of the step's exchange. Where the policy asks, after the norm two parameters a word, how many

@@ -1,99 +1,67 @@
-//! The buffers in which a rank at stage 2 or 3 collects gradients that are on their way.
+//! The memory in which a rank at stage 2 or 3 collects gradients that are on their way.
 
-use meshstep_tensor::{Buffer, Category, DType, Error, Meter, Queue};
+use crate::series::Series;
+use crate::stretch::{From, Stretch};
+use meshstep_tensor::{Buffer, Category, Error, Meter, Queue};
 
-/// Spare buffers, all long enough for any bucket of their type.
+/// A stretch for each series: room for a bucket that fills and for the one before it, which travels.
 #[derive(Debug)]
 pub(crate) struct Pool {
-    shelves: Vec<Shelf>,
+    stretches: Vec<Stretch>,
     queue: Queue,
     meter: Meter,
     grown: u64,
 }
 
-/// The spare buffers of one type.
-#[derive(Debug)]
-pub(crate) struct Shelf {
-    dtype: DType,
-    len: usize,
-    planned: usize,
-    /// Buffers there are, spare or in use.
-    made: usize,
-    spare: Vec<Buffer>,
-}
-
 impl Pool {
-    /// Without a shelf.
+    /// For no series.
     pub(crate) fn new(queue: &Queue, meter: &Meter) -> Self {
-        Pool { shelves: Vec::new(), queue: queue.clone(), meter: meter.clone(), grown: 0 }
+        Pool { stretches: Vec::new(), queue: queue.clone(), meter: meter.clone(), grown: 0 }
     }
 
-    /// Shelves of these types, lengths and counts, but for those that the pool has already.
-    pub(crate) fn shelves_for(
-        &self,
-        sizes: &[(DType, usize, usize)],
-        meter: &Meter,
-    ) -> Result<Vec<Shelf>, Error> {
-        let enough = |&&(dtype, len, count): &&(DType, usize, usize)| {
-            !self.shelves.iter().any(|s| s.dtype == dtype && s.len >= len && s.planned >= count)
+    /// How many series there are.
+    pub(crate) fn series(&self) -> usize {
+        self.stretches.len()
+    }
+
+    /// Room for more series.
+    pub(crate) fn room_for(&self, series: &[Series], meter: &Meter) -> Result<Vec<Stretch>, Error> {
+        let stretch = |s: &Series| {
+            Ok(Stretch::new(Buffer::zeroed_on(&self.queue, s.room, s.grads, meter, Category::Buckets)?))
         };
-        let shelf = |&(dtype, len, count): &_| Shelf::new(dtype, len, count, &self.queue, meter);
-        sizes.iter().filter(enough).map(shelf).collect()
+        series.iter().map(stretch).collect()
     }
 
-    /// Takes new shelves in the place of those of their types. Only while all buffers are spare.
-    pub(crate) fn replace(&mut self, shelves: Vec<Shelf>) {
-        for shelf in shelves {
-            self.shelves.retain(|s| s.dtype != shelf.dtype);
-            self.shelves.push(shelf);
-        }
+    /// Takes that room in, for the series after those there are.
+    pub(crate) fn extend(&mut self, stretches: Vec<Stretch>) {
+        self.stretches.extend(stretches);
     }
 
-    /// A spare buffer, if there is one.
-    pub(crate) fn take(&mut self, dtype: DType) -> Option<Buffer> {
-        self.shelf(dtype)?.spare.pop()
+    /// `len` elements for a bucket of this series, if there are.
+    pub(crate) fn lend(&mut self, series: usize, len: usize) -> Option<(Buffer, From)> {
+        self.stretches[series].lend(len)
     }
 
-    /// One buffer more than was planned, until it comes back.
-    pub(crate) fn grow(&mut self, dtype: DType) -> Result<(), Error> {
-        let (queue, meter) = (self.queue.clone(), self.meter.clone());
-        if let Some(shelf) = self.shelf(dtype) {
-            let buffer = Buffer::zeroed_on(&queue, shelf.len, dtype, &meter, Category::Buckets)?;
-            shelf.spare.push(buffer);
-            shelf.made += 1;
-        }
+    /// The same beyond the plan, until they come back.
+    pub(crate) fn grow(&mut self, series: usize, len: usize) -> Result<(Buffer, From), Error> {
+        let dtype = self.stretches[series].dtype();
+        let buffer = Buffer::zeroed_on(&self.queue, len, dtype, &self.meter, Category::Buckets)?;
         self.grown += 1;
         if self.grown == 1 {
             tracing::warn!(
-                "gradients come out of bucket order: the bucket pool grows for a while (said once)"
+                "gradients come out of bucket order, or other ranks lack some: the bucket pool grows for a while (said once)"
             );
         }
-        Ok(())
+        Ok((buffer, From::Outside))
     }
 
     /// Takes a buffer back; one beyond the plan is freed.
-    pub(crate) fn put(&mut self, buffer: Buffer) {
-        let Some(shelf) = self.shelf(buffer.dtype()) else { return };
-        if shelf.made > shelf.planned {
-            shelf.made -= 1;
-        } else {
-            shelf.spare.push(buffer);
-        }
+    pub(crate) fn put(&mut self, series: usize, buffer: Buffer, from: From) {
+        self.stretches[series].put(buffer, from);
     }
 
     /// How often a buffer was added beyond the plan.
     pub(crate) fn grown(&self) -> u64 {
         self.grown
-    }
-
-    fn shelf(&mut self, dtype: DType) -> Option<&mut Shelf> {
-        self.shelves.iter_mut().find(|s| s.dtype == dtype)
-    }
-}
-
-impl Shelf {
-    fn new(dtype: DType, len: usize, planned: usize, queue: &Queue, meter: &Meter) -> Result<Self, Error> {
-        let spare = (0..planned).map(|_| Buffer::zeroed_on(queue, len, dtype, meter, Category::Buckets));
-        Ok(Shelf { dtype, len, planned, made: planned, spare: spare.collect::<Result<_, Error>>()? })
     }
 }

@@ -20,6 +20,7 @@ impl Handover {
         fresh: bool,
         last: bool,
     ) -> Result<(), Error> {
+        let _span = tracing::debug_span!("norm", bucket = b).entered();
         let Fixed { queue, buckets, norm, .. } = &self.fixed;
         let (Kept { counted, owned, among, .. }, here) = (&buckets[b], queue.place() == Place::Cpu);
         // What is reduced once more counts afterwards.

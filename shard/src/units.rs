@@ -78,6 +78,12 @@ impl Units {
         self.clash.clone().map_or(Ok(()), |name| Err(UnitError::TwoOfOneName { name }))
     }
 
+    /// Whether another name of a parameter is that of a unit, where the parameter's own may be that of its bucket.
+    pub(crate) fn claims(&self, alias: &str, param: usize) -> bool {
+        let named = |unit: usize| self.units[unit].named;
+        self.of(param).is_some_and(|unit| !named(unit)) && self.index(alias).is_some_and(named)
+    }
+
     /// Their names.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.units.iter().map(|unit| &*unit.name)
@@ -150,11 +156,11 @@ mod tests {
         assert_eq!(units.names().collect::<Vec<_>>(), ["a", "u", "none", "v"]);
         let of: Vec<_> = (0..7).map(|p| units.of(p)).collect();
         assert_eq!(of, [Some(0), Some(0), None, Some(1), Some(1), Some(1), Some(3)]);
-        // Reverse registration order within a type.
+        // Reverse registration order.
         let lens: Vec<_> = part.buckets().iter().map(|b| (b.dtype, b.len)).collect();
-        let f32s = [128, 768, 128].map(|len| (DType::F32, len));
-        assert_eq!(lens, [&f32s[..], &[(DType::BF16, 128)]].concat());
-        assert_eq!([0, 1, 2, 3].map(|unit| units.buckets(unit)), [&[2][..], &[1, 3], &[], &[0]]);
+        let expected = [(DType::F32, 128), (DType::BF16, 128), (DType::F32, 768), (DType::F32, 128)];
+        assert_eq!(lens, expected);
+        assert_eq!([0, 1, 2, 3].map(|unit| units.buckets(unit)), [&[3][..], &[1, 2], &[], &[0]]);
         // u with either neighbour; there is nothing beside its h.
         assert_eq!(units.room(|b| &part.buckets()[b]), [(DType::F32, 896), (DType::BF16, 128)]);
     }
@@ -188,7 +194,7 @@ mod tests {
         let other = part.units();
         units.extend(&other, &[4, 5, 6, 7]);
         assert_eq!(units.names().count(), 4);
-        assert_eq!(units.buckets(1), [1, 3, 5, 7]);
+        assert_eq!(units.buckets(1), [1, 2, 5, 6]);
         assert_eq!((units.of(3), units.of(10)), (Some(1), Some(1)));
         let room = units.room(|b| &part.buckets()[b % 4]);
         assert_eq!(room, [(DType::F32, 2 * 896), (DType::BF16, 2 * 128)]);

@@ -1,25 +1,11 @@
-//! Weights of micro-batches: whose count, and whether ranks that compute the same ones weigh them alike.
+//! Weights of micro-batches, and whether ranks that compute the same ones weigh them alike.
 
-use crate::{Combine, Error, Optimizer, gather_words};
+use crate::{Combine, DataPlace, Error, Optimizer, gather_words};
 use meshstep_comm::Communicator;
 use std::collections::HashMap;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// Which micro-batches a rank computes, where several ranks may compute the same ones, each a part of the model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DataPlace {
-    /// The same number on the ranks that compute the same micro-batches, another one on all others.
-    pub index: u64,
-    /// How many ranks those are.
-    pub ranks: u64,
-    /// Whether this one's weights count: those of one of them.
-    pub first: bool,
-}
-
 impl DataPlace {
-    /// That of a rank whose micro-batches no other computes.
-    pub const OWN: DataPlace = DataPlace { index: 0, ranks: 1, first: true };
-
     /// A word that adds up to 0 over the ranks of this place where all have weighed alike. Where they have not it is 0 in one of
     /// 2^64 cases: hashes of different weights do not make up for each other, as the weights themselves may.
     fn balance(self, weights: u64) -> u64 {

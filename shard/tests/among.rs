@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
+#[path = "among/parting.rs"]
+mod parting;
 #[path = "among/sharing.rs"]
 mod sharing;
 

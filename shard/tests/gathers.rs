@@ -8,7 +8,7 @@ use common::{F32_MASTER, Run, fetch, name, param, params};
 use meshstep_comm::{Communicator, Kind, loopback};
 use meshstep_optim::{Muon, Sgd};
 use meshstep_shard::{At, Clip, Error, Initial, Optimizer, Options, Outcome, Stage, UnitError};
-use meshstep_tensor::{Category, DType, Layout, Param, Slice, SliceMut};
+use meshstep_tensor::{Category, DType, Layout, LayoutBuilder, Param, Slice, SliceMut};
 use std::sync::{Arc, Barrier};
 
 fn sharded() -> Run {
@@ -17,7 +17,7 @@ fn sharded() -> Run {
 
 /// Three units of equal length, a frozen parameter, and one more unit.
 fn layout() -> Layout {
-    let add = |b: meshstep_tensor::LayoutBuilder, (unit, name, len): (&str, &str, usize)| {
+    let add = |b: LayoutBuilder, (unit, name, len): (&str, &str, usize)| {
         b.unit(unit).param(name, &[len], DType::F32)
     };
     let units = [("a", "a.w", 100), ("b", "b.w", 100), ("c", "c.w", 100), ("d", "d.w", 300)];
@@ -210,6 +210,73 @@ fn what_is_asked_of_the_wrong_unit_is_told() {
         // None of it was a gather.
         drop(opt.gather("a").unwrap());
         step(&mut opt).unwrap();
+    })
+    .unwrap();
+}
+
+/// A tied parameter that its bucket is called by is gathered by either name, and no unit has its other one.
+#[test]
+fn a_unit_goes_by_every_name_of_its_parameter() {
+    let layout = || {
+        let add = |layout: LayoutBuilder, name: &str| layout.param(name, &[9], DType::F32);
+        let layout = add(add(Layout::builder(), "table").unit("block"), "w");
+        add(layout.unit("last"), "x").build().unwrap()
+    };
+    for stage in common::STAGES {
+        loopback::spawn(2, |comm| {
+            let options = Options { stage, ..Options::default() };
+            let mut opt = Optimizer::new(comm, layout(), Sgd::default(), first, options).unwrap();
+            opt.also_called("head", "table").unwrap();
+            // That of another unit is no name of this one.
+            ["v", "last"].iter().for_each(|alias| opt.also_called(alias, "w").unwrap());
+            assert_eq!(opt.gather("last").unwrap().unit(), "last");
+            let read = |opt: &Optimizer, unit: &str, name: &str| {
+                let here = opt.gather(unit).unwrap();
+                (here.unit().to_owned(), fetch(here.param(name).unwrap(), &opt.options().queue))
+            };
+            let table = read(&opt, "table", "table");
+            assert_eq!(table.0, "table");
+            for (unit, name) in [("head", "head"), ("head", "table"), ("table", "head")] {
+                assert_eq!(read(&opt, unit, name), table, "{unit} {name} {stage:?}");
+            }
+            assert_eq!(opt.unit_of("head").unwrap(), Some("table"));
+            // No unit is called by a parameter that is in one of another name.
+            for name in ["v", "w"] {
+                let told = opt.gather(name).unwrap_err();
+                assert!(matches!(told, Error::Unit(UnitError::Unknown { count: 3, .. })), "{told}");
+            }
+            let clash = opt.also_called("block", "table");
+            let later = Layout::builder().unit("head").param("late", &[3], DType::F32).build().unwrap();
+            let later = opt.add_param_group(later, Sgd::default(), first);
+            if stage == Stage::Zero3 {
+                for (told, expected) in [(clash, "block"), (later, "head")] {
+                    let told = told.unwrap_err();
+                    let two = UnitError::TwoOfOneName { name: expected.into() };
+                    assert!(matches!(&told, Error::Unit(error) if *error == two), "{told}");
+                }
+                assert_eq!(opt.params().count(), 3);
+            } else {
+                clash.and(later).unwrap();
+            }
+        })
+        .unwrap();
+    }
+}
+
+/// A parameter that its bucket is not called by may have a unit's name.
+#[test]
+fn a_unit_may_have_a_name_by_which_nothing_is_gathered() {
+    let add = |layout: LayoutBuilder, name: &str| layout.param(name, &[9], DType::F32);
+    loopback::spawn(2, |comm| {
+        let options = Options { stage: Stage::Zero3, ..Options::default() };
+        let layout = add(add(add(Layout::builder(), "a"), "u").unit("u"), "w").build().unwrap();
+        let mut opt = Optimizer::new(comm, layout, Sgd::default(), first, options).unwrap();
+        opt.also_called("u", "u").unwrap();
+        let later = add(Layout::builder().unit("v"), "late").build().unwrap();
+        opt.add_param_group(later, Sgd::default(), first).unwrap();
+        assert_eq!(opt.units().collect::<Vec<_>>(), ["a", "u", "v"]);
+        assert_eq!(opt.gather("u").unwrap().param("w").unwrap().len(), 9);
+        assert_eq!(opt.gather("a").unwrap().param("u").unwrap().len(), 9);
     })
     .unwrap();
 }

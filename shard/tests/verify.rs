@@ -550,11 +550,11 @@ fn a_rank_alone_and_parameters_that_come_later() {
     loopback::spawn(1, alone).unwrap();
 }
 
-/// A hyperparameter that has changed on one rank since ranks compared them is told before the step uses it: by any step where its
-/// rule has kernels, else by one that verifies.
+/// A hyperparameter that has changed on one rank since ranks compared them is told before the step uses it, whether its rule has
+/// kernels or not.
 #[test]
 fn hyperparameters_are_compared_by_their_bits() {
-    for (kernels, verifying) in [(true, false), (false, true), (true, true)] {
+    for (kernels, verifying) in [(true, false), (false, false), (false, true), (true, true)] {
         hyperparameters_are_compared(kernels, verifying);
     }
 }

@@ -1,4 +1,4 @@
-//! `train`, `parity` and `ckpt`: start the release build of the bench binary and step aside.
+//! `train`, `bench`, `parity` and `ckpt`: start the release build of the bench binary and step aside.
 
 use crate::cmd::{Cmd, exit_code};
 use std::process::ExitCode;

@@ -19,6 +19,13 @@ pub(crate) enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// Measure what sharding costs and saves, and write a report.
+    #[command(disable_help_flag = true)]
+    Bench {
+        /// Handed to `meshstep-bench bench` as they are; `--help` shows them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
     /// Replay training steps that another program recorded, and tell how far apart the results are.
     #[command(disable_help_flag = true)]
     Parity {
@@ -110,6 +117,15 @@ mod tests {
         let typed = ["xtask", "train", "--help", "--steps", "3", "--", "-x"];
         let Task::Train { args } = Cli::try_parse_from(typed).unwrap().task else { panic!("not train") };
         assert_eq!(args, ["--help", "--steps", "3", "--", "-x"]);
+    }
+
+    #[test]
+    fn bench_passes_everything_on() {
+        let Task::Bench { args } = Cli::try_parse_from(["xtask", "bench", "memory", "--quick"]).unwrap().task
+        else {
+            panic!("not bench")
+        };
+        assert_eq!(args, ["memory", "--quick"]);
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! Looks after the workspace: `ci` runs every check, `tidy` reads the tree, `kernels` compiles the CUDA kernels, `train`,
-//! `parity` and `ckpt` start the bench binary.
+//! `bench`, `parity` and `ckpt` start the bench binary.
 //!
 //! It depends on no member, so that it builds in seconds and still runs when a member does not compile.
 
@@ -29,6 +29,7 @@ fn main() -> ExitCode {
 fn run(task: cli::Task) -> anyhow::Result<ExitCode> {
     match task {
         cli::Task::Train { args } => bench::run("train", &args),
+        cli::Task::Bench { args } => bench::run("bench", &args),
         cli::Task::Parity { args } => bench::run("parity", &args),
         cli::Task::Ckpt { args } => bench::run("ckpt", &args),
         cli::Task::Ci(args) => ci::run(&args),

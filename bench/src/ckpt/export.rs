@@ -69,8 +69,8 @@ fn vectors(saved: &Saved, state: bool) -> Result<BTreeMap<String, Vector<'_>>> {
 fn header(vectors: &BTreeMap<String, Vector<'_>>, step: u64) -> Result<(Vec<u8>, Vec<u64>)> {
     let (mut infos, mut places, mut end) = (Vec::new(), Vec::new(), 0);
     for (name, Vector { shape, dtype, .. }) in vectors {
-        // The manifest was checked: the file has so many bytes.
-        let next = end + shape.iter().product::<u64>() * dtype.size();
+        let next = Piece::whole(shape).len().checked_mul(dtype.size()).and_then(|len| len.checked_add(end));
+        let next = next.with_context(|| format!("vectors up to {name:?} have more bytes than a file can"))?;
         let shape = shape.iter().map(|&extent| extent as usize).collect();
         let data_offsets = (end as usize, next as usize);
         infos.push((name.clone(), TensorInfo { dtype: dtype_of(*dtype), shape, data_offsets }));

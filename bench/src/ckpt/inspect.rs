@@ -15,13 +15,13 @@ pub(super) fn report(saved: &Saved) -> String {
     text += &tensor_table(manifest);
     let slots = tensors.values().flat_map(|tensor| tensor.slots.values());
     let (vectors, pieces) = slots.fold((0, 0), |(n, pieces), slot| (n + 1, pieces + slot.pieces.len()));
-    let stored: u64 = manifest.stored().map(|(_, stored)| stored.bytes).sum();
+    let stored = sum(manifest.stored().map(|(_, stored)| stored.bytes));
     let (names, vectors, pieces) =
         (count(tensors.len(), "tensor"), count(vectors, "vector"), count(pieces, "piece"));
     text += &format!("{names}, {vectors}, {pieces}, {} bytes\n\n", bytes(stored));
     let rows: Vec<_> = files.iter().map(|file| [shown(&file.name), bytes(file.bytes)]).collect();
     text += &aligned(["file", "bytes"], [false, true], &rows);
-    let all: u64 = files.iter().map(|file| file.bytes).sum();
+    let all = sum(files.iter().map(|file| file.bytes));
     text += &format!("{}, {} bytes\n", count(files.len(), "file"), bytes(all));
     if !blobs.is_empty() {
         let row = |(name, stored): (&String, &meshstep_shard::checkpoint::Stored)| {
@@ -46,7 +46,7 @@ fn tensor_table(manifest: &Manifest) -> String {
 fn row(manifest: &Manifest, name: &str, tensor: &TensorEntry) -> [String; 8] {
     let pieces = || tensor.slots.values().flat_map(|slot| &slot.pieces);
     let files: BTreeSet<usize> = pieces().map(|piece| piece.stored.file).collect();
-    let size: u64 = pieces().map(|PieceEntry { stored, .. }| stored.bytes).sum();
+    let size = sum(pieces().map(|PieceEntry { stored, .. }| stored.bytes));
     let dtype = tensor.slots.get("param").map(|slot| format!("{:?}", slot.dtype));
     let slot = |(name, slot): (&String, &SlotEntry)| format!("{} {:?}", shown(name), slot.dtype);
     [
@@ -68,6 +68,11 @@ fn owners(manifest: &Manifest, files: &BTreeSet<usize>) -> String {
         0..=2 => files.iter().map(name).collect::<Vec<_>>().join(" "),
         many => format!("{many} of {}", manifest.files.len()),
     }
+}
+
+/// What a manifest says of files need not be so, nor fit 64 bits together.
+fn sum(lens: impl Iterator<Item = u64>) -> u128 {
+    lens.map(u128::from).sum()
 }
 
 fn count(n: usize, what: &str) -> String {

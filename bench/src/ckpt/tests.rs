@@ -1,5 +1,7 @@
 //! The tools on a checkpoint of two tensors on two ranks, whole and damaged.
 
+mod absurd;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 

@@ -42,6 +42,7 @@ fn is_damage(error: &CheckpointError, which: &Which) -> bool {
         CheckpointError::Nothing { .. } => false,
         // A step that LATEST names has to be there.
         CheckpointError::Io { kind, .. } => *kind == ErrorKind::NotFound && which.step.is_none(),
+        CheckpointError::Gone { .. } => which.step.is_none(),
         _ => true,
     }
 }

@@ -65,8 +65,8 @@ fn optional_bytes(value: Option<u64>) -> String {
 }
 
 /// A number with a comma before every third digit from the right.
-pub(crate) fn bytes(value: u64) -> String {
-    let digits = value.to_string();
+pub(crate) fn bytes(value: impl Into<u128>) -> String {
+    let digits = value.into().to_string();
     let comma = |(i, digit): (usize, char)| {
         let before = i > 0 && (digits.len() - i).is_multiple_of(3);
         before.then_some(',').into_iter().chain([digit])

@@ -2,12 +2,14 @@
 
 use super::meeting::Seat;
 use super::shared::View;
+use crate::clock::Wake;
 use crate::in_flight::Tickets;
 use crate::sync::{Condvar, Mutex};
-use crate::{Called, Error, Op, Stats};
+use crate::{Called, Clock, Error, Op, Stats};
 use meshstep_tensor::{Buffer, Place, Queue};
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 /// Operations in flight for which room is made at the start; more of them grow it once.
 const ROOM: usize = 64;
@@ -17,6 +19,7 @@ const ROOM: usize = 64;
 pub(super) struct Lane {
     rank: usize,
     world_size: usize,
+    clock: Clock,
     state: Mutex<State>,
     /// There is something to do, or nothing will come any more.
     work: Condvar,
@@ -56,7 +59,7 @@ pub(super) struct Task {
 }
 
 impl Lane {
-    pub(super) fn new(rank: usize, world_size: usize) -> Self {
+    pub(super) fn new(rank: usize, world_size: usize, clock: &Clock) -> Arc<Self> {
         let state = State {
             slots: Vec::with_capacity(ROOM),
             free: Vec::with_capacity(ROOM),
@@ -66,7 +69,11 @@ impl Lane {
             told: None,
             stats: Stats::default(),
         };
-        Lane { rank, world_size, state: Mutex::new(state), work: Condvar::new(), ended: Condvar::new() }
+        let (state, work, ended) = (Mutex::new(state), Condvar::new(), Condvar::new());
+        let lane = Arc::new(Lane { rank, world_size, clock: clock.clone(), state, work, ended });
+        let weak: Weak<Lane> = Arc::downgrade(&lane);
+        clock.register(weak);
+        lane
     }
 
     /// Takes an operation in, or gives the buffer back with the reason why not.
@@ -209,11 +216,30 @@ impl Tickets for Lane {
         self.state.lock().slots[ticket].result.is_some()
     }
 
+    fn ends_within(&self, ticket: usize, patience: Duration) -> bool {
+        let until = self.clock.now().saturating_add(patience);
+        let mut state = self.state.lock();
+        while state.slots[ticket].result.is_none() {
+            if self.clock.now() >= until {
+                return false;
+            }
+            state = self.ended.wait(state, self.clock.sleep_for(until));
+        }
+        true
+    }
+
     fn forget(&self, ticket: usize) {
         let mut state = self.state.lock();
         state.slots[ticket].forgotten = true;
         // If it has ended already its buffer is released here, after the lock.
         let _unseen = state.vacate(ticket);
         drop(state);
+    }
+}
+
+impl Wake for Lane {
+    fn wake(&self) {
+        let _awake = self.state.lock();
+        self.ended.notify_all();
     }
 }

@@ -46,7 +46,7 @@ impl Loopback {
     /// Takes `seat`, with a communication thread of its own.
     pub(super) fn new(seat: Seat, life: Arc<Life>, faults: Faults) -> Result<Self, Error> {
         let rank = seat.rank;
-        let lane = Arc::new(Lane::new(rank, seat.group.world_size()));
+        let lane = Lane::new(rank, seat.group.world_size(), seat.group.clock());
         let (its_seat, its_lane) = (seat.clone(), Arc::clone(&lane));
         let name = format!("meshstep-comm-{rank}");
         if let Err(error) = sync::spawn(name, move || worker::run(&its_seat, &its_lane, &faults)) {

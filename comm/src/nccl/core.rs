@@ -211,6 +211,19 @@ impl Tickets for Core {
         self.ledger().has_ended(ticket)
     }
 
+    fn ends_within(&self, ticket: usize, patience: Duration) -> bool {
+        let until = self.now().saturating_add(patience);
+        let mut nap = NAP / 50;
+        loop {
+            let ledger = self.ledger();
+            if ledger.has_ended(ticket) || self.now() >= until {
+                return ledger.has_ended(ticket);
+            }
+            drop(self.changed.wait(ledger, Some(nap)));
+            nap = NAP.min(nap * 2);
+        }
+    }
+
     fn forget(&self, ticket: usize) {
         // A buffer that is free already goes after the lock.
         let _free = self.ledger().forget(ticket);

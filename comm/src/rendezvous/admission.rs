@@ -28,16 +28,7 @@ pub(super) fn admit(
     let (Message::Hello { claim, .. }, hello) = receiver.message(until)? else {
         return Err(Why::NotUnderstood);
     };
-    let nonce = nonce()?;
-    let proofs = Proofs::new(&house.token, &hello, &nonce);
-    sender.message(&Message::Challenge { nonce, proof: proofs.of_store() })?;
-    match receiver.message(until)?.0 {
-        Message::Answer { proof } if proofs.is_of_rank(&proof) => {}
-        Message::Answer { .. } | Message::Stranger => return Err(Why::WrongToken),
-        _ => return Err(Why::NotUnderstood),
-    }
-    receiver.expect_seals(proofs.key_to_store());
-    sender.seal(proofs.key_to_rank());
+    challenge(&house.token, &hello, until, &mut receiver, &mut sender)?;
     match house.seat(id, &claim) {
         Err(refusal) => {
             sender.message(&Message::Refused(refusal))?;
@@ -100,19 +91,51 @@ fn converse(
     receiver: &mut Receiver,
     sender: &mut Sender,
 ) -> Result<Message, Why> {
-    let hello = Message::Hello { nonce: nonce()?, claim: claim.clone() };
-    sender.message(&hello)?;
+    introduce(token, &Message::Hello { nonce: nonce()?, claim: claim.clone() }, until, receiver, sender)?;
+    Ok(receiver.message(until)?.0)
+}
+
+/// Has whoever said `first`, the bytes of it, prove the token; seals what follows.
+pub(super) fn challenge(
+    token: &Key,
+    first: &[u8],
+    until: Instant,
+    receiver: &mut Receiver,
+    sender: &mut Sender,
+) -> Result<(), Why> {
+    let nonce = nonce()?;
+    let proofs = Proofs::new(token, first, &nonce);
+    sender.message(&Message::Challenge { nonce, proof: proofs.of_store() })?;
+    match receiver.message(until)?.0 {
+        Message::Answer { proof } if proofs.is_of_rank(&proof) => {}
+        Message::Answer { .. } | Message::Stranger => return Err(Why::WrongToken),
+        _ => return Err(Why::NotUnderstood),
+    }
+    receiver.expect_seals(proofs.key_to_store());
+    sender.seal(proofs.key_to_rank());
+    Ok(())
+}
+
+/// Says `first`, has the other side prove the token, then proves it; seals what follows.
+pub(super) fn introduce(
+    token: &Key,
+    first: &Message,
+    until: Instant,
+    receiver: &mut Receiver,
+    sender: &mut Sender,
+) -> Result<(), Why> {
+    sender.message(first)?;
     let Message::Challenge { nonce, proof } = receiver.message(until)?.0 else {
         return Err(Why::NotUnderstood);
     };
-    let proofs = Proofs::new(token, &hello.encode(), &nonce);
+    let proofs = Proofs::new(token, &first.encode(), &nonce);
     if !proofs.is_of_store(&proof) {
         return Err(Why::WrongToken);
     }
     sender.message(&Message::Answer { proof: proofs.of_rank() })?;
     sender.seal(proofs.key_to_store());
     receiver.expect_seals(proofs.key_to_rank());
-    Ok(receiver.message(until)?.0)
+    Ok(())
 }
 
 pub(super) fn nonce() -> Result<Nonce, Why> {

@@ -8,11 +8,11 @@
 //!                               <--  welcome, or refused for another purpose; sealed as all that follows
 //! ```
 
-use super::admission::nonce;
+use super::admission::{challenge, introduce, nonce};
 use super::connect::{allowed, key, refused};
 use super::link::{self, Receiver, Sender, after};
 use super::message::Message;
-use super::proof::{Key, Proofs};
+use super::proof::Key;
 use super::{Error, Refusal, Token, Why, frame};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -112,16 +112,7 @@ impl Listener {
         let (Message::Call { purpose, .. }, call) = receiver.message(until)? else {
             return Err(Why::NotUnderstood);
         };
-        let nonce = nonce()?;
-        let proofs = Proofs::new(&self.key, &call, &nonce);
-        sender.message(&Message::Challenge { nonce, proof: proofs.of_store() })?;
-        match receiver.message(until)?.0 {
-            Message::Answer { proof } if proofs.is_of_rank(&proof) => {}
-            Message::Answer { .. } | Message::Stranger => return Err(Why::WrongToken),
-            _ => return Err(Why::NotUnderstood),
-        }
-        receiver.expect_seals(proofs.key_to_store());
-        sender.seal(proofs.key_to_rank());
+        challenge(&self.key, &call, until, &mut receiver, &mut sender)?;
         if purpose != self.purpose {
             sender.message(&Message::Refused(Refusal::OtherRun { store: self.purpose.clone() }))?;
             return Err(Why::NotUnderstood);
@@ -175,17 +166,7 @@ fn converse(
     }
     let (mut receiver, mut sender) = link::ends(&Arc::new(stream), within)?;
     let call = Message::Call { nonce: nonce()?, purpose: purpose.to_owned() };
-    sender.message(&call)?;
-    let Message::Challenge { nonce, proof } = receiver.message(until)?.0 else {
-        return Err(Why::NotUnderstood.into());
-    };
-    let proofs = Proofs::new(&key(token), &call.encode(), &nonce);
-    if !proofs.is_of_store(&proof) {
-        return Err(Why::WrongToken.into());
-    }
-    sender.message(&Message::Answer { proof: proofs.of_rank() })?;
-    sender.seal(proofs.key_to_store());
-    receiver.expect_seals(proofs.key_to_rank());
+    introduce(&key(token), &call, until, &mut receiver, &mut sender)?;
     match receiver.message(until)?.0 {
         Message::Welcome => Ok((Incoming(receiver), Outgoing(sender))),
         Message::Refused(Refusal::OtherRun { store: purpose }) => Err(Failed::Other { purpose }),

@@ -56,6 +56,30 @@ fn a_delay_below_the_deadline_changes_nothing() {
     assert_eq!(outcomes, vec![(Ok(()), Ok(())); 2]);
 }
 
+/// It leaves the operation as it is, which then goes well.
+#[test]
+fn a_wait_with_an_end_of_its_own() {
+    let (clock, timeout) = (Clock::manual(), 1_000_000 * SECOND);
+    let config = loopback::Config { clock: clock.clone(), timeout, ..loopback::Config::new(2) };
+    let waited = Barrier::new(2);
+    let outcomes = while_time_passes(config, move |comm| {
+        if comm.rank() == 1 {
+            waited.wait();
+            return run(comm, Op::all_gather(), 8);
+        }
+        let started = comm.start(Op::all_gather(), floats(8), &Queue::cpu()).unwrap();
+        let before = clock.now();
+        assert!(!started.ends_within(Duration::ZERO) && !started.ends_within(7 * SECOND));
+        assert!(clock.now() >= before + 7 * SECOND);
+        waited.wait();
+        assert!(
+            started.ends_within(Duration::MAX) && started.ends_within(Duration::ZERO) && started.is_done()
+        );
+        started.wait(&Queue::cpu()).1
+    });
+    assert_eq!(outcomes, [Ok(()), Ok(())]);
+}
+
 #[test]
 fn damage_is_seen_by_all_or_by_one() {
     let sums = |faults| {

@@ -30,7 +30,7 @@ fn updates(len: usize, rounds: usize) {
     );
     let mut missed = 0;
     for row in rows().into_iter().filter(|row| row.name.contains(&only)) {
-        let mut memory = Memory::new(&row, len);
+        let mut memory = Memory::new(&row, len).unwrap();
         let bytes = memory.bytes();
         let [copy, update] = race(&mut memory, rounds, [&Memory::copy, &|memory| memory.update(&row)]);
         let share = 100.0 * copy / update;
@@ -50,7 +50,7 @@ fn updates(len: usize, rounds: usize) {
 fn small(c: &mut Criterion) {
     let row = rows().swap_remove(0);
     for len in [1 << 10, 32 << 10] {
-        let mut memory = Memory::new(&row, len);
+        let mut memory = Memory::new(&row, len).unwrap();
         c.bench_function(&format!("{} {len}", row.name), |b| b.iter(|| memory.update(black_box(&row))));
     }
 }

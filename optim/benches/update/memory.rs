@@ -1,6 +1,6 @@
 //! What one update touches, and a loop that moves the same bytes.
 
-use crate::rows::Row;
+use super::rows::Row;
 use meshstep_optim::{Flat, Isa, Scalars, Sees, Segment, TensorSums};
 use meshstep_tensor::simd::Body;
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, Slice, SliceMut};
@@ -19,26 +19,28 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    pub(crate) fn new(row: &Row, len: usize) -> Self {
+    pub(crate) fn new(row: &Row, len: usize) -> Result<Self, meshstep_tensor::Error> {
         let (recipe, meter, mut apart) = (row.recipe, Meter::new(), Vec::new());
         let mut vector = |dtype, category, size: f32| {
-            let mut buffer = Buffer::zeroed_apart(len, dtype, &meter, category, &apart).unwrap();
+            let mut buffer = Buffer::zeroed_apart(len, dtype, &meter, category, &apart)?;
             apart.push(buffer.as_ptr().addr().get());
             fill(buffer.as_mut(), apart.len() as u32, size);
-            buffer
+            Ok(buffer)
         };
         // Moments of ordinary size, the last one's values those of squares.
         let states = row.rule.state().len();
         let size = |slot: usize| if slot + 1 == states { 1e-4 } else { 1e-2 };
-        Memory {
-            params: vector(recipe.params, Category::Params, 1e-2),
-            grads: vector(recipe.grads, Category::Grads, 1e-2),
-            state: (0..states).map(|slot| vector(recipe.state, Category::State, size(slot))).collect(),
-            copy: recipe.copy.map(|dtype| vector(dtype, Category::Params, 0.0)),
-            remainder: recipe.remainder.then(|| vector(DType::U16, Category::Master, 0.0)),
+        Ok(Memory {
+            params: vector(recipe.params, Category::Params, 1e-2)?,
+            grads: vector(recipe.grads, Category::Grads, 1e-2)?,
+            state: (0..states)
+                .map(|slot| vector(recipe.state, Category::State, size(slot)))
+                .collect::<Result<_, _>>()?,
+            copy: recipe.copy.map(|dtype| vector(dtype, Category::Params, 0.0)).transpose()?,
+            remainder: recipe.remainder.then(|| vector(DType::U16, Category::Master, 0.0)).transpose()?,
             measured: row.rule.sees() == Sees::TensorSums,
             state_too: row.measures_state,
-        }
+        })
     }
 
     /// Bytes an update must read and write for each element.

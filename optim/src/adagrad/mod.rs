@@ -73,13 +73,10 @@ impl Rule for Adagrad {
         self.common().check(&check)
     }
 
-    fn hyperparameters(&self) -> Vec<(&'static str, f64)> {
+    fn each_hyperparameter(&self, each: &mut dyn FnMut(&'static str, f64)) {
         let Self { lr_decay, initial_accumulator_value, eps, .. } = *self;
-        self.common().list(&[
-            ("lr_decay", lr_decay),
-            ("initial_accumulator_value", initial_accumulator_value),
-            ("eps", eps),
-        ])
+        let initial = ("initial_accumulator_value", initial_accumulator_value);
+        self.common().tell(&[("lr_decay", lr_decay), initial, ("eps", eps)], each);
     }
 
     /// The sum only grows.

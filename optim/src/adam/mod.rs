@@ -82,9 +82,9 @@ macro_rules! rule {
                 self.common().check(&check)
             }
 
-            fn hyperparameters(&self) -> Vec<(&'static str, f64)> {
+            fn each_hyperparameter(&self, each: &mut dyn FnMut(&'static str, f64)) {
                 let Self { beta1, beta2, eps, amsgrad, .. } = *self;
-                self.common().list(&[("beta1", beta1), ("beta2", beta2), ("eps", eps), ("amsgrad", amsgrad.into())])
+                self.common().tell(&[("beta1", beta1), ("beta2", beta2), ("eps", eps), ("amsgrad", amsgrad.into())], each);
             }
 
             fn retention(&self) -> f64 {

@@ -82,14 +82,15 @@ impl Rule for Lamb {
         check.at_least_zero("weight_decay", self.weight_decay)
     }
 
-    fn hyperparameters(&self) -> Vec<(&'static str, f64)> {
-        vec![
+    fn each_hyperparameter(&self, each: &mut dyn FnMut(&'static str, f64)) {
+        let all = [
             ("beta1", self.beta1),
             ("beta2", self.beta2),
             ("eps", self.eps),
             ("weight_decay", self.weight_decay),
             ("maximize", self.maximize.into()),
-        ]
+        ];
+        all.into_iter().for_each(|(name, value)| each(name, value));
     }
 
     fn sees(&self) -> Sees {

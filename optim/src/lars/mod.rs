@@ -73,13 +73,14 @@ impl Rule for Lars {
         check.range("trust_coefficient", trust, good, "a number > 0 that f32 can hold")
     }
 
-    fn hyperparameters(&self) -> Vec<(&'static str, f64)> {
-        vec![
+    fn each_hyperparameter(&self, each: &mut dyn FnMut(&'static str, f64)) {
+        let all = [
             ("momentum", self.momentum),
             ("weight_decay", self.weight_decay),
             ("trust_coefficient", self.trust_coefficient),
             ("maximize", self.maximize.into()),
-        ]
+        ];
+        all.into_iter().for_each(|(name, value)| each(name, value));
     }
 
     fn sees(&self) -> Sees {

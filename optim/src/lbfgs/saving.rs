@@ -39,8 +39,12 @@ impl LbfgsState {
 
     /// Whether [`restore`](Self::restore) takes these.
     pub fn check(&self, words: &[u64]) -> Result<(), Error> {
-        let [before, _, _, _, gram @ ..] = words else { return Err(foreign(words.len())) };
-        let fits = (*before as usize) < self.grads.len() && self.gram.restored(gram).is_some();
+        let [before, _, iterations, evaluations, gram @ ..] = words else { return Err(foreign(words.len())) };
+        let counts = [("iterations", *iterations), ("evaluations", *evaluations)];
+        if let Some((name, count)) = counts.into_iter().find(|&(_, count)| count >= MOST) {
+            return Err(Error::Scalar { name, value: count as f64, works: "counts below 2^53" });
+        }
+        let fits = *before < self.grads.len() as u64 && self.gram.restored(gram).is_some();
         if fits { Ok(()) } else { Err(foreign(words.len())) }
     }
 
@@ -58,6 +62,9 @@ impl LbfgsState {
         Ok(())
     }
 }
+
+/// Counts from here on are none that steps came to.
+const MOST: u64 = 1 << 53;
 
 fn foreign(words: usize) -> Error {
     let (name, value) = ("words of a saved L-BFGS state", words as f64);

@@ -61,8 +61,8 @@ impl Rule for Lion {
         self.common().check(&check)
     }
 
-    fn hyperparameters(&self) -> Vec<(&'static str, f64)> {
-        self.common().list(&[("beta1", self.beta1), ("beta2", self.beta2)])
+    fn each_hyperparameter(&self, each: &mut dyn FnMut(&'static str, f64)) {
+        self.common().tell(&[("beta1", self.beta1), ("beta2", self.beta2)], each);
     }
 
     fn retention(&self) -> f64 {

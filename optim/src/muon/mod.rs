@@ -93,9 +93,9 @@ impl Rule for Muon {
         self.ns_coefficients.iter().try_for_each(|&c| check.finite("ns_coefficients", c))
     }
 
-    fn hyperparameters(&self) -> Vec<(&'static str, f64)> {
+    fn each_hyperparameter(&self, each: &mut dyn FnMut(&'static str, f64)) {
         let [a, b, c] = self.ns_coefficients;
-        vec![
+        let all = [
             ("momentum", self.momentum),
             ("nesterov", self.nesterov.into()),
             ("weight_decay", self.weight_decay),
@@ -106,7 +106,8 @@ impl Rule for Muon {
             ("eps", self.eps),
             ("match_rms_adamw", (self.adjust == Adjust::MatchRmsAdamW).into()),
             ("maximize", self.maximize.into()),
-        ]
+        ];
+        all.into_iter().for_each(|(name, value)| each(name, value));
     }
 
     fn sees(&self) -> Sees {

@@ -75,10 +75,9 @@ impl Rule for QhAdamW {
         self.common().check(&check)
     }
 
-    fn hyperparameters(&self) -> Vec<(&'static str, f64)> {
-        let mut own = self.moments.list();
-        own.extend([("beta2", self.beta2), ("eps", self.eps)]);
-        self.common().list(&own)
+    fn each_hyperparameter(&self, each: &mut dyn FnMut(&'static str, f64)) {
+        self.moments.tell(each);
+        self.common().tell(&[("beta2", self.beta2), ("eps", self.eps)], each);
     }
 
     fn retention(&self) -> f64 {

@@ -94,14 +94,10 @@ impl Rule for RmsProp {
         self.common().check(&check)
     }
 
-    fn hyperparameters(&self) -> Vec<(&'static str, f64)> {
+    fn each_hyperparameter(&self, each: &mut dyn FnMut(&'static str, f64)) {
         let Self { alpha, eps, momentum, centered, .. } = *self;
-        self.common().list(&[
-            ("alpha", alpha),
-            ("eps", eps),
-            ("momentum", momentum),
-            ("centered", centered.into()),
-        ])
+        let own = [("alpha", alpha), ("eps", eps), ("momentum", momentum), ("centered", centered.into())];
+        self.common().tell(&own, each);
     }
 
     fn retention(&self) -> f64 {

@@ -114,19 +114,20 @@ impl Rule for Sgd {
         if allowed { Ok(()) } else { Err(Error::Nesterov { momentum, dampening }) }
     }
 
-    fn hyperparameters(&self) -> Vec<(&'static str, f64)> {
+    fn each_hyperparameter(&self, each: &mut dyn FnMut(&'static str, f64)) {
         let (form, debias) = match self.form {
             Momentum::PyTorch => (0.0, false),
             Momentum::Average { debias } => (1.0, debias),
             Momentum::LrInside => (2.0, false),
         };
-        self.common().list(&[
+        let own = [
             ("momentum", self.momentum),
             ("form", form),
             ("debias", debias.into()),
             ("dampening", self.dampening),
             ("nesterov", self.nesterov.into()),
-        ])
+        ];
+        self.common().tell(&own, each);
     }
 
     fn retention(&self) -> f64 {

@@ -79,9 +79,9 @@ impl Rule for UncorrectedAdam {
         self.common().check(&check)
     }
 
-    fn hyperparameters(&self) -> Vec<(&'static str, f64)> {
+    fn each_hyperparameter(&self, each: &mut dyn FnMut(&'static str, f64)) {
         let Self { beta1, beta2, lambda, clip, .. } = *self;
-        self.common().list(&[("beta1", beta1), ("beta2", beta2), ("lambda", lambda), ("clip", clip)])
+        self.common().tell(&[("beta1", beta1), ("beta2", beta2), ("lambda", lambda), ("clip", clip)], each);
     }
 
     fn retention(&self) -> f64 {

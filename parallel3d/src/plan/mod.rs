@@ -11,7 +11,7 @@ pub use search::{Cluster, Found, Recipe, Space};
 pub use totals::{Kind, Totals};
 
 use crate::{Axes, Axis, Error, Family, Mesh, Model, Sharing};
-use meshstep_shard::{Combine, Groups, Options, Part, Seat, Seats, Sizes, Stage};
+use meshstep_shard::{Combine, Groups, Options, Part, Seat, Seats, Sizes, Stage, UnitError};
 
 /// A model's parameters, gradients and optimizer state on a mesh: who stores what, who updates what of it, who sends how much to
 /// whom. An [`Optimizer`](crate::Optimizer) allocates what its plan says.
@@ -73,6 +73,10 @@ impl Plan {
         let rules = &rules.renamed(|name| model.get(name).map(|p| p.name.as_str()));
         if let Some(name) = rules.names().find(|name| model.get(name).is_none()) {
             return Err(Error::UnknownParam { name: name.to_owned() });
+        }
+        if let Some(name) = model.gathered_twice().filter(|_| options.stage == Stage::Zero3) {
+            let name = name.to_owned();
+            return Err(meshstep_shard::Error::from(UnitError::TwoOfOneName { name }).into());
         }
         let of = |families| PipelineStage::new(mesh, families, rules, options);
         let pipeline: Vec<PipelineStage> = families.into_iter().map(of).collect::<Result<_, Error>>()?;

@@ -8,6 +8,8 @@ use meshstep_shard::checkpoint::{
     FORMAT, FileEntry, Manifest, PieceEntry, ShardWriter, SlotEntry, Stored, TensorEntry, Type, Vector,
     Writer,
 };
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -42,7 +44,103 @@ fn main() -> io::Result<()> {
     for (name, step, hash) in [("whole", "1", &*hash), ("other", "2", &*hash), ("hash", "1", "00")] {
         seed("latest", name, format!("{{\"step\":{step},\"manifest\":\"{hash}\"}}").as_bytes())?;
     }
-    Ok(())
+    pytorch()?;
+    bytes()
+}
+
+/// A file of all vectors, one of parameters alone, and what begins to be wrong.
+fn pytorch() -> io::Result<()> {
+    let vector = |dtype: &str, shape: &[u64], from: u64, to: u64| {
+        let offsets = [from, to];
+        json!({ "dtype": dtype, "shape": shape, "data_offsets": offsets })
+    };
+    let params = [("w", vector("F32", &[2, 3], 0, 24)), ("none", vector("F32", &[0], 24, 24))];
+    let params = params.into_iter().chain([("still", vector("BF16", &[2], 24, 28))]);
+    let state = [
+        ("state.w.step", vector("F32", &[], 28, 32)),
+        ("state.w.exp_avg", vector("F32", &[2, 3], 32, 56)),
+        ("state.w.exp_avg_sq", vector("BF16", &[2, 3], 56, 68)),
+        ("state.none.step", vector("F32", &[], 68, 72)),
+        ("state.none.exp_avg", vector("F32", &[0], 72, 72)),
+        ("state.none.exp_avg_sq", vector("F32", &[0], 72, 72)),
+    ];
+    let text = |vectors: &mut dyn Iterator<Item = (&str, Value)>| {
+        json!(vectors.collect::<BTreeMap<_, _>>()).to_string()
+    };
+    let (bare, whole) = (text(&mut params.clone()), text(&mut params.chain(state)));
+    let numbers: Vec<u8> = (1..18).flat_map(|x| (x as f32).to_le_bytes()).collect();
+    let mut data = numbers[..28].to_vec();
+    data.extend(3f32.to_le_bytes());
+    data.extend(&numbers[32..68]);
+    data.extend(3f32.to_le_bytes());
+    let write = |name: &str, flags: u8, header: &str, data: &[u8]| {
+        let len = header.len() as u16;
+        let input = [&[flags | 1][..], &len.to_le_bytes(), header.as_bytes(), data].concat();
+        seed("pytorch", name, &input)
+    };
+    write("bare", 2, &bare, &data[..28])?;
+    write("bare-refused", 0, &bare, &data[..28])?;
+    for (name, from, to) in [
+        ("whole", "", ""),
+        ("shape", "[2,3]", "[3,2]"),
+        ("large", "[2,3]", "[4294967296,4294967296,2]"),
+        ("wider", "\"F32\"", "\"F64\""),
+        ("dtype", "\"F32\"", "\"F8_E5M2\""),
+        ("overlap", "[32,56]", "[24,48]"),
+        ("hole", "[32,56]", "[36,56]"),
+        ("bytes", "[32,56]", "[32,18446744073709551615]"),
+        ("backwards", "[32,56]", "[56,32]"),
+        ("key", "state.w.exp_avg_sq", "state.w.momentum_buffer"),
+        ("twice", "\"still\"", "\"w\""),
+        ("metadata", "{\"none\"", "{\"__metadata__\":{\"format\":\"pt\"},\"none\""),
+        ("nested", "{\"none\"", "{\"__metadata__\":[[[[[[]]]]]],\"none\""),
+    ] {
+        write(name, 0, &whole.replacen(from, to, 1), &data)?;
+    }
+    for (name, step) in
+        [("half", 2.5f32), ("minus", -1.0), ("nan", f32::NAN), ("often", 1e30), ("never", 0.0)]
+    {
+        let data = [&data[..28], &step.to_le_bytes(), &data[32..]].concat();
+        write(name, 0, &whole, &data)?;
+    }
+    let len = (whole.len() as u64).to_le_bytes();
+    seed("pytorch", "raw", &[&[0][..], &len, whole.as_bytes(), &data].concat())
+}
+
+/// What an optimizer makes, and what begins to be wrong.
+fn bytes() -> io::Result<()> {
+    let mut opt = fuzzed::optimizers::optimizer();
+    let stepped = (0..2).try_for_each(|_| fuzzed::optimizers::step(&mut opt));
+    stepped.map_err(io::Error::other)?;
+    let (header, data) = fuzzed::optimizers::parts(&mut opt);
+    let whole = header.to_string();
+    for (name, from, to) in [
+        ("whole", "", ""),
+        ("format", "\"format\":1", "\"format\":2"),
+        ("rank", "\"rank\":0", "\"rank\":1"),
+        ("ranks", "\"ranks\":1", "\"ranks\":18446744073709551615"),
+        ("mesh", "\"ranks=1\"", "\"\""),
+        ("range", "\"range\":[0,6]", "\"range\":[6,0]"),
+        ("large", "\"range\":[0,6]", "\"range\":[0,18446744073709551615]"),
+        ("dtype", "\"F32\"", "\"F64\""),
+        ("shape", "[2,3]", "[3,2]"),
+        ("steps", "\"steps\":2", "\"steps\":9007199254740992"),
+        ("no-steps", "\"steps\":2", "\"steps\":null"),
+        ("skips", "\"skips\":0", "\"skips\":4294967295"),
+        ("scale", "\"scale\":\"4\"", "\"scale\":\"NaN\""),
+        ("tracker", "\"growth_tracker\":2", "\"growth_tracker\":18446744073709551615"),
+        ("updates", "\"t\":[2,", "\"t\":[18446744073709551615,"),
+        ("fewer", "\"t\":[2,", "\"t\":["),
+        ("unknown", "\"moment\":0", "\"moment\":0,\"more\":[[[[[[]]]]]]"),
+        ("twice", "\"moment\":0", "\"moment\":0,\"moment\":1"),
+        ("rule", "beta1=0.9 ", "beta1=0.8 "),
+    ] {
+        let header = whole.replacen(from, to, 1);
+        let len = (header.len() as u16).to_le_bytes();
+        seed("bytes", name, &[&[1][..], &len, header.as_bytes(), &data].concat())?;
+    }
+    let body = [&(whole.len() as u64).to_le_bytes()[..], whole.as_bytes(), &data].concat();
+    seed("bytes", "raw", &[&[0][..], &fuzzed::optimizers::framed(&body)].concat())
 }
 
 fn seed(target: &str, name: &str, bytes: &[u8]) -> io::Result<()> {
@@ -88,7 +186,7 @@ fn step() -> (Manifest, Vec<Vec<u8>>) {
     };
     let tensors = [("w", tensor(&[2, 3], Type::F32, w)), ("u", tensor(&[2, 2], Type::BF16, u))];
     let tensors = tensors.map(|(name, tensor)| (name.to_owned(), tensor)).into();
-    let settings = [("rule".to_owned(), serde_json::json!({ "lr": 1e-4, "betas": [0.9, 0.95] }))].into();
+    let settings = [("rule".to_owned(), json!({ "lr": 1e-4, "betas": [0.9, 0.95] }))].into();
     let mesh = "dp=2".to_owned();
     let blobs = Default::default();
     (Manifest { format: FORMAT, step: 1, mesh, files: entries, tensors, settings, blobs }, files)

@@ -187,6 +187,11 @@ impl Optimizer {
         same
     }
 
+    /// The next save in the background is of other ranks.
+    pub(crate) fn forget_savers(&mut self) {
+        self.background.comm = None;
+    }
+
     /// Waits until this rank's thread has ended the save before.
     pub(super) fn finish_last_save(&mut self) {
         self.background.last.iter().for_each(|last| drop(last.wait()));
@@ -213,10 +218,10 @@ fn begin<K: Keeper>(
     agreed: Agreed,
     hook: Result<(), CheckpointError>,
 ) -> Result<(Arc<Flight>, u64, Duration), Error> {
-    let opt = keeper.optimizer();
-    let world = Ranks::of(opt);
-    if opt.background.comm.is_none() {
-        opt.background.comm = opt.comm().split(Some(0), world.rank() as i64)?;
+    let (world, comm) = (Ranks::of(keeper), keeper.ranks());
+    let background = &mut keeper.optimizer().background;
+    if background.comm.is_none() {
+        background.comm = comm.split(Some(0), world.rank() as i64)?;
     }
     let copying = Instant::now();
     let made = hook.and_then(|()| prepare(keeper, store, agreed));
@@ -238,8 +243,9 @@ fn prepare<K: Keeper>(
     store: &Store,
     agreed: Agreed,
 ) -> Result<(Arc<Flight>, Job, Sender<Job>), CheckpointError> {
+    let world = keeper.ranks();
     let opt = keeper.optimizer();
-    let comm = opt.background.comm.clone().unwrap_or_else(|| Arc::clone(opt.comm()));
+    let comm = opt.background.comm.clone().unwrap_or(world);
     let options = Options { queue: queue_beside(&opt.options.queue)?, ..opt.options.clone() };
     let ranks = Ranks::new(&comm, &options);
     let last = opt.background.last.take();

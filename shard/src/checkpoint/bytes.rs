@@ -6,6 +6,7 @@
 
 use super::contents::{Content, Keeper, Named};
 use super::error::CheckpointError;
+use super::fits::MOST_UPDATES;
 use super::load::take_in;
 use super::manifest::Type;
 use super::mismatch::Mismatch;
@@ -274,6 +275,9 @@ impl Header {
                 let what = "a vector".to_owned();
                 return Err(BytesError::Other { what, there: show(a), here: show(b) });
             }
+        }
+        if let Some(t) = self.t.iter().find(|&&t| t >= MOST_UPDATES) {
+            return Err(damaged(format!("{t} is no count of updates")));
         }
         let count = |header: &Header| format!("{} of {} tensors", header.vectors.len(), header.t.len());
         same("the number of vectors", count(self), count(here))?;

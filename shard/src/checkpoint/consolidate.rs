@@ -19,6 +19,9 @@ use std::collections::BTreeMap;
 /// Elements of a window: with the widest, 16 MiB.
 const WINDOW: u64 = 2 << 20;
 
+/// The word behind elements that are the sender's; behind others is a zero.
+const SENT: u64 = u64::from_le_bytes(*b"elements");
+
 /// Elements of a whole vector that follow one another in row-major order.
 #[derive(Clone, Copy, Debug)]
 pub struct Window<'a> {
@@ -112,7 +115,7 @@ pub(super) struct Sources {
     /// What this rank has of each parameter: the pieces, and where they lie in what it holds.
     own: Vec<Vec<(Piece, Vec<Run>)>>,
     to: usize,
-    /// What travels, in words of 8 bytes: they hold any type.
+    /// What travels, in words of 8 bytes: they hold any type. The last one says whether it is what the sender was to send.
     room: Buffer,
     /// What is put together, on rank `to`.
     window: Option<Buffer>,
@@ -147,7 +150,7 @@ impl Sources {
         let parts = parts(&contents);
         let claims = ranks.gather(&serde_json::to_vec(&claims(&contents, &parts)).unwrap_or_default())?;
         let (queue, meter) = ranks.memory();
-        let words = contents.iter().map(Content::len).max().unwrap_or(0).min(WINDOW) as usize;
+        let words = contents.iter().map(Content::len).max().unwrap_or(0).min(WINDOW) as usize + 1;
         let room = Buffer::zeroed_on(queue, words, DType::U64, meter, Category::Staging);
         let made = elect(&contents, &claims, to)
             .and_then(|pieces| Ok((pieces, room.map_err(CheckpointError::memory)?)));
@@ -174,15 +177,18 @@ impl Sources {
     ) -> Result<(), Error> {
         let mut so_far = if self.receives() { self.make_window(vector) } else { Ok(()) };
         let (len, shape) = (self.contents[param].len(), self.contents[param].holding.shape.clone());
-        let mut at = 0;
+        let (mut at, mut sent) = (0, true);
         while at < len {
             let range = at..len.min(at + WINDOW);
             let window = Piece { region: Region::whole(&shape), range: range.clone() };
             for i in 0..self.pieces[param].len() {
-                let moved = self.piece(from, (param, i), vector, &window)?;
-                so_far = so_far.and(moved);
+                match self.piece(from, (param, i), vector, &window)? {
+                    Ok(whole) => sent &= whole,
+                    Err(error) => so_far = so_far.and(Err(error)),
+                }
             }
-            if self.receives() {
+            // Nothing comes behind elements that have not come; their sender tells why.
+            if self.receives() && sent {
                 so_far = so_far.and_then(|()| self.give(param, vector, range.clone(), sink));
             }
             at = range.end;
@@ -196,37 +202,40 @@ impl Sources {
             // The other one first.
             self.window = None;
             let (_, meter) = self.ranks.memory();
-            let made = Buffer::zeroed(self.room.len(), dtype, meter, Category::Staging);
+            let made = Buffer::zeroed(self.room.len() - 1, dtype, meter, Category::Staging);
             self.window = Some(made.map_err(CheckpointError::memory)?);
         }
         Ok(())
     }
 
-    /// Brings what the window has of a piece to rank `to`. Outer errors end the communicator; after an inner one everything goes on,
-    /// so that no rank waits for another.
+    /// Brings what the window has of a piece to rank `to`; tells whether that is there then. Outer errors end the communicator; after
+    /// an inner one everything goes on, so that no rank waits for another.
     fn piece(
         &mut self,
         from: &mut dyn Vectors,
         (param, i): (usize, usize),
         vector: &Named,
         window: &Piece,
-    ) -> Result<Result<(), CheckpointError>, Error> {
+    ) -> Result<Result<bool, CheckpointError>, Error> {
         let (piece, rank) = &self.pieces[param][i];
         let runs: Vec<Run> = window.runs(piece).collect();
         let (elements, sender) = (runs.iter().map(|run| run.len).sum::<u64>(), *rank);
         let sends = self.ranks.rank() == sender;
         if elements == 0 || !(sends || self.receives()) {
-            return Ok(Ok(()));
+            return Ok(Ok(true));
         }
-        let mut moved = Ok(());
+        let mut moved = Ok(true);
         let places = if sends { self.places(param, piece.clone(), window) } else { Vec::new() };
         if sends && self.receives() {
-            return Ok(self.copy(from, param, vector, &places));
+            return Ok(self.copy(from, param, vector, &places).map(|()| true));
         }
-        let words = (elements * vector.dtype.size()).div_ceil(8) as usize;
+        let words = (elements * vector.dtype.size()).div_ceil(8) as usize + 1;
         let rest = self.room.split_off(words)?;
         if sends {
-            moved = self.pack(from, param, vector, &places);
+            moved = self.pack(from, param, vector, &places).map(|()| true);
+            if moved.is_err() {
+                self.seal(words - 1, 0)?;
+            }
         }
         let op = if sends { Op::send(self.to) } else { Op::recv(sender) };
         let travelled = self.ranks.travel(op, &mut self.room);
@@ -265,7 +274,13 @@ impl Sources {
         Ok(())
     }
 
-    /// One run behind the other, to travel.
+    /// Says in word `at` of what travels whether it is what it was to be.
+    fn seal(&mut self, at: usize, word: u64) -> Result<(), Error> {
+        let (queue, _) = self.ranks.memory();
+        Ok(queue.upload((&[word][..]).into(), self.room.as_mut().slice(at..at + 1)?)?)
+    }
+
+    /// One run behind the other, to travel, and the word that says so.
     fn pack(
         &mut self,
         from: &mut dyn Vectors,
@@ -287,23 +302,29 @@ impl Sources {
                     Ok(())
                 })?;
             }
+            let end = room.len() - 8;
+            room[end..].copy_from_slice(&SENT.to_le_bytes());
             Ok(())
         });
         packed.map_err(CheckpointError::memory)
     }
 
-    fn unpack(&mut self, runs: &[Run], size: usize) -> Result<(), CheckpointError> {
-        let Some(window) = &mut self.window else { return Ok(()) };
+    /// Into the window, if it is what the sender was to send; whether it is.
+    fn unpack(&mut self, runs: &[Run], size: usize) -> Result<bool, CheckpointError> {
+        let Some(window) = &mut self.window else { return Ok(false) };
         let (queue, meter) = self.ranks.memory();
         let unpacked = wire::read(queue, meter, self.room.as_slice(), |room| {
             let (room, mut into, mut at) = (room.bytes()?, window.as_mut(), 0);
+            if !room.ends_with(&SENT.to_le_bytes()) {
+                return Ok(false);
+            }
             let into = into.bytes_mut()?;
             for run in runs {
                 let (start, bytes) = (run.from as usize * size, run.len as usize * size);
                 into[start..start + bytes].copy_from_slice(&room[at..at + bytes]);
                 at += bytes;
             }
-            Ok(())
+            Ok(true)
         });
         unpacked.map_err(CheckpointError::memory)
     }
@@ -349,3 +370,6 @@ fn elect(
     };
     contents.iter().zip(first).map(whole).collect()
 }
+
+#[cfg(test)]
+mod tests;

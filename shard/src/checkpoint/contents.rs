@@ -1,17 +1,23 @@
 //! What there is of an optimizer to save and to load: every parameter's vectors, and which elements of them this rank has.
 
 use super::error::CheckpointError;
+use super::fits::Fitting;
 use super::holding::{Holding, Part};
-use super::manifest::Type;
+use super::load::{Load, Read, read_own};
+use super::manifest::{Manifest, Type};
 use super::piece::{Piece, Region};
 use super::placing::{Placing, shape};
+use super::saved::Saved;
 use super::settings::Settings;
 use crate::family::Place;
 use crate::verify::{Item, Slot};
 use crate::{Error, Optimizer};
+use meshstep_comm::Communicator;
 use meshstep_tensor::{DType, Queue, Slice, SliceMut};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// A parameter and its state.
 #[derive(Clone, Debug)]
@@ -36,8 +42,8 @@ pub(crate) struct Named {
     pub(crate) dtype: Type,
 }
 
-pub(super) const PARAM: &str = "param";
-pub(super) const MASTER: &str = "master";
+pub(crate) const PARAM: &str = "param";
+pub(crate) const MASTER: &str = "master";
 pub(super) const REMAINDER: &str = "remainder";
 
 /// A part of one of a parameter's vectors.
@@ -79,6 +85,58 @@ pub(crate) trait Keeper: Vectors {
 
     /// Every parameter, in the order all ranks have them.
     fn contents(&self, placing: &dyn Placing) -> Result<Vec<Content>, CheckpointError>;
+
+    /// Who saves and loads together.
+    fn ranks(&mut self) -> Arc<dyn Communicator> {
+        Arc::clone(self.optimizer().comm())
+    }
+
+    /// What a checkpoint is called unless told otherwise: the steps so far.
+    fn name_by_steps(&mut self) -> u64 {
+        self.optimizer().steps()
+    }
+
+    /// [`Optimizer::call_together`] of all of them.
+    fn call_all(&mut self, what: &str, ready: Result<(), Error>) -> Result<(), Error> {
+        self.optimizer().call_together(what, ready).map(drop)
+    }
+
+    /// Whether what is saved once is the same on all ranks that have it. Collective.
+    fn compare_all(&mut self) -> Result<(), Error> {
+        let opt = self.optimizer();
+        let counters = opt.describe_counters()?;
+        crate::same_everywhere(&**opt.comm(), opt.options(), &counters)
+    }
+
+    /// [`Optimizer::end_if_alone`] of all of them.
+    fn end_all<T>(&mut self, result: Result<T, Error>) -> Result<T, Error> {
+        self.optimizer().end_if_alone(result)
+    }
+
+    /// What of a saved step is loaded; [`contents`](Self::contents) are that from then on.
+    fn choose<'m>(&mut self, manifest: &'m Manifest, _: &Load) -> Result<Cow<'m, Manifest>, CheckpointError> {
+        Ok(Cow::Borrowed(manifest))
+    }
+
+    /// Reads all that this rank needs of a saved step.
+    fn read(
+        &mut self,
+        saved: &Saved,
+        contents: &[Content],
+        fitting: &Fitting<'_>,
+    ) -> Result<Vec<Read>, CheckpointError>
+    where
+        Self: Sized,
+    {
+        read_own(self, saved, contents, fitting)
+    }
+
+    /// Each parameter has seen as many updates; `None`: as many as before.
+    fn set_updates(&mut self, t: &[Option<u64>]) {
+        for (entry, t) in self.optimizer().entries.iter_mut().zip(t) {
+            entry.t = t.unwrap_or(entry.t);
+        }
+    }
 
     /// The memory of [`vector`](Vectors::vector), to be written.
     fn vector_mut(&mut self, param: usize, slot: Slot) -> Result<SliceMut<'_>, Error>;

@@ -24,6 +24,10 @@ pub trait Disk: Debug + Send + Sync {
     fn sync_dir(&self, dir: &Path) -> io::Result<()>;
     /// Keeps others out until it is dropped, also where this process ends in any way; `None` where one holds it.
     fn lock(&self, path: &Path) -> io::Result<Option<Box<dyn Debug + Send + Sync>>>;
+    /// Whether a path ends in a symbolic link; a disk without any has none.
+    fn is_link(&self, _path: &Path) -> io::Result<bool> {
+        Ok(false)
+    }
 }
 
 /// A file that is written.
@@ -102,6 +106,10 @@ impl Disk for Os {
             Err(TryLockError::WouldBlock) => Ok(None),
             Err(TryLockError::Error(error)) => Err(error),
         }
+    }
+
+    fn is_link(&self, path: &Path) -> io::Result<bool> {
+        Ok(fs::symlink_metadata(path)?.is_symlink())
     }
 }
 

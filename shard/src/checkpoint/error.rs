@@ -100,8 +100,8 @@ pub enum CheckpointError {
     Manifest {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
-        source: Box<CheckpointError>,
+        /// What is wrong with it: in the text above, so no source of its own.
+        r#source: Box<CheckpointError>,
     },
     /// The manifest contradicts itself.
     #[error("the manifest says of {what}: {reason}")]
@@ -118,8 +118,8 @@ pub enum CheckpointError {
         tensor: String,
         /// Which of its vectors.
         slot: String,
-        /// What is wrong with them.
-        source: CoverError,
+        /// What is wrong with them: in the text above, so no source of its own.
+        r#source: CoverError,
     },
     /// A file that is read as a whole is larger than any that was written.
     #[error("{} has {found} bytes, more than the {most} such a file may have: it was replaced; load an earlier step", .path.display())]
@@ -154,8 +154,30 @@ pub enum CheckpointError {
     Unreadable {
         /// A tensor and its slot, or several.
         what: String,
-        /// Why not.
-        source: Box<CheckpointError>,
+        /// Why not: in the text above, so no source of its own.
+        r#source: Box<CheckpointError>,
+    },
+    /// The step is not there, or no longer.
+    #[error(
+        "{} is gone: the step was removed, as by a job that keeps only the newest, or never saved; load the newest", .path.display()
+    )]
+    Gone {
+        /// What of it was looked for.
+        path: PathBuf,
+    },
+    /// A step's folder is somewhere else.
+    #[error("{} is a symbolic link, which is not followed: move the step itself there", .path.display())]
+    Link {
+        /// The link.
+        path: PathBuf,
+    },
+    /// A step's folder has the name of another step.
+    #[error("{} holds step {step}: give it that step's name, or load another step", .path.display())]
+    Renamed {
+        /// The folder.
+        path: PathBuf,
+        /// What its manifest says.
+        step: u64,
     },
     /// What is saved is for something else.
     #[error(transparent)]
@@ -193,6 +215,22 @@ pub enum CheckpointError {
         /// What ended it.
         message: String,
     },
+    /// An exchange between workers that has failed, and not yet arrived.
+    #[error("what is on its way between workers has failed: {message}; save once it has arrived")]
+    OnItsWay {
+        /// What ended it.
+        message: String,
+    },
+    /// Groups that had parted, and another number of them.
+    #[error(
+        "{saved} groups were saved that had parted, and there are {here}; load into {saved}, or synchronize them before saving"
+    )]
+    Groups {
+        /// How many there were.
+        saved: usize,
+        /// How many there are.
+        here: usize,
+    },
     /// Nobody to move to, or from.
     #[error("no rank has an optimizer to move {direction}; give each rank that has one")]
     NoSide {
@@ -217,7 +255,7 @@ pub enum CheckpointError {
 
 impl CheckpointError {
     /// An error of this rank's memory.
-    pub(super) fn memory<E: ToString>(error: E) -> Self {
+    pub(crate) fn memory<E: ToString>(error: E) -> Self {
         CheckpointError::Memory { message: error.to_string() }
     }
 }

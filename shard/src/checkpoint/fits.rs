@@ -24,9 +24,9 @@ pub struct Cast {
 
 /// Where everything comes from.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Fitting<'m> {
+pub(crate) struct Fitting<'m> {
     /// Of each parameter's vectors, in order; of those that stay as they are there is none.
-    pub(super) sources: Vec<Vec<Option<&'m SlotEntry>>>,
+    pub(crate) sources: Vec<Vec<Option<&'m SlotEntry>>>,
     /// The updates each parameter has seen; `None`: as many as it has.
     pub(super) t: Vec<Option<u64>>,
     pub(super) missing: Vec<String>,
@@ -34,8 +34,8 @@ pub(super) struct Fitting<'m> {
     pub(super) cast: Vec<Cast>,
 }
 
-/// Counts beyond this are no counts of updates.
-const MOST: u64 = 1 << 53;
+/// Counts from here on are no counts of updates.
+pub(super) const MOST_UPDATES: u64 = 1 << 53;
 
 impl<'m> Fitting<'m> {
     /// Where `contents` come from in `manifest`; `tied` are other names of parameters.
@@ -73,7 +73,7 @@ impl<'m> Fitting<'m> {
             let (tensor, saved, here) = (name.clone(), tensor.shape.clone(), holding.shape.clone());
             return Err(Mismatch::Shape { tensor, saved, here }.into());
         }
-        if tensor.t >= MOST {
+        if tensor.t >= MOST_UPDATES {
             let (what, reason) = (format!("tensor {name:?}"), format!("{} is no count of updates", tensor.t));
             return Err(CheckpointError::Contradiction { what, reason });
         }

@@ -3,7 +3,7 @@
 use super::contents::{Content, Keeper, PARAM, REMAINDER};
 use super::error::CheckpointError;
 use super::fits::{Cast, Fitting};
-use super::manifest::WINDOW;
+use super::manifest::{SlotEntry, WINDOW, Whose};
 use super::placing::{Alike, Placing};
 use super::ranks::Ranks;
 use super::read::{Want, read_all};
@@ -13,9 +13,10 @@ use super::settings::Settings;
 use super::store::Store;
 use crate::verify::Slot;
 use crate::{Error, Optimizer};
-use meshstep_tensor::{Buffer, Category, Meter, Place, Slice, SliceMut};
+use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Slice, SliceMut};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// What is loaded, and what may differ. The same on every rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -48,10 +49,13 @@ pub struct Loaded {
     pub own_blobs: BTreeMap<String, Vec<u8>>,
 }
 
+/// A vector that was read: of which parameter, and what this rank has of it.
+pub(crate) type Read = (usize, Slot, Buffer);
+
 /// All that is taken in.
 #[derive(Default)]
 pub(super) struct Staged {
-    pub(super) vectors: Vec<(usize, Slot, Buffer)>,
+    pub(super) vectors: Vec<Read>,
     pub(super) t: Vec<Option<u64>>,
     pub(super) settings: Settings,
     pub(super) missing: Vec<String>,
@@ -89,14 +93,13 @@ pub(crate) fn load_all<K: Keeper>(
     let opt = keeper.optimizer();
     opt.handover.healthy()?;
     let ready = opt.between_two_steps();
-    opt.call_together(&format!("load\nwhat to load = {load:?}"), ready)?;
-    let ranks = Ranks::of(opt);
+    keeper.call_all(&format!("load\nwhat to load = {load:?}"), ready)?;
+    let ranks = Ranks::of(keeper);
     apart(keeper, |keeper| {
         let opened = load.step.map_or_else(|| store.latest(), |step| store.open(step));
         let saved = ranks.agree(opened)?;
-        let opt = keeper.optimizer();
         let text = format!("checkpoint to load = {} of step {}\n", saved.hash(), saved.manifest().step);
-        crate::same_everywhere(&**opt.comm(), opt.options(), &text)?;
+        crate::same_everywhere(&*keeper.ranks(), keeper.optimizer().options(), &text)?;
         let staged = ranks.agree(stage(keeper, &saved, &load, placing))?;
         let Staged { vectors, t, settings, missing, unexpected, cast, blobs: [blobs, own_blobs] } = staged;
         take_in(keeper, &vectors, &t, &settings)?;
@@ -108,7 +111,7 @@ pub(crate) fn load_all<K: Keeper>(
 /// the device, and ends the run.
 pub(super) fn take_in<K: Keeper>(
     keeper: &mut K,
-    vectors: &[(usize, Slot, Buffer)],
+    vectors: &[Read],
     t: &[Option<u64>],
     settings: &Settings,
 ) -> Result<(), Error> {
@@ -120,9 +123,7 @@ pub(super) fn take_in<K: Keeper>(
             _ => queue.upload(values.as_slice(), into)?,
         }
     }
-    for (entry, t) in keeper.optimizer().entries.iter_mut().zip(t) {
-        entry.t = t.unwrap_or(entry.t);
-    }
+    keeper.set_updates(t);
     keeper.take_in(settings)
 }
 
@@ -142,24 +143,51 @@ fn stage<K: Keeper>(
     load: &Load,
     placing: &dyn Placing,
 ) -> Result<Staged, CheckpointError> {
+    let manifest = keeper.choose(saved.manifest(), load)?;
     let contents = keeper.contents(placing)?;
     let mut settings = Settings::from_json(&saved.manifest().settings)?;
     settings.steps = settings.steps.or(Some(saved.manifest().step));
     let mut tied = settings.tied.clone();
     tied.extend(placing.tied());
-    let fitting = Fitting::new(&contents, saved.manifest(), &tied, load)?;
+    let fitting = Fitting::new(&contents, &manifest, &tied, load)?;
     if !load.other_settings {
         settings.check(&keeper.settings(placing.tied()))?;
     }
     keeper.check(&settings)?;
-    let meter = keeper.optimizer().options.meter.clone();
-    let mut wants = wants(keeper, &contents, &fitting, &meter)?;
-    read_all(saved, &mut wants, &meter)?;
-    let mut vectors: Vec<_> = wants.into_iter().map(|want| (want.param, want.slot, want.into)).collect();
-    vectors.extend(cleared(keeper, &contents, &fitting, &meter)?);
-    let blobs = blobs(saved, keeper.optimizer().comm().rank())?;
+    let vectors = keeper.read(saved, &contents, &fitting)?;
+    let blobs = blobs(saved, keeper.ranks().rank())?;
     let Fitting { t, missing, unexpected, cast, .. } = fitting;
     Ok(Staged { vectors, t, settings, missing, unexpected, cast, blobs })
+}
+
+/// Reads what this rank has of every vector.
+pub(crate) fn read_own<K: Keeper>(
+    keeper: &mut K,
+    saved: &Saved,
+    contents: &[Content],
+    fitting: &Fitting<'_>,
+) -> Result<Vec<Read>, CheckpointError> {
+    let meter = keeper.optimizer().options.meter.clone();
+    let mut wants = wants(keeper, contents, fitting, &meter)?;
+    read_all(saved, &mut wants, &meter)?;
+    let mut vectors: Vec<_> = wants.into_iter().map(|want| (want.param, want.slot, want.into)).collect();
+    vectors.extend(cleared(keeper, contents, fitting, &meter)?);
+    Ok(vectors)
+}
+
+/// Reads elements `range` of what this rank holds of a vector from each of several tensors.
+pub(crate) fn read_same(
+    saved: &Saved,
+    from: &[(&Content, &SlotEntry)],
+    (slot, range, dtype): (&str, Range<usize>, DType),
+    meter: &Meter,
+) -> Result<Vec<Buffer>, CheckpointError> {
+    let mut wants = Vec::new();
+    for (content, from) in from {
+        wants.push(want(content, (0, Slot::Params), from, slot, (range.clone(), dtype), meter)?);
+    }
+    read_all(saved, &mut wants, meter)?;
+    Ok(wants.into_iter().map(|want| want.into).collect())
 }
 
 /// The caller's bytes: those of all ranks, and those of this one.
@@ -183,7 +211,7 @@ fn cleared<K: Keeper>(
     contents: &[Content],
     fitting: &Fitting<'_>,
     meter: &Meter,
-) -> Result<Vec<(usize, Slot, Buffer)>, CheckpointError> {
+) -> Result<Vec<Read>, CheckpointError> {
     let mut cleared = Vec::new();
     for (param, (content, sources)) in contents.iter().zip(&fitting.sources).enumerate() {
         let named = |name: &str| content.vectors.iter().position(|vector| vector.name == name);
@@ -211,11 +239,26 @@ fn wants<'a, K: Keeper>(
             let Some(from) = *source else { continue };
             let (first, values) = keeper.vector(param, vector.slot).map_err(CheckpointError::memory)?;
             let range = first..first + values.len();
-            let what = format!("slot {:?} of tensor {:?}", vector.name, content.name);
-            let into = Buffer::zeroed(range.len(), values.dtype(), meter, Category::Staging);
-            let into = into.map_err(CheckpointError::memory)?;
-            wants.push(Want { param, slot: vector.slot, content, from, range, what, into });
+            if range.is_empty() {
+                continue;
+            }
+            let place = (param, vector.slot);
+            wants.push(want(content, place, from, &vector.name, (range, values.dtype()), meter)?);
         }
     }
     Ok(wants)
+}
+
+/// Elements of what this rank holds of a vector, with memory for them.
+fn want<'a>(
+    content: &'a Content,
+    (param, slot): (usize, Slot),
+    from: &'a SlotEntry,
+    name: &str,
+    (range, dtype): (Range<usize>, DType),
+    meter: &Meter,
+) -> Result<Want<'a>, CheckpointError> {
+    let what = Whose::Slot { tensor: &content.name, slot: name }.to_string();
+    let into = Buffer::zeroed(range.len(), dtype, meter, Category::Staging);
+    Ok(Want { param, slot, content, from, range, what, into: into.map_err(CheckpointError::memory)? })
 }

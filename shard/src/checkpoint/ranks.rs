@@ -1,21 +1,35 @@
 //! What all ranks of a save or a load know together: an error of one is the same error on all.
 
+use super::contents::Keeper;
 use super::error::CheckpointError;
-use crate::{Error, Optimizer, Options, gather_words, wire};
-use meshstep_comm::{Communicator, Op};
+use crate::{Error, Options, gather_words, wire};
+use meshstep_comm::{Communicator, Op, Reduction};
 use meshstep_tensor::{Buffer, Meter, Queue};
+use std::panic::resume_unwind;
 use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::Duration;
 
-/// Saving or loading failed on a rank: the same on every rank.
+/// Saving or loading failed on a rank: the same on every rank. Its text has the error's, which is therefore no source of it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("on rank {rank}: {error}")]
 pub struct Failed {
     /// Which rank, the lowest if there are several.
     pub rank: usize,
     /// What failed there.
-    #[source]
     pub error: CheckpointError,
 }
+
+/// How often those that wait for rank 0 hear that it is at work: far more often than any deadline.
+const PULSE: Duration = Duration::from_millis(100);
+
+/// What rank 0 says meanwhile, and behind it.
+const BUSY: u64 = 1;
+const DONE: u64 = 0;
+
+/// What a rank does alone.
+type Work<'a> = Box<dyn FnOnce() -> Result<(), CheckpointError> + Send + 'a>;
 
 /// All ranks, for what they tell each other.
 #[derive(Clone, Debug)]
@@ -29,13 +43,17 @@ impl Ranks {
         Ranks { comm: Arc::clone(comm), options: options.clone() }
     }
 
-    /// Those that step together.
-    pub(crate) fn of(opt: &Optimizer) -> Self {
-        Self::new(opt.comm(), opt.options())
+    /// Those that save together.
+    pub(crate) fn of<K: Keeper>(keeper: &mut K) -> Self {
+        Self::new(&keeper.ranks(), keeper.optimizer().options())
     }
 
     pub(crate) fn rank(&self) -> usize {
         self.comm.rank()
+    }
+
+    pub(crate) fn world_size(&self) -> usize {
+        self.comm.world_size()
     }
 
     /// Where its memory is, and where that is counted.
@@ -81,6 +99,15 @@ impl Ranks {
         Ok(self.words(word)?.first().copied().unwrap_or_default())
     }
 
+    /// Rank 0's words in place of everyone's. Collective; every rank gives equally many.
+    pub(crate) fn first_words(&self, words: &mut [u64]) -> Result<(), Error> {
+        if self.rank() > 0 {
+            words.fill(0);
+        }
+        let (queue, meter) = self.memory();
+        Ok(wire::all_reduce(&*self.comm, queue, meter, words, Reduction::Max)?)
+    }
+
     /// Ends it for all ranks.
     pub(crate) fn abort(&self) {
         self.comm.abort();
@@ -110,6 +137,33 @@ impl Ranks {
             // Text that came to nothing is no text.
             (None, Err(error)) => Err(Box::new(Failed { rank: self.rank(), error }).into()),
         }
+    }
+}
+
+impl Ranks {
+    /// [`agree`](Self::agree) on what rank 0 alone does, who has `work`. However long that takes, no rank waits in one call for longer
+    /// than [`PULSE`]. Collective.
+    pub(crate) fn agree_on_first(&self, work: Option<Work<'_>>) -> Result<(), Error> {
+        let Some(work) = work else {
+            while self.first_word(DONE)? == BUSY {}
+            return self.agree(Ok(()));
+        };
+        thread::scope(|scope| {
+            let (working, ended) = channel::<()>();
+            let work = move || {
+                let _working = working;
+                work()
+            };
+            let thread = thread::Builder::new().name("meshstep-publish".to_owned()).spawn_scoped(scope, work);
+            while let (Ok(_), Err(RecvTimeoutError::Timeout)) = (&thread, ended.recv_timeout(PULSE)) {
+                self.first_word(BUSY)?;
+            }
+            let made = thread
+                .map_err(CheckpointError::memory)
+                .and_then(|thread| thread.join().unwrap_or_else(|panicked| resume_unwind(panicked)));
+            self.first_word(DONE)?;
+            self.agree(made)
+        })
     }
 }
 

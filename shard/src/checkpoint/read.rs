@@ -5,7 +5,7 @@ use super::error::CheckpointError;
 use super::holding::Part;
 use super::manifest::{PieceEntry, SlotEntry, Type, WINDOW};
 use super::piece::Run;
-use super::saved::{Saved, SavedFile};
+use super::saved::{Saved, SavedFile, unreadable};
 use crate::verify::Slot;
 use meshstep_tensor::{Buffer, Category, Meter, SliceMut, cast};
 use rayon::prelude::*;
@@ -75,7 +75,7 @@ impl<'s> Reading<'s> {
         for runs in runs.chunk_by(near(size)) {
             let (Some(first), Some(last)) = (runs.first(), runs.last()) else { continue };
             let (start, end) = (first.from * size, (last.from + last.len) * size);
-            let (file, room) = self.file(entry.stored.file)?;
+            let (file, room) = self.file(entry.stored.file, what)?;
             // What is all of some windows goes where it belongs at once.
             let windows = windows(start, end, entry.stored.bytes);
             let windows = if runs.len() == 1 && to.room.is_none() { windows } else { end..end };
@@ -96,9 +96,11 @@ impl<'s> Reading<'s> {
         Ok(())
     }
 
-    fn file(&mut self, index: usize) -> Result<(&SavedFile, &mut [u8]), CheckpointError> {
+    /// File `index`, from which `what` is to be read.
+    fn file(&mut self, index: usize, what: &str) -> Result<(&SavedFile, &mut [u8]), CheckpointError> {
         if self.file.as_ref().is_none_or(|(open, _)| *open != index) {
-            self.file = Some((index, self.saved.file(index)?));
+            let file = self.saved.file(index).map_err(|error| unreadable(what, error))?;
+            self.file = Some((index, file));
         }
         let (_, file) = self.file.as_ref().unwrap_or_else(|| unreachable!("opened above"));
         Ok((file, &mut self.room))

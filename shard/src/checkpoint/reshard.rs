@@ -79,16 +79,29 @@ pub fn reshard(
 /// The same where parameters are parts of others.
 pub fn reshard_placed(
     via: &Arc<dyn Communicator>,
-    mut from: Option<Placed<'_>>,
-    mut to: Option<Placed<'_>>,
+    from: Option<Placed<'_>>,
+    to: Option<Placed<'_>>,
+) -> Result<Moved, Error> {
+    reshard_all(via, from, to)
+}
+
+/// What a keeper keeps, and what its parameters are parts of.
+type Kept<'a, K> = (&'a mut K, &'a dyn Placing);
+
+/// Moves whatever keepers keep. Collective over `via`.
+pub(crate) fn reshard_all<'a, K: Keeper>(
+    via: &Arc<dyn Communicator>,
+    mut from: Option<Kept<'a, K>>,
+    mut to: Option<Kept<'a, K>>,
 ) -> Result<Moved, Error> {
     let ready = ready(&mut from).and_then(|()| ready(&mut to));
-    let options = from.as_ref().or(to.as_ref()).map_or_else(Options::default, |(opt, _)| opt.options.clone());
+    let side = from.as_mut().or(to.as_mut());
+    let options = side.map_or_else(Options::default, |(kept, _)| kept.optimizer().options.clone());
     let text = match &ready {
         Ok(()) => "this call = reshard\n".to_owned(),
         Err(error) => family::objection(Some(error)),
     };
-    let before = [sent(&from), sent(&to)];
+    let before = [sent(&mut from), sent(&mut to)];
     let same = crate::same_everywhere(&**via, &options, &text);
     ready?;
     same?;
@@ -104,8 +117,9 @@ pub fn reshard_placed(
 }
 
 /// No step is under way.
-fn ready(side: &mut Option<Placed<'_>>) -> Result<(), Error> {
-    let Some((opt, _)) = side else { return Ok(()) };
+fn ready<K: Keeper>(side: &mut Option<Kept<'_, K>>) -> Result<(), Error> {
+    let Some((kept, _)) = side else { return Ok(()) };
+    let opt = kept.optimizer();
     opt.handover.healthy()?;
     opt.between_two_steps()?;
     // Of steps that a GPU decides too.
@@ -113,13 +127,14 @@ fn ready(side: &mut Option<Placed<'_>>) -> Result<(), Error> {
 }
 
 /// What an optimizer's communicators have sent: `via` may be one of them.
-fn sent(side: &Option<Placed<'_>>) -> u64 {
-    side.as_ref().map_or(0, |(opt, _)| opt.handover.sent())
+fn sent<K: Keeper>(side: &mut Option<Kept<'_, K>>) -> u64 {
+    side.as_mut().map_or(0, |(kept, _)| kept.optimizer().handover.sent())
 }
 
 /// What they have sent since is no step's.
-fn count(side: Option<Placed<'_>>, before: u64) {
-    let Some((opt, _)) = side else { return };
+fn count<K: Keeper>(side: Option<Kept<'_, K>>, before: u64) {
+    let Some((kept, _)) = side else { return };
+    let opt = kept.optimizer();
     opt.progress.sent_before += opt.handover.sent() - before;
 }
 
@@ -143,7 +158,11 @@ struct Room {
 }
 
 impl Reshard<'_> {
-    fn carry_out(&self, from: &mut Option<Placed<'_>>, to: &mut Option<Placed<'_>>) -> Result<Moved, Error> {
+    fn carry_out<K: Keeper>(
+        &self,
+        from: &mut Option<Kept<'_, K>>,
+        to: &mut Option<Kept<'_, K>>,
+    ) -> Result<Moved, Error> {
         let told = from.as_mut().map(tell).transpose();
         let told = told.and_then(|old| Ok((old, to.as_mut().map(tell).transpose()?)));
         let (old, new) = self.ranks.agree(told)?;
@@ -154,14 +173,14 @@ impl Reshard<'_> {
         let room = to.as_mut().zip(new).map(|(to, (contents, _))| room(to, contents, &moves)).transpose();
         let made = room.and_then(|room| Ok((room, self.window(&moves)?)));
         let (mut room, mut window) = self.ranks.agree(made)?;
-        let mut old = from.as_mut().zip(old).map(|((opt, _), (contents, _))| (&mut **opt, contents));
+        let mut old = from.as_mut().zip(old).map(|((kept, _), (contents, _))| (&mut **kept, contents));
         let moved = self.exchange(&moves, &mut old, &mut room, &mut window)?;
         drop(window);
         self.ranks.agree(Ok(()))?;
-        if let (Some((opt, _)), Some(room)) = (to, room) {
+        if let (Some((kept, _)), Some(room)) = (to, room) {
             let Staged { vectors, t, settings, .. } = &room.staged;
-            let taken = take_in(&mut **opt, vectors, t, settings);
-            opt.end_if_alone(taken)?;
+            let taken = take_in(&mut **kept, vectors, t, settings);
+            kept.optimizer().end_if_alone(taken)?;
         }
         Ok(moved)
     }
@@ -177,17 +196,17 @@ impl Reshard<'_> {
     }
 
     /// Fills the room: from what this rank has, then with one other rank after another.
-    fn exchange(
+    fn exchange<K: Keeper>(
         &self,
         moves: &Moves,
-        old: &mut Option<(&mut Optimizer, Vec<Content>)>,
+        old: &mut Option<(&mut K, Vec<Content>)>,
         room: &mut Option<Room>,
         window: &mut Window<'_>,
     ) -> Result<Moved, Error> {
         let rank = self.ranks.rank();
         let mut moved = Moved { kept: moves.bytes(rank, rank), ..Moved::default() };
-        if let (Some((opt, contents)), Some(room)) = (&mut *old, &mut *room) {
-            moves.each(rank, rank, &mut |part| room.copy(part, opt, contents))?;
+        if let (Some((kept, contents)), Some(room)) = (&mut *old, &mut *room) {
+            moves.each(rank, rank, &mut |part| room.copy(part, *kept, contents))?;
         }
         for peer in partners(rank, self.via.world_size()) {
             // The lower rank begins.
@@ -196,9 +215,9 @@ impl Reshard<'_> {
                 let bytes = moves.bytes(from, to);
                 window.begin(peer, bytes);
                 match (sends, &mut *old, &mut *room) {
-                    (true, Some((opt, contents)), _) => {
+                    (true, Some((kept, contents)), _) => {
                         moved.sent += bytes;
-                        moves.each(from, to, &mut |part| send(part, opt, contents, window))?;
+                        moves.each(from, to, &mut |part| send(part, *kept, contents, window))?;
                     }
                     (false, _, Some(room)) => {
                         moved.received += bytes;
@@ -213,8 +232,8 @@ impl Reshard<'_> {
 }
 
 /// All there is of an optimizer on this rank.
-fn tell((opt, placing): &mut Placed<'_>) -> Result<Told, CheckpointError> {
-    let contents = opt.contents(*placing)?;
+fn tell<K: Keeper>((kept, placing): &mut Kept<'_, K>) -> Result<Told, CheckpointError> {
+    let contents = kept.contents(*placing)?;
     let mut tensors = Vec::new();
     for (param, content) in contents.iter().enumerate() {
         let pieces = |range: Range<usize>| {
@@ -223,18 +242,18 @@ fn tell((opt, placing): &mut Placed<'_>) -> Result<Told, CheckpointError> {
         };
         let mut slots = Vec::new();
         for vector in &content.vectors {
-            let (first, values) = opt.vector(param, vector.slot).map_err(CheckpointError::memory)?;
+            let (first, values) = kept.vector(param, vector.slot).map_err(CheckpointError::memory)?;
             slots.push((vector.name.clone(), vector.dtype, pieces(first..first + values.len())));
         }
         let (name, shape) = (content.name.clone(), content.holding.shape.clone());
         tensors.push(Tensor { name, t: content.t, shape, slots, owned: pieces(content.owned.clone()) });
     }
-    let settings = opt.settings(placing.tied()).to_json();
+    let settings = kept.settings(placing.tied()).to_json();
     Ok((contents, Side { tensors, settings }))
 }
 
-fn room(
-    (opt, placing): &mut Placed<'_>,
+fn room<K: Keeper>(
+    (kept, placing): &mut Kept<'_, K>,
     contents: Vec<Content>,
     moves: &Moves,
 ) -> Result<Room, CheckpointError> {
@@ -243,15 +262,16 @@ fn room(
     let mut tied = settings.tied.clone();
     tied.extend(placing.tied());
     let Fitting { t, .. } = Fitting::new(&contents, &manifest, &tied, &Load::default())?;
-    settings.check(&opt.settings(placing.tied()))?;
-    Keeper::check(&**opt, &settings)?;
+    settings.check(&kept.settings(placing.tied()))?;
+    kept.check(&settings)?;
+    let meter = kept.optimizer().options.meter.clone();
     let (mut vectors, mut firsts, mut begins) = (Vec::new(), Vec::new(), Vec::new());
     for (param, content) in contents.iter().enumerate() {
         firsts.push(vectors.len());
         for vector in &content.vectors {
-            let (first, values) = opt.vector(param, vector.slot).map_err(CheckpointError::memory)?;
+            let (first, values) = kept.vector(param, vector.slot).map_err(CheckpointError::memory)?;
             let (len, dtype) = (values.len(), values.dtype());
-            let buffer = Buffer::zeroed(len, dtype, &opt.options.meter, Category::Staging);
+            let buffer = Buffer::zeroed(len, dtype, &meter, Category::Staging);
             vectors.push((param, vector.slot, buffer.map_err(CheckpointError::memory)?));
             begins.push(first);
         }
@@ -263,13 +283,13 @@ fn room(
 /// Sends what this rank has of a move.
 fn send(
     part: Move<'_>,
-    opt: &mut Optimizer,
+    from: &mut impl Vectors,
     contents: &[Content],
     window: &mut Window<'_>,
 ) -> Result<(), Error> {
     let content = &contents[part.source];
     let Some(vector) = content.vectors.iter().find(|vector| vector.name == part.slot) else { return Ok(()) };
-    let (first, values) = opt.vector(part.source, vector.slot)?;
+    let (first, values) = from.vector(part.source, vector.slot)?;
     places(content, part.pieces[0], part.run.from, part.run.len)
         .into_iter()
         .try_for_each(|place| window.send(values.slice(place.start - first..place.end - first)?))
@@ -277,13 +297,13 @@ fn send(
 
 impl Room {
     /// Copies what the rank has of a move.
-    fn copy(&mut self, part: Move<'_>, opt: &mut Optimizer, contents: &[Content]) -> Result<(), Error> {
+    fn copy(&mut self, part: Move<'_>, had: &mut impl Vectors, contents: &[Content]) -> Result<(), Error> {
         let content = &contents[part.source];
         let Some(vector) = content.vectors.iter().find(|vector| vector.name == part.slot) else {
             return Ok(());
         };
-        let queue: Queue = opt.queue();
-        let (first, values) = opt.vector(part.source, vector.slot)?;
+        let queue: Queue = had.queue();
+        let (first, values) = had.vector(part.source, vector.slot)?;
         let mut done = 0;
         for from in places(content, part.pieces[0], part.run.from, part.run.len) {
             let mut values = values.slice(from.start - first..from.end - first)?;

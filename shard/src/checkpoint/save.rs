@@ -77,7 +77,7 @@ impl Optimizer {
     }
 
     /// No step is under way on this rank, and none is unheard of.
-    pub(super) fn between_two_steps(&mut self) -> Result<(), Error> {
+    pub(crate) fn between_two_steps(&mut self) -> Result<(), Error> {
         self.finish_dropped()?;
         self.check_heard()?;
         self.check_some()?;
@@ -96,7 +96,7 @@ pub(crate) fn save_all<K: Keeper>(
     let progress = save.progress.take();
     let agreed = agree_to_save(keeper, "save", &save, placing)?;
     let step = agreed.step;
-    let ranks = Ranks::of(keeper.optimizer());
+    let ranks = Ranks::of(keeper);
     let progress = progress.unwrap_or(&mut nobody);
     apart(keeper, |keeper| agreed.carry_out(store, &ranks, keeper, progress))?;
     Ok(step)
@@ -113,14 +113,12 @@ pub(crate) fn agree_to_save<K: Keeper>(
     opt.handover.healthy()?;
     opt.finish_last_save();
     let ready = opt.between_two_steps();
-    let (step, keep) = (save.step.unwrap_or_else(|| opt.steps()), save.keep);
-    opt.call_together(&format!("{how}\nstep to save = {step}\ncheckpoints to keep = {keep:?}"), ready)?;
-    let ranks = Ranks::of(opt);
+    let (step, keep) = (save.step.unwrap_or_else(|| keeper.name_by_steps()), save.keep);
+    keeper.call_all(&format!("{how}\nstep to save = {step}\ncheckpoints to keep = {keep:?}"), ready)?;
+    let ranks = Ranks::of(keeper);
     apart(keeper, |keeper| {
-        let opt = keeper.optimizer();
-        opt.hear_of_last_save(&ranks)?;
-        let counters = opt.describe_counters()?;
-        crate::same_everywhere(&**opt.comm(), opt.options(), &counters)?;
+        keeper.optimizer().hear_of_last_save(&ranks)?;
+        keeper.compare_all()?;
         let blobs = blobs(save, ranks.rank());
         let contents = keeper.contents(placing).and_then(|contents| Ok((contents, blobs?)));
         let (contents, blobs) = ranks.agree(contents)?;
@@ -148,7 +146,7 @@ pub(super) fn apart<K: Keeper, T>(
     let called = call(keeper);
     let opt = keeper.optimizer();
     opt.progress.sent_before += opt.handover.sent() - before;
-    opt.end_if_alone(called)
+    keeper.end_all(called)
 }
 
 impl Agreed {
@@ -206,9 +204,10 @@ impl Agreed {
         let written = ranks.agree(written);
         let written =
             written.and_then(|written| ranks.gather(&serde_json::to_vec(&written).unwrap_or_default()));
-        let Some(draft) = draft else { return written.and_then(|_| ranks.agree(Ok(()))) };
+        let Some(draft) = draft else { return written.and_then(|_| ranks.agree_on_first(None)) };
         match written {
-            Ok(written) => ranks.agree(self.publish(draft, &written)),
+            // Old steps may take long to remove.
+            Ok(written) => ranks.agree_on_first(Some(Box::new(|| self.publish(draft, &written)))),
             Err(error) => {
                 draft.discard();
                 Err(error)

@@ -4,6 +4,7 @@ use super::disk::{Disk, Os, Reader};
 use super::error::{CheckpointError, io};
 use super::manifest::{FileEntry, Manifest, Stored, WINDOW};
 use super::store::{MANIFEST, MANIFEST_MOST};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
@@ -28,15 +29,28 @@ pub struct SavedFile {
 }
 
 impl Saved {
-    /// The step in `dir`, wherever that is: without LATEST nothing vouches for its manifest but the manifest.
+    /// The step in `dir`, wherever that is: without LATEST nothing vouches for its manifest but the manifest. The caller may name it
+    /// by a link.
     pub fn at(dir: &Path) -> Result<Self, CheckpointError> {
-        Self::open(Arc::new(Os), dir, None)
+        Self::read(Arc::new(Os), dir, None)
     }
 
-    /// The step in `dir`, whose manifest has this hash where one is known.
+    /// The step in `dir` of a store, whose manifest has this hash where one is known.
     pub(super) fn open(disk: Arc<dyn Disk>, dir: &Path, hash: Option<&str>) -> Result<Self, CheckpointError> {
+        match disk.is_link(dir) {
+            Ok(true) => Err(CheckpointError::Link { path: dir.to_owned() }),
+            // What is not there is told by name below.
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(io("opening", dir)(error)),
+            _ => Self::read(disk, dir, hash),
+        }
+    }
+
+    fn read(disk: Arc<dyn Disk>, dir: &Path, hash: Option<&str>) -> Result<Self, CheckpointError> {
         let path = dir.join(MANIFEST);
-        let text = read_all(&*disk, &path, MANIFEST_MOST)?;
+        let text = read_all(&*disk, &path, MANIFEST_MOST).map_err(|error| match error {
+            CheckpointError::Io { kind: ErrorKind::NotFound, path, .. } => CheckpointError::Gone { path },
+            error => error,
+        })?;
         let found = blake3::hash(&text).to_hex();
         match hash {
             Some(expected) if expected != found.as_str() => {
@@ -45,6 +59,7 @@ impl Saved {
             }
             _ => {
                 let manifest = Manifest::from_text(&path, &text)?;
+                check_name(dir, manifest.step)?;
                 Ok(Saved { manifest, disk, dir: dir.to_owned(), hash: found.to_string() })
             }
         }
@@ -66,7 +81,8 @@ impl Saved {
         let mut bytes = Vec::new();
         let mut room = vec![0; WINDOW.min(stored.bytes) as usize];
         let what = format!("blob {name:?}");
-        self.file(stored.file)?.read(stored, (0, stored.bytes), &mut room, &what, |_, part| {
+        let file = self.file(stored.file).map_err(|error| unreadable(&what, error))?;
+        file.read(stored, (0, stored.bytes), &mut room, &what, |_, part| {
             bytes.extend_from_slice(part);
             Ok(())
         })?;
@@ -83,19 +99,39 @@ impl Saved {
         &self.dir
     }
 
-    /// File `index` of the manifest.
+    /// File `index` of the manifest; an error of [`Gone`](CheckpointError::Gone) where the step has been removed meanwhile. Files that
+    /// were opened before can be read on.
     ///
     /// # Panics
     /// If there is none.
     pub fn file(&self, index: usize) -> Result<SavedFile, CheckpointError> {
         let FileEntry { name, bytes, .. } = &self.manifest.files[index];
         let path = self.dir.join(name);
-        let file = self.disk.open(&path).map_err(io("opening", &path))?;
+        let file = self.disk.open(&path).map_err(|error| match error.kind() {
+            ErrorKind::NotFound if self.is_gone() => CheckpointError::Gone { path: self.dir.clone() },
+            _ => io("opening", &path)(error),
+        })?;
         let found = file.len().map_err(io("measuring", &path))?;
         match found == *bytes {
             true => Ok(SavedFile { file, path }),
             false => Err(CheckpointError::Size { path, expected: *bytes, found }),
         }
+    }
+
+    /// Whether all of it is no longer there, rather than a file of it.
+    fn is_gone(&self) -> bool {
+        let manifest = self.disk.open(&self.dir.join(MANIFEST));
+        manifest.is_err_and(|error| error.kind() == ErrorKind::NotFound)
+    }
+}
+
+/// Whether a folder that is called as a step is has the name of this one.
+fn check_name(dir: &Path, step: u64) -> Result<(), CheckpointError> {
+    let name = dir.file_name().and_then(|name| name.to_str());
+    let named = name.and_then(|name| name.strip_prefix("step-")?.parse().ok());
+    match named.is_none_or(|named: u64| named == step) {
+        true => Ok(()),
+        false => Err(CheckpointError::Renamed { path: dir.to_owned(), step }),
     }
 }
 
@@ -139,7 +175,7 @@ impl SavedFile {
         room: &mut [u8],
         what: &str,
     ) -> Result<(), CheckpointError> {
-        self.file.read_at(stored.at + start, room).map_err(io("reading", &self.path))?;
+        self.fill(stored.at + start, room).map_err(|error| unreadable(what, error))?;
         let (expected, found) = (&stored.xxh3[(start / WINDOW) as usize], format!("{:016x}", xxh3_64(room)));
         if *expected != found {
             let what = format!("bytes {start} to {} of {what}", start + room.len() as u64);
@@ -147,6 +183,16 @@ impl SavedFile {
             return Err(CheckpointError::Hash { path, what, expected, found });
         }
         Ok(())
+    }
+}
+
+/// The error with whose bytes it is about; damage says that itself, and a step that is gone is gone as a whole.
+pub(super) fn unreadable(what: &str, error: CheckpointError) -> CheckpointError {
+    match error {
+        CheckpointError::Hash { .. } | CheckpointError::Gone { .. } | CheckpointError::Unreadable { .. } => {
+            error
+        }
+        source => CheckpointError::Unreadable { what: what.to_string(), source: Box::new(source) },
     }
 }
 
@@ -170,7 +216,11 @@ pub(super) fn read_all(disk: &dyn Disk, path: &Path, most: u64) -> Result<Vec<u8
 impl SavedFile {
     /// Fills `room` with what is at `at`, unchecked.
     pub(super) fn fill(&self, at: u64, room: &mut [u8]) -> Result<(), CheckpointError> {
-        self.file.read_at(at, room).map_err(io("reading", &self.path))
+        self.file.read_at(at, room).map_err(|error| match error.kind() {
+            // A file of a network, removed after it was opened.
+            ErrorKind::StaleNetworkFileHandle => CheckpointError::Gone { path: self.path.clone() },
+            _ => io("reading", &self.path)(error),
+        })
     }
 
     /// Where it is.

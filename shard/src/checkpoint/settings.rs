@@ -1,7 +1,10 @@
 //! What of an optimizer belongs to no parameter: how far it is, and what it was made with.
 
 use super::error::CheckpointError;
+use super::fits::find;
 use super::mismatch::Mismatch;
+use crate::cross_shard::GroupsRecord;
+use crate::local::LocalRecord;
 use crate::{Optimizer, schedule};
 use meshstep_optim::{LossScaleState, Rounding};
 use serde::{Deserialize, Serialize};
@@ -29,6 +32,12 @@ pub(crate) struct Settings {
     pub(crate) recipe: BTreeMap<String, String>,
     /// The rule and the progress of L-BFGS.
     pub(crate) lbfgs: Option<(String, Vec<u64>)>,
+    /// Workers that meet seldom.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) local: Option<LocalRecord>,
+    /// Groups of replicas that differ.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) groups: Option<GroupsRecord>,
     /// Other names of parameters.
     pub(crate) tied: BTreeMap<String, String>,
 }
@@ -87,6 +96,8 @@ impl Settings {
                 other => format!("{other:?}"),
             }),
             lbfgs: None,
+            local: None,
+            groups: None,
             recipe: recipe.map(|(name, value)| (name.to_owned(), value)).into(),
             tied,
         }
@@ -132,9 +143,11 @@ impl Settings {
                 here: here.to_owned(),
             }),
         };
-        let saved = by_param(&self.rules);
-        for (param, rule) in by_param(&here.rules) {
-            if let Some(saved) = saved.get(param) {
+        let (saved, mut tied) = (by_param(&self.rules), self.tied.clone());
+        tied.extend(here.tied.clone());
+        for (param, rule) in &by_param(&here.rules) {
+            // What it is loaded from may have another of its names.
+            if let Some((_, saved)) = find(param, &saved, &tied) {
                 differs(&format!("the rule of {param:?}"), saved, rule)?;
             }
         }
@@ -153,6 +166,6 @@ impl Settings {
     }
 }
 
-fn by_param(rules: &BTreeMap<String, Vec<String>>) -> BTreeMap<&str, &str> {
-    rules.iter().flat_map(|(rule, params)| params.iter().map(move |param| (&**param, &**rule))).collect()
+fn by_param(rules: &BTreeMap<String, Vec<String>>) -> BTreeMap<String, &str> {
+    rules.iter().flat_map(|(rule, params)| params.iter().map(move |param| (param.clone(), &**rule))).collect()
 }

@@ -7,6 +7,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::thread;
 use xxhash_rust::xxh3::Xxh3Default;
 
 /// What a vector in the file is called, and what it looks like there.
@@ -42,7 +43,7 @@ struct Hashes {
 }
 
 /// Bytes that are worth another thread.
-const APART: usize = 256 << 10;
+const APART: usize = 1 << 20;
 
 /// The header, as the format has it.
 #[derive(Serialize)]
@@ -135,16 +136,7 @@ impl ShardWriter {
         let (at, end) = (self.at, self.stored.last().map_or(0, |stored| stored.at + stored.bytes));
         self.at += bytes.len() as u64;
         assert!(self.at <= end, "no more than was announced");
-        let ShardWriter { file, hashes, .. } = self;
-        // The disk and the hashes take about as long as each other.
-        let written = match bytes.len() >= APART {
-            true => rayon::join(|| file.write_at(at, bytes), || hashes.take(bytes)).0,
-            false => {
-                hashes.take(bytes);
-                file.write_at(at, bytes)
-            }
-        };
-        written.map_err(io("writing", &self.path))?;
+        self.hash_and_write(at, bytes).map_err(io("writing", &self.path))?;
         if self.at == end {
             self.hashes.end_window();
             if let Some(stored) = self.stored.last_mut() {
@@ -152,6 +144,25 @@ impl ShardWriter {
             }
         }
         Ok(())
+    }
+
+    /// The disk and the hashes take about as long as each other. Hashes have a thread of their own and none of rayon's: those are for
+    /// steps, which go on beside a background save.
+    fn hash_and_write(&mut self, at: u64, bytes: &[u8]) -> std::io::Result<()> {
+        let ShardWriter { file, hashes, .. } = self;
+        let mut apart = false;
+        let written = thread::scope(|scope| {
+            if bytes.len() >= APART {
+                let thread = thread::Builder::new().name("meshstep-hash".to_owned());
+                apart = thread.spawn_scoped(scope, || hashes.take(bytes)).is_ok();
+            }
+            file.write_at(at, bytes)
+        });
+        // Little, or no thread to be had.
+        if !apart {
+            hashes.take(bytes);
+        }
+        written
     }
 
     /// Makes the file last, and says where everything is in it.

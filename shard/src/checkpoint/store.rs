@@ -95,26 +95,12 @@ impl Store {
         };
         let syntax = |error: serde_json::Error| CheckpointError::Syntax { path, reason: error.to_string() };
         let Latest { step, manifest } = serde_json::from_slice(&text).map_err(syntax)?;
-        self.called(step, Some(&manifest))
+        Saved::open(Arc::clone(&self.disk), &self.dir.join(name(SAVED, step)), Some(&manifest))
     }
 
     /// The step that was saved as `step`.
     pub fn open(&self, step: u64) -> Result<Saved, CheckpointError> {
-        self.called(step, None)
-    }
-
-    /// The step in the folder of this name, which is its own.
-    fn called(&self, step: u64, manifest: Option<&str>) -> Result<Saved, CheckpointError> {
-        let dir = self.dir.join(name(SAVED, step));
-        let saved = Saved::open(Arc::clone(&self.disk), &dir, manifest)?;
-        match saved.manifest().step {
-            own if own == step => Ok(saved),
-            own => {
-                let (what, path) = (format!("step {step}"), dir.join(MANIFEST));
-                let source = CheckpointError::Contradiction { what, reason: format!("it is step {own}") };
-                Err(CheckpointError::Manifest { path, source: Box::new(source) })
-            }
-        }
+        Saved::open(Arc::clone(&self.disk), &self.dir.join(name(SAVED, step)), None)
     }
 
     /// Makes the step that was saved as `step` the newest, for a job that goes on from there, or where a later one is damaged. Later

@@ -4,7 +4,7 @@
 use super::error::CheckpointError;
 use super::manifest::{PieceEntry, SlotEntry, TensorEntry, WINDOW, Whose};
 use super::piece::Piece;
-use super::saved::{Saved, SavedFile};
+use super::saved::{Saved, SavedFile, unreadable};
 
 /// Reads vectors of a saved step, with the memory of one window and one file open at a time.
 #[derive(Debug)]
@@ -75,16 +75,15 @@ impl SavedVectors<'_> {
     }
 
     fn window(&mut self, what: &str, entry: &PieceEntry, start: u64) -> Result<&[u8], CheckpointError> {
-        let with_name = |error| unreadable(what, error);
         let stored = &entry.stored;
         let file = match self.file.take() {
             Some((open, file)) if open == stored.file => file,
-            _ => self.saved.file(stored.file).map_err(with_name)?,
+            _ => self.saved.file(stored.file).map_err(|error| unreadable(what, error))?,
         };
         let (_, file) = self.file.insert((stored.file, file));
         // No longer than a window that is there.
         self.room.resize(WINDOW.min(stored.bytes - start) as usize, 0);
-        file.window(stored, start, &mut self.room, what).map_err(with_name)?;
+        file.window(stored, start, &mut self.room, what)?;
         Ok(&self.room)
     }
 }
@@ -95,13 +94,5 @@ impl Saved {
         let found = entry.and_then(|entry| Some((entry, entry.slots.get(slot)?)));
         let (tensor, slot) = (tensor.to_owned(), slot.to_owned());
         found.ok_or(CheckpointError::Unknown { tensor, slot })
-    }
-}
-
-/// The error with whose bytes it is about, which damage says itself.
-pub(super) fn unreadable(what: &str, error: CheckpointError) -> CheckpointError {
-    match error {
-        CheckpointError::Hash { .. } => error,
-        source => CheckpointError::Unreadable { what: what.to_string(), source: Box::new(source) },
     }
 }

@@ -3,8 +3,7 @@
 use super::error::CheckpointError;
 use super::header;
 use super::manifest::{FileEntry, Stored, WINDOW, Whose};
-use super::saved::{Saved, SavedFile};
-use super::vectors::unreadable;
+use super::saved::{Saved, SavedFile, unreadable};
 
 /// What was looked at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -2,9 +2,13 @@
 
 mod assignment;
 mod room;
+#[cfg(feature = "checkpoint")]
+mod saving;
 mod synchronize;
 
 pub use assignment::AssignmentError;
+#[cfg(feature = "checkpoint")]
+pub(crate) use saving::GroupsRecord;
 pub use synchronize::{Drift, SlotDrift};
 
 use crate::lbfgs::Failed;
@@ -60,6 +64,9 @@ pub struct CrossShard {
     optimizer: Optimizer,
     world: Arc<dyn Communicator>,
     group: Vec<usize>,
+    /// Which of the groups it is.
+    #[cfg(feature = "checkpoint")]
+    number: usize,
 }
 
 impl CrossShard {
@@ -93,7 +100,13 @@ impl CrossShard {
         let built = Optimizer::new(comm, layout, rules, initial, options.clone());
         let text = family::objection(built.as_ref().err());
         let optimizer = agreed(&*world, &options, built, &text)?;
-        let mut both = CrossShard { optimizer, world, group: groups[group].clone() };
+        let mut both = CrossShard {
+            optimizer,
+            world,
+            group: groups[group].clone(),
+            #[cfg(feature = "checkpoint")]
+            number: group,
+        };
         both.first_values()?;
         Ok(both)
     }

@@ -113,6 +113,8 @@ impl CrossShard {
         let alone = match &result {
             Err(Error::Comm(failure)) => matches!(failure, meshstep_comm::Error::Buffer(_)),
             Ok(_) | Err(Error::DriftNotFinite { .. } | Error::Disagree { .. }) => false,
+            #[cfg(feature = "checkpoint")]
+            Err(Error::Checkpoint(_)) => false,
             Err(_) => true,
         };
         if alone {
@@ -124,7 +126,7 @@ impl CrossShard {
     }
 
     /// No rank is in the middle of a step, and none has failed, or has an error of a step to tell.
-    fn check_idle_everywhere(&mut self) -> Result<(), Error> {
+    pub(super) fn check_idle_everywhere(&mut self) -> Result<(), Error> {
         let healthy = self.optimizer.handover.healthy();
         let heard = healthy.and_then(|()| self.optimizer.check_heard());
         let idle = heard.and_then(|()| self.optimizer.check_idle());

@@ -2,17 +2,19 @@
 
 use super::ShardedLbfgs;
 use crate::checkpoint::{
-    Alike, CheckpointError, Content, Keeper, Load, Loaded, Named, Placing, Save, Saving, Settings, Sink,
-    Store, Type, Vectors, consolidate_all, deserialize_all, load_all, save_all, save_all_async,
-    serialize_all,
+    Alike, CheckpointError, Content, Keeper, Load, Loaded, Moved, Named, Placing, Save, Saving, Settings,
+    Sink, Store, Type, Vectors, consolidate_all, deserialize_all, load_all, reshard_all, save_all,
+    save_all_async, serialize_all,
 };
 use crate::family::Place;
 use crate::verify::Slot;
 use crate::{Error, Optimizer};
+use meshstep_comm::Communicator;
 use meshstep_tensor::{Queue, Slice, SliceMut};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::ops::Range;
+use std::sync::Arc;
 
 impl ShardedLbfgs {
     /// [`Optimizer::save`] of parameters and history: the pairs `s0`, `y0`, .., the direction `d` and its `start`, the gradients `g0`,
@@ -50,6 +52,18 @@ impl ShardedLbfgs {
     pub fn consolidate(&mut self, to: usize, sink: Sink<'_>) -> Result<(), Error> {
         let ranks = self.comm().world_size();
         consolidate_all(self, to, sink, &Alike { ranks })
+    }
+
+    /// [`reshard`](crate::checkpoint::reshard) of parameters and history: steps on `to` go on as if nothing had been.
+    pub fn reshard(
+        via: &Arc<dyn Communicator>,
+        from: Option<&mut Self>,
+        to: Option<&mut Self>,
+    ) -> Result<Moved, Error> {
+        let alike = |lbfgs: &Self| Alike { ranks: lbfgs.comm().world_size() };
+        let places = [from.as_deref().map(alike), to.as_deref().map(alike)];
+        let [old, new] = places.each_ref().map(|place| place.as_ref().map(|alike| alike as &dyn Placing));
+        reshard_all(via, from.zip(old), to.zip(new))
     }
 
     /// This rank's part of a parameter, and where that is in its vectors.

@@ -2,6 +2,7 @@
 
 use super::agreement::{Agreed, Brought, Seen, Veto, vote};
 use super::flight::{Bringing, Flight, Landed, Sent};
+use super::follow::Following;
 use super::merge::finite;
 use super::packing::Loads;
 use super::parts::{Arrived, Parts};
@@ -36,9 +37,9 @@ pub(crate) struct Engine {
     pub(crate) workers: Workers,
     pub(crate) parts: Parts,
     loads: Vec<Loads>,
-    flights: Vec<Flight>,
+    pub(crate) flights: Vec<Flight>,
     /// Fragments to be sent again.
-    again: BTreeSet<usize>,
+    pub(crate) again: BTreeSet<usize>,
     /// The step that is next or under way, from 0.
     pub(crate) step: u64,
     /// Whether this worker's values count.
@@ -48,6 +49,8 @@ pub(crate) struct Engine {
     pub(crate) report: Exchanged,
     /// Why workers can no longer exchange.
     pub(crate) failure: Option<Error>,
+    /// Where workers come and go.
+    pub(crate) following: Option<Following>,
 }
 
 impl Engine {
@@ -67,6 +70,7 @@ impl Engine {
             changed: false,
             report: Exchanged::default(),
             failure: None,
+            following: None,
         })
     }
 
@@ -139,6 +143,28 @@ impl Engine {
         placement: Placement,
         fault: bool,
     ) -> Result<Result<(), Veto>, Error> {
+        let reduced = self.reduce(optimizer, point, placement, fault)?;
+        let counted = self.confirm(reduced.as_ref().map(drop).map_err(|veto| *veto));
+        let (later, landed) = match (reduced, counted) {
+            (Ok(reduced), Ok(())) => reduced,
+            (Err(veto), _) | (_, Err(veto)) => return Ok(Err(veto)),
+        };
+        self.report.sent.extend(later.iter().flat_map(|flight| &flight.fragments));
+        self.flights.extend(later);
+        let arrived: Vec<_> = std::mem::take(&mut point.arriving).into_iter().zip(landed).collect();
+        self.take_in(optimizer, &arrived)?;
+        self.active = true;
+        Ok(Ok(()))
+    }
+
+    /// What is under way from here on, and what has arrived, where all ranks are content with it.
+    fn reduce(
+        &mut self,
+        optimizer: &mut Optimizer,
+        point: &mut Point,
+        placement: Placement,
+        fault: bool,
+    ) -> Result<Result<(Vec<Flight>, Vec<Landed>), Veto>, Error> {
         let agreed = self.agree(optimizer, point, placement, fault);
         let agreed = match self.heard(agreed)? {
             Ok(agreed) => agreed,
@@ -153,15 +179,7 @@ impl Engine {
         point.arriving.extend(later.extract_if(.., at_once));
         let (landed, seen) = land(optimizer, &mut point.arriving)?;
         let counted = vote(&*self.workers.world, seen, optimizer.options());
-        if let Err(veto) = self.heard(counted)? {
-            return Ok(Err(veto));
-        }
-        self.report.sent.extend(later.iter().flat_map(|flight| &flight.fragments));
-        self.flights.extend(later);
-        let arrived: Vec<_> = std::mem::take(&mut point.arriving).into_iter().zip(landed).collect();
-        self.take_in(optimizer, &arrived)?;
-        self.active = true;
-        Ok(Ok(()))
+        Ok(self.heard(counted)?.map(|()| (later, landed)))
     }
 
     /// What became of a collective of all workers: its failure ends their exchanging, and is no error of this rank.
@@ -228,7 +246,7 @@ impl Engine {
             let arrives = (self.step.saturating_add(delay), placement);
             let mut flight = Flight::launch(&self.plan, &lanes, &bringing, to, arrives)?;
             for (sent, bringing) in flight.sent.iter_mut().zip(&bringing) {
-                if delay > 0 && self.plan.fragments[bringing.fragment].outer().is_none() {
+                if self.plan.fragments[bringing.fragment].keeps_sent() {
                     sent.snapshots = bringing.snapshots(optimizer)?;
                 }
             }

@@ -34,6 +34,21 @@ pub enum LocalError {
         rank: usize,
     },
 
+    /// The membership of a run whose workers come and go.
+    #[error(transparent)]
+    Membership(#[from] super::membership::Error),
+    /// Of a worker that comes and goes only one rank can be told.
+    #[error("the worker has {ranks} ranks; workers that come and go have one each")]
+    RanksOfMember {
+        /// Its ranks.
+        ranks: usize,
+    },
+    /// Two exchanges in one step.
+    #[error(
+        "the plan exchanges before updates and after them; where workers come and go use one placement for all fragments"
+    )]
+    BothSides,
+
     /// Only workers that are new.
     #[error("every worker has only just entered; one must have the values that the others are to get")]
     NobodyHasASay,

@@ -9,7 +9,7 @@ use crate::{Error, Optimizer, Options, wire};
 use meshstep_comm::{Communicator, InFlight, Op, Reduction};
 use meshstep_tensor::{Buffer, Category, Slice};
 
-type Started = Result<InFlight, (Buffer, meshstep_comm::Error)>;
+pub(crate) type Started = Result<InFlight, (Buffer, meshstep_comm::Error)>;
 
 /// What was sent together and arrives together.
 #[derive(Debug)]
@@ -21,8 +21,13 @@ pub(crate) struct Flight {
     /// Of each fragment.
     pub(crate) sent: Vec<Sent>,
     /// The buckets of each lane.
-    lanes: Vec<Vec<Started>>,
+    pub(crate) lanes: Vec<Vec<Started>>,
+    /// What they brought, where that was waited for before it arrives.
+    pub(crate) early: Option<Arrival>,
 }
+
+/// What has landed, and whether it has.
+pub(crate) type Arrival = (Landed, Result<(), meshstep_comm::Error>);
 
 /// What a worker sent of a fragment.
 #[derive(Debug, Default)]
@@ -32,12 +37,12 @@ pub(crate) struct Sent {
     /// Of each spot, where it is merged later: what was sent, at which `t`.
     pub(crate) snapshots: Vec<(Buffer, u64)>,
     /// Of each spot: the lane, and where it begins there.
-    places: Vec<(usize, usize)>,
+    pub(crate) places: Vec<(usize, usize)>,
 }
 
 /// What has landed: a vector for each lane.
 #[derive(Debug)]
-pub(crate) struct Landed(Vec<Option<Buffer>>);
+pub(crate) struct Landed(pub(crate) Vec<Option<Buffer>>);
 
 /// What a fragment brings.
 pub(crate) struct Bringing<'a> {
@@ -87,11 +92,14 @@ impl Flight {
             started.push(start(plan, lane, packed, (across, options), op, &mut failed)?);
         }
         let fragments = bringing.iter().map(|brings| brings.fragment).collect();
-        Ok(Flight { fragments, arrives, sent, lanes: started })
+        Ok(Flight { fragments, arrives, sent, lanes: started, early: None })
     }
 
     /// Waits for everything, and gives it with the first failure.
-    pub(crate) fn land(&mut self, options: &Options) -> (Landed, Result<(), meshstep_comm::Error>) {
+    pub(crate) fn land(&mut self, options: &Options) -> Arrival {
+        if let Some(early) = self.early.take() {
+            return early;
+        }
         let (mut landed, mut arrived) = (Landed(Vec::new()), Ok(()));
         for started in self.lanes.drain(..) {
             let mut whole: Option<Buffer> = None;

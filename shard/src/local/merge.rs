@@ -181,16 +181,3 @@ pub(crate) fn finite(values: Slice<'_>) -> Result<bool, meshstep_tensor::Error> 
     }
     Ok(true)
 }
-
-/// `base^n` by repeated squaring, so that it rounds the same everywhere.
-pub(crate) fn power(base: f64, n: u64) -> f64 {
-    let (mut result, mut square, mut left) = (1.0, base, n);
-    while left > 0 {
-        if left & 1 == 1 {
-            result *= square;
-        }
-        square *= square;
-        left >>= 1;
-    }
-    result
-}

@@ -21,7 +21,7 @@
 //!
 //! Memory of the CPU; 16-bit parameters with an f32 master. Ranks that replicate within a worker send what they all have each for
 //! itself. Where a collective of all workers fails on some ranks and not on others, as none does on loopback, some may have applied what
-//! others have not. What is kept beside the optimizer (anchors, outer momentum, what is on its way) is in no checkpoint yet.
+//! others have not.
 
 mod agreement;
 mod check;
@@ -29,6 +29,7 @@ mod describe;
 mod engine;
 mod error;
 mod flight;
+mod follow;
 pub mod membership;
 mod merge;
 mod optimizer;
@@ -37,6 +38,8 @@ mod parts;
 mod plan;
 mod presets;
 mod regroup;
+#[cfg(feature = "checkpoint")]
+mod saving;
 mod select;
 mod spots;
 mod timing;
@@ -50,6 +53,8 @@ pub use error::{LocalError, LocalWarning};
 pub use optimizer::{LocalOptimizer, LocalStep};
 pub use plan::{Fragment, LocalPlan, Merge, OnFailure, Outer, Slots, Weights, What};
 pub use presets::half_life;
+#[cfg(feature = "checkpoint")]
+pub(crate) use saving::LocalRecord;
 pub use select::{Chosen, Select};
 pub use timing::{Placement, Timing};
 pub use traffic::{LocalTraffic, Ring, Worker};

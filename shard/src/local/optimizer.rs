@@ -153,9 +153,13 @@ impl LocalOptimizer {
         self.engine.step += 1;
         self.engine.changed = false;
         let exchanged = std::mem::take(&mut self.engine.report);
+        let ended = self.engine.end_step(stepped.is_ok());
         let outcome = stepped?;
         met?;
+        ended?;
         match self.engine.failure.take() {
+            // The next exchange is with those that are left.
+            Some(_) if self.engine.following.is_some() => Ok(LocalStep { step, outcome, exchanged }),
             Some(source) => Err(LocalError::Workers { source: Box::new(source) }),
             None => Ok(LocalStep { step, outcome, exchanged }),
         }
@@ -211,6 +215,12 @@ pub(crate) fn describe(inner: &Optimizer, workers: &Workers, plan: &LocalPlan) -
     let _ = writeln!(text, "local plan hash = {:016x}", plan.hash());
     let _ = writeln!(text, "workers = {of}\nranks of a worker = {inside}");
     let _ = writeln!(text, "stage = {:?}\nprecision = {:?}", inner.options.stage, inner.options.precision);
+    Ok(text + &rules(inner))
+}
+
+/// Its parameters and their rules.
+pub(crate) fn rules(inner: &Optimizer) -> String {
+    let mut text = String::new();
     for param in inner.trained().0 {
         let _ = writeln!(text, "length of {:?} = {} {}", param.name, param.len, param.values);
         let _ = writeln!(text, "rule of {:?} = {}", param.name, param.rule.name());
@@ -218,7 +228,7 @@ pub(crate) fn describe(inner: &Optimizer, workers: &Workers, plan: &LocalPlan) -
             let _ = writeln!(text, "{name} of {:?} = {value}", param.name);
         }
     }
-    Ok(text)
+    text
 }
 
 /// The first rank whose values are not those that the same rank of the first worker has. Collective over all workers.

@@ -1,11 +1,12 @@
 //! What this rank keeps of each fragment, and what is done to it: sent, merged, reset, rolled back.
 
 use super::flight::Value;
-use super::merge::{Merging, power, reset};
+use super::merge::{Merging, reset};
 use super::packing::Loads;
 use super::spots::{Spot, Vector};
 use super::{Fragment, LocalError, LocalPlan, Merge, OnFailure, What};
 use crate::{Error, Optimizer};
+use meshstep_optim::power;
 use meshstep_tensor::{Buffer, Category, DType, Slice, SliceMut};
 use std::collections::BTreeSet;
 
@@ -18,7 +19,7 @@ pub(crate) struct Parts(Vec<Part>);
 pub(crate) struct Part {
     pub(crate) spots: Vec<Spot>,
     /// Of each spot.
-    kept: Vec<Kept>,
+    pub(crate) kept: Vec<Kept>,
     /// Steps the outer optimizer has taken.
     pub(crate) outer_t: u64,
     /// Tokens since it was last merged.
@@ -27,11 +28,11 @@ pub(crate) struct Part {
 
 /// What is kept beside a spot.
 #[derive(Debug, Default)]
-struct Kept {
+pub(crate) struct Kept {
     /// What its last exchange came to, where that is needed.
-    anchor: Option<Buffer>,
+    pub(crate) anchor: Option<Buffer>,
     /// The outer optimizer's state.
-    outer: Vec<Buffer>,
+    pub(crate) outer: Vec<Buffer>,
 }
 
 /// What has arrived for a spot: the mean, and what was sent of it, where that was `n` updates ago.
@@ -73,9 +74,32 @@ impl Parts {
         kept.flat_map(|kept| kept.anchor.iter_mut().chain(&mut kept.outer))
     }
 
+    /// As at the beginning: values as they are count as the last exchange's.
+    #[cfg(feature = "checkpoint")]
+    pub(crate) fn restart(&mut self, optimizer: &Optimizer) -> Result<(), Error> {
+        for part in &mut self.0 {
+            (part.outer_t, part.tokens) = (0, 0);
+            for (spot, kept) in part.spots.iter().zip(&mut part.kept) {
+                kept.outer.iter_mut().try_for_each(|slot| slot.as_mut().zero())?;
+                let Some(anchor) = &mut kept.anchor else { continue };
+                match optimizer.vector_of(spot.vector) {
+                    Some(values) => anchor.as_mut().copy_from(values.slice(spot.range.clone())?)?,
+                    None => anchor.as_mut().zero()?,
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// How many steps each outer optimizer has taken.
     pub(crate) fn outer_steps(&mut self) -> impl Iterator<Item = &mut u64> {
         self.0.iter_mut().map(|part| &mut part.outer_t)
+    }
+
+    /// The same, to look at.
+    #[cfg(feature = "checkpoint")]
+    pub(crate) fn outer_t(&self) -> impl Iterator<Item = u64> {
+        self.0.iter().map(|part| part.outer_t)
     }
 
     /// What each fragment sends.
@@ -92,7 +116,7 @@ impl Parts {
     ) -> Result<Vec<Value<'a>>, Error> {
         let Part { spots, kept, .. } = &self.0[f];
         let value = |(spot, kept): (&'a Spot, &'a Kept)| {
-            let from = kept.anchor.as_ref().filter(|_| fragment.sends_differences(spot));
+            let from = kept.anchor.as_ref().filter(|_| fragment.sends_differences(spot.wire, spot.own));
             Ok(Value { spot, values: self.read(optimizer, spot)?, from })
         };
         spots.iter().zip(kept).map(value).collect()
@@ -133,7 +157,7 @@ impl Parts {
         let left = |n| if let Merge::Mean { beta } = fragment.merge { power(beta, n) } else { 1.0 };
         let merging = Merging {
             reduced: arrived.reduced,
-            differences: fragment.sends_differences(&spot),
+            differences: fragment.sends_differences(spot.wire, spot.own),
             anchor: kept.anchor.as_mut(),
             snapshot: arrived.snapshot.map(|(sent, n)| (sent, left(n))),
             alpha: fragment.alpha,
@@ -197,7 +221,7 @@ impl Kept {
         let (meter, len) = (&optimizer.options().meter, spot.range.len());
         let zeroed = |dtype| Buffer::zeroed(len, dtype, meter, Category::State);
         let mut kept = Kept::default();
-        if fragment.has_anchor(spot) {
+        if fragment.has_anchor(spot.wire, spot.own) {
             let mut anchor = zeroed(spot.own)?;
             // Outer state begins as zeros.
             if let Some(values) = optimizer.vector_of(spot.vector) {
@@ -215,14 +239,14 @@ impl Kept {
 
 impl Fragment {
     /// Whether differences from the last exchange travel: of parameters in a narrower type.
-    fn sends_differences(&self, spot: &Spot) -> bool {
-        self.what == What::Params && spot.wire.size() < spot.own.size()
+    fn sends_differences(&self, wire: DType, own: DType) -> bool {
+        self.what == What::Params && wire.size() < own.size()
     }
 
-    /// Whether what the last exchange came to is kept.
-    fn has_anchor(&self, spot: &Spot) -> bool {
+    /// Whether what the last exchange came to is kept, of values of type `own` that travel as `wire`.
+    pub(crate) fn has_anchor(&self, wire: DType, own: DType) -> bool {
         let rolls_back = self.on_failure == OnFailure::RollBack;
-        self.travels() && (self.outer().is_some() || rolls_back || self.sends_differences(spot))
+        self.travels() && (self.outer().is_some() || rolls_back || self.sends_differences(wire, own))
     }
 }
 

@@ -163,6 +163,11 @@ impl Fragment {
     pub(crate) fn travels(&self) -> bool {
         matches!(self.merge, Merge::Mean { .. } | Merge::Outer(_)) && self.timing.period.is_some()
     }
+
+    /// Whether what was sent is kept until its mean arrives.
+    pub(crate) fn keeps_sent(&self) -> bool {
+        self.timing.delay > 0 && self.outer().is_none()
+    }
 }
 
 impl Slots {

@@ -33,6 +33,8 @@ impl LocalOptimizer {
         if all.chunks(3).any(|words| words[0] == 0) {
             self.take_over(&workers, root)?;
         }
+        #[cfg(feature = "checkpoint")]
+        self.inner.forget_savers();
         self.engine.step = step;
         self.engine.workers = workers;
         self.engine.forget();

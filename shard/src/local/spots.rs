@@ -15,6 +15,8 @@ pub(crate) struct Spot {
     pub(crate) vector: Vector,
     /// Elements of that vector.
     pub(crate) range: Range<usize>,
+    /// The place of the first of them in what the fragment has of the parameter.
+    pub(crate) first: usize,
     /// The type it is in, and the one that it travels in.
     pub(crate) own: DType,
     pub(crate) wire: DType,
@@ -109,6 +111,7 @@ impl LocalPlan {
             entry: params.entry,
             vector: Vector::Outer { fragment: of, spot, slot },
             range: 0..params.range.len(),
+            first: params.first,
             own: DType::F64,
             wire,
         };
@@ -128,9 +131,9 @@ fn of_param(
     let (bucket, owned) = (*bucket, &optimizer.buckets[*bucket]);
     let wanted = range.start + chosen.range.start..range.start + chosen.range.end;
     // Within the elements wanted, where state and master lie, and where parameters do.
-    let Some((_, kept, here)) = owned.part_of(&wanted) else { return Vec::new() };
+    let Some((within, kept, here)) = owned.part_of(&wanted) else { return Vec::new() };
     let wire = fragment.wire_of(param);
-    let spot = |vector, range, own| Spot { entry, vector, range, own, wire };
+    let spot = |vector, range, own| Spot { entry, vector, range, first: within.start, own, wire };
     match &fragment.what {
         What::Params if owned.master().is_some() => {
             vec![spot(Vector::Master { bucket }, kept, param.values)]

@@ -4,8 +4,7 @@ use super::Begun;
 use super::survey::{Item, Survey};
 use crate::among::know;
 use crate::{Error, Optimizer, agree, family, wire};
-use meshstep_comm::{Communicator, Op, Reduction};
-use meshstep_tensor::{Buffer, Category, DType};
+use meshstep_comm::{Communicator, Error as CommError, Op, Reduction};
 use std::fmt::Write;
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
@@ -117,10 +116,12 @@ impl Optimizer {
         Ok(Begun { sent, ..begun })
     }
 
-    /// One word on each communicator that a step or a gather would use before the one of all ranks, so that a rank that steps or
-    /// gathers meanwhile is a call that does not match, not one that waits for ever. Calls that may meet all begin with it.
+    /// A barrier on each communicator that a step or a gather would use before the one of all ranks, or instead of it for its
+    /// words, so that a rank that steps or gathers meanwhile is a call that does not match, not one that waits for ever. Calls
+    /// that may meet all begin with it.
     pub(crate) fn greet(&self) -> Result<(), Error> {
         let mut greeted = vec![Arc::clone(self.comm())];
+        self.handover.fixed.aside.iter().for_each(|comm| know(&mut greeted, comm));
         for kept in &self.handover.fixed.buckets {
             let further = kept.among.further.iter().map(|(comm, _)| comm);
             for comm in [&kept.among.shards].into_iter().chain(further).chain(kept.gathers.iter()) {
@@ -133,16 +134,17 @@ impl Optimizer {
         self.greet_on(greeted)
     }
 
-    /// One word on each of these, all on their way before any is waited for.
+    /// A barrier on each of these, all on their way before any is waited for. It takes no memory, which this rank may lack: that
+    /// is for the call's own words to tell. Of what goes wrong, calls that do not match are told: the rest follows from it.
     pub(crate) fn greet_on(&self, comms: Vec<Arc<dyn Communicator>>) -> Result<(), Error> {
         let (queue, mut started) = (&self.options.queue, Vec::new());
         for comm in comms {
-            let word = Buffer::zeroed_on(queue, 1, DType::U64, &self.options.meter, Category::Staging)?;
-            started.push(comm.start(Op::all_reduce(Reduction::Max), word, queue));
+            started.push(comm.start(Op::barrier(), self.handover.meeting.nothing()?, queue));
         }
-        let answered = started.into_iter().map(|started| wire::land(started, queue).1);
-        let answered: Vec<_> = answered.collect();
-        Ok(answered.into_iter().collect::<Result<(), _>>()?)
+        let answered: Vec<_> = started.into_iter().map(|started| wire::land(started, queue).1).collect();
+        let failed = answered.into_iter().filter_map(Result::err);
+        let told = failed.min_by_key(|error| !matches!(error.cause(), CommError::Mismatch { .. }));
+        told.map_or(Ok(()), |error| Err(error.into()))
     }
 
     /// Ends it for all other ranks where communication has failed, or where this one alone cannot go on: they are not to wait

@@ -6,12 +6,15 @@ use crate::run;
 use crate::{DEADLINE, ODD, ends, names_odd};
 use meshstep_comm::Communicator;
 use meshstep_optim::LineSearch;
-use meshstep_shard::{CrossShard, Error, Fault, Groups, Initial, NonFinite, Optimizer, Options, Stage};
+use meshstep_shard::{
+    CrossShard, DataPlace, Error, Fault, Groups, Initial, NonFinite, Optimizer, Options, Stage,
+};
 use meshstep_tensor::{DType, Layout, Param, SliceMut};
 use std::alloc::{GlobalAlloc, System};
 use std::cell::Cell;
 use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::{Duration, Instant};
 
 /// Refuses a thread one buffer, when it is told to: those are aligned as nothing else is.
 struct Refusing;
@@ -19,12 +22,15 @@ struct Refusing;
 thread_local! {
     /// Buffers before the one that is refused.
     static LEFT: Cell<Option<usize>> = const { Cell::new(None) };
+    /// Who is told when it is.
+    static TOLD: Cell<Option<&'static AtomicBool>> = const { Cell::new(None) };
 }
 
 fn refuses(layout: std::alloc::Layout) -> bool {
     let left = LEFT.try_with(Cell::get).ok().flatten().filter(|_| layout.align() >= 64);
     left.is_some_and(|left| {
         LEFT.set(left.checked_sub(1));
+        TOLD.get().filter(|_| left == 0).into_iter().for_each(|told| told.store(true, SeqCst));
         left == 0
     })
 }
@@ -149,6 +155,11 @@ fn every_buffer_of<T>(what: &str, make: impl Fn(Arc<dyn Communicator>) -> Result
 fn for_what_is_made() {
     let run = Run { ranks: 2, ..Run::default() };
     every_buffer_of("an optimizer", |comm| run.build(comm));
+    every_buffer_of("an optimizer of ranks with the same micro-batches", |comm| {
+        let place = DataPlace { index: 0, ranks: 2, first: comm.rank() == 0 };
+        let mut opt = Optimizer::empty(comm, place, run.options.clone())?;
+        opt.add_param_group(more(), run.groups(), zeros)
+    });
     every_buffer_of("L-BFGS", |comm| {
         run::Run::new(Problem::Rosenbrock, &[40, 9], LineSearch::StrongWolfe).build(comm)
     });
@@ -202,4 +213,33 @@ fn for_a_bucket_that_others_wait_for() {
             assert!(expected && *goes_on != twice, "{twice}, rank {rank}: {error:?}");
         }
     }
+}
+
+/// The odd rank waits for a bucket that travels, in vain, and has no memory to take instead: it waits after all, until the other
+/// sends its own.
+#[test]
+fn for_a_bucket_beyond_the_plan() {
+    static REFUSED: AtomicBool = AtomicBool::new(false);
+    let patience = Duration::from_millis(1);
+    let options = Options { stage: Stage::Zero2, bucket_len: Some(64), patience, ..Options::default() };
+    let run = Run { lens: vec![64; 6], ranks: 2, steps: 1, options, ..Run::default() };
+    let expected = run.run().params;
+    ends(2, |comm| {
+        let rank = comm.rank();
+        let mut opt = run.build(comm).unwrap();
+        while rank != ODD && !REFUSED.load(SeqCst) {
+            std::thread::yield_now();
+        }
+        let mb = opt.micro_batch(1).unwrap();
+        for i in (0..6).rev() {
+            let grad: Vec<f32> = run.gradient(1, 0, rank, i).iter().map(|&g| g as f32).collect();
+            TOLD.set(Some(&REFUSED).filter(|_| i == 3));
+            let give = || mb.grad(&name(i), &grad[..]).unwrap();
+            if i == 3 { without(rank, 0, give).0 } else { give() }
+        }
+        assert!(REFUSED.load(SeqCst));
+        mb.finish().unwrap();
+        opt.step(run.at(1)).unwrap().outcome().unwrap();
+        assert_eq!(params(&opt), expected);
+    });
 }

@@ -166,7 +166,9 @@ fn any_damage_to_any_file_is_told_to_all_ranks() {
             assert!(len < bytes.len(), "each rank has a part");
             let what = format!("{len} bytes of {}", path.display());
             let files = vec![(path.clone(), Some(bytes[..len].to_vec()))];
-            harms.push(Harm { what, files, says: Some(names(&path)) });
+            let says =
+                if shard { [names(&path), vec![" cannot be read: ".into()]].concat() } else { names(&path) };
+            harms.push(Harm { what, files, says: Some(says) });
         }
         let says = if path == Path::new(LATEST) { vec!["holds no checkpoint".into()] } else { names(&path) };
         harms.push(Harm {
@@ -263,7 +265,7 @@ const EDITS: &[Edit] = &[
         },
         &["has \"p9\", which are not here"],
     ),
-    (|m| m.step = 4, &["manifest.json", "it is step 4"]),
+    (|m| m.step = 4, &["step-000000000003 holds step 4"]),
     (|m| m.format = 2, &["manifest.json", "format 2"]),
 ];
 

@@ -1,6 +1,7 @@
 //! The inputs that the fuzz targets found to matter, once more.
 
-use crate::fuzzed;
+use crate::counted::most;
+use crate::fuzzed::{self, optimizers};
 use std::path::Path;
 
 fn replay(target: &str, body: fn(&[u8])) {
@@ -27,4 +28,17 @@ fn latests() {
 #[test]
 fn shards() {
     replay("shard", fuzzed::shard);
+}
+
+/// A window is 1 MiB; files are of a few hundred bytes.
+const MOST: usize = 8 << 20;
+
+#[test]
+fn files_of_pytorch() {
+    replay("pytorch", |input| assert!(most(|| optimizers::pytorch(input)).1 < MOST));
+}
+
+#[test]
+fn bytes_of_an_optimizer() {
+    replay("bytes", |input| assert!(most(|| optimizers::bytes(input)).1 < MOST));
 }

@@ -124,6 +124,14 @@ fn told<D: Disk + Clone + 'static>(
     ranks.remove(0)
 }
 
+/// An error, and whose bytes it is about.
+fn bare(error: &CheckpointError) -> (&CheckpointError, Option<&str>) {
+    match error {
+        CheckpointError::Unreadable { what, source } => (source, Some(what)),
+        error => (error, None),
+    }
+}
+
 #[test]
 fn every_refusal_of_a_disk_is_one_error_on_all_ranks() {
     for how in HOWS {
@@ -131,12 +139,16 @@ fn every_refusal_of_a_disk_is_one_error_on_all_ranks() {
             let place =
                 Place { disk: Sim::new(DIR), dir: Path::new(DIR), at, through: AtomicBool::new(false) };
             let refusal = || io::Error::new(ErrorKind::PermissionDenied, "as was asked for");
+            let mut named = 0;
             for Failed { rank, error } in told(&place, how, || Then::Refuse(Box::new(refusal), gone), &|| {})
             {
                 assert_eq!(rank, at);
+                let (error, whose) = bare(&error);
                 let refused = matches!(error, CheckpointError::Io { kind: ErrorKind::PermissionDenied, .. });
                 assert!(refused, "{error}");
+                named += usize::from(whose.is_some_and(|whose| whose.contains("of tensor \"p")));
             }
+            assert_eq!(named > 3, how == How::Load, "what cannot be read of tensors is named");
         }
     }
 }
@@ -177,10 +189,11 @@ fn a_folder_that_vanishes_amid_any_call_is_one_error_on_all_ranks() {
             let again = || drop(std::fs::rename(&away, &dir));
             for Failed { error, .. } in told(&place, how, vanish, &again) {
                 let missing = matches!(
-                    error,
+                    bare(&error).0,
                     CheckpointError::Io { kind: ErrorKind::NotFound, .. }
                         | CheckpointError::Elsewhere { .. }
                         | CheckpointError::Nothing { .. }
+                        | CheckpointError::Gone { .. }
                 );
                 assert!(missing && error.to_string().contains(dir.to_str().unwrap()), "{error}");
             }

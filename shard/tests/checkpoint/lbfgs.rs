@@ -5,9 +5,10 @@ use crate::failures::failed;
 use crate::sim::Sim;
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::{Lbfgs, LineSearch};
-use meshstep_shard::checkpoint::{CheckpointError, Load, Mismatch, Save, Store};
+use meshstep_shard::checkpoint::{CheckpointError, Load, Mismatch, Moved, Save, Store};
 use meshstep_shard::{Error, MicroBatch, Options, ShardedLbfgs, Stage};
 use meshstep_tensor::{DType, Layout, Meter, Param, Slice, SliceMut};
+use std::ops::Range;
 use std::sync::Arc;
 
 const SIZES: [(&str, usize); 3] = [("a", 37), ("b", 1), ("c", 90)];
@@ -161,5 +162,76 @@ fn a_history_goes_into_bytes_and_back_and_to_one_rank() {
             end(&opt, told) == went_on
         });
         assert_eq!(same.unwrap(), [true; 3], "{stage:?}");
+    }
+}
+
+/// L-BFGS on these ranks of `via`, after some steps.
+fn among(
+    via: &Arc<dyn Communicator>,
+    ranks: Range<usize>,
+    (rule, stage): (&Lbfgs, Stage),
+    count: usize,
+) -> Option<ShardedLbfgs> {
+    let comm = via.split(ranks.contains(&via.rank()).then_some(0), 0).unwrap()?;
+    let mut opt = make(comm, rule, stage, 3);
+    steps(&mut opt, count);
+    Some(opt)
+}
+
+/// Three further steps.
+fn on_from(mut opt: ShardedLbfgs) -> End {
+    let told = steps(&mut opt, 3);
+    end(&opt, told)
+}
+
+/// Ranks join and leave; whoever stays, and who takes no part, too.
+#[test]
+fn a_history_moves_to_any_ranks() {
+    for line_search in [LineSearch::None, LineSearch::StrongWolfe] {
+        let rule = Lbfgs { lr: 0.05, max_iter: 3, history_len: 4, line_search, ..Lbfgs::default() };
+        for (s, &stage) in STAGES.iter().enumerate() {
+            for (ranks, first, others) in [(3, 1, 2), (1, 0, 5), (4, 2, 3), (2, 3, 1)] {
+                let to = STAGES[(s + 1) % STAGES.len()];
+                let ends = loopback::spawn(ranks.max(first + others), |via| {
+                    let mut old = among(&via, 0..ranks, (&rule, stage), 2);
+                    let mut new = among(&via, first..first + others, (&rule, to), 1);
+                    let moved = ShardedLbfgs::reshard(&via, old.as_mut(), new.as_mut()).unwrap();
+                    (moved, old.map(on_from), new.map(on_from))
+                });
+                let ends = ends.unwrap();
+                let expected = ends[0].1.as_ref().unwrap();
+                let all: Vec<_> = ends.iter().flat_map(|(_, old, new)| old.iter().chain(new)).collect();
+                assert_eq!(all.len(), ranks + others);
+                assert!(all.iter().all(|end| *end == expected), "{stage:?} {ranks} {others} {line_search:?}");
+                let sum = |of: fn(&Moved) -> u64| ends.iter().map(|(moved, ..)| of(moved)).sum::<u64>();
+                assert_eq!(sum(|moved| moved.sent), sum(|moved| moved.received));
+                // At least all that there is of it comes to the new ranks.
+                let state = 128 * (1 + 1 + 2 * 4 + 2 + 1) * 8;
+                assert!(sum(|moved| moved.received + moved.kept) >= state, "{stage:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_history_of_another_rule_does_not_move() {
+    let rule = Lbfgs { max_iter: 3, history_len: 4, ..Lbfgs::default() };
+    let others = [Lbfgs { history_len: 5, ..rule.clone() }, Lbfgs { lr: 0.5, ..rule.clone() }];
+    for (i, other) in others.into_iter().enumerate() {
+        let told = loopback::spawn(3, |via| {
+            let mut old = among(&via, 0..2, (&rule, Stage::Zero1), 2);
+            let mut new = among(&via, 1..3, (&other, Stage::Zero1), 1);
+            let told = failed(ShardedLbfgs::reshard(&via, old.as_mut(), new.as_mut()).unwrap_err());
+            // As one that was never to be moved to.
+            let untouched = among(&via, 1..3, (&other, Stage::Zero1), 1).map(on_from);
+            assert!(new.map(on_from) == untouched, "a refusal has changed something");
+            drop(old);
+            told.error
+        });
+        match (i, told.unwrap().remove(0)) {
+            (0, CheckpointError::Mismatch(Mismatch::Missing { .. })) => {}
+            (1, CheckpointError::Mismatch(Mismatch::Setting { what, .. })) => assert_eq!(what, "L-BFGS"),
+            (_, other) => panic!("{other}"),
+        }
     }
 }

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "tests say what is wrong by failing")]
 
+mod absurd;
+mod alone;
 mod altered;
 mod background;
 mod beside;
@@ -21,18 +23,24 @@ mod failures;
 mod faulty;
 mod fuzzed;
 mod gate;
+mod groups;
 mod holdings;
 mod killed;
 mod layouts;
 mod lbfgs;
 mod memory;
+mod one_file;
 mod os;
 mod pieces;
 mod problem;
+mod progress;
 mod pytorch;
 mod pytorch_refusals;
 mod refusals;
+mod removed;
 mod reshards;
 mod sim;
+mod texts;
+mod tied;
 mod vectors;
 mod whole;

@@ -33,8 +33,8 @@ impl Rule for Elsewhere {
         self.rule().check()
     }
 
-    fn hyperparameters(&self) -> Vec<(&'static str, f64)> {
-        self.rule().hyperparameters()
+    fn each_hyperparameter(&self, each: &mut dyn FnMut(&'static str, f64)) {
+        self.rule().each_hyperparameter(each);
     }
 
     fn retention(&self) -> f64 {

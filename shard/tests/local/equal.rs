@@ -102,29 +102,34 @@ pub fn train(run: &Run, plan: &LocalPlan, workers: usize) -> Vec<End> {
         }
         // What is still on its way counts once it has arrived.
         between.across.barrier().unwrap();
-        let names: Vec<String> = (0..run.lens.len()).map(common::name).collect();
-        let part = |name: &String| {
-            let state = local.state(name).unwrap();
-            let slots = state.slots.iter().map(|(_, slot)| slot.typed::<f32>().unwrap().to_vec()).collect();
-            (state.range.clone(), slots)
-        };
-        let parts = names.iter().map(part).collect();
         let sent = [
             comm.stats().total().bytes - before,
             between.across.stats().total().bytes,
             between.world.stats().total().bytes - told,
         ];
-        let params = names.iter().map(|name| common::floats(local.optimizer(), name)).collect();
-        End { params, parts, sent }
+        End { sent, ..end(run, &local) }
     })
     .unwrap()
+}
+
+/// What this rank has.
+pub fn end(run: &Run, local: &LocalOptimizer) -> End {
+    let names: Vec<String> = (0..run.lens.len()).map(common::name).collect();
+    let part = |name: &String| {
+        let state = local.state(name).unwrap();
+        let slots = state.slots.iter().map(|(_, slot)| slot.typed::<f32>().unwrap().to_vec()).collect();
+        (state.range.clone(), slots)
+    };
+    let parts = names.iter().map(part).collect();
+    let params = names.iter().map(|name| common::floats(local.optimizer(), name)).collect();
+    End { params, parts, sent: [0; 3] }
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
-fn assert_equal(end: &End, worker: &Worker, what: &str) {
+pub fn assert_equal(end: &End, worker: &Worker, what: &str) {
     for (i, (params, expected)) in end.params.iter().zip(&worker.params).enumerate() {
         assert_eq!(bits(params), bits(expected), "{what}: parameter {i}");
         let (range, slots) = &end.parts[i];

@@ -10,7 +10,14 @@ mod alignment;
 mod common;
 mod equal;
 mod failures;
+mod follow;
 mod naive;
 mod plan;
 mod regroup;
+#[cfg(feature = "checkpoint")]
+mod saving;
+#[cfg(feature = "checkpoint")]
+#[path = "../checkpoint/sim.rs"]
+#[allow(dead_code, reason = "checkpoints are tested with all of it")]
+mod sim;
 mod trajectories;

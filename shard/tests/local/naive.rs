@@ -66,6 +66,67 @@ impl<'a> Naive<'a> {
         naive
     }
 
+    /// So many workers that go on from the mean of these, by tokens where those weigh.
+    pub fn merged(&self, run: &'a Run, workers: usize) -> Naive<'a> {
+        let mut one = self.workers[0].clone();
+        let all = &self.workers;
+        let mean = |values: Vec<f32>| {
+            (values.iter().map(|&x| f64::from(x)).sum::<f64>() / values.len() as f64) as f32
+        };
+        for i in 0..run.lens.len() {
+            for j in 0..run.lens[i] {
+                one.params[i][j] = mean(all.iter().map(|worker| worker.params[i][j]).collect());
+                for s in 0..one.state.len() {
+                    one.state[s][i][j] = mean(all.iter().map(|worker| worker.state[s][i][j]).collect());
+                }
+            }
+        }
+        for (f, fragment) in self.plan.fragments.iter().enumerate() {
+            let tokens: Vec<f64> = all.iter().map(|worker| worker.tokens[f] as f64).collect();
+            if fragment.weights != Weights::Tokens || tokens.iter().all(|own| *own == tokens[0]) {
+                continue;
+            }
+            let total: f64 = tokens.iter().sum();
+            for (slot, i, range) in self.places(fragment) {
+                for j in range {
+                    let value = |worker: &Worker| {
+                        f64::from(slot.map_or(worker.params[i][j], |slot| worker.state[slot][i][j]))
+                    };
+                    let shares = all.iter().zip(&tokens).map(|(worker, own)| value(worker) * (own / total));
+                    let mean = shares.sum::<f64>() as f32;
+                    *slot.map_or(&mut one.params[i][j], |slot| &mut one.state[slot][i][j]) = mean;
+                }
+            }
+        }
+        one.tokens.fill(0);
+        let away = |(f, at, sent): &(usize, u64, Vec<Snapshot>)| {
+            let mean = mean_of(sent);
+            (*f, *at, vec![(mean, sent[0].1, 0); workers])
+        };
+        Naive {
+            run,
+            plan: self.plan.clone(),
+            rule: run.boxed_rule(),
+            workers: vec![one; workers],
+            outer: self.outer.clone(),
+            away: self.away.iter().map(away).collect(),
+            inside: 1,
+        }
+    }
+
+    /// So many workers that begin `plan` at the mean of these.
+    pub fn anew(&self, run: &'a Run, plan: &LocalPlan, workers: usize) -> Naive<'a> {
+        let merged = self.merged(run, workers);
+        let mut begun = Naive::new(run, plan, run.ranks);
+        let tokens = vec![0; plan.fragments.len()];
+        begun.workers = vec![Worker { tokens, ..merged.workers[0].clone() }; workers];
+        for (f, fragment) in plan.fragments.iter().enumerate() {
+            let point = begun.take(fragment, 0);
+            begun.outer[f].iter_mut().for_each(|outer| outer.0 = point.clone());
+        }
+        begun
+    }
+
     /// Step `step`, from 0.
     pub fn step(&mut self, step: u64) {
         self.meet(step, Placement::Before);
@@ -236,6 +297,10 @@ impl<'a> Naive<'a> {
             into.iter_mut().zip(values).for_each(|(x, &value)| *x = value as f32);
         }
     }
+}
+
+fn mean_of(sent: &[Snapshot]) -> Sent {
+    mean(sent, &vec![1.0; sent.len()])
 }
 
 /// The mean in f64, rounded once to the f32 that travels; with other weights each share is rounded too.

@@ -6,6 +6,7 @@ use meshstep_comm::{Action, Communicator, Error, InFlight, Op, Stats, Tickets, l
 use meshstep_shard::{Owners, Stage};
 use meshstep_tensor::{Buffer, DType, Queue};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// Writes down what is started and what is waited for; starts a reduction of gradients when it is waited for.
 #[derive(Debug)]
@@ -53,6 +54,10 @@ impl Tickets for Flights {
 
     fn is_done(&self, _ticket: usize) -> bool {
         false
+    }
+
+    fn ends_within(&self, _ticket: usize, _patience: Duration) -> bool {
+        true
     }
 
     fn forget(&self, ticket: usize) {

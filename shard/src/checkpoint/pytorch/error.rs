@@ -49,6 +49,17 @@ pub enum PyTorchError {
         /// What is wrong.
         reason: String,
     },
+    /// Ranks read other files, or one that is written meanwhile.
+    #[error(
+        "bytes {} to {} of {} are not those that rank 0 reads: give every rank the same file, which nobody writes", .bytes[0],
+        .bytes[1], .path.display()
+    )]
+    Apart {
+        /// The file here.
+        path: PathBuf,
+        /// The first ones in which they differ somewhere, and the one behind.
+        bytes: [u64; 2],
+    },
     /// What is here and not in the file.
     #[error(
         "the file has nothing called {key:?}; a parameter whose state is missing as a whole begins anew with `fresh`"

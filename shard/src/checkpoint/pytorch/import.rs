@@ -65,7 +65,8 @@ impl Optimizer {
     /// Each rank reads the bytes it needs, and holds them beside what there is until every rank has its own. PyTorch does not count
     /// updates of SGD and Muon: there those here stay, one where there were none. Hyperparameters, schedule and loss scale stay as
     /// they are. Types are the file's [own](super), or narrower. An error is the same on every rank, and has changed nothing on any.
-    /// The file has no checksums: bytes that were damaged without a change of length are taken for numbers.
+    /// The file has no checksums: bytes that were damaged without a change of length are taken for numbers. That all ranks read the same
+    /// is compared, for which rank 0 reads all of the file once.
     pub fn import_pytorch(&mut self, file: &PyTorchFile, import: Import) -> Result<Imported, Error> {
         let ranks = self.comm().world_size();
         self.import_pytorch_placed(file, import, &Alike { ranks })
@@ -90,6 +91,7 @@ impl Optimizer {
             all.take_notes(true)?;
             let Staged { vectors, t, settings, imported } =
                 ranks.agree(all.stage_pytorch(&mut plain, import, placing))?;
+            plain.grains.agree(&ranks)?;
             take_in(all, &vectors, &t, &settings)?;
             Ok(imported)
         });
@@ -129,7 +131,7 @@ impl Optimizer {
     /// What there is for each parameter, and the names of those that begin anew.
     fn find(
         &self,
-        plain: &Plain,
+        plain: &mut Plain,
         contents: &[Content],
         import: Import,
         tied: &BTreeMap<String, String>,
@@ -160,7 +162,7 @@ impl Optimizer {
 
 impl Found {
     fn new(
-        plain: &Plain,
+        plain: &mut Plain,
         content: &Content,
         name: &str,
         keys: Keys,
@@ -206,9 +208,9 @@ fn vector(plain: &Plain, key: &str, content: &Content, here: Type) -> Result<Ent
     if fits { Ok(entry.clone()) } else { Err(PyTorchError::Type { key, found: entry.dtype.clone(), here }) }
 }
 
-fn updates(plain: &Plain, key: &str) -> Result<u64, CheckpointError> {
-    let entry = plain.get(key).ok_or_else(|| PyTorchError::Missing { key: key.to_owned() })?;
-    let value = plain.scalar(key, entry)?;
+fn updates(plain: &mut Plain, key: &str) -> Result<u64, CheckpointError> {
+    let entry = plain.get(key).cloned().ok_or_else(|| PyTorchError::Missing { key: key.to_owned() })?;
+    let value = plain.scalar(key, &entry)?;
     match (0.0..MOST).contains(&value) && value.fract() == 0.0 {
         true => Ok(value as u64),
         false => Err(PyTorchError::Step { key: key.to_owned(), value: value.to_string() }.into()),

@@ -33,6 +33,7 @@
 mod error;
 mod export;
 mod file;
+mod grains;
 mod import;
 mod keys;
 mod plain;

@@ -2,8 +2,8 @@
 
 use super::error::PyTorchError;
 use super::file::PyTorchFile;
+use super::grains::Grains;
 use crate::checkpoint::contents::Content;
-use crate::checkpoint::disk::Reader;
 use crate::checkpoint::error::{CheckpointError, io};
 use crate::checkpoint::header::{self, Entry, Header};
 use crate::checkpoint::holding::Part;
@@ -12,19 +12,16 @@ use crate::checkpoint::piece::{Piece, Region, Run, product};
 use crate::checkpoint::read::{Target, join, near};
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::path::PathBuf;
 
 /// A file whose header agrees with itself and with the file's length.
 #[derive(Debug)]
 pub(super) struct Plain {
-    file: Box<dyn Reader>,
-    path: PathBuf,
+    pub(super) grains: Grains,
     /// Where the data begins.
     data: u64,
     entries: BTreeMap<String, Entry>,
     /// Of the header: two files with one digest have the same vectors, of whatever values.
     pub(super) digest: String,
-    room: Vec<u8>,
 }
 
 impl Plain {
@@ -36,8 +33,7 @@ impl Plain {
         let Header { data, text, entries } = header::read(bytes, fill, wrong)?;
         check(&entries, bytes - data).map_err(wrong)?;
         let digest = format!("{} of {bytes} bytes", blake3::hash(&text).to_hex());
-        let room = vec![0; bytes.min(WINDOW) as usize];
-        Ok(Plain { file, path: path.clone(), data, entries, digest, room })
+        Ok(Plain { grains: Grains::new(file, path.clone(), bytes), data, entries, digest })
     }
 
     pub(super) fn get(&self, key: &str) -> Option<&Entry> {
@@ -80,9 +76,7 @@ impl Plain {
         let (Some(first), Some(last)) = (runs.first(), runs.last()) else { return Ok(()) };
         let (mut at, end, mut rest) = (first.from * size, (last.from + last.len) * size, runs);
         while at < end {
-            let part = &mut self.room[..WINDOW.min(end - at) as usize];
-            let place = self.data + entry.data_offsets[0] + at;
-            self.file.read_at(place, part).map_err(io("reading", &self.path))?;
+            let part = self.grains.read(self.data + entry.data_offsets[0] + at, WINDOW.min(end - at))?;
             rest = to.scatter(rest, at / size, size, part)?;
             at += part.len() as u64;
         }
@@ -90,19 +84,19 @@ impl Plain {
     }
 
     /// A number that stands alone.
-    pub(super) fn scalar(&self, key: &str, entry: &Entry) -> Result<f64, CheckpointError> {
+    pub(super) fn scalar(&mut self, key: &str, entry: &Entry) -> Result<f64, CheckpointError> {
         if product(&entry.shape) != Some(1) {
             let (key, found) = (key.to_owned(), entry.shape.clone());
             return Err(PyTorchError::Shape { key, found, here: Vec::new() }.into());
         }
-        let mut bytes = [0; 8];
         let narrow = entry.dtype() == Some(Type::F32);
         if !narrow && entry.dtype() != Some(Type::F64) {
             let (key, found) = (key.to_owned(), entry.dtype.clone());
             return Err(PyTorchError::Type { key, found, here: Type::F32 }.into());
         }
-        let part = &mut bytes[..if narrow { 4 } else { 8 }];
-        self.file.read_at(self.data + entry.data_offsets[0], part).map_err(io("reading", &self.path))?;
+        let mut bytes = [0; 8];
+        let found = self.grains.read(self.data + entry.data_offsets[0], if narrow { 4 } else { 8 })?;
+        bytes[..found.len()].copy_from_slice(found);
         let [a, b, c, d, ..] = bytes;
         Ok(if narrow { f32::from_le_bytes([a, b, c, d]).into() } else { f64::from_le_bytes(bytes) })
     }

@@ -2,6 +2,7 @@
 //! accepted is what the obvious reference says.
 
 mod memory;
+pub(crate) mod optimizers;
 
 pub(crate) use memory::Memory;
 use meshstep_shard::checkpoint::{
@@ -134,6 +135,8 @@ fn saved(manifest: &Manifest, files: &[Vec<u8>]) -> Saved {
     for (entry, bytes) in manifest.files.iter().zip(files) {
         disk.0.insert(Path::new(STEP).join(&entry.name), bytes.as_slice().into());
     }
+    // Of the step that its folder is called by.
+    let manifest = Manifest { step: 1, ..manifest.clone() };
     disk.0.insert(Path::new(STEP).join("manifest.json"), manifest.to_text().into_bytes().into());
     Store::on(Arc::new(disk), "/run").open(1).unwrap()
 }

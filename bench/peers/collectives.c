@@ -1,0 +1,74 @@
+/* OpenMPI's collectives, one round when told to, so that another program can take turns with them.
+ *
+ * Rank 0 reads lines: "case OPERATION BYTES" prepares and answers "ready", "run" runs once on all ranks and answers
+ * "seconds S"; the end of its input ends all ranks.
+ */
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { END, RUN, ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER };
+
+static const char *const names[] = {"", "", "all_reduce", "reduce_scatter", "all_gather"};
+
+/* What rank 0 has read, as all ranks are told: what to do, and bytes. */
+static void read_line(long told[2]) {
+    char line[128], operation[64];
+    long bytes;
+    told[0] = END;
+    if (!fgets(line, sizeof line, stdin))
+        return;
+    if (strncmp(line, "run", 3) == 0) {
+        told[0] = RUN;
+    } else if (sscanf(line, "case %63s %ld", operation, &bytes) == 2) {
+        for (int i = ALL_REDUCE; i <= ALL_GATHER; i++)
+            if (strcmp(operation, names[i]) == 0)
+                told[0] = i, told[1] = bytes;
+    }
+}
+
+int main(int argc, char **argv) {
+    int rank, ranks;
+    long operation = END;
+    float *vector = NULL;
+    int part = 0;
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    for (;;) {
+        long told[2] = {END, 0};
+        if (rank == 0)
+            read_line(told);
+        MPI_Bcast(told, 2, MPI_LONG, 0, MPI_COMM_WORLD);
+        if (told[0] == END)
+            break;
+        if (told[0] != RUN) {
+            operation = told[0];
+            part = (int)(told[1] / (long)sizeof(float) / ranks);
+            free(vector);
+            vector = malloc((size_t)part * ranks * sizeof(float));
+            if (!vector)
+                MPI_Abort(MPI_COMM_WORLD, 1);
+            for (long i = 0; i < (long)part * ranks; i++)
+                vector[i] = 1.0f;
+            if (rank == 0)
+                puts("ready"), fflush(stdout);
+            continue;
+        }
+        MPI_Barrier(MPI_COMM_WORLD);
+        double start = MPI_Wtime();
+        if (operation == ALL_REDUCE)
+            MPI_Allreduce(MPI_IN_PLACE, vector, part * ranks, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+        else if (operation == REDUCE_SCATTER)
+            MPI_Reduce_scatter_block(MPI_IN_PLACE, vector, part, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+        else
+            MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, vector, part, MPI_FLOAT, MPI_COMM_WORLD);
+        MPI_Barrier(MPI_COMM_WORLD);
+        if (rank == 0)
+            printf("seconds %.9f\n", MPI_Wtime() - start), fflush(stdout);
+    }
+    free(vector);
+    MPI_Finalize();
+    return 0;
+}

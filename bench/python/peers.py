@@ -1,0 +1,207 @@
+"""Runs PyTorch's optimizers and gloo's collectives, one round when told to, so that another program can take turns with them.
+
+Reads a JSON object per line. {"case": NAME, ...} prepares a case and is answered {"ready": true}; {"run": true} runs it once and
+is answered {"seconds": S}; what fails is answered {"error": TEXT}. Cases of several ranks are processes of one thread each.
+"""
+
+import json
+import os
+import sys
+import tempfile
+import time
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+# GPT-2 small: its 148 tensors.
+GPT2 = [(50257, 768), (1024, 768)] + 12 * [
+    (768,), (768,), (768, 2304), (2304,), (768, 768), (768,), (768,), (768,), (768, 3072), (3072,), (3072, 768), (768,),
+] + [(768,), (768,)]
+
+
+def parameters(shapes):
+    generator = torch.Generator().manual_seed(1)
+    made = []
+    for shape in shapes:
+        param = torch.nn.Parameter(torch.rand(shape, generator=generator))
+        param.grad = torch.rand(shape, generator=generator) - 0.5
+        made.append(param)
+    return made
+
+
+def update(name, shapes):
+    """An optimizer's step on gradients that are there, without closure."""
+    params = parameters(shapes)
+    optimizer = {
+        "adamw fused": lambda: torch.optim.AdamW(params, lr=1e-9, fused=True),
+        "adamw foreach": lambda: torch.optim.AdamW(params, lr=1e-9, foreach=True),
+        "sgd fused": lambda: torch.optim.SGD(params, lr=1e-9, momentum=0.9, fused=True),
+    }[name]()
+    return optimizer.step
+
+
+def lbfgs(length, history):
+    """One iteration: a direction from a full history, one evaluation of a loss that costs little, one update."""
+    x = torch.nn.Parameter(torch.zeros(length))
+    target = torch.rand(length, generator=torch.Generator().manual_seed(1))
+    weight = torch.linspace(1.0, 2.0, length)
+    optimizer = torch.optim.LBFGS(
+        [x], lr=0.1, max_iter=1, max_eval=2, history_size=history, tolerance_grad=0, tolerance_change=0)
+    x.grad = torch.zeros(length)
+
+    def closure():
+        with torch.no_grad():
+            torch.mul(x - target, weight, out=x.grad)
+        return torch.tensor(1.0)
+
+    def one():
+        optimizer.step(closure)
+
+    for _ in range(history + 1):
+        one()
+    return one
+
+
+def of_rank(case, rank, world):
+    """What one process of several does in a round."""
+    if case["case"] == "collective":
+        length = case["bytes"] // 4
+        vector = torch.ones(length)
+        part = torch.ones(length // world)
+        return {
+            "all_reduce": lambda: dist.all_reduce(vector),
+            "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, vector),
+            "all_gather": lambda: dist.all_gather_into_tensor(vector, part),
+        }[case["operation"]]
+    shapes = [(case["length"],)] * case["count"]
+    params = parameters(shapes)
+    if case["case"] == "zero":
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+        optimizer = ZeroRedundancyOptimizer(params, torch.optim.AdamW, lr=1e-9, fused=True)
+    else:
+        optimizer = torch.optim.AdamW(params, lr=1e-9, fused=True)
+    # As DDP does: gradients live in buckets of 25 MiB, which are reduced one after the other while others are on their way.
+    flat = torch.cat([param.grad for param in params])
+    offset = 0
+    for param in params:
+        param.grad = flat[offset:offset + param.numel()]
+        offset += param.numel()
+    bucket = (25 << 20) // 4
+
+    def step():
+        works = [dist.all_reduce(part, async_op=True) for part in flat.split(bucket)]
+        for work in works:
+            work.wait()
+        flat.div_(world)
+        torch.nn.utils.clip_grad_norm_(params, 1.0)
+        optimizer.step()
+
+    return step
+
+
+def rank_main(rank, world, folder, case, pipe):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
+    try:
+        work = of_rank(case, rank, world)
+        work()
+        pipe.send({"ready": True})
+        while pipe.recv():
+            dist.barrier()
+            start = time.perf_counter()
+            work()
+            dist.barrier()
+            pipe.send({"seconds": time.perf_counter() - start})
+    except EOFError:
+        pass
+    except Exception as error:  # told to whoever asked
+        pipe.send({"error": f"{type(error).__name__}: {error}"})
+    finally:
+        dist.destroy_process_group()
+
+
+class Ranks:
+    """Processes that run a case together; a round takes as long as the slowest."""
+
+    def __init__(self, case):
+        self.folder = tempfile.TemporaryDirectory()
+        context = mp.get_context("spawn")
+        self.pipes, self.processes = [], []
+        for rank in range(case["ranks"]):
+            own, other = context.Pipe()
+            args = (rank, case["ranks"], self.folder.name, case, other)
+            process = context.Process(target=rank_main, args=args, daemon=True)
+            process.start()
+            other.close()
+            self.pipes.append(own)
+            self.processes.append(process)
+        self.answers("ready")
+
+    def answers(self, key):
+        answers = [pipe.recv() for pipe in self.pipes]
+        for answer in answers:
+            if "error" in answer:
+                raise RuntimeError(answer["error"])
+        return [answer[key] for answer in answers]
+
+    def run(self):
+        for pipe in self.pipes:
+            pipe.send(True)
+        return max(self.answers("seconds"))
+
+    def end(self):
+        for pipe in self.pipes:
+            pipe.close()
+        for process in self.processes:
+            process.join(5)
+            process.kill()
+
+
+class Alone:
+    """A case of this process."""
+
+    def __init__(self, case):
+        if case["case"] == "lbfgs":
+            self.work = lbfgs(case["length"], case["history"])
+        else:
+            shapes = GPT2 if case.get("model") == "gpt2" else [(case["length"],)]
+            self.work = update(case["case"], shapes)
+        self.work()
+
+    def run(self):
+        start = time.perf_counter()
+        self.work()
+        return time.perf_counter() - start
+
+    def end(self):
+        self.work = None
+
+
+def main():
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    # What libraries print is no answer.
+    os.dup2(2, 1)
+    prepared = None
+    for line in sys.stdin:
+        try:
+            asked = json.loads(line)
+            if "case" in asked:
+                if prepared is not None:
+                    prepared.end()
+                    prepared = None
+                if "threads" in asked:
+                    torch.set_num_threads(asked["threads"])
+                prepared = (Ranks if "ranks" in asked else Alone)(asked)
+                answer = {"ready": True, "version": torch.__version__}
+            else:
+                answer = {"seconds": prepared.run()}
+        except Exception as error:  # told to whoever asked
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), file=answers)
+    if prepared is not None:
+        prepared.end()
+
+
+if __name__ == "__main__":
+    main()

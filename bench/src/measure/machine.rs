@@ -1,0 +1,111 @@
+//! What the figures were measured on.
+
+use std::fmt;
+use std::fs;
+
+use meshstep_optim::Isa;
+use serde::{Deserialize, Serialize};
+
+/// A machine as far as figures depend on it. Two reports can be compared where all of this is the same.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Machine {
+    pub(crate) processor: String,
+    pub(crate) cores: usize,
+    /// Threads that updates share.
+    pub(crate) threads: usize,
+    /// The widest vector instructions that are used.
+    pub(crate) vectors: String,
+    pub(crate) memory: u64,
+    pub(crate) system: String,
+    /// Whether large allocations get huge pages.
+    pub(crate) huge_pages: String,
+    /// Whether debug assertions slow it down.
+    pub(crate) debug: bool,
+}
+
+impl Machine {
+    pub(crate) fn here() -> Self {
+        let read = |path| fs::read_to_string(path).unwrap_or_default();
+        let memory = field(&read("/proc/meminfo"), "MemTotal")
+            .and_then(|kib| kib.trim_end_matches("kB").trim().parse::<u64>().ok());
+        let pages = read("/sys/kernel/mm/transparent_hugepage/enabled");
+        Machine {
+            processor: field(&read("/proc/cpuinfo"), "model name").unwrap_or_else(unknown),
+            cores: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            threads: rayon::current_num_threads(),
+            vectors: format!("{:?}", Isa::detect()),
+            memory: memory.map_or(0, |kib| kib * 1024),
+            system: format!("{} {}", std::env::consts::OS, read("/proc/sys/kernel/osrelease").trim()),
+            huge_pages: chosen(&pages).unwrap_or_else(unknown),
+            debug: cfg!(debug_assertions),
+        }
+    }
+
+    /// Where another machine differs, as it is told to people.
+    pub(crate) fn differs(&self, other: &Machine) -> Option<String> {
+        let both = [
+            ("processor", &self.processor, &other.processor),
+            ("vectors", &self.vectors, &other.vectors),
+            ("cores", &self.cores.to_string(), &other.cores.to_string()),
+            ("threads", &self.threads.to_string(), &other.threads.to_string()),
+            ("memory", &self.memory.to_string(), &other.memory.to_string()),
+            ("system", &self.system, &other.system),
+            ("huge pages", &self.huge_pages, &other.huge_pages),
+            ("debug assertions", &self.debug.to_string(), &other.debug.to_string()),
+        ]
+        .map(|(what, own, other)| (own != other).then(|| format!("{what}: {own} here, {other} there")));
+        both.into_iter().flatten().next()
+    }
+}
+
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Machine { processor, cores, threads, vectors, memory, system, huge_pages, debug } = self;
+        let gib = *memory as f64 / (1u64 << 30) as f64;
+        write!(f, "{processor}, {cores} cores, {threads} threads, {vectors}, {gib:.0} GiB, {system}, ")?;
+        write!(f, "huge pages: {huge_pages}{}", if *debug { ", debug assertions" } else { "" })
+    }
+}
+
+fn unknown() -> String {
+    "unknown".to_owned()
+}
+
+/// The value behind the first `name :` of a file of such lines.
+fn field(text: &str, name: &str) -> Option<String> {
+    let named = |line: &str| {
+        let (key, value) = line.split_once(':')?;
+        (key.trim() == name).then(|| value.trim().to_owned())
+    };
+    text.lines().find_map(named)
+}
+
+/// The word in brackets.
+fn chosen(text: &str) -> Option<String> {
+    let (_, rest) = text.split_once('[')?;
+    Some(rest.split_once(']')?.0.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_and_choices_are_found() {
+        let text = "processor\t: 0\nmodel name\t: A Processor\nmodel name\t: Another\n";
+        assert_eq!(field(text, "model name").as_deref(), Some("A Processor"));
+        assert_eq!(field("MemTotal:       24576 kB\n", "MemTotal").as_deref(), Some("24576 kB"));
+        assert_eq!(field(text, "name"), None);
+        assert_eq!(chosen("always [madvise] never").as_deref(), Some("madvise"));
+        assert_eq!(chosen("never"), None);
+    }
+
+    #[test]
+    fn a_difference_is_named() {
+        let here = Machine::here();
+        assert_eq!(here.differs(&here), None);
+        let other = Machine { cores: here.cores + 1, ..here.clone() };
+        let differs = here.differs(&other).unwrap();
+        assert!(differs.starts_with("cores: "), "{differs}");
+    }
+}

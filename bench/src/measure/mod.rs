@@ -1,0 +1,214 @@
+//! `cargo xtask bench`: what sharding costs and saves, measured beside the floor that memory sets, as one report.
+
+mod asked;
+mod baseline;
+mod copies;
+mod machine;
+mod peers;
+mod race;
+mod record;
+mod samples;
+mod shapes;
+mod show;
+mod suites;
+
+pub(crate) use asked::Bench;
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, bail};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::cli::Device;
+use machine::Machine;
+use record::{FORMAT, Report, Section};
+use show::{html, markdown, terminal};
+
+/// Whether every bar holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Holds,
+    Missed,
+}
+
+/// How much is measured.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Effort {
+    pub(crate) quick: bool,
+}
+
+impl Effort {
+    /// One of two, the first where it is to be quick.
+    pub(crate) fn pick<T>(self, quick: T, full: T) -> T {
+        if self.quick { quick } else { full }
+    }
+}
+
+/// Runs what was asked for, printing each suite as it ends, and writes the report into `folder`.
+pub(crate) fn run(asked: &Bench, folder: &Path, out: &mut impl Write) -> Result<Verdict> {
+    if asked.device == Device::Cuda {
+        bail!(
+            "--device cuda: suites run on the CPU; for a GPU build `cargo xtask gpu-bundle`, whose run.sh measures there"
+        );
+    }
+    // All that can be refused is refused before anything is measured.
+    writable(folder)?;
+    let baseline = asked.baseline.as_deref().map(|path| baseline::read(path, asked.quick)).transpose()?;
+    let started = Instant::now();
+    let effort = Effort { quick: asked.quick };
+    let machine = Machine::here();
+    writeln!(out, "{machine}")?;
+    let suites = asked.suites();
+    let bar = progress(suites.len());
+    let mut sections = Vec::new();
+    for suite in &suites {
+        bar.set_message(suite.name());
+        let section = suites::run(*suite, effort)
+            .with_context(|| format!("{}: no report was written", suite.name()))?;
+        bar.suspend(|| out.write_all(terminal::section(&section).as_bytes()))?;
+        sections.push(section);
+        bar.inc(1);
+    }
+    let mut left_out = Vec::new();
+    if asked.peers {
+        bar.set_message("peers");
+        let section =
+            suites::peers::run(effort, folder, &mut left_out).context("peers: no report was written")?;
+        bar.suspend(|| out.write_all(terminal::section(&section).as_bytes()))?;
+        sections.push(section);
+    }
+    bar.finish_and_clear();
+    let (version, seconds) = (env!("CARGO_PKG_VERSION").to_owned(), started.elapsed().as_secs_f64());
+    let mut report =
+        Report { format: FORMAT, version, machine, quick: asked.quick, seconds, sections, left_out };
+    if let Some(baseline) = baseline {
+        let section = baseline::compare(&report, &baseline);
+        out.write_all(terminal::section(&section).as_bytes())?;
+        report.sections.push(section);
+    }
+    write(&report, folder)?;
+    writeln!(
+        out,
+        "\n{}wrote report.html, report.md and report.json to {}",
+        terminal::summary(&report),
+        folder.display()
+    )?;
+    let holds = |section: &Section| section.bars.iter().all(record::Bar::holds);
+    Ok(if report.sections.iter().all(holds) { Verdict::Holds } else { Verdict::Missed })
+}
+
+/// Before the work and not after it: that is when one would rather hear that the report cannot be written.
+fn writable(folder: &Path) -> Result<()> {
+    let shown = folder.display();
+    fs::create_dir_all(folder).with_context(|| format!("--out {shown}: making the folder"))?;
+    let trial = folder.join(".writable");
+    fs::write(&trial, [])
+        .and_then(|()| fs::remove_file(&trial))
+        .with_context(|| format!("--out {shown}: writing there"))
+}
+
+fn write(report: &Report, folder: &Path) -> Result<()> {
+    let put = |name: &str, text: String| {
+        let path = folder.join(name);
+        fs::write(&path, text).with_context(|| format!("writing {}", path.display()))
+    };
+    put("report.html", html::report(report)?)?;
+    put("report.md", markdown::report(report))?;
+    crate::report::write_json(report, &folder.join("report.json"))
+}
+
+fn progress(suites: usize) -> ProgressBar {
+    let style = ProgressStyle::with_template("{msg}  [{bar:30}] {pos}/{len}  {elapsed}");
+    let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(suites as u64).with_style(style.progress_chars("=> "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::asked::Suite;
+    use super::record::{Cell, Plot, Scale, Table, Wanted};
+    use super::samples::Median;
+    use super::*;
+
+    /// A report with one of everything.
+    pub(super) fn sample() -> Report {
+        let mut section = Section::new("kernels", "a < b");
+        let mut table = Table::new("rule", &["time", "of copy"]);
+        let time = Median { median: 1.0, low: 0.9, high: 1.1, rounds: 9 };
+        table.row("adamw", [Cell::Time(time), Cell::Share(0.97)]);
+        section.tables.push(table);
+        section.bar("share of a copy's speed", 0.97, Wanted::AtLeast(0.95));
+        let (x, y) = (Scale::log("parameters"), Scale::log("seconds"));
+        let curves = vec![("ours".to_owned(), vec![(1.0, 2.0), (10.0, 20.0)])];
+        section.plots.push(Plot::Curves { title: "cost".into(), x, y, curves });
+        Report {
+            format: FORMAT,
+            version: "0.0.0".into(),
+            machine: Machine::here(),
+            quick: true,
+            seconds: 1.0,
+            sections: vec![section],
+            left_out: vec!["peers: there is no python3".into()],
+        }
+    }
+
+    #[test]
+    fn a_report_is_written_whole_and_can_be_read_again() {
+        let dir = tempfile::tempdir().unwrap();
+        write(&sample(), dir.path()).unwrap();
+        let json = fs::read(dir.path().join("report.json")).unwrap();
+        assert_eq!(serde_json::from_slice::<Report>(&json).unwrap(), sample());
+        let text = fs::read_to_string(dir.path().join("report.md")).unwrap();
+        assert!(
+            text.contains("| adamw | 1.00 s ±10% | 97.0% |") && text.contains("left out: peers"),
+            "{text}"
+        );
+        assert!(text.contains("1 of 1 bars hold"));
+    }
+
+    #[test]
+    fn a_suite_is_measured_printed_written_and_held_against_itself() {
+        let dir = tempfile::tempdir().unwrap();
+        let asked = Bench {
+            suites: vec![Suite::Comm],
+            quick: true,
+            device: Device::Cpu,
+            baseline: None,
+            out: None,
+            peers: false,
+        };
+        let mut printed = Vec::new();
+        assert_eq!(run(&asked, dir.path(), &mut printed).unwrap(), Verdict::Holds);
+        let text = String::from_utf8(printed).unwrap();
+        assert!(text.contains("== comm ==") && text.contains("over the floor"), "{text}");
+        assert!(["html", "md", "json"].iter().all(|end| dir.path().join(format!("report.{end}")).exists()));
+        let again = Bench { baseline: Some(dir.path().join("report.json")), ..asked };
+        let mut printed = Vec::new();
+        run(&again, dir.path(), &mut printed).unwrap();
+        assert!(String::from_utf8(printed).unwrap().contains("== baseline =="));
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_written_is_refused_before_anything_is_measured() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        fs::write(&file, "text").unwrap();
+        let asked = Bench {
+            suites: vec![],
+            quick: true,
+            device: Device::Cpu,
+            baseline: None,
+            out: None,
+            peers: false,
+        };
+        let mut printed = Vec::new();
+        let error = format!("{:#}", run(&asked, &file, &mut printed).unwrap_err());
+        assert!(error.contains("--out") && printed.is_empty(), "{error}");
+        let cuda = Bench { device: Device::Cuda, ..asked };
+        let error = run(&cuda, dir.path(), &mut printed).unwrap_err().to_string();
+        assert!(error.contains("gpu-bundle"), "{error}");
+    }
+}

@@ -1,0 +1,46 @@
+//! OpenMPI's collectives, where it is installed.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use super::Program;
+
+/// Processes of OpenMPI, waiting to be told.
+#[derive(Debug)]
+pub(crate) struct Mpi(Program);
+
+impl Mpi {
+    /// Compiles the program into `folder` and starts it as `ranks` processes.
+    pub(crate) fn start(folder: &Path, ranks: usize) -> Result<Self> {
+        let (source, program) =
+            (Path::new(crate::FOLDER).join("peers/collectives.c"), folder.join("collectives"));
+        let mut compile = Command::new("mpicc");
+        let output = compile.arg("-O2").arg("-o").arg(&program).arg(source).output();
+        let output = output.context("there is no mpicc; install openmpi-bin and libopenmpi-dev")?;
+        ensure!(output.status.success(), "mpicc: {}", String::from_utf8_lossy(&output.stderr));
+        let mut start = Command::new("mpirun");
+        let ranks = ranks.to_string();
+        start.args(["--oversubscribe", "-n", ranks.as_str()]).arg(&program);
+        // In a container everything may run as root, which OpenMPI asks to be told twice.
+        start.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
+        Ok(Mpi(Program::start("OpenMPI", &mut start)?))
+    }
+
+    /// Prepares an operation on so many bytes on each rank.
+    pub(crate) fn case(&mut self, operation: &str, bytes: usize) -> Result<()> {
+        let answer = self.0.ask(&format!("case {operation} {bytes}"))?;
+        ensure!(answer == "ready", "OpenMPI has answered {answer}");
+        Ok(())
+    }
+
+    /// Runs it once; seconds.
+    pub(crate) fn run(&mut self) -> Result<f64> {
+        let answer = self.0.ask("run")?;
+        match answer.strip_prefix("seconds ").map(str::parse) {
+            Some(Ok(seconds)) => Ok(seconds),
+            _ => bail!("OpenMPI has answered {answer}"),
+        }
+    }
+}

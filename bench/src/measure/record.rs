@@ -1,0 +1,151 @@
+//! What a run measured, as data: every form of the report shows this, and a later run can be held against it.
+
+use serde::{Deserialize, Serialize};
+
+use super::machine::Machine;
+use super::samples::Median;
+
+/// Of this form; a reader refuses others.
+pub(crate) const FORMAT: u32 = 1;
+
+/// A whole run; `report.json` is this.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Report {
+    pub(crate) format: u32,
+    pub(crate) version: String,
+    pub(crate) machine: Machine,
+    /// Whether sizes and rounds were small.
+    pub(crate) quick: bool,
+    pub(crate) seconds: f64,
+    pub(crate) sections: Vec<Section>,
+    /// What was asked for and is not here, and why.
+    pub(crate) left_out: Vec<String>,
+}
+
+/// What one suite found.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Section {
+    pub(crate) name: String,
+    /// What is compared, and how to read it.
+    pub(crate) about: String,
+    pub(crate) tables: Vec<Table>,
+    pub(crate) bars: Vec<Bar>,
+    pub(crate) plots: Vec<Plot>,
+}
+
+/// Rows by name.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Table {
+    pub(crate) title: String,
+    pub(crate) columns: Vec<String>,
+    pub(crate) rows: Vec<Row>,
+    pub(crate) notes: Vec<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Row {
+    pub(crate) name: String,
+    pub(crate) cells: Vec<Cell>,
+}
+
+/// One figure.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Cell {
+    /// Nothing to tell.
+    None,
+    Text(String),
+    Count(u64),
+    Bytes(u64),
+    /// Seconds, measured.
+    Time(Median),
+    /// Seconds, computed.
+    Seconds(f64),
+    /// Bytes a second.
+    Speed(f64),
+    /// How often one goes into another, measured.
+    Ratio(Median),
+    /// By how much more than another, measured, as a part of it.
+    Overhead(Median),
+    /// A part of a whole.
+    Share(f64),
+    Number(f64),
+}
+
+/// What a figure should reach.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Bar {
+    pub(crate) what: String,
+    pub(crate) found: f64,
+    pub(crate) wanted: Wanted,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Wanted {
+    AtLeast(f64),
+    AtMost(f64),
+}
+
+/// A picture.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Plot {
+    /// Columns made of parts.
+    Columns { title: String, unit: String, columns: Vec<String>, parts: Vec<(String, Vec<f64>)> },
+    /// Curves over positive numbers, both axes logarithmic where it says so.
+    Curves { title: String, x: Scale, y: Scale, curves: Vec<(String, Vec<(f64, f64)>)> },
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Scale {
+    pub(crate) label: String,
+    pub(crate) log: bool,
+}
+
+impl Section {
+    pub(crate) fn new(name: &str, about: &str) -> Self {
+        let (name, about) = (name.to_owned(), about.to_owned());
+        Section { name, about, tables: Vec::new(), bars: Vec::new(), plots: Vec::new() }
+    }
+
+    pub(crate) fn bar(&mut self, what: impl Into<String>, found: f64, wanted: Wanted) {
+        self.bars.push(Bar { what: what.into(), found, wanted });
+    }
+}
+
+impl Table {
+    pub(crate) fn new(title: impl Into<String>, columns: &[&str]) -> Self {
+        let columns = columns.iter().map(|&column| column.to_owned()).collect();
+        Table { title: title.into(), columns, rows: Vec::new(), notes: Vec::new() }
+    }
+
+    /// Adds a row; its cells are in the order of the columns.
+    pub(crate) fn row(&mut self, name: impl Into<String>, cells: impl IntoIterator<Item = Cell>) {
+        self.rows.push(Row { name: name.into(), cells: cells.into_iter().collect() });
+    }
+
+    pub(crate) fn note(&mut self, note: impl Into<String>) {
+        self.notes.push(note.into());
+    }
+}
+
+impl Bar {
+    /// NaN reaches nothing.
+    pub(crate) fn holds(&self) -> bool {
+        match self.wanted {
+            Wanted::AtLeast(least) => self.found >= least,
+            Wanted::AtMost(most) => self.found <= most,
+        }
+    }
+}
+
+impl Scale {
+    pub(crate) fn log(label: &str) -> Self {
+        Scale { label: label.to_owned(), log: true }
+    }
+
+    pub(crate) fn linear(label: &str) -> Self {
+        Scale { label: label.to_owned(), log: false }
+    }
+}

@@ -1,0 +1,125 @@
+//! Collectives on loopback ranks beside threads that copy.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use meshstep_comm::{Communicator, Op, Reduction};
+use meshstep_tensor::{Buffer, Category, DType, Meter};
+
+use super::ranks::{Player, together};
+use crate::measure::Effort;
+use crate::measure::record::{Cell, Plot, Scale, Section, Table, Wanted};
+use crate::measure::samples::Samples;
+use crate::measure::show::size;
+
+const ABOUT: &str = "Ranks are threads of this process. The floor is the time that the bytes take which all ranks together must \
+                     read and write at least, at the speed at which as many threads copy, in turns with the collectives.";
+
+/// What is allowed over the floor.
+const OVER_FLOOR: f64 = 1.3;
+
+/// Each operation on `n` ranks, and what they together must read and write at least, in multiples of one buffer.
+pub(super) fn operations(n: usize) -> [(&'static str, Op, usize); 3] {
+    [
+        ("all_reduce", Op::all_reduce(Reduction::Sum), n + n),
+        ("reduce_scatter", Op::reduce_scatter(Reduction::Sum), n + 1),
+        ("all_gather", Op::all_gather(), 1 + (n - 1)),
+    ]
+}
+
+/// One rank's vectors: the collectives', and those it copies between.
+pub(super) struct Rank {
+    comm: Arc<dyn Communicator>,
+    vector: Buffer,
+    from: Buffer,
+    to: Buffer,
+}
+
+impl Rank {
+    pub(super) fn new(comm: Arc<dyn Communicator>, len: usize) -> Result<Self> {
+        let meter = Meter::new();
+        let make = || Buffer::from_slice(&vec![1.0f32; len], &meter, Category::Grads);
+        Ok(Rank { comm, vector: make()?, from: make()?, to: make()? })
+    }
+}
+
+impl Player for Rank {
+    fn play(&mut self, turn: usize) -> Result<()> {
+        let operations = operations(self.comm.world_size());
+        match operations.get(turn) {
+            Some((_, op, _)) => Ok(self.comm.run(*op, &mut self.vector)?),
+            None => Ok(self.to.as_mut().copy_from(self.from.as_slice())?),
+        }
+    }
+}
+
+/// Times of all three operations on `ranks` ranks with `bytes` each, and of their copies.
+pub(super) fn measure(ranks: usize, bytes: usize, rounds: usize) -> Result<Vec<Samples>> {
+    together(ranks, (4, rounds), |comm| Rank::new(comm, bytes / DType::F32.size()))
+}
+
+pub(crate) fn run(effort: Effort) -> Result<Section> {
+    let mut section = Section::new("comm", ABOUT);
+    let largest = effort.pick(4 << 20, 64 << 20);
+    let sizes: Vec<usize> = [64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
+        .into_iter()
+        .filter(|&size| size <= largest)
+        .collect();
+    for ranks in [2, 4] {
+        let mut curves: Vec<(String, Vec<(f64, f64)>)> = Vec::new();
+        let title = format!("{ranks} ranks");
+        let mut table = Table::new(title, &["each", "time", "floor", "moved", "over the floor"]);
+        for &bytes in &sizes {
+            let samples = measure(ranks, bytes, effort.pick(5, 15))?;
+            // Reading and writing, on every rank.
+            let copied = (2 * ranks * bytes) as f64;
+            for (i, (name, _, buffers)) in operations(ranks).into_iter().enumerate() {
+                let moved = (buffers * bytes) as f64;
+                let floor = samples[3].times(moved / copied);
+                let over = samples[i].over(&floor).median();
+                let time = samples[i].median();
+                table.row(
+                    format!("{name}, {}", size(bytes as f64)),
+                    [
+                        Cell::Bytes(bytes as u64),
+                        Cell::Time(time),
+                        Cell::Time(floor.median()),
+                        Cell::Speed(moved / time.median),
+                        Cell::Ratio(over),
+                    ],
+                );
+                if bytes == largest && !effort.quick {
+                    let what = format!("{name}, {ranks} ranks, {}: times the floor", size(bytes as f64));
+                    section.bar(what, over.median, Wanted::AtMost(OVER_FLOOR));
+                }
+                point(&mut curves, name, (bytes as f64, time.median));
+                point(&mut curves, &format!("{name}'s floor"), (bytes as f64, floor.median().median));
+            }
+        }
+        section.tables.push(table);
+        let (x, y) = (Scale::log("bytes on each rank"), Scale::log("seconds"));
+        let title = format!("Collectives on {ranks} loopback ranks");
+        section.plots.push(Plot::Curves { title, x, y, curves });
+    }
+    Ok(section)
+}
+
+/// Adds a point to the curve of this name.
+pub(super) fn point(curves: &mut Vec<(String, Vec<(f64, f64)>)>, name: &str, point: (f64, f64)) {
+    match curves.iter_mut().find(|(own, _)| own == name) {
+        Some((_, points)) => points.push(point),
+        None => curves.push((name.to_owned(), vec![point])),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_operation_and_the_copy_are_timed() {
+        let samples = measure(2, 4096, 2).unwrap();
+        assert_eq!(samples.len(), 4);
+        assert!(samples.iter().all(|samples| samples.median().rounds == 2 && samples.median().low > 0.0));
+    }
+}

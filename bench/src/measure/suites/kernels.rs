@@ -1,0 +1,90 @@
+//! Every update rule and recipe beside a loop that moves the same bytes.
+
+// The cases of `cargo bench -p meshstep-optim --bench update`.
+#[allow(
+    clippy::unwrap_used,
+    reason = "vectors of one length are cut alike, and every rule takes its own row's"
+)]
+#[path = "../../../../optim/benches/update/memory.rs"]
+mod memory;
+#[allow(clippy::unwrap_used, reason = "four moments of equal weight are valid ones")]
+#[path = "../../../../optim/benches/update/rows.rs"]
+mod rows;
+
+use anyhow::{Context as _, Result};
+
+use crate::measure::Effort;
+use crate::measure::race::{race, timed};
+use crate::measure::record::{Cell, Section, Table, Wanted};
+use crate::measure::samples::Samples;
+use memory::Memory;
+
+const ABOUT: &str = "One update of a flat vector, beside a loop on as many threads that reads and writes the same bytes in \
+                     place, in turns. Rows are every rule in f32, and AdamW under every recipe.";
+
+pub(crate) fn run(effort: Effort) -> Result<Section> {
+    let mut section = Section::new("kernels", ABOUT);
+    let (log2, rounds) = (effort.pick(20, 25), effort.pick(5, 21));
+    let len = 1usize << log2;
+    let mut table = Table::new(
+        format!("update of 2^{log2} parameters"),
+        &["bytes each", "update", "copy", "moved", "of the copy's speed", "bar"],
+    );
+    for row in rows::rows() {
+        let mut case = Case::new(row, len)?;
+        let (bytes, [copy, update]) = (case.memory.bytes(), case.times(rounds)?);
+        let row = case.row;
+        let share = copy.median().median / update.median().median;
+        let speed = (bytes * len) as f64 / update.median().median;
+        table.row(
+            row.name,
+            [
+                Cell::Count(bytes as u64),
+                Cell::Time(update.median()),
+                Cell::Time(copy.median()),
+                Cell::Speed(speed),
+                Cell::Share(share),
+                Cell::Share(row.bar / 100.0),
+            ],
+        );
+        if let Some(reason) = row.reason {
+            table.note(format!("{}: {reason}", row.name));
+        }
+        // Small vectors stay in the cache, where a copy is no floor.
+        if !effort.quick {
+            let what = format!("{}: percent of the copy's speed", row.name);
+            section.bar(what, 100.0 * share, Wanted::AtLeast(row.bar));
+        }
+    }
+    section.tables.push(table);
+    Ok(section)
+}
+
+/// A row, and what its update touches.
+pub(super) struct Case {
+    row: rows::Row,
+    memory: Memory,
+}
+
+impl Case {
+    fn new(row: rows::Row, len: usize) -> Result<Self> {
+        Ok(Case { memory: Memory::new(&row, len)?, row })
+    }
+
+    pub(super) fn update(&mut self) {
+        self.memory.update(&self.row);
+    }
+
+    /// Seconds of the copy and of the update, in turns.
+    pub(super) fn times(&mut self, rounds: usize) -> Result<[Samples; 2]> {
+        let contestants = vec![timed(|case: &mut Case| case.memory.copy()), timed(Case::update)];
+        let mut samples = race(self, rounds, contestants)?.into_iter();
+        Ok([samples.next().unwrap_or_default(), samples.next().unwrap_or_default()])
+    }
+}
+
+/// The row of this name on `len` parameters.
+pub(super) fn case(name: &str, len: usize) -> Result<Case> {
+    let row = rows::rows().into_iter().find(|row| row.name == name);
+    Case::new(row.with_context(|| format!("no row of the table is called {name:?}"))?, len)
+}

@@ -1,0 +1,214 @@
+//! Bytes a rank holds, by purpose, at each moment of a step: planned, counted by the meter, and seen by the system.
+
+use std::sync::Arc;
+
+use anyhow::{Result, anyhow, ensure};
+use meshstep_comm::{Communicator, loopback};
+use meshstep_optim::AdamW;
+use meshstep_parallel3d::models::Gpt2;
+use meshstep_shard::{At, Memory, Optimizer, Options, Outcome, Plan, Stage};
+use meshstep_tensor::{Category, DType, Layout, Meter};
+
+use crate::measure::Effort;
+use crate::measure::record::{Cell, Plot, Section, Table, Wanted};
+use crate::measure::shapes::{STAGES, hand_over, layout};
+use crate::memory::Process;
+
+const ABOUT: &str = "Peak bytes of one of 2 ranks with AdamW in f32: after it is made, with all gradients in, after the step; counted by \
+                     the meter, and planned. The system's figure is how much larger this process became, divided by the ranks. What \
+                     this machine is too small for is planned, and says so.";
+
+const RANKS: usize = 2;
+
+/// What is in a plan and at a moment, in the order of the report.
+const PARTS: [Category; 7] = [
+    Category::Params,
+    Category::Gathered,
+    Category::Grads,
+    Category::State,
+    Category::Master,
+    Category::Buckets,
+    Category::Staging,
+];
+
+/// A rank's bytes as they were counted.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counted {
+    made: u64,
+    before: u64,
+    after: u64,
+    /// Peaks by purpose.
+    peaks: [u64; PARTS.len()],
+    peak: u64,
+    /// What the process has more than before, of all ranks.
+    process: Option<u64>,
+}
+
+pub(crate) fn run(effort: Effort) -> Result<Section> {
+    let mut section = Section::new("memory", ABOUT);
+    let small = Gpt2 { vocab: 4096, context: 128, hidden: 256, layers: 4 };
+    let models: &[(&str, Gpt2)] = &[
+        ("a small one", small),
+        ("GPT-2 small", Gpt2::SMALL),
+        ("GPT-2 medium", Gpt2::MEDIUM),
+        ("GPT-2 large", Gpt2::LARGE),
+        ("GPT-2 XL", Gpt2::XL),
+    ];
+    let available = if effort.quick { 1 << 30 } else { available() / 3 * 2 };
+    let mut wrong = 0;
+    for (name, sizes) in models {
+        let layout = layout(&sizes.model(DType::F32).build()?)?;
+        let elements: usize = layout.params().iter().map(|param| param.len()).sum();
+        let title = format!("{name}, {:.1} million parameters", elements as f64 / 1e6);
+        let columns = ["planned", "peak", "made", "before the step", "after the step", "process", ""];
+        let mut table = Table::new(&title, &columns);
+        let mut parts: Vec<(String, Vec<f64>)> =
+            PARTS.iter().map(|part| (part.to_string(), Vec::new())).collect();
+        for (stage_name, stage) in STAGES {
+            let options = Options { stage, ..Options::default() };
+            let planned = Plan::new(&layout, RANKS, &options)?.memory(0, &AdamW::default());
+            let fits = planned.total() * (RANKS as u64) < available;
+            let counted = fits.then(|| measure(&layout, stage)).transpose()?;
+            wrong += usize::from(counted.is_some_and(|counted| counted.peaks != by_part(&planned)));
+            by_part(&planned)
+                .iter()
+                .zip(&mut parts)
+                .for_each(|(b, (_, values))| values.push(*b as f64 / 1e9));
+            table.row(stage_name, cells(&planned, counted));
+        }
+        parts.retain(|(_, values)| values.iter().any(|value| *value > 0.0));
+        section.tables.push(table);
+        let columns = STAGES.iter().map(|(name, _)| (*name).to_owned()).collect();
+        section.plots.push(Plot::Columns {
+            title: format!("Planned: {title}"),
+            unit: "GB".into(),
+            columns,
+            parts,
+        });
+    }
+    section.bar(
+        "stages whose counted peaks are not the plan's, by purpose",
+        wrong as f64,
+        Wanted::AtMost(0.0),
+    );
+    Ok(section)
+}
+
+fn cells(planned: &Memory, counted: Option<Counted>) -> Vec<Cell> {
+    let plan = Cell::Bytes(planned.total());
+    let Some(Counted { made, before, after, peak, process, peaks }) = counted else {
+        return vec![
+            plan,
+            Cell::None,
+            Cell::None,
+            Cell::None,
+            Cell::None,
+            Cell::None,
+            Cell::Text("planned only".into()),
+        ];
+    };
+    let process = process.map_or(Cell::None, |bytes| Cell::Bytes(bytes / RANKS as u64));
+    let verdict = if peaks == by_part(planned) { "as planned" } else { "NOT AS PLANNED" };
+    let verdict = Cell::Text(verdict.into());
+    vec![
+        plan,
+        Cell::Bytes(peak),
+        Cell::Bytes(made),
+        Cell::Bytes(before),
+        Cell::Bytes(after),
+        process,
+        verdict,
+    ]
+}
+
+fn by_part(planned: &Memory) -> [u64; PARTS.len()] {
+    let planned = planned.by_category();
+    PARTS.map(|part| planned.iter().find(|(category, _)| *category == part).map_or(0, |(_, bytes)| *bytes))
+}
+
+/// Two steps of `layout` under a stage on all ranks; what rank 0's meter counted.
+fn measure(layout: &Layout, stage: Stage) -> Result<Counted> {
+    let process = Process::watch();
+    let counted = loopback::spawn(RANKS, |comm| of_rank(comm, layout, stage, &process))?;
+    let counted = counted.into_iter().collect::<Result<Vec<_>>>()?;
+    counted.into_iter().next().ok_or_else(|| anyhow!("there are no ranks"))
+}
+
+fn of_rank(comm: Arc<dyn Communicator>, layout: &Layout, stage: Stage, process: &Process) -> Result<Counted> {
+    let meter = Meter::new();
+    let options = Options { stage, meter: meter.clone(), ..Options::default() };
+    let ones = |_: &meshstep_tensor::Param, mut values: meshstep_tensor::SliceMut<'_>| {
+        values.typed_mut::<f32>()?.fill(1.0);
+        Ok(())
+    };
+    let mut opt = Optimizer::new(Arc::clone(&comm), layout.clone(), AdamW::default(), ones, options)?;
+    let mut counted = Counted { made: meter.peak_total(), ..Counted::default() };
+    let names: Vec<(String, Option<String>)> =
+        opt.params().map(|p| (p.name().to_owned(), p.unit().map(str::to_owned))).collect();
+    // The second step finds all that the first has made.
+    for _ in 0..2 {
+        forward(&opt)?;
+        let batch = opt.micro_batch(1)?;
+        let mut gathered = None;
+        let mut last: Option<&str> = None;
+        for (name, unit) in names.iter().rev() {
+            if last != unit.as_deref() {
+                last = unit.as_deref();
+                // Each unit when the one behind it has been read, which is when it is freed.
+                gathered = last.map(|unit| batch.gather(unit)).transpose()?;
+            }
+            hand_over(&batch, name, |values| values.fill(1.0))?;
+        }
+        drop(gathered);
+        batch.finish()?;
+        counted.before = meter.live_total();
+        let outcome = opt.step(At { max_norm: Some(1.0), ..At::default() })?.outcome()?;
+        ensure!(matches!(outcome, Outcome::Applied { .. }), "a step was skipped: {outcome:?}");
+    }
+    counted.after = meter.live_total();
+    counted.peaks = PARTS.map(|part| meter.peak(part));
+    counted.peak = meter.peak_total();
+    comm.barrier()?;
+    let seen = process.seen();
+    counted.process = seen.before.zip(seen.peak).map(|(before, peak)| peak.saturating_sub(before));
+    comm.barrier()?;
+    Ok(counted)
+}
+
+/// Gathers every unit, in the order of a forward pass.
+fn forward(opt: &Optimizer) -> Result<()> {
+    let mut held = None;
+    let mut last = None;
+    for unit in opt.params().map(|param| param.unit()) {
+        if unit != last {
+            last = unit;
+            held = unit.map(|unit| opt.gather(unit)).transpose()?;
+        }
+    }
+    drop(held);
+    Ok(())
+}
+
+/// Bytes that this machine could give.
+fn available() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    crate::memory::field(&text, "MemAvailable:").unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::measure::shapes::even;
+
+    #[test]
+    fn what_is_counted_is_the_plan_under_every_stage() {
+        let layout = even(4, 3000).unwrap();
+        for (name, stage) in STAGES {
+            let counted = measure(&layout, stage).unwrap();
+            let options = Options { stage, ..Options::default() };
+            let planned = Plan::new(&layout, RANKS, &options).unwrap().memory(0, &AdamW::default());
+            assert_eq!(counted.peaks, by_part(&planned), "{name}");
+            assert!(counted.made > 0 && counted.after >= counted.made, "{name}: {counted:?}");
+        }
+    }
+}

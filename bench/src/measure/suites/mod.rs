@@ -1,0 +1,28 @@
+//! The suites: each measures one thing and tells it as a section.
+
+mod comm;
+mod kernels;
+mod memory;
+pub(crate) mod peers;
+mod ranks;
+mod scaling;
+mod spans;
+mod speed;
+mod stages;
+
+use anyhow::Result;
+
+use super::Effort;
+use super::asked::Suite;
+use super::record::Section;
+
+pub(crate) fn run(suite: Suite, effort: Effort) -> Result<Section> {
+    match suite {
+        Suite::Memory => memory::run(effort),
+        Suite::Speed => speed::run(effort),
+        Suite::Kernels => kernels::run(effort),
+        Suite::Comm => comm::run(effort),
+        Suite::Stages => stages::run(effort),
+        Suite::Scaling => scaling::run(effort),
+    }
+}

@@ -1,0 +1,92 @@
+//! Work that ranks do together, in turns with other work of theirs.
+
+use std::sync::{Arc, Barrier, Mutex, PoisonError};
+use std::time::Instant;
+
+use anyhow::{Result, anyhow};
+use meshstep_comm::{Communicator, loopback};
+
+use crate::measure::race::turns;
+use crate::measure::samples::Samples;
+
+/// What one rank does: it runs turn `turn`, as each rank does at the same time.
+pub(crate) trait Player {
+    fn play(&mut self, turn: usize) -> Result<()>;
+}
+
+/// Seconds of each turn in each of `rounds` rounds, from when all ranks are ready to when the last is done; a round before them
+/// does not count, and in every other one turns run in reverse.
+pub(crate) fn together<P: Player>(
+    ranks: usize,
+    (turns_a_round, rounds): (usize, usize),
+    player: impl Fn(Arc<dyn Communicator>) -> Result<P> + Sync,
+) -> Result<Vec<Samples>> {
+    let (edge, failed) = (Barrier::new(ranks), Mutex::new(None));
+    let fail = |error: anyhow::Error| {
+        failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+    };
+    let has_failed = || failed.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+    let of_rank = |comm: Arc<dyn Communicator>| {
+        let mut samples = vec![Samples::default(); turns_a_round];
+        let mut player = player(comm).map_err(fail).ok();
+        for round in 0..=rounds {
+            for turn in turns(turns_a_round, round) {
+                edge.wait();
+                // Between two barriers nobody writes it, so all ranks see the same.
+                let over = has_failed();
+                edge.wait();
+                if over {
+                    return samples;
+                }
+                let start = Instant::now();
+                if let Some(Err(error)) = player.as_mut().map(|player| player.play(turn)) {
+                    fail(error);
+                }
+                edge.wait();
+                if round > 0 {
+                    samples[turn].push(start.elapsed().as_secs_f64());
+                }
+            }
+        }
+        samples
+    };
+    let samples = loopback::spawn(ranks, of_rank)?;
+    match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        Some(error) => Err(error),
+        None => samples.into_iter().next().ok_or_else(|| anyhow!("there are no ranks")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    struct Sleeper(usize);
+
+    impl Player for Sleeper {
+        fn play(&mut self, turn: usize) -> Result<()> {
+            // Rank 1 alone is slow, in turn 1 alone.
+            if self.0 == 1 && turn == 1 {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            if turn == 7 { Err(anyhow!("seven")) } else { Ok(()) }
+        }
+    }
+
+    #[test]
+    fn a_turn_takes_as_long_as_its_slowest_rank() {
+        let samples = together(3, (2, 4), |comm| Ok(Sleeper(comm.rank()))).unwrap();
+        assert_eq!(samples[0].median().rounds, 4);
+        assert!(samples[1].median().low >= 0.005);
+    }
+
+    #[test]
+    fn an_error_of_a_rank_ends_all_of_them() {
+        assert!(together(2, (8, 2), |comm| Ok(Sleeper(comm.rank()))).unwrap_err().to_string() == "seven");
+        let of_one = |comm: Arc<dyn Communicator>| {
+            if comm.rank() == 1 { Err(anyhow!("not made")) } else { Ok(Sleeper(0)) }
+        };
+        assert_eq!(together(2, (1, 1), of_one).err().unwrap().to_string(), "not made");
+    }
+}

@@ -1,0 +1,89 @@
+//! How long this thread is inside the spans of a step.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Result, anyhow};
+use meshstep_comm::{Communicator, loopback};
+use tracing::span::{Attributes, Id};
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
+use tracing_subscriber::registry::LookupSpan;
+
+/// Seconds by span, and in all.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Spans {
+    named: [f64; Spans::NAMES.len()],
+    all: f64,
+}
+
+impl Spans {
+    /// The spans that are looked for; none is inside another.
+    pub(super) const NAMES: [&str; 5] = ["reduce", "norm", "exchange", "update", "gather"];
+
+    /// Seconds of each, and of what is none of them.
+    pub(super) fn parts(&self) -> Vec<f64> {
+        let rest = self.all - self.named.iter().sum::<f64>();
+        self.named.iter().copied().chain([rest.max(0.0)]).collect()
+    }
+}
+
+thread_local! {
+    static SEEN: RefCell<Spans> = RefCell::default();
+}
+
+/// What each span carries.
+struct Entered(usize, RefCell<Option<Instant>>);
+
+// A span is entered by one thread at a time, which the registry's extensions cannot know.
+struct Mark(std::sync::Mutex<Entered>);
+
+struct Watch;
+
+impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Watch {
+    fn on_new_span(&self, attrs: &Attributes<'_>, id: &Id, all: Context<'_, S>) {
+        let index = Spans::NAMES.iter().position(|name| *name == attrs.metadata().name());
+        if let (Some(index), Some(span)) = (index, all.span(id)) {
+            span.extensions_mut().insert(Mark(std::sync::Mutex::new(Entered(index, RefCell::default()))));
+        }
+    }
+
+    fn on_enter(&self, id: &Id, all: Context<'_, S>) {
+        if let Some(span) = all.span(id)
+            && let Some(Mark(mark)) = span.extensions().get()
+        {
+            let mark = mark.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            mark.1.replace(Some(Instant::now()));
+        }
+    }
+
+    fn on_exit(&self, id: &Id, all: Context<'_, S>) {
+        if let Some(span) = all.span(id)
+            && let Some(Mark(mark)) = span.extensions().get()
+        {
+            let mark = mark.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            if let Some(since) = mark.1.take() {
+                SEEN.with_borrow_mut(|seen| seen.named[mark.0] += since.elapsed().as_secs_f64());
+            }
+        }
+    }
+}
+
+/// What `work` spends in spans, on this thread.
+pub(super) fn watch(work: impl FnOnce() -> Result<()>) -> Result<Spans> {
+    SEEN.take();
+    let subscriber = tracing_subscriber::registry().with(Watch);
+    let start = Instant::now();
+    tracing::subscriber::with_default(subscriber, work)?;
+    Ok(Spans { all: start.elapsed().as_secs_f64(), ..SEEN.take() })
+}
+
+/// What rank 0 of these saw.
+pub(super) fn of_rank_zero(
+    ranks: usize,
+    work: impl Fn(Arc<dyn Communicator>) -> Result<Vec<Spans>> + Sync,
+) -> Result<Vec<Spans>> {
+    let all = loopback::spawn(ranks, work)?;
+    let all = all.into_iter().collect::<Result<Vec<_>>>()?;
+    all.into_iter().next().ok_or_else(|| anyhow!("there are no ranks"))
+}

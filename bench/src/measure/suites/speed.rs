@@ -1,0 +1,220 @@
+//! Whole steps, unsharded and under every stage, on the same gradients.
+
+use std::sync::Arc;
+
+use anyhow::{Result, ensure};
+use meshstep_comm::Communicator;
+use meshstep_optim::AdamW;
+use meshstep_shard::{At, Optimizer, Options, Outcome, Stage};
+use meshstep_tensor::{Layout, Meter, Param, SliceMut};
+
+use super::ranks::{Player, together};
+use crate::measure::Effort;
+use crate::measure::copies;
+use crate::measure::race::{race, timed};
+use crate::measure::record::{Cell, Plot, Section, Table, Wanted};
+use crate::measure::samples::Samples;
+use crate::measure::shapes::{STAGES, even, hand_over};
+use crate::measure::suites::spans::{self, Spans};
+
+const ABOUT: &str = "A step is: gradients in on 4 ranks, reduced, clipped by their norm, AdamW, parameters out. Ranks are threads of \
+                     this process. Overhead is against the unsharded step, round by round, with its 95% interval.";
+
+const RANKS: usize = 4;
+
+/// Bytes that 4 ranks must move at least for a parameter: 16 of each rank's gradients and parameters, and 28 for the update
+/// that one of them does, as the sum of the passes of a step at stage 1.
+const BYTES_A_PARAM: f64 = 60.0;
+
+/// What a step may take beyond that, and stages 1 and 2 beyond stage 0.
+const OVER_FLOOR: f64 = 1.5;
+const OVER_UNSHARDED: f64 = 1.02;
+
+/// How gradients come about.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Grads {
+    /// They are in their slots already: only the step is timed.
+    There,
+    /// Each element is computed by so many multiplications, as a backward pass would.
+    Computed(usize),
+}
+
+/// A rank's optimizers, one for each stage.
+pub(super) struct Steps {
+    optimizers: Vec<Optimizer>,
+    names: Vec<String>,
+    grads: Grads,
+}
+
+impl Steps {
+    pub(super) fn new(
+        comm: &Arc<dyn Communicator>,
+        stages: &[Stage],
+        layout: &Layout,
+        grads: Grads,
+    ) -> Result<Self> {
+        let make = |stage: &Stage| -> Result<Optimizer> {
+            let options = Options { stage: *stage, meter: Meter::new(), ..Options::default() };
+            Ok(Optimizer::new(Arc::clone(comm), layout.clone(), AdamW::default(), first, options)?)
+        };
+        let names = layout.params().iter().map(|param| param.name().to_owned()).collect();
+        let mut steps = Steps { optimizers: stages.iter().map(make).collect::<Result<_>>()?, names, grads };
+        for turn in 0..stages.len() {
+            steps.step(turn, true)?;
+        }
+        Ok(steps)
+    }
+
+    fn step(&mut self, turn: usize, write: bool) -> Result<()> {
+        let Steps { optimizers, names, grads } = self;
+        let opt = &mut optimizers[turn];
+        let units: Vec<String> = opt.params().filter_map(|param| param.unit().map(str::to_owned)).collect();
+        let batch = opt.micro_batch(1)?;
+        for (name, unit) in names.iter().zip(&units).rev() {
+            let gathered = batch.gather(unit)?;
+            hand_over(&batch, name, |values| match *grads {
+                _ if write => {
+                    values
+                        .iter_mut()
+                        .zip((0u16..777).cycle())
+                        .for_each(|(x, i)| *x = f32::from(i) / 777.0 - 0.5);
+                }
+                Grads::There => {}
+                Grads::Computed(count) => compute(values, count),
+            })?;
+            drop(gathered);
+        }
+        batch.finish()?;
+        let outcome = opt.step(At { max_norm: Some(1.0), ..At::default() })?.outcome()?;
+        ensure!(matches!(outcome, Outcome::Applied { .. }), "a step was skipped: {outcome:?}");
+        Ok(())
+    }
+}
+
+impl Player for Steps {
+    fn play(&mut self, turn: usize) -> Result<()> {
+        self.step(turn, false)
+    }
+}
+
+fn first(_: &Param, mut values: SliceMut<'_>) -> Result<(), meshstep_tensor::Error> {
+    values
+        .typed_mut::<f32>()?
+        .iter_mut()
+        .zip((0u16..1000).cycle())
+        .for_each(|(x, i)| *x = f32::from(i) / 1000.0);
+    Ok(())
+}
+
+/// What costs as much as computing gradients would.
+fn compute(values: &mut [f32], count: usize) {
+    for (value, i) in values.iter_mut().zip((0u16..1000).cycle()) {
+        let x = f32::from(i) / 1000.0;
+        *value = (0..count).fold(x, |y, _| y.mul_add(x, 0.25)) - 0.5;
+    }
+}
+
+pub(crate) fn run(effort: Effort) -> Result<Section> {
+    let mut section = Section::new("speed", ABOUT);
+    let (count, len) = (16, effort.pick(1 << 15, 1 << 20));
+    let layout = even(count, len)?;
+    let rounds = effort.pick(5, 21);
+    let stages = STAGES.map(|(_, stage)| stage);
+    let floor = floor(effort)?.median().median;
+    for (title, grads) in
+        [("gradients in place", Grads::There), ("gradients computed", Grads::Computed(effort.pick(16, 64)))]
+    {
+        let samples =
+            together(RANKS, (stages.len(), rounds), |comm| Steps::new(&comm, &stages, &layout, grads))?;
+        let least = (grads == Grads::There).then(|| BYTES_A_PARAM * (count * len) as f64 * floor);
+        tell(&mut section, title, &samples, least);
+    }
+    section.bars.retain(|_| !effort.quick);
+    let (table, plot) = where_it_goes(&layout, effort)?;
+    section.tables.push(table);
+    section.plots.push(plot);
+    Ok(section)
+}
+
+/// Seconds that a byte takes, read or written, as samples.
+fn floor(effort: Effort) -> Result<Samples> {
+    let mut values = vec![1u64; effort.pick(copies::FLOOR_BYTES / 8, copies::FLOOR_BYTES) / 8];
+    let moved = copies::moved(&values);
+    let copy = timed(|values: &mut Vec<u64>| copies::in_place(values));
+    let samples = race(&mut values, effort.pick(5, 15), vec![copy])?;
+    Ok(samples.into_iter().next().unwrap_or_default().times(1.0 / moved))
+}
+
+fn tell(section: &mut Section, title: &str, samples: &[Samples], least: Option<f64>) {
+    let mut table = Table::new(
+        format!("{RANKS} ranks, {title}"),
+        &["a step", "floor", "over the floor", "overhead against unsharded"],
+    );
+    for ((name, _), own) in STAGES.iter().zip(samples) {
+        let (time, over) = (own.median(), own.over(&samples[0]));
+        let overhead: Samples = over.minus(1.0);
+        let floor = least.map_or(Cell::None, Cell::Seconds);
+        let times_floor = least.map_or(Cell::None, |least| Cell::Number(time.median / least));
+        table.row(*name, [Cell::Time(time), floor, times_floor, Cell::Overhead(overhead.median())]);
+    }
+    if let Some(least) = least {
+        table.note(format!(
+            "floor: {BYTES_A_PARAM} bytes a parameter at the speed of a copy in place in this run"
+        ));
+        let found = samples[2].median().median / least;
+        section.bar(format!("stage 1, {title}: times the floor"), found, Wanted::AtMost(OVER_FLOOR));
+    } else {
+        for (i, stage) in [(2, "stage 1"), (3, "stage 2")] {
+            let found = samples[i].over(&samples[0]).median().median;
+            section.bar(format!("{stage}, {title}: times stage 0"), found, Wanted::AtMost(OVER_UNSHARDED));
+        }
+    }
+    section.tables.push(table);
+}
+
+/// Where rank 0's time goes, by the spans of a step; these are steps of their own, so that nobody pays for watching.
+fn where_it_goes(layout: &Layout, effort: Effort) -> Result<(Table, Plot)> {
+    let stages = STAGES.map(|(_, stage)| stage);
+    let steps = effort.pick(3, 10);
+    let watched = spans::of_rank_zero(RANKS, |comm| {
+        let mut player = Steps::new(&comm, &stages, layout, Grads::There)?;
+        (0..stages.len())
+            .map(|turn| spans::watch(|| (0..steps).try_for_each(|_| player.play(turn))))
+            .collect()
+    })?;
+    let columns: Vec<&str> = Spans::NAMES.iter().copied().chain(["the rest", "a step"]).collect();
+    let mut table = Table::new("where rank 0's time goes", &columns);
+    let mut parts: Vec<(String, Vec<f64>)> =
+        columns[..columns.len() - 1].iter().map(|&name| (name.to_owned(), Vec::new())).collect();
+    for ((name, _), spans) in STAGES.iter().zip(&watched) {
+        let each: Vec<f64> = spans.parts().iter().map(|seconds| seconds / steps as f64).collect();
+        parts.iter_mut().zip(&each).for_each(|((_, values), seconds)| values.push(seconds * 1e3));
+        table.row(*name, each.iter().copied().chain([each.iter().sum()]).map(Cell::Seconds));
+    }
+    table.note("reduce, exchange and gather are what the rank waits for the others and their data; norm is taken while it reduces");
+    let columns = STAGES.iter().map(|(name, _)| (*name).to_owned()).collect();
+    let plot = Plot::Columns { title: "Where a step's time goes".into(), unit: "ms".into(), columns, parts };
+    Ok((table, plot))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_stage_takes_steps_from_gradients_of_both_kinds() {
+        let layout = even(3, 200).unwrap();
+        let stages = STAGES.map(|(_, stage)| stage);
+        for grads in [Grads::There, Grads::Computed(2)] {
+            let samples = together(2, (5, 2), |comm| Steps::new(&comm, &stages, &layout, grads)).unwrap();
+            assert!(samples.len() == 5 && samples.iter().all(|samples| samples.median().rounds == 2));
+        }
+    }
+
+    #[test]
+    fn gradients_cost_as_much_as_they_are_asked_to() {
+        let mut values = vec![0f32; 3];
+        compute(&mut values, 1);
+        assert_eq!(values[2], 0.002f32.mul_add(0.002, 0.25) - 0.5);
+    }
+}

@@ -1,0 +1,9 @@
+//! Bytes as a file in PyTorch's names.
+
+#![no_main]
+
+#[allow(dead_code, reason = "each target has a body of its own")]
+#[path = "../../tests/checkpoint/fuzzed/mod.rs"]
+mod fuzzed;
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| fuzzed::optimizers::pytorch(input));

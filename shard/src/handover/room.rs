@@ -1,0 +1,113 @@
+//! Memory for buckets that fill: lent, waited for, or taken beyond the plan.
+
+use super::{Guard, Handover, Kept, State};
+use crate::Error;
+use meshstep_comm::InFlight;
+use meshstep_tensor::{Buffer, Queue};
+use std::sync::PoisonError;
+use std::time::Duration;
+
+impl Handover {
+    /// Opens bucket `b`, if there is memory for it.
+    pub(super) fn open(&self, state: &mut State, b: usize) -> Result<bool, Error> {
+        let Kept { plan, series, .. } = &self.fixed.buckets[b];
+        let buffer = if self.pooled() {
+            state.pool.lend(*series, plan.len).map(|(buffer, from)| (buffer, Some(from)))
+        } else {
+            state.fillings[b].whole.take().map(|whole| (whole, None))
+        };
+        let Some((buffer, from)) = buffer else { return Ok(false) };
+        state.fillings[b].open(plan, buffer, from, &self.fixed.queue)?;
+        Ok(true)
+    }
+
+    /// Waits for memory of bucket `b`'s series, or opens it in memory beyond the plan.
+    pub(super) fn make_room<'s>(&'s self, mut state: Guard<'s>, b: usize) -> Result<Guard<'s>, Error> {
+        let Kept { plan, series, .. } = &self.fixed.buckets[b];
+        let travels =
+            |&b: &usize| self.fixed.buckets[b].series == *series && state.fillings[b].flight.is_some();
+        let oldest = (0..state.fillings.len()).find(travels);
+        let waits = |b: usize| !state.patience.left().is_zero() || state.fillings[b].has_arrived();
+        match oldest {
+            Some(oldest) if waits(oldest) => {
+                self.retire_in_time(state, oldest)?;
+                return Ok(self.lock());
+            }
+            None if state.retiring > 0 => {
+                return Ok(self.rested.wait(state).unwrap_or_else(PoisonError::into_inner));
+            }
+            _ => {}
+        }
+        match (state.pool.grow(*series, plan.len), oldest) {
+            (Ok((buffer, from)), _) => {
+                state.fillings[b].open(plan, buffer, Some(from), &self.fixed.queue)?;
+                Ok(state)
+            }
+            // What travels is all the memory that there may be.
+            (Err(_), Some(oldest)) => {
+                self.retire(state, oldest)?;
+                Ok(self.lock())
+            }
+            (Err(error), None) => Err(error.into()),
+        }
+    }
+
+    /// As [`retire`](Self::retire), but leaves the bucket travelling where patience ends before.
+    pub(super) fn retire_in_time(&self, mut state: Guard<'_>, b: usize) -> Result<(), Error> {
+        let patience = state.patience.left();
+        if patience == Duration::MAX {
+            // On a GPU its queue waits, and not the host.
+            return self.retire(state, b);
+        }
+        let Some(flight) = state.fillings[b].flight.take() else { return Ok(()) };
+        state.retiring += 1;
+        drop(state);
+        let arrived = flight.ends_within(patience);
+        let mut state = self.lock();
+        state.retiring -= 1;
+        state.fillings[b].flight = Some(flight);
+        if arrived {
+            return self.retire(state, b);
+        }
+        state.patience.spend();
+        drop(state);
+        self.rested.notify_all();
+        Ok(())
+    }
+
+    /// Waits for bucket `b`, if it travels, and takes in what it brings.
+    pub(super) fn retire(&self, mut state: Guard<'_>, b: usize) -> Result<(), Error> {
+        let Some(flight) = state.fillings[b].flight.take() else { return Ok(()) };
+        let fresh = std::mem::take(&mut state.fillings[b].shard_is_fresh);
+        let mut shard = state.fillings[b].shard.take();
+        let last = state.last;
+        state.retiring += 1;
+        drop(state);
+        let (whole, arrived) = wait(flight, &self.fixed.queue, b);
+        let taken =
+            arrived.map_err(Error::from).and_then(|()| self.take_in(b, &whole, shard.as_mut(), fresh, last));
+        let mut state = self.lock();
+        state.fillings[b].shard = shard;
+        self.rest(&mut state, b, whole);
+        state.retiring -= 1;
+        drop(state);
+        // The other ranks have this bucket.
+        let taken = taken.map_err(|error| self.alone(error));
+        self.rested.notify_all();
+        taken
+    }
+
+    /// Puts an idle bucket where it belongs.
+    pub(super) fn rest(&self, state: &mut State, b: usize, whole: Buffer) {
+        let filling = &mut state.fillings[b];
+        match filling.from.take() {
+            Some(from) => state.pool.put(self.fixed.buckets[b].series, whole, from),
+            None => filling.whole = Some(whole),
+        }
+    }
+}
+
+fn wait(flight: InFlight, queue: &Queue, b: usize) -> (Buffer, Result<(), meshstep_comm::Error>) {
+    let _span = tracing::debug_span!("reduce", bucket = b).entered();
+    flight.wait(queue)
+}

@@ -1,0 +1,99 @@
+//! What is on its way between workers, as far as a checkpoint has it: it lands before it arrives, and waits.
+
+use crate::checkpoint::CheckpointError;
+use crate::local::engine::Engine;
+use crate::local::flight::{Flight, Landed, Sent};
+use crate::local::parts::Parts;
+use crate::local::{LocalPlan, Placement};
+use crate::{Optimizer, Options};
+use meshstep_tensor::{Buffer, Category, DType, Error, Meter, Slice, SliceMut};
+
+impl Flight {
+    /// Waits for what it brings, which counts once it arrives.
+    pub(super) fn settle(&mut self, options: &Options) {
+        self.early = Some(self.land(options));
+    }
+
+    /// Why it brings nothing, as far as that is known.
+    pub(super) fn failure(&self) -> Result<(), CheckpointError> {
+        match &self.early {
+            Some((_, Err(error))) => Err(CheckpointError::OnItsWay { message: error.to_string() }),
+            _ => Ok(()),
+        }
+    }
+
+    /// What it brings, where it has landed.
+    pub(super) fn brings(&self) -> impl Iterator<Item = Slice<'_>> {
+        self.early.iter().flat_map(|(landed, _)| landed.vectors())
+    }
+
+    /// What has landed of the `i`th spot, of `len` elements.
+    pub(super) fn landed(&self, sent: &Sent, i: usize, len: usize) -> Result<Option<Slice<'_>>, Error> {
+        self.early.as_ref().map(|(landed, _)| landed.of(sent, i, len)).transpose()
+    }
+
+    /// The same of its `sent`th fragment, to be written.
+    pub(super) fn landed_mut(
+        &mut self,
+        sent: usize,
+        i: usize,
+        len: usize,
+    ) -> Result<Option<SliceMut<'_>>, Error> {
+        let (lane, start) = self.sent[sent].places[i];
+        let lane = self.early.as_mut().and_then(|(landed, _)| landed.0[lane].as_mut());
+        lane.map(|lane| lane.as_mut().slice(start..start + len)).transpose()
+    }
+
+    /// Room for what was on its way: each spot in a lane of its own.
+    pub(super) fn resumed(
+        fragments: Vec<usize>,
+        arrives: (u64, Placement),
+        (plan, parts): (&LocalPlan, &Parts),
+        meter: &Meter,
+    ) -> Result<Flight, Error> {
+        let zeroed = |len, dtype: DType| Buffer::zeroed(len, dtype, meter, Category::Staging);
+        let (mut landed, mut all) = (Vec::new(), Vec::new());
+        for &f in &fragments {
+            let mut sent = Sent::default();
+            for spot in &parts.of(f).spots {
+                let len = spot.range.len();
+                sent.places.push((landed.len(), 0));
+                landed.push(Some(zeroed(len, spot.wire)?));
+                if plan.fragments[f].keeps_sent() {
+                    sent.snapshots.push((zeroed(len, spot.own)?, 0));
+                }
+            }
+            all.push(sent);
+        }
+        Ok(Flight { fragments, arrives, sent: all, lanes: Vec::new(), early: Some((Landed(landed), Ok(()))) })
+    }
+}
+
+impl Engine {
+    /// Of everything that all workers keep alike, a digest.
+    pub(super) fn digest(&mut self, flights: &[Flight]) -> Result<u64, crate::Error> {
+        let mut digest = 0;
+        let mut add = |values: Slice<'_>| -> Result<(), crate::Error> {
+            let hash = xxhash_rust::xxh3::xxh3_64(values.bytes()?);
+            digest = crate::handover::digest(digest, hash as usize, 0);
+            Ok(())
+        };
+        self.parts.buffers().try_for_each(|buffer| add(buffer.as_slice()))?;
+        flights.iter().flat_map(Flight::brings).try_for_each(add)?;
+        Ok(digest)
+    }
+}
+
+/// How many updates each parameter has seen, and had when each fragment was sent that is on its way; 0 where this rank has
+/// nothing of it.
+pub(super) fn updates(inner: &Optimizer, parts: &Parts, flights: &[Flight]) -> (Vec<u64>, Vec<Vec<u64>>) {
+    let now = inner.entries.iter().map(|entry| entry.t).collect();
+    let sent = |(f, sent): (&usize, &Sent)| {
+        let mut then = vec![0; inner.entries.len()];
+        for (spot, (_, t)) in parts.of(*f).spots.iter().zip(&sent.snapshots) {
+            then[spot.entry] = *t;
+        }
+        then
+    };
+    (now, flights.iter().flat_map(|flight| flight.fragments.iter().zip(&flight.sent)).map(sent).collect())
+}

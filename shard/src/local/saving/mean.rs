@@ -1,0 +1,93 @@
+//! Several workers' vectors as one: as an exchange of everything would make it, in f64, rounded once.
+
+use super::record::LocalRecord;
+use crate::local::{LocalPlan, Trained, Weights, What};
+use crate::run::overlap;
+use meshstep_tensor::{Buffer, Category, DType, Error, Meter, Slice, SliceMut, cast};
+use std::ops::Range;
+
+/// Elements at a time.
+const BLOCK: usize = 1 << 12;
+
+/// Elements in which workers count by their tokens.
+#[derive(Clone, Debug)]
+pub(super) struct Weighed {
+    entry: usize,
+    /// `None`: the parameter.
+    slot: Option<&'static str>,
+    elements: Range<usize>,
+    /// Of each worker.
+    shares: Vec<f64>,
+}
+
+/// What `counted` workers' tokens weigh, where the plan says so and there are some.
+pub(super) fn weighed(
+    plan: &LocalPlan,
+    (params, places): &(Vec<Trained>, Vec<usize>),
+    record: &LocalRecord,
+    counted: &[usize],
+) -> Vec<Weighed> {
+    let mut all = Vec::new();
+    for (f, fragment) in plan.fragments.iter().enumerate() {
+        let tokens: Vec<u64> = counted.iter().map(|&w| record.workers[w].tokens[f]).collect();
+        let total: u128 = tokens.iter().map(|&tokens| u128::from(tokens)).sum();
+        if fragment.weights != Weights::Tokens || tokens.iter().all(|&own| own == tokens[0]) {
+            continue;
+        }
+        let shares: Vec<f64> = tokens.iter().map(|&own| own as f64 / total as f64).collect();
+        for chosen in plan.chosen(f, params).unwrap_or_default() {
+            let slots: Vec<Option<&'static str>> = match &fragment.what {
+                What::Params => vec![None],
+                What::State(slots) => {
+                    let names = params[chosen.param].rule.state().iter();
+                    names.filter(|name| slots.has(name)).map(|&name| Some(name)).collect()
+                }
+                What::OuterMomentum(_) => Vec::new(),
+            };
+            let (entry, elements) = (places[chosen.param], chosen.range);
+            let of = |slot| Weighed { entry, slot, elements: elements.clone(), shares: shares.clone() };
+            all.extend(slots.into_iter().map(of));
+        }
+    }
+    all
+}
+
+/// Those of vector `slot` of a parameter that are within elements `range` of it, counted from its first.
+pub(super) fn within<'a>(
+    weighed: &'a [Weighed],
+    (entry, slot): (usize, Option<&'a str>),
+    range: &'a Range<usize>,
+) -> impl Iterator<Item = (Range<usize>, &'a [f64])> {
+    let here = weighed.iter().filter(move |of| of.entry == entry && of.slot == slot);
+    here.filter_map(move |of| {
+        let both = overlap(&of.elements, range)?;
+        Some((both.start - range.start..both.end - range.start, &of.shares[..]))
+    })
+}
+
+/// The mean of `values`, of which every one counts as much but where shares are given.
+pub(super) fn mean<'a>(
+    values: &[Buffer],
+    shares: impl Iterator<Item = (Range<usize>, &'a [f64])>,
+    dtype: DType,
+    meter: &Meter,
+) -> Result<Buffer, Error> {
+    let (len, shares) = (values.first().map_or(0, Buffer::len), shares.collect::<Vec<_>>());
+    let mut rounded = Buffer::zeroed(len, dtype, meter, Category::Staging)?;
+    let mut wide = vec![vec![0.0; BLOCK.min(len)]; values.len()];
+    for start in (0..len).step_by(BLOCK) {
+        let block = start..len.min(start + BLOCK);
+        for (wide, values) in wide.iter_mut().zip(values) {
+            cast(values.as_slice().slice(block.clone())?, SliceMut::from(&mut wide[..block.len()]))?;
+        }
+        let alike = |i| wide.iter().skip(1).fold(wide[0][i], |sum, own| sum + own[i]) / wide.len() as f64;
+        let mut mean: Vec<f64> = (0..block.len()).map(alike).collect();
+        for (range, shares) in &shares {
+            for i in overlap(range, &block).into_iter().flatten().map(|i| i - start) {
+                mean[i] = wide.iter().zip(*shares).map(|(own, share)| own[i] * share).sum();
+            }
+        }
+        cast(Slice::from(&mean[..]), rounded.as_mut().slice(block)?)?;
+    }
+    Ok(rounded)
+}

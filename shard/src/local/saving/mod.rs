@@ -1,0 +1,403 @@
+//! Checkpoints of workers: each one's own parameters and moments, what all of them keep alike, and what is on its way.
+
+mod flights;
+mod mean;
+mod record;
+mod rows;
+mod telling;
+
+use super::flight::Flight;
+use super::{LocalError, LocalOptimizer};
+use crate::checkpoint::{
+    CheckpointError, Content, Fitting, Keeper, Load, Loaded, MASTER, Manifest, PARAM, Placing, Read, Save,
+    Saved, Saving, Settings, Store, Vectors, load_all, read_own, read_same, save_all, save_all_async,
+};
+use crate::verify::Slot;
+use crate::{Error, Optimizer, same_everywhere};
+use mean::{Weighed, mean, weighed, within};
+use meshstep_comm::Communicator;
+use meshstep_tensor::{Buffer, DType, Queue, Slice, SliceMut, cast};
+pub(crate) use record::LocalRecord;
+use rows::{Row, Rows, is_of, sent_mut};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+impl LocalOptimizer {
+    /// Saves all workers as one checkpoint, between two steps and in the middle of an interval too: each one's own parameters,
+    /// moments and `t`, what the last exchange came to, the outer optimizer's state, what is on its way (whose landing is waited
+    /// for), the step, and the plan. Collective over all ranks of all workers, and otherwise as [`Optimizer::save`].
+    pub fn save(&mut self, store: &Store, save: Save<'_>) -> Result<u64, LocalError> {
+        self.saving(|all, placing| save_all(all, store, save, placing))
+    }
+
+    /// [`Optimizer::save_async`] of the same. Dropping this waits for it.
+    pub fn save_async(&mut self, store: &Store, save: Save<'_>) -> Result<Saving, LocalError> {
+        self.saving(|all, placing| save_all_async(all, store, save, placing))
+    }
+
+    /// Loads what workers have [saved](Self::save), onto any ranks and stage of each. Collective over all ranks of all workers, and
+    /// otherwise as [`Optimizer::load`].
+    ///
+    /// As many workers go on as if nothing had been, bit for bit. To another number of them all that the saved ones have each of
+    /// their own is merged: parameters, masters, moments and what was sent become the mean of those whose values count, in f64,
+    /// rounded once, by their tokens where the plan weighs those. What all have alike stays, with what is on its way and the step;
+    /// `t`, the loss scale and skips are those of the first.
+    ///
+    /// Another plan is an error, unless `other_settings` allows it: then workers begin it together, from the mean, and the outer
+    /// optimizer anew. So they do from what an [`Optimizer`] has saved.
+    pub fn load(&mut self, store: &Store, load: Load) -> Result<Loaded, LocalError> {
+        let placing = self.placing();
+        let mut all = AllWorkers::new(self, Vec::new());
+        Ok(load_all(&mut all, store, load, &placing)?)
+    }
+
+    fn saving<T>(
+        &mut self,
+        call: impl FnOnce(&mut AllWorkers<'_>, &Meshed) -> Result<T, Error>,
+    ) -> Result<T, LocalError> {
+        let placing = self.placing();
+        let mut flights = std::mem::take(&mut self.engine.flights);
+        flights.iter_mut().for_each(|flight| flight.settle(&self.inner.options));
+        let mut all = AllWorkers::new(self, flights);
+        let done = call(&mut all, &placing);
+        self.engine.flights = std::mem::take(&mut all.flights);
+        Ok(done?)
+    }
+
+    fn placing(&self) -> Meshed {
+        Meshed { workers: self.engine.workers.across.world_size(), inside: self.inner.comm().world_size() }
+    }
+}
+
+/// Workers of so many ranks.
+#[derive(Clone, Copy, Debug)]
+struct Meshed {
+    workers: usize,
+    inside: usize,
+}
+
+impl Placing for Meshed {
+    fn mesh(&self) -> String {
+        format!("workers={},ranks={}", self.workers, self.inside)
+    }
+}
+
+/// What is saved or loaded, as one rank of one worker has it.
+#[derive(Debug)]
+struct AllWorkers<'a> {
+    local: &'a mut LocalOptimizer,
+    mode: Mode,
+    rows: Rows,
+    record: LocalRecord,
+    /// How many updates each row has seen.
+    t: Vec<u64>,
+    /// What is on its way, landed.
+    flights: Vec<Flight>,
+}
+
+/// What goes into one worker.
+#[derive(Debug)]
+enum Mode {
+    /// What the same worker has saved.
+    Own,
+    /// The mean of several, `anew`: which begin the plan.
+    Mean { weighed: Vec<Weighed>, anew: bool },
+}
+
+impl<'a> AllWorkers<'a> {
+    fn new(local: &'a mut LocalOptimizer, flights: Vec<Flight>) -> Self {
+        let record = LocalRecord::of(&local.engine, &flights);
+        AllWorkers { local, mode: Mode::Own, rows: Rows::default(), record, t: Vec::new(), flights }
+    }
+
+    fn worker(&self) -> usize {
+        self.local.engine.workers.across.rank()
+    }
+
+    /// Whether what is saved of this worker is here.
+    fn is_here(&self, worker: usize) -> bool {
+        matches!(self.mode, Mode::Mean { .. }) || worker == self.worker()
+    }
+
+    /// The worker whose counts this one goes on with.
+    fn model(&self) -> usize {
+        if let Mode::Own = self.mode { self.worker() } else { self.rows.workers[0] }
+    }
+
+    fn all_rows(&self, workers: Vec<usize>, with_fragments: bool) -> Result<Rows, CheckpointError> {
+        let (inner, plan) = (&self.local.inner, &self.local.engine.plan);
+        match with_fragments {
+            true => Rows::new(plan, &inner.trained(), inner.entries.len(), workers, &self.flights),
+            false => Ok(Rows::params(inner.entries.len(), workers)),
+        }
+    }
+
+    /// Where a fragment's vector is here, in what the fragment has of the parameter.
+    fn beside(&self, param: usize, slot: Slot) -> Option<(usize, rows::Kind, (usize, usize))> {
+        let parts = &self.local.engine.parts;
+        let elements = match &self.rows.rows[param] {
+            Row::Shared(elements) => elements,
+            Row::Sent { worker, elements } if self.is_here(*worker) => elements,
+            _ => return None,
+        };
+        let (i, kind) = elements.place(parts, slot)?;
+        Some((parts.of(elements.fragment).spots[i].first, kind, (elements.fragment, i)))
+    }
+
+    /// What was saved by workers: what this one goes on with.
+    fn choose_of(&mut self, record: LocalRecord, load: &Load) -> Result<(), CheckpointError> {
+        let workers = &self.local.engine.workers.across;
+        let same = record.same_plan(&self.local.engine.plan);
+        let anew = same.is_err() && load.other_settings;
+        if !anew {
+            same?;
+            record.check(&self.local.engine.plan)?;
+        }
+        let all: Vec<usize> = (0..record.workers.len()).collect();
+        let counted = record.counted()?;
+        self.mode = match (anew, all.len() == workers.world_size()) {
+            (true, _) => Mode::Mean { weighed: Vec::new(), anew },
+            (false, true) => Mode::Own,
+            (false, false) => {
+                let (plan, trained) = (&self.local.engine.plan, self.local.inner.trained());
+                Mode::Mean { weighed: weighed(plan, &trained, &record, &counted), anew }
+            }
+        };
+        if !anew {
+            let Optimizer { options, .. } = &self.local.inner;
+            let engine = &self.local.engine;
+            for flight in &record.flights {
+                let of = (&engine.plan, &engine.parts);
+                let resumed = Flight::resumed(flight.fragments.clone(), flight.arrives(), of, &options.meter);
+                self.flights.push(resumed.map_err(CheckpointError::memory)?);
+            }
+        }
+        let workers = if let Mode::Own = self.mode { all } else { counted };
+        self.rows = self.all_rows(workers, !anew)?;
+        self.record = record;
+        Ok(())
+    }
+
+    /// What was saved by no worker.
+    fn choose_bare(&mut self, steps: u64) -> Result<(), CheckpointError> {
+        self.mode = Mode::Mean { weighed: Vec::new(), anew: true };
+        self.rows = self.all_rows(vec![0], false)?;
+        self.rows.bare = true;
+        self.record = LocalRecord { step: steps, ..LocalRecord::default() };
+        Ok(())
+    }
+
+    /// The mean of what workers have of one vector of a row, for this rank; `None` where nothing was saved.
+    fn merged(
+        &mut self,
+        row: usize,
+        i: usize,
+        (saved, contents, fitting): (&Saved, &[Content], &Fitting<'_>),
+    ) -> Result<Option<Buffer>, CheckpointError> {
+        let memory = CheckpointError::memory::<meshstep_tensor::Error>;
+        let vectors = &contents[row].vectors;
+        let (first, values) = self.vector(row, vectors[i].slot).map_err(CheckpointError::memory)?;
+        let (range, dtype) = (first..first + values.len(), values.dtype());
+        // Parameters follow their masters.
+        let master = vectors.iter().position(|vector| vector.name == MASTER);
+        let i = master.filter(|_| vectors[i].name == PARAM).unwrap_or(i);
+        let (named, wide) = (&vectors[i].name, vectors[i].dtype.dtype().unwrap_or(dtype));
+        let rows = self.rows.alike(row);
+        let from: Option<Vec<_>> =
+            rows.iter().map(|&row| Some((&contents[row], fitting.sources[row][i]?))).collect();
+        let Some(from) = from.filter(|_| !range.is_empty()) else { return Ok(None) };
+        let meter = self.local.inner.options.meter.clone();
+        let values = read_same(saved, &from, (named, range.clone(), wide), &meter)?;
+        let shares = self.shares(row, named, &range);
+        let mean = mean(&values, shares.into_iter(), wide, &meter).map_err(memory)?;
+        Ok(Some(if wide == dtype { mean } else { narrowed(&mean, dtype, &meter).map_err(memory)? }))
+    }
+
+    /// How much workers count, where they do not count alike.
+    fn shares<'s>(
+        &'s self,
+        row: usize,
+        vector: &'s str,
+        range: &'s Range<usize>,
+    ) -> Vec<(Range<usize>, &'s [f64])> {
+        let (Mode::Mean { weighed, .. }, Row::Param { entry, .. }) = (&self.mode, &self.rows.rows[row])
+        else {
+            return Vec::new();
+        };
+        let slot = Some(vector).filter(|name| ![PARAM, MASTER].contains(name));
+        within(weighed, (*entry, slot), range).collect()
+    }
+}
+
+fn narrowed(
+    values: &Buffer,
+    dtype: DType,
+    meter: &meshstep_tensor::Meter,
+) -> Result<Buffer, meshstep_tensor::Error> {
+    let mut narrow = Buffer::zeroed(values.len(), dtype, meter, meshstep_tensor::Category::Staging)?;
+    cast(values.as_slice(), narrow.as_mut())?;
+    Ok(narrow)
+}
+
+impl Vectors for AllWorkers<'_> {
+    fn queue(&self) -> Queue {
+        self.local.inner.options.queue.clone()
+    }
+
+    fn vector(&mut self, param: usize, slot: Slot) -> Result<(usize, Slice<'_>), Error> {
+        let nothing = Slice::from(&[] as &[f32]);
+        if let Row::Param { worker, entry } = self.rows.rows[param] {
+            return if self.is_here(worker) {
+                self.local.inner.vector(entry, slot)
+            } else {
+                Ok((0, nothing))
+            };
+        }
+        let Some((first, kind, place)) = self.beside(param, slot) else { return Ok((0, nothing)) };
+        let values = kind.buffer(&self.local.engine.parts, &self.flights, place)?;
+        Ok((first, values.unwrap_or(nothing)))
+    }
+}
+
+impl Keeper for AllWorkers<'_> {
+    fn optimizer(&mut self) -> &mut Optimizer {
+        &mut self.local.inner
+    }
+
+    fn ranks(&mut self) -> Arc<dyn Communicator> {
+        Arc::clone(&self.local.engine.workers.world)
+    }
+
+    fn name_by_steps(&mut self) -> u64 {
+        self.local.engine.step
+    }
+
+    fn call_all(&mut self, what: &str, ready: Result<(), Error>) -> Result<(), Error> {
+        let text = format!("this call = {what}\n");
+        let called = self.local.inner.call_together(what, ready).map(drop);
+        let told = called.as_ref().map_or_else(|error| format!("this call = {error}\n"), |()| text);
+        let same = same_everywhere(&*self.local.engine.workers.world, self.local.inner.options(), &told);
+        called?;
+        same
+    }
+
+    fn compare_all(&mut self) -> Result<(), Error> {
+        self.tell()
+    }
+
+    fn end_all<T>(&mut self, result: Result<T, Error>) -> Result<T, Error> {
+        if !matches!(result, Ok(_) | Err(Error::Disagree { .. } | Error::Checkpoint(_))) {
+            self.local.engine.workers.world.abort();
+            self.local.engine.workers.across.abort();
+        }
+        result
+    }
+
+    fn choose<'m>(
+        &mut self,
+        manifest: &'m Manifest,
+        load: &Load,
+    ) -> Result<Cow<'m, Manifest>, CheckpointError> {
+        let settings = Settings::from_json(&manifest.settings)?;
+        let Some(record) = settings.local else {
+            self.choose_bare(settings.steps.unwrap_or(manifest.step))?;
+            return Ok(Cow::Borrowed(manifest));
+        };
+        self.choose_of(record, load)?;
+        let Mode::Mean { anew, .. } = self.mode else { return Ok(Cow::Borrowed(manifest)) };
+        let mut chosen = manifest.clone();
+        chosen.tensors.retain(|name, _| is_of(name, &self.rows.workers, !anew));
+        Ok(Cow::Owned(chosen))
+    }
+
+    fn read(
+        &mut self,
+        saved: &Saved,
+        contents: &[Content],
+        fitting: &Fitting<'_>,
+    ) -> Result<Vec<Read>, CheckpointError> {
+        if let Mode::Own = self.mode {
+            return read_own(self, saved, contents, fitting);
+        }
+        let mut all = Vec::new();
+        for row in 0..contents.len() {
+            for i in 0..contents[row].vectors.len() {
+                let merged = match self.rows.alike(row)[0] == row {
+                    true => self.merged(row, i, (saved, contents, fitting))?,
+                    false => None,
+                };
+                all.extend(merged.map(|values| (row, contents[row].vectors[i].slot, values)));
+            }
+        }
+        Ok(all)
+    }
+
+    fn set_updates(&mut self, t: &[Option<u64>]) {
+        let model = self.model();
+        for (row, t) in self.rows.rows.iter().zip(t).filter_map(|(row, t)| Some((row, (*t)?))) {
+            match row {
+                Row::Param { worker, entry } if *worker == model => self.local.inner.entries[*entry].t = t,
+                Row::Sent { worker, elements } if *worker == model => {
+                    let (parts, f) = (&self.local.engine.parts, elements.fragment);
+                    let (Some(first), Some(sent)) =
+                        (elements.first_spot(parts), sent_mut(&mut self.flights, f))
+                    else {
+                        continue;
+                    };
+                    sent.snapshots.iter_mut().skip(first).take(elements.count()).for_each(|s| s.1 = t);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn contents(&self, placing: &dyn Placing) -> Result<Vec<Content>, CheckpointError> {
+        self.flights.iter().try_for_each(Flight::failure)?;
+        let own = self.local.inner.contents(placing)?;
+        let told = |(r, row): (usize, &Row)| {
+            let t = self.t.get(r).copied().unwrap_or_default();
+            match row {
+                Row::Param { worker, entry } => {
+                    let of = own[*entry].clone();
+                    let owned = if self.is_here(*worker) { of.owned } else { 0..0 };
+                    Content { name: self.rows.name(row, &of.name), t, owned, ..of }
+                }
+                Row::Shared(elements) => {
+                    elements.content(self.rows.name(row, ""), t, &self.local.engine.parts)
+                }
+                Row::Sent { worker, elements } => {
+                    let of = elements.content(self.rows.name(row, ""), t, &self.local.engine.parts);
+                    let owned = if self.is_here(*worker) { of.owned } else { 0..0 };
+                    Content { owned, ..of }
+                }
+            }
+        };
+        Ok(self.rows.rows.iter().enumerate().map(told).collect())
+    }
+
+    fn vector_mut(&mut self, param: usize, slot: Slot) -> Result<SliceMut<'_>, Error> {
+        let nothing = SliceMut::empty(DType::F32, self.queue().place());
+        if let Row::Param { worker, entry } = self.rows.rows[param] {
+            return if self.is_here(worker) { self.local.inner.vector_mut(entry, slot) } else { Ok(nothing) };
+        }
+        let Some((_, kind, place)) = self.beside(param, slot) else { return Ok(nothing) };
+        let values = kind.buffer_mut(&mut self.local.engine.parts, &mut self.flights, place)?;
+        Ok(values.unwrap_or(nothing))
+    }
+
+    fn settings(&self, tied: BTreeMap<String, String>) -> Settings {
+        let local = Some(self.record.clone());
+        Settings { local, ..self.local.inner.settings(tied) }
+    }
+
+    fn check(&self, settings: &Settings) -> Result<(), CheckpointError> {
+        self.local.inner.check(&self.own_settings(settings))
+    }
+
+    fn take_in(&mut self, settings: &Settings) -> Result<(), Error> {
+        self.local.inner.take_in(&self.own_settings(settings))?;
+        self.go_on()
+    }
+}

@@ -1,0 +1,179 @@
+//! What a checkpoint says of workers: how far each is, and what is on its way between them.
+
+use crate::Optimizer;
+use crate::checkpoint::{CheckpointError, Mismatch, Scale, Settings};
+use crate::local::engine::Engine;
+use crate::local::flight::Flight;
+use crate::local::{LocalPlan, Placement};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Workers, of one step.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct LocalRecord {
+    /// [`LocalPlan::describe`], and its digest in hexadecimal digits.
+    pub(crate) plan: String,
+    pub(crate) hash: String,
+    /// Steps taken, skipped or in error.
+    pub(crate) step: u64,
+    /// Fragments to be sent again.
+    pub(crate) again: Vec<usize>,
+    /// Of each fragment.
+    pub(crate) outer_steps: Vec<u64>,
+    pub(crate) flights: Vec<FlightRecord>,
+    pub(crate) workers: Vec<WorkerRecord>,
+}
+
+/// What was sent together and arrives together.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct FlightRecord {
+    pub(crate) fragments: Vec<usize>,
+    /// The step at which it arrives, and whether before its update.
+    pub(crate) step: u64,
+    pub(crate) before: bool,
+}
+
+/// One worker.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct WorkerRecord {
+    /// Whether its values count.
+    pub(crate) active: bool,
+    /// Of its own steps, as in [`Settings`].
+    pub(crate) steps: u64,
+    pub(crate) skips: u32,
+    pub(crate) hopeless: u32,
+    pub(crate) loss_scale: Option<Scale>,
+    /// Tokens since each fragment was last merged, of all its ranks.
+    pub(crate) tokens: Vec<u64>,
+    /// Of these, what was counted in what is on its way: of each flight's fragments.
+    pub(crate) sent: Vec<u64>,
+}
+
+/// Counts beyond this are no counts of steps.
+const MOST: u64 = 1 << 53;
+
+impl LocalRecord {
+    /// Of the workers that `engine`'s is one of, without those.
+    pub(super) fn of(engine: &Engine, flights: &[Flight]) -> Self {
+        let flight = |flight: &Flight| FlightRecord {
+            fragments: flight.fragments.clone(),
+            step: flight.arrives.0,
+            before: flight.arrives.1 == Placement::Before,
+        };
+        LocalRecord {
+            plan: engine.plan.describe(),
+            hash: hash(&engine.plan),
+            step: engine.step,
+            again: engine.again.iter().copied().collect(),
+            outer_steps: engine.parts.outer_t().collect(),
+            flights: flights.iter().map(flight).collect(),
+            workers: Vec::new(),
+        }
+    }
+
+    /// Whether the plan is `here`'s; the first line of its description that is another.
+    pub(super) fn same_plan(&self, here: &LocalPlan) -> Result<(), Mismatch> {
+        if self.hash == hash(here) {
+            return Ok(());
+        }
+        let text = here.describe();
+        let (mut saved, mut own) = (self.plan.lines(), text.lines());
+        let (saved, here) = loop {
+            match (saved.next(), own.next()) {
+                (None, None) => break (self.hash.clone(), hash(here)),
+                (a, b) if a == b => {}
+                (a, b) => break (a.unwrap_or("nothing").to_owned(), b.unwrap_or("nothing").to_owned()),
+            }
+        };
+        Err(Mismatch::Setting { what: "the local plan".to_owned(), saved, here })
+    }
+
+    /// The workers whose values count.
+    pub(super) fn counted(&self) -> Result<Vec<usize>, CheckpointError> {
+        let counted = self.workers.iter().enumerate().filter(|(_, worker)| worker.active);
+        let counted: Vec<usize> = counted.map(|(w, _)| w).collect();
+        if counted.is_empty() { Err(wrong("no worker's values count")) } else { Ok(counted) }
+    }
+
+    /// Whether it agrees with itself, and with the plan that it is of.
+    pub(super) fn check(&self, plan: &LocalPlan) -> Result<(), CheckpointError> {
+        let fragments = plan.fragments.len();
+        let mut on_its_way = BTreeSet::new();
+        for flight in &self.flights {
+            if flight.step < self.step || flight.step - self.step >= MOST || flight.fragments.is_empty() {
+                return Err(wrong("something is on its way that never arrives"));
+            }
+            for &f in &flight.fragments {
+                let travels = plan.fragments.get(f).is_some_and(|fragment| fragment.travels());
+                if !travels || !on_its_way.insert(f) {
+                    return Err(wrong(format!("fragment {f} cannot be on its way there")));
+                }
+            }
+        }
+        if let Some(f) = self.again.iter().find(|&&f| f >= fragments) {
+            return Err(wrong(format!("there is no fragment {f}")));
+        }
+        let steps = self.outer_steps.iter().chain(self.workers.iter().map(|worker| &worker.steps));
+        if let Some(count) = steps.chain([&self.step]).find(|&&count| count >= MOST) {
+            return Err(wrong(format!("{count} is no count of steps")));
+        }
+        let sent = |worker: &WorkerRecord| {
+            let fragments = self.flights.iter().flat_map(|flight| &flight.fragments);
+            worker.sent.len() == on_its_way.len()
+                && fragments.zip(&worker.sent).all(|(&f, sent)| *sent <= worker.tokens[f])
+        };
+        let whole = |worker: &WorkerRecord| worker.tokens.len() == fragments && sent(worker);
+        match self.outer_steps.len() == fragments && self.workers.iter().all(whole) {
+            true => Ok(()),
+            false => Err(wrong("not every fragment is told of")),
+        }
+    }
+}
+
+impl WorkerRecord {
+    /// As one rank of it knows.
+    pub(super) fn of(inner: &Optimizer, engine: &Engine, flights: &[Flight]) -> Self {
+        let Settings { steps, skips, hopeless, loss_scale, .. } = Settings::of(inner, BTreeMap::new());
+        let tokens = (0..engine.plan.fragments.len()).map(|f| engine.parts.of(f).tokens);
+        WorkerRecord {
+            active: engine.active,
+            steps: steps.unwrap_or_default(),
+            skips,
+            hopeless,
+            loss_scale,
+            tokens: tokens.collect(),
+            sent: flights.iter().flat_map(|flight| &flight.sent).map(|sent| sent.tokens).collect(),
+        }
+    }
+
+    /// With another rank of the same worker.
+    pub(super) fn with(mut self, other: &Self) -> Self {
+        self.active &= other.active;
+        let add = |sums: &mut Vec<u64>, more: &[u64]| {
+            sums.iter_mut().zip(more).for_each(|(sum, more)| *sum = sum.saturating_add(*more));
+        };
+        add(&mut self.tokens, &other.tokens);
+        add(&mut self.sent, &other.sent);
+        self
+    }
+
+    /// What its optimizer goes on from.
+    pub(super) fn settings(&self, all: &Settings) -> Settings {
+        let WorkerRecord { steps, skips, hopeless, loss_scale, .. } = self.clone();
+        Settings { steps: Some(steps), skips, hopeless, loss_scale, ..all.clone() }
+    }
+}
+
+impl FlightRecord {
+    pub(super) fn arrives(&self) -> (u64, Placement) {
+        (self.step, if self.before { Placement::Before } else { Placement::After })
+    }
+}
+
+fn hash(plan: &LocalPlan) -> String {
+    format!("{:016x}", plan.hash())
+}
+
+fn wrong(reason: impl Into<String>) -> CheckpointError {
+    CheckpointError::Contradiction { what: "workers".to_owned(), reason: reason.into() }
+}

@@ -1,0 +1,290 @@
+//! Every vector of a checkpoint of workers, in the order that all ranks have them.
+//!
+//! | tensor | of |
+//! |---|---|
+//! | `worker.W/NAME` | a worker's own parameter and state |
+//! | `fragment.F/NAME` | what all workers keep alike of the elements that fragment `F` has of a parameter: what its last exchange came to, the outer optimizer's state, the mean that is on its way |
+//! | `sent.W.F/NAME` | what a worker sent of them, where its mean is on its way |
+
+use crate::checkpoint::{CheckpointError, Content, Holding, Named, Type};
+use crate::local::flight::{Flight, Sent};
+use crate::local::parts::Parts;
+use crate::local::{LocalPlan, Slots, Trained, What};
+use crate::verify::Slot;
+use meshstep_tensor::{Buffer, DType};
+
+/// A tensor.
+#[derive(Clone, Debug)]
+pub(super) enum Row {
+    /// The optimizer's parameter `entry`.
+    Param {
+        worker: usize,
+        entry: usize,
+    },
+    Shared(Elements),
+    Sent {
+        worker: usize,
+        elements: Elements,
+    },
+}
+
+/// What a fragment has of one parameter.
+#[derive(Clone, Debug)]
+pub(super) struct Elements {
+    pub(super) fragment: usize,
+    pub(super) entry: usize,
+    name: String,
+    len: usize,
+    vectors: Vec<(Kind, Named)>,
+}
+
+/// One of its vectors, which is of the `of`th vector that the fragment is of.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Kind {
+    Anchor { of: usize },
+    Outer { of: usize, slot: usize },
+    Mean { of: usize },
+    Sent { of: usize },
+}
+
+/// A vector that a fragment is of: what it is called, its type, and the one it travels in.
+type Own = (String, DType, DType);
+
+/// Whose values are told of.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Rows {
+    pub(super) rows: Vec<Row>,
+    /// The workers, by the numbers they are saved under.
+    pub(super) workers: Vec<usize>,
+    /// Of an optimizer that was no worker.
+    pub(super) bare: bool,
+    /// How many each worker has of parameters, and all have together of what is kept alike.
+    params: usize,
+    shared: usize,
+}
+
+impl Rows {
+    /// All of `entries` parameters, and what is kept for the plan, where these flights are on their way.
+    pub(super) fn new(
+        plan: &LocalPlan,
+        (params, places): &(Vec<Trained>, Vec<usize>),
+        entries: usize,
+        workers: Vec<usize>,
+        flights: &[Flight],
+    ) -> Result<Self, CheckpointError> {
+        let mut rows = Self::params(entries, workers);
+        let (mut shared, mut sent) = (Vec::new(), Vec::new());
+        for f in 0..plan.fragments.len() {
+            let flight = flights.iter().any(|flight| flight.fragments.contains(&f));
+            for chosen in plan.chosen(f, params).map_err(CheckpointError::memory)? {
+                let param = &params[chosen.param];
+                let own = plan.own(f, param);
+                let (name, len, entry) = (param.name.clone(), chosen.range.len(), places[chosen.param]);
+                let of = |vectors: Vec<(Kind, Named)>| Elements {
+                    fragment: f,
+                    entry,
+                    name: name.clone(),
+                    len,
+                    vectors,
+                };
+                shared.push(of(plan.shared(f, &own, flight)?));
+                if flight && plan.fragments[f].keeps_sent() {
+                    sent.push(of(snapshots(&own)?));
+                }
+            }
+        }
+        shared.retain(|elements| !elements.vectors.is_empty());
+        rows.shared = shared.len();
+        rows.rows.extend(shared.into_iter().map(Row::Shared));
+        for &worker in &rows.workers {
+            let row = |elements: &Elements| Row::Sent { worker, elements: elements.clone() };
+            rows.rows.extend(sent.iter().map(row));
+        }
+        Ok(rows)
+    }
+
+    /// Parameters alone.
+    pub(super) fn params(entries: usize, workers: Vec<usize>) -> Self {
+        let row = |worker| (0..entries).map(move |entry| Row::Param { worker, entry });
+        let rows = workers.iter().copied().flat_map(row).collect();
+        Rows { rows, workers, params: entries, ..Rows::default() }
+    }
+
+    /// The rows of the same as `row`, of each worker.
+    pub(super) fn alike(&self, row: usize) -> Vec<usize> {
+        let (workers, params) = (self.workers.len(), self.params);
+        let sent = workers * params + self.shared;
+        let every = |first: usize, each: usize| (0..workers).map(move |w| first + w * each);
+        match self.rows[row] {
+            Row::Param { .. } => every(row % params, params).collect(),
+            Row::Shared(_) => vec![row],
+            Row::Sent { .. } => {
+                let each = (self.rows.len() - sent) / workers;
+                every(sent + (row - sent) % each, each).collect()
+            }
+        }
+    }
+
+    /// What a tensor is called.
+    pub(super) fn name(&self, row: &Row, param: &str) -> String {
+        match row {
+            Row::Param { .. } if self.bare => param.to_owned(),
+            Row::Param { worker, .. } => format!("worker.{worker}/{param}"),
+            Row::Shared(elements) => format!("fragment.{}/{}", elements.fragment, elements.name),
+            Row::Sent { worker, elements } => {
+                format!("sent.{worker}.{}/{}", elements.fragment, elements.name)
+            }
+        }
+    }
+}
+
+/// Whether a tensor of this name is one of these workers', or what all of them keep.
+pub(super) fn is_of(name: &str, workers: &[usize], with_fragments: bool) -> bool {
+    let whose = name.split('/').next().unwrap_or_default();
+    let worker = |text: &str| text.split('.').next().and_then(|w| w.parse().ok());
+    match (whose.strip_prefix("worker."), whose.strip_prefix("sent.")) {
+        (Some(own), _) => worker(own).is_none_or(|w| workers.contains(&w)),
+        (_, Some(sent)) => with_fragments && worker(sent).is_none_or(|w| workers.contains(&w)),
+        (None, None) => with_fragments || !whose.starts_with("fragment."),
+    }
+}
+
+impl Elements {
+    /// Which of its vectors, where this rank has a part of it: the spot, and what of that.
+    pub(super) fn place(&self, parts: &Parts, slot: Slot) -> Option<(usize, Kind)> {
+        let Slot::State(i) = slot else { return None };
+        let kind = self.vectors.get(i)?.0;
+        let (Kind::Anchor { of } | Kind::Outer { of, .. } | Kind::Mean { of } | Kind::Sent { of }) = kind;
+        Some((self.first_spot(parts)? + of, kind))
+    }
+
+    /// How many vectors of the parameter the fragment has; of what was sent.
+    pub(super) fn count(&self) -> usize {
+        self.vectors.len()
+    }
+
+    /// The first of this rank's spots of the parameter.
+    pub(super) fn first_spot(&self, parts: &Parts) -> Option<usize> {
+        parts.of(self.fragment).spots.iter().position(|spot| spot.entry == self.entry)
+    }
+
+    /// What of it this rank has.
+    pub(super) fn content(&self, name: String, t: u64, parts: &Parts) -> Content {
+        let spot = self.first_spot(parts).map(|i| &parts.of(self.fragment).spots[i]);
+        let owned = spot.map_or(0..0, |spot| spot.first..spot.first + spot.range.len());
+        let vectors = self.vectors.iter().map(|(_, named)| named.clone()).collect();
+        Content { name, t, holding: Holding::whole(&[self.len as u64]), owned, vectors }
+    }
+}
+
+impl Kind {
+    /// What there is of it on this rank.
+    pub(super) fn buffer<'a>(
+        self,
+        parts: &'a Parts,
+        flights: &'a [Flight],
+        (f, i): (usize, usize),
+    ) -> Result<Option<meshstep_tensor::Slice<'a>>, meshstep_tensor::Error> {
+        let (spot, kept) = (&parts.of(f).spots[i], &parts.of(f).kept[i]);
+        let sent = || flights.iter().find_map(|flight| Some((flight, sent_of(flight, f)?)));
+        Ok(match self {
+            Kind::Anchor { .. } => kept.anchor.as_ref().map(Buffer::as_slice),
+            Kind::Outer { slot, .. } => kept.outer.get(slot).map(Buffer::as_slice),
+            Kind::Mean { .. } => match sent() {
+                Some((flight, sent)) => flight.landed(&flight.sent[sent], i, spot.range.len())?,
+                None => None,
+            },
+            Kind::Sent { .. } => {
+                let sent = sent().and_then(|(flight, sent)| flight.sent[sent].snapshots.get(i));
+                sent.map(|(values, _)| values.as_slice())
+            }
+        })
+    }
+
+    /// The same, to be written.
+    pub(super) fn buffer_mut<'a>(
+        self,
+        parts: &'a mut Parts,
+        flights: &'a mut [Flight],
+        (f, i): (usize, usize),
+    ) -> Result<Option<meshstep_tensor::SliceMut<'a>>, meshstep_tensor::Error> {
+        let len = parts.of(f).spots[i].range.len();
+        let kept = &mut parts.of_mut(f).kept[i];
+        Ok(match self {
+            Kind::Anchor { .. } => kept.anchor.as_mut().map(Buffer::as_mut),
+            Kind::Outer { slot, .. } => kept.outer.get_mut(slot).map(Buffer::as_mut),
+            Kind::Mean { .. } => {
+                match flights.iter_mut().find_map(|flight| Some((sent_of(flight, f)?, flight))) {
+                    Some((sent, flight)) => flight.landed_mut(sent, i, len)?,
+                    None => None,
+                }
+            }
+            Kind::Sent { .. } => sent_mut(flights, f)
+                .and_then(|sent| sent.snapshots.get_mut(i))
+                .map(|(values, _)| values.as_mut()),
+        })
+    }
+}
+
+/// Which of a flight's fragments `f` is.
+fn sent_of(flight: &Flight, f: usize) -> Option<usize> {
+    flight.fragments.iter().position(|&of| of == f)
+}
+
+/// What was sent of a fragment that is on its way.
+pub(super) fn sent_mut(flights: &mut [Flight], f: usize) -> Option<&mut Sent> {
+    flights
+        .iter_mut()
+        .find_map(|flight| Some((sent_of(flight, f)?, flight)))
+        .map(|(k, flight)| &mut flight.sent[k])
+}
+
+impl LocalPlan {
+    /// The vectors of a parameter that a fragment is of.
+    pub(super) fn own(&self, f: usize, param: &Trained) -> Vec<Own> {
+        let fragment = &self.fragments[f];
+        let of = |own: DType| move |name: &str| (name.to_owned(), own, fragment.wire_of(param));
+        match &fragment.what {
+            What::Params => vec![of(param.values)("param")],
+            What::State(slots) => named(param, slots).map(of(param.state)).collect(),
+            What::OuterMomentum(outer) => {
+                self.outer_state(*outer).iter().copied().map(of(DType::F64)).collect()
+            }
+        }
+    }
+
+    /// What all workers keep of these.
+    fn shared(&self, f: usize, own: &[Own], flight: bool) -> Result<Vec<(Kind, Named)>, CheckpointError> {
+        let mut vectors = Vec::new();
+        for (of, (name, own, wire)) in own.iter().enumerate() {
+            if self.fragments[f].has_anchor(*wire, *own) {
+                vectors.push((Kind::Anchor { of }, format!("{name}.anchor"), *own));
+            }
+            for (slot, state) in self.outer_state(f).iter().enumerate() {
+                vectors.push((Kind::Outer { of, slot }, format!("outer.{state}"), DType::F64));
+            }
+            if flight {
+                vectors.push((Kind::Mean { of }, format!("{name}.mean"), *wire));
+            }
+        }
+        number(vectors)
+    }
+}
+
+/// What a worker sent of these.
+fn snapshots(own: &[Own]) -> Result<Vec<(Kind, Named)>, CheckpointError> {
+    let sent = |(of, (name, own, _)): (usize, &Own)| (Kind::Sent { of }, format!("{name}.sent"), *own);
+    number(own.iter().enumerate().map(sent).collect())
+}
+
+fn number(vectors: Vec<(Kind, String, DType)>) -> Result<Vec<(Kind, Named)>, CheckpointError> {
+    let number = |(i, (kind, name, dtype)): (usize, (Kind, String, DType))| match Type::of(dtype) {
+        Some(dtype) => Ok((kind, Named { slot: Slot::State(i), name, dtype })),
+        None => Err(CheckpointError::memory(format!("{dtype} is not saved"))),
+    };
+    vectors.into_iter().enumerate().map(number).collect()
+}
+
+fn named<'a>(param: &'a Trained, slots: &'a Slots) -> impl Iterator<Item = &'static str> + 'a {
+    param.rule.state().iter().copied().filter(|slot| slots.has(slot))
+}

@@ -1,0 +1,174 @@
+//! What a save does beside others: it needs none of the threads that steps compute with, and none waits long for rank 0.
+
+use crate::common::{Run, params};
+use crate::layouts::{DIR, train};
+use crate::sim::Sim;
+use meshstep_comm::loopback::{Config, spawn, spawn_with};
+use meshstep_comm::{Clock, Communicator};
+use meshstep_shard::checkpoint::{CheckpointError, Disk, Reader, Save, Store, Writer};
+use std::fmt::Debug;
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+/// No failure of the code takes as long.
+const FOREVER: Duration = Duration::from_secs(30);
+
+/// A save that needed rayon's threads would wait here, as a step would wait for a save that has them.
+#[test]
+fn a_background_save_ends_while_all_threads_of_rayon_are_busy() {
+    // Writes that are worth a thread.
+    let run = Run { lens: vec![600_000, 700_000], ranks: 2, ..Run::default() };
+    let (sim, held) = (Sim::new(DIR), Arc::new((Mutex::new(false), Condvar::new())));
+    let store = Store::on(Arc::new(sim), DIR);
+    let (built, ready) = channel();
+    let (ended, saved) = channel();
+    let busy = OnceLock::new();
+    std::thread::scope(|threads| {
+        let (run, store, busy) = (&run, &store, &busy);
+        threads.spawn(move || {
+            spawn(run.ranks, |comm| {
+                let mut opt = run.build(comm).unwrap();
+                train(run, &mut opt, 1..2);
+                built.send(()).unwrap();
+                while busy.get().is_none() {
+                    std::thread::yield_now();
+                }
+                opt.save_async(store, Save::default()).unwrap().join().unwrap();
+                ended.send(()).unwrap();
+            })
+            .unwrap();
+        });
+        (0..run.ranks).for_each(|_| ready.recv().unwrap());
+        let (at_work, working) = channel();
+        let hold = Arc::clone(&held);
+        rayon::spawn_broadcast(move |_| {
+            at_work.send(()).unwrap();
+            let released = hold.0.lock().unwrap();
+            drop(hold.1.wait_while(released, |released| !*released).unwrap());
+        });
+        (0..rayon::current_num_threads()).for_each(|_| working.recv().unwrap());
+        busy.set(()).unwrap();
+        let both = (0..run.ranks).all(|_| saved.recv_timeout(FOREVER).is_ok());
+        *held.0.lock().unwrap() = true;
+        held.1.notify_all();
+        assert!(both, "the save waits for a thread of the pool");
+    });
+    store.latest().unwrap().verify().unwrap();
+}
+
+/// A disk on which an old step is not removed before somebody says so.
+#[derive(Clone, Debug)]
+struct Slow {
+    sim: Sim,
+    removing: Arc<AtomicBool>,
+    go_on: Arc<AtomicBool>,
+    refuses: bool,
+}
+
+impl Disk for Slow {
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        if path.file_name().unwrap().to_str().unwrap().starts_with("tmp-") {
+            self.removing.store(true, SeqCst);
+            while !self.go_on.load(SeqCst) {
+                std::thread::yield_now();
+            }
+            if self.refuses {
+                return Err(io::ErrorKind::PermissionDenied.into());
+            }
+        }
+        self.sim.remove(path)
+    }
+
+    fn create(&self, path: &Path) -> io::Result<Box<dyn Writer>> {
+        self.sim.create(path)
+    }
+
+    fn open(&self, path: &Path) -> io::Result<Box<dyn Reader>> {
+        self.sim.open(path)
+    }
+
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
+        self.sim.create_dir(path)
+    }
+
+    fn list(&self, dir: &Path) -> io::Result<Vec<(String, bool)>> {
+        self.sim.list(dir)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.sim.rename(from, to)
+    }
+
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        self.sim.sync_dir(dir)
+    }
+
+    fn lock(&self, path: &Path) -> io::Result<Option<Box<dyn Debug + Send + Sync>>> {
+        self.sim.lock(path)
+    }
+}
+
+/// While rank 0 removes, the time of more than one deadline passes: in parts, between which ranks have heard of each other.
+#[test]
+fn removing_old_steps_may_take_longer_than_any_deadline() {
+    for (beside, refuses) in [(false, false), (true, false), (false, true)] {
+        let run = Run { lens: vec![70, 1, 130], ranks: 3, ..Run::default() };
+        let sim = Sim::new(DIR);
+        let slow = Slow { sim: sim.clone(), removing: Arc::default(), go_on: Arc::default(), refuses };
+        let store = Store::on(Arc::new(slow.clone()), DIR);
+        let config =
+            Config { clock: Clock::manual(), timeout: Duration::from_secs(60), ..Config::new(run.ranks) };
+        let (clock, comms) = (config.clock.clone(), OnceLock::<Arc<dyn Communicator>>::new());
+        let told = std::thread::scope(|threads| {
+            threads.spawn(|| {
+                let begun = Instant::now();
+                while !slow.removing.load(SeqCst) && begun.elapsed() < FOREVER {
+                    std::thread::yield_now();
+                }
+                for _ in 0..5 {
+                    let calls = || comms.get().unwrap().stats().total().operations;
+                    let (before, begun) = (calls(), Instant::now());
+                    // Where nobody says anything, time passes all the same. In the background calls are of another communicator.
+                    let most = Duration::from_secs(if beside { 1 } else { 5 });
+                    while calls() < before + 2 && begun.elapsed() < most {
+                        std::thread::yield_now();
+                    }
+                    clock.advance(Duration::from_secs(20));
+                }
+                slow.go_on.store(true, SeqCst);
+            });
+            spawn_with(config, |comm| {
+                if comm.rank() == 1 {
+                    comms.set(Arc::clone(&comm)).unwrap();
+                }
+                let mut opt = run.build(comm).unwrap();
+                opt.save(&store, Save { step: Some(1), ..Save::default() }).unwrap();
+                train(&run, &mut opt, 1..3);
+                let save = Save { step: Some(2), keep: Some(1), ..Save::default() };
+                let saved = match beside {
+                    true => opt.save_async(&store, save).unwrap().join(),
+                    false => opt.save(&store, save),
+                };
+                train(&run, &mut opt, 3..4);
+                assert_eq!(params(&opt), run.run().params);
+                saved
+            })
+        });
+        for told in told.unwrap() {
+            match told {
+                Ok(step) => assert!(step == 2 && !refuses),
+                Err(meshstep_shard::Error::Checkpoint(failed)) => {
+                    let removing = matches!(failed.error, CheckpointError::Io { doing: "removing", .. });
+                    assert!(refuses && failed.rank == 0 && removing, "{failed}");
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+        let left = Store::on(Arc::new(sim), DIR);
+        assert_eq!((left.steps().unwrap(), left.latest().unwrap().manifest().step), (vec![2], 2));
+    }
+}

@@ -1,0 +1,377 @@
+//! Checkpoints of workers: they go on as if nothing had been, and others go on from their mean.
+
+use crate::common::{self, Gradients, Run, STAGES};
+use crate::equal::{End, assert_equal, end, plans};
+use crate::naive::{Naive, tokens};
+use crate::sim::Sim;
+use meshstep_comm::loopback;
+use meshstep_shard::checkpoint::{CheckpointError, Load, Mismatch, Save, Store};
+use meshstep_shard::local::{LocalError, LocalOptimizer, LocalPlan, Workers};
+use meshstep_shard::{Error, Optimizer, Options, Stage};
+use meshstep_tensor::{DType, bf16};
+use std::sync::Arc;
+
+const STEPS: u64 = 11;
+
+/// Steps after which there is a checkpoint: in the middle of intervals, and of what is on its way.
+const SAVED: [u64; 3] = [4, 5, 7];
+
+fn store() -> Store {
+    Store::on(Arc::new(Sim::new("/run")), "/run")
+}
+
+fn run(stage: Stage) -> Run {
+    Run { gradients: Gradients::Rough, max_norm: Some(5.0), ..Run::default() }.stage(stage)
+}
+
+/// Each rank of so many workers of so many ranks.
+fn spawn<T: Send>(
+    run: &Run,
+    plan: &LocalPlan,
+    [workers, inside]: [usize; 2],
+    then: impl Fn(LocalOptimizer, usize) -> T + Sync,
+) -> Vec<T> {
+    let ends = loopback::spawn(workers * inside, |world| {
+        let worker = world.rank() / inside;
+        let (comm, between) = Workers::split(world, worker as u32).unwrap();
+        let inner = run.build(comm).unwrap();
+        then(LocalOptimizer::new(inner, between, plan.clone()).unwrap(), worker)
+    });
+    ends.unwrap()
+}
+
+/// The next step: all ranks of a worker have the same gradient, so that it is one of as many as there are.
+fn step(run: &Run, local: &mut LocalOptimizer, worker: usize) {
+    let step = local.steps();
+    // As many tokens, on however many ranks.
+    let weight = 6 * tokens(worker, step) / local.optimizer().comm().world_size() as u64;
+    let mb = local.micro_batch(weight).unwrap();
+    for i in 0..run.lens.len() {
+        let grad: Vec<f32> = run.gradient(step + 1, 0, worker, i).iter().map(|&g| g as f32).collect();
+        mb.grad(&common::name(i), &grad[..]).unwrap();
+    }
+    mb.finish().unwrap();
+    assert_eq!(local.step(run.at(step + 1)).unwrap().exchanged.failed, []);
+}
+
+fn steps_until(run: &Run, local: &mut LocalOptimizer, worker: usize, until: u64) {
+    (local.steps()..until).for_each(|_| step(run, local, worker));
+}
+
+fn named(step: u64) -> Save<'static> {
+    Save { step: Some(step), ..Save::default() }
+}
+
+fn of_step(step: u64) -> Load {
+    Load { step: Some(step), ..Load::default() }
+}
+
+/// Trains four workers, and saves some steps.
+fn train_and_save(run: &Run, plan: &LocalPlan, inside: usize, store: &Store) -> Vec<End> {
+    spawn(run, plan, [4, inside], |mut local, worker| {
+        for at in SAVED {
+            steps_until(run, &mut local, worker, at);
+            if at % 2 == 0 {
+                local.save(store, named(at)).unwrap();
+            } else {
+                let saving = local.save_async(store, named(at)).unwrap();
+                // Another save waits for it, and so does this one's next.
+                drop(saving);
+            }
+        }
+        steps_until(run, &mut local, worker, STEPS);
+        end(run, &local)
+    })
+}
+
+/// Goes on from a step, after other steps.
+fn load_and_train(run: &Run, plan: &LocalPlan, mesh: [usize; 2], store: &Store, load: Load) -> Vec<End> {
+    spawn(run, plan, mesh, |mut local, worker| {
+        // Something to be forgotten: other values, and what is on its way.
+        steps_until(run, &mut local, worker + 1, 3);
+        let loaded = local.load(store, load).unwrap();
+        assert_eq!((loaded.missing, loaded.unexpected), (vec![], vec![]));
+        assert_eq!(local.steps(), load.step.unwrap());
+        steps_until(run, &mut local, worker, STEPS);
+        end(run, &local)
+    })
+}
+
+#[test]
+fn as_many_workers_go_on_as_if_nothing_had_been() {
+    for (p, (name, rule, plan)) in plans().into_iter().enumerate() {
+        let store = store();
+        let run = |i: usize| Run { rule, ..run(STAGES[i % 4]) };
+        let mut naive_run = run(0);
+        naive_run.ranks = 4;
+        let mut naive = Naive::new(&naive_run, &plan, 4);
+        (0..STEPS).for_each(|step| naive.step(step));
+        let inside = [1, 2, 3];
+        let ends = train_and_save(&run(p), &plan, inside[p % 3], &store);
+        for (rank, end) in ends.iter().enumerate() {
+            assert_equal(end, &naive.workers[rank / inside[p % 3]], &format!("{name} rank {rank}"));
+        }
+        for (k, at) in SAVED.into_iter().enumerate() {
+            store.open(at).unwrap().verify().unwrap();
+            let inside = inside[(p + k) % 3];
+            let ends = load_and_train(&run(p + k + 1), &plan, [4, inside], &store, of_step(at));
+            for (rank, end) in ends.iter().enumerate() {
+                assert_equal(end, &naive.workers[rank / inside], &format!("{name} from {at}, rank {rank}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn other_workers_go_on_from_the_mean() {
+    for (p, (name, rule, plan)) in plans().into_iter().enumerate() {
+        let store = store();
+        let run = |i: usize| Run { rule, ..run(STAGES[i % 4]) };
+        train_and_save(&run(p), &plan, 1 + p % 2, &store);
+        for (k, at) in SAVED.into_iter().enumerate() {
+            for workers in [2, 6] {
+                let saved_run = Run { ranks: 4, ..run(0) };
+                let mut saved = Naive::new(&saved_run, &plan, 4);
+                (0..at).for_each(|step| saved.step(step));
+                let naive_run = Run { ranks: workers, ..run(0) };
+                let mut naive = saved.merged(&naive_run, workers);
+                (at..STEPS).for_each(|step| naive.step(step));
+                let ends = load_and_train(&run(p + k + 1), &plan, [workers, 2], &store, of_step(at));
+                for (rank, end) in ends.iter().enumerate() {
+                    let what = format!("{name} from {at} to {workers}, rank {rank}");
+                    assert_equal(end, &naive.workers[rank / 2], &what);
+                }
+            }
+        }
+    }
+}
+
+fn refused(error: LocalError) -> CheckpointError {
+    match error {
+        LocalError::Shard(Error::Checkpoint(failed)) => failed.error.clone(),
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn another_plan_is_refused_or_begins_from_the_mean() {
+    let (store, run) = (store(), run(Stage::Zero2));
+    let saved_by = LocalPlan::streaming_diloco(4, 3, 2, 0.5);
+    train_and_save(&run, &saved_by, 2, &store);
+    for (other, workers) in [(LocalPlan::diloco(3), 4), (LocalPlan::des_loc(2, 3, 4), 3)] {
+        let told = spawn(&run, &other, [workers, 2], |mut local, worker| {
+            steps_until(&run, &mut local, worker, 2);
+            let before = end(&run, &local);
+            let told = refused(local.load(&store, of_step(5)).unwrap_err());
+            assert_eq!((local.steps(), end(&run, &local).params), (2, before.params));
+            told
+        });
+        for told in told {
+            let CheckpointError::Mismatch(Mismatch::Setting { what, saved, here }) = told else {
+                panic!("{told}")
+            };
+            assert_eq!(what, "the local plan");
+            assert_ne!(saved, here);
+        }
+        let saved_run = Run { ranks: 4, ..run.clone() };
+        let mut naive = Naive::new(&saved_run, &saved_by, 4);
+        (0..5).for_each(|step| naive.step(step));
+        let naive_run = Run { ranks: workers, ..run.clone() };
+        let mut naive = naive.anew(&naive_run, &other, workers);
+        (5..STEPS).for_each(|step| naive.step(step));
+        let load = Load { other_settings: true, ..of_step(5) };
+        for (rank, end) in load_and_train(&run, &other, [workers, 2], &store, load).iter().enumerate() {
+            assert_equal(end, &naive.workers[rank / 2], &format!("{workers} workers, rank {rank}"));
+        }
+    }
+}
+
+#[test]
+fn workers_begin_from_what_one_optimizer_has_saved() {
+    let (store, run) = (store(), run(Stage::Zero1));
+    let plan = LocalPlan::diloco(3);
+    let alone = loopback::spawn(2, |comm| {
+        let mut opt: Optimizer = run.build(comm).unwrap();
+        for t in 1..=4 {
+            let mb = opt.micro_batch(1).unwrap();
+            for i in 0..run.lens.len() {
+                let grad: Vec<f32> = run.gradient(t, 0, 0, i).iter().map(|&g| g as f32).collect();
+                mb.grad(&common::name(i), &grad[..]).unwrap();
+            }
+            mb.finish().unwrap();
+            let _ = opt.step(run.at(t)).unwrap().outcome().unwrap();
+        }
+        opt.save(&store, named(4)).unwrap();
+    });
+    alone.unwrap();
+    let one = Run { ranks: 1, ..run.clone() };
+    let mut naive = Naive::new(&one, &LocalPlan::local_sgd(100), 1);
+    (0..4).for_each(|step| naive.step(step));
+    let three = Run { ranks: 3, ..run.clone() };
+    let mut naive = naive.anew(&three, &plan, 3);
+    (4..STEPS).for_each(|step| naive.step(step));
+    for (rank, end) in load_and_train(&run, &plan, [3, 2], &store, of_step(4)).iter().enumerate() {
+        assert_equal(end, &naive.workers[rank / 2], &format!("rank {rank}"));
+    }
+}
+
+#[test]
+fn who_has_only_just_come_does_not_count_in_the_mean() {
+    let (store, run) = (store(), Run { rule: common::WhichRule::AdamW, ..run(Stage::Zero1) });
+    let plan = LocalPlan::des_loc(4, 4, 4);
+    let saved = spawn(&run, &plan, [3, 2], |mut local, worker| {
+        steps_until(&run, &mut local, worker, 2);
+        if worker == 0 {
+            local.enter();
+        }
+        local.save(&store, named(2)).unwrap();
+        step(&run, &mut local, worker);
+        step(&run, &mut local, worker);
+        end(&run, &local)
+    });
+    // As many: still without a say.
+    let again = spawn(&run, &plan, [3, 2], |mut local, worker| {
+        local.load(&store, of_step(2)).unwrap();
+        steps_until(&run, &mut local, worker, 4);
+        end(&run, &local)
+    });
+    for (end, saved) in again.iter().zip(&saved) {
+        assert_eq!(end.params, saved.params);
+    }
+    let two = Run { ranks: 3, ..run.clone() };
+    let mut naive = Naive::new(&two, &plan, 3);
+    (0..2).for_each(|step| naive.step(step));
+    naive.workers.remove(0);
+    let four = Run { ranks: 4, ..run.clone() };
+    let merged = naive.merged(&four, 4);
+    let ends = spawn(&run, &plan, [4, 1], |mut local, _| {
+        local.load(&store, of_step(2)).unwrap();
+        end(&run, &local)
+    });
+    for (rank, end) in ends.iter().enumerate() {
+        assert_equal(end, &merged.workers[rank], &format!("rank {rank}"));
+    }
+}
+
+#[test]
+fn what_somebody_has_edited_is_refused_and_changes_nothing() {
+    use serde_json::{Value, json};
+    let sim = Sim::new("/run");
+    let (store, run) = (Store::on(Arc::new(sim.clone()), "/run"), run(Stage::Zero2));
+    let plan = LocalPlan::streaming_diloco(4, 3, 2, 0.5);
+    train_and_save(&run, &plan, 1, &store);
+    let path = std::path::Path::new("/run/step-000000000005/manifest.json");
+    let whole = store.open(5).unwrap().manifest().clone();
+    let local = whole.settings["local"].clone();
+    assert_eq!(local["flights"].as_array().unwrap().len(), 1, "{local:#}");
+    let with = |place: &str, value: Value| {
+        let mut local = local.clone();
+        *local.pointer_mut(place).unwrap() = value;
+        local
+    };
+    let fifth = [local["workers"].as_array().unwrap().clone(), vec![local["workers"][0].clone()]].concat();
+    let idle: Vec<Value> = (0..4)
+        .map(|w| {
+            let mut worker = local["workers"][w].clone();
+            worker["active"] = json!(false);
+            worker
+        })
+        .collect();
+    let edits = [
+        (with("/flights/0/fragments/0", json!(99)), "fragment 99"),
+        (with("/flights/0/step", json!(4)), "never arrives"),
+        (with("/flights/0/fragments", json!([])), "never arrives"),
+        (with("/again", json!([3])), "no fragment 3"),
+        (with("/step", json!(1u64 << 60)), "no count of steps"),
+        (with("/workers/3/tokens", json!([1])), "not every fragment"),
+        (with("/workers/3/sent", json!([1, 2])), "not every fragment"),
+        (with("/workers/3/tokens/0", json!(-1)), "invalid value"),
+        (with("/outer_steps", json!([])), "not every fragment"),
+        (with("/workers", json!(idle)), "no worker's values count"),
+        (with("/workers", json!(fifth)), "nothing for \"worker.4/p0\""),
+        (with("/hash", json!("0")), "the local plan was saved as 0"),
+        (with("/flights", json!([])), "which are not here"),
+    ];
+    for (edited, expected) in edits {
+        let mut manifest = whole.clone();
+        manifest.settings.insert("local".to_owned(), edited);
+        sim.damage(path, |bytes| *bytes = manifest.to_text().into_bytes());
+        let told = spawn(&run, &plan, [4, 1], |mut local, worker| {
+            step(&run, &mut local, worker);
+            let before = end(&run, &local);
+            let told = refused(local.load(&store, of_step(5)).unwrap_err()).to_string();
+            assert_eq!((local.steps(), end(&run, &local).params), (1, before.params));
+            // And everybody goes on.
+            step(&run, &mut local, worker);
+            told
+        });
+        assert!(told.iter().all(|told| told.contains(expected)), "{expected}: {told:?}");
+    }
+}
+
+#[test]
+fn a_failed_save_is_the_same_error_everywhere_and_steps_go_on() {
+    let run = run(Stage::Zero2);
+    let plan = LocalPlan::streaming_diloco(4, 3, 2, 0.5);
+    let naive_run = Run { ranks: 4, ..run.clone() };
+    let mut naive = Naive::new(&naive_run, &plan, 4);
+    (0..STEPS).for_each(|step| naive.step(step));
+    for fails_at in [0, 3, 9] {
+        let sim = Sim::new("/run");
+        let store = Store::on(Arc::new(sim.clone()), "/run");
+        sim.fail_at(fails_at);
+        let ends = spawn(&run, &plan, [4, 2], |mut local, worker| {
+            steps_until(&run, &mut local, worker, 5);
+            let told = refused(local.save(&store, named(5)).unwrap_err());
+            let busy = (worker == 1).then(|| local.micro_batch(1).map(drop));
+            // One worker is in the middle of a step: nobody saves.
+            let refused = local.save(&store, named(6)).unwrap_err();
+            assert!(matches!(refused, LocalError::Shard(_)), "{refused}");
+            drop(busy);
+            told
+        });
+        assert!(ends.iter().all(|told| *told == ends[0]), "{ends:?}");
+        let ends = spawn(&run, &plan, [4, 2], |mut local, worker| {
+            steps_until(&run, &mut local, worker, 5);
+            local.save(&store, named(5)).unwrap_err();
+            steps_until(&run, &mut local, worker, STEPS);
+            end(&run, &local)
+        });
+        for (rank, end) in ends.iter().enumerate() {
+            assert_equal(end, &naive.workers[rank / 2], &format!("rank {rank}"));
+        }
+    }
+}
+
+#[test]
+fn parameters_that_follow_masters_follow_their_mean() {
+    let (store, plan) = (store(), LocalPlan::local_adam(4));
+    let run = |stage| {
+        let options = Options { precision: common::F32_MASTER, ..run(stage).options };
+        Run { dtype: DType::BF16, options, ..run(stage) }
+    };
+    let master = |run: &Run, local: &LocalOptimizer, i: usize| -> Vec<f32> {
+        let state = local.state(&common::name(i)).unwrap();
+        let own: Vec<f32> = state.master.map_or(vec![], |master| master.typed().unwrap().to_vec());
+        assert_eq!(own.len(), run.lens[i]);
+        own
+    };
+    let saved = spawn(&run(Stage::Replicated), &plan, [4, 1], |mut local, worker| {
+        let run = run(Stage::Replicated);
+        steps_until(&run, &mut local, worker, 3);
+        local.save(&store, named(3)).unwrap();
+        (0..run.lens.len()).map(|i| master(&run, &local, i)).collect::<Vec<_>>()
+    });
+    spawn(&run(Stage::Zero2), &plan, [3, 2], |mut local, _| {
+        local.load(&store, of_step(3)).unwrap();
+        for (i, &len) in run(Stage::Zero2).lens.iter().enumerate() {
+            let mean = |j: usize| saved.iter().map(|own| f64::from(own[i][j])).sum::<f64>() / 4.0;
+            let masters: Vec<f32> = (0..len).map(|j| mean(j) as f32).collect();
+            let rounded: Vec<bf16> = masters.iter().map(|&x| bf16::from_f32(x)).collect();
+            assert_eq!(local.param(&common::name(i)).unwrap().typed::<bf16>().unwrap(), rounded);
+            let state = local.state(&common::name(i)).unwrap();
+            let own = state.master.map_or(vec![], |master| master.typed::<f32>().unwrap().to_vec());
+            assert_eq!(own, masters[state.range.clone()]);
+        }
+    });
+}
