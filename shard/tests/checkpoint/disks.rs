@@ -200,7 +200,6 @@ fn mounted(dir: &Path) -> bool {
             }
             refused += 1;
         }
-        println!("{option}: {refused} were too few");
         assert!(refused > 3, "{option}");
         assert!(remount(dir, &format!("{option}={most}{unit}")));
         assert_eq!(Store::new(dir).steps(), Ok(vec![step]));

@@ -31,7 +31,7 @@ fn status(line: &str) -> usize {
 fn build(comm: Arc<dyn Communicator>, stage: Stage) -> Optimizer {
     let short = 200 * 5_000;
     let layout = (0..200)
-        .fold(Layout::builder(), |layout, i| layout.param(&format!("short.{i}"), &[5_000], DType::F32));
+        .fold(Layout::builder(), |layout, i| layout.param(format!("short.{i}"), &[5_000], DType::F32));
     let layout = layout.param("long", &[LEN - short], DType::F32).build().unwrap();
     let options = Options { stage, meter: Meter::new(), ..Options::default() };
     let fill = |_: &meshstep_tensor::Param, mut values: meshstep_tensor::SliceMut<'_>| {
