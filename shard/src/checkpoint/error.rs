@@ -95,6 +95,14 @@ pub enum CheckpointError {
         /// What is known.
         known: u32,
     },
+    /// The manifest is of another version, or contradicts itself.
+    #[error("{}: {source}", .path.display())]
+    Manifest {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it: in the text above, so no source of its own.
+        r#source: Box<CheckpointError>,
+    },
     /// The manifest contradicts itself.
     #[error("the manifest says of {what}: {reason}")]
     Contradiction {
@@ -268,7 +276,7 @@ const DOINGS: [&str; 11] = [
 ];
 
 /// Kinds of refusal that a disk has.
-const KINDS: [io::ErrorKind; 19] = [
+const KINDS: [io::ErrorKind; 22] = [
     io::ErrorKind::NotFound,
     io::ErrorKind::PermissionDenied,
     io::ErrorKind::AlreadyExists,
@@ -287,6 +295,9 @@ const KINDS: [io::ErrorKind; 19] = [
     io::ErrorKind::StaleNetworkFileHandle,
     io::ErrorKind::StorageFull,
     io::ErrorKind::QuotaExceeded,
+    io::ErrorKind::FileTooLarge,
+    io::ErrorKind::InvalidFilename,
+    io::ErrorKind::CrossesDevices,
     io::ErrorKind::ResourceBusy,
 ];
 

@@ -227,8 +227,10 @@ impl Manifest {
         whole.push(b'}');
         once::check(&whole).map_err(|error| syntax(error.to_string()))?;
         let manifest: Manifest = serde_json::from_slice(&whole).map_err(|error| syntax(error.to_string()))?;
-        manifest.check()?;
-        Ok(manifest)
+        match manifest.check() {
+            Ok(()) => Ok(manifest),
+            Err(error) => Err(CheckpointError::Manifest { path: path.to_owned(), source: Box::new(error) }),
+        }
     }
 
     /// Whether it agrees with itself.

@@ -123,13 +123,14 @@ impl Store {
             Ok(latest) => return Err(CheckpointError::Behind { dir: self.dir.clone(), step, latest }),
             Err(error) => return Err(error),
         }
-        for name in self.names()? {
-            // A step that never became the newest is taken again by a job that went on from one before.
-            let unheard = step_of(SAVED, &name) == Some(step);
-            if unheard || step_of(DRAFT, &name).is_some() || name == NEXT {
-                let path = self.dir.join(&name);
-                self.disk.remove(&path).map_err(io("removing", &path))?;
-            }
+        let names = self.names()?;
+        for name in names.iter().filter(|name| step_of(DRAFT, name).is_some() || *name == NEXT) {
+            let path = self.dir.join(name);
+            self.disk.remove(&path).map_err(io("removing", &path))?;
+        }
+        // A step that never became the newest is taken again by a job that went on from one before.
+        if names.iter().any(|name| step_of(SAVED, name) == Some(step)) {
+            self.retire(&[step])?;
         }
         let dir = self.dir.join(name(DRAFT, step));
         self.disk.create_dir(&dir).map_err(io("creating", &dir))?;
@@ -143,16 +144,32 @@ impl Store {
 
     /// Removes all but the newest `keep` of the steps up to the one LATEST names, which stays.
     pub fn keep(&self, keep: usize) -> Result<(), CheckpointError> {
+        let _lock = self.lock()?;
+        self.keep_newest(keep)
+    }
+
+    fn keep_newest(&self, keep: usize) -> Result<(), CheckpointError> {
         let latest = self.latest()?.manifest().step;
         let mut steps = self.steps()?;
         steps.retain(|&step| step <= latest);
-        for &step in &steps[..steps.len().saturating_sub(keep.max(1))] {
-            // Under a draft's name first, so that what is half removed is no step.
-            let (saved, stale) = (self.dir.join(name(SAVED, step)), self.dir.join(name(DRAFT, step)));
-            self.disk.rename(&saved, &stale).map_err(io("renaming", &saved))?;
-            self.disk.remove(&stale).map_err(io("removing", &stale))?;
+        self.retire(&steps[..steps.len().saturating_sub(keep.max(1))])
+    }
+
+    /// Removes steps. They have a draft's name, which would survive a crash, before anything in them goes: what is half removed is
+    /// no step.
+    fn retire(&self, steps: &[u64]) -> Result<(), CheckpointError> {
+        let stale = |step| self.dir.join(name(DRAFT, step));
+        for &step in steps {
+            let saved = self.dir.join(name(SAVED, step));
+            self.disk.rename(&saved, &stale(step)).map_err(io("renaming", &saved))?;
         }
-        self.disk.sync_dir(&self.dir).map_err(io("syncing", &self.dir))
+        if !steps.is_empty() {
+            self.disk.sync_dir(&self.dir).map_err(io("syncing", &self.dir))?;
+        }
+        steps
+            .iter()
+            .map(|&step| stale(step))
+            .try_for_each(|stale| self.disk.remove(&stale).map_err(io("removing", &stale)))
     }
 
     fn lock(&self) -> Result<Box<dyn Debug + Send + Sync>, CheckpointError> {
@@ -222,19 +239,28 @@ impl Draft {
 
     /// Makes the step the newest one. Every file is complete.
     pub fn publish(self, manifest: &Manifest) -> Result<(), CheckpointError> {
-        self.exchange(manifest)
+        self.complete(manifest)
     }
 
     /// The same, and removes all but the newest `keep` steps; nobody begins another meanwhile. An error in removing leaves the step
     /// the newest one.
     pub fn publish_keeping(self, manifest: &Manifest, keep: usize) -> Result<(), CheckpointError> {
-        self.exchange(manifest)?;
-        self.store.keep(keep)
+        self.complete(manifest)?;
+        self.store.keep_newest(keep)
     }
 
     /// Gives the step up, as far as the disk allows; the next one sweeps the rest.
     pub fn discard(self) {
+        self.remove();
+    }
+
+    fn remove(&self) {
         let _ = self.store.disk.remove(&self.dir);
+    }
+
+    fn complete(&self, manifest: &Manifest) -> Result<(), CheckpointError> {
+        // What nobody can use is no reason for a disk to stay full.
+        self.exchange(manifest).inspect_err(|_| self.remove())
     }
 
     fn exchange(&self, manifest: &Manifest) -> Result<(), CheckpointError> {

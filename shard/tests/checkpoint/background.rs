@@ -1,14 +1,15 @@
 //! Background saves: of the moment they were asked for, whatever happens meanwhile.
 
-use crate::common::{Gradients, PRECISIONS, Run, STAGES, WITH_STATE, adamw, cases, params};
+use crate::common::{Run, STAGES, adamw, cases, params};
+use crate::failures::failed;
 use crate::gate::{Gate, Gated};
-use crate::layouts::{DIR, load, on, seat, train};
+use crate::layouts::{DIR, load, on, runs, seat, train};
 use crate::sim::Sim;
 use crate::whole::{Whole, join, part};
 use meshstep_comm::loopback::{Config, spawn, spawn_with};
 use meshstep_comm::{self as comm, Clock};
-use meshstep_shard::checkpoint::{CheckpointError, Save, Store};
-use meshstep_shard::{Error, Optimizer, Options};
+use meshstep_shard::checkpoint::{CheckpointError, Failed, Save, Store};
+use meshstep_shard::{Error, Optimizer};
 use meshstep_tensor::{Category, DType, Layout};
 use proptest::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -32,10 +33,8 @@ fn save_as(
 }
 
 fn checkpoint(error: Error) -> (usize, CheckpointError) {
-    match error {
-        Error::Checkpoint(failed) => (failed.rank, failed.error),
-        other => panic!("{other}"),
-    }
+    let Failed { rank, error } = failed(error);
+    (rank, error)
 }
 
 proptest! {
@@ -44,18 +43,9 @@ proptest! {
     #[test]
     fn what_is_saved_is_of_one_moment(
         (from, to) in (seat(), seat()),
-        lens in prop::collection::vec(prop_oneof![Just(0), Just(1), 0..160usize], 1..8),
-        precision in 0..PRECISIONS.len(),
-        rule in 0..WITH_STATE.len(),
+        run in runs(),
         before in 0..3u64,
-        seed in any::<u64>(),
     ) {
-        prop_assume!(lens.iter().any(|&len| len > 0));
-        let (dtype, precision) = PRECISIONS[precision];
-        let grads = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
-        let options = Options { precision, ..Options::default() };
-        let gradients = Gradients::Equal;
-        let run = Run { lens, dtype, grads, options, gradients, rule: WITH_STATE[rule], seed, ..Run::default() };
         let (sim, gate, store) = gated();
         let (then, end) = save_beside(&on(from, &run), (&store, &gate), before);
         let (loaded, went_on) = load(&on(to, &run), &Store::on(Arc::new(sim), DIR), (before, 0));

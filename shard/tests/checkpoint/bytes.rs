@@ -1,11 +1,10 @@
 //! What one rank holds, as bytes: taken in by the same rank of the same layout, by all ranks or by none.
 
-use crate::common::{Gradients, PRECISIONS, Run, STAGES, WITH_STATE, WhichRule, cases};
-use crate::layouts::train;
+use crate::common::{Run, WhichRule, cases};
+use crate::layouts::{on, runs, seat, train};
 use crate::whole::part;
 use meshstep_comm::loopback::spawn;
 use meshstep_shard::{Options, Stage};
-use meshstep_tensor::DType;
 use proptest::prelude::*;
 
 fn serialized(run: &Run, steps: u64) -> Vec<Vec<u8>> {
@@ -24,19 +23,11 @@ proptest! {
 
     #[test]
     fn bytes_go_into_another_group_of_the_same_layout(
-        (ranks, stage, bucket) in (1..6usize, 0..STAGES.len(), 1..300usize),
-        lens in prop::collection::vec(prop_oneof![Just(0), Just(1), 0..160usize], 1..8),
-        (precision, rule) in (0..PRECISIONS.len(), 0..WITH_STATE.len()),
+        seat in seat(),
+        run in runs(),
         (before, strayed) in (0..4u64, 0..3u64),
-        seed in any::<u64>(),
     ) {
-        prop_assume!(lens.iter().any(|&len| len > 0));
-        let (dtype, precision) = PRECISIONS[precision];
-        let grads = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
-        let options = Options { precision, bucket_len: Some(bucket), ..Options::default() };
-        let gradients = Gradients::Equal;
-        let run = Run { lens, dtype, grads, options, gradients, rule: WITH_STATE[rule], seed, ranks, ..Run::default() };
-        let run = run.stage(STAGES[stage]);
+        let run = on(seat, &run);
         let saved = spawn(run.ranks, |comm| {
             let mut opt = run.build(comm).unwrap();
             train(&run, &mut opt, 1..before + 1);

@@ -1,11 +1,11 @@
 //! What one rank gets of all of them is what they have, window by window.
 
-use crate::common::{Gradients, PRECISIONS, Run, STAGES, WITH_STATE, cases};
-use crate::layouts::train;
+use crate::common::{Run, cases};
+use crate::layouts::{on, runs, seat, train};
 use crate::whole::{Whole, join, part};
 use meshstep_comm::loopback::spawn;
 use meshstep_shard::checkpoint::CheckpointError;
-use meshstep_shard::{Error, Optimizer, Options, Stage};
+use meshstep_shard::{Error, Master, Optimizer, Options, Stage};
 use meshstep_tensor::{Category, DType};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -49,21 +49,12 @@ proptest! {
 
     #[test]
     fn one_rank_gets_all_there_is(
-        (ranks, stage, bucket) in (1..7usize, 0..STAGES.len(), 1..300usize),
+        (seat, run) in (seat(), runs()),
         to in 0..6usize,
-        lens in prop::collection::vec(prop_oneof![Just(0), Just(1), 0..160usize], 1..8),
-        (precision, rule) in (0..PRECISIONS.len(), 0..WITH_STATE.len()),
         steps in 0..3u64,
-        seed in any::<u64>(),
     ) {
-        prop_assume!(lens.iter().any(|&len| len > 0));
-        let to = to % ranks;
-        let (dtype, precision) = PRECISIONS[precision];
-        let grads = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
-        let options = Options { precision, bucket_len: Some(bucket), ..Options::default() };
-        let gradients = Gradients::Equal;
-        let run = Run { lens, dtype, grads, options, gradients, rule: WITH_STATE[rule], seed, ranks, ..Run::default() };
-        let run = run.stage(STAGES[stage]);
+        let run = on(seat, &run);
+        let to = to % run.ranks;
         let ends = spawn(run.ranks, |comm| {
             let mut opt = run.build(comm).unwrap();
             train(&run, &mut opt, 1..steps + 1);
@@ -73,7 +64,7 @@ proptest! {
             (all, part)
         });
         let (mut all, parts): (Vec<_>, Vec<_>) = ends.unwrap().into_iter().unzip();
-        let remainder = dtype == DType::BF16 && format!("{precision:?}").contains("Remainder");
+        let remainder = run.dtype == DType::BF16 && run.options.precision.master == Master::Remainder;
         let mut got = all.remove(to);
         if remainder {
             got = got.into_iter().map(|((name, slot), bytes)| {

@@ -39,6 +39,13 @@ pub(crate) fn save(store: &Store, step: u64, half: u64) -> Result<(), Checkpoint
     draft.publish(&Manifest { format: FORMAT, step, mesh: "dp=2".into(), files, tensors, settings, blobs })
 }
 
+/// Whether every step that there is is complete; which there are.
+pub(crate) fn all(store: &Store) -> Result<Vec<u64>, CheckpointError> {
+    let steps = store.steps()?;
+    steps.iter().try_for_each(|&step| store.open(step)?.verify().map(drop))?;
+    Ok(steps)
+}
+
 fn values(step: u64, rank: u64, half: u64) -> Vec<u8> {
     (0..half).flat_map(|i| (((step * 2 + rank) * half + i) as f32).to_le_bytes()).collect()
 }
@@ -125,12 +132,14 @@ fn after_a_crash_anywhere_the_latest_step_is_complete() {
     let (mut olds, mut news) = (0, 0);
     for count in ends[0]..=sim.events() {
         for seed in 0..200 {
-            let after = sim.crashed(DIR, count, &mut StdRng::seed_from_u64(seed));
+            let random = &mut StdRng::seed_from_u64(seed);
+            let after = sim.crashed(count, random);
             let store = Store::on(Arc::new(after.clone()), DIR);
             let begun = ends.iter().filter(|&&end| end <= count).count() as u64;
             let step =
                 load(&store, 16).unwrap_or_else(|error| panic!("before event {count}, seed {seed}: {error}"));
             assert!(step == begun || step == begun + 1, "step {step} of {begun} or the next");
+            all(&store).unwrap();
             if step == begun {
                 olds += 1
             } else {
@@ -142,6 +151,10 @@ fn after_a_crash_anywhere_the_latest_step_is_complete() {
                 assert_eq!(load(&store, 16), Ok(step));
                 save(&store, step + 1, 16).unwrap();
                 assert_eq!(load(&store, 16), Ok(step + 1));
+                let second = after.crashed(random.random_range(0..=after.events()), random);
+                let store = Store::on(Arc::new(second), DIR);
+                let newest = load(&store, 16).unwrap();
+                assert!(all(&store).unwrap().contains(&newest) && (newest == step || newest == step + 1));
             }
         }
     }

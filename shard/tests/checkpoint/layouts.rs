@@ -58,24 +58,29 @@ pub(crate) fn on((ranks, stage, bucket): (usize, usize, usize), run: &Run) -> Ru
     Run { ranks, options, ..run.clone() }.stage(STAGES[stage])
 }
 
+/// Runs of any parameters, precision and rule, on which steps are the same on any number of ranks.
+pub(crate) fn runs() -> impl Strategy<Value = Run> {
+    let lens = prop::collection::vec(prop_oneof![Just(0), Just(1), 0..160usize], 1..8);
+    let lens = lens.prop_filter("some element", |lens| lens.iter().any(|&len| len > 0));
+    let run = |(lens, precision, rule, seed): (Vec<usize>, usize, usize, u64)| {
+        let (dtype, precision) = PRECISIONS[precision];
+        let grads = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        let options = Options { precision, ..Options::default() };
+        let gradients = Gradients::Equal;
+        Run { lens, dtype, grads, options, gradients, rule: WITH_STATE[rule], seed, ..Run::default() }
+    };
+    (lens, 0..PRECISIONS.len(), 0..WITH_STATE.len(), any::<u64>()).prop_map(run)
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: cases(60, 3000), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn any_layout_loads_onto_any_other(
         (from, to) in (seat(), seat()),
-        lens in prop::collection::vec(prop_oneof![Just(0), Just(1), 0..160usize], 1..8),
-        precision in 0..PRECISIONS.len(),
-        rule in 0..WITH_STATE.len(),
+        run in runs(),
         (before, strayed) in (0..4u64, 0..3u64),
-        seed in any::<u64>(),
     ) {
-        prop_assume!(lens.iter().any(|&len| len > 0));
-        let (dtype, precision) = PRECISIONS[precision];
-        let grads = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
-        let options = Options { precision, ..Options::default() };
-        let gradients = Gradients::Equal;
-        let run = Run { lens, dtype, grads, options, gradients, rule: WITH_STATE[rule], seed, ..Run::default() };
         let store = Store::on(Arc::new(Sim::new(DIR)), DIR);
         let (then, end) = save(&on(from, &run), &store, before);
         let (loaded, went_on) = load(&on(to, &run), &store, (before, strayed));

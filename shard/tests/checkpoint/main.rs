@@ -4,6 +4,7 @@
 
 mod absurd;
 mod alone;
+mod altered;
 mod background;
 mod beside;
 mod bytes;
@@ -14,7 +15,9 @@ mod continued;
 mod corpus;
 mod counted;
 mod crash;
+mod crashes;
 mod damage;
+mod disks;
 mod edits;
 mod failures;
 mod faulty;
@@ -25,6 +28,7 @@ mod holdings;
 mod killed;
 mod layouts;
 mod lbfgs;
+mod memory;
 mod one_file;
 mod os;
 mod pieces;

@@ -1,7 +1,7 @@
 //! What moves from ranks to ranks is what a checkpoint would have brought there, in no more bytes than have to travel.
 
-use crate::common::{F32_MASTER, Gradients, PRECISIONS, Run, STAGES, WITH_STATE, WhichRule, cases};
-use crate::layouts::{DIR, load, on, save, seat, train};
+use crate::common::{F32_MASTER, Run, STAGES, WhichRule, cases};
+use crate::layouts::{DIR, load, on, runs, save, seat, train};
 use crate::sim::Sim;
 use crate::whole::{Whole, join, part};
 use meshstep_comm::loopback::{Config, spawn, world};
@@ -107,18 +107,9 @@ proptest! {
     fn any_layout_moves_to_any_other(
         (from, to) in (seat(), seat()),
         (first, turned) in (0..7usize, any::<bool>()),
-        lens in prop::collection::vec(prop_oneof![Just(0), Just(1), 0..160usize], 1..8),
-        precision in 0..PRECISIONS.len(),
-        rule in 0..WITH_STATE.len(),
+        run in runs(),
         (before, strayed) in (0..4u64, 0..3u64),
-        seed in any::<u64>(),
     ) {
-        prop_assume!(lens.iter().any(|&len| len > 0));
-        let (dtype, precision) = PRECISIONS[precision];
-        let grads = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
-        let options = Options { precision, ..Options::default() };
-        let gradients = Gradients::Equal;
-        let run = Run { lens, dtype, grads, options, gradients, rule: WITH_STATE[rule], seed, ..Run::default() };
         let (from, to) = (on(from, &run), on(to, &run));
         let store = Store::on(Arc::new(Sim::new(DIR)), DIR);
         let (then, end) = save(&from, &store, before);

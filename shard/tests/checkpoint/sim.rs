@@ -8,79 +8,115 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Everything that happened, from the beginning on.
+/// A file or a folder, whatever it is called.
+type Node = usize;
+
+/// The folder that there is from the beginning.
+const ROOT: Node = 0;
+
+/// A name in a folder.
+type Name = (Node, String);
+
+/// Everything that happened. What is in a folder is there under any name of the folder, and without one.
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
-    Create { path: PathBuf, file: usize },
-    CreateDir { path: PathBuf },
-    Write { file: usize, at: u64, bytes: Vec<u8> },
-    SyncFile { file: usize },
-    SyncDir { dir: PathBuf },
-    Rename { from: PathBuf, to: PathBuf },
-    Remove { path: PathBuf },
+    Create {
+        name: Name,
+        node: Node,
+        folder: bool,
+    },
+    Write {
+        node: Node,
+        at: u64,
+        bytes: Vec<u8>,
+    },
+    /// Of a file's bytes, or of the names in a folder.
+    Sync {
+        node: Node,
+    },
+    Rename {
+        from: Name,
+        to: Name,
+        node: Node,
+    },
+    Remove {
+        name: Name,
+    },
 }
 
-/// What a name stands for: a file, or a folder.
-type Names = BTreeMap<PathBuf, Option<usize>>;
+#[derive(Clone, Debug, Default)]
+struct Tree {
+    names: BTreeMap<Name, Node>,
+    /// Bytes of files; folders have none.
+    nodes: HashMap<Node, Option<Vec<u8>>>,
+}
 
 #[derive(Debug, Default)]
 struct State {
-    names: Names,
-    files: HashMap<usize, Vec<u8>>,
+    tree: Tree,
+    /// What there was before the first event.
+    before: Tree,
     events: Vec<Event>,
-    next: usize,
     /// Before the event of this number everything begins to fail.
     fails_at: Option<usize>,
     held: bool,
 }
 
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Sim(Arc<Mutex<State>>);
+#[derive(Clone, Debug)]
+pub(crate) struct Sim {
+    dir: PathBuf,
+    state: Arc<Mutex<State>>,
+}
 
-impl State {
+impl Tree {
     fn apply(&mut self, event: &Event) {
         match event {
-            Event::Create { path, file } => {
-                self.names.insert(path.clone(), Some(*file));
-                self.files.entry(*file).or_default();
-                self.next = self.next.max(file + 1);
+            Event::Create { name, node, folder } => {
+                self.names.insert(name.clone(), *node);
+                self.nodes.entry(*node).or_insert((!folder).then(Vec::new));
             }
-            Event::CreateDir { path } => {
-                self.names.insert(path.clone(), None);
-            }
-            Event::Write { file, at, bytes } => {
-                let all = self.files.entry(*file).or_default();
+            Event::Write { node, at, bytes } => {
+                let all = self.nodes.entry(*node).or_default().get_or_insert_default();
                 let end = *at as usize + bytes.len();
                 all.resize(all.len().max(end), 0);
                 all[*at as usize..end].copy_from_slice(bytes);
             }
-            Event::SyncFile { .. } | Event::SyncDir { .. } => {}
-            Event::Rename { from, to } => {
-                // What lies in a folder goes with it.
-                let moved: Vec<PathBuf> =
-                    self.names.keys().filter(|path| path.starts_with(from)).cloned().collect();
-                for path in moved {
-                    let what = self.names.remove(&path).unwrap();
-                    let rest = path.strip_prefix(from).unwrap();
-                    let path = if rest.as_os_str().is_empty() { to.clone() } else { to.join(rest) };
-                    self.names.insert(path, what);
+            Event::Sync { .. } => {}
+            Event::Rename { from, to, node } => {
+                if self.names.get(from) == Some(node) {
+                    self.names.remove(from);
                 }
+                self.names.insert(to.clone(), *node);
             }
-            Event::Remove { path } => self.names.retain(|other, _| !other.starts_with(path)),
+            Event::Remove { name } => drop(self.names.remove(name)),
         }
+    }
+
+    /// Names in a folder.
+    fn inside(&self, folder: Node) -> impl Iterator<Item = (&str, Node)> {
+        let names = self.names.range((folder, String::new())..(folder + 1, String::new()));
+        names.map(|((_, name), node)| (&**name, *node))
+    }
+
+    fn file(&self, node: Node) -> Option<&Vec<u8>> {
+        self.nodes.get(&node).and_then(Option::as_ref)
     }
 }
 
 impl Sim {
     /// An empty disk with one folder.
     pub(crate) fn new(dir: &str) -> Self {
-        let sim = Sim::default();
-        sim.state().names.insert(dir.into(), None);
-        sim
+        let tree = Tree { names: BTreeMap::new(), nodes: HashMap::from([(ROOT, None)]) };
+        Sim::of(Path::new(dir), tree)
+    }
+
+    fn of(dir: &Path, tree: Tree) -> Self {
+        let state = State { before: tree.clone(), tree, ..State::default() };
+        Sim { dir: dir.to_owned(), state: Arc::new(Mutex::new(state)) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn events(&self) -> usize {
@@ -94,66 +130,77 @@ impl Sim {
 
     /// Bytes of a file, to damage.
     pub(crate) fn damage(&self, path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
-        let mut state = self.state();
-        let file = state.names[path].unwrap();
-        change(state.files.get_mut(&file).unwrap());
+        let node = self.find(path).unwrap();
+        change(self.state().tree.nodes.get_mut(&node).unwrap().as_mut().unwrap());
     }
 
     /// All of a file.
     pub(crate) fn bytes(&self, path: &Path) -> Vec<u8> {
-        let state = self.state();
-        state.files[&state.names[path].unwrap()].clone()
+        let node = self.find(path).unwrap();
+        self.state().tree.file(node).unwrap().clone()
     }
 
+    /// Every file there is.
     pub(crate) fn files(&self) -> Vec<PathBuf> {
-        let state = self.state();
-        state.names.iter().filter(|(_, file)| file.is_some()).map(|(path, _)| path.clone()).collect()
+        let (state, mut files) = (self.state(), Vec::new());
+        let mut folders = vec![(self.dir.clone(), ROOT)];
+        while let Some((dir, folder)) = folders.pop() {
+            for (name, node) in state.tree.inside(folder) {
+                match state.tree.file(node) {
+                    Some(_) => files.push(dir.join(name)),
+                    None => folders.push((dir.join(name), node)),
+                }
+            }
+        }
+        files.sort();
+        files
     }
 
     pub(crate) fn forget(&self, path: &Path) {
-        self.state().names.remove(path).unwrap();
+        let name = self.name(path).unwrap();
+        self.state().tree.names.remove(&name).unwrap();
     }
 
     /// The disk after a crash before event `count`: `random` decides what of everything that was not synced is there.
-    pub(crate) fn crashed(&self, dir: &str, count: usize, random: &mut StdRng) -> Sim {
-        let after = Sim::new(dir);
-        let events = &self.state().events[..count].to_vec();
-        let keep = random.random_range(0.0..1.0);
-        {
-            let mut state = after.state();
-            for (i, event) in events.iter().enumerate() {
-                let later = &events[i + 1..];
-                // Names are kept by a later sync of the folder they are in, bytes by one of their file.
-                let synced_dir = |path: &Path| {
-                    let dir = path.parent().unwrap();
-                    later.iter().any(|e| matches!(e, Event::SyncDir { dir: synced } if synced == dir))
-                };
-                let kept = match event {
-                    Event::Create { path, .. } | Event::CreateDir { path } | Event::Remove { path } => {
-                        synced_dir(path)
-                    }
-                    Event::Rename { from, .. } => synced_dir(from),
-                    Event::Write { file, .. } => {
-                        later.iter().any(|e| matches!(e, Event::SyncFile { file: synced } if synced == file))
-                    }
-                    Event::SyncFile { .. } | Event::SyncDir { .. } => true,
-                };
-                if kept || random.random_bool(keep) {
-                    // A name in a folder that has none is lost with it.
-                    state.apply(event);
-                } else if let Event::Write { file, at, bytes } = event {
-                    // Some of a write may be there, and the length without the bytes.
-                    let part = random.random_range(0..=bytes.len());
-                    let torn = Event::Write { file: *file, at: *at, bytes: bytes[..part].to_vec() };
-                    state.apply(&torn);
+    pub(crate) fn crashed(&self, count: usize, random: &mut StdRng) -> Sim {
+        let state = self.state();
+        let (events, mut tree) = (&state.events[..count], state.before.clone());
+        let mut synced = HashMap::new();
+        for (i, event) in events.iter().enumerate() {
+            match event {
+                Event::Create { node, folder, .. } => {
+                    // It may have its bytes and a later name without its first one.
+                    tree.nodes.insert(*node, (!folder).then(Vec::new));
                 }
+                Event::Sync { node } => drop(synced.insert(*node, i)),
+                _ => {}
             }
-            state.next = self.state().next;
-            let names = state.names.clone();
-            let there = |path: &Path| path == Path::new(dir) || names.contains_key(path.parent().unwrap());
-            state.names.retain(|path, _| there(path));
         }
-        after
+        let keep = random.random_range(0.0..1.0);
+        for (i, event) in events.iter().enumerate() {
+            // Names are kept by a later sync of the folder they are in, bytes by one of their file.
+            let of = match event {
+                Event::Create { name: (folder, _), .. }
+                | Event::Rename { from: (folder, _), .. }
+                | Event::Remove { name: (folder, _) } => *folder,
+                Event::Write { node, .. } | Event::Sync { node } => *node,
+            };
+            let kept = synced.get(&of).is_some_and(|last| *last > i) || random.random_bool(keep);
+            match event {
+                event if kept => tree.apply(event),
+                // Some of a write may be there, and its length without the rest.
+                Event::Write { node, at, bytes } => {
+                    let (mut torn, part) = (bytes.clone(), random.random_range(0..=bytes.len()));
+                    match random.random_bool(0.5) {
+                        true => torn[part..].fill(0),
+                        false => torn.truncate(part),
+                    }
+                    tree.apply(&Event::Write { node: *node, at: *at, bytes: torn });
+                }
+                _ => {}
+            }
+        }
+        Sim::of(&self.dir, tree)
     }
 
     fn log(&self, event: Event) -> io::Result<()> {
@@ -161,75 +208,80 @@ impl Sim {
         if state.fails_at.is_some_and(|at| state.events.len() >= at) {
             return Err(io::Error::new(io::ErrorKind::StorageFull, "no space left"));
         }
-        state.apply(&event);
+        state.tree.apply(&event);
         state.events.push(event);
         Ok(())
     }
 
-    fn find(&self, path: &Path) -> io::Result<Option<usize>> {
-        let missing = || io::Error::new(io::ErrorKind::NotFound, "no such name");
-        self.state().names.get(path).copied().ok_or_else(missing)
+    fn find(&self, path: &Path) -> io::Result<Node> {
+        if path == self.dir {
+            return Ok(ROOT);
+        }
+        let name = self.name(path)?;
+        self.state().tree.names.get(&name).copied().ok_or_else(missing)
     }
 
-    /// A file's, that no other has, whoever creates one at the same time.
-    fn number(&self) -> usize {
+    /// A path's name in its folder, which is there.
+    fn name(&self, path: &Path) -> io::Result<Name> {
+        let folder = self.find(path.parent().ok_or_else(missing)?)?;
+        Ok((folder, path.file_name().ok_or_else(missing)?.to_str().unwrap().to_owned()))
+    }
+
+    fn make(&self, path: &Path, folder: bool) -> io::Result<SimFile> {
+        let name = self.name(path)?;
         let mut state = self.state();
-        state.next += 1;
-        state.next - 1
-    }
-
-    fn check_free(&self, path: &Path) -> io::Result<()> {
-        let state = self.state();
-        if state.names.contains_key(path) {
+        if state.tree.names.contains_key(&name) {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
-        match state.names.get(path.parent().unwrap()) {
-            Some(None) => Ok(()),
-            _ => Err(io::ErrorKind::NotFound.into()),
-        }
+        // A number that no other has, whoever creates one at the same time.
+        let node = state.tree.nodes.len();
+        state.tree.nodes.insert(node, (!folder).then(Vec::new));
+        drop(state);
+        self.log(Event::Create { name, node, folder })?;
+        Ok(SimFile { sim: self.clone(), node })
     }
+}
+
+fn missing() -> io::Error {
+    io::Error::new(io::ErrorKind::NotFound, "no such name")
 }
 
 impl Disk for Sim {
     fn create(&self, path: &Path) -> io::Result<Box<dyn Writer>> {
-        self.check_free(path)?;
-        let file = self.number();
-        self.log(Event::Create { path: path.to_owned(), file })?;
-        Ok(Box::new(SimFile { sim: self.clone(), file }))
+        Ok(Box::new(self.make(path, false)?))
     }
 
     fn open(&self, path: &Path) -> io::Result<Box<dyn Reader>> {
-        let file = self.find(path)?.ok_or(io::ErrorKind::IsADirectory)?;
-        Ok(Box::new(SimFile { sim: self.clone(), file }))
+        let node = self.find(path)?;
+        self.state().tree.file(node).ok_or(io::ErrorKind::IsADirectory)?;
+        Ok(Box::new(SimFile { sim: self.clone(), node }))
     }
 
     fn create_dir(&self, path: &Path) -> io::Result<()> {
-        self.check_free(path)?;
-        self.log(Event::CreateDir { path: path.to_owned() })
+        self.make(path, true).map(drop)
     }
 
     fn list(&self, dir: &Path) -> io::Result<Vec<(String, bool)>> {
-        self.find(dir)?;
-        let state = self.state();
-        let inside = state.names.iter().filter(|(path, _)| path.parent() == Some(dir));
-        Ok(inside
-            .map(|(path, file)| (path.file_name().unwrap().to_str().unwrap().to_owned(), file.is_none()))
-            .collect())
+        let (folder, state) = (self.find(dir)?, self.state());
+        let inside = state.tree.inside(folder);
+        Ok(inside.map(|(name, node)| (name.to_owned(), state.tree.file(node).is_none())).collect())
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.find(from)?;
-        self.log(Event::Rename { from: from.to_owned(), to: to.to_owned() })
+        let (node, from, to) = (self.find(from)?, self.name(from)?, self.name(to)?);
+        self.log(Event::Rename { from, to, node })
     }
 
+    /// Name by name, the folder's last.
     fn remove(&self, path: &Path) -> io::Result<()> {
-        self.find(path)?;
-        self.log(Event::Remove { path: path.to_owned() })
+        let (node, name) = (self.find(path)?, self.name(path)?);
+        let inside: Vec<String> = self.state().tree.inside(node).map(|(name, _)| name.to_owned()).collect();
+        inside.iter().try_for_each(|name| self.remove(&path.join(name)))?;
+        self.log(Event::Remove { name })
     }
 
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
-        self.find(dir)?;
-        self.log(Event::SyncDir { dir: dir.to_owned() })
+        self.log(Event::Sync { node: self.find(dir)? })
     }
 
     fn lock(&self, _: &Path) -> io::Result<Option<Box<dyn Debug + Send + Sync>>> {
@@ -250,28 +302,27 @@ impl Drop for Held {
 #[derive(Debug)]
 struct SimFile {
     sim: Sim,
-    file: usize,
+    node: Node,
 }
 
 impl Writer for SimFile {
     fn write_at(&mut self, at: u64, bytes: &[u8]) -> io::Result<()> {
-        self.sim.log(Event::Write { file: self.file, at, bytes: bytes.to_vec() })
+        self.sim.log(Event::Write { node: self.node, at, bytes: bytes.to_vec() })
     }
 
     fn sync(&mut self) -> io::Result<()> {
-        self.sim.log(Event::SyncFile { file: self.file })
+        self.sim.log(Event::Sync { node: self.node })
     }
 }
 
 impl Reader for SimFile {
     fn len(&self) -> io::Result<u64> {
-        Ok(self.sim.state().files[&self.file].len() as u64)
+        Ok(self.sim.state().tree.file(self.node).map_or(0, Vec::len) as u64)
     }
 
     fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
         let state = self.sim.state();
-        let all = &state.files[&self.file];
-        let found = all.get(offset as usize..).and_then(|rest| rest.get(..bytes.len()));
+        let found = state.tree.file(self.node).and_then(|all| all.get(offset as usize..)?.get(..bytes.len()));
         bytes.copy_from_slice(found.ok_or(io::ErrorKind::UnexpectedEof)?);
         Ok(())
     }
