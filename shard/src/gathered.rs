@@ -152,8 +152,11 @@ impl Optimizer {
 
     /// The unit of this name, or of the parameter of this name that it is called by.
     fn unit_called(&self, name: &str) -> Option<usize> {
-        let first = || self.by_name.get(name).map(|&param| self.entries[param].param.name());
-        self.units.index(name).or_else(|| self.units.index(first()?))
+        let called = || {
+            let &param = self.by_name.get(name)?;
+            self.units.called_by(self.entries[param].param.name(), param)
+        };
+        self.units.index(name).or_else(called)
     }
 
     /// Sends this rank's part of each bucket of a unit, those of one type in one stretch of memory.

@@ -43,7 +43,7 @@ struct State {
     last: bool,
     launches: u64,
     /// Buckets that some thread waits for.
-    retiring: usize,
+    retiring: Vec<usize>,
     /// How long one does.
     patience: Patience,
 }
@@ -60,7 +60,7 @@ impl Handover {
             travels: false,
             last: false,
             launches: 0,
-            retiring: 0,
+            retiring: Vec::new(),
             patience: Patience::new(fixed.patience),
         };
         let (state, norm) = (Mutex::new(state), Mutex::new(norm));
@@ -147,7 +147,11 @@ impl Handover {
     /// Fills every place that still waits with zeros, telling `missing` which; afterwards all buckets are on their way.
     /// Tells whether the micro-batch was the step's last. A place that was never given back is an error on every rank.
     pub(crate) fn complete(&self, mut missing: impl FnMut(usize)) -> Result<bool, Error> {
-        let State { travels, last, .. } = *self.lock();
+        let (travels, last) = {
+            let State { travels, last, patience, fillings, .. } = &mut *self.lock();
+            patience.judge(|b| fillings[b].flight.is_none() || fillings[b].has_arrived());
+            (*travels, *last)
+        };
         self.meeting.begin(&self.fixed.gathers).inspect_err(|failure| self.poison(failure.clone()))?;
         for (b, bucket) in self.fixed.buckets.iter().enumerate() {
             for (i, param) in bucket.plan.params.iter().enumerate() {

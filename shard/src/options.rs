@@ -12,7 +12,7 @@ use std::time::Duration;
 /// |---|---|---|---|---|
 /// | `Replicated` | all | all | all | all-reduce: 2(n-1)/n P |
 /// | `Zero1` | all | all | 1/n | reduce-scatter + all-gather: 2(n-1)/n P |
-/// | `Zero2` | all | 1/n, and two buckets of each type | 1/n | the same; (k+1)(n-1)/n P with k micro-batches |
+/// | `Zero2` | all | 1/n, and two buckets of each part and type | 1/n | the same; (k+1)(n-1)/n P with k micro-batches |
 /// | `Zero3` | 1/n, and two units | as `Zero2` | 1/n | two all-gathers + reduce-scatter for each of k micro-batches: 3k(n-1)/n P |
 /// | `WholeParams` | all | all | by whole parameters | all-reduce + broadcasts: 2(n-1)/n P + at most P |
 ///
@@ -145,7 +145,7 @@ pub struct Options {
     /// How long a gradient waits, by the communicator's clock, for a bucket that travels and whose memory it needs (stages 2 and 3;
     /// at every stage with overlap off). Where another rank lacks a gradient of that bucket, and itself waits for this rank in a
     /// collective of the model or in a gather, that is in vain. Then memory is taken beyond the plan, if there is any
-    /// ([`Traffic::pool_grown`](crate::Traffic::pool_grown) counts it), without another wait in this micro-batch; of micro-batches
+    /// ([`Traffic::pool_grown`](crate::Traffic::pool_grown) counts it), without another wait of this thread in this micro-batch; of micro-batches
     /// in a row that have waited in vain each waits half as long, down to a thousandth. Longer than ranks are apart otherwise.
     /// `Duration::MAX`: without an end but the communicator's, for models whose ranks never lack a gradient. On a GPU its queue
     /// waits, and not the host, so that the communicator's deadline is the only end there.

@@ -94,6 +94,11 @@ impl Units {
         self.units.iter().position(|unit| unit.name == name)
     }
 
+    /// The unit that is called by parameter `param`, whose own name is `own`.
+    pub(crate) fn called_by(&self, own: &str, param: usize) -> Option<usize> {
+        self.of(param).filter(|&unit| !self.units[unit].named && self.units[unit].name == own)
+    }
+
     /// A unit's name.
     pub(crate) fn name(&self, unit: usize) -> &str {
         &self.units[unit].name

@@ -272,6 +272,10 @@ fn a_unit_may_have_a_name_by_which_nothing_is_gathered() {
         let layout = add(add(add(Layout::builder(), "a"), "u").unit("u"), "w").build().unwrap();
         let mut opt = Optimizer::new(comm, layout, Sgd::default(), first, options).unwrap();
         opt.also_called("u", "u").unwrap();
+        // Nor by another name of that parameter.
+        opt.also_called("z", "u").unwrap();
+        let told = opt.gather("z").unwrap_err();
+        assert!(matches!(told, Error::Unit(UnitError::Unknown { .. })), "{told}");
         let later = add(Layout::builder().unit("v"), "late").build().unwrap();
         opt.add_param_group(later, Sgd::default(), first).unwrap();
         assert_eq!(opt.units().collect::<Vec<_>>(), ["a", "u", "v"]);

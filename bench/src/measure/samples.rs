@@ -26,6 +26,11 @@ impl Samples {
         Samples(self.0.iter().zip(&other.0).map(|(own, other)| own / other).collect())
     }
 
+    /// Round by round, the larger of both.
+    pub(crate) fn largest(&self, other: &Samples) -> Samples {
+        Samples(self.0.iter().zip(&other.0).map(|(own, other)| own.max(*other)).collect())
+    }
+
     /// Each sample times `factor`.
     pub(crate) fn times(&self, factor: f64) -> Samples {
         Samples(self.0.iter().map(|sample| sample * factor).collect())
@@ -67,7 +72,7 @@ fn beyond(n: usize) -> usize {
     for k in 0..n {
         below += chance;
         if below > 0.025 {
-            return k;
+            return k.saturating_sub(1);
         }
         chance *= (n - k) as f64 / (k + 1) as f64;
     }

@@ -86,6 +86,12 @@ impl Store {
 
     /// The newest complete step.
     pub fn latest(&self) -> Result<Saved, CheckpointError> {
+        let Latest { step, manifest } = self.announced()?;
+        Saved::open(Arc::clone(&self.disk), &self.dir.join(name(SAVED, step)), Some(&manifest))
+    }
+
+    /// What LATEST says.
+    fn announced(&self) -> Result<Latest, CheckpointError> {
         let path = self.dir.join(LATEST);
         let text = match read_all(&*self.disk, &path, LATEST_MOST) {
             Err(CheckpointError::Io { kind: std::io::ErrorKind::NotFound, .. }) => {
@@ -94,8 +100,7 @@ impl Store {
             text => text?,
         };
         let syntax = |error: serde_json::Error| CheckpointError::Syntax { path, reason: error.to_string() };
-        let Latest { step, manifest } = serde_json::from_slice(&text).map_err(syntax)?;
-        Saved::open(Arc::clone(&self.disk), &self.dir.join(name(SAVED, step)), Some(&manifest))
+        serde_json::from_slice(&text).map_err(syntax)
     }
 
     /// The step that was saved as `step`.
@@ -181,6 +186,13 @@ impl Store {
     /// Exchanges LATEST.
     fn announce(&self, step: u64, manifest: &str) -> Result<(), CheckpointError> {
         let (next, latest) = (self.dir.join(NEXT), Latest { step, manifest: manifest.to_owned() });
+        // Whoever was stopped here before has left one, and holds the lock no more.
+        match self.disk.remove(&next) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(io("removing", &next)(error));
+            }
+            _ => {}
+        }
         write(&*self.disk, &next, &serde_json::to_vec(&latest).unwrap_or_default())?;
         self.disk.rename(&next, &self.dir.join(LATEST)).map_err(io("renaming", &next))?;
         self.disk.sync_dir(&self.dir).map_err(io("syncing", &self.dir))
@@ -260,7 +272,23 @@ impl Draft {
 
     fn complete(&self, manifest: &Manifest) -> Result<(), CheckpointError> {
         // What nobody can use is no reason for a disk to stay full.
-        self.exchange(manifest).inspect_err(|_| self.remove())
+        self.exchange(manifest).inspect_err(|_| self.give_up())
+    }
+
+    /// Removes the step under whichever name it has, unless it has become the newest after all.
+    fn give_up(&self) {
+        self.remove();
+        let Draft { store, step, .. } = self;
+        let _ = store.disk.remove(&store.dir.join(NEXT));
+        let newest = match store.announced() {
+            Ok(latest) => latest.step == *step,
+            Err(CheckpointError::Nothing { .. }) => false,
+            // Who knows.
+            Err(_) => true,
+        };
+        if !newest && store.steps().is_ok_and(|steps| steps.contains(step)) {
+            let _ = store.retire(&[*step]);
+        }
     }
 
     fn exchange(&self, manifest: &Manifest) -> Result<(), CheckpointError> {

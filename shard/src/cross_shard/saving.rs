@@ -275,7 +275,10 @@ impl Keeper for AllGroups<'_> {
     fn settings(&self, tied: BTreeMap<String, String>) -> Settings {
         let groups = GroupsRecord { apart: self.apart, groups: self.groups.clone() };
         let groups = Some(groups).filter(|record| !record.groups.is_empty());
-        Settings { groups, ..self.cross.optimizer.settings(tied) }
+        // Who loads into other groups goes on as the first one.
+        let own = self.cross.optimizer.settings(tied);
+        let first = self.groups.first().map_or_else(|| own.clone(), |first| first.settings(&own));
+        Settings { groups, ..first }
     }
 
     fn check(&self, settings: &Settings) -> Result<(), CheckpointError> {

@@ -27,13 +27,15 @@ impl Handover {
         let travels =
             |&b: &usize| self.fixed.buckets[b].series == *series && state.fillings[b].flight.is_some();
         let oldest = (0..state.fillings.len()).find(travels);
-        let waits = |b: usize| !state.patience.left().is_zero() || state.fillings[b].has_arrived();
+        // On a GPU its queue waits, and not the host.
+        let there = self.fixed.queue.place() != Place::Cpu;
+        let waits = |b: usize| there || !state.patience.left().is_zero() || state.fillings[b].has_arrived();
         match oldest {
             Some(oldest) if waits(oldest) => {
                 self.retire_in_time(state, oldest)?;
                 return Ok(self.lock());
             }
-            None if state.retiring > 0 => {
+            None if state.retiring.iter().any(|&b| self.fixed.buckets[b].series == *series) => {
                 return Ok(self.rested.wait(state).unwrap_or_else(PoisonError::into_inner));
             }
             _ => {}
@@ -55,21 +57,20 @@ impl Handover {
     /// As [`retire`](Self::retire), but leaves the bucket travelling where patience ends before.
     pub(super) fn retire_in_time(&self, mut state: Guard<'_>, b: usize) -> Result<(), Error> {
         let patience = state.patience.left();
-        // On a GPU its queue waits, and not the host.
         if patience == Duration::MAX || self.fixed.queue.place() != Place::Cpu {
             return self.retire(state, b);
         }
         let Some(flight) = state.fillings[b].flight.take() else { return Ok(()) };
-        state.retiring += 1;
+        state.retiring.push(b);
         drop(state);
         let arrived = flight.ends_within(patience);
         let mut state = self.lock();
-        state.retiring -= 1;
+        state.retiring.retain(|&other| other != b);
         state.fillings[b].flight = Some(flight);
         if arrived {
             return self.retire(state, b);
         }
-        state.patience.spend();
+        state.patience.spend(b);
         drop(state);
         self.rested.notify_all();
         Ok(())
@@ -81,7 +82,7 @@ impl Handover {
         let fresh = std::mem::take(&mut state.fillings[b].shard_is_fresh);
         let mut shard = state.fillings[b].shard.take();
         let last = state.last;
-        state.retiring += 1;
+        state.retiring.push(b);
         drop(state);
         let (whole, arrived) = wait(flight, &self.fixed.queue, b);
         let taken =
@@ -89,7 +90,7 @@ impl Handover {
         let mut state = self.lock();
         state.fillings[b].shard = shard;
         self.rest(&mut state, b, whole);
-        state.retiring -= 1;
+        state.retiring.retain(|&other| other != b);
         drop(state);
         // The other ranks have this bucket.
         let taken = taken.map_err(|error| self.alone(error));

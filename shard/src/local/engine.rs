@@ -284,7 +284,8 @@ impl Engine {
         for i in 0..self.parts.of(f).spots.len() {
             let spot = &self.parts.of(f).spots[i];
             let (reduced, t) = (landed.of(sent, i, spot.range.len())?, optimizer.entries[spot.entry].t);
-            let snapshot = sent.snapshots.get(i).map(|(values, then)| (values, t - then));
+            // A checkpoint that was loaded in part may bring what was sent after more updates than there are here.
+            let snapshot = sent.snapshots.get(i).map(|(values, then)| (values, t.saturating_sub(*then)));
             self.parts.merge(optimizer, fragment, (f, i), Arrived { reduced, snapshot })?;
         }
         let part = self.parts.of_mut(f);

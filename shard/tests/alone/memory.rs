@@ -182,8 +182,10 @@ fn for_what_is_made() {
 /// that fails it can be tried again, in the step, and then no more.
 #[test]
 fn for_a_bucket_that_others_wait_for() {
-    for (twice, discards) in [(false, false), (true, false), (true, true)] {
-        let options = Options { stage: Stage::Zero2, bucket_len: Some(64), ..Options::default() };
+    let tries = [(false, false), (true, false), (true, true)];
+    let cases = [Stage::Zero2, Stage::Zero3].into_iter().flat_map(|stage| tries.map(|tries| (stage, tries)));
+    for (stage, (twice, discards)) in cases {
+        let options = Options { stage, bucket_len: Some(64), ..Options::default() };
         let run = Run { lens: vec![64; 6], ranks: 2, options, ..Run::default() };
         let told = ends(2, |comm| {
             let rank = comm.rank();

@@ -14,7 +14,7 @@ pub(crate) trait Player {
     fn play(&mut self, turn: usize) -> Result<()>;
 }
 
-/// Seconds of each turn in each of `rounds` rounds, from when all ranks are ready to when the last is done; a round before them
+/// Seconds of each turn in each of `rounds` rounds, by the rank that sees the most: from when all are ready to when the last is done. A round before them
 /// does not count, and in every other one turns run in reverse.
 pub(crate) fn together<P: Player>(
     ranks: usize,
@@ -51,10 +51,13 @@ pub(crate) fn together<P: Player>(
         samples
     };
     let samples = loopback::spawn(ranks, of_rank)?;
-    match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        Some(error) => Err(error),
-        None => samples.into_iter().next().ok_or_else(|| anyhow!("there are no ranks")),
+    if let Some(error) = failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        return Err(error);
     }
+    let longest = |all: Vec<Samples>, of_rank: Vec<Samples>| {
+        all.iter().zip(&of_rank).map(|(a, b)| a.largest(b)).collect()
+    };
+    samples.into_iter().reduce(longest).ok_or_else(|| anyhow!("there are no ranks"))
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ impl AllWorkers<'_> {
         let workers = &self.local.engine.workers.across;
         let same = record.same_plan(&self.local.engine.plan);
         let anew = same.is_err() && load.other_settings;
+        record.check_counts()?;
         if !anew {
             same?;
             record.check(&self.local.engine.plan)?;

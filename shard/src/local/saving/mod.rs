@@ -42,7 +42,7 @@ impl LocalOptimizer {
     ///
     /// As many workers go on as if nothing had been, bit for bit. To another number of them all that the saved ones have each of
     /// their own is merged: parameters, masters, moments and what was sent become the mean of those whose values count, in f64,
-    /// rounded once, by their tokens where the plan weighs those. What all have alike stays, with what is on its way and the step;
+    /// rounded once, by their tokens where the plan weighs those (what was sent without, and tokens begin again at 0). What all have alike stays, with what is on its way and the step;
     /// `t`, the loss scale and skips are those of the first.
     ///
     /// Another plan is an error, unless `other_settings` allows it: then workers begin it together, from the mean, and the outer
@@ -70,6 +70,9 @@ impl LocalOptimizer {
         Meshed { workers: self.engine.workers.across.world_size(), inside: self.inner.comm().world_size() }
     }
 }
+
+/// How many parameters of workers a record may tell of for each tensor there is.
+const MOST_ROWS: usize = 16;
 
 /// Workers of so many ranks.
 #[derive(Clone, Copy, Debug)]
@@ -211,6 +214,11 @@ impl Keeper for AllWorkers<'_> {
             self.choose_bare(settings.steps.unwrap_or(manifest.step))?;
             return Ok(Cow::Borrowed(manifest));
         };
+        // Each worker has a tensor of each parameter: far more of them are no record of what is there.
+        let rows = record.workers.len().saturating_mul(self.local.inner.entries.len());
+        if rows > MOST_ROWS * manifest.tensors.len().max(1) {
+            return Err(record.of_too_many());
+        }
         self.choose_of(record, load)?;
         let Mode::Mean { anew, .. } = self.mode else { return Ok(Cow::Borrowed(manifest)) };
         let mut chosen = manifest.clone();
@@ -299,7 +307,9 @@ impl Keeper for AllWorkers<'_> {
     }
 
     fn check(&self, settings: &Settings) -> Result<(), CheckpointError> {
-        self.local.inner.check(&self.own_settings(settings))
+        // A worker's counts are bounded as those of all are.
+        let own = Settings::from_json(&self.own_settings(settings).to_json())?;
+        self.local.inner.check(&own)
     }
 
     fn take_in(&mut self, settings: &Settings) -> Result<(), Error> {

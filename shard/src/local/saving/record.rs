@@ -4,7 +4,7 @@ use crate::Optimizer;
 use crate::checkpoint::{CheckpointError, Mismatch, Scale, Settings};
 use crate::local::engine::Engine;
 use crate::local::flight::Flight;
-use crate::local::{LocalPlan, Placement};
+use crate::local::{Fragment, LocalPlan, Placement};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -95,20 +95,32 @@ impl LocalRecord {
         if counted.is_empty() { Err(wrong("no worker's values count")) } else { Ok(counted) }
     }
 
+    /// Why there are no such workers.
+    pub(super) fn of_too_many(&self) -> CheckpointError {
+        wrong(format!("it tells of {} workers, and has no tensors of theirs", self.workers.len()))
+    }
+
+    /// Whether its counts go on for ever, whatever plan goes on from them.
+    pub(super) fn check_counts(&self) -> Result<(), CheckpointError> {
+        let steps = self.outer_steps.iter().chain(self.workers.iter().map(|worker| &worker.steps));
+        match steps.chain([&self.step]).find(|&&count| count >= MOST) {
+            Some(count) => Err(wrong(format!("{count} is no count of steps"))),
+            None => Ok(()),
+        }
+    }
+
     /// Whether it agrees with itself, and with the plan that it is of.
     pub(super) fn check(&self, plan: &LocalPlan) -> Result<(), CheckpointError> {
         let fragments = plan.fragments.len();
-        let steps = self.outer_steps.iter().chain(self.workers.iter().map(|worker| &worker.steps));
-        if let Some(count) = steps.chain([&self.step]).find(|&&count| count >= MOST) {
-            return Err(wrong(format!("{count} is no count of steps")));
-        }
         let mut on_its_way = BTreeSet::new();
         for flight in &self.flights {
-            if flight.step < self.step || flight.step - self.step >= MOST || flight.fragments.is_empty() {
+            let Some(left) = flight.step.checked_sub(self.step).filter(|_| !flight.fragments.is_empty())
+            else {
                 return Err(wrong("something is on its way that never arrives"));
-            }
+            };
             for &f in &flight.fragments {
-                let travels = plan.fragments.get(f).is_some_and(|fragment| fragment.travels());
+                let in_time = |of: &Fragment| of.travels() && left <= of.timing.delay;
+                let travels = plan.fragments.get(f).is_some_and(in_time);
                 if !travels || !on_its_way.insert(f) {
                     return Err(wrong(format!("fragment {f} cannot be on its way there")));
                 }
