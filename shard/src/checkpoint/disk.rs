@@ -1,5 +1,6 @@
 //! What checkpoints ask of a disk, and the one there is. Tests put another in its place, which forgets what was not synced.
 
+use super::past_cache::OnceRead;
 use std::fmt::Debug;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
@@ -48,8 +49,10 @@ pub trait Reader: Debug + Send + Sync {
     }
     /// Fills `bytes` with what is at `offset`; an error where it ends before.
     fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()>;
-    /// These bytes are soon read. It returns at once, and changes nothing but how long that takes.
-    fn ahead(&self, _offset: u64, _len: u64) {}
+    /// The same, where nobody is about to read these bytes again.
+    fn read_once_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        self.read_at(offset, bytes)
+    }
 }
 
 /// Bytes of a write that are worth telling the system what becomes of them.
@@ -67,7 +70,7 @@ impl Disk for Os {
     fn open(&self, path: &Path) -> io::Result<Box<dyn Reader>> {
         let file = OpenOptions::new().read(true).custom_flags(no_links()).open(path)?;
         match file.metadata()?.is_file() {
-            true => Ok(Box::new(file)),
+            true => Ok(Box::new(OnceRead::new(file))),
             // A pipe or a device might never answer.
             false => Err(io::Error::new(io::ErrorKind::InvalidInput, "this is no plain file")),
         }
@@ -140,18 +143,16 @@ fn begin_writing(file: &File, offset: u64, len: u64) {
     let _ = (file, offset, len);
 }
 
-impl Reader for File {
+impl Reader for OnceRead {
     fn len(&self) -> io::Result<u64> {
-        Ok(self.metadata()?.len())
+        Ok(self.file().metadata()?.len())
     }
 
     fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
-        self.read_exact_at(bytes, offset)
+        self.file().read_exact_at(bytes, offset)
     }
 
-    #[cfg(target_os = "linux")]
-    fn ahead(&self, offset: u64, len: u64) {
-        // It may refuse the advice.
-        let _ = rustix::fs::fadvise(self, offset, len.try_into().ok(), rustix::fs::Advice::WillNeed);
+    fn read_once_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        self.read_past_cache(offset, bytes)
     }
 }

@@ -12,7 +12,7 @@ use super::saved::Saved;
 use super::settings::Settings;
 use super::store::Store;
 use crate::verify::Slot;
-use crate::{Error, Optimizer};
+use crate::{Error, Optimizer, Stage};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Slice, SliceMut};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
@@ -234,6 +234,9 @@ fn wants<'a, K: Keeper>(
     meter: &Meter,
 ) -> Result<Vec<Want<'a>>, CheckpointError> {
     let mut wants = Vec::new();
+    // Who reads what others read too has it from the page cache, if they are on one machine.
+    let alone = keeper.ranks().world_size() == 1;
+    let divided = keeper.optimizer().options().stage != Stage::Replicated;
     for (param, (content, sources)) in contents.iter().zip(&fitting.sources).enumerate() {
         for (vector, source) in content.vectors.iter().zip(sources) {
             let Some(from) = *source else { continue };
@@ -243,10 +246,17 @@ fn wants<'a, K: Keeper>(
                 continue;
             }
             let place = (param, vector.slot);
-            wants.push(want(content, place, from, &vector.name, (range, values.dtype()), meter)?);
+            let want = want(content, place, from, &vector.name, (range, values.dtype()), meter)?;
+            let alone = alone || divided && within(&want.range, &content.owned);
+            wants.push(Want { once: alone, ..want });
         }
     }
     Ok(wants)
+}
+
+/// Whether all of these are among those.
+fn within(these: &Range<usize>, those: &Range<usize>) -> bool {
+    those.start <= these.start && these.end <= those.end
 }
 
 /// Elements of what this rank holds of a vector, with memory for them.
@@ -260,5 +270,14 @@ fn want<'a>(
 ) -> Result<Want<'a>, CheckpointError> {
     let what = Whose::Slot { tensor: &content.name, slot: name }.to_string();
     let into = Buffer::zeroed(range.len(), dtype, meter, Category::Staging);
-    Ok(Want { param, slot, content, from, range, what, into: into.map_err(CheckpointError::memory)? })
+    Ok(Want {
+        param,
+        slot,
+        content,
+        from,
+        range,
+        once: false,
+        what,
+        into: into.map_err(CheckpointError::memory)?,
+    })
 }

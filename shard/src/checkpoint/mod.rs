@@ -41,6 +41,7 @@ mod moves;
 mod once;
 mod owner;
 mod parcel;
+mod past_cache;
 mod piece;
 mod placing;
 pub mod pytorch;

@@ -8,8 +8,10 @@ use super::piece::Run;
 use super::saved::{Saved, SavedFile, unreadable};
 use crate::verify::Slot;
 use meshstep_tensor::{Buffer, Category, Meter, SliceMut, cast};
-use rayon::prelude::*;
 use std::ops::Range;
+use std::panic::resume_unwind;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 
 /// What this rank needs of one vector, and where it goes.
 #[derive(Debug)]
@@ -20,26 +22,85 @@ pub(super) struct Want<'a> {
     pub(super) from: &'a SlotEntry,
     /// Elements of what the rank holds of the parameter.
     pub(super) range: Range<usize>,
+    /// Whether no other rank reads them too.
+    pub(super) once: bool,
     /// For errors.
     pub(super) what: String,
     pub(super) into: Buffer,
 }
 
-/// Reads all that is wanted, several vectors at a time.
-pub(super) fn read_all(saved: &Saved, wants: &mut [Want<'_>], meter: &Meter) -> Result<(), CheckpointError> {
-    let read = |reading: &mut Reading<'_>, want: &mut Want<'_>| reading.vector(want, meter);
-    let read: Vec<_> = wants.par_iter_mut().with_max_len(1).map_init(|| Reading::of(saved), read).collect();
-    // The first in their order, whichever came first.
-    read.into_iter().collect()
+/// Some of it: elements `range` of what the rank holds.
+struct Share<'w> {
+    content: &'w Content,
+    from: &'w SlotEntry,
+    range: Range<usize>,
+    once: bool,
+    what: &'w str,
+    into: SliceMut<'w>,
 }
 
-/// Reads vectors, through a window of memory.
+/// Who reads at the same time: enough for a disk to have always something to do while others check and copy what they have read.
+const READERS: usize = 8;
+
+/// Elements that one of them reads before it asks for more.
+const SHARE: usize = 8 << 20;
+
+/// Reads all that is wanted, several shares at a time.
+pub(super) fn read_all(saved: &Saved, wants: &mut [Want<'_>], meter: &Meter) -> Result<(), CheckpointError> {
+    let mut shares = Vec::new();
+    for want in wants {
+        want.divide(&mut shares)?;
+    }
+    let readers = READERS.min(shares.len());
+    let shares = Mutex::new(shares.into_iter().enumerate());
+    let read = || {
+        let mut reading = Reading::of(saved);
+        loop {
+            let next = shares.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let (i, share) = next?;
+            if let Err(error) = reading.share(share, meter) {
+                // Shares are handed out in their order: with those that others are at, the first error is found.
+                shares.lock().unwrap_or_else(PoisonError::into_inner).by_ref().for_each(drop);
+                return Some((i, error));
+            }
+        }
+    };
+    let first = thread::scope(|scope| {
+        let name = |_| thread::Builder::new().name("meshstep-read".to_owned());
+        // Where the system has no thread left, there are fewer readers.
+        let others: Vec<_> =
+            (1..readers).map(name).filter_map(|new| new.spawn_scoped(scope, &read).ok()).collect();
+        let own = read();
+        let others = others
+            .into_iter()
+            .filter_map(|reader| reader.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        others.chain(own).min_by_key(|(i, _)| *i)
+    });
+    first.map_or(Ok(()), |(_, error)| Err(error))
+}
+
+impl Want<'_> {
+    /// Appends shares of it, in their order.
+    fn divide<'w>(&'w mut self, shares: &mut Vec<Share<'w>>) -> Result<(), CheckpointError> {
+        let Want { content, from, range, once, what, into, .. } = self;
+        let (mut range, mut rest) = (range.clone(), into.as_mut());
+        while !range.is_empty() {
+            let end = range.end.min(range.start + SHARE);
+            let (into, behind) = rest.split_at(end - range.start).map_err(CheckpointError::memory)?;
+            shares.push(Share { content, from, range: range.start..end, once: *once, what, into });
+            (range.start, rest) = (end, behind);
+        }
+        Ok(())
+    }
+}
+
+/// Reads shares, through a window of memory.
 #[derive(Debug)]
 struct Reading<'s> {
     saved: &'s Saved,
     room: Vec<u8>,
     /// The file read last.
-    file: Option<(usize, SavedFile)>,
+    file: Option<((usize, bool), SavedFile)>,
 }
 
 impl<'s> Reading<'s> {
@@ -47,17 +108,16 @@ impl<'s> Reading<'s> {
         Reading { saved, room: vec![0; WINDOW as usize], file: None }
     }
 
-    fn vector(&mut self, want: &mut Want<'_>, meter: &Meter) -> Result<(), CheckpointError> {
-        let Want { content, from: slot, range, what, .. } = &*want;
-        let (content, slot, range, what) = (*content, *slot, range.clone(), what.clone());
-        let mut to = Target::new(want.into.as_mut(), range.start as u64, slot.dtype, meter)?;
+    fn share(&mut self, share: Share<'_>, meter: &Meter) -> Result<(), CheckpointError> {
+        let Share { content, from: slot, range, once, what, into } = share;
+        let mut to = Target::new(into, range.start as u64, slot.dtype, meter)?;
         let held = content.held();
         for Part { global, local } in content.holding.parts(range.start as u64..range.end as u64) {
             // The same elements in what the rank holds.
             let places: Vec<Run> = local.runs(&held).collect();
             for piece in &slot.pieces {
                 let runs = join(piece.piece().runs(&global), &places);
-                self.piece(piece, slot.dtype.size(), &runs, &what, &mut to)?;
+                self.piece((piece, once), slot.dtype.size(), &runs, what, &mut to)?;
             }
         }
         Ok(())
@@ -66,7 +126,7 @@ impl<'s> Reading<'s> {
     /// Reads runs of one piece, those that are near each other at once.
     fn piece(
         &mut self,
-        entry: &PieceEntry,
+        (entry, once): (&PieceEntry, bool),
         size: u64,
         runs: &[Run],
         what: &str,
@@ -75,14 +135,13 @@ impl<'s> Reading<'s> {
         for runs in runs.chunk_by(near(size)) {
             let (Some(first), Some(last)) = (runs.first(), runs.last()) else { continue };
             let (start, end) = (first.from * size, (last.from + last.len) * size);
-            let (file, room) = self.file(entry.stored.file, what)?;
+            let (file, room) = self.file(entry.stored.file, once, what)?;
             // What is all of some windows goes where it belongs at once.
             let windows = windows(start, end, entry.stored.bytes);
             let windows = if runs.len() == 1 && to.room.is_none() { windows } else { end..end };
             for at in windows.clone().step_by(WINDOW as usize) {
                 let len = WINDOW.min(windows.end - at);
                 let place = to.bytes(first.to + at / size - first.from, len / size)?;
-                file.ahead(&entry.stored, at, windows.end);
                 file.window(&entry.stored, at, place, what)?;
             }
             for bytes in [(start, windows.start), (windows.end, end)] {
@@ -97,10 +156,15 @@ impl<'s> Reading<'s> {
     }
 
     /// File `index`, from which `what` is to be read.
-    fn file(&mut self, index: usize, what: &str) -> Result<(&SavedFile, &mut [u8]), CheckpointError> {
-        if self.file.as_ref().is_none_or(|(open, _)| *open != index) {
+    fn file(
+        &mut self,
+        index: usize,
+        once: bool,
+        what: &str,
+    ) -> Result<(&SavedFile, &mut [u8]), CheckpointError> {
+        if self.file.as_ref().is_none_or(|(open, _)| *open != (index, once)) {
             let file = self.saved.file(index).map_err(|error| unreadable(what, error))?;
-            self.file = Some((index, file));
+            self.file = Some(((index, once), file.once(once)));
         }
         let (_, file) = self.file.as_ref().unwrap_or_else(|| unreachable!("opened above"));
         Ok((file, &mut self.room))

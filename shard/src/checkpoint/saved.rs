@@ -9,9 +9,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// How far ahead of what is read a disk is asked for more: far enough that it has always something to do.
-const AHEAD: u64 = 8 * WINDOW;
-
 /// A complete step. Its files are opened when something is read from them.
 #[derive(Debug)]
 pub struct Saved {
@@ -25,6 +22,8 @@ pub struct Saved {
 #[derive(Debug)]
 pub struct SavedFile {
     file: Box<dyn Reader>,
+    /// Whether nobody else is about to read the same bytes.
+    once: bool,
     path: PathBuf,
 }
 
@@ -113,7 +112,7 @@ impl Saved {
         })?;
         let found = file.len().map_err(io("measuring", &path))?;
         match found == *bytes {
-            true => Ok(SavedFile { file, path }),
+            true => Ok(SavedFile { file, once: false, path }),
             false => Err(CheckpointError::Size { path, expected: *bytes, found }),
         }
     }
@@ -150,7 +149,6 @@ impl SavedFile {
         while start < to {
             let end = (start + WINDOW).min(stored.bytes);
             let room = &mut room[..(end - start) as usize];
-            self.ahead(stored, start, to);
             self.window(stored, start, room, what)?;
             let (first, last) = (from.max(start), to.min(end));
             take(first, &room[(first - start) as usize..(last - start) as usize])?;
@@ -159,12 +157,9 @@ impl SavedFile {
         Ok(())
     }
 
-    /// Tells the disk that a reader of the window at `start` goes on to byte `to` of what is stored.
-    pub(super) fn ahead(&self, stored: &Stored, start: u64, to: u64) {
-        let (from, to) = (start + AHEAD, to.min(start + AHEAD + WINDOW));
-        if from < to {
-            self.file.ahead(stored.at + from, to - from);
-        }
+    /// The same, for bytes that nobody else is about to read.
+    pub(super) fn once(self, once: bool) -> Self {
+        SavedFile { once, ..self }
     }
 
     /// Fills `room` with the window that begins at byte `start` of what is stored, all of it, and checks that.
@@ -216,7 +211,8 @@ pub(super) fn read_all(disk: &dyn Disk, path: &Path, most: u64) -> Result<Vec<u8
 impl SavedFile {
     /// Fills `room` with what is at `at`, unchecked.
     pub(super) fn fill(&self, at: u64, room: &mut [u8]) -> Result<(), CheckpointError> {
-        self.file.read_at(at, room).map_err(|error| match error.kind() {
+        let read = if self.once { Reader::read_once_at } else { Reader::read_at };
+        read(&*self.file, at, room).map_err(|error| match error.kind() {
             // A file of a network, removed after it was opened.
             ErrorKind::StaleNetworkFileHandle => CheckpointError::Gone { path: self.path.clone() },
             _ => io("reading", &self.path)(error),
