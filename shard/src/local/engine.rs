@@ -153,7 +153,14 @@ impl Engine {
             return Ok(Err(Veto::Failed { rank: self.workers.world.rank() }));
         }
         let reduced = self.reduce(optimizer, point, placement, fault)?;
-        let counted = self.confirm(reduced.as_ref().map(drop).map_err(|veto| *veto))?;
+        let counted = match &reduced {
+            Ok(_) => self.confirm(Ok(()), false)?,
+            Err(veto) => {
+                let broken =
+                    matches!(veto, Veto::NotFinite { .. }) && !self.brings_finite(optimizer, point)?;
+                self.confirm(Err(*veto), fault || broken)?
+            }
+        };
         let (later, landed) = match (reduced, counted) {
             (Ok(reduced), Ok(())) => reduced,
             (Err(veto), _) | (_, Err(veto)) => return Ok(Err(veto)),
@@ -189,6 +196,19 @@ impl Engine {
         let (landed, seen) = land(optimizer, &mut point.arriving)?;
         let counted = vote(&*self.workers.world, seen, optimizer.options());
         Ok(self.heard(counted)?.map(|()| (later, landed)))
+    }
+
+    /// Whether what this rank has of what is at hand, and counts, is finite.
+    fn brings_finite(&self, optimizer: &Optimizer, point: &Point) -> Result<bool, Error> {
+        let fragments = point.arriving.iter().flat_map(|flight| &flight.fragments).chain(&point.sent);
+        for &f in fragments.filter(|_| self.active) {
+            for value in self.parts.values(optimizer, &self.plan.fragments[f], f)? {
+                if !finite(value.values)? {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
     }
 
     /// What became of a collective of all workers: its failure ends their exchanging, and is no error of this rank.

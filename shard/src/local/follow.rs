@@ -258,17 +258,23 @@ impl Engine {
         self.following.as_ref().is_none_or(granted)
     }
 
-    /// What becomes of an exchange of which this rank knows `counted`: where workers come and go, all members say so. An error
-    /// ends the worker.
-    pub(crate) fn confirm(&mut self, counted: Result<(), Veto>) -> Result<Result<(), Veto>, Error> {
+    /// What becomes of an exchange of which this rank knows `counted`, and whether it is itself to blame: where workers come and go,
+    /// all members say so. An error ends the worker.
+    pub(crate) fn confirm(
+        &mut self,
+        counted: Result<(), Veto>,
+        to_blame: bool,
+    ) -> Result<Result<(), Veto>, Error> {
         if self.following.is_none() {
             return Ok(counted);
         }
         let failed = Veto::Failed { rank: self.workers.world.rank() };
         let ballot = match counted {
             Ok(()) => Ballot::Ready,
-            Err(Veto::Failed { .. }) => Ballot::Failed,
-            Err(_) => Ballot::Veto,
+            Err(_) if to_blame => Ballot::Veto,
+            // Who could not take its step vetoes it; the others have nothing against it, and are not to be dropped for it.
+            Err(Veto::Fault { .. }) => Ballot::Ready,
+            Err(_) => Ballot::Failed,
         };
         Ok(match self.end_round(ballot)? {
             Ok(true) => counted,

@@ -4,13 +4,13 @@ use crate::common::{self, Run};
 use crate::follow::{LONG, Vetoing, build, run};
 use crate::replicas::{connect, parts, step};
 use meshstep_comm::{Clock, loopback};
-use meshstep_shard::Stage;
 use meshstep_shard::local::membership::{
-    Ballot, Config, Decision, Error, InProcess, InProcessWorker, Membership, Round,
+    Ballot, Config, Decision, Departure, Error, InProcess, InProcessWorker, Membership, Refusal, Round,
 };
 use meshstep_shard::local::{
     Fragment, LocalError, LocalOptimizer, LocalPlan, OnFailure, Placement, Select, Timing, What, Workers,
 };
+use meshstep_shard::{NonFinite, Stage};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -260,6 +260,168 @@ fn who_has_not_heard_the_end_of_an_exchange_asks_and_goes_on_only_where_it_has_m
             assert_eq!(merged, if votes { vec![3, 7] } else { vec![7] });
         }
     }
+}
+
+#[test]
+fn who_breaks_is_dropped_after_three_vetoes_and_the_others_are_not() {
+    let mut run = run().stage(Stage::Zero1);
+    run.options.non_finite = NonFinite::Propagate;
+    let plan = LocalPlan::local_adam(2);
+    let all = follow_all(
+        &run,
+        &plan,
+        [3, 2],
+        |_, member| member,
+        |id, mut local, connect| {
+            let mut merged = Vec::new();
+            for t in 1..=8 {
+                match local.follow(connect) {
+                    Ok(_) => {}
+                    Err(error) => return (t, Some(error), merged),
+                }
+                let mb = local.micro_batch(1).unwrap();
+                for (i, &len) in run.lens.iter().enumerate() {
+                    let grad = if (id, t) == (1, 1) { f32::NAN } else { id as f32 };
+                    mb.grad(&common::name(i), &vec![grad; len][..]).unwrap();
+                }
+                mb.finish().unwrap();
+                merged.push(local.step(run.at(t)).unwrap().exchanged.merged.len());
+            }
+            (9, None, merged)
+        },
+    );
+    for (id, ranks) in all.iter().enumerate() {
+        for (t, error, merged) in ranks {
+            if id != 1 {
+                assert!(error.is_none() && *merged == [0, 0, 0, 0, 0, 0, 0, 3], "{id}: {error:?} {merged:?}");
+                continue;
+            }
+            let Some(LocalError::Membership(Error::Refused(refusal))) = error else { panic!("{error:?}") };
+            assert!(matches!(refusal, Refusal::Fenced { why: Some(Departure::Vetoed), .. }), "{refusal}");
+            assert_eq!(*t, 8);
+        }
+    }
+}
+
+#[test]
+fn who_cannot_take_its_step_is_no_reason_to_drop_others() {
+    let (run, plan) = (run().stage(Stage::Zero1), LocalPlan::local_adam(2));
+    let all = follow_all(
+        &run,
+        &plan,
+        [2, 1],
+        |_, member| member,
+        |id, mut local, connect| {
+            let mut told = Vec::new();
+            for t in 1..=8 {
+                if let Err(error) = local.follow(connect) {
+                    return (t, error.to_string());
+                }
+                // Every exchange finds the one without gradients.
+                let hands_over = id == 0 || t % 2 == 1;
+                let mb = local.micro_batch(1).unwrap();
+                for (i, &len) in run.lens.iter().enumerate().filter(|_| hands_over) {
+                    mb.grad(&common::name(i), &vec![1.0f32; len][..]).unwrap();
+                }
+                mb.finish().unwrap();
+                told.push(local.step(run.at(t)).map(|told| told.exchanged.merged.len()).unwrap_or(9));
+            }
+            (9, format!("{told:?}"))
+        },
+    );
+    // The last exchange is of one worker alone.
+    assert_eq!(all[0], [(9, "[0, 0, 0, 0, 0, 0, 0, 3]".to_owned())]);
+    assert!(all[1][0].0 == 8 && all[1][0].1.contains("vetoed three exchanges"), "{:?}", all[1]);
+}
+
+#[test]
+fn who_comes_and_cannot_connect_costs_the_others_one_exchange() {
+    let (run, plan) = (run().stage(Stage::Zero2), LocalPlan::local_adam(2));
+    let digest = plan.digest(&build(&run));
+    let members = InProcess::new(Config::new(digest, 2), Clock::real()).unwrap();
+    let (comes, came) = (Barrier::new(3), AtomicBool::new(false));
+    let ranks = |id: usize| {
+        loopback::spawn(2, |comm| {
+            let rank = comm.rank();
+            let place = [rank, 2];
+            let connect = |round: &Round| connect(&members, round, place);
+            let inner = run.build(comm).unwrap();
+            let member = (rank == 0).then(|| {
+                if id == 2 {
+                    comes.wait();
+                }
+                Arc::new(members.join(id as u64, digest, LONG).unwrap()) as Arc<dyn Membership>
+            });
+            // Of the one that comes one rank gives its communicator up.
+            let cannot = |round: &Round| match rank {
+                1 if id == 2 => {
+                    drop(members.communicator(round, place, LONG)?);
+                    Err(Error::NoSeat { epoch: round.epoch, rank: round.rank })
+                }
+                _ => connect(round),
+            };
+            let joined = match member {
+                Some(member) => LocalOptimizer::join(inner, plan.clone(), member, cannot),
+                None => LocalOptimizer::join_through_rank0(inner, plan.clone(), cannot),
+            };
+            if id == 2 {
+                came.store(true, Relaxed);
+                return (vec![], joined.map(drop).unwrap_err().to_string(), vec![]);
+            }
+            let (mut local, mut merged) = (joined.unwrap(), Vec::new());
+            // Two exchanges after it has come, in which all is well again.
+            let mut left = 5;
+            while left > 0 {
+                if local.steps() == 3 && rank == 0 {
+                    comes.wait();
+                }
+                local.follow(connect).unwrap();
+                let told = step(&run, &mut local, id).unwrap();
+                merged.push((told.exchanged.merged.len(), told.exchanged.failed.len()));
+                left -= usize::from(merged.iter().any(|(_, failed)| *failed > 0));
+            }
+            (merged, String::new(), parts(&run, &local))
+        })
+        .unwrap()
+    };
+    let begin = Instant::now();
+    let ends: Vec<_> = thread::scope(|scope| {
+        let ranks = &ranks;
+        let threads = [0, 1, 2].map(|id| scope.spawn(move || ranks(id)));
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(begin.elapsed() < BOUND, "{:?}", begin.elapsed());
+    assert!(came.load(Relaxed));
+    let told: Vec<&str> = ends[2].iter().map(|(_, told, _)| &told[..]).collect();
+    assert!(told.iter().all(|told| told.contains("no communicator for rank 2")), "{told:?}");
+    assert!(told[0].contains("ranks disagree on this call"), "{told:?}");
+    let merged = &ends[0][0].0;
+    assert_eq!(merged[merged.len() - 5..], [(0, 3), (0, 0), (3, 0), (0, 0), (3, 0)], "{merged:?}");
+    for (rank, (all, _, parts)) in ends[..2].concat().iter().enumerate() {
+        assert!(all == merged && *parts == ends[0][rank % 2].2, "rank {rank}");
+    }
+}
+
+#[test]
+fn without_asking_nothing_is_exchanged() {
+    let (run, plan) = (run(), LocalPlan::local_adam(2));
+    let all = follow_all(
+        &run,
+        &plan,
+        [2, 1],
+        |_, member| member,
+        |id, mut local, connect| {
+            let mut told = Vec::new();
+            for t in 0..4 {
+                if t != 1 {
+                    local.follow(connect).unwrap();
+                }
+                told.push(step(&run, &mut local, id).unwrap().exchanged);
+            }
+            told.iter().map(|told| (told.merged.len(), told.failed.len())).collect::<Vec<_>>()
+        },
+    );
+    assert!(all.concat().iter().all(|told| *told == [(0, 0), (0, 3), (0, 0), (3, 0)]), "{all:?}");
 }
 
 #[test]

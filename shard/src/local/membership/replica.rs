@@ -124,3 +124,87 @@ impl Replica {
 fn word(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use meshstep_comm::loopback;
+    use meshstep_tensor::Layout;
+    use std::sync::Mutex;
+    use std::thread::sleep;
+
+    /// Says what it is told to, after a while, and keeps what it has heard.
+    #[derive(Debug, Default)]
+    struct Recording {
+        ballots: Mutex<Vec<Ballot>>,
+        takes: Duration,
+        waits: Option<Duration>,
+    }
+
+    impl Membership for Recording {
+        fn boundary(&self, step: u64) -> Result<Round, MembershipError> {
+            sleep(self.takes);
+            Ok(Round { number: 9, epoch: 8, step, rank: 0, members: Vec::new(), gone: Vec::new() })
+        }
+
+        fn vote(&self, round: &Round, ballot: Ballot) -> Result<Decision, MembershipError> {
+            self.ballots.lock().unwrap().push(ballot);
+            Err(MembershipError::OtherRound { asked: round.number, round: 7 })
+        }
+
+        fn decided(&self, _: &Round) -> Option<Decision> {
+            None
+        }
+
+        fn leave(&self) -> Result<(), MembershipError> {
+            Ok(())
+        }
+
+        fn deadline(&self) -> Option<Duration> {
+            self.waits
+        }
+    }
+
+    fn ranks<T: Send>(
+        timeout: Duration,
+        member: &Arc<Recording>,
+        body: impl Fn(Replica, usize) -> T + Sync,
+    ) -> Vec<T> {
+        let config = loopback::Config { timeout, ..loopback::Config::new(3) };
+        let all = loopback::spawn_with(config, |comm| {
+            let rank = comm.rank();
+            let layout = Layout::builder().param("x", &[4], DType::F32).build().unwrap();
+            let rule = meshstep_optim::Sgd::default();
+            let inner = Optimizer::new(comm, layout, rule, |_, _| Ok(()), Options::default()).unwrap();
+            let member = (rank == 0).then(|| Arc::clone(member) as Arc<dyn Membership>);
+            body(Replica::new(&inner, member, "").unwrap(), rank)
+        });
+        all.unwrap()
+    }
+
+    #[test]
+    fn the_gravest_ballot_is_the_worker_s_and_all_ranks_hear_the_answer() {
+        let member = Arc::new(Recording::default());
+        for (word, own) in [(Ballot::Ready, 0), (Ballot::Veto, 1), (Ballot::Failed, 2)] {
+            let told = ranks(Duration::from_secs(60), &member, |replica, rank| {
+                let round = replica.boundary(5).unwrap().unwrap();
+                let ballot = if rank == own { word } else { Ballot::Ready };
+                (round.step, replica.vote(&round, ballot).unwrap())
+            });
+            let expected = Err(MembershipError::OtherRound { asked: 9, round: 7 });
+            assert!(told.iter().all(|told| *told == (5, expected.clone())));
+            assert_eq!(member.ballots.lock().unwrap().drain(..).collect::<Vec<_>>(), [word]);
+        }
+    }
+
+    #[test]
+    fn ranks_wait_as_long_as_the_membership_may_take() {
+        // Longer than their own operations do.
+        let (takes, timeout) = (Duration::from_millis(300), Duration::from_millis(100));
+        for waits in [Some(Duration::from_secs(30)), None] {
+            let member = Arc::new(Recording { takes, waits, ..Recording::default() });
+            let told = ranks(timeout, &member, |replica, _| replica.boundary(5).is_ok());
+            assert_eq!(told, [waits.is_some(); 3]);
+        }
+    }
+}
