@@ -393,8 +393,7 @@ fn who_comes_and_cannot_connect_costs_the_others_one_exchange() {
     assert!(begin.elapsed() < BOUND, "{:?}", begin.elapsed());
     assert!(came.load(Relaxed));
     let told: Vec<&str> = ends[2].iter().map(|(_, told, _)| &told[..]).collect();
-    assert!(told.iter().all(|told| told.contains("no communicator for rank 2")), "{told:?}");
-    assert!(told[0].contains("ranks disagree on this call"), "{told:?}");
+    assert!(told[0].contains("rank 5 left") && told[1].contains("no communicator for rank 2"), "{told:?}");
     let merged = &ends[0][0].0;
     assert_eq!(merged[merged.len() - 5..], [(0, 3), (0, 0), (3, 0), (0, 0), (3, 0)], "{merged:?}");
     for (rank, (all, _, parts)) in ends[..2].concat().iter().enumerate() {
