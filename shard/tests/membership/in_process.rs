@@ -253,3 +253,32 @@ fn what_cannot_be_is_refused() {
     let late = run.join(0, DIGEST, secs(1)).unwrap();
     assert_eq!(late.boundary(0), Err(Refusal::StateLost { step: 4 }.into()));
 }
+
+#[test]
+fn every_rank_of_a_worker_has_one_place_among_all() {
+    let run = InProcess::new(config(2, 1), Clock::real()).unwrap();
+    let workers = [0, 1].map(|id| run.join(id, DIGEST, LONG).unwrap());
+    let rounds = thread::scope(|scope| {
+        let there = scope.spawn(|| workers[1].boundary(4).unwrap());
+        [workers[0].boundary(4).unwrap(), there.join().unwrap()]
+    });
+    let of = |round: &Round, place| run.communicator(round, place, LONG);
+    let comms: Vec<_> = (0..2).map(|rank| of(&rounds[0], [rank, 2]).unwrap()).collect();
+    for (rank, comm) in comms.iter().enumerate() {
+        assert_eq!((comm.rank(), comm.world_size()), (2 * rounds[0].rank + rank, 4));
+    }
+    // A second time, beyond the worker's ranks, as one of another number of them.
+    for place in [[1, 2], [2, 2], [0, 1], [0, 0]] {
+        assert!(matches!(of(&rounds[0], place), Err(Error::NoSeat { epoch: 1, .. })), "{place:?}");
+    }
+    assert!(matches!(workers[1].communicator(&rounds[1], LONG), Err(Error::NoSeat { .. })));
+    // Who goes without having taken its places is not waited for.
+    let [first, second] = workers;
+    drop(second);
+    let begin = std::time::Instant::now();
+    thread::scope(|scope| {
+        let waits = comms.iter().map(|comm| scope.spawn(|| comm.barrier().unwrap_err()));
+        waits.collect::<Vec<_>>().into_iter().for_each(|told| drop(told.join().unwrap()));
+    });
+    assert!(begin.elapsed() < LONG / 2 && first.vote(&rounds[0], Ballot::Ready).is_ok());
+}
