@@ -96,7 +96,7 @@ pub fn step(run: &Run, local: &mut LocalOptimizer, id: usize) -> Result<LocalSte
 }
 
 /// What a rank has of a parameter: all of it, and its part of both moments.
-type Part = (Vec<f32>, Range<usize>, Vec<Vec<f32>>);
+pub type Part = (Vec<f32>, Range<usize>, Vec<Vec<f32>>);
 
 pub fn parts(run: &Run, local: &LocalOptimizer) -> Vec<Part> {
     let part = |i: usize| {

@@ -2,8 +2,8 @@
 
 use crate::common::{self, Run};
 use crate::follow::{LONG, Vetoing, build, run};
-use crate::replicas::{connect, parts, step};
-use meshstep_comm::{Clock, loopback};
+use crate::replicas::{Part, connect, parts, step};
+use meshstep_comm::{Clock, Communicator, loopback};
 use meshstep_shard::local::membership::{
     Ballot, Config, Decision, Departure, Error, InProcess, InProcessWorker, Membership, Refusal, Round,
 };
@@ -12,7 +12,7 @@ use meshstep_shard::local::{
 };
 use meshstep_shard::{NonFinite, Stage};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -99,15 +99,20 @@ fn what_is_sent_again_waits_for_a_step_that_has_its_side_free() {
             let mut all = Vec::new();
             for _ in 0..12 {
                 local.follow(connect).unwrap();
-                all.push(step(&run, &mut local, id).unwrap().exchanged.merged);
+                let told = step(&run, &mut local, id).unwrap().exchanged;
+                all.push((told.merged, told.failed.len()));
             }
             all
         },
     );
-    let mut expected = vec![Vec::new(); 12];
-    (expected[0], expected[3], expected[4]) = (vec![1, 2], vec![0], vec![1]);
-    // Vetoed in step 7; in step 8 there is something before the update.
-    (expected[8], expected[9], expected[11]) = (vec![1, 2], vec![0], vec![0]);
+    let mut expected = vec![(Vec::new(), 0); 12];
+    for (step, merged) in
+        [(0, vec![1, 2]), (3, vec![0]), (4, vec![1]), (8, vec![1, 2]), (9, vec![0]), (11, vec![0])]
+    {
+        expected[step].0 = merged;
+    }
+    // Vetoed; in step 8 there is something before the update.
+    expected[7].1 = 1;
     assert!(merged.iter().flatten().all(|merged| *merged == expected), "{merged:?}");
 }
 
@@ -334,70 +339,84 @@ fn who_cannot_take_its_step_is_no_reason_to_drop_others() {
     assert!(all[1][0].0 == 8 && all[1][0].1.contains("vetoed three exchanges"), "{:?}", all[1]);
 }
 
-#[test]
-fn who_comes_and_cannot_connect_costs_the_others_one_exchange() {
+/// Two workers of two ranks, to which a third comes; one rank of worker `odd` gives up its communicator with it. By worker and rank
+/// what each merged and found failed, step by step, what it was told, and what it has.
+fn come_and_fail(odd: usize) -> Vec<Vec<(Vec<(usize, usize)>, String, Vec<Part>)>> {
     let (run, plan) = (run().stage(Stage::Zero2), LocalPlan::local_adam(2));
     let digest = plan.digest(&build(&run));
     let members = InProcess::new(Config::new(digest, 2), Clock::real()).unwrap();
-    let (comes, came) = (Barrier::new(3), AtomicBool::new(false));
-    let ranks = |id: usize| {
-        loopback::spawn(2, |comm| {
-            let rank = comm.rank();
-            let place = [rank, 2];
-            let connect = |round: &Round| connect(&members, round, place);
-            let inner = run.build(comm).unwrap();
-            let member = (rank == 0).then(|| {
-                if id == 2 {
-                    comes.wait();
-                }
-                Arc::new(members.join(id as u64, digest, LONG).unwrap()) as Arc<dyn Membership>
-            });
-            // Of the one that comes one rank gives its communicator up.
-            let cannot = |round: &Round| match rank {
-                1 if id == 2 => {
-                    drop(members.communicator(round, place, LONG)?);
-                    Err(Error::NoSeat { epoch: round.epoch, rank: round.rank })
-                }
-                _ => connect(round),
-            };
-            let joined = match member {
-                Some(member) => LocalOptimizer::join(inner, plan.clone(), member, cannot),
-                None => LocalOptimizer::join_through_rank0(inner, plan.clone(), cannot),
-            };
+    let comes = Barrier::new(3);
+    // Nobody hears of one that is dropped.
+    let kept = Mutex::new(Vec::new());
+    let rank = |id: usize, comm: Arc<dyn Communicator>| {
+        let rank = comm.rank();
+        let connect = |round: &Round| match rank {
+            1 if id == odd && round.members.len() == 3 => {
+                drop(members.communicator(round, [rank, 2], LONG)?);
+                Err(Error::NoSeat { epoch: round.epoch, rank: round.rank })
+            }
+            _ => connect(&members, round, [rank, 2]),
+        };
+        let inner = run.build(comm).unwrap();
+        let joined = if rank == 0 {
             if id == 2 {
-                came.store(true, Relaxed);
-                return (vec![], joined.map(drop).unwrap_err().to_string(), vec![]);
+                comes.wait();
             }
-            let (mut local, mut merged) = (joined.unwrap(), Vec::new());
-            // Two exchanges after it has come, in which all is well again.
-            let mut left = 5;
-            while left > 0 {
-                if local.steps() == 3 && rank == 0 {
-                    comes.wait();
-                }
-                local.follow(connect).unwrap();
-                let told = step(&run, &mut local, id).unwrap();
-                merged.push((told.exchanged.merged.len(), told.exchanged.failed.len()));
-                left -= usize::from(merged.iter().any(|(_, failed)| *failed > 0));
+            let member = Arc::new(members.join(id as u64, digest, LONG).unwrap());
+            kept.lock().unwrap().push(Arc::clone(&member));
+            LocalOptimizer::join(inner, plan.clone(), member, connect)
+        } else {
+            LocalOptimizer::join_through_rank0(inner, plan.clone(), connect)
+        };
+        let (mut merged, mut told) = (Vec::new(), String::new());
+        let mut local = match joined {
+            Ok(local) => local,
+            Err(error) => return (merged, error.to_string(), Vec::new()),
+        };
+        // Two exchanges after it has come, in which all is well again.
+        let mut left = 5;
+        while left > 0 {
+            if local.steps() == 3 && rank == 0 {
+                comes.wait();
             }
-            (merged, String::new(), parts(&run, &local))
-        })
-        .unwrap()
+            if let Err(error) = local.follow(connect) {
+                told += &error.to_string();
+            }
+            let exchanged = step(&run, &mut local, id).unwrap().exchanged;
+            merged.push((exchanged.merged.len(), exchanged.failed.len()));
+            left -= usize::from(merged.iter().any(|(_, failed)| *failed > 0));
+        }
+        (merged, told, parts(&run, &local))
     };
-    let begin = Instant::now();
-    let ends: Vec<_> = thread::scope(|scope| {
-        let ranks = &ranks;
-        let threads = [0, 1, 2].map(|id| scope.spawn(move || ranks(id)));
+    let worker = |id: usize| loopback::spawn(2, |comm| rank(id, comm)).unwrap();
+    thread::scope(|scope| {
+        let worker = &worker;
+        let threads = [0, 1, 2].map(|id| scope.spawn(move || worker(id)));
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    });
-    assert!(begin.elapsed() < BOUND, "{:?}", begin.elapsed());
-    assert!(came.load(Relaxed));
-    let told: Vec<&str> = ends[2].iter().map(|(_, told, _)| &told[..]).collect();
-    assert!(told[0].contains("rank 5 left") && told[1].contains("no communicator for rank 2"), "{told:?}");
-    let merged = &ends[0][0].0;
-    assert_eq!(merged[merged.len() - 5..], [(0, 3), (0, 0), (3, 0), (0, 0), (3, 0)], "{merged:?}");
-    for (rank, (all, _, parts)) in ends[..2].concat().iter().enumerate() {
-        assert!(all == merged && *parts == ends[0][rank % 2].2, "rank {rank}");
+    })
+}
+
+#[test]
+fn who_cannot_connect_costs_the_others_one_exchange() {
+    for odd in [1, 2] {
+        let begin = Instant::now();
+        let ends = come_and_fail(odd);
+        assert!(begin.elapsed() < BOUND, "{:?}", begin.elapsed());
+        let told = |id: usize| ends[id].iter().map(|(_, told, _)| &told[..]).collect::<Vec<_>>();
+        // Each of its ranks has an error: its own.
+        let [first, second] = [told(odd)[0], told(odd)[1]];
+        assert!(
+            first.contains("left before operation") && second.contains("no communicator"),
+            "{:?}",
+            told(odd)
+        );
+        // Who only wanted to come has to come again; to others it is a failed exchange.
+        assert!(told(2).iter().all(|told| !told.is_empty()) && told(0) == ["", ""]);
+        let merged = &ends[0][0].0;
+        assert_eq!(merged[merged.len() - 5..], [(0, 3), (0, 0), (3, 0), (0, 0), (3, 0)], "{merged:?}");
+        for (rank, (all, _, parts)) in ends[..2].concat().iter().enumerate() {
+            assert!(all == merged && *parts == ends[0][rank % 2].2, "{odd}: rank {rank}");
+        }
     }
 }
 

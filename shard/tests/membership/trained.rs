@@ -80,7 +80,7 @@ fn child() {
             mb.grad("x", &grad[..]).unwrap();
             mb.finish().unwrap();
             let told = local.step(At { lr: 0.01, ..At::default() }).unwrap();
-            if local.steps() % 4 == 0 {
+            if local.steps().is_multiple_of(4) {
                 let merged = told.exchanged.merged.len();
                 println!("\nat {} of {ids:?} merged {merged}: {:016x}", local.steps(), digest(&local));
                 break;

@@ -160,11 +160,13 @@ impl Drop for Wire {
     }
 }
 
+type Ended = (Buffer, Result<(), Error>);
+
 /// What has been done, until it is asked for.
 #[derive(Debug, Default)]
 struct Done {
     next: AtomicUsize,
-    all: Mutex<BTreeMap<usize, (Buffer, Result<(), Error>)>>,
+    all: Mutex<BTreeMap<usize, Ended>>,
 }
 
 impl Tickets for Done {

@@ -128,22 +128,25 @@ fn word(bytes: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use meshstep_comm::loopback;
+    use meshstep_comm::{Clock, loopback};
     use meshstep_tensor::Layout;
     use std::sync::Mutex;
     use std::thread::sleep;
 
-    /// Says what it is told to, after a while, and keeps what it has heard.
-    #[derive(Debug, Default)]
+    /// Takes a while, and keeps what it has heard.
+    #[derive(Debug)]
     struct Recording {
         ballots: Mutex<Vec<Ballot>>,
-        takes: Duration,
-        waits: Option<Duration>,
+        clock: Clock,
     }
+
+    const PATIENCE: Duration = Duration::from_secs(60);
 
     impl Membership for Recording {
         fn boundary(&self, step: u64) -> Result<Round, MembershipError> {
-            sleep(self.takes);
+            // So that the others most likely wait when time passes: longer than their own operations would.
+            sleep(Duration::from_millis(50));
+            self.clock.advance(2 * PATIENCE);
             Ok(Round { number: 9, epoch: 8, step, rank: 0, members: Vec::new(), gone: Vec::new() })
         }
 
@@ -161,16 +164,13 @@ mod tests {
         }
 
         fn deadline(&self) -> Option<Duration> {
-            self.waits
+            Some(2 * PATIENCE)
         }
     }
 
-    fn ranks<T: Send>(
-        timeout: Duration,
-        member: &Arc<Recording>,
-        body: impl Fn(Replica, usize) -> T + Sync,
-    ) -> Vec<T> {
-        let config = loopback::Config { timeout, ..loopback::Config::new(3) };
+    fn ranks<T: Send>(member: &Arc<Recording>, body: impl Fn(Replica, usize) -> T + Sync) -> Vec<T> {
+        let (timeout, clock) = (PATIENCE, member.clock.clone());
+        let config = loopback::Config { timeout, clock, ..loopback::Config::new(3) };
         let all = loopback::spawn_with(config, |comm| {
             let rank = comm.rank();
             let layout = Layout::builder().param("x", &[4], DType::F32).build().unwrap();
@@ -183,10 +183,10 @@ mod tests {
     }
 
     #[test]
-    fn the_gravest_ballot_is_the_worker_s_and_all_ranks_hear_the_answer() {
-        let member = Arc::new(Recording::default());
+    fn all_ranks_wait_for_one_answer_to_the_gravest_of_their_ballots() {
+        let member = Arc::new(Recording { ballots: Mutex::default(), clock: Clock::manual() });
         for (word, own) in [(Ballot::Ready, 0), (Ballot::Veto, 1), (Ballot::Failed, 2)] {
-            let told = ranks(Duration::from_secs(60), &member, |replica, rank| {
+            let told = ranks(&member, |replica, rank| {
                 let round = replica.boundary(5).unwrap().unwrap();
                 let ballot = if rank == own { word } else { Ballot::Ready };
                 (round.step, replica.vote(&round, ballot).unwrap())
@@ -194,17 +194,6 @@ mod tests {
             let expected = Err(MembershipError::OtherRound { asked: 9, round: 7 });
             assert!(told.iter().all(|told| *told == (5, expected.clone())));
             assert_eq!(member.ballots.lock().unwrap().drain(..).collect::<Vec<_>>(), [word]);
-        }
-    }
-
-    #[test]
-    fn ranks_wait_as_long_as_the_membership_may_take() {
-        // Longer than their own operations do.
-        let (takes, timeout) = (Duration::from_millis(300), Duration::from_millis(100));
-        for waits in [Some(Duration::from_secs(30)), None] {
-            let member = Arc::new(Recording { takes, waits, ..Recording::default() });
-            let told = ranks(timeout, &member, |replica, _| replica.boundary(5).is_ok());
-            assert_eq!(told, [waits.is_some(); 3]);
         }
     }
 }
