@@ -199,7 +199,10 @@ impl LocalOptimizer {
         self.engine.active &= round.counts();
         // Whatever becomes of the new communicators: all members know of this round, and of what is on its way each else for itself.
         let rank = self.engine.workers.world.rank();
-        let given_up = self.engine.give_up(&mut self.inner, Veto::Failed { rank });
+        let mut given_up = self.engine.give_up(&mut self.inner, Veto::Failed { rank });
+        if std::mem::take(&mut self.engine.changed) {
+            given_up = given_up.and_then(|()| self.inner.gather_all());
+        }
         if let Err(error) = given_up {
             return Err(self.part(error));
         }

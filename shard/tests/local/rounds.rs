@@ -2,7 +2,7 @@
 
 use crate::common::{self, Run};
 use crate::follow::{LONG, Vetoing, build, run};
-use crate::replicas::{Part, connect, parts, step};
+use crate::replicas::{Part, Spoiling, connect, parts, step};
 use meshstep_comm::{Clock, Communicator, loopback};
 use meshstep_shard::local::membership::{
     Ballot, Config, Decision, Departure, Error, InProcess, InProcessWorker, Membership, Refusal, Round,
@@ -417,6 +417,43 @@ fn who_cannot_connect_costs_the_others_one_exchange() {
         for (rank, (all, _, parts)) in ends[..2].concat().iter().enumerate() {
             assert!(all == merged && *parts == ends[0][rank % 2].2, "{odd}: rank {rank}");
         }
+    }
+}
+
+#[test]
+fn who_could_not_connect_once_goes_on_and_nobody_waits_for_it() {
+    let (run, plan) = (run(), LocalPlan::local_adam(2));
+    let begin = Instant::now();
+    let all = follow_all(
+        &run,
+        &plan,
+        [2, 1],
+        // The first round, before there is anything to exchange, has failed: the first exchange is in an epoch of its own.
+        |id, member| match id {
+            0 => Arc::new(Spoiling { member, word: Ballot::Failed, spoiled: AtomicBool::new(false) }) as _,
+            _ => member as _,
+        },
+        |id, mut local, connect| {
+            let mut all = Vec::new();
+            for _ in 0..6 {
+                let followed = local.follow(|round| {
+                    let workers = connect(round)?;
+                    match (id, round.epoch) {
+                        (1, 2) => Err(Error::NoSeat { epoch: 2, rank: round.rank }),
+                        _ => Ok(workers),
+                    }
+                });
+                let fine = followed.is_ok();
+                let told = step(&run, &mut local, id).unwrap().exchanged;
+                all.push((fine, told.merged.len(), told.failed.len()));
+            }
+            all
+        },
+    );
+    assert!(begin.elapsed() < BOUND, "{:?}", begin.elapsed());
+    for (id, all) in all.concat().iter().enumerate() {
+        let (calm, merged) = ((true, 0, 0), (true, 3, 0));
+        assert_eq!(*all, [calm, (id == 0, 0, 3), calm, merged, calm, merged], "{id}");
     }
 }
 
