@@ -10,7 +10,7 @@ use meshstep_shard::local::{
     Fragment, LocalError, LocalOptimizer, LocalPlan, Placement, Select, Timing, Weights, What, Workers,
 };
 use meshstep_shard::{Error, Optimizer, Options, Stage};
-use meshstep_tensor::{Category, DType, Meter, bf16};
+use meshstep_tensor::{Category, DType, bf16};
 use std::sync::Arc;
 
 const STEPS: u64 = 11;
@@ -451,12 +451,11 @@ fn a_mean_takes_memory_for_parts_of_what_workers_have() {
     let mut naive = Naive::new(&saved_by, &plan, workers);
     naive.step(0);
     let naive = naive.merged(&one, 1);
-    let meter = Meter::new();
-    let run = Run { options: Options { meter: meter.clone(), ..whole.options.clone() }, ..whole };
-    let ends = spawn(&run, &plan, [1, 1], |mut local, _| {
+    let ends = spawn(&whole, &plan, [1, 1], |mut local, _| {
+        let meter = local.optimizer().options().meter.clone();
         meter.reset_peaks();
         local.load(&store, of_step(1)).unwrap();
-        (end(&run, &local), meter.peak(Category::Staging))
+        (end(&whole, &local), meter.peak(Category::Staging))
     });
     assert_equal(&ends[0].0, &naive.workers[0], "the only worker");
     let (all, most) = (4 * LEN as u64, 16 << 20);
