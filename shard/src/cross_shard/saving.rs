@@ -335,7 +335,7 @@ mod tests {
                 let rule = AdamW::default();
                 let mut opt =
                     CrossShard::new(world, Some(&groups), layout, rule, |_, _| Ok(()), options).unwrap();
-                let mut flip = |opt: &mut CrossShard| {
+                let flip = |opt: &mut CrossShard| {
                     if rank == 3 {
                         opt.optimizer.flip_bit("w", slot, 2, 20).unwrap();
                     }
