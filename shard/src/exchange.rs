@@ -201,7 +201,7 @@ impl Exchange {
         let last = sum.len() - 1;
         sum[last] = mine.balance;
         sum[SUM_HEAD..SUM_HEAD + ExactSum::WORDS].copy_from_slice(&mine.norm.sum().words());
-        let digest = mine.fields.iter().fold(0, |d, &f| crate::handover::digest(d, f as usize, 0));
+        let digest = mine.fields.iter().fold(0, |d, &f| crate::handover::digest(d, f, 0));
         self.max.host[..MAX_HEAD].copy_from_slice(&[mine.norm.max_bits(), mine.fault, digest, !digest]);
         self.travel(comm)?;
         let (sum, max) = (&self.sum.host, &self.max.host);

@@ -47,7 +47,7 @@ impl GatherRoom {
         if std::mem::replace(&mut self.taken[unit], true) {
             return None;
         }
-        self.gathers = crate::handover::digest(self.gathers, unit, 0);
+        self.gathers = crate::handover::digest(self.gathers, unit as u64, 0);
         Some(self.lists.pop().unwrap_or_default())
     }
 

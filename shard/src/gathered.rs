@@ -233,7 +233,7 @@ impl Optimizer {
         let launches = self.handover.launches();
         match self.gather_room.get_mut().unwrap_or_else(PoisonError::into_inner).gathers() {
             0 => launches,
-            gathers => crate::handover::digest(launches, gathers as usize, 0),
+            gathers => crate::handover::digest(launches, gathers, 0),
         }
     }
 }

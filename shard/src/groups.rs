@@ -242,13 +242,20 @@ pub(crate) fn of_groups(groups: &[Group]) -> u64 {
 }
 
 fn of_bits(words: impl IntoIterator<Item = u64>) -> u64 {
-    words.into_iter().fold(0, |so_far, word| digest(so_far, word as usize, 0))
+    words.into_iter().fold(0, |so_far, word| digest(so_far, word, 0))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use meshstep_optim::{AdamW, Lamb};
+
+    #[test]
+    fn all_of_a_word_counts() {
+        let words = (0..64).map(|bit| of_bits([1 << bit]));
+        let digests: std::collections::BTreeSet<u64> = words.chain([of_bits([0])]).collect();
+        assert_eq!(digests.len(), 65);
+    }
 
     fn digests(groups: Groups) -> Vec<u64> {
         groups.groups.iter().map(Group::digest).collect()

@@ -285,7 +285,7 @@ impl Handover {
                 continue; // nothing in it but parameters without elements
             }
             let whole = filling.close();
-            state.launches = digest(state.launches, b, whole.len());
+            state.launches = digest(state.launches, b as u64, whole.len() as u64);
             match self.fixed.buckets[b].among.shards.start(op, whole, &self.fixed.queue) {
                 Ok(flight) => filling.flight = Some(flight),
                 Err((whole, error)) => {
@@ -307,7 +307,7 @@ impl Handover {
 }
 
 /// Mixes one more event into a digest (a multiply and a rotation, as in FxHash: cheap, and order counts).
-pub(crate) fn digest(so_far: u64, a: usize, b: usize) -> u64 {
+pub(crate) fn digest(so_far: u64, a: u64, b: u64) -> u64 {
     let mix = |h: u64, x: u64| (h.rotate_left(5) ^ x).wrapping_mul(0x517c_c1b7_2722_0a95);
-    mix(mix(so_far, (a as u64).wrapping_add(1)), b as u64)
+    mix(mix(so_far, a.wrapping_add(1)), b)
 }

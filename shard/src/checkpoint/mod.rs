@@ -92,3 +92,4 @@ pub use shard_file::{ShardWriter, Vector};
 pub use store::{Draft, Folder, Store};
 pub use vectors::SavedVectors;
 pub use verify::Checked;
+pub(crate) use write::STAGING;

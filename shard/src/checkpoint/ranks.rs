@@ -29,7 +29,7 @@ const BUSY: u64 = 1;
 const DONE: u64 = 0;
 
 /// What a rank does alone.
-type Work<'a> = Box<dyn FnOnce() -> Result<(), CheckpointError> + Send + 'a>;
+pub(crate) type Work<'a, T> = Box<dyn FnOnce() -> Result<T, CheckpointError> + Send + 'a>;
 
 /// All ranks, for what they tell each other.
 #[derive(Clone, Debug)]
@@ -141,12 +141,12 @@ impl Ranks {
 }
 
 impl Ranks {
-    /// [`agree`](Self::agree) on what rank 0 alone does, who has `work`. However long that takes, no rank waits in one call for longer
-    /// than [`PULSE`]. Collective.
-    pub(crate) fn agree_on_first(&self, work: Option<Work<'_>>) -> Result<(), Error> {
+    /// [`agree`](Self::agree) on what rank 0 alone makes, who has `work`. However long that takes, no rank waits in one call for
+    /// longer than [`PULSE`]. Collective.
+    pub(crate) fn agree_on_first<T: Send>(&self, work: Option<Work<'_, T>>) -> Result<Option<T>, Error> {
         let Some(work) = work else {
             while self.first_word(DONE)? == BUSY {}
-            return self.agree(Ok(()));
+            return self.agree(Ok(None));
         };
         thread::scope(|scope| {
             let (working, ended) = channel::<()>();
@@ -154,7 +154,7 @@ impl Ranks {
                 let _working = working;
                 work()
             };
-            let thread = thread::Builder::new().name("meshstep-publish".to_owned()).spawn_scoped(scope, work);
+            let thread = thread::Builder::new().name("meshstep-first".to_owned()).spawn_scoped(scope, work);
             while let (Ok(_), Err(RecvTimeoutError::Timeout)) = (&thread, ended.recv_timeout(PULSE)) {
                 self.first_word(BUSY)?;
             }
@@ -162,7 +162,7 @@ impl Ranks {
                 .map_err(CheckpointError::memory)
                 .and_then(|thread| thread.join().unwrap_or_else(|panicked| resume_unwind(panicked)));
             self.first_word(DONE)?;
-            self.agree(made)
+            self.agree(made.map(Some))
         })
     }
 }

@@ -69,7 +69,7 @@ pub(super) fn read_all(saved: &Saved, wants: &mut [Want<'_>], meter: &Meter) -> 
         let name = |_| thread::Builder::new().name("meshstep-read".to_owned());
         // Where the system has no thread left, there are fewer readers.
         let others: Vec<_> =
-            (1..readers).map(name).filter_map(|new| new.spawn_scoped(scope, &read).ok()).collect();
+            (1..readers).map(name).filter_map(|new| new.spawn_scoped(scope, read).ok()).collect();
         let own = read();
         let others = others
             .into_iter()

@@ -6,7 +6,7 @@ use super::holding::Part;
 use super::manifest::{FORMAT, Manifest, SlotEntry, TensorEntry};
 use super::owner::{claims, elected, parts};
 use super::placing::{Alike, Placing};
-use super::ranks::Ranks;
+use super::ranks::{Ranks, Work};
 use super::saved::of_rank;
 use super::settings::Settings;
 use super::store::{Draft, Folder, Store};
@@ -170,8 +170,10 @@ impl Agreed {
 
     /// Rank 0 begins, where all others see it. Collective.
     pub(super) fn open(&self, store: &Store, ranks: &Ranks) -> Result<Option<Draft>, Error> {
-        let begun = if ranks.rank() == 0 { store.begin(self.step).map(Some) } else { Ok(None) };
-        let draft = ranks.agree(begun)?;
+        let first = ranks.rank() == 0;
+        // What earlier attempts have left may take long to remove.
+        let draft =
+            ranks.agree_on_first(first.then(|| Box::new(|| store.begin(self.step)) as Work<'_, _>))?;
         match prove(&store.folder(self.step), ranks) {
             Ok(()) => Ok(draft),
             Err(error) => {
@@ -204,10 +206,12 @@ impl Agreed {
         let written = ranks.agree(written);
         let written =
             written.and_then(|written| ranks.gather(&serde_json::to_vec(&written).unwrap_or_default()));
-        let Some(draft) = draft else { return written.and_then(|_| ranks.agree_on_first(None)) };
+        let Some(draft) = draft else {
+            return written.and_then(|_| ranks.agree_on_first::<()>(None)).map(drop);
+        };
         match written {
             // Old steps may take long to remove.
-            Ok(written) => ranks.agree_on_first(Some(Box::new(|| self.publish(draft, &written)))),
+            Ok(written) => ranks.agree_on_first(Some(Box::new(|| self.publish(draft, &written)))).map(drop),
             Err(error) => {
                 draft.discard();
                 Err(error)

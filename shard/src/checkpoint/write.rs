@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
 /// Bytes of memory beside what is saved.
-pub(super) const STAGING: usize = 16 << 20;
+pub(crate) const STAGING: usize = 16 << 20;
 
 /// Bytes that are worth a write of their own.
 const DIRECT: usize = 64 << 10;

@@ -21,7 +21,8 @@ impl CrossShard {
     ///
     /// Where all groups have the same values, which hashes tell, it is what one [`Optimizer`] would save, and goes onto any ranks,
     /// groups and stages. Where they do not, tensors are `group.<number>/<parameter>`, in the order of the groups that were given.
-    /// Each group's steps, skips and loss scale are saved wherever they differ.
+    /// Each group's steps, skips and loss scale are saved wherever they differ. Ranks of one group that differ are
+    /// [`Error::Disagree`].
     pub fn save(&mut self, store: &Store, save: Save<'_>) -> Result<u64, Error> {
         self.check_idle_everywhere()?;
         let placing = self.placing();
@@ -210,7 +211,8 @@ impl Keeper for AllGroups<'_> {
         let all = ranks.gather(&serde_json::to_vec(&own).unwrap_or_default())?;
         let all: Result<Vec<Told>, _> = all.iter().map(|text| serde_json::from_slice(text)).collect();
         let all = ranks.agree(all.map_err(CheckpointError::memory))?;
-        counted_alike(&all)?;
+        alike("what counts on ranks of a group", &all, |told| (told.counters, &[]))?;
+        alike("values on ranks of a group", &all, |told| (told.values, &told.t))?;
         let differ = |of: fn(&Told) -> (u64, &[u64])| all.iter().any(|told| of(told) != of(&all[0]));
         self.apart = differ(|told| (told.values, &told.t));
         let counted = differ(|told| (told.counters, &[]));
@@ -293,15 +295,67 @@ impl Keeper for AllGroups<'_> {
     }
 }
 
-/// Whether all ranks of each group are as far: the same answer on every rank.
-fn counted_alike(all: &[Told]) -> Result<(), Error> {
+/// Whether all ranks of each group have the same: the same answer on every rank.
+fn alike(what: &str, all: &[Told], has: impl Fn(&Told) -> (u64, &[u64])) -> Result<(), Error> {
     for (rank, told) in all.iter().enumerate() {
-        let first = all.iter().find(|other| other.group == told.group).unwrap_or(told);
-        if first.counters != told.counters {
-            let shown = |told: &Told| format!("digest {:016x} in group {}", told.counters, told.group);
-            let what = "what counts on ranks of a group".to_owned();
-            return Err(Error::Disagree { what, rank0: shown(first), rank, theirs: shown(told) });
+        let first = all.iter().position(|other| other.group == told.group).unwrap_or(rank);
+        if has(&all[first]) != has(told) {
+            let of = |rank: usize| {
+                format!("digest {:016x} on rank {rank} of group {}", digest(has(&all[rank])), told.group)
+            };
+            let (what, rank0, theirs) = (what.to_owned(), of(first), of(rank));
+            return Err(Error::Disagree { what, rank0, rank, theirs });
         }
     }
     Ok(())
+}
+
+/// One word for what a rank has.
+fn digest((own, t): (u64, &[u64])) -> u64 {
+    t.iter().fold(own, |so_far, &t| crate::handover::digest(so_far, t, 0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Options, Stage};
+    use meshstep_comm::loopback::spawn;
+    use meshstep_optim::AdamW;
+    use meshstep_tensor::Layout;
+
+    #[test]
+    fn ranks_of_a_group_with_other_values_are_told_of_and_nothing_is_saved() {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, groups) = (Store::new(dir.path()), [vec![0, 2], vec![1, 3]]);
+        for slot in ["params", "v"] {
+            let told = spawn(4, |world| {
+                let rank = world.rank();
+                let layout = Layout::builder().param("w", &[5], DType::F32).build().unwrap();
+                let options = Options { stage: Stage::Replicated, ..Options::default() };
+                let rule = AdamW::default();
+                let mut opt =
+                    CrossShard::new(world, Some(&groups), layout, rule, |_, _| Ok(()), options).unwrap();
+                let flip = |opt: &mut CrossShard| {
+                    if rank == 3 {
+                        opt.optimizer.flip_bit("w", slot, 2, 20).unwrap();
+                    }
+                };
+                flip(&mut opt);
+                let told = [
+                    opt.save(&store, Save::default()).unwrap_err(),
+                    opt.save_async(&store, Save::default()).map(drop).unwrap_err(),
+                ];
+                assert!(told.iter().all(|told| matches!(told, Error::Disagree { rank: 3, .. })), "{told:?}");
+                assert!(store.latest().is_err());
+                // As they are alike again, it goes on.
+                flip(&mut opt);
+                assert!(opt.compare_state().unwrap().is_none());
+                told.map(|told| told.to_string())
+            });
+            let told = told.unwrap();
+            assert!(told.iter().all(|told| *told == [told[0].clone(), told[0].clone()]), "{told:?}");
+            assert!(told.iter().all(|own| own == &told[0]), "{told:?}");
+            assert!(told[0][0].contains("on rank 1 of group 1, rank 3 has digest"), "{told:?}");
+        }
+    }
 }

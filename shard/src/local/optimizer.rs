@@ -244,7 +244,7 @@ fn values_alike(inner: &Optimizer, workers: &Workers) -> Result<Option<usize>, E
         let vectors = [owned.params.as_slice()].into_iter();
         let state = owned.state().iter().chain(owned.master()).map(meshstep_tensor::Buffer::as_slice);
         for vector in vectors.chain(state) {
-            digest = crate::handover::digest(digest, xxhash_rust::xxh3::xxh3_64(vector.bytes()?) as usize, 0);
+            digest = crate::handover::digest(digest, xxhash_rust::xxh3::xxh3_64(vector.bytes()?), 0);
         }
     }
     let mine = [inner.comm().rank() as u64, workers.across.rank() as u64, digest];

@@ -1,13 +1,13 @@
 //! What a save does beside others: it needs none of the threads that steps compute with, and none waits long for rank 0.
 
 use crate::common::{Run, params};
+use crate::hooked::{Call, Hooked};
 use crate::layouts::{DIR, train};
 use crate::sim::Sim;
 use meshstep_comm::loopback::{Config, spawn, spawn_with};
 use meshstep_comm::{Clock, Communicator};
-use meshstep_shard::checkpoint::{CheckpointError, Disk, Reader, Save, Store, Writer};
-use std::fmt::Debug;
-use std::io;
+use meshstep_shard::checkpoint::{CheckpointError, Save, Store};
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc::channel;
@@ -60,66 +60,52 @@ fn a_background_save_ends_while_all_threads_of_rayon_are_busy() {
     store.latest().unwrap().verify().unwrap();
 }
 
-/// A disk on which an old step is not removed before somebody says so.
-#[derive(Clone, Debug)]
+/// What is removed is not before somebody says so.
+#[derive(Debug, Default)]
 struct Slow {
-    sim: Sim,
-    removing: Arc<AtomicBool>,
-    go_on: Arc<AtomicBool>,
-    refuses: bool,
+    removing: AtomicBool,
+    go_on: AtomicBool,
 }
 
-impl Disk for Slow {
-    fn remove(&self, path: &Path) -> io::Result<()> {
-        if path.file_name().unwrap().to_str().unwrap().starts_with("tmp-") {
-            self.removing.store(true, SeqCst);
-            while !self.go_on.load(SeqCst) {
-                std::thread::yield_now();
+impl Slow {
+    fn disk(self: &Arc<Self>, sim: Sim, refuses: bool) -> Hooked<Sim> {
+        let slow = Arc::clone(self);
+        let draft = |path: &Path| path.file_name().unwrap().to_str().unwrap().starts_with("tmp-");
+        Hooked::new(sim, move |call| match call {
+            Call::Remove(path) if draft(path) => {
+                slow.removing.store(true, SeqCst);
+                while !slow.go_on.load(SeqCst) {
+                    std::thread::yield_now();
+                }
+                if refuses { Err(ErrorKind::PermissionDenied.into()) } else { Ok(()) }
             }
-            if self.refuses {
-                return Err(io::ErrorKind::PermissionDenied.into());
-            }
-        }
-        self.sim.remove(path)
+            _ => Ok(()),
+        })
     }
+}
 
-    fn create(&self, path: &Path) -> io::Result<Box<dyn Writer>> {
-        self.sim.create(path)
-    }
-
-    fn open(&self, path: &Path) -> io::Result<Box<dyn Reader>> {
-        self.sim.open(path)
-    }
-
-    fn create_dir(&self, path: &Path) -> io::Result<()> {
-        self.sim.create_dir(path)
-    }
-
-    fn list(&self, dir: &Path) -> io::Result<Vec<(String, bool)>> {
-        self.sim.list(dir)
-    }
-
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.sim.rename(from, to)
-    }
-
-    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
-        self.sim.sync_dir(dir)
-    }
-
-    fn lock(&self, path: &Path) -> io::Result<Option<Box<dyn Debug + Send + Sync>>> {
-        self.sim.lock(path)
-    }
+/// When there is something to remove.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum When {
+    /// Before a step is saved: what somebody who was stopped has left.
+    Left,
+    /// Behind it, in front of training or beside it: the step before.
+    Old { beside: bool },
 }
 
 /// While rank 0 removes, the time of more than one deadline passes: in parts, between which ranks have heard of each other.
 #[test]
-fn removing_old_steps_may_take_longer_than_any_deadline() {
-    for (beside, refuses) in [(false, false), (true, false), (false, true)] {
+fn removing_may_take_longer_than_any_deadline() {
+    let old = |beside| When::Old { beside };
+    for (when, refuses) in
+        [(old(false), false), (old(true), false), (old(false), true), (When::Left, false), (When::Left, true)]
+    {
         let run = Run { lens: vec![70, 1, 130], ranks: 3, ..Run::default() };
-        let sim = Sim::new(DIR);
-        let slow = Slow { sim: sim.clone(), removing: Arc::default(), go_on: Arc::default(), refuses };
-        let store = Store::on(Arc::new(slow.clone()), DIR);
+        let (sim, slow) = (Sim::new(DIR), Arc::<Slow>::default());
+        let store = Store::on(Arc::new(slow.disk(sim.clone(), refuses)), DIR);
+        if when == When::Left {
+            drop(store.begin(7).unwrap());
+        }
         let config =
             Config { clock: Clock::manual(), timeout: Duration::from_secs(60), ..Config::new(run.ranks) };
         let (clock, comms) = (config.clock.clone(), OnceLock::<Arc<dyn Communicator>>::new());
@@ -133,7 +119,7 @@ fn removing_old_steps_may_take_longer_than_any_deadline() {
                     let calls = || comms.get().unwrap().stats().total().operations;
                     let (before, begun) = (calls(), Instant::now());
                     // Where nobody says anything, time passes all the same. In the background calls are of another communicator.
-                    let most = Duration::from_secs(if beside { 1 } else { 5 });
+                    let most = Duration::from_secs(if when == old(true) { 1 } else { 5 });
                     while calls() < before + 2 && begun.elapsed() < most {
                         std::thread::yield_now();
                     }
@@ -146,10 +132,12 @@ fn removing_old_steps_may_take_longer_than_any_deadline() {
                     comms.set(Arc::clone(&comm)).unwrap();
                 }
                 let mut opt = run.build(comm).unwrap();
-                opt.save(&store, Save { step: Some(1), ..Save::default() }).unwrap();
+                if when != When::Left {
+                    opt.save(&store, Save { step: Some(1), ..Save::default() }).unwrap();
+                }
                 train(&run, &mut opt, 1..3);
                 let save = Save { step: Some(2), keep: Some(1), ..Save::default() };
-                let saved = match beside {
+                let saved = match when == old(true) {
                     true => opt.save_async(&store, save).unwrap().join(),
                     false => opt.save(&store, save),
                 };
@@ -169,6 +157,10 @@ fn removing_old_steps_may_take_longer_than_any_deadline() {
             }
         }
         let left = Store::on(Arc::new(sim), DIR);
+        if when == When::Left && refuses {
+            assert_eq!(left.latest().map(drop), Err(CheckpointError::Nothing { dir: DIR.into() }));
+            continue;
+        }
         assert_eq!((left.steps().unwrap(), left.latest().unwrap().manifest().step), (vec![2], 2));
     }
 }

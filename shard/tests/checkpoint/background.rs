@@ -2,7 +2,7 @@
 
 use crate::common::{Run, STAGES, adamw, cases, params};
 use crate::failures::failed;
-use crate::gate::{Gate, Gated};
+use crate::gate::{self, Gate};
 use crate::layouts::{DIR, load, on, runs, seat, train};
 use crate::sim::Sim;
 use crate::whole::{Whole, join, part};
@@ -19,7 +19,7 @@ use std::time::Duration;
 /// A disk that is shared by all, and a gate before it.
 fn gated() -> (Sim, Arc<Gate>, Store) {
     let (sim, gate) = (Sim::new(DIR), Arc::new(Gate::default()));
-    let store = Store::on(Arc::new(Gated { sim: sim.clone(), gate: Arc::clone(&gate) }), DIR);
+    let store = Store::on(Arc::new(gate::gated(sim.clone(), Arc::clone(&gate))), DIR);
     (sim, gate, store)
 }
 

@@ -4,7 +4,7 @@ use crate::common::{Run, WhichRule, cases};
 use crate::layouts::{on, runs, seat, train};
 use crate::whole::part;
 use meshstep_comm::loopback::spawn;
-use meshstep_shard::{Options, Stage};
+use meshstep_shard::{Error, Optimizer, Options, Stage};
 use proptest::prelude::*;
 
 fn serialized(run: &Run, steps: u64) -> Vec<Vec<u8>> {
@@ -51,12 +51,16 @@ proptest! {
 
 /// What every rank is told when each gives `bytes` to an optimizer of `run`, which does not change by it.
 fn refused(run: &Run, bytes: &[Vec<u8>]) -> String {
+    told(run, |opt| opt.deserialize(&bytes[opt.comm().rank()]).map(drop))
+}
+
+/// What every rank is told by a call that changes nothing.
+pub(crate) fn told(run: &Run, call: impl Fn(&mut Optimizer) -> Result<(), Error> + Sync) -> String {
     let errors = spawn(run.ranks, |comm| {
-        let rank = comm.rank();
         let mut opt = run.build(comm).unwrap();
         train(run, &mut opt, 1..2);
         let before = part(&opt);
-        let error = opt.deserialize(&bytes[rank]).unwrap_err().to_string();
+        let error = call(&mut opt).unwrap_err().to_string();
         assert!(part(&opt) == before, "nothing has changed");
         train(run, &mut opt, 2..3);
         error

@@ -183,3 +183,42 @@ fn a_failure_before_any_event_leaves_the_step_before() {
         assert_eq!(step, if event + 1 == end { 2 } else { 1 }, "event {event}");
     }
 }
+
+#[test]
+fn what_is_left_of_an_announcement_stops_no_roll_back() {
+    let sim = Sim::new(DIR);
+    let store = Store::on(Arc::new(sim.clone()), DIR);
+    [10, 20].into_iter().for_each(|step| save(&store, step, 16).unwrap());
+    let left = Path::new(DIR).join("LATEST.tmp");
+    sim.create(&left).unwrap().write_at(0, b"{").unwrap();
+    store.roll_back(10).unwrap();
+    assert_eq!(load(&store, 16), Ok(10));
+    assert!(!sim.files().contains(&left));
+}
+
+#[test]
+fn after_a_crash_anywhere_in_a_roll_back_the_newest_step_is_that_of_before_or_after() {
+    let sim = Sim::new(DIR);
+    let store = Store::on(Arc::new(sim.clone()), DIR);
+    [10, 20, 30].into_iter().for_each(|step| save(&store, step, 16).unwrap());
+    let begun = sim.events();
+    store.roll_back(10).unwrap();
+    let (end, mut found) = (sim.events(), [0; 2]);
+    for count in begun..=end {
+        for seed in 0..200 {
+            let after = sim.crashed(count, &mut StdRng::seed_from_u64(seed));
+            let store = Store::on(Arc::new(after), DIR);
+            let step =
+                load(&store, 16).unwrap_or_else(|error| panic!("before event {count}, seed {seed}: {error}"));
+            assert!(step == 30 && count < end || step == 10 && count > begun, "{step} before event {count}");
+            assert_eq!(all(&store), Ok(vec![10, 20, 30]));
+            found[usize::from(step == 10)] += 1;
+            // Whoever was stopped begins again.
+            store.roll_back(10).unwrap();
+            assert_eq!(load(&store, 16), Ok(10));
+            save(&store, 20, 16).unwrap();
+            assert_eq!((load(&store, 16), store.steps()), (Ok(20), Ok(vec![10, 20, 30])));
+        }
+    }
+    assert!(found.iter().all(|&times| times > 0), "{found:?}");
+}

@@ -1,16 +1,15 @@
 //! A disk on which something happens before one call.
 
-use meshstep_shard::checkpoint::{Disk, Reader, Writer};
-use std::fmt::{self, Debug};
+use crate::hooked::Hooked;
+use meshstep_shard::checkpoint::Disk;
 use std::io;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 /// One rank's view of a disk.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Faulty<D> {
-    inner: D,
+    disk: Hooked<D>,
     calls: Arc<Calls>,
 }
 
@@ -28,13 +27,7 @@ struct Calls {
     then: Then,
 }
 
-impl Debug for Calls {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Calls").field("left", &self.left).finish_non_exhaustive()
-    }
-}
-
-impl<D: Disk + Clone + 'static> Faulty<D> {
+impl<D> Faulty<D> {
     /// Refuses one call, or this and all later ones.
     pub(crate) fn new(inner: D, gone: bool, kind: io::ErrorKind) -> Self {
         let refusal = move || io::Error::new(kind, "as was asked for");
@@ -42,7 +35,16 @@ impl<D: Disk + Clone + 'static> Faulty<D> {
     }
 
     pub(crate) fn with(inner: D, then: Then) -> Self {
-        Faulty { inner, calls: Arc::new(Calls { left: AtomicUsize::new(usize::MAX), then }) }
+        let calls = Arc::new(Calls { left: AtomicUsize::new(usize::MAX), then });
+        let its = Arc::clone(&calls);
+        Faulty { disk: Hooked::new(inner, move |_| its.call()), calls }
+    }
+
+    pub(crate) fn disk(&self) -> Arc<dyn Disk>
+    where
+        D: Disk + Clone + 'static,
+    {
+        Arc::new(self.disk.clone())
     }
 
     /// It happens after `calls` more; `usize::MAX`: never.
@@ -73,76 +75,5 @@ impl Calls {
             }
             (Ok(_), _) => Ok(()),
         }
-    }
-}
-impl<D: Disk + Clone + 'static> Disk for Faulty<D> {
-    fn create(&self, path: &Path) -> io::Result<Box<dyn Writer>> {
-        self.calls.call()?;
-        Ok(Box::new(File { file: self.inner.create(path)?, calls: Arc::clone(&self.calls) }))
-    }
-
-    fn open(&self, path: &Path) -> io::Result<Box<dyn Reader>> {
-        self.calls.call()?;
-        Ok(Box::new(File { file: self.inner.open(path)?, calls: Arc::clone(&self.calls) }))
-    }
-
-    fn create_dir(&self, path: &Path) -> io::Result<()> {
-        self.calls.call()?;
-        self.inner.create_dir(path)
-    }
-
-    fn list(&self, dir: &Path) -> io::Result<Vec<(String, bool)>> {
-        self.calls.call()?;
-        self.inner.list(dir)
-    }
-
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.calls.call()?;
-        self.inner.rename(from, to)
-    }
-
-    fn remove(&self, path: &Path) -> io::Result<()> {
-        self.calls.call()?;
-        self.inner.remove(path)
-    }
-
-    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
-        self.calls.call()?;
-        self.inner.sync_dir(dir)
-    }
-
-    fn lock(&self, path: &Path) -> io::Result<Option<Box<dyn Debug + Send + Sync>>> {
-        self.calls.call()?;
-        self.inner.lock(path)
-    }
-}
-
-#[derive(Debug)]
-struct File<F: ?Sized> {
-    calls: Arc<Calls>,
-    file: Box<F>,
-}
-
-impl Writer for File<dyn Writer> {
-    fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.calls.call()?;
-        self.file.write_at(offset, bytes)
-    }
-
-    fn sync(&mut self) -> io::Result<()> {
-        self.calls.call()?;
-        self.file.sync()
-    }
-}
-
-impl Reader for File<dyn Reader> {
-    fn len(&self) -> io::Result<u64> {
-        self.calls.call()?;
-        self.file.len()
-    }
-
-    fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
-        self.calls.call()?;
-        self.file.read_at(offset, bytes)
     }
 }

@@ -1,10 +1,7 @@
 //! A disk on which nothing is created until a gate opens.
 
+use crate::hooked::{Call, Hooked};
 use crate::sim::Sim;
-use meshstep_shard::checkpoint::{Disk, Reader, Writer};
-use std::fmt::Debug;
-use std::io;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex};
 
@@ -45,43 +42,11 @@ impl Gate {
 }
 
 /// The disk behind it.
-#[derive(Clone, Debug)]
-pub(crate) struct Gated {
-    pub(crate) sim: Sim,
-    pub(crate) gate: Arc<Gate>,
-}
-
-impl Disk for Gated {
-    fn create(&self, path: &Path) -> io::Result<Box<dyn Writer>> {
-        self.gate.pass();
-        self.sim.create(path)
-    }
-
-    fn open(&self, path: &Path) -> io::Result<Box<dyn Reader>> {
-        self.sim.open(path)
-    }
-
-    fn create_dir(&self, path: &Path) -> io::Result<()> {
-        self.sim.create_dir(path)
-    }
-
-    fn list(&self, dir: &Path) -> io::Result<Vec<(String, bool)>> {
-        self.sim.list(dir)
-    }
-
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.sim.rename(from, to)
-    }
-
-    fn remove(&self, path: &Path) -> io::Result<()> {
-        self.sim.remove(path)
-    }
-
-    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
-        self.sim.sync_dir(dir)
-    }
-
-    fn lock(&self, path: &Path) -> io::Result<Option<Box<dyn Debug + Send + Sync>>> {
-        self.sim.lock(path)
-    }
+pub(crate) fn gated(sim: Sim, gate: Arc<Gate>) -> Hooked<Sim> {
+    Hooked::new(sim, move |call| {
+        if let Call::Create = call {
+            gate.pass();
+        }
+        Ok(())
+    })
 }

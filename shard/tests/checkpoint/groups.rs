@@ -200,38 +200,41 @@ fn what_one_optimizer_saved_goes_into_every_group() {
 
 #[test]
 fn groups_that_have_parted_go_into_no_other_number_until_they_are_one() {
-    let store = store();
-    let (two, three) = ([vec![0, 1], vec![2, 3]], [vec![0], vec![1], vec![2]]);
-    let ends = spawn(4, |world| {
-        let (number, mut opt) = (of(&two, world.rank()), build(world, &two));
-        part_ways(&mut opt, number);
-        opt.save(&store, Save { step: Some(1), ..Save::default() }).unwrap();
-        opt.synchronize_state().unwrap();
-        opt.save(&store, Save { step: Some(2), ..Save::default() }).unwrap();
-        (number, part(opt.optimizer()))
-    });
-    let saved = by_group(ends.unwrap());
-    let told = spawn(3, |world| {
-        let (group, mut opt) = (world.rank(), build(world, &three));
-        step(&mut opt, 1, group, false);
-        let before = part(opt.optimizer());
-        let told = failed(opt.load(&store, Load { step: Some(1), ..Load::default() }).map(drop).unwrap_err());
-        assert!(part(opt.optimizer()) == before, "a refusal has changed something");
-        step(&mut opt, 2, group, false);
-        opt.load(&store, Load { step: Some(2), ..Load::default() }).unwrap();
-        // The first one's steps and loss scale.
-        assert!(part(opt.optimizer()) == saved[&0]);
-        told.error
-    });
-    assert_eq!(told.unwrap(), vec![CheckpointError::Groups { saved: 2, here: 3 }; 3]);
-    // Values were saved once, each group's loss scale beside them.
-    assert_ne!(saved[&0].loss_scale, saved[&1].loss_scale);
-    let ends = spawn(2, |world| {
-        let (group, mut opt) = (world.rank(), build(world, &[vec![0], vec![1]]));
-        opt.load(&store, Load::default()).unwrap();
-        (group, part(opt.optimizer()))
-    });
-    assert!(by_group(ends.unwrap()) == saved);
+    // Rank 0, which writes what all have, is in the first group or in the last.
+    for two in [[vec![0, 1], vec![2, 3]], [vec![2, 3], vec![0, 1]]] {
+        let (store, three) = (store(), [vec![0], vec![1], vec![2]]);
+        let ends = spawn(4, |world| {
+            let (number, mut opt) = (of(&two, world.rank()), build(world, &two));
+            part_ways(&mut opt, number);
+            opt.save(&store, Save { step: Some(1), ..Save::default() }).unwrap();
+            opt.synchronize_state().unwrap();
+            opt.save(&store, Save { step: Some(2), ..Save::default() }).unwrap();
+            (number, part(opt.optimizer()))
+        });
+        let saved = by_group(ends.unwrap());
+        let told = spawn(3, |world| {
+            let (group, mut opt) = (world.rank(), build(world, &three));
+            step(&mut opt, 1, group, false);
+            let before = part(opt.optimizer());
+            let load = |step| Load { step: Some(step), ..Load::default() };
+            let told = failed(opt.load(&store, load(1)).map(drop).unwrap_err());
+            assert!(part(opt.optimizer()) == before, "a refusal has changed something");
+            step(&mut opt, 2, group, false);
+            opt.load(&store, load(2)).unwrap();
+            // The first one's steps and loss scale.
+            assert!(part(opt.optimizer()) == saved[&0]);
+            told.error
+        });
+        assert_eq!(told.unwrap(), vec![CheckpointError::Groups { saved: 2, here: 3 }; 3]);
+        // Values were saved once, each group's loss scale beside them.
+        assert_ne!(saved[&0].loss_scale, saved[&1].loss_scale);
+        let ends = spawn(2, |world| {
+            let (group, mut opt) = (world.rank(), build(world, &[vec![0], vec![1]]));
+            opt.load(&store, Load::default()).unwrap();
+            (group, part(opt.optimizer()))
+        });
+        assert!(by_group(ends.unwrap()) == saved);
+    }
 }
 
 /// One rank is in the middle of a step: an error on all, and steps go on.

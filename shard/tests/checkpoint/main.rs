@@ -25,6 +25,7 @@ mod fuzzed;
 mod gate;
 mod groups;
 mod holdings;
+mod hooked;
 mod killed;
 mod layouts;
 mod lbfgs;

@@ -2,6 +2,7 @@
 
 use crate::common::Run;
 use crate::faulty::Faulty;
+use crate::hooked::{Call, Hooked};
 use crate::layouts::train;
 use crate::pytorch::{DIR, FILE, on};
 use crate::sim::Sim;
@@ -13,6 +14,7 @@ use rand::prelude::*;
 use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 /// Bytes that are compared together.
 const GRAIN: usize = 256 << 10;
@@ -107,11 +109,10 @@ fn rank_0_reads_all_of_the_file_once() {
             (sim, whole)
         };
         let len = sim.bytes(Path::new(FILE)).len() as u64;
-        let disks: Vec<_> = (0..3).map(|_| Counting { sim: sim.clone(), read: Arc::default() }).collect();
-        let files: Vec<_> = disks.iter().map(|disk| PyTorchFile::on(Arc::new(disk.clone()), FILE)).collect();
+        let read: [Arc<AtomicU64>; 3] = Default::default();
+        let files = read.each_ref().map(|read| PyTorchFile::on(Arc::new(counting(&sim, read)), FILE));
         assert!(imported(&run, &files).unwrap() == whole);
-        for (rank, disk) in disks.iter().enumerate() {
-            let read = disk.read.load(std::sync::atomic::Ordering::SeqCst);
+        for (rank, read) in read.iter().map(|read| read.load(SeqCst)).enumerate() {
             // Vectors of a parameter lie apart, and each part has two ends.
             let most = len + if run.options.stage == Stage::Replicated { len / 2 } else { len };
             assert!(
@@ -133,7 +134,7 @@ fn every_refusal_of_a_disk_is_one_error() {
             let disk = Faulty::new(sim.clone(), false, ErrorKind::PermissionDenied);
             disk.after(refused);
             let mut files = vec![on(&sim); 2];
-            files[rank] = PyTorchFile::on(Arc::new(disk), FILE);
+            files[rank] = PyTorchFile::on(disk.disk(), FILE);
             let Err(error) = imported(&run, &files) else { break };
             let error = error.to_string();
             assert!(
@@ -147,69 +148,12 @@ fn every_refusal_of_a_disk_is_one_error() {
 }
 
 /// A disk that counts what is read.
-#[derive(Clone, Debug)]
-struct Counting {
-    sim: Sim,
-    read: Arc<std::sync::atomic::AtomicU64>,
-}
-
-mod counting {
-    use super::Counting;
-    use meshstep_shard::checkpoint::{Disk, Reader, Writer};
-    use std::fmt::Debug;
-    use std::io;
-    use std::path::Path;
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-
-    #[derive(Debug)]
-    struct File {
-        file: Box<dyn Reader>,
-        read: Arc<AtomicU64>,
-    }
-
-    impl Reader for File {
-        fn len(&self) -> io::Result<u64> {
-            self.file.len()
+fn counting(sim: &Sim, read: &Arc<AtomicU64>) -> Hooked<Sim> {
+    let read = Arc::clone(read);
+    Hooked::new(sim.clone(), move |call| {
+        if let Call::Read(_, bytes) = call {
+            read.fetch_add(bytes as u64, SeqCst);
         }
-
-        fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
-            self.read.fetch_add(bytes.len() as u64, SeqCst);
-            self.file.read_at(offset, bytes)
-        }
-    }
-
-    impl Disk for Counting {
-        fn create(&self, path: &Path) -> io::Result<Box<dyn Writer>> {
-            self.sim.create(path)
-        }
-
-        fn open(&self, path: &Path) -> io::Result<Box<dyn Reader>> {
-            Ok(Box::new(File { file: self.sim.open(path)?, read: Arc::clone(&self.read) }))
-        }
-
-        fn create_dir(&self, path: &Path) -> io::Result<()> {
-            self.sim.create_dir(path)
-        }
-
-        fn list(&self, dir: &Path) -> io::Result<Vec<(String, bool)>> {
-            self.sim.list(dir)
-        }
-
-        fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-            self.sim.rename(from, to)
-        }
-
-        fn remove(&self, path: &Path) -> io::Result<()> {
-            self.sim.remove(path)
-        }
-
-        fn sync_dir(&self, dir: &Path) -> io::Result<()> {
-            self.sim.sync_dir(dir)
-        }
-
-        fn lock(&self, path: &Path) -> io::Result<Option<Box<dyn Debug + Send + Sync>>> {
-            self.sim.lock(path)
-        }
-    }
+        Ok(())
+    })
 }

@@ -1,5 +1,6 @@
 //! What cannot be said in PyTorch's names, or is not what a file says, is one error on all ranks, and changes nothing.
 
+use crate::bytes;
 use crate::common::{Run, WhichRule, name};
 use crate::faulty::Faulty;
 use crate::layouts::train;
@@ -13,7 +14,6 @@ use meshstep_shard::checkpoint::pytorch::{Import, PyTorchFile};
 use rand::prelude::*;
 use std::io::ErrorKind;
 use std::path::Path;
-use std::sync::Arc;
 
 type Entry = (String, String, Vec<u64>, Vec<u8>);
 
@@ -34,18 +34,7 @@ fn exported(run: &Run) -> Sim {
 
 /// What every rank is told of the file, by which nothing changes.
 fn refused(run: &Run, sim: &Sim, import: Import) -> String {
-    let errors = spawn(run.ranks, |comm| {
-        let mut opt = run.build(comm).unwrap();
-        train(run, &mut opt, 1..2);
-        let before = part(&opt);
-        let error = opt.import_pytorch(&on(sim), import).unwrap_err().to_string();
-        assert!(part(&opt) == before, "nothing has changed");
-        train(run, &mut opt, 2..3);
-        error
-    });
-    let errors = errors.unwrap();
-    assert!(errors.iter().all(|error| *error == errors[0]), "{errors:?}");
-    errors.into_iter().next().unwrap()
+    bytes::told(run, |opt| opt.import_pytorch(&on(sim), import).map(drop))
 }
 
 fn write(sim: &Sim, entries: &[Entry]) {
@@ -220,7 +209,7 @@ fn every_refusal_of_a_disk_leaves_the_file_of_before() {
         train(&run, &mut opt, 1..2);
         for calls in 0.. {
             disk.after(if opt.comm().rank() == 1 { calls } else { usize::MAX });
-            let done = opt.export_pytorch(&PyTorchFile::on(Arc::new(disk.clone()), FILE), 1);
+            let done = opt.export_pytorch(&PyTorchFile::on(disk.disk(), FILE), 1);
             let Err(error) = done else { return calls };
             assert!(
                 error.to_string().starts_with("on rank 1: ")

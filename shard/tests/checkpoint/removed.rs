@@ -2,24 +2,16 @@
 
 use crate::common::Run;
 use crate::crash::{DIR, save as save_by_hand};
+use crate::hooked::{Call, Hooked};
 use crate::layouts::train;
 use crate::sim::Sim;
 use crate::whole::{Whole, join, part};
 use meshstep_comm::loopback::spawn;
-use meshstep_shard::checkpoint::{CheckpointError, Disk, Load, Reader, Save, Saved, Store, Writer};
+use meshstep_shard::checkpoint::{CheckpointError, Load, Save, Saved, Store};
 use meshstep_shard::{Error, Stage};
-use std::fmt::Debug;
-use std::io;
-use std::path::Path;
+use std::io::ErrorKind;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Once};
-
-/// A disk on which something else happens before a read of a number.
-#[derive(Clone)]
-struct Racing {
-    sim: Sim,
-    race: Arc<Race>,
-}
 
 struct Race {
     left: AtomicUsize,
@@ -35,68 +27,14 @@ impl Race {
     }
 }
 
-impl Debug for Race {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Race").finish_non_exhaustive()
-    }
-}
-
-impl Debug for Racing {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Racing").finish_non_exhaustive()
-    }
-}
-
-impl Disk for Racing {
-    fn create(&self, path: &Path) -> io::Result<Box<dyn Writer>> {
-        self.sim.create(path)
-    }
-
-    fn open(&self, path: &Path) -> io::Result<Box<dyn Reader>> {
-        self.race.read();
-        Ok(Box::new(File { file: self.sim.open(path)?, race: Arc::clone(&self.race) }))
-    }
-
-    fn create_dir(&self, path: &Path) -> io::Result<()> {
-        self.sim.create_dir(path)
-    }
-
-    fn list(&self, dir: &Path) -> io::Result<Vec<(String, bool)>> {
-        self.sim.list(dir)
-    }
-
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.sim.rename(from, to)
-    }
-
-    fn remove(&self, path: &Path) -> io::Result<()> {
-        self.sim.remove(path)
-    }
-
-    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
-        self.sim.sync_dir(dir)
-    }
-
-    fn lock(&self, path: &Path) -> io::Result<Option<Box<dyn Debug + Send + Sync>>> {
-        self.sim.lock(path)
-    }
-}
-
-#[derive(Debug)]
-struct File {
-    file: Box<dyn Reader>,
-    race: Arc<Race>,
-}
-
-impl Reader for File {
-    fn len(&self) -> io::Result<u64> {
-        self.file.len()
-    }
-
-    fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
-        self.race.read();
-        self.file.read_at(offset, bytes)
-    }
+/// A disk on which something else happens before a read of a number.
+fn racing(sim: Sim, race: Arc<Race>) -> Hooked<Sim> {
+    Hooked::new(sim, move |call| {
+        if let Call::Open | Call::Read(..) = call {
+            race.read();
+        }
+        Ok(())
+    })
 }
 
 fn run() -> Run {
@@ -132,9 +70,8 @@ fn a_step_that_is_removed_while_it_is_read_is_said_to_be_gone() {
                 other.roll_back(2).unwrap();
                 other.keep(1).unwrap();
             });
-            let race = Race { left: AtomicUsize::new(reads), once: Once::new(), then };
-            let disk = Racing { sim: sim.clone(), race: Arc::new(race) };
-            let store = Store::on(Arc::new(disk.clone()), DIR);
+            let race = Arc::new(Race { left: AtomicUsize::new(reads), once: Once::new(), then });
+            let store = Store::on(Arc::new(racing(sim.clone(), Arc::clone(&race))), DIR);
             let run = run();
             let ends = spawn(run.ranks, |comm| {
                 let mut opt = run.build(comm).unwrap();
@@ -166,7 +103,7 @@ fn a_step_that_is_removed_while_it_is_read_is_said_to_be_gone() {
                     apart += 1;
                 }
             }
-            if disk.race.left.load(SeqCst) > 0 {
+            if race.left.load(SeqCst) > 0 {
                 break;
             }
         }
@@ -196,45 +133,13 @@ fn files_that_are_open_are_read_on_and_a_network_says_that_they_are_gone() {
         "{error}"
     );
 
-    #[derive(Debug)]
-    struct Stale;
-    impl Reader for Stale {
-        fn len(&self) -> io::Result<u64> {
-            Ok(288)
+    let network = Hooked::new(sim, |call| match call {
+        Call::Read(path, _) if path.ends_with("rank-0.safetensors") => {
+            Err(ErrorKind::StaleNetworkFileHandle.into())
         }
-        fn read_at(&self, _: u64, _: &mut [u8]) -> io::Result<()> {
-            Err(io::ErrorKind::StaleNetworkFileHandle.into())
-        }
-    }
-    #[derive(Debug)]
-    struct Network(Sim);
-    impl Disk for Network {
-        fn open(&self, path: &Path) -> io::Result<Box<dyn Reader>> {
-            if path.ends_with("rank-0.safetensors") { Ok(Box::new(Stale)) } else { self.0.open(path) }
-        }
-        fn create(&self, _: &Path) -> io::Result<Box<dyn Writer>> {
-            Err(io::ErrorKind::Unsupported.into())
-        }
-        fn create_dir(&self, _: &Path) -> io::Result<()> {
-            Err(io::ErrorKind::Unsupported.into())
-        }
-        fn list(&self, _: &Path) -> io::Result<Vec<(String, bool)>> {
-            Err(io::ErrorKind::Unsupported.into())
-        }
-        fn rename(&self, _: &Path, _: &Path) -> io::Result<()> {
-            Err(io::ErrorKind::Unsupported.into())
-        }
-        fn remove(&self, _: &Path) -> io::Result<()> {
-            Err(io::ErrorKind::Unsupported.into())
-        }
-        fn sync_dir(&self, _: &Path) -> io::Result<()> {
-            Err(io::ErrorKind::Unsupported.into())
-        }
-        fn lock(&self, _: &Path) -> io::Result<Option<Box<dyn Debug + Send + Sync>>> {
-            Err(io::ErrorKind::Unsupported.into())
-        }
-    }
-    let error = Store::on(Arc::new(Network(sim)), DIR).latest().unwrap().verify().unwrap_err();
+        _ => Ok(()),
+    });
+    let error = Store::on(Arc::new(network), DIR).latest().unwrap().verify().unwrap_err();
     assert!(gone(error.clone()) && error.to_string().contains("rank-0.safetensors"), "{error}");
 }
 

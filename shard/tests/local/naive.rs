@@ -22,6 +22,11 @@ type Sent = Vec<Vec<f64>>;
 /// What a worker sent, at which `t`, and its tokens then.
 type Snapshot = (Sent, u64, u64);
 
+type Away = (usize, u64, Sent, Vec<Snapshot>);
+
+/// Tokens are counted in sixths: workers of up to three ranks have as many as whole ones.
+const SIXTHS: u64 = 6;
+
 pub struct Naive<'a> {
     run: &'a Run,
     plan: LocalPlan,
@@ -29,8 +34,8 @@ pub struct Naive<'a> {
     pub workers: Vec<Worker>,
     /// By fragment: the outer optimizer's point and state, by vector, and its steps.
     outer: Vec<Option<(Sent, Vec<Sent>, u64)>>,
-    /// Fragment, step of arrival, each worker's snapshot, `t` and tokens then.
-    away: Vec<(usize, u64, Vec<Snapshot>)>,
+    /// Fragment, step of arrival, the mean that arrives, each worker's snapshot, `t` and tokens then.
+    away: Vec<Away>,
     /// Ranks of each worker.
     inside: usize,
 }
@@ -66,7 +71,7 @@ impl<'a> Naive<'a> {
         naive
     }
 
-    /// So many workers that go on from the mean of these, by tokens where those weigh.
+    /// So many workers that go on from the mean of these, by tokens where those weigh, with an equal part of those each.
     pub fn merged(&self, run: &'a Run, workers: usize) -> Naive<'a> {
         let mut one = self.workers[0].clone();
         let all = &self.workers;
@@ -98,10 +103,19 @@ impl<'a> Naive<'a> {
                 }
             }
         }
-        one.tokens.fill(0);
-        let away = |(f, at, sent): &(usize, u64, Vec<Snapshot>)| {
-            let mean = mean_of(sent);
-            (*f, *at, vec![(mean, sent[0].1, 0); workers])
+        let divided = |tokens: u64| tokens.div_ceil(workers as u64);
+        for (f, tokens) in one.tokens.iter_mut().enumerate() {
+            *tokens = divided(all.iter().map(|worker| worker.tokens[f]).sum());
+        }
+        let away = |(f, at, mean, sent): &Away| {
+            // What workers sent counts as what they have.
+            let tokens = |worker: &Worker| match self.plan.fragments[*f].weights {
+                Weights::Tokens => worker.tokens[*f] as f64,
+                _ => 1.0,
+            };
+            let one = merged_once(sent, &all.iter().map(tokens).collect::<Vec<_>>());
+            let tokens = divided(sent.iter().map(|(.., tokens)| tokens).sum());
+            (*f, *at, mean.clone(), vec![(one, sent[0].1, tokens); workers])
         };
         Naive {
             run,
@@ -162,7 +176,7 @@ impl<'a> Naive<'a> {
             self.rule.update(flat, &all, &scalars, &Queue::cpu()).unwrap();
         }
         let tokens = ranks.map(|rank| tokens(rank, step)).sum::<u64>();
-        worker.tokens.iter_mut().for_each(|sum| *sum += tokens);
+        worker.tokens.iter_mut().for_each(|sum| *sum += SIXTHS * tokens);
     }
 
     fn meet(&mut self, step: u64, placement: Placement) {
@@ -178,23 +192,23 @@ impl<'a> Naive<'a> {
             let sent: Vec<Snapshot> = (0..self.workers.len())
                 .map(|w| (self.take(&fragment, w), self.workers[w].t, self.workers[w].tokens[f]))
                 .collect();
-            self.away.push((f, step + fragment.timing.delay, sent));
+            let weight = |(.., tokens): &Snapshot| match fragment.weights {
+                Weights::Tokens => *tokens as f64,
+                _ => 1.0,
+            };
+            let mean = mean(&sent, &sent.iter().map(weight).collect::<Vec<_>>());
+            self.away.push((f, step + fragment.timing.delay, mean, sent));
         }
-        let here = |plan: &LocalPlan, (f, at, _): &(usize, u64, Vec<Snapshot>)| {
+        let here = |plan: &LocalPlan, (f, at, ..): &Away| {
             *at == step && plan.fragments[*f].timing.placement == placement
         };
         for arrived in self.away.extract_if(.., |away| here(&self.plan, away)).collect::<Vec<_>>() {
-            self.arrive(arrived.0, arrived.2);
+            self.arrive(arrived.0, arrived.2, arrived.3);
         }
     }
 
-    fn arrive(&mut self, f: usize, sent: Vec<Snapshot>) {
+    fn arrive(&mut self, f: usize, mean: Sent, sent: Vec<Snapshot>) {
         let fragment = self.plan.fragments[f].clone();
-        let weights: Vec<f64> = sent
-            .iter()
-            .map(|(_, _, tokens)| if fragment.weights == Weights::Tokens { *tokens as f64 } else { 1.0 })
-            .collect();
-        let mean = mean(&sent, &weights);
         let result = match &fragment.merge {
             Merge::Outer(_) => self.outer_step(f, &mean),
             _ => mean.clone(),
@@ -299,8 +313,19 @@ impl<'a> Naive<'a> {
     }
 }
 
-fn mean_of(sent: &[Snapshot]) -> Sent {
-    mean(sent, &vec![1.0; sent.len()])
+/// Snapshots as one of them, by these weights, in f64 and rounded once.
+fn merged_once(sent: &[Snapshot], weights: &[f64]) -> Sent {
+    let total: f64 = weights.iter().sum();
+    let alike = weights.iter().all(|w| *w == weights[0]);
+    let element = |k: usize, j: usize| -> f64 {
+        let values = sent.iter().map(|(sent, ..)| sent[k][j]);
+        let one: f64 = match alike {
+            true => values.sum::<f64>() / sent.len() as f64,
+            false => values.zip(weights).map(|(x, w)| x * (w / total)).sum(),
+        };
+        f64::from(one as f32)
+    };
+    each(sent, element)
 }
 
 /// The mean in f64, rounded once to the f32 that travels; with other weights each share is rounded too.
@@ -316,6 +341,11 @@ fn mean(sent: &[Snapshot], weights: &[f64]) -> Sent {
             rounded(values.zip(weights).map(|(x, w)| rounded(x * (w / total))).sum())
         }
     };
+    each(sent, element)
+}
+
+/// Something for each element that was sent.
+fn each(sent: &[Snapshot], element: impl Fn(usize, usize) -> f64) -> Sent {
     let first = &sent[0].0;
     (0..first.len()).map(|k| (0..first[k].len()).map(|j| element(k, j)).collect()).collect()
 }

@@ -1,14 +1,17 @@
 //! Checkpoints of workers: they go on as if nothing had been, and others go on from their mean.
 
-use crate::common::{self, Gradients, Run, STAGES};
+use crate::common::{self, Gradients, Run, STAGES, WhichRule};
 use crate::equal::{End, assert_equal, end, plans};
 use crate::naive::{Naive, tokens};
 use crate::sim::Sim;
 use meshstep_comm::loopback;
 use meshstep_shard::checkpoint::{CheckpointError, Load, Mismatch, Save, Store};
-use meshstep_shard::local::{LocalError, LocalOptimizer, LocalPlan, OnFailure, Weights, Workers};
+use meshstep_shard::local::{
+    Fragment, LocalError, LocalOptimizer, LocalPlan, OnFailure, Placement, Select, Timing, Weights, What,
+    Workers,
+};
 use meshstep_shard::{Error, Optimizer, Options, Stage};
-use meshstep_tensor::{DType, bf16};
+use meshstep_tensor::{Category, DType, bf16};
 use std::sync::Arc;
 
 const STEPS: u64 = 11;
@@ -114,11 +117,28 @@ fn load_and_train(run: &Run, plan: &LocalPlan, mesh: [usize; 2], store: &Store, 
     })
 }
 
+/// What tokens weigh while something is on its way, or before a step's own are there.
+fn by_tokens() -> [(&'static str, WhichRule, LocalPlan); 4] {
+    let late = LocalPlan::local_sgd(4).with(|f| (f.timing.delay, f.weights) = (3, Weights::Tokens));
+    let often = LocalPlan::des_loc(3, 4, 4).with(|f| (f.timing.delay, f.weights) = (2, Weights::Tokens));
+    // Before the first step nobody has seen any.
+    let before = |plan: LocalPlan| {
+        let plan = plan.placed(Placement::Before);
+        plan.with(|f| (f.timing.during.start, f.weights) = (1, Weights::Tokens))
+    };
+    let at_once = before(LocalPlan::des_loc(2, 5, 7));
+    let outer = before(LocalPlan::diloco(4));
+    [
+        ("delayed by tokens", WhichRule::AdamW, late),
+        ("moments delayed by tokens", WhichRule::AdamW, often),
+        ("by tokens before", WhichRule::AdamW, at_once),
+        ("outer by tokens before", WhichRule::AdamW, outer),
+    ]
+}
+
 #[test]
 fn as_many_workers_go_on_as_if_nothing_had_been() {
-    let late = LocalPlan::local_sgd(4).with(|f| (f.timing.delay, f.weights) = (3, Weights::Tokens));
-    let late = ("delayed by tokens", common::WhichRule::AdamW, late);
-    for (p, (name, rule, plan)) in plans().into_iter().chain([late]).enumerate() {
+    for (p, (name, rule, plan)) in plans().into_iter().chain(by_tokens()).enumerate() {
         let store = store();
         let run = |i: usize| Run { rule, ..run(STAGES[i % 4]) };
         let mut naive_run = run(0);
@@ -143,7 +163,7 @@ fn as_many_workers_go_on_as_if_nothing_had_been() {
 
 #[test]
 fn other_workers_go_on_from_the_mean() {
-    for (p, (name, rule, plan)) in plans().into_iter().enumerate() {
+    for (p, (name, rule, plan)) in plans().into_iter().chain(by_tokens()).enumerate() {
         let store = store();
         let run = |i: usize| Run { rule, ..run(STAGES[i % 4]) };
         train_and_save(&run(p), &plan, 1 + p % 2, &store);
@@ -274,7 +294,7 @@ fn workers_begin_from_what_one_optimizer_has_saved() {
 
 #[test]
 fn who_has_only_just_come_does_not_count_in_the_mean() {
-    let (store, run) = (store(), Run { rule: common::WhichRule::AdamW, ..run(Stage::Zero1) });
+    let (store, run) = (store(), Run { rule: WhichRule::AdamW, ..run(Stage::Zero1) });
     let plan = LocalPlan::des_loc(4, 4, 4);
     let saved = spawn(&run, &plan, [3, 2], |mut local, worker| {
         steps_until(&run, &mut local, worker, 2);
@@ -337,6 +357,8 @@ fn what_somebody_has_edited_is_refused_and_changes_nothing() {
     let edits = [
         (with("/flights/0/fragments/0", json!(99)), "fragment 99"),
         (with("/flights/0/step", json!(4)), "never arrives"),
+        // Of a delay of 2 steps.
+        (with("/flights/0/step", json!(8)), "cannot be on its way there"),
         (with("/flights/0/fragments", json!([])), "never arrives"),
         (with("/again", json!([3])), "no fragment 3"),
         (with("/step", json!(1u64 << 60)), "no count of steps"),
@@ -346,17 +368,25 @@ fn what_somebody_has_edited_is_refused_and_changes_nothing() {
         (with("/outer_steps", json!([])), "not every fragment"),
         (with("/workers", json!(idle)), "no worker's values count"),
         (with("/workers", json!(fifth)), "nothing for \"worker.4/p0\""),
+        (with("/workers", json!(vec![&local["workers"][0]; 1000])), "it tells of 1000 workers"),
         (with("/hash", json!("0")), "the local plan was saved as 0"),
         (with("/flights", json!([])), "not every fragment"),
     ];
-    for (edited, expected) in edits {
+    let edits = edits.map(|(edited, expected)| (plan.clone(), of_step(5), edited, expected));
+    // Counts go on whatever the plan.
+    let most = json!(1u64 << 53);
+    let counts = ["/step", "/outer_steps/2", "/workers/3/steps"].map(|place| {
+        let load = Load { other_settings: true, ..of_step(5) };
+        (LocalPlan::diloco(3), load, with(place, most.clone()), "no count of steps")
+    });
+    for (plan, load, edited, expected) in edits.into_iter().chain(counts) {
         let mut manifest = whole.clone();
         manifest.settings.insert("local".to_owned(), edited);
         sim.damage(path, |bytes| *bytes = manifest.to_text().into_bytes());
         let told = spawn(&run, &plan, [4, 1], |mut local, worker| {
             step(&run, &mut local, worker);
             let before = end(&run, &local);
-            let told = refused(local.load(&store, of_step(5)).unwrap_err()).to_string();
+            let told = refused(local.load(&store, load).unwrap_err()).to_string();
             assert_eq!((local.steps(), end(&run, &local).params), (1, before.params));
             // And everybody goes on.
             step(&run, &mut local, worker);
@@ -431,4 +461,60 @@ fn parameters_that_follow_masters_follow_their_mean() {
             assert_eq!(own, masters[state.range.clone()]);
         }
     });
+}
+
+/// What was sent after more updates than there are here arrives all the same.
+#[test]
+fn a_worker_that_is_loaded_in_part_goes_on_to_what_is_on_its_way() {
+    let (sim, run) = (Sim::new("/run"), run(Stage::Zero2));
+    let store = Store::on(Arc::new(sim.clone()), "/run");
+    let [(_, rule, plan), ..] = by_tokens();
+    let run = Run { rule, ..run };
+    train_and_save(&run, &plan, 1, &store);
+    let mut manifest = store.open(5).unwrap().manifest().clone();
+    manifest.tensors.get_mut("worker.0/p0").unwrap().slots.remove("m").unwrap();
+    let path = std::path::Path::new("/run/step-000000000005/manifest.json");
+    sim.damage(path, |bytes| *bytes = manifest.to_text().into_bytes());
+    let ends = spawn(&run, &plan, [4, 1], |mut local, worker| {
+        let loaded = local.load(&store, Load { partial: true, ..of_step(5) }).unwrap();
+        assert_eq!(loaded.missing, ["worker.0/p0:m"]);
+        steps_until(&run, &mut local, worker, STEPS);
+        end(&run, &local)
+    });
+    let naive_run = Run { ranks: 4, ..run.clone() };
+    let mut naive = Naive::new(&naive_run, &plan, 4);
+    (0..STEPS).for_each(|step| naive.step(step));
+    for (end, worker) in ends.iter().zip(&naive.workers) {
+        assert_eq!(end.params[1..], worker.params[1..]);
+    }
+}
+
+/// Of vectors that are longer than what is read of them at once.
+#[test]
+fn a_mean_takes_memory_for_parts_of_what_workers_have() {
+    const LEN: usize = 2_000_000;
+    let whole = Run { rule: WhichRule::Sgd, lens: vec![LEN], ..run(Stage::Zero2) };
+    // By tokens, but for the ends.
+    let params = Select::Elements { name: common::name(0), range: 5..LEN - 7 };
+    let own = Fragment::mean(What::Params, Timing::every(100));
+    let plan = LocalPlan::new(vec![Fragment { params, weights: Weights::Tokens, ..own }]);
+    let (store, workers) = (store(), 6);
+    spawn(&whole, &plan, [workers, 1], |mut local, worker| {
+        step(&whole, &mut local, worker);
+        local.save(&store, named(1)).unwrap();
+    });
+    let (saved_by, one) = (Run { ranks: workers, ..whole.clone() }, Run { ranks: 1, ..whole.clone() });
+    let mut naive = Naive::new(&saved_by, &plan, workers);
+    naive.step(0);
+    let naive = naive.merged(&one, 1);
+    let ends = spawn(&whole, &plan, [1, 1], |mut local, _| {
+        let meter = local.optimizer().options().meter.clone();
+        meter.reset_peaks();
+        local.load(&store, of_step(1)).unwrap();
+        (end(&whole, &local), meter.peak(Category::Staging))
+    });
+    assert_equal(&ends[0].0, &naive.workers[0], "the only worker");
+    // And a few words.
+    let (all, most) = (4 * LEN as u64, (16 << 20) + (16 << 10));
+    assert!(ends[0].1 > all && ends[0].1 <= all + most, "{} bytes, {all} of them read", ends[0].1);
 }

@@ -1,8 +1,10 @@
-//! Other systems, as programs that run one round when they are told to.
+//! Other systems, that run one round when they are told to: candle in this process, the others as programs.
 
+mod candle;
 mod mpi;
 mod torch;
 
+pub(crate) use candle::Candle;
 pub(crate) use mpi::Mpi;
 pub(crate) use torch::Torch;
 

@@ -1,9 +1,12 @@
 //! Collectives on loopback ranks beside threads that copy.
 
+#[path = "../../../../comm/benches/collectives/cases.rs"]
+mod cases;
+
 use std::sync::Arc;
 
 use anyhow::Result;
-use meshstep_comm::{Communicator, Op, Reduction};
+use meshstep_comm::Communicator;
 use meshstep_tensor::{Buffer, Category, DType, Meter};
 
 use super::ranks::{Player, together};
@@ -15,17 +18,10 @@ use crate::measure::show::size;
 const ABOUT: &str = "Ranks are threads of this process. The floor is the time that the bytes take which all ranks together must \
                      read and write at least, at the speed at which as many threads copy, in turns with the collectives.";
 
+pub(super) use cases::operations;
+
 /// What is allowed over the floor.
 const OVER_FLOOR: f64 = 1.3;
-
-/// Each operation on `n` ranks, and what they together must read and write at least, in multiples of one buffer.
-pub(super) fn operations(n: usize) -> [(&'static str, Op, usize); 3] {
-    [
-        ("all_reduce", Op::all_reduce(Reduction::Sum), n + n),
-        ("reduce_scatter", Op::reduce_scatter(Reduction::Sum), n + 1),
-        ("all_gather", Op::all_gather(), 1 + (n - 1)),
-    ]
-}
 
 /// One rank's vectors: the collectives', and those it copies between.
 pub(super) struct Rank {

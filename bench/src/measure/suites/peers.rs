@@ -17,7 +17,7 @@ use super::kernels::{Case, case};
 use super::ranks::{Player, together};
 use super::speed::{Grads, Steps};
 use crate::measure::Effort;
-use crate::measure::peers::{Mpi, Torch};
+use crate::measure::peers::{Candle, Mpi, Torch};
 use crate::measure::race::{Contestant, race, timed};
 use crate::measure::record::{Cell, Section, Table, Wanted};
 use crate::measure::samples::Samples;
@@ -35,6 +35,7 @@ const HISTORY: usize = 10;
 /// What there is to compare with, and why the rest is not here.
 pub(crate) fn run(effort: Effort, folder: &Path, left_out: &mut Vec<String>) -> Result<Section> {
     let mut section = Section::new("peers", ABOUT);
+    candle(&mut section, effort)?;
     match Torch::start(&folder.join("venv")) {
         Ok(mut torch) => {
             section.about += &format!(" PyTorch {}.", torch.version);
@@ -84,6 +85,25 @@ fn updates(section: &mut Section, effort: Effort, torch: &mut Torch) -> Result<(
         let on = model.map_or_else(|| format!("one tensor of {len}"), |_| "GPT-2's 148 tensors".to_owned());
         tell(section, &mut table, &format!("torch {theirs}, {on}"), [&samples[0], &samples[1]], wanted);
     }
+    section.tables.push(table);
+    Ok(())
+}
+
+/// candle's AdamW, which has no other form.
+fn candle(section: &mut Section, effort: Effort) -> Result<()> {
+    let (len, rounds) = (effort.pick(1 << 18, 1 << 24), effort.pick(3, 11));
+    let mut theirs = Candle::new(len)?;
+    let mut own = case("adamw", len)?;
+    let theirs_in_turn: Contestant<'_, Case> = Box::new(|_| theirs.run());
+    let samples = race(&mut own, rounds, vec![timed(Case::update), theirs_in_turn])?;
+    let mut table = Table::new("candle's updates", &COLUMNS);
+    tell(
+        section,
+        &mut table,
+        &format!("candle AdamW, one tensor of {len}"),
+        [&samples[0], &samples[1]],
+        20.0,
+    );
     section.tables.push(table);
     Ok(())
 }

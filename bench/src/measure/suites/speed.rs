@@ -1,12 +1,14 @@
 //! Whole steps, unsharded and under every stage, on the same gradients.
 
+#[path = "../../../../shard/benches/step/case.rs"]
+mod case;
+
 use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use meshstep_comm::Communicator;
-use meshstep_optim::AdamW;
-use meshstep_shard::{At, Optimizer, Options, Outcome, Stage};
-use meshstep_tensor::{Layout, Meter, Param, SliceMut};
+use meshstep_shard::{Options, Outcome, Stage};
+use meshstep_tensor::Layout;
 
 use super::ranks::{Player, together};
 use crate::measure::Effort;
@@ -14,8 +16,9 @@ use crate::measure::copies;
 use crate::measure::race::{race, timed};
 use crate::measure::record::{Cell, Plot, Section, Table, Wanted};
 use crate::measure::samples::Samples;
-use crate::measure::shapes::{STAGES, even, hand_over};
+use crate::measure::shapes::{STAGES, even};
 use crate::measure::suites::spans::{self, Spans};
+use case::Case;
 
 const ABOUT: &str = "A step is: gradients in on 4 ranks, reduced, clipped by their norm, AdamW, parameters out. Ranks are threads of \
                      this process. Overhead is against the unsharded step, round by round, with its 95% interval.";
@@ -41,8 +44,7 @@ pub(super) enum Grads {
 
 /// A rank's optimizers, one for each stage.
 pub(super) struct Steps {
-    optimizers: Vec<Optimizer>,
-    names: Vec<String>,
+    cases: Vec<Case>,
     grads: Grads,
 }
 
@@ -53,57 +55,24 @@ impl Steps {
         layout: &Layout,
         grads: Grads,
     ) -> Result<Self> {
-        let make = |stage: &Stage| -> Result<Optimizer> {
-            let options = Options { stage: *stage, meter: Meter::new(), ..Options::default() };
-            Ok(Optimizer::new(Arc::clone(comm), layout.clone(), AdamW::default(), first, options)?)
+        let make = |stage: &Stage| -> Result<Case> {
+            let options = Options { stage: *stage, ..Options::default() };
+            Ok(Case::new(Arc::clone(comm), layout.clone(), options)?)
         };
-        let names = layout.params().iter().map(|param| param.name().to_owned()).collect();
-        let mut steps = Steps { optimizers: stages.iter().map(make).collect::<Result<_>>()?, names, grads };
-        for turn in 0..stages.len() {
-            steps.step(turn, true)?;
-        }
-        Ok(steps)
-    }
-
-    fn step(&mut self, turn: usize, write: bool) -> Result<()> {
-        let Steps { optimizers, names, grads } = self;
-        let opt = &mut optimizers[turn];
-        let units: Vec<String> = opt.params().filter_map(|param| param.unit().map(str::to_owned)).collect();
-        let batch = opt.micro_batch(1)?;
-        for (name, unit) in names.iter().zip(&units).rev() {
-            let gathered = batch.gather(unit)?;
-            hand_over(&batch, name, |values| match *grads {
-                _ if write => {
-                    values
-                        .iter_mut()
-                        .zip((0u16..777).cycle())
-                        .for_each(|(x, i)| *x = f32::from(i) / 777.0 - 0.5);
-                }
-                Grads::There => {}
-                Grads::Computed(count) => compute(values, count),
-            })?;
-            drop(gathered);
-        }
-        batch.finish()?;
-        let outcome = opt.step(At { max_norm: Some(1.0), ..At::default() })?.outcome()?;
-        ensure!(matches!(outcome, Outcome::Applied { .. }), "a step was skipped: {outcome:?}");
-        Ok(())
+        Ok(Steps { cases: stages.iter().map(make).collect::<Result<_>>()?, grads })
     }
 }
 
 impl Player for Steps {
     fn play(&mut self, turn: usize) -> Result<()> {
-        self.step(turn, false)
+        let outcome = match self.grads {
+            Grads::There => self.cases[turn].step(|_| ()),
+            Grads::Computed(count) => self.cases[turn].step(|values| compute(values, count)),
+        };
+        let outcome = outcome?;
+        ensure!(matches!(outcome, Outcome::Applied { .. }), "a step was skipped: {outcome:?}");
+        Ok(())
     }
-}
-
-fn first(_: &Param, mut values: SliceMut<'_>) -> Result<(), meshstep_tensor::Error> {
-    values
-        .typed_mut::<f32>()?
-        .iter_mut()
-        .zip((0u16..1000).cycle())
-        .for_each(|(x, i)| *x = f32::from(i) / 1000.0);
-    Ok(())
 }
 
 /// What costs as much as computing gradients would.

@@ -1,13 +1,15 @@
 //! What of a saved step goes into a worker: what the same worker has saved, or the mean of several.
 
-use super::mean::{mean, weighed, within};
+use super::mean::{mean, of_fragment, weighed, within};
 use super::record::LocalRecord;
 use super::rows::Row;
 use super::{AllWorkers, Mode};
 use crate::Optimizer;
-use crate::checkpoint::{CheckpointError, Content, Fitting, Load, MASTER, PARAM, Saved, Vectors, read_same};
+use crate::checkpoint::{
+    CheckpointError, Content, Fitting, Load, MASTER, PARAM, STAGING, Saved, Vectors, WINDOW, read_same,
+};
 use crate::local::flight::Flight;
-use meshstep_tensor::{Buffer, DType, cast};
+use meshstep_tensor::{Buffer, Category, DType, cast};
 use std::ops::Range;
 
 impl AllWorkers<'_> {
@@ -55,7 +57,8 @@ impl AllWorkers<'_> {
         Ok(())
     }
 
-    /// The mean of what workers have of one vector of a row, for this rank; `None` where nothing was saved.
+    /// The mean of what workers have of one vector of a row, for this rank, a part of it after another; `None` where nothing was
+    /// saved.
     pub(super) fn merged(
         &mut self,
         row: usize,
@@ -75,10 +78,22 @@ impl AllWorkers<'_> {
             rows.iter().map(|&row| Some((&contents[row], fitting.sources[row][i]?))).collect();
         let Some(from) = from.filter(|_| !range.is_empty()) else { return Ok(None) };
         let meter = self.local.inner.options.meter.clone();
-        let values = read_same(saved, &from, (named, range.clone(), wide), &meter)?;
-        let shares = self.shares(row, named, &range);
-        let mean = mean(&values, shares.into_iter(), wide, &meter).map_err(memory)?;
-        Ok(Some(if wide == dtype { mean } else { narrowed(&mean, dtype, &meter).map_err(memory)? }))
+        let mut merged = Buffer::zeroed(range.len(), dtype, &meter, Category::Staging).map_err(memory)?;
+        let most = at_once(from.len(), wide);
+        for start in range.clone().step_by(most) {
+            let part = start..range.end.min(start + most);
+            let values = read_same(saved, &from, (named, part.clone(), wide), &meter)?;
+            let shares = self.shares(row, named, &part).into_iter();
+            let into = merged.as_mut().slice(part.start - first..part.end - first).map_err(memory)?;
+            if wide == dtype {
+                mean(&values, shares, into).map_err(memory)?;
+                continue;
+            }
+            let mut rounded = Buffer::zeroed(part.len(), wide, &meter, Category::Staging).map_err(memory)?;
+            mean(&values, shares, rounded.as_mut()).map_err(memory)?;
+            cast(rounded.as_slice(), into).map_err(memory)?;
+        }
+        Ok(Some(merged))
     }
 
     /// How much workers count, where they do not count alike.
@@ -88,21 +103,23 @@ impl AllWorkers<'_> {
         vector: &'s str,
         range: &'s Range<usize>,
     ) -> Vec<(Range<usize>, &'s [f64])> {
-        let (Mode::Mean { weighed, .. }, Row::Param { entry, .. }) = (&self.mode, &self.rows.rows[row])
-        else {
-            return Vec::new();
-        };
-        let slot = Some(vector).filter(|name| ![PARAM, MASTER].contains(name));
-        within(weighed, (*entry, slot), range).collect()
+        let Mode::Mean { weighed, .. } = &self.mode else { return Vec::new() };
+        match &self.rows.rows[row] {
+            Row::Param { entry, .. } => {
+                let slot = Some(vector).filter(|name| ![PARAM, MASTER].contains(name));
+                within(weighed, (*entry, slot), range).collect()
+            }
+            // As the values that it is taken from once its mean arrives: else what is left of them would be of somebody.
+            Row::Sent { elements, .. } => {
+                let shares = of_fragment(weighed, elements.fragment);
+                shares.map(|shares| (0..range.len(), shares)).into_iter().collect()
+            }
+            Row::Shared(_) => Vec::new(),
+        }
     }
 }
 
-fn narrowed(
-    values: &Buffer,
-    dtype: DType,
-    meter: &meshstep_tensor::Meter,
-) -> Result<Buffer, meshstep_tensor::Error> {
-    let mut narrow = Buffer::zeroed(values.len(), dtype, meter, meshstep_tensor::Category::Staging)?;
-    cast(values.as_slice(), narrow.as_mut())?;
-    Ok(narrow)
+/// Elements that are read at once of each of so many workers.
+fn at_once(workers: usize, dtype: DType) -> usize {
+    (STAGING / workers).max(WINDOW as usize) / dtype.size()
 }

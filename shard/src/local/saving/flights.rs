@@ -75,7 +75,7 @@ impl Engine {
         let mut digest = 0;
         let mut add = |values: Slice<'_>| -> Result<(), crate::Error> {
             let hash = xxhash_rust::xxh3::xxh3_64(values.bytes()?);
-            digest = crate::handover::digest(digest, hash as usize, 0);
+            digest = crate::handover::digest(digest, hash, 0);
             Ok(())
         };
         self.parts.buffers().try_for_each(|buffer| add(buffer.as_slice()))?;

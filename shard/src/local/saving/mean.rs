@@ -3,7 +3,7 @@
 use super::record::LocalRecord;
 use crate::local::{LocalPlan, Trained, Weights, What};
 use crate::run::overlap;
-use meshstep_tensor::{Buffer, Category, DType, Error, Meter, Slice, SliceMut, cast};
+use meshstep_tensor::{Buffer, Error, Slice, SliceMut, cast};
 use std::ops::Range;
 
 /// Elements at a time.
@@ -12,6 +12,7 @@ const BLOCK: usize = 1 << 12;
 /// Elements in which workers count by their tokens.
 #[derive(Clone, Debug)]
 pub(super) struct Weighed {
+    fragment: usize,
     entry: usize,
     /// `None`: the parameter.
     slot: Option<&'static str>,
@@ -45,7 +46,13 @@ pub(super) fn weighed(
                 What::OuterMomentum(_) => Vec::new(),
             };
             let (entry, elements) = (places[chosen.param], chosen.range);
-            let of = |slot| Weighed { entry, slot, elements: elements.clone(), shares: shares.clone() };
+            let of = |slot| Weighed {
+                fragment: f,
+                entry,
+                slot,
+                elements: elements.clone(),
+                shares: shares.clone(),
+            };
             all.extend(slots.into_iter().map(of));
         }
     }
@@ -65,15 +72,18 @@ pub(super) fn within<'a>(
     })
 }
 
+/// What workers count in a fragment, where that is not the same.
+pub(super) fn of_fragment(weighed: &[Weighed], fragment: usize) -> Option<&[f64]> {
+    weighed.iter().find(|of| of.fragment == fragment).map(|of| &of.shares[..])
+}
+
 /// The mean of `values`, of which every one counts as much but where shares are given.
 pub(super) fn mean<'a>(
     values: &[Buffer],
     shares: impl Iterator<Item = (Range<usize>, &'a [f64])>,
-    dtype: DType,
-    meter: &Meter,
-) -> Result<Buffer, Error> {
-    let (len, shares) = (values.first().map_or(0, Buffer::len), shares.collect::<Vec<_>>());
-    let mut rounded = Buffer::zeroed(len, dtype, meter, Category::Staging)?;
+    mut into: SliceMut<'_>,
+) -> Result<(), Error> {
+    let (len, shares) = (into.len(), shares.collect::<Vec<_>>());
     let mut wide = vec![vec![0.0; BLOCK.min(len)]; values.len()];
     for start in (0..len).step_by(BLOCK) {
         let block = start..len.min(start + BLOCK);
@@ -84,10 +94,31 @@ pub(super) fn mean<'a>(
         let mut mean: Vec<f64> = (0..block.len()).map(alike).collect();
         for (range, shares) in &shares {
             for i in overlap(range, &block).into_iter().flatten().map(|i| i - start) {
-                mean[i] = wide.iter().zip(*shares).map(|(own, share)| own[i] * share).sum();
+                // Whoever counts for nothing may have anything.
+                let counted = wide.iter().zip(*shares).filter(|(_, share)| **share != 0.0);
+                mean[i] = counted.map(|(own, share)| own[i] * share).sum();
             }
         }
-        cast(Slice::from(&mean[..]), rounded.as_mut().slice(block)?)?;
+        cast(Slice::from(&mean[..]), into.reborrow().slice(block)?)?;
     }
-    Ok(rounded)
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use meshstep_tensor::{Category, DType, Meter};
+
+    #[test]
+    fn whoever_counts_for_nothing_may_have_anything() {
+        let of = |own: [f64; 3]| {
+            let mut values = Buffer::zeroed(3, DType::F64, &Meter::new(), Category::Staging).unwrap();
+            values.as_mut().copy_from(Slice::from(&own[..])).unwrap();
+            values
+        };
+        let values = [of([1.0, 2.0, 3.0]), of([7.0, f64::NAN, f64::INFINITY]), of([5.0, 6.0, 7.0])];
+        let mut one = of([0.0; 3]);
+        mean(&values, [(1..3, &[0.25, 0.0, 0.75][..])].into_iter(), one.as_mut()).unwrap();
+        assert_eq!(one.as_slice().typed::<f64>().unwrap(), [13.0 / 3.0, 5.0, 6.0]);
+    }
 }

@@ -42,8 +42,9 @@ impl LocalOptimizer {
     ///
     /// As many workers go on as if nothing had been, bit for bit. To another number of them all that the saved ones have each of
     /// their own is merged: parameters, masters, moments and what was sent become the mean of those whose values count, in f64,
-    /// rounded once, by their tokens where the plan weighs those (what was sent without, and tokens begin again at 0). What all have alike stays, with what is on its way and the step;
-    /// `t`, the loss scale and skips are those of the first.
+    /// rounded once, by their tokens where the plan weighs those. Tokens since each fragment's last exchange are divided evenly,
+    /// rounded up. What all have alike stays, with what is on its way and the step; `t`, the loss scale and skips are those of the
+    /// first. That takes memory for 16 MiB of the saved workers' values, or 1 MiB of each.
     ///
     /// Another plan is an error, unless `other_settings` allows it: then workers begin it together, from the mean, and the outer
     /// optimizer anew. So they do from what an [`Optimizer`] has saved.

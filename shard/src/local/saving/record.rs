@@ -95,6 +95,19 @@ impl LocalRecord {
         if counted.is_empty() { Err(wrong("no worker's values count")) } else { Ok(counted) }
     }
 
+    /// What each of `among` workers counts by that go on with what these had together: as much each, and something where there was
+    /// something.
+    pub(super) fn divided(&self, counted: &[usize], among: usize) -> WorkerRecord {
+        let workers: Vec<&WorkerRecord> = counted.iter().filter_map(|&w| self.workers.get(w)).collect();
+        let each = |of: fn(&WorkerRecord) -> &[u64]| {
+            let sum = |i: usize| workers.iter().map(|worker| u128::from(of(worker)[i])).sum::<u128>();
+            let own = |i| u64::try_from(sum(i).div_ceil(among as u128)).unwrap_or(u64::MAX);
+            (0..workers.first().map_or(0, |first| of(first).len())).map(own).collect()
+        };
+        let (tokens, sent) = (each(|worker| &worker.tokens), each(|worker| &worker.sent));
+        WorkerRecord { tokens, sent, ..WorkerRecord::default() }
+    }
+
     /// Why there are no such workers.
     pub(super) fn of_too_many(&self) -> CheckpointError {
         wrong(format!("it tells of {} workers, and has no tensors of theirs", self.workers.len()))
@@ -188,4 +201,30 @@ fn hash(plan: &LocalPlan) -> String {
 
 fn wrong(reason: impl Into<String>) -> CheckpointError {
     CheckpointError::Contradiction { what: "workers".to_owned(), reason: reason.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_are_divided_evenly_and_none_are_lost() {
+        let worker = |tokens: [u64; 4], sent| WorkerRecord {
+            tokens: tokens.to_vec(),
+            sent: vec![sent],
+            ..WorkerRecord::default()
+        };
+        let workers =
+            vec![worker([1, 0, 5, u64::MAX], 1), worker([100; 4], 100), worker([2, 0, 2, u64::MAX], 2)];
+        let record = LocalRecord { workers, ..LocalRecord::default() };
+        let divided = |among| {
+            let own = record.divided(&[0, 2], among);
+            (own.tokens, own.sent)
+        };
+        assert_eq!(divided(2), (vec![2, 0, 4, u64::MAX], vec![2]));
+        assert_eq!(divided(6), (vec![1, 0, 2, u64::MAX / 3], vec![1]));
+        // More than can be counted.
+        assert_eq!(divided(1), (vec![3, 0, 7, u64::MAX], vec![3]));
+        assert!(LocalRecord::default().divided(&[0], 3).tokens.is_empty());
+    }
 }

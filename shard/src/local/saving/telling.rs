@@ -78,7 +78,11 @@ impl AllWorkers<'_> {
 
     /// Goes on from where the record is, vectors having been written.
     pub(super) fn go_on(&mut self) -> Result<(), Error> {
-        let own = self.record.workers.get(self.model()).cloned().unwrap_or_default();
+        let among = self.local.engine.workers.across.world_size();
+        let own = match self.mode {
+            Mode::Own => self.record.workers.get(self.worker()).cloned().unwrap_or_default(),
+            Mode::Mean { .. } => self.record.divided(&self.rows.workers, among),
+        };
         let (inner, engine) = (&self.local.inner, &mut self.local.engine);
         for mut flight in std::mem::replace(&mut engine.flights, std::mem::take(&mut self.flights)) {
             // What was started is waited for, whatever it brings.
@@ -94,8 +98,8 @@ impl AllWorkers<'_> {
         }
         engine.parts.outer_steps().zip(&self.record.outer_steps).for_each(|(t, saved)| *t = *saved);
         // A worker's sum is its first rank's.
-        let whole = matches!(self.mode, Mode::Own) && inner.comm().rank() == 0;
-        let counted = |tokens: u64| if whole { tokens } else { 0 };
+        let first = inner.comm().rank() == 0;
+        let counted = |tokens: u64| if first { tokens } else { 0 };
         for (f, &tokens) in own.tokens.iter().enumerate() {
             engine.parts.of_mut(f).tokens = counted(tokens);
         }

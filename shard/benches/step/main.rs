@@ -3,10 +3,12 @@
 
 #![allow(missing_docs, clippy::unwrap_used, reason = "a bench says what is wrong by failing")]
 
+mod case;
+
+use case::Case;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use meshstep_optim::AdamW;
-use meshstep_shard::{At, Optimizer, Options, Outcome, Owners, Stage};
-use meshstep_tensor::{DType, Layout, Meter, SliceMut};
+use meshstep_shard::{Options, Outcome, Owners, Stage};
+use meshstep_tensor::{DType, Layout};
 use std::time::{Duration, Instant};
 
 const RANKS: usize = 4;
@@ -17,42 +19,19 @@ fn layout() -> Layout {
     (0..PARAMS).fold(Layout::builder(), |b, i| b.param(format!("p{i}"), &[LEN], DType::F32)).build().unwrap()
 }
 
+fn options(stage: Stage) -> Options {
+    Options { stage, bucket_len: Some(2 * LEN), ..Options::default() }
+}
+
 /// `steps` steps on every rank; the time from the first hand-over to the last rank's end.
 fn steps(stage: Stage, steps: u64) -> Duration {
     let took = meshstep_comm::loopback::spawn(RANKS, |comm| {
-        let rank = comm.rank();
-        let options = Options { stage, bucket_len: Some(2 * LEN), meter: Meter::new(), ..Options::default() };
-        let fill = |_: &meshstep_tensor::Param, mut values: SliceMut<'_>| {
-            values
-                .typed_mut::<f32>()?
-                .iter_mut()
-                .zip(0u32..)
-                .for_each(|(x, i)| *x = (i % 1000) as f32 / 1000.0);
-            Ok(())
-        };
-        let names: Vec<String> = (0..PARAMS).map(|i| format!("p{i}")).collect();
-        let mut opt = Optimizer::new(comm, layout(), AdamW::default(), fill, options).unwrap();
-        let one = |opt: &mut Optimizer, write: bool| {
-            let mb = opt.micro_batch(1).unwrap();
-            for name in names.iter().rev() {
-                let mut slot = mb.slot(name).unwrap();
-                if write {
-                    let values = slot.as_mut().unwrap().into_typed::<f32>().unwrap();
-                    values
-                        .iter_mut()
-                        .zip(rank as u32..)
-                        .for_each(|(x, i)| *x = (i % 777) as f32 / 777.0 - 0.5);
-                }
-                slot.fill().unwrap();
-            }
-            mb.finish().unwrap();
-            let outcome = opt.step(At { max_norm: Some(1.0), ..At::default() }).unwrap().outcome().unwrap();
-            assert!(matches!(outcome, Outcome::Applied { .. }));
-        };
-        // Everything is touched once before it is timed.
-        (0..2).for_each(|_| one(&mut opt, true));
+        let mut case = Case::new(comm, layout(), options(stage)).unwrap();
         let start = Instant::now();
-        (0..steps).for_each(|_| one(&mut opt, false));
+        for _ in 0..steps {
+            let outcome = case.step(|_| ()).unwrap();
+            assert!(matches!(outcome, Outcome::Applied { .. }));
+        }
         start.elapsed()
     });
     took.unwrap().into_iter().max().unwrap()
@@ -87,8 +66,7 @@ fn verify(c: &mut Criterion) {
 
 fn verifications(stage: Stage, count: u64) -> Duration {
     let took = meshstep_comm::loopback::spawn(RANKS, |comm| {
-        let options = Options { stage, bucket_len: Some(2 * LEN), meter: Meter::new(), ..Options::default() };
-        let mut opt = Optimizer::new(comm, layout(), AdamW::default(), |_, _| Ok(()), options).unwrap();
+        let mut opt = Case::new(comm, layout(), options(stage)).unwrap().opt;
         opt.verify_every(1).unwrap();
         opt.verify().unwrap();
         let start = Instant::now();

@@ -4,8 +4,10 @@
 //! moved, in GB/s and as a share of what the copy loop moves: one thread per rank, each copying 64 MiB.
 #![expect(clippy::print_stdout, reason = "a benchmark's table is its output")]
 
+mod cases;
+
 use criterion::{BenchmarkId, Criterion, Throughput};
-use meshstep_comm::{Communicator, Error, Op, Reduction, loopback};
+use meshstep_comm::{Communicator, Error, Op, loopback};
 use meshstep_tensor::{Buffer, Category, Meter};
 use std::cell::RefCell;
 use std::sync::{Arc, Barrier};
@@ -20,15 +22,6 @@ struct Line {
     ranks: usize,
     moved: usize,
     best: Duration,
-}
-
-/// Each operation on `n` ranks, and what they together must read and write at least, in multiples of one buffer.
-fn cases(n: usize) -> [(&'static str, Op, usize); 3] {
-    [
-        ("all_reduce", Op::all_reduce(Reduction::Sum), n + n),
-        ("reduce_scatter", Op::reduce_scatter(Reduction::Sum), n + 1),
-        ("all_gather", Op::all_gather(), 1 + (n - 1)),
-    ]
 }
 
 fn buffer() -> Result<Buffer, Error> {
@@ -116,7 +109,7 @@ fn main() {
     let table = RefCell::new(Vec::new());
     for ranks in RANKS {
         measure(&mut criterion, &table, ("copy", ranks, 2 * ranks * BYTES), |i| copies(ranks, i));
-        for (name, op, buffers) in cases(ranks) {
+        for (name, op, buffers) in cases::operations(ranks) {
             let line = (name, ranks, buffers * BYTES);
             measure(&mut criterion, &table, line, |i| collective(ranks, op, i));
         }
