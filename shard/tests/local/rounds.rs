@@ -339,9 +339,12 @@ fn who_cannot_take_its_step_is_no_reason_to_drop_others() {
     assert!(all[1][0].0 == 8 && all[1][0].1.contains("vetoed three exchanges"), "{:?}", all[1]);
 }
 
-/// Two workers of two ranks, to which a third comes; one rank of worker `odd` gives up its communicator with it. By worker and rank
-/// what each merged and found failed, step by step, what it was told, and what it has.
-fn come_and_fail(odd: usize) -> Vec<Vec<(Vec<(usize, usize)>, String, Vec<Part>)>> {
+/// What a rank merged and found failed, step by step, what it was told, and what it has.
+type Told = (Vec<(usize, usize)>, String, Vec<Part>);
+
+/// Two workers of two ranks, to which a third comes; one rank of worker `odd` gives up its communicator with it. By worker and
+/// rank.
+fn come_and_fail(odd: usize) -> Vec<Vec<Told>> {
     let (run, plan) = (run().stage(Stage::Zero2), LocalPlan::local_adam(2));
     let digest = plan.digest(&build(&run));
     let members = InProcess::new(Config::new(digest, 2), Clock::real()).unwrap();
