@@ -70,11 +70,6 @@ impl Group {
         self.calls[rank].get(number).and_then(|call| call.end.as_ref())
     }
 
-    /// How many operations of this rank have come about, from the first on.
-    pub(crate) fn done(&self, rank: usize) -> usize {
-        self.calls[rank].iter().take_while(|call| matches!(call.end, Some(Ok(())))).count()
-    }
-
     pub(crate) fn take(&mut self, rank: usize, number: usize) -> (Buffer, Result<(), Error>) {
         let call = &mut self.calls[rank][number];
         (call.buffer.take().unwrap(), call.end.clone().unwrap())

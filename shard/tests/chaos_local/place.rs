@@ -90,12 +90,6 @@ impl Place {
         inner.groups[group].lives[0] = Some(self.life);
         Arc::new(Handle(Arc::new(Seat { place: self.clone(), group, rank: 0, ranks: 1 })))
     }
-
-    /// How many operations of the epoch's have come about here.
-    pub(crate) fn operations(&self, round: &Round) -> usize {
-        let inner = self.lock();
-        inner.groups[inner.epochs[&round.epoch]].done(round.rank)
-    }
 }
 
 /// A worker's membership, and what it was told last.

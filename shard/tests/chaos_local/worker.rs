@@ -122,6 +122,7 @@ impl<'a> Trainer<'a> {
         let begun = place.awake();
         member.granted.lock().unwrap().take();
         let mut before = self.model.clone();
+        member.voted.lock().unwrap().take();
         let followed = local.follow(|round| {
             let mut model = before.take();
             if let Some(model) = model.as_mut().filter(|_| round.rank == round.source()) {
@@ -132,7 +133,8 @@ impl<'a> Trainer<'a> {
         });
         let followed = followed.map(Option::<&Round>::cloned);
         let took = place.awake().saturating_sub(begun);
-        assert!(took <= DEADLINE + COMM_DEADLINE + SLACK, "following took {took:?}");
+        // It asks for the end of the last exchange, for the boundary, and gives up the round.
+        assert!(took <= 3 * DEADLINE + COMM_DEADLINE + SLACK, "following took {took:?}");
         let granted = member.granted.lock().unwrap().clone();
         let Some(round) = granted else { return followed };
         if let Some(model) = &self.model {
@@ -140,24 +142,21 @@ impl<'a> Trainer<'a> {
         }
         place.lock().lives[place.life].rounds.push((round.step, round.counts(), round.divisor()));
         assert!(!round.counts() || round.step == local.steps() + 1);
+        // Where it has not met the others it has given up the round.
+        let gave_up = member.voted.lock().unwrap().take();
+        assert_eq!(gave_up.is_some(), !matches!(followed, Ok(Some(_))), "{followed:?}");
         if round.epoch != self.epoch {
-            self.epoch = round.epoch;
-            self.regrouped(&round, followed.is_ok());
+            self.regrouped(&round, gave_up.is_none());
         }
         self.check(local, "as it has followed");
-        match followed {
-            // It has lost somebody as it met the others: the exchange does not come about.
-            Err(LocalError::Shard(meshstep_shard::Error::Comm(_))) => Ok(Some(round)),
-            other => other,
-        }
+        followed
     }
 
     /// What it has with new communicators, or where it did not get them.
     fn regrouped(&mut self, round: &Round, whole: bool) {
         let (place, setup) = (self.place, &self.place.world.setup);
-        // What is on its way is given up once all have compared what they are.
-        let far = whole || place.operations(round) >= 2;
-        if let Some(model) = self.model.as_mut().filter(|_| far) {
+        self.epoch = if whole { round.epoch } else { self.epoch };
+        if let Some(model) = self.model.as_mut() {
             model.give_up_away(&setup.plan, setup.run.rule);
         }
         if !round.counts() {
