@@ -79,10 +79,14 @@ impl Engine {
 
     /// Whether there is something to do after this step's update.
     pub(crate) fn is_due(&self, placement: Placement) -> bool {
-        let retried = |&f: &usize| self.plan.fragments[f].timing.placement == placement;
         self.plan.due(self.step, placement).next().is_some()
-            || self.again.iter().any(retried)
+            || self.again.iter().any(|&f| self.is_retried(f, placement))
             || self.flights.iter().any(|flight| flight.arrives == (self.step, placement))
+    }
+
+    /// Whether fragment `f`, which is to be sent again, is so there.
+    fn is_retried(&self, f: usize, placement: Placement) -> bool {
+        self.plan.fragments[f].timing.placement == placement && !self.waits(f, placement)
     }
 
     /// One exchange, if anything is due; `fault`: this worker could not take its step. Collective over all workers. An error is
@@ -121,9 +125,8 @@ impl Engine {
 
     fn point(&mut self, placement: Placement) -> Point {
         let mut point = Point::default();
-        let here = |&f: &usize| self.plan.fragments[f].timing.placement == placement;
         let mut due: BTreeSet<usize> = self.plan.due(self.step, placement).collect();
-        due.extend(self.again.iter().filter(|f| here(f)));
+        due.extend(self.again.iter().filter(|&&f| self.is_retried(f, placement)));
         self.again.retain(|f| !due.contains(f));
         let away = |f: usize| self.flights.iter().any(|flight| flight.fragments.contains(&f));
         for f in due {
@@ -146,8 +149,18 @@ impl Engine {
         placement: Placement,
         fault: bool,
     ) -> Result<Result<(), Veto>, Error> {
+        if !self.may_exchange(placement) {
+            return Ok(Err(Veto::Failed { rank: self.workers.world.rank() }));
+        }
         let reduced = self.reduce(optimizer, point, placement, fault)?;
-        let counted = self.confirm(reduced.as_ref().map(drop).map_err(|veto| *veto));
+        let counted = match &reduced {
+            Ok(_) => self.confirm(Ok(()), false)?,
+            Err(veto) => {
+                let broken =
+                    matches!(veto, Veto::NotFinite { .. }) && !self.brings_finite(optimizer, point)?;
+                self.confirm(Err(*veto), fault || broken)?
+            }
+        };
         let (later, landed) = match (reduced, counted) {
             (Ok(reduced), Ok(())) => reduced,
             (Err(veto), _) | (_, Err(veto)) => return Ok(Err(veto)),
@@ -183,6 +196,19 @@ impl Engine {
         let (landed, seen) = land(optimizer, &mut point.arriving)?;
         let counted = vote(&*self.workers.world, seen, optimizer.options());
         Ok(self.heard(counted)?.map(|()| (later, landed)))
+    }
+
+    /// Whether what this rank has of what is at hand, and counts, is finite.
+    fn brings_finite(&self, optimizer: &Optimizer, point: &Point) -> Result<bool, Error> {
+        let fragments = point.arriving.iter().flat_map(|flight| &flight.fragments).chain(&point.sent);
+        for &f in fragments.filter(|_| self.active) {
+            for value in self.parts.values(optimizer, &self.plan.fragments[f], f)? {
+                if !finite(value.values)? {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
     }
 
     /// What became of a collective of all workers: its failure ends their exchanging, and is no error of this rank.
@@ -292,8 +318,13 @@ impl Engine {
         part.outer_t += u64::from(fragment.outer().is_some());
         part.tokens -= sent.tokens;
         self.report.merged.push(f);
-        self.changed |= self.parts.follow(optimizer, f)?;
-        Ok(())
+        self.follow_up(optimizer, f)
+    }
+
+    /// What follows where fragment `f` has changed: the same on all ranks of the worker, whichever of them have some of it.
+    fn follow_up(&mut self, optimizer: &mut Optimizer, f: usize) -> Result<(), Error> {
+        self.changed |= self.plan.fragments[f].what == What::Params;
+        self.parts.follow_masters(optimizer, f)
     }
 
     fn reset(&mut self, optimizer: &mut Optimizer, fragments: &[usize]) -> Result<(), Error> {
@@ -319,7 +350,7 @@ impl Engine {
                 OnFailure::Retry => drop(self.again.insert(f)),
                 OnFailure::RollBack => {
                     self.parts.roll_back(optimizer, f)?;
-                    self.changed |= self.parts.follow(optimizer, f)?;
+                    self.follow_up(optimizer, f)?;
                 }
             }
             self.report.failed.push((f, veto));

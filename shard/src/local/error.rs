@@ -37,17 +37,33 @@ pub enum LocalError {
     /// The membership of a run whose workers come and go.
     #[error(transparent)]
     Membership(#[from] super::membership::Error),
-    /// Of a worker that comes and goes only one rank can be told.
-    #[error("the worker has {ranks} ranks; workers that come and go have one each")]
-    RanksOfMember {
-        /// Its ranks.
-        ranks: usize,
+    /// Of a worker that comes and goes rank 0 has the membership, and no other rank.
+    #[error(
+        "rank {rank} of the worker joined as {} would; rank 0 calls LocalOptimizer::join, the others join_through_rank0",
+        if *.rank == 0 { "one of the others" } else { "rank 0" }
+    )]
+    Speaks {
+        /// The lowest rank that called the other one.
+        rank: usize,
     },
     /// Two exchanges in one step.
     #[error(
-        "the plan exchanges before updates and after them; where workers come and go use one placement for all fragments"
+        "fragment {before} is exchanged before an update that fragment {after} may be exchanged after, and workers that come and go meet          once a step; give their periods a common divisor that offsets and delays keep them apart by, no Retry where there is a delay, or use          one placement"
     )]
-    BothSides,
+    BothSides {
+        /// The one before updates.
+        before: usize,
+        /// The one after them.
+        after: usize,
+    },
+    /// Others have applied what this worker has not.
+    #[error(
+        "the exchange of step {step} was committed, and this worker did not hear of it in time; it has left: join anew"
+    )]
+    Missed {
+        /// The step, as the membership counts.
+        step: u64,
+    },
 
     /// Only workers that are new.
     #[error("every worker has only just entered; one must have the values that the others are to get")]

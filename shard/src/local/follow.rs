@@ -1,23 +1,31 @@
 //! Workers that come and go while they train: among whom a step exchanges is asked for before it.
 
 use super::engine::Engine;
-use super::membership::{Ballot, Digest, Error as MembershipError, Membership, Round};
+use super::membership::{Ballot, Decision, Digest, Error as MembershipError, Membership, Replica, Round};
 use super::optimizer::{LocalOptimizer, rules};
-use super::{LocalError, LocalPlan, Merge, Placement, Veto, Workers};
-use crate::Optimizer;
+use super::sides::{Sides, check_sides};
+use super::{LocalError, LocalPlan, Placement, Veto, Workers};
+use crate::{Error, Optimizer};
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// A worker's place in a run whose workers come and go.
 #[derive(Debug)]
 pub(crate) struct Following {
-    member: Arc<dyn Membership>,
+    replica: Replica,
+    /// That of the communicators.
     epoch: u64,
     /// The exchange that was granted, until it has ended.
     round: Option<Round>,
-    /// Why its end is not known.
+    /// On which side of its step's update it is.
+    side: Option<Placement>,
+    /// Why the end of one is not known, and which.
     lost: Option<MembershipError>,
+    unheard: Option<Round>,
 }
+
+/// What became of a call: an answer of the membership, or its error; beyond both, ranks that can do nothing together any more.
+type Heard<T> = Result<Result<T, MembershipError>, Error>;
 
 impl LocalPlan {
     /// What a worker with this optimizer says of itself when it joins: with another plan, or other rules, it is refused.
@@ -27,120 +35,286 @@ impl LocalPlan {
 }
 
 impl LocalOptimizer {
-    /// A worker of one rank in a run whose workers come and go, of which `member` is its membership. It waits for the first
-    /// boundary: with all others of a run that begins, as [`new`](Self::new) does, or in the middle of one that is under way.
-    /// There it [enters](Self::enter): the parameters, moments, `t`, step and outer optimizer's state are those of the first member
-    /// that counts, and its own values count once an exchange has come about.
+    /// A worker in a run whose workers come and go, of which `member` is its membership. It waits for the first boundary: with all
+    /// others of a run that begins, as [`new`](Self::new) does, or in the middle of one that is under way. There it
+    /// [enters](Self::enter): the parameters, moments, `t`, step and outer optimizer's state are those of the first member that
+    /// counts, and its own values count once an exchange has come about.
     ///
     /// `connect` makes the communicators of a round's members, by their ranks there; it is called once for each epoch. From then on
     /// [`follow`](Self::follow) comes before every step.
+    ///
+    /// Of a worker of several ranks rank 0 calls this, and every other rank [`join_through_rank0`](Self::join_through_rank0); each calls
+    /// its own `connect`. They hear the same, and an error on one is one on all.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new) and [`regroup`](Self::regroup), [`LocalError::BothSides`], [`LocalError::Membership`]. A worker that was
+    /// granted a boundary has left the membership then.
     pub fn join(
         inner: Optimizer,
         plan: LocalPlan,
         member: Arc<dyn Membership>,
         connect: impl FnOnce(&Round) -> Result<Workers, MembershipError>,
     ) -> Result<Self, LocalError> {
-        check_followed(&inner, &plan)?;
-        let round = member.boundary(0)?;
-        let workers = connect(&round)?;
-        let following =
-            |epoch, round| Some(Following { member: Arc::clone(&member), epoch, round, lost: None });
-        if round.counts() {
-            let mut local = LocalOptimizer::new(inner, workers, plan)?;
-            local.engine.following = following(round.epoch, Some(round));
+        Self::join_as(inner, plan, Some(member), connect)
+    }
+
+    /// [`join`](Self::join) on the ranks of a worker that are not its first.
+    pub fn join_through_rank0(
+        inner: Optimizer,
+        plan: LocalPlan,
+        connect: impl FnOnce(&Round) -> Result<Workers, MembershipError>,
+    ) -> Result<Self, LocalError> {
+        Self::join_as(inner, plan, None, connect)
+    }
+
+    fn join_as(
+        inner: Optimizer,
+        plan: LocalPlan,
+        member: Option<Arc<dyn Membership>>,
+        connect: impl FnOnce(&Round) -> Result<Workers, MembershipError>,
+    ) -> Result<Self, LocalError> {
+        let fits = check_sides(&plan);
+        let text = fits.as_ref().map_or_else(|error| format!("this call = {error}\n"), |()| plan.describe());
+        let replica = Replica::new(&inner, member, &text);
+        fits?;
+        let mut replica = replica?;
+        let round = match replica.boundary(0) {
+            Ok(answer) => answer?,
+            Err(error) => {
+                replica.leave();
+                return Err(error.into());
+            }
+        };
+        let begun = Self::begin(inner, plan, &round, connect);
+        let mut local = match replica.together(begun) {
+            Ok(local) => local,
+            Err(error) => {
+                replica.leave();
+                return Err(error);
+            }
+        };
+        let (epoch, counts) = (round.epoch, round.counts());
+        let (round, side) = (Some(round), None);
+        local.engine.following = Some(Following { replica, epoch, round, side, lost: None, unheard: None });
+        if counts {
             // Nothing is exchanged before the first step.
-            local.engine.end_round(Ballot::Ready)?;
-            return Ok(local);
+            let ended = local.engine.end_round(Ballot::Ready).map_err(LocalError::from);
+            if let Err(error) = ended.and_then(|ended| Ok(ended?)) {
+                local.engine.leave_membership();
+                return Err(error);
+            }
+        }
+        Ok(local)
+    }
+
+    /// With the others of a run that begins, or among those of one that is under way.
+    fn begin(
+        inner: Optimizer,
+        plan: LocalPlan,
+        round: &Round,
+        connect: impl FnOnce(&Round) -> Result<Workers, MembershipError>,
+    ) -> Result<Self, LocalError> {
+        let workers = connect(round)?;
+        if round.counts() {
+            return LocalOptimizer::new(inner, workers, plan);
         }
         let (_, alone) = Workers::split(Arc::clone(inner.comm()), 0)?;
         let mut local = LocalOptimizer::new(inner, alone, plan)?;
         local.enter();
         local.regroup(workers)?;
-        local.engine.following = following(round.epoch, Some(round));
         Ok(local)
     }
 
     /// Comes before every step. Where that exchanges something it waits for the other members, with whom it is then; who has come or
     /// gone since is known by the round that is returned. Where they are others, `connect` makes their communicators, and the worker
-    /// goes on with those as [`regroup`](Self::regroup) says.
+    /// goes on with those as [`regroup`](Self::regroup) says. Collective over the worker's ranks, which all get the same.
     ///
     /// An exchange that the members do not all vote for has not come about, on any of them: a member that is lost then costs the
-    /// others that one exchange, by its fragments' policy.
+    /// others that one exchange, by its fragments' policy. If it is lost before they are connected there is no round, and the step
+    /// says what has failed.
+    ///
+    /// # Errors
+    /// [`LocalError::Membership`]: where its refusal is not final, or the answer has not come, this may be called again.
+    /// [`LocalError::Missed`]: the worker has to join anew. An error of `connect` or of [`regroup`](Self::regroup) costs the exchange.
     pub fn follow(
         &mut self,
         connect: impl FnOnce(&Round) -> Result<Workers, MembershipError>,
     ) -> Result<Option<&Round>, LocalError> {
-        let (step, due) = (self.engine.step + 1, self.engine.exchanges());
-        let wanting = self.engine.following.as_mut().filter(|following| due && following.round.is_none());
-        if let Some(following) = wanting {
-            let round = following.member.boundary(step)?;
-            let (epoch, counts) = (round.epoch, round.counts());
-            let workers = if epoch == following.epoch { None } else { Some(connect(&round)?) };
-            (following.epoch, following.round) = (epoch, Some(round));
-            if let Some(workers) = workers {
-                self.engine.active = counts;
-                self.regroup(workers)?;
+        self.inner.handover.healthy()?;
+        let (step, side) = (self.engine.step + 1, self.engine.side());
+        if let Some(following) = &mut self.engine.following {
+            following.side = side;
+            if side.is_some() && following.round.is_none() {
+                self.hear_end()?;
+                let round = self.ask(|replica| replica.boundary(step))?;
+                self.go_on_with(round, connect)?;
             }
         }
         Ok(self.engine.following.as_ref().and_then(|following| following.round.as_ref()))
     }
+
+    /// Asks for the end of an exchange of which it was not heard.
+    fn hear_end(&mut self) -> Result<(), LocalError> {
+        let unheard = self.engine.following.as_ref().and_then(|following| following.unheard.clone());
+        let Some(round) = unheard else { return Ok(()) };
+        let decision = self.ask(|replica| replica.vote(&round, Ballot::Failed))?;
+        self.engine.following.iter_mut().for_each(|following| following.unheard = None);
+        if let Decision::Commit {} = decision {
+            self.engine.leave_membership();
+            return Err(LocalError::Missed { step: round.step });
+        }
+        Ok(())
+    }
+
+    /// An answer that all ranks of the worker have.
+    fn ask<T>(&mut self, call: impl FnOnce(&Replica) -> Heard<T>) -> Result<T, LocalError> {
+        let Some(following) = &self.engine.following else { unreachable!("asked for by who follows") };
+        match call(&following.replica) {
+            Ok(answer) => Ok(answer?),
+            Err(error) => Err(self.part(error)),
+        }
+    }
+
+    /// The worker's ranks can do nothing together any more, and the others are not to wait for them.
+    fn part(&mut self, error: Error) -> LocalError {
+        let error = self.inner.handover.alone(error);
+        self.engine.part();
+        error.into()
+    }
+
+    /// Takes part in a round, whose members others may be.
+    fn go_on_with(
+        &mut self,
+        round: Round,
+        connect: impl FnOnce(&Round) -> Result<Workers, MembershipError>,
+    ) -> Result<(), LocalError> {
+        let Some(following) = &mut self.engine.following else { return Ok(()) };
+        let epoch = round.epoch;
+        let known = epoch == following.epoch;
+        following.round = Some(round.clone());
+        if known {
+            return Ok(());
+        }
+        // Who has not exchanged yet gives up what it has once more.
+        self.engine.active &= round.counts();
+        // Whatever becomes of the new communicators: all members know of this round, and of what is on its way each else for itself.
+        let rank = self.engine.workers.world.rank();
+        let given_up = self.engine.give_up(&mut self.inner, Veto::Failed { rank });
+        if let Err(error) = given_up {
+            return Err(self.part(error));
+        }
+        let own = connect(&round).map_err(LocalError::from).and_then(|workers| self.regroup(workers));
+        let own_class = class(&own);
+        let Some(following) = &mut self.engine.following else { return Ok(()) };
+        let worst = match following.replica.worst(own_class) {
+            Ok(OK) => {
+                following.epoch = epoch;
+                return Ok(());
+            }
+            Ok(worst) => worst,
+            Err(error) => return Err(self.part(error)),
+        };
+        // The other workers hear of it.
+        self.engine.workers.world.abort();
+        let told = if worst == LOST { Ok(()) } else { following.replica.together(own) };
+        match self.engine.end_round(Ballot::Failed) {
+            Ok(ended) => told.and(ended.map(drop).map_err(LocalError::from)),
+            Err(error) => Err(self.part(error)),
+        }
+    }
+}
+
+const OK: u64 = 0;
+/// Somebody was not there any more, which costs one exchange.
+const LOST: u64 = 1;
+const WRONG: u64 = 2;
+
+/// How new communicators have been taken up on this rank.
+fn class(regrouped: &Result<(), LocalError>) -> u64 {
+    match regrouped {
+        Ok(()) => OK,
+        Err(LocalError::Shard(Error::Comm(_)) | LocalError::Membership(MembershipError::Communicator(_))) => {
+            LOST
+        }
+        Err(_) => WRONG,
+    }
 }
 
 impl Engine {
-    /// Whether something is exchanged at this step, before or after its update.
-    fn exchanges(&self) -> bool {
-        let travels = |f: usize| !matches!(self.plan.fragments[f].merge, Merge::Reset);
-        [Placement::Before, Placement::After].into_iter().any(|placement| {
-            self.plan.due(self.step, placement).any(travels)
-                || self.flights.iter().any(|flight| flight.arrives == (self.step, placement))
-        }) || self.again.iter().copied().any(travels)
+    /// On which side of this step's update something is exchanged.
+    fn side(&self) -> Option<Placement> {
+        Sides::of(self).first()
     }
 
-    /// What becomes of an exchange of which this worker knows `counted`: where workers come and go, all members say so.
-    pub(crate) fn confirm(&mut self, counted: Result<(), Veto>) -> Result<(), Veto> {
+    /// Whether fragment `f`, which is to be sent again, waits: its step's round, if there is one, is of the other side.
+    pub(crate) fn waits(&self, f: usize, placement: Placement) -> bool {
+        let elsewhere = |following: &Following| following.side != Some(placement);
+        self.plan.fragments[f].travels() && self.following.as_ref().is_some_and(elsewhere)
+    }
+
+    /// Whether there are communicators for an exchange there: where workers come and go, a round.
+    pub(crate) fn may_exchange(&self, placement: Placement) -> bool {
+        let granted = |following: &Following| following.round.is_some() && following.side == Some(placement);
+        self.following.as_ref().is_none_or(granted)
+    }
+
+    /// What becomes of an exchange of which this rank knows `counted`, and whether it is itself to blame: where workers come and go,
+    /// all members say so. An error ends the worker.
+    pub(crate) fn confirm(
+        &mut self,
+        counted: Result<(), Veto>,
+        to_blame: bool,
+    ) -> Result<Result<(), Veto>, Error> {
         if self.following.is_none() {
-            return counted;
+            return Ok(counted);
         }
         let failed = Veto::Failed { rank: self.workers.world.rank() };
         let ballot = match counted {
             Ok(()) => Ballot::Ready,
-            Err(Veto::Failed { .. }) => Ballot::Failed,
-            Err(_) => Ballot::Veto,
+            Err(_) if to_blame => Ballot::Veto,
+            // Who could not take its step vetoes it; the others have nothing against it, and are not to be dropped for it.
+            Err(Veto::Fault { .. }) => Ballot::Ready,
+            Err(_) => Ballot::Failed,
         };
-        match self.end_round(ballot) {
+        Ok(match self.end_round(ballot)? {
             Ok(true) => counted,
             Ok(false) => counted.and(Err(failed)),
             Err(error) => {
                 self.following.iter_mut().for_each(|following| following.lost = Some(error.clone()));
                 counted.and(Err(failed))
             }
-        }
+        })
     }
 
     /// After a step: nothing of an exchange is left open, whether or not there was something to exchange.
-    pub(crate) fn end_step(&mut self, stepped: bool) -> Result<(), MembershipError> {
-        let ended = self.end_round(if stepped { Ballot::Ready } else { Ballot::Failed });
+    pub(crate) fn end_step(&mut self, stepped: bool) -> Heard<()> {
+        let ended = self.end_round(if stepped { Ballot::Ready } else { Ballot::Failed })?;
         let lost = self.following.as_mut().and_then(|following| following.lost.take());
-        lost.map_or(ended.map(drop), Err)
+        Ok(lost.map_or(ended.map(drop), Err))
     }
 
     /// Votes on the exchange that was granted, if it has not ended; whether it is applied.
-    pub(crate) fn end_round(&mut self, ballot: Ballot) -> Result<bool, MembershipError> {
-        let Some(Following { member, round, .. }) = &mut self.following else { return Ok(true) };
-        let Some(round) = round.take() else { return Ok(true) };
-        Ok(member.vote(&round, ballot)?.is_commit())
+    fn end_round(&mut self, ballot: Ballot) -> Heard<bool> {
+        let Some(following) = &mut self.following else { return Ok(Ok(true)) };
+        let Some(round) = following.round.take() else { return Ok(Ok(true)) };
+        let decision = following.replica.vote(&round, ballot)?;
+        if decision.is_err() {
+            following.unheard = Some(round);
+        }
+        Ok(decision.map(|decision| decision.is_commit()))
     }
-}
 
-/// What cannot be followed: a worker of several ranks, and exchanges on both sides of an update.
-fn check_followed(inner: &Optimizer, plan: &LocalPlan) -> Result<(), LocalError> {
-    let ranks = inner.comm().world_size();
-    let sides = |side| plan.fragments.iter().any(|f| f.travels() && f.timing.placement == side);
-    if ranks != 1 {
-        return Err(LocalError::RanksOfMember { ranks });
+    /// Nobody is to wait for this worker, which has lost a rank.
+    pub(crate) fn part(&mut self) {
+        self.workers.world.abort();
+        self.workers.across.abort();
+        self.leave_membership();
     }
-    if sides(Placement::Before) && sides(Placement::After) {
-        return Err(LocalError::BothSides);
+
+    fn leave_membership(&mut self) {
+        if let Some(following) = &mut self.following {
+            following.round = None;
+            following.replica.leave();
+        }
     }
-    Ok(())
 }

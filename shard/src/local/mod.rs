@@ -41,6 +41,7 @@ mod regroup;
 #[cfg(feature = "checkpoint")]
 mod saving;
 mod select;
+mod sides;
 mod spots;
 mod timing;
 mod traffic;

@@ -140,20 +140,14 @@ impl LocalOptimizer {
         let stepped = self.inner.step_around(at, &mut around).and_then(crate::Pending::outcome);
         let met = match &stepped {
             Ok(_) => Ok(()),
-            Err(_) if self.inner.handover.healthy().is_err() => {
-                // Nobody is to wait for this worker.
-                self.engine.workers.world.abort();
-                self.engine.workers.across.abort();
-                Ok(())
-            }
-            Err(_) if around.begun => Ok(()),
+            Err(_) if around.begun || self.inner.handover.healthy().is_err() => Ok(()),
             Err(_) => self.meet_without_step(),
         };
         let step = self.engine.step;
         self.engine.step += 1;
         self.engine.changed = false;
         let exchanged = std::mem::take(&mut self.engine.report);
-        let ended = self.engine.end_step(stepped.is_ok());
+        let ended = self.end(stepped.is_ok());
         let outcome = stepped?;
         met?;
         ended?;
@@ -163,6 +157,18 @@ impl LocalOptimizer {
             Some(source) => Err(LocalError::Workers { source: Box::new(source) }),
             None => Ok(LocalStep { step, outcome, exchanged }),
         }
+    }
+
+    /// After a step: nobody waits for this worker.
+    fn end(&mut self, stepped: bool) -> Result<(), LocalError> {
+        let ended = match self.inner.handover.healthy() {
+            Ok(()) => self.engine.end_step(stepped).map_err(|error| self.inner.handover.alone(error)),
+            Err(_) => Ok(Ok(())),
+        };
+        if self.inner.handover.healthy().is_err() {
+            self.engine.part();
+        }
+        Ok(ended??)
     }
 
     /// The others wait for a worker whose step was an error.

@@ -200,19 +200,14 @@ impl Parts {
         Ok(())
     }
 
-    /// Lets parameters follow their masters; whether fragment `f` has parameters here.
-    pub(crate) fn follow(&self, optimizer: &mut Optimizer, f: usize) -> Result<bool, Error> {
-        let (mut masters, mut params) = (BTreeSet::new(), false);
-        for spot in &self.0[f].spots {
-            match spot.vector {
-                Vector::Params { .. } => params = true,
-                Vector::Master { bucket } => drop(masters.insert(bucket)),
-                Vector::State { .. } | Vector::Outer { .. } => {}
-            }
-        }
-        params |= !masters.is_empty();
-        masters.into_iter().try_for_each(|bucket| optimizer.buckets[bucket].follow_master())?;
-        Ok(params)
+    /// Lets parameters follow their masters, as far as fragment `f` has some here.
+    pub(crate) fn follow_masters(&self, optimizer: &mut Optimizer, f: usize) -> Result<(), Error> {
+        let masters = self.0[f].spots.iter().filter_map(|spot| match spot.vector {
+            Vector::Master { bucket } => Some(bucket),
+            Vector::Params { .. } | Vector::State { .. } | Vector::Outer { .. } => None,
+        });
+        let masters: BTreeSet<usize> = masters.collect();
+        masters.into_iter().try_for_each(|bucket| optimizer.buckets[bucket].follow_master())
     }
 }
 

@@ -12,8 +12,8 @@ impl LocalOptimizer {
     /// `workers`, and checked as [`new`](Self::new) is; on an error this worker has what it had.
     ///
     /// Who has taken part in an exchange, or begun with the others, has a say: all of those are at the same step. A worker that
-    /// [entered](Self::enter) gets the parameters, the state, `t`, the step and the outer optimizer's state of the first that has a say;
-    /// its own values count from the second exchange on. What is on its way is given up, by its fragment's policy.
+    /// [entered](Self::enter) gets the parameters, the state, `t`, the step, the outer optimizer's state and what is to be sent again of
+    /// the first that has a say; its own values count from the second exchange on. What is on its way is given up, by its fragment's policy.
     pub fn regroup(&mut self, workers: Workers) -> Result<(), LocalError> {
         let idle = self.inner.check_idle().map_err(LocalError::from);
         let text = idle.and_then(|()| describe(&self.inner, &workers, &self.engine.plan));
@@ -59,14 +59,19 @@ impl LocalOptimizer {
         }
         let ts = inner.entries.iter().map(|entry| entry.t);
         let counts = std::iter::once(inner.progress.steps).chain(ts);
-        let counts: Vec<u64> = counts.chain(engine.parts.outer_steps().map(|t| *t)).collect();
+        let again = (0..engine.plan.fragments.len()).map(|f| u64::from(engine.again.contains(&f)));
+        let again: Vec<u64> = again.collect();
+        let counts: Vec<u64> = counts.chain(engine.parts.outer_steps().map(|t| *t)).chain(again).collect();
         let mut words = Buffer::zeroed(counts.len(), DType::U64, &inner.options.meter, Category::Staging)?;
         words.as_mut().copy_from((&counts[..]).into())?;
         wire::run(comm, &queue, Op::broadcast(root), &mut words)?;
         if !engine.active {
             let ts = inner.entries.iter_mut().map(|entry| &mut entry.t);
             let all = std::iter::once(&mut inner.progress.steps).chain(ts).chain(engine.parts.outer_steps());
-            all.zip(words.typed::<u64>()?).for_each(|(place, t)| *place = *t);
+            let mut words = words.typed::<u64>()?.iter();
+            all.zip(&mut words).for_each(|(place, t)| *place = *t);
+            let again = words.enumerate().filter(|(_, again)| **again != 0);
+            engine.again = again.map(|(f, _)| f).collect();
         }
         Ok(())
     }

@@ -13,31 +13,31 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 
-const LONG: Duration = Duration::from_secs(60);
+pub const LONG: Duration = Duration::from_secs(60);
 
-fn run() -> Run {
+pub fn run() -> Run {
     Run { rule: WhichRule::AdamW, gradients: Gradients::Rough, max_norm: None, ..Run::default() }
         .stage(Stage::Zero1)
 }
 
-fn alone() -> Arc<dyn Communicator> {
+pub fn alone() -> Arc<dyn Communicator> {
     let config = loopback::Config { ranks: 1, timeout: LONG, clock: Clock::real(), faults: Faults::none() };
     loopback::world(config).unwrap().remove(0)
 }
 
-fn build(run: &Run) -> Optimizer {
+pub fn build(run: &Run) -> Optimizer {
     run.build(alone()).unwrap()
 }
 
-fn workers(member: &InProcessWorker, round: &Round) -> Result<Workers, Error> {
+pub fn workers(member: &InProcessWorker, round: &Round) -> Result<Workers, Error> {
     let world = member.communicator(round, LONG)?;
     Ok(Workers { across: Arc::clone(&world), world })
 }
 
 /// What a worker has of a parameter: it, and both moments.
-type Has = Vec<Vec<f32>>;
+pub type Has = Vec<Vec<f32>>;
 
-fn has(run: &Run, local: &LocalOptimizer) -> Has {
+pub fn has(run: &Run, local: &LocalOptimizer) -> Has {
     let mut all = Vec::new();
     for i in 0..run.lens.len() {
         all.push(common::floats(local.optimizer(), &common::name(i)));
@@ -52,7 +52,7 @@ fn has(run: &Run, local: &LocalOptimizer) -> Has {
 }
 
 /// One step of worker `id`; whom it was with, and how many fragments were merged.
-fn step(run: &Run, local: &mut LocalOptimizer, member: &InProcessWorker, id: usize) -> (usize, usize) {
+pub fn step(run: &Run, local: &mut LocalOptimizer, member: &InProcessWorker, id: usize) -> (usize, usize) {
     let round = local.follow(|round| workers(member, round)).unwrap();
     let counts = round.map_or(0, Round::divisor);
     let t = local.steps() + 1;
@@ -66,7 +66,7 @@ fn step(run: &Run, local: &mut LocalOptimizer, member: &InProcessWorker, id: usi
 }
 
 /// A step of a worker alone, on what it has: the rule over whole vectors.
-fn update(run: &Run, has: &mut Has, id: usize, t: u64) {
+pub fn update(run: &Run, has: &mut Has, id: usize, t: u64) {
     use meshstep_optim::{Flat, Scalars, Segment};
     use meshstep_tensor::{Queue, SliceMut};
     let rule = run.boxed_rule();
@@ -88,7 +88,7 @@ fn update(run: &Run, has: &mut Has, id: usize, t: u64) {
     }
 }
 
-fn mean(all: &[&Has]) -> Has {
+pub fn mean(all: &[&Has]) -> Has {
     let element = |k: usize, j: usize| {
         (all.iter().map(|has| f64::from(has[k][j])).sum::<f64>() / all.len() as f64) as f32
     };
@@ -182,7 +182,7 @@ fn who_comes_and_who_goes_is_known_at_the_next_exchange() {
     }
 }
 
-fn alone_workers() -> Workers {
+pub fn alone_workers() -> Workers {
     let world = alone();
     Workers { across: Arc::clone(&world), world }
 }
@@ -220,29 +220,49 @@ fn one_worker_trains_on_alone_and_another_plan_is_refused() {
 fn what_cannot_be_followed_is_refused() {
     use meshstep_shard::local::{Fragment, Placement, Timing, What};
     let run = run();
-    let before = Fragment::mean(What::Params, Timing { placement: Placement::Before, ..Timing::every(2) });
-    let moments = LocalPlan::local_adam(2).fragments.remove(1);
-    let both = LocalPlan::new(vec![before, moments]);
     let digest = Digest { plan: 1, rule: 1 };
     let members = InProcess::new(Config::new(digest, 1), Clock::real()).unwrap();
     let member: Arc<dyn Membership> = Arc::new(members.join(0, digest, LONG).unwrap());
     let nobody = |_: &Round| -> Result<Workers, Error> { panic!("refused before") };
+    let before = |period| {
+        Fragment::mean(What::Params, Timing { placement: Placement::Before, ..Timing::every(period) })
+    };
+    let moments = |period| LocalPlan::local_adam(period).fragments.remove(1);
+    let both = LocalPlan::new(vec![moments(3), before(2)]);
     let refused = LocalOptimizer::join(build(&run), both, Arc::clone(&member), nobody).unwrap_err();
-    assert!(matches!(refused, LocalError::BothSides), "{refused}");
-    let told = loopback::spawn(2, |comm| {
-        let inner = run.build(comm).unwrap();
-        LocalOptimizer::join(inner, LocalPlan::local_sgd(2), Arc::clone(&member), nobody).unwrap_err()
-    });
-    for told in told.unwrap() {
-        assert!(matches!(told, LocalError::RanksOfMember { ranks: 2 }), "{told}");
+    assert!(matches!(refused, LocalError::BothSides { before: 1, after: 0 }), "{refused}");
+    // Of a worker's ranks the first has the membership, and no other.
+    for (speaks, wrong) in [([false, false], 0), ([true, true], 1), ([false, true], 0)] {
+        let told = loopback::spawn(2, |comm| {
+            let (rank, inner, plan) = (comm.rank(), run.build(comm).unwrap(), LocalPlan::local_sgd(2));
+            match speaks[rank] {
+                true => LocalOptimizer::join(inner, plan, Arc::clone(&member), nobody).unwrap_err(),
+                false => LocalOptimizer::join_through_rank0(inner, plan, nobody).unwrap_err(),
+            }
+        });
+        for told in told.unwrap() {
+            assert!(matches!(told, LocalError::Speaks { rank } if rank == wrong), "{told}");
+        }
     }
+    // Ranks of one worker with two plans.
+    let told = loopback::spawn(2, |comm| {
+        let (rank, inner) = (comm.rank(), run.build(comm).unwrap());
+        match rank {
+            0 => LocalOptimizer::join(inner, LocalPlan::local_sgd(2), Arc::clone(&member), nobody),
+            _ => LocalOptimizer::join_through_rank0(inner, LocalPlan::local_sgd(3), nobody),
+        }
+        .unwrap_err()
+        .to_string()
+    });
+    let apart = "ranks disagree on period of fragment 0: rank 0 has 2, rank 1 has 3";
+    assert_eq!(told.unwrap(), [apart; 2]);
 }
 
 /// A membership that vetoes one exchange, whatever the worker says.
 #[derive(Debug)]
-struct Vetoing {
-    member: Arc<InProcessWorker>,
-    step: u64,
+pub struct Vetoing {
+    pub member: Arc<InProcessWorker>,
+    pub step: u64,
 }
 
 impl Membership for Vetoing {

@@ -14,6 +14,8 @@ mod follow;
 mod naive;
 mod plan;
 mod regroup;
+mod replicas;
+mod rounds;
 #[cfg(feature = "checkpoint")]
 mod saving;
 #[cfg(feature = "checkpoint")]

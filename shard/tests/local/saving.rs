@@ -6,7 +6,7 @@ use crate::naive::{Naive, tokens};
 use crate::sim::Sim;
 use meshstep_comm::loopback;
 use meshstep_shard::checkpoint::{CheckpointError, Load, Mismatch, Save, Store};
-use meshstep_shard::local::{LocalError, LocalOptimizer, LocalPlan, Weights, Workers};
+use meshstep_shard::local::{LocalError, LocalOptimizer, LocalPlan, OnFailure, Weights, Workers};
 use meshstep_shard::{Error, Optimizer, Options, Stage};
 use meshstep_tensor::{DType, bf16};
 use std::sync::Arc;
@@ -52,6 +52,23 @@ fn step(run: &Run, local: &mut LocalOptimizer, worker: usize) {
     }
     mb.finish().unwrap();
     assert_eq!(local.step(run.at(step + 1)).unwrap().exchanged.failed, []);
+}
+
+/// The same where something is sent again: what was merged.
+fn merged_in_step(
+    run: &Run,
+    local: &mut LocalOptimizer,
+    worker: usize,
+    hands_over: bool,
+) -> Option<Vec<usize>> {
+    let step = local.steps();
+    let mb = local.micro_batch(1).unwrap();
+    for i in (0..run.lens.len()).filter(|_| hands_over) {
+        let grad: Vec<f32> = run.gradient(step + 1, 0, worker, i).iter().map(|&g| g as f32).collect();
+        mb.grad(&common::name(i), &grad[..]).unwrap();
+    }
+    mb.finish().unwrap();
+    local.step(run.at(step + 1)).ok().map(|told| told.exchanged.merged)
 }
 
 fn steps_until(run: &Run, local: &mut LocalOptimizer, worker: usize, until: u64) {
@@ -146,6 +163,44 @@ fn other_workers_go_on_from_the_mean() {
             }
         }
     }
+}
+
+#[test]
+fn what_is_to_be_sent_again_is_so_after_a_checkpoint() {
+    let (store, run) = (store(), run(Stage::Zero2));
+    let plan = LocalPlan::local_adam(4).with(|f| f.on_failure = OnFailure::Retry);
+    let all = Some(vec![0, 1, 2]);
+    let go_on = |local: &mut LocalOptimizer, worker: usize| {
+        assert_eq!(merged_in_step(&run, local, worker, true), all);
+        assert_eq!(merged_in_step(&run, local, worker, true), Some(vec![]));
+        steps_until(&run, local, worker, STEPS);
+        end(&run, local)
+    };
+    let saved = spawn(&run, &plan, [4, 2], |mut local, worker| {
+        steps_until(&run, &mut local, worker, 3);
+        // A worker that cannot take its step, so that nothing is exchanged; then in the midst of that.
+        let told = merged_in_step(&run, &mut local, worker, worker != 1);
+        assert_eq!(told, (worker != 1).then(Vec::new));
+        local.save(&store, named(4)).unwrap();
+        go_on(&mut local, worker)
+    });
+    for mesh in [[4, 2], [4, 1], [2, 2], [6, 1]] {
+        let loaded = spawn(&run, &plan, mesh, |mut local, worker| {
+            local.load(&store, of_step(4)).unwrap();
+            go_on(&mut local, worker)
+        });
+        for (rank, end) in loaded.iter().enumerate().filter(|_| mesh[0] == 4) {
+            let before = &saved[rank / mesh[1] * 2 + rank % mesh[1]];
+            assert!(end.params == before.params, "{mesh:?} rank {rank}");
+            assert!(mesh[1] == 1 || format!("{end:?}") == format!("{before:?}"), "rank {rank}");
+        }
+    }
+    // Who begins another plan has nothing to send again.
+    let other = LocalPlan::local_adam(3).with(|f| f.on_failure = OnFailure::Retry);
+    spawn(&run, &other, [4, 2], |mut local, worker| {
+        local.load(&store, Load { other_settings: true, ..of_step(4) }).unwrap();
+        assert_eq!(merged_in_step(&run, &mut local, worker, true), Some(vec![]));
+    });
 }
 
 fn refused(error: LocalError) -> CheckpointError {

@@ -10,4 +10,6 @@ mod messages;
 mod processes;
 mod remote;
 mod simulated;
+mod trained;
 mod training;
+mod wired;

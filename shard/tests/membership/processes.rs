@@ -17,10 +17,10 @@ const ADDR: &str = "MESHSTEP_TEST_ADDR";
 /// How long anything may take that is decided by silence and patience together, on a busy machine.
 const BOUND: Duration = Duration::from_secs(20);
 /// How long a worker waits for an answer.
-const DEADLINE: Duration = Duration::from_secs(12);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(12);
 
 /// Two seconds of silence and four of patience.
-fn quick() -> Config {
+pub(crate) fn quick() -> Config {
     Config { silence: Duration::from_secs(2), patience: Duration::from_secs(4), ..config(3, 1) }
 }
 
@@ -66,17 +66,18 @@ fn child() {
     }
 }
 
-struct Process {
+pub(crate) struct Process {
     child: Child,
     orders: ChildStdin,
     lines: Lines<BufReader<ChildStdout>>,
 }
 
 impl Process {
-    fn start(addr: SocketAddr, role: (&str, &str)) -> Self {
+    /// This binary, running one test with these variables.
+    pub(crate) fn start(test: &str, variables: &[(&str, &str)]) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "processes::child", "--nocapture", "--test-threads=1"])
-            .envs([(ADDR, &addr.to_string()[..]), role])
+            .args(["--exact", test, "--nocapture", "--test-threads=1"])
+            .envs(variables.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -86,19 +87,23 @@ impl Process {
         Process { child, orders, lines }
     }
 
+    fn child(addr: SocketAddr, role: (&str, &str)) -> Self {
+        Self::start("processes::child", &[(ADDR, &addr.to_string()), role])
+    }
+
     fn arbiter(addr: SocketAddr, log: &Path) -> Self {
-        let mut arbiter = Self::start(addr, (ARBITER, log.to_str().unwrap()));
+        let mut arbiter = Self::child(addr, (ARBITER, log.to_str().unwrap()));
         arbiter.says("serving");
         arbiter
     }
 
     fn worker(addr: SocketAddr, id: u64) -> Self {
-        let mut worker = Self::start(addr, (WORKER, &id.to_string()));
+        let mut worker = Self::child(addr, (WORKER, &id.to_string()));
         worker.says("joined");
         worker
     }
 
-    fn order(&mut self, order: &str) {
+    pub(crate) fn order(&mut self, order: &str) {
         writeln!(self.orders, "{order}").unwrap();
     }
 
@@ -109,7 +114,7 @@ impl Process {
         line.unwrap_or_else(|| panic!("it ended without saying {prefixes:?}"))
     }
 
-    fn says(&mut self, prefix: &str) -> String {
+    pub(crate) fn says(&mut self, prefix: &str) -> String {
         self.hears(&[prefix])
     }
 
@@ -131,7 +136,7 @@ impl Process {
         }
     }
 
-    fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }

@@ -40,6 +40,12 @@ pub enum Error {
     /// The worker has left, or its handle was given up.
     #[error("this worker has left")]
     Left,
+    /// What rank 0 of this worker met, in the words that it told the others.
+    #[error("rank 0 of this worker: {message}")]
+    Rank0 {
+        /// Those words.
+        message: String,
+    },
     /// The arbiter's settings.
     #[error(transparent)]
     Config(#[from] ConfigError),

@@ -38,8 +38,16 @@ struct Inside {
     desk: Desk,
     members: BTreeMap<Worker, Member>,
     lives: u64,
-    /// Of the last epoch that was asked for, by rank, until they are handed out.
-    communicators: (u64, Vec<Option<Arc<dyn Communicator>>>),
+    seats: Seats,
+}
+
+/// The communicators of the last epoch that was asked for, by rank, until they are handed out.
+#[derive(Debug, Default)]
+struct Seats {
+    epoch: u64,
+    /// Of one worker.
+    ranks: usize,
+    of_all: Vec<Option<Arc<dyn Communicator>>>,
 }
 
 impl InProcess {
@@ -50,7 +58,7 @@ impl InProcess {
     pub fn new(config: Config, clock: Clock) -> Result<Self, Error> {
         let digest = config.digest;
         let desk = Desk::open(config, None, clock.now())?;
-        let inside = Inside { desk, members: BTreeMap::new(), lives: 0, communicators: (0, Vec::new()) };
+        let inside = Inside { desk, members: BTreeMap::new(), lives: 0, seats: Seats::default() };
         let hub = Arc::new(Hub { clock, desk: Mutex::new(inside), changed: Condvar::new() });
         let weak: Weak<Hub> = Arc::downgrade(&hub);
         hub.clock.register(weak);
@@ -86,6 +94,22 @@ impl InProcess {
         worker.ask(Request::Join)?;
         Ok(worker)
     }
+
+    /// The loopback communicator among all ranks of the members of the round's epoch, for rank `rank` of the `ranks` that each
+    /// worker has: one worker's after the other's, in the members' order. Made once for each epoch; an operation waits for others
+    /// for `timeout`, by the first rank that asks. Whoever has gone meanwhile has left it.
+    ///
+    /// # Errors
+    /// [`Error::NoSeat`] for an epoch that is over, the second time, and for a rank that is none of `ranks`, or of another number
+    /// of them than others have named.
+    pub fn communicator(
+        &self,
+        round: &Round,
+        [rank, ranks]: [usize; 2],
+        timeout: Duration,
+    ) -> Result<Arc<dyn Communicator>, Error> {
+        self.hub.communicator(round, [rank, ranks], timeout)
+    }
 }
 
 impl Membership for InProcessWorker {
@@ -105,6 +129,10 @@ impl Membership for InProcessWorker {
     fn leave(&self) -> Result<(), Error> {
         self.ask(Request::Leave).map(drop)
     }
+
+    fn deadline(&self) -> Option<Duration> {
+        self.hub.lock().members.get(&self.worker).map(Member::deadline)
+    }
 }
 
 impl InProcessWorker {
@@ -114,16 +142,7 @@ impl InProcessWorker {
     /// # Errors
     /// [`Error::NoSeat`] for an epoch that is over, and the second time.
     pub fn communicator(&self, round: &Round, timeout: Duration) -> Result<Arc<dyn Communicator>, Error> {
-        let mut inside = self.hub.lock();
-        if inside.communicators.0 < round.epoch {
-            let ranks = round.members.len();
-            let (clock, faults) = (self.hub.clock.clone(), Faults::none());
-            let world = loopback::world(loopback::Config { ranks, timeout, clock, faults })?;
-            inside.communicators = (round.epoch, world.into_iter().map(Some).collect());
-        }
-        let (epoch, seats) = &mut inside.communicators;
-        let seat = seats.get_mut(round.rank).filter(|_| *epoch == round.epoch).and_then(Option::take);
-        seat.ok_or(Error::NoSeat { epoch: round.epoch, rank: round.rank })
+        self.hub.communicator(round, [0, 1], timeout)
     }
 
     fn ask(&self, request: Request) -> Result<Answer, Error> {
@@ -151,7 +170,7 @@ impl Drop for InProcessWorker {
     fn drop(&mut self) {
         let mut inside = self.hub.lock();
         inside.members.remove(&self.worker);
-        inside.give_up_seat(self.worker);
+        inside.give_up_seats(self.worker);
         let said = inside.desk.lose(self.worker);
         inside.deliver(said);
         drop(inside);
@@ -160,14 +179,13 @@ impl Drop for InProcessWorker {
 }
 
 impl Inside {
-    /// A communicator that a worker never took: the others' operations are not to wait for it.
-    fn give_up_seat(&mut self, worker: Worker) {
-        let (epoch, seats) = &mut self.communicators;
+    /// Communicators that a worker never took: the others' operations are not to wait for it.
+    fn give_up_seats(&mut self, worker: Worker) {
+        let Seats { epoch, ranks, of_all } = &mut self.seats;
         let state = self.desk.state();
-        let rank = state.members.iter().position(|place| place.worker == worker);
-        if let Some(seat) = rank.and_then(|rank| seats.get_mut(rank)).filter(|_| *epoch == state.epoch) {
-            *seat = None;
-        }
+        let place = state.members.iter().position(|place| place.worker == worker);
+        let Some(place) = place.filter(|_| *epoch == state.epoch) else { return };
+        of_all.iter_mut().skip(place * *ranks).take(*ranks).for_each(|seat| *seat = None);
     }
 
     /// Everything that is to be said at this time, until nothing is; whether anything was.
@@ -196,6 +214,30 @@ impl Inside {
 }
 
 impl Hub {
+    fn communicator(
+        &self,
+        round: &Round,
+        [rank, ranks]: [usize; 2],
+        timeout: Duration,
+    ) -> Result<Arc<dyn Communicator>, Error> {
+        let none = Error::NoSeat { epoch: round.epoch, rank: round.rank };
+        let mut inside = self.lock();
+        if rank >= ranks {
+            return Err(none);
+        }
+        if inside.seats.epoch < round.epoch {
+            let (clock, faults) = (self.clock.clone(), Faults::none());
+            let all = round.members.len() * ranks;
+            let world = loopback::world(loopback::Config { ranks: all, timeout, clock, faults })?;
+            let of_all = world.into_iter().map(Some).collect();
+            inside.seats = Seats { epoch: round.epoch, ranks, of_all };
+        }
+        let Seats { epoch, ranks: named, of_all } = &mut inside.seats;
+        let known = (*epoch, *named) == (round.epoch, ranks);
+        let seat = of_all.get_mut(round.rank * ranks + rank).filter(|_| known).and_then(Option::take);
+        seat.ok_or(none)
+    }
+
     fn lock(&self) -> MutexGuard<'_, Inside> {
         self.desk.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -97,6 +97,11 @@ impl Member {
         }
     }
 
+    /// How long it waits for an answer.
+    pub fn deadline(&self) -> Duration {
+        self.deadline
+    }
+
     /// Who it is.
     pub fn worker(&self) -> Worker {
         self.worker
@@ -258,7 +263,7 @@ impl Answer {
 }
 
 impl Request {
-    fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Request::Join => "joining",
             Request::Boundary(_) => "a boundary",

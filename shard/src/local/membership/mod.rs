@@ -63,9 +63,11 @@ mod message;
 mod records;
 mod refusal;
 mod remote;
+mod replica;
 mod round;
 mod service;
 mod state;
+mod told;
 mod wire;
 
 pub use arbiter::{Arbiter, Output};
@@ -77,11 +79,13 @@ pub use member::{Answer, Member, Request};
 pub use message::{Ask, Digest, FromArbiter, ToArbiter, Word, Worker};
 pub use refusal::Refusal;
 pub use remote::{Caller, Remote};
+pub(crate) use replica::Replica;
 pub use round::{Ballot, Decision, Departure, Gone, Round, Seat};
 pub use service::Service;
 pub use state::{Former, Place, State};
 
 use std::fmt::Debug;
+use std::time::Duration;
 
 /// A worker's place in a run whose workers come and go.
 ///
@@ -114,4 +118,10 @@ pub trait Membership: Send + Sync + Debug {
     /// # Errors
     /// [`Error::Unanswered`]: the others wait until they miss it.
     fn leave(&self) -> Result<(), Error>;
+
+    /// How long a call waits for its answer, where that has an end: ranks that wait for what this one hears wait for twice as
+    /// long. `None`: they wait as long as for any operation of theirs.
+    fn deadline(&self) -> Option<Duration> {
+        None
+    }
 }

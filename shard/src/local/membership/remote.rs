@@ -97,6 +97,10 @@ impl Membership for Remote {
     fn leave(&self) -> Result<(), Error> {
         self.line.ask(Request::Leave).map(drop)
     }
+
+    fn deadline(&self) -> Option<Duration> {
+        Some(self.line.caller.deadline)
+    }
 }
 
 impl Drop for Remote {

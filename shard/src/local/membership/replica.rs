@@ -1,0 +1,210 @@
+//! The ranks of one worker as one member: rank 0 speaks to the arbiter, and all of them hear the same.
+
+use super::round::{Ballot, Decision, Round};
+use super::wire::Wire;
+use super::{Error as MembershipError, Membership, told};
+use crate::local::LocalError;
+use crate::{Error, Optimizer, Options, agree, wire};
+use meshstep_comm::{Communicator, Op, Reduction};
+use meshstep_tensor::{Buffer, Category, DType};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What this rank has of its worker's membership.
+#[derive(Debug)]
+pub(crate) struct Replica {
+    /// One of its own: what it carries is not among what a step sends, and aborting the worker's ends it.
+    comm: Arc<dyn Communicator>,
+    options: Options,
+    /// On rank 0, until it has left.
+    member: Option<Arc<dyn Membership>>,
+    /// How long the other ranks wait for what it hears.
+    patience: Option<Duration>,
+}
+
+impl Replica {
+    /// Rank 0 has a membership and no other rank has; of what they are to do, all have the same `text`. Collective over the
+    /// worker's ranks; an error is every rank's.
+    pub(crate) fn new(
+        inner: &Optimizer,
+        member: Option<Arc<dyn Membership>>,
+        text: &str,
+    ) -> Result<Self, LocalError> {
+        let options = inner.options().clone();
+        let comm = inner.comm().split(Some(0), 0).map_err(Error::from)?.ok_or(Error::NoRanks)?;
+        agree::same_everywhere(&*comm, &options, text)?;
+        let waits = member.as_ref().and_then(|member| member.deadline());
+        let waits = waits.map_or(0, |waits| u64::try_from(waits.as_micros()).unwrap_or(u64::MAX));
+        let all = agree::gather_words(&*comm, &options, &[u64::from(member.is_some()), waits])?;
+        let speaks = |rank: usize| all[2 * rank] != 0;
+        if let Some(rank) = (0..comm.world_size()).find(|&rank| speaks(rank) != (rank == 0)) {
+            return Err(LocalError::Speaks { rank });
+        }
+        // Rank 0 asks once all are here, and then has its answer, or none, after this.
+        let patience = (all[1] != 0).then(|| Duration::from_micros(all[1]).saturating_mul(2));
+        Ok(Replica { comm, options, member, patience })
+    }
+
+    /// [`Membership::boundary`] for the worker. Collective over its ranks: they have the same answer, or can do nothing together
+    /// any more.
+    pub(crate) fn boundary(&self, step: u64) -> Result<Result<Round, MembershipError>, Error> {
+        self.worst(0)?;
+        self.hear(|member| member.boundary(step))
+    }
+
+    /// [`Membership::vote`] for the worker, with the gravest ballot of its ranks. Collective as [`boundary`](Self::boundary).
+    pub(crate) fn vote(
+        &self,
+        round: &Round,
+        ballot: Ballot,
+    ) -> Result<Result<Decision, MembershipError>, Error> {
+        const BALLOTS: [Ballot; 3] = [Ballot::Ready, Ballot::Veto, Ballot::Failed];
+        let word = BALLOTS.iter().position(|known| *known == ballot).unwrap_or_default();
+        let ballot = BALLOTS[(self.worst(word as u64)? as usize).min(BALLOTS.len() - 1)];
+        self.hear(|member| member.vote(round, ballot))
+    }
+
+    /// The largest word of the worker's ranks. Collective.
+    pub(crate) fn worst(&self, word: u64) -> Result<u64, Error> {
+        let (Options { queue, meter, .. }, mut words) = (&self.options, [word]);
+        wire::all_reduce(&*self.comm, queue, meter, &mut words, Reduction::Max)?;
+        Ok(words[0])
+    }
+
+    /// This rank's own error, or what the others met: an error on all ranks, if it is one on any. Collective.
+    pub(crate) fn together<T>(&self, own: Result<T, LocalError>) -> Result<T, LocalError> {
+        let text = own.as_ref().err().map(|error| format!("this call = {error}\n"));
+        let same = agree::same_everywhere(&*self.comm, &self.options, &text.unwrap_or_default());
+        own.and_then(|value| same.map(|()| value).map_err(LocalError::from))
+    }
+
+    /// The worker's ranks can do nothing together any more: its state is lost, and the others are not to wait for it.
+    pub(crate) fn leave(&mut self) {
+        self.comm.abort();
+        // Where nobody answers the others wait until they miss it.
+        let _ = self.member.take().map(|member| member.leave());
+    }
+
+    /// What rank 0 is told, on every rank.
+    fn hear<T: Wire>(
+        &self,
+        ask: impl FnOnce(&dyn Membership) -> Result<T, MembershipError>,
+    ) -> Result<Result<T, MembershipError>, Error> {
+        let told = match &self.member {
+            Some(member) => ask(&**member),
+            // On other ranks it is not what counts; on rank 0 it has left.
+            None => Err(MembershipError::Left),
+        };
+        if self.comm.world_size() == 1 {
+            return Ok(told);
+        }
+        let mut bytes = told::encode(told);
+        let mut len = [bytes.len() as u64];
+        self.broadcast(&mut len)?;
+        bytes.resize(len[0] as usize, 0);
+        let mut words: Vec<u64> = bytes.chunks(8).map(word).collect();
+        self.broadcast(&mut words)?;
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).take(bytes.len()).collect();
+        Ok(told::decode(&bytes).unwrap_or_else(|| unreachable!("rank 0 has written an answer")))
+    }
+
+    /// Rank 0's words on every rank.
+    fn broadcast(&self, words: &mut [u64]) -> Result<(), Error> {
+        let op = Op::broadcast(0);
+        let op = self.patience.map_or(op, |patience| op.within(patience));
+        let Options { queue, meter, .. } = &self.options;
+        let mut buffer = Buffer::zeroed(words.len(), DType::U64, meter, Category::Staging)?;
+        buffer.as_mut().copy_from((&*words).into())?;
+        wire::run(&*self.comm, queue, op, &mut buffer)?;
+        words.copy_from_slice(buffer.typed::<u64>()?);
+        Ok(())
+    }
+}
+
+fn word(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use meshstep_comm::loopback;
+    use meshstep_tensor::Layout;
+    use std::sync::Mutex;
+    use std::thread::sleep;
+
+    /// Says what it is told to, after a while, and keeps what it has heard.
+    #[derive(Debug, Default)]
+    struct Recording {
+        ballots: Mutex<Vec<Ballot>>,
+        takes: Duration,
+        waits: Option<Duration>,
+    }
+
+    impl Membership for Recording {
+        fn boundary(&self, step: u64) -> Result<Round, MembershipError> {
+            sleep(self.takes);
+            Ok(Round { number: 9, epoch: 8, step, rank: 0, members: Vec::new(), gone: Vec::new() })
+        }
+
+        fn vote(&self, round: &Round, ballot: Ballot) -> Result<Decision, MembershipError> {
+            self.ballots.lock().unwrap().push(ballot);
+            Err(MembershipError::OtherRound { asked: round.number, round: 7 })
+        }
+
+        fn decided(&self, _: &Round) -> Option<Decision> {
+            None
+        }
+
+        fn leave(&self) -> Result<(), MembershipError> {
+            Ok(())
+        }
+
+        fn deadline(&self) -> Option<Duration> {
+            self.waits
+        }
+    }
+
+    fn ranks<T: Send>(
+        timeout: Duration,
+        member: &Arc<Recording>,
+        body: impl Fn(Replica, usize) -> T + Sync,
+    ) -> Vec<T> {
+        let config = loopback::Config { timeout, ..loopback::Config::new(3) };
+        let all = loopback::spawn_with(config, |comm| {
+            let rank = comm.rank();
+            let layout = Layout::builder().param("x", &[4], DType::F32).build().unwrap();
+            let rule = meshstep_optim::Sgd::default();
+            let inner = Optimizer::new(comm, layout, rule, |_, _| Ok(()), Options::default()).unwrap();
+            let member = (rank == 0).then(|| Arc::clone(member) as Arc<dyn Membership>);
+            body(Replica::new(&inner, member, "").unwrap(), rank)
+        });
+        all.unwrap()
+    }
+
+    #[test]
+    fn the_gravest_ballot_is_the_worker_s_and_all_ranks_hear_the_answer() {
+        let member = Arc::new(Recording::default());
+        for (word, own) in [(Ballot::Ready, 0), (Ballot::Veto, 1), (Ballot::Failed, 2)] {
+            let told = ranks(Duration::from_secs(60), &member, |replica, rank| {
+                let round = replica.boundary(5).unwrap().unwrap();
+                let ballot = if rank == own { word } else { Ballot::Ready };
+                (round.step, replica.vote(&round, ballot).unwrap())
+            });
+            let expected = Err(MembershipError::OtherRound { asked: 9, round: 7 });
+            assert!(told.iter().all(|told| *told == (5, expected.clone())));
+            assert_eq!(member.ballots.lock().unwrap().drain(..).collect::<Vec<_>>(), [word]);
+        }
+    }
+
+    #[test]
+    fn ranks_wait_as_long_as_the_membership_may_take() {
+        // Longer than their own operations do.
+        let (takes, timeout) = (Duration::from_millis(300), Duration::from_millis(100));
+        for waits in [Some(Duration::from_secs(30)), None] {
+            let member = Arc::new(Recording { takes, waits, ..Recording::default() });
+            let told = ranks(timeout, &member, |replica, _| replica.boundary(5).is_ok());
+            assert_eq!(told, [waits.is_some(); 3]);
+        }
+    }
+}
