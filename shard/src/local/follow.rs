@@ -192,11 +192,11 @@ impl LocalOptimizer {
         let epoch = round.epoch;
         let known = epoch == following.epoch;
         following.round = Some(round.clone());
+        // Also after a round in which nothing was left to exchange. Who does not count gives up what it has once more.
+        self.engine.active = round.counts();
         if known {
             return Ok(());
         }
-        // Who has not exchanged yet gives up what it has once more.
-        self.engine.active &= round.counts();
         // Whatever becomes of the new communicators: all members know of this round, and of what is on its way each else for itself.
         let rank = self.engine.workers.world.rank();
         let given_up = self.engine.give_up(&mut self.inner, Veto::Failed { rank });

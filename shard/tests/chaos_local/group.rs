@@ -82,8 +82,9 @@ impl Group {
             return;
         }
         let calls: Vec<Called> = (0..ranks).map(|rank| self.called(rank, number)).collect();
-        if calls.iter().any(|call| (call.action, call.len, call.dtype) != (calls[0].action, calls[0].len, calls[0].dtype))
-        {
+        if calls.iter().any(|call| {
+            (call.action, call.len, call.dtype) != (calls[0].action, calls[0].len, calls[0].dtype)
+        }) {
             let calls = calls.into_iter().map(Some).collect();
             return self.fail_all(&Error::Mismatch { op_number: number as u64, calls });
         }
@@ -173,7 +174,8 @@ fn combine(action: Action, buffers: &mut [Buffer]) {
                 buffers.iter_mut().for_each(|b| b.typed_mut().unwrap().copy_from_slice(&all));
             }
             DType::F32 => {
-                let sum = |i: usize| buffers.iter().map(|b| f64::from(b.typed::<f32>().unwrap()[i])).sum::<f64>();
+                let sum =
+                    |i: usize| buffers.iter().map(|b| f64::from(b.typed::<f32>().unwrap()[i])).sum::<f64>();
                 let by = match reduction {
                     Reduction::Sum => 1.0,
                     Reduction::Mean => ranks as f64,

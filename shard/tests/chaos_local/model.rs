@@ -88,7 +88,8 @@ impl Model {
         self.t += 1;
         for (i, vectors) in self.vectors.iter_mut().enumerate() {
             let grads = run.gradient(self.step + 1, 0, id as usize, i);
-            let mut grads: Vec<f32> = grads.iter().map(|&g| if broken { f32::NAN } else { g as f32 }).collect();
+            let mut grads: Vec<f32> =
+                grads.iter().map(|&g| if broken { f32::NAN } else { g as f32 }).collect();
             let (params, state) = vectors.split_first_mut().unwrap();
             let mut slots: Vec<SliceMut<'_>> = state.iter_mut().map(|s| SliceMut::from(&mut s[..])).collect();
             let (n, params) = (params.len(), SliceMut::from(&mut params[..]));
@@ -179,10 +180,11 @@ impl Model {
         }
     }
 
-    /// What is on its way is given up.
-    pub(crate) fn give_up_away(&mut self, plan: &LocalPlan, rule: WhichRule) {
+    /// What is on its way is given up; which fragments that are.
+    pub(crate) fn give_up_away(&mut self, plan: &LocalPlan, rule: WhichRule) -> BTreeSet<usize> {
         let away: BTreeSet<usize> = self.away.drain(..).map(|away| away.fragment).collect();
-        away.into_iter().for_each(|f| self.give_up(plan, rule, f));
+        away.iter().for_each(|&f| self.give_up(plan, rule, f));
+        away
     }
 
     fn arrive(&mut self, plan: &LocalPlan, rule: WhichRule, away: Away) {
@@ -248,7 +250,11 @@ impl Model {
 }
 
 /// Parameter, vector of it, and which elements.
-fn places(vectors: &[Vec<Vec<f32>>], fragment: &Fragment, rule: WhichRule) -> Vec<(usize, usize, Range<usize>)> {
+fn places(
+    vectors: &[Vec<Vec<f32>>],
+    fragment: &Fragment,
+    rule: WhichRule,
+) -> Vec<(usize, usize, Range<usize>)> {
     let names = Run { rule, ..Run::default() }.boxed_rule();
     let names = names.state();
     let total: usize = vectors.iter().map(|own| own[0].len()).sum();
@@ -281,11 +287,12 @@ fn mean(
     rule: WhichRule,
 ) -> Values {
     assert_eq!(brought.len(), round.members.len());
-    let weight = |(seat, model): (&meshstep_shard::local::membership::Seat, &Arc<Model>)| match fragment.weights {
-        _ if !seat.counts => 0,
-        Weights::Uniform => 1,
-        Weights::Tokens => model.tokens[f],
-    };
+    let weight =
+        |(seat, model): (&meshstep_shard::local::membership::Seat, &Arc<Model>)| match fragment.weights {
+            _ if !seat.counts => 0,
+            Weights::Uniform => 1,
+            Weights::Tokens => model.tokens[f],
+        };
     let weights: Vec<u64> = round.members.iter().zip(brought.values()).map(weight).collect();
     let total: u64 = weights.iter().sum();
     let alike = weights.iter().all(|w| *w == weights[0]);

@@ -47,7 +47,10 @@ fn who_joins_in_mid_interval_counts_after_one_exchange_and_equals_the_others_aft
         inner.lives.iter().all(|life| after(life, step)[which] == after(joiner, step)[which])
     };
     // It has the others' moments until it has taken a step of its own.
-    assert!(!equal(7, 0) && joiner.hashes[0].1 == inner.lives[0].hashes.iter().rfind(|(at, _)| *at == 7).unwrap().1);
+    assert!(
+        !equal(7, 0)
+            && joiner.hashes[0].1 == inner.lives[0].hashes.iter().rfind(|(at, _)| *at == 7).unwrap().1
+    );
     assert!(equal(8, 0) && !equal(8, 1) && !equal(8, 2));
     assert!(equal(12, 0) && equal(12, 1) && !equal(12, 2));
     assert!(equal(16, 0) && !equal(16, 1));

@@ -38,7 +38,11 @@ impl Truth {
         };
         assert_eq!(self.decided.entry(state.round).or_insert_with(|| decision.clone()), decision);
         if decision.is_commit() {
-            assert!(self.commits.range(..state.round).all(|(_, step)| *step < state.step), "step {}", state.step);
+            assert!(
+                self.commits.range(..state.round).all(|(_, step)| *step < state.step),
+                "step {}",
+                state.step
+            );
             self.commits.insert(state.round, state.step);
         }
     }

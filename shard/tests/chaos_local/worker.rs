@@ -9,6 +9,7 @@ use meshstep_optim::Rule;
 use meshstep_shard::Outcome;
 use meshstep_shard::local::membership::{Error, Membership, Request, Round};
 use meshstep_shard::local::{LocalError, LocalOptimizer, LocalStep, Placement};
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -24,6 +25,8 @@ struct Trainer<'a> {
     /// `None`: what it has is not known, as what it was to take over came only in part.
     model: Option<Model>,
     epoch: u64,
+    /// What was on its way as it did not meet the others.
+    given_up: BTreeSet<usize>,
 }
 
 pub(crate) fn live(place: &Place) -> End {
@@ -92,6 +95,7 @@ impl<'a> Trainer<'a> {
             rule: run.boxed_rule(),
             model: Some(model),
             epoch: round.epoch,
+            given_up: BTreeSet::new(),
         };
         trainer.check(&local, "as it has joined");
         Ok((trainer, local))
@@ -102,7 +106,8 @@ impl<'a> Trainer<'a> {
         let slow = place.chance(place.world.setup.trouble.slow);
         let mut inner = place.lock();
         let mut span = 5 + inner.random.below(if slow { 6_000 } else { 60 });
-        for &(_, happens) in place.world.setup.script.iter().filter(|(at, _)| place.life == 0 && *at == step) {
+        for &(_, happens) in place.world.setup.script.iter().filter(|(at, _)| place.life == 0 && *at == step)
+        {
             span = 1_000;
             let now = inner.now;
             match happens {
@@ -157,7 +162,8 @@ impl<'a> Trainer<'a> {
         let (place, setup) = (self.place, &self.place.world.setup);
         self.epoch = if whole { round.epoch } else { self.epoch };
         if let Some(model) = self.model.as_mut() {
-            model.give_up_away(&setup.plan, setup.run.rule);
+            let given_up = model.give_up_away(&setup.plan, setup.run.rule);
+            self.given_up = given_up.into_iter().filter(|_| !whole).collect();
         }
         if !round.counts() {
             let entering = place.lock().truth.entering.get(&round.number).cloned();
@@ -224,6 +230,7 @@ impl<'a> Trainer<'a> {
             }
             model.step += 1;
         }
+        did.failed.append(&mut self.given_up);
         self.model = model;
         if let Some(round) = committed {
             self.agree(round, &did);
@@ -267,7 +274,10 @@ impl<'a> Trainer<'a> {
         let mut inner = self.place.lock();
         let before = inner.truth.commit_before(round.number);
         let applied = &mut inner.lives[self.place.life].applied;
-        assert!(applied.is_empty() || applied.last().copied() == before, "{before:?} is missing: {applied:?}");
+        assert!(
+            applied.is_empty() || applied.last().copied() == before,
+            "{before:?} is missing: {applied:?}"
+        );
         applied.push(round.number);
     }
 
@@ -277,7 +287,9 @@ impl<'a> Trainer<'a> {
         let Some(model) = &self.model else { panic!("it applied what it could not bring") };
         for &f in &did.merged {
             let fragment = &setup.plan.fragments[f];
-            if fragment.timing.delay == 0 && fragment.alpha == 1.0 && fragment.timing.placement == Placement::After
+            if fragment.timing.delay == 0
+                && fragment.alpha == 1.0
+                && fragment.timing.placement == Placement::After
             {
                 let values = model.take(fragment, setup.run.rule);
                 let bits: Vec<u64> = values.iter().flatten().map(|x| x.to_bits()).collect();

@@ -34,6 +34,8 @@ pub(crate) enum Event {
     ToArbiter(ToArbiter),
     FromArbiter(FromArbiter),
     Wake(usize),
+    /// It may be able to go on.
+    Look(usize),
     ArbiterWake,
     ArbiterStart,
     ArbiterCrash,
@@ -335,6 +337,7 @@ impl Inner {
                 self.groups[group].leave(rank);
                 return self.members_of(group);
             }
+            Event::Look(life) => return vec![life],
             Event::Wake(_) => {}
             Event::Spawn(_) | Event::Crash(_) => unreachable!("the world does this itself"),
         }
@@ -457,8 +460,7 @@ impl Inner {
     pub(crate) fn abort(&mut self, group: usize, rank: usize) {
         self.groups[group].fail_all(&CommError::Aborted { rank });
         for life in self.members_of(group) {
-            self.lives[life].wake_at = self.now;
-            self.at(self.now, Event::Wake(life));
+            self.at(self.now, Event::Look(life));
         }
     }
 }
