@@ -1,7 +1,7 @@
 //! A worker's side of the world: its membership and its communicators, where it waits, stands still and dies.
 
 use crate::group::Group;
-use crate::world::{COMM_DEADLINE, DEADLINE, Event, Inner, Killed, Need, World, millis};
+use crate::world::{COMM_DEADLINE, Event, Inner, Killed, Need, World, millis};
 use meshstep_comm::{Communicator, Error as CommError, InFlight, Op, Stats, Tickets};
 use meshstep_shard::local::Workers;
 use meshstep_shard::local::membership::{Answer, Ballot, Decision, Error, Membership, Request, Round};
@@ -62,7 +62,7 @@ impl Place {
         }
         self.wait(Need::Answer(number));
         let took = self.awake().saturating_sub(begun);
-        assert!(took <= DEADLINE + millis(1), "{request:?} took {took:?}");
+        assert!(took <= self.world.setup.deadline + millis(1), "{request:?} took {took:?}");
         self.lock().lives[self.life].answer.take().unwrap()
     }
 

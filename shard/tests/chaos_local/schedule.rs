@@ -6,6 +6,7 @@ use meshstep_shard::Stage;
 use meshstep_shard::local::membership::Digest;
 use meshstep_shard::local::{Fragment, LocalPlan, Merge, OnFailure, Placement, Slots, Timing, Weights, What};
 use std::sync::Arc;
+use std::time::Duration;
 
 pub(crate) const TARGET: u64 = 48;
 
@@ -58,6 +59,8 @@ pub(crate) struct Setup {
     pub(crate) digest: Digest,
     pub(crate) founders: usize,
     pub(crate) min_workers: usize,
+    /// A worker's, for a call of its membership.
+    pub(crate) deadline: Duration,
     pub(crate) target: u64,
     pub(crate) trouble: Trouble,
     /// Whether a failure of a group is known to all of its ranks.
@@ -94,6 +97,7 @@ impl Setup {
             digest: Digest { plan: 3, rule: 5 },
             founders,
             min_workers: 1,
+            deadline: Duration::from_secs(40),
             target: TARGET,
             trouble: Trouble::default(),
             told: true,
@@ -165,7 +169,9 @@ pub(crate) fn world(seed: u64) -> Arc<World> {
         slow: often(20),
         stubborn: often(1000) > 0,
     };
-    let setup = Setup { min_workers, trouble, told: random.chance(500), ..Setup::new(plan, rule, founders) };
+    let deadline = [40_000, 40_000, 1_500, 400][random.below(4) as usize];
+    let (deadline, told) = (millis(deadline), random.chance(500));
+    let setup = Setup { min_workers, deadline, trouble, told, ..Setup::new(plan, rule, founders) };
     let world = World::new(seed, setup);
     let moment = |random: &mut Random| millis(random.below(8_000));
     for _ in 0..random.below(4) {

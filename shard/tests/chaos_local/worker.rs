@@ -4,7 +4,7 @@ use crate::common::{self};
 use crate::model::{Did, Model};
 use crate::place::{Place, Seated};
 use crate::schedule::Happens;
-use crate::world::{COMM_DEADLINE, DEADLINE, End, Event, Need, millis};
+use crate::world::{COMM_DEADLINE, End, Event, Need, millis};
 use meshstep_optim::Rule;
 use meshstep_shard::Outcome;
 use meshstep_shard::local::membership::{Error, Membership, Request, Round};
@@ -16,7 +16,7 @@ use std::time::Duration;
 /// What all of a worker's operations take beside what it waits for others.
 const SLACK: Duration = Duration::from_secs(2);
 /// As often a boundary that was refused, or not answered, is asked for in a row.
-const PATIENCE: usize = 3;
+const PATIENCE: usize = 10;
 
 struct Trainer<'a> {
     place: &'a Place,
@@ -82,7 +82,7 @@ impl<'a> Trainer<'a> {
             Ok(place.connect(round))
         });
         let took = place.awake().saturating_sub(begun);
-        assert!(took <= 2 * DEADLINE + COMM_DEADLINE + SLACK, "joining took {took:?}");
+        assert!(took <= 3 * setup.deadline + COMM_DEADLINE + SLACK, "joining took {took:?}");
         let local = joined?;
         let round = member.granted.lock().unwrap().clone().unwrap();
         let mut model = Model::new(run, plan);
@@ -139,7 +139,7 @@ impl<'a> Trainer<'a> {
         let followed = followed.map(Option::<&Round>::cloned);
         let took = place.awake().saturating_sub(begun);
         // It asks for the end of the last exchange, for the boundary, and gives up the round.
-        assert!(took <= 3 * DEADLINE + COMM_DEADLINE + SLACK, "following took {took:?}");
+        assert!(took <= 3 * setup.deadline + COMM_DEADLINE + SLACK, "following took {took:?}");
         let granted = member.granted.lock().unwrap().clone();
         let Some(round) = granted else { return followed };
         if let Some(model) = &self.model {
@@ -148,7 +148,7 @@ impl<'a> Trainer<'a> {
         place.lock().lives[place.life].rounds.push((round.step, round.counts(), round.divisor()));
         assert!(!round.counts() || round.step == local.steps() + 1);
         // Where it has not met the others it has given up the round.
-        let gave_up = member.voted.lock().unwrap().take();
+        let gave_up = member.voted.lock().unwrap().take().filter(|(voted, _)| *voted == round.number);
         assert_eq!(gave_up.is_some(), !matches!(followed, Ok(Some(_))), "{followed:?}");
         if round.epoch != self.epoch {
             self.regrouped(&round, gave_up.is_none());
@@ -209,7 +209,7 @@ impl<'a> Trainer<'a> {
         let begun = place.awake();
         let told = local.step(run.at(t));
         let took = place.awake().saturating_sub(begun);
-        assert!(took <= DEADLINE + 2 * COMM_DEADLINE + SLACK, "a step took {took:?}");
+        assert!(took <= setup.deadline + 2 * COMM_DEADLINE + SLACK, "a step took {took:?}");
         let voted = self.member.voted.lock().unwrap().take();
         assert_eq!(voted.as_ref().map(|(round, _)| *round), round.as_ref().map(|round| round.number));
         let heard = voted.and_then(|(_, decision)| decision.err());

@@ -18,8 +18,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// A worker's deadline for a call of its membership.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(40);
 /// How long a collective waits for the other ranks.
 pub(crate) const COMM_DEADLINE: Duration = Duration::from_secs(2);
 /// By then every worker has an end, whatever happened.
@@ -214,7 +212,7 @@ impl World {
         let mut inner = self.lock();
         let life = inner.lives.len();
         let worker = Worker { id, life: life as u64 + 1 };
-        let member = Member::new(worker, inner.setup.digest, format!("worker {id}"), DEADLINE);
+        let member = Member::new(worker, inner.setup.digest, format!("worker {id}"), inner.setup.deadline);
         let (place, its) = (Place { world: Arc::clone(self), life }, Arc::clone(&gate));
         let body = move || {
             its.begin();
