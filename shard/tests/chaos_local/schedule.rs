@@ -122,7 +122,7 @@ pub(crate) fn plans() -> Vec<(LocalPlan, WhichRule)> {
     let mut reset = LocalPlan::local_sgd(3);
     let zeros = Fragment::mean(What::State(Slots::First), Timing::every(6));
     reset.fragments.push(Fragment { merge: Merge::Reset, ..zeros });
-    let plans = vec![
+    vec![
         (des_loc(), WhichRule::AdamW),
         (mixed, WhichRule::AdamW),
         (LocalPlan::local_adam(4).placed(Placement::Before), WhichRule::AdamW),
@@ -132,8 +132,7 @@ pub(crate) fn plans() -> Vec<(LocalPlan, WhichRule)> {
         (LocalPlan::local_sgd(4).with(|f| f.weights = Weights::Tokens), WhichRule::Sgd),
         (LocalPlan::mt_dao(4, &[Some(8), Some(12)], Some(24)), WhichRule::TwoMoments),
         (reset, WhichRule::AdamW),
-    ];
-    plans.into_iter().map(|(plan, rule)| (plan, rule)).collect()
+    ]
 }
 
 fn beta(what: &What) -> f64 {

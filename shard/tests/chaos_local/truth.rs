@@ -5,9 +5,12 @@ use meshstep_shard::local::membership::{Decision, Round, State, Worker};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+/// Epoch, step, and who is in it and counts.
+type Granted = (u64, u64, Vec<(u64, bool)>);
+
 #[derive(Debug, Default)]
 pub(crate) struct Truth {
-    granted: HashMap<u64, (u64, u64, Vec<(u64, bool)>)>,
+    granted: HashMap<u64, Granted>,
     epochs: HashMap<u64, Vec<Worker>>,
     pub(crate) decided: BTreeMap<u64, Decision>,
     /// The step of every commit, by round.
