@@ -41,7 +41,7 @@ fn run(seed: u64) -> std::sync::Arc<World> {
 
 #[test]
 fn whatever_happens_survivors_have_what_plain_loops_have() {
-    let seeds = if std::env::var_os("MESHSTEP_LONG").is_some() { 5000 } else { 500 };
+    let seeds = u64::from(common::cases(500, 5000));
     let only = std::env::var("MESHSTEP_SEED").ok().and_then(|seed| seed.parse().ok());
     let (mut ends, mut commits, mut aborts) = (BTreeMap::new(), 0, 0);
     for seed in only.map_or(0..seeds, |seed: u64| seed..seed + 1) {
