@@ -17,6 +17,8 @@ pub(crate) struct Following {
     epoch: u64,
     /// The exchange that was granted, until it has ended.
     round: Option<Round>,
+    /// The step of the last that was granted: there is one a step, as others have gone on.
+    granted: u64,
     /// On which side of its step's update it is.
     side: Option<Placement>,
     /// Why the end of one is not known, and which.
@@ -93,9 +95,9 @@ impl LocalOptimizer {
                 return Err(error);
             }
         };
-        let (epoch, counts) = (round.epoch, round.counts());
-        let (round, side) = (Some(round), None);
-        local.engine.following = Some(Following { replica, epoch, round, side, lost: None, unheard: None });
+        let (epoch, counts, granted) = (round.epoch, round.counts(), round.step);
+        let (round, side, lost, unheard) = (Some(round), None, None, None);
+        local.engine.following = Some(Following { replica, epoch, round, granted, side, lost, unheard });
         if counts {
             // Nothing is exchanged before the first step.
             let ended = local.engine.end_round(Ballot::Ready).map_err(LocalError::from);
@@ -145,9 +147,12 @@ impl LocalOptimizer {
         if let Some(following) = &mut self.engine.following {
             following.side = side;
             if side.is_some() && following.round.is_none() {
+                let granted = following.granted;
                 self.hear_end()?;
-                let round = self.ask(|replica| replica.boundary(step))?;
-                self.go_on_with(round, connect)?;
+                if granted != step {
+                    let round = self.ask(|replica| replica.boundary(step))?;
+                    self.go_on_with(round, connect)?;
+                }
             }
         }
         Ok(self.engine.following.as_ref().and_then(|following| following.round.as_ref()))
@@ -191,12 +196,12 @@ impl LocalOptimizer {
         let Some(following) = &mut self.engine.following else { return Ok(()) };
         let epoch = round.epoch;
         let known = epoch == following.epoch;
-        following.round = Some(round.clone());
+        (following.round, following.granted) = (Some(round.clone()), round.step);
+        // Also after a round in which nothing was left to exchange. Who does not count gives up what it has once more.
+        self.engine.active = round.counts();
         if known {
             return Ok(());
         }
-        // Who has not exchanged yet gives up what it has once more.
-        self.engine.active &= round.counts();
         // Whatever becomes of the new communicators: all members know of this round, and of what is on its way each else for itself.
         let rank = self.engine.workers.world.rank();
         let mut given_up = self.engine.give_up(&mut self.inner, Veto::Failed { rank });

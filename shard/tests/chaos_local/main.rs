@@ -1,0 +1,69 @@
+//! Workers that train by a plan while a seeded schedule kills them, lets them stand still, adds others and restarts the arbiter:
+//! what each has is at every step what a loop over plain vectors has. `MESHSTEP_SEED=n` repeats one schedule
+//! and tells what happened.
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    unreachable_pub,
+    reason = "a test fails by panicking, and says what it has seen"
+)]
+
+mod baton;
+#[path = "../common/mod.rs"]
+mod common;
+mod group;
+mod model;
+mod named;
+mod place;
+mod schedule;
+mod truth;
+mod worker;
+mod world;
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use world::{End, World};
+
+/// The run of a seed, to its end.
+fn run(seed: u64) -> std::sync::Arc<World> {
+    let world = schedule::world(seed);
+    let result = catch_unwind(AssertUnwindSafe(|| world.run()));
+    if std::env::var_os("MESHSTEP_SEED").is_some() {
+        world.lock().log.iter().for_each(|(time, text)| println!("{time:?} {text}"));
+        println!("{:?}", world.setup);
+    }
+    if let Err(panic) = result {
+        println!("seed {seed}: MESHSTEP_SEED={seed} repeats it");
+        resume_unwind(panic);
+    }
+    world
+}
+
+#[test]
+fn whatever_happens_survivors_have_what_plain_loops_have() {
+    let seeds = u64::from(common::cases(500, 5000));
+    let only = std::env::var("MESHSTEP_SEED").ok().and_then(|seed| seed.parse().ok());
+    let (mut ends, mut commits, mut aborts) = (BTreeMap::new(), 0, 0);
+    for seed in only.map_or(0..seeds, |seed: u64| seed..seed + 1) {
+        let world = run(seed);
+        let inner = world.lock();
+        commits += inner.truth.commits.len();
+        aborts += inner.truth.decided.len() - inner.truth.commits.len();
+        for life in &inner.lives {
+            let end = match life.end.as_ref().unwrap() {
+                End::Error(error) => error.split(|c: char| c.is_ascii_digit()).next().unwrap().to_owned(),
+                end => format!("{end:?}"),
+            };
+            *ends.entry(end).or_insert(0) += 1;
+        }
+        if seed % 10 == 0 || only.is_some() {
+            let again = run(seed);
+            assert!(again.lock().log == inner.log, "seed {seed} does not repeat");
+        }
+    }
+    println!("{commits} commits, {aborts} aborts; {ends:#?}");
+    // Nobody asks for another step's exchange than the others.
+    assert!(!ends.contains_key("worker "), "{ends:#?}");
+    let some = |end: &str| ends.get(end).is_some_and(|&n| n > 50);
+    assert!(only.is_some() || aborts > 200 && commits > 2000 && some("Left") && some("Died"), "too quiet");
+}

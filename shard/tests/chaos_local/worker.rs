@@ -1,0 +1,331 @@
+//! A worker: a training loop as one writes it, that looks after every call whether it has what it should.
+
+use crate::common::{self};
+use crate::model::{Did, Model};
+use crate::place::{Place, Seated};
+use crate::schedule::Happens;
+use crate::world::{COMM_DEADLINE, End, Event, Need, millis};
+use meshstep_optim::Rule;
+use meshstep_shard::Outcome;
+use meshstep_shard::local::membership::{Error, Membership, Request, Round};
+use meshstep_shard::local::{LocalError, LocalOptimizer, LocalStep, Placement};
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// What all of a worker's operations take beside what it waits for others.
+const SLACK: Duration = Duration::from_secs(2);
+/// As often a boundary that was refused, or not answered, is asked for in a row.
+const PATIENCE: usize = 10;
+
+struct Trainer<'a> {
+    place: &'a Place,
+    member: Arc<Seated>,
+    rule: Box<dyn Rule>,
+    /// `None`: what it has is not known, as what it was to take over came only in part.
+    model: Option<Model>,
+    epoch: u64,
+    /// What was on its way as it did not meet the others.
+    given_up: BTreeSet<usize>,
+}
+
+pub(crate) fn live(place: &Place) -> End {
+    let member =
+        Arc::new(Seated { place: place.clone(), granted: Mutex::default(), voted: Mutex::default() });
+    let end = train(place, &member).unwrap_or_else(|error| End::Error(error.to_string()));
+    // One that has to give up may say so.
+    if matches!(end, End::Error(_)) && place.chance(500) {
+        let _ = member.leave();
+    }
+    end
+}
+
+fn train(place: &Place, member: &Arc<Seated>) -> Result<End, LocalError> {
+    place.ask(Request::Join)?;
+    let (mut trainer, mut local) = Trainer::join(place, member)?;
+    let setup = &place.world.setup;
+    let mut refused = 0;
+    while local.steps() < setup.target {
+        if place.lock().lives[place.life].wants_to_leave {
+            break;
+        }
+        trainer.compute(local.steps());
+        match trainer.follow(&mut local) {
+            Ok(round) => {
+                refused = 0;
+                trainer.step(&mut local, round)?;
+            }
+            Err(LocalError::Membership(error)) if again(&error) && refused < PATIENCE => refused += 1,
+            Err(error) => return Err(error),
+        }
+    }
+    member.leave()?;
+    Ok(End::Left)
+}
+
+/// Whether one may ask again.
+fn again(error: &Error) -> bool {
+    match error {
+        Error::Refused(refusal) => !refusal.is_final(),
+        Error::Unanswered { .. } => true,
+        _ => false,
+    }
+}
+
+impl<'a> Trainer<'a> {
+    fn join(place: &'a Place, member: &Arc<Seated>) -> Result<(Self, LocalOptimizer), LocalError> {
+        let setup = &place.world.setup;
+        let (run, plan) = (&setup.run, &setup.plan);
+        let begun = place.awake();
+        let inner = run.build(place.alone())?;
+        let joined = LocalOptimizer::join(inner, plan.clone(), Arc::clone(member) as _, |round| {
+            Ok(place.connect(round))
+        });
+        let took = place.awake().saturating_sub(begun);
+        assert!(took <= 3 * setup.deadline + COMM_DEADLINE + SLACK, "joining took {took:?}");
+        let local = joined?;
+        let round = member.granted.lock().unwrap().clone().unwrap();
+        let mut model = Model::new(run, plan);
+        if !round.counts() {
+            model.enter(&place.lock().truth.entering[&round.number]);
+        }
+        let mut trainer = Trainer {
+            place,
+            member: Arc::clone(member),
+            rule: run.boxed_rule(),
+            model: Some(model),
+            epoch: round.epoch,
+            given_up: BTreeSet::new(),
+        };
+        trainer.check(&local, "as it has joined");
+        Ok((trainer, local))
+    }
+
+    fn compute(&self, step: u64) {
+        let place = self.place;
+        let slow = place.chance(place.world.setup.trouble.slow);
+        let mut inner = place.lock();
+        let mut span = 5 + inner.random.below(if slow { 6_000 } else { 60 });
+        for &(_, happens) in place.world.setup.script.iter().filter(|(at, _)| place.life == 0 && *at == step)
+        {
+            span = 1_000;
+            let now = inner.now;
+            match happens {
+                Happens::Comes(id) => inner.at(now, Event::Spawn(id)),
+                Happens::Dies(life) => inner.at(now, Event::Crash(life)),
+            }
+        }
+        let until = inner.now + millis(span);
+        drop(inner);
+        place.wait(Need::Until(until));
+    }
+
+    /// With whom it is.
+    fn follow(&mut self, local: &mut LocalOptimizer) -> Result<Option<Round>, LocalError> {
+        let (place, member) = (self.place, Arc::clone(&self.member));
+        let setup = &place.world.setup;
+        let begun = place.awake();
+        member.granted.lock().unwrap().take();
+        let mut before = self.model.clone();
+        member.voted.lock().unwrap().take();
+        let followed = local.follow(|round| {
+            let mut model = before.take();
+            if let Some(model) = model.as_mut().filter(|_| round.rank == round.source()) {
+                model.give_up_away(&setup.plan, setup.run.rule);
+                place.lock().truth.entering.insert(round.number, Arc::new(model.clone()));
+            }
+            Ok(place.connect(round))
+        });
+        let followed = followed.map(Option::<&Round>::cloned);
+        let took = place.awake().saturating_sub(begun);
+        // It asks for the end of the last exchange, for the boundary, and gives up the round.
+        assert!(took <= 3 * setup.deadline + COMM_DEADLINE + SLACK, "following took {took:?}");
+        let granted = member.granted.lock().unwrap().clone();
+        let Some(round) = granted else { return followed };
+        if let Some(model) = &self.model {
+            assert!(model.exchanges(&setup.plan), "{} for nothing", round.number);
+        }
+        place.lock().lives[place.life].rounds.push((round.step, round.counts(), round.divisor()));
+        assert!(!round.counts() || round.step == local.steps() + 1);
+        // Where it has not met the others it has given up the round.
+        let gave_up = member.voted.lock().unwrap().take().filter(|(voted, _)| *voted == round.number);
+        assert_eq!(gave_up.is_some(), !matches!(followed, Ok(Some(_))), "{followed:?}");
+        if round.epoch != self.epoch {
+            self.regrouped(&round, gave_up.is_none());
+        }
+        self.check(local, "as it has followed");
+        followed
+    }
+
+    /// What it has with new communicators, or where it did not get them.
+    fn regrouped(&mut self, round: &Round, whole: bool) {
+        let (place, setup) = (self.place, &self.place.world.setup);
+        self.epoch = if whole { round.epoch } else { self.epoch };
+        if let Some(model) = self.model.as_mut() {
+            let given_up = model.give_up_away(&setup.plan, setup.run.rule);
+            self.given_up = given_up.into_iter().filter(|_| !whole).collect();
+        }
+        if !round.counts() {
+            let entering = place.lock().truth.entering.get(&round.number).cloned();
+            let mut model = self.model.take().unwrap_or_else(|| Model::new(&setup.run, &setup.plan));
+            self.model = entering.filter(|_| whole).map(|source| {
+                model.enter(&source);
+                model
+            });
+        }
+    }
+
+    /// A step, alone or with the others.
+    fn step(&mut self, local: &mut LocalOptimizer, round: Option<Round>) -> Result<(), LocalError> {
+        let (place, setup) = (self.place, &self.place.world.setup);
+        let (run, plan, trouble) = (&setup.run, &setup.plan, &setup.trouble);
+        let (t, id) = (local.steps() + 1, place.lock().lives[place.life].id);
+        let (missing, skip) = (place.chance(trouble.missing), place.chance(trouble.skip));
+        let broken = setup.broken == Some((id, local.steps()));
+        let weight = 1 + common::hash(&[id, t]) % 7;
+        let mb = local.micro_batch(weight)?;
+        for i in (0..run.lens.len()).filter(|_| !missing) {
+            let mut grad: Vec<f32> = run.gradient(t, 0, id as usize, i).iter().map(|&g| g as f32).collect();
+            grad.iter_mut().filter(|_| skip || broken).for_each(|g| *g = f32::NAN);
+            mb.grad(&common::name(i), &grad[..])?;
+        }
+        mb.finish()?;
+        // What it brings, and what it does after that.
+        let before = plan.fragments.iter().any(|f| f.timing.placement == Placement::Before);
+        let update = |model: &mut Model| {
+            if !missing && !skip {
+                model.update(run, &*self.rule, id, weight, broken);
+            }
+        };
+        let mut model = self.model.clone();
+        if !before {
+            model.iter_mut().for_each(update);
+        }
+        if let Some(round) = &round {
+            let brings = model.clone().unwrap_or_else(|| Model::new(run, plan));
+            place.lock().truth.brought.entry(round.number).or_default().insert(round.rank, Arc::new(brings));
+        }
+        self.member.voted.lock().unwrap().take();
+        let begun = place.awake();
+        let told = local.step(run.at(t));
+        let took = place.awake().saturating_sub(begun);
+        assert!(took <= setup.deadline + 2 * COMM_DEADLINE + SLACK, "a step took {took:?}");
+        let voted = self.member.voted.lock().unwrap().take();
+        assert_eq!(voted.as_ref().map(|(round, _)| *round), round.as_ref().map(|round| round.number));
+        let heard = voted.and_then(|(_, decision)| decision.err());
+        let committed = round.as_ref().filter(|round| {
+            let decision = place.lock().truth.decided.get(&round.number).cloned();
+            heard.is_none() && decision.is_some_and(|decision| decision.is_commit())
+        });
+        if let Some(round) = committed {
+            self.applies(round);
+        }
+        let mut did = Did::default();
+        if let Some(model) = &mut model {
+            let brought = committed.map(|round| (round, place.lock().truth.brought[&round.number].clone()));
+            let exchanged = brought.as_ref().map(|(round, brought)| (*round, brought)).ok_or(());
+            did = model.exchange(plan, run.rule, exchanged);
+            if before {
+                update(model);
+            }
+            model.step += 1;
+        }
+        did.failed.append(&mut self.given_up);
+        self.model = model;
+        if let Some(round) = committed {
+            self.agree(round, &did);
+        }
+        self.check(local, "after its step");
+        self.told(told, heard, &did, [missing, skip])
+    }
+
+    /// Whether a step has told what it did.
+    fn told(
+        &self,
+        told: Result<LocalStep, LocalError>,
+        heard: Option<Error>,
+        did: &Did,
+        [missing, skip]: [bool; 2],
+    ) -> Result<(), LocalError> {
+        let stubborn = self.place.world.setup.trouble.stubborn;
+        match (told, heard) {
+            (Err(LocalError::Shard(meshstep_shard::Error::Fault { .. })), _) if missing => Ok(()),
+            (Err(LocalError::Membership(error)), Some(heard)) => {
+                assert_eq!(error, heard);
+                if stubborn && again(&error) { Ok(()) } else { Err(error.into()) }
+            }
+            (Ok(told), None) => {
+                assert!(!missing && matches!(told.outcome, Outcome::Skipped { .. }) == skip, "{told:?}");
+                let failed = told.exchanged.failed.iter().map(|(f, _)| *f).collect();
+                let exchanged = Did {
+                    sent: told.exchanged.sent.into_iter().collect(),
+                    merged: told.exchanged.merged.into_iter().collect(),
+                    failed,
+                };
+                assert!(self.model.is_none() || exchanged == *did, "{exchanged:?} for {did:?}");
+                Ok(())
+            }
+            (told, heard) => panic!("{told:?} where {heard:?}"),
+        }
+    }
+
+    /// It goes on with an exchange that came about, and has gone on with the one before.
+    fn applies(&self, round: &Round) {
+        let mut inner = self.place.lock();
+        let before = inner.truth.commit_before(round.number);
+        let applied = &mut inner.lives[self.place.life].applied;
+        assert!(
+            applied.is_empty() || applied.last().copied() == before,
+            "{before:?} is missing: {applied:?}"
+        );
+        applied.push(round.number);
+    }
+
+    /// What is averaged without delay and mixing is bit-equal on all who have it.
+    fn agree(&self, round: &Round, did: &Did) {
+        let (place, setup) = (self.place, &self.place.world.setup);
+        let Some(model) = &self.model else { panic!("it applied what it could not bring") };
+        for &f in &did.merged {
+            let fragment = &setup.plan.fragments[f];
+            if fragment.timing.delay == 0
+                && fragment.alpha == 1.0
+                && fragment.timing.placement == Placement::After
+            {
+                let values = model.take(fragment, setup.run.rule);
+                let bits: Vec<u64> = values.iter().flatten().map(|x| x.to_bits()).collect();
+                place.lock().truth.check_merged(round.number, f, common::hash(&bits));
+            }
+        }
+    }
+
+    /// Whether it has what it should.
+    fn check(&mut self, local: &LocalOptimizer, when: &str) {
+        let Some(model) = &self.model else { return };
+        let setup = &self.place.world.setup;
+        assert_eq!(local.steps(), model.step, "{when}");
+        let mut hashes = [0; 3];
+        for (i, vectors) in model.vectors.iter().enumerate() {
+            let params = common::floats(local.optimizer(), &common::name(i));
+            let state = local.state(&common::name(i)).unwrap();
+            assert!(vectors[0].is_empty() || state.t == model.t, "{when}: {} for {}", state.t, model.t);
+            let slots = state.slots.iter().map(|(_, slot)| slot.typed::<f32>().unwrap().to_vec());
+            let has: Vec<Vec<f32>> = std::iter::once(params).chain(slots).collect();
+            for (k, vector) in vectors.iter().enumerate().filter(|(_, vector)| !vector.is_empty()) {
+                let bit = |x: &f32| if x.is_nan() { u64::MAX } else { x.to_bits().into() };
+                let bits = |values: &[f32]| values.iter().map(bit).collect::<Vec<u64>>();
+                assert!(
+                    bits(&has[k]) == bits(vector),
+                    "worker {}, vector {k} of parameter {i} {when} in step {}: {:?} for {vector:?}, {:?}",
+                    self.place.life,
+                    local.steps(),
+                    has[k],
+                    setup.plan
+                );
+                hashes[k.min(2)] = common::hash(&[&[hashes[k.min(2)]], &bits(vector)[..]].concat());
+            }
+        }
+        let mut inner = self.place.lock();
+        inner.note(format!("{} {when} in step {}: {hashes:x?}", self.place.life, local.steps()));
+        inner.lives[self.place.life].hashes.push((local.steps(), hashes));
+    }
+}
