@@ -21,7 +21,13 @@ pub(crate) struct Asked {
     #[arg(long, value_name = "STEPS", requires = "local", value_parser = steps, help_heading = "Workers that meet seldom")]
     pub(crate) kx: Option<u64>,
     /// The same of first moments, or never; for mt-dao one for each moment, with commas [default: 3 kx]
-    #[arg(long, value_name = "STEPS", requires = "local", value_delimiter = ',', help_heading = "Workers that meet seldom")]
+    #[arg(
+        long,
+        value_name = "STEPS",
+        requires = "local",
+        value_delimiter = ',',
+        help_heading = "Workers that meet seldom"
+    )]
     pub(crate) ku: Vec<Period>,
     /// The same of second moments, or never [default: 6 kx]
     #[arg(long, value_name = "STEPS", requires = "local", help_heading = "Workers that meet seldom")]
@@ -30,7 +36,13 @@ pub(crate) struct Asked {
     #[arg(long, requires = "local", conflicts_with_all = ["ku", "kv"], help_heading = "Workers that meet seldom")]
     pub(crate) half_lives: bool,
     /// mt-dao: decay and weight of each first moment, with commas [default: 0.995:0.7]
-    #[arg(long, value_name = "BETA:WEIGHT", requires = "local", value_delimiter = ',', help_heading = "Workers that meet seldom")]
+    #[arg(
+        long,
+        value_name = "BETA:WEIGHT",
+        requires = "local",
+        value_delimiter = ',',
+        help_heading = "Workers that meet seldom"
+    )]
     pub(crate) moments: Vec<Moment>,
     /// post-local-sgd: so many first steps exchange parameters each [default: a sixth of the steps]
     #[arg(long, value_name = "STEPS", requires = "local", help_heading = "Workers that meet seldom")]
@@ -127,7 +139,9 @@ impl Asked {
         let takes = task.takes();
         match given.into_iter().find(|(flag, given)| *given && !takes.contains(flag)) {
             None => Ok(()),
-            Some((flag, _)) if takes.is_empty() => bail!("{flag} is not for --local {task}, which takes none of these"),
+            Some((flag, _)) if takes.is_empty() => {
+                bail!("{flag} is not for --local {task}, which takes none of these")
+            }
             Some((flag, _)) => bail!("{flag} is not for --local {task}, which takes {}", takes.join(", ")),
         }
     }

@@ -27,12 +27,8 @@ pub(crate) struct Losses {
 
 /// AdamW in every step, Local Adam (32) and DES-LOC (32, 96, 192).
 pub(super) fn methods(steps: u64) -> Result<Vec<Method>> {
-    let asked = Asked {
-        kx: Some(32),
-        ku: vec![Period(Some(96))],
-        kv: Some(Period(Some(192))),
-        ..Asked::default()
-    };
+    let asked =
+        Asked { kx: Some(32), ku: vec![Period(Some(96))], kv: Some(Period(Some(192))), ..Asked::default() };
     TASKS.iter().map(|task| Method::of(*task, &asked, steps)).collect()
 }
 
@@ -73,10 +69,13 @@ pub(super) fn by_seed(trained: &[Trained]) -> Result<Vec<(u64, Losses)>> {
 /// The table and the verdict: DES-LOC is within 2 % of Local Adam with every seed and in the mean, and has learned something,
 /// which is that a byte costs less than `entropy`.
 pub(super) fn section(losses: &[(u64, Losses)], entropy: f64) -> Section {
-    let about = "Held-out losses in nats a byte, after the last step, when all workers have exchanged everything.";
+    let about =
+        "Held-out losses in nats a byte, after the last step, when all workers have exchanged everything.";
     let mut section = Section::new("DES-LOC (32, 96, 192) beside Local Adam (32)", about);
-    let mut table =
-        Table::new("seed", &["AdamW every step", "Local Adam (32)", "DES-LOC (32, 96, 192)", "than Local Adam"]);
+    let mut table = Table::new(
+        "seed",
+        &["AdamW every step", "Local Adam (32)", "DES-LOC (32, 96, 192)", "than Local Adam"],
+    );
     losses.iter().for_each(|(seed, losses)| table.row(seed.to_string(), losses.cells()));
     let all: Vec<Losses> = losses.iter().map(|(_, losses)| *losses).collect();
     let mean = Losses::mean(&all);
@@ -92,7 +91,11 @@ pub(super) fn section(losses: &[(u64, Losses)], entropy: f64) -> Section {
     let worst = all.iter().flat_map(|l| [l.every_step, l.local_adam, l.des_loc]);
     // NaN stays.
     let worst = worst.fold(0.0, |worst, loss| if loss <= worst { worst } else { loss });
-    section.bar("the highest held-out loss, which is to be below the byte entropy", worst, Wanted::AtMost(entropy));
+    section.bar(
+        "the highest held-out loss, which is to be below the byte entropy",
+        worst,
+        Wanted::AtMost(entropy),
+    );
     section
 }
 

@@ -37,7 +37,12 @@ impl Gate {
     }
 
     /// A worker is about to take this step; returns once those that come there wait for the others' next exchange.
-    pub(super) fn reach(&self, step: u64, coming: impl Iterator<Item = usize>, members: &InProcess) -> Result<()> {
+    pub(super) fn reach(
+        &self,
+        step: u64,
+        coming: impl Iterator<Item = usize>,
+        members: &InProcess,
+    ) -> Result<()> {
         let mut seen = self.lock();
         seen.reached = seen.reached.max(step);
         drop(seen);
@@ -45,7 +50,10 @@ impl Gate {
         let until = Instant::now() + PATIENCE;
         for worker in coming {
             while !members.waiting().contains(&(worker as u64)) {
-                ensure!(Instant::now() < until, "worker {worker} did not come to step {step} within {PATIENCE:?}");
+                ensure!(
+                    Instant::now() < until,
+                    "worker {worker} did not come to step {step} within {PATIENCE:?}"
+                );
                 self.check(&self.lock())?;
                 thread::sleep(LOOK);
             }

@@ -68,8 +68,20 @@ impl<'a> Job<'a> {
         let (period, layout) = (method.period(), layout(&params)?);
         let every = period * (steps as u64).div_ceil(MEASURED * period).max(1);
         let parts = (0..all).map(|worker| corpus.part(worker, all)).collect::<Result<_>>()?;
-        let job =
-            Job { method, model, corpus, params, layout, seed, steps, batch, first: workers, schedule, parts, every };
+        let job = Job {
+            method,
+            model,
+            corpus,
+            params,
+            layout,
+            seed,
+            steps,
+            batch,
+            first: workers,
+            schedule,
+            parts,
+            every,
+        };
         let warnings = match &method.plan {
             Some(plan) => plan.check(&Params::of(&job.part_of_one()?, &method.groups(&job.params))?)?,
             None => Vec::new(),
@@ -94,10 +106,12 @@ impl<'a> Job<'a> {
     fn in_chaos(&self, label: &str) -> Result<Vec<Done>> {
         let all = self.schedule.workers(self.first);
         // Every worker's step is one: how many take it at a time changes.
-        let progress = Progress::new(label.to_owned(), self.worker_steps(), 1, self.batch * self.model.context);
+        let progress =
+            Progress::new(label.to_owned(), self.worker_steps(), 1, self.batch * self.model.context);
         let plan = self.method.plan.as_ref().context("without a plan nobody can come or go")?;
         let digest = plan.digest(&worker::optimizer(self, alone()?)?);
-        let config = Membership { patience: PATIENCE, silence: PATIENCE, ..Membership::new(digest, self.first) };
+        let config =
+            Membership { patience: PATIENCE, silence: PATIENCE, ..Membership::new(digest, self.first) };
         let (gate, members) = (Gate::default(), InProcess::new(config, Clock::real())?);
         let chaos = Chaos { gate: &gate, members: &members };
         let done = loopback::spawn_with(settings(all), |thread| {
@@ -175,5 +189,8 @@ fn is_consequence(error: &anyhow::Error) -> bool {
     use meshstep_shard::local::LocalError;
     error.is::<Stopped>()
         || matches!(error.downcast_ref(), Some(Error::Comm(_)))
-        || matches!(error.downcast_ref(), Some(LocalError::Workers { .. } | LocalError::Shard(Error::Comm(_))))
+        || matches!(
+            error.downcast_ref(),
+            Some(LocalError::Workers { .. } | LocalError::Shard(Error::Comm(_)))
+        )
 }

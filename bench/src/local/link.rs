@@ -58,10 +58,11 @@ impl Link {
 
     fn total(&self) -> i128 {
         let bytes = |comm: &Arc<dyn Communicator>| i128::from(comm.stats().total().bytes);
-        let now = self.workers.as_ref().map_or(0, |Workers { world, across }| match Arc::ptr_eq(world, across) {
-            true => bytes(world),
-            false => bytes(world) + bytes(across),
-        });
+        let now =
+            self.workers.as_ref().map_or(0, |Workers { world, across }| match Arc::ptr_eq(world, across) {
+                true => bytes(world),
+                false => bytes(world) + bytes(across),
+            });
         self.past + now
     }
 }

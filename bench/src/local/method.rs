@@ -3,8 +3,8 @@
 use anyhow::{Context as _, Result, ensure};
 use meshstep_optim::schedule::Schedule;
 use meshstep_optim::{Moments, QhAdamW};
-use meshstep_shard::local::{Fragment, LocalPlan, Merge, Outer, What};
 use meshstep_shard::Groups;
+use meshstep_shard::local::{Fragment, LocalPlan, Merge, Outer, What};
 
 use super::asked::{Asked, Moment, Task};
 use crate::cli::Optimizer;
@@ -43,7 +43,10 @@ impl Method {
             Task::Diloco => Some(LocalPlan::diloco_with(kx, outer)),
             Task::StreamingDiloco => {
                 let (delay, alpha) = (asked.delay.unwrap_or(kx / 4), asked.alpha.unwrap_or(0.5));
-                ensure!(delay < kx, "--delay {delay} with --kx {kx}: a result must arrive before its fragment is due again; use less than {kx}");
+                ensure!(
+                    delay < kx,
+                    "--delay {delay} with --kx {kx}: a result must arrive before its fragment is due again; use less than {kx}"
+                );
                 let plan = LocalPlan::streaming_diloco(kx, asked.parts.unwrap_or(4), delay, alpha);
                 Some(plan.with(|fragment| fragment.merge = Merge::Outer(outer.clone())))
             }
@@ -132,7 +135,8 @@ fn describe(Fragment { params, what, timing, merge, alpha, .. }: &Fragment) -> S
         (0, end) => format!(" up to step {}", end - 1),
         (start, _) => format!(" from step {start} on"),
     };
-    let delay = if timing.delay > 0 { format!(", arriving {} steps later", timing.delay) } else { String::new() };
+    let delay =
+        if timing.delay > 0 { format!(", arriving {} steps later", timing.delay) } else { String::new() };
     let mixed = if *alpha < 1.0 { format!(", {alpha} of it mixed in") } else { String::new() };
     let merged = if let Merge::Outer(_) = merge { format!(" by {merge}") } else { String::new() };
     format!("{what} every {period}{during}{delay}{mixed}{merged}")

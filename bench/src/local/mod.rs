@@ -128,8 +128,12 @@ impl Run {
         };
         let schedule = match (local.chaos, methods.as_slice()) {
             (None, _) => Schedule::default(),
-            (Some(seed), [Method { plan: Some(plan), .. }]) => Schedule::draw(seed, asked.ranks, steps, plan)?,
-            (Some(_), _) => bail!("--chaos is for one method whose workers meet seldom, such as --local des-loc"),
+            (Some(seed), [Method { plan: Some(plan), .. }]) => {
+                Schedule::draw(seed, asked.ranks, steps, plan)?
+            }
+            (Some(_), _) => {
+                bail!("--chaos is for one method whose workers meet seldom, such as --local des-loc")
+            }
         };
         let text = match &asked.corpus {
             Some(path) => Text::from_path(path, CORPUS_CAP)?,

@@ -17,7 +17,11 @@ pub(super) fn methods(runs: &[Trained], entropy: f64) -> Section {
     let mut table = Table::new("method", &columns);
     runs.iter().for_each(|run| table.row(name(run), cells(run)));
     runs.iter().for_each(|run| table.note(format!("{}: {}", name(run), run.about)));
-    table.note(format!("byte entropy {entropy:.3}, ln 256 {:.3}; every step's bytes: {} steps' gradients reduced", libm::log(256.0), steps(runs)));
+    table.note(format!(
+        "byte entropy {entropy:.3}, ln 256 {:.3}; every step's bytes: {} steps' gradients reduced",
+        libm::log(256.0),
+        steps(runs)
+    ));
     table.note("besides: state for workers that come, and exchanges that did not come about");
     section.tables.push(table);
     let (x, y) = (Scale::log("bytes that all workers have sent"), Scale::log("held-out loss, nats a byte"));
@@ -28,9 +32,17 @@ pub(super) fn methods(runs: &[Trained], entropy: f64) -> Section {
     section.plots.push(Plot::Curves { title: "Training loss against bytes".into(), x, y, curves });
     for run in runs {
         let unplanned = run.unplanned as f64;
-        section.bar(format!("{}: bytes that are not as planned, times", name(run)), unplanned, Wanted::AtMost(0.0));
+        section.bar(
+            format!("{}: bytes that are not as planned, times", name(run)),
+            unplanned,
+            Wanted::AtMost(0.0),
+        );
         let apart = f64::from(u8::from(run.difference.is_some()));
-        section.bar(format!("{}: workers whose exchanged parameters differ at the end", name(run)), apart, Wanted::AtMost(0.0));
+        section.bar(
+            format!("{}: workers whose exchanged parameters differ at the end", name(run)),
+            apart,
+            Wanted::AtMost(0.0),
+        );
     }
     section
 }
@@ -66,7 +78,8 @@ pub(super) fn members(run: &Trained, seed: u64) -> Section {
     let mut table = Table::new("before step", &["worker", "what"]);
     for event in &run.schedule.events {
         let what = event.loss.map_or("comes", |loss| end(Some(loss)));
-        table.row(event.step.to_string(), [Cell::Text(event.worker.to_string()), Cell::Text(what.to_owned())]);
+        table
+            .row(event.step.to_string(), [Cell::Text(event.worker.to_string()), Cell::Text(what.to_owned())]);
     }
     section.tables.push(table);
     let mut table = Table::new("epoch", &["from step", "members", "new", "gone"]);

@@ -42,7 +42,10 @@ impl Schedule {
     /// For `workers` that take `steps` by `plan`. Between two exchanges happens one thing at most, so that everybody who is there when
     /// it happens has what the run has come to: one worker is enough to go on with.
     pub(crate) fn draw(seed: u64, workers: usize, steps: u64, plan: &LocalPlan) -> Result<Self> {
-        ensure!(workers >= 2, "--chaos needs somebody who is left when a worker is lost; use --ranks 2 or more");
+        ensure!(
+            workers >= 2,
+            "--chaos needs somebody who is left when a worker is lost; use --ranks 2 or more"
+        );
         let intervals = intervals(plan, steps);
         ensure!(
             intervals.len() >= 3,
@@ -92,7 +95,10 @@ impl Schedule {
 
     /// Workers that come before `step`.
     pub(crate) fn coming(&self, step: u64) -> impl Iterator<Item = usize> + '_ {
-        self.events.iter().filter(move |event| event.step == step && event.loss.is_none()).map(|event| event.worker)
+        self.events
+            .iter()
+            .filter(move |event| event.step == step && event.loss.is_none())
+            .map(|event| event.worker)
     }
 
     /// Of how many workers there is ever one, `first` of them from the beginning.
@@ -128,7 +134,8 @@ impl Draw {
 /// comes or goes meanwhile, so that it need not come.)
 fn intervals(plan: &LocalPlan, steps: u64) -> Vec<Range<u64>> {
     let placements = [Placement::Before, Placement::After];
-    let exchanges = |&step: &u64| placements.iter().any(|&placement| plan.due(step, placement).next().is_some());
+    let exchanges =
+        |&step: &u64| placements.iter().any(|&placement| plan.due(step, placement).next().is_some());
     let mut from = 0;
     let ends = (0..steps).filter(exchanges).map(|step| step + 1);
     ends.map(|end| std::mem::replace(&mut from, end)..end).collect()
@@ -202,7 +209,8 @@ mod tests {
 
     #[test]
     fn what_cannot_be_drawn_says_what_could() {
-        let draw = |workers, steps| Schedule::draw(1, workers, steps, &LocalPlan::local_adam(16)).unwrap_err();
+        let draw =
+            |workers, steps| Schedule::draw(1, workers, steps, &LocalPlan::local_adam(16)).unwrap_err();
         assert!(draw(1, 400).to_string().contains("--ranks 2 or more"));
         assert!(draw(4, 47).to_string().contains("47 steps have 2 exchanges"));
     }

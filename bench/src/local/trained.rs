@@ -130,7 +130,8 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
 
 /// Each measured loss, the mean of those who measured it.
 fn held_out(done: &[Done]) -> Vec<(u64, f64)> {
-    let mut steps: Vec<u64> = done.iter().flat_map(|done| done.held_out.iter().map(|(step, _)| *step)).collect();
+    let mut steps: Vec<u64> =
+        done.iter().flat_map(|done| done.held_out.iter().map(|(step, _)| *step)).collect();
     steps.sort_unstable();
     steps.dedup();
     let at = |step| done.iter().flat_map(move |done| &done.held_out).filter(move |(at, _)| *at == step);

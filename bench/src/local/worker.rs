@@ -119,7 +119,12 @@ pub(super) fn train(job: &Job<'_>, world: Arc<dyn Communicator>, progress: &Prog
 }
 
 /// Trains where workers come and go, as one that may be among them.
-pub(super) fn train_in_chaos(job: &Job<'_>, worker: usize, chaos: &Chaos<'_>, progress: &Progress) -> Result<Done> {
+pub(super) fn train_in_chaos(
+    job: &Job<'_>,
+    worker: usize,
+    chaos: &Chaos<'_>,
+    progress: &Progress,
+) -> Result<Done> {
     let watch = chaos.gate.watch();
     let comes = job.schedule.comes(worker);
     comes.map_or(Ok(()), |step| chaos.gate.wait_for(step))?;
@@ -156,7 +161,12 @@ impl<'a> Worker<'a> {
     }
 
     /// Steps until the end, or until it is lost, and how.
-    fn follow(&mut self, chaos: &Chaos<'_>, member: &InProcessWorker, progress: &Progress) -> Result<Option<Loss>> {
+    fn follow(
+        &mut self,
+        chaos: &Chaos<'_>,
+        member: &InProcessWorker,
+        progress: &Progress,
+    ) -> Result<Option<Loss>> {
         let lost = self.job.schedule.lost(self.done.worker);
         while self.stepper.steps() < self.job.steps as u64 {
             let step = self.stepper.steps();
@@ -167,7 +177,11 @@ impl<'a> Worker<'a> {
                     return Ok(here);
                 }
                 Some(Loss::Dies) => return Ok(here),
-                _ => chaos.gate.reach(step, self.job.schedule.coming(step), chaos.members)?,
+                _ => {
+                    // Whoever comes here may be this one, with the others at this very step.
+                    let others = self.job.schedule.coming(step).filter(|worker| *worker != self.done.worker);
+                    chaos.gate.reach(step, others, chaos.members)?;
+                }
             }
             let before = self.link.sent();
             self.meet(member)?;
@@ -254,7 +268,8 @@ impl<'a> Worker<'a> {
         let mut sum = 0.0;
         for i in 0..batches {
             let index = i * first + self.done.worker % first;
-            sum += f64::from(self.gpt.loss(&self.job.corpus.held_out_batch(index, batches * first, batch))?);
+            sum +=
+                f64::from(self.gpt.loss(&self.job.corpus.held_out_batch(index, batches * first, batch))?);
         }
         Ok(sum / batches as f64)
     }
