@@ -13,57 +13,46 @@ const NOT_WITH_WORKERS: [&str; 9] =
 
 /// Options of `train` for workers that step alone and meet seldom.
 #[derive(Clone, Debug, Default, clap::Args, Serialize)]
+#[command(next_help_heading = "Workers that meet seldom")]
 pub(crate) struct Asked {
     /// Train workers (--ranks) that step alone, each on its own part of the text, and meet seldom
-    #[arg(long, value_enum, value_name = "METHOD", conflicts_with_all = NOT_WITH_WORKERS, help_heading = "Workers that meet seldom")]
+    #[arg(long, value_enum, value_name = "METHOD", conflicts_with_all = NOT_WITH_WORKERS)]
     pub(crate) local: Option<Task>,
     /// Steps from one exchange of the parameters to the next (H of DiLoCo) [default: 16]
-    #[arg(long, value_name = "STEPS", requires = "local", value_parser = steps, help_heading = "Workers that meet seldom")]
+    #[arg(long, value_name = "STEPS", requires = "local", value_parser = steps)]
     pub(crate) kx: Option<u64>,
     /// The same of first moments, or never; for mt-dao one for each moment, with commas [default: 3 kx]
-    #[arg(
-        long,
-        value_name = "STEPS",
-        requires = "local",
-        value_delimiter = ',',
-        help_heading = "Workers that meet seldom"
-    )]
+    #[arg(long, value_name = "STEPS", requires = "local", value_delimiter = ',')]
     pub(crate) ku: Vec<Period>,
     /// The same of second moments, or never [default: 6 kx]
-    #[arg(long, value_name = "STEPS", requires = "local", help_heading = "Workers that meet seldom")]
+    #[arg(long, value_name = "STEPS", requires = "local")]
     pub(crate) kv: Option<Period>,
     /// des-loc: each moment's half-life as its period
-    #[arg(long, requires = "local", conflicts_with_all = ["ku", "kv"], help_heading = "Workers that meet seldom")]
+    #[arg(long, requires = "local", conflicts_with_all = ["ku", "kv"])]
     pub(crate) half_lives: bool,
     /// mt-dao: decay and weight of each first moment, with commas [default: 0.995:0.7]
-    #[arg(
-        long,
-        value_name = "BETA:WEIGHT",
-        requires = "local",
-        value_delimiter = ',',
-        help_heading = "Workers that meet seldom"
-    )]
+    #[arg(long, value_name = "BETA:WEIGHT", requires = "local", value_delimiter = ',')]
     pub(crate) moments: Vec<Moment>,
     /// post-local-sgd: so many first steps exchange parameters each [default: a sixth of the steps]
-    #[arg(long, value_name = "STEPS", requires = "local", help_heading = "Workers that meet seldom")]
+    #[arg(long, value_name = "STEPS", requires = "local")]
     pub(crate) every_step: Option<u64>,
     /// diloco, streaming-diloco: learning rate of the outer optimizer [default: 0.7]
-    #[arg(long, value_name = "LR", requires = "local", help_heading = "Workers that meet seldom")]
+    #[arg(long, value_name = "LR", requires = "local")]
     pub(crate) outer_lr: Option<f64>,
     /// diloco, streaming-diloco: its Nesterov momentum [default: 0.9]
-    #[arg(long, value_name = "BETA", requires = "local", help_heading = "Workers that meet seldom")]
+    #[arg(long, value_name = "BETA", requires = "local")]
     pub(crate) outer_momentum: Option<f64>,
     /// streaming-diloco: fragments, exchanged at different steps [default: 4]
-    #[arg(long, requires = "local", value_parser = crate::cli::within::<1, 4096>, help_heading = "Workers that meet seldom")]
+    #[arg(long, requires = "local", value_parser = crate::cli::within::<1, 4096>)]
     pub(crate) parts: Option<usize>,
     /// streaming-diloco: steps until a fragment's result arrives, below kx [default: a quarter of kx]
-    #[arg(long, value_name = "STEPS", requires = "local", help_heading = "Workers that meet seldom")]
+    #[arg(long, value_name = "STEPS", requires = "local")]
     pub(crate) delay: Option<u64>,
     /// streaming-diloco: the share of a result that is mixed in, above 0 and at most 1 [default: 0.5]
-    #[arg(long, requires = "local", help_heading = "Workers that meet seldom")]
+    #[arg(long, requires = "local")]
     pub(crate) alpha: Option<f64>,
     /// Lose workers and add some while they train, when and whom by this seed
-    #[arg(long, value_name = "SEED", requires = "local", help_heading = "Workers that meet seldom")]
+    #[arg(long, value_name = "SEED", requires = "local")]
     pub(crate) chaos: Option<u64>,
 }
 

@@ -1,6 +1,6 @@
 //! DES-LOC held to Local Adam, seed by seed.
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use serde::Serialize;
 
 use super::asked::{Asked, Period, Task};
@@ -25,10 +25,21 @@ pub(crate) struct Losses {
     pub(crate) des_loc: f64,
 }
 
+/// How many workers the bar is for.
+const WORKERS: usize = 4;
+
+/// The longest of DES-LOC's periods: after a multiple of it everything has been exchanged.
+const KV: u64 = 192;
+
 /// AdamW in every step, Local Adam (32) and DES-LOC (32, 96, 192).
-pub(super) fn methods(steps: u64) -> Result<Vec<Method>> {
+pub(super) fn methods(steps: u64, workers: usize) -> Result<Vec<Method>> {
+    ensure!(workers == WORKERS, "--local compare is of {WORKERS} workers, not {workers}; leave --ranks out");
+    ensure!(
+        steps.is_multiple_of(KV),
+        "--local compare: after {steps} steps workers have not exchanged everything; use a multiple of {KV}"
+    );
     let asked =
-        Asked { kx: Some(32), ku: vec![Period(Some(96))], kv: Some(Period(Some(192))), ..Asked::default() };
+        Asked { kx: Some(32), ku: vec![Period(Some(96))], kv: Some(Period(Some(KV))), ..Asked::default() };
     TASKS.iter().map(|task| Method::of(*task, &asked, steps)).collect()
 }
 
@@ -125,7 +136,7 @@ mod tests {
 
     #[test]
     fn what_is_compared_is_what_the_name_says() {
-        let methods = methods(768).unwrap();
+        let methods = methods(768, 4).unwrap();
         let periods = |i: usize| -> Vec<Option<u64>> {
             let plan = methods[i].plan.as_ref().unwrap();
             plan.fragments.iter().map(|f| f.timing.period).collect()

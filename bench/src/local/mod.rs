@@ -1,5 +1,5 @@
-//! The main job on workers that step alone and meet seldom: by every method that a plan can be, each worker on its own part of the
-//! text, with workers that come and go where that is asked for.
+//! The main job on workers that step alone and meet seldom: by every method that a plan can be, each worker on its own part
+//! of the text, with workers that come and go where that is asked for.
 
 mod asked;
 mod compare;
@@ -123,7 +123,7 @@ impl Run {
         let steps = asked.steps as u64;
         let methods = match task {
             Task::All => METHODS.iter().map(|task| Method::of(*task, local, steps)).collect::<Result<_>>()?,
-            Task::Compare => compare::methods(steps)?,
+            Task::Compare => compare::methods(steps, asked.ranks)?,
             one => vec![Method::of(one, local, steps)?],
         };
         let schedule = match (local.chaos, methods.as_slice()) {
@@ -154,9 +154,9 @@ impl Run {
         Ok(run)
     }
 
-    fn seeds(&self) -> std::ops::Range<u64> {
+    fn seeds(&self) -> impl Iterator<Item = u64> {
         let count = if self.task == Task::Compare { compare::SEEDS } else { 1 };
-        self.asked.seed..self.asked.seed.saturating_add(count)
+        (0..count).map(|i| self.asked.seed.wrapping_add(i))
     }
 
     /// Every training, and what its method advises against.
@@ -195,8 +195,7 @@ impl Run {
             out,
             "run: {steps} steps of {ranks} workers with {batch} sequences each, every worker on its own part of the text"
         )?;
-        let seeds = self.seeds();
-        writeln!(out, "seeds: {} to {}", seeds.start, seeds.end.saturating_sub(1))?;
+        writeln!(out, "seeds: {:?}", self.seeds().collect::<Vec<_>>())?;
         self.methods.iter().try_for_each(|method| writeln!(out, "{}: {}", method.task, method.describe()))?;
         Ok(())
     }

@@ -9,9 +9,10 @@ const POINTS: usize = 60;
 
 /// All trainings beside each other.
 pub(super) fn methods(runs: &[Trained], entropy: f64) -> Section {
-    let about = "Workers that step alone, each on its own part of the text, and exchange what their method says. Bytes are those of \
-                 all workers together, counted by their communicators as ring algorithms send them; planned ones were known \
-                 before. Losses are in nats a byte; held-out ones are the mean of the workers' own models, each on its share.";
+    let about = "Workers that step alone, each on its own part of the text, and exchange what their method says. Bytes \
+                 are those of all workers together, counted by their communicators as ring algorithms send them; planned \
+                 ones were known before. Losses are in nats a byte; held-out ones are the mean of the workers' own \
+                 models, each on its share.";
     let mut section = Section::new("loss against bytes", about);
     let columns = ["train loss", "held-out loss", "bytes sent", "planned", "besides", "of every step's"];
     let mut table = Table::new("method", &columns);
@@ -70,7 +71,8 @@ pub(super) fn workers(run: &Trained) -> Section {
 /// Who was there when, and what became of exchanges.
 pub(super) fn members(run: &Trained, seed: u64) -> Section {
     let about = format!(
-        "What seed {seed} drew, and who was there: an epoch is one list of members. Exchanges of {} steps did not come about: {:?}.",
+        "What seed {seed} drew, and who was there: an epoch is one list of members. Exchanges of {} steps did not come \
+         about: {:?}.",
         run.failed.len(),
         run.failed
     );

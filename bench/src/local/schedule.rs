@@ -39,8 +39,8 @@ pub(crate) struct Schedule {
 }
 
 impl Schedule {
-    /// For `workers` that take `steps` by `plan`. Between two exchanges happens one thing at most, so that everybody who is there when
-    /// it happens has what the run has come to: one worker is enough to go on with.
+    /// For `workers` that take `steps` by `plan`. Between two exchanges happens one thing at most, so that everybody who is
+    /// there when it happens has what the run has come to: one worker is enough to go on with.
     pub(crate) fn draw(seed: u64, workers: usize, steps: u64, plan: &LocalPlan) -> Result<Self> {
         ensure!(
             workers >= 2,

@@ -138,6 +138,8 @@ fn what_makes_no_sense_is_refused_with_what_would() {
         ("--local local-sgd --ku 3", "--ku is not for --local local-sgd, which takes --kx, --chaos"),
         ("--local every-step --chaos 1", "--chaos is not for --local every-step, which takes none"),
         ("--local compare --kx 8", "--kx is not for --local compare"),
+        ("--local compare --steps 500", "use a multiple of 192"),
+        ("--local compare --workers 3", "is of 4 workers"),
         ("--local all --chaos 1", "--chaos is not for --local all, which takes --kx"),
         ("--local des-loc --kx 0", "from 1 to 1000000"),
         ("--local des-loc --ku 0", "from 1 to 1000000, or never"),
@@ -184,7 +186,7 @@ fn text_that_is_too_short_for_its_workers_is_refused() {
 
 #[test]
 fn one_worker_alone_sends_nothing() {
-    let runs = train("--local des-loc --kx 1 --workers 1 --steps 2 --batch 1");
+    let runs = train("--local des-loc --kx 1 --workers 1 --steps 2 --batch 1 --seed 18446744073709551615");
     assert_eq!((runs[0].sent(), runs[0].unplanned), (0, 0));
     assert!(runs[0].held_out().is_finite());
 }

@@ -127,7 +127,11 @@ pub(super) fn train_in_chaos(
 ) -> Result<Done> {
     let watch = chaos.gate.watch();
     let comes = job.schedule.comes(worker);
-    comes.map_or(Ok(()), |step| chaos.gate.wait_for(step))?;
+    match comes {
+        Some(step) => chaos.gate.wait_for(step)?,
+        // In line, so that a worker's rank is not a matter of luck: who is new gets what the first has.
+        None => chaos.gate.reach(0, 0..worker, chaos.members)?,
+    }
     let plan = job.method.plan.clone().context("without a plan nobody can come or go")?;
     let inner = optimizer(job, alone()?)?;
     let digest = plan.digest(&inner);
