@@ -82,10 +82,9 @@ impl<'a> Job<'a> {
             parts,
             every,
         };
-        let warnings = match &method.plan {
-            Some(plan) => plan.check(&Params::of(&job.part_of_one()?, &method.groups(&job.params))?)?,
-            None => Vec::new(),
-        };
+        let trained = Params::of(&job.part_of_one()?, &method.groups(&job.params))?;
+        trained.iter().try_for_each(|param| param.rule.check())?;
+        let warnings = method.plan.as_ref().map_or(Ok(Vec::new()), |plan| plan.check(&trained))?;
         Ok((job, warnings.iter().map(ToString::to_string).collect()))
     }
 
