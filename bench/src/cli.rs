@@ -163,7 +163,7 @@ pub(crate) struct Train {
     pub(crate) out: Option<PathBuf>,
     #[command(flatten)]
     #[serde(skip)]
-    pub(crate) local: local::Asked,
+    pub(crate) local: Box<local::Asked>,
 }
 
 /// The update rules to choose from.
