@@ -8,6 +8,7 @@ use meshstep_parallel3d::Mesh;
 use serde::Serialize;
 
 use crate::ckpt::Ckpt;
+use crate::local;
 use crate::measure::Bench;
 use crate::mesh;
 
@@ -23,7 +24,8 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Train the same network under ZeRO stages 0, 1 and 2, on meshes 0 to 3, compare the results bit for bit, and report
-    /// what each stage costs. RUST_LOG=meshstep=debug shows the spans of a step.
+    /// what each stage costs; or, with --local, workers that meet seldom. With --local exits with 0 where every bar holds, 1 where one
+    /// is missed, 2 where nothing was trained or the training broke off. RUST_LOG=meshstep=debug shows the spans of a step.
     Train(Train),
     /// Replay training steps that another program recorded, and tell how far apart the results are. Exits with 0 where
     /// all files agree, 1 where one is outside its tolerance, 2 where one cannot be replayed.
@@ -110,15 +112,17 @@ pub(crate) struct Train {
     #[arg(long, conflicts_with_all = NOT_ON_MESHES)]
     #[serde(skip)]
     pub(crate) compare: bool,
-    /// Ranks, each a thread with its own batches
-    #[arg(long, default_value_t = 4, value_parser = within::<1, 64>)]
+    /// Ranks, each a thread with its own batches; with --local workers
+    #[arg(long, visible_alias = "workers", default_value_t = 4, value_parser = within::<1, 64>)]
     pub(crate) ranks: usize,
-    /// Optimizer steps; 50 on meshes
+    /// Optimizer steps; 50 on meshes, 384 with --local, 768 with --local compare
     #[arg(long, default_value_t = 400, value_parser = within::<1, 1_000_000>)]
-    #[arg(default_value_ifs = [("mesh", ArgPredicate::IsPresent, "50"), ("compare", ArgPredicate::Equals("true".into()), "50")])]
+    #[arg(default_value_ifs = [("mesh", ArgPredicate::IsPresent, "50"), ("compare", ArgPredicate::Equals("true".into()), "50"),
+        ("local", ArgPredicate::Equals("compare".into()), "768"), ("local", ArgPredicate::IsPresent, "384")])]
     pub(crate) steps: usize,
-    /// Sequences per step on each rank
+    /// Sequences per step on each rank; 4 with --local
     #[arg(long, default_value_t = 2, value_parser = within::<1, 1024>)]
+    #[arg(default_value_if("local", ArgPredicate::IsPresent, "4"))]
     pub(crate) batch: usize,
     /// What first values and batches are drawn from
     #[arg(long, default_value_t = 1)]
@@ -153,9 +157,13 @@ pub(crate) struct Train {
     #[arg(long, value_name = "DIR")]
     #[serde(skip)]
     pub(crate) checkpoints: Option<PathBuf>,
-    /// Where train.json goes, and loss.svg where there is no mesh [default: target/train of this workspace]
+    /// Where train.json goes, and loss.svg where there is no mesh, or local.html and local.json with --local [default: target/train of
+    /// this workspace]
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
+    #[command(flatten)]
+    #[serde(skip)]
+    pub(crate) local: Box<local::Asked>,
 }
 
 /// The update rules to choose from.
@@ -201,7 +209,7 @@ fn at_least_zero(text: &str) -> Result<f64, String> {
 }
 
 /// A whole number from `MIN` to `MAX`.
-fn within<const MIN: usize, const MAX: usize>(text: &str) -> Result<usize, String> {
+pub(crate) fn within<const MIN: usize, const MAX: usize>(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(number) if (MIN..=MAX).contains(&number) => Ok(number),
         _ => Err(format!("give a whole number from {MIN} to {MAX}")),

@@ -6,6 +6,7 @@ mod cli;
 mod corpus;
 mod gpt;
 mod keyed;
+mod local;
 mod measure;
 mod memory;
 mod mesh;
@@ -36,6 +37,11 @@ const NOT_DONE: u8 = 2;
 
 fn main() -> ExitCode {
     match Cli::parse().command {
+        Command::Train(asked) if asked.local.local.is_some() => match train_locally(&asked) {
+            Ok(local::Verdict::Holds) => ExitCode::SUCCESS,
+            Ok(local::Verdict::Missed) => ExitCode::FAILURE,
+            Err(error) => complain(&format!("{error:#}"), ExitCode::from(NOT_DONE)),
+        },
         Command::Train(asked) => match train(&asked) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => complain(&format!("{error:#}"), ExitCode::FAILURE),
@@ -89,6 +95,13 @@ fn train(asked: &Train) -> Result<()> {
 fn bench(asked: &measure::Bench) -> Result<measure::Verdict> {
     let folder = asked.out.clone().unwrap_or_else(|| default_out("bench"));
     measure::run(asked, &folder, &mut io::stdout())
+}
+
+fn train_locally(asked: &Train) -> Result<local::Verdict> {
+    threads::prepare(asked.threads, asked.most_ranks())?;
+    log()?;
+    let folder = asked.out.clone().unwrap_or_else(|| default_out("train"));
+    local::run(asked, &Path::new(FOLDER).join("Cargo.toml"), &folder, &mut io::stdout())
 }
 
 fn train_on_meshes(asked: &Train, folder: &Path) -> Result<()> {

@@ -7,6 +7,8 @@ mod files;
 
 pub(crate) use files::Text;
 
+use std::ops::Range;
+
 use anyhow::{Result, ensure};
 
 use crate::gpt::{Batch, VOCAB};
@@ -66,9 +68,28 @@ impl Corpus {
 
     /// Sequences to train on, from places that depend on `place` and the row alone.
     pub(crate) fn train_batch(&self, place: Place, rows: usize) -> Batch {
+        self.train_batch_of(0..self.train.len(), place, rows)
+    }
+
+    /// The bytes of the `index`-th of `of` equal parts of the text to train on.
+    ///
+    /// # Errors
+    /// If a part would not have a sequence and the byte that follows it.
+    pub(crate) fn part(&self, index: usize, of: usize) -> Result<Range<usize>> {
+        let (len, least) = (self.train.len(), self.context + 1);
+        ensure!(
+            len / of >= least,
+            "{len} bytes to train on are less than {least} for each of {of} workers: give --corpus a longer file, or fewer --ranks"
+        );
+        Ok(len * index / of..len * (index + 1) / of)
+    }
+
+    /// Sequences of one part of the text to train on, from places as in [`train_batch`](Self::train_batch).
+    pub(crate) fn train_batch_of(&self, part: Range<usize>, place: Place, rows: usize) -> Batch {
         let stream = Stream::new(place.seed, &[place.step as u64, place.rank as u64]);
-        let starts = (self.train.len() - self.context) as u64;
-        self.batch(&self.train, (0..rows as u64).map(|row| stream.below(row, starts) as usize))
+        let text = &self.train[part];
+        let starts = (text.len() - self.context) as u64;
+        self.batch(text, (0..rows as u64).map(|row| stream.below(row, starts) as usize))
     }
 
     /// The `index`-th of `count` batches of held-out sequences, which together are spread evenly over that text.
@@ -135,6 +156,23 @@ mod tests {
             assert_ne!(batch, corpus.train_batch(other, 4), "{other:?}");
         }
         assert_eq!(corpus.train_batch(place, 2).inputs, batch.inputs[..32]);
+    }
+
+    #[test]
+    fn parts_are_all_of_the_text_and_batches_stay_within_theirs() {
+        let corpus = corpus(50_000, 16);
+        let parts: Vec<Range<usize>> = (0..7).map(|i| corpus.part(i, 7).unwrap()).collect();
+        assert_eq!((parts[0].start, parts[6].end), (0, corpus.lens().0));
+        assert!(parts.windows(2).all(|pair| pair[0].end == pair[1].start));
+        let place = Place { seed: 1, step: 2, rank: 3 };
+        for part in &parts {
+            let text = &corpus.train[part.clone()];
+            let batch = corpus.train_batch_of(part.clone(), place, 50);
+            assert!(batch.inputs.chunks(16).all(|row| text.windows(16).any(|window| window == row)));
+        }
+        assert_eq!(corpus.train_batch_of(0..corpus.train.len(), place, 4), corpus.train_batch(place, 4));
+        let error = corpus.part(0, 3000).unwrap_err().to_string();
+        assert!(error.contains("fewer --ranks"), "{error}");
     }
 
     #[test]

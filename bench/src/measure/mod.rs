@@ -3,13 +3,13 @@
 mod asked;
 mod baseline;
 mod copies;
-mod machine;
+pub(crate) mod machine;
 mod peers;
 mod race;
-mod record;
+pub(crate) mod record;
 mod samples;
 mod shapes;
-mod show;
+pub(crate) mod show;
 mod suites;
 
 pub(crate) use asked::Bench;

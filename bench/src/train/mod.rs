@@ -20,7 +20,7 @@ use crate::report::{Peak, Report, StageReport};
 use checkpoints::Checkpoints;
 use compare::Finals;
 use rank::Done;
-pub(crate) use rank::{MAX_NORM, stage_named};
+pub(crate) use rank::{MAX_NORM, layout, stage_named};
 
 /// A run reads a small part of this; more would only take time to load.
 pub(crate) const CORPUS_CAP: usize = 8 << 20;

@@ -181,7 +181,8 @@ pub(crate) fn stage_named(stage: u8) -> Stage {
     }
 }
 
-fn layout(params: &[Param]) -> Result<Layout> {
+/// The parameters, f32.
+pub(crate) fn layout(params: &[Param]) -> Result<Layout> {
     let add = |builder: meshstep_tensor::LayoutBuilder, param: &Param| {
         builder.param(&param.name, &param.shape, DType::F32)
     };

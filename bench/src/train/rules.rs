@@ -9,7 +9,7 @@ use crate::cli::Optimizer;
 use crate::gpt::Param;
 
 /// The chosen rule: with weight decay for matrices, without for biases and norms.
-pub(super) fn groups(optimizer: Optimizer, params: &[Param]) -> Groups {
+pub(crate) fn groups(optimizer: Optimizer, params: &[Param]) -> Groups {
     let plain: Vec<&str> =
         params.iter().filter(|param| !param.decays()).map(|param| param.name.as_str()).collect();
     match optimizer {

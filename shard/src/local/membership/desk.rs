@@ -46,6 +46,10 @@ impl Desk {
         self.arbiter.state()
     }
 
+    pub(super) fn waiting(&self) -> impl Iterator<Item = u64> + '_ {
+        self.arbiter.waiting()
+    }
+
     pub(super) fn wake_at(&self) -> Option<Duration> {
         self.arbiter.wake_at()
     }

@@ -70,6 +70,11 @@ impl InProcess {
         self.digest
     }
 
+    /// The ids of workers that wait at a boundary: who is about to come to one finds them there.
+    pub fn waiting(&self) -> Vec<u64> {
+        self.hub.lock().desk.waiting().collect()
+    }
+
     /// The arbiter dies and is followed by one that knows what it would have logged, and nothing else.
     pub fn restart_arbiter(&self) {
         let (mut inside, now) = (self.hub.lock(), self.hub.clock.now());

@@ -97,6 +97,11 @@ impl Arbiter {
         self.superseded.as_ref()
     }
 
+    /// The ids of workers that wait at a boundary.
+    pub fn waiting(&self) -> impl Iterator<Item = u64> + '_ {
+        self.peers.iter().filter(|peer| peer.arrived.is_some()).map(|peer| peer.worker.id)
+    }
+
     /// When [`tick`](Arbiter::tick) would do something, if nothing is heard before.
     pub fn wake_at(&self) -> Option<Duration> {
         let silent = self.peers.iter().map(|peer| peer.heard.saturating_add(self.config.silence));

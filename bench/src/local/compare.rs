@@ -1,0 +1,149 @@
+//! DES-LOC held to Local Adam, seed by seed.
+
+use anyhow::{Context as _, Result, ensure};
+use serde::Serialize;
+
+use super::asked::{Asked, Period, Task};
+use super::method::Method;
+use super::trained::Trained;
+use crate::measure::record::{Cell, Section, Table, Wanted};
+
+/// How far DES-LOC's held-out loss may be from Local Adam's, as a part of that.
+const WITHIN: f64 = 0.02;
+
+/// Seeds, beginning with the one that was asked for.
+pub(super) const SEEDS: u64 = 3;
+
+/// What is trained with each seed.
+const TASKS: [Task; 3] = [Task::EveryStep, Task::LocalAdam, Task::DesLoc];
+
+/// Held-out losses of one seed.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Losses {
+    pub(crate) every_step: f64,
+    pub(crate) local_adam: f64,
+    pub(crate) des_loc: f64,
+}
+
+/// How many workers the bar is for.
+const WORKERS: usize = 4;
+
+/// The longest of DES-LOC's periods: after a multiple of it everything has been exchanged.
+const KV: u64 = 192;
+
+/// AdamW in every step, Local Adam (32) and DES-LOC (32, 96, 192).
+pub(super) fn methods(steps: u64, workers: usize) -> Result<Vec<Method>> {
+    ensure!(workers == WORKERS, "--local compare is of {WORKERS} workers, not {workers}; leave --ranks out");
+    ensure!(
+        steps.is_multiple_of(KV),
+        "--local compare: after {steps} steps workers have not exchanged everything; use a multiple of {KV}"
+    );
+    let asked =
+        Asked { kx: Some(32), ku: vec![Period(Some(96))], kv: Some(Period(Some(KV))), ..Asked::default() };
+    TASKS.iter().map(|task| Method::of(*task, &asked, steps)).collect()
+}
+
+impl Losses {
+    /// How much more DES-LOC's is than Local Adam's, as a part of it.
+    pub(crate) fn excess(&self) -> f64 {
+        self.des_loc / self.local_adam - 1.0
+    }
+
+    fn mean(all: &[Losses]) -> Losses {
+        let mean = |of: fn(&Losses) -> f64| all.iter().map(of).sum::<f64>() / all.len() as f64;
+        Losses {
+            every_step: mean(|losses| losses.every_step),
+            local_adam: mean(|losses| losses.local_adam),
+            des_loc: mean(|losses| losses.des_loc),
+        }
+    }
+
+    fn cells(&self) -> [Cell; 4] {
+        let loss = |loss: f64| Cell::Text(format!("{loss:.4}"));
+        let excess = Cell::Text(format!("{:+.2}%", 100.0 * self.excess()));
+        [loss(self.every_step), loss(self.local_adam), loss(self.des_loc), excess]
+    }
+}
+
+/// The losses by seed, of trainings in the order of [`methods`].
+pub(super) fn by_seed(trained: &[Trained]) -> Result<Vec<(u64, Losses)>> {
+    let of = |runs: &[Trained]| {
+        let loss = |task| runs.iter().find(|run| run.method == task).map(Trained::held_out);
+        let [every_step, local_adam, des_loc] = TASKS.map(loss);
+        let all = every_step.zip(local_adam).zip(des_loc);
+        let ((every_step, local_adam), des_loc) = all.context("a method was not trained")?;
+        Ok((runs[0].seed, Losses { every_step, local_adam, des_loc }))
+    };
+    trained.chunks(TASKS.len()).map(of).collect()
+}
+
+/// The table and the verdict: DES-LOC is within 2 % of Local Adam with every seed and in the mean, and has learned something,
+/// which is that a byte costs less than `entropy`.
+pub(super) fn section(losses: &[(u64, Losses)], entropy: f64) -> Section {
+    let about =
+        "Held-out losses in nats a byte, after the last step, when all workers have exchanged everything.";
+    let mut section = Section::new("DES-LOC (32, 96, 192) beside Local Adam (32)", about);
+    let mut table = Table::new(
+        "seed",
+        &["AdamW every step", "Local Adam (32)", "DES-LOC (32, 96, 192)", "than Local Adam"],
+    );
+    losses.iter().for_each(|(seed, losses)| table.row(seed.to_string(), losses.cells()));
+    let all: Vec<Losses> = losses.iter().map(|(_, losses)| *losses).collect();
+    let mean = Losses::mean(&all);
+    table.row("mean", mean.cells());
+    table.note(format!("byte entropy {entropy:.3}: what a byte costs when frequencies alone are known"));
+    section.tables.push(table);
+    let apart = |losses: &Losses| losses.excess().abs();
+    for (seed, losses) in losses {
+        let what = format!("seed {seed}: DES-LOC's held-out loss from Local Adam's, as a part of it");
+        section.bar(what, apart(losses), Wanted::AtMost(WITHIN));
+    }
+    section.bar("the same of the means", apart(&mean), Wanted::AtMost(WITHIN));
+    let worst = all.iter().flat_map(|l| [l.every_step, l.local_adam, l.des_loc]);
+    // NaN stays.
+    let worst = worst.fold(0.0, |worst, loss| if loss <= worst { worst } else { loss });
+    section.bar(
+        "the highest held-out loss, which is to be below the byte entropy",
+        worst,
+        Wanted::AtMost(entropy),
+    );
+    section
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn holds(all: &[(f64, f64)]) -> bool {
+        let losses = |(i, &(local_adam, des_loc)): (usize, &(f64, f64))| {
+            (i as u64, Losses { every_step: 2.0, local_adam, des_loc })
+        };
+        let section = section(&all.iter().enumerate().map(losses).collect::<Vec<_>>(), 3.3);
+        section.bars.iter().all(crate::measure::record::Bar::holds)
+    }
+
+    #[test]
+    fn two_per_cent_on_either_side_hold_and_more_does_not_with_any_seed() {
+        assert!(holds(&[(2.0, 2.0), (2.0, 2.039), (2.0, 1.961)]));
+        assert!(!holds(&[(2.0, 2.0), (2.0, 2.0), (2.0, 2.041)]));
+        assert!(!holds(&[(2.0, 1.959), (2.0, 2.0), (2.0, 2.0)]));
+        assert!(!holds(&[(2.0, f64::NAN), (2.0, 2.0), (2.0, 2.0)]));
+        assert!(!holds(&[(f64::NAN, 2.0), (2.0, 2.0), (2.0, 2.0)]));
+        assert!(!holds(&[]));
+        // Alike, but nothing was learned.
+        assert!(!holds(&[(3.4, 3.4), (2.0, 2.0), (2.0, 2.0)]));
+    }
+
+    #[test]
+    fn what_is_compared_is_what_the_name_says() {
+        let methods = methods(768, 4).unwrap();
+        let periods = |i: usize| -> Vec<Option<u64>> {
+            let plan = methods[i].plan.as_ref().unwrap();
+            plan.fragments.iter().map(|f| f.timing.period).collect()
+        };
+        assert!(methods[0].plan.is_none());
+        assert_eq!(periods(1), [32, 32, 32].map(Some));
+        assert_eq!(periods(2), [32, 96, 192].map(Some));
+        assert!(methods.iter().all(|method| method.alike_after(768)));
+    }
+}

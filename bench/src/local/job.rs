@@ -1,0 +1,195 @@
+//! One training by one method: what its workers share, and what it came to.
+
+use std::ops::Range;
+
+use anyhow::{Context as _, Result};
+use meshstep_comm::{Clock, loopback};
+use meshstep_optim::AdamW;
+use meshstep_shard::local::membership::{Config as Membership, InProcess};
+use meshstep_shard::local::{Ring, Trained as Params, Worker};
+use meshstep_shard::{Options, Part, Plan, Sizes};
+use meshstep_tensor::Layout;
+
+use super::gate::{Gate, Stopped};
+use super::link::{alone, settings};
+use super::method::Method;
+use super::schedule::Schedule;
+use super::trained::Trained;
+use super::worker::{self, Chaos, Done, PATIENCE};
+use crate::corpus::Corpus;
+use crate::gpt::{Config, Param};
+use crate::progress::Progress;
+use crate::train::layout;
+
+/// Held-out losses of a training that are measured on its way, about.
+const MEASURED: u64 = 12;
+
+/// A training that is ready to begin.
+#[derive(Debug)]
+pub(super) struct Job<'a> {
+    pub(super) method: &'a Method,
+    pub(super) model: Config,
+    pub(super) corpus: &'a Corpus,
+    pub(super) params: Vec<Param>,
+    pub(super) layout: Layout,
+    pub(super) seed: u64,
+    pub(super) steps: usize,
+    /// Sequences of a worker's step.
+    pub(super) batch: usize,
+    /// Workers that are there from the beginning.
+    pub(super) first: usize,
+    pub(super) schedule: Schedule,
+    parts: Vec<Range<usize>>,
+    /// Steps from one measured held-out loss to the next.
+    every: u64,
+}
+
+/// What all trainings of a run have alike.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Common<'a> {
+    pub(super) model: Config,
+    pub(super) corpus: &'a Corpus,
+    pub(super) steps: usize,
+    pub(super) batch: usize,
+    pub(super) workers: usize,
+}
+
+impl<'a> Job<'a> {
+    /// An error where the plan is none for the network, or the text too short; what its method advises against is returned.
+    pub(super) fn new(
+        common: Common<'a>,
+        method: &'a Method,
+        seed: u64,
+        schedule: Schedule,
+    ) -> Result<(Self, Vec<String>)> {
+        let Common { model, corpus, steps, batch, workers } = common;
+        let params = model.params();
+        let all = schedule.workers(workers);
+        let (period, layout) = (method.period(), layout(&params)?);
+        let every = period * (steps as u64).div_ceil(MEASURED * period).max(1);
+        let parts = (0..all).map(|worker| corpus.part(worker, all)).collect::<Result<_>>()?;
+        let job = Job {
+            method,
+            model,
+            corpus,
+            params,
+            layout,
+            seed,
+            steps,
+            batch,
+            first: workers,
+            schedule,
+            parts,
+            every,
+        };
+        let trained = Params::of(&job.part_of_one()?, &method.groups(&job.params))?;
+        trained.iter().try_for_each(|param| param.rule.check())?;
+        let warnings = method.plan.as_ref().map_or(Ok(Vec::new()), |plan| plan.check(&trained))?;
+        Ok((job, warnings.iter().map(ToString::to_string).collect()))
+    }
+
+    /// Trains it on threads.
+    pub(super) fn train(&self, label: &str) -> Result<Trained> {
+        let done = if self.is_chaos() { self.in_chaos(label)? } else { self.in_peace(label)? };
+        Trained::of(self, done)
+    }
+
+    fn in_peace(&self, label: &str) -> Result<Vec<Done>> {
+        let tokens = self.first * self.batch * self.model.context;
+        let progress = Progress::new(label.to_owned(), self.steps, self.first, tokens);
+        let done = loopback::spawn_with(settings(self.first), |world| worker::train(self, world, &progress));
+        progress.finish();
+        all_or_cause(done?)
+    }
+
+    fn in_chaos(&self, label: &str) -> Result<Vec<Done>> {
+        let all = self.schedule.workers(self.first);
+        // Every worker's step is one: how many take it at a time changes.
+        let progress =
+            Progress::new(label.to_owned(), self.worker_steps(), 1, self.batch * self.model.context);
+        let plan = self.method.plan.as_ref().context("without a plan nobody can come or go")?;
+        let digest = plan.digest(&worker::optimizer(self, alone()?)?);
+        let config =
+            Membership { patience: PATIENCE, silence: PATIENCE, ..Membership::new(digest, self.first) };
+        let (gate, members) = (Gate::default(), InProcess::new(config, Clock::real())?);
+        let chaos = Chaos { gate: &gate, members: &members };
+        let done = loopback::spawn_with(settings(all), |thread| {
+            worker::train_in_chaos(self, thread.rank(), &chaos, &progress)
+        });
+        progress.finish();
+        all_or_cause(done?)
+    }
+
+    /// Bytes that the worker at `rank` of `ranks` sends in these steps, where every exchange comes about.
+    pub(super) fn planned(&self, ranks: usize, rank: usize, steps: Range<u64>) -> Result<u64> {
+        let Some(plan) = &self.method.plan else { return self.reduced(ranks, rank, steps) };
+        let ring = Ring { ranks, rank };
+        let worker = Worker { shard: 0, across: ring, world: ring };
+        let groups = self.method.groups(&self.params);
+        Ok(plan.traffic(&self.part_of_one()?, &groups, worker, steps)?.total())
+    }
+
+    /// Bytes that the first workers send together where gradients are reduced in every step.
+    pub(super) fn every_step(&self) -> Result<u64> {
+        (0..self.first).map(|rank| self.reduced(self.first, rank, 0..self.steps as u64)).sum()
+    }
+
+    fn reduced(&self, ranks: usize, rank: usize, steps: Range<u64>) -> Result<u64> {
+        let plan = Plan::new(&self.layout, ranks, &Options::default())?;
+        Ok(plan.wire(rank, &AdamW::default()).total() * (steps.end - steps.start))
+    }
+
+    /// The part of the text that a worker reads.
+    pub(super) fn part(&self, worker: usize) -> Range<usize> {
+        self.parts[worker].clone()
+    }
+
+    pub(super) fn is_chaos(&self) -> bool {
+        !self.schedule.events.is_empty()
+    }
+
+    /// Whether a held-out loss is measured after so many steps.
+    pub(super) fn is_measured_after(&self, steps: u64) -> bool {
+        steps.is_multiple_of(self.every) || steps == self.steps as u64
+    }
+
+    /// How a worker of one rank has the parameters.
+    fn part_of_one(&self) -> Result<Part> {
+        Ok(Part::new(self.layout.clone(), Sizes::all(1), [], &Options::default())?)
+    }
+
+    /// Steps of all workers, about: those that come begin with the next exchange.
+    fn worker_steps(&self) -> usize {
+        let all = 0..self.schedule.workers(self.first);
+        let taken = |worker| {
+            let last = self.schedule.lost(worker).map_or(self.steps as u64, |(step, _)| step);
+            last.saturating_sub(self.schedule.comes(worker).unwrap_or(0)) as usize
+        };
+        all.map(taken).sum()
+    }
+}
+
+/// What every worker returned, or the error that the other workers' errors follow from.
+fn all_or_cause(results: Vec<Result<Done>>) -> Result<Vec<Done>> {
+    let (mut done, mut errors) = (Vec::new(), Vec::new());
+    for (worker, result) in results.into_iter().enumerate() {
+        match result {
+            Ok(result) => done.push(result),
+            Err(error) => errors.push(error.context(format!("worker {worker}"))),
+        }
+    }
+    errors.sort_by_key(is_consequence);
+    errors.into_iter().next().map_or(Ok(done), Err)
+}
+
+/// A worker that fails leaves, and the others' exchanges fail because it left.
+fn is_consequence(error: &anyhow::Error) -> bool {
+    use meshstep_shard::Error;
+    use meshstep_shard::local::LocalError;
+    error.is::<Stopped>()
+        || matches!(error.downcast_ref(), Some(Error::Comm(_)))
+        || matches!(
+            error.downcast_ref(),
+            Some(LocalError::Workers { .. } | LocalError::Shard(Error::Comm(_)))
+        )
+}

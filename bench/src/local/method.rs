@@ -1,0 +1,143 @@
+//! A method as what is trained by it: an update rule, its learning rate, and what workers exchange when.
+
+use anyhow::{Context as _, Result, ensure};
+use meshstep_optim::schedule::Schedule;
+use meshstep_optim::{Moments, QhAdamW};
+use meshstep_shard::Groups;
+use meshstep_shard::local::{Fragment, LocalPlan, Merge, Outer, What};
+
+use super::asked::{Asked, Moment, Task};
+use crate::cli::Optimizer;
+use crate::gpt::Param;
+use crate::train::rules;
+
+/// Averages of squared gradients look back a hundred steps, as runs are short.
+const BETAS: [f64; 2] = [0.9, 0.99];
+
+/// One method with all its numbers.
+#[derive(Clone, Debug)]
+pub(crate) struct Method {
+    pub(crate) task: Task,
+    /// None: gradients are reduced in every step.
+    pub(crate) plan: Option<LocalPlan>,
+    moments: Option<Moments>,
+}
+
+impl Method {
+    /// The method named by `task`, with the flags given and the defaults of those that are not; for runs of `steps`.
+    pub(crate) fn of(task: Task, asked: &Asked, steps: u64) -> Result<Self> {
+        let kx = asked.kx();
+        let (mut moments, outer) = (None, outer(asked));
+        let plan = match task {
+            Task::EveryStep | Task::All | Task::Compare => None,
+            Task::LocalSgd => Some(LocalPlan::local_sgd(kx)),
+            Task::PostLocalSgd => Some(LocalPlan::post_local_sgd(asked.every_step.unwrap_or(steps / 6), kx)),
+            Task::LocalAdam => Some(LocalPlan::local_adam(kx)),
+            Task::DesLoc if asked.half_lives => Some(LocalPlan::des_loc_half_lives(kx, BETAS[0], BETAS[1])),
+            Task::DesLoc => Some(LocalPlan::des_loc(kx, asked.ku(1)?[0], asked.kv())),
+            Task::MtDao => {
+                let given = given_moments(asked)?;
+                moments = Some(given);
+                Some(LocalPlan::mt_dao(kx, &asked.ku(given.pairs().len())?, asked.kv()))
+            }
+            Task::Diloco => Some(LocalPlan::diloco_with(kx, outer)),
+            Task::StreamingDiloco => {
+                let (delay, alpha) = (asked.delay.unwrap_or(kx / 4), asked.alpha.unwrap_or(0.5));
+                ensure!(
+                    delay < kx,
+                    "--delay {delay} with --kx {kx}: a result must arrive before its fragment is due again; use less than {kx}"
+                );
+                let plan = LocalPlan::streaming_diloco(kx, asked.parts.unwrap_or(4), delay, alpha);
+                Some(plan.with(|fragment| fragment.merge = Merge::Outer(outer.clone())))
+            }
+        };
+        Ok(Method { task, plan, moments })
+    }
+
+    /// The rules of its parameters: weight decay for matrices alone.
+    pub(crate) fn groups(&self, params: &[Param]) -> Groups {
+        let Some(moments) = self.moments else { return rules::groups(self.optimizer(), params) };
+        let rule = QhAdamW { moments, beta2: BETAS[1], weight_decay: 0.1, ..QhAdamW::default() };
+        let without = QhAdamW { weight_decay: 0.0, ..rule.clone() };
+        let plain = params.iter().filter(|param| !param.decays()).map(|param| param.name.as_str());
+        Groups::new(rule).with(without, plain.collect::<Vec<_>>())
+    }
+
+    /// The learning rate of every step.
+    pub(crate) fn schedule(&self, steps: usize) -> Result<Schedule> {
+        rules::schedule(self.optimizer(), steps)
+    }
+
+    /// After so many steps all parameters have been exchanged once more.
+    pub(crate) fn period(&self) -> u64 {
+        let fragments = self.plan.iter().flat_map(|plan| &plan.fragments);
+        let periods = fragments.filter(|f| f.what == What::Params).filter_map(|f| f.timing.period);
+        periods.max().unwrap_or(1)
+    }
+
+    /// Whether what workers exchange arrives at once.
+    pub(crate) fn is_prompt(&self) -> bool {
+        self.plan.iter().flat_map(|plan| &plan.fragments).all(|f| f.timing.delay == 0)
+    }
+
+    /// Whether all workers have the same parameters after `steps`: all were exchanged then, and nothing of one's own is mixed in.
+    pub(crate) fn alike_after(&self, steps: u64) -> bool {
+        let fragments = self.plan.iter().flat_map(|plan| &plan.fragments);
+        let mut params = fragments.filter(|f| f.what == What::Params && f.timing.during.contains(&steps));
+        self.is_prompt() && params.all(|f| f.alpha == 1.0 && f.timing.due(steps.wrapping_sub(1)))
+    }
+
+    /// The rule and each fragment's period, in words.
+    pub(crate) fn describe(&self) -> String {
+        let rule = match (&self.moments, self.optimizer()) {
+            (Some(moments), _) => {
+                let pairs: Vec<String> =
+                    moments.pairs().iter().map(|(beta, weight)| format!("{beta}:{weight}")).collect();
+                format!("QHAdamW of moments {}", pairs.join(", "))
+            }
+            (None, Optimizer::Adamw) => "AdamW".to_owned(),
+            (None, Optimizer::Sgd) => "SGD with Nesterov momentum 0.9".to_owned(),
+        };
+        let Some(plan) = &self.plan else { return format!("{rule}, gradients reduced in every step") };
+        let fragments: Vec<String> = plan.fragments.iter().map(describe).collect();
+        format!("{rule}; {}", fragments.join("; "))
+    }
+
+    fn optimizer(&self) -> Optimizer {
+        match self.task {
+            Task::LocalSgd | Task::PostLocalSgd => Optimizer::Sgd,
+            _ => Optimizer::Adamw,
+        }
+    }
+}
+
+fn outer(asked: &Asked) -> Outer {
+    Outer::nesterov(asked.outer_lr.unwrap_or(0.7), asked.outer_momentum.unwrap_or(0.9))
+}
+
+fn given_moments(asked: &Asked) -> Result<Moments> {
+    let pair = |moment: &Moment| (moment.beta, moment.weight);
+    match asked.moments.as_slice() {
+        [] => Ok(QhAdamW::default().moments),
+        given => Moments::new(&given.iter().map(pair).collect::<Vec<_>>()).context("--moments"),
+    }
+}
+
+/// What of which parameters, when, and how it is merged.
+fn describe(Fragment { params, what, timing, merge, alpha, .. }: &Fragment) -> String {
+    let what = match what {
+        What::Params => format!("parameters ({params})"),
+        _ => what.to_string(),
+    };
+    let Some(period) = timing.period else { return format!("{what} never") };
+    let during = match (timing.during.start, timing.during.end) {
+        (0, u64::MAX) => String::new(),
+        (0, end) => format!(" up to step {}", end - 1),
+        (start, _) => format!(" from step {start} on"),
+    };
+    let delay =
+        if timing.delay > 0 { format!(", arriving {} steps later", timing.delay) } else { String::new() };
+    let mixed = if *alpha < 1.0 { format!(", {alpha} of it mixed in") } else { String::new() };
+    let merged = if let Merge::Outer(_) = merge { format!(" by {merge}") } else { String::new() };
+    format!("{what} every {period}{during}{delay}{mixed}{merged}")
+}

@@ -1,0 +1,235 @@
+//! The main job on workers that step alone and meet seldom: by every method that a plan can be, each worker on its own part
+//! of the text, with workers that come and go where that is asked for.
+
+mod asked;
+mod compare;
+mod gate;
+mod job;
+mod link;
+mod method;
+mod report;
+mod schedule;
+#[cfg(test)]
+mod tests;
+mod trained;
+mod worker;
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, bail};
+use serde::Serialize;
+
+pub(crate) use asked::{Asked, Task};
+
+use asked::METHODS;
+use compare::Losses;
+use job::{Common, Job};
+use method::Method;
+use schedule::Schedule;
+use trained::Trained;
+
+use crate::cli::Train;
+use crate::corpus::{Corpus, Text, byte_entropy};
+use crate::gpt::{Config, Param};
+use crate::measure::machine::Machine;
+use crate::measure::record::{self, Bar, Section};
+use crate::measure::show::{html, terminal};
+use crate::train::CORPUS_CAP;
+
+/// What four threads on two cores train nine times in a few minutes.
+const SIZES: Config = Config { layers: 2, heads: 4, width: 64, context: 64 };
+
+/// Whether all that was promised was kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Holds,
+    Missed,
+}
+
+/// A run that is ready to start; nothing in it is refused any more.
+#[derive(Debug)]
+pub(crate) struct Run {
+    asked: Train,
+    task: Task,
+    model: Config,
+    methods: Vec<Method>,
+    schedule: Schedule,
+    text: String,
+    corpus: Corpus,
+    entropy: f64,
+}
+
+/// `local.json`.
+#[derive(Debug, Serialize)]
+struct Numbers<'a> {
+    asked: &'a Train,
+    local: &'a Asked,
+    model: Config,
+    params: usize,
+    corpus: &'a str,
+    byte_entropy: f64,
+    seconds: f64,
+    trained: &'a [Trained],
+    /// Of `compare`, by seed.
+    compared: &'a [(u64, Losses)],
+    bars: Vec<&'a Bar>,
+    holds: bool,
+}
+
+/// Trains what was asked for, prints what it came to, and writes `local.html` and `local.json` into `folder`.
+pub(crate) fn run(asked: &Train, manifest: &Path, folder: &Path, out: &mut impl Write) -> Result<Verdict> {
+    let run = Run::prepare(asked, manifest)?;
+    fs::create_dir_all(folder).with_context(|| format!("--out {}: making the folder", folder.display()))?;
+    run.head(out)?;
+    let started = Instant::now();
+    let trained = run.train(out)?;
+    let compared = if run.task == Task::Compare { compare::by_seed(&trained)? } else { Vec::new() };
+    let sections = run.sections(&trained, &compared);
+    sections.iter().try_for_each(|section| out.write_all(terminal::section(section).as_bytes()))?;
+    for difference in trained.iter().filter_map(|run| run.difference.as_ref()) {
+        writeln!(out, "parameters differ: {difference}")?;
+    }
+    let bars: Vec<&Bar> = sections.iter().flat_map(|section| &section.bars).collect();
+    let holds = bars.iter().all(|bar| bar.holds());
+    let seconds = started.elapsed().as_secs_f64();
+    let numbers = Numbers {
+        asked,
+        local: &asked.local,
+        model: run.model,
+        params: run.params(),
+        corpus: &run.text,
+        byte_entropy: run.entropy,
+        seconds,
+        trained: &trained,
+        compared: &compared,
+        bars,
+        holds,
+    };
+    crate::report::write_json(&numbers, &folder.join("local.json"))?;
+    let summary = run.write_html(sections, seconds, folder)?;
+    writeln!(out, "\n{summary}wrote local.html and local.json to {}", folder.display())?;
+    Ok(if holds { Verdict::Holds } else { Verdict::Missed })
+}
+
+impl Run {
+    /// Loads the text and settles what was left open; the default corpus is found from `manifest`.
+    pub(crate) fn prepare(asked: &Train, manifest: &Path) -> Result<Self> {
+        let local = &asked.local;
+        let task = local.local.context("--local names no method")?;
+        local.check_flags(task)?;
+        let steps = asked.steps as u64;
+        let methods = match task {
+            Task::All => METHODS.iter().map(|task| Method::of(*task, local, steps)).collect::<Result<_>>()?,
+            Task::Compare => compare::methods(steps, asked.ranks)?,
+            one => vec![Method::of(one, local, steps)?],
+        };
+        let schedule = match (local.chaos, methods.as_slice()) {
+            (None, _) => Schedule::default(),
+            (Some(seed), [Method { plan: Some(plan), .. }]) => {
+                Schedule::draw(seed, asked.ranks, steps, plan)?
+            }
+            (Some(_), _) => {
+                bail!("--chaos is for one method whose workers meet seldom, such as --local des-loc")
+            }
+        };
+        let text = match &asked.corpus {
+            Some(path) => Text::from_path(path, CORPUS_CAP)?,
+            None => Text::from_dependencies(manifest, CORPUS_CAP)?,
+        };
+        let run = Run {
+            asked: asked.clone(),
+            task,
+            model: SIZES,
+            methods,
+            schedule,
+            corpus: Corpus::new(&text.bytes, SIZES.context)?,
+            entropy: byte_entropy(&text.bytes),
+            text: text.to_string(),
+        };
+        // What is no plan for this network, or too little text, is refused before anything is trained.
+        run.jobs().try_for_each(|job| job.map(drop))?;
+        Ok(run)
+    }
+
+    fn seeds(&self) -> impl Iterator<Item = u64> {
+        let count = if self.task == Task::Compare { compare::SEEDS } else { 1 };
+        (0..count).map(|i| self.asked.seed.wrapping_add(i))
+    }
+
+    /// Every training, and what its method advises against.
+    fn jobs(&self) -> impl Iterator<Item = Result<(Job<'_>, Vec<String>)>> {
+        let Train { steps, batch, ranks: workers, .. } = self.asked;
+        let common = Common { model: self.model, corpus: &self.corpus, steps, batch, workers };
+        let both = self.seeds().flat_map(|seed| self.methods.iter().map(move |method| (seed, method)));
+        both.map(move |(seed, method)| Job::new(common, method, seed, self.schedule.clone()))
+    }
+
+    fn train(&self, out: &mut impl Write) -> Result<Vec<Trained>> {
+        let mut trained = Vec::new();
+        for job in self.jobs() {
+            let (job, warnings) = job?;
+            for warning in warnings {
+                writeln!(out, "warning: {}: {warning}", job.method.task)?;
+            }
+            let label = format!("{} seed {}", job.method.task, job.seed);
+            trained.push(job.train(&label).with_context(|| label.clone())?);
+        }
+        Ok(trained)
+    }
+
+    /// What is about to be trained.
+    fn head(&self, out: &mut impl Write) -> Result<()> {
+        let Train { ranks, steps, batch, .. } = self.asked;
+        let Config { layers, heads, width, context } = self.model;
+        let (train, held_out) = self.corpus.lens();
+        writeln!(out, "text: {}; {train} bytes to train on, {held_out} held out", self.text)?;
+        writeln!(
+            out,
+            "network: {} parameters; {layers} layers, {heads} heads, width {width}, context {context}",
+            self.params()
+        )?;
+        writeln!(
+            out,
+            "run: {steps} steps of {ranks} workers with {batch} sequences each, every worker on its own part of the text"
+        )?;
+        writeln!(out, "seeds: {:?}", self.seeds().collect::<Vec<_>>())?;
+        self.methods.iter().try_for_each(|method| writeln!(out, "{}: {}", method.task, method.describe()))?;
+        Ok(())
+    }
+
+    fn params(&self) -> usize {
+        self.model.params().iter().map(Param::len).sum()
+    }
+
+    fn sections(&self, trained: &[Trained], compared: &[(u64, Losses)]) -> Vec<Section> {
+        let mut sections = vec![report::methods(trained, self.entropy)];
+        // With one seed and without comings and goings all trainings have the same workers.
+        sections.extend(trained.first().map(report::workers));
+        if let (Some(seed), Some(run)) = (self.asked.local.chaos, trained.first()) {
+            sections.push(report::members(run, seed));
+        }
+        if self.task == Task::Compare {
+            sections.push(compare::section(compared, self.entropy));
+        }
+        sections
+    }
+
+    /// Writes the page; returns how many bars hold.
+    fn write_html(&self, sections: Vec<Section>, seconds: f64, folder: &Path) -> Result<String> {
+        let report = record::Report {
+            format: record::FORMAT,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            machine: Machine::here(),
+            quick: false,
+            seconds,
+            sections,
+            left_out: Vec::new(),
+        };
+        let path = folder.join("local.html");
+        fs::write(&path, html::report(&report)?).with_context(|| format!("writing {}", path.display()))?;
+        Ok(terminal::summary(&report))
+    }
+}

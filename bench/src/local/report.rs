@@ -1,0 +1,154 @@
+//! What trainings came to, for people: tables, loss against bytes, and who was there when.
+
+use super::schedule::Loss;
+use super::trained::{Life, Trained};
+use crate::measure::record::{Cell, Plot, Scale, Section, Table, Wanted};
+
+/// How many of `n` points a curve shows.
+const POINTS: usize = 60;
+
+/// All trainings beside each other.
+pub(super) fn methods(runs: &[Trained], entropy: f64) -> Section {
+    let about = "Workers that step alone, each on its own part of the text, and exchange what their method says. Bytes \
+                 are those of all workers together, counted by their communicators as ring algorithms send them; planned \
+                 ones were known before. Losses are in nats a byte; held-out ones are the mean of the workers' own \
+                 models, each on its share.";
+    let mut section = Section::new("loss against bytes", about);
+    let columns = ["train loss", "held-out loss", "bytes sent", "planned", "besides", "of every step's"];
+    let mut table = Table::new("method", &columns);
+    runs.iter().for_each(|run| table.row(name(run), cells(run)));
+    runs.iter().for_each(|run| table.note(format!("{}: {}", name(run), run.about)));
+    table.note(format!(
+        "byte entropy {entropy:.3}, ln 256 {:.3}; every step's bytes: {} steps' gradients reduced",
+        libm::log(256.0),
+        steps(runs)
+    ));
+    table.note("besides: state for workers that come, and exchanges that did not come about");
+    section.tables.push(table);
+    let (x, y) = (Scale::log("bytes that all workers have sent"), Scale::log("held-out loss, nats a byte"));
+    let curves = runs.iter().map(|run| (name(run), against_bytes(run))).collect();
+    section.plots.push(Plot::Curves { title: "Held-out loss against bytes".into(), x, y, curves });
+    let (x, y) = (Scale::log("bytes that all workers have sent"), Scale::log("training loss, nats a byte"));
+    let curves = runs.iter().map(|run| (name(run), training(run))).collect();
+    section.plots.push(Plot::Curves { title: "Training loss against bytes".into(), x, y, curves });
+    for run in runs {
+        let unplanned = run.unplanned as f64;
+        section.bar(
+            format!("{}: bytes that are not as planned, times", name(run)),
+            unplanned,
+            Wanted::AtMost(0.0),
+        );
+        let apart = f64::from(u8::from(run.difference.is_some()));
+        section.bar(
+            format!("{}: workers whose exchanged parameters differ at the end", name(run)),
+            apart,
+            Wanted::AtMost(0.0),
+        );
+    }
+    section
+}
+
+/// What each worker did.
+pub(super) fn workers(run: &Trained) -> Section {
+    let about = "Worker by worker: what it read, and how long it was there.";
+    let mut section = Section::new(&format!("workers, {}", name(run)), about);
+    let mut table = Table::new("worker", &["bytes of the text", "steps", "end", "bytes sent", "planned"]);
+    for (worker, life) in run.workers.iter().enumerate() {
+        let Life { part, steps, lost, sent, planned } = life;
+        let row = [
+            Cell::Text(format!("{} to {}", part.start, part.end)),
+            Cell::Text(format!("{} to {}", steps.start, steps.end)),
+            Cell::Text(end(*lost).to_owned()),
+            Cell::Count(*sent),
+            planned.map_or(Cell::None, Cell::Count),
+        ];
+        table.row(worker.to_string(), row);
+    }
+    section.tables.push(table);
+    section
+}
+
+/// Who was there when, and what became of exchanges.
+pub(super) fn members(run: &Trained, seed: u64) -> Section {
+    let about = format!(
+        "What seed {seed} drew, and who was there: an epoch is one list of members. Exchanges of {} steps did not come \
+         about: {:?}.",
+        run.failed.len(),
+        run.failed
+    );
+    let mut section = Section::new("members", &about);
+    let mut table = Table::new("before step", &["worker", "what"]);
+    for event in &run.schedule.events {
+        let what = event.loss.map_or("comes", |loss| end(Some(loss)));
+        table
+            .row(event.step.to_string(), [Cell::Text(event.worker.to_string()), Cell::Text(what.to_owned())]);
+    }
+    section.tables.push(table);
+    let mut table = Table::new("epoch", &["from step", "members", "new", "gone"]);
+    for epoch in &run.epochs {
+        let gone: Vec<String> = epoch.gone.iter().map(|(id, why)| format!("{id}: {why}")).collect();
+        let row = [
+            Cell::Text(epoch.step.to_string()),
+            Cell::Text(format!("{:?}", epoch.members)),
+            Cell::Text(format!("{:?}", epoch.new)),
+            Cell::Text(gone.join("; ")),
+        ];
+        table.row(epoch.number.to_string(), row);
+    }
+    section.tables.push(table);
+    let (x, y) = (Scale::linear("step"), Scale::linear("worker, from 1"));
+    let line = |(i, life): (usize, &Life)| {
+        let ends = [life.steps.start as f64, life.steps.end as f64].map(|step| (step, i as f64 + 1.0));
+        (format!("worker {i}, {}", end(life.lost)), ends.to_vec())
+    };
+    let curves = run.workers.iter().enumerate().map(line).collect();
+    section.plots.push(Plot::Curves { title: "Who was there".into(), x, y, curves });
+    section
+}
+
+/// How it is called beside the others.
+fn name(run: &Trained) -> String {
+    format!("{}, seed {}", run.method, run.seed)
+}
+
+fn steps(runs: &[Trained]) -> usize {
+    runs.iter().map(|run| run.steps).max().unwrap_or(0)
+}
+
+fn cells(run: &Trained) -> [Cell; 6] {
+    let last = run.losses.len().div_ceil(20).max(1);
+    let train = run.losses.iter().rev().take(last).sum::<f64>() / last as f64;
+    [
+        Cell::Text(format!("{train:.4}")),
+        Cell::Text(format!("{:.4}", run.held_out())),
+        Cell::Count(run.sent()),
+        run.planned.map_or(Cell::Text("not compared".into()), Cell::Count),
+        Cell::Count(run.besides),
+        Cell::Text(format!("1/{:.2}", run.every_step as f64 / run.sent() as f64)),
+    ]
+}
+
+fn end(lost: Option<Loss>) -> &'static str {
+    match lost {
+        None => "trains to the end",
+        Some(Loss::Leaves) => "leaves",
+        Some(Loss::Dies) => "is lost between exchanges",
+        Some(Loss::DiesWithin) => "is lost in an exchange",
+    }
+}
+
+/// Each measured held-out loss, by what had been sent then.
+fn against_bytes(run: &Trained) -> Vec<(f64, f64)> {
+    let sent = |steps: u64| run.sent.get(steps as usize - 1).copied().unwrap_or(0) as f64;
+    run.held_out.iter().map(|&(steps, loss)| (sent(steps), loss)).filter(|(sent, _)| *sent > 0.0).collect()
+}
+
+/// The mean training losses of stretches, by what had been sent at their ends.
+fn training(run: &Trained) -> Vec<(f64, f64)> {
+    let stretch = run.losses.len().div_ceil(POINTS).max(1);
+    let stretches = run.losses.chunks(stretch).zip(run.sent.chunks(stretch));
+    let point = |(losses, sent): (&[f64], &[u64])| {
+        (sent.last().copied().unwrap_or(0) as f64, losses.iter().sum::<f64>() / losses.len() as f64)
+    };
+    stretches.map(point).filter(|(sent, _)| *sent > 0.0).collect()
+}

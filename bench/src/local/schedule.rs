@@ -1,0 +1,217 @@
+//! Who is lost and who is added when, drawn from a seed: the same for the same seed, whatever the machine does.
+
+use std::ops::Range;
+
+use anyhow::{Result, ensure};
+use meshstep_shard::local::{LocalPlan, Placement};
+use serde::Serialize;
+
+use crate::keyed::Stream;
+
+/// Comings and goings of a run, at most.
+const EVENTS: usize = 6;
+
+/// How a worker ends before the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Loss {
+    /// It says that it goes.
+    Leaves,
+    /// It is gone between two exchanges, without a word.
+    Dies,
+    /// It is gone in an exchange, when the others wait for what it brings.
+    DiesWithin,
+}
+
+/// Something that happens to a worker when `step` is about to begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Event {
+    pub(crate) step: u64,
+    pub(crate) worker: usize,
+    /// None: it comes.
+    pub(crate) loss: Option<Loss>,
+}
+
+/// All that happens, in order.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Schedule {
+    pub(crate) events: Vec<Event>,
+}
+
+impl Schedule {
+    /// For `workers` that take `steps` by `plan`. Between two exchanges happens one thing at most, so that everybody who is
+    /// there when it happens has what the run has come to: one worker is enough to go on with.
+    pub(crate) fn draw(seed: u64, workers: usize, steps: u64, plan: &LocalPlan) -> Result<Self> {
+        ensure!(
+            workers >= 2,
+            "--chaos needs somebody who is left when a worker is lost; use --ranks 2 or more"
+        );
+        let intervals = intervals(plan, steps);
+        ensure!(
+            intervals.len() >= 3,
+            "--chaos: {steps} steps have {} exchanges, and workers come and go between them; take more --steps, or let \
+             workers meet more often, so that there are 3",
+            intervals.len()
+        );
+        // Whoever comes finds workers that have met already, and ones that meet again.
+        let between = &intervals[1..];
+        let count = between.len().min(EVENTS);
+        let mut chosen: Vec<usize> = (0..between.len()).collect();
+        let stream = Stream::new(seed, &[0]);
+        chosen.sort_by_key(|&i| stream.bits(i as u64));
+        chosen.truncate(count);
+        chosen.sort_unstable();
+        let (mut alive, mut next): (Vec<usize>, usize) = ((0..workers).collect(), workers);
+        let mut events = Vec::new();
+        for (i, &interval) in chosen.iter().enumerate() {
+            let draw = Draw(Stream::new(seed, &[1, i as u64]));
+            // One of each at least.
+            let comes = match i {
+                0 => false,
+                1 => true,
+                _ => alive.len() < 2 || alive.len() < 2 * workers && draw.below(0, 2) == 0,
+            };
+            events.push(if comes {
+                alive.push(next);
+                next += 1;
+                Event { step: draw.step(&between[interval]), worker: next - 1, loss: None }
+            } else {
+                let worker = alive.remove(draw.below(1, alive.len()));
+                draw.loss(worker, &between[interval])
+            });
+        }
+        Ok(Schedule { events })
+    }
+
+    /// The step before which a worker comes; none for those that are there from the beginning.
+    pub(crate) fn comes(&self, worker: usize) -> Option<u64> {
+        self.of(worker, true).map(|event| event.step)
+    }
+
+    /// When and how a worker is lost.
+    pub(crate) fn lost(&self, worker: usize) -> Option<(u64, Loss)> {
+        self.of(worker, false).and_then(|event| Some((event.step, event.loss?)))
+    }
+
+    /// Workers that come before `step`.
+    pub(crate) fn coming(&self, step: u64) -> impl Iterator<Item = usize> + '_ {
+        self.events
+            .iter()
+            .filter(move |event| event.step == step && event.loss.is_none())
+            .map(|event| event.worker)
+    }
+
+    /// Of how many workers there is ever one, `first` of them from the beginning.
+    pub(crate) fn workers(&self, first: usize) -> usize {
+        first + self.events.iter().filter(|event| event.loss.is_none()).count()
+    }
+
+    fn of(&self, worker: usize, comes: bool) -> Option<&Event> {
+        self.events.iter().find(|event| event.worker == worker && event.loss.is_none() == comes)
+    }
+}
+
+/// One event's numbers.
+struct Draw(Stream);
+
+impl Draw {
+    fn below(&self, index: u64, n: usize) -> usize {
+        self.0.below(index, n as u64) as usize
+    }
+
+    fn step(&self, interval: &Range<u64>) -> u64 {
+        interval.start + self.0.below(2, interval.end - interval.start)
+    }
+
+    fn loss(&self, worker: usize, interval: &Range<u64>) -> Event {
+        let loss = [Loss::Leaves, Loss::Dies, Loss::DiesWithin][self.below(3, 3)];
+        let step = if loss == Loss::DiesWithin { interval.end - 1 } else { self.step(interval) };
+        Event { step, worker, loss: Some(loss) }
+    }
+}
+
+/// Ranges of steps after the last of which something is sent, and after no other. (What arrives later is given up where somebody
+/// comes or goes meanwhile, so that it need not come.)
+fn intervals(plan: &LocalPlan, steps: u64) -> Vec<Range<u64>> {
+    let placements = [Placement::Before, Placement::After];
+    let exchanges =
+        |&step: &u64| placements.iter().any(|&placement| plan.due(step, placement).next().is_some());
+    let mut from = 0;
+    let ends = (0..steps).filter(exchanges).map(|step| step + 1);
+    ends.map(|end| std::mem::replace(&mut from, end)..end).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn intervals_end_with_what_travels() {
+        assert_eq!(intervals(&LocalPlan::des_loc(4, 6, 12), 13), [0..4, 4..6, 6..8, 8..12]);
+        let streaming = LocalPlan::streaming_diloco(4, 2, 1, 0.5);
+        assert_eq!(intervals(&streaming, 7), [0..2, 2..4, 4..6]);
+    }
+
+    #[test]
+    fn a_seed_is_one_schedule_and_another_is_another() {
+        let plan = LocalPlan::local_adam(4);
+        let draw = |seed| Schedule::draw(seed, 4, 64, &plan).unwrap();
+        assert_eq!(draw(1), draw(1));
+        assert!((2..20).all(|seed| draw(seed) != draw(1)));
+        assert!((0..20).any(|seed| draw(seed).events.len() == EVENTS));
+    }
+
+    #[test]
+    fn somebody_is_always_left_who_has_what_the_run_has() {
+        for (plan, workers, steps) in [
+            (LocalPlan::local_adam(4), 2, 12),
+            (LocalPlan::local_adam(4), 4, 200),
+            (LocalPlan::local_sgd(1), 3, 30),
+            (LocalPlan::streaming_diloco(8, 2, 3, 0.5), 4, 100),
+        ] {
+            let intervals = intervals(&plan, steps);
+            let within = |step: u64| intervals.iter().position(|interval| interval.contains(&step)).unwrap();
+            for seed in 0..300 {
+                let Schedule { events } = Schedule::draw(seed, workers, steps, &plan).unwrap();
+                let places: Vec<usize> = events.iter().map(|event| within(event.step)).collect();
+                assert!(places[0] > 0 && places.windows(2).all(|pair| pair[0] < pair[1]), "{events:?}");
+                let mut alive: Vec<usize> = (0..workers).collect();
+                for event in &events {
+                    match event.loss {
+                        None => {
+                            assert!(!alive.contains(&event.worker));
+                            alive.push(event.worker);
+                        }
+                        Some(loss) => {
+                            let place = alive.iter().position(|&worker| worker == event.worker);
+                            alive.remove(place.unwrap());
+                            let last = intervals[within(event.step)].end - 1;
+                            assert!(loss != Loss::DiesWithin || event.step == last);
+                        }
+                    }
+                    assert!((1..=2 * workers).contains(&alive.len()), "{events:?}");
+                }
+                assert!(events.iter().any(|event| event.loss.is_some()));
+                assert!(events.iter().any(|event| event.loss.is_none()));
+            }
+        }
+    }
+
+    #[test]
+    fn every_way_to_go_is_drawn() {
+        let plan = LocalPlan::local_adam(4);
+        let all = (0..50).flat_map(|seed| Schedule::draw(seed, 4, 64, &plan).unwrap().events);
+        let ways: Vec<Option<Loss>> = all.map(|event| event.loss).collect();
+        for way in [None, Some(Loss::Leaves), Some(Loss::Dies), Some(Loss::DiesWithin)] {
+            assert!(ways.contains(&way), "{way:?}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_drawn_says_what_could() {
+        let draw =
+            |workers, steps| Schedule::draw(1, workers, steps, &LocalPlan::local_adam(16)).unwrap_err();
+        assert!(draw(1, 400).to_string().contains("--ranks 2 or more"));
+        assert!(draw(4, 47).to_string().contains("47 steps have 2 exchanges"));
+    }
+}

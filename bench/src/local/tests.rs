@@ -1,0 +1,224 @@
+use clap::Parser as _;
+
+use super::schedule::Loss;
+use super::*;
+use crate::cli::{Cli, Command};
+
+fn asked(options: &str) -> Result<Train, String> {
+    let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/src");
+    let words = ["meshstep-bench", "train", "--corpus", corpus].into_iter().chain(options.split_whitespace());
+    match Cli::try_parse_from(words).map_err(|error| error.to_string())?.command {
+        Command::Train(asked) => Ok(asked),
+        _ => panic!("not train"),
+    }
+}
+
+/// A run of a small network on this folder's own text.
+fn run(options: &str) -> Run {
+    let run = Run::prepare(&asked(options).unwrap(), Path::new("nowhere")).unwrap();
+    Run { model: Config { layers: 1, heads: 2, width: 16, ..SIZES }, ..run }
+}
+
+fn train(options: &str) -> Vec<Trained> {
+    run(options).train(&mut Vec::new()).unwrap()
+}
+
+/// What is refused before anything is trained, by the command line or by the run.
+fn refused(options: &str) -> String {
+    let run = asked(options)
+        .and_then(|asked| Run::prepare(&asked, Path::new("nowhere")).map_err(|error| format!("{error:#}")));
+    run.map(|_| format!("nothing was refused of {options}")).unwrap_or_else(|error| error)
+}
+
+#[test]
+fn every_method_trains_and_sends_the_planned_bytes() {
+    let methods = [
+        "every-step",
+        "local-sgd --kx 2",
+        "post-local-sgd --kx 2 --every-step 1",
+        "local-adam --kx 2",
+        "des-loc --kx 2 --ku 3 --kv never",
+        "des-loc --half-lives --kx 1",
+        "mt-dao --kx 2 --moments 0.9:0.5,0.99:0.4 --ku 2,4 --kv 3",
+        "diloco --kx 2 --outer-lr 0.5 --outer-momentum 0",
+        "streaming-diloco --kx 4 --parts 2 --delay 1 --alpha 0.25",
+        "streaming-diloco --kx 4 --parts 3 --delay 3",
+    ];
+    for options in methods {
+        let runs = train(&format!("--local {options} --workers 3 --steps 5 --batch 1"));
+        let [run] = runs.as_slice() else { panic!("{options}: {} runs", runs.len()) };
+        assert_eq!((run.losses.len(), run.unplanned, run.besides), (5, 0, 0), "{options}: {run:?}");
+        assert_eq!((run.planned, &run.difference), (Some(run.sent()), &None), "{options}");
+        assert!(run.sent() > 0 && run.held_out() < 6.0, "{options}: {run:?}");
+        assert!(run.workers.iter().all(|worker| worker.planned == Some(worker.sent)), "{options}");
+        let parts: Vec<usize> = run.workers.iter().map(|worker| worker.part.start).collect();
+        assert!(parts.windows(2).all(|pair| pair[0] < pair[1]), "{options}: {parts:?}");
+    }
+}
+
+#[test]
+fn methods_have_defaults_and_all_of_them_are_one_report() {
+    let runs = train("--local all --kx 1 --workers 2 --steps 2 --batch 1");
+    assert_eq!(runs.iter().map(|run| run.method).collect::<Vec<_>>(), METHODS);
+    assert!(runs.iter().all(|run| run.unplanned == 0 && run.difference.is_none()), "{runs:?}");
+    // Reducing gradients in each of two steps and averaging parameters after each: the same bytes but for words.
+    let [every, local] = [&runs[0], &runs[1]].map(|run| run.sent() as f64);
+    assert!((every / local - 1.0).abs() < 0.1, "{every} {local}");
+    let periods = |options: &str| -> Vec<Option<u64>> {
+        let run = run(&format!("--local {options}"));
+        run.methods[0].plan.iter().flat_map(|plan| &plan.fragments).map(|f| f.timing.period).collect()
+    };
+    assert_eq!(periods("des-loc"), [16, 48, 96].map(Some));
+    assert_eq!(periods("des-loc --kx 10 --kv never"), [Some(10), Some(30), None]);
+    assert_eq!(periods("des-loc --half-lives"), [16, 16, 69].map(Some));
+    assert_eq!(periods("mt-dao --kx 8"), [8, 24, 48].map(Some));
+    assert_eq!(periods("streaming-diloco"), [Some(16); 4]);
+}
+
+#[test]
+fn workers_read_different_text_and_a_seed_is_one_run() {
+    let runs = |seed| train(&format!("--local des-loc --kx 1 --workers 2 --steps 3 --batch 1 --seed {seed}"));
+    let bits = |runs: &[Trained]| runs[0].losses.iter().map(|loss| loss.to_bits()).collect::<Vec<_>>();
+    assert_eq!(bits(&runs(1)), bits(&runs(1)));
+    assert_ne!(bits(&runs(1)), bits(&runs(2)));
+}
+
+#[test]
+fn workers_come_and_go_as_the_seed_says() {
+    for (options, seeds) in [
+        ("des-loc --kx 2 --ku 4 --kv 6", 0..4),
+        ("diloco --kx 2", 0..2),
+        ("streaming-diloco --kx 4 --parts 2 --delay 1", 0..3),
+        ("post-local-sgd --every-step 6 --kx 2", 0..2),
+    ] {
+        for seed in seeds {
+            let what = format!("--local {options} --workers 3 --steps 18 --batch 1 --chaos {seed}");
+            let runs = train(&what);
+            let [run] = runs.as_slice() else { panic!("{} runs", runs.len()) };
+            assert_eq!((run.unplanned, &run.difference), (0, &None), "{what}: {run:?}");
+            assert_eq!(run.losses.len(), 18);
+            assert!(run.losses.iter().all(|loss| loss.is_finite()), "{what}");
+            for event in &run.schedule.events {
+                let life = &run.workers[event.worker];
+                match event.loss {
+                    None => assert!(life.steps.start >= event.step, "{what}: {life:?}"),
+                    Some(loss) => assert_eq!((life.lost, life.steps.end), (Some(loss), event.step), "{what}"),
+                }
+            }
+            let stayed = run.workers.iter().filter(|life| life.lost.is_none());
+            assert!(stayed.clone().count() > 0 && stayed.clone().all(|life| life.steps.end == 18), "{what}");
+            // An exchange fails where somebody is lost in it, and nowhere else.
+            let lost_within = run.schedule.events.iter().filter(|event| event.loss == Some(Loss::DiesWithin));
+            assert_eq!(run.failed, lost_within.map(|event| event.step).collect::<Vec<_>>(), "{what}");
+            let last = run.epochs.last().unwrap();
+            let alive: Vec<u64> =
+                (0..).zip(&run.workers).filter(|(_, life)| life.lost.is_none()).map(|(i, _)| i).collect();
+            if run.schedule.events.last().is_some_and(|event| event.loss.is_none() || event.step < 14) {
+                let mut members = last.members.clone();
+                members.sort_unstable();
+                assert_eq!(members, alive, "{what}: {run:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_same_chaos_is_the_same_run_to_the_bit() {
+    let runs = || train("--local des-loc --kx 2 --workers 3 --steps 16 --batch 1 --chaos 5").swap_remove(0);
+    let (first, again) = (runs(), runs());
+    let bits = |run: &Trained| run.losses.iter().map(|loss| loss.to_bits()).collect::<Vec<_>>();
+    assert_eq!((bits(&first), first.sent, first.epochs), (bits(&again), again.sent, again.epochs));
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_with_what_would() {
+    for (options, hint) in [
+        ("--local des-lok", "possible values: every-step, local-sgd, post-local-sgd, local-adam, des-loc"),
+        ("--local des-loc --parts 2", "--parts is not for --local des-loc, which takes --kx, --ku, --kv"),
+        ("--local local-sgd --ku 3", "--ku is not for --local local-sgd, which takes --kx, --chaos"),
+        ("--local every-step --chaos 1", "--chaos is not for --local every-step, which takes none"),
+        ("--local compare --kx 8", "--kx is not for --local compare"),
+        ("--local compare --steps 500", "use a multiple of 192"),
+        ("--local compare --workers 3", "is of 4 workers"),
+        ("--local all --chaos 1", "--chaos is not for --local all, which takes --kx"),
+        ("--local des-loc --kx 0", "from 1 to 1000000"),
+        ("--local des-loc --ku 0", "from 1 to 1000000, or never"),
+        ("--local des-loc --kv often", "or never"),
+        ("--local des-loc --ku 3,4", "--ku has 2 periods for 1 first moments"),
+        ("--local des-loc --half-lives --ku 4", "cannot be used with"),
+        ("--local mt-dao --moments 0.9", "such as 0.995:0.7"),
+        ("--local mt-dao --moments 1.5:0.5", "beta"),
+        ("--local mt-dao --moments 0.9:0.2,0.9:0.2,0.9:0.2,0.9:0.2,0.9:0.1", "1 to 4 pairs"),
+        ("--local mt-dao --moments 0.9:0.5,0.99:0.4 --ku 4", "--ku has 1 periods for 2 first moments"),
+        ("--local streaming-diloco --kx 8 --delay 8", "use less than 8"),
+        ("--local streaming-diloco --alpha 0", "above 0, at most 1"),
+        ("--local streaming-diloco --parts 0", "from 1 to 4096"),
+        ("--local diloco --outer-lr -1", "0 or above"),
+        ("--local diloco --outer-lr nan", "0 or above"),
+        ("--local diloco --outer-momentum 2", "momentum"),
+        ("--local des-loc --workers 0", "from 1 to 64"),
+        ("--local des-loc --workers 1 --chaos 1", "--ranks 2 or more"),
+        ("--local des-loc --chaos 1 --steps 40", "40 steps have 2 exchanges"),
+        ("--local des-loc --stage 1", "cannot be used with"),
+        ("--local des-loc --optimizer sgd", "cannot be used with"),
+        ("--local des-loc --mesh dp=2", "cannot be used with"),
+        ("--kx 3", "--local"),
+        ("--chaos 3", "--local"),
+    ] {
+        let error = refused(options);
+        assert!(error.contains(hint), "{options}: {error}");
+    }
+}
+
+#[test]
+fn text_that_is_too_short_for_its_workers_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("short.txt");
+    fs::write(&file, "ab".repeat(1000)).unwrap();
+    let options = format!("--local des-loc --workers 40 --corpus {}", file.display());
+    let error = {
+        let words = ["meshstep-bench", "train"].into_iter().chain(options.split_whitespace());
+        let Command::Train(asked) = Cli::parse_from(words).command else { panic!("not train") };
+        Run::prepare(&asked, Path::new("nowhere")).unwrap_err().to_string()
+    };
+    assert!(error.contains("fewer --ranks"), "{error}");
+}
+
+#[test]
+fn one_worker_alone_sends_nothing() {
+    let runs = train("--local des-loc --kx 1 --workers 1 --steps 2 --batch 1 --seed 18446744073709551615");
+    assert_eq!((runs[0].sent(), runs[0].unplanned), (0, 0));
+    assert!(runs[0].held_out().is_finite());
+}
+
+#[test]
+fn the_report_is_written_whole_and_a_byte_that_was_not_planned_is_a_miss() {
+    let dir = tempfile::tempdir().unwrap();
+    let asked = asked("--local local-adam --kx 1 --workers 3 --steps 5 --batch 1 --chaos 2").unwrap();
+    let mut printed = Vec::new();
+    let verdict = super::run(&asked, Path::new("nowhere"), dir.path(), &mut printed).unwrap();
+    let printed = String::from_utf8(printed).unwrap();
+    assert_eq!(verdict, Verdict::Holds, "{printed}");
+    assert!(printed.contains("== members ==") && printed.contains("2 of 2 bars hold"), "{printed}");
+    let page = fs::read_to_string(dir.path().join("local.html")).unwrap();
+    assert!(
+        ["loss against bytes", "Who was there", "Held-out loss against bytes"]
+            .iter()
+            .all(|text| page.contains(text))
+    );
+    let json: serde_json::Value =
+        serde_json::from_slice(&fs::read(dir.path().join("local.json")).unwrap()).unwrap();
+    assert_eq!((&json["holds"], &json["local"]["chaos"]), (&true.into(), &2.into()));
+    assert!(json["trained"][0]["epochs"].as_array().is_some_and(|epochs| epochs.len() > 1));
+
+    let mut run = run("--local local-adam --kx 1 --workers 2 --steps 2 --batch 1")
+        .train(&mut Vec::new())
+        .unwrap()
+        .swap_remove(0);
+    let holds = |run: &Trained| report::methods(std::slice::from_ref(run), 3.3).bars.iter().all(Bar::holds);
+    assert!(holds(&run));
+    run.difference = Some("a bit".to_owned());
+    assert!(!holds(&run));
+    (run.difference, run.unplanned) = (None, 1);
+    assert!(!holds(&run));
+}

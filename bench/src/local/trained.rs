@@ -1,0 +1,146 @@
+//! What a training came to, put together from its workers.
+
+use std::ops::Range;
+
+use anyhow::Result;
+use serde::Serialize;
+
+use super::asked::Task;
+use super::job::Job;
+use super::schedule::{Loss, Schedule};
+use super::worker::{Done, Epoch};
+use crate::train::compare::{Finals, first_difference};
+
+/// One training by one method.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Trained {
+    pub(crate) method: Task,
+    /// Its rule and periods, in words.
+    pub(crate) about: String,
+    pub(crate) seed: u64,
+    pub(crate) steps: usize,
+    /// The mean loss of the workers that took each step.
+    pub(crate) losses: Vec<f64>,
+    /// Bytes that all workers together had sent after each step.
+    pub(crate) sent: Vec<u64>,
+    /// Held-out losses on the way, and at the end: after how many steps, the workers' mean.
+    pub(crate) held_out: Vec<(u64, f64)>,
+    /// Bytes of all exchanges that came about, by the plan; none where results are on their way while workers come and go.
+    pub(crate) planned: Option<u64>,
+    /// Bytes that as many workers send who reduce gradients in every step.
+    pub(crate) every_step: u64,
+    /// Bytes of what no plan foresees: state for those that come, exchanges that failed.
+    pub(crate) besides: u64,
+    /// How often a worker sent other bytes than planned.
+    pub(crate) unplanned: usize,
+    /// Where the parameters of workers differ at the end though all were exchanged.
+    pub(crate) difference: Option<String>,
+    pub(crate) workers: Vec<Life>,
+    /// Who was there, and from when on; empty where all stayed.
+    pub(crate) epochs: Vec<Epoch>,
+    /// Steps whose exchange did not come about.
+    pub(crate) failed: Vec<u64>,
+    /// What was to happen.
+    pub(crate) schedule: Schedule,
+}
+
+/// A worker.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Life {
+    /// The bytes of the text to train on that it read.
+    pub(crate) part: Range<usize>,
+    /// Steps that it took.
+    pub(crate) steps: Range<u64>,
+    /// How it was lost; none for one that trained to the end.
+    pub(crate) lost: Option<Loss>,
+    pub(crate) sent: u64,
+    /// Of these, what was planned, as in [`Trained`].
+    pub(crate) planned: Option<u64>,
+}
+
+impl Trained {
+    pub(super) fn of(job: &Job<'_>, done: Vec<Done>) -> Result<Self> {
+        let steps = 0..job.steps as u64;
+        let mut epochs: Vec<Epoch> = done.iter().flat_map(|done| done.epochs.clone()).collect();
+        epochs.sort_by_key(|epoch| epoch.number);
+        epochs.dedup();
+        let mut failed: Vec<u64> = done.iter().flat_map(|done| done.failed.clone()).collect();
+        failed.sort_unstable();
+        failed.dedup();
+        let stayed = || done.iter().filter(|done| done.lost.is_none());
+        Ok(Trained {
+            method: job.method.task,
+            about: job.method.describe(),
+            seed: job.seed,
+            steps: job.steps,
+            losses: steps.clone().map(|step| mean(done.iter().filter_map(|done| done.loss(step)))).collect(),
+            sent: steps.clone().map(|step| done.iter().map(|done| done.sent_after(step)).sum()).collect(),
+            held_out: held_out(&done),
+            planned: done.iter().map(|done| done.planned).sum(),
+            every_step: job.every_step()?,
+            besides: done.iter().map(|done| done.besides).sum(),
+            unplanned: done.iter().map(|done| done.unplanned + usize::from(!done.adds_up())).sum(),
+            difference: if job.method.alike_after(steps.end) { difference(stayed()) } else { None },
+            workers: done.iter().map(|done| Life::of(job, done)).collect(),
+            epochs,
+            failed,
+            schedule: job.schedule.clone(),
+        })
+    }
+
+    /// The held-out loss after the last step.
+    pub(crate) fn held_out(&self) -> f64 {
+        self.held_out.last().map_or(f64::NAN, |(_, loss)| *loss)
+    }
+
+    /// Bytes that all workers sent.
+    pub(crate) fn sent(&self) -> u64 {
+        self.workers.iter().map(|worker| worker.sent).sum()
+    }
+}
+
+impl Life {
+    fn of(job: &Job<'_>, done: &Done) -> Self {
+        let (part, steps) = (job.part(done.worker), done.began..done.began + done.losses.len() as u64);
+        Life { part, steps, lost: done.lost, sent: done.total, planned: done.planned }
+    }
+}
+
+impl Done {
+    fn loss(&self, step: u64) -> Option<f64> {
+        self.losses.get(usize::try_from(step.checked_sub(self.began)?).ok()?).copied()
+    }
+
+    /// Bytes that it had sent when `step` had been taken.
+    fn sent_after(&self, step: u64) -> u64 {
+        let Some(index) = step.checked_sub(self.began) else { return 0 };
+        self.sent.get(index as usize).copied().unwrap_or(self.total)
+    }
+
+    /// Whether what it sent is what was planned and what no plan foresees.
+    fn adds_up(&self) -> bool {
+        self.planned.is_none_or(|planned| planned + self.besides == self.total)
+    }
+}
+
+fn mean(values: impl Iterator<Item = f64>) -> f64 {
+    let (sum, count) = values.fold((0.0, 0), |(sum, count), value| (sum + value, count + 1));
+    sum / f64::from(count)
+}
+
+/// Each measured loss, the mean of those who measured it.
+fn held_out(done: &[Done]) -> Vec<(u64, f64)> {
+    let mut steps: Vec<u64> =
+        done.iter().flat_map(|done| done.held_out.iter().map(|(step, _)| *step)).collect();
+    steps.sort_unstable();
+    steps.dedup();
+    let at = |step| done.iter().flat_map(move |done| &done.held_out).filter(move |(at, _)| *at == step);
+    steps.into_iter().map(|step| (step, mean(at(step).map(|(_, loss)| *loss)))).collect()
+}
+
+fn difference<'a>(mut done: impl Iterator<Item = &'a Done>) -> Option<String> {
+    let name = |done: &Done| format!("worker {}", done.worker);
+    let finals = |done: &'a Done| -> &'a Finals { &done.finals };
+    let first = done.next()?;
+    done.find_map(|other| first_difference((&name(first), finals(first)), (&name(other), finals(other))))
+}
