@@ -11,7 +11,7 @@ use super::saved::Saved;
 use super::settings::Settings;
 use crate::family::Place;
 use crate::verify::{Item, Slot};
-use crate::{Error, Optimizer};
+use crate::{Error, Optimizer, Stage};
 use meshstep_comm::Communicator;
 use meshstep_tensor::{DType, Queue, Slice, SliceMut};
 use std::borrow::Cow;
@@ -29,6 +29,8 @@ pub(crate) struct Content {
     pub(crate) holding: Holding,
     /// What this rank has all vectors of, in what it holds.
     pub(crate) owned: Range<usize>,
+    /// Whether others have all vectors of that too.
+    pub(crate) shared: bool,
     /// Its vectors.
     pub(crate) vectors: Vec<Named>,
 }
@@ -253,7 +255,7 @@ impl Optimizer {
         };
         let mut vectors = vec![named(Slot::Params, PARAM, entry.param.dtype())?];
         let Place::Bucket { bucket, range, .. } = &entry.place else {
-            return Ok(Content { name, t, holding, owned: 0..entry.param.len(), vectors });
+            return Ok(Content { name, t, holding, owned: 0..entry.param.len(), shared: true, vectors });
         };
         let owned = &self.buckets[*bucket];
         if let Some(master) = owned.master() {
@@ -264,6 +266,7 @@ impl Optimizer {
             vectors.push(named(Slot::State(i), state, of.dtype())?);
         }
         let owned = owned.part_of(range).map_or(0..0, |(within, ..)| within);
-        Ok(Content { name, t, holding, owned, vectors })
+        let shared = self.options.stage == Stage::Replicated;
+        Ok(Content { name, t, holding, owned, shared, vectors })
     }
 }

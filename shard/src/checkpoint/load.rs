@@ -12,7 +12,7 @@ use super::saved::Saved;
 use super::settings::Settings;
 use super::store::Store;
 use crate::verify::Slot;
-use crate::{Error, Optimizer, Stage};
+use crate::{Error, Optimizer};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Slice, SliceMut};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
@@ -236,7 +236,7 @@ fn wants<'a, K: Keeper>(
     let mut wants = Vec::new();
     // Who reads what others read too has it from the page cache, if they are on one machine.
     let alone = keeper.ranks().world_size() == 1;
-    let divided = keeper.optimizer().options().stage != Stage::Replicated;
+    let cut = keeper.optimizer().options().stage.cuts_params();
     for (param, (content, sources)) in contents.iter().zip(&fitting.sources).enumerate() {
         for (vector, source) in content.vectors.iter().zip(sources) {
             let Some(from) = *source else { continue };
@@ -247,8 +247,8 @@ fn wants<'a, K: Keeper>(
             }
             let place = (param, vector.slot);
             let want = want(content, place, from, &vector.name, (range, values.dtype()), meter)?;
-            let alone = alone || divided && within(&want.range, &content.owned);
-            wants.push(Want { once: alone, ..want });
+            let own = !content.shared && within(&want.range, &content.owned);
+            wants.push(Want { once: alone || own && (cut || vector.slot != Slot::Params), ..want });
         }
     }
     Ok(wants)

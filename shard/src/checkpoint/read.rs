@@ -47,11 +47,13 @@ const SHARE: usize = 8 << 20;
 
 /// Reads all that is wanted, several shares at a time.
 pub(super) fn read_all(saved: &Saved, wants: &mut [Want<'_>], meter: &Meter) -> Result<(), CheckpointError> {
+    let bytes: usize = wants.iter().map(|want| want.into.len() * want.into.dtype().size()).sum();
     let mut shares = Vec::new();
     for want in wants {
         want.divide(&mut shares)?;
     }
-    let readers = READERS.min(shares.len());
+    // Each has a window of memory.
+    let readers = READERS.min(shares.len()).min(bytes.div_ceil(WINDOW as usize));
     let shares = Mutex::new(shares.into_iter().enumerate());
     let read = || {
         let mut reading = Reading::of(saved);

@@ -394,6 +394,16 @@ fn what_somebody_has_edited_is_refused_and_changes_nothing() {
         });
         assert!(told.iter().all(|told| told.contains(expected)), "{expected}: {told:?}");
     }
+    // Another plan does without their tokens.
+    for (place, ragged) in [("/workers/3/tokens", json!([1])), ("/workers/1/sent", json!([]))] {
+        let mut manifest = whole.clone();
+        manifest.settings.insert("local".to_owned(), with(place, ragged));
+        sim.damage(path, |bytes| *bytes = manifest.to_text().into_bytes());
+        spawn(&run, &LocalPlan::diloco(3), [4, 1], |mut local, worker| {
+            local.load(&store, Load { other_settings: true, ..of_step(5) }).unwrap();
+            step(&run, &mut local, worker);
+        });
+    }
 }
 
 #[test]

@@ -285,7 +285,7 @@ impl Keeper for AllWorkers<'_> {
                 Row::Sent { worker, elements } => {
                     let of = elements.content(self.rows.name(row, ""), t, &self.local.engine.parts);
                     let owned = if self.is_here(*worker) { of.owned } else { 0..0 };
-                    Content { owned, ..of }
+                    Content { owned, shared: false, ..of }
                 }
             }
         };

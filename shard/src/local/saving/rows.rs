@@ -173,7 +173,9 @@ impl Elements {
         let spot = self.first_spot(parts).map(|i| &parts.of(self.fragment).spots[i]);
         let owned = spot.map_or(0..0, |spot| spot.first..spot.first + spot.range.len());
         let vectors = self.vectors.iter().map(|(_, named)| named.clone()).collect();
-        Content { name, t, holding: Holding::whole(&[self.len as u64]), owned, vectors }
+        let holding = Holding::whole(&[self.len as u64]);
+        // All workers keep the same.
+        Content { name, t, holding, owned, shared: true, vectors }
     }
 }
 

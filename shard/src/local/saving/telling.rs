@@ -81,7 +81,9 @@ impl AllWorkers<'_> {
         let among = self.local.engine.workers.across.world_size();
         let own = match self.mode {
             Mode::Own => self.record.workers.get(self.worker()).cloned().unwrap_or_default(),
-            Mode::Mean { .. } => self.record.divided(&self.rows.workers, among),
+            Mode::Mean { anew: false, .. } => self.record.divided(&self.rows.workers, among),
+            // Counts of another plan say nothing.
+            Mode::Mean { .. } => WorkerRecord::default(),
         };
         let (inner, engine) = (&self.local.inner, &mut self.local.engine);
         for mut flight in std::mem::replace(&mut engine.flights, std::mem::take(&mut self.flights)) {
