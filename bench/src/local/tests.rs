@@ -1,3 +1,5 @@
+//! Methods, chaos and refusals of `train --local`, with models of a few numbers.
+
 use clap::Parser as _;
 
 use super::schedule::Loss;
