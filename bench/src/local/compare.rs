@@ -101,7 +101,8 @@ pub(super) fn section(losses: &[(u64, Losses)], entropy: f64) -> Section {
     section.bar("the same of the means", apart(&mean), Wanted::AtMost(WITHIN));
     let worst = all.iter().flat_map(|l| [l.every_step, l.local_adam, l.des_loc]);
     // NaN stays.
-    let worst = worst.fold(0.0, |worst, loss| if loss <= worst { worst } else { loss });
+    let worst =
+        worst.fold(0.0, |worst: f64, loss| if worst.is_nan() || loss <= worst { worst } else { loss });
     section.bar(
         "the highest held-out loss, which is to be below the byte entropy",
         worst,
@@ -130,6 +131,9 @@ mod tests {
         assert!(!holds(&[(2.0, f64::NAN), (2.0, 2.0), (2.0, 2.0)]));
         assert!(!holds(&[(f64::NAN, 2.0), (2.0, 2.0), (2.0, 2.0)]));
         assert!(!holds(&[]));
+        let unknown = Losses { every_step: f64::NAN, local_adam: 2.0, des_loc: 2.0 };
+        let bars = super::section(&[(1, unknown)], 3.3).bars;
+        assert_eq!(bars.iter().filter(|bar| !bar.holds()).count(), 1);
         // Alike, but nothing was learned.
         assert!(!holds(&[(3.4, 3.4), (2.0, 2.0), (2.0, 2.0)]));
     }

@@ -32,18 +32,15 @@ pub(super) fn methods(runs: &[Trained], entropy: f64) -> Section {
     let curves = runs.iter().map(|run| (name(run), training(run))).collect();
     section.plots.push(Plot::Curves { title: "Training loss against bytes".into(), x, y, curves });
     for run in runs {
-        let unplanned = run.unplanned as f64;
-        section.bar(
-            format!("{}: bytes that are not as planned, times", name(run)),
-            unplanned,
-            Wanted::AtMost(0.0),
-        );
-        let apart = f64::from(u8::from(run.difference.is_some()));
-        section.bar(
-            format!("{}: workers whose exchanged parameters differ at the end", name(run)),
-            apart,
-            Wanted::AtMost(0.0),
-        );
+        // What is not compared has no bar.
+        if run.planned.is_some() {
+            let what = format!("{}: bytes that are not as planned, times", name(run));
+            section.bar(what, run.unplanned as f64, Wanted::AtMost(0.0));
+        }
+        if run.compared {
+            let what = format!("{}: workers whose exchanged parameters differ at the end", name(run));
+            section.bar(what, f64::from(u8::from(run.difference.is_some())), Wanted::AtMost(0.0));
+        }
     }
     section
 }

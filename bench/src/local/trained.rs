@@ -33,7 +33,9 @@ pub(crate) struct Trained {
     pub(crate) besides: u64,
     /// How often a worker sent other bytes than planned.
     pub(crate) unplanned: usize,
-    /// Where the parameters of workers differ at the end though all were exchanged.
+    /// Whether all parameters were exchanged after the last step.
+    pub(crate) compared: bool,
+    /// Where those of workers differ nevertheless.
     pub(crate) difference: Option<String>,
     pub(crate) workers: Vec<Life>,
     /// Who was there, and from when on; empty where all stayed.
@@ -68,6 +70,9 @@ impl Trained {
         failed.sort_unstable();
         failed.dedup();
         let stayed = || done.iter().filter(|done| done.lost.is_none());
+        // An exchange that has failed leaves each with its own.
+        let compared =
+            job.method.alike_after(steps.end) && failed.last().is_none_or(|step| step + 1 < steps.end);
         Ok(Trained {
             method: job.method.task,
             about: job.method.describe(),
@@ -80,7 +85,8 @@ impl Trained {
             every_step: job.every_step()?,
             besides: done.iter().map(|done| done.besides).sum(),
             unplanned: done.iter().map(|done| done.unplanned + usize::from(!done.adds_up())).sum(),
-            difference: if job.method.alike_after(steps.end) { difference(stayed()) } else { None },
+            compared,
+            difference: if compared { difference(stayed()) } else { None },
             workers: done.iter().map(|done| Life::of(job, done)).collect(),
             epochs,
             failed,

@@ -152,6 +152,9 @@ impl LocalOptimizer {
                 if granted != step {
                     let round = self.ask(|replica| replica.boundary(step))?;
                     self.go_on_with(round, connect)?;
+                    // What was on its way may have been given up: who joins knows of none.
+                    let side = self.engine.side();
+                    self.engine.following.iter_mut().for_each(|following| following.side = side);
                 }
             }
         }
@@ -211,7 +214,9 @@ impl LocalOptimizer {
         if let Err(error) = given_up {
             return Err(self.part(error));
         }
-        let own = connect(&round).map_err(LocalError::from).and_then(|workers| self.regroup(workers));
+        let connected = connect(&round).map_err(LocalError::from);
+        let new = connected.as_ref().ok().map(|workers| Arc::clone(&workers.world));
+        let own = connected.and_then(|workers| self.regroup(workers));
         let own_class = class(&own);
         let Some(following) = &mut self.engine.following else { return Ok(()) };
         let worst = match following.replica.worst(own_class) {
@@ -222,8 +227,9 @@ impl LocalOptimizer {
             Ok(worst) => worst,
             Err(error) => return Err(self.part(error)),
         };
-        // The other workers hear of it.
+        // The other workers hear of it, wherever they are.
         self.engine.workers.world.abort();
+        new.iter().for_each(|world| world.abort());
         let told = if worst == LOST { Ok(()) } else { following.replica.together(own) };
         match self.engine.end_round(Ballot::Failed) {
             Ok(ended) => told.and(ended.map(drop).map_err(LocalError::from)),

@@ -42,9 +42,11 @@ impl LocalPlan {
         LocalPlan::des_loc(kx, kx.saturating_mul(3), kx.saturating_mul(6))
     }
 
-    /// [`des_loc`](Self::des_loc) with each moment's [`half_life`] as its period, but none shorter than that of the parameters.
+    /// [`des_loc`](Self::des_loc) with each moment's [`half_life`] as its period, but none shorter than that of the parameters; never
+    /// where that is infinite.
     pub fn des_loc_half_lives(kx: u64, beta1: f64, beta2: f64) -> Self {
-        let [ku, kv] = [beta1, beta2].map(|beta| (half_life(beta).round() as u64).max(kx));
+        let period = |life: f64| life.is_finite().then(|| (life.round() as u64).max(kx));
+        let [ku, kv] = [beta1, beta2].map(|beta| period(half_life(beta)));
         LocalPlan::des_loc(kx, ku, kv)
     }
 
@@ -114,7 +116,7 @@ impl Outer {
     }
 }
 
-/// Updates after which half of a moment is left: `ln 0.5 / ln beta`.
+/// Updates after which half of a moment is left: `ln 0.5 / ln beta`; infinite where nothing fades.
 pub fn half_life(beta: f64) -> f64 {
-    0.5f64.ln() / beta.ln()
+    if beta >= 1.0 { f64::INFINITY } else { 0.5f64.ln() / beta.ln() }
 }

@@ -60,6 +60,8 @@ fn every_method_is_due_when_its_paper_says() {
 #[test]
 fn half_lives_make_periods() {
     assert!((half_life(0.5) - 1.0).abs() < 1e-15 && (half_life(0.999) - 692.8).abs() < 0.01);
+    let never = LocalPlan::des_loc_half_lives(16, 0.9, 1.0).fragments[2].timing.period;
+    assert!(half_life(1.0) == f64::INFINITY && never.is_none());
     let plan = LocalPlan::des_loc_half_lives(16, 0.9, 0.999);
     assert_eq!(plan.fragments.iter().map(|f| f.timing.period).collect::<Vec<_>>(), [16, 16, 693].map(Some));
 }

@@ -10,7 +10,7 @@ use meshstep_tensor::{Buffer, Category, Meter};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 fn run(workers: usize, min: usize) -> (InProcess, Clock) {
     let clock = Clock::manual();
@@ -226,6 +226,32 @@ fn who_panics_is_missed_at_once_and_so_is_a_seat_that_nobody_took() {
             assert_eq!((round.divisor(), second), (2, Decision::Commit {}));
         }
     });
+}
+
+#[test]
+fn who_goes_before_seats_are_made_is_not_waited_for() {
+    for leaves in [true, false] {
+        let run = InProcess::new(config(2, 1), Clock::real()).unwrap();
+        let [stays, goes] = [0, 1].map(|id| run.join(id, DIGEST, LONG).unwrap());
+        let round = thread::scope(|scope| {
+            let other = scope.spawn(|| goes.boundary(4).unwrap());
+            let round = stays.boundary(4).unwrap();
+            assert_eq!(other.join().unwrap().number, round.number);
+            round
+        });
+        let _kept = if leaves {
+            goes.leave().unwrap();
+            Some(goes)
+        } else {
+            drop(goes);
+            None
+        };
+        let begun = Instant::now();
+        let comm = stays.communicator(&round, secs(60)).unwrap();
+        let mut buffer = Buffer::from_slice(&[1f64], &Meter::new(), Category::Staging).unwrap();
+        assert!(comm.all_reduce(&mut buffer, Reduction::Sum).is_err());
+        assert!(begun.elapsed() < secs(30));
+    }
 }
 
 #[test]

@@ -45,6 +45,8 @@ struct Inside {
 #[derive(Debug, Default)]
 struct Seats {
     epoch: u64,
+    /// Who comes for them: whoever had gone before does not.
+    members: Vec<Option<Worker>>,
     /// Of one worker.
     ranks: usize,
     of_all: Vec<Option<Arc<dyn Communicator>>>,
@@ -132,7 +134,9 @@ impl Membership for InProcessWorker {
     }
 
     fn leave(&self) -> Result<(), Error> {
-        self.ask(Request::Leave).map(drop)
+        let left = self.ask(Request::Leave).map(drop);
+        self.hub.lock().give_up_seats(self.worker);
+        left
     }
 
     fn deadline(&self) -> Option<Duration> {
@@ -186,10 +190,8 @@ impl Drop for InProcessWorker {
 impl Inside {
     /// Communicators that a worker never took: the others' operations are not to wait for it.
     fn give_up_seats(&mut self, worker: Worker) {
-        let Seats { epoch, ranks, of_all } = &mut self.seats;
-        let state = self.desk.state();
-        let place = state.members.iter().position(|place| place.worker == worker);
-        let Some(place) = place.filter(|_| *epoch == state.epoch) else { return };
+        let Seats { members, ranks, of_all, .. } = &mut self.seats;
+        let Some(place) = members.iter().position(|member| *member == Some(worker)) else { return };
         of_all.iter_mut().skip(place * *ranks).take(*ranks).for_each(|seat| *seat = None);
     }
 
@@ -234,10 +236,16 @@ impl Hub {
             let (clock, faults) = (self.clock.clone(), Faults::none());
             let all = round.members.len() * ranks;
             let world = loopback::world(loopback::Config { ranks: all, timeout, clock, faults })?;
-            let of_all = world.into_iter().map(Some).collect();
-            inside.seats = Seats { epoch: round.epoch, ranks, of_all };
+            let state = inside.desk.state();
+            let here =
+                |id: u64| state.members.iter().find(|place| place.worker.id == id && place.gone.is_none());
+            let members: Vec<_> =
+                round.members.iter().map(|seat| here(seat.id).map(|place| place.worker)).collect();
+            let seat = |(i, seat): (usize, _)| members[i / ranks].map(|_| seat);
+            let of_all = world.into_iter().enumerate().map(seat).collect();
+            inside.seats = Seats { epoch: round.epoch, members, ranks, of_all };
         }
-        let Seats { epoch, ranks: named, of_all } = &mut inside.seats;
+        let Seats { epoch, ranks: named, of_all, .. } = &mut inside.seats;
         let known = (*epoch, *named) == (round.epoch, ranks);
         let seat = of_all.get_mut(round.rank * ranks + rank).filter(|_| known).and_then(Option::take);
         seat.ok_or(none)

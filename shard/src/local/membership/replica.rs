@@ -52,13 +52,14 @@ impl Replica {
         self.hear(|member| member.boundary(step))
     }
 
-    /// [`Membership::vote`] for the worker, with the gravest ballot of its ranks. Collective as [`boundary`](Self::boundary).
+    /// [`Membership::vote`] for the worker, with the gravest ballot of its ranks: where one is to blame the others only see that it
+    /// failed. Collective as [`boundary`](Self::boundary).
     pub(crate) fn vote(
         &self,
         round: &Round,
         ballot: Ballot,
     ) -> Result<Result<Decision, MembershipError>, Error> {
-        const BALLOTS: [Ballot; 3] = [Ballot::Ready, Ballot::Veto, Ballot::Failed];
+        const BALLOTS: [Ballot; 3] = [Ballot::Ready, Ballot::Failed, Ballot::Veto];
         let word = BALLOTS.iter().position(|known| *known == ballot).unwrap_or_default();
         let ballot = BALLOTS[(self.worst(word as u64)? as usize).min(BALLOTS.len() - 1)];
         self.hear(|member| member.vote(round, ballot))
@@ -185,10 +186,15 @@ mod tests {
     #[test]
     fn all_ranks_wait_for_one_answer_to_the_gravest_of_their_ballots() {
         let member = Arc::new(Recording { ballots: Mutex::default(), clock: Clock::manual() });
-        for (word, own) in [(Ballot::Ready, 0), (Ballot::Veto, 1), (Ballot::Failed, 2)] {
+        for (word, others, own) in [
+            (Ballot::Ready, Ballot::Ready, 0),
+            (Ballot::Veto, Ballot::Ready, 1),
+            (Ballot::Failed, Ballot::Ready, 2),
+            (Ballot::Veto, Ballot::Failed, 2),
+        ] {
             let told = ranks(&member, |replica, rank| {
                 let round = replica.boundary(5).unwrap().unwrap();
-                let ballot = if rank == own { word } else { Ballot::Ready };
+                let ballot = if rank == own { word } else { others };
                 (round.step, replica.vote(&round, ballot).unwrap())
             });
             let expected = Err(MembershipError::OtherRound { asked: 9, round: 7 });

@@ -1,6 +1,7 @@
 //! Bytes that an optimizer takes in: a file in PyTorch's names, and what `serialize` makes.
 
 use super::Memory;
+use meshstep_comm::Communicator;
 use meshstep_comm::loopback::{Config, world};
 use meshstep_optim::schedule::{Cosine, Schedule};
 use meshstep_optim::{AdamW, DynamicLossScale, LossScale};
@@ -14,9 +15,14 @@ use std::sync::Arc;
 /// In front of the header that `serialize` writes.
 const MAGIC: &[u8; 8] = b"MESHSTEP";
 
+thread_local! {
+    /// One for all inputs: each has a thread, and a leak checker takes those that are about to end for leaks.
+    static COMM: Arc<dyn Communicator> = world(Config::new(1)).unwrap().remove(0);
+}
+
 /// An optimizer on one rank: a matrix, nothing, and what stays as it is.
 pub(crate) fn optimizer() -> Optimizer {
-    let comm = world(Config::new(1)).unwrap().remove(0);
+    let comm = COMM.with(Arc::clone);
     let layout = Layout::builder().param("w", &[2, 3], DType::F32).param("none", &[0], DType::F32);
     let layout = layout.frozen("still", &[2], DType::BF16).build().unwrap();
     let first = |param: &Param, mut values: SliceMut<'_>| match param.dtype() {
