@@ -1,5 +1,5 @@
 //! Bytes of a file that are read once: what the page cache has of them comes from there, the rest from the disk without going
-//! through it. That costs a core less than half as much, and leaves the cache to others.
+//! through it. That leaves the cache to others.
 
 use std::fs::File;
 use std::io;
