@@ -1,8 +1,10 @@
 //! Saving and loading against a plain write with fsync, and a plain read, of as many bytes on the same disk, in turns.
 //!
 //! `cargo bench -p meshstep-shard --features checkpoint --bench checkpoint -- --mb 2048 --rounds 5 --dir DIR`; DIR is on the disk
-//! to measure. Reads are measured twice: with nothing of the files in the page cache, and with all of them. Last comes what a save in
-//! the background stops training for, beside a copy of as many bytes.
+//! to measure. Reads are measured twice: with nothing of the files in the page cache, and with all of them. A plain read goes into
+//! memory that is there already; a load takes as much anew, which is its own to pay for, but not that the host of a virtual machine may
+//! have taken it back: so that is asked for before. Last comes what a save in the background stops training for, beside a copy of as
+//! many bytes.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a program whose answer is what it prints")]
 
@@ -10,13 +12,14 @@ use meshstep_comm::Communicator;
 use meshstep_optim::AdamW;
 use meshstep_shard::checkpoint::{Load, Save, Store};
 use meshstep_shard::{At, Optimizer, Options, Stage};
-use meshstep_tensor::{DType, Layout, SliceMut};
+use meshstep_tensor::{Buffer, Category, DType, Layout, Meter, SliceMut};
 use std::fs::{self, File};
 use std::hint::black_box;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// Elements of a parameter.
 const LEN: usize = 1 << 24;
@@ -97,6 +100,7 @@ fn measure(asked: &Asked, opt: &mut Optimizer) {
             for path in [&plain, &file] {
                 if cached { warm(path) } else { forget(path) }
             }
+            touch(bytes as usize);
             match which {
                 0 => timed(|| plain_read(&plain, &mut room)),
                 _ => timed(|| _ = opt.load(&store, Load::default()).unwrap()),
@@ -232,6 +236,16 @@ fn plain_write(part: &[u8], bytes: u64, dir: &Path) {
 fn plain_read(path: &Path, room: &mut [u8]) {
     let mut file = File::open(path).unwrap();
     room.chunks_mut(STAGED).for_each(|part| file.read_exact(part).unwrap());
+}
+
+/// Takes memory and gives it back, so that the next who takes some has it from the system. Linux hands free memory back to the host of
+/// a virtual machine 2 s after something was freed: first that is waited for, so that it does not come in between.
+fn touch(bytes: usize) {
+    thread::sleep(Duration::from_millis(2500));
+    let mut memory =
+        Buffer::zeroed(bytes.div_ceil(8), DType::U64, &Meter::default(), Category::Staging).unwrap();
+    memory.as_mut().bytes_mut().unwrap().fill(1);
+    black_box(memory);
 }
 
 /// Takes a file out of the page cache; it is synced.

@@ -49,9 +49,11 @@ pub trait Reader: Debug + Send + Sync {
     }
     /// Fills `bytes` with what is at `offset`; an error where it ends before.
     fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()>;
-    /// The same, where nobody is about to read these bytes again.
-    fn read_once_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
-        self.read_at(offset, bytes)
+    /// The `len` bytes at `offset`, somewhere in `room`, which has as many or more. Nobody is about to read them again.
+    fn read_once_at<'r>(&self, offset: u64, len: usize, room: &'r mut [u8]) -> io::Result<&'r [u8]> {
+        let bytes = &mut room[..len];
+        self.read_at(offset, bytes)?;
+        Ok(bytes)
     }
 }
 
@@ -152,7 +154,7 @@ impl Reader for OnceRead {
         self.file().read_exact_at(bytes, offset)
     }
 
-    fn read_once_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
-        self.read_past_cache(offset, bytes)
+    fn read_once_at<'r>(&self, offset: u64, len: usize, room: &'r mut [u8]) -> io::Result<&'r [u8]> {
+        self.read_past_cache(offset, len, room)
     }
 }

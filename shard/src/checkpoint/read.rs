@@ -4,10 +4,11 @@ use super::contents::Content;
 use super::error::CheckpointError;
 use super::holding::Part;
 use super::manifest::{PieceEntry, SlotEntry, Type, WINDOW};
+use super::past_cache::SLACK;
 use super::piece::Run;
 use super::saved::{Saved, SavedFile, unreadable};
 use crate::verify::Slot;
-use meshstep_tensor::{Buffer, Category, Meter, SliceMut, cast};
+use meshstep_tensor::{Buffer, Category, DType, Meter, SliceMut, cast};
 use std::ops::Range;
 use std::panic::resume_unwind;
 use std::sync::{Mutex, PoisonError};
@@ -42,8 +43,9 @@ struct Share<'w> {
 /// Who reads at the same time: enough for a disk to have always something to do while others check and copy what they have read.
 const READERS: usize = 8;
 
-/// Elements that one of them reads before it asks for more.
-const SHARE: usize = 8 << 20;
+/// Bytes that one of them reads at once before it asks for more. Together they go through a file from its beginning to its end, which
+/// is how disks, and what is below them, like it best.
+const READ: u64 = 4 * WINDOW;
 
 /// Reads all that is wanted, several shares at a time.
 pub(super) fn read_all(saved: &Saved, wants: &mut [Want<'_>], meter: &Meter) -> Result<(), CheckpointError> {
@@ -52,11 +54,14 @@ pub(super) fn read_all(saved: &Saved, wants: &mut [Want<'_>], meter: &Meter) -> 
     for want in wants {
         want.divide(&mut shares)?;
     }
-    // Each has a window of memory.
-    let readers = READERS.min(shares.len()).min(bytes.div_ceil(WINDOW as usize));
+    // Each has memory for what it reads at once.
+    let readers = READERS.min(shares.len()).min(bytes.div_ceil(READ as usize));
     let shares = Mutex::new(shares.into_iter().enumerate());
     let read = || {
-        let mut reading = Reading::of(saved);
+        let mut reading = match Reading::of(saved, bytes as u64, meter) {
+            Ok(reading) => reading,
+            Err(error) => return Some((usize::MAX, error)),
+        };
         loop {
             let next = shares.lock().unwrap_or_else(PoisonError::into_inner).next();
             let (i, share) = next?;
@@ -87,7 +92,7 @@ impl Want<'_> {
         let Want { content, from, range, once, what, into, .. } = self;
         let (mut range, mut rest) = (range.clone(), into.as_mut());
         while !range.is_empty() {
-            let end = range.end.min(range.start + SHARE);
+            let end = cut(content, from, &range);
             let (into, behind) = rest.split_at(end - range.start).map_err(CheckpointError::memory)?;
             shares.push(Share { content, from, range: range.start..end, once: *once, what, into });
             (range.start, rest) = (end, behind);
@@ -96,18 +101,40 @@ impl Want<'_> {
     }
 }
 
-/// Reads shares, through a window of memory.
+/// Where a share ends that begins where `range` does: the next begins where a window does, which is not read for both.
+fn cut(content: &Content, from: &SlotEntry, range: &Range<usize>) -> usize {
+    let size = from.dtype.size();
+    let end = range.end.min(range.start + (READ / size) as usize);
+    if end == range.end {
+        return end;
+    }
+    let mut parts = content.holding.parts(range.start as u64..end as u64);
+    let Some(Part { global, local }) = parts.pop() else { return end };
+    let places: Vec<Run> = local.runs(&content.held()).collect();
+    let runs = from.pieces.iter().map(|piece| join(piece.piece().runs(&global), &places));
+    // Of the piece that has the last of the share's elements.
+    let Some(runs) = runs.max_by_key(|runs| runs.last().map(|run| run.to)) else { return end };
+    let Some(last) = runs.last() else { return end };
+    let window = (last.from + last.len) * size / WINDOW * WINDOW / size;
+    let next = runs.iter().find(|run| run.from + run.len > window);
+    let at = next.map(|run| run.to + window.saturating_sub(run.from)).map(|at| at as usize);
+    at.filter(|&at| at > range.start).unwrap_or(end)
+}
+
+/// Reads shares, through memory for what is read at once.
 #[derive(Debug)]
 struct Reading<'s> {
     saved: &'s Saved,
-    room: Vec<u8>,
+    room: Buffer,
     /// The file read last.
     file: Option<((usize, bool), SavedFile)>,
 }
 
 impl<'s> Reading<'s> {
-    fn of(saved: &'s Saved) -> Self {
-        Reading { saved, room: vec![0; WINDOW as usize], file: None }
+    fn of(saved: &'s Saved, bytes: u64, meter: &Meter) -> Result<Self, CheckpointError> {
+        let words = (bytes.next_multiple_of(WINDOW).min(READ) as usize + SLACK) / size_of::<u64>();
+        let room = Buffer::zeroed(words, DType::U64, meter, Category::Staging);
+        Ok(Reading { saved, room: room.map_err(CheckpointError::memory)?, file: None })
     }
 
     fn share(&mut self, share: Share<'_>, meter: &Meter) -> Result<(), CheckpointError> {
@@ -137,22 +164,13 @@ impl<'s> Reading<'s> {
         for runs in runs.chunk_by(near(size)) {
             let (Some(first), Some(last)) = (runs.first(), runs.last()) else { continue };
             let (start, end) = (first.from * size, (last.from + last.len) * size);
-            let (file, room) = self.file(entry.stored.file, once, what)?;
-            // What is all of some windows goes where it belongs at once.
-            let windows = windows(start, end, entry.stored.bytes);
-            let windows = if runs.len() == 1 && to.room.is_none() { windows } else { end..end };
-            for at in windows.clone().step_by(WINDOW as usize) {
-                let len = WINDOW.min(windows.end - at);
-                let place = to.bytes(first.to + at / size - first.from, len / size)?;
-                file.window(&entry.stored, at, place, what)?;
-            }
-            for bytes in [(start, windows.start), (windows.end, end)] {
-                let mut rest = runs;
-                file.read(&entry.stored, bytes, room, what, |at, part| {
-                    rest = to.scatter(rest, at / size, size, part)?;
-                    Ok(())
-                })?;
-            }
+            let (file, mut room) = self.file(entry.stored.file, once, what)?;
+            let room = room.bytes_mut().map_err(CheckpointError::memory)?;
+            let mut rest = runs;
+            file.read(&entry.stored, (start, end), room, what, |at, part| {
+                rest = to.scatter(rest, at / size, size, part)?;
+                Ok(())
+            })?;
         }
         Ok(())
     }
@@ -163,21 +181,14 @@ impl<'s> Reading<'s> {
         index: usize,
         once: bool,
         what: &str,
-    ) -> Result<(&SavedFile, &mut [u8]), CheckpointError> {
+    ) -> Result<(&SavedFile, SliceMut<'_>), CheckpointError> {
         if self.file.as_ref().is_none_or(|(open, _)| *open != (index, once)) {
             let file = self.saved.file(index).map_err(|error| unreadable(what, error))?;
             self.file = Some(((index, once), file.once(once)));
         }
         let (_, file) = self.file.as_ref().unwrap_or_else(|| unreachable!("opened above"));
-        Ok((file, &mut self.room))
+        Ok((file, self.room.as_mut()))
     }
-}
-
-/// The whole windows between two bytes of what is stored.
-fn windows(start: u64, end: u64, all: u64) -> Range<u64> {
-    let first = start.next_multiple_of(WINDOW).min(end);
-    let last = if end == all { end } else { end / WINDOW * WINDOW };
-    if first < last { first..last } else { end..end }
 }
 
 /// Whether elements of this size are better read at once than each alone.
@@ -207,7 +218,7 @@ impl<'a> Target<'a> {
         if into.dtype() == dtype {
             return Ok(Target { into, first, room: None });
         }
-        let room = Buffer::zeroed(WINDOW as usize / dtype.size(), dtype, meter, Category::Staging);
+        let room = Buffer::zeroed(READ as usize / dtype.size(), dtype, meter, Category::Staging);
         Ok(Target { into, first, room: Some(room.map_err(CheckpointError::memory)?) })
     }
 
@@ -231,13 +242,6 @@ impl<'a> Target<'a> {
             }
         }
         Ok(&[])
-    }
-
-    /// The bytes of elements of what the rank holds, to be filled.
-    fn bytes(&mut self, at: u64, len: u64) -> Result<&mut [u8], CheckpointError> {
-        let size = self.into.dtype().size();
-        let at = (at - self.first) as usize * size;
-        Ok(&mut self.into.bytes_mut().map_err(CheckpointError::memory)?[at..at + len as usize * size])
     }
 
     fn put(&mut self, at: u64, len: usize, bytes: &[u8]) -> Result<(), CheckpointError> {

@@ -135,8 +135,11 @@ fn check_name(dir: &Path, step: u64) -> Result<(), CheckpointError> {
 }
 
 impl SavedFile {
-    /// Hands `take` the bytes from `from` to `to` of what is stored, a window or less at a time with its place, each window checked
-    /// as a whole before. `room` is a window long, and kept by the caller; `what` names the bytes in errors.
+    /// Hands `take` the bytes from `from` to `to` of what is stored, as many at a time as `room` has windows for and with their place,
+    /// each window they are of checked as a whole before. `what` names the bytes in errors.
+    ///
+    /// # Panics
+    /// If `room` is shorter than a window and what is stored.
     pub fn read(
         &self,
         stored: &Stored,
@@ -145,13 +148,19 @@ impl SavedFile {
         what: &str,
         mut take: impl FnMut(u64, &[u8]) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
+        let most = (room.len() as u64 / WINDOW).max(1) * WINDOW;
         let mut start = if from < to { from / WINDOW * WINDOW } else { to };
         while start < to {
-            let end = (start + WINDOW).min(stored.bytes);
-            let room = &mut room[..(end - start) as usize];
-            self.window(stored, start, room, what)?;
+            let end = to.next_multiple_of(WINDOW).min(start + most).min(stored.bytes);
+            let (at, len) = (stored.at + start, (end - start) as usize);
+            let bytes = match self.once {
+                true => self.file.read_once_at(at, len, room),
+                false => self.file.read_at(at, &mut room[..len]).map(|()| &room[..len]),
+            };
+            let bytes = bytes.map_err(|error| unreadable(what, self.failed(error)))?;
+            self.check(stored, start, bytes, what)?;
             let (first, last) = (from.max(start), to.min(end));
-            take(first, &room[(first - start) as usize..(last - start) as usize])?;
+            take(first, &bytes[(first - start) as usize..(last - start) as usize])?;
             start = end;
         }
         Ok(())
@@ -171,13 +180,29 @@ impl SavedFile {
         what: &str,
     ) -> Result<(), CheckpointError> {
         self.fill(stored.at + start, room).map_err(|error| unreadable(what, error))?;
-        let (expected, found) = (&stored.xxh3[(start / WINDOW) as usize], format!("{:016x}", xxh3_64(room)));
-        if *expected != found {
-            let what = format!("bytes {start} to {} of {what}", start + room.len() as u64);
-            let (path, expected) = (self.path.clone(), expected.clone());
-            return Err(CheckpointError::Hash { path, what, expected, found });
+        self.check(stored, start, room, what)
+    }
+
+    /// Whether the windows that begin at byte `start` of what is stored are `bytes`.
+    fn check(&self, stored: &Stored, start: u64, bytes: &[u8], what: &str) -> Result<(), CheckpointError> {
+        for (start, window) in (start..).step_by(WINDOW as usize).zip(bytes.chunks(WINDOW as usize)) {
+            let expected = &stored.xxh3[(start / WINDOW) as usize];
+            let found = format!("{:016x}", xxh3_64(window));
+            if *expected != found {
+                let what = format!("bytes {start} to {} of {what}", start + window.len() as u64);
+                let (path, expected) = (self.path.clone(), expected.clone());
+                return Err(CheckpointError::Hash { path, what, expected, found });
+            }
         }
         Ok(())
+    }
+
+    fn failed(&self, error: std::io::Error) -> CheckpointError {
+        match error.kind() {
+            // A file of a network, removed after it was opened.
+            ErrorKind::StaleNetworkFileHandle => CheckpointError::Gone { path: self.path.clone() },
+            _ => io("reading", &self.path)(error),
+        }
     }
 }
 
@@ -211,12 +236,7 @@ pub(super) fn read_all(disk: &dyn Disk, path: &Path, most: u64) -> Result<Vec<u8
 impl SavedFile {
     /// Fills `room` with what is at `at`, unchecked.
     pub(super) fn fill(&self, at: u64, room: &mut [u8]) -> Result<(), CheckpointError> {
-        let read = if self.once { Reader::read_once_at } else { Reader::read_at };
-        read(&*self.file, at, room).map_err(|error| match error.kind() {
-            // A file of a network, removed after it was opened.
-            ErrorKind::StaleNetworkFileHandle => CheckpointError::Gone { path: self.path.clone() },
-            _ => io("reading", &self.path)(error),
-        })
+        self.file.read_at(at, room).map_err(|error| self.failed(error))
     }
 
     /// Where it is.

@@ -45,3 +45,4 @@ mod texts;
 mod tied;
 mod vectors;
 mod whole;
+mod windows;
