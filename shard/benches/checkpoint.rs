@@ -241,6 +241,9 @@ fn plain_read(path: &Path, room: &mut [u8]) {
 /// Takes memory and gives it back, so that the next who takes some has it from the system. Linux hands free memory back to the host of
 /// a virtual machine 2 s after something was freed: first that is waited for, so that it does not come in between.
 fn touch(bytes: usize) {
+    if bytes < STAGED {
+        return;
+    }
     thread::sleep(Duration::from_millis(2500));
     let mut memory =
         Buffer::zeroed(bytes.div_ceil(8), DType::U64, &Meter::default(), Category::Staging).unwrap();

@@ -69,8 +69,8 @@ impl Optimizer {
     /// two steps.
     ///
     /// Each rank reads the bytes it needs, and checks every window of 1 MiB that they are in. All of it lies in memory of the host
-    /// beside what there is, once more what this rank holds of parameters and state, until every rank has its own; then it is
-    /// copied, which does not fail. An error is the same on every rank ([`Error::Checkpoint`] names the first rank that has one),
+    /// beside what there is, once more what this rank holds of parameters and state with up to 32 MiB to read to (64 where types
+    /// change), until every rank has its own; then it is copied, which does not fail. An error is the same on every rank ([`Error::Checkpoint`] names the first rank that has one),
     /// and has changed nothing on any.
     pub fn load(&mut self, store: &Store, load: Load) -> Result<Loaded, Error> {
         let ranks = self.comm().world_size();

@@ -92,6 +92,9 @@ mod linux {
             let first = room.as_ptr().align_offset(BLOCK).checked_add(before)?;
             let all = first..first.checked_add(len)?;
             let had = self.cached(offset, room.get_mut(all.clone())?);
+            if had == len {
+                return Some(all);
+            }
             // From the block with the first byte that the cache has not, to the block with the last one.
             let mut at = (before + had) / BLOCK * BLOCK + first - before;
             let end = (before + len).next_multiple_of(BLOCK) + first - before;
@@ -112,14 +115,14 @@ mod linux {
         pub(super) fn cached(&self, offset: u64, bytes: &mut [u8]) -> usize {
             let (mut had, mut asked) = (0, BLOCK);
             while had < bytes.len() {
-                let end = bytes.len().min(had + asked);
+                let end = bytes.len().min(had.saturating_add(asked));
                 let mut rest = [IoSliceMut::new(&mut bytes[had..end])];
                 match preadv2(&self.cached, &mut rest, offset + had as u64, ReadWriteFlags::NOWAIT) {
                     Ok(n) if n > 0 => had += n,
                     // Nothing more is there, or the disk cannot tell.
                     _ => break,
                 }
-                asked *= 4;
+                asked = asked.saturating_mul(4);
             }
             had
         }

@@ -57,11 +57,7 @@ pub(super) fn read_all(saved: &Saved, wants: &mut [Want<'_>], meter: &Meter) -> 
     // Each has memory for what it reads at once.
     let readers = READERS.min(shares.len()).min(bytes.div_ceil(READ as usize));
     let shares = Mutex::new(shares.into_iter().enumerate());
-    let read = || {
-        let mut reading = match Reading::of(saved, bytes as u64, meter) {
-            Ok(reading) => reading,
-            Err(error) => return Some((usize::MAX, error)),
-        };
+    let read = |mut reading: Reading<'_>| {
         loop {
             let next = shares.lock().unwrap_or_else(PoisonError::into_inner).next();
             let (i, share) = next?;
@@ -72,12 +68,15 @@ pub(super) fn read_all(saved: &Saved, wants: &mut [Want<'_>], meter: &Meter) -> 
             }
         }
     };
+    let reading = || Reading::of(saved, bytes as u64, meter);
+    let own = reading()?;
     let first = thread::scope(|scope| {
         let name = |_| thread::Builder::new().name("meshstep-read".to_owned());
-        // Where the system has no thread left, there are fewer readers.
+        // Where the system has no thread or memory left, there are fewer readers.
+        let other = || reading().ok().and_then(read);
         let others: Vec<_> =
-            (1..readers).map(name).filter_map(|new| new.spawn_scoped(scope, read).ok()).collect();
-        let own = read();
+            (1..readers).map(name).filter_map(|new| new.spawn_scoped(scope, other).ok()).collect();
+        let own = read(own);
         let others = others
             .into_iter()
             .filter_map(|reader| reader.join().unwrap_or_else(|panic| resume_unwind(panic)));
@@ -101,23 +100,35 @@ impl Want<'_> {
     }
 }
 
-/// Where a share ends that begins where `range` does: the next begins where a window does, which is not read for both.
+/// Where a share ends that begins where `range` does.
 fn cut(content: &Content, from: &SlotEntry, range: &Range<usize>) -> usize {
     let size = from.dtype.size();
-    let end = range.end.min(range.start + (READ / size) as usize);
+    let most = |reads: usize| range.end.min(range.start.saturating_add((READ / size) as usize * reads));
+    let end = most(1);
     if end == range.end {
         return end;
     }
-    let mut parts = content.holding.parts(range.start as u64..end as u64);
-    let Some(Part { global, local }) = parts.pop() else { return end };
-    let places: Vec<Run> = local.runs(&content.held()).collect();
-    let runs = from.pieces.iter().map(|piece| join(piece.piece().runs(&global), &places));
-    // Of the piece that has the last of the share's elements.
-    let Some(runs) = runs.max_by_key(|runs| runs.last().map(|run| run.to)) else { return end };
-    let Some(last) = runs.last() else { return end };
+    let held = content.held();
+    let mut pieces = Vec::new();
+    for Part { global, local } in content.holding.parts(range.start as u64..end as u64) {
+        let places: Vec<Run> = local.runs(&held).collect();
+        let runs = from.pieces.iter().map(|piece| join(piece.piece().runs(&global), &places));
+        pieces.extend(runs.filter(|runs| !runs.is_empty()));
+    }
+    pieces.sort_by_key(|runs| runs.first().map(|run| run.to));
+    let beside = |a: &Vec<Run>, b: &Vec<Run>| match (a.last(), b.first()) {
+        (Some(last), Some(first)) => last.to + last.len > first.to,
+        _ => false,
+    };
+    // Columns, say: the more of them, the longer a share, which reads so much of each.
+    if pieces.windows(2).any(|pair| beside(&pair[0], &pair[1])) {
+        return most(pieces.len());
+    }
+    // The next share begins where a window of the last piece does, which is not read for both.
+    let Some((runs, last)) = pieces.last().and_then(|runs| Some((runs, runs.last()?))) else { return end };
     let window = (last.from + last.len) * size / WINDOW * WINDOW / size;
     let next = runs.iter().find(|run| run.from + run.len > window);
-    let at = next.map(|run| run.to + window.saturating_sub(run.from)).map(|at| at as usize);
+    let at = next.map(|run| (run.to + window.saturating_sub(run.from)) as usize);
     at.filter(|&at| at > range.start).unwrap_or(end)
 }
 
@@ -218,7 +229,8 @@ impl<'a> Target<'a> {
         if into.dtype() == dtype {
             return Ok(Target { into, first, room: None });
         }
-        let room = Buffer::zeroed(READ as usize / dtype.size(), dtype, meter, Category::Staging);
+        let most = into.len().min(READ as usize / dtype.size());
+        let room = Buffer::zeroed(most, dtype, meter, Category::Staging);
         Ok(Target { into, first, room: Some(room.map_err(CheckpointError::memory)?) })
     }
 

@@ -139,7 +139,7 @@ impl SavedFile {
     /// each window they are of checked as a whole before. `what` names the bytes in errors.
     ///
     /// # Panics
-    /// If `room` is shorter than a window and what is stored.
+    /// If `room` is shorter than a window and what is stored, or `to` lies behind that.
     pub fn read(
         &self,
         stored: &Stored,
@@ -148,6 +148,7 @@ impl SavedFile {
         what: &str,
         mut take: impl FnMut(u64, &[u8]) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
+        assert!(to <= stored.bytes, "byte {to} is not stored: there are {}", stored.bytes);
         let most = (room.len() as u64 / WINDOW).max(1) * WINDOW;
         let mut start = if from < to { from / WINDOW * WINDOW } else { to };
         while start < to {
