@@ -524,7 +524,7 @@ fn a_mean_takes_memory_for_parts_of_what_workers_have() {
         (end(&whole, &local), meter.peak(Category::Staging))
     });
     assert_equal(&ends[0].0, &naive.workers[0], "the only worker");
-    // And a few words.
-    let (all, most) = (4 * LEN as u64, (16 << 20) + (16 << 10));
+    // Parts of 16 MiB, as much for readers to read them to, and a few words.
+    let (all, most) = (4 * LEN as u64, (32 << 20) + (64 << 10));
     assert!(ends[0].1 > all && ends[0].1 <= all + most, "{} bytes, {all} of them read", ends[0].1);
 }
