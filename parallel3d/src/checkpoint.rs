@@ -1,12 +1,13 @@
 //! Checkpoints of an optimizer on a mesh: what ranks hold as boxes of whole parameters, so that any other mesh can load them.
 
-use crate::{Coordinate, Mesh, Model, Optimizer, Parameter, Piece};
+use crate::{Coordinate, LocalOptimizer, Mesh, Model, Optimizer, Parameter, Piece};
 use meshstep_comm::Communicator;
 use meshstep_shard::Error;
 use meshstep_shard::checkpoint::pytorch::{Import, Imported, PyTorchFile};
 use meshstep_shard::checkpoint::{
     Holding, Load, Loaded, Moved, Placing, Region, Save, Saving, Sink, Store, reshard_placed,
 };
+use meshstep_shard::local::LocalError;
 use meshstep_tensor::Param;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -94,6 +95,30 @@ impl Optimizer {
 
     fn placing(&self) -> Placed {
         Placed { mesh: self.mesh().clone(), model: self.model.clone(), at: self.coordinate.clone() }
+    }
+}
+
+impl LocalOptimizer {
+    /// [`meshstep_shard::local::LocalOptimizer::save`], of workers on meshes: whole parameters of each, whatever its ranks hold.
+    pub fn save(&mut self, store: &Store, save: Save<'_>) -> Result<u64, LocalError> {
+        let placing = self.placing();
+        self.inner.save_placed(store, save, &placing)
+    }
+
+    /// [`meshstep_shard::local::LocalOptimizer::save_async`] of the same.
+    pub fn save_async(&mut self, store: &Store, save: Save<'_>) -> Result<Saving, LocalError> {
+        let placing = self.placing();
+        self.inner.save_async_placed(store, save, &placing)
+    }
+
+    /// [`meshstep_shard::local::LocalOptimizer::load`], of any number of workers on any other mesh.
+    pub fn load(&mut self, store: &Store, load: Load) -> Result<Loaded, LocalError> {
+        let placing = self.placing();
+        self.inner.load_placed(store, load, &placing)
+    }
+
+    fn placing(&self) -> Placed {
+        Placed { mesh: self.mesh.clone(), model: self.model.clone(), at: self.coordinate.clone() }
     }
 }
 

@@ -7,6 +7,7 @@
 //! | [`Model`] | parameters and their placements; what of them a rank holds, by [`Family`] |
 //! | [`Plan`] | who stores, updates and sends what, in bytes, before there is a rank; [`Plan::search`] finds the ones that fit |
 //! | [`Optimizer`] | the sharded step on a mesh, decided by all its ranks together |
+//! | [`LocalOptimizer`], [`replicas`] | replicas of a mesh that step alone and meet seldom |
 //! | [`Verified`], [`Differs`] | what a verification came to: replicas compared by bits |
 //! | [`Communicators`] | one communicator for each set of axes that is needed |
 //! | [`elements`] | which elements of a parameter a rank holds |
@@ -21,6 +22,7 @@ mod checkpoint;
 mod communicators;
 mod elements;
 mod error;
+mod local;
 mod mesh;
 mod model;
 pub mod models;
@@ -36,6 +38,7 @@ pub use checkpoint::reshard;
 pub use communicators::Communicators;
 pub use elements::elements;
 pub use error::{Error, MeshError};
+pub use local::{LocalOptimizer, replicas};
 pub use mesh::{Coordinate, Group, Mesh};
 pub use model::{Family, Model, ModelBuilder, Parameter};
 pub use optimizer::Optimizer;

@@ -96,6 +96,12 @@ impl Mesh {
         self.axes.iter().map(|(_, degree)| degree).product()
     }
 
+    /// The mesh of one replica: what `dp_replicate` repeats.
+    pub fn replica(&self) -> Mesh {
+        let axes = self.axes.iter().filter(|(axis, _)| *axis != Axis::DpReplicate);
+        Mesh { axes: axes.copied().collect() }
+    }
+
     /// Ranks along `axes` together; 1 along an axis the mesh does not have.
     pub fn degree(&self, axes: impl Into<Axes>) -> usize {
         let axes = self.resolve(axes);

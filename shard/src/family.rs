@@ -18,6 +18,10 @@ pub(crate) struct Entry {
     pub(crate) place: Place,
     pub(crate) group: usize,
     pub(crate) t: u64,
+    /// Where it stands among all parameters, as a forward pass uses them.
+    pub(crate) position: usize,
+    /// Its elements where it is not cut.
+    pub(crate) whole: usize,
 }
 
 /// Where a parameter's values are.
@@ -252,13 +256,14 @@ pub(crate) fn describe(layout: &Layout, groups: &Groups, options: &Options) -> S
 
 fn entries(part: &Part, group_of: &[usize], before: Before) -> Vec<Entry> {
     let nowhere = Place::Frozen { vector: 0, range: 0..0 };
-    let entry = |(p, &group): (&Param, &usize)| Entry {
-        param: p.clone(),
-        place: nowhere.clone(),
-        group: group + before.groups,
-        t: 0,
+    let first = if part.positions().is_some() { 0 } else { before.params };
+    let entry = |(i, (p, &group)): (usize, (&Param, &usize))| {
+        let (position, whole) = part.in_model(i);
+        let (param, place, group) = (p.clone(), nowhere.clone(), group + before.groups);
+        Entry { param, place, group, t: 0, position: first + position, whole }
     };
-    let mut entries: Vec<Entry> = part.layout().params().iter().zip(group_of).map(entry).collect();
+    let params = part.layout().params().iter().zip(group_of).enumerate();
+    let mut entries: Vec<Entry> = params.map(entry).collect();
     for (b, bucket) in part.buckets().iter().enumerate() {
         for (index, placed) in bucket.params.iter().enumerate() {
             let range = placed.range();

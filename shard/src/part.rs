@@ -5,7 +5,7 @@ use crate::bytes::{alike, ring_all_reduce, ring_broadcast};
 use crate::series::{self, Series};
 use crate::units::Units;
 use crate::{Among, Error, Memory, Options, Stage};
-use meshstep_tensor::{DType, Layout};
+use meshstep_tensor::{DType, Layout, Param};
 use std::ops::Range;
 
 /// Parameters that the same ranks share in the same way, and where they go: the same on all of these ranks.
@@ -16,6 +16,7 @@ pub struct Part {
     stage: Stage,
     buckets: Vec<BucketPlan>,
     positions: Option<Vec<usize>>,
+    wholes: Option<Vec<usize>>,
 }
 
 /// How many ranks share parameters: [`Among`] in numbers.
@@ -80,7 +81,7 @@ impl Part {
             return Err(Error::NothingTrains);
         }
         let buckets = bucket_plan::cut(earlier, &layout, sizes.shards, options)?;
-        let part = Part { layout, sizes, stage: options.stage, buckets, positions: None };
+        let part = Part { layout, sizes, stage: options.stage, buckets, positions: None, wholes: None };
         if part.stage.cuts_params() {
             part.units().check()?;
         }
@@ -101,6 +102,28 @@ impl Part {
     /// What [`at`](Self::at) was told.
     pub(crate) fn positions(&self) -> Option<&[usize]> {
         self.positions.as_deref()
+    }
+
+    /// The same with each parameter's elements where it is not cut: what is chosen by its share of a model is then chosen alike
+    /// however that is cut. What is not told so is whole.
+    pub fn cut_from(self, wholes: Vec<usize>) -> Result<Part, Error> {
+        let params = self.layout.params();
+        let fits = |(param, &whole): (&Param, &usize)| whole.checked_rem(param.len()).unwrap_or(whole) == 0;
+        if wholes.len() != params.len() || !params.iter().zip(&wholes).all(fits) {
+            let what = format!(
+                "whole parameters of {wholes:?} elements, for {} that are cut from them",
+                params.len()
+            );
+            return Err(Error::Shared { what, works: "for each parameter a multiple of its own elements" });
+        }
+        Ok(Part { wholes: Some(wholes), ..self })
+    }
+
+    /// Where parameter `index` stands among all, and its elements where it is not cut.
+    pub(crate) fn in_model(&self, index: usize) -> (usize, usize) {
+        let position = self.positions.as_ref().map_or(index, |positions| positions[index]);
+        let len = self.layout.params()[index].len();
+        (position, self.wholes.as_ref().map_or(len, |wholes| wholes[index]))
     }
 
     /// Its parameters.

@@ -78,7 +78,7 @@ impl Plan {
             let name = name.to_owned();
             return Err(meshstep_shard::Error::from(UnitError::TwoOfOneName { name }).into());
         }
-        let of = |families| PipelineStage::new(mesh, families, rules, options);
+        let of = |families| PipelineStage::new(mesh, model, families, rules, options);
         let pipeline: Vec<PipelineStage> = families.into_iter().map(of).collect::<Result<_, Error>>()?;
         let dtypes = pipeline.iter().flat_map(|stage| stage.plan.buckets()).map(|bucket| bucket.dtype);
         options.precision.check_used(dtypes)?;
@@ -156,7 +156,13 @@ fn families(mesh: &Mesh, model: &Model) -> Result<Vec<Vec<Family>>, Error> {
 }
 
 impl PipelineStage {
-    fn new(mesh: &Mesh, families: Vec<Family>, rules: &Groups, options: &Options) -> Result<Self, Error> {
+    fn new(
+        mesh: &Mesh,
+        model: &Model,
+        families: Vec<Family>,
+        rules: &Groups,
+        options: &Options,
+    ) -> Result<Self, Error> {
         check_data(mesh, &families, options.combine)?;
         let ranks = mesh.degree(deciding(mesh));
         let (mut sharings, mut parts): (Vec<Sharing>, Vec<Part>) = (Vec::new(), Vec::new());
@@ -170,7 +176,8 @@ impl PipelineStage {
             let sizes = Sizes { shards: mesh.degree(shards), further };
             let alike = sizes == Sizes::all(ranks) && mesh.degree(sharing.copies) == ranks;
             rules.within(&layout).check(&layout, alike, options)?;
-            let part = Part::new(layout, sizes, earlier, options)?.at(positions)?;
+            let wholes = positions.iter().map(|&i| model.parameters()[i].shape.iter().product()).collect();
+            let part = Part::new(layout, sizes, earlier, options)?.at(positions)?.cut_from(wholes)?;
             sharings.push(sharing);
             parts.push(part);
         }

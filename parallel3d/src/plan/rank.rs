@@ -2,7 +2,8 @@
 
 use super::{PipelineStage, Plan, deciding};
 use crate::{Axes, Coordinate, Error, Group, Parameter, Piece, Sharing};
-use meshstep_shard::{Memory, Part, Placed, Seats, Stage, Wire};
+use meshstep_shard::local::Shares;
+use meshstep_shard::{Memory, Part, Placed, Seat, Seats, Stage, Wire};
 use std::fmt;
 use std::ops::Range;
 
@@ -79,6 +80,15 @@ impl<'p> RankPlan<'p> {
         let coordinate = plan.mesh.coordinate(rank)?;
         let (stage, seats) = plan.seats(rank);
         Ok(RankPlan { plan, rank, coordinate, stage: &plan.pipeline[stage], seats })
+    }
+
+    /// What it shares with others, in which ways.
+    pub(crate) fn shares(&self) -> impl Iterator<Item = Shares<'_>> {
+        let of = |((_, part), seat): ((_, &'p Part), &Seat)| {
+            let rules = self.plan.rules.within(part.layout());
+            Shares { part, rules, shard: seat.shard }
+        };
+        self.stage.families().zip(&self.seats.parts).map(of)
     }
 
     /// Which one.

@@ -225,6 +225,18 @@ pub enum LocalError {
         /// Its elements.
         len: usize,
     },
+    /// Elements of a parameter of which each rank has a part.
+    #[error(
+        "elements of parameter {name:?}, of whose {whole} a rank has {len}; choose all of it, or parameters that are not cut"
+    )]
+    CutElements {
+        /// The parameter.
+        name: String,
+        /// Its elements on this rank.
+        len: usize,
+        /// All of them.
+        whole: usize,
+    },
     /// A part beyond the last.
     #[error("part {index} of {of}; parts are counted from 0")]
     NoSuchPart {

@@ -9,7 +9,7 @@
 //! | [`LocalStep`], [`Exchanged`], [`Veto`] | what a step did, and what became of fragments |
 //! | [`membership`] | who takes part: epochs, and an arbiter that grants exchanges |
 //! | [`Trained`] | what a plan is checked against |
-//! | [`LocalTraffic`] | the bytes a plan sends, before there is a rank |
+//! | [`LocalTraffic`], [`Shares`] | the bytes a plan sends, before there is a rank |
 //!
 //! # What is exact
 //!
@@ -58,6 +58,6 @@ pub use presets::half_life;
 pub(crate) use saving::LocalRecord;
 pub use select::{Chosen, Select};
 pub use timing::{Placement, Timing};
-pub use traffic::{LocalTraffic, Ring, Worker};
+pub use traffic::{LocalTraffic, Ring, Shares, Worker};
 pub use trained::Trained;
 pub use workers::Workers;

@@ -135,8 +135,9 @@ impl LocalOptimizer {
     /// [`Exchanged::failed`] says. [`LocalError::Workers`] is a step that was taken and workers that can no longer exchange: what
     /// was due has its policy, and the next that is due is an error again.
     pub fn step(&mut self, at: At) -> Result<LocalStep, LocalError> {
-        let mut around =
-            Meeting { tokens: self.inner.progress.weight, engine: &mut self.engine, begun: false };
+        // What several ranks compute together is seen once.
+        let tokens = if self.inner.handover.fixed.place.first { self.inner.progress.weight } else { 0 };
+        let mut around = Meeting { tokens, engine: &mut self.engine, begun: false };
         let stepped = self.inner.step_around(at, &mut around).and_then(crate::Pending::outcome);
         let met = match &stepped {
             Ok(_) => Ok(()),
@@ -228,7 +229,7 @@ pub(crate) fn describe(inner: &Optimizer, workers: &Workers, plan: &LocalPlan) -
 pub(crate) fn rules(inner: &Optimizer) -> String {
     let mut text = String::new();
     for param in inner.trained().0 {
-        let _ = writeln!(text, "length of {:?} = {} {}", param.name, param.len, param.values);
+        let _ = writeln!(text, "length of {:?} = {} {}", param.name, param.whole, param.values);
         let _ = writeln!(text, "rule of {:?} = {}", param.name, param.rule.name());
         for (name, value) in param.rule.hyperparameters() {
             let _ = writeln!(text, "{name} of {:?} = {value}", param.name);

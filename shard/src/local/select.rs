@@ -11,14 +11,15 @@ pub enum Select {
     All,
     /// Whole parameters, by name.
     Names(Vec<String>),
-    /// The `index`th of `of` parts of about as many elements each: whole parameters that follow each other in registration order.
+    /// The `index`th of `of` parts of about as many elements each: whole parameters that follow each other in the order a forward
+    /// pass uses them. However a mesh cuts them, it is of the same ones.
     Part {
         /// Which one.
         index: usize,
         /// Of how many.
         of: usize,
     },
-    /// Elements of one parameter, in row-major order.
+    /// Elements of one parameter that no mesh cuts, in row-major order.
     Elements {
         /// The parameter.
         name: String,
@@ -46,7 +47,10 @@ impl Select {
             Select::Part { index, of } => part(*index, *of, params)?,
             Select::Elements { name, range } => {
                 let param = find(name, params)?;
-                let len = params[param].len;
+                let Trained { len, whole, .. } = params[param];
+                if len != whole {
+                    return Err(LocalError::CutElements { name: name.clone(), len, whole });
+                }
                 if range.start > range.end || range.end > len {
                     return Err(LocalError::Elements { name: name.clone(), range: range.clone(), len });
                 }
@@ -80,14 +84,14 @@ fn part(index: usize, of: usize, params: &[Trained]) -> Result<Vec<Chosen>, Loca
     if index >= of {
         return Err(LocalError::NoSuchPart { index, of });
     }
-    let total: u128 = params.iter().map(|param| param.len as u128).sum();
+    let total: u128 = params.iter().map(|param| param.whole as u128).sum();
     let mut before = 0u128;
     let mut chosen = Vec::new();
     for (p, param) in params.iter().enumerate() {
         // A parameter goes where its middle lies.
-        let middle = 2 * before + param.len as u128;
-        before += param.len as u128;
-        if param.len > 0 && middle * of as u128 / (2 * total) == index as u128 {
+        let middle = 2 * before + param.whole as u128;
+        before += param.whole as u128;
+        if param.whole > 0 && middle * of as u128 / (2 * total) == index as u128 {
             chosen.push(whole(params, p));
         }
     }

@@ -1,7 +1,7 @@
 //! Where on this rank a fragment lies: parts of its optimizer's vectors.
 
 use super::{Chosen, Fragment, LocalError, LocalPlan, Trained, What};
-use crate::family::Place;
+use crate::family::{Entry, Place};
 use crate::{Error, Optimizer};
 use meshstep_tensor::{DType, Slice, SliceMut};
 use std::ops::Range;
@@ -44,17 +44,22 @@ pub(crate) enum Vector {
 }
 
 impl Optimizer {
-    /// Its parameters as plans see them, and their places in the optimizer.
+    /// Its parameters as plans see them, in the order a forward pass uses them, and their places in the optimizer.
     pub(crate) fn trained(&self) -> (Vec<Trained>, Vec<usize>) {
-        let all = self.entries.iter().enumerate();
-        all.filter_map(|(index, entry)| {
+        let trained = |(index, entry): (usize, &Entry)| {
             let Place::Bucket { bucket, .. } = entry.place else { return None };
             let plan = &self.handover.fixed.buckets[bucket].plan;
             let (name, len) = (entry.param.name().to_owned(), entry.param.len());
+            let (whole, position) = (entry.whole, entry.position);
             let rule = Arc::clone(&self.groups[entry.group].rule);
-            Some((Trained { name, len, values: plan.update, state: plan.state, rule }, index))
-        })
-        .unzip()
+            Some((
+                Trained { name, len, whole, position, values: plan.update, state: plan.state, rule },
+                index,
+            ))
+        };
+        let mut all: Vec<_> = self.entries.iter().enumerate().filter_map(trained).collect();
+        all.sort_by_key(|(trained, _)| trained.position);
+        all.into_iter().unzip()
     }
 
     /// This rank's elements of `vector`, but for those of outer optimizers, which it has not.

@@ -51,6 +51,17 @@ impl LocalTraffic {
 pub(crate) const AGREEMENT_HEAD: usize = 4;
 pub(crate) const VOTE: usize = 1;
 
+/// Parameters that a worker's ranks share in the same way.
+#[derive(Clone, Debug)]
+pub struct Shares<'a> {
+    /// What of them a rank owns.
+    pub part: &'a Part,
+    /// How they are updated.
+    pub rules: Groups,
+    /// The rank's place among those that divide their state.
+    pub shard: usize,
+}
+
 impl LocalPlan {
     /// What a rank sends in `steps`, counted from 0, where every exchange comes about: exactly what its communicators count.
     pub fn traffic(
@@ -60,13 +71,31 @@ impl LocalPlan {
         worker: Worker,
         steps: Range<u64>,
     ) -> Result<LocalTraffic, LocalError> {
-        let params = Trained::of(part, rules)?;
-        let owned = |chosen: &Chosen| owned(part, worker.shard, &params[chosen.param].name, &chosen.range);
+        let shares = Shares { part, rules: rules.clone(), shard: worker.shard };
+        self.traffic_of(&[shares], worker.across, worker.world, steps)
+    }
+
+    /// The same where ranks of a worker share parameters in several ways: of rank `across` among those with the same shards, one of
+    /// each worker, which is rank `world` of all ranks of all workers.
+    pub fn traffic_of(
+        &self,
+        shares: &[Shares<'_>],
+        across: Ring,
+        world: Ring,
+        steps: Range<u64>,
+    ) -> Result<LocalTraffic, LocalError> {
+        let mut params: Vec<(Trained, &Shares<'_>)> = Vec::new();
+        for of in shares {
+            params.extend(Trained::of(of.part, &of.rules)?.into_iter().map(|trained| (trained, of)));
+        }
+        params.sort_by_key(|(trained, _)| trained.position);
+        let (params, of): (Vec<Trained>, Vec<&Shares<'_>>) = params.into_iter().unzip();
+        let owned = |chosen: &Chosen| owned(of[chosen.param], &params[chosen.param].name, &chosen.range);
         let loads = self.loads(&params, owned)?;
         let mut sum = LocalTraffic::default();
         for step in steps {
             for placement in [Placement::Before, Placement::After] {
-                self.count(step, placement, &loads, worker, &mut sum);
+                self.count(step, placement, &loads, [across, world], &mut sum);
             }
         }
         Ok(sum)
@@ -77,19 +106,19 @@ impl LocalPlan {
         step: u64,
         placement: Placement,
         loads: &[Loads],
-        worker: Worker,
+        [across, world]: [Ring; 2],
         sum: &mut LocalTraffic,
     ) {
         if !self.meets(step, placement) {
             return;
         }
-        let Ring { ranks, rank } = worker.across;
+        let Ring { ranks, rank } = across;
         for lane in self.lanes(self.due(step, placement), loads) {
             sum.elements += lane.len as u64;
             let bytes = |bucket: Range<usize>| ring_all_reduce(bucket.len(), ranks, rank, lane.wire.size());
             sum.payload += lane.buckets(self.bucket_len).map(bytes).sum::<u64>();
         }
-        let Ring { ranks, rank } = worker.world;
+        let Ring { ranks, rank } = world;
         let agreement = ((ranks - 1) * self.words() * size_of::<u64>()) as u64;
         sum.words += agreement + ring_all_reduce(VOTE, ranks, rank, size_of::<u64>());
         sum.exchanges += 1;
@@ -151,14 +180,14 @@ impl Fragment {
     }
 }
 
-/// How many of the elements `range` of a parameter the rank at `place` owns.
-fn owned(part: &Part, place: usize, name: &str, range: &Range<usize>) -> usize {
+/// How many of the elements `range` of a parameter the rank owns.
+fn owned(Shares { part, shard, .. }: &Shares<'_>, name: &str, range: &Range<usize>) -> usize {
     let Some(param) = part.layout().index(name) else { return 0 };
     let mut sum = 0;
     for (b, bucket) in part.buckets().iter().enumerate() {
         for placed in bucket.params.iter().filter(|placed| placed.param == param) {
             let wanted = placed.start + range.start..placed.start + range.end;
-            let owned = part.owned(b, place).into_iter();
+            let owned = part.owned(b, *shard).into_iter();
             sum += owned
                 .filter_map(|run| crate::run::overlap(&run, &wanted))
                 .map(|both| both.len())

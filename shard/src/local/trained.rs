@@ -11,8 +11,12 @@ use std::sync::Arc;
 pub struct Trained {
     /// Its name.
     pub name: String,
-    /// Its elements.
+    /// Its elements, here.
     pub len: usize,
+    /// Its elements where it is not cut.
+    pub whole: usize,
+    /// Where it stands among all parameters, as a forward pass uses them.
+    pub position: usize,
     /// The type its values are updated in: a master's, where it has one.
     pub values: DType,
     /// The type of its state.
@@ -27,20 +31,21 @@ impl Trained {
         self.rule.state().iter().any(|slot| slots.has(slot))
     }
 
-    /// Those of a part, in registration order, updated by `rules`. An error where the rules do not fit the layout.
+    /// Those of a part, in the order a forward pass uses them, updated by `rules`. An error where the rules do not fit the layout.
     pub fn of(part: &Part, rules: &Groups) -> Result<Vec<Trained>, crate::Error> {
         let groups = rules.assign(part.layout())?;
-        let mut all: Vec<(usize, Trained)> = Vec::new();
+        let mut all: Vec<Trained> = Vec::new();
         for bucket in part.buckets() {
             for placed in &bucket.params {
                 let name = part.layout().params()[placed.param].name().to_owned();
                 let rule = Arc::clone(&rules.groups[groups[placed.param]].rule);
+                let (position, whole) = part.in_model(placed.param);
                 let (values, state) = (bucket.update, bucket.state);
-                all.push((placed.param, Trained { name, len: placed.len, values, state, rule }));
+                all.push(Trained { name, len: placed.len, whole, position, values, state, rule });
             }
         }
-        all.sort_by_key(|(index, _)| *index);
-        Ok(all.into_iter().map(|(_, trained)| trained).collect())
+        all.sort_by_key(|trained| trained.position);
+        Ok(all)
     }
 }
 
@@ -60,6 +65,8 @@ pub(crate) mod tests {
         let param = |(i, &len): (usize, &usize)| Trained {
             name: format!("p{i}"),
             len,
+            whole: len,
+            position: i,
             values: DType::F32,
             state: DType::F32,
             rule: Arc::clone(&rule),

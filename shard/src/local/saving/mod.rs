@@ -10,16 +10,16 @@ mod telling;
 use super::flight::Flight;
 use super::{LocalError, LocalOptimizer};
 use crate::checkpoint::{
-    CheckpointError, Content, Fitting, Keeper, Load, Loaded, Manifest, Placing, Read, Save, Saved, Saving,
-    Settings, Store, Vectors, load_all, read_own, save_all, save_all_async,
+    Alike, CheckpointError, Content, Fitting, Holding, Keeper, Load, Loaded, Manifest, Placing, Read, Save,
+    Saved, Saving, Settings, Store, Vectors, load_all, read_own, save_all, save_all_async,
 };
 use crate::verify::Slot;
 use crate::{Error, Optimizer, same_everywhere};
 use mean::Weighed;
 use meshstep_comm::Communicator;
-use meshstep_tensor::{DType, Queue, Slice, SliceMut};
+use meshstep_tensor::{DType, Param, Queue, Slice, SliceMut};
 pub(crate) use record::LocalRecord;
-use rows::{Row, Rows, is_of, sent_mut};
+use rows::{Elements, Row, Rows, is_of, sent_mut};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -29,12 +29,32 @@ impl LocalOptimizer {
     /// moments and `t`, what the last exchange came to, the outer optimizer's state, what is on its way (whose landing is waited
     /// for), the step, and the plan. Collective over all ranks of all workers, and otherwise as [`Optimizer::save`].
     pub fn save(&mut self, store: &Store, save: Save<'_>) -> Result<u64, LocalError> {
-        self.saving(|all, placing| save_all(all, store, save, placing))
+        self.save_placed(store, save, &self.alike())
+    }
+
+    /// [`save`](Self::save) of workers that cut parameters, as `placing` says within one.
+    pub fn save_placed(
+        &mut self,
+        store: &Store,
+        save: Save<'_>,
+        placing: &dyn Placing,
+    ) -> Result<u64, LocalError> {
+        self.saving(placing, |all, placing| save_all(all, store, save, placing))
     }
 
     /// [`Optimizer::save_async`] of the same. Dropping this waits for it.
     pub fn save_async(&mut self, store: &Store, save: Save<'_>) -> Result<Saving, LocalError> {
-        self.saving(|all, placing| save_all_async(all, store, save, placing))
+        self.save_async_placed(store, save, &self.alike())
+    }
+
+    /// [`save_async`](Self::save_async) of workers that cut parameters, as `placing` says within one.
+    pub fn save_async_placed(
+        &mut self,
+        store: &Store,
+        save: Save<'_>,
+        placing: &dyn Placing,
+    ) -> Result<Saving, LocalError> {
+        self.saving(placing, |all, placing| save_all_async(all, store, save, placing))
     }
 
     /// Loads what workers have [saved](Self::save), onto any ranks and stage of each. Collective over all ranks of all workers, and
@@ -49,16 +69,27 @@ impl LocalOptimizer {
     /// Another plan is an error, unless `other_settings` allows it: then workers begin it together, from the mean, and the outer
     /// optimizer anew. So they do from what an [`Optimizer`] has saved.
     pub fn load(&mut self, store: &Store, load: Load) -> Result<Loaded, LocalError> {
-        let placing = self.placing();
+        self.load_placed(store, load, &self.alike())
+    }
+
+    /// [`load`](Self::load) onto workers that cut parameters, as `placing` says within one.
+    pub fn load_placed(
+        &mut self,
+        store: &Store,
+        load: Load,
+        placing: &dyn Placing,
+    ) -> Result<Loaded, LocalError> {
+        let placing = self.placing(placing);
         let mut all = AllWorkers::new(self, Vec::new());
         Ok(load_all(&mut all, store, load, &placing)?)
     }
 
     fn saving<T>(
         &mut self,
-        call: impl FnOnce(&mut AllWorkers<'_>, &Meshed) -> Result<T, Error>,
+        placing: &dyn Placing,
+        call: impl FnOnce(&mut AllWorkers<'_>, &Meshed<'_>) -> Result<T, Error>,
     ) -> Result<T, LocalError> {
-        let placing = self.placing();
+        let placing = self.placing(placing);
         let mut flights = std::mem::take(&mut self.engine.flights);
         flights.iter_mut().for_each(|flight| flight.settle(&self.inner.options));
         let mut all = AllWorkers::new(self, flights);
@@ -67,24 +98,35 @@ impl LocalOptimizer {
         Ok(done?)
     }
 
-    fn placing(&self) -> Meshed {
-        Meshed { workers: self.engine.workers.across.world_size(), inside: self.inner.comm().world_size() }
+    fn alike(&self) -> Alike {
+        Alike { ranks: self.inner.comm().world_size() }
+    }
+
+    fn placing<'a>(&self, inside: &'a dyn Placing) -> Meshed<'a> {
+        Meshed { workers: self.engine.workers.across.world_size(), inside }
     }
 }
 
 /// How many parameters of workers a record may tell of for each tensor there is.
 const MOST_ROWS: usize = 16;
 
-/// Workers of so many ranks.
-#[derive(Clone, Copy, Debug)]
-struct Meshed {
+/// So many workers, each of whose ranks hold what is told of one.
+struct Meshed<'a> {
     workers: usize,
-    inside: usize,
+    inside: &'a dyn Placing,
 }
 
-impl Placing for Meshed {
+impl Placing for Meshed<'_> {
     fn mesh(&self) -> String {
-        format!("workers={},ranks={}", self.workers, self.inside)
+        format!("workers={},{}", self.workers, self.inside.mesh())
+    }
+
+    fn holding(&self, param: &Param) -> Holding {
+        self.inside.holding(param)
+    }
+
+    fn tied(&self) -> BTreeMap<String, String> {
+        self.inside.tied()
     }
 }
 
@@ -136,6 +178,12 @@ impl<'a> AllWorkers<'a> {
             true => Rows::new(plan, &inner.trained(), inner.entries.len(), workers, &self.flights),
             false => Ok(Rows::params(inner.entries.len(), workers)),
         }
+    }
+
+    /// What this rank has of `elements`, which are of the optimizer's parameters `own`.
+    fn beside_of(&self, row: &Row, elements: &Elements, t: u64, own: &[Content]) -> Content {
+        let (name, parts) = (self.rows.name(row, ""), &self.local.engine.parts);
+        elements.content(name, t, parts, &own[elements.entry].holding)
     }
 
     /// Where a fragment's vector is here, in what the fragment has of the parameter.
@@ -279,11 +327,9 @@ impl Keeper for AllWorkers<'_> {
                     let owned = if self.is_here(*worker) { of.owned } else { 0..0 };
                     Content { name: self.rows.name(row, &of.name), t, owned, ..of }
                 }
-                Row::Shared(elements) => {
-                    elements.content(self.rows.name(row, ""), t, &self.local.engine.parts)
-                }
+                Row::Shared(elements) => self.beside_of(row, elements, t, &own),
                 Row::Sent { worker, elements } => {
-                    let of = elements.content(self.rows.name(row, ""), t, &self.local.engine.parts);
+                    let of = self.beside_of(row, elements, t, &own);
                     let owned = if self.is_here(*worker) { of.owned } else { 0..0 };
                     Content { owned, shared: false, ..of }
                 }

@@ -35,6 +35,8 @@ pub(super) struct Elements {
     pub(super) entry: usize,
     name: String,
     len: usize,
+    /// Whether these are all of the parameter's.
+    all: bool,
     vectors: Vec<(Kind, Named)>,
 }
 
@@ -80,11 +82,13 @@ impl Rows {
                 let param = &params[chosen.param];
                 let own = plan.own(f, param);
                 let (name, len, entry) = (param.name.clone(), chosen.range.len(), places[chosen.param]);
+                let all = len == param.len;
                 let of = |vectors: Vec<(Kind, Named)>| Elements {
                     fragment: f,
                     entry,
                     name: name.clone(),
                     len,
+                    all,
                     vectors,
                 };
                 shared.push(of(plan.shared(f, &own, flight)?));
@@ -168,12 +172,12 @@ impl Elements {
         parts.of(self.fragment).spots.iter().position(|spot| spot.entry == self.entry)
     }
 
-    /// What of it this rank has.
-    pub(super) fn content(&self, name: String, t: u64, parts: &Parts) -> Content {
+    /// What of it this rank has, which holds `whole` of the parameter.
+    pub(super) fn content(&self, name: String, t: u64, parts: &Parts, whole: &Holding) -> Content {
         let spot = self.first_spot(parts).map(|i| &parts.of(self.fragment).spots[i]);
         let owned = spot.map_or(0..0, |spot| spot.first..spot.first + spot.range.len());
         let vectors = self.vectors.iter().map(|(_, named)| named.clone()).collect();
-        let holding = Holding::whole(&[self.len as u64]);
+        let holding = if self.all { whole.clone() } else { Holding::whole(&[self.len as u64]) };
         // All workers keep the same.
         Content { name, t, holding, owned, shared: true, vectors }
     }

@@ -1,0 +1,178 @@
+//! Replicas of a mesh that step alone and meet seldom: each a worker, whose ranks divide what it holds.
+
+use crate::{Axis, Coordinate, Error, Mesh, Model, Optimizer, RankPlan};
+use meshstep_comm::Communicator;
+use meshstep_shard::local::membership::{Digest, Error as MembershipError, Membership, Round};
+use meshstep_shard::local::{LocalError, LocalPlan, LocalStep, LocalTraffic, Ring, Shares, Workers};
+use meshstep_shard::{At, MicroBatch};
+use std::ops::{Deref, Range};
+use std::sync::Arc;
+
+type Inner = meshstep_shard::local::LocalOptimizer;
+
+/// The workers of a mesh: its places along `dp_replicate`.
+///
+/// Ranks with one place there are a worker, arranged as the rest of the mesh. They get its communicator, that rest, and whom they
+/// exchange with: the ranks that differ along `dp_replicate` alone. Collective over `world`.
+pub fn replicas(
+    world: Arc<dyn Communicator>,
+    mesh: &Mesh,
+) -> Result<(Arc<dyn Communicator>, Mesh, Workers), Error> {
+    let mesh = mesh.clone().of(world.world_size())?;
+    let worker = mesh.seat(world.rank(), Axis::DpReplicate.into());
+    let (inside, workers) = Workers::split(world, worker as u32)?;
+    Ok((inside, mesh.replica(), workers))
+}
+
+/// A worker on a mesh of its own that exchanges with others by a plan: [`meshstep_shard::local::LocalOptimizer`], of an
+/// [`Optimizer`].
+///
+/// What a plan chooses is of the model: a part of its elements is of the same parameters however they are cut. Each rank exchanges
+/// what it owns with the ranks at its place in other workers; what ranks along `tp` hold alike stays alike.
+///
+/// ```
+/// use meshstep_optim::AdamW;
+/// use meshstep_parallel3d::{Axis, LocalOptimizer, Mesh, Model, Optimizer, Placement, replicas};
+/// use meshstep_shard::{At, Options, local::LocalPlan};
+/// use meshstep_tensor::DType::F32;
+///
+/// let model = Model::builder().param("up", &[16, 4], F32, Placement::whole().cut(Axis::Tp, 0)).build()?;
+/// let mesh: Mesh = "dp_replicate=2,tp=2".parse()?; // two workers of two ranks
+/// let finals = meshstep_comm::loopback::spawn(4, |world| -> Result<_, Box<dyn std::error::Error + Send + Sync>> {
+///     let own = (world.rank() / 2) as f32; // worker w's gradient is w + 1
+///     let (comm, mesh, workers) = replicas(world, &mesh)?;
+///     let optimizer = Optimizer::new(comm, mesh, &model, AdamW::default(), |_, _, _| Ok(()), Options::default())?;
+///     let mut local = LocalOptimizer::new(optimizer, workers, LocalPlan::des_loc(2, 4, 8))?;
+///     for _ in 0..2 {
+///         let mb = local.micro_batch(1)?;
+///         mb.grad("up", &[own + 1.0; 8 * 4][..])?;
+///         mb.finish()?;
+///         local.step(At::default())?;
+///     }
+///     Ok(local.param("up")?.typed::<f32>()?[0])
+/// })?;
+/// let finals: Vec<f32> = finals.into_iter().collect::<Result<_, _>>().unwrap();
+/// assert!(finals.iter().all(|up| *up == finals[0]));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct LocalOptimizer {
+    pub(crate) inner: Inner,
+    pub(crate) mesh: Mesh,
+    pub(crate) coordinate: Coordinate,
+    pub(crate) model: Model,
+}
+
+impl LocalOptimizer {
+    /// [`meshstep_shard::local::LocalOptimizer::new`] of an optimizer on the worker's ranks. Collective over all ranks of all workers.
+    pub fn new(inner: Optimizer, workers: Workers, plan: LocalPlan) -> Result<Self, LocalError> {
+        Self::of(inner, |inner| Inner::new(inner, workers, plan))
+    }
+
+    /// [`meshstep_shard::local::LocalOptimizer::join`], on rank 0 of a worker that comes and goes.
+    pub fn join(
+        inner: Optimizer,
+        plan: LocalPlan,
+        member: Arc<dyn Membership>,
+        connect: impl FnOnce(&Round) -> Result<Workers, MembershipError>,
+    ) -> Result<Self, LocalError> {
+        Self::of(inner, |inner| Inner::join(inner, plan, member, connect))
+    }
+
+    /// [`meshstep_shard::local::LocalOptimizer::join_through_rank0`], on the worker's other ranks.
+    pub fn join_through_rank0(
+        inner: Optimizer,
+        plan: LocalPlan,
+        connect: impl FnOnce(&Round) -> Result<Workers, MembershipError>,
+    ) -> Result<Self, LocalError> {
+        Self::of(inner, |inner| Inner::join_through_rank0(inner, plan, connect))
+    }
+
+    fn of(
+        optimizer: Optimizer,
+        make: impl FnOnce(meshstep_shard::Optimizer) -> Result<Inner, LocalError>,
+    ) -> Result<Self, LocalError> {
+        let (mesh, coordinate) = (optimizer.mesh().clone(), optimizer.coordinate().clone());
+        let Optimizer { inner, model, .. } = optimizer;
+        Ok(LocalOptimizer { inner: make(inner)?, mesh, coordinate, model })
+    }
+
+    /// The worker's mesh.
+    pub fn mesh(&self) -> &Mesh {
+        &self.mesh
+    }
+
+    /// Where this rank sits on it.
+    pub fn coordinate(&self) -> &Coordinate {
+        &self.coordinate
+    }
+
+    /// The parameters.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// [`meshstep_shard::local::LocalOptimizer::micro_batch`].
+    pub fn micro_batch(&mut self, weight: u64) -> Result<MicroBatch<'_>, meshstep_shard::Error> {
+        self.inner.micro_batch(weight)
+    }
+
+    /// [`meshstep_shard::local::LocalOptimizer::accumulate`].
+    pub fn accumulate(&mut self, weight: u64) -> Result<MicroBatch<'_>, meshstep_shard::Error> {
+        self.inner.accumulate(weight)
+    }
+
+    /// [`meshstep_shard::local::LocalOptimizer::step`].
+    pub fn step(&mut self, at: At) -> Result<LocalStep, LocalError> {
+        self.inner.step(at)
+    }
+
+    /// [`meshstep_shard::local::LocalOptimizer::enter`].
+    pub fn enter(&mut self) {
+        self.inner.enter();
+    }
+
+    /// [`meshstep_shard::local::LocalOptimizer::regroup`].
+    pub fn regroup(&mut self, workers: Workers) -> Result<(), LocalError> {
+        self.inner.regroup(workers)
+    }
+
+    /// [`meshstep_shard::local::LocalOptimizer::follow`].
+    pub fn follow(
+        &mut self,
+        connect: impl FnOnce(&Round) -> Result<Workers, MembershipError>,
+    ) -> Result<Option<&Round>, LocalError> {
+        self.inner.follow(connect)
+    }
+}
+
+/// What there is to read. What changes it is among the methods here.
+impl Deref for LocalOptimizer {
+    type Target = Inner;
+
+    fn deref(&self) -> &Inner {
+        &self.inner
+    }
+}
+
+impl Optimizer {
+    /// What a worker with this optimizer says of itself when it joins ([`LocalPlan::digest`]).
+    pub fn digest(&self, plan: &LocalPlan) -> Digest {
+        plan.digest(&self.inner)
+    }
+}
+
+impl RankPlan<'_> {
+    /// What this rank of a worker sends to others by `plan` in `steps`: as rank `across` of those at its place, one of each worker,
+    /// and rank `world` of all ranks of all workers. Exactly what its communicators count.
+    pub fn local_traffic(
+        &self,
+        plan: &LocalPlan,
+        across: Ring,
+        world: Ring,
+        steps: Range<u64>,
+    ) -> Result<LocalTraffic, LocalError> {
+        let shares: Vec<Shares<'_>> = self.shares().collect();
+        plan.traffic_of(&shares, across, world, steps)
+    }
+}

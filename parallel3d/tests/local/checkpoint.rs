@@ -1,0 +1,83 @@
+//! What workers on one mesh have saved goes on on any other, with as many workers and with others.
+
+use crate::worker::{Has, Job, assert_same, has, plans};
+use meshstep_comm::loopback;
+use meshstep_parallel3d::Mesh;
+use meshstep_shard::checkpoint::{Load, Save, Store};
+use meshstep_shard::{Owners, Stage};
+use std::path::Path;
+
+/// In the middle of every plan's intervals, with something on its way where there is a delay.
+const SAVED: u64 = 4;
+const ON: u64 = 4;
+
+fn save(job: &Job, mesh: &str, dir: &Path, background: bool) {
+    let (mesh, store): (Mesh, _) = (mesh.parse().unwrap(), Store::new(dir));
+    let saved = loopback::spawn(mesh.world_size(), |world| {
+        let (mut local, worker) = job.build(world, &mesh);
+        (0..SAVED).for_each(|_| drop(job.step(&mut local, worker)));
+        match background {
+            true => local.save_async(&store, Save::default()).unwrap().join().map(drop).unwrap(),
+            false => drop(local.save(&store, Save::default()).unwrap()),
+        }
+    });
+    drop(saved.unwrap());
+}
+
+/// What goes on from there has in the end.
+fn go_on(job: &Job, mesh: &str, dir: &Path) -> Vec<(usize, Has)> {
+    let (mesh, store): (Mesh, _) = (mesh.parse().unwrap(), Store::new(dir));
+    let ends = loopback::spawn(mesh.world_size(), |world| {
+        let (mut local, worker) = job.build(world, &mesh);
+        let _ = local.load(&store, Load::default()).unwrap();
+        assert_eq!(local.steps(), SAVED);
+        (0..ON).for_each(|_| drop(job.step(&mut local, worker)));
+        (worker, has(&local))
+    });
+    ends.unwrap()
+}
+
+#[test]
+fn workers_go_on_on_another_mesh_as_if_nothing_had_been() {
+    let whole = Stage::WholeParams(Owners::SortedGreedy);
+    for (name, plan, rules) in plans() {
+        let job = |stage| Job::new(stage, &plan, &rules);
+        let expected = crate::worker::run(&job(Stage::Replicated), "dp_replicate=2", SAVED + ON);
+        let from = [
+            ("dp_replicate=2,tp=2", Stage::Zero1),
+            ("dp_replicate=2,dp_shard=2,tp=2", Stage::Zero3),
+            ("dp_replicate=2", Stage::Replicated),
+        ];
+        let to = [
+            ("dp_replicate=2,tp=4", Stage::Zero2),
+            ("dp_replicate=2,dp_shard=2,cp=2", whole),
+            ("dp_replicate=2,dp_shard=4", Stage::Zero3),
+        ];
+        for ((from, saved), (to, loaded)) in from.into_iter().zip(to) {
+            let dir = tempfile::tempdir().unwrap();
+            save(&job(saved), from, dir.path(), saved == Stage::Zero1);
+            let ends = go_on(&job(loaded), to, dir.path());
+            assert_same(&ends, &expected, &format!("{name} from {from}, {saved:?} to {to}, {loaded:?}"));
+        }
+    }
+}
+
+#[test]
+fn another_number_of_workers_goes_on_from_the_mean_on_every_mesh_alike() {
+    for (name, plan, rules) in plans() {
+        let job = |stage| Job::new(stage, &plan, &rules);
+        let (whole, cut) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        save(&job(Stage::Replicated), "dp_replicate=2", whole.path(), false);
+        save(&job(Stage::Zero2), "dp_replicate=2,dp_shard=2,tp=2", cut.path(), false);
+        for workers in [1, 3] {
+            let on = |rest: &str| format!("dp_replicate={workers}{rest}");
+            let expected = go_on(&job(Stage::Replicated), &on(""), whole.path());
+            for (dir, rest, stage) in
+                [(&whole, ",tp=2", Stage::Zero1), (&cut, ",cp=2", Stage::Zero3), (&cut, "", Stage::Zero1)]
+            {
+                let ends = go_on(&job(stage), &on(rest), dir.path());
+                assert_same(&ends, &expected, &format!("{name}, {}, {stage:?}", on(rest)));
+            }
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! One rank of a worker, what it does and what it has.
+
+use crate::common::{self, AT};
+use meshstep_comm::{Communicator, loopback};
+use meshstep_optim::{AdamW, QhAdamW};
+use meshstep_parallel3d::{Axis, LocalOptimizer, Mesh, Model, Optimizer, replicas};
+use meshstep_shard::local::{Fragment, LocalPlan, Merge, Placement, Slots, Weights, What};
+use meshstep_shard::{At, Combine, Groups, Options, Outcome, Stage};
+use meshstep_tensor::DType;
+use std::sync::Arc;
+
+pub const STEPS: u64 = 9;
+
+/// Every method, with its rule.
+pub fn plans() -> Vec<(&'static str, LocalPlan, Groups)> {
+    let adamw = || Groups::new(AdamW { weight_decay: 0.1, ..AdamW::default() });
+    let delayed = LocalPlan::des_loc(3, 4, 4).with(|f: &mut Fragment| {
+        f.timing.delay = 2;
+        let beta = match f.what {
+            What::State(Slots::First) => 0.9,
+            What::State(_) => 0.999,
+            _ => 1.0,
+        };
+        f.merge = Merge::Mean { beta };
+    });
+    vec![
+        ("local sgd", LocalPlan::local_sgd(3), adamw()),
+        ("post-local sgd", LocalPlan::post_local_sgd(3, 2), adamw()),
+        ("local adam", LocalPlan::local_adam(2), adamw()),
+        ("des-loc", LocalPlan::des_loc(2, 3, 4), adamw()),
+        ("before", LocalPlan::des_loc(2, 3, 4).placed(Placement::Before), adamw()),
+        ("mt-dao", LocalPlan::mt_dao(2, &[Some(3)], Some(4)), Groups::new(QhAdamW::default())),
+        ("diloco", LocalPlan::diloco(3), adamw()),
+        ("streaming diloco", LocalPlan::streaming_diloco(4, 3, 2, 0.5), adamw()),
+        ("delayed", delayed, adamw()),
+        ("tokens", LocalPlan::des_loc(2, 3, 4).with(|f| f.weights = Weights::Tokens), adamw()),
+        ("small buckets", LocalPlan { bucket_len: 7, ..LocalPlan::local_adam(2) }, adamw()),
+    ]
+}
+
+/// What all ranks of a run have alike.
+#[derive(Clone)]
+pub struct Job {
+    pub model: Model,
+    pub stage: Stage,
+    pub plan: LocalPlan,
+    pub rules: Groups,
+}
+
+impl Job {
+    pub fn new(stage: Stage, plan: &LocalPlan, rules: &Groups) -> Job {
+        Job { model: common::model(DType::F32), stage, plan: plan.clone(), rules: rules.clone() }
+    }
+
+    pub fn options(&self) -> Options {
+        Options { stage: self.stage, combine: Combine::Weighted, bucket_len: Some(100), ..Options::default() }
+    }
+
+    /// The optimizer of one rank of a worker.
+    pub fn optimizer(&self, comm: Arc<dyn Communicator>, mesh: &Mesh) -> Optimizer {
+        Optimizer::new(comm, mesh.clone(), &self.model, self.rules.clone(), common::fill, self.options())
+            .unwrap()
+    }
+
+    /// One rank of a worker of `mesh`, and which worker that is.
+    pub fn build(&self, world: Arc<dyn Communicator>, mesh: &Mesh) -> (LocalOptimizer, usize) {
+        let (comm, own, workers) = replicas(world, mesh).unwrap();
+        let worker = workers.across.rank();
+        (LocalOptimizer::new(self.optimizer(comm, &own), workers, self.plan.clone()).unwrap(), worker)
+    }
+
+    /// A step of worker `worker`: its data are its own, the same however its ranks are arranged. What it
+    /// sent within the worker.
+    pub fn step(&self, local: &mut LocalOptimizer, worker: usize) -> u64 {
+        let (step, mesh, at) = (local.steps(), local.mesh().clone(), local.coordinate().clone());
+        let places = mesh.degree(Axis::Dp | Axis::Cp) as u64;
+        let mb = local.micro_batch((8 << ((worker as u64 + step) % 3)) / places).unwrap();
+        for parameter in self.model.parameters().iter().rev() {
+            let grad = common::gradient(parameter, &mesh, &at, step as usize + 100 * worker);
+            mb.grad(&parameter.name, &grad[..]).unwrap();
+        }
+        mb.finish().unwrap();
+        let told = local.step(At { lr: 0.05 / (1.0 + step as f64), ..AT }).unwrap();
+        let Outcome::Applied { traffic, .. } = told.outcome else { panic!("{told:?}") };
+        assert_eq!(told.exchanged.failed, []);
+        traffic.sent
+    }
+}
+
+/// Elements of whole vectors, by parameter and vector: what a rank has of them.
+pub type Has = Vec<(usize, String, usize, u32)>;
+
+/// All that this rank has, as elements of whole parameters.
+pub fn has(local: &LocalOptimizer) -> Has {
+    let mut all = Has::new();
+    for (p, parameter) in local.model().parameters().iter().enumerate() {
+        let held = common::held_at(parameter, local.mesh(), local.coordinate());
+        let state = local.state(&parameter.name).unwrap();
+        let mut add = |vector: &str, first: usize, values: &[f32]| {
+            let values = values.iter().enumerate();
+            all.extend(values.map(|(i, x)| (p, vector.to_owned(), held[first + i], x.to_bits())));
+        };
+        match local.optimizer().options().stage {
+            Stage::Zero3 => {}
+            _ => add("param", 0, local.param(&parameter.name).unwrap().typed::<f32>().unwrap()),
+        }
+        state.slots.iter().for_each(|(name, slot)| add(name, state.range.start, slot.typed().unwrap()));
+    }
+    all
+}
+
+/// Runs all ranks of a mesh for so many steps: the worker of each, and what it has.
+pub fn run(job: &Job, mesh: &str, steps: u64) -> Vec<(usize, Has)> {
+    let mesh: Mesh = mesh.parse().unwrap();
+    let ranks = loopback::spawn(mesh.world_size(), |world| {
+        let (mut local, worker) = job.build(world, &mesh);
+        (0..steps).for_each(|_| drop(job.step(&mut local, worker)));
+        (worker, has(&local))
+    });
+    ranks.unwrap()
+}
+
+/// Asserts that ranks have, together, exactly what whole workers have.
+pub fn assert_same(ranks: &[(usize, Has)], whole: &[(usize, Has)], what: &str) {
+    for (worker, expected) in whole {
+        let mut expected = expected.clone();
+        let mut found: Has =
+            ranks.iter().filter(|(own, _)| own == worker).flat_map(|(_, has)| has.clone()).collect();
+        found.sort();
+        found.dedup();
+        expected.sort();
+        let kept = |(_, vector, ..): &(usize, String, usize, u32)| found.iter().any(|(_, v, ..)| v == vector);
+        expected.retain(kept);
+        assert!(!expected.is_empty() && found == expected, "{what}: worker {worker}");
+    }
+}
