@@ -15,7 +15,7 @@ fn save(job: &Job, mesh: &str, dir: &Path, background: bool) {
     let (mesh, store): (Mesh, _) = (mesh.parse().unwrap(), Store::new(dir));
     let saved = loopback::spawn(mesh.world_size(), |world| {
         let (mut local, worker) = job.build(world, &mesh);
-        (0..SAVED).for_each(|_| drop(job.step(&mut local, worker)));
+        job.steps(&mut local, worker, SAVED);
         match background {
             true => local.save_async(&store, Save::default()).unwrap().join().map(drop).unwrap(),
             false => drop(local.save(&store, Save::default()).unwrap()),
@@ -31,7 +31,7 @@ fn go_on(job: &Job, mesh: &str, dir: &Path) -> Vec<(usize, Has)> {
         let (mut local, worker) = job.build(world, &mesh);
         let _ = local.load(&store, Load::default()).unwrap();
         assert_eq!(local.steps(), SAVED);
-        (0..ON).for_each(|_| drop(job.step(&mut local, worker)));
+        job.steps(&mut local, worker, ON);
         (worker, has(&local))
     });
     ends.unwrap()

@@ -43,7 +43,7 @@ fn replicas_may_be_the_innermost_axis() {
         let rank = world.rank();
         let (mut local, worker) = job.build(world, &mesh);
         assert_eq!((worker, local.mesh().to_string()), (rank % 2, "tp=2,dp_shard=2".to_owned()));
-        (0..STEPS).for_each(|_| drop(job.step(&mut local, worker)));
+        job.steps(&mut local, worker, STEPS);
         (worker, crate::worker::has(&local))
     });
     assert_same(&ranks.unwrap(), &expected, "the innermost");
@@ -52,18 +52,20 @@ fn replicas_may_be_the_innermost_axis() {
 #[test]
 fn every_byte_is_planned_and_none_more_travels_within_a_worker() {
     for (name, plan, rule) in plans() {
-        for (mesh, stage) in MESHES.iter().flat_map(|mesh| STAGES.map(|stage| (mesh, stage))) {
+        let all = MESHES.iter().flat_map(|mesh| STAGES.map(|stage| (mesh, stage)));
+        // Also before every fragment has been sent.
+        for ((mesh, stage), steps) in all.flat_map(|of| [3, STEPS].map(|steps| (of, steps))) {
             let (job, mesh): (Job, Mesh) = (Job::new(stage, &plan, &rule), mesh.parse().unwrap());
             let never = LocalPlan::new(vec![Fragment::mean(What::Params, Timing::never())]);
-            let alone = sent(&Job { plan: never, ..job.clone() }, &mesh);
+            let alone = sent(&Job { plan: never, ..job.clone() }, &mesh, steps);
             let planned = Plan::new(&mesh.replica(), &job.model, job.rules.clone(), &job.options()).unwrap();
             let (workers, inside) = (mesh.degree(Axis::DpReplicate), mesh.replica().world_size());
-            for (rank, sent) in sent(&job, &mesh).into_iter().enumerate() {
+            for (rank, sent) in sent(&job, &mesh, steps).into_iter().enumerate() {
                 let [of_all, across] = [(mesh.world_size(), rank), (workers, rank / inside)]
                     .map(|(ranks, rank)| Ring { ranks, rank });
                 let of = planned.rank(rank % inside).unwrap();
-                let expected = of.local_traffic(&plan, across, of_all, 0..STEPS).unwrap();
-                let what = format!("{name} on {mesh}, {stage:?}, rank {rank}");
+                let expected = of.local_traffic(&plan, across, of_all, 0..steps).unwrap();
+                let what = format!("{name} on {mesh}, {stage:?}, rank {rank}, {steps} steps");
                 assert_eq!(sent, [alone[rank][0], expected.payload, expected.words], "{what}");
             }
         }
@@ -71,14 +73,14 @@ fn every_byte_is_planned_and_none_more_travels_within_a_worker() {
 }
 
 /// Bytes that each rank sends within its worker, to its like in others, and to decide.
-fn sent(job: &Job, mesh: &Mesh) -> Vec<[u64; 3]> {
+fn sent(job: &Job, mesh: &Mesh, steps: u64) -> Vec<[u64; 3]> {
     let ranks = loopback::spawn(mesh.world_size(), |world| {
         let (comm, own, workers) = replicas(world, mesh).unwrap();
         let optimizer = job.optimizer(comm, &own);
         let mut local = LocalOptimizer::new(optimizer, workers.clone(), job.plan.clone()).unwrap();
         let bytes = || [&workers.across, &workers.world].map(|comm| comm.stats().total().bytes);
         let before = bytes();
-        let inside = (0..STEPS).map(|_| job.step(&mut local, workers.across.rank())).sum();
+        let inside = job.steps(&mut local, workers.across.rank(), steps);
         // What is still on its way counts once it has arrived.
         workers.across.barrier().unwrap();
         let after = bytes();

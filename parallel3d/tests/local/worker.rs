@@ -85,6 +85,11 @@ impl Job {
         assert_eq!(told.exchanged.failed, []);
         traffic.sent
     }
+
+    /// So many of them.
+    pub fn steps(&self, local: &mut LocalOptimizer, worker: usize, steps: u64) -> u64 {
+        (0..steps).map(|_| self.step(local, worker)).sum()
+    }
 }
 
 /// Elements of whole vectors, by parameter and vector: what a rank has of them.
@@ -114,7 +119,7 @@ pub fn run(job: &Job, mesh: &str, steps: u64) -> Vec<(usize, Has)> {
     let mesh: Mesh = mesh.parse().unwrap();
     let ranks = loopback::spawn(mesh.world_size(), |world| {
         let (mut local, worker) = job.build(world, &mesh);
-        (0..steps).for_each(|_| drop(job.step(&mut local, worker)));
+        job.steps(&mut local, worker, steps);
         (worker, has(&local))
     });
     ranks.unwrap()

@@ -19,8 +19,8 @@
 //!
 //! # Limits
 //!
-//! Memory of the CPU; 16-bit parameters with an f32 master. Ranks that replicate within a worker send what they all have each for
-//! itself. Where a collective of all workers fails on some ranks and not on others, as none does on loopback, some may have applied what
+//! Memory of the CPU; 16-bit parameters with an f32 master. Ranks that replicate within a worker, as along `tp`, send what they all have
+//! each for itself. Where a collective of all workers fails on some ranks and not on others, as none does on loopback, some may have applied what
 //! others have not.
 
 mod agreement;

@@ -103,7 +103,8 @@ pub enum Weights {
     /// Every worker's as much.
     #[default]
     Uniform,
-    /// As many times as it has seen tokens, by its micro-batches' weights, since the fragment's last exchange.
+    /// As many times as it has seen tokens, by its micro-batches' weights, since the fragment's last exchange; what several of its
+    /// ranks compute together, as along `tp`, once.
     Tokens,
 }
 
