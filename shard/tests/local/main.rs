@@ -11,6 +11,7 @@ mod common;
 mod equal;
 mod failures;
 mod follow;
+mod limits;
 mod means;
 mod naive;
 mod plan;
