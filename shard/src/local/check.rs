@@ -48,19 +48,19 @@ impl LocalPlan {
 
     fn warnings(&self, chosen: &[Vec<Chosen>], params: &[Trained]) -> Vec<LocalWarning> {
         let mut warnings = Vec::new();
-        let averaged = |f: &Fragment, slots: &Slots| {
-            matches!(&f.what, What::State(has) if has == slots || matches!(has, Slots::Named(name) if slots.has(name)))
-                && f.travels()
+        let are = |f: &Fragment, slots: &Slots| match &f.what {
+            What::State(Slots::Named(name)) => slots.has(name),
+            What::State(has) => has == slots,
+            What::Params | What::OuterMomentum(_) => false,
         };
-        let first_moments_meet = self.fragments.iter().any(|f| averaged(f, &Slots::First));
+        let first_moments_meet = self.fragments.iter().any(|f| are(f, &Slots::First) && f.travels());
         for (fragment, (f, chosen)) in self.fragments.iter().zip(chosen).enumerate() {
             let during = f.timing.during.clone();
             let last = f.timing.placement.count(during.end.saturating_sub(1));
             if f.timing.period.is_some() && f.timing.times(last) == 0 {
                 warnings.push(LocalWarning::NeverDue { fragment, from: during.start, until: during.end });
             }
-            let second = matches!(&f.what, What::State(slots) if !slots.has("m"));
-            if !second || f.travels() || !first_moments_meet {
+            if !are(f, &Slots::Second) || f.travels() || !first_moments_meet {
                 continue;
             }
             let beta2 = |c: &Chosen| {

@@ -14,8 +14,9 @@
 //! # What is exact
 //!
 //! On loopback, sharded workers are whole ones in a plain loop, bit for bit. A mean of all alike is taken of f32 in f64 and rounded
-//! once; a weighted one rounds each worker's share too. What was averaged without delay and mixing is bit-equal on all workers. `t`,
-//! which counts updates, is each worker's own: never averaged, never rolled back.
+//! once; a weighted one rounds each worker's share too, unless it travels as f64. As bf16 each value, share or difference is rounded, they
+//! are added in f32, and the mean is rounded. What was averaged without delay and mixing is bit-equal on all workers. `t`, which counts
+//! updates, is each worker's own: never averaged, never rolled back.
 //!
 //! # Limits
 //!

@@ -11,6 +11,8 @@ mod common;
 mod equal;
 mod failures;
 mod follow;
+mod limits;
+mod means;
 mod naive;
 mod plan;
 mod regroup;
@@ -22,4 +24,5 @@ mod saving;
 #[path = "../checkpoint/sim.rs"]
 #[allow(dead_code, reason = "checkpoints are tested with all of it")]
 mod sim;
+mod traffic;
 mod trajectories;

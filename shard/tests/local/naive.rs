@@ -255,7 +255,7 @@ impl<'a> Naive<'a> {
     }
 
     /// The vectors of a fragment: parameters by registration order, then state vectors.
-    fn places(&self, fragment: &Fragment) -> Vec<(Option<usize>, usize, Range<usize>)> {
+    pub fn places(&self, fragment: &Fragment) -> Vec<(Option<usize>, usize, Range<usize>)> {
         let chosen = self.chosen(&fragment.params);
         let slots: Vec<Option<usize>> = match &fragment.what {
             What::Params => vec![None],
