@@ -143,7 +143,7 @@ impl<'a> Trainer<'a> {
         let granted = member.granted.lock().unwrap().clone();
         let Some(round) = granted else { return followed };
         if let Some(model) = &self.model {
-            assert!(model.exchanges(&setup.plan), "{} for nothing", round.number);
+            assert!(model.side(&setup.plan).is_some(), "{} for nothing", round.number);
         }
         place.lock().lives[place.life].rounds.push((round.step, round.counts(), round.divisor()));
         assert!(!round.counts() || round.step == local.steps() + 1);
@@ -190,16 +190,18 @@ impl<'a> Trainer<'a> {
             mb.grad(&common::name(i), &grad[..])?;
         }
         mb.finish()?;
-        // What it brings, and what it does after that.
-        let before = plan.fragments.iter().any(|f| f.timing.placement == Placement::Before);
         let update = |model: &mut Model| {
             if !missing && !skip {
                 model.update(run, &*self.rule, id, weight, broken);
             }
         };
         let mut model = self.model.clone();
-        if !before {
-            model.iter_mut().for_each(update);
+        // Of the sides of the update one may be an exchange's.
+        let side = model.as_ref().and_then(|model| model.side(plan));
+        let mut did = Did::default();
+        if let Some(model) = model.as_mut().filter(|_| side != Some(Placement::Before)) {
+            did.add(model.exchange(plan, run.rule, (Placement::Before, side), Err(())));
+            update(model);
         }
         if let Some(round) = &round {
             let brings = model.clone().unwrap_or_else(|| Model::new(run, plan));
@@ -220,13 +222,15 @@ impl<'a> Trainer<'a> {
         if let Some(round) = committed {
             self.applies(round);
         }
-        let mut did = Did::default();
         if let Some(model) = &mut model {
             let brought = committed.map(|round| (round, place.lock().truth.brought[&round.number].clone()));
             let exchanged = brought.as_ref().map(|(round, brought)| (*round, brought)).ok_or(());
-            did = model.exchange(plan, run.rule, exchanged);
-            if before {
+            if side == Some(Placement::Before) {
+                did.add(model.exchange(plan, run.rule, (Placement::Before, side), exchanged));
                 update(model);
+                did.add(model.exchange(plan, run.rule, (Placement::After, side), Err(())));
+            } else {
+                did.add(model.exchange(plan, run.rule, (Placement::After, side), exchanged));
             }
             model.step += 1;
         }
