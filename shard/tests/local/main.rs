@@ -12,6 +12,7 @@ mod equal;
 mod failures;
 mod follow;
 mod naive;
+mod one_sided;
 mod plan;
 mod regroup;
 mod replicas;
