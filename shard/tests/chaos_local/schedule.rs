@@ -57,6 +57,8 @@ pub(crate) struct Setup {
     pub(crate) run: Run,
     pub(crate) plan: LocalPlan,
     pub(crate) digest: Digest,
+    /// Of a worker.
+    pub(crate) ranks: usize,
     pub(crate) founders: usize,
     pub(crate) min_workers: usize,
     /// A worker's, for a call of its membership.
@@ -69,6 +71,18 @@ pub(crate) struct Setup {
     pub(crate) script: Vec<(u64, Happens)>,
     /// The worker, by id, whose gradient is NaN at a step.
     pub(crate) broken: Option<(u64, u64)>,
+}
+
+/// What a worker makes of one turn of its loop, on all of its ranks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Turn {
+    /// As long as it computes.
+    pub(crate) span: u64,
+    /// Whether its gradients are missing, or not finite.
+    pub(crate) missing: bool,
+    pub(crate) skip: bool,
+    /// Whether it has had enough.
+    pub(crate) leaves: bool,
 }
 
 /// Something to somebody.
@@ -95,6 +109,7 @@ impl Setup {
             run: run.stage(Stage::Zero1),
             plan,
             digest: Digest { plan: 3, rule: 5 },
+            ranks: 1,
             founders,
             min_workers: 1,
             deadline: Duration::from_secs(40),
@@ -205,7 +220,8 @@ pub(crate) fn world(seed: u64) -> Arc<World> {
     };
     let deadline = [40_000, 40_000, 1_500, 400][random.below(4) as usize];
     let (deadline, told) = (millis(deadline), random.chance(500));
-    let setup = Setup { min_workers, deadline, trouble, told, ..Setup::new(plan, rule, founders) };
+    let ranks = 1 + usize::from(random.chance(400));
+    let setup = Setup { ranks, min_workers, deadline, trouble, told, ..Setup::new(plan, rule, founders) };
     let world = World::new(seed, setup);
     let moment = |random: &mut Random| millis(random.below(8_000));
     for _ in 0..random.below(4) {
