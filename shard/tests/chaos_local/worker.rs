@@ -1,13 +1,13 @@
-//! A worker: a training loop as one writes it, that looks after every call whether it has what it should.
+//! A rank of a worker: a training loop as one writes it, that looks after every call whether it has what it should.
 
 use crate::common::{self};
 use crate::model::{Did, Model};
 use crate::place::{Place, Seated};
 use crate::schedule::{Happens, Setup, Turn};
-use crate::world::{COMM_DEADLINE, End, Event, INSIDE_DEADLINE, Need, millis};
+use crate::world::{COMM_DEADLINE, End, Event, INSIDE_DEADLINE, Need, Voted, millis};
 use meshstep_optim::Rule;
 use meshstep_shard::Outcome;
-use meshstep_shard::local::membership::{Decision, Error, Membership, Request, Round};
+use meshstep_shard::local::membership::{Error, Membership, Request, Round};
 use meshstep_shard::local::{LocalError, LocalOptimizer, LocalStep, Placement};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -119,7 +119,7 @@ impl<'a> Trainer<'a> {
     }
 
     /// What rank 0 was granted and heard since this rank asked last: it goes on only with the others.
-    fn heard(&mut self) -> (Option<Round>, Option<(u64, Result<Decision, Error>)>) {
+    fn heard(&mut self) -> (Option<Round>, Option<Voted>) {
         let inner = self.place.lock();
         let lead = &inner.lives[self.place.lead];
         let new = (lead.granted[self.seen[0]..].last().cloned(), lead.voted[self.seen[1]..].last().cloned());

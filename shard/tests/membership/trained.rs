@@ -103,6 +103,7 @@ fn child() {
 
 /// Takes steps up to the next exchange, that one included. It waits for a line where the order is to: `between` two exchanges, or
 /// `within` one, as soon as that is granted.
+#[allow(clippy::print_stdout, reason = "what it says is for the test that started it")]
 fn go_on(
     local: &mut LocalOptimizer,
     id: u64,
