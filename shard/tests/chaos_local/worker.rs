@@ -266,6 +266,11 @@ impl<'a> Trainer<'a> {
         assert!(took <= most, "a step took {took:?}");
         self.unless_lost(&told)?;
         let (_, voted) = self.heard();
+        if setup.ranks > 1 && missing && round.is_some() && voted.is_none() {
+            // Of two errors the step's own comes first; the next call says that a rank was lost.
+            let lost: Result<(), LocalError> = Err(local.micro_batch(weight).map(drop).unwrap_err().into());
+            return self.unless_lost(&lost).and_then(|()| panic!("{lost:?}"));
+        }
         assert_eq!(voted.as_ref().map(|(round, _)| *round), round.as_ref().map(|round| round.number));
         let heard = voted.and_then(|(_, decision)| decision.err());
         let committed = round.as_ref().filter(|round| {
