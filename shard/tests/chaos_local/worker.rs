@@ -268,8 +268,9 @@ impl<'a> Trainer<'a> {
         let (_, voted) = self.heard();
         if setup.ranks > 1 && missing && round.is_some() && voted.is_none() {
             // Of two errors the step's own comes first; the next call says that a rank was lost.
-            let lost: Result<(), LocalError> = Err(local.micro_batch(weight).map(drop).unwrap_err().into());
-            return self.unless_lost(&lost).and_then(|()| panic!("{lost:?}"));
+            let lost = Err::<(), LocalError>(local.micro_batch(weight).map(drop).unwrap_err().into());
+            self.unless_lost(&lost)?;
+            panic!("{lost:?}");
         }
         assert_eq!(voted.as_ref().map(|(round, _)| *round), round.as_ref().map(|round| round.number));
         let heard = voted.and_then(|(_, decision)| decision.err());
