@@ -49,8 +49,8 @@ impl LocalOptimizer {
     /// its own `connect`. They hear the same, and an error on one is one on all.
     ///
     /// # Errors
-    /// As [`new`](Self::new) and [`regroup`](Self::regroup), [`LocalError::BothSides`], [`LocalError::Membership`]. A worker that was
-    /// granted a boundary has left the membership then.
+    /// As [`new`](Self::new) and [`regroup`](Self::regroup), [`LocalError::BothSides`], [`LocalError::Membership`]. A worker that has
+    /// asked for the boundary has left the membership then, whatever the answer was: nobody waits for it.
     pub fn join(
         inner: Optimizer,
         plan: LocalPlan,
@@ -80,11 +80,12 @@ impl LocalOptimizer {
         let replica = Replica::new(&inner, member, &text);
         fits?;
         let mut replica = replica?;
-        let round = match replica.boundary(0) {
-            Ok(answer) => answer?,
+        let asked = replica.boundary(0).map_err(LocalError::from);
+        let round = match asked.and_then(|answer| Ok(answer?)) {
+            Ok(round) => round,
             Err(error) => {
                 replica.leave();
-                return Err(error.into());
+                return Err(error);
             }
         };
         let begun = Self::begin(inner, plan, &round, connect);
@@ -117,14 +118,19 @@ impl LocalOptimizer {
         connect: impl FnOnce(&Round) -> Result<Workers, MembershipError>,
     ) -> Result<Self, LocalError> {
         let workers = connect(round)?;
-        if round.counts() {
-            return LocalOptimizer::new(inner, workers, plan);
-        }
-        let (_, alone) = Workers::split(Arc::clone(inner.comm()), 0)?;
-        let mut local = LocalOptimizer::new(inner, alone, plan)?;
-        local.enter();
-        local.regroup(workers)?;
-        Ok(local)
+        let world = Arc::clone(&workers.world);
+        let begun = || {
+            if round.counts() {
+                return LocalOptimizer::new(inner, workers, plan);
+            }
+            let (_, alone) = Workers::split(Arc::clone(inner.comm()), 0)?;
+            let mut local = LocalOptimizer::new(inner, alone, plan)?;
+            local.enter();
+            local.regroup(workers)?;
+            Ok(local)
+        };
+        // The others may wait for this rank there.
+        begun().inspect_err(|_| world.abort())
     }
 
     /// Comes before every step. Where that exchanges something it waits for the other members, with whom it is then; who has come or
@@ -214,6 +220,7 @@ impl LocalOptimizer {
         if let Err(error) = given_up {
             return Err(self.part(error));
         }
+        let given_up = std::mem::take(&mut self.engine.report);
         let connected = connect(&round).map_err(LocalError::from);
         let new = connected.as_ref().ok().map(|workers| Arc::clone(&workers.world));
         let own = connected.and_then(|workers| self.regroup(workers));
@@ -227,6 +234,8 @@ impl LocalOptimizer {
             Ok(worst) => worst,
             Err(error) => return Err(self.part(error)),
         };
+        // Also where only another rank could not take them up.
+        self.engine.report = given_up;
         // The other workers hear of it, wherever they are.
         self.engine.workers.world.abort();
         new.iter().for_each(|world| world.abort());
@@ -281,6 +290,11 @@ impl Engine {
     ) -> Result<Result<(), Veto>, Error> {
         if self.following.is_none() {
             return Ok(counted);
+        }
+        if self.failure.is_some() {
+            // Others may wait for this rank there, of this worker too, whose word comes next.
+            self.workers.world.abort();
+            self.workers.across.abort();
         }
         let failed = Veto::Failed { rank: self.workers.world.rank() };
         let ballot = match counted {

@@ -149,10 +149,12 @@ impl LocalOptimizer {
         self.engine.changed = false;
         let exchanged = std::mem::take(&mut self.engine.report);
         let ended = self.end(stepped.is_ok());
+        // No later step's, whatever becomes of this one.
+        let failure = self.engine.failure.take();
         let outcome = stepped?;
         met?;
         ended?;
-        match self.engine.failure.take() {
+        match failure {
             // The next exchange is with those that are left.
             Some(_) if self.engine.following.is_some() => Ok(LocalStep { step, outcome, exchanged }),
             Some(source) => Err(LocalError::Workers { source: Box::new(source) }),

@@ -20,6 +20,12 @@ pub(crate) struct Group {
     told: bool,
     /// When the last operation is over.
     pub(crate) busy_until: Duration,
+    /// How long an operation waits for the other ranks.
+    pub(crate) deadline: Duration,
+    /// Whether its ranks are of one worker.
+    pub(crate) inside: bool,
+    /// What was split from it, which ends with it.
+    pub(crate) below: Vec<usize>,
 }
 
 #[derive(Debug)]
@@ -30,7 +36,7 @@ struct Call {
 }
 
 impl Group {
-    pub(crate) fn new(ranks: usize, told: bool) -> Self {
+    pub(crate) fn new(ranks: usize, told: bool, deadline: Duration) -> Self {
         Group {
             lives: vec![None; ranks],
             calls: (0..ranks).map(|_| Vec::new()).collect(),
@@ -38,7 +44,15 @@ impl Group {
             left: vec![false; ranks],
             told,
             busy_until: Duration::ZERO,
+            deadline,
+            inside: false,
+            below: Vec::new(),
         }
+    }
+
+    /// Ranks of one worker, which have the same fate.
+    pub(crate) fn inside(lives: Vec<Option<usize>>, deadline: Duration) -> Self {
+        Group { inside: true, lives: lives.clone(), ..Group::new(lives.len(), true, deadline) }
     }
 
     /// The number of the operation, and whether all ranks have come to it.
@@ -107,13 +121,33 @@ impl Group {
         Called { op_number: number as u64, action: call.op.action(), len, dtype }
     }
 
+    /// So many of its ranks.
+    pub(crate) fn part(&self, ranks: usize) -> Self {
+        Group { inside: self.inside, ..Group::new(ranks, self.told, self.deadline) }
+    }
+
+    /// As many operations as a rank has started.
+    pub(crate) fn calls_of(&self, rank: usize) -> usize {
+        self.calls[rank].len()
+    }
+
+    /// A rank that dies waits for nothing.
+    pub(crate) fn give_up(&mut self, rank: usize) {
+        self.fail_one(rank, &Error::Aborted { rank });
+    }
+
+    /// How long a rank waits for the others in one.
+    pub(crate) fn patience(&self, rank: usize, number: usize) -> Duration {
+        self.calls[rank][number].op.deadline().unwrap_or(self.deadline)
+    }
+
     /// A rank's deadline for an operation has come.
-    pub(crate) fn late(&mut self, rank: usize, number: usize, after: Duration) {
+    pub(crate) fn late(&mut self, rank: usize, number: usize) {
         if self.calls[rank][number].end.is_some() {
             return;
         }
         let (arrived, missing) = (0..self.lives.len()).partition(|&r| self.calls[r].len() > number);
-        let called = Box::new(self.called(rank, number));
+        let (called, after) = (Box::new(self.called(rank, number)), self.patience(rank, number));
         let error = Error::Timeout { op_number: number as u64, called, arrived, missing, after };
         self.fail(rank, &error);
     }
@@ -163,29 +197,36 @@ fn combine(action: Action, buffers: &mut [Buffer]) {
             let all: Vec<u8> = (0..ranks).flat_map(own).collect();
             buffers.iter_mut().for_each(|b| b.as_mut().bytes_mut().unwrap().copy_from_slice(&all));
         }
-        Action::AllReduce(reduction) => match buffers[0].dtype() {
-            DType::U64 => {
-                let word = |i: usize| buffers.iter().map(move |b| b.typed::<u64>().unwrap()[i]);
-                let all = (0..buffers[0].len()).map(|i| match reduction {
-                    Reduction::Max => word(i).max().unwrap(),
-                    other => panic!("{other} of words"),
-                });
-                let all: Vec<u64> = all.collect();
-                buffers.iter_mut().for_each(|b| b.typed_mut().unwrap().copy_from_slice(&all));
-            }
-            DType::F32 => {
-                let sum =
-                    |i: usize| buffers.iter().map(|b| f64::from(b.typed::<f32>().unwrap()[i])).sum::<f64>();
-                let by = match reduction {
-                    Reduction::Sum => 1.0,
-                    Reduction::Mean => ranks as f64,
-                    other => panic!("{other} of values"),
-                };
-                let all: Vec<f32> = (0..buffers[0].len()).map(|i| (sum(i) / by) as f32).collect();
-                buffers.iter_mut().for_each(|b| b.typed_mut().unwrap().copy_from_slice(&all));
-            }
-            other => panic!("all_reduce of {other}"),
-        },
+        Action::AllReduce(reduction) => reduce(reduction, buffers),
+        // What is in the other ranks' chunks then is nobody's.
+        Action::ReduceScatter(reduction) => reduce(reduction, buffers),
         other => panic!("{other}"),
+    }
+}
+
+fn reduce(reduction: Reduction, buffers: &mut [Buffer]) {
+    let ranks = buffers.len();
+    match buffers[0].dtype() {
+        DType::U64 => {
+            let word = |i: usize| buffers.iter().map(move |b| b.typed::<u64>().unwrap()[i]);
+            let all = (0..buffers[0].len()).map(|i| match reduction {
+                Reduction::Max => word(i).max().unwrap(),
+                Reduction::Sum => word(i).fold(0, u64::wrapping_add),
+                other => panic!("{other} of words"),
+            });
+            let all: Vec<u64> = all.collect();
+            buffers.iter_mut().for_each(|b| b.typed_mut().unwrap().copy_from_slice(&all));
+        }
+        DType::F32 => {
+            let sum = |i: usize| buffers.iter().map(|b| f64::from(b.typed::<f32>().unwrap()[i])).sum::<f64>();
+            let by = match reduction {
+                Reduction::Sum => 1.0,
+                Reduction::Mean => ranks as f64,
+                other => panic!("{other} of values"),
+            };
+            let all: Vec<f32> = (0..buffers[0].len()).map(|i| (sum(i) / by) as f32).collect();
+            buffers.iter_mut().for_each(|b| b.typed_mut().unwrap().copy_from_slice(&all));
+        }
+        other => panic!("{reduction} of {other}"),
     }
 }

@@ -48,6 +48,14 @@ pub(crate) struct Did {
     pub(crate) failed: BTreeSet<usize>,
 }
 
+impl Did {
+    pub(crate) fn add(&mut self, mut other: Did) {
+        self.sent.append(&mut other.sent);
+        self.merged.append(&mut other.merged);
+        self.failed.append(&mut other.failed);
+    }
+}
+
 impl Model {
     pub(crate) fn new(run: &Run, plan: &LocalPlan) -> Self {
         let slots = run.boxed_rule().state().len();
@@ -101,47 +109,66 @@ impl Model {
         self.tokens.iter_mut().for_each(|tokens| *tokens += weight);
     }
 
-    /// What is due in this step: sent, reset, arriving.
-    fn due(&self, plan: &LocalPlan) -> [BTreeSet<usize>; 3] {
+    /// On which side of this step's update it is to exchange something: where the plan says so, or else where something is to be
+    /// sent again.
+    pub(crate) fn side(&self, plan: &LocalPlan) -> Option<Placement> {
+        let both = [Placement::Before, Placement::After];
+        let meets = |side: &Placement, again: bool| {
+            let of = |f: &usize| plan.fragments[*f].timing.placement == *side;
+            let free = |f: &usize| !self.away.iter().any(|away| away.fragment == *f);
+            let planned = |f: &usize| self.planned(plan, *f) && free(f);
+            let all = (0..plan.fragments.len()).filter(|&f| travels(&plan.fragments[f])).filter(of);
+            let mut now = all.filter(|f| if again { self.again.contains(f) && free(f) } else { planned(f) });
+            now.next().is_some()
+                || !again && self.away.iter().any(|away| away.arrives == self.step && of(&away.fragment))
+        };
+        both.into_iter()
+            .find(|side| meets(side, false))
+            .or_else(|| both.into_iter().find(|side| meets(side, true)))
+    }
+
+    /// Whether the plan has the fragment due in this step.
+    fn planned(&self, plan: &LocalPlan, f: usize) -> bool {
+        let timing = &plan.fragments[f].timing;
+        let count = self.step + u64::from(timing.placement == Placement::After);
+        timing.period.is_some_and(|period| count % period == timing.offset) && timing.during.contains(&count)
+    }
+
+    /// What is due on one side of this step's update: sent, reset, arriving. What travels is sent again where the step
+    /// `exchanges` something.
+    fn due(&self, plan: &LocalPlan, placement: Placement, exchanges: bool) -> [BTreeSet<usize>; 3] {
         let mut due = [BTreeSet::new(), BTreeSet::new(), BTreeSet::new()];
-        for (f, fragment) in plan.fragments.iter().enumerate() {
-            let timing = &fragment.timing;
-            let count = self.step + u64::from(timing.placement == Placement::After);
-            let now = timing.period.is_some_and(|period| count % period == timing.offset)
-                && timing.during.contains(&count);
+        let here = |f: usize| plan.fragments[f].timing.placement == placement;
+        for (f, fragment) in plan.fragments.iter().enumerate().filter(|(f, _)| here(*f)) {
+            let again = self.again.contains(&f) && (exchanges || !travels(fragment));
             let away = self.away.iter().any(|away| away.fragment == f);
             match fragment.merge {
-                _ if !now && !self.again.contains(&f) => false,
+                _ if !again && !self.planned(plan, f) => false,
                 Merge::Keep => false,
                 Merge::Reset => due[1].insert(f),
                 _ => !away && due[0].insert(f),
             };
         }
-        let here = self.away.iter().filter(|away| away.arrives == self.step);
-        due[2].extend(here.map(|away| away.fragment));
+        let arriving = self.away.iter().filter(|away| away.arrives == self.step && here(away.fragment));
+        due[2].extend(arriving.map(|away| away.fragment));
         due
     }
 
-    /// Whether it is to exchange something in this step.
-    pub(crate) fn exchanges(&self, plan: &LocalPlan) -> bool {
-        let [sent, _, arriving] = self.due(plan);
-        !sent.is_empty() || !arriving.is_empty()
-    }
-
-    /// The step's exchange: with what all members brought, where it came about.
+    /// What there is on one side of the step's update. It exchanges on `side`: with what all members brought, where that came about.
     pub(crate) fn exchange(
         &mut self,
         plan: &LocalPlan,
         rule: WhichRule,
+        (placement, side): (Placement, Option<Placement>),
         committed: Result<(&Round, &BTreeMap<usize, Arc<Model>>), ()>,
     ) -> Did {
-        let [sent, reset, arriving] = self.due(plan);
+        let [sent, reset, arriving] = self.due(plan, placement, side == Some(placement));
         let mut did = Did::default();
         self.again.retain(|f| !sent.contains(f) && !reset.contains(f));
         let meets = !sent.is_empty() || !arriving.is_empty();
         if let (true, Err(())) = (meets, committed) {
             did.failed = sent.into_iter().chain(reset).chain(arriving).collect();
-            self.away.retain(|away| away.arrives != self.step);
+            self.away.retain(|away| !did.failed.contains(&away.fragment));
             did.failed.iter().for_each(|&f| self.give_up(plan, rule, f));
             return did;
         }
@@ -155,7 +182,10 @@ impl Model {
         }
         let step = self.step;
         did.sent = sent.iter().copied().filter(|&f| plan.fragments[f].timing.delay > 0).collect();
-        for away in self.away.extract_if(.., |away| away.arrives == step).collect::<Vec<_>>() {
+        let arrives = |away: &mut Away| {
+            away.arrives == step && plan.fragments[away.fragment].timing.placement == placement
+        };
+        for away in self.away.extract_if(.., arrives).collect::<Vec<_>>() {
             did.merged.insert(away.fragment);
             self.arrive(plan, rule, away);
         }
@@ -247,6 +277,11 @@ impl Model {
             into.zip(values).for_each(|(x, &value)| *x = value as f32);
         }
     }
+}
+
+/// Whether anything of it goes to other workers.
+fn travels(fragment: &Fragment) -> bool {
+    matches!(fragment.merge, Merge::Mean { .. } | Merge::Outer(_)) && fragment.timing.period.is_some()
 }
 
 /// Parameter, vector of it, and which elements.

@@ -1,20 +1,24 @@
 //! A worker's side of the world: its membership and its communicators, where it waits, stands still and dies.
 
 use crate::group::Group;
+use crate::schedule::Setup;
 use crate::world::{COMM_DEADLINE, Event, Inner, Killed, Need, World, millis};
 use meshstep_comm::{Communicator, Error as CommError, InFlight, Op, Stats, Tickets};
 use meshstep_shard::local::Workers;
 use meshstep_shard::local::membership::{Answer, Ballot, Decision, Error, Membership, Request, Round};
-use meshstep_tensor::{Buffer, Queue};
+use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
 use std::panic::resume_unwind;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-/// A worker's place in the world.
+/// A rank's place in the world.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     pub(crate) world: Arc<World>,
     pub(crate) life: usize,
+    /// Its worker's rank 0.
+    pub(crate) lead: usize,
+    pub(crate) rank: usize,
 }
 
 impl Place {
@@ -53,7 +57,7 @@ impl Place {
         let number = {
             let mut inner = self.lock();
             let now = inner.now;
-            inner.lives[self.life].member.begin(request, now)
+            inner.lives[self.life].member.as_mut().unwrap().begin(request, now)
         };
         if matches!(request, Request::Vote { .. }) {
             // Its word may be heard, or not.
@@ -69,75 +73,80 @@ impl Place {
     /// Communicators of a round's members.
     pub(crate) fn connect(&self, round: &Round) -> Workers {
         let mut inner = self.lock();
-        let told = self.world.setup.told;
-        let next = inner.groups.len();
-        let group = *inner.epochs.entry(round.epoch).or_insert(next);
-        if group == next {
-            inner.groups.push(Group::new(round.members.len(), told));
+        let Setup { told, ranks, .. } = self.world.setup;
+        let (next, members) = (inner.groups.len(), round.members.len());
+        let all = *inner.epochs.entry((round.epoch, None)).or_insert(next);
+        if all == next {
+            inner.groups.push(Group::new(members * ranks, told, COMM_DEADLINE));
         }
-        inner.groups[group].lives[round.rank] = Some(self.life);
-        drop(inner);
-        let seat = Seat { place: self.clone(), group, rank: round.rank, ranks: round.members.len() };
-        let world: Arc<dyn Communicator> = Arc::new(Handle(Arc::new(seat)));
-        Workers { across: Arc::clone(&world), world }
+        let world = self.seat(&mut inner, all, round.rank * ranks + self.rank);
+        if ranks == 1 {
+            return Workers { across: Arc::clone(&world), world };
+        }
+        let across = match inner.epochs.get(&(round.epoch, Some(self.rank))) {
+            Some(across) => *across,
+            None => inner.part_of(all, members),
+        };
+        inner.epochs.insert((round.epoch, Some(self.rank)), across);
+        Workers { across: self.seat(&mut inner, across, round.rank), world }
     }
 
-    /// A communicator of this rank alone.
-    pub(crate) fn alone(&self) -> Arc<dyn Communicator> {
+    fn seat(&self, inner: &mut Inner, group: usize, rank: usize) -> Arc<dyn Communicator> {
+        inner.groups[group].lives[rank] = Some(self.life);
+        let ranks = inner.groups[group].lives.len();
+        Arc::new(Handle(Arc::new(Seat { place: self.clone(), group, rank, ranks })))
+    }
+
+    /// A communicator of this worker's ranks.
+    pub(crate) fn inside(&self) -> Arc<dyn Communicator> {
         let mut inner = self.lock();
-        let group = inner.groups.len();
-        inner.groups.push(Group::new(1, true));
-        inner.groups[group].lives[0] = Some(self.life);
-        Arc::new(Handle(Arc::new(Seat { place: self.clone(), group, rank: 0, ranks: 1 })))
+        let group = inner.lives[self.life].inside;
+        self.seat(&mut inner, group, self.rank)
     }
 }
 
-/// A worker's membership, and what it was told last.
+/// A worker's membership, which its rank 0 has.
 #[derive(Debug)]
-pub(crate) struct Seated {
-    pub(crate) place: Place,
-    pub(crate) granted: Mutex<Option<Round>>,
-    pub(crate) voted: Mutex<Option<(u64, Result<Decision, Error>)>>,
-}
+pub(crate) struct Seated(pub(crate) Place);
 
 impl Membership for Seated {
     fn boundary(&self, step: u64) -> Result<Round, Error> {
-        let trouble = &self.place.world.setup.trouble;
-        self.place.may_die(trouble.death, "before a boundary");
-        let answer = self.place.ask(Request::Boundary(step))?;
+        let trouble = &self.0.world.setup.trouble;
+        self.0.may_die(trouble.death, "before a boundary");
+        let answer = self.0.ask(Request::Boundary(step))?;
         let Answer::Granted(round) = answer else { panic!("{answer:?}") };
-        self.place.lock().truth.check_granted(&round);
-        *self.granted.lock().unwrap() = Some(round.clone());
-        self.place.may_die(trouble.death, "between boundary and exchange");
+        self.0.lock().truth.check_granted(&round);
+        self.0.lock().lives[self.0.life].granted.push(round.clone());
+        self.0.may_die(trouble.death, "between boundary and exchange");
         Ok(round)
     }
 
     fn vote(&self, round: &Round, ballot: Ballot) -> Result<Decision, Error> {
-        let trouble = &self.place.world.setup.trouble;
-        self.place.may_die(trouble.death, "before its vote");
-        let result = match self.place.ask(Request::Vote { round: round.number, ballot }) {
+        let trouble = &self.0.world.setup.trouble;
+        self.0.may_die(trouble.death, "before its vote");
+        let result = match self.0.ask(Request::Vote { round: round.number, ballot }) {
             Ok(Answer::Decided(decision)) => Ok(decision),
             Ok(answer) => panic!("{answer:?}"),
             Err(error) => Err(error),
         };
         {
-            let mut inner = self.place.lock();
-            inner.note(format!("{} voted {ballot:?} on {}: {result:?}", self.place.life, round.number));
+            let mut inner = self.0.lock();
+            inner.note(format!("{} voted {ballot:?} on {}: {result:?}", self.0.life, round.number));
             if let Ok(decision) = &result {
                 assert_eq!(inner.truth.decided[&round.number], *decision);
             }
         }
-        *self.voted.lock().unwrap() = Some((round.number, result.clone()));
-        self.place.may_die(trouble.death_before_apply, "between decision and apply");
+        self.0.lock().lives[self.0.life].voted.push((round.number, result.clone()));
+        self.0.may_die(trouble.death_before_apply, "between decision and apply");
         result
     }
 
     fn decided(&self, round: &Round) -> Option<Decision> {
-        self.place.lock().lives[self.place.life].member.decided(round.number).cloned()
+        self.0.lock().lives[self.0.life].member.as_ref()?.decided(round.number).cloned()
     }
 
     fn leave(&self) -> Result<(), Error> {
-        self.place.ask(Request::Leave).map(drop)
+        self.0.ask(Request::Leave).map(drop)
     }
 }
 
@@ -172,8 +181,13 @@ impl Communicator for Handle {
     fn start(&self, op: Op, buffer: Buffer, _after: &Queue) -> Result<InFlight, (Buffer, CommError)> {
         let Seat { place, group, rank, ranks } = &*self.0;
         let trouble = &place.world.setup.trouble;
+        let inside = place.lock().groups[*group].inside;
         if *ranks > 1 {
-            place.may_die(trouble.death, "in the middle of an exchange");
+            // There are as many inside a worker in every step as between workers in an exchange.
+            place.may_die(
+                if inside { trouble.death / 4 } else { trouble.death },
+                "in the middle of an exchange",
+            );
         }
         let mut inner = place.lock();
         let (number, complete) = inner.groups[*group].start(*rank, op, buffer)?;
@@ -181,22 +195,39 @@ impl Communicator for Handle {
             inner.groups[*group].complete(number, &[]);
         } else if complete {
             let begun = inner.groups[*group].busy_until.max(inner.now);
-            let end = begun + millis(1 + inner.random.below(10));
+            let end = begun + millis(1 + inner.random.below(if inside { 2 } else { 10 }));
             inner.groups[*group].busy_until = end;
-            let fails = inner.random.chance(trouble.failure);
+            let fails = !inside && inner.random.chance(trouble.failure);
             let without = (0..*ranks).filter(|_| fails && inner.random.chance(500)).collect();
             inner.at(end, Event::Moved(*group, number, without));
         }
-        let late = inner.now + COMM_DEADLINE;
+        let late = inner.now + inner.groups[*group].patience(*rank, number);
         if *ranks > 1 {
             inner.at(late, Event::Late(*group, *rank, number));
         }
         Ok(InFlight::new(Arc::clone(&self.0) as _, number))
     }
 
-    fn split(&self, _color: Option<u32>, _key: i64) -> Result<Option<Arc<dyn Communicator>>, CommError> {
-        assert_eq!(self.0.ranks, 1, "workers here have one rank");
-        Ok(Some(self.0.place.alone()))
+    fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Arc<dyn Communicator>>, CommError> {
+        let Seat { place, group, rank, ranks } = &*self.0;
+        let color = color.unwrap();
+        let mut words = Buffer::zeroed(2 * ranks, DType::U64, &Meter::new(), Category::Staging).unwrap();
+        words.typed_mut().unwrap()[2 * rank..2 * rank + 2].copy_from_slice(&[u64::from(color), key as u64]);
+        let started = self.start(Op::all_gather(), words, &Queue::cpu()).map_err(|(_, error)| error)?;
+        let number = place.lock().groups[*group].calls_of(*rank) - 1;
+        let (words, done) = started.wait(&Queue::cpu());
+        done?;
+        let words = words.typed::<u64>().unwrap();
+        let mut own: Vec<usize> = (0..*ranks).filter(|r| words[2 * r] == u64::from(color)).collect();
+        own.sort_by_key(|r| words[2 * r + 1] as i64);
+        let mut inner = place.lock();
+        let part = match inner.splits.get(&(*group, number, color)) {
+            Some(part) => *part,
+            None => inner.part_of(*group, own.len()),
+        };
+        inner.splits.insert((*group, number, color), part);
+        let at = own.iter().position(|r| r == rank).unwrap();
+        Ok(Some(place.seat(&mut inner, part, at)))
     }
 
     fn abort(&self) {
@@ -214,7 +245,11 @@ impl Tickets for Seat {
             let begun = self.place.awake();
             self.place.wait(Need::Operation { group: self.group, rank: self.rank, number: ticket });
             let took = self.place.awake().saturating_sub(begun);
-            assert!(took <= COMM_DEADLINE + millis(1), "operation {ticket} took {took:?}");
+            let patience = self.place.lock().groups[self.group].patience(self.rank, ticket);
+            assert!(took <= patience + millis(1), "operation {ticket} took {took:?}");
+        }
+        if std::thread::panicking() {
+            self.place.lock().groups[self.group].give_up(self.rank);
         }
         self.place.lock().groups[self.group].take(self.rank, ticket)
     }

@@ -57,6 +57,8 @@ pub(crate) struct Setup {
     pub(crate) run: Run,
     pub(crate) plan: LocalPlan,
     pub(crate) digest: Digest,
+    /// Of a worker.
+    pub(crate) ranks: usize,
     pub(crate) founders: usize,
     pub(crate) min_workers: usize,
     /// A worker's, for a call of its membership.
@@ -69,6 +71,18 @@ pub(crate) struct Setup {
     pub(crate) script: Vec<(u64, Happens)>,
     /// The worker, by id, whose gradient is NaN at a step.
     pub(crate) broken: Option<(u64, u64)>,
+}
+
+/// What a worker makes of one turn of its loop, on all of its ranks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Turn {
+    /// As long as it computes.
+    pub(crate) span: u64,
+    /// Whether its gradients are missing, or not finite.
+    pub(crate) missing: bool,
+    pub(crate) skip: bool,
+    /// Whether it has had enough.
+    pub(crate) leaves: bool,
 }
 
 /// Something to somebody.
@@ -95,6 +109,7 @@ impl Setup {
             run: run.stage(Stage::Zero1),
             plan,
             digest: Digest { plan: 3, rule: 5 },
+            ranks: 1,
             founders,
             min_workers: 1,
             deadline: Duration::from_secs(40),
@@ -132,7 +147,39 @@ pub(crate) fn plans() -> Vec<(LocalPlan, WhichRule)> {
         (LocalPlan::local_sgd(4).with(|f| f.weights = Weights::Tokens), WhichRule::Sgd),
         (LocalPlan::mt_dao(4, &[Some(8), Some(12)], Some(24)), WhichRule::TwoMoments),
         (reset, WhichRule::AdamW),
+        (both_sides(Timing { offset: 2, ..Timing::every(4) }, 0), WhichRule::AdamW),
+        (both_sides(Timing { offset: 1, delay: 2, ..Timing::every(4) }, 3), WhichRule::AdamW),
+        (outer_between(), WhichRule::AdamW),
     ]
+}
+
+/// Moments before updates, second ones half as often, and parameters every 4 after them, at this offset: never in one step.
+fn both_sides(moments: Timing, offset: u64) -> LocalPlan {
+    let mut plan = LocalPlan::des_loc(4, 4, 8);
+    for f in &mut plan.fragments {
+        let period = f.timing.period;
+        f.timing = match f.what {
+            What::Params => Timing { offset, ..Timing::every(4) },
+            _ => Timing { period, placement: Placement::Before, ..moments.clone() },
+        };
+        f.merge = Merge::Mean { beta: beta(&f.what) };
+        // One that waits for a step which the other side has free.
+        f.on_failure = if f.what == What::Params { OnFailure::Retry } else { OnFailure::KeepLocal };
+    }
+    plan
+}
+
+/// An outer optimizer's step before updates; second moments after others, and arriving after others still; first ones are reset
+/// before that, where nobody is met.
+fn outer_between() -> LocalPlan {
+    let before = |f: &mut Fragment| (f.timing.placement, f.timing.offset) = (Placement::Before, 3);
+    let mut plan = LocalPlan::diloco(6).with(before);
+    let second = Timing { offset: 3, delay: 2, ..Timing::every(6) };
+    let second = Fragment::mean(What::State(Slots::Second), second);
+    plan.fragments.push(Fragment { merge: Merge::Mean { beta: beta(&second.what) }, ..second });
+    let first = Timing { offset: 2, placement: Placement::Before, ..Timing::every(6) };
+    plan.fragments.push(Fragment { merge: Merge::Reset, ..Fragment::mean(What::State(Slots::First), first) });
+    plan
 }
 
 fn beta(what: &What) -> f64 {
@@ -150,7 +197,10 @@ pub(crate) fn world(seed: u64) -> Arc<World> {
     let (plan, rule) = all[(seed % all.len() as u64) as usize].clone();
     let policy = [None, Some(OnFailure::KeepLocal), Some(OnFailure::Retry), Some(OnFailure::RollBack)];
     let policy = policy[(seed / all.len() as u64 % 4) as usize];
-    let plan = plan.with(|f| f.on_failure = policy.unwrap_or(f.on_failure));
+    // Of a plan with two sides what arrives late cannot be sent again.
+    let two_sided = plan.fragments.iter().any(|f| f.timing.placement != plan.fragments[0].timing.placement);
+    let fits = |f: &Fragment| !(two_sided && f.timing.delay > 0 && policy == Some(OnFailure::Retry));
+    let plan = plan.clone().with(|f| f.on_failure = policy.filter(|_| fits(f)).unwrap_or(f.on_failure));
     let founders = 1 + random.below(5) as usize;
     let min_workers = 1 + random.below(founders as u64) as usize;
     let mut often = |most: u64| if random.chance(500) { 0 } else { random.below(most) };
@@ -170,7 +220,8 @@ pub(crate) fn world(seed: u64) -> Arc<World> {
     };
     let deadline = [40_000, 40_000, 1_500, 400][random.below(4) as usize];
     let (deadline, told) = (millis(deadline), random.chance(500));
-    let setup = Setup { min_workers, deadline, trouble, told, ..Setup::new(plan, rule, founders) };
+    let ranks = 1 + usize::from(random.chance(400));
+    let setup = Setup { ranks, min_workers, deadline, trouble, told, ..Setup::new(plan, rule, founders) };
     let world = World::new(seed, setup);
     let moment = |random: &mut Random| millis(random.below(8_000));
     for _ in 0..random.below(4) {

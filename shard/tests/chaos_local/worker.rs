@@ -1,16 +1,16 @@
-//! A worker: a training loop as one writes it, that looks after every call whether it has what it should.
+//! A rank of a worker: a training loop as one writes it, that looks after every call whether it has what it should.
 
 use crate::common::{self};
 use crate::model::{Did, Model};
 use crate::place::{Place, Seated};
-use crate::schedule::Happens;
-use crate::world::{COMM_DEADLINE, End, Event, Need, millis};
+use crate::schedule::{Happens, Setup, Turn};
+use crate::world::{COMM_DEADLINE, End, Event, INSIDE_DEADLINE, Need, Voted, millis};
 use meshstep_optim::Rule;
 use meshstep_shard::Outcome;
 use meshstep_shard::local::membership::{Error, Membership, Request, Round};
 use meshstep_shard::local::{LocalError, LocalOptimizer, LocalStep, Placement};
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// What all of a worker's operations take beside what it waits for others.
@@ -20,47 +20,58 @@ const PATIENCE: usize = 10;
 
 struct Trainer<'a> {
     place: &'a Place,
-    member: Arc<Seated>,
-    rule: Box<dyn Rule>,
+    rule: Arc<dyn Rule>,
     /// `None`: what it has is not known, as what it was to take over came only in part.
     model: Option<Model>,
     epoch: u64,
     /// What was on its way as it did not meet the others.
     given_up: BTreeSet<usize>,
+    /// Of what rank 0 was granted and heard, how much this rank knows of.
+    seen: [usize; 2],
+    turns: usize,
 }
 
 pub(crate) fn live(place: &Place) -> End {
-    let member =
-        Arc::new(Seated { place: place.clone(), granted: Mutex::default(), voted: Mutex::default() });
-    let end = train(place, &member).unwrap_or_else(|error| End::Error(error.to_string()));
+    let end = train(place).unwrap_or_else(|error| End::Error(error.to_string()));
     // One that has to give up may say so.
-    if matches!(end, End::Error(_)) && place.chance(500) {
-        let _ = member.leave();
+    if place.rank == 0 && matches!(end, End::Error(_)) && place.chance(500) {
+        let _ = Seated(place.clone()).leave();
     }
     end
 }
 
-fn train(place: &Place, member: &Arc<Seated>) -> Result<End, LocalError> {
-    place.ask(Request::Join)?;
-    let (mut trainer, mut local) = Trainer::join(place, member)?;
+fn train(place: &Place) -> Result<End, LocalError> {
+    if place.rank == 0 {
+        place.ask(Request::Join)?;
+    }
+    let (mut trainer, mut local) = Trainer::join(place)?;
     let setup = &place.world.setup;
     let mut refused = 0;
     while local.steps() < setup.target {
-        if place.lock().lives[place.life].wants_to_leave {
+        let turn = trainer.turn(local.steps());
+        if turn.leaves {
             break;
         }
-        trainer.compute(local.steps());
+        let until = place.lock().now + millis(turn.span);
+        place.wait(Need::Until(until));
         match trainer.follow(&mut local) {
             Ok(round) => {
                 refused = 0;
-                trainer.step(&mut local, round)?;
+                trainer.step(&mut local, round, turn)?;
             }
             Err(LocalError::Membership(error)) if again(&error) && refused < PATIENCE => refused += 1,
             Err(error) => return Err(error),
         }
     }
-    member.leave()?;
+    if place.rank == 0 {
+        Seated(place.clone()).leave()?;
+    }
     Ok(End::Left)
+}
+
+/// How long a worker's ranks may wait for each other beside that.
+fn inside(setup: &Setup) -> Duration {
+    if setup.ranks == 1 { Duration::ZERO } else { 2 * setup.deadline + INSIDE_DEADLINE }
 }
 
 /// Whether one may ask again.
@@ -73,61 +84,83 @@ fn again(error: &Error) -> bool {
 }
 
 impl<'a> Trainer<'a> {
-    fn join(place: &'a Place, member: &Arc<Seated>) -> Result<(Self, LocalOptimizer), LocalError> {
+    fn join(place: &'a Place) -> Result<(Self, LocalOptimizer), LocalError> {
         let setup = &place.world.setup;
         let (run, plan) = (&setup.run, &setup.plan);
         let begun = place.awake();
-        let inner = run.build(place.alone())?;
-        let joined = LocalOptimizer::join(inner, plan.clone(), Arc::clone(member) as _, |round| {
-            Ok(place.connect(round))
-        });
+        let inner = run.build(place.inside())?;
+        let connect = |round: &Round| Ok(place.connect(round));
+        let joined = match place.rank {
+            0 => LocalOptimizer::join(inner, plan.clone(), Arc::new(Seated(place.clone())), connect),
+            _ => LocalOptimizer::join_through_rank0(inner, plan.clone(), connect),
+        };
         let took = place.awake().saturating_sub(begun);
-        assert!(took <= 3 * setup.deadline + COMM_DEADLINE + SLACK, "joining took {took:?}");
+        let most = 3 * setup.deadline + COMM_DEADLINE + SLACK + inside(setup);
+        assert!(took <= most, "joining took {took:?}");
         let local = joined?;
-        let round = member.granted.lock().unwrap().clone().unwrap();
+        let mut trainer = Trainer {
+            place,
+            rule: Arc::from(run.boxed_rule()),
+            model: None,
+            epoch: 0,
+            given_up: BTreeSet::new(),
+            seen: [0; 2],
+            turns: 0,
+        };
+        let (granted, _) = trainer.heard();
+        let round = granted.unwrap();
         let mut model = Model::new(run, plan);
         if !round.counts() {
             model.enter(&place.lock().truth.entering[&round.number]);
         }
-        let mut trainer = Trainer {
-            place,
-            member: Arc::clone(member),
-            rule: run.boxed_rule(),
-            model: Some(model),
-            epoch: round.epoch,
-            given_up: BTreeSet::new(),
-        };
+        (trainer.model, trainer.epoch) = (Some(model), round.epoch);
         trainer.check(&local, "as it has joined");
         Ok((trainer, local))
     }
 
-    fn compute(&self, step: u64) {
+    /// What rank 0 was granted and heard since this rank asked last: it goes on only with the others.
+    fn heard(&mut self) -> (Option<Round>, Option<Voted>) {
+        let inner = self.place.lock();
+        let lead = &inner.lives[self.place.lead];
+        let new = (lead.granted[self.seen[0]..].last().cloned(), lead.voted[self.seen[1]..].last().cloned());
+        self.seen = [lead.granted.len(), lead.voted.len()];
+        new
+    }
+
+    /// Whoever of the worker's ranks is first decides for all.
+    fn turn(&mut self, step: u64) -> Turn {
         let place = self.place;
-        let slow = place.chance(place.world.setup.trouble.slow);
-        let mut inner = place.lock();
-        let mut span = 5 + inner.random.below(if slow { 6_000 } else { 60 });
-        for &(_, happens) in place.world.setup.script.iter().filter(|(at, _)| place.life == 0 && *at == step)
-        {
-            span = 1_000;
-            let now = inner.now;
-            match happens {
-                Happens::Comes(id) => inner.at(now, Event::Spawn(id)),
-                Happens::Dies(life) => inner.at(now, Event::Crash(life)),
+        self.turns += 1;
+        let known = place.lock().lives[place.lead].turns.get(self.turns - 1).copied();
+        known.unwrap_or_else(|| {
+            let trouble = &place.world.setup.trouble;
+            let (slow, missing, skip) =
+                (place.chance(trouble.slow), place.chance(trouble.missing), place.chance(trouble.skip));
+            let mut inner = place.lock();
+            let mut span = 5 + inner.random.below(if slow { 6_000 } else { 60 });
+            for &(_, happens) in
+                place.world.setup.script.iter().filter(|(at, _)| place.life == 0 && *at == step)
+            {
+                span = 1_000;
+                let now = inner.now;
+                match happens {
+                    Happens::Comes(id) => inner.at(now, Event::Spawn(id)),
+                    Happens::Dies(life) => inner.at(now, Event::Crash(life)),
+                }
             }
-        }
-        let until = inner.now + millis(span);
-        drop(inner);
-        place.wait(Need::Until(until));
+            let lead = &mut inner.lives[place.lead];
+            let turn = Turn { span, missing, skip, leaves: lead.wants_to_leave };
+            lead.turns.push(turn);
+            turn
+        })
     }
 
     /// With whom it is.
     fn follow(&mut self, local: &mut LocalOptimizer) -> Result<Option<Round>, LocalError> {
-        let (place, member) = (self.place, Arc::clone(&self.member));
+        let place = self.place;
         let setup = &place.world.setup;
         let begun = place.awake();
-        member.granted.lock().unwrap().take();
         let mut before = self.model.clone();
-        member.voted.lock().unwrap().take();
         let followed = local.follow(|round| {
             let mut model = before.take();
             if let Some(model) = model.as_mut().filter(|_| round.rank == round.source()) {
@@ -139,16 +172,18 @@ impl<'a> Trainer<'a> {
         let followed = followed.map(Option::<&Round>::cloned);
         let took = place.awake().saturating_sub(begun);
         // It asks for the end of the last exchange, for the boundary, and gives up the round.
-        assert!(took <= 3 * setup.deadline + COMM_DEADLINE + SLACK, "following took {took:?}");
-        let granted = member.granted.lock().unwrap().clone();
+        let most = 3 * setup.deadline + COMM_DEADLINE + SLACK + inside(setup);
+        assert!(took <= most, "following took {took:?}");
+        self.unless_lost(&followed)?;
+        let (granted, voted) = self.heard();
         let Some(round) = granted else { return followed };
         if let Some(model) = &self.model {
-            assert!(model.exchanges(&setup.plan), "{} for nothing", round.number);
+            assert!(model.side(&setup.plan).is_some(), "{} for nothing", round.number);
         }
         place.lock().lives[place.life].rounds.push((round.step, round.counts(), round.divisor()));
         assert!(!round.counts() || round.step == local.steps() + 1);
         // Where it has not met the others it has given up the round.
-        let gave_up = member.voted.lock().unwrap().take().filter(|(voted, _)| *voted == round.number);
+        let gave_up = voted.filter(|(voted, _)| *voted == round.number);
         assert_eq!(gave_up.is_some(), !matches!(followed, Ok(Some(_))), "{followed:?}");
         if round.epoch != self.epoch {
             self.regrouped(&round, gave_up.is_none());
@@ -175,12 +210,28 @@ impl<'a> Trainer<'a> {
         }
     }
 
+    /// Once a rank is lost the others of its worker can do nothing any more, and are about to end.
+    fn unless_lost<T>(&self, told: &Result<T, LocalError>) -> Result<(), LocalError> {
+        match told {
+            Err(error @ LocalError::Shard(meshstep_shard::Error::Comm(_)))
+                if self.place.world.setup.ranks > 1 =>
+            {
+                Err(error.clone())
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// A step, alone or with the others.
-    fn step(&mut self, local: &mut LocalOptimizer, round: Option<Round>) -> Result<(), LocalError> {
+    fn step(
+        &mut self,
+        local: &mut LocalOptimizer,
+        round: Option<Round>,
+        Turn { missing, skip, .. }: Turn,
+    ) -> Result<(), LocalError> {
         let (place, setup) = (self.place, &self.place.world.setup);
-        let (run, plan, trouble) = (&setup.run, &setup.plan, &setup.trouble);
+        let (run, plan) = (&setup.run, &setup.plan);
         let (t, id) = (local.steps() + 1, place.lock().lives[place.life].id);
-        let (missing, skip) = (place.chance(trouble.missing), place.chance(trouble.skip));
         let broken = setup.broken == Some((id, local.steps()));
         let weight = 1 + common::hash(&[id, t]) % 7;
         let mb = local.micro_batch(weight)?;
@@ -190,27 +241,37 @@ impl<'a> Trainer<'a> {
             mb.grad(&common::name(i), &grad[..])?;
         }
         mb.finish()?;
-        // What it brings, and what it does after that.
-        let before = plan.fragments.iter().any(|f| f.timing.placement == Placement::Before);
+        let rule = Arc::clone(&self.rule);
         let update = |model: &mut Model| {
             if !missing && !skip {
-                model.update(run, &*self.rule, id, weight, broken);
+                model.update(run, &*rule, id, weight, broken);
             }
         };
         let mut model = self.model.clone();
-        if !before {
-            model.iter_mut().for_each(update);
+        // Of the sides of the update one may be an exchange's.
+        let side = model.as_ref().and_then(|model| model.side(plan));
+        let mut did = Did::default();
+        if let Some(model) = model.as_mut().filter(|_| side != Some(Placement::Before)) {
+            did.add(model.exchange(plan, run.rule, (Placement::Before, side), Err(())));
+            update(model);
         }
         if let Some(round) = &round {
             let brings = model.clone().unwrap_or_else(|| Model::new(run, plan));
             place.lock().truth.brought.entry(round.number).or_default().insert(round.rank, Arc::new(brings));
         }
-        self.member.voted.lock().unwrap().take();
         let begun = place.awake();
         let told = local.step(run.at(t));
         let took = place.awake().saturating_sub(begun);
-        assert!(took <= setup.deadline + 2 * COMM_DEADLINE + SLACK, "a step took {took:?}");
-        let voted = self.member.voted.lock().unwrap().take();
+        let most = setup.deadline + 2 * COMM_DEADLINE + SLACK + inside(setup);
+        assert!(took <= most, "a step took {took:?}");
+        self.unless_lost(&told)?;
+        let (_, voted) = self.heard();
+        if setup.ranks > 1 && missing && round.is_some() && voted.is_none() {
+            // Of two errors the step's own comes first; the next call says that a rank was lost.
+            let lost = Err::<(), LocalError>(local.micro_batch(weight).map(drop).unwrap_err().into());
+            self.unless_lost(&lost)?;
+            panic!("{lost:?}");
+        }
         assert_eq!(voted.as_ref().map(|(round, _)| *round), round.as_ref().map(|round| round.number));
         let heard = voted.and_then(|(_, decision)| decision.err());
         let committed = round.as_ref().filter(|round| {
@@ -220,13 +281,15 @@ impl<'a> Trainer<'a> {
         if let Some(round) = committed {
             self.applies(round);
         }
-        let mut did = Did::default();
         if let Some(model) = &mut model {
             let brought = committed.map(|round| (round, place.lock().truth.brought[&round.number].clone()));
             let exchanged = brought.as_ref().map(|(round, brought)| (*round, brought)).ok_or(());
-            did = model.exchange(plan, run.rule, exchanged);
-            if before {
+            if side == Some(Placement::Before) {
+                did.add(model.exchange(plan, run.rule, (Placement::Before, side), exchanged));
                 update(model);
+                did.add(model.exchange(plan, run.rule, (Placement::After, side), Err(())));
+            } else {
+                did.add(model.exchange(plan, run.rule, (Placement::After, side), exchanged));
             }
             model.step += 1;
         }
@@ -307,10 +370,16 @@ impl<'a> Trainer<'a> {
         for (i, vectors) in model.vectors.iter().enumerate() {
             let params = common::floats(local.optimizer(), &common::name(i));
             let state = local.state(&common::name(i)).unwrap();
-            assert!(vectors[0].is_empty() || state.t == model.t, "{when}: {} for {}", state.t, model.t);
+            let part = state.range.clone();
+            assert!(part.is_empty() || state.t == model.t, "{when}: {} for {}", state.t, model.t);
             let slots = state.slots.iter().map(|(_, slot)| slot.typed::<f32>().unwrap().to_vec());
             let has: Vec<Vec<f32>> = std::iter::once(params).chain(slots).collect();
-            for (k, vector) in vectors.iter().enumerate().filter(|(_, vector)| !vector.is_empty()) {
+            for (k, vector) in vectors.iter().enumerate() {
+                // All of the parameter, and of its state this rank's part.
+                let vector = if k == 0 { &vector[..] } else { &vector[part.clone()] };
+                if vector.is_empty() {
+                    continue;
+                }
                 let bit = |x: &f32| if x.is_nan() { u64::MAX } else { x.to_bits().into() };
                 let bits = |values: &[f32]| values.iter().map(bit).collect::<Vec<u64>>();
                 assert!(

@@ -1,14 +1,14 @@
-//! Time, the arbiter with its disk, a network that delays, drops, repeats and reorders, and workers that are threads of which
+//! Time, the arbiter with its disk, a network that delays, drops, repeats and reorders, and workers whose ranks are threads of which
 //! one runs at a time: what happens is a function of the seed alone.
 
 use crate::baton::Gate;
 use crate::group::Group;
 use crate::place::Place;
-use crate::schedule::{Random, Setup};
+use crate::schedule::{Random, Setup, Turn};
 use crate::truth::Truth;
 use meshstep_comm::Error as CommError;
 use meshstep_shard::local::membership::{
-    Answer, Arbiter, Config, Error, FromArbiter, Member, Output, State, ToArbiter, Worker,
+    Answer, Arbiter, Config, Decision, Error, FromArbiter, Member, Output, Round, State, ToArbiter, Worker,
 };
 use std::any::Any;
 use std::cmp::Reverse;
@@ -20,6 +20,8 @@ use std::time::Duration;
 
 /// How long a collective waits for the other ranks.
 pub(crate) const COMM_DEADLINE: Duration = Duration::from_secs(2);
+/// How long a rank waits for the others of its worker: longer than one of them ever stands still.
+pub(crate) const INSIDE_DEADLINE: Duration = Duration::from_secs(30);
 /// By then every worker has an end, whatever happened.
 const HORIZON: Duration = Duration::from_secs(3000);
 
@@ -67,11 +69,22 @@ pub(crate) enum End {
     Error(String),
 }
 
-/// A worker from its start to its end.
+/// A vote's round and what was heard of it.
+pub(crate) type Voted = (u64, Result<Decision, Error>);
+
+/// A rank of a worker from its start to its end. It stands still and dies alone.
 #[derive(Debug)]
 pub(crate) struct Life {
     pub(crate) id: u64,
-    pub(crate) member: Member,
+    /// Its worker's rank 0, which speaks for it.
+    pub(crate) lead: usize,
+    pub(crate) member: Option<Member>,
+    /// The group of the worker's ranks.
+    pub(crate) inside: usize,
+    /// What rank 0 was granted and heard of its votes, and what the worker makes of each turn: the same for all ranks.
+    pub(crate) granted: Vec<Round>,
+    pub(crate) voted: Vec<Voted>,
+    pub(crate) turns: Vec<Turn>,
     gate: Arc<Gate>,
     thread: Option<JoinHandle<()>>,
     pub(crate) need: Option<Need>,
@@ -109,8 +122,10 @@ pub(crate) struct Inner {
     disk: Option<Vec<u8>>,
     pub(crate) lives: Vec<Life>,
     pub(crate) groups: Vec<Group>,
-    /// The group of each epoch.
-    pub(crate) epochs: BTreeMap<u64, usize>,
+    /// The groups of each epoch: of all ranks, or of those that have the same place in their workers.
+    pub(crate) epochs: BTreeMap<(u64, Option<usize>), usize>,
+    /// Those that were split from a group by an operation, by colour.
+    pub(crate) splits: BTreeMap<(usize, usize, u32), usize>,
     pub(crate) truth: Truth,
     /// Everything that happened, in order.
     pub(crate) log: Vec<(Duration, String)>,
@@ -131,6 +146,7 @@ impl World {
             lives: Vec::new(),
             groups: Vec::new(),
             epochs: BTreeMap::new(),
+            splits: BTreeMap::new(),
             truth: Truth::default(),
             log: Vec::new(),
             failure: None,
@@ -167,7 +183,7 @@ impl World {
         let event = self.lock().next();
         assert!(self.lock().now < HORIZON, "somebody waits for ever: {:#?}", self.lock().lives);
         let concerned = match event {
-            Event::Spawn(id) => vec![self.spawn(id)],
+            Event::Spawn(id) => self.spawn(id),
             Event::Crash(life) => {
                 if life < self.lock().lives.len() {
                     self.kill(life);
@@ -207,13 +223,24 @@ impl World {
         thread.into_iter().for_each(|thread| thread.join().unwrap());
     }
 
-    fn spawn(self: &Arc<Self>, id: u64) -> usize {
+    /// A worker, with all its ranks.
+    fn spawn(self: &Arc<Self>, id: u64) -> Vec<usize> {
+        let mut inner = self.lock();
+        let (lead, ranks, inside) = (inner.lives.len(), self.setup.ranks, inner.groups.len());
+        let lives = (lead..lead + ranks).map(Some).collect();
+        inner.groups.push(Group::inside(lives, INSIDE_DEADLINE));
+        drop(inner);
+        (0..ranks).map(|rank| self.spawn_rank(id, lead, rank, inside)).collect()
+    }
+
+    fn spawn_rank(self: &Arc<Self>, id: u64, lead: usize, rank: usize, inside: usize) -> usize {
         let gate = Arc::new(Gate::new());
         let mut inner = self.lock();
         let life = inner.lives.len();
         let worker = Worker { id, life: life as u64 + 1 };
-        let member = Member::new(worker, inner.setup.digest, format!("worker {id}"), inner.setup.deadline);
-        let (place, its) = (Place { world: Arc::clone(self), life }, Arc::clone(&gate));
+        let (digest, deadline) = (inner.setup.digest, inner.setup.deadline);
+        let member = (rank == 0).then(|| Member::new(worker, digest, format!("worker {id}"), deadline));
+        let (place, its) = (Place { world: Arc::clone(self), life, lead, rank }, Arc::clone(&gate));
         let body = move || {
             its.begin();
             let lived = catch_unwind(AssertUnwindSafe(|| crate::worker::live(&place)));
@@ -224,7 +251,12 @@ impl World {
         let now = inner.now;
         inner.lives.push(Life {
             id,
+            lead,
             member,
+            inside,
+            granted: Vec::new(),
+            voted: Vec::new(),
+            turns: Vec::new(),
             gate,
             thread: Some(thread),
             need: Some(Need::Until(now)),
@@ -307,7 +339,9 @@ impl Inner {
             }
             Event::ArbiterCrash => self.arbiter_dies(),
             Event::FromArbiter(message) => {
-                let to = self.lives.iter().position(|life| life.member.worker() == message.to).unwrap();
+                let is =
+                    |life: &Life| life.member.as_ref().is_some_and(|member| member.worker() == message.to);
+                let to = self.lives.iter().position(is).unwrap();
                 self.lives[to].inbox.push(message);
                 return vec![to];
             }
@@ -321,14 +355,15 @@ impl Inner {
                 self.note(format!("{life} stands still for {span:?}"));
             }
             Event::Leave(life) => {
-                self.lives.get_mut(life).into_iter().for_each(|life| life.wants_to_leave = true);
+                let lead = self.lives.get(life).map(|life| life.lead);
+                lead.into_iter().for_each(|lead| self.lives[lead].wants_to_leave = true);
             }
             Event::Moved(group, number, without) => {
                 self.groups[group].complete(number, &without);
                 return self.members_of(group);
             }
             Event::Late(group, rank, number) => {
-                self.groups[group].late(rank, number, COMM_DEADLINE);
+                self.groups[group].late(rank, number);
                 return self.members_of(group);
             }
             Event::Gone(group, rank) => {
@@ -398,11 +433,14 @@ impl Inner {
         if one.end.is_some() || one.dead || one.stalled_until > now {
             return None;
         }
-        std::mem::take(&mut one.inbox).into_iter().for_each(|message| one.member.hear(message));
+        let heard = std::mem::take(&mut one.inbox);
+        one.member
+            .iter_mut()
+            .for_each(|member| heard.iter().for_each(|message| member.hear(message.clone())));
         let ready = match one.need? {
             Need::Until(time) => now >= time,
             Need::Answer(number) => {
-                one.answer = one.member.take(number, now);
+                one.answer = one.member.as_mut().and_then(|member| member.take(number, now));
                 one.answer.is_some()
             }
             Need::Operation { group, rank, number } => self.groups[group].end(rank, number).is_some(),
@@ -421,12 +459,13 @@ impl Inner {
         if one.end.is_some() || one.dead || one.stalled_until > now {
             return;
         }
-        let said = one.member.tick(now);
+        let said = one.member.as_mut().map(|member| member.tick(now)).unwrap_or_default();
         let until = match one.need {
             Some(Need::Until(time)) => time,
             _ => HORIZON,
         };
-        one.wake_at = one.member.wake_at().min(until).max(now + millis(1));
+        let speaks_at = one.member.as_ref().map_or(HORIZON, Member::wake_at);
+        one.wake_at = speaks_at.min(until).max(now + millis(1));
         let wake_at = one.wake_at;
         self.at(wake_at, Event::Wake(life));
         for message in said {
@@ -460,6 +499,17 @@ impl Inner {
         for life in self.members_of(group) {
             self.at(self.now, Event::Look(life));
         }
+        for below in self.groups[group].below.clone() {
+            self.abort(below, rank);
+        }
+    }
+
+    /// A group that was split from another; whoever is first in it makes it.
+    pub(crate) fn part_of(&mut self, above: usize, ranks: usize) -> usize {
+        let (next, part) = (self.groups.len(), self.groups[above].part(ranks));
+        self.groups.push(part);
+        self.groups[above].below.push(next);
+        next
     }
 }
 

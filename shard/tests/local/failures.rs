@@ -164,6 +164,23 @@ fn what_is_sent_again_is_due_at_every_step_until_it_arrives() {
 }
 
 #[test]
+fn a_step_tells_of_its_own_failures_alone() {
+    let plan = LocalPlan::local_sgd(2);
+    // Worker 1 is gone as worker 0 cannot take its step.
+    let does = |rank: usize, step| match (rank, step) {
+        (0 | 1, 3) => Does::Nothing,
+        (2 | 3, 3) => Does::Leaves,
+        _ => Does::Grad(worker(rank), 1),
+    };
+    let ends = train(2, &Sgd::default().into(), &Options::default(), &plan, 6, does);
+    for end in &ends[..2] {
+        assert!(matches!(&end[3].0, Err(LocalError::Shard(Error::Fault { .. }))), "{:?}", end[3].0);
+        assert_eq!(end[4].0.as_ref().unwrap().exchanged, Exchanged::default());
+        assert!(matches!(&end[5].0, Err(LocalError::Workers { .. })), "{:?}", end[5].0);
+    }
+}
+
+#[test]
 fn who_rolls_back_goes_on_from_the_last_exchange() {
     // Worker 1 breaks in step 2 and is well again after the exchange in step 3 failed.
     for stage in [Stage::Replicated, Stage::Zero1, Stage::Zero2] {

@@ -14,6 +14,7 @@ mod follow;
 mod limits;
 mod means;
 mod naive;
+mod one_sided;
 mod plan;
 mod regroup;
 mod replicas;

@@ -8,7 +8,8 @@ use meshstep_shard::local::membership::{
     Ballot, Config, Decision, Departure, Error, InProcess, InProcessWorker, Membership, Refusal, Round,
 };
 use meshstep_shard::local::{
-    Fragment, LocalError, LocalOptimizer, LocalPlan, OnFailure, Placement, Select, Timing, What, Workers,
+    Fragment, LocalError, LocalOptimizer, LocalPlan, OnFailure, Placement, Select, Slots, Timing, What,
+    Workers,
 };
 use meshstep_shard::{NonFinite, Stage};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -461,6 +462,131 @@ fn who_could_not_connect_once_goes_on_and_nobody_waits_for_it() {
     for (id, all) in all.concat().iter().enumerate() {
         let (calm, merged) = ((true, 0, 0), (true, 3, 0));
         assert_eq!(*all, [calm, (id == 0, 0, 3), calm, merged, calm, merged], "{id}");
+    }
+}
+
+/// A membership that hears nothing of its first boundary.
+#[derive(Debug)]
+struct Unheard(Arc<InProcessWorker>);
+
+impl Membership for Unheard {
+    fn boundary(&self, _: u64) -> Result<Round, Error> {
+        Err(Error::Unanswered { what: "a boundary", after: LONG })
+    }
+
+    fn vote(&self, round: &Round, ballot: Ballot) -> Result<Decision, Error> {
+        self.0.vote(round, ballot)
+    }
+
+    fn decided(&self, round: &Round) -> Option<Decision> {
+        self.0.decided(round)
+    }
+
+    fn leave(&self) -> Result<(), Error> {
+        self.0.leave()
+    }
+}
+
+#[test]
+fn who_hears_nothing_of_its_first_boundary_has_left_and_may_join_anew() {
+    let (run, plan) = (run().stage(Stage::Zero1), LocalPlan::local_adam(2));
+    let digest = plan.digest(&build(&run));
+    let members = InProcess::new(Config::new(digest, 2), Clock::real()).unwrap();
+    let kept = Mutex::new(Vec::new());
+    let rank = |id: usize, comm: Arc<dyn Communicator>| {
+        let place = [comm.rank(), 2];
+        let inside = comm.split(Some(0), 0).unwrap().unwrap();
+        let connect = |round: &Round| connect(&members, round, place);
+        let member = || Arc::new(members.join(id as u64, digest, LONG).unwrap());
+        let join = |comm, member: &dyn Fn() -> Arc<dyn Membership>| match place[0] {
+            0 => LocalOptimizer::join(run.build(comm).unwrap(), plan.clone(), member(), connect),
+            _ => LocalOptimizer::join_through_rank0(run.build(comm).unwrap(), plan.clone(), connect),
+        };
+        if id == 0 {
+            let unheard = || {
+                let member = member();
+                // Nobody hears of one that is dropped.
+                kept.lock().unwrap().push(Arc::clone(&member));
+                Arc::new(Unheard(member)) as Arc<dyn Membership>
+            };
+            let told = join(comm, &unheard).unwrap_err();
+            assert!(matches!(told, LocalError::Membership(Error::Unanswered { .. })), "{told}");
+        }
+        let mut local = join(inside, &|| member() as _).unwrap();
+        for _ in 0..4 {
+            local.follow(connect).unwrap();
+            let _ = step(&run, &mut local, id).unwrap();
+        }
+        parts(&run, &local)
+    };
+    let begin = Instant::now();
+    let ends: Vec<_> = thread::scope(|scope| {
+        let rank = &rank;
+        let worker = |id: usize| loopback::spawn(2, |comm| rank(id, comm)).unwrap();
+        let threads = [0, 1].map(|id| scope.spawn(move || worker(id)));
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(begin.elapsed() < BOUND, "{:?}", begin.elapsed());
+    assert!(ends[0] == ends[1]);
+}
+
+/// First moments go off before updates and arrive two steps later, parameters are averaged after them: where that failed they are
+/// sent again once a step has no other exchange. Of step 7 the arrival is given up as somebody comes.
+#[test]
+fn what_waits_for_an_arrival_is_sent_again_where_that_is_given_up_for_one_who_comes() {
+    let moments = Timing { offset: 1, delay: 2, placement: Placement::Before, ..Timing::every(4) };
+    let mut plan = LocalPlan::new(vec![
+        Fragment::mean(What::State(Slots::First), moments),
+        Fragment::mean(What::Params, Timing { offset: 3, ..Timing::every(4) }),
+    ]);
+    plan.fragments[1].on_failure = OnFailure::Retry;
+    let run = run();
+    let digest = plan.digest(&build(&run));
+    let members = InProcess::new(Config::new(digest, 2), Clock::real()).unwrap();
+    let comes = Barrier::new(3);
+    let worker = |id: usize| {
+        if id == 2 {
+            comes.wait();
+        }
+        let member = Arc::new(members.join(id as u64, digest, LONG).unwrap());
+        let step_vetoed = if id == 1 { 7 } else { u64::MAX };
+        let followed = Arc::new(Vetoing { member, step: step_vetoed });
+        let connect = |round: &Round| connect(&members, round, [0, 1]);
+        let mut local = LocalOptimizer::join(build(&run), plan.clone(), followed, connect).unwrap();
+        let mut told = Vec::new();
+        while local.steps() < 9 {
+            if local.steps() == 7 && id < 2 {
+                comes.wait();
+                while id == 0 && !members.waiting().contains(&2) {
+                    thread::yield_now();
+                }
+            }
+            local.follow(connect).unwrap();
+            let step = step(&run, &mut local, id).unwrap();
+            let failed: Vec<usize> = step.exchanged.failed.iter().map(|(f, _)| *f).collect();
+            told.push((step.step, step.exchanged.merged, failed));
+        }
+        told
+    };
+    let begin = Instant::now();
+    let ends: Vec<_> = thread::scope(|scope| {
+        let worker = &worker;
+        let threads = [0, 1, 2].map(|id| scope.spawn(move || worker(id)));
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(begin.elapsed() < BOUND, "{:?}", begin.elapsed());
+    for (id, told) in ends.iter().enumerate() {
+        let at = |step: u64| {
+            let told = told.iter().find(|(at, ..)| *at == step);
+            told.map(|(_, merged, failed)| (&merged[..], &failed[..]))
+        };
+        if id < 2 {
+            assert_eq!(at(6), Some((&[][..], &[1][..])), "{id}: {told:?}");
+        } else {
+            assert_eq!(told[0].0, 7);
+        }
+        assert_eq!(at(7), Some((&[1][..], &[][..])), "{id}: {told:?}");
+        assert_eq!(at(8), Some((&[][..], &[][..])), "{id}: {told:?}");
     }
 }
 

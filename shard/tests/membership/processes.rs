@@ -118,13 +118,13 @@ impl Process {
         self.hears(&[prefix])
     }
 
-    fn signal(&self, signal: &str) {
+    pub(crate) fn signal(&self, signal: &str) {
         let done = Command::new("kill").args([signal, &self.child.id().to_string()]).status().unwrap();
         assert!(done.success());
     }
 
     /// Returns when none of its threads runs any more.
-    fn stop(&self) {
+    pub(crate) fn stop(&self) {
         self.signal("-STOP");
         let tasks = std::path::PathBuf::from(format!("/proc/{}/task", self.child.id()));
         let stopped = |task: &Path| {

@@ -1,5 +1,5 @@
 //! A communicator between processes, for tests: every rank's operations are done by a thread of one process, on loopback, to which it
-//! sends its buffers over TCP. A process that ends, or is killed, leaves.
+//! sends its buffers over TCP. A process that ends, or is killed, leaves; for one that stands still the others wait until [`DEADLINE`].
 
 use meshstep_comm::{Action, Communicator, Error, InFlight, Op, Reduction, Stats, Tickets, loopback};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
@@ -9,6 +9,9 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+
+/// As long as a rank waits for the others in an operation.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(8);
 
 type Wired<T> = std::io::Result<T>;
 /// By epoch, then by rank, until they are taken.
@@ -31,8 +34,8 @@ pub(crate) fn serve(addr: SocketAddr) -> SocketAddr {
 
 fn serve_rank(mut stream: TcpStream, worlds: &Worlds) -> Wired<()> {
     let [epoch, ranks, rank] = [word(&mut stream)?, word(&mut stream)?, word(&mut stream)?];
-    let make =
-        || loopback::world(loopback::Config::new(ranks as usize)).unwrap().into_iter().map(Some).collect();
+    let config = loopback::Config { timeout: DEADLINE, ..loopback::Config::new(ranks as usize) };
+    let make = || loopback::world(config).unwrap().into_iter().map(Some).collect();
     let seat = worlds.lock().unwrap().entry(epoch).or_insert_with(make)[rank as usize].take().unwrap();
     // Calls come one after the other; one that waits for others hears of the end of its process.
     let (calls, called) = std::sync::mpsc::channel();
