@@ -3,8 +3,8 @@
 use crate::{Axis, Coordinate, Error, Mesh, Model, Optimizer, RankPlan};
 use meshstep_comm::Communicator;
 use meshstep_shard::local::membership::{Digest, Error as MembershipError, Membership, Round};
-use meshstep_shard::local::{LocalError, LocalPlan, LocalStep, LocalTraffic, Ring, Shares, Workers};
-use meshstep_shard::{At, MicroBatch};
+use meshstep_shard::local::{LocalError, LocalPlan, LocalStep, LocalTraffic, Ring, Select, Shares, Workers};
+use meshstep_shard::{At, MicroBatch, Options};
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
@@ -13,12 +13,18 @@ type Inner = meshstep_shard::local::LocalOptimizer;
 /// The workers of a mesh: its places along `dp_replicate`.
 ///
 /// Ranks with one place there are a worker, arranged as the rest of the mesh. They get its communicator, that rest, and whom they
-/// exchange with: the ranks that differ along `dp_replicate` alone. Collective over `world`.
+/// exchange with: the ranks that differ along `dp_replicate` alone. Collective over `world`; every error is every rank's.
 pub fn replicas(
     world: Arc<dyn Communicator>,
     mesh: &Mesh,
 ) -> Result<(Arc<dyn Communicator>, Mesh, Workers), Error> {
-    let mesh = mesh.clone().of(world.world_size())?;
+    let fits = mesh.clone().of(world.world_size());
+    let text = fits
+        .as_ref()
+        .map_or_else(|error| format!("this call = {error}\n"), |mesh| format!("mesh = {mesh}\n"));
+    let same = meshstep_shard::same_everywhere(&*world, &Options::default(), &text);
+    let mesh = fits?;
+    same?;
     let worker = mesh.seat(world.rank(), Axis::DpReplicate.into());
     let (inside, workers) = Workers::split(world, worker as u32)?;
     Ok((inside, mesh.replica(), workers))
@@ -66,6 +72,7 @@ pub struct LocalOptimizer {
 impl LocalOptimizer {
     /// [`meshstep_shard::local::LocalOptimizer::new`] of an optimizer on the worker's ranks. Collective over all ranks of all workers.
     pub fn new(inner: Optimizer, workers: Workers, plan: LocalPlan) -> Result<Self, LocalError> {
+        let plan = first_names(&plan, &inner.model);
         Self::of(inner, |inner| Inner::new(inner, workers, plan))
     }
 
@@ -76,6 +83,7 @@ impl LocalOptimizer {
         member: Arc<dyn Membership>,
         connect: impl FnOnce(&Round) -> Result<Workers, MembershipError>,
     ) -> Result<Self, LocalError> {
+        let plan = first_names(&plan, &inner.model);
         Self::of(inner, |inner| Inner::join(inner, plan, member, connect))
     }
 
@@ -85,6 +93,7 @@ impl LocalOptimizer {
         plan: LocalPlan,
         connect: impl FnOnce(&Round) -> Result<Workers, MembershipError>,
     ) -> Result<Self, LocalError> {
+        let plan = first_names(&plan, &inner.model);
         Self::of(inner, |inner| Inner::join_through_rank0(inner, plan, connect))
     }
 
@@ -122,6 +131,16 @@ impl LocalOptimizer {
         self.inner.accumulate(weight)
     }
 
+    /// [`meshstep_shard::local::LocalOptimizer::scheduled`].
+    pub fn scheduled(&mut self) -> Result<At, meshstep_shard::Error> {
+        self.inner.scheduled()
+    }
+
+    /// [`meshstep_shard::local::LocalOptimizer::discard_gradients`].
+    pub fn discard_gradients(&mut self) -> Result<(), meshstep_shard::Error> {
+        self.inner.discard_gradients()
+    }
+
     /// [`meshstep_shard::local::LocalOptimizer::step`].
     pub fn step(&mut self, at: At) -> Result<LocalStep, LocalError> {
         self.inner.step(at)
@@ -146,6 +165,20 @@ impl LocalOptimizer {
     }
 }
 
+/// The plan with the first names of parameters that are tied.
+fn first_names(plan: &LocalPlan, model: &Model) -> LocalPlan {
+    let first = |name: &mut String| {
+        if let Some(parameter) = model.get(name) {
+            name.clone_from(&parameter.name);
+        }
+    };
+    plan.clone().with(|fragment| match &mut fragment.params {
+        Select::Names(names) => names.iter_mut().for_each(first),
+        Select::Elements { name, .. } => first(name),
+        Select::All | Select::Part { .. } => {}
+    })
+}
+
 /// What there is to read. What changes it is among the methods here.
 impl Deref for LocalOptimizer {
     type Target = Inner;
@@ -158,7 +191,7 @@ impl Deref for LocalOptimizer {
 impl Optimizer {
     /// What a worker with this optimizer says of itself when it joins ([`LocalPlan::digest`]).
     pub fn digest(&self, plan: &LocalPlan) -> Digest {
-        plan.digest(&self.inner)
+        first_names(plan, &self.model).digest(&self.inner)
     }
 }
 
@@ -173,6 +206,6 @@ impl RankPlan<'_> {
         steps: Range<u64>,
     ) -> Result<LocalTraffic, LocalError> {
         let shares: Vec<Shares<'_>> = self.shares().collect();
-        plan.traffic_of(&shares, across, world, steps)
+        first_names(plan, self.model()).traffic_of(&shares, across, world, steps)
     }
 }

@@ -89,6 +89,7 @@ impl Optimizer {
             initial(parameter, &pieces, values)
         })?;
         model.tied().into_iter().try_for_each(|(alias, name)| inner.also_called(alias, name))?;
+        inner.arranged(text);
         Ok(Optimizer { inner, comms, coordinate, model: model.clone(), across_cuts: None, plan })
     }
 

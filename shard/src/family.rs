@@ -53,6 +53,8 @@ pub(crate) struct Before {
     pub(crate) params: usize,
     pub(crate) vectors: usize,
     pub(crate) groups: usize,
+    /// Where the next parameter stands among all, or the first of those whose positions are told.
+    pub(crate) position: usize,
 }
 
 impl Before {
@@ -256,7 +258,7 @@ pub(crate) fn describe(layout: &Layout, groups: &Groups, options: &Options) -> S
 
 fn entries(part: &Part, group_of: &[usize], before: Before) -> Vec<Entry> {
     let nowhere = Place::Frozen { vector: 0, range: 0..0 };
-    let first = if part.positions().is_some() { 0 } else { before.params };
+    let first = before.position;
     let entry = |(i, (p, &group)): (usize, (&Param, &usize))| {
         let (position, whole) = part.in_model(i);
         let (param, place, group) = (p.clone(), nowhere.clone(), group + before.groups);

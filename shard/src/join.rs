@@ -150,9 +150,13 @@ impl Optimizer {
         let (mut families, mut units): (Vec<Family>, Units) = (Vec::new(), self.units.clone());
         let (before_all, mut series) = (self.handover.series(), Vec::new());
         for (Shared { part, rules, among }, places) in parts.into_iter().zip(places) {
-            let mut before =
-                Before { params: self.entries.len(), vectors: self.frozen.len(), groups: self.groups.len() };
+            let position = self.entries.iter().map(|entry| entry.position + 1).max().unwrap_or(0);
+            let (params, vectors, groups) = (self.entries.len(), self.frozen.len(), self.groups.len());
+            let mut before = Before { params, vectors, groups, position };
             families.iter().for_each(|family| before.count(family));
+            if part.positions().is_none() {
+                before.position += before.params - params;
+            }
             units.extend(&part.units(), &places);
             let seat = (among.shards.rank(), &Arc::new(among));
             let mut family = Family::new(&part, rules, before, seat, &self.options)?;

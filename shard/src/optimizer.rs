@@ -30,6 +30,8 @@ pub struct Optimizer {
     pub(crate) background: crate::checkpoint::Background,
     pub(crate) entries: Vec<Entry>,
     pub(crate) by_name: HashMap<String, usize>,
+    /// Of which parts of a model this rank's parameters are, as text.
+    pub(crate) arrangement: String,
     pub(crate) groups: Vec<Group>,
     pub(crate) buckets: Vec<Owned>,
     pub(crate) frozen: Vec<meshstep_tensor::Buffer>,
@@ -156,6 +158,7 @@ impl Optimizer {
             background: crate::checkpoint::Background::default(),
             entries: Vec::new(),
             by_name: HashMap::new(),
+            arrangement: String::new(),
             groups: Vec::new(),
             buckets: Vec::new(),
             frozen: Vec::new(),
@@ -225,6 +228,12 @@ impl Optimizer {
                 Ok(())
             }
         }
+    }
+
+    /// How a model's parameters are cut into those here, one `key = value` line for each thing: what optimizers must have alike beyond
+    /// these parameters before they exchange what they own, as [workers](crate::local) do. The same on every rank.
+    pub fn arranged(&mut self, text: impl Into<String>) {
+        self.arrangement = text.into();
     }
 
     /// The communicator the ranks step with.

@@ -108,7 +108,10 @@ impl Part {
     /// however that is cut. What is not told so is whole.
     pub fn cut_from(self, wholes: Vec<usize>) -> Result<Part, Error> {
         let params = self.layout.params();
-        let fits = |(param, &whole): (&Param, &usize)| whole.checked_rem(param.len()).unwrap_or(whole) == 0;
+        let fits = |(param, &whole): (&Param, &usize)| match param.len() {
+            0 => whole == 0,
+            len => whole > 0 && whole % len == 0,
+        };
         if wholes.len() != params.len() || !params.iter().zip(&wholes).all(fits) {
             let what = format!(
                 "whole parameters of {wholes:?} elements, for {} that are cut from them",

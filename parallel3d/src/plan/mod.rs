@@ -176,7 +176,10 @@ impl PipelineStage {
             let sizes = Sizes { shards: mesh.degree(shards), further };
             let alike = sizes == Sizes::all(ranks) && mesh.degree(sharing.copies) == ranks;
             rules.within(&layout).check(&layout, alike, options)?;
-            let wholes = positions.iter().map(|&i| model.parameters()[i].shape.iter().product()).collect();
+            let whole = |&i: &usize| {
+                model.parameters()[i].shape.iter().fold(1, |len: usize, &n| len.saturating_mul(n))
+            };
+            let wholes = positions.iter().map(whole).collect();
             let part = Part::new(layout, sizes, earlier, options)?.at(positions)?.cut_from(wholes)?;
             sharings.push(sharing);
             parts.push(part);

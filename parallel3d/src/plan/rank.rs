@@ -91,6 +91,10 @@ impl<'p> RankPlan<'p> {
         self.stage.families().zip(&self.seats.parts).map(of)
     }
 
+    pub(crate) fn model(&self) -> &'p crate::Model {
+        &self.plan.model
+    }
+
     /// Which one.
     pub fn rank(&self) -> usize {
         self.rank

@@ -2,7 +2,7 @@
 
 use crate::worker::{Has, Job, assert_same, has, plans};
 use meshstep_comm::loopback;
-use meshstep_parallel3d::Mesh;
+use meshstep_parallel3d::{Mesh, Model, ModelBuilder};
 use meshstep_shard::checkpoint::{Load, Save, Store};
 use meshstep_shard::{Owners, Stage};
 use std::path::Path;
@@ -79,5 +79,36 @@ fn another_number_of_workers_goes_on_from_the_mean_on_every_mesh_alike() {
                 assert_same(&ends, &expected, &format!("{name}, {}, {stage:?}", on(rest)));
             }
         }
+    }
+}
+
+/// The same parameters, each tied one under its other name.
+fn otherwise_called(model: &Model) -> Model {
+    let other =
+        |name: &str| model.tied().into_iter().find(|(_, first)| *first == name).map(|(alias, _)| alias);
+    let own = model.parameters().iter().fold(Model::builder(), |all, p| {
+        all.param(other(&p.name).unwrap_or(&p.name), &p.shape, p.dtype, p.placement.clone())
+    });
+    let tie = |all: ModelBuilder, (alias, first): (&str, &str)| {
+        all.tied(first, alias, &model.get(first).unwrap().shape)
+    };
+    model.tied().into_iter().fold(own, tie).build().unwrap()
+}
+
+#[test]
+fn tied_parameters_are_found_under_either_name() {
+    for (name, plan, rules) in plans() {
+        let job = Job::new(Stage::Zero1, &plan, &rules);
+        let dir = tempfile::tempdir().unwrap();
+        save(&job, "dp_replicate=2,tp=2", dir.path(), false);
+        let expected = crate::worker::run(&job, "dp_replicate=2", SAVED);
+        let other = Job { model: otherwise_called(&job.model), ..job };
+        let mesh: Mesh = "dp_replicate=2,dp_shard=2".parse().unwrap();
+        let ends = loopback::spawn(4, |world| {
+            let (mut local, worker) = other.build(world, &mesh);
+            let _ = local.load(&Store::new(dir.path()), Load::default()).unwrap();
+            (worker, has(&local))
+        });
+        assert_same(&ends.unwrap(), &expected, name);
     }
 }

@@ -128,10 +128,22 @@ pub(super) fn find<'m, T>(
     tensors: &'m BTreeMap<String, T>,
     tied: &BTreeMap<String, String>,
 ) -> Option<(&'m str, &'m T)> {
-    let own = tied.get(name).map_or(name, |to| to);
+    if let Some((name, entry)) = tensors.get_key_value(name) {
+        return Some((name, entry));
+    }
+    let (whose, bare) = name.split_at(of_whom(name));
+    let own = tied.get(bare).map_or(bare, |to| to);
     let others = tied.iter().filter(|(_, to)| *to == own).map(|(other, _)| &**other);
-    let names = [name, own].into_iter().chain(others);
-    names.filter_map(|name| tensors.get_key_value(name)).map(|(name, entry)| (&**name, entry)).next()
+    let mut names = std::iter::once(own).chain(others);
+    names
+        .find_map(|bare| tensors.get_key_value(&format!("{whose}{bare}")))
+        .map(|(name, entry)| (&**name, entry))
+}
+
+/// Where a parameter's own name begins in that of a tensor, which may say first whose of workers it is.
+fn of_whom(name: &str) -> usize {
+    let whose = ["worker.", "fragment.", "sent."].iter().any(|whose| name.starts_with(whose));
+    name.find('/').filter(|_| whose).map_or(0, |slash| slash + 1)
 }
 
 /// What was saved that says most of a vector: itself; of a parameter that was rounded to save, what it was rounded from; of a master

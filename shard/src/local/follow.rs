@@ -299,7 +299,8 @@ impl Engine {
         let failed = Veto::Failed { rank: self.workers.world.rank() };
         let ballot = match counted {
             Ok(()) => Ballot::Ready,
-            Err(_) if to_blame => Ballot::Veto,
+            // Who has given up its communicators needs others, to blame or not.
+            Err(_) if to_blame && self.failure.is_none() => Ballot::Veto,
             // Who could not take its step vetoes it; the others have nothing against it, and are not to be dropped for it.
             Err(Veto::Fault { .. }) => Ballot::Ready,
             Err(_) => Ballot::Failed,

@@ -21,7 +21,8 @@
 //! # Limits
 //!
 //! Memory of the CPU; 16-bit parameters with an f32 master. Ranks that replicate within a worker, as along `tp`, send what they all have
-//! each for itself. Where a collective of all workers fails on some ranks and not on others, as none does on loopback, some may have applied what
+//! each for itself; they stay alike where a reduction adds in the ranks' order, as loopback's does, or where ranks own as much of each
+//! parameter that shares its state in the same way, as placements do unless some say `reduced_over`. Where a collective of all workers fails on some ranks and not on others, as none does on loopback, some may have applied what
 //! others have not.
 
 mod agreement;

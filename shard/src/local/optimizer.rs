@@ -4,7 +4,7 @@ use super::engine::{Engine, Exchanged};
 use super::spots::check_memory;
 use super::{LocalError, LocalPlan, LocalWarning, Placement, Workers};
 use crate::around::Around;
-use crate::{At, Error, MicroBatch, Optimizer, Outcome, ParamState, agree};
+use crate::{At, Error, MicroBatch, Optimizer, Options, Outcome, ParamState, agree};
 use meshstep_tensor::Slice;
 use std::fmt::Write;
 
@@ -111,6 +111,16 @@ impl LocalOptimizer {
     /// Begins a micro-batch that others of the same step follow ([`Optimizer::accumulate`]).
     pub fn accumulate(&mut self, weight: u64) -> Result<MicroBatch<'_>, Error> {
         self.inner.accumulate(weight)
+    }
+
+    /// What the options' schedule says of the next step ([`Optimizer::scheduled`]).
+    pub fn scheduled(&mut self) -> Result<At, Error> {
+        self.inner.scheduled()
+    }
+
+    /// Drops the gradients of a step that is not taken ([`Optimizer::discard_gradients`]). Collective over the worker's ranks.
+    pub fn discard_gradients(&mut self) -> Result<(), Error> {
+        self.inner.discard_gradients()
     }
 
     /// The values of a parameter ([`Optimizer::param`]): this worker's.
@@ -223,15 +233,17 @@ pub(crate) fn describe(inner: &Optimizer, workers: &Workers, plan: &LocalPlan) -
     let mut text = plan.describe();
     let _ = writeln!(text, "local plan hash = {:016x}", plan.hash());
     let _ = writeln!(text, "workers = {of}\nranks of a worker = {inside}");
-    let _ = writeln!(text, "stage = {:?}\nprecision = {:?}", inner.options.stage, inner.options.precision);
     Ok(text + &rules(inner))
 }
 
-/// Its parameters and their rules.
+/// Its parameters, their rules, and which ranks own what of them.
 pub(crate) fn rules(inner: &Optimizer) -> String {
-    let mut text = String::new();
+    let Options { stage, precision, bucket_len, .. } = &inner.options;
+    let mut text = format!("stage = {stage:?}\nprecision = {precision:?}\nbucket_len = {bucket_len:?}\n");
+    text += &inner.arrangement;
     for param in inner.trained().0 {
-        let _ = writeln!(text, "length of {:?} = {} {}", param.name, param.whole, param.values);
+        let (name, len, whole, values) = (&param.name, param.len, param.whole, param.values);
+        let _ = writeln!(text, "length of {name:?} = {len} of {whole} {values}");
         let _ = writeln!(text, "rule of {:?} = {}", param.name, param.rule.name());
         for (name, value) in param.rule.hyperparameters() {
             let _ = writeln!(text, "{name} of {:?} = {value}", param.name);

@@ -85,8 +85,14 @@ impl LocalPlan {
         steps: Range<u64>,
     ) -> Result<LocalTraffic, LocalError> {
         let mut params: Vec<(Trained, &Shares<'_>)> = Vec::new();
+        let mut first = 0;
         for of in shares {
-            params.extend(Trained::of(of.part, &of.rules)?.into_iter().map(|trained| (trained, of)));
+            for trained in Trained::of(of.part, &of.rules)? {
+                params.push((Trained { position: first + trained.position, ..trained }, of));
+            }
+            if of.part.positions().is_none() {
+                first += of.part.layout().params().len();
+            }
         }
         params.sort_by_key(|(trained, _)| trained.position);
         let (params, of): (Vec<Trained>, Vec<&Shares<'_>>) = params.into_iter().unzip();
