@@ -20,6 +20,8 @@ pub struct Exchanged {
     pub merged: Vec<usize>,
     /// Left as they were, by their policy, and why.
     pub failed: Vec<(usize, Veto)>,
+    /// On their way as workers came or went before the step, and given up, by their policy.
+    pub given_up: Vec<usize>,
 }
 
 /// What is at hand at an exchange.
@@ -114,7 +116,11 @@ impl Engine {
     /// Gives up what is on its way, by its policy.
     pub(crate) fn give_up(&mut self, optimizer: &mut Optimizer, veto: Veto) -> Result<(), Error> {
         let arriving = std::mem::take(&mut self.flights);
-        self.leave(optimizer, Point { arriving, ..Point::default() }, veto)
+        self.report.given_up.extend(arriving.iter().flat_map(|flight| &flight.fragments));
+        let failed = std::mem::take(&mut self.report.failed);
+        let left = self.leave(optimizer, Point { arriving, ..Point::default() }, veto);
+        self.report.failed = failed;
+        left
     }
 
     /// Begins the next step.

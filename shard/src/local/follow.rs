@@ -220,7 +220,6 @@ impl LocalOptimizer {
         if let Err(error) = given_up {
             return Err(self.part(error));
         }
-        let given_up = std::mem::take(&mut self.engine.report);
         let connected = connect(&round).map_err(LocalError::from);
         let new = connected.as_ref().ok().map(|workers| Arc::clone(&workers.world));
         let own = connected.and_then(|workers| self.regroup(workers));
@@ -234,8 +233,6 @@ impl LocalOptimizer {
             Ok(worst) => worst,
             Err(error) => return Err(self.part(error)),
         };
-        // Also where only another rank could not take them up.
-        self.engine.report = given_up;
         // The other workers hear of it, wherever they are.
         self.engine.workers.world.abort();
         new.iter().for_each(|world| world.abort());

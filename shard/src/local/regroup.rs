@@ -37,7 +37,8 @@ impl LocalOptimizer {
         self.inner.forget_savers();
         self.engine.step = step;
         self.engine.workers = workers;
-        self.engine.forget();
+        // The next step tells what was given up.
+        (self.engine.changed, self.engine.failure) = (false, None);
         Ok(())
     }
 

@@ -24,7 +24,7 @@ struct Trainer<'a> {
     /// `None`: what it has is not known, as what it was to take over came only in part.
     model: Option<Model>,
     epoch: u64,
-    /// What was on its way as it did not meet the others.
+    /// What was on its way as members changed.
     given_up: BTreeSet<usize>,
     /// Of what rank 0 was granted and heard, how much this rank knows of.
     seen: [usize; 2],
@@ -197,8 +197,7 @@ impl<'a> Trainer<'a> {
         let (place, setup) = (self.place, &self.place.world.setup);
         self.epoch = if whole { round.epoch } else { self.epoch };
         if let Some(model) = self.model.as_mut() {
-            let given_up = model.give_up_away(&setup.plan, setup.run.rule);
-            self.given_up = given_up.into_iter().filter(|_| !whole).collect();
+            self.given_up = model.give_up_away(&setup.plan, setup.run.rule);
         }
         if !round.counts() {
             let entering = place.lock().truth.entering.get(&round.number).cloned();
@@ -319,7 +318,8 @@ impl<'a> Trainer<'a> {
             }
             (Ok(told), None) => {
                 assert!(!missing && matches!(told.outcome, Outcome::Skipped { .. }) == skip, "{told:?}");
-                let failed = told.exchanged.failed.iter().map(|(f, _)| *f).collect();
+                let failed =
+                    told.exchanged.failed.iter().map(|(f, _)| *f).chain(told.exchanged.given_up).collect();
                 let exchanged = Did {
                     sent: told.exchanged.sent.into_iter().collect(),
                     merged: told.exchanged.merged.into_iter().collect(),

@@ -564,7 +564,7 @@ fn what_waits_for_an_arrival_is_sent_again_where_that_is_given_up_for_one_who_co
             local.follow(connect).unwrap();
             let step = step(&run, &mut local, id).unwrap();
             let failed: Vec<usize> = step.exchanged.failed.iter().map(|(f, _)| *f).collect();
-            told.push((step.step, step.exchanged.merged, failed));
+            told.push((step.step, step.exchanged.merged, failed, step.exchanged.given_up));
         }
         told
     };
@@ -578,15 +578,17 @@ fn what_waits_for_an_arrival_is_sent_again_where_that_is_given_up_for_one_who_co
     for (id, told) in ends.iter().enumerate() {
         let at = |step: u64| {
             let told = told.iter().find(|(at, ..)| *at == step);
-            told.map(|(_, merged, failed)| (&merged[..], &failed[..]))
+            told.map(|(_, merged, failed, given_up)| (&merged[..], &failed[..], &given_up[..]))
         };
         if id < 2 {
-            assert_eq!(at(6), Some((&[][..], &[1][..])), "{id}: {told:?}");
+            assert_eq!(at(6), Some((&[][..], &[1][..], &[][..])), "{id}: {told:?}");
         } else {
             assert_eq!(told[0].0, 7);
         }
-        assert_eq!(at(7), Some((&[1][..], &[][..])), "{id}: {told:?}");
-        assert_eq!(at(8), Some((&[][..], &[][..])), "{id}: {told:?}");
+        // Who was there tells what was given up.
+        let given_up: &[usize] = if id < 2 { &[0] } else { &[] };
+        assert_eq!(at(7), Some((&[1][..], &[][..], given_up)), "{id}: {told:?}");
+        assert_eq!(at(8), Some((&[][..], &[][..], &[][..])), "{id}: {told:?}");
     }
 }
 
