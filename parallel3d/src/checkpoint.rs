@@ -111,6 +111,17 @@ impl LocalOptimizer {
         self.inner.save_async_placed(store, save, &placing)
     }
 
+    /// [`meshstep_shard::local::LocalOptimizer::release_snapshot`].
+    pub fn release_snapshot(&mut self) {
+        self.inner.release_snapshot();
+    }
+
+    /// [`meshstep_shard::local::LocalOptimizer::consolidate`], of whole parameters.
+    pub fn consolidate(&mut self, to: usize, sink: Sink<'_>) -> Result<(), Error> {
+        let placing = self.placing();
+        self.inner.consolidate_placed(to, sink, &placing)
+    }
+
     /// [`meshstep_shard::local::LocalOptimizer::load`], of any number of workers on any other mesh.
     pub fn load(&mut self, store: &Store, load: Load) -> Result<Loaded, LocalError> {
         let placing = self.placing();

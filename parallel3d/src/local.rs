@@ -141,6 +141,16 @@ impl LocalOptimizer {
         self.inner.discard_gradients()
     }
 
+    /// [`meshstep_shard::local::LocalOptimizer::verify`].
+    pub fn verify(&mut self) -> Result<meshstep_shard::Verified, meshstep_shard::Error> {
+        self.inner.verify()
+    }
+
+    /// [`meshstep_shard::local::LocalOptimizer::verify_every`].
+    pub fn verify_every(&mut self, steps: u64) -> Result<(), meshstep_shard::Error> {
+        self.inner.verify_every(steps)
+    }
+
     /// [`meshstep_shard::local::LocalOptimizer::step`].
     pub fn step(&mut self, at: At) -> Result<LocalStep, LocalError> {
         self.inner.step(at)

@@ -120,7 +120,7 @@ impl Engine {
         let failed = std::mem::take(&mut self.report.failed);
         let left = self.leave(optimizer, Point { arriving, ..Point::default() }, veto);
         self.report.failed = failed;
-        left
+        left.and_then(|()| optimizer.keep_if_due())
     }
 
     /// Begins the next step.

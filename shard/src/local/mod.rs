@@ -48,6 +48,7 @@ mod spots;
 mod timing;
 mod traffic;
 mod trained;
+mod worker;
 mod workers;
 
 pub use agreement::Veto;

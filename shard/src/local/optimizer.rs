@@ -113,16 +113,6 @@ impl LocalOptimizer {
         self.inner.accumulate(weight)
     }
 
-    /// What the options' schedule says of the next step ([`Optimizer::scheduled`]).
-    pub fn scheduled(&mut self) -> Result<At, Error> {
-        self.inner.scheduled()
-    }
-
-    /// Drops the gradients of a step that is not taken ([`Optimizer::discard_gradients`]). Collective over the worker's ranks.
-    pub fn discard_gradients(&mut self) -> Result<(), Error> {
-        self.inner.discard_gradients()
-    }
-
     /// The values of a parameter ([`Optimizer::param`]): this worker's.
     pub fn param(&self, name: &str) -> Result<Slice<'_>, Error> {
         self.inner.param(name)
@@ -190,7 +180,10 @@ impl LocalOptimizer {
             let met = self.engine.meet(&mut self.inner, placement, true);
             met.map_err(|error| self.inner.handover.alone(error))?;
         }
-        if self.engine.changed { self.inner.gather_all() } else { Ok(()) }
+        if self.engine.changed {
+            self.inner.gather_all()?;
+        }
+        self.inner.keep_if_due()
     }
 }
 

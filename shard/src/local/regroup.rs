@@ -32,6 +32,7 @@ impl LocalOptimizer {
         // Only where somebody is new.
         if all.chunks(3).any(|words| words[0] == 0) {
             self.take_over(&workers, root)?;
+            self.inner.keep_if_due()?;
         }
         #[cfg(feature = "checkpoint")]
         self.inner.forget_savers();

@@ -27,3 +27,4 @@ mod saving;
 mod sim;
 mod traffic;
 mod trajectories;
+mod verified;

@@ -1,0 +1,52 @@
+//! What a worker does alone between exchanges, as its own optimizer does it: collective over its ranks.
+
+use super::LocalOptimizer;
+#[cfg(feature = "checkpoint")]
+use crate::checkpoint::{Placing, Sink};
+use crate::{At, Error, Verified};
+
+impl LocalOptimizer {
+    /// What the options' schedule says of the next step ([`Optimizer::scheduled`](crate::Optimizer::scheduled)).
+    pub fn scheduled(&mut self) -> Result<At, Error> {
+        self.inner.scheduled()
+    }
+
+    /// Drops the gradients of a step that is not taken ([`Optimizer::discard_gradients`](crate::Optimizer::discard_gradients)).
+    pub fn discard_gradients(&mut self) -> Result<(), Error> {
+        self.inner.discard_gradients()
+    }
+
+    /// Compares what the worker's ranks hold alike ([`Optimizer::verify`](crate::Optimizer::verify)).
+    pub fn verify(&mut self) -> Result<Verified, Error> {
+        self.inner.verify()
+    }
+
+    /// The same in every `steps`th step ([`Optimizer::verify_every`](crate::Optimizer::verify_every)). What an exchange has written
+    /// counts as what the rank wrote.
+    pub fn verify_every(&mut self, steps: u64) -> Result<(), Error> {
+        self.inner.verify_every(steps)
+    }
+
+    /// Brings this worker's parameters to one of its ranks ([`Optimizer::consolidate`](crate::Optimizer::consolidate)).
+    #[cfg(feature = "checkpoint")]
+    pub fn consolidate(&mut self, to: usize, sink: Sink<'_>) -> Result<(), Error> {
+        self.inner.consolidate(to, sink)
+    }
+
+    /// The same where parameters are parts of others.
+    #[cfg(feature = "checkpoint")]
+    pub fn consolidate_placed(
+        &mut self,
+        to: usize,
+        sink: Sink<'_>,
+        placing: &dyn Placing,
+    ) -> Result<(), Error> {
+        self.inner.consolidate_placed(to, sink, placing)
+    }
+
+    /// Gives back what the last background save kept ([`Optimizer::release_snapshot`](crate::Optimizer::release_snapshot)).
+    #[cfg(feature = "checkpoint")]
+    pub fn release_snapshot(&mut self) {
+        self.inner.release_snapshot();
+    }
+}
