@@ -156,6 +156,12 @@ pub enum Error {
         /// The buffer's type.
         dtype: DType,
     },
+    /// Integers have no products with factors of their type.
+    #[error("no factors in a sum of {dtype}; multiply before, or use f64")]
+    FactorsOfIntegers {
+        /// The buffer's type.
+        dtype: DType,
+    },
     /// A type that collectives do not know.
     #[error("no collectives of {dtype}; use f32, f64, bf16, f16 or u64")]
     UnsupportedDType {

@@ -3,6 +3,8 @@
 use crate::Error;
 use meshstep_tensor::DType;
 use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::mem::{Discriminant, discriminant};
 use std::time::Duration;
 
 /// One operation, to be given to [`Communicator::start`](crate::Communicator::start) with the buffer it works on.
@@ -58,16 +60,55 @@ pub enum Action {
 ///
 /// Sums and means are accumulated wider than the buffer's type (f32 in f64; bf16 and f16 in f32; f64 and u64 in
 /// themselves), the mean is divided in the accumulator, and the result is rounded once, to nearest, ties to even.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+///
+/// Two are equal where their factors have the same bits.
+#[derive(Clone, Copy, Debug)]
 pub enum Reduction {
     /// The sum; of `u64` modulo 2^64.
     Sum,
     /// The sum divided by the number of ranks; refused for integers.
     Mean,
+    /// The sum of each rank's values times its own factor, which need not be the other ranks': a weighted mean where factors are
+    /// shares of 1. Refused for integers. Products are taken in the accumulator, to which the factor is rounded; of f64 they
+    /// keep what they round off. 0 times what is not finite is NaN.
+    PreMulSum {
+        /// What this rank's values are multiplied by.
+        factor: f64,
+    },
     /// The largest; NaN if any is NaN. Of equal values (`-0.0` and `0.0`) the lowest rank's.
     Max,
     /// The smallest; NaN if any is NaN. Of equal values (`-0.0` and `0.0`) the lowest rank's.
     Min,
+}
+
+impl Reduction {
+    /// Whether ranks that reduce by `self` and `other` do the same: each has its own factor.
+    pub(crate) fn agrees_with(self, other: Reduction) -> bool {
+        discriminant(&self) == discriminant(&other)
+    }
+
+    /// What a rank's values are multiplied by.
+    pub(crate) fn factor(self) -> f64 {
+        if let Reduction::PreMulSum { factor } = self { factor } else { 1.0 }
+    }
+
+    fn identity(self) -> (Discriminant<Self>, u64) {
+        (discriminant(&self), self.factor().to_bits())
+    }
+}
+
+impl PartialEq for Reduction {
+    fn eq(&self, other: &Self) -> bool {
+        self.identity() == other.identity()
+    }
+}
+
+impl Eq for Reduction {}
+
+impl Hash for Reduction {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.identity().hash(state);
+    }
 }
 
 impl Op {
@@ -164,7 +205,25 @@ impl Action {
 
     /// Whether ranks that call `self` and `other` call the same collective.
     pub(crate) fn agrees_with(self, other: Action) -> bool {
-        matches!((self, other), (Action::Split { .. }, Action::Split { .. })) || self == other
+        match (self, other) {
+            (Action::Split { .. }, Action::Split { .. }) => true,
+            (Action::AllReduce(mine), Action::AllReduce(theirs))
+            | (Action::ReduceScatter(mine), Action::ReduceScatter(theirs)) => mine.agrees_with(theirs),
+            _ => self == other,
+        }
+    }
+
+    /// How it reduces, if it does.
+    pub(crate) fn reduction(self) -> Option<Reduction> {
+        match self {
+            Action::AllReduce(reduction) | Action::ReduceScatter(reduction) => Some(reduction),
+            _ => None,
+        }
+    }
+
+    /// What this rank's values are multiplied by on the way.
+    pub(crate) fn factor(self) -> f64 {
+        self.reduction().map_or(1.0, Reduction::factor)
     }
 
     /// Whether the length and type of the buffers must agree.
@@ -181,8 +240,11 @@ fn check_dtype(dtype: DType) -> Result<(), Error> {
 }
 
 fn check_reduction(reduction: Reduction, dtype: DType) -> Result<(), Error> {
-    let integers = reduction == Reduction::Mean && !dtype.is_float();
-    if integers { Err(Error::MeanOfIntegers { dtype }) } else { Ok(()) }
+    match reduction {
+        Reduction::Mean if !dtype.is_float() => Err(Error::MeanOfIntegers { dtype }),
+        Reduction::PreMulSum { .. } if !dtype.is_float() => Err(Error::FactorsOfIntegers { dtype }),
+        _ => Ok(()),
+    }
 }
 
 fn check_even(len: usize, world_size: usize) -> Result<(), Error> {
@@ -206,6 +268,7 @@ impl fmt::Display for Reduction {
         f.pad(match self {
             Reduction::Sum => "sum",
             Reduction::Mean => "mean",
+            Reduction::PreMulSum { factor } => return f.pad(&format!("pre_mul_sum by {factor}")),
             Reduction::Max => "max",
             Reduction::Min => "min",
         })
@@ -241,6 +304,8 @@ mod tests {
         );
         let mean = Op::all_reduce(Reduction::Mean);
         assert_eq!(mean.check(0, 4, 8, DType::U64), Err(Error::MeanOfIntegers { dtype: DType::U64 }));
+        let shares = Op::reduce_scatter(Reduction::PreMulSum { factor: 0.25 });
+        assert_eq!(shares.check(0, 4, 8, DType::U64), Err(Error::FactorsOfIntegers { dtype: DType::U64 }));
         assert_eq!(
             Op::broadcast(4).check(0, 4, 8, DType::F32),
             Err(Error::InvalidRank { rank: 4, world_size: 4 })
@@ -258,5 +323,15 @@ mod tests {
             assert_eq!(op.check(0, 7, 0, DType::F16), Ok(()));
         }
         assert_eq!(Op::all_reduce(Reduction::Max).check(0, 4, 10, DType::U64), Ok(()));
+    }
+
+    #[test]
+    fn factors_are_each_ranks_own() {
+        let by = |factor| Reduction::PreMulSum { factor };
+        let (all, part) = (Action::AllReduce, Action::ReduceScatter);
+        assert!(all(by(0.5)).agrees_with(all(by(-3.0))) && part(by(0.0)).agrees_with(part(by(f64::NAN))));
+        assert!(!all(by(1.0)).agrees_with(all(Reduction::Sum)) && !all(by(1.0)).agrees_with(part(by(1.0))));
+        assert!(by(f64::NAN) == by(f64::NAN) && by(0.5) != by(0.25) && by(1.0) != Reduction::Sum);
+        assert_eq!(all(by(0.25)).to_string(), "all_reduce(pre_mul_sum by 0.25)");
     }
 }

@@ -26,6 +26,12 @@ pub(crate) trait Wire: Element {
 pub(crate) trait Accumulator: Copy {
     const ZERO: Self;
     fn plus(self, other: Self) -> Self;
+    fn times(self, factor: f64) -> Self;
+    /// With `other` times `factor` added.
+    #[inline(always)]
+    fn plus_times(self, other: Self, factor: f64) -> Self {
+        self.plus(other.times(factor))
+    }
     /// The larger; NaN if either is; `self` if they are equal.
     fn max(self, other: Self) -> Self;
     /// The smaller; NaN if either is; `self` if they are equal.
@@ -58,14 +64,28 @@ pub(crate) fn first<T: Wire>(sum: &mut [T::Wide], values: &[T]) {
     }
 }
 
+/// The same with the rank's factor.
+#[inline(always)]
+pub(crate) fn first_times<T: Wire>(sum: &mut [T::Wide], values: &[T], factor: f64) {
+    each(sum, values, |_, x: T| x.widen().times(factor));
+}
+
 /// Takes in another rank's values.
 #[inline(always)]
 pub(crate) fn next<T: Wire>(sum: &mut [T::Wide], values: &[T], reduction: Reduction) {
     match reduction {
-        Reduction::Sum | Reduction::Mean => each(sum, values, |s, x: T| s.plus(x.widen())),
+        Reduction::Sum | Reduction::Mean | Reduction::PreMulSum { .. } => {
+            each(sum, values, |s, x: T| s.plus(x.widen()));
+        }
         Reduction::Max => each(sum, values, |s, x: T| s.max(x.widen())),
         Reduction::Min => each(sum, values, |s, x: T| s.min(x.widen())),
     }
+}
+
+/// Takes in another rank's values, times its factor.
+#[inline(always)]
+pub(crate) fn next_times<T: Wire>(sum: &mut [T::Wide], values: &[T], factor: f64) {
+    each(sum, values, |s, x: T| s.plus_times(x.widen(), factor));
 }
 
 /// Divides for a mean over `n` ranks, and rounds.
@@ -103,6 +123,10 @@ macro_rules! float_accumulator {
             #[inline(always)]
             fn plus(self, other: Self) -> Self {
                 self + other
+            }
+            #[inline(always)]
+            fn times(self, factor: f64) -> Self {
+                self * factor as $t
             }
             #[inline(always)]
             fn max(self, other: Self) -> Self {
@@ -160,6 +184,18 @@ impl Accumulator for Twofold {
         let lost = (self.high - (high - theirs)) + (other.high - theirs);
         Twofold { high, low: self.low + lost }
     }
+    /// The product, and what it has rounded off.
+    #[inline(always)]
+    fn times(self, factor: f64) -> Self {
+        let high = self.high * factor;
+        Twofold { high, low: self.high.mul_add(factor, -high) }
+    }
+    #[inline(always)]
+    fn plus_times(self, other: Self, factor: f64) -> Self {
+        let product = other.times(factor);
+        let sum = self.plus(product);
+        Twofold { low: sum.low + product.low, ..sum }
+    }
     #[inline(always)]
     fn max(self, other: Self) -> Self {
         Twofold::new(Accumulator::max(self.high, other.high))
@@ -202,7 +238,10 @@ impl Accumulator for u64 {
     fn min(self, other: Self) -> Self {
         Ord::min(self, other)
     }
-    /// Never asked for: `Op::check` refuses means of integers.
+    /// Never asked for, as `over`: `Op::check` refuses what divides or multiplies integers.
+    fn times(self, _: f64) -> Self {
+        self
+    }
     fn over(self, _: Divisor<Self>) -> Self {
         self
     }

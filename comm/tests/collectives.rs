@@ -35,7 +35,18 @@ fn check<T: Naive>(what: What, n: usize, len: usize, peers: [usize; 2], mut seed
 }
 
 fn reduction() -> impl Strategy<Value = Reduction> {
-    prop_oneof![Just(Reduction::Sum), Just(Reduction::Mean), Just(Reduction::Max), Just(Reduction::Min)]
+    let factors = prop_oneof![
+        3 => -4.0..4.0,
+        1 => prop::sample::select(vec![0.0, -0.0, 1.0, 0.5, 1e30, f64::INFINITY, f64::NAN]),
+        1 => any::<f64>(),
+    ];
+    prop_oneof![
+        1 => Just(Reduction::Sum),
+        1 => Just(Reduction::Mean),
+        1 => Just(Reduction::Max),
+        1 => Just(Reduction::Min),
+        2 => factors.prop_map(|factor| Reduction::PreMulSum { factor }),
+    ]
 }
 
 fn what() -> impl Strategy<Value = What> {
@@ -72,13 +83,18 @@ proptest! {
         let peers = peers.map(|peer| peer % n);
         let any_length = matches!(what, What::AllReduce(_) | What::Broadcast | What::SendRecv);
         let len = if any_length { len } else { len / n * n };
-        let mean = matches!(what, What::AllReduce(Reduction::Mean) | What::ReduceScatter(Reduction::Mean));
+        let floats = match what {
+            What::AllReduce(how) | What::ReduceScatter(how) => {
+                matches!(how, Reduction::Mean | Reduction::PreMulSum { .. })
+            }
+            _ => false,
+        };
         match dtype {
             0 => check::<f32>(what, n, len, peers, seed),
             1 => check::<f64>(what, n, len, peers, seed),
             2 => check::<bf16>(what, n, len, peers, seed),
             3 => check::<f16>(what, n, len, peers, seed),
-            _ if mean => {}
+            _ if floats => {}
             _ => check::<u64>(what, n, len, peers, seed),
         }
     }
@@ -126,4 +142,19 @@ fn the_mean_of_equal_numbers_is_that_number() {
         });
         assert!(ends.unwrap().iter().all(|end| *end == start), "{n} ranks");
     }
+}
+
+/// A sum of products of which f64 loses a half, were they rounded.
+#[test]
+fn products_of_f64_are_rounded_with_their_sum() {
+    let (x, factor) = (1.0 + f64::EPSILON, 1.0 - f64::EPSILON);
+    let sums = loopback::spawn(2, |comm| {
+        let mut values =
+            Buffer::from_slice(&[[x, -1.0][comm.rank()]], &Meter::new(), Category::Grads).unwrap();
+        let factor = [factor, 1.0][comm.rank()];
+        comm.all_reduce(&mut values, Reduction::PreMulSum { factor }).unwrap();
+        values.typed::<f64>().unwrap()[0]
+    });
+    // (1 + e) (1 - e) - 1.
+    assert_eq!(sums.unwrap(), [-f64::EPSILON * f64::EPSILON; 2]);
 }

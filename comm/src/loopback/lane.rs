@@ -97,7 +97,7 @@ impl Lane {
             dtype: buffer.dtype(),
         };
         state.started += 1;
-        let view = View::of(&buffer);
+        let view = View::of(&buffer, op.action());
         let ticket = state.place(|slot| Task { slot, op, called, view }, buffer);
         state.queue.push_back(ticket);
         drop(state);

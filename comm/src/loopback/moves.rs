@@ -24,8 +24,14 @@ pub(super) fn perform(share: Share<'_>) {
 
 fn typed<T: Wire>(mut share: Share<'_>) {
     let (action, n) = (share.action(), share.world_size());
-    if let Action::AllReduce(reduction) | Action::ReduceScatter(reduction) = action {
-        return Isa::detect().run(Fold::<T> { share, reduction, _element: PhantomData });
+    match action.reduction() {
+        Some(reduction @ Reduction::PreMulSum { .. }) if T::DTYPE.is_float() => {
+            return Isa::detect().run(Fold::<T, true> { share, reduction, _element: PhantomData });
+        }
+        Some(reduction) => {
+            return Isa::detect().run(Fold::<T, false> { share, reduction, _element: PhantomData });
+        }
+        None => {}
     }
     while let Some(mut portion) = share.claim() {
         match (portion.part, action) {
@@ -37,14 +43,15 @@ fn typed<T: Wire>(mut share: Share<'_>) {
     }
 }
 
-/// The reduction of portions of all buffers, written to all of them or to that of the rank whose chunk it is.
-struct Fold<'a, T> {
+/// The reduction of portions of all buffers, written to all of them or to that of the rank whose chunk it is. `TIMES`: with a
+/// factor for each rank, of which the others' loops know nothing.
+struct Fold<'a, T, const TIMES: bool> {
     share: Share<'a>,
     reduction: Reduction,
     _element: PhantomData<T>,
 }
 
-impl<T: Wire> Body for Fold<'_, T> {
+impl<T: Wire, const TIMES: bool> Body for Fold<'_, T, TIMES> {
     type Output = ();
 
     #[inline(always)]
@@ -58,9 +65,19 @@ impl<T: Wire> Body for Fold<'_, T> {
             };
             for block in blocks(portion.range.clone(), reduce::block::<T>()) {
                 let (sum, rounded) = (&mut sum[..block.len()], &mut rounded[..block.len()]);
-                reduce::first(sum, portion.slice::<T>(0, block.clone()));
+                if TIMES {
+                    let factor = portion.factor(0);
+                    reduce::first_times(sum, portion.slice::<T>(0, block.clone()), factor);
+                } else {
+                    reduce::first(sum, portion.slice::<T>(0, block.clone()));
+                }
                 for rank in 1..n {
-                    reduce::next(sum, portion.slice::<T>(rank, block.clone()), self.reduction);
+                    if TIMES {
+                        let factor = portion.factor(rank);
+                        reduce::next_times(sum, portion.slice::<T>(rank, block.clone()), factor);
+                    } else {
+                        reduce::next(sum, portion.slice::<T>(rank, block.clone()), self.reduction);
+                    }
                 }
                 reduce::last(rounded, sum, self.reduction, n);
                 for rank in targets.clone() {

@@ -25,12 +25,13 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Where a rank's buffer lies. Only [`Portion`] looks there.
+/// Where a rank's buffer lies, where only [`Portion`] looks, and what its values are multiplied by.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct View {
     base: NonNull<u8>,
     len: usize,
     dtype: DType,
+    factor: f64,
 }
 
 // SAFETY: a view is an address and a size; only `Portion` looks behind it, and says why it may.
@@ -39,12 +40,13 @@ unsafe impl Send for View {}
 impl View {
     /// A view of nothing.
     pub(super) fn empty() -> Self {
-        View { base: NonNull::<u64>::dangling().cast(), len: 0, dtype: DType::F32 }
+        View { base: NonNull::<u64>::dangling().cast(), len: 0, dtype: DType::F32, factor: 1.0 }
     }
 
-    /// The whole of `buffer`.
-    pub(super) fn of(buffer: &Buffer) -> Self {
-        View { base: buffer.as_ptr(), len: buffer.len(), dtype: buffer.dtype() }
+    /// The whole of `buffer`, on which its rank calls `action`.
+    pub(super) fn of(buffer: &Buffer, action: Action) -> Self {
+        let (len, dtype, factor) = (buffer.len(), buffer.dtype(), action.factor());
+        View { base: buffer.as_ptr(), len, dtype, factor }
     }
 }
 
@@ -92,6 +94,11 @@ impl Share<'_> {
 }
 
 impl Portion<'_> {
+    /// What rank `of` has its values multiplied by.
+    pub(super) fn factor(&self, of: usize) -> f64 {
+        self.views[of].factor
+    }
+
     /// Where this portion of the chunks that ranks `a` and `b` exchange lies in their buffers.
     pub(super) fn swapped(&self, a: usize, b: usize) -> (Range<usize>, Range<usize>) {
         let at = |chunk: Range<usize>| chunk.start + self.range.start..chunk.start + self.range.end;

@@ -1,9 +1,9 @@
 //! How an operation is told to NCCL. The one place where memory is handed to it.
 
 use super::raw::Raw;
-use super::table::{Handle, Table};
+use super::table::{DropReduction, Handle, Table};
 use crate::{Action, Error, Reduction};
-use meshstep_tensor::DType;
+use meshstep_tensor::{DType, narrow};
 use std::ffi::{c_int, c_void};
 
 /// An operation on memory of the communicator's device.
@@ -30,15 +30,18 @@ pub(super) struct Issue {
 pub(super) unsafe fn issue(raw: &Raw, issues: &[Issue], stream: *mut c_void) -> Result<bool, Error> {
     raw.with(|table, comm| {
         let call = Call { table, comm, stream };
+        // Dropped when their calls have returned.
+        let operators = issues.iter().map(|issue| call.operator(issue)).collect::<Result<Vec<_>, _>>()?;
+        let mut each = issues.iter().zip(&operators);
         let grouped = issues.len() > 1 || issues.iter().any(|issue| issue.action == Action::AllToAll);
         if !grouped {
             // SAFETY: as this function's.
-            return issues.iter().try_fold(true, |_, issue| unsafe { call.one(issue) });
+            return each.try_fold(true, |_, (issue, operator)| unsafe { call.one(issue, operator) });
         }
         // SAFETY: no more than the calls in between.
         call.told("ncclGroupStart", unsafe { (table.group_start)() })?;
         // SAFETY: as this function's.
-        let issued = issues.iter().try_for_each(|issue| unsafe { call.one(issue).map(drop) });
+        let issued = each.try_for_each(|(issue, operator)| unsafe { call.one(issue, operator).map(drop) });
         // A group that was begun is ended, also one that failed.
         // SAFETY: a group was begun on this thread.
         let ended = call.told("ncclGroupEnd", unsafe { (table.group_end)() });
@@ -52,10 +55,42 @@ struct Call {
     stream: *mut c_void,
 }
 
+/// How an operation reduces, as NCCL knows it: a number of its own, or one that was made for a factor.
+struct Operator<'a> {
+    number: c_int,
+    made: Option<(DropReduction, &'a Call)>,
+}
+
+impl Drop for Operator<'_> {
+    fn drop(&mut self) {
+        if let Some((drop, call)) = self.made {
+            // SAFETY: it was made for this communicator, which has not ended: `Raw::with` keeps it. NCCL needs it until the calls
+            // that are given it have returned.
+            let code = unsafe { drop(self.number, call.comm) };
+            tracing::debug!(code, "a reduction of NCCL has been dropped");
+        }
+    }
+}
+
 impl Call {
+    /// How `issue` reduces, if it does.
+    fn operator(&self, issue: &Issue) -> Result<Operator<'_>, Error> {
+        let how = issue.action.reduction().unwrap_or(Reduction::Sum);
+        let Reduction::PreMulSum { factor } = how else {
+            return Ok(Operator { number: reduction(how), made: None });
+        };
+        let (make, drop) = self.table.factors()?;
+        let (mut number, mut factor) = (0, as_element(factor, issue.dtype)?);
+        let (place, kind) = ((&raw mut factor).cast(), self::number(issue.dtype)?);
+        // SAFETY: NCCL reads a factor of that type from the host before it returns, and writes the number.
+        let code = unsafe { make(&mut number, place, kind, FROM_HOST, self.comm) };
+        self.told("ncclRedOpCreatePreMulSum", code)?;
+        Ok(Operator { number, made: Some((drop, self)) })
+    }
+
     /// # Safety
     /// As for [`issue`].
-    unsafe fn one(&self, issue: &Issue) -> Result<bool, Error> {
+    unsafe fn one(&self, issue: &Issue, operator: &Operator<'_>) -> Result<bool, Error> {
         let Issue { action, len, dtype, .. } = *issue;
         if action.moves_data() && len == 0 {
             return Ok(true);
@@ -66,12 +101,12 @@ impl Call {
         // SAFETY: every range is within the buffer: the whole of it, or the `part` elements from a chunk's beginning.
         unsafe {
             match action {
-                Action::AllReduce(how) => {
-                    let code = (table.all_reduce)(whole, whole, len, kind, reduction(how), comm, stream);
+                Action::AllReduce(_) => {
+                    let code = (table.all_reduce)(whole, whole, len, kind, operator.number, comm, stream);
                     self.told("ncclAllReduce", code)
                 }
-                Action::ReduceScatter(how) => {
-                    let code = (table.reduce_scatter)(whole, mine, part, kind, reduction(how), comm, stream);
+                Action::ReduceScatter(_) => {
+                    let code = (table.reduce_scatter)(whole, mine, part, kind, operator.number, comm, stream);
                     self.told("ncclReduceScatter", code)
                 }
                 Action::AllGather => {
@@ -87,8 +122,9 @@ impl Call {
                 // A group is formed by `split` alone; here it is as good as any wait for all.
                 Action::Barrier | Action::Split { .. } => {
                     let one = issue.aside as *mut c_void;
-                    let (kind, sum) = (number(DType::U64)?, reduction(Reduction::Sum));
-                    self.told("ncclAllReduce", (table.all_reduce)(one, one, 1, kind, sum, comm, stream))
+                    let kind = number(DType::U64)?;
+                    let code = (table.all_reduce)(one, one, 1, kind, operator.number, comm, stream);
+                    self.told("ncclAllReduce", code)
                 }
             }
         }
@@ -152,10 +188,31 @@ fn number(dtype: DType) -> Result<c_int, Error> {
     }
 }
 
-/// NCCL's number for a reduction.
+/// NCCL's word for a factor that it reads from the host at once.
+const FROM_HOST: c_int = 1;
+
+/// A factor as the first bytes of what NCCL reads, in the type that travels.
+fn as_element(factor: f64, dtype: DType) -> Result<u64, Error> {
+    let single = factor as f32;
+    Ok(match dtype {
+        DType::F64 => factor.to_bits(),
+        DType::F32 => first_bytes(&single.to_ne_bytes()),
+        DType::BF16 => first_bytes(&narrow::to_bf16(single).to_bits().to_ne_bytes()),
+        DType::F16 => first_bytes(&narrow::to_f16(single).to_bits().to_ne_bytes()),
+        _ => return Err(Error::FactorsOfIntegers { dtype }),
+    })
+}
+
+fn first_bytes(bytes: &[u8]) -> u64 {
+    let mut all = [0; 8];
+    all[..bytes.len()].copy_from_slice(bytes);
+    u64::from_ne_bytes(all)
+}
+
+/// NCCL's number for a reduction without a factor.
 fn reduction(how: Reduction) -> c_int {
     match how {
-        Reduction::Sum => 0,
+        Reduction::Sum | Reduction::PreMulSum { .. } => 0,
         Reduction::Max => 2,
         Reduction::Min => 3,
         Reduction::Mean => 4,

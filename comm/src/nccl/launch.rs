@@ -103,6 +103,7 @@ impl Core {
     /// What is wrong whatever the other ranks do, before anybody hears of it.
     pub(super) fn admit(&self, op: Op, buffer: &Buffer) -> Result<(), Error> {
         op.check(self.rank, self.world_size, buffer.len(), buffer.dtype())?;
+        self.raw.knows(op.action())?;
         let expected = Place::Cuda(self.device().ordinal());
         if op.action().moves_data() && buffer.place() != expected {
             return Err(meshstep_tensor::Error::Place { given: buffer.place(), expected }.into());

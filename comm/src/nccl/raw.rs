@@ -2,8 +2,8 @@
 
 use super::id::UniqueId;
 use super::table::{Config, Handle, Table};
-use crate::Error;
 use crate::sync::real::Mutex;
+use crate::{Action, Error, Reduction};
 use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering::Acquire};
@@ -76,6 +76,14 @@ impl Raw {
         let asked = self.call("ncclCommGetAsyncError", |comm| unsafe { ask(comm, &mut code) })?;
         let settled = self.table.told("ncclCommGetAsyncError", code, self.handle())?;
         Ok(asked && settled)
+    }
+
+    /// Refuses an action that the library is too old for.
+    pub(super) fn knows(&self, action: Action) -> Result<(), Error> {
+        if let Some(Reduction::PreMulSum { .. }) = action.reduction() {
+            self.table.factors()?;
+        }
+        Ok(())
     }
 
     /// Calls a function with the handle, unless the communicator has ended; whether the work is done.

@@ -10,6 +10,8 @@ use std::sync::OnceLock;
 const LIBRARIES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 /// The oldest version that has all we need: NCCL 2.10, the first with averages and bf16.
 const NEEDED: i32 = 21_000;
+/// The oldest that multiplies by factors before it sums.
+const NEEDED_FOR_FACTORS: i32 = 21_100;
 /// A name that only a stand-in exports.
 const MARK: &[u8] = b"meshstep_standin\0";
 
@@ -75,6 +77,10 @@ pub(super) type Handle = *mut c_void;
 #[derive(Clone, Copy)]
 pub(super) struct RawId(pub(super) [c_char; 128]);
 
+/// Makes a reduction for a factor: its number goes to the first; then the factor, its type and where it lies.
+pub(super) type MakeReduction = unsafe extern "C" fn(*mut c_int, *mut c_void, c_int, c_int, Handle) -> c_int;
+pub(super) type DropReduction = unsafe extern "C" fn(c_int, Handle) -> c_int;
+
 /// The beginning of NCCL's settings, as of 2.17; what later versions have appended they fill in by themselves.
 #[repr(C)]
 pub(super) struct Config {
@@ -115,6 +121,7 @@ macro_rules! table {
         /// Functions with the types that NCCL's header gives them.
         pub(super) struct Table {
             found: Found,
+            name: &'static str,
             $(pub(super) $need: unsafe extern "C" fn($($need_arg),*) -> $need_result,)*
             $(pub(super) $new: Option<unsafe extern "C" fn($($new_arg),*) -> $new_result>,)*
         }
@@ -123,6 +130,7 @@ macro_rules! table {
             fn fill(library: &Library, name: &'static str, found: Found) -> Result<Self, Unavailable> {
                 Ok(Table {
                     found,
+                    name,
                     // SAFETY: the header of every version since 2.10 gives each function the type that stands here.
                     $($need: *unsafe { library.get($need_name.as_bytes()) }
                         .map_err(|_| Unavailable::NotNccl { library: name, function: $need_name })?,)*
@@ -156,6 +164,8 @@ table! {
         async_error = "ncclCommGetAsyncError"(Handle, *mut c_int) -> c_int;
         split = "ncclCommSplit"(Handle, c_int, c_int, *mut Handle, *mut Config) -> c_int;
         finalize = "ncclCommFinalize"(Handle) -> c_int;
+        make_reduction = "ncclRedOpCreatePreMulSum"(*mut c_int, *mut c_void, c_int, c_int, Handle) -> c_int;
+        drop_reduction = "ncclRedOpDestroy"(c_int, Handle) -> c_int;
     }
 }
 
@@ -164,6 +174,12 @@ impl Table {
     pub(super) fn get() -> Result<&'static Self, Unavailable> {
         static FOUND: OnceLock<Result<Table, Unavailable>> = OnceLock::new();
         FOUND.get_or_init(look).as_ref().map_err(Clone::clone)
+    }
+
+    /// How reductions with factors are made and dropped.
+    pub(super) fn factors(&self) -> Result<(MakeReduction, DropReduction), Unavailable> {
+        let (library, found, needed) = (self.name, self.found.version, NEEDED_FOR_FACTORS);
+        self.make_reduction.zip(self.drop_reduction).ok_or(Unavailable::TooOld { library, found, needed })
     }
 
     /// What a call returned: whether it is done, or still going on.

@@ -7,7 +7,7 @@ use crate::{Action, Called, Error, Op, Reduction};
 use meshstep_tensor::{Buffer, Category, DType};
 
 /// Words that describe a call.
-const CALL: usize = 5;
+const CALL: usize = 6;
 
 impl Core {
     /// Compares calls with those of the ranks they need.
@@ -102,14 +102,18 @@ fn encode(called: &Called) -> [u64; CALL] {
         Action::Split { .. } => (9, 0),
     };
     let dtype = DTYPES.iter().position(|&dtype| dtype == called.dtype).map_or(u64::MAX, |at| at as u64);
-    [called.op_number, kind, detail, called.len as u64, dtype]
+    let factor = called.action.factor().to_bits();
+    [called.op_number, kind, detail, called.len as u64, dtype, factor]
 }
 
 /// `None` for what no rank encodes.
 fn decode(words: &[u64]) -> Option<Called> {
-    let &[op_number, kind, detail, len, dtype] = words else { return None };
+    let &[op_number, kind, detail, len, dtype, factor] = words else { return None };
     let rank = usize::try_from(detail).ok()?;
-    let reduction = REDUCTIONS.get(rank).copied();
+    let reduction = REDUCTIONS.get(rank).map(|&reduction| match reduction {
+        Reduction::PreMulSum { .. } => Reduction::PreMulSum { factor: f64::from_bits(factor) },
+        other => other,
+    });
     let action = match kind {
         1 => Action::AllReduce(reduction?),
         2 => Action::ReduceScatter(reduction?),
@@ -129,10 +133,11 @@ fn decode(words: &[u64]) -> Option<Called> {
 /// Types by their numbers in words; any other travels in no collective.
 const DTYPES: [DType; 5] = [DType::F32, DType::F64, DType::BF16, DType::F16, DType::U64];
 /// Reductions by their numbers in words.
-const REDUCTIONS: [Reduction; 4] = [Reduction::Sum, Reduction::Mean, Reduction::Max, Reduction::Min];
+const REDUCTIONS: [Reduction; 5] =
+    [Reduction::Sum, Reduction::Mean, Reduction::Max, Reduction::Min, Reduction::PreMulSum { factor: 1.0 }];
 
 fn reduction_number(reduction: Reduction) -> u64 {
-    REDUCTIONS.iter().position(|&other| other == reduction).map_or(u64::MAX, |at| at as u64)
+    REDUCTIONS.iter().position(|&other| other.agrees_with(reduction)).map_or(u64::MAX, |at| at as u64)
 }
 
 #[cfg(test)]
@@ -148,6 +153,7 @@ mod tests {
             Action::Recv { from: 7 },
             Action::Split { color: None, key: 0 },
         ]);
+        actions.push(Action::AllReduce(Reduction::PreMulSum { factor: -0.1 }));
         actions.extend(REDUCTIONS.map(Action::AllReduce));
         actions.extend(REDUCTIONS.map(Action::ReduceScatter));
         for action in actions {
@@ -157,6 +163,6 @@ mod tests {
             }
         }
         assert_eq!(decode(&[0; CALL]), None);
-        assert_eq!(decode(&[0, 1, 4, 0, 0]), None);
+        assert_eq!(decode(&[0, 1, 5, 0, 0, 0]), None);
     }
 }

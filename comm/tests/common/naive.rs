@@ -23,7 +23,7 @@ fn fold<A: Copy + PartialOrd>(
     let mut sum = || values[1..].iter().fold(values[0], |a, &b| add(a, b));
     let nan = values.iter().copied().find(|&x| is_nan(x));
     match reduction {
-        Reduction::Sum => sum(),
+        Reduction::Sum | Reduction::PreMulSum { .. } => sum(),
         Reduction::Mean => mean(sum(), values.len()),
         Reduction::Max => {
             nan.unwrap_or(values.iter().copied().reduce(|a, b| if b > a { b } else { a }).unwrap())
@@ -51,7 +51,11 @@ macro_rules! naive_float {
                 if bits % 8 == 0 { <$t>::from_bits((bits >> 8) as $uint) } else { $of_f64(float(bits, 0.0)) }
             }
             fn reduce(values: &[Self], reduction: Reduction) -> Self {
-                let wide = values.iter().map(|&x| $widen(x));
+                let times = |(rank, &x)| match own(reduction, rank) {
+                    Reduction::PreMulSum { factor } => $widen(x) * factor as $wide,
+                    _ => $widen(x),
+                };
+                let wide = values.iter().enumerate().map(times);
                 $narrow(fold::<$wide>(wide, reduction, |a, b| a + b, |a, n| a / n as $wide, |x| x.is_nan()))
             }
             fn bits(self) -> u64 {
@@ -71,8 +75,11 @@ impl Naive for f64 {
     fn from_random(bits: u64) -> Self {
         if bits.is_multiple_of(8) { f64::from_bits(bits >> 8) } else { float(bits, 0.0) }
     }
-    /// Sums keep what each addition rounds off, as Dekker writes it, and are rounded at the end.
+    /// Sums keep what each addition rounds off, as Dekker writes it, and each product, and are rounded at the end.
     fn reduce(values: &[Self], reduction: Reduction) -> Self {
+        if let Reduction::PreMulSum { .. } = reduction {
+            return sum_of_products(values, reduction);
+        }
         let mut low = 0.0;
         let plus = |a: f64, b: f64| {
             let sum = a + b;
@@ -101,6 +108,22 @@ impl Naive for f64 {
     }
 }
 
+fn sum_of_products(values: &[f64], reduction: Reduction) -> f64 {
+    let product = |rank: usize| {
+        let Reduction::PreMulSum { factor } = own(reduction, rank) else { unreachable!() };
+        let rounded = values[rank] * factor;
+        (rounded, values[rank].mul_add(factor, -rounded))
+    };
+    let (mut high, mut low) = product(0);
+    for (rounded, left) in (1..values.len()).map(product) {
+        let sum = high + rounded;
+        low += if high.abs() >= rounded.abs() { (high - sum) + rounded } else { (rounded - sum) + high };
+        low += left;
+        high = sum;
+    }
+    if low != 0.0 && high.is_finite() { high + low } else { high }
+}
+
 impl Naive for u64 {
     fn from_random(bits: u64) -> Self {
         bits
@@ -114,6 +137,20 @@ impl Naive for u64 {
     fn is_nan(self) -> bool {
         false
     }
+}
+
+/// The reduction as rank `rank` calls it: with a factor of its own, where there are some; rank 0's is the one given.
+pub(crate) fn own(reduction: Reduction, rank: usize) -> Reduction {
+    let Reduction::PreMulSum { factor } = reduction else { return reduction };
+    let bits = random(&mut (factor.to_bits() ^ rank as u64));
+    let size = (bits >> 12) as f64 / (1u64 << 50) as f64;
+    let factor = match bits % 8 {
+        _ if rank == 0 => factor,
+        0 => 0.0,
+        1 | 2 => -size,
+        _ => size,
+    };
+    Reduction::PreMulSum { factor }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -130,8 +167,8 @@ impl What {
     /// What `rank` calls, if anything, where `a` is the root or the sender and `b` the receiver.
     pub(crate) fn op(self, rank: usize, [a, b]: [usize; 2]) -> Option<Op> {
         Some(match self {
-            What::AllReduce(reduction) => Op::all_reduce(reduction),
-            What::ReduceScatter(reduction) => Op::reduce_scatter(reduction),
+            What::AllReduce(reduction) => Op::all_reduce(own(reduction, rank)),
+            What::ReduceScatter(reduction) => Op::reduce_scatter(own(reduction, rank)),
             What::AllGather => Op::all_gather(),
             What::AllToAll => Op::all_to_all(),
             What::Broadcast => Op::broadcast(a),

@@ -21,6 +21,16 @@ fn ranks_that_call_different_things() {
         is_mismatch,
     );
     each_rank(
+        |c| {
+            let factor = Reduction::PreMulSum { factor: 1.0 };
+            run(c, Op::all_reduce(if c.rank() == ODD { factor } else { Reduction::Sum }), 8)
+        },
+        |_, _, error| {
+            let told = error.to_string();
+            assert!(told.contains(" called all_reduce(pre_mul_sum by 1) of 8 f32 "), "{told}");
+        },
+    );
+    each_rank(
         |c| match c.rank() {
             ODD => c.all_reduce(&mut buffer(&[1u64; 8]), Reduction::Sum),
             _ => c.all_reduce(&mut floats(8), Reduction::Sum),
@@ -33,6 +43,16 @@ fn ranks_that_call_different_things() {
             assert_eq!(calls[ODD].map(|call| call.dtype), Some(DType::U64));
         },
     );
+}
+
+#[test]
+fn each_rank_has_its_own_factor() {
+    let sums = loopback::spawn(4, |c| {
+        let mut values = floats(8);
+        c.all_reduce(&mut values, Reduction::PreMulSum { factor: c.rank() as f64 - 1.0 })?;
+        c.reduce_scatter(&mut values, Reduction::PreMulSum { factor: 0.5 }).map(|()| values)
+    });
+    assert!(sums.unwrap().into_iter().all(|done| done.is_ok()));
 }
 
 #[test]
@@ -137,6 +157,9 @@ fn a_caller_error_gives_the_buffer_back_and_spoils_nothing() {
         assert_eq!(refused(Op::recv(me), floats(1)), Error::ToSelf { rank: me });
         let integers = Error::MeanOfIntegers { dtype: DType::U64 };
         assert_eq!(refused(Op::all_reduce(Reduction::Mean), buffer(&[1u64])), integers);
+        let integers = Error::FactorsOfIntegers { dtype: DType::U64 };
+        let by = Reduction::PreMulSum { factor: 2.0 };
+        assert_eq!(refused(Op::all_reduce(by), buffer(&[1u64])), integers);
         // One rank's mistake is not the others'.
         if me == 2 {
             assert_eq!(run(&comm, Op::all_gather(), 10), Err(uneven));

@@ -1,11 +1,18 @@
 //! Every collective, reduction and type against the naive ones of loopback's tests.
 
 use crate::bench::{Rank, alone, available, patient, ranks};
-use crate::naive::{Naive, What, naive, random};
-use meshstep_comm::{Communicator, Kind, Op, Reduction, Traffic};
+use crate::naive::{Naive, What, naive, own, random};
+use meshstep_comm::nccl::{self, Unavailable};
+use meshstep_comm::{Communicator, Error, Kind, Op, Reduction, Traffic};
 use meshstep_tensor::{Element, bf16, f16};
 
-const REDUCTIONS: [Reduction; 4] = [Reduction::Sum, Reduction::Mean, Reduction::Max, Reduction::Min];
+const REDUCTIONS: [Reduction; 5] =
+    [Reduction::Sum, Reduction::Mean, Reduction::Max, Reduction::Min, Reduction::PreMulSum { factor: 0.3 }];
+
+/// Whether this NCCL has factors.
+fn multiplies() -> bool {
+    nccl::probe().unwrap().version >= 21_100
+}
 
 /// An element, and how much one rounding may change it.
 trait Number: Naive + Default {
@@ -39,16 +46,14 @@ number!(bf16, bf16::from_f64, bf16::to_f64, 1.0 / 128.0);
 number!(f16, f16::from_f64, f16::to_f64, 1.0 / 1024.0);
 number!(u64, |x: f64| x as u64, |x| x as f64, 0.0);
 
-/// What is computed rather than moved, and so may be rounded.
-fn rounds(what: What) -> bool {
-    let how = match what {
-        What::AllReduce(how) | What::ReduceScatter(how) => how,
-        _ => return false,
-    };
-    matches!(how, Reduction::Sum | Reduction::Mean)
+fn reduction(what: What) -> Option<Reduction> {
+    match what {
+        What::AllReduce(how) | What::ReduceScatter(how) => Some(how),
+        _ => None,
+    }
 }
 
-/// Compares one collective with the naive one: bit by bit, or up to one rounding for each rank and one more.
+/// Compares one collective with the naive one: bit by bit, or up to one rounding for each rank and one more, of what is added.
 fn check<T: Number + Element + Clone>(rank: &Rank, what: What, len: usize, peers: [usize; 2], long: bool) {
     let (n, me) = (rank.comm.world_size(), rank.comm.rank());
     let mut seed = len as u64 + 7;
@@ -58,12 +63,23 @@ fn check<T: Number + Element + Clone>(rank: &Rank, what: What, len: usize, peers
     if let Some(op) = what.op(me, peers) {
         rank.dyn_comm().run(op, &mut buffer).unwrap();
     }
-    let exact = !rounds(what) || !long && (n.is_power_of_two() || !format!("{what:?}").contains("Mean"));
+    let how = reduction(what);
+    let exact = match how {
+        Some(Reduction::Sum) => !long,
+        Some(Reduction::Mean) => !long && n.is_power_of_two(),
+        Some(Reduction::PreMulSum { .. }) => false,
+        _ => true,
+    };
+    let share = |rank, i: usize| match how.map(|how| own(how, rank)) {
+        Some(Reduction::PreMulSum { factor }) => (factor * all[rank][i].wide()).abs(),
+        _ => 0.0,
+    };
     for (i, (got, expected)) in
         rank.read::<T>(&buffer).into_iter().zip(&naive(what, &all, peers)[me]).enumerate()
     {
         let Some(expected) = *expected else { continue };
-        let close = (got.wide() - expected.wide()).abs() <= (n + 1) as f64 * T::EPSILON * expected.wide();
+        let size = (0..n).map(|rank| share(rank, i)).sum::<f64>().max(expected.wide());
+        let close = (got.wide() - expected.wide()).abs() <= (n + 1) as f64 * T::EPSILON * size;
         assert!(
             got.bits() == expected.bits() || !exact && close,
             "{what:?} on rank {me} of {n}, element {i} of {len}: {got:?} instead of {expected:?}"
@@ -73,7 +89,12 @@ fn check<T: Number + Element + Clone>(rank: &Rank, what: What, len: usize, peers
 
 fn check_all<T: Number + Element + Clone>(rank: &Rank, float: bool) {
     let n = rank.comm.world_size();
-    let reductions = REDUCTIONS.into_iter().filter(|&how| float || how != Reduction::Mean);
+    let known = |how: &Reduction| match how {
+        Reduction::Mean => float,
+        Reduction::PreMulSum { .. } => float && multiplies(),
+        _ => true,
+    };
+    let reductions = REDUCTIONS.into_iter().filter(known);
     let mut whats = vec![What::AllGather, What::AllToAll, What::Broadcast, What::SendRecv];
     whats.extend(reductions.flat_map(|how| [What::AllReduce(how), What::ReduceScatter(how)]));
     for what in whats {
@@ -149,6 +170,57 @@ fn groups_of_ranks_work_by_themselves() {
     });
     let expected = [Some((1, 2, 1, 2.0)), Some((0, 1, 1, 1.0)), Some((0, 2, 1, 2.0)), None];
     assert_eq!(places, expected.map(|place| (place, 4.0)));
+}
+
+#[test]
+fn factors_need_a_newer_nccl_than_the_rest() {
+    let _alone = alone();
+    if !available(2) {
+        return;
+    }
+    ranks(2, &patient(), |comm| {
+        let rank = Rank::new(comm);
+        let mut buffer = rank.buffer(&[3f32, -1.0]);
+        let factor = [0.5, -2.0][rank.comm.rank()];
+        let told = rank.dyn_comm().all_reduce(&mut buffer, Reduction::PreMulSum { factor });
+        if multiplies() {
+            assert_eq!((told, rank.read::<f32>(&buffer)), (Ok(()), vec![-4.5, 1.5]));
+        } else {
+            let Err(Error::NoNccl(Unavailable::TooOld { needed: 21_100, .. })) = told else {
+                panic!("{told:?}")
+            };
+        }
+        assert_eq!(rank.sum(1.5), Ok(3.0));
+    });
+}
+
+#[test]
+fn each_call_of_a_group_has_its_own_factor() {
+    let _alone = alone();
+    if !available(2) || !multiplies() {
+        return;
+    }
+    ranks(2, &patient(), |comm| {
+        let rank = Rank::new(comm);
+        let me = rank.comm.rank() as f64;
+        let by = |factor| Reduction::PreMulSum { factor };
+        // More in a row than NCCL's stand-in keeps factors.
+        for _ in 0..20 {
+            let calls = vec![
+                (Op::all_reduce(by(me + 0.5)), rank.buffer(&[2f32; 3])),
+                (Op::reduce_scatter(by(-me)), rank.buffer(&[3f64, 5.0])),
+                (Op::all_reduce(Reduction::Sum), rank.buffer(&[7f32])),
+                (Op::all_reduce(by(1.0 - me)), rank.buffer(&[bf16::from_f64(me + 1.0)])),
+            ];
+            let started = rank.comm.start_group(calls, &rank.queue).unwrap();
+            let done = started.into_iter().map(|one| one.wait(&rank.queue));
+            let buffers: Vec<_> = done.map(|(buffer, result)| result.map(|()| buffer).unwrap()).collect();
+            assert_eq!(rank.read::<f32>(&buffers[0]), [4.0; 3]);
+            assert_eq!(rank.read::<f64>(&buffers[1])[rank.comm.rank()], [-3.0, -5.0][rank.comm.rank()]);
+            assert_eq!(rank.read::<f32>(&buffers[2]), [14.0]);
+            assert_eq!(rank.read::<bf16>(&buffers[3]), [bf16::from_f64(1.0)]);
+        }
+    });
 }
 
 #[test]

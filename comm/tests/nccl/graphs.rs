@@ -122,6 +122,31 @@ fn launched_operations_do_what_started_ones_do() {
 }
 
 #[test]
+fn a_graph_keeps_the_factors_it_was_captured_with() {
+    let _alone = alone();
+    if !available(2) {
+        return;
+    }
+    ranks(2, &patient(), |comm| {
+        let rank = Rank::new(Arc::clone(&comm));
+        let stream = rank.queue.stream().unwrap().clone();
+        let mut buffer = rank.buffer(&[8f32, -2.0]);
+        let op = Op::all_reduce(Reduction::PreMulSum { factor: [0.25, 0.5][comm.rank()] });
+        let graph = comm.capture(&stream, || -> Result<(), Error> {
+            let started = comm.start(op, buffer.take(), &rank.queue).map_err(|(_, error)| error)?;
+            buffer = land(started, &rank.queue)?;
+            Ok(())
+        });
+        let graph = graph.unwrap();
+        for _ in 0..2 {
+            // SAFETY: the buffer stays, and nobody else touches it before the work has ended.
+            unsafe { graph.launch(&stream).unwrap() };
+        }
+        assert_eq!(rank.read::<f32>(&buffer), [8.0, -2.0].map(|x| x * 0.75 * 0.75));
+    });
+}
+
+#[test]
 fn launches_are_numbered_recorded_and_counted() {
     let _alone = alone();
     if !available(2) {

@@ -46,6 +46,11 @@ fn a_callers_error_leaves_everything_as_it_was() {
                 on(&rank.queue, 4, DType::U64),
                 Error::MeanOfIntegers { dtype: DType::U64 },
             ),
+            (
+                Op::all_reduce(Reduction::PreMulSum { factor: 2.0 }),
+                on(&rank.queue, 4, DType::U64),
+                Error::FactorsOfIntegers { dtype: DType::U64 },
+            ),
             (Op::all_gather(), on(&rank.queue, 4, DType::U16), Error::UnsupportedDType { dtype: DType::U16 }),
             (Op::all_gather(), on(&Queue::cpu(), 4, DType::F32), place(Place::Cpu)),
             (Op::all_gather(), on(&elsewhere, 4, DType::F32), place(Place::Cuda(2))),
@@ -72,9 +77,10 @@ fn calls_that_differ_are_named_where_they_are_compared() {
     }
     let compared = Options { check: true, ..patient() };
     // Each rank's call, and its length.
-    let table: [[(Op, usize); 2]; 6] = [
+    let table: [[(Op, usize); 2]; 7] = [
         [(Op::all_gather(), 4), (Op::all_reduce(Reduction::Sum), 4)],
         [(Op::all_reduce(Reduction::Max), 4), (Op::all_reduce(Reduction::Sum), 4)],
+        [(Op::all_reduce(Reduction::PreMulSum { factor: 0.1 }), 4), (Op::all_reduce(Reduction::Sum), 4)],
         [(Op::all_gather(), 4), (Op::all_gather(), 8)],
         [(Op::broadcast(0), 4), (Op::broadcast(1), 4)],
         [(Op::send(1), 4), (Op::recv(0), 5)],
@@ -84,13 +90,16 @@ fn calls_that_differ_are_named_where_they_are_compared() {
         let errors = ranks(2, &compared, |comm| {
             let rank = Rank::new(comm);
             assert_eq!(rank.sum(1.0), Ok(2.0));
+            // Factors are each rank's own, as what a pair calls is.
+            let factor = rank.comm.rank() as f64;
+            rank.dyn_comm().all_reduce(&mut rank.buffer(&[1f32]), Reduction::PreMulSum { factor }).unwrap();
             let both = [(Op::send(1), 6), (Op::recv(0), 6)][rank.comm.rank()];
             rank.dyn_comm().run(both.0, &mut rank.buffer(&vec![1f32; both.1])).unwrap();
             let (op, len) = calls[rank.comm.rank()];
             rank.dyn_comm().run(op, &mut rank.buffer(&vec![1f32; len])).unwrap_err()
         });
         for error in errors {
-            let Error::Mismatch { op_number: 2, calls: seen } = &error else { panic!("{error:?}") };
+            let Error::Mismatch { op_number: 3, calls: seen } = &error else { panic!("{error:?}") };
             let seen: Vec<_> = seen.iter().map(|call| call.map(|call| (call.action, call.len))).collect();
             assert_eq!(seen, calls.map(|(op, len)| Some((op.action(), len))));
         }

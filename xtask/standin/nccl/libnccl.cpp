@@ -6,7 +6,7 @@
 // stand-in for the driver, a missing wait shows. As in NCCL, ranks that call different things wait for ever, a
 // communicator that does not block does nothing until it is asked how it is, and abort ends what waits on this rank
 // alone, and does not return while a capture or a graph has operations of the communicator. Averages multiply by 1/n
-// before they sum, as NCCL's do; sums go in the order of the ranks, f32 through f64.
+// before they sum, as NCCL's do; factors too, and each product is rounded; sums go in the order of the ranks, f32 through f64.
 //
 // What a captured stream is asked for is done at every launch of the graph. So nothing is numbered when it is called: an
 // operation takes its number when its stream comes to it, and waits until a count is as high as it always is, which it then
@@ -45,10 +45,11 @@ using Word = std::atomic<uint64_t>;
 // NCCL's numbers.
 enum Result : int { Success, CudaError, SystemError, InternalError, InvalidArgument, InvalidUsage, RemoteError, InProgress };
 enum Type : int { U64 = 5, F16, F32, F64, BF16 };
-enum Reduction : int { Sum, Prod, Max, Min, Avg };
+enum Reduction : int { Sum, Prod, Max, Min, Avg, PreMulSum /* and all numbers after it */ };
 enum Kind : uint64_t { AllReduce, ReduceScatter, AllGather, Broadcast, Send, Recv };
 
 constexpr size_t MaxRanks = 8;
+constexpr size_t MaxFactors = 8; // at a time: who does not drop them runs out of room
 constexpr size_t MaxParcels = 16; // from one rank to another in one group
 constexpr size_t SlotBytes = size_t{32} << 20; // address space: memory is taken as it is touched
 constexpr uint64_t Released = uint64_t{1} << 62; // beyond every count: whoever waits, waits no more
@@ -104,6 +105,13 @@ struct Operation {
     Reduction reduction;
     size_t root; // or the other rank
     void *stream;
+    double factor = 1;
+};
+
+// A reduction that was made for a factor.
+struct Scaled {
+    Type type;
+    double factor;
 };
 
 struct Comm;
@@ -126,6 +134,7 @@ struct Comm {
     Word opened{0}, never{0};
     std::unique_ptr<Split> split;
     std::vector<Operation> deferred;
+    std::map<int, Scaled> scaled;
 
     ~Comm() {
         if (shared) munmap(shared, sizeof(Shared));
@@ -293,6 +302,39 @@ void reduce(Comm *comm, uint64_t number, size_t first, const Operation &op) {
     }
 }
 
+template <class T, class Wide> void multiply(char *values, size_t count, double factor) {
+    for (size_t i = 0; i < count; ++i) {
+        T element;
+        std::memcpy(&element, values + i * sizeof(T), sizeof(T));
+        element = static_cast<T>(static_cast<Wide>(element) * static_cast<Wide>(factor));
+        std::memcpy(values + i * sizeof(T), &element, sizeof(T));
+    }
+}
+
+void multiply(Type type, char *values, size_t count, double factor) {
+    switch (type) {
+    case F16: return multiply<_Float16, float>(values, count, factor);
+    case F32: return multiply<float, double>(values, count, factor);
+    case F64: return multiply<double, double>(values, count, factor);
+    case BF16: return multiply<Bf16, float>(values, count, factor);
+    default: return;
+    }
+}
+
+// What is in the first bytes of a type, rounded to it as it is.
+[[maybe_unused]] bool read(Type type, const void *from, double *value) {
+    _Float16 half;
+    Bf16 bf16;
+    float single;
+    switch (type) {
+    case F16: return std::memcpy(&half, from, 2), *value = double(half), true;
+    case BF16: return std::memcpy(&bf16, from, 2), *value = float(bf16), true;
+    case F32: return std::memcpy(&single, from, 4), *value = single, true;
+    case F64: return std::memcpy(value, from, 8), true;
+    default: return false;
+    }
+}
+
 size_t size_of(int type) {
     switch (type) {
     case F16: case BF16: return 2;
@@ -325,6 +367,8 @@ void collective(const Handle &comm, const Operation &op) {
         uint64_t number = c->collectives;
         c->shared->calls[number % 2][c->rank] = call;
         if (op.kind != Broadcast || op.root == c->rank) std::memcpy(c->shared->slot(number, c->rank), op.from, bytes);
+        if (op.reduction == PreMulSum)
+            multiply(op.type, c->shared->slot(number, c->rank), bytes / size_of(op.type), op.factor);
         for (size_t rank = 0; rank < c->world; ++rank) ++c->shared->arrived[rank];
     });
     auto agree = [=] {
@@ -474,9 +518,21 @@ Result settle(const Handle &comm) {
     return static_cast<Result>(comm->error.load());
 }
 
-Result start(Comm *handle, const Operation &op) {
+// Gives an operation the factor that its reduction was made for.
+Result scale(const Handle &comm, Operation &op) {
+    if (op.reduction < PreMulSum) return Success;
+    auto found = comm->scaled.find(op.reduction);
+    if (found == comm->scaled.end() || found->second.type != op.type)
+        return fail(InvalidArgument, "a reduction that was not made, or for another type");
+    op.reduction = PreMulSum;
+    op.factor = found->second.factor;
+    return Success;
+}
+
+Result start(Comm *handle, Operation op) {
     Handle comm = find(handle);
     if (!comm) return fail(InvalidArgument, "no such communicator");
+    if (Result result = scale(comm, op); result != Success) return result;
     size_t size = size_of(op.type), most = op.count * size * (op.kind == ReduceScatter ? comm->world : 1);
     if (size == 0 || op.root >= comm->world) return fail(InvalidArgument, "a type or a rank that does not exist");
     if (op.count > 0 && (!op.from || !op.to)) return fail(InvalidArgument, "no buffer");
@@ -515,7 +571,11 @@ void meshstep_standin_nccl(const char *text) {
 }
 
 int ncclGetVersion(int *version) {
+#ifdef MESHSTEP_OLD
+    *version = 21003;
+#else
     *version = 22803;
+#endif
     return Success;
 }
 
@@ -629,6 +689,27 @@ int ncclCommSplit(Comm *handle, int color, int key, Comm **child, Config *) {
     ++comm->shared->chosen;
     comm->split.reset(new Split{number, child});
     return settle(comm);
+}
+
+int ncclRedOpCreatePreMulSum(int *op, void *scalar, int type, int residence, Comm *handle) {
+    Handle comm = find(handle);
+    if (!comm) return fail(InvalidArgument, "no such communicator");
+    bool ready = comm->shared->attached == comm->world && comm->deferred.empty() && !comm->split;
+    if (!ready) return fail(InvalidArgument, "the communicator is used before its last call is done");
+    Scaled scaled{Type(type), 0};
+    if (residence != 1 || !read(scaled.type, scalar, &scaled.factor))
+        return fail(InvalidArgument, "a factor that the stand-in does not read");
+    if (comm->scaled.size() == MaxFactors) return fail(InternalError, "reductions that nobody drops");
+    int number = PreMulSum;
+    while (comm->scaled.count(number)) ++number;
+    comm->scaled[number] = scaled;
+    *op = number;
+    return Success;
+}
+
+int ncclRedOpDestroy(int op, Comm *handle) {
+    Handle comm = find(handle);
+    return comm && comm->scaled.erase(op) ? Success : fail(InvalidArgument, "no such reduction");
 }
 
 int ncclCommFinalize(Comm *comm) { return find(comm) ? InProgress : InvalidArgument; }
