@@ -65,7 +65,7 @@ pub(crate) struct Agreed {
     tokens: Vec<Vec<u64>>,
 }
 
-/// How much of its values a worker brings: all where the mean is taken of all alike, else a share of a sum.
+/// How much a worker's values count: as much as each other's, or so much of the mean.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Share {
     Alike,
@@ -111,7 +111,7 @@ impl LocalPlan {
         Ok(agreed)
     }
 
-    /// How much of fragment `f` worker `own` brings.
+    /// How much worker `own` counts in fragment `f`.
     pub(crate) fn share(&self, f: usize, own: usize, agreed: &Agreed) -> Result<Share, Veto> {
         let weights = agreed.weights(self.weighed(f));
         let total: u128 = weights.iter().map(|&w| u128::from(w)).sum();

@@ -263,12 +263,11 @@ impl Engine {
         placement: Placement,
         agreed: &Agreed,
     ) -> Result<Vec<Flight>, Error> {
-        // What arrives together, and is weighed alike: a reduction is a mean or a sum.
-        let kind = |f: usize| (self.plan.fragments[f].timing.delay, self.plan.weighed(f).is_some());
-        let kinds: BTreeSet<(u64, bool)> = sent.iter().map(|&f| kind(f)).collect();
+        let delay_of = |f: usize| self.plan.fragments[f].timing.delay;
+        let delays: BTreeSet<u64> = sent.iter().map(|&f| delay_of(f)).collect();
         let mut flights = Vec::new();
-        for (delay, weighed) in kinds {
-            let together = || sent.iter().copied().filter(|&f| kind(f) == (delay, weighed));
+        for delay in delays {
+            let together = || sent.iter().copied().filter(|&f| delay_of(f) == delay);
             let mut bringing = Vec::new();
             for fragment in together() {
                 let share = self.plan.share(fragment, self.workers.across.rank(), agreed);

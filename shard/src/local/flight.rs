@@ -71,24 +71,25 @@ impl Flight {
         arrives: (u64, Placement),
     ) -> Result<Flight, Error> {
         let sent = places(plan, lanes, bringing);
-        // Where somebody counts otherwise shares are added up.
-        let alike = bringing.iter().all(|brings| brings.share == Share::Alike);
-        let scale = |share| match share {
-            _ if alike => None,
-            Share::Alike => Some(1.0 / across.world_size() as f64),
-            Share::Of(scale) => Some(scale),
-        };
         let zeroed = |lane: &Lane| Buffer::zeroed(lane.len, lane.wire, &options.meter, Category::Staging);
         let mut packed = lanes.iter().map(zeroed).collect::<Result<Vec<_>, _>>()?;
+        let mut shares = vec![Share::Alike; lanes.len()];
         for (brings, sent) in bringing.iter().zip(&sent) {
             for (Value { values, from, .. }, &(lane, start)) in brings.values.iter().zip(&sent.places) {
-                let place = packed[lane].as_mut().slice(start..start + values.len())?;
-                bring(*values, *from, scale(brings.share), place)?;
+                shares[lane] = brings.share;
+                // What counts for nothing may be NaN, which nothing times it would be too.
+                if brings.share != Share::Of(0.0) {
+                    let place = packed[lane].as_mut().slice(start..start + values.len())?;
+                    bring(*values, *from, place)?;
+                }
             }
         }
-        let op = Op::all_reduce(if alike { Reduction::Mean } else { Reduction::Sum });
         let (mut failed, mut started) = (None, Vec::new());
-        for (lane, packed) in lanes.iter().zip(packed) {
+        for ((lane, share), packed) in lanes.iter().zip(shares).zip(packed) {
+            let op = Op::all_reduce(match share {
+                Share::Alike => Reduction::Mean,
+                Share::Of(factor) => Reduction::PreMulSum { factor },
+            });
             started.push(start(plan, lane, packed, (across, options), op, &mut failed)?);
         }
         let fragments = bringing.iter().map(|brings| brings.fragment).collect();
@@ -124,9 +125,8 @@ fn places(plan: &LocalPlan, lanes: &[Lane], bringing: &[Bringing<'_>]) -> Vec<Se
     let mut next = vec![0; lanes.len()];
     let mut sent = Vec::new();
     for Bringing { fragment, tokens, values, .. } in bringing {
-        let fragment = &plan.fragments[*fragment];
         let place = |Value { spot, values, .. }: &Value<'_>| {
-            let lane = lanes.iter().position(|lane| lane.takes(fragment, spot.wire));
+            let lane = lanes.iter().position(|lane| lane.takes(plan, *fragment, spot.wire));
             let lane = lane.unwrap_or_else(|| unreachable!("lanes are those of what is brought"));
             let start = next[lane];
             next[lane] += values.len();

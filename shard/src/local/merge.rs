@@ -142,29 +142,18 @@ pub(crate) fn reset(mut values: SliceMut<'_>, alpha: f64) -> Result<(), meshstep
     Ok(())
 }
 
-/// What a worker brings: its values, or by how much they are away from `anchor`, times `scale` where that is given.
+/// What a worker brings: its values, or by how much they are away from `anchor`.
 pub(crate) fn bring(
     values: Slice<'_>,
     anchor: Option<&Buffer>,
-    scale: Option<f64>,
     mut into: SliceMut<'_>,
 ) -> Result<(), meshstep_tensor::Error> {
-    // What counts for nothing may be NaN.
-    match (anchor, scale) {
-        (_, Some(0.0)) => return into.zero(),
-        (None, None) => return cast(values, into),
-        _ => {}
-    }
+    let Some(anchor) = anchor else { return cast(values, into) };
     let mut room = Blocks::new(values.len());
     for range in blocks(values.len()) {
         read(values, &range, &mut room.x)?;
-        if let Some(anchor) = anchor {
-            read(anchor.as_slice(), &range, &mut room.anchor)?;
-            each(range.len(), |i| room.x[i] -= room.anchor[i]);
-        }
-        if let Some(scale) = scale {
-            each(range.len(), |i| room.x[i] *= scale);
-        }
+        read(anchor.as_slice(), &range, &mut room.anchor)?;
+        each(range.len(), |i| room.x[i] -= room.anchor[i]);
         write(&room.x, &range, &mut into)?;
     }
     Ok(())

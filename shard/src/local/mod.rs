@@ -13,9 +13,10 @@
 //!
 //! # What is exact
 //!
-//! On loopback, sharded workers are whole ones in a plain loop, bit for bit. A mean of all alike is taken of f32 in f64 and rounded
-//! once; a weighted one rounds each worker's share too, unless it travels as f64. As bf16 each value, share or difference is rounded, they
-//! are added in f32, and the mean is rounded. What was averaged without delay and mixing is bit-equal on all workers. `t`, which counts
+//! On loopback, sharded workers are whole ones in a plain loop, bit for bit. A mean of f32 is taken in f64 and rounded once. So is a
+//! weighted one, whose values are multiplied by shares where they are added: it is off by half an ulp and, where values cancel, by
+//! some 2^-52 of their size. Of f64 shares are rounded too, to half an ulp. As bf16 each value or difference is rounded, shares and
+//! sums are f32, and the mean is rounded. What was averaged without delay and mixing is bit-equal on all workers. `t`, which counts
 //! updates, is each worker's own: never averaged, never rolled back.
 //!
 //! # Limits

@@ -1,27 +1,35 @@
 //! What travels together at one exchange: lanes of one type, cut into buckets. The engine sends what this says, and the planner
 //! counts it.
 
-use super::{Fragment, LocalPlan, Weights};
+use super::{LocalPlan, Weights};
 use meshstep_tensor::DType;
 use std::ops::Range;
 
 /// What a fragment sends from this rank, by the type that it travels in.
 pub(crate) type Loads = Vec<(DType, usize)>;
 
-/// What is packed into one vector: of fragments that are sent together and arrive together, that travel in one type and are
-/// weighed alike.
+/// What is packed into one vector: of fragments that are sent together and arrive together, that travel in one type and in
+/// which each worker has the same share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Lane {
     pub(crate) delay: u64,
     pub(crate) wire: DType,
-    pub(crate) weights: Weights,
+    /// The fragment it is all of, where that is weighed by tokens, of which each fragment has its own.
+    pub(crate) weighed: Option<usize>,
     pub(crate) len: usize,
 }
 
 impl Lane {
-    /// Whether what `fragment` sends as `wire` goes here.
-    pub(crate) fn takes(&self, fragment: &Fragment, wire: DType) -> bool {
-        (self.delay, self.weights, self.wire) == (fragment.timing.delay, fragment.weights, wire)
+    /// Where what fragment `f` sends as `wire` goes, without elements.
+    fn of(plan: &LocalPlan, f: usize, wire: DType) -> Self {
+        let fragment = &plan.fragments[f];
+        let weighed = (fragment.weights == Weights::Tokens).then_some(f);
+        Lane { delay: fragment.timing.delay, wire, weighed, len: 0 }
+    }
+
+    /// Whether what fragment `f` sends as `wire` goes here.
+    pub(crate) fn takes(&self, plan: &LocalPlan, f: usize, wire: DType) -> bool {
+        Lane { len: 0, ..*self } == Lane::of(plan, f, wire)
     }
 
     /// Its buckets, none longer than `bucket_len`.
@@ -36,13 +44,11 @@ impl LocalPlan {
     pub(crate) fn lanes(&self, sent: impl Iterator<Item = usize>, loads: &[Loads]) -> Vec<Lane> {
         let mut lanes: Vec<Lane> = Vec::new();
         for f in sent.filter(|&f| self.fragments[f].travels()) {
-            let fragment = &self.fragments[f];
             for &(wire, len) in &loads[f] {
-                let lane = match lanes.iter_mut().position(|lane| lane.takes(fragment, wire)) {
+                let lane = match lanes.iter().position(|lane| lane.takes(self, f, wire)) {
                     Some(lane) => lane,
                     None => {
-                        let (delay, weights) = (fragment.timing.delay, fragment.weights);
-                        lanes.push(Lane { delay, wire, weights, len: 0 });
+                        lanes.push(Lane::of(self, f, wire));
                         lanes.len() - 1
                     }
                 };
@@ -55,7 +61,7 @@ impl LocalPlan {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Slots, Timing, What};
+    use super::super::{Fragment, Slots, Timing, What};
     use super::*;
 
     #[test]
@@ -70,20 +76,19 @@ mod tests {
             mean(moment(), 0, Weights::Uniform),
             mean(moment(), 0, Weights::Tokens),
             mean(moment(), 2, Weights::Uniform),
+            mean(moment(), 0, Weights::Tokens),
         ]);
-        let loads =
-            [vec![(DType::F32, 5), (DType::F64, 1)], vec![(DType::F32, 6)], vec![(DType::F32, 7)], vec![]];
-        let lanes = plan.lanes([0, 1, 2].into_iter(), &loads);
-        let found: Vec<_> = lanes.iter().map(|l| (l.wire, l.weights, l.len)).collect();
         let (f32, f64) = (DType::F32, DType::F64);
-        let expected = [(f32, Weights::Uniform, 11), (f64, Weights::Uniform, 1), (f32, Weights::Tokens, 7)];
-        assert_eq!(found, expected);
+        let loads = [vec![(f32, 5), (f64, 1)], vec![(f32, 6)], vec![(f32, 7)], vec![], vec![(f32, 8)]];
+        let lanes = plan.lanes([0, 1, 2, 4].into_iter(), &loads);
+        let found: Vec<_> = lanes.iter().map(|l| (l.wire, l.weighed, l.len)).collect();
+        assert_eq!(found, [(f32, None, 11), (f64, None, 1), (f32, Some(2), 7), (f32, Some(4), 8)]);
         assert_eq!(lanes[0].buckets(4).collect::<Vec<_>>(), [0..4, 4..8, 8..11]);
         assert_eq!(lanes[0].buckets(11).collect::<Vec<_>>(), [Range { start: 0, end: 11 }]);
         assert_eq!(plan.lanes([3].into_iter(), &loads), []);
         // What arrives later travels apart.
-        let later = [vec![], vec![(f32, 6)], vec![], vec![(f32, 3)]];
-        let lens: Vec<_> = plan.lanes(0..4, &later).iter().map(|l| (l.delay, l.len)).collect();
+        let later = [vec![], vec![(f32, 6)], vec![], vec![(f32, 3)], vec![]];
+        let lens: Vec<_> = plan.lanes(0..5, &later).iter().map(|l| (l.delay, l.len)).collect();
         assert_eq!(lens, [(0, 6), (2, 3)]);
     }
 }

@@ -96,15 +96,14 @@ impl Group {
             return;
         }
         let calls: Vec<Called> = (0..ranks).map(|rank| self.called(rank, number)).collect();
-        if calls.iter().any(|call| {
-            (call.action, call.len, call.dtype) != (calls[0].action, calls[0].len, calls[0].dtype)
-        }) {
+        let said = |call: &Called| (without_factor(call.action), call.len, call.dtype);
+        if calls.iter().any(|call| said(call) != said(&calls[0])) {
             let calls = calls.into_iter().map(Some).collect();
             return self.fail_all(&Error::Mismatch { op_number: number as u64, calls });
         }
         let mut buffers: Vec<Buffer> =
             self.calls.iter_mut().map(|calls| calls[number].buffer.take().unwrap()).collect();
-        combine(calls[0].action, &mut buffers);
+        combine(&calls, &mut buffers);
         for (rank, buffer) in buffers.into_iter().enumerate() {
             self.calls[rank][number].buffer = Some(buffer);
             self.calls[rank][number].end = Some(Ok(()));
@@ -181,9 +180,19 @@ impl Group {
     }
 }
 
-fn combine(action: Action, buffers: &mut [Buffer]) {
-    let ranks = buffers.len();
+/// What all ranks call alike.
+fn without_factor(action: Action) -> Action {
     match action {
+        Action::AllReduce(Reduction::PreMulSum { .. }) => {
+            Action::AllReduce(Reduction::PreMulSum { factor: 1.0 })
+        }
+        other => other,
+    }
+}
+
+fn combine(calls: &[Called], buffers: &mut [Buffer]) {
+    let ranks = buffers.len();
+    match calls[0].action {
         // Alone everything stays as it is.
         _ if ranks == 1 => {}
         Action::Barrier => {}
@@ -197,14 +206,19 @@ fn combine(action: Action, buffers: &mut [Buffer]) {
             let all: Vec<u8> = (0..ranks).flat_map(own).collect();
             buffers.iter_mut().for_each(|b| b.as_mut().bytes_mut().unwrap().copy_from_slice(&all));
         }
-        Action::AllReduce(reduction) => reduce(reduction, buffers),
-        // What is in the other ranks' chunks then is nobody's.
-        Action::ReduceScatter(reduction) => reduce(reduction, buffers),
+        // What a scatter leaves in the other ranks' chunks is nobody's.
+        Action::AllReduce(reduction) | Action::ReduceScatter(reduction) => {
+            let factor = |call: &Called| match call.action {
+                Action::AllReduce(Reduction::PreMulSum { factor }) => factor,
+                _ => 1.0,
+            };
+            reduce(reduction, &calls.iter().map(factor).collect::<Vec<_>>(), buffers);
+        }
         other => panic!("{other}"),
     }
 }
 
-fn reduce(reduction: Reduction, buffers: &mut [Buffer]) {
+fn reduce(reduction: Reduction, factors: &[f64], buffers: &mut [Buffer]) {
     let ranks = buffers.len();
     match buffers[0].dtype() {
         DType::U64 => {
@@ -218,9 +232,11 @@ fn reduce(reduction: Reduction, buffers: &mut [Buffer]) {
             buffers.iter_mut().for_each(|b| b.typed_mut().unwrap().copy_from_slice(&all));
         }
         DType::F32 => {
-            let sum = |i: usize| buffers.iter().map(|b| f64::from(b.typed::<f32>().unwrap()[i])).sum::<f64>();
+            let value = |b: &Buffer, i: usize| f64::from(b.typed::<f32>().unwrap()[i]);
+            let sum =
+                |i: usize| buffers.iter().zip(factors).map(|(b, factor)| value(b, i) * factor).sum::<f64>();
             let by = match reduction {
-                Reduction::Sum => 1.0,
+                Reduction::Sum | Reduction::PreMulSum { .. } => 1.0,
                 Reduction::Mean => ranks as f64,
                 other => panic!("{other} of values"),
             };

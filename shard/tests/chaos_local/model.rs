@@ -313,7 +313,7 @@ fn places(
     places
 }
 
-/// The mean in f64 of those who count, rounded once to the f32 that travels; with other weights each share is rounded too.
+/// The mean in f64 of those who count, rounded once to the f32 that travels.
 fn mean(
     brought: &BTreeMap<usize, Arc<Model>>,
     round: &Round,
@@ -337,7 +337,7 @@ fn mean(
         let values = all.iter().zip(&weights).filter(|(_, w)| **w > 0).map(|(values, w)| (values[k][j], *w));
         match alike {
             true => rounded(values.map(|(x, _)| x).sum::<f64>() / weights.len() as f64),
-            false => rounded(values.map(|(x, w)| rounded(x * (w as f64 / total as f64))).sum()),
+            false => rounded(values.map(|(x, w)| x * (w as f64 / total as f64)).sum()),
         }
     };
     (0..all[0].len()).map(|k| (0..all[0][k].len()).map(|j| element(k, j)).collect()).collect()

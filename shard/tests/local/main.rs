@@ -28,3 +28,4 @@ mod sim;
 mod traffic;
 mod trajectories;
 mod verified;
+mod weighted;

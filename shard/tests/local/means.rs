@@ -188,7 +188,7 @@ fn world((workers, inside, stage): (usize, usize, Stage), rule: WhichRule) -> Ru
 }
 
 /// Half of what lies between a number and the next.
-fn half_ulp(x: f32) -> f64 {
+pub fn half_ulp(x: f32) -> f64 {
     (f64::from(f32::from_bits(x.abs().to_bits() + 1)) - f64::from(x.abs())) / 2.0
 }
 
@@ -255,18 +255,17 @@ fn weigh(fragment: &mut Fragment, weights: Weights) {
     fragment.weights = if timing.period == Some(1) { Weights::Uniform } else { weights };
 }
 
-/// The workers' mean before and after: to half an ulp where workers count alike and have the mean then; else each worker's share of it,
-/// or each that mixes it in, is rounded too, and their mean is where it was to an ulp of what they have. How many elements have moved.
+/// The workers' mean before and after: to half an ulp where workers have it then; else each that mixes it in is rounded too, and their
+/// mean is where it was to an ulp of what they have. How many elements have moved.
 fn keeps_the_mean(met: &Met, run: &Run, plan: &LocalPlan, what: &str) -> usize {
     let fragment = &plan.fragments[met.fragment];
     let taken = fragment.alpha == 1.0 && fragment.timing.delay == 0;
-    let once = taken && (met.alike() || fragment.wire == Some(DType::F64));
     let mut moved = 0;
     for [sent, before, after] in met.elements(run, plan) {
         let size = [&sent, &before, &after].map(|x| met.mean(x, f64::abs)).into_iter().fold(0.0, f64::max);
         let mean = |x: &[f32]| met.mean(x, |x| x);
         let off = (mean(&after) - mean(&before)).abs();
-        let most = if once { half_ulp(after[0]) } else { f64::from(f32::EPSILON) * size };
+        let most = if taken { half_ulp(after[0]) } else { f64::from(f32::EPSILON) * size };
         assert!(
             off <= most + 1e-14 * size,
             "{what}, fragment {}: {off:e} {most:e} {before:?} {after:?}",
@@ -288,11 +287,12 @@ fn bf16_of(x: f64) -> f64 {
     near[0].to_f64()
 }
 
-/// What arrives of these in bf16: each worker's, or its share, rounded once; their sum in f32, in the workers' order; the mean, rounded.
+/// What arrives of these in bf16: each worker's, rounded; in f32 their sum, or that of their shares, in the workers' order; the mean,
+/// rounded.
 fn in_bf16(met: &Met, values: impl Fn(usize) -> f64) -> f64 {
     let (n, total) = (met.weights.len(), met.weights.iter().sum::<u64>() as f64);
-    let share = |w: usize| if met.alike() { 1.0 } else { met.weights[w] as f64 / total };
-    let sum = (0..n).map(|w| bf16_of(values(w) * share(w)) as f32).reduce(|sum, x| sum + x).unwrap();
+    let share = |w: usize| if met.alike() { 1.0 } else { (met.weights[w] as f64 / total) as f32 };
+    let sum = (0..n).map(|w| bf16_of(values(w)) as f32 * share(w)).reduce(|sum, x| sum + x).unwrap();
     bf16_of(if met.alike() { sum / n as f32 } else { sum }.into())
 }
 

@@ -113,7 +113,7 @@ impl<'a> Naive<'a> {
                 Weights::Tokens => worker.tokens[*f] as f64,
                 _ => 1.0,
             };
-            let one = merged_once(sent, &all.iter().map(tokens).collect::<Vec<_>>());
+            let one = self::mean(sent, &all.iter().map(tokens).collect::<Vec<_>>());
             let tokens = divided(sent.iter().map(|(.., tokens)| tokens).sum());
             (*f, *at, mean.clone(), vec![(one, sent[0].1, tokens); workers])
         };
@@ -313,39 +313,18 @@ impl<'a> Naive<'a> {
     }
 }
 
-/// Snapshots as one of them, by these weights, in f64 and rounded once.
-fn merged_once(sent: &[Snapshot], weights: &[f64]) -> Sent {
-    let total: f64 = weights.iter().sum();
-    let alike = weights.iter().all(|w| *w == weights[0]);
-    let element = |k: usize, j: usize| -> f64 {
-        let values = sent.iter().map(|(sent, ..)| sent[k][j]);
-        let one: f64 = match alike {
-            true => values.sum::<f64>() / sent.len() as f64,
-            false => values.zip(weights).map(|(x, w)| x * (w / total)).sum(),
-        };
-        f64::from(one as f32)
-    };
-    each(sent, element)
-}
-
-/// The mean in f64, rounded once to the f32 that travels; with other weights each share is rounded too.
+/// The mean by these weights in f64, rounded once to the f32 that travels.
 fn mean(sent: &[Snapshot], weights: &[f64]) -> Sent {
     let total: f64 = weights.iter().sum();
     let alike = weights.iter().all(|w| *w == weights[0]);
     let element = |k: usize, j: usize| -> f64 {
         let values = sent.iter().map(|(sent, ..)| sent[k][j]);
-        let rounded = |x: f64| f64::from(x as f32);
-        if alike {
-            rounded(values.sum::<f64>() / sent.len() as f64)
-        } else {
-            rounded(values.zip(weights).map(|(x, w)| rounded(x * (w / total))).sum())
-        }
+        let mean: f64 = match alike {
+            true => values.sum::<f64>() / sent.len() as f64,
+            false => values.zip(weights).map(|(x, w)| x * (w / total)).sum(),
+        };
+        f64::from(mean as f32)
     };
-    each(sent, element)
-}
-
-/// Something for each element that was sent.
-fn each(sent: &[Snapshot], element: impl Fn(usize, usize) -> f64) -> Sent {
     let first = &sent[0].0;
     (0..first.len()).map(|k| (0..first[k].len()).map(|j| element(k, j)).collect()).collect()
 }

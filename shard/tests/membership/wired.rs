@@ -65,11 +65,15 @@ fn word(stream: &mut TcpStream) -> Wired<u64> {
 
 const TYPES: [DType; 3] = [DType::F32, DType::F64, DType::U64];
 const REDUCTIONS: [Reduction; 4] = [Reduction::Sum, Reduction::Mean, Reduction::Max, Reduction::Min];
+/// After those: one with a factor, which follows.
+const WITH_FACTOR: usize = REDUCTIONS.len();
 
 /// An operation with what it works on; those that local training has between workers.
 fn read_call(stream: &mut TcpStream) -> Wired<(Op, Buffer)> {
     let [kind, of, dtype, len] = [word(stream)?, word(stream)?, word(stream)?, word(stream)?];
+    let factor = f64::from_bits(word(stream)?);
     let op = match kind {
+        0 if of as usize == WITH_FACTOR => Op::all_reduce(Reduction::PreMulSum { factor }),
         0 => Op::all_reduce(REDUCTIONS[of as usize]),
         1 => Op::all_gather(),
         _ => Op::broadcast(of as usize),
@@ -102,7 +106,12 @@ impl Wire {
     }
 
     fn call(&self, op: Op, buffer: &mut Buffer) -> Wired<Result<(), String>> {
+        let mut factor = 1f64;
         let (kind, of) = match op.action() {
+            Action::AllReduce(Reduction::PreMulSum { factor: own }) => {
+                factor = own;
+                (0, WITH_FACTOR)
+            }
             Action::AllReduce(reduction) => (0, REDUCTIONS.iter().position(|r| *r == reduction).unwrap()),
             Action::AllGather => (1, 0),
             Action::Broadcast { root } => (2, root),
@@ -113,6 +122,7 @@ impl Wire {
         for word in [kind, of, dtype, buffer.len()] {
             stream.write_all(&(word as u64).to_le_bytes())?;
         }
+        stream.write_all(&factor.to_bits().to_le_bytes())?;
         stream.write_all(buffer.as_slice().bytes().unwrap())?;
         let (good, len) = (word(&mut stream)? == 1, word(&mut stream)?);
         if good {
