@@ -25,6 +25,9 @@ fn values(dtype: DType, len: usize, kind: u64, random: &mut Random) -> Values {
         1 => random.unit() * 2f64.powi((random.next() % 200) as i32 - 100),
         2 => random.any(),
         3 => random.unit() * 1e-170,
+        5 => random.unit() * 1e-310 * 2f64.powi(-((random.next() % 44) as i32)),
+        6 => 0.0,
+        7 => random.unit() * 1e300 / 3.0,
         _ => random.unit() * 1e170,
     })
 }
@@ -34,13 +37,45 @@ fn every_instruction_set_gives_the_definitions_words() {
     let mut random = Random::new(11);
     for dtype in [DType::F32, DType::F64] {
         for len in LENGTHS.into_iter().filter(|&len| len < 100_000).chain([1023, 1024, 1025, 8192, 8193]) {
-            for kinds in [(0, 0), (1, 1), (2, 2), (0, 2), (3, 3), (4, 4), (3, 4), (1, 3)] {
+            for kinds in [
+                (0, 0),
+                (1, 1),
+                (2, 2),
+                (0, 2),
+                (3, 3),
+                (4, 4),
+                (3, 4),
+                (1, 3),
+                (5, 7),
+                (5, 5),
+                (6, 2),
+                (2, 6),
+            ] {
                 let (x, y) =
                     (values(dtype, len, kinds.0, &mut random), values(dtype, len, kinds.1, &mut random));
                 let plain = dot(Isa::Reference, &x, &y);
                 for isa in fast() {
                     assert!(dot(isa, &x, &y) == plain, "{dtype} {len} {kinds:?} {isa}");
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn sizes_just_within_and_just_beyond_what_is_summed_at_once_make_no_difference() {
+    let mut random = Random::new(13);
+    for dtype in [DType::F32, DType::F64] {
+        for spread in 10..80 {
+            let of = [spread, 10 + 7 * spread % 67];
+            let lowest = if dtype == DType::F32 { 2f64.powi(-100) } else { 2f64.powi(-940) };
+            for scale in [1.0 / 3.0, lowest] {
+                let mut vector = |kind, scale: f64| {
+                    let power = |random: &mut Random| 2f64.powi(-((random.next() % kind) as i32));
+                    Values::new(dtype, 2100, || random.unit() * power(&mut random) * scale)
+                };
+                let (x, y) = (vector(of[0], scale), vector(of[1], 1.0 / 3.0));
+                assert!(dot(Isa::detect(), &x, &y) == dot(Isa::Reference, &x, &y), "{dtype} {of:?} {scale}");
             }
         }
     }

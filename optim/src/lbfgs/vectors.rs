@@ -1,17 +1,21 @@
 //! What an iteration does to whole vectors: three elementwise passes, each element by one fixed sequence.
 
 use crate::Isa;
-use crate::norm::Factor;
+use crate::norm::Wide;
 use crate::number::Real;
 use meshstep_tensor::simd::Body;
+use std::array::from_fn;
 
 /// f32 or f64.
-pub(super) trait Number: Real + Factor {}
+pub(super) trait Number: Real + Wide {}
 
-impl<T: Real + Factor> Number for T {}
+impl<T: Real + Wide> Number for T {}
 
 /// Elements of a block that a direction is summed up in.
-const BLOCK: usize = 1024;
+const BLOCK: usize = 2048;
+
+/// Rows that are added to it at a time.
+const TOGETHER: usize = 4;
 
 /// Above this many elements a pass is split in two; below, starting a second thread costs more than it saves.
 const SPLIT_FROM: usize = 128 << 10;
@@ -53,9 +57,13 @@ pub(super) fn combine<'r, T: Number>(
             let mut room = [0.0; BLOCK];
             let sum = &mut room[..d.len()];
             Isa::detect().run(Scaled { sum, coef, of: &g[block.clone()] });
-            for (coef, of) in (0..rows).filter_map(|i| row(i).ok()) {
-                Isa::detect().run(Added { sum, coef, of: &of[block.clone()] });
+            let at = |i: usize| row(i).map_or((0.0, &[][..]), |(coef, of)| (coef, &of[block.clone()]));
+            let mut i = 0;
+            while i + TOGETHER <= rows {
+                Isa::detect().run(Added { sum, rows: from_fn::<_, TOGETHER, _>(|k| at(i + k)) });
+                i += TOGETHER;
             }
+            (i..rows).for_each(|i| Isa::detect().run(Added { sum, rows: [at(i)] }));
             Isa::detect().run(Each { out: d, value: |i| T::from_f64(room[i]) });
         }
     });
@@ -97,21 +105,23 @@ impl<T: Number> Body for Scaled<'_, T> {
 
     #[inline(always)]
     fn run(self) {
-        self.sum.iter_mut().zip(self.of).for_each(|(sum, x)| *sum = self.coef * x.widened());
+        self.sum.iter_mut().zip(self.of).for_each(|(sum, x)| *sum = self.coef * (*x).into());
     }
 }
 
-struct Added<'a, T> {
+struct Added<'a, T, const N: usize> {
     sum: &'a mut [f64],
-    coef: f64,
-    of: &'a [T],
+    rows: [(f64, &'a [T]); N],
 }
 
-impl<T: Number> Body for Added<'_, T> {
+impl<T: Number, const N: usize> Body for Added<'_, T, N> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
-        self.sum.iter_mut().zip(self.of).for_each(|(sum, x)| *sum = self.coef.mul_add(x.widened(), *sum));
+        let rows = self.rows.map(|(coef, of)| (coef, &of[..self.sum.len()]));
+        for (i, sum) in self.sum.iter_mut().enumerate() {
+            *sum = rows.iter().fold(*sum, |sum, (coef, of)| coef.mul_add(of[i].into(), sum));
+        }
     }
 }

@@ -73,14 +73,30 @@ fn widen<'a, X: Stored<f32>>(values: &[X], room: &'a mut [f32; LEN]) -> &'a [f32
 }
 
 /// What terms are computed from: f32, whose squares are f64 numbers, or f64, whose squares are sums of two.
-pub(crate) trait Wide: Magnitude {
+pub(crate) trait Wide: Magnitude + Element + Into<f64> {
     const ZERO: Self;
     fn is_finite(self) -> bool;
     fn magnitude(self) -> f64;
     /// Significand bits behind the first.
     const FRACTION: i32;
-    /// Adds the squares of a block whose magnitudes are below `2^(high + 1)` and, but for zeros, `2^low` or more.
-    fn add_squares(block: &[Self], low: i32, high: i32, ahead: Ahead, lanes: &mut Lanes, sum: &mut ExactSum);
+    /// Adds the products of the elements of two blocks, squares if they are one.
+    fn add_products(blocks: [(&[Self], Exponents); 2], ahead: Ahead, lanes: &mut Lanes, sum: &mut ExactSum);
+}
+
+/// Magnitudes of a block are below `2^(high + 1)` and, but for zeros, `2^low` or more.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Exponents {
+    low: i32,
+    high: i32,
+}
+
+impl Exponents {
+    /// Those between whose magnitudes is `extent`; none where all are zero or one is not finite.
+    #[inline(always)]
+    pub(super) fn of<W: Wide>(extent: Extent<W>) -> Option<Self> {
+        let (peak, least) = (extent.largest(), extent.least());
+        (0 < peak && peak < INFINITE).then(|| Exponents { low: exponent(least), high: exponent(peak) })
+    }
 }
 
 impl Wide for f32 {
@@ -96,11 +112,17 @@ impl Wide for f32 {
         self.abs().into()
     }
     #[inline(always)]
-    fn add_squares(block: &[f32], low: i32, high: i32, ahead: Ahead, lanes: &mut Lanes, sum: &mut ExactSum) {
+    fn add_products(
+        [(xs, x), (ys, y)]: [(&[f32], Exponents); 2],
+        ahead: Ahead,
+        lanes: &mut Lanes,
+        sum: &mut ExactSum,
+    ) {
         // Subnormal numbers are multiples of the smallest one.
-        let last = (low - Self::FRACTION).max(-149);
-        let bits = Bits { last: 2 * last, bound: 2 * high + 2 };
-        add_terms(block, |x, c| f64::from(x).mul_add(x.into(), c), bits, ahead, (lanes, sum));
+        let last = |of: Exponents| (of.low - Self::FRACTION).max(-149);
+        let bits = Bits { last: last(x) + last(y), bound: x.high + y.high + 2 };
+        let product = |x: f32, y: f32, c| f64::from(x).mul_add(y.into(), c);
+        add_terms((xs, ys), product, bits, ahead, (lanes, sum));
     }
 }
 
@@ -116,19 +138,28 @@ impl Wide for f64 {
     fn magnitude(self) -> f64 {
         self.abs()
     }
-    /// A square is its rounding and what a fused multiply-subtract says was lost, both f64 numbers as long as the square
-    /// neither overflows nor has bits below `2^-1074`: from `2^-480` to `2^500`, half the last place of the smallest
-    /// square is `2^-1013`, and what was lost is a multiple of `2^(2 * (-480 - 52)) = 2^-1064`.
+    /// A product is its rounding and what a fused multiply-subtract says was lost, both f64 numbers as long as the product
+    /// neither overflows nor has bits below `2^-1074`: from `2^-960` to `2^1000`, half the last place of the smallest
+    /// is `2^-1013`, and what was lost is a multiple of `2^(-960 - 52 - 52) = 2^-1064`.
     #[inline(always)]
-    fn add_squares(block: &[f64], low: i32, high: i32, ahead: Ahead, lanes: &mut Lanes, sum: &mut ExactSum) {
-        if high >= 500 || low < -480 {
-            return block.iter().for_each(|&x| sum.add_square(x));
+    fn add_products(
+        [(xs, x), (ys, y)]: [(&[f64], Exponents); 2],
+        ahead: Ahead,
+        lanes: &mut Lanes,
+        sum: &mut ExactSum,
+    ) {
+        let (low, high) = (x.low + y.low, x.high + y.high);
+        // The exponent of a subnormal number says nothing of how small it is.
+        if high >= 1000 || low < -960 || x.low.min(y.low) < -1022 {
+            return xs.iter().zip(ys).for_each(|(&x, &y)| sum.add_product(x, y));
         }
-        let (bound, last) = (2 * high + 2, 2 * (low - Self::FRACTION));
-        let (squares, lost) = (Bits { last: last + Self::FRACTION, bound }, Bits { last, bound: bound - 53 });
-        add_terms(block, |x, c| x * x + c, squares, ahead, (lanes, sum));
+        let (bound, last) = (high + 2, low - 2 * Self::FRACTION);
+        let (products, lost) =
+            (Bits { last: last + Self::FRACTION, bound }, Bits { last, bound: bound - 53 });
+        add_terms((xs, ys), |x, y, c| x * y + c, products, ahead, (lanes, sum));
         let mut lanes = Lanes::new();
-        add_terms(block, |x, c| x.mul_add(x, -(x * x)) + c, lost, Ahead::NOTHING, (&mut lanes, sum));
+        let lose = |x: f64, y: f64, c: f64| x.mul_add(y, -(x * y)) + c;
+        add_terms((xs, ys), lose, lost, Ahead::NOTHING, (&mut lanes, sum));
         lanes.deposit(sum);
     }
 }
@@ -166,12 +197,18 @@ pub(crate) struct Ahead {
 
 impl Ahead {
     /// Nothing.
-    const NOTHING: Ahead = Ahead { next: std::ptr::null(), bytes: 0 };
+    pub(super) const NOTHING: Ahead = Ahead { next: std::ptr::null(), bytes: 0 };
 
     /// As many elements as the block has, from `next` on.
     #[inline(always)]
     fn block<X>(next: *const X) -> Self {
         Ahead { next: next.cast(), bytes: CHUNK * size_of::<X>() }
+    }
+
+    /// The `n`th of `of` parts of as many elements as a block has, from `next` on.
+    #[inline(always)]
+    pub(super) fn part<X>(next: *const X, n: usize, of: usize) -> Self {
+        Ahead { next: next.wrapping_add(n * LEN / of).cast(), bytes: CHUNK * size_of::<X>() / of }
     }
 
     /// Half as many elements as the block has, from `next` on.
@@ -196,23 +233,23 @@ impl<'a> Adder<'a> {
     /// Adds the terms of a block between whose magnitudes is `extent`.
     #[inline(always)]
     pub(crate) fn add<W: Wide>(&mut self, block: &[W], extent: Extent<W>, ahead: Ahead) {
-        let (peak, least) = (extent.largest(), extent.least());
+        let peak = extent.largest();
         if peak >= INFINITE {
             return self.add_finite(block, ahead);
         }
         let into = &mut *self.into;
         into.max_bits = into.max_bits.max(peak);
-        if peak == 0 || into.norm == Norm::Inf {
+        let Some(of) = Exponents::of(extent) else { return };
+        if into.norm == Norm::Inf {
             return;
         }
-        let (low, high) = (exponent(least), exponent(peak));
         match into.norm {
             Norm::L1 => {
-                let bits = Bits { last: low - W::FRACTION, bound: high + 1 };
+                let bits = Bits { last: of.low - W::FRACTION, bound: of.high + 1 };
                 let sum = (&mut self.lanes, &mut into.sum);
-                add_terms(block, |x, c| x.magnitude() + c, bits, ahead, sum);
+                add_terms((block, block), |x, _, c| x.magnitude() + c, bits, ahead, sum);
             }
-            _ => W::add_squares(block, low, high, ahead, &mut self.lanes, &mut into.sum),
+            _ => W::add_products([(block, of); 2], ahead, &mut self.lanes, &mut into.sum),
         }
     }
 
@@ -256,68 +293,55 @@ pub(super) struct Bits {
     pub(super) bound: i32,
 }
 
-/// Adds `values`, all finite.
-#[inline(always)]
-pub(super) fn add_values(values: &[f64], sum: &mut ExactSum) {
-    let extent = Extent::of(values);
-    let (peak, least) = (extent.largest(), extent.least());
-    if peak > 0 {
-        let bits = Bits { last: exponent(least) - f64::FRACTION, bound: exponent(peak) + 1 };
-        let mut lanes = Lanes::new();
-        add_terms(values, |x, c| x + c, bits, Ahead::NOTHING, (&mut lanes, sum));
-        lanes.deposit(sum);
-    }
-}
-
 /// The magnitude with these bits is at least `2^exponent` and below `2^(exponent + 1)`; a subnormal one is below both.
 #[inline(always)]
 fn exponent(bits: u64) -> i32 {
     (bits >> 52) as i32 - 1023
 }
 
-/// Adds the term of each element. `term` adds an element's term to a constant, rounding once.
+/// Adds the term of each pair of elements. `term` adds a pair's term to a constant, rounding once.
 #[inline(always)]
-fn add_terms<W: Wide>(
-    block: &[W],
-    term: impl Fn(W, f64) -> f64,
+fn add_terms<X: Copy>(
+    (xs, ys): (&[X], &[X]),
+    term: impl Fn(X, X, f64) -> f64,
     bits: Bits,
     ahead: Ahead,
     (lanes, sum): (&mut Lanes, &mut ExactSum),
 ) {
     let Bits { last, bound } = bits;
     if Lanes::hold(bits) {
-        lanes.add(block, term, bits, ahead, sum);
+        lanes.add((xs, ys), term, bits, ahead, sum);
     } else if in_range(bound) && in_range(bound - TAKEN) {
-        add_grids(block, term, Bits { last, bound }, sum);
+        add_grids((xs, ys), term, Bits { last, bound }, sum);
     } else {
-        block.iter().for_each(|&x| sum.add(term(x, 0.0)));
+        xs.iter().zip(ys).for_each(|(&x, &y)| sum.add(term(x, y, 0.0)));
     }
 }
 
 /// Adds terms of any span, level by level, the first two in one pass.
 #[inline(always)]
-fn add_grids<W: Wide>(
-    block: &[W],
-    term: impl Fn(W, f64) -> f64,
+fn add_grids<X: Copy>(
+    (xs, ys): (&[X], &[X]),
+    term: impl Fn(X, X, f64) -> f64,
     Bits { last, bound }: Bits,
     sum: &mut ExactSum,
 ) {
     let (high, low) = (magic(bound), magic(bound - TAKEN));
     let (mut highs, mut lows) = (0, 0);
     // Sums of integers, which the compiler may spread over lanes.
-    for &x in block {
-        let first = term(x, high);
-        let rest = term(x, high - first);
+    for (&x, &y) in xs.iter().zip(ys) {
+        let first = term(x, y, high);
+        let rest = term(x, y, high - first);
         highs = first.to_bits().wrapping_add(highs);
         lows = (rest + low).to_bits().wrapping_add(lows);
     }
-    sum.add_integer(grids(highs, high, block.len()), bound - GRIDS);
-    sum.add_integer(grids(lows, low, block.len()), bound - TAKEN - GRIDS);
+    sum.add_integer(grids(highs, high, xs.len()), bound - GRIDS);
+    sum.add_integer(grids(lows, low, xs.len()), bound - TAKEN - GRIDS);
     if last < bound - TAKEN - GRIDS {
         let mut rest = [0.0; LEN];
-        let rest = &mut rest[..block.len()];
-        for (r, &x) in rest.iter_mut().zip(block) {
-            let after = term(x, high - term(x, high));
+        let rest = &mut rest[..xs.len()];
+        for (r, (&x, &y)) in rest.iter_mut().zip(xs.iter().zip(ys)) {
+            let after = term(x, y, high - term(x, y, high));
             *r = after - ((after + low) - low);
         }
         add_rest(rest, bound - 2 * TAKEN, sum);

@@ -1,21 +1,18 @@
-//! Dot products without rounding: products of f32 are f64 numbers, products of f64 are sums of two.
-//!
-//! A block's products are computed once; its sum is taken as [`block`](super::block) takes sums of squares.
+//! Dot products without rounding, of one vector or of several with many rows: a block's products are added as
+//! [`block`](super::block) adds squares, which need the two blocks' extents alone.
 
 use super::ExactSum;
-use super::block::{INFINITE, LEN, add_values};
+use super::block::{Ahead, Exponents, LEN, Wide};
+use super::extent::Extent;
+use super::lanes::Lanes;
 use crate::check::check_isa;
 use crate::{Error, Isa};
 use meshstep_tensor::simd::Body;
-use meshstep_tensor::{DType, Element, Slice};
+use meshstep_tensor::{DType, Slice};
 
-/// Elements of the vectors measured against many rows that stay in the cache meanwhile.
-const CHUNK: usize = 8 * LEN;
-
-/// A product's rounding error is an f64 number from here up: it is a multiple of `2^-1066`.
-const SMALLEST: f64 = f64::from_bits((1023 - 960) << 52);
-/// Products below this leave room for a block's sum.
-const LARGEST: f64 = f64::from_bits((1023 + 1000) << 52);
+/// Blocks of the vectors measured against many rows that stay in the cache meanwhile.
+const BLOCKS: usize = 8;
+const CHUNK: usize = BLOCKS * LEN;
 
 impl ExactSum {
     /// Adds the dot product of `x` and `y`, of one length and type, f32 or f64; the same words in any order and split.
@@ -47,7 +44,7 @@ impl ExactSum {
 
 /// Adds the dot products of each of `count` rows with each of `news` to `sums`, row by row: one pass over the rows, which
 /// are spread over the cores.
-pub(crate) fn add_dots<'r, X: Factor, const N: usize>(
+pub(crate) fn add_dots<'r, X: Wide, const N: usize>(
     isa: Isa,
     news: [&[X]; N],
     count: usize,
@@ -55,45 +52,53 @@ pub(crate) fn add_dots<'r, X: Factor, const N: usize>(
     sums: &mut [ExactSum],
 ) -> Result<(), Error> {
     assert_eq!(sums.len(), N * count, "as many sums as products");
-    spread(isa, news, 0, row, sums)
+    let many = count * news[0].len() >= SPREAD_FROM;
+    spread(isa, news, (0, if many { rayon::current_num_threads() } else { 1 }), row, sums)
 }
 
 /// Elements times rows above which rows are spread.
 const SPREAD_FROM: usize = 256 << 10;
 
-fn spread<'r, X: Factor, const N: usize>(
+/// Halves the rows, the halves side by side, while there are `threads` for them: each part reads the new vectors once.
+fn spread<'r, X: Wide, const N: usize>(
     isa: Isa,
     news: [&[X]; N],
-    first: usize,
+    (first, threads): (usize, usize),
     row: &(impl Fn(usize) -> Result<&'r [X], meshstep_tensor::Error> + Sync),
     sums: &mut [ExactSum],
 ) -> Result<(), Error> {
     let count = sums.len() / N;
-    if count < 2 || count * news[0].len() < SPREAD_FROM || rayon::current_num_threads() == 1 {
+    if count < 2 || threads < 2 {
         return inline(isa, news, first, row, sums);
     }
-    let half = count / 2;
+    let (half, fewer) = (count / 2, threads / 2);
     let (left, right) = sums.split_at_mut(N * half);
-    let (a, b) =
-        rayon::join(|| spread(isa, news, first, row, left), || spread(isa, news, first + half, row, right));
+    let (a, b) = rayon::join(
+        || spread(isa, news, (first, fewer), row, left),
+        || spread(isa, news, (first + half, threads - fewer), row, right),
+    );
     a.and(b)
 }
 
-fn inline<'r, X: Factor, const N: usize>(
+fn inline<'r, X: Wide, const N: usize>(
     isa: Isa,
     news: [&[X]; N],
     first: usize,
     row: &impl Fn(usize) -> Result<&'r [X], meshstep_tensor::Error>,
     sums: &mut [ExactSum],
 ) -> Result<(), Error> {
+    let len = sums.len();
     for start in (0..news[0].len()).step_by(CHUNK) {
         let chunk = start..news[0].len().min(start + CHUNK);
         let news = news.map(|new| &new[chunk.clone()]);
+        let news = news.map(|new| (new, isa.run(Extents(new))));
         for (i, sums) in sums.as_chunks_mut::<N>().0.iter_mut().enumerate() {
+            let after = if N * (i + 1) < len { row(first + i + 1)?.as_ptr() } else { std::ptr::null() };
             let row = &row(first + i)?[chunk.clone()];
+            let after = after.wrapping_add(chunk.start);
             match isa {
-                Isa::Reference => plainly(news, row, sums),
-                _ => isa.run(Blocks { news, row, sums }),
+                Isa::Reference => plainly(news.map(|(new, _)| new), row, sums),
+                _ => isa.run(Blocks { news: &news, row, after, sums }),
             }
         }
     }
@@ -101,93 +106,97 @@ fn inline<'r, X: Factor, const N: usize>(
 }
 
 /// The definition.
-fn plainly<X: Factor, const N: usize>(news: [&[X]; N], row: &[X], sums: &mut [ExactSum; N]) {
+fn plainly<X: Wide, const N: usize>(news: [&[X]; N], row: &[X], sums: &mut [ExactSum; N]) {
     for (new, sum) in news.iter().zip(sums) {
-        new.iter().zip(row).for_each(|(x, y)| sum.add_product(x.widened(), y.widened()));
+        new.iter().zip(row).for_each(|(x, y)| sum.add_product((*x).into(), (*y).into()));
     }
 }
 
+/// The extents of a vector's blocks.
+struct Extents<'a, X>(&'a [X]);
+
+impl<X: Wide> Body for Extents<'_, X> {
+    type Output = [Extent<X>; BLOCKS];
+
+    #[inline(always)]
+    fn run(self) -> Self::Output {
+        let mut extents = [Extent::new(); BLOCKS];
+        extents.iter_mut().zip(self.0.chunks(LEN)).for_each(|(extent, block)| *extent = Extent::of(block));
+        extents
+    }
+}
+
+/// A vector, and the extents of its blocks.
+type New<'a, X> = (&'a [X], [Extent<X>; BLOCKS]);
+
 /// One row against the new ones, block by block.
-struct Blocks<'a, X, const N: usize> {
-    news: [&'a [X]; N],
+struct Blocks<'a, X: Wide, const N: usize> {
+    news: &'a [New<'a, X>; N],
     row: &'a [X],
+    /// Where what is needed next lies.
+    after: *const X,
     sums: &'a mut [ExactSum; N],
 }
 
-impl<X: Factor, const N: usize> Body for Blocks<'_, X, N> {
+impl<X: Wide, const N: usize> Body for Blocks<'_, X, N> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
-        let (mut products, mut errors) = ([0.0; LEN], [0.0; LEN]);
+        let mut lanes = [(); N].map(|()| Lanes::new());
         for (b, row) in self.row.chunks(LEN).enumerate() {
-            for (new, sum) in self.news.iter().zip(&mut *self.sums) {
-                let new = &new[b * LEN..][..row.len()];
-                let products = &mut products[..row.len()];
-                products.iter_mut().zip(new.iter().zip(row)).for_each(|(p, (x, y))| *p = x.times(*y));
-                X::add_block(new, row, products, &mut errors[..row.len()], sum);
+            let next = self.row.get((b + 1) * LEN..).filter(|rest| !rest.is_empty());
+            let next = next.map_or(self.after, <[X]>::as_ptr);
+            let extent = Extent::of(row);
+            for (n, (lanes, sum)) in lanes.iter_mut().zip(&mut *self.sums).enumerate() {
+                let (new, extents) = &self.news[n];
+                let block = b * LEN..b * LEN + row.len();
+                match [extents[b], extent].map(Exponents::of) {
+                    [Some(x), Some(y)] => {
+                        X::add_products([(&new[block], x), (row, y)], Ahead::part(next, n, N), lanes, sum);
+                    }
+                    _ if extents[b].largest() == 0 || extent.largest() == 0 => {}
+                    _ => plainly([&new[block]], row, std::array::from_mut(sum)),
+                }
             }
         }
+        lanes.iter_mut().zip(self.sums).for_each(|(lanes, sum)| lanes.deposit(sum));
     }
 }
 
-/// What dot products are taken of.
-pub(crate) trait Factor: Element {
-    /// The product, rounded to f64: not at all for f32.
-    fn times(self, other: Self) -> f64;
-    /// The same number.
-    fn widened(self) -> f64;
-    /// Adds a block's products, of which `products` are the roundings.
-    fn add_block(x: &[Self], y: &[Self], products: &[f64], errors: &mut [f64], sum: &mut ExactSum);
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl Factor for f32 {
-    #[inline(always)]
-    fn times(self, other: f32) -> f64 {
-        f64::from(self) * f64::from(other)
-    }
-    #[inline(always)]
-    fn widened(self) -> f64 {
-        self.into()
-    }
-    #[inline(always)]
-    fn add_block(x: &[f32], y: &[f32], products: &[f64], _: &mut [f64], sum: &mut ExactSum) {
-        if peak(products) >= INFINITE {
-            plainly([x], y, std::array::from_mut(sum));
-        } else {
-            add_values(products, sum);
+    #[test]
+    fn many_rows_with_several_vectors_are_each_ones_product() -> Result<(), Error> {
+        let len = 3 * CHUNK + LEN + 77;
+        let vector = |seed: usize| -> Vec<f32> {
+            let at = |i: usize| ((i * 7919 + seed * 104_729) % 2003) as f32 / 7.0 - 140.0;
+            // Blocks of one sign, of zeros, and with what is not finite.
+            let strange = |i: usize| match (i / LEN + seed) % 7 {
+                2 => 0.0,
+                4 if i % LEN == seed => f32::INFINITY,
+                5 => at(i).abs() * 1e-38,
+                _ => at(i),
+            };
+            (0..len).map(strange).collect()
+        };
+        let (news, rows): (Vec<_>, Vec<_>) = ((0..3).map(vector).collect(), (3..10).map(vector).collect());
+        assert!(rows.len() * len > SPREAD_FROM / 2);
+        let mut sums = vec![ExactSum::new(); 3 * rows.len()];
+        let given = [&news[0][..], &news[1], &news[2]];
+        for threads in [1, 2, 5] {
+            sums.fill(ExactSum::new());
+            spread(Isa::detect(), given, (0, threads), &|i| Ok(&rows[i][..]), &mut sums)?;
+            for (row, sums) in rows.iter().zip(sums.chunks(3)) {
+                for (new, sum) in news.iter().zip(sums) {
+                    let mut plain = ExactSum::new();
+                    plainly([new], row, std::array::from_mut(&mut plain));
+                    assert!(*sum == plain);
+                }
+            }
         }
+        Ok(())
     }
-}
-
-impl Factor for f64 {
-    #[inline(always)]
-    fn times(self, other: f64) -> f64 {
-        self * other
-    }
-    #[inline(always)]
-    fn widened(self) -> f64 {
-        self
-    }
-    /// A product is its rounding and what a fused multiply-subtract says was lost, where that is an f64 number too.
-    #[inline(always)]
-    fn add_block(x: &[f64], y: &[f64], products: &[f64], errors: &mut [f64], sum: &mut ExactSum) {
-        // Zero becomes the largest and does not count; a product that vanished does.
-        let smallest =
-            products.iter().fold(u64::MAX, |least, p| least.min(p.abs().to_bits().wrapping_sub(1)));
-        let both = |(p, (x, y)): (&f64, (&f64, &f64))| *p == 0.0 && *x != 0.0 && *y != 0.0;
-        let vanished = products.iter().zip(x.iter().zip(y)).fold(false, |any, one| any | both(one));
-        if vanished || smallest < SMALLEST.to_bits() || peak(products) >= LARGEST.to_bits() {
-            return plainly([x], y, std::array::from_mut(sum));
-        }
-        let all = errors.iter_mut().zip(products).zip(x.iter().zip(y));
-        all.for_each(|((e, p), (x, y))| *e = x.mul_add(*y, -p));
-        add_values(products, sum);
-        add_values(errors, sum);
-    }
-}
-
-#[inline(always)]
-fn peak(products: &[f64]) -> u64 {
-    products.iter().fold(0, |largest, p| largest.max(p.abs().to_bits()))
 }

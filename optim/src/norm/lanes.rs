@@ -6,7 +6,7 @@
 //! magnitude is below `2^-17` of the largest, which is known from the two beforehand.
 
 use super::ExactSum;
-use super::block::{Ahead, Bits, CHUNK, GRIDS, Wide, grids, in_range, magic};
+use super::block::{Ahead, Bits, CHUNK, GRIDS, grids, in_range, magic};
 use crate::fetch::fetch;
 
 /// Sums that run side by side, for the compiler to spread over registers, and the terms of each: `2^PER_LANE`.
@@ -39,30 +39,32 @@ impl Lanes {
         last >= bound - SPAN && in_range(bound + PER_LANE)
     }
 
-    /// Adds the term of each element. `term` adds an element's term to a constant, rounding once.
+    /// Adds the term of each pair of elements. `term` adds a pair's term to a constant, rounding once.
     #[inline(always)]
-    pub(super) fn add<W: Wide>(
+    pub(super) fn add<X: Copy>(
         &mut self,
-        block: &[W],
-        term: impl Fn(W, f64) -> f64,
+        (xs, ys): (&[X], &[X]),
+        term: impl Fn(X, X, f64) -> f64,
         bits: Bits,
         ahead: Ahead,
         sum: &mut ExactSum,
     ) {
-        self.make_room(block.len().div_ceil(LANES), bits, sum);
+        self.make_room(xs.len().div_ceil(LANES), bits, sum);
         let (mut sums, mut rests) = (self.sums, self.rests);
-        let one = |x: W, sum: &mut f64, rest: &mut f64| {
-            let next = term(x, *sum);
-            *rest += term(x, *sum - next);
+        let one = |x: X, y: X, sum: &mut f64, rest: &mut f64| {
+            let next = term(x, y, *sum);
+            *rest += term(x, y, *sum - next);
             *sum = next;
         };
-        for (i, chunk) in block.chunks(CHUNK).enumerate() {
+        let mut all = |xs: &[X], ys: &[X]| {
+            let lanes = sums.iter_mut().zip(&mut rests);
+            xs.iter().zip(ys).zip(lanes).for_each(|((x, y), (sum, rest))| one(*x, *y, sum, rest));
+        };
+        for (i, (xs, ys)) in xs.chunks(CHUNK).zip(ys.chunks(CHUNK)).enumerate() {
             fetch(ahead.next.wrapping_add(i * ahead.bytes), ahead.bytes);
-            let (groups, tail) = chunk.as_chunks::<LANES>();
-            for group in groups {
-                group.iter().zip(&mut sums).zip(&mut rests).for_each(|((x, sum), rest)| one(*x, sum, rest));
-            }
-            tail.iter().zip(&mut sums).zip(&mut rests).for_each(|((x, sum), rest)| one(*x, sum, rest));
+            let ((xs, x_tail), (ys, y_tail)) = (xs.as_chunks::<LANES>(), ys.as_chunks::<LANES>());
+            xs.iter().zip(ys).for_each(|(xs, ys)| all(xs, ys));
+            all(x_tail, y_tail);
         }
         (self.sums, self.rests) = (sums, rests);
     }

@@ -14,7 +14,7 @@ pub(crate) use block::{Adder, Ahead, Blocks, LEN as BLOCK_LEN, Source, Wide};
 pub(crate) use extent::Extent;
 use meshstep_tensor::{DType, Slice, bf16, f16};
 
-pub(crate) use dot::{Factor, add_dots};
+pub(crate) use dot::add_dots;
 pub use exact::ExactSum;
 pub use sum::NormSum;
 
