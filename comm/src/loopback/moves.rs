@@ -6,9 +6,12 @@ use super::shared::{Portion, Share};
 use crate::reduce::{self, Accumulator, BLOCK, Wire};
 use crate::{Action, Reduction};
 use meshstep_tensor::simd::{Body, Isa};
-use meshstep_tensor::{DType, bf16, f16};
+use meshstep_tensor::{DType, bf16, copy_past_cache, f16};
 use std::marker::PhantomData;
 use std::ops::Range;
+
+/// Copies whose buffers have this many bytes together go past the cache, which would not keep them.
+const PAST_CACHE_FROM: usize = 32 << 20;
 
 /// Moves portions until there are none left.
 pub(super) fn perform(share: Share<'_>) {
@@ -33,11 +36,13 @@ fn typed<T: Wire>(mut share: Share<'_>) {
         }
         None => {}
     }
+    let plain: fn(&mut [T], &[T]) = <[T]>::copy_from_slice;
+    let to = if share.bytes() < PAST_CACHE_FROM { plain } else { copy_past_cache };
     while let Some(mut portion) = share.claim() {
         match (portion.part, action) {
-            (Part::Chunk(_), Action::Broadcast { root }) => copy::<T>(&mut portion, root, 0..n),
-            (Part::Chunk(chunk), _) => copy::<T>(&mut portion, chunk, 0..n),
-            (Part::Pair { from, to }, _) => copy::<T>(&mut portion, from, to..to + 1),
+            (Part::Chunk(_), Action::Broadcast { root }) => copy::<T>(&mut portion, root, 0..n, to),
+            (Part::Chunk(chunk), _) => copy::<T>(&mut portion, chunk, 0..n, to),
+            (Part::Pair { from, to: peer }, _) => copy::<T>(&mut portion, from, peer..peer + 1, to),
             (Part::Swap { a, b }, _) => swap::<T>(&mut portion, a, b),
         }
     }
@@ -89,11 +94,11 @@ impl<T: Wire, const TIMES: bool> Body for Fold<'_, T, TIMES> {
 }
 
 /// Copies a portion from the buffer of one rank to those of the others in `targets`.
-fn copy<T: Wire>(portion: &mut Portion<'_>, from: usize, targets: Range<usize>) {
+fn copy<T: Wire>(portion: &mut Portion<'_>, from: usize, targets: Range<usize>, copy: fn(&mut [T], &[T])) {
     let range = portion.range.clone();
     for to in targets.filter(|&to| to != from) {
         let (from, to) = portion.two::<T>((from, range.clone()), (to, range.clone()));
-        to.copy_from_slice(from);
+        copy(to, from);
     }
 }
 

@@ -82,6 +82,13 @@ impl Share<'_> {
         self.views.len()
     }
 
+    /// Bytes of the buffers that the operation reads or writes, together.
+    pub(super) fn bytes(&self) -> usize {
+        let View { len, dtype, .. } = self.views[self.cut.rank];
+        let buffers = if self.action.peer().is_some() { 2 } else { self.views.len() };
+        len * dtype.size() * buffers
+    }
+
     /// The next portion that nobody has had.
     pub(super) fn claim(&mut self) -> Option<Portion<'_>> {
         loop {

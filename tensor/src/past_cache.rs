@@ -1,0 +1,76 @@
+//! Copies that leave the cache to others.
+
+use crate::Element;
+
+/// Copies `from` to `to`, past the cache where the machine can.
+///
+/// The lines of `to` are not read before they are written, and nothing else has to leave the cache for them: right for more than
+/// caches hold, which nobody reads before much else has been; wrong for little.
+///
+/// # Panics
+/// If the lengths differ.
+pub fn copy_past_cache<T: Element>(to: &mut [T], from: &[T]) {
+    assert_eq!(to.len(), from.len(), "a copy is as long as what it is of");
+    #[cfg(target_arch = "x86_64")]
+    stream(to, from);
+    #[cfg(not(target_arch = "x86_64"))]
+    to.copy_from_slice(from);
+}
+
+/// Whole lines by stores that go past the cache, which every x86-64 has; what is before and behind them as usual.
+#[cfg(target_arch = "x86_64")]
+fn stream<T: Element>(to: &mut [T], from: &[T]) {
+    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+
+    #[repr(align(64))]
+    struct Line([__m128i; 4]);
+
+    // SAFETY: elements are numbers, for which any bits will do, and so are lines.
+    let (head, lines, tail) = unsafe { to.align_to_mut::<Line>() };
+    let per_line = size_of::<Line>() / size_of::<T>();
+    let (first, rest) = from.split_at(head.len());
+    let (whole, last) = rest.split_at(per_line * lines.len());
+    head.copy_from_slice(first);
+    tail.copy_from_slice(last);
+    for (line, from) in lines.iter_mut().zip(whole.chunks_exact(per_line)) {
+        let from = from.as_ptr().cast::<__m128i>();
+        for (i, part) in line.0.iter_mut().enumerate() {
+            // SAFETY: both are the `i`th quarter of a line: of the chunk, which is as long as one, and of an aligned one.
+            unsafe { _mm_stream_si128(part, _mm_loadu_si128(from.add(i))) };
+        }
+    }
+    // SAFETY: a fence, so that who is told of the copy afterwards sees it.
+    unsafe { _mm_sfence() };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_element_arrives_wherever_a_copy_begins_and_nothing_else_changes() {
+        let from: Vec<u64> = (0..300).map(|i| i * 0x9e37_79b9_7f4a_7c15).collect();
+        let narrow: Vec<u16> = (0..300).map(|i| i * 977).collect();
+        for start in 0..40 {
+            for len in (0..40).chain([63, 64, 65, 128, 200]) {
+                let mut to = vec![7u64; 300];
+                copy_past_cache(&mut to[start..start + len], &from[3..3 + len]);
+                let copied =
+                    |i: usize| if (start..start + len).contains(&i) { from[3 + i - start] } else { 7 };
+                assert!(to.iter().enumerate().all(|(i, &x)| x == copied(i)), "{start} {len}");
+                let mut to: Vec<_> = vec![crate::bf16::from_bits(7); 300];
+                let from: Vec<_> = narrow.iter().map(|&x| crate::bf16::from_bits(x)).collect();
+                copy_past_cache(&mut to[start..start + len], &from[3..3 + len]);
+                let copied =
+                    |i: usize| if (start..start + len).contains(&i) { narrow[3 + i - start] } else { 7 };
+                assert!(to.iter().enumerate().all(|(i, x)| x.to_bits() == copied(i)), "{start} {len}");
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "as long as")]
+    fn what_is_not_as_long_is_a_fault() {
+        copy_past_cache(&mut [0f32; 3], &[0f32; 4]);
+    }
+}
