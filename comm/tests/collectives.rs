@@ -158,3 +158,12 @@ fn products_of_f64_are_rounded_with_their_sum() {
     // (1 + e) (1 - e) - 1.
     assert_eq!(sums.unwrap(), [-f64::EPSILON * f64::EPSILON; 2]);
 }
+
+/// More than caches hold is copied in another way.
+#[test]
+fn what_no_cache_holds_arrives_whole() {
+    let len = (11 << 20) + 6;
+    check::<bf16>(What::AllGather, 2, len, [0, 1], 3);
+    check::<f32>(What::Broadcast, 3, len / 3, [1, 0], 4);
+    check::<u64>(What::SendRecv, 2, len / 4, [1, 0], 5);
+}

@@ -49,8 +49,8 @@ mod tests {
 
     #[test]
     fn every_element_arrives_wherever_a_copy_begins_and_nothing_else_changes() {
-        let from: Vec<u64> = (0..300).map(|i| i * 0x9e37_79b9_7f4a_7c15).collect();
-        let narrow: Vec<u16> = (0..300).map(|i| i * 977).collect();
+        let from: Vec<u64> = (0..300).map(|i: u64| i.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
+        let narrow: Vec<u16> = (0..300).map(|i: u16| i.wrapping_mul(977)).collect();
         for start in 0..40 {
             for len in (0..40).chain([63, 64, 65, 128, 200]) {
                 let mut to = vec![7u64; 300];
