@@ -80,18 +80,24 @@ impl Memory {
     /// Reads what an update reads and writes in place what it writes, changing nothing: the mask is zero, which the
     /// compiler does not know.
     pub(crate) fn copy(&mut self) {
-        let mask = black_box(0);
+        let (mask, part) = (black_box(0), part(self.params.len()));
         if self.measured {
             let state = self.state.iter().filter(|_| self.state_too);
             let read = [&self.params, &self.grads].into_iter().chain(state).map(Buffer::as_slice);
-            black_box(read_all(read.collect()));
+            black_box(read_all(read.collect(), part));
         }
         let written = [&mut self.params]
             .into_iter()
             .chain(&mut self.state)
             .chain(&mut self.remainder)
             .map(Buffer::as_mut);
-        move_all(self.grads.as_slice(), written.collect(), self.copy.as_mut().map(Buffer::as_mut), mask);
+        move_all(
+            self.grads.as_slice(),
+            written.collect(),
+            self.copy.as_mut().map(Buffer::as_mut),
+            mask,
+            part,
+        );
     }
 }
 
@@ -113,27 +119,35 @@ fn fill(mut values: SliceMut<'_>, seed: u32, size: f32) {
     }
 }
 
-/// Elements below which work is not split, as in an update.
-const SPLIT_FROM: usize = 64 << 10;
+/// Elements up to which work is not split, as in an update.
+fn part(len: usize) -> usize {
+    (64 << 10).max(len / (8 * rayon::current_num_threads()))
+}
 
 /// Elements moved stream by stream.
 const BLOCK: usize = 1 << 10;
 
-fn read_all(streams: Vec<Slice<'_>>) -> u64 {
+fn read_all(streams: Vec<Slice<'_>>, part: usize) -> u64 {
     let len = streams[0].len();
-    if len > SPLIT_FROM {
+    if len > part {
         let half =
             |range: std::ops::Range<usize>| streams.iter().map(|s| s.slice(range.clone()).unwrap()).collect();
         let (left, right) = (half(0..len / 2), half(len / 2..len));
-        let (left, right) = rayon::join(|| read_all(left), || read_all(right));
+        let (left, right) = rayon::join(|| read_all(left, part), || read_all(right, part));
         return left ^ right;
     }
     Isa::detect().run(Read(&streams))
 }
 
-fn move_all(read: Slice<'_>, written: Vec<SliceMut<'_>>, filled: Option<SliceMut<'_>>, mask: u64) {
+fn move_all(
+    read: Slice<'_>,
+    written: Vec<SliceMut<'_>>,
+    filled: Option<SliceMut<'_>>,
+    mask: u64,
+    part: usize,
+) {
     let len = read.len();
-    if len > SPLIT_FROM {
+    if len > part {
         let half = (len / 2).next_multiple_of(BLOCK);
         let (mut left, mut right) = (Vec::new(), Vec::new());
         for stream in written {
@@ -143,7 +157,7 @@ fn move_all(read: Slice<'_>, written: Vec<SliceMut<'_>>, filled: Option<SliceMut
         }
         let (l, r) = filled.map(|f| f.split_at(half).unwrap()).unzip();
         let (first, second) = (read.slice(0..half).unwrap(), read.slice(half..len).unwrap());
-        rayon::join(|| move_all(first, left, l, mask), || move_all(second, right, r, mask));
+        rayon::join(|| move_all(first, left, l, mask, part), || move_all(second, right, r, mask, part));
         return;
     }
     Isa::detect().run(Move { read, written, filled, mask });

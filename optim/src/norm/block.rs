@@ -1,4 +1,4 @@
-//! A block of a norm at a time, exactly, in vector registers.
+//! A block of a norm or of a dot product at a time, exactly, in vector registers.
 //!
 //! Let every term be at most `2^b`. Adding `M = 1.5 * 2^(b + 1)`, whose last place is the grid `2^(b - 51)`, rounds a term
 //! `y` to the grid, `y + M = q + M`, and no sum rounds but that one:

@@ -1,5 +1,5 @@
-//! Dot products without rounding, of one vector or of several with many rows: a block's products are added as
-//! [`block`](super::block) adds squares, which need the two blocks' extents alone.
+//! Dot products without rounding, of one vector with another or of several with many rows: products are added block by block, as
+//! squares are in block.rs, by what the two blocks' extents say of them.
 
 use super::ExactSum;
 use super::block::{Ahead, Exponents, LEN, Wide};
@@ -71,7 +71,8 @@ fn spread<'r, X: Wide, const N: usize>(
     if count < 2 || threads < 2 {
         return inline(isa, news, first, row, sums);
     }
-    let (half, fewer) = (count / 2, threads / 2);
+    let fewer = threads / 2;
+    let half = (count * fewer / threads).max(1);
     let (left, right) = sums.split_at_mut(N * half);
     let (a, b) = rayon::join(
         || spread(isa, news, (first, fewer), row, left),
@@ -87,15 +88,19 @@ fn inline<'r, X: Wide, const N: usize>(
     row: &impl Fn(usize) -> Result<&'r [X], meshstep_tensor::Error>,
     sums: &mut [ExactSum],
 ) -> Result<(), Error> {
-    let len = sums.len();
+    let count = sums.len() / N;
     for start in (0..news[0].len()).step_by(CHUNK) {
         let chunk = start..news[0].len().min(start + CHUNK);
         let news = news.map(|new| &new[chunk.clone()]);
         let news = news.map(|new| (new, isa.run(Extents(new))));
         for (i, sums) in sums.as_chunks_mut::<N>().0.iter_mut().enumerate() {
-            let after = if N * (i + 1) < len { row(first + i + 1)?.as_ptr() } else { std::ptr::null() };
+            // This part of the next row, or the next part of the first.
+            let after = if i + 1 < count {
+                row(first + i + 1)?[chunk.start..].as_ptr()
+            } else {
+                row(first)?[chunk.end..].as_ptr()
+            };
             let row = &row(first + i)?[chunk.clone()];
-            let after = after.wrapping_add(chunk.start);
             match isa {
                 Isa::Reference => plainly(news.map(|(new, _)| new), row, sums),
                 _ => isa.run(Blocks { news: &news, row, after, sums }),
@@ -168,26 +173,27 @@ impl<X: Wide, const N: usize> Body for Blocks<'_, X, N> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn many_rows_with_several_vectors_are_each_ones_product() -> Result<(), Error> {
-        let len = 3 * CHUNK + LEN + 77;
-        let vector = |seed: usize| -> Vec<f32> {
-            let at = |i: usize| ((i * 7919 + seed * 104_729) % 2003) as f32 / 7.0 - 140.0;
-            // Blocks of one sign, of zeros, and with what is not finite.
-            let strange = |i: usize| match (i / LEN + seed) % 7 {
-                2 => 0.0,
-                4 if i % LEN == seed => f32::INFINITY,
-                5 => at(i).abs() * 1e-38,
-                _ => at(i),
-            };
-            (0..len).map(strange).collect()
+    /// Blocks of one sign, of zeros, and with what is not finite.
+    fn vector<X: Wide>(seed: usize, len: usize, of: fn(f64) -> X) -> Vec<X> {
+        let at = |i: usize| ((i * 7919 + seed * 104_729) % 2003) as f64 / 7.0 - 140.0;
+        let strange = |i: usize| match (i / LEN + seed) % 7 {
+            2 => 0.0,
+            4 if i % LEN == seed => f64::INFINITY,
+            5 => at(i).abs() * 1e-38,
+            _ => at(i),
         };
-        let (news, rows): (Vec<_>, Vec<_>) = ((0..3).map(vector).collect(), (3..10).map(vector).collect());
-        assert!(rows.len() * len > SPREAD_FROM / 2);
+        (0..len).map(|i| of(strange(i))).collect()
+    }
+
+    fn all_are_the_definitions<X: Wide>(of: fn(f64) -> X) -> Result<(), Error> {
+        let len = 3 * CHUNK + LEN + 77;
+        let vectors =
+            |seeds: std::ops::Range<usize>| seeds.map(|seed| vector(seed, len, of)).collect::<Vec<_>>();
+        let (news, rows) = (vectors(0..3), vectors(3..10));
         let mut sums = vec![ExactSum::new(); 3 * rows.len()];
-        let given = [&news[0][..], &news[1], &news[2]];
-        for threads in [1, 2, 5] {
+        for threads in [1, 2, 3, 5, 9] {
             sums.fill(ExactSum::new());
+            let given = [&news[0][..], &news[1], &news[2]];
             spread(Isa::detect(), given, (0, threads), &|i| Ok(&rows[i][..]), &mut sums)?;
             for (row, sums) in rows.iter().zip(sums.chunks(3)) {
                 for (new, sum) in news.iter().zip(sums) {
@@ -198,5 +204,11 @@ mod tests {
             }
         }
         Ok(())
+    }
+
+    #[test]
+    fn many_rows_with_several_vectors_are_each_ones_product() -> Result<(), Error> {
+        all_are_the_definitions(|x| x as f32)?;
+        all_are_the_definitions(|x| x)
     }
 }

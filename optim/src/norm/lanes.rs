@@ -3,7 +3,8 @@
 //! With `M` of block.rs for `2^(b + 9)`, `2^9` terms up to `2^b` in turn meet such a sum: its grid is `2^(b - 42)`, and what a
 //! term leaves is at most `2^(b - 43)`. What the terms of all 16 lanes leave is at most `2^(b - 30)` together: if every term
 //! is a multiple of `2^(b - 83)`, they are added in 53 bits without rounding. For squares of f32 that is so unless the smallest
-//! magnitude is below `2^-17` of the largest, which is known from the two beforehand.
+//! magnitude is below `2^-17` of the largest, which is known from the two beforehand; for products unless the spans of both factors
+//! are together more than 35 bits. Signs do not matter: all of this is of magnitudes.
 
 use super::ExactSum;
 use super::block::{Ahead, Bits, CHUNK, GRIDS, grids, in_range, magic};
