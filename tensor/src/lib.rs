@@ -9,7 +9,7 @@
 //! | [`Place`], [`Queue`] | where memory is, and where work on it is ordered: a unit on CPU, a stream on a GPU |
 //! | `cuda` (a feature) | devices, streams, events and memory of NVIDIA GPUs |
 //! | [`simd`], [`narrow`] | loops compiled for every instruction set; conversions that vectorise in them |
-//! | [`copy_past_cache`] | copies of more than caches hold |
+//! | [`copy_non_temporal`] | copies of more than caches hold |
 //!
 //! ```
 //! use meshstep_tensor::{Buffer, Category, DType, Layout, Meter};
@@ -36,7 +36,7 @@ mod layout;
 mod memory;
 mod meter;
 pub mod narrow;
-mod past_cache;
+mod non_temporal;
 mod place;
 mod queue;
 pub mod simd;
@@ -49,7 +49,7 @@ pub use error::Error;
 pub use half::{bf16, f16};
 pub use layout::{ALIGN, Layout, LayoutBuilder, Param};
 pub use meter::{Category, Claim, Meter};
-pub use past_cache::copy_past_cache;
+pub use non_temporal::copy_non_temporal;
 pub use place::Place;
 pub use queue::Queue;
 pub use slice::{Slice, SliceMut};

@@ -6,13 +6,13 @@ use super::shared::{Portion, Share};
 use crate::reduce::{self, Accumulator, BLOCK, Wire};
 use crate::{Action, Reduction};
 use meshstep_tensor::simd::{Body, Isa};
-use meshstep_tensor::{DType, bf16, copy_past_cache, f16};
+use meshstep_tensor::{DType, bf16, copy_non_temporal, f16};
 use std::marker::PhantomData;
 use std::ops::Range;
 
 /// Copies whose buffers have this many bytes together go past the cache, which would not keep them. Measured, where the last cache
 /// has 32 MiB: an all_gather of 64 MiB among 4 ranks takes 0.83 of the time, and a step with it 0.88.
-const PAST_CACHE_FROM: usize = 32 << 20;
+const NON_TEMPORAL_FROM: usize = 32 << 20;
 
 /// Moves portions until there are none left.
 pub(super) fn perform(share: Share<'_>) {
@@ -38,7 +38,7 @@ fn typed<T: Wire>(mut share: Share<'_>) {
         None => {}
     }
     let plain: fn(&mut [T], &[T]) = <[T]>::copy_from_slice;
-    let to = if share.bytes() < PAST_CACHE_FROM { plain } else { copy_past_cache };
+    let to = if share.bytes() < NON_TEMPORAL_FROM { plain } else { copy_non_temporal };
     while let Some(mut portion) = share.claim() {
         match (portion.part, action) {
             (Part::Chunk(_), Action::Broadcast { root }) => copy::<T>(&mut portion, root, 0..n, to),

@@ -2,14 +2,14 @@
 
 use crate::Element;
 
-/// Copies `from` to `to`, past the cache where the machine can.
+/// Copies `from` to `to` by non-temporal stores, which go past the cache, where the machine has them.
 ///
 /// The lines of `to` are not read before they are written, and nothing else has to leave the cache for them: right for more than
 /// caches hold, which nobody reads before much else has been; wrong for little.
 ///
 /// # Panics
 /// If the lengths differ.
-pub fn copy_past_cache<T: Element>(to: &mut [T], from: &[T]) {
+pub fn copy_non_temporal<T: Element>(to: &mut [T], from: &[T]) {
     assert_eq!(to.len(), from.len(), "a copy is as long as what it is of");
     #[cfg(target_arch = "x86_64")]
     stream(to, from);
@@ -54,13 +54,13 @@ mod tests {
         for start in 0..40 {
             for len in (0..40).chain([63, 64, 65, 128, 200]) {
                 let mut to = vec![7u64; 300];
-                copy_past_cache(&mut to[start..start + len], &from[3..3 + len]);
+                copy_non_temporal(&mut to[start..start + len], &from[3..3 + len]);
                 let copied =
                     |i: usize| if (start..start + len).contains(&i) { from[3 + i - start] } else { 7 };
                 assert!(to.iter().enumerate().all(|(i, &x)| x == copied(i)), "{start} {len}");
                 let mut to: Vec<_> = vec![crate::bf16::from_bits(7); 300];
                 let from: Vec<_> = narrow.iter().map(|&x| crate::bf16::from_bits(x)).collect();
-                copy_past_cache(&mut to[start..start + len], &from[3..3 + len]);
+                copy_non_temporal(&mut to[start..start + len], &from[3..3 + len]);
                 let copied =
                     |i: usize| if (start..start + len).contains(&i) { narrow[3 + i - start] } else { 7 };
                 assert!(to.iter().enumerate().all(|(i, x)| x.to_bits() == copied(i)), "{start} {len}");
@@ -71,6 +71,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "as long as")]
     fn what_is_not_as_long_is_a_fault() {
-        copy_past_cache(&mut [0f32; 3], &[0f32; 4]);
+        copy_non_temporal(&mut [0f32; 3], &[0f32; 4]);
     }
 }
