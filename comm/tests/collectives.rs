@@ -65,7 +65,7 @@ fn length() -> impl Strategy<Value = usize> {
     prop_oneof![
         3 => 0usize..70,
         2 => 70usize..3000,
-        1 => prop::sample::select(vec![0, 1, 1023, 1024, 1025, 4096, 8191, 8193, 20_000]),
+        1 => prop::sample::select(vec![0, 1, 1023, 1024, 1025, 4096, 8191, 8193, 20_000, 65_537, 200_003]),
     ]
 }
 

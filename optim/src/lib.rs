@@ -81,7 +81,6 @@ mod clip;
 pub mod cuda;
 mod decay;
 mod error;
-mod fetch;
 mod frame;
 mod lamb;
 mod lars;

@@ -3,12 +3,12 @@
 //! What lies in memory in another form than it is computed with is converted block by block, by loops that no rule is part
 //! of: every rule is compiled for f32 and f64 alone, and the recipes are compiled once.
 
-use crate::fetch::{LINE, fetch, fetch_line};
 use crate::number::Real;
 use crate::philox::{self, Bits};
 use crate::streams::{Draw, Streams};
 use crate::view::Place;
 use crate::{Rounding, Segment};
+use meshstep_tensor::fetch::{LINE, fetch, fetch_line};
 use meshstep_tensor::simd::{Body, Isa};
 
 /// What one element of a rule with `S` state state goes through; the constants of one segment.

@@ -1,12 +1,12 @@
 //! Two norms of each tensor, summed over its parts: what layer-wise rules scale their steps by.
 
-use crate::fetch::fetch;
 use crate::norm::{self, Adder, Ahead, Extent, Source, Wide};
 use crate::number::Real;
 use crate::pass::{self, Kind};
 use crate::sweep::Step;
 use crate::view::View;
 use crate::{Error, ExactSum, Flat, Isa, Norm, NormAccumulator, Reduce, ReduceError, Rule, Scalars, Segment};
+use meshstep_tensor::fetch::fetch;
 use meshstep_tensor::simd::Body;
 use meshstep_tensor::{DType, SliceMut};
 use std::ops::Range;

@@ -9,7 +9,7 @@
 //! | [`Place`], [`Queue`] | where memory is, and where work on it is ordered: a unit on CPU, a stream on a GPU |
 //! | `cuda` (a feature) | devices, streams, events and memory of NVIDIA GPUs |
 //! | [`simd`], [`narrow`] | loops compiled for every instruction set; conversions that vectorise in them |
-//! | [`copy_non_temporal`] | copies of more than caches hold |
+//! | [`fetch`], [`copy_non_temporal`] | memory before it is needed; copies of more than caches hold |
 //!
 //! ```
 //! use meshstep_tensor::{Buffer, Category, DType, Layout, Meter};
@@ -32,6 +32,7 @@ mod cast;
 pub mod cuda;
 mod dtype;
 mod error;
+pub mod fetch;
 mod layout;
 mod memory;
 mod meter;

@@ -8,7 +8,7 @@
 
 use super::ExactSum;
 use super::block::{Ahead, Bits, CHUNK, GRIDS, grids, in_range, magic};
-use crate::fetch::fetch;
+use meshstep_tensor::fetch::fetch;
 
 /// Sums that run side by side, for the compiler to spread over registers, and the terms of each: `2^PER_LANE`.
 const LANES: usize = 16;

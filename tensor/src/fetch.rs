@@ -1,13 +1,13 @@
 //! Asking for memory before it is needed.
 
 /// Bytes of a cache line.
-pub(crate) const LINE: usize = 64;
+pub const LINE: usize = 64;
 
 /// Asks for the cache lines of `count` elements from `first` on, which may lie past the end of their memory.
 ///
 /// Arithmetic with long latencies fills the processor's window, so that it does not look far enough ahead by itself.
 #[inline(always)]
-pub(crate) fn fetch<X>(first: *const X, count: usize) {
+pub fn fetch<X>(first: *const X, count: usize) {
     for line in 0..(count * size_of::<X>()).div_ceil(LINE) {
         fetch_line(first.cast::<u8>().wrapping_add(LINE * line));
     }
@@ -15,7 +15,7 @@ pub(crate) fn fetch<X>(first: *const X, count: usize) {
 
 /// Asks for the cache line of `address`, which may be anywhere.
 #[inline(always)]
-pub(crate) fn fetch_line(address: *const u8) {
+pub fn fetch_line(address: *const u8) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
