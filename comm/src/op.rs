@@ -268,7 +268,7 @@ impl fmt::Display for Reduction {
         f.pad(match self {
             Reduction::Sum => "sum",
             Reduction::Mean => "mean",
-            Reduction::PreMulSum { factor } => return f.pad(&format!("pre_mul_sum by {factor}")),
+            Reduction::PreMulSum { factor } => return f.pad(&format!("pre_mul_sum by {factor:?}")),
             Reduction::Max => "max",
             Reduction::Min => "min",
         })
@@ -332,6 +332,8 @@ mod tests {
         assert!(all(by(0.5)).agrees_with(all(by(-3.0))) && part(by(0.0)).agrees_with(part(by(f64::NAN))));
         assert!(!all(by(1.0)).agrees_with(all(Reduction::Sum)) && !all(by(1.0)).agrees_with(part(by(1.0))));
         assert!(by(f64::NAN) == by(f64::NAN) && by(0.5) != by(0.25) && by(1.0) != Reduction::Sum);
-        assert_eq!(all(by(0.25)).to_string(), "all_reduce(pre_mul_sum by 0.25)");
+        for (factor, shown) in [(0.25, "0.25"), (1.0, "1.0"), (1e300, "1e300"), (f64::NAN, "NaN")] {
+            assert_eq!(all(by(factor)).to_string(), format!("all_reduce(pre_mul_sum by {shown})"));
+        }
     }
 }

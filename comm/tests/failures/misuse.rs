@@ -27,7 +27,7 @@ fn ranks_that_call_different_things() {
         },
         |_, _, error| {
             let told = error.to_string();
-            assert!(told.contains(" called all_reduce(pre_mul_sum by 1) of 8 f32 "), "{told}");
+            assert!(told.contains(" called all_reduce(pre_mul_sum by 1.0) of 8 f32 "), "{told}");
         },
     );
     each_rank(
