@@ -193,14 +193,24 @@ const FROM_HOST: c_int = 1;
 
 /// A factor as the first bytes of what NCCL reads, in the type that travels.
 fn as_element(factor: f64, dtype: DType) -> Result<u64, Error> {
-    let single = factor as f32;
+    let single = odd(factor);
     Ok(match dtype {
         DType::F64 => factor.to_bits(),
-        DType::F32 => first_bytes(&single.to_ne_bytes()),
+        DType::F32 => first_bytes(&(factor as f32).to_ne_bytes()),
         DType::BF16 => first_bytes(&narrow::to_bf16(single).to_bits().to_ne_bytes()),
         DType::F16 => first_bytes(&narrow::to_f16(single).to_bits().to_ne_bytes()),
         _ => return Err(Error::FactorsOfIntegers { dtype }),
     })
+}
+
+/// A factor as f32, or the one of the two beside it that is odd: 16 bits of that are those of the factor itself, rounded once.
+fn odd(factor: f64) -> f32 {
+    let single = factor as f32;
+    let (bits, wide) = (single.to_bits(), f64::from(single));
+    if wide == factor || factor.is_nan() || bits % 2 == 1 {
+        return single;
+    }
+    f32::from_bits(if factor.abs() > wide.abs() { bits + 1 } else { bits - 1 })
 }
 
 fn first_bytes(bytes: &[u8]) -> u64 {
@@ -222,4 +232,53 @@ fn reduction(how: Reduction) -> c_int {
 /// A rank, which was below the world size when the communicator was made, and so has room.
 fn small(rank: usize) -> c_int {
     rank as c_int
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use meshstep_tensor::{bf16, f16};
+
+    fn sixteen(factor: f64, dtype: DType) -> u16 {
+        let [low, high, ..] = as_element(factor, dtype).unwrap().to_ne_bytes();
+        u16::from_ne_bytes([low, high])
+    }
+
+    /// All numbers of a type, and what is beside them and the middles between them.
+    fn check(dtype: DType, infinity: u16, wide: impl Fn(u16) -> f64) {
+        let same = |factor: f64, bits: u16| {
+            assert_eq!(sixteen(factor, dtype), bits, "{factor:e} as {dtype}");
+            assert_eq!(sixteen(-factor, dtype), bits | 0x8000, "{:e} as {dtype}", -factor);
+        };
+        for bits in 0..infinity {
+            let (next, number) = (bits + 1, wide(bits));
+            let above = if next < infinity { wide(next) } else { 2.0 * number - wide(bits - 1) };
+            let middle = (number + above) / 2.0;
+            same(number, bits);
+            same(number.next_up(), bits);
+            same(middle.next_down(), bits);
+            same(middle, if bits % 2 == 0 { bits } else { next });
+            same(middle.next_up(), next);
+            // The middle is an f32, too: one further away.
+            let single = middle as f32;
+            same(f64::from(single.next_down()).next_up(), bits);
+            same(f64::from(single.next_up()).next_down(), next);
+            same(above.next_down(), next);
+        }
+        same(f64::MAX, infinity);
+        same(f64::INFINITY, infinity);
+        assert!(wide(sixteen(f64::NAN, dtype)).is_nan());
+    }
+
+    #[test]
+    fn factors_are_rounded_once() {
+        let almost_a_tie = 1.0 + 2f64.powi(-8) + 2f64.powi(-40);
+        assert_eq!(bf16::from_bits(sixteen(almost_a_tie, DType::BF16)), bf16::from_f32(1.0 + 2f32.powi(-7)));
+        check(DType::BF16, 0x7F80, |bits| bf16::from_bits(bits).to_f64());
+        check(DType::F16, 0x7C00, |bits| f16::from_bits(bits).to_f64());
+        let single = as_element(0.3, DType::F32).unwrap().to_ne_bytes();
+        assert_eq!(single[..4], 0.3f32.to_ne_bytes());
+        assert_eq!(as_element(0.1, DType::F64), Ok(0.1f64.to_bits()));
+        assert_eq!(as_element(2.0, DType::U64), Err(Error::FactorsOfIntegers { dtype: DType::U64 }));
+    }
 }
