@@ -50,8 +50,8 @@
 //!
 //! - Loopback is one process.
 //! - A deadline bounds the wait for other ranks; once all have come, the bytes are moved to the end.
-//! - f64 and u64 have no wider accumulator: an f64 sum over ranks rounds once per rank, and a u64 sum wraps. bf16
-//!   reaches as far as its accumulator f32, so the mean of values near its largest is infinite.
+//! - f64 and u64 have no wider accumulator: an f64 sum keeps what it rounds off beside it, which is itself rounded, and a u64
+//!   sum wraps. f64, and bf16 in f32, reach as far as their accumulators, so the mean of values near the largest is infinite.
 //! - `send` returns when its `recv` has taken the bytes; two ranks that both send first are a mismatch, not a queue.
 //! - Every rank of every communicator has a thread; ranks are meant to be few.
 //!

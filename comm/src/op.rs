@@ -58,8 +58,9 @@ pub enum Action {
 /// How elements of several ranks become one, always in the order of the ranks, so that the bits do not depend on who
 /// arrives first.
 ///
-/// Sums and means are accumulated wider than the buffer's type (f32 in f64; bf16 and f16 in f32; f64 and u64 in
-/// themselves), the mean is divided in the accumulator, and the result is rounded once, to nearest, ties to even.
+/// Sums and means are accumulated wider than the buffer's type (f32 in f64; bf16 and f16 in f32; f64 in two f64, the second
+/// of what the first rounds off; u64 in itself), the mean is divided in the accumulator, and the result is rounded once, to
+/// nearest, ties to even.
 ///
 /// Two are equal where their factors have the same bits.
 #[derive(Clone, Copy, Debug)]

@@ -62,8 +62,9 @@
 //! # Where it differs from loopback
 //!
 //! - NCCL orders sums as it likes and rounds more often: expect n roundings of the buffer's type instead of one. A mean is taken
-//!   by multiplying with 1/n before the sum. A factor and each of its products are rounded to the buffer's type; NCCL has
-//!   factors since 2.11. Whether the maximum with a NaN is NaN, it does not say.
+//!   by multiplying with 1/n before the sum. A factor and each of its products are rounded to the buffer's type, so that shares
+//!   need not add up to 1: in bf16 three times 1/3 are 1.00195. NCCL has factors since 2.11. Whether the maximum with a NaN is
+//!   NaN, it does not say.
 //! - It cannot see that ranks call different things or that one has left: such an operation ends at its deadline as
 //!   [`Error::Stuck`](crate::Error::Stuck). MESHSTEP_COMM_CHECK=1 makes ranks compare their calls before each.
 //! - [`Stats`](crate::Stats) count an operation when its end has been seen.
