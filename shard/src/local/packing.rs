@@ -15,7 +15,7 @@ pub(crate) struct Lane {
     pub(crate) delay: u64,
     pub(crate) wire: DType,
     /// The fragment it is all of, where that is weighed by tokens, of which each fragment has its own.
-    pub(crate) weighed: Option<usize>,
+    pub(crate) only: Option<usize>,
     pub(crate) len: usize,
 }
 
@@ -23,8 +23,8 @@ impl Lane {
     /// Where what fragment `f` sends as `wire` goes, without elements.
     fn of(plan: &LocalPlan, f: usize, wire: DType) -> Self {
         let fragment = &plan.fragments[f];
-        let weighed = (fragment.weights == Weights::Tokens).then_some(f);
-        Lane { delay: fragment.timing.delay, wire, weighed, len: 0 }
+        let only = (fragment.weights == Weights::Tokens).then_some(f);
+        Lane { delay: fragment.timing.delay, wire, only, len: 0 }
     }
 
     /// Whether what fragment `f` sends as `wire` goes here.
@@ -79,13 +79,18 @@ mod tests {
             mean(moment(), 0, Weights::Tokens),
         ]);
         let (f32, f64) = (DType::F32, DType::F64);
-        let loads = [vec![(f32, 5), (f64, 1)], vec![(f32, 6)], vec![(f32, 7)], vec![], vec![(f32, 8)]];
+        let loads =
+            [vec![(f32, 5), (f64, 1)], vec![(f32, 6)], vec![(f32, 7), (f64, 2)], vec![], vec![(f32, 8)]];
         let lanes = plan.lanes([0, 1, 2, 4].into_iter(), &loads);
-        let found: Vec<_> = lanes.iter().map(|l| (l.wire, l.weighed, l.len)).collect();
-        assert_eq!(found, [(f32, None, 11), (f64, None, 1), (f32, Some(2), 7), (f32, Some(4), 8)]);
+        let found: Vec<_> = lanes.iter().map(|l| (l.wire, l.only, l.len)).collect();
+        let alone = [(f32, Some(2), 7), (f64, Some(2), 2), (f32, Some(4), 8)];
+        assert_eq!(found, [[(f32, None, 11), (f64, None, 1)].as_slice(), &alone].concat());
         assert_eq!(lanes[0].buckets(4).collect::<Vec<_>>(), [0..4, 4..8, 8..11]);
         assert_eq!(lanes[0].buckets(11).collect::<Vec<_>>(), [Range { start: 0, end: 11 }]);
         assert_eq!(plan.lanes([3].into_iter(), &loads), []);
+        // A load of nothing has a lane, which sends nothing.
+        let nothing = plan.lanes([3].into_iter(), &[vec![], vec![], vec![], vec![(f32, 0)], vec![]]);
+        assert_eq!((nothing.len(), nothing[0].buckets(4).count()), (1, 0));
         // What arrives later travels apart.
         let later = [vec![], vec![(f32, 6)], vec![], vec![(f32, 3)], vec![]];
         let lens: Vec<_> = plan.lanes(0..5, &later).iter().map(|l| (l.delay, l.len)).collect();
