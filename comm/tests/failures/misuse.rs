@@ -48,11 +48,19 @@ fn ranks_that_call_different_things() {
 #[test]
 fn each_rank_has_its_own_factor() {
     let sums = loopback::spawn(4, |c| {
-        let mut values = floats(8);
-        c.all_reduce(&mut values, Reduction::PreMulSum { factor: c.rank() as f64 - 1.0 })?;
-        c.reduce_scatter(&mut values, Reduction::PreMulSum { factor: 0.5 }).map(|()| values)
+        let (me, by) = (c.rank(), |factor| Reduction::PreMulSum { factor });
+        let mut values = buffer(&[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0].map(|x| x * (me as f32 + 1.0)));
+        c.all_reduce(&mut values, by(me as f64 - 1.0)).unwrap();
+        let all = values.typed::<f32>().unwrap().to_vec();
+        c.reduce_scatter(&mut values, by(0.5 * me as f64)).unwrap();
+        (all, values.typed::<f32>().unwrap()[2 * me..][..2].to_vec())
     });
-    assert!(sums.unwrap().into_iter().all(|done| done.is_ok()));
+    // -1 * 1 + 0 * 2 + 1 * 3 + 2 * 4 = 10, then (0 + 1 + 2 + 3) / 2 = 3.
+    for (rank, (all, own)) in sums.unwrap().into_iter().enumerate() {
+        assert_eq!(all, [10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0]);
+        let first = 60.0 * rank as f32 + 30.0;
+        assert_eq!(own, [first, first + 30.0], "rank {rank}");
+    }
 }
 
 #[test]

@@ -38,6 +38,11 @@ pub(crate) fn stand_in(devices: usize) -> bool {
     stand_in
 }
 
+/// Whether this NCCL has factors.
+pub(crate) fn multiplies() -> bool {
+    nccl::probe().unwrap().version >= 21_100
+}
+
 fn in_stand_in<F: Copy>(library: &str, name: &str) -> F {
     // SAFETY: the stand-in is loaded and stays; each caller names the type that it documents.
     unsafe { *libloading::Library::new(library).unwrap().get::<F>(name.as_bytes()).unwrap() }

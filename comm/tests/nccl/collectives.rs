@@ -1,18 +1,13 @@
 //! Every collective, reduction and type against the naive ones of loopback's tests.
 
-use crate::bench::{Rank, alone, available, patient, ranks};
+use crate::bench::{Rank, alone, available, multiplies, patient, ranks};
 use crate::naive::{Naive, What, naive, own, random};
-use meshstep_comm::nccl::{self, Unavailable};
+use meshstep_comm::nccl::Unavailable;
 use meshstep_comm::{Communicator, Error, Kind, Op, Reduction, Traffic};
 use meshstep_tensor::{Element, bf16, f16};
 
 const REDUCTIONS: [Reduction; 5] =
     [Reduction::Sum, Reduction::Mean, Reduction::Max, Reduction::Min, Reduction::PreMulSum { factor: 0.3 }];
-
-/// Whether this NCCL has factors.
-fn multiplies() -> bool {
-    nccl::probe().unwrap().version >= 21_100
-}
 
 /// An element, and how much one rounding may change it.
 trait Number: Naive + Default {

@@ -1,6 +1,6 @@
 //! What a caller gets wrong: refused by name, before anybody hears of it, and the communicator works on.
 
-use crate::bench::{Rank, alone, available, options, patient, ranks, stand_in};
+use crate::bench::{Rank, alone, available, multiplies, options, patient, ranks, stand_in};
 use meshstep_comm::nccl::{self, Options, Unavailable};
 use meshstep_comm::{Communicator, Error, Op, Reduction};
 use meshstep_tensor::cuda::{Device, Stream};
@@ -76,11 +76,13 @@ fn calls_that_differ_are_named_where_they_are_compared() {
         return;
     }
     let compared = Options { check: true, ..patient() };
+    // An NCCL without factors refuses them, and ranks compare nothing.
+    let by = |factor| if multiplies() { Reduction::PreMulSum { factor } } else { Reduction::Min };
     // Each rank's call, and its length.
     let table: [[(Op, usize); 2]; 7] = [
         [(Op::all_gather(), 4), (Op::all_reduce(Reduction::Sum), 4)],
         [(Op::all_reduce(Reduction::Max), 4), (Op::all_reduce(Reduction::Sum), 4)],
-        [(Op::all_reduce(Reduction::PreMulSum { factor: 0.1 }), 4), (Op::all_reduce(Reduction::Sum), 4)],
+        [(Op::all_reduce(by(0.1)), 4), (Op::all_reduce(Reduction::Sum), 4)],
         [(Op::all_gather(), 4), (Op::all_gather(), 8)],
         [(Op::broadcast(0), 4), (Op::broadcast(1), 4)],
         [(Op::send(1), 4), (Op::recv(0), 5)],
@@ -92,7 +94,7 @@ fn calls_that_differ_are_named_where_they_are_compared() {
             assert_eq!(rank.sum(1.0), Ok(2.0));
             // Factors are each rank's own, as what a pair calls is.
             let factor = rank.comm.rank() as f64;
-            rank.dyn_comm().all_reduce(&mut rank.buffer(&[1f32]), Reduction::PreMulSum { factor }).unwrap();
+            rank.dyn_comm().all_reduce(&mut rank.buffer(&[1f32]), by(factor)).unwrap();
             let both = [(Op::send(1), 6), (Op::recv(0), 6)][rank.comm.rank()];
             rank.dyn_comm().run(both.0, &mut rank.buffer(&vec![1f32; both.1])).unwrap();
             let (op, len) = calls[rank.comm.rank()];
