@@ -7,6 +7,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result, bail, ensure};
 use serde::Deserialize;
 
+use super::machine::Machine;
 use super::record::{Cell, FORMAT, Report, Section, Table, Wanted};
 use super::samples::Median;
 
@@ -35,8 +36,8 @@ pub(crate) fn read(path: &Path, quick: bool) -> Result<Report> {
     );
     let baseline: Report =
         serde_json::from_slice(&text).with_context(|| format!("--baseline {shown}: it is not whole"))?;
-    if let Some(differs) = baseline.machine.differs(&super::machine::Machine::here()) {
-        bail!("--baseline {shown}: it is from another machine ({differs}, as the baseline sees it)");
+    if let Some(differs) = Machine::here().differs(&baseline.machine) {
+        bail!("--baseline {shown}: it is from another machine ({differs})");
     }
     ensure!(
         baseline.quick == quick,
@@ -115,7 +116,7 @@ mod tests {
     fn another_machine_form_or_size_is_refused_with_its_name() {
         assert_eq!(written(|_| ()).unwrap(), sample());
         for (change, hint) in [
-            ((|json| json["machine"]["processor"] = "Z80".into()) as fn(&mut serde_json::Value), "Z80"),
+            ((|json| json["machine"]["processor"] = "Z80".into()) as fn(&mut serde_json::Value), "Z80 there"),
             (|json| json["format"] = 999.into(), "form 999"),
             (|json| json["quick"] = false.into(), "without --quick"),
             (|json| json["sections"] = "none".into(), "not whole"),
