@@ -5,6 +5,7 @@
     reason = "a test fails by panicking, and its modules share freely"
 )]
 
+mod absent;
 mod alignment;
 #[path = "../common/mod.rs"]
 mod common;
