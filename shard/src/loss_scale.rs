@@ -8,7 +8,7 @@ impl Optimizer {
     /// What the losses of the coming step, all its micro-batches', are to be multiplied with; 1 without
     /// [`Options::loss_scale`](crate::Options::loss_scale). It changes in [`step`](Self::step) alone, after the gradients were
     /// divided by it, and not where the step is an error. On a GPU a dynamic scale is known once the steps so far are decided:
-    /// this waits for them, and a kernel that reads [`loss_scale_address`](Self::loss_scale_address) does not.
+    /// this waits for them, and a kernel that reads `loss_scale_address` (feature `cuda`) does not.
     pub fn loss_scale(&self) -> f64 {
         self.loss_scale_state().map_or(1.0, |state| state.scale)
     }
