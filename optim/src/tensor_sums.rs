@@ -269,11 +269,9 @@ impl<T: Real + Source<Wide = T> + Wide, C: Direction<T, S>, const S: usize> Body
             let range = start..len.min(start + BLOCK);
             let directions = &mut room[..range.len()];
             let (of_params, of_directions) = part.directions(range.clone(), directions);
-            // The other half of the next block is asked for while these are computed.
-            let next = part.params.as_ptr().wrapping_add(start + BLOCK);
-            let (first, second) = (Ahead::half(next), Ahead::half(next.wrapping_add(BLOCK / 2)));
-            of.0.add(&part.params[range], of_params, first);
-            of.1.add(directions, of_directions, second);
+            let next = Ahead::block(part.params.as_ptr().wrapping_add(start + BLOCK));
+            of.0.add(&part.params[range], of_params, next);
+            of.1.add(directions, of_directions, Ahead::NOTHING);
         }
         of.0.finish();
         of.1.finish();

@@ -1,7 +1,7 @@
 //! What the kernels of L-BFGS are told (`lbfgs/lbfgs.cu`), each for f32 and f64; the grid may have any size.
 //!
 //! ```text
-//! lbfgs_gram_f32   (Products)                                    rows times three new vectors
+//! lbfgs_gram_f32   (Products)                                    rows times two new vectors
 //! lbfgs_dot_f32    (Products)                                    rows times one
 //! lbfgs_combine_f32(Combination)                                 the direction
 //! lbfgs_walk_f32   (x, start, d, f64 t, u64 len)                 x = t d + start
@@ -17,7 +17,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Products {
     /// Addresses of the new vectors; `lbfgs_dot` takes the first.
-    pub news: [u64; 3],
+    pub news: [u64; 2],
     /// Address of a table of the rows' addresses.
     pub rows: u64,
     /// Rows.
@@ -58,6 +58,6 @@ mod tests {
 
     #[test]
     fn layouts_are_those_of_the_kernels() {
-        assert_eq!((size_of::<Products>(), size_of::<Combination>()), (72, 56));
+        assert_eq!((size_of::<Products>(), size_of::<Combination>()), (64, 56));
     }
 }

@@ -1,6 +1,7 @@
 //! What shards tell each other after an evaluation or before a direction: one vector of sums and one of maxima.
 
 use super::Loss;
+use super::passes::NEWS;
 use crate::{ExactSum, Reduce, ReduceError, ordered, unordered};
 use meshstep_tensor::DType;
 use std::ops::Range;
@@ -20,7 +21,7 @@ pub(super) struct Fold {
     words: Vec<u64>,
     /// The words of a product's sum that travel: f32 needs few.
     window: Range<usize>,
-    /// Loss, `g . g`, sum of `|g|`, `g . d`; then of each row its products with `g`, `s` and `y`.
+    /// Loss, `g . g`, sum of `|g|`, `g . d`; then of each row its products with `g` and the new `y`.
     sums: Vec<ExactSum>,
     pub(super) mine: Brought,
 }
@@ -53,7 +54,7 @@ pub(super) struct Known {
 
 impl Fold {
     pub(super) fn new(history_len: usize, dtype: DType) -> Self {
-        let products = 3 * 2 * (history_len + 1);
+        let products = NEWS * 2 * (history_len + 1);
         let window = if dtype == DType::F32 { ExactSum::F32_PRODUCTS } else { 0..ExactSum::WORDS };
         Fold {
             words: vec![0; HEAD + products * window.len()],
@@ -71,12 +72,12 @@ impl Fold {
     /// Forgets what was brought, and makes room for `rows` measured rows.
     pub(super) fn begin(&mut self, rows: usize) {
         self.mine = Brought::default();
-        self.sums[..SCALARS + 3 * rows].fill(ExactSum::new());
+        self.sums[..SCALARS + NEWS * rows].fill(ExactSum::new());
     }
 
     /// The products of `rows` rows, to be added to.
     pub(super) fn products_mut(&mut self, rows: usize) -> &mut [ExactSum] {
-        &mut self.sums[SCALARS..SCALARS + 3 * rows]
+        &mut self.sums[SCALARS..SCALARS + NEWS * rows]
     }
 
     /// Adds to one of the four scalars.
@@ -109,7 +110,7 @@ impl Fold {
     /// One exchange.
     pub(super) fn exchange(&mut self, rows: usize, reduce: &dyn Reduce) -> Result<Known, ReduceError> {
         let Fold { window, mine, .. } = self;
-        let (scalars, products) = self.sums[..SCALARS + 3 * rows].split_at_mut(SCALARS);
+        let (scalars, products) = self.sums[..SCALARS + NEWS * rows].split_at_mut(SCALARS);
         let words = &mut self.words[..HEAD + products.len() * window.len()];
         let mine = *mine;
         words[..COUNTS].copy_from_slice(&[mine.bad_grads, mine.bad_losses, mine.bad_pairs, mine.weight]);
@@ -154,9 +155,9 @@ impl Fold {
         &self.sums[scalar as usize]
     }
 
-    /// The products of row `i` with `g`, `s` and `y`, of all shards together.
-    pub(super) fn products(&self, i: usize) -> [f64; 3] {
-        std::array::from_fn(|k| self.sums[SCALARS + 3 * i + k].to_f64())
+    /// The products of row `i` with `g` and the new `y`, of all shards together.
+    pub(super) fn products(&self, i: usize) -> [f64; NEWS] {
+        std::array::from_fn(|k| self.sums[SCALARS + NEWS * i + k].to_f64())
     }
 }
 

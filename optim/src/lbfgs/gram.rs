@@ -1,8 +1,9 @@
 //! The two-loop recursion on dot products alone: coefficients of the next direction without touching a vector.
 //!
 //! The direction is `-H g`, a combination of the gradient and the history's `s` and `y`, so its coefficients follow from the
-//! vectors' Gram matrix: `(2m + 1)^2` numbers, of which an iteration measures three rows (those of `g` and of the new pair).
-//! Chen, Wang and Zhou, *Large-scale L-BFGS using MapReduce* (2014).
+//! vectors' dot products: Chen, Wang and Zhou, *Large-scale L-BFGS using MapReduce* (2014). No `s` meets another in the recursion,
+//! nor an older `y`, so an iteration measures the history with `g` and the new `y` alone, as Byrd, Nocedal and Schnabel do,
+//! *Representations of quasi-Newton matrices and their use in limited memory methods* (1994).
 
 /// A pair is accepted where `y . s` is above this: PyTorch's rule.
 const CURVATURE: f64 = 1e-10;
@@ -17,10 +18,9 @@ pub(super) struct Gram {
     used: Vec<usize>,
     /// Where the next pair goes.
     spare: usize,
-    /// `2 slots` squared, by rows.
+    /// Of each row with the `y` of each slot; of an `s`, only with those that are no older.
     table: Vec<f64>,
     with_g: Vec<f64>,
-    g_g: f64,
     h_diag: f64,
     alpha: Vec<f64>,
     /// Of each row in the direction.
@@ -36,9 +36,8 @@ impl Gram {
             slots,
             used: Vec::with_capacity(slots),
             spare: 0,
-            table: vec![0.0; rows * rows],
+            table: vec![0.0; rows * slots],
             with_g: vec![0.0; rows],
-            g_g: 0.0,
             h_diag: 1.0,
             alpha: vec![0.0; slots],
             coefs: vec![0.0; rows],
@@ -71,23 +70,24 @@ impl Gram {
         if i.is_multiple_of(2) { slot } else { self.y(slot) }
     }
 
-    /// Takes in the measured products of row `i` with the gradient and the new `s` and `y`.
-    pub(super) fn measured(&mut self, i: usize, [g, s, y]: [f64; 3]) {
+    /// Takes in the measured products of row `i` with the gradient and the new `y`.
+    pub(super) fn measured(&mut self, i: usize, [g, y]: [f64; 2]) {
         let row = self.row(i);
         self.with_g[row] = g;
-        for (new, product) in [(self.spare, s), (self.y(self.spare), y)] {
-            self.set(row, new, product);
+        self.set(row, self.spare, y);
+        if let Some(older) = row.checked_sub(self.slots) {
+            self.set(self.y(self.spare), older, y);
         }
     }
 
     /// Accepts the new pair, if its curvature allows.
     pub(super) fn accept(&mut self) -> bool {
         let k = self.spare;
-        let y_s = self.at(k, self.y(k));
+        let (y_s, y_y) = (self.with_y(k, k), self.with_y(self.y(k), k));
         if !(y_s > CURVATURE && y_s.is_finite()) {
             return false;
         }
-        self.h_diag = y_s / self.at(self.y(k), self.y(k));
+        self.h_diag = y_s / y_y;
         self.used.push(k);
         self.spare = if self.used.len() == self.slots { self.used.remove(0) } else { self.used.len() };
         true
@@ -95,21 +95,20 @@ impl Gram {
 
     /// Solves for the direction; `g_g` is the gradient's own product. Returns `g . d`.
     pub(super) fn solve(&mut self, g_g: f64) -> f64 {
-        self.g_g = g_g;
         self.coefs.fill(0.0);
         for i in (0..self.used.len()).rev() {
-            let (s, y) = self.pair(i);
+            let s = self.used[i];
             let later = self.used[i + 1..].iter().zip(&self.alpha[i + 1..]);
-            let s_q = later.fold(-self.with_g[s], |sum, (&j, a)| sum - a * self.at(s, self.y(j)));
-            self.alpha[i] = s_q / self.at(s, y);
+            let s_q = later.fold(-self.with_g[s], |sum, (&j, a)| sum - a * self.with_y(s, j));
+            self.alpha[i] = s_q / self.with_y(s, s);
         }
         for i in 0..self.used.len() {
-            let (s, y) = self.pair(i);
+            let (s, y) = (self.used[i], self.y(self.used[i]));
             let all = self.used.iter().zip(&self.alpha);
-            let y_q = all.fold(-self.with_g[y], |sum, (&j, a)| sum - a * self.at(y, self.y(j)));
+            let y_q = all.fold(-self.with_g[y], |sum, (&j, a)| sum - a * self.with_y(y, j));
             let before = self.used[..i].iter();
-            let y_r = before.fold(self.h_diag * y_q, |sum, &j| sum + self.coefs[j] * self.at(y, j));
-            self.coefs[s] = self.alpha[i] - y_r / self.at(s, y);
+            let y_r = before.fold(self.h_diag * y_q, |sum, &j| sum + self.coefs[j] * self.with_y(j, s));
+            self.coefs[s] = self.alpha[i] - y_r / self.with_y(s, s);
             self.coefs[y] = -self.h_diag * self.alpha[i];
         }
         let rows = (0..2 * self.used.len()).map(|i| self.row(i));
@@ -153,17 +152,13 @@ impl Gram {
         Some(gram)
     }
 
-    fn pair(&self, i: usize) -> (usize, usize) {
-        (self.used[i], self.y(self.used[i]))
+    /// The product of a row with a slot's `y`.
+    fn with_y(&self, row: usize, slot: usize) -> f64 {
+        self.table[row * self.slots + slot]
     }
 
-    fn at(&self, a: usize, b: usize) -> f64 {
-        self.table[a * 2 * self.slots + b]
-    }
-
-    fn set(&mut self, a: usize, b: usize, product: f64) {
-        self.table[a * 2 * self.slots + b] = product;
-        self.table[b * 2 * self.slots + a] = product;
+    fn set(&mut self, row: usize, slot: usize, product: f64) {
+        self.table[row * self.slots + slot] = product;
     }
 }
 
@@ -217,7 +212,7 @@ mod tests {
                 (vectors[spare], vectors[gram.y(spare)]) = (s.clone(), y.clone());
                 for i in 0..gram.rows() {
                     let row = &vectors[gram.row(i)];
-                    let products = [dot(row, &g), dot(row, &s), dot(row, &y)];
+                    let products = [dot(row, &g), dot(row, &y)];
                     gram.measured(i, products);
                 }
                 assert_eq!(gram.accept(), sign > 0.0);

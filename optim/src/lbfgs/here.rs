@@ -93,7 +93,7 @@ fn observe(of: &Measure<'_>, range: &Range<usize>, fold: &mut Fold) -> Result<()
     Ok(())
 }
 
-/// Products of rows with the newest vectors in a range.
+/// Products of rows with the gradient and the newest `y` in a range.
 fn products<T: Number>(of: &Measure<'_>, range: &Range<usize>, fold: &mut Fold) -> Result<(), Error> {
     let rows = &of.rows;
     for new in rows.newest() {
@@ -101,8 +101,8 @@ fn products<T: Number>(of: &Measure<'_>, range: &Range<usize>, fold: &mut Fold) 
         bad.add(new.as_slice().slice(range.clone())?)?;
         fold.mine.bad_pairs += bad.non_finite();
     }
-    let [s, y] = rows.newest();
-    let news = [of.g.typed::<T>()?, s.typed()?, y.typed()?].map(|new| &new[range.clone()]);
+    let [_, y] = rows.newest();
+    let news = [of.g.typed::<T>()?, y.typed()?].map(|new| &new[range.clone()]);
     let row = |i: usize| Ok(&rows.row(i).typed::<T>()?[range.clone()]);
     add_dots(Isa::detect(), news, rows.len(), &row, fold.products_mut(rows.len()))
 }

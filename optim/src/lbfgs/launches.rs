@@ -215,8 +215,8 @@ impl Launches {
             tiles: table.tiles,
             sums: address(words, sums),
         };
-        // A block takes two rows at a time where there are several new vectors.
-        let packs = if N == 1 { count } else { count.div_ceil(2) };
+        // A block takes three rows at a time where there are several new vectors.
+        let packs = if N == 1 { count } else { count.div_ceil(3) };
         let blocks = table.tiles.saturating_mul(packs as u64);
         // SAFETY: as in `norm`; for the rows the caller's promise.
         unsafe { self.launch(kernel, blocks, &mut [argument(&mut given)]) }

@@ -3,7 +3,7 @@
 
 // Products of every row with each of the new vectors. `sums` has the words of row 0 with each of them, of row 1, and so on.
 struct Products {
-    const void* news[3];
+    const void* news[2];
     const void* const* rows;
     u64 count;
     const Span* spans;
@@ -60,8 +60,8 @@ __device__ inline void add_products(const Products& p) {
     extern "C" __global__ void __launch_bounds__(THREADS) NAME(const Products p) { \
         add_products<T, NEWS, ROWS>(p);                                        \
     }
-PRODUCTS(lbfgs_gram_f32, float, 3, 2)
-PRODUCTS(lbfgs_gram_f64, double, 3, 2)
+PRODUCTS(lbfgs_gram_f32, float, 2, 3)
+PRODUCTS(lbfgs_gram_f64, double, 2, 3)
 PRODUCTS(lbfgs_dot_f32, float, 1, 1)
 PRODUCTS(lbfgs_dot_f64, double, 1, 1)
 

@@ -33,6 +33,9 @@ pub(super) trait Passes: Debug + Send + Sync {
     fn measure(&mut self, of: &Measure<'_>, fold: &mut Fold) -> Result<(), Error>;
 }
 
+/// Vectors that rows are measured with: the gradient and the newest `y`.
+pub(super) const NEWS: usize = 2;
+
 /// Rows of the history, in the order that products are kept and directions summed up.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rows<'a> {
@@ -83,7 +86,7 @@ pub(super) struct Measure<'a> {
     pub(super) magnitudes: bool,
     /// Whether `g . d`.
     pub(super) slope: bool,
-    /// Rows, the newest last, whose products with the gradient and the newest pair are; of that pair also the elements that are
-    /// not finite.
+    /// Rows, the newest last, whose products with the gradient and the newest `y` are; of the newest pair also the elements that
+    /// are not finite.
     pub(super) rows: Rows<'a>,
 }

@@ -11,7 +11,7 @@ use std::ops::Range;
 
 /// History and progress of [`Lbfgs`] on one vector, or one shard of it.
 ///
-/// Memory: `2 (history_len + 1) + 4` vectors, two more with a line search. On a GPU as well `6 (history_len + 1)` exact sums, of
+/// Memory: `2 (history_len + 1) + 4` vectors, two more with a line search. On a GPU as well `4 (history_len + 1)` exact sums, of
 /// about a kilobyte each.
 #[derive(Debug)]
 pub struct LbfgsState {

@@ -2,7 +2,7 @@
 
 use super::fold::{Fold, Scalar};
 use super::launches::{Launches, Ranges, Which};
-use super::passes::{Measure, Passes, Rows};
+use super::passes::{Measure, NEWS, Passes, Rows};
 use crate::{Error, ExactSum};
 use meshstep_tensor::cuda::{Mail, Stream};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, Slice, SliceMut};
@@ -25,7 +25,7 @@ mod at {
     pub(super) const SQUARES: usize = 8;
     pub(super) const MAGNITUDES: usize = SQUARES + ExactSum::WORDS;
     pub(super) const SLOPE: usize = MAGNITUDES + ExactSum::WORDS;
-    /// Of each row with the gradient, the newest `s` and the newest `y`.
+    /// Of each row with the gradient and the newest `y`.
     pub(super) const PRODUCTS: usize = SLOPE + ExactSum::WORDS;
     /// Where a norm without a sum is told its sum is.
     pub(super) const NOWHERE: usize = SQUARES;
@@ -65,7 +65,7 @@ impl There {
         let rows = 2 * (history_len + 1);
         // A direction and all rows, or rows and coefficients.
         let told = 2 * rows;
-        let words = at::PRODUCTS + 3 * rows * ExactSum::WORDS;
+        let words = at::PRODUCTS + NEWS * rows * ExactSum::WORDS;
         let mut there = There {
             dtype,
             stream: stream.clone(),
@@ -124,7 +124,7 @@ impl There {
             }
             let of = (&*table, 1, rows.len());
             // SAFETY: the rows' addresses follow that of `d`, told above.
-            unsafe { launches.products([*g, s, y], of, ranges, measured, at::PRODUCTS)? };
+            unsafe { launches.products([*g, y], of, ranges, measured, at::PRODUCTS)? };
         }
         Ok(())
     }
@@ -160,7 +160,7 @@ impl Passes for There {
     }
 
     fn measure(&mut self, of: &Measure<'_>, fold: &mut Fold) -> Result<(), Error> {
-        let end = at::PRODUCTS + 3 * of.rows.len() * ExactSum::WORDS;
+        let end = at::PRODUCTS + NEWS * of.rows.len() * ExactSum::WORDS;
         self.queue.zero(self.measured.as_mut().slice(at::MEASURED..end)?)?;
         self.launch(of)?;
         let words = &mut self.words[..end];

@@ -12,7 +12,7 @@ pub(super) trait Number: Real + Wide {}
 impl<T: Real + Wide> Number for T {}
 
 /// Elements of a block that a direction is summed up in.
-const BLOCK: usize = 2048;
+const BLOCK: usize = 16384;
 
 /// Rows that are added to it at a time.
 const TOGETHER: usize = 4;

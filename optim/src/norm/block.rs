@@ -15,7 +15,7 @@
 //! The few integers are deposited in the accumulator, so it does not matter where blocks begin.
 
 use super::extent::{Extent, Magnitude};
-use super::lanes::Lanes;
+use super::lanes::{LANES, Lanes};
 use super::{ExactSum, Norm, NormAccumulator, Stored};
 use meshstep_tensor::simd::Body;
 use meshstep_tensor::{Element, bf16, f16};
@@ -28,9 +28,6 @@ const LOG: i32 = 11;
 pub(super) const GRIDS: i32 = 51;
 const TAKEN: i32 = GRIDS + 1;
 const _: () = assert!(GRIDS + LOG < 63);
-
-/// Elements between two requests for the block ahead.
-pub(super) const CHUNK: usize = 256;
 
 /// Bits of an infinite f64: finite magnitudes are below.
 pub(super) const INFINITE: u64 = 0x7ff << 52;
@@ -79,6 +76,8 @@ pub(crate) trait Wide: Magnitude + Element + Into<f64> {
     fn magnitude(self) -> f64;
     /// Significand bits behind the first.
     const FRACTION: i32;
+    /// What is known of the products of two blocks' elements; nothing where a product may not be one f64 number.
+    fn products(x: Exponents, y: Exponents) -> Option<Bits>;
     /// Adds the products of the elements of two blocks, squares if they are one.
     fn add_products(blocks: [(&[Self], Exponents); 2], ahead: Ahead, lanes: &mut Lanes, sum: &mut ExactSum);
 }
@@ -104,6 +103,11 @@ impl Wide for f32 {
     const FRACTION: i32 = 23;
 
     #[inline(always)]
+    fn products(x: Exponents, y: Exponents) -> Option<Bits> {
+        Some(product_bits(x, y))
+    }
+
+    #[inline(always)]
     fn is_finite(self) -> bool {
         self.is_finite()
     }
@@ -118,17 +122,32 @@ impl Wide for f32 {
         lanes: &mut Lanes,
         sum: &mut ExactSum,
     ) {
-        // Subnormal numbers are multiples of the smallest one.
-        let last = |of: Exponents| (of.low - Self::FRACTION).max(-149);
-        let bits = Bits { last: last(x) + last(y), bound: x.high + y.high + 2 };
-        let product = |x: f32, y: f32, c| f64::from(x).mul_add(y.into(), c);
-        add_terms((xs, ys), product, bits, ahead, (lanes, sum));
+        add_terms((xs, ys), product, product_bits(x, y), ahead, (lanes, sum));
     }
+}
+
+/// Products of f32 are f64 numbers.
+#[inline(always)]
+fn product_bits(x: Exponents, y: Exponents) -> Bits {
+    // Subnormal numbers are multiples of the smallest one.
+    let last = |of: Exponents| (of.low - f32::FRACTION).max(-149);
+    Bits { last: last(x) + last(y), bound: x.high + y.high + 2 }
+}
+
+/// The product and `c`, rounded once.
+#[inline(always)]
+pub(super) fn product<X: Wide>(x: X, y: X, c: f64) -> f64 {
+    x.into().mul_add(y.into(), c)
 }
 
 impl Wide for f64 {
     const ZERO: Self = 0.0;
     const FRACTION: i32 = 52;
+
+    #[inline(always)]
+    fn products(_: Exponents, _: Exponents) -> Option<Bits> {
+        None
+    }
 
     #[inline(always)]
     fn is_finite(self) -> bool {
@@ -191,30 +210,18 @@ impl<X: Source> Body for Blocks<'_, X> {
 #[derive(Clone, Copy)]
 pub(crate) struct Ahead {
     pub(super) next: *const u8,
-    /// Of one chunk.
+    /// For as many elements as there are lanes.
     pub(super) bytes: usize,
 }
 
 impl Ahead {
     /// Nothing.
-    pub(super) const NOTHING: Ahead = Ahead { next: std::ptr::null(), bytes: 0 };
+    pub(crate) const NOTHING: Ahead = Ahead { next: std::ptr::null(), bytes: 0 };
 
     /// As many elements as the block has, from `next` on.
     #[inline(always)]
-    fn block<X>(next: *const X) -> Self {
-        Ahead { next: next.cast(), bytes: CHUNK * size_of::<X>() }
-    }
-
-    /// The `n`th of `of` parts of as many elements as a block has, from `next` on.
-    #[inline(always)]
-    pub(super) fn part<X>(next: *const X, n: usize, of: usize) -> Self {
-        Ahead { next: next.wrapping_add(n * LEN / of).cast(), bytes: CHUNK * size_of::<X>() / of }
-    }
-
-    /// Half as many elements as the block has, from `next` on.
-    #[inline(always)]
-    pub(crate) fn half<X>(next: *const X) -> Self {
-        Ahead { next: next.cast(), bytes: CHUNK / 2 * size_of::<X>() }
+    pub(crate) fn block<X>(next: *const X) -> Self {
+        Ahead { next: next.cast(), bytes: LANES * size_of::<X>() }
     }
 }
 
@@ -288,7 +295,7 @@ pub(super) fn in_range(bound: i32) -> bool {
 
 /// What is known of the terms of a block: all are multiples of `2^last`, none exceeds `2^bound`.
 #[derive(Clone, Copy)]
-pub(super) struct Bits {
+pub(crate) struct Bits {
     pub(super) last: i32,
     pub(super) bound: i32,
 }

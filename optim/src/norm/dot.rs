@@ -2,16 +2,18 @@
 //! squares are in block.rs, by what the two blocks' extents say of them.
 
 use super::ExactSum;
-use super::block::{Ahead, Exponents, LEN, Wide};
+use super::block::{Ahead, Exponents, LEN, Wide, product};
 use super::extent::Extent;
-use super::lanes::Lanes;
+use super::lanes::{Lanes, add_all};
 use crate::check::check_isa;
 use crate::{Error, Isa};
 use meshstep_tensor::simd::Body;
 use meshstep_tensor::{DType, Slice};
+use std::array::from_fn;
+use std::ops::Range;
 
 /// Blocks of the vectors measured against many rows that stay in the cache meanwhile.
-const BLOCKS: usize = 8;
+const BLOCKS: usize = 16;
 const CHUNK: usize = BLOCKS * LEN;
 
 impl ExactSum {
@@ -42,8 +44,8 @@ impl ExactSum {
     }
 }
 
-/// Adds the dot products of each of `count` rows with each of `news` to `sums`, row by row: one pass over the rows, which
-/// are spread over the cores.
+/// Adds the dot products of each of `count` rows with each of `news` to `sums`, row by row: one pass over all of them, whose
+/// elements are spread over the cores.
 pub(crate) fn add_dots<'r, X: Wide, const N: usize>(
     isa: Isa,
     news: [&[X]; N],
@@ -53,57 +55,71 @@ pub(crate) fn add_dots<'r, X: Wide, const N: usize>(
 ) -> Result<(), Error> {
     assert_eq!(sums.len(), N * count, "as many sums as products");
     let many = count * news[0].len() >= SPREAD_FROM;
-    spread(isa, news, (0, if many { rayon::current_num_threads() } else { 1 }), row, sums)
+    let threads = if many { rayon::current_num_threads() } else { 1 };
+    spread((isa, news), 0..news[0].len(), threads, row, sums)
 }
 
-/// Elements times rows above which rows are spread.
+/// Elements times rows above which elements are spread.
 const SPREAD_FROM: usize = 256 << 10;
 
-/// Halves the rows, the halves side by side, while there are `threads` for them: each part reads the new vectors once.
+/// Halves the elements, the halves side by side, while there are `threads` for them.
 fn spread<'r, X: Wide, const N: usize>(
-    isa: Isa,
-    news: [&[X]; N],
-    (first, threads): (usize, usize),
+    (isa, news): (Isa, [&[X]; N]),
+    range: Range<usize>,
+    threads: usize,
     row: &(impl Fn(usize) -> Result<&'r [X], meshstep_tensor::Error> + Sync),
     sums: &mut [ExactSum],
 ) -> Result<(), Error> {
-    let count = sums.len() / N;
-    if count < 2 || threads < 2 {
-        return inline(isa, news, first, row, sums);
-    }
     let fewer = threads / 2;
-    let half = (count * fewer / threads).max(1);
-    let (left, right) = sums.split_at_mut(N * half);
+    let half = (range.len() * fewer / threads).next_multiple_of(CHUNK);
+    if threads < 2 || half >= range.len() {
+        return inline((isa, news), range, row, sums);
+    }
+    let middle = range.start + half;
+    let mut rest = vec![ExactSum::new(); sums.len()];
     let (a, b) = rayon::join(
-        || spread(isa, news, (first, fewer), row, left),
-        || spread(isa, news, (first + half, threads - fewer), row, right),
+        || spread((isa, news), range.start..middle, fewer, row, sums),
+        || spread((isa, news), middle..range.end, threads - fewer, row, &mut rest),
     );
+    sums.iter_mut().zip(&rest).for_each(|(sum, rest)| sum.merge(rest));
     a.and(b)
 }
 
 fn inline<'r, X: Wide, const N: usize>(
-    isa: Isa,
-    news: [&[X]; N],
-    first: usize,
+    (isa, news): (Isa, [&[X]; N]),
+    range: Range<usize>,
     row: &impl Fn(usize) -> Result<&'r [X], meshstep_tensor::Error>,
     sums: &mut [ExactSum],
 ) -> Result<(), Error> {
-    let count = sums.len() / N;
-    for start in (0..news[0].len()).step_by(CHUNK) {
-        let chunk = start..news[0].len().min(start + CHUNK);
+    let (sums, _) = sums.as_chunks_mut::<N>();
+    let count = sums.len();
+    for start in range.clone().step_by(CHUNK) {
+        let chunk = start..range.end.min(start + CHUNK);
         let news = news.map(|new| &new[chunk.clone()]);
         let news = news.map(|new| (new, isa.run(Extents(new))));
-        for (i, sums) in sums.as_chunks_mut::<N>().0.iter_mut().enumerate() {
-            // This part of the next row, or the next part of the first.
-            let after = if i + 1 < count {
-                row(first + i + 1)?[chunk.start..].as_ptr()
-            } else {
-                row(first)?[chunk.end..].as_ptr()
-            };
-            let row = &row(first + i)?[chunk.clone()];
+        let at = |i: usize| Ok::<_, Error>(&row(i)?[chunk.clone()]);
+        // Where this part of a row lies, or the next part of the first ones.
+        let after = |i: usize| {
+            let begin = if i < count { chunk.start } else { chunk.end };
+            Ok::<_, Error>(row(i % count)?.as_ptr().wrapping_add(begin))
+        };
+        // Pairs fill the registers of AVX-512, single rows those of other instructions.
+        let paired = if isa == Isa::Avx512 { count / 2 * 2 } else { 0 };
+        let (pairs, singles) = sums.split_at_mut(paired);
+        for (i, sums) in pairs.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+            let (rows, after) = ([at(2 * i)?, at(2 * i + 1)?], [after(2 * i + 2)?, after(2 * i + 3)?]);
+            isa.run(Blocks { news: &news, rows, after, sums });
+        }
+        for (i, sums) in singles.iter_mut().enumerate() {
+            let (row, after) = (at(paired + i)?, after(paired + i + 1)?);
             match isa {
                 Isa::Reference => plainly(news.map(|(new, _)| new), row, sums),
-                _ => isa.run(Blocks { news: &news, row, after, sums }),
+                _ => isa.run(Blocks {
+                    news: &news,
+                    rows: [row],
+                    after: [after],
+                    sums: std::array::from_mut(sums),
+                }),
             }
         }
     }
@@ -134,38 +150,78 @@ impl<X: Wide> Body for Extents<'_, X> {
 /// A vector, and the extents of its blocks.
 type New<'a, X> = (&'a [X], [Extent<X>; BLOCKS]);
 
-/// One row against the new ones, block by block.
-struct Blocks<'a, X: Wide, const N: usize> {
+/// Some rows against the new vectors, block by block.
+struct Blocks<'a, X: Wide, const R: usize, const N: usize> {
     news: &'a [New<'a, X>; N],
-    row: &'a [X],
+    rows: [&'a [X]; R],
     /// Where what is needed next lies.
-    after: *const X,
-    sums: &'a mut [ExactSum; N],
+    after: [*const X; R],
+    sums: &'a mut [[ExactSum; N]; R],
 }
 
-impl<X: Wide, const N: usize> Body for Blocks<'_, X, N> {
+impl<X: Wide, const R: usize, const N: usize> Body for Blocks<'_, X, R, N> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
-        let mut lanes = [(); N].map(|()| Lanes::new());
-        for (b, row) in self.row.chunks(LEN).enumerate() {
-            let next = self.row.get((b + 1) * LEN..).filter(|rest| !rest.is_empty());
-            let next = next.map_or(self.after, <[X]>::as_ptr);
-            let extent = Extent::of(row);
-            for (n, (lanes, sum)) in lanes.iter_mut().zip(&mut *self.sums).enumerate() {
-                let (new, extents) = &self.news[n];
-                let block = b * LEN..b * LEN + row.len();
-                match [extents[b], extent].map(Exponents::of) {
-                    [Some(x), Some(y)] => {
-                        X::add_products([(&new[block], x), (row, y)], Ahead::part(next, n, N), lanes, sum);
-                    }
-                    _ if extents[b].largest() == 0 || extent.largest() == 0 => {}
-                    _ => plainly([&new[block]], row, std::array::from_mut(sum)),
+        let mut lanes = [(); R].map(|()| [(); N].map(|()| Lanes::new()));
+        let len = self.rows[0].len();
+        for start in (0..len).step_by(LEN) {
+            let block = start..len.min(start + LEN);
+            let rows = self.rows.map(|row| (&row[block.clone()], Extent::of(&row[block.clone()])));
+            let news = self.news.each_ref().map(|(new, extents)| (&new[block.clone()], extents[start / LEN]));
+            let next = from_fn(|r| match block.end {
+                end if end < len => self.rows[r][end..].as_ptr(),
+                _ => self.after[r],
+            });
+            add_block(rows, news, next, &mut lanes, self.sums);
+        }
+        let sums = self.sums.iter_mut().flatten();
+        lanes.iter_mut().flatten().zip(sums).for_each(|(lanes, sum)| lanes.deposit(sum));
+    }
+}
+
+/// Numbers, and between which magnitudes they are.
+type Block<'a, X> = (&'a [X], Extent<X>);
+
+/// Adds the products of a block: all in one pass over it where that can be, else each for itself.
+#[inline(always)]
+fn add_block<X: Wide, const R: usize, const N: usize>(
+    rows: [Block<'_, X>; R],
+    news: [Block<'_, X>; N],
+    next: [*const X; R],
+    lanes: &mut [[Lanes; N]; R],
+    sums: &mut [[ExactSum; N]; R],
+) {
+    let of_rows = rows.map(|(_, extent)| Exponents::of(extent));
+    let of_news = news.map(|(_, extent)| Exponents::of(extent));
+    let bits =
+        of_rows.map(|row| of_news.map(|new| X::products(row?, new?).filter(|bits| Lanes::hold(*bits))));
+    if bits.iter().flatten().all(Option::is_some) {
+        let all = lanes.iter_mut().flatten().zip(sums.iter_mut().flatten());
+        all.zip(bits.iter().flatten().flatten()).for_each(|((lanes, sum), bits)| {
+            lanes.make_room(rows[0].0.len(), *bits, sum);
+        });
+        let (xs, ys) = (rows.map(|(row, _)| row), news.map(|(new, _)| new));
+        return add_all(
+            (xs, ys),
+            product,
+            next.map(Ahead::block),
+            lanes.each_mut().map(<[Lanes; N]>::each_mut),
+        );
+    }
+    for (r, (lanes, sums)) in lanes.iter_mut().zip(sums).enumerate() {
+        for (n, (lanes, sum)) in lanes.iter_mut().zip(sums).enumerate() {
+            let ((row, row_extent), (new, new_extent)) = (rows[r], news[n]);
+            match (of_rows[r], of_news[n]) {
+                (Some(x), Some(y)) => {
+                    let ahead = if n == 0 { Ahead::block(next[r]) } else { Ahead::NOTHING };
+                    X::add_products([(row, x), (new, y)], ahead, lanes, sum);
                 }
+                _ if row_extent.largest() == 0 || new_extent.largest() == 0 => {}
+                _ => plainly([new], row, std::array::from_mut(sum)),
             }
         }
-        lanes.iter_mut().zip(self.sums).for_each(|(lanes, sum)| lanes.deposit(sum));
     }
 }
 
@@ -187,20 +243,16 @@ mod tests {
 
     fn all_are_the_definitions<X: Wide>(of: fn(f64) -> X) -> Result<(), Error> {
         let len = 3 * CHUNK + LEN + 77;
-        let vectors =
-            |seeds: std::ops::Range<usize>| seeds.map(|seed| vector(seed, len, of)).collect::<Vec<_>>();
+        let vectors = |seeds: Range<usize>| seeds.map(|seed| vector(seed, len, of)).collect::<Vec<_>>();
         let (news, rows) = (vectors(0..3), vectors(3..10));
-        let mut sums = vec![ExactSum::new(); 3 * rows.len()];
-        for threads in [1, 2, 3, 5, 9] {
-            sums.fill(ExactSum::new());
-            let given = [&news[0][..], &news[1], &news[2]];
-            spread(Isa::detect(), given, (0, threads), &|i| Ok(&rows[i][..]), &mut sums)?;
-            for (row, sums) in rows.iter().zip(sums.chunks(3)) {
-                for (new, sum) in news.iter().zip(sums) {
-                    let mut plain = ExactSum::new();
-                    plainly([new], row, std::array::from_mut(&mut plain));
-                    assert!(*sum == plain);
-                }
+        let given = [&news[0][..], &news[1], &news[2]];
+        let mut plain = vec![[(); 3].map(|()| ExactSum::new()); rows.len()];
+        rows.iter().zip(&mut plain).for_each(|(row, sums)| plainly(given, row, sums));
+        for isa in Isa::available().filter(|&isa| isa != Isa::Reference) {
+            for threads in [1, 2, 3, 5, 9] {
+                let mut sums = vec![ExactSum::new(); 3 * rows.len()];
+                spread((isa, given), 0..len, threads, &|i| Ok(&rows[i][..]), &mut sums)?;
+                assert!(sums.as_chunks().0 == plain, "{isa}, {threads} threads");
             }
         }
         Ok(())

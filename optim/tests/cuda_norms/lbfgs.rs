@@ -81,7 +81,7 @@ fn products_equal_their_reference() {
         (7, 5000, 30),
     ];
     for dtype in DTYPES {
-        for news in [1, 3] {
+        for news in [1, 2] {
             for (i, sizes) in SIZES.iter().enumerate() {
                 for (j, (rows, len, blocks)) in cases.into_iter().enumerate() {
                     if (i + j) % 3 != 0 && len > 4000 {
