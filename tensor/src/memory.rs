@@ -15,6 +15,11 @@ const HUGE_PAGE: usize = 2 << 20;
 const PAGE: usize = 4096;
 /// Colours are a cache-line multiple apart and repeat only after this many large allocations.
 const COLOURS: usize = 16;
+/// Bytes from one colour to the next.
+const STEP: usize = PAGE / COLOURS;
+/// Bytes from one colour to the next on huge pages, where addresses that are equal modulo 128 KiB share sets of the second cache:
+/// all colours together cover that. A clipped step of four ranks takes 0.94 of the time.
+const HUGE_STEP: usize = STEP + 2 * PAGE;
 
 /// An allocation shared by the buffers that own ranges of it, and counted for as long as it lives.
 #[derive(Debug)]
@@ -54,7 +59,8 @@ impl Slab {
     ) -> Result<Self, Error> {
         let refused = || Error::OutOfMemory { bytes, category };
         let colour = colour(bytes, apart);
-        let made = if bytes > HUGE_FROM { map(bytes, colour) } else { heap(bytes, colour) };
+        let made =
+            if bytes > HUGE_FROM { map(bytes, colour * HUGE_STEP) } else { heap(bytes, colour * STEP) };
         let (base, origin) = made.ok_or_else(refused)?;
         Ok(Slab { base, origin, _claim: Some(meter.claim(category, bytes as u64)) })
     }
@@ -105,37 +111,36 @@ impl Drop for Slab {
     }
 }
 
-/// Bytes to start a large allocation past its page, another one each time and away from `apart`: streams whose addresses
-/// are equal modulo 4096 look alike to the store buffer and wait for one another.
+/// How many steps past its page a large allocation starts, another number each time and away from `apart`: streams whose
+/// addresses are equal modulo 4096 look alike to the store buffer and wait for one another.
 fn colour(bytes: usize, apart: &[usize]) -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
-    const STEP: usize = PAGE / COLOURS;
     if bytes < PAGE {
         return 0;
     }
     let next = NEXT.fetch_add(1, Relaxed);
     let taken = |colour: &usize| apart.iter().any(|address| address % PAGE / STEP == *colour);
     let free = (0..COLOURS).map(|i| (next % COLOURS + i) % COLOURS).find(|colour| !taken(colour));
-    free.unwrap_or(next % COLOURS) * STEP
+    free.unwrap_or(next % COLOURS)
 }
 
-fn heap(bytes: usize, colour: usize) -> Option<(NonNull<u8>, Origin)> {
+fn heap(bytes: usize, past: usize) -> Option<(NonNull<u8>, Origin)> {
     let align = if bytes < PAGE { 64 } else { PAGE };
-    let layout = Layout::from_size_align((bytes + colour).max(1), align).ok()?;
+    let layout = Layout::from_size_align((bytes + past).max(1), align).ok()?;
     // SAFETY: the size is at least 1.
     let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-    // SAFETY: the allocation has `bytes + colour` bytes, so `colour` is inside it or one past its end.
-    let base = unsafe { start.add(colour) };
+    // SAFETY: the allocation has `bytes + past` bytes, so `past` is inside it or one past its end.
+    let base = unsafe { start.add(past) };
     Some((base, Origin::Heap { start, layout }))
 }
 
-fn map(bytes: usize, colour: usize) -> Option<(NonNull<u8>, Origin)> {
-    let len = bytes.checked_add(HUGE_PAGE + colour)?;
+fn map(bytes: usize, past: usize) -> Option<(NonNull<u8>, Origin)> {
+    let len = bytes.checked_add(HUGE_PAGE + past)?;
     let mut map = MmapMut::map_anon(len).ok()?;
     let skip = map.as_ptr().align_offset(HUGE_PAGE);
     advise_huge(&map, skip, len - skip);
-    // SAFETY: `skip` is below `HUGE_PAGE`, so `skip + colour + bytes` does not exceed `len`, the mapping's length.
-    let base = unsafe { NonNull::new(map.as_mut_ptr())?.add(skip + colour) };
+    // SAFETY: `skip` is below `HUGE_PAGE`, so `skip + past + bytes` does not exceed `len`, the mapping's length.
+    let base = unsafe { NonNull::new(map.as_mut_ptr())?.add(skip + past) };
     Some((base, Origin::Map(map)))
 }
 
@@ -163,6 +168,19 @@ mod tests {
         places.dedup();
         // Other tests allocate meanwhile, so a colour may come round again; the streams of one update must not all agree.
         assert!(places.len() >= slabs.len() - 2, "{places:?}");
+    }
+
+    #[test]
+    fn large_allocations_in_a_row_lie_in_other_sets_of_the_second_cache() {
+        let meter = Meter::new();
+        let slabs =
+            [(); COLOURS].map(|()| Slab::zeroed(HUGE_FROM + 1, &[], &meter, Category::State).unwrap());
+        let mut places: Vec<usize> =
+            slabs.iter().map(|s| s.base().addr().get() % (128 << 10) / (2 * PAGE)).collect();
+        places.sort();
+        places.dedup();
+        // As above.
+        assert!(places.len() >= slabs.len() - 4, "{places:?}");
     }
 
     #[test]
