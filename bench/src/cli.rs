@@ -244,9 +244,9 @@ mod tests {
             Ok(_) => panic!("not bench"),
             Err(error) => Err(error.to_string()),
         };
-        assert_eq!(bench("").unwrap().suites().len(), 6);
+        assert_eq!(bench("").unwrap().suites().unwrap().len(), 6);
         let names: Vec<String> =
-            bench("scaling memory memory").unwrap().suites().iter().map(|s| s.name()).collect();
+            bench("scaling memory memory").unwrap().suites().unwrap().iter().map(|s| s.name()).collect();
         assert_eq!(names, ["memory", "scaling"]);
         let error = bench("memroy").unwrap_err();
         assert!(error.contains("memory") && error.contains("scaling"), "{error}");

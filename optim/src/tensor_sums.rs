@@ -114,8 +114,7 @@ pub(crate) trait Direction<T: Real, const S: usize>: Step<T, S> {
     fn direction(&self, p: T, g: T, s: [T; S]) -> T;
 }
 
-/// Elements whose directions are computed before their norm is taken: few enough that those and the next block's, asked for
-/// meanwhile, are together in the first-level cache.
+/// Elements whose directions are computed before their norm is taken: few enough to stay in the first-level cache meanwhile.
 const BLOCK: usize = norm::BLOCK_LEN / 2;
 
 /// Elements between two requests for the next block, of one stream and of several: too many at once fill the processor's queue, and

@@ -9,8 +9,15 @@ pub(crate) fn run(subcommand: &str, args: &[String]) -> anyhow::Result<ExitCode>
 
 /// In the caller's folder, so that a relative path means what was typed.
 fn command(subcommand: &str, args: &[String]) -> Cmd {
-    let start = Cmd::cargo("run --release -p meshstep-bench --").arg(subcommand);
+    let features = if on_gpu(args) { " --features cuda" } else { "" };
+    let start = Cmd::cargo(&format!("run --release -p meshstep-bench{features} --")).arg(subcommand);
     args.iter().fold(start, |cmd, arg| cmd.arg(arg))
+}
+
+/// Whether a GPU is asked for, which takes the program built for one.
+fn on_gpu(args: &[String]) -> bool {
+    let pairs = args.windows(2).any(|pair| pair[0] == "--device" && pair[1] == "cuda");
+    pairs || args.iter().any(|arg| arg == "--device=cuda")
 }
 
 #[cfg(test)]
@@ -21,6 +28,11 @@ mod tests {
     fn arguments_follow_the_subcommand() {
         let cmd = command("train", &["--steps".to_owned(), "3".to_owned()]);
         assert_eq!(cmd.to_string(), "cargo run --release -p meshstep-bench -- train --steps 3");
+        for asked in [&["--device", "cuda"][..], &["--device=cuda"]] {
+            let cmd = command("bench", &asked.iter().map(|&arg| arg.to_owned()).collect::<Vec<_>>());
+            let begin = "cargo run --release -p meshstep-bench --features cuda -- bench --device";
+            assert!(cmd.to_string().starts_with(begin), "{cmd}");
+        }
         let cmd = command("parity", &["a b".to_owned()]);
         assert!(cmd.to_string().starts_with("cargo run --release -p meshstep-bench -- parity "));
     }

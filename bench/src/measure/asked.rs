@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use anyhow::{Result, bail};
 use clap::ValueEnum;
 
 use crate::cli::Device;
@@ -18,7 +19,7 @@ pub(crate) struct Bench {
     /// Other systems too: PyTorch, which is installed into --out from PyPI (5 GB), and OpenMPI where it is installed
     #[arg(long)]
     pub(crate) peers: bool,
-    /// Where it runs
+    /// Where it runs: on a GPU, `kernels`
     #[arg(long, value_enum, default_value_t = Device::Cpu)]
     pub(crate) device: Device,
     /// A report.json of this machine: tell what has become slower since
@@ -48,9 +49,16 @@ pub(crate) enum Suite {
 
 impl Bench {
     /// The suites to run, each once, in their order.
-    pub(crate) fn suites(&self) -> Vec<Suite> {
+    pub(crate) fn suites(&self) -> Result<Vec<Suite>> {
+        let there = |suite: Suite| self.device == Device::Cpu || suite == Suite::Kernels;
+        if let Some(suite) = self.suites.iter().find(|suite| !there(**suite)) {
+            bail!("--device cuda: {} is measured on the CPU; on a GPU, kernels", suite.name());
+        }
         let all = Suite::value_variants().iter().copied();
-        all.filter(|suite| self.suites.is_empty() || self.suites.contains(suite)).collect()
+        Ok(all
+            .filter(|suite| self.suites.is_empty() || self.suites.contains(suite))
+            .filter(|&suite| there(suite))
+            .collect())
     }
 }
 

@@ -22,7 +22,7 @@ struct Form {
 }
 
 /// Reads a report that this one may be held against, or says why there is none.
-pub(crate) fn read(path: &Path, quick: bool) -> Result<Report> {
+pub(crate) fn read(path: &Path, quick: bool, machine: &Machine) -> Result<Report> {
     let shown = path.display();
     let text = fs::read(path).with_context(|| format!("--baseline {shown}: reading it"))?;
     let form: Form = serde_json::from_slice(&text).with_context(|| {
@@ -36,7 +36,7 @@ pub(crate) fn read(path: &Path, quick: bool) -> Result<Report> {
     );
     let baseline: Report =
         serde_json::from_slice(&text).with_context(|| format!("--baseline {shown}: it is not whole"))?;
-    if let Some(differs) = Machine::here().differs(&baseline.machine) {
+    if let Some(differs) = machine.differs(&baseline.machine) {
         bail!("--baseline {shown}: it is from another machine ({differs})");
     }
     ensure!(
@@ -109,7 +109,7 @@ mod tests {
         let mut json = serde_json::to_value(sample()).unwrap();
         change(&mut json);
         fs::write(&path, json.to_string()).unwrap();
-        read(&path, true)
+        read(&path, true, &Machine::here())
     }
 
     #[test]
@@ -125,7 +125,8 @@ mod tests {
             let error = format!("{:#}", written(change).unwrap_err());
             assert!(error.contains(hint), "{hint}: {error}");
         }
-        let error = format!("{:#}", read(Path::new("/nowhere/report.json"), true).unwrap_err());
+        let error =
+            format!("{:#}", read(Path::new("/nowhere/report.json"), true, &Machine::here()).unwrap_err());
         assert!(error.contains("/nowhere/report.json"), "{error}");
     }
 

@@ -19,6 +19,9 @@ pub(crate) struct Machine {
     pub(crate) system: String,
     /// Whether large allocations get huge pages.
     pub(crate) huge_pages: String,
+    /// The GPU, where that is measured on.
+    #[serde(default)]
+    pub(crate) gpu: Option<String>,
     /// Whether debug assertions slow it down.
     pub(crate) debug: bool,
 }
@@ -37,12 +40,14 @@ impl Machine {
             memory: memory.map_or(0, |kib| kib * 1024),
             system: format!("{} {}", std::env::consts::OS, read("/proc/sys/kernel/osrelease").trim()),
             huge_pages: chosen(&pages).unwrap_or_else(unknown),
+            gpu: None,
             debug: cfg!(debug_assertions),
         }
     }
 
     /// Where another machine differs, as it is told to people.
     pub(crate) fn differs(&self, other: &Machine) -> Option<String> {
+        let of_gpu = |of: &Machine| of.gpu.clone().unwrap_or_else(|| "none".to_owned());
         let both = [
             ("processor", &self.processor, &other.processor),
             ("vectors", &self.vectors, &other.vectors),
@@ -51,6 +56,7 @@ impl Machine {
             ("memory", &self.memory.to_string(), &other.memory.to_string()),
             ("system", &self.system, &other.system),
             ("huge pages", &self.huge_pages, &other.huge_pages),
+            ("GPU", &of_gpu(self), &of_gpu(other)),
             ("debug assertions", &self.debug.to_string(), &other.debug.to_string()),
         ]
         .map(|(what, own, other)| (own != other).then(|| format!("{what}: {own} here, {other} there")));
@@ -60,10 +66,11 @@ impl Machine {
 
 impl fmt::Display for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Machine { processor, cores, threads, vectors, memory, system, huge_pages, debug } = self;
+        let Machine { processor, cores, threads, vectors, memory, system, huge_pages, gpu, debug } = self;
         let gib = *memory as f64 / (1u64 << 30) as f64;
         write!(f, "{processor}, {cores} cores, {threads} threads, {vectors}, {gib:.0} GiB, {system}, ")?;
-        write!(f, "huge pages: {huge_pages}{}", if *debug { ", debug assertions" } else { "" })
+        write!(f, "huge pages: {huge_pages}{}", if *debug { ", debug assertions" } else { "" })?;
+        gpu.as_ref().map_or(Ok(()), |gpu| write!(f, "; {gpu}"))
     }
 }
 

@@ -19,13 +19,14 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::cli::Device;
 use machine::Machine;
 use record::{FORMAT, Report, Section};
 use show::{html, markdown, terminal};
+use suites::gpu::Gpu;
 
 /// Whether every bar holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,31 +50,33 @@ impl Effort {
 
 /// Runs what was asked for, printing each suite as it ends, and writes the report into `folder`.
 pub(crate) fn run(asked: &Bench, folder: &Path, out: &mut impl Write) -> Result<Verdict> {
-    if asked.device == Device::Cuda {
-        bail!(
-            "--device cuda: suites run on the CPU; for a GPU build `cargo xtask gpu-bundle`, whose run.sh measures there"
-        );
-    }
     // All that can be refused is refused before anything is measured.
     writable(folder)?;
-    let baseline = asked.baseline.as_deref().map(|path| baseline::read(path, asked.quick)).transpose()?;
     let started = Instant::now();
     let effort = Effort { quick: asked.quick };
-    let machine = Machine::here();
+    let suites = asked.suites()?;
+    let gpu = match asked.device {
+        Device::Cpu => None,
+        Device::Cuda => Some(Gpu::open()?),
+    };
+    let machine = Machine { gpu: gpu.as_ref().map(|gpu| gpu.name.clone()), ..Machine::here() };
+    let baseline =
+        asked.baseline.as_deref().map(|path| baseline::read(path, asked.quick, &machine)).transpose()?;
     writeln!(out, "{machine}")?;
-    let suites = asked.suites();
     let bar = progress(suites.len());
-    let mut sections = Vec::new();
+    let (mut sections, mut left_out) = (Vec::new(), Vec::new());
     for suite in &suites {
         bar.set_message(suite.name());
-        let section = suites::run(*suite, effort)
-            .with_context(|| format!("{}: no report was written", suite.name()))?;
+        let section = match &gpu {
+            None => suites::run(*suite, effort),
+            Some(gpu) => gpu.run(effort, asked.peers.then_some(folder), &mut left_out),
+        };
+        let section = section.with_context(|| format!("{}: no report was written", suite.name()))?;
         bar.suspend(|| out.write_all(terminal::section(&section).as_bytes()))?;
         sections.push(section);
         bar.inc(1);
     }
-    let mut left_out = Vec::new();
-    if asked.peers {
+    if asked.peers && gpu.is_none() {
         bar.set_message("peers");
         let section =
             suites::peers::run(effort, folder, &mut left_out).context("peers: no report was written")?;
@@ -209,6 +212,6 @@ mod tests {
         assert!(error.contains("--out") && printed.is_empty(), "{error}");
         let cuda = Bench { device: Device::Cuda, ..asked };
         let error = run(&cuda, dir.path(), &mut printed).unwrap_err().to_string();
-        assert!(error.contains("gpu-bundle"), "{error}");
+        assert!(error.contains("--device cuda"), "{error}");
     }
 }

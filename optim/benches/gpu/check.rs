@@ -1,9 +1,9 @@
 //! The first step of a case against the CPU's: parts of every vector, bit for bit, and the whole norm.
 
-use crate::Result;
-use crate::cases::Case;
-use crate::job::{Job, KEY, LR, MAX_NORM};
-use crate::vectors::{PERIOD, Vectors};
+use super::Result;
+use super::cases::Case;
+use super::job::{Job, KEY, LR, MAX_NORM};
+use super::vectors::{PERIOD, Vectors};
 use meshstep_optim::cuda::{Answer, Verdict};
 use meshstep_optim::{Norm, NormAccumulator, Scalars, Segment, clip_coef};
 use meshstep_tensor::{Buffer, Category, Meter, Queue};

@@ -1,8 +1,8 @@
 //! A case on the device, ready to be done again and again.
 
-use crate::Result;
-use crate::cases::Case;
-use crate::vectors::Vectors;
+use super::Result;
+use super::cases::Case;
+use super::vectors::Vectors;
 use meshstep_optim::cuda::{
     Answer, Decision, FIELDS, Group, Progress, Settings, Step, StepBlock, Update, norm_code,
 };

@@ -1,8 +1,8 @@
 //! L-BFGS with a full history: all that lies between one evaluation and the next, most of it products and the direction.
 
-use crate::Result;
-use crate::race::{Copy, Measured, Times, Waits, stream};
-use crate::vectors::made;
+use super::Result;
+use super::race::{Copy, Measured, Times, Waits, stream};
+use super::vectors::made;
 use meshstep_optim::{Alone, Lbfgs, Loss, accumulate};
 use meshstep_tensor::cuda::{self, Moment};
 use meshstep_tensor::{DType, Meter, Queue, Slice, SliceMut};

@@ -11,15 +11,15 @@ mod cases;
 mod check;
 mod job;
 mod lbfgs;
+mod measure;
 mod race;
 mod report;
 mod vectors;
 
-use cases::Case;
-use job::Job;
+use measure::{fitting, measure};
+use meshstep_tensor::Queue;
 use meshstep_tensor::cuda::{self, Device, Stream};
-use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
-use race::{Copy, Measured};
+use race::Copy;
 use report::{Report, Row, Setup};
 use std::process::ExitCode;
 
@@ -71,34 +71,9 @@ fn run() -> Result<()> {
     report.end()
 }
 
-fn measure(case: &Case, copy: &mut Copy, (len, rounds): (usize, usize), queue: &Queue) -> Result<Measured> {
-    let mut job = Job::new(case, len, queue)?;
-    let compared = check::first_step(case, &mut job, queue)?;
-    let waits = race::waits(&mut job, queue)?;
-    race::race(copy, &mut job, rounds, queue).map(|times| Measured { compared, waits, times })
-}
-
 /// A number from the environment.
 fn setting(name: &str, default: usize) -> Result<usize> {
     let Some(text) = std::env::var_os(name) else { return Ok(default) };
     let number = text.to_str().and_then(|text| text.parse().ok());
     number.ok_or_else(|| format!("{name} is {text:?}, no number").into())
-}
-
-/// The most parameters up to a power of two that the device has room for.
-fn fitting(log2: usize, queue: &Queue) -> Result<usize> {
-    let resident = cases::cases().iter().map(Case::resident).max().unwrap_or(0);
-    let each = resident.max(lbfgs::RESIDENT) + Copy::RESIDENT;
-    for log2 in (0..=log2.min(40)).rev() {
-        // A little more, for tables and the driver's own.
-        let bytes = (each << log2) + (64 << 20).min(each << log2);
-        match Buffer::zeroed_on(queue, bytes / 8, DType::U64, &Meter::new(), Category::Staging) {
-            Ok(_) => return Ok(1 << log2),
-            Err(meshstep_tensor::Error::Cuda(cuda::Error::OutOfMemory { .. })) => {
-                println!("no room for 2^{log2} parameters, which need {:.1} GB", bytes as f64 / 1e9);
-            }
-            Err(other) => return Err(other.into()),
-        }
-    }
-    Err("the device has no memory left".into())
 }

@@ -1,7 +1,7 @@
 //! Copy and case in turns, timed by the device; and whether the host ever waits.
 
-use crate::Result;
-use crate::job::Job;
+use super::Result;
+use super::job::Job;
 use meshstep_tensor::cuda::{self, Stream};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
 
@@ -98,12 +98,4 @@ pub(crate) fn waits(job: &mut Job, queue: &Queue) -> Result<Waits> {
 
 pub(crate) fn stream(queue: &Queue) -> Result<&Stream> {
     queue.stream().ok_or_else(|| "a queue of the CPU".into())
-}
-
-/// The middle one, or the mean of the two in the middle.
-pub(crate) fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let middle = sorted.len() / 2;
-    if sorted.len() % 2 == 1 { sorted[middle] } else { (sorted[middle - 1] + sorted[middle]) / 2.0 }
 }

@@ -1,7 +1,7 @@
 //! The table, and the file for bench/records.
 
-use crate::Result;
-use crate::race::{Measured, median};
+use super::Result;
+use super::race::Measured;
 use meshstep_tensor::cuda::{Device, Driver};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -161,4 +161,12 @@ fn date(mut days: u64) -> String {
         }
         return format!("{year}-{month:02}-{:02}", days + 1);
     }
+}
+
+/// The middle one, or the mean of the two in the middle.
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    if sorted.len() % 2 == 1 { sorted[middle] } else { (sorted[middle - 1] + sorted[middle]) / 2.0 }
 }

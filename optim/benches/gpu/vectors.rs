@@ -1,7 +1,7 @@
 //! The vectors of a case, on the device or a part of them on the CPU: both hold one pattern that repeats.
 
-use crate::Result;
-use crate::cases::Case;
+use super::Result;
+use super::cases::Case;
 use meshstep_optim::Flat;
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, SliceMut};
 use std::ops::Range;

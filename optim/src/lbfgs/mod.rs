@@ -95,7 +95,7 @@ impl Lbfgs {
         for (name, count) in [("max_iter", self.max_iter), ("max_eval", self.evaluations())] {
             check.range(name, count as f64, count > 0, "at least 1")?;
         }
-        // A pair is two whole vectors, and the products of all pairs with all are kept.
+        // A pair is two whole vectors, and the products of all pairs with all `y` are kept.
         let few = (1..=MAX_HISTORY).contains(&self.history_len);
         check.range("history_len", self.history_len as f64, few, "1 to 10000")
     }

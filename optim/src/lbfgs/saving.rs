@@ -68,5 +68,5 @@ const MOST: u64 = 1 << 53;
 
 fn foreign(words: usize) -> Error {
     let (name, value) = ("words of a saved L-BFGS state", words as f64);
-    Error::Scalar { name, value, works: "those of a state of the same rule" }
+    Error::Scalar { name, value, works: "those that this version saves of a state of the same rule" }
 }

@@ -11,8 +11,8 @@ pub(super) trait Number: Real + Wide {}
 
 impl<T: Real + Wide> Number for T {}
 
-/// Elements of a block that a direction is summed up in.
-const BLOCK: usize = 16384;
+/// Elements of a block that a direction is summed up in: long enough for memory to give each row's without a start from rest.
+const BLOCK: usize = 8192;
 
 /// Rows that are added to it at a time.
 const TOGETHER: usize = 4;
@@ -51,23 +51,37 @@ pub(super) fn combine<'r, T: Number>(
 ) -> Result<(), meshstep_tensor::Error> {
     // Whatever is wrong with a row is found before anything is written.
     (0..rows).try_for_each(|i| row(i).map(|_| ()))?;
-    spread(0, d, &|first, d| {
-        for (b, d) in d.chunks_mut(BLOCK).enumerate() {
-            let block = first + b * BLOCK..first + b * BLOCK + d.len();
-            let mut room = [0.0; BLOCK];
-            let sum = &mut room[..d.len()];
-            Isa::detect().run(Scaled { sum, coef, of: &g[block.clone()] });
-            let at = |i: usize| row(i).map_or((0.0, &[][..]), |(coef, of)| (coef, &of[block.clone()]));
-            let mut i = 0;
-            while i + TOGETHER <= rows {
-                Isa::detect().run(Added { sum, rows: from_fn::<_, TOGETHER, _>(|k| at(i + k)) });
-                i += TOGETHER;
-            }
-            (i..rows).for_each(|i| Isa::detect().run(Added { sum, rows: [at(i)] }));
-            Isa::detect().run(Each { out: d, value: |i| T::from_f64(room[i]) });
-        }
-    });
+    let of_row = |i: usize| row(i).unwrap_or((0.0, &[]));
+    spread(0, d, &|first, d| combine_part(first, d, (coef, g), rows, &of_row));
     Ok(())
+}
+
+/// Elements from `first` on. A call of its own, so that its room is on the stack once, not at every halving.
+#[inline(never)]
+fn combine_part<'r, T: Number>(
+    first: usize,
+    d: &mut [T],
+    (coef, g): (f64, &[T]),
+    rows: usize,
+    row: &impl Fn(usize) -> (f64, &'r [T]),
+) {
+    let mut room = [0.0; BLOCK];
+    for (b, d) in d.chunks_mut(BLOCK).enumerate() {
+        let block = first + b * BLOCK..first + b * BLOCK + d.len();
+        let sum = &mut room[..d.len()];
+        Isa::detect().run(Scaled { sum, coef, of: &g[block.clone()] });
+        let at = |i: usize| {
+            let (coef, of) = row(i);
+            (coef, &of[block.clone()])
+        };
+        let mut i = 0;
+        while i + TOGETHER <= rows {
+            Isa::detect().run(Added { sum, rows: from_fn::<_, TOGETHER, _>(|k| at(i + k)) });
+            i += TOGETHER;
+        }
+        (i..rows).for_each(|i| Isa::detect().run(Added { sum, rows: [at(i)] }));
+        Isa::detect().run(Each { out: d, value: |i| T::from_f64(room[i]) });
+    }
 }
 
 /// Halves `out` until it is short, the halves side by side; `work` is told where its part begins.

@@ -10,7 +10,6 @@ use crate::{Error, Isa};
 use meshstep_tensor::simd::Body;
 use meshstep_tensor::{DType, Slice};
 use std::array::from_fn;
-use std::ops::Range;
 
 /// Blocks of the vectors measured against many rows that stay in the cache meanwhile.
 const BLOCKS: usize = 16;
@@ -44,8 +43,8 @@ impl ExactSum {
     }
 }
 
-/// Adds the dot products of each of `count` rows with each of `news` to `sums`, row by row: one pass over all of them, whose
-/// elements are spread over the cores.
+/// Adds the dot products of each of `count` rows with each of `news` to `sums`, row by row: one pass over the rows, which
+/// are spread over the cores.
 pub(crate) fn add_dots<'r, X: Wide, const N: usize>(
     isa: Isa,
     news: [&[X]; N],
@@ -55,53 +54,53 @@ pub(crate) fn add_dots<'r, X: Wide, const N: usize>(
 ) -> Result<(), Error> {
     assert_eq!(sums.len(), N * count, "as many sums as products");
     let many = count * news[0].len() >= SPREAD_FROM;
-    let threads = if many { rayon::current_num_threads() } else { 1 };
-    spread((isa, news), 0..news[0].len(), threads, row, sums)
+    spread(isa, news, (0, if many { rayon::current_num_threads() } else { 1 }), row, sums)
 }
 
-/// Elements times rows above which elements are spread.
+/// Elements times rows above which rows are spread.
 const SPREAD_FROM: usize = 256 << 10;
 
-/// Halves the elements, the halves side by side, while there are `threads` for them.
+/// Halves the rows, the halves side by side, while there are `threads` for them: each part reads the new vectors once. Halves of the
+/// elements would each need sums of their own.
 fn spread<'r, X: Wide, const N: usize>(
-    (isa, news): (Isa, [&[X]; N]),
-    range: Range<usize>,
-    threads: usize,
+    isa: Isa,
+    news: [&[X]; N],
+    (first, threads): (usize, usize),
     row: &(impl Fn(usize) -> Result<&'r [X], meshstep_tensor::Error> + Sync),
     sums: &mut [ExactSum],
 ) -> Result<(), Error> {
-    let fewer = threads / 2;
-    let half = (range.len() * fewer / threads).next_multiple_of(CHUNK);
-    if threads < 2 || half >= range.len() {
-        return inline((isa, news), range, row, sums);
+    let count = sums.len() / N;
+    if count < 2 || threads < 2 {
+        return inline(isa, news, first, row, sums);
     }
-    let middle = range.start + half;
-    let mut rest = vec![ExactSum::new(); sums.len()];
+    let fewer = threads / 2;
+    let half = (count * fewer / threads).max(1);
+    let (left, right) = sums.split_at_mut(N * half);
     let (a, b) = rayon::join(
-        || spread((isa, news), range.start..middle, fewer, row, sums),
-        || spread((isa, news), middle..range.end, threads - fewer, row, &mut rest),
+        || spread(isa, news, (first, fewer), row, left),
+        || spread(isa, news, (first + half, threads - fewer), row, right),
     );
-    sums.iter_mut().zip(&rest).for_each(|(sum, rest)| sum.merge(rest));
     a.and(b)
 }
 
 fn inline<'r, X: Wide, const N: usize>(
-    (isa, news): (Isa, [&[X]; N]),
-    range: Range<usize>,
+    isa: Isa,
+    news: [&[X]; N],
+    first: usize,
     row: &impl Fn(usize) -> Result<&'r [X], meshstep_tensor::Error>,
     sums: &mut [ExactSum],
 ) -> Result<(), Error> {
     let (sums, _) = sums.as_chunks_mut::<N>();
     let count = sums.len();
-    for start in range.clone().step_by(CHUNK) {
-        let chunk = start..range.end.min(start + CHUNK);
+    for start in (0..news[0].len()).step_by(CHUNK) {
+        let chunk = start..news[0].len().min(start + CHUNK);
         let news = news.map(|new| &new[chunk.clone()]);
         let news = news.map(|new| (new, isa.run(Extents(new))));
-        let at = |i: usize| Ok::<_, Error>(&row(i)?[chunk.clone()]);
+        let at = |i: usize| Ok::<_, Error>(&row(first + i)?[chunk.clone()]);
         // Where this part of a row lies, or the next part of the first ones.
         let after = |i: usize| {
             let begin = if i < count { chunk.start } else { chunk.end };
-            Ok::<_, Error>(row(i % count)?.as_ptr().wrapping_add(begin))
+            Ok::<_, Error>(row(first + i % count)?.as_ptr().wrapping_add(begin))
         };
         // Pairs fill the registers of AVX-512, single rows those of other instructions.
         let paired = if isa == Isa::Avx512 { count / 2 * 2 } else { 0 };
@@ -228,6 +227,7 @@ fn add_block<X: Wide, const R: usize, const N: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ops::Range;
 
     /// Blocks of one sign, of zeros, and with what is not finite.
     fn vector<X: Wide>(seed: usize, len: usize, of: fn(f64) -> X) -> Vec<X> {
@@ -251,7 +251,7 @@ mod tests {
         for isa in Isa::available().filter(|&isa| isa != Isa::Reference) {
             for threads in [1, 2, 3, 5, 9] {
                 let mut sums = vec![ExactSum::new(); 3 * rows.len()];
-                spread((isa, given), 0..len, threads, &|i| Ok(&rows[i][..]), &mut sums)?;
+                spread(isa, given, (0, threads), &|i| Ok(&rows[i][..]), &mut sums)?;
                 assert!(sums.as_chunks().0 == plain, "{isa}, {threads} threads");
             }
         }
@@ -262,5 +262,42 @@ mod tests {
     fn many_rows_with_several_vectors_are_each_ones_product() -> Result<(), Error> {
         all_are_the_definitions(|x| x as f32)?;
         all_are_the_definitions(|x| x)
+    }
+
+    /// Pairs of rows with two vectors, together: more terms than lanes take at once, bounds that fall and rise, and blocks in
+    /// between whose products lanes do not hold.
+    #[test]
+    fn pairs_of_rows_are_added_together_and_apart() {
+        const LEN_OF_ALL: usize = 12 * LEN + 37;
+        let made = |seed: usize, wide: usize| -> Vec<f32> {
+            let size = |i: usize| match i / LEN {
+                block if block == wide => 2f32.powi((i % 40) as i32 - 20),
+                block if block % 4 == 3 => 0.25,
+                _ => 1.0 / (1 + i / (5 * LEN)) as f32,
+            };
+            (0..LEN_OF_ALL)
+                .map(|i| (((i * 7919 + seed * 104_729) % 2003) as f32 - 1000.5) * size(i))
+                .collect()
+        };
+        // The wide blocks of a row and of a vector are the same one once.
+        let (news, rows) = ([made(1, 8), made(2, 99)], [made(3, 99), made(4, 8)]);
+        let isa = Isa::detect();
+        let chunk = |of: &[f32], isa: Isa| (isa.run(Extents(of)), of.len());
+        assert!(LEN_OF_ALL <= CHUNK && chunk(&news[0], isa).1 == LEN_OF_ALL);
+        let holds = |row: &[f32], new: &[f32]| {
+            let [row, new] = [row, new].map(|of| Exponents::of(Extent::of(of)).unwrap());
+            f32::products(row, new).is_some_and(Lanes::hold)
+        };
+        let block = |of: &Vec<f32>, b: usize| of[b * LEN..LEN_OF_ALL.min((b + 1) * LEN)].to_vec();
+        let together = (0..13)
+            .filter(|&b| rows.iter().all(|row| news.iter().all(|new| holds(&block(row, b), &block(new, b)))));
+        assert_eq!(together.collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12]);
+        let mut plain = [(); 2].map(|()| [(); 2].map(|()| ExactSum::new()));
+        rows.iter().zip(&mut plain).for_each(|(row, sums)| plainly([&news[0], &news[1]], row, sums));
+        let mut sums = [(); 2].map(|()| [(); 2].map(|()| ExactSum::new()));
+        let news = news.each_ref().map(|new| (&new[..], isa.run(Extents(new))));
+        let rows = rows.each_ref().map(|row| &row[..]);
+        Blocks { news: &news, rows, after: [std::ptr::null(); 2], sums: &mut sums }.run();
+        assert!(sums == plain);
     }
 }

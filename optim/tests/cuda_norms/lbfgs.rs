@@ -69,7 +69,7 @@ fn products(
 #[test]
 fn products_equal_their_reference() {
     let (Some(device), Some(norms)) = (Device::of("lbfgs"), Device::of("norm")) else { return };
-    // How many rows, of which length, in how many blocks: fewer than pairs of rows, and several for each.
+    // How many rows, of which length, in how many blocks: fewer than packs of rows, and several for each.
     let cases = [
         (0, 9, 1),
         (1, 0, 1),

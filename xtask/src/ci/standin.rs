@@ -24,8 +24,7 @@ const LIBRARIES: [(&[&str], &str); 3] = [
     (&["-DMESHSTEP_OLD", "xtask/standin/nccl/libnccl.cpp"], "old/libnccl.so.2"),
 ];
 /// The packages whose tests need a GPU.
-const FEATURES: &str =
-    "meshstep-tensor/cuda,meshstep-optim/cuda,meshstep-shard/cuda,meshstep-shard/checkpoint";
+const FEATURES: &str = "meshstep-tensor/cuda,meshstep-optim/cuda,meshstep-shard/cuda,meshstep-shard/checkpoint,meshstep-bench/cuda";
 
 /// The GPU's tests, on libraries that take its place for these commands alone.
 pub(super) fn tasks(setting: &Setting) -> Vec<Task> {

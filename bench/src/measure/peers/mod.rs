@@ -3,10 +3,14 @@
 mod candle;
 mod mpi;
 mod torch;
+#[cfg(feature = "cuda")]
+mod torch_on_gpu;
 
 pub(crate) use candle::Candle;
 pub(crate) use mpi::Mpi;
 pub(crate) use torch::Torch;
+#[cfg(feature = "cuda")]
+pub(crate) use torch_on_gpu::TorchOnGpu;
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdin, Command, Stdio};

@@ -56,7 +56,7 @@ impl Torch {
 }
 
 /// The interpreter of an environment with PyTorch.
-fn environment(folder: &Path) -> Result<PathBuf> {
+pub(super) fn environment(folder: &Path) -> Result<PathBuf> {
     let python = folder.join("bin").join("python");
     let has_torch = |python: &Path| {
         let code = format!("import torch; assert torch.__version__.split('+')[0] == '{VERSION}'");

@@ -1,6 +1,11 @@
 //! The suites: each measures one thing and tells it as a section.
 
 mod comm;
+#[cfg(feature = "cuda")]
+pub(crate) mod gpu;
+#[cfg(not(feature = "cuda"))]
+#[path = "no_gpu.rs"]
+pub(crate) mod gpu;
 mod kernels;
 mod memory;
 pub(crate) mod peers;

@@ -1,0 +1,86 @@
+//! PyTorch's fused optimizers on a GPU: runs of `bench/python/gpu_torch.py`, each of which adds its medians to a file.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+
+use super::torch::environment;
+
+/// Runs on one size.
+#[derive(Debug)]
+pub(crate) struct TorchOnGpu {
+    python: PathBuf,
+    folder: PathBuf,
+    /// Parameters and rounds.
+    size: [usize; 2],
+    /// What the runs have written so far.
+    report: Value,
+}
+
+impl TorchOnGpu {
+    /// Installs PyTorch into `folder` where it is not there yet. `len` is a power of two.
+    pub(crate) fn prepare(folder: &Path, len: usize, rounds: usize) -> Result<Self> {
+        let python = environment(&folder.join("venv"))?;
+        let folder = folder.to_owned();
+        let before = folder.join(FILE);
+        // Runs of another time are not this one's.
+        if before.exists() {
+            fs::remove_file(&before).with_context(|| format!("removing {}", before.display()))?;
+        }
+        Ok(TorchOnGpu { python, folder, size: [len, rounds], report: Value::Null })
+    }
+
+    /// One run.
+    pub(crate) fn run(&mut self) -> Result<()> {
+        let [len, rounds] = self.size;
+        let script = Path::new(crate::FOLDER).join("python/gpu_torch.py");
+        let output = Command::new(&self.python)
+            .arg(script)
+            .arg(&self.folder)
+            .env("GPU_BENCH_LOG2", len.ilog2().to_string())
+            .env("GPU_BENCH_ROUNDS", rounds.to_string())
+            .output()
+            .context("starting PyTorch")?;
+        let said =
+            |bytes: &[u8]| String::from_utf8_lossy(bytes).lines().last().unwrap_or("nothing").to_owned();
+        ensure!(output.status.success(), "PyTorch says: {}", said(&output.stderr));
+        let path = self.folder.join(FILE);
+        // It writes none where it finds no GPU.
+        let text = fs::read(&path).with_context(|| format!("PyTorch says: {}", said(&output.stdout)))?;
+        let report: Value = serde_json::from_slice(&text).with_context(|| path.display().to_string())?;
+        ensure!(report["params"] == len, "PyTorch has room for {} parameters, not {len}", report["params"]);
+        self.report = report;
+        Ok(())
+    }
+
+    pub(crate) fn version(&self) -> &str {
+        self.report["torch"].as_str().unwrap_or("of unknown version")
+    }
+
+    /// The faster of the runs' medians, if PyTorch has such a case.
+    pub(crate) fn seconds(&self, case: &str) -> Option<f64> {
+        let runs = self.report["runs"].as_array()?.iter();
+        runs.filter_map(|run| run["ms"][case].as_f64()).reduce(f64::min).map(|ms| ms / 1e3)
+    }
+}
+
+/// What the script writes.
+const FILE: &str = "torch-bench.json";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn the_faster_run_counts() {
+        let runs = json!([{ "ms": { "step f32": 4.0 } }, { "ms": { "step f32": 2.0 } }]);
+        let report = json!({ "torch": "2", "runs": runs });
+        let torch = TorchOnGpu { python: "".into(), folder: "".into(), size: [1, 1], report };
+        assert_eq!((torch.seconds("step f32"), torch.seconds("lion f32")), (Some(2e-3), None));
+        assert_eq!(torch.version(), "2");
+    }
+}

@@ -1,0 +1,163 @@
+//! The cases of `cargo bench -p meshstep-optim --features cuda --bench gpu` on this machine's first GPU: beside the device's own
+//! copy of memory, and beside PyTorch.
+
+#[path = "../../../../optim/benches/gpu/cases.rs"]
+mod cases;
+#[path = "../../../../optim/benches/gpu/check.rs"]
+mod check;
+#[path = "../../../../optim/benches/gpu/job.rs"]
+mod job;
+#[path = "../../../../optim/benches/gpu/lbfgs.rs"]
+mod lbfgs;
+#[path = "../../../../optim/benches/gpu/measure.rs"]
+mod measure;
+#[path = "../../../../optim/benches/gpu/race.rs"]
+mod race;
+#[path = "../../../../optim/benches/gpu/vectors.rs"]
+mod vectors;
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result as Anyhow, anyhow};
+use meshstep_tensor::Queue;
+use meshstep_tensor::cuda::{self, Device, Stream};
+
+use crate::measure::Effort;
+use crate::measure::peers::TorchOnGpu;
+use crate::measure::record::{Cell, Section, Table, Wanted};
+use crate::measure::samples::Samples;
+use race::{Copy, Measured};
+
+/// What the shared cases fail with.
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+const ABOUT: &str = "Every case's first step is compared with the CPU's, bit for bit; then the device's copy of memory and the case take \
+                     turns, timed by the device's clock. A step is an exact norm, the decision and the clipped update.";
+
+const COLUMNS: [&str; 8] =
+    ["bytes each", "case", "copy", "moved", "of the copy's speed", "compared", "PyTorch", "PyTorch / ours"];
+
+/// A GPU to measure on.
+pub(crate) struct Gpu {
+    queue: Queue,
+    /// Its name, and the driver's CUDA.
+    pub(crate) name: String,
+    stand_in: bool,
+}
+
+impl Gpu {
+    /// The first of this machine.
+    pub(crate) fn open() -> Anyhow<Self> {
+        let driver = cuda::probe().context("--device cuda")?;
+        let device = Device::open(0)?;
+        let (major, minor) = (driver.version / 1000, driver.version % 1000 / 10);
+        let name = format!("{}, CUDA {major}.{minor}", device.name()?);
+        Ok(Gpu { queue: Queue::cuda(Stream::new(&device)?), name, stand_in: driver.stand_in })
+    }
+
+    /// All cases, beside PyTorch's run where `peers` names a folder for it.
+    pub(crate) fn run(
+        &self,
+        effort: Effort,
+        peers: Option<&Path>,
+        left_out: &mut Vec<String>,
+    ) -> Anyhow<Section> {
+        let full = if self.stand_in { 12 } else { effort.pick(24, 30) };
+        let rounds = effort.pick(5, 51);
+        let len = fallible(measure::fitting(full, &self.queue))?;
+        let mut theirs = peers.and_then(|folder| match self.torch(folder, len, rounds) {
+            Ok(torch) => Some(torch),
+            Err(why) => {
+                left_out.push(format!("PyTorch on the GPU: {why:#}"));
+                None
+            }
+        });
+        let mut found = Vec::new();
+        let mut copy = fallible(Copy::new(len, &self.queue))?;
+        for case in cases::cases() {
+            let measured = measure::measure(&case, &mut copy, (len, rounds), &self.queue);
+            let row = Row { name: case.name, bytes_each: case.bytes(), params: len, waits: 0.0 };
+            found.push((row, fallible(measured).context(case.name)?));
+        }
+        let params = lbfgs::params(len);
+        let row = Row { name: lbfgs::NAME, bytes_each: lbfgs::BYTES, params, waits: 1.0 };
+        let measured = lbfgs::measure(&mut copy, params, rounds, &self.queue);
+        found.push((row, fallible(measured).context(lbfgs::NAME)?));
+        drop(copy);
+        // What was slower then than now says nothing of PyTorch.
+        if let Some(torch) = &mut theirs {
+            torch.run()?;
+        }
+        Ok(self.section(&found, theirs.as_ref()))
+    }
+
+    fn torch(&self, folder: &Path, len: usize, rounds: usize) -> Anyhow<TorchOnGpu> {
+        if self.stand_in {
+            return Err(anyhow!("the stand-in for a driver is no GPU for it"));
+        }
+        let mut torch = TorchOnGpu::prepare(folder, len, rounds)?;
+        torch.run()?;
+        Ok(torch)
+    }
+
+    fn section(&self, found: &[(Row, Measured)], theirs: Option<&TorchOnGpu>) -> Section {
+        let mut section = Section::new("kernels", ABOUT);
+        let params = found.first().map_or(0, |(row, _)| row.params);
+        let mut table = Table::new(format!("{params} parameters on {}", self.name), &COLUMNS);
+        for (row, Measured { times, waits, compared }) in found {
+            let samples = |seconds: &[f64]| {
+                let mut samples = Samples::default();
+                seconds.iter().for_each(|&s| samples.push(s));
+                samples
+            };
+            let (case, copy) = (samples(&times.case), samples(&times.copy));
+            let bytes = (row.bytes_each * row.params) as f64;
+            let floor = copy.times(bytes / times.copied as f64);
+            let share = floor.over(&case).median().median;
+            let torch = theirs.and_then(|torch| torch.seconds(row.name));
+            let ratio = torch.map(|theirs| theirs / case.median().median);
+            table.row(
+                row.name,
+                [
+                    Cell::Count(row.bytes_each as u64),
+                    Cell::Time(case.median()),
+                    Cell::Time(floor.median()),
+                    Cell::Speed(bytes / case.median().median),
+                    Cell::Share(share),
+                    Cell::Count(*compared as u64),
+                    torch.map_or(Cell::None, Cell::Seconds),
+                    ratio.map_or(Cell::None, Cell::Number),
+                ],
+            );
+            let what = format!("{}: times the host waits within a step", row.name);
+            section.bar(what, waits.per_step, Wanted::AtMost(row.waits));
+            if row.waits == 0.0 && !waits.ahead {
+                table.note(format!("{}: the device was done before the host had asked for more", row.name));
+            }
+        }
+        table.note("copy: the time in which the device copies as many bytes, in turns with the case");
+        table.note("compared: elements whose bits the CPU has too after a first step");
+        table.note(format!("{}: a quarter of the parameters, as its vectors are many", lbfgs::NAME));
+        if let Some(torch) = theirs {
+            table.note(format!("PyTorch {}: the faster of its runs before and after", torch.version()));
+        }
+        if self.stand_in {
+            table.note("on the stand-in for a driver: no time here says anything about a GPU");
+        }
+        section.tables.push(table);
+        section
+    }
+}
+
+/// What the table says of a case besides what was measured.
+struct Row {
+    name: &'static str,
+    bytes_each: usize,
+    params: usize,
+    /// Waits of the host that one step needs.
+    waits: f64,
+}
+
+fn fallible<T>(result: Result<T>) -> Anyhow<T> {
+    result.map_err(|error| anyhow!("{error}"))
+}
