@@ -13,12 +13,12 @@ const HISTORY: usize = 10;
 /// Iterations until the history is full, and one more.
 const WARM: u64 = HISTORY as u64 + 2;
 
-/// The direction, the gradient and the one before are read, a pair is written, the other pairs are read for products with it;
-/// gradient and pairs are read for the direction, which is written; parameters are copied, and moved along it.
-pub(crate) const BYTES: usize = 4 * (3 + 2 + 2 * HISTORY + 1 + 2 * HISTORY + 1 + 2 + 3);
+/// The direction, the gradient and the one before are read, their difference is written, the pairs are read for products with the
+/// gradient; gradient and pairs are read for the direction, which is written; parameters are moved along it, and kept.
+pub(crate) const BYTES: usize = 4 * (3 + 1 + 2 * HISTORY + 1 + 2 * HISTORY + 1 + 4);
 
 /// Bytes of memory for each parameter of the other cases.
-pub(crate) const RESIDENT: usize = 4 * (2 * (HISTORY + 1) + 5) / PART;
+pub(crate) const RESIDENT: usize = 4 * (2 * (HISTORY + 1) + 4) / PART;
 
 /// Elements that are compared with the CPU's, at most.
 const MOST_COMPARED: usize = 10_007;

@@ -1,8 +1,9 @@
 //! One step of L-BFGS: evaluate, measure, turn, walk, until something says stop. Every branch is taken on reduced values.
 
 use super::cubic::Point;
+use super::fold::Scalar;
 use super::line_search::{Line, Trial, strong_wolfe};
-use super::passes::Rows;
+use super::passes::{Others, Rows};
 use super::{Iterate, Lbfgs, LbfgsError, LbfgsReport, LbfgsState, LineSearch, Loss, Stop};
 use crate::{Error, Reduce};
 use meshstep_tensor::{Slice, SliceMut};
@@ -30,6 +31,8 @@ pub(super) struct Run<'a, C> {
     pub(super) d_max: u64,
     /// Whether there is a direction to take slopes along.
     pub(super) along: bool,
+    /// Whether `x` has left the point that the direction is from.
+    pub(super) left: bool,
     pub(super) iterations: u64,
     pub(super) evaluations: u64,
     pub(super) folds: u64,
@@ -69,6 +72,7 @@ pub(super) fn run<E>(
         measured: 0,
         d_max: 0,
         along: false,
+        left: false,
         iterations: 0,
         evaluations: 0,
         folds: 0,
@@ -156,14 +160,15 @@ impl<E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, C> {
         }
     }
 
-    /// Takes in the pair measured last, writes the next direction, and remembers where it begins. Returns `g . d`.
+    /// Takes in the pair measured last and writes the next direction. Returns `g . d`.
     fn turn(&mut self) -> Result<f64, LbfgsError<E>> {
         if self.measured == 0 && self.state.iterations > 1 {
             self.measure()?;
         }
-        let LbfgsState { gram, fold, history, grads, d, start, passes, queue, .. } = &mut *self.state;
+        let LbfgsState { gram, fold, ds, ys, grads, passes, t, .. } = &mut *self.state;
         if self.measured > 0 {
-            (0..self.measured).for_each(|i| gram.measured(i, fold.products(i)));
+            let of_pair = [Scalar::Curvature, Scalar::NewSquares].map(|scalar| fold.scalar(scalar).to_f64());
+            gram.measured(*t, of_pair, fold.products(self.measured));
             if fold.mine.bad_pairs == 0 {
                 gram.accept();
             }
@@ -171,25 +176,28 @@ impl<E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, C> {
         self.measured = 0;
         let slope = gram.solve(self.seen[self.current].squares);
         let g = (gram.coef_of_g(), grads[self.current].as_slice());
-        let rows = Rows { history, gram, count: 2 * gram.len() };
-        let written = passes.combine(d.as_mut(), g, &rows);
-        let written = written.and_then(|()| Ok(queue.copy(self.x.as_slice(), start.as_mut())?));
-        written.map_err(LbfgsError::Alone)?;
+        let ((d, ds), (_, ys)) = (Others::of(ds, gram.spare()), Others::of(ys, gram.spare()));
+        passes.combine(d.as_mut(), g, &Rows { ds, ys, gram }).map_err(LbfgsError::Alone)?;
         self.state.before = self.current;
         self.d_max = 0;
         self.along = true;
+        self.left = false;
         Ok(slope)
     }
 
     /// `t d` from where the iteration began.
     fn walk(&mut self, t: f64) -> Result<(), LbfgsError<E>> {
         self.state.t = t;
-        let LbfgsState { start, d, passes, queue, .. } = &mut *self.state;
-        let walked = if t == 0.0 {
-            queue.copy(start.as_slice(), self.x.reborrow()).map_err(Error::from)
-        } else {
-            passes.walk(self.x.reborrow(), start.as_slice(), t, d.as_slice())
+        let LbfgsState { start, ds, gram, passes, queue, .. } = &mut *self.state;
+        let d = &ds[gram.spare()];
+        let x = self.x.reborrow();
+        let walked = match (self.left, t == 0.0) {
+            (false, true) => Ok(()),
+            (false, false) => passes.leave(x, start.as_mut(), t, d.as_slice()),
+            (true, true) => queue.copy(start.as_slice(), x).map_err(Error::from),
+            (true, false) => passes.walk(x, start.as_slice(), t, d.as_slice()),
         };
+        self.left |= walked.is_ok() && t != 0.0;
         walked.map_err(LbfgsError::Alone)
     }
 

@@ -1,7 +1,6 @@
 //! What shards tell each other after an evaluation or before a direction: one vector of sums and one of maxima.
 
 use super::Loss;
-use super::passes::NEWS;
 use crate::{ExactSum, Reduce, ReduceError, ordered, unordered};
 use meshstep_tensor::DType;
 use std::ops::Range;
@@ -9,7 +8,7 @@ use std::ops::Range;
 /// Counts at the head of the sums: gradient elements, loss parts, and elements of a new pair that are not finite; weights.
 const COUNTS: usize = 4;
 /// Exact sums that are always there.
-const SCALARS: usize = 4;
+const SCALARS: usize = 6;
 /// Words before the first product.
 const HEAD: usize = COUNTS + SCALARS * ExactSum::WORDS;
 /// Words of the maxima.
@@ -21,7 +20,7 @@ pub(super) struct Fold {
     words: Vec<u64>,
     /// The words of a product's sum that travel: f32 needs few.
     window: Range<usize>,
-    /// Loss, `g . g`, sum of `|g|`, `g . d`; then of each row its products with `g` and the new `y`.
+    /// The scalars; then of each row its product with the gradient.
     sums: Vec<ExactSum>,
     pub(super) mine: Brought,
 }
@@ -54,7 +53,7 @@ pub(super) struct Known {
 
 impl Fold {
     pub(super) fn new(history_len: usize, dtype: DType) -> Self {
-        let products = NEWS * 2 * (history_len + 1);
+        let products = 2 * (history_len + 1);
         let window = if dtype == DType::F32 { ExactSum::F32_PRODUCTS } else { 0..ExactSum::WORDS };
         Fold {
             words: vec![0; HEAD + products * window.len()],
@@ -69,18 +68,23 @@ impl Fold {
         (self.words.len(), MAXIMA)
     }
 
+    /// The words that a product has.
+    pub(super) fn window(&self) -> &Range<usize> {
+        &self.window
+    }
+
     /// Forgets what was brought, and makes room for `rows` measured rows.
     pub(super) fn begin(&mut self, rows: usize) {
         self.mine = Brought::default();
-        self.sums[..SCALARS + NEWS * rows].fill(ExactSum::new());
+        self.sums[..SCALARS + rows].fill(ExactSum::new());
     }
 
     /// The products of `rows` rows, to be added to.
     pub(super) fn products_mut(&mut self, rows: usize) -> &mut [ExactSum] {
-        &mut self.sums[SCALARS..SCALARS + NEWS * rows]
+        &mut self.sums[SCALARS..SCALARS + rows]
     }
 
-    /// Adds to one of the four scalars.
+    /// Adds to a scalar.
     pub(super) fn add(&mut self, scalar: Scalar, sum: &ExactSum) {
         self.sums[scalar as usize].merge(sum);
     }
@@ -110,7 +114,7 @@ impl Fold {
     /// One exchange.
     pub(super) fn exchange(&mut self, rows: usize, reduce: &dyn Reduce) -> Result<Known, ReduceError> {
         let Fold { window, mine, .. } = self;
-        let (scalars, products) = self.sums[..SCALARS + NEWS * rows].split_at_mut(SCALARS);
+        let (scalars, products) = self.sums[..SCALARS + rows].split_at_mut(SCALARS);
         let words = &mut self.words[..HEAD + products.len() * window.len()];
         let mine = *mine;
         words[..COUNTS].copy_from_slice(&[mine.bad_grads, mine.bad_losses, mine.bad_pairs, mine.weight]);
@@ -155,9 +159,9 @@ impl Fold {
         &self.sums[scalar as usize]
     }
 
-    /// The products of row `i` with `g` and the new `y`, of all shards together.
-    pub(super) fn products(&self, i: usize) -> [f64; NEWS] {
-        std::array::from_fn(|k| self.sums[SCALARS + NEWS * i + k].to_f64())
+    /// The products of `rows` rows with the gradient, of all shards together.
+    pub(super) fn products(&self, rows: usize) -> &[ExactSum] {
+        &self.sums[SCALARS..SCALARS + rows]
     }
 }
 
@@ -165,7 +169,14 @@ impl Fold {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Scalar {
     Loss,
+    /// `g . g`.
     Squares,
+    /// The sum of `|g|`.
     Magnitudes,
+    /// `g . d`.
     Slope,
+    /// Of a new pair: `d . y`.
+    Curvature,
+    /// And `y . y`.
+    NewSquares,
 }

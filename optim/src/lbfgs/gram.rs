@@ -2,15 +2,19 @@
 //!
 //! The direction is `-H g`, a combination of the gradient and the history's `s` and `y`, so its coefficients follow from the
 //! vectors' dot products: Chen, Wang and Zhou, *Large-scale L-BFGS using MapReduce* (2014). No `s` meets another in the recursion,
-//! nor an older `y`, so an iteration measures the history with `g` and the new `y` alone, as Byrd, Nocedal and Schnabel do,
-//! *Representations of quasi-Newton matrices and their use in limited memory methods* (1994).
+//! and what a row has with a new `y` is what it has with the gradient now less what it had before, so an iteration measures the
+//! history with the gradient alone: Byrd, Nocedal and Schnabel, *Representations of quasi-Newton matrices and their use in limited
+//! memory methods* (1994). Both are exact sums here, and so is their difference: nothing cancels, however close the gradients are.
+
+use crate::ExactSum;
+use std::ops::Range;
 
 /// A pair is accepted where `y . s` is above this: PyTorch's rule.
 const CURVATURE: f64 = 1e-10;
 
 /// Dot products of the history, of at most `m` pairs in `m + 1` slots: a pair is measured before it is accepted.
 ///
-/// Row `k` is slot `k`'s `s`, row `m + 1 + k` its `y`.
+/// Of `s = t d` the vectors there are have `d`.
 #[derive(Debug)]
 pub(super) struct Gram {
     slots: usize,
@@ -18,29 +22,36 @@ pub(super) struct Gram {
     used: Vec<usize>,
     /// Where the next pair goes.
     spare: usize,
-    /// Of each row with the `y` of each slot; of an `s`, only with those that are no older.
-    table: Vec<f64>,
-    with_g: Vec<f64>,
+    /// How far along its direction each slot's `s` went.
+    t: Vec<f64>,
+    /// `s . y` of each slot's `s` with the `y` of each that is no older. That with a later one is with the difference of gradients
+    /// which that `y` is before it is rounded.
+    s_y: Vec<f64>,
+    /// `y . y`, likewise.
+    y_y: Vec<f64>,
+    /// Of each slot's `d` and `y` with the gradient that the last direction was for.
+    with_g: Vec<[ExactSum; 2]>,
     h_diag: f64,
     alpha: Vec<f64>,
-    /// Of each row in the direction.
-    coefs: Vec<f64>,
+    /// Of each slot's `s` and `y` in the direction.
+    coefs: Vec<[f64; 2]>,
 }
 
 impl Gram {
     /// Room for `history_len` pairs.
     pub(super) fn new(history_len: usize) -> Self {
         let slots = history_len + 1;
-        let rows = 2 * slots;
         Gram {
             slots,
             used: Vec::with_capacity(slots),
             spare: 0,
-            table: vec![0.0; rows * slots],
-            with_g: vec![0.0; rows],
+            t: vec![0.0; slots],
+            s_y: vec![0.0; slots * slots],
+            y_y: vec![0.0; slots * slots],
+            with_g: vec![[ExactSum::new(), ExactSum::new()]; slots],
             h_diag: 1.0,
             alpha: vec![0.0; slots],
-            coefs: vec![0.0; rows],
+            coefs: vec![[0.0; 2]; slots],
         }
     }
 
@@ -49,45 +60,47 @@ impl Gram {
         self.used.len()
     }
 
+    /// The slot of the `i`th of these, the oldest first.
+    pub(super) fn slot(&self, i: usize) -> usize {
+        self.used[i]
+    }
+
     /// The slot that a new pair is measured in.
     pub(super) fn spare(&self) -> usize {
         self.spare
     }
 
-    /// The row of slot `k`'s `y`.
-    pub(super) fn y(&self, k: usize) -> usize {
-        self.slots + k
-    }
-
-    /// Rows that are measured with a new pair: `s` and `y` of the pairs held and of the new one.
+    /// Products with the gradient that are measured with a new pair: those of `d` and `y` of the pairs held and of the new one.
     pub(super) fn rows(&self) -> usize {
         2 * (self.used.len() + 1)
     }
 
-    /// The `i`th of these.
-    pub(super) fn row(&self, i: usize) -> usize {
-        let slot = self.used.get(i / 2).copied().unwrap_or(self.spare);
-        if i.is_multiple_of(2) { slot } else { self.y(slot) }
-    }
-
-    /// Takes in the measured products of row `i` with the gradient and the new `y`.
-    pub(super) fn measured(&mut self, i: usize, [g, y]: [f64; 2]) {
-        let row = self.row(i);
-        self.with_g[row] = g;
-        self.set(row, self.spare, y);
-        if let Some(older) = row.checked_sub(self.slots) {
-            self.set(self.y(self.spare), older, y);
+    /// Takes in these products, and of the new pair, whose `s` is `t` times its direction, `d . y` and `y . y`.
+    pub(super) fn measured(&mut self, t: f64, [d_y, y_y]: [f64; 2], with_g: &[ExactSum]) {
+        let new = self.spare;
+        let (of_slots, _) = with_g.as_chunks::<2>();
+        for (i, now) in of_slots.iter().enumerate() {
+            let slot = self.used.get(i).copied().unwrap_or(new);
+            let before = &self.with_g[slot];
+            let [d, y] = [0, 1].map(|of| now[of].minus(&before[of]).to_f64());
+            self.s_y[slot * self.slots + new] = self.t[slot] * d;
+            self.y_y[slot * self.slots + new] = y;
+            self.y_y[new * self.slots + slot] = y;
+            self.with_g[slot].clone_from(now);
         }
+        self.t[new] = t;
+        self.s_y[new * self.slots + new] = t * d_y;
+        self.y_y[new * self.slots + new] = y_y;
     }
 
     /// Accepts the new pair, if its curvature allows.
     pub(super) fn accept(&mut self) -> bool {
         let k = self.spare;
-        let (y_s, y_y) = (self.with_y(k, k), self.with_y(self.y(k), k));
-        if !(y_s > CURVATURE && y_s.is_finite()) {
+        let (s_y, y_y) = (self.s_y(k, k), self.y_y(k, k));
+        if !(s_y > CURVATURE && s_y.is_finite()) {
             return false;
         }
-        self.h_diag = y_s / y_y;
+        self.h_diag = s_y / y_y;
         self.used.push(k);
         self.spare = if self.used.len() == self.slots { self.used.remove(0) } else { self.used.len() };
         true
@@ -95,24 +108,24 @@ impl Gram {
 
     /// Solves for the direction; `g_g` is the gradient's own product. Returns `g . d`.
     pub(super) fn solve(&mut self, g_g: f64) -> f64 {
-        self.coefs.fill(0.0);
         for i in (0..self.used.len()).rev() {
             let s = self.used[i];
             let later = self.used[i + 1..].iter().zip(&self.alpha[i + 1..]);
-            let s_q = later.fold(-self.with_g[s], |sum, (&j, a)| sum - a * self.with_y(s, j));
-            self.alpha[i] = s_q / self.with_y(s, s);
+            let s_q = later.fold(-self.s_g(s), |sum, (&j, a)| sum - a * self.s_y(s, j));
+            self.alpha[i] = s_q / self.s_y(s, s);
         }
         for i in 0..self.used.len() {
-            let (s, y) = (self.used[i], self.y(self.used[i]));
+            let k = self.used[i];
             let all = self.used.iter().zip(&self.alpha);
-            let y_q = all.fold(-self.with_g[y], |sum, (&j, a)| sum - a * self.with_y(y, j));
+            let y_q = all.fold(-self.y_g(k), |sum, (&j, a)| sum - a * self.y_y(k, j));
             let before = self.used[..i].iter();
-            let y_r = before.fold(self.h_diag * y_q, |sum, &j| sum + self.coefs[j] * self.with_y(j, s));
-            self.coefs[s] = self.alpha[i] - y_r / self.with_y(s, s);
-            self.coefs[y] = -self.h_diag * self.alpha[i];
+            let y_r = before.fold(self.h_diag * y_q, |sum, &j| sum + self.coefs[j][0] * self.s_y(j, k));
+            self.coefs[k] = [self.alpha[i] - y_r / self.s_y(k, k), -self.h_diag * self.alpha[i]];
         }
-        let rows = (0..2 * self.used.len()).map(|i| self.row(i));
-        rows.fold(-self.h_diag * g_g, |sum, row| sum + self.coefs[row] * self.with_g[row])
+        self.used.iter().fold(-self.h_diag * g_g, |sum, &k| {
+            let [s, y] = self.coefs[k];
+            sum + s * self.s_g(k) + y * self.y_g(k)
+        })
     }
 
     /// The gradient's coefficient in the direction.
@@ -120,45 +133,69 @@ impl Gram {
         -self.h_diag
     }
 
-    /// A row's coefficient in the direction.
-    pub(super) fn coef(&self, row: usize) -> f64 {
-        self.coefs[row]
+    /// The coefficients of the `d` and `y` of the `i`th pair in the direction.
+    pub(super) fn coefs(&self, i: usize) -> [f64; 2] {
+        let k = self.used[i];
+        let [s, y] = self.coefs[k];
+        [s * self.t[k], y]
     }
 
-    /// Adds what it is from one iteration to the next.
-    pub(super) fn save(&self, words: &mut Vec<u64>) {
+    /// Adds what it is from one iteration to the next, of sums the words of `window`.
+    pub(super) fn save(&self, window: &Range<usize>, words: &mut Vec<u64>) {
         words.extend([self.slots, self.spare, self.used.len()].map(|word| word as u64));
         words.extend(self.used.iter().map(|&slot| slot as u64));
         words.push(self.h_diag.to_bits());
-        words.extend(self.table.iter().map(|product| product.to_bits()));
+        let numbers = [&self.t, &self.s_y, &self.y_y].into_iter().flatten();
+        words.extend(numbers.map(|number| number.to_bits()));
+        for sum in self.with_g.iter().flatten() {
+            let first = words.len();
+            words.resize(first + window.len(), 0);
+            sum.write_window(window, &mut words[first..]);
+        }
     }
 
     /// One of as many slots from these words, if they are of one.
-    pub(super) fn restored(&self, words: &[u64]) -> Option<Gram> {
+    pub(super) fn restored(&self, window: &Range<usize>, words: &[u64]) -> Option<Gram> {
         let mut gram = Gram::new(self.slots - 1);
         let [slots, spare, used, rest @ ..] = words else { return None };
         let (used, rest) = rest.split_at_checked(usize::try_from(*used).ok()?)?;
-        let (&h_diag, table) = rest.split_first()?;
+        let (&h_diag, rest) = rest.split_first()?;
+        let numbers = self.t.len() + self.s_y.len() + self.y_y.len();
+        let (numbers, sums) = rest.split_at_checked(numbers)?;
         let mut all: Vec<u64> = used.iter().chain([spare]).copied().collect();
         gram.used.extend(used.iter().map(|&slot| slot as usize));
         gram.spare = *spare as usize;
         all.sort_unstable();
         let within = all.iter().all(|&slot| slot < self.slots as u64) && all.windows(2).all(|w| w[0] < w[1]);
-        if *slots != self.slots as u64 || !within || table.len() != self.table.len() {
+        if *slots != self.slots as u64 || !within || sums.len() != 2 * self.slots * window.len() {
             return None;
         }
         gram.h_diag = f64::from_bits(h_diag);
-        gram.table = table.iter().map(|&product| f64::from_bits(product)).collect();
+        let into = [&mut gram.t, &mut gram.s_y, &mut gram.y_y].into_iter().flatten();
+        into.zip(numbers).for_each(|(number, &bits)| *number = f64::from_bits(bits));
+        let into = gram.with_g.iter_mut().flatten();
+        let sums = sums.chunks_exact(window.len());
+        into.zip(sums).for_each(|(sum, words)| *sum = ExactSum::from_window(window, words));
         Some(gram)
     }
 
-    /// The product of a row with a slot's `y`.
-    fn with_y(&self, row: usize, slot: usize) -> f64 {
-        self.table[row * self.slots + slot]
+    /// `s . y` of two slots, the latter's pair no older.
+    fn s_y(&self, s: usize, y: usize) -> f64 {
+        self.s_y[s * self.slots + y]
     }
 
-    fn set(&mut self, row: usize, slot: usize, product: f64) {
-        self.table[row * self.slots + slot] = product;
+    fn y_y(&self, slot: usize, with: usize) -> f64 {
+        self.y_y[slot * self.slots + with]
+    }
+
+    /// `s . g`.
+    fn s_g(&self, slot: usize) -> f64 {
+        self.t[slot] * self.with_g[slot][0].to_f64()
+    }
+
+    /// `y . g`.
+    fn y_g(&self, slot: usize) -> f64 {
+        self.with_g[slot][1].to_f64()
     }
 }
 
@@ -195,47 +232,61 @@ mod tests {
         (0..len).map(|_| next()).collect()
     }
 
+    fn exactly(a: &[f64], b: &[f64]) -> ExactSum {
+        let mut sum = ExactSum::new();
+        a.iter().zip(b).for_each(|(&x, &y)| sum.add_product(x, y));
+        sum
+    }
+
     #[test]
     fn coefficients_give_the_recursions_direction() {
         const LEN: usize = 40;
         let mut seed = 7;
         for history_len in [1, 2, 5] {
             let mut gram = Gram::new(history_len);
-            let mut vectors = vec![vec![0.0; LEN]; 2 * (history_len + 1)];
+            // Of every slot `d` and `y`.
+            let mut vectors = vec![[vec![0.0; LEN], vec![0.0; LEN]]; history_len + 1];
             let mut pairs: Vec<(Vec<f64>, Vec<f64>)> = Vec::new();
+            let mut before = random(&mut seed, LEN);
+            gram.solve(dot(&before, &before));
             for round in 0..12 {
-                let (s, mut y, g) = (random(&mut seed, LEN), random(&mut seed, LEN), random(&mut seed, LEN));
+                let (mut d, g) = (random(&mut seed, LEN), random(&mut seed, LEN));
+                let y: Vec<f64> = g.iter().zip(&before).map(|(now, then)| now - then).collect();
                 // Mostly convex; every fourth pair is refused.
                 let sign = if round % 4 == 3 { -1.0 } else { 1.0 };
-                y.iter_mut().zip(&s).for_each(|(y, s)| *y = 0.3 * *y + sign * s);
-                let spare = gram.spare();
-                (vectors[spare], vectors[gram.y(spare)]) = (s.clone(), y.clone());
-                for i in 0..gram.rows() {
-                    let row = &vectors[gram.row(i)];
-                    let products = [dot(row, &g), dot(row, &y)];
-                    gram.measured(i, products);
-                }
+                d.iter_mut().zip(&y).for_each(|(d, y)| *d = 0.3 * *d + sign * y);
+                let t = 0.25 + round as f64;
+                vectors[gram.spare()] = [d.clone(), y.clone()];
+                let slots = (0..gram.len()).map(|i| gram.slot(i)).chain([gram.spare()]);
+                let with_g: Vec<_> =
+                    slots.flat_map(|slot| vectors[slot].each_ref().map(|v| exactly(v, &g))).collect();
+                assert_eq!(with_g.len(), gram.rows());
+                gram.measured(t, [dot(&d, &y), dot(&y, &y)], &with_g);
                 assert_eq!(gram.accept(), sign > 0.0);
                 if sign > 0.0 {
-                    pairs.push((s, y));
+                    pairs.push((d.iter().map(|d| t * d).collect(), y));
                     pairs.drain(..pairs.len().saturating_sub(history_len));
                 }
                 assert_eq!(gram.len(), pairs.len());
                 let slope = gram.solve(dot(&g, &g));
                 let expected = two_loops(&pairs, &g);
-                let value = |i: usize| {
-                    let terms = vectors.iter().enumerate().map(|(row, v)| gram.coef(row) * v[i]);
-                    gram.coef_of_g() * g[i] + terms.sum::<f64>()
+                let value = |e: usize| {
+                    let terms = (0..gram.len()).map(|i| {
+                        let ([d, y], [of_d, of_y]) = (&vectors[gram.slot(i)], gram.coefs(i));
+                        of_d * d[e] + of_y * y[e]
+                    });
+                    gram.coef_of_g() * g[e] + terms.sum::<f64>()
                 };
                 let scale = expected.iter().fold(0.0, |m: f64, x| m.max(x.abs()));
                 for (i, x) in expected.iter().enumerate() {
                     assert!(
-                        (value(i) - x).abs() <= 1e-12 * scale,
+                        (value(i) - x).abs() <= 1e-11 * scale,
                         "{history_len} {round} {i}: {} {x}",
                         value(i)
                     );
                 }
-                assert!((slope - dot(&g, &expected)).abs() <= 1e-12 * dot(&g, &g) * scale);
+                assert!((slope - dot(&g, &expected)).abs() <= 1e-11 * dot(&g, &g) * scale);
+                before = g;
             }
         }
     }

@@ -1,13 +1,14 @@
 //! The passes on memory of the CPU: the definition.
 
 use super::fold::{Fold, Scalar};
-use super::passes::{Measure, Passes, Rows};
-use super::vectors::{Number, combine, pair, walk};
-use crate::norm::add_dots;
+use super::passes::{Asked, Measure, NewPair, Passes, Rows};
+use super::vectors::{Number, combine, difference, leave, walk};
+use crate::norm::{Chunk, add_dot};
 use crate::{Error, ExactSum, Isa, Norm, NormAccumulator};
 use meshstep_tensor::{Slice, SliceMut};
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 /// Passes over vectors of `T`.
 #[derive(Debug)]
@@ -15,13 +16,17 @@ pub(super) struct Here<T> {
     counted: Vec<Range<usize>>,
     /// Bits of the direction's largest magnitude.
     d_max: u64,
+    /// Of each row with the gradient, which all threads add to.
+    products: Vec<Mutex<ExactSum>>,
     of: PhantomData<T>,
 }
 
 impl<T> Here<T> {
-    /// Of `len` elements, which all count.
-    pub(super) fn new(len: usize) -> Self {
-        Here { counted: std::iter::once(0..len).collect(), d_max: 0, of: PhantomData }
+    /// Of `len` elements, which all count, and `history_len` pairs of them.
+    pub(super) fn new(history_len: usize, len: usize) -> Self {
+        let counted = std::iter::once(0..len).collect();
+        let products = (0..2 * (history_len + 1)).map(|_| Mutex::new(ExactSum::new())).collect();
+        Here { counted, d_max: 0, products, of: PhantomData }
     }
 }
 
@@ -35,14 +40,8 @@ impl<T: Number> Passes for Here<T> {
         Ok(())
     }
 
-    fn pair(
-        &mut self,
-        [s, y]: [SliceMut<'_>; 2],
-        t: f64,
-        d: Slice<'_>,
-        [g, before]: [Slice<'_>; 2],
-    ) -> Result<(), Error> {
-        pair::<T>((s.into_typed()?, y.into_typed()?), t, d.typed()?, (g.typed()?, before.typed()?));
+    fn leave(&mut self, x: SliceMut<'_>, start: SliceMut<'_>, t: f64, d: Slice<'_>) -> Result<(), Error> {
+        leave::<T>(x.into_typed()?, start.into_typed()?, t, d.typed()?);
         Ok(())
     }
 
@@ -53,63 +52,153 @@ impl<T: Number> Passes for Here<T> {
         rows: &Rows<'_>,
     ) -> Result<(), Error> {
         let row = |i: usize| Ok((rows.coef(i), rows.row(i).typed::<T>()?));
-        combine(d.typed_mut::<T>()?, (coef, g.typed()?), rows.len(), &row)?;
-        self.d_max = largest(d.as_slice())?;
+        self.d_max = combine(d.typed_mut::<T>()?, (coef, g.typed()?), rows.len(), &row)?;
         Ok(())
     }
 
-    fn measure(&mut self, of: &Measure<'_>, fold: &mut Fold) -> Result<(), Error> {
+    fn measure(&mut self, Measure { g, d, asked, pair }: Measure<'_>, fold: &mut Fold) -> Result<(), Error> {
         fold.mine.d_max = self.d_max;
-        for range in &self.counted {
-            observe(of, range, fold)?;
-            if of.rows.len() > 0 {
-                products::<T>(of, range, fold)?;
+        let vectors = Vectors { g: g.typed::<T>()?, d: d.typed()? };
+        let seen = match pair {
+            Some(pair) => self.measure_pair(vectors, asked, pair, fold)?,
+            None => {
+                let mut seen = Seen::nothing();
+                self.counted.iter().for_each(|range| seen.add(asked, vectors.part(range)));
+                seen
             }
-        }
+        };
+        seen.tell(fold);
         Ok(())
     }
 }
 
-/// What a gradient brings in a range.
-fn observe(of: &Measure<'_>, range: &Range<usize>, fold: &mut Fold) -> Result<(), Error> {
-    let g = of.g.slice(range.clone())?;
-    if of.gradient {
-        let mut norm = NormAccumulator::new(Norm::L2);
-        norm.add(g)?;
-        fold.add(Scalar::Squares, norm.sum());
-        fold.mine.grad_max = fold.mine.grad_max.max(norm.max_bits());
-        fold.mine.bad_grads += norm.non_finite();
+impl<T: Number> Here<T> {
+    /// All that a new pair brings, in one pass: of every vector a chunk at a time.
+    fn measure_pair(
+        &mut self,
+        vectors: Vectors<'_, T>,
+        asked: Asked,
+        NewPair { y, before, rows }: NewPair<'_>,
+        fold: &mut Fold,
+    ) -> Result<Seen, Error> {
+        // Whatever is wrong with a row is found before anything is written.
+        (0..rows.len()).try_for_each(|i| rows.row(i).typed::<T>().map(|_| ()))?;
+        let older = |i: usize| rows.row(i).typed::<T>().unwrap_or(&[]);
+        let products = &mut self.products[..rows.len() + 2];
+        products.iter_mut().for_each(|sum| *sum = Mutex::new(ExactSum::new()));
+        let (counted, products) = (&self.counted, &*products);
+        let look = |first: usize, y: &[T], seen: &mut Seen| {
+            for range in counted {
+                let [begin, end] = [range.start, range.end].map(|at| at.clamp(first, first + y.len()));
+                if begin < end {
+                    let y = &y[begin - first..end - first];
+                    let vectors = vectors.part(&(begin..end));
+                    seen.add(asked, vectors);
+                    seen.add_pair(vectors.d, y);
+                    let of_new = [vectors.d, y];
+                    // The last two rows are the new pair's.
+                    let row = |i: usize| match i.checked_sub(rows.len()) {
+                        Some(new) => of_new[new],
+                        None => &older(i)[begin..end],
+                    };
+                    let next = |i: usize| match i {
+                        i if i < products.len() => row(i).as_ptr(),
+                        _ => row(0).as_ptr().wrapping_add(end - begin),
+                    };
+                    let g = Chunk::of(Isa::detect(), vectors.g);
+                    for (i, sum) in products.iter().enumerate() {
+                        let mut here = ExactSum::new();
+                        g.add(row(i), next(i + 1), &mut here);
+                        sum.lock().unwrap_or_else(PoisonError::into_inner).merge(&here);
+                    }
+                }
+            }
+        };
+        let grads = (vectors.g, before.typed()?);
+        let seen = difference(y.into_typed()?, grads, &Seen::nothing, &look, &Seen::merged);
+        for (into, sum) in fold.products_mut(products.len()).iter_mut().zip(products) {
+            into.clone_from(&sum.lock().unwrap_or_else(PoisonError::into_inner));
+        }
+        Ok(seen)
     }
-    if of.magnitudes {
-        let mut sum = NormAccumulator::new(Norm::L1);
-        sum.add(g)?;
-        fold.add(Scalar::Magnitudes, sum.sum());
-    }
-    if of.slope {
-        let mut slope = ExactSum::new();
-        slope.add_dot(g, of.d.slice(range.clone())?)?;
-        fold.add(Scalar::Slope, &slope);
-    }
-    Ok(())
 }
 
-/// Products of rows with the gradient and the newest `y` in a range.
-fn products<T: Number>(of: &Measure<'_>, range: &Range<usize>, fold: &mut Fold) -> Result<(), Error> {
-    let rows = &of.rows;
-    for new in rows.newest() {
-        let mut bad = NormAccumulator::new(Norm::Inf);
-        bad.add(new.as_slice().slice(range.clone())?)?;
-        fold.mine.bad_pairs += bad.non_finite();
-    }
-    let [_, y] = rows.newest();
-    let news = [of.g.typed::<T>()?, y.typed()?].map(|new| &new[range.clone()]);
-    let row = |i: usize| Ok(&rows.row(i).typed::<T>()?[range.clone()]);
-    add_dots(Isa::detect(), news, rows.len(), &row, fold.products_mut(rows.len()))
+/// A gradient and a direction.
+#[derive(Clone, Copy)]
+struct Vectors<'a, T> {
+    g: &'a [T],
+    d: &'a [T],
 }
 
-/// Bits of the largest magnitude; those of infinity where one is not finite.
-fn largest(vector: Slice<'_>) -> Result<u64, Error> {
-    let mut norm = NormAccumulator::new(Norm::Inf);
-    norm.add(vector)?;
-    Ok(if norm.non_finite() > 0 { f64::INFINITY.to_bits() } else { norm.max_bits() })
+impl<T> Vectors<'_, T> {
+    fn part(&self, range: &Range<usize>) -> Self {
+        Vectors { g: &self.g[range.clone()], d: &self.d[range.clone()] }
+    }
+}
+
+/// What was measured but for the rows' products.
+struct Seen {
+    /// Of the gradient.
+    squares: NormAccumulator,
+    magnitudes: NormAccumulator,
+    slope: ExactSum,
+    /// Of a new pair.
+    of_d: NormAccumulator,
+    of_y: NormAccumulator,
+    d_y: ExactSum,
+}
+
+impl Seen {
+    fn nothing() -> Self {
+        let [squares, of_y] = [(); 2].map(|()| NormAccumulator::new(Norm::L2));
+        let (magnitudes, of_d) = (NormAccumulator::new(Norm::L1), NormAccumulator::new(Norm::Inf));
+        Seen { squares, magnitudes, slope: ExactSum::new(), of_d, of_y, d_y: ExactSum::new() }
+    }
+
+    /// Adds what is asked for of a part.
+    fn add<T: Number>(&mut self, asked: Asked, Vectors { g, d }: Vectors<'_, T>) {
+        let isa = Isa::detect();
+        if asked.gradient {
+            self.squares.spread(isa, g);
+        }
+        if asked.magnitudes {
+            self.magnitudes.spread(isa, g);
+        }
+        if asked.slope {
+            add_dot(isa, g, d, &mut self.slope);
+        }
+    }
+
+    /// Adds a part of a new pair.
+    fn add_pair<T: Number>(&mut self, d: &[T], y: &[T]) {
+        let isa = Isa::detect();
+        self.of_d.spread(isa, d);
+        self.of_y.spread(isa, y);
+        add_dot(isa, d, y, &mut self.d_y);
+    }
+
+    fn merged(mut self, other: Seen) -> Self {
+        self.squares.merge(&other.squares);
+        self.magnitudes.merge(&other.magnitudes);
+        self.slope.merge(&other.slope);
+        self.of_d.merge(&other.of_d);
+        self.of_y.merge(&other.of_y);
+        self.d_y.merge(&other.d_y);
+        self
+    }
+
+    fn tell(&self, fold: &mut Fold) {
+        fold.mine.grad_max = self.squares.max_bits();
+        fold.mine.bad_grads = self.squares.non_finite();
+        fold.mine.bad_pairs = self.of_d.non_finite() + self.of_y.non_finite();
+        for (scalar, sum) in [
+            (Scalar::Squares, self.squares.sum()),
+            (Scalar::Magnitudes, self.magnitudes.sum()),
+            (Scalar::Slope, &self.slope),
+            (Scalar::Curvature, &self.d_y),
+            (Scalar::NewSquares, self.of_y.sum()),
+        ] {
+            fold.add(scalar, sum);
+        }
+    }
 }

@@ -13,8 +13,9 @@ pub(super) struct Launches {
     len: usize,
     dtype: DType,
     stream: Stream,
+    leave: Kernel,
     walk: Kernel,
-    pair: Kernel,
+    difference: Kernel,
     combine: Kernel,
     gram: Kernel,
     dot: Kernel,
@@ -22,6 +23,9 @@ pub(super) struct Launches {
     l2: Kernel,
     inf: Kernel,
 }
+
+/// Rows that a block of `lbfgs_gram` takes at a time.
+const ROWS: usize = 2;
 
 /// Which norm's kernel.
 #[derive(Clone, Copy, Debug)]
@@ -58,8 +62,9 @@ impl Launches {
             len,
             dtype,
             stream: stream.clone(),
+            leave: own("leave")?,
             walk: own("walk")?,
-            pair: own("pair")?,
+            difference: own("difference")?,
             combine: own("combine")?,
             gram: own("gram")?,
             dot: own("dot")?,
@@ -85,16 +90,29 @@ impl Launches {
         Ok(())
     }
 
-    /// `x = fma(t, d, start)`.
-    pub(super) fn walk(
+    /// `start = x` and `x = fma(t, d, start)`.
+    pub(super) fn leave(
         &self,
         x: SliceMut<'_>,
-        start: Slice<'_>,
-        mut t: f64,
+        start: SliceMut<'_>,
+        t: f64,
         d: Slice<'_>,
     ) -> Result<(), Error> {
-        self.check([x.as_slice(), start, d])?;
-        let [mut x, mut start, mut d] = [x.as_slice(), start, d].map(|vector| vector.address() as u64);
+        // SAFETY: `x` and `start` are borrowed exclusively.
+        unsafe { self.step(&self.leave, [x.as_slice(), start.as_slice(), d], t) }
+    }
+
+    /// `x = fma(t, d, start)`.
+    pub(super) fn walk(&self, x: SliceMut<'_>, start: Slice<'_>, t: f64, d: Slice<'_>) -> Result<(), Error> {
+        // SAFETY: `x` is borrowed exclusively.
+        unsafe { self.step(&self.walk, [x.as_slice(), start, d], t) }
+    }
+
+    /// # Safety
+    /// The kernel writes only what is borrowed exclusively.
+    unsafe fn step(&self, kernel: &Kernel, vectors: [Slice<'_>; 3], mut t: f64) -> Result<(), Error> {
+        self.check(vectors)?;
+        let [mut x, mut start, mut d] = vectors.map(|vector| vector.address() as u64);
         let mut n = self.len as u64;
         let arguments = &mut [
             argument(&mut x),
@@ -103,34 +121,20 @@ impl Launches {
             argument(&mut t),
             argument(&mut n),
         ];
-        // SAFETY: all vectors have `n` elements of the kernel's type on the stream's device, checked above; `x` is borrowed
-        // exclusively, and work that later calls put on this stream follows.
-        unsafe { self.each(&self.walk, arguments) }
+        // SAFETY: all vectors have `n` elements of the kernel's type on the stream's device, checked above; work that later calls
+        // put on this stream follows; what is written is the caller's promise.
+        unsafe { self.each(kernel, arguments) }
     }
 
-    /// `s = t d` and `y = g - before`.
-    pub(super) fn pair(
-        &self,
-        [s, y]: [SliceMut<'_>; 2],
-        mut t: f64,
-        d: Slice<'_>,
-        [g, before]: [Slice<'_>; 2],
-    ) -> Result<(), Error> {
-        let vectors = [s.as_slice(), y.as_slice(), d, g, before];
+    /// `y = g - before`.
+    pub(super) fn difference(&self, y: SliceMut<'_>, [g, before]: [Slice<'_>; 2]) -> Result<(), Error> {
+        let vectors = [y.as_slice(), g, before];
         self.check(vectors)?;
-        let [mut s, mut y, mut d, mut g, mut before] = vectors.map(|vector| vector.address() as u64);
+        let [mut y, mut g, mut before] = vectors.map(|vector| vector.address() as u64);
         let mut n = self.len as u64;
-        let arguments = &mut [
-            argument(&mut s),
-            argument(&mut y),
-            argument(&mut d),
-            argument(&mut g),
-            argument(&mut before),
-            argument(&mut t),
-            argument(&mut n),
-        ];
-        // SAFETY: as in `walk`; `s` and `y` are borrowed exclusively.
-        unsafe { self.each(&self.pair, arguments) }
+        let arguments = &mut [argument(&mut y), argument(&mut g), argument(&mut before), argument(&mut n)];
+        // SAFETY: as in `step`; `y` is borrowed exclusively.
+        unsafe { self.each(&self.difference, arguments) }
     }
 
     /// `d = coef g + sum over i of coef_i row_i`, for `rows` rows.
@@ -155,7 +159,7 @@ impl Launches {
             len: self.len as u64,
             coef,
         };
-        // SAFETY: as in `walk`, `d` borrowed exclusively; for the rows the caller's promise.
+        // SAFETY: as in `step`, `d` borrowed exclusively; for the rows the caller's promise.
         unsafe { self.each(&self.combine, &mut [argument(&mut given)]) }
     }
 
@@ -191,23 +195,23 @@ impl Launches {
         unsafe { self.launch(kernel, tiles, arguments) }
     }
 
-    /// Adds products of vectors with `news` in the table's ranges to the sums from word `sums` on: of row 0 with each, of row 1.
+    /// Adds products of vectors with `x` in the table's ranges to the sums from word `sums` on.
     ///
     /// # Safety
     /// On the stream, `rows` has the addresses of vectors that pass [`check`](Self::check) from word `first` on, `count` of them.
-    pub(super) unsafe fn products<const N: usize>(
+    pub(super) unsafe fn products(
         &self,
-        news: [Slice<'_>; N],
+        x: Slice<'_>,
         (rows, first, count): (&Buffer, usize, usize),
         table: Table,
         words: &mut Buffer,
         sums: usize,
     ) -> Result<(), Error> {
-        self.check(news)?;
-        assert!(sums + N * count * crate::ExactSum::WORDS <= words.len(), "sums lie within the words");
-        let kernel = if N == 1 { &self.dot } else { &self.gram };
+        self.check([x])?;
+        assert!(sums + count * crate::ExactSum::WORDS <= words.len(), "sums lie within the words");
+        let (kernel, together) = if count == 1 { (&self.dot, 1) } else { (&self.gram, ROWS) };
         let mut given = Products {
-            news: std::array::from_fn(|i| news.get(i).map_or(0, |new| new.address() as u64)),
+            x: x.address() as u64,
             rows: address(rows, first),
             count: count as u64,
             spans: table.spans,
@@ -215,9 +219,7 @@ impl Launches {
             tiles: table.tiles,
             sums: address(words, sums),
         };
-        // A block takes three rows at a time where there are several new vectors.
-        let packs = if N == 1 { count } else { count.div_ceil(3) };
-        let blocks = table.tiles.saturating_mul(packs as u64);
+        let blocks = table.tiles.saturating_mul(count.div_ceil(together) as u64);
         // SAFETY: as in `norm`; for the rows the caller's promise.
         unsafe { self.launch(kernel, blocks, &mut [argument(&mut given)]) }
     }

@@ -1,9 +1,9 @@
-// L-BFGS on whole vectors: exact products of history rows with the new ones, the direction, the steps along it. Bit for bit:
+// L-BFGS on whole vectors: exact products of the history's rows with a vector, the direction, the steps along it. Bit for bit:
 // norm/dot.rs and lbfgs/vectors.rs.
 
-// Products of every row with each of the new vectors. `sums` has the words of row 0 with each of them, of row 1, and so on.
+// Products of every row with `x`. `sums` has the words of row 0, of row 1, and so on.
 struct Products {
-    const void* news[2];
+    const void* x;
     const void* const* rows;
     u64 count;
     const Span* spans;
@@ -12,58 +12,49 @@ struct Products {
     u64* sums;
 };
 
-// A block takes ROWS rows at a time, which share what is read of the new vectors; blocks that follow each other take other
-// rows of the same tiles, so that memory gives the new vectors once and the cache does the rest. In f32 a product costs four
-// additions in f64.
-template <typename T, int NEWS, int ROWS>
+// A block takes ROWS rows at a time, which share what is read of `x`; blocks that follow each other take other rows of the same
+// tiles, so that memory gives `x` once and the cache does the rest. In f32 a product costs four additions in f64.
+template <typename T, int ROWS>
 __device__ inline void add_products(const Products& p) {
     typedef Part<T, SAME> Part;
-    __shared__ u64 words[ROWS * NEWS * WORDS];
-    clear(words, ROWS * NEWS * WORDS);
+    __shared__ u64 words[ROWS * WORDS];
+    clear(words, ROWS * WORDS);
     u64 packs = (p.count + ROWS - 1) / ROWS, share = gridDim.x > packs && packs ? gridDim.x / packs : 1;
     for (u64 item = blockIdx.x; item < packs * share; item += gridDim.x) {
         u64 row = item % packs * ROWS, span = 0;
         int here = p.count - row < ROWS ? (int)(p.count - row) : ROWS;
-        u64* to = p.sums + row * NEWS * WORDS;
+        u64* to = p.sums + row * WORDS;
         u32 waiting = 0;
-        Dot<T> dots[ROWS][NEWS];
+        Dot<T> dots[ROWS];
 #pragma unroll
-        for (int i = 0; i < ROWS * NEWS; i++) dots[i / NEWS][i % NEWS].begin();
+        for (int r = 0; r < ROWS; r++) dots[r].begin();
         for (u64 tile = item / packs; tile < p.tiles; tile += share) {
             span = find(p.spans, span, p.span_count, tile);
             u64 start = p.spans[span].start + (tile - p.spans[span].tile) * Part::TILE, end = p.spans[span].end;
-            T x[NEWS][Part::N], y[ROWS][Part::N];
-#pragma unroll
-            for (int n = 0; n < NEWS; n++) Part::load(x[n], p.news[n], start, end);
+            T x[Part::N], y[ROWS][Part::N];
+            Part::load(x, p.x, start, end);
 #pragma unroll
             for (int r = 0; r < ROWS; r++) Part::load(y[r], p.rows[row + (r < here ? r : 0)], start, end);
-            Extent<T> extents[NEWS];
+            Extent<T> extent(x);
 #pragma unroll
-            for (int n = 0; n < NEWS; n++) extents[n] = Extent<T>(x[n]);
-#pragma unroll
-            for (int r = 0; r < ROWS; r++) {
-                if (r >= here) continue;
-                Extent<T> extent(y[r]);
-#pragma unroll
-                for (int n = 0; n < NEWS; n++)
-                    dots[r][n].add(x[n], y[r], extents[n], extent, words + (r * NEWS + n) * WORDS);
-            }
-            if (++waiting == DRAIN_AFTER) drain(words, here * NEWS * WORDS, to), waiting = 0;
+            for (int r = 0; r < ROWS; r++)
+                if (r < here) dots[r].add(x, y[r], extent, Extent<T>(y[r]), words + r * WORDS);
+            if (++waiting == DRAIN_AFTER) drain(words, here * WORDS, to), waiting = 0;
         }
 #pragma unroll
-        for (int i = 0; i < ROWS * NEWS; i++) dots[i / NEWS][i % NEWS].flush(words + i * WORDS);
-        drain(words, here * NEWS * WORDS, to);
+        for (int r = 0; r < ROWS; r++) dots[r].flush(words + r * WORDS);
+        drain(words, here * WORDS, to);
     }
 }
 
-#define PRODUCTS(NAME, T, NEWS, ROWS)                                          \
+#define PRODUCTS(NAME, T, ROWS)                                                    \
     extern "C" __global__ void __launch_bounds__(THREADS) NAME(const Products p) { \
-        add_products<T, NEWS, ROWS>(p);                                        \
+        add_products<T, ROWS>(p);                                                  \
     }
-PRODUCTS(lbfgs_gram_f32, float, 2, 3)
-PRODUCTS(lbfgs_gram_f64, double, 2, 3)
-PRODUCTS(lbfgs_dot_f32, float, 1, 1)
-PRODUCTS(lbfgs_dot_f64, double, 1, 1)
+PRODUCTS(lbfgs_gram_f32, float, 2)
+PRODUCTS(lbfgs_gram_f64, double, 2)
+PRODUCTS(lbfgs_dot_f32, float, 1)
+PRODUCTS(lbfgs_dot_f64, double, 1)
 
 // Elements of 16 bytes, or one.
 template <int N>
@@ -142,19 +133,33 @@ struct Walk {
     }
 };
 
-// s = t d, y = g - before.
+// start = x, x = t d + start.
 template <typename T>
-struct Pair {
-    void *s, *y;
-    const void *d, *g, *before;
+struct Leave {
+    void *x, *start;
+    const void* d;
     T t;
 
     template <int N>
     __device__ void run(T (&out)[N], u64 at) const {
-        T along[N], now[N], then[N];
-        load(along, d, at), load(now, g, at), load(then, before, at);
-        for (int i = 0; i < N; i++) out[i] = times(t, along[i]);
-        store(out, s, at);
+        T from[N], along[N];
+        load(from, x, at), load(along, d, at);
+        store(from, start, at);
+        for (int i = 0; i < N; i++) out[i] = fused(t, along[i], from[i]);
+        store(out, x, at);
+    }
+};
+
+// y = g - before.
+template <typename T>
+struct Difference {
+    void* y;
+    const void *g, *before;
+
+    template <int N>
+    __device__ void run(T (&out)[N], u64 at) const {
+        T now[N], then[N];
+        load(now, g, at), load(then, before, at);
         for (int i = 0; i < N; i++) out[i] = minus(now[i], then[i]);
         store(out, y, at);
     }
@@ -207,11 +212,15 @@ __device__ inline void combine(const Combination& c) {
         set(walk.t, t);                                                                                      \
         each<T>(walk, len, (u64)x | (u64)start | (u64)d);                                                    \
     }                                                                                                        \
-    extern "C" __global__ void __launch_bounds__(THREADS) lbfgs_pair_##NAME(                                 \
-        void* s, void* y, const void* d, const void* g, const void* before, double t, u64 len) {             \
-        Pair<T> pair{s, y, d, g, before};                                                                    \
-        set(pair.t, t);                                                                                      \
-        each<T>(pair, len, (u64)s | (u64)y | (u64)d | (u64)g | (u64)before);                                 \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                    \
+        lbfgs_leave_##NAME(void* x, void* start, const void* d, double t, u64 len) {                         \
+        Leave<T> leave{x, start, d};                                                                         \
+        set(leave.t, t);                                                                                     \
+        each<T>(leave, len, (u64)x | (u64)start | (u64)d);                                                   \
+    }                                                                                                        \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                    \
+        lbfgs_difference_##NAME(void* y, const void* g, const void* before, u64 len) {                       \
+        each<T>(Difference<T>{y, g, before}, len, (u64)y | (u64)g | (u64)before);                            \
     }                                                                                                        \
     extern "C" __global__ void __launch_bounds__(THREADS) lbfgs_combine_##NAME(const Combination c) {        \
         combine<T>(c);                                                                                       \

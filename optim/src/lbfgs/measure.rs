@@ -2,9 +2,9 @@
 
 use super::driver::{Run, Seen, mix};
 use super::fold::{Known, Scalar};
-use super::passes::{Measure, Rows};
+use super::passes::{Asked, Measure, NewPair, Others, Rows};
 use super::{LbfgsError, LbfgsState, LineSearch, Loss};
-use meshstep_tensor::{Buffer, Slice, SliceMut};
+use meshstep_tensor::{Slice, SliceMut};
 
 impl<E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, C> {
     /// Calls the closure at `x`, its gradient into `slot`, and tells the other shards; with everything about the history
@@ -58,26 +58,19 @@ impl<E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, C> {
     /// Adds what the gradient in `slot` brings here, if that is `new`; and of `rows` of the history, if there are any, their
     /// products with it and the pair that leads to it.
     fn observe(&mut self, slot: usize, rows: usize, new: bool) -> Result<(), LbfgsError<E>> {
-        let LbfgsState { passes, fold, grads, d, gram, history, before, t, iterations, .. } =
-            &mut *self.state;
-        let g = grads[slot].as_slice();
-        let pair = [gram.spare(), gram.y(gram.spare())];
-        if rows > 0
-            && let Ok(pair) = history.get_disjoint_mut(pair)
-        {
-            passes.pair(pair.map(Buffer::as_mut), *t, d.as_slice(), [g, grads[*before].as_slice()])?;
-        }
+        let LbfgsState { passes, fold, grads, ds, ys, gram, before, iterations, .. } = &mut *self.state;
+        let ((d, ds), (y, ys)) = (Others::of(ds, gram.spare()), Others::of(ys, gram.spare()));
+        let pair = NewPair { y: y.as_mut(), before: grads[*before].as_slice(), rows: Rows { ds, ys, gram } };
         let search = self.rule.line_search == LineSearch::StrongWolfe;
-        let measure = Measure {
-            g,
-            d: d.as_slice(),
+        let asked = Asked {
             gradient: new,
             // Only the first step's length asks for it.
             magnitudes: new && *iterations == 0,
             slope: new && self.along && search,
-            rows: Rows { history, gram, count: rows },
         };
-        Ok(passes.measure(&measure, fold)?)
+        let (g, d) = (grads[slot].as_slice(), d.as_slice());
+        let measure = Measure { g, d, asked, pair: (rows > 0).then_some(pair) };
+        Ok(passes.measure(measure, fold)?)
     }
 
     /// What all shards know of the point just evaluated.

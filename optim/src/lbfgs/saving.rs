@@ -5,27 +5,25 @@ use crate::Error;
 use meshstep_tensor::{Buffer, Slice, SliceMut};
 
 impl LbfgsState {
-    /// Every vector of the state by name, in memory of the state's place: `s0`, `s1`, .. and `y0`, .. of the history, the direction
-    /// `d`, the point `start` that it leads away from, and gradients `g0`, ...
+    /// Every vector of the state by name, in memory of the state's place: the directions `d0`, `d1`, .. and `y0`, .. of the history,
+    /// the point `start` that the last direction leads away from, and gradients `g0`, ...
     pub fn vectors(&self) -> impl Iterator<Item = (String, Slice<'_>)> {
-        let all = self.history.iter().chain([&self.d, &self.start]).chain(&self.grads);
+        let all = self.ds.iter().chain(&self.ys).chain([&self.start]).chain(&self.grads);
         self.names().into_iter().zip(all.map(Buffer::as_slice))
     }
 
     /// The same, to be written.
     pub fn vectors_mut(&mut self) -> impl Iterator<Item = (String, SliceMut<'_>)> {
         let names = self.names();
-        let all = self.history.iter_mut().chain([&mut self.d, &mut self.start]).chain(&mut self.grads);
+        let all = self.ds.iter_mut().chain(&mut self.ys).chain([&mut self.start]).chain(&mut self.grads);
         names.into_iter().zip(all.map(Buffer::as_mut))
     }
 
     fn names(&self) -> Vec<String> {
-        let pairs = self.history.len() / 2;
         let numbered = |what: &'static str, count: usize| (0..count).map(move |i| format!("{what}{i}"));
-        let between = ["d", "start"].map(str::to_owned);
-        numbered("s", pairs)
-            .chain(numbered("y", pairs))
-            .chain(between)
+        numbered("d", self.ds.len())
+            .chain(numbered("y", self.ys.len()))
+            .chain(["start".to_owned()])
             .chain(numbered("g", self.grads.len()))
             .collect()
     }
@@ -33,7 +31,7 @@ impl LbfgsState {
     /// What of the state is no vector: counters, the last step's length, and the history's products. The same on every shard.
     pub fn words(&self) -> Vec<u64> {
         let mut words = vec![self.before as u64, self.t.to_bits(), self.iterations, self.evaluations];
-        self.gram.save(&mut words);
+        self.gram.save(self.fold.window(), &mut words);
         words
     }
 
@@ -44,7 +42,8 @@ impl LbfgsState {
         if let Some((name, count)) = counts.into_iter().find(|&(_, count)| count >= MOST) {
             return Err(Error::Scalar { name, value: count as f64, works: "counts below 2^53" });
         }
-        let fits = *before < self.grads.len() as u64 && self.gram.restored(gram).is_some();
+        let fits =
+            *before < self.grads.len() as u64 && self.gram.restored(self.fold.window(), gram).is_some();
         if fits { Ok(()) } else { Err(foreign(words.len())) }
     }
 
@@ -53,7 +52,7 @@ impl LbfgsState {
     pub fn restore(&mut self, words: &[u64]) -> Result<(), Error> {
         self.check(words)?;
         if let [before, t, iterations, evaluations, gram @ ..] = words
-            && let Some(gram) = self.gram.restored(gram)
+            && let Some(gram) = self.gram.restored(self.fold.window(), gram)
         {
             self.gram = gram;
             (self.before, self.t) = (*before as usize, f64::from_bits(*t));

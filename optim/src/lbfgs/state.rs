@@ -11,19 +11,19 @@ use std::ops::Range;
 
 /// History and progress of [`Lbfgs`] on one vector, or one shard of it.
 ///
-/// Memory: `2 (history_len + 1) + 4` vectors, two more with a line search. On a GPU as well `4 (history_len + 1)` exact sums, of
-/// about a kilobyte each.
+/// Memory: `2 (history_len + 1) + 3` vectors, two more with a line search. And `4 (history_len + 1)` exact sums, of
+/// about a kilobyte each; on a GPU `2 (history_len + 1)` more there.
 #[derive(Debug)]
 pub struct LbfgsState {
     pub(super) len: usize,
     pub(super) dtype: DType,
     pub(super) queue: Queue,
     pub(super) passes: Box<dyn Passes>,
-    /// `s` of every slot, then `y` of every slot.
-    pub(super) history: Vec<Buffer>,
-    /// The direction of the last iteration.
-    pub(super) d: Buffer,
-    /// The point it leads away from.
+    /// The direction of every slot, of which its `s` is a multiple; in the spare one that of the last iteration.
+    pub(super) ds: Vec<Buffer>,
+    /// `y` of every slot.
+    pub(super) ys: Vec<Buffer>,
+    /// The point that the last direction leads away from.
     pub(super) start: Buffer,
     /// Gradients: of `start`, and of the points tried.
     pub(super) grads: Vec<Buffer>,
@@ -63,8 +63,8 @@ impl Lbfgs {
             dtype,
             queue: queue.clone(),
             passes: passes(self.history_len, len, dtype, queue, meter)?,
-            history: vectors(2 * (self.history_len + 1))?,
-            d: vector()?,
+            ds: vectors(self.history_len + 1)?,
+            ys: vectors(self.history_len + 1)?,
             start: vector()?,
             grads: vectors(self.gradients())?,
             before: 0,
@@ -99,10 +99,10 @@ fn passes(
         let there = super::there::There::new(history_len, (len, dtype), stream, meter)?;
         return Ok(Box::new(there));
     }
-    let _ = (history_len, queue, meter);
+    let _ = (queue, meter);
     Ok(match dtype {
-        DType::F32 => Box::new(Here::<f32>::new(len)),
-        _ => Box::new(Here::<f64>::new(len)),
+        DType::F32 => Box::new(Here::<f32>::new(history_len, len)),
+        _ => Box::new(Here::<f64>::new(history_len, len)),
     })
 }
 

@@ -2,7 +2,7 @@
 
 use super::fold::{Fold, Scalar};
 use super::launches::{Launches, Ranges, Which};
-use super::passes::{Measure, NEWS, Passes, Rows};
+use super::passes::{Asked, Measure, NewPair, Passes, Rows};
 use crate::{Error, ExactSum};
 use meshstep_tensor::cuda::{Mail, Stream};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, Slice, SliceMut};
@@ -25,8 +25,11 @@ mod at {
     pub(super) const SQUARES: usize = 8;
     pub(super) const MAGNITUDES: usize = SQUARES + ExactSum::WORDS;
     pub(super) const SLOPE: usize = MAGNITUDES + ExactSum::WORDS;
-    /// Of each row with the gradient and the newest `y`.
-    pub(super) const PRODUCTS: usize = SLOPE + ExactSum::WORDS;
+    /// Of a new pair.
+    pub(super) const CURVATURE: usize = SLOPE + ExactSum::WORDS;
+    pub(super) const NEW_SQUARES: usize = CURVATURE + ExactSum::WORDS;
+    /// Of each row with the gradient.
+    pub(super) const PRODUCTS: usize = NEW_SQUARES + ExactSum::WORDS;
     /// Where a norm without a sum is told its sum is.
     pub(super) const NOWHERE: usize = SQUARES;
 }
@@ -63,9 +66,9 @@ impl There {
         let room = |words| Buffer::zeroed_on(&queue, words, DType::U64, meter, Category::Staging);
         let all = || Ranges::new(std::iter::once(0..len).collect());
         let rows = 2 * (history_len + 1);
-        // A direction and all rows, or rows and coefficients.
+        // Rows and coefficients.
         let told = 2 * rows;
-        let words = at::PRODUCTS + NEWS * rows * ExactSum::WORDS;
+        let words = at::PRODUCTS + rows * ExactSum::WORDS;
         let mut there = There {
             dtype,
             stream: stream.clone(),
@@ -100,31 +103,35 @@ impl There {
     }
 
     /// Launches what is asked for.
-    fn launch(&mut self, of: &Measure<'_>) -> Result<(), Error> {
-        let Measure { g, d, rows, .. } = of;
+    fn launch(&mut self, Measure { g, d, asked, mut pair }: Measure<'_>) -> Result<(), Error> {
+        let Asked { gradient, magnitudes, slope } = asked;
         let ranges = self.counted.there(self.dtype, &self.queue, &self.meter)?;
-        if of.slope || rows.len() > 0 {
-            self.tell(std::iter::once(*d).chain(rows.slices()), [])?;
+        let older = pair.as_ref().map_or(0, |pair| pair.rows.len());
+        match &pair {
+            Some(NewPair { y, rows, .. }) => self.tell(rows.slices().chain([d, y.as_slice()]), [])?,
+            None if slope => self.tell(std::iter::once(d), [])?,
+            None => {}
         }
         let There { launches, table, measured, .. } = self;
-        if of.gradient {
-            launches.norm(Which::L2, *g, ranges, measured, (at::GRADIENT, at::SQUARES))?;
+        if gradient {
+            launches.norm(Which::L2, g, ranges, measured, (at::GRADIENT, at::SQUARES))?;
         }
-        if of.magnitudes {
-            launches.norm(Which::L1, *g, ranges, measured, (at::REST, at::MAGNITUDES))?;
+        if magnitudes {
+            launches.norm(Which::L1, g, ranges, measured, (at::REST, at::MAGNITUDES))?;
         }
-        if of.slope {
-            // SAFETY: the table begins with the address of `d`, told above.
-            unsafe { launches.products([*g], (table, 0, 1), ranges, measured, at::SLOPE)? };
+        if slope {
+            // SAFETY: the address of `d` was told above, after those of the older rows.
+            unsafe { launches.products(g, (table, older, 1), ranges, measured, at::SLOPE)? };
         }
-        if rows.len() > 0 {
-            let [s, y] = rows.newest().map(Buffer::as_slice);
-            for new in [s, y] {
-                launches.norm(Which::Inf, new, ranges, measured, (at::PAIR, at::NOWHERE))?;
+        if let Some(NewPair { y, before, .. }) = &mut pair {
+            launches.difference(y.reborrow(), [g, *before])?;
+            launches.norm(Which::Inf, d, ranges, measured, (at::PAIR, at::NOWHERE))?;
+            launches.norm(Which::L2, y.as_slice(), ranges, measured, (at::PAIR, at::NEW_SQUARES))?;
+            // SAFETY: those of the older rows, of `d` and of `y` were told above.
+            unsafe {
+                launches.products(d, (table, older + 1, 1), ranges, measured, at::CURVATURE)?;
+                launches.products(g, (table, 0, older + 2), ranges, measured, at::PRODUCTS)?;
             }
-            let of = (&*table, 1, rows.len());
-            // SAFETY: the rows' addresses follow that of `d`, told above.
-            unsafe { launches.products([*g, y], of, ranges, measured, at::PRODUCTS)? };
         }
         Ok(())
     }
@@ -139,14 +146,8 @@ impl Passes for There {
         self.launches.walk(x, start, t, d)
     }
 
-    fn pair(
-        &mut self,
-        new: [SliceMut<'_>; 2],
-        t: f64,
-        d: Slice<'_>,
-        grads: [Slice<'_>; 2],
-    ) -> Result<(), Error> {
-        self.launches.pair(new, t, d, grads)
+    fn leave(&mut self, x: SliceMut<'_>, start: SliceMut<'_>, t: f64, d: Slice<'_>) -> Result<(), Error> {
+        self.launches.leave(x, start, t, d)
     }
 
     fn combine(&mut self, mut d: SliceMut<'_>, g: (f64, Slice<'_>), rows: &Rows<'_>) -> Result<(), Error> {
@@ -159,8 +160,9 @@ impl Passes for There {
         launches.norm(Which::Inf, d.as_slice(), whole, measured, (at::DIRECTION, at::NOWHERE))
     }
 
-    fn measure(&mut self, of: &Measure<'_>, fold: &mut Fold) -> Result<(), Error> {
-        let end = at::PRODUCTS + NEWS * of.rows.len() * ExactSum::WORDS;
+    fn measure(&mut self, of: Measure<'_>, fold: &mut Fold) -> Result<(), Error> {
+        let rows = of.pair.as_ref().map_or(0, |pair| pair.rows.len() + 2);
+        let end = at::PRODUCTS + rows * ExactSum::WORDS;
         self.queue.zero(self.measured.as_mut().slice(at::MEASURED..end)?)?;
         self.launch(of)?;
         let words = &mut self.words[..end];
@@ -170,10 +172,16 @@ impl Passes for There {
         [fold.mine.bad_grads, fold.mine.grad_max] = at::GRADIENT.map(|word| words[word]);
         fold.mine.bad_pairs = words[at::PAIR[0]];
         let sum = |first: usize| ExactSum::from_words(&words[first..first + ExactSum::WORDS]);
-        fold.add(Scalar::Squares, &sum(at::SQUARES));
-        fold.add(Scalar::Magnitudes, &sum(at::MAGNITUDES));
-        fold.add(Scalar::Slope, &sum(at::SLOPE));
-        for (i, product) in fold.products_mut(of.rows.len()).iter_mut().enumerate() {
+        for (scalar, at) in [
+            (Scalar::Squares, at::SQUARES),
+            (Scalar::Magnitudes, at::MAGNITUDES),
+            (Scalar::Slope, at::SLOPE),
+            (Scalar::Curvature, at::CURVATURE),
+            (Scalar::NewSquares, at::NEW_SQUARES),
+        ] {
+            fold.add(scalar, &sum(at));
+        }
+        for (i, product) in fold.products_mut(rows).iter_mut().enumerate() {
             *product = sum(at::PRODUCTS + i * ExactSum::WORDS);
         }
         Ok(())

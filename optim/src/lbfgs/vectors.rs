@@ -1,15 +1,16 @@
-//! What an iteration does to whole vectors: three elementwise passes, each element by one fixed sequence.
+//! What an iteration does to whole vectors: elementwise passes, each element by one fixed sequence, and what of the results is
+//! measured while they are in the cache.
 
-use crate::Isa;
-use crate::norm::Wide;
+use crate::norm::{CHUNK, Source, Wide};
 use crate::number::Real;
+use crate::{Isa, Norm, NormAccumulator};
 use meshstep_tensor::simd::Body;
 use std::array::from_fn;
 
 /// f32 or f64.
-pub(super) trait Number: Real + Wide {}
+pub(super) trait Number: Real + Wide + Source {}
 
-impl<T: Real + Wide> Number for T {}
+impl<T: Real + Wide + Source> Number for T {}
 
 /// Elements of a block that a direction is summed up in: long enough for memory to give each row's without a start from rest.
 const BLOCK: usize = 8192;
@@ -23,37 +24,61 @@ const SPLIT_FROM: usize = 128 << 10;
 /// `x = fma(t, d, start)`.
 pub(super) fn walk<T: Number>(x: &mut [T], start: &[T], t: f64, d: &[T]) {
     let t = T::from_f64(t);
-    spread(0, x, &|first, x| {
+    let along = |first: usize, [x]: [&mut [T]; 1]| {
         let (start, d) = (&start[first..], &d[first..]);
         Isa::detect().run(Each { out: x, value: |i| t.fma(d[i], start[i]) });
-    });
+    };
+    spread(0, [x], SPLIT_FROM, &along, &|(), ()| ());
 }
 
-/// `s = t d` and `y = g - before`.
-pub(super) fn pair<T: Number>((s, y): (&mut [T], &mut [T]), t: f64, d: &[T], (g, before): (&[T], &[T])) {
+/// `start = x` and `x = fma(t, d, start)`.
+pub(super) fn leave<T: Number>(x: &mut [T], start: &mut [T], t: f64, d: &[T]) {
     let t = T::from_f64(t);
-    spread(0, s, &|first, s| {
-        let d = &d[first..];
-        Isa::detect().run(Each { out: s, value: |i| t * d[i] });
-    });
-    spread(0, y, &|first, y| {
-        let (g, before) = (&g[first..], &before[first..]);
-        Isa::detect().run(Each { out: y, value: |i| g[i] - before[i] });
-    });
+    let along = |first: usize, [x, start]: [&mut [T]; 2]| {
+        for (b, (x, start)) in x.chunks_mut(BLOCK).zip(start.chunks_mut(BLOCK)).enumerate() {
+            start.copy_from_slice(x);
+            let d = &d[first + b * BLOCK..];
+            Isa::detect().run(Each { out: x, value: |i| t.fma(d[i], start[i]) });
+        }
+    };
+    spread(0, [x, start], SPLIT_FROM, &along, &|(), ()| ());
 }
 
-/// `d = coef g + sum over i of coef_i row_i`, each element in f64 by fused multiply-adds in that order, rounded once.
+/// `y = g - before`, for `work` to look at bit by bit, up to [`CHUNK`] elements of it together with where they begin, while they are in
+/// the cache.
+pub(super) fn difference<T: Number, S: Send>(
+    y: &mut [T],
+    (g, before): (&[T], &[T]),
+    nothing: &(impl Fn() -> S + Sync),
+    work: &(impl Fn(usize, &[T], &mut S) + Sync),
+    merge: &(impl Fn(S, S) -> S + Sync),
+) -> S {
+    let part = |first: usize, [y]: [&mut [T]; 1]| {
+        let mut seen = nothing();
+        for (c, y) in y.chunks_mut(CHUNK).enumerate() {
+            let first = first + c * CHUNK;
+            let (g, before) = (&g[first..], &before[first..]);
+            Isa::detect().run(Each { out: y, value: |i| g[i] - before[i] });
+            work(first, y, &mut seen);
+        }
+        seen
+    };
+    spread(0, [y], CHUNK, &part, merge)
+}
+
+/// `d = coef g + sum over i of coef_i row_i`, each element in f64 by fused multiply-adds in that order, rounded once. Returns the
+/// bits of its largest magnitude; those of infinity where one is not finite.
 pub(super) fn combine<'r, T: Number>(
     d: &mut [T],
     (coef, g): (f64, &[T]),
     rows: usize,
     row: &(impl Fn(usize) -> Result<(f64, &'r [T]), meshstep_tensor::Error> + Sync),
-) -> Result<(), meshstep_tensor::Error> {
+) -> Result<u64, meshstep_tensor::Error> {
     // Whatever is wrong with a row is found before anything is written.
     (0..rows).try_for_each(|i| row(i).map(|_| ()))?;
     let of_row = |i: usize| row(i).unwrap_or((0.0, &[]));
-    spread(0, d, &|first, d| combine_part(first, d, (coef, g), rows, &of_row));
-    Ok(())
+    let part = |first: usize, [d]: [&mut [T]; 1]| combine_part(first, d, (coef, g), rows, &of_row);
+    Ok(spread(0, [d], SPLIT_FROM, &part, &u64::max))
 }
 
 /// Elements from `first` on. A call of its own, so that its room is on the stack once, not at every halving.
@@ -64,8 +89,9 @@ fn combine_part<'r, T: Number>(
     (coef, g): (f64, &[T]),
     rows: usize,
     row: &impl Fn(usize) -> (f64, &'r [T]),
-) {
+) -> u64 {
     let mut room = [0.0; BLOCK];
+    let mut largest = NormAccumulator::new(Norm::Inf);
     for (b, d) in d.chunks_mut(BLOCK).enumerate() {
         let block = first + b * BLOCK..first + b * BLOCK + d.len();
         let sum = &mut room[..d.len()];
@@ -81,17 +107,33 @@ fn combine_part<'r, T: Number>(
         }
         (i..rows).for_each(|i| Isa::detect().run(Added { sum, rows: [at(i)] }));
         Isa::detect().run(Each { out: d, value: |i| T::from_f64(room[i]) });
+        largest.spread(Isa::detect(), d);
     }
+    if largest.non_finite() > 0 { f64::INFINITY.to_bits() } else { largest.max_bits() }
 }
 
-/// Halves `out` until it is short, the halves side by side; `work` is told where its part begins.
-fn spread<T: Number>(first: usize, out: &mut [T], work: &(impl Fn(usize, &mut [T]) + Sync)) {
-    if out.len() <= SPLIT_FROM || rayon::current_num_threads() == 1 {
-        return work(first, out);
+/// Halves vectors of one length until they have `most` elements, the halves side by side; `work` is told where its part begins, and `merge` what
+/// two parts came to.
+fn spread<T: Number, S: Send, const N: usize>(
+    first: usize,
+    vectors: [&mut [T]; N],
+    most: usize,
+    work: &(impl Fn(usize, [&mut [T]; N]) -> S + Sync),
+    merge: &(impl Fn(S, S) -> S + Sync),
+) -> S {
+    let len = vectors.first().map_or(0, |vector| vector.len());
+    if len <= most || rayon::current_num_threads() == 1 {
+        return work(first, vectors);
     }
-    let half = out.len() / 2;
-    let (left, right) = out.split_at_mut(half);
-    rayon::join(|| spread(first, left, work), || spread(first + half, right, work));
+    let half = len / 2;
+    let mut halves = vectors.map(|vector| vector.split_at_mut(half));
+    let right = halves.each_mut().map(|(_, right)| std::mem::take(right));
+    let left = halves.map(|(left, _)| left);
+    let (left, right) = rayon::join(
+        || spread(first, left, most, work, merge),
+        || spread(first + half, right, most, work, merge),
+    );
+    merge(left, right)
 }
 
 struct Each<'a, T, F> {

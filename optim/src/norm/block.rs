@@ -76,8 +76,6 @@ pub(crate) trait Wide: Magnitude + Element + Into<f64> {
     fn magnitude(self) -> f64;
     /// Significand bits behind the first.
     const FRACTION: i32;
-    /// What is known of the products of two blocks' elements; nothing where a product may not be one f64 number.
-    fn products(x: Exponents, y: Exponents) -> Option<Bits>;
     /// Adds the products of the elements of two blocks, squares if they are one.
     fn add_products(blocks: [(&[Self], Exponents); 2], ahead: Ahead, lanes: &mut Lanes, sum: &mut ExactSum);
 }
@@ -103,11 +101,6 @@ impl Wide for f32 {
     const FRACTION: i32 = 23;
 
     #[inline(always)]
-    fn products(x: Exponents, y: Exponents) -> Option<Bits> {
-        Some(product_bits(x, y))
-    }
-
-    #[inline(always)]
     fn is_finite(self) -> bool {
         self.is_finite()
     }
@@ -128,7 +121,7 @@ impl Wide for f32 {
 
 /// Products of f32 are f64 numbers.
 #[inline(always)]
-fn product_bits(x: Exponents, y: Exponents) -> Bits {
+pub(super) fn product_bits(x: Exponents, y: Exponents) -> Bits {
     // Subnormal numbers are multiples of the smallest one.
     let last = |of: Exponents| (of.low - f32::FRACTION).max(-149);
     Bits { last: last(x) + last(y), bound: x.high + y.high + 2 }
@@ -136,18 +129,13 @@ fn product_bits(x: Exponents, y: Exponents) -> Bits {
 
 /// The product and `c`, rounded once.
 #[inline(always)]
-pub(super) fn product<X: Wide>(x: X, y: X, c: f64) -> f64 {
+fn product<X: Wide>(x: X, y: X, c: f64) -> f64 {
     x.into().mul_add(y.into(), c)
 }
 
 impl Wide for f64 {
     const ZERO: Self = 0.0;
     const FRACTION: i32 = 52;
-
-    #[inline(always)]
-    fn products(_: Exponents, _: Exponents) -> Option<Bits> {
-        None
-    }
 
     #[inline(always)]
     fn is_finite(self) -> bool {

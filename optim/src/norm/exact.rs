@@ -74,11 +74,28 @@ impl ExactSum {
 
     /// Adds another sum.
     pub fn merge(&mut self, other: &ExactSum) {
-        self.carry();
-        for (mine, theirs) in self.limbs.iter_mut().zip(other.words()) {
-            *mine = mine.wrapping_add(theirs as i64);
+        // What the other has carried already counts as one more deposit.
+        let waiting = self.waiting.saturating_add(other.waiting).saturating_add(1);
+        if waiting >= CARRY_AFTER {
+            let mut carried = other.clone();
+            carried.carry();
+            self.carry();
+            return self.merge(&carried);
         }
-        self.waiting = 1;
+        let limbs = self.limbs.iter_mut().zip(&other.limbs);
+        limbs.for_each(|(mine, theirs)| *mine = mine.wrapping_add(*theirs));
+        self.waiting = waiting;
+    }
+
+    /// This sum less another.
+    pub(crate) fn minus(&self, other: &ExactSum) -> ExactSum {
+        let mut difference = self.clone();
+        difference.carry();
+        for (mine, theirs) in difference.limbs.iter_mut().zip(other.words()) {
+            *mine = mine.wrapping_sub(theirs as i64);
+        }
+        difference.carry();
+        difference
     }
 
     /// The sum as words, each but the last below `2^32`. Equal sums have equal words.

@@ -9,7 +9,6 @@
 use super::ExactSum;
 use super::block::{Ahead, Bits, GRIDS, grids, in_range, magic};
 use meshstep_tensor::fetch::fetch;
-use std::array::from_fn;
 
 /// Sums that run side by side, for the compiler to spread over registers, and the terms of each: `2^PER_LANE`.
 pub(super) const LANES: usize = 16;
@@ -52,12 +51,28 @@ impl Lanes {
         sum: &mut ExactSum,
     ) {
         self.make_room(xs.len(), bits, sum);
-        add_all(([xs], [ys]), term, [ahead], [[self]]);
+        let one = |x: X, y: X, sum: &mut f64, rest: &mut f64| {
+            let next = term(x, y, *sum);
+            *rest += term(x, y, *sum - next);
+            *sum = next;
+        };
+        let ((x_parts, x_last), (y_parts, y_last)) = (xs.as_chunks::<LANES>(), ys.as_chunks::<LANES>());
+        // Copies, which stay in registers meanwhile.
+        let (mut sums, mut rests) = (self.sums, self.rests);
+        for (part, (x, y)) in x_parts.iter().zip(y_parts).enumerate() {
+            fetch(ahead.next.wrapping_add(part * ahead.bytes), ahead.bytes);
+            for lane in 0..LANES {
+                one(x[lane], y[lane], &mut sums[lane], &mut rests[lane]);
+            }
+        }
+        (self.sums, self.rests) = (sums, rests);
+        let last = x_last.iter().zip(y_last).zip(self.sums.iter_mut().zip(&mut self.rests));
+        last.for_each(|((x, y), (sum, rest))| one(*x, *y, sum, rest));
     }
 
     /// Lets the lanes take `terms` more between these bits.
     #[inline(always)]
-    pub(super) fn make_room(&mut self, terms: usize, Bits { last, bound }: Bits, sum: &mut ExactSum) {
+    fn make_room(&mut self, terms: usize, Bits { last, bound }: Bits, sum: &mut ExactSum) {
         let terms = terms.div_ceil(LANES);
         if self.left < terms || bound > self.bound || last < self.bound - SPAN {
             self.deposit(sum);
@@ -82,50 +97,5 @@ impl Lanes {
         }
         sum.add(self.rests[0]);
         *self = Lanes::new();
-    }
-}
-
-/// Adds the terms of each of some vectors with each of others, all of one length, to lanes that have room for them. An
-/// element is widened once for all that it meets, and the sums stay in registers meanwhile.
-#[inline(always)]
-pub(super) fn add_all<X: Copy, const R: usize, const N: usize>(
-    (xs, ys): ([&[X]; R], [&[X]; N]),
-    term: impl Fn(X, X, f64) -> f64,
-    ahead: [Ahead; R],
-    lanes: [[&mut Lanes; N]; R],
-) {
-    let one = |x: X, y: X, sum: &mut f64, rest: &mut f64| {
-        let next = term(x, y, *sum);
-        *rest += term(x, y, *sum - next);
-        *sum = next;
-    };
-    let (x_parts, y_parts) = (xs.map(<[X]>::as_chunks::<LANES>), ys.map(<[X]>::as_chunks::<LANES>));
-    let parts = y_parts[0].0.len();
-    let (x_whole, y_whole) =
-        (x_parts.map(|(whole, _)| &whole[..parts]), y_parts.map(|(whole, _)| &whole[..parts]));
-    let mut sums: [[[f64; LANES]; N]; R] = from_fn(|r| from_fn(|n| lanes[r][n].sums));
-    let mut rests: [[[f64; LANES]; N]; R] = from_fn(|r| from_fn(|n| lanes[r][n].rests));
-    for part in 0..parts {
-        ahead.iter().for_each(|ahead| fetch(ahead.next.wrapping_add(part * ahead.bytes), ahead.bytes));
-        for r in 0..R {
-            for n in 0..N {
-                for lane in 0..LANES {
-                    one(
-                        x_whole[r][part][lane],
-                        y_whole[n][part][lane],
-                        &mut sums[r][n][lane],
-                        &mut rests[r][n][lane],
-                    );
-                }
-            }
-        }
-    }
-    for (r, lanes) in lanes.into_iter().enumerate() {
-        for (n, lanes) in lanes.into_iter().enumerate() {
-            (lanes.sums, lanes.rests) = (sums[r][n], rests[r][n]);
-            let both = x_parts[r].1.iter().zip(y_parts[n].1);
-            both.zip(lanes.sums.iter_mut().zip(&mut lanes.rests))
-                .for_each(|((x, y), (sum, rest))| one(*x, *y, sum, rest));
-        }
     }
 }

@@ -14,7 +14,7 @@ pub(crate) use block::{Adder, Ahead, Blocks, LEN as BLOCK_LEN, Source, Wide};
 pub(crate) use extent::Extent;
 use meshstep_tensor::{DType, Slice, bf16, f16};
 
-pub(crate) use dot::add_dots;
+pub(crate) use dot::{CHUNK, Chunk, add_dot};
 pub use exact::ExactSum;
 pub use sum::NormSum;
 
@@ -159,8 +159,8 @@ impl NormAccumulator {
         self.non_finite
     }
 
-    /// Halves the values until there are few, the halves side by side.
-    fn spread<X: Source>(&mut self, isa: Isa, values: &[X]) {
+    /// Adds every element of `values`: halves them until there are few, the halves side by side.
+    pub(crate) fn spread<X: Source>(&mut self, isa: Isa, values: &[X]) {
         if values.len() <= SPLIT_FROM || rayon::current_num_threads() == 1 {
             return self.inline(isa, values);
         }

@@ -28,32 +28,34 @@ fn part(values: &Values, range: &Range<usize>) -> Vec<f64> {
     values.f64()[range.clone()].to_vec()
 }
 
-/// Products of each row with each new vector over some ranges.
-fn reference(news: &[Values], rows: &[Values], ranges: &[Range<usize>]) -> Vec<u64> {
-    let product = |new: &Values, row: &Values| {
+/// Products of each row with a vector over some ranges.
+fn reference(x: &Values, rows: &[Values], ranges: &[Range<usize>]) -> Vec<u64> {
+    let product = |row: &Values| {
         let mut sum = ExactSum::new();
         for range in ranges {
-            let [x, y] = [new, row].map(|values| values.slice().slice(range.clone()).unwrap());
+            let [x, y] = [x, row].map(|values| values.slice().slice(range.clone()).unwrap());
             sum.add_dot_on(Isa::Reference, x, y).unwrap();
         }
         sum.words()
     };
-    rows.iter().flat_map(|row| news.iter().flat_map(move |new| product(new, row))).collect()
+    rows.iter().flat_map(product).collect()
 }
 
+/// The sums that a kernel, `dot` or `gram`, leaves of these.
 fn products(
     device: &Device,
-    news: &[Values],
+    kernel: &str,
+    x: &Values,
     rows: &[Values],
     ranges: &[Range<usize>],
     blocks: u32,
-) -> (String, Vec<u64>) {
-    let dtype = news[0].slice().dtype();
+) -> Vec<u64> {
+    let dtype = x.slice().dtype();
     let (table, tiles) = spans(ranges.iter().cloned(), dtype);
     let addresses: Vec<u64> = rows.iter().map(address).collect();
-    let mut sums = vec![0; rows.len() * news.len() * ExactSum::WORDS];
+    let mut sums = vec![0; rows.len() * ExactSum::WORDS];
     let mut given = Products {
-        news: std::array::from_fn(|i| news.get(i).map_or(0, address)),
+        x: address(x),
         rows: addresses.as_ptr() as u64,
         count: rows.len() as u64,
         spans: table.as_ptr() as u64,
@@ -61,9 +63,8 @@ fn products(
         tiles,
         sums: sums.as_mut_ptr() as u64,
     };
-    let kernel = name(if news.len() == 1 { "dot" } else { "gram" }, dtype);
-    launch(device, &kernel, blocks, &mut [arg(&mut given)]);
-    (kernel, sums)
+    launch(device, &name(kernel, dtype), blocks, &mut [arg(&mut given)]);
+    sums
 }
 
 #[test]
@@ -81,26 +82,23 @@ fn products_equal_their_reference() {
         (7, 5000, 30),
     ];
     for dtype in DTYPES {
-        for news in [1, 2] {
+        for kernel in ["dot", "gram"] {
             for (i, sizes) in SIZES.iter().enumerate() {
                 for (j, (rows, len, blocks)) in cases.into_iter().enumerate() {
                     if (i + j) % 3 != 0 && len > 4000 {
                         continue;
                     }
                     let seed = (100 * i + 10 * j) as u64;
-                    let news = vectors(dtype, news, len, &[*sizes, Sizes::Ordinary, Sizes::Odd], seed);
+                    let x = values(dtype, len, *sizes, seed);
                     let rows =
                         vectors(dtype, rows, len, &[Sizes::Ordinary, *sizes, Sizes::Layers], seed + 50);
                     let ranges = [len.min(1)..len.div_ceil(2), len / 2..len / 2, len - len / 3..len];
                     device.reverse((i + j) % 2 == 0);
-                    let (kernel, mut found) = products(&device, &news, &rows, &ranges, blocks);
+                    let mut found = products(&device, kernel, &x, &rows, &ranges, blocks);
                     carry_with(&norms, &mut found, 3);
-                    let expected = reference(&news, &rows, &ranges);
-                    assert!(
-                        found == expected,
-                        "{kernel} {sizes:?}: {} rows of {len} in {blocks}",
-                        rows.len()
-                    );
+                    let case = format!("{} rows of {len} in {blocks}", rows.len());
+                    let expected = reference(&x, &rows, &ranges);
+                    assert!(found == expected, "{kernel} {dtype} {sizes:?}: {case}");
                 }
             }
         }
@@ -122,10 +120,12 @@ fn long_products_equal_their_reference() {
             });
             let range = &(0..len);
             let range = std::slice::from_ref(range);
-            let (news, rows) = ([full], [row]);
-            let (kernel, mut found) = products(&device, &news, &rows, range, blocks);
-            carry_with(&norms, &mut found, 1);
-            assert!(found == reference(&news, &rows, range), "{kernel} of {len}");
+            for kernel in ["dot", "gram"] {
+                let rows = std::slice::from_ref(&row);
+                let mut found = products(&device, kernel, &full, rows, range, blocks);
+                carry_with(&norms, &mut found, 1);
+                assert!(found == reference(&full, rows, range), "{kernel} {dtype} of {len}");
+            }
         }
     }
 }
@@ -163,7 +163,7 @@ fn vectors_equal_their_reference() {
                 let check = |found: &Values, expected: Values, what: &str| {
                     assert_eq!(found.bits()[offset..], expected.bits(), "{what} of {case}");
                 };
-                let (x, s, y, d) = (room(), room(), room(), room());
+                let (x, y, d) = (room(), room(), room());
                 let into = |values: &Values| address(values) + (offset * dtype.size()) as u64;
 
                 let (mut to, mut start, mut along) = (into(&x), at(0), at(1));
@@ -171,18 +171,17 @@ fn vectors_equal_their_reference() {
                 launch(&device, &name("walk", dtype), blocks, &mut args);
                 check(&x, expect(dtype, len, |i| fused(step, parts[1][i], parts[0][i])), "walk");
 
-                let (mut s_at, mut y_at, mut g, mut before) = (into(&s), into(&y), at(2), at(3));
-                let mut args = [
-                    arg(&mut s_at),
-                    arg(&mut y_at),
-                    arg(&mut along),
-                    arg(&mut g),
-                    arg(&mut before),
-                    arg(&mut t),
-                    arg(&mut n),
-                ];
-                launch(&device, &name("pair", dtype), blocks, &mut args);
-                check(&s, expect(dtype, len, |i| fused(step, parts[1][i], -0.0)), "s");
+                // From where the walk has led, which is kept.
+                let (walked, left) = (x.f64()[offset..].to_vec(), room());
+                let mut start = into(&left);
+                let mut args = [arg(&mut to), arg(&mut start), arg(&mut along), arg(&mut t), arg(&mut n)];
+                launch(&device, &name("leave", dtype), blocks, &mut args);
+                check(&left, expect(dtype, len, |i| walked[i]), "what leave leaves");
+                check(&x, expect(dtype, len, |i| fused(step, parts[1][i], walked[i])), "leave");
+
+                let (mut y_at, mut g, mut before) = (into(&y), at(2), at(3));
+                let mut args = [arg(&mut y_at), arg(&mut g), arg(&mut before), arg(&mut n)];
+                launch(&device, &name("difference", dtype), blocks, &mut args);
                 check(&y, expect(dtype, len, |i| fused(1.0, parts[2][i], -parts[3][i])), "y");
 
                 let rows: Vec<u64> = (4..9).map(at).collect();
@@ -230,12 +229,12 @@ fn mistakes_are_noticed() {
         let Some(device) = Device::compile(&text.replace(right, wrong), "") else { return };
         let noticed = DTYPES.into_iter().any(|dtype| {
             SIZES.into_iter().any(|sizes| {
-                let news = vectors(dtype, 1, 5000, &[sizes], 1);
+                let x = values(dtype, 5000, sizes, 1);
                 let rows = vectors(dtype, 3, 5000, &[sizes, Sizes::Ordinary, Sizes::Huge], 1);
                 let ranges = [0..100, 200..5000];
-                let (_, mut found) = products(&device, &news, &rows, &ranges, 1);
+                let mut found = products(&device, "dot", &x, &rows, &ranges, 1);
                 carry_with(&norms, &mut found, 1);
-                found != reference(&news, &rows, &ranges)
+                found != reference(&x, &rows, &ranges)
             })
         });
         assert!(noticed, "{right} -> {wrong}");

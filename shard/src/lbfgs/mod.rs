@@ -16,7 +16,7 @@ use meshstep_tensor::{Buffer, Category, Layout, Param, Slice, SliceMut};
 use std::fmt::Write;
 use std::sync::Arc;
 
-/// [`Lbfgs`] on the parameters of a layout, each rank holding the history of what it owns: `2 (history_len + 1) + 7` vectors
+/// [`Lbfgs`] on the parameters of a layout, each rank holding the history of what it owns: `2 (history_len + 1) + 6` vectors
 /// of a shard at most.
 ///
 /// Every evaluation writes the point into the parameters this rank owns, gathers them, hands a

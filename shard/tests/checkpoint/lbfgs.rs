@@ -153,7 +153,7 @@ fn a_history_goes_into_bytes_and_back_and_to_one_rank() {
                     whole.keys()
                 );
                 assert_eq!(whole["a:x"], whole["a:param"]);
-                assert!(whole["c:s0"].len() == 90 && whole["c:s0"].iter().any(|&s| s != 0.0));
+                assert!(whole["c:d0"].len() == 90 && whole["c:d0"].iter().any(|&d| d != 0.0));
             }
             let told = steps(&mut opt, 3);
             let went_on = end(&opt, told);

@@ -121,9 +121,7 @@ fn lbfgs(section: &mut Section, effort: Effort, torch: &mut Torch) -> Result<()>
         tolerance_change: 0.0,
         ..Lbfgs::default()
     };
-    let meter = Meter::new();
-    let x = Buffer::zeroed(len, DType::F32, &meter, Category::Params)?;
-    let mut own = (x, rule.state(len, DType::F32, &meter)?);
+    let mut own = Own::new(&rule, len)?;
     (0..=HISTORY).try_for_each(|_| iterate(&rule, &mut own))?;
     let ours: Contestant<'_, Own> = Box::new(|own| {
         let start = Instant::now();
@@ -144,19 +142,36 @@ fn lbfgs(section: &mut Section, effort: Effort, torch: &mut Torch) -> Result<()>
     Ok(())
 }
 
-/// The point, and what is known of the way to it.
-type Own = (Buffer, LbfgsState);
+/// The point, what is known of the way to it, where it leads, and what its elements weigh.
+struct Own {
+    x: Buffer,
+    state: LbfgsState,
+    target: Vec<f32>,
+    weight: Vec<f32>,
+}
 
-/// One iteration towards 1, 2, 3, ..., 7, 1, 2, ..., elements weighing from 1 to 2.
-fn iterate(rule: &Lbfgs, (x, state): &mut Own) -> Result<()> {
-    let len = x.len() as f32;
+impl Own {
+    fn new(rule: &Lbfgs, len: usize) -> Result<Self> {
+        let meter = Meter::new();
+        Ok(Own {
+            x: Buffer::zeroed(len, DType::F32, &meter, Category::Params)?,
+            state: rule.state(len, DType::F32, &meter)?,
+            target: (0..len).map(|i| (i % 7 + 1) as f32).collect(),
+            weight: (0..len).map(|i| 1.0 + i as f32 / len as f32).collect(),
+        })
+    }
+}
+
+/// One iteration. The gradient is the other side's: of vectors of the same length by the same formula.
+fn iterate(rule: &Lbfgs, Own { x, state, target, weight }: &mut Own) -> Result<()> {
     let closure = |x: Slice<'_>, mut grad: SliceMut<'_>| -> Result<Loss, meshstep_tensor::Error> {
-        let parts = grad.typed_mut::<f32>()?.par_chunks_mut(CHUNK).zip(x.typed::<f32>()?.par_chunks(CHUNK));
-        parts.enumerate().for_each(|(chunk, (grad, x))| {
-            for (i, (grad, x)) in grad.iter_mut().zip(x).enumerate() {
-                let place = (chunk * CHUNK + i) as f32;
-                *grad = (x - (i % 7 + 1) as f32) * (1.0 + place / len);
-            }
+        let to = target.par_chunks(CHUNK).zip(weight.par_chunks(CHUNK));
+        let from = x.typed::<f32>()?.par_chunks(CHUNK).zip(to);
+        grad.typed_mut::<f32>()?.par_chunks_mut(CHUNK).zip(from).for_each(|(grad, (x, (target, weight)))| {
+            let terms = x.iter().zip(target).zip(weight);
+            grad.iter_mut()
+                .zip(terms)
+                .for_each(|(grad, ((x, target), weight))| *grad = (x - target) * weight);
         });
         Ok(Loss::Whole(1.0))
     };
@@ -306,11 +321,9 @@ mod tests {
             tolerance_change: 0.0,
             ..Lbfgs::default()
         };
-        let meter = Meter::new();
-        let x = Buffer::zeroed(100, DType::F32, &meter, Category::Params).unwrap();
-        let mut own = (x, rule.state(100, DType::F32, &meter).unwrap());
+        let mut own = Own::new(&rule, 100).unwrap();
         (0..20).for_each(|_| iterate(&rule, &mut own).unwrap());
-        let x = own.0.typed::<f32>().unwrap();
+        let x = own.x.typed::<f32>().unwrap();
         assert!(x.iter().enumerate().all(|(i, x)| (x - (i % 7 + 1) as f32).abs() < 0.1), "{x:?}");
     }
 }
