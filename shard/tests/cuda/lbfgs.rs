@@ -170,8 +170,8 @@ fn memory_is_counted_there_and_given_back() {
             assert_eq!(opt.param("p0").unwrap().place(), queue.place());
             meter.live(Category::State)
         });
-        // Five slots of s and y, the direction, where it begins, and gradients; a bucket's pad counts.
-        assert_eq!(live[0] as usize, (2 * 5 + 2 + gradients) * 1024 * 8, "{search:?}");
+        // Five slots of a direction and y, where the last direction begins, and gradients; a bucket's pad counts.
+        assert_eq!(live[0] as usize, (2 * 5 + 1 + gradients) * 1024 * 8, "{search:?}");
         assert_eq!(meter.live_total(), 0);
     }
 }
