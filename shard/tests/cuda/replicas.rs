@@ -1,6 +1,6 @@
 //! Replicas in groups on GPUs: the cases of loopback, and what only a GPU can do wrong.
 
-#[path = "../cross_shard/cases.rs"]
+#[path = "../cross_shard/cases/mod.rs"]
 mod cases;
 
 use crate::common::adamw;
