@@ -165,7 +165,7 @@ impl<E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, C> {
         if self.measured == 0 && self.state.iterations > 1 {
             self.measure()?;
         }
-        let LbfgsState { gram, fold, ds, ys, grads, passes, t, .. } = &mut *self.state;
+        let LbfgsState { gram, fold, ds, ys, grads, passes, before, t, .. } = &mut *self.state;
         if self.measured > 0 {
             let of_pair = [Scalar::Curvature, Scalar::NewSquares].map(|scalar| fold.scalar(scalar).to_f64());
             gram.measured(*t, of_pair, fold.products(self.measured));
@@ -174,11 +174,12 @@ impl<E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, C> {
             }
         }
         self.measured = 0;
+        // Were the direction not to be written, the next pair would be nothing, and refused.
+        (*before, *t) = (self.current, 0.0);
         let slope = gram.solve(self.seen[self.current].squares);
         let g = (gram.coef_of_g(), grads[self.current].as_slice());
         let ((d, ds), (_, ys)) = (Others::of(ds, gram.spare()), Others::of(ys, gram.spare()));
         passes.combine(d.as_mut(), g, &Rows { ds, ys, gram }).map_err(LbfgsError::Alone)?;
-        self.state.before = self.current;
         self.d_max = 0;
         self.along = true;
         self.left = false;

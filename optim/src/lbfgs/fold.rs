@@ -7,10 +7,11 @@ use std::ops::Range;
 
 /// Counts at the head of the sums: gradient elements, loss parts, and elements of a new pair that are not finite; weights.
 const COUNTS: usize = 4;
-/// Exact sums that are always there.
+/// Exact sums of their own names, and how many of them travel whole and always; the others are products, as those of rows are.
 const SCALARS: usize = 6;
+const WHOLE: usize = 4;
 /// Words before the first product.
-const HEAD: usize = COUNTS + SCALARS * ExactSum::WORDS;
+const HEAD: usize = COUNTS + WHOLE * ExactSum::WORDS;
 /// Words of the maxima.
 const MAXIMA: usize = 7;
 
@@ -53,12 +54,12 @@ pub(super) struct Known {
 
 impl Fold {
     pub(super) fn new(history_len: usize, dtype: DType) -> Self {
-        let products = 2 * (history_len + 1);
+        let sums = sums(2 * (history_len + 1));
         let window = if dtype == DType::F32 { ExactSum::F32_PRODUCTS } else { 0..ExactSum::WORDS };
         Fold {
-            words: vec![0; HEAD + products * window.len()],
+            words: vec![0; HEAD + (sums - WHOLE) * window.len()],
             window,
-            sums: vec![ExactSum::new(); SCALARS + products],
+            sums: vec![ExactSum::new(); sums],
             mine: Brought::default(),
         }
     }
@@ -79,7 +80,7 @@ impl Fold {
         self.sums[..SCALARS + rows].fill(ExactSum::new());
     }
 
-    /// The products of `rows` rows, to be added to.
+    /// The products of `rows` rows, to be written.
     pub(super) fn products_mut(&mut self, rows: usize) -> &mut [ExactSum] {
         &mut self.sums[SCALARS..SCALARS + rows]
     }
@@ -114,7 +115,7 @@ impl Fold {
     /// One exchange.
     pub(super) fn exchange(&mut self, rows: usize, reduce: &dyn Reduce) -> Result<Known, ReduceError> {
         let Fold { window, mine, .. } = self;
-        let (scalars, products) = self.sums[..SCALARS + rows].split_at_mut(SCALARS);
+        let (scalars, products) = self.sums[..sums(rows)].split_at_mut(WHOLE);
         let words = &mut self.words[..HEAD + products.len() * window.len()];
         let mine = *mine;
         words[..COUNTS].copy_from_slice(&[mine.bad_grads, mine.bad_losses, mine.bad_pairs, mine.weight]);
@@ -165,7 +166,12 @@ impl Fold {
     }
 }
 
-/// Which of the sums that are always there.
+/// Sums that travel where `rows` rows are measured: without any there is no new pair.
+fn sums(rows: usize) -> usize {
+    if rows == 0 { WHOLE } else { SCALARS + rows }
+}
+
+/// Which of the sums that have names.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Scalar {
     Loss,

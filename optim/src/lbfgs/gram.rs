@@ -2,8 +2,8 @@
 //!
 //! The direction is `-H g`, a combination of the gradient and the history's `s` and `y`, so its coefficients follow from the
 //! vectors' dot products: Chen, Wang and Zhou, *Large-scale L-BFGS using MapReduce* (2014). No `s` meets another in the recursion,
-//! and what a row has with a new `y` is what it has with the gradient now less what it had before, so an iteration measures the
-//! history with the gradient alone: Byrd, Nocedal and Schnabel, *Representations of quasi-Newton matrices and their use in limited
+//! and what a row has with the change of the gradient is what it has with the gradient now less what it had before, so an iteration
+//! measures the history with the gradient alone: Byrd, Nocedal and Schnabel, *Representations of quasi-Newton matrices and their use in limited
 //! memory methods* (1994). Both are exact sums here, and so is their difference: nothing cancels, however close the gradients are.
 
 use crate::ExactSum;
@@ -236,6 +236,22 @@ mod tests {
         let mut sum = ExactSum::new();
         a.iter().zip(b).for_each(|(&x, &y)| sum.add_product(x, y));
         sum
+    }
+
+    /// Gradients that differ by less than their products are rounded to.
+    #[test]
+    fn products_with_a_small_change_of_the_gradient_are_exact() {
+        let mut gram = Gram::new(2);
+        let (before, now) = ([1e20, 3.0, -1e20], [1e20, 3.0 + 1.0 / 1024.0, -1e20]);
+        let (older, newer) =
+            ([[5.0, 7.0, 5.5], [9.0, 11.0, 8.0]], [[1.0, 2.0, 3.0], [0.0, 1.0 / 1024.0, 0.0]]);
+        let with = |pair: &[[f64; 3]; 2], g: &[f64]| pair.each_ref().map(|v| exactly(v, g));
+        gram.measured(1.0, [2.0, 4.0], &with(&older, &before));
+        assert!(gram.accept());
+        gram.measured(0.5, [2.0, 4.0], &[with(&older, &now), with(&newer, &now)].concat());
+        let [old, new] = [0, gram.spare()];
+        assert_eq!([gram.s_y(old, new), gram.y_y(old, new)], [7.0, 11.0].map(|of_row| of_row / 1024.0));
+        assert_eq!(gram.y_y(new, old), gram.y_y(old, new));
     }
 
     #[test]

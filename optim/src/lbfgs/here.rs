@@ -2,8 +2,8 @@
 
 use super::fold::{Fold, Scalar};
 use super::passes::{Asked, Measure, NewPair, Passes, Rows};
-use super::vectors::{Number, combine, difference, leave, walk};
-use crate::norm::{Chunk, add_dot};
+use super::vectors::{Number, SPLIT_FROM, combine, difference, leave, walk};
+use crate::norm::{CHUNK, Chunk, add_dot};
 use crate::{Error, ExactSum, Isa, Norm, NormAccumulator};
 use meshstep_tensor::{Slice, SliceMut};
 use std::marker::PhantomData;
@@ -59,15 +59,14 @@ impl<T: Number> Passes for Here<T> {
     fn measure(&mut self, Measure { g, d, asked, pair }: Measure<'_>, fold: &mut Fold) -> Result<(), Error> {
         fold.mine.d_max = self.d_max;
         let vectors = Vectors { g: g.typed::<T>()?, d: d.typed()? };
-        let seen = match pair {
+        let observed = match pair {
             Some(pair) => self.measure_pair(vectors, asked, pair, fold)?,
             None => {
-                let mut seen = Seen::nothing();
-                self.counted.iter().for_each(|range| seen.add(asked, vectors.part(range)));
-                seen
+                let parts = self.counted.iter().map(|range| observe(asked, vectors.part(range)));
+                parts.fold(Observed::nothing(), Observed::merged)
             }
         };
-        seen.tell(fold);
+        observed.tell(fold);
         Ok(())
     }
 }
@@ -80,47 +79,67 @@ impl<T: Number> Here<T> {
         asked: Asked,
         NewPair { y, before, rows }: NewPair<'_>,
         fold: &mut Fold,
-    ) -> Result<Seen, Error> {
+    ) -> Result<Observed, Error> {
         // Whatever is wrong with a row is found before anything is written.
         (0..rows.len()).try_for_each(|i| rows.row(i).typed::<T>().map(|_| ()))?;
         let older = |i: usize| rows.row(i).typed::<T>().unwrap_or(&[]);
         let products = &mut self.products[..rows.len() + 2];
         products.iter_mut().for_each(|sum| *sum = Mutex::new(ExactSum::new()));
         let (counted, products) = (&self.counted, &*products);
-        let look = |first: usize, y: &[T], seen: &mut Seen| {
+        let look = |first: usize, y: &[T]| {
+            let mut observed = Observed::nothing();
             for range in counted {
                 let [begin, end] = [range.start, range.end].map(|at| at.clamp(first, first + y.len()));
                 if begin < end {
-                    let y = &y[begin - first..end - first];
-                    let vectors = vectors.part(&(begin..end));
-                    seen.add(asked, vectors);
-                    seen.add_pair(vectors.d, y);
-                    let of_new = [vectors.d, y];
-                    // The last two rows are the new pair's.
+                    let (vectors, y) = (vectors.part(&(begin..end)), &y[begin - first..end - first]);
+                    observed.add(asked, vectors);
+                    observed.add_pair(vectors.d, y);
+                    let new = [vectors.d, y];
                     let row = |i: usize| match i.checked_sub(rows.len()) {
-                        Some(new) => of_new[new],
                         None => &older(i)[begin..end],
+                        Some(i) => new[i],
                     };
-                    let next = |i: usize| match i {
-                        i if i < products.len() => row(i).as_ptr(),
-                        _ => row(0).as_ptr().wrapping_add(end - begin),
-                    };
-                    let g = Chunk::of(Isa::detect(), vectors.g);
-                    for (i, sum) in products.iter().enumerate() {
-                        let mut here = ExactSum::new();
-                        g.add(row(i), next(i + 1), &mut here);
-                        sum.lock().unwrap_or_else(PoisonError::into_inner).merge(&here);
-                    }
+                    add_products(vectors.g, &row, products);
                 }
             }
+            observed
         };
         let grads = (vectors.g, before.typed()?);
-        let seen = difference(y.into_typed()?, grads, &Seen::nothing, &look, &Seen::merged);
+        let observed = difference(y.into_typed()?, grads, &look, &Observed::merged);
         for (into, sum) in fold.products_mut(products.len()).iter_mut().zip(products) {
             into.clone_from(&sum.lock().unwrap_or_else(PoisonError::into_inner));
         }
-        Ok(seen)
+        Ok(observed)
     }
+}
+
+/// Adds the products of a chunk of the gradient with those of all rows.
+fn add_products<'v, T: Number>(g: &[T], row: &impl Fn(usize) -> &'v [T], products: &[Mutex<ExactSum>]) {
+    let chunk = Chunk::of(Isa::detect(), g);
+    for (i, sum) in products.iter().enumerate() {
+        // The next row's chunk, or what follows in the first one.
+        let next = match i + 1 {
+            next if next < products.len() => row(next).as_ptr(),
+            _ => row(0).as_ptr().wrapping_add(g.len()),
+        };
+        let mut here = ExactSum::new();
+        chunk.add(row(i), next, &mut here);
+        sum.lock().unwrap_or_else(PoisonError::into_inner).merge(&here);
+    }
+}
+
+/// What is asked for of vectors: in chunks, halved until they are few, the halves side by side.
+fn observe<T: Number>(asked: Asked, vectors: Vectors<'_, T>) -> Observed {
+    let len = vectors.g.len();
+    if len <= SPLIT_FROM {
+        let mut observed = Observed::nothing();
+        (0..len).step_by(CHUNK).for_each(|at| observed.add(asked, vectors.part(&(at..len.min(at + CHUNK)))));
+        return observed;
+    }
+    let half = len / 2;
+    let [left, right] = [0..half, half..len].map(|range| vectors.part(&range));
+    let (left, right) = rayon::join(|| observe(asked, left), || observe(asked, right));
+    left.merged(right)
 }
 
 /// A gradient and a direction.
@@ -137,7 +156,7 @@ impl<T> Vectors<'_, T> {
 }
 
 /// What was measured but for the rows' products.
-struct Seen {
+struct Observed {
     /// Of the gradient.
     squares: NormAccumulator,
     magnitudes: NormAccumulator,
@@ -148,11 +167,11 @@ struct Seen {
     d_y: ExactSum,
 }
 
-impl Seen {
+impl Observed {
     fn nothing() -> Self {
         let [squares, of_y] = [(); 2].map(|()| NormAccumulator::new(Norm::L2));
         let (magnitudes, of_d) = (NormAccumulator::new(Norm::L1), NormAccumulator::new(Norm::Inf));
-        Seen { squares, magnitudes, slope: ExactSum::new(), of_d, of_y, d_y: ExactSum::new() }
+        Observed { squares, magnitudes, slope: ExactSum::new(), of_d, of_y, d_y: ExactSum::new() }
     }
 
     /// Adds what is asked for of a part.
@@ -177,7 +196,7 @@ impl Seen {
         add_dot(isa, d, y, &mut self.d_y);
     }
 
-    fn merged(mut self, other: Seen) -> Self {
+    fn merged(mut self, other: Observed) -> Self {
         self.squares.merge(&other.squares);
         self.magnitudes.merge(&other.magnitudes);
         self.slope.merge(&other.slope);

@@ -5,17 +5,17 @@ use crate::Error;
 use meshstep_tensor::{Buffer, Slice, SliceMut};
 
 impl LbfgsState {
-    /// Every vector of the state by name, in memory of the state's place: the directions `d0`, `d1`, .. and `y0`, .. of the history,
-    /// the point `start` that the last direction leads away from, and gradients `g0`, ...
+    /// Every vector that steps go on from by name, in memory of the state's place: directions `d0`, `d1`, .. and `y0`, .. of the history,
+    /// and gradients `g0`, ...
     pub fn vectors(&self) -> impl Iterator<Item = (String, Slice<'_>)> {
-        let all = self.ds.iter().chain(&self.ys).chain([&self.start]).chain(&self.grads);
+        let all = self.ds.iter().chain(&self.ys).chain(&self.grads);
         self.names().into_iter().zip(all.map(Buffer::as_slice))
     }
 
     /// The same, to be written.
     pub fn vectors_mut(&mut self) -> impl Iterator<Item = (String, SliceMut<'_>)> {
         let names = self.names();
-        let all = self.ds.iter_mut().chain(&mut self.ys).chain([&mut self.start]).chain(&mut self.grads);
+        let all = self.ds.iter_mut().chain(&mut self.ys).chain(&mut self.grads);
         names.into_iter().zip(all.map(Buffer::as_mut))
     }
 
@@ -23,7 +23,6 @@ impl LbfgsState {
         let numbered = |what: &'static str, count: usize| (0..count).map(move |i| format!("{what}{i}"));
         numbered("d", self.ds.len())
             .chain(numbered("y", self.ys.len()))
-            .chain(["start".to_owned()])
             .chain(numbered("g", self.grads.len()))
             .collect()
     }

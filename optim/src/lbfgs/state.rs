@@ -11,7 +11,7 @@ use std::ops::Range;
 
 /// History and progress of [`Lbfgs`] on one vector, or one shard of it.
 ///
-/// Memory: `2 (history_len + 1) + 3` vectors, two more with a line search. And `4 (history_len + 1)` exact sums, of
+/// Memory: `2 (history_len + 1) + 3` vectors, two more with a line search. And `6 (history_len + 1)` exact sums of
 /// about a kilobyte each; on a GPU `2 (history_len + 1)` more there.
 #[derive(Debug)]
 pub struct LbfgsState {
@@ -23,7 +23,7 @@ pub struct LbfgsState {
     pub(super) ds: Vec<Buffer>,
     /// `y` of every slot.
     pub(super) ys: Vec<Buffer>,
-    /// The point that the last direction leads away from.
+    /// Where `x` was before an iteration moved it.
     pub(super) start: Buffer,
     /// Gradients: of `start`, and of the points tried.
     pub(super) grads: Vec<Buffer>,

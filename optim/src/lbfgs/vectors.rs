@@ -19,7 +19,7 @@ const BLOCK: usize = 8192;
 const TOGETHER: usize = 4;
 
 /// Above this many elements a pass is split in two; below, starting a second thread costs more than it saves.
-const SPLIT_FROM: usize = 128 << 10;
+pub(super) const SPLIT_FROM: usize = 128 << 10;
 
 /// `x = fma(t, d, start)`.
 pub(super) fn walk<T: Number>(x: &mut [T], start: &[T], t: f64, d: &[T]) {
@@ -44,24 +44,18 @@ pub(super) fn leave<T: Number>(x: &mut [T], start: &mut [T], t: f64, d: &[T]) {
     spread(0, [x, start], SPLIT_FROM, &along, &|(), ()| ());
 }
 
-/// `y = g - before`, for `work` to look at bit by bit, up to [`CHUNK`] elements of it together with where they begin, while they are in
+/// `y = g - before`, for `work` to look at bit by bit, at most [`CHUNK`] elements together with where they begin, while they are in
 /// the cache.
 pub(super) fn difference<T: Number, S: Send>(
     y: &mut [T],
     (g, before): (&[T], &[T]),
-    nothing: &(impl Fn() -> S + Sync),
-    work: &(impl Fn(usize, &[T], &mut S) + Sync),
+    work: &(impl Fn(usize, &[T]) -> S + Sync),
     merge: &(impl Fn(S, S) -> S + Sync),
 ) -> S {
     let part = |first: usize, [y]: [&mut [T]; 1]| {
-        let mut seen = nothing();
-        for (c, y) in y.chunks_mut(CHUNK).enumerate() {
-            let first = first + c * CHUNK;
-            let (g, before) = (&g[first..], &before[first..]);
-            Isa::detect().run(Each { out: y, value: |i| g[i] - before[i] });
-            work(first, y, &mut seen);
-        }
-        seen
+        let (g, before) = (&g[first..], &before[first..]);
+        Isa::detect().run(Each { out: y, value: |i| g[i] - before[i] });
+        work(first, y)
     };
     spread(0, [y], CHUNK, &part, merge)
 }
@@ -122,7 +116,7 @@ fn spread<T: Number, S: Send, const N: usize>(
     merge: &(impl Fn(S, S) -> S + Sync),
 ) -> S {
     let len = vectors.first().map_or(0, |vector| vector.len());
-    if len <= most || rayon::current_num_threads() == 1 {
+    if len <= most {
         return work(first, vectors);
     }
     let half = len / 2;

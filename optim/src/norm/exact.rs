@@ -298,6 +298,35 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_difference_is_what_is_left_however_little() {
+        let sum = |terms: &[f64]| {
+            let mut sum = ExactSum::new();
+            terms.iter().for_each(|&x| sum.add_product(x, 1.0));
+            sum
+        };
+        let (large, small) = (sum(&[1e300, 3.0, 1e-300]), sum(&[1e300, 3.0]));
+        assert_eq!(large.minus(&small), sum(&[1e-300]));
+        assert_eq!(small.minus(&large), sum(&[-1e-300]));
+        assert_eq!(small.minus(&small), ExactSum::new());
+        assert_eq!(sum(&[-7.0]).minus(&large), sum(&[-7.0, -1e300, -3.0, -1e-300]));
+    }
+
+    /// A sum doubled until its carries are due, and further, of numbers whose limbs are full.
+    #[test]
+    fn merging_carries_in_time() {
+        for x in [f64::MAX, -f64::MAX, -1.0 / 3.0] {
+            let (mut sum, mut times) = (ExactSum::new(), 1u64);
+            sum.add(x);
+            for _ in 0..40 {
+                sum.merge(&sum.clone());
+                times *= 2;
+                assert!(sum.waiting < CARRY_AFTER);
+                assert_eq!(sum.mean(times), x, "{times} times");
+            }
+        }
+    }
+
+    #[test]
     fn a_window_holds_every_sum_of_f32_products() {
         let window = ExactSum::F32_PRODUCTS;
         let factors = [f32::MAX, -f32::MAX, f32::from_bits(1), -f32::from_bits(1), 1.5, -0.1, 3e-20, 0.0];

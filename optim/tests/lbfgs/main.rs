@@ -11,12 +11,14 @@ mod problems;
 mod reference;
 mod refusals;
 mod shards;
+mod state;
 
 use common::Values;
 use meshstep_optim::{Lbfgs, LbfgsReport, LineSearch, Stop};
 use meshstep_tensor::{DType, Slice};
 use problems::{Problem, classic_start, least_squares, logistic, rosenbrock};
 use shards::{Trace, ranges, run};
+use std::ops::Range;
 
 /// Name, loss, start, learning rate of a fixed step, loss at the minimum.
 type Case = (&'static str, Problem, Vec<f64>, f64, f64);
@@ -135,8 +137,11 @@ fn a_vector_spread_over_threads_has_the_bits_of_its_shards() {
     }
     assert_eq!(one.iterates.len(), 6);
     for rule in [rule, Lbfgs { max_iter: 5, history_len: 3, ..searching() }] {
-        let one = alone(&rule, &bowl, &start);
-        assert!(one == run(&rule, &bowl, &start, &ranges(LEN, 4), DType::F64), "{:?}", rule.line_search);
+        for dtype in [DType::F64, DType::F32] {
+            let one = run(&rule, &bowl, &start, &ranges(LEN, 1), dtype);
+            let ten = run(&rule, &bowl, &start, &ranges(LEN, 10), dtype);
+            assert!(one == ten, "{dtype}, {:?}", rule.line_search);
+        }
     }
 }
 
@@ -199,17 +204,17 @@ fn every_reason_to_stop_has_its_moment() {
     }
 }
 
-#[test]
-fn shards_that_overlap_count_each_element_once() {
-    let problem = rosenbrock();
-    let x0 = classic_start(10);
-    let rule = Lbfgs { max_iter: 30, ..searching() };
-    let one = alone(&rule, &problem, &x0);
-    let meeting = &shards::Meeting::new(2, 10);
-    let counted = [vec![0..3, 7..7, 7..10], vec![3..5, 5..7]];
-    let shard = |i: usize| {
-        let state = rule.state(10, DType::F64, &meshstep_tensor::Meter::new()).unwrap();
-        let (mut state, mut x) = (state.counting(counted[i].clone()), x0.clone());
+/// Every shard has the whole vector and counts these ranges of it.
+fn all_have_all(
+    rule: &Lbfgs,
+    problem: &Problem,
+    x0: &[f64],
+    counted: &[Vec<Range<usize>>],
+) -> Vec<(LbfgsReport, Vec<f64>)> {
+    let meeting = &shards::Meeting::new(counted.len(), x0.len());
+    let shard = &|i: usize| {
+        let state = rule.state(x0.len(), DType::F64, &meshstep_tensor::Meter::new()).unwrap();
+        let (mut state, mut x) = (state.counting(counted[i].clone()), x0.to_vec());
         let closure = |x: Slice<'_>, g: meshstep_tensor::SliceMut<'_>| {
             let loss = problem(x.typed().unwrap(), g.into_typed().unwrap());
             Ok::<_, std::convert::Infallible>(meshstep_optim::Loss::Whole(loss))
@@ -217,13 +222,30 @@ fn shards_that_overlap_count_each_element_once() {
         let report = rule.step((&mut x[..]).into(), closure, &shards::Seat(meeting, i), &mut state);
         (report.unwrap(), x)
     };
-    let shard = &shard;
     std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..2).map(|i| scope.spawn(move || shard(i))).collect();
-        for thread in threads {
-            assert_eq!(thread.join().unwrap(), (one.report, one.x.clone()));
+        let threads: Vec<_> = (0..counted.len()).map(|i| scope.spawn(move || shard(i))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn shards_that_overlap_count_each_element_once() {
+    let rule = Lbfgs { max_iter: 30, ..searching() };
+    let few = [vec![0..3, 7..7, 7..10], vec![3..5, 5..7]];
+    // Ranges that begin and end within what is measured at once, several in one, and one over many.
+    let many =
+        [vec![0..3, 40_000..40_007, 40_009..150_000], vec![3..40_000, 40_007..40_009, 150_000..200_001]];
+    for (rule, len, counted) in [
+        (rule.clone(), 10, few),
+        (Lbfgs { max_iter: 4, ..rule }, 200_001, many.clone()),
+        (Lbfgs { lr: 1e-3, max_iter: 4, ..Lbfgs::default() }, 200_001, many),
+    ] {
+        let (problem, x0) = (rosenbrock(), classic_start(len));
+        let one = alone(&rule, &problem, &x0);
+        for shard in all_have_all(&rule, &problem, &x0, &counted) {
+            assert!(shard == (one.report, one.x.clone()), "{len}, {:?}", rule.line_search);
         }
-    });
+    }
 }
 
 #[test]

@@ -17,7 +17,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 impl ShardedLbfgs {
-    /// [`Optimizer::save`] of parameters and history: the directions `d0`, .., and `y0`, .., the last `start`, the gradients `g0`,
+    /// [`Optimizer::save`] of parameters and history: the directions `d0`, .., and `y0`, .., the gradients `g0`,
     /// .., and the point `x`.
     pub fn save(&mut self, store: &Store, save: Save<'_>) -> Result<u64, Error> {
         let ranks = self.comm().world_size();
