@@ -74,7 +74,7 @@ fn a_direction_that_is_not_finite_makes_no_pair() {
         // Neighbours in f32 are 2^43 apart there.
         g.typed_mut::<f32>()
             .unwrap()
-            .copy_from_slice(&[1e20 - evaluations * 2f32.powi(44), 1.0 / evaluations]);
+            .copy_from_slice(&[1e20 - evaluations * 2f32.powi(44), 0.5 + evaluations % 2.0]);
         Ok::<_, Infallible>(Loss::Whole(f64::from(-evaluations)))
     };
     let mut x = [0f32; 2];
