@@ -54,7 +54,7 @@ pub(super) fn tasks(setting: &Setting) -> Vec<Task> {
         ]
         .map(on_them),
     );
-    tasks.push(on(&old, &kernels, test(&format!("{nccl} collectives"), setting)));
+    tasks.push(on(&old, &kernels, test(&format!("{nccl} collectives graphs misuse"), setting)));
     tasks
 }
 
