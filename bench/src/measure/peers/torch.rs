@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread::sleep;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use serde_json::{Value, json};
@@ -10,6 +12,10 @@ use super::Program;
 
 /// What it is measured against.
 const VERSION: &str = "2.11.0";
+
+/// Before and after a turn. PyTorch's threads (OpenMP) go on looking for work for some milliseconds after they have done it, on cores
+/// that the next one would have.
+const REST: Duration = Duration::from_millis(20);
 
 /// PyTorch, waiting to be told.
 #[derive(Debug)]
@@ -38,9 +44,11 @@ impl Torch {
         Ok(answer)
     }
 
-    /// Runs it once; seconds.
+    /// Runs it once, while no thread of the turn before is awake; seconds.
     pub(crate) fn run(&mut self) -> Result<f64> {
+        sleep(REST);
         let answer = self.ask(&json!({ "run": true }))?;
+        sleep(REST);
         answer["seconds"].as_f64().ok_or_else(|| anyhow!("PyTorch has answered {answer}"))
     }
 
