@@ -32,9 +32,10 @@ const PARTS: usize = 8;
 const BLOCK: usize = 1 << 9;
 
 /// Elements between two requests for memory ahead, and how far ahead: further where blocks are converted first. Measured: with
-/// a root and two divisions per element AdamW runs at 82% of a copy's speed without them and at 97% with them.
+/// a root and two divisions per element AdamW runs at 82% of a copy's speed without them and at 97% with them; twice as far ahead
+/// it takes 1.03 to 1.08 of the time, and Adagrad 1.15.
 const GROUP: usize = 32;
-const AHEAD: usize = 512;
+const AHEAD: usize = 256;
 const FAR_AHEAD: usize = 2 * BLOCK;
 
 /// Gradients brought near at a time where there is no state: so little arithmetic waits for two state that they come faster
