@@ -17,6 +17,13 @@ pub(crate) fn in_place(values: &mut [u64]) {
     values.par_chunks_mut(part).for_each(|part| part.iter_mut().for_each(|word| *word ^= mask));
 }
 
+/// Reads all of `values`.
+pub(crate) fn read(values: &[u32]) {
+    let part = values.len().div_ceil(PARTS * rayon::current_num_threads()).max(1);
+    let all = values.par_chunks(part).map(|part| part.iter().fold(0, |all, word| all ^ word));
+    black_box(all.reduce(|| 0, |a, b| a ^ b));
+}
+
 /// Bytes that [`in_place`] moves.
 pub(crate) fn moved(values: &[u64]) -> f64 {
     2.0 * size_of_val(values) as f64

@@ -23,6 +23,15 @@ pub(super) use cases::operations;
 /// What is allowed over the floor.
 const OVER_FLOOR: f64 = 1.3;
 
+/// The turn in which ranks copy, after those of all operations.
+pub(super) const COPY: usize = 3;
+
+/// The bytes that operation `i` must move, as a share of those that its `ranks` read and write in a copy.
+pub(super) fn share_of_copy(ranks: usize, i: usize) -> f64 {
+    let (_, _, buffers) = operations(ranks)[i];
+    buffers as f64 / (2 * ranks) as f64
+}
+
 /// One rank's vectors: the collectives', and those it copies between.
 pub(super) struct Rank {
     comm: Arc<dyn Communicator>,
@@ -51,7 +60,7 @@ impl Player for Rank {
 
 /// Times of all three operations on `ranks` ranks with `bytes` each, and of their copies.
 pub(super) fn measure(ranks: usize, bytes: usize, rounds: usize) -> Result<Vec<Samples>> {
-    together(ranks, (4, rounds), |comm| Rank::new(comm, bytes / DType::F32.size()))
+    together(ranks, (COPY + 1, rounds), |comm| Rank::new(comm, bytes / DType::F32.size()))
 }
 
 pub(crate) fn run(effort: Effort) -> Result<Section> {
@@ -67,11 +76,9 @@ pub(crate) fn run(effort: Effort) -> Result<Section> {
         let mut table = Table::new(title, &["each", "time", "floor", "moved", "over the floor"]);
         for &bytes in &sizes {
             let samples = measure(ranks, bytes, effort.pick(5, 15))?;
-            // Reading and writing, on every rank.
-            let copied = (2 * ranks * bytes) as f64;
             for (i, (name, _, buffers)) in operations(ranks).into_iter().enumerate() {
                 let moved = (buffers * bytes) as f64;
-                let floor = samples[3].times(moved / copied);
+                let floor = samples[COPY].times(share_of_copy(ranks, i));
                 let over = samples[i].over(&floor).median();
                 let time = samples[i].median();
                 table.row(

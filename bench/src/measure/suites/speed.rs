@@ -27,7 +27,7 @@ const RANKS: usize = 4;
 
 /// Bytes that 4 ranks must move at least for a parameter: 16 of each rank's gradients and parameters, and 28 for the update
 /// that one of them does, as the sum of the passes of a step at stage 1.
-const BYTES_A_PARAM: f64 = 60.0;
+pub(super) const BYTES_A_PARAM: usize = 60;
 
 /// What a step may take beyond that, and stages 1 and 2 beyond stage 0.
 const OVER_FLOOR: f64 = 1.5;
@@ -94,7 +94,7 @@ pub(crate) fn run(effort: Effort) -> Result<Section> {
     {
         let samples =
             together(RANKS, (stages.len(), rounds), |comm| Steps::new(&comm, &stages, &layout, grads))?;
-        let least = (grads == Grads::There).then(|| BYTES_A_PARAM * (count * len) as f64 * floor);
+        let least = (grads == Grads::There).then(|| (BYTES_A_PARAM * count * len) as f64 * floor);
         tell(&mut section, title, &samples, least);
     }
     section.bars.retain(|_| !effort.quick);

@@ -1,0 +1,157 @@
+//! What one process does alone: updates, and L-BFGS.
+
+use std::time::Instant;
+
+use anyhow::{Result, anyhow, ensure};
+use meshstep_optim::{Alone, Lbfgs, LbfgsState, Loss};
+use meshstep_tensor::{Buffer, Category, DType, Meter, Slice, SliceMut};
+use rayon::prelude::*;
+use serde_json::json;
+
+use super::{Race, table, tell};
+use crate::measure::peers::{Candle, Torch};
+use crate::measure::race::{Contestant, timed};
+use crate::measure::record::Section;
+use crate::measure::suites::kernels::{Case, case};
+use crate::measure::{Effort, copies};
+
+/// Elements of GPT-2 small.
+const GPT2: usize = 124_439_808;
+
+const HISTORY: usize = 10;
+
+/// Vectors that an iteration of L-BFGS must read at least. What it writes is not counted.
+const READ: usize = 2 * (2 * HISTORY + 1) + 1 + 3;
+
+pub(super) fn updates(section: &mut Section, effort: Effort, torch: &mut Torch) -> Result<()> {
+    let mut table = table("updates");
+    let threads = rayon::current_num_threads();
+    let (len, rounds) = (effort.pick(1 << 18, 1 << 26), effort.pick(3, 11));
+    let gpt2 = effort.pick(None, Some("gpt2"));
+    for (rule, theirs, len, model, wanted) in [
+        ("adamw", "adamw fused", len, None, 1.15),
+        ("sgd, momentum", "sgd fused", len, None, 1.05),
+        ("adamw", "adamw foreach", len, None, 4.0),
+        ("adamw", "adamw foreach", gpt2.map_or(len, |_| GPT2), gpt2, 8.0),
+    ] {
+        torch.case(json!({ "case": theirs, "length": len, "model": model, "threads": threads }))?;
+        let race = update(rule, len, rounds, || torch.run())?;
+        let on = model.map_or_else(|| format!("one tensor of {len}"), |_| "GPT-2's 148 tensors".to_owned());
+        tell(section, &mut table, &format!("torch {theirs}, {on}"), &race, wanted);
+    }
+    section.tables.push(table);
+    Ok(())
+}
+
+/// An update of ours, theirs, and a copy of the bytes that it touches.
+fn update(rule: &str, len: usize, rounds: usize, mut run: impl FnMut() -> Result<f64>) -> Result<Race> {
+    let theirs: Contestant<'_, Case> = Box::new(|_| run());
+    Race::run(&mut case(rule, len)?, rounds, [timed(Case::update), theirs, timed(Case::copy)])
+}
+
+/// candle's AdamW, which has no other form.
+pub(super) fn candle(section: &mut Section, effort: Effort) -> Result<()> {
+    let (len, rounds) = (effort.pick(1 << 18, 1 << 24), effort.pick(3, 11));
+    let mut theirs = Candle::new(len)?;
+    let race = update("adamw", len, rounds, || theirs.run())?;
+    let mut table = table("candle's updates");
+    tell(section, &mut table, &format!("candle AdamW, one tensor of {len}"), &race, 20.0);
+    section.tables.push(table);
+    Ok(())
+}
+
+/// One iteration with a full history on `length` parameters, on both sides with a loss that costs little.
+pub(super) fn lbfgs(section: &mut Section, effort: Effort, torch: &mut Torch) -> Result<()> {
+    let (len, rounds) = (effort.pick(100_000, 10_000_000), effort.pick(3, 11));
+    torch.case(json!({ "case": "lbfgs", "length": len, "history": HISTORY, "threads": rayon::current_num_threads() }))?;
+    let rule = Lbfgs {
+        lr: 0.1,
+        max_iter: 1,
+        max_eval: Some(2),
+        history_len: HISTORY,
+        tolerance_grad: 0.0,
+        tolerance_change: 0.0,
+        ..Lbfgs::default()
+    };
+    let mut own = Own::new(&rule, len)?;
+    let history = vec![1u32; 2 * HISTORY * len];
+    (0..=HISTORY).try_for_each(|_| iterate(&rule, &mut own))?;
+    let ours: Contestant<'_, Own> = Box::new(|own| {
+        let start = Instant::now();
+        iterate(&rule, own)?;
+        Ok(start.elapsed().as_secs_f64())
+    });
+    let theirs: Contestant<'_, Own> = Box::new(|_| torch.run());
+    let least = timed(|_: &mut Own| copies::read(&history));
+    let mut race = Race::run(&mut own, rounds, [ours, theirs, least])?;
+    race.floor = race.floor.times(READ as f64 / (2 * HISTORY) as f64);
+    let mut table = table("L-BFGS, one iteration");
+    tell(section, &mut table, &format!("torch.optim.LBFGS, history {HISTORY}, {len}"), &race, 3.0);
+    table.note(format!(
+        "floor: {READ} vectors read. The history twice, as no direction is known before all products with the gradient are; the \
+         gradient with both; the point; and the loss's three"
+    ));
+    section.tables.push(table);
+    Ok(())
+}
+
+/// The point, what is known of the way to it, where it leads, and what its elements weigh.
+struct Own {
+    x: Buffer,
+    state: LbfgsState,
+    target: Vec<f32>,
+    weight: Vec<f32>,
+}
+
+impl Own {
+    fn new(rule: &Lbfgs, len: usize) -> Result<Self> {
+        let meter = Meter::new();
+        Ok(Own {
+            x: Buffer::zeroed(len, DType::F32, &meter, Category::Params)?,
+            state: rule.state(len, DType::F32, &meter)?,
+            target: (0..len).map(|i| (i % 7 + 1) as f32).collect(),
+            weight: (0..len).map(|i| 1.0 + i as f32 / len as f32).collect(),
+        })
+    }
+}
+
+/// One iteration. The gradient is the other side's: of vectors of the same length by the same formula.
+fn iterate(rule: &Lbfgs, Own { x, state, target, weight }: &mut Own) -> Result<()> {
+    let closure = |x: Slice<'_>, mut grad: SliceMut<'_>| -> Result<Loss, meshstep_tensor::Error> {
+        let to = target.par_chunks(CHUNK).zip(weight.par_chunks(CHUNK));
+        let from = x.typed::<f32>()?.par_chunks(CHUNK).zip(to);
+        grad.typed_mut::<f32>()?.par_chunks_mut(CHUNK).zip(from).for_each(|(grad, (x, (target, weight)))| {
+            let terms = x.iter().zip(target).zip(weight);
+            grad.iter_mut()
+                .zip(terms)
+                .for_each(|(grad, ((x, target), weight))| *grad = (x - target) * weight);
+        });
+        Ok(Loss::Whole(1.0))
+    };
+    let report = rule.step(x.as_mut(), closure, &Alone, state).map_err(|error| anyhow!("L-BFGS: {error}"))?;
+    ensure!(report.iterations == 1, "L-BFGS took {} iterations where one was asked for", report.iterations);
+    Ok(())
+}
+
+const CHUNK: usize = 64 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn iterations_are_one_at_a_time_and_converge() {
+        let rule = Lbfgs {
+            lr: 0.5,
+            max_iter: 1,
+            max_eval: Some(2),
+            tolerance_grad: 0.0,
+            tolerance_change: 0.0,
+            ..Lbfgs::default()
+        };
+        let mut own = Own::new(&rule, 100).unwrap();
+        (0..20).for_each(|_| iterate(&rule, &mut own).unwrap());
+        let x = own.x.typed::<f32>().unwrap();
+        assert!(x.iter().enumerate().all(|(i, x)| (x - (i % 7 + 1) as f32).abs() < 0.1), "{x:?}");
+    }
+}

@@ -1,0 +1,78 @@
+//! Other systems beside this one: the same sizes, as many threads, in turns.
+
+mod alone;
+mod ranks;
+
+use std::path::Path;
+
+use anyhow::Result;
+
+use crate::measure::Effort;
+use crate::measure::peers::{Mpi, Torch};
+use crate::measure::race::{Contestant, race};
+use crate::measure::record::{Cell, Section, Table, Wanted};
+use crate::measure::samples::Samples;
+use ranks::RANKS;
+
+const ABOUT: &str = "How many times as long the other system takes: medians of ratios, round by round, in turns. Updates have as many \
+                     threads on both sides. Ranks of PyTorch and of OpenMPI are processes of one thread each; ours are threads \
+                     of one process, and that is part of what is compared. The floor moves the bytes and does nothing else, in \
+                     turns with both: theirs / floor is how far ahead of them a program is that has nothing else to do.";
+
+/// What there is to compare with, and why the rest is not here.
+pub(crate) fn run(effort: Effort, folder: &Path, left_out: &mut Vec<String>) -> Result<Section> {
+    let mut section = Section::new("peers", ABOUT);
+    alone::candle(&mut section, effort)?;
+    match Torch::start(&folder.join("venv")) {
+        Ok(mut torch) => {
+            section.about += &format!(" PyTorch {}.", torch.version);
+            alone::updates(&mut section, effort, &mut torch)?;
+            alone::lbfgs(&mut section, effort, &mut torch)?;
+            ranks::steps(&mut section, effort, &mut torch)?;
+            ranks::gloo(&mut section, effort, &mut torch)?;
+        }
+        Err(why) => left_out.push(format!("PyTorch: {why:#}")),
+    }
+    match Mpi::start(folder, RANKS) {
+        Ok(mut mpi) => ranks::openmpi(&mut section, effort, &mut mpi)?,
+        Err(why) => left_out.push(format!("OpenMPI: {why:#}")),
+    }
+    if effort.quick {
+        section.bars.clear();
+    }
+    Ok(section)
+}
+
+/// What took turns.
+#[derive(Debug)]
+struct Race {
+    ours: Samples,
+    theirs: Samples,
+    floor: Samples,
+}
+
+impl Race {
+    fn run<X>(on: &mut X, rounds: usize, turns: [Contestant<'_, X>; 3]) -> Result<Self> {
+        let mut samples = race(on, rounds, turns.into())?.into_iter();
+        let mut next = || samples.next().unwrap_or_default();
+        Ok(Race { ours: next(), theirs: next(), floor: next() })
+    }
+}
+
+fn table(title: impl Into<String>) -> Table {
+    Table::new(title, &["ours", "floor", "theirs", "theirs / ours", "theirs / floor", "wanted"])
+}
+
+fn tell(
+    section: &mut Section,
+    table: &mut Table,
+    what: &str,
+    Race { ours, theirs, floor }: &Race,
+    wanted: f64,
+) {
+    let (ratio, reach) = (theirs.over(ours).median(), theirs.over(floor).median());
+    let times = [ours, floor, theirs].map(|samples| Cell::Time(samples.median()));
+    let ratios = [Cell::Ratio(ratio), Cell::Ratio(reach), Cell::Number(wanted)];
+    table.row(what, times.into_iter().chain(ratios));
+    section.bar(format!("{what}: theirs / ours"), ratio.median, Wanted::AtLeast(wanted));
+}
