@@ -13,9 +13,10 @@ const HISTORY: usize = 10;
 /// Iterations until the history is full, and one more.
 const WARM: u64 = HISTORY as u64 + 2;
 
-/// The direction, the gradient and the one before are read, their difference is written, the pairs are read for products with the
-/// gradient; gradient and pairs are read for the direction, which is written; parameters are moved along it, and kept.
-pub(crate) const BYTES: usize = 4 * (3 + 1 + 2 * HISTORY + 1 + 2 * HISTORY + 1 + 4);
+/// The direction, the gradient and the one before are read, their difference is written, the pairs but the oldest, which the new one
+/// pushes out, are read for products with the gradient; gradient and pairs are read for the direction, which is written; parameters
+/// are moved along it, and kept.
+pub(crate) const BYTES: usize = 4 * (3 + 1 + 2 * (HISTORY - 1) + 1 + 2 * HISTORY + 1 + 4);
 
 /// Bytes of memory for each parameter of the other cases.
 pub(crate) const RESIDENT: usize = 4 * (2 * (HISTORY + 1) + 4) / PART;

@@ -163,27 +163,34 @@ impl<E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, C> {
     /// Takes in the pair measured last and writes the next direction. Returns `g . d`.
     fn turn(&mut self) -> Result<f64, LbfgsError<E>> {
         if self.measured == 0 && self.state.iterations > 1 {
-            self.measure()?;
+            self.measure(self.state.gram.leaving())?;
         }
-        let LbfgsState { gram, fold, ds, ys, grads, passes, before, t, .. } = &mut *self.state;
-        if self.measured > 0 {
-            let of_pair = [Scalar::Curvature, Scalar::NewSquares].map(|scalar| fold.scalar(scalar).to_f64());
-            gram.measured(*t, of_pair, fold.products(self.measured));
-            if fold.mine.bad_pairs == 0 {
-                gram.accept();
-            }
+        let taken = self.measured == 0 || self.take_in();
+        // From here on the next pair is nothing, and refused, until a direction is written.
+        (self.state.before, self.state.t) = (self.current, 0.0);
+        if !taken && self.state.gram.leaving() > 0 {
+            // What it would have pushed out stays, and is measured too.
+            self.measure(0)?;
+            self.take_in();
         }
-        self.measured = 0;
-        // Were the direction not to be written, the next pair would be nothing, and refused.
-        (*before, *t) = (self.current, 0.0);
+        let LbfgsState { gram, ds, ys, grads, passes, .. } = &mut *self.state;
         let slope = gram.solve(self.seen[self.current].squares);
         let g = (gram.coef_of_g(), grads[self.current].as_slice());
         let ((d, ds), (_, ys)) = (Others::of(ds, gram.spare()), Others::of(ys, gram.spare()));
-        passes.combine(d.as_mut(), g, &Rows { ds, ys, gram }).map_err(LbfgsError::Alone)?;
+        passes.combine(d.as_mut(), g, &Rows { ds, ys, gram, without: 0 }).map_err(LbfgsError::Alone)?;
         self.d_max = 0;
         self.along = true;
         self.left = false;
         Ok(slope)
+    }
+
+    /// Takes in what was measured. Whether the pair is accepted.
+    fn take_in(&mut self) -> bool {
+        let LbfgsState { gram, fold, t, .. } = &mut *self.state;
+        let of_pair = [Scalar::Curvature, Scalar::NewSquares].map(|scalar| fold.scalar(scalar).to_f64());
+        gram.measured(*t, of_pair, fold.products(self.measured));
+        self.measured = 0;
+        fold.mine.bad_pairs == 0 && gram.accept()
     }
 
     /// `t d` from where the iteration began.

@@ -70,17 +70,19 @@ impl Gram {
         self.spare
     }
 
-    /// Products with the gradient that are measured with a new pair: those of `d` and `y` of the pairs held and of the new one.
-    pub(super) fn rows(&self) -> usize {
-        2 * (self.used.len() + 1)
+    /// How many pairs, of the oldest, a new one pushes out.
+    pub(super) fn leaving(&self) -> usize {
+        (self.used.len() + 2).saturating_sub(self.slots)
     }
 
-    /// Takes in these products, and of the new pair, whose `s` is `t` times its direction, `d . y` and `y . y`.
+    /// Takes in a new pair, whose `s` is `t` times its direction: `d . y`, `y . y`, and with the gradient the products of `d` and `y`
+    /// of the newest pairs held, then of this one.
     pub(super) fn measured(&mut self, t: f64, [d_y, y_y]: [f64; 2], with_g: &[ExactSum]) {
         let new = self.spare;
         let (of_slots, _) = with_g.as_chunks::<2>();
+        let older = (self.used.len() + 1).saturating_sub(of_slots.len());
         for (i, now) in of_slots.iter().enumerate() {
-            let slot = self.used.get(i).copied().unwrap_or(new);
+            let slot = self.used.get(older + i).copied().unwrap_or(new);
             let before = &self.with_g[slot];
             let [d, y] = [0, 1].map(|of| now[of].minus(&before[of]).to_f64());
             self.s_y[slot * self.slots + new] = self.t[slot] * d;
@@ -273,12 +275,19 @@ mod tests {
                 d.iter_mut().zip(&y).for_each(|(d, y)| *d = 0.3 * *d + sign * y);
                 let t = 0.25 + round as f64;
                 vectors[gram.spare()] = [d.clone(), y.clone()];
-                let slots = (0..gram.len()).map(|i| gram.slot(i)).chain([gram.spare()]);
-                let with_g: Vec<_> =
-                    slots.flat_map(|slot| vectors[slot].each_ref().map(|v| exactly(v, &g))).collect();
-                assert_eq!(with_g.len(), gram.rows());
-                gram.measured(t, [dot(&d, &y), dot(&y, &y)], &with_g);
+                let with_g = |gram: &Gram, without: usize| -> Vec<ExactSum> {
+                    let slots = (without..gram.len()).map(|i| gram.slot(i)).chain([gram.spare()]);
+                    slots.flat_map(|slot| vectors[slot].each_ref().map(|v| exactly(v, &g))).collect()
+                };
+                assert_eq!(gram.leaving(), usize::from(pairs.len() == history_len));
+                let newest = with_g(&gram, gram.leaving());
+                gram.measured(t, [dot(&d, &y), dot(&y, &y)], &newest);
                 assert_eq!(gram.accept(), sign > 0.0);
+                if sign < 0.0 {
+                    let all = with_g(&gram, 0);
+                    gram.measured(0.0, [0.0; 2], &all);
+                    assert!(!gram.accept());
+                }
                 if sign > 0.0 {
                     pairs.push((d.iter().map(|d| t * d).collect(), y));
                     pairs.drain(..pairs.len().saturating_sub(history_len));

@@ -14,11 +14,11 @@ impl<E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, C> {
         self.evaluations += 1;
         self.state.evaluations += 1;
         let measure = measure && self.state.iterations > 0;
-        let rows = if measure { self.state.gram.rows() } else { 0 };
-        self.state.fold.begin(rows);
+        let without = measure.then(|| self.state.gram.leaving());
+        let rows = self.begin(without);
         let brought = told.map_err(LbfgsError::Closure).and_then(|loss| {
             let kind = self.state.fold.add_loss(loss);
-            self.observe(slot, rows, true).map(|()| kind)
+            self.observe(slot, without, true).map(|()| kind)
         });
         let known = self.exchange(rows, brought)?;
         self.learn(slot, &known)?;
@@ -26,14 +26,21 @@ impl<E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, C> {
         Ok(())
     }
 
-    /// Measures the history with the current gradient. One exchange.
-    pub(super) fn measure(&mut self) -> Result<(), LbfgsError<E>> {
-        let rows = self.state.gram.rows();
-        self.state.fold.begin(rows);
-        let brought = self.observe(self.current, rows, false).map(|()| 0);
+    /// Measures the history but for the `without` oldest pairs with the current gradient. One exchange.
+    pub(super) fn measure(&mut self, without: usize) -> Result<(), LbfgsError<E>> {
+        let rows = self.begin(Some(without));
+        let brought = self.observe(self.current, Some(without), false).map(|()| 0);
         self.exchange(rows, brought)?;
         self.measured = rows;
         Ok(())
+    }
+
+    /// Nothing yet of what is measured: with which products of the history, if with any. How many these are.
+    fn begin(&mut self, without: Option<usize>) -> usize {
+        let held = self.state.gram.len();
+        let rows = without.map_or(0, |without| 2 * (held - without + 1));
+        self.state.fold.begin(rows);
+        rows
     }
 
     /// Tells the other shards what this one `brought`, of a kind, or that it has failed.
@@ -55,12 +62,15 @@ impl<E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, C> {
         }
     }
 
-    /// Adds what the gradient in `slot` brings here, if that is `new`; and of `rows` of the history, if there are any, their
-    /// products with it and the pair that leads to it.
-    fn observe(&mut self, slot: usize, rows: usize, new: bool) -> Result<(), LbfgsError<E>> {
+    /// Adds what the gradient in `slot` brings here, if that is `new`; and the pair that leads to it and the history's products with
+    /// it, where that is measured, the oldest pairs left out that are to be.
+    fn observe(&mut self, slot: usize, without: Option<usize>, new: bool) -> Result<(), LbfgsError<E>> {
         let LbfgsState { passes, fold, grads, ds, ys, gram, before, iterations, .. } = &mut *self.state;
         let ((d, ds), (y, ys)) = (Others::of(ds, gram.spare()), Others::of(ys, gram.spare()));
-        let pair = NewPair { y: y.as_mut(), before: grads[*before].as_slice(), rows: Rows { ds, ys, gram } };
+        let pair = without.map(|without| {
+            let rows = Rows { ds, ys, gram, without };
+            NewPair { y: y.as_mut(), before: grads[*before].as_slice(), rows }
+        });
         let search = self.rule.line_search == LineSearch::StrongWolfe;
         let asked = Asked {
             gradient: new,
@@ -69,8 +79,7 @@ impl<E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, C> {
             slope: new && self.along && search,
         };
         let (g, d) = (grads[slot].as_slice(), d.as_slice());
-        let measure = Measure { g, d, asked, pair: (rows > 0).then_some(pair) };
-        Ok(passes.measure(measure, fold)?)
+        Ok(passes.measure(Measure { g, d, asked, pair }, fold)?)
     }
 
     /// What all shards know of the point just evaluated.

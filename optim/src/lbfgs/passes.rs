@@ -34,18 +34,20 @@ pub(super) struct Rows<'a> {
     pub(super) ds: Others<'a>,
     pub(super) ys: Others<'a>,
     pub(super) gram: &'a Gram,
+    /// Pairs that are left out, the oldest first.
+    pub(super) without: usize,
 }
 
 impl<'a> Rows<'a> {
     /// How many.
     pub(super) fn len(&self) -> usize {
-        2 * self.gram.len()
+        2 * (self.gram.len() - self.without)
     }
 
     /// Row `i`.
     pub(super) fn row(&self, i: usize) -> Slice<'a> {
         let vectors = if i.is_multiple_of(2) { &self.ds } else { &self.ys };
-        vectors.get(self.gram.slot(i / 2)).as_slice()
+        vectors.get(self.gram.slot(self.without + i / 2)).as_slice()
     }
 
     /// All of them.
@@ -57,7 +59,7 @@ impl<'a> Rows<'a> {
 
     /// What row `i` counts in the direction.
     pub(super) fn coef(&self, i: usize) -> f64 {
-        self.gram.coefs(i / 2)[i % 2]
+        self.gram.coefs(self.without + i / 2)[i % 2]
     }
 }
 

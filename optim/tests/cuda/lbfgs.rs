@@ -42,6 +42,16 @@ fn steep(x: &[f64], g: &mut [f64]) -> f64 {
     1e6 * loss
 }
 
+/// Waves in a bowl: the curvature along a step has either sign.
+fn waves(x: &[f64], g: &mut [f64]) -> f64 {
+    let terms = x.iter().zip(g).enumerate().map(|(i, (x, g))| {
+        let steep = 1.0 + 0.3 * i as f64;
+        *g = 0.1 * x - steep * libm::sin(steep * x);
+        0.05 * x * x + libm::cos(steep * x)
+    });
+    terms.sum()
+}
+
 /// sum of x - log x, which has no value left of 0.
 fn barrier(x: &[f64], g: &mut [f64]) -> f64 {
     g.iter_mut().zip(x).for_each(|(g, x)| *g = if *x > 0.0 { 1.0 - 1.0 / x } else { f64::NAN });
@@ -202,6 +212,19 @@ fn iterates_are_the_cpus() {
         }
     }
     assert!(most > 20, "a history that grows: {most}");
+}
+
+/// What a refused pair would have pushed out of a full history is measured after all.
+#[test]
+fn refused_pairs_are_the_cpus() {
+    let Some(queue) = queue() else { return };
+    let x0: Vec<f64> = (0..6).map(|i| 0.3 + 0.4 * f64::from(i)).collect();
+    for (dtype, history_len) in DTYPES.into_iter().flat_map(|d| [1, 2, 3].map(|h| (d, h))) {
+        let rule = Lbfgs { lr: 1.0, max_iter: 13, ..rule(LineSearch::None, history_len) };
+        let here = both("waves", &queue, dtype, &rule, (waves, &x0), 1);
+        let refused = here.reports[0].as_ref().map(|report| report.folds - report.evaluations);
+        assert!(matches!(refused, Ok(1..)), "{:?}", here.reports);
+    }
 }
 
 /// Steps of a few iterations, each on parameters in other memory.

@@ -16,7 +16,7 @@ mod state;
 use common::Values;
 use meshstep_optim::{Lbfgs, LbfgsReport, LineSearch, Stop};
 use meshstep_tensor::{DType, Slice};
-use problems::{Problem, classic_start, least_squares, logistic, rosenbrock};
+use problems::{Problem, classic_start, least_squares, logistic, rosenbrock, waves};
 use shards::{Trace, ranges, run};
 use std::ops::Range;
 
@@ -157,6 +157,24 @@ fn folds_are_counted() {
             search.evaluations + search.iterations - 1,
             "{name}: one more for each pair"
         );
+    }
+}
+
+/// A pair that is refused pushes nothing out of a full history, so what would have left is measured after all.
+#[test]
+fn a_refused_pair_leaves_a_full_history_as_it_was() {
+    let (x0, lr) = ((0..6).map(|i| 0.3 + 0.4 * f64::from(i)).collect::<Vec<_>>(), 1.0);
+    for history_len in [1, 2, 3] {
+        let rule = Lbfgs { lr, history_len, max_iter: 13, max_eval: Some(100), ..Lbfgs::default() };
+        let plain = reference::fixed_step(&waves(), &x0, (lr, history_len, 12));
+        for parts in [1, 3] {
+            let trace = run(&rule, &waves(), &x0, &ranges(x0.len(), parts), DType::F64);
+            let pairs = trace.iterates[1..].iter().zip(&plain);
+            let worst = pairs.map(|(ours, plain)| relative(ours, plain)).fold(0.0, f64::max);
+            let refused = trace.report.folds - trace.report.evaluations;
+            println!("history of {history_len} on {parts}: {refused} refused, within {worst:.1e}");
+            assert!(worst < 1e-9 && refused > 0 && trace.iterates.len() == 13, "{:?}", trace.report);
+        }
     }
 }
 

@@ -59,3 +59,16 @@ pub(crate) fn least_squares(rows: usize, len: usize) -> Problem {
 pub(crate) fn classic_start(len: usize) -> Vec<f64> {
     (0..len).map(|i| if i % 2 == 0 { -1.2 } else { 1.0 }).collect()
 }
+
+/// Waves in a bowl: the curvature along a step has either sign.
+pub(crate) fn waves() -> Problem {
+    Box::new(|x, g| {
+        let mut f = 0.0;
+        for (i, (g, x)) in g.iter_mut().zip(x).enumerate() {
+            let steep = 1.0 + 0.3 * i as f64;
+            *g = 0.1 * x - steep * libm::sin(steep * x);
+            f += 0.05 * x * x + libm::cos(steep * x);
+        }
+        f
+    })
+}
