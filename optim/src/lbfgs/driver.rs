@@ -165,13 +165,13 @@ impl<E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, C> {
         if self.measured == 0 && self.state.iterations > 1 {
             self.measure(self.state.gram.leaving())?;
         }
-        let taken = self.measured == 0 || self.take_in();
+        let refused = self.measured > 0 && !self.take_in();
         // From here on the next pair is nothing, and refused, until a direction is written.
         (self.state.before, self.state.t) = (self.current, 0.0);
-        if !taken && self.state.gram.leaving() > 0 {
+        if refused && self.state.gram.leaving() > 0 {
             // What it would have pushed out stays, and is measured too.
             self.measure(0)?;
-            self.take_in();
+            let _nothing = self.take_in();
         }
         let LbfgsState { gram, ds, ys, grads, passes, .. } = &mut *self.state;
         let slope = gram.solve(self.seen[self.current].squares);

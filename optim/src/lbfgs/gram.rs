@@ -24,12 +24,12 @@ pub(super) struct Gram {
     spare: usize,
     /// How far along its direction each slot's `s` went.
     t: Vec<f64>,
-    /// `s . y` of each slot's `s` with the `y` of each that is no older. That with a later one is with the difference of gradients
+    /// `s . y` of each used slot's `s` with the `y` of each that is no older. That with a later one is with the difference of gradients
     /// which that `y` is before it is rounded.
     s_y: Vec<f64>,
     /// `y . y`, likewise.
     y_y: Vec<f64>,
-    /// Of each slot's `d` and `y` with the gradient that the last direction was for.
+    /// Of the `d` and `y` of each slot in use with the gradient that the last direction was for.
     with_g: Vec<[ExactSum; 2]>,
     h_diag: f64,
     alpha: Vec<f64>,
@@ -70,9 +70,9 @@ impl Gram {
         self.spare
     }
 
-    /// How many pairs, of the oldest, a new one pushes out.
+    /// How many pairs, the oldest first, a new one pushes out: one where the history is full.
     pub(super) fn leaving(&self) -> usize {
-        (self.used.len() + 2).saturating_sub(self.slots)
+        usize::from(self.used.len() + 1 == self.slots)
     }
 
     /// Takes in a new pair, whose `s` is `t` times its direction: `d . y`, `y . y`, and with the gradient the products of `d` and `y`
@@ -283,7 +283,7 @@ mod tests {
                 let newest = with_g(&gram, gram.leaving());
                 gram.measured(t, [dot(&d, &y), dot(&y, &y)], &newest);
                 assert_eq!(gram.accept(), sign > 0.0);
-                if sign < 0.0 {
+                if sign < 0.0 && gram.leaving() > 0 {
                     let all = with_g(&gram, 0);
                     gram.measured(0.0, [0.0; 2], &all);
                     assert!(!gram.accept());

@@ -35,7 +35,8 @@ impl<E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, C> {
         Ok(())
     }
 
-    /// Nothing yet of what is measured: with which products of the history, if with any. How many these are.
+    /// Begins a measurement with the history's products, where that is asked for, but for those of the `without` oldest pairs. How many
+    /// products these are.
     fn begin(&mut self, without: Option<usize>) -> usize {
         let held = self.state.gram.len();
         let rows = without.map_or(0, |without| 2 * (held - without + 1));
@@ -62,8 +63,8 @@ impl<E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, C> {
         }
     }
 
-    /// Adds what the gradient in `slot` brings here, if that is `new`; and the pair that leads to it and the history's products with
-    /// it, where that is measured, the oldest pairs left out that are to be.
+    /// Adds what the gradient in `slot` brings here, if that is `new`; and where the history is asked for, the pair that leads to it and
+    /// the products of the history with it, but for the `without` oldest pairs.
     fn observe(&mut self, slot: usize, without: Option<usize>, new: bool) -> Result<(), LbfgsError<E>> {
         let LbfgsState { passes, fold, grads, ds, ys, gram, before, iterations, .. } = &mut *self.state;
         let ((d, ds), (y, ys)) = (Others::of(ds, gram.spare()), Others::of(ys, gram.spare()));

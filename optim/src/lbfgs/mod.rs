@@ -122,7 +122,8 @@ impl Lbfgs {
     ///
     /// `closure(x, grad)` writes the gradient of this shard at `x` and returns the [`Loss`]. It is called equally often on
     /// every shard, at most `max_eval` times and what is left of the line search. With a fixed step every evaluation costs
-    /// one [`fold`](Reduce::fold); with a line search every evaluation and every iteration do.
+    /// one [`fold`](Reduce::fold); with a line search every evaluation and every iteration do. A pair that is refused while the history is
+    /// full costs one more, and a second pass over the history.
     ///
     /// Where the state is on a GPU ([`state_on`](Self::state_on)), so are `x` and what the closure is handed: it finds the point
     /// there in the queue's order, and leaves the gradient there in that order. The algorithm's decisions are the host's, so

@@ -1,10 +1,12 @@
 //! Bad hyperparameters, bad memory, closures that fail, and what is not finite.
 
 use crate::common::Random;
-use crate::problems::{classic_start, rosenbrock};
+use crate::problems::{classic_start, rosenbrock, waves};
 use crate::shards::{Meeting, Seat};
-use meshstep_optim::{Alone, Error, Lbfgs, LbfgsError, LineSearch, Loss, Stop};
+use meshstep_optim::{Alone, Error, Iterate, Lbfgs, LbfgsError, LineSearch, Loss, Reduce, ReduceError, Stop};
 use meshstep_tensor::{DType, Meter, Slice, SliceMut};
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 const SEARCHES: [LineSearch; 2] = [LineSearch::None, LineSearch::StrongWolfe];
 
@@ -147,7 +149,7 @@ fn a_closure_that_fails_leaves_an_accepted_point_and_the_run_goes_on() {
                     Ok(Loss::Whole(problem(x.typed().unwrap(), g.into_typed().unwrap())))
                 }
             };
-            let each = |at: &meshstep_optim::Iterate<'_>| accepted.push(crate::wide(at.x));
+            let each = |at: &Iterate<'_>| accepted.push(crate::wide(at.x));
             match rule.step_with((&mut x[..]).into(), closure, &Alone, &mut state, each) {
                 Err(LbfgsError::Closure(said)) => {
                     failures += 1;
@@ -162,6 +164,60 @@ fn a_closure_that_fails_leaves_an_accepted_point_and_the_run_goes_on() {
         let distance = x.iter().map(|x| (x - 1.0).abs()).fold(0.0, f64::max);
         println!("{search:?}: {failures} failures, {distance:e} from the minimum");
         assert!(search == LineSearch::None || distance < 1e-4, "{x:?}");
+    }
+}
+
+/// Fails once, after so many exchanges.
+struct Fails(AtomicU64);
+
+impl Reduce for Fails {
+    fn fold(&self, _: &mut [u64], _: &mut [u64]) -> Result<(), ReduceError> {
+        match self.0.fetch_sub(1, Relaxed) {
+            0 => Err(ReduceError::new(std::io::Error::other("gone"))),
+            _ => Ok(()),
+        }
+    }
+
+    fn part(&self) -> usize {
+        0
+    }
+}
+
+/// Wherever an exchange fails, also that in which a full history is measured once more after a refused pair.
+#[test]
+fn a_run_goes_on_from_a_failed_exchange_as_if_there_had_been_none() {
+    let problem = waves();
+    let closure = |x: Slice<'_>, g: SliceMut<'_>| -> Result<Loss, Infallible> {
+        Ok(Loss::Whole(problem(x.typed().unwrap(), g.into_typed().unwrap())))
+    };
+    for (history_len, search) in [1, 2, 3].into_iter().flat_map(|len| SEARCHES.map(|search| (len, search))) {
+        let rule = Lbfgs { lr: 1.0, history_len, max_iter: 13, max_eval: Some(100), ..rule(search) };
+        let x0: Vec<f64> = (0..6).map(|i| 0.3 + 0.4 * f64::from(i)).collect();
+        let run = |reduce: &dyn Reduce| {
+            let mut state = rule.state(6, DType::F64, &Meter::new()).unwrap();
+            let (mut x, mut accepted): (_, Vec<Vec<f64>>) = (x0.clone(), Vec::new());
+            let mut each = |at: &Iterate<'_>| {
+                // Where a step begins another has ended.
+                let at = crate::wide(at.x);
+                if accepted.last() != Some(&at) {
+                    accepted.push(at);
+                }
+            };
+            let first = rule.step_with((&mut x[..]).into(), closure, reduce, &mut state, &mut each);
+            if let Err(error) = &first {
+                assert!(matches!(error, LbfgsError::Reduce(_)), "{error}");
+                rule.step_with((&mut x[..]).into(), closure, reduce, &mut state, &mut each).unwrap();
+            }
+            (accepted, first.ok())
+        };
+        let (whole, report) = run(&Alone);
+        let report = report.unwrap();
+        assert!(search == LineSearch::StrongWolfe || report.folds == report.evaluations + 1, "{report:?}");
+        for exchange in 0..report.folds {
+            let (accepted, ended) = run(&Fails(AtomicU64::new(exchange)));
+            let alike = accepted.iter().zip(&whole).take_while(|(a, b)| a == b).count();
+            assert!(ended.is_none() && alike == accepted.len().min(whole.len()), "{exchange}: {alike}");
+        }
     }
 }
 

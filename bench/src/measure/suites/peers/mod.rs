@@ -16,7 +16,7 @@ use ranks::RANKS;
 
 const ABOUT: &str = "How many times as long the other system takes: medians of ratios, round by round, in turns. Updates have as many \
                      threads on both sides. Ranks of PyTorch and of OpenMPI are processes of one thread each; ours are threads \
-                     of one process, and that is part of what is compared. The floor moves the bytes and does nothing else, in \
+                     of one process, and that is part of what is compared. The floor moves the bytes that ours must and does nothing else, in \
                      turns with both: theirs / floor is how far ahead of them a program is that has nothing else to do.";
 
 /// What there is to compare with, and why the rest is not here.
