@@ -103,6 +103,17 @@ impl Tree {
     }
 }
 
+impl State {
+    fn log(&mut self, event: Event) -> io::Result<()> {
+        if self.fails_at.is_some_and(|at| self.events.len() >= at) {
+            return Err(io::Error::new(io::ErrorKind::StorageFull, "no space left"));
+        }
+        self.tree.apply(&event);
+        self.events.push(event);
+        Ok(())
+    }
+}
+
 impl Sim {
     /// An empty disk with one folder.
     pub(crate) fn new(dir: &str) -> Self {
@@ -204,13 +215,7 @@ impl Sim {
     }
 
     fn log(&self, event: Event) -> io::Result<()> {
-        let mut state = self.state();
-        if state.fails_at.is_some_and(|at| state.events.len() >= at) {
-            return Err(io::Error::new(io::ErrorKind::StorageFull, "no space left"));
-        }
-        state.tree.apply(&event);
-        state.events.push(event);
-        Ok(())
+        self.state().log(event)
     }
 
     fn find(&self, path: &Path) -> io::Result<Node> {
@@ -233,11 +238,10 @@ impl Sim {
         if state.tree.names.contains_key(&name) {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
-        // A number that no other has, whoever creates one at the same time.
+        // Nodes are numbered in the order of events, so that after a crash too the next number is nobody's.
         let node = state.tree.nodes.len();
-        state.tree.nodes.insert(node, (!folder).then(Vec::new));
+        state.log(Event::Create { name, node, folder })?;
         drop(state);
-        self.log(Event::Create { name, node, folder })?;
         Ok(SimFile { sim: self.clone(), node })
     }
 }
@@ -326,4 +330,24 @@ impl Reader for SimFile {
         bytes.copy_from_slice(found.ok_or(io::ErrorKind::UnexpectedEof)?);
         Ok(())
     }
+}
+
+#[test]
+fn files_made_at_a_time_are_numbered_in_the_order_of_events() {
+    let sim = Sim::new("/run");
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let sim = &sim;
+            scope.spawn(move || {
+                (0..2000)
+                    .for_each(|i| drop(sim.make(&sim.dir.join(format!("{thread}.{i}")), false).unwrap()));
+            });
+        }
+    });
+    let state = sim.state();
+    let made = state.events.iter().map(|event| match event {
+        Event::Create { node, .. } => *node,
+        other => panic!("{other:?}"),
+    });
+    assert!(made.eq(1..=8000));
 }
