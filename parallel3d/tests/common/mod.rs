@@ -6,7 +6,7 @@ use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::AdamW;
 use meshstep_parallel3d::{Axis, Coordinate, Gradient, Mesh, Model, Optimizer, Parameter, Piece, Placement};
 use meshstep_shard::{At, Groups, Options, Outcome, Owners, Stage};
-use meshstep_tensor::{DType, Error, Meter, Slice, SliceMut, bf16};
+use meshstep_tensor::{DType, Error, Meter, Slice, SliceMut, bf16, f16};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -89,9 +89,10 @@ pub(crate) fn fill(parameter: &Parameter, pieces: &[Piece], mut values: SliceMut
     values.cast_from((&own[..]).into())
 }
 
-/// Values of f32 or bf16.
+/// Values of f32 or a shorter type.
 pub(crate) fn read(values: Slice<'_>) -> Vec<f32> {
     match values.dtype() {
+        DType::F16 => values.typed::<f16>().unwrap().iter().map(|x| x.to_f32()).collect(),
         DType::BF16 => values.typed::<bf16>().unwrap().iter().map(|x| x.to_f32()).collect(),
         _ => values.typed::<f32>().unwrap().to_vec(),
     }

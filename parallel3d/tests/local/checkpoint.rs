@@ -1,6 +1,6 @@
 //! What workers on one mesh have saved goes on on any other, with as many workers and with others.
 
-use crate::worker::{Has, Job, assert_same, has, plans};
+use crate::worker::{Has, Job, assert_same, cases, has, plans};
 use meshstep_comm::loopback;
 use meshstep_parallel3d::{Mesh, Model, ModelBuilder};
 use meshstep_shard::checkpoint::{Load, Save, Store};
@@ -40,8 +40,7 @@ fn go_on(job: &Job, mesh: &str, dir: &Path) -> Vec<(usize, Has)> {
 #[test]
 fn workers_go_on_on_another_mesh_as_if_nothing_had_been() {
     let whole = Stage::WholeParams(Owners::SortedGreedy);
-    for (name, plan, rules) in plans() {
-        let job = |stage| Job::new(stage, &plan, &rules);
+    for (name, job) in cases() {
         let expected = crate::worker::run(&job(Stage::Replicated), "dp_replicate=2", SAVED + ON);
         let from = [
             ("dp_replicate=2,tp=2", Stage::Zero1),
@@ -64,8 +63,7 @@ fn workers_go_on_on_another_mesh_as_if_nothing_had_been() {
 
 #[test]
 fn another_number_of_workers_goes_on_from_the_mean_on_every_mesh_alike() {
-    for (name, plan, rules) in plans() {
-        let job = |stage| Job::new(stage, &plan, &rules);
+    for (name, job) in cases() {
         let (whole, cut) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         save(&job(Stage::Replicated), "dp_replicate=2", whole.path(), false);
         save(&job(Stage::Zero2), "dp_replicate=2,dp_shard=2,tp=2", cut.path(), false);

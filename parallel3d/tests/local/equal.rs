@@ -1,6 +1,6 @@
 //! However a worker's ranks are arranged, it does what one rank does; and every byte is a planned one.
 
-use crate::worker::{Job, STEPS, assert_same, plans, run};
+use crate::worker::{Job, STEPS, assert_same, cases, plans, run};
 use meshstep_comm::loopback;
 use meshstep_parallel3d::{Axis, LocalOptimizer, Mesh, Plan, replicas};
 use meshstep_shard::local::{Fragment, LocalPlan, Ring, Timing, What};
@@ -19,14 +19,12 @@ const STAGES: [Stage; 5] =
 
 #[test]
 fn workers_on_meshes_are_workers_of_one_rank() {
-    for (name, plan, rule) in plans() {
-        let whole = |workers: usize| {
-            run(&Job::new(Stage::Replicated, &plan, &rule), &format!("dp_replicate={workers}"), STEPS)
-        };
+    for (name, job) in cases() {
+        let whole = |workers| run(&job(Stage::Replicated), &format!("dp_replicate={workers}"), STEPS);
         let wholes = [whole(2), whole(4)];
         for (mesh, stage) in MESHES.iter().flat_map(|mesh| STAGES.map(|stage| (mesh, stage))) {
             let expected = &wholes[usize::from(mesh.starts_with("dp_replicate=4"))];
-            let ranks = run(&Job::new(stage, &plan, &rule), mesh, STEPS);
+            let ranks = run(&job(stage), mesh, STEPS);
             assert_same(&ranks, expected, &format!("{name} on {mesh}, {stage:?}"));
         }
     }
@@ -51,11 +49,11 @@ fn replicas_may_be_the_innermost_axis() {
 
 #[test]
 fn every_byte_is_planned_and_none_more_travels_within_a_worker() {
-    for (name, plan, rule) in plans() {
+    for (name, job) in cases() {
         let all = MESHES.iter().flat_map(|mesh| STAGES.map(|stage| (mesh, stage)));
         // Also before every fragment has been sent.
         for ((mesh, stage), steps) in all.flat_map(|of| [3, STEPS].map(|steps| (of, steps))) {
-            let (job, mesh): (Job, Mesh) = (Job::new(stage, &plan, &rule), mesh.parse().unwrap());
+            let (job, mesh): (Job, Mesh) = (job(stage), mesh.parse().unwrap());
             let never = LocalPlan::new(vec![Fragment::mean(What::Params, Timing::never())]);
             let alone = sent(&Job { plan: never, ..job.clone() }, &mesh, steps);
             let planned = Plan::new(&mesh.replica(), &job.model, job.rules.clone(), &job.options()).unwrap();
@@ -64,7 +62,7 @@ fn every_byte_is_planned_and_none_more_travels_within_a_worker() {
                 let [of_all, across] = [(mesh.world_size(), rank), (workers, rank / inside)]
                     .map(|(ranks, rank)| Ring { ranks, rank });
                 let of = planned.rank(rank % inside).unwrap();
-                let expected = of.local_traffic(&plan, across, of_all, 0..steps).unwrap();
+                let expected = of.local_traffic(&job.plan, across, of_all, 0..steps).unwrap();
                 let what = format!("{name} on {mesh}, {stage:?}, rank {rank}, {steps} steps");
                 assert_eq!(sent, [alone[rank][0], expected.payload, expected.words], "{what}");
             }

@@ -2,11 +2,11 @@
 
 use crate::common::{self, AT};
 use meshstep_comm::{Communicator, loopback};
-use meshstep_optim::{AdamW, QhAdamW};
+use meshstep_optim::{AdamW, QhAdamW, Rounding};
 use meshstep_parallel3d::{Axis, LocalOptimizer, Mesh, Model, Optimizer, replicas};
 use meshstep_shard::local::{Fragment, LocalPlan, Merge, Placement, Slots, Weights, What};
-use meshstep_shard::{At, Combine, Groups, Options, Outcome, Stage};
-use meshstep_tensor::DType;
+use meshstep_shard::{At, Combine, Groups, Master, Moments, Options, Outcome, Precision, Stage};
+use meshstep_tensor::{DType, Slice};
 use std::sync::Arc;
 
 pub const STEPS: u64 = 9;
@@ -38,6 +38,37 @@ pub fn plans() -> Vec<(&'static str, LocalPlan, Groups)> {
     ]
 }
 
+/// A type of parameters, and what is kept beside them.
+pub type Recipe = (DType, Precision);
+
+/// Recipes that replicas may have. Where nothing adds up in f32, they are refused.
+fn recipes() -> [Recipe; 4] {
+    let plain = Precision::default();
+    let drawn = Precision { moments: Moments::BF16, rounding: Rounding::Stochastic, seed: 7, ..plain };
+    [
+        (DType::F32, plain),
+        (DType::F32, drawn),
+        (DType::BF16, Precision { master: Master::F32, ..plain }),
+        (DType::F16, Precision { master: Master::F32, ..drawn }),
+    ]
+}
+
+/// Every plan in f32 and under one more recipe; in long runs under all.
+pub fn cases() -> Vec<(String, impl Fn(Stage) -> Job)> {
+    let mut cases = Vec::new();
+    for (i, (name, plan, rules)) in plans().into_iter().enumerate() {
+        let long = std::env::var_os("MESHSTEP_LONG").is_some_and(|long| long == "1");
+        let others = 1..recipes().len();
+        let more = if long { others } else { 1 + i % others.len()..2 + i % others.len() };
+        for recipe in more.chain([0]).map(|recipe| recipes()[recipe]) {
+            let (plan, rules) = (plan.clone(), rules.clone());
+            let job = move |stage| Job::new(stage, &plan, &rules).under(recipe);
+            cases.push((format!("{name} in {recipe:?}"), job));
+        }
+    }
+    cases
+}
+
 /// What all ranks of a run have alike.
 #[derive(Clone)]
 pub struct Job {
@@ -45,15 +76,25 @@ pub struct Job {
     pub stage: Stage,
     pub plan: LocalPlan,
     pub rules: Groups,
+    pub precision: Precision,
 }
 
 impl Job {
     pub fn new(stage: Stage, plan: &LocalPlan, rules: &Groups) -> Job {
-        Job { model: common::model(DType::F32), stage, plan: plan.clone(), rules: rules.clone() }
+        let (plan, rules, precision) = (plan.clone(), rules.clone(), Precision::default());
+        Job { model: common::model(DType::F32), stage, plan, rules, precision }
     }
 
+    /// The same with parameters of another type.
+    pub fn under(self, (dtype, precision): Recipe) -> Job {
+        Job { model: common::model(dtype), precision, ..self }
+    }
+
+    /// Gradients add up in f32, where these do so exactly.
     pub fn options(&self) -> Options {
-        Options { stage: self.stage, combine: Combine::Weighted, bucket_len: Some(100), ..Options::default() }
+        let Job { stage, precision, .. } = *self;
+        let (combine, grads, bucket_len) = (Combine::Weighted, Some(DType::F32), Some(100));
+        Options { stage, combine, grads, precision, bucket_len, ..Options::default() }
     }
 
     /// The optimizer of one rank of a worker.
@@ -101,15 +142,17 @@ pub fn has(local: &LocalOptimizer) -> Has {
     for (p, parameter) in local.model().parameters().iter().enumerate() {
         let held = common::held_at(parameter, local.mesh(), local.coordinate());
         let state = local.state(&parameter.name).unwrap();
-        let mut add = |vector: &str, first: usize, values: &[f32]| {
-            let values = values.iter().enumerate();
+        let mut add = |vector: &str, first: usize, values: Slice<'_>| {
+            let values = common::read(values).into_iter().enumerate();
             all.extend(values.map(|(i, x)| (p, vector.to_owned(), held[first + i], x.to_bits())));
         };
         match local.optimizer().options().stage {
-            Stage::Zero3 => {}
-            _ => add("param", 0, local.param(&parameter.name).unwrap().typed::<f32>().unwrap()),
+            // Of sharded parameters a rank has what it owns.
+            Stage::Zero3 => add("param", state.range.start, state.values),
+            _ => add("param", 0, local.param(&parameter.name).unwrap()),
         }
-        state.slots.iter().for_each(|(name, slot)| add(name, state.range.start, slot.typed().unwrap()));
+        let slots = state.slots.into_iter().chain(state.master.map(|master| ("master", master)));
+        slots.for_each(|(name, slot)| add(name, state.range.start, slot));
     }
     all
 }
@@ -134,8 +177,6 @@ pub fn assert_same(ranks: &[(usize, Has)], whole: &[(usize, Has)], what: &str) {
         found.sort();
         found.dedup();
         expected.sort();
-        let kept = |(_, vector, ..): &(usize, String, usize, u32)| found.iter().any(|(_, v, ..)| v == vector);
-        expected.retain(kept);
         assert!(!expected.is_empty() && found == expected, "{what}: worker {worker}");
     }
 }
