@@ -124,6 +124,7 @@ impl Engine {
     }
 
     /// Begins the next step.
+    #[cfg(feature = "checkpoint")]
     pub(crate) fn forget(&mut self) -> Exchanged {
         (self.changed, self.failure) = (false, None);
         std::mem::take(&mut self.report)

@@ -100,7 +100,11 @@ fn step(name: StepName, setting: &Setting) -> Step {
         StepName::Fmt => vec![Task::Run(cargo("fmt --all --check"))],
         StepName::Tidy => vec![Task::Tidy],
         StepName::Clippy => {
-            vec![Task::Run(cargo("clippy --workspace --all-targets --all-features -- -D warnings"))]
+            // And the libraries as whoever asks for no feature gets them.
+            let plain: String = LIBRARIES.iter().map(|library| format!("-p {library} ")).collect();
+            ["--workspace --all-targets --all-features", plain.trim_end()]
+                .map(|what| Task::Run(cargo(&format!("clippy {what} -- -D warnings"))))
+                .into()
         }
         StepName::Kernels => vec![Task::Ptx],
         StepName::Rustdoc => {
