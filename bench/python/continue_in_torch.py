@@ -2,12 +2,12 @@
 
     pip install torch==2.11.0 numpy safetensors
     python bench/python/continue_in_torch.py            # both ways, every rule; a table
-    python bench/python/continue_in_torch.py --fixtures # writes shard/tests/checkpoint/torch, which a test continues
+    python bench/python/continue_in_torch.py --fixtures # writes shard/examples/with_torch/recorded, which a test continues
 
 Twenty steps are taken here or there, parameters and state go over in a safetensors file, and ten more steps are taken in both
 programs. Then no vector may be further apart than 2e-6, by norms. Parameters have the shapes of a small transformer; gradients
 are those of parabolas, with noise, which both programs compute alike to the last bit. Meshstep's half is
-shard/examples/with_torch.rs, which cargo builds and runs.
+shard/examples/with_torch/main.rs, which cargo builds and runs.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
-FIXTURES = ROOT / "shard/tests/checkpoint/torch"
+FIXTURES = ROOT / "shard/examples/with_torch/recorded"
 BEFORE, AFTER, APART = 20, 10, 2e-6
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 

@@ -1,4 +1,4 @@
-"""PyTorch's fused optimizers on the cases of optim/benches/gpu, for a comparison in one run on one GPU.
+"""PyTorch's fused optimizers on the cases of bench/cases/src/gpu, for a comparison in one run on one GPU.
 
     python gpu_torch.py results           # before and after our benchmark, which writes results/gpu-bench.json
     python gpu_torch.py results --trial   # tries this program on the CPU, with few parameters

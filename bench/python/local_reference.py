@@ -1,6 +1,6 @@
-"""Trajectories of two workers that exchange seldom, for shard/tests/local/trajectories.rs to follow.
+"""Trajectories of two workers that exchange seldom, for shard/tests/suite/local/trajectories.rs to follow.
 
-    python bench/python/local_reference.py > shard/tests/local/data/trajectories.txt
+    python bench/python/local_reference.py > shard/tests/suite/local/data/trajectories.txt
 
 Python's own floats, no package. Worker w descends curvature[w] / 2 * (x - centre[w])^2 from x = 5. One line a case: its name, then
 for each step both workers' x after it, in as many digits as identify a float64. Every formula is written out as the papers have it.

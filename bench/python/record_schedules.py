@@ -1,7 +1,7 @@
-"""Records learning rates of transformers' and PyTorch's schedulers for optim/tests/schedules.rs to replay.
+"""Records learning rates of transformers' and PyTorch's schedulers for optim/tests/suite/schedules.rs to replay.
 
     pip install torch==2.11.0 transformers==4.57.1
-    python bench/python/record_schedules.py > optim/tests/data/schedules.txt
+    python bench/python/record_schedules.py > optim/tests/suite/data/schedules.txt
 
 One line a case: `KIND NAME key=value ... = rate rate ...`, the rates of steps 0, every, 2 every, ... KIND says where they
 come from: `lambda` is transformers' factor times the base rate, `closed` PyTorch's closed form, `steps` what the scheduler

@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn exactly_ties_move_and_what_is_too_large_saturates() {
         let mut moved = Moved::default();
-        if std::env::var_os("MESHSTEP_LONG").is_some() {
+        if meshstep_cases::long() {
             (0..=u32::MAX).for_each(|bits| moved.see(bits));
         } else {
             let largest = |high: u32| high & 0x7FFF == 0x7F7F;

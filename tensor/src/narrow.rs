@@ -74,8 +74,7 @@ mod tests {
     fn every_f32_near_a_tie_rounds_as_it_should() {
         // Both types round somewhere in the low 17 bits: all patterns of the upper 16 with every low part that is near
         // a boundary, and a stride that is coprime to all of them; every f32 in the long run.
-        let long = std::env::var_os("MESHSTEP_LONG").is_some();
-        if long {
+        if meshstep_cases::long() {
             return (0..=u32::MAX).for_each(|bits| agree(f32::from_bits(bits)));
         }
         for high in 0..=u32::from(u16::MAX) {

@@ -1,4 +1,4 @@
-//! `train`, `bench`, `parity` and `ckpt`: start the release build of the bench binary and step aside.
+//! `train`, `bench`, `parity` and `ckpt`: build the bench binary, start it and step aside.
 
 use crate::cmd::{Cmd, exit_code};
 use std::process::ExitCode;
@@ -10,7 +10,10 @@ pub(crate) fn run(subcommand: &str, args: &[String]) -> anyhow::Result<ExitCode>
 /// In the caller's folder, so that a relative path means what was typed.
 fn command(subcommand: &str, args: &[String]) -> Cmd {
     let features = if on_gpu(args) { " --features cuda" } else { "" };
-    let start = Cmd::cargo(&format!("run --release -p meshstep-bench{features} --")).arg(subcommand);
+    // What measures needs everything at its fastest; the others need that only of what computes.
+    let profile = if subcommand == "bench" { "release" } else { "train" };
+    let start =
+        Cmd::cargo(&format!("run --profile {profile} -p meshstep-bench{features} --")).arg(subcommand);
     args.iter().fold(start, |cmd, arg| cmd.arg(arg))
 }
 
@@ -27,13 +30,13 @@ mod tests {
     #[test]
     fn arguments_follow_the_subcommand() {
         let cmd = command("train", &["--steps".to_owned(), "3".to_owned()]);
-        assert_eq!(cmd.to_string(), "cargo run --release -p meshstep-bench -- train --steps 3");
+        assert_eq!(cmd.to_string(), "cargo run --profile train -p meshstep-bench -- train --steps 3");
         for asked in [&["--device", "cuda"][..], &["--device=cuda"]] {
             let cmd = command("bench", &asked.iter().map(|&arg| arg.to_owned()).collect::<Vec<_>>());
-            let begin = "cargo run --release -p meshstep-bench --features cuda -- bench --device";
+            let begin = "cargo run --profile release -p meshstep-bench --features cuda -- bench --device";
             assert!(cmd.to_string().starts_with(begin), "{cmd}");
         }
         let cmd = command("parity", &["a b".to_owned()]);
-        assert!(cmd.to_string().starts_with("cargo run --release -p meshstep-bench -- parity "));
+        assert!(cmd.to_string().starts_with("cargo run --profile train -p meshstep-bench -- parity "));
     }
 }

@@ -40,8 +40,12 @@ pub(crate) enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// Check what changed and what depends on it, in minutes: format, lints, and tests with a tenth of the random cases.
+    Check(CheckArgs),
     /// Run every check, cheap ones first, and stop at the first that fails.
     Ci(CiArgs),
+    /// Put thirty faults, one at a time, into a copy of the tree, and tell whether the tests notice them.
+    Mutants(MutantsArgs),
     /// Check what a compiler does not see: crate edges, file headers, README commands.
     Tidy,
     /// Compile the CUDA kernels to the PTX that is committed beside them. Needs no GPU; fetches NVRTC into the target folder.
@@ -58,6 +62,23 @@ pub(crate) struct KernelsArgs {
     /// Write the budget of registers and shared memory anew, too.
     #[arg(long, conflicts_with = "check")]
     pub(crate) budget: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CheckArgs {
+    /// The revision that files are compared with; by default the last commit, so that uncommitted changes are checked.
+    #[arg(long, value_name = "REVISION", default_value = "HEAD")]
+    pub(crate) since: String,
+    /// Print the steps and their commands, and run nothing.
+    #[arg(long)]
+    pub(crate) list: bool,
+}
+
+#[derive(Debug, Default, Args)]
+pub(crate) struct MutantsArgs {
+    /// Try these alone, by name.
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub(crate) only: Vec<String>,
 }
 
 #[derive(Debug, Default, Args)]

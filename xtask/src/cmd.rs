@@ -64,6 +64,13 @@ impl Cmd {
         self.status(Stdio::null())
     }
 
+    /// Runs without stdin, and drops what it writes.
+    pub(crate) fn silent(&self) -> anyhow::Result<ExitStatus> {
+        let mut command = self.command();
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.status().with_context(|| format!("cannot start: {self}"))
+    }
+
     /// What the command writes to stdout, if it succeeds; its stderr is dropped.
     pub(crate) fn output(&self) -> anyhow::Result<Option<String>> {
         let output = self

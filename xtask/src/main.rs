@@ -1,4 +1,4 @@
-//! Looks after the workspace: `ci` runs every check, `tidy` reads the tree, `kernels` compiles the CUDA kernels, `train`,
+//! Looks after the workspace: `ci` runs every check, `check` those of what changed, `tidy` reads the tree, `kernels` compiles the CUDA kernels, `train`,
 //! `bench`, `parity` and `ckpt` start the bench binary.
 //!
 //! It depends on no member, so that it builds in seconds and still runs when a member does not compile.
@@ -6,11 +6,14 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program whose answer is what it prints")]
 
 mod bench;
+mod check;
 mod ci;
 mod cli;
 mod cmd;
 mod gpu_bundle;
 mod kernels;
+mod mutants;
+mod parallel;
 mod tidy;
 mod workspace;
 
@@ -32,7 +35,9 @@ fn run(task: cli::Task) -> anyhow::Result<ExitCode> {
         cli::Task::Bench { args } => bench::run("bench", &args),
         cli::Task::Parity { args } => bench::run("parity", &args),
         cli::Task::Ckpt { args } => bench::run("ckpt", &args),
+        cli::Task::Check(args) => check::run(&args),
         cli::Task::Ci(args) => ci::run(&args),
+        cli::Task::Mutants(args) => mutants::run(&args),
         cli::Task::Kernels(args) => {
             kernels::run(&args, &workspace::Workspace::find()?).map(|()| ExitCode::SUCCESS)
         }

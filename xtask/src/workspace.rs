@@ -19,6 +19,8 @@ pub(crate) struct Workspace {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Member {
     pub(crate) name: String,
+    /// Relative to the root, with `/` on every platform.
+    pub(crate) folder: String,
     /// Normal, build and development dependencies, by package name (not by a rename).
     pub(crate) dependencies: Vec<String>,
     /// Those of them that only a feature brings.
@@ -39,18 +41,29 @@ impl Workspace {
         Self {
             root: metadata.workspace_root.clone().into(),
             target: metadata.target_directory.clone().into(),
-            members: metadata.workspace_packages().into_iter().map(member).collect(),
+            members: metadata
+                .workspace_packages()
+                .into_iter()
+                .map(|package| member(package, metadata))
+                .collect(),
         }
     }
 }
 
-fn member(package: &Package) -> Member {
+fn member(package: &Package, metadata: &Metadata) -> Member {
     let names = |optional_only: bool| {
         let wanted =
             package.dependencies.iter().filter(move |dependency| dependency.optional || !optional_only);
         wanted.map(|dependency| dependency.name.clone()).collect()
     };
-    Member { name: package.name.to_string(), dependencies: names(false), optional: names(true) }
+    let folder = package.manifest_path.parent().unwrap_or(&package.manifest_path);
+    let folder = folder.strip_prefix(&metadata.workspace_root).unwrap_or(folder);
+    Member {
+        name: package.name.to_string(),
+        folder: folder.components().map(|part| part.as_str()).collect::<Vec<_>>().join("/"),
+        dependencies: names(false),
+        optional: names(true),
+    }
 }
 
 #[cfg(test)]

@@ -1,11 +1,8 @@
-//! Layouts, tables, and that the device makes the constants of the host. The kernels' own tests: tests/cuda_kernels.
-
-#[path = "../../tests/cuda_kernels/simt.rs"]
-mod simt;
+//! Layouts, tables, and that the device makes the constants of the host. The kernels' own tests: tests/suite/cuda_kernels.
 
 use super::*;
 use crate::{AdamW, Lamb, Lars, Muon, Scalars};
-use simt::Device;
+use meshstep_simt::Device;
 
 #[test]
 fn rows_count_the_tiles_before_them() {

@@ -2,8 +2,6 @@
 
 #![no_main]
 
-#[allow(dead_code, reason = "each target has a body of its own")]
-#[path = "../../tests/checkpoint/fuzzed/mod.rs"]
-mod fuzzed;
+use meshstep_shard_fuzzed as fuzzed;
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| fuzzed::latest(input));

@@ -1,13 +1,10 @@
 //! Writes first inputs into the corpus, from which the targets go on: a valid one of each kind, and what begins to be wrong.
 
-#[allow(dead_code, reason = "seeds are only written here")]
-#[path = "../../tests/checkpoint/fuzzed/mod.rs"]
-mod fuzzed;
-
 use meshstep_shard::checkpoint::{
     FORMAT, FileEntry, Manifest, PieceEntry, ShardWriter, SlotEntry, Stored, TensorEntry, Type, Vector,
     Writer,
 };
+use meshstep_shard_fuzzed as fuzzed;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;

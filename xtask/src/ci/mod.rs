@@ -1,10 +1,11 @@
 //! `ci`: runs the steps in order, names each with its time, and stops at the first that fails.
 
 mod candle;
+mod junit;
 mod outside;
-mod report;
+pub(crate) mod report;
 mod standin;
-mod steps;
+pub(crate) mod steps;
 
 use crate::cli::{CiArgs, KernelsArgs, StepName};
 use crate::cmd::Cmd;
@@ -16,47 +17,46 @@ use report::{Report, seconds};
 use std::fs;
 use std::process::ExitCode;
 use std::time::Instant;
-use steps::{Setting, Step, Task};
+use steps::{Step, Task};
 
 pub(crate) fn run(args: &CiArgs) -> anyhow::Result<ExitCode> {
     let workspace = Workspace::find()?;
-    let setting = setting(args, &workspace)?;
+    let setting = steps::setting(&workspace, args.long);
     let chosen = steps::chosen(&args.only, &setting);
     if args.list {
         print!("{}", report::list(&chosen));
         return Ok(ExitCode::SUCCESS);
     }
     let (report, failure) = run_steps(&chosen, &workspace);
+    Ok(verdict(&report, failure, |name| steps::rerun(name, args.long)))
+}
+
+/// Prints the tables and the end of a run; `again` is the command that runs a step again.
+pub(crate) fn verdict(
+    report: &Report,
+    failure: Option<Failure>,
+    again: impl Fn(StepName) -> String,
+) -> ExitCode {
     print!("\n{report}");
     let Some((name, error)) = failure else {
         println!("every step passed");
-        return Ok(ExitCode::SUCCESS);
+        return ExitCode::SUCCESS;
     };
     println!("step {} FAILED: {error:#}", steps::id(name));
-    println!("again, alone: {}", steps::rerun(name, args.long));
-    Ok(ExitCode::FAILURE)
+    println!("again, alone: {}", again(name));
+    ExitCode::FAILURE
 }
 
-fn setting(args: &CiArgs, workspace: &Workspace) -> anyhow::Result<Setting> {
-    Ok(Setting {
-        root: workspace.root.clone(),
-        target: workspace.target.clone(),
-        long: args.long,
-        on_ci: std::env::var_os("CI").is_some_and(|value| !value.is_empty() && value != "false"),
-        nextest: Cmd::cargo("nextest --version").output()?.is_some(),
-        cases: std::env::var("PROPTEST_CASES").ok(),
-    })
-}
+pub(crate) type Failure = (StepName, anyhow::Error);
 
-type Failure = (StepName, anyhow::Error);
-
-fn run_steps(chosen: &[Step], workspace: &Workspace) -> (Report, Option<Failure>) {
+/// Runs the steps in order, and stops at the first that fails.
+pub(crate) fn run_steps(chosen: &[Step], workspace: &Workspace) -> (Report, Option<Failure>) {
     let mut report = Report::start();
     for (idx, step) in chosen.iter().enumerate() {
         let name = steps::id(step.name);
         println!("\n=== {} of {}: {name}", idx + 1, chosen.len());
         let start = Instant::now();
-        let result = step.tasks.iter().try_for_each(|task| run_task(task, workspace));
+        let result = step.tasks.iter().try_for_each(|task| run_task(task, workspace, &mut report));
         let took = start.elapsed();
         let verdict = if result.is_ok() { "ok" } else { "FAILED" };
         println!("=== {name}: {verdict} after {}", seconds(took));
@@ -68,9 +68,10 @@ fn run_steps(chosen: &[Step], workspace: &Workspace) -> (Report, Option<Failure>
     (report, None)
 }
 
-fn run_task(task: &Task, workspace: &Workspace) -> anyhow::Result<()> {
+fn run_task(task: &Task, workspace: &Workspace, report: &mut Report) -> anyhow::Result<()> {
     println!("--- {task}");
-    match task {
+    let start = Instant::now();
+    let result = match task {
         Task::Tidy => tidy::run(workspace),
         Task::Ptx => kernels::run(&KernelsArgs { check: true, ..KernelsArgs::default() }, workspace),
         Task::ShownFlags(help) => {
@@ -82,19 +83,51 @@ fn run_task(task: &Task, workspace: &Workspace) -> anyhow::Result<()> {
             let _ = fs::remove_dir_all(dir);
             fs::create_dir_all(dir).with_context(|| format!("cannot {task}"))
         }
-        Task::KernelsForCpu { root, into } => {
-            standin::kernels(root, into).with_context(|| format!("cannot {task}"))
-        }
+        Task::Standins { root, into } => standin::build(root, into).with_context(|| format!("cannot {task}")),
         Task::WriteRecipe { dir } => candle::write(dir, workspace).with_context(|| format!("cannot {task}")),
         Task::WriteOutside { dir, library } => {
             outside::write(dir, library, workspace).with_context(|| format!("cannot {task}"))
         }
-        Task::Run(cmd) => {
-            let status = cmd.run_unattended()?;
-            ensure!(status.success(), "{status}\ncommand:      {cmd}");
-            Ok(())
-        }
+        Task::Nextest => nextest(),
+        Task::Run(cmd) => succeed(cmd),
+        Task::Test(cmd) => test(cmd, workspace, report),
+    };
+    report.push_task(task.to_string(), start.elapsed());
+    result
+}
+
+fn succeed(cmd: &Cmd) -> anyhow::Result<()> {
+    let status = cmd.run_unattended()?;
+    ensure!(status.success(), "{status}\ncommand:      {cmd}");
+    Ok(())
+}
+
+/// The version that is installed where there is none.
+const NEXTEST: &str = "0.9.143";
+
+fn nextest() -> anyhow::Result<()> {
+    if Cmd::cargo("nextest --version").output()?.is_some() {
+        return Ok(());
     }
+    println!("cargo-nextest is not installed; building {NEXTEST}");
+    succeed(&Cmd::cargo(&format!("install cargo-nextest --locked --version {NEXTEST}")))
+}
+
+/// Runs nextest, and keeps how long each test took, also of a run that failed.
+fn test(cmd: &Cmd, workspace: &Workspace, report: &mut Report) -> anyhow::Result<()> {
+    let path = junit::path(&workspace.target);
+    // An older report must not be taken for this run's.
+    let _ = fs::remove_file(&path);
+    let result = succeed(cmd);
+    match fs::read_to_string(&path) {
+        Ok(text) => report.push_tests(junit::times(&text)?),
+        Err(error) if result.is_ok() => {
+            return Err(error).with_context(|| format!("nextest wrote no {}", path.display()));
+        }
+        // It ended before there was a test, for example because something does not compile.
+        Err(_) => {}
+    }
+    result
 }
 
 #[cfg(test)]

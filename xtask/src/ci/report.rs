@@ -4,29 +4,68 @@ use super::steps::{self, Step};
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// The steps run so far, with the time each took.
+/// How many of the slowest tasks and tests are shown.
+const SLOWEST: usize = 20;
+
+/// The steps run so far, with the time each took, and the tasks and tests in them.
 #[derive(Debug)]
 pub(crate) struct Report {
     start: Instant,
     rows: Vec<(String, &'static str, Duration)>,
+    tasks: Vec<(String, Duration)>,
+    tests: Vec<(String, Duration)>,
 }
 
 impl Report {
     pub(crate) fn start() -> Self {
-        Self { start: Instant::now(), rows: Vec::new() }
+        Self { start: Instant::now(), rows: Vec::new(), tasks: Vec::new(), tests: Vec::new() }
     }
 
     pub(crate) fn push(&mut self, name: &str, verdict: &'static str, took: Duration) {
         self.rows.push((name.to_owned(), verdict, took));
     }
+
+    pub(crate) fn push_task(&mut self, shown: String, took: Duration) {
+        self.tasks.push((shown, took));
+    }
+
+    pub(crate) fn push_tests(&mut self, tests: Vec<(String, Duration)>) {
+        self.tests.extend(tests);
+    }
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (what, times) in [("tasks", &self.tasks), ("tests", &self.tests)] {
+            let slowest = slowest(times);
+            if !slowest.is_empty() {
+                writeln!(f, "the slowest of {} {what}", times.len())?;
+            }
+            for (name, took) in slowest {
+                writeln!(f, "  {:>16}   {}", seconds(*took), shortened(name))?;
+            }
+        }
         for (name, verdict, took) in &self.rows {
             writeln!(f, "{name:<12} {:>16}   {verdict}", seconds(*took))?;
         }
         writeln!(f, "{:<12} {:>16}", "total", seconds(self.start.elapsed()))
+    }
+}
+
+/// Those that took at least a tenth of a second, the slowest first.
+fn slowest(times: &[(String, Duration)]) -> Vec<&(String, Duration)> {
+    let mut slow: Vec<_> = times.iter().filter(|(_, took)| took.as_millis() >= 100).collect();
+    slow.sort_by_key(|(_, took)| std::cmp::Reverse(*took));
+    slow.truncate(SLOWEST);
+    slow
+}
+
+/// The beginning of a long command: the whole was printed when it ran.
+fn shortened(shown: &str) -> String {
+    const MOST: usize = 110;
+    match shown.char_indices().nth(MOST) {
+        Some((end, _)) => format!("{} ...", &shown[..end]),
+        None => shown.to_owned(),
     }
 }
 
@@ -73,6 +112,20 @@ mod tests {
         assert_eq!(lines[0], "fmt                     0.4 s   ok");
         assert_eq!(lines[1], "tests            1 min  1.0 s   FAILED");
         assert!(lines[2].starts_with("total"));
+    }
+
+    #[test]
+    fn the_slowest_come_first_and_what_is_quick_is_not_shown() {
+        let mut report = Report::start();
+        report.push_tests((0..30).map(|i| (format!("test {i}"), Duration::from_millis(50 * i))).collect());
+        report.push_task("c".repeat(200), Duration::from_secs(2));
+        let table = report.to_string();
+        let lines: Vec<&str> = table.lines().collect();
+        assert_eq!(lines[0], "the slowest of 1 tasks");
+        assert!(lines[1].ends_with("c ..."), "{}", lines[1]);
+        assert_eq!((lines[2], lines[3].trim()), ("the slowest of 30 tests", "1.5 s   test 29"));
+        assert_eq!(lines.len(), 1 + 1 + 1 + SLOWEST + 1);
+        assert!(!table.contains("test 1\n"), "{table}");
     }
 
     #[test]

@@ -1,17 +1,22 @@
 //! What takes a GPU's place where there is none: libraries built from xtask/standin, and the tests that run on them.
 
-use super::steps::{Setting, Task, test};
+use super::steps::{ALL, ON_GPU, Setting, Task, counted, test, with};
 use crate::cmd::Cmd;
+use crate::kernels::ptx::fingerprint;
 use crate::kernels::sources::{self, Module};
+use crate::parallel::in_parallel;
 use anyhow::{Context, ensure};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// How every stand-in is compiled.
 const FLAGS: &str = "-std=c++17 -O1 -shared -fPIC -ffp-contract=off -fno-strict-aliasing";
-/// A stand-in's sources, and the library whose place it takes.
-const LIBRARIES: [(&[&str], &str); 3] = [
+/// What the stand-in for the driver includes.
+const DRIVER: &str = "xtask/standin/cuda/driver.h";
+/// A stand-in's options and sources, and the library whose place it takes.
+const LIBRARIES: [(&[&str], &[&str], &str); 3] = [
     (
+        &[],
         &[
             "xtask/standin/cuda/libcuda.cpp",
             "xtask/standin/cuda/kernels.cpp",
@@ -19,81 +24,130 @@ const LIBRARIES: [(&[&str], &str); 3] = [
         ],
         "libcuda.so.1",
     ),
-    (&["xtask/standin/nccl/libnccl.cpp"], "libnccl.so.2"),
+    (&[], &["xtask/standin/nccl/libnccl.cpp"], "libnccl.so.2"),
     // One as old as is supported.
-    (&["-DMESHSTEP_OLD", "xtask/standin/nccl/libnccl.cpp"], "old/libnccl.so.2"),
+    (&["-DMESHSTEP_OLD"], &["xtask/standin/nccl/libnccl.cpp"], "old/libnccl.so.2"),
 ];
-/// The packages whose tests need a GPU.
-const FEATURES: &str = "meshstep-tensor/cuda,meshstep-optim/cuda,meshstep-shard/cuda,meshstep-shard/checkpoint,meshstep-bench/cuda";
-
 /// The GPU's tests, on libraries that take its place for these commands alone.
 pub(super) fn tasks(setting: &Setting) -> Vec<Task> {
-    let folder = setting.target.join("standin");
-    let kernels = folder.join("kernels");
-    let mut tasks = vec![Task::Empty(folder.clone()), Task::Empty(folder.join("old"))];
-    tasks.extend(LIBRARIES.map(|(sources, name)| Task::Run(library(setting, sources, &folder.join(name)))));
-    tasks.push(Task::KernelsForCpu { root: setting.root.clone(), into: kernels.clone() });
-    let tests = test(&format!("--workspace --features {FEATURES} --test cuda"), setting);
-    let cargo = |line| Task::Run(Cmd::cargo(line).dir(&setting.root));
-    let example = cargo("test --doc -p meshstep-tensor --features cuda");
+    let mut tasks = vec![built(setting)];
+    // Of comm, the tests beside the code too.
+    let tests = test(ALL, &format!("({ON_GPU}) | (package(meshstep-comm) & kind(lib))"), setting);
     // What measures compares every case with the CPU first.
-    let measures = Cmd::cargo(&format!("test --workspace --features {FEATURES} --bench gpu"));
+    let measures = Cmd::cargo(&format!("test {ALL} --bench gpu")).dir(&setting.root);
     let trial = [("GPU_BENCH_STANDIN", "1"), ("GPU_BENCH_LOG2", "17"), ("GPU_BENCH_ROUNDS", "1")];
-    let measures = trial.iter().fold(measures.dir(&setting.root), |cmd, (name, value)| cmd.env(name, value));
-    let nccl = "-p meshstep-comm --features nccl --lib --test nccl";
-    let old = format!("{}:{}", folder.join("old").display(), folder.display());
-    let on_them = |task| on(&folder.to_string_lossy(), &kernels, task);
-    tasks.extend(
-        [
-            tests,
-            example,
-            Task::Run(measures),
-            test(nccl, setting),
-            cargo("test --doc -p meshstep-comm --features nccl"),
-            cargo("test --doc -p meshstep-shard --features cuda"),
-        ]
-        .map(on_them),
-    );
-    tasks.push(on(&old, &kernels, test(&format!("{nccl} collectives graphs misuse"), setting)));
+    let measures = trial.iter().fold(measures, |cmd, (name, value)| cmd.env(name, value));
+    let on_old = "package(meshstep-comm) & kind(test) & test(/^nccl::(collectives|graphs|misuse)::/)";
+    tasks.push(Task::Nextest);
+    tasks.push(on(setting, &[""], tests));
+    tasks.push(on(setting, &[""], Task::Run(measures)));
+    tasks.push(on(setting, &["old", ""], test(ALL, on_old, setting)));
     tasks
 }
 
-/// The task, on the libraries in these folders.
-fn on(folders: &str, kernels: &Path, task: Task) -> Task {
-    match task {
-        Task::Run(cmd) => Task::Run(
-            cmd.env("LD_LIBRARY_PATH", folders)
-                .env("MESHSTEP_STANDIN", "1")
-                .env("MESHSTEP_STANDIN_KERNELS", &kernels.to_string_lossy())
-                .env("REQUIRE_GPU", "1"),
-        ),
-        other => other,
+/// The examples in the documentation. Those of CUDA and NCCL need the stand-ins, and the others do not mind them.
+pub(super) fn doctests(setting: &Setting) -> Vec<Task> {
+    let mut tasks = vec![built(setting)];
+    let all = Cmd::cargo(&format!("test --doc {ALL}")).dir(&setting.root);
+    tasks.push(on(setting, &[""], Task::Run(counted(all, setting))));
+    tasks
+}
+
+fn built(setting: &Setting) -> Task {
+    Task::Standins { root: setting.root.clone(), into: setting.target.join("standin") }
+}
+
+/// The task, on the libraries in these folders below that of the stand-ins.
+fn on(setting: &Setting, folders: &[&str], task: Task) -> Task {
+    let standin = setting.target.join("standin");
+    let folders: Vec<String> = folders
+        .iter()
+        .map(|folder| standin.join(folder).to_string_lossy().trim_end_matches('/').to_owned())
+        .collect();
+    let kernels = standin.join("kernels").to_string_lossy().into_owned();
+    let variables = [
+        ("LD_LIBRARY_PATH", folders.join(":")),
+        ("MESHSTEP_STANDIN", "1".to_owned()),
+        ("MESHSTEP_STANDIN_KERNELS", kernels),
+        ("REQUIRE_GPU", "1".to_owned()),
+    ];
+    variables.iter().fold(task, |task, (name, value)| with(task, name, value))
+}
+
+/// A shared library to build.
+struct Unit {
+    built: PathBuf,
+    /// The arguments of the compiler, but for the output.
+    args: Vec<String>,
+    /// Everything that it reads. It is built again when this or the arguments change.
+    inputs: Vec<String>,
+}
+
+/// Builds the stand-ins for the driver, for NCCL and for a GPU's threads into `folder`: those that are not there yet, or whose
+/// sources have changed.
+pub(super) fn build(root: &Path, folder: &Path) -> anyhow::Result<()> {
+    fs::create_dir_all(folder.join("old"))?;
+    fs::create_dir_all(folder.join("kernels"))?;
+    let mut units = libraries(root, folder)?;
+    units.extend(kernels(root, &folder.join("kernels"))?);
+    let built = in_parallel(&units, Unit::build)?;
+    println!("stand-ins: {} built, {} as they were", built.iter().filter(|&&new| new).count(), built.len());
+    Ok(())
+}
+
+impl Unit {
+    /// Whether there was anything to do.
+    fn build(&self) -> anyhow::Result<bool> {
+        let parts = self.args.iter().chain(&self.inputs).map(String::as_str);
+        let fresh = fingerprint(&parts.collect::<Vec<_>>());
+        let stamp = self.built.with_added_extension("of");
+        if self.built.exists() && fs::read_to_string(&stamp).is_ok_and(|old| old == fresh) {
+            return Ok(false);
+        }
+        // The stamp goes first, so that a library that was not finished has none.
+        let _ = fs::remove_file(&stamp);
+        let compiler = self.args.iter().fold(Cmd::built("c++", FLAGS), |cmd, arg| cmd.arg(arg));
+        let cmd = compiler.arg("-o").arg(&self.built.to_string_lossy());
+        let status = cmd.run_unattended()?;
+        ensure!(status.success(), "{status}\ncommand:      {cmd}");
+        fs::write(&stamp, fresh).with_context(|| format!("cannot write {}", stamp.display()))?;
+        Ok(true)
     }
 }
 
-fn library(setting: &Setting, sources: &[&str], into: &Path) -> Cmd {
-    let build = Cmd::built("c++", &format!("{FLAGS} -Wall -Wextra -Werror {}", sources.join(" ")));
-    build.arg("-o").arg(&into.to_string_lossy()).dir(&setting.root)
+/// The stand-ins for the driver and for NCCL.
+fn libraries(root: &Path, folder: &Path) -> anyhow::Result<Vec<Unit>> {
+    let header = read(&root.join(DRIVER))?;
+    let unit = |(options, sources, name): &(&[&str], &[&str], &str)| -> anyhow::Result<Unit> {
+        let paths: Vec<PathBuf> = sources.iter().map(|source| root.join(source)).collect();
+        let mut inputs = paths.iter().map(|path| read(path)).collect::<anyhow::Result<Vec<_>>>()?;
+        inputs.push(header.clone());
+        let strict = ["-Wall", "-Wextra", "-Werror"].iter().chain(*options).map(|&option| option.to_owned());
+        let args = strict.chain(paths.iter().map(|path| path.to_string_lossy().into_owned())).collect();
+        Ok(Unit { built: folder.join(name), args, inputs })
+    };
+    LIBRARIES.iter().map(unit).collect()
 }
 
-/// Compiles every committed kernel for the CPU: its text, unmodified, behind the stand-in for a device's threads.
-pub(super) fn kernels(root: &Path, into: &Path) -> anyhow::Result<()> {
-    fs::create_dir_all(into)?;
+/// Every committed kernel for the CPU: its text, unmodified, behind the stand-in for a device's threads.
+fn kernels(root: &Path, into: &Path) -> anyhow::Result<Vec<Unit>> {
     let header = root.join("xtask/standin/simt/simt.h");
     let files = sources::read(root)?;
-    for Module { name, path, text } in sources::modules(&files)? {
+    let unit = |Module { name, path, text }: Module| -> anyhow::Result<Unit> {
         let ptx = files.iter().find(|file| file.path == sources::ptx_path(&path));
         let ptx = ptx.with_context(|| format!("{path} has no PTX; run `cargo xtask kernels`"))?;
         let register: String = entries(&ptx.text).map(|name| format!("SIMT_KERNEL({name})\n")).collect();
-        let unit = into.join(format!("{name}.cpp"));
-        fs::write(&unit, format!("#include \"{}\"\n{text}\n{register}", header.display()))?;
-        let built = into.join(format!("{name}.so"));
-        let cmd =
-            Cmd::built("c++", FLAGS).arg("-o").arg(&built.to_string_lossy()).arg(&unit.to_string_lossy());
-        let status = cmd.run_unattended()?;
-        ensure!(status.success(), "{status}\ncommand:      {cmd}");
-    }
-    Ok(())
+        let source = into.join(format!("{name}.cpp"));
+        let text = format!("#include \"{}\"\n{text}\n{register}", header.display());
+        fs::write(&source, &text).with_context(|| format!("cannot write {}", source.display()))?;
+        let args = vec![source.to_string_lossy().into_owned()];
+        Ok(Unit { built: into.join(format!("{name}.so")), args, inputs: vec![text, read(&header)?] })
+    };
+    sources::modules(&files)?.into_iter().map(unit).collect()
+}
+
+fn read(path: &Path) -> anyhow::Result<String> {
+    fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
 /// The names of the kernels in a PTX text.
@@ -106,6 +160,27 @@ fn entries(ptx: &str) -> impl Iterator<Item = &str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_library_is_built_again_when_what_it_reads_changes() {
+        let folder = crate::workspace::Workspace::find().unwrap().target.join("xtask-tests/standin");
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder).unwrap();
+        let build = |text: &str| {
+            let source = folder.join("a.cpp");
+            fs::write(&source, text).unwrap();
+            let args = vec![source.to_string_lossy().into_owned()];
+            Unit { built: folder.join("a.so"), args, inputs: vec![text.to_owned()] }.build()
+        };
+        assert_eq!(
+            [build("int a() { return 1; }").unwrap(), build("int a() { return 1; }").unwrap()],
+            [true, false]
+        );
+        assert!(build("int a() { return 2; }").unwrap());
+        // One that failed is tried again.
+        assert!(build("int a() { return }").is_err());
+        assert!(build("int a() { return 2; }").unwrap());
+    }
 
     #[test]
     fn kernels_are_found_in_their_ptx() {

@@ -3,7 +3,7 @@
 use super::{candle, outside, standin};
 use crate::cli::StepName;
 use crate::cmd::Cmd;
-use crate::workspace::LIBRARIES;
+use crate::workspace::{LIBRARIES, Workspace};
 use clap::ValueEnum;
 use std::fmt;
 use std::path::PathBuf;
@@ -17,8 +17,6 @@ pub(crate) struct Setting {
     pub(crate) long: bool,
     /// Not on someone's desk: the tree must be clean.
     pub(crate) on_ci: bool,
-    /// `cargo nextest` is installed.
-    pub(crate) nextest: bool,
     /// PROPTEST_CASES as the caller has set it.
     pub(crate) cases: Option<String>,
 }
@@ -33,6 +31,10 @@ pub(crate) struct Step {
 #[derive(Clone, Debug)]
 pub(crate) enum Task {
     Run(Cmd),
+    /// A run of nextest, whose report tells how long each test took.
+    Test(Cmd),
+    /// nextest is installed.
+    Nextest,
     Tidy,
     /// The committed PTX against fresh.
     Ptx,
@@ -40,8 +42,8 @@ pub(crate) enum Task {
     ShownFlags(Cmd),
     /// Makes this folder, empty.
     Empty(PathBuf),
-    /// Compiles the CUDA kernels of the tree at `root` for the CPU.
-    KernelsForCpu {
+    /// Builds what stands in for a GPU, from the tree at `root`.
+    Standins {
         root: PathBuf,
         into: PathBuf,
     },
@@ -59,14 +61,13 @@ pub(crate) enum Task {
 impl fmt::Display for Task {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Run(cmd) => write!(f, "{cmd}"),
+            Self::Run(cmd) | Self::Test(cmd) => write!(f, "{cmd}"),
+            Self::Nextest => f.write_str("cargo nextest --version, or install it"),
             Self::Tidy => f.write_str("cargo xtask tidy"),
             Self::Ptx => f.write_str("cargo xtask kernels --check"),
             Self::ShownFlags(help) => write!(f, "look for the documents' flags in the answer to: {help}"),
             Self::Empty(dir) => write!(f, "empty {}", dir.display()),
-            Self::KernelsForCpu { into, .. } => {
-                write!(f, "compile the kernels for the CPU into {}", into.display())
-            }
+            Self::Standins { into, .. } => write!(f, "build the stand-ins into {}", into.display()),
             Self::WriteRecipe { dir } => {
                 write!(f, "write the crate that tensor's README shows into {}", dir.display())
             }
@@ -74,6 +75,17 @@ impl fmt::Display for Task {
                 write!(f, "write a crate using {library} alone into {}", dir.display())
             }
         }
+    }
+}
+
+/// The setting of this machine.
+pub(crate) fn setting(workspace: &Workspace, long: bool) -> Setting {
+    Setting {
+        root: workspace.root.clone(),
+        target: workspace.target.clone(),
+        long,
+        on_ci: std::env::var_os("CI").is_some_and(|value| !value.is_empty() && value != "false"),
+        cases: std::env::var("PROPTEST_CASES").ok(),
     }
 }
 
@@ -100,27 +112,32 @@ fn step(name: StepName, setting: &Setting) -> Step {
         StepName::Fmt => vec![Task::Run(cargo("fmt --all --check"))],
         StepName::Tidy => vec![Task::Tidy],
         StepName::Clippy => {
-            // And the libraries as whoever asks for no feature gets them.
-            let plain: String = LIBRARIES.iter().map(|library| format!("-p {library} ")).collect();
-            ["--workspace --all-targets --all-features", plain.trim_end()]
+            // Then the scheduler that takes the place of comm's threads, and everything as whoever asks for no feature gets it.
+            let plain: String =
+                LIBRARIES.iter().chain(&["meshstep-bench"]).map(|name| format!("-p {name} ")).collect();
+            [format!("{ALL} --all-targets"), shuttle(), plain.trim_end().to_owned()]
                 .map(|what| Task::Run(cargo(&format!("clippy {what} -- -D warnings"))))
                 .into()
         }
         StepName::Kernels => vec![Task::Ptx],
         StepName::Rustdoc => {
-            vec![Task::Run(
-                cargo("doc --no-deps --workspace --all-features").env("RUSTDOCFLAGS", "-D warnings"),
-            )]
+            vec![Task::Run(cargo(&format!("doc --no-deps {ALL}")).env("RUSTDOCFLAGS", "-D warnings"))]
         }
-        // Not with all features: `shuttle` replaces comm's threads by a scheduler that only its own tests start.
         // The tests of CUDA kernels compile them for the CPU.
-        StepName::Tests => vec![with(test(ALL, setting), "REQUIRE_SIMT", "1")],
-        StepName::Standin => standin::tasks(setting),
-        // Chosen from the whole workspace, so that what the tests were built with is used again, not rebuilt.
-        StepName::Shuttle => {
-            vec![test(&format!("{ALL},meshstep-comm/shuttle --test shuttle"), setting)]
+        StepName::Tests => {
+            let mut tasks = vec![
+                Task::Nextest,
+                with(test(ALL, &format!("not ({ON_GPU})"), setting), "REQUIRE_SIMT", "1"),
+            ];
+            if setting.long {
+                // And the workspace as whoever asks for no GPU builds it.
+                tasks.push(test("--workspace", "all()", setting));
+            }
+            tasks
         }
-        StepName::Doctests => vec![Task::Run(counted(cargo(&format!("test --doc {ALL}")), setting))],
+        StepName::Standin => standin::tasks(setting),
+        StepName::Shuttle => vec![Task::Nextest, test(&shuttle(), "all()", setting)],
+        StepName::Doctests => standin::doctests(setting),
         StepName::TrainSmoke => train_smoke(setting),
         StepName::Package => package(setting),
         StepName::Candle => candle::tasks(setting),
@@ -128,34 +145,45 @@ fn step(name: StepName, setting: &Setting) -> Step {
     Step { name, tasks }
 }
 
-/// What tests are chosen from, with the same features for all, so that nothing is built twice.
-const ALL: &str = "--workspace --features meshstep-shard/checkpoint,meshstep-parallel3d/checkpoint";
+/// The whole workspace with every feature but `shuttle`, which replaces comm's threads by a scheduler that only its own tests
+/// start: bench uses every library with all of its features. CUDA and NCCL are loaded at run time, so one build serves clippy,
+/// the documentation, the tests and the stand-ins.
+pub(super) const ALL: &str = "--workspace --features meshstep-bench/cuda";
 
-/// Tests under nextest, which runs each in a process of its own, or else under `cargo test`.
-pub(super) fn test(what: &str, setting: &Setting) -> Task {
-    let runner = if setting.nextest { "nextest run" } else { "test" };
-    // `cargo test` would run the doctests too, which have a step of their own.
-    let targets = if setting.nextest || what.contains("--test") { "" } else { "--tests" };
-    let cmd = Cmd::cargo(&format!("{runner} --no-fail-fast {what} {targets}"));
-    Task::Run(counted(cmd.dir(&setting.root), setting))
+/// The features alone, for some of the packages.
+pub(crate) const FEATURES: &str = "--features meshstep-bench/cuda";
+
+/// The tests that need a GPU or its stand-in, in nextest's language: those modules of the suites.
+pub(crate) const ON_GPU: &str = "kind(test) & test(/^(cuda|nccl)::/)";
+
+/// The scheduler's tests. Chosen from the whole workspace, so that what the tests were built with is used again.
+fn shuttle() -> String {
+    format!("{ALL},meshstep-comm/shuttle --test shuttle")
+}
+
+/// A run of those tests of `what` that `filter` names. Each test runs in a process of its own.
+pub(crate) fn test(what: &str, filter: &str, setting: &Setting) -> Task {
+    let line = format!("nextest run --config-file xtask/nextest.toml --no-fail-fast {what} -E");
+    Task::Test(counted(Cmd::cargo(&line).arg(filter).dir(&setting.root), setting))
 }
 
 /// The task under one more variable.
-fn with(task: Task, name: &str, value: &str) -> Task {
+pub(crate) fn with(task: Task, name: &str, value: &str) -> Task {
     match task {
         Task::Run(cmd) => Task::Run(cmd.env(name, value)),
+        Task::Test(cmd) => Task::Test(cmd.env(name, value)),
         other => other,
     }
 }
 
-/// The case counts: reduced ones are the tests' own defaults, the full ones they take from MESHSTEP_LONG.
-fn counted(cmd: Cmd, setting: &Setting) -> Cmd {
+/// The case counts: reduced ones are the tests' own defaults, the full ones they take from MESHSTEP_CASES.
+pub(super) fn counted(cmd: Cmd, setting: &Setting) -> Cmd {
     if !setting.long {
         return cmd;
     }
     // For properties that state no count of their own; the caller's choice wins.
     let cases = setting.cases.as_deref().unwrap_or("4096");
-    cmd.env("MESHSTEP_LONG", "1").env("PROPTEST_CASES", cases)
+    cmd.env("MESHSTEP_CASES", "long").env("PROPTEST_CASES", cases)
 }
 
 /// Built together with the tests: `cargo run -p meshstep-bench` would choose fewer features for what they share, and
@@ -202,9 +230,10 @@ fn package(setting: &Setting) -> Vec<Task> {
 fn build_outside(library: &'static str, setting: &Setting) -> [Task; 2] {
     let folder = setting.target.join("outside");
     let dir = folder.join(library);
-    // One target folder for all four: what they share is built once.
+    // One target folder for all: what they share is built once. Checking finds a file or a dependency that is not packaged.
     let target = folder.join("target");
-    let build = Cmd::cargo("build --target-dir").arg(&target.to_string_lossy()).dir(&dir);
+    let verb = if setting.long { "build" } else { "check" };
+    let build = Cmd::cargo(&format!("{verb} --target-dir")).arg(&target.to_string_lossy()).dir(&dir);
     [Task::WriteOutside { dir, library }, Task::Run(build)]
 }
 
@@ -218,7 +247,6 @@ mod tests {
             target: PathBuf::from("/w/target"),
             long: false,
             on_ci: true,
-            nextest: true,
             cases: None,
         }
     }
@@ -229,32 +257,50 @@ mod tests {
     }
 
     #[test]
-    fn tests_fall_back_to_cargo_test_without_doctests() {
-        let cargo_test = Setting { nextest: false, ..setting() };
-        assert_eq!(
-            shown(StepName::Tests, &setting()),
-            "cd /w && REQUIRE_SIMT=1 cargo nextest run --no-fail-fast --workspace --features meshstep-shard/checkpoint,meshstep-parallel3d/checkpoint"
+    fn one_set_of_features_serves_every_step_that_builds_the_workspace() {
+        for name in
+            [StepName::Clippy, StepName::Rustdoc, StepName::Tests, StepName::Standin, StepName::Doctests]
+        {
+            assert!(shown(name, &setting()).contains(ALL), "{name:?}");
+        }
+        // The scheduler's tests add a feature to the same.
+        assert!(shown(StepName::Shuttle, &setting()).contains(&format!("{ALL},meshstep-comm/shuttle")));
+        assert!(!shown(StepName::Tests, &setting()).contains("--workspace -E"));
+        let long = Setting { long: true, ..setting() };
+        assert!(shown(StepName::Tests, &long).contains("--workspace -E 'all()'"), "as users build it");
+    }
+
+    #[test]
+    fn every_test_runs_with_or_without_the_stand_ins() {
+        let shown = |name| shown(name, &setting());
+        assert!(
+            shown(StepName::Tests).contains(&format!("-E 'not ({ON_GPU})'")),
+            "{}",
+            shown(StepName::Tests)
         );
-        assert_eq!(
-            shown(StepName::Tests, &cargo_test),
-            "cd /w && REQUIRE_SIMT=1 cargo test --no-fail-fast --workspace --features meshstep-shard/checkpoint,meshstep-parallel3d/checkpoint --tests"
-        );
-        assert_eq!(
-            shown(StepName::Shuttle, &cargo_test),
-            "cd /w && cargo test --no-fail-fast --workspace --features meshstep-shard/checkpoint,meshstep-parallel3d/checkpoint,meshstep-comm/shuttle --test shuttle"
+        assert!(
+            shown(StepName::Standin).contains(&format!("-E '({ON_GPU}) | ")),
+            "{}",
+            shown(StepName::Standin)
         );
     }
 
     #[test]
     fn the_stand_in_is_in_the_path_of_its_own_tests_only() {
-        let shown = shown(StepName::Standin, &setting());
-        let with = "/w/target/standin MESHSTEP_STANDIN=1 \
+        let with = "LD_LIBRARY_PATH=/w/target/standin MESHSTEP_STANDIN=1 \
                     MESHSTEP_STANDIN_KERNELS=/w/target/standin/kernels REQUIRE_GPU=1 cargo";
-        let on_them: Vec<&str> = shown.lines().filter(|line| line.contains(" cargo ")).collect();
-        assert!(on_them.len() > 2 && on_them.iter().all(|line| line.contains(with)), "{shown}");
-        let others = StepName::value_variants().iter().filter(|&&name| name != StepName::Standin);
-        assert!(others.map(|&name| self::shown(name, &setting())).all(|shown| !shown.contains("STANDIN")));
-        assert!(shown.contains("-o /w/target/standin/libcuda.so.1"), "{shown}");
+        let old = with.replacen("/w/target/standin", "/w/target/standin/old:/w/target/standin", 1);
+        for name in StepName::value_variants() {
+            let shown = self::shown(*name, &setting());
+            let cargo = shown.lines().filter(|line| line.contains(" cargo "));
+            let on_them = cargo.filter(|line| line.contains(with) || line.contains(&old)).count();
+            let expected = match name {
+                StepName::Standin => 3,
+                StepName::Doctests => 1,
+                _ => 0,
+            };
+            assert_eq!((on_them, shown.matches("LD_LIBRARY_PATH").count()), (expected, expected), "{shown}");
+        }
     }
 
     #[test]
@@ -272,8 +318,8 @@ mod tests {
     fn long_asks_every_test_step_for_its_full_counts() {
         let long = Setting { long: true, ..setting() };
         for name in [StepName::Tests, StepName::Shuttle, StepName::Doctests] {
-            assert!(shown(name, &long).contains("MESHSTEP_LONG=1 PROPTEST_CASES=4096 "));
-            assert!(!shown(name, &setting()).contains("MESHSTEP_LONG"));
+            assert!(shown(name, &long).contains("MESHSTEP_CASES=long PROPTEST_CASES=4096 "));
+            assert!(!shown(name, &setting()).contains("MESHSTEP_CASES"));
         }
         let chosen = Setting { cases: Some("7".to_owned()), ..long };
         assert!(shown(StepName::Tests, &chosen).contains("PROPTEST_CASES=7"));
@@ -292,7 +338,7 @@ mod tests {
         for library in LIBRARIES {
             assert!(shown.contains(&format!("-p {library}")), "{shown}");
             assert!(shown.contains(&format!("tar -xmzf /w/target/package/{library}-")), "{shown}");
-            assert!(shown.contains(&format!("cd /w/target/outside/{library} && cargo build")), "{shown}");
+            assert!(shown.contains(&format!("cd /w/target/outside/{library} && cargo check")), "{shown}");
         }
     }
 
@@ -302,7 +348,7 @@ mod tests {
         let lines: Vec<&str> = shown.lines().collect();
         assert_eq!(
             lines[0],
-            "cd /w && cargo build --workspace --features meshstep-shard/checkpoint,meshstep-parallel3d/checkpoint --bins --tests"
+            "cd /w && cargo build --workspace --features meshstep-bench/cuda --bins --tests"
         );
         assert!(lines[1].ends_with("meshstep-bench train --help"), "{shown}");
         assert!(lines[2].starts_with("cd /w && /w/target/debug/meshstep-bench"), "{shown}");

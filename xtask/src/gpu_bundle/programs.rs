@@ -17,13 +17,19 @@ pub(crate) struct Program {
     pub(crate) nccl: bool,
 }
 
-/// Every program of the bundle: the tests that ask for a GPU with REQUIRE_GPU=1, then what measures.
+/// Every program of the bundle: the test programs, of which `run.sh` runs the modules `cuda` and `nccl`, then what measures.
 pub(crate) const PROGRAMS: &[Program] = &[
-    Program { package: "meshstep-tensor", features: "cuda", flag: "--test", target: "cuda", nccl: false },
-    Program { package: "meshstep-optim", features: "cuda", flag: "--test", target: "cuda", nccl: false },
-    Program { package: "meshstep-comm", features: "nccl", flag: "--test", target: "nccl", nccl: true },
-    Program { package: "meshstep-shard", features: "cuda", flag: "--test", target: "cuda", nccl: true },
-    Program { package: "meshstep-optim", features: "cuda", flag: "--bench", target: "gpu", nccl: false },
+    Program { package: "meshstep-tensor", features: "cuda", flag: "--test", target: "suite", nccl: false },
+    Program { package: "meshstep-optim", features: "cuda", flag: "--test", target: "suite", nccl: false },
+    Program { package: "meshstep-comm", features: "nccl", flag: "--test", target: "suite", nccl: true },
+    Program { package: "meshstep-shard", features: "cuda", flag: "--test", target: "suite", nccl: true },
+    Program {
+        package: "meshstep-bench-cases",
+        features: "cuda",
+        flag: "--bench",
+        target: "gpu",
+        nccl: false,
+    },
 ];
 
 impl Program {

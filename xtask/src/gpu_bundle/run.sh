@@ -64,8 +64,8 @@ run() {
 
 # Whether NCCL's library is missing altogether; one that cannot be used is for the tests to tell.
 no_nccl() {
-    probe=$here/nccl/meshstep-comm-nccl
-    "$probe" --exact processes::what_is_probed_is_printed --nocapture 2>/dev/null | grep -q '^probed: Err(NoLibrary'
+    probe=$here/nccl/meshstep-comm-suite
+    "$probe" --exact nccl::processes::what_is_probed_is_printed --nocapture 2>/dev/null | grep -q '^probed: Err(NoLibrary'
 }
 
 # The folder of the NCCL that torch brings.
@@ -88,9 +88,10 @@ stand_in=false
 gpu=$(ask_gpu name) driver=$(ask_gpu driver_version) commit=$(cat "$here/commit")
 [ "$stand_in" = false ] || gpu="none, the stand-in for the driver"
 echo "Meshstep $commit on: $gpu (driver $driver)"
-# One thread: tests choose the order of a device's work, and share its memory. Their output says what was skipped.
+# One thread: tests choose the order of a device's work, and share its memory. Their output says what was skipped. The modules
+# `cuda` and `nccl` are what needs a GPU; the rest of a program was tested without one.
 for program in "$here"/tests/*; do
-    [ ! -f "$program" ] || run tests "$(basename "$program")" --test-threads 1 --show-output
+    [ ! -f "$program" ] || run tests "$(basename "$program")" --test-threads 1 --show-output cuda:: nccl::
 done
 if [ -d "$here/nccl" ]; then
     library=found
@@ -100,7 +101,7 @@ if [ -d "$here/nccl" ]; then
     fi
     for program in "$here"/nccl/*; do
         if [ "$library" = found ]; then
-            run nccl "$(basename "$program")" --test-threads 1 --show-output
+            run nccl "$(basename "$program")" --test-threads 1 --show-output cuda:: nccl::
         else
             skips=$((skips + 1))
             note nccl "$(basename "$program")" "skipped: no libnccl.so.2" null 0 "" "" 0

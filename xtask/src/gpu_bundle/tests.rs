@@ -43,7 +43,7 @@ fn ran(name: &str, limit: &str, programs: &[(&str, &str)]) -> Ran {
 }
 
 #[cfg(unix)]
-const PASSES: &str = "[ \"$REQUIRE_GPU$1$2$3\" = 1--test-threads1--show-output ] && echo 'skipped: x' && echo 'test result: ok. 12 passed; 0 failed; 0 ignored;'";
+const PASSES: &str = "[ \"$REQUIRE_GPU$*\" = \"1--test-threads 1 --show-output cuda:: nccl::\" ] && echo 'skipped: x' && echo 'test result: ok. 12 passed; 0 failed; 0 ignored;'";
 
 #[cfg(unix)]
 #[test]
@@ -70,7 +70,7 @@ fn what_passes_is_written_down() {
 #[cfg(unix)]
 fn with_nccl(probed: &str, otherwise: &str) -> String {
     format!(
-        "case \"$2\" in processes::what_is_probed_is_printed) echo '{probed}'; exit 0;; esac; {otherwise}"
+        "case \"$2\" in nccl::processes::what_is_probed_is_printed) echo '{probed}'; exit 0;; esac; {otherwise}"
     )
 }
 
@@ -79,7 +79,7 @@ fn with_nccl(probed: &str, otherwise: &str) -> String {
 fn tests_of_nccl_are_skipped_only_where_there_is_none() {
     let run = |name: &str, probed: &str, otherwise: &str| {
         let program = with_nccl(probed, otherwise);
-        ran(name, "60", &[("tests/a", PASSES), ("nccl/meshstep-comm-nccl", &program), ("nccl/z", otherwise)])
+        ran(name, "60", &[("tests/a", PASSES), ("nccl/meshstep-comm-suite", &program), ("nccl/z", otherwise)])
     };
     let missing = run("no-nccl", "probed: Err(NoLibrary { tried: \"libnccl.so.2\" })", "exit 101");
     assert!(missing.success, "{}", missing.table);
@@ -100,7 +100,7 @@ fn tests_of_nccl_are_skipped_only_where_there_is_none() {
     }
     // Nothing but skips is no success.
     let program = with_nccl("probed: Err(NoLibrary)", "exit 101");
-    assert!(!ran("only-nccl", "60", &[("nccl/meshstep-comm-nccl", &program)]).success);
+    assert!(!ran("only-nccl", "60", &[("nccl/meshstep-comm-suite", &program)]).success);
 }
 
 #[cfg(unix)]

@@ -2,12 +2,13 @@
 
 mod budget;
 mod nvrtc;
-mod ptx;
+pub(crate) mod ptx;
 mod ptxas;
 pub(crate) mod sources;
 mod tools;
 
 use crate::cli::KernelsArgs;
+use crate::parallel::in_parallel;
 use crate::workspace::Workspace;
 use anyhow::{Context, bail};
 use budget::{Budget, Measured};
@@ -15,9 +16,6 @@ use nvrtc::Nvrtc;
 use sources::{File, Module};
 use std::fs;
 use std::path::Path;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 use tools::Tools;
 
 /// For the oldest chip that we serve, so that the driver of any newer one can compile it; and nothing that changes bits:
@@ -127,32 +125,6 @@ fn settle_budget(args: &KernelsArgs, root: &Path, measured: &Measured) -> anyhow
     }
 }
 
-/// `f` of each item on as many threads as there are cores, in the order of the items; the first error of all.
-fn in_parallel<I: Sync, O: Send>(
-    items: &[I],
-    f: impl Fn(&I) -> anyhow::Result<O> + Sync,
-) -> anyhow::Result<Vec<O>> {
-    let next = AtomicUsize::new(0);
-    let results: Mutex<Vec<(usize, anyhow::Result<O>)>> = Mutex::new(Vec::new());
-    let work = || {
-        loop {
-            let idx = next.fetch_add(1, Ordering::Relaxed);
-            let Some(item) = items.get(idx) else { return };
-            let result = f(item);
-            results.lock().unwrap_or_else(|poison| poison.into_inner()).push((idx, result));
-        }
-    };
-    let cores = thread::available_parallelism().map_or(1, usize::from);
-    thread::scope(|scope| {
-        for _ in 0..cores.min(items.len()) {
-            scope.spawn(work);
-        }
-    });
-    let mut results = results.into_inner().unwrap_or_else(|poison| poison.into_inner());
-    results.sort_by_key(|(idx, _)| *idx);
-    results.into_iter().map(|(_, result)| result).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -181,14 +153,5 @@ mod tests {
         for (stale, begin) in stale.iter().zip(begins) {
             assert!(stale.starts_with(begin), "{stale}");
         }
-    }
-
-    #[test]
-    fn parallel_work_keeps_its_order_and_its_first_error() {
-        let items: Vec<usize> = (0..100).collect();
-        assert_eq!(in_parallel(&items, |item| Ok(item * 2)).unwrap()[99], 198);
-        let failing = |&item: &usize| if item % 10 == 7 { bail!("{item}") } else { Ok(item) };
-        assert_eq!(in_parallel(&items, failing).unwrap_err().to_string(), "7");
-        assert!(in_parallel(&[] as &[usize], failing).unwrap().is_empty());
     }
 }

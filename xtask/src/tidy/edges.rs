@@ -5,16 +5,35 @@ use crate::workspace::{LIBRARIES, Member};
 
 /// Each member with the members it may use, in development dependencies too. What is not here is not allowed.
 const ALLOWED: &[(&str, &[&str])] = &[
-    ("meshstep-tensor", &[]),
-    ("meshstep-comm", &["meshstep-tensor"]),
-    ("meshstep-optim", &["meshstep-tensor"]),
-    ("meshstep-shard", &["meshstep-comm", "meshstep-optim", "meshstep-tensor"]),
-    ("meshstep-parallel3d", &["meshstep-shard", "meshstep-comm", "meshstep-optim", "meshstep-tensor"]),
+    ("meshstep-tensor", &["meshstep-cases"]),
+    ("meshstep-comm", &["meshstep-tensor", "meshstep-cases"]),
+    ("meshstep-optim", &["meshstep-tensor", "meshstep-cases", "meshstep-simt"]),
+    (
+        "meshstep-shard",
+        &["meshstep-comm", "meshstep-optim", "meshstep-tensor", "meshstep-cases", "meshstep-shard-fuzzed"],
+    ),
+    (
+        "meshstep-parallel3d",
+        &["meshstep-shard", "meshstep-comm", "meshstep-optim", "meshstep-tensor", "meshstep-cases"],
+    ),
     (
         "meshstep-bench",
-        &["meshstep-parallel3d", "meshstep-shard", "meshstep-comm", "meshstep-optim", "meshstep-tensor"],
+        &[
+            "meshstep-parallel3d",
+            "meshstep-shard",
+            "meshstep-comm",
+            "meshstep-optim",
+            "meshstep-tensor",
+            "meshstep-bench-cases",
+            "meshstep-cases",
+        ],
     ),
+    ("meshstep-bench-cases", &["meshstep-shard", "meshstep-comm", "meshstep-optim", "meshstep-tensor"]),
     ("xtask", &[]),
+    // What tests share. No library may use them but in its tests, as they are not published.
+    ("meshstep-cases", &[]),
+    ("meshstep-shard-fuzzed", &["meshstep-shard", "meshstep-comm", "meshstep-optim", "meshstep-tensor"]),
+    ("meshstep-simt", &[]),
 ];
 
 /// What a library leaves to programs: a framework, untyped errors, a command line.
@@ -71,6 +90,7 @@ mod tests {
     fn with(name: &str, dependencies: &[&str]) -> Vec<Member> {
         let member = |(member, _): &(&str, _)| Member {
             name: (*member).to_owned(),
+            folder: (*member).to_owned(),
             dependencies: match *member == name {
                 true => dependencies.iter().map(|used| (*used).to_owned()).collect(),
                 false => Vec::new(),
@@ -129,7 +149,7 @@ mod tests {
         assert!(check(&members)[0].what.contains("meshstep-tensor is no member"));
         members.push(dropped);
         let name = "meshstep-new".to_owned();
-        members.push(Member { name, dependencies: Vec::new(), optional: Vec::new() });
+        members.push(Member { folder: name.clone(), name, dependencies: Vec::new(), optional: Vec::new() });
         assert!(check(&members)[0].what.contains("has no row"));
     }
 

@@ -33,7 +33,14 @@ fn verdict(complaints: &[Complaint]) -> anyhow::Result<()> {
 }
 
 fn complaints(workspace: &Workspace, files: &[File]) -> Vec<Complaint> {
-    let rules = [sources::headers, sources::lengths, sources::forbidden, docs::required, docs::commands];
+    let rules = [
+        sources::headers,
+        sources::lengths,
+        sources::test_programs,
+        sources::forbidden,
+        docs::required,
+        docs::commands,
+    ];
     let about_files = rules.iter().flat_map(|rule| rule(files));
     edges::check(&workspace.members).into_iter().chain(about_files).collect()
 }

@@ -26,6 +26,33 @@ pub(super) fn lengths(files: &[File]) -> Vec<Complaint> {
         .collect()
 }
 
+/// The integration tests of a crate are one program, and those that need other features another: each is linked for itself.
+const MAX_TEST_PROGRAMS: usize = 16;
+
+pub(super) fn test_programs(files: &[File]) -> Vec<Complaint> {
+    let programs: Vec<&str> =
+        files.iter().map(|file| file.path.as_str()).filter(|path| is_test_program(path)).collect();
+    let most = MAX_TEST_PROGRAMS;
+    let too_many = programs.get(most..).unwrap_or_default().iter();
+    too_many
+        .map(|path| {
+            Complaint::file(
+                path,
+                format!("a test program above the {most} allowed; make it a module of its crate's"),
+            )
+        })
+        .collect()
+}
+
+/// `CRATE/tests/NAME.rs` or `CRATE/tests/NAME/main.rs`, as cargo finds them.
+fn is_test_program(path: &str) -> bool {
+    let Some((_, name)) = path.split_once("/tests/") else { return false };
+    match name.split_once('/') {
+        None => name.ends_with(".rs") && !path.contains("/src/"),
+        Some((_, rest)) => rest == "main.rs",
+    }
+}
+
 fn is_tests(path: &str) -> bool {
     path.contains("/tests/") || path.ends_with("/tests.rs")
 }
@@ -42,6 +69,11 @@ const FORBIDDEN: &[(&str, Where, &str)] = &[
     (concat!("un", "implemented!"), Where::Rust, "write it, or return an error that says what works"),
     (concat!("#[ig", "nore"), Where::Rust, "a test that never runs checks nothing: let it run or remove it"),
     (concat!("```ig", "nore"), Where::Rust, "an example that never compiles goes stale: let it compile"),
+    (
+        concat!("#[pa", "th"),
+        Where::Rust,
+        "a file belongs to one module: what several programs share is a crate",
+    ),
     (concat!("T", "BD"), Where::Anywhere, "say it now or leave it out"),
     (concat!("/wo", "rk/"), Where::Path, "this folder is on one machine only"),
     (concat!("/t", "mp/"), Where::Path, "use the target folder, or a folder the system hands out"),
@@ -92,6 +124,21 @@ fn begins_a_path(line: &str, at: usize) -> bool {
 mod tests {
     use super::super::tests::file;
     use super::*;
+
+    #[test]
+    fn test_programs_are_counted_as_cargo_finds_them() {
+        let paths = [
+            "a/tests/x.rs",
+            "a/tests/suite/main.rs",
+            "a/tests/suite/x.rs",
+            "a/src/tests/x.rs",
+            "a/b/tests/x.rs",
+        ];
+        assert_eq!(paths.map(is_test_program), [true, true, false, false, true]);
+        let many: Vec<File> = (0..18).map(|i| file(&format!("a/tests/x{i}.rs"), "")).collect();
+        assert_eq!(test_programs(&many).len(), 2);
+        assert_eq!(test_programs(&many[..16]), []);
+    }
 
     #[test]
     fn a_rust_file_begins_with_a_sentence() {

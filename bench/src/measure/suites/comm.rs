@@ -1,8 +1,5 @@
 //! Collectives on loopback ranks beside threads that copy.
 
-#[path = "../../../../comm/benches/collectives/cases.rs"]
-mod cases;
-
 use std::sync::Arc;
 
 use anyhow::Result;
@@ -18,7 +15,7 @@ use crate::measure::show::size;
 const ABOUT: &str = "Ranks are threads of this process. The floor is the time that the bytes take which all ranks together must \
                      read and write at least, at the speed at which as many threads copy, in turns with the collectives.";
 
-pub(super) use cases::operations;
+pub(super) use meshstep_bench_cases::collectives::operations;
 
 /// What is allowed over the floor.
 const OVER_FLOOR: f64 = 1.3;

@@ -1,24 +1,10 @@
-//! The cases of `cargo bench -p meshstep-optim --features cuda --bench gpu` on this machine's first GPU: beside the device's own
+//! The cases of `cargo bench -p meshstep-bench-cases --features cuda --bench gpu` on this machine's first GPU: beside the device's own
 //! copy of memory, and beside PyTorch.
-
-#[path = "../../../../optim/benches/gpu/cases.rs"]
-mod cases;
-#[path = "../../../../optim/benches/gpu/check.rs"]
-mod check;
-#[path = "../../../../optim/benches/gpu/job.rs"]
-mod job;
-#[path = "../../../../optim/benches/gpu/lbfgs.rs"]
-mod lbfgs;
-#[path = "../../../../optim/benches/gpu/measure.rs"]
-mod measure;
-#[path = "../../../../optim/benches/gpu/race.rs"]
-mod race;
-#[path = "../../../../optim/benches/gpu/vectors.rs"]
-mod vectors;
 
 use std::path::Path;
 
 use anyhow::{Context as _, Result as Anyhow, anyhow};
+use meshstep_bench_cases::gpu::{Copy, Measured, cases, fitting, lbfgs, measure};
 use meshstep_tensor::Queue;
 use meshstep_tensor::cuda::{self, Device, Stream};
 
@@ -26,7 +12,6 @@ use crate::measure::Effort;
 use crate::measure::peers::TorchOnGpu;
 use crate::measure::record::{Cell, Section, Table, Wanted};
 use crate::measure::samples::Samples;
-use race::{Copy, Measured};
 
 /// What the shared cases fail with.
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
@@ -64,7 +49,7 @@ impl Gpu {
     ) -> Anyhow<Section> {
         let full = if self.stand_in { 12 } else { effort.pick(24, 30) };
         let rounds = effort.pick(5, 51);
-        let len = fallible(measure::fitting(full, &self.queue))?;
+        let len = fallible(fitting(full, &self.queue))?;
         let mut theirs = peers.and_then(|folder| match self.torch(folder, len, rounds) {
             Ok(torch) => Some(torch),
             Err(why) => {
@@ -74,8 +59,8 @@ impl Gpu {
         });
         let mut found = Vec::new();
         let mut copy = fallible(Copy::new(len, &self.queue))?;
-        for case in cases::cases() {
-            let measured = measure::measure(&case, &mut copy, (len, rounds), &self.queue);
+        for case in cases() {
+            let measured = measure(&case, &mut copy, (len, rounds), &self.queue);
             let row = Row { name: case.name, bytes_each: case.bytes(), params: len, waits: 0.0 };
             found.push((row, fallible(measured).context(case.name)?));
         }

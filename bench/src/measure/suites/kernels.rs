@@ -1,23 +1,13 @@
 //! Every update rule and recipe beside a loop that moves the same bytes.
 
-// The cases of `cargo bench -p meshstep-optim --bench update`.
-#[allow(
-    clippy::unwrap_used,
-    reason = "vectors of one length are cut alike, and every rule takes its own row's"
-)]
-#[path = "../../../../optim/benches/update/memory.rs"]
-mod memory;
-#[allow(clippy::unwrap_used, reason = "four moments of equal weight are valid ones")]
-#[path = "../../../../optim/benches/update/rows.rs"]
-mod rows;
-
 use anyhow::{Context as _, Result};
+
+use meshstep_bench_cases::update::{Memory, Row, rows};
 
 use crate::measure::Effort;
 use crate::measure::race::{race, timed};
 use crate::measure::record::{Cell, Section, Table, Wanted};
 use crate::measure::samples::Samples;
-use memory::Memory;
 
 const ABOUT: &str = "One update of a flat vector, beside a loop on as many threads that reads and writes the same bytes in \
                      place, in turns. Rows are every rule in f32, and AdamW under every recipe.";
@@ -30,7 +20,7 @@ pub(crate) fn run(effort: Effort) -> Result<Section> {
         format!("update of 2^{log2} parameters"),
         &["bytes each", "update", "copy", "moved", "of the copy's speed", "bar"],
     );
-    for row in rows::rows() {
+    for row in rows() {
         let mut case = Case::new(row, len)?;
         let (bytes, [copy, update]) = (case.memory.bytes(), case.times(rounds)?);
         let row = case.row;
@@ -62,12 +52,12 @@ pub(crate) fn run(effort: Effort) -> Result<Section> {
 
 /// A row, and what its update touches.
 pub(super) struct Case {
-    row: rows::Row,
+    row: Row,
     memory: Memory,
 }
 
 impl Case {
-    fn new(row: rows::Row, len: usize) -> Result<Self> {
+    fn new(row: Row, len: usize) -> Result<Self> {
         Ok(Case { memory: Memory::new(&row, len)?, row })
     }
 
@@ -90,6 +80,6 @@ impl Case {
 
 /// The row of this name on `len` parameters.
 pub(super) fn case(name: &str, len: usize) -> Result<Case> {
-    let row = rows::rows().into_iter().find(|row| row.name == name);
+    let row = rows().into_iter().find(|row| row.name == name);
     Case::new(row.with_context(|| format!("no row of the table is called {name:?}"))?, len)
 }

@@ -3,17 +3,19 @@
 mod comm;
 #[cfg(feature = "cuda")]
 pub(crate) mod gpu;
-#[cfg(not(feature = "cuda"))]
-#[path = "no_gpu.rs"]
-pub(crate) mod gpu;
 mod kernels;
 mod memory;
+#[cfg(not(feature = "cuda"))]
+pub(crate) mod no_gpu;
 pub(crate) mod peers;
 mod ranks;
 mod scaling;
 mod spans;
 mod speed;
 mod stages;
+
+#[cfg(not(feature = "cuda"))]
+pub(crate) use no_gpu as gpu;
 
 use anyhow::Result;
 

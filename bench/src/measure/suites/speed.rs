@@ -1,11 +1,9 @@
 //! Whole steps, unsharded and under every stage, on the same gradients.
 
-#[path = "../../../../shard/benches/step/case.rs"]
-mod case;
-
 use std::sync::Arc;
 
 use anyhow::{Result, ensure};
+use meshstep_bench_cases::step::Case;
 use meshstep_comm::Communicator;
 use meshstep_shard::{Options, Outcome, Stage};
 use meshstep_tensor::Layout;
@@ -18,7 +16,6 @@ use crate::measure::record::{Cell, Plot, Section, Table, Wanted};
 use crate::measure::samples::Samples;
 use crate::measure::shapes::{STAGES, even};
 use crate::measure::suites::spans::{self, Spans};
-use case::Case;
 
 const ABOUT: &str = "A step is: gradients in on 4 ranks, reduced, clipped by their norm, AdamW, parameters out. Ranks are threads of \
                      this process. Overhead is against the unsharded step, round by round, with its 95% interval.";

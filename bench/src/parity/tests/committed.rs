@@ -36,11 +36,16 @@ fn all(trace: &Trace) -> Vec<(usize, Vec<Asked>)> {
 
 #[test]
 fn every_trace_is_replayed_in_every_setting() {
-    for path in traces() {
+    for (i, path) in traces().into_iter().enumerate() {
         let bytes = std::fs::read(&path).unwrap();
         let trace = Trace::parse(&bytes).unwrap_or_else(|why| panic!("{}: {why}", path.display()));
         let matrices = trace.spec.optimizer["name"] == "muon";
-        for (ranks, settings) in all(&trace) {
+        // Of four numbers of ranks two on the average, in long runs all; of each number every setting, as they are compared.
+        let all = all(&trace);
+        let only = all.len() == 1;
+        for (ranks, settings) in
+            all.into_iter().filter(|(ranks, _)| only || meshstep_cases::tried(4 * i + ranks, 2))
+        {
             let mut first: Option<Difference> = None;
             for asked in settings {
                 let what = format!("{}, {asked:?}", path.display());

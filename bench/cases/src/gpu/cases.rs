@@ -1,0 +1,83 @@
+//! What is measured: a new case is a new row. Those that PyTorch has too are named alike in bench/python/gpu_torch.py.
+
+use meshstep_optim::{AdamW, Lion, Rounding, Rule, Sgd};
+use meshstep_tensor::DType::{self, BF16, F32};
+
+/// Work on every parameter: a norm of the gradients, an update, or both with the decision between them.
+pub struct Case {
+    pub name: &'static str,
+    /// None: no update.
+    pub rule: Option<Box<dyn Rule>>,
+    /// Whether the gradients' exact norm is taken; with a rule too, it is clipped.
+    pub norm: bool,
+    pub recipe: Recipe,
+}
+
+/// The types of everything an update touches, and how it rounds.
+#[derive(Clone, Copy)]
+pub struct Recipe {
+    pub params: DType,
+    pub remainder: bool,
+    pub grads: DType,
+    pub state: DType,
+    pub copy: Option<DType>,
+    pub rounding: Rounding,
+}
+
+const ALL_F32: Recipe =
+    Recipe { params: F32, remainder: false, grads: F32, state: F32, copy: None, rounding: Rounding::Nearest };
+const COPIED: Recipe = Recipe { copy: Some(BF16), ..ALL_F32 };
+const BF16_GRADS: Recipe = Recipe { grads: BF16, ..ALL_F32 };
+const COPIED_BF16_GRADS: Recipe = Recipe { copy: Some(BF16), ..BF16_GRADS };
+const REMAINDER: Recipe = Recipe { params: BF16, remainder: true, ..BF16_GRADS };
+const NARROW_STATE: Recipe = Recipe { state: BF16, rounding: Rounding::Stochastic, ..ALL_F32 };
+
+pub fn cases() -> Vec<Case> {
+    let adamw = || Some(Box::new(AdamW::default()) as Box<dyn Rule>);
+    let sgd = || Some(Box::new(Sgd { momentum: 0.9, ..Sgd::default() }) as Box<dyn Rule>);
+    let lion = || Some(Box::new(Lion::default()) as Box<dyn Rule>);
+    let update = |name, rule, recipe| Case { name, rule, norm: false, recipe };
+    let norm = |name, recipe| Case { name, rule: None, norm: true, recipe };
+    let step = |name, recipe| Case { name, rule: adamw(), norm: true, recipe };
+    vec![
+        update("adamw f32", adamw(), ALL_F32),
+        update("adamw f32, bf16 copy", adamw(), COPIED),
+        update("adamw f32, bf16 gradients", adamw(), BF16_GRADS),
+        update("adamw bf16 + remainder, bf16 gradients", adamw(), REMAINDER),
+        update("adamw f32, bf16 moments by chance", adamw(), NARROW_STATE),
+        update("sgd momentum f32", sgd(), ALL_F32),
+        update("lion f32", lion(), ALL_F32),
+        norm("exact norm f32", ALL_F32),
+        norm("exact norm bf16", BF16_GRADS),
+        step("step f32", ALL_F32),
+        step("step f32, bf16 copy", COPIED),
+        step("step f32, bf16 gradients", BF16_GRADS),
+        step("step f32, bf16 gradients and copy", COPIED_BF16_GRADS),
+        step("step bf16 + remainder, bf16 gradients", REMAINDER),
+    ]
+}
+
+impl Case {
+    /// State vectors.
+    pub fn states(&self) -> usize {
+        self.rule.as_ref().map_or(0, |rule| rule.state().len())
+    }
+
+    /// Bytes that must be read and written for each parameter.
+    pub fn bytes(&self) -> usize {
+        let Recipe { params, remainder, grads, state, copy, .. } = self.recipe;
+        let norm = if self.norm { grads.size() } else { 0 };
+        if self.rule.is_none() {
+            return norm;
+        }
+        let kept = params.size() + self.states() * state.size() + if remainder { 2 } else { 0 };
+        norm + grads.size() + 2 * kept + copy.map_or(0, DType::size)
+    }
+
+    /// Bytes of memory for each parameter.
+    pub fn resident(&self) -> usize {
+        let Recipe { params, remainder, grads, state, copy, .. } = self.recipe;
+        let updated = params.size() + self.states() * state.size() + copy.map_or(0, DType::size);
+        grads.size() + if self.rule.is_some() { updated + if remainder { 2 } else { 0 } } else { 0 }
+    }
+}

@@ -1,0 +1,37 @@
+//! One case from its first step to its times, and how many parameters there is room for.
+
+use super::Result;
+use super::cases::{self, Case};
+use super::check;
+use super::job::Job;
+use super::lbfgs;
+use super::race::{self, Copy, Measured};
+use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, cuda};
+
+pub fn measure(
+    case: &Case,
+    copy: &mut Copy,
+    (len, rounds): (usize, usize),
+    queue: &Queue,
+) -> Result<Measured> {
+    let mut job = Job::new(case, len, queue)?;
+    let compared = check::first_step(case, &mut job, queue)?;
+    let waits = race::waits(&mut job, queue)?;
+    race::race(copy, &mut job, rounds, queue).map(|times| Measured { compared, waits, times })
+}
+
+/// The most parameters, a power of two up to `2^log2`, that the device has room for.
+pub fn fitting(log2: usize, queue: &Queue) -> Result<usize> {
+    let resident = cases::cases().iter().map(Case::resident).max().unwrap_or(0);
+    let each = resident.max(lbfgs::RESIDENT) + Copy::RESIDENT;
+    for log2 in (0..=log2.min(40)).rev() {
+        // A little more, for tables and the driver's own.
+        let bytes = (each << log2) + (64 << 20).min(each << log2);
+        match Buffer::zeroed_on(queue, bytes / 8, DType::U64, &Meter::new(), Category::Staging) {
+            Ok(_) => return Ok(1 << log2),
+            Err(meshstep_tensor::Error::Cuda(cuda::Error::OutOfMemory { .. })) => {}
+            Err(other) => return Err(other.into()),
+        }
+    }
+    Err("the device has no memory left".into())
+}

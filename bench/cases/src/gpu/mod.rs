@@ -1,0 +1,17 @@
+//! The GPU's cases: the first step of each is compared with the CPU's, bit for bit; then the case and the device's copy of
+//! memory take turns.
+
+mod cases;
+mod check;
+mod job;
+pub mod lbfgs;
+mod measure;
+mod race;
+mod vectors;
+
+pub use cases::{Case, Recipe, cases};
+pub use measure::{fitting, measure};
+pub use race::{Copy, Measured, Times, Waits};
+
+/// Any failure ends the case.
+pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;

@@ -1,0 +1,101 @@
+//! Copy and case in turns, timed by the device; and whether the host ever waits.
+
+use super::Result;
+use super::job::Job;
+use meshstep_tensor::cuda::{self, Stream};
+use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
+
+/// Steps asked for in a row, to count the host's waits.
+const AHEAD: u64 = 8;
+
+/// The floor: the device's own copy of memory.
+pub struct Copy {
+    from: Buffer,
+    to: Buffer,
+}
+
+/// Seconds, one for each round.
+pub struct Times {
+    pub copy: Vec<f64>,
+    pub case: Vec<f64>,
+    /// Bytes that the copy reads and writes.
+    pub copied: usize,
+}
+
+/// What the host did while it asked for steps.
+#[derive(Clone, Copy)]
+pub struct Waits {
+    /// Its waits for the device, for each step.
+    pub per_step: f64,
+    /// Whether it had asked for the last step before the first was done.
+    pub ahead: bool,
+}
+
+pub struct Measured {
+    /// Elements that were compared with the CPU.
+    pub compared: usize,
+    pub waits: Waits,
+    pub times: Times,
+}
+
+impl Copy {
+    /// Bytes of memory for each parameter.
+    pub const RESIDENT: usize = 8;
+
+    pub fn new(len: usize, queue: &Queue) -> Result<Self> {
+        let vector = || Buffer::zeroed_on(queue, len, DType::F32, &Meter::new(), Category::Staging);
+        Ok(Copy { from: vector()?, to: vector()? })
+    }
+
+    /// Bytes that it reads and writes.
+    pub fn bytes(&self) -> usize {
+        self.from.bytes() + self.to.bytes()
+    }
+
+    pub fn go(&mut self, queue: &Queue) -> Result<()> {
+        Ok(queue.copy(self.from.as_slice(), self.to.as_mut())?)
+    }
+}
+
+pub(crate) fn race(copy: &mut Copy, job: &mut Job, rounds: usize, queue: &Queue) -> Result<Times> {
+    const WARM: usize = 3;
+    let stream = stream(queue)?;
+    let mut times = Times { copy: Vec::new(), case: Vec::new(), copied: copy.bytes() };
+    for round in 0..WARM + rounds {
+        // Work is asked for during the first copy, so that no launch is waited for while the clock runs.
+        copy.go(queue)?;
+        let begun = stream.moment()?;
+        copy.go(queue)?;
+        let between = stream.moment()?;
+        job.go(queue)?;
+        let ended = stream.moment()?;
+        let (copied, done) = (between.since(&begun)?, ended.since(&between)?);
+        if round >= WARM {
+            times.copy.push(copied);
+            times.case.push(done);
+        }
+    }
+    Ok(times)
+}
+
+/// Asks for some steps in a row, behind a copy, once to have all memory there and once to count.
+pub(crate) fn waits(job: &mut Job, queue: &Queue) -> Result<Waits> {
+    let mut counted = Waits { per_step: 0.0, ahead: false };
+    for _ in 0..2 {
+        queue.synchronize()?;
+        let before = cuda::waits();
+        job.go(queue)?;
+        let first = stream(queue)?.record()?;
+        for _ in 1..AHEAD {
+            job.go(queue)?;
+        }
+        let ahead = !first.is_done()?;
+        counted = Waits { per_step: (cuda::waits() - before) as f64 / AHEAD as f64, ahead };
+    }
+    queue.synchronize()?;
+    Ok(counted)
+}
+
+pub(crate) fn stream(queue: &Queue) -> Result<&Stream> {
+    queue.stream().ok_or_else(|| "a queue of the CPU".into())
+}

@@ -1,0 +1,216 @@
+//! What one update touches, and a loop that moves the same bytes.
+
+use super::rows::Row;
+use meshstep_optim::{Flat, Isa, Scalars, Sees, Segment, TensorSums};
+use meshstep_tensor::simd::Body;
+use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, Slice, SliceMut};
+use std::hint::black_box;
+
+/// Vectors of one length, apart modulo a page as the optimizer keeps them.
+pub struct Memory {
+    params: Buffer,
+    grads: Buffer,
+    state: Vec<Buffer>,
+    copy: Option<Buffer>,
+    remainder: Option<Buffer>,
+    /// Whether the rule measures before it updates, and its state too.
+    measured: bool,
+    state_too: bool,
+}
+
+impl Memory {
+    pub fn new(row: &Row, len: usize) -> Result<Self, meshstep_tensor::Error> {
+        let (recipe, meter, mut apart) = (row.recipe, Meter::new(), Vec::new());
+        let mut vector = |dtype, category, size: f32| -> Result<Buffer, meshstep_tensor::Error> {
+            let mut buffer = Buffer::zeroed_apart(len, dtype, &meter, category, &apart)?;
+            apart.push(buffer.as_ptr().addr().get());
+            fill(buffer.as_mut(), apart.len() as u32, size);
+            Ok(buffer)
+        };
+        // Moments of ordinary size, the last one's values those of squares.
+        let states = row.rule.state().len();
+        let size = |slot: usize| if slot + 1 == states { 1e-4 } else { 1e-2 };
+        Ok(Memory {
+            params: vector(recipe.params, Category::Params, 1e-2)?,
+            grads: vector(recipe.grads, Category::Grads, 1e-2)?,
+            state: (0..states)
+                .map(|slot| vector(recipe.state, Category::State, size(slot)))
+                .collect::<Result<_, _>>()?,
+            copy: recipe.copy.map(|dtype| vector(dtype, Category::Params, 0.0)).transpose()?,
+            remainder: recipe.remainder.then(|| vector(DType::U16, Category::Master, 0.0)).transpose()?,
+            measured: row.rule.sees() == Sees::TensorSums,
+            state_too: row.measures_state,
+        })
+    }
+
+    /// Bytes an update must read and write for each element.
+    pub fn bytes(&self) -> usize {
+        let size = |b: &Buffer| b.dtype().size();
+        let state: usize = self.state.iter().chain(&self.remainder).map(size).sum();
+        let read = size(&self.params) + size(&self.grads) + state;
+        let written = size(&self.params) + state + self.copy.as_ref().map_or(0, size);
+        let measured = match (self.measured, self.state_too) {
+            (false, _) => 0,
+            (true, false) => read - state,
+            (true, true) => read,
+        };
+        measured + read + written
+    }
+
+    pub fn update(&mut self, row: &Row) {
+        let mut segment = [Segment::new(0..self.params.len(), 100)];
+        let mut state: Vec<SliceMut<'_>> = self.state.iter_mut().map(Buffer::as_mut).collect();
+        let flat = Flat {
+            params: self.params.as_mut(),
+            grads: self.grads.as_mut(),
+            state: &mut state,
+            copy: self.copy.as_mut().map(Buffer::as_mut),
+            remainder: self.remainder.as_mut().map(Buffer::as_mut),
+        };
+        let rounding = row.recipe.rounding;
+        let scalars = Scalars { lr: 1e-9, grad_scale: 0.5, rounding, ..Scalars::default() };
+        if self.measured {
+            let mut sums = [TensorSums::new()];
+            row.rule.measure_on(Isa::detect(), &flat, &segment, &scalars, &mut sums).unwrap();
+            segment[0].ratio = row.rule.ratio(&sums[0]);
+        }
+        row.rule.update(flat, &segment, &scalars, &Queue::cpu()).unwrap();
+    }
+
+    /// Reads what an update reads and writes in place what it writes, changing nothing: the mask is zero, which the
+    /// compiler does not know.
+    pub fn copy(&mut self) {
+        let (mask, part) = (black_box(0), part(self.params.len()));
+        if self.measured {
+            let state = self.state.iter().filter(|_| self.state_too);
+            let read = [&self.params, &self.grads].into_iter().chain(state).map(Buffer::as_slice);
+            black_box(read_all(read.collect(), part));
+        }
+        let written = [&mut self.params]
+            .into_iter()
+            .chain(&mut self.state)
+            .chain(&mut self.remainder)
+            .map(Buffer::as_mut);
+        move_all(
+            self.grads.as_slice(),
+            written.collect(),
+            self.copy.as_mut().map(Buffer::as_mut),
+            mask,
+            part,
+        );
+    }
+}
+
+fn fill(mut values: SliceMut<'_>, seed: u32, size: f32) {
+    let mut seed = seed;
+    let mut next = || {
+        seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (seed >> 8) as f32 / (1 << 24) as f32 * size
+    };
+    if !values.dtype().is_float() {
+        return; // remainders begin as zeros
+    }
+    let (len, mut block) = (values.len(), [0f32; 1024]);
+    for start in (0..len).step_by(block.len()) {
+        let end = len.min(start + block.len());
+        block.iter_mut().for_each(|x| *x = next());
+        let part = Slice::from(&block[..end - start]);
+        values.reborrow().slice(start..end).unwrap().cast_from(part).unwrap();
+    }
+}
+
+/// Elements up to which work is not split, as in an update.
+fn part(len: usize) -> usize {
+    (64 << 10).max(len / (8 * rayon::current_num_threads()))
+}
+
+/// Elements moved stream by stream.
+const BLOCK: usize = 1 << 10;
+
+fn read_all(streams: Vec<Slice<'_>>, part: usize) -> u64 {
+    let len = streams[0].len();
+    if len > part {
+        let half =
+            |range: std::ops::Range<usize>| streams.iter().map(|s| s.slice(range.clone()).unwrap()).collect();
+        let (left, right) = (half(0..len / 2), half(len / 2..len));
+        let (left, right) = rayon::join(|| read_all(left, part), || read_all(right, part));
+        return left ^ right;
+    }
+    Isa::detect().run(Read(&streams))
+}
+
+fn move_all(
+    read: Slice<'_>,
+    written: Vec<SliceMut<'_>>,
+    filled: Option<SliceMut<'_>>,
+    mask: u64,
+    part: usize,
+) {
+    let len = read.len();
+    if len > part {
+        let half = (len / 2).next_multiple_of(BLOCK);
+        let (mut left, mut right) = (Vec::new(), Vec::new());
+        for stream in written {
+            let (l, r) = stream.split_at(half).unwrap();
+            left.push(l);
+            right.push(r);
+        }
+        let (l, r) = filled.map(|f| f.split_at(half).unwrap()).unzip();
+        let (first, second) = (read.slice(0..half).unwrap(), read.slice(half..len).unwrap());
+        rayon::join(|| move_all(first, left, l, mask, part), || move_all(second, right, r, mask, part));
+        return;
+    }
+    Isa::detect().run(Move { read, written, filled, mask });
+}
+
+struct Read<'a, 's>(&'s [Slice<'a>]);
+
+impl Body for Read<'_, '_> {
+    type Output = u64;
+
+    #[inline(always)]
+    fn run(self) -> u64 {
+        self.0.iter().fold(0, |all, stream| all ^ seen(stream.bytes().unwrap()))
+    }
+}
+
+struct Move<'a> {
+    read: Slice<'a>,
+    written: Vec<SliceMut<'a>>,
+    filled: Option<SliceMut<'a>>,
+    mask: u64,
+}
+
+impl Body for Move<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(mut self) {
+        let len = self.read.len();
+        for start in (0..len).step_by(BLOCK) {
+            let bytes = |dtype: DType| start * dtype.size()..len.min(start + BLOCK) * dtype.size();
+            let mask = self.mask & seen(&self.read.bytes().unwrap()[bytes(self.read.dtype())]);
+            for stream in &mut self.written {
+                let range = bytes(stream.dtype());
+                mix(&mut stream.bytes_mut().unwrap()[range], mask);
+            }
+            if let Some(stream) = &mut self.filled {
+                let range = bytes(stream.dtype());
+                stream.bytes_mut().unwrap()[range].fill(mask as u8);
+            }
+        }
+    }
+}
+
+/// Every bit of `bytes`, whose length is a multiple of 8 but at the very end.
+#[inline(always)]
+fn seen(bytes: &[u8]) -> u64 {
+    bytes.as_chunks().0.iter().fold(0, |all, &word| all ^ u64::from_ne_bytes(word))
+}
+
+#[inline(always)]
+fn mix(bytes: &mut [u8], mask: u64) {
+    for word in bytes.as_chunks_mut().0 {
+        *word = (u64::from_ne_bytes(*word) ^ mask).to_ne_bytes();
+    }
+}

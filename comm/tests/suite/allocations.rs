@@ -1,0 +1,119 @@
+//! After warm-up, starting and waiting allocate nothing, on no thread.
+
+use meshstep_comm::{InFlight, Op, Reduction, loopback};
+use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+
+struct Counting;
+
+static COUNTS: AtomicBool = AtomicBool::new(false);
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: everything is passed on to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if COUNTS.load(SeqCst) {
+            ALLOCATIONS.fetch_add(1, SeqCst);
+        }
+        // SAFETY: the caller's promise about `layout` is handed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: `ptr` came from `System.alloc` with this layout.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+fn ops(rank: usize) -> [Op; 7] {
+    let pair = if rank == 0 { Op::send(1) } else { Op::recv(0) };
+    [
+        Op::all_reduce(Reduction::Mean),
+        Op::reduce_scatter(Reduction::Sum),
+        Op::all_gather(),
+        Op::all_to_all(),
+        Op::broadcast(1),
+        Op::barrier(),
+        pair,
+    ]
+}
+
+fn round(comm: &dyn meshstep_comm::Communicator, buffers: &mut [Option<Buffer>], flying: &mut Vec<InFlight>) {
+    let queue = Queue::cpu();
+    for (i, buffer) in buffers.iter_mut().enumerate() {
+        let op = ops(comm.rank())[i % 7];
+        flying.push(comm.start(op, buffer.take().unwrap(), &queue).unwrap());
+    }
+    for (buffer, started) in buffers.iter_mut().zip(flying.drain(..)) {
+        let (back, result) = started.wait(&queue);
+        result.unwrap();
+        *buffer = Some(back);
+    }
+}
+
+/// Set in the process that counts.
+const ALONE: &str = "MESHSTEP_TEST_ALONE";
+
+/// In a process of its own, because the count is of all threads and other tests would be counted too.
+#[test]
+fn starting_and_waiting_allocate_nothing() {
+    if std::env::var_os(ALONE).is_some() {
+        return count();
+    }
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", "allocations::starting_and_waiting_allocate_nothing", "--nocapture"]);
+    let ran = child.env(ALONE, "1").output().unwrap();
+    let told = String::from_utf8_lossy(&ran.stdout);
+    assert!(
+        ran.status.success() && told.contains("1 passed"),
+        "{told}{}",
+        String::from_utf8_lossy(&ran.stderr)
+    );
+}
+
+fn count() {
+    let edge = Barrier::new(2);
+    loopback::spawn(2, |comm| {
+        let buffer = |_| Buffer::zeroed(4096, DType::F32, &Meter::new(), Category::Grads).unwrap();
+        let mut buffers: Vec<_> = (0..14).map(|i| Some(buffer(i))).collect();
+        let mut flying = Vec::with_capacity(14);
+        let mut blocking = buffer(0);
+        let mut large = Buffer::zeroed(1 << 16, DType::F32, &Meter::new(), Category::Grads).unwrap();
+        let mut both = |rounds| {
+            for _ in 0..rounds {
+                round(&*comm, &mut buffers, &mut flying);
+                comm.all_reduce(&mut blocking, Reduction::Sum).unwrap();
+                // Moved by all ranks, where the others are moved by one.
+                comm.all_reduce(&mut large, Reduction::Sum).unwrap();
+                comm.barrier().unwrap();
+            }
+        };
+        both(10);
+        // The test harness's own thread allocates a little whenever it gets to run: a window of its own would be clean.
+        let mut fewest = usize::MAX;
+        for _ in 0..3 {
+            edge.wait();
+            ALLOCATIONS.store(0, SeqCst);
+            COUNTS.store(true, SeqCst);
+            edge.wait();
+            both(100);
+            edge.wait();
+            COUNTS.store(false, SeqCst);
+            fewest = fewest.min(ALLOCATIONS.load(SeqCst));
+            edge.wait();
+        }
+        assert_eq!(fewest, 0);
+    })
+    .unwrap();
+
+    // The counter itself works.
+    COUNTS.store(true, SeqCst);
+    drop(std::hint::black_box(Box::new(1)));
+    COUNTS.store(false, SeqCst);
+    assert!(ALLOCATIONS.load(SeqCst) > 0);
+}

@@ -1,0 +1,164 @@
+//! Every collective, reduction and type, on 1 to 8 ranks, against a naive one that holds all buffers in one place.
+
+use crate::naive::{Naive, What, naive, random};
+use meshstep_comm::{Reduction, loopback};
+use meshstep_tensor::{Buffer, Category, Meter, bf16, f16};
+use proptest::prelude::*;
+
+fn check<T: Naive>(what: What, n: usize, len: usize, peers: [usize; 2], mut seed: u64) {
+    let before: Vec<Vec<T>> =
+        (0..n).map(|_| (0..len).map(|_| T::from_random(random(&mut seed))).collect()).collect();
+    let after = loopback::spawn(n, |comm| {
+        let mut buffer = Buffer::from_slice(&before[comm.rank()], &Meter::new(), Category::Grads).unwrap();
+        if let Some(op) = what.op(comm.rank(), peers) {
+            comm.run(op, &mut buffer).unwrap();
+        }
+        buffer.typed::<T>().unwrap().to_vec()
+    });
+    let after = after.unwrap();
+    for (rank, (got, expected)) in after.iter().zip(naive(what, &before, peers)).enumerate() {
+        assert_eq!(got.len(), expected.len());
+        for (i, (got, expected)) in got.iter().zip(expected).enumerate() {
+            let Some(expected) = expected else { continue };
+            let same = got.bits() == expected.bits() || got.is_nan() && expected.is_nan();
+            assert!(same, "rank {rank}, element {i}: {got:?} instead of {expected:?}");
+        }
+    }
+    if let What::AllReduce(_) = what {
+        let bits = |values: &Vec<T>| values.iter().map(|x| x.bits()).collect::<Vec<_>>();
+        assert!(after.iter().all(|values| bits(values) == bits(&after[0])), "ranks differ");
+    }
+}
+
+fn reduction() -> impl Strategy<Value = Reduction> {
+    let factors = prop_oneof![
+        3 => -4.0..4.0,
+        1 => prop::sample::select(vec![0.0, -0.0, 1.0, 0.5, 1e30, f64::INFINITY, f64::NAN]),
+        1 => any::<f64>(),
+    ];
+    prop_oneof![
+        1 => Just(Reduction::Sum),
+        1 => Just(Reduction::Mean),
+        1 => Just(Reduction::Max),
+        1 => Just(Reduction::Min),
+        2 => factors.prop_map(|factor| Reduction::PreMulSum { factor }),
+    ]
+}
+
+fn what() -> impl Strategy<Value = What> {
+    prop_oneof![
+        3 => reduction().prop_map(What::AllReduce),
+        3 => reduction().prop_map(What::ReduceScatter),
+        1 => Just(What::AllGather),
+        1 => Just(What::AllToAll),
+        1 => Just(What::Broadcast),
+        1 => Just(What::SendRecv),
+    ]
+}
+
+/// Around the sizes at which vectors, blocks and parts end, and anything in between.
+fn length() -> impl Strategy<Value = usize> {
+    prop_oneof![
+        3 => 0usize..70,
+        2 => 70usize..3000,
+        1 => prop::sample::select(vec![0, 1, 1023, 1024, 1025, 4096, 8191, 8193, 20_000, 65_537, 200_003]),
+    ]
+}
+
+fn cases(normal: u32) -> ProptestConfig {
+    ProptestConfig { cases: meshstep_cases::cases(normal, normal * 80), ..ProptestConfig::default() }
+}
+
+proptest! {
+    #![proptest_config(cases(1000))]
+    #[test]
+    fn collectives_equal_the_naive_ones(
+        what in what(), dtype in 0..5, n in 1usize..=8, len in length(), peers in any::<[usize; 2]>(), seed in any::<u64>()
+    ) {
+        let peers = peers.map(|peer| peer % n);
+        let any_length = matches!(what, What::AllReduce(_) | What::Broadcast | What::SendRecv);
+        let len = if any_length { len } else { len / n * n };
+        let floats = match what {
+            What::AllReduce(how) | What::ReduceScatter(how) => {
+                matches!(how, Reduction::Mean | Reduction::PreMulSum { .. })
+            }
+            _ => false,
+        };
+        match dtype {
+            0 => check::<f32>(what, n, len, peers, seed),
+            1 => check::<f64>(what, n, len, peers, seed),
+            2 => check::<bf16>(what, n, len, peers, seed),
+            3 => check::<f16>(what, n, len, peers, seed),
+            _ if floats => {}
+            _ => check::<u64>(what, n, len, peers, seed),
+        }
+    }
+}
+
+fn mean_of_equals<T: Naive>(n: usize, values: &[T]) {
+    let means = loopback::spawn(n, |comm| {
+        let mut buffer = Buffer::from_slice(values, &Meter::new(), Category::Grads).unwrap();
+        comm.all_reduce(&mut buffer, Reduction::Mean).unwrap();
+        buffer.typed::<T>().unwrap().to_vec()
+    });
+    for (mean, value) in means.unwrap().concat().into_iter().zip(values.iter().cycle()) {
+        assert!(
+            mean.bits() == value.bits() || mean.is_nan() && value.is_nan(),
+            "{mean:?} of {n} times {value:?}"
+        );
+    }
+}
+
+#[test]
+fn the_mean_of_equal_values_is_that_value() {
+    let bits: Vec<u16> = (0..=u16::MAX).collect();
+    let mut seed = 5;
+    let floats: Vec<f32> = (0..10_000).map(|_| f32::from_bits(random(&mut seed) as u32)).collect();
+    // bf16 reaches as far as its accumulator, so the sum of eight of the very largest is infinite.
+    let bf16s = bits.iter().map(|&b| bf16::from_bits(b));
+    let bf16s: Vec<bf16> = bf16s.filter(|x| x.is_nan() || x.to_f32().abs() < f32::MAX / 8.0).collect();
+    for n in 1..=8 {
+        mean_of_equals(n, &bf16s);
+        mean_of_equals(n, &bits.iter().map(|&b| f16::from_bits(b)).collect::<Vec<_>>());
+        mean_of_equals(n, &floats);
+    }
+}
+
+#[test]
+fn the_mean_of_equal_numbers_is_that_number() {
+    for n in 1..=8 {
+        let start: Vec<f64> =
+            (1..2000u64).map(|i| f64::from_bits(i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 2)).collect();
+        let start: Vec<f64> = start.into_iter().filter(|x| x.abs() < 1e300 && x.abs() > 1e-300).collect();
+        let ends = loopback::spawn(n, |comm| {
+            let mut values = Buffer::from_slice(&start, &Meter::new(), Category::Grads).unwrap();
+            comm.all_reduce(&mut values, Reduction::Mean).unwrap();
+            values.typed::<f64>().unwrap().to_vec()
+        });
+        assert!(ends.unwrap().iter().all(|end| *end == start), "{n} ranks");
+    }
+}
+
+/// A sum of products of which f64 loses a half, were they rounded.
+#[test]
+fn products_of_f64_are_rounded_with_their_sum() {
+    let (x, factor) = (1.0 + f64::EPSILON, 1.0 - f64::EPSILON);
+    let sums = loopback::spawn(2, |comm| {
+        let mut values =
+            Buffer::from_slice(&[[x, -1.0][comm.rank()]], &Meter::new(), Category::Grads).unwrap();
+        let factor = [factor, 1.0][comm.rank()];
+        comm.all_reduce(&mut values, Reduction::PreMulSum { factor }).unwrap();
+        values.typed::<f64>().unwrap()[0]
+    });
+    // (1 + e) (1 - e) - 1.
+    assert_eq!(sums.unwrap(), [-f64::EPSILON * f64::EPSILON; 2]);
+}
+
+/// More than caches hold is copied in another way.
+#[test]
+fn what_no_cache_holds_arrives_whole() {
+    let len = (11 << 20) + 6;
+    check::<bf16>(What::AllGather, 2, len, [0, 1], 3);
+    check::<f32>(What::Broadcast, 3, len / 3, [1, 0], 4);
+    check::<u64>(What::SendRecv, 2, len / 4, [1, 0], 5);
+}

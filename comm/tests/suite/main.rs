@@ -1,0 +1,19 @@
+//! Every test of the crate's public interface, one module a subject. The scheduler's tests are a program of their own, as they
+//! replace the threads.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::print_stdout,
+    reason = "tests fail by panicking and say what they skip"
+)]
+
+mod allocations;
+mod collectives;
+mod failures;
+mod naive;
+#[cfg(feature = "nccl")]
+mod nccl;
+mod overlap;
+mod rendezvous;
+mod split;
+mod stats;

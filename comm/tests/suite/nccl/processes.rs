@@ -1,0 +1,231 @@
+//! Ranks as processes: this program, started again with a role.
+
+use crate::nccl::bench::{Rank, alone, available, options, patient, stand_in};
+use crate::nccl::collectives::check_every_type;
+use meshstep_comm::nccl::{self, UniqueId};
+use meshstep_comm::{Communicator, Error, Reduction};
+use meshstep_tensor::cuda::{self, Device};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const DEADLINE: Duration = Duration::from_millis(500);
+
+/// Starts a test of this program as a process of its own.
+fn child(test: &str, variables: &[(&str, &str)]) -> Child {
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", test, "--nocapture"]).stdout(Stdio::piped());
+    child.envs(variables.iter().copied()).spawn().unwrap()
+}
+
+/// Two ranks of a world, one of which has a plan. What each says, and how it ended. Where there is one GPU they share it: NCCL
+/// allows that to ranks of different hosts, which these pretend to be.
+fn pair(plan: &str) -> [(String, bool); 2] {
+    let id: String = UniqueId::new().unwrap().as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+    let start = |rank: &str| {
+        let role = [("NCCL_TEST_ID", id.as_str()), ("NCCL_TEST_RANK", rank), ("MESHSTEP_STANDIN_NCCL", plan)];
+        let host = [("NCCL_HOSTID", rank), ("NCCL_SOCKET_IFNAME", "lo")];
+        child("nccl::processes::one_of_two_ranks", &[role.as_slice(), &host].concat())
+    };
+    ["0", "1"].map(start).map(|child| {
+        let output = child.wait_with_output().unwrap();
+        (String::from_utf8(output.stdout).unwrap(), output.status.success())
+    })
+}
+
+/// The rank's part, where this process has been given one.
+#[test]
+fn one_of_two_ranks() {
+    let (Ok(id), Ok(rank)) = (std::env::var("NCCL_TEST_ID"), std::env::var("NCCL_TEST_RANK")) else { return };
+    let mut bytes = [0; UniqueId::LEN];
+    for (i, byte) in bytes.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&id[2 * i..2 * i + 2], 16).unwrap();
+    }
+    let rank: usize = rank.parse().unwrap();
+    let device = Device::open(rank % cuda::probe().unwrap().devices).unwrap();
+    let options = if nccl::probe().unwrap().stand_in { options(DEADLINE) } else { patient() };
+    let comm = nccl::init(&UniqueId::from_bytes(bytes), rank, 2, &device, options).unwrap();
+    let rank = Rank::new(Arc::new(comm));
+    if std::env::var("MESHSTEP_STANDIN_NCCL").is_ok_and(|plan| plan.is_empty()) {
+        check_every_type(&rank);
+    }
+    let begun = Instant::now();
+    let result = collectives(&rank);
+    println!("result: {result:?}");
+    assert!(begun.elapsed() < DEADLINE + Duration::from_secs(2));
+    assert_eq!(rank.meter.live_total(), 0);
+}
+
+fn collectives(rank: &Rank) -> Result<Vec<f32>, Error> {
+    let (me, comm) = (rank.comm.rank() as f32, rank.dyn_comm());
+    let mut sum = rank.buffer(&[1.0 + me, 5.0]);
+    comm.all_reduce(&mut sum, Reduction::Sum)?;
+    let mut gathered = rank.buffer(&[me + 7.0; 2]);
+    comm.all_gather(&mut gathered)?;
+    let mut swapped = rank.buffer(&[10.0 + me, 20.0 + me]);
+    comm.all_to_all(&mut swapped)?;
+    comm.barrier()?;
+    Ok([sum, gathered, swapped].iter().flat_map(|buffer| rank.read::<f32>(buffer)).collect())
+}
+
+#[test]
+fn processes_exchange_what_threads_do() {
+    let _alone = alone();
+    if !available(1) {
+        return;
+    }
+    let [first, second] = pair("");
+    let told = "result: Ok([3.0, 10.0, 7.0, 8.0, ";
+    assert!(first.1 && first.0.contains(&format!("{told}10.0, 11.0])")), "{}", first.0);
+    assert!(second.1 && second.0.contains(&format!("{told}20.0, 21.0])")), "{}", second.0);
+}
+
+#[test]
+fn the_death_of_a_process_is_an_error_in_the_others() {
+    let _alone = alone();
+    if !stand_in(2) {
+        return;
+    }
+    let [alive, dead] = pair("die 1 1");
+    assert!(!dead.1 && !dead.0.contains("result"), "{}", dead.0);
+    assert!(alive.1 && alive.0.contains("result: Err(Stuck { op_number: 1"), "{}", alive.0);
+}
+
+#[test]
+fn an_error_in_one_process_ends_both() {
+    let _alone = alone();
+    if !stand_in(2) {
+        return;
+    }
+    let [stuck, broken] = pair("error 1 2 6");
+    assert!(broken.1 && broken.0.contains("code: 6, name: \"remote process exited\""), "{}", broken.0);
+    assert!(stuck.1 && stuck.0.contains("result: Err(Stuck { op_number: 2"), "{}", stuck.0);
+}
+
+/// Ranks as a launcher starts them; what each says, and how it ended.
+fn launched(world_size: usize, variables: &[(&str, &str)]) -> Vec<(String, bool)> {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let start = |rank: usize| {
+        let (rank, world_size) = (rank.to_string(), world_size.to_string());
+        let place = [("RANK", rank.as_str()), ("WORLD_SIZE", &world_size), ("LOCAL_RANK", &rank)];
+        let master = [("MASTER_ADDR", "127.0.0.1"), ("MESHSTEP_PORT", port.as_str()), ("NCCL_TEST_JOB", "1")];
+        child("nccl::processes::a_rank_of_a_job", &[place.as_slice(), &master, variables].concat())
+    };
+    let children: Vec<Child> = (0..world_size).map(start).collect();
+    let ended = children.into_iter().map(|child| {
+        let output = child.wait_with_output().unwrap();
+        (String::from_utf8(output.stdout).unwrap(), output.status.success())
+    });
+    ended.collect()
+}
+
+/// The rank's part, where a launcher has started this process: a sum, and where that fails another on a new communicator.
+#[test]
+fn a_rank_of_a_job() {
+    if std::env::var_os("NCCL_TEST_JOB").is_none() {
+        return;
+    }
+    let options = options(Duration::from_secs(3));
+    let job = match nccl::Job::from_env(options) {
+        Ok(job) => job,
+        Err(error) => return println!("no job: {error}"),
+    };
+    for attempt in 0..2 {
+        let comm = Arc::new(job.communicator().unwrap());
+        let rank = Rank::new(comm);
+        match rank.sum(1.0 + job.environment().rank as f32) {
+            Ok(sum) => return println!("attempt {attempt}: {sum}"),
+            Err(error) => println!("attempt {attempt}: {error}"),
+        }
+        assert_eq!(rank.meter.live_total(), 0);
+    }
+}
+
+#[test]
+fn ranks_of_a_launcher_meet_and_meet_again_after_a_failure() {
+    let _alone = alone();
+    if !stand_in(3) {
+        return;
+    }
+    for (said, ended_well) in launched(3, &[]) {
+        assert!(ended_well && said.contains("attempt 0: 6\n"), "{said}");
+    }
+    // Rank 1's first operation fails in NCCL; the others hear of it from the store, or from their own.
+    for (said, ended_well) in launched(3, &[("MESHSTEP_STANDIN_NCCL", "error 1 0 6")]) {
+        assert!(ended_well && said.contains("attempt 0: ") && said.contains("attempt 1: 6\n"), "{said}");
+    }
+    // Nobody else comes, or no such device is there.
+    for (name, value, told) in [
+        ("WORLD_SIZE", "9", "had not come"),
+        ("MESHSTEP_STANDIN_DEVICES", "0", "no GPU"),
+        ("RANK", "5", "RANK"),
+    ] {
+        let (said, ended_well) = &launched(1, &[(name, value)])[0];
+        assert!(*ended_well && said.contains("no job: ") && said.contains(told), "{name}={value}: {said}");
+    }
+}
+
+/// What a process that sees these variables is told.
+fn probed_with(name: &str, value: Option<&str>) -> String {
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", "nccl::processes::what_is_probed_is_printed", "--nocapture"]);
+    match value {
+        Some(value) => child.env(name, value),
+        None => child.env_remove(name),
+    };
+    String::from_utf8(child.output().unwrap().stdout).unwrap()
+}
+
+#[test]
+fn what_is_probed_is_printed() {
+    println!("probed: {:?}", nccl::probe());
+}
+
+#[test]
+fn libraries_that_will_not_do_are_told_apart() {
+    let _alone = alone();
+    if !stand_in(1) {
+        return;
+    }
+    for (name, value, told) in [
+        ("MESHSTEP_STANDIN", None, "StandIn { library: \"libnccl.so.2\" }"),
+        ("MESHSTEP_STANDIN", Some("yes"), "StandIn {"),
+        ("LD_LIBRARY_PATH", None, "NoLibrary { tried: \"libnccl.so.2 nor libnccl.so\""),
+    ] {
+        let said = probed_with(name, value);
+        // A machine with an NCCL of its own finds that one without the path.
+        let real = name == "LD_LIBRARY_PATH" && said.contains("stand_in: false");
+        assert!(said.contains(told) || real, "{name}={value:?}: {said}");
+    }
+}
+
+/// The default last resort is tried where it may end a process.
+#[test]
+fn a_process_that_nccl_does_not_let_go_of() {
+    if std::env::var_os("NCCL_TEST_STUCK").is_none() {
+        return;
+    }
+    crate::nccl::bench::plan("hang 0 0");
+    crate::nccl::bench::plan("abort 60000");
+    let abort_within = Duration::from_millis(100);
+    let options = nccl::Options { abort_within, ..options(DEADLINE) };
+    crate::nccl::bench::ranks(2, &options, |comm| Rank::new(comm).sum(1.0).is_ok());
+}
+
+#[test]
+fn the_process_exits_where_not_even_an_abort_ends() {
+    let _alone = alone();
+    if !stand_in(2) {
+        return;
+    }
+    let begun = Instant::now();
+    let mut stuck = Command::new(std::env::current_exe().unwrap());
+    stuck.args(["--exact", "nccl::processes::a_process_that_nccl_does_not_let_go_of", "--nocapture"]);
+    let output = stuck.env("NCCL_TEST_STUCK", "1").output().unwrap();
+    assert!(!output.status.success() && begun.elapsed() < DEADLINE + Duration::from_secs(3));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        said.contains("NCCL cannot be ended (operation 0, all_reduce(sum) of 1 f32, had not ended"),
+        "{said}"
+    );
+}

@@ -1,0 +1,125 @@
+//! A started operation runs while its caller computes and waits for nothing.
+
+use meshstep_comm::{Op, Reduction, loopback};
+use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
+use std::time::{Duration, Instant};
+
+#[test]
+fn a_started_operation_ends_while_the_caller_computes() {
+    let sums = loopback::spawn(4, |comm| {
+        let values = vec![comm.rank() as f32; 1 << 18];
+        let buffer = Buffer::from_slice(&values, &Meter::new(), Category::Grads).unwrap();
+        let queue = Queue::cpu();
+        let started = comm.start(Op::all_reduce(Reduction::Sum), buffer, &queue).unwrap();
+        let (begun, mut work) = (Instant::now(), 1u64);
+        while !started.is_done() {
+            work = std::hint::black_box(work.wrapping_mul(0x5851_F42D_4C95_7F2D) + 1);
+            assert!(begun.elapsed() < Duration::from_secs(30), "it does not run by itself");
+        }
+        let (buffer, result) = started.wait(&queue);
+        result.unwrap();
+        buffer.typed::<f32>().unwrap().iter().sum::<f32>()
+    });
+    assert_eq!(sums.unwrap(), [6.0 * (1 << 18) as f32; 4]);
+}
+
+#[test]
+fn operations_run_in_the_order_in_which_they_were_started() {
+    loopback::spawn(3, |comm| {
+        let queue = Queue::cpu();
+        let one = |value: u64| Buffer::from_slice(&[value], &Meter::new(), Category::Grads).unwrap();
+        let started: Vec<_> =
+            (0..100).map(|i| comm.start(Op::all_reduce(Reduction::Sum), one(i), &queue).unwrap()).collect();
+        // Waited for from the last to the first: by then all of them are done, and none was mixed up.
+        let mut last = true;
+        for (i, started) in started.into_iter().enumerate().rev() {
+            assert!(last || started.is_done(), "a later operation ended before operation {i}");
+            let (buffer, result) = started.wait(&queue);
+            result.unwrap();
+            assert_eq!(buffer.typed::<u64>().unwrap(), [3 * i as u64]);
+            last = false;
+        }
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_buffer_comes_back_only_when_no_rank_writes_to_it_any_more() {
+    let len = 1 << 19;
+    loopback::spawn(4, |comm| {
+        let mut buffer = Buffer::zeroed(len, DType::U64, &Meter::new(), Category::Grads).unwrap();
+        for round in 1..40 {
+            buffer.typed_mut::<u64>().unwrap().fill(round);
+            comm.all_reduce(&mut buffer, Reduction::Sum).unwrap();
+            // Whoever is first to return sees every portion, whichever rank moved it, and may write at once.
+            assert!(buffer.typed::<u64>().unwrap().iter().all(|&sum| sum == 4 * round), "round {round}");
+        }
+    })
+    .unwrap();
+}
+
+/// Each of a rank's threads carries out what is next, also what another thread waits for: nobody is left waiting.
+#[test]
+fn threads_of_a_rank_wait_for_operations_of_their_own() {
+    const THREADS: usize = 4;
+    const ROUNDS: usize = 200;
+    for len in [1, 1 << 15] {
+        let all = loopback::spawn(3, |comm| {
+            let queue = Queue::cpu();
+            std::thread::scope(|scope| {
+                for thread in 0..THREADS {
+                    let (comm, queue) = (&comm, &queue);
+                    scope.spawn(move || {
+                        for round in 0..ROUNDS {
+                            // They are alike, so that it does not matter whose comes first.
+                            let ones = vec![1f32; len];
+                            let mut buffer =
+                                Buffer::from_slice(&ones, &Meter::new(), Category::Grads).unwrap();
+                            if (round + thread) % 3 == 0 {
+                                let started =
+                                    comm.start(Op::all_reduce(Reduction::Sum), buffer, queue).unwrap();
+                                let (back, result) = started.wait(queue);
+                                result.unwrap();
+                                buffer = back;
+                            } else {
+                                comm.all_reduce(&mut buffer, Reduction::Sum).unwrap();
+                            }
+                            assert!(buffer.typed::<f32>().unwrap().iter().all(|&x| x == 3.0));
+                        }
+                    });
+                }
+            });
+            comm.stats().total().operations
+        });
+        assert_eq!(all.unwrap(), [(THREADS * ROUNDS) as u64; 3]);
+    }
+}
+
+/// An operation that nobody waits for is carried out also where it was started while another thread carried one out.
+#[test]
+fn what_is_started_behind_a_blocking_call_ends_by_itself() {
+    let begun = Instant::now();
+    loopback::spawn(2, |comm| {
+        let queue = Queue::cpu();
+        let one = || Buffer::from_slice(&[1f32], &Meter::new(), Category::Grads).unwrap();
+        std::thread::scope(|scope| {
+            if comm.rank() == 0 {
+                let blocked = scope.spawn(|| comm.recv(&mut one(), 1).unwrap());
+                // The other rank sends later than this.
+                std::thread::sleep(Duration::from_millis(50));
+                assert!(!blocked.is_finished());
+                let started = comm.start(Op::all_reduce(Reduction::Sum), one(), &queue).unwrap();
+                while !started.is_done() {
+                    assert!(begun.elapsed() < Duration::from_secs(30), "nobody carries it out");
+                    std::thread::yield_now();
+                }
+                assert_eq!(started.wait(&queue).0.typed::<f32>().unwrap(), [2.0]);
+            } else {
+                std::thread::sleep(Duration::from_millis(100));
+                comm.send(&mut one(), 0).unwrap();
+                comm.all_reduce(&mut one(), Reduction::Sum).unwrap();
+            }
+        });
+    })
+    .unwrap();
+}

@@ -1,0 +1,135 @@
+//! Services beside the store: who reaches them, and what they send each other.
+
+use crate::rendezvous::common::{HEX, LONG, environment, free_addr, options};
+use meshstep_comm::rendezvous::{Error, Incoming, Listener, Outgoing, Store, Token, Why, call};
+use std::io::Write;
+use std::net::{SocketAddr, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+type Ends = (Incoming, Outgoing);
+
+fn token(hex: &str) -> Token {
+    Token::from_hex(hex).unwrap()
+}
+
+/// Somebody who has connected, as soon as there is.
+fn accepted(listener: &Listener) -> TcpStream {
+    let begin = Instant::now();
+    loop {
+        if let Some(stream) = listener.accept() {
+            return stream;
+        }
+        assert!(begin.elapsed() < LONG, "nobody came");
+        thread::yield_now();
+    }
+}
+
+/// What both sides make of `caller` at a listener for "service" with the token.
+fn meet<T: Send>(caller: impl FnOnce(SocketAddr) -> T + Send) -> (Result<Ends, Why>, T) {
+    let listener = Listener::bind(free_addr(), Some(&token(HEX)), "service").unwrap();
+    let addr = listener.addr();
+    thread::scope(|scope| {
+        let called = scope.spawn(move || caller(addr));
+        let admitted = listener.admit(accepted(&listener), Duration::from_millis(400), LONG);
+        (admitted, called.join().unwrap())
+    })
+}
+
+fn soon() -> Instant {
+    Instant::now() + LONG
+}
+
+#[test]
+fn payloads_arrive_whole_and_in_order_both_ways() {
+    let (admitted, called) = meet(|addr| call(addr, Some(&token(HEX)), "service", LONG));
+    let ((mut here_in, mut here_out), (mut there_in, mut there_out)) = (admitted.unwrap(), called.unwrap());
+    let payloads = [vec![], vec![1; 5], vec![2; Outgoing::MAX]];
+    for payload in &payloads {
+        here_out.send(payload).unwrap();
+        there_out.send(payload).unwrap();
+    }
+    for payload in &payloads {
+        assert_eq!(there_in.next(soon()).as_ref(), Ok(payload));
+        assert_eq!(here_in.next(soon()).as_ref(), Ok(payload));
+    }
+    let long = vec![0; Outgoing::MAX + 1];
+    assert_eq!(here_out.send(&long), Err(Why::TooLong { len: long.len(), max: Outgoing::MAX }));
+    // Silence is no end.
+    assert!(matches!(there_in.next(Instant::now()), Err(Why::Silent { .. })));
+    here_out.send(b"after").unwrap();
+    assert_eq!(there_in.next(soon()), Ok(b"after".to_vec()));
+    here_out.cut();
+    assert_eq!(there_in.next(soon()), Err(Why::Closed));
+    assert_eq!(here_in.next(soon()), Err(Why::Closed));
+}
+
+#[test]
+fn who_does_not_know_the_token_or_wants_something_else_is_told() {
+    let other = token(&HEX.replace('0', "f"));
+    let (admitted, called) = meet(|addr| call(addr, Some(&other), "service", LONG).map(drop));
+    assert!(admitted.is_err());
+    assert!(matches!(called, Err(Error::WrongToken { .. })), "{called:?}");
+
+    let (admitted, called) = meet(|addr| call(addr, None, "service", LONG).map(drop));
+    assert!(admitted.is_err());
+    assert!(matches!(called, Err(Error::WrongToken { .. })), "{called:?}");
+
+    let (admitted, called) = meet(|addr| call(addr, Some(&token(HEX)), "other", LONG).map(drop));
+    assert_eq!(admitted.map(drop), Err(Why::NotUnderstood));
+    assert!(matches!(&called, Err(Error::OtherRun { store, .. }) if store == "service"), "{called:?}");
+}
+
+#[test]
+fn a_rank_at_a_service_and_a_caller_at_a_store_are_not_understood() {
+    let (admitted, joined) =
+        meet(|addr| Store::join(&environment(addr, 1, 2), &options(Duration::from_millis(300))).map(drop));
+    assert_eq!(admitted.map(drop), Err(Why::NotUnderstood));
+    assert!(matches!(joined, Err(Error::Unreachable { .. })), "{joined:?}");
+
+    let store = Store::join(&environment(free_addr(), 0, 1), &options(LONG)).unwrap();
+    let called = call(store.addr(), Some(&token(HEX)), "service", LONG).map(drop);
+    assert!(matches!(called, Err(Error::Unreachable { .. } | Error::NotAStore { .. })), "{called:?}");
+}
+
+#[test]
+fn garbage_and_silence_are_turned_away_in_time() {
+    for (bytes, expected) in [
+        (&b"GET / HTTP/1.1\r\n\r\n"[..], "TooLong"),
+        (&[1, 0, 0, 0, 99][..], "NotUnderstood"),
+        (&[200, 0, 0, 0, 16, 1][..], "Silent"),
+        (&[][..], "Silent"),
+    ] {
+        let begin = Instant::now();
+        let (admitted, stream) = meet(|addr| {
+            let mut stream = TcpStream::connect(addr).unwrap();
+            stream.write_all(bytes).unwrap();
+            stream
+        });
+        let why = format!("{:?}", admitted.map(drop).unwrap_err());
+        assert!(why.starts_with(expected), "{why}, not {expected}");
+        assert!(begin.elapsed() < Duration::from_secs(5));
+        drop(stream);
+    }
+}
+
+#[test]
+fn a_service_needs_an_address_and_a_token_where_strangers_are() {
+    let bind =
+        |addr: &str, token: Option<&Token>| Listener::bind(addr.parse().unwrap(), token, "service").map(drop);
+    assert!(matches!(bind("0.0.0.0:0", Some(&token(HEX))), Err(Error::NoAddress { .. })));
+    assert!(matches!(bind("192.0.2.1:1", None), Err(Error::TokenNeeded { .. })));
+    assert!(matches!(bind("192.0.2.1:1", Some(&token(HEX))), Err(Error::NotLocal { .. })));
+    let first = Listener::bind("127.0.0.1:0".parse().unwrap(), None, "service").unwrap();
+    let second = Listener::bind(first.addr(), None, "service").map(drop);
+    assert_eq!(second, Err(Error::PortTaken { addr: first.addr() }));
+    let called = call("192.0.2.1:1".parse().unwrap(), None, "service", LONG).map(drop);
+    assert!(matches!(called, Err(Error::TokenNeeded { .. })));
+    let long = "p".repeat(257);
+    assert!(matches!(call(first.addr(), None, &long, LONG).map(drop), Err(Error::TooLarge { len: 257, .. })));
+    // Nobody answers.
+    let addr = first.addr();
+    drop(first);
+    let called = call(addr, None, "service", Duration::from_millis(200)).map(drop);
+    assert!(matches!(called, Err(Error::Unreachable { .. })), "{called:?}");
+}

@@ -1,0 +1,152 @@
+//! Who connects to the store and does not belong there: garbage, long frames, silence, and too many at once.
+
+use crate::rendezvous::common::{LONG, environment, free_addr, meet, options};
+use crate::rendezvous::wire::{connect, read_to_end};
+use meshstep_comm::rendezvous::{Error, Options, Store, Why};
+use std::io::Write;
+use std::net::{SocketAddr, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// A well-formed greeting of rank 1 of two, from somebody who makes up the rest.
+fn hello() -> Vec<u8> {
+    let mut payload = vec![1, 1];
+    payload.extend([9; 32]);
+    payload.extend(3u32.to_le_bytes());
+    payload.extend(b"run");
+    [1u64, 1, 2].iter().for_each(|number| payload.extend(number.to_le_bytes()));
+    frame(&payload)
+}
+
+fn frame(payload: &[u8]) -> Vec<u8> {
+    [&(payload.len() as u32).to_le_bytes(), payload].concat()
+}
+
+/// What a stranger sends, and as what rank 0 remembers it.
+fn strangers() -> Vec<(&'static str, Vec<u8>, Why)> {
+    let too_long = |len| Why::TooLong { len, max: 512 };
+    let answer = [&[3][..], &[0; 32]].concat();
+    let other_version = [&[1, 2][..], &hello()[6..]].concat();
+    vec![
+        ("http", b"GET / HTTP/1.1\r\n\r\n".to_vec(), too_long(0x2054_4547)),
+        ("the longest length", vec![0xff; 4], too_long(0xffff_ffff)),
+        ("one too long", [&513u32.to_le_bytes()[..], &[0; 513]].concat(), too_long(513)),
+        ("nothing in a frame", frame(&[]), Why::NotUnderstood),
+        ("no such message", frame(&[77]), Why::NotUnderstood),
+        ("another version", frame(&other_version), Why::NotUnderstood),
+        ("a welcome first", frame(&[5]), Why::NotUnderstood),
+        ("a value first", frame(&[7, 0, 0]), Why::NotUnderstood),
+        ("an answer first", frame(&answer), Why::NotUnderstood),
+        ("two hellos", [hello(), hello()].concat(), Why::NotUnderstood),
+        ("a guess", [hello(), frame(&answer)].concat(), Why::WrongToken),
+        ("a long answer", [hello(), 600u32.to_le_bytes().to_vec()].concat(), too_long(600)),
+    ]
+}
+
+/// What rank 0 of two says of a stranger who was there instead of rank 1.
+fn alone_with(name: &str, bytes: &[u8]) -> Error {
+    let addr = free_addr();
+    thread::scope(|scope| {
+        let alone = scope.spawn(|| Store::join(&environment(addr, 0, 2), &options(Duration::from_secs(2))));
+        let mut stranger = connect(addr);
+        let begin = Instant::now();
+        // It may be cut before it has said all.
+        let _ = stranger.write_all(bytes);
+        let answer = read_to_end(&mut stranger);
+        assert!(begin.elapsed() < Duration::from_secs(1), "{name}");
+        // At most a challenge.
+        assert!(answer.is_empty() || answer.len() == 69 && bytes.starts_with(&hello()), "{name}");
+        alone.join().unwrap().unwrap_err()
+    })
+}
+
+#[test]
+fn garbage_is_turned_away_at_once_and_named() {
+    thread::scope(|scope| {
+        for (name, bytes, why) in strangers() {
+            scope.spawn(move || {
+                let error = alone_with(name, &bytes);
+                let Error::Missing { turned_away, missing, .. } = error else { panic!("{name}: {error}") };
+                let whys: Vec<_> = turned_away.into_iter().map(|peer| peer.why).collect();
+                assert_eq!((whys, missing), (vec![why], vec![1]), "{name}");
+            });
+        }
+    });
+}
+
+/// Says nothing, half a hello, or a byte now and then, for as long as it is let.
+fn loiter(addr: SocketAddr, way: usize) -> Duration {
+    let mut stranger = connect(addr);
+    let begin = Instant::now();
+    match way % 3 {
+        0 => {}
+        1 => stranger.write_all(&hello()[..20]).unwrap(),
+        _ => trickle(&mut stranger),
+    }
+    read_to_end(&mut stranger);
+    begin.elapsed()
+}
+
+fn trickle(stranger: &mut TcpStream) {
+    for byte in hello() {
+        if stranger.write_all(&[byte]).is_err() {
+            return;
+        }
+        // The attack is to be slow.
+        thread::sleep(Duration::from_millis(25));
+    }
+}
+
+#[test]
+fn loiterers_are_cut_and_do_not_keep_ranks_out() {
+    let addr = free_addr();
+    let handshake = options(LONG).handshake;
+    let longest = thread::scope(|scope| {
+        let first = scope.spawn(|| Store::join(&environment(addr, 0, 2), &options(LONG)));
+        // The store listens.
+        drop(connect(addr));
+        // More than are served at a time.
+        let loiterers: Vec<_> = (0..48).map(|way| scope.spawn(move || loiter(addr, way))).collect();
+        let second = Store::join(&environment(addr, 1, 2), &options(LONG));
+        let stores = [first.join().unwrap(), second].map(Result::unwrap);
+        let longest = loiterers.into_iter().map(|loiterer| loiterer.join().unwrap()).max();
+        // Only now may the store end.
+        assert!(stores.iter().all(|store| store.generation(0).failure().is_none()));
+        longest.unwrap()
+    });
+    assert!(longest < handshake * 2 + Duration::from_secs(5), "{longest:?}");
+}
+
+#[test]
+fn who_says_nothing_is_remembered_as_silent() {
+    let addr = free_addr();
+    let short = Options { handshake: Duration::from_millis(100), ..options(Duration::from_secs(2)) };
+    let result = thread::scope(|scope| {
+        let alone = scope.spawn(|| Store::join(&environment(addr, 0, 2), &short).map(drop));
+        let mut silent = connect(addr);
+        assert_eq!(read_to_end(&mut silent), []);
+        alone.join().unwrap()
+    });
+    let Err(Error::Missing { turned_away, .. }) = result else { panic!("{result:?}") };
+    assert!(matches!(turned_away[0].why, Why::Silent { .. }), "{turned_away:?}");
+}
+
+#[test]
+fn strangers_do_not_disturb_ranks_that_have_met() {
+    let addr = free_addr();
+    let ranks = [environment(addr, 0, 2), environment(addr, 1, 2)];
+    let results = meet(&ranks, &options(LONG), |store| {
+        let generation = store.generation(0);
+        for (turn, (name, bytes, _)) in strangers().into_iter().enumerate() {
+            if store.rank() == 1 {
+                let mut stranger = connect(addr);
+                let _ = stranger.write_all(&bytes);
+                read_to_end(&mut stranger);
+            }
+            let mine = [turn as u8];
+            assert_eq!(generation.all_gather(name, &mine, LONG).unwrap(), [mine, mine], "{name}");
+        }
+        generation.failure()
+    });
+    assert_eq!(results, [Ok(None), Ok(None)]);
+}

@@ -1,0 +1,103 @@
+//! Updates, norms and hand-overs allocate nothing. Small ones, that is: rayon's own queues grow as it likes.
+
+use crate::common::{DTYPES, Memory, rules, segment};
+use meshstep_optim::{Alone, Flat, Isa, Lbfgs, LineSearch, Loss, Norm, NormAccumulator, Scalars, accumulate};
+use meshstep_tensor::{DType, Meter, Place, Queue, Slice, SliceMut};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+thread_local!(static COUNT: Cell<usize> = const { Cell::new(0) });
+
+/// The system's allocator, counting this thread's allocations.
+struct Counting;
+
+// SAFETY: every call goes to the system's allocator unchanged; the counter is a const-initialised thread local without
+// a destructor, so touching it allocates nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        COUNT.set(COUNT.get() + 1);
+        // SAFETY: the caller's promises about `layout` are passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: `ptr` came from `alloc` above with this layout, so from the system's allocator.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn allocations(work: impl FnOnce()) -> usize {
+    let before = COUNT.get();
+    work();
+    COUNT.get() - before
+}
+
+#[test]
+fn updates_allocate_nothing() {
+    assert_eq!(allocations(|| drop(std::hint::black_box(Box::new(1)))), 1, "the counter counts");
+    let len = 60_000;
+    let scalars = Scalars { lr: 0.1, grad_scale: 1.0, zero_grads: true, ..Scalars::default() };
+    let segments = [segment(0..100, 1), segment(100..len, 2)];
+    for rule in rules() {
+        for dtypes in DTYPES {
+            let Memory { mut params, mut grads, mut state, mut copy, .. } =
+                Memory::random(&*rule, dtypes, len, 1);
+            let mut state: Vec<SliceMut<'_>> = state.iter_mut().map(|s| s.slice_mut()).collect();
+            for isa in Isa::available() {
+                let (params, grads) = (params.slice_mut(), grads.slice_mut());
+                let mut copy = copy.as_mut().map(|copy| copy.slice_mut());
+                let mut state: [SliceMut<'_>; 5] = {
+                    let mut slots = state.iter_mut().map(|s| s.reborrow());
+                    std::array::from_fn(|_| slots.next().unwrap_or(SliceMut::empty(dtypes.0, Place::Cpu)))
+                };
+                let state = &mut state[..rule.state().len()];
+                let copy = copy.as_mut().map(|copy| copy.reborrow());
+                let flat = Flat { params, grads, state, copy, remainder: None };
+                let count = allocations(|| {
+                    rule.update_on(isa, flat, &segments, &scalars, &Queue::cpu()).unwrap();
+                });
+                assert_eq!(count, 0, "{rule:?} {dtypes:?} {isa}");
+            }
+        }
+    }
+}
+
+/// From the second evaluation on; the closure itself allocates nothing either.
+#[test]
+fn iterations_of_lbfgs_allocate_nothing() {
+    for line_search in [LineSearch::None, LineSearch::StrongWolfe] {
+        let rule = Lbfgs { lr: 0.1, max_iter: 60, line_search, history_len: 9, ..Lbfgs::default() };
+        let rule = Lbfgs { tolerance_change: 0.0, ..rule };
+        let mut state = rule.state(5_000, DType::F64, &Meter::new()).unwrap();
+        let (mut x, mut calls, mut at_first) = (vec![0.5f64; 5_000], 0, 0);
+        let closure = |x: Slice<'_>, mut g: SliceMut<'_>| {
+            calls += 1;
+            at_first = if calls == 2 { COUNT.get() } else { at_first };
+            let (x, g) = (x.typed::<f64>().unwrap(), g.typed_mut::<f64>().unwrap());
+            g.iter_mut().zip(x).enumerate().for_each(|(i, (g, x))| *g = x * x * x * (1.0 + i as f64 / 100.0));
+            let quartic = |(i, x): (usize, &f64)| x.powi(4) / 4.0 * (1.0 + i as f64 / 100.0);
+            Ok::<_, std::convert::Infallible>(Loss::Whole(x.iter().enumerate().map(quartic).sum()))
+        };
+        let report = rule.step((&mut x[..]).into(), closure, &Alone, &mut state).unwrap();
+        assert_eq!(COUNT.get() - at_first, 0, "{report:?}");
+        assert!(report.evaluations > 20 && state.pairs() == 9, "{report:?}");
+    }
+}
+
+#[test]
+fn norms_and_hand_overs_allocate_nothing() {
+    let (mut dst, src) = (vec![1f32; 60_000], vec![f32::MIN_POSITIVE; 60_000]);
+    for norm in [Norm::L1, Norm::L2, Norm::Inf, Norm::P(3.0)] {
+        let mut accumulator = NormAccumulator::new(norm);
+        let count = allocations(|| {
+            accumulator.add((&src[..]).into()).unwrap();
+            std::hint::black_box(accumulator.finish());
+        });
+        assert_eq!(count, 0, "{norm:?}");
+    }
+    let add = || accumulate((&mut dst[..]).into(), (&src[..]).into(), 0.5, false, &Queue::cpu()).unwrap();
+    assert_eq!(allocations(add), 0);
+}

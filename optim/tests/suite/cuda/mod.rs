@@ -1,0 +1,8 @@
+//! What runs on a GPU gives the CPU's bits: on the real thing, or on the stand-in (`cargo xtask ci --only standin`).
+
+mod flat;
+mod gpu;
+mod lbfgs;
+mod norm;
+mod step;
+mod update;

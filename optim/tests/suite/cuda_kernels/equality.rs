@@ -1,0 +1,142 @@
+//! Every rule in every recipe equals its reference, step after step; a step that is skipped between them changes nothing.
+
+use crate::common::{Memory, Recipe, difference, long, rules};
+use crate::cuda_kernels::{Table, recipes, scalars, segment, step};
+use meshstep_optim::cuda::{self, Step};
+use meshstep_optim::{Isa, Moments, QhAdamW, Rule, Sees};
+use meshstep_simt::Device;
+use std::collections::{BTreeSet, HashMap};
+use std::ops::RangeInclusive;
+
+/// What is updated: so many elements from `offset` on, in these steps.
+#[derive(Clone, Debug)]
+struct Case {
+    len: usize,
+    offset: usize,
+    steps: RangeInclusive<u64>,
+}
+
+/// 4 elements leave some streams aligned, 8 leave all.
+const OFFSETS: [usize; 4] = [0, 1, 4, 8];
+
+/// Elements of its tensor before a case's, so that groups of random bits begin anywhere in a tile, and at its first element.
+fn before(offset: usize) -> usize {
+    offset * 77 / 8
+}
+
+/// Lengths and offsets for the `row`th of all rules.
+fn cases(row: usize) -> Vec<Case> {
+    let all = |len| OFFSETS.map(|offset| Case { len, offset, steps: 1..=3 });
+    let mut cases: Vec<_> = [0, 1, 127, 128, 129, 2049].into_iter().flat_map(all).collect();
+    if long() {
+        cases.extend([1000, 2048, 4099, 65_535, 65_537, 278_011].into_iter().flat_map(all));
+    } else {
+        cases.push(Case { len: 65_535, offset: 0, steps: 3..=3 });
+        cases.push(Case { len: 65_537, offset: [1, 4, 8][row % 3], steps: 2..=2 });
+        cases.push(Case { len: 278_011, offset: OFFSETS[row % 4], steps: 3..=3 });
+    }
+    cases
+}
+
+/// The kernel that made the steps, beginning with `start`, which has elements on both sides of the case's.
+fn compare(device: &Device, rule: &dyn Rule, recipe: &Recipe, start: Memory, case: &Case) -> String {
+    let Case { len, offset, ref steps } = *case;
+    let (mut expected, mut found, mut kernel) = (start.clone(), start, String::new());
+    let group = [(rule, vec![segment(0..len, before(offset), *steps.start())])];
+    let mut table = Table::new(device, recipe.params, &group);
+    // What a CPU does in earnest, which has the same bits, where the reference would take long.
+    let isa = if len < 65_535 || long() { Isa::Reference } else { Isa::detect() };
+    for t in steps.clone() {
+        let scalars = scalars(recipe, t);
+        if t > *steps.start() {
+            expected.new_grads(t);
+            found.grads = expected.grads.clone();
+        }
+        expected.update(rule, isa, offset, &[segment(0..len, before(offset), t)], &scalars).unwrap();
+        // Of short cases as many blocks as tiles, and more; of long ones fewer.
+        let blocks = [1, 7, 3][t as usize % 3];
+        for skip in [1, 0] {
+            let step = Step { skip, ..step(&scalars) };
+            kernel = table.step(&mut found, offset, recipe.rounding, step, blocks).unwrap();
+        }
+    }
+    let different = difference(&found, &expected);
+    assert_eq!(different, None, "{kernel} {rule:?} {recipe:?}: {case:?}");
+    kernel
+}
+
+/// Random memory with as many state vectors as any rule has, made once for cases of all rules; it goes on behind their
+/// elements.
+struct Starts<'a> {
+    recipe: &'a Recipe,
+    made: HashMap<usize, Memory>,
+}
+
+impl Starts<'_> {
+    fn of(&mut self, rule: &dyn Rule, case: &Case) -> Memory {
+        let moments = Moments::new(&[(0.9, 0.1); 4]).unwrap();
+        let most = QhAdamW { moments, ..QhAdamW::default() };
+        let len = case.len + 16;
+        let made = self.made.entry(len).or_insert_with(|| Memory::of(&most, self.recipe, len, len as u64));
+        let state = made.state[..rule.state().len()].to_vec();
+        let Memory { params, grads, copy, remainder, .. } = made;
+        Memory {
+            params: params.clone(),
+            grads: grads.clone(),
+            state,
+            copy: copy.clone(),
+            remainder: remainder.clone(),
+        }
+    }
+}
+
+/// Rules with kernels in this folder.
+fn rules_of(folder: &str) -> Vec<Box<dyn Rule>> {
+    let of = |rule: &dyn Rule| rule.on_device().is_some_and(|hyper| cuda::module(hyper.family) == folder);
+    rules().into_iter().filter(|rule| of(&**rule)).collect()
+}
+
+fn all_equal_their_reference(folder: &str) {
+    let Some(device) = Device::of(folder) else { return };
+    let rules = rules_of(folder);
+    let families = rules.iter().map(|rule| rule.on_device().unwrap().family);
+    let mut used: BTreeSet<String> = families.map(cuda::prepare).collect();
+    let mut count = 0;
+    for recipe in &recipes() {
+        let mut starts = Starts { recipe, made: HashMap::new() };
+        for (row, rule) in rules.iter().enumerate().filter(|(_, rule)| recipe.suits(&***rule)) {
+            for case in cases(row) {
+                used.insert(compare(&device, &**rule, recipe, starts.of(&**rule, &case), &case));
+                count += 1;
+            }
+        }
+    }
+    let all: BTreeSet<String> = device.kernels().into_iter().collect();
+    assert_eq!(used, all, "every kernel has run, and no other");
+    println!("{folder}: {} kernels, {count} cases", all.len());
+}
+
+macro_rules! folders {
+    ($($folder:ident)*) => {
+        /// The folders that have kernels.
+        const FOLDERS: &[&str] = &[$(stringify!($folder)),*];
+
+        mod equals_its_reference {
+            $(#[test]
+            fn $folder() {
+                super::all_equal_their_reference(stringify!($folder));
+            })*
+        }
+    };
+}
+folders!(adam sgd rmsprop adagrad lion adopt qhadamw uncorrected);
+
+/// A rule has kernels, in a folder that is tested here, if it sees elements alone.
+#[test]
+fn rules_that_see_elements_have_kernels() {
+    for rule in rules() {
+        let folder = rule.on_device().map(|hyper| cuda::module(hyper.family));
+        assert_eq!(folder.is_some(), rule.sees() == Sees::Elements, "{rule:?}");
+        assert!(folder.is_none_or(|folder| FOLDERS.contains(&folder)), "{rule:?}");
+    }
+}

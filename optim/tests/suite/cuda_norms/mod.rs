@@ -1,0 +1,94 @@
+//! The text of the CUDA kernels of sums, run on the CPU, gives the words of the CPU's exact sums. No GPU is needed, and none is
+//! proven.
+
+mod decide;
+mod lbfgs;
+mod norms;
+
+use crate::common::{Random, Values};
+use meshstep_optim::ExactSum;
+use meshstep_optim::cuda::{CARRY_SUMS, THREADS};
+use meshstep_simt::Device;
+use meshstep_tensor::DType;
+use std::ffi::c_void;
+
+/// A pointer to an argument.
+fn arg<T>(value: &mut T) -> *mut c_void {
+    (&raw mut *value).cast()
+}
+
+/// The address of an element.
+fn address(values: &Values) -> u64 {
+    values.slice().bytes().unwrap().as_ptr() as u64
+}
+
+/// Carries sums laid end to end, with the kernels of norms.
+fn carry_with(device: &Device, sums: &mut [u64], blocks: u32) {
+    let mut count = (sums.len() / ExactSum::WORDS) as u64;
+    let mut at = sums.as_mut_ptr();
+    // SAFETY: `at` points at `count` sums.
+    unsafe { device.launch(CARRY_SUMS, blocks, THREADS, &mut [arg(&mut at), arg(&mut count)]) }.unwrap();
+}
+
+/// How the elements of a vector differ in size.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Sizes {
+    /// Like gradients.
+    Ordinary,
+    /// Any bits: every size, subnormal numbers, infinities, NaN.
+    AnyBits,
+    /// Ordinary, with every odd number now and then.
+    Odd,
+    /// From the smallest to the largest in turn.
+    Ramp,
+    /// Below the smallest normal number.
+    Subnormal,
+    /// As large as numbers get.
+    Huge,
+    /// Zeros with a few others.
+    Sparse,
+    /// Layers of sizes far from each other.
+    Layers,
+    /// All alike, every bit of the significand set: grids fill up, and what is left of a term is as large as can be.
+    Full,
+}
+
+const SIZES: [Sizes; 9] = [
+    Sizes::Ordinary,
+    Sizes::AnyBits,
+    Sizes::Odd,
+    Sizes::Ramp,
+    Sizes::Subnormal,
+    Sizes::Huge,
+    Sizes::Sparse,
+    Sizes::Layers,
+    Sizes::Full,
+];
+
+fn values(dtype: DType, len: usize, sizes: Sizes, seed: u64) -> Values {
+    let mut random = Random::new(seed);
+    let wide = dtype == DType::F64;
+    let mut i = 0u64;
+    Values::new(dtype, len, move || {
+        i += 1;
+        match sizes {
+            Sizes::Ordinary => random.unit() * random.unit() * 1e-3,
+            Sizes::AnyBits if wide => f64::from_bits(random.next()),
+            Sizes::AnyBits => f32::from_bits(random.next() as u32).into(),
+            Sizes::Odd => random.any(),
+            Sizes::Ramp if wide => random.unit() * f64::from_bits((i / 8 % 2046 + 1) << 52),
+            Sizes::Ramp => random.unit() * 2f64.powi((i / 8 % 277) as i32 - 149),
+            Sizes::Subnormal if wide => random.unit() * f64::MIN_POSITIVE / 2f64.powi((i % 50) as i32),
+            Sizes::Subnormal if dtype == DType::F16 => random.unit() * 2f64.powi(-14 - (i % 9) as i32),
+            Sizes::Subnormal => random.unit() * 2f64.powi(-126 - (i % 22) as i32),
+            Sizes::Huge if wide => random.unit() * f64::MAX,
+            Sizes::Huge if dtype == DType::F16 => random.unit() * 65_504.0,
+            Sizes::Huge => random.unit() * f64::from(f32::MAX),
+            Sizes::Sparse if random.next().is_multiple_of(17) => random.any(),
+            Sizes::Sparse => 0.0,
+            Sizes::Layers => random.unit() * 10f64.powi(-3 * (i / 3000 % 7) as i32),
+            Sizes::Full if wide => -(2.0 - f64::EPSILON),
+            Sizes::Full => 2.0 - f64::from(f32::EPSILON),
+        }
+    })
+}

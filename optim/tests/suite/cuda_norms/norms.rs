@@ -1,0 +1,265 @@
+//! Norms: words, largest magnitude and what is not finite are those of [`NormAccumulator`].
+
+use super::{SIZES, Sizes, address, arg, carry_with, values};
+use crate::common::{Random, Values, long};
+use meshstep_optim::cuda::{self, CARRY_SUMS, NormAt, THREADS};
+use meshstep_optim::{ExactSum, Isa, Norm, NormAccumulator};
+use meshstep_simt::{self as simt, Device};
+use meshstep_tensor::DType;
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+const DTYPES: [DType; 4] = [DType::F32, DType::F64, DType::BF16, DType::F16];
+const NORMS: [Norm; 3] = [Norm::L1, Norm::L2, Norm::Inf];
+
+/// What a launch adds to.
+#[derive(Clone, Debug, PartialEq)]
+struct Words {
+    non_finite: u64,
+    words: Vec<u64>,
+    max_bits: u64,
+}
+
+impl Words {
+    fn of(norm: &NormAccumulator) -> Words {
+        let words = norm.sum().words().to_vec();
+        Words { non_finite: norm.non_finite(), words, max_bits: norm.max_bits() }
+    }
+}
+
+fn reference(norm: Norm, values: &Values, ranges: &[Range<usize>]) -> Words {
+    let mut sum = NormAccumulator::new(norm);
+    for range in ranges {
+        sum.add_on(Isa::Reference, values.slice().slice(range.clone()).unwrap()).unwrap();
+    }
+    Words::of(&sum)
+}
+
+/// Adds the ranges of a vector to `to`, not carried; `first` is the index of the element at its address.
+fn add(
+    device: &Device,
+    norm: Norm,
+    (values, first): (&Values, u64),
+    ranges: &[Range<usize>],
+    blocks: u32,
+    to: &mut Words,
+) -> String {
+    let dtype = values.slice().dtype();
+    let kernel = cuda::norm_kernel(norm, dtype).unwrap();
+    let (mut table, mut tiles) = cuda::spans(ranges.iter().cloned(), dtype);
+    table.iter_mut().for_each(|span| (span.start, span.end) = (span.start + first, span.end + first));
+    let mut at = NormAt {
+        non_finite: &raw mut to.non_finite as u64,
+        words: to.words.as_mut_ptr() as u64,
+        max_bits: &raw mut to.max_bits as u64,
+    };
+    let mut base = address(values).wrapping_sub(first * dtype.size() as u64);
+    let (mut rows, mut count) = (table.as_ptr(), table.len() as u64);
+    let mut args = [arg(&mut base), arg(&mut rows), arg(&mut count), arg(&mut tiles), arg(&mut at)];
+    // SAFETY: the ranges lie in `values`, whose element `first` is at its address, and `to` has all words.
+    unsafe { device.launch(&kernel, blocks, THREADS, &mut args) }.unwrap();
+    kernel
+}
+
+fn zero() -> Words {
+    Words { non_finite: 0, words: vec![0; ExactSum::WORDS], max_bits: 0 }
+}
+
+/// One launch over one range; the kernel's name.
+fn compare(
+    device: &Device,
+    norm: Norm,
+    (dtype, sizes): (DType, Sizes),
+    (len, offset): (usize, usize),
+    blocks: u32,
+) -> String {
+    let values = values(dtype, offset + len, sizes, (len + offset) as u64);
+    let range = &(offset..offset + len);
+    let range = std::slice::from_ref(range);
+    let mut found = zero();
+    let kernel = add(device, norm, (&values, 0), range, blocks, &mut found);
+    carry_with(device, &mut found.words, blocks);
+    let expected = reference(norm, &values, range);
+    assert!(found == expected, "{kernel} {sizes:?}: {len} elements from {offset} in {blocks} blocks");
+    kernel
+}
+
+#[test]
+fn norms_equal_their_reference() {
+    let Some(device) = Device::of("norm") else { return };
+    let mut used = BTreeSet::from([CARRY_SUMS.to_owned()]);
+    let short = [0, 1, 127, 128, 129, 2047, 2049, 4100];
+    for (i, norm) in NORMS.into_iter().enumerate() {
+        for (j, dtype) in DTYPES.into_iter().enumerate() {
+            for (k, sizes) in SIZES.into_iter().enumerate() {
+                for (l, len) in short.into_iter().enumerate() {
+                    let row = i + j + k + l;
+                    device.reverse(row.is_multiple_of(2));
+                    let place = (len, [0, 1, 4, 8][row / 2 % 4]);
+                    used.insert(compare(&device, norm, (dtype, sizes), place, [1, 2, 7][row % 3]));
+                }
+            }
+            for (k, len) in [65_535, 65_537, 278_011].into_iter().enumerate() {
+                let sizes = SIZES[(3 * i + j + k) % SIZES.len()];
+                for offset in if long() { &[0, 1, 4, 8][..] } else { &[0, 1, 4, 8][k..=k] } {
+                    compare(&device, norm, (dtype, sizes), (len, *offset), [1, 5, 300][(i + j + k) % 3]);
+                }
+            }
+        }
+    }
+    assert_eq!(used, device.kernels().into_iter().collect(), "every kernel has run, and no other");
+}
+
+#[test]
+fn launches_add_up_over_ranges() {
+    let Some(device) = Device::of("norm") else { return };
+    for dtype in DTYPES {
+        for norm in NORMS {
+            let values = values(dtype, 20_000, Sizes::Odd, 3);
+            let ranges = [3..10, 10..10, 17..90, 6000..15_000, 100..5999, 19_999..20_000];
+            let mut found = zero();
+            for (i, part) in ranges.chunks(2).enumerate() {
+                add(&device, norm, (&values, 0), part, [1, 3, 100][i], &mut found);
+            }
+            carry_with(&device, &mut found.words, 1);
+            assert_eq!(found, reference(norm, &values, &ranges), "{norm:?} of {dtype}");
+        }
+    }
+}
+
+/// Words may be those of several ranks, added with wrapping; carried they are those of the whole.
+#[test]
+fn carried_words_are_canonical() {
+    let Some(device) = Device::of("norm") else { return };
+    let mut random = Random::new(5);
+    let mut sums = vec![0u64; 7 * ExactSum::WORDS];
+    let mut expected = Vec::new();
+    for sum in sums.chunks_mut(ExactSum::WORDS) {
+        for (i, word) in sum.iter_mut().enumerate() {
+            // Words of either sign, some of which send a carry through many others.
+            *word = match random.next() % 8 {
+                0 => random.next() >> 2,
+                1 => (random.next() >> 2).wrapping_neg(),
+                _ => u64::from(u32::MAX) * u64::from(i > 50),
+            };
+        }
+        expected.extend(ExactSum::from_words(sum).words());
+    }
+    carry_with(&device, &mut sums, 3);
+    assert_eq!(sums, expected);
+}
+
+#[test]
+fn offsets_have_64_bits() {
+    let Some(device) = Device::of("norm") else { return };
+    for dtype in DTYPES {
+        for far in [(1 << 31) - 1000, 1 << 32, (1 << 33) + 8, (1 << 40) + 4099] {
+            let values = values(dtype, 9000, Sizes::Ordinary, far);
+            let mut found = zero();
+            add(&device, Norm::L2, (&values, far), std::slice::from_ref(&(0..9000)), 2, &mut found);
+            carry_with(&device, &mut found.words, 1);
+            assert_eq!(
+                found,
+                reference(Norm::L2, &values, std::slice::from_ref(&(0..9000))),
+                "{dtype} from {far}"
+            );
+        }
+    }
+}
+
+/// Blocks bring what they have to the device before words are full, threads before integers are: with numbers so small that
+/// both happen, nothing changes.
+#[test]
+fn carries_come_in_time() {
+    let text = simt::text("norm").replace("DRAIN_AFTER = 1 << 16", "DRAIN_AFTER = 2");
+    let text = text.replace("MOST_SUMS = 64", "MOST_SUMS = 3");
+    assert!(text.contains("DRAIN_AFTER = 2") && text.contains("MOST_SUMS = 3"));
+    let Some(device) = Device::compile(&text, "") else { return };
+    for dtype in DTYPES {
+        for sizes in [Sizes::Ordinary, Sizes::Odd, Sizes::Full] {
+            for norm in [Norm::L1, Norm::L2] {
+                compare(&device, norm, (dtype, sizes), (21_000, 0), 2);
+            }
+        }
+    }
+}
+
+/// Of the words of a block, read before all threads have added, or cleared before all have read, some are lost.
+#[test]
+fn a_missing_barrier_is_noticed() {
+    let text = text_of(&["f32"]);
+    let drain = text.find("void drain(").unwrap();
+    let mut barriers = text.match_indices("__syncthreads();").filter(|(at, _)| *at > drain);
+    for (at, barrier) in [barriers.next().unwrap(), barriers.next().unwrap()] {
+        let without = format!("{}{}", &text[..at], &text[at + barrier.len()..]);
+        let Some(device) = Device::compile(&without, "") else { return };
+        let noticed = [false, true].into_iter().any(|reverse| {
+            device.reverse(reverse);
+            let values = values(DType::F32, 5000, Sizes::Ordinary, 1);
+            let mut found = zero();
+            add(&device, Norm::L2, (&values, 0), std::slice::from_ref(&(0..5000)), 1, &mut found);
+            carry_with(&device, &mut found.words, 1);
+            found != reference(Norm::L2, &values, std::slice::from_ref(&(0..5000)))
+        });
+        assert!(noticed, "the barrier at {at}");
+    }
+}
+
+/// Threads add to the same words, counts and maxima: if an update of one may be torn by another's, something is lost.
+#[test]
+fn a_missing_atomic_is_noticed() {
+    let text = text_of(&["f32"]);
+    let torn = [
+        ("atomicAdd(low, part)", "simt_torn_add(low, part)"),
+        ("atomicAdd(high, rest)", "simt_torn_add(high, rest)"),
+        ("atomicAdd(sums.non_finite, non_finite)", "simt_torn_add(sums.non_finite, non_finite)"),
+        ("atomicMax(sums.max_bits, max_bits)", "simt_torn_max(sums.max_bits, max_bits)"),
+    ];
+    for (whole, part) in torn {
+        assert_eq!(text.matches(whole).count(), 1, "{whole}");
+        let Some(device) = Device::compile(&text.replace(whole, part), "") else { return };
+        let noticed = SIZES.into_iter().any(|sizes| {
+            let values = values(DType::F32, 5000, sizes, 1);
+            let mut found = zero();
+            add(&device, Norm::L2, (&values, 0), std::slice::from_ref(&(0..5000)), 1, &mut found);
+            carry_with(&device, &mut found.words, 1);
+            found != reference(Norm::L2, &values, std::slice::from_ref(&(0..5000)))
+        });
+        assert!(noticed, "{whole}");
+    }
+}
+
+/// The kernels without those of other types, which take their time to compile.
+fn text_of(types: &[&str]) -> String {
+    let text = simt::text("norm");
+    let others = ["f32", "f64", "bf16", "f16"].into_iter().filter(|name| !types.contains(name));
+    others.fold(text, |text, name| text.replace(&format!("\nNORMS({name}, "), "\n// NORMS("))
+}
+
+/// Mistakes in the kernels of norms that the suite would see.
+#[test]
+fn mistakes_are_noticed() {
+    let text = text_of(&["f16"]);
+    let mistakes = [
+        ("non_finite += drop_non_finite(x);", "drop_non_finite(x);"),
+        ("sign[i] = x[i] < 0 ? -1 : 1", "sign[i] = 1"),
+        ("x[i] = at < end ?", "x[i] = at <= end ?"),
+        ("if (end - start >= TILE && ((u64)base + start * BYTES) % 16 == 0)", "if (end - start >= TILE / 2)"),
+        ("peak = extent.peak > peak ? extent.peak : peak;", "peak = extent.peak;"),
+    ];
+    for (right, wrong) in mistakes {
+        assert_eq!(text.matches(right).count(), 1, "{right}");
+        let Some(device) = Device::compile(&text.replace(right, wrong), "") else { return };
+        let noticed = NORMS.into_iter().any(|norm| {
+            (1..6).any(|seed| {
+                let values = values(DType::F16, 9000, Sizes::Odd, seed);
+                let range = &(0..7000);
+                let mut found = zero();
+                add(&device, norm, (&values, 0), std::slice::from_ref(range), 1, &mut found);
+                carry_with(&device, &mut found.words, 1);
+                found != reference(norm, &values, std::slice::from_ref(range))
+            })
+        });
+        assert!(noticed, "{right} -> {wrong}");
+    }
+}

@@ -1,0 +1,125 @@
+//! Every body equals the reference bit for bit, at every length and offset, however the work is cut.
+
+use crate::common::{DTYPES, LENGTHS, Memory, Random, Values, cases, difference, fast, long, rules, segment};
+use meshstep_optim::{Isa, Rounding, Rule, Scalars, Segment};
+use meshstep_tensor::DType;
+use proptest::prelude::*;
+
+const SCALARS: Scalars =
+    Scalars { lr: 0.01, grad_scale: 0.75, zero_grads: false, rounding: Rounding::Nearest };
+
+/// A step for each of `grads`; the second resets them.
+fn steps(rule: &dyn Rule, isa: Isa, memory: &mut Memory, offset: usize, len: usize, grads: &[Values]) {
+    for (t, grads) in (1..).zip(grads) {
+        memory.grads.clone_from(grads);
+        let scalars = Scalars { zero_grads: t == 2, ..SCALARS };
+        memory.update(rule, isa, offset, &[segment(0..len, t)], &scalars).unwrap();
+    }
+}
+
+fn compare(rule: &dyn Rule, dtypes: (DType, DType, Option<DType>), len: usize, offset: usize, isas: &[Isa]) {
+    let start = Memory::random(rule, dtypes, offset + len, (len + offset) as u64);
+    let grads = [1, 2, 3].map(|seed| {
+        let mut random = Random::new(seed);
+        Values::new(dtypes.1, offset + len, || random.any())
+    });
+    let mut expected = start.clone();
+    steps(rule, Isa::Reference, &mut expected, offset, len, &grads);
+    for &isa in isas {
+        let mut memory = start.clone();
+        steps(rule, isa, &mut memory, offset, len, &grads);
+        let found = difference(&memory, &expected);
+        assert_eq!(found, None, "{rule:?} {dtypes:?} on {isa}: {len} elements from {offset}");
+    }
+}
+
+#[test]
+fn all_instruction_sets_give_the_reference_bits_at_every_length_and_offset() {
+    let isas = fast();
+    for (row, rule) in rules().iter().enumerate() {
+        for (column, &dtypes) in DTYPES.iter().enumerate() {
+            let cell = row * DTYPES.len() + column;
+            for (i, len) in LENGTHS.into_iter().enumerate() {
+                // Long vectors meet every offset over the table's cells, each cell one of them; in the long run all do.
+                let all = len < 1000 || long();
+                let one = cell / 3 % 18;
+                let offsets = if all { 0..18 } else { one..one + 1 };
+                for offset in offsets.filter(|_| all || meshstep_cases::tried(cell * LENGTHS.len() + i, 6)) {
+                    compare(&**rule, dtypes, len, offset, &isas);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn nothing_outside_the_segments_is_touched() {
+    let segments = [segment(3..10, 5), segment(10..10, 1), segment(17..90, 1), segment(1000..2050, 7)];
+    let covered = |i: usize| segments.iter().any(|s| s.range.contains(&i));
+    for rule in rules() {
+        for dtypes in DTYPES {
+            for isa in Isa::available() {
+                let start = Memory::random(&*rule, dtypes, 3000, 1);
+                let mut memory = start.clone();
+                let scalars = Scalars { zero_grads: true, ..SCALARS };
+                memory.update(&*rule, isa, 0, &segments, &scalars).unwrap();
+                for (after, before) in memory.bits().iter().zip(&start.bits()) {
+                    assert!((0..3000).all(|i| covered(i) || after[i] == before[i]), "{rule:?} {isa}");
+                }
+                let grads = memory.grads.f64();
+                assert!((0..3000).filter(|&i| covered(i)).all(|i| grads[i] == 0.0));
+                assert_ne!(memory.params.bits(), start.params.bits());
+            }
+        }
+    }
+}
+
+#[test]
+fn groups_update_their_own_segments_of_the_same_memory() {
+    let rules = rules();
+    let (decay, plain) = (&*rules[0], &*rules[1]);
+    let start = Memory::random(decay, DTYPES[0], 200_000, 3);
+    let whole = |rule| {
+        let mut memory = start.clone();
+        memory.update(rule, Isa::detect(), 0, &[segment(0..200_000, 2)], &SCALARS).unwrap();
+        memory.bits()
+    };
+    let mut both = start.clone();
+    let (even, odd): (Vec<Segment>, Vec<Segment>) =
+        (0..100).map(|i| segment(i * 2000..(i + 1) * 2000, 2)).partition(|s| s.range.start % 4000 == 0);
+    both.update(decay, Isa::detect(), 0, &even, &SCALARS).unwrap();
+    both.update(plain, Isa::detect(), 0, &odd, &SCALARS).unwrap();
+    for ((both, decay), plain) in both.bits().iter().zip(whole(decay)).zip(whole(plain)) {
+        assert!((0..200_000).all(|i| both[i] == if i % 4000 < 2000 { decay[i] } else { plain[i] }));
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(64))]
+
+    /// What sharding relies on: any cut of a range, in one call or in several, on any instruction set.
+    #[test]
+    fn however_the_range_is_cut_the_bits_are_the_same(
+        (rule, dtypes, isa) in (any::<prop::sample::Index>(), 0..8usize, 0..4usize),
+        len in prop_oneof![0usize..300, 60_000usize..300_000],
+        mut cuts in prop::collection::vec(0.0f64..1.0, 0..40),
+        together: bool,
+        (t, seed) in (1u64..2000, any::<u64>()),
+    ) {
+        let (rules, isas) = (rules(), Isa::available().collect::<Vec<_>>());
+        let rule = &**rule.get(&rules);
+        let start = Memory::random(rule, DTYPES[dtypes], len, seed);
+        let mut whole = start.clone();
+        whole.update(rule, Isa::detect(), 0, &[segment(0..len, t)], &SCALARS).unwrap();
+        cuts.sort_by(f64::total_cmp);
+        let ends = cuts.iter().map(|cut| (cut * len as f64) as usize).chain([len]);
+        let mut from = 0;
+        let segments: Vec<Segment> = ends.map(|end| segment(std::mem::replace(&mut from, end)..end, t)).collect();
+        let mut parts = start;
+        let step = if together { segments.len() } else { 1 };
+        for segments in segments.chunks(step) {
+            parts.update(rule, isas[isa % isas.len()], 0, segments, &SCALARS).unwrap();
+        }
+        prop_assert_eq!(difference(&parts, &whole), None);
+    }
+}

@@ -1,0 +1,338 @@
+//! Rules that see more than an element: LAMB and LARS by two sums per tensor, Muon by whole matrices.
+
+use crate::common::{Memory, Random, Values, difference, fast};
+use meshstep_optim::{
+    Adjust, Error, Flat, Isa, Lamb, Lars, Muon, Rounding, Rule, Scalars, Segment, TensorSums,
+};
+use meshstep_tensor::{DType, Queue, SliceMut};
+
+const SCALARS: Scalars =
+    Scalars { lr: 0.05, grad_scale: 0.5, zero_grads: false, rounding: Rounding::Nearest };
+const STEPS: u64 = 40;
+
+fn layer_wise() -> Vec<Box<dyn Rule>> {
+    vec![
+        Box::new(Lamb::default()),
+        Box::new(Lamb { weight_decay: 0.0, maximize: true, ..Lamb::default() }),
+        Box::new(Lars::default()),
+        Box::new(Lars { momentum: 0.0, weight_decay: 0.1, trust_coefficient: 0.5, maximize: true }),
+    ]
+}
+
+/// Parameters, gradients and state of ordinary size.
+fn ordinary(rule: &dyn Rule, (params, grads): (DType, DType), len: usize, seed: u64) -> Memory {
+    let mut random = Random::new(seed);
+    Memory {
+        params: Values::new(params, len, || random.unit()),
+        grads: Values::new(grads, len, || random.unit()),
+        state: rule.state().iter().map(|_| Values::new(params, len, || 0.0)).collect(),
+        copy: None,
+        remainder: None,
+    }
+}
+
+fn measure(memory: &mut Memory, rule: &dyn Rule, isa: Isa, segments: &[Segment]) -> Vec<TensorSums> {
+    let mut sums = vec![TensorSums::new(); segments.len()];
+    let mut state: Vec<SliceMut<'_>> = memory.state.iter_mut().map(Values::slice_mut).collect();
+    let (params, grads) = (memory.params.slice_mut(), memory.grads.slice_mut());
+    let flat = Flat { params, grads, state: &mut state, copy: None, remainder: None };
+    rule.measure_on(isa, &flat, segments, &SCALARS, &mut sums).unwrap();
+    sums
+}
+
+/// One step of a tensor that is cut at `cuts`, its sums put together by words as ranks do.
+fn step(memory: &mut Memory, rule: &dyn Rule, isa: Isa, cuts: &[usize], t: u64) {
+    let mut segments: Vec<Segment> = cuts.windows(2).map(|w| Segment::new(w[0]..w[1], t)).collect();
+    let parts = measure(memory, rule, isa, &segments);
+    let mut words = vec![0u64; TensorSums::WORDS];
+    for part in parts {
+        let mut mine = vec![0; TensorSums::WORDS];
+        part.write(&mut mine);
+        words.iter_mut().zip(mine).for_each(|(sum, word)| *sum = sum.wrapping_add(word));
+    }
+    let ratio = rule.ratio(&TensorSums::read(&words));
+    segments.iter_mut().for_each(|s| s.ratio = ratio);
+    memory.update(rule, isa, 0, &segments, &SCALARS).unwrap();
+}
+
+#[test]
+fn neither_cuts_nor_instructions_change_a_bit() {
+    let isas = fast();
+    for rule in layer_wise() {
+        for dtypes in [(DType::F32, DType::F32), (DType::F32, DType::BF16), (DType::F64, DType::F64)] {
+            let len = 150_001;
+            let start = ordinary(&*rule, dtypes, len, 3);
+            let mut expected = start.clone();
+            (1..=3).for_each(|t| step(&mut expected, &*rule, Isa::Reference, &[0, len], t));
+            for &isa in &isas {
+                for cuts in [&[0, len][..], &[0, 1, 1024, 70_001, 70_001, len]] {
+                    let mut memory = start.clone();
+                    (1..=3).for_each(|t| step(&mut memory, &*rule, isa, cuts, t));
+                    let found = difference(&memory, &expected);
+                    assert_eq!(found, None, "{rule:?} {dtypes:?} on {isa} cut at {cuts:?}");
+                }
+            }
+        }
+    }
+}
+
+/// So long that the whole is measured by two threads, and its parts by one each.
+#[test]
+fn a_tensor_measured_by_two_threads_has_the_sums_of_its_parts() {
+    const LEN: usize = (1 << 20) + 4099;
+    for rule in layer_wise() {
+        let mut memory = ordinary(&*rule, (DType::F32, DType::F32), LEN, 3);
+        for isa in [Isa::Reference, Isa::detect()] {
+            let whole = measure(&mut memory, &*rule, isa, &[Segment::new(0..LEN, 1)]);
+            let cuts = [0, 1, 700_001, LEN].windows(2).map(|w| Segment::new(w[0]..w[1], 1));
+            let parts = measure(&mut memory, &*rule, isa, &cuts.collect::<Vec<_>>());
+            let mut words = vec![0u64; TensorSums::WORDS];
+            for part in &parts {
+                let mut mine = vec![0; TensorSums::WORDS];
+                part.write(&mut mine);
+                words.iter_mut().zip(mine).for_each(|(sum, word)| *sum = sum.wrapping_add(word));
+            }
+            let (whole, parts) = (whole[0].norms(), TensorSums::read(&words).norms());
+            assert_eq!(whole, parts, "{rule:?} on {isa}");
+            assert!(whole.0 > 300.0, "{whole:?} of a million numbers");
+        }
+    }
+}
+
+/// LAMB as its paper writes it, in f64.
+fn lamb(rule: &Lamb, memory: &Memory) -> Vec<f64> {
+    let (mut p, g) = (memory.params.f64(), memory.grads.f64());
+    let sign = if rule.maximize { -1.0 } else { 1.0 };
+    let (mut m, mut v) = (vec![0.0; p.len()], vec![0.0; p.len()]);
+    for t in 1..=STEPS as i32 {
+        let mut r = vec![0.0; p.len()];
+        for i in 0..p.len() {
+            let g = sign * SCALARS.grad_scale * g[i];
+            m[i] = rule.beta1 * m[i] + (1.0 - rule.beta1) * g;
+            v[i] = rule.beta2 * v[i] + (1.0 - rule.beta2) * g * g;
+            let (mhat, vhat) = (m[i] / (1.0 - rule.beta1.powi(t)), v[i] / (1.0 - rule.beta2.powi(t)));
+            r[i] = mhat / (vhat.sqrt() + rule.eps) + rule.weight_decay * p[i];
+        }
+        let norm = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
+        let ratio = if norm(&p) > 0.0 && norm(&r) > 0.0 { norm(&p) / norm(&r) } else { 1.0 };
+        p.iter_mut().zip(&r).for_each(|(p, r)| *p -= SCALARS.lr * ratio * r);
+    }
+    p
+}
+
+/// LARS as its paper writes it, in f64.
+fn lars(rule: &Lars, memory: &Memory) -> Vec<f64> {
+    let (mut p, g) = (memory.params.f64(), memory.grads.f64());
+    let sign = if rule.maximize { -1.0 } else { 1.0 };
+    let g: Vec<f64> = g.iter().map(|g| sign * SCALARS.grad_scale * g).collect();
+    let mut b = vec![0.0; p.len()];
+    for _ in 0..STEPS {
+        let norm = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
+        let local = rule.trust_coefficient * norm(&p) / (norm(&g) + rule.weight_decay * norm(&p));
+        for i in 0..p.len() {
+            b[i] = rule.momentum * b[i] + SCALARS.lr * local * (g[i] + rule.weight_decay * p[i]);
+            p[i] -= b[i];
+        }
+    }
+    p
+}
+
+fn assert_close(found: &Values, expected: &[f64], bound: f64, what: &str) {
+    let worst =
+        found.f64().iter().zip(expected).map(|(a, b)| (a - b).abs() / b.abs().max(1e-2)).fold(0.0, f64::max);
+    assert!(worst < bound, "{what}: {worst:e} off");
+}
+
+#[test]
+fn lamb_and_lars_follow_their_papers() {
+    for (dtype, bound) in [(DType::F64, 1e-12), (DType::F32, 2e-5)] {
+        for rule in [Lamb::default(), Lamb { weight_decay: 0.0, maximize: true, ..Lamb::default() }] {
+            let mut memory = ordinary(&rule, (dtype, dtype), 777, 5);
+            let expected = lamb(&rule, &memory);
+            (1..=STEPS).for_each(|t| step(&mut memory, &rule, Isa::detect(), &[0, 777], t));
+            assert_close(&memory.params, &expected, bound, &format!("{rule:?} {dtype}"));
+        }
+        for trust_coefficient in [1e-3, 0.1] {
+            let rule = Lars { trust_coefficient, ..Lars::default() };
+            let mut memory = ordinary(&rule, (dtype, dtype), 777, 6);
+            let expected = lars(&rule, &memory);
+            (1..=STEPS).for_each(|t| step(&mut memory, &rule, Isa::detect(), &[0, 777], t));
+            assert_close(&memory.params, &expected, bound, &format!("{rule:?} {dtype}"));
+        }
+    }
+}
+
+#[test]
+fn a_zero_tensor_moves_by_the_learning_rate_alone() {
+    let rule = Lamb { weight_decay: 0.0, ..Lamb::default() };
+    let mut memory = ordinary(&rule, (DType::F32, DType::F32), 8, 1);
+    memory.params = Values::F32(vec![0.0; 8]);
+    memory.grads = Values::F32(vec![2.0; 8]);
+    step(&mut memory, &rule, Isa::detect(), &[0, 8], 1);
+    assert_close(&memory.params, &[-SCALARS.lr; 8], 1e-5, "ratio 1");
+    assert_eq!(rule.ratio(&TensorSums::new()), 1.0);
+    assert_eq!(Lars::default().ratio(&TensorSums::new()), 1.0);
+}
+
+#[test]
+fn as_many_sums_as_segments() {
+    let rule = Lamb::default();
+    let mut memory = ordinary(&rule, (DType::F32, DType::F32), 8, 1);
+    let mut state: Vec<SliceMut<'_>> = memory.state.iter_mut().map(Values::slice_mut).collect();
+    let flat = Flat {
+        params: memory.params.slice_mut(),
+        grads: memory.grads.slice_mut(),
+        state: &mut state,
+        copy: None,
+        remainder: None,
+    };
+    let refused = rule.measure_on(Isa::detect(), &flat, &[Segment::new(0..8, 1)], &SCALARS, &mut []);
+    assert_eq!(refused, Err(Error::Len { what: "sums", given: 0, expected: 1 }));
+}
+
+/// Muon as PyTorch writes it, in f64, plainly.
+fn muon(rule: &Muon, (rows, cols): (usize, usize), memory: &Memory) -> Vec<f64> {
+    let (mut p, g) = (memory.params.f64(), memory.grads.f64());
+    let mut b = vec![0.0; p.len()];
+    for _ in 0..STEPS {
+        let mut u = vec![0.0; p.len()];
+        for i in 0..p.len() {
+            let g = SCALARS.grad_scale * g[i];
+            b[i] = rule.momentum * b[i] + (1.0 - rule.momentum) * g;
+            u[i] = if rule.nesterov { (1.0 - rule.momentum) * g + rule.momentum * b[i] } else { b[i] };
+        }
+        let norm = u.iter().map(|x| x * x).sum::<f64>().sqrt().max(rule.eps);
+        u.iter_mut().for_each(|x| *x /= norm);
+        (0..rule.ns_steps).for_each(|_| u = polynomial(rule.ns_coefficients, &u, rows, cols));
+        let adjust = match rule.adjust {
+            Adjust::Original => (rows as f64 / cols as f64).max(1.0).sqrt(),
+            Adjust::MatchRmsAdamW => 0.2 * (rows.max(cols) as f64).sqrt(),
+        };
+        for i in 0..p.len() {
+            p[i] -= SCALARS.lr * rule.weight_decay * p[i] + SCALARS.lr * adjust * u[i];
+        }
+    }
+    p
+}
+
+/// `a x + b (x xT) x + c (x xT)^2 x`, which needs no transposing.
+fn polynomial([a, b, c]: [f64; 3], x: &[f64], rows: usize, cols: usize) -> Vec<f64> {
+    let outer = |y: &[f64]| -> Vec<f64> {
+        let xt_y = |k: usize, j: usize| (0..rows).map(|i| x[i * cols + k] * y[i * cols + j]).sum::<f64>();
+        let middle: Vec<f64> = (0..cols * cols).map(|at| xt_y(at / cols, at % cols)).collect();
+        let one = |i: usize, j: usize| (0..cols).map(|k| x[i * cols + k] * middle[k * cols + j]).sum();
+        (0..rows * cols).map(|at| one(at / cols, at % cols)).collect()
+    };
+    let once = outer(x);
+    let twice = outer(&once);
+    (0..x.len()).map(|i| a * x[i] + b * once[i] + c * twice[i]).collect()
+}
+
+#[test]
+fn muon_follows_pytorchs_formula() {
+    let plain = Muon {
+        nesterov: false,
+        weight_decay: 0.0,
+        ns_steps: 3,
+        adjust: Adjust::MatchRmsAdamW,
+        ..Muon::default()
+    };
+    for rule in [Muon::default(), plain] {
+        for shape in [(4, 7), (7, 4), (3, 3), (1, 5)] {
+            let len = shape.0 * shape.1;
+            let mut memory = ordinary(&rule, (DType::F64, DType::F64), len, 9);
+            let expected = muon(&rule, shape, &memory);
+            for t in 1..=STEPS {
+                let segment = Segment { matrix: Some(shape), ..Segment::new(0..len, t) };
+                memory.update(&rule, Isa::detect(), 0, &[segment], &SCALARS).unwrap();
+            }
+            assert_close(&memory.params, &expected, 1e-9, &format!("{rule:?} {shape:?}"));
+        }
+    }
+}
+
+#[test]
+fn muon_refuses_what_is_not_a_whole_matrix() {
+    let rule = Muon::default();
+    let mut memory = ordinary(&rule, (DType::F32, DType::F32), 12, 9);
+    let before = memory.clone();
+    for matrix in [None, Some((3, 5)), Some((usize::MAX, 2))] {
+        let good = Segment { matrix: Some((2, 2)), ..Segment::new(0..4, 1) };
+        let bad = Segment { matrix, ..Segment::new(4..12, 1) };
+        let refused = memory.update(&rule, Isa::detect(), 0, &[good, bad], &SCALARS).unwrap_err();
+        assert_eq!(refused, Error::NotAMatrix { rule: "muon", index: 1, len: 8, shape: matrix });
+        assert_eq!(difference(&memory, &before), None);
+    }
+    let mut state: Vec<SliceMut<'_>> = Vec::new();
+    let flat = Flat {
+        params: memory.params.slice_mut(),
+        grads: memory.grads.slice_mut(),
+        state: &mut state,
+        copy: None,
+        remainder: None,
+    };
+    assert!(rule.update(flat, &[], &SCALARS, &Queue::cpu()).is_err());
+}
+
+#[test]
+fn hyperparameters_out_of_range() {
+    let refused: [(Box<dyn Rule>, &str); 12] = [
+        (Box::new(Lamb { beta1: 1.0, ..Lamb::default() }), "beta1"),
+        (Box::new(Lamb { beta2: -0.1, ..Lamb::default() }), "beta2"),
+        (Box::new(Lamb { eps: -1.0, ..Lamb::default() }), "eps"),
+        (Box::new(Lamb { weight_decay: f64::NAN, ..Lamb::default() }), "weight_decay"),
+        (Box::new(Lars { momentum: -0.1, ..Lars::default() }), "momentum"),
+        (Box::new(Lars { weight_decay: -0.1, ..Lars::default() }), "weight_decay"),
+        (Box::new(Lars { trust_coefficient: 0.0, ..Lars::default() }), "trust_coefficient"),
+        (Box::new(Muon { momentum: 1.0, ..Muon::default() }), "momentum"),
+        (Box::new(Muon { weight_decay: -0.1, ..Muon::default() }), "weight_decay"),
+        (Box::new(Muon { eps: 0.0, ..Muon::default() }), "eps"),
+        (Box::new(Muon { ns_steps: 100, ..Muon::default() }), "ns_steps"),
+        (Box::new(Muon { ns_coefficients: [1.0, f64::INFINITY, 1.0], ..Muon::default() }), "ns_coefficients"),
+    ];
+    for (rule, name) in refused {
+        let Err(Error::Hyperparameter { name: found, .. }) = rule.check() else {
+            panic!("{rule:?} is accepted")
+        };
+        assert_eq!(found, name);
+    }
+}
+
+#[test]
+fn ratios_that_are_no_factor_on_a_learning_rate_are_refused() {
+    for rule in layer_wise() {
+        let mut memory = ordinary(&*rule, (DType::F32, DType::F32), 8, 1);
+        let before = memory.clone();
+        for ratio in [f64::NAN, -1.0, f64::INFINITY, 1e40] {
+            let segment = Segment { ratio, ..Segment::new(0..8, 1) };
+            let refused = memory.update(&*rule, Isa::detect(), 0, &[segment], &SCALARS).unwrap_err();
+            assert!(matches!(refused, Error::SegmentRatio { index: 0, .. }), "{refused}");
+            assert_eq!(difference(&memory, &before), None);
+        }
+    }
+}
+
+#[test]
+fn gradients_that_have_all_but_vanished_do_not_throw_parameters_away() {
+    let rule = Lamb { weight_decay: 0.0, ..Lamb::default() };
+    let mut memory = ordinary(&rule, (DType::F32, DType::F32), 2, 1);
+    memory.params = Values::F32(vec![1e5; 2]);
+    memory.grads = Values::F32(vec![1e-42; 2]);
+    step(&mut memory, &rule, Isa::detect(), &[0, 2], 1);
+    assert_close(&memory.params, &[1e5; 2], 1e-6, "ratio 1");
+}
+
+#[test]
+fn muon_of_nothing_is_nothing_and_rates_that_do_not_fit_are_refused() {
+    let rule = Muon { eps: 1e-50, weight_decay: 0.0, ..Muon::default() };
+    let mut memory = ordinary(&rule, (DType::F32, DType::F32), 8, 1);
+    memory.grads = Values::F32(vec![0.0; 8]);
+    let before = memory.params.bits();
+    let segment = Segment { matrix: Some((8, 1)), ..Segment::new(0..8, 1) };
+    memory.update(&rule, Isa::detect(), 0, std::slice::from_ref(&segment), &SCALARS).unwrap();
+    assert_eq!(memory.params.bits(), before);
+    let scalars = Scalars { lr: 3e38, ..SCALARS };
+    let refused = memory.update(&rule, Isa::detect(), 0, &[segment], &scalars).unwrap_err();
+    assert!(matches!(refused, Error::Scalar { name: "lr", .. }), "{refused}");
+    assert_eq!(memory.params.bits(), before);
+}

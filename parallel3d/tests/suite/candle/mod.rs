@@ -1,0 +1,7 @@
+//! Layers that are spread over ranks, against the same layers on one rank: results and gradients.
+
+mod collectives;
+mod common;
+mod failures;
+mod layers;
+mod network;

@@ -1,0 +1,331 @@
+//! Random meshes, stages and recipes: what is loaded is what was saved, and training goes on as if nothing had been.
+
+use crate::common::{STAGES, build, held_at, model, take_step};
+use meshstep_comm::{Kind, loopback};
+use meshstep_optim::AdamW;
+use meshstep_parallel3d::{
+    Axis, Gradient, Mesh, Model, ModelBuilder, Optimizer, Parameter, Piece, Placement, elements, reshard,
+};
+use meshstep_shard::checkpoint::pytorch::{Import, PyTorchFile};
+use meshstep_shard::checkpoint::{Load, Save, Store};
+use meshstep_shard::{Master, Options, Precision, Stage};
+use meshstep_tensor::{DType, Meter, Slice, SliceMut};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Mutex;
+
+/// Each vector of each parameter, and the bytes of its elements by their index in the whole.
+type Whole = BTreeMap<(String, String), BTreeMap<usize, Vec<u8>>>;
+
+/// What this rank has.
+fn part(opt: &Optimizer, model: &Model) -> Whole {
+    let mut whole = Whole::new();
+    for parameter in model.parameters() {
+        let held = held_at(parameter, opt.mesh(), opt.coordinate());
+        let state = opt.state(&parameter.name).unwrap();
+        let mut add = |name: &str, values: Slice<'_>, held: &[usize]| {
+            let size = values.dtype().size();
+            let elements = values.bytes().unwrap().chunks(size).map(<[u8]>::to_vec);
+            let own = held.iter().copied().zip(elements).collect();
+            whole.insert((parameter.name.clone(), name.to_owned()), own);
+        };
+        let owned = &held[state.range.clone()];
+        add("param", state.values, owned);
+        state.master.into_iter().for_each(|master| add("master", master, owned));
+        state.slots.into_iter().for_each(|(name, values)| add(name, values, owned));
+        let unit = opt.gather(opt.unit_of(&parameter.name).unwrap().unwrap()).unwrap();
+        add("whole", unit.param(&parameter.name).unwrap(), &held);
+        let t = (state.t.to_le_bytes().to_vec(), opt.steps().to_le_bytes().to_vec());
+        whole.insert((parameter.name.clone(), "t".to_owned()), [(0, t.0), (1, t.1)].into());
+    }
+    whole
+}
+
+fn join(parts: impl IntoIterator<Item = Whole>, model: &Model) -> Whole {
+    let mut all = Whole::new();
+    for (key, own) in parts.into_iter().flatten() {
+        let whole = all.entry(key.clone()).or_default();
+        for (element, bytes) in own {
+            let other = whole.insert(element, bytes.clone());
+            assert!(other.is_none_or(|other| other == bytes), "{key:?} parts");
+        }
+    }
+    for ((name, slot), whole) in &all {
+        let len: usize = model.get(name).unwrap().shape.iter().product();
+        assert!(slot == "t" || whole.len() == len, "{name}:{slot} is whole");
+    }
+    all
+}
+
+/// Takes steps up to `before` and saves, or loads what was saved then; tells what there is and what comes of it in three steps.
+fn run(
+    model: &Model,
+    mesh: &str,
+    options: &Options,
+    before: usize,
+    then: impl Fn(&mut Optimizer) + Sync,
+    begin: usize,
+) -> (Whole, Whole) {
+    let mesh: Mesh = mesh.parse().unwrap();
+    let ends = loopback::spawn(mesh.world_size(), |world| {
+        let mut opt = build(world, model, &mesh, options);
+        (0..begin).for_each(|step| _ = take_step(&mut opt, model, step));
+        then(&mut opt);
+        let here = part(&opt, model);
+        (before..before + 3).for_each(|step| _ = take_step(&mut opt, model, step));
+        (here, part(&opt, model))
+    });
+    let (here, end): (Vec<_>, Vec<_>) = ends.unwrap().into_iter().unzip();
+    (join(here, model), join(end, model))
+}
+
+/// The same from one mesh to another without a file, whose ranks begin with the `first` of the one or behind it.
+fn moved(
+    model: &Model,
+    meshes: [&str; 2],
+    options: &[Options; 2],
+    first: usize,
+    (before, strayed): (usize, usize),
+) -> (Whole, Whole) {
+    let meshes: [Mesh; 2] = meshes.map(|mesh| mesh.parse().unwrap());
+    let first = first.min(meshes[0].world_size());
+    let (old, new) = (0..meshes[0].world_size(), first..first + meshes[1].world_size());
+    let ends = loopback::spawn(old.end.max(new.end), |via| {
+        let among = |ranks: &Range<usize>| via.split(ranks.contains(&via.rank()).then_some(0), 0).unwrap();
+        let (old, new) = (among(&old), among(&new));
+        let mut old = old.map(|world| build(world, model, &meshes[0], &options[0]));
+        old.iter_mut().for_each(|opt| (0..before).for_each(|step| _ = take_step(opt, model, step)));
+        let mut new = new.map(|world| build(world, model, &meshes[1], &options[1]));
+        new.iter_mut().for_each(|opt| (0..strayed).for_each(|step| _ = take_step(opt, model, step)));
+        let moved = reshard(&via, old.as_mut(), new.as_mut()).unwrap();
+        assert_eq!(via.stats().of(Kind::Send).bytes, moved.sent);
+        new.map(|mut opt| {
+            let here = part(&opt, model);
+            (before..before + 3).for_each(|step| _ = take_step(&mut opt, model, step));
+            (here, part(&opt, model))
+        })
+    });
+    let (here, end): (Vec<_>, Vec<_>) = ends.unwrap().into_iter().flatten().unzip();
+    (join(here, model), join(end, model))
+}
+
+fn mesh() -> impl Strategy<Value = String> {
+    let degree = || prop_oneof![Just(1usize), Just(2), Just(4), Just(8)];
+    let any = (degree(), degree(), degree(), degree(), any::<bool>());
+    any.prop_filter_map("at most 8 ranks", |(tp, cp, replicate, shard, whole)| {
+        let fits = tp * cp * replicate * shard <= 8;
+        let dp = if whole {
+            format!("dp={}", replicate * shard)
+        } else {
+            format!("dp_replicate={replicate},dp_shard={shard}")
+        };
+        fits.then(|| format!("tp={tp},cp={cp},{dp}"))
+    })
+}
+
+const RECIPES: [(DType, Master); 3] =
+    [(DType::F32, Master::None), (DType::BF16, Master::F32), (DType::BF16, Master::Remainder)];
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: meshstep_cases::cases(24, 1000), failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_mesh_loads_onto_any_other(
+        meshes in (mesh(), mesh()),
+        stages in (0..STAGES.len(), 0..STAGES.len()),
+        buckets in (1..80usize, 1..80usize),
+        recipe in 0..RECIPES.len(),
+        (before, strayed) in (0..3usize, 0..2usize),
+        background in any::<bool>(),
+        first in 0..8usize,
+    ) {
+        let (dtype, master) = RECIPES[recipe];
+        let precision = Precision { master, ..Precision::default() };
+        let options = |stage: usize, bucket| Options {
+            stage: STAGES[stage],
+            bucket_len: Some(bucket),
+            grads: Some(DType::F32),
+            precision,
+            ..Options::default()
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let (store, model) = (Store::new(dir.path()), model(dtype));
+        let save = |opt: &mut Optimizer| {
+            let saved = match background {
+                true => opt.save_async(&store, Save::default()).unwrap().join(),
+                false => opt.save(&store, Save::default()),
+            };
+            assert_eq!(saved.unwrap(), before as u64);
+        };
+        let (saved, end) = run(&model, &meshes.0, &options(stages.0, buckets.0), before, save, before);
+        let load = |opt: &mut Optimizer| drop(opt.load(&store, Load::default()).unwrap());
+        let (loaded, went_on) = run(&model, &meshes.1, &options(stages.1, buckets.1), before, load, strayed);
+        prop_assert!(loaded == saved, "what was loaded is not what was saved");
+        prop_assert!(went_on == end, "three steps later they are apart");
+        let options = [options(stages.0, buckets.0), options(stages.1, buckets.1)];
+        let (moved, went_on) = moved(&model, [&meshes.0, &meshes.1], &options, first, (before, strayed));
+        prop_assert!(moved == saved, "what has come is not what was there");
+        prop_assert!(went_on == end, "three steps later they are apart");
+    }
+
+    #[test]
+    fn what_one_mesh_exports_is_whole_and_any_other_imports_it(
+        meshes in (mesh(), mesh()),
+        stages in (0..STAGES.len(), 0..STAGES.len()),
+        buckets in (1..80usize, 1..80usize),
+        recipe in 0..2usize,
+        (before, strayed) in (1..3usize, 0..2usize),
+    ) {
+        let (dtype, master) = RECIPES[recipe];
+        let precision = Precision { master, ..Precision::default() };
+        let options = |stage: usize, bucket| Options {
+            stage: STAGES[stage],
+            bucket_len: Some(bucket),
+            grads: Some(DType::F32),
+            precision,
+            ..Options::default()
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let (file, model) = (PyTorchFile::new(dir.path().join("model.safetensors")), model(dtype));
+        let seen = Mutex::new(Whole::new());
+        let export = |opt: &mut Optimizer| {
+            let last = opt.mesh().world_size() - 1;
+            opt.export_pytorch(&file, last).unwrap();
+            let bytes = opt.serialize().unwrap();
+            opt.deserialize(&bytes).unwrap();
+            let mut whole = Whole::new();
+            opt.consolidate(last, &mut |window| {
+                let of = whole.entry((window.param.to_owned(), window.slot.to_owned())).or_default();
+                let elements = window.values.bytes().unwrap().chunks(window.values.dtype().size());
+                of.extend((window.at as usize..).zip(elements.map(<[u8]>::to_vec)));
+                Ok(())
+            })
+            .unwrap();
+            seen.lock().unwrap().extend(whole);
+        };
+        let (saved, end) = run(&model, &meshes.0, &options(stages.0, buckets.0), before, export, before);
+        let shown = saved.iter().filter(|((_, slot), _)| !["whole", "t"].contains(&&**slot));
+        let shown: Whole = shown.map(|(key, whole)| (key.clone(), whole.clone())).collect();
+        prop_assert!(seen.into_inner().unwrap() == shown, "what one rank got is not what there is");
+        let import = |opt: &mut Optimizer| {
+            let imported = opt.import_pytorch(&file, Import::default()).unwrap();
+            assert_eq!(imported.steps, before as u64);
+        };
+        let (loaded, went_on) = run(&model, &meshes.1, &options(stages.1, buckets.1), before, import, strayed);
+        prop_assert!(loaded == saved, "what was taken in is not what was written");
+        prop_assert!(went_on == end, "three steps later they are apart");
+    }
+}
+
+/// A model whose table goes by one name, by the other, or is two.
+fn named(names: &[&str], tied: Option<(&str, &str)>) -> Model {
+    let add = |model: ModelBuilder, name: &&str| {
+        model.param(*name, &[16, 3], DType::F32, Placement::whole().cut(Axis::Tp, 0))
+    };
+    let ln = Placement::whole().gradient(Gradient::PartialSum);
+    let model = names.iter().fold(Model::builder().param("ln", &[7], DType::F32, ln), add);
+    tied.into_iter().fold(model, |model, (name, to)| model.tied(name, to, &[16, 3])).build().unwrap()
+}
+
+#[test]
+fn a_tied_parameter_is_saved_once_and_found_by_either_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::new(dir.path());
+    let on = |model: &Model, mesh: &str, then: &(dyn Fn(&mut Optimizer) + Sync)| {
+        let mesh: Mesh = mesh.parse().unwrap();
+        let ends = loopback::spawn(mesh.world_size(), |world| {
+            let mut opt = build(world, model, &mesh, &Options::default());
+            then(&mut opt);
+            part(&opt, model)
+        });
+        join(ends.unwrap(), model)
+    };
+    let one = named(&["wte"], Some(("head", "wte")));
+    let saved = on(&one, "tp=2,dp=2", &|opt| {
+        take_step(opt, &one, 0);
+        opt.save(&store, Save::default()).unwrap();
+    });
+    let latest = store.latest().unwrap();
+    let manifest = latest.manifest();
+    assert_eq!(manifest.tensors.keys().collect::<Vec<_>>(), ["ln", "wte"]);
+    assert_eq!(manifest.mesh, "dp=2,tp=2");
+    let load = |opt: &mut Optimizer| drop(opt.load(&store, Load::default()).unwrap());
+    let turned = on(&named(&["head"], Some(("wte", "head"))), "tp=4", &load);
+    let two = on(&named(&["head", "wte"], None), "dp=3", &load);
+    // A checkpoint that knows of no ties, under the name that is the other one here.
+    let alone = named(&["head"], None);
+    let untied = on(&alone, "tp=2", &|opt| {
+        take_step(opt, &alone, 0);
+        opt.save(&store, Save { step: Some(2), ..Save::default() }).unwrap();
+    });
+    let found = on(&one, "tp=1,dp=2", &load);
+    let of = |whole: &Whole, name: &str| whole[&(name.to_owned(), "param".to_owned())].clone();
+    assert_eq!(of(&found, "wte"), of(&untied, "head"));
+    for slot in ["param", "m", "v", "t"] {
+        let of = |whole: &Whole, name: &str| whole[&(name.to_owned(), slot.to_owned())].clone();
+        let expected = of(&saved, "wte");
+        assert_eq!(
+            [of(&turned, "head"), of(&two, "head"), of(&two, "wte")],
+            [(); 3].map(|()| expected.clone())
+        );
+    }
+}
+
+/// Tensors of several windows, cut by rows and columns, each element of which is its index.
+#[test]
+fn long_tensors_are_put_together_window_by_window() {
+    let whole = Placement::whole();
+    let model = Model::builder()
+        .param("columns", &[1037, 1024], DType::F32, whole.clone().cut(Axis::Tp, 1))
+        .param(
+            "blocks",
+            &[40, 9216],
+            DType::F32,
+            whole.clone().cut_in_blocks(Axis::Tp, 1, [4096, 4096, 1024]),
+        )
+        .param("whole", &[700_001], DType::F32, whole)
+        .build()
+        .unwrap();
+    let make = |world, mesh: &str, stage, sign: f32| {
+        let options = Options { stage, bucket_len: Some(300_000), meter: Meter::new(), ..Options::default() };
+        let fill = |p: &Parameter, pieces: &[Piece], mut values: SliceMut<'_>| {
+            let own: Vec<f32> =
+                elements(&p.shape, pieces).into_iter().map(|i| sign * (i + 1) as f32).collect();
+            values.copy_from(Slice::from(&own[..]))
+        };
+        Optimizer::new(world, mesh.parse().unwrap(), &model, AdamW::default(), fill, options).unwrap()
+    };
+    let meshes = [
+        ("tp=4", Stage::Zero1),
+        ("tp=1,dp=3", Stage::Zero3),
+        ("tp=2,dp=2", Stage::Zero2),
+        ("dp=2", Stage::Replicated),
+    ];
+    for (from, stage) in meshes {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path());
+        let mesh: Mesh = from.parse().unwrap();
+        let saved = loopback::spawn(mesh.world_size(), |world| {
+            make(world, from, stage, 1.0).save(&store, Save::default()).unwrap();
+        });
+        saved.unwrap();
+        for (to, stage) in meshes {
+            let mesh: Mesh = to.parse().unwrap();
+            let loaded = loopback::spawn(mesh.world_size(), |world| {
+                let mut opt = make(world, to, stage, -1.0);
+                opt.load(&store, Load::default()).unwrap();
+                for parameter in model.parameters() {
+                    let held = held_at(parameter, &mesh, opt.coordinate());
+                    let unit = opt.gather(opt.unit_of(&parameter.name).unwrap().unwrap()).unwrap();
+                    let values = unit.param(&parameter.name).unwrap().typed::<f32>().unwrap();
+                    assert!(
+                        held.iter().zip(values).all(|(&i, &value)| value == (i + 1) as f32),
+                        "{from} to {to}"
+                    );
+                }
+            });
+            loaded.unwrap();
+        }
+    }
+}

@@ -1,0 +1,3 @@
+//! What is saved on one mesh is loaded onto another.
+
+mod meshes;

@@ -1,0 +1,197 @@
+//! A model with every kind of placement, trained with gradients whose sums are exact.
+
+use meshstep_comm::{Communicator, loopback};
+use meshstep_optim::AdamW;
+use meshstep_parallel3d::{Axis, Coordinate, Gradient, Mesh, Model, Optimizer, Parameter, Piece, Placement};
+use meshstep_shard::{At, Groups, Options, Outcome, Owners, Stage};
+use meshstep_tensor::{DType, Error, Meter, Slice, SliceMut, bf16, f16};
+use std::ops::Range;
+use std::sync::Arc;
+
+pub(crate) const STEPS: usize = 5;
+/// Tokens of a step's data, which the ranks along dp and cp share out.
+pub(crate) const TOKENS: usize = 8;
+pub(crate) const AT: At = At { lr: 0.05, max_norm: Some(3.0), grad_scale: 1.0 };
+
+pub(crate) const MESHES: [&str; 8] = [
+    "tp=2,cp=2,dp=2",
+    "tp=1",
+    "tp=2,dp=4",
+    "cp=4,dp=2",
+    "tp=8",
+    "dp=8",
+    "dp_replicate=2,dp_shard=2,tp=2",
+    "dp_replicate=2,dp_shard=2,cp=2",
+];
+pub(crate) const STAGES: [Stage; 5] =
+    [Stage::Replicated, Stage::Zero1, Stage::Zero2, Stage::Zero3, Stage::WholeParams(Owners::SortedGreedy)];
+
+/// Every kind of placement: by rows, by columns, in blocks, whole with equal gradients, with parts to add, with parts to average.
+pub(crate) fn model(dtype: DType) -> Model {
+    let whole = Placement::whole();
+    Model::builder()
+        .param("wte", &[16, 3], dtype, whole.clone().cut(Axis::Tp, 0))
+        .unit("in")
+        .param("pos", &[5, 3], dtype, whole.clone())
+        .unit("block")
+        .param("ln", &[7], dtype, whole.clone().gradient(Gradient::PartialSum))
+        .param("qkv", &[32, 3], dtype, whole.clone().cut_in_blocks(Axis::Tp, 0, [16, 8, 8]))
+        .param("out", &[3, 16], dtype, whole.clone().cut(Axis::Tp, 1))
+        .param("qk_norm", &[4], dtype, whole.gradient(Gradient::PartialMean))
+        .tied("head", "wte", &[16, 3])
+        .build()
+        .unwrap()
+}
+
+/// The gradient of a token: eighths of it add up exactly.
+pub(crate) fn token_grad(parameter: &Parameter, i: usize, token: usize, step: usize) -> f32 {
+    let salt: usize = parameter.name.bytes().map(usize::from).sum();
+    ((i * 7 + token * 13 + step * 5 + salt * 3) % 23) as f32 * 8.0 - 88.0
+}
+
+pub(crate) fn first(parameter: &Parameter, i: usize) -> f32 {
+    ((i * 5 + parameter.name.len()) % 13) as f32 / 8.0 - 0.5
+}
+
+/// The elements of a parameter that pieces hold, in the order they hold them.
+pub(crate) fn held(parameter: &Parameter, pieces: &[Piece]) -> Vec<usize> {
+    let end = |dim: usize| pieces.iter().map(|piece| piece.local[dim].end).max().unwrap();
+    let local: Vec<usize> = (0..parameter.shape.len()).map(end).collect();
+    let mut held = vec![usize::MAX; local.iter().product()];
+    for piece in pieces {
+        let extents: Vec<usize> = piece.local.iter().map(Range::len).collect();
+        for n in 0..extents.iter().product() {
+            let (mut rest, mut place, mut index, mut strides) = (n, 0, 0, (1, 1));
+            for dim in (0..extents.len()).rev() {
+                let at = rest % extents[dim];
+                rest /= extents[dim];
+                place += (piece.local[dim].start + at) * strides.0;
+                index += (piece.global[dim].start + at) * strides.1;
+                strides = (strides.0 * local[dim], strides.1 * parameter.shape[dim]);
+            }
+            held[place] = index;
+        }
+    }
+    held
+}
+
+/// The elements that the rank at `at` holds.
+pub(crate) fn held_at(parameter: &Parameter, mesh: &Mesh, at: &Coordinate) -> Vec<usize> {
+    let Parameter { name, shape, placement, .. } = parameter;
+    held(parameter, &placement.pieces(name, shape, mesh, at).unwrap())
+}
+
+/// First values of what a rank holds.
+pub(crate) fn fill(parameter: &Parameter, pieces: &[Piece], mut values: SliceMut<'_>) -> Result<(), Error> {
+    let own: Vec<f32> = held(parameter, pieces).into_iter().map(|i| first(parameter, i)).collect();
+    values.cast_from((&own[..]).into())
+}
+
+/// Values of f32 or a shorter type.
+pub(crate) fn read(values: Slice<'_>) -> Vec<f32> {
+    match values.dtype() {
+        DType::F16 => values.typed::<f16>().unwrap().iter().map(|x| x.to_f32()).collect(),
+        DType::BF16 => values.typed::<bf16>().unwrap().iter().map(|x| x.to_f32()).collect(),
+        _ => values.typed::<f32>().unwrap().to_vec(),
+    }
+}
+
+/// A parameter's values, gathered where they are sharded.
+pub(crate) fn values(opt: &Optimizer, name: &str) -> Vec<f32> {
+    let unit = opt.gather(opt.unit_of(name).unwrap().unwrap()).unwrap();
+    read(unit.param(name).unwrap())
+}
+
+/// Every unit's name and parameters.
+fn units<'m>(opt: &Optimizer, model: &'m Model) -> Vec<(String, Vec<&'m Parameter>)> {
+    let of = |unit: &str| {
+        let own = |p: &&Parameter| opt.unit_of(&p.name).unwrap() == Some(unit);
+        (unit.to_owned(), model.parameters().iter().filter(own).collect())
+    };
+    opt.units().map(of).collect()
+}
+
+/// What a rank brings: the mean over its own tokens, or its part of that.
+pub(crate) fn gradient(parameter: &Parameter, mesh: &Mesh, at: &Coordinate, step: usize) -> Vec<f32> {
+    let ranks = mesh.degree(Axis::Dp | Axis::Cp);
+    let place = mesh.place(at, Axis::Dp) * mesh.degree(Axis::Cp) + at.along(Axis::Cp);
+    let own = TOKENS / ranks;
+    let tokens = place * own..(place + 1) * own;
+    let tp = mesh.degree(Axis::Tp) as f32;
+    let part = match parameter.name.as_str() {
+        // Unequal parts that add up to the whole, or average to it.
+        "ln" if at.along(Axis::Tp) == 0 => (tp + 1.0) / (2.0 * tp),
+        "ln" => 1.0 / (2.0 * tp),
+        "qk_norm" if at.along(Axis::Tp) == 0 => (tp + 1.0) / 2.0,
+        "qk_norm" => 0.5,
+        _ => 1.0,
+    };
+    let mean = |i: usize| {
+        tokens.clone().map(|token| token_grad(parameter, i, token, step)).sum::<f32>() / own as f32
+    };
+    held_at(parameter, mesh, at).into_iter().map(|i| mean(i) * part).collect()
+}
+
+/// An optimizer of the model, one of whose parameters does not decay.
+pub(crate) fn build(
+    world: Arc<dyn Communicator>,
+    model: &Model,
+    mesh: &Mesh,
+    options: &Options,
+) -> Optimizer {
+    let decay = AdamW { weight_decay: 0.1, ..AdamW::default() };
+    let rules = Groups::new(decay.clone()).with(AdamW { weight_decay: 0.0, ..decay }, ["ln"]);
+    let options = Options { meter: Meter::new(), ..options.clone() };
+    Optimizer::new(world, mesh.clone(), model, rules, fill, options).unwrap()
+}
+
+/// One step, and its norm and factor.
+pub(crate) fn take_step(opt: &mut Optimizer, model: &Model, step: usize) -> (u64, u64) {
+    let (mesh, at, units) = (opt.mesh().clone(), opt.coordinate().clone(), units(opt, model));
+    let tokens = TOKENS / mesh.degree(Axis::Dp | Axis::Cp);
+    let mb = opt.micro_batch(tokens as u64).unwrap();
+    // Each unit while the next is on its way.
+    let mut next = None;
+    for (i, (unit, own)) in units.iter().enumerate().rev() {
+        let here = next.take().unwrap_or_else(|| mb.start_gather(unit).unwrap()).wait().unwrap();
+        next = i.checked_sub(1).map(|before| mb.start_gather(&units[before].0).unwrap());
+        for parameter in own {
+            let grad = gradient(parameter, &mesh, &at, step);
+            assert_eq!(here.param(&parameter.name).unwrap().len(), grad.len());
+            mb.grad(&parameter.name, &grad[..]).unwrap();
+        }
+    }
+    drop(next);
+    mb.finish().unwrap();
+    match opt.step(AT).unwrap().outcome().unwrap() {
+        Outcome::Applied { norm, coef, .. } => (norm.to_bits(), coef.to_bits()),
+        Outcome::Skipped { .. } => panic!("gradients are finite"),
+    }
+}
+
+/// Parameters put together from the ranks that hold them, and the norm and factor of each step.
+pub(crate) type Run = (Vec<Vec<f32>>, Vec<(u64, u64)>);
+
+pub(crate) fn run(model: &Model, mesh: &str, options: &Options) -> Run {
+    let mesh: Mesh = mesh.parse().unwrap();
+    let ranks = loopback::spawn(mesh.world_size(), |world: Arc<dyn Communicator>| {
+        let at = mesh.coordinate(world.rank()).unwrap();
+        let mut opt = build(world, model, &mesh, options);
+        let norms: Vec<_> = (0..STEPS).map(|step| take_step(&mut opt, model, step)).collect();
+        let own = |p: &Parameter| (held_at(p, &mesh, &at), values(&opt, &p.name));
+        (model.parameters().iter().map(own).collect::<Vec<_>>(), norms)
+    });
+    let ranks = ranks.unwrap();
+    let mut whole: Vec<Vec<f32>> =
+        model.parameters().iter().map(|p| vec![f32::NAN; p.shape.iter().product()]).collect();
+    for (params, norms) in &ranks {
+        assert_eq!(norms, &ranks[0].1, "norms part on {mesh}");
+        for (whole, (held, values)) in whole.iter_mut().zip(params) {
+            for (&i, &value) in held.iter().zip(values) {
+                assert!(whole[i].is_nan() || whole[i].to_bits() == value.to_bits(), "copies part on {mesh}");
+                whole[i] = value;
+            }
+        }
+    }
+    (whole, ranks[0].1.clone())
+}

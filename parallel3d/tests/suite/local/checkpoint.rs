@@ -1,0 +1,112 @@
+//! What workers on one mesh have saved goes on on any other, with as many workers and with others.
+
+use crate::local::worker::{Has, Job, assert_same, cases, has, plans};
+use meshstep_comm::loopback;
+use meshstep_parallel3d::{Mesh, Model, ModelBuilder};
+use meshstep_shard::checkpoint::{Load, Save, Store};
+use meshstep_shard::{Owners, Stage};
+use std::path::Path;
+
+/// In the middle of every plan's intervals, with something on its way where there is a delay.
+const SAVED: u64 = 4;
+const ON: u64 = 4;
+
+fn save(job: &Job, mesh: &str, dir: &Path, background: bool) {
+    let (mesh, store): (Mesh, _) = (mesh.parse().unwrap(), Store::new(dir));
+    let saved = loopback::spawn(mesh.world_size(), |world| {
+        let (mut local, worker) = job.build(world, &mesh);
+        job.steps(&mut local, worker, SAVED);
+        match background {
+            true => local.save_async(&store, Save::default()).unwrap().join().map(drop).unwrap(),
+            false => drop(local.save(&store, Save::default()).unwrap()),
+        }
+    });
+    drop(saved.unwrap());
+}
+
+/// What goes on from there has in the end.
+fn go_on(job: &Job, mesh: &str, dir: &Path) -> Vec<(usize, Has)> {
+    let (mesh, store): (Mesh, _) = (mesh.parse().unwrap(), Store::new(dir));
+    let ends = loopback::spawn(mesh.world_size(), |world| {
+        let (mut local, worker) = job.build(world, &mesh);
+        let _ = local.load(&store, Load::default()).unwrap();
+        assert_eq!(local.steps(), SAVED);
+        job.steps(&mut local, worker, ON);
+        (worker, has(&local))
+    });
+    ends.unwrap()
+}
+
+#[test]
+fn workers_go_on_on_another_mesh_as_if_nothing_had_been() {
+    let whole = Stage::WholeParams(Owners::SortedGreedy);
+    for (name, job) in cases() {
+        let expected = crate::local::worker::run(&job(Stage::Replicated), "dp_replicate=2", SAVED + ON);
+        let from = [
+            ("dp_replicate=2,tp=2", Stage::Zero1),
+            ("dp_replicate=2,dp_shard=2,tp=2", Stage::Zero3),
+            ("dp_replicate=2", Stage::Replicated),
+        ];
+        let to = [
+            ("dp_replicate=2,tp=4", Stage::Zero2),
+            ("dp_replicate=2,dp_shard=2,cp=2", whole),
+            ("dp_replicate=2,dp_shard=4", Stage::Zero3),
+        ];
+        for ((from, saved), (to, loaded)) in from.into_iter().zip(to) {
+            let dir = tempfile::tempdir().unwrap();
+            save(&job(saved), from, dir.path(), saved == Stage::Zero1);
+            let ends = go_on(&job(loaded), to, dir.path());
+            assert_same(&ends, &expected, &format!("{name} from {from}, {saved:?} to {to}, {loaded:?}"));
+        }
+    }
+}
+
+#[test]
+fn another_number_of_workers_goes_on_from_the_mean_on_every_mesh_alike() {
+    for (name, job) in cases() {
+        let (whole, cut) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        save(&job(Stage::Replicated), "dp_replicate=2", whole.path(), false);
+        save(&job(Stage::Zero2), "dp_replicate=2,dp_shard=2,tp=2", cut.path(), false);
+        for workers in [1, 3] {
+            let on = |rest: &str| format!("dp_replicate={workers}{rest}");
+            let expected = go_on(&job(Stage::Replicated), &on(""), whole.path());
+            for (dir, rest, stage) in
+                [(&whole, ",tp=2", Stage::Zero1), (&cut, ",cp=2", Stage::Zero3), (&cut, "", Stage::Zero1)]
+            {
+                let ends = go_on(&job(stage), &on(rest), dir.path());
+                assert_same(&ends, &expected, &format!("{name}, {}, {stage:?}", on(rest)));
+            }
+        }
+    }
+}
+
+/// The same parameters, each tied one under its other name.
+fn otherwise_called(model: &Model) -> Model {
+    let other =
+        |name: &str| model.tied().into_iter().find(|(_, first)| *first == name).map(|(alias, _)| alias);
+    let own = model.parameters().iter().fold(Model::builder(), |all, p| {
+        all.param(other(&p.name).unwrap_or(&p.name), &p.shape, p.dtype, p.placement.clone())
+    });
+    let tie = |all: ModelBuilder, (alias, first): (&str, &str)| {
+        all.tied(first, alias, &model.get(first).unwrap().shape)
+    };
+    model.tied().into_iter().fold(own, tie).build().unwrap()
+}
+
+#[test]
+fn tied_parameters_are_found_under_either_name() {
+    for (name, plan, rules) in plans() {
+        let job = Job::new(Stage::Zero1, &plan, &rules);
+        let dir = tempfile::tempdir().unwrap();
+        save(&job, "dp_replicate=2,tp=2", dir.path(), false);
+        let expected = crate::local::worker::run(&job, "dp_replicate=2", SAVED);
+        let other = Job { model: otherwise_called(&job.model), ..job };
+        let mesh: Mesh = "dp_replicate=2,dp_shard=2".parse().unwrap();
+        let ends = loopback::spawn(4, |world| {
+            let (mut local, worker) = other.build(world, &mesh);
+            let _ = local.load(&Store::new(dir.path()), Load::default()).unwrap();
+            (worker, has(&local))
+        });
+        assert_same(&ends.unwrap(), &expected, name);
+    }
+}

@@ -1,0 +1,8 @@
+//! Replicas of a mesh that step alone and meet seldom are workers of one rank each, bit for bit.
+
+#[cfg(feature = "checkpoint")]
+mod checkpoint;
+mod elastic;
+mod equal;
+mod refused;
+mod worker;

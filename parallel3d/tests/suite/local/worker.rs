@@ -1,0 +1,181 @@
+//! One rank of a worker, what it does and what it has.
+
+use crate::common::{self, AT};
+use meshstep_comm::{Communicator, loopback};
+use meshstep_optim::{AdamW, QhAdamW, Rounding};
+use meshstep_parallel3d::{Axis, LocalOptimizer, Mesh, Model, Optimizer, replicas};
+use meshstep_shard::local::{Fragment, LocalPlan, Merge, Placement, Slots, Weights, What};
+use meshstep_shard::{At, Combine, Groups, Master, Moments, Options, Outcome, Precision, Stage};
+use meshstep_tensor::{DType, Slice};
+use std::sync::Arc;
+
+pub const STEPS: u64 = 9;
+
+/// Every method, with its rule.
+pub fn plans() -> Vec<(&'static str, LocalPlan, Groups)> {
+    let adamw = || Groups::new(AdamW { weight_decay: 0.1, ..AdamW::default() });
+    let delayed = LocalPlan::des_loc(3, 4, 4).with(|f: &mut Fragment| {
+        f.timing.delay = 2;
+        let beta = match f.what {
+            What::State(Slots::First) => 0.9,
+            What::State(_) => 0.999,
+            _ => 1.0,
+        };
+        f.merge = Merge::Mean { beta };
+    });
+    vec![
+        ("local sgd", LocalPlan::local_sgd(3), adamw()),
+        ("post-local sgd", LocalPlan::post_local_sgd(3, 2), adamw()),
+        ("local adam", LocalPlan::local_adam(2), adamw()),
+        ("des-loc", LocalPlan::des_loc(2, 3, 4), adamw()),
+        ("before", LocalPlan::des_loc(2, 3, 4).placed(Placement::Before), adamw()),
+        ("mt-dao", LocalPlan::mt_dao(2, &[Some(3)], Some(4)), Groups::new(QhAdamW::default())),
+        ("diloco", LocalPlan::diloco(3), adamw()),
+        ("streaming diloco", LocalPlan::streaming_diloco(4, 3, 2, 0.5), adamw()),
+        ("delayed", delayed, adamw()),
+        ("tokens", LocalPlan::des_loc(2, 3, 4).with(|f| f.weights = Weights::Tokens), adamw()),
+        ("small buckets", LocalPlan { bucket_len: 7, ..LocalPlan::local_adam(2) }, adamw()),
+    ]
+}
+
+/// A type of parameters, and what is kept beside them.
+pub type Recipe = (DType, Precision);
+
+/// Recipes that replicas may have. Where nothing adds up in f32, they are refused.
+fn recipes() -> [Recipe; 4] {
+    let plain = Precision::default();
+    let drawn = Precision { moments: Moments::BF16, rounding: Rounding::Stochastic, seed: 7, ..plain };
+    [
+        (DType::F32, plain),
+        (DType::F32, drawn),
+        (DType::BF16, Precision { master: Master::F32, ..plain }),
+        (DType::F16, Precision { master: Master::F32, ..drawn }),
+    ]
+}
+
+/// Every plan in f32 and under one more recipe; in long runs under all.
+pub fn cases() -> Vec<(String, impl Fn(Stage) -> Job)> {
+    let mut cases = Vec::new();
+    for (i, (name, plan, rules)) in plans().into_iter().enumerate() {
+        let others = 1..recipes().len();
+        let more = if meshstep_cases::long() { others } else { 1 + i % others.len()..2 + i % others.len() };
+        for recipe in more.chain([0]).map(|recipe| recipes()[recipe]) {
+            let (plan, rules) = (plan.clone(), rules.clone());
+            let job = move |stage| Job::new(stage, &plan, &rules).under(recipe);
+            cases.push((format!("{name} in {recipe:?}"), job));
+        }
+    }
+    cases
+}
+
+/// What all ranks of a run have alike.
+#[derive(Clone)]
+pub struct Job {
+    pub model: Model,
+    pub stage: Stage,
+    pub plan: LocalPlan,
+    pub rules: Groups,
+    pub precision: Precision,
+}
+
+impl Job {
+    pub fn new(stage: Stage, plan: &LocalPlan, rules: &Groups) -> Job {
+        let (plan, rules, precision) = (plan.clone(), rules.clone(), Precision::default());
+        Job { model: common::model(DType::F32), stage, plan, rules, precision }
+    }
+
+    /// The same with parameters of another type.
+    pub fn under(self, (dtype, precision): Recipe) -> Job {
+        Job { model: common::model(dtype), precision, ..self }
+    }
+
+    /// Gradients add up in f32, where these do so exactly.
+    pub fn options(&self) -> Options {
+        let Job { stage, precision, .. } = *self;
+        let (combine, grads, bucket_len) = (Combine::Weighted, Some(DType::F32), Some(100));
+        Options { stage, combine, grads, precision, bucket_len, ..Options::default() }
+    }
+
+    /// The optimizer of one rank of a worker.
+    pub fn optimizer(&self, comm: Arc<dyn Communicator>, mesh: &Mesh) -> Optimizer {
+        Optimizer::new(comm, mesh.clone(), &self.model, self.rules.clone(), common::fill, self.options())
+            .unwrap()
+    }
+
+    /// One rank of a worker of `mesh`, and which worker that is.
+    pub fn build(&self, world: Arc<dyn Communicator>, mesh: &Mesh) -> (LocalOptimizer, usize) {
+        let (comm, own, workers) = replicas(world, mesh).unwrap();
+        let worker = workers.across.rank();
+        (LocalOptimizer::new(self.optimizer(comm, &own), workers, self.plan.clone()).unwrap(), worker)
+    }
+
+    /// A step of worker `worker`: its data are its own, the same however its ranks are arranged. What it
+    /// sent within the worker.
+    pub fn step(&self, local: &mut LocalOptimizer, worker: usize) -> u64 {
+        let (step, mesh, at) = (local.steps(), local.mesh().clone(), local.coordinate().clone());
+        let places = mesh.degree(Axis::Dp | Axis::Cp) as u64;
+        let mb = local.micro_batch((8 << ((worker as u64 + step) % 3)) / places).unwrap();
+        for parameter in self.model.parameters().iter().rev() {
+            let grad = common::gradient(parameter, &mesh, &at, step as usize + 100 * worker);
+            mb.grad(&parameter.name, &grad[..]).unwrap();
+        }
+        mb.finish().unwrap();
+        let told = local.step(At { lr: 0.05 / (1.0 + step as f64), ..AT }).unwrap();
+        let Outcome::Applied { traffic, .. } = told.outcome else { panic!("{told:?}") };
+        assert_eq!(told.exchanged.failed, []);
+        traffic.sent
+    }
+
+    /// So many of them.
+    pub fn steps(&self, local: &mut LocalOptimizer, worker: usize, steps: u64) -> u64 {
+        (0..steps).map(|_| self.step(local, worker)).sum()
+    }
+}
+
+/// Elements of whole vectors, by parameter and vector: what a rank has of them.
+pub type Has = Vec<(usize, String, usize, u32)>;
+
+/// All that this rank has, as elements of whole parameters.
+pub fn has(local: &LocalOptimizer) -> Has {
+    let mut all = Has::new();
+    for (p, parameter) in local.model().parameters().iter().enumerate() {
+        let held = common::held_at(parameter, local.mesh(), local.coordinate());
+        let state = local.state(&parameter.name).unwrap();
+        let mut add = |vector: &str, first: usize, values: Slice<'_>| {
+            let values = common::read(values).into_iter().enumerate();
+            all.extend(values.map(|(i, x)| (p, vector.to_owned(), held[first + i], x.to_bits())));
+        };
+        match local.optimizer().options().stage {
+            // Of sharded parameters a rank has what it owns.
+            Stage::Zero3 => add("param", state.range.start, state.values),
+            _ => add("param", 0, local.param(&parameter.name).unwrap()),
+        }
+        let slots = state.slots.into_iter().chain(state.master.map(|master| ("master", master)));
+        slots.for_each(|(name, slot)| add(name, state.range.start, slot));
+    }
+    all
+}
+
+/// Runs all ranks of a mesh for so many steps: the worker of each, and what it has.
+pub fn run(job: &Job, mesh: &str, steps: u64) -> Vec<(usize, Has)> {
+    let mesh: Mesh = mesh.parse().unwrap();
+    let ranks = loopback::spawn(mesh.world_size(), |world| {
+        let (mut local, worker) = job.build(world, &mesh);
+        job.steps(&mut local, worker, steps);
+        (worker, has(&local))
+    });
+    ranks.unwrap()
+}
+
+/// Asserts that ranks have, together, exactly what whole workers have.
+pub fn assert_same(ranks: &[(usize, Has)], whole: &[(usize, Has)], what: &str) {
+    for (worker, expected) in whole {
+        let mut expected = expected.clone();
+        let mut found: Has =
+            ranks.iter().filter(|(own, _)| own == worker).flat_map(|(_, has)| has.clone()).collect();
+        found.sort();
+        found.dedup();
+        expected.sort();
+        assert!(!expected.is_empty() && found == expected, "{what}: worker {worker}");
+    }
+}

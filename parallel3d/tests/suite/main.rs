@@ -1,0 +1,28 @@
+//! Every test of the crate's public interface, one module a subject.
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    unreachable_pub,
+    reason = "tests fail by panicking, say what they skip, and share freely"
+)]
+
+mod accounting;
+mod bad_input;
+#[cfg(feature = "candle")]
+mod candle;
+#[cfg(feature = "checkpoint")]
+mod checkpoint;
+mod common;
+mod communicators;
+mod local;
+mod mesh;
+mod models;
+mod norms;
+mod placement;
+mod plans;
+mod schedules;
+mod search;
+mod steps;
+mod stochastic;
+mod verify;
+mod verify_faults;

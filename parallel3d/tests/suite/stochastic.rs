@@ -1,0 +1,44 @@
+//! Stochastic rounding on meshes: random bits go with the elements of the whole, however a mesh cuts them.
+
+use crate::common::{MESHES, STAGES, run};
+use meshstep_optim::Rounding;
+use meshstep_parallel3d::{Axis, Gradient, Model, Placement};
+use meshstep_shard::{Combine, Moments, Options, Precision, Stage};
+use meshstep_tensor::DType::{self, BF16, F32};
+
+/// Cut by rows, by columns in runs longer and shorter than a row of counters, in blocks of either, inside, and not at all.
+fn model(dtype: DType) -> Model {
+    let whole = Placement::whole();
+    let cut = |dim| whole.clone().cut(Axis::Tp, dim);
+    Model::builder()
+        .param("up", &[16, 9], dtype, cut(0))
+        .param("down", &[3, 1200], dtype, cut(1))
+        .param("out", &[40, 16], dtype, cut(1))
+        .param("qkv", &[32, 5], dtype, whole.clone().cut_in_blocks(Axis::Tp, 0, [16, 8, 8]))
+        .param("conv1d", &[7, 64], dtype, whole.clone().cut_in_blocks(Axis::Tp, 1, [32, 16, 16]))
+        .param("heads", &[3, 16, 5], dtype, cut(1))
+        .param("pos", &[50, 3], dtype, whole.clone())
+        .param("ln", &[7], dtype, whole.gradient(Gradient::PartialSum))
+        .build()
+        .unwrap()
+}
+
+#[test]
+fn every_mesh_and_stage_draws_the_same_bits() {
+    for (dtype, moments) in [(F32, Moments::BF16), (BF16, Moments::Full), (BF16, Moments::BF16)] {
+        let model = model(dtype);
+        let options = |stage, seed| {
+            let precision =
+                Precision { moments, rounding: Rounding::Stochastic, seed, ..Precision::default() };
+            let (combine, grads, bucket_len) = (Combine::Weighted, Some(F32), Some(1000));
+            Options { stage, combine, grads, precision, bucket_len, ..Options::default() }
+        };
+        let expected = run(&model, "tp=1", &options(Stage::Replicated, 1));
+        assert_ne!(run(&model, "tp=1", &options(Stage::Replicated, 2)), expected, "the seed shows");
+        for mesh in MESHES {
+            for stage in STAGES {
+                assert_eq!(run(&model, mesh, &options(stage, 1)), expected, "{mesh} {stage:?} {dtype}");
+            }
+        }
+    }
+}

@@ -1,0 +1,403 @@
+//! What differs on a mesh is named: the vector, its ranks by their coordinates, and the element of the whole parameter.
+
+use meshstep_comm::{Communicator, loopback};
+use meshstep_optim::AdamW;
+use meshstep_parallel3d::{
+    Alike, Axes, Axis, Differs, Error, Gradient, Mesh, Model, Optimizer, Parameter, Piece, Placement,
+};
+use meshstep_shard::{At, MicroBatch, Options, Owners, Stage, Until};
+use meshstep_tensor::DType::F32;
+use meshstep_tensor::{Meter, SliceMut};
+use std::sync::Arc;
+
+const AT: At = At { lr: 0.01, max_norm: Some(1.0), grad_scale: 1.0 };
+
+/// A norm with a part of its gradient on each rank along tp, one that all compute alike, and matrices cut in three ways.
+fn model() -> Model {
+    let whole = Placement::whole();
+    Model::builder()
+        .param("ln", &[70], F32, whole.clone().gradient(Gradient::PartialSum))
+        .param("pos", &[40, 3], F32, whole.clone())
+        .param("up", &[16, 20], F32, whole.clone().cut(Axis::Tp, 0))
+        .param("down", &[10, 16], F32, whole.clone().cut(Axis::Tp, 1))
+        .param("qkv", &[32, 6], F32, whole.cut_in_blocks(Axis::Tp, 0, [16, 8, 8]))
+        .build()
+        .unwrap()
+}
+
+fn built(world: Arc<dyn Communicator>, mesh: &str, stage: Stage) -> Optimizer {
+    let rank = world.rank();
+    let options = Options { stage, bucket_len: Some(300), meter: Meter::new(), ..Options::default() };
+    let initial = |p: &Parameter, pieces: &[Piece], mut values: SliceMut<'_>| {
+        // Other values on each rank that holds another part.
+        let salt = pieces.iter().flat_map(|piece| &piece.global).fold(p.name.len(), |s, r| s * 31 + r.start);
+        let own: Vec<f32> = (0..values.len()).map(|i| ((i * 7 + salt) % 101) as f32 / 32.0 - 1.5).collect();
+        values.copy_from((&own[..]).into())
+    };
+    let opt = Optimizer::new(world, mesh.parse().unwrap(), &model(), AdamW::default(), initial, options);
+    let opt = opt.unwrap();
+    assert_eq!(opt.comm().rank(), rank);
+    opt
+}
+
+/// A step whose gradients are the same for the same part, whichever rank has it.
+fn take(opt: &mut Optimizer, t: usize) -> Result<(), Error> {
+    let lens: Vec<(String, usize)> = opt.params().map(|p| (p.name().to_owned(), p.len())).collect();
+    let mb = opt.micro_batch(1)?;
+    for (name, len) in lens {
+        let grad: Vec<f32> = (0..len).map(|i| ((i * 5 + t * 3) % 17) as f32 - 8.0).collect();
+        mb.grad(&name, &grad[..])?;
+    }
+    mb.finish()?;
+    opt.step(AT)?.outcome()?;
+    Ok(())
+}
+
+fn differs(error: Error) -> Differs {
+    match error {
+        Error::Differs(differs) => *differs,
+        other => panic!("{other}"),
+    }
+}
+
+/// The lowest bit of one element of a vector flips on the rank at `at`: what all ranks are told, by `verify` and by the next
+/// step alike.
+fn flipped(mesh: &str, stage: Stage, at: &str, (name, slot): (&str, &str), element: usize) -> Differs {
+    let shape: Mesh = mesh.parse().unwrap();
+    let told = loopback::spawn(shape.world_size(), |world: Arc<dyn Communicator>| {
+        let mut opt = built(world, mesh, stage);
+        opt.verify_every(1).unwrap();
+        take(&mut opt, 1).unwrap();
+        if opt.coordinate().to_string() == at {
+            opt.flip_bit(name, slot, element, 0).unwrap();
+        }
+        let told = opt.verify().unwrap_err();
+        assert_eq!(take(&mut opt, 2).unwrap_err().to_string(), told.to_string());
+        differs(told)
+    });
+    let told = told.unwrap();
+    assert!(told.iter().all(|differs| *differs == told[0]));
+    let differs = told[0].clone();
+    assert_eq!((&differs.difference.param[..], differs.difference.slot), (name, slot));
+    assert_eq!(differs.at.iter().map(|at| at.to_string()).collect::<Vec<_>>(), [at], "{differs}");
+    assert_eq!((differs.difference.element, differs.difference.more), (Some(element), 0));
+    assert_eq!(differs.difference.apart().unwrap().ulps, 1);
+    differs
+}
+
+const CUBE: &str = "tp=2,cp=2,dp=2";
+
+#[test]
+fn a_norm_weight_on_a_tensor_parallel_rank_is_named() {
+    for stage in [Stage::Replicated, Stage::Zero1, Stage::Zero2, Stage::WholeParams(Owners::RoundRobin)] {
+        let told = flipped(CUBE, stage, "dp=0 cp=0 tp=1", ("ln", "params"), 33);
+        assert_eq!((told.difference.odd(), told.difference.held.len()), (vec![1], 8));
+        assert_eq!(told.axes, Axis::Dp | Axis::Cp | Axis::Tp);
+        assert_eq!((told.element, told.index), (Some(33), Some(vec![33])));
+    }
+    let told = flipped("tp=4", Stage::Zero1, "tp=2", ("ln", "params"), 69);
+    assert_eq!((told.axes, told.difference.odd()), (Axes::from(Axis::Tp), vec![2]));
+}
+
+#[test]
+fn a_replicated_moment_on_a_context_parallel_rank_is_named() {
+    let told = flipped(CUBE, Stage::Replicated, "dp=0 cp=1 tp=0", ("pos", "m"), 100);
+    assert_eq!((told.difference.odd(), told.difference.held.len()), (vec![2], 8));
+    assert_eq!(told.index, Some(vec![33, 1]));
+    // Cut along tp: the four ranks with the same part, and the element of the whole.
+    let told = flipped(CUBE, Stage::Replicated, "dp=1 cp=1 tp=1", ("down", "v"), 8 + 3);
+    let ranks: Vec<usize> = told.difference.held.iter().map(|held| held.rank).collect();
+    assert_eq!((ranks, told.axes), (vec![1, 3, 5, 7], Axis::Dp | Axis::Cp));
+    assert_eq!((told.index, told.element), (Some(vec![1, 8 + 3]), Some(16 + 8 + 3)));
+}
+
+#[test]
+fn a_sharded_moment_is_named() {
+    let moments = [Stage::Zero1, Stage::Zero2, Stage::Zero3].map(|stage| (stage, "v"));
+    for (stage, slot) in moments.into_iter().chain([(Stage::Zero3, "params")]) {
+        // 20 of each of tp's rows; the ranks along dp x cp have 64 elements each, padded.
+        let told = flipped(CUBE, stage, "dp=0 cp=1 tp=1", ("up", slot), 64 + 5);
+        let down = &told.difference;
+        assert_eq!((down.odd(), down.held.len(), told.axes), (vec![3], 1, Axes::NONE), "{told}");
+        assert!(down.wrote.is_some());
+        assert_eq!((told.index, told.element), (Some(vec![8 + 3, 9]), Some((8 + 3) * 20 + 9)));
+    }
+}
+
+/// A shard that others hold too: along dp_replicate, and along tp where the parameter is whole.
+#[test]
+fn a_shard_with_replicas_is_compared_with_them() {
+    let mesh = "dp_replicate=4,dp_shard=2";
+    for (stage, slot) in [(Stage::Zero2, "m"), (Stage::Zero3, "m"), (Stage::Zero3, "params")] {
+        let told = flipped(mesh, stage, "dp_replicate=2 dp_shard=1", ("down", slot), 64 + 70);
+        let ranks: Vec<usize> = told.difference.held.iter().map(|held| held.rank).collect();
+        assert_eq!((ranks, told.difference.odd()), (vec![1, 3, 5, 7], vec![5]));
+        assert_eq!((told.axes, told.difference.wrote), (Axes::from(Axis::DpReplicate), None));
+    }
+    // Cut along tp, and its part of that divided along dp_shard.
+    let mesh = "dp_replicate=3,dp_shard=2,tp=2";
+    let told = flipped(mesh, Stage::Zero3, "dp_replicate=1 dp_shard=1 tp=1", ("up", "params"), 80 + 70);
+    let ranks: Vec<usize> = told.difference.held.iter().map(|held| held.rank).collect();
+    assert_eq!((ranks, told.difference.odd()), (vec![3, 7, 11], vec![7]));
+    assert_eq!(told.index, Some(vec![8 + 7, 10]));
+    let told = flipped("tp=4,dp=2", Stage::Zero1, "dp=1 tp=3", ("pos", "v"), 64);
+    let ranks: Vec<usize> = told.difference.held.iter().map(|held| held.rank).collect();
+    assert_eq!((ranks, told.axes), (vec![4, 5, 6, 7], Axes::from(Axis::Tp)));
+}
+
+#[test]
+fn a_parameter_on_a_data_parallel_rank_is_named() {
+    let told = flipped("tp=2,dp=4", Stage::Zero2, "dp=3 tp=0", ("qkv", "params"), 8 * 6 + 13);
+    let ranks: Vec<usize> = told.difference.held.iter().map(|held| held.rank).collect();
+    assert_eq!((ranks, told.difference.odd()), (vec![0, 2, 4, 6], vec![6]));
+    assert_eq!(told.axes, Axes::from(Axis::Dp));
+    // Rows 8..12 of the rank's part are the first half of the second block, which begins at row 16.
+    assert_eq!((told.index, told.element), (Some(vec![16 + 2, 1]), Some(18 * 6 + 1)));
+}
+
+/// Two ranks: neither is believed, both are named.
+#[test]
+fn a_tie_names_both() {
+    let told = loopback::spawn(4, |world: Arc<dyn Communicator>| {
+        let mut opt = built(world, "tp=2,dp=2", Stage::Zero1);
+        if opt.coordinate().to_string() == "dp=1 tp=1" {
+            opt.flip_bit("up", "params", 21, 4).unwrap();
+        }
+        let told = opt.verify().unwrap_err();
+        (told, opt.repair().unwrap_err())
+    });
+    for (told, refused) in told.unwrap() {
+        assert!(matches!(&refused, Error::NoMajority(of) if **of == differs(told.clone())), "{refused}");
+        let text = told.to_string();
+        assert!(text.ends_with("(dp=0 tp=1) and (dp=1 tp=1), among ranks along dp; the element is [9, 1] of the whole parameter"), "{text}");
+        let told = differs(told);
+        assert_eq!((told.axes, told.difference.odd()), (Axes::from(Axis::Dp), vec![]));
+    }
+}
+
+/// Steps that are verified each.
+fn clean_steps() -> usize {
+    meshstep_cases::cases(250, 1000) as usize
+}
+
+#[test]
+fn clean_steps_raise_no_alarm_and_majorities_repair() {
+    for (mesh, stage) in [
+        (CUBE, Stage::Replicated),
+        (CUBE, Stage::Zero2),
+        ("dp_replicate=2,dp_shard=2,tp=2", Stage::Zero1),
+        ("tp=8", Stage::Zero1),
+        ("dp_replicate=2,dp_shard=2,cp=2", Stage::WholeParams(Owners::SortedGreedy)),
+    ] {
+        let told = loopback::spawn(8, |world: Arc<dyn Communicator>| {
+            let rank = world.rank();
+            let mut opt = built(world, mesh, stage);
+            opt.verify_every(1).unwrap();
+            (1..=clean_steps()).for_each(|t| take(&mut opt, t).unwrap());
+            let verified = opt.verify().unwrap();
+            assert_eq!((verified.of.unchecked, verified.alike), (0, vec![]), "{mesh} {stage:?}");
+            assert_eq!(verified.of.compared + verified.of.kept, 5 * 3);
+            if rank == 6 {
+                opt.flip_bit("ln", "params", 12, 30).unwrap();
+            }
+            let repaired = opt.repair().unwrap();
+            opt.verify().unwrap();
+            repaired
+        });
+        for repaired in told.unwrap() {
+            let told: Vec<_> =
+                repaired.iter().map(|r| (&r.param[..], r.slot, &r.ranks[..], r.from)).collect();
+            assert_eq!(told, [("ln", "params", &[6][..], 0)], "{mesh} {stage:?}");
+        }
+    }
+}
+
+#[test]
+fn clean_steps_at_stage_3_raise_no_alarm_and_majorities_repair_a_part() {
+    // Who has rank 2's part: two along tp have no majority.
+    let hsdp = "dp_replicate=2,dp_shard=2,tp=2";
+    for (mesh, same) in [(CUBE, vec![]), (hsdp, vec![2, 3, 6, 7]), ("tp=4,dp=2", vec![0, 1, 2, 3])] {
+        let told = loopback::spawn(8, |world: Arc<dyn Communicator>| {
+            let rank = world.rank();
+            let mut opt = built(world, mesh, Stage::Zero3);
+            opt.verify_every(1).unwrap();
+            (1..=clean_steps()).for_each(|t| take(&mut opt, t).unwrap());
+            let verified = opt.verify().unwrap();
+            assert_eq!((verified.of.unchecked, verified.alike), (0, vec![]), "{mesh}");
+            assert_eq!(verified.of.compared + verified.of.kept, 5 * 3);
+            if rank == 2 {
+                let first = opt.state("pos").unwrap().range.start;
+                opt.flip_bit("pos", "params", first, 30).unwrap();
+            }
+            let repaired = opt.repair().map_err(|error| error.to_string());
+            (repaired, opt.verify().is_ok())
+        });
+        for (rank, (repaired, right)) in told.unwrap().into_iter().enumerate() {
+            assert_eq!((repaired.is_ok(), right), (!same.is_empty(), !same.is_empty()), "{mesh}");
+            let told: Vec<_> =
+                repaired.iter().flatten().map(|r| (&r.param[..], r.slot, &r.ranks[..])).collect();
+            let expected: &[_] = if same.contains(&rank) { &[("pos", "params", &[2][..])] } else { &[] };
+            assert_eq!(told, expected, "{mesh} on rank {rank}");
+        }
+    }
+}
+
+/// Ranks along tp that compute other gradients for what they hold alike: told before they are applied.
+#[test]
+fn gradients_that_should_be_the_same_are_compared() {
+    for stage in [Stage::Replicated, Stage::Zero1] {
+        let told = loopback::spawn(8, |world: Arc<dyn Communicator>| {
+            let mut opt = built(world, "tp=4,dp=2", stage);
+            let tp = opt.coordinate().along(Axis::Tp);
+            let lens: Vec<(String, usize)> = opt.params().map(|p| (p.name().to_owned(), p.len())).collect();
+            let mb = opt.micro_batch(1).unwrap();
+            for (name, len) in &lens {
+                let mut grad = vec![1f32; *len];
+                if tp == 2 && name == "pos" {
+                    grad[65] = 1.5;
+                }
+                // Parts that are to differ, until the step has added them up.
+                if name == "ln" {
+                    grad.fill(1.0 + tp as f32);
+                }
+                mb.grad(name, &grad[..]).unwrap();
+            }
+            mb.finish().unwrap();
+            let told = opt.verify_gradients().unwrap_err();
+            opt.discard_gradients().unwrap();
+            differs(told)
+        });
+        for told in told.unwrap() {
+            let difference = &told.difference;
+            assert_eq!((&difference.param[..], difference.slot, told.element), ("pos", "grads", Some(65)));
+            assert_eq!(told.axes, Axes::from(Axis::Tp));
+            assert!(told.at.iter().all(|at| at.along(Axis::Tp) == 2), "{told}");
+        }
+    }
+}
+
+/// What is reduced further by the step is compared among those that have the same until then.
+#[test]
+fn gradients_that_are_reduced_further_are_compared_before() {
+    let zero3 = [Stage::Zero1, Stage::Zero2, Stage::Zero3];
+    let whole = [Stage::Replicated, Stage::WholeParams(Owners::RoundRobin)];
+    for stage in whole.into_iter().chain(zero3) {
+        let told = loopback::spawn(8, |world: Arc<dyn Communicator>| {
+            let mut opt = built(world, "dp_replicate=2,dp_shard=2,tp=2", stage);
+            let (tp, copy) = (opt.coordinate().along(Axis::Tp), opt.coordinate().along(Axis::DpReplicate));
+            let lens: Vec<(String, usize)> = opt.params().map(|p| (p.name().to_owned(), p.len())).collect();
+            let mut verify = |odd: &str| {
+                let mb = opt.micro_batch(1).unwrap();
+                for (name, len) in &lens {
+                    // Each replica has other data.
+                    let mut grad = vec![1.0 + copy as f32; *len];
+                    if tp == 1 && copy == 1 && name == odd {
+                        grad[65] = 9.0;
+                    }
+                    // Parts that are to differ, until the step has added them up.
+                    if name == "ln" {
+                        grad.fill(1.0 + tp as f32);
+                    }
+                    mb.grad(name, &grad[..]).unwrap();
+                }
+                mb.finish().unwrap();
+                let told = opt.verify_gradients();
+                opt.discard_gradients().unwrap();
+                told
+            };
+            let clean = verify("none").unwrap();
+            // Divided, only `pos` has other ranks that have the same, along tp.
+            let compared = if whole.contains(&stage) { 5 } else { 1 };
+            assert_eq!((clean.compared, clean.unchecked), (compared, 5 - compared), "{stage:?}");
+            differs(verify("pos").unwrap_err())
+        });
+        for told in told.unwrap() {
+            let difference = &told.difference;
+            assert_eq!((&difference.param[..], difference.slot, told.element), ("pos", "grads", Some(65)));
+            assert_eq!(told.axes, Axes::from(Axis::Tp), "{told}");
+            assert!(told.at.iter().all(|at| at.along(Axis::DpReplicate) == 1), "{told}");
+        }
+    }
+}
+
+/// Parts of a cut matrix that all ranks began alike; constants are no surprise.
+#[test]
+fn parts_that_are_alike_are_listed() {
+    let model = Model::builder()
+        .param("same", &[8, 4], F32, Placement::whole().cut(Axis::Tp, 0))
+        .param("zeros", &[8], F32, Placement::whole().cut(Axis::Tp, 0))
+        .param("other", &[8, 4], F32, Placement::whole().cut(Axis::Tp, 1))
+        .build()
+        .unwrap();
+    let told = loopback::spawn(8, |world: Arc<dyn Communicator>| {
+        let mesh: Mesh = "tp=4,dp=2".parse().unwrap();
+        let initial = |p: &Parameter, pieces: &[Piece], mut values: SliceMut<'_>| {
+            let part = pieces[0].global.iter().map(|range| range.start).sum::<usize>();
+            let of = |i: usize| match p.name.as_str() {
+                // The second and the fourth rank have the same.
+                "same" => (i * (1 + part / 2 % 2)) as f32,
+                "zeros" => 0.0,
+                _ => (i + part) as f32,
+            };
+            let own: Vec<f32> = (0..values.len()).map(of).collect();
+            values.copy_from((&own[..]).into())
+        };
+        let options = Options { meter: Meter::new(), ..Options::default() };
+        let mut opt = Optimizer::new(world, mesh, &model, AdamW::default(), initial, options).unwrap();
+        (1..=2).map(|_| opt.verify().unwrap().alike).collect::<Vec<_>>()
+    });
+    for (rank, told) in told.unwrap().into_iter().enumerate() {
+        let first = rank / 4 * 4;
+        let alike = |place: usize| Alike {
+            param: "same".into(),
+            axes: Axis::Tp.into(),
+            ranks: vec![first + place, first + place + 2],
+        };
+        assert_eq!(told, [vec![alike(0), alike(1)], vec![alike(0), alike(1)]]);
+    }
+}
+
+/// A difference that a step with a closure meets is told where it is, as by any other step.
+#[test]
+fn a_step_with_a_closure_tells_where() {
+    let told = loopback::spawn(4, |world: Arc<dyn Communicator>| {
+        let mut opt = built(world, "tp=2,dp=2", Stage::Zero1);
+        opt.verify_every(1).unwrap();
+        if opt.comm().rank() == 3 {
+            opt.flip_bit("up", "params", 21, 4).unwrap();
+        }
+        let lens: Vec<(String, usize)> = opt.params().map(|p| (p.name().to_owned(), p.len())).collect();
+        let closure = |mb: &MicroBatch<'_>| -> Result<f64, meshstep_shard::Error> {
+            lens.iter().try_for_each(|(name, len)| mb.grad(name, &vec![1f32; *len][..]).map(drop))?;
+            Ok(1.0)
+        };
+        let until = Until { max_iter: 2, ..Until::default() };
+        let step = opt.step_with(AT, 1, closure).unwrap_err();
+        let run = opt.minimize(until, |_| AT, 1, closure).unwrap_err();
+        [step, run].map(|told| differs(told).index)
+    });
+    assert_eq!(told.unwrap(), vec![[Some(vec![9, 1]), Some(vec![9, 1])]; 4]);
+}
+
+/// Some ranks verify while others step, whoever shares a group with whom: an error on all of them, and nobody waits.
+#[test]
+fn ranks_that_verify_while_others_step_are_told() {
+    for stage in [Stage::Replicated, Stage::Zero1, Stage::Zero2] {
+        for mesh in ["tp=2,dp=2", "dp_replicate=2,dp_shard=2", "cp=2,tp=2"] {
+            for verifying in 1u32..15 {
+                let told = loopback::spawn(4, |world: Arc<dyn Communicator>| {
+                    let rank = world.rank();
+                    let mut opt = built(world, mesh, stage);
+                    let told =
+                        if verifying >> rank & 1 > 0 { opt.verify().map(drop) } else { take(&mut opt, 1) };
+                    drop(opt);
+                    told
+                });
+                for told in told.unwrap() {
+                    let comm = matches!(&told, Err(Error::Shard(meshstep_shard::Error::Comm(_))));
+                    assert!(comm, "{mesh} {stage:?} {verifying:b}: {told:?}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! The allocator of this program: the system's, which on request counts what it is asked for or refuses one buffer.
+//!
+//! Three tests need it. Tests of memory bounds count the bytes of one thread ([`most`]). Tests of steps count the allocations of
+//! all ranks ([`Counts`]). Tests of failures refuse one buffer of one thread ([`without`]).
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+
+struct Watched;
+
+#[global_allocator]
+static ALLOCATOR: Watched = Watched;
+
+thread_local! {
+    /// Bytes that this thread holds, and the most it held.
+    static HELD: Cell<(isize, isize)> = const { Cell::new((0, 0)) };
+    /// Whether this thread's allocations are counted in [`NUMBER`].
+    static COUNTED: Cell<bool> = const { Cell::new(false) };
+    /// Buffers of this thread before the one that is refused.
+    static LEFT: Cell<Option<usize>> = const { Cell::new(None) };
+    /// Set when this thread's buffer is refused.
+    static TOLD: Cell<Option<&'static AtomicBool>> = const { Cell::new(None) };
+}
+
+static COUNTS: AtomicBool = AtomicBool::new(false);
+static NUMBER: AtomicUsize = AtomicUsize::new(0);
+static LARGEST: AtomicUsize = AtomicUsize::new(0);
+
+/// A thread that ends has no cells left, so it is not counted any more.
+fn hold(bytes: isize) {
+    let count = |held: &Cell<(isize, isize)>| {
+        let (now, most) = held.get();
+        held.set((now + bytes, most.max(now + bytes)));
+    };
+    let _ = HELD.try_with(count);
+}
+
+fn count(bytes: usize) {
+    hold(bytes as isize);
+    if COUNTS.load(SeqCst) {
+        let counted = COUNTED.try_with(Cell::get).unwrap_or(false);
+        NUMBER.fetch_add(usize::from(counted), SeqCst);
+        LARGEST.fetch_max(bytes, SeqCst);
+    }
+}
+
+/// Only buffers are refused: nothing else is aligned to 64 bytes.
+fn refuses(layout: Layout) -> bool {
+    let left = LEFT.try_with(Cell::get).ok().flatten().filter(|_| layout.align() >= 64);
+    left.is_some_and(|left| {
+        LEFT.set(left.checked_sub(1));
+        TOLD.get().filter(|_| left == 0).into_iter().for_each(|told| told.store(true, SeqCst));
+        left == 0
+    })
+}
+
+// SAFETY: every method passes its arguments on to the system's allocator unchanged, or returns null, which means that there is no
+// memory. The cells have no destructors and constant initial values, so using them allocates nothing.
+unsafe impl GlobalAlloc for Watched {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if refuses(layout) {
+            return std::ptr::null_mut();
+        }
+        count(layout.size());
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        if refuses(layout) {
+            return std::ptr::null_mut();
+        }
+        count(layout.size());
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        hold(-(layout.size() as isize));
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+
+    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        if refuses(layout) {
+            return std::ptr::null_mut();
+        }
+        // Both may be there at once.
+        count(size);
+        hold(-(layout.size() as isize));
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.realloc(ptr, layout, size) }
+    }
+}
+
+/// The most bytes that `work` holds at once on this thread, beside what was there before.
+pub(crate) fn most<T>(work: impl FnOnce() -> T) -> (T, usize) {
+    let before = HELD.with(Cell::get).0;
+    HELD.with(|held| held.set((before, before)));
+    let result = work();
+    (result, (HELD.with(Cell::get).1 - before) as usize)
+}
+
+/// Runs `body` with buffer `at` of this thread refused. Returns whether `body` asked for that many.
+pub(crate) fn without<T>(at: Option<usize>, body: impl FnOnce() -> T) -> (T, bool) {
+    LEFT.set(at);
+    let end = body();
+    (end, LEFT.replace(None).is_none())
+}
+
+/// Sets `told` when a buffer of this thread is refused.
+pub(crate) fn tell(told: Option<&'static AtomicBool>) {
+    TOLD.set(told);
+}
+
+/// The process's count of allocations: how many the threads made that take part, and the largest of any thread. The test
+/// harness's own thread allocates a little whenever it runs, so it does not take part.
+pub(crate) struct Counts;
+
+impl Counts {
+    /// This thread takes part.
+    pub(crate) fn take_part() {
+        COUNTED.set(true);
+    }
+
+    pub(crate) fn reset() {
+        NUMBER.store(0, SeqCst);
+        LARGEST.store(0, SeqCst);
+    }
+
+    pub(crate) fn run(on: bool) {
+        COUNTS.store(on, SeqCst);
+    }
+
+    pub(crate) fn number() -> usize {
+        NUMBER.load(SeqCst)
+    }
+
+    pub(crate) fn largest() -> usize {
+        LARGEST.load(SeqCst)
+    }
+}
+
+#[test]
+fn memory_is_counted() {
+    let (kept, most) = most(|| {
+        drop(vec![1u8; 3000]);
+        vec![0u8; 1000]
+    });
+    assert_eq!((kept.len(), most), (1000, 3000));
+}

@@ -1,0 +1,41 @@
+//! What fails on one rank alone, its memory or a call of its communicator: the others are told at once, and wait for nothing.
+
+mod calls;
+mod memory;
+
+use meshstep_comm::{Communicator, loopback};
+use meshstep_shard::Error;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Long enough for what goes well, short enough to wait for where it does not.
+const DEADLINE: Duration = Duration::from_secs(5);
+
+/// The rank that something fails on.
+const ODD: usize = 1;
+
+/// What became of each rank, none of which leaves before all have ended.
+fn ends<T: Send>(ranks: usize, body: impl Fn(Arc<dyn Communicator>) -> T + Sync) -> Vec<T> {
+    let config = loopback::Config { timeout: DEADLINE, ..loopback::Config::new(ranks) };
+    let all = std::sync::Barrier::new(ranks);
+    let ends = loopback::spawn_with(config, |comm| {
+        let end = catch_unwind(AssertUnwindSafe(|| body(Arc::clone(&comm))));
+        all.wait();
+        drop(comm);
+        end.unwrap_or_else(|panic| resume_unwind(panic))
+    });
+    ends.unwrap()
+}
+
+/// Whether the error names the rank that failed, and is not that of a wait.
+fn names_odd(error: &Error) -> bool {
+    match error {
+        Error::Comm(failure) => *failure.cause() == meshstep_comm::Error::Aborted { rank: ODD },
+        Error::Disagree { what, rank, rank0, .. } => {
+            what == "this call" && *rank == ODD && rank0 == "no objection"
+        }
+        Error::ClosureElsewhere { rank } => *rank == ODD,
+        _ => false,
+    }
+}

@@ -1,0 +1,400 @@
+//! A rank of a worker: a training loop as one writes it, that looks after every call whether it has what it should.
+
+use crate::chaos_local::model::{Did, Model};
+use crate::chaos_local::place::{Place, Seated};
+use crate::chaos_local::schedule::{Happens, Setup, Turn};
+use crate::chaos_local::world::{COMM_DEADLINE, End, Event, INSIDE_DEADLINE, Need, Voted, millis};
+use crate::common::{self};
+use meshstep_optim::Rule;
+use meshstep_shard::Outcome;
+use meshstep_shard::local::membership::{Error, Membership, Request, Round};
+use meshstep_shard::local::{LocalError, LocalOptimizer, LocalStep, Placement};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What all of a worker's operations take beside what it waits for others.
+const SLACK: Duration = Duration::from_secs(2);
+/// As often a boundary that was refused, or not answered, is asked for in a row.
+const PATIENCE: usize = 10;
+
+struct Trainer<'a> {
+    place: &'a Place,
+    rule: Arc<dyn Rule>,
+    /// `None`: what it has is not known, as what it was to take over came only in part.
+    model: Option<Model>,
+    epoch: u64,
+    /// What was on its way as members changed.
+    given_up: BTreeSet<usize>,
+    /// Of what rank 0 was granted and heard, how much this rank knows of.
+    seen: [usize; 2],
+    turns: usize,
+}
+
+pub(crate) fn live(place: &Place) -> End {
+    let end = train(place).unwrap_or_else(|error| End::Error(error.to_string()));
+    // One that has to give up may say so.
+    if place.rank == 0 && matches!(end, End::Error(_)) && place.chance(500) {
+        let _ = Seated(place.clone()).leave();
+    }
+    end
+}
+
+fn train(place: &Place) -> Result<End, LocalError> {
+    if place.rank == 0 {
+        place.ask(Request::Join)?;
+    }
+    let (mut trainer, mut local) = Trainer::join(place)?;
+    let setup = &place.world.setup;
+    let mut refused = 0;
+    while local.steps() < setup.target {
+        let turn = trainer.turn(local.steps());
+        if turn.leaves {
+            break;
+        }
+        let until = place.lock().now + millis(turn.span);
+        place.wait(Need::Until(until));
+        match trainer.follow(&mut local) {
+            Ok(round) => {
+                refused = 0;
+                trainer.step(&mut local, round, turn)?;
+            }
+            Err(LocalError::Membership(error)) if again(&error) && refused < PATIENCE => refused += 1,
+            Err(error) => return Err(error),
+        }
+    }
+    if place.rank == 0 {
+        Seated(place.clone()).leave()?;
+    }
+    Ok(End::Left)
+}
+
+/// How long a worker's ranks may wait for each other beside that.
+fn inside(setup: &Setup) -> Duration {
+    if setup.ranks == 1 { Duration::ZERO } else { 2 * setup.deadline + INSIDE_DEADLINE }
+}
+
+/// Whether one may ask again.
+fn again(error: &Error) -> bool {
+    match error {
+        Error::Refused(refusal) => !refusal.is_final(),
+        Error::Unanswered { .. } => true,
+        _ => false,
+    }
+}
+
+impl<'a> Trainer<'a> {
+    fn join(place: &'a Place) -> Result<(Self, LocalOptimizer), LocalError> {
+        let setup = &place.world.setup;
+        let (run, plan) = (&setup.run, &setup.plan);
+        let begun = place.awake();
+        let inner = run.build(place.inside())?;
+        let connect = |round: &Round| Ok(place.connect(round));
+        let joined = match place.rank {
+            0 => LocalOptimizer::join(inner, plan.clone(), Arc::new(Seated(place.clone())), connect),
+            _ => LocalOptimizer::join_through_rank0(inner, plan.clone(), connect),
+        };
+        let took = place.awake().saturating_sub(begun);
+        let most = 3 * setup.deadline + COMM_DEADLINE + SLACK + inside(setup);
+        assert!(took <= most, "joining took {took:?}");
+        let local = joined?;
+        let mut trainer = Trainer {
+            place,
+            rule: Arc::from(run.boxed_rule()),
+            model: None,
+            epoch: 0,
+            given_up: BTreeSet::new(),
+            seen: [0; 2],
+            turns: 0,
+        };
+        let (granted, _) = trainer.heard();
+        let round = granted.unwrap();
+        let mut model = Model::new(run, plan);
+        if !round.counts() {
+            model.enter(&place.lock().truth.entering[&round.number]);
+        }
+        (trainer.model, trainer.epoch) = (Some(model), round.epoch);
+        trainer.check(&local, "as it has joined");
+        Ok((trainer, local))
+    }
+
+    /// What rank 0 was granted and heard since this rank asked last: it goes on only with the others.
+    fn heard(&mut self) -> (Option<Round>, Option<Voted>) {
+        let inner = self.place.lock();
+        let lead = &inner.lives[self.place.lead];
+        let new = (lead.granted[self.seen[0]..].last().cloned(), lead.voted[self.seen[1]..].last().cloned());
+        self.seen = [lead.granted.len(), lead.voted.len()];
+        new
+    }
+
+    /// Whoever of the worker's ranks is first decides for all.
+    fn turn(&mut self, step: u64) -> Turn {
+        let place = self.place;
+        self.turns += 1;
+        let known = place.lock().lives[place.lead].turns.get(self.turns - 1).copied();
+        known.unwrap_or_else(|| {
+            let trouble = &place.world.setup.trouble;
+            let (slow, missing, skip) =
+                (place.chance(trouble.slow), place.chance(trouble.missing), place.chance(trouble.skip));
+            let mut inner = place.lock();
+            let mut span = 5 + inner.random.below(if slow { 6_000 } else { 60 });
+            for &(_, happens) in
+                place.world.setup.script.iter().filter(|(at, _)| place.life == 0 && *at == step)
+            {
+                span = 1_000;
+                let now = inner.now;
+                match happens {
+                    Happens::Comes(id) => inner.at(now, Event::Spawn(id)),
+                    Happens::Dies(life) => inner.at(now, Event::Crash(life)),
+                }
+            }
+            let lead = &mut inner.lives[place.lead];
+            let turn = Turn { span, missing, skip, leaves: lead.wants_to_leave };
+            lead.turns.push(turn);
+            turn
+        })
+    }
+
+    /// With whom it is.
+    fn follow(&mut self, local: &mut LocalOptimizer) -> Result<Option<Round>, LocalError> {
+        let place = self.place;
+        let setup = &place.world.setup;
+        let begun = place.awake();
+        let mut before = self.model.clone();
+        let followed = local.follow(|round| {
+            let mut model = before.take();
+            if let Some(model) = model.as_mut().filter(|_| round.rank == round.source()) {
+                model.give_up_away(&setup.plan, setup.run.rule);
+                place.lock().truth.entering.insert(round.number, Arc::new(model.clone()));
+            }
+            Ok(place.connect(round))
+        });
+        let followed = followed.map(Option::<&Round>::cloned);
+        let took = place.awake().saturating_sub(begun);
+        // It asks for the end of the last exchange, for the boundary, and gives up the round.
+        let most = 3 * setup.deadline + COMM_DEADLINE + SLACK + inside(setup);
+        assert!(took <= most, "following took {took:?}");
+        self.unless_lost(&followed)?;
+        let (granted, voted) = self.heard();
+        let Some(round) = granted else { return followed };
+        if let Some(model) = &self.model {
+            assert!(model.side(&setup.plan).is_some(), "{} for nothing", round.number);
+        }
+        place.lock().lives[place.life].rounds.push((round.step, round.counts(), round.divisor()));
+        assert!(!round.counts() || round.step == local.steps() + 1);
+        // Where it has not met the others it has given up the round.
+        let gave_up = voted.filter(|(voted, _)| *voted == round.number);
+        assert_eq!(gave_up.is_some(), !matches!(followed, Ok(Some(_))), "{followed:?}");
+        if round.epoch != self.epoch {
+            self.regrouped(&round, gave_up.is_none());
+        }
+        self.check(local, "as it has followed");
+        followed
+    }
+
+    /// What it has with new communicators, or where it did not get them.
+    fn regrouped(&mut self, round: &Round, whole: bool) {
+        let (place, setup) = (self.place, &self.place.world.setup);
+        self.epoch = if whole { round.epoch } else { self.epoch };
+        if let Some(model) = self.model.as_mut() {
+            self.given_up = model.give_up_away(&setup.plan, setup.run.rule);
+        }
+        if !round.counts() {
+            let entering = place.lock().truth.entering.get(&round.number).cloned();
+            let mut model = self.model.take().unwrap_or_else(|| Model::new(&setup.run, &setup.plan));
+            self.model = entering.filter(|_| whole).map(|source| {
+                model.enter(&source);
+                model
+            });
+        }
+    }
+
+    /// Once a rank is lost the others of its worker can do nothing any more, and are about to end.
+    fn unless_lost<T>(&self, told: &Result<T, LocalError>) -> Result<(), LocalError> {
+        match told {
+            Err(error @ LocalError::Shard(meshstep_shard::Error::Comm(_)))
+                if self.place.world.setup.ranks > 1 =>
+            {
+                Err(error.clone())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A step, alone or with the others.
+    fn step(
+        &mut self,
+        local: &mut LocalOptimizer,
+        round: Option<Round>,
+        Turn { missing, skip, .. }: Turn,
+    ) -> Result<(), LocalError> {
+        let (place, setup) = (self.place, &self.place.world.setup);
+        let (run, plan) = (&setup.run, &setup.plan);
+        let (t, id) = (local.steps() + 1, place.lock().lives[place.life].id);
+        let broken = setup.broken == Some((id, local.steps()));
+        let weight = 1 + common::hash(&[id, t]) % 7;
+        let mb = local.micro_batch(weight)?;
+        for i in (0..run.lens.len()).filter(|_| !missing) {
+            let mut grad: Vec<f32> = run.gradient(t, 0, id as usize, i).iter().map(|&g| g as f32).collect();
+            grad.iter_mut().filter(|_| skip || broken).for_each(|g| *g = f32::NAN);
+            mb.grad(&common::name(i), &grad[..])?;
+        }
+        mb.finish()?;
+        let rule = Arc::clone(&self.rule);
+        let update = |model: &mut Model| {
+            if !missing && !skip {
+                model.update(run, &*rule, id, weight, broken);
+            }
+        };
+        let mut model = self.model.clone();
+        // Of the sides of the update one may be an exchange's.
+        let side = model.as_ref().and_then(|model| model.side(plan));
+        let mut did = Did::default();
+        if let Some(model) = model.as_mut().filter(|_| side != Some(Placement::Before)) {
+            did.add(model.exchange(plan, run.rule, (Placement::Before, side), Err(())));
+            update(model);
+        }
+        if let Some(round) = &round {
+            let brings = model.clone().unwrap_or_else(|| Model::new(run, plan));
+            place.lock().truth.brought.entry(round.number).or_default().insert(round.rank, Arc::new(brings));
+        }
+        let begun = place.awake();
+        let told = local.step(run.at(t));
+        let took = place.awake().saturating_sub(begun);
+        let most = setup.deadline + 2 * COMM_DEADLINE + SLACK + inside(setup);
+        assert!(took <= most, "a step took {took:?}");
+        self.unless_lost(&told)?;
+        let (_, voted) = self.heard();
+        if setup.ranks > 1 && missing && round.is_some() && voted.is_none() {
+            // Of two errors the step's own comes first; the next call says that a rank was lost.
+            let lost = Err::<(), LocalError>(local.micro_batch(weight).map(drop).unwrap_err().into());
+            self.unless_lost(&lost)?;
+            panic!("{lost:?}");
+        }
+        assert_eq!(voted.as_ref().map(|(round, _)| *round), round.as_ref().map(|round| round.number));
+        let heard = voted.and_then(|(_, decision)| decision.err());
+        let committed = round.as_ref().filter(|round| {
+            let decision = place.lock().truth.decided.get(&round.number).cloned();
+            heard.is_none() && decision.is_some_and(|decision| decision.is_commit())
+        });
+        if let Some(round) = committed {
+            self.applies(round);
+        }
+        if let Some(model) = &mut model {
+            let brought = committed.map(|round| (round, place.lock().truth.brought[&round.number].clone()));
+            let exchanged = brought.as_ref().map(|(round, brought)| (*round, brought)).ok_or(());
+            if side == Some(Placement::Before) {
+                did.add(model.exchange(plan, run.rule, (Placement::Before, side), exchanged));
+                update(model);
+                did.add(model.exchange(plan, run.rule, (Placement::After, side), Err(())));
+            } else {
+                did.add(model.exchange(plan, run.rule, (Placement::After, side), exchanged));
+            }
+            model.step += 1;
+        }
+        did.failed.append(&mut self.given_up);
+        self.model = model;
+        if let Some(round) = committed {
+            self.agree(round, &did);
+        }
+        self.check(local, "after its step");
+        self.told(told, heard, &did, [missing, skip])
+    }
+
+    /// Whether a step has told what it did.
+    fn told(
+        &self,
+        told: Result<LocalStep, LocalError>,
+        heard: Option<Error>,
+        did: &Did,
+        [missing, skip]: [bool; 2],
+    ) -> Result<(), LocalError> {
+        let stubborn = self.place.world.setup.trouble.stubborn;
+        match (told, heard) {
+            (Err(LocalError::Shard(meshstep_shard::Error::Fault { .. })), _) if missing => Ok(()),
+            (Err(LocalError::Membership(error)), Some(heard)) => {
+                assert_eq!(error, heard);
+                if stubborn && again(&error) { Ok(()) } else { Err(error.into()) }
+            }
+            (Ok(told), None) => {
+                assert!(!missing && matches!(told.outcome, Outcome::Skipped { .. }) == skip, "{told:?}");
+                let failed =
+                    told.exchanged.failed.iter().map(|(f, _)| *f).chain(told.exchanged.given_up).collect();
+                let exchanged = Did {
+                    sent: told.exchanged.sent.into_iter().collect(),
+                    merged: told.exchanged.merged.into_iter().collect(),
+                    failed,
+                };
+                assert!(self.model.is_none() || exchanged == *did, "{exchanged:?} for {did:?}");
+                Ok(())
+            }
+            (told, heard) => panic!("{told:?} where {heard:?}"),
+        }
+    }
+
+    /// It goes on with an exchange that came about, and has gone on with the one before.
+    fn applies(&self, round: &Round) {
+        let mut inner = self.place.lock();
+        let before = inner.truth.commit_before(round.number);
+        let applied = &mut inner.lives[self.place.life].applied;
+        assert!(
+            applied.is_empty() || applied.last().copied() == before,
+            "{before:?} is missing: {applied:?}"
+        );
+        applied.push(round.number);
+    }
+
+    /// What is averaged without delay and mixing is bit-equal on all who have it.
+    fn agree(&self, round: &Round, did: &Did) {
+        let (place, setup) = (self.place, &self.place.world.setup);
+        let Some(model) = &self.model else { panic!("it applied what it could not bring") };
+        for &f in &did.merged {
+            let fragment = &setup.plan.fragments[f];
+            if fragment.timing.delay == 0
+                && fragment.alpha == 1.0
+                && fragment.timing.placement == Placement::After
+            {
+                let values = model.take(fragment, setup.run.rule);
+                let bits: Vec<u64> = values.iter().flatten().map(|x| x.to_bits()).collect();
+                place.lock().truth.check_merged(round.number, f, common::hash(&bits));
+            }
+        }
+    }
+
+    /// Whether it has what it should.
+    fn check(&mut self, local: &LocalOptimizer, when: &str) {
+        let Some(model) = &self.model else { return };
+        let setup = &self.place.world.setup;
+        assert_eq!(local.steps(), model.step, "{when}");
+        let mut hashes = [0; 3];
+        for (i, vectors) in model.vectors.iter().enumerate() {
+            let params = common::floats(local.optimizer(), &common::name(i));
+            let state = local.state(&common::name(i)).unwrap();
+            let part = state.range.clone();
+            assert!(part.is_empty() || state.t == model.t, "{when}: {} for {}", state.t, model.t);
+            let slots = state.slots.iter().map(|(_, slot)| slot.typed::<f32>().unwrap().to_vec());
+            let has: Vec<Vec<f32>> = std::iter::once(params).chain(slots).collect();
+            for (k, vector) in vectors.iter().enumerate() {
+                // All of the parameter, and of its state this rank's part.
+                let vector = if k == 0 { &vector[..] } else { &vector[part.clone()] };
+                if vector.is_empty() {
+                    continue;
+                }
+                let bit = |x: &f32| if x.is_nan() { u64::MAX } else { x.to_bits().into() };
+                let bits = |values: &[f32]| values.iter().map(bit).collect::<Vec<u64>>();
+                assert!(
+                    bits(&has[k]) == bits(vector),
+                    "worker {}, vector {k} of parameter {i} {when} in step {}: {:?} for {vector:?}, {:?}",
+                    self.place.life,
+                    local.steps(),
+                    has[k],
+                    setup.plan
+                );
+                hashes[k.min(2)] = common::hash(&[&[hashes[k.min(2)]], &bits(vector)[..]].concat());
+            }
+        }
+        let mut inner = self.place.lock();
+        inner.note(format!("{} {when} in step {}: {hashes:x?}", self.place.life, local.steps()));
+        inner.lives[self.place.life].hashes.push((local.steps(), hashes));
+    }
+}

@@ -1,0 +1,521 @@
+//! Time, the arbiter with its disk, a network that delays, drops, repeats and reorders, and workers whose ranks are threads of which
+//! one runs at a time: what happens is a function of the seed alone.
+
+use crate::chaos_local::baton::Gate;
+use crate::chaos_local::group::Group;
+use crate::chaos_local::place::Place;
+use crate::chaos_local::schedule::{Random, Setup, Turn};
+use crate::chaos_local::truth::Truth;
+use meshstep_comm::Error as CommError;
+use meshstep_shard::local::membership::{
+    Answer, Arbiter, Config, Decision, Error, FromArbiter, Member, Output, Round, State, ToArbiter, Worker,
+};
+use std::any::Any;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, HashMap};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// How long a collective waits for the other ranks.
+pub(crate) const COMM_DEADLINE: Duration = Duration::from_secs(2);
+/// How long a rank waits for the others of its worker: longer than one of them ever stands still.
+pub(crate) const INSIDE_DEADLINE: Duration = Duration::from_secs(30);
+/// By then every worker has an end, whatever happened.
+const HORIZON: Duration = Duration::from_secs(3000);
+
+pub(crate) fn millis(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+#[derive(Debug)]
+pub(crate) enum Event {
+    ToArbiter(ToArbiter),
+    FromArbiter(FromArbiter),
+    Wake(usize),
+    /// It may be able to go on.
+    Look(usize),
+    ArbiterWake,
+    ArbiterStart,
+    ArbiterCrash,
+    Spawn(u64),
+    Crash(usize),
+    Stall(usize, Duration),
+    Leave(usize),
+    /// An operation of a group is over, but not on some ranks.
+    Moved(usize, usize, Vec<usize>),
+    /// A rank's deadline for one.
+    Late(usize, usize, usize),
+    /// The other ranks hear that this one is gone.
+    Gone(usize, usize),
+}
+
+/// What a thread waits for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Need {
+    Until(Duration),
+    Answer(u64),
+    Operation { group: usize, rank: usize, number: usize },
+}
+
+/// That the worker is dead, as its thread's panic.
+pub(crate) struct Killed;
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum End {
+    Died,
+    Left,
+    Error(String),
+}
+
+/// A vote's round and what was heard of it.
+pub(crate) type Voted = (u64, Result<Decision, Error>);
+
+/// A rank of a worker from its start to its end. It stands still and dies alone.
+#[derive(Debug)]
+pub(crate) struct Life {
+    pub(crate) id: u64,
+    /// Its worker's rank 0, which speaks for it.
+    pub(crate) lead: usize,
+    pub(crate) member: Option<Member>,
+    /// The group of the worker's ranks.
+    pub(crate) inside: usize,
+    /// What rank 0 was granted and heard of its votes, and what the worker makes of each turn: the same for all ranks.
+    pub(crate) granted: Vec<Round>,
+    pub(crate) voted: Vec<Voted>,
+    pub(crate) turns: Vec<Turn>,
+    gate: Arc<Gate>,
+    thread: Option<JoinHandle<()>>,
+    pub(crate) need: Option<Need>,
+    pub(crate) answer: Option<Result<Answer, Error>>,
+    inbox: Vec<FromArbiter>,
+    stalled_until: Duration,
+    pub(crate) stalled: Duration,
+    /// When it is to be driven next; other wakes are of before.
+    wake_at: Duration,
+    pub(crate) dead: bool,
+    pub(crate) wants_to_leave: bool,
+    pub(crate) end: Option<End>,
+    /// Rounds it was in: the step, whether it counted and by how many was divided; and those it has applied.
+    pub(crate) rounds: Vec<(u64, bool, usize)>,
+    pub(crate) applied: Vec<u64>,
+    /// After which step it has which state.
+    pub(crate) hashes: Vec<(u64, [u64; 3])>,
+}
+
+#[derive(Debug)]
+pub(crate) struct World {
+    pub(crate) setup: Setup,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub(crate) random: Random,
+    setup: Setup,
+    pub(crate) now: Duration,
+    queue: BinaryHeap<Reverse<(Duration, u64)>>,
+    events: HashMap<u64, Event>,
+    next_event: u64,
+    arbiter: Option<Arbiter>,
+    disk: Option<Vec<u8>>,
+    pub(crate) lives: Vec<Life>,
+    pub(crate) groups: Vec<Group>,
+    /// The groups of each epoch: of all ranks, or of those that have the same place in their workers.
+    pub(crate) epochs: BTreeMap<(u64, Option<usize>), usize>,
+    /// Those that were split from a group by an operation, by colour.
+    pub(crate) splits: BTreeMap<(usize, usize, u32), usize>,
+    pub(crate) truth: Truth,
+    /// Everything that happened, in order.
+    pub(crate) log: Vec<(Duration, String)>,
+    failure: Option<Box<dyn Any + Send>>,
+}
+
+impl World {
+    pub(crate) fn new(seed: u64, setup: Setup) -> Arc<Self> {
+        let mut inner = Inner {
+            random: Random(seed),
+            setup: setup.clone(),
+            now: Duration::ZERO,
+            queue: BinaryHeap::new(),
+            events: HashMap::new(),
+            next_event: 0,
+            arbiter: None,
+            disk: None,
+            lives: Vec::new(),
+            groups: Vec::new(),
+            epochs: BTreeMap::new(),
+            splits: BTreeMap::new(),
+            truth: Truth::default(),
+            log: Vec::new(),
+            failure: None,
+        };
+        inner.at(Duration::ZERO, Event::ArbiterStart);
+        (0..setup.founders as u64).for_each(|id| inner.at(millis(1), Event::Spawn(id)));
+        Arc::new(World { setup, inner: Mutex::new(inner) })
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn happens_at(&self, time: Duration, event: Event) {
+        self.lock().at(time, event);
+    }
+
+    /// Until every worker has an end. One that waits for ever is an error; so is any of a worker's assertions.
+    pub(crate) fn run(self: &Arc<Self>) {
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            while !self.lock().all_over() {
+                self.happen_next();
+            }
+        }));
+        let lives = self.lock().lives.len();
+        (0..lives).for_each(|life| self.kill(life));
+        let failure = self.lock().failure.take();
+        if let Some(failure) = failure.or(result.err()) {
+            resume_unwind(failure);
+        }
+    }
+
+    fn happen_next(self: &Arc<Self>) {
+        let event = self.lock().next();
+        assert!(self.lock().now < HORIZON, "somebody waits for ever: {:#?}", self.lock().lives);
+        let concerned = match event {
+            Event::Spawn(id) => self.spawn(id),
+            Event::Crash(life) => {
+                if life < self.lock().lives.len() {
+                    self.kill(life);
+                }
+                Vec::new()
+            }
+            event => self.lock().happen(event),
+        };
+        concerned.into_iter().for_each(|life| self.drive(life));
+        if let Some(failure) = self.lock().failure.take() {
+            resume_unwind(failure);
+        }
+    }
+
+    /// Lets a worker go on as far as it can.
+    fn drive(&self, life: usize) {
+        loop {
+            // Not locked while the worker has the baton.
+            let gate = self.lock().ready(life);
+            let Some(gate) = gate else { break };
+            gate.resume();
+        }
+        self.lock().settle(life);
+    }
+
+    fn kill(&self, life: usize) {
+        let (gate, thread) = {
+            let mut inner = self.lock();
+            let one = &mut inner.lives[life];
+            one.dead |= one.end.is_none();
+            (Arc::clone(&one.gate), one.thread.take())
+        };
+        let over = self.lock().lives[life].end.is_some();
+        if !over {
+            gate.resume();
+        }
+        thread.into_iter().for_each(|thread| thread.join().unwrap());
+    }
+
+    /// A worker, with all its ranks.
+    fn spawn(self: &Arc<Self>, id: u64) -> Vec<usize> {
+        let mut inner = self.lock();
+        let (lead, ranks, inside) = (inner.lives.len(), self.setup.ranks, inner.groups.len());
+        let lives = (lead..lead + ranks).map(Some).collect();
+        inner.groups.push(Group::inside(lives, INSIDE_DEADLINE));
+        drop(inner);
+        (0..ranks).map(|rank| self.spawn_rank(id, lead, rank, inside)).collect()
+    }
+
+    fn spawn_rank(self: &Arc<Self>, id: u64, lead: usize, rank: usize, inside: usize) -> usize {
+        let gate = Arc::new(Gate::new());
+        let mut inner = self.lock();
+        let life = inner.lives.len();
+        let worker = Worker { id, life: life as u64 + 1 };
+        let (digest, deadline) = (inner.setup.digest, inner.setup.deadline);
+        let member = (rank == 0).then(|| Member::new(worker, digest, format!("worker {id}"), deadline));
+        let (place, its) = (Place { world: Arc::clone(self), life, lead, rank }, Arc::clone(&gate));
+        let body = move || {
+            its.begin();
+            let lived = catch_unwind(AssertUnwindSafe(|| crate::chaos_local::worker::live(&place)));
+            place.world.lock().ended(life, lived);
+            its.end();
+        };
+        let thread = std::thread::Builder::new().name(format!("worker {id}")).spawn(body).unwrap();
+        let now = inner.now;
+        inner.lives.push(Life {
+            id,
+            lead,
+            member,
+            inside,
+            granted: Vec::new(),
+            voted: Vec::new(),
+            turns: Vec::new(),
+            gate,
+            thread: Some(thread),
+            need: Some(Need::Until(now)),
+            answer: None,
+            inbox: Vec::new(),
+            stalled_until: Duration::ZERO,
+            stalled: Duration::ZERO,
+            wake_at: Duration::ZERO,
+            dead: false,
+            wants_to_leave: false,
+            end: None,
+            rounds: Vec::new(),
+            applied: Vec::new(),
+            hashes: Vec::new(),
+        });
+        life
+    }
+
+    /// Called by a worker: waits until there is what it needs.
+    pub(crate) fn wait(&self, life: usize, need: Need) {
+        if std::thread::panicking() {
+            return;
+        }
+        let gate = {
+            let mut inner = self.lock();
+            inner.lives[life].need = Some(need);
+            Arc::clone(&inner.lives[life].gate)
+        };
+        gate.pause();
+        if self.lock().lives[life].dead {
+            resume_unwind(Box::new(Killed));
+        }
+    }
+}
+
+impl Inner {
+    pub(crate) fn at(&mut self, time: Duration, event: Event) {
+        self.next_event += 1;
+        self.events.insert(self.next_event, event);
+        self.queue.push(Reverse((time.max(self.now), self.next_event)));
+    }
+
+    pub(crate) fn note(&mut self, text: String) {
+        self.log.push((self.now, text));
+    }
+
+    fn next(&mut self) -> Event {
+        let Some(Reverse((time, number))) = self.queue.pop() else { panic!("nothing happens any more") };
+        self.now = time;
+        self.events.remove(&number).unwrap()
+    }
+
+    fn all_over(&self) -> bool {
+        let spawning = self.events.values().any(|event| matches!(event, Event::Spawn(_)));
+        !spawning && self.lives.iter().all(|life| life.end.is_some())
+    }
+
+    /// Whom it concerns.
+    fn happen(&mut self, event: Event) -> Vec<usize> {
+        match event {
+            Event::ToArbiter(message) => {
+                if let Some(arbiter) = &mut self.arbiter {
+                    let output = arbiter.hear(message, self.now);
+                    self.arbiter_says(output);
+                }
+            }
+            Event::ArbiterWake => {
+                let due = |arbiter: &&mut Arbiter| arbiter.wake_at().is_some_and(|at| at <= self.now);
+                if let Some(arbiter) = self.arbiter.as_mut().filter(due) {
+                    let output = arbiter.tick(self.now);
+                    self.arbiter_says(output);
+                }
+            }
+            Event::ArbiterStart => {
+                let last = self.disk.as_deref().map(|bytes| State::decode(bytes).unwrap());
+                let (arbiter, output) = Arbiter::new(self.setup.config(), last, self.now).unwrap();
+                self.note(format!("arbiter of term {}", arbiter.state().term));
+                self.arbiter = Some(arbiter);
+                self.arbiter_says(output);
+            }
+            Event::ArbiterCrash => self.arbiter_dies(),
+            Event::FromArbiter(message) => {
+                let is =
+                    |life: &Life| life.member.as_ref().is_some_and(|member| member.worker() == message.to);
+                let to = self.lives.iter().position(is).unwrap();
+                self.lives[to].inbox.push(message);
+                return vec![to];
+            }
+            Event::Wake(life) if self.lives[life].wake_at == self.now => return vec![life],
+            Event::Stall(life, span) => {
+                let until = self.now + span;
+                let Some(stalled) = self.lives.get_mut(life) else { return Vec::new() };
+                (stalled.stalled_until, stalled.wake_at) = (until, until);
+                stalled.stalled += span;
+                self.at(until, Event::Wake(life));
+                self.note(format!("{life} stands still for {span:?}"));
+            }
+            Event::Leave(life) => {
+                let lead = self.lives.get(life).map(|life| life.lead);
+                lead.into_iter().for_each(|lead| self.lives[lead].wants_to_leave = true);
+            }
+            Event::Moved(group, number, without) => {
+                self.groups[group].complete(number, &without);
+                return self.members_of(group);
+            }
+            Event::Late(group, rank, number) => {
+                self.groups[group].late(rank, number);
+                return self.members_of(group);
+            }
+            Event::Gone(group, rank) => {
+                self.groups[group].leave(rank);
+                return self.members_of(group);
+            }
+            Event::Look(life) => return vec![life],
+            Event::Wake(_) => {}
+            Event::Spawn(_) | Event::Crash(_) => unreachable!("the world does this itself"),
+        }
+        Vec::new()
+    }
+
+    fn members_of(&self, group: usize) -> Vec<usize> {
+        self.groups[group].lives.iter().flatten().copied().collect()
+    }
+
+    fn arbiter_dies(&mut self) {
+        self.note("the arbiter dies".to_owned());
+        self.arbiter = None;
+        let down = millis(self.random.below(3000));
+        self.at(self.now + down, Event::ArbiterStart);
+    }
+
+    /// Logs, then speaks; it may die before, between and while.
+    fn arbiter_says(&mut self, output: Output) {
+        assert!(self.arbiter.as_ref().unwrap().superseded().is_none());
+        let may_die = output.log.is_some();
+        if may_die && self.random.chance(self.setup.trouble.arbiter_death) {
+            return self.arbiter_dies();
+        }
+        if let Some(state) = output.log {
+            let (round, decision) = (state.round, &state.decision);
+            self.log.push((self.now, format!("epoch {} round {round}: {decision:?}", state.epoch)));
+            self.truth.log(&state);
+            self.disk = Some(state.encode());
+        }
+        let dies = may_die && self.random.chance(self.setup.trouble.arbiter_death);
+        let said =
+            if dies { self.random.below(output.send.len() as u64 + 1) as usize } else { output.send.len() };
+        for message in output.send.into_iter().take(said) {
+            self.travel(|| Event::FromArbiter(message.clone()));
+        }
+        if dies {
+            return self.arbiter_dies();
+        }
+        if let Some(at) = self.arbiter.as_ref().and_then(Arbiter::wake_at) {
+            self.at(at.max(self.now + millis(1)), Event::ArbiterWake);
+        }
+    }
+
+    fn travel(&mut self, event: impl Fn() -> Event) {
+        if !self.random.chance(self.setup.trouble.loss) {
+            let copies = 1 + u64::from(self.random.chance(self.setup.trouble.repeat));
+            for _ in 0..copies {
+                let late = if self.random.chance(self.setup.trouble.late) { 2000 } else { 20 };
+                let delay = millis(1 + self.random.below(late));
+                self.at(self.now + delay, event());
+            }
+        }
+    }
+
+    /// Its gate, if it can go on.
+    fn ready(&mut self, life: usize) -> Option<Arc<Gate>> {
+        let now = self.now;
+        let one = &mut self.lives[life];
+        if one.end.is_some() || one.dead || one.stalled_until > now {
+            return None;
+        }
+        let heard = std::mem::take(&mut one.inbox);
+        one.member
+            .iter_mut()
+            .for_each(|member| heard.iter().for_each(|message| member.hear(message.clone())));
+        let ready = match one.need? {
+            Need::Until(time) => now >= time,
+            Need::Answer(number) => {
+                one.answer = one.member.as_mut().and_then(|member| member.take(number, now));
+                one.answer.is_some()
+            }
+            Need::Operation { group, rank, number } => self.groups[group].end(rank, number).is_some(),
+        };
+        let one = &mut self.lives[life];
+        ready.then(|| {
+            one.need = None;
+            Arc::clone(&one.gate)
+        })
+    }
+
+    /// Says what the worker has to say, and sees to it that it is driven again.
+    pub(crate) fn settle(&mut self, life: usize) {
+        let now = self.now;
+        let one = &mut self.lives[life];
+        if one.end.is_some() || one.dead || one.stalled_until > now {
+            return;
+        }
+        let said = one.member.as_mut().map(|member| member.tick(now)).unwrap_or_default();
+        let until = match one.need {
+            Some(Need::Until(time)) => time,
+            _ => HORIZON,
+        };
+        let speaks_at = one.member.as_ref().map_or(HORIZON, Member::wake_at);
+        one.wake_at = speaks_at.min(until).max(now + millis(1));
+        let wake_at = one.wake_at;
+        self.at(wake_at, Event::Wake(life));
+        for message in said {
+            self.travel(|| Event::ToArbiter(message.clone()));
+        }
+    }
+
+    fn ended(&mut self, life: usize, lived: Result<End, Box<dyn Any + Send>>) {
+        let end = lived.unwrap_or_else(|panic| {
+            if !panic.is::<Killed>() {
+                self.failure.get_or_insert(panic);
+            }
+            End::Died
+        });
+        self.note(format!("{life} ends: {end:?}"));
+        self.lives[life].end = Some(end);
+    }
+
+    /// A worker is gone from a group; whether the others are told depends on how.
+    pub(crate) fn leave(&mut self, group: usize, rank: usize, life: usize) {
+        let told = !self.lives[life].dead || self.random.chance(700);
+        if told {
+            let delay = millis(1 + self.random.below(30));
+            self.at(self.now + delay, Event::Gone(group, rank));
+        }
+    }
+
+    /// A rank ends all operations.
+    pub(crate) fn abort(&mut self, group: usize, rank: usize) {
+        self.groups[group].fail_all(&CommError::Aborted { rank });
+        for life in self.members_of(group) {
+            self.at(self.now, Event::Look(life));
+        }
+        for below in self.groups[group].below.clone() {
+            self.abort(below, rank);
+        }
+    }
+
+    /// A group that was split from another; whoever is first in it makes it.
+    pub(crate) fn part_of(&mut self, above: usize, ranks: usize) -> usize {
+        let (next, part) = (self.groups.len(), self.groups[above].part(ranks));
+        self.groups.push(part);
+        self.groups[above].below.push(next);
+        next
+    }
+}
+
+impl Setup {
+    fn config(&self) -> Config {
+        let (silence, patience) = (Duration::from_secs(1), Duration::from_secs(3));
+        Config { min_workers: self.min_workers, silence, patience, ..Config::new(self.digest, self.founders) }
+    }
+}

@@ -1,0 +1,166 @@
+//! What a save does beside others: it needs none of the threads that steps compute with, and none waits long for rank 0.
+
+use crate::checkpoint::hooked::{Call, Hooked};
+use crate::checkpoint::layouts::{DIR, train};
+use crate::checkpoint::sim::Sim;
+use crate::common::{Run, params};
+use meshstep_comm::loopback::{Config, spawn, spawn_with};
+use meshstep_comm::{Clock, Communicator};
+use meshstep_shard::checkpoint::{CheckpointError, Save, Store};
+use std::io::ErrorKind;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+/// No failure of the code takes as long.
+const FOREVER: Duration = Duration::from_secs(30);
+
+/// A save that needed rayon's threads would wait here, as a step would wait for a save that has them.
+#[test]
+fn a_background_save_ends_while_all_threads_of_rayon_are_busy() {
+    // Writes that are worth a thread.
+    let run = Run { lens: vec![600_000, 700_000], ranks: 2, ..Run::default() };
+    let (sim, held) = (Sim::new(DIR), Arc::new((Mutex::new(false), Condvar::new())));
+    let store = Store::on(Arc::new(sim), DIR);
+    let (built, ready) = channel();
+    let (ended, saved) = channel();
+    let busy = OnceLock::new();
+    std::thread::scope(|threads| {
+        let (run, store, busy) = (&run, &store, &busy);
+        threads.spawn(move || {
+            spawn(run.ranks, |comm| {
+                let mut opt = run.build(comm).unwrap();
+                train(run, &mut opt, 1..2);
+                built.send(()).unwrap();
+                while busy.get().is_none() {
+                    std::thread::yield_now();
+                }
+                opt.save_async(store, Save::default()).unwrap().join().unwrap();
+                ended.send(()).unwrap();
+            })
+            .unwrap();
+        });
+        (0..run.ranks).for_each(|_| ready.recv().unwrap());
+        let (at_work, working) = channel();
+        let hold = Arc::clone(&held);
+        rayon::spawn_broadcast(move |_| {
+            at_work.send(()).unwrap();
+            let released = hold.0.lock().unwrap();
+            drop(hold.1.wait_while(released, |released| !*released).unwrap());
+        });
+        (0..rayon::current_num_threads()).for_each(|_| working.recv().unwrap());
+        busy.set(()).unwrap();
+        let both = (0..run.ranks).all(|_| saved.recv_timeout(FOREVER).is_ok());
+        *held.0.lock().unwrap() = true;
+        held.1.notify_all();
+        assert!(both, "the save waits for a thread of the pool");
+    });
+    store.latest().unwrap().verify().unwrap();
+}
+
+/// What is removed is not before somebody says so.
+#[derive(Debug, Default)]
+struct Slow {
+    removing: AtomicBool,
+    go_on: AtomicBool,
+}
+
+impl Slow {
+    fn disk(self: &Arc<Self>, sim: Sim, refuses: bool) -> Hooked<Sim> {
+        let slow = Arc::clone(self);
+        let draft = |path: &Path| path.file_name().unwrap().to_str().unwrap().starts_with("tmp-");
+        Hooked::new(sim, move |call| match call {
+            Call::Remove(path) if draft(path) => {
+                slow.removing.store(true, SeqCst);
+                while !slow.go_on.load(SeqCst) {
+                    std::thread::yield_now();
+                }
+                if refuses { Err(ErrorKind::PermissionDenied.into()) } else { Ok(()) }
+            }
+            _ => Ok(()),
+        })
+    }
+}
+
+/// When there is something to remove.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum When {
+    /// Before a step is saved: what somebody who was stopped has left.
+    Left,
+    /// Behind it, in front of training or beside it: the step before.
+    Old { beside: bool },
+}
+
+/// While rank 0 removes, the time of more than one deadline passes: in parts, between which ranks have heard of each other.
+#[test]
+fn removing_may_take_longer_than_any_deadline() {
+    let old = |beside| When::Old { beside };
+    for (when, refuses) in
+        [(old(false), false), (old(true), false), (old(false), true), (When::Left, false), (When::Left, true)]
+    {
+        let run = Run { lens: vec![70, 1, 130], ranks: 3, ..Run::default() };
+        let (sim, slow) = (Sim::new(DIR), Arc::<Slow>::default());
+        let store = Store::on(Arc::new(slow.disk(sim.clone(), refuses)), DIR);
+        if when == When::Left {
+            drop(store.begin(7).unwrap());
+        }
+        let config =
+            Config { clock: Clock::manual(), timeout: Duration::from_secs(60), ..Config::new(run.ranks) };
+        let (clock, comms) = (config.clock.clone(), OnceLock::<Arc<dyn Communicator>>::new());
+        let told = std::thread::scope(|threads| {
+            threads.spawn(|| {
+                let begun = Instant::now();
+                while !slow.removing.load(SeqCst) && begun.elapsed() < FOREVER {
+                    std::thread::yield_now();
+                }
+                for _ in 0..5 {
+                    let calls = || comms.get().unwrap().stats().total().operations;
+                    let (before, begun) = (calls(), Instant::now());
+                    // Where nobody says anything, time passes all the same. In the background calls are of another communicator.
+                    let most = Duration::from_secs(if when == old(true) { 1 } else { 5 });
+                    while calls() < before + 2 && begun.elapsed() < most {
+                        std::thread::yield_now();
+                    }
+                    clock.advance(Duration::from_secs(20));
+                }
+                slow.go_on.store(true, SeqCst);
+            });
+            spawn_with(config, |comm| {
+                if comm.rank() == 1 {
+                    comms.set(Arc::clone(&comm)).unwrap();
+                }
+                let mut opt = run.build(comm).unwrap();
+                if when != When::Left {
+                    opt.save(&store, Save { step: Some(1), ..Save::default() }).unwrap();
+                }
+                train(&run, &mut opt, 1..3);
+                let save = Save { step: Some(2), keep: Some(1), ..Save::default() };
+                let saved = match when == old(true) {
+                    true => opt.save_async(&store, save).unwrap().join(),
+                    false => opt.save(&store, save),
+                };
+                train(&run, &mut opt, 3..4);
+                assert_eq!(params(&opt), run.run().params);
+                saved
+            })
+        });
+        for told in told.unwrap() {
+            match told {
+                Ok(step) => assert!(step == 2 && !refuses),
+                Err(meshstep_shard::Error::Checkpoint(failed)) => {
+                    let removing = matches!(failed.error, CheckpointError::Io { doing: "removing", .. });
+                    assert!(refuses && failed.rank == 0 && removing, "{failed}");
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+        let left = Store::on(Arc::new(sim), DIR);
+        if when == When::Left && refuses {
+            assert_eq!(left.latest().map(drop), Err(CheckpointError::Nothing { dir: DIR.into() }));
+            continue;
+        }
+        assert_eq!((left.steps().unwrap(), left.latest().unwrap().manifest().step), (vec![2], 2));
+    }
+}

@@ -1,0 +1,338 @@
+//! Background saves: of the moment they were asked for, whatever happens meanwhile.
+
+use crate::checkpoint::failures::failed;
+use crate::checkpoint::gate::{self, Gate};
+use crate::checkpoint::layouts::{DIR, load, on, runs, seat, train};
+use crate::checkpoint::sim::Sim;
+use crate::checkpoint::whole::{Whole, join, part};
+use crate::common::{Run, STAGES, adamw, cases, params};
+use meshstep_comm::loopback::{Config, spawn, spawn_with};
+use meshstep_comm::{self as comm, Clock};
+use meshstep_shard::checkpoint::{CheckpointError, Failed, Save, Store};
+use meshstep_shard::{Error, Optimizer};
+use meshstep_tensor::{Category, DType, Layout};
+use proptest::prelude::*;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Barrier};
+use std::time::Duration;
+
+/// A disk that is shared by all, and a gate before it.
+fn gated() -> (Sim, Arc<Gate>, Store) {
+    let (sim, gate) = (Sim::new(DIR), Arc::new(Gate::default()));
+    let store = Store::on(Arc::new(gate::gated(sim.clone(), Arc::clone(&gate))), DIR);
+    (sim, gate, store)
+}
+
+/// A rank's background save, called `step`.
+fn save_as(
+    opt: &mut Optimizer,
+    store: &Store,
+    step: u64,
+) -> Result<meshstep_shard::checkpoint::Saving, Error> {
+    opt.save_async(store, Save { step: Some(step), ..Save::default() })
+}
+
+fn checkpoint(error: Error) -> (usize, CheckpointError) {
+    let Failed { rank, error } = failed(error);
+    (rank, error)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: cases(40, 1000), failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_is_saved_is_of_one_moment(
+        (from, to) in (seat(), seat()),
+        run in runs(),
+        before in 0..3u64,
+    ) {
+        let (sim, gate, store) = gated();
+        let (then, end) = save_beside(&on(from, &run), (&store, &gate), before);
+        let (loaded, went_on) = load(&on(to, &run), &Store::on(Arc::new(sim), DIR), (before, 0));
+        prop_assert!(loaded == then, "what was saved is of another moment");
+        prop_assert!(went_on == end, "three steps later they are apart");
+    }
+}
+
+/// Saves after `before` steps, of which nothing is written before three more are taken.
+fn save_beside(run: &Run, (store, gate): (&Store, &Gate), before: u64) -> (Whole, Whole) {
+    let ends = spawn(run.ranks, |comm| {
+        let mut opt = run.build(Arc::clone(&comm)).unwrap();
+        train(run, &mut opt, 1..before + 1);
+        let saving = opt.save_async(store, Save::default()).unwrap();
+        let then = part(&opt);
+        train(run, &mut opt, before + 1..before + 4);
+        let end = part(&opt);
+        comm.barrier().unwrap();
+        assert!(!saving.is_done() && store.latest().is_err());
+        comm.barrier().unwrap();
+        gate.open();
+        assert_eq!((saving.step(), saving.join().unwrap()), (before, before));
+        (then, end)
+    });
+    let (thens, ends): (Vec<_>, Vec<_>) = ends.unwrap().into_iter().unzip();
+    (join(thens), join(ends))
+}
+
+const SMALL: usize = 3;
+
+fn small() -> Run {
+    Run { lens: vec![70, 1, 0, 130], ranks: SMALL, ..Run::default() }
+}
+
+/// One checkpoint, and events of the disk after it; then a background save, and events after that. Where `fails_at` is one of
+/// those, what `joins` and the next save are told.
+fn failing(fails_at: Option<usize>, joins: [bool; SMALL]) -> ([usize; 2], Option<(usize, CheckpointError)>) {
+    let (run, sim) = (small(), Sim::new(DIR));
+    let (store, expected) = (Store::on(Arc::new(sim.clone()), DIR), run.run().params);
+    let events = [const { AtomicUsize::new(0) }; 2];
+    let told = spawn(run.ranks, |comm| {
+        let mut opt = run.build(Arc::clone(&comm)).unwrap();
+        let together = |then: &dyn Fn()| {
+            comm.barrier().unwrap();
+            then();
+            comm.barrier().unwrap();
+        };
+        opt.save(&store, Save { step: Some(1), ..Save::default() }).unwrap();
+        together(&|| events[0].store(sim.events(), SeqCst));
+        together(&|| sim.fail_at(fails_at.unwrap_or(usize::MAX)));
+        let saving = save_as(&mut opt, &store, 2).unwrap();
+        train(&run, &mut opt, 1..3);
+        let joined = joins[comm.rank()].then(|| saving.join());
+        let mut told = None;
+        if fails_at.is_some() {
+            told = joined.map(|joined| checkpoint(joined.unwrap_err()));
+            if joins != [true; SMALL] {
+                let next = checkpoint(save_as(&mut opt, &store, 3).unwrap_err());
+                assert!(told.is_none_or(|told| told == next), "what is joined is what the next save tells");
+                told = Some(next);
+            }
+        }
+        together(&|| events[1].store(sim.events(), SeqCst));
+        assert!([1, 2].contains(&store.latest().unwrap().manifest().step));
+        together(&|| sim.fail_at(usize::MAX));
+        save_as(&mut opt, &store, 4).unwrap().join().unwrap();
+        train(&run, &mut opt, 3..4);
+        assert_eq!(params(&opt), expected, "training has noticed");
+        told
+    });
+    let told = told.unwrap();
+    assert!(told.iter().all(|error| *error == told[0]), "{told:?}");
+    store.latest().unwrap().verify().unwrap();
+    assert_eq!(store.latest().unwrap().manifest().step, 4);
+    (events.map(|count| count.load(SeqCst)), told[0].clone())
+}
+
+#[test]
+fn what_fails_beside_training_is_told_once_to_all() {
+    let ([first, last], none) = failing(None, [true; SMALL]);
+    assert!(none.is_none() && last > first + 20);
+    for fails_at in first..last {
+        for joins in [[true, true, true], [false, true, false], [false, false, false]] {
+            let (_, told) = failing(Some(fails_at), joins);
+            assert!(matches!(told, Some((_, CheckpointError::Io { .. }))), "{told:?}");
+        }
+    }
+}
+
+/// Rank 1's disk does not answer; the others wait for no longer than the deadline.
+fn stuck(joins: bool) {
+    let (sim, gate, slow) = gated();
+    let (run, fast) = (small(), Store::on(Arc::new(sim.clone()), DIR));
+    let config =
+        Config { clock: Clock::manual(), timeout: Duration::from_secs(60), ..Config::new(run.ranks) };
+    let (clock, passed) = (config.clock.clone(), Barrier::new(SMALL));
+    let told = spawn_with(config, |comm| {
+        let mut opt = run.build(Arc::clone(&comm)).unwrap();
+        let saving = save_as(&mut opt, if comm.rank() == 1 { &slow } else { &fast }, 1).unwrap();
+        train(&run, &mut opt, 1..3);
+        comm.barrier().unwrap();
+        if comm.rank() == 0 {
+            while !saving.is_done() {
+                clock.advance(Duration::from_secs(61));
+                std::thread::yield_now();
+            }
+            gate.open();
+        }
+        // No rank is to wait for another while that time passes.
+        passed.wait();
+        let told = if joins {
+            let error = saving.join().unwrap_err();
+            assert!(matches!(error, Error::Comm(_)), "{error}");
+            error.to_string()
+        } else {
+            drop(saving);
+            save_as(&mut opt, &fast, 2).unwrap_err().to_string()
+        };
+        comm.barrier().unwrap();
+        opt.save(&fast, Save { step: Some(3), ..Save::default() }).unwrap();
+        assert_eq!(save_as(&mut opt, &fast, 4).unwrap().join().unwrap(), 4);
+        train(&run, &mut opt, 3..4);
+        assert_eq!(params(&opt), run.run().params);
+        told
+    });
+    let told = told.unwrap();
+    assert!(told[0].contains("after 60s ranks ["), "{told:?}");
+    assert!(joins || told == [&*told[0]; SMALL] && told[0].contains("the save of step 1 ended"), "{told:?}");
+    assert_eq!(fast.steps().unwrap(), [3, 4]);
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_waited_for_until_the_deadline() {
+    stuck(true);
+    stuck(false);
+}
+
+#[test]
+fn giving_training_up_ends_the_save() {
+    let (run, (_, gate, store)) = (small(), gated());
+    let ended = AtomicUsize::new(0);
+    spawn(run.ranks, |comm| {
+        let mut opt = run.build(Arc::clone(&comm)).unwrap();
+        let saving = save_as(&mut opt, &store, 1).unwrap();
+        comm.barrier().unwrap();
+        comm.abort();
+        if comm.rank() == 0 {
+            // Its thread waits for the disk, while the others' have ended.
+            while ended.load(SeqCst) < SMALL - 1 {
+                std::thread::yield_now();
+            }
+            gate.open();
+        }
+        assert!(matches!(saving.join(), Err(Error::Comm(_))));
+        ended.fetch_add(1, SeqCst);
+        assert!(matches!(save_as(&mut opt, &store, 2), Err(Error::Comm(_))));
+    })
+    .unwrap();
+    assert!(matches!(store.latest(), Err(CheckpointError::Nothing { .. })));
+}
+
+#[test]
+fn a_thread_that_panics_keeps_nobody_waiting() {
+    let (run, (sim, gate, shattered)) = (small(), gated());
+    gate.shatter();
+    let whole = Store::on(Arc::new(sim), DIR);
+    let told = spawn(run.ranks, |comm| {
+        let mut opt = run.build(Arc::clone(&comm)).unwrap();
+        let store = if comm.rank() == 1 { &shattered } else { &whole };
+        let told = save_as(&mut opt, store, 1).unwrap().join().unwrap_err();
+        train(&run, &mut opt, 1..4);
+        assert_eq!(params(&opt), run.run().params);
+        save_as(&mut opt, &whole, 2).unwrap().join().unwrap();
+        told
+    });
+    for (rank, told) in told.unwrap().into_iter().enumerate() {
+        match told {
+            Error::Comm(comm::Error::Panicked { rank: 1, .. }) if rank == 1 => {}
+            Error::Comm(comm::Error::Aborted { rank: 1 }) if rank != 1 => {}
+            told => panic!("{rank}: {told}"),
+        }
+    }
+}
+
+#[test]
+fn what_is_copied_is_what_is_written_and_its_memory_is_counted() {
+    for stage in STAGES {
+        let (_, gate, store) = gated();
+        gate.open();
+        let run = Run { lens: vec![700, 1, 0, 1300], ..Run::default() }.stage(stage);
+        let copied = spawn(run.ranks, |comm| {
+            let mut opt = run.build(comm).unwrap();
+            let meter = opt.options().meter.clone();
+            let live = || meter.live(Category::Staging);
+            let before = live();
+            let mut bytes = 0;
+            for step in 1..4 {
+                if step == 3 {
+                    let more = Layout::builder().param("more", &[90], DType::F32).build().unwrap();
+                    opt.add_param_group(more, adamw(), |_, _| Ok(())).unwrap();
+                }
+                let before = if step == 3 { live() - bytes } else { before };
+                let saving = save_as(&mut opt, &store, step).unwrap();
+                bytes = saving.stall().bytes;
+                assert!(saving.stall().whole >= saving.stall().copying);
+                while !saving.is_done() {
+                    std::thread::yield_now();
+                }
+                assert_eq!(saving.progress(), (bytes, bytes));
+                saving.join().unwrap();
+                assert_eq!(live(), before + bytes, "once, however often one saves");
+            }
+            let before = live() - bytes;
+            let saving = save_as(&mut opt, &store, 4).unwrap();
+            meter.reset_peaks();
+            saving.join().unwrap();
+            opt.release_snapshot();
+            assert_eq!(live(), before);
+            (bytes, meter.peak(Category::Staging) - before)
+        });
+        let (copied, peaks): (Vec<u64>, Vec<u64>) = copied.unwrap().into_iter().unzip();
+        let saved = store.latest().unwrap();
+        let slots = saved.manifest().tensors.values().flat_map(|tensor| tensor.slots.values());
+        let written: u64 = slots.flat_map(|slot| &slot.pieces).map(|piece| piece.stored.bytes).sum();
+        assert_eq!(copied.iter().sum::<u64>(), written);
+        // A file's window is no longer than what it is in front of; the rest are words of ranks.
+        assert!(
+            peaks.iter().zip(&copied).all(|(peak, copied)| peak <= &(2 * copied + 8192)),
+            "{peaks:?} {copied:?}"
+        );
+    }
+}
+
+#[test]
+fn the_next_save_waits_for_the_one_before() {
+    for beside in [false, true] {
+        let (run, (_, gate, store)) = (small(), gated());
+        let waiting = std::thread::scope(|threads| {
+            threads.spawn(|| gate.open_for_one());
+            spawn(run.ranks, |comm| {
+                let mut opt = run.build(comm).unwrap();
+                let first = save_as(&mut opt, &store, 1).unwrap();
+                if beside {
+                    save_as(&mut opt, &store, 2).unwrap().join().unwrap();
+                } else {
+                    opt.save(&store, Save { step: Some(2), ..Save::default() }).unwrap();
+                }
+                assert!(first.is_done());
+                first.join().unwrap()
+            })
+        });
+        assert_eq!(waiting.unwrap(), [1; SMALL]);
+        assert_eq!(store.steps().unwrap(), [1, 2]);
+    }
+}
+
+#[test]
+fn dropping_the_optimizer_waits_for_its_save() {
+    let (run, (_, gate, store)) = (small(), gated());
+    std::thread::scope(|threads| {
+        threads.spawn(|| gate.open_for_one());
+        let dropped = spawn(run.ranks, |comm| {
+            let mut opt = run.build(comm).unwrap();
+            drop(save_as(&mut opt, &store, 1).unwrap());
+        });
+        dropped.unwrap();
+    });
+    store.latest().unwrap().verify().unwrap();
+}
+
+#[test]
+fn a_hook_and_another_call_are_refused_on_every_rank() {
+    let (run, (_, gate, store)) = (small(), gated());
+    gate.open();
+    spawn(run.ranks, |comm| {
+        let mut opt = run.build(Arc::clone(&comm)).unwrap();
+        let mut hook = |_, _| {};
+        let progress: Option<&mut dyn FnMut(u64, u64)> =
+            if comm.rank() == 1 { Some(&mut hook) } else { None };
+        let error = opt.save_async(&store, Save { progress, ..Save::default() }).unwrap_err();
+        assert_eq!(checkpoint(error), (1, CheckpointError::Progress));
+        let error = match comm.rank() {
+            0 => opt.save(&store, Save::default()).unwrap_err(),
+            _ => opt.save_async(&store, Save::default()).unwrap_err(),
+        };
+        assert!(matches!(error, Error::Disagree { .. }), "{error}");
+        opt.save_async(&store, Save::default()).unwrap().join().unwrap();
+    })
+    .unwrap();
+}

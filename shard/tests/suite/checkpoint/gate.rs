@@ -1,0 +1,52 @@
+//! A disk on which nothing is created until a gate opens.
+
+use crate::checkpoint::hooked::{Call, Hooked};
+use crate::checkpoint::sim::Sim;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Condvar, Mutex};
+
+/// Closed at first.
+#[derive(Debug, Default)]
+pub(crate) struct Gate {
+    /// Whether it is open, and how many wait in front of it.
+    state: Mutex<(bool, usize)>,
+    changed: Condvar,
+    shattered: AtomicBool,
+}
+
+impl Gate {
+    pub(crate) fn open(&self) {
+        self.state.lock().unwrap().0 = true;
+        self.changed.notify_all();
+    }
+
+    /// Opens it once somebody waits.
+    pub(crate) fn open_for_one(&self) {
+        let state = self.state.lock().unwrap();
+        self.changed.wait_while(state, |(_, waiting)| *waiting == 0).unwrap().0 = true;
+        self.changed.notify_all();
+    }
+
+    /// Whoever comes to it panics.
+    pub(crate) fn shatter(&self) {
+        self.shattered.store(true, SeqCst);
+    }
+
+    fn pass(&self) {
+        assert!(!self.shattered.load(SeqCst), "the test's disk panics");
+        let mut state = self.state.lock().unwrap();
+        state.1 += 1;
+        self.changed.notify_all();
+        drop(self.changed.wait_while(state, |(open, _)| !*open).unwrap());
+    }
+}
+
+/// The disk behind it.
+pub(crate) fn gated(sim: Sim, gate: Arc<Gate>) -> Hooked<Sim> {
+    Hooked::new(sim, move |call| {
+        if let Call::Create = call {
+            gate.pass();
+        }
+        Ok(())
+    })
+}

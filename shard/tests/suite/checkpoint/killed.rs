@@ -1,0 +1,162 @@
+//! A job that saves, and is killed at any moment, again and again: what is newest is complete, and the next job goes on from it.
+
+use crate::common::{adamw, cases};
+use meshstep_comm::{Communicator, loopback};
+use meshstep_shard::checkpoint::{CheckpointError, Load, Save, Store};
+use meshstep_shard::{At, Error, Optimizer, Options, Stage};
+use meshstep_tensor::{DType, Layout, Meter};
+use rand::prelude::*;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Set where this binary is the job: where it saves.
+const DIR: &str = "MESHSTEP_TEST_SAVES_TO";
+/// Of the job's parameter, so that a save takes many writes.
+const LEN: usize = 150_000;
+/// A kill comes at most so long after the job has loaded, in microseconds.
+const MOST: u64 = 120_000;
+
+fn make(comm: Arc<dyn Communicator>, len: usize, stage: Stage) -> Optimizer {
+    let layout = Layout::builder().param("w", &[len], DType::F32).build().unwrap();
+    let options = Options { stage, meter: Meter::new(), ..Options::default() };
+    Optimizer::new(comm, layout, adamw(), |_, _| Ok(()), options).unwrap()
+}
+
+/// Every element does the same.
+fn step(opt: &mut Optimizer, len: usize) {
+    let grad = 1.0 + (opt.steps() % 5) as f32;
+    let mb = opt.micro_batch(1).unwrap();
+    mb.grad("w", &vec![grad; len][..]).unwrap();
+    mb.finish().unwrap();
+    opt.step(At { lr: 0.01, ..At::default() }).unwrap().outcome().unwrap();
+}
+
+/// The bits of elements and of their moments, each of them once if all are alike.
+fn alike(opt: &Optimizer) -> Vec<u32> {
+    let state = opt.state("w").unwrap();
+    let vectors = [state.values].into_iter().chain(state.slots.into_iter().map(|(_, values)| values));
+    let one = |values: meshstep_tensor::Slice<'_>| {
+        let mut bits: Vec<u32> = values.typed::<f32>().unwrap().iter().map(|x| x.to_bits()).collect();
+        bits.dedup();
+        bits
+    };
+    vectors.flat_map(one).collect()
+}
+
+/// Goes on from what was saved, and saves after every step. In a run of tests it does nothing.
+#[test]
+fn child() {
+    let Some(dir) = std::env::var_os(DIR) else { return };
+    let store = Store::new(dir);
+    loopback::spawn(2, |comm| {
+        let first = comm.rank() == 0;
+        let mut opt = make(comm, LEN, Stage::Zero1);
+        if !nothing(opt.load(&store, Load::default()).map(drop)) {
+            step(&mut opt, LEN);
+        }
+        if first {
+            println!("\nloaded");
+        }
+        loop {
+            opt.save(&store, Save { keep: Some(2), ..Save::default() }).unwrap();
+            step(&mut opt, LEN);
+        }
+    })
+    .unwrap();
+}
+
+/// Whether there is nothing yet; anything else that fails is a finding.
+fn nothing(loaded: Result<(), Error>) -> bool {
+    match loaded {
+        Err(Error::Checkpoint(failed)) if matches!(failed.error, CheckpointError::Nothing { .. }) => true,
+        loaded => {
+            loaded.unwrap();
+            false
+        }
+    }
+}
+
+fn start(dir: &Path) -> Child {
+    let mut job = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "checkpoint::killed::child", "--nocapture", "--test-threads=1"])
+        .env(DIR, dir)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(job.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert!(lines.any(|line| line == "loaded"), "the job ended");
+    job
+}
+
+/// What a job of one element has after each step that is never killed.
+fn never_killed(steps: usize) -> Vec<Vec<u32>> {
+    let run = |comm| {
+        let mut opt = make(comm, 1, Stage::Replicated);
+        let mut after = vec![alike(&opt)];
+        for _ in 0..steps {
+            step(&mut opt, 1);
+            after.push(alike(&opt));
+        }
+        after
+    };
+    loopback::spawn(1, run).unwrap().swap_remove(0)
+}
+
+/// The newest step, which is complete, and on other ranks what a job of one element has that was never killed (`expected`).
+fn newest(dir: &Path, expected: &[Vec<u32>]) -> Option<u64> {
+    let store = Store::new(dir);
+    let loaded = loopback::spawn(3, |comm| {
+        let mut opt = make(comm, LEN, Stage::Zero2);
+        (!nothing(opt.load(&store, Load::default()).map(drop))).then(|| (opt.steps(), alike(&opt)))
+    });
+    let ranks: Vec<_> = loaded.unwrap().into_iter().collect::<Option<_>>()?;
+    let steps = ranks[0].0;
+    let expected = &expected[steps as usize];
+    assert!(ranks.iter().all(|rank| rank.0 == steps && rank.1 == *expected), "step {steps}");
+    store.latest().unwrap().verify().unwrap();
+    Some(steps)
+}
+
+#[test]
+fn what_is_newest_is_complete_whenever_a_job_is_killed() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut times = StdRng::seed_from_u64(7);
+    let kills = cases(12, 200);
+    // A save is several writes to a disk: no job comes further.
+    let expected = never_killed(kills as usize * 100);
+    let (mut last, mut stale) = (None, 0);
+    for _ in 0..kills {
+        let mut job = start(dir.path());
+        // At any moment: that is what is tested.
+        std::thread::sleep(Duration::from_micros(times.random_range(0..MOST)));
+        job.kill().unwrap();
+        job.wait().unwrap();
+        stale += usize::from(drafts(dir.path()) > 0);
+        let newest = newest(dir.path(), &expected);
+        assert!(newest >= last, "{newest:?} after {last:?}");
+        last = newest;
+    }
+    let loaded = loopback::spawn(1, |comm| {
+        let mut opt = make(comm, LEN, Stage::Zero1);
+        opt.load(&Store::new(dir.path()), Load::default()).unwrap();
+        step(&mut opt, LEN);
+        opt.save(&Store::new(dir.path()), Save { keep: Some(1), ..Save::default() }).unwrap()
+    });
+    println!("{stale} kills amid a save, {last:?} the last step, {loaded:?} saved behind it");
+    assert!(stale > 0, "no job was killed while it saved");
+    let mut names: Vec<String> = names(dir.path()).collect();
+    names.sort();
+    assert_eq!(names, ["LATEST", "LOCK", &format!("step-{:012}", loaded.unwrap()[0])]);
+}
+
+fn names(dir: &Path) -> impl Iterator<Item = String> {
+    dir.read_dir().unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap())
+}
+
+/// Folders of saves that were not completed.
+fn drafts(dir: &Path) -> usize {
+    names(dir).filter(|name| name.starts_with("tmp-")).count()
+}

@@ -1,0 +1,95 @@
+//! What a save takes of the machine's memory beside the state, as the system counts it.
+#![cfg(target_os = "linux")]
+
+use crate::common::{adamw, alone};
+use meshstep_comm::{Communicator, loopback};
+use meshstep_shard::checkpoint::{Save, Store};
+use meshstep_shard::{At, Optimizer, Options, Stage};
+use meshstep_tensor::{DType, Layout, Meter};
+use std::process::Command;
+use std::sync::Arc;
+
+/// Set where this binary saves to this folder.
+const DIR: &str = "MESHSTEP_TEST_LARGE";
+const RANKS: usize = 2;
+/// With two moments, 256 MiB.
+const LEN: usize = (256 << 20) / 12;
+/// What a rank may have beside its state.
+const WINDOWS: usize = 2 * (16 << 20);
+/// The system's own, and threads'.
+const SLACK: usize = 6 << 20;
+
+/// Bytes that a line of the process's status says.
+fn status(line: &str) -> usize {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap();
+    let found = text.lines().find_map(|text| text.strip_prefix(line)).unwrap();
+    found.trim_matches(|c: char| !c.is_ascii_digit()).parse::<usize>().unwrap() << 10
+}
+
+/// A few long vectors and many short ones.
+fn build(comm: Arc<dyn Communicator>, stage: Stage) -> Optimizer {
+    let short = 200 * 5_000;
+    let layout = (0..200)
+        .fold(Layout::builder(), |layout, i| layout.param(format!("short.{i}"), &[5_000], DType::F32));
+    let layout = layout.param("long", &[LEN - short], DType::F32).build().unwrap();
+    let options = Options { stage, meter: Meter::new(), ..Options::default() };
+    let fill = |_: &meshstep_tensor::Param, mut values: meshstep_tensor::SliceMut<'_>| {
+        values.typed_mut::<f32>()?.fill(1.5);
+        Ok(())
+    };
+    Optimizer::new(comm, layout, adamw(), fill, options).unwrap()
+}
+
+fn step(opt: &mut Optimizer) {
+    let grad = vec![1.0f32; LEN];
+    let names: Vec<(String, usize)> = opt.params().map(|p| (p.name().to_owned(), p.len())).collect();
+    let mb = opt.micro_batch(1).unwrap();
+    names.iter().for_each(|(name, len)| mb.grad(name, &grad[..*len]).unwrap());
+    mb.finish().unwrap();
+    opt.step(At { lr: 0.01, ..At::default() }).unwrap().outcome().unwrap();
+}
+
+/// In a run of tests it does nothing.
+#[test]
+fn child() {
+    let Some(dir) = std::env::var_os(DIR) else { return };
+    let store = Store::new(dir);
+    for (number, stage) in [(1, Stage::Zero1), (2, Stage::Zero3)] {
+        let ranks = loopback::spawn(RANKS, |comm| {
+            let mut opt = build(Arc::clone(&comm), stage);
+            // Pages that nobody has written to are none.
+            step(&mut opt);
+            comm.barrier().unwrap();
+            let before = status("VmRSS:");
+            if comm.rank() == 0 && std::fs::write("/proc/self/clear_refs", "5").is_err() {
+                println!("\nskipped: this system counts no peaks anew");
+                std::process::exit(0);
+            }
+            comm.barrier().unwrap();
+            opt.save(&store, Save { step: Some(number), keep: Some(1), ..Save::default() }).unwrap();
+            comm.barrier().unwrap();
+            let most = status("VmHWM:");
+            comm.barrier().unwrap();
+            (before, most)
+        });
+        let (before, most) = ranks.unwrap()[0];
+        assert!(before > 256 << 20 && most >= before, "{before} {most}");
+        let more = most - before;
+        println!("{stage:?}: {more} bytes beside {before}");
+        assert!(more <= RANKS * WINDOWS + SLACK, "{stage:?}: {more} bytes beside {before}");
+        let stored: u64 = store.latest().unwrap().manifest().stored().map(|(_, stored)| stored.bytes).sum();
+        assert!(stored > 255 << 20);
+    }
+    println!("\nmeasured");
+}
+
+#[test]
+fn a_save_takes_two_windows_of_each_rank_at_most() {
+    let dir = tempfile::tempdir().unwrap();
+    let told = alone(
+        "checkpoint::memory::child",
+        Command::new(std::env::current_exe().unwrap()).env(DIR, dir.path()),
+    );
+    println!("{told}");
+    assert!(told.contains("\nmeasured") || told.contains("\nskipped:"), "{told}");
+}

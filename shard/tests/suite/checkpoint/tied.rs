@@ -1,0 +1,72 @@
+//! A parameter that was saved by another of its names is held to the same rule.
+
+use crate::checkpoint::failures::failed;
+use crate::checkpoint::sim::Sim;
+use meshstep_comm::{Communicator, loopback::spawn};
+use meshstep_optim::AdamW;
+use meshstep_shard::checkpoint::{CheckpointError, Load, Mismatch, Placing, Save, Store, reshard_placed};
+use meshstep_shard::{Error, Optimizer, Options, Stage};
+use meshstep_tensor::{DType, Layout};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// A model that calls a parameter by two names.
+struct Tied(&'static [(&'static str, &'static str)]);
+
+impl Placing for Tied {
+    fn mesh(&self) -> String {
+        "ranks=2".to_owned()
+    }
+
+    fn tied(&self) -> BTreeMap<String, String> {
+        self.0.iter().map(|&(name, to)| (name.to_owned(), to.to_owned())).collect()
+    }
+}
+
+const HEAD: Tied = Tied(&[("head", "embedding")]);
+const EMBEDDING: Tied = Tied(&[("embedding", "head")]);
+const NONE: Tied = Tied(&[]);
+
+fn make(comm: Arc<dyn Communicator>, name: &str, beta2: f64) -> Optimizer {
+    let layout = Layout::builder().param(name, &[7, 3], DType::F32).param("w", &[5], DType::F32);
+    let options = Options { stage: Stage::Zero1, ..Options::default() };
+    let rule = AdamW { beta2, ..AdamW::default() };
+    Optimizer::new(comm, layout.build().unwrap(), rule, |_, _| Ok(()), options).unwrap()
+}
+
+/// What comes of going on with another rule under `name`: where it is loaded, and where it is moved.
+fn told((saved, by): (&str, &Tied), (name, here): (&str, &Tied), beta2: f64) -> [Result<(), Error>; 2] {
+    let store = Store::on(Arc::new(Sim::new("/run")), "/run");
+    let ranks = spawn(2, |comm| {
+        let mut old = make(comm.clone(), saved, 0.999);
+        old.save_placed(&store, Save::default(), by).unwrap();
+        let mut new = make(comm.clone(), name, beta2);
+        let loaded = new.load_placed(&store, Load::default(), here).map(drop);
+        let moved = reshard_placed(&comm, Some((&mut old, by)), Some((&mut new, here)));
+        [loaded, moved.map(drop)]
+    });
+    ranks.unwrap().remove(0)
+}
+
+#[test]
+fn a_rule_is_compared_by_whichever_name_a_parameter_has() {
+    let table = [
+        (("embedding", &HEAD), ("head", &NONE)),
+        (("embedding", &NONE), ("head", &EMBEDDING)),
+        (("embedding", &HEAD), ("head", &EMBEDDING)),
+        (("head", &NONE), ("embedding", &HEAD)),
+        (("head", &NONE), ("head", &NONE)),
+    ];
+    for (saved, here) in table {
+        for same in told(saved, here, 0.999) {
+            same.unwrap();
+        }
+        for other in told(saved, here, 0.95) {
+            let CheckpointError::Mismatch(Mismatch::Setting { what, .. }) = failed(other.unwrap_err()).error
+            else {
+                panic!("another rule is another setting")
+            };
+            assert_eq!(what, format!("the rule of {:?}", here.0));
+        }
+    }
+}

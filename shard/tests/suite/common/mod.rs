@@ -1,0 +1,495 @@
+//! One training run as data, run on loopback ranks by Meshstep or by a loop anyone can check.
+
+pub mod elsewhere;
+pub mod seeds;
+
+use meshstep_optim::{
+    Adagrad, Adam, AdamW, Adopt, Flat, Isa, Lamb, Lars, Lion, Moments as SlowMoments, Momentum, QhAdamW,
+    QhAdopt, RmsProp, Rounding, Rule, Scalars, Segment, Sgd, TensorSums,
+};
+use meshstep_shard::{
+    At, Combine, Error, Gathered, Groups, Master, MicroBatch, Moments, Optimizer, Options, Outcome, Owners,
+    Precision, Stage,
+};
+use meshstep_tensor::{Buffer, Category, DType, Layout, Queue, Slice, SliceMut, bf16, cast, f16};
+
+pub const STAGES: [Stage; 6] = [
+    Stage::Replicated,
+    Stage::Zero1,
+    Stage::Zero2,
+    Stage::Zero3,
+    Stage::WholeParams(Owners::RoundRobin),
+    Stage::WholeParams(Owners::SortedGreedy),
+];
+
+const FULL: Precision =
+    Precision { master: Master::None, moments: Moments::Full, rounding: Rounding::Nearest, seed: 3 };
+pub const F32_MASTER: Precision = Precision { master: Master::F32, ..FULL };
+const REMAINDER: Precision = Precision { master: Master::Remainder, ..FULL };
+const STOCHASTIC: Precision = Precision { rounding: Rounding::Stochastic, ..FULL };
+const MOMENTS: Precision = Precision { moments: Moments::BF16, ..STOCHASTIC };
+
+/// Parameter types and precisions that go together.
+pub const PRECISIONS: [(DType, Precision); 10] = [
+    (DType::F32, FULL),
+    (DType::F64, FULL),
+    (DType::BF16, F32_MASTER),
+    (DType::F16, F32_MASTER),
+    (DType::BF16, REMAINDER),
+    (DType::BF16, STOCHASTIC),
+    (DType::F32, MOMENTS),
+    (DType::BF16, MOMENTS),
+    (DType::BF16, Precision { master: Master::F32, ..MOMENTS }),
+    (DType::BF16, Precision { master: Master::Remainder, ..MOMENTS }),
+];
+
+/// What a run is made of.
+#[derive(Clone, Debug)]
+pub struct Run {
+    pub lens: Vec<usize>,
+    pub ranks: usize,
+    pub steps: u64,
+    pub micro_batches: usize,
+    pub rule: WhichRule,
+    pub max_norm: Option<f64>,
+    pub gradients: Gradients,
+    pub dtype: DType,
+    pub grads: DType,
+    pub options: Options,
+    /// Every rank hands its gradients over in another random order.
+    pub shuffle: bool,
+    pub in_place: bool,
+    pub seed: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum WhichRule {
+    Sgd,
+    SgdMomentum,
+    SgdAverage,
+    SgdLrInside,
+    AdamW,
+    Adam,
+    AmsGrad,
+    RmsProp,
+    Adagrad,
+    Lion,
+    Adopt,
+    QhAdopt,
+    QhAdamW,
+    TwoMoments,
+    Lamb,
+    Lars,
+}
+
+/// Every rule with state that runs on any cut.
+pub const WITH_STATE: [WhichRule; 15] = [
+    WhichRule::AdamW,
+    WhichRule::SgdMomentum,
+    WhichRule::SgdAverage,
+    WhichRule::SgdLrInside,
+    WhichRule::Adam,
+    WhichRule::AmsGrad,
+    WhichRule::RmsProp,
+    WhichRule::Adagrad,
+    WhichRule::Lion,
+    WhichRule::Adopt,
+    WhichRule::QhAdopt,
+    WhichRule::QhAdamW,
+    WhichRule::TwoMoments,
+    WhichRule::Lamb,
+    WhichRule::Lars,
+];
+
+/// `then` of the rule, in its own type.
+macro_rules! with_rule {
+    ($which:expr, |$rule:ident| $then:expr) => {{
+        let momentum = Sgd { momentum: 0.9, weight_decay: 0.01, ..Sgd::default() };
+        macro_rules! of {
+            ($value:expr) => {{
+                let $rule = $value;
+                $then
+            }};
+        }
+        match $which {
+            WhichRule::Sgd => of!(Sgd::default()),
+            WhichRule::SgdMomentum => of!(momentum),
+            WhichRule::SgdAverage => of!(Sgd { form: Momentum::Average { debias: true }, ..momentum }),
+            WhichRule::SgdLrInside => of!(Sgd { form: Momentum::LrInside, ..momentum }),
+            WhichRule::AdamW => of!(adamw()),
+            WhichRule::Adam => of!(Adam { weight_decay: 0.1, ..Adam::default() }),
+            WhichRule::AmsGrad => of!(AdamW { amsgrad: true, ..adamw() }),
+            WhichRule::RmsProp => of!(RmsProp { centered: true, momentum: 0.9, ..RmsProp::default() }),
+            WhichRule::Adagrad => of!(Adagrad { lr_decay: 0.01, ..Adagrad::default() }),
+            WhichRule::Lion => of!(Lion { weight_decay: 0.1, ..Lion::default() }),
+            WhichRule::Adopt => of!(Adopt::default()),
+            WhichRule::QhAdopt => of!(QhAdopt::default()),
+            WhichRule::QhAdamW => of!(QhAdamW::default()),
+            WhichRule::TwoMoments => {
+                of!(QhAdamW {
+                    moments: SlowMoments::new(&[(0.9, 0.3), (0.99, 0.5)]).unwrap(),
+                    ..QhAdamW::default()
+                })
+            }
+            WhichRule::Lamb => of!(Lamb::default()),
+            WhichRule::Lars => of!(Lars { trust_coefficient: 0.1, ..Lars::default() }),
+        }
+    }};
+}
+
+/// What gradients look like.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Gradients {
+    /// Multiples of 1/64 below 4, times 840: sums, squares, and means over up to 8 ranks are exact.
+    Grid,
+    /// Of any size, others on every rank.
+    Rough,
+    /// Of any size, the same on every rank.
+    Equal,
+    /// As `Grid`, but that in the second step rank 0 has an infinity and rank 1 a NaN.
+    Broken,
+}
+
+/// What is left of a run, in bits.
+#[derive(Clone, Debug, PartialEq)]
+pub struct End {
+    pub params: Vec<Vec<u8>>,
+    pub norms: Vec<u64>,
+    pub coefs: Vec<u64>,
+}
+
+impl Default for Run {
+    fn default() -> Self {
+        Run {
+            lens: vec![70, 1, 0, 130, 64, 3],
+            ranks: 4,
+            steps: 3,
+            micro_batches: 1,
+            rule: WhichRule::AdamW,
+            max_norm: Some(1.0),
+            gradients: Gradients::Rough,
+            dtype: DType::F32,
+            grads: DType::F32,
+            options: Options { bucket_len: Some(150), ..Options::default() },
+            shuffle: false,
+            in_place: false,
+            seed: 1,
+        }
+    }
+}
+
+impl Run {
+    pub fn stage(&self, stage: Stage) -> Run {
+        let meter = meshstep_tensor::Meter::new();
+        Run { options: Options { stage, meter, ..self.options.clone() }, ..self.clone() }
+    }
+
+    pub fn layout(&self) -> Layout {
+        let add = |b: meshstep_tensor::LayoutBuilder, (i, &len): (usize, &usize)| {
+            // The first one is in no unit.
+            let b = if i % 2 == 1 { b.unit(format!("u{}", i / 2)) } else { b };
+            b.param(name(i), &[len], self.dtype)
+        };
+        self.lens.iter().enumerate().fold(Layout::builder(), add).build().unwrap()
+    }
+
+    pub fn groups(&self) -> Groups {
+        with_rule!(self.rule, |rule| Groups::new(rule))
+    }
+
+    /// Parameter `i`'s gradient, as the element type it is handed over in.
+    pub fn gradient(&self, t: u64, batch: usize, rank: usize, i: usize) -> Vec<f64> {
+        let rank = if self.gradients == Gradients::Equal { 0 } else { rank as u64 };
+        let key = |j: usize| hash(&[self.seed, t, batch as u64, rank, i as u64, j as u64]);
+        let broken = self.gradients == Gradients::Broken && t == 2;
+        let value = |j: usize| match self.gradients {
+            Gradients::Broken if broken && (rank, i, j) == (0, 3, 7) => f64::INFINITY,
+            Gradients::Broken if broken && (rank, i, j) == (1, 0, 5) => f64::NAN,
+            Gradients::Grid | Gradients::Broken => ((key(j) % 512) as f64 - 256.0) / 64.0 * 840.0,
+            _ => {
+                let size = 2f64.powi((key(j) >> 40) as i32 % 16 - 8);
+                (((key(j) & 0xffff) as f64 - 32768.0) / 32768.0 * size) as f32 as f64
+            }
+        };
+        (0..self.lens[i]).map(value).collect()
+    }
+
+    pub fn initial(&self, i: usize) -> Vec<f64> {
+        let value = |j: usize| (hash(&[self.seed, 77, i as u64, j as u64]) % 4001) as f64 / 2000.0 - 1.0;
+        (0..self.lens[i]).map(value).collect()
+    }
+
+    pub fn at(&self, t: u64) -> At {
+        At { lr: 0.01 / t as f64, max_norm: self.max_norm, ..At::default() }
+    }
+
+    /// The run by Meshstep; all ranks must end alike.
+    pub fn run(&self) -> End {
+        let ends = meshstep_comm::loopback::spawn(self.ranks, |comm| self.on_rank(comm).unwrap()).unwrap();
+        assert!(ends.iter().all(|end| *end == ends[0]), "ranks end apart: {self:?}");
+        ends.into_iter().next().unwrap()
+    }
+
+    pub fn build(&self, comm: std::sync::Arc<dyn meshstep_comm::Communicator>) -> Result<Optimizer, Error> {
+        let options = Options { grads: Some(self.grads), ..self.options.clone() };
+        let options = Options { meter: meshstep_tensor::Meter::new(), ..options };
+        let first = |p: &meshstep_tensor::Param, mut out: SliceMut<'_>| {
+            out.cast_from(Slice::from(&self.initial(index(p.name()))[..]))
+        };
+        Optimizer::new(comm, self.layout(), self.groups(), first, options)
+    }
+
+    pub fn on_rank(&self, comm: std::sync::Arc<dyn meshstep_comm::Communicator>) -> Result<End, Error> {
+        let mut opt = self.build(comm)?;
+        let mut end = End { params: Vec::new(), norms: Vec::new(), coefs: Vec::new() };
+        for t in 1..=self.steps {
+            for batch in 0..self.micro_batches {
+                self.read_and_hand_over(&mut opt, t, batch)?;
+            }
+            match opt.step(self.at(t))?.outcome()? {
+                Outcome::Applied { norm, coef, .. } => {
+                    end.norms.push(norm.to_bits());
+                    end.coefs.push(coef.to_bits());
+                }
+                skipped => panic!("{skipped:?}"),
+            }
+        }
+        end.params = params(&opt);
+        Ok(end)
+    }
+
+    pub fn hand_over(&self, opt: &mut Optimizer, t: u64, batch: usize) -> Result<(), Error> {
+        let rank = opt.comm().rank();
+        let last = batch + 1 == self.micro_batches;
+        let mb = if last { opt.micro_batch(1)? } else { opt.accumulate(1)? };
+        self.order(t, rank).into_iter().try_for_each(|i| self.grad(&mb, (t, batch, rank), i))?;
+        mb.finish()
+    }
+
+    fn grad(
+        &self,
+        mb: &MicroBatch<'_>,
+        (t, batch, rank): (u64, usize, usize),
+        i: usize,
+    ) -> Result<(), Error> {
+        let grad = self.gradient(t, batch, rank, i);
+        if self.in_place {
+            let mut slot = mb.slot(&name(i))?;
+            let place = slot.as_mut()?;
+            with_dtype(self.grads, &grad, |grad| self.options.queue.upload(grad, place))?;
+            slot.fill()
+        } else {
+            with_dtype(self.grads, &grad, |grad| {
+                let there = put(grad, &self.options.queue);
+                mb.grad(&name(i), there.as_slice())
+            })
+        }
+    }
+
+    /// As [`hand_over`](Self::hand_over) where parameters are whole. Else as a model does it: every unit is read forwards, then
+    /// backwards, when its gradients are handed over, each while the next is on its way.
+    pub fn read_and_hand_over(&self, opt: &mut Optimizer, t: u64, batch: usize) -> Result<(), Error> {
+        if self.options.stage != Stage::Zero3 {
+            return self.hand_over(opt, t, batch);
+        }
+        let rank = opt.comm().rank();
+        let of = |i: usize| opt.unit_of(&name(i)).unwrap().unwrap().to_owned();
+        let of: Vec<String> = (0..self.lens.len()).map(of).collect();
+        let mut units: Vec<String> = opt.units().map(str::to_owned).collect();
+        let last = batch + 1 == self.micro_batches;
+        let mb = if last { opt.micro_batch(1)? } else { opt.accumulate(1)? };
+        pass(&mb, &units, |unit| {
+            let own = (0..self.lens.len()).filter(|&i| of[i] == unit.unit());
+            own.into_iter().for_each(|i| assert_eq!(unit.param(&name(i)).unwrap().len(), self.lens[i]));
+            Ok(())
+        })?;
+        units.reverse();
+        pass(&mb, &units, |unit| {
+            let own = self.order(t, rank).into_iter().filter(|&i| of[i] == unit.unit());
+            own.into_iter().try_for_each(|i| self.grad(&mb, (t, batch, rank), i))
+        })?;
+        mb.finish()
+    }
+
+    /// Reverse registration order, as a backward pass; or shuffled, otherwise on every rank.
+    fn order(&self, t: u64, rank: usize) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..self.lens.len()).rev().collect();
+        if self.shuffle {
+            order.sort_by_key(|&i| hash(&[self.seed, t, rank as u64, i as u64, 99]));
+        }
+        order
+    }
+
+    /// The same by one loop over whole vectors of f32: means in f64, a plain sum of squares, one update per parameter. For
+    /// gradients on the grid every sum is exact, so it must agree to the bit.
+    pub fn naive(&self) -> End {
+        let rule = self.boxed_rule();
+        let mut params: Vec<Vec<f32>> = (0..self.lens.len()).map(|i| self.rounded(i)).collect();
+        let mut state: Vec<Vec<Vec<f32>>> =
+            self.lens.iter().map(|&len| vec![vec![0.0; len]; rule.state().len()]).collect();
+        let mut end = End { params: Vec::new(), norms: Vec::new(), coefs: Vec::new() };
+        for t in 1..=self.steps {
+            let mut grads: Vec<Vec<f32>> = (0..self.lens.len()).map(|i| self.combined(t, i)).collect();
+            let factor =
+                if self.options.combine == Combine::Mean { 1.0 / self.micro_batches as f64 } else { 1.0 };
+            let squares: f64 = grads.iter().flatten().map(|&g| f64::from(g) * f64::from(g)).sum();
+            let norm = factor * squares.sqrt();
+            let coef = self.max_norm.map_or(1.0, |max| (max / (norm + 1e-6)).min(1.0));
+            let scalars = Scalars {
+                lr: self.at(t).lr,
+                grad_scale: factor * coef,
+                zero_grads: false,
+                ..Scalars::default()
+            };
+            for i in 0..self.lens.len() {
+                let mut slots: Vec<SliceMut<'_>> =
+                    state[i].iter_mut().map(|s| SliceMut::from(&mut s[..])).collect();
+                let (params, grads) = (SliceMut::from(&mut params[i][..]), SliceMut::from(&mut grads[i][..]));
+                let flat = Flat { params, grads, state: &mut slots, copy: None, remainder: None };
+                let mut all = [Segment::new(0..self.lens[i], t)];
+                let mut sums = [TensorSums::new()];
+                rule.measure_on(Isa::Reference, &flat, &all, &scalars, &mut sums).unwrap();
+                all[0].ratio = rule.ratio(&sums[0]);
+                rule.update(flat, &all, &scalars, &Queue::cpu()).unwrap();
+            }
+            end.norms.push(norm.to_bits());
+            end.coefs.push(coef.to_bits());
+        }
+        let bytes = |p: &Vec<f32>| {
+            let wide: Vec<f64> = p.iter().map(|&x| x.into()).collect();
+            with_dtype(self.dtype, &wide, |p| p.bytes().unwrap().to_vec())
+        };
+        end.params = params.iter().map(bytes).collect();
+        end
+    }
+
+    /// The first values as an update sees them: in f32, after rounding to the parameters' type.
+    fn rounded(&self, i: usize) -> Vec<f32> {
+        let mut wide = vec![0f32; self.lens[i]];
+        with_dtype(self.dtype, &self.initial(i), |p| cast(p, SliceMut::from(&mut wide[..])).unwrap());
+        wide
+    }
+
+    pub fn boxed_rule(&self) -> Box<dyn Rule> {
+        with_rule!(self.rule, |rule| Box::new(rule))
+    }
+
+    fn combined(&self, t: u64, i: usize) -> Vec<f32> {
+        let mut sum = vec![0f64; self.lens[i]];
+        for batch in 0..self.micro_batches {
+            for rank in 0..self.ranks {
+                sum.iter_mut().zip(self.gradient(t, batch, rank, i)).for_each(|(s, g)| *s += g);
+            }
+        }
+        let ranks = if self.options.combine == Combine::Mean { self.ranks as f64 } else { 1.0 };
+        sum.iter().map(|s| (s / ranks) as f32).collect()
+    }
+}
+
+pub fn adamw() -> AdamW {
+    AdamW { weight_decay: 0.1, ..AdamW::default() }
+}
+
+/// Reads every unit in this order, each while the next is on its way.
+pub fn pass(
+    mb: &MicroBatch<'_>,
+    units: &[String],
+    mut read: impl FnMut(&Gathered<'_>) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let mut next = None;
+    for (i, unit) in units.iter().enumerate() {
+        let here = next.take().map_or_else(|| mb.start_gather(unit), Ok)?.wait()?;
+        next = units.get(i + 1).map(|unit| mb.start_gather(unit)).transpose()?;
+        read(&here)?;
+    }
+    Ok(())
+}
+
+pub fn params(opt: &Optimizer) -> Vec<Vec<u8>> {
+    opt.params().map(|p| param(opt, p.name())).collect()
+}
+
+/// The same of a parameter of f32.
+pub fn floats(opt: &Optimizer, name: &str) -> Vec<f32> {
+    let float = |bytes: &[u8]| f32::from_ne_bytes(bytes.try_into().unwrap());
+    param(opt, name).chunks(4).map(float).collect()
+}
+
+/// A copy of a parameter, gathered where it is sharded: collective then.
+pub fn param(opt: &Optimizer, name: &str) -> Vec<u8> {
+    let queue = &opt.options().queue;
+    match opt.unit_of(name).unwrap().filter(|_| opt.options().stage == Stage::Zero3) {
+        Some(unit) => fetch(opt.gather(unit).unwrap().param(name).unwrap(), queue),
+        None => fetch(opt.param(name).unwrap(), queue),
+    }
+}
+
+/// A copy at the queue's place.
+pub fn put(values: Slice<'_>, queue: &Queue) -> Buffer {
+    let (len, dtype, meter) = (values.len(), values.dtype(), meshstep_tensor::Meter::new());
+    let mut buffer = Buffer::zeroed_on(queue, len, dtype, &meter, Category::Grads).unwrap();
+    queue.upload(values, buffer.as_mut()).unwrap();
+    buffer
+}
+
+/// The bytes at the queue's place.
+pub fn fetch(values: Slice<'_>, queue: &Queue) -> Vec<u8> {
+    let (len, dtype, meter) = (values.len(), values.dtype(), meshstep_tensor::Meter::new());
+    let mut buffer = Buffer::zeroed(len, dtype, &meter, Category::Staging).unwrap();
+    queue.download(values, buffer.as_mut()).unwrap();
+    buffer.as_slice().bytes().unwrap().to_vec()
+}
+
+/// Every byte of this rank's state, and every parameter's `t`.
+pub fn state(opt: &Optimizer) -> Vec<(u64, Vec<Vec<u8>>)> {
+    let of = |p: &meshstep_tensor::Param| {
+        let state = opt.state(p.name()).unwrap();
+        (state.t, state.slots.iter().map(|(_, s)| fetch(*s, &opt.options().queue)).collect())
+    };
+    opt.params().map(of).collect()
+}
+
+pub fn name(i: usize) -> String {
+    format!("p{i}")
+}
+
+fn index(name: &str) -> usize {
+    name[1..].parse().unwrap()
+}
+
+fn narrow(values: &[f64]) -> Vec<f32> {
+    values.iter().map(|&v| v as f32).collect()
+}
+
+pub fn with_dtype<T>(dtype: DType, values: &[f64], then: impl FnOnce(Slice<'_>) -> T) -> T {
+    match dtype {
+        DType::F32 => then(Slice::from(&narrow(values)[..])),
+        DType::BF16 => {
+            then(Slice::from(&values.iter().map(|&v| bf16::from_f32(v as f32)).collect::<Vec<_>>()[..]))
+        }
+        DType::F16 => {
+            then(Slice::from(&values.iter().map(|&v| f16::from_f32(v as f32)).collect::<Vec<_>>()[..]))
+        }
+        _ => then(Slice::from(values)),
+    }
+}
+
+pub fn hash(words: &[u64]) -> u64 {
+    // SplitMix64 over the words.
+    words.iter().fold(0x9e37_79b9_7f4a_7c15, |h, &w| {
+        let mut z = (h ^ w).wrapping_add(0x9e37_79b9_7f4a_7c15);
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    })
+}
+
+pub use meshstep_cases::cases;
+
+/// What one test of this program says in a process of its own, which `job` begins.
+pub fn alone(test: &str, job: &mut std::process::Command) -> String {
+    let ran = job.args(["--exact", test, "--nocapture", "--test-threads=1"]).output().unwrap();
+    let told = String::from_utf8_lossy(&[&ran.stdout[..], &ran.stderr].concat()).into_owned();
+    assert!(ran.status.success(), "{told}");
+    told
+}

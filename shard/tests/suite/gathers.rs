@@ -1,0 +1,466 @@
+//! Sharded parameters: gathered whole while they are read, freed afterwards, the same on every rank; and what goes wrong.
+
+use crate::common::{F32_MASTER, Run, fetch, name, param, params};
+use meshstep_comm::{Communicator, Kind, loopback};
+use meshstep_optim::{Muon, Sgd};
+use meshstep_shard::{At, Clip, Error, Initial, Optimizer, Options, Outcome, Stage, UnitError};
+use meshstep_tensor::{Category, DType, Layout, LayoutBuilder, Param, Slice, SliceMut};
+use std::sync::{Arc, Barrier};
+
+fn sharded() -> Run {
+    Run::default().stage(Stage::Zero3)
+}
+
+/// Three units of equal length, a frozen parameter, and one more unit.
+fn layout() -> Layout {
+    let add = |b: LayoutBuilder, (unit, name, len): (&str, &str, usize)| {
+        b.unit(unit).param(name, &[len], DType::F32)
+    };
+    let units = [("a", "a.w", 100), ("b", "b.w", 100), ("c", "c.w", 100), ("d", "d.w", 300)];
+    units.into_iter().fold(Layout::builder().frozen("f", &[3], DType::F32), add).build().unwrap()
+}
+
+fn first(p: &Param, mut out: SliceMut<'_>) -> Result<(), meshstep_tensor::Error> {
+    let salt = p.name().len() + usize::from(p.name().as_bytes()[0]);
+    out.copy_from(Slice::from(&(0..p.len()).map(|i| (i * 7 + salt) as f32).collect::<Vec<_>>()[..]))
+}
+
+fn build(comm: Arc<dyn Communicator>, options: Options) -> Result<Optimizer, Error> {
+    let meter = meshstep_tensor::Meter::new();
+    Optimizer::new(comm, layout(), Sgd::default(), first, Options { stage: Stage::Zero3, meter, ..options })
+}
+
+fn step(opt: &mut Optimizer) -> Result<Outcome, Error> {
+    let mb = opt.micro_batch(1)?;
+    for (name, len) in [("d.w", 300), ("c.w", 100), ("b.w", 100), ("a.w", 100)] {
+        mb.grad(name, &vec![1f32; len][..])?;
+    }
+    mb.finish()?;
+    opt.step(At::default())?.outcome()
+}
+
+/// At every read each rank has what replicas have, whatever else is on its way: other units, gradients, another thread's.
+#[test]
+fn what_is_read_is_what_replicas_have() {
+    for ranks in [1, 2, 3, 4] {
+        for dtype in [DType::F32, DType::BF16] {
+            let precision = if dtype == DType::BF16 { F32_MASTER } else { Options::default().precision };
+            let options = Options { precision, ..Run::default().options };
+            let run = Run { ranks, dtype, grads: dtype, options, ..Run::default() };
+            let replicas = loopback::spawn(ranks, |comm| {
+                let mut opt = run.stage(Stage::Replicated).build(comm).unwrap();
+                let mut seen = vec![params(&opt)];
+                for t in 1..=run.steps {
+                    run.hand_over(&mut opt, t, 0).unwrap();
+                    let _ = opt.step(run.at(t)).unwrap();
+                    seen.push(params(&opt));
+                }
+                seen
+            });
+            let replicas = &replicas.unwrap()[0];
+            let run = run.stage(Stage::Zero3);
+            loopback::spawn(ranks, |comm| {
+                let rank = comm.rank();
+                let mut opt = run.build(comm).unwrap();
+                for t in 1..=run.steps {
+                    let of = |i: usize| opt.unit_of(&name(i)).unwrap().unwrap().to_owned();
+                    let of: Vec<String> = (0..run.lens.len()).map(of).collect();
+                    let mut units: Vec<String> = opt.units().map(str::to_owned).collect();
+                    let own =
+                        |unit: &str| -> Vec<usize> { (0..of.len()).filter(|&i| of[i] == unit).collect() };
+                    let seen = &replicas[t as usize - 1];
+                    let mb = opt.micro_batch(1).unwrap();
+                    let same = |unit: &meshstep_shard::Gathered<'_>| {
+                        for i in own(unit.unit()) {
+                            let here = fetch(unit.param(&name(i)).unwrap(), &run.options.queue);
+                            assert_eq!(here, seen[i], "{dtype} on rank {rank} of {ranks}, step {t}: p{i}");
+                        }
+                        Ok(())
+                    };
+                    crate::common::pass(&mb, &units, same).unwrap();
+                    units.reverse();
+                    crate::common::pass(&mb, &units, |unit| {
+                        same(unit)?;
+                        // From threads, while the next unit travels.
+                        std::thread::scope(|s| {
+                            for i in own(unit.unit()) {
+                                let mb = &mb;
+                                let grad = run.gradient(t, 0, rank, i);
+                                s.spawn(move || {
+                                    crate::common::with_dtype(dtype, &grad, |grad| mb.grad(&name(i), grad))
+                                        .unwrap();
+                                });
+                            }
+                        });
+                        same(unit)
+                    })
+                    .unwrap();
+                    mb.finish().unwrap();
+                    let _ = opt.step(run.at(t)).unwrap();
+                    assert_eq!(params(&opt), replicas[t as usize]);
+                }
+            })
+            .unwrap();
+        }
+    }
+}
+
+/// What a rank keeps between gathers is its part of what they bring.
+#[test]
+fn each_rank_keeps_its_own_part() {
+    for stage in crate::common::STAGES {
+        let parts = loopback::spawn(3, |comm| {
+            let run = Run { ranks: 3, ..Run::default() }.stage(stage);
+            let mut opt = run.build(comm).unwrap();
+            run.hand_over(&mut opt, 1, 0).unwrap();
+            let _ = opt.step(run.at(1)).unwrap();
+            let whole = params(&opt);
+            let part = |i: usize| {
+                let state = opt.state(&name(i)).unwrap();
+                assert_eq!(state.values.len(), state.range.len());
+                let own = fetch(state.values, &run.options.queue);
+                assert_eq!(own, whole[i][state.range.start * 4..state.range.end * 4], "{stage:?} p{i}");
+                own.len()
+            };
+            ((0..run.lens.len()).map(part).sum::<usize>(), run.lens.iter().sum::<usize>() * 4)
+        });
+        let parts = parts.unwrap();
+        let owned: usize = parts.iter().map(|(own, _)| own).sum();
+        let times = if stage == Stage::Replicated { 3 } else { 1 };
+        assert_eq!(owned, times * parts[0].1, "{stage:?}");
+    }
+}
+
+/// Two units fit, whichever goes first; a third takes memory for as long as it is there.
+#[test]
+fn dropping_a_unit_frees_it() {
+    loopback::spawn(2, |comm| {
+        let opt = build(comm.clone(), Options::default()).unwrap();
+        let live = || opt.options().meter.live(Category::Gathered);
+        // c and d, padded to 64 elements a rank.
+        let room = (128 + 384) * 4;
+        assert_eq!(live(), room);
+        let kept = opt.options().meter.live(Category::Params);
+        assert_eq!(kept, ((3 * 128 + 384) / 2 + 64) * 4);
+        for unit in ["a", "b", "c", "d", "c", "b", "a"] {
+            assert_eq!(opt.gather(unit).unwrap().unit(), unit);
+        }
+        let (c, d) = (opt.start_gather("c").unwrap(), opt.start_gather("d").unwrap());
+        let d = d.wait().unwrap();
+        drop(c);
+        let (c, a) = (opt.gather("c").unwrap(), opt.gather("a").unwrap());
+        assert_eq!(live(), room + 128 * 4);
+        for (unit, name) in [(&a, "a.w"), (&c, "c.w"), (&d, "d.w")] {
+            let values = unit.param(name).unwrap().typed::<f32>().unwrap();
+            let expected = 3 + usize::from(name.as_bytes()[0]);
+            assert!(values.iter().enumerate().all(|(i, &v)| v == (i * 7 + expected) as f32), "{name}");
+            assert_eq!(unit.param("f").unwrap().len(), 3);
+        }
+        drop((a, c, d));
+        assert_eq!(live(), room);
+        assert_eq!(opt.options().meter.peak(Category::Gathered), room + 128 * 4);
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_step_gathers_nothing() {
+    loopback::spawn(3, |comm| {
+        let run = Run { ranks: 3, ..sharded() };
+        let mut opt = run.build(comm.clone()).unwrap();
+        let gathers = || comm.stats().of(Kind::AllGather).operations;
+        let before = gathers();
+        for t in 1..=3 {
+            run.hand_over(&mut opt, t, 0).unwrap();
+            let Outcome::Applied { traffic, .. } = opt.step(run.at(t)).unwrap().outcome().unwrap() else {
+                panic!("gradients are finite")
+            };
+            assert!(traffic.sent > 0);
+        }
+        assert_eq!(gathers(), before);
+    })
+    .unwrap();
+}
+
+#[test]
+fn what_is_asked_of_the_wrong_unit_is_told() {
+    loopback::spawn(2, |comm| {
+        let mut opt = build(comm, Options::default()).unwrap();
+        assert_eq!(opt.units().collect::<Vec<_>>(), ["a", "b", "c", "d"]);
+        assert_eq!((opt.unit_of("b.w").unwrap(), opt.unit_of("f").unwrap()), (Some("b"), None));
+        let unit = |error: Error| match error {
+            Error::Unit(error) => error,
+            other => panic!("{other}"),
+        };
+        let (a, b) = ("a".to_owned(), "b".to_owned());
+        let sharded = UnitError::Sharded { name: "b.w".into(), unit: b.clone() };
+        assert_eq!(unit(opt.param("b.w").unwrap_err()), sharded);
+        assert_eq!(opt.param("f").unwrap().len(), 3);
+        let unknown = UnitError::Unknown { unit: "e".into(), count: 4 };
+        assert_eq!(unit(opt.gather("e").unwrap_err()), unknown);
+        let held = opt.gather("a").unwrap();
+        assert_eq!(unit(opt.gather("a").unwrap_err()), UnitError::Taken { unit: a.clone() });
+        let elsewhere = UnitError::Elsewhere { name: "b.w".into(), unit: b, gathered: a };
+        assert_eq!(unit(held.param("b.w").unwrap_err()), elsewhere);
+        assert!(matches!(held.param("x"), Err(Error::UnknownParam { .. })));
+        drop(held);
+        // None of it was a gather.
+        drop(opt.gather("a").unwrap());
+        step(&mut opt).unwrap();
+    })
+    .unwrap();
+}
+
+/// A tied parameter that its bucket is called by is gathered by either name, and no unit has its other one.
+#[test]
+fn a_unit_goes_by_every_name_of_its_parameter() {
+    let layout = || {
+        let add = |layout: LayoutBuilder, name: &str| layout.param(name, &[9], DType::F32);
+        let layout = add(add(Layout::builder(), "table").unit("block"), "w");
+        add(layout.unit("last"), "x").build().unwrap()
+    };
+    for stage in crate::common::STAGES {
+        loopback::spawn(2, |comm| {
+            let options = Options { stage, ..Options::default() };
+            let mut opt = Optimizer::new(comm, layout(), Sgd::default(), first, options).unwrap();
+            opt.also_called("head", "table").unwrap();
+            // That of another unit is no name of this one.
+            ["v", "last"].iter().for_each(|alias| opt.also_called(alias, "w").unwrap());
+            assert_eq!(opt.gather("last").unwrap().unit(), "last");
+            let read = |opt: &Optimizer, unit: &str, name: &str| {
+                let here = opt.gather(unit).unwrap();
+                (here.unit().to_owned(), fetch(here.param(name).unwrap(), &opt.options().queue))
+            };
+            let table = read(&opt, "table", "table");
+            assert_eq!(table.0, "table");
+            for (unit, name) in [("head", "head"), ("head", "table"), ("table", "head")] {
+                assert_eq!(read(&opt, unit, name), table, "{unit} {name} {stage:?}");
+            }
+            assert_eq!(opt.unit_of("head").unwrap(), Some("table"));
+            // No unit is called by a parameter that is in one of another name.
+            for name in ["v", "w"] {
+                let told = opt.gather(name).unwrap_err();
+                assert!(matches!(told, Error::Unit(UnitError::Unknown { count: 3, .. })), "{told}");
+            }
+            let clash = opt.also_called("block", "table");
+            let later = Layout::builder().unit("head").param("late", &[3], DType::F32).build().unwrap();
+            let later = opt.add_param_group(later, Sgd::default(), first);
+            if stage == Stage::Zero3 {
+                for (told, expected) in [(clash, "block"), (later, "head")] {
+                    let told = told.unwrap_err();
+                    let two = UnitError::TwoOfOneName { name: expected.into() };
+                    assert!(matches!(&told, Error::Unit(error) if *error == two), "{told}");
+                }
+                assert_eq!(opt.params().count(), 3);
+            } else {
+                clash.and(later).unwrap();
+            }
+        })
+        .unwrap();
+    }
+}
+
+/// A parameter that its bucket is not called by may have a unit's name.
+#[test]
+fn a_unit_may_have_a_name_by_which_nothing_is_gathered() {
+    let add = |layout: LayoutBuilder, name: &str| layout.param(name, &[9], DType::F32);
+    loopback::spawn(2, |comm| {
+        let options = Options { stage: Stage::Zero3, ..Options::default() };
+        let layout = add(add(add(Layout::builder(), "a"), "u").unit("u"), "w").build().unwrap();
+        let mut opt = Optimizer::new(comm, layout, Sgd::default(), first, options).unwrap();
+        opt.also_called("u", "u").unwrap();
+        // Nor by another name of that parameter.
+        opt.also_called("z", "u").unwrap();
+        let told = opt.gather("z").unwrap_err();
+        assert!(matches!(told, Error::Unit(UnitError::Unknown { .. })), "{told}");
+        let later = add(Layout::builder().unit("v"), "late").build().unwrap();
+        opt.add_param_group(later, Sgd::default(), first).unwrap();
+        assert_eq!(opt.units().collect::<Vec<_>>(), ["a", "u", "v"]);
+        assert_eq!(opt.gather("u").unwrap().param("w").unwrap().len(), 9);
+        assert_eq!(opt.gather("a").unwrap().param("u").unwrap().len(), 9);
+    })
+    .unwrap();
+}
+
+/// Whole parameters are read through their units too, so that a model need not know the stage.
+#[test]
+fn units_are_there_at_every_stage() {
+    for stage in crate::common::STAGES {
+        loopback::spawn(2, |comm| {
+            let options = Options { stage, ..Options::default() };
+            let opt = Optimizer::new(comm, layout(), Sgd::default(), first, options).unwrap();
+            let units: Vec<String> = opt.units().map(str::to_owned).collect();
+            assert_eq!(units, ["a", "b", "c", "d"]);
+            for unit in &units {
+                let here = opt.gather(unit).unwrap();
+                let name = format!("{unit}.w");
+                assert_eq!(fetch(here.param(&name).unwrap(), &opt.options().queue), param_of(&name));
+            }
+        })
+        .unwrap();
+    }
+}
+
+fn param_of(name: &str) -> Vec<u8> {
+    let layout = layout();
+    let param = layout.get(name).unwrap();
+    let mut values = vec![0f32; param.len()];
+    first(param, SliceMut::from(&mut values[..])).unwrap();
+    Slice::from(&values[..]).bytes().unwrap().to_vec()
+}
+
+/// Units of one length cannot be told apart on the wire: the step tells, and nothing has changed.
+#[test]
+fn ranks_that_gather_different_units_are_told_by_the_step() {
+    loopback::spawn(3, |comm| {
+        let rank = comm.rank();
+        let mut opt = build(comm, Options::default()).unwrap();
+        let before = params(&opt);
+        let order = if rank == 2 { ["b", "a"] } else { ["a", "b"] };
+        order.iter().for_each(|unit| drop(opt.gather(unit).unwrap()));
+        let told = step(&mut opt).unwrap_err().to_string();
+        assert!(told.starts_with("ranks disagree on buckets and gathers sent"), "{told}");
+        assert_eq!(params(&opt), before);
+        // What was gathered apart stays apart.
+        assert!(matches!(step(&mut opt), Err(Error::Disagree { .. })));
+    })
+    .unwrap();
+}
+
+/// Units of other lengths, and one rank that steps, or evaluates no more, while others gather: an error on every rank, at once.
+#[test]
+fn ranks_that_part_in_a_gather_are_told_at_once() {
+    type Odd = fn(&mut Optimizer) -> Result<(), Error>;
+    let odd: [Odd; 3] = [
+        |opt| opt.gather("d").map(drop),
+        |opt| opt.step(At::default()).map(drop),
+        |opt| {
+            let failed = opt.step_with(At::default(), 1, |_| Err::<f64, _>("no data")).map(drop);
+            assert!(matches!(failed, Err(Error::Comm(_))), "{failed:?}");
+            failed
+        },
+    ];
+    for odd in odd {
+        // Nobody leaves before everybody was told.
+        let told = Barrier::new(3);
+        loopback::spawn(3, |comm| {
+            let rank = comm.rank();
+            let mut opt = build(comm, Options::default()).unwrap();
+            let gathered = if rank == 1 { odd(&mut opt) } else { opt.gather("a").map(drop) };
+            assert!(matches!(gathered, Err(Error::Comm(_))), "{gathered:?}");
+            assert!(matches!(opt.gather("a"), Err(Error::Comm(_))));
+            assert!(matches!(opt.step(At::default()), Err(Error::Comm(_))));
+            told.wait();
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_during_a_gather_is_an_error_on_the_others() {
+    for early in [false, true] {
+        loopback::spawn(3, |comm| {
+            let rank = comm.rank();
+            let mut opt = build(comm, Options::default()).unwrap();
+            if rank == 1 {
+                return;
+            }
+            let pending = opt.start_gather("d");
+            if early {
+                // Dropped on its way: the next call tells.
+                drop(pending);
+            } else {
+                let gathered = pending.and_then(|pending| pending.wait()).map(drop);
+                assert!(matches!(gathered, Err(Error::Comm(_))), "{gathered:?}");
+            }
+            assert!(matches!(opt.gather("d"), Err(Error::Comm(_))));
+            assert!(matches!(step(&mut opt), Err(Error::Comm(_))));
+        })
+        .unwrap();
+    }
+}
+
+/// Values are asked for in registration order, whole, one at a time; a failure is every rank's.
+#[test]
+fn first_values_come_whole_and_in_order() {
+    for initial in [Initial::Broadcast, Initial::Compare] {
+        let options = Options { stage: Stage::Zero3, initial, ..Options::default() };
+        loopback::spawn(3, |comm| {
+            let rank = comm.rank();
+            let asked = initial == Initial::Compare || rank == 0;
+            let mut seen = Vec::new();
+            let options = Options { meter: meshstep_tensor::Meter::new(), ..options.clone() };
+            let counted = |p: &Param, out: SliceMut<'_>| {
+                seen.push((p.name().to_owned(), out.len()));
+                first(p, out)
+            };
+            let opt =
+                Optimizer::new(comm.clone(), layout(), Sgd::default(), counted, options.clone()).unwrap();
+            let all = [("f", 3), ("a.w", 100), ("b.w", 100), ("c.w", 100), ("d.w", 300)];
+            let all = all.map(|(name, len)| (name.to_owned(), len)).to_vec();
+            assert_eq!(seen, if asked { all } else { Vec::new() });
+            for name in ["a.w", "b.w", "c.w", "d.w", "f"] {
+                assert_eq!(param(&opt, name), param_of(name), "{initial:?} {name}");
+            }
+            let peak = opt.options().meter.peak_total();
+            assert_eq!(peak, opt.options().meter.live_total(), "values are staged where units will be");
+            // Nothing written is zeros, whatever was there before.
+            let some = |p: &Param, out: SliceMut<'_>| if p.name() == "b.w" { Ok(()) } else { first(p, out) };
+            let opt = Optimizer::new(comm.clone(), layout(), Sgd::default(), some, options.clone()).unwrap();
+            assert!(param(&opt, "b.w").iter().all(|&byte| byte == 0));
+            let fails = |p: &Param, out: SliceMut<'_>| {
+                let wrong = meshstep_tensor::Error::WrongLen { given: 1, expected: 2 };
+                if p.name() == "b.w" && rank == 0 { Err(wrong) } else { first(p, out) }
+            };
+            let told = Optimizer::new(comm.clone(), layout(), Sgd::default(), fails, options.clone());
+            let told = told.map(drop).unwrap_err().to_string();
+            assert!(told.contains("no initial value for parameter \"b.w\""), "{told}");
+            if initial == Initial::Compare {
+                let differs = |p: &Param, mut out: SliceMut<'_>| {
+                    first(p, out.reborrow())?;
+                    if p.name() == "c.w" && rank == 2 {
+                        out.typed_mut::<f32>()?[99] += 1.0;
+                    }
+                    Ok(())
+                };
+                let told = Optimizer::new(comm, layout(), Sgd::default(), differs, options).map(drop);
+                let told = told.unwrap_err().to_string();
+                assert!(told.starts_with("ranks disagree on values of \"c.w\""), "{told}");
+            }
+        })
+        .unwrap();
+    }
+}
+
+/// A later group's parameters join the units of their names.
+#[test]
+fn later_groups_join_units() {
+    loopback::spawn(2, |comm| {
+        let mut opt = build(comm, Options::default()).unwrap();
+        let late = Layout::builder().unit("b").param("b.late", &[200], DType::F32).unit("e");
+        let late = late.param("e.w", &[1], DType::F32).build().unwrap();
+        opt.add_param_group(late, Sgd::default(), first).unwrap();
+        assert_eq!(opt.units().collect::<Vec<_>>(), ["a", "b", "c", "d", "e"]);
+        let b = opt.gather("b").unwrap();
+        let seen = ["b.w", "b.late"].map(|name| b.param(name).unwrap().typed::<f32>().unwrap()[99]);
+        assert_eq!(seen, [693.0 + 3.0 + 98.0, 693.0 + 6.0 + 98.0]);
+        drop(b);
+        // b has grown, and with it the room for b and c; c and d still take more.
+        assert_eq!(opt.options().meter.peak(Category::Gathered), (128 + 384) * 4);
+        assert_eq!(opt.options().meter.live(Category::Gathered), (128 + 384) * 4);
+    })
+    .unwrap();
+}
+
+#[test]
+fn what_needs_whole_parameters_or_gradients_is_refused() {
+    loopback::spawn(2, |comm| {
+        let matrix = Layout::builder().param("w", &[4, 4], DType::F32).build().unwrap();
+        let options = Options { stage: Stage::Zero3, ..Options::default() };
+        let muon = Optimizer::new(comm.clone(), matrix, Muon::default(), first, options).map(drop);
+        assert!(matches!(muon, Err(Error::NeedsWholeParams { stage: Stage::Zero3, .. })));
+        let clip = build(comm, Options { clip: Clip::BeforeReduce, ..Options::default() }).map(drop);
+        assert!(matches!(clip, Err(Error::ClipNeedsGradients)));
+    })
+    .unwrap();
+}

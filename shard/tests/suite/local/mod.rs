@@ -1,0 +1,21 @@
+//! Workers that step alone and meet seldom.
+
+mod absent;
+mod alignment;
+mod equal;
+mod failures;
+mod follow;
+mod limits;
+mod means;
+mod naive;
+mod one_sided;
+mod plan;
+mod regroup;
+mod replicas;
+mod rounds;
+#[cfg(feature = "checkpoint")]
+mod saving;
+mod traffic;
+mod trajectories;
+mod verified;
+mod weighted;

@@ -1,0 +1,38 @@
+//! Every test of the crate's public interface, one module a subject.
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    unreachable_pub,
+    reason = "tests fail by panicking, say what they skip, and share freely"
+)]
+
+mod accounting;
+mod allocations;
+mod allocator;
+mod alone;
+mod among;
+mod backend;
+mod behaviour;
+mod chaos_local;
+#[cfg(feature = "checkpoint")]
+mod checkpoint;
+mod common;
+mod cross_shard;
+#[cfg(feature = "cuda")]
+mod cuda;
+mod equality;
+mod faults;
+mod gathers;
+mod hyperparameters;
+mod layer_wise;
+mod lbfgs;
+mod local;
+mod loss_scale;
+mod membership;
+mod misuse;
+mod parts;
+mod pool;
+mod propagate;
+mod recipes;
+mod schedules;
+mod verify;

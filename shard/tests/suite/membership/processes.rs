@@ -1,0 +1,292 @@
+//! Workers and their arbiter as real processes, which are killed, stopped and continued.
+
+use crate::membership::common::config;
+use crate::membership::remote::{caller, free_addr, serve};
+use meshstep_shard::local::membership::{Ballot, Caller, Config, Decision, Membership, Remote};
+use std::io::{BufRead, BufReader, Lines, Write};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Set where this binary runs as a worker (its id) or as the arbiter (its log).
+const WORKER: &str = "MESHSTEP_TEST_WORKER";
+const ARBITER: &str = "MESHSTEP_TEST_ARBITER";
+const ADDR: &str = "MESHSTEP_TEST_ADDR";
+
+/// How long anything may take that is decided by silence and patience together, on a busy machine.
+const BOUND: Duration = Duration::from_secs(20);
+/// How long a worker waits for an answer.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(12);
+
+/// Two seconds of silence and four of patience.
+pub(crate) fn quick() -> Config {
+    Config { silence: Duration::from_secs(2), patience: Duration::from_secs(4), ..config(3, 1) }
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+/// What a child does, a line at a time, as it is told. In a run of tests it does nothing.
+#[test]
+fn child() {
+    let Some(addr) = variable(ADDR) else { return };
+    let addr: SocketAddr = addr.parse().unwrap();
+    let mut orders = std::io::stdin().lines().map(Result::unwrap);
+    if let Some(log) = variable(ARBITER) {
+        let _service = serve(addr, quick(), Path::new(&log));
+        println!("\nserving");
+        orders.next();
+        return;
+    }
+    let id = variable(WORKER).unwrap().parse().unwrap();
+    let worker = Remote::join(Caller { deadline: DEADLINE, ..caller(addr, id) }).unwrap();
+    println!("\njoined");
+    let mut round = None;
+    for order in orders {
+        let (order, step) = order.split_once(' ').unwrap();
+        match order {
+            "boundary" => match worker.boundary(step.parse().unwrap()) {
+                Ok(granted) => {
+                    let ids: Vec<u64> = granted.members.iter().map(|seat| seat.id).collect();
+                    let (epoch, divisor) = (granted.epoch, granted.divisor());
+                    println!("\ngranted step {} epoch {epoch} of {ids:?} by {divisor}", granted.step);
+                    round = Some(granted);
+                }
+                Err(error) => println!("\nerror {error}"),
+            },
+            "vote" => match worker.vote(round.as_ref().unwrap(), Ballot::Ready) {
+                Ok(Decision::Commit {}) => println!("\ncommit"),
+                Ok(decision) => println!("\nabort {decision:?}"),
+                Err(error) => println!("\nerror {error}"),
+            },
+            _ => return worker.leave().unwrap(),
+        }
+    }
+}
+
+pub(crate) struct Process {
+    child: Child,
+    orders: ChildStdin,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Process {
+    /// This binary, running one test with these variables.
+    pub(crate) fn start(test: &str, variables: &[(&str, &str)]) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", test, "--nocapture", "--test-threads=1"])
+            .envs(variables.iter().copied())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let orders = child.stdin.take().unwrap();
+        Process { child, orders, lines }
+    }
+
+    fn child(addr: SocketAddr, role: (&str, &str)) -> Self {
+        Self::start("membership::processes::child", &[(ADDR, &addr.to_string()), role])
+    }
+
+    fn arbiter(addr: SocketAddr, log: &Path) -> Self {
+        let mut arbiter = Self::child(addr, (ARBITER, log.to_str().unwrap()));
+        arbiter.says("serving");
+        arbiter
+    }
+
+    fn worker(addr: SocketAddr, id: u64) -> Self {
+        let mut worker = Self::child(addr, (WORKER, &id.to_string()));
+        worker.says("joined");
+        worker
+    }
+
+    pub(crate) fn order(&mut self, order: &str) {
+        writeln!(self.orders, "{order}").unwrap();
+    }
+
+    /// The next line that begins with one of these, whole.
+    fn hears(&mut self, prefixes: &[&str]) -> String {
+        let mut lines = self.lines.by_ref().map(Result::unwrap);
+        let line = lines.find(|line| prefixes.iter().any(|prefix| line.starts_with(prefix)));
+        line.unwrap_or_else(|| panic!("it ended without saying {prefixes:?}"))
+    }
+
+    pub(crate) fn says(&mut self, prefix: &str) -> String {
+        self.hears(&[prefix])
+    }
+
+    pub(crate) fn signal(&self, signal: &str) {
+        let done = Command::new("kill").args([signal, &self.child.id().to_string()]).status().unwrap();
+        assert!(done.success());
+    }
+
+    /// Returns when none of its threads runs any more.
+    pub(crate) fn stop(&self) {
+        self.signal("-STOP");
+        let tasks = std::path::PathBuf::from(format!("/proc/{}/task", self.child.id()));
+        let stopped = |task: &Path| {
+            let stat = std::fs::read_to_string(task.join("stat")).unwrap();
+            stat.rsplit(')').next().unwrap().trim_start().starts_with('T')
+        };
+        while !std::fs::read_dir(&tasks).unwrap().all(|task| stopped(&task.unwrap().path())) {
+            std::thread::yield_now();
+        }
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Most have ended already. A stopped one ends too.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+const ANSWERS: [&str; 4] = ["granted", "commit", "abort", "error"];
+
+/// Gives an order to some, and returns what each says to it.
+fn all(workers: &mut [Process], who: &[usize], order: &str) -> Vec<String> {
+    who.iter().for_each(|&i| workers[i].order(order));
+    let begin = Instant::now();
+    let said = who.iter().map(|&i| workers[i].hears(&ANSWERS)).collect();
+    assert!(begin.elapsed() < BOUND, "{order}: {:?}", begin.elapsed());
+    said
+}
+
+/// An arbiter and three workers that have had one exchange.
+fn three(log: &Path) -> (SocketAddr, Process, Vec<Process>) {
+    let addr = free_addr();
+    let arbiter = Process::arbiter(addr, log);
+    let mut workers: Vec<Process> = (0..3).map(|id| Process::worker(addr, id)).collect();
+    assert_eq!(all(&mut workers, &[0, 1, 2], "boundary 4"), ["granted step 4 epoch 1 of [0, 1, 2] by 3"; 3]);
+    assert_eq!(all(&mut workers, &[0, 1, 2], "vote ready"), ["commit"; 3]);
+    (addr, arbiter, workers)
+}
+
+#[test]
+fn survivors_of_a_killed_worker_go_on_and_its_successor_joins_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let (addr, _arbiter, mut workers) = three(&dir.path().join("log"));
+    assert_eq!(all(&mut workers, &[0, 1, 2], "boundary 8").len(), 3);
+    // Before its vote.
+    workers[1].kill();
+    let lost = "abort Abort { vetoed: [], failed: [], lost: [1] }";
+    assert_eq!(all(&mut workers, &[0, 2], "vote ready"), [lost; 2]);
+    assert_eq!(all(&mut workers, &[0, 2], "boundary 8"), ["granted step 8 epoch 2 of [0, 2] by 2"; 2]);
+    assert_eq!(all(&mut workers, &[0, 2], "vote ready"), ["commit"; 2]);
+    // Its successor is let in at the first boundary to which the others come after it.
+    workers[1] = Process::worker(addr, 1);
+    workers[1].order("boundary 0");
+    let mut step = 12;
+    loop {
+        let said = all(&mut workers, &[0, 2], &format!("boundary {step}"));
+        if said[0] == format!("granted step {step} epoch 3 of [0, 2, 1] by 2") {
+            assert_eq!((&said[0], &workers[1].says("granted")), (&said[1], &said[0]));
+            break;
+        }
+        assert_eq!(said, [format!("granted step {step} epoch 2 of [0, 2] by 2"), said[0].clone()]);
+        assert_eq!(all(&mut workers, &[0, 2], "vote ready"), ["commit"; 2]);
+        step += 4;
+    }
+    assert_eq!(all(&mut workers, &[0, 1, 2], "vote ready"), ["commit"; 3]);
+    let next = format!("granted step {0} epoch 3 of [0, 2, 1] by 3", step + 4);
+    assert_eq!(all(&mut workers, &[0, 1, 2], &format!("boundary {}", step + 4)), [&next[..]; 3]);
+    workers.iter_mut().for_each(|worker| worker.order("leave now"));
+    for mut worker in workers {
+        assert!(worker.child.wait().unwrap().success());
+    }
+}
+
+#[test]
+fn a_worker_that_was_stopped_learns_that_it_is_fenced_whatever_it_was_about_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, _arbiter, mut workers) = three(&dir.path().join("log"));
+    // With its vote to give.
+    assert_eq!(all(&mut workers, &[0, 1, 2], "boundary 8").len(), 3);
+    workers[1].stop();
+    workers[1].order("vote ready");
+    let lost = "abort Abort { vetoed: [], failed: [], lost: [1] }";
+    assert_eq!(all(&mut workers, &[0, 2], "vote ready"), [lost; 2]);
+    workers[1].signal("-CONT");
+    let fenced = workers[1].hears(&ANSWERS);
+    assert!(fenced.contains("up to epoch 1") && fenced.contains("was not heard of"), "{fenced}");
+    // With its vote given, and what it voted on committed while it stood still: by then it may not believe it any more.
+    assert_eq!(all(&mut workers, &[0, 2], "boundary 8"), ["granted step 8 epoch 2 of [0, 2] by 2"; 2]);
+    workers[2].order("vote ready");
+    std::thread::sleep(Duration::from_millis(200)); // nothing tells that its vote has arrived
+    workers[2].stop();
+    assert_eq!(all(&mut workers, &[0], "vote ready"), ["commit"]);
+    // The other waits for it at the boundary, and goes on alone.
+    assert_eq!(all(&mut workers, &[0], "boundary 12"), ["granted step 12 epoch 3 of [0] by 1"]);
+    assert_eq!(all(&mut workers, &[0], "vote ready"), ["commit"]);
+    workers[2].signal("-CONT");
+    let fenced = workers[2].hears(&ANSWERS);
+    assert!(fenced.starts_with("error") && fenced.contains("none in epoch 3"), "{fenced}");
+}
+
+#[test]
+fn one_that_is_stopped_for_a_moment_is_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, arbiter, mut workers) = three(&dir.path().join("log"));
+    workers[1].stop();
+    (0..3).for_each(|i| workers[i].order("boundary 8"));
+    workers[1].signal("-CONT");
+    for worker in &mut workers {
+        assert_eq!(worker.hears(&ANSWERS), "granted step 8 epoch 1 of [0, 1, 2] by 3");
+    }
+    // The arbiter, for longer than anybody may be silent: nobody is dropped for that.
+    arbiter.stop();
+    (0..3).for_each(|i| workers[i].order("vote ready"));
+    let begin = Instant::now();
+    while begin.elapsed() < 2 * quick().silence {
+        std::thread::sleep(Duration::from_millis(100)); // only time makes a silence
+    }
+    arbiter.signal("-CONT");
+    for worker in &mut workers {
+        assert_eq!(worker.hears(&ANSWERS), "commit");
+    }
+    assert_eq!(
+        all(&mut workers, &[0, 1, 2], "boundary 12"),
+        ["granted step 12 epoch 1 of [0, 1, 2] by 3"; 3]
+    );
+}
+
+#[test]
+fn an_arbiter_that_is_killed_is_followed_by_one_that_says_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("log");
+    let (addr, mut arbiter, mut workers) = three(&log);
+    for i in 2..5u64 {
+        // While some wait at the boundary, and while some have voted.
+        workers[0].order(&format!("boundary {}", 4 * i));
+        workers[2].order(&format!("boundary {}", 4 * i));
+        arbiter.kill();
+        arbiter = Process::arbiter(addr, &log);
+        workers[1].order(&format!("boundary {}", 4 * i));
+        for worker in &mut workers {
+            assert_eq!(worker.hears(&ANSWERS), format!("granted step {} epoch 1 of [0, 1, 2] by 3", 4 * i));
+        }
+        workers[0].order("vote ready");
+        arbiter.kill();
+        arbiter = Process::arbiter(addr, &log);
+        workers[1].order("vote ready");
+        workers[2].order("vote ready");
+        for worker in &mut workers {
+            assert_eq!(worker.hears(&ANSWERS), "commit");
+        }
+    }
+    // Nobody comes: whoever asks is not kept for ever.
+    arbiter.kill();
+    let begin = Instant::now();
+    workers[0].order("boundary 99");
+    assert!(workers[0].hears(&ANSWERS).starts_with("error no answer to a boundary"));
+    assert!((DEADLINE..DEADLINE + BOUND).contains(&begin.elapsed()));
+}

@@ -1,0 +1,440 @@
+//! Devices, streams and memory, on a GPU or on the stand-in (`cargo xtask ci --only standin`).
+
+mod graphs;
+mod interop;
+
+use meshstep_tensor::cuda::{self, Device, Error, Module, Pinned, Stream, Unavailable};
+use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue};
+use std::ffi::{CString, c_char, c_int};
+
+/// The driver's number for an invalid value.
+const INVALID_VALUE: c_int = 1;
+
+/// Whether there is a device; if not, says so, which REQUIRE_GPU=1 makes a failure.
+fn available() -> bool {
+    let found = cuda::probe();
+    if let Err(missing) = found {
+        assert!(std::env::var_os("REQUIRE_GPU").is_none(), "{missing}");
+        println!("skipped: {missing}");
+        return false;
+    }
+    true
+}
+
+fn stand_in() -> bool {
+    available() && cuda::probe().unwrap().stand_in
+}
+
+fn in_stand_in<F: Copy>(name: &str) -> F {
+    // SAFETY: the stand-in is loaded and stays; each caller names the type that it documents.
+    unsafe { *libloading::Library::new("libcuda.so.1").unwrap().get::<F>(name.as_bytes()).unwrap() }
+}
+
+/// Chooses the order of work, where that can be chosen.
+fn seed(seed: u64) {
+    if stand_in() {
+        in_stand_in::<extern "C" fn(u64)>("meshstep_standin_seed")(seed);
+    }
+}
+
+/// The next call of `function` fails.
+fn fail(function: &str, code: c_int) {
+    let function = CString::new(function).unwrap();
+    in_stand_in::<extern "C" fn(*const c_char, c_int)>("meshstep_standin_fail")(function.as_ptr(), code);
+}
+
+/// Orders of work to try: one where it cannot be chosen.
+fn seeds() -> u64 {
+    if stand_in() { 100 } else { 1 }
+}
+
+struct Bench {
+    device: Device,
+    stream: Stream,
+    queue: Queue,
+    meter: Meter,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let device = Device::open(0).unwrap();
+        let stream = Stream::new(&device).unwrap();
+        Bench { device, queue: Queue::cuda(stream.clone()), stream, meter: Meter::new() }
+    }
+
+    fn buffer(&self, len: usize) -> Buffer {
+        Buffer::zeroed_on(&self.queue, len, DType::U16, &self.meter, Category::State).unwrap()
+    }
+
+    fn pinned(&self, bytes: &[u8]) -> Pinned {
+        let pinned = Pinned::zeroed(&self.device, bytes.len(), &self.meter, Category::Staging).unwrap();
+        pinned.write(0, bytes).unwrap();
+        pinned
+    }
+
+    fn read(&self, buffer: &Buffer) -> Vec<u16> {
+        let mut values = vec![0u16; buffer.len()];
+        self.queue.download(buffer.as_slice(), (&mut values[..]).into()).unwrap();
+        values
+    }
+}
+
+fn values(len: usize, seed: u64) -> Vec<u16> {
+    (0..len as u64).map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 17) as u16 ^ seed as u16).collect()
+}
+
+#[test]
+fn a_machine_without_a_driver_says_what_is_missing() {
+    match cuda::probe() {
+        Ok(driver) => assert!(driver.devices > 0 && driver.version >= 12_000, "{driver:?}"),
+        Err(missing @ Unavailable::NoDriver { .. }) => {
+            let text = missing.to_string();
+            assert!(text.contains("libcuda.so.1") && text.contains("install"), "{text}");
+            // What needs a driver says the same, each time.
+            for _ in 0..2 {
+                assert_eq!(Device::open(0).unwrap_err(), Error::Unavailable(missing.clone()));
+            }
+        }
+        Err(other) => println!("a driver that cannot be used: {other}"),
+    }
+}
+
+/// What a process that sees these variables is told.
+fn probed_with(name: &str, value: Option<&str>) -> String {
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", "cuda::what_is_probed_is_printed", "--nocapture"]).env_remove("REQUIRE_GPU");
+    match value {
+        Some(value) => child.env(name, value),
+        None => child.env_remove(name),
+    };
+    String::from_utf8(child.output().unwrap().stdout).unwrap()
+}
+
+#[test]
+fn what_is_probed_is_printed() {
+    println!("probed: {:?}", cuda::probe());
+}
+
+#[test]
+fn drivers_that_will_not_do_are_told_apart() {
+    if !stand_in() {
+        return println!("skipped: needs the stand-in");
+    }
+    for (name, value, told) in [
+        ("MESHSTEP_STANDIN", None, "StandIn {"),
+        ("MESHSTEP_STANDIN", Some("yes"), "StandIn {"),
+        ("MESHSTEP_STANDIN_VERSION", Some("11080"), "TooOld { found: 11080, needed: 12000 }"),
+        ("MESHSTEP_STANDIN_DEVICES", Some("0"), "NoDevice"),
+        ("MESHSTEP_STANDIN_DEVICES", Some("3"), "devices: 3, stand_in: true"),
+        ("LD_LIBRARY_PATH", None, "NoDriver {"),
+    ] {
+        let said = probed_with(name, value);
+        // A machine with a driver of its own finds that one without the path.
+        let real = name == "LD_LIBRARY_PATH" && said.contains("stand_in: false");
+        assert!(said.contains(told) || real, "{name}={value:?}: {said}");
+    }
+}
+
+#[test]
+fn what_goes_in_comes_out() {
+    if !available() {
+        return;
+    }
+    let bench = Bench::new();
+    for len in [0, 1, 127, 128, 129, 65_537] {
+        let (expected, mut buffer) = (values(len, 3), bench.buffer(len));
+        assert_eq!((buffer.place(), buffer.len()), (Place::Cuda(0), len));
+        assert_eq!(bench.read(&buffer), vec![0; len]);
+        bench.queue.upload(expected[..].into(), buffer.as_mut()).unwrap();
+        assert_eq!(bench.read(&buffer), expected);
+        let mut other = bench.buffer(len);
+        bench.queue.copy(buffer.as_slice(), other.as_mut()).unwrap();
+        bench.queue.zero(buffer.as_mut()).unwrap();
+        assert_eq!((bench.read(&buffer), bench.read(&other)), (vec![0; len], expected));
+    }
+}
+
+#[test]
+fn parts_of_a_buffer_travel_singly() {
+    if !available() {
+        return;
+    }
+    let bench = Bench::new();
+    let mut whole = bench.buffer(10);
+    bench.queue.upload(values(10, 0)[..].into(), whole.as_mut()).unwrap();
+    let mut middle = whole.split_off(3).unwrap();
+    let mut last = middle.split_off(4).unwrap();
+    bench.queue.zero(middle.as_mut()).unwrap();
+    let host = bench.pinned(bytemuck::cast_slice(&[0u16, 7, 8, 9]));
+    bench.stream.copy_in(&host, 2, last.as_mut()).unwrap();
+    let joined = whole.join(middle).unwrap().join(last).unwrap();
+    let mut expected = values(10, 0);
+    expected[3..].copy_from_slice(&[0, 0, 0, 0, 7, 8, 9]);
+    assert_eq!(bench.read(&joined), expected);
+    let slice = joined.as_slice().slice(4..10).unwrap();
+    assert_eq!((slice.len(), slice.place()), (6, Place::Cuda(0)));
+    assert_eq!(slice.address(), joined.as_ptr().addr().get() + 8);
+}
+
+/// Copies in on one stream and on to another place on a second, which waits for the first or does not.
+fn relayed(bench: &Bench, waits: bool) -> Vec<u16> {
+    let second = Queue::cuda(Stream::urgent(&bench.device).unwrap());
+    let host = bench.pinned(bytemuck::cast_slice(&values(300, 9)));
+    let (mut first, mut last) = (bench.buffer(300), bench.buffer(300));
+    bench.queue.synchronize().unwrap();
+    bench.stream.copy_in(&host, 0, first.as_mut()).unwrap();
+    let copied = bench.stream.record().unwrap();
+    if waits {
+        second.stream().unwrap().wait(&copied).unwrap();
+    }
+    drop(copied);
+    second.copy(first.as_slice(), last.as_mut()).unwrap();
+    second.synchronize().unwrap();
+    bench.read(&last)
+}
+
+#[test]
+fn what_waits_for_an_event_sees_what_was_before_it() {
+    if !available() {
+        return;
+    }
+    for order in 0..seeds() {
+        seed(order);
+        assert_eq!(relayed(&Bench::new(), true), values(300, 9), "order {order}");
+    }
+}
+
+#[test]
+fn a_missing_wait_shows_under_the_stand_in() {
+    if !stand_in() {
+        return println!("skipped: needs the stand-in");
+    }
+    let wrong = |order: &u64| {
+        seed(*order);
+        relayed(&Bench::new(), false) != values(300, 9)
+    };
+    let count = (0..100).filter(wrong).count();
+    assert!((10..=90).contains(&count), "{count} of 100 orders");
+}
+
+#[test]
+fn a_device_tells_how_long_work_takes() {
+    if !available() {
+        return;
+    }
+    let bench = Bench::new();
+    let (from, mut to) = (bench.buffer(1 << 24), bench.buffer(1 << 24));
+    bench.queue.synchronize().unwrap();
+    let begun = std::time::Instant::now();
+    let before = bench.stream.moment().unwrap();
+    bench.queue.copy(from.as_slice(), to.as_mut()).unwrap();
+    let between = bench.stream.moment().unwrap();
+    let after = bench.stream.moment().unwrap();
+    let (copy, nothing) = (between.since(&before).unwrap(), after.since(&between).unwrap());
+    let here = begun.elapsed().as_secs_f64();
+    assert!(copy > 1e-6 && nothing >= 0.0 && copy + nothing < here, "{copy} s, {nothing} s, here {here} s");
+    assert!((after.since(&before).unwrap() - copy - nothing).abs() < 1e-5);
+    assert!(before.since(&between).unwrap() < 0.0);
+}
+
+#[test]
+fn waits_of_the_host_are_counted() {
+    if !available() {
+        return;
+    }
+    let bench = Bench::new();
+    let (from, mut to, host) = (bench.buffer(64), bench.buffer(64), bench.pinned(&[1; 128]));
+    let begun = cuda::waits();
+    bench.stream.copy_in(&host, 0, to.as_mut()).unwrap();
+    bench.queue.copy(from.as_slice(), to.as_mut()).unwrap();
+    let event = bench.stream.record().unwrap();
+    bench.stream.wait(&event).unwrap();
+    event.is_done().unwrap();
+    let told = cuda::waits() - begun;
+    event.synchronize().unwrap();
+    bench.stream.synchronize().unwrap();
+    drop(from);
+    // Other tests of this process wait too, where they run beside this one.
+    assert!(cuda::waits() - begun >= told + 3);
+    if std::env::var_os("NEXTEST").is_some() {
+        assert_eq!((told, cuda::waits() - begun), (0, 3));
+    }
+}
+
+#[test]
+fn pinned_memory_in_use_is_not_touched() {
+    if !available() {
+        return;
+    }
+    for order in 0..seeds() {
+        seed(order);
+        let bench = Bench::new();
+        let (host, mut buffer) = (bench.pinned(&[7; 64]), bench.buffer(32));
+        bench.queue.synchronize().unwrap();
+        bench.stream.copy_in(&host, 0, buffer.as_mut()).unwrap();
+        // It may be done already; until it is, nothing is written.
+        let mut tries = 0;
+        while let Err(error) = host.write(0, &[8; 64]) {
+            assert_eq!(error, Error::InUse);
+            tries += 1;
+            assert!(tries < 1_000_000, "a copy ends");
+        }
+        assert_eq!(bench.read(&buffer), [0x707; 32]);
+        // Dropped in the middle of a copy, it is freed after it.
+        bench.stream.copy_in(&host, 0, buffer.as_mut()).unwrap();
+        drop(host);
+        assert_eq!(bench.read(&buffer), [0x808; 32]);
+        assert_eq!(bench.meter.live(Category::Staging), 0);
+        let back = bench.pinned(&[0; 66]);
+        bench.stream.copy_out(buffer.as_slice(), &back, 2).unwrap();
+        bench.queue.synchronize().unwrap();
+        let mut bytes = [9; 66];
+        back.read(0, &mut bytes).unwrap();
+        assert_eq!((&bytes[..2], &bytes[2..]), (&[0u8; 2][..], &[8u8; 64][..]));
+    }
+}
+
+#[test]
+fn memory_is_counted_while_it_lives() {
+    if !available() {
+        return;
+    }
+    let bench = Bench::new();
+    let (mut buffer, host) = (bench.buffer(500), bench.pinned(&[0; 24]));
+    assert_eq!(bench.meter.live(Category::State), 1000);
+    assert_eq!(bench.meter.live(Category::Staging), 24);
+    let half = buffer.split_off(250).unwrap();
+    drop((buffer, host));
+    assert_eq!(bench.meter.live_total(), 1000);
+    drop(half);
+    assert_eq!((bench.meter.live_total(), bench.meter.peak_total()), (0, 1024));
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    if !available() {
+        return;
+    }
+    let devices = cuda::probe().unwrap().devices;
+    for ordinal in [devices, 1 << 40] {
+        assert_eq!(Device::open(ordinal).unwrap_err(), Error::Ordinal { ordinal, devices });
+    }
+    let bench = Bench::new();
+    let (host, mut buffer) = (bench.pinned(&[1; 10]), bench.buffer(5));
+    for (from, end) in [(1, 11), (11, 21), (usize::MAX, usize::MAX)] {
+        let refused = Err(Error::OutOfBounds { start: from, end, len: 10 });
+        assert_eq!(bench.stream.copy_in(&host, from, buffer.as_mut()), refused);
+        assert_eq!(bench.stream.copy_out(buffer.as_slice(), &host, from), refused);
+        assert_eq!(host.read(from, &mut [0; 10]), refused);
+        assert_eq!(host.write(from, &[0; 10]), refused);
+    }
+    let too_much = bench.device.memory().unwrap() / 2 + 1;
+    let refused = Buffer::zeroed_on(&bench.queue, too_much, DType::U16, &bench.meter, Category::Params);
+    let bytes = 2 * too_much;
+    assert_eq!(
+        refused.unwrap_err(),
+        Error::OutOfMemory { ordinal: 0, bytes, category: Category::Params }.into()
+    );
+    assert_eq!(bench.meter.live(Category::Params), 0);
+    assert_eq!(bench.read(&buffer), [0; 5]);
+}
+
+#[test]
+fn kernels_that_cannot_be_are_refused() {
+    if !available() {
+        return;
+    }
+    let bench = Bench::new();
+    for text in ["", "no kernels", "a zero\0byte"] {
+        let refused = Module::load(&bench.device, text).unwrap_err();
+        assert!(matches!(&refused, Error::Ptx { log } if !log.is_empty()), "{refused:?}");
+    }
+    let empty = Module::load(&bench.device, ".version 7.0\n.target sm_80\n.address_size 64\n").unwrap();
+    for name in ["absent", "a zero\0byte"] {
+        assert_eq!(empty.function(name).unwrap_err(), Error::NoKernel { name: name.to_owned() });
+    }
+    assert!(bench.device.multiprocessors().unwrap() > 0);
+    assert_eq!(bench.stream.synchronize(), Ok(()), "a refusal breaks nothing");
+}
+
+#[test]
+fn memory_elsewhere_is_refused() {
+    use meshstep_tensor::Error::{Place as Elsewhere, WrongDType, WrongLen};
+    if !available() {
+        return;
+    }
+    let bench = Bench::new();
+    let (mut there, cpu) = (bench.buffer(4), Queue::cpu());
+    let mut here = Buffer::from_slice(&[1u16; 4], &bench.meter, Category::State).unwrap();
+    let on_gpu = Elsewhere { given: Place::Cuda(0), expected: Place::Cpu };
+    let on_cpu = Elsewhere { given: Place::Cpu, expected: Place::Cuda(0) };
+    assert_eq!(there.typed::<u16>().unwrap_err(), on_gpu);
+    assert_eq!(there.as_mut().zero().unwrap_err(), on_gpu);
+    assert_eq!(there.as_mut().copy_from(here.as_slice()).unwrap_err(), on_gpu);
+    assert_eq!(cpu.copy(there.as_slice(), here.as_mut()).unwrap_err(), on_gpu);
+    assert_eq!(cpu.zero(there.as_mut()).unwrap_err(), on_gpu);
+    assert_eq!(bench.queue.copy(here.as_slice(), there.as_mut()).unwrap_err(), on_cpu);
+    assert_eq!(bench.queue.zero(here.as_mut()).unwrap_err(), on_cpu);
+    assert_eq!(bench.queue.upload(there.as_slice(), bench.buffer(4).as_mut()).unwrap_err(), on_gpu);
+    let host = bench.pinned(&[0; 8]);
+    let elsewhere = Error::Elsewhere { given: Place::Cpu, ordinal: 0 };
+    assert_eq!(bench.stream.copy_in(&host, 0, here.as_mut()), Err(elsewhere));
+    let short = bench.queue.upload([1u16; 3][..].into(), there.as_mut()).unwrap_err();
+    assert_eq!(short, WrongLen { given: 3, expected: 4 });
+    let wide = bench.queue.upload([1f32; 4][..].into(), there.as_mut()).unwrap_err();
+    assert_eq!(wide, WrongDType { asked: DType::U16, holds: DType::F32 });
+    assert_eq!((bench.read(&there), here.typed::<u16>().unwrap()), (vec![0; 4], &[1u16; 4][..]));
+}
+
+#[test]
+fn another_devices_memory_is_refused() {
+    if !available() || cuda::probe().unwrap().devices < 2 {
+        return println!("skipped: needs two devices");
+    }
+    let bench = Bench::new();
+    let other = Stream::new(&Device::open(1).unwrap()).unwrap();
+    let (host, mut buffer) = (bench.pinned(&[1; 8]), bench.buffer(4));
+    let elsewhere = Err(Error::Elsewhere { given: Place::Cuda(0), ordinal: 1 });
+    assert_eq!(other.copy_in(&host, 0, buffer.as_mut()), elsewhere);
+    assert_eq!(other.copy_out(buffer.as_slice(), &host, 0), elsewhere);
+    let refused = Queue::cuda(other).zero(buffer.as_mut()).unwrap_err();
+    let expected = meshstep_tensor::Error::Place { given: Place::Cuda(0), expected: Place::Cuda(1) };
+    assert_eq!(refused, expected);
+}
+
+#[test]
+fn what_a_drop_could_not_do_is_told_by_the_next_call() {
+    if !stand_in() {
+        return println!("skipped: needs the stand-in");
+    }
+    let bench = Bench::new();
+    for function in ["cuMemFree_v2", "cuEventDestroy_v2", "cuStreamDestroy_v2", "cuMemFreeHost"] {
+        let things = (
+            bench.buffer(5),
+            bench.stream.record().unwrap(),
+            Stream::new(&bench.device).unwrap(),
+            bench.pinned(&[1]),
+        );
+        fail(function, INVALID_VALUE);
+        drop(things);
+        let told = bench.stream.synchronize().unwrap_err();
+        let Error::Call { call, code: 1, name } = &told else { panic!("{told:?}") };
+        assert_eq!((*call, name.as_str()), (function, "CUDA_ERROR_INVALID_VALUE"));
+        assert_eq!(bench.stream.synchronize(), Ok(()), "told once");
+    }
+}
+
+#[test]
+fn a_refused_call_has_its_name_and_number() {
+    if !stand_in() {
+        return println!("skipped: needs the stand-in");
+    }
+    let bench = Bench::new();
+    let (host, mut buffer) = (bench.pinned(&[3; 4]), bench.buffer(2));
+    fail("cuEventRecord", 700);
+    let refused = bench.stream.copy_in(&host, 0, buffer.as_mut()).unwrap_err();
+    assert_eq!(refused.to_string(), "cuEventRecord failed with CUDA_ERROR_ILLEGAL_ADDRESS (700)");
+    // The copy had been started, so it was waited for: the host's memory is free.
+    host.write(0, &[4; 4]).unwrap();
+    assert_eq!(bench.read(&buffer), [0x303; 2]);
+}
