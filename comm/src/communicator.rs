@@ -23,6 +23,15 @@ pub trait Communicator: Send + Sync + Debug {
     /// [`InFlight::wait`], or at once with the error where the call is refused.
     fn start(&self, op: Op, buffer: Buffer, after: &Queue) -> Result<InFlight, (Buffer, Error)>;
 
+    /// Carries out `op` on `buffer`, whose caller waits for it. The buffer always comes back, as from [`InFlight::wait`].
+    fn complete(&self, op: Op, buffer: Buffer) -> (Buffer, Result<(), Error>) {
+        let queue = Queue::cpu();
+        match self.start(op, buffer, &queue) {
+            Ok(started) => started.wait(&queue),
+            Err((buffer, error)) => (buffer, Err(error)),
+        }
+    }
+
     /// A communicator among the ranks that give the same `color`, ranked by `key` and then by rank here; none for
     /// `None`. A collective: every rank calls it.
     fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Arc<dyn Communicator>>, Error>;
@@ -46,11 +55,7 @@ impl dyn Communicator + '_ {
     /// Starts `op` on the whole of `buffer` and waits for it. Nothing is copied or allocated.
     pub fn run(&self, op: Op, buffer: &mut Buffer) -> Result<(), Error> {
         let whole = buffer.split_off(0)?;
-        let queue = Queue::cpu();
-        let (whole, result) = match self.start(op, whole, &queue) {
-            Ok(started) => started.wait(&queue),
-            Err((whole, error)) => (whole, Err(error)),
-        };
+        let (whole, result) = self.complete(op, whole);
         *buffer = whole;
         result
     }

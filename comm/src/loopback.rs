@@ -1,8 +1,9 @@
 //! Ranks as threads of one process, exchanging buffers through shared memory.
 //!
 //! Every operation is one meeting: all ranks say what they are about to do, the calls are compared, the ranks draw
-//! portions of the elements and move them until none is left, and only when all are done does any buffer come back. Each
-//! rank's own communication thread does this, so the caller computes meanwhile.
+//! portions of the elements and move them until none is left (of a small operation the rank that comes last moves all), and
+//! only when all are done does any buffer come back. Each
+//! rank's own communication thread does this while the caller computes; a caller that waits does it itself.
 
 mod cut;
 mod lane;

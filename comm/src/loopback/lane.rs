@@ -3,10 +3,9 @@
 use super::meeting::Seat;
 use super::shared::View;
 use crate::clock::Wake;
-use crate::in_flight::Tickets;
 use crate::sync::{Condvar, Mutex};
 use crate::{Called, Clock, Error, Op, Stats};
-use meshstep_tensor::{Buffer, Place, Queue};
+use meshstep_tensor::{Buffer, Place};
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -14,7 +13,7 @@ use std::time::Duration;
 /// Operations in flight for which room is made at the start; more of them grow it once.
 const ROOM: usize = 64;
 
-/// Between the caller of a rank and its communication thread.
+/// Between the callers of a rank and its communication thread: each carries out what is next when nobody else does.
 #[derive(Debug)]
 pub(super) struct Lane {
     rank: usize,
@@ -32,6 +31,8 @@ struct State {
     slots: Vec<Slot>,
     free: Vec<usize>,
     queue: VecDeque<usize>,
+    /// An operation is being carried out. They are carried out one at a time.
+    busy: bool,
     started: u64,
     closed: bool,
     /// The failure this rank has been told of.
@@ -49,7 +50,7 @@ struct Slot {
     forgotten: bool,
 }
 
-/// What the communication thread needs to know of an operation.
+/// An operation, as its carrying out needs it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Task {
     pub(super) slot: usize,
@@ -64,6 +65,7 @@ impl Lane {
             slots: Vec::with_capacity(ROOM),
             free: Vec::with_capacity(ROOM),
             queue: VecDeque::with_capacity(ROOM),
+            busy: false,
             started: 0,
             closed: false,
             told: None,
@@ -76,8 +78,9 @@ impl Lane {
         lane
     }
 
-    /// Takes an operation in, or gives the buffer back with the reason why not.
-    pub(super) fn enqueue(&self, op: Op, buffer: Buffer) -> Result<usize, (Buffer, Error)> {
+    /// Takes an operation in, or gives the buffer back with the reason why not. `waits`: the caller waits for it at once, and
+    /// threads that wait carry operations out, so that the communication thread is not woken.
+    pub(super) fn enqueue(&self, op: Op, buffer: Buffer, waits: bool) -> Result<usize, (Buffer, Error)> {
         if let Err(error) = op.check(self.rank, self.world_size, buffer.len(), buffer.dtype()) {
             return Err((buffer, error));
         }
@@ -101,7 +104,9 @@ impl Lane {
         let ticket = state.place(|slot| Task { slot, op, called, view }, buffer);
         state.queue.push_back(ticket);
         drop(state);
-        self.work.notify_all();
+        if !waits {
+            self.work.notify_all();
+        }
         Ok(ticket)
     }
 
@@ -109,10 +114,10 @@ impl Lane {
     pub(super) fn next(&self) -> Option<Task> {
         let mut state = self.state.lock();
         loop {
-            if let Some(slot) = state.queue.pop_front() {
-                return Some(state.slots[slot].task);
+            if let Some(task) = state.take() {
+                return Some(task);
             }
-            if state.closed {
+            if state.closed && !state.busy {
                 return None;
             }
             state = self.work.wait(state, None);
@@ -129,6 +134,7 @@ impl Lane {
     /// Records how an operation ended. The first failure is passed on as it is, what follows it as its repetition.
     pub(super) fn finish(&self, task: &Task, result: Result<Option<Seat>, Arc<Error>>) {
         let mut state = self.state.lock();
+        state.busy = false;
         let result = result.map_err(|cause| state.tell(cause));
         if result.is_ok() {
             let Called { action, len, dtype, .. } = task.called;
@@ -138,19 +144,60 @@ impl Lane {
         slot.result = Some(result.map(|formed| slot.formed = formed));
         // The buffer of a forgotten operation is released after the lock.
         let _unseen = if slot.forgotten { state.vacate(task.slot) } else { None };
+        let more = state.closed || !state.queue.is_empty();
         drop(state);
         self.ended.notify_all();
+        if more {
+            self.work.notify_all();
+        }
     }
 
-    /// Waits for an operation and gives its slot up.
-    pub(super) fn collect(&self, ticket: usize) -> (Buffer, Result<(), Error>, Option<Seat>) {
+    /// Waits for an operation and gives its slot up. Whoever waits works: it carries out what is next, if nobody else does.
+    pub(super) fn collect(
+        &self,
+        ticket: usize,
+        carry_out: impl Fn(&Task),
+    ) -> (Buffer, Result<(), Error>, Option<Seat>) {
         let mut state = self.state.lock();
         loop {
             if let Some(ended) = state.vacate(ticket) {
                 return ended;
             }
-            state = self.ended.wait(state, None);
+            if let Some(task) = state.take() {
+                drop(state);
+                carry_out(&task);
+                state = self.state.lock();
+            } else {
+                state = self.ended.wait(state, None);
+            }
         }
+    }
+
+    pub(super) fn is_done(&self, ticket: usize) -> bool {
+        self.state.lock().slots[ticket].result.is_some()
+    }
+
+    /// Waits until an operation has ended, but not longer than this by the clock; whether it has. It carries nothing out, as
+    /// that may take longer.
+    pub(super) fn ends_within(&self, ticket: usize, patience: Duration) -> bool {
+        let until = self.clock.now().saturating_add(patience);
+        let mut state = self.state.lock();
+        while state.slots[ticket].result.is_none() {
+            if self.clock.now() >= until {
+                return false;
+            }
+            state = self.ended.wait(state, self.clock.sleep_for(until));
+        }
+        true
+    }
+
+    /// Gives an operation up unseen.
+    pub(super) fn forget(&self, ticket: usize) {
+        let mut state = self.state.lock();
+        state.slots[ticket].forgotten = true;
+        // If it has ended already its buffer is released here, after the lock.
+        let _unseen = state.vacate(ticket);
+        drop(state);
     }
 
     /// Takes no more operations; what is queued still runs.
@@ -185,6 +232,16 @@ impl State {
         }
     }
 
+    /// The next operation, unless one is being carried out.
+    fn take(&mut self) -> Option<Task> {
+        if self.busy {
+            return None;
+        }
+        let slot = self.queue.pop_front()?;
+        self.busy = true;
+        Some(self.slots[slot].task)
+    }
+
     fn place(&mut self, task: impl FnOnce(usize) -> Task, buffer: Buffer) -> usize {
         let ticket = self.free.pop().unwrap_or(self.slots.len());
         let slot =
@@ -203,37 +260,6 @@ impl State {
         let (buffer, formed) = (slot.buffer.take()?, slot.formed.take());
         self.free.push(ticket);
         Some((buffer, result, formed))
-    }
-}
-
-impl Tickets for Lane {
-    fn redeem(&self, ticket: usize, _on: &Queue) -> (Buffer, Result<(), Error>) {
-        let (buffer, result, _) = self.collect(ticket);
-        (buffer, result)
-    }
-
-    fn is_done(&self, ticket: usize) -> bool {
-        self.state.lock().slots[ticket].result.is_some()
-    }
-
-    fn ends_within(&self, ticket: usize, patience: Duration) -> bool {
-        let until = self.clock.now().saturating_add(patience);
-        let mut state = self.state.lock();
-        while state.slots[ticket].result.is_none() {
-            if self.clock.now() >= until {
-                return false;
-            }
-            state = self.ended.wait(state, self.clock.sleep_for(until));
-        }
-        true
-    }
-
-    fn forget(&self, ticket: usize) {
-        let mut state = self.state.lock();
-        state.slots[ticket].forgotten = true;
-        // If it has ended already its buffer is released here, after the lock.
-        let _unseen = state.vacate(ticket);
-        drop(state);
     }
 }
 

@@ -1,8 +1,7 @@
 //! The handle through which a rank communicates, and what happens when it is let go.
 
-use super::lane::Lane;
 use super::meeting::Seat;
-use super::worker;
+use super::worker::Worker;
 use crate::communicator::nothing;
 use crate::faults::Faults;
 use crate::op::Action;
@@ -15,21 +14,14 @@ use std::thread::{self, ThreadId};
 /// A rank of a group whose ranks are threads of this process.
 #[derive(Debug)]
 pub(super) struct Loopback {
-    place: Arc<Place>,
+    place: Arc<Worker>,
     life: Arc<Life>,
-}
-
-/// A rank's side of one group, shared by the handle and whoever watches over the rank.
-#[derive(Debug)]
-struct Place {
-    seat: Seat,
-    lane: Arc<Lane>,
 }
 
 /// Everything a rank takes part in: the world and the groups split off from it.
 #[derive(Debug, Default)]
 pub(super) struct Life {
-    places: Mutex<Vec<Arc<Place>>>,
+    places: Mutex<Vec<Arc<Worker>>>,
     /// The thread whose panics somebody reports, with their message, once it has unwound. Not one of `sync`'s locks:
     /// it is taken while unwinding, where a simulated thread must not be interrupted.
     watched: StdMutex<Option<ThreadId>>,
@@ -46,15 +38,14 @@ impl Loopback {
     /// Takes `seat`, with a communication thread of its own.
     pub(super) fn new(seat: Seat, life: Arc<Life>, faults: Faults) -> Result<Self, Error> {
         let rank = seat.rank;
-        let lane = Lane::new(rank, seat.group.world_size(), seat.group.clock());
-        let (its_seat, its_lane) = (seat.clone(), Arc::clone(&lane));
+        let place = Worker::new(seat, faults);
+        let worker = Arc::clone(&place);
         let name = format!("meshstep-comm-{rank}");
-        if let Err(error) = sync::spawn(name, move || worker::run(&its_seat, &its_lane, &faults)) {
+        if let Err(error) = sync::spawn(name, move || worker.run()) {
             let error = Error::NoThread { rank, message: error.to_string() };
-            seat.group.fail(error.clone());
+            place.seat.group.fail(error.clone());
             return Err(error);
         }
-        let place = Arc::new(Place { seat, lane });
         life.places.lock().push(Arc::clone(&place));
         Ok(Loopback { place, life })
     }
@@ -64,7 +55,7 @@ impl Loopback {
     }
 }
 
-impl Place {
+impl Worker {
     fn end(&self, how: End) {
         if let End::Panicked(message) = how {
             self.seat.group.fail(Error::Panicked { rank: self.seat.rank, message });
@@ -86,7 +77,7 @@ impl Life {
         places.iter().for_each(|place| place.end(how.clone()));
     }
 
-    fn forget(&self, place: &Arc<Place>) {
+    fn forget(&self, place: &Arc<Worker>) {
         self.places.lock().retain(|other| !Arc::ptr_eq(other, place));
     }
 
@@ -118,14 +109,18 @@ impl Communicator for Loopback {
     }
 
     fn start(&self, op: Op, buffer: Buffer, _after: &Queue) -> Result<InFlight, (Buffer, Error)> {
-        let ticket = self.place.lane.enqueue(op, buffer)?;
-        Ok(InFlight::new(Arc::clone(&self.place.lane) as _, ticket))
+        let ticket = self.place.lane.enqueue(op, buffer, false)?;
+        Ok(InFlight::new(Arc::clone(&self.place) as _, ticket))
+    }
+
+    fn complete(&self, op: Op, buffer: Buffer) -> (Buffer, Result<(), Error>) {
+        let (buffer, result, _) = self.place.complete(op, buffer);
+        (buffer, result)
     }
 
     fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Arc<dyn Communicator>>, Error> {
         let op = Op::of(Action::Split { color, key });
-        let ticket = self.place.lane.enqueue(op, nothing()?).map_err(|(_, error)| error)?;
-        let (_, result, formed) = self.place.lane.collect(ticket);
+        let (_, result, formed) = self.place.complete(op, nothing()?);
         result?;
         let Some(seat) = formed else { return Ok(None) };
         Ok(Some(Arc::new(Loopback::new(seat, self.life(), Faults::none())?)))

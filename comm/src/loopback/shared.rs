@@ -14,7 +14,7 @@
 //! them.
 
 use super::cut::{Cut, Part};
-use super::meeting::Seat;
+use super::meeting::{Met, Seat};
 use super::verdict::Party;
 use crate::sync::Counter;
 use crate::{Action, Called, Error};
@@ -47,6 +47,10 @@ impl View {
     pub(super) fn of(buffer: &Buffer, action: Action) -> Self {
         let (len, dtype, factor) = (buffer.len(), buffer.dtype(), action.factor());
         View { base: buffer.as_ptr(), len, dtype, factor }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.len * self.dtype.size()
     }
 }
 
@@ -84,9 +88,8 @@ impl Share<'_> {
 
     /// Bytes of the buffers that the operation reads or writes, together.
     pub(super) fn bytes(&self) -> usize {
-        let View { len, dtype, .. } = self.views[self.cut.rank];
         let buffers = if self.action.peer().is_some() { 2 } else { self.views.len() };
-        len * dtype.size() * buffers
+        self.views[self.cut.rank].bytes() * buffers
     }
 
     /// The next portion that nobody has had.
@@ -156,8 +159,8 @@ impl Portion<'_> {
     }
 }
 
-/// One operation of one rank: meets the others, lets `body` move this rank's share, and returns when all have moved
-/// theirs, so that nobody touches the buffer behind `view` any more.
+/// One operation of one rank: meets the others, lets `body` move this rank's share, if it has one, and returns when all have
+/// moved theirs, so that nobody touches the buffer behind `view` any more.
 pub(super) fn exchange(
     seat: &Seat,
     called: Called,
@@ -167,17 +170,20 @@ pub(super) fn exchange(
     body: impl FnOnce(Share<'_>),
 ) -> Result<Option<Seat>, Arc<Error>> {
     let Seat { group, rank } = seat;
-    group.meet(*rank, called, view, after, views)?;
+    if let Met::Done(formed) = group.meet(*rank, called, view, after, views)? {
+        return Ok(formed);
+    }
     let party = match called.action {
         Action::Send { to } => Party::Pair { from: *rank, to },
         Action::Recv { from } => Party::Pair { from, to: *rank },
         _ => Party::All,
     };
-    // From here until `leave` returns, `Group` holds every rank of the party between these two calls, and lets no rank
-    // post anything else; all have posted operations that agree, with lengths and types that agree. So each of them
-    // makes the same cut of the same views, and shares the party's counter, which stood at zero when the party was
-    // complete: no number is drawn twice, and different numbers are portions without a common element. The memory stays,
-    // because a rank's buffer remains in its lane until `leave` has returned there.
+    // From here until `leave` returns, `Group` holds every rank of the party between these two calls, or within `meet`
+    // where this rank moves the bytes of all, and lets no rank post anything else. All have posted operations that agree,
+    // with lengths and types that agree. So each rank that moves bytes makes the same cut of the same views, and shares the
+    // party's counter, which stood at zero when the party was complete: no number is drawn twice, and different numbers are
+    // portions without a common element. The memory stays, because a rank's buffer remains in its lane until this function
+    // has returned there.
     let cut = Cut::new(called.action, *rank, group.world_size(), view.len);
     let share = Share { action: called.action, cut, views, next: group.counter(party) };
     // A panic in `body` would be a bug of ours; even then nobody gets a buffer back while others touch it, and nobody

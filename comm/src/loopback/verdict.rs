@@ -11,6 +11,8 @@ pub(super) enum Stand {
     Waiting(Called),
     /// Moving bytes.
     Moving,
+    /// Another rank of its party moves its bytes.
+    Carried,
     /// Its bytes moved, waiting for the others of its party to have moved theirs.
     Moved,
     /// Everybody of its party has moved: it may go, and its buffer is its own again.

@@ -1,48 +1,99 @@
-//! A rank's communication thread: takes operations in order, meets the others, moves portions.
+//! How a rank's operations are carried out: in order, one at a time, by whoever waits for one or else by a communication thread.
 
 use super::lane::{Lane, Task};
 use super::meeting::Seat;
 use super::moves;
 use super::shared::{View, exchange};
-use crate::Error;
 use crate::faults::{Fault, Faults};
-use meshstep_tensor::Buffer;
+use crate::in_flight::Tickets;
+use crate::sync::Mutex;
+use crate::{Error, Op};
+use meshstep_tensor::{Buffer, Queue};
 use std::sync::Arc;
+use std::time::Duration;
 
-/// Runs until the rank has left and everything it started is done.
-pub(super) fn run(seat: &Seat, lane: &Lane, faults: &Faults) {
-    let mut views = Vec::with_capacity(seat.group.world_size());
-    while let Some(task) = lane.next() {
-        let result = perform(seat, lane, faults, &task, &mut views);
-        lane.finish(&task, result);
-    }
-    seat.group.depart(seat.rank, lane.started());
+/// A rank's side of one group.
+#[derive(Debug)]
+pub(super) struct Worker {
+    pub(super) seat: Seat,
+    pub(super) lane: Arc<Lane>,
+    faults: Faults,
+    /// The buffers of an operation that is being carried out; kept, so that nothing is allocated for it.
+    views: Mutex<Vec<View>>,
 }
 
-fn perform(
-    seat: &Seat,
-    lane: &Lane,
-    faults: &Faults,
-    task: &Task,
-    views: &mut Vec<View>,
-) -> Result<Option<Seat>, Arc<Error>> {
-    let after = task.op.deadline().unwrap_or(seat.group.timeout());
-    for fault in faults.at(seat.rank, task.called.op_number) {
-        match fault {
-            Fault::Delay(by) => seat.group.pause(seat.group.clock().now().saturating_add(by))?,
-            Fault::CorruptInput => lane.with_buffer(task, flip_a_bit),
-            Fault::Drop => {
-                seat.group.pause(seat.group.clock().now().saturating_add(after))?;
-                return Err(seat.group.miss(seat.rank, task.called, after));
-            }
-            Fault::CorruptResult => {}
+impl Worker {
+    pub(super) fn new(seat: Seat, faults: Faults) -> Arc<Self> {
+        let world_size = seat.group.world_size();
+        let lane = Lane::new(seat.rank, world_size, seat.group.clock());
+        Arc::new(Worker { seat, lane, faults, views: Mutex::new(Vec::with_capacity(world_size)) })
+    }
+
+    /// The communication thread: runs until the rank has left and everything it started is done.
+    pub(super) fn run(&self) {
+        while let Some(task) = self.lane.next() {
+            self.carry_out(&task);
+        }
+        self.seat.group.depart(self.seat.rank, self.lane.started());
+    }
+
+    /// An operation from its start to its end, on the caller's thread.
+    pub(super) fn complete(&self, op: Op, buffer: Buffer) -> (Buffer, Result<(), Error>, Option<Seat>) {
+        match self.lane.enqueue(op, buffer, true) {
+            Ok(ticket) => self.collect(ticket),
+            Err((buffer, error)) => (buffer, Err(error), None),
         }
     }
-    let formed = exchange(seat, task.called, task.view, after, views, moves::perform)?;
-    if faults.at(seat.rank, task.called.op_number).any(|fault| fault == Fault::CorruptResult) {
-        lane.with_buffer(task, flip_a_bit);
+
+    fn collect(&self, ticket: usize) -> (Buffer, Result<(), Error>, Option<Seat>) {
+        self.lane.collect(ticket, |task| self.carry_out(task))
     }
-    Ok(formed)
+
+    fn carry_out(&self, task: &Task) {
+        let result = self.perform(task);
+        self.lane.finish(task, result);
+    }
+
+    fn perform(&self, task: &Task) -> Result<Option<Seat>, Arc<Error>> {
+        let Worker { seat, lane, faults, views } = self;
+        let after = task.op.deadline().unwrap_or(seat.group.timeout());
+        for fault in faults.at(seat.rank, task.called.op_number) {
+            match fault {
+                Fault::Delay(by) => seat.group.pause(seat.group.clock().now().saturating_add(by))?,
+                Fault::CorruptInput => lane.with_buffer(task, flip_a_bit),
+                Fault::Drop => {
+                    seat.group.pause(seat.group.clock().now().saturating_add(after))?;
+                    return Err(seat.group.miss(seat.rank, task.called, after));
+                }
+                Fault::CorruptResult => {}
+            }
+        }
+        // Operations are carried out one at a time, so nobody else waits for this lock.
+        let formed = exchange(seat, task.called, task.view, after, &mut views.lock(), moves::perform)?;
+        if faults.at(seat.rank, task.called.op_number).any(|fault| fault == Fault::CorruptResult) {
+            lane.with_buffer(task, flip_a_bit);
+        }
+        Ok(formed)
+    }
+}
+
+impl Tickets for Worker {
+    fn redeem(&self, ticket: usize, _on: &Queue) -> (Buffer, Result<(), Error>) {
+        let (buffer, result, _) = self.collect(ticket);
+        (buffer, result)
+    }
+
+    fn is_done(&self, ticket: usize) -> bool {
+        self.lane.is_done(ticket)
+    }
+
+    fn ends_within(&self, ticket: usize, patience: Duration) -> bool {
+        self.lane.ends_within(ticket, patience)
+    }
+
+    fn forget(&self, ticket: usize) {
+        self.lane.forget(ticket);
+    }
 }
 
 /// Flips a bit in the middle of a buffer, as a damaged wire would.
