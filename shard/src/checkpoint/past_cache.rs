@@ -180,13 +180,22 @@ mod tests {
         let file = OnceRead::new(file);
         // A disk that has no such reads, as that of some containers.
         let Some(past) = linux::Past::of(file.file()) else { return };
-        rustix::fs::fadvise(file.file(), 0, None, rustix::fs::Advice::DontNeed).unwrap();
         let mut room = vec![0; (1 << 20) + SLACK];
-        (0..4).for_each(|i| assert_eq!(file.read_past_cache(i << 20, 1 << 20, &mut room).unwrap()[77], 7));
         let there = |at: u64| past.cached(at, &mut [0; 4096]) == 4096;
-        let blocks = (0..4).flat_map(|i| (8..256).step_by(8).map(move |block| (i << 20) + block * 4096));
-        let found = blocks.filter(|&at| there(at)).count();
-        assert!(found < 12, "{found} of 124 blocks are there");
+        let mut found = || {
+            rustix::fs::fadvise(file.file(), 0, None, rustix::fs::Advice::DontNeed).unwrap();
+            (0..4)
+                .for_each(|i| assert_eq!(file.read_past_cache(i << 20, 1 << 20, &mut room).unwrap()[77], 7));
+            let blocks = (0..4).flat_map(|i| (8..256).step_by(8).map(move |block| (i << 20) + block * 4096));
+            blocks.filter(|&at| there(at)).count()
+        };
+        // A busy system may keep pages that it is told to drop, for a while. Pages that the reads bring come every time.
+        let mut counts = Vec::new();
+        while counts.len() < 10 && counts.last().is_none_or(|&count| count >= 12) {
+            std::thread::sleep(std::time::Duration::from_millis(20 * counts.len() as u64));
+            counts.push(found());
+        }
+        assert!(counts.last().is_some_and(|&count| count < 12), "of 124 blocks are there: {counts:?}");
     }
 
     #[test]
