@@ -38,6 +38,8 @@ pub(super) struct Job<'a> {
     pub(super) batch: usize,
     /// Workers that are there from the beginning.
     pub(super) first: usize,
+    /// Sequences that held-out losses are measured on, by all workers together.
+    pub(super) held_out: usize,
     pub(super) schedule: Schedule,
     parts: Vec<Range<usize>>,
     /// Steps from one measured held-out loss to the next.
@@ -52,6 +54,7 @@ pub(super) struct Common<'a> {
     pub(super) steps: usize,
     pub(super) batch: usize,
     pub(super) workers: usize,
+    pub(super) held_out: usize,
 }
 
 impl<'a> Job<'a> {
@@ -62,7 +65,7 @@ impl<'a> Job<'a> {
         seed: u64,
         schedule: Schedule,
     ) -> Result<(Self, Vec<String>)> {
-        let Common { model, corpus, steps, batch, workers } = common;
+        let Common { model, corpus, steps, batch, workers, held_out } = common;
         let params = model.params();
         let all = schedule.workers(workers);
         let (period, layout) = (method.period(), layout(&params)?);
@@ -78,6 +81,7 @@ impl<'a> Job<'a> {
             steps,
             batch,
             first: workers,
+            held_out,
             schedule,
             parts,
             every,

@@ -60,6 +60,8 @@ pub(crate) struct Run {
     text: String,
     corpus: Corpus,
     entropy: f64,
+    /// Sequences that held-out losses are measured on.
+    held_out: usize,
 }
 
 /// `local.json`.
@@ -81,37 +83,7 @@ struct Numbers<'a> {
 
 /// Trains what was asked for, prints what it came to, and writes `local.html` and `local.json` into `folder`.
 pub(crate) fn run(asked: &Train, manifest: &Path, folder: &Path, out: &mut impl Write) -> Result<Verdict> {
-    let run = Run::prepare(asked, manifest)?;
-    fs::create_dir_all(folder).with_context(|| format!("--out {}: making the folder", folder.display()))?;
-    run.head(out)?;
-    let started = Instant::now();
-    let trained = run.train(out)?;
-    let compared = if run.task == Task::Compare { compare::by_seed(&trained)? } else { Vec::new() };
-    let sections = run.sections(&trained, &compared);
-    sections.iter().try_for_each(|section| out.write_all(terminal::section(section).as_bytes()))?;
-    for difference in trained.iter().filter_map(|run| run.difference.as_ref()) {
-        writeln!(out, "parameters differ: {difference}")?;
-    }
-    let bars: Vec<&Bar> = sections.iter().flat_map(|section| &section.bars).collect();
-    let holds = bars.iter().all(|bar| bar.holds());
-    let seconds = started.elapsed().as_secs_f64();
-    let numbers = Numbers {
-        asked,
-        local: &asked.local,
-        model: run.model,
-        params: run.params(),
-        corpus: &run.text,
-        byte_entropy: run.entropy,
-        seconds,
-        trained: &trained,
-        compared: &compared,
-        bars,
-        holds,
-    };
-    crate::report::write_json(&numbers, &folder.join("local.json"))?;
-    let summary = run.write_html(sections, seconds, folder)?;
-    writeln!(out, "\n{summary}wrote local.html and local.json to {}", folder.display())?;
-    Ok(if holds { Verdict::Holds } else { Verdict::Missed })
+    Run::prepare(asked, manifest)?.report(folder, out)
 }
 
 impl Run {
@@ -147,11 +119,47 @@ impl Run {
             schedule,
             corpus: Corpus::new(&text.bytes, SIZES.context)?,
             entropy: byte_entropy(&text.bytes),
+            held_out: worker::HELD_OUT_SEQUENCES,
             text: text.to_string(),
         };
         // What is no plan for this network, or too little text, is refused before anything is trained.
         run.jobs().try_for_each(|job| job.map(drop))?;
         Ok(run)
+    }
+
+    /// Trains, prints and writes, as [`run`].
+    fn report(&self, folder: &Path, out: &mut impl Write) -> Result<Verdict> {
+        fs::create_dir_all(folder)
+            .with_context(|| format!("--out {}: making the folder", folder.display()))?;
+        self.head(out)?;
+        let started = Instant::now();
+        let trained = self.train(out)?;
+        let compared = if self.task == Task::Compare { compare::by_seed(&trained)? } else { Vec::new() };
+        let sections = self.sections(&trained, &compared);
+        sections.iter().try_for_each(|section| out.write_all(terminal::section(section).as_bytes()))?;
+        for difference in trained.iter().filter_map(|run| run.difference.as_ref()) {
+            writeln!(out, "parameters differ: {difference}")?;
+        }
+        let bars: Vec<&Bar> = sections.iter().flat_map(|section| &section.bars).collect();
+        let holds = bars.iter().all(|bar| bar.holds());
+        let seconds = started.elapsed().as_secs_f64();
+        let numbers = Numbers {
+            asked: &self.asked,
+            local: &self.asked.local,
+            model: self.model,
+            params: self.params(),
+            corpus: &self.text,
+            byte_entropy: self.entropy,
+            seconds,
+            trained: &trained,
+            compared: &compared,
+            bars,
+            holds,
+        };
+        crate::report::write_json(&numbers, &folder.join("local.json"))?;
+        let summary = self.write_html(sections, seconds, folder)?;
+        writeln!(out, "\n{summary}wrote local.html and local.json to {}", folder.display())?;
+        Ok(if holds { Verdict::Holds } else { Verdict::Missed })
     }
 
     fn seeds(&self) -> impl Iterator<Item = u64> {
@@ -162,7 +170,8 @@ impl Run {
     /// Every training, and what its method advises against.
     fn jobs(&self) -> impl Iterator<Item = Result<(Job<'_>, Vec<String>)>> {
         let Train { steps, batch, ranks: workers, .. } = self.asked;
-        let common = Common { model: self.model, corpus: &self.corpus, steps, batch, workers };
+        let Run { model, ref corpus, held_out, .. } = *self;
+        let common = Common { model, corpus, steps, batch, workers, held_out };
         let both = self.seeds().flat_map(|seed| self.methods.iter().map(move |method| (seed, method)));
         both.map(move |(seed, method)| Job::new(common, method, seed, self.schedule.clone()))
     }

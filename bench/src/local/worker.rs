@@ -26,7 +26,7 @@ use crate::train::compare::Finals;
 pub(super) const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Sequences that held-out losses are measured on, by all workers together.
-const HELD_OUT_SEQUENCES: usize = 256;
+pub(super) const HELD_OUT_SEQUENCES: usize = 256;
 
 /// What a worker brings home.
 #[derive(Clone, Debug, Default)]
@@ -267,8 +267,8 @@ impl<'a> Worker<'a> {
 
     /// The mean loss of its parameters on its share of the held-out sequences.
     fn held_out(&self) -> Result<f64> {
-        let Job { first, batch, .. } = *self.job;
-        let batches = HELD_OUT_SEQUENCES.div_ceil(first * batch);
+        let Job { first, batch, held_out, .. } = *self.job;
+        let batches = held_out.div_ceil(first * batch);
         let mut sum = 0.0;
         for i in 0..batches {
             let index = i * first + self.done.worker % first;

@@ -37,6 +37,8 @@ pub(crate) struct Run {
     corpus: Corpus,
     byte_entropy: f64,
     bucket: usize,
+    /// Sequences that the held-out loss is measured on, at least.
+    held_out: usize,
     checkpoints: Option<Checkpoints>,
 }
 
@@ -63,6 +65,7 @@ impl Run {
             corpus: Corpus::new(&text.bytes, model.context)?,
             byte_entropy: byte_entropy(&text.bytes),
             bucket: asked.bucket.unwrap_or(param_count(&model).div_ceil(BUCKETS)),
+            held_out: rank::HELD_OUT_SEQUENCES,
             text: text.to_string(),
         })
     }
@@ -191,19 +194,21 @@ fn summary(stage: u8, done: &[Done], process: Seen) -> StageReport {
 #[cfg(test)]
 mod tests {
     use clap::Parser as _;
+    use meshstep_cases::long;
     use meshstep_shard::Error;
 
     use super::*;
     use crate::cli::{Cli, Command};
 
-    /// A run of a small network on this file's own text.
+    /// A run of a small network on this file's own text, which measures held-out losses on few sequences but in long runs.
     fn run(options: &str) -> Run {
         let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/src/train/mod.rs");
         let words =
             ["meshstep-bench", "train", "--corpus", corpus].into_iter().chain(options.split_whitespace());
         let Command::Train(asked) = Cli::parse_from(words).command else { panic!("not train") };
         let run = Run::prepare(&asked, Path::new("nowhere"), Path::new("nowhere")).unwrap();
-        Run { model: Config { layers: 2, heads: 2, width: 16, ..run.model }, bucket: 1000, ..run }
+        let held_out = if long() { run.held_out } else { 6 };
+        Run { model: Config { layers: 2, heads: 2, width: 16, ..run.model }, bucket: 1000, held_out, ..run }
     }
 
     #[test]

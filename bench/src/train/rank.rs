@@ -21,7 +21,7 @@ use crate::report::Peak;
 pub(crate) const MAX_NORM: f64 = 1.0;
 
 /// Held-out sequences of all ranks together, at least; as many as fill the ranks' batches evenly.
-const HELD_OUT_SEQUENCES: usize = 256;
+pub(super) const HELD_OUT_SEQUENCES: usize = 256;
 
 /// What a rank brings home.
 #[derive(Debug)]
@@ -146,7 +146,7 @@ impl<'a> Rank<'a> {
     /// The mean loss of this rank's part of the held-out sequences.
     fn held_out(&self) -> Result<f64> {
         let Train { ranks, batch, .. } = self.run.asked;
-        let batches = HELD_OUT_SEQUENCES.div_ceil(ranks * batch);
+        let batches = self.run.held_out.div_ceil(ranks * batch);
         let mut sum = 0.0;
         for i in 0..batches {
             let index = i * ranks + self.index;

@@ -102,7 +102,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(40))]
+        #![proptest_config(ProptestConfig::with_cases(meshstep_cases::cases(40, 40)))]
         #[test]
         fn each_element_is_of_exactly_one_portion(n in 1usize..5, len in 0..3 * PORTION) {
             for action in [Action::AllReduce(Sum), Action::Broadcast { root: 0 }] {

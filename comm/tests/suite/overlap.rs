@@ -1,5 +1,6 @@
 //! A started operation runs while its caller computes and waits for nothing.
 
+use meshstep_cases::cases;
 use meshstep_comm::{Op, Reduction, loopback};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
 use std::time::{Duration, Instant};
@@ -48,7 +49,7 @@ fn a_buffer_comes_back_only_when_no_rank_writes_to_it_any_more() {
     let len = 1 << 19;
     loopback::spawn(4, |comm| {
         let mut buffer = Buffer::zeroed(len, DType::U64, &Meter::new(), Category::Grads).unwrap();
-        for round in 1..40 {
+        for round in 1..=u64::from(cases(39, 39)) {
             buffer.typed_mut::<u64>().unwrap().fill(round);
             comm.all_reduce(&mut buffer, Reduction::Sum).unwrap();
             // Whoever is first to return sees every portion, whichever rank moved it, and may write at once.
@@ -62,7 +63,7 @@ fn a_buffer_comes_back_only_when_no_rank_writes_to_it_any_more() {
 #[test]
 fn threads_of_a_rank_wait_for_operations_of_their_own() {
     const THREADS: usize = 4;
-    const ROUNDS: usize = 200;
+    let rounds = cases(200, 200) as usize;
     for len in [1, 1 << 15] {
         let all = loopback::spawn(3, |comm| {
             let queue = Queue::cpu();
@@ -70,7 +71,7 @@ fn threads_of_a_rank_wait_for_operations_of_their_own() {
                 for thread in 0..THREADS {
                     let (comm, queue) = (&comm, &queue);
                     scope.spawn(move || {
-                        for round in 0..ROUNDS {
+                        for round in 0..rounds {
                             // They are alike, so that it does not matter whose comes first.
                             let ones = vec![1f32; len];
                             let mut buffer =
@@ -91,7 +92,7 @@ fn threads_of_a_rank_wait_for_operations_of_their_own() {
             });
             comm.stats().total().operations
         });
-        assert_eq!(all.unwrap(), [(THREADS * ROUNDS) as u64; 3]);
+        assert_eq!(all.unwrap(), [(THREADS * rounds) as u64; 3]);
     }
 }
 

@@ -121,7 +121,7 @@ proptest! {
 #[test]
 fn lanes_filled_to_the_last_bit_are_exact() {
     for gap in 14..34 {
-        for seed in 0..if crate::common::long() { 500 } else { 5 } {
+        for seed in 0..u64::from(meshstep_cases::cases(5, 500)) {
             let mut random = Random::new(seed);
             let values = Values::new(DType::F32, 8192, || hard(&mut random, gap));
             let expected = expected(Norm::L2, &values.f64());
@@ -136,7 +136,7 @@ fn lanes_filled_to_the_last_bit_are_exact() {
 /// Sums go on from block to block: what follows a block is larger, smaller, or has bits further down.
 #[test]
 fn blocks_that_differ_in_magnitude_are_exact_together() {
-    for seed in 0..if crate::common::long() { 2000 } else { 60 } {
+    for seed in 0..u64::from(meshstep_cases::cases(60, 2000)) {
         let mut random = Random::new(seed);
         let steps = [1, 4, 16, 40][seed as usize % 4];
         let mut values = Vec::new();

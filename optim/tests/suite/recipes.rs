@@ -1,7 +1,7 @@
 //! Parameters, masters and moments narrower than what is computed: the same bits everywhere, nothing lost, and refused where
 //! something would be.
 
-use crate::common::{LENGTHS, Memory, RECIPES, Recipe, Values, cases, difference, fast, long, rules};
+use crate::common::{LENGTHS, Memory, RECIPES, Recipe, Values, cases, difference, fast, long, rules, tried};
 use meshstep_optim::{
     AdamW, Error, Isa, Lamb, NEAREST_RETENTION, Rounding, Rule, Scalars, Segment, Sgd, Strided,
 };
@@ -49,9 +49,9 @@ fn all_instruction_sets_give_the_reference_bits_under_every_recipe() {
             let cell = row * RECIPES.len() + column;
             let one = cell % 18;
             let lengths = LENGTHS.into_iter().enumerate().filter(|&(_, len)| long() || len < 65_537);
-            for (_, len) in
-                lengths.filter(|&(i, len)| len < 1000 || meshstep_cases::tried(cell * LENGTHS.len() + i, 3))
-            {
+            let chosen =
+                |&(i, len): &(usize, usize)| tried(cell * LENGTHS.len() + i, if len < 1000 { 2 } else { 12 });
+            for (_, len) in lengths.filter(chosen) {
                 for offset in if long() { 0..18 } else { one..one + 1 } {
                     compare(&**rule, recipe, len, offset, &isas);
                 }
@@ -157,17 +157,17 @@ fn a_remainder_is_an_f32_master_but_for_ties() {
 /// half of its last bit away.
 #[test]
 fn stochastic_moments_decay_as_f32_does() {
-    const LEN: usize = 1 << 16;
     const STEPS: u64 = 600;
+    let len = meshstep_cases::cases(1 << 16, 1 << 16) as usize;
     let rule = AdamW { weight_decay: 0.0, ..AdamW::default() };
-    let mut memory = Memory::of(&rule, &RECIPES[3], LEN, 1);
-    memory.grads = Values::F32(vec![0.0; LEN]);
+    let mut memory = Memory::of(&rule, &RECIPES[3], len, 1);
+    memory.grads = Values::F32(vec![0.0; len]);
     let mut random = crate::common::Random::new(5);
-    memory.state[1] = Values::new(DType::BF16, LEN, || 1.0 + random.unit().abs());
-    let mean = |memory: &Memory| memory.state[1].f64().iter().sum::<f64>() / LEN as f64;
+    memory.state[1] = Values::new(DType::BF16, len, || 1.0 + random.unit().abs());
+    let mean = |memory: &Memory| memory.state[1].f64().iter().sum::<f64>() / len as f64;
     let before = mean(&memory);
     for t in 1..=STEPS {
-        memory.update(&rule, Isa::detect(), 0, &[segment(0..LEN, 0, t)], &scalars(&RECIPES[3])).unwrap();
+        memory.update(&rule, Isa::detect(), 0, &[segment(0..len, 0, t)], &scalars(&RECIPES[3])).unwrap();
     }
     let ratio = mean(&memory) / before / 0.999f64.powi(STEPS as i32);
     assert!((ratio - 1.0).abs() < 0.02, "decayed to {ratio} of what f32 does");

@@ -1,5 +1,6 @@
 //! What ranks hold and send, and who owns what, is what the plan says: to the byte, on every rank.
 
+use meshstep_cases::tried;
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::{AdamW, Lamb, Sgd};
 use meshstep_parallel3d::{
@@ -36,6 +37,11 @@ const STAGES: [Stage; 6] = [
     Stage::WholeParams(Owners::SortedGreedy),
     Stage::WholeParams(Owners::RoundRobin),
 ];
+
+/// Every mesh with every stage.
+fn arrangements() -> impl Iterator<Item = (&'static str, Stage)> {
+    MESHES.into_iter().flat_map(|mesh| STAGES.map(|stage| (mesh, stage)))
+}
 
 /// Every kind of placement, one parameter without elements.
 fn model(dtype: DType) -> Model {
@@ -136,32 +142,33 @@ fn sent(opt: &Optimizer, planned: &RankPlan<'_>) -> BTreeMap<usize, (u64, u64)> 
 #[test]
 fn every_rank_of_every_mesh_and_stage_holds_and_sends_what_is_planned() {
     let adam = Groups::new(AdamW::default()).with(AdamW { weight_decay: 0.0, ..AdamW::default() }, ["ln"]);
-    for mesh in MESHES {
-        for stage in STAGES {
-            for bucket_len in [None, Some(100)] {
-                measure(mesh, F32, &adam, &Options { stage, bucket_len, ..Options::default() });
-            }
-        }
+    let all = arrangements().flat_map(|on| [None, Some(100)].map(|bucket_len| (on, bucket_len)));
+    for (_, ((mesh, stage), bucket_len)) in all.enumerate().filter(|(i, _)| tried(*i, 1)) {
+        measure(mesh, F32, &adam, &Options { stage, bucket_len, ..Options::default() });
     }
 }
 
 #[test]
 fn other_types_rules_and_policies_are_planned_too() {
     let precision = Precision { master: Master::F32, ..Precision::default() };
-    for mesh in MESHES {
-        for (stage, bucket_len) in STAGES.iter().flat_map(|&stage| [None, Some(150)].map(|len| (stage, len)))
+    let adam = || Groups::new(AdamW::default());
+    let all = arrangements().flat_map(|on| [None, Some(150)].map(|bucket_len| (on, bucket_len)));
+    for (i, ((mesh, stage), bucket_len)) in all.enumerate() {
+        let on = Options { stage, bucket_len, ..Options::default() };
+        let masters = Options { precision, combine: Combine::Weighted, ..on.clone() };
+        let mut policies = vec![
+            (BF16, adam(), masters.clone()),
+            (BF16, adam(), Options { grads: Some(F32), ..masters }),
+            (F32, Sgd::default().into(), Options { missing: Missing::AllOrNone, ..on.clone() }),
+            (F32, adam(), Options { non_finite: NonFinite::Propagate, ..on.clone() }),
+        ];
+        if matches!(stage, Stage::Zero1 | Stage::Zero2 | Stage::Zero3) {
+            policies.push((F32, Lamb::default().into(), on));
+        }
+        for (_, (dtype, rules, options)) in
+            policies.into_iter().enumerate().filter(|(p, _)| tried(5 * i + p, 5))
         {
-            let on = Options { stage, bucket_len, ..Options::default() };
-            let masters = Options { precision, combine: Combine::Weighted, ..on.clone() };
-            measure(mesh, BF16, &AdamW::default().into(), &masters);
-            measure(mesh, BF16, &AdamW::default().into(), &Options { grads: Some(F32), ..masters });
-            let counted = Options { missing: Missing::AllOrNone, ..on.clone() };
-            measure(mesh, F32, &Sgd::default().into(), &counted);
-            let propagates = Options { non_finite: NonFinite::Propagate, ..on.clone() };
-            measure(mesh, F32, &AdamW::default().into(), &propagates);
-            if matches!(stage, Stage::Zero1 | Stage::Zero2 | Stage::Zero3) {
-                measure(mesh, F32, &Lamb::default().into(), &on);
-            }
+            measure(mesh, dtype, &rules, &options);
         }
     }
 }
@@ -212,10 +219,12 @@ fn backward(opt: &mut Optimizer, model: &Model, plan: &RankPlan<'_>) -> (u64, Ve
 /// However families mix in the model, the pool is as long as where each bucket comes whole. Stages end with the same bits.
 #[test]
 fn a_backward_pass_takes_the_pool_that_is_planned() {
-    for (model, families) in [(blocks(), 2), (model(F32), 4)] {
-        for mesh in ["tp=2,dp=2", "tp=2,cp=2,dp=2", "dp_replicate=2,dp_shard=2,tp=2"] {
+    for (m, (model, families)) in [(blocks(), 2), (model(F32), 4)].into_iter().enumerate() {
+        let meshes = ["tp=2,dp=2", "tp=2,cp=2,dp=2", "dp_replicate=2,dp_shard=2,tp=2"];
+        for (n, mesh) in meshes.into_iter().enumerate() {
             let mesh: Mesh = mesh.parse().unwrap();
-            for bucket_len in [None, Some(100), Some(500)] {
+            let buckets = [Some(100), None, Some(500)].into_iter().enumerate();
+            for (_, bucket_len) in buckets.filter(|(b, _)| tried(9 * m + 3 * n + b, 1)) {
                 let mut first: Option<Vec<Vec<u32>>> = None;
                 for stage in [Stage::Replicated, Stage::Zero1, Stage::Zero2, Stage::Zero3] {
                     let options = Options { stage, bucket_len, ..Options::default() };
@@ -302,27 +311,24 @@ fn every_element_is_stored_owned_and_counted_as_often_as_it_is_to_be() {
 #[test]
 fn owned_pieces_are_those_with_state() {
     let model = model(F32);
-    for mesh in MESHES {
+    for (_, (mesh, stage)) in arrangements().enumerate().filter(|(i, _)| tried(*i, 1)) {
         let mesh: Mesh = mesh.parse().unwrap();
-        for stage in STAGES {
-            loopback::spawn(mesh.world_size(), |world: Arc<dyn Communicator>| {
-                let (rank, mesh) = (world.rank(), mesh.clone());
-                let options = Options { stage, bucket_len: Some(100), ..Options::default() };
-                let opt =
-                    Optimizer::new(world, mesh, &model, AdamW::default(), |_, _, _| Ok(()), options).unwrap();
-                for Holds { parameter, used, owned, .. } in opt.plan().rank(rank).unwrap().holds() {
-                    let shape =
-                        parameter.placement.local_shape(&parameter.name, &parameter.shape, opt.mesh());
-                    let mut own = indices(&owned, &shape.unwrap(), false);
-                    own.sort();
-                    let range = opt.state(&parameter.name).unwrap().range;
-                    assert_eq!(own, range.collect::<Vec<_>>(), "{} on rank {rank}", parameter.name);
-                    let unit = opt.gather(opt.unit_of(&parameter.name).unwrap().unwrap()).unwrap();
-                    assert_eq!(elements(&used), unit.param(&parameter.name).unwrap().len());
-                }
-            })
-            .unwrap();
-        }
+        loopback::spawn(mesh.world_size(), |world: Arc<dyn Communicator>| {
+            let (rank, mesh) = (world.rank(), mesh.clone());
+            let options = Options { stage, bucket_len: Some(100), ..Options::default() };
+            let opt =
+                Optimizer::new(world, mesh, &model, AdamW::default(), |_, _, _| Ok(()), options).unwrap();
+            for Holds { parameter, used, owned, .. } in opt.plan().rank(rank).unwrap().holds() {
+                let shape = parameter.placement.local_shape(&parameter.name, &parameter.shape, opt.mesh());
+                let mut own = indices(&owned, &shape.unwrap(), false);
+                own.sort();
+                let range = opt.state(&parameter.name).unwrap().range;
+                assert_eq!(own, range.collect::<Vec<_>>(), "{} on rank {rank}", parameter.name);
+                let unit = opt.gather(opt.unit_of(&parameter.name).unwrap().unwrap()).unwrap();
+                assert_eq!(elements(&used), unit.param(&parameter.name).unwrap().len());
+            }
+        })
+        .unwrap();
     }
 }
 

@@ -1,5 +1,6 @@
 //! A search finds every plan that fits, and orders them by their bytes.
 
+use meshstep_cases::{Effort, effort};
 use meshstep_optim::{AdamW, Sgd};
 use meshstep_parallel3d::models::{Gpt2, Llama3};
 use meshstep_parallel3d::{Axis, Cluster, Error, Found, Mesh, MeshError, Model, Placement, Plan, Space};
@@ -109,8 +110,13 @@ fn what_cannot_be_is_an_error() {
 #[test]
 fn the_largest_model_fits_its_cluster() {
     let model = Llama3::B405.model(BF16, 16).build().unwrap();
+    let mut space = Space::default();
+    if effort() == Effort::Tenth {
+        space.recipes.truncate(1);
+        space.bucket_lens.truncate(1);
+    }
     let cluster = Cluster { ranks: 16_384, memory: 80_000_000_000, ranks_per_node: 8 };
-    let found = Plan::search(&model, &cluster, AdamW::default(), &Space::default()).unwrap();
+    let found = Plan::search(&model, &cluster, AdamW::default(), &space).unwrap();
     assert!(found.iter().any(|found| found.mesh.to_string() == "pp=16,dp=128,cp=1,tp=8"));
     assert!(found.is_sorted_by_key(|found| found.wire.total()));
     assert_eq!(found[0].mesh.degree(Axis::Tp), 8);

@@ -177,7 +177,7 @@ fn a_tie_names_both() {
 
 /// Steps that are verified each.
 fn clean_steps() -> usize {
-    meshstep_cases::cases(250, 1000) as usize
+    meshstep_cases::cases(120, 1000) as usize
 }
 
 #[test]
@@ -382,9 +382,9 @@ fn a_step_with_a_closure_tells_where() {
 /// Some ranks verify while others step, whoever shares a group with whom: an error on all of them, and nobody waits.
 #[test]
 fn ranks_that_verify_while_others_step_are_told() {
-    for stage in [Stage::Replicated, Stage::Zero1, Stage::Zero2] {
-        for mesh in ["tp=2,dp=2", "dp_replicate=2,dp_shard=2", "cp=2,tp=2"] {
-            for verifying in 1u32..15 {
+    for (s, stage) in [Stage::Replicated, Stage::Zero1, Stage::Zero2].into_iter().enumerate() {
+        for (m, mesh) in ["tp=2,dp=2", "dp_replicate=2,dp_shard=2", "cp=2,tp=2"].into_iter().enumerate() {
+            for verifying in (1u32..15).filter(|n| meshstep_cases::tried(15 * (3 * s + m) + *n as usize, 1)) {
                 let told = loopback::spawn(4, |world: Arc<dyn Communicator>| {
                     let rank = world.rank();
                     let mut opt = built(world, mesh, stage);

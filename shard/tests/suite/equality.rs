@@ -1,6 +1,6 @@
 //! Whatever is sharded, however it is bucketed, in whatever order gradients come: the same bits.
 
-use crate::common::{F32_MASTER, Gradients, Run, STAGES, WhichRule, cases};
+use crate::common::{F32_MASTER, Gradients, Run, STAGES, WhichRule, cases, draws};
 use meshstep_shard::{Combine, Options, Stage};
 use meshstep_tensor::DType;
 use proptest::prelude::*;
@@ -33,7 +33,7 @@ prop_compose! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: cases(350, 4000), ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(250, 4000), ..ProptestConfig::default() })]
 
     #[test]
     fn stages_buckets_overlap_and_order_do_not_show(
@@ -77,8 +77,9 @@ proptest! {
 
 #[test]
 fn sixteen_bit_parameters_with_a_master_agree_over_stages() {
+    let mut drawn = draws(1);
     for dtype in [DType::BF16, DType::F16] {
-        for grads in [DType::F32, dtype] {
+        for grads in [DType::F32, dtype].into_iter().filter(|_| drawn()) {
             let options = Options { precision: F32_MASTER, bucket_len: Some(100), ..Options::default() };
             let run = Run { dtype, grads, options, steps: 20, ..Run::default() };
             let first = run.stage(Stage::Replicated).run();
@@ -92,10 +93,11 @@ fn sixteen_bit_parameters_with_a_master_agree_over_stages() {
 /// The master, not the rounded parameter, is what updates add up in.
 #[test]
 fn sixteen_bit_parameters_are_their_masters_rounded() {
+    let mut drawn = draws(1);
     for dtype in [DType::BF16, DType::F16] {
         let options = Options { precision: F32_MASTER, bucket_len: Some(100), ..Options::default() };
         let run = Run { dtype, gradients: Gradients::Grid, options, steps: 20, ..Run::default() };
-        for stage in STAGES {
+        for stage in STAGES.into_iter().filter(|_| drawn()) {
             assert_eq!(run.stage(stage).run(), run.naive(), "{dtype} {stage:?}");
         }
     }
@@ -113,7 +115,8 @@ fn f64_parameters_agree_over_stages() {
 /// Stage 2 with several micro-batches rounds where the others do not; each stage is stable in bucket size and overlap.
 #[test]
 fn each_stage_is_stable_with_several_micro_batches() {
-    for stage in STAGES {
+    let mut drawn = draws(1);
+    for stage in STAGES.into_iter().filter(|_| drawn()) {
         let base = Run { micro_batches: 3, ..Run::default() }.stage(stage);
         let first = base.run();
         for bucket_len in [None, Some(1), Some(65), Some(333)] {

@@ -1,6 +1,6 @@
 //! What goes wrong on one rank, in a step or between two, is every rank's error; training goes on, or every rank is told.
 
-use crate::common::{Run, STAGES, adamw, name, params, state};
+use crate::common::{Run, STAGES, adamw, draws, name, params, state};
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::Sgd;
 use meshstep_shard::{At, Combine, Error, Fault, Groups, NonFinite, Optimizer, Options, Stage, WeightError};
@@ -102,8 +102,9 @@ fn a_fault_on_one_rank_is_every_ranks_error() {
             Fault::GradScale,
         ),
     ];
+    let mut drawn = draws(1);
     for stage in STAGES {
-        for (wrong, expected) in &wrongs {
+        for (wrong, expected) in wrongs.iter().filter(|_| drawn()) {
             let error = one_rank_errs(stage, wrong);
             assert!(
                 matches!(&error, Error::Fault { rank: 2, fault } if fault == expected),
@@ -115,7 +116,8 @@ fn a_fault_on_one_rank_is_every_ranks_error() {
 
 #[test]
 fn scalars_that_differ_are_named() {
-    for stage in STAGES {
+    let mut drawn = draws(1);
+    for stage in STAGES.into_iter().filter(|_| drawn()) {
         let lr = one_rank_errs(stage, &|run, opt| {
             run.hand_over(opt, 2, 0).unwrap();
             Some(At { lr: 0.25, ..run.at(2) })

@@ -7,6 +7,7 @@ use crate::workspace::{LIBRARIES, Workspace};
 use clap::ValueEnum;
 use std::fmt;
 use std::path::PathBuf;
+use std::thread;
 
 /// What the steps depend on.
 #[derive(Clone, Debug)]
@@ -161,9 +162,13 @@ fn shuttle() -> String {
     format!("{ALL},meshstep-comm/shuttle --test shuttle")
 }
 
-/// A run of those tests of `what` that `filter` names. Each test runs in a process of its own.
+/// A run of those tests of `what` that `filter` names. Each test runs in a process of its own, and two run on each core: ranks wait
+/// for one another, and tests of deadlines wait for time to pass.
 pub(crate) fn test(what: &str, filter: &str, setting: &Setting) -> Task {
-    let line = format!("nextest run --config-file xtask/nextest.toml --no-fail-fast {what} -E");
+    let threads = 2 * thread::available_parallelism().map_or(1, usize::from);
+    let line = format!(
+        "nextest run --config-file xtask/nextest.toml --test-threads {threads} --no-fail-fast {what} -E"
+    );
     Task::Test(counted(Cmd::cargo(&line).arg(filter).dir(&setting.root), setting))
 }
 

@@ -1,6 +1,6 @@
 //! A rule's CUDA kernels compiled for the CPU: their text, unmodified, behind `simt.h`, which stands in for a device's threads.
 //! For the tests of `meshstep-optim`. A shared library is built once and kept beside the test programs, named by a hash of its
-//! text, its options and `simt.h`.
+//! text, its options, `simt.h` and the compiler's version.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
@@ -32,12 +32,12 @@ impl Device {
     /// Compiles the text of kernels with these further options; none, if there is no C++ compiler. `REQUIRE_SIMT=1` makes
     /// that a failure.
     pub fn compile(text: &str, options: &str) -> Option<Device> {
-        if Command::new("c++").arg("--version").output().is_err() {
+        let Ok(version) = Command::new("c++").arg("--version").output() else {
             println!("skipped: no C++ compiler");
             assert_ne!(std::env::var("REQUIRE_SIMT").as_deref(), Ok("1"), "a C++ compiler is required");
             return None;
-        }
-        let library = build(text, options);
+        };
+        let library = build(text, options, &version.stdout);
         // SAFETY: what the library does when it is loaded is to note the names of its kernels.
         Some(Device { library: unsafe { Library::new(library) }.unwrap() })
     }
@@ -118,10 +118,10 @@ pub fn text(rule: &str) -> String {
 }
 
 /// The shared library of a text, built unless an earlier test has.
-fn build(text: &str, options: &str) -> PathBuf {
+fn build(text: &str, options: &str, version: &[u8]) -> PathBuf {
     let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("simt.h");
     let mut hasher = DefaultHasher::new();
-    (text, FLAGS, options, fs::read(&header).unwrap()).hash(&mut hasher);
+    (text, FLAGS, options, fs::read(&header).unwrap(), version).hash(&mut hasher);
     // Beside the test, so that all tests share it.
     let folder = std::env::current_exe().unwrap().with_file_name("simt");
     fs::create_dir_all(&folder).unwrap();

@@ -23,9 +23,12 @@ use crate::cli::Partition;
 
 /// Replays a file's `bytes`.
 fn replay(bytes: &[u8], asked: Asked) -> Result<Difference, Reason> {
-    let trace = Trace::parse(bytes)?;
-    let got = super::replay::replay(&trace, asked)?;
-    Difference::new(&trace, &got, trace.spec.tolerance)
+    replay_trace(&Trace::parse(bytes)?, asked)
+}
+
+fn replay_trace(trace: &Trace, asked: Asked) -> Result<Difference, Reason> {
+    let got = super::replay::replay(trace, asked)?;
+    Difference::new(trace, &got, trace.spec.tolerance)
 }
 
 /// Every stage and partition, as the command line has them.

@@ -24,12 +24,15 @@ fn ranks_that_never_come_are_named_on_all() {
 #[test]
 fn without_rank_0_nobody_answers() {
     let world = world(2);
-    let result = Store::join(&world[1], &options(SHORT)).map(drop);
+    let nowhere = Environment { host: "no-such-host.invalid".to_owned(), ..world[1].clone() };
+    let (result, elsewhere) = thread::scope(|scope| {
+        let elsewhere = scope.spawn(|| Store::join(&nowhere, &options(SHORT)).map(drop));
+        (Store::join(&world[1], &options(SHORT)).map(drop), elsewhere.join().unwrap())
+    });
     let Err(Error::Unreachable { host, port, after, last }) = result else { panic!("{result:?}") };
     assert_eq!((host, port, after), (world[1].host.clone(), world[1].port, SHORT));
     assert!(!last.is_empty());
-    let nowhere = Environment { host: "no-such-host.invalid".to_owned(), ..world[1].clone() };
-    assert!(matches!(Store::join(&nowhere, &options(SHORT)), Err(Error::Unreachable { .. })));
+    assert!(matches!(elsewhere, Err(Error::Unreachable { .. })), "{elsewhere:?}");
 }
 
 /// What all ranks get where one of them is `odd` while they gather, and what `odd` gets once they have.

@@ -138,7 +138,7 @@ impl Recipe {
 
 pub(crate) const LENGTHS: [usize; 11] = [0, 1, 15, 16, 17, 63, 64, 65, 65_535, 65_537, 278_011];
 
-pub(crate) use meshstep_cases::long;
+pub(crate) use meshstep_cases::{long, tried};
 
 /// Proptest cases: `normal`, or a hundred times that in the long run.
 pub(crate) fn cases(normal: u32) -> proptest::test_runner::Config {

@@ -1,6 +1,6 @@
 //! A GPU to test on, and values there and back.
 
-use crate::common::{Random, Values};
+use crate::common::{Random, Values, long};
 use meshstep_tensor::cuda::{self, Device, Stream};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
 
@@ -15,6 +15,11 @@ pub(crate) fn queue() -> Option<Queue> {
         return None;
     }
     Some(Queue::cuda(Stream::new(&Device::open(0).unwrap()).unwrap()))
+}
+
+/// Whether every combination is tried: in a long run, and on a GPU, which is quick.
+pub(crate) fn all() -> bool {
+    long() || !cuda::probe().is_ok_and(|driver| driver.stand_in)
 }
 
 /// Values of every kind.

@@ -1,6 +1,6 @@
 //! How kernels go about memory: 16 bytes at a time where they can, with 64-bit offsets, and never past a barrier too early.
 
-use crate::common::{Memory, RECIPES, Recipe, Values, difference};
+use crate::common::{Memory, RECIPES, Recipe, Values, difference, tried};
 use crate::cuda_kernels::{Table, describe, describe_flat, launch, recipes, scalars, segment, step};
 use meshstep_optim::cuda::Streams;
 use meshstep_optim::{AdamW, Flat, Isa, Rule};
@@ -122,7 +122,7 @@ fn a_missing_barrier_is_noticed() {
     let barriers = text[bits..end].match_indices("__syncthreads();").map(|(at, _)| bits + at);
     assert_eq!(barriers.clone().count(), 2);
     let (rule, recipe) = (AdamW::default(), RECIPES[3]);
-    for at in barriers {
+    for (_, at) in barriers.enumerate().filter(|(i, _)| tried(*i, 1)) {
         let without = format!("{}{}", &text[..at], &text[at + "__syncthreads();".len()..]);
         let Some(device) = Device::compile(&without, "") else { return };
         let noticed = [false, true].into_iter().any(|reverse| {

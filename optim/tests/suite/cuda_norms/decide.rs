@@ -1,7 +1,7 @@
 //! Decisions: what one-block kernels make of an exchange is what the host's functions do, in the host's order.
 
 use super::arg;
-use crate::common::cases;
+use crate::common::{cases, tried};
 use meshstep_optim::cuda::{Decided, FIELDS, Progress, Settings, Step, THREADS, Verdict, norm_code};
 use meshstep_optim::{
     DynamicLossScale, ExactSum, LossScale, LossScaleState, Norm, NormAccumulator, clip_coef,
@@ -457,7 +457,9 @@ fn what_a_rank_brings_is_what_the_host_would() {
 /// epsilon, a carry that is lost, a root of a number that was shifted by one.
 #[test]
 fn mistakes_are_noticed() {
-    let text = simt::text("norm/decide");
+    // Without the last kernel, which is not launched here.
+    let whole = simt::text("norm/decide");
+    let text = &whole[..whole.find("// Writes the norm of a step that was decided").unwrap()];
     let mistakes = [
         ("    Decided d = judge(", "    rescale(s, p, sum[BAD] != 0);\n    Decided d = judge("),
         ("plus(norm, 1e-6)", "norm"),
@@ -474,8 +476,12 @@ fn mistakes_are_noticed() {
         ("d.mine = of[i]", "d.mine = largest"),
         ("if (balance) return with(UNBALANCED);", ""),
     ];
-    for (right, wrong) in mistakes {
+    for (i, (right, wrong)) in mistakes.into_iter().enumerate() {
         assert_eq!(text.matches(right).count(), 1, "{right}");
+        // The loss scale, a rounding, what parameters have and what differs between ranks; in the long run each.
+        if !tried(i, 4) {
+            continue;
+        }
         let Some(device) = Device::compile(&text.replace(right, wrong), "") else { return };
         let mut runner = proptest::test_runner::TestRunner::deterministic();
         let noticed = (0..400).any(|_| {

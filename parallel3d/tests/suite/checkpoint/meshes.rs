@@ -1,6 +1,7 @@
 //! Random meshes, stages and recipes: what is loaded is what was saved, and training goes on as if nothing had been.
 
 use crate::common::{STAGES, build, held_at, model, take_step};
+use meshstep_cases::{long, tried};
 use meshstep_comm::{Kind, loopback};
 use meshstep_optim::AdamW;
 use meshstep_parallel3d::{
@@ -128,7 +129,7 @@ const RECIPES: [(DType, Master); 3] =
     [(DType::F32, Master::None), (DType::BF16, Master::F32), (DType::BF16, Master::Remainder)];
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: meshstep_cases::cases(24, 1000), failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: meshstep_cases::cases(20, 1000), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn any_mesh_loads_onto_any_other(
@@ -302,7 +303,7 @@ fn long_tensors_are_put_together_window_by_window() {
         ("tp=2,dp=2", Stage::Zero2),
         ("dp=2", Stage::Replicated),
     ];
-    for (from, stage) in meshes {
+    for (i, (from, stage)) in meshes.into_iter().enumerate().filter(|(i, _)| tried(*i, 1)) {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::new(dir.path());
         let mesh: Mesh = from.parse().unwrap();
@@ -310,7 +311,9 @@ fn long_tensors_are_put_together_window_by_window() {
             make(world, from, stage, 1.0).save(&store, Save::default()).unwrap();
         });
         saved.unwrap();
-        for (to, stage) in meshes {
+        // From each to the next, in long runs to all.
+        let all = meshes.into_iter().enumerate();
+        for (_, (to, stage)) in all.filter(|(j, _)| long() || *j == (i + 1) % meshes.len()) {
             let mesh: Mesh = to.parse().unwrap();
             let loaded = loopback::spawn(mesh.world_size(), |world| {
                 let mut opt = make(world, to, stage, -1.0);

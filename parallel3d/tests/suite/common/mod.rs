@@ -26,6 +26,13 @@ pub(crate) const MESHES: [&str; 8] = [
 pub(crate) const STAGES: [Stage; 5] =
     [Stage::Replicated, Stage::Zero1, Stage::Zero2, Stage::Zero3, Stage::WholeParams(Owners::SortedGreedy)];
 
+/// Every mesh with every stage, by number. A mesh comes again after all others, with another stage. Short runs try a tenth.
+pub(crate) fn arrangements() -> impl Iterator<Item = (usize, &'static str, Stage)> {
+    let all = (0..MESHES.len() * STAGES.len()).filter(|&i| meshstep_cases::tried(i, 1));
+    // The numbers of meshes and stages have no common factor.
+    all.map(|i| (i, MESHES[i % MESHES.len()], STAGES[3 * i % STAGES.len()]))
+}
+
 /// Every kind of placement: by rows, by columns, in blocks, whole with equal gradients, with parts to add, with parts to average.
 pub(crate) fn model(dtype: DType) -> Model {
     let whole = Placement::whole();

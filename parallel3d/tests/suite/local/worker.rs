@@ -1,6 +1,7 @@
 //! One rank of a worker, what it does and what it has.
 
 use crate::common::{self, AT};
+use meshstep_cases::{long, tried};
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::{AdamW, QhAdamW, Rounding};
 use meshstep_parallel3d::{Axis, LocalOptimizer, Mesh, Model, Optimizer, replicas};
@@ -11,7 +12,7 @@ use std::sync::Arc;
 
 pub const STEPS: u64 = 9;
 
-/// Every method, with its rule.
+/// Every method, with its rule. The first is the one that short runs try.
 pub fn plans() -> Vec<(&'static str, LocalPlan, Groups)> {
     let adamw = || Groups::new(AdamW { weight_decay: 0.1, ..AdamW::default() });
     let delayed = LocalPlan::des_loc(3, 4, 4).with(|f: &mut Fragment| {
@@ -24,10 +25,10 @@ pub fn plans() -> Vec<(&'static str, LocalPlan, Groups)> {
         f.merge = Merge::Mean { beta };
     });
     vec![
-        ("local sgd", LocalPlan::local_sgd(3), adamw()),
+        ("des-loc", LocalPlan::des_loc(2, 3, 4), adamw()),
         ("post-local sgd", LocalPlan::post_local_sgd(3, 2), adamw()),
         ("local adam", LocalPlan::local_adam(2), adamw()),
-        ("des-loc", LocalPlan::des_loc(2, 3, 4), adamw()),
+        ("local sgd", LocalPlan::local_sgd(3), adamw()),
         ("before", LocalPlan::des_loc(2, 3, 4).placed(Placement::Before), adamw()),
         ("mt-dao", LocalPlan::mt_dao(2, &[Some(3)], Some(4)), Groups::new(QhAdamW::default())),
         ("diloco", LocalPlan::diloco(3), adamw()),
@@ -53,13 +54,14 @@ fn recipes() -> [Recipe; 4] {
     ]
 }
 
-/// Every plan in f32 and under one more recipe; in long runs under all.
+/// Every plan under one recipe, each under another than the one before; in long runs under all.
 pub fn cases() -> Vec<(String, impl Fn(Stage) -> Job)> {
     let mut cases = Vec::new();
-    for (i, (name, plan, rules)) in plans().into_iter().enumerate() {
-        let others = 1..recipes().len();
-        let more = if meshstep_cases::long() { others } else { 1 + i % others.len()..2 + i % others.len() };
-        for recipe in more.chain([0]).map(|recipe| recipes()[recipe]) {
+    let plans = plans().into_iter().enumerate().filter(|(i, _)| tried(*i, 1));
+    for (i, (name, plan, rules)) in plans {
+        let recipes = recipes().into_iter().enumerate();
+        let own = i % recipes.len();
+        for (_, recipe) in recipes.filter(|(r, _)| long() || *r == own) {
             let (plan, rules) = (plan.clone(), rules.clone());
             let job = move |stage| Job::new(stage, &plan, &rules).under(recipe);
             cases.push((format!("{name} in {recipe:?}"), job));

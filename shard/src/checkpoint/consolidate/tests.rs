@@ -5,6 +5,7 @@ use crate::checkpoint::contents::{Keeper, Vectors};
 use crate::checkpoint::settings::Settings;
 use crate::verify::Slot;
 use crate::{Options, Stage};
+use meshstep_cases::tried;
 use meshstep_comm::loopback::spawn;
 use meshstep_optim::AdamW;
 use meshstep_tensor::{Layout, Queue, SliceMut};
@@ -95,8 +96,8 @@ fn consolidated(at: usize, left: usize) -> (Vec<Seen>, Option<String>) {
 fn a_sink_sees_nothing_that_was_not_sent() {
     let (whole, none) = consolidated(0, usize::MAX);
     assert!(none.is_none() && whole.len() > 6);
-    for at in 0..3 {
-        for left in 0.. {
+    for at in (0..3).filter(|at| tried(*at, 1)) {
+        for left in (0..).filter(|left| tried(*left, 1)) {
             let (seen, told) = consolidated(at, left);
             assert!(whole.starts_with(&seen), "rank {at} reads {left}: {} windows", seen.len());
             let Some(told) = told else { break };

@@ -2,7 +2,7 @@
 
 use crate::allocator;
 use crate::alone::{DEADLINE, ODD, ends, names_odd};
-use crate::common::{Run, WhichRule, name, params, state};
+use crate::common::{Run, WhichRule, draws, name, params, state};
 use crate::lbfgs::problems::Problem;
 use crate::lbfgs::run;
 use meshstep_comm::Communicator;
@@ -71,9 +71,13 @@ fn added(run: &Run, at: usize, what: &str, expected: &[Vec<u8>]) -> bool {
 
 #[test]
 fn for_parameters_that_are_added() {
+    let mut drawn = draws(1);
     for stage in [Stage::Replicated, Stage::Zero1, Stage::Zero2] {
         for rule in [WhichRule::AdamW, WhichRule::Lamb] {
             for initial in [Initial::Broadcast, Initial::Compare] {
+                if !drawn() {
+                    continue;
+                }
                 let non_finite =
                     if initial == Initial::Compare { NonFinite::Propagate } else { NonFinite::Skip };
                 if rule == WhichRule::Lamb && stage == Stage::Replicated {

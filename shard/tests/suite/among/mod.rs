@@ -3,6 +3,7 @@
 mod parting;
 pub(crate) mod sharing;
 
+use crate::common::draws;
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::{AdamW, Lamb, Rule, Strided};
 use meshstep_shard::{
@@ -13,10 +14,14 @@ use sharing::{CUT, alone, layout, on_rank, shared, troubled, weighed};
 use std::sync::Arc;
 
 fn check(rule: impl Rule + Clone + 'static, stages: &[Stage]) {
+    let mut drawn = draws(1);
     for combine in [Combine::Mean, Combine::Sum, Combine::Weighted] {
         let (params, norms) = alone(rule.clone(), combine);
         for &stage in stages {
             for initial in [Initial::Broadcast, Initial::Compare] {
+                if !drawn() {
+                    continue;
+                }
                 let options = Options { stage, combine, initial, bucket_len: Some(64), ..Options::default() };
                 let ends = loopback::spawn(8, |world| on_rank(world, rule.clone(), options.clone()));
                 for (rank, (own, seen)) in ends.unwrap().into_iter().enumerate() {

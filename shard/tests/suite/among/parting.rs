@@ -1,6 +1,7 @@
 //! Ranks that share nothing but the world, of which some take a step while the others call something else.
 
 use crate::among::sharing::layout;
+use crate::common::draws;
 use meshstep_comm::{Communicator, Error as CommError, loopback};
 use meshstep_optim::AdamW;
 use meshstep_shard::{Among, At, DataPlace, Error, NonFinite, Optimizer, Options, PlaceError, Stage, Until};
@@ -57,10 +58,14 @@ fn a_call_that_meets_a_step_of_other_groups_is_told() {
         ("minimize", minimize),
         ("add", add),
     ];
+    let mut drawn = draws(1);
     for stage in [Stage::Replicated, Stage::Zero1, Stage::Zero2, Stage::Zero3] {
         for non_finite in [NonFinite::Skip, NonFinite::Propagate] {
             for max_norm in [None, Some(1.0)] {
                 for (name, call) in calls {
+                    if !drawn() {
+                        continue;
+                    }
                     let options = Options { stage, non_finite, bucket_len: Some(64), ..Options::default() };
                     let what = format!("{name} {stage:?} {non_finite:?} {max_norm:?}");
                     let config = loopback::Config { timeout: DEADLINE, ..loopback::Config::new(4) };

@@ -38,7 +38,7 @@ mod whatever_happens_survivors_have_what_plain_loops_have {
 }
 
 fn survivors_have_what_plain_loops_have(part: u64) {
-    let seeds = seeds(part, cases(500, 5000));
+    let seeds = seeds(part, cases(200, 5000));
     let (mut ends, mut commits, mut aborts, mut of_two) = (BTreeMap::new(), 0, 0, 0);
     for &seed in &seeds {
         let world = run(seed);
@@ -61,10 +61,10 @@ fn survivors_have_what_plain_loops_have(part: u64) {
     println!("{commits} commits, {aborts} aborts, {of_two} with workers of two ranks; {ends:#?}");
     // Nobody asks for another step's exchange than the others.
     assert!(!ends.contains_key("worker "), "{ends:#?}");
-    // Of fewer seeds nothing is expected.
-    let least = |n: usize| n * seeds.len() / 500;
+    // Of fewer seeds less is expected, and of a few nothing.
+    let least = |n: usize| n * seeds.len() / if seeds.len() < 50 { 1000 } else { 500 };
     let some = |end: &str| ends.get(end).is_some_and(|&n| n > least(50));
     let loud =
         aborts > least(200) && commits > least(2000) && of_two > least(125) && some("Left") && some("Died");
-    assert!(seeds.len() < 50 || loud, "too quiet");
+    assert!(seeds.len() < 20 || loud, "too quiet");
 }

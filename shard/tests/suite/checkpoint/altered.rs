@@ -6,7 +6,7 @@ use crate::checkpoint::layouts::{DIR, on, train};
 use crate::checkpoint::sim::Sim;
 use crate::checkpoint::whole::part;
 use crate::common::{F32_MASTER, Run};
-use meshstep_cases::stride;
+use meshstep_cases::{stride, tried};
 use meshstep_comm::loopback;
 use meshstep_shard::Options;
 use meshstep_shard::checkpoint::{
@@ -143,12 +143,12 @@ fn names(path: &Path) -> Vec<String> {
 fn any_damage_to_any_file_is_told_to_all_ranks() {
     let (sim, store) = in_memory();
     let mut harms = Vec::new();
-    for path in sim.files() {
+    for (f, path) in sim.files().into_iter().enumerate() {
         let bytes = sim.bytes(&path);
         // Everything behind a file's header is read by some rank.
         let shard = path.extension().is_some_and(|extension| extension == "safetensors");
         let data = if shard { 8 + u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize } else { 0 };
-        let step = stride(if shard { 5 } else { 23 });
+        let step = stride(if shard { 41 } else { 149 });
         for at in (0..bytes.len()).step_by(step).chain([bytes.len() - 1]) {
             let (mut flipped, mut says) = (bytes.clone(), names(&path));
             flipped[at] ^= 1 << (at % 8);
@@ -163,7 +163,8 @@ fn any_damage_to_any_file_is_told_to_all_ranks() {
                 says: (at >= data).then_some(says),
             });
         }
-        for len in [0, 1, 7, 8, data / 2, data, data + 1, bytes.len() / 2, bytes.len() - 1] {
+        let cuts = [0, 1, 7, 8, data / 2, data, data + 1, bytes.len() / 2, bytes.len() - 1];
+        for (_, len) in cuts.into_iter().enumerate().filter(|(i, _)| tried(10 * f + i, 1)) {
             assert!(len < bytes.len(), "each rank has a part");
             let what = format!("{len} bytes of {}", path.display());
             let files = vec![(path.clone(), Some(bytes[..len].to_vec()))];

@@ -1,6 +1,7 @@
 //! Whatever a crash undoes, or wherever writing fails, the newest complete step loads.
 
 use crate::checkpoint::sim::Sim;
+use crate::common::cases;
 use meshstep_shard::checkpoint::{
     CheckpointError, Disk as _, FORMAT, Manifest, PieceEntry, SlotEntry, Store, TensorEntry, Type, Vector,
     WINDOW,
@@ -131,7 +132,7 @@ fn after_a_crash_anywhere_the_latest_step_is_complete() {
     store.keep(1).unwrap();
     let (mut olds, mut news) = (0, 0);
     for count in ends[0]..=sim.events() {
-        for seed in 0..200 {
+        for seed in 0..u64::from(cases(60, 200)) {
             let random = &mut StdRng::seed_from_u64(seed);
             let after = sim.crashed(count, random);
             let store = Store::on(Arc::new(after.clone()), DIR);
@@ -205,7 +206,7 @@ fn after_a_crash_anywhere_in_a_roll_back_the_newest_step_is_that_of_before_or_af
     store.roll_back(10).unwrap();
     let (end, mut found) = (sim.events(), [0; 2]);
     for count in begun..=end {
-        for seed in 0..200 {
+        for seed in 0..u64::from(cases(200, 200)) {
             let after = sim.crashed(count, &mut StdRng::seed_from_u64(seed));
             let store = Store::on(Arc::new(after), DIR);
             let step =

@@ -2,6 +2,7 @@
 
 use crate::checkpoint::crash::{DIR, load, save};
 use crate::checkpoint::sim::Sim;
+use crate::common::draws;
 use meshstep_shard::checkpoint::{CheckpointError, Manifest, Store};
 use std::path::Path;
 use std::sync::Arc;
@@ -24,11 +25,12 @@ fn names(error: &CheckpointError, path: &Path) -> bool {
 
 #[test]
 fn every_flipped_bit_is_noticed() {
-    let (sim, store) = saved();
+    let ((sim, store), mut drawn) = (saved(), draws(1));
     for path in sim.files() {
         let bytes = sim.bytes(&path);
         assert!(!bytes.is_empty());
-        for (at, bit) in (0..bytes.len()).flat_map(|at| (0..8).map(move |bit| (at, bit))) {
+        let bits = (0..bytes.len()).flat_map(|at| (0..8).map(move |bit| (at, bit)));
+        for (at, bit) in bits.filter(|_| drawn()) {
             sim.damage(&path, |bytes| bytes[at] ^= 1 << bit);
             let error = load(&store, 40).unwrap_err();
             let latest = store.latest().and_then(|saved| saved.verify()).unwrap_err();

@@ -6,6 +6,7 @@ use crate::checkpoint::layouts::train;
 use crate::checkpoint::sim::Sim;
 use crate::checkpoint::whole::part;
 use crate::common::{Run, alone};
+use meshstep_cases::{Effort, effort};
 use meshstep_comm::loopback;
 use meshstep_shard::Stage;
 use meshstep_shard::checkpoint::{CheckpointError, Failed, Load, Save, Store};
@@ -171,8 +172,9 @@ fn remount(dir: &Path, option: &str) -> bool {
     ran.unwrap().status.success()
 }
 
-/// On a disk of memory: each size from what one step takes to what two take.
+/// On a disk of memory: each size from what one step takes to what two take, in pages, or each fifth where a tenth is run.
 fn mounted(dir: &Path) -> bool {
+    let apart = if effort() == Effort::Tenth { 20 } else { 4 };
     let run = run(true);
     let first = saved(&run);
     let copied = Command::new("cp").arg("-r").arg(first.path().join(".")).arg(dir).status().unwrap();
@@ -182,7 +184,7 @@ fn mounted(dir: &Path) -> bool {
         let mut refused = 0;
         for size in 1..most {
             // Smaller than what is there it does not become.
-            if (unit == "k" && size % 4 > 0) || !remount(dir, &format!("{option}={size}{unit}")) {
+            if (unit == "k" && size % apart > 0) || !remount(dir, &format!("{option}={size}{unit}")) {
                 continue;
             }
             let Some(told) = next_step(dir, &run, step) else { break };

@@ -3,7 +3,7 @@
 use crate::checkpoint::layouts::{DIR, load, on, runs, save, seat, train};
 use crate::checkpoint::sim::Sim;
 use crate::checkpoint::whole::{Whole, join, part};
-use crate::common::{F32_MASTER, Run, STAGES, WhichRule, cases};
+use crate::common::{F32_MASTER, Run, STAGES, WhichRule, cases, draws};
 use meshstep_comm::loopback::{Config, spawn, world};
 use meshstep_comm::{Communicator, Faults, Kind};
 use meshstep_shard::checkpoint::{CheckpointError, Mismatch, Moved, Save, Store, reshard};
@@ -101,7 +101,7 @@ fn moved(
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: cases(60, 3000), failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(50, 3000), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn any_layout_moves_to_any_other(
@@ -127,7 +127,7 @@ fn long_messages_travel_in_windows() {
     let (dtype, lens) = (DType::BF16, vec![1_500_001, 3]);
     let run = Run { ranks: 1, lens, dtype, grads: DType::F32, options, ..Run::default() };
     let ends = spawn(2, |via| {
-        let mut old = among(&via, 0..1, false, &run, 2);
+        let mut old = among(&via, 0..1, false, &run, u64::from(cases(2, 2)));
         let mut new = among(&via, 1..2, false, &run, 0);
         let meter = new.as_ref().or(old.as_ref()).unwrap().0.options().meter.clone();
         let live = meter.live(Category::Staging);
@@ -181,7 +181,8 @@ fn interrupted(stage: Stage, dropped: u64) -> bool {
 
 #[test]
 fn wherever_ranks_lose_each_other_nothing_has_changed() {
-    for stage in [Stage::Zero1, Stage::Zero3] {
+    let mut drawn = draws(1);
+    for stage in [Stage::Zero1, Stage::Zero3].into_iter().filter(|_| drawn()) {
         let first = (0..100).find(|&dropped| interrupted(stage, dropped)).unwrap();
         assert!(first > 7, "{first} operations are not all of a move");
     }

@@ -2,6 +2,7 @@
 
 use crate::allocator;
 use crate::checkpoint::pieces::{any_cover, any_piece};
+use crate::common::long;
 use meshstep_shard::checkpoint::{
     CheckpointError, FORMAT, FileEntry, Manifest, Piece, PieceEntry, SlotEntry, Store, Stored, TensorEntry,
     Type, WINDOW,
@@ -85,7 +86,7 @@ fn what_is_read_is_what_is_there() {
 
 /// Columns of a matrix in two files, each of several windows, the last one not full.
 fn columns() -> (Manifest, Vec<Vec<u8>>) {
-    let shape = [300, 2 * WINDOW / 256 + 6];
+    let shape = [if long() { 300 } else { 140 }, 2 * WINDOW / 256 + 6];
     let half = shape[1] / 2;
     let piece = |at| {
         let mut piece = Piece::whole(&[shape[0], half]);

@@ -484,7 +484,19 @@ pub fn hash(words: &[u64]) -> u64 {
     })
 }
 
-pub use meshstep_cases::cases;
+pub use meshstep_cases::{cases, long, tried};
+
+/// Whether the next entry of a table is tried, of loops within loops, each time it is asked: see [`tried`].
+pub fn draws(one_in: usize) -> impl FnMut() -> bool {
+    let mut entries = 0..;
+    move || entries.next().is_some_and(|entry| tried(entry, one_in))
+}
+
+/// `normal` of `all`, from the `first` one on and around: all of them in a long run. Where `first` counts on, each is met.
+pub fn turns<T: Copy>(all: &[T], first: usize, normal: u32) -> impl Iterator<Item = T> {
+    let count = cases(normal, all.len() as u32) as usize;
+    all.iter().copied().cycle().skip(first % all.len()).take(count)
+}
 
 /// What one test of this program says in a process of its own, which `job` begins.
 pub fn alone(test: &str, job: &mut std::process::Command) -> String {

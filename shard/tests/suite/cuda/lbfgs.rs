@@ -1,7 +1,7 @@
 //! L-BFGS with its history on several GPUs: every point, loss and collective is loopback's.
 
-use crate::common::STAGES;
-use crate::cuda::{alone, devices, room_for, seed, stand_in};
+use crate::common::{STAGES, cases};
+use crate::cuda::{all, alone, devices, room_for, seed, stand_in};
 use crate::lbfgs::problems::Problem;
 use crate::lbfgs::run::{End, Run, Share};
 use meshstep_comm::{Communicator, nccl};
@@ -56,6 +56,10 @@ fn every_point_is_loopbacks() {
         for (i, stage) in STAGES.into_iter().enumerate() {
             for (j, search) in SEARCHES.into_iter().enumerate() {
                 let (problem, lens) = problems[(i + j + ranks) % 2];
+                // On the stand-ins each stage with one search, on so many ranks, in fewer iterations.
+                if !all() && (j != i % 2 || ranks != [1, 2, 4][i % 3]) {
+                    continue;
+                }
                 for (k, (share, dtype)) in SHARES.into_iter().enumerate() {
                     // A third of them will do, and beyond two GPUs only sums with zeros round alike in any order.
                     let apart = share != Share::One && ranks > 2 && !stand_in();
@@ -63,6 +67,8 @@ fn every_point_is_loopbacks() {
                         continue;
                     }
                     let run = Run { share, dtype, ..run(problem, lens, search, stage) };
+                    let rule = Lbfgs { max_iter: if all() { 12 } else { 8 }, ..run.rule.clone() };
+                    let run = Run { rule, ..run };
                     let (there, here) = (on_gpus(&run, ranks), run.run(ranks));
                     assert!(here.losses.len() > 4, "{:?}", here.step);
                     assert_eq!(there, here, "{problem:?} {stage:?} {search:?} {share:?} {dtype} on {ranks}");
@@ -83,7 +89,7 @@ fn no_order_of_streams_shows() {
         let rule = Lbfgs { max_iter: 6, ..run.rule.clone() };
         let run = Run { share: Share::One, rule, ..run };
         let expected = run.run(2);
-        for order in 0..4 {
+        for order in 0..u64::from(cases(2, 4)) {
             seed(10 * i as u64 + order);
             assert_eq!(on_gpus(&run, 2), expected, "order {order}, {stage:?}");
         }

@@ -1,6 +1,6 @@
 //! What a mean does to what workers have: theirs stays what it was, as far as the type it travels in can tell.
 
-use crate::common::{self, Run, WhichRule};
+use crate::common::{self, Run, WhichRule, draws, turns};
 use crate::local::equal::{End, end, never, run, train};
 use crate::local::naive::{Naive, tokens};
 use meshstep_comm::loopback;
@@ -194,9 +194,13 @@ pub fn half_ulp(x: f32) -> f64 {
 
 #[test]
 fn a_mean_leaves_the_workers_mean_to_one_ulp() {
-    for at in WORLDS {
-        for (name, rule, plan) in averaging() {
-            for weights in [Weights::Uniform, Weights::Tokens] {
+    let mut drawn = draws(1);
+    for (w, at) in WORLDS.into_iter().enumerate() {
+        for (p, (name, rule, plan)) in averaging().into_iter().enumerate() {
+            if !drawn() {
+                continue;
+            }
+            for weights in turns(&[Weights::Uniform, Weights::Tokens], w + p, 1) {
                 let plan = plan.clone().with(|f| weigh(f, weights));
                 let run = world(at, rule);
                 let met = meetings(&run, &plan, at.0);
@@ -302,10 +306,12 @@ fn of_moments_in_bf16_the_rounded_ones_are_averaged() {
         LocalPlan::des_loc(2, 4, 6).with(|f| f.wire = Some(DType::BF16).filter(|_| f.what != What::Params));
     let placed = moments.clone().placed(Placement::Before);
     let mixed = moments.clone().with(|f| f.alpha = 0.25);
+    let mut drawn = draws(1);
     for at in WORLDS {
         for (plan, weights) in [&moments, &placed, &mixed]
             .into_iter()
             .flat_map(|plan| [(plan, Weights::Uniform), (plan, Weights::Tokens)])
+            .filter(|_| drawn())
         {
             let (run, plan) = (world(at, WhichRule::AdamW), plan.clone().with(|f| weigh(f, weights)));
             let met = meetings(&run, &plan, at.0);
@@ -333,8 +339,9 @@ fn of_parameters_in_bf16_the_rounded_differences_are_averaged() {
     let diloco = LocalPlan::diloco_with(4, Outer::nesterov(1.0, 0.0));
     let late = plan.clone().with(|f| f.timing.delay = 2);
     let mixed = plan.clone().with(|f| f.alpha = 0.25);
+    let mut drawn = draws(1);
     for at in WORLDS {
-        for plan in [&plan, &diloco, &late, &mixed] {
+        for plan in [&plan, &diloco, &late, &mixed].into_iter().filter(|_| drawn()) {
             for weights in [Weights::Uniform, Weights::Tokens] {
                 let plan = plan.clone().with(|f| (f.weights, f.wire) = (weights, Some(DType::BF16)));
                 let (run, fragment) = (world(at, WhichRule::AdamW), &plan.fragments[0]);

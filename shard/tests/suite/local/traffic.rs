@@ -1,6 +1,6 @@
 //! What workers send, as their communicators count it: what a plan said before, to the byte.
 
-use crate::common::Run;
+use crate::common::{Run, cases, draws, turns};
 use crate::local::equal::{End, never, plans, run, train};
 use meshstep_comm::{Communicator, loopback};
 use meshstep_shard::local::{LocalPlan, LocalTraffic, Ring, Worker};
@@ -21,9 +21,13 @@ pub fn planned(run: &Run, plan: &LocalPlan, workers: usize, rank: usize) -> Loca
 
 #[test]
 fn the_planner_knows_every_byte_and_a_worker_sends_none_more_inside() {
-    for workers in [2, 4] {
-        for (name, rule, plan) in plans() {
-            for stage in STAGES {
+    let mut drawn = draws(1);
+    for (w, workers) in [2, 4].into_iter().enumerate() {
+        for (p, (name, rule, plan)) in plans().into_iter().enumerate() {
+            if !drawn() {
+                continue;
+            }
+            for stage in turns(&STAGES, w + p, 1) {
                 let run = Run { rule, ..run(workers, 2) }.stage(stage);
                 let alone = train(&Run { ranks: 2, ..run.clone() }, &never(), 1);
                 for (rank, end) in train(&run, &plan, workers).iter().enumerate() {
@@ -38,13 +42,15 @@ fn the_planner_knows_every_byte_and_a_worker_sends_none_more_inside() {
     }
 }
 
-/// A multiple of all of DES-LOC's periods.
-const STEPS: u64 = 1536;
+/// DES-LOC's shortest period. A run that is not long has as many of shorter ones, and so as many payloads.
+fn period() -> u64 {
+    u64::from(cases(32, 256))
+}
 
-/// A run of so many steps of these elements.
+/// A run of as many steps as DES-LOC's longest period has, of these elements.
 fn long(ranks: usize, stage: Stage, lens: &[usize]) -> Run {
     let options = Options { bucket_len: None, ..Options::default() };
-    Run { ranks, lens: lens.to_vec(), steps: STEPS, options, ..Run::default() }.stage(stage)
+    Run { ranks, lens: lens.to_vec(), steps: 6 * period(), options, ..Run::default() }.stage(stage)
 }
 
 /// Bytes of payload and of words that each rank sent: those that were planned.
@@ -69,31 +75,32 @@ fn every_step(run: &Run) -> Vec<u64> {
         loopback::spawn(run.ranks, count).unwrap()
     };
     let plan = Plan::new(&run.layout(), run.ranks, &run.options).unwrap();
-    let (begun, all) = (sent(0), sent(STEPS));
+    let (begun, all) = (sent(0), sent(run.steps));
     let payload = |rank: usize| {
         let wire = plan.wire(rank, &*run.boxed_rule());
-        assert_eq!(all[rank] - begun[rank], STEPS * wire.total(), "rank {rank}");
-        STEPS * wire.reduce
+        assert_eq!(all[rank] - begun[rank], run.steps * wire.total(), "rank {rank}");
+        run.steps * wire.reduce
     };
     (0..run.ranks).map(payload).collect()
 }
 
 #[test]
 fn des_loc_sends_nine_payloads_in_1536_steps() {
-    let plans = [LocalPlan::des_loc(256, 768, 1536), LocalPlan::local_adam(256), LocalPlan::local_sgd(1)];
+    let (k, steps) = (period(), 6 * period());
+    let plans = [LocalPlan::des_loc(k, 3 * k, steps), LocalPlan::local_adam(k), LocalPlan::local_sgd(1)];
     let worlds = [(4, 1, Stage::Replicated), (2, 2, Stage::Zero1), (2, 2, Stage::Zero2)];
     for (workers, inside, stage) in worlds {
         let run = long(workers * inside, stage, &[128, 64, 64]);
         // What a rank sends to reduce its 256 elements, or its half of them, once.
         let once = (2 * (workers - 1) * (256 / inside / workers) * 4) as u64;
         let sent = plans.each_ref().map(|plan| counted(&run, plan, workers));
-        for ((payload, words), (payloads, exchanges)) in sent.iter().zip([(9, 6), (18, 6), (STEPS, STEPS)]) {
+        for ((payload, words), (payloads, exchanges)) in sent.iter().zip([(9, 6), (18, 6), (steps, steps)]) {
             assert_eq!(*payload, [payloads * once; 4], "{workers} x {inside}, {stage:?}");
             // Four words to three others; of a vote's one word a rank sends twice what it does not own.
             assert_eq!(*words, [96, 112, 112, 112].map(|bytes| exchanges * bytes));
         }
-        // 170.67 times less.
-        assert!((0..4).all(|rank| sent[2].0[rank] * 9 == sent[0].0[rank] * STEPS));
+        // Of 1536 steps 170.67 times less.
+        assert!((0..4).all(|rank| sent[2].0[rank] * 9 == sent[0].0[rank] * steps));
         if inside == 1 {
             // Of gradients there is as much to reduce.
             assert_eq!(every_step(&run), sent[2].0);

@@ -1,6 +1,7 @@
 //! Workers and their arbiter over real sockets, in one process: tokens, strangers, connections that are cut, an arbiter that
 //! is started again.
 
+use crate::common::cases;
 use crate::membership::common::{DIGEST, LONG, config};
 use meshstep_comm::rendezvous::{self, Token, call};
 use meshstep_shard::local::membership::{
@@ -236,7 +237,7 @@ fn a_cut_connection_is_made_again_and_nothing_is_lost() {
     let service = serve(free_addr(), patient(2, 2), &log);
     let relay = Relay::to(service.addr());
     each(relay.addr, &[0, 1], |id, worker| {
-        for i in 1..=10 {
+        for i in 1..=u64::from(cases(10, 10)) {
             if id == 0 {
                 relay.cut();
             }

@@ -1,5 +1,6 @@
 //! Workers that are processes, train, and are killed or stopped: those that are left agree to the bit, and so does who comes back.
 
+use crate::common::long;
 use crate::membership::processes::{DEADLINE, Process, quick};
 use crate::membership::remote::{caller, free_addr, serve};
 use crate::membership::wired::{self, Wire};
@@ -261,6 +262,7 @@ fn one_that_is_stopped_for_less_than_anybody_waits_is_waited_for() {
     let dir = tempfile::tempdir().unwrap();
     let config = Config { silence: DEADLINE, patience: 2 * DEADLINE, ..quick() };
     let (mut workers, _, _service) = three(config, &dir.path().join("log"));
+    let pause = Duration::from_millis(if long() { 2000 } else { 500 });
     for (where_, at) in [("between", 8), ("within", 12)] {
         workers[1].order(where_);
         if where_ == "within" {
@@ -272,7 +274,7 @@ fn one_that_is_stopped_for_less_than_anybody_waits_is_waited_for() {
             [0, 2].iter().for_each(|&i| workers[i].order("go"));
         }
         workers[1].order("on");
-        std::thread::sleep(Duration::from_secs(2)); // nothing tells that others wait
+        std::thread::sleep(pause); // nothing tells that others wait
         workers[1].signal("-CONT");
         let said: Vec<String> = workers.iter_mut().map(|worker| worker.says("at ")).collect();
         assert!(agree(&said, &format!("at {at} of [0, 1, 2] merged 3")), "{said:?}");
