@@ -1,4 +1,4 @@
-//! How many random cases a test runs: the test's own count, a tenth of it, or the long count.
+//! How many random cases a test runs: the test's own count, a tenth of it, or the long count; and the numbers it draws.
 //!
 //! `MESHSTEP_CASES=tenth` is what `cargo xtask check` sets, `MESHSTEP_CASES=long` what `cargo xtask ci --long` sets. Every test that
 //! draws random cases asks here.
@@ -78,6 +78,16 @@ fn tried_with(effort: Effort, index: usize, one_in: usize) -> bool {
     let mixed = (index as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     // The upper half: the lower bits of a product hardly depend on the index.
     (mixed >> 32).is_multiple_of(one_in as u64)
+}
+
+/// A number drawn from these words: SplitMix64 over them. Optimised in every profile, as tests draw each element of a gradient.
+pub fn hash(words: &[u64]) -> u64 {
+    words.iter().fold(0x9e37_79b9_7f4a_7c15, |h, &w| {
+        let mut z = (h ^ w).wrapping_add(0x9e37_79b9_7f4a_7c15);
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    })
 }
 
 #[cfg(test)]

@@ -50,6 +50,8 @@ const READ: u64 = 4 * WINDOW;
 /// Reads all that is wanted, several shares at a time.
 pub(super) fn read_all(saved: &Saved, wants: &mut [Want<'_>], meter: &Meter) -> Result<(), CheckpointError> {
     let bytes: usize = wants.iter().map(|want| want.into.len() * want.into.dtype().size()).sum();
+    let pieces = wants.iter().flat_map(|want| &want.from.pieces);
+    let longest = pieces.map(|piece| piece.stored.bytes).max().unwrap_or(0);
     let mut shares = Vec::new();
     for want in wants {
         want.divide(&mut shares)?;
@@ -68,7 +70,7 @@ pub(super) fn read_all(saved: &Saved, wants: &mut [Want<'_>], meter: &Meter) -> 
             }
         }
     };
-    let reading = || Reading::of(saved, bytes as u64, meter);
+    let reading = || Reading::of(saved, bytes as u64, longest, meter);
     let own = reading()?;
     let first = thread::scope(|scope| {
         let name = |_| thread::Builder::new().name("meshstep-read".to_owned());
@@ -142,8 +144,10 @@ struct Reading<'s> {
 }
 
 impl<'s> Reading<'s> {
-    fn of(saved: &'s Saved, bytes: u64, meter: &Meter) -> Result<Self, CheckpointError> {
-        let words = (bytes.next_multiple_of(WINDOW).min(READ) as usize + SLACK) / size_of::<u64>();
+    /// A reader of `bytes` in all, of pieces of which the longest has `longest`. No window is longer than its piece.
+    fn of(saved: &'s Saved, bytes: u64, longest: u64, meter: &Meter) -> Result<Self, CheckpointError> {
+        let room = if longest < WINDOW { longest } else { bytes.next_multiple_of(WINDOW).min(READ) };
+        let words = (room as usize + SLACK).div_ceil(size_of::<u64>());
         let room = Buffer::zeroed(words, DType::U64, meter, Category::Staging);
         Ok(Reading { saved, room: room.map_err(CheckpointError::memory)?, file: None })
     }

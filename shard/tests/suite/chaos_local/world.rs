@@ -310,8 +310,8 @@ impl Inner {
     }
 
     fn all_over(&self) -> bool {
-        let spawning = self.events.values().any(|event| matches!(event, Event::Spawn(_)));
-        !spawning && self.lives.iter().all(|life| life.end.is_some())
+        let spawning = || self.events.values().any(|event| matches!(event, Event::Spawn(_)));
+        self.lives.iter().all(|life| life.end.is_some()) && !spawning()
     }
 
     /// Whom it concerns.

@@ -1,7 +1,7 @@
 //! What one rank gets of all of them is what they have, window by window.
 
 use crate::checkpoint::layouts::{on, runs, seat, train};
-use crate::checkpoint::whole::{Whole, join, part};
+use crate::checkpoint::whole::{Bytes, Whole, join, part};
 use crate::common::{Run, cases, draws};
 use meshstep_comm::loopback::spawn;
 use meshstep_shard::checkpoint::CheckpointError;
@@ -28,17 +28,17 @@ pub(crate) fn consolidated(opt: &mut Optimizer, to: usize) -> Result<Vectors, Er
 
 /// The same from what every rank shows.
 fn expected(whole: &Whole) -> Vectors {
+    let len = |bytes: &Bytes| bytes.values().len();
     let mut all = Vectors::new();
     for (name, (_, vectors)) in &whole.tensors {
-        let halves = |slot: &str| slot == "master" && vectors["master"].len() == vectors["whole"].len();
-        for (slot, bytes) in vectors.iter().filter(|(_, bytes)| !bytes.is_empty()) {
+        let halves = |slot: &str| slot == "master" && len(&vectors["master"]) == len(&vectors["whole"]);
+        for (slot, bytes) in vectors.iter().filter(|(_, bytes)| len(bytes) > 0) {
             let slot = match &**slot {
                 "whole" => continue,
-                slot if halves(slot) && vectors["param"].len() == 2 * bytes.len() => "param",
+                slot if halves(slot) && len(&vectors["param"]) == 2 * len(bytes) => "param",
                 slot => slot,
             };
-            let bytes: Vec<u8> = bytes.iter().map(|byte| byte.unwrap()).collect();
-            all.insert((name.clone(), slot.to_owned()), bytes);
+            all.insert((name.clone(), slot.to_owned()), bytes.whole().unwrap().to_vec());
         }
     }
     all

@@ -15,8 +15,8 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Which bytes of each vector of each parameter a rank holds.
-fn held(opt: &Optimizer, whole: &Whole) -> BTreeMap<(String, String), Vec<bool>> {
+/// The ranges of bytes of each vector of each parameter that a rank holds.
+fn held(opt: &Optimizer, whole: &Whole) -> BTreeMap<(String, String), Vec<Range<usize>>> {
     let mut held = BTreeMap::new();
     for (name, (_, vectors)) in &whole.tensors {
         for (slot, bytes) in vectors {
@@ -28,8 +28,7 @@ fn held(opt: &Optimizer, whole: &Whole) -> BTreeMap<(String, String), Vec<bool>>
                 "whole" | "param" => "param",
                 slot => slot,
             };
-            let bytes = bytes.iter().map(Option::is_some).collect();
-            held.insert((name.clone(), slot.to_owned()), bytes);
+            held.insert((name.clone(), slot.to_owned()), bytes.known().to_vec());
         }
     }
     held
@@ -40,9 +39,14 @@ fn count(old: Option<&(Optimizer, Whole)>, new: &(Optimizer, Whole)) -> [u64; 2]
     let had = old.map_or_else(BTreeMap::new, |(opt, whole)| held(opt, whole));
     let mut counts = [0; 2];
     for (key, has) in held(&new.0, &new.1) {
-        let had = had.get(&key);
-        for (i, _) in has.iter().enumerate().filter(|(_, has)| **has) {
-            counts[usize::from(had.is_some_and(|had| had[i]))] += 1;
+        let had = had.get(&key).map_or(&[][..], Vec::as_slice);
+        let both = |range: &Range<usize>| {
+            had.iter().map(|had| range.end.min(had.end).saturating_sub(range.start.max(had.start))).sum()
+        };
+        for range in &has {
+            let both: usize = both(range);
+            counts[0] += (range.len() - both) as u64;
+            counts[1] += both as u64;
         }
     }
     counts

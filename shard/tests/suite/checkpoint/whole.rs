@@ -3,9 +3,67 @@
 use crate::common::{fetch, param};
 use meshstep_shard::Optimizer;
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// A parameter's updates, and its vectors by name, of which each element is there once.
-pub(crate) type Tensor = (u64, BTreeMap<String, Vec<Option<u8>>>);
+pub(crate) type Tensor = (u64, BTreeMap<String, Bytes>);
+
+/// A vector's bytes: those of the `known` ranges, which are in order and apart, and zeros elsewhere.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Bytes {
+    values: Vec<u8>,
+    known: Vec<Range<usize>>,
+}
+
+impl Bytes {
+    /// `len` bytes, of which those from `from` on are known.
+    fn new(len: usize, from: usize, bytes: &[u8]) -> Self {
+        let mut values = vec![0; len];
+        values[from..from + bytes.len()].copy_from_slice(bytes);
+        let known = from..from + bytes.len();
+        Bytes { values, known: Some(known).filter(|known| !known.is_empty()).into_iter().collect() }
+    }
+
+    /// All bytes, where all are known.
+    pub(crate) fn whole(&self) -> Option<&[u8]> {
+        let whole = self.values.is_empty() || self.known == [0..self.values.len()];
+        whole.then_some(&self.values)
+    }
+
+    /// The ranges of bytes that are known.
+    pub(crate) fn known(&self) -> &[Range<usize>] {
+        &self.known
+    }
+
+    /// The bytes, with zeros where none is known.
+    pub(crate) fn values(&self) -> &[u8] {
+        &self.values
+    }
+
+    /// Adds what `other` knows, which must be alike where both know it.
+    fn merge(&mut self, other: &Bytes, what: &str) {
+        assert_eq!(self.values.len(), other.values.len(), "{what}");
+        for new in &other.known {
+            for own in &self.known {
+                let both = own.start.max(new.start)..own.end.min(new.end);
+                assert!(
+                    both.is_empty() || self.values[both.clone()] == other.values[both],
+                    "{what} differs among ranks"
+                );
+            }
+            self.values[new.clone()].copy_from_slice(&other.values[new.clone()]);
+        }
+        self.known.extend(other.known.iter().cloned());
+        self.known.sort_by_key(|range| range.start);
+        self.known.dedup_by(|next, range| {
+            let touch = next.start <= range.end;
+            if touch {
+                range.end = range.end.max(next.end);
+            }
+            touch
+        });
+    }
+}
 
 /// What there is of an optimizer, on one rank or on all.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,13 +80,10 @@ pub(crate) fn part(opt: &Optimizer) -> Whole {
         let state = opt.state(p.name()).unwrap();
         let of = |values: meshstep_tensor::Slice<'_>| {
             let size = values.dtype().size();
-            let mut all = vec![None; p.len() * size];
-            let own = fetch(values, queue).into_iter().map(Some);
-            all.splice(state.range.start * size..state.range.end * size, own);
-            all
+            Bytes::new(p.len() * size, state.range.start * size, &fetch(values, queue))
         };
-        let whole = param(opt, p.name()).into_iter().map(Some).collect();
-        let mut vectors = BTreeMap::from([("whole".to_owned(), whole)]);
+        let whole = param(opt, p.name());
+        let mut vectors = BTreeMap::from([("whole".to_owned(), Bytes::new(whole.len(), 0, &whole))]);
         if !state.range.is_empty() {
             vectors.insert("param".to_owned(), of(state.values));
             vectors.extend(state.master.map(|master| ("master".to_owned(), of(master))));
@@ -50,15 +105,14 @@ pub(crate) fn join(parts: Vec<Whole>) -> Whole {
             let into = all.tensors.get_mut(&name).unwrap();
             assert_eq!(t, into.0, "{name}");
             for (slot, own) in vectors {
-                let whole = into.1.entry(slot.clone()).or_insert_with(|| vec![None; own.len()]);
-                for (a, b) in whole.iter_mut().zip(own) {
-                    assert!(a.is_none() || b.is_none() || *a == b, "{name}:{slot} parts");
-                    *a = a.or(b);
+                match into.1.get_mut(&slot) {
+                    Some(whole) => whole.merge(&own, &format!("{name}:{slot}")),
+                    None => drop(into.1.insert(slot, own)),
                 }
             }
         }
     }
-    let whole = |(_, (_, vectors)): (&String, &Tensor)| vectors.values().flatten().all(Option::is_some);
+    let whole = |(_, (_, vectors)): (&String, &Tensor)| vectors.values().all(|bytes| bytes.whole().is_some());
     assert!(all.tensors.iter().all(whole), "ranks have everything together");
     all
 }

@@ -474,17 +474,7 @@ pub fn with_dtype<T>(dtype: DType, values: &[f64], then: impl FnOnce(Slice<'_>) 
     }
 }
 
-pub fn hash(words: &[u64]) -> u64 {
-    // SplitMix64 over the words.
-    words.iter().fold(0x9e37_79b9_7f4a_7c15, |h, &w| {
-        let mut z = (h ^ w).wrapping_add(0x9e37_79b9_7f4a_7c15);
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    })
-}
-
-pub use meshstep_cases::{cases, long, tried};
+pub use meshstep_cases::{cases, hash, long, tried};
 
 /// Whether the next entry of a table is tried, of loops within loops, each time it is asked: see [`tried`].
 pub fn draws(one_in: usize) -> impl FnMut() -> bool {
