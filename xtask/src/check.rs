@@ -94,7 +94,7 @@ fn steps(affected: &BTreeSet<&str>, setting: &Setting) -> Vec<Step> {
     // Clippy is `cargo check` with lints, so one run is both.
     let clippy = Cmd::cargo(&format!("clippy {packages} --all-targets -- -D warnings")).dir(&setting.root);
     let test = steps::test(packages, &format!("not ({ON_GPU})"), setting);
-    let test = [("MESHSTEP_CASES", "tenth"), ("PROPTEST_CASES", "26"), ("REQUIRE_SIMT", "1")]
+    let test = [("MESHSTEP_CASES", "tenth"), ("REQUIRE_SIMT", "1")]
         .into_iter()
         .fold(test, |test, (name, value)| steps::with(test, name, value));
     chosen.push(Step { name: StepName::Clippy, tasks: vec![Task::Run(clippy)] });

@@ -174,6 +174,10 @@ mod tests {
         let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
         let text = Text::from_dependencies(&manifest, 1 << 20).unwrap();
         assert_eq!((text.bytes.len(), text.capped), (1 << 20, true));
+        // Once is enough to see in short runs that there are any.
+        if meshstep_cases::effort() == meshstep_cases::Effort::Tenth {
+            return;
+        }
         assert_eq!(text.bytes, Text::from_dependencies(&manifest, 1 << 20).unwrap().bytes);
     }
 }

@@ -1,7 +1,7 @@
 //! Small networks on small meshes.
 
 use clap::Parser as _;
-use meshstep_cases::{Effort, effort, tried};
+use meshstep_cases::{Effort, effort, long, tried};
 
 use super::*;
 use crate::cli::{Cli, Command};
@@ -23,13 +23,20 @@ fn run(options: &str) -> Result<Run> {
 
 #[test]
 fn meshes_agree_with_one_rank_and_stages_with_each_other() {
-    let all = ["tp=1", "tp=2,dp=2", "cp=4", "tp=2,cp=2", "tp=4"];
-    let meshes = if effort() == Effort::Tenth { &all[..2] } else { &all[..] };
-    let run = run(&format!("--mesh {} --steps 4 --bucket 500", meshes.join(" --mesh "))).unwrap();
-    let trained = run.train().unwrap();
+    // In long runs every stage on every mesh.
+    let (asked, count) = match effort() {
+        Effort::Tenth => (vec!["--mesh tp=1 --mesh tp=2,dp=2 --stage 3", "--mesh tp=2,dp=2 --stage 1"], 3),
+        Effort::Normal => {
+            let others = "--mesh cp=4 --mesh tp=2,cp=2 --mesh tp=4 --stage 3";
+            (vec!["--mesh tp=1 --stage 0", "--mesh tp=2,dp=2", "--mesh cp=4 --stage 1", others], 9)
+        }
+        Effort::Long => (vec!["--mesh tp=1 --mesh tp=2,dp=2 --mesh cp=4 --mesh tp=2,cp=2 --mesh tp=4"], 20),
+    };
+    let train = |meshes: &str| run(&format!("{meshes} --steps 4 --bucket 500")).unwrap().train().unwrap();
+    let trained: Vec<Trained> = asked.into_iter().flat_map(train).collect();
     let verdict = Verdict::of(&trained);
     assert!(verdict.holds(), "{verdict}");
-    assert_eq!(trained.len(), 4 * meshes.len());
+    assert_eq!(trained.len(), count);
     assert!(trained.iter().all(|run| run.losses.last() < run.losses.first()));
     let text = table(&trained);
     assert_eq!(text.lines().count(), 1 + trained.len(), "{text}");
@@ -75,20 +82,28 @@ fn bits(run: &Trained) -> (Vec<u64>, Vec<u64>, &Finals) {
 #[test]
 fn a_run_that_goes_on_is_the_one_that_never_stopped_and_another_mesh_may_take_over() {
     let dir = tempfile::tempdir().unwrap();
+    // All steps, and those after which it stops.
+    let (steps, first, second) = match effort() {
+        Effort::Tenth => (3, 1, 2),
+        Effort::Normal => (5, 1, 3),
+        Effort::Long => (7, 3, 5),
+    };
     let at = |options: &str| {
         let dir = dir.path().display();
-        run(&format!("--steps 7 --checkpoints {dir} {options}")).and_then(|run| run.train())
+        run(&format!("--steps {steps} --checkpoints {dir} {options}")).and_then(|run| run.train())
     };
-    for (_, stage) in (0..4).rev().enumerate().filter(|(i, _)| tried(*i, 1)) {
+    // Every stage goes on or takes over, in long runs each goes on.
+    let stages = if long() { &[(3, 1), (2, 1), (1, 1), (0, 1)][..] } else { &[(3, 0), (1, 2)] };
+    for (_, (stage, other)) in stages.iter().enumerate().filter(|(i, _)| tried(*i, 1)) {
         let mesh = format!("--mesh tp=2,dp=2 --stage {stage}");
         let whole = at(&mesh).unwrap().swap_remove(0);
-        at(&format!("{mesh} --save-every 2 --until 3")).unwrap();
+        at(&format!("{mesh} --save-every 2 --until {first}")).unwrap();
         // Twice, so that what was before and what is new are put together more than once.
-        at(&format!("{mesh} --resume --save-every 2 --until 5")).unwrap();
+        at(&format!("{mesh} --resume --save-every 2 --until {second}")).unwrap();
         let resumed = at(&format!("{mesh} --resume")).unwrap().swap_remove(0);
         assert_eq!(bits(&resumed), bits(&whole), "stage {stage}");
-        let elsewhere = at("--mesh cp=2,tp=2 --stage 1 --resume").unwrap().swap_remove(0);
-        assert_eq!(bits(&elsewhere).0[..5], bits(&whole).0[..5]);
+        let elsewhere = at(&format!("--mesh cp=2,tp=2 --stage {other} --resume")).unwrap().swap_remove(0);
+        assert_eq!(bits(&elsewhere).0[..second], bits(&whole).0[..second]);
         let verdict = Verdict::of(&[whole, elsewhere]);
         assert!(verdict.holds(), "{verdict}");
         std::fs::remove_dir_all(dir.path()).unwrap();

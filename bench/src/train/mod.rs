@@ -194,7 +194,7 @@ fn summary(stage: u8, done: &[Done], process: Seen) -> StageReport {
 #[cfg(test)]
 mod tests {
     use clap::Parser as _;
-    use meshstep_cases::long;
+    use meshstep_cases::{long, tried};
     use meshstep_shard::Error;
 
     use super::*;
@@ -207,13 +207,25 @@ mod tests {
             ["meshstep-bench", "train", "--corpus", corpus].into_iter().chain(options.split_whitespace());
         let Command::Train(asked) = Cli::parse_from(words).command else { panic!("not train") };
         let run = Run::prepare(&asked, Path::new("nowhere"), Path::new("nowhere")).unwrap();
-        let held_out = if long() { run.held_out } else { 6 };
+        let held_out = if long() { run.held_out } else { 3 };
         Run { model: Config { layers: 2, heads: 2, width: 16, ..run.model }, bucket: 1000, held_out, ..run }
+    }
+
+    /// The same on short sequences, but in long runs.
+    fn short(options: &str) -> Run {
+        let run = run(options);
+        if long() {
+            return run;
+        }
+        let context = 8;
+        let corpus = Corpus::new(include_bytes!("mod.rs"), context).unwrap();
+        Run { model: Config { context, ..run.model }, corpus, ..run }
     }
 
     #[test]
     fn every_stage_ends_with_the_same_bits_and_keeps_what_it_should() {
-        for options in ["--ranks 3 --steps 3 --batch 1", "--ranks 2 --steps 2 --batch 2 --optimizer sgd"] {
+        let all = ["--ranks 3 --steps 3 --batch 1", "--ranks 2 --steps 2 --batch 2 --optimizer sgd"];
+        for (_, options) in all.into_iter().enumerate().filter(|(i, _)| tried(*i, 1)) {
             let report = run(options).train().unwrap();
             assert_eq!(report.difference, None, "{options}");
             let [zero, one, two] = report.stages.as_slice() else { panic!("{:?}", report.stages) };
@@ -229,7 +241,7 @@ mod tests {
     #[test]
     fn another_seed_ends_elsewhere_and_the_same_seed_at_the_same_place() {
         let finals = |seed: u64| {
-            let run = run(&format!("--ranks 2 --steps 2 --batch 1 --seed {seed}"));
+            let run = short(&format!("--ranks 2 --steps 2 --batch 1 --seed {seed}"));
             run.stage(2).unwrap().1.swap_remove(0)
         };
         let (first, again, other) = (finals(1), finals(1), finals(2));
@@ -250,7 +262,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let at = |options: &str| {
             let dir = dir.path().display();
-            run(&format!("--stage 2 --ranks 3 --steps 5 --batch 1 --checkpoints {dir} {options}"))
+            short(&format!("--stage 2 --ranks 3 --steps 5 --batch 1 --checkpoints {dir} {options}"))
                 .train()
                 .unwrap()
         };

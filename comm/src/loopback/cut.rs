@@ -86,15 +86,30 @@ fn pair(index: usize, n: usize) -> Option<Part> {
 mod tests {
     use super::*;
     use crate::Reduction::Sum;
+    use meshstep_cases::{long, stride};
     use proptest::prelude::*;
 
-    /// How many portions hold each element of each buffer.
-    fn holders(cut: &Cut) -> Vec<Vec<usize>> {
-        let mut counts = vec![vec![0; cut.len]; cut.world_size];
+    /// The elements around every end of a chunk or a portion, and some of the others; all of them in a long run.
+    fn elements(cut: &Cut) -> Vec<usize> {
+        if long() {
+            return (0..cut.len).collect();
+        }
+        let chunks = (0..cut.world_size).map(|index| cut.chunk(index));
+        let ends = chunks.flat_map(|chunk| chunk.clone().step_by(PORTION).chain([chunk.end]));
+        let near = ends.flat_map(|end| end.saturating_sub(2)..cut.len.min(end + 2));
+        let mut elements: Vec<usize> = near.chain((0..cut.len).step_by(stride(29))).collect();
+        elements.sort();
+        elements.dedup();
+        elements
+    }
+
+    /// Of each buffer, how many portions hold each of these elements.
+    fn holders(cut: &Cut) -> Vec<Vec<(usize, usize)>> {
+        let mut counts = vec![elements(cut).into_iter().map(|i| (i, 0)).collect::<Vec<_>>(); cut.world_size];
         for (part, range) in (0..).map_while(|number| cut.portion(number)) {
             for (of, counts) in counts.iter_mut().enumerate() {
-                for (i, count) in counts.iter_mut().enumerate() {
-                    *count += usize::from(cut.holds(part, &range, of, &(i..i + 1)));
+                for (i, count) in counts {
+                    *count += usize::from(cut.holds(part, &range, of, &(*i..*i + 1)));
                 }
             }
         }
@@ -107,12 +122,12 @@ mod tests {
         fn each_element_is_of_exactly_one_portion(n in 1usize..5, len in 0..3 * PORTION) {
             for action in [Action::AllReduce(Sum), Action::Broadcast { root: 0 }] {
                 let counts = holders(&Cut::new(action, 0, n, len));
-                prop_assert!(counts.iter().flatten().all(|&count| count == 1));
+                prop_assert!(counts.iter().flatten().all(|&(_, count)| count == 1));
             }
             let even = len / n * n;
             let counts = holders(&Cut::new(Action::AllToAll, 0, n, even));
             for (of, counts) in counts.iter().enumerate() {
-                for (i, &count) in counts.iter().enumerate() {
+                for &(i, count) in counts {
                     // A rank keeps its own chunk.
                     prop_assert_eq!(count, usize::from(i / (even / n) != of));
                 }
@@ -127,8 +142,8 @@ mod tests {
                 prop_assert_eq!(send.portion(number), recv.portion(number));
             }
             let counts = holders(&send);
-            prop_assert!(counts[1].iter().chain(&counts[2]).all(|&count| count == 1));
-            prop_assert!(counts[0].iter().chain(&counts[3]).all(|&count| count == 0));
+            prop_assert!(counts[1].iter().chain(&counts[2]).all(|&(_, count)| count == 1));
+            prop_assert!(counts[0].iter().chain(&counts[3]).all(|&(_, count)| count == 0));
         }
     }
 

@@ -1,5 +1,6 @@
 //! After warm-up, starting and waiting allocate nothing, on no thread.
 
+use meshstep_cases::cases;
 use meshstep_comm::{InFlight, Op, Reduction, loopback};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -78,6 +79,7 @@ fn starting_and_waiting_allocate_nothing() {
 
 fn count() {
     let edge = Barrier::new(2);
+    let rounds = cases(30, 100);
     loopback::spawn(2, |comm| {
         let buffer = |_| Buffer::zeroed(4096, DType::F32, &Meter::new(), Category::Grads).unwrap();
         let mut buffers: Vec<_> = (0..14).map(|i| Some(buffer(i))).collect();
@@ -101,7 +103,7 @@ fn count() {
             ALLOCATIONS.store(0, SeqCst);
             COUNTS.store(true, SeqCst);
             edge.wait();
-            both(100);
+            both(rounds);
             edge.wait();
             COUNTS.store(false, SeqCst);
             fewest = fewest.min(ALLOCATIONS.load(SeqCst));

@@ -5,9 +5,23 @@ use meshstep_comm::{Reduction, loopback};
 use meshstep_tensor::{Buffer, Category, Meter, bf16, f16};
 use proptest::prelude::*;
 
+/// Random elements. A very long vector repeats them, but in the long run. It does so after a prime number of them, so that no two
+/// portions are alike.
+fn drawn<T: Naive>(len: usize, seed: &mut u64) -> Vec<T> {
+    let period = if meshstep_cases::long() { len } else { len.min(65_537) };
+    let mut values: Vec<T> = (0..period).map(|_| T::from_random(random(seed))).collect();
+    while values.len() < len {
+        values.extend_from_within(..period.min(len - values.len()));
+    }
+    values
+}
+
+fn bytes<T: Naive>(values: &[T]) -> &[u8] {
+    bytemuck::cast_slice(values)
+}
+
 fn check<T: Naive>(what: What, n: usize, len: usize, peers: [usize; 2], mut seed: u64) {
-    let before: Vec<Vec<T>> =
-        (0..n).map(|_| (0..len).map(|_| T::from_random(random(&mut seed))).collect()).collect();
+    let before: Vec<Vec<T>> = (0..n).map(|_| drawn(len, &mut seed)).collect();
     let after = loopback::spawn(n, |comm| {
         let mut buffer = Buffer::from_slice(&before[comm.rank()], &Meter::new(), Category::Grads).unwrap();
         if let Some(op) = what.op(comm.rank(), peers) {
@@ -16,17 +30,21 @@ fn check<T: Naive>(what: What, n: usize, len: usize, peers: [usize; 2], mut seed
         buffer.typed::<T>().unwrap().to_vec()
     });
     let after = after.unwrap();
-    for (rank, (got, expected)) in after.iter().zip(naive(what, &before, peers)).enumerate() {
+    for (rank, (got, (range, expected))) in after.iter().zip(naive(what, &before, peers)).enumerate() {
+        assert_eq!(got.len(), len);
+        let got = &got[range.clone()];
         assert_eq!(got.len(), expected.len());
-        for (i, (got, expected)) in got.iter().zip(expected).enumerate() {
-            let Some(expected) = expected else { continue };
+        // Element by element only where some differ, as NaN may.
+        if bytes(got) == bytes(&expected) {
+            continue;
+        }
+        for (i, (got, expected)) in range.zip(got.iter().zip(expected)) {
             let same = got.bits() == expected.bits() || got.is_nan() && expected.is_nan();
             assert!(same, "rank {rank}, element {i}: {got:?} instead of {expected:?}");
         }
     }
     if let What::AllReduce(_) = what {
-        let bits = |values: &Vec<T>| values.iter().map(|x| x.bits()).collect::<Vec<_>>();
-        assert!(after.iter().all(|values| bits(values) == bits(&after[0])), "ranks differ");
+        assert!(after.iter().all(|values| bytes(values) == bytes(&after[0])), "ranks differ");
     }
 }
 
@@ -66,7 +84,7 @@ fn length() -> impl Strategy<Value = usize> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: meshstep_cases::cases(600, 80_000), ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: meshstep_cases::cases(400, 80_000), ..ProptestConfig::default() })]
     #[test]
     fn collectives_equal_the_naive_ones(
         what in what(), dtype in 0..5, n in 1usize..=8, len in length(), peers in any::<[usize; 2]>(), seed in any::<u64>()

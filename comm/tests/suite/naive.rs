@@ -2,6 +2,7 @@
 
 use meshstep_comm::{Op, Reduction};
 use meshstep_tensor::{Element, bf16, f16};
+use std::ops::Range;
 
 /// What the naive collectives need of an element; written with `half`'s conversions, not with this crate's.
 pub(crate) trait Naive: Element + Copy {
@@ -21,15 +22,15 @@ fn fold<A: Copy + PartialOrd>(
 ) -> A {
     let values: Vec<A> = values.collect();
     let mut sum = || values[1..].iter().fold(values[0], |a, &b| add(a, b));
-    let nan = values.iter().copied().find(|&x| is_nan(x));
+    let nan = || values.iter().copied().find(|&x| is_nan(x));
     match reduction {
         Reduction::Sum | Reduction::PreMulSum { .. } => sum(),
         Reduction::Mean => mean(sum(), values.len()),
         Reduction::Max => {
-            nan.unwrap_or(values.iter().copied().reduce(|a, b| if b > a { b } else { a }).unwrap())
+            nan().unwrap_or_else(|| values.iter().copied().reduce(|a, b| if b > a { b } else { a }).unwrap())
         }
         Reduction::Min => {
-            nan.unwrap_or(values.iter().copied().reduce(|a, b| if b < a { b } else { a }).unwrap())
+            nan().unwrap_or_else(|| values.iter().copied().reduce(|a, b| if b < a { b } else { a }).unwrap())
         }
     }
 }
@@ -180,22 +181,36 @@ impl What {
     }
 }
 
-/// `None` where the result is unspecified.
-pub(crate) fn naive<T: Naive>(what: What, all: &[Vec<T>], [a, b]: [usize; 2]) -> Vec<Vec<Option<T>>> {
+/// What each rank has afterwards, and where; elsewhere the result is unspecified.
+pub(crate) fn naive<T: Naive>(what: What, all: &[Vec<T>], [a, b]: [usize; 2]) -> Vec<(Range<usize>, Vec<T>)> {
     let (n, len) = (all.len(), all[0].len());
-    let part = len / n;
-    let column = |i: usize| all.iter().map(|values| values[i]).collect::<Vec<T>>();
-    let element = |rank: usize, i: usize| match what {
-        What::AllReduce(reduction) => Some(T::reduce(&column(i), reduction)),
-        What::ReduceScatter(reduction) if i / part == rank => Some(T::reduce(&column(i), reduction)),
-        What::ReduceScatter(_) => None,
-        What::AllGather => Some(all[i / part][i]),
-        What::AllToAll => Some(all[i / part][rank * part + i % part]),
-        What::Broadcast => Some(all[a][i]),
-        What::SendRecv if rank == b => Some(all[a][i]),
-        What::SendRecv => Some(all[rank][i]),
+    let part = |rank: usize| rank * (len / n)..(rank + 1) * (len / n);
+    let reduced = |range: Range<usize>, how: Reduction| {
+        let mut column = Vec::with_capacity(n);
+        let one = |i: usize| {
+            column.clear();
+            column.extend(all.iter().map(|values| values[i]));
+            T::reduce(&column, how)
+        };
+        range.map(one).collect::<Vec<T>>()
     };
-    (0..n).map(|rank| (0..len).map(|i| element(rank, i)).collect()).collect()
+    // Vectors are long, and copied whole.
+    match what {
+        What::AllReduce(how) => vec![(0..len, reduced(0..len, how)); n],
+        What::ReduceScatter(how) => (0..n).map(|rank| (part(rank), reduced(part(rank), how))).collect(),
+        What::AllGather => {
+            let parts: Vec<&[T]> = all.iter().enumerate().map(|(of, values)| &values[part(of)]).collect();
+            vec![(0..len, parts.concat()); n]
+        }
+        What::AllToAll => {
+            let to = |rank: usize| all.iter().map(|values| &values[part(rank)]).collect::<Vec<&[T]>>();
+            (0..n).map(|rank| (0..len, to(rank).concat())).collect()
+        }
+        What::Broadcast => vec![(0..len, all[a].clone()); n],
+        What::SendRecv => {
+            (0..n).map(|rank| (0..len, all[if rank == b { a } else { rank }].clone())).collect()
+        }
+    }
 }
 
 /// A small generator, so that a case is a few numbers and its data any length.

@@ -43,7 +43,7 @@ fn updates_allocate_nothing() {
     let segments = [segment(0..100, 1), segment(100..len, 2)];
     let rules = rules();
     for (column, dtypes) in DTYPES.into_iter().enumerate() {
-        for (_, rule) in rules.iter().enumerate().filter(|(row, _)| tried(column * rules.len() + row, 2)) {
+        for (_, rule) in rules.iter().enumerate().filter(|(row, _)| tried(column * rules.len() + row, 4)) {
             let Memory { mut params, mut grads, mut state, mut copy, .. } =
                 Memory::random(&**rule, dtypes, len, 1);
             let mut state: Vec<SliceMut<'_>> = state.iter_mut().map(|s| s.slice_mut()).collect();

@@ -6,7 +6,7 @@ use meshstep_optim::ExactSum;
 use proptest::prelude::*;
 
 proptest! {
-    #![proptest_config(cases(300))]
+    #![proptest_config(cases(300, 30_000))]
 
     #[test]
     fn a_sum_is_rounded_once(
@@ -51,7 +51,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(cases(300))]
+    #![proptest_config(cases(300, 30_000))]
 
     #[test]
     fn products_are_exact(

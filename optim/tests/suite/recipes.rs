@@ -22,11 +22,17 @@ fn segment(range: std::ops::Range<usize>, before: usize, t: u64) -> Segment {
     Segment { key: KEY, first, ..Segment::new(range, t) }
 }
 
-fn compare(rule: &dyn Rule, recipe: &Recipe, len: usize, offset: usize, isas: &[Isa]) {
+fn compare(
+    rule: &dyn Rule,
+    recipe: &Recipe,
+    (offset, len): (usize, usize),
+    which: std::ops::RangeInclusive<u64>,
+    isas: &[Isa],
+) {
     let start = Memory::of(rule, recipe, offset + len, (len + offset) as u64);
     let steps = |isa: Isa| {
         let mut memory = start.clone();
-        for t in 1..=3 {
+        for t in which.clone() {
             memory.new_grads(t);
             let scalars = Scalars { zero_grads: t == 2, ..scalars(recipe) };
             memory.update(rule, isa, offset, &[segment(0..len, offset, t)], &scalars).unwrap();
@@ -53,7 +59,10 @@ fn all_instruction_sets_give_the_reference_bits_under_every_recipe() {
                 |&(i, len): &(usize, usize)| tried(cell * LENGTHS.len() + i, if len < 1000 { 2 } else { 12 });
             for (_, len) in lengths.filter(chosen) {
                 for offset in if long() { 0..18 } else { one..one + 1 } {
-                    compare(&**rule, recipe, len, offset, &isas);
+                    // Long vectors make one step of three, but in the long run.
+                    let step = 1 + cell as u64 % 3;
+                    let which = if len < 1000 || long() { 1..=3 } else { step..=step };
+                    compare(&**rule, recipe, (offset, len), which, &isas);
                 }
             }
         }
@@ -61,7 +70,7 @@ fn all_instruction_sets_give_the_reference_bits_under_every_recipe() {
 }
 
 proptest! {
-    #![proptest_config(cases(64))]
+    #![proptest_config(cases(40, 6400))]
 
     /// What sharding relies on: random bits go with the element of the tensor, not with the cut.
     #[test]
@@ -94,7 +103,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(cases(64))]
+    #![proptest_config(cases(48, 6400))]
 
     /// A tensor that is cut across its rows: each run of a part has the bits of a segment that begins where it does.
     #[test]
@@ -158,7 +167,7 @@ fn a_remainder_is_an_f32_master_but_for_ties() {
 #[test]
 fn stochastic_moments_decay_as_f32_does() {
     const STEPS: u64 = 600;
-    let len = meshstep_cases::cases(1 << 16, 1 << 16) as usize;
+    let len = meshstep_cases::cases(1 << 14, 1 << 16) as usize;
     let rule = AdamW { weight_decay: 0.0, ..AdamW::default() };
     let mut memory = Memory::of(&rule, &RECIPES[3], len, 1);
     memory.grads = Values::F32(vec![0.0; len]);

@@ -1,6 +1,6 @@
 //! What ranks hold and send, and who owns what, is what the plan says: to the byte, on every rank.
 
-use meshstep_cases::tried;
+use meshstep_cases::{long, tried};
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::{AdamW, Lamb, Sgd};
 use meshstep_parallel3d::{
@@ -143,7 +143,7 @@ fn sent(opt: &Optimizer, planned: &RankPlan<'_>) -> BTreeMap<usize, (u64, u64)> 
 fn every_rank_of_every_mesh_and_stage_holds_and_sends_what_is_planned() {
     let adam = Groups::new(AdamW::default()).with(AdamW { weight_decay: 0.0, ..AdamW::default() }, ["ln"]);
     let all = arrangements().flat_map(|on| [None, Some(100)].map(|bucket_len| (on, bucket_len)));
-    for (_, ((mesh, stage), bucket_len)) in all.enumerate().filter(|(i, _)| tried(*i, 1)) {
+    for (_, ((mesh, stage), bucket_len)) in all.enumerate().filter(|(i, _)| tried(*i, 5)) {
         measure(mesh, F32, &adam, &Options { stage, bucket_len, ..Options::default() });
     }
 }
@@ -166,7 +166,7 @@ fn other_types_rules_and_policies_are_planned_too() {
             policies.push((F32, Lamb::default().into(), on));
         }
         for (_, (dtype, rules, options)) in
-            policies.into_iter().enumerate().filter(|(p, _)| tried(5 * i + p, 5))
+            policies.into_iter().enumerate().filter(|(p, _)| tried(5 * i + p, 10))
         {
             measure(mesh, dtype, &rules, &options);
         }
@@ -196,7 +196,8 @@ fn blocks() -> Model {
 fn backward(opt: &mut Optimizer, model: &Model, plan: &RankPlan<'_>) -> (u64, Vec<u32>) {
     let len = |p: &Parameter| elements(&plan.holds().find(|holds| holds.parameter == p).unwrap().used);
     let mut bits = Vec::new();
-    for t in 1..=3 {
+    let steps = if long() { 3 } else { 2 };
+    for t in 1..=steps {
         let mb = opt.micro_batch(1).unwrap();
         for (i, parameter) in model.parameters().iter().enumerate().rev() {
             let value = |j| ((i * 31 + j * 7 + plan.rank() * 5 + t) % 17) as f32 / 3.0 - 2.5;
@@ -224,7 +225,9 @@ fn a_backward_pass_takes_the_pool_that_is_planned() {
         for (n, mesh) in meshes.into_iter().enumerate() {
             let mesh: Mesh = mesh.parse().unwrap();
             let buckets = [Some(100), None, Some(500)].into_iter().enumerate();
-            for (_, bucket_len) in buckets.filter(|(b, _)| tried(9 * m + 3 * n + b, 1)) {
+            // One length on each mesh, others for each model, but in long runs all.
+            let own = |b: usize| long() || b == (m + n) % 3;
+            for (_, bucket_len) in buckets.filter(|(b, _)| own(*b) && tried(9 * m + 3 * n + b, 1)) {
                 let mut first: Option<Vec<Vec<u32>>> = None;
                 for stage in [Stage::Replicated, Stage::Zero1, Stage::Zero2, Stage::Zero3] {
                     let options = Options { stage, bucket_len, ..Options::default() };

@@ -62,34 +62,32 @@ fn what_several_ranks_hold_counts_once() {
         .param("whole", &[17], F32, Placement::whole())
         .build()
         .unwrap();
-    for mesh in MESHES {
-        for stage in STAGES {
-            let mesh: Mesh = mesh.parse().unwrap();
-            let norms = loopback::spawn(mesh.world_size(), |world: Arc<dyn Communicator>| {
-                let options = Options { stage, ..Options::default() };
-                let mut opt =
-                    Optimizer::new(world, mesh.clone(), &ones, AdamW::default(), |_, _, _| Ok(()), options)
-                        .unwrap();
-                let mb = opt.micro_batch(1).unwrap();
-                let mut squares = 0;
-                for parameter in ones.parameters() {
-                    let shape =
-                        parameter.placement.local_shape(&parameter.name, &parameter.shape, &mesh).unwrap();
-                    let len: usize = shape.iter().product();
-                    squares += len;
-                    mb.grad(&parameter.name, &vec![1f32; len][..]).unwrap();
-                }
-                mb.finish().unwrap();
-                match opt.step(At::default()).unwrap().outcome().unwrap() {
-                    Outcome::Applied { norm, .. } => (norm, squares),
-                    Outcome::Skipped { .. } => panic!("gradients are finite"),
-                }
-            });
-            let norms = norms.unwrap();
-            assert!(norms.iter().all(|&(norm, _)| norm == 49f64.sqrt()), "{mesh} {stage:?}: {norms:?}");
-            let naive: usize = norms.iter().map(|(_, squares)| squares).sum();
-            assert!(mesh.world_size() == 1 || naive > 49, "{mesh}: a naive sum would be wrong");
-        }
+    for (_, mesh, stage) in arrangements() {
+        let mesh: Mesh = mesh.parse().unwrap();
+        let norms = loopback::spawn(mesh.world_size(), |world: Arc<dyn Communicator>| {
+            let options = Options { stage, ..Options::default() };
+            let mut opt =
+                Optimizer::new(world, mesh.clone(), &ones, AdamW::default(), |_, _, _| Ok(()), options)
+                    .unwrap();
+            let mb = opt.micro_batch(1).unwrap();
+            let mut squares = 0;
+            for parameter in ones.parameters() {
+                let shape =
+                    parameter.placement.local_shape(&parameter.name, &parameter.shape, &mesh).unwrap();
+                let len: usize = shape.iter().product();
+                squares += len;
+                mb.grad(&parameter.name, &vec![1f32; len][..]).unwrap();
+            }
+            mb.finish().unwrap();
+            match opt.step(At::default()).unwrap().outcome().unwrap() {
+                Outcome::Applied { norm, .. } => (norm, squares),
+                Outcome::Skipped { .. } => panic!("gradients are finite"),
+            }
+        });
+        let norms = norms.unwrap();
+        assert!(norms.iter().all(|&(norm, _)| norm == 49f64.sqrt()), "{mesh} {stage:?}: {norms:?}");
+        let naive: usize = norms.iter().map(|(_, squares)| squares).sum();
+        assert!(mesh.world_size() == 1 || naive > 49, "{mesh}: a naive sum would be wrong");
     }
 }
 

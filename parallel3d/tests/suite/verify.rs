@@ -177,18 +177,19 @@ fn a_tie_names_both() {
 
 /// Steps that are verified each.
 fn clean_steps() -> usize {
-    meshstep_cases::cases(120, 1000) as usize
+    meshstep_cases::cases(60, 1000) as usize
 }
 
 #[test]
 fn clean_steps_raise_no_alarm_and_majorities_repair() {
-    for (mesh, stage) in [
-        (CUBE, Stage::Replicated),
+    let all = [
         (CUBE, Stage::Zero2),
+        (CUBE, Stage::Replicated),
         ("dp_replicate=2,dp_shard=2,tp=2", Stage::Zero1),
         ("tp=8", Stage::Zero1),
         ("dp_replicate=2,dp_shard=2,cp=2", Stage::WholeParams(Owners::SortedGreedy)),
-    ] {
+    ];
+    for (_, (mesh, stage)) in all.into_iter().enumerate().filter(|(i, _)| meshstep_cases::tried(*i, 1)) {
         let told = loopback::spawn(8, |world: Arc<dyn Communicator>| {
             let rank = world.rank();
             let mut opt = built(world, mesh, stage);
@@ -216,7 +217,8 @@ fn clean_steps_raise_no_alarm_and_majorities_repair() {
 fn clean_steps_at_stage_3_raise_no_alarm_and_majorities_repair_a_part() {
     // Who has rank 2's part: two along tp have no majority.
     let hsdp = "dp_replicate=2,dp_shard=2,tp=2";
-    for (mesh, same) in [(CUBE, vec![]), (hsdp, vec![2, 3, 6, 7]), ("tp=4,dp=2", vec![0, 1, 2, 3])] {
+    let all = [(hsdp, vec![2, 3, 6, 7]), (CUBE, vec![]), ("tp=4,dp=2", vec![0, 1, 2, 3])];
+    for (_, (mesh, same)) in all.into_iter().enumerate().filter(|(i, _)| meshstep_cases::tried(*i, 1)) {
         let told = loopback::spawn(8, |world: Arc<dyn Communicator>| {
             let rank = world.rank();
             let mut opt = built(world, mesh, Stage::Zero3);

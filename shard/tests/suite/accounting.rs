@@ -10,7 +10,7 @@ const MISSING: [Missing; 4] =
     [Missing::Error, Missing::Zero, Missing::SkipIfMissingEverywhere, Missing::AllOrNone];
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: cases(300, 3000), ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(150, 3000), ..ProptestConfig::default() })]
 
     #[test]
     fn measured_bytes_equal_the_plan(

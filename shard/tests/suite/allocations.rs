@@ -1,7 +1,7 @@
 //! A step allocates nothing after warm-up: no hidden temporaries beside what the meter names.
 
 use crate::allocator::Counts;
-use crate::common::{Run, STAGES, alone, draws, long};
+use crate::common::{Run, STAGES, alone, draws, long, turns};
 use meshstep_optim::{Lbfgs, LineSearch};
 use meshstep_shard::{At, Error, NonFinite, Options, Outcome, ShardedLbfgs, Stage};
 use meshstep_tensor::{DType, Layout, Meter, Param, Slice, SliceMut};
@@ -111,11 +111,11 @@ fn a_step_allocates_nothing_after_warm_up() {
 
 fn count() {
     let (mut drawn, len) = (draws(1), if long() { 3_000_000 } else { 400_000 });
-    for stage in STAGES.into_iter().filter(|_| drawn()) {
-        for line_search in [LineSearch::None, LineSearch::StrongWolfe] {
+    for (s, stage) in STAGES.into_iter().enumerate().filter(|_| drawn()) {
+        for line_search in turns(&[LineSearch::None, LineSearch::StrongWolfe], s, 1) {
             assert_eq!(allocations_of_lbfgs(stage, line_search), 0, "{stage:?}, L-BFGS with {line_search:?}");
         }
-        for micro_batches in [1, 2] {
+        for micro_batches in turns(&[1, 2], s + s / 2, 1) {
             let options = Options { bucket_len: Some(3000), ..Options::default() };
             let small = Run { lens: vec![1000, 17, 0, 2500, 64], micro_batches, options, ..Run::default() };
             let (number, largest) = allocations(&small.stage(stage));

@@ -15,18 +15,15 @@
 // Checked jumps do not know that a stack may be left for another.
 #undef _FORTIFY_SOURCE
 
-#include <algorithm>
-#include <cmath>
+// Only headers that are quick to read: those of containers and mutexes, and <cmath>, take longer than most kernels.
 #include <csetjmp>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
-#include <mutex>
+#include <pthread.h>
 #include <type_traits>
 #include <ucontext.h>
 #include <utility>
-#include <vector>
 
 // A library's own, even where another has the same: several are loaded at once.
 #pragma GCC visibility push(hidden)
@@ -55,12 +52,36 @@ struct Dim {
 constexpr unsigned WARP = 32;
 constexpr size_t STACK = 256 << 10;
 
+// A growing array, of what may be moved by its bytes.
+template <typename T>
+struct List {
+    T* items = nullptr;
+    unsigned count = 0, room = 0;
+
+    List() = default;
+    List(const List&) = delete;
+    ~List() { std::free(items); }
+
+    void push(T item) {
+        if (count == room) {
+            room = 2 * room + 8;
+            items = (T*)std::realloc((void*)items, room * sizeof(T));
+            if (!items) std::abort();
+        }
+        items[count++] = item;
+    }
+};
+
 // A stack on which threads run, one after the other. A context is made once; jumps from then on make no system call.
 struct Fiber {
     ucontext_t entry;
-    std::unique_ptr<char[]> stack{new char[STACK]};
+    char* stack = new char[STACK];
     jmp_buf left;  // where it goes on
     bool entered = false;
+
+    Fiber() = default;
+    Fiber(const Fiber&) = delete;
+    ~Fiber() { delete[] stack; }
 };
 
 enum class Waits { NOT, FOR_WARP, FOR_BLOCK, PAUSED, ENDED };
@@ -73,9 +94,9 @@ struct Thread {
 };
 
 struct Block {
-    std::vector<std::unique_ptr<Fiber>> fibers;
-    std::vector<Fiber*> idle;
-    std::vector<Thread> threads;
+    List<Fiber*> fibers;  // which it owns
+    List<Fiber*> idle;
+    List<Thread> threads;
     unsigned from = 0, to = 0;  // the warp that runs
     unsigned begun = 0;         // threads of it that have a fiber, or had one
     Thread* current = nullptr;
@@ -84,6 +105,12 @@ struct Block {
     bool reverse = false;
     void (*call)(void**) = nullptr;
     void** args = nullptr;
+
+    void drop_fibers() {
+        while (fibers.count) delete fibers.items[--fibers.count];
+        idle.count = 0;
+    }
+    ~Block() { drop_fibers(); }
 };
 
 inline Block block;
@@ -107,7 +134,9 @@ inline void wait(Waits what) {
 // Lets all others go on first.
 inline void pause() { wait(Waits::PAUSED); }
 
-inline Thread& of_warp(unsigned i) { return block.threads[block.reverse ? block.to - 1 - i : block.from + i]; }
+inline Thread& of_warp(unsigned i) {
+    return block.threads.items[block.reverse ? block.to - 1 - i : block.from + i];
+}
 
 // Threads to their ends, one after the other; this fiber waits when one of them does.
 inline void run_threads(Fiber* self) {
@@ -121,10 +150,10 @@ inline void run_threads(Fiber* self) {
 }
 
 inline void fiber_main() {
-    Fiber* self = block.fibers.back().get();
+    Fiber* self = block.fibers.items[block.fibers.count - 1];
     for (;;) {
         run_threads(self);
-        block.idle.push_back(self);
+        block.idle.push(self);
         leave(self);
     }
 }
@@ -137,15 +166,11 @@ inline void enter(Fiber* fiber) {
 }
 
 inline Fiber* some_fiber() {
-    if (!block.idle.empty()) {
-        Fiber* fiber = block.idle.back();
-        block.idle.pop_back();
-        return fiber;
-    }
-    block.fibers.push_back(std::make_unique<Fiber>());
-    Fiber* fiber = block.fibers.back().get();
+    if (block.idle.count) return block.idle.items[--block.idle.count];
+    Fiber* fiber = new Fiber;
+    block.fibers.push(fiber);
     getcontext(&fiber->entry);
-    fiber->entry.uc_stack.ss_sp = fiber->stack.get();
+    fiber->entry.uc_stack.ss_sp = fiber->stack;
     fiber->entry.uc_stack.ss_size = STACK;
     fiber->entry.uc_link = nullptr;
     makecontext(&fiber->entry, fiber_main, 0);
@@ -155,8 +180,8 @@ inline Fiber* some_fiber() {
 // Lets the threads `from..to` go on if all of them wait for the same.
 inline bool release(unsigned from, unsigned to, Waits what) {
     for (unsigned i = from; i < to; i++)
-        if (block.threads[i].waits != what) return false;
-    for (unsigned i = from; i < to; i++) block.threads[i].waits = Waits::NOT;
+        if (block.threads.items[i].waits != what) return false;
+    for (unsigned i = from; i < to; i++) block.threads.items[i].waits = Waits::NOT;
     return true;
 }
 
@@ -185,7 +210,8 @@ inline void run_warps(bool begin) {
 // Whether some thread has let others go first.
 inline bool release_paused() {
     bool any = false;
-    for (Thread& thread : block.threads) {
+    for (unsigned i = 0; i < block.threads.count; i++) {
+        Thread& thread = block.threads.items[i];
         if (thread.waits != Waits::PAUSED) continue;
         thread.waits = Waits::NOT, any = true;
     }
@@ -195,13 +221,13 @@ inline bool release_paused() {
 // Runs one block; an error if some of its threads wait for others that never come.
 inline const char* run_block() {
     unsigned size = block.dim.x;
-    for (unsigned i = 0; i < size; i++) block.threads[i] = Thread{{i, 0, 0}, Waits::NOT, 0, nullptr};
+    block.threads.count = 0;
+    for (unsigned i = 0; i < size; i++) block.threads.push(Thread{{i, 0, 0}, Waits::NOT, 0, nullptr});
     run_warps(true);
     while (!release(0, size, Waits::ENDED)) {
         if (!release_paused() && !release(0, size, Waits::FOR_BLOCK)) {
             // Their fibers are never used again.
-            block.idle.clear();
-            block.fibers.clear();
+            block.drop_fibers();
             return "threads wait at a barrier or shuffle that others of their block never reach";
         }
         run_warps(false);
@@ -213,11 +239,12 @@ inline const char* run_block() {
 struct Kernel {
     const char* name;
     void (*call)(void**);
-    std::vector<size_t> sizes;  // of its parameters
+    const size_t* sizes;  // of its parameters
+    int parameters;
 };
 
-inline std::vector<Kernel>& kernels() {
-    static std::vector<Kernel> all;
+inline List<Kernel>& kernels() {
+    static List<Kernel> all;
     return all;
 }
 
@@ -234,20 +261,26 @@ void call(void** args) {
     call_with<KERNEL>(KERNEL, args, decltype(indices_of<KERNEL>(KERNEL)){});
 }
 
+// Behind the last parameter is a 0, so that there is an array without any.
 template <typename... Args>
-std::vector<size_t> sizes_of(void (*)(Args...)) {
-    return {sizeof(Args)...};
-}
+constexpr size_t SIZES[sizeof...(Args) + 1] = {sizeof(Args)..., 0};
 
 struct Register {
-    Register(const char* name, void (*call)(void**), std::vector<size_t> sizes) {
-        kernels().push_back({name, call, std::move(sizes)});
+    template <typename... Args>
+    Register(const char* name, void (*call)(void**), void (*)(Args...)) {
+        kernels().push({name, call, SIZES<Args...>, (int)sizeof...(Args)});
     }
+};
+
+struct Guard {
+    pthread_mutex_t* mutex;
+    explicit Guard(pthread_mutex_t* mutex) : mutex(mutex) { pthread_mutex_lock(mutex); }
+    ~Guard() { pthread_mutex_unlock(mutex); }
 };
 
 }  // namespace simt
 
-#define SIMT_KERNEL(NAME) static simt::Register register_##NAME(#NAME, simt::call<NAME>, simt::sizes_of(NAME));
+#define SIMT_KERNEL(NAME) static simt::Register register_##NAME(#NAME, simt::call<NAME>, NAME);
 
 #define threadIdx (simt::block.current->index)
 #define blockIdx (simt::block.index)
@@ -262,7 +295,7 @@ static inline unsigned __shfl_xor_sync(unsigned mask, unsigned value, int lanes)
     simt::Thread* self = simt::block.current;
     self->given = value;
     simt::wait(simt::Waits::FOR_WARP);
-    unsigned taken = simt::block.threads[self->index.x ^ (unsigned)lanes].given;
+    unsigned taken = simt::block.threads.items[self->index.x ^ (unsigned)lanes].given;
     // Nobody gives anything new until all have taken.
     simt::wait(simt::Waits::FOR_WARP);
     return taken;
@@ -272,14 +305,14 @@ static inline float __fadd_rn(float a, float b) { return a + b; }
 static inline float __fsub_rn(float a, float b) { return a - b; }
 static inline float __fmul_rn(float a, float b) { return a * b; }
 static inline float __fdiv_rn(float a, float b) { return a / b; }
-static inline float __fsqrt_rn(float a) { return std::sqrt(a); }
-static inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+static inline float __fsqrt_rn(float a) { return __builtin_sqrtf(a); }
+static inline float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 static inline double __dadd_rn(double a, double b) { return a + b; }
 static inline double __dsub_rn(double a, double b) { return a - b; }
 static inline double __dmul_rn(double a, double b) { return a * b; }
 static inline double __ddiv_rn(double a, double b) { return a / b; }
-static inline double __dsqrt_rn(double a) { return std::sqrt(a); }
-static inline double __fma_rn(double a, double b, double c) { return std::fma(a, b, c); }
+static inline double __dsqrt_rn(double a) { return __builtin_sqrt(a); }
+static inline double __fma_rn(double a, double b, double c) { return __builtin_fma(a, b, c); }
 static inline float __double2float_rn(double a) { return (float)a; }
 static inline double __ull2double_rn(unsigned long long a) { return (double)a; }
 static inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((uint64_t)a * b >> 32); }
@@ -317,7 +350,7 @@ static inline int __any_sync(unsigned mask, int predicate) {
     self->given = predicate != 0;
     simt::wait(simt::Waits::FOR_WARP);
     unsigned any = 0, first = self->index.x / simt::WARP * simt::WARP;
-    for (unsigned i = first; i < first + simt::WARP; i++) any |= simt::block.threads[i].given;
+    for (unsigned i = first; i < first + simt::WARP; i++) any |= simt::block.threads.items[i].given;
     simt::wait(simt::Waits::FOR_WARP);
     return (int)any;
 }
@@ -355,11 +388,11 @@ static inline T simt_torn_max(T* at, T x) {
 
 // Runs a kernel to its end; `args` points at each of its arguments, as for cuLaunchKernel. Null, or what went wrong.
 SIMT_CALL const char* simt_launch(const char* name, unsigned grid, unsigned threads, void** args) {
-    static std::mutex one_at_a_time;
-    std::lock_guard<std::mutex> guard(one_at_a_time);
-    for (const simt::Kernel& kernel : simt::kernels()) {
+    static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
+    simt::Guard guard(&one_at_a_time);
+    for (unsigned k = 0; k < simt::kernels().count; k++) {
+        const simt::Kernel& kernel = simt::kernels().items[k];
         if (std::strcmp(kernel.name, name) != 0) continue;
-        simt::block.threads.resize(threads);
         simt::block.dim = {threads, 1, 1};
         simt::block.grid = {grid, 1, 1};
         simt::block.reverse = simt::reverse;
@@ -388,16 +421,17 @@ SIMT_CALL uint64_t simt_wide_stores() { return simt::wide_stores; }
 
 // The name of kernel `i`; null behind the last.
 SIMT_CALL const char* simt_kernel(unsigned i) {
-    return i < simt::kernels().size() ? simt::kernels()[i].name : nullptr;
+    return i < simt::kernels().count ? simt::kernels().items[i].name : nullptr;
 }
 
 // How many parameters a kernel has, and the bytes of each; -1 if there is no such kernel, or it has more than `most`.
 SIMT_CALL int simt_parameters(const char* name, size_t* sizes, int most) {
-    for (const simt::Kernel& kernel : simt::kernels()) {
+    for (unsigned k = 0; k < simt::kernels().count; k++) {
+        const simt::Kernel& kernel = simt::kernels().items[k];
         if (std::strcmp(kernel.name, name) != 0) continue;
-        if (kernel.sizes.size() > (size_t)most) return -1;
-        std::copy(kernel.sizes.begin(), kernel.sizes.end(), sizes);
-        return (int)kernel.sizes.size();
+        if (kernel.parameters > most) return -1;
+        for (int i = 0; i < kernel.parameters; i++) sizes[i] = kernel.sizes[i];
+        return kernel.parameters;
     }
     return -1;
 }

@@ -60,9 +60,25 @@ pub(super) fn measure(ranks: usize, bytes: usize, rounds: usize) -> Result<Vec<S
     together(ranks, (COPY + 1, rounds), |comm| Rank::new(comm, bytes / DType::F32.size()))
 }
 
+/// Bytes of the longest vectors of a quick run.
+#[cfg(not(test))]
+fn longest_of_quick() -> usize {
+    4 << 20
+}
+
+/// Those of tests are shorter but in long runs.
+#[cfg(test)]
+fn longest_of_quick() -> usize {
+    match meshstep_cases::effort() {
+        meshstep_cases::Effort::Tenth => 64 << 10,
+        meshstep_cases::Effort::Normal => 1 << 20,
+        meshstep_cases::Effort::Long => 4 << 20,
+    }
+}
+
 pub(crate) fn run(effort: Effort) -> Result<Section> {
     let mut section = Section::new("comm", ABOUT);
-    let largest = effort.pick(4 << 20, 64 << 20);
+    let largest = effort.pick(longest_of_quick(), 64 << 20);
     let sizes: Vec<usize> = [64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
         .into_iter()
         .filter(|&size| size <= largest)

@@ -1,5 +1,6 @@
 //! Rules against plain loops over f64, in every setting.
 
+use meshstep_cases::tried;
 use safetensors::tensor::Dtype;
 use serde_json::json;
 
@@ -8,11 +9,13 @@ use super::*;
 
 /// In every stage, on one to four ranks, with small and large buckets.
 fn agrees_everywhere(what: &str, made: &Made) {
-    let bytes = made.bytes();
+    let trace = Trace::parse(&made.bytes()).unwrap_or_else(|why| panic!("{what}: {why}"));
     for ranks in 1..=4 {
-        for (bucket, asked) in [Some(4), None].into_iter().flat_map(|b| settings().map(move |a| (b, a))) {
+        let all = [Some(4), None].into_iter().flat_map(|b| settings().map(move |a| (b, a)));
+        for (_, (bucket, asked)) in all.enumerate().filter(|(i, _)| tried(8 * (ranks - 1) + i, 1)) {
             let asked = Asked { ranks: Some(ranks), bucket, ..asked };
-            let difference = replay(&bytes, asked).unwrap_or_else(|why| panic!("{what}, {asked:?}: {why}"));
+            let difference =
+                replay_trace(&trace, asked).unwrap_or_else(|why| panic!("{what}, {asked:?}: {why}"));
             assert_eq!(difference.worst, None, "{what}, {asked:?}");
             assert_eq!(
                 difference.tensors,

@@ -140,9 +140,9 @@ pub(crate) const LENGTHS: [usize; 11] = [0, 1, 15, 16, 17, 63, 64, 65, 65_535, 6
 
 pub(crate) use meshstep_cases::{long, tried};
 
-/// Proptest cases: `normal`, or a hundred times that in the long run.
-pub(crate) fn cases(normal: u32) -> proptest::test_runner::Config {
-    proptest::test_runner::Config::with_cases(meshstep_cases::cases(normal, normal * 100))
+/// Proptest cases: `normal`, or `long` in the long run.
+pub(crate) fn cases(normal: u32, long: u32) -> proptest::test_runner::Config {
+    proptest::test_runner::Config::with_cases(meshstep_cases::cases(normal, long))
 }
 
 /// The instructions to compare with the reference. Says what is skipped; `REQUIRE_AVX512=1` makes that a failure.

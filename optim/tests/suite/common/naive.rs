@@ -15,8 +15,12 @@ impl Naive {
         let ((sx, ex), (sy, ey)) = (significand(x), significand(y));
         let product = u128::from(sx) * u128::from(sy);
         let at = (ex + ey - LOWEST) as usize;
-        for bit in (0..128).filter(|bit| product >> bit & 1 == 1) {
-            add_bit(&mut self.0[usize::from((x < 0.0) != (y < 0.0))], at + bit);
+        let (first, shift) = (at / 64, at % 64);
+        // Of at most 106 bits, so that three digits hold it wherever it begins.
+        let above = if shift == 0 { 0 } else { product >> (128 - shift) };
+        let below = product << shift;
+        for (i, digit) in [below as u64, (below >> 64) as u64, above as u64].into_iter().enumerate() {
+            add_digit(&mut self.0[usize::from((x < 0.0) != (y < 0.0))], first + i, digit);
         }
     }
 
@@ -60,8 +64,8 @@ fn significand(x: f64) -> (u64, i32) {
     if exponent == 0 { (bits, -1074) } else { (bits | 1 << 52, exponent - 1075) }
 }
 
-fn add_bit(digits: &mut Vec<u64>, at: usize) {
-    let (mut i, mut carry) = (at / 64, 1u64 << (at % 64));
+fn add_digit(digits: &mut Vec<u64>, at: usize, digit: u64) {
+    let (mut i, mut carry) = (at, digit);
     while carry != 0 {
         digits.resize(digits.len().max(i + 1), 0);
         let (sum, over) = digits[i].overflowing_add(carry);

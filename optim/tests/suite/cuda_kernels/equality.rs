@@ -29,7 +29,7 @@ fn cases(cell: usize) -> Vec<Case> {
     let all = |len| OFFSETS.map(|offset| Case { len, offset, steps: 1..=3 });
     let short = [0, 1, 127, 128, 129, 2049].into_iter().flat_map(all).enumerate();
     // One of the longest of these at least, so that every kernel runs.
-    let chosen = short.filter(|(i, _)| *i == 20 + cell % 4 || tried(24 * cell + i, 1));
+    let chosen = short.filter(|(i, _)| *i == 20 + cell % 4 || tried(24 * cell + i, 4));
     let mut cases: Vec<_> = chosen.map(|(_, case)| case).collect();
     if long() {
         cases.extend([1000, 2048, 4099, 65_535, 65_537, 278_011].into_iter().flat_map(all));
@@ -37,8 +37,8 @@ fn cases(cell: usize) -> Vec<Case> {
         let one = |len, offset, t| Case { len, offset, steps: t..=t };
         let large =
             [one(65_535, 0, 3), one(65_537, [1, 4, 8][cell % 3], 2), one(278_011, OFFSETS[cell % 4], 3)];
-        // All lengths, with every rule and most recipes.
-        let chosen = large.into_iter().enumerate().filter(|(i, _)| tried(3 * cell + i, 8));
+        // All lengths, with every rule of most folders.
+        let chosen = large.into_iter().enumerate().filter(|(i, _)| tried(3 * cell + i, 20));
         cases.extend(chosen.map(|(_, case)| case));
     }
     cases

@@ -323,7 +323,7 @@ fn run() -> impl Strategy<Value = (Option<LossScale>, Vec<Case>)> {
 #[test]
 fn runs_go_as_the_hosts_do() {
     let Some(device) = Device::of("norm/decide") else { return };
-    proptest!(cases(200), |((rule, cases) in run())| {
+    proptest!(cases(200, 20_000), |((rule, cases) in run())| {
         prop_assert_eq!(difference(&device, rule, &cases), None);
     });
 }
@@ -332,7 +332,7 @@ fn runs_go_as_the_hosts_do() {
 #[test]
 fn a_norm_is_told_afterwards() {
     let Some(device) = Device::of("norm/decide") else { return };
-    proptest!(cases(200), |(case in case(), later in case(), scale in prop_oneof![Just(None), Just(Some(LossScale::Static(8.0)))])| {
+    proptest!(cases(200, 20_000), |(case in case(), later in case(), scale in prop_oneof![Just(None), Just(Some(LossScale::Static(8.0)))])| {
         let mut progress = Host::new(scale).progress();
         let settings = Settings { max_norm: f64::INFINITY, ..case.settings };
         let case = Case { settings, ..case };
@@ -420,7 +420,7 @@ fn digest(fields: &[u64]) -> u64 {
 #[test]
 fn what_a_rank_brings_is_what_the_host_would() {
     let Some(device) = Device::of("norm/decide") else { return };
-    proptest!(cases(100), |(case in case(), rule in rule(), fault in prop_oneof![Just(0), any::<u64>()],
+    proptest!(cases(100, 10_000), |(case in case(), rule in rule(), fault in prop_oneof![Just(0), any::<u64>()],
                             factor in prop_oneof![3 => Just(1.0), 1 => Just(1e30), 1 => Just(1e-30)],
                             here in prop::collection::vec(any::<bool>(), 0..600))| {
         let host = Host::new(rule);

@@ -6,7 +6,7 @@ mod refusals;
 mod shards;
 mod state;
 
-use crate::common::{Values, tried};
+use crate::common::{Values, long, tried};
 use meshstep_optim::{Lbfgs, LbfgsReport, LineSearch, Stop};
 use meshstep_tensor::{DType, Slice};
 use problems::{Problem, classic_start, least_squares, logistic, rosenbrock, waves};
@@ -99,7 +99,9 @@ fn any_number_of_shards_gives_the_same_bits() {
                 // More shards than there is to share: the middle ones are empty.
                 let odd = vec![0..0, 0..3, 3..3, 3..end, end..end];
                 let cuts = (2..=5).map(|parts| ranges(end, parts)).chain([odd]).enumerate();
-                let cuts: Vec<_> = cuts.filter(|(i, _)| tried(5 * row + i, 2)).collect();
+                // Each cut of three runs or four, but in the long run of all.
+                let chosen = |i: usize| long() || (i == row % 5 && tried(row, 1));
+                let cuts: Vec<_> = cuts.filter(|(i, _)| chosen(*i)).collect();
                 row += 1;
                 if cuts.is_empty() {
                     continue;
@@ -117,8 +119,8 @@ fn any_number_of_shards_gives_the_same_bits() {
 /// So long that its passes are spread over threads, which those of its shards are not.
 #[test]
 fn a_vector_spread_over_threads_has_the_bits_of_its_shards() {
-    // Long enough for two threads in `cargo xtask check` too.
-    let len = if tried(1, 1) { 300_007 } else { 150_001 };
+    // Long enough for two threads, and in the long run for more.
+    let len = if long() { 300_007 } else { 150_001 };
     let bowl: Problem = Box::new(|x, g| {
         let mut loss = 0.0;
         for (i, (g, x)) in g.iter_mut().zip(x).enumerate() {
@@ -253,12 +255,12 @@ fn shards_that_overlap_count_each_element_once() {
     let rule = Lbfgs { max_iter: 30, ..searching() };
     let few = [vec![0..3, 7..7, 7..10], vec![3..5, 5..7]];
     // Ranges that begin and end within what is measured at once, several in one, and one over many.
-    let many =
-        [vec![0..3, 40_000..40_007, 40_009..150_000], vec![3..40_000, 40_007..40_009, 150_000..200_001]];
+    let (cut, len, max_iter) = if long() { (150_000, 200_001, 4) } else { (100_000, 140_001, 3) };
+    let many = [vec![0..3, 40_000..40_007, 40_009..cut], vec![3..40_000, 40_007..40_009, cut..len]];
     let runs = [
         (rule.clone(), 10, few),
-        (Lbfgs { max_iter: 4, ..rule }, 200_001, many.clone()),
-        (Lbfgs { lr: 1e-3, max_iter: 4, ..Lbfgs::default() }, 200_001, many),
+        (Lbfgs { max_iter, ..rule }, len, many.clone()),
+        (Lbfgs { lr: 1e-3, max_iter, ..Lbfgs::default() }, len, many),
     ];
     for (_, (rule, len, counted)) in runs.into_iter().enumerate().filter(|(i, _)| tried(*i, 1)) {
         let (problem, x0) = (rosenbrock(), classic_start(len));

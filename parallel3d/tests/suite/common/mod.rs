@@ -50,10 +50,18 @@ pub(crate) fn model(dtype: DType) -> Model {
         .unwrap()
 }
 
+/// Steps that `run` takes: fewer but in long runs.
+fn steps() -> usize {
+    if meshstep_cases::long() { STEPS } else { 3 }
+}
+
+/// After so many elements the gradients of a token repeat.
+pub(crate) const PERIOD: usize = 23;
+
 /// The gradient of a token: eighths of it add up exactly.
 pub(crate) fn token_grad(parameter: &Parameter, i: usize, token: usize, step: usize) -> f32 {
     let salt: usize = parameter.name.bytes().map(usize::from).sum();
-    ((i * 7 + token * 13 + step * 5 + salt * 3) % 23) as f32 * 8.0 - 88.0
+    ((i * 7 + token * 13 + step * 5 + salt * 3) % PERIOD) as f32 * 8.0 - 88.0
 }
 
 pub(crate) fn first(parameter: &Parameter, i: usize) -> f32 {
@@ -136,7 +144,8 @@ pub(crate) fn gradient(parameter: &Parameter, mesh: &Mesh, at: &Coordinate, step
     let mean = |i: usize| {
         tokens.clone().map(|token| token_grad(parameter, i, token, step)).sum::<f32>() / own as f32
     };
-    held_at(parameter, mesh, at).into_iter().map(|i| mean(i) * part).collect()
+    let own: Vec<f32> = (0..PERIOD).map(|i| mean(i) * part).collect();
+    held_at(parameter, mesh, at).into_iter().map(|i| own[i % PERIOD]).collect()
 }
 
 /// An optimizer of the model, one of whose parameters does not decay.
@@ -184,7 +193,7 @@ pub(crate) fn run(model: &Model, mesh: &str, options: &Options) -> Run {
     let ranks = loopback::spawn(mesh.world_size(), |world: Arc<dyn Communicator>| {
         let at = mesh.coordinate(world.rank()).unwrap();
         let mut opt = build(world, model, &mesh, options);
-        let norms: Vec<_> = (0..STEPS).map(|step| take_step(&mut opt, model, step)).collect();
+        let norms: Vec<_> = (0..steps()).map(|step| take_step(&mut opt, model, step)).collect();
         let own = |p: &Parameter| (held_at(p, &mesh, &at), values(&opt, &p.name));
         (model.parameters().iter().map(own).collect::<Vec<_>>(), norms)
     });

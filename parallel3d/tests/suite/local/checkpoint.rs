@@ -53,8 +53,8 @@ fn workers_go_on_on_another_mesh_as_if_nothing_had_been() {
             ("dp_replicate=2,dp_shard=2,cp=2", whole),
             ("dp_replicate=2,dp_shard=4", Stage::Zero3),
         ];
-        // Two of the three, others for each case, but in long runs all.
-        let pairs = from.into_iter().zip(to).enumerate().filter(|(i, _)| long() || *i != (case + 2) % 3);
+        // One of the three, another for each case, but in long runs all.
+        let pairs = from.into_iter().zip(to).enumerate().filter(|(i, _)| long() || *i == case % 3);
         for (_, ((from, saved), (to, loaded))) in pairs {
             let dir = tempfile::tempdir().unwrap();
             save(&job(saved), from, dir.path(), saved == Stage::Zero1);
@@ -69,9 +69,12 @@ fn another_number_of_workers_goes_on_from_the_mean_on_every_mesh_alike() {
     for (case, (name, job)) in cases().into_iter().enumerate() {
         let (whole, cut) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         save(&job(Stage::Replicated), "dp_replicate=2", whole.path(), false);
-        save(&job(Stage::Zero2), "dp_replicate=2,dp_shard=2,tp=2", cut.path(), false);
         // One number of workers on one mesh, others for each case, but in long runs all on all.
         let own = |i: usize, one: usize| long() || i == one;
+        // What all but the second of the meshes below read.
+        if long() || case % 3 != 1 {
+            save(&job(Stage::Zero2), "dp_replicate=2,dp_shard=2,tp=2", cut.path(), false);
+        }
         for (_, workers) in [3, 1].into_iter().enumerate().filter(|(i, _)| own(*i, case / 3 % 2)) {
             let on = |rest: &str| format!("dp_replicate={workers}{rest}");
             let expected = go_on(&job(Stage::Replicated), &on(""), whole.path());

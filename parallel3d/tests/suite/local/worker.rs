@@ -8,6 +8,7 @@ use meshstep_parallel3d::{Axis, LocalOptimizer, Mesh, Model, Optimizer, replicas
 use meshstep_shard::local::{Fragment, LocalPlan, Merge, Placement, Slots, Weights, What};
 use meshstep_shard::{At, Combine, Groups, Master, Moments, Options, Outcome, Precision, Stage};
 use meshstep_tensor::{DType, Slice};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 pub const STEPS: u64 = 9;
@@ -134,8 +135,8 @@ impl Job {
     }
 }
 
-/// Elements of whole vectors, by parameter and vector: what a rank has of them.
-pub type Has = Vec<(usize, String, usize, u32)>;
+/// What a rank has of whole vectors: by parameter and vector the index and the bits of each element.
+pub type Has = BTreeMap<(usize, String), Vec<(usize, u32)>>;
 
 /// All that this rank has, as elements of whole parameters.
 pub fn has(local: &LocalOptimizer) -> Has {
@@ -144,8 +145,11 @@ pub fn has(local: &LocalOptimizer) -> Has {
         let held = common::held_at(parameter, local.mesh(), local.coordinate());
         let state = local.state(&parameter.name).unwrap();
         let mut add = |vector: &str, first: usize, values: Slice<'_>| {
-            let values = common::read(values).into_iter().enumerate();
-            all.extend(values.map(|(i, x)| (p, vector.to_owned(), held[first + i], x.to_bits())));
+            let values = common::read(values);
+            let held = held[first..first + values.len()].iter().copied();
+            if !values.is_empty() {
+                all.insert((p, vector.to_owned()), held.zip(values.iter().map(|x| x.to_bits())).collect());
+            }
         };
         match local.optimizer().options().stage {
             // Of sharded parameters a rank has what it owns.
@@ -172,12 +176,15 @@ pub fn run(job: &Job, mesh: &str, steps: u64) -> Vec<(usize, Has)> {
 /// Asserts that ranks have, together, exactly what whole workers have.
 pub fn assert_same(ranks: &[(usize, Has)], whole: &[(usize, Has)], what: &str) {
     for (worker, expected) in whole {
-        let mut expected = expected.clone();
-        let mut found: Has =
-            ranks.iter().filter(|(own, _)| own == worker).flat_map(|(_, has)| has.clone()).collect();
-        found.sort();
-        found.dedup();
-        expected.sort();
+        let (mut expected, mut found) = (expected.clone(), Has::new());
+        for (vector, elements) in ranks.iter().filter(|(own, _)| own == worker).flat_map(|(_, has)| has) {
+            found.entry(vector.clone()).or_default().extend(elements);
+        }
+        for elements in found.values_mut() {
+            elements.sort_unstable();
+            elements.dedup();
+        }
+        expected.values_mut().for_each(|elements| elements.sort_unstable());
         assert!(!expected.is_empty() && found == expected, "{what}: worker {worker}");
     }
 }

@@ -9,6 +9,7 @@ use meshstep_cases::tried;
 use meshstep_comm::loopback::spawn;
 use meshstep_optim::AdamW;
 use meshstep_tensor::{Layout, Queue, SliceMut};
+use std::sync::LazyLock;
 
 /// An optimizer whose vectors cannot be read once they have been so many times.
 struct Failing {
@@ -52,8 +53,11 @@ impl Keeper for Failing {
 /// Two windows of `w`, and as many elements of `b` as ranks.
 const LENS: [(&str, usize); 2] = [("w", WINDOW as usize + 5), ("b", 3)];
 
-/// Which vector's, from where on, and the values.
-type Seen = (String, u64, Vec<f32>);
+/// Values of any of them, made once.
+static VALUES: LazyLock<Vec<f32>> = LazyLock::new(|| (0..LENS[0].1).map(|i| 1.0 + i as f32).collect());
+
+/// Which vector's, from where on, and the values' bytes, which are compared at once.
+type Seen = (String, u64, Vec<u8>);
 
 /// What rank 0 is handed where rank `at` can read `left` vectors, and what all are told.
 fn consolidated(at: usize, left: usize) -> (Vec<Seen>, Option<String>) {
@@ -65,8 +69,7 @@ fn consolidated(at: usize, left: usize) -> (Vec<Seen>, Option<String>) {
         let layout = LENS.into_iter().fold(Layout::builder(), add).build().unwrap();
         let options = Options { stage: Stage::Zero3, ..Options::default() };
         let values = |param: &meshstep_tensor::Param, mut to: SliceMut<'_>| {
-            let own: Vec<f32> = (0..param.len()).map(|i| 1.0 + i as f32).collect();
-            to.copy_from(Slice::from(&own[..]))
+            to.copy_from(Slice::from(&VALUES[..param.len()]))
         };
         let opt = Optimizer::new(comm, layout, AdamW::default(), values, options).unwrap();
         let mut keeper = Failing { opt, left: if own { left } else { usize::MAX } };
@@ -75,7 +78,7 @@ fn consolidated(at: usize, left: usize) -> (Vec<Seen>, Option<String>) {
             &mut keeper,
             0,
             &mut |window| {
-                let values: &[f32] = window.values.typed().map_err(CheckpointError::memory)?;
+                let values = window.values.bytes().map_err(CheckpointError::memory)?;
                 seen.push((format!("{}:{}", window.param, window.slot), window.at, values.to_vec()));
                 Ok(())
             },

@@ -38,7 +38,7 @@ fn checkpoint(error: Error) -> (usize, CheckpointError) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: cases(40, 1000), failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(25, 1000), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn what_is_saved_is_of_one_moment(
@@ -128,7 +128,7 @@ fn what_fails_beside_training_is_told_once_to_all() {
     let ([first, last], none) = failing(None, [true; SMALL]);
     assert!(none.is_none() && last > first + 20);
     let all = [[true, true, true], [false, true, false], [false, false, false]];
-    for (i, fails_at) in (first..last).enumerate().filter(|(i, _)| tried(*i, 1)) {
+    for (i, fails_at) in (first..last).enumerate().filter(|(i, _)| tried(*i, 2)) {
         for joins in turns(&all, i, 1) {
             let (_, told) = failing(Some(fails_at), joins);
             assert!(matches!(told, Some((_, CheckpointError::Io { .. }))), "{told:?}");

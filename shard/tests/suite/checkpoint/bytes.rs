@@ -2,7 +2,7 @@
 
 use crate::checkpoint::layouts::{on, runs, seat, train};
 use crate::checkpoint::whole::part;
-use crate::common::{Run, WhichRule, cases, draws};
+use crate::common::{Run, WhichRule, cases, draws, long};
 use meshstep_comm::loopback::spawn;
 use meshstep_shard::{Error, Optimizer, Options, Stage};
 use proptest::prelude::*;
@@ -75,7 +75,7 @@ fn every_flipped_bit_and_every_cut_is_noticed_on_all_ranks() {
     let run = Run { ranks: 2, lens: vec![3, 2], ..Run::default() }.stage(Stage::Zero1);
     let sound = serialized(&run, 2);
     let mut drawn = draws(1);
-    for at in (0..sound[1].len()).step_by(7).filter(|_| drawn()) {
+    for at in (0..sound[1].len()).step_by(if long() { 7 } else { 13 }).filter(|_| drawn()) {
         let mut bytes = sound.clone();
         bytes[1][at] ^= 1 << (at % 8);
         assert!(refused(&run, &bytes).starts_with("on rank 1: the bytes are not what"));

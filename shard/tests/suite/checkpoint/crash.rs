@@ -48,7 +48,10 @@ pub(crate) fn all(store: &Store) -> Result<Vec<u64>, CheckpointError> {
 }
 
 fn values(step: u64, rank: u64, half: u64) -> Vec<u8> {
-    (0..half).flat_map(|i| (((step * 2 + rank) * half + i) as f32).to_le_bytes()).collect()
+    let mut all = Vec::with_capacity(4 * half as usize);
+    let value = |i: u64| ((step * 2 + rank) * half + i) as f32;
+    (0..half).for_each(|i| all.extend_from_slice(&value(i).to_le_bytes()));
+    all
 }
 
 /// The newest step, every byte of it looked at in every way.
@@ -131,8 +134,10 @@ fn after_a_crash_anywhere_the_latest_step_is_complete() {
     }
     store.keep(1).unwrap();
     let (mut olds, mut news) = (0, 0);
+    // Of fewer seeds than six, none may find what was not synced.
+    let (seeds, restarts) = (u64::from(cases(16, 200).max(6)), u64::from(cases(4, 20)));
     for count in ends[0]..=sim.events() {
-        for seed in 0..u64::from(cases(60, 200)) {
+        for seed in 0..seeds {
             let random = &mut StdRng::seed_from_u64(seed);
             let after = sim.crashed(count, random);
             let store = Store::on(Arc::new(after.clone()), DIR);
@@ -147,7 +152,7 @@ fn after_a_crash_anywhere_the_latest_step_is_complete() {
                 news += 1
             }
             // A restarted job saves the next step, which may be there already though nobody was told.
-            if seed < 20 {
+            if seed < restarts {
                 store.keep(1).unwrap();
                 assert_eq!(load(&store, 16), Ok(step));
                 save(&store, step + 1, 16).unwrap();
@@ -206,7 +211,7 @@ fn after_a_crash_anywhere_in_a_roll_back_the_newest_step_is_that_of_before_or_af
     store.roll_back(10).unwrap();
     let (end, mut found) = (sim.events(), [0; 2]);
     for count in begun..=end {
-        for seed in 0..u64::from(cases(200, 200)) {
+        for seed in 0..u64::from(cases(60, 200)) {
             let after = sim.crashed(count, &mut StdRng::seed_from_u64(seed));
             let store = Store::on(Arc::new(after), DIR);
             let step =

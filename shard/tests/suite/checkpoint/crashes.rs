@@ -112,7 +112,7 @@ fn after_a_crash_anywhere_the_newest_step_loads_on_all_ranks() {
     let other = [run(2, Stage::Zero1), run(1, Stage::Replicated), run(4, Stage::Zero3)];
     let mut found = [0; SAVES.len() + 1];
     // After each save at any rate, so that every step is found.
-    for count in (0..=job.sim.events()).filter(|count| job.ends.contains(count) || tried(*count, 2)) {
+    for count in (0..=job.sim.events()).filter(|count| job.ends.contains(count) || tried(*count, 5)) {
         for seed in 0..u64::from(cases(1, 20)) {
             let random = &mut StdRng::seed_from_u64(seed << 32 | count as u64);
             let after = job.sim.crashed(count, random);

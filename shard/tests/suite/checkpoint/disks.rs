@@ -172,9 +172,14 @@ fn remount(dir: &Path, option: &str) -> bool {
     ran.unwrap().status.success()
 }
 
-/// On a disk of memory: each size from what one step takes to what two take, in pages, or each fifth where a tenth is run.
+/// On a disk of memory: each size from what one step takes to what two take, in pages where a run is long, else each second one, or
+/// each fifth where a tenth is run.
 fn mounted(dir: &Path) -> bool {
-    let apart = if effort() == Effort::Tenth { 20 } else { 4 };
+    let apart = match effort() {
+        Effort::Tenth => 20,
+        Effort::Normal => 8,
+        Effort::Long => 4,
+    };
     let run = run(true);
     let first = saved(&run);
     let copied = Command::new("cp").arg("-r").arg(first.path().join(".")).arg(dir).status().unwrap();

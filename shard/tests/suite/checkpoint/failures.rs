@@ -4,7 +4,8 @@ use crate::checkpoint::faulty::{Faulty, Then};
 use crate::checkpoint::layouts::train;
 use crate::checkpoint::sim::Sim;
 use crate::checkpoint::whole::part;
-use crate::common::{Run, draws, turns};
+use crate::common::{Run, draws, long, turns};
+use meshstep_cases::{Effort, effort};
 use meshstep_comm::Communicator;
 use meshstep_shard::checkpoint::{CheckpointError, Disk, Failed, Load, Os, Save, Store};
 use meshstep_shard::{Error, Optimizer, Stage};
@@ -44,6 +45,15 @@ impl How {
     }
 }
 
+/// How far apart the calls are that something happens before: each rank begins with another one.
+fn apart() -> usize {
+    match effort() {
+        Effort::Tenth => 10,
+        Effort::Normal => 3,
+        Effort::Long => 1,
+    }
+}
+
 /// A disk, a folder on it, and which rank's calls are counted.
 #[derive(Debug)]
 struct Place<'a, D> {
@@ -75,7 +85,7 @@ fn on_rank<D: Disk + Clone + 'static>(
     opt.save(&store, Save { step: Some(0), ..Save::default() }).unwrap();
     let before = part(&opt);
     let mut errors = Vec::new();
-    for calls in 0.. {
+    for calls in (at % apart()..).step_by(apart()) {
         faulty.after(if rank == *at { calls } else { usize::MAX });
         let done = how.call(&mut opt, &store, 1 + calls as u64);
         assert!(part(&opt) == before, "call {calls}: nothing has changed");
@@ -123,7 +133,7 @@ fn told<D: Disk + Clone + 'static>(
     let ranks = meshstep_comm::loopback::spawn(RANKS, |comm| on_rank(&comm, place, how, then(), again));
     let mut ranks = ranks.unwrap();
     assert!(ranks.iter().all(|errors| *errors == ranks[0]), "{ranks:?}");
-    assert!(ranks[0].len() > 5, "rank {} makes some calls, {}", place.at, ranks[0].len());
+    assert!(ranks[0].len() * apart() > 5, "rank {} makes some calls, {}", place.at, ranks[0].len());
     ranks.remove(0)
 }
 
@@ -152,7 +162,8 @@ fn every_refusal_of_a_disk_is_one_error_on_all_ranks() {
                 assert!(refused, "{error}");
                 named += usize::from(whose.is_some_and(|whose| whose.contains("of tensor \"p")));
             }
-            assert_eq!(named > 3, how == How::Load, "what cannot be read of tensors is named");
+            let told = if how == How::Load { named > if long() { 3 } else { 0 } } else { named <= 3 };
+            assert!(told, "what cannot be read of tensors is named: {named} by {how:?}");
         }
     }
 }

@@ -73,7 +73,7 @@ pub(crate) fn runs() -> impl Strategy<Value = Run> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: cases(60, 3000), failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(40, 3000), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn any_layout_loads_onto_any_other(

@@ -2,7 +2,7 @@
 
 use crate::checkpoint::failures::failed;
 use crate::checkpoint::sim::Sim;
-use crate::common::{STAGES, draws};
+use crate::common::{STAGES, draws, turns};
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::{Lbfgs, LineSearch};
 use meshstep_shard::checkpoint::{CheckpointError, Load, Mismatch, Moved, Save, Store};
@@ -188,14 +188,11 @@ fn on_from(mut opt: ShardedLbfgs) -> End {
 /// Ranks join and leave; whoever stays, and who takes no part, too.
 #[test]
 fn a_history_moves_to_any_ranks() {
-    let mut drawn = draws(1);
-    for line_search in [LineSearch::None, LineSearch::StrongWolfe] {
+    let (worlds, mut drawn) = ([(3, 1, 2), (1, 0, 5), (4, 2, 3), (2, 3, 1)], draws(1));
+    for (l, line_search) in [LineSearch::None, LineSearch::StrongWolfe].into_iter().enumerate() {
         let rule = Lbfgs { lr: 0.05, max_iter: 3, history_len: 4, line_search, ..Lbfgs::default() };
-        for (s, &stage) in STAGES.iter().enumerate() {
-            for (ranks, first, others) in [(3, 1, 2), (1, 0, 5), (4, 2, 3), (2, 3, 1)] {
-                if !drawn() {
-                    continue;
-                }
+        for (s, &stage) in STAGES.iter().enumerate().filter(|_| drawn()) {
+            for (ranks, first, others) in turns(&worlds, s + 2 * l, 1) {
                 let to = STAGES[(s + 1) % STAGES.len()];
                 let ends = loopback::spawn(ranks.max(first + others), |via| {
                     let mut old = among(&via, 0..ranks, (&rule, stage), 2);

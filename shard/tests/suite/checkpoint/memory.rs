@@ -1,31 +1,45 @@
 //! What a save takes of the machine's memory beside the state, as the system counts it.
 #![cfg(target_os = "linux")]
 
-use crate::common::{adamw, alone, turns};
+use crate::common::{adamw, alone, long, turns};
 use meshstep_cases::{Effort, effort};
 use meshstep_comm::{Communicator, loopback};
+use meshstep_optim::Sgd;
 use meshstep_shard::checkpoint::{Save, Store};
-use meshstep_shard::{At, Optimizer, Options, Stage};
+use meshstep_shard::{At, Groups, Optimizer, Options, Stage};
 use meshstep_tensor::{DType, Layout, Meter};
 use std::process::Command;
 use std::sync::Arc;
 
 /// Set where this binary saves to this folder.
 const DIR: &str = "MESHSTEP_TEST_LARGE";
-const RANKS: usize = 2;
 /// What a rank may have beside its state.
 const WINDOWS: usize = 2 * (16 << 20);
 /// The system's own, and threads'.
 const SLACK: usize = 6 << 20;
 
-/// Bytes of all that is saved, two moments included. One vector of it is more than a save may take; where a tenth is run, all of it.
+/// Where a tenth is run, one rank, which may have half as much.
+fn ranks() -> usize {
+    if effort() == Effort::Tenth { 1 } else { 2 }
+}
+
+/// Vectors that are saved of each parameter: two moments are among them in a long run.
+fn vectors() -> usize {
+    if long() { 3 } else { 1 }
+}
+
+/// Bytes of all that is saved. One vector of the long parameter is more than a save may take.
 fn state() -> usize {
-    if effort() == Effort::Tenth { 96 << 20 } else { 256 << 20 }
+    match effort() {
+        Effort::Tenth => 48 << 20,
+        Effort::Normal => 84 << 20,
+        Effort::Long => 256 << 20,
+    }
 }
 
 /// Elements.
 fn len() -> usize {
-    state() / 12
+    state() / 4 / vectors()
 }
 
 /// Bytes that a line of the process's status says.
@@ -46,7 +60,8 @@ fn build(comm: Arc<dyn Communicator>, stage: Stage) -> Optimizer {
         values.typed_mut::<f32>()?.fill(1.5);
         Ok(())
     };
-    Optimizer::new(comm, layout, adamw(), fill, options).unwrap()
+    let groups = if long() { Groups::new(adamw()) } else { Groups::new(Sgd::default()) };
+    Optimizer::new(comm, layout, groups, fill, options).unwrap()
 }
 
 fn step(opt: &mut Optimizer) {
@@ -64,7 +79,7 @@ fn child() {
     let Some(dir) = std::env::var_os(DIR) else { return };
     let store = Store::new(dir);
     for (number, stage) in turns(&[(1, Stage::Zero1), (2, Stage::Zero3)], 0, 1) {
-        let ranks = loopback::spawn(RANKS, |comm| {
+        let told = loopback::spawn(ranks(), |comm| {
             let mut opt = build(Arc::clone(&comm), stage);
             // Pages that nobody has written to are none.
             step(&mut opt);
@@ -81,11 +96,11 @@ fn child() {
             comm.barrier().unwrap();
             (before, most)
         });
-        let (before, most) = ranks.unwrap()[0];
+        let (before, most) = told.unwrap()[0];
         assert!(before > state() && most >= before, "{before} {most}");
         let more = most - before;
         println!("{stage:?}: {more} bytes beside {before}");
-        assert!(more <= RANKS * WINDOWS + SLACK, "{stage:?}: {more} bytes beside {before}");
+        assert!(more <= ranks() * WINDOWS + SLACK, "{stage:?}: {more} bytes beside {before}");
         let stored: u64 = store.latest().unwrap().manifest().stored().map(|(_, stored)| stored.bytes).sum();
         assert!(stored > state() as u64 - (1 << 20));
     }

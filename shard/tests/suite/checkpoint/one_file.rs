@@ -76,7 +76,7 @@ fn what_differs_on_one_rank_is_told_or_is_not_taken_in() {
         let edges = [header, bytes.len() - 1, 3 * GRAIN - 1, 3 * GRAIN];
         let (mut changes, mut told) = ([0; 3], [0; 3]);
         let places = edges.into_iter().chain((0..8).map(|_| random.random_range(header..bytes.len())));
-        for (i, at) in places.take(cases(6, 12).max(3) as usize).enumerate() {
+        for (i, at) in places.take(cases(5, 12).max(3) as usize).enumerate() {
             let other = on(&changed(&sim, at));
             for rank in turns(&[0, 1, 2], r + i, 1) {
                 changes[rank] += 1;

@@ -47,7 +47,7 @@ fn with(run: &Run, (ranks, stage, bucket): (usize, usize, usize)) -> Run {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: cases(60, 2000), failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(40, 2000), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn what_is_exported_is_imported_by_any_layout(

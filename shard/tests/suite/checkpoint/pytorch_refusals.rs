@@ -6,7 +6,8 @@ use crate::checkpoint::layouts::train;
 use crate::checkpoint::pytorch::{DIR, FILE, on, read};
 use crate::checkpoint::sim::Sim;
 use crate::checkpoint::whole::part;
-use crate::common::{Run, WhichRule, name, tried};
+use crate::common::{Run, WhichRule, name};
+use meshstep_cases::stride;
 use meshstep_comm::loopback::spawn;
 use meshstep_shard::Stage;
 use meshstep_shard::checkpoint::Disk;
@@ -137,7 +138,7 @@ fn a_header_that_contradicts_itself_is_refused() {
     let path = Path::new(FILE);
     let mut sound = Vec::new();
     sim.damage(path, |file| sound = file.clone());
-    for at in (0..sound.len()).filter(|at| tried(*at, 1)) {
+    for at in (0..sound.len()).step_by(stride(3)) {
         sim.damage(path, |file| *file = sound[..at].to_vec());
         let error = refused(&run, &sim, Import::default());
         assert!(error.contains("is no safetensors file"), "{error}");

@@ -105,7 +105,7 @@ fn moved(
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: cases(50, 3000), failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(30, 3000), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn any_layout_moves_to_any_other(

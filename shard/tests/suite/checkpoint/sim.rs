@@ -77,9 +77,14 @@ impl Tree {
             }
             Event::Write { node, at, bytes } => {
                 let all = self.nodes.entry(*node).or_default().get_or_insert_default();
-                let end = *at as usize + bytes.len();
-                all.resize(all.len().max(end), 0);
-                all[*at as usize..end].copy_from_slice(bytes);
+                let at = *at as usize;
+                if at > all.len() {
+                    all.resize(at, 0);
+                }
+                // What is behind the end is copied at once: to make room for it first is slow, byte by byte.
+                let (inside, behind) = bytes.split_at(bytes.len().min(all.len() - at));
+                all[at..at + inside.len()].copy_from_slice(inside);
+                all.extend_from_slice(behind);
             }
             Event::Sync { .. } => {}
             Event::Rename { from, to, node } => {

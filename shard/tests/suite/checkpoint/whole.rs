@@ -26,8 +26,8 @@ impl Bytes {
 
     /// All bytes, where all are known.
     pub(crate) fn whole(&self) -> Option<&[u8]> {
-        let whole = self.values.is_empty() || self.known == [0..self.values.len()];
-        whole.then_some(&self.values)
+        let known: usize = self.known.iter().map(Range::len).sum();
+        (known == self.values.len()).then_some(&self.values)
     }
 
     /// The ranges of bytes that are known.

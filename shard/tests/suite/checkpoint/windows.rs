@@ -3,7 +3,7 @@
 use crate::checkpoint::hooked::{Call, Hooked};
 use crate::checkpoint::layouts::DIR;
 use crate::checkpoint::sim::Sim;
-use crate::common::{cases, draws};
+use crate::common::{cases, draws, long};
 use meshstep_comm::{Communicator, loopback::spawn};
 use meshstep_optim::{AdamW, Rule, Sgd};
 use meshstep_shard::checkpoint::{Holding, Load, Placing, Region, Save, Store};
@@ -14,9 +14,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 const WINDOW: u64 = 1 << 20;
 
-/// Elements of the one parameter: 21 windows, or a tenth of them, and a part of another.
+/// Elements of the one parameter: 17 windows, which are more than a part of 16 MiB, or a tenth of 21, and a part of another.
 fn len() -> usize {
-    cases(21, 21) as usize * (1 << 18) + 777
+    cases(17, 21).max(3) as usize * (1 << 18) + 777
 }
 
 /// A matrix of so many rows, of whose columns each rank holds as many.
@@ -57,6 +57,11 @@ fn optimizer(comm: Arc<dyn Communicator>) -> Optimizer {
 fn build(comm: Arc<dyn Communicator>, shape: &[usize], rule: impl Rule + 'static, stage: Stage) -> Optimizer {
     let layout = Layout::builder().param("w", shape, DType::F32).build().unwrap();
     let values = |_: &Param, mut to: SliceMut<'_>| {
+        // Which bytes are read does not depend on what they are.
+        if !long() {
+            to.bytes_mut()?.fill(63);
+            return Ok(());
+        }
         let bytes = to.bytes_mut()?.chunks_exact_mut(4);
         bytes.zip(1u32..).for_each(|(to, i)| to.copy_from_slice(&(i as f32).to_le_bytes()));
         Ok(())
@@ -134,7 +139,8 @@ fn one_rank_reads_each_byte_once() {
 
 #[test]
 fn ranks_read_a_window_twice_only_where_they_meet() {
-    for (savers, ranks) in [(1, 2), (1, 3), (3, 2)] {
+    let mut drawn = draws(1);
+    for (savers, ranks) in [(1, 2), (1, 3), (3, 2)].into_iter().filter(|_| drawn()) {
         let (read, saved) = read_vector(savers, ranks);
         let most = 3 * (ranks as u64 - 1) * WINDOW;
         assert!(saved < read && read <= saved + most, "{savers} to {ranks}: {read} of {saved}");

@@ -211,12 +211,12 @@ impl Run {
                 (((key(j) & 0xffff) as f64 - 32768.0) / 32768.0 * size) as f32 as f64
             }
         };
-        (0..self.lens[i]).map(value).collect()
+        drawn(self.lens[i], value)
     }
 
     pub fn initial(&self, i: usize) -> Vec<f64> {
         let value = |j: usize| (hash(&[self.seed, 77, i as u64, j as u64]) % 4001) as f64 / 2000.0 - 1.0;
-        (0..self.lens[i]).map(value).collect()
+        drawn(self.lens[i], value)
     }
 
     pub fn at(&self, t: u64) -> At {
@@ -386,6 +386,19 @@ impl Run {
     }
 }
 
+/// `value` of each of so many elements. Where a run is not long, what is longer than this period repeats, as code of tests is slow.
+fn drawn(len: usize, value: impl Fn(usize) -> f64) -> Vec<f64> {
+    // A prime: no cut of a vector lies as the next one does.
+    const PERIOD: usize = 9973;
+    if len < 2 * PERIOD || long() {
+        return (0..len).map(value).collect();
+    }
+    let first: Vec<f64> = (0..PERIOD).map(value).collect();
+    let mut all = first.repeat(len.div_ceil(PERIOD));
+    all.truncate(len);
+    all
+}
+
 pub fn adamw() -> AdamW {
     AdamW { weight_decay: 0.1, ..AdamW::default() }
 }
@@ -411,8 +424,10 @@ pub fn params(opt: &Optimizer) -> Vec<Vec<u8>> {
 
 /// The same of a parameter of f32.
 pub fn floats(opt: &Optimizer, name: &str) -> Vec<f32> {
-    let float = |bytes: &[u8]| f32::from_ne_bytes(bytes.try_into().unwrap());
-    param(opt, name).chunks(4).map(float).collect()
+    let bytes = param(opt, name);
+    let mut floats = vec![0f32; bytes.len() / 4];
+    SliceMut::from(&mut floats[..]).bytes_mut().unwrap().copy_from_slice(&bytes);
+    floats
 }
 
 /// A copy of a parameter, gathered where it is sharded: collective then.

@@ -129,13 +129,22 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
+/// Whether these are the same bits, which are compared at once.
+fn same(a: &[f32], b: &[f32]) -> bool {
+    Slice::from(a).bytes().unwrap() == Slice::from(b).bytes().unwrap()
+}
+
 pub fn assert_equal(end: &End, worker: &Worker, what: &str) {
     for (i, (params, expected)) in end.params.iter().zip(&worker.params).enumerate() {
-        assert_eq!(bits(params), bits(expected), "{what}: parameter {i}");
+        if !same(params, expected) {
+            assert_eq!(bits(params), bits(expected), "{what}: parameter {i}");
+        }
         let (range, slots) = &end.parts[i];
         for (slot, values) in slots.iter().enumerate() {
             let expected = &worker.state[slot][i][range.clone()];
-            assert_eq!(bits(values), bits(expected), "{what}: state {slot} of parameter {i}");
+            if !same(values, expected) {
+                assert_eq!(bits(values), bits(expected), "{what}: state {slot} of parameter {i}");
+            }
         }
     }
 }
@@ -152,7 +161,7 @@ fn sharded_workers_are_whole_ones_in_a_loop() {
             let run = Run { rule, ..run(workers, 2) };
             let mut naive = Naive::new(&run, &plan, workers);
             (0..run.steps).for_each(|step| naive.step(step));
-            for stage in turns(&stages, 2 * w + p, 2) {
+            for stage in turns(&stages, 2 * w + p, 1) {
                 for (rank, end) in train(&run.stage(stage), &plan, workers).iter().enumerate() {
                     let what = format!("{name}, {stage:?}, rank {rank} of {workers} x 2");
                     assert_equal(end, &naive.workers[rank / 2], &what);

@@ -50,7 +50,7 @@ fn fragments_may_be_sparse() {
         (0..20).map(|j| of(elements(0, 2 * j..2 * j + 1), What::Params, 2)).collect(),
     ];
     for (i, fragments) in plans.into_iter().enumerate() {
-        for stage in STAGES {
+        for stage in turns(&STAGES, i, 2) {
             is_right(
                 &run(2, 2).stage(stage),
                 &LocalPlan::new(fragments.clone()),
@@ -69,7 +69,7 @@ fn tensors_may_be_longer_than_buckets() {
             if !drawn() {
                 continue;
             }
-            for stage in turns(&STAGES, 2 * b + o, 2) {
+            for stage in turns(&STAGES, 2 * b + o, 1) {
                 let mut run = run(2, 2).stage(stage);
                 run.options.bucket_len = Some(optimizers);
                 for plan in [LocalPlan::des_loc(2, 3, 4), LocalPlan::diloco(2)] {

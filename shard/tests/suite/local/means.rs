@@ -1,6 +1,6 @@
 //! What a mean does to what workers have: theirs stays what it was, as far as the type it travels in can tell.
 
-use crate::common::{self, Run, WhichRule, draws, turns};
+use crate::common::{self, Run, WhichRule, draws, tried, turns};
 use crate::local::equal::{End, end, never, run, train};
 use crate::local::naive::{Naive, tokens};
 use meshstep_comm::loopback;
@@ -194,12 +194,8 @@ pub fn half_ulp(x: f32) -> f64 {
 
 #[test]
 fn a_mean_leaves_the_workers_mean_to_one_ulp() {
-    let mut drawn = draws(1);
-    for (w, at) in WORLDS.into_iter().enumerate() {
-        for (p, (name, rule, plan)) in averaging().into_iter().enumerate() {
-            if !drawn() {
-                continue;
-            }
+    for (p, (name, rule, plan)) in averaging().into_iter().enumerate().filter(|(p, _)| tried(*p, 1)) {
+        for (w, at) in turns(&[(0, WORLDS[0]), (1, WORLDS[1]), (2, WORLDS[2])], p, 1) {
             for weights in turns(&[Weights::Uniform, Weights::Tokens], w + p, 1) {
                 let plan = plan.clone().with(|f| weigh(f, weights));
                 let run = world(at, rule);
@@ -306,13 +302,12 @@ fn of_moments_in_bf16_the_rounded_ones_are_averaged() {
         LocalPlan::des_loc(2, 4, 6).with(|f| f.wire = Some(DType::BF16).filter(|_| f.what != What::Params));
     let placed = moments.clone().placed(Placement::Before);
     let mixed = moments.clone().with(|f| f.alpha = 0.25);
-    let mut drawn = draws(1);
-    for at in WORLDS {
-        for (plan, weights) in [&moments, &placed, &mixed]
-            .into_iter()
-            .flat_map(|plan| [(plan, Weights::Uniform), (plan, Weights::Tokens)])
-            .filter(|_| drawn())
-        {
+    let all: Vec<(&LocalPlan, Weights)> = [&moments, &placed, &mixed]
+        .into_iter()
+        .flat_map(|plan| [(plan, Weights::Uniform), (plan, Weights::Tokens)])
+        .collect();
+    for (w, at) in WORLDS.into_iter().enumerate().filter(|(w, _)| tried(*w, 1)) {
+        for (plan, weights) in turns(&all, 2 * w, 3) {
             let (run, plan) = (world(at, WhichRule::AdamW), plan.clone().with(|f| weigh(f, weights)));
             let met = meetings(&run, &plan, at.0);
             let mut moments = met.iter().filter(|met| met.fragment > 0).collect::<Vec<_>>();
@@ -340,9 +335,10 @@ fn of_parameters_in_bf16_the_rounded_differences_are_averaged() {
     let late = plan.clone().with(|f| f.timing.delay = 2);
     let mixed = plan.clone().with(|f| f.alpha = 0.25);
     let mut drawn = draws(1);
-    for at in WORLDS {
-        for plan in [&plan, &diloco, &late, &mixed].into_iter().filter(|_| drawn()) {
-            for weights in [Weights::Uniform, Weights::Tokens] {
+    for (w, at) in WORLDS.into_iter().enumerate() {
+        let plans = [&plan, &diloco, &late, &mixed];
+        for (p, plan) in plans.into_iter().enumerate().filter(|_| drawn()) {
+            for weights in turns(&[Weights::Uniform, Weights::Tokens], w + p, 1) {
                 let plan = plan.clone().with(|f| (f.weights, f.wire) = (weights, Some(DType::BF16)));
                 let (run, fragment) = (world(at, WhichRule::AdamW), &plan.fragments[0]);
                 let initial: Vec<f32> =

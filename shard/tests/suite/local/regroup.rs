@@ -1,6 +1,6 @@
 //! Workers that come and go.
 
-use crate::common::{self, Gradients, Run};
+use crate::common::{self, Gradients, Run, turns};
 use meshstep_comm::{Communicator, loopback};
 use meshstep_shard::local::{LocalError, LocalOptimizer, LocalPlan, OnFailure, Workers};
 use meshstep_shard::{Optimizer, Stage};
@@ -45,8 +45,10 @@ fn build(run: &Run, comm: Arc<dyn Communicator>) -> Optimizer {
 
 #[test]
 fn who_is_new_gets_everything_and_equals_the_others_after_the_longest_period() {
-    for stage in [Stage::Replicated, Stage::Zero1, Stage::Zero2] {
-        for plan in [LocalPlan::des_loc(4, 12, 24), LocalPlan::diloco(4)] {
+    let plans = [LocalPlan::des_loc(4, 12, 24), LocalPlan::diloco(4)];
+    let stages = [Stage::Replicated, Stage::Zero1, Stage::Zero2];
+    for (s, stage) in stages.into_iter().enumerate() {
+        for plan in turns(&[&plans[0], &plans[1]], s, 1) {
             let run = run().stage(stage);
             let ends = loopback::spawn(6, |world| {
                 let rank = world.rank();

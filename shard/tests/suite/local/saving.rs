@@ -1,9 +1,10 @@
 //! Checkpoints of workers: they go on as if nothing had been, and others go on from their mean.
 
 use crate::checkpoint::sim::Sim;
-use crate::common::{self, Gradients, Run, STAGES, WhichRule, cases, draws, tried, turns};
+use crate::common::{self, Gradients, Run, STAGES, WhichRule, cases, draws, long, tried, turns};
 use crate::local::equal::{End, assert_equal, end, plans};
 use crate::local::naive::{Naive, tokens};
+use meshstep_cases::{Effort, effort};
 use meshstep_comm::loopback;
 use meshstep_shard::checkpoint::{CheckpointError, Load, Mismatch, Save, Store};
 use meshstep_shard::local::{
@@ -86,10 +87,10 @@ fn of_step(step: u64) -> Load {
     Load { step: Some(step), ..Load::default() }
 }
 
-/// Trains four workers, and saves some steps.
-fn train_and_save(run: &Run, plan: &LocalPlan, inside: usize, store: &Store) -> Vec<End> {
+/// Trains four workers, and saves these steps.
+fn train_and_save(run: &Run, plan: &LocalPlan, inside: usize, store: &Store, saved: &[u64]) -> Vec<End> {
     spawn(run, plan, [4, inside], |mut local, worker| {
-        for at in SAVED {
+        for &at in saved {
             steps_until(run, &mut local, worker, at);
             if at % 2 == 0 {
                 local.save(store, named(at)).unwrap();
@@ -136,28 +137,49 @@ fn by_tokens() -> [(&'static str, WhichRule, LocalPlan); 4] {
     ]
 }
 
+/// Whether plan `p` is in this test (0 or 1) of the two that go on from checkpoints. In a normal run each plan is in one of them.
+fn in_turn(p: usize, test: usize) -> bool {
+    match effort() {
+        Effort::Long => true,
+        Effort::Normal => p.div_ceil(2) % 2 == test,
+        Effort::Tenth => tried(p, 1),
+    }
+}
+
+/// From which stage on plan `p` goes through them.
+fn first_stage(p: usize) -> usize {
+    // Plans that are in turn are two of four, which would have two of four stages.
+    if long() { p } else { p + p / 4 }
+}
+
 #[test]
 fn as_many_workers_go_on_as_if_nothing_had_been() {
     for (p, (name, rule, plan)) in plans().into_iter().chain(by_tokens()).enumerate() {
-        if !tried(p, 1) {
+        if !in_turn(p, 1) {
             continue;
         }
         let store = store();
-        let run = |i: usize| Run { rule, ..run(STAGES[i % 4]) };
+        let run = |i: usize| Run { rule, ..run(STAGES[(first_stage(p) + i) % 4]) };
         let mut naive_run = run(0);
         naive_run.ranks = 4;
         let mut naive = Naive::new(&naive_run, &plan, 4);
         (0..STEPS).for_each(|step| naive.step(step));
-        let inside = [1, 2, 3];
-        let ends = train_and_save(&run(p), &plan, inside[p % 3], &store);
+        // Workers of three ranks take much longer than others.
+        let ranks = |i: usize| if long() || i % 6 == 2 { [1, 2, 3][i % 3] } else { [1, 2, 1][i % 3] };
+        let inside = ranks(p);
+        let loaded: Vec<usize> = turns(&[0, 1, 2], p + p / 3, 1).collect();
+        // One save after another is for workers of one rank, unless the run is long.
+        let saved: Vec<u64> = loaded.iter().map(|&k| SAVED[k]).collect();
+        let saved = if long() || inside == 1 { SAVED.to_vec() } else { saved };
+        let ends = train_and_save(&run(0), &plan, inside, &store, &saved);
         for (rank, end) in ends.iter().enumerate() {
-            assert_equal(end, &naive.workers[rank / inside[p % 3]], &format!("{name} rank {rank}"));
+            assert_equal(end, &naive.workers[rank / inside], &format!("{name} rank {rank}"));
         }
-        for k in turns(&[0, 1, 2], p + p / 3, 1) {
+        for k in loaded {
             let at = SAVED[k];
             store.open(at).unwrap().verify().unwrap();
-            let inside = inside[(p + k) % 3];
-            let ends = load_and_train(&run(p + k + 1), &plan, [4, inside], &store, of_step(at));
+            let inside = ranks(p + k);
+            let ends = load_and_train(&run(k + 1), &plan, [4, inside], &store, of_step(at));
             for (rank, end) in ends.iter().enumerate() {
                 assert_equal(end, &naive.workers[rank / inside], &format!("{name} from {at}, rank {rank}"));
             }
@@ -168,23 +190,26 @@ fn as_many_workers_go_on_as_if_nothing_had_been() {
 #[test]
 fn other_workers_go_on_from_the_mean() {
     for (p, (name, rule, plan)) in plans().into_iter().chain(by_tokens()).enumerate() {
-        if !tried(p, 1) {
+        if !in_turn(p, 0) {
             continue;
         }
         let store = store();
-        let run = |i: usize| Run { rule, ..run(STAGES[i % 4]) };
-        train_and_save(&run(p), &plan, 1 + p % 2, &store);
-        for k in turns(&[0, 1, 2], p + p / 3, 1) {
+        let run = |i: usize| Run { rule, ..run(STAGES[(first_stage(p) + i) % 4]) };
+        let loaded: Vec<usize> = turns(&[0, 1, 2], p + p / 3, 1).collect();
+        let saved: Vec<u64> = loaded.iter().map(|&k| SAVED[k]).collect();
+        let saved = if long() { SAVED.to_vec() } else { saved };
+        train_and_save(&run(0), &plan, 1 + p % 2, &store, &saved);
+        for k in loaded {
             let at = SAVED[k];
             // Six take much longer than two.
-            for workers in turns(&[2, 6], usize::from(p % 3 == 1), 1) {
+            for workers in turns(&[2, 6], usize::from(p % 6 == 1), 1) {
                 let saved_run = Run { ranks: 4, ..run(0) };
                 let mut saved = Naive::new(&saved_run, &plan, 4);
                 (0..at).for_each(|step| saved.step(step));
                 let naive_run = Run { ranks: workers, ..run(0) };
                 let mut naive = saved.merged(&naive_run, workers);
                 (at..STEPS).for_each(|step| naive.step(step));
-                let ends = load_and_train(&run(p + k + 1), &plan, [workers, 2], &store, of_step(at));
+                let ends = load_and_train(&run(k + 1), &plan, [workers, 2], &store, of_step(at));
                 for (rank, end) in ends.iter().enumerate() {
                     let what = format!("{name} from {at} to {workers}, rank {rank}");
                     assert_equal(end, &naive.workers[rank / 2], &what);
@@ -243,7 +268,7 @@ fn refused(error: LocalError) -> CheckpointError {
 fn another_plan_is_refused_or_begins_from_the_mean() {
     let (store, run) = (store(), run(Stage::Zero2));
     let saved_by = LocalPlan::streaming_diloco(4, 3, 2, 0.5);
-    train_and_save(&run, &saved_by, 2, &store);
+    train_and_save(&run, &saved_by, 2, &store, &SAVED);
     for (other, workers) in [(LocalPlan::diloco(3), 4), (LocalPlan::des_loc(2, 3, 4), 3)] {
         let told = spawn(&run, &other, [workers, 2], |mut local, worker| {
             steps_until(&run, &mut local, worker, 2);
@@ -345,7 +370,7 @@ fn what_somebody_has_edited_is_refused_and_changes_nothing() {
     let sim = Sim::new("/run");
     let (store, run) = (Store::on(Arc::new(sim.clone()), "/run"), run(Stage::Zero2));
     let plan = LocalPlan::streaming_diloco(4, 3, 2, 0.5);
-    train_and_save(&run, &plan, 1, &store);
+    train_and_save(&run, &plan, 1, &store, &SAVED);
     let path = std::path::Path::new("/run/step-000000000005/manifest.json");
     let whole = store.open(5).unwrap().manifest().clone();
     let local = whole.settings["local"].clone();
@@ -490,7 +515,7 @@ fn a_worker_that_is_loaded_in_part_goes_on_to_what_is_on_its_way() {
     let store = Store::on(Arc::new(sim.clone()), "/run");
     let [(_, rule, plan), ..] = by_tokens();
     let run = Run { rule, ..run };
-    train_and_save(&run, &plan, 1, &store);
+    train_and_save(&run, &plan, 1, &store, &SAVED);
     let mut manifest = store.open(5).unwrap().manifest().clone();
     manifest.tensors.get_mut("worker.0/p0").unwrap().slots.remove("m").unwrap();
     let path = std::path::Path::new("/run/step-000000000005/manifest.json");
