@@ -93,7 +93,7 @@ pub(crate) enum Device {
 }
 
 /// Options of `train` that have no meaning where the network is spread over a mesh.
-const NOT_ON_MESHES: [&str; 3] = ["ranks", "batch", "optimizer"];
+const NOT_ON_MESHES: [&str; 4] = ["ranks", "batch", "optimizer", "held_out"];
 
 /// Options of `train`.
 #[derive(Clone, Debug, clap::Args, Serialize)]
@@ -124,6 +124,9 @@ pub(crate) struct Train {
     #[arg(long, default_value_t = 2, value_parser = within::<1, 1024>)]
     #[arg(default_value_if("local", ArgPredicate::IsPresent, "4"))]
     pub(crate) batch: usize,
+    /// Sequences that a held-out loss is measured on
+    #[arg(long, value_name = "SEQUENCES", default_value_t = 256, value_parser = within::<1, 65_536>)]
+    pub(crate) held_out: usize,
     /// What first values and batches are drawn from
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,

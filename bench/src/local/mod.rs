@@ -119,7 +119,7 @@ impl Run {
             schedule,
             corpus: Corpus::new(&text.bytes, SIZES.context)?,
             entropy: byte_entropy(&text.bytes),
-            held_out: worker::HELD_OUT_SEQUENCES,
+            held_out: asked.held_out,
             text: text.to_string(),
         };
         // What is no plan for this network, or too little text, is refused before anything is trained.

@@ -25,9 +25,6 @@ use crate::train::compare::Finals;
 /// How long workers wait for each other: one may be an interval behind, on a machine that has other things to do.
 pub(super) const PATIENCE: Duration = Duration::from_secs(600);
 
-/// Sequences that held-out losses are measured on, by all workers together.
-pub(super) const HELD_OUT_SEQUENCES: usize = 256;
-
 /// What a worker brings home.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Done {

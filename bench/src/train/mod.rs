@@ -37,8 +37,6 @@ pub(crate) struct Run {
     corpus: Corpus,
     byte_entropy: f64,
     bucket: usize,
-    /// Sequences that the held-out loss is measured on, at least.
-    held_out: usize,
     checkpoints: Option<Checkpoints>,
 }
 
@@ -65,7 +63,6 @@ impl Run {
             corpus: Corpus::new(&text.bytes, model.context)?,
             byte_entropy: byte_entropy(&text.bytes),
             bucket: asked.bucket.unwrap_or(param_count(&model).div_ceil(BUCKETS)),
-            held_out: rank::HELD_OUT_SEQUENCES,
             text: text.to_string(),
         })
     }
@@ -205,10 +202,12 @@ mod tests {
         let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/src/train/mod.rs");
         let words =
             ["meshstep-bench", "train", "--corpus", corpus].into_iter().chain(options.split_whitespace());
-        let Command::Train(asked) = Cli::parse_from(words).command else { panic!("not train") };
+        let Command::Train(mut asked) = Cli::parse_from(words).command else { panic!("not train") };
+        if !long() {
+            asked.held_out = 3;
+        }
         let run = Run::prepare(&asked, Path::new("nowhere"), Path::new("nowhere")).unwrap();
-        let held_out = if long() { run.held_out } else { 3 };
-        Run { model: Config { layers: 2, heads: 2, width: 16, ..run.model }, bucket: 1000, held_out, ..run }
+        Run { model: Config { layers: 2, heads: 2, width: 16, ..run.model }, bucket: 1000, ..run }
     }
 
     /// The same on short sequences, but in long runs.

@@ -20,9 +20,6 @@ use crate::report::Peak;
 /// Gradients are scaled down to this norm.
 pub(crate) const MAX_NORM: f64 = 1.0;
 
-/// Held-out sequences of all ranks together, at least; as many as fill the ranks' batches evenly.
-pub(super) const HELD_OUT_SEQUENCES: usize = 256;
-
 /// What a rank brings home.
 #[derive(Debug)]
 pub(super) struct Done {
@@ -143,10 +140,11 @@ impl<'a> Rank<'a> {
         Ok(())
     }
 
-    /// The mean loss of this rank's part of the held-out sequences.
+    /// The mean loss of this rank's part of the held-out sequences: at least as many as asked for, and as many as fill every rank's
+    /// batches.
     fn held_out(&self) -> Result<f64> {
-        let Train { ranks, batch, .. } = self.run.asked;
-        let batches = self.run.held_out.div_ceil(ranks * batch);
+        let Train { ranks, batch, held_out, .. } = self.run.asked;
+        let batches = held_out.div_ceil(ranks * batch);
         let mut sum = 0.0;
         for i in 0..batches {
             let index = i * ranks + self.index;

@@ -199,12 +199,14 @@ fn train_smoke(setting: &Setting) -> Vec<Task> {
     let program = setting.target.join("debug").join(program);
     let bench = |line: &str| Cmd::built(&program, line).dir(&setting.root);
     // On one rank, and on eight: tensors, sequences and batches cut in two each.
-    let short = "train --mesh tp=1 --mesh tp=2,cp=2,dp=2 --steps 6";
-    let meshes = if setting.long { "train --compare" } else { short };
+    let [stages, meshes] = match setting.long {
+        true => ["train --steps 12", "train --compare"],
+        false => ["train --steps 6 --held-out 16", "train --mesh tp=1 --mesh tp=2,cp=2,dp=2 --steps 3"],
+    };
     vec![
         Task::Run(build),
         Task::ShownFlags(bench("train --help")),
-        Task::Run(bench("train --steps 12")),
+        Task::Run(bench(stages)),
         Task::Run(bench(meshes)),
     ]
 }
@@ -359,7 +361,7 @@ mod tests {
         assert!(lines[2].starts_with("cd /w && /w/target/debug/meshstep-bench"), "{shown}");
         assert!(lines[3].contains("--mesh tp=1 --mesh tp=2,cp=2,dp=2"), "{shown}");
         let long = self::shown(StepName::TrainSmoke, &Setting { long: true, ..setting() });
-        assert!(long.ends_with("train --compare"), "{long}");
+        assert!(long.contains("train --steps 12\n") && long.ends_with("train --compare"), "{long}");
     }
 
     #[test]
