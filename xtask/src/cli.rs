@@ -1,5 +1,6 @@
 //! What can be typed after `cargo xtask`. The tidy rule for README commands parses with this very definition.
 
+use crate::kernels::CHIPS;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 /// Looks after the workspace.
@@ -62,6 +63,9 @@ pub(crate) struct KernelsArgs {
     /// Write the budget of registers and shared memory anew, too.
     #[arg(long, conflicts_with = "check")]
     pub(crate) budget: bool,
+    /// Measure on this chip alone [default: on each].
+    #[arg(long, value_parser = CHIPS, requires = "check")]
+    pub(crate) chip: Option<String>,
 }
 
 #[derive(Debug, Args)]

@@ -73,7 +73,10 @@ fn run_task(task: &Task, workspace: &Workspace, report: &mut Report) -> anyhow::
     let start = Instant::now();
     let result = match task {
         Task::Tidy => tidy::run(workspace),
-        Task::Ptx => kernels::run(&KernelsArgs { check: true, ..KernelsArgs::default() }, workspace),
+        Task::Ptx { chip } => {
+            let chip = chip.map(str::to_owned);
+            kernels::run(&KernelsArgs { check: true, chip, ..KernelsArgs::default() }, workspace)
+        }
         Task::ShownFlags(help) => {
             let help_text = help.output()?.with_context(|| format!("no answer from: {help}"))?;
             tidy::check_flags(workspace, &help_text)

@@ -37,8 +37,10 @@ pub(crate) enum Task {
     /// nextest is installed.
     Nextest,
     Tidy,
-    /// The committed PTX against fresh.
-    Ptx,
+    /// The committed PTX against fresh, and what kernels use on this chip, or on each, against the budget.
+    Ptx {
+        chip: Option<&'static str>,
+    },
     /// Every flag of `train` that a document shows is in the help that this command prints.
     ShownFlags(Cmd),
     /// Makes this folder, empty.
@@ -65,7 +67,8 @@ impl fmt::Display for Task {
             Self::Run(cmd) | Self::Test(cmd) => write!(f, "{cmd}"),
             Self::Nextest => f.write_str("cargo nextest --version, or install it"),
             Self::Tidy => f.write_str("cargo xtask tidy"),
-            Self::Ptx => f.write_str("cargo xtask kernels --check"),
+            Self::Ptx { chip: None } => f.write_str("cargo xtask kernels --check"),
+            Self::Ptx { chip: Some(chip) } => write!(f, "cargo xtask kernels --check --chip {chip}"),
             Self::ShownFlags(help) => write!(f, "look for the documents' flags in the answer to: {help}"),
             Self::Empty(dir) => write!(f, "empty {}", dir.display()),
             Self::Standins { into, .. } => write!(f, "build the stand-ins into {}", into.display()),
@@ -120,7 +123,8 @@ fn step(name: StepName, setting: &Setting) -> Step {
                 .map(|what| Task::Run(cargo(&format!("clippy {what} -- -D warnings"))))
                 .into()
         }
-        StepName::Kernels => vec![Task::Ptx],
+        // Of H100 and H200; the assembler takes longer than the compiler.
+        StepName::Kernels => vec![Task::Ptx { chip: (!setting.long).then_some("sm_90") }],
         StepName::Rustdoc => {
             vec![Task::Run(cargo(&format!("doc --no-deps {ALL}")).env("RUSTDOCFLAGS", "-D warnings"))]
         }
@@ -308,6 +312,16 @@ mod tests {
             };
             assert_eq!((on_them, shown.matches("LD_LIBRARY_PATH").count()), (expected, expected), "{shown}");
         }
+    }
+
+    #[test]
+    fn a_short_run_measures_kernels_on_one_chip_and_a_long_one_on_each() {
+        use clap::Parser;
+        let short = shown(StepName::Kernels, &setting());
+        assert_eq!(short, "cargo xtask kernels --check --chip sm_90");
+        let long = Setting { long: true, ..setting() };
+        assert_eq!(shown(StepName::Kernels, &long), "cargo xtask kernels --check");
+        crate::cli::Cli::try_parse_from(short.split(' ').skip(1)).unwrap();
     }
 
     #[test]

@@ -13,6 +13,7 @@ use crate::workspace::Workspace;
 use anyhow::{Context, bail};
 use budget::{Budget, Measured};
 use nvrtc::Nvrtc;
+pub(crate) use ptxas::CHIPS;
 use sources::{File, Module};
 use std::fs;
 use std::path::Path;
@@ -46,7 +47,8 @@ pub(crate) fn run(args: &KernelsArgs, workspace: &Workspace) -> anyhow::Result<(
     } else if !stale.is_empty() {
         bail!("{}\n{REMEDY}", stale.join("\n"));
     }
-    let measured = measure(&modules, &texts, &tools, &workspace.target.join("kernels"))?;
+    let wanted = |chip: &str| args.chip.as_ref().is_none_or(|only| only == chip);
+    let measured = measure(&modules, &texts, &tools, &workspace.target.join("kernels"), wanted)?;
     settle_budget(args, root, &measured)?;
     let bytes: usize = texts.iter().map(String::len).sum();
     println!("kernels: {} in {} files, {} kB of PTX", measured.len(), modules.len(), bytes.div_ceil(1000));
@@ -87,13 +89,20 @@ fn write(root: &Path, files: &[File], modules: &[Module], texts: &[String]) -> a
     Ok(())
 }
 
-/// What every kernel uses on every chip, as it will be compiled from the committed text.
-fn measure(modules: &[Module], texts: &[String], tools: &Tools, folder: &Path) -> anyhow::Result<Measured> {
+/// What every kernel uses on the wanted chips, as it will be compiled from the committed text.
+fn measure(
+    modules: &[Module],
+    texts: &[String],
+    tools: &Tools,
+    folder: &Path,
+    wanted: impl Fn(&str) -> bool,
+) -> anyhow::Result<Measured> {
     let mut jobs = Vec::new();
     for (module, text) in modules.iter().zip(texts) {
         let file = folder.join(format!("{}.ptx", module.name));
         fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
-        jobs.extend(ptxas::CHIPS.iter().enumerate().map(|(idx, chip)| (file.clone(), idx, *chip)));
+        let chips = CHIPS.iter().enumerate().filter(|(_, chip)| wanted(chip));
+        jobs.extend(chips.map(|(idx, chip)| (file.clone(), idx, *chip)));
     }
     let usages = in_parallel(&jobs, |(file, _, chip)| ptxas::measure(&tools.ptxas, file, chip))?;
     let mut measured = Measured::default();
