@@ -1,7 +1,7 @@
 //! How many random cases a test runs: the test's own count, a tenth of it, or the long count; and the numbers it draws.
 //!
-//! `MESHSTEP_CASES=tenth` is what `cargo xtask check` sets, `MESHSTEP_CASES=long` what `cargo xtask ci --long` sets. Every test that
-//! draws random cases asks here.
+//! `MESHSTEP_CASES=tenth` is what `cargo xtask check` sets, `MESHSTEP_CASES=long` what `cargo xtask ci --long` sets. Every test
+//! whose cases take time asks here.
 
 use std::env;
 
@@ -75,9 +75,7 @@ fn tried_with(effort: Effort, index: usize, one_in: usize) -> bool {
         Effort::Normal => one_in,
         Effort::Long => 1,
     };
-    let mixed = (index as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    // The upper half: the lower bits of a product hardly depend on the index.
-    (mixed >> 32).is_multiple_of(one_in as u64)
+    index == 0 || hash(&[index as u64]).is_multiple_of(one_in as u64)
 }
 
 /// A number drawn from these words: SplitMix64 over them. Optimised in every profile, as tests draw each element of a gradient.

@@ -10,7 +10,7 @@ use meshstep_tensor::{DType, Layout, Param, Slice, SliceMut, bf16};
 /// Ranks end alike on equal gradients, stochastic rounding included, whatever is divided among them.
 #[test]
 fn any_number_of_ranks_ends_with_the_bits_of_one() {
-    let (steps, mut drawn) = (if long() { 50 } else { 8 }, draws(1));
+    let (steps, mut drawn, mut met) = (if long() { 50 } else { 8 }, draws(1), 0);
     for (row, &(dtype, precision)) in PRECISIONS.iter().enumerate() {
         let grads = [dtype, DType::F32][row % 2];
         let grads = if dtype == DType::F64 { DType::F64 } else { grads };
@@ -23,13 +23,14 @@ fn any_number_of_ranks_ends_with_the_bits_of_one() {
             let run =
                 Run { rule, dtype, grads, options, steps, gradients: Gradients::Equal, ..Run::default() };
             let one = Run { ranks: 1, ..run.stage(Stage::Replicated) }.run();
-            // Each precision and each rule meets every number of ranks and every stage, and each of those every other.
-            for ranks in turns(&[1, 2, 3, 4, 7, 8], row + column, 1) {
-                for stage in turns(&STAGES, column + 2 * row + row / 3, 1) {
+            // Together they meet every number of ranks with every stage. One rank is held against itself, so it comes last.
+            for ranks in turns(&[8, 2, 3, 4, 7, 1], met, 1) {
+                for stage in turns(&STAGES, met + met / 6, 1) {
                     let ended = Run { ranks, ..run.stage(stage) }.run();
                     assert_eq!(ended, one, "{dtype} {precision:?} {rule:?} on {ranks} ranks, {stage:?}");
                 }
             }
+            met += 1;
         }
     }
 }

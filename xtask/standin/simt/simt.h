@@ -60,6 +60,7 @@ struct List {
 
     List() = default;
     List(const List&) = delete;
+    List& operator=(const List&) = delete;
     ~List() { std::free(items); }
 
     void push(T item) {
@@ -81,6 +82,7 @@ struct Fiber {
 
     Fiber() = default;
     Fiber(const Fiber&) = delete;
+    Fiber& operator=(const Fiber&) = delete;
     ~Fiber() { delete[] stack; }
 };
 

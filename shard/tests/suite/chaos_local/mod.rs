@@ -38,7 +38,7 @@ mod whatever_happens_survivors_have_what_plain_loops_have {
 }
 
 fn survivors_have_what_plain_loops_have(part: u64) {
-    let seeds = seeds(part, cases(100, 5000));
+    let seeds = seeds(part, cases(200, 5000));
     let (mut ends, mut commits, mut aborts, mut of_two) = (BTreeMap::new(), 0, 0, 0);
     for &seed in &seeds {
         let world = run(seed);
@@ -66,6 +66,5 @@ fn survivors_have_what_plain_loops_have(part: u64) {
     let some = |end: &str| ends.get(end).is_some_and(|&n| n > least(50));
     let loud =
         aborts > least(200) && commits > least(2000) && of_two > least(125) && some("Left") && some("Died");
-    assert!(seeds.len() < 10 || commits > 0, "nothing is exchanged");
     assert!(seeds.len() < 20 || loud, "too quiet");
 }

@@ -25,7 +25,7 @@ fn names(error: &CheckpointError, path: &Path) -> bool {
 }
 
 #[test]
-fn every_flipped_bit_is_noticed() {
+fn flipped_bits_are_noticed() {
     let (sim, store) = saved();
     for path in sim.files() {
         let bytes = sim.bytes(&path);

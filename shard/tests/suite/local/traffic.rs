@@ -82,7 +82,7 @@ fn every_step(run: &Run) -> Vec<u64> {
 }
 
 #[test]
-fn des_loc_sends_nine_payloads_in_1536_steps() {
+fn des_loc_sends_nine_payloads_in_its_longest_period() {
     let (k, steps) = (period(), 6 * period());
     let plans = [LocalPlan::des_loc(k, 3 * k, steps), LocalPlan::local_adam(k), LocalPlan::local_sgd(1)];
     let worlds = [(4, 1, Stage::Replicated), (2, 2, Stage::Zero1), (2, 2, Stage::Zero2)];
