@@ -32,7 +32,7 @@ fn meshes_agree_with_one_rank_and_stages_with_each_other() {
         }
         Effort::Long => (vec!["--mesh tp=1 --mesh tp=2,dp=2 --mesh cp=4 --mesh tp=2,cp=2 --mesh tp=4"], 20),
     };
-    let train = |meshes: &str| run(&format!("{meshes} --steps 4 --bucket 500")).unwrap().train().unwrap();
+    let train = |meshes: &str| run(&format!("{meshes} --steps 8 --bucket 500")).unwrap().train().unwrap();
     let trained: Vec<Trained> = asked.into_iter().flat_map(train).collect();
     let verdict = Verdict::of(&trained);
     assert!(verdict.holds(), "{verdict}");
