@@ -34,7 +34,8 @@ __device__ inline double power(double base, u64 n) {
 __device__ inline void set(float& x, double value) { x = __double2float_rn(value); }
 __device__ inline void set(double& x, double value) { x = value; }
 
-__device__ inline bool is_nan(float x) { return (__float_as_uint(x) & 0x7FFFFFFFu) > 0x7F800000u; }
+__device__ inline u32 magnitude(float x) { return __float_as_uint(x) & 0x7FFFFFFFu; }
+__device__ inline bool is_nan(float x) { return magnitude(x) > 0x7F800000u; }
 
 __device__ inline float from_bf16(u32 bits) { return __uint_as_float(bits << 16); }
 
@@ -76,10 +77,43 @@ __device__ inline u32 remainder_of(float x, u32 high) {
     return (high & 0x7F80) == 0x7F80 ? 0 : (u32)off & 0xFFFF;
 }
 
+// Whether `round_at_random` has nothing to see to but random bits.
+__device__ inline bool rounds_simply(u32 magnitude) { return magnitude < 0x7F7F0000u; }
+
 // To bf16, up with probability (lower half) / 2^16; finite numbers stay finite.
 __device__ inline u32 round_at_random(float x, u32 random) {
     u32 bits = __float_as_uint(x);
-    u32 up = (bits & 0x7FFFFFFFu) >= 0x7F7F0000u ? 0 : random;
+    u32 up = rounds_simply(bits & 0x7FFFFFFFu) ? random : 0;
     u32 rounded = (bits + up) >> 16;
     return is_nan(x) ? rounded | 0x40 : rounded;
 }
+
+// The same of two such numbers, with 16 random bits each, as a pair.
+__device__ inline u32 round_simply_at_random(float low, float high, u32 random) {
+    u32 a = __float_as_uint(low) + (random & 0xFFFF), b = __float_as_uint(high) + (random >> 16);
+    return __byte_perm(a, b, 0x7632);
+}
+
+// Of two pairs of 16-bit floats without signs the larger ones, NaN where there is one, and the smaller ones, where NaN counts for
+// nothing. The stand-in has its own.
+#ifndef SIMT
+#define OF_PAIRS(NAME, WHICH)                                                \
+    __device__ inline u32 NAME(u32 a, u32 b) {                               \
+        u32 c;                                                               \
+        asm(WHICH " %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));                \
+        return c;                                                            \
+    }
+OF_PAIRS(max_of_bf16s, "max.NaN.bf16x2")
+OF_PAIRS(min_of_bf16s, "min.bf16x2")
+OF_PAIRS(max_of_f16s, "max.NaN.f16x2")
+OF_PAIRS(min_of_f16s, "min.f16x2")
+
+// A finite f16; `from_f16` also keeps the bits of NaN, and takes ten times as long.
+__device__ inline float from_finite_f16(u32 bits) {
+    float x;
+    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, low; }" : "=f"(x) : "r"(bits));
+    return x;
+}
+#else
+__device__ inline float from_finite_f16(u32 bits) { return from_f16(bits & 0xFFFF); }
+#endif

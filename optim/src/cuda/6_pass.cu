@@ -75,9 +75,9 @@ struct Pass {
 #pragma unroll
             for (int k = 0; k < S; k++) x[k][i] = one[k];
         }
-        store(params, s.params, s.remainder, start, p, 0);
 #pragma unroll
         for (int k = 0; k < S; k++) store(state[k], s.state[k], nullptr, start, x[k], (u32)k + 1);
+        store(params, s.params, s.remainder, start, p, 0);
         copy_tile(s, start, p);
         if (zero_grads) Grads<T>::zero_tile(s, start);
     }
@@ -89,8 +89,17 @@ struct Pass {
             if (s.stochastic) {
                 Narrow random;
                 Bits(row, stream).of_tile(random, place(start));
+                u32 peak = 0;
 #pragma unroll
-                for (int i = 0; i < N; i++) vector.x.put(i, round_at_random(values[i], random.get(i)));
+                for (int i = 0; i < N; i++) peak = magnitude(values[i]) > peak ? magnitude(values[i]) : peak;
+                if (rounds_simply(peak)) {
+#pragma unroll
+                    for (int i = 0; i < N; i += 2)
+                        vector.x.w[i / 2] = round_simply_at_random(values[i], values[i + 1], random.w[i / 2]);
+                } else {
+#pragma unroll
+                    for (int i = 0; i < N; i++) vector.x.put(i, round_at_random(values[i], random.get(i)));
+                }
                 return vector.store(base, second, start);
             }
         }
@@ -105,16 +114,18 @@ template <typename Rule, u32 PARAMS, u32 STATE>
 __device__ inline void sweep(const Streams& s, const Row* rows, u64 count, u64 tiles, const Step* step) {
     if (step->skip) return;
     Rule rule;
-    u64 row = count;
+    u32 at = ~0u;
     for (u64 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-        u64 found = find(rows, row == count ? 0 : row, count, tile);
-        if (found != row) rule.set_from(rows[found], *step);
-        row = found;
-        Tile part = tile_of<typename Rule::T>(rows[row], tile);
-        Pass<Rule, PARAMS, STATE> pass{s, rows[row], rule, step->zero_grads != 0};
+        if (at == ~0u || !tile_of<typename Rule::T>(rows[at], tile).len) {
+            at = find(rows, at == ~0u ? 0 : at, count, tile);
+            rule.set_from(rows[at], *step);
+        }
+        const Row& row = rows[at];
+        Tile part = tile_of<typename Rule::T>(row, tile);
+        Pass<Rule, PARAMS, STATE> pass{s, row, rule, step->zero_grads != 0};
         // The bits of elements that are no neighbours in their tensor are drawn one by one: to find a run among so many live
         // numbers would cost every kernel registers.
-        bool together = !s.stochastic || rows[row].run >> 63;
+        bool together = !s.stochastic || row.run >> 63;
         if (part.len == TILE<typename Rule::T> && together && pass.aligned(part.start)) pass.whole(part.start);
         else pass.each(part);
     }
@@ -132,8 +143,12 @@ __device__ inline void sweep(const Streams& s, const Row* rows, u64 count, u64 t
         }                                                                                                 \
     }
 
+// Blocks of a multiprocessor: where masters are halves, registers of rules with few state vectors are bounded for three.
+template <typename Rule, u32 PARAMS, u32 STATE>
+constexpr u32 RESIDENT = PARAMS == HALVES && STATE == SAME && Rule::STATES <= 2 ? 3 : 1;
+
 #define KERNEL(NAME, RULE, PARAMS, STATE)                                                    \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                    \
+    extern "C" __global__ void __launch_bounds__(THREADS, (RESIDENT<RULE, PARAMS, STATE>))          \
         NAME(const Streams s, const Row* rows, u64 count, u64 tiles, const Step* step) {     \
         sweep<RULE, PARAMS, STATE>(s, rows, count, tiles, step);                             \
     }

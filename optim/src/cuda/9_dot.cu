@@ -37,7 +37,6 @@ __device__ inline u64 max_of_warp(u64 x) {
     return x;
 }
 
-__device__ inline u32 magnitude(float x) { return __float_as_uint(x) & 0x7FFFFFFFu; }
 __device__ inline u64 magnitude(double x) { return (u64)__double_as_longlong(x) & ~(1ull << 63); }
 
 // What differs between the types that terms are computed from.
@@ -245,6 +244,15 @@ struct Span {
     u64 end;
     u64 tile;
 };
+
+// Where a tile of so many elements begins; `at` becomes the span that has it.
+template <u32 TILE>
+__device__ inline u64 begin_of(const Span* spans, u32& at, u64 count, u64 tile) {
+    u64 start = spans[at].start + (tile - spans[at].tile) * TILE;
+    if (start < spans[at].end) return start;
+    at = find(spans, at, count, tile);
+    return spans[at].start + (tile - spans[at].tile) * TILE;
+}
 
 // A thread's elements of a tile: 32 bytes, as two runs of 16.
 template <typename T, u32 FORMAT>

@@ -47,7 +47,7 @@ pub use update::{Group, StepBlock, Update};
 
 pub use decide::{Decided, FIELDS, Progress, Settings, Verdict, norm_code};
 pub use lbfgs::{Combination, Products};
-pub use sums::{CARRY_SUMS, NormAt, Span, norm_kernel, spans};
+pub use sums::{CARRY_SUMS, NormAt, Span, dot_tile, norm_kernel, norm_tile, spans};
 
 use crate::frame::Common;
 use crate::pass::check_segments;

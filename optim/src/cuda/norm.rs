@@ -1,7 +1,7 @@
 //! A norm's sum in memory of a device.
 
 use super::kernels::{Kernel, argument};
-use super::{CARRY_SUMS, NormAt, Span, norm_kernel, spans};
+use super::{CARRY_SUMS, NormAt, Span, norm_kernel, norm_tile, spans};
 use crate::{Error, ExactSum, Norm, NormAccumulator};
 use meshstep_tensor::cuda::Stream;
 use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue, Slice, SliceMut};
@@ -153,7 +153,7 @@ impl Table {
     ) -> Result<Self, Error> {
         let (what, works) = ("what a norm is of", "f32, f64, bf16 or f16");
         let name = norm_kernel(norm, dtype).ok_or(Error::DType { what, given: dtype, works })?;
-        let (table, tiles) = spans(std::iter::once(0..len), dtype);
+        let (table, tiles) = spans(std::iter::once(0..len), norm_tile(dtype));
         let words: Vec<u64> =
             table.iter().flat_map(|&Span { start, end, tile }| [start, end, tile]).collect();
         let mut span = Buffer::zeroed_on(queue, words.len(), DType::U64, meter, Category::Staging)?;

@@ -54,10 +54,18 @@ pub fn norm_kernel(norm: Norm, dtype: DType) -> Option<String> {
     Some(format!("norm_{norm}_{dtype}"))
 }
 
-/// The table of some ranges of vectors of a type, and its tiles, which a launch is told.
-pub fn spans(ranges: impl IntoIterator<Item = Range<usize>>, dtype: DType) -> (Vec<Span>, u64) {
-    // 32 bytes for each thread.
-    let tile = u64::from(THREADS) * 32 / dtype.size() as u64;
+/// Elements of a tile of a norm's kernel: 64 bytes for each thread, and 32 of f64.
+pub fn norm_tile(dtype: DType) -> u64 {
+    u64::from(THREADS) * if dtype == DType::F64 { 4 } else { 64 / dtype.size() as u64 }
+}
+
+/// Elements of a tile of the kernels of dot products: 32 bytes for each thread.
+pub fn dot_tile(dtype: DType) -> u64 {
+    u64::from(THREADS) * 32 / dtype.size() as u64
+}
+
+/// The table of some ranges in tiles of so many elements, and the tiles of all, which a launch is told.
+pub fn spans(ranges: impl IntoIterator<Item = Range<usize>>, tile: u64) -> (Vec<Span>, u64) {
     let mut tiles = 0;
     let span = |range: Range<usize>| {
         let (start, end, before) = (range.start as u64, range.end as u64, tiles);
@@ -74,12 +82,14 @@ mod tests {
 
     #[test]
     fn spans_count_the_tiles_before_them() {
-        let (table, tiles) = spans([5..6, 7..7, 10..2058, 3000..5049], DType::F32);
+        let (table, tiles) = spans([5..6, 7..7, 10..2058, 3000..5049], dot_tile(DType::F32));
         assert_eq!(table.iter().map(|span| span.tile).collect::<Vec<_>>(), [0, 1, 1, 2]);
         assert_eq!((table[2].start, table[2].end, tiles), (10, 2058, 4));
-        assert_eq!(spans([0..8192, 0..1], DType::F64).1, 9);
-        assert_eq!(spans([0..8192, 0..1], DType::BF16).1, 3);
-        assert_eq!(spans([], DType::F16), (vec![], 0));
+        assert_eq!(spans([], 8), (vec![], 0));
+        for (dtype, norm, dot) in [(DType::F64, 9, 9), (DType::F32, 3, 5), (DType::BF16, 2, 3)] {
+            let tiles = [norm_tile, dot_tile].map(|tile| spans([0..8192, 0..1], tile(dtype)).1);
+            assert_eq!(tiles, [norm, dot], "{dtype}");
+        }
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! The kernels of L-BFGS and of norms on vectors of one length and type, and what each launch is told.
 
-use crate::cuda::{Combination, Kernel, NormAt, Products, Span, THREADS, argument, norm_kernel, spans};
+use crate::cuda::{
+    Combination, Kernel, NormAt, Products, Span, THREADS, argument, dot_tile, norm_kernel, norm_tile, spans,
+};
 use crate::{Error, Norm};
 use meshstep_tensor::cuda::Stream;
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, Slice, SliceMut};
@@ -35,16 +37,23 @@ pub(super) enum Which {
     Inf,
 }
 
-/// Ranges of the vectors, and their table once a kernel has needed it.
+/// Ranges of the vectors, and their tables once a kernel has needed them.
 #[derive(Debug)]
 pub(super) struct Ranges {
     ranges: Vec<Range<usize>>,
-    table: Option<(Buffer, u64)>,
+    tables: Option<(Buffer, [u64; 2])>,
+}
+
+/// The ranges on the device, cut into the tiles of norms and into those of products.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tables {
+    norm: Table,
+    dot: Table,
 }
 
 /// A table of ranges on the device: how many, and their tiles.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Table {
+struct Table {
     spans: u64,
     count: u64,
     tiles: u64,
@@ -169,7 +178,7 @@ impl Launches {
         &self,
         which: Which,
         of: Slice<'_>,
-        table: Table,
+        tables: Tables,
         words: &mut Buffer,
         ([non_finite, max_bits], sum): ([usize; 2], usize),
     ) -> Result<(), Error> {
@@ -177,7 +186,7 @@ impl Launches {
         assert!(sum + crate::ExactSum::WORDS <= words.len(), "a sum lies within the words");
         let word = |word: usize| address(words, word);
         let mut at = NormAt { non_finite: word(non_finite), words: word(sum), max_bits: word(max_bits) };
-        let Table { mut spans, mut count, mut tiles } = table;
+        let Table { mut spans, mut count, mut tiles } = tables.norm;
         let mut values = of.address() as u64;
         let arguments = &mut [
             argument(&mut values),
@@ -203,12 +212,13 @@ impl Launches {
         &self,
         x: Slice<'_>,
         (rows, first, count): (&Buffer, usize, usize),
-        table: Table,
+        tables: Tables,
         words: &mut Buffer,
         sums: usize,
     ) -> Result<(), Error> {
         self.check([x])?;
         assert!(sums + count * crate::ExactSum::WORDS <= words.len(), "sums lie within the words");
+        let table = tables.dot;
         let (kernel, together) = if count == 1 { (&self.dot, 1) } else { (&self.gram, ROWS) };
         let mut given = Products {
             x: x.address() as u64,
@@ -250,24 +260,41 @@ impl Launches {
 impl Ranges {
     /// Ranges that lie within the vectors.
     pub(super) fn new(ranges: Vec<Range<usize>>) -> Self {
-        Ranges { ranges, table: None }
+        Ranges { ranges, tables: None }
     }
 
-    /// The table on the device, which is made at most once.
-    pub(super) fn there(&mut self, dtype: DType, queue: &Queue, meter: &Meter) -> Result<Table, Error> {
-        let (table, tiles) = match &mut self.table {
-            Some(table) => table,
-            none => {
-                let (table, tiles) = spans(self.ranges.iter().cloned(), dtype);
-                let words: Vec<u64> =
-                    table.iter().flat_map(|&Span { start, end, tile }| [start, end, tile]).collect();
-                let mut there = Buffer::zeroed_on(queue, words.len(), DType::U64, meter, Category::Staging)?;
-                queue.upload(words[..].into(), there.as_mut())?;
-                none.insert((there, tiles))
-            }
+    /// The tables on the device, which are made at most once.
+    pub(super) fn there(&mut self, dtype: DType, queue: &Queue, meter: &Meter) -> Result<Tables, Error> {
+        let (words, tiles) = match &mut self.tables {
+            Some(tables) => tables,
+            none => none.insert(tables(&self.ranges, dtype, queue, meter)?),
         };
-        Ok(Table { spans: address(table, 0), count: self.ranges.len() as u64, tiles: *tiles })
+        let count = self.ranges.len();
+        let table = |i: usize| Table {
+            spans: address(words, i * count * SPAN),
+            count: count as u64,
+            tiles: tiles[i],
+        };
+        Ok(Tables { norm: table(0), dot: table(1) })
     }
+}
+
+/// Words of a [`Span`].
+const SPAN: usize = 3;
+
+/// The spans of norms, then those of products, and the tiles of each.
+fn tables(
+    ranges: &[Range<usize>],
+    dtype: DType,
+    queue: &Queue,
+    meter: &Meter,
+) -> Result<(Buffer, [u64; 2]), Error> {
+    let [norm, dot] = [norm_tile, dot_tile].map(|tile| spans(ranges.iter().cloned(), tile(dtype)));
+    let words: Vec<u64> =
+        norm.0.iter().chain(&dot.0).flat_map(|&Span { start, end, tile }| [start, end, tile]).collect();
+    let mut there = Buffer::zeroed_on(queue, words.len(), DType::U64, meter, Category::Staging)?;
+    queue.upload(words[..].into(), there.as_mut())?;
+    Ok((there, [norm.1, dot.1]))
 }
 
 /// Where word `i` is.

@@ -21,7 +21,8 @@ __device__ inline void add_products(const Products& p) {
     clear(words, ROWS * WORDS);
     u64 packs = (p.count + ROWS - 1) / ROWS, share = gridDim.x > packs && packs ? gridDim.x / packs : 1;
     for (u64 item = blockIdx.x; item < packs * share; item += gridDim.x) {
-        u64 row = item % packs * ROWS, span = 0;
+        u64 row = item % packs * ROWS;
+        u32 at = 0;
         int here = p.count - row < ROWS ? (int)(p.count - row) : ROWS;
         u64* to = p.sums + row * WORDS;
         u32 waiting = 0;
@@ -29,8 +30,7 @@ __device__ inline void add_products(const Products& p) {
 #pragma unroll
         for (int r = 0; r < ROWS; r++) dots[r].begin();
         for (u64 tile = item / packs; tile < p.tiles; tile += share) {
-            span = find(p.spans, span, p.span_count, tile);
-            u64 start = p.spans[span].start + (tile - p.spans[span].tile) * Part::TILE, end = p.spans[span].end;
+            u64 start = begin_of<Part::TILE>(p.spans, at, p.span_count, tile), end = p.spans[at].end;
             T x[Part::N], y[ROWS][Part::N];
             Part::load(x, p.x, start, end);
 #pragma unroll

@@ -9,76 +9,338 @@ struct Sums {
     u64* max_bits;  // of the largest finite magnitude, as a double
 };
 
-// Elements that are not finite are counted, and zero from now on.
-template <typename T, u32 N>
-__device__ inline u32 drop_non_finite(T (&x)[N]) {
-    u32 count = 0;
-    for (u32 i = 0; i < N; i++) {
-        bool finite = is_finite(magnitude(x[i]));
-        count += !finite;
-        x[i] = finite ? x[i] : 0;
-    }
-    return count;
-}
+// How a type of at most 32 bits keeps a number; SAME is f32. Numbers of `magnitude`, the bits without the sign, compare as
+// integers do.
+template <u32 FORMAT>
+struct Float {
+    static constexpr int FRACTION = FORMAT == SAME ? 23 : FORMAT == BF16 ? 7 : 10, BIAS = FORMAT == F16 ? 15 : 127;
+    static constexpr u32 INFINITE = (FORMAT == SAME ? 0xFFu : FORMAT == BF16 ? 0xFFu : 0x1Fu) << FRACTION;
 
-__device__ inline u64 as_double(u32 magnitude) { return (u64)__double_as_longlong((double)__uint_as_float(magnitude)); }
-__device__ inline u64 as_double(u64 magnitude) { return magnitude; }
-
-template <typename T, u32 FORMAT, Norm NORM>
-__device__ inline void add_norm(const void* values, const Span* spans, u64 count, u64 tiles, const Sums& sums) {
-    typedef Part<T, FORMAT> Part;
-    __shared__ u64 words[WORDS];
-    clear(words, WORDS);
-    Dot<T> dot;
-    dot.begin();
-    typename Kind<T>::Bits peak = 0;
-    u64 span = 0, non_finite = 0;
-    u32 waiting = 0;
-    for (u64 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-        span = find(spans, span, count, tile);
-        u64 start = spans[span].start + (tile - spans[span].tile) * Part::TILE;
-        T x[Part::N];
-        Part::load(x, values, start, spans[span].end);
-        Extent<T> extent(x);
-        if (extent.high == BEYOND) {
-            non_finite += drop_non_finite(x);
-            extent = Extent<T>(x);
-        }
-        peak = extent.peak > peak ? extent.peak : peak;
-        if constexpr (NORM == L2) {
-            dot.add(x, x, extent, extent, words);
-        } else if constexpr (NORM == L1) {
-            T sign[Part::N];
-            for (u32 i = 0; i < Part::N; i++) sign[i] = x[i] < 0 ? -1 : 1;
-            dot.add(x, sign, extent, Extent<T>(sign), words);
-        }
-        if (++waiting == DRAIN_AFTER) drain(words, WORDS, sums.words), waiting = 0;
+    // Of the leading bit; of a subnormal number, whose last bit is as low, that of the smallest normal one.
+    __device__ static int exponent(u32 magnitude) {
+        int field = (int)(magnitude >> FRACTION);
+        return (field ? field : 1) - BIAS;
     }
-    u64 max_bits = max_of_warp(as_double(peak));
-    non_finite = sum_of_warp(non_finite);
+
+    // The least magnitude whose `exponent` is as high: 0 if that of all is.
+    __device__ static u32 least_of(int exponent) {
+        int field = exponent + BIAS, most = (int)(INFINITE >> FRACTION);
+        return field <= 1 ? 0 : (u32)(field < most ? field : most) << FRACTION;
+    }
+};
+
+// A thread's elements of a tile as they are in memory: 64 bytes, as four runs of 16.
+template <u32 FORMAT>
+struct Raw {
+    static constexpr u32 BYTES = FORMAT == SAME ? 4 : 2, N = 64 / BYTES, TILE = THREADS * N;
+    static constexpr u32 UNSIGNED = FORMAT == SAME ? 0x7FFFFFFFu : 0x7FFF7FFFu;
+    u32 w[16];
+
+    // Of the tile at `start`; zeros from `end` on. Which thread has which element does not matter.
+    __device__ void load(const void* base, u64 start, u64 end) {
+        if (end - start >= TILE && ((u64)base + start * BYTES) % 16 == 0) return load_whole(base, start);
+#pragma unroll
+        for (u32 i = 0; i < N; i++) {
+            u64 at = start + threadIdx.x + i * THREADS;
+            u32 bits = at < end ? FORMAT == SAME ? ((const u32*)base)[at] : ((const u16*)base)[at] : 0;
+            if constexpr (FORMAT == SAME) w[i] = bits;
+            else w[i / 2] = i % 2 ? w[i / 2] | bits << 16 : bits;
+        }
+    }
+
+    // A finite element.
+    __device__ float get(u32 i) const {
+        if constexpr (FORMAT == SAME) return __uint_as_float(w[i]);
+        else if constexpr (FORMAT == BF16) return __uint_as_float(i % 2 ? w[i / 2] & 0xFFFF0000u : w[i / 2] << 16);
+        else return from_finite_f16(w[i / 2] >> i % 2 * 16);
+    }
+
+    // The largest and the smallest magnitude; the largest is at least INFINITE where some element is not finite.
+    __device__ void extent(u32& most, u32& least) const {
+        most = least = w[0] & UNSIGNED;
+#pragma unroll
+        for (u32 i = 1; i < 16; i++) {
+            u32 bits = w[i] & UNSIGNED;
+            if constexpr (FORMAT == SAME) most = bits > most ? bits : most, least = bits < least ? bits : least;
+            else if constexpr (FORMAT == BF16) most = max_of_bf16s(most, bits), least = min_of_bf16s(least, bits);
+            else most = max_of_f16s(most, bits), least = min_of_f16s(least, bits);
+        }
+        if constexpr (FORMAT == SAME) return;
+        u32 low = most & 0xFFFF, high = most >> 16;
+        most = low > high ? low : high;
+        low = least & 0xFFFF, high = least >> 16;
+        least = low < high ? low : high;
+    }
+
+    __device__ u32 peak() const {
+        u32 most, least;
+        extent(most, least);
+        return most;
+    }
+
+    // The smallest magnitude of elements that are not zero; ~0 where all are.
+    __device__ u32 least_but_zero() const {
+        u32 least = ~0u;
+#pragma unroll
+        for (u32 i = 0; i < N; i++) least = magnitude(i) - 1 < least ? magnitude(i) - 1 : least;
+        return least + 1 ? least + 1 : ~0u;
+    }
+
+    // Elements that are not finite are counted, and zero from now on.
+    __device__ u32 drop_non_finite() {
+        return keep([](u32 magnitude, float) { return magnitude < Float<FORMAT>::INFINITE; });
+    }
+
+    // Makes elements zero of which `kept(magnitude, x)` says no; how many. Words go round so that the loop need not be
+    // unrolled: registers have no index.
+    template <typename Kept>
+    __device__ u32 keep(Kept kept) {
+        u32 dropped = 0;
+#pragma unroll 1
+        for (int turn = 0; turn < 16; turn++) {
+            u32 mask = 0xFFFFFFFFu;
+#pragma unroll
+            for (u32 i = 0; i < N / 16; i++) {
+                if (kept(magnitude(i), get(i))) continue;
+                mask &= FORMAT == SAME ? 0 : i ? 0x0000FFFFu : 0xFFFF0000u;
+                dropped++;
+            }
+            u32 first = w[0] & mask;
+#pragma unroll
+            for (int i = 1; i < 16; i++) w[i - 1] = w[i];
+            w[15] = first;
+        }
+        return dropped;
+    }
+
+private:
+    __device__ u32 magnitude(u32 i) const {
+        if constexpr (FORMAT == SAME) return w[i] & 0x7FFFFFFFu;
+        else return w[i / 2] >> i % 2 * 16 & 0x7FFF;
+    }
+
+    __device__ void load_whole(const void* base, u64 start) {
+        const char* from = (const char*)base + start * BYTES + threadIdx.x * 16;
+#pragma unroll
+        for (u32 run = 0; run < 4; run++) load_16_bytes(w + 4 * run, from + run * THREADS * 16);
+    }
+};
+
+// A warp's sum of magnitudes or squares of numbers of at most 24 bits, in integers alone: devices differ in how quick they are
+// in f64. All its threads call alike.
+//
+// x = high * 2^grid + low * 2^(grid - 23), where high, below 2^23, is what an f32 addition to 2^(grid + 23) makes of |x|, and
+// low, at most 2^22 either way, what another makes of the rest. Where numbers span few binades, as bf16 ones of a tile do
+// mostly, nothing is left but `high`. The grid is the warp's, chosen again when numbers do not fit; what is far smaller than
+// those beside it is added to the words by itself.
+template <u32 FORMAT, Norm NORM>
+class Grids {
+    typedef Float<FORMAT> F;
+    // Bits of `high` and of `low`.
+    static constexpr int BITS = 23;
+    // How much larger than the first ones later numbers may be.
+    static constexpr int SPARE = 1;
+    // Where both grids are normal f32 numbers.
+    static constexpr int LOWEST_GRID = -126, HIGHEST_GRID = 104;
+    // One grid is enough for some numbers with as many bits.
+    static constexpr bool HAS_ONE = F::FRACTION < BITS - 7;
+    // Of a warp, before its integers exceed 63 bits: a tile has at most 2^10 squares of 2^46 each.
+    static constexpr u32 MOST_TILES = 64;
+
+    int grid;
+    u32 above;               // magnitudes below this one have no more bits than `high`
+    u32 from_one, from_two;  // the least that are whole multiples of the first grid, of the second
+    u64 highs, mixed, lows;  // sums of high^2, high low and low^2; or of high, and low
+    u32 tiles;
+
+public:
+    __device__ Grids() { begin(LOWEST_GRID); }
+
+    // Adds a tile's elements; how many are not finite. `peak` rises to the largest that is.
+    __device__ u32 add(Raw<FORMAT>& x, u32& peak, u64* words) {
+        u32 most, least, non_finite = 0;
+        x.extent(most, least);
+        bool one = HAS_ONE, fits = most < above && (least >= (HAS_ONE ? from_one : from_two) || !most);
+        if (__any_sync(WARP_OF_32, !fits)) {
+            if (__any_sync(WARP_OF_32, most >= F::INFINITE)) non_finite = x.drop_non_finite(), most = x.peak();
+            one = make_fit(x, most, words) && HAS_ONE;
+        }
+        if (one) add_to_one(x);
+        else add_to_two(x);
+        peak = most > peak ? most : peak;
+        if (++tiles == MOST_TILES) flush(words);
+        return non_finite;
+    }
+
+    // Brings everything to the block's words.
+    __device__ void flush(u64* words) {
+        constexpr int POWER = NORM == L2 ? 2 : 1;
+        bring(words, highs, POWER * grid);
+        if (NORM == L2) bring(words, mixed, 2 * grid - BITS + 1);
+        bring(words, lows, POWER * (grid - BITS));
+        begin(grid);
+    }
+
+private:
+    __device__ void begin(int new_grid) {
+        grid = new_grid;
+        above = F::least_of(grid + BITS);
+        from_one = F::least_of(grid + F::FRACTION);
+        from_two = F::least_of(grid - BITS + F::FRACTION);
+        highs = mixed = lows = 0, tiles = 0;
+    }
+
+    __device__ static void bring(u64* words, u64 sum, int exponent) {
+        u64 all = sum_of_warp(sum);
+        if (threadIdx.x % 32 == 0 && all) deposit(words, (long long)all, exponent);
+    }
+
+    __device__ float first() const { return __uint_as_float((u32)(grid + BITS + 127) << 23); }
+    __device__ float second() const { return __uint_as_float((u32)(grid + 127) << 23 | 1u << 22); }
+
+    __device__ void add_to_one(const Raw<FORMAT>& x) {
+        float one = first();
+#pragma unroll
+        for (u32 i = 0; i < Raw<FORMAT>::N; i++) {
+            u32 high = __float_as_uint(plus(fabsf(x.get(i)), one)) - __float_as_uint(one);
+            highs += NORM == L2 ? (u64)high * high : high;
+        }
+    }
+
+    __device__ void add_to_two(const Raw<FORMAT>& x) {
+        float one = first(), two = second();
+#pragma unroll
+        for (u32 i = 0; i < Raw<FORMAT>::N; i++) {
+            float whole = plus(fabsf(x.get(i)), one);
+            float rest = plus(minus(fabsf(x.get(i)), minus(whole, one)), two);
+            int high = (int)(__float_as_uint(whole) - __float_as_uint(one));
+            int low = (int)(__float_as_uint(rest) - __float_as_uint(two));
+            if constexpr (NORM == L2) {
+                highs += (u64)((long long)high * high), mixed += (u64)((long long)high * low);
+                lows += (u64)((long long)low * low);
+            } else {
+                highs += (u64)high, lows += (u64)(long long)low;
+            }
+        }
+    }
+
+    // Finite elements, of which the thread's largest is `most`: chooses the grid anew if that helps, and adds what fits no grid by
+    // itself. Whether one grid is enough.
+    __device__ bool make_fit(Raw<FORMAT>& x, u32 most, u64* words) {
+        most = (u32)max_of_warp(most);
+        u32 least = ~(u32)max_of_warp(~x.least_but_zero());
+        int wanted = F::exponent(most) - BITS + 1 + SPARE;
+        wanted = wanted < LOWEST_GRID ? LOWEST_GRID : wanted > HIGHEST_GRID ? HIGHEST_GRID : wanted;
+        bool one_then = most < F::least_of(wanted + BITS) && least >= F::least_of(wanted + F::FRACTION);
+        if (!fits_one(most, least) && (one_then || !fits_two(most, least)) && wanted != grid) {
+            flush(words);
+            begin(wanted);
+        }
+        if (!fits_two(most, least)) x.keep([&](u32 magnitude, float x) {
+            bool fits = !magnitude || fits_two(magnitude, magnitude);
+            if (!fits) deposit_product(words, x, NORM == L2 ? x : x < 0 ? -1 : 1);
+            return fits;
+        });
+        return fits_one(most, least);
+    }
+
+    __device__ bool fits_one(u32 most, u32 least) const { return most < above && least >= from_one; }
+    __device__ bool fits_two(u32 most, u32 least) const { return most < above && least >= from_two; }
+};
+
+// Adds up what the threads of a block have.
+__device__ inline void bring(const Sums& sums, u64 non_finite, u64 max_bits) {
+    max_bits = max_of_warp(max_bits), non_finite = sum_of_warp(non_finite);
     if (threadIdx.x % 32 == 0) {
         if (max_bits) atomicMax(sums.max_bits, max_bits);
         if (non_finite) atomicAdd(sums.non_finite, non_finite);
     }
+}
+
+__device__ inline u64 as_double(float x) { return (u64)__double_as_longlong((double)x); }
+
+template <u32 FORMAT, Norm NORM>
+__device__ inline void add_norm(const void* values, const Span* spans, u64 count, u64 tiles, const Sums& sums) {
+    __shared__ u64 words[WORDS];
+    if (NORM != INF) clear(words, WORDS);
+    u32 at = 0;
+    Grids<FORMAT, NORM> grids;
+    u64 non_finite = 0;
+    u32 peak = 0, waiting = 0;
+    for (u64 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        u64 start = begin_of<Raw<FORMAT>::TILE>(spans, at, count, tile);
+        Raw<FORMAT> x;
+        x.load(values, start, spans[at].end);
+        if constexpr (NORM == INF) {
+            u32 most = x.peak();
+            if (most >= Float<FORMAT>::INFINITE) non_finite += x.drop_non_finite(), most = x.peak();
+            peak = most > peak ? most : peak;
+        } else {
+            non_finite += grids.add(x, peak, words);
+            if (++waiting == DRAIN_AFTER) drain(words, WORDS, sums.words), waiting = 0;
+        }
+    }
+    Raw<FORMAT> of_peak{{peak}};
+    bring(sums, non_finite, as_double(of_peak.get(0)));
+    if (NORM == INF) return;
+    grids.flush(words);
+    drain(words, WORDS, sums.words);
+}
+
+// Of doubles: their sums take f64, and a tile has half as many bytes.
+template <Norm NORM>
+__device__ inline void add_norm_f64(const void* values, const Span* spans, u64 count, u64 tiles, const Sums& sums) {
+    typedef Part<double, SAME> Part;
+    __shared__ u64 words[WORDS];
+    clear(words, WORDS);
+    u32 at = 0;
+    Dot<double> dot;
+    dot.begin();
+    u64 peak = 0, non_finite = 0;
+    u32 waiting = 0;
+    for (u64 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        u64 start = begin_of<Part::TILE>(spans, at, count, tile);
+        double x[Part::N];
+        Part::load(x, values, start, spans[at].end);
+        for (u32 i = 0; i < Part::N; i++) {
+            bool finite = is_finite(magnitude(x[i]));
+            non_finite += !finite;
+            x[i] = finite ? x[i] : 0;
+        }
+        Extent<double> extent(x);
+        peak = extent.peak > peak ? extent.peak : peak;
+        if constexpr (NORM == L2) {
+            dot.add(x, x, extent, extent, words);
+        } else if constexpr (NORM == L1) {
+            double sign[Part::N];
+            for (u32 i = 0; i < Part::N; i++) sign[i] = x[i] < 0 ? -1 : 1;
+            dot.add(x, sign, extent, Extent<double>(sign), words);
+        }
+        if (++waiting == DRAIN_AFTER) drain(words, WORDS, sums.words), waiting = 0;
+    }
+    bring(sums, non_finite, peak);
     if (NORM == INF) return;
     dot.flush(words);
     drain(words, WORDS, sums.words);
 }
 
-#define NORM(NAME, T, FORMAT, WHICH)                                                          \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                     \
+// RESIDENT: blocks of a multiprocessor, which bounds registers.
+#define NORM(NAME, RESIDENT, ...)                                                             \
+    extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)                           \
         NAME(const void* values, const Span* spans, u64 count, u64 tiles, const Sums sums) {  \
-        add_norm<T, FORMAT, WHICH>(values, spans, count, tiles, sums);                        \
+        __VA_ARGS__(values, spans, count, tiles, sums);                                       \
     }
-#define NORMS(NAME, T, FORMAT)         \
-    NORM(norm_l1_##NAME, T, FORMAT, L1) \
-    NORM(norm_l2_##NAME, T, FORMAT, L2) \
-    NORM(norm_inf_##NAME, T, FORMAT, INF)
+#define NORMS(NAME, RESIDENT, FORMAT)                      \
+    NORM(norm_l1_##NAME, RESIDENT, add_norm<FORMAT, L1>)   \
+    NORM(norm_l2_##NAME, RESIDENT, add_norm<FORMAT, L2>)   \
+    NORM(norm_inf_##NAME, RESIDENT, add_norm<FORMAT, INF>)
 
-NORMS(f32, float, SAME)
-NORMS(f64, double, SAME)
-NORMS(bf16, float, BF16)
-NORMS(f16, float, F16)
+NORMS(f32, 3, SAME)
+NORMS(bf16, 4, BF16)
+NORMS(f16, 4, F16)
+NORM(norm_l1_f64, 3, add_norm_f64<L1>)
+NORM(norm_l2_f64, 3, add_norm_f64<L2>)
+NORM(norm_inf_f64, 3, add_norm_f64<INF>)
 
 // Carries sums, so that equal ones have equal words. A block takes a sum at a time.
 extern "C" __global__ void __launch_bounds__(THREADS) norm_carry(u64* sums, u64 count) {

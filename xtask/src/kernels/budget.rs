@@ -10,7 +10,9 @@ pub(crate) const PATH: &str = "optim/kernels.budget";
 
 const HEADER: &str = "\
 # The most that kernels may use. `cargo xtask kernels --check` compares it with what ptxas says, and
-# `--budget` writes it anew. Local memory (spills, arrays outside of registers) is granted by hand only.
+# `--budget` writes it anew. Local memory (spills, arrays outside of registers) is granted by hand only. A turn is the
+# instructions of a thread on sm_90 for a whole tile's elements of its own: 8 of an update, 4 of f64; 16 of a norm's f32, 32 of
+# 16-bit numbers.
 ";
 
 /// Registers are given to threads in units of this many.
@@ -28,7 +30,25 @@ struct Row {
     registers: [u32; CHIPS.len()],
     local: u32,
     shared: u32,
+    /// 0 where it has none, or none was counted.
+    turn: u32,
 }
+
+/// A kernel that is to leave the GPU's memory busy: on an H200 a turn at the rate of a copy takes so many percent of the
+/// instructions that can be issued meanwhile.
+struct Stream {
+    kernel: &'static str,
+    /// Of a turn.
+    elements: u32,
+    /// Read and written for an element.
+    bytes: u32,
+    most_percent: f64,
+}
+
+const STREAMS: [Stream; 2] = [
+    Stream { kernel: "norm_l2_bf16", elements: 32, bytes: 2, most_percent: 60.0 },
+    Stream { kernel: "adam_f32_state_bf16", elements: 8, bytes: 20, most_percent: 70.0 },
+];
 
 /// What the kernels use on each of [`CHIPS`].
 #[derive(Clone, Debug, Default)]
@@ -51,9 +71,45 @@ impl Measured {
         Ok(())
     }
 
+    /// Adds the instructions of turns, by kernel.
+    pub(crate) fn add_turns(&mut self, turns: &BTreeMap<String, u32>) {
+        for (kernel, &turn) in turns {
+            self.rows.entry(kernel.clone()).or_default().turn = turn;
+        }
+    }
+
+    /// For each of [`STREAMS`] that was counted its percent of an H200's issue slots.
+    fn shares(&self) -> impl Iterator<Item = (&'static Stream, f64)> {
+        let counted = STREAMS.iter().filter_map(|stream| Some((stream, self.rows.get(stream.kernel)?.turn)));
+        counted.filter(|&(_, turn)| turn > 0).map(|(stream, turn)| (stream, stream.percent(turn)))
+    }
+
+    /// What is said of the kernels that stream memory.
+    pub(crate) fn summary(&self) -> String {
+        let share = |(stream, percent): (&Stream, f64)| {
+            format!(
+                "{} takes {percent:.1} % of an H200's issue slots, at most {}",
+                stream.kernel, stream.most_percent
+            )
+        };
+        self.shares().map(share).collect::<Vec<_>>().join("\n")
+    }
+
     /// Kernels measured.
     pub(crate) fn len(&self) -> usize {
         self.rows.len()
+    }
+}
+
+impl Stream {
+    /// Of the instructions that an H200 can issue while it moves a turn's bytes, as quickly as a copy.
+    fn percent(&self, turn: u32) -> f64 {
+        const MULTIPROCESSORS: f64 = 132.0;
+        const THREADS_A_CLOCK: f64 = 4.0 * 32.0;
+        const CLOCKS_A_SECOND: f64 = 1.98e9;
+        const BYTES_A_SECOND: f64 = 4.3e12;
+        let seconds = f64::from(self.bytes * self.elements) / BYTES_A_SECOND;
+        100.0 * f64::from(turn) / (seconds * MULTIPROCESSORS * THREADS_A_CLOCK * CLOCKS_A_SECOND)
     }
 }
 
@@ -77,7 +133,11 @@ impl Budget {
             None => vec![format!("{name} has no row in the budget")],
             Some(most) => exceeded(name, used, most),
         });
-        gone.chain(over).collect()
+        let slow = measured.shares().filter(|(stream, percent)| *percent > stream.most_percent);
+        let slow = slow.map(|(stream, percent)| {
+            format!("{} takes {percent:.1} % of issue slots, above {}", stream.kernel, stream.most_percent)
+        });
+        gone.chain(over).chain(slow).collect()
     }
 
     /// A budget that holds what was measured, with what fills a unit of registers. More local memory than this budget
@@ -86,7 +146,8 @@ impl Budget {
         let rows = measured.rows.iter().map(|(name, used)| {
             let registers = used.registers.map(|registers| registers.next_multiple_of(UNIT));
             let allowed = self.rows.get(name).map_or(0, |row| row.local);
-            (name.clone(), Row { registers, local: used.local.min(allowed), shared: used.shared })
+            let (shared, turn) = (used.shared, used.turn);
+            (name.clone(), Row { registers, local: used.local.min(allowed), shared, turn })
         });
         Self { rows: rows.collect() }
     }
@@ -97,27 +158,36 @@ fn exceeded(name: &str, used: &Row, most: &Row) -> Vec<String> {
     let registers = registers.map(|((chip, used), most)| (format!("registers on {chip}"), used, most));
     let rest = [("local", used.local, most.local), ("shared", used.shared, most.shared)];
     let rest = rest.map(|(what, used, most)| (format!("bytes of {what} memory"), used, most));
-    let over = registers.chain(rest).filter(|(_, used, most)| used > most);
+    let turn = ("instructions a turn".to_owned(), used.turn, most.turn);
+    let over = registers.chain(rest).chain([turn]).filter(|(_, used, most)| used > most);
     over.map(|(what, used, most)| format!("{name} uses {used} {what}, above {most}")).collect()
 }
 
 fn parse_row(line: &str) -> anyhow::Result<(&str, Row)> {
     let words: Vec<&str> = line.split_whitespace().collect();
-    let [name, a, b, c, local, shared] = words[..] else { bail!("a name and five numbers are expected") };
+    let [name, a, b, c, local, shared, turn] = words[..] else {
+        bail!("a name and six numbers are expected")
+    };
     let registers = [a.parse()?, b.parse()?, c.parse()?];
-    Ok((name, Row { registers, local: local.parse()?, shared: shared.parse()? }))
+    let turn = if turn == "-" { 0 } else { turn.parse()? };
+    Ok((name, Row { registers, local: local.parse()?, shared: shared.parse()?, turn }))
 }
 
 impl fmt::Display for Budget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(HEADER)?;
         let wide = self.rows.keys().map(String::len).max().unwrap_or(0).max(8);
-        writeln!(f, "#{:1$} registers a thread            bytes", "", wide)?;
+        writeln!(f, "#{:1$} registers a thread            bytes instructions", "", wide)?;
         let [a, b, c] = CHIPS;
-        writeln!(f, "{:wide$} {a:>6} {b:>6} {c:>6}   {:>6} {:>6}", "# kernel", "local", "shared")?;
+        writeln!(
+            f,
+            "{:wide$} {a:>6} {b:>6} {c:>6}   {:>6} {:>6} {:>6}",
+            "# kernel", "local", "shared", "turn"
+        )?;
         for (name, row) in &self.rows {
             let [a, b, c] = row.registers;
-            writeln!(f, "{name:wide$} {a:6} {b:6} {c:6}   {:6} {:6}", row.local, row.shared)?;
+            let turn = if row.turn == 0 { "-".to_owned() } else { row.turn.to_string() };
+            writeln!(f, "{name:wide$} {a:6} {b:6} {c:6}   {:6} {:6} {turn:>6}", row.local, row.shared)?;
         }
         Ok(())
     }
@@ -140,7 +210,8 @@ mod tests {
         all
     }
 
-    const TABLE: &str = "# What a kernel may use.\nadam_f32  40 48  56  0 0\n\nsgd_f32 32 32 32 16 4352\n";
+    const TABLE: &str =
+        "# What a kernel may use.\nadam_f32  40 48  56  0 0 500\n\nsgd_f32 32 32 32 16 4352 -\n";
 
     #[test]
     fn what_keeps_to_the_budget_passes() {
@@ -167,6 +238,23 @@ mod tests {
     }
 
     #[test]
+    fn turns_keep_to_the_budget_and_to_the_memorys_pace() {
+        let budget = Budget::parse("adam_f32 8 8 8 0 0 500\nnorm_l2_bf16 8 8 8 0 0 900\n").unwrap();
+        let with = |adam: u32, norm: u32| {
+            let mut all = measured(&[("adam_f32", [8; 3], 0, 0), ("norm_l2_bf16", [8; 3], 0, 0)]);
+            all.add_turns(&BTreeMap::from([
+                ("adam_f32".to_owned(), adam),
+                ("norm_l2_bf16".to_owned(), norm),
+            ]));
+            budget.complaints(&all)
+        };
+        // 498 instructions can be issued while a warp's 64 bytes a thread are moved.
+        assert_eq!(with(500, 298), [""; 0]);
+        assert_eq!(with(501, 0), ["adam_f32 uses 501 instructions a turn, above 500"]);
+        assert_eq!(with(0, 300), ["norm_l2_bf16 takes 60.2 % of issue slots, above 60"]);
+    }
+
+    #[test]
     fn rows_and_kernels_must_match() {
         let budget = Budget::parse(TABLE).unwrap();
         let other = measured(&[("adam_f32", [1, 1, 1], 0, 0), ("new", [1, 1, 1], 0, 0)]);
@@ -183,15 +271,21 @@ mod tests {
         let all = measured(&[("adam_f32", [33, 40, 41], 8, 7), ("sgd_f32", [8, 9, 10], 8, 7)]);
         let budget = Budget::parse(TABLE).unwrap().renewed(&all);
         assert_eq!(budget.complaints(&all), ["adam_f32 uses 8 bytes of local memory, above 0"]);
-        let expected = "adam_f32 40 40 48 0 7\nsgd_f32 8 16 16 8 7\n";
+        let expected = "adam_f32 40 40 48 0 7 -\nsgd_f32 8 16 16 8 7 -\n";
         assert_eq!(budget, Budget::parse(expected).unwrap());
         assert_eq!(Budget::parse(&budget.to_string()).unwrap(), budget);
     }
 
     #[test]
     fn rubbish_and_repetition_are_refused() {
-        for text in ["a 1 2 3 4", "a 1 2 3 4 5 6", "a 1 2 3 4 -5", "a 1 2 x 4 5", "a 1 1 1 1 1\na 1 1 1 1 1"]
-        {
+        for text in [
+            "a 1 2 3 4 5",
+            "a 1 2 3 4 5 6 7",
+            "a 1 2 3 4 -5 6",
+            "a 1 2 x 4 5 6",
+            "a 1 2 3 4 5 x",
+            "a 1 1 1 1 1 1\na 1 1 1 1 1 1",
+        ] {
             assert!(Budget::parse(text).is_err(), "{text}");
         }
         let mut all = measured(&[("a", [1, 1, 1], 0, 0)]);

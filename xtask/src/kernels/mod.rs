@@ -4,6 +4,7 @@ mod budget;
 mod nvrtc;
 pub(crate) mod ptx;
 mod ptxas;
+mod sass;
 pub(crate) mod sources;
 mod tools;
 
@@ -31,6 +32,9 @@ const OPTIONS: &[&str] = &[
     "--ftz=false",
 ];
 
+/// The chip whose instructions are counted.
+const COUNTED: &str = "sm_90";
+
 /// What makes the committed files right again.
 const REMEDY: &str = "run `cargo xtask kernels` and commit what it writes";
 
@@ -51,6 +55,7 @@ pub(crate) fn run(args: &KernelsArgs, workspace: &Workspace) -> anyhow::Result<(
     let measured = measure(&modules, &texts, &tools, &workspace.target.join("kernels"), wanted)?;
     settle_budget(args, root, &measured)?;
     let bytes: usize = texts.iter().map(String::len).sum();
+    println!("{}", measured.summary());
     println!("kernels: {} in {} files, {} kB of PTX", measured.len(), modules.len(), bytes.div_ceil(1000));
     Ok(())
 }
@@ -109,6 +114,13 @@ fn measure(
     for ((_, chip, _), usages) in jobs.iter().zip(usages) {
         measured.add(*chip, &usages)?;
     }
+    let counted: Vec<_> = jobs.iter().filter(|(_, _, chip)| *chip == COUNTED).collect();
+    let turns = in_parallel(&counted, |(file, _, chip)| {
+        sass::turns(&tools.nvdisasm, &ptxas::cubin(file, chip), |kernel| {
+            kernel.ends_with("_bf16") && !kernel.starts_with("norm_")
+        })
+    })?;
+    turns.iter().for_each(|turns| measured.add_turns(turns));
     Ok(measured)
 }
 

@@ -1,7 +1,7 @@
 //! ptxas, the assembler for one chip: asked what each kernel uses there.
 
 use anyhow::{Context, bail};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// The chips that the budget is about: A100, H100 and H200, B200.
@@ -19,15 +19,18 @@ pub(crate) struct Usage {
     pub(crate) shared: u32,
 }
 
+/// Where the code goes.
+pub(crate) fn cubin(ptx: &Path, chip: &str) -> PathBuf {
+    ptx.with_extension(format!("{chip}.cubin"))
+}
+
 /// What the kernels of a file of PTX use on a chip.
 pub(crate) fn measure(ptxas: &Path, ptx: &Path, chip: &str) -> anyhow::Result<Vec<Usage>> {
-    // The code itself is not wanted.
-    let nowhere = ptx.with_extension(format!("{chip}.cubin"));
     let output = Command::new(ptxas)
         .args(["-v", "-arch", chip])
         .arg(ptx)
         .arg("-o")
-        .arg(&nowhere)
+        .arg(cubin(ptx, chip))
         .stdin(Stdio::null())
         .output()
         .with_context(|| format!("cannot start {}", ptxas.display()))?;

@@ -20,6 +20,7 @@ pub(crate) struct Tools {
     pub(crate) nvrtc: PathBuf,
     pub(crate) builtins: PathBuf,
     pub(crate) ptxas: PathBuf,
+    pub(crate) nvdisasm: PathBuf,
 }
 
 impl Tools {
@@ -47,6 +48,7 @@ impl Tools {
             nvrtc: cu13.join("lib/libnvrtc.so.13"),
             builtins: cu13.join("lib/libnvrtc-builtins.so.13.0"),
             ptxas: cu13.join("bin/ptxas"),
+            nvdisasm: cu13.join("bin/nvdisasm"),
         }
     }
 }
@@ -89,10 +91,11 @@ mod tests {
     #[test]
     fn every_wheel_is_pinned_by_version_and_hash() {
         let wheels: Vec<&str> = PINNED.lines().filter(|line| !line.starts_with('#')).collect();
-        assert_eq!(wheels.len(), 2);
+        assert_eq!(wheels.len(), 3);
         for wheel in wheels {
             let (name, hash) = wheel.split_once(" --hash=sha256:").unwrap();
-            assert!(name.ends_with("==13.0.88"), "{wheel}");
+            let version = if name.starts_with("nvidia-cuda-nvdisasm") { "==13.2.51" } else { "==13.0.88" };
+            assert!(name.ends_with(version), "{wheel}");
             assert!(hash.len() == 64 && hash.chars().all(|c| c.is_ascii_hexdigit()), "{wheel}");
         }
     }

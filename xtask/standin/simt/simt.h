@@ -29,6 +29,8 @@
 #pragma GCC visibility push(hidden)
 #define SIMT_CALL extern "C" __attribute__((visibility("default")))
 
+// Kernels leave to this file what they say in PTX.
+#define SIMT
 #define __device__
 #define __global__
 #define __shared__ static
@@ -290,6 +292,7 @@ struct Guard {
 #define gridDim (simt::block.grid)
 
 static inline void __syncthreads() { simt::wait(simt::Waits::FOR_BLOCK); }
+static inline void __syncwarp() { simt::wait(simt::Waits::FOR_WARP); }
 
 // For whole warps.
 static inline unsigned __shfl_xor_sync(unsigned mask, unsigned value, int lanes) {
@@ -333,6 +336,32 @@ static inline double __longlong_as_double(long long x) { return simt_bits<double
 static inline double __hiloint2double(int high, int low) {
     return simt_bits<double>((uint64_t)(unsigned)high << 32 | (unsigned)low);
 }
+
+#define fabsf __builtin_fabsf
+
+// Four of the eight bytes of `low` and `high`, of each the number that `which` has four bits for.
+static inline unsigned __byte_perm(unsigned low, unsigned high, unsigned which) {
+    uint64_t all = (uint64_t)high << 32 | low;
+    unsigned bytes = 0;
+    for (int i = 0; i < 4; i++) bytes |= (unsigned)(all >> (which >> 4 * i & 7) * 8 & 0xFF) << 8 * i;
+    return bytes;
+}
+
+// Of two pairs of 16-bit floats without signs, whose infinity has the bits INFINITE: as PTX's max.NaN and min.
+template <unsigned INFINITE, bool LARGER>
+static inline unsigned simt_of_pairs(unsigned a, unsigned b) {
+    unsigned pair = 0;
+    for (int shift = 0; shift < 32; shift += 16) {
+        unsigned x = a >> shift & 0x7FFF, y = b >> shift & 0x7FFF, one = LARGER == (x > y) ? x : y;
+        if (x > INFINITE || y > INFINITE) one = LARGER || (x > INFINITE && y > INFINITE) ? 0x7FFF : x > INFINITE ? y : x;
+        pair |= one << shift;
+    }
+    return pair;
+}
+static inline unsigned max_of_bf16s(unsigned a, unsigned b) { return simt_of_pairs<0x7F80, true>(a, b); }
+static inline unsigned min_of_bf16s(unsigned a, unsigned b) { return simt_of_pairs<0x7F80, false>(a, b); }
+static inline unsigned max_of_f16s(unsigned a, unsigned b) { return simt_of_pairs<0x7C00, true>(a, b); }
+static inline unsigned min_of_f16s(unsigned a, unsigned b) { return simt_of_pairs<0x7C00, false>(a, b); }
 
 // As on a device, an access of 16 bytes must be aligned.
 static inline void __stwb(uint4* to, uint4 value) {

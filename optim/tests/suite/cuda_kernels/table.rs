@@ -160,13 +160,17 @@ fn tiles_are_counted_in_64_bits() {
     assert_eq!(difference(&found, &expected), None);
 }
 
-/// A kernel that tells for each of some tiles its row, its first element and how many it has.
+/// A kernel that tells for each of some tiles, in their order, its row, its first element and how many it has: found from
+/// the row before, and from the first.
 const PLACE: &str = r#"
 extern "C" __global__ void place(const Row* rows, u64 count, const u64* tiles, u64 asked, u64* told) {
-    for (u64 i = threadIdx.x; i < asked; i += THREADS) {
-        u64 row = find(rows, 0, count, tiles[i]);
-        Tile tile = tile_of<float>(rows[row], tiles[i]);
-        told[3 * i] = row, told[3 * i + 1] = tile.start, told[3 * i + 2] = tile.len;
+    if (threadIdx.x > 0) return;
+    u32 on = 0;
+    for (u64 i = 0; i < asked; i++) {
+        u32 anew = find(rows, 0, count, tiles[i]);
+        on = find(rows, on, count, tiles[i]);
+        Tile tile = tile_of<float>(rows[on], tiles[i]);
+        told[3 * i] = on == anew ? on : ~0ull, told[3 * i + 1] = tile.start, told[3 * i + 2] = tile.len;
     }
 }
 "#;

@@ -2,7 +2,7 @@
 
 use super::{SIZES, Sizes, address, arg, carry_with, values};
 use crate::common::{Random, Values, tried};
-use meshstep_optim::cuda::{Combination, Products, THREADS, spans};
+use meshstep_optim::cuda::{Combination, Products, THREADS, dot_tile, spans};
 use meshstep_optim::{ExactSum, Isa};
 use meshstep_simt::{self as simt, Device};
 use meshstep_tensor::DType;
@@ -51,7 +51,7 @@ fn products(
     blocks: u32,
 ) -> Vec<u64> {
     let dtype = x.slice().dtype();
-    let (table, tiles) = spans(ranges.iter().cloned(), dtype);
+    let (table, tiles) = spans(ranges.iter().cloned(), dot_tile(dtype));
     let addresses: Vec<u64> = rows.iter().map(address).collect();
     let mut sums = vec![0; rows.len() * ExactSum::WORDS];
     let mut given = Products {

@@ -51,9 +51,11 @@ enum Sizes {
     Layers,
     /// All alike, every bit of the significand set: grids fill up, and what is left of a term is as large as can be.
     Full,
+    /// Within so many powers of two that one grid, or two, just hold them, or just not.
+    Near,
 }
 
-const SIZES: [Sizes; 9] = [
+const SIZES: [Sizes; 10] = [
     Sizes::Ordinary,
     Sizes::AnyBits,
     Sizes::Odd,
@@ -63,11 +65,17 @@ const SIZES: [Sizes; 9] = [
     Sizes::Sparse,
     Sizes::Layers,
     Sizes::Full,
+    Sizes::Near,
 ];
 
 fn values(dtype: DType, len: usize, sizes: Sizes, seed: u64) -> Values {
     let mut random = Random::new(seed);
     let wide = dtype == DType::F64;
+    let powers = match dtype {
+        DType::F16 => 10,
+        DType::BF16 => 13,
+        _ => 20,
+    };
     let mut i = 0u64;
     Values::new(dtype, len, move || {
         i += 1;
@@ -89,6 +97,10 @@ fn values(dtype: DType, len: usize, sizes: Sizes, seed: u64) -> Values {
             Sizes::Layers => random.unit() * 10f64.powi(-3 * (i / 3000 % 7) as i32),
             Sizes::Full if wide => -(2.0 - f64::EPSILON),
             Sizes::Full => 2.0 - f64::from(f32::EPSILON),
+            Sizes::Near => {
+                let power = random.next() % (powers + i / 9000 % 6);
+                (1.0 + random.unit().abs()) * 0.5f64.powi(power as i32)
+            }
         }
     })
 }

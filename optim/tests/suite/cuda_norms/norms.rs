@@ -46,7 +46,7 @@ fn add(
 ) -> String {
     let dtype = values.slice().dtype();
     let kernel = cuda::norm_kernel(norm, dtype).unwrap();
-    let (mut table, mut tiles) = cuda::spans(ranges.iter().cloned(), dtype);
+    let (mut table, mut tiles) = cuda::spans(ranges.iter().cloned(), cuda::norm_tile(dtype));
     table.iter_mut().for_each(|span| (span.start, span.end) = (span.start + first, span.end + first));
     let mut at = NormAt {
         non_finite: &raw mut to.non_finite as u64,
@@ -177,8 +177,10 @@ fn offsets_have_64_bits() {
 #[test]
 fn carries_come_in_time() {
     let text = simt::text("norm").replace("DRAIN_AFTER = 1 << 16", "DRAIN_AFTER = 2");
-    let text = text.replace("MOST_SUMS = 64", "MOST_SUMS = 3");
-    assert!(text.contains("DRAIN_AFTER = 2") && text.contains("MOST_SUMS = 3"));
+    let text = text.replace("MOST_SUMS = 64", "MOST_SUMS = 3").replace("MOST_TILES = 64", "MOST_TILES = 3");
+    assert!(
+        ["DRAIN_AFTER = 2", "MOST_SUMS = 3", "MOST_TILES = 3"].iter().all(|number| text.contains(number))
+    );
     let Some(device) = Device::compile(&text, "") else { return };
     for dtype in DTYPES {
         for sizes in [Sizes::Ordinary, Sizes::Odd, Sizes::Full] {
@@ -192,7 +194,7 @@ fn carries_come_in_time() {
 /// Of the words of a block, read before all threads have added, or cleared before all have read, some are lost.
 #[test]
 fn a_missing_barrier_is_noticed() {
-    let text = text_of("norm_l2_f32, float, SAME, L2");
+    let text = text_of("norm_l2_f32, 3, add_norm<SAME, L2>");
     let drain = text.find("void drain(").unwrap();
     let mut barriers = text.match_indices("__syncthreads();").filter(|(at, _)| *at > drain);
     let barriers = [barriers.next().unwrap(), barriers.next().unwrap()].into_iter().enumerate();
@@ -214,7 +216,7 @@ fn a_missing_barrier_is_noticed() {
 /// Threads add to the same words, counts and maxima: if an update of one may be torn by another's, something is lost.
 #[test]
 fn a_missing_atomic_is_noticed() {
-    let text = text_of("norm_l2_f32, float, SAME, L2");
+    let text = text_of("norm_l2_f32, 3, add_norm<SAME, L2>");
     let torn = [
         ("atomicAdd(low, part)", "simt_torn_add(low, part)"),
         ("atomicAdd(high, rest)", "simt_torn_add(high, rest)"),
@@ -241,37 +243,64 @@ fn a_missing_atomic_is_noticed() {
 
 /// One kernel, by the arguments of `NORM`, and the one that carries: the others take their time to compile.
 fn text_of(kernel: &str) -> String {
-    let types = ["f32", "f64", "bf16", "f16"];
-    let without = |text: String, name: &str| text.replace(&format!("\nNORMS({name}, "), "\n// NORMS(");
-    format!("{}\nNORM({kernel})\n", types.into_iter().fold(simt::text("norm"), without))
+    let text = simt::text("norm").replace("\nNORMS(", "\n// NORMS(").replace("\nNORM(", "\n// NORM(");
+    format!("{text}\nNORM({kernel})\n")
 }
 
-/// Mistakes in the kernels of norms that the suite would see, all of them in sums of magnitudes.
-#[test]
-fn mistakes_are_noticed() {
-    let text = text_of("norm_l1_f16, float, F16, L1");
-    let mistakes = [
-        ("non_finite += drop_non_finite(x);", "drop_non_finite(x);"),
-        ("sign[i] = x[i] < 0 ? -1 : 1", "sign[i] = 1"),
-        ("x[i] = at < end ?", "x[i] = at <= end ?"),
-        ("if (end - start >= TILE && ((u64)base + start * BYTES) % 16 == 0)", "if (end - start >= TILE / 2)"),
-        ("peak = extent.peak > peak ? extent.peak : peak;", "peak = extent.peak;"),
-    ];
-    for (i, (right, wrong)) in mistakes.into_iter().enumerate() {
+/// Mistakes in a kernel of norms that the suite would see.
+fn all_are_noticed(kernel: &str, (norm, dtype): (Norm, DType), mistakes: &[(&str, &str)]) {
+    let text = text_of(kernel);
+    for (i, &(right, wrong)) in mistakes.iter().enumerate() {
         assert_eq!(text.matches(right).count(), 1, "{right}");
-        // What is counted, what is added and how it is loaded; in the long run each.
+        // In the long run each.
         if !tried(i, 3) {
             continue;
         }
         let Some(device) = Device::compile(&text.replace(right, wrong), "") else { return };
-        let noticed = (1..6).any(|seed| {
-            let values = values(DType::F16, 9000, Sizes::Odd, seed);
-            let range = &(0..7000);
+        let noticed = SIZES.into_iter().rev().any(|sizes| {
+            let values = values(dtype, 64_000, sizes, 7);
+            let range = &(0..63_001);
             let mut found = zero();
-            add(&device, Norm::L1, (&values, 0), std::slice::from_ref(range), 1, &mut found);
+            add(&device, norm, (&values, 0), std::slice::from_ref(range), 1, &mut found);
             carry_with(&device, &mut found.words, 1);
-            found != reference(Norm::L1, &values, std::slice::from_ref(range))
+            found != reference(norm, &values, std::slice::from_ref(range))
         });
-        assert!(noticed, "{right} -> {wrong}");
+        assert!(noticed, "{kernel}: {right} -> {wrong}");
     }
+}
+
+#[test]
+fn mistakes_in_sums_of_magnitudes_are_noticed() {
+    let mistakes = [
+        ("non_finite += grids.add(x, peak, words);", "grids.add(x, peak, words);"),
+        ("L2 ? x : x < 0 ? -1 : 1", "L2 ? x : 1"),
+        ("u32 bits = at < end ?", "u32 bits = at <= end ?"),
+        (
+            "if (end - start >= TILE && ((u64)base + start * BYTES) % 16 == 0) return load_whole(base",
+            "if (end - start >= TILE / 2) return load_whole(base",
+        ),
+        ("peak = most > peak ? most : peak;\n        if (++tiles", "peak = most;\n        if (++tiles"),
+        ("i ? 0x0000FFFFu : 0xFFFF0000u", "i ? 0xFFFF0000u : 0x0000FFFFu"),
+        ("fits = most < above && (least", "fits = (least"),
+        ("highs += (u64)high, lows += (u64)(long long)low;", "highs += (u64)high, lows += (u32)low;"),
+    ];
+    all_are_noticed("norm_l1_bf16, 4, add_norm<BF16, L1>", (Norm::L1, DType::BF16), &mistakes);
+}
+
+#[test]
+fn mistakes_in_sums_of_squares_are_noticed() {
+    let mistakes = [
+        (
+            "from_two = F::least_of(grid - BITS + F::FRACTION)",
+            "from_two = F::least_of(grid - BITS + F::FRACTION - 1)",
+        ),
+        ("bring(words, mixed, 2 * grid - BITS + 1)", "bring(words, mixed, 2 * grid - BITS)"),
+        ("above = F::least_of(grid + BITS)", "above = F::least_of(grid + BITS + 1)"),
+        ("bool fits = !magnitude || fits_two(magnitude, magnitude);", "bool fits = true;"),
+        ("lows += (u64)((long long)low * low);", "lows += (u32)low * (u32)low;"),
+    ];
+    all_are_noticed("norm_l2_f32, 3, add_norm<SAME, L2>", (Norm::L2, DType::F32), &mistakes);
+    let one =
+        [("from_one = F::least_of(grid + F::FRACTION)", "from_one = F::least_of(grid + F::FRACTION - 1)")];
+    all_are_noticed("norm_l2_bf16, 4, add_norm<BF16, L2>", (Norm::L2, DType::BF16), &one);
 }

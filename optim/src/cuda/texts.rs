@@ -1,0 +1,162 @@
+//! The code of the kernels as it is embedded: PTX of each file, compressed; machine code beside it with the feature `cubins`.
+//!
+//! A driver compiles PTX for its device, in time that grows with the text. So what is loaded is the text of one kernel, when it
+//! is first asked for.
+
+use miniz_oxide::inflate::decompress_to_vec_with_limit;
+
+/// A file that `build.rs` has compressed.
+struct Packed {
+    module: &'static str,
+    /// Of machine code, as 90 of sm_90; 0 of PTX.
+    chip: u32,
+    bytes: &'static [u8],
+    len: usize,
+}
+
+static FILES: &[Packed] = &include!(concat!(env!("OUT_DIR"), "/texts.rs"));
+
+/// What a driver is given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Code {
+    /// Text of one kernel.
+    Ptx(String),
+    /// Machine code of all kernels of a file.
+    Machine(Vec<u8>),
+}
+
+/// The code of a kernel for a device of this compute capability; none if no file has the kernel.
+pub(crate) fn code(kernel: &str, capability: (u32, u32)) -> Option<Code> {
+    let module = super::module(kernel);
+    let of_module = || FILES.iter().filter(|file| file.module == module);
+    let fits = |file: &&Packed| file.chip / 10 == capability.0 && file.chip % 10 <= capability.1;
+    if let Some(machine) = of_module().filter(fits).max_by_key(|file| file.chip) {
+        return Some(Code::Machine(machine.unpacked()));
+    }
+    let ptx = String::from_utf8(of_module().find(|file| file.chip == 0)?.unpacked()).ok()?;
+    one(&ptx, kernel).map(Code::Ptx)
+}
+
+impl Packed {
+    fn unpacked(&self) -> Vec<u8> {
+        decompress_to_vec_with_limit(self.bytes, self.len).unwrap_or_default()
+    }
+}
+
+/// The text of one kernel of a file: what stands before all kernels, the memory it names, and itself.
+fn one(ptx: &str, kernel: &str) -> Option<String> {
+    let mut parts = Parts::of(ptx);
+    let entry = parts.entries.remove(kernel)?;
+    let named = |line: &&str| symbol(line).is_some_and(|symbol| entry.contains(symbol));
+    let memory = parts.memory.into_iter().filter(named);
+    Some(parts.head.into_iter().chain(memory).map(|line| format!("{line}\n")).collect::<String>() + &entry)
+}
+
+/// A file of PTX, cut up.
+#[derive(Default)]
+struct Parts<'a> {
+    /// The version, the target and the size of addresses, with the comments before them.
+    head: Vec<&'a str>,
+    /// Declarations outside of kernels.
+    memory: Vec<&'a str>,
+    entries: std::collections::HashMap<&'a str, String>,
+}
+
+impl<'a> Parts<'a> {
+    fn of(ptx: &'a str) -> Self {
+        let mut parts = Parts::default();
+        let mut kernel = None;
+        let mut depth = 0;
+        for line in ptx.lines() {
+            if let Some(rest) = line.strip_prefix(".visible .entry ") {
+                kernel = Some(rest.split('(').next().unwrap_or_default());
+            }
+            match kernel {
+                Some(name) => {
+                    let entry = parts.entries.entry(name).or_default();
+                    entry.push_str(line);
+                    entry.push('\n');
+                }
+                None if symbol(line).is_some() => parts.memory.push(line),
+                None => parts.head.push(line),
+            }
+            let open = line.matches('{').count();
+            depth = (depth + open).saturating_sub(line.matches('}').count());
+            if depth == 0 && line == "}" {
+                kernel = None;
+            }
+        }
+        parts
+    }
+}
+
+/// The name of declared memory, as in `.shared .align 8 .b8 words[1064];` or `.global .align 4 .u32 MOST = 3;`.
+fn symbol(line: &str) -> Option<&str> {
+    let declared = [".shared ", ".global ", ".const "].iter().any(|space| line.starts_with(space));
+    let name = declared.then(|| line.split(['[', '=', ';']).next())??;
+    name.split_whitespace().last()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: &str = "\
+// x
+.version 7.0
+.target sm_80
+.address_size 64
+.global .align 4 .u32 ONE = 1;
+.shared .align 8 .b8 words[16];
+.visible .entry x_a(
+.param .u64 x_a_param_0
+)
+{
+.shared .align 8 .b8 own[8];
+{
+mov.u64 %rd1, words;
+}
+ret;
+}
+.visible .entry x_b(
+)
+{
+ld.global.v4.u32 {%r1, %r2, %r3, %r4}, [ONE];
+}
+";
+
+    #[test]
+    fn a_kernel_comes_with_the_head_and_the_memory_that_it_names() {
+        let a = one(FILE, "x_a").unwrap();
+        let without = FILE.replace(".global .align 4 .u32 ONE = 1;\n", "");
+        assert_eq!(a, without[..without.find(".visible .entry x_b").unwrap()]);
+        let b = one(FILE, "x_b").unwrap();
+        assert!(b.contains("ONE = 1") && !b.contains("words") && b.ends_with("[ONE];\n}\n"), "{b}");
+        assert_eq!(one(FILE, "x"), None);
+    }
+
+    #[test]
+    fn every_kernel_of_every_file_is_found_whole() {
+        let mut kernels = 0;
+        for file in FILES.iter().filter(|file| file.chip == 0) {
+            let ptx = String::from_utf8(file.unpacked()).unwrap();
+            assert_eq!(ptx.len(), file.len, "{}", file.module);
+            let parts = Parts::of(&ptx);
+            assert!(parts.head.iter().all(|line| !line.contains(".func")), "{}", file.module);
+            for kernel in parts.entries.keys() {
+                let Some(Code::Ptx(text)) = code(kernel, (0, 0)) else { panic!("{kernel}") };
+                assert_eq!(text.matches(".entry ").count(), 1, "{kernel}");
+                assert_eq!(text.matches('{').count(), text.matches('}').count(), "{kernel}");
+                // Names that the compiler has made are declared.
+                for name in text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| word.starts_with("_Z")) {
+                    assert!(text.lines().any(|line| symbol(line) == Some(name)), "{kernel}: {name}");
+                }
+                kernels += 1;
+            }
+            assert_eq!(parts.entries.len(), ptx.matches(".entry ").count(), "{}", file.module);
+        }
+        assert!(kernels > 100, "{kernels} kernels");
+        assert_eq!(code("unknown_f32", (0, 0)), None);
+        assert_eq!(code("adam_unknown", (0, 0)), None);
+    }
+}
