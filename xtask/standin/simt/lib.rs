@@ -74,6 +74,12 @@ impl Device {
         }
     }
 
+    /// Blocks of a grid run in the order that the seed draws from now on; 0 ends that.
+    pub fn shuffle(&self, seed: u64) {
+        // SAFETY: the function's type is that of simt.h.
+        unsafe { self.library.get::<unsafe extern "C" fn(u64)>(b"simt_shuffle").unwrap()(seed) }
+    }
+
     /// Of every grid only these blocks run from now on.
     pub fn blocks(&self, blocks: Range<u32>) {
         // SAFETY: the function's type is that of simt.h.
