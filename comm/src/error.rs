@@ -100,6 +100,19 @@ pub enum Error {
     /// Ranks that are processes did not meet.
     #[error(transparent)]
     Rendezvous(Box<crate::rendezvous::Error>),
+    /// The GPU of a launcher's rank is not visible.
+    #[error(
+        "local rank {local_rank} has no GPU {ordinal}: {visible} are visible; start as many ranks on the machine as GPUs are \
+         visible (CUDA_VISIBLE_DEVICES), or choose the GPU with nccl::Options::device"
+    )]
+    NoDevice {
+        /// The rank's number on its machine.
+        local_rank: usize,
+        /// The GPU that was looked for.
+        ordinal: usize,
+        /// How many GPUs the driver shows.
+        visible: usize,
+    },
     /// What was to be the id of a communicator is something else.
     #[error("{given} bytes where an id of NCCL has {needed}; use what `UniqueId::as_bytes` gave")]
     BadId {

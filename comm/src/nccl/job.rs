@@ -7,7 +7,7 @@ use super::start::join;
 use crate::Error;
 use crate::rendezvous::{self, Environment, Failure, Generation, Store};
 use crate::sync::real::Mutex;
-use meshstep_tensor::cuda::Device;
+use meshstep_tensor::cuda::{self, Device};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ pub struct Job {
 }
 
 /// The communicator of all ranks that torchrun or SLURM started, by what they have set ([`Environment::from_env`]); this
-/// rank's device is the one of its number on the machine. To build another after a failure, keep a [`Job`].
+/// rank's device is [`Options::device`]. To build another after a failure, keep a [`Job`].
 pub fn from_env(options: Options) -> Result<Nccl, Error> {
     Job::from_env(options)?.communicator()
 }
@@ -40,7 +40,7 @@ impl Job {
     /// The same with an environment made by other means.
     pub fn join(environment: Environment, options: Options) -> Result<Self, Error> {
         // First what this machine lacks: the others are told by their deadline.
-        let device = Device::open(environment.local_rank).map_err(device_error)?;
+        let device = device_of(environment.local_rank, options.device)?;
         let patience = rendezvous::Options { deadline: options.deadline, ..rendezvous::Options::default() };
         let store = Arc::new(Store::join(&environment, &patience)?);
         let next = Mutex::new(environment.restart << 32);
@@ -67,6 +67,20 @@ impl Job {
     pub fn environment(&self) -> &Environment {
         &self.environment
     }
+}
+
+/// Opens a rank's GPU.
+fn device_of(local_rank: usize, chosen: Option<usize>) -> Result<Device, Error> {
+    let visible = cuda::probe().map_err(|missing| device_error(missing.into()))?.devices;
+    let ordinal = ordinal(local_rank, visible, chosen)?;
+    Device::open(ordinal).map_err(device_error)
+}
+
+/// The chosen GPU, or the one of the rank's number on its machine. A launcher that shows each rank a GPU of its own, as SLURM
+/// does with `--gpus-per-task=1`, leaves one visible: that one is the rank's. NCCL refuses two ranks that share a GPU.
+fn ordinal(local_rank: usize, visible: usize, chosen: Option<usize>) -> Result<usize, Error> {
+    let ordinal = chosen.unwrap_or(if visible == 1 { 0 } else { local_rank });
+    if ordinal < visible { Ok(ordinal) } else { Err(Error::NoDevice { local_rank, ordinal, visible }) }
 }
 
 /// What one communicator's ranks say to one another beside it. It keeps the store.
@@ -96,6 +110,24 @@ impl Exchange for Meeting {
         match failure {
             Failure::Published { rank, text, .. } => Some((rank, text)),
             Failure::Lost { rank, .. } => Some((rank, text)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_has_the_gpu_of_its_number_or_the_only_one_or_the_chosen_one() {
+        assert_eq!(ordinal(3, 8, None), Ok(3));
+        assert_eq!(ordinal(3, 1, None), Ok(0));
+        assert_eq!(ordinal(3, 8, Some(5)), Ok(5));
+        for (local_rank, visible, chosen, ordinal) in
+            [(3, 2, None, 3), (0, 2, Some(2), 2), (0, 1, Some(1), 1)]
+        {
+            let missing = Error::NoDevice { local_rank, ordinal, visible };
+            assert_eq!(super::ordinal(local_rank, visible, chosen), Err(missing));
         }
     }
 }

@@ -28,6 +28,9 @@ pub struct Options {
     pub exchange: Option<Arc<dyn Exchange>>,
     /// What is done when an abort does not end: the process exits.
     pub last_resort: LastResort,
+    /// The GPU of a [`Job`](super::Job)'s rank, as the driver counts the visible ones. None: the one of the rank's number on its
+    /// machine; where one GPU is visible, that one.
+    pub device: Option<usize>,
 }
 
 impl Default for Options {
@@ -41,6 +44,7 @@ impl Default for Options {
             flight_recorder: std::env::var_os("MESHSTEP_FLIGHT_RECORDER").map(PathBuf::from),
             exchange: None,
             last_resort: LastResort::default(),
+            device: None,
         }
     }
 }

@@ -7,6 +7,13 @@ use crate::{Action, Error, Reduction};
 use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering::Acquire};
+use std::thread;
+use std::time::Duration;
+
+/// NCCL's number for a call that goes on after it has returned.
+pub(super) const IN_PROGRESS: c_int = 7;
+/// Between two questions whether a communicator has ended.
+const POLL: Duration = Duration::from_micros(200);
 
 /// A handle, from when NCCL is asked for it until it is destroyed or aborted.
 #[derive(Debug)]
@@ -104,7 +111,8 @@ impl Raw {
         if *ended || self.handle().is_null() { Ok(true) } else { f(self.table, self.handle()) }
     }
 
-    /// Ends everything that is going on, and the communicator.
+    /// Ends everything that is going on, and the communicator. Returns when NCCL is done, which may be never: callers run it
+    /// [within a time](super::bounded::run).
     pub(super) fn abort(&self) {
         // SAFETY: the handle lives, as it has not ended, and is not used after this.
         self.end(|table, comm| unsafe { (table.abort)(comm) });
@@ -117,7 +125,7 @@ impl Raw {
         self.call("ncclCommFinalize", |comm| unsafe { finalize(comm) })
     }
 
-    /// Frees the communicator, all of whose work is done.
+    /// Frees the communicator, all of whose work is done. Returns when NCCL is done, as [`abort`](Self::abort) does.
     pub(super) fn destroy(&self) {
         // SAFETY: the handle lives, as it has not ended, and is not used after this.
         self.end(|table, comm| unsafe { (table.destroy)(comm) });
@@ -128,7 +136,21 @@ impl Raw {
         let ended = std::mem::replace(&mut *self.ended.lock(), true);
         if !ended && !self.handle().is_null() {
             let code = with(self.table, self.handle());
+            if code == IN_PROGRESS {
+                self.wait_for_end();
+            }
             tracing::debug!(code, "a communicator of NCCL has ended");
+        }
+    }
+
+    /// Waits for an abort or a destroy that goes on after its call. NCCL knows the handle until it is done; any other answer
+    /// than "in progress" is the end.
+    fn wait_for_end(&self) {
+        let Some(ask) = self.table.async_error else { return };
+        let mut code = IN_PROGRESS;
+        // SAFETY: the handle is asked about only while NCCL says that it is not done; the place outlives the call.
+        while unsafe { ask(self.handle(), &mut code) } == 0 && code == IN_PROGRESS {
+            thread::sleep(POLL);
         }
     }
 

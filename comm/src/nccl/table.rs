@@ -1,5 +1,6 @@
 //! NCCL's functions, looked up once in its library.
 
+use super::raw::IN_PROGRESS;
 use crate::Error;
 use libloading::Library;
 use std::error::Error as _;
@@ -186,7 +187,7 @@ impl Table {
     pub(super) fn told(&self, function: &'static str, code: c_int, comm: Handle) -> Result<bool, Error> {
         match code {
             0 => Ok(true),
-            7 => Ok(false),
+            IN_PROGRESS => Ok(false),
             _ => {
                 // SAFETY: NCCL answers for every number, and for every communicator, none included, with constant text or
                 // text of its own that stays.

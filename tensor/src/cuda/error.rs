@@ -117,6 +117,25 @@ pub enum Error {
         /// The driver's reason.
         log: String,
     },
+    /// The driver is older than the text of kernels.
+    #[error(
+        "the driver's compiler is too old for this PTX ({log}); update the driver, or build with the feature `cubins`"
+    )]
+    PtxTooNew {
+        /// The driver's reason.
+        log: String,
+    },
+    /// The driver lacks its compiler of PTX.
+    #[error(
+        "the driver has no PTX compiler (libnvidia-ptxjitcompiler); install it, start the container with the driver \
+         capability `compute` (NVIDIA_DRIVER_CAPABILITIES), or build with the feature `cubins`"
+    )]
+    NoPtxCompiler,
+    /// The environment forbids the driver to compile PTX.
+    #[error(
+        "CUDA_DISABLE_PTX_JIT forbids the driver to compile PTX; unset it, or build with the feature `cubins`"
+    )]
+    PtxDisabled,
     /// A module does not have a kernel.
     #[error("the module has no kernel {name}")]
     NoKernel {

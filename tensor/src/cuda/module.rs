@@ -129,19 +129,23 @@ impl Stream {
     }
 }
 
-/// What a driver refuses in a text is the text's fault; other errors are not.
+/// What a driver refuses in a text is the text's fault; what it lacks to compile one is an error that says so.
 fn refused(error: Error, log: &[u8]) -> Error {
-    const TEXT: [sys::CUresult; 3] = [
-        sys::CUresult::CUDA_ERROR_INVALID_PTX,
-        sys::CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
-        sys::CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU,
-    ];
-    match error {
-        Error::Call { code, name, .. } if TEXT.iter().any(|&text| text as u32 == code) => {
-            let said = String::from_utf8_lossy(log);
-            let said = said.trim_end_matches('\0').trim();
-            Error::Ptx { log: if said.is_empty() { name } else { format!("{name}: {said}") } }
-        }
-        other => other,
+    use sys::CUresult as Code;
+    let Error::Call { code, name, .. } = &error else { return error };
+    let said = String::from_utf8_lossy(log);
+    let said = said.trim_end_matches('\0').trim();
+    let log = if said.is_empty() { name.clone() } else { format!("{name}: {said}") };
+    let is = |known: Code| known as u32 == *code;
+    if is(Code::CUDA_ERROR_JIT_COMPILER_NOT_FOUND) {
+        Error::NoPtxCompiler
+    } else if is(Code::CUDA_ERROR_JIT_COMPILATION_DISABLED) {
+        Error::PtxDisabled
+    } else if is(Code::CUDA_ERROR_UNSUPPORTED_PTX_VERSION) {
+        Error::PtxTooNew { log }
+    } else if is(Code::CUDA_ERROR_INVALID_PTX) || is(Code::CUDA_ERROR_NO_BINARY_FOR_GPU) {
+        Error::Ptx { log }
+    } else {
+        error
     }
 }

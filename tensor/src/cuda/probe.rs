@@ -9,11 +9,13 @@ use std::sync::OnceLock;
 const NEEDED: i32 = 12_000;
 /// The file that a driver's installation puts into the loader's path.
 const INSTALLED: &str = if cfg!(windows) { "nvcuda.dll" } else { "libcuda.so.1" };
-/// The names that drivers have, in the order in which cudarc tries them. Its own list is gone where another crate has cudarc
-/// linked to the driver, as candle does.
-const NAMES: &[&str] = if cfg!(windows) { &[INSTALLED] } else { &["libcuda.so", INSTALLED] };
+/// The name that development packages and toolkits' stubs have. cudarc tries it before [`INSTALLED`], unless another crate has
+/// cudarc linked to the driver, as candle does.
+const DEVELOPMENT: Option<&str> = if cfg!(windows) { None } else { Some("libcuda.so") };
 /// What a driver says where it has no device.
 const NO_DEVICE: c_int = 100;
+/// What every function of a toolkit's stub says.
+const STUB: c_int = 34;
 /// A name that only a stand-in exports.
 const MARK: &[u8] = b"meshstep_standin\0";
 
@@ -47,6 +49,15 @@ pub enum Unavailable {
         library: String,
         /// The function.
         function: &'static str,
+    },
+    /// The library is a toolkit's stub, which is for linking only.
+    #[error(
+        "{library} is a toolkit's stub and not a driver; take the stubs folder (lib64/stubs) out of LD_LIBRARY_PATH, so that \
+         the libcuda.so.1 of NVIDIA's driver is loaded"
+    )]
+    Stub {
+        /// The library.
+        library: String,
     },
     /// The driver is older than what we call.
     #[error("the CUDA driver speaks version {found}; update it to one of {needed} or later")]
@@ -94,20 +105,37 @@ fn look() -> Result<Driver, Unavailable> {
     Ok(driver)
 }
 
-/// The library that cudarc will find, in its order.
+/// The driver's library that cudarc calls: the installed one where cudarc is linked to it, else the first of cudarc's names. Two
+/// libraries in one process would not know each other's contexts.
 pub(super) fn load() -> Result<(Library, String), Unavailable> {
-    let mut reason = String::new();
-    for &library in NAMES {
-        // SAFETY: a driver may be loaded any number of times, from any thread; that is how every program gets it.
-        match unsafe { Library::new(library) } {
-            Ok(found) => return Ok((found, library.to_owned())),
-            Err(error) if library == INSTALLED => {
-                reason = error.source().map_or_else(|| error.to_string(), ToString::to_string);
-            }
-            Err(_) => {}
-        }
+    let installed = open(INSTALLED);
+    if let Ok(library) = &installed
+        && is_linked(library)
+    {
+        return installed.map_err(|reason| missing(&reason));
     }
-    Err(Unavailable::NoDriver { library: INSTALLED.to_owned(), reason })
+    if let Some(Ok(found)) = DEVELOPMENT.map(open) {
+        return Ok(found);
+    }
+    installed.map_err(|reason| missing(&reason))
+}
+
+/// A library and its name, or why it cannot be loaded.
+fn open(name: &str) -> Result<(Library, String), libloading::Error> {
+    // SAFETY: a driver may be loaded any number of times, from any thread; that is how every program gets it.
+    unsafe { Library::new(name) }.map(|library| (library, name.to_owned()))
+}
+
+/// Whether cudarc's function is the library's own: by dynamic loading it would be one that looks for it.
+fn is_linked((library, _): &(Library, String)) -> bool {
+    // SAFETY: the function is not called; its address alone counts.
+    let own = unsafe { library.get::<*const ()>(b"cuDriverGetVersion\0") };
+    own.is_ok_and(|own| *own == cudarc::driver::sys::cuDriverGetVersion as *const ())
+}
+
+fn missing(error: &libloading::Error) -> Unavailable {
+    let reason = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+    Unavailable::NoDriver { library: INSTALLED.to_owned(), reason }
 }
 
 fn ask(library: &Library, name: &str, stand_in: bool) -> Result<Driver, Unavailable> {
@@ -139,6 +167,7 @@ fn call<F: Copy>(
     match with(*found) {
         0 => Ok(()),
         NO_DEVICE => Err(Unavailable::NoDevice),
+        STUB => Err(Unavailable::Stub { library: name.to_owned() }),
         code => Err(Unavailable::Start { function, code }),
     }
 }

@@ -12,18 +12,21 @@ use std::path::{Path, PathBuf};
 /// How every stand-in is compiled.
 const FLAGS: &str = "-std=c++17 -O1 -shared -fPIC -ffp-contract=off -fno-strict-aliasing";
 /// What the stand-in for the driver includes.
-const DRIVER: &str = "xtask/standin/cuda/driver.h";
+const HEADERS: [&str; 2] = ["xtask/standin/cuda/driver.h", "xtask/standin/cuda/memory.h"];
 /// A stand-in's options and sources, and the library whose place it takes.
-const LIBRARIES: [(&[&str], &[&str], &str); 3] = [
+const LIBRARIES: [(&[&str], &[&str], &str); 4] = [
     (
         &[],
         &[
             "xtask/standin/cuda/libcuda.cpp",
+            "xtask/standin/cuda/memory.cpp",
             "xtask/standin/cuda/kernels.cpp",
             "xtask/standin/cuda/graphs.cpp",
         ],
         "libcuda.so.1",
     ),
+    // For the tests of a loader's path that finds a toolkit's stub.
+    (&[], &["xtask/standin/cuda/stub.cpp"], "stub/libcuda.so"),
     (&[], &["xtask/standin/nccl/libnccl.cpp"], "libnccl.so.2"),
     // One as old as is supported.
     (&["-DMESHSTEP_OLD"], &["xtask/standin/nccl/libnccl.cpp"], "old/libnccl.so.2"),
@@ -87,6 +90,7 @@ struct Unit {
 /// sources have changed.
 pub(super) fn build(root: &Path, folder: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(folder.join("old"))?;
+    fs::create_dir_all(folder.join("stub"))?;
     fs::create_dir_all(folder.join("kernels"))?;
     let mut units = libraries(root, folder)?;
     units.extend(kernels(root, &folder.join("kernels"))?);
@@ -117,11 +121,12 @@ impl Unit {
 
 /// The stand-ins for the driver and for NCCL.
 fn libraries(root: &Path, folder: &Path) -> anyhow::Result<Vec<Unit>> {
-    let header = read(&root.join(DRIVER))?;
+    let headers =
+        HEADERS.iter().map(|header| read(&root.join(header))).collect::<anyhow::Result<Vec<_>>>()?;
     let unit = |(options, sources, name): &(&[&str], &[&str], &str)| -> anyhow::Result<Unit> {
         let paths: Vec<PathBuf> = sources.iter().map(|source| root.join(source)).collect();
         let mut inputs = paths.iter().map(|path| read(path)).collect::<anyhow::Result<Vec<_>>>()?;
-        inputs.push(header.clone());
+        inputs.extend(headers.iter().cloned());
         let strict = ["-Wall", "-Wextra", "-Werror"].iter().chain(*options).map(|&option| option.to_owned());
         let args = strict.chain(paths.iter().map(|path| path.to_string_lossy().into_owned())).collect();
         Ok(Unit { built: folder.join(name), args, inputs })

@@ -24,10 +24,15 @@ enum Result : int {
     InvalidValue = 1,
     OutOfMemory = 2,
     NotInitialized = 3,
+    StubLibrary = 34,
     NoDevice = 100,
     InvalidDevice = 101,
     InvalidContext = 201,
+    NoBinary = 209,
     InvalidPtx = 218,
+    NoJitCompiler = 221,
+    UnsupportedPtx = 222,
+    JitDisabled = 223,
     InvalidHandle = 400,
     NotFound = 500,
     NotReady = 600,
@@ -48,6 +53,10 @@ struct Device {
     int ordinal;
     size_t used = 0;
     int retained = 0;
+    // Reserved addresses, where the next allocation is looked for, and the end of all allocations so far.
+    uintptr_t arena = 0, arena_end = 0, next = 0, high = 0;
+    bool touched = false; // some of it is accessible
+    bool open = false;    // all allocations are
 };
 
 // A piece of captured work, or a wait until `*value` is at least `point`; and the pieces that come before it.
@@ -70,6 +79,7 @@ struct Capture {
 
 // What was recorded last, what of it has been reached, and when; or, if it was captured, what is before it.
 struct Event {
+    Device *device;
     bool timed;
     uint64_t recorded = 0;
     uint64_t reached = 0;
@@ -110,11 +120,6 @@ struct Stream {
     std::vector<size_t> after = {}; // what captured work comes after
 };
 
-struct Allocation {
-    size_t len;
-    Device *device; // null: of the host
-};
-
 // Never destroyed: threads may call until the process has ended.
 inline std::mutex &lock = *new std::mutex;
 inline std::mt19937_64 order(1);
@@ -122,7 +127,6 @@ inline bool initialized = false;
 inline auto &devices = *new std::vector<Device>;
 inline auto &streams = *new std::map<Stream *, std::shared_ptr<Stream>>;
 inline auto &events = *new std::map<Event *, std::shared_ptr<Event>>;
-inline auto &allocations = *new std::map<uintptr_t, Allocation>;
 inline auto &failures = *new std::map<std::string, Result>;
 inline Result broken = Success; // an error that stays, as on a device
 inline thread_local Device *current = nullptr;
@@ -139,14 +143,6 @@ inline Result ordered(const char *function) {
     Result result = failure->second;
     failures.erase(failure);
     return result;
-}
-
-inline Result holds(uintptr_t start, size_t len, bool of_device) {
-    auto next = allocations.upper_bound(start);
-    if (next == allocations.begin()) return IllegalAddress;
-    auto [base, allocation] = *std::prev(next);
-    bool inside = start + len <= base + allocation.len && (allocation.device != nullptr) == of_device;
-    return inside ? Success : IllegalAddress;
 }
 
 // The stream of a handle; null is the device's own.
@@ -241,10 +237,14 @@ inline bool advance() {
     return true;
 }
 
+// Makes all device memory inaccessible again. In memory.cpp.
+void close_memory();
+
 template <class Done> Result advance_until(Done done) {
     while (!done()) {
         if (advance()) continue;
         if (!awaits_a_value()) return LaunchTimeout; // streams that wait for one another
+        close_memory();
         lock.unlock();
         std::this_thread::sleep_for(std::chrono::microseconds(50));
         lock.lock();
@@ -303,57 +303,18 @@ inline Result join(Stream &stream, const Event &event) {
     return Success;
 }
 
-inline Result enqueue(const char *function, void *handle, Work work) {
+// Work of a stream. Copies, waits and host functions may be given whatever context is current; kernels and fills need that of
+// the stream (CUDA Programming Guide, stream and event behavior).
+enum class Needs { AnyContext, ItsContext };
+
+inline Result enqueue(const char *function, void *handle, Work work, Needs needs = Needs::AnyContext) {
     Result result = begin_in_context(function);
     if (result != Success) return result;
     auto stream = find(handle);
-    if (!stream) return InvalidHandle;
+    if (!stream || (needs == Needs::ItsContext && stream->device != current)) return InvalidHandle;
     if (stream->capture) return captured(*stream, std::move(work));
     stream->queue.push_back(std::move(work));
     return Success;
-}
-
-// A copy when its turn comes: both ends are looked at then, as a device would.
-inline Work copy(uintptr_t to, bool to_device, uintptr_t from, bool from_device, size_t len) {
-    return {[=] {
-                if (holds(to, len, to_device) || holds(from, len, from_device)) return IllegalAddress;
-                std::memcpy(reinterpret_cast<void *>(to), reinterpret_cast<const void *>(from), len);
-                return Success;
-            },
-            nullptr, 0, nullptr, nullptr};
-}
-
-inline Result allocate(uintptr_t *start, size_t len, Device *device) {
-    if (len == 0) return InvalidValue;
-    if (device && len > setting("MESHSTEP_STANDIN_MEMORY", size_t{1} << 30) - device->used) return OutOfMemory;
-    size_t rounded = (len + 255) / 256 * 256;
-    void *memory = rounded < len ? nullptr : std::aligned_alloc(256, rounded);
-    if (!memory) return OutOfMemory;
-    std::memset(memory, 0xA5, rounded);
-    *start = reinterpret_cast<uintptr_t>(memory);
-    allocations[*start] = {len, device};
-    if (device) device->used += len;
-    return Success;
-}
-
-inline Result release_now(uintptr_t start) {
-    auto allocation = allocations.find(start);
-    if (allocation == allocations.end()) return IllegalAddress;
-    auto [len, device] = allocation->second;
-    if (device) device->used -= len;
-    std::free(reinterpret_cast<void *>(start));
-    allocations.erase(allocation);
-    return Success;
-}
-
-inline Result release(uintptr_t start, bool of_device) {
-    auto allocation = allocations.find(start);
-    if (allocation == allocations.end() || (allocation->second.device != nullptr) != of_device) return InvalidValue;
-    // Memory of a device is freed after all its work; the host's at once, whoever still copies from it.
-    Device *device = allocation->second.device;
-    Result drained = of_device ? drain(device) : Success;
-    Result freed = release_now(start);
-    return drained != Success ? drained : freed;
 }
 
 inline const std::map<int, const char *> names = {
@@ -361,10 +322,15 @@ inline const std::map<int, const char *> names = {
     {InvalidValue, "CUDA_ERROR_INVALID_VALUE"},
     {OutOfMemory, "CUDA_ERROR_OUT_OF_MEMORY"},
     {NotInitialized, "CUDA_ERROR_NOT_INITIALIZED"},
+    {StubLibrary, "CUDA_ERROR_STUB_LIBRARY"},
     {NoDevice, "CUDA_ERROR_NO_DEVICE"},
     {InvalidDevice, "CUDA_ERROR_INVALID_DEVICE"},
     {InvalidContext, "CUDA_ERROR_INVALID_CONTEXT"},
+    {NoBinary, "CUDA_ERROR_NO_BINARY_FOR_GPU"},
     {InvalidPtx, "CUDA_ERROR_INVALID_PTX"},
+    {NoJitCompiler, "CUDA_ERROR_JIT_COMPILER_NOT_FOUND"},
+    {UnsupportedPtx, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION"},
+    {JitDisabled, "CUDA_ERROR_JIT_COMPILATION_DISABLED"},
     {InvalidHandle, "CUDA_ERROR_INVALID_HANDLE"},
     {NotFound, "CUDA_ERROR_NOT_FOUND"},
     {NotReady, "CUDA_ERROR_NOT_READY"},
@@ -381,7 +347,13 @@ inline const std::map<int, const char *> names = {
     {CapturedEvent, "CUDA_ERROR_CAPTURED_EVENT"},
 };
 
-using Guard = std::lock_guard<std::mutex>;
+// The lock. Device memory that work has opened is closed before it is released.
+struct Guard {
+    std::lock_guard<std::mutex> held;
+
+    explicit Guard(std::mutex &mutex) : held(mutex) {}
+    ~Guard() { close_memory(); }
+};
 
 } // namespace standin
 

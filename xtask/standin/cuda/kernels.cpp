@@ -2,9 +2,9 @@
 //
 // A module's PTX tells the names of its kernels; what runs is the same text compiled for the CPU behind ../simt/simt.h, in the
 // libraries of the folder MESHSTEP_STANDIN_KERNELS. Arguments are taken at the launch, the kernel runs when its stream gets
-// there.
+// there. The order of its blocks is drawn then, from the seed. CUDA_DISABLE_PTX_JIT=1 is honoured.
 
-#include "driver.h"
+#include "memory.h"
 
 #include <dirent.h>
 #include <dlfcn.h>
@@ -20,14 +20,18 @@ enum : int { LogBuffer = 5, LogSize = 6 };
 // What simt.h exports.
 using Launch = const char *(*)(const char *name, unsigned grid, unsigned threads, void **args);
 using Parameters = int (*)(const char *name, size_t *sizes, int most);
+using Shuffle = void (*)(uint64_t seed);
 
 struct Function {
     std::string name;
     Launch launch;
+    Shuffle shuffle;
     std::vector<size_t> sizes;
+    Device *device = nullptr;
 };
 
 struct Module {
+    Device *device;
     std::set<std::string> names;
     std::map<std::string, std::unique_ptr<Function>> functions;
 };
@@ -58,7 +62,8 @@ std::unique_ptr<Function> compiled(const std::string &name) {
         int count = parameters ? parameters(name.c_str(), sizes, 32) : -1;
         if (count < 0) continue;
         auto launch = reinterpret_cast<Launch>(dlsym(library, "simt_launch"));
-        return std::make_unique<Function>(Function{name, launch, {sizes, sizes + count}});
+        auto shuffle = reinterpret_cast<Shuffle>(dlsym(library, "simt_shuffle"));
+        return std::make_unique<Function>(Function{name, launch, shuffle, {sizes, sizes + count}});
     }
     return nullptr;
 }
@@ -72,6 +77,48 @@ std::set<std::string> entries_of(const std::string &text) {
         names.insert(text.substr(from, to - from));
     }
     return names;
+}
+
+// Why a kernel of this device must not be given this word, if it is an address; else null.
+const char *fault_of(uintptr_t word, const Device *device) {
+    if (is_pageable(word)) return "pageable host memory";
+    if (!is_reserved(word)) return nullptr;
+    auto found = allocation_at(word);
+    if (!found) return "device memory that is not allocated";
+    return found->second.device == device ? nullptr : "memory of another device";
+}
+
+using Taken = std::vector<std::vector<char>>;
+
+// Looks at every word of the arguments when the kernel's turn comes.
+Result check(const Function &function, const Taken &taken) {
+    for (size_t i = 0; i < taken.size(); ++i)
+        for (size_t at = 0; at + sizeof(uintptr_t) <= taken[i].size(); at += sizeof(uintptr_t)) {
+            uintptr_t word;
+            std::memcpy(&word, taken[i].data() + at, sizeof word);
+            const char *fault = fault_of(word, function.device);
+            if (!fault) continue;
+            std::fprintf(stderr, "stand-in: %s: byte %zu of argument %zu is an address of %s\n", function.name.c_str(), at,
+                         i, fault);
+            return IllegalAddress;
+        }
+    return Success;
+}
+
+Result run(const Function &function, unsigned grid, unsigned threads, Taken &taken) {
+    if (Result result = check(function, taken); result != Success) return result;
+    std::vector<void *> places;
+    for (auto &value : taken) places.push_back(value.data());
+    open_memory(*function.device);
+    function.shuffle(order() | 2); // a seed is not 0
+    const char *error = function.launch(function.name.c_str(), grid, threads, places.data());
+    if (error) std::fprintf(stderr, "stand-in: %s: %s\n", function.name.c_str(), error);
+    return error ? LaunchFailed : Success;
+}
+
+bool is_set(const char *name) {
+    const char *value = std::getenv(name);
+    return value && std::string(value) == "1";
 }
 
 void say(const char *message, unsigned count, const int *options, void **values) {
@@ -94,7 +141,8 @@ int cuModuleLoadDataEx(void **module, const char *text, unsigned count, const in
         say("stand-in: a text without .version", count, options, values);
         return InvalidPtx;
     }
-    auto made = std::make_unique<Module>(Module{entries_of(text), {}});
+    if (is_set("CUDA_DISABLE_PTX_JIT")) return JitDisabled;
+    auto made = std::make_unique<Module>(Module{current, entries_of(text), {}});
     *module = made.get();
     modules[made.get()] = std::move(made);
     return Success;
@@ -102,14 +150,17 @@ int cuModuleLoadDataEx(void **module, const char *text, unsigned count, const in
 
 int cuModuleUnload(void *module) {
     BEGIN(begin_in_context(__func__));
+    auto found = modules.find(static_cast<Module *>(module));
+    if (found == modules.end() || found->second->device != current) return InvalidHandle;
     Result drained = drain(current);
-    return modules.erase(static_cast<Module *>(module)) ? drained : InvalidHandle;
+    modules.erase(found);
+    return drained;
 }
 
 int cuModuleGetFunction(void **function, void *handle, const char *name) {
     BEGIN(begin_in_context(__func__));
     auto module = modules.find(static_cast<Module *>(handle));
-    if (module == modules.end()) return InvalidHandle;
+    if (module == modules.end() || module->second->device != current) return InvalidHandle;
     if (!module->second->names.count(name)) return NotFound;
     auto &known = module->second->functions[name];
     if (!known) known = compiled(name);
@@ -118,6 +169,7 @@ int cuModuleGetFunction(void **function, void *handle, const char *name) {
         module->second->functions.erase(name);
         return NotFound;
     }
+    known->device = module->second->device;
     *function = known.get();
     return Success;
 }
@@ -127,19 +179,14 @@ int cuLaunchKernel(void *handle, unsigned grid, unsigned grid_y, unsigned grid_z
     Guard guard(lock);
     if (grid_y * grid_z * threads_y * threads_z != 1 || grid == 0 || threads == 0 || threads > 1024) return InvalidValue;
     auto *function = static_cast<Function *>(handle);
-    std::vector<std::vector<char>> taken;
+    if (function->device != current) return InvalidHandle;
+    Taken taken;
     for (size_t i = 0; i < function->sizes.size(); ++i) {
         const char *from = static_cast<const char *>(args[i]);
         taken.emplace_back(from, from + function->sizes[i]);
     }
-    auto run = [=, taken = std::move(taken)]() mutable {
-        std::vector<void *> places;
-        for (auto &value : taken) places.push_back(value.data());
-        const char *error = function->launch(function->name.c_str(), grid, threads, places.data());
-        if (error) std::fprintf(stderr, "stand-in: %s: %s\n", function->name.c_str(), error);
-        return error ? LaunchFailed : Success;
-    };
-    return enqueue(__func__, stream, {run, nullptr, 0, nullptr, nullptr});
+    auto work = [=, taken = std::move(taken)]() mutable { return run(*function, grid, threads, taken); };
+    return enqueue(__func__, stream, {work, nullptr, 0, nullptr, nullptr}, Needs::ItsContext);
 }
 
 int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *, int, size_t) {

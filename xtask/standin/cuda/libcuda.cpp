@@ -2,8 +2,11 @@
 //
 // Streams are deferred: a call queues its work, and work is done only when somebody waits, in an order that a seed chooses
 // among all orders that streams and events allow. So a missing wait gives a wrong result under some seed, as it would on a
-// GPU on some day. Memory is filled with 0xA5 before it is handed out. A program gets this library only if it asks:
-// `probe()` refuses it unless MESHSTEP_STANDIN=1.
+// GPU on some day. A program gets this library only if it asks: `probe()` refuses it unless MESHSTEP_STANDIN=1.
+//
+// Device memory is accessible only while work of a stream is done (memory.cpp). An object of another context than the current
+// one is refused as the driver refuses it: launches, fills, modules and their functions, events recorded on a stream of another
+// device.
 //
 //   MESHSTEP_STANDIN_DEVICES   how many devices there are (8)
 //   MESHSTEP_STANDIN_MEMORY    bytes of each (2^30)
@@ -13,7 +16,7 @@
 //   meshstep_standin_fail      makes the next call of a function return an error, undone
 //   meshstep_standin_graphs    how many graphs can be launched
 
-#include "driver.h"
+#include "memory.h"
 
 using namespace standin;
 
@@ -51,7 +54,8 @@ int cuInit(unsigned) {
     if (initialized) return Success;
     size_t count = setting("MESHSTEP_STANDIN_DEVICES", 8);
     if (count == 0) return NoDevice;
-    for (size_t i = 0; i < count; ++i) devices.push_back({static_cast<int>(i)});
+    for (size_t i = 0; i < count; ++i) devices.push_back(Device{static_cast<int>(i)});
+    report_faults();
     initialized = true;
     return Success;
 }
@@ -83,6 +87,7 @@ int cuDeviceTotalMem_v2(size_t *bytes, int) {
 
 int cuDevicePrimaryCtxRetain(void **context, int device) {
     BEGIN(begin(__func__));
+    if (device < 0 || static_cast<size_t>(device) >= devices.size()) return InvalidDevice;
     devices[static_cast<size_t>(device)].retained += 1;
     *context = &devices[static_cast<size_t>(device)];
     return Success;
@@ -126,104 +131,6 @@ int cuCtxGetStreamPriorityRange(int *least, int *greatest) {
     *least = 0;
     *greatest = -5;
     return Success;
-}
-
-// Memory.
-
-int cuMemAlloc_v2(uintptr_t *start, size_t len) {
-    BEGIN(begin_in_context(__func__));
-    return allocate(start, len, current);
-}
-
-int cuMemFree_v2(uintptr_t start) {
-    BEGIN(begin_in_context(__func__));
-    return release(start, true);
-}
-
-// At once: who orders its work as it should never sees the difference.
-int cuMemAllocAsync(uintptr_t *start, size_t len, void *) {
-    BEGIN(begin_in_context(__func__));
-    return allocate(start, len, current);
-}
-
-// In the stream's order, so that work of another stream meets freed memory unless it was waited for.
-int cuMemFreeAsync(uintptr_t start, void *stream) {
-    Guard guard(lock);
-    if (holds(start, 0, true) != Success || !allocations.count(start)) return InvalidValue;
-    return enqueue(__func__, stream, {[=] { return release_now(start); }, nullptr, 0, nullptr, nullptr});
-}
-
-// Where memory is that was allocated here; of other memory a driver knows nothing.
-int cuPointerGetAttribute(void *value, int attribute, uintptr_t address) {
-    BEGIN(begin_in_context(__func__));
-    auto next = allocations.upper_bound(address);
-    if (next == allocations.begin()) return InvalidValue;
-    auto [start, allocation] = *std::prev(next);
-    if (address >= start + allocation.len) return InvalidValue;
-    enum : int { MemoryType = 2, DeviceOrdinal = 9 };
-    enum : int { Host = 1, OfDevice = 2 };
-    switch (attribute) {
-    case MemoryType: *static_cast<int *>(value) = allocation.device ? OfDevice : Host; return Success;
-    case DeviceOrdinal: *static_cast<int *>(value) = allocation.device ? allocation.device->ordinal : 0; return Success;
-    default: return InvalidValue;
-    }
-}
-
-int cuMemHostAlloc(void **start, size_t len, unsigned) {
-    BEGIN(begin_in_context(__func__));
-    return allocate(reinterpret_cast<uintptr_t *>(start), len, nullptr);
-}
-
-int cuMemFreeHost(void *start) {
-    BEGIN(begin_in_context(__func__));
-    return release(reinterpret_cast<uintptr_t>(start), false);
-}
-
-int cuMemcpyHtoDAsync_v2(uintptr_t to, const void *from, size_t len, void *stream) {
-    Guard guard(lock);
-    uintptr_t start = reinterpret_cast<uintptr_t>(from);
-    if (holds(start, len, false) == Success) return enqueue(__func__, stream, copy(to, true, start, false, len));
-    // Pageable memory: its bytes are taken at once, which a graph could not do each time.
-    if (auto found = find(stream); found && found->capture) return spoil(found->capture, CaptureUnsupported);
-    const char *bytes = static_cast<const char *>(from);
-    auto taken = std::make_shared<std::vector<char>>(bytes, bytes + len);
-    auto fill = [=] {
-        if (Result result = holds(to, len, true); result != Success) return result;
-        std::memcpy(reinterpret_cast<void *>(to), taken->data(), len);
-        return Success;
-    };
-    return enqueue(__func__, stream, {fill, nullptr, 0, nullptr, nullptr});
-}
-
-int cuMemcpyDtoHAsync_v2(void *to, uintptr_t from, size_t len, void *stream) {
-    Guard guard(lock);
-    uintptr_t start = reinterpret_cast<uintptr_t>(to);
-    if (holds(start, len, false) == Success) return enqueue(__func__, stream, copy(start, false, from, true, len));
-    // Pageable memory: the call returns when it is filled.
-    if (auto found = find(stream); found && found->capture) return spoil(found->capture, CaptureUnsupported);
-    auto fill = [=] {
-        if (Result result = holds(from, len, true); result != Success) return result;
-        std::memcpy(to, reinterpret_cast<const void *>(from), len);
-        return Success;
-    };
-    Result result = enqueue(__func__, stream, {fill, nullptr, 0, nullptr, nullptr});
-    if (result != Success) return result;
-    return finish(find(stream));
-}
-
-int cuMemcpyDtoDAsync_v2(uintptr_t to, uintptr_t from, size_t len, void *stream) {
-    Guard guard(lock);
-    return enqueue(__func__, stream, copy(to, true, from, true, len));
-}
-
-int cuMemsetD8Async(uintptr_t start, unsigned char value, size_t len, void *stream) {
-    Guard guard(lock);
-    auto set = [=] {
-        if (Result result = holds(start, len, true); result != Success) return result;
-        std::memset(reinterpret_cast<void *>(start), value, len);
-        return Success;
-    };
-    return enqueue(__func__, stream, {set, nullptr, 0, nullptr, nullptr});
 }
 
 // Streams.
@@ -293,6 +200,7 @@ int cuStreamWaitValue64_v2(void *stream, uintptr_t value, uint64_t least, unsign
 int cuLaunchHostFunc(void *stream, void (*function)(void *), void *data) {
     Guard guard(lock);
     auto run = [=] {
+        close_memory();
         function(data);
         return Success;
     };
@@ -304,7 +212,7 @@ int cuLaunchHostFunc(void *stream, void (*function)(void *), void *data) {
 int cuEventCreate(void **event, unsigned flags) {
     BEGIN(begin_in_context(__func__));
     constexpr unsigned disable_timing = 2;
-    auto made = std::make_shared<Event>(Event{!(flags & disable_timing)});
+    auto made = std::make_shared<Event>(Event{current, !(flags & disable_timing)});
     events[made.get()] = made;
     *event = made.get();
     return Success;
@@ -321,6 +229,7 @@ int cuEventRecord(void *handle, void *stream) {
     if (found == events.end()) return InvalidHandle;
     auto event = found->second;
     auto of = find(stream);
+    if (of && of->device != event->device) return InvalidHandle;
     event->capture = of ? of->capture : nullptr;
     if (event->capture) {
         event->after = of->after;
@@ -360,6 +269,7 @@ int cuEventElapsedTime(float *milliseconds, void *from, void *to) {
     BEGIN(begin_in_context(__func__));
     auto start = events.find(static_cast<Event *>(from)), end = events.find(static_cast<Event *>(to));
     if (start == events.end() || end == events.end()) return InvalidHandle;
+    if (start->second->device != end->second->device) return InvalidHandle;
     for (auto &event : {start->second, end->second}) {
         if (!event->timed || event->recorded == 0) return InvalidHandle;
         if (event->reached != event->recorded) return NotReady;

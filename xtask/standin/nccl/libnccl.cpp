@@ -14,7 +14,10 @@
 //
 //   MESHSTEP_STANDIN_NCCL     a plan for this process, carried out once, on communicators that init made:
 //                             "hang RANK OP", "error RANK OP CODE", "die RANK OP"; operations count from 0
-//   meshstep_standin_nccl     the same from a test, which may also say "abort MS": the next abort takes so long
+//   meshstep_standin_nccl     the same from a test, which may also say "abort MS": the next abort takes so long; "async MS":
+//                             from here on finalize, destroy and abort of communicators that do not block return
+//                             ncclInProgress at once and are done so much later; "async 0" ends that
+//   meshstep_standin_comms    how many communicators there are
 //   -DMESHSTEP_OLD            a library without the newer functions: blocking, no splits, no asynchronous errors
 
 #include <algorithm>
@@ -135,6 +138,8 @@ struct Comm {
     std::unique_ptr<Split> split;
     std::vector<Operation> deferred;
     std::map<int, Scaled> scaled;
+    std::atomic<int> ending{0}; // asynchronous calls of finalize, destroy and abort that have yet to end
+    std::atomic<bool> ended{false};
 
     ~Comm() {
         if (shared) munmap(shared, sizeof(Shared));
@@ -156,6 +161,7 @@ struct Plan {
     uint64_t rank = 0, operation = 0;
     int code = 0;
     int abort_ms = 0;
+    int async_ms = 0;
 };
 
 auto &plan = *new Plan;
@@ -167,8 +173,10 @@ void set_plan(const char *text) {
     std::sscanf(text, "%15s %llu %llu %d", what, &a, &b, &code);
     if (std::string(what) == "abort")
         plan.abort_ms = static_cast<int>(a);
+    else if (std::string(what) == "async")
+        plan.async_ms = static_cast<int>(a);
     else
-        plan = {what, a, b, code, plan.abort_ms};
+        plan = {what, a, b, code, plan.abort_ms, plan.async_ms};
 }
 
 const bool planned_at_start = [] {
@@ -195,6 +203,12 @@ struct Step {
     std::function<void()> run;
     bool again;
 };
+
+// Within a step: makes a buffer on the device accessible to it. Where nothing is allocated there, the driver keeps the error.
+bool open(const char *buffer, size_t bytes) {
+    static auto open = driver<int (*)(uintptr_t, size_t)>("meshstep_standin_open");
+    return open(reinterpret_cast<uintptr_t>(buffer), bytes) == 0;
+}
 
 bool is_captured(void *stream) {
     static auto ask = driver<int (*)(void *, int *)>("cuStreamIsCapturing");
@@ -348,6 +362,7 @@ size_t size_of(int type) {
 
 void take(Comm *comm, uint64_t number, const Operation &op) {
     size_t bytes = op.count * size_of(op.type);
+    if (!open(op.to, bytes * (op.kind == AllGather ? comm->world : 1))) return;
     switch (op.kind) {
     case AllReduce: return reduce(comm, number, 0, op);
     case ReduceScatter: return reduce(comm, number, comm->rank * op.count, op);
@@ -366,7 +381,9 @@ void collective(const Handle &comm, const Operation &op) {
     on_stream(comm, op.stream, [=] {
         uint64_t number = c->collectives;
         c->shared->calls[number % 2][c->rank] = call;
-        if (op.kind != Broadcast || op.root == c->rank) std::memcpy(c->shared->slot(number, c->rank), op.from, bytes);
+        bool gives = op.kind != Broadcast || op.root == c->rank;
+        if (gives && !open(op.from, bytes)) return;
+        if (gives) std::memcpy(c->shared->slot(number, c->rank), op.from, bytes);
         if (op.reduction == PreMulSum)
             multiply(op.type, c->shared->slot(number, c->rank), bytes / size_of(op.type), op.factor);
         for (size_t rank = 0; rank < c->world; ++rank) ++c->shared->arrived[rank];
@@ -390,6 +407,7 @@ void trade(const Handle &comm, const std::vector<Operation> &ops) {
         uint64_t offset = offsets[to];
         offsets[to] += bytes;
         on_stream(comm, op.stream, [=] {
+            if (!open(op.from, bytes)) return;
             Call call{Send, op.count, uint64_t(op.type), 0, 0};
             shared->parcels[from][to][c->sends[to]++ % MaxParcels] = {call, offset};
             std::memcpy(shared->pair(from, to) + offset, op.from, bytes);
@@ -405,7 +423,7 @@ void trade(const Handle &comm, const std::vector<Operation> &ops) {
         Call call{Send, op.count, uint64_t(op.type), 0, 0};
         auto parcel = [=]() -> const Parcel & { return shared->parcels[from][to][c->receives[from] % MaxParcels]; };
         meet(comm, op.stream, shared->sent[from][to], 1, [=] { return parcel().call == call; }, [=] {
-            std::memcpy(op.to, shared->pair(from, to) + parcel().offset, bytes);
+            if (open(op.to, bytes)) std::memcpy(op.to, shared->pair(from, to) + parcel().offset, bytes);
             ++c->receives[from];
             ++shared->received[from][to];
         });
@@ -559,11 +577,70 @@ Result make(Comm **place, int world, UniqueId id, int rank, bool blocking) {
     return result == Success ? settle(comm) : result;
 }
 
+// Releases whatever waits for this rank. Returns when nothing captured holds the communicator.
+void abandon(const Handle &comm) {
+    int slow = 0;
+    {
+        std::lock_guard<std::mutex> guard(lock);
+        std::swap(slow, plan.abort_ms);
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(slow));
+    Shared *shared = comm->shared;
+    comm->aborted = true;
+    shared->aborted = 1;
+    for (Word &word : shared->arrived) word = Released;
+    for (auto *words : {shared->sent, shared->received})
+        for (size_t i = 0; i < MaxRanks * MaxRanks; ++i) words[i / MaxRanks][i % MaxRanks] = Released;
+    comm->opened = Released;
+    comm->never = Released;
+    shm_unlink(comm->name.c_str());
+    outlive_captures(comm);
+}
+
+// How long an asynchronous end of this communicator takes; 0: it is none.
+int async_ms(const Handle &comm) {
+    std::lock_guard<std::mutex> guard(lock);
+    return comm->blocking ? 0 : plan.async_ms;
+}
+
+// Does `work`, at once or after the time that a test has ordered. Until then the communicator is in progress.
+template <class Work> Result now_or_later(const Handle &comm, Work work) {
+    int later = async_ms(comm);
+    if (later == 0) {
+        work();
+        return Success;
+    }
+    ++comm->ending;
+    std::thread([=] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(later));
+        work();
+        --comm->ending;
+    }).detach();
+    return InProgress;
+}
+
+// Ends a communicator: after `work` it no longer exists.
+Result end(Comm *handle, void (*work)(const Handle &)) {
+    Handle comm = find(handle);
+    if (!comm) return fail(InvalidArgument, "no such communicator");
+    if (comm->ended.exchange(true)) return fail(InvalidUsage, "a communicator that is ending already");
+    return now_or_later(comm, [=] {
+        work(comm);
+        std::lock_guard<std::mutex> guard(lock);
+        comms.erase(comm.get());
+    });
+}
+
 } // namespace
 
 extern "C" {
 
 int meshstep_standin = 1;
+
+size_t meshstep_standin_comms() {
+    std::lock_guard<std::mutex> guard(lock);
+    return comms.size();
+}
 
 void meshstep_standin_nccl(const char *text) {
     std::lock_guard<std::mutex> guard(lock);
@@ -594,31 +671,10 @@ int ncclGetUniqueId(UniqueId *id) {
 int ncclCommInitRank(Comm **comm, int world, UniqueId id, int rank) { return make(comm, world, id, rank, true); }
 
 int ncclCommDestroy(Comm *comm) {
-    std::lock_guard<std::mutex> guard(lock);
-    return comms.erase(comm) ? Success : InvalidArgument;
+    return end(comm, [](const Handle &) {});
 }
 
-int ncclCommAbort(Comm *handle) {
-    Handle comm = find(handle);
-    if (!comm) return fail(InvalidArgument, "no such communicator");
-    int slow = 0;
-    {
-        std::lock_guard<std::mutex> guard(lock);
-        std::swap(slow, plan.abort_ms);
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(slow));
-    Shared *shared = comm->shared;
-    comm->aborted = true;
-    shared->aborted = 1;
-    for (Word &word : shared->arrived) word = Released;
-    for (auto *words : {shared->sent, shared->received})
-        for (size_t i = 0; i < MaxRanks * MaxRanks; ++i) words[i / MaxRanks][i % MaxRanks] = Released;
-    comm->opened = Released;
-    comm->never = Released;
-    shm_unlink(comm->name.c_str());
-    outlive_captures(comm);
-    return ncclCommDestroy(handle);
-}
+int ncclCommAbort(Comm *comm) { return end(comm, abandon); }
 
 int ncclAllReduce(const void *from, void *to, size_t count, int type, int reduction, Comm *comm, void *stream) {
     return start(comm, {AllReduce, (const char *)from, (char *)to, count, Type(type), Reduction(reduction), 0, stream});
@@ -676,7 +732,7 @@ int ncclCommInitRankConfig(Comm **comm, int world, UniqueId id, int rank, Config
 int ncclCommGetAsyncError(Comm *handle, int *error) {
     Handle comm = find(handle);
     if (!comm) return fail(InvalidArgument, "no such communicator");
-    bool left = busy(comm);
+    bool left = comm->ending > 0 || busy(comm);
     *error = comm->error != Success ? comm->error.load() : left ? InProgress : Success;
     return Success;
 }
@@ -712,7 +768,12 @@ int ncclRedOpDestroy(int op, Comm *handle) {
     return comm && comm->scaled.erase(op) ? Success : fail(InvalidArgument, "no such reduction");
 }
 
-int ncclCommFinalize(Comm *comm) { return find(comm) ? InProgress : InvalidArgument; }
+int ncclCommFinalize(Comm *handle) {
+    Handle comm = find(handle);
+    if (!comm) return fail(InvalidArgument, "no such communicator");
+    now_or_later(comm, [] {});
+    return InProgress;
+}
 
 #endif
 

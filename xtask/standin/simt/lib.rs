@@ -19,6 +19,7 @@ use std::process::Command;
 #[derive(Debug)]
 pub struct Device {
     library: Library,
+    file: PathBuf,
 }
 
 type Launch = unsafe extern "C" fn(*const c_char, u32, u32, *mut *mut c_void) -> *const c_char;
@@ -37,9 +38,15 @@ impl Device {
             assert_ne!(std::env::var("REQUIRE_SIMT").as_deref(), Ok("1"), "a C++ compiler is required");
             return None;
         };
-        let library = build(text, options, &version.stdout);
+        let file = build(text, options, &version.stdout);
         // SAFETY: what the library does when it is loaded is to note the names of its kernels.
-        Some(Device { library: unsafe { Library::new(library) }.unwrap() })
+        let library = unsafe { Library::new(&file) }.unwrap();
+        Some(Device { library, file })
+    }
+
+    /// The shared library.
+    pub fn file(&self) -> &Path {
+        &self.file
     }
 
     /// Runs a kernel with pointers to its arguments.
@@ -72,6 +79,12 @@ impl Device {
         unsafe {
             self.library.get::<unsafe extern "C" fn(c_int)>(b"simt_reverse").unwrap()(reverse.into());
         }
+    }
+
+    /// Blocks of a grid run in the order that the seed draws from now on; 0 ends that.
+    pub fn shuffle(&self, seed: u64) {
+        // SAFETY: the function's type is that of simt.h.
+        unsafe { self.library.get::<unsafe extern "C" fn(u64)>(b"simt_shuffle").unwrap()(seed) }
     }
 
     /// Of every grid only these blocks run from now on.

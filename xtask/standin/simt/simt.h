@@ -4,7 +4,8 @@
 // A kernel's text is compiled behind this file, unmodified, by any C++17 compiler for a system with ucontext. A thread runs
 // until it waits for others: on a fiber, which takes the next thread when one has ended. A warp goes on until all its threads
 // wait for the block, and only then another runs: warps are as far apart as they can be. They run in order, or in reverse
-// order after simt_reverse(1): with a barrier missing, some order reads what is not there yet, or no longer.
+// order after simt_reverse(1): with a barrier missing, some order reads what is not there yet, or no longer. A block runs to its
+// end before the next begins; simt_shuffle draws their order, and that of threads, from a seed.
 //
 //     c++ -std=c++17 -O1 -ffp-contract=off -fno-strict-aliasing -shared -fPIC unit.cpp -o libunit.so
 //
@@ -121,6 +122,7 @@ inline Block block;
 
 // What a host thread has asked for, and what it is told. Not for fibers, which may go on in another host thread.
 inline thread_local bool reverse = false;
+inline thread_local uint64_t seed = 0;
 inline thread_local unsigned first_block = 0, end_block = ~0u;
 inline thread_local uint64_t wide_stores = 0;
 
@@ -237,6 +239,19 @@ inline const char* run_block() {
         run_warps(false);
     }
     return nullptr;
+}
+
+// The numbers `from..to` in the order that the seed draws; in order, or in reverse order, without one.
+inline void draw_blocks(List<unsigned>& blocks, unsigned from, unsigned to) {
+    for (unsigned i = from; i < to; i++) blocks.push(reverse ? to - 1 - (i - from) : i);
+    uint64_t state = seed;
+    for (unsigned left = seed ? blocks.count : 0; left > 1; left--) {
+        // The finalizer of splitmix64.
+        uint64_t x = state += 0x9E3779B97F4A7C15u;
+        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
+        x = (x ^ x >> 27) * 0x94D049BB133111EBu;
+        std::swap(blocks.items[left - 1], blocks.items[(x ^ x >> 31) % left]);
+    }
 }
 
 // Kernels by name: they register themselves when the library is loaded.
@@ -426,12 +441,14 @@ SIMT_CALL const char* simt_launch(const char* name, unsigned grid, unsigned thre
         if (std::strcmp(kernel.name, name) != 0) continue;
         simt::block.dim = {threads, 1, 1};
         simt::block.grid = {grid, 1, 1};
-        simt::block.reverse = simt::reverse;
+        simt::block.reverse = simt::seed ? simt::seed & 1 : simt::reverse;
         simt::block.call = kernel.call;
         simt::block.args = args;
         unsigned from = simt::first_block, to = simt::end_block < grid ? simt::end_block : grid;
-        for (unsigned i = from; i < to; i++) {
-            simt::block.index = {simt::reverse ? to - 1 - (i - from) : i, 0, 0};
+        simt::List<unsigned> blocks;
+        simt::draw_blocks(blocks, from, to);
+        for (unsigned i = 0; i < blocks.count; i++) {
+            simt::block.index = {blocks.items[i], 0, 0};
             if (const char* error = simt::run_block()) return error;
         }
         return nullptr;
@@ -443,6 +460,9 @@ SIMT_CALL const char* simt_launch(const char* name, unsigned grid, unsigned thre
 
 // Whether blocks, and threads of a block, run in reverse order from now on.
 SIMT_CALL void simt_reverse(int reverse) { simt::reverse = reverse != 0; }
+
+// The order of blocks is drawn from the seed from now on, and whether threads of a block run in reverse order; 0 ends that.
+SIMT_CALL void simt_shuffle(uint64_t seed) { simt::seed = seed; }
 
 // Of every grid only the blocks `from..to` run from now on: how a grid is tried that is too large to run.
 SIMT_CALL void simt_blocks(unsigned from, unsigned to) { simt::first_block = from, simt::end_block = to; }

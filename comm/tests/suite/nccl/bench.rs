@@ -65,6 +65,11 @@ pub(crate) fn fail(function: &CStr, code: i32) {
     in_stand_in::<Fail>("libcuda.so.1", "meshstep_standin_fail")(function.as_ptr(), code);
 }
 
+/// Communicators that NCCL has not freed.
+pub(crate) fn comms() -> usize {
+    in_stand_in::<extern "C" fn() -> usize>("libnccl.so.2", "meshstep_standin_comms")()
+}
+
 /// Graphs that can be launched.
 pub(crate) fn graphs() -> usize {
     in_stand_in::<extern "C" fn() -> usize>("libcuda.so.1", "meshstep_standin_graphs")()

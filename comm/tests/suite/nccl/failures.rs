@@ -1,6 +1,6 @@
 //! Trouble on one rank: a typed error on all, in time, and nothing left behind.
 
-use crate::nccl::bench::{Rank, alone, available, options, patient, plan, ranks, stand_in};
+use crate::nccl::bench::{Rank, alone, available, comms, options, patient, plan, ranks, stand_in};
 use meshstep_comm::nccl::{self, LastResort, Nccl, Options};
 use meshstep_comm::{Clock, Communicator, Error, Op, Reduction};
 use meshstep_tensor::cuda::Stream;
@@ -340,6 +340,45 @@ fn an_abort_that_does_not_end_is_for_the_last_resort() {
     });
     // Where the last resort returns, buffers are kept until NCCL has let go of them after all.
     assert!(begun.elapsed() >= Duration::from_millis(1000));
+    let calls = calls.lock().unwrap();
+    assert!(matches!(calls[..], [Error::Stuck { .. }]), "{calls:?}");
+}
+
+/// NCCL may return from a destroy or an abort before it is done: the communicator is asked about until then.
+#[test]
+fn a_destroy_and_an_abort_that_go_on_are_waited_for() {
+    let _alone = alone();
+    if !stand_in(2) || nccl::probe().unwrap().version < 21_400 {
+        return;
+    }
+    for fails in [false, true] {
+        let begun = Instant::now();
+        if fails {
+            plan("hang 1 0");
+        }
+        plan("async 150");
+        ranks(2, &options(DEADLINE), |comm| assert_eq!(Rank::new(comm).sum(1.0).is_err(), fails));
+        assert_eq!(comms(), 0, "fails: {fails}");
+        assert!(begun.elapsed() >= Duration::from_millis(150));
+        plan("async 0");
+    }
+}
+
+/// One that goes on for longer than an end may take is for the last resort.
+#[test]
+fn an_abort_that_goes_on_too_long_is_for_the_last_resort() {
+    let _alone = alone();
+    if !stand_in(2) || nccl::probe().unwrap().version < 21_400 {
+        return;
+    }
+    plan("hang 1 0");
+    plan("async 1500");
+    let calls: Arc<Mutex<Vec<Error>>> = Arc::default();
+    let noted = Arc::clone(&calls);
+    let last_resort = LastResort::new(move |cause| noted.lock().unwrap().push(cause.clone()));
+    let options = Options { abort_within: Duration::from_millis(100), last_resort, ..options(DEADLINE) };
+    ranks(2, &options, |comm| assert!(Rank::new(comm).sum(1.0).is_err()));
+    plan("async 0");
     let calls = calls.lock().unwrap();
     assert!(matches!(calls[..], [Error::Stuck { .. }]), "{calls:?}");
 }

@@ -125,11 +125,13 @@ fn a_rank_of_a_job() {
     if std::env::var_os("NCCL_TEST_JOB").is_none() {
         return;
     }
-    let options = options(Duration::from_secs(3));
+    let device = std::env::var("NCCL_TEST_DEVICE").ok().map(|ordinal| ordinal.parse().unwrap());
+    let options = nccl::Options { device, ..options(Duration::from_secs(3)) };
     let job = match nccl::Job::from_env(options) {
         Ok(job) => job,
         Err(error) => return println!("no job: {error}"),
     };
+    println!("device {}", job.device().ordinal());
     for attempt in 0..2 {
         let comm = Arc::new(job.communicator().unwrap());
         let rank = Rank::new(comm);
@@ -159,10 +161,34 @@ fn ranks_of_a_launcher_meet_and_meet_again_after_a_failure() {
         ("WORLD_SIZE", "9", "had not come"),
         ("MESHSTEP_STANDIN_DEVICES", "0", "no GPU"),
         ("RANK", "5", "RANK"),
+        ("NCCL_TEST_DEVICE", "8", "local rank 0 has no GPU 8: 8 are visible"),
     ] {
         let (said, ended_well) = &launched(1, &[(name, value)])[0];
         assert!(*ended_well && said.contains("no job: ") && said.contains(told), "{name}={value}: {said}");
     }
+}
+
+/// SLURM's `--gpus-per-task=1` shows each rank one GPU, and torchrun all of them; an option chooses another.
+#[test]
+fn a_rank_takes_the_visible_gpu_or_the_one_of_its_number_or_the_chosen_one() {
+    let _alone = alone();
+    if !stand_in(8) {
+        return;
+    }
+    for (name, value, devices) in [
+        ("MESHSTEP_STANDIN_DEVICES", "1", ["device 0\n", "device 0\n"]),
+        ("MESHSTEP_STANDIN_DEVICES", "2", ["device 0\n", "device 1\n"]),
+        ("NCCL_TEST_DEVICE", "5", ["device 5\n", "device 5\n"]),
+    ] {
+        for ((said, ended_well), device) in launched(2, &[(name, value)]).into_iter().zip(devices) {
+            assert!(ended_well && said.contains(device), "{name}={value}: {said}");
+            assert!(said.contains("attempt 0: 3\n"), "{name}={value}: {said}");
+        }
+    }
+    let third = [("RANK", "2"), ("WORLD_SIZE", "3"), ("LOCAL_RANK", "2"), ("MESHSTEP_STANDIN_DEVICES", "2")];
+    let (said, _) = &launched(1, &third)[0];
+    assert!(said.contains("no job: local rank 2 has no GPU 2: 2 are visible"), "{said}");
+    assert!(said.contains("nccl::Options::device"), "{said}");
 }
 
 /// What a process that sees these variables is told.

@@ -1,5 +1,6 @@
 //! What runs on a GPU gives the CPU's bits: on the real thing, or on the stand-in (`cargo xtask ci --only standin`).
 
+mod blocks;
 mod flat;
 mod gpu;
 mod lbfgs;

@@ -1,5 +1,6 @@
 //! The text of the CUDA kernels, run on the CPU, gives the bits of the rules' references. No GPU is needed, and none is proven.
 
+pub(crate) mod blocks;
 mod equality;
 mod memory;
 mod numbers;

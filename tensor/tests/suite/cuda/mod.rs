@@ -1,11 +1,15 @@
 //! Devices, streams and memory, on a GPU or on the stand-in (`cargo xtask ci --only standin`).
 
+mod contexts;
+mod drivers;
+mod faults;
 mod graphs;
 mod interop;
 
-use meshstep_tensor::cuda::{self, Device, Error, Module, Pinned, Stream, Unavailable};
+use meshstep_tensor::cuda::{self, Device, Error, Module, Pinned, Stream};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue};
 use std::ffi::{CString, c_char, c_int};
+use std::process::{Command, Output};
 
 /// The driver's number for an invalid value.
 const INVALID_VALUE: c_int = 1;
@@ -48,6 +52,19 @@ fn seeds() -> u64 {
     if stand_in() { 100 } else { 1 }
 }
 
+/// One test of this program as a process of its own, with these variables set or unset.
+fn child(test: &str, variables: &[(&str, Option<&str>)]) -> Output {
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", test, "--nocapture"]).env_remove("REQUIRE_GPU");
+    for (name, value) in variables {
+        match value {
+            Some(value) => child.env(name, value),
+            None => child.env_remove(name),
+        };
+    }
+    child.output().unwrap()
+}
+
 struct Bench {
     device: Device,
     stream: Stream,
@@ -81,58 +98,6 @@ impl Bench {
 
 fn values(len: usize, seed: u64) -> Vec<u16> {
     (0..len as u64).map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 17) as u16 ^ seed as u16).collect()
-}
-
-#[test]
-fn a_machine_without_a_driver_says_what_is_missing() {
-    match cuda::probe() {
-        Ok(driver) => assert!(driver.devices > 0 && driver.version >= 12_000, "{driver:?}"),
-        Err(missing @ Unavailable::NoDriver { .. }) => {
-            let text = missing.to_string();
-            assert!(text.contains("libcuda.so.1") && text.contains("install"), "{text}");
-            // What needs a driver says the same, each time.
-            for _ in 0..2 {
-                assert_eq!(Device::open(0).unwrap_err(), Error::Unavailable(missing.clone()));
-            }
-        }
-        Err(other) => println!("a driver that cannot be used: {other}"),
-    }
-}
-
-/// What a process that sees these variables is told.
-fn probed_with(name: &str, value: Option<&str>) -> String {
-    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
-    child.args(["--exact", "cuda::what_is_probed_is_printed", "--nocapture"]).env_remove("REQUIRE_GPU");
-    match value {
-        Some(value) => child.env(name, value),
-        None => child.env_remove(name),
-    };
-    String::from_utf8(child.output().unwrap().stdout).unwrap()
-}
-
-#[test]
-fn what_is_probed_is_printed() {
-    println!("probed: {:?}", cuda::probe());
-}
-
-#[test]
-fn drivers_that_will_not_do_are_told_apart() {
-    if !stand_in() {
-        return println!("skipped: needs the stand-in");
-    }
-    for (name, value, told) in [
-        ("MESHSTEP_STANDIN", None, "StandIn {"),
-        ("MESHSTEP_STANDIN", Some("yes"), "StandIn {"),
-        ("MESHSTEP_STANDIN_VERSION", Some("11080"), "TooOld { found: 11080, needed: 12000 }"),
-        ("MESHSTEP_STANDIN_DEVICES", Some("0"), "NoDevice"),
-        ("MESHSTEP_STANDIN_DEVICES", Some("3"), "devices: 3, stand_in: true"),
-        ("LD_LIBRARY_PATH", None, "NoDriver {"),
-    ] {
-        let said = probed_with(name, value);
-        // A machine with a driver of its own finds that one without the path.
-        let real = name == "LD_LIBRARY_PATH" && said.contains("stand_in: false");
-        assert!(said.contains(told) || real, "{name}={value:?}: {said}");
-    }
 }
 
 #[test]
