@@ -32,7 +32,8 @@ fn pack() -> Result<(), String> {
     for File { module, chip, path } in ptx()?.into_iter().chain(cubins()?) {
         let bytes = fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         let packed = out.join(format!("{module}.{chip}"));
-        fs::write(&packed, miniz_oxide::deflate::compress_to_vec(&bytes, 6)).map_err(|error| error.to_string())?;
+        fs::write(&packed, miniz_oxide::deflate::compress_to_vec(&bytes, 6))
+            .map_err(|error| error.to_string())?;
         let _ = writeln!(
             list,
             "Packed {{ module: {module:?}, chip: {chip}, bytes: include_bytes!({packed:?}), len: {} }},",
@@ -49,7 +50,9 @@ fn ptx() -> Result<Vec<File>, String> {
     let folders = names(Path::new("src"))?;
     let mut files = Vec::new();
     for folder in folders.into_iter().filter(|path| path.is_dir()) {
-        for path in names(&folder)?.into_iter().filter(|path| path.extension().is_some_and(|end| end == "ptx")) {
+        for path in
+            names(&folder)?.into_iter().filter(|path| path.extension().is_some_and(|end| end == "ptx"))
+        {
             let module = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
             files.push(File { module, chip: 0, path });
         }
@@ -64,7 +67,8 @@ fn cubins() -> Result<Vec<File>, String> {
     if !cfg!(feature = "cubins") {
         return Ok(Vec::new());
     }
-    let wanted = format!("the feature `cubins` needs {CUBINS}, the folder that `cargo xtask kernels --cubins` fills");
+    let wanted =
+        format!("the feature `cubins` needs {CUBINS}, the folder that `cargo xtask kernels --cubins` fills");
     let folder = env::var_os(CUBINS).ok_or_else(|| wanted.clone())?;
     println!("cargo::rerun-if-changed={}", Path::new(&folder).display());
     let file = |path: PathBuf| {
@@ -73,7 +77,11 @@ fn cubins() -> Result<Vec<File>, String> {
         Some(File { module: module.to_owned(), chip: chip.parse().ok()?, path })
     };
     let files: Vec<File> = names(Path::new(&folder))?.into_iter().filter_map(file).collect();
-    if files.is_empty() { Err(format!("{} has no cubins; {wanted}", Path::new(&folder).display())) } else { Ok(files) }
+    if files.is_empty() {
+        Err(format!("{} has no cubins; {wanted}", Path::new(&folder).display()))
+    } else {
+        Ok(files)
+    }
 }
 
 /// What is in a folder, in the order of names.

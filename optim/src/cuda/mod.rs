@@ -34,6 +34,8 @@ mod sums;
 #[cfg(test)]
 pub(crate) mod tests;
 #[cfg(feature = "cuda")]
+mod texts;
+#[cfg(feature = "cuda")]
 mod update;
 
 #[cfg(feature = "cuda")]

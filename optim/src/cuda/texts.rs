@@ -148,7 +148,10 @@ ld.global.v4.u32 {%r1, %r2, %r3, %r4}, [ONE];
                 assert_eq!(text.matches(".entry ").count(), 1, "{kernel}");
                 assert_eq!(text.matches('{').count(), text.matches('}').count(), "{kernel}");
                 // Names that the compiler has made are declared.
-                for name in text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| word.starts_with("_Z")) {
+                for name in text
+                    .split(|c: char| !c.is_alphanumeric() && c != '_')
+                    .filter(|word| word.starts_with("_Z"))
+                {
                     assert!(text.lines().any(|line| symbol(line) == Some(name)), "{kernel}: {name}");
                 }
                 kernels += 1;

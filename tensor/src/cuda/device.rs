@@ -63,11 +63,20 @@ impl Device {
 
     /// Its streaming multiprocessors.
     pub fn multiprocessors(&self) -> Result<u32, Error> {
-        let mut count = 0;
-        let what = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        self.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
+    }
+
+    /// Its compute capability: (9, 0) of an H100, whose machine code is for sm_90.
+    pub fn capability(&self) -> Result<(u32, u32), Error> {
+        let major = self.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        Ok((major, self.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?))
+    }
+
+    fn attribute(&self, what: sys::CUdevice_attribute) -> Result<u32, Error> {
+        let mut value = 0;
         // SAFETY: the device exists; the place outlives the call.
-        unsafe { call!(cuDeviceGetAttribute(&mut count, what, self.0.handle))? };
-        Ok(u32::try_from(count).unwrap_or(1))
+        unsafe { call!(cuDeviceGetAttribute(&mut value, what, self.0.handle))? };
+        Ok(u32::try_from(value).unwrap_or(0))
     }
 
     /// The context that its memory and streams belong to.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// Bytes that the driver's compiler may say about what is wrong.
 const LOG: usize = 4096;
 
-/// Kernels that a device has compiled from their PTX.
+/// Kernels that are loaded on a device.
 #[derive(Clone, Debug)]
 pub struct Module(Arc<Inner>);
 
@@ -38,23 +38,33 @@ unsafe impl Sync for Function {}
 impl Module {
     /// Compiles PTX for `device`, once; the driver keeps what it has compiled on disk. An error carries the compiler's words.
     pub fn load(device: &Device, ptx: &str) -> Result<Self, Error> {
-        device.enter()?;
         let text = CString::new(ptx).map_err(|_| Error::Ptx { log: "a zero byte in the text".to_owned() })?;
+        // SAFETY: the text has an end.
+        unsafe { Self::load_image(device, text.as_ptr().cast()) }
+    }
+
+    /// Loads machine code, which the driver does not compile: a cubin for `device`'s chip.
+    ///
+    /// # Safety
+    /// `cubin` is a whole one: the driver reads as far as its headers say.
+    pub unsafe fn load_cubin(device: &Device, cubin: &[u8]) -> Result<Self, Error> {
+        // SAFETY: the caller's promise.
+        unsafe { Self::load_image(device, cubin.as_ptr().cast()) }
+    }
+
+    /// # Safety
+    /// The image is text that has an end, or a whole cubin.
+    unsafe fn load_image(device: &Device, image: *const c_void) -> Result<Self, Error> {
+        device.enter()?;
         let (mut handle, mut log) = (std::ptr::null_mut(), vec![0u8; LOG]);
         let mut options = [
             sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
             sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
         ];
         let mut values = [log.as_mut_ptr().cast::<c_void>(), std::ptr::without_provenance_mut(LOG)];
-        // SAFETY: the text has an end, each option its value, and all outlive the call.
+        // SAFETY: the caller's promise; each option has its value, and all outlive the call.
         let loaded = unsafe {
-            call!(cuModuleLoadDataEx(
-                &mut handle,
-                text.as_ptr().cast(),
-                2,
-                options.as_mut_ptr(),
-                values.as_mut_ptr()
-            ))
+            call!(cuModuleLoadDataEx(&mut handle, image, 2, options.as_mut_ptr(), values.as_mut_ptr()))
         };
         loaded.map_err(|error| refused(error, &log))?;
         Ok(Module(Arc::new(Inner { device: device.clone(), handle })))
