@@ -115,6 +115,8 @@ pub(crate) enum StepName {
     Tests,
     /// The GPU tests on a stand-in for the driver.
     Standin,
+    /// comm's table of NCCL's functions agrees with the headers and libraries of several releases.
+    NcclAbi,
     /// The fault tests of comm under a deterministic scheduler.
     Shuttle,
     /// The examples in the documentation.

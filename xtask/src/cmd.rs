@@ -91,6 +91,17 @@ impl Cmd {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
+    /// How the command ended, and what it wrote to stderr, which is shown too once it has ended.
+    pub(crate) fn status_and_stderr(&self) -> anyhow::Result<(ExitStatus, String)> {
+        let mut command = self.command();
+        command.stdin(Stdio::null()).stdout(Stdio::inherit());
+        let output =
+            command.stderr(Stdio::piped()).output().with_context(|| format!("cannot start: {self}"))?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        eprint!("{said}");
+        Ok((output.status, said))
+    }
+
     fn status(&self, stdin: Stdio) -> anyhow::Result<ExitStatus> {
         self.command().stdin(stdin).status().with_context(|| format!("cannot start: {self}"))
     }
@@ -172,6 +183,12 @@ mod tests {
         assert!(Cmd::cargo("--version").captured().unwrap().starts_with("cargo "));
         let error = Cmd::cargo("--no-such-option").captured().unwrap_err().to_string();
         assert!(error.contains("cargo --no-such-option"), "{error}");
+    }
+
+    #[test]
+    fn a_failure_is_returned_with_its_stderr() {
+        let (status, said) = Cmd::cargo("--no-such-option").status_and_stderr().unwrap();
+        assert!(!status.success() && said.contains("--no-such-option"), "{said}");
     }
 
     #[cfg(unix)]

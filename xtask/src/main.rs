@@ -15,6 +15,7 @@ mod kernels;
 mod mutants;
 mod parallel;
 mod tidy;
+mod wheels;
 mod workspace;
 
 use clap::Parser;

@@ -177,7 +177,7 @@ impl Issue {
 }
 
 /// NCCL's number for a type.
-fn number(dtype: DType) -> Result<c_int, Error> {
+pub(super) fn number(dtype: DType) -> Result<c_int, Error> {
     match dtype {
         DType::U64 => Ok(5),
         DType::F16 => Ok(6),
@@ -189,7 +189,7 @@ fn number(dtype: DType) -> Result<c_int, Error> {
 }
 
 /// NCCL's word for a factor that it reads from the host at once.
-const FROM_HOST: c_int = 1;
+pub(super) const FROM_HOST: c_int = 1;
 
 /// A factor as the first bytes of what NCCL reads, in the type that travels.
 fn as_element(factor: f64, dtype: DType) -> Result<u64, Error> {
@@ -220,7 +220,7 @@ fn first_bytes(bytes: &[u8]) -> u64 {
 }
 
 /// NCCL's number for a reduction without a factor.
-fn reduction(how: Reduction) -> c_int {
+pub(super) fn reduction(how: Reduction) -> c_int {
     match how {
         Reduction::Sum | Reduction::PreMulSum { .. } => 0,
         Reduction::Max => 2,

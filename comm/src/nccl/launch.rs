@@ -4,6 +4,7 @@ use super::core::{Core, NAP, Own, device_error};
 use super::issue::{Issue, issue};
 use super::ledger::Events;
 use super::options::Options;
+use super::pace::Pace;
 use super::watchdog::{self, Scope};
 use crate::{Action, Called, Error, InFlight, Op};
 use meshstep_tensor::cuda::Event;
@@ -172,13 +173,13 @@ impl Core {
         patience: Patience,
         done: impl Fn() -> Result<bool, Error>,
     ) -> Result<(), Error> {
-        let end = self.now().saturating_add(patience.within);
+        let (end, pace) = (self.now().saturating_add(patience.within), Pace::new());
         while !done()? {
             // Of what has failed already the caller is told, whatever error this is.
             if self.now() >= end || self.ledger().failed() {
                 return Err(patience.over());
             }
-            std::thread::sleep(NAP / 20);
+            pace.pause();
         }
         Ok(())
     }

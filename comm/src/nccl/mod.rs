@@ -81,6 +81,7 @@ mod job;
 mod launch;
 mod ledger;
 mod options;
+mod pace;
 mod raw;
 mod recorder;
 mod split;

@@ -1,7 +1,7 @@
 //! A communicator of NCCL, every call of whose functions is one at a time, and none after it has ended.
 
 use super::id::UniqueId;
-use super::table::{Config, Handle, Table};
+use super::table::{Config, Handle, IN_PROGRESS, NO_COLOR, Table};
 use crate::sync::real::Mutex;
 use crate::{Action, Error, Reduction};
 use std::ffi::c_int;
@@ -10,8 +10,6 @@ use std::sync::atomic::{AtomicPtr, Ordering::Acquire};
 use std::thread;
 use std::time::Duration;
 
-/// NCCL's number for a call that goes on after it has returned.
-pub(super) const IN_PROGRESS: c_int = 7;
 /// Between two questions whether a communicator has ended.
 const POLL: Duration = Duration::from_micros(200);
 
@@ -66,7 +64,7 @@ impl Raw {
         let split = self.table.split?;
         let child = Raw::new(self.table);
         let asked = || -> Result<(), Error> {
-            let color = color.map_or(Ok(-1), number)?;
+            let color = color.map_or(Ok(NO_COLOR), number)?;
             let (key, mut config) = (number(key)?, Config::not_blocking());
             // SAFETY: as in `init`.
             let ask = |comm| unsafe { split(comm, color, key, child.place.as_ptr(), &mut config) };

@@ -1,6 +1,8 @@
 //! NCCL's functions, looked up once in its library.
 
-use super::raw::IN_PROGRESS;
+#[cfg(test)]
+mod abi;
+
 use crate::Error;
 use libloading::Library;
 use std::error::Error as _;
@@ -73,6 +75,13 @@ pub fn probe() -> Result<Found, Unavailable> {
 /// NCCL's name for a communicator.
 pub(super) type Handle = *mut c_void;
 
+/// NCCL's result of a call that is done.
+const SUCCESS: c_int = 0;
+/// NCCL's result of a call that returned before it was done.
+pub(super) const IN_PROGRESS: c_int = 7;
+/// NCCL's colour of a rank that is in no group of a split.
+pub(super) const NO_COLOR: c_int = -1;
+
 /// What the ranks of a communicator to be made have in common, as NCCL passes it: by value.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -140,6 +149,23 @@ macro_rules! table {
                 })
             }
         }
+
+        #[cfg(test)]
+        impl Table {
+            /// Each function's name, with the kinds of its result and of its arguments.
+            fn signatures() -> Vec<(&'static str, Vec<String>)> {
+                vec![
+                    $(($need_name, vec![abi::kind::<$need_result>(), $(abi::kind::<$need_arg>()),*]),)*
+                    $(($new_name, vec![abi::kind::<$new_result>(), $(abi::kind::<$new_arg>()),*]),)*
+                ]
+            }
+
+            /// The newer functions that the library lacks.
+            fn lacking(&self) -> Vec<&'static str> {
+                let newer = [$(($new_name, self.$new.is_some())),*];
+                newer.into_iter().filter(|(_, found)| !found).map(|(name, _)| name).collect()
+            }
+        }
     };
 }
 
@@ -186,7 +212,7 @@ impl Table {
     /// What a call returned: whether it is done, or still going on.
     pub(super) fn told(&self, function: &'static str, code: c_int, comm: Handle) -> Result<bool, Error> {
         match code {
-            0 => Ok(true),
+            SUCCESS => Ok(true),
             IN_PROGRESS => Ok(false),
             _ => {
                 // SAFETY: NCCL answers for every number, and for every communicator, none included, with constant text or
@@ -252,7 +278,7 @@ fn version(library: &Library, name: &'static str) -> Result<i32, Unavailable> {
         let ask = library.get::<unsafe extern "C" fn(*mut c_int) -> c_int>(function.as_bytes());
         let mut version = 0;
         match ask.map(|ask| ask(&mut version)) {
-            Ok(0) => Ok(version),
+            Ok(SUCCESS) => Ok(version),
             _ => Err(Unavailable::NotNccl { library: name, function }),
         }
     }

@@ -2,10 +2,12 @@
 
 mod candle;
 mod junit;
+mod nccl_abi;
 mod outside;
 pub(crate) mod report;
 mod standin;
 pub(crate) mod steps;
+mod train;
 
 use crate::cli::{CiArgs, KernelsArgs, StepName};
 use crate::cmd::Cmd;
@@ -92,6 +94,7 @@ fn run_task(task: &Task, workspace: &Workspace, report: &mut Report) -> anyhow::
             outside::write(dir, library, workspace).with_context(|| format!("cannot {task}"))
         }
         Task::Nextest => nextest(),
+        Task::NcclAbi(check) => check.run(),
         Task::Run(cmd) => succeed(cmd),
         Task::Test(cmd) => test(cmd, workspace, report),
     };

@@ -1,6 +1,6 @@
 //! The steps of `ci` as data: which commands, in which order, under which setting. Nothing runs here.
 
-use super::{candle, outside, standin};
+use super::{candle, nccl_abi, outside, standin, train};
 use crate::cli::StepName;
 use crate::cmd::Cmd;
 use crate::workspace::{LIBRARIES, Workspace};
@@ -36,6 +36,8 @@ pub(crate) enum Task {
     Test(Cmd),
     /// nextest is installed.
     Nextest,
+    /// comm's table of NCCL's functions against releases of NCCL.
+    NcclAbi(nccl_abi::Check),
     Tidy,
     /// The committed PTX against fresh, and what kernels use on this chip, or on each, against the budget.
     Ptx {
@@ -66,6 +68,7 @@ impl fmt::Display for Task {
         match self {
             Self::Run(cmd) | Self::Test(cmd) => write!(f, "{cmd}"),
             Self::Nextest => f.write_str("cargo nextest --version, or install it"),
+            Self::NcclAbi(check) => check.fmt(f),
             Self::Tidy => f.write_str("cargo xtask tidy"),
             Self::Ptx { chip: None } => f.write_str("cargo xtask kernels --check"),
             Self::Ptx { chip: Some(chip) } => write!(f, "cargo xtask kernels --check --chip {chip}"),
@@ -141,9 +144,10 @@ fn step(name: StepName, setting: &Setting) -> Step {
             tasks
         }
         StepName::Standin => standin::tasks(setting),
+        StepName::NcclAbi => nccl_abi::tasks(setting),
         StepName::Shuttle => vec![Task::Nextest, test(&shuttle(), "all()", setting)],
         StepName::Doctests => standin::doctests(setting),
-        StepName::TrainSmoke => train_smoke(setting),
+        StepName::TrainSmoke => train::tasks(setting),
         StepName::Package => package(setting),
         StepName::Candle => candle::tasks(setting),
     };
@@ -193,26 +197,6 @@ pub(super) fn counted(cmd: Cmd, setting: &Setting) -> Cmd {
     // For properties that state no count of their own; the caller's choice wins.
     let cases = setting.cases.as_deref().unwrap_or("4096");
     cmd.env("MESHSTEP_CASES", "long").env("PROPTEST_CASES", cases)
-}
-
-/// Built together with the tests: `cargo run -p meshstep-bench` would choose fewer features for what they share, and
-/// compile candle and sixty others a second time.
-fn train_smoke(setting: &Setting) -> Vec<Task> {
-    let build = Cmd::cargo(&format!("build {ALL} --bins --tests")).dir(&setting.root);
-    let program = format!("meshstep-bench{}", std::env::consts::EXE_SUFFIX);
-    let program = setting.target.join("debug").join(program);
-    let bench = |line: &str| Cmd::built(&program, line).dir(&setting.root);
-    // On one rank, and on eight: tensors, sequences and batches cut in two each.
-    let [stages, meshes] = match setting.long {
-        true => ["train --steps 12", "train --compare"],
-        false => ["train --steps 6 --held-out 16", "train --mesh tp=1 --mesh tp=2,cp=2,dp=2 --steps 3"],
-    };
-    vec![
-        Task::Run(build),
-        Task::ShownFlags(bench("train --help")),
-        Task::Run(bench(stages)),
-        Task::Run(bench(meshes)),
-    ]
 }
 
 /// Packages every library and builds a crate on each package.

@@ -1,7 +1,7 @@
 //! The compilers, unpacked below the target folder: from wheels pinned by hash, fetched once.
 
 use super::ptx::fingerprint;
-use crate::cmd::Cmd;
+use crate::wheels::{install, pip};
 use anyhow::{Context, bail, ensure};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -73,17 +73,6 @@ fn fetch(folder: &Path, unpacked: &Path) -> anyhow::Result<()> {
     bail!("NVRTC and ptxas could not be fetched; pip's messages are above\ncommand:      {install}")
 }
 
-fn install(list: &Path, part: &Path) -> Cmd {
-    let fixed = "install --quiet --no-deps --require-hashes --only-binary :all: --no-compile --timeout 30";
-    pip(fixed).arg("--target").arg(&part.to_string_lossy()).arg("-r").arg(&list.to_string_lossy())
-}
-
-/// pip, without what the caller's configuration could ask of it.
-fn pip(line: &str) -> Cmd {
-    let cmd = Cmd::built("python3", &format!("-m pip --disable-pip-version-check {line}"));
-    cmd.env("PIP_USER", "0").env("PIP_REQUIRE_VIRTUALENV", "0").env("PIP_ROOT_USER_ACTION", "ignore")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -97,14 +86,6 @@ mod tests {
             let version = if name.starts_with("nvidia-cuda-nvdisasm") { "==13.2.51" } else { "==13.0.88" };
             assert!(name.ends_with(version), "{wheel}");
             assert!(hash.len() == 64 && hash.chars().all(|c| c.is_ascii_hexdigit()), "{wheel}");
-        }
-    }
-
-    #[test]
-    fn nothing_is_installed_without_a_hash_or_outside_the_target_folder() {
-        let shown = install(Path::new("t/requirements.txt"), Path::new("t/x.part")).to_string();
-        for part in ["--require-hashes", "--no-deps", "--target t/x.part -r t/requirements.txt"] {
-            assert!(shown.contains(part), "{shown}");
         }
     }
 }

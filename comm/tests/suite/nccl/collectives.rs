@@ -137,11 +137,12 @@ fn large_buffers_are_whole() {
     if !available(2) {
         return;
     }
-    ranks(2, &patient(), |comm| {
-        let rank = Rank::new(comm);
-        check::<f32>(&rank, What::AllReduce(Reduction::Sum), 278_011, [0, 1], false);
-        check::<u64>(&rank, What::AllToAll, 278_012, [0, 1], true);
-    });
+    ranks(2, &patient(), |comm| check_large(&Rank::new(comm)));
+}
+
+pub(crate) fn check_large(rank: &Rank) {
+    check::<f32>(rank, What::AllReduce(Reduction::Sum), 278_011, [0, 1], false);
+    check::<u64>(rank, What::AllToAll, 278_012, [0, 1], true);
 }
 
 #[test]
@@ -199,27 +200,28 @@ fn each_call_of_a_group_has_its_own_factor() {
     if !available(2) || !multiplies() {
         return;
     }
-    ranks(2, &patient(), |comm| {
-        let rank = Rank::new(comm);
-        let me = rank.comm.rank() as f64;
-        let by = |factor| Reduction::PreMulSum { factor };
-        // More in a row than NCCL's stand-in keeps factors.
-        for _ in 0..20 {
-            let calls = vec![
-                (Op::all_reduce(by(me + 0.5)), rank.buffer(&[2f32; 3])),
-                (Op::reduce_scatter(by(-me)), rank.buffer(&[3f64, 5.0])),
-                (Op::all_reduce(Reduction::Sum), rank.buffer(&[7f32])),
-                (Op::all_reduce(by(1.0 - me)), rank.buffer(&[bf16::from_f64(me + 1.0)])),
-            ];
-            let started = rank.comm.start_group(calls, &rank.queue).unwrap();
-            let done = started.into_iter().map(|one| one.wait(&rank.queue));
-            let buffers: Vec<_> = done.map(|(buffer, result)| result.map(|()| buffer).unwrap()).collect();
-            assert_eq!(rank.read::<f32>(&buffers[0]), [4.0; 3]);
-            assert_eq!(rank.read::<f64>(&buffers[1])[rank.comm.rank()], [-3.0, -5.0][rank.comm.rank()]);
-            assert_eq!(rank.read::<f32>(&buffers[2]), [14.0]);
-            assert_eq!(rank.read::<bf16>(&buffers[3]), [bf16::from_f64(1.0)]);
-        }
-    });
+    ranks(2, &patient(), |comm| use_own_factors(&Rank::new(comm)));
+}
+
+pub(crate) fn use_own_factors(rank: &Rank) {
+    let me = rank.comm.rank() as f64;
+    let by = |factor| Reduction::PreMulSum { factor };
+    // More in a row than NCCL's stand-in keeps factors.
+    for _ in 0..20 {
+        let calls = vec![
+            (Op::all_reduce(by(me + 0.5)), rank.buffer(&[2f32; 3])),
+            (Op::reduce_scatter(by(-me)), rank.buffer(&[3f64, 5.0])),
+            (Op::all_reduce(Reduction::Sum), rank.buffer(&[7f32])),
+            (Op::all_reduce(by(1.0 - me)), rank.buffer(&[bf16::from_f64(me + 1.0)])),
+        ];
+        let started = rank.comm.start_group(calls, &rank.queue).unwrap();
+        let done = started.into_iter().map(|one| one.wait(&rank.queue));
+        let buffers: Vec<_> = done.map(|(buffer, result)| result.map(|()| buffer).unwrap()).collect();
+        assert_eq!(rank.read::<f32>(&buffers[0]), [4.0; 3]);
+        assert_eq!(rank.read::<f64>(&buffers[1])[rank.comm.rank()], [-3.0, -5.0][rank.comm.rank()]);
+        assert_eq!(rank.read::<f32>(&buffers[2]), [14.0]);
+        assert_eq!(rank.read::<bf16>(&buffers[3]), [bf16::from_f64(1.0)]);
+    }
 }
 
 #[test]
@@ -228,30 +230,31 @@ fn calls_of_a_group_go_together() {
     if !available(2) {
         return;
     }
-    ranks(2, &patient(), |comm| {
-        let rank = Rank::new(comm);
-        let (me, other) = (rank.comm.rank(), 1 - rank.comm.rank());
-        for _ in 0..3 {
-            // Both send first: one after the other, they would wait for each other.
-            let calls = vec![
-                (Op::send(other), rank.buffer(&[me as f32; 5])),
-                (Op::recv(other), rank.buffer(&[9f32; 5])),
-                (Op::all_reduce(Reduction::Sum), rank.buffer(&[1f32; 3])),
-                (Op::all_to_all(), rank.buffer(&[2 * me as u64, 2 * me as u64 + 1])),
-                (Op::all_to_all(), rank.buffer(&[10 + me as u64, 20 + me as u64])),
-            ];
-            let started = rank.comm.start_group(calls, &rank.queue).unwrap();
-            let done = started.into_iter().map(|one| one.wait(&rank.queue));
-            let buffers: Vec<_> = done.map(|(buffer, result)| result.map(|()| buffer).unwrap()).collect();
-            assert_eq!(rank.read::<f32>(&buffers[0]), [me as f32; 5]);
-            assert_eq!(rank.read::<f32>(&buffers[1]), [other as f32; 5]);
-            assert_eq!(rank.read::<f32>(&buffers[2]), [2.0; 3]);
-            assert_eq!(rank.read::<u64>(&buffers[3]), [me as u64, 2 + me as u64]);
-            let part = 10 * (me as u64 + 1);
-            assert_eq!(rank.read::<u64>(&buffers[4]), [part, part + 1]);
-        }
-        assert!(rank.comm.start_group(Vec::new(), &rank.queue).unwrap().is_empty());
-    });
+    ranks(2, &patient(), |comm| trade_in_groups(&Rank::new(comm)));
+}
+
+pub(crate) fn trade_in_groups(rank: &Rank) {
+    let (me, other) = (rank.comm.rank(), 1 - rank.comm.rank());
+    for _ in 0..3 {
+        // Both send first: one after the other, they would wait for each other.
+        let calls = vec![
+            (Op::send(other), rank.buffer(&[me as f32; 5])),
+            (Op::recv(other), rank.buffer(&[9f32; 5])),
+            (Op::all_reduce(Reduction::Sum), rank.buffer(&[1f32; 3])),
+            (Op::all_to_all(), rank.buffer(&[2 * me as u64, 2 * me as u64 + 1])),
+            (Op::all_to_all(), rank.buffer(&[10 + me as u64, 20 + me as u64])),
+        ];
+        let started = rank.comm.start_group(calls, &rank.queue).unwrap();
+        let done = started.into_iter().map(|one| one.wait(&rank.queue));
+        let buffers: Vec<_> = done.map(|(buffer, result)| result.map(|()| buffer).unwrap()).collect();
+        assert_eq!(rank.read::<f32>(&buffers[0]), [me as f32; 5]);
+        assert_eq!(rank.read::<f32>(&buffers[1]), [other as f32; 5]);
+        assert_eq!(rank.read::<f32>(&buffers[2]), [2.0; 3]);
+        assert_eq!(rank.read::<u64>(&buffers[3]), [me as u64, 2 + me as u64]);
+        let part = 10 * (me as u64 + 1);
+        assert_eq!(rank.read::<u64>(&buffers[4]), [part, part + 1]);
+    }
+    assert!(rank.comm.start_group(Vec::new(), &rank.queue).unwrap().is_empty());
 }
 
 #[test]

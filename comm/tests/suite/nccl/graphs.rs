@@ -97,30 +97,33 @@ fn launched_operations_do_what_started_ones_do() {
         if stand_in(RANKS) {
             seed(order);
         }
-        ranks(RANKS, &patient(), |comm| {
-            let (mut direct, mut replayed) = (Work::new(Arc::clone(&comm)), Work::new(comm));
-            let before = replayed.rank.comm.stats();
-            let graph = replayed.captured();
-            assert_eq!(replayed.read(), vec![vec![0; LEN]; 4], "nothing is done by a capture");
-            assert_eq!(replayed.rank.comm.stats(), before);
-            for round in 0..6 {
-                replayed.bring(round);
-                replayed.launch(&graph).unwrap();
-                direct.bring(round);
-                direct.round().unwrap();
-                // Some rounds, started and launched operations follow one another without a wait of the host.
-                if round % 2 == 0 {
-                    assert_eq!(replayed.read(), direct.read(), "round {round}, order {order}");
-                }
-            }
-            for _ in 0..10 {
-                replayed.launch(&graph).unwrap();
-                direct.round().unwrap();
-            }
-            assert_eq!(replayed.read(), direct.read(), "order {order}");
-            assert!(direct.read().iter().all(|values| values.iter().any(|&x| x > 0)));
-        });
+        ranks(RANKS, &patient(), |comm| replay(comm, order));
     }
+}
+
+/// Graphs and started operations in turns, on an order of the streams' work that the message names.
+pub(crate) fn replay(comm: Arc<Nccl>, order: u64) {
+    let (mut direct, mut replayed) = (Work::new(Arc::clone(&comm)), Work::new(comm));
+    let before = replayed.rank.comm.stats();
+    let graph = replayed.captured();
+    assert_eq!(replayed.read(), vec![vec![0; LEN]; 4], "nothing is done by a capture");
+    assert_eq!(replayed.rank.comm.stats(), before);
+    for round in 0..6 {
+        replayed.bring(round);
+        replayed.launch(&graph).unwrap();
+        direct.bring(round);
+        direct.round().unwrap();
+        // Some rounds, started and launched operations follow one another without a wait of the host.
+        if round % 2 == 0 {
+            assert_eq!(replayed.read(), direct.read(), "round {round}, order {order}");
+        }
+    }
+    for _ in 0..10 {
+        replayed.launch(&graph).unwrap();
+        direct.round().unwrap();
+    }
+    assert_eq!(replayed.read(), direct.read(), "order {order}");
+    assert!(direct.read().iter().all(|values| values.iter().any(|&x| x > 0)));
 }
 
 #[test]

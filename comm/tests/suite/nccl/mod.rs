@@ -6,6 +6,7 @@ mod failures;
 mod graphs;
 mod misuse;
 mod overlap;
+mod pair;
 mod processes;
 mod programs;
 mod rebuild;

@@ -1,60 +1,64 @@
 //! Work lined up by events alone, under a hundred orders of the streams; and what becomes of it without one of them.
 
 use crate::nccl::bench::{Rank, alone, available, patient, ranks, seed, stand_in};
+use meshstep_comm::nccl::Nccl;
 use meshstep_comm::{Communicator, Op, Reduction};
 use meshstep_tensor::cuda::{Pinned, Stream};
 use meshstep_tensor::{Category, Queue};
+use std::sync::Arc;
 
 const LEN: usize = 64;
 
 /// Which of the two waits is left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Without {
+pub(crate) enum Without {
     Nothing,
     Before,
     After,
 }
 
-/// Two buffers are filled on one stream, travel, and are copied on another; no call waits on the host. Whether all ranks got
-/// what they should.
+/// Whether all ranks got what they should.
 fn overlapped(n: usize, without: Without) -> bool {
-    let right = ranks(n, &patient(), |comm| {
-        let rank = Rank::new(comm);
-        let later = Queue::cuda(Stream::new(rank.comm.device()).unwrap());
-        let apart = Queue::cuda(Stream::new(rank.comm.device()).unwrap());
-        let fill = |x: f32| {
-            let host = Pinned::zeroed(rank.comm.device(), LEN * 4, &rank.meter, Category::Staging).unwrap();
-            host.write(0, bytemuck::cast_slice(&[x; LEN])).unwrap();
-            host
-        };
-        let me = rank.comm.rank() as f32;
-        let hosts = [fill(me + 1.0), fill(me + 10.0)];
-        let mut right = true;
-        let mut started = Vec::new();
-        let mut results: Vec<_> = (0..2).map(|_| rank.buffer(&[0f32; LEN])).collect();
-        let filled: Vec<_> = (0..2).map(|_| rank.buffer(&[0f32; LEN])).collect();
-        for (host, mut buffer) in hosts.iter().zip(filled) {
-            rank.queue.stream().unwrap().copy_in(host, 0, buffer.as_mut()).unwrap();
-            let after = if without == Without::Before { &Queue::cpu() } else { &rank.queue };
-            started.push(rank.comm.start(Op::all_reduce(Reduction::Sum), buffer, after).unwrap());
-        }
-        let mut kept = Vec::new();
-        for (one, result) in started.into_iter().zip(&mut results) {
-            let (buffer, ended) = one.wait(if without == Without::After { &apart } else { &later });
-            ended.unwrap();
-            later.copy(buffer.as_slice(), result.as_mut()).unwrap();
-            kept.push(buffer);
-        }
-        later.synchronize().unwrap();
-        let ranks: f32 = (0..n).map(|rank| rank as f32).sum();
-        for (result, base) in results.iter().zip([1.0, 10.0]) {
-            right &= rank.read::<f32>(result) == [ranks + base * n as f32; LEN];
-        }
-        rank.queue.synchronize().unwrap();
-        apart.synchronize().unwrap();
-        right
-    });
-    right.into_iter().all(|right| right)
+    ranks(n, &patient(), |comm| line_up(comm, without)).into_iter().all(|right| right)
+}
+
+/// Two buffers are filled on one stream, travel, and are copied on another; no call waits on the host. Whether this rank got
+/// what it should.
+pub(crate) fn line_up(comm: Arc<Nccl>, without: Without) -> bool {
+    let rank = Rank::new(comm);
+    let later = Queue::cuda(Stream::new(rank.comm.device()).unwrap());
+    let apart = Queue::cuda(Stream::new(rank.comm.device()).unwrap());
+    let fill = |x: f32| {
+        let host = Pinned::zeroed(rank.comm.device(), LEN * 4, &rank.meter, Category::Staging).unwrap();
+        host.write(0, bytemuck::cast_slice(&[x; LEN])).unwrap();
+        host
+    };
+    let (n, me) = (rank.comm.world_size(), rank.comm.rank() as f32);
+    let hosts = [fill(me + 1.0), fill(me + 10.0)];
+    let mut right = true;
+    let mut started = Vec::new();
+    let mut results: Vec<_> = (0..2).map(|_| rank.buffer(&[0f32; LEN])).collect();
+    let filled: Vec<_> = (0..2).map(|_| rank.buffer(&[0f32; LEN])).collect();
+    for (host, mut buffer) in hosts.iter().zip(filled) {
+        rank.queue.stream().unwrap().copy_in(host, 0, buffer.as_mut()).unwrap();
+        let after = if without == Without::Before { &Queue::cpu() } else { &rank.queue };
+        started.push(rank.comm.start(Op::all_reduce(Reduction::Sum), buffer, after).unwrap());
+    }
+    let mut kept = Vec::new();
+    for (one, result) in started.into_iter().zip(&mut results) {
+        let (buffer, ended) = one.wait(if without == Without::After { &apart } else { &later });
+        ended.unwrap();
+        later.copy(buffer.as_slice(), result.as_mut()).unwrap();
+        kept.push(buffer);
+    }
+    later.synchronize().unwrap();
+    let ranks: f32 = (0..n).map(|rank| rank as f32).sum();
+    for (result, base) in results.iter().zip([1.0, 10.0]) {
+        right &= rank.read::<f32>(result) == [ranks + base * n as f32; LEN];
+    }
+    rank.queue.synchronize().unwrap();
+    apart.synchronize().unwrap();
+    right
 }
 
 #[test]

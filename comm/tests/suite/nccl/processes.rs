@@ -1,10 +1,7 @@
 //! Ranks as processes: this program, started again with a role.
 
-use crate::nccl::bench::{Rank, alone, available, options, patient, stand_in};
-use crate::nccl::collectives::check_every_type;
-use meshstep_comm::nccl::{self, UniqueId};
-use meshstep_comm::{Communicator, Error, Reduction};
-use meshstep_tensor::cuda::{self, Device};
+use crate::nccl::bench::{Rank, alone, options, stand_in};
+use meshstep_comm::nccl;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,90 +13,6 @@ fn child(test: &str, variables: &[(&str, &str)]) -> Child {
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(["--exact", test, "--nocapture"]).stdout(Stdio::piped());
     child.envs(variables.iter().copied()).spawn().unwrap()
-}
-
-/// Two ranks of a world, one of which has a plan. What each says, and how it ended. Where there is one GPU they share it: NCCL
-/// allows that to ranks of different hosts, which these pretend to be.
-fn pair(plan: &str) -> [(String, bool); 2] {
-    let id: String = UniqueId::new().unwrap().as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-    let start = |rank: &str| {
-        let role = [("NCCL_TEST_ID", id.as_str()), ("NCCL_TEST_RANK", rank), ("MESHSTEP_STANDIN_NCCL", plan)];
-        let host = [("NCCL_HOSTID", rank), ("NCCL_SOCKET_IFNAME", "lo")];
-        child("nccl::processes::one_of_two_ranks", &[role.as_slice(), &host].concat())
-    };
-    ["0", "1"].map(start).map(|child| {
-        let output = child.wait_with_output().unwrap();
-        (String::from_utf8(output.stdout).unwrap(), output.status.success())
-    })
-}
-
-/// The rank's part, where this process has been given one.
-#[test]
-fn one_of_two_ranks() {
-    let (Ok(id), Ok(rank)) = (std::env::var("NCCL_TEST_ID"), std::env::var("NCCL_TEST_RANK")) else { return };
-    let mut bytes = [0; UniqueId::LEN];
-    for (i, byte) in bytes.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&id[2 * i..2 * i + 2], 16).unwrap();
-    }
-    let rank: usize = rank.parse().unwrap();
-    let device = Device::open(rank % cuda::probe().unwrap().devices).unwrap();
-    let options = if nccl::probe().unwrap().stand_in { options(DEADLINE) } else { patient() };
-    let comm = nccl::init(&UniqueId::from_bytes(bytes), rank, 2, &device, options).unwrap();
-    let rank = Rank::new(Arc::new(comm));
-    if std::env::var("MESHSTEP_STANDIN_NCCL").is_ok_and(|plan| plan.is_empty()) {
-        check_every_type(&rank);
-    }
-    let begun = Instant::now();
-    let result = collectives(&rank);
-    println!("result: {result:?}");
-    assert!(begun.elapsed() < DEADLINE + Duration::from_secs(2));
-    assert_eq!(rank.meter.live_total(), 0);
-}
-
-fn collectives(rank: &Rank) -> Result<Vec<f32>, Error> {
-    let (me, comm) = (rank.comm.rank() as f32, rank.dyn_comm());
-    let mut sum = rank.buffer(&[1.0 + me, 5.0]);
-    comm.all_reduce(&mut sum, Reduction::Sum)?;
-    let mut gathered = rank.buffer(&[me + 7.0; 2]);
-    comm.all_gather(&mut gathered)?;
-    let mut swapped = rank.buffer(&[10.0 + me, 20.0 + me]);
-    comm.all_to_all(&mut swapped)?;
-    comm.barrier()?;
-    Ok([sum, gathered, swapped].iter().flat_map(|buffer| rank.read::<f32>(buffer)).collect())
-}
-
-#[test]
-fn processes_exchange_what_threads_do() {
-    let _alone = alone();
-    if !available(1) {
-        return;
-    }
-    let [first, second] = pair("");
-    let told = "result: Ok([3.0, 10.0, 7.0, 8.0, ";
-    assert!(first.1 && first.0.contains(&format!("{told}10.0, 11.0])")), "{}", first.0);
-    assert!(second.1 && second.0.contains(&format!("{told}20.0, 21.0])")), "{}", second.0);
-}
-
-#[test]
-fn the_death_of_a_process_is_an_error_in_the_others() {
-    let _alone = alone();
-    if !stand_in(2) {
-        return;
-    }
-    let [alive, dead] = pair("die 1 1");
-    assert!(!dead.1 && !dead.0.contains("result"), "{}", dead.0);
-    assert!(alive.1 && alive.0.contains("result: Err(Stuck { op_number: 1"), "{}", alive.0);
-}
-
-#[test]
-fn an_error_in_one_process_ends_both() {
-    let _alone = alone();
-    if !stand_in(2) {
-        return;
-    }
-    let [stuck, broken] = pair("error 1 2 6");
-    assert!(broken.1 && broken.0.contains("code: 6, name: \"remote process exited\""), "{}", broken.0);
-    assert!(stuck.1 && stuck.0.contains("result: Err(Stuck { op_number: 2"), "{}", stuck.0);
 }
 
 /// Ranks as a launcher starts them; what each says, and how it ended.

@@ -35,34 +35,44 @@ fn train(run: &Run, opt: &mut Optimizer, steps: Range<u64>) {
     }
 }
 
-/// Saves, in the `background` while the next steps are taken or before them.
+/// Saves, in the `background` while the next steps are taken or before them. This rank's part then, and after those steps.
+pub(super) fn train_and_save(
+    comm: Arc<dyn Communicator>,
+    run: &Run,
+    store: &Store,
+    background: bool,
+) -> (Whole, Whole) {
+    let mut opt = run.build(comm).unwrap();
+    train(run, &mut opt, 1..4);
+    let saving = background.then(|| opt.save_async(store, Save::default()).unwrap());
+    if !background {
+        opt.save(store, Save::default()).unwrap();
+    }
+    let then = part(&opt);
+    train(run, &mut opt, 4..7);
+    saving.map(|saving| saving.join().unwrap());
+    (then, part(&opt))
+}
+
 fn saved(gpus: bool, run: &Run, store: &Store, background: bool) -> (Whole, Whole) {
-    let ends = on(gpus, run, |comm, run| {
-        let mut opt = run.build(comm).unwrap();
-        train(run, &mut opt, 1..4);
-        let saving = background.then(|| opt.save_async(store, Save::default()).unwrap());
-        if !background {
-            opt.save(store, Save::default()).unwrap();
-        }
-        let then = part(&opt);
-        train(run, &mut opt, 4..7);
-        saving.map(|saving| saving.join().unwrap());
-        (then, part(&opt))
-    });
+    let ends = on(gpus, run, |comm, run| train_and_save(comm, run, store, background));
     let (thens, ends): (Vec<_>, Vec<_>) = ends.into_iter().unzip();
     (join(thens), join(ends))
 }
 
+/// Loads, and takes the steps that follow. This rank's part in between and at the end.
+pub(super) fn load_and_train(comm: Arc<dyn Communicator>, run: &Run, store: &Store) -> (Whole, Whole) {
+    let mut opt = run.build(comm).unwrap();
+    // The device counts already.
+    train(run, &mut opt, 1..2);
+    opt.load(store, Load::default()).unwrap();
+    let then = part(&opt);
+    train(run, &mut opt, 4..7);
+    (then, part(&opt))
+}
+
 fn loaded(gpus: bool, run: &Run, store: &Store) -> (Whole, Whole) {
-    let ends = on(gpus, run, |comm, run| {
-        let mut opt = run.build(comm).unwrap();
-        // The device counts already.
-        train(run, &mut opt, 1..2);
-        opt.load(store, Load::default()).unwrap();
-        let then = part(&opt);
-        train(run, &mut opt, 4..7);
-        (then, part(&opt))
-    });
+    let ends = on(gpus, run, |comm, run| load_and_train(comm, run, store));
     let (thens, ends): (Vec<_>, Vec<_>) = ends.into_iter().unzip();
     (join(thens), join(ends))
 }

@@ -10,6 +10,7 @@ mod failing;
 mod graph;
 mod lbfgs;
 mod missing;
+mod pair;
 mod propagate;
 mod replicas;
 mod shared;

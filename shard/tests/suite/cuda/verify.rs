@@ -8,7 +8,7 @@ use meshstep_tensor::Queue;
 use meshstep_tensor::cuda::Stream;
 use std::sync::Arc;
 
-fn wide(stage: Stage) -> Run {
+pub(super) fn wide(stage: Stage) -> Run {
     let options = Options { bucket_len: Some(400), ..Options::default() };
     let gradients = Gradients::Grid;
     Run { lens: vec![300, 70, 130, 500, 64, 90], steps: 3, gradients, options, ..Run::default() }.stage(stage)
@@ -26,7 +26,7 @@ fn on_ranks<T: Send>(run: &Run, body: impl Fn(Arc<dyn Communicator>, &Run) -> T 
     ranks.unwrap()
 }
 
-fn take(run: &Run, opt: &mut Optimizer, t: u64) -> Result<(), Error> {
+pub(super) fn take(run: &Run, opt: &mut Optimizer, t: u64) -> Result<(), Error> {
     run.hand_over(opt, t, 0)?;
     opt.step(run.at(t))?.outcome().map(drop)
 }
@@ -39,7 +39,7 @@ fn difference(error: Error) -> Difference {
 }
 
 /// Flips a bit of p3 on rank 1 after the first step, verifies, steps, flips it back, and goes on.
-fn flipped(run: &Run, opt: &mut Optimizer, slot: &str) -> Difference {
+pub(super) fn flipped(run: &Run, opt: &mut Optimizer, slot: &str) -> Difference {
     opt.verify_every(1).unwrap();
     take(run, opt, 1).unwrap();
     let element = opt.state("p3").unwrap().range.start + 20;

@@ -1,0 +1,70 @@
+//! A checkpoint that two processes save, and two others load at another stage.
+
+use crate::checkpoint::whole::{Whole, join};
+use crate::common::{F32_MASTER, Gradients, Run};
+use crate::cuda::alone;
+use crate::cuda::checkpoint::{load_and_train, train_and_save};
+use crate::cuda::pair::results::ZERO;
+use crate::cuda::pair::{Rank, finish};
+use meshstep_comm::loopback;
+use meshstep_optim::{DynamicLossScale, LossScale};
+use meshstep_shard::Options;
+use meshstep_shard::checkpoint::Store;
+use meshstep_tensor::DType;
+use std::path::PathBuf;
+
+/// The runs that are saved, each with the run that loads it and the folder between them.
+fn runs() -> impl Iterator<Item = (Run, Run, PathBuf)> {
+    let scale = DynamicLossScale { init_scale: 64.0, growth_interval: 2, ..DynamicLossScale::default() };
+    let loss_scale = Some(LossScale::Dynamic(scale));
+    let folder = PathBuf::from(std::env::var_os("PAIR_FOLDER").unwrap());
+    (0..ZERO.len()).map(move |i| {
+        let options = Options { loss_scale, bucket_len: Some(150), ..Options::default() };
+        let (dtype, options) = match i % 2 {
+            0 => (DType::F32, options),
+            _ => (DType::BF16, Options { precision: F32_MASTER, ..options }),
+        };
+        let run = Run { ranks: 2, dtype, options, gradients: Gradients::Equal, ..Run::default() };
+        let folder = folder.join(i.to_string());
+        std::fs::create_dir_all(&folder).unwrap();
+        (run.stage(ZERO[i]), run.stage(ZERO[(i + 2) % 4]), folder)
+    })
+}
+
+pub(super) fn saves(rank: &Rank) {
+    for (i, (from, _, folder)) in runs().enumerate() {
+        let own = train_and_save(rank.comm(), &rank.on_gpu(&from), &Store::new(folder), i % 2 == 1);
+        assert!(own == on_loopback(&from).swap_remove(rank.number()), "{:?}", from.options.stage);
+    }
+}
+
+pub(super) fn loads(rank: &Rank) {
+    for (from, to, folder) in runs() {
+        let store = Store::new(folder);
+        let own = load_and_train(rank.comm(), &rank.on_gpu(&to), &store);
+        let mut loaded = loopback::spawn(2, |comm| load_and_train(comm, &to, &store)).unwrap();
+        assert!(own == loaded[rank.number()], "{:?} is not loopback's", to.options.stage);
+        // Beside the other rank's part as loopback has it, it is what was saved, then and three steps later.
+        loaded[rank.number()] = own;
+        let (thens, ends): (Vec<_>, Vec<_>) = loaded.into_iter().unzip();
+        let (saved, went_on): (Vec<_>, Vec<_>) = on_loopback(&from).into_iter().unzip();
+        assert!(join(thens) == join(saved), "{:?} is not what was saved", to.options.stage);
+        assert!(join(ends) == join(went_on), "{:?}: three steps later they are apart", to.options.stage);
+    }
+}
+
+/// Each rank's part of a run that is saved on loopback: at the save, and three steps later.
+fn on_loopback(run: &Run) -> Vec<(Whole, Whole)> {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::new(folder.path());
+    loopback::spawn(2, |comm| train_and_save(comm, run, &store, false)).unwrap()
+}
+
+#[test]
+fn two_processes_load_what_two_others_saved() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let folder = [("PAIR_FOLDER", folder.path().to_str().unwrap())];
+    finish("saves", &folder);
+    finish("loads", &folder);
+}
