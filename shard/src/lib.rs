@@ -177,6 +177,8 @@ mod stretch;
 mod take_in;
 mod tensor_totals;
 #[cfg(feature = "cuda")]
+mod gpu_hooks;
+#[cfg(feature = "cuda")]
 mod there;
 mod units;
 mod values;

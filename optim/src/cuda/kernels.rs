@@ -13,7 +13,7 @@ struct Text {
     ptx: &'static str,
 }
 
-const TEXTS: [Text; 13] = [
+const TEXTS: [Text; 14] = [
     Text { name: "accumulate", ptx: include_str!("accumulate.ptx") },
     Text { name: "adagrad", ptx: include_str!("../adagrad/adagrad.ptx") },
     Text { name: "adam", ptx: include_str!("../adam/adam.ptx") },
@@ -22,6 +22,7 @@ const TEXTS: [Text; 13] = [
     Text { name: "decide", ptx: include_str!("../norm/decide.ptx") },
     Text { name: "lbfgs", ptx: include_str!("../lbfgs/lbfgs.ptx") },
     Text { name: "lion", ptx: include_str!("../lion/lion.ptx") },
+    Text { name: "merge", ptx: include_str!("../merge/merge.ptx") },
     Text { name: "norm", ptx: include_str!("../norm/norm.ptx") },
     Text { name: "qhadamw", ptx: include_str!("../qhadamw/qhadamw.ptx") },
     Text { name: "rmsprop", ptx: include_str!("../rmsprop/rmsprop.ptx") },
