@@ -148,6 +148,8 @@ mod further;
 mod gather;
 mod gather_room;
 mod gathered;
+#[cfg(feature = "cuda")]
+mod gpu_hooks;
 mod groups;
 mod handover;
 mod held;
@@ -176,8 +178,6 @@ mod step;
 mod stretch;
 mod take_in;
 mod tensor_totals;
-#[cfg(feature = "cuda")]
-mod gpu_hooks;
 #[cfg(feature = "cuda")]
 mod there;
 mod units;

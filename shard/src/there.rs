@@ -299,9 +299,8 @@ impl Optimizer {
     /// Sends every bucket to every rank, and goes on while they travel.
     pub(crate) fn send_all_there(&mut self) -> Result<(), Error> {
         let sent = self.send_all().map_err(|error| self.handover.alone(error));
-        let landed = self.with_there(|all, there| {
-            all.room.gathering.land_later(&there.aside, &mut all.buckets)
-        });
+        let landed =
+            self.with_there(|all, there| all.room.gathering.land_later(&there.aside, &mut all.buckets));
         sent.and(landed)
     }
 

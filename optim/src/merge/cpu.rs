@@ -126,7 +126,11 @@ pub(super) fn mix_zeros(mut values: SliceMut<'_>, alpha: f64) -> Result<(), Erro
 }
 
 /// [`super::pack`].
-pub(super) fn pack(values: Slice<'_>, anchor: Option<Slice<'_>>, mut into: SliceMut<'_>) -> Result<(), Error> {
+pub(super) fn pack(
+    values: Slice<'_>,
+    anchor: Option<Slice<'_>>,
+    mut into: SliceMut<'_>,
+) -> Result<(), Error> {
     let Some(anchor) = anchor else { return cast(values, into) };
     let mut room = Blocks::new(values.len());
     for range in blocks(values.len()) {

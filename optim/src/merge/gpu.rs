@@ -117,7 +117,13 @@ pub(super) fn outer(
 }
 
 /// The table of a step of the outer optimizer.
-fn update(rule: &dyn Rule, t: u64, flat: &Flat<'_, '_>, queue: &Queue, meter: &Meter) -> Result<Update, Error> {
+fn update(
+    rule: &dyn Rule,
+    t: u64,
+    flat: &Flat<'_, '_>,
+    queue: &Queue,
+    meter: &Meter,
+) -> Result<Update, Error> {
     let segments = &[Segment::new(0..flat.params.len(), t)];
     let group = Group { rule, lr_scale: 1.0, segments, params: &[] };
     Update::new(flat, &[group], Rounding::Nearest, queue, meter)

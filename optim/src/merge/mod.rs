@@ -82,7 +82,8 @@ impl Merge<'_> {
         }
         check("mean", self.mean, self.mean.dtype(), values)?;
         let (own, sent) = (values.dtype(), self.sent.map(|(sent, _)| sent));
-        let others = anchor.map(|anchor| ("anchor", anchor)).into_iter().chain(sent.map(|sent| ("sent", sent)));
+        let others =
+            anchor.map(|anchor| ("anchor", anchor)).into_iter().chain(sent.map(|sent| ("sent", sent)));
         others.into_iter().try_for_each(|(what, vector)| check(what, vector, own, values))?;
         check("values", values, own, values)
     }
@@ -125,7 +126,11 @@ fn check(what: &'static str, vector: Slice<'_>, dtype: DType, like: Slice<'_>) -
         return Err(Error::DType { what, given, works: "f32, f64, bf16 or f16" });
     }
     if given != dtype {
-        return Err(Error::DType { what, given, works: if dtype == DType::F64 { "f64" } else { "the type of the values" } });
+        return Err(Error::DType {
+            what,
+            given,
+            works: if dtype == DType::F64 { "f64" } else { "the type of the values" },
+        });
     }
     if vector.len() != like.len() {
         return Err(Error::Len { what, given: vector.len(), expected: like.len() });

@@ -3,6 +3,7 @@
 mod flat;
 mod gpu;
 mod lbfgs;
+mod merge;
 mod norm;
 mod step;
 mod update;
