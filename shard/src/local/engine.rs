@@ -6,6 +6,7 @@ use super::flight::{Bringing, Flight, Landed, Sent};
 use super::follow::Following;
 use super::packing::Loads;
 use super::parts::{Arrived, Parts};
+use super::spots::on_gpu;
 use super::{LocalError, LocalPlan, Merge, OnFailure, Placement, What, Workers};
 use crate::{Error, Optimizer};
 use std::collections::BTreeSet;
@@ -191,7 +192,7 @@ impl Engine {
         fault: bool,
     ) -> Result<Result<Reduced, Veto>, Error> {
         let agreed = self.agree(optimizer, point, placement, fault);
-        let agreed = match self.heard(agreed)? {
+        let agreed = match self.heard(optimizer, agreed)? {
             Ok(agreed) => agreed,
             Err(veto) => return Ok(Err(veto)),
         };
@@ -204,7 +205,7 @@ impl Engine {
         point.arriving.extend(later.extract_if(.., at_once));
         let (landed, seen) = self.land(optimizer, &mut point.arriving)?;
         let counted = vote(&*self.workers.world, seen, optimizer.options());
-        Ok(self.heard(counted)?.map(|()| (later, landed)))
+        Ok(self.heard(optimizer, counted)?.map(|()| (later, landed)))
     }
 
     /// Waits for what arrives, and looks at it.
@@ -239,9 +240,17 @@ impl Engine {
     }
 
     /// What became of a collective of all workers: its failure ends their exchanging, and is no error of this rank.
-    fn heard<T>(&mut self, result: Result<Result<T, Veto>, Error>) -> Result<Result<T, Veto>, Error> {
+    fn heard<T>(
+        &mut self,
+        optimizer: &Optimizer,
+        result: Result<Result<T, Veto>, Error>,
+    ) -> Result<Result<T, Veto>, Error> {
         match result {
             Err(error @ Error::Comm(_)) => {
+                if on_gpu(optimizer) {
+                    // A rank without memory fails alone, and the others wait for it.
+                    [&self.workers.world, &self.workers.across].into_iter().for_each(|comm| comm.abort());
+                }
                 self.failure = Some(error);
                 Ok(Err(Veto::Failed { rank: self.workers.world.rank() }))
             }

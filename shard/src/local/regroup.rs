@@ -45,6 +45,9 @@ impl LocalOptimizer {
 
     /// Everything that worker `root` has, where this one is new. Collective over the ranks that have the same shard.
     fn take_over(&mut self, workers: &Workers, root: usize) -> Result<(), Error> {
+        // Counts are the host's, which may not have heard of the last steps.
+        #[cfg(feature = "cuda")]
+        self.inner.take_notes(true)?;
         let (comm, queue) = (&*workers.across, self.inner.options().queue.clone());
         let (inner, engine) = (&mut self.inner, &mut self.engine);
         let buckets = inner.buckets.iter_mut().flat_map(|owned| owned.vectors_whole());
