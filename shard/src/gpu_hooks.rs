@@ -4,7 +4,7 @@ use crate::around::Around;
 use crate::options::At;
 use crate::there::{Ticket, outside_captures};
 use crate::{Error, Optimizer};
-use meshstep_optim::cuda::Verdict;
+use meshstep_optim::cuda::{Answer, Verdict};
 use std::sync::Arc;
 
 impl Optimizer {
@@ -71,5 +71,31 @@ impl Optimizer {
             Some(norm) => self.ticket(norm, max_norm),
             None => Ok(ticket),
         }
+    }
+
+    /// The host follows a step that was launched, once it is decided.
+    fn note(&mut self, ticket: &Arc<Ticket>) -> Result<(), Error> {
+        self.with_there(|_, there| {
+            there.unheard.push_back(Arc::clone(ticket));
+            Ok(())
+        })?;
+        self.take_notes(true)
+    }
+
+    /// Updates all that this rank owns, if the device has decided so, and sends nothing. What the host hears of the norm, where
+    /// that was not known before.
+    fn update_all_there(&mut self) -> Result<Option<Answer>, Error> {
+        self.with_there(|all, there| {
+            (0..all.buckets.len()).try_for_each(|b| all.update_there(b, &there.decision))?;
+            all.norm_there(there)
+        })
+    }
+
+    /// Sends every bucket to every rank, and goes on while they travel.
+    fn send_all_there(&mut self) -> Result<(), Error> {
+        let sent = self.send_all().map_err(|error| self.handover.alone(error));
+        let landed =
+            self.with_there(|all, there| all.room.gathering.land_later(&there.aside, &mut all.buckets));
+        sent.and(landed)
     }
 }

@@ -17,10 +17,10 @@ use std::sync::{Arc, OnceLock};
 /// What a GPU decides by, and the steps whose outcome the host has not heard of.
 #[derive(Debug)]
 pub(crate) struct There {
-    decision: Decision,
+    pub(crate) decision: Decision,
     /// A stream that only waits, for parameters on their way.
-    aside: Stream,
-    unheard: VecDeque<Arc<Ticket>>,
+    pub(crate) aside: Stream,
+    pub(crate) unheard: VecDeque<Arc<Ticket>>,
     names: Arc<[String]>,
 }
 
@@ -259,7 +259,7 @@ impl Optimizer {
         norm.and_then(|norm| landed.map(|()| norm))
     }
 
-    fn norm_there(&mut self, there: &mut There) -> Result<Option<Answer>, Error> {
+    pub(crate) fn norm_there(&mut self, there: &mut There) -> Result<Option<Answer>, Error> {
         if self.options.non_finite == NonFinite::Skip {
             return Ok(None);
         }
@@ -268,7 +268,7 @@ impl Optimizer {
         self.exchange.norm_there(&*comm, norm, &mut there.decision, &there.aside).map(Some)
     }
 
-    fn update_there(&mut self, b: usize, decision: &Decision) -> Result<(), Error> {
+    pub(crate) fn update_there(&mut self, b: usize, decision: &Decision) -> Result<(), Error> {
         self.handover.settle_one(b)?;
         let owned = &mut self.buckets[b];
         if let Some(grads) = self.handover.grads(b) {
@@ -276,32 +276,6 @@ impl Optimizer {
             owned.update_there(grads, &self.groups, next, decision.step(), &self.options.meter)?;
         }
         Ok(())
-    }
-
-    /// The host follows a step that was launched, once it is decided.
-    pub(crate) fn note(&mut self, ticket: &Arc<Ticket>) -> Result<(), Error> {
-        self.with_there(|_, there| {
-            there.unheard.push_back(Arc::clone(ticket));
-            Ok(())
-        })?;
-        self.take_notes(true)
-    }
-
-    /// Updates all that this rank owns, if the device has decided so, and sends nothing. What the host hears of the norm, where
-    /// that was not known before.
-    pub(crate) fn update_all_there(&mut self) -> Result<Option<Answer>, Error> {
-        self.with_there(|all, there| {
-            (0..all.buckets.len()).try_for_each(|b| all.update_there(b, &there.decision))?;
-            all.norm_there(there)
-        })
-    }
-
-    /// Sends every bucket to every rank, and goes on while they travel.
-    pub(crate) fn send_all_there(&mut self) -> Result<(), Error> {
-        let sent = self.send_all().map_err(|error| self.handover.alone(error));
-        let landed =
-            self.with_there(|all, there| all.room.gathering.land_later(&there.aside, &mut all.buckets));
-        sent.and(landed)
     }
 
     /// Lets a loss scale follow the steps that the host has not heard of, where it moves. Waits for them; one without a verdict

@@ -20,8 +20,11 @@ enum Brings {
     NotAll,
 }
 
-/// Parameters and state as floats, where any NaN is one.
-fn floats(local: &LocalOptimizer) -> Vec<Vec<Option<f32>>> {
+/// Vectors of floats, where any NaN is one.
+type Floats = Vec<Vec<Option<f32>>>;
+
+/// Parameters and state.
+fn floats(local: &LocalOptimizer) -> Floats {
     let known = |x: f32| (!x.is_nan()).then_some(x);
     let of =
         |bytes: &Vec<u8>| bytes.chunks(4).map(|b| known(f32::from_ne_bytes(b.try_into().unwrap()))).collect();
@@ -30,12 +33,7 @@ fn floats(local: &LocalOptimizer) -> Vec<Vec<Option<f32>>> {
 }
 
 /// What each step of a rank was told, and what it had then.
-fn story(
-    gpus: bool,
-    run: &Run,
-    plan: &LocalPlan,
-    events: &[Brings],
-) -> Vec<Vec<(String, Vec<Vec<Option<f32>>>)>> {
+fn story(gpus: bool, run: &Run, plan: &LocalPlan, events: &[Brings]) -> Vec<Vec<(String, Floats)>> {
     on(gpus, run, |world, run| {
         let rank = world.rank();
         let mut local = begin(run, plan, 2, world);
