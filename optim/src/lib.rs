@@ -16,6 +16,7 @@
 //! | [`Lbfgs`], [`LbfgsState`] | L-BFGS over a closure, on a vector or on shards of one |
 //! | [`Reduce`], [`Alone`] | sums and maxima over shards: asked for here, given by whoever has the shards |
 //! | [`accumulate`], [`scale`], [`cast`] | weighted addition of gradients; vectors scaled and cast where they are |
+//! | [`Merge`], [`OuterStep`], [`pack`], [`mix_zeros`] | the mean of several copies of a vector, merged into one of them |
 //! | [`LossScale`], [`LossScaleState`] | static and dynamic loss scaling |
 //! | [`schedule`] | the learning rate as a function of the step, Hugging Face's and PyTorch's |
 //! | [`cuda`] | what the rules' CUDA kernels are told; the launch is the caller's |
@@ -87,6 +88,7 @@ mod lars;
 mod lbfgs;
 mod lion;
 mod loss_scale;
+mod merge;
 mod moments;
 mod muon;
 mod norm;
@@ -126,6 +128,7 @@ pub use lars::Lars;
 pub use lbfgs::{Iterate, Lbfgs, LbfgsError, LbfgsReport, LbfgsState, LineSearch, Loss, Stop};
 pub use lion::Lion;
 pub use loss_scale::{DynamicLossScale, LossScale, LossScaleState};
+pub use merge::{Merge, OuterStep, mix_zeros, pack};
 pub use meshstep_tensor::simd::Isa;
 pub use moments::Moments;
 pub use muon::{Adjust, Muon};

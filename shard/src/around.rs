@@ -10,6 +10,13 @@ pub(crate) trait Around {
         false
     }
 
+    /// Whether it has something to do in this step, so that the host of a GPU waits for the decision. Else a GPU decides and
+    /// updates without it, and neither [`before`](Self::before) nor [`after`](Self::after) is called.
+    #[cfg(feature = "cuda")]
+    fn waits(&self) -> bool {
+        false
+    }
+
     /// Before the update, or where it would be.
     fn before(&mut self, _optimizer: &mut Optimizer) -> Result<(), Error> {
         Ok(())

@@ -148,6 +148,8 @@ mod further;
 mod gather;
 mod gather_room;
 mod gathered;
+#[cfg(feature = "cuda")]
+mod gpu_hooks;
 mod groups;
 mod handover;
 mod held;

@@ -99,6 +99,11 @@ impl Owned {
         Ok(())
     }
 
+    /// The queue waits for the parameters of the last step, where they may still travel.
+    pub(crate) fn wait_for_params(&self) -> Result<(), Error> {
+        self.params().map(drop)
+    }
+
     /// Every owned range, and where its state lies.
     pub(crate) fn ranges(&self) -> impl Iterator<Item = (&Range<usize>, &Range<usize>)> {
         self.runs.iter().map(|run| (&run.range, &run.kept))

@@ -90,14 +90,18 @@ impl Optimizer {
         self.step_around(at, &mut ())
     }
 
-    /// The step, with something around its update; that is for memory of the CPU.
+    /// The step, with something around its update.
     pub(crate) fn step_around(&mut self, at: At, around: &mut dyn Around) -> Result<Pending, Error> {
         let _span = tracing::debug_span!("step", step = self.progress.steps).entered();
         self.check_some()?;
         self.handover.healthy()?;
         #[cfg(feature = "cuda")]
         if self.options.queue.stream().is_some() {
-            return Ok(Pending(Told::Later(self.step_there(&at)?)));
+            let ticket = match around.waits() {
+                true => self.step_with_hooks(&at, around)?,
+                false => self.step_there(&at)?,
+            };
+            return Ok(Pending(Told::Later(ticket)));
         }
         let arrived = self.arrive(&at).and_then(|fault| Ok((fault, self.handover.norm()?)));
         let arrived = arrived.map_err(|error| self.handover.alone(error));

@@ -17,10 +17,10 @@ use std::sync::{Arc, OnceLock};
 /// What a GPU decides by, and the steps whose outcome the host has not heard of.
 #[derive(Debug)]
 pub(crate) struct There {
-    decision: Decision,
+    pub(crate) decision: Decision,
     /// A stream that only waits, for parameters on their way.
-    aside: Stream,
-    unheard: VecDeque<Arc<Ticket>>,
+    pub(crate) aside: Stream,
+    pub(crate) unheard: VecDeque<Arc<Ticket>>,
     names: Arc<[String]>,
 }
 
@@ -34,7 +34,7 @@ pub(crate) struct Ticket {
     updated: OnceLock<Vec<bool>>,
     /// Whether somebody has asked for the outcome.
     told: AtomicBool,
-    traffic: Traffic,
+    traffic: OnceLock<Traffic>,
     max_norm: f64,
     names: Arc<[String]>,
 }
@@ -45,7 +45,7 @@ impl Ticket {
         self.told.store(true, SeqCst);
         let decided = self.decided()?;
         let Decided { norm, coef, non_finite, in_a_row, fault, .. } = decided;
-        let traffic = self.traffic;
+        let traffic = self.traffic.get().copied().unwrap_or_default();
         match self.verdict()? {
             Verdict::Applied => Ok(Outcome::Applied { norm, coef, traffic }),
             Verdict::Skipped => Ok(Outcome::Skipped { non_finite, in_a_row, traffic }),
@@ -65,6 +65,11 @@ impl Ticket {
         }
     }
 
+    /// The step has moved these bytes.
+    pub(crate) fn count(&self, traffic: Traffic) {
+        let _ = self.traffic.set(traffic);
+    }
+
     /// Waits for what was decided.
     fn decided(&self) -> Result<Decided, Error> {
         if let Some(&decided) = self.decided.get() {
@@ -76,7 +81,7 @@ impl Ticket {
         Ok(*self.decided.get_or_init(|| decided))
     }
 
-    fn verdict(&self) -> Result<Verdict, Error> {
+    pub(crate) fn verdict(&self) -> Result<Verdict, Error> {
         let decided = self.decided()?;
         Verdict::ALL.get(decided.verdict as usize).copied().ok_or(no_verdict(&decided))
     }
@@ -95,7 +100,7 @@ impl Ticket {
     }
 }
 
-fn outside_captures(queue: &Queue) -> Result<(), meshstep_tensor::Error> {
+pub(crate) fn outside_captures(queue: &Queue) -> Result<(), meshstep_tensor::Error> {
     let capturing = queue.stream().map_or(Ok(false), Stream::is_capturing)?;
     let what = "a step of an Optimizer";
     if capturing { Err(cuda::Error::Capturing { what }.into()) } else { Ok(()) }
@@ -142,22 +147,42 @@ impl Optimizer {
     }
 
     fn launch(&mut self, at: &At) -> Result<Arc<Ticket>, Error> {
+        let (answer, max_norm) = self.launch_decision(at)?;
+        let later = self.with_there(Self::apply_there)?;
+        let ticket = self.ticket(later.unwrap_or(answer), max_norm)?;
+        ticket.count(self.traffic());
+        Ok(ticket)
+    }
+
+    /// Launches what decides a step; its answer, and the bound on the norm.
+    pub(crate) fn launch_decision(&mut self, at: &At) -> Result<(Answer, f64), Error> {
         let fault = self.arrive(at)?;
         self.verify_in_step()?;
         let settings = self.settings(at, fault);
+        let answer = self.with_there(|all, there| all.decide_there(&mut there.decision, &settings))?;
+        Ok((answer, settings.max_norm))
+    }
+
+    /// Calls `then` with what a GPU decides by, made where there is none yet.
+    pub(crate) fn with_there<T>(
+        &mut self,
+        then: impl FnOnce(&mut Self, &mut There) -> Result<T, Error>,
+    ) -> Result<T, Error> {
         let mut there = match self.room.there.take() {
             Some(there) => there,
             None => self.there()?,
         };
-        let answer = self.decide_there(&mut there.decision, &settings);
-        let launched =
-            answer.and_then(|answer| self.apply_there(&mut there).map(|later| later.unwrap_or(answer)));
-        let (names, traffic) = (Arc::clone(&there.names), self.traffic());
+        let done = then(self, &mut there);
         self.room.there = Some(there);
+        done
+    }
+
+    /// The step that `answer` tells of, whose bytes are yet to be counted.
+    pub(crate) fn ticket(&mut self, answer: Answer, max_norm: f64) -> Result<Arc<Ticket>, Error> {
+        let names = self.with_there(|_, there| Ok(Arc::clone(&there.names)))?;
         let (decided, updated, told) = (OnceLock::new(), OnceLock::new(), AtomicBool::new(false));
-        let max_norm = settings.max_norm;
-        let comm = Arc::clone(self.handover.fixed.words());
-        Ok(Arc::new(Ticket { answer: launched?, comm, decided, updated, told, traffic, max_norm, names }))
+        let (comm, traffic) = (Arc::clone(self.handover.fixed.words()), OnceLock::new());
+        Ok(Arc::new(Ticket { answer, comm, decided, updated, told, traffic, max_norm, names }))
     }
 
     fn there(&self) -> Result<There, Error> {
@@ -223,6 +248,7 @@ impl Optimizer {
         let mut updated = Ok(());
         for b in 0..self.buckets.len() {
             updated = updated.and_then(|()| self.update_there(b, &there.decision));
+            updated = updated.and_then(|()| self.send_updated(b));
         }
         if updated.is_err() {
             // The other ranks are not to wait for what will not come.
@@ -233,7 +259,7 @@ impl Optimizer {
         norm.and_then(|norm| landed.map(|()| norm))
     }
 
-    fn norm_there(&mut self, there: &mut There) -> Result<Option<Answer>, Error> {
+    pub(crate) fn norm_there(&mut self, there: &mut There) -> Result<Option<Answer>, Error> {
         if self.options.non_finite == NonFinite::Skip {
             return Ok(None);
         }
@@ -242,14 +268,14 @@ impl Optimizer {
         self.exchange.norm_there(&*comm, norm, &mut there.decision, &there.aside).map(Some)
     }
 
-    fn update_there(&mut self, b: usize, decision: &Decision) -> Result<(), Error> {
+    pub(crate) fn update_there(&mut self, b: usize, decision: &Decision) -> Result<(), Error> {
         self.handover.settle_one(b)?;
         let owned = &mut self.buckets[b];
         if let Some(grads) = self.handover.grads(b) {
             let next = |p: usize| self.entries[p].t + 1;
             owned.update_there(grads, &self.groups, next, decision.step(), &self.options.meter)?;
         }
-        self.send_updated(b)
+        Ok(())
     }
 
     /// Lets a loss scale follow the steps that the host has not heard of, where it moves. Waits for them; one without a verdict
@@ -276,12 +302,7 @@ impl Optimizer {
         if self.options.queue.place() == Place::Cpu {
             return Ok(None);
         }
-        let there = match self.room.there.take() {
-            Some(there) => there,
-            None => self.there()?,
-        };
-        let there = self.room.there.insert(there);
-        Ok(Some(there.decision.loss_scale_address()))
+        self.with_there(|_, there| Ok(Some(there.decision.loss_scale_address())))
     }
 
     /// [`Self::take_notes`], and tells an error of a step for whose outcome nobody has asked or can ask: one at a time.

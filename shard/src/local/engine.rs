@@ -1,11 +1,12 @@
 //! What this rank keeps of a plan, and one exchange by it: one agreement, what is due on its way together, one vote.
 
 use super::agreement::{Agreed, Brought, Seen, Veto, vote};
+use super::finite::all_finite;
 use super::flight::{Bringing, Flight, Landed, Sent};
 use super::follow::Following;
-use super::merge::finite;
 use super::packing::Loads;
 use super::parts::{Arrived, Parts};
+use super::spots::on_gpu;
 use super::{LocalError, LocalPlan, Merge, OnFailure, Placement, What, Workers};
 use crate::{Error, Optimizer};
 use std::collections::BTreeSet;
@@ -102,6 +103,7 @@ impl Engine {
         if !self.is_due(placement) {
             return Ok(());
         }
+        optimizer.wait_for_params()?;
         let mut point = self.point(placement);
         let met = match point.sent.is_empty() && point.arriving.is_empty() {
             true => Ok(()), // nobody else is concerned
@@ -118,6 +120,7 @@ impl Engine {
         let arriving = std::mem::take(&mut self.flights);
         self.report.given_up.extend(arriving.iter().flat_map(|flight| &flight.fragments));
         let failed = std::mem::take(&mut self.report.failed);
+        optimizer.wait_for_params()?;
         let left = self.leave(optimizer, Point { arriving, ..Point::default() }, veto);
         self.report.failed = failed;
         left.and_then(|()| optimizer.keep_if_due())
@@ -189,7 +192,7 @@ impl Engine {
         fault: bool,
     ) -> Result<Result<Reduced, Veto>, Error> {
         let agreed = self.agree(optimizer, point, placement, fault);
-        let agreed = match self.heard(agreed)? {
+        let agreed = match self.heard(optimizer, agreed)? {
             Ok(agreed) => agreed,
             Err(veto) => return Ok(Err(veto)),
         };
@@ -200,28 +203,54 @@ impl Engine {
         let mut later = self.launch(optimizer, &point.sent, placement, &agreed)?;
         let at_once = |flight: &mut Flight| flight.arrives == (self.step, placement);
         point.arriving.extend(later.extract_if(.., at_once));
-        let (landed, seen) = land(optimizer, &mut point.arriving)?;
+        let (landed, seen) = self.land(optimizer, &mut point.arriving)?;
         let counted = vote(&*self.workers.world, seen, optimizer.options());
-        Ok(self.heard(counted)?.map(|()| (later, landed)))
+        Ok(self.heard(optimizer, counted)?.map(|()| (later, landed)))
+    }
+
+    /// Waits for what arrives, and looks at it.
+    fn land(&self, optimizer: &Optimizer, arriving: &mut [Flight]) -> Result<(Vec<Landed>, Seen), Error> {
+        let (mut all, mut failed) = (Vec::new(), false);
+        for flight in arriving {
+            let (landed, arrived) = flight.land(optimizer.options());
+            failed |= arrived.is_err();
+            all.push(landed);
+        }
+        if failed {
+            return Ok((all, Seen::Failed));
+        }
+        let finite = all_finite(all.iter().flat_map(Landed::vectors), optimizer.options())?;
+        // A collective that was ended lets a GPU's queue go on, with what is no mean of all workers.
+        let seen = match self.workers.across.sound() {
+            Err(_) => Seen::Failed,
+            Ok(()) if finite => Seen::Good,
+            Ok(()) => Seen::NotFinite,
+        };
+        Ok((all, seen))
     }
 
     /// Whether what this rank has of what is at hand, and counts, is finite.
     fn brings_finite(&self, optimizer: &Optimizer, point: &Point) -> Result<bool, Error> {
         let fragments = point.arriving.iter().flat_map(|flight| &flight.fragments).chain(&point.sent);
+        let mut values = Vec::new();
         for &f in fragments.filter(|_| self.active) {
-            for value in self.parts.values(optimizer, &self.plan.fragments[f], f)? {
-                if !finite(value.values)? {
-                    return Ok(false);
-                }
-            }
+            values.extend(self.parts.values(optimizer, &self.plan.fragments[f], f)?);
         }
-        Ok(true)
+        all_finite(values.iter().map(|value| value.values), optimizer.options())
     }
 
     /// What became of a collective of all workers: its failure ends their exchanging, and is no error of this rank.
-    fn heard<T>(&mut self, result: Result<Result<T, Veto>, Error>) -> Result<Result<T, Veto>, Error> {
+    fn heard<T>(
+        &mut self,
+        optimizer: &Optimizer,
+        result: Result<Result<T, Veto>, Error>,
+    ) -> Result<Result<T, Veto>, Error> {
         match result {
             Err(error @ Error::Comm(_)) => {
+                if on_gpu(optimizer) {
+                    // A rank without memory fails alone, and the others wait for it.
+                    [&self.workers.world, &self.workers.across].into_iter().for_each(|comm| comm.abort());
+                }
                 self.failure = Some(error);
                 Ok(Err(Veto::Failed { rank: self.workers.world.rank() }))
             }
@@ -363,20 +392,4 @@ impl Engine {
         }
         Ok(())
     }
-}
-
-/// Waits for what arrives, and looks at it.
-fn land(optimizer: &Optimizer, arriving: &mut [Flight]) -> Result<(Vec<Landed>, Seen), Error> {
-    let (mut all, mut seen) = (Vec::new(), Seen::Good);
-    for flight in arriving {
-        let (landed, arrived) = flight.land(optimizer.options());
-        seen = if arrived.is_err() { Seen::Failed } else { seen };
-        for vector in landed.vectors() {
-            if seen == Seen::Good && !finite(vector)? {
-                seen = Seen::NotFinite;
-            }
-        }
-        all.push(landed);
-    }
-    Ok((all, seen))
 }

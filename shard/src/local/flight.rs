@@ -1,12 +1,12 @@
 //! Fragments on their way: packed, sent to the other workers, landed.
 
 use super::agreement::Share;
-use super::merge::bring;
 use super::packing::Lane;
 use super::spots::Spot;
 use super::{LocalPlan, Placement};
 use crate::{Error, Optimizer, Options, wire};
 use meshstep_comm::{Communicator, InFlight, Op, Reduction};
+use meshstep_optim::pack;
 use meshstep_tensor::{Buffer, Category, Slice};
 
 pub(crate) type Started = Result<InFlight, (Buffer, meshstep_comm::Error)>;
@@ -71,7 +71,8 @@ impl Flight {
         arrives: (u64, Placement),
     ) -> Result<Flight, Error> {
         let sent = places(plan, lanes, bringing);
-        let zeroed = |lane: &Lane| Buffer::zeroed(lane.len, lane.wire, &options.meter, Category::Staging);
+        let (queue, meter) = (&options.queue, &options.meter);
+        let zeroed = |lane: &Lane| Buffer::zeroed_on(queue, lane.len, lane.wire, meter, Category::Staging);
         let mut packed = lanes.iter().map(zeroed).collect::<Result<Vec<_>, _>>()?;
         let mut shares = vec![Share::Alike; lanes.len()];
         for (brings, sent) in bringing.iter().zip(&sent) {
@@ -80,7 +81,7 @@ impl Flight {
                 // What counts for nothing may be NaN, which nothing times it would be too.
                 if brings.share != Share::Of(0.0) {
                     let place = packed[lane].as_mut().slice(start..start + values.len())?;
-                    bring(*values, *from, place)?;
+                    pack(*values, from.map(Buffer::as_slice), place, queue)?;
                 }
             }
         }
@@ -166,9 +167,9 @@ impl Bringing<'_> {
     /// Copies of the values, and the `t` of each.
     pub(crate) fn snapshots(&self, optimizer: &Optimizer) -> Result<Vec<(Buffer, u64)>, Error> {
         let snapshot = |Value { spot, values, .. }: &Value<'_>| {
-            let meter = &optimizer.options().meter;
-            let mut copy = Buffer::zeroed(values.len(), spot.own, meter, Category::Staging)?;
-            copy.as_mut().copy_from(*values)?;
+            let Options { queue, meter, .. } = optimizer.options();
+            let mut copy = Buffer::zeroed_on(queue, values.len(), spot.own, meter, Category::Staging)?;
+            queue.copy(*values, copy.as_mut())?;
             Ok((copy, optimizer.entries[spot.entry].t))
         };
         self.values.iter().map(snapshot).collect()

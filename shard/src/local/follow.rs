@@ -4,6 +4,7 @@ use super::engine::Engine;
 use super::membership::{Ballot, Decision, Digest, Error as MembershipError, Membership, Replica, Round};
 use super::optimizer::{LocalOptimizer, rules};
 use super::sides::{Sides, check_sides};
+use super::spots::on_gpu;
 use super::{LocalError, LocalPlan, Placement, Veto, Workers};
 use crate::{Error, Optimizer};
 use std::sync::Arc;
@@ -75,7 +76,7 @@ impl LocalOptimizer {
         member: Option<Arc<dyn Membership>>,
         connect: impl FnOnce(&Round) -> Result<Workers, MembershipError>,
     ) -> Result<Self, LocalError> {
-        let fits = check_sides(&plan);
+        let fits = check_sides(&plan).and_then(|()| check_place(&inner));
         let text = fits.as_ref().map_or_else(|error| format!("this call = {error}\n"), |()| plan.describe());
         let replica = Replica::new(&inner, member, &text);
         fits?;
@@ -242,6 +243,16 @@ impl LocalOptimizer {
             Err(error) => Err(self.part(error)),
         }
     }
+}
+
+/// Refuses GPUs, where a worker that is lost ends the others too: NCCL's communicators of a process end together.
+fn check_place(inner: &Optimizer) -> Result<(), LocalError> {
+    if !on_gpu(inner) {
+        return Ok(());
+    }
+    let what = "a run whose workers come and go (LocalOptimizer::join)".to_owned();
+    let works = "memory of the CPU, or LocalOptimizer::new and regroup";
+    Err(Error::NotOnGpu { what, works }.into())
 }
 
 const OK: u64 = 0;

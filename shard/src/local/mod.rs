@@ -19,9 +19,18 @@
 //! sums are f32, and the mean is rounded. What was averaged without delay and mixing is bit-equal on all workers. `t`, which counts
 //! updates, is each worker's own: never averaged, never rolled back.
 //!
+//! # GPUs
+//!
+//! Parameters, state, anchors and outer state stay in memory of the GPU: what travels is packed, reduced by NCCL and merged there, in
+//! f64 as on the CPU. An exchange copies words to the host (the agreement, a count of what is not finite, the vote) and waits for
+//! them. Whole vectors are copied to the host where [`LocalOptimizer::new`] compares workers' first values, and where a save compares
+//! what workers keep alike. Bits are those of the CPU where NCCL's sums are exact: NCCL multiplies by shares before it adds, and adds
+//! f32 in f32. A communicator that fails ends all others of its process, so [`LocalOptimizer::join`] is refused; workers that are all
+//! there are [regrouped](LocalOptimizer::regroup).
+//!
 //! # Limits
 //!
-//! Memory of the CPU; 16-bit parameters with an f32 master. Ranks that replicate within a worker, as along `tp`, send what they all have
+//! 16-bit parameters with an f32 master. Ranks that replicate within a worker, as along `tp`, send what they all have
 //! each for itself; they stay alike where a reduction adds in the ranks' order, as loopback's does, or where ranks own as much of each
 //! parameter that shares its state in the same way, as placements do unless some say `reduced_over`. Where a collective of all workers fails on some ranks and not on others, as none does on loopback, some may have applied what
 //! others have not.
@@ -31,10 +40,10 @@ mod check;
 mod describe;
 mod engine;
 mod error;
+mod finite;
 mod flight;
 mod follow;
 pub mod membership;
-mod merge;
 mod optimizer;
 mod packing;
 mod parts;

@@ -61,10 +61,11 @@ impl LocalOptimizer {
     /// A worker of several, which all have the same plan, parameters, rules and values; this is checked. Collective over all
     /// ranks of all workers; every error is every rank's.
     ///
-    /// Memory of the CPU; 16-bit parameters with an f32 master, which is what is averaged then.
+    /// 16-bit parameters have an f32 master, which is what is averaged then. On a GPU the communicators are NCCL's, an outer
+    /// optimizer's rule has CUDA kernels, and this call copies each vector to the host once, to compare workers' first values.
     pub fn new(inner: Optimizer, workers: Workers, plan: LocalPlan) -> Result<Self, LocalError> {
         let (params, _) = inner.trained();
-        let checked = check_memory(&inner).and_then(|()| plan.check(&params));
+        let checked = check_memory(&inner, &plan).and_then(|()| plan.check(&params));
         let made = checked.and_then(|warnings| {
             let text = describe(&inner, &workers, &plan)?;
             Ok((Engine::new(plan, workers.clone(), &inner)?, warnings, text))
@@ -131,14 +132,19 @@ impl LocalOptimizer {
     /// Takes the worker's step, and whatever is due between workers. Collective over the worker's ranks; where something is due over
     /// all workers', who take equally many steps.
     ///
+    /// On a GPU the host waits for the outcome, and in a step that exchanges for the decision before the update too.
+    ///
     /// An error of the worker's step is its ranks' alone: the others' exchange, if one was due, has not come about, as their
     /// [`Exchanged::failed`] says. [`LocalError::Workers`] is a step that was taken and workers that can no longer exchange: what
     /// was due has its policy, and the next that is due is an error again.
     pub fn step(&mut self, at: At) -> Result<LocalStep, LocalError> {
         // What several ranks compute together is seen once.
         let tokens = if self.inner.handover.fixed.place.first { self.inner.progress.weight } else { 0 };
-        let mut around = Meeting { tokens, engine: &mut self.engine, begun: false };
+        let mut around = Meeting { tokens, engine: &mut self.engine, begun: false, counted: false };
         let stepped = self.inner.step_around(at, &mut around).and_then(crate::Pending::outcome);
+        if matches!(stepped, Ok(Outcome::Applied { .. })) {
+            around.count();
+        }
         let met = match &stepped {
             Ok(_) => Ok(()),
             Err(_) if around.begun || self.inner.handover.healthy().is_err() => Ok(()),
@@ -192,11 +198,26 @@ struct Meeting<'a> {
     engine: &'a mut Engine,
     tokens: u64,
     begun: bool,
+    counted: bool,
+}
+
+impl Meeting<'_> {
+    /// Counts the step's tokens, once.
+    fn count(&mut self) {
+        if !std::mem::replace(&mut self.counted, true) {
+            self.engine.parts.count(self.tokens);
+        }
+    }
 }
 
 impl Around for Meeting<'_> {
     fn holds(&self) -> bool {
         self.engine.is_due(Placement::After)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn waits(&self) -> bool {
+        [Placement::Before, Placement::After].into_iter().any(|placement| self.engine.is_due(placement))
     }
 
     fn before(&mut self, optimizer: &mut Optimizer) -> Result<(), Error> {
@@ -206,7 +227,7 @@ impl Around for Meeting<'_> {
 
     fn after(&mut self, optimizer: &mut Optimizer, applied: bool) -> Result<(), Error> {
         if applied {
-            self.engine.parts.count(self.tokens);
+            self.count();
         }
         self.engine.meet(optimizer, Placement::After, false)
     }
@@ -249,10 +270,11 @@ pub(crate) fn rules(inner: &Optimizer) -> String {
 fn values_alike(inner: &Optimizer, workers: &Workers) -> Result<Option<usize>, Error> {
     let mut digest = 0;
     for owned in &inner.buckets {
-        let vectors = [owned.params.as_slice()].into_iter();
+        let vectors = [owned.params()?].into_iter();
         let state = owned.state().iter().chain(owned.master()).map(meshstep_tensor::Buffer::as_slice);
         for vector in vectors.chain(state) {
-            digest = crate::handover::digest(digest, xxhash_rust::xxh3::xxh3_64(vector.bytes()?), 0);
+            let own = crate::wire::digest(&inner.options.queue, &inner.options.meter, vector)?;
+            digest = crate::handover::digest(digest, own, 0);
         }
     }
     let mine = [inner.comm().rank() as u64, workers.across.rank() as u64, digest];

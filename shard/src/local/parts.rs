@@ -1,12 +1,11 @@
 //! What this rank keeps of each fragment, and what is done to it: sent, merged, reset, rolled back.
 
 use super::flight::Value;
-use super::merge::{Merging, reset};
 use super::packing::Loads;
 use super::spots::{Spot, Vector};
 use super::{Fragment, LocalError, LocalPlan, Merge, OnFailure, What};
-use crate::{Error, Optimizer};
-use meshstep_optim::power;
+use crate::{Error, Optimizer, Options};
+use meshstep_optim::{self as optim, OuterStep, mix_zeros, power};
 use meshstep_tensor::{Buffer, Category, DType, Slice, SliceMut};
 use std::collections::BTreeSet;
 
@@ -77,14 +76,15 @@ impl Parts {
     /// As at the beginning: values as they are count as the last exchange's.
     #[cfg(feature = "checkpoint")]
     pub(crate) fn restart(&mut self, optimizer: &Optimizer) -> Result<(), Error> {
+        let queue = &optimizer.options().queue;
         for part in &mut self.0 {
             (part.outer_t, part.tokens) = (0, 0);
             for (spot, kept) in part.spots.iter().zip(&mut part.kept) {
-                kept.outer.iter_mut().try_for_each(|slot| slot.as_mut().zero())?;
+                kept.outer.iter_mut().try_for_each(|slot| queue.zero(slot.as_mut()))?;
                 let Some(anchor) = &mut kept.anchor else { continue };
                 match optimizer.vector_of(spot.vector) {
-                    Some(values) => anchor.as_mut().copy_from(values.slice(spot.range.clone())?)?,
-                    None => anchor.as_mut().zero()?,
+                    Some(values) => queue.copy(values.slice(spot.range.clone())?, anchor.as_mut())?,
+                    None => queue.zero(anchor.as_mut())?,
                 }
             }
         }
@@ -155,16 +155,20 @@ impl Parts {
         let (spot, t) = (self.0[f].spots[i].clone(), self.0[f].outer_t + 1);
         let mut kept = std::mem::take(&mut self.0[f].kept[i]);
         let left = |n| if let Merge::Mean { beta } = fragment.merge { power(beta, n) } else { 1.0 };
-        let merging = Merging {
-            reduced: arrived.reduced,
+        let (queue, meter) = (optimizer.options().queue.clone(), optimizer.options().meter.clone());
+        let merge = optim::Merge {
+            mean: arrived.reduced,
             differences: fragment.sends_differences(spot.wire, spot.own),
-            anchor: kept.anchor.as_mut(),
-            snapshot: arrived.snapshot.map(|(sent, n)| (sent, left(n))),
+            anchor: kept.anchor.as_mut().map(Buffer::as_mut),
+            sent: arrived.snapshot.map(|(sent, n)| (sent.as_slice(), left(n))),
             alpha: fragment.alpha,
         };
         let merged = self.write(optimizer, &spot).and_then(|values| match fragment.outer() {
-            Some(outer) => Ok(merging.outer(values, outer, &mut kept.outer, t)?),
-            None => Ok(merging.mean(values)?),
+            Some(outer) => {
+                let step = OuterStep { rule: &*outer.rule, lr: outer.lr, state: &mut kept.outer, t };
+                Ok(merge.outer(values, step, &queue, &meter)?)
+            }
+            None => Ok(merge.mean(values, &queue)?),
         });
         self.0[f].kept[i] = kept;
         merged
@@ -178,8 +182,8 @@ impl Parts {
         f: usize,
     ) -> Result<(), Error> {
         for i in 0..self.0[f].spots.len() {
-            let spot = self.0[f].spots[i].clone();
-            reset(self.write(optimizer, &spot)?, fragment.alpha)?;
+            let (spot, queue) = (self.0[f].spots[i].clone(), optimizer.options().queue.clone());
+            mix_zeros(self.write(optimizer, &spot)?, fragment.alpha, &queue)?;
         }
         if let (What::OuterMomentum(of), true) = (&fragment.what, fragment.alpha == 1.0) {
             self.0[*of].outer_t = 0;
@@ -190,10 +194,10 @@ impl Parts {
     /// Brings fragment `f` back to what its last exchange came to.
     pub(crate) fn roll_back(&mut self, optimizer: &mut Optimizer, f: usize) -> Result<(), Error> {
         for i in 0..self.0[f].spots.len() {
-            let spot = self.0[f].spots[i].clone();
+            let (spot, queue) = (self.0[f].spots[i].clone(), optimizer.options().queue.clone());
             let Some(anchor) = self.0[f].kept[i].anchor.take() else { continue };
             let copied =
-                self.write(optimizer, &spot).and_then(|mut values| Ok(values.copy_from(anchor.as_slice())?));
+                self.write(optimizer, &spot).and_then(|values| Ok(queue.copy(anchor.as_slice(), values)?));
             self.0[f].kept[i].anchor = Some(anchor);
             copied?;
         }
@@ -213,14 +217,14 @@ impl Parts {
 
 impl Kept {
     fn new(fragment: &Fragment, spot: &Spot, optimizer: &Optimizer) -> Result<Self, Error> {
-        let (meter, len) = (&optimizer.options().meter, spot.range.len());
-        let zeroed = |dtype| Buffer::zeroed(len, dtype, meter, Category::State);
+        let (Options { queue, meter, .. }, len) = (optimizer.options(), spot.range.len());
+        let zeroed = |dtype| Buffer::zeroed_on(queue, len, dtype, meter, Category::State);
         let mut kept = Kept::default();
         if fragment.has_anchor(spot.wire, spot.own) {
             let mut anchor = zeroed(spot.own)?;
             // Outer state begins as zeros.
             if let Some(values) = optimizer.vector_of(spot.vector) {
-                anchor.as_mut().copy_from(values.slice(spot.range.clone())?)?;
+                queue.copy(values.slice(spot.range.clone())?, anchor.as_mut())?;
             }
             kept.anchor = Some(anchor);
         }

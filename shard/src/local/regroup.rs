@@ -45,15 +45,18 @@ impl LocalOptimizer {
 
     /// Everything that worker `root` has, where this one is new. Collective over the ranks that have the same shard.
     fn take_over(&mut self, workers: &Workers, root: usize) -> Result<(), Error> {
+        // Counts are the host's, which may not have heard of the last steps.
+        #[cfg(feature = "cuda")]
+        self.inner.take_notes(true)?;
         let (comm, queue) = (&*workers.across, self.inner.options().queue.clone());
         let (inner, engine) = (&mut self.inner, &mut self.engine);
         let buckets = inner.buckets.iter_mut().flat_map(|owned| owned.vectors_whole());
         for vector in buckets.chain(engine.parts.buffers()).filter(|vector| !vector.is_empty()) {
             if engine.active {
                 // It has its own, and lends a copy to the ring.
-                let mut copy =
-                    Buffer::zeroed(vector.len(), vector.dtype(), &inner.options.meter, Category::Staging)?;
-                copy.as_mut().copy_from(vector.as_slice())?;
+                let (len, dtype, meter) = (vector.len(), vector.dtype(), &inner.options.meter);
+                let mut copy = Buffer::zeroed_on(&queue, len, dtype, meter, Category::Staging)?;
+                queue.copy(vector.as_slice(), copy.as_mut())?;
                 wire::run(comm, &queue, Op::broadcast(root), &mut copy)?;
             } else {
                 wire::run(comm, &queue, Op::broadcast(root), vector)?;
@@ -64,16 +67,25 @@ impl LocalOptimizer {
         let again = (0..engine.plan.fragments.len()).map(|f| u64::from(engine.again.contains(&f)));
         let again: Vec<u64> = again.collect();
         let counts: Vec<u64> = counts.chain(engine.parts.outer_steps().map(|t| *t)).chain(again).collect();
-        let mut words = Buffer::zeroed(counts.len(), DType::U64, &inner.options.meter, Category::Staging)?;
-        words.as_mut().copy_from((&counts[..]).into())?;
+        let meter = &inner.options.meter;
+        let mut words = Buffer::zeroed_on(&queue, counts.len(), DType::U64, meter, Category::Staging)?;
+        queue.upload((&counts[..]).into(), words.as_mut())?;
         wire::run(comm, &queue, Op::broadcast(root), &mut words)?;
+        let mut counts = counts;
+        queue.download(words.as_slice(), (&mut counts[..]).into())?;
+        comm.sound()?;
         if !engine.active {
             let ts = inner.entries.iter_mut().map(|entry| &mut entry.t);
             let all = std::iter::once(&mut inner.progress.steps).chain(ts).chain(engine.parts.outer_steps());
-            let mut words = words.typed::<u64>()?.iter();
+            let mut words = counts.iter();
             all.zip(&mut words).for_each(|(place, t)| *place = *t);
             let again = words.enumerate().filter(|(_, again)| **again != 0);
             engine.again = again.map(|(f, _)| f).collect();
+            #[cfg(feature = "cuda")]
+            {
+                inner.buckets.iter_mut().for_each(crate::owned::Owned::recount);
+                inner.tell_there()?;
+            }
         }
         Ok(())
     }

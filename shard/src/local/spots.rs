@@ -62,6 +62,11 @@ impl Optimizer {
         all.into_iter().unzip()
     }
 
+    /// The queue waits for all parameters of the last step, where they may still travel.
+    pub(crate) fn wait_for_params(&self) -> Result<(), Error> {
+        self.buckets.iter().try_for_each(crate::owned::Owned::wait_for_params)
+    }
+
     /// This rank's elements of `vector`, but for those of outer optimizers, which it has not.
     pub(crate) fn vector_of(&self, vector: Vector) -> Option<Slice<'_>> {
         match vector {
@@ -124,6 +129,11 @@ impl LocalPlan {
     }
 }
 
+/// Whether parameters, state and gradients are a GPU's.
+pub(crate) fn on_gpu(optimizer: &Optimizer) -> bool {
+    optimizer.options().queue.place() != meshstep_tensor::Place::Cpu
+}
+
 /// The vectors of a parameter that a fragment has, as far as this rank owns them.
 fn of_param(
     optimizer: &Optimizer,
@@ -152,12 +162,15 @@ fn of_param(
     }
 }
 
-/// Refuses what cannot be averaged: parameters of which a part is kept elsewhere, or too little to add up small steps in.
-pub(crate) fn check_memory(optimizer: &Optimizer) -> Result<(), LocalError> {
-    let options = optimizer.options();
-    if options.queue.place() != meshstep_tensor::Place::Cpu {
-        let (what, works) = ("exchanging seldom between workers".to_owned(), "memory of the CPU");
-        return Err(Error::NotOnGpu { what, works }.into());
+/// Refuses what cannot be averaged: parameters of which a part is kept elsewhere, or too little to add up small steps in; and on a
+/// GPU outer optimizers without kernels.
+pub(crate) fn check_memory(optimizer: &Optimizer, plan: &LocalPlan) -> Result<(), LocalError> {
+    if on_gpu(optimizer) {
+        let mut outer = plan.fragments.iter().filter_map(Fragment::outer).map(|outer| &outer.rule);
+        if let Some(rule) = outer.find(|rule| rule.on_device().is_none()) {
+            let what = format!("an outer optimizer with {}, which has no CUDA kernels,", rule.name());
+            return Err(Error::NotOnGpu { what, works: "a rule with kernels, as Sgd or AdamW" }.into());
+        }
     }
     for kept in &optimizer.handover.fixed.buckets {
         let narrow = kept.plan.dtype != kept.plan.update;

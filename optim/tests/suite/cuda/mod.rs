@@ -4,6 +4,7 @@ mod blocks;
 mod flat;
 mod gpu;
 mod lbfgs;
+mod merge;
 mod norm;
 mod step;
 mod update;

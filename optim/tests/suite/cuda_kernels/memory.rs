@@ -1,6 +1,6 @@
 //! How kernels go about memory: 16 bytes at a time where they can, with 64-bit offsets, and never past a barrier too early.
 
-use crate::common::{Memory, RECIPES, Recipe, Values, difference, tried};
+use crate::common::{Memory, RECIPES, Recipe, Values, difference};
 use crate::cuda_kernels::{Table, describe, describe_flat, launch, recipes, scalars, segment, step};
 use meshstep_optim::cuda::Streams;
 use meshstep_optim::{AdamW, Flat, Isa, Rule};

@@ -38,7 +38,7 @@ impl AllWorkers<'_> {
             let engine = &self.local.engine;
             for flight in &record.flights {
                 let of = (&engine.plan, &engine.parts);
-                let resumed = Flight::resumed(flight.fragments.clone(), flight.arrives(), of, &options.meter);
+                let resumed = Flight::resumed(flight.fragments.clone(), flight.arrives(), of, options);
                 self.flights.push(resumed.map_err(CheckpointError::memory)?);
             }
         }

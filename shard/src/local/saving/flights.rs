@@ -5,8 +5,8 @@ use crate::local::engine::Engine;
 use crate::local::flight::{Flight, Landed, Sent};
 use crate::local::parts::Parts;
 use crate::local::{LocalPlan, Placement};
-use crate::{Optimizer, Options};
-use meshstep_tensor::{Buffer, Category, DType, Error, Meter, Slice, SliceMut};
+use crate::{Optimizer, Options, wire};
+use meshstep_tensor::{Buffer, Category, DType, Error, Slice, SliceMut};
 
 impl Flight {
     /// Waits for what it brings, which counts once it arrives.
@@ -49,9 +49,10 @@ impl Flight {
         fragments: Vec<usize>,
         arrives: (u64, Placement),
         (plan, parts): (&LocalPlan, &Parts),
-        meter: &Meter,
+        options: &Options,
     ) -> Result<Flight, Error> {
-        let zeroed = |len, dtype: DType| Buffer::zeroed(len, dtype, meter, Category::Staging);
+        let Options { queue, meter, .. } = options;
+        let zeroed = |len, dtype: DType| Buffer::zeroed_on(queue, len, dtype, meter, Category::Staging);
         let (mut landed, mut all) = (Vec::new(), Vec::new());
         for &f in &fragments {
             let mut sent = Sent::default();
@@ -70,11 +71,11 @@ impl Flight {
 }
 
 impl Engine {
-    /// Of everything that all workers keep alike, a digest.
-    pub(super) fn digest(&mut self, flights: &[Flight]) -> Result<u64, crate::Error> {
+    /// Of everything that all workers keep alike, a digest. Of a GPU's memory each vector is copied to the host.
+    pub(super) fn digest(&mut self, flights: &[Flight], options: &Options) -> Result<u64, crate::Error> {
         let mut digest = 0;
         let mut add = |values: Slice<'_>| -> Result<(), crate::Error> {
-            let hash = xxhash_rust::xxh3::xxh3_64(values.bytes()?);
+            let hash = wire::digest(&options.queue, &options.meter, values)?;
             digest = crate::handover::digest(digest, hash, 0);
             Ok(())
         };

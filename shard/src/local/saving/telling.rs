@@ -48,7 +48,7 @@ impl AllWorkers<'_> {
     fn told(&mut self) -> Result<Told, Error> {
         let inner = &mut self.local.inner;
         let counters = xxh3_64(inner.describe_counters()?.as_bytes());
-        let shared = self.local.engine.digest(&self.flights)?;
+        let shared = self.local.engine.digest(&self.flights, &self.local.inner.options)?;
         let step = xxh3_64(&serde_json::to_vec(&self.record).unwrap_or_default());
         let (inner, engine) = (&self.local.inner, &self.local.engine);
         let (t, sent) = updates(inner, &engine.parts, &self.flights);

@@ -9,6 +9,10 @@ mod consolidate;
 mod failing;
 mod graph;
 mod lbfgs;
+mod local;
+mod local_failing;
+#[cfg(feature = "checkpoint")]
+mod local_moving;
 mod missing;
 mod pair;
 mod propagate;

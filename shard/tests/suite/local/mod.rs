@@ -2,7 +2,7 @@
 
 mod absent;
 mod alignment;
-mod equal;
+pub mod equal;
 mod failures;
 mod follow;
 mod limits;

@@ -1,0 +1,19 @@
+//! Looks for values that are not finite, where they are.
+
+use crate::{Error, Options};
+use meshstep_optim::{Norm, NormSum};
+use meshstep_tensor::Slice;
+
+/// Whether all elements of all vectors are finite. On a GPU it waits for the queue, once.
+pub(crate) fn all_finite<'a>(
+    vectors: impl IntoIterator<Item = Slice<'a>>,
+    options: &Options,
+) -> Result<bool, Error> {
+    let (queue, mut vectors) = (&options.queue, vectors.into_iter().peekable());
+    if vectors.peek().is_none() {
+        return Ok(true);
+    }
+    let mut seen = NormSum::new(Norm::Inf, queue, &options.meter)?;
+    vectors.try_for_each(|vector| seen.watch(vector, queue))?;
+    Ok(seen.read(queue)?.non_finite() == 0)
+}
