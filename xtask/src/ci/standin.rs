@@ -95,7 +95,8 @@ pub(super) fn build(root: &Path, folder: &Path) -> anyhow::Result<()> {
     let mut units = libraries(root, folder)?;
     units.extend(kernels(root, &folder.join("kernels"))?);
     let built = in_parallel(&units, Unit::build)?;
-    println!("stand-ins: {} built, {} as they were", built.iter().filter(|&&new| new).count(), built.len());
+    let new = built.iter().filter(|&&new| new).count();
+    println!("stand-ins: {new} built, {} as they were", built.len() - new);
     Ok(())
 }
 
