@@ -2,6 +2,7 @@
 
 use crate::kernels::CHIPS;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
 
 /// Looks after the workspace.
 #[derive(Debug, Parser)]
@@ -66,6 +67,9 @@ pub(crate) struct KernelsArgs {
     /// Measure on this chip alone [default: on each].
     #[arg(long, value_parser = CHIPS, requires = "check")]
     pub(crate) chip: Option<String>,
+    /// Assemble the committed PTX for each chip into this folder, for builds with optim's feature `cubins`, and do nothing else.
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["check", "budget"])]
+    pub(crate) cubins: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

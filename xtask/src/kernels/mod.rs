@@ -44,6 +44,9 @@ pub(crate) fn run(args: &KernelsArgs, workspace: &Workspace) -> anyhow::Result<(
     let files = sources::read(root)?;
     let modules = sources::modules(&files)?;
     let tools = Tools::get(&workspace.target)?;
+    if let Some(folder) = &args.cubins {
+        return cubins(&root.join(folder), &files, &tools);
+    }
     let texts = compile(&modules, &tools)?;
     let stale = stale(&files, &modules, &texts);
     if !args.check {
@@ -57,6 +60,20 @@ pub(crate) fn run(args: &KernelsArgs, workspace: &Workspace) -> anyhow::Result<(
     let bytes: usize = texts.iter().map(String::len).sum();
     println!("{}", measured.summary());
     println!("kernels: {} in {} files, {} kB of PTX", measured.len(), modules.len(), bytes.div_ceil(1000));
+    Ok(())
+}
+
+/// Writes machine code of the committed PTX for each chip, as optim's build takes it.
+fn cubins(folder: &Path, files: &[File], tools: &Tools) -> anyhow::Result<()> {
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let mut jobs = Vec::new();
+    for File { path, text } in files.iter().filter(|file| file.path.ends_with(".ptx")) {
+        let file = folder.join(path.rsplit('/').next().unwrap_or(path));
+        fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
+        jobs.extend(CHIPS.map(|chip| (file.clone(), chip)));
+    }
+    in_parallel(&jobs, |(file, chip)| ptxas::measure(&tools.ptxas, file, chip))?;
+    println!("{}: {} cubins; build with MESHSTEP_CUBINS={0}", folder.display(), jobs.len());
     Ok(())
 }
 

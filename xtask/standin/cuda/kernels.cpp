@@ -79,6 +79,21 @@ std::set<std::string> entries_of(const std::string &text) {
     return names;
 }
 
+// The names of the code sections of a cubin, which an ELF header begins, 40 bytes behind it the place of the section headers, 60
+// behind it how many.
+std::set<std::string> sections_of(const char *cubin) {
+    uint64_t headers;
+    uint16_t count;
+    std::memcpy(&headers, cubin + 40, sizeof headers);
+    std::memcpy(&count, cubin + 60, sizeof count);
+    constexpr size_t HEADER = 64;
+    const std::string all(cubin, headers + count * HEADER), mark = ".text.";
+    std::set<std::string> names;
+    for (size_t at = all.find(mark); at != std::string::npos; at = all.find(mark, at + 1))
+        names.insert(all.c_str() + at + mark.size());
+    return names;
+}
+
 // Why a kernel of this device must not be given this word, if it is an address; else null.
 const char *fault_of(uintptr_t word, const Device *device) {
     if (is_pageable(word)) return "pageable host memory";
@@ -137,12 +152,13 @@ extern "C" {
 
 int cuModuleLoadDataEx(void **module, const char *text, unsigned count, const int *options, void **values) {
     BEGIN(begin_in_context(__func__));
-    if (!std::strstr(text, ".version ")) {
+    bool machine = std::strncmp(text, "\177ELF", 4) == 0;
+    if (!machine && !std::strstr(text, ".version ")) {
         say("stand-in: a text without .version", count, options, values);
         return InvalidPtx;
     }
-    if (is_set("CUDA_DISABLE_PTX_JIT")) return JitDisabled;
-    auto made = std::make_unique<Module>(Module{current, entries_of(text), {}});
+    if (!machine && is_set("CUDA_DISABLE_PTX_JIT")) return JitDisabled;
+    auto made = std::make_unique<Module>(Module{current, machine ? sections_of(text) : entries_of(text), {}});
     *module = made.get();
     modules[made.get()] = std::move(made);
     return Success;
