@@ -11,9 +11,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// The most that the folder may hold, in MiB.
-const MOST: u64 = 48;
+const MOST: u64 = 44;
 
-const RUN: &str = include_str!("run.sh");
+/// Starts the runner.
+const RUN: &str = include_str!("../../gpu_runner/run.sh");
 
 /// What measures PyTorch beside us, for a python3 that has it.
 const TORCH: &str = "bench/python/gpu_torch.py";
@@ -30,7 +31,8 @@ pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<()> {
         let glibc = needs::check(&built)?;
         let place = folder.join(program.place());
         bytes += copy(&built, &place)?;
-        println!("{}: glibc {glibc} or newer", program.place().display());
+        let size = mib(fs::metadata(&place)?.len());
+        println!("{}: {size:.1} MiB, glibc {glibc} or newer", program.place().display());
     }
     write(&folder.join("commit"), &format!("{}\n", commit(&workspace.root)))?;
     bytes += copy(&workspace.root.join(TORCH), &folder.join("gpu_torch.py"))?;
@@ -38,7 +40,7 @@ pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<()> {
     executable(&script)?;
     check_size(bytes)?;
     println!(
-        "{}: {} programs, {:.1} MiB; bring it to the GPU and start run.sh",
+        "{}: {} programs, {:.1} MiB; bring it to the GPU and start run.sh with a mode",
         folder.display(),
         PROGRAMS.len(),
         mib(bytes)

@@ -1,0 +1,6 @@
+//! Whole runs of `run.sh` on bundles whose programs are shell scripts.
+
+mod bundle;
+mod endings;
+mod modes;
+mod verdicts;
