@@ -3,7 +3,7 @@
 use crate::child::{End, Launch, Wish};
 use crate::clock::{Clock, Stop};
 use crate::logs::{Scratch, tail};
-use crate::output::say;
+use crate::output::{complain, say};
 use crate::plan::{Mode, Step, Work, installed};
 use crate::report::{Ended, Kind, Report, Row, Verdict, remove_parts};
 use crate::settings::{Settings, duration};
@@ -107,22 +107,32 @@ impl Run {
         let started = Instant::now();
         let mut row = Row { verdict: Verdict::Running, ..Row::new(&step.program, step.kind) };
         self.keep(idx, &row)?;
-        match &step.work {
-            Work::Skip(reason) => row.verdict = Verdict::Skipped((*reason).to_owned()),
-            Work::Plain { path, args, env } => {
-                let env = env.iter().map(|&(name, value)| (name.to_owned(), value.into())).collect();
-                self.plain(&mut row, (path, args), env)?;
-            }
-            Work::Suite { .. } if step.kind == Kind::Nccl && self.nccl_env().is_none() => {
-                row.verdict = Verdict::Skipped("no libnccl.so.2".to_owned());
-            }
-            Work::Suite { path, before, tests } => self.suite(idx, &mut row, (path, before), tests)?,
+        if let Err(error) = self.work(idx, step, &mut row) {
+            row.verdict = Verdict::NotStarted(format!("{error:#}"));
         }
         row.seconds = started.elapsed().as_secs_f64();
         remove_parts(&self.settings.out);
         self.keep(idx, &row)?;
-        self.scratch.archive(&self.settings.out)?;
         self.show(&row);
+        if let Err(error) = self.scratch.archive(&self.settings.out) {
+            // The archive at the end of the run is the one that must succeed.
+            complain(&format!("{error:#}"));
+        }
+        Ok(())
+    }
+
+    fn work(&mut self, idx: usize, step: &Step, row: &mut Row) -> anyhow::Result<()> {
+        match &step.work {
+            Work::Skip(reason) => row.verdict = Verdict::Skipped((*reason).to_owned()),
+            Work::Plain { path, args, env } => {
+                let env = env.iter().map(|&(name, value)| (name.to_owned(), value.into())).collect();
+                self.plain(row, (path, args), env)?;
+            }
+            Work::Suite { .. } if step.kind == Kind::Nccl && self.nccl_env().is_none() => {
+                row.verdict = Verdict::Skipped("no libnccl.so.2".to_owned());
+            }
+            Work::Suite { path, before, tests } => self.suite(idx, row, (path, before), tests)?,
+        }
         Ok(())
     }
 
