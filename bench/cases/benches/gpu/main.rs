@@ -22,7 +22,6 @@ use meshstep_tensor::Queue;
 use meshstep_tensor::cuda::{self, Device, Driver, Stream};
 use serde_json::json;
 use settings::Settings;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -44,7 +43,8 @@ fn run() -> Result<()> {
     let len = if settings.smoke { SMOKE } else { fitting(settings.log2, &queue)? };
     let mut rows = if settings.smoke { smoke() } else { rows(len, settings.rounds) };
     rows.retain(|row| settings.wants(&row.name));
-    let about = report::about(&device, driver, len, settings.rounds)?;
+    let rounds = rows.iter().map(|row| row.rounds).max().unwrap_or(settings.rounds);
+    let about = report::about(&device, driver, len, rounds)?;
     report::print_head(&about);
     let mut record = Record::new(settings.path.clone(), &about, &rows)?;
     match launch(&queue) {
@@ -94,7 +94,7 @@ fn all(rows: &[Row], settings: &Settings, len: usize, record: &mut Record, queue
         let begun = Instant::now();
         let outcome = match budget.over() {
             Some(reason) => Outcome::NotRun(reason),
-            None => outcome(row, &mut copy, len, queue),
+            None => Outcome::of(|| measured(row, &mut copy, len, queue)),
         };
         budget.took(begun.elapsed());
         report::print_row(record.set(idx, row, &outcome)?);
@@ -102,20 +102,7 @@ fn all(rows: &[Row], settings: &Settings, len: usize, record: &mut Record, queue
     Ok(())
 }
 
-/// Measures one row. Whatever fails there is the row's own.
-fn outcome(row: &Row, copy: &mut Option<Copy>, len: usize, queue: &Queue) -> Outcome {
-    let measured = catch_unwind(AssertUnwindSafe(|| measured(row, copy, len, queue)));
-    match measured {
-        Ok(Ok(measured)) => Outcome::Measured(measured),
-        Ok(Err(error)) => Outcome::Failed(error.to_string()),
-        Err(panic) => {
-            let message = panic.downcast_ref::<String>().map(String::as_str);
-            let message = message.or_else(|| panic.downcast_ref::<&str>().copied());
-            Outcome::Failed(format!("the case panicked: {}", message.unwrap_or("without a message")))
-        }
-    }
-}
-
+/// Measures one row, beside a copy of its size.
 fn measured(row: &Row, copy: &mut Option<Copy>, len: usize, queue: &Queue) -> Result<Measured> {
     let copied = row.copied(len);
     if copy.as_ref().is_none_or(|copy| copy.params() != copied) {

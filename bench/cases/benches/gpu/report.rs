@@ -50,14 +50,14 @@ pub(crate) fn print_row(row: &Value) {
     let (name, number) = (text(row, "name"), |key: &str| row[key].as_f64().unwrap_or(f64::NAN));
     if row["ms"].is_number() {
         println!(
-            "{name:46} {:10} {:6} {:9.3} {:9.3} {:5.1}% {:6} {:9.1}",
+            "{name:46} {:10} {:6} {:9.3} {:9.3} {:5.1}% {:6} {:>9}",
             row["params"],
             row["bytes_per_element"],
             number("ms"),
             number("floor_ms"),
             number("share_of_floor") * 100.0,
             number("host_waits_per_step"),
-            number("first_step_ms")
+            row["first_step_ms"].as_f64().map_or("-".to_owned(), |ms| format!("{ms:.1}"))
         );
     }
     for (key, said) in [("error", "error"), ("not_run", "not run")] {

@@ -1,9 +1,11 @@
 //! The benchmark's file: a row for each case, from the beginning; the file is replaced as a whole whenever a row changes.
 
+use super::Result;
 use super::race::Measured;
 use super::rows::Row;
 use serde_json::{Map, Value, json};
 use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 /// The result of a row.
@@ -13,6 +15,21 @@ pub enum Outcome {
     Failed(String),
     /// The case was left out, for this reason.
     NotRun(String),
+}
+
+impl Outcome {
+    /// Measures a case. An error and a panic are the case's own: the next one goes on.
+    pub fn of(measure: impl FnOnce() -> Result<Measured>) -> Self {
+        match catch_unwind(AssertUnwindSafe(measure)) {
+            Ok(Ok(measured)) => Outcome::Measured(measured),
+            Ok(Err(error)) => Outcome::Failed(error.to_string()),
+            Err(panic) => {
+                let message = panic.downcast_ref::<String>().map(String::as_str);
+                let message = message.or_else(|| panic.downcast_ref::<&str>().copied());
+                Outcome::Failed(format!("the case panicked: {}", message.unwrap_or("without a message")))
+            }
+        }
+    }
 }
 
 /// All rows, and what holds for all of them.
@@ -174,6 +191,16 @@ mod tests {
         let row = record.set(0, &all[0], &measured(1.0)).unwrap().clone();
         assert_eq!(row["error"], "the host waited 1 times in a step that needs 0");
         assert_eq!((&row["ms"], record.errors()), (&8.0.into(), 1));
+    }
+
+    #[test]
+    fn an_error_or_a_panic_is_the_outcome_of_its_case() {
+        let failed = |outcome| match outcome {
+            Outcome::Failed(reason) => reason,
+            _ => panic!("the case has not failed"),
+        };
+        assert_eq!(failed(Outcome::of(|| Err("not the CPU's".into()))), "not the CPU's");
+        assert_eq!(failed(Outcome::of(|| panic!("of {}", 1))), "the case panicked: of 1");
     }
 
     #[test]
