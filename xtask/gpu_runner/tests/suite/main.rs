@@ -1,4 +1,9 @@
 //! Whole runs of `run.sh` on bundles whose programs are shell scripts, and of the bundle's Python on a stand-in for torch.
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "tests, and what they share, which say what is wrong by failing"
+)]
 
 mod bundle;
 mod endings;
