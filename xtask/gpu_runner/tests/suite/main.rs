@@ -1,4 +1,5 @@
 //! Whole runs of `run.sh` on bundles whose programs are shell scripts, and of the bundle's Python on a stand-in for torch.
+#![cfg(target_os = "linux")]
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,

@@ -1,14 +1,14 @@
 //! One run: every step of a mode in turn, with the record rewritten before and after each.
 
-use crate::child::{End, Launch, Wish};
-use crate::clock::{Clock, Stop};
-use crate::logs::{Scratch, tail};
-use crate::output::{complain, say};
-use crate::plan::{Mode, Step, Work, installed};
-use crate::report::{Ended, Kind, Report, Row, Verdict, remove_parts};
-use crate::settings::{Settings, duration};
-use crate::suite::{Suite, set_end, stopped};
-use crate::{machine, nccl};
+use super::child::{End, Launch, Wish};
+use super::clock::{Clock, Stop};
+use super::logs::{Scratch, tail};
+use super::output::{complain, say};
+use super::plan::{Mode, Step, Work, installed};
+use super::report::{Ended, Kind, Report, Row, Verdict, remove_parts};
+use super::settings::{Settings, duration};
+use super::suite::{Suite, set_end, stopped};
+use super::{machine, nccl};
 use anyhow::Context;
 use std::ffi::OsString;
 use std::fs;

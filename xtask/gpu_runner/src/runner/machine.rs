@@ -1,9 +1,9 @@
 //! The machine of a run: its GPU and driver as nvidia-smi tells them, and the date.
 
-use crate::child::{Launch, Wish};
-use crate::clock::Clock;
-use crate::logs::Scratch;
-use crate::plan::installed;
+use super::child::{Launch, Wish};
+use super::clock::Clock;
+use super::logs::Scratch;
+use super::plan::installed;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -26,7 +26,7 @@ pub(crate) fn answer(
         text.extend_from_slice(piece);
         Wish::GoOn
     });
-    let answered = matches!(end, Ok(crate::child::End::Exit(0)));
+    let answered = matches!(end, Ok(super::child::End::Exit(0)));
     answered.then(|| String::from_utf8_lossy(&text).into_owned())
 }
 

@@ -1,6 +1,6 @@
 //! The programs of each mode, in order. Looks at the bundle's folders and at the tools of the machine; starts nothing.
 
-use crate::report::Kind;
+use super::report::Kind;
 use anyhow::Context;
 use std::ffi::OsString;
 use std::fs;

@@ -1,9 +1,9 @@
 //! The search for NCCL's library: in the loader's path, then in python3's packages.
 
-use crate::clock::Clock;
-use crate::logs::Scratch;
-use crate::machine::answer;
-use crate::plan::installed;
+use super::clock::Clock;
+use super::logs::Scratch;
+use super::machine::answer;
+use super::plan::installed;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 

@@ -1,9 +1,9 @@
 //! A test program, test by test. A test that hangs or crashes ends its process; another process runs the rest.
 
-use crate::child::{End, Launch, Wish};
-use crate::clock::{Clock, Stop};
-use crate::libtest::{Results, listed};
-use crate::report::{Row, Verdict};
+use super::child::{End, Launch, Wish};
+use super::clock::{Clock, Stop};
+use super::libtest::{Results, listed};
+use super::report::{Row, Verdict};
 use std::time::{Duration, Instant};
 
 /// Parts of the names of the tests that need a GPU: their modules.

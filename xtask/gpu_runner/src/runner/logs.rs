@@ -1,6 +1,6 @@
 //! Logs of the programs: files in a scratch folder while programs run, and one archive of them in the folder of the results.
 
-use crate::report::replace;
+use super::report::replace;
 use anyhow::Context;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -4,9 +4,9 @@
 //! too, is the order to end the program: SIGTERM to the program's process group, then SIGKILL to the group and to whatever
 //! else descends from the program.
 
-use crate::clock::noted_signals;
-use crate::output::complain;
-use crate::report::remove_parts;
+use super::clock::noted_signals;
+use super::output::complain;
+use super::report::remove_parts;
 use rustix::process::{Pid, Signal, getpid, kill_process, kill_process_group, set_child_subreaper};
 use std::ffi::OsString;
 use std::fs;

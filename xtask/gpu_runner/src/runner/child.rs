@@ -1,7 +1,7 @@
 //! One program under its supervisor: its outputs go to two logs, which the runner reads as they grow.
 
-use crate::clock::{Clock, Stop};
-use crate::supervise::{COMMAND, NOT_STARTED, SIGNALLED, TICK};
+use super::clock::{Clock, Stop};
+use super::supervise::{COMMAND, NOT_STARTED, SIGNALLED, TICK};
 use anyhow::Context;
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};

@@ -1,6 +1,6 @@
 //! `results.json`: one row for each program of the run. The file is replaced as a whole, so a reader never sees half of it.
 
-use crate::settings::Limits;
+use super::settings::Limits;
 use anyhow::Context;
 use serde::Serialize;
 use std::fmt;
