@@ -81,6 +81,33 @@ mod tests {
     use super::*;
     use serde_json::json;
 
+    /// A python that writes this report and fails, as the script does when a case has failed.
+    #[cfg(unix)]
+    fn failing(report: &Value) -> (tempfile::TempDir, TorchOnGpu) {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let python = folder.path().join("python");
+        let path = folder.path().join(FILE);
+        let text = format!("#!/bin/sh\necho '{report}' >'{}'\necho no room >&2\nexit 1\n", path.display());
+        fs::write(&python, text).unwrap();
+        fs::set_permissions(&python, fs::Permissions::from_mode(0o755)).unwrap();
+        let path = folder.path().to_owned();
+        (folder, TorchOnGpu { python, folder: path, size: [4, 1], report: Value::Null })
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_run_with_a_failed_case_has_the_others() {
+        let report =
+            json!({ "params": 4, "runs": [{ "ms": { "step f32": 4.0 }, "errors": { "lion": "no" } }] });
+        let (_folder, mut torch) = failing(&report);
+        torch.run().unwrap();
+        assert_eq!(torch.seconds("step f32"), Some(4e-3));
+        // The second call adds no run.
+        let error = torch.run().unwrap_err().to_string();
+        assert!(error.contains("PyTorch says: no room"), "{error}");
+    }
+
     #[test]
     fn the_faster_run_counts() {
         let runs = json!([{ "ms": { "step f32": 4.0 } }, { "ms": { "step f32": 2.0 } }]);

@@ -18,8 +18,11 @@ use std::time::{Duration, Instant};
 /// Lines that are printed of a failed program's errors, and of the tables of a program that measures.
 const SHOWN: [usize; 2] = [20, 200];
 
-/// Results of an earlier run, which this one replaces.
-const REPLACED: [&str; 5] = ["results.json", "logs.tar", "smoke.json", "gpu-bench.json", "torch-bench.json"];
+/// Results of every run, which replace those of an earlier one.
+const REPLACED: [&str; 2] = ["results.json", "logs.tar"];
+
+/// Results of programs that measure.
+const MEASURED: [&str; 3] = ["smoke.json", "gpu-bench.json", "torch-bench.json"];
 
 /// A test takes so many times longer under a sanitizer.
 const SANITIZED: u32 = 3;
@@ -41,7 +44,7 @@ pub(crate) fn run(mode: Mode, settings: Settings) -> anyhow::Result<bool> {
     let bundle = bundle.parent().context("the runner lies in no folder")?.to_owned();
     let scratch = Scratch::new()?;
     let steps = mode.steps(&bundle, [&settings.out, scratch.folder()], installed)?;
-    clean(&settings.out)?;
+    clean(mode, &settings.out)?;
     let report = report(mode, &bundle, &settings, &scratch, &clock);
     let mut run = Run { bundle, settings, clock, scratch, report, nccl: None };
     run.report.rows = steps.iter().map(|step| Row::new(&step.program, step.kind)).collect();
@@ -50,9 +53,12 @@ pub(crate) fn run(mode: Mode, settings: Settings) -> anyhow::Result<bool> {
     Ok(run.report.success())
 }
 
-fn clean(out: &Path) -> anyhow::Result<()> {
+/// Removes the results of an earlier run that this mode writes anew. Figures stay where nothing is measured.
+fn clean(mode: Mode, out: &Path) -> anyhow::Result<()> {
     remove_parts(out);
-    for file in REPLACED.map(|name| out.join(name)).into_iter().filter(|file| file.exists()) {
+    let measured = if mode == Mode::SmokeBench { &MEASURED[..] } else { &[] };
+    let files = REPLACED.iter().chain(measured).map(|name| out.join(name));
+    for file in files.filter(|file| file.exists()) {
         fs::remove_file(&file).with_context(|| format!("cannot remove {}", file.display()))?;
     }
     Ok(())

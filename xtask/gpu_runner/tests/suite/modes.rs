@@ -26,7 +26,13 @@ fn smoke_bench_measures_in_order() {
     }
     assert_eq!(fs::read_to_string(bundle.path("out/gpu-bench.json")).unwrap(), "2\n");
     assert_eq!((&ran.json["commit"], &ran.json["mode"]), (&"0123, changed".into(), &"smoke-bench".into()));
-    // A second run replaces the first one's files, and a mismatch stops nothing.
+    // A run that measures nothing leaves the figures of one that has; a run that measures replaces them.
+    assert_eq!(bundle.run("cpu", &[]).verdicts(), []);
+    assert!(bundle.path("out/gpu-bench.json").exists());
+    fs::write(bundle.path("out/torch-bench.json"), "old").unwrap();
+    bundle.run("smoke-bench", &[("PATH", "/usr/bin:/bin")]);
+    assert!(!bundle.path("out/torch-bench.json").exists());
+    // A benchmark that fails stops nothing.
     let fails = Bundle::new("bench-fails", &[(&format!("bench/{BENCH}"), "echo table; exit 3")]);
     let ran = fails.run("smoke-bench", &[("GPU_BENCH_SECONDS", "7")]);
     assert_eq!(
