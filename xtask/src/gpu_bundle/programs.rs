@@ -27,14 +27,14 @@ pub(crate) enum Target {
     Bin(&'static str),
 }
 
-/// Every program of the bundle: the runner, the test programs, and the benchmark.
+/// Every program of the bundle: the test programs, the benchmark, and last the runner, in whose presence `run.sh` finds all.
 pub(crate) const PROGRAMS: &[Program] = &[
-    Program { package: "meshstep-gpu-runner", features: "", target: Target::Bin("gpu-runner") },
     Program { package: "meshstep-tensor", features: "cuda", target: Target::Test("suite") },
     Program { package: "meshstep-optim", features: "cuda", target: Target::Test("suite") },
     Program { package: "meshstep-comm", features: "nccl", target: Target::NcclTest("suite") },
     Program { package: "meshstep-shard", features: "cuda,checkpoint", target: Target::NcclTest("suite") },
     Program { package: "meshstep-bench-cases", features: "cuda", target: Target::Bench("gpu") },
+    Program { package: "meshstep-gpu-runner", features: "", target: Target::Bin("gpu-runner") },
 ];
 
 impl Target {
@@ -128,6 +128,10 @@ mod tests {
     const CUDA: Program =
         Program { package: "meshstep-tensor", features: "cuda", target: Target::Test("cuda") };
 
+    fn runner() -> &'static Program {
+        PROGRAMS.last().unwrap()
+    }
+
     fn artifact(name: &str, kind: &str, executable: &str) -> String {
         format!(
             r#"{{"reason":"compiler-artifact","package_id":"path+file:///w/tensor#0.1.0","manifest_path":"/w/Cargo.toml",
@@ -169,7 +173,7 @@ mod tests {
         );
         let nccl = Program { target: Target::NcclTest("cuda"), ..CUDA };
         assert_eq!(nccl.place(), Path::new("nccl/meshstep-tensor-cuda"));
-        assert_eq!(PROGRAMS[0].place(), Path::new("gpu-runner"), "where run.sh starts it");
+        assert_eq!(runner().place(), Path::new("gpu-runner"), "the last program, where run.sh starts it");
     }
 
     #[test]
@@ -183,7 +187,7 @@ mod tests {
         );
         let bench = Program { target: Target::Bench("gpu"), ..CUDA }.build(Path::new("/w")).to_string();
         assert!(bench.contains("OPT_LEVEL=3 cargo test") && bench.ends_with("--bench gpu"), "{bench}");
-        let runner = PROGRAMS[0].build(Path::new("/w")).to_string();
+        let runner = runner().build(Path::new("/w")).to_string();
         assert!(runner.contains(" cargo build --release "), "{runner}");
         assert!(runner.ends_with("-p meshstep-gpu-runner --bin gpu-runner"), "{runner}");
     }

@@ -9,6 +9,26 @@ fn the_size_stays_under_its_limit() {
     assert!(error.contains("44.0 MiB"), "{error}");
 }
 
+#[cfg(unix)]
+#[test]
+fn packed_programs_keep_their_order_and_can_be_executed() {
+    let folder = Workspace::find().unwrap().target.join("xtask-tests/gpu-bundle");
+    let _ = fs::remove_dir_all(&folder);
+    for path in ["tests/b", "a"] {
+        fs::create_dir_all(folder.join(path).parent().unwrap()).unwrap();
+        executable(&write(&folder.join(path), "text").unwrap()).unwrap();
+    }
+    let archive = folder.join(ARCHIVE);
+    let bytes = pack(&folder, &["tests/b".into(), "a".into()], &archive).unwrap();
+    assert_eq!(bytes, fs::metadata(&archive).unwrap().len());
+    let listed = Command::new("tar").arg("-tvzf").arg(&archive).output().unwrap();
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    let ends: Vec<&str> = listed.lines().filter_map(|line| line.split(' ').next_back()).collect();
+    assert_eq!(ends, ["tests/b", "a"]);
+    assert!(listed.lines().all(|line| line.starts_with("-rwxr-xr-x")), "{listed}");
+    assert!(pack(&folder, &["gone".into()], &archive).is_err());
+}
+
 /// The runner asks this program for NCCL, and has a sanitizer watch that one.
 #[test]
 fn programs_that_the_runner_names_are_there() {

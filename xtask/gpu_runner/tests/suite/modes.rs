@@ -2,6 +2,7 @@
 
 use crate::bundle::{Bundle, tests_with};
 use std::fs;
+use std::process::Command;
 
 const BENCH: &str = "meshstep-bench-cases-gpu";
 
@@ -40,6 +41,20 @@ fn smoke_bench_measures_in_order() {
         (Some(1), &3.into(), &"failed".into())
     );
     assert_eq!(ran.verdicts().len(), 3);
+}
+
+#[test]
+fn a_packed_bundle_is_unpacked_once() {
+    let passes = tests_with("");
+    let bundle = Bundle::new("packed", &[("tests/a", passes.as_str())]);
+    let tar = |args: &[&str]| Command::new("tar").args(args).current_dir(bundle.path("")).status().unwrap();
+    assert!(tar(&["-czf", "programs.tar.gz", "tests/a", "gpu-runner"]).success());
+    for program in ["tests/a", "gpu-runner"] {
+        fs::remove_file(bundle.path(program)).unwrap();
+    }
+    assert_eq!(bundle.run("tests", &[]).verdicts(), [("a", "ok")]);
+    fs::remove_file(bundle.path("programs.tar.gz")).unwrap();
+    assert_eq!(bundle.run("tests", &[]).code, Some(0), "the second run needs no archive");
 }
 
 #[test]
