@@ -1,5 +1,5 @@
 //! The cases that both `cargo bench -p meshstep-bench-cases` and `cargo xtask bench` measure: what runs, and how many bytes it
-//! must move at least. Nothing here prints or reports.
+//! must move at least. Nothing here prints.
 #![allow(
     missing_docs,
     missing_debug_implementations,

@@ -9,48 +9,86 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Program {
     pub(crate) package: &'static str,
+    /// Separated by commas; none: no feature.
     pub(crate) features: &'static str,
-    /// As cargo is asked for it: `--test NAME`, or `--bench NAME` for what measures.
-    pub(crate) flag: &'static str,
-    pub(crate) target: &'static str,
-    /// Needs NCCL, which a GPU's driver does not bring.
-    pub(crate) nccl: bool,
+    pub(crate) target: Target,
 }
 
-/// Every program of the bundle: the test programs, of which `run.sh` runs the modules `cuda` and `nccl`, then what measures.
+/// A program as cargo is asked for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// `--test NAME`.
+    Test(&'static str),
+    /// `--test NAME`, for tests that need NCCL, which a GPU's driver does not bring.
+    NcclTest(&'static str),
+    /// `--bench NAME`.
+    Bench(&'static str),
+    /// `--bin NAME`.
+    Bin(&'static str),
+}
+
+/// Every program of the bundle: the test programs, the benchmark, and last the runner, in whose presence `run.sh` finds all.
 pub(crate) const PROGRAMS: &[Program] = &[
-    Program { package: "meshstep-tensor", features: "cuda", flag: "--test", target: "suite", nccl: false },
-    Program { package: "meshstep-optim", features: "cuda", flag: "--test", target: "suite", nccl: false },
-    Program { package: "meshstep-comm", features: "nccl", flag: "--test", target: "suite", nccl: true },
-    Program { package: "meshstep-shard", features: "cuda", flag: "--test", target: "suite", nccl: true },
-    Program {
-        package: "meshstep-bench-cases",
-        features: "cuda",
-        flag: "--bench",
-        target: "gpu",
-        nccl: false,
-    },
+    Program { package: "meshstep-tensor", features: "cuda", target: Target::Test("suite") },
+    Program { package: "meshstep-optim", features: "cuda", target: Target::Test("suite") },
+    Program { package: "meshstep-comm", features: "nccl", target: Target::NcclTest("suite") },
+    Program { package: "meshstep-shard", features: "cuda,checkpoint", target: Target::NcclTest("suite") },
+    Program { package: "meshstep-bench-cases", features: "cuda", target: Target::Bench("gpu") },
+    Program { package: "meshstep-gpu-runner", features: "", target: Target::Bin("gpu-runner") },
 ];
 
+impl Target {
+    fn name(self) -> &'static str {
+        match self {
+            Target::Test(name) | Target::NcclTest(name) | Target::Bench(name) | Target::Bin(name) => name,
+        }
+    }
+
+    /// Its kind, as cargo names it.
+    fn kind(self) -> &'static str {
+        match self {
+            Target::Test(_) | Target::NcclTest(_) => "test",
+            Target::Bench(_) => "bench",
+            Target::Bin(_) => "bin",
+        }
+    }
+
+    /// The optimisation that the program is built with. Test programs are built to be small: they measure nothing.
+    fn opt_level(self) -> &'static str {
+        match self {
+            Target::Bench(_) => "3",
+            Target::Test(_) | Target::NcclTest(_) | Target::Bin(_) => "s",
+        }
+    }
+}
+
 impl Program {
-    /// Where it is in the bundle; `run.sh` runs what is in `tests`, in `nccl` if it finds NCCL, then in `bench`.
+    /// Its place in the bundle: the runner beside `run.sh`, tests in `tests` or `nccl`, the benchmark in `bench`.
     pub(crate) fn place(&self) -> PathBuf {
-        let folder = match self.flag {
-            "--test" if self.nccl => "nccl",
-            "--test" => "tests",
-            _ => "bench",
+        let folder = match self.target {
+            Target::Bin(name) => return name.into(),
+            Target::Test(_) => "tests",
+            Target::NcclTest(_) => "nccl",
+            Target::Bench(_) => "bench",
         };
-        Path::new(folder).join(format!("{}-{}", self.package, self.target))
+        Path::new(folder).join(format!("{}-{}", self.package, self.target.name()))
     }
 
     /// Builds it, stripped, and says on stdout where it is.
     pub(crate) fn build(&self, root: &Path) -> Cmd {
-        let fixed = "test --release --no-run --message-format json-render-diagnostics";
+        let command = if let Target::Bin(_) = self.target { "build" } else { "test --no-run" };
+        let features =
+            if self.features.is_empty() { String::new() } else { format!(" --features {}", self.features) };
         let cmd = Cmd::cargo(&format!(
-            "{fixed} -p {} --features {} {} {}",
-            self.package, self.features, self.flag, self.target
+            "{command} --release --message-format json-render-diagnostics -p {}{features} --{} {}",
+            self.package,
+            self.target.kind(),
+            self.target.name()
         ));
-        cmd.env("CARGO_PROFILE_RELEASE_STRIP", "symbols").dir(root)
+        cmd.env("CARGO_PROFILE_RELEASE_STRIP", "symbols")
+            .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1")
+            .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", self.target.opt_level())
+            .dir(root)
     }
 
     /// The executable, from what cargo has said.
@@ -67,17 +105,17 @@ impl Program {
         match &found[..] {
             [one] => Ok(one.into()),
             _ => bail!(
-                "cargo built {} programs for {} {}, where one is expected",
+                "cargo built {} programs for --{} {}, where one is expected",
                 found.len(),
-                self.flag,
-                self.target
+                self.target.kind(),
+                self.target.name()
             ),
         }
     }
 
     fn is_made_by(&self, artifact: &Artifact) -> bool {
-        let kinds = artifact.target.kind.iter().map(ToString::to_string);
-        artifact.target.name == self.target && kinds.into_iter().any(|kind| self.flag == format!("--{kind}"))
+        let mut kinds = artifact.target.kind.iter().map(ToString::to_string);
+        artifact.target.name == self.target.name() && kinds.any(|kind| kind == self.target.kind())
     }
 }
 
@@ -88,7 +126,11 @@ mod tests {
     use std::collections::HashSet;
 
     const CUDA: Program =
-        Program { package: "meshstep-tensor", features: "cuda", flag: "--test", target: "cuda", nccl: false };
+        Program { package: "meshstep-tensor", features: "cuda", target: Target::Test("cuda") };
+
+    fn runner() -> &'static Program {
+        PROGRAMS.last().unwrap()
+    }
 
     fn artifact(name: &str, kind: &str, executable: &str) -> String {
         format!(
@@ -109,9 +151,10 @@ mod tests {
             + &artifact("other", "test", "\"/w/other\"")
             + "{\"reason\":\"build-finished\",\"success\":true}\n";
         assert_eq!(CUDA.executable(&said).unwrap(), Path::new("/w/cuda-1"));
-        let bench = Program { flag: "--bench", ..CUDA };
+        let bench = Program { target: Target::Bench("cuda"), ..CUDA };
         assert_eq!(bench.executable(&said).unwrap(), Path::new("/w/bench"));
-        let none = Program { target: "gone", ..CUDA }.executable(&said).unwrap_err().to_string();
+        let none =
+            Program { target: Target::Test("gone"), ..CUDA }.executable(&said).unwrap_err().to_string();
         assert!(none.contains("0 programs for --test gone"), "{none}");
     }
 
@@ -122,20 +165,30 @@ mod tests {
         assert_eq!(places.len(), PROGRAMS.len());
         for program in PROGRAMS {
             assert!(workspace.members.iter().any(|member| member.name == program.package), "{program:?}");
-            assert!(["--test", "--bench"].contains(&program.flag), "{program:?}");
         }
         assert_eq!(CUDA.place(), Path::new("tests/meshstep-tensor-cuda"));
-        assert_eq!(Program { flag: "--bench", ..CUDA }.place(), Path::new("bench/meshstep-tensor-cuda"));
-        assert_eq!(Program { nccl: true, ..CUDA }.place(), Path::new("nccl/meshstep-tensor-cuda"));
+        assert_eq!(
+            Program { target: Target::Bench("cuda"), ..CUDA }.place(),
+            Path::new("bench/meshstep-tensor-cuda")
+        );
+        let nccl = Program { target: Target::NcclTest("cuda"), ..CUDA };
+        assert_eq!(nccl.place(), Path::new("nccl/meshstep-tensor-cuda"));
+        assert_eq!(runner().place(), Path::new("gpu-runner"), "the last program, where run.sh starts it");
     }
 
     #[test]
-    fn what_is_built_is_stripped() {
+    fn what_is_built_is_stripped_and_only_the_benchmark_is_fast() {
         let shown = CUDA.build(Path::new("/w")).to_string();
         assert_eq!(
             shown,
-            "cd /w && CARGO_PROFILE_RELEASE_STRIP=symbols cargo test --release --no-run --message-format \
+            "cd /w && CARGO_PROFILE_RELEASE_STRIP=symbols CARGO_PROFILE_RELEASE_CODEGEN_UNITS=1 \
+             CARGO_PROFILE_RELEASE_OPT_LEVEL=s cargo test --no-run --release --message-format \
              json-render-diagnostics -p meshstep-tensor --features cuda --test cuda"
         );
+        let bench = Program { target: Target::Bench("gpu"), ..CUDA }.build(Path::new("/w")).to_string();
+        assert!(bench.contains("OPT_LEVEL=3 cargo test") && bench.ends_with("--bench gpu"), "{bench}");
+        let runner = runner().build(Path::new("/w")).to_string();
+        assert!(runner.contains(" cargo build --release "), "{runner}");
+        assert!(runner.ends_with("-p meshstep-gpu-runner --bin gpu-runner"), "{runner}");
     }
 }

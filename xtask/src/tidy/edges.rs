@@ -34,6 +34,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("meshstep-cases", &[]),
     ("meshstep-shard-fuzzed", &["meshstep-shard", "meshstep-comm", "meshstep-optim", "meshstep-tensor"]),
     ("meshstep-simt", &[]),
+    ("meshstep-gpu-runner", &[]),
 ];
 
 /// What a library leaves to programs: a framework, untyped errors, a command line.

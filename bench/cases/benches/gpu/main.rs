@@ -1,19 +1,29 @@
 //! How close every step on a GPU is to memory speed: against the device's own copy of memory, in the same run.
 //!
 //! Each case is first taken one step and compared with the CPU, bit for bit; then copy and case take turns, timed by the
-//! device's clock, and what counts is the median of each. Prints a table, and writes `gpu-bench.json` into $OUT, or the file
-//! that is given. `GPU_BENCH_LOG2` sets the number of parameters (30), `GPU_BENCH_ROUNDS` the rounds (51), `GPU_BENCH_ONLY` a
-//! part of the cases' names. The stand-in for a driver has no speed: on it `GPU_BENCH_STANDIN=1` tries the program, and marks
-//! what it writes.
+//! device's clock, and what counts is the median of each. Prints tables, and keeps `gpu-bench.json` in $OUT, or the file that
+//! is given, up to date after every case. A case that fails is a row with its error: the rest goes on, and the exit status is
+//! a failure at the end. `--smoke` takes the first case at 2^16 parameters alone, into `smoke.json`.
+//!
+//! `GPU_BENCH_LOG2` sets the largest number of parameters (30), `GPU_BENCH_ROUNDS` the rounds (51), `GPU_BENCH_SECONDS` the time
+//! after which no further case begins (none), `GPU_BENCH_ONLY` a part of the cases' names, `GPU_BENCH_CASE` a whole name. The
+//! stand-in for a driver has no speed: on it `GPU_BENCH_STANDIN=1` tries the program, and marks what it writes.
 #![allow(clippy::print_stdout, reason = "a program that measures and prints")]
 
+mod machine;
 mod report;
+mod settings;
 
-use meshstep_bench_cases::gpu::{Copy, Result, cases, fitting, lbfgs, measure};
+use meshstep_bench_cases::gpu::{
+    Budget, Copy, Measured, Outcome, Record, Result, Row, SMOKE, Work, fitting, launch, lbfgs, measure, rows,
+    smoke,
+};
 use meshstep_tensor::Queue;
-use meshstep_tensor::cuda::{self, Device, Stream};
-use report::{Report, Row, Setup};
+use meshstep_tensor::cuda::{self, Device, Driver, Stream};
+use serde_json::json;
+use settings::Settings;
 use std::process::ExitCode;
+use std::time::Instant;
 
 fn main() -> ExitCode {
     match run() {
@@ -26,12 +36,45 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<()> {
+    let settings = Settings::read()?;
+    let Some(driver) = driver()? else { return Ok(()) };
+    let device = Device::open(0)?;
+    let queue = Queue::cuda(Stream::new(&device)?);
+    let len = if settings.smoke { SMOKE } else { fitting(settings.log2, &queue)? };
+    let mut rows = if settings.smoke { smoke() } else { rows(len, settings.rounds) };
+    rows.retain(|row| settings.wants(&row.name));
+    let rounds = rows.iter().map(|row| row.rounds).max().unwrap_or(settings.rounds);
+    let about = report::about(&device, driver, len, rounds)?;
+    report::print_head(&about);
+    let mut record = Record::new(settings.path.clone(), &about, &rows)?;
+    match launch(&queue) {
+        Ok(launch) => {
+            println!("a launch: {:.1} us to ask for, {:.1} us with its end", launch.ask, launch.ask_and_wait);
+            record.about("launch_us", json!({ "ask": launch.ask, "ask_and_wait": launch.ask_and_wait }))?;
+        }
+        Err(error) => record.about("launch_us", json!({ "error": error.to_string() }))?,
+    }
+    all(&rows, &settings, len, &mut record, &queue)?;
+    record.about("after", machine::clocks())?;
+    report::print_roofline(record.rows());
+    println!(
+        "{}",
+        settings.path.map_or("no file is written: OUT is not set".into(), |path| path.display().to_string())
+    );
+    match record.errors() {
+        0 => Ok(()),
+        errors => Err(format!("{errors} of {} cases failed", rows.len()).into()),
+    }
+}
+
+/// The driver; none where there is none, and none is required.
+fn driver() -> Result<Option<&'static Driver>> {
     let driver = match cuda::probe() {
         Ok(driver) => driver,
         Err(missing) if std::env::var_os("REQUIRE_GPU").is_some() => return Err(missing.into()),
         Err(missing) => {
             println!("skipped: {missing}");
-            return Ok(());
+            return Ok(None);
         }
     };
     if driver.stand_in && std::env::var("GPU_BENCH_STANDIN").as_deref() != Ok("1") {
@@ -39,31 +82,37 @@ fn run() -> Result<()> {
             "the stand-in for a driver has no speed; GPU_BENCH_STANDIN=1 tries this program on it".into()
         );
     }
-    let device = Device::open(0)?;
-    let queue = Queue::cuda(Stream::new(&device)?);
-    let rounds = setting("GPU_BENCH_ROUNDS", 51)?.max(1);
-    let len = fitting(setting("GPU_BENCH_LOG2", 30)?, &queue)?;
-    let setup = Setup::new(&device, driver, len, rounds)?;
-    setup.print();
-    let mut report = Report::new(setup);
-    let mut copy = Copy::new(len, &queue)?;
-    let only = std::env::var("GPU_BENCH_ONLY").unwrap_or_default();
-    for case in cases().into_iter().filter(|case| case.name.contains(&only)) {
-        let measured = measure(&case, &mut copy, (len, rounds), &queue)?;
-        let row = Row { name: case.name, bytes_each: case.bytes(), params: len, waits: 0.0 };
-        report.add(&row, &measured);
-    }
-    if lbfgs::NAME.contains(&only) {
-        let params = lbfgs::params(len);
-        let row = Row { name: lbfgs::NAME, bytes_each: lbfgs::BYTES, params, waits: 1.0 };
-        report.add(&row, &lbfgs::measure(&mut copy, params, rounds, &queue)?);
-    }
-    report.end()
+    Ok(Some(driver))
 }
 
-/// A number from the environment.
-fn setting(name: &str, default: usize) -> Result<usize> {
-    let Some(text) = std::env::var_os(name) else { return Ok(default) };
-    let number = text.to_str().and_then(|text| text.parse().ok());
-    number.ok_or_else(|| format!("{name} is {text:?}, no number").into())
+/// Measures the rows in turn, each into the record.
+fn all(rows: &[Row], settings: &Settings, len: usize, record: &mut Record, queue: &Queue) -> Result<()> {
+    let mut budget = Budget::new(settings.seconds);
+    let mut copy = None;
+    report::print_columns();
+    for (idx, row) in rows.iter().enumerate() {
+        let begun = Instant::now();
+        let outcome = match budget.over() {
+            Some(reason) => Outcome::NotRun(reason),
+            None => Outcome::of(|| measured(row, &mut copy, len, queue)),
+        };
+        budget.took(begun.elapsed());
+        report::print_row(record.set(idx, row, &outcome)?);
+    }
+    Ok(())
+}
+
+/// Measures one row, beside a copy of its size.
+fn measured(row: &Row, copy: &mut Option<Copy>, len: usize, queue: &Queue) -> Result<Measured> {
+    let copied = row.copied(len);
+    if copy.as_ref().is_none_or(|copy| copy.params() != copied) {
+        // The memory of the old one is free before there is a new one.
+        *copy = None;
+        *copy = Some(Copy::new(copied, queue)?);
+    }
+    let copy = copy.as_mut().ok_or("there is no copy to measure beside")?;
+    match &row.work {
+        Work::Case(case) => measure(case, copy, (row.params, row.rounds), queue),
+        Work::Lbfgs => lbfgs::measure(copy, row.params, row.rounds, queue),
+    }
 }

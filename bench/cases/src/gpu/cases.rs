@@ -11,6 +11,8 @@ pub struct Case {
     /// Whether the gradients' exact norm is taken; with a rule too, it is clipped.
     pub norm: bool,
     pub recipe: Recipe,
+    /// Segments of the update: as many tensors, in one table.
+    pub segments: usize,
 }
 
 /// The types of everything an update touches, and how it rounds.
@@ -32,13 +34,19 @@ const COPIED_BF16_GRADS: Recipe = Recipe { copy: Some(BF16), ..BF16_GRADS };
 const REMAINDER: Recipe = Recipe { params: BF16, remainder: true, ..BF16_GRADS };
 const NARROW_STATE: Recipe = Recipe { state: BF16, rounding: Rounding::Stochastic, ..ALL_F32 };
 
+fn adamw() -> Option<Box<dyn Rule>> {
+    Some(Box::new(AdamW::default()))
+}
+
+fn update(name: &'static str, rule: Option<Box<dyn Rule>>, recipe: Recipe) -> Case {
+    Case { name, rule, norm: false, recipe, segments: 1 }
+}
+
 pub fn cases() -> Vec<Case> {
-    let adamw = || Some(Box::new(AdamW::default()) as Box<dyn Rule>);
     let sgd = || Some(Box::new(Sgd { momentum: 0.9, ..Sgd::default() }) as Box<dyn Rule>);
     let lion = || Some(Box::new(Lion::default()) as Box<dyn Rule>);
-    let update = |name, rule, recipe| Case { name, rule, norm: false, recipe };
-    let norm = |name, recipe| Case { name, rule: None, norm: true, recipe };
-    let step = |name, recipe| Case { name, rule: adamw(), norm: true, recipe };
+    let norm = |name, recipe| Case { norm: true, ..update(name, None, recipe) };
+    let step = |name, recipe| Case { norm: true, ..update(name, adamw(), recipe) };
     vec![
         update("adamw f32", adamw(), ALL_F32),
         update("adamw f32, bf16 copy", adamw(), COPIED),
@@ -55,6 +63,12 @@ pub fn cases() -> Vec<Case> {
         step("step f32, bf16 gradients and copy", COPIED_BF16_GRADS),
         step("step bf16 + remainder, bf16 gradients", REMAINDER),
     ]
+}
+
+/// The first case with the tensors of a model of billions of parameters, and with many more.
+pub fn segmented() -> Vec<Case> {
+    let of = |name, segments| Case { segments, ..update(name, adamw(), ALL_F32) };
+    vec![of("adamw f32, 300 segments", 300), of("adamw f32, 10000 segments", 10_000)]
 }
 
 impl Case {

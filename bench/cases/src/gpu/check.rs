@@ -8,21 +8,25 @@ use meshstep_optim::cuda::{Answer, Verdict};
 use meshstep_optim::{Norm, NormAccumulator, Scalars, Segment, clip_coef};
 use meshstep_tensor::{Buffer, Category, Meter, Queue};
 use std::ops::Range;
+use std::time::Instant;
 
 /// Elements of a part.
 const PART: usize = 10_007;
 
-/// Takes the step; how many elements of each vector were compared.
-pub(crate) fn first_step(case: &Case, job: &mut Job, queue: &Queue) -> Result<usize> {
+/// Takes the step: how many elements of each vector were compared, and the seconds from asking for the step to its end.
+pub(crate) fn first_step(case: &Case, job: &mut Job, queue: &Queue) -> Result<(usize, f64)> {
     let norm = norm(case, job.len)?;
+    let begun = Instant::now();
     let answer = job.go(queue)?;
+    queue.synchronize()?;
+    let took = begun.elapsed().as_secs_f64();
     if let Some(there) = &job.norm
         && there.read(queue)? != norm
     {
         return Err(format!("{}: the norm is not the CPU's", case.name).into());
     }
     let grad_scale = answer.map_or(Ok(1.0), |answer| clipped(case, &answer, norm.finish()))?;
-    let Some(rule) = &case.rule else { return Ok(job.len) };
+    let Some(rule) = &case.rule else { return Ok((job.len, took)) };
     let scalars = Scalars { lr: LR, grad_scale, zero_grads: false, rounding: case.recipe.rounding };
     let parts = parts(job.len);
     for range in &parts {
@@ -31,7 +35,7 @@ pub(crate) fn first_step(case: &Case, job: &mut Job, queue: &Queue) -> Result<us
         expected.flat(|flat| rule.update(flat, &part, &scalars, &Queue::cpu())).transpose()?;
         compare(case, job, &expected, range, queue)?;
     }
-    Ok(parts.iter().map(Range::len).sum())
+    Ok((parts.iter().map(Range::len).sum(), took))
 }
 
 /// What is begun, what lies around the middle, and the end.

@@ -8,6 +8,8 @@ use meshstep_optim::cuda::{
 };
 use meshstep_optim::{ExactSum, Norm, NormSum, Segment};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
+use std::ops::Range;
+use std::time::Instant;
 
 /// The norm that gradients are clipped to; that of all of them is above.
 pub(crate) const MAX_NORM: f64 = 0.125;
@@ -23,6 +25,8 @@ pub(crate) struct Job {
     deciding: Option<Deciding>,
     /// What an update without a norm goes by.
     block: StepBlock,
+    /// Seconds in which kernels were loaded and tables made.
+    pub(crate) loading: f64,
 }
 
 /// The exchange of one rank with itself, and what follows from it.
@@ -37,7 +41,10 @@ impl Job {
     pub(crate) fn new(case: &Case, len: usize, queue: &Queue) -> Result<Self> {
         let (meter, rounding) = (Meter::new(), case.recipe.rounding);
         let mut vectors = Vectors::new(case, &(0..len), queue)?;
-        let segments = [Segment { key: KEY, ..Segment::new(0..len, 1) }];
+        let segments: Vec<Segment> =
+            (0..case.segments).filter_map(|i| segment(i, case.segments, len)).collect();
+        queue.synchronize()?;
+        let begun = Instant::now();
         let made = case.rule.as_ref().and_then(|rule| {
             let group = Group { rule: &**rule, lr_scale: 1.0, segments: &segments, params: &[] };
             vectors.flat(|flat| Update::new(&flat, &[group], rounding, queue, &meter))
@@ -48,7 +55,9 @@ impl Job {
         let norm = case.norm.then(|| NormSum::new(Norm::L2, queue, &meter)).transpose()?;
         let decides = norm.is_some() && update.is_some();
         let deciding = decides.then(|| Deciding::new(queue, &meter)).transpose()?;
-        Ok(Job { len, vectors, norm, update, deciding, block })
+        queue.synchronize()?;
+        let loading = begun.elapsed().as_secs_f64();
+        Ok(Job { len, vectors, norm, update, deciding, block, loading })
     }
 
     /// Asks for the case's work once. The answer is what a whole step decides.
@@ -86,6 +95,15 @@ impl Deciding {
         decision.decide(sum.as_slice(), max.as_slice(), queue)?;
         Ok(decision.answer(queue)?)
     }
+}
+
+/// Segment `i` of `count` of nearly one length; none where it is empty. All are parts of one tensor, so that random numbers are
+/// those of one segment.
+fn segment(i: usize, count: usize, len: usize) -> Option<Segment> {
+    let bound = |i: usize| (i as u128 * len as u128 / count as u128) as usize;
+    let range: Range<usize> = bound(i)..bound(i + 1);
+    let first = range.start as u64;
+    (!range.is_empty()).then(|| Segment { key: KEY, first, ..Segment::new(range, 1) })
 }
 
 /// One rank, one micro-batch, clipped.

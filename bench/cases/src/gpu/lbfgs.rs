@@ -56,7 +56,7 @@ pub fn measure(copy: &mut Copy, len: usize, rounds: usize, queue: &Queue) -> Res
         waits += after - before;
     }
     let per_step = waits as f64 / times.case.len() as f64;
-    Ok(Measured { compared, waits: Waits { per_step, ahead: false }, times })
+    Ok(Measured { compared, first_step: None, waits: Waits { per_step, ahead: false }, times })
 }
 
 /// A run on `len` elements; what it leaves of them.

@@ -7,6 +7,7 @@ use super::job::Job;
 use super::lbfgs;
 use super::race::{self, Copy, Measured};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, cuda};
+use std::time::Instant;
 
 pub fn measure(
     case: &Case,
@@ -15,9 +16,14 @@ pub fn measure(
     queue: &Queue,
 ) -> Result<Measured> {
     let mut job = Job::new(case, len, queue)?;
-    let compared = check::first_step(case, &mut job, queue)?;
+    let (compared, first) = check::first_step(case, &mut job, queue)?;
+    let begun = Instant::now();
+    job.go(queue)?;
+    queue.synchronize()?;
+    let first_step = Some((job.loading + first - begun.elapsed().as_secs_f64()).max(0.0));
     let waits = race::waits(&mut job, queue)?;
-    race::race(copy, &mut job, rounds, queue).map(|times| Measured { compared, waits, times })
+    let times = race::race(copy, &mut job, rounds, queue)?;
+    Ok(Measured { compared, first_step, waits, times })
 }
 
 /// The most parameters, a power of two up to `2^log2`, that the device has room for.

@@ -2,11 +2,18 @@
 
 use super::Result;
 use super::job::Job;
+use super::record::median;
+use super::vectors::made;
+use meshstep_optim::accumulate;
 use meshstep_tensor::cuda::{self, Stream};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
+use std::time::Instant;
 
 /// Steps asked for in a row, to count the host's waits.
 const AHEAD: u64 = 8;
+
+/// Seed and size of the numbers that are copied.
+const SOURCE: (u64, f32) = (2, 1.0);
 
 /// The floor: the device's own copy of memory.
 pub struct Copy {
@@ -34,6 +41,9 @@ pub struct Waits {
 pub struct Measured {
     /// Elements that were compared with the CPU.
     pub compared: usize,
+    /// Seconds that the first step takes more than a later one, by the host's clock: the kernels are loaded and compiled for
+    /// the device, if no earlier case has had them.
+    pub first_step: Option<f64>,
     pub waits: Waits,
     pub times: Times,
 }
@@ -43,8 +53,14 @@ impl Copy {
     pub const RESIDENT: usize = 8;
 
     pub fn new(len: usize, queue: &Queue) -> Result<Self> {
-        let vector = || Buffer::zeroed_on(queue, len, DType::F32, &Meter::new(), Category::Staging);
-        Ok(Copy { from: vector()?, to: vector()? })
+        // Random bits: a device may move zeros with less power, and so faster.
+        let from = made(DType::F32, SOURCE, &(0..len), queue)?;
+        Ok(Copy { from, to: Buffer::zeroed_on(queue, len, DType::F32, &Meter::new(), Category::Staging)? })
+    }
+
+    /// Parameters whose f32 numbers it copies.
+    pub fn params(&self) -> usize {
+        self.from.len()
     }
 
     /// Bytes that it reads and writes.
@@ -76,6 +92,39 @@ pub(crate) fn race(copy: &mut Copy, job: &mut Job, rounds: usize, queue: &Queue)
         }
     }
     Ok(times)
+}
+
+/// Microseconds by the host's clock, medians.
+#[derive(Clone, Copy, Debug)]
+pub struct Launch {
+    /// To ask for the smallest launch.
+    pub ask: f64,
+    /// To ask for it, and to wait for its end.
+    pub ask_and_wait: f64,
+}
+
+/// Asks for launches of one element, first in a row, then one by one.
+pub fn launch(queue: &Queue) -> Result<Launch> {
+    const WARM: usize = 20;
+    const COUNTED: usize = 200;
+    let from = made(DType::F32, SOURCE, &(0..1), queue)?;
+    let mut to = made(DType::F32, SOURCE, &(0..1), queue)?;
+    let mut micros = |waits: bool| -> Result<f64> {
+        let mut times = Vec::new();
+        for round in 0..WARM + COUNTED {
+            let begun = Instant::now();
+            accumulate(to.as_mut(), from.as_slice(), 1.0, true, queue)?;
+            if waits {
+                queue.synchronize()?;
+            }
+            if round >= WARM {
+                times.push(begun.elapsed().as_secs_f64() * 1e6);
+            }
+        }
+        queue.synchronize()?;
+        Ok(median(&times))
+    };
+    Ok(Launch { ask: micros(false)?, ask_and_wait: micros(true)? })
 }
 
 /// Asks for some steps in a row, behind a copy, once to have all memory there and once to count.

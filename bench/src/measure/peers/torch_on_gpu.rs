@@ -46,11 +46,13 @@ impl TorchOnGpu {
             .context("starting PyTorch")?;
         let said =
             |bytes: &[u8]| String::from_utf8_lossy(bytes).lines().last().unwrap_or("nothing").to_owned();
-        ensure!(output.status.success(), "PyTorch says: {}", said(&output.stderr));
         let path = self.folder.join(FILE);
         // It writes none where it finds no GPU.
         let text = fs::read(&path).with_context(|| format!("PyTorch says: {}", said(&output.stdout)))?;
         let report: Value = serde_json::from_slice(&text).with_context(|| path.display().to_string())?;
+        // A run with cases that failed has the figures of the others.
+        let added = runs(&report) > runs(&self.report);
+        ensure!(output.status.success() || added, "PyTorch says: {}", said(&output.stderr));
         ensure!(report["params"] == len, "PyTorch has room for {} parameters, not {len}", report["params"]);
         self.report = report;
         Ok(())
@@ -67,6 +69,10 @@ impl TorchOnGpu {
     }
 }
 
+fn runs(report: &Value) -> usize {
+    report["runs"].as_array().map_or(0, Vec::len)
+}
+
 /// What the script writes.
 const FILE: &str = "torch-bench.json";
 
@@ -74,6 +80,33 @@ const FILE: &str = "torch-bench.json";
 mod tests {
     use super::*;
     use serde_json::json;
+
+    /// A python that writes this report and fails, as the script does when a case has failed.
+    #[cfg(unix)]
+    fn failing(report: &Value) -> (tempfile::TempDir, TorchOnGpu) {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let python = folder.path().join("python");
+        let path = folder.path().join(FILE);
+        let text = format!("#!/bin/sh\necho '{report}' >'{}'\necho no room >&2\nexit 1\n", path.display());
+        fs::write(&python, text).unwrap();
+        fs::set_permissions(&python, fs::Permissions::from_mode(0o755)).unwrap();
+        let path = folder.path().to_owned();
+        (folder, TorchOnGpu { python, folder: path, size: [4, 1], report: Value::Null })
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_run_with_a_failed_case_has_the_others() {
+        let report =
+            json!({ "params": 4, "runs": [{ "ms": { "step f32": 4.0 }, "errors": { "lion": "no" } }] });
+        let (_folder, mut torch) = failing(&report);
+        torch.run().unwrap();
+        assert_eq!(torch.seconds("step f32"), Some(4e-3));
+        // The second call adds no run.
+        let error = torch.run().unwrap_err().to_string();
+        assert!(error.contains("PyTorch says: no room"), "{error}");
+    }
 
     #[test]
     fn the_faster_run_counts() {

@@ -91,7 +91,7 @@ impl Gpu {
         let mut section = Section::new("kernels", ABOUT);
         let params = found.first().map_or(0, |(row, _)| row.params);
         let mut table = Table::new(format!("{params} parameters on {}", self.name), &COLUMNS);
-        for (row, Measured { times, waits, compared }) in found {
+        for (row, Measured { times, waits, compared, .. }) in found {
             let samples = |seconds: &[f64]| {
                 let mut samples = Samples::default();
                 seconds.iter().for_each(|&s| samples.push(s));

@@ -1,0 +1,70 @@
+//! The state of the machine beside the figures: clocks, power and temperature of the GPU, and the date.
+
+use serde_json::{Map, Value};
+use std::io::Read;
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// What nvidia-smi is asked for, of the machine's first GPU.
+const FIELDS: &str =
+    "pstate,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,power.draw,power.limit,temperature.gpu";
+
+/// The longest that nvidia-smi may take.
+const LIMIT: Duration = Duration::from_secs(5);
+
+/// What nvidia-smi tells now, by field; null where it tells nothing.
+pub(crate) fn clocks() -> Value {
+    let args = [&format!("--query-gpu={FIELDS}"), "--format=csv,noheader", "--id=0"];
+    let Some(answer) = answer(Command::new("nvidia-smi").args(args)) else { return Value::Null };
+    let values = answer.lines().next().unwrap_or_default().split(", ");
+    let fields = FIELDS.split(',').zip(values);
+    Value::Object(fields.map(|(name, value)| (name.to_owned(), value.trim().into())).collect::<Map<_, _>>())
+}
+
+/// The standard output of a command that succeeds in time.
+fn answer(command: &mut Command) -> Option<String> {
+    let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().ok()?;
+    let begun = Instant::now();
+    let status = loop {
+        match child.try_wait() {
+            Ok(Some(status)) => break status,
+            Ok(None) if begun.elapsed() < LIMIT => sleep(Duration::from_millis(10)),
+            _ => {
+                // One that hangs in the driver may never be waited for.
+                let _ = child.kill();
+                return None;
+            }
+        }
+    };
+    let mut text = String::new();
+    child.stdout.take()?.read_to_string(&mut text).ok()?;
+    status.success().then_some(text)
+}
+
+/// The version of the driver's part in the kernel, as Linux tells it.
+pub(crate) fn kernel_module() -> Option<String> {
+    Some(std::fs::read_to_string("/sys/module/nvidia/version").ok()?.trim().to_owned())
+}
+
+/// Year-month-day of a day since 1970-01-01.
+pub(crate) fn date(mut days: u64) -> String {
+    let mut year = 1970;
+    loop {
+        let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+        let of_year = 365 + u64::from(leap);
+        if days >= of_year {
+            (year, days) = (year + 1, days - of_year);
+            continue;
+        }
+        let mut month = 1;
+        for of_month in [31, 28 + u64::from(leap), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
+            if days < of_month {
+                break;
+            }
+            (month, days) = (month + 1, days - of_month);
+        }
+        return format!("{year}-{month:02}-{:02}", days + 1);
+    }
+}

@@ -1,0 +1,181 @@
+//! What a test program of Rust says: its list of tests, and each test's result as it comes.
+
+use std::collections::BTreeSet;
+
+/// The tests in the answer to `--list --format terse`. None: the answer is no such list.
+pub(crate) fn listed(text: &str) -> Option<Vec<String>> {
+    let mut tests = Vec::new();
+    for line in text.lines().filter(|line| !line.trim().is_empty()) {
+        match line.rsplit_once(": ")? {
+            (name, "test") => tests.push(name.to_owned()),
+            (_, "benchmark") => {}
+            _ => return None,
+        }
+    }
+    Some(tests)
+}
+
+/// The results of one process that runs tests in order, one at a time. It prints a test's name before the test runs.
+#[derive(Debug, Default)]
+pub(crate) struct Results {
+    /// Tests that have neither begun nor ended.
+    waiting: BTreeSet<String>,
+    /// The test that runs.
+    pub(crate) current: Option<String>,
+    pub(crate) passed: Vec<String>,
+    pub(crate) failed: Vec<String>,
+    /// Tests that are ignored, or said "skipped: ".
+    pub(crate) skipped: usize,
+    /// Tests whose end was not seen because other output hid it. The summary tells which of them failed.
+    unclear: Vec<String>,
+    /// The line that ends a run has come.
+    pub(crate) finished: bool,
+    /// The last line, so far without its end.
+    partial: String,
+    in_failures: bool,
+    /// Starts and ends of tests.
+    pub(crate) events: usize,
+}
+
+impl Results {
+    pub(crate) fn of(tests: &[String]) -> Results {
+        Results { waiting: tests.iter().cloned().collect(), ..Results::default() }
+    }
+
+    /// Takes a piece of the output.
+    pub(crate) fn read(&mut self, piece: &[u8]) {
+        let mut text = std::mem::take(&mut self.partial);
+        text.push_str(&String::from_utf8_lossy(piece));
+        for line in text.split_inclusive('\n') {
+            match line.strip_suffix('\n') {
+                Some(line) => self.line(line.trim_end()),
+                None => self.partial = line.to_owned(),
+            }
+        }
+        if let Some((name, _)) = self.begun_in(&self.partial) {
+            self.begin(name);
+        }
+    }
+
+    fn line(&mut self, line: &str) {
+        let begun = self.begun_in(line);
+        if begun.is_some() || self.current.is_some() {
+            let (name, rest) = begun.map_or((None, line.to_owned()), |(name, rest)| (Some(name), rest));
+            name.into_iter().for_each(|name| self.begin(name));
+            self.result(&rest);
+        }
+        if line == "failures:" {
+            self.in_failures = true;
+        } else if line.starts_with("test result: ") {
+            self.finish();
+        } else if self.in_failures && self.unclear.iter().any(|name| name == line.trim()) {
+            self.unclear.retain(|name| name != line.trim());
+            self.failed.push(line.trim().to_owned());
+        }
+    }
+
+    /// The test whose line this is, and what follows its name.
+    fn begun_in(&self, line: &str) -> Option<(String, String)> {
+        let (name, rest) = line.strip_prefix("test ")?.split_once(" ... ").or_else(|| {
+            // At the end of a line that is not complete, the last blank may be missing.
+            line.strip_prefix("test ")?.strip_suffix(" ...").map(|name| (name, ""))
+        })?;
+        let name = name.strip_suffix(" - should panic").unwrap_or(name);
+        let known = self.waiting.contains(name) || self.current.as_deref() == Some(name);
+        known.then(|| (name.to_owned(), rest.to_owned()))
+    }
+
+    fn begin(&mut self, name: String) {
+        if self.current.as_ref() == Some(&name) {
+            return;
+        }
+        self.unclear.extend(self.current.take());
+        self.waiting.remove(&name);
+        self.current = Some(name);
+        self.events += 1;
+    }
+
+    fn result(&mut self, text: &str) {
+        self.skipped += usize::from(text.starts_with("skipped: ") || text.starts_with("ignored"));
+        let ended = match text {
+            "ok" => &mut self.passed,
+            "FAILED" => &mut self.failed,
+            // An ignored test has not passed, but needs nothing more.
+            _ if text.starts_with("ignored") => &mut Vec::new(),
+            _ => return,
+        };
+        ended.extend(self.current.take());
+        self.events += 1;
+    }
+
+    fn finish(&mut self) {
+        self.finished = true;
+        self.passed.append(&mut self.unclear);
+    }
+
+    /// The tests that must run in another process, once this one is gone: all that have no result, but for the one that ran.
+    pub(crate) fn rest(&self) -> Vec<String> {
+        self.waiting.iter().chain(&self.unclear).cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(names: &[&str]) -> Vec<String> {
+        names.iter().map(|&name| name.to_owned()).collect()
+    }
+
+    fn read(tests: &[&str], text: &str) -> Results {
+        let mut results = Results::of(&names(tests));
+        results.read(text.as_bytes());
+        results
+    }
+
+    #[test]
+    fn a_list_is_names_and_nothing_else() {
+        assert_eq!(listed("a::b: test\nc: benchmark\n\nd: test\n").unwrap(), names(&["a::b", "d"]));
+        assert_eq!(listed("").unwrap(), names(&[]));
+        assert_eq!((listed("\u{1}garbage"), listed("a: test\nwhat: now\n")), (None, None));
+    }
+
+    #[test]
+    fn results_are_told_apart() {
+        let said = "\nrunning 4 tests\ntest a ... ok\ntest b ... FAILED\ntest c ... ignored, why\n\
+                    test d - should panic ... ok\n\nfailures:\n\nfailures:\n    b\n\n\
+                    test result: FAILED. 2 passed; 1 failed; 1 ignored; 0 measured\n";
+        let results = read(&["a", "b", "c", "d"], said);
+        assert_eq!((&results.passed, &results.failed), (&names(&["a", "d"]), &names(&["b"])));
+        assert_eq!((results.skipped, results.finished, results.rest()), (1, true, names(&[])));
+        assert_eq!(results.current, None);
+    }
+
+    #[test]
+    fn pieces_may_end_anywhere() {
+        let said = "test a ... ok\ntest b ... FAILED\ntest c ... ";
+        let mut results = Results::of(&names(&["a", "b", "c", "d"]));
+        for byte in said.bytes() {
+            results.read(&[byte]);
+        }
+        assert_eq!((&results.passed, &results.failed), (&names(&["a"]), &names(&["b"])));
+        assert_eq!((results.current.as_deref(), results.rest()), (Some("c"), names(&["d"])));
+    }
+
+    #[test]
+    fn output_of_a_test_hides_no_result() {
+        let said = "test a ... skipped: no NVLink\nok\ntest b ... x = 1\nok?ok\ntest c ... wordok\ntest d ... ok\n\
+                    failures:\n    c\n";
+        let mut results = read(&["a", "b", "c", "d"], said);
+        assert_eq!((&results.passed, results.skipped), (&names(&["a", "d"]), 1));
+        assert_eq!(results.rest(), names(&["b"]), "without a summary, b runs again");
+        results.read(b"test result: FAILED. 3 passed; 1 failed\n");
+        assert_eq!((&results.passed, &results.failed), (&names(&["a", "d", "b"]), &names(&["c"])));
+    }
+
+    #[test]
+    fn tests_that_were_not_asked_for_count_for_nothing() {
+        let results = read(&["a"], "test other ... ok\ntest a ... test other ... ok\nok\n");
+        assert_eq!((results.passed, results.current), (names(&["a"]), None));
+    }
+}
