@@ -86,7 +86,6 @@ impl Program {
             self.target.name()
         ));
         cmd.env("CARGO_PROFILE_RELEASE_STRIP", "symbols")
-            .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1")
             .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", self.target.opt_level())
             .dir(root)
     }
@@ -181,8 +180,8 @@ mod tests {
         let shown = CUDA.build(Path::new("/w")).to_string();
         assert_eq!(
             shown,
-            "cd /w && CARGO_PROFILE_RELEASE_STRIP=symbols CARGO_PROFILE_RELEASE_CODEGEN_UNITS=1 \
-             CARGO_PROFILE_RELEASE_OPT_LEVEL=s cargo test --no-run --release --message-format \
+            "cd /w && CARGO_PROFILE_RELEASE_STRIP=symbols CARGO_PROFILE_RELEASE_OPT_LEVEL=s \
+             cargo test --no-run --release --message-format \
              json-render-diagnostics -p meshstep-tensor --features cuda --test cuda"
         );
         let bench = Program { target: Target::Bench("gpu"), ..CUDA }.build(Path::new("/w")).to_string();
