@@ -49,7 +49,7 @@ pub use update::{Group, StepBlock, Update};
 
 pub use decide::{Decided, FIELDS, Progress, Settings, Verdict, norm_code};
 pub use lbfgs::{Combination, Products};
-pub use sums::{CARRY_SUMS, NormAt, Span, dot_tile, norm_kernel, norm_tile, spans};
+pub use sums::{CARRY_SUMS, NormAt, Span, WRITE_SUM, dot_tile, norm_kernel, norm_tile, spans};
 
 use crate::frame::Common;
 use crate::pass::check_segments;

@@ -1,7 +1,7 @@
 //! A norm's sum in memory of a device.
 
 use super::kernels::{Kernel, argument};
-use super::{CARRY_SUMS, NormAt, Span, norm_kernel, norm_tile, spans};
+use super::{CARRY_SUMS, NormAt, Span, WRITE_SUM, norm_kernel, norm_tile, spans};
 use crate::{Error, ExactSum, Norm, NormAccumulator};
 use meshstep_tensor::cuda::Stream;
 use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue, Slice, SliceMut};
@@ -92,12 +92,23 @@ impl NormThere {
 
     /// Writes the sum into an exchange's vectors.
     pub(crate) fn write(&self, sum: SliceMut<'_>, max: SliceMut<'_>, queue: &Queue) -> Result<(), Error> {
-        self.carry(queue)?;
-        let words = |range| self.words.as_slice().slice(range);
-        let (non_finite, rest) = sum.split_at(1)?;
-        queue.copy(words(0..WORDS)?, non_finite)?;
-        queue.copy(words(WORDS..MAX)?, rest.slice(1..1 + ExactSum::WORDS)?)?;
-        Ok(queue.copy(words(MAX..MAX + 1)?, max.slice(0..1)?)?)
+        let stream = self.stream(queue)?;
+        let sum = sum.slice(0..2 + ExactSum::WORDS)?;
+        let max = max.slice(0..1)?;
+        for vector in [&sum, &max] {
+            vector.place().check(queue.place())?;
+            if vector.dtype() != DType::U64 {
+                let what = "an exchange's vector";
+                return Err(Error::DType { what, given: vector.dtype(), works: "u64" });
+            }
+        }
+        let kernel = Kernel::find(stream.device(), WRITE_SUM)?;
+        let (mut from, mut sum, mut max) = (self.address(0), sum.address() as u64, max.address() as u64);
+        // SAFETY: this sum's words are laid out as the kernel reads them; both vectors have room for what it writes, checked
+        // above, and all are of the stream's device.
+        unsafe {
+            kernel.launch(stream, 1, &mut [argument(&mut from), argument(&mut sum), argument(&mut max)])
+        }
     }
 
     pub(crate) fn read(&self, queue: &Queue) -> Result<NormAccumulator, Error> {

@@ -12,6 +12,11 @@ use std::ops::Range;
 /// The kernel that carries sums, after which equal ones have equal words: `(u64* sums, u64 count)`, a block for each.
 pub const CARRY_SUMS: &str = "norm_carry";
 
+/// The kernel that writes a sum into the vectors of an exchange: `(const u64* from, u64* sum, u64* max)`, one block. `from` has a
+/// count, the words and the bits of the largest magnitude; `sum` becomes the count, a word that is left alone, and the words,
+/// carried; `max` begins with the bits.
+pub const WRITE_SUM: &str = "norm_write";
+
 /// A range of the flat memory, as the kernels of sums take them.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@
 
 use miniz_oxide::inflate::decompress_to_vec_with_limit;
 
-/// A file that `build.rs` has compressed.
+/// A file that the build has compressed.
 struct Packed {
     module: &'static str,
     /// Of machine code, as 90 of sm_90; 0 of PTX.

@@ -354,3 +354,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) norm_carry(u64* sums, u64 
         __syncthreads();
     }
 }
+
+// Writes a sum, of a count, its words and the bits of the largest magnitude, into the vectors of an exchange: the count and the
+// words, carried, of which `sum` has the weight between, and the magnitude. One block.
+extern "C" __global__ void __launch_bounds__(THREADS) norm_write(const u64* from, u64* sum, u64* max) {
+    __shared__ u64 words[WORDS];
+    if (threadIdx.x < WORDS) words[threadIdx.x] = from[1 + threadIdx.x];
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        carry(words);
+        sum[0] = from[0], max[0] = from[1 + WORDS];
+    }
+    __syncthreads();
+    if (threadIdx.x < WORDS) sum[2 + threadIdx.x] = words[threadIdx.x];
+}

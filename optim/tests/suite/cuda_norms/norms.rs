@@ -2,7 +2,7 @@
 
 use super::{SIZES, Sizes, address, arg, carry_with, values};
 use crate::common::{Random, Values, long, tried};
-use meshstep_optim::cuda::{self, CARRY_SUMS, NormAt, THREADS};
+use meshstep_optim::cuda::{self, CARRY_SUMS, NormAt, THREADS, WRITE_SUM};
 use meshstep_optim::{ExactSum, Isa, Norm, NormAccumulator};
 use meshstep_simt::{self as simt, Device};
 use meshstep_tensor::DType;
@@ -87,7 +87,7 @@ fn compare(
 #[test]
 fn norms_equal_their_reference() {
     let Some(device) = Device::of("norm") else { return };
-    let mut used = BTreeSet::from([CARRY_SUMS.to_owned()]);
+    let mut used = BTreeSet::from([CARRY_SUMS, WRITE_SUM].map(str::to_owned));
     let short = [0, 1, 127, 128, 129, 2047, 2049, 4100];
     for (i, norm) in NORMS.into_iter().enumerate() {
         for (j, dtype) in DTYPES.into_iter().enumerate() {
@@ -152,6 +152,27 @@ fn carried_words_are_canonical() {
     }
     carry_with(&device, &mut sums, 3);
     assert_eq!(sums, expected);
+}
+
+/// The count, the carried words and the largest magnitude go where an exchange has them; all else is left alone.
+#[test]
+fn a_sum_is_written_into_an_exchange() {
+    let Some(device) = Device::of("norm") else { return };
+    for seed in 0..4 {
+        let mut random = Random::new(seed);
+        let mut from: Vec<u64> = (0..2 + ExactSum::WORDS).map(|_| random.next() >> 2).collect();
+        let (mut sum, mut max) = (vec![7u64; 3 + ExactSum::WORDS], vec![9u64; 2]);
+        let mut at = [from.as_mut_ptr(), sum.as_mut_ptr(), max.as_mut_ptr()];
+        let [from_at, sum_at, max_at] = &mut at;
+        device.reverse(seed % 2 == 1);
+        // SAFETY: a count, the words and the largest magnitude are at `from`, and both vectors are longer than what is written.
+        unsafe { device.launch(WRITE_SUM, 1, THREADS, &mut [arg(from_at), arg(sum_at), arg(max_at)]) }
+            .unwrap();
+        let words = ExactSum::from_words(&from[1..1 + ExactSum::WORDS]);
+        let expected: Vec<u64> =
+            [from[0], 7].into_iter().chain(words.words().iter().copied()).chain([7]).collect();
+        assert_eq!((sum, max), (expected, vec![from[1 + ExactSum::WORDS], 9]));
+    }
 }
 
 #[test]

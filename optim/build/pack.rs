@@ -1,4 +1,4 @@
-//! Compresses the kernels' PTX, and machine code where it is asked for, into what `src/cuda/texts.rs` includes.
+//! Files that are compressed and embedded: every module's PTX, and machine code where it is asked for.
 
 use std::env;
 use std::fmt::Write as _;
@@ -8,25 +8,8 @@ use std::path::{Path, PathBuf};
 /// Where machine code is, with the feature `cubins`.
 const CUBINS: &str = "MESHSTEP_CUBINS";
 
-fn main() {
-    println!("cargo::rerun-if-changed=build.rs");
-    #[cfg(feature = "cuda")]
-    if let Err(problem) = pack() {
-        println!("cargo::error={problem}");
-    }
-}
-
-/// A file to embed: its name without endings, and the chip of machine code, 0 of PTX.
-#[cfg(feature = "cuda")]
-struct File {
-    module: String,
-    chip: u32,
-    path: PathBuf,
-}
-
 /// Writes every file, and a list of them.
-#[cfg(feature = "cuda")]
-fn pack() -> Result<(), String> {
+pub(crate) fn pack() -> Result<(), String> {
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("cargo sets no OUT_DIR")?);
     let mut list = String::from("[\n");
     for File { module, chip, path } in ptx()?.into_iter().chain(cubins()?) {
@@ -43,8 +26,14 @@ fn pack() -> Result<(), String> {
     fs::write(out.join("texts.rs"), list + "]\n").map_err(|error| error.to_string())
 }
 
+/// A file to embed: its name without endings, and the chip of machine code, 0 of PTX.
+struct File {
+    module: String,
+    chip: u32,
+    path: PathBuf,
+}
+
 /// The committed PTX in the folders of `src`.
-#[cfg(feature = "cuda")]
 fn ptx() -> Result<Vec<File>, String> {
     println!("cargo::rerun-if-changed=src");
     let folders = names(Path::new("src"))?;
@@ -61,7 +50,6 @@ fn ptx() -> Result<Vec<File>, String> {
 }
 
 /// Machine code, as `cargo xtask kernels --cubins` writes it: `adam.sm_90.cubin`.
-#[cfg(feature = "cuda")]
 fn cubins() -> Result<Vec<File>, String> {
     println!("cargo::rerun-if-env-changed={CUBINS}");
     if !cfg!(feature = "cubins") {
@@ -85,7 +73,6 @@ fn cubins() -> Result<Vec<File>, String> {
 }
 
 /// What is in a folder, in the order of names.
-#[cfg(feature = "cuda")]
 fn names(folder: &Path) -> Result<Vec<PathBuf>, String> {
     let problem = |error: std::io::Error| format!("{}: {error}", folder.display());
     let entries = fs::read_dir(folder).map_err(problem)?;
