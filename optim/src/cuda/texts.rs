@@ -29,7 +29,8 @@ pub(crate) enum Code {
 pub(crate) fn code(kernel: &str, capability: (u32, u32)) -> Option<Code> {
     let module = super::module(kernel);
     let of_module = || FILES.iter().filter(|file| file.module == module);
-    let fits = |file: &&Packed| file.chip / 10 == capability.0 && file.chip % 10 <= capability.1;
+    let fits =
+        |file: &&Packed| file.chip > 0 && file.chip / 10 == capability.0 && file.chip % 10 <= capability.1;
     if let Some(machine) = of_module().filter(fits).max_by_key(|file| file.chip) {
         return Some(Code::Machine(machine.unpacked()));
     }
