@@ -49,27 +49,59 @@ fn ptx() -> Result<Vec<File>, String> {
     Ok(files)
 }
 
-/// Machine code, as `cargo xtask kernels --cubins` writes it: `adam.sm_90.cubin`.
+/// Machine code, as `cargo xtask kernels --cubins` writes it: `adam.sm_90.cubin`, beside the PTX that it is assembled from.
 fn cubins() -> Result<Vec<File>, String> {
     println!("cargo::rerun-if-env-changed={CUBINS}");
     if !cfg!(feature = "cubins") {
         return Ok(Vec::new());
     }
-    let wanted =
-        format!("the feature `cubins` needs {CUBINS}, the folder that `cargo xtask kernels --cubins` fills");
-    let folder = env::var_os(CUBINS).ok_or_else(|| wanted.clone())?;
-    println!("cargo::rerun-if-changed={}", Path::new(&folder).display());
-    let file = |path: PathBuf| {
-        let name = path.file_name()?.to_str()?.strip_suffix(".cubin")?.to_owned();
-        let (module, chip) = name.split_once(".sm_")?;
-        Some(File { module: module.to_owned(), chip: chip.parse().ok()?, path })
-    };
-    let files: Vec<File> = names(Path::new(&folder))?.into_iter().filter_map(file).collect();
-    if files.is_empty() {
-        Err(format!("{} has no cubins; {wanted}", Path::new(&folder).display()))
-    } else {
-        Ok(files)
+    let wanted = format!(
+        "the feature `cubins` needs {CUBINS}, the whole path of the folder that `cargo xtask kernels --cubins` fills"
+    );
+    let folder = PathBuf::from(env::var_os(CUBINS).ok_or_else(|| wanted.clone())?);
+    println!("cargo::rerun-if-changed={}", folder.display());
+    let mut files = Vec::new();
+    for File { module, path, .. } in ptx()? {
+        is_same(&folder.join(format!("{module}.ptx")), &path)
+            .map_err(|problem| format!("{problem}; {wanted}"))?;
+        files.extend(of_module(&folder, &module)?);
     }
+    if files.is_empty() { Err(format!("{} has no cubins; {wanted}", folder.display())) } else { Ok(files) }
+}
+
+/// Machine code of another text would be told other arguments.
+fn is_same(beside: &Path, committed: &Path) -> Result<(), String> {
+    let read = |path: &Path| fs::read(path).map_err(|error| format!("{}: {error}", path.display()));
+    if read(beside)? == read(committed)? {
+        return Ok(());
+    }
+    Err(format!("{} is not {}: its cubins are of another version", beside.display(), committed.display()))
+}
+
+/// The cubins of one file of PTX.
+fn of_module(folder: &Path, module: &str) -> Result<Vec<File>, String> {
+    let mut files = Vec::new();
+    for path in names(folder)? {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let chip = name.strip_prefix(&format!("{module}.sm_")).and_then(|rest| rest.strip_suffix(".cubin"));
+        let Some(chip) = chip.and_then(|chip| chip.parse().ok()).filter(|&chip| chip > 0) else { continue };
+        let bytes = fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        if !is_whole(&bytes) {
+            return Err(format!("{} is no whole cubin; assemble it again", path.display()));
+        }
+        files.push(File { module: module.to_owned(), chip, path });
+    }
+    Ok(files)
+}
+
+/// Whether all that an ELF header tells of is there: a driver reads as far without being told where the file ends.
+fn is_whole(bytes: &[u8]) -> bool {
+    let word = |at: usize| bytes.get(at..at + 8)?.try_into().ok().map(u64::from_le_bytes);
+    let half = |at: usize| bytes.get(at..at + 2)?.try_into().ok().map(u16::from_le_bytes).map(u64::from);
+    // Where the section headers begin, the bytes of one, and how many.
+    let (Some(start), Some(size), Some(count)) = (word(40), half(58), half(60)) else { return false };
+    let end = size.checked_mul(count).and_then(|len| len.checked_add(start));
+    bytes.starts_with(b"\x7fELF") && end.is_some_and(|end| end <= bytes.len() as u64)
 }
 
 /// What is in a folder, in the order of names.

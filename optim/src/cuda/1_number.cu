@@ -94,8 +94,8 @@ __device__ inline u32 round_simply_at_random(float low, float high, u32 random) 
     return __byte_perm(a, b, 0x7632);
 }
 
-// Of two pairs of 16-bit floats without signs the larger ones, NaN where there is one, and the smaller ones, where NaN counts for
-// nothing. The stand-in has its own.
+// Of two pairs of 16-bit floats the larger ones: NaN where there is one, or, of the second, only where both are. The stand-in has
+// its own.
 #ifndef SIMT
 #define OF_PAIRS(NAME, WHICH)                                                \
     __device__ inline u32 NAME(u32 a, u32 b) {                               \
@@ -103,10 +103,10 @@ __device__ inline u32 round_simply_at_random(float low, float high, u32 random) 
         asm(WHICH " %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));                \
         return c;                                                            \
     }
-OF_PAIRS(max_of_bf16s, "max.NaN.bf16x2")
-OF_PAIRS(min_of_bf16s, "min.bf16x2")
-OF_PAIRS(max_of_f16s, "max.NaN.f16x2")
-OF_PAIRS(min_of_f16s, "min.f16x2")
+OF_PAIRS(larger_bf16s, "max.NaN.bf16x2")
+OF_PAIRS(larger_numbers_bf16, "max.bf16x2")
+OF_PAIRS(larger_f16s, "max.NaN.f16x2")
+OF_PAIRS(larger_numbers_f16, "max.f16x2")
 
 // A finite f16; `from_f16` also keeps the bits of NaN, and takes ten times as long.
 __device__ inline float from_finite_f16(u32 bits) {

@@ -235,7 +235,7 @@ private:
     __device__ static int exponents_of(T a, T b) { return exponent_of(magnitude(a)) + exponent_of(magnitude(b)); }
 };
 
-// A block adds fewer than 2^13 terms to a word in a tile, so carries may wait for 2^16 tiles: then words are drained.
+// A block adds fewer than 2^14 terms of 32 bits to a word in a tile, so carries may wait for 2^16 tiles: then words are drained.
 constexpr u32 DRAIN_AFTER = 1 << 16;
 
 // A range of the flat memory, and the tiles of all ranges before it.

@@ -39,6 +39,9 @@ mod texts;
 mod update;
 
 #[cfg(feature = "cuda")]
+pub use kernels::{LoadedKernel, loaded_kernels};
+
+#[cfg(feature = "cuda")]
 pub use decision::{Answer, Decision};
 #[cfg(feature = "cuda")]
 pub(crate) use kernels::{Kernel, argument};

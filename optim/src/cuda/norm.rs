@@ -19,6 +19,9 @@ pub(crate) struct NormThere {
     norm: Norm,
     meter: Meter,
     words: Buffer,
+    /// Loaded before a graph may be captured.
+    carry: Kernel,
+    write: Kernel,
     /// The tables of vectors that were added, by what their launch is told.
     tables: Vec<Table>,
 }
@@ -41,7 +44,10 @@ impl NormThere {
             return Err(Error::Scalar { name: "p of a p-norm", value: p, works });
         }
         let words = Buffer::zeroed_on(queue, UNREAD + 1, DType::U64, meter, Category::Staging)?;
-        Ok(NormThere { norm, meter: meter.clone(), words, tables: Vec::new() })
+        let wrong = meshstep_tensor::Error::Place { given: queue.place(), expected: Place::Cuda(0) };
+        let device = queue.stream().ok_or(wrong)?.device();
+        let (carry, write) = (Kernel::find(device, CARRY_SUMS)?, Kernel::find(device, WRITE_SUM)?);
+        Ok(NormThere { norm, meter: meter.clone(), words, carry, write, tables: Vec::new() })
     }
 
     pub(crate) fn add(&mut self, values: Slice<'_>, queue: &Queue) -> Result<(), Error> {
@@ -84,10 +90,9 @@ impl NormThere {
     /// Carries the words, so that equal sums have equal ones.
     fn carry(&self, queue: &Queue) -> Result<(), Error> {
         let stream = self.stream(queue)?;
-        let kernel = Kernel::find(stream.device(), CARRY_SUMS)?;
         let (mut sums, mut count) = (self.address(WORDS), 1u64);
         // SAFETY: the kernel carries one sum, which is where it is told.
-        unsafe { kernel.launch(stream, 1, &mut [argument(&mut sums), argument(&mut count)]) }
+        unsafe { self.carry.launch(stream, 1, &mut [argument(&mut sums), argument(&mut count)]) }
     }
 
     /// Writes the sum into an exchange's vectors.
@@ -102,12 +107,11 @@ impl NormThere {
                 return Err(Error::DType { what, given: vector.dtype(), works: "u64" });
             }
         }
-        let kernel = Kernel::find(stream.device(), WRITE_SUM)?;
         let (mut from, mut sum, mut max) = (self.address(0), sum.address() as u64, max.address() as u64);
         // SAFETY: this sum's words are laid out as the kernel reads them; both vectors have room for what it writes, checked
         // above, and all are of the stream's device.
         unsafe {
-            kernel.launch(stream, 1, &mut [argument(&mut from), argument(&mut sum), argument(&mut max)])
+            self.write.launch(stream, 1, &mut [argument(&mut from), argument(&mut sum), argument(&mut max)])
         }
     }
 

@@ -25,22 +25,32 @@ pub(crate) enum Code {
     Machine(Vec<u8>),
 }
 
-/// The code of a kernel for a device of this compute capability; none if no file has the kernel.
-pub(crate) fn code(kernel: &str, capability: (u32, u32)) -> Option<Code> {
+/// Machine code for a device of this compute capability with a kernel's file, where it is embedded, then the kernel's text.
+pub(crate) fn codes(kernel: &str, capability: (u32, u32)) -> impl Iterator<Item = Code> {
+    machine_code(kernel, capability).into_iter().chain(text(kernel))
+}
+
+fn of_module(kernel: &str) -> impl Iterator<Item = &'static Packed> {
     let module = super::module(kernel);
-    let of_module = || FILES.iter().filter(|file| file.module == module);
-    let fits =
-        |file: &&Packed| file.chip > 0 && file.chip / 10 == capability.0 && file.chip % 10 <= capability.1;
-    if let Some(machine) = of_module().filter(fits).max_by_key(|file| file.chip) {
-        return Some(Code::Machine(machine.unpacked()));
-    }
-    let ptx = String::from_utf8(of_module().find(|file| file.chip == 0)?.unpacked()).ok()?;
+    FILES.iter().filter(move |file| file.module == module)
+}
+
+fn machine_code(kernel: &str, (major, minor): (u32, u32)) -> Option<Code> {
+    let fits = |file: &&Packed| file.chip > 0 && file.chip / 10 == major && file.chip % 10 <= minor;
+    let file = of_module(kernel).filter(fits).max_by_key(|file| file.chip)?;
+    Some(Code::Machine(file.unpacked()))
+}
+
+fn text(kernel: &str) -> Option<Code> {
+    let ptx = String::from_utf8(of_module(kernel).find(|file| file.chip == 0)?.unpacked()).ok()?;
     one(&ptx, kernel).map(Code::Ptx)
 }
 
 impl Packed {
     fn unpacked(&self) -> Vec<u8> {
-        decompress_to_vec_with_limit(self.bytes, self.len).unwrap_or_default()
+        let unpacked = decompress_to_vec_with_limit(self.bytes, self.len).unwrap_or_default();
+        assert_eq!(unpacked.len(), self.len, "what the build has packed can be unpacked");
+        unpacked
     }
 }
 
@@ -145,7 +155,7 @@ ld.global.v4.u32 {%r1, %r2, %r3, %r4}, [ONE];
             let parts = Parts::of(&ptx);
             assert!(parts.head.iter().all(|line| !line.contains(".func")), "{}", file.module);
             for kernel in parts.entries.keys() {
-                let Some(Code::Ptx(text)) = code(kernel, (0, 0)) else { panic!("{kernel}") };
+                let Some(Code::Ptx(text)) = super::text(kernel) else { panic!("{kernel}") };
                 assert_eq!(text.matches(".entry ").count(), 1, "{kernel}");
                 assert_eq!(text.matches('{').count(), text.matches('}').count(), "{kernel}");
                 // Names that the compiler has made are declared.
@@ -160,7 +170,7 @@ ld.global.v4.u32 {%r1, %r2, %r3, %r4}, [ONE];
             assert_eq!(parts.entries.len(), ptx.matches(".entry ").count(), "{}", file.module);
         }
         assert!(kernels > 100, "{kernels} kernels");
-        assert_eq!(code("unknown_f32", (0, 0)), None);
-        assert_eq!(code("adam_unknown", (0, 0)), None);
+        assert_eq!(codes("unknown_f32", (0, 0)).next(), None);
+        assert_eq!(codes("adam_unknown", (0, 0)).next(), None);
     }
 }

@@ -77,6 +77,21 @@ __device__ inline void load(double (&x)[N], const void* base, u64 at) {
         for (int i = 0; i < 2; i++) x[i] = __hiloint2double((int)w[2 * i + 1], (int)w[2 * i]);
     }
 }
+// Of memory that the kernel does not write: from an address that a table has told, which only such a load knows to be global.
+template <typename T, int N>
+__device__ inline void load_unwritten(T (&x)[N], const void* base, u64 at) {
+    const T* from = (const T*)base + at;
+    if constexpr (N == 1) {
+        x[0] = __ldg(from);
+    } else if constexpr (sizeof(T) == 4) {
+        uint4 w = __ldg((const uint4*)from);
+        x[0] = __uint_as_float(w.x), x[1] = __uint_as_float(w.y);
+        x[2] = __uint_as_float(w.z), x[3] = __uint_as_float(w.w);
+    } else {
+        uint4 w = __ldg((const uint4*)from);
+        x[0] = __hiloint2double((int)w.y, (int)w.x), x[1] = __hiloint2double((int)w.w, (int)w.z);
+    }
+}
 template <int N>
 __device__ inline void store(const float (&x)[N], void* base, u64 at) {
     if constexpr (N == 1) {
@@ -178,21 +193,30 @@ struct Combination {
 
 template <typename T>
 struct Combine {
+    // Rows whose loads are on their way together.
+    static constexpr int TOGETHER = 16 / sizeof(T);
     const Combination& c;
+
+    template <int ROWS, int N>
+    __device__ void add_rows(double (&sum)[N], u64 row, u64 at) const {
+        T x[ROWS][N];
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) load_unwritten(x[r], c.rows[row + r], at);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            double coef = c.coefs[row + r];
+            for (int i = 0; i < N; i++) sum[i] = fused(coef, (double)x[r][i], sum[i]);
+        }
+    }
 
     template <int N>
     __device__ void run(T (&out)[N], u64 at) const {
         double sum[N];
         load(out, c.g, at);
         for (int i = 0; i < N; i++) sum[i] = times(c.coef, (double)out[i]);
-        // Rows of a few turns are on their way together.
-#pragma unroll 4
-        for (u64 row = 0; row < c.count; row++) {
-            T x[N];
-            load(x, c.rows[row], at);
-            double coef = c.coefs[row];
-            for (int i = 0; i < N; i++) sum[i] = fused(coef, (double)x[i], sum[i]);
-        }
+        u64 row = 0;
+        for (; row + TOGETHER <= c.count; row += TOGETHER) add_rows<TOGETHER>(sum, row, at);
+        for (; row < c.count; row++) add_rows<1>(sum, row, at);
         for (int i = 0; i < N; i++) set(out[i], sum[i]);
         store(out, c.d, at);
     }
@@ -222,7 +246,8 @@ __device__ inline void combine(const Combination& c) {
         lbfgs_difference_##NAME(void* y, const void* g, const void* before, u64 len) {                       \
         each<T>(Difference<T>{y, g, before}, len, (u64)y | (u64)g | (u64)before);                            \
     }                                                                                                        \
-    extern "C" __global__ void __launch_bounds__(THREADS) lbfgs_combine_##NAME(const Combination c) {        \
+    /* With six blocks of a multiprocessor no register is spilled. */                                        \
+    extern "C" __global__ void __launch_bounds__(THREADS, 6) lbfgs_combine_##NAME(const Combination c) {     \
         combine<T>(c);                                                                                       \
     }
 VECTORS(f32, float)

@@ -33,7 +33,6 @@ struct Float {
 template <u32 FORMAT>
 struct Raw {
     static constexpr u32 BYTES = FORMAT == SAME ? 4 : 2, N = 64 / BYTES, TILE = THREADS * N;
-    static constexpr u32 UNSIGNED = FORMAT == SAME ? 0x7FFFFFFFu : 0x7FFF7FFFu;
     u32 w[16];
 
     // Of the tile at `start`; zeros from `end` on. Which thread has which element does not matter.
@@ -55,35 +54,37 @@ struct Raw {
         else return from_finite_f16(w[i / 2] >> i % 2 * 16);
     }
 
-    // The largest and the smallest magnitude; the largest is at least INFINITE where some element is not finite.
+    // The largest magnitude, at least INFINITE where some element is not finite, and the least but zero, ~0 where all are zero.
     __device__ void extent(u32& most, u32& least) const {
-        most = least = w[0] & UNSIGNED;
+        if constexpr (FORMAT == SAME) {
+            most = 0, least = ~0u;
 #pragma unroll
-        for (u32 i = 1; i < 16; i++) {
-            u32 bits = w[i] & UNSIGNED;
-            if constexpr (FORMAT == SAME) most = bits > most ? bits : most, least = bits < least ? bits : least;
-            else if constexpr (FORMAT == BF16) most = max_of_bf16s(most, bits), least = min_of_bf16s(least, bits);
-            else most = max_of_f16s(most, bits), least = min_of_f16s(least, bits);
+            for (u32 i = 0; i < 16; i++) {
+                u32 bits = w[i] & 0x7FFFFFFFu;
+                most = bits > most ? bits : most;
+                // Zero becomes the largest.
+                least = bits - 1 < least ? bits - 1 : least;
+            }
+            least = least == ~0u ? least : least + 1;
+        } else {
+            u32 upper = 0, lower = ABSENT;
+#pragma unroll
+            for (u32 i = 0; i < 16; i++) {
+                // One less than the magnitude, below zero, of which the largest is the smallest; NaN of zero.
+                u32 less = (w[i] | 0x80008000u) - 0x00010001u;
+                upper = larger(upper, w[i] & 0x7FFF7FFFu), lower = larger_numbers(lower, less);
+            }
+            u32 one = upper & 0xFFFF, other = upper >> 16;
+            most = one > other ? one : other;
+            one = above_zero(lower & 0xFFFF), other = above_zero(lower >> 16);
+            least = one < other ? one : other;
         }
-        if constexpr (FORMAT == SAME) return;
-        u32 low = most & 0xFFFF, high = most >> 16;
-        most = low > high ? low : high;
-        low = least & 0xFFFF, high = least >> 16;
-        least = low < high ? low : high;
     }
 
     __device__ u32 peak() const {
         u32 most, least;
         extent(most, least);
         return most;
-    }
-
-    // The smallest magnitude of elements that are not zero; ~0 where all are.
-    __device__ u32 least_but_zero() const {
-        u32 least = ~0u;
-#pragma unroll
-        for (u32 i = 0; i < N; i++) least = magnitude(i) - 1 < least ? magnitude(i) - 1 : least;
-        return least + 1 ? least + 1 : ~0u;
     }
 
     // Elements that are not finite are counted, and zero from now on.
@@ -114,6 +115,20 @@ struct Raw {
     }
 
 private:
+    // A pair of NaN.
+    static constexpr u32 ABSENT = 0x7FFF7FFFu;
+
+    __device__ static u32 larger(u32 a, u32 b) { return FORMAT == BF16 ? larger_bf16s(a, b) : larger_f16s(a, b); }
+    __device__ static u32 larger_numbers(u32 a, u32 b) {
+        return FORMAT == BF16 ? larger_numbers_bf16(a, b) : larger_numbers_f16(a, b);
+    }
+
+    // The magnitude that `less` is one less than, if it is a number.
+    __device__ static u32 above_zero(u32 less) {
+        u32 bits = less & 0x7FFF;
+        return bits > Float<FORMAT>::INFINITE ? ~0u : bits + 1;
+    }
+
     __device__ u32 magnitude(u32 i) const {
         if constexpr (FORMAT == SAME) return w[i] & 0x7FFFFFFFu;
         else return w[i / 2] >> i % 2 * 16 & 0x7FFF;
@@ -140,8 +155,8 @@ class Grids {
     static constexpr int BITS = 23;
     // How much larger than the first ones later numbers may be.
     static constexpr int SPARE = 1;
-    // Where both grids are normal f32 numbers.
-    static constexpr int LOWEST_GRID = -126, HIGHEST_GRID = 104;
+    // Where both grids are normal f32 numbers, and the sum of a number and the first is finite.
+    static constexpr int LOWEST_GRID = -126, HIGHEST_GRID = 103;
     // One grid is enough for some numbers with as many bits.
     static constexpr bool HAS_ONE = F::FRACTION < BITS - 7;
     // Of a warp, before its integers exceed 63 bits: a tile has at most 2^10 squares of 2^46 each.
@@ -160,10 +175,10 @@ public:
     __device__ u32 add(Raw<FORMAT>& x, u32& peak, u64* words) {
         u32 most, least, non_finite = 0;
         x.extent(most, least);
-        bool one = HAS_ONE, fits = most < above && (least >= (HAS_ONE ? from_one : from_two) || !most);
+        bool one = HAS_ONE, fits = most < above && least >= (HAS_ONE ? from_one : from_two);
         if (__any_sync(WARP_OF_32, !fits)) {
-            if (__any_sync(WARP_OF_32, most >= F::INFINITE)) non_finite = x.drop_non_finite(), most = x.peak();
-            one = make_fit(x, most, words) && HAS_ONE;
+            if (__any_sync(WARP_OF_32, most >= F::INFINITE)) non_finite = x.drop_non_finite(), x.extent(most, least);
+            one = make_fit(x, most, least, words) && HAS_ONE;
         }
         if (one) add_to_one(x);
         else add_to_two(x);
@@ -224,11 +239,10 @@ private:
         }
     }
 
-    // Finite elements, of which the thread's largest is `most`: chooses the grid anew if that helps, and adds what fits no grid by
-    // itself. Whether one grid is enough.
-    __device__ bool make_fit(Raw<FORMAT>& x, u32 most, u64* words) {
-        most = (u32)max_of_warp(most);
-        u32 least = ~(u32)max_of_warp(~x.least_but_zero());
+    // Finite elements of this extent: chooses the grid anew if that helps, and adds what fits no grid by itself. Whether one grid
+    // is enough.
+    __device__ bool make_fit(Raw<FORMAT>& x, u32 most, u32 least, u64* words) {
+        most = (u32)max_of_warp(most), least = ~(u32)max_of_warp(~least);
         int wanted = F::exponent(most) - BITS + 1 + SPARE;
         wanted = wanted < LOWEST_GRID ? LOWEST_GRID : wanted > HIGHEST_GRID ? HIGHEST_GRID : wanted;
         bool one_then = most < F::least_of(wanted + BITS) && least >= F::least_of(wanted + F::FRACTION);

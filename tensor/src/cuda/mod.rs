@@ -61,7 +61,7 @@ pub use interop::Lent;
 pub use mail::{Letter, Mail};
 pub use memory::Pinned;
 pub(crate) use memory::{Foreign, Memory};
-pub use module::{Function, Module};
+pub use module::{Footprint, Function, Module};
 pub use probe::{Driver, Unavailable, probe};
 pub use stream::{Event, Stream};
 pub use timing::Moment;

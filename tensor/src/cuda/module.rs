@@ -97,15 +97,50 @@ impl Drop for Inner {
     }
 }
 
+/// The driver's account of a kernel on its device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Footprint {
+    /// Registers of a thread.
+    pub registers: u32,
+    /// Bytes of a thread outside of registers.
+    pub local: u32,
+    /// Bytes of shared memory of a block.
+    pub shared: u32,
+    /// Blocks, of the threads asked about, that a multiprocessor holds at once.
+    pub blocks: u32,
+}
+
 impl Function {
+    /// The driver's account of the kernel, in blocks of so many threads.
+    pub fn footprint(&self, threads: u32) -> Result<Footprint, Error> {
+        use sys::CUfunction_attribute as About;
+        let blocks = self.blocks_at_once(threads)?;
+        let attribute = |what: About| {
+            let mut value = 0;
+            // SAFETY: the function lives; the place outlives the call.
+            unsafe { call!(cuFuncGetAttribute(&mut value, what, self.handle))? };
+            Ok::<_, Error>(u32::try_from(value).unwrap_or(0))
+        };
+        Ok(Footprint {
+            registers: attribute(About::CU_FUNC_ATTRIBUTE_NUM_REGS)?,
+            local: attribute(About::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?,
+            shared: attribute(About::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?,
+            blocks,
+        })
+    }
+
     /// Blocks of so many threads that fit on the device at once: a grid of this size keeps it busy.
     pub fn resident_blocks(&self, threads: u32) -> Result<u32, Error> {
-        let device = self.module.device();
-        device.enter()?;
+        Ok(self.blocks_at_once(threads)?.max(1) * self.module.device().multiprocessors()?)
+    }
+
+    /// The same on one multiprocessor; 0 where such a block does not fit.
+    fn blocks_at_once(&self, threads: u32) -> Result<u32, Error> {
+        self.module.device().enter()?;
         let (mut blocks, threads) = (0, i32::try_from(threads).unwrap_or(i32::MAX));
         // SAFETY: the function lives; the place outlives the call.
         unsafe { call!(cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, self.handle, threads, 0))? };
-        Ok(u32::try_from(blocks).unwrap_or(0).max(1) * device.multiprocessors()?)
+        Ok(u32::try_from(blocks).unwrap_or(0))
     }
 }
 

@@ -174,9 +174,9 @@ pub(super) const MUTANTS: [Mutant; 30] = [
     },
     Mutant {
         name: "shard-late-mean-counts-in-full",
-        file: "shard/src/local/merge.rs",
-        from: "let share = self.alpha * left;",
-        to: "let share = self.alpha;",
+        file: "optim/src/merge/cpu.rs",
+        from: "let share = merge.alpha * left;",
+        to: "let share = merge.alpha;",
         package: "meshstep-shard",
         test: "local::trajectories::a_delayed_moment_is_the_one_that_was_averaged_at_once",
     },

@@ -205,6 +205,17 @@ int cuLaunchKernel(void *handle, unsigned grid, unsigned grid_y, unsigned grid_z
     return enqueue(__func__, stream, {work, nullptr, 0, nullptr, nullptr}, Needs::ItsContext);
 }
 
+// It has no registers: the number is one that fits the blocks below.
+int cuFuncGetAttribute(int *value, int attribute, void *) {
+    BEGIN(begin_in_context(__func__));
+    enum : int { SharedBytes = 1, LocalBytes = 3, Registers = 4 };
+    switch (attribute) {
+    case SharedBytes: case LocalBytes: *value = 0; return Success;
+    case Registers: *value = 128; return Success;
+    default: return InvalidValue;
+    }
+}
+
 int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *, int, size_t) {
     BEGIN(begin_in_context(__func__));
     *blocks = 2;

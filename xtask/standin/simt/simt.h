@@ -362,21 +362,30 @@ static inline unsigned __byte_perm(unsigned low, unsigned high, unsigned which) 
     return bytes;
 }
 
-// Of two pairs of 16-bit floats without signs, whose infinity has the bits INFINITE: as PTX's max.NaN and min.
-template <unsigned INFINITE, bool LARGER>
-static inline unsigned simt_of_pairs(unsigned a, unsigned b) {
+// The larger ones of two pairs of 16-bit floats, whose infinity has the bits INFINITE: PTX's max.NaN, and its max.
+template <unsigned INFINITE, bool NAN_WINS>
+static inline unsigned simt_larger(unsigned a, unsigned b) {
+    auto order = [](unsigned x) { return x & 0x8000 ? -(int)(x & 0x7FFF) : (int)x; };
     unsigned pair = 0;
     for (int shift = 0; shift < 32; shift += 16) {
-        unsigned x = a >> shift & 0x7FFF, y = b >> shift & 0x7FFF, one = LARGER == (x > y) ? x : y;
-        if (x > INFINITE || y > INFINITE) one = LARGER || (x > INFINITE && y > INFINITE) ? 0x7FFF : x > INFINITE ? y : x;
-        pair |= one << shift;
+        unsigned x = a >> shift & 0xFFFF, y = b >> shift & 0xFFFF, larger = order(x) >= order(y) ? x : y;
+        bool no_x = (x & 0x7FFF) > INFINITE, no_y = (y & 0x7FFF) > INFINITE;
+        if (no_x || no_y) larger = NAN_WINS || (no_x && no_y) ? 0x7FFF : no_x ? y : x;
+        pair |= larger << shift;
     }
     return pair;
 }
-static inline unsigned max_of_bf16s(unsigned a, unsigned b) { return simt_of_pairs<0x7F80, true>(a, b); }
-static inline unsigned min_of_bf16s(unsigned a, unsigned b) { return simt_of_pairs<0x7F80, false>(a, b); }
-static inline unsigned max_of_f16s(unsigned a, unsigned b) { return simt_of_pairs<0x7C00, true>(a, b); }
-static inline unsigned min_of_f16s(unsigned a, unsigned b) { return simt_of_pairs<0x7C00, false>(a, b); }
+static inline unsigned larger_bf16s(unsigned a, unsigned b) { return simt_larger<0x7F80, true>(a, b); }
+static inline unsigned larger_numbers_bf16(unsigned a, unsigned b) { return simt_larger<0x7F80, false>(a, b); }
+static inline unsigned larger_f16s(unsigned a, unsigned b) { return simt_larger<0x7C00, true>(a, b); }
+static inline unsigned larger_numbers_f16(unsigned a, unsigned b) { return simt_larger<0x7C00, false>(a, b); }
+
+// As on a device, an access must be aligned.
+template <typename T>
+static inline T __ldg(const T* from) {
+    if ((uintptr_t)from % sizeof(T)) std::abort();
+    return *from;
+}
 
 // As on a device, an access of 16 bytes must be aligned.
 static inline void __stwb(uint4* to, uint4 value) {

@@ -18,9 +18,10 @@ use meshstep_bench_cases::gpu::{
     Budget, Copy, Measured, Outcome, Record, Result, Row, SMOKE, Work, fitting, launch, lbfgs, measure, rows,
     smoke,
 };
+use meshstep_optim::cuda::{LoadedKernel, loaded_kernels};
 use meshstep_tensor::Queue;
 use meshstep_tensor::cuda::{self, Device, Driver, Stream};
-use serde_json::json;
+use serde_json::{Value, json};
 use settings::Settings;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -56,6 +57,7 @@ fn run() -> Result<()> {
     }
     all(&rows, &settings, len, &mut record, &queue)?;
     record.about("after", machine::clocks())?;
+    record.about("kernels", kernels(&device)?)?;
     report::print_roofline(record.rows());
     println!(
         "{}",
@@ -83,6 +85,21 @@ fn driver() -> Result<Option<&'static Driver>> {
         );
     }
     Ok(Some(driver))
+}
+
+/// The kernels that were loaded: how long that took, and the driver's account of each.
+fn kernels(device: &Device) -> Result<Value> {
+    let told = |LoadedKernel { name, took, footprint }: LoadedKernel| {
+        json!({
+            "name": name,
+            "load_ms": took.as_secs_f64() * 1e3,
+            "registers": footprint.registers,
+            "local_bytes": footprint.local,
+            "shared_bytes": footprint.shared,
+            "blocks_per_multiprocessor": footprint.blocks,
+        })
+    };
+    Ok(loaded_kernels(device)?.into_iter().map(told).collect())
 }
 
 /// Measures the rows in turn, each into the record.

@@ -53,9 +53,11 @@ enum Sizes {
     Full,
     /// Within so many powers of two that one grid, or two, just hold them, or just not.
     Near,
+    /// On both sides of the largest power of two, of f32 numbers: where sums with it overflow.
+    Brink,
 }
 
-const SIZES: [Sizes; 10] = [
+const SIZES: [Sizes; 11] = [
     Sizes::Ordinary,
     Sizes::AnyBits,
     Sizes::Odd,
@@ -66,6 +68,7 @@ const SIZES: [Sizes; 10] = [
     Sizes::Layers,
     Sizes::Full,
     Sizes::Near,
+    Sizes::Brink,
 ];
 
 fn values(dtype: DType, len: usize, sizes: Sizes, seed: u64) -> Values {
@@ -97,6 +100,14 @@ fn values(dtype: DType, len: usize, sizes: Sizes, seed: u64) -> Values {
             Sizes::Layers => random.unit() * 10f64.powi(-3 * (i / 3000 % 7) as i32),
             Sizes::Full if wide => -(2.0 - f64::EPSILON),
             Sizes::Full => 2.0 - f64::from(f32::EPSILON),
+            Sizes::Brink if wide || dtype == DType::F16 => random.unit() * 65_504.0,
+            Sizes::Brink => {
+                let bits = [0x7EFF_FFFF, 0x7EFF_FFFE, 0x7F00_0000, 0x7F7F_FFFF, 0x7E80_0000, 0x7E7F_FFFF];
+                f32::from_bits(
+                    bits[i as usize / 2000 % bits.len()] & if i % 3 == 0 { u32::MAX } else { 0xFFFF_FFFE },
+                )
+                .into()
+            }
             Sizes::Near => {
                 let power = random.next() % (powers + i / 9000 % 6);
                 (1.0 + random.unit().abs()) * 0.5f64.powi(power as i32)

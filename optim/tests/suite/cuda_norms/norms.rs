@@ -302,7 +302,7 @@ fn mistakes_in_sums_of_magnitudes_are_noticed() {
         ),
         ("peak = most > peak ? most : peak;\n        if (++tiles", "peak = most;\n        if (++tiles"),
         ("i ? 0x0000FFFFu : 0xFFFF0000u", "i ? 0xFFFF0000u : 0x0000FFFFu"),
-        ("fits = most < above && (least", "fits = (least"),
+        ("fits = most < above && least", "fits = least"),
         ("highs += (u64)high, lows += (u64)(long long)low;", "highs += (u64)high, lows += (u32)low;"),
     ];
     all_are_noticed("norm_l1_bf16, 4, add_norm<BF16, L1>", (Norm::L1, DType::BF16), &mistakes);
@@ -317,6 +317,7 @@ fn mistakes_in_sums_of_squares_are_noticed() {
         ),
         ("bring(words, mixed, 2 * grid - BITS + 1)", "bring(words, mixed, 2 * grid - BITS)"),
         ("above = F::least_of(grid + BITS)", "above = F::least_of(grid + BITS + 1)"),
+        ("HIGHEST_GRID = 103", "HIGHEST_GRID = 104"),
         ("bool fits = !magnitude || fits_two(magnitude, magnitude);", "bool fits = true;"),
         ("lows += (u64)((long long)low * low);", "lows += (u32)low * (u32)low;"),
     ];
