@@ -65,9 +65,15 @@
 //! reference, the baseline, AVX2 and AVX-512 give the same bits at every length and offset, however the vector is cut
 //! (any NaN equals any NaN). Exempt: [`Norm::P`] is not exact, though alike everywhere.
 //!
+//! # Features
+//!
+//! - `cuda`: vectors in memory of NVIDIA GPUs. Kernels come as PTX, which the driver compiles when a kernel is first used.
+//! - `cubins`: machine code for sm_80, sm_90 and sm_100 is embedded too, for drivers that cannot compile PTX. `cargo xtask kernels
+//!   --cubins FOLDER` assembles it; `MESHSTEP_CUBINS`, the folder's absolute path, tells the build where it is.
+//!
 //! # Limits
 //!
-//! - CPU memory. Parameters are f32, f64 or bf16; f16 parameters are the `copy` of an f32 master.
+//! - Parameters are f32, f64 or bf16; f16 parameters are the `copy` of an f32 master.
 //! - Muon's matrix products are a library's: their last bits may differ between machines.
 //! - Vector bodies are for x86-64; elsewhere the baseline is what the compiler makes of the same loop. An x86-64 machine
 //!   without FMA computes each fused multiply-add in software: slow, the same bits.
