@@ -103,10 +103,7 @@ fn values(dtype: DType, len: usize, sizes: Sizes, seed: u64) -> Values {
             Sizes::Brink if wide || dtype == DType::F16 => random.unit() * 65_504.0,
             Sizes::Brink => {
                 let bits = [0x7EFF_FFFF, 0x7EFF_FFFE, 0x7F00_0000, 0x7F7F_FFFF, 0x7E80_0000, 0x7E7F_FFFF];
-                f32::from_bits(
-                    bits[i as usize / 2000 % bits.len()] & if i % 3 == 0 { u32::MAX } else { 0xFFFF_FFFE },
-                )
-                .into()
+                f32::from_bits(bits[i as usize / 2000 % bits.len()] - (i as u32 & 1)).into()
             }
             Sizes::Near => {
                 let power = random.next() % (powers + i / 9000 % 6);
