@@ -2,30 +2,15 @@
 
 use crate::checkpoint::whole::{Whole, join, part};
 use crate::common::{F32_MASTER, Gradients, Run, STAGES};
-use crate::cuda::{alone, devices, room_for, seed, some, stand_in};
-use meshstep_comm::{Communicator, loopback, nccl};
+use crate::cuda::ranks::on;
+use crate::cuda::{alone, room_for, seed, some, stand_in};
+use meshstep_comm::Communicator;
 use meshstep_optim::{DynamicLossScale, LossScale};
 use meshstep_shard::checkpoint::{Load, Save, Store, reshard};
 use meshstep_shard::{Optimizer, Options};
-use meshstep_tensor::cuda::Stream;
-use meshstep_tensor::{DType, Queue};
+use meshstep_tensor::DType;
 use std::ops::Range;
 use std::sync::Arc;
-
-/// What every rank does, on GPUs or on the CPU.
-fn on<T: Send>(gpus: bool, run: &Run, body: impl Fn(Arc<dyn Communicator>, &Run) -> T + Sync) -> Vec<T> {
-    if !gpus {
-        return loopback::spawn(run.ranks, |comm| body(comm, run)).unwrap();
-    }
-    let devices: Vec<usize> = (0..run.ranks).map(|rank| rank % devices()).collect();
-    let options = nccl::Options { check: false, ..nccl::Options::default() };
-    let ranks = nccl::spawn(&devices, options, |comm| {
-        let queue = Queue::cuda(Stream::new(comm.device()).unwrap());
-        let run = Run { options: Options { queue, ..run.options.clone() }, ..run.clone() };
-        body(comm, &run)
-    });
-    ranks.unwrap()
-}
 
 /// Outcomes are not asked for, so that steps are unheard of where a GPU decides them.
 fn train(run: &Run, opt: &mut Optimizer, steps: Range<u64>) {

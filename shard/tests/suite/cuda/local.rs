@@ -1,15 +1,15 @@
 //! Local updates in memory of GPUs: workers end with the bits of loopback, whatever they exchange.
 
 use crate::common::{self, F32_MASTER, Gradients, PRECISIONS, Run, WhichRule, cases};
-use crate::cuda::{alone, devices, room_for, seed, some, stand_in};
+use crate::cuda::ranks::on;
+use crate::cuda::{alone, room_for, seed, some, stand_in};
 use crate::local::equal::plans;
-use meshstep_comm::{Communicator, loopback, nccl};
+use meshstep_comm::Communicator;
 use meshstep_shard::local::{
     Fragment, LocalOptimizer, LocalPlan, Merge, Slots, Timing, Weights, What, Workers,
 };
 use meshstep_shard::{At, Options, Outcome, Precision, Stage};
-use meshstep_tensor::cuda::Stream;
-use meshstep_tensor::{DType, Queue};
+use meshstep_tensor::DType;
 use std::sync::Arc;
 
 /// What a rank has in the end: parameters, its part of the state, each parameter's `t`; and what every step was told.
@@ -18,21 +18,6 @@ struct End {
     params: Vec<Vec<u8>>,
     state: Vec<(u64, Vec<Vec<u8>>)>,
     told: Vec<String>,
-}
-
-/// What every rank does, on GPUs or on the CPU.
-pub fn on<T: Send>(gpus: bool, run: &Run, body: impl Fn(Arc<dyn Communicator>, &Run) -> T + Sync) -> Vec<T> {
-    if !gpus {
-        return loopback::spawn(run.ranks, |comm| body(comm, run)).unwrap();
-    }
-    let devices: Vec<usize> = (0..run.ranks).map(|rank| rank % devices()).collect();
-    let options = nccl::Options { check: false, ..nccl::Options::default() };
-    let ranks = nccl::spawn(&devices, options, |comm| {
-        let queue = Queue::cuda(Stream::new(comm.device()).unwrap());
-        let run = Run { options: Options { queue, ..run.options.clone() }, ..run.clone() };
-        body(comm, &run)
-    });
-    ranks.unwrap()
 }
 
 /// Tokens of a worker's step: of four workers shares are powers of two, by which NCCL multiplies exactly too.

@@ -3,7 +3,8 @@
 use crate::common::elsewhere::Elsewhere;
 use crate::common::{self, Gradients, Run};
 use crate::cuda::apart::{fail, two};
-use crate::cuda::local::{begin, on, step, told};
+use crate::cuda::local::{begin, step, told};
+use crate::cuda::ranks::on;
 use crate::cuda::{alone, room_for, stand_in};
 use meshstep_comm::Communicator;
 use meshstep_shard::local::{LocalOptimizer, LocalPlan, OnFailure, Outer, Placement, Workers};

@@ -2,7 +2,8 @@
 
 use crate::checkpoint::sim::Sim;
 use crate::common::{self, Gradients, Run};
-use crate::cuda::local::{begin, on, step};
+use crate::cuda::local::{begin, step};
+use crate::cuda::ranks::on;
 use crate::cuda::{alone, room_for};
 use meshstep_shard::checkpoint::{Load, Save, Store};
 use meshstep_shard::local::{LocalOptimizer, LocalPlan, OnFailure, Workers};

@@ -16,6 +16,7 @@ mod local_moving;
 mod missing;
 mod pair;
 mod propagate;
+mod ranks;
 mod replicas;
 mod shared;
 mod verify;

@@ -1,29 +1,14 @@
 //! Verification of what GPUs hold: the same found there as on the CPU.
 
 use crate::common::{Gradients, Run, STAGES};
-use crate::cuda::{alone, devices, room_for, seed, stand_in};
-use meshstep_comm::{Communicator, nccl};
+use crate::cuda::ranks::on_ranks;
+use crate::cuda::{alone, room_for, seed, stand_in};
 use meshstep_shard::{Difference, Error, Optimizer, Options, Stage};
-use meshstep_tensor::Queue;
-use meshstep_tensor::cuda::Stream;
-use std::sync::Arc;
 
 pub(super) fn wide(stage: Stage) -> Run {
     let options = Options { bucket_len: Some(400), ..Options::default() };
     let gradients = Gradients::Grid;
     Run { lens: vec![300, 70, 130, 500, 64, 90], steps: 3, gradients, options, ..Run::default() }.stage(stage)
-}
-
-/// `body` on a GPU for each rank, with the run made for it.
-fn on_ranks<T: Send>(run: &Run, body: impl Fn(Arc<dyn Communicator>, &Run) -> T + Sync) -> Vec<T> {
-    let devices: Vec<usize> = (0..run.ranks).map(|rank| rank % devices()).collect();
-    let options = nccl::Options { check: false, ..nccl::Options::default() };
-    let ranks = nccl::spawn(&devices, options, |comm| {
-        let queue = Queue::cuda(Stream::new(comm.device()).unwrap());
-        let run = Run { options: Options { queue, ..run.options.clone() }, ..run.clone() };
-        body(comm, &run)
-    });
-    ranks.unwrap()
 }
 
 pub(super) fn take(run: &Run, opt: &mut Optimizer, t: u64) -> Result<(), Error> {
