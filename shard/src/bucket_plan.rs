@@ -7,10 +7,17 @@ use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-/// Buckets hold at least this many elements unless told otherwise, and a million per rank: enough that a collective's
+/// A bucket closes at this many elements unless told otherwise, or at a million per rank: enough that a collective's
 /// latency is small beside its bytes (Megatron-Core's default).
 const BUCKET_LEN: usize = 40_000_000;
 const BUCKET_LEN_PER_RANK: usize = 1_000_000;
+
+/// Where gradients are sharded, two buckets are all that a rank holds of the gradients on their way: it closes a bucket at an
+/// 80th of the elements, so that two of 16 bits are 2.5 % of 16-bit parameters.
+const SHARE: usize = 80;
+/// Small models have fewer and larger buckets: a 16th of the elements, up to so many.
+const SMALL_SHARE: usize = 16;
+const SMALL_BUCKET_LEN: usize = 4 << 20;
 
 /// Gradients that travel together, and the parameters they belong to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,10 +91,14 @@ pub(crate) fn cut<'b>(
     world_size: usize,
     options: &Options,
 ) -> Result<Vec<BucketPlan>, Error> {
-    let limit = options.bucket_len.unwrap_or(BUCKET_LEN.max(BUCKET_LEN_PER_RANK.saturating_mul(world_size)));
     let mut buckets = Vec::new();
     for dtype in layout.params().iter().map(|p| p.dtype()).collect::<BTreeSet<_>>() {
-        fill_buckets(&mut buckets, layout, dtype, limit, world_size, options)?;
+        let limit =
+            options.bucket_len.unwrap_or_else(|| default_len(layout, dtype, world_size, options.stage));
+        fill_buckets(&mut buckets, layout, dtype, limit, options)?;
+    }
+    for bucket in &mut buckets {
+        bucket.len = Partition::new(bucket.len, world_size).padded_len();
     }
     // Those of each type are in this order already.
     let last = |bucket: &BucketPlan| bucket.params.iter().filter(|p| p.len > 0).map(|p| p.param).min();
@@ -120,37 +131,95 @@ fn assign_owners<'b>(
     }
 }
 
+/// Where a bucket of this type closes unless told otherwise.
+fn default_len(layout: &Layout, dtype: DType, world_size: usize, stage: Stage) -> usize {
+    let len = BUCKET_LEN.max(BUCKET_LEN_PER_RANK.saturating_mul(world_size));
+    if !stage.cuts_grads() {
+        return len;
+    }
+    let all = layout.trainable_len(dtype);
+    len.min((all / SHARE).max(SMALL_BUCKET_LEN.min(all / SMALL_SHARE))).max(1)
+}
+
 fn fill_buckets(
     buckets: &mut Vec<BucketPlan>,
     layout: &Layout,
     dtype: DType,
     limit: usize,
-    world_size: usize,
     options: &Options,
 ) -> Result<(), Error> {
-    let mut open: Option<BucketPlan> = None;
-    for param in layout.flat_order(dtype) {
-        let info = &layout.params()[param];
-        if info.frozen() {
-            continue;
-        }
-        let padded = info.padded_range().len();
-        // What is gathered is one unit's.
-        let other = |b: &BucketPlan| {
-            options.stage.cuts_params() && layout.params()[b.params[0].param].unit() != info.unit()
-        };
-        if let Some(full) = open.take_if(|b| other(b) || b.len > 0 && padded > 0 && b.len + padded > limit) {
-            buckets.push(full.padded(world_size));
-        }
-        let bucket = match &mut open {
-            Some(bucket) => bucket,
-            None => open.insert(BucketPlan::empty(info, options)?),
-        };
-        bucket.params.push(Placed { param, start: bucket.len, len: info.len(), owner: 0 });
-        bucket.len += padded;
+    let params = layout.flat_order(dtype).into_iter().filter(|&param| !layout.params()[param].frozen());
+    let lens: Vec<usize> = params.clone().map(|param| layout.params()[param].padded_range().len()).collect();
+    // What is gathered is one unit's.
+    let unit = |param: usize| layout.params()[param].unit().filter(|_| options.stage.cuts_params());
+    let units: Vec<Option<&str>> = params.clone().map(unit).collect();
+    let mut runs = runs(&lens, limit, |i| units[i - 1] != units[i]);
+    if options.stage.cuts_grads() && options.bucket_len.is_none() {
+        runs = apart_from_long(runs, &lens, limit);
     }
-    buckets.extend(open.map(|b| b.padded(world_size)));
+    let params: Vec<usize> = params.collect();
+    for run in runs {
+        let mut bucket = BucketPlan::empty(&layout.params()[params[run.start]], options)?;
+        for i in run {
+            let len = layout.params()[params[i]].len();
+            bucket.params.push(Placed { param: params[i], start: bucket.len, len, owner: 0 });
+            bucket.len += lens[i];
+        }
+        buckets.push(bucket);
+    }
     Ok(())
+}
+
+/// Neighbours that are at most `limit` elements together, or one alone; none goes on where `begins`.
+fn runs(lens: &[usize], limit: usize, begins: impl Fn(usize) -> bool) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    let mut sum = 0;
+    for (i, &len) in lens.iter().enumerate() {
+        match runs.last_mut() {
+            Some(run) if !begins(i) && (sum == 0 || len == 0 || sum + len <= limit) => {
+                run.end = i + 1;
+                sum += len;
+            }
+            _ => {
+                runs.push(i..i + 1);
+                sum = len;
+            }
+        }
+    }
+    runs
+}
+
+/// Cuts what lies beside a parameter that is longer than a bucket, so that the two take no more memory than two buckets, or
+/// little more than the parameter.
+fn apart_from_long(runs: Vec<Range<usize>>, lens: &[usize], limit: usize) -> Vec<Range<usize>> {
+    let len = |run: &Range<usize>| lens[run.clone()].iter().sum::<usize>();
+    let room = runs.iter().map(len).max().unwrap_or(0).max(limit.saturating_mul(2));
+    let mut cut: Vec<Range<usize>> = Vec::new();
+    for (i, run) in runs.iter().enumerate() {
+        let beside = |other: Option<&Range<usize>>| other.map_or(0, len);
+        let (before, after) = (beside(i.checked_sub(1).map(|i| &runs[i])), beside(runs.get(i + 1)));
+        let mut run = run.clone();
+        if before > limit && before + len(&run) > room {
+            let end = run.start + fitting(run.clone().map(|i| lens[i]), room - before);
+            cut.push(run.start..end);
+            run.start = end;
+        }
+        let tail = (after > limit && !run.is_empty() && after + len(&run) > room)
+            .then(|| run.end - fitting(run.clone().rev().map(|i| lens[i]), room - after));
+        cut.extend(tail.map(|start| run.start..start));
+        cut.push(tail.unwrap_or(run.start)..run.end);
+        cut.retain(|run| !run.is_empty());
+    }
+    cut
+}
+
+/// How many of these fit `room`, at least one.
+fn fitting(lens: impl Iterator<Item = usize>, room: usize) -> usize {
+    let sums = lens.scan(0, |sum, len| {
+        *sum += len;
+        Some(*sum)
+    });
+    sums.take_while(|&sum| sum <= room).count().max(1)
 }
 
 impl BucketPlan {
@@ -165,10 +234,5 @@ impl BucketPlan {
             return Err(Error::WeightedF16);
         }
         Ok(BucketPlan { dtype, grads, update, master, state, params: Vec::new(), len: 0 })
-    }
-
-    fn padded(mut self, world_size: usize) -> Self {
-        self.len = Partition::new(self.len, world_size).padded_len();
-        self
     }
 }

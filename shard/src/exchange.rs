@@ -1,7 +1,7 @@
 //! The exchange of a step: two small vectors, from which every rank decides the same.
 
 use crate::groups::Group;
-use crate::plan::{MAX_HEAD, SUM_HEAD};
+use crate::plan::{MAX_HEAD, SUM_HEAD, SUM_TAIL};
 use crate::{Error, Fault, Options, wire};
 use meshstep_comm::{Communicator, Op, Reduction};
 use meshstep_optim::{ExactSum, NormAccumulator};
@@ -32,7 +32,8 @@ pub(crate) const FIELDS: [&str; 10] = [
 #[derive(Debug)]
 pub(crate) struct Exchange {
     queue: Queue,
-    /// Non-finite count, weight, the norm's words, then two parameters a word where presence counts, and the balance of weights.
+    /// Non-finite count, weight, the norm's words, then two parameters a word where presence counts, two buckets a word where they
+    /// can be deferred, and the balance of weights.
     sum: Words,
     /// Bits of the largest gradient, fault, digest, its complement, then a fault a parameter where all ranks must have the same.
     max: Words,
@@ -139,6 +140,26 @@ impl Exchange {
     pub(crate) fn present_on(&self, i: usize) -> usize {
         let word = self.sum.host[SUM_HEAD + ExactSum::WORDS + i / 2];
         (word >> (i % 2 * 32)) as u32 as usize
+    }
+
+    /// Says for each bucket whether this rank lacked one of its gradients.
+    pub(crate) fn lacked(&mut self, lacked: impl ExactSizeIterator<Item = bool>) {
+        let first = self.first_of_buckets(lacked.len());
+        self.sum.host[first..first + lacked.len().div_ceil(2)].fill(0);
+        for (b, lacked) in lacked.enumerate() {
+            self.sum.host[first + b / 2] |= u64::from(lacked) << (b % 2 * 32);
+        }
+    }
+
+    /// Whether some rank of them lacked a gradient of bucket `b` of so many, once exchanged.
+    pub(crate) fn lacked_somewhere(&self, b: usize, buckets: usize) -> bool {
+        let word = self.sum.host[self.first_of_buckets(buckets) + b / 2];
+        (word >> (b % 2 * 32)) as u32 > 0
+    }
+
+    /// Where the words of so many buckets begin.
+    fn first_of_buckets(&self, buckets: usize) -> usize {
+        self.sum.host.len() - SUM_TAIL - buckets.div_ceil(2)
     }
 
     /// Where all ranks must have the same, and some had parameter `i`'s gradient: the fault of the lowest one without.

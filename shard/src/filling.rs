@@ -97,6 +97,17 @@ impl Filling {
         Some(Lent { buffer, fresh: place.fresh })
     }
 
+    /// Expects no gradient for place `i` in this micro-batch, and leaves it as it is; `false` if it is filled or being written.
+    pub(crate) fn pass(&mut self, i: usize) -> bool {
+        let place = &mut self.places[i];
+        if place.filled || self.open && place.buffer.is_none() {
+            return false;
+        }
+        place.filled = true;
+        self.waiting -= 1;
+        true
+    }
+
     /// Takes place `i` back, its gradient in it.
     pub(crate) fn fill(&mut self, i: usize, buffer: Buffer) {
         let place = &mut self.places[i];

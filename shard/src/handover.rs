@@ -35,7 +35,12 @@ pub(crate) struct Handover {
 struct State {
     fillings: Vec<Filling>,
     pool: Pool,
-    /// The bucket to travel next.
+    /// The order in which buckets travel: their own, but that those come last which lacked a gradient in the last step.
+    order: Vec<usize>,
+    /// Of each bucket whether it comes last so, and whether this rank has lacked one of its gradients in this step.
+    deferred: Vec<bool>,
+    lacked: Vec<bool>,
+    /// How many of them travel, or have.
     next: usize,
     /// Whether this micro-batch's buckets travel.
     travels: bool,
@@ -56,6 +61,9 @@ impl Handover {
         let state = State {
             fillings: Vec::new(),
             pool,
+            order: Vec::new(),
+            deferred: Vec::new(),
+            lacked: Vec::new(),
             next: 0,
             travels: false,
             last: false,
@@ -136,7 +144,32 @@ impl Handover {
         let last = state.next;
         drop(state);
         let travelling = if self.fixed.overlap { 0..0 } else { first..last };
-        travelling.into_iter().try_for_each(|b| self.retire_in_time(self.lock(), b))
+        travelling.into_iter().try_for_each(|place| {
+            let state = self.lock();
+            let b = state.order[place];
+            self.retire_in_time(state, b)
+        })
+    }
+
+    /// Closes the place of parameter `i` of bucket `b` without a gradient, which counts as zeros. `false` if its gradient is in, or
+    /// being written.
+    pub(crate) fn none(&self, b: usize, i: usize) -> Result<bool, Error> {
+        let mut state = self.lock();
+        if !state.travels {
+            return Ok(state.fillings[b].pass(i));
+        }
+        drop(state);
+        let Some(mut lent) = self.lend(b, i)? else { return Ok(false) };
+        if lent.fresh {
+            let len = self.fixed.buckets[b].plan.params[i].len;
+            let zeroed = lent.buffer.as_mut().slice(0..len).and_then(|place| self.fixed.queue.zero(place));
+            if let Err(error) = zeroed {
+                self.give_back(b, i, lent.buffer);
+                return Err(error.into());
+            }
+        }
+        self.fill(b, i, lent.buffer)?;
+        Ok(true)
     }
 
     /// Takes a place back without a gradient.
@@ -153,11 +186,16 @@ impl Handover {
             (*travels, *last)
         };
         self.meeting.begin(&self.fixed.gathers).inspect_err(|failure| self.poison(failure.clone()))?;
-        for (b, bucket) in self.fixed.buckets.iter().enumerate() {
+        for place in 0..self.fixed.buckets.len() {
+            let b = self.lock().order[place];
+            let bucket = &self.fixed.buckets[b];
             for (i, param) in bucket.plan.params.iter().enumerate() {
-                if self.lock().fillings[b].is_filled(i) {
+                let mut state = self.lock();
+                if state.fillings[b].is_filled(i) {
                     continue;
                 }
+                state.lacked[b] = true;
+                drop(state);
                 missing(param.param);
                 if !travels {
                     continue;
@@ -211,6 +249,18 @@ impl Handover {
         self.norm.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Of each bucket, whether this rank has lacked one of its gradients in this step.
+    pub(crate) fn lacked(&mut self) -> &[bool] {
+        &self.exclusive().lacked
+    }
+
+    /// From the next micro-batch on these buckets travel after the others; every rank says the same.
+    pub(crate) fn defer(&mut self, last: impl Fn(usize) -> bool) {
+        let State { order, deferred, .. } = self.exclusive();
+        deferred.iter_mut().enumerate().for_each(|(b, deferred)| *deferred = last(b));
+        order.sort_unstable_by_key(|&b| (deferred[b], b));
+    }
+
     /// A digest of every bucket sent off so far, in order.
     pub(crate) fn launches(&mut self) -> u64 {
         self.exclusive().launches
@@ -228,7 +278,9 @@ impl Handover {
 
     /// Forgets the step's gradients.
     pub(crate) fn next_step(&mut self) -> Result<(), Error> {
-        self.exclusive().fillings.iter_mut().for_each(Filling::next_step);
+        let state = self.exclusive();
+        state.fillings.iter_mut().for_each(Filling::next_step);
+        state.lacked.fill(false);
         let norm = self.norm.get_mut().unwrap_or_else(PoisonError::into_inner);
         Ok(norm.reset(&self.fixed.queue)?)
     }
@@ -242,7 +294,10 @@ impl Handover {
         let (kept, fillings): (Vec<Kept>, Vec<Filling>) = added.into_iter().unzip();
         self.fixed.buckets.extend(kept);
         let state = self.exclusive();
+        state.order.extend(state.fillings.len()..state.fillings.len() + fillings.len());
         state.fillings.extend(fillings);
+        state.deferred.resize(state.fillings.len(), false);
+        state.lacked.resize(state.fillings.len(), false);
         state.pool.extend(room);
     }
 
@@ -274,10 +329,10 @@ impl Handover {
         self.state.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends off full buckets, strictly in index order.
+    /// Sends off full buckets, strictly in their order.
     fn send_off(&self, state: &mut State) -> Result<(), Error> {
-        while state.travels && state.next < state.fillings.len() && state.fillings[state.next].is_full() {
-            let b = state.next;
+        while state.travels && state.order.get(state.next).is_some_and(|&b| state.fillings[b].is_full()) {
+            let b = state.order[state.next];
             state.next += 1;
             let op = self.op();
             let filling = &mut state.fillings[b];

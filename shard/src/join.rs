@@ -111,7 +111,8 @@ impl Optimizer {
     fn make(&self, parts: Vec<Shared>) -> Result<Added, Error> {
         let (families, order, room, units) = self.prepare(parts)?;
         let count = self.entries.len() + families.iter().map(|family| family.entries.len()).sum::<usize>();
-        let exchange = Exchange::new(exchange_words(count, &self.options), &self.options)?;
+        let buckets = self.buckets.len() + order.len();
+        let exchange = Exchange::new(exchange_words(count, buckets, &self.options), &self.options)?;
         let (stage, meter) = (self.options.stage, &self.options.meter);
         let groups = self.groups.iter().chain(families.iter().flat_map(|family| &family.groups.groups));
         let totals = TensorTotals::new(count, groups, stage, self.comm(), meter)?;

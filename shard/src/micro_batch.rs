@@ -158,6 +158,20 @@ impl MicroBatch<'_> {
         self.filled(param, bucket, index, lent.buffer)
     }
 
+    /// Says that this rank has no gradient for `name` in this micro-batch, as soon as that is known: [`Options::missing`](crate::Options::missing) decides what
+    /// follows, as it does where a micro-batch is finished without, but the bucket need not wait until then.
+    /// [`Error::GradTwice`] where the gradient is in.
+    pub fn none(&self, name: &str) -> Result<(), Error> {
+        let Wanted { param, bucket, index, len, .. } = self.wanted(name)?;
+        if len > 0 && !self.optimizer.handover.none(bucket, index)? {
+            return Err(Error::GradTwice { name: name.to_owned() });
+        }
+        if len > 0 && self.optimizer.options.missing == Missing::Error {
+            self.optimizer.progress.missing.fetch_min(param, SeqCst);
+        }
+        Ok(())
+    }
+
     /// The place of `name`'s gradient, to be overwritten whole and then [`fill`](Slot::fill)ed: no copy. Where earlier
     /// micro-batches' gradients are kept in place (stages 0 and 1), only the step's first micro-batch has slots.
     pub fn slot(&self, name: &str) -> Result<Slot<'_>, Error> {

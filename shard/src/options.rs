@@ -3,7 +3,7 @@
 use crate::{Owners, Precision};
 use meshstep_optim::schedule::Schedule;
 use meshstep_optim::{LossScale, Norm};
-use meshstep_tensor::{DType, Meter, Queue};
+use meshstep_tensor::{DType, Meter, Place, Queue};
 use std::time::Duration;
 
 /// What is divided among the ranks.
@@ -66,7 +66,13 @@ pub enum Combine {
     Weighted,
 }
 
-/// What happens when a rank has no gradient for a parameter.
+/// What happens when a rank has no gradient for a parameter: it said [`MicroBatch::none`](crate::MicroBatch::none), or finished
+/// its micro-batch without.
+///
+/// At stages 2 and 3 a bucket that waits for such a gradient until `finish` holds back those after it, and memory with them. `none`
+/// completes it at once. Where nobody says `none`, a bucket that lacked a gradient on some rank travels after all others in the next
+/// step, on every rank, and takes memory of its own until then; a step in which it lacks nothing puts it back. On a GPU
+/// only `none` helps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Missing {
     /// The step fails on every rank, naming rank and parameter; nothing changes.
@@ -137,8 +143,10 @@ pub enum Initial {
 pub struct Options {
     /// What is divided among the ranks.
     pub stage: Stage,
-    /// Elements after which a bucket is closed; `None`: max(40e6, 1e6 per rank). A parameter is never cut, so a larger
-    /// one is a bucket of its own.
+    /// The most elements of a bucket of several parameters. A parameter is never cut, so a larger one is a bucket of its own.
+    /// `None`: max(40e6, 1e6 per rank). At stages 2 and 3, where the longest two neighbours are held as gradients travel
+    /// ([`Memory::buckets`](crate::Memory::buckets)), it is at most an 80th of all elements of the type, or of small models a 16th or
+    /// 4 Mi, whichever is less; and what lies beside a parameter larger than a bucket is cut short.
     pub bucket_len: Option<usize>,
     /// Whether buckets travel while the caller computes. Off: the thread that fills a bucket waits for its reduction.
     pub overlap: bool,
@@ -182,6 +190,14 @@ pub struct Options {
     pub queue: Queue,
     /// Where bytes are counted. Clones of these options count together: give each rank its own meter to tell ranks apart.
     pub meter: Meter,
+}
+
+impl Options {
+    /// Whether buckets that lacked a gradient in the last step travel last in this one. On a GPU the host does not hear in time
+    /// which those are.
+    pub(crate) fn defers(&self) -> bool {
+        self.stage.cuts_grads() && self.missing != Missing::Error && self.queue.place() == Place::Cpu
+    }
 }
 
 impl Default for Options {

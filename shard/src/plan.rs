@@ -77,7 +77,8 @@ impl Plan {
     pub fn of(world_size: usize, parts: Vec<Part>, options: &Options) -> Result<Plan, Error> {
         check_options(world_size, options)?;
         let params = parts.iter().map(|part| part.layout().params().len()).sum();
-        let exchange = exchange_words(params, options);
+        let buckets = parts.iter().map(|part| part.buckets().len()).sum();
+        let exchange = exchange_words(params, buckets, options);
         let exchanges = if options.non_finite == NonFinite::Propagate { 2 } else { 1 };
         let order = order::of(&parts.iter().collect::<Vec<_>>())?;
         let plan = Plan { world_size, parts, order, exchange, exchanges };
@@ -260,11 +261,13 @@ pub(crate) fn check_options(world_size: usize, options: &Options) -> Result<(), 
 }
 
 /// u64 words of the two vectors of the step's exchange. Where the policy asks, after the norm two parameters a word, how many
-/// ranks have a gradient for each, and one last; after what else is maximised a word for each, which rank has none. On a GPU, which is asked
-/// once, what must be the same follows with its complement.
-pub(crate) fn exchange_words(params: usize, options: &Options) -> [usize; 2] {
+/// ranks have a gradient for each; where a bucket can be deferred two buckets a word, how many ranks lacked something of each; and one
+/// last. After what else is maximised a word for each parameter, which rank has none. On a GPU, which is asked once, what must be
+/// the same follows with its complement.
+pub(crate) fn exchange_words(params: usize, buckets: usize, options: &Options) -> [usize; 2] {
     let counts = if options.missing.counts() { params.div_ceil(2) } else { 0 };
     let lacking = if options.missing == Missing::AllOrNone { params } else { 0 };
     let fields = if options.queue.place() == Place::Cpu { 0 } else { 2 * FIELDS.len() };
-    [SUM_HEAD + ExactSum::WORDS + counts + SUM_TAIL, MAX_HEAD + lacking + fields]
+    let deferred = if options.defers() { buckets.div_ceil(2) } else { 0 };
+    [SUM_HEAD + ExactSum::WORDS + counts + deferred + SUM_TAIL, MAX_HEAD + lacking + fields]
 }

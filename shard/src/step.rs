@@ -213,11 +213,18 @@ impl Optimizer {
         if self.options.missing.counts() {
             self.exchange.present(comm.rank(), self.progress.present.iter().map(|p| p.load(SeqCst)));
         }
+        if self.options.defers() {
+            self.exchange.lacked(self.handover.lacked().iter().copied());
+        }
         let fault = fault.map_or(0, |f| exchange::encode_fault(&f, comm.rank()));
         let (weight, balance) = (self.weight(), self.balance());
         let known = self.exchange.run(&*comm, Brought { weight, balance, norm, fault, fields });
         // Where a bucket on its way has failed, that is why.
         let known = known.map_err(|error| self.handover.settle().err().unwrap_or(error))?;
+        if self.options.defers() {
+            let (exchange, buckets) = (&self.exchange, self.buckets.len());
+            self.handover.defer(|b| exchange.lacked_somewhere(b, buckets));
+        }
         if known.fault != 0 {
             let name = |p: usize| self.entries.get(p).map_or(String::new(), |e| e.param.name().to_owned());
             let (rank, fault) = exchange::decode_fault(known.fault, name);

@@ -12,7 +12,10 @@ impl Handover {
     pub(super) fn open(&self, state: &mut State, b: usize) -> Result<bool, Error> {
         let Kept { plan, series, .. } = &self.fixed.buckets[b];
         let buffer = if self.pooled() {
-            state.pool.lend(*series, plan.len).map(|(buffer, from)| (buffer, Some(from)))
+            // What travels last is not to keep memory from the others.
+            let apart = state.deferred[b].then(|| state.pool.grow(*series, plan.len).ok()).flatten();
+            let lent = apart.or_else(|| state.pool.lend(*series, plan.len));
+            lent.map(|(buffer, from)| (buffer, Some(from)))
         } else {
             state.fillings[b].whole.take().map(|whole| (whole, None))
         };

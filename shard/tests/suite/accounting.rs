@@ -1,7 +1,10 @@
 //! Bytes held and bytes sent are what the plan says, to the byte; and who owns what.
 
 use crate::common::{PRECISIONS, Run, STAGES, WhichRule, cases, hash, turns};
-use meshstep_shard::{At, Missing, Moments, NonFinite, Options, Outcome, Owners, Plan, Stage};
+use meshstep_optim::AdamW;
+use meshstep_shard::{
+    At, Master, Missing, Moments, NonFinite, Options, Outcome, Owners, Plan, Precision, Stage,
+};
 use meshstep_tensor::{Category, DType, Layout, Meter};
 use proptest::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -193,8 +196,12 @@ fn whole_parameters_stay_balanced_over_frozen_ones_and_later_groups() {
 }
 
 fn gpt2(layers: usize, d: usize) -> Vec<usize> {
+    gpt(50257, 1024, layers, d)
+}
+
+fn gpt(vocab: usize, context: usize, layers: usize, d: usize) -> Vec<usize> {
     let block = [d, d, 3 * d * d, 3 * d, d * d, d, d, d, 4 * d * d, 4 * d, 4 * d * d, d];
-    [50257 * d, 1024 * d].into_iter().chain(block.repeat(layers)).chain([d, d]).collect()
+    [vocab * d, context * d].into_iter().chain(block.repeat(layers)).chain([d, d]).collect()
 }
 
 fn llama(layers: usize, d: usize, ff: usize, kv: usize) -> Vec<usize> {
@@ -203,10 +210,61 @@ fn llama(layers: usize, d: usize, ff: usize, kv: usize) -> Vec<usize> {
 }
 
 fn layout(lens: &[usize]) -> Layout {
+    layout_of(lens, DType::F32)
+}
+
+fn layout_of(lens: &[usize], dtype: DType) -> Layout {
     let add = |b: meshstep_tensor::LayoutBuilder, (i, &len): (usize, &usize)| {
-        b.param(format!("p{i}"), &[len], DType::F32)
+        b.param(format!("p{i}"), &[len], dtype)
     };
     lens.iter().enumerate().fold(Layout::builder(), add).build().unwrap()
+}
+
+/// Bytes that a rank holds with buckets of the default length.
+fn planned(layout: &Layout, ranks: usize, stage: Stage) -> u64 {
+    let master = if layout.len(DType::BF16) > 0 { Master::F32 } else { Master::default() };
+    let precision = Precision { master, ..Precision::default() };
+    let options = Options { stage, precision, ..Options::default() };
+    Plan::new(layout, ranks, &options).unwrap().memory(0, &AdamW::default()).total()
+}
+
+#[test]
+fn sharded_gradients_take_no_more_memory_than_whole_ones() {
+    let models = [
+        ("a small one", gpt(4096, 128, 4, 256)),
+        ("gpt2", gpt2(12, 768)),
+        ("gpt2-medium", gpt2(24, 1024)),
+        ("gpt2-large", gpt2(36, 1280)),
+        ("gpt2-xl", gpt2(48, 1600)),
+        ("llama-7b", llama(32, 4096, 11008, 4096)),
+        ("llama-70b", llama(80, 8192, 28672, 1024)),
+    ];
+    let worlds =
+        [2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96, 100, 128, 192, 256, 384, 512, 768, 1000, 1024];
+    for (model, lens) in &models {
+        for dtype in [DType::F32, DType::BF16] {
+            let layout = layout_of(lens, dtype);
+            for ranks in worlds {
+                let [one, two] = [Stage::Zero1, Stage::Zero2].map(|stage| planned(&layout, ranks, stage));
+                assert!(
+                    two <= one,
+                    "{model} in {dtype} on {ranks} ranks: {two} bytes at stage 2, {one} at 1"
+                );
+            }
+        }
+    }
+}
+
+/// The example of the ZeRO paper: 2 bytes of parameters, and of gradients and state 14 / N.
+#[test]
+fn a_large_model_takes_what_the_paper_says() {
+    let lens = gpt2(36, 4096);
+    let params = lens.iter().sum::<usize>() as f64;
+    for ranks in [64, 256, 1024] {
+        let paper = (2.0 + 14.0 / ranks as f64) * params;
+        let share = planned(&layout_of(&lens, DType::BF16), ranks, Stage::Zero2) as f64 / paper;
+        assert!((1.0..1.03).contains(&share), "{share} times the paper's {paper} bytes on {ranks} ranks");
+    }
 }
 
 #[test]
