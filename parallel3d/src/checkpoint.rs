@@ -1,6 +1,7 @@
 //! Checkpoints of an optimizer on a mesh: what ranks hold as boxes of whole parameters, so that any other mesh can load them.
 
-use crate::{Coordinate, LocalOptimizer, Mesh, Model, Optimizer, Parameter, Piece};
+use crate::site::Site;
+use crate::{Coordinate, LocalOptimizer, Mesh, Model, Optimizer, Parameter, Piece, ShardedLbfgs};
 use meshstep_comm::Communicator;
 use meshstep_shard::Error;
 use meshstep_shard::checkpoint::pytorch::{Import, Imported, PyTorchFile};
@@ -94,6 +95,45 @@ impl Optimizer {
     }
 
     fn placing(&self) -> Placed {
+        self.site.placing()
+    }
+}
+
+/// Whole parameters and the vectors of their history, by all ranks of the mesh together, for any other mesh.
+impl ShardedLbfgs {
+    /// [`meshstep_shard::ShardedLbfgs::save`].
+    pub fn save(&mut self, store: &Store, save: Save<'_>) -> Result<u64, Error> {
+        self.inner.save_placed(store, save, &self.site.placing())
+    }
+
+    /// [`meshstep_shard::ShardedLbfgs::save_async`].
+    pub fn save_async(&mut self, store: &Store, save: Save<'_>) -> Result<Saving, Error> {
+        self.inner.save_async_placed(store, save, &self.site.placing())
+    }
+
+    /// [`meshstep_shard::ShardedLbfgs::load`].
+    pub fn load(&mut self, store: &Store, load: Load) -> Result<Loaded, Error> {
+        self.inner.load_placed(store, load, &self.site.placing())
+    }
+
+    /// [`meshstep_shard::ShardedLbfgs::serialize`].
+    pub fn serialize(&mut self) -> Result<Vec<u8>, Error> {
+        self.inner.serialize_placed(&self.site.placing())
+    }
+
+    /// [`meshstep_shard::ShardedLbfgs::deserialize`].
+    pub fn deserialize(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        self.inner.deserialize_placed(bytes, &self.site.placing())
+    }
+
+    /// [`meshstep_shard::ShardedLbfgs::consolidate`].
+    pub fn consolidate(&mut self, to: usize, sink: Sink<'_>) -> Result<(), Error> {
+        self.inner.consolidate_placed(to, sink, &self.site.placing())
+    }
+}
+
+impl Site {
+    fn placing(&self) -> Placed {
         Placed { mesh: self.mesh().clone(), model: self.model.clone(), at: self.coordinate.clone() }
     }
 }
@@ -129,7 +169,7 @@ impl LocalOptimizer {
     }
 
     fn placing(&self) -> Placed {
-        Placed { mesh: self.mesh.clone(), model: self.model.clone(), at: self.coordinate.clone() }
+        self.site.placing()
     }
 }
 

@@ -7,6 +7,7 @@
 //! | [`Model`] | parameters and their placements; what of them a rank holds, by [`Family`] |
 //! | [`Plan`] | who stores, updates and sends what, in bytes, before there is a rank; [`Plan::search`] finds the ones that fit |
 //! | [`Optimizer`] | the sharded step on a mesh, decided by all its ranks together |
+//! | [`ShardedLbfgs`] | L-BFGS on a mesh |
 //! | [`LocalOptimizer`], [`replicas`] | replicas of a mesh that step alone and meet seldom |
 //! | [`Verified`], [`Differs`] | what a verification came to: replicas compared by bits |
 //! | [`Communicators`] | one communicator for each set of axes that is needed |
@@ -22,6 +23,7 @@ mod checkpoint;
 mod communicators;
 mod elements;
 mod error;
+mod lbfgs;
 mod local;
 mod mesh;
 mod model;
@@ -29,6 +31,7 @@ pub mod models;
 mod optimizer;
 mod placement;
 mod plan;
+mod site;
 mod step;
 mod verify;
 
@@ -38,6 +41,7 @@ pub use checkpoint::reshard;
 pub use communicators::Communicators;
 pub use elements::elements;
 pub use error::{Error, MeshError};
+pub use lbfgs::ShardedLbfgs;
 pub use local::{LocalOptimizer, replicas};
 pub use mesh::{Coordinate, Group, Mesh};
 pub use model::{Family, Model, ModelBuilder, Parameter};

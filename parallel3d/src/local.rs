@@ -1,5 +1,6 @@
 //! Replicas of a mesh that step alone and meet seldom: each a worker, whose ranks divide what it holds.
 
+use crate::site::Site;
 use crate::{Axis, Coordinate, Error, Mesh, Model, Optimizer, RankPlan};
 use meshstep_comm::Communicator;
 use meshstep_shard::local::membership::{Digest, Error as MembershipError, Membership, Round};
@@ -64,15 +65,13 @@ pub fn replicas(
 #[derive(Debug)]
 pub struct LocalOptimizer {
     pub(crate) inner: Inner,
-    pub(crate) mesh: Mesh,
-    pub(crate) coordinate: Coordinate,
-    pub(crate) model: Model,
+    pub(crate) site: Site,
 }
 
 impl LocalOptimizer {
     /// [`meshstep_shard::local::LocalOptimizer::new`] of an optimizer on the worker's ranks. Collective over all ranks of all workers.
     pub fn new(inner: Optimizer, workers: Workers, plan: LocalPlan) -> Result<Self, LocalError> {
-        let plan = first_names(&plan, &inner.model);
+        let plan = first_names(&plan, &inner.site.model);
         Self::of(inner, |inner| Inner::new(inner, workers, plan))
     }
 
@@ -83,7 +82,7 @@ impl LocalOptimizer {
         member: Arc<dyn Membership>,
         connect: impl FnOnce(&Round) -> Result<Workers, MembershipError>,
     ) -> Result<Self, LocalError> {
-        let plan = first_names(&plan, &inner.model);
+        let plan = first_names(&plan, &inner.site.model);
         Self::of(inner, |inner| Inner::join(inner, plan, member, connect))
     }
 
@@ -93,7 +92,7 @@ impl LocalOptimizer {
         plan: LocalPlan,
         connect: impl FnOnce(&Round) -> Result<Workers, MembershipError>,
     ) -> Result<Self, LocalError> {
-        let plan = first_names(&plan, &inner.model);
+        let plan = first_names(&plan, &inner.site.model);
         Self::of(inner, |inner| Inner::join_through_rank0(inner, plan, connect))
     }
 
@@ -101,24 +100,23 @@ impl LocalOptimizer {
         optimizer: Optimizer,
         make: impl FnOnce(meshstep_shard::Optimizer) -> Result<Inner, LocalError>,
     ) -> Result<Self, LocalError> {
-        let (mesh, coordinate) = (optimizer.mesh().clone(), optimizer.coordinate().clone());
-        let Optimizer { inner, model, .. } = optimizer;
-        Ok(LocalOptimizer { inner: make(inner)?, mesh, coordinate, model })
+        let Optimizer { inner, site, .. } = optimizer;
+        Ok(LocalOptimizer { inner: make(inner)?, site })
     }
 
     /// The worker's mesh.
     pub fn mesh(&self) -> &Mesh {
-        &self.mesh
+        self.site.mesh()
     }
 
     /// Where this rank sits on it.
     pub fn coordinate(&self) -> &Coordinate {
-        &self.coordinate
+        &self.site.coordinate
     }
 
     /// The parameters.
     pub fn model(&self) -> &Model {
-        &self.model
+        &self.site.model
     }
 
     /// [`meshstep_shard::local::LocalOptimizer::micro_batch`].
@@ -201,7 +199,7 @@ impl Deref for LocalOptimizer {
 impl Optimizer {
     /// What a worker with this optimizer says of itself when it joins ([`LocalPlan::digest`]).
     pub fn digest(&self, plan: &LocalPlan) -> Digest {
-        first_names(plan, &self.model).digest(&self.inner)
+        first_names(plan, &self.site.model).digest(&self.inner)
     }
 }
 

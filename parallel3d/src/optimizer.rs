@@ -1,5 +1,6 @@
 //! The sharded step on a mesh: each parameter's gradient made whole along its own axes, all decided together.
 
+use crate::site::Site;
 use crate::{
     Axis, Communicators, Coordinate, Error, Gradient, Mesh, Model, Parameter, Piece, PipelineStage, Plan,
     Sharing,
@@ -29,12 +30,10 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Optimizer {
     pub(crate) inner: meshstep_shard::Optimizer,
-    comms: Communicators,
-    pub(crate) coordinate: Coordinate,
-    pub(crate) model: Model,
+    pub(crate) site: Site,
     /// Along the axes that cut parameters, once they were compared.
     pub(crate) across_cuts: Option<Communicators>,
-    plan: Plan,
+    pub(crate) plan: Plan,
 }
 
 impl Optimizer {
@@ -90,7 +89,8 @@ impl Optimizer {
         })?;
         model.tied().into_iter().try_for_each(|(alias, name)| inner.also_called(alias, name))?;
         inner.arranged(text);
-        Ok(Optimizer { inner, comms, coordinate, model: model.clone(), across_cuts: None, plan })
+        let site = Site { comms, coordinate, model: model.clone() };
+        Ok(Optimizer { inner, site, across_cuts: None, plan })
     }
 
     /// What every rank holds and sends.
@@ -100,17 +100,17 @@ impl Optimizer {
 
     /// The mesh.
     pub fn mesh(&self) -> &Mesh {
-        self.comms.mesh()
+        self.site.mesh()
     }
 
     /// Where this rank sits on it.
     pub fn coordinate(&self) -> &Coordinate {
-        &self.coordinate
+        &self.site.coordinate
     }
 
     /// The communicators along the axes that gradients take.
     pub fn communicators(&self) -> &Communicators {
-        &self.comms
+        &self.site.comms
     }
 }
 

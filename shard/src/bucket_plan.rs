@@ -19,6 +19,9 @@ const SHARE: usize = 80;
 const SMALL_SHARE: usize = 16;
 const SMALL_BUCKET_LEN: usize = 4 << 20;
 
+/// Of the even share of whole parameters, above which a rank's is told of.
+const UNEVEN: f64 = 1.5;
+
 /// Gradients that travel together, and the parameters they belong to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BucketPlan {
@@ -124,6 +127,18 @@ fn assign_owners<'b>(
     let trained: Vec<usize> = (0..layout.params().len()).filter(|&i| !layout.params()[i].frozen()).collect();
     let lens: Vec<usize> = trained.iter().map(|&i| layout.params()[i].len()).collect();
     let assigned = owners.assign_after(&lens, &loads, count);
+    let even = lens.iter().chain(&loads).sum::<usize>().div_ceil(world_size);
+    assigned.iter().zip(&lens).for_each(|(&owner, len)| loads[owner] += len);
+    let most = loads.iter().copied().max().unwrap_or(0);
+    // A parameter is never cut, so that nothing shares out better than its longest.
+    let best = even.max(lens.iter().copied().max().unwrap_or(0));
+    if owners == Owners::RoundRobin && most as f64 > UNEVEN * best as f64 {
+        tracing::warn!(
+            most,
+            even,
+            "Owners::RoundRobin gives one rank more than 1.5 times its even share of elements; Owners::SortedGreedy shares better"
+        );
+    }
     for placed in buckets.iter_mut().flat_map(|b| &mut b.params) {
         if let Ok(i) = trained.binary_search(&placed.param) {
             placed.owner = assigned[i];

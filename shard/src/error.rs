@@ -331,7 +331,7 @@ pub enum Error {
     /// Replicas that cannot be averaged.
     #[error("{slot} of {name:?} differs at element {index}, on some rank not finite: restore it first")]
     DriftNotFinite {
-        /// `params`, `master`, or the state's name.
+        /// `param`, `master`, or the state's name.
         slot: &'static str,
         /// The parameter.
         name: String,
@@ -343,6 +343,16 @@ pub enum Error {
     NotForLbfgs {
         /// The option.
         option: &'static str,
+    },
+    /// L-BFGS over an optimizer whose own rule has state.
+    #[error(
+        "L-BFGS over an optimizer of {rule}, which keeps {state:?} beside it; make that optimizer with Sgd::default()"
+    )]
+    LbfgsOverState {
+        /// The rule.
+        rule: &'static str,
+        /// Its state.
+        state: &'static [&'static str],
     },
     /// A rate by a schedule where there is none.
     #[error("this optimizer has no schedule; set Options::schedule, or give each step its own At::lr")]

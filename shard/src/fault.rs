@@ -18,7 +18,7 @@ pub enum Fault {
     },
     /// A learning rate that is negative, or not finite in f32 once scaled or adjusted; or the decay it makes.
     #[error(
-        "its lr is out of range; use a number that is 0 or above and finite in f32, times every lr_scale and weight_decay too"
+        "its lr is out of range; use a number from 0 to 1.8e19, whose square f32 holds, times every lr_scale and weight_decay too"
     )]
     Lr,
     /// A learning rate that is not the schedule's for this step.

@@ -36,7 +36,9 @@ pub enum Master {
     None,
     /// An f32 copy, of which the parameters are the nearest numbers of their type.
     F32,
-    /// The lower half of an f32 number whose upper half, rounded to nearest, is the bf16 parameter.
+    /// The lower half of an f32 number whose upper half, rounded to nearest, is the bf16 parameter: 2 bytes in place of 4. The
+    /// f32 number comes back to the bit, but for those half-way between two bf16 numbers (65,278 of 2^32), which move by one
+    /// unit in the last place of f32 towards the one they round to; and those above bf16's largest, which become infinite.
     Remainder,
 }
 

@@ -182,7 +182,8 @@ impl Optimizer {
     }
 
     fn argument_fault(&self, at: &At) -> Option<FaultCode> {
-        let fits = |lr: f64| lr >= 0.0 && (lr as f32).is_finite();
+        // A longer step leaves parameters whose squares are no numbers any more.
+        let fits = |lr: f64| lr >= 0.0 && ((lr * lr) as f32).is_finite();
         match () {
             () if !fits(at.lr) => Some(FaultCode::Lr),
             () if !self.entries.iter().all(|e| fits(self.groups[e.group].reach(at.lr, matrix(e)))) => {

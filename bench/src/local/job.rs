@@ -109,8 +109,8 @@ impl<'a> Job<'a> {
     fn in_chaos(&self, label: &str) -> Result<Vec<Done>> {
         let all = self.schedule.workers(self.first);
         // Every worker's step is one: how many take it at a time changes.
-        let progress =
-            Progress::new(label.to_owned(), self.worker_steps(), 1, self.batch * self.model.context);
+        let label = format!("{label}, steps of all workers");
+        let progress = Progress::new(label, self.worker_steps(), 1, self.batch * self.model.context);
         let plan = self.method.plan.as_ref().context("without a plan nobody can come or go")?;
         let digest = plan.digest(&worker::optimizer(self, alone()?)?);
         let config =

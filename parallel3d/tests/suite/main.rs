@@ -14,6 +14,7 @@ mod candle;
 mod checkpoint;
 mod common;
 mod communicators;
+mod lbfgs;
 mod local;
 mod mesh;
 mod models;

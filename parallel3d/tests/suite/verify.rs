@@ -90,12 +90,12 @@ const CUBE: &str = "tp=2,cp=2,dp=2";
 #[test]
 fn a_norm_weight_on_a_tensor_parallel_rank_is_named() {
     for stage in [Stage::Replicated, Stage::Zero1, Stage::Zero2, Stage::WholeParams(Owners::RoundRobin)] {
-        let told = flipped(CUBE, stage, "dp=0 cp=0 tp=1", ("ln", "params"), 33);
+        let told = flipped(CUBE, stage, "dp=0 cp=0 tp=1", ("ln", "param"), 33);
         assert_eq!((told.difference.odd(), told.difference.held.len()), (vec![1], 8));
         assert_eq!(told.axes, Axis::Dp | Axis::Cp | Axis::Tp);
         assert_eq!((told.element, told.index), (Some(33), Some(vec![33])));
     }
-    let told = flipped("tp=4", Stage::Zero1, "tp=2", ("ln", "params"), 69);
+    let told = flipped("tp=4", Stage::Zero1, "tp=2", ("ln", "param"), 69);
     assert_eq!((told.axes, told.difference.odd()), (Axes::from(Axis::Tp), vec![2]));
 }
 
@@ -114,7 +114,7 @@ fn a_replicated_moment_on_a_context_parallel_rank_is_named() {
 #[test]
 fn a_sharded_moment_is_named() {
     let moments = [Stage::Zero1, Stage::Zero2, Stage::Zero3].map(|stage| (stage, "v"));
-    for (stage, slot) in moments.into_iter().chain([(Stage::Zero3, "params")]) {
+    for (stage, slot) in moments.into_iter().chain([(Stage::Zero3, "param")]) {
         // 20 of each of tp's rows; the ranks along dp x cp have 64 elements each, padded.
         let told = flipped(CUBE, stage, "dp=0 cp=1 tp=1", ("up", slot), 64 + 5);
         let down = &told.difference;
@@ -128,7 +128,7 @@ fn a_sharded_moment_is_named() {
 #[test]
 fn a_shard_with_replicas_is_compared_with_them() {
     let mesh = "dp_replicate=4,dp_shard=2";
-    for (stage, slot) in [(Stage::Zero2, "m"), (Stage::Zero3, "m"), (Stage::Zero3, "params")] {
+    for (stage, slot) in [(Stage::Zero2, "m"), (Stage::Zero3, "m"), (Stage::Zero3, "param")] {
         let told = flipped(mesh, stage, "dp_replicate=2 dp_shard=1", ("down", slot), 64 + 70);
         let ranks: Vec<usize> = told.difference.held.iter().map(|held| held.rank).collect();
         assert_eq!((ranks, told.difference.odd()), (vec![1, 3, 5, 7], vec![5]));
@@ -136,7 +136,7 @@ fn a_shard_with_replicas_is_compared_with_them() {
     }
     // Cut along tp, and its part of that divided along dp_shard.
     let mesh = "dp_replicate=3,dp_shard=2,tp=2";
-    let told = flipped(mesh, Stage::Zero3, "dp_replicate=1 dp_shard=1 tp=1", ("up", "params"), 80 + 70);
+    let told = flipped(mesh, Stage::Zero3, "dp_replicate=1 dp_shard=1 tp=1", ("up", "param"), 80 + 70);
     let ranks: Vec<usize> = told.difference.held.iter().map(|held| held.rank).collect();
     assert_eq!((ranks, told.difference.odd()), (vec![3, 7, 11], vec![7]));
     assert_eq!(told.index, Some(vec![8 + 7, 10]));
@@ -147,7 +147,7 @@ fn a_shard_with_replicas_is_compared_with_them() {
 
 #[test]
 fn a_parameter_on_a_data_parallel_rank_is_named() {
-    let told = flipped("tp=2,dp=4", Stage::Zero2, "dp=3 tp=0", ("qkv", "params"), 8 * 6 + 13);
+    let told = flipped("tp=2,dp=4", Stage::Zero2, "dp=3 tp=0", ("qkv", "param"), 8 * 6 + 13);
     let ranks: Vec<usize> = told.difference.held.iter().map(|held| held.rank).collect();
     assert_eq!((ranks, told.difference.odd()), (vec![0, 2, 4, 6], vec![6]));
     assert_eq!(told.axes, Axes::from(Axis::Dp));
@@ -161,7 +161,7 @@ fn a_tie_names_both() {
     let told = loopback::spawn(4, |world: Arc<dyn Communicator>| {
         let mut opt = built(world, "tp=2,dp=2", Stage::Zero1);
         if opt.coordinate().to_string() == "dp=1 tp=1" {
-            opt.flip_bit("up", "params", 21, 4).unwrap();
+            opt.flip_bit("up", "param", 21, 4).unwrap();
         }
         let told = opt.verify().unwrap_err();
         (told, opt.repair().unwrap_err())
@@ -199,7 +199,7 @@ fn clean_steps_raise_no_alarm_and_majorities_repair() {
             assert_eq!((verified.of.unchecked, verified.alike), (0, vec![]), "{mesh} {stage:?}");
             assert_eq!(verified.of.compared + verified.of.kept, 5 * 3);
             if rank == 6 {
-                opt.flip_bit("ln", "params", 12, 30).unwrap();
+                opt.flip_bit("ln", "param", 12, 30).unwrap();
             }
             let repaired = opt.repair().unwrap();
             opt.verify().unwrap();
@@ -208,7 +208,7 @@ fn clean_steps_raise_no_alarm_and_majorities_repair() {
         for repaired in told.unwrap() {
             let told: Vec<_> =
                 repaired.iter().map(|r| (&r.param[..], r.slot, &r.ranks[..], r.from)).collect();
-            assert_eq!(told, [("ln", "params", &[6][..], 0)], "{mesh} {stage:?}");
+            assert_eq!(told, [("ln", "param", &[6][..], 0)], "{mesh} {stage:?}");
         }
     }
 }
@@ -229,7 +229,7 @@ fn clean_steps_at_stage_3_raise_no_alarm_and_majorities_repair_a_part() {
             assert_eq!(verified.of.compared + verified.of.kept, 5 * 3);
             if rank == 2 {
                 let first = opt.state("pos").unwrap().range.start;
-                opt.flip_bit("pos", "params", first, 30).unwrap();
+                opt.flip_bit("pos", "param", first, 30).unwrap();
             }
             let repaired = opt.repair().map_err(|error| error.to_string());
             (repaired, opt.verify().is_ok())
@@ -238,7 +238,7 @@ fn clean_steps_at_stage_3_raise_no_alarm_and_majorities_repair_a_part() {
             assert_eq!((repaired.is_ok(), right), (!same.is_empty(), !same.is_empty()), "{mesh}");
             let told: Vec<_> =
                 repaired.iter().flatten().map(|r| (&r.param[..], r.slot, &r.ranks[..])).collect();
-            let expected: &[_] = if same.contains(&rank) { &[("pos", "params", &[2][..])] } else { &[] };
+            let expected: &[_] = if same.contains(&rank) { &[("pos", "param", &[2][..])] } else { &[] };
             assert_eq!(told, expected, "{mesh} on rank {rank}");
         }
     }
@@ -271,7 +271,7 @@ fn gradients_that_should_be_the_same_are_compared() {
         });
         for told in told.unwrap() {
             let difference = &told.difference;
-            assert_eq!((&difference.param[..], difference.slot, told.element), ("pos", "grads", Some(65)));
+            assert_eq!((&difference.param[..], difference.slot, told.element), ("pos", "grad", Some(65)));
             assert_eq!(told.axes, Axes::from(Axis::Tp));
             assert!(told.at.iter().all(|at| at.along(Axis::Tp) == 2), "{told}");
         }
@@ -315,7 +315,7 @@ fn gradients_that_are_reduced_further_are_compared_before() {
         });
         for told in told.unwrap() {
             let difference = &told.difference;
-            assert_eq!((&difference.param[..], difference.slot, told.element), ("pos", "grads", Some(65)));
+            assert_eq!((&difference.param[..], difference.slot, told.element), ("pos", "grad", Some(65)));
             assert_eq!(told.axes, Axes::from(Axis::Tp), "{told}");
             assert!(told.at.iter().all(|at| at.along(Axis::DpReplicate) == 1), "{told}");
         }
@@ -366,7 +366,7 @@ fn a_step_with_a_closure_tells_where() {
         let mut opt = built(world, "tp=2,dp=2", Stage::Zero1);
         opt.verify_every(1).unwrap();
         if opt.comm().rank() == 3 {
-            opt.flip_bit("up", "params", 21, 4).unwrap();
+            opt.flip_bit("up", "param", 21, 4).unwrap();
         }
         let lens: Vec<(String, usize)> = opt.params().map(|p| (p.name().to_owned(), p.len())).collect();
         let closure = |mb: &MicroBatch<'_>| -> Result<f64, meshstep_shard::Error> {

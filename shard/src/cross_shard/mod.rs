@@ -13,8 +13,8 @@ pub use synchronize::{Drift, SlotDrift};
 
 use crate::lbfgs::Failed;
 use crate::{
-    At, Error, Evaluated, Groups, Initial, Master, MicroBatch, Missing, Optimizer, Options, Pending, Stage,
-    agree, family, wire,
+    At, Error, Evaluated, Groups, Initial, Master, MicroBatch, Minimized, Missing, Optimizer, Options,
+    Pending, Stage, Until, Verified, agree, family, wire,
 };
 use meshstep_comm::{Communicator, Op};
 use meshstep_optim::LossScaleState;
@@ -107,23 +107,53 @@ impl CrossShard {
             #[cfg(feature = "checkpoint")]
             number: group,
         };
-        both.first_values()?;
+        both.first_values([0; 3])?;
         Ok(both)
     }
 
-    /// Makes first values, which a group has alike, alike in all groups.
-    fn first_values(&mut self) -> Result<(), Error> {
+    /// Adds parameters, with rules of their own, between two steps, to all groups. Collective over the world; every rank passes the
+    /// same, which is checked, and first values are the same in all groups, as in [`new`](Self::new). Where a rank fails alone, after
+    /// others have the parameters, no group goes on.
+    pub fn add_param_group(
+        &mut self,
+        layout: Layout,
+        rules: impl Into<Groups>,
+        initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
+    ) -> Result<(), Error> {
+        let Optimizer { entries, buckets, frozen, options, .. } = &self.optimizer;
+        let (before, options, rules) =
+            ([entries.len(), buckets.len(), frozen.len()], options.clone(), rules.into());
+        let text = family::describe(&layout, &rules, &options);
+        agreed(&*self.world, &options, Ok(()), &text)?;
+        let added = self.optimizer.add_param_group(layout, rules, initial);
+        let text = family::objection(added.as_ref().err());
+        let same = agree::same_everywhere(&*self.world, &options, &text);
+        match (added, same) {
+            (Ok(()), Ok(_)) => self.first_values(before),
+            (Ok(()), Err(others)) => {
+                self.optimizer.handover.abort();
+                self.world.abort();
+                Err(others)
+            }
+            (Err(error), _) => Err(error),
+        }
+    }
+
+    /// Makes first values, which a group has alike, alike in all groups: of what comes after so many parameters, buckets and vectors
+    /// that do not train.
+    fn first_values(&mut self, [params, buckets, frozen]: [usize; 3]) -> Result<(), Error> {
         if self.optimizer.options.initial == Initial::Compare {
-            let values = describe_values(&self.optimizer);
+            let values = describe_values(&self.optimizer, params);
             let text = values.as_ref().map_or_else(|error| family::objection(Some(error)), String::clone);
             return agreed(&*self.world, &self.optimizer.options, values.map(drop), &text);
         }
-        let sent = self.broadcast();
+        let sent = self.broadcast(buckets, frozen);
         self.end_if_alone(sent)
     }
 
-    fn broadcast(&mut self) -> Result<(), Error> {
+    fn broadcast(&mut self, first_bucket: usize, first_frozen: usize) -> Result<(), Error> {
         let Optimizer { buckets, frozen, options, .. } = &mut self.optimizer;
+        let (buckets, frozen) = (&mut buckets[first_bucket..], &mut frozen[first_frozen..]);
         for values in buckets.iter_mut().map(|b| &mut b.params).chain(frozen).filter(|v| !v.is_empty()) {
             wire::run(&*self.world, &options.queue, Op::broadcast(0), values)?;
         }
@@ -160,6 +190,34 @@ impl CrossShard {
         closure: impl FnOnce(&MicroBatch<'_>) -> Result<f64, E>,
     ) -> Result<Evaluated, Error> {
         self.optimizer.step_with(at, batch_size, closure)
+    }
+
+    /// Steps until there is no reason to go on ([`Optimizer::minimize`]). Collective over the group, whose losses decide: groups
+    /// that are apart may stop after different steps.
+    pub fn minimize<E: Into<Failed>>(
+        &mut self,
+        until: Until,
+        at: impl FnMut(u64) -> At,
+        batch_size: u64,
+        closure: impl FnMut(&MicroBatch<'_>) -> Result<f64, E>,
+    ) -> Result<Minimized, Error> {
+        self.optimizer.minimize(until, at, batch_size, closure)
+    }
+
+    /// From now on `alias` too is a name of the parameter `name` ([`Optimizer::also_called`]).
+    pub fn also_called(&mut self, alias: &str, name: &str) -> Result<(), Error> {
+        self.optimizer.also_called(alias, name)
+    }
+
+    /// Compares the replicas of this rank's group bit by bit ([`Optimizer::verify`]). Collective over the group;
+    /// [`compare_state`](Self::compare_state) tells how far groups are apart.
+    pub fn verify(&mut self) -> Result<Verified, Error> {
+        self.optimizer.verify()
+    }
+
+    /// From now on every `steps`th step verifies the group's replicas ([`Optimizer::verify_every`]). Collective over the group.
+    pub fn verify_every(&mut self, steps: u64) -> Result<(), Error> {
+        self.optimizer.verify_every(steps)
     }
 
     /// Goes on from a saved loss scale ([`Optimizer::restore_loss_scale`]), which a group has alike.
@@ -238,9 +296,9 @@ fn describe(groups: &[Vec<usize>], layout: &Layout, rules: &Groups, options: &Op
     text
 }
 
-fn describe_values(optimizer: &Optimizer) -> Result<String, Error> {
+fn describe_values(optimizer: &Optimizer, first: usize) -> Result<String, Error> {
     let (Options { queue, meter, .. }, mut text) = (&optimizer.options, String::new());
-    for param in optimizer.params() {
+    for param in optimizer.params().skip(first) {
         let digest = wire::digest(queue, meter, optimizer.param(param.name())?)?;
         let _ = writeln!(text, "values of {:?} = digest {digest:016x}", param.name());
     }

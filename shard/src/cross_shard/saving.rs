@@ -3,7 +3,7 @@
 use super::CrossShard;
 use crate::checkpoint::{
     CheckpointError, Content, Keeper, Load, Loaded, Manifest, Placing, Ranks, Save, Saving, Scale, Settings,
-    Store, Vectors, load_all, save_all, save_all_async,
+    Sink, Store, Vectors, load_all, save_all, save_all_async,
 };
 use crate::verify::Slot;
 use crate::{Error, Optimizer, agree, family, wire};
@@ -52,6 +52,21 @@ impl CrossShard {
         self.check_idle_everywhere()?;
         let placing = self.placing();
         load_all(&mut AllGroups::new(self), store, load, &placing)
+    }
+
+    /// This rank's parameters and state as bytes ([`Optimizer::serialize`]), those of its group. Collective over the group.
+    pub fn serialize(&mut self) -> Result<Vec<u8>, Error> {
+        self.optimizer.serialize()
+    }
+
+    /// Goes on from the bytes of the same rank in the same groups ([`Optimizer::deserialize`]). Collective over the group.
+    pub fn deserialize(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        self.optimizer.deserialize(bytes)
+    }
+
+    /// Brings this group's parameters and state to its rank `to` ([`Optimizer::consolidate`]). Collective over the group.
+    pub fn consolidate(&mut self, to: usize, sink: Sink<'_>) -> Result<(), Error> {
+        self.optimizer.consolidate(to, sink)
     }
 
     fn placing(&self) -> Grouped {
@@ -327,7 +342,7 @@ mod tests {
     fn ranks_of_a_group_with_other_values_are_told_of_and_nothing_is_saved() {
         let dir = tempfile::tempdir().unwrap();
         let (store, groups) = (Store::new(dir.path()), [vec![0, 2], vec![1, 3]]);
-        for slot in ["params", "v"] {
+        for slot in ["param", "v"] {
             let told = spawn(4, |world| {
                 let rank = world.rank();
                 let layout = Layout::builder().param("w", &[5], DType::F32).build().unwrap();

@@ -25,7 +25,7 @@ pub struct Drift {
 /// How far one kind of vector was apart.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SlotDrift {
-    /// `params`, `master`, or the state's name.
+    /// `param`, `master`, or the state's name.
     pub slot: &'static str,
     /// The largest difference between any two ranks' values of one element.
     pub max_abs: f64,
@@ -222,7 +222,7 @@ fn vectors(optimizer: &Optimizer, b: usize) -> Result<Vec<(&'static str, Slice<'
     let names = rule.map_or(&[] as &[_], |rule| rule.state());
     let state = names.iter().copied().zip(owned.state().iter().map(Buffer::as_slice));
     let masters = owned.master().map(|master| ("master", master.as_slice()));
-    Ok([("params", owned.params()?)].into_iter().chain(masters).chain(state).collect())
+    Ok([("param", owned.params()?)].into_iter().chain(masters).chain(state).collect())
 }
 
 /// The parameter at element `i` of a bucket, and the element's index in it.

@@ -46,7 +46,8 @@ impl Spread {
     pub(super) fn counted(&self, opt: &Optimizer) -> Vec<Range<usize>> {
         let mut counted = Vec::new();
         for ((kept, owned), first) in opt.handover.fixed.buckets.iter().zip(&opt.buckets).zip(&self.firsts) {
-            for (range, place) in owned.ranges() {
+            // Of ranks that hold the same one counts it.
+            for (range, place) in owned.ranges().filter(|_| kept.among.counts) {
                 let both = kept.counted.iter().map(|c| c.start.max(range.start)..c.end.min(range.end));
                 let here = |c: Range<usize>| {
                     first + place.start + c.start - range.start..first + place.start + c.end - range.start
@@ -61,8 +62,9 @@ impl Spread {
     pub(super) fn collectives(&self, opt: &Optimizer) -> (u64, u64) {
         let buckets = &opt.handover.fixed.buckets;
         let gathers: usize = buckets.iter().map(|kept| kept.gathered.len()).sum();
-        let reductions = buckets.iter().filter(|kept| kept.plan.params.iter().any(|param| param.len > 0));
-        (gathers as u64, reductions.count() as u64)
+        let full = buckets.iter().filter(|kept| kept.plan.params.iter().any(|param| param.len > 0));
+        let reductions: usize = full.map(|kept| 1 + kept.among.further.len()).sum();
+        (gathers as u64, reductions as u64)
     }
 
     /// Fills `x` from the parameters.
@@ -153,13 +155,17 @@ impl Evaluation<'_> {
             return Err(if matches!(error, Error::Closure { .. }) { failure } else { error.clone() });
         }
         self.opt.handover.settle()?;
+        let further = self.opt.handover.reduce_further();
+        further.map_err(|error| self.opt.handover.alone(error))?;
         let read = self.spread.read_grads(self.opt, grad);
         let forgotten = self.opt.forget();
         read.and(forgotten)?;
         let value = told?;
+        // Of ranks that compute the same micro-batch the first one's loss counts.
+        let counts = self.opt.handover.fixed.place.first;
         Ok(match self.opt.options().combine {
-            Combine::Sum => Loss::Part(value),
-            Combine::Mean | Combine::Weighted => Loss::Mean { value, weight: 1 },
+            Combine::Sum => Loss::Part(if counts { value } else { 0.0 }),
+            Combine::Mean | Combine::Weighted => Loss::Mean { value, weight: u64::from(counts) },
         })
     }
 }

@@ -99,8 +99,16 @@ impl ShardedLbfgs {
         options: Options,
     ) -> Result<Self, Error> {
         // Its state is this type's, so the optimizer's own rule has none.
-        let mut opt = Optimizer::new(comm, layout, Sgd::default(), initial, options)?;
-        let made = Self::on(rule.clone(), &opt);
+        Self::over(Optimizer::new(comm, layout, Sgd::default(), initial, options)?, rule)
+    }
+
+    /// An optimizer for the parameters of `opt`, which may be shared among several groups of ranks
+    /// ([`Optimizer::add_parts`], as on a mesh): what several ranks hold alike counts once. Collective.
+    ///
+    /// `opt` has a rule without state, such as [`Sgd`], which takes no step; options are those of [`new`](Self::new).
+    pub fn over(mut opt: Optimizer, rule: Lbfgs) -> Result<Self, Error> {
+        let made =
+            opt.check_heard().and_then(|()| opt.check_idle()).and_then(|()| Self::on(rule.clone(), &opt));
         let mut text = family::objection(made.as_ref().err());
         for (name, value) in rule.hyperparameters() {
             let _ = writeln!(text, "{name} of lbfgs = {value}");
@@ -121,6 +129,10 @@ impl ShardedLbfgs {
         }
         if let Some(option) = of_a_step_alone(opt.options()) {
             return Err(Error::NotForLbfgs { option });
+        }
+        let rules = opt.groups.iter().map(|group| &group.rule);
+        if let Some(rule) = rules.clone().find(|rule| !rule.state().is_empty()) {
+            return Err(Error::LbfgsOverState { rule: rule.name(), state: rule.state() });
         }
         let Options { queue, meter, .. } = opt.options();
         let spread = Spread::new(opt)?;
@@ -184,6 +196,45 @@ impl ShardedLbfgs {
         let (report, (gathers, reductions)) = (stepped?, spread.collectives(opt));
         let evaluating = report.evaluations * (gathers + reductions);
         Ok(LbfgsStep { report, evaluating, publishing: gathers })
+    }
+
+    /// Adds parameters, between two steps. Collective, and checked as [`Optimizer::add_param_group`] is. The history is
+    /// forgotten, since it is of fewer parameters: the next step begins along the gradient.
+    ///
+    /// All parameters are stepped with one rule: a line search has one step length, so that there are no rates of groups.
+    pub fn add_param_group(
+        &mut self,
+        layout: Layout,
+        initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
+    ) -> Result<(), Error> {
+        self.opt.add_param_group(layout, Sgd::default(), initial)?;
+        let made = Self::on(self.rule.clone(), &self.opt);
+        let text = family::objection(made.as_ref().err());
+        let same = self.opt.apart_from_steps(|opt| {
+            opt.greet()?;
+            agree::same_everywhere(&**opt.comm(), opt.options(), &text)
+        });
+        // The optimizer has the parameters, so that without memory for their history there is no way back.
+        let made =
+            made.and_then(|made| same.map(|_| made)).map_err(|error| self.opt.handover.alone(error))?;
+        (self.spread, self.x, self.state, self.folding) = made;
+        Ok(())
+    }
+
+    /// [`Optimizer::also_called`].
+    pub fn also_called(&mut self, alias: &str, name: &str) -> Result<(), Error> {
+        self.opt.also_called(alias, name)
+    }
+
+    /// [`Optimizer::verify`] of the parameters, which are the point of the last evaluation. The history is this rank's alone
+    /// but at stage 0, and not compared: ranks whose steps part are [`Error::Parted`].
+    pub fn verify(&mut self) -> Result<crate::Verified, Error> {
+        self.opt.verify()
+    }
+
+    /// The optimizer that evaluations go through, to be read.
+    pub fn optimizer(&self) -> &Optimizer {
+        &self.opt
     }
 
     /// The values of a parameter.

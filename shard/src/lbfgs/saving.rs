@@ -18,40 +18,85 @@ use std::sync::Arc;
 
 impl ShardedLbfgs {
     /// [`Optimizer::save`] of parameters and history: the directions `d0`, .., and `y0`, .., the gradients `g0`,
-    /// .., and the point `x`.
+    /// .., and the point `x`. Unless told otherwise it is named by the iterations so far.
     pub fn save(&mut self, store: &Store, save: Save<'_>) -> Result<u64, Error> {
-        let ranks = self.comm().world_size();
-        save_all(self, store, save, &Alike { ranks })
+        let placing = self.alike();
+        self.save_placed(store, save, &placing)
+    }
+
+    /// The same where parameters are parts of others.
+    pub fn save_placed(
+        &mut self,
+        store: &Store,
+        save: Save<'_>,
+        placing: &dyn Placing,
+    ) -> Result<u64, Error> {
+        save_all(self, store, save, placing)
     }
 
     /// [`Optimizer::save_async`] of the same.
     pub fn save_async(&mut self, store: &Store, save: Save<'_>) -> Result<Saving, Error> {
-        let ranks = self.comm().world_size();
-        save_all_async(self, store, save, &Alike { ranks })
+        let placing = self.alike();
+        self.save_async_placed(store, save, &placing)
+    }
+
+    /// The same where parameters are parts of others.
+    pub fn save_async_placed(
+        &mut self,
+        store: &Store,
+        save: Save<'_>,
+        placing: &dyn Placing,
+    ) -> Result<Saving, Error> {
+        save_all_async(self, store, save, placing)
     }
 
     /// [`Optimizer::load`] of parameters and history; steps go on as if nothing had been.
     pub fn load(&mut self, store: &Store, load: Load) -> Result<Loaded, Error> {
-        let ranks = self.comm().world_size();
-        load_all(self, store, load, &Alike { ranks })
+        let placing = self.alike();
+        self.load_placed(store, load, &placing)
+    }
+
+    /// The same where parameters are parts of others.
+    pub fn load_placed(&mut self, store: &Store, load: Load, placing: &dyn Placing) -> Result<Loaded, Error> {
+        load_all(self, store, load, placing)
     }
 
     /// [`Optimizer::serialize`] of parameters and history.
     pub fn serialize(&mut self) -> Result<Vec<u8>, Error> {
-        let ranks = self.comm().world_size();
-        serialize_all(self, &Alike { ranks })
+        let placing = self.alike();
+        self.serialize_placed(&placing)
+    }
+
+    /// The same where parameters are parts of others.
+    pub fn serialize_placed(&mut self, placing: &dyn Placing) -> Result<Vec<u8>, Error> {
+        serialize_all(self, placing)
     }
 
     /// [`Optimizer::deserialize`] of parameters and history; steps go on as if nothing had been.
     pub fn deserialize(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        let ranks = self.comm().world_size();
-        deserialize_all(self, bytes, &Alike { ranks })
+        let placing = self.alike();
+        self.deserialize_placed(bytes, &placing)
+    }
+
+    /// The same where parameters are parts of others.
+    pub fn deserialize_placed(&mut self, bytes: &[u8], placing: &dyn Placing) -> Result<(), Error> {
+        deserialize_all(self, bytes, placing)
     }
 
     /// [`Optimizer::consolidate`] of parameters and history, by the names that [`save`](Self::save) gives.
     pub fn consolidate(&mut self, to: usize, sink: Sink<'_>) -> Result<(), Error> {
-        let ranks = self.comm().world_size();
-        consolidate_all(self, to, sink, &Alike { ranks })
+        let placing = self.alike();
+        self.consolidate_placed(to, sink, &placing)
+    }
+
+    /// The same where parameters are parts of others.
+    pub fn consolidate_placed(
+        &mut self,
+        to: usize,
+        sink: Sink<'_>,
+        placing: &dyn Placing,
+    ) -> Result<(), Error> {
+        consolidate_all(self, to, sink, placing)
     }
 
     /// [`reshard`](crate::checkpoint::reshard) of parameters and history: steps on `to` go on as if nothing had been.
@@ -60,10 +105,13 @@ impl ShardedLbfgs {
         from: Option<&mut Self>,
         to: Option<&mut Self>,
     ) -> Result<Moved, Error> {
-        let alike = |lbfgs: &Self| Alike { ranks: lbfgs.comm().world_size() };
-        let places = [from.as_deref().map(alike), to.as_deref().map(alike)];
+        let places = [from.as_deref().map(Self::alike), to.as_deref().map(Self::alike)];
         let [old, new] = places.each_ref().map(|place| place.as_ref().map(|alike| alike as &dyn Placing));
         reshard_all(via, from.zip(old), to.zip(new))
+    }
+
+    fn alike(&self) -> Alike {
+        Alike { ranks: self.comm().world_size() }
     }
 
     /// This rank's part of a parameter, and where that is in its vectors.
@@ -103,6 +151,11 @@ impl Vectors for ShardedLbfgs {
 impl Keeper for ShardedLbfgs {
     fn optimizer(&mut self) -> &mut Optimizer {
         &mut self.opt
+    }
+
+    /// The optimizer beside it takes no steps.
+    fn name_by_steps(&mut self) -> u64 {
+        self.state.iterations()
     }
 
     fn contents(&self, placing: &dyn Placing) -> Result<Vec<Content>, CheckpointError> {

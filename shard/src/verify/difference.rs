@@ -10,7 +10,7 @@ use std::fmt;
 pub struct Difference {
     /// The parameter.
     pub param: String,
-    /// `params`, `master`, `grads`, or the state's name.
+    /// `param`, `master`, `grad`, or the state's name.
     pub slot: &'static str,
     /// The element type.
     pub dtype: DType,

@@ -19,7 +19,7 @@ const VOTERS: usize = 3;
 pub struct Repaired {
     /// The parameter.
     pub param: String,
-    /// `params`, `master`, or the state's name.
+    /// `param`, `master`, or the state's name.
     pub slot: &'static str,
     /// The ranks that had something else.
     pub ranks: Vec<usize>,
@@ -104,7 +104,7 @@ impl Optimizer {
     }
 
     /// Flips one bit of what this rank holds, between two steps, as memory that fails does: to see an alarm go off. `slot` is
-    /// `params`, `master`, `grads` (once handed over) or the name of a state; `element` counts in what the rank has of the parameter, in row-major order. Not
+    /// `param`, `master`, `grad` (once handed over) or the name of a state; `element` counts in what the rank has of the parameter, in row-major order. Not
     /// collective.
     pub fn flip_bit(&mut self, name: &str, slot: &str, element: usize, bit: u32) -> Result<(), Error> {
         let param = self.index(name)?;
@@ -116,8 +116,8 @@ impl Optimizer {
         let states = self.groups[self.entries[param].group].rule.state();
         let frozen = self.entries[param].param.frozen();
         let item = of(match (slot, states.iter().position(|state| *state == slot)) {
-            ("params", _) => Slot::Params,
-            ("grads", _) if !frozen => Slot::Grads,
+            ("param", _) => Slot::Params,
+            ("grad", _) if !frozen => Slot::Grads,
             ("master", _) if !frozen => Slot::Master,
             (_, Some(i)) if !frozen => Slot::State(i),
             _ => return Err(wrong()),

@@ -259,8 +259,8 @@ impl Optimizer {
     pub(super) fn slot_name(&self, item: &Item) -> &'static str {
         let rule = &self.groups[self.entries[item.param].group].rule;
         match item.slot {
-            Slot::Params => "params",
-            Slot::Grads => "grads",
+            Slot::Params => "param",
+            Slot::Grads => "grad",
             Slot::Master => "master",
             Slot::State(i) => rule.state().get(i).copied().unwrap_or_default(),
         }

@@ -33,7 +33,7 @@ fn target(opt: &Optimizer, slot: &str) -> (String, usize, u64) {
     for param in opt.params() {
         let state = opt.state(param.name()).unwrap();
         let (first, values) = match (slot, &state.master) {
-            ("params", _) => match opt.param(param.name()) {
+            ("param", _) => match opt.param(param.name()) {
                 Ok(whole) => (0, whole),
                 Err(_) => (state.range.start, state.values),
             },
@@ -101,10 +101,10 @@ fn one_flipped_bit_is_named() {
     for (s, stage) in STAGES.into_iter().enumerate() {
         let cut = stage != Stage::Replicated;
         let all = [
-            (wide().stage(stage), "params", DType::F32),
+            (wide().stage(stage), "param", DType::F32),
             (wide().stage(stage), "m", DType::F32),
             (wide().stage(stage), "v", DType::F32),
-            (bf16(stage), "params", DType::BF16),
+            (bf16(stage), "param", DType::BF16),
             (bf16(stage), "master", DType::F32),
             (bf16(stage), "m", DType::F32),
         ];
@@ -114,7 +114,7 @@ fn one_flipped_bit_is_named() {
             }
             for (odd, bit) in turns(&[(1, 0), (3, 8 * dtype.size() as u32 - 1)], s + i, 1) {
                 let (told, (name, element, bits)) = flipped(&run, slot, odd, bit);
-                let alone = cut && (slot != "params" || stage == Stage::Zero3);
+                let alone = cut && (slot != "param" || stage == Stage::Zero3);
                 assert_eq!((&told.param, told.slot, told.element), (&name, slot, Some(element)), "{stage:?}");
                 assert_eq!((told.odd(), told.dtype, told.more), (vec![odd], dtype, 0), "{told}");
                 assert_eq!(told.values(), Some([bits, bits ^ 1 << bit]), "{told}");
@@ -170,10 +170,10 @@ fn the_first_of_several_differences_is_told() {
         opt.verify_every(1).unwrap();
         take(&run, &mut opt, 1).unwrap();
         if rank == 1 {
-            opt.flip_bit("p3", "params", 101, 4).unwrap();
+            opt.flip_bit("p3", "param", 101, 4).unwrap();
         }
         if rank >= 2 {
-            opt.flip_bit("p0", "params", 65 + rank, 4).unwrap();
+            opt.flip_bit("p0", "param", 65 + rank, 4).unwrap();
             let (name, element, _) = target(&opt, "m");
             opt.flip_bit(&name, "m", element, 0).unwrap();
         }
@@ -181,7 +181,7 @@ fn the_first_of_several_differences_is_told() {
     });
     for told in told.unwrap() {
         // Two of four differ, each in another way: the other two are no majority.
-        assert_eq!((&told.param[..], told.slot, told.element, told.more), ("p0", "params", Some(67), 3));
+        assert_eq!((&told.param[..], told.slot, told.element, told.more), ("p0", "param", Some(67), 3));
         assert_eq!((told.majority(), told.odd()), (None, vec![]));
         let hashes: Vec<u64> = told.held.iter().map(|held| held.hash).collect();
         assert!(hashes[0] == hashes[1] && hashes[2] != hashes[3] && hashes[2] != hashes[0]);
@@ -201,7 +201,7 @@ fn numbers_are_compared_by_their_bits() {
             (0..2)
                 .map(|_| {
                     if rank == 1 {
-                        opt.flip_bit(name, "params", element, bit).unwrap();
+                        opt.flip_bit(name, "param", element, bit).unwrap();
                     }
                     opt.verify().map(drop)
                 })
@@ -419,9 +419,9 @@ fn ranks_that_part_are_told() {
 #[test]
 fn a_majority_repairs() {
     for (stage, slots) in [
-        (Stage::Replicated, &["params", "m", "v"][..]),
-        (Stage::Zero1, &["params"][..]),
-        (Stage::WholeParams(meshstep_shard::Owners::RoundRobin), &["params"][..]),
+        (Stage::Replicated, &["param", "m", "v"][..]),
+        (Stage::Zero1, &["param"][..]),
+        (Stage::WholeParams(meshstep_shard::Owners::RoundRobin), &["param"][..]),
     ] {
         let run = wide().stage(stage);
         let ends = loopback::spawn(run.ranks, |comm| {
@@ -454,7 +454,7 @@ fn a_majority_repairs() {
 fn nobody_is_outvoted_by_as_many() {
     for (ranks, odd, stage, slot) in [
         (2, &[1][..], Stage::Replicated, "m"),
-        (4, &[0, 3][..], Stage::Zero1, "params"),
+        (4, &[0, 3][..], Stage::Zero1, "param"),
         (3, &[1][..], Stage::Zero2, "m"),
     ] {
         let run = Run { ranks, ..wide() }.stage(stage);
@@ -469,7 +469,7 @@ fn nobody_is_outvoted_by_as_many() {
             }
             // What could be repaired is not, where something else cannot.
             if rank == ranks - 1 {
-                opt.flip_bit("p4", "params", 1, 1).unwrap();
+                opt.flip_bit("p4", "param", 1, 1).unwrap();
             }
             let before = (params(&opt), state(&opt));
             let told = opt.repair().unwrap_err();
@@ -503,12 +503,12 @@ fn reduced_gradients_are_compared_on_demand() {
             let expected = if whole { (some, 0) } else { (0, some) };
             assert_eq!((verified.compared, verified.unchecked), expected, "{stage:?}");
             if rank == 3 && whole {
-                opt.flip_bit("p0", "grads", 69, 31).unwrap();
+                opt.flip_bit("p0", "grad", 69, 31).unwrap();
             }
             let told = opt.verify_gradients();
             if whole {
                 let told = difference(&told.unwrap_err());
-                assert_eq!((&told.param[..], told.slot, told.element), ("p0", "grads", Some(69)));
+                assert_eq!((&told.param[..], told.slot, told.element), ("p0", "grad", Some(69)));
                 assert_eq!(told.odd(), [3]);
             }
             opt.discard_gradients().unwrap();
@@ -542,8 +542,8 @@ fn a_rank_alone_and_parameters_that_come_later() {
         opt.add_param_group(late, adamw(), |_, _| Ok(())).unwrap();
         let verified = opt.verify().unwrap();
         assert_eq!((verified.compared, verified.kept, verified.unchecked), (0, 18, 3));
-        let (name, element, bits) = target(&opt, "params");
-        opt.flip_bit(&name, "params", element, 12).unwrap();
+        let (name, element, bits) = target(&opt, "param");
+        opt.flip_bit(&name, "param", element, 12).unwrap();
         let told = difference(&opt.verify().unwrap_err());
         assert_eq!((told.element, told.wrote, told.odd()), (Some(element), Some(bits), vec![0]));
         assert!(matches!(opt.repair(), Err(Error::Verify(VerifyError::NoMajority(_)))));
@@ -593,12 +593,12 @@ fn bits_that_are_not_there_are_refused() {
     loopback::spawn(1, |comm| {
         let mut opt = run.build(comm).unwrap();
         for (slot, element, bit) in
-            [("m", 300, 0), ("m", 0, 32), ("master", 0, 0), ("n", 0, 0), ("params", usize::MAX, 0)]
+            [("m", 300, 0), ("m", 0, 32), ("master", 0, 0), ("n", 0, 0), ("param", usize::MAX, 0)]
         {
             let told = opt.flip_bit(&name(0), slot, element, bit).unwrap_err();
             assert!(matches!(told, Error::Verify(VerifyError::NoSuchBit { .. })), "{told}");
         }
-        assert!(matches!(opt.flip_bit("w", "params", 0, 0), Err(Error::UnknownParam { .. })));
+        assert!(matches!(opt.flip_bit("w", "param", 0, 0), Err(Error::UnknownParam { .. })));
         opt.flip_bit(&name(0), "m", 299, 31).unwrap();
     })
     .unwrap();

@@ -1,6 +1,8 @@
 //! Replicas in groups, on loopback: how gradients combine, clip and go missing, how far groups drift, and what is refused.
 
 pub(crate) mod cases;
+#[cfg(feature = "checkpoint")]
+mod whole_interface;
 
 use cases::Loopback;
 use meshstep_comm::{Error as CommError, loopback};

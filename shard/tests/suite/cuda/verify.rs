@@ -49,7 +49,7 @@ fn what_flips_on_a_gpu_is_named_as_on_a_cpu() {
         if !room_for(ranks) {
             continue;
         }
-        for slot in ["params", "v"] {
+        for slot in ["param", "v"] {
             for order in 0..if stand_in() { 3 } else { 1 } {
                 if stand_in() {
                     seed(order);
@@ -88,13 +88,10 @@ fn gradients_on_gpus_are_compared_and_parameters_repaired() {
         run.hand_over(&mut opt, 2, 0).unwrap();
         opt.verify_gradients().unwrap();
         if rank == 2 {
-            opt.flip_bit("p1", "grads", 69, 31).unwrap();
+            opt.flip_bit("p1", "grad", 69, 31).unwrap();
         }
         let told = difference(opt.verify_gradients().unwrap_err());
-        assert_eq!(
-            (&told.param[..], told.slot, told.element, told.odd()),
-            ("p1", "grads", Some(69), vec![2])
-        );
+        assert_eq!((&told.param[..], told.slot, told.element, told.odd()), ("p1", "grad", Some(69), vec![2]));
         opt.discard_gradients().unwrap();
         if rank == 3 {
             opt.flip_bit("p1", "m", 69, 1).unwrap();

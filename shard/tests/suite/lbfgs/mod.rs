@@ -1,6 +1,7 @@
 //! L-BFGS over sharded layouts, and runs of other rules: the same everywhere, counted, and surviving what fails.
 
 mod failures;
+mod parameters;
 pub(crate) mod problems;
 mod rules;
 pub(crate) mod run;

@@ -39,7 +39,7 @@ pub(super) fn precisions(rank: &Rank) {
 
 /// A bit that flips on rank 1 is named by verification, and training goes on once it is repaired.
 pub(super) fn flips(rank: &Rank) {
-    for (stage, slot) in [(Stage::Replicated, "params"), (Stage::Replicated, "v"), (Stage::Zero1, "params")] {
+    for (stage, slot) in [(Stage::Replicated, "param"), (Stage::Replicated, "v"), (Stage::Zero1, "param")] {
         let run = Run { ranks: 2, ..wide(stage) };
         let (difference, params) = rank.same(&run, &(stage, slot), |comm, run| {
             let mut opt = run.build(comm).unwrap();

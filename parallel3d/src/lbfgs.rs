@@ -1,0 +1,136 @@
+//! L-BFGS on a mesh.
+
+use crate::site::Site;
+use crate::{Coordinate, Error, Mesh, Model, Optimizer, Parameter, Piece, Plan};
+use meshstep_comm::Communicator;
+use meshstep_optim::{Iterate, Lbfgs, LbfgsState, Sgd};
+use meshstep_shard::{Gathered, LbfgsStep, MicroBatch, Minimized, Options, Verified};
+use meshstep_tensor::{Param, Slice, SliceMut};
+use std::sync::Arc;
+
+type Failed = Box<dyn std::error::Error + Send + Sync>;
+
+/// [`Lbfgs`] on the parameters of a model on a mesh: each rank holds the history of what it owns of the parts that it has.
+///
+/// Gradients become whole as those of an [`Optimizer`] do. Every product counts each element of the whole parameters once, wherever it
+/// is held, so that all meshes and stages take the same steps where their gradients are the same. Of ranks that compute the same
+/// micro-batch (those that differ along `tp` alone) the first one's loss counts.
+///
+/// ```
+/// use meshstep_optim::{Lbfgs, LineSearch};
+/// use meshstep_parallel3d::{Axis, Error, Model, Placement, ShardedLbfgs};
+/// use meshstep_shard::Options;
+/// use meshstep_tensor::{DType, Slice, SliceMut};
+///
+/// // Four elements, two on each rank along tp; the ranks along dp pull towards 0 and 2, so that their mean is least at 1.
+/// let model = Model::builder().param("w", &[4], DType::F64, Placement::whole().cut(Axis::Tp, 0)).build()?;
+/// let ends = meshstep_comm::loopback::spawn(4, |world| -> Result<Vec<f64>, Error> {
+///     let rule = Lbfgs { line_search: LineSearch::StrongWolfe, ..Lbfgs::default() };
+///     let first = |_: &_, _: &[_], mut w: SliceMut<'_>| w.copy_from(Slice::from(&[9.0, -9.0][..]));
+///     let mut opt = ShardedLbfgs::new(world, "tp=2,dp=2".parse()?, &model, rule, first, Options::default())?;
+///     let target = 2.0 * opt.coordinate().along(Axis::Dp) as f64;
+///     opt.minimize(|mb| {
+///         let w = mb.param("w")?.typed::<f64>()?;
+///         mb.grad("w", &w.iter().map(|w| w - target).collect::<Vec<_>>()[..])?;
+///         // Ranks along tp have the same loss, of all elements; both halves of these are alike.
+///         Ok::<_, meshstep_shard::Error>(w.iter().map(|w| (w - target).powi(2)).sum())
+///     })?;
+///     Ok(opt.param("w")?.typed::<f64>()?.to_vec())
+/// })?;
+/// assert!(ends.into_iter().all(|w| w.is_ok_and(|w| w.iter().all(|w| (w - 1.0).abs() < 1e-6))));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct ShardedLbfgs {
+    pub(crate) inner: meshstep_shard::ShardedLbfgs,
+    pub(crate) site: Site,
+    plan: Plan,
+}
+
+impl ShardedLbfgs {
+    /// An optimizer for `model` on `mesh`, which `world` is arranged as. Collective: every rank passes the same. `initial` is asked as
+    /// by [`Optimizer::new`]; options are those of [`meshstep_shard::ShardedLbfgs::new`].
+    pub fn new(
+        world: Arc<dyn Communicator>,
+        mesh: Mesh,
+        model: &Model,
+        rule: Lbfgs,
+        initial: impl FnMut(&Parameter, &[Piece], SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
+        options: Options,
+    ) -> Result<Self, Error> {
+        let Optimizer { inner, site, plan, .. } =
+            Optimizer::new(world, mesh, model, Sgd::default(), initial, options)?;
+        let inner = meshstep_shard::ShardedLbfgs::over(inner, rule).map_err(|error| site.located(error))?;
+        Ok(ShardedLbfgs { inner, site, plan })
+    }
+
+    /// [`meshstep_shard::ShardedLbfgs::step`], by all ranks of the mesh together.
+    pub fn step<E: Into<Failed>>(
+        &mut self,
+        closure: impl FnMut(&MicroBatch<'_>) -> Result<f64, E>,
+    ) -> Result<LbfgsStep, Error> {
+        self.inner.step(closure).map_err(|error| self.site.located(error))
+    }
+
+    /// [`meshstep_shard::ShardedLbfgs::minimize`], by all ranks of the mesh together.
+    pub fn minimize<E: Into<Failed>>(
+        &mut self,
+        closure: impl FnMut(&MicroBatch<'_>) -> Result<f64, E>,
+    ) -> Result<Minimized, Error> {
+        self.inner.minimize(closure).map_err(|error| self.site.located(error))
+    }
+
+    /// [`meshstep_shard::ShardedLbfgs::step_watched`], by all ranks of the mesh together.
+    pub fn step_watched<E: Into<Failed>>(
+        &mut self,
+        closure: impl FnMut(&MicroBatch<'_>) -> Result<f64, E>,
+        each: impl FnMut(&Iterate<'_>),
+    ) -> Result<LbfgsStep, Error> {
+        self.inner.step_watched(closure, each).map_err(|error| self.site.located(error))
+    }
+
+    /// [`meshstep_shard::ShardedLbfgs::verify`], which tells a difference as [`Optimizer::verify`] does.
+    pub fn verify(&mut self) -> Result<Verified, Error> {
+        self.inner.verify().map_err(|error| self.site.located(error))
+    }
+
+    /// What this rank has of a parameter.
+    pub fn param(&self, name: &str) -> Result<Slice<'_>, meshstep_shard::Error> {
+        self.inner.param(name)
+    }
+
+    /// [`meshstep_shard::Optimizer::gather`], where parameters are sharded.
+    pub fn gather(&self, unit: &str) -> Result<Gathered<'_>, meshstep_shard::Error> {
+        self.inner.gather(unit)
+    }
+
+    /// What this rank has of all parameters.
+    pub fn params(&self) -> impl Iterator<Item = &Param> {
+        self.inner.params()
+    }
+
+    /// History and progress.
+    pub fn state(&self) -> &LbfgsState {
+        self.inner.state()
+    }
+
+    /// The optimizer that evaluations go through, to be read.
+    pub fn optimizer(&self) -> &meshstep_shard::Optimizer {
+        self.inner.optimizer()
+    }
+
+    /// What every rank holds and sends in a step of a rule without state; the history comes on top.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The mesh.
+    pub fn mesh(&self) -> &Mesh {
+        self.site.mesh()
+    }
+
+    /// Where this rank sits on it.
+    pub fn coordinate(&self) -> &Coordinate {
+        &self.site.coordinate
+    }
+}
