@@ -25,6 +25,10 @@ pub struct Config {
     /// After how long without a sign a worker is none any more; 30 seconds. For as long from its last sign that was heard a
     /// worker believes what it was told.
     pub silence: Duration,
+    /// How long a worker whose connection has closed may take to call again before it is none any more. `None`: a second from the
+    /// arbiter's own host, where a closed connection is a process that ended, and ten seconds from elsewhere. A connection that
+    /// stays open and says nothing is `silence`'s.
+    pub grace: Option<Duration>,
     /// How long members wait at a boundary, or with their votes, for the others, from the first that does; a minute. It
     /// covers the differences in how long they take for the steps between two exchanges.
     pub patience: Duration,
@@ -34,17 +38,20 @@ impl Config {
     /// A run of `workers` that goes on with one.
     pub fn new(digest: Digest, workers: usize) -> Self {
         let (silence, patience) = (Duration::from_secs(30), Duration::from_secs(60));
-        Config { digest, workers, min_workers: 1, silence, patience }
+        Config { digest, workers, min_workers: 1, silence, grace: None, patience }
     }
 
     /// # Errors
     /// What no run could begin or go on with.
     pub(super) fn check(&self) -> Result<(), ConfigError> {
-        let Config { workers, min_workers, silence, patience, .. } = *self;
+        let Config { workers, min_workers, silence, grace, patience, .. } = *self;
         if min_workers == 0 || workers < min_workers || workers > MAX_WORKERS {
             return Err(ConfigError::Workers { workers, min_workers, max: MAX_WORKERS });
         }
         let sensible = Duration::from_millis(1)..=MAX_TIME;
+        if let Some(grace) = grace.filter(|grace| *grace > MAX_TIME) {
+            return Err(ConfigError::Grace { grace, max: MAX_TIME });
+        }
         if !sensible.contains(&silence) || !sensible.contains(&patience) {
             return Err(ConfigError::Time { silence, patience, max: MAX_TIME });
         }

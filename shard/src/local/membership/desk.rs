@@ -58,6 +58,10 @@ impl Desk {
         self.arbiter.excuse(gap);
     }
 
+    pub(super) fn close(&mut self, worker: Worker, lost_at: Duration) {
+        self.arbiter.close(worker, lost_at);
+    }
+
     pub(super) fn hear(&mut self, message: ToArbiter, now: Duration) -> Vec<FromArbiter> {
         let output = self.arbiter.hear(message, now);
         self.settle(output)

@@ -2,6 +2,7 @@
 
 use super::Refusal;
 use meshstep_comm::rendezvous;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -54,7 +55,7 @@ pub enum Error {
     Log(#[from] LogError),
     /// The connection to the arbiter, or its listening.
     #[error(transparent)]
-    Connection(#[from] rendezvous::Error),
+    Connection(#[from] ConnectionError),
     /// The arbiter met a worker that has heard a later one.
     #[error(
         "this arbiter is of term {term} and epoch {epoch}, but a worker knows of term {later_term} and epoch {later_epoch}; end it, \
@@ -91,6 +92,78 @@ pub enum Error {
     },
 }
 
+/// What is wrong between a worker and the arbiter's address.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectionError {
+    /// The arbiter's address is not its host's loopback, and there is no token.
+    #[error(
+        "{addr} can be reached from other machines, so workers must prove that they belong to the run; give Service::start and every \
+         Caller the same token (`openssl rand -hex 32` makes one)"
+    )]
+    TokenNeeded {
+        /// The arbiter's address.
+        addr: SocketAddr,
+    },
+    /// The arbiter has another token.
+    #[error(
+        "the arbiter at {addr} does not have this worker's token; give every Caller that of Service::start"
+    )]
+    WrongToken {
+        /// The arbiter's address.
+        addr: SocketAddr,
+    },
+    /// The arbiter is another run's.
+    #[error("this worker is of run {run:?}, but {addr} serves {serves:?}; call the arbiter of its own run")]
+    OtherRun {
+        /// The arbiter's address.
+        addr: SocketAddr,
+        /// The worker's run.
+        run: String,
+        /// What is served there.
+        serves: String,
+    },
+    /// Something else listens there.
+    #[error("what listens on {addr} is no arbiter of this version ({why}); see Caller::addr")]
+    NotAnArbiter {
+        /// The address.
+        addr: SocketAddr,
+        /// How it showed.
+        why: rendezvous::Why,
+    },
+    /// Somebody else listens on the arbiter's port.
+    #[error("port {} of {} is taken; give Service::start a free one, or port 0 for any", addr.port(), addr.ip())]
+    PortTaken {
+        /// The arbiter's address.
+        addr: SocketAddr,
+    },
+    /// The arbiter is to listen where it does not run.
+    #[error("{addr} is no address of this machine; give Service::start one of those that it has")]
+    NotLocal {
+        /// The address.
+        addr: SocketAddr,
+    },
+    /// What the system refused.
+    #[error(transparent)]
+    Other(rendezvous::Error),
+}
+
+impl From<rendezvous::Error> for ConnectionError {
+    fn from(error: rendezvous::Error) -> Self {
+        match error {
+            rendezvous::Error::TokenNeeded { addr } => ConnectionError::TokenNeeded { addr },
+            rendezvous::Error::WrongToken { addr } => ConnectionError::WrongToken { addr },
+            rendezvous::Error::OtherRun { addr, run_id: run, store: serves } => {
+                ConnectionError::OtherRun { addr, run, serves }
+            }
+            rendezvous::Error::NotAStore { addr, why } => ConnectionError::NotAnArbiter { addr, why },
+            rendezvous::Error::PortTaken { addr } => ConnectionError::PortTaken { addr },
+            rendezvous::Error::NotLocal { addr } => ConnectionError::NotLocal { addr },
+            other => ConnectionError::Other(other),
+        }
+    }
+}
+
 /// What an arbiter's settings cannot be.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -115,6 +188,14 @@ pub enum ConfigError {
         /// `patience`.
         patience: Duration,
         /// As long as each may be.
+        max: Duration,
+    },
+    /// Nobody waits for ever for a worker to call again.
+    #[error("a grace of {grace:?}; it is at most {max:?}")]
+    Grace {
+        /// `grace`.
+        grace: Duration,
+        /// As long as it may be.
         max: Duration,
     },
     /// The log is of a run with another plan or rule.

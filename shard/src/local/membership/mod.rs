@@ -72,7 +72,7 @@ mod wire;
 
 pub use arbiter::{Arbiter, Output};
 pub use config::Config;
-pub use error::{ConfigError, Error, LogError};
+pub use error::{ConfigError, ConnectionError, Error, LogError};
 pub use in_process::{InProcess, InProcessWorker};
 pub use log::Log;
 pub use member::{Answer, Member, Request};

@@ -3,7 +3,7 @@
 use super::member::{Answer, Member, Request};
 use super::message::{Digest, FromArbiter, Worker};
 use super::service::purpose;
-use super::{Ballot, Decision, Error, Membership, Round};
+use super::{Ballot, ConnectionError, Decision, Error, Membership, Refusal, Round};
 use meshstep_comm::rendezvous::{self, Incoming, Outgoing, Token, Why, call};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::SocketAddr;
@@ -54,17 +54,30 @@ struct Inside {
     member: Member,
     outgoing: Option<Outgoing>,
     /// What calling again would not change.
-    refused: Option<rendezvous::Error>,
+    refused: Option<ConnectionError>,
     closing: bool,
 }
 
 impl Remote {
-    /// Lets this process in, to take part from the next boundary on.
+    /// Lets this process in, to take part from the next boundary on. An id that is taken is asked for again until the deadline:
+    /// whoever had it may have ended, which the arbiter takes for sure after [`Config::grace`](super::Config::grace).
     ///
     /// # Errors
     /// [`Error::Unanswered`] when no arbiter answers; [`Error::Connection`] when it has another token or run;
-    /// [`Error::Refused`] for another plan or rule, an id that is taken, a contact that is too long; [`Error::NoThread`].
+    /// [`Error::Refused`] for another plan or rule, an id that stays taken, a contact that is too long; [`Error::NoThread`].
     pub fn join(caller: Caller) -> Result<Self, Error> {
+        let began = Instant::now();
+        loop {
+            match Self::join_once(caller.clone()) {
+                Err(Error::Refused(Refusal::IdTaken { .. })) if began.elapsed() + PAUSE < caller.deadline => {
+                    std::thread::sleep(PAUSE);
+                }
+                joined => return joined,
+            }
+        }
+    }
+
+    fn join_once(caller: Caller) -> Result<Self, Error> {
         // The system's randomness, through the one door to it that the standard library has.
         let life = RandomState::new().build_hasher().finish();
         let worker = Worker { id: caller.id, life };
@@ -152,7 +165,7 @@ impl Line {
             match call(*addr, token.as_ref(), &purpose(run), DIAL) {
                 Ok((incoming, outgoing)) => self.hold(incoming, outgoing),
                 Err(rendezvous::Error::Unreachable { .. }) => {}
-                Err(error) => self.lock().refused = Some(error),
+                Err(error) => self.lock().refused = Some(error.into()),
             }
             self.changed.notify_all();
             let inside = self.lock();

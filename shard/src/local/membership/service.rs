@@ -5,7 +5,7 @@
 
 use super::desk::Desk;
 use super::message::{FromArbiter, ToArbiter, Worker};
-use super::{Config, Error};
+use super::{Config, ConnectionError, Error};
 use meshstep_comm::rendezvous::{Incoming, Listener, Outgoing, Token, Why};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::path::Path;
@@ -19,6 +19,9 @@ const LOOK: Duration = Duration::from_millis(20);
 const HANDSHAKE: Duration = Duration::from_secs(5);
 /// How long a worker may take to make room for what is said to it.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a worker may take to call again, from the same host and from elsewhere: [`Config::grace`]'s defaults.
+const GRACE_HERE: Duration = Duration::from_secs(1);
+const GRACE: Duration = Duration::from_secs(10);
 /// Connections that have not proven themselves, at a time.
 const MAX_STRANGERS: usize = 32;
 
@@ -39,6 +42,7 @@ pub struct Service {
 struct Shared {
     listener: Listener,
     silence: Duration,
+    grace: Option<Duration>,
     begin: Instant,
     inside: Mutex<Inside>,
     changed: Condvar,
@@ -58,6 +62,8 @@ struct Inside {
 struct Guest {
     id: u64,
     stream: TcpStream,
+    /// How long the worker may take to call again once this connection has closed.
+    grace: Duration,
     outgoing: Option<Outgoing>,
     worker: Option<Worker>,
 }
@@ -66,7 +72,7 @@ impl Service {
     /// Serves the workers of `run` at `addr`, with what they have said and were told in `log`.
     ///
     /// # Errors
-    /// [`Error::Config`], [`Error::Log`], [`Error::Connection`] as [`Listener::bind`] says, [`Error::NoThread`].
+    /// [`Error::Config`], [`Error::Log`], [`Error::Connection`], [`Error::NoThread`].
     pub fn start(
         addr: SocketAddr,
         token: Option<&Token>,
@@ -74,12 +80,12 @@ impl Service {
         config: Config,
         log: &Path,
     ) -> Result<Self, Error> {
-        let silence = config.silence;
-        let listener = Listener::bind(addr, token, &purpose(run))?;
+        let (silence, grace) = (config.silence, config.grace);
+        let listener = Listener::bind(addr, token, &purpose(run)).map_err(ConnectionError::from)?;
         let desk = Desk::open(config, Some(log), Duration::ZERO)?;
         let inside = Inside { desk, guests: Vec::new(), threads: Vec::new(), next_id: 0, closing: false };
         let (inside, changed, begin) = (Mutex::new(inside), Condvar::new(), Instant::now());
-        let shared = Arc::new(Shared { listener, silence, begin, inside, changed });
+        let shared = Arc::new(Shared { listener, silence, grace, begin, inside, changed });
         let for_thread = Arc::clone(&shared);
         let thread = Builder::new().name("arbiter".to_owned()).spawn(move || for_thread.watch());
         let thread = thread.map_err(|error| Error::NoThread { message: error.to_string() })?;
@@ -159,7 +165,9 @@ impl Shared {
             };
             inside.next_id += 1;
             inside.threads.push(thread);
-            inside.guests.push(Guest { id, stream: kept, outgoing: None, worker: None });
+            // A connection that was reset does not tell any more where it came from.
+            let grace = self.grace.unwrap_or(if is_near(&kept) { GRACE_HERE } else { GRACE });
+            inside.guests.push(Guest { id, stream: kept, grace, outgoing: None, worker: None });
         }
     }
 
@@ -173,10 +181,14 @@ impl Shared {
             let _ = self.listen(id, incoming);
         }
         let mut inside = self.lock();
-        inside.guests.iter().filter(|guest| guest.id == id).for_each(|guest| {
-            let _ = guest.stream.shutdown(Shutdown::Both);
-        });
-        inside.guests.retain(|guest| guest.id != id);
+        let Some(place) = inside.guests.iter().position(|guest| guest.id == id) else { return };
+        let Guest { stream, worker, grace, .. } = inside.guests.remove(place);
+        let _ = stream.shutdown(Shutdown::Both);
+        // It may have called again before this connection was seen to end.
+        let gone = worker.filter(|worker| inside.guests.iter().all(|guest| guest.worker != Some(*worker)));
+        if let Some(worker) = gone {
+            inside.desk.close(worker, self.now() + grace);
+        }
     }
 
     fn listen(&self, id: u64, mut incoming: Incoming) -> Result<(), Why> {
@@ -197,6 +209,12 @@ impl Shared {
             inside.say(said);
         }
     }
+}
+
+/// Whether the other end is on this host.
+fn is_near(stream: &TcpStream) -> bool {
+    let ends = stream.peer_addr().ok().zip(stream.local_addr().ok());
+    ends.is_some_and(|(peer, local)| peer.ip().is_loopback() || peer.ip() == local.ip())
 }
 
 impl Inside {

@@ -218,6 +218,36 @@ fn survivors_of_a_killed_worker_go_on_and_its_successor_joins_them() {
     }
 }
 
+/// Its socket closes as it dies, so that nobody waits for half a minute of silence: neither the others nor the one that takes its
+/// place under the same id.
+#[test]
+fn a_killed_worker_is_missed_and_replaced_in_a_moment() {
+    let dir = tempfile::tempdir().unwrap();
+    let config =
+        Config { silence: Duration::from_secs(60), patience: Duration::from_secs(120), ..config(3, 1) };
+    let service = serve(free_addr(), config, &dir.path().join("log"));
+    let addr = service.addr();
+    let mut workers: Vec<Process> = (0..3).map(|id| Process::worker(addr, id)).collect();
+    all(&mut workers, &[0, 1, 2], "boundary 0");
+    all(&mut workers, &[0, 1, 2], "vote 0");
+    workers[1].kill();
+    let killed = Instant::now();
+    for told in all(&mut workers, &[0, 2], "boundary 1") {
+        assert!(told.contains("of [0, 2] by 2"), "{told}");
+    }
+    assert_eq!(all(&mut workers, &[0, 2], "vote 1"), ["commit", "commit"]);
+    let committed = killed.elapsed();
+    let begun = Instant::now();
+    workers[2].kill();
+    workers[2] = Process::worker(addr, 2);
+    let back = begun.elapsed();
+    println!("the others committed after {committed:?}, the same id was back after {back:?}");
+    assert!(committed < BOUND && back < BOUND, "{committed:?}, {back:?}");
+    for told in all(&mut workers, &[0, 2], "boundary 2") {
+        assert!(told.contains("of [0, 2] by 1"), "{told}");
+    }
+}
+
 #[test]
 fn a_worker_that_was_stopped_learns_that_it_is_fenced_whatever_it_was_about_to_do() {
     let dir = tempfile::tempdir().unwrap();

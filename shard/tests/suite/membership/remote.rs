@@ -3,10 +3,10 @@
 
 use crate::common::cases;
 use crate::membership::common::{DIGEST, LONG, config};
-use meshstep_comm::rendezvous::{self, Token, call};
+use meshstep_comm::rendezvous::{Token, call};
 use meshstep_shard::local::membership::{
-    Ask, Ballot, Caller, Config, Digest, Error, LogError, Membership, Refusal, Remote, Round, Service,
-    ToArbiter, Worker,
+    Ask, Ballot, Caller, Config, ConnectionError, Digest, Error, LogError, Membership, Refusal, Remote,
+    Round, Service, ToArbiter, Worker,
 };
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -105,11 +105,11 @@ fn who_may_not_be_a_worker_is_told_why() {
     let join = |caller: Caller| Remote::join(caller).map(drop).unwrap_err();
     let mine = caller(addr, 1);
     let other = Some(Token::from_hex(&HEX.replace('0', "a")).unwrap());
-    let wrong_token = Error::Connection(rendezvous::Error::WrongToken { addr });
+    let wrong_token = Error::Connection(ConnectionError::WrongToken { addr });
     assert_eq!(join(Caller { token: other, ..mine.clone() }), wrong_token);
     assert_eq!(join(Caller { token: None, ..mine.clone() }), wrong_token);
     let error = join(Caller { run: "walk".to_owned(), ..mine.clone() });
-    assert!(matches!(error, Error::Connection(rendezvous::Error::OtherRun { .. })), "{error}");
+    assert!(matches!(error, Error::Connection(ConnectionError::OtherRun { .. })), "{error}");
     let digest = Digest { plan: 1, ..DIGEST };
     assert_eq!(join(Caller { digest, ..mine.clone() }), Refusal::OtherPlan { mine: 1, run: 3 }.into());
     let digest = Digest { rule: 1, ..DIGEST };
@@ -131,10 +131,10 @@ fn a_service_that_cannot_be_is_refused() {
     let error = start(free_addr(), Some(&token()), config(1, 2));
     assert!(matches!(error, Error::Config(_)), "{error}");
     let error = start("192.0.2.1:1".parse().unwrap(), None, config(1, 1));
-    assert!(matches!(error, Error::Connection(rendezvous::Error::TokenNeeded { .. })), "{error}");
+    assert!(matches!(error, Error::Connection(ConnectionError::TokenNeeded { .. })), "{error}");
     let service = serve(free_addr(), config(1, 1), &log);
     let error = start(service.addr(), Some(&token()), config(1, 1));
-    assert!(matches!(error, Error::Connection(rendezvous::Error::PortTaken { .. })), "{error}");
+    assert!(matches!(error, Error::Connection(ConnectionError::PortTaken { .. })), "{error}");
     let error = start(free_addr(), Some(&token()), config(1, 1));
     assert_eq!(error, LogError::Locked { path: log.clone() }.into());
 }

@@ -32,7 +32,17 @@ struct Peer {
     worker: Worker,
     contact: String,
     heard: Duration,
+    /// Its connection has closed: when that makes it none, unless it calls again.
+    lost_at: Option<Duration>,
     arrived: Option<Arrival>,
+}
+
+impl Peer {
+    /// When it is none any more, if nothing is heard before.
+    fn lost_at(&self, silence: Duration) -> Duration {
+        let silent = self.heard.saturating_add(silence);
+        self.lost_at.map_or(silent, |at| at.min(silent))
+    }
 }
 
 /// A worker that waits at a boundary.
@@ -78,6 +88,7 @@ impl Arbiter {
             worker: place.worker,
             contact: place.contact.clone(),
             heard: now,
+            lost_at: None,
             arrived: None,
         };
         let peers = state.live().map(peer).collect();
@@ -104,13 +115,16 @@ impl Arbiter {
 
     /// When [`tick`](Arbiter::tick) would do something, if nothing is heard before.
     pub fn wake_at(&self) -> Option<Duration> {
-        let silent = self.peers.iter().map(|peer| peer.heard.saturating_add(self.config.silence));
+        let silent = self.peers.iter().map(|peer| peer.lost_at(self.config.silence));
         silent.chain(self.since.map(|since| since.saturating_add(self.config.patience))).min()
     }
 
     /// Gives everybody `gap` more: for that long nothing was heard because nobody listened.
     pub fn excuse(&mut self, gap: Duration) {
-        self.peers.iter_mut().for_each(|peer| peer.heard += gap);
+        self.peers.iter_mut().for_each(|peer| {
+            peer.heard += gap;
+            peer.lost_at = peer.lost_at.map(|at| at + gap);
+        });
         self.since = self.since.map(|since| since + gap);
     }
 
@@ -133,7 +147,7 @@ impl Arbiter {
     pub fn tick(&mut self, now: Duration) -> Output {
         self.event(|arbiter, send| {
             let silence = arbiter.config.silence;
-            let silent = arbiter.peers.iter().filter(|peer| now >= peer.heard.saturating_add(silence));
+            let silent = arbiter.peers.iter().filter(|peer| now >= peer.lost_at(silence));
             let silent: Vec<Worker> = silent.map(|peer| peer.worker).collect();
             silent.into_iter().for_each(|worker| arbiter.depart(worker, Departure::Silent));
             let late =
@@ -154,6 +168,12 @@ impl Arbiter {
             arbiter.decide(send);
             arbiter.grant(false, send);
         })
+    }
+
+    /// That a worker's last connection has closed: it is none any more at `lost_at`, unless it is heard before.
+    pub fn close(&mut self, worker: Worker, lost_at: Duration) {
+        let peer = self.peers.iter_mut().find(|peer| peer.worker == worker);
+        peer.into_iter().for_each(|peer| peer.lost_at = Some(lost_at));
     }
 
     fn event(&mut self, event: impl FnOnce(&mut Self, &mut Vec<FromArbiter>)) -> Output {
@@ -192,7 +212,7 @@ impl Arbiter {
             // It wanted to join a predecessor, and will say so again.
             return;
         };
-        peer.heard = now;
+        (peer.heard, peer.lost_at) = (now, None);
         match ask {
             Ask::Beat { sent } => {
                 let lease = self.config.silence;
@@ -227,7 +247,7 @@ impl Arbiter {
     ) -> Result<(), Refusal> {
         let run = self.state.digest;
         if let Some(peer) = self.peers.iter_mut().find(|peer| peer.worker == worker) {
-            peer.heard = now;
+            (peer.heard, peer.lost_at) = (now, None);
             return Ok(());
         }
         if digest.plan != run.plan {
@@ -245,7 +265,7 @@ impl Arbiter {
         if self.peers.len() >= MAX_WORKERS {
             return Err(Refusal::Full { max: MAX_WORKERS });
         }
-        self.peers.push(Peer { worker, contact, heard: now, arrived: None });
+        self.peers.push(Peer { worker, contact, heard: now, lost_at: None, arrived: None });
         Ok(())
     }
 
