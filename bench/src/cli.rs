@@ -30,7 +30,7 @@ pub(crate) enum Command {
     /// Replay training steps that another program recorded, and tell how far apart the results are. Exits with 0 where
     /// all files agree, 1 where one is outside its tolerance, 2 where one cannot be replayed.
     Parity(Parity),
-    /// Measure what sharding costs and saves, beside the floor that memory sets, and write a report. Exits with 0 where every bar
+    /// Measure what sharding costs and saves, beside a copy of the same bytes, and write a report. Exits with 0 where every bar
     /// holds, 1 where one is missed, 2 where something could not be measured.
     Bench(Bench),
     /// Look into a checkpoint, verify it, or export its parameters.

@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, Result, ensure};
 use meshstep_optim::schedule::Schedule;
-use meshstep_optim::{Moments, QhAdamW};
+use meshstep_optim::{Moments, QhAdamW, Rule as _, Sgd};
 use meshstep_shard::Groups;
 use meshstep_shard::local::{Fragment, LocalPlan, Merge, Outer, What};
 
@@ -99,8 +99,20 @@ impl Method {
             (None, Optimizer::Sgd) => "SGD with Nesterov momentum 0.9".to_owned(),
         };
         let Some(plan) = &self.plan else { return format!("{rule}, gradients reduced in every step") };
-        let fragments: Vec<String> = plan.fragments.iter().map(describe).collect();
-        format!("{rule}; {}", fragments.join("; "))
+        // Fragments that differ in their parameters alone are one line.
+        let mut lines: Vec<(Vec<String>, String)> = Vec::new();
+        for fragment in &plan.fragments {
+            let (params, when) = (fragment.params.to_string(), describe(fragment));
+            match lines.iter_mut().find(|(_, known)| *known == when) {
+                Some((all, _)) => all.push(params),
+                None => lines.push((vec![params], when)),
+            }
+        }
+        let line = |(params, when): &(Vec<String>, String)| match params.as_slice() {
+            [all] if all == "all" => when.clone(),
+            some => format!("{} of {when}", some.join(", ")),
+        };
+        format!("{rule}; {}", lines.iter().map(line).collect::<Vec<_>>().join("; "))
     }
 
     fn optimizer(&self) -> Optimizer {
@@ -115,6 +127,15 @@ fn outer(asked: &Asked) -> Outer {
     Outer::nesterov(asked.outer_lr.unwrap_or(0.7), asked.outer_momentum.unwrap_or(0.9))
 }
 
+/// The outer rule, its rate, and what of it is not as by default.
+fn of_outer(outer: &Outer) -> String {
+    let defaults = Sgd::default().hyperparameters();
+    let given = outer.rule.hyperparameters();
+    let given = given.iter().filter(|setting| !defaults.contains(setting));
+    let given: Vec<String> = given.map(|(name, value)| format!(", {name} {value}")).collect();
+    format!("{} at {}{}", outer.rule.name(), outer.lr, given.concat())
+}
+
 fn given_moments(asked: &Asked) -> Result<Moments> {
     let pair = |moment: &Moment| (moment.beta, moment.weight);
     match asked.moments.as_slice() {
@@ -123,10 +144,10 @@ fn given_moments(asked: &Asked) -> Result<Moments> {
     }
 }
 
-/// What of which parameters, when, and how it is merged.
-fn describe(Fragment { params, what, timing, merge, alpha, .. }: &Fragment) -> String {
+/// What is exchanged of a fragment's parameters, when, and how it is merged.
+fn describe(Fragment { what, timing, merge, alpha, .. }: &Fragment) -> String {
     let what = match what {
-        What::Params => format!("parameters ({params})"),
+        What::Params => "parameters".to_owned(),
         _ => what.to_string(),
     };
     let Some(period) = timing.period else { return format!("{what} never") };
@@ -138,6 +159,7 @@ fn describe(Fragment { params, what, timing, merge, alpha, .. }: &Fragment) -> S
     let delay =
         if timing.delay > 0 { format!(", arriving {} steps later", timing.delay) } else { String::new() };
     let mixed = if *alpha < 1.0 { format!(", {alpha} of it mixed in") } else { String::new() };
-    let merged = if let Merge::Outer(_) = merge { format!(" by {merge}") } else { String::new() };
+    let merged =
+        if let Merge::Outer(outer) = merge { format!(" by {}", of_outer(outer)) } else { String::new() };
     format!("{what} every {period}{during}{delay}{mixed}{merged}")
 }

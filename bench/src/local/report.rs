@@ -25,10 +25,10 @@ pub(super) fn methods(runs: &[Trained], entropy: f64) -> Section {
     ));
     table.note("besides: state for workers that come, and exchanges that did not come about");
     section.tables.push(table);
-    let (x, y) = (Scale::log("bytes that all workers have sent"), Scale::log("held-out loss, nats a byte"));
+    let (x, y) = (Scale::log("bytes that all workers have sent"), Scale::near("held-out loss, nats a byte"));
     let curves = runs.iter().map(|run| (name(run), against_bytes(run))).collect();
     section.plots.push(Plot::Curves { title: "Held-out loss against bytes".into(), x, y, curves });
-    let (x, y) = (Scale::log("bytes that all workers have sent"), Scale::log("training loss, nats a byte"));
+    let (x, y) = (Scale::log("bytes that all workers have sent"), Scale::near("training loss, nats a byte"));
     let curves = runs.iter().map(|run| (name(run), training(run))).collect();
     section.plots.push(Plot::Curves { title: "Training loss against bytes".into(), x, y, curves });
     for run in runs {

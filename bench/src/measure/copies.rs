@@ -1,4 +1,4 @@
-//! The floor: how many bytes a second this machine moves, measured in the run that is judged by it.
+//! The reference copy: how many bytes a second this machine moves, measured in the run that is judged by it.
 
 use std::hint::black_box;
 

@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: what sharding costs and saves, measured beside the floor that memory sets, as one report.
+//! `cargo xtask bench`: what sharding costs and saves, measured beside a copy of the same bytes, as one report.
 
 mod asked;
 mod baseline;
@@ -186,7 +186,7 @@ mod tests {
         let mut printed = Vec::new();
         assert_eq!(run(&asked, dir.path(), &mut printed).unwrap(), Verdict::Holds);
         let text = String::from_utf8(printed).unwrap();
-        assert!(text.contains("== comm ==") && text.contains("over the floor"), "{text}");
+        assert!(text.contains("== comm ==") && text.contains("over the copy"), "{text}");
         assert!(["html", "md", "json"].iter().all(|end| dir.path().join(format!("report.{end}")).exists()));
         let again = Bench { baseline: Some(dir.path().join("report.json")), ..asked };
         let mut printed = Vec::new();

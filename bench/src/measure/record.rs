@@ -101,6 +101,13 @@ pub(crate) enum Plot {
 pub(crate) struct Scale {
     pub(crate) label: String,
     pub(crate) log: bool,
+    /// Where it is not logarithmic, whether it begins at 0.
+    #[serde(default = "yes")]
+    pub(crate) from_zero: bool,
+}
+
+fn yes() -> bool {
+    true
 }
 
 impl Section {
@@ -142,10 +149,15 @@ impl Bar {
 
 impl Scale {
     pub(crate) fn log(label: &str) -> Self {
-        Scale { label: label.to_owned(), log: true }
+        Scale { label: label.to_owned(), log: true, from_zero: false }
     }
 
     pub(crate) fn linear(label: &str) -> Self {
-        Scale { label: label.to_owned(), log: false }
+        Scale { label: label.to_owned(), log: false, from_zero: true }
+    }
+
+    /// Linear, over what there is.
+    pub(crate) fn near(label: &str) -> Self {
+        Scale { label: label.to_owned(), log: false, from_zero: false }
     }
 }

@@ -1,12 +1,15 @@
 //! Pictures: columns made of parts, and curves.
 
 use anyhow::{Result, anyhow};
-use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
+use plotters::coord::ranged1d::{AsRangedCoord, KeyPointHint, NoDefaultFormatting, Ranged, ValueFormatter};
 use plotters::prelude::*;
+use std::ops::Range;
 
 use crate::measure::record::{Plot, Scale};
 
-const SIZE: (u32, u32) = (1000, 420);
+const SIZE: (u32, u32) = (1240, 420);
+/// Of the width, what legends have beside the picture.
+const LEGEND: u32 = 300;
 const INK: RGBColor = RGBColor(60, 60, 60);
 const GRID: RGBColor = RGBColor(228, 228, 228);
 const FONT: &str = "sans-serif";
@@ -52,13 +55,14 @@ fn stacked(
 ) -> Result<()> {
     let height = |column: usize| parts.iter().map(|(_, values)| values[column]).sum::<f64>();
     let highest = (0..columns.len()).map(height).fold(0.0, f64::max);
-    let mut chart = ChartBuilder::on(root)
+    let (left, right) = root.split_horizontally(SIZE.0 - LEGEND);
+    let mut chart = ChartBuilder::on(&left)
         .caption(title, (FONT, 18).into_font().color(&INK))
         .margin(12)
         .x_label_area_size(40)
         .y_label_area_size(64)
         .build_cartesian_2d(
-            0.0..columns.len() as f64 + 1.0,
+            0.0..columns.len().max(1) as f64,
             0.0..if highest > 0.0 { highest * 1.05 } else { 1.0 },
         )?;
     chart
@@ -72,27 +76,30 @@ fn stacked(
         .y_desc(unit)
         .draw()?;
     let mut base = vec![0.0; columns.len()];
-    for (i, (name, values)) in parts.iter().enumerate() {
+    for (i, (_, values)) in parts.iter().enumerate() {
         let fill = color(i).filled();
         let boxes = values.iter().zip(&mut base).enumerate().map(|(column, (value, base))| {
             let (from, x) = (*base, column as f64);
             *base += value;
             Rectangle::new([(x + 0.15, from), (x + 0.85, *base)], fill)
         });
-        let drawn = chart.draw_series(boxes.collect::<Vec<_>>())?;
-        drawn.label(name).legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 12, y + 5)], fill));
+        chart.draw_series(boxes.collect::<Vec<_>>())?;
     }
     for (i, name) in columns.iter().enumerate() {
         let style = (FONT, 13).into_font().color(&INK);
         let (x, _) = chart.backend_coord(&(i as f64 + 0.15, 0.0));
-        root.draw(&Text::new(name.clone(), (x, SIZE.1 as i32 - 40), style))?;
+        left.draw(&Text::new(name.clone(), (x, SIZE.1 as i32 - 40), style))?;
     }
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::UpperRight)
-        .background_style(WHITE.mix(0.85))
-        .label_font((FONT, 13).into_font().color(&INK))
-        .draw()?;
+    legend(&right, parts.iter().map(|(name, _)| name.as_str()))
+}
+
+/// Names beside their colours, from top to bottom.
+fn legend<'n>(area: &Root<'_>, names: impl Iterator<Item = &'n str>) -> Result<()> {
+    for (i, name) in names.enumerate() {
+        let y = 48 + 20 * i as i32;
+        area.draw(&Rectangle::new([(4, y), (18, y + 10)], color(i).filled()))?;
+        area.draw(&Text::new(name.to_owned(), (26, y - 2), (FONT, 13).into_font().color(&INK)))?;
+    }
     Ok(())
 }
 
@@ -103,25 +110,59 @@ fn lines(
     curves: &[(String, Vec<(f64, f64)>)],
 ) -> Result<()> {
     let points = || curves.iter().flat_map(|(_, points)| points);
-    let (xs, ys) = (span(points().map(|p| p.0), x.log), span(points().map(|p| p.1), y.log));
+    let (xs, ys) = (span(points().map(|p| p.0), x), span(points().map(|p| p.1), y));
     match (x.log, y.log) {
-        (true, true) => draw(root, title, [x, y], curves, xs.log_scale(), ys.log_scale()),
-        (true, false) => draw(root, title, [x, y], curves, xs.log_scale(), ys),
-        (false, true) => draw(root, title, [x, y], curves, xs, ys.log_scale()),
+        (true, true) => draw(root, title, [x, y], curves, Log(xs), Log(ys)),
+        (true, false) => draw(root, title, [x, y], curves, Log(xs), ys),
+        (false, true) => draw(root, title, [x, y], curves, xs, Log(ys)),
         (false, false) => draw(root, title, [x, y], curves, xs, ys),
     }
 }
 
-/// From a little below the smallest to a little above the largest; from 0 where the scale is linear.
-fn span(values: impl Iterator<Item = f64>, log: bool) -> std::ops::Range<f64> {
-    let range = values.filter(|value| value.is_finite() && (*value > 0.0 || !log));
+/// From a little below the smallest to a little above the largest; or from 0.
+fn span(values: impl Iterator<Item = f64>, scale: &Scale) -> Range<f64> {
+    let range = values.filter(|value| value.is_finite() && (*value > 0.0 || !scale.log));
     let range = range.fold(f64::MAX..f64::MIN, |range, value| range.start.min(value)..range.end.max(value));
-    match log {
+    let around = (0.05 * (range.end - range.start)).max(1e-3 * range.end.abs());
+    match (scale.log, scale.from_zero) {
         _ if range.start > range.end => 0.5..1.0,
-        true => range.start / 1.5..range.end * 1.5,
-        false => 0.0..range.end * 1.1,
+        (true, _) => range.start / 1.5..range.end * 1.5,
+        (false, true) => 0.0..range.end * 1.1,
+        (false, false) => range.start - around..range.end + around,
     }
 }
+
+/// A logarithmic axis, labelled at 1, 2 and 5 of each decade; at whole decades where those are too many.
+struct Log(Range<f64>);
+
+impl Ranged for Log {
+    type FormatOption = NoDefaultFormatting;
+    type ValueType = f64;
+
+    fn map(&self, value: &f64, (low, high): (i32, i32)) -> i32 {
+        let (start, end) = (libm::log(self.0.start), libm::log(self.0.end));
+        let share = (libm::log(*value) - start) / (end - start);
+        low + (share * f64::from(high - low)) as i32
+    }
+
+    fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<f64> {
+        let decades = libm::log10(self.0.start).floor() as i32..=libm::log10(self.0.end).ceil() as i32;
+        let at = |steps: &[f64]| -> Vec<f64> {
+            let all = decades
+                .clone()
+                .flat_map(|decade| steps.iter().map(move |step| step * libm::pow(10.0, f64::from(decade))));
+            all.filter(|value| self.0.contains(value)).collect()
+        };
+        let (fine, coarse) = (at(&[1.0, 2.0, 5.0]), at(&[1.0]));
+        if fine.len() <= hint.max_num_points() { fine } else { coarse }
+    }
+
+    fn range(&self) -> Range<f64> {
+        self.0.clone()
+    }
+}
+
+impl ValueFormatter<f64> for Log {}
 
 fn draw<X, Y>(
     root: &Root<'_>,
@@ -137,7 +178,8 @@ where
     X::CoordDescType: ValueFormatter<f64>,
     Y::CoordDescType: ValueFormatter<f64>,
 {
-    let mut chart = ChartBuilder::on(root)
+    let (left, right) = root.split_horizontally(SIZE.0 - LEGEND);
+    let mut chart = ChartBuilder::on(&left)
         .caption(title, (FONT, 18).into_font().color(&INK))
         .margin(12)
         .x_label_area_size(46)
@@ -151,26 +193,17 @@ where
         .label_style((FONT, 13).into_font().color(&INK))
         .x_desc(&x.label)
         .y_desc(&y.label)
-        // Logarithmic axes have up to ten labels a decade for each of these.
-        .x_labels(if x.log { 5 } else { 10 })
-        .y_labels(if y.log { 5 } else { 8 })
+        .x_labels(12)
+        .y_labels(12)
         .x_label_formatter(&|value| tick(*value))
         .y_label_formatter(&|value| tick(*value))
         .draw()?;
-    for (i, (name, points)) in curves.iter().enumerate() {
+    for (i, (_, points)) in curves.iter().enumerate() {
         let seen = || points.iter().copied().filter(|(x, y)| x.is_finite() && y.is_finite());
-        let line = chart.draw_series(LineSeries::new(seen(), color(i).stroke_width(2)))?;
-        line.label(name)
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], color(i).stroke_width(2)));
+        chart.draw_series(LineSeries::new(seen(), color(i).stroke_width(2)))?;
         chart.draw_series(seen().map(|point| Circle::new(point, 3, color(i).filled())))?;
     }
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::UpperLeft)
-        .background_style(WHITE.mix(0.85))
-        .label_font((FONT, 13).into_font().color(&INK))
-        .draw()?;
-    Ok(())
+    legend(&right, curves.iter().map(|(name, _)| name.as_str()))
 }
 
 /// A number on an axis.

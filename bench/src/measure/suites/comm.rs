@@ -12,12 +12,12 @@ use crate::measure::record::{Cell, Plot, Scale, Section, Table, Wanted};
 use crate::measure::samples::Samples;
 use crate::measure::show::size;
 
-const ABOUT: &str = "Ranks are threads of this process. The floor is the time that the bytes take which all ranks together must \
+const ABOUT: &str = "Ranks are threads of this process. The reference copy is the time that the bytes take which all ranks together must \
                      read and write at least, at the speed at which as many threads copy, in turns with the collectives.";
 
 pub(super) use meshstep_bench_cases::collectives::operations;
 
-/// What is allowed over the floor.
+/// What is allowed over the reference copy.
 const OVER_FLOOR: f64 = 1.3;
 
 /// The turn in which ranks copy, after those of all operations.
@@ -86,7 +86,7 @@ pub(crate) fn run(effort: Effort) -> Result<Section> {
     for ranks in [2, 4] {
         let mut curves: Vec<(String, Vec<(f64, f64)>)> = Vec::new();
         let title = format!("{ranks} ranks");
-        let mut table = Table::new(title, &["each", "time", "floor", "moved", "over the floor"]);
+        let mut table = Table::new(title, &["each", "time", "copy", "moved", "over the copy"]);
         for &bytes in &sizes {
             let samples = measure(ranks, bytes, effort.pick(5, 15))?;
             for (i, (name, _, buffers)) in operations(ranks).into_iter().enumerate() {
@@ -105,11 +105,15 @@ pub(crate) fn run(effort: Effort) -> Result<Section> {
                     ],
                 );
                 if bytes == largest && !effort.quick {
-                    let what = format!("{name}, {ranks} ranks, {}: times the floor", size(bytes as f64));
+                    let what = format!("{name}, {ranks} ranks, {}: times the copy", size(bytes as f64));
                     section.bar(what, over.median, Wanted::AtMost(OVER_FLOOR));
                 }
                 point(&mut curves, name, (bytes as f64, time.median));
-                point(&mut curves, &format!("{name}'s floor"), (bytes as f64, floor.median().median));
+                point(
+                    &mut curves,
+                    &format!("{name}'s reference copy"),
+                    (bytes as f64, floor.median().median),
+                );
             }
         }
         section.tables.push(table);

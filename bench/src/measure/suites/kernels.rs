@@ -40,7 +40,7 @@ pub(crate) fn run(effort: Effort) -> Result<Section> {
         if let Some(reason) = row.reason {
             table.note(format!("{}: {reason}", row.name));
         }
-        // Small vectors stay in the cache, where a copy is no floor.
+        // Small vectors stay in the cache, where a copy is no measure.
         if !effort.quick {
             let what = format!("{}: percent of the copy's speed", row.name);
             section.bar(what, 100.0 * share, Wanted::AtLeast(row.bar));

@@ -27,7 +27,7 @@ const RANKS: usize = 4;
 pub(super) const BYTES_A_PARAM: usize = 60;
 
 /// What a step may take beyond that, and stages 1 and 2 beyond stage 0.
-const OVER_FLOOR: f64 = 1.5;
+const OVER_COPY: f64 = 1.5;
 const OVER_UNSHARDED: f64 = 1.02;
 
 /// How gradients come about.
@@ -86,12 +86,12 @@ pub(crate) fn run(effort: Effort) -> Result<Section> {
     let layout = even(count, len)?;
     let rounds = effort.pick(5, 21);
     let stages = STAGES.map(|(_, stage)| stage);
-    let floor = floor(effort)?.median().median;
+    let copy = copy(effort)?.median().median;
     for (title, grads) in [("gradients in place", Grads::There), ("gradients computed", Grads::Computed(16))]
     {
         let samples =
             together(RANKS, (stages.len(), rounds), |comm| Steps::new(&comm, &stages, &layout, grads))?;
-        let least = (grads == Grads::There).then(|| (BYTES_A_PARAM * count * len) as f64 * floor);
+        let least = (grads == Grads::There).then(|| (BYTES_A_PARAM * count * len) as f64 * copy);
         tell(&mut section, title, &samples, least);
     }
     section.bars.retain(|_| !effort.quick);
@@ -102,7 +102,7 @@ pub(crate) fn run(effort: Effort) -> Result<Section> {
 }
 
 /// Seconds that a byte takes, read or written, as samples.
-fn floor(effort: Effort) -> Result<Samples> {
+fn copy(effort: Effort) -> Result<Samples> {
     let mut values = vec![1u64; effort.pick(copies::FLOOR_BYTES / 8, copies::FLOOR_BYTES) / 8];
     let moved = copies::moved(&values);
     let copy = timed(|values: &mut Vec<u64>| copies::in_place(values));
@@ -113,21 +113,21 @@ fn floor(effort: Effort) -> Result<Samples> {
 fn tell(section: &mut Section, title: &str, samples: &[Samples], least: Option<f64>) {
     let mut table = Table::new(
         format!("{RANKS} ranks, {title}"),
-        &["a step", "floor", "over the floor", "overhead against unsharded"],
+        &["a step", "copy", "over the copy", "overhead against unsharded"],
     );
     for ((name, _), own) in STAGES.iter().zip(samples) {
         let (time, over) = (own.median(), own.over(&samples[0]));
         let overhead: Samples = over.minus(1.0);
-        let floor = least.map_or(Cell::None, Cell::Seconds);
-        let times_floor = least.map_or(Cell::None, |least| Cell::Number(time.median / least));
-        table.row(*name, [Cell::Time(time), floor, times_floor, Cell::Overhead(overhead.median())]);
+        let copy = least.map_or(Cell::None, Cell::Seconds);
+        let times_copy = least.map_or(Cell::None, |least| Cell::Number(time.median / least));
+        table.row(*name, [Cell::Time(time), copy, times_copy, Cell::Overhead(overhead.median())]);
     }
     if let Some(least) = least {
         table.note(format!(
-            "floor: {BYTES_A_PARAM} bytes a parameter at the speed of a copy in place in this run"
+            "copy: {BYTES_A_PARAM} bytes a parameter at the speed of a copy in place in this run"
         ));
         let found = samples[2].median().median / least;
-        section.bar(format!("stage 1, {title}: times the floor"), found, Wanted::AtMost(OVER_FLOOR));
+        section.bar(format!("stage 1, {title}: times the copy"), found, Wanted::AtMost(OVER_COPY));
     } else {
         for (i, stage) in [(2, "stage 1"), (3, "stage 2")] {
             let found = samples[i].over(&samples[0]).median().median;

@@ -88,7 +88,7 @@ pub(super) fn lbfgs(section: &mut Section, effort: Effort, torch: &mut Torch) ->
     let mut table = table("L-BFGS, one iteration");
     tell(section, &mut table, &format!("torch.optim.LBFGS, history {HISTORY}, {len}"), &race, 3.0);
     table.note(format!(
-        "floor: {READ} vectors read, none written. The history twice, as no direction is known before all products with the gradient are; the \
+        "copy: {READ} vectors read, none written. The history twice, as no direction is known before all products with the gradient are; the \
          gradient with both; the point; and the loss's three"
     ));
     section.tables.push(table);

@@ -16,8 +16,8 @@ use ranks::RANKS;
 
 const ABOUT: &str = "How many times as long the other system takes: medians of ratios, round by round, in turns. Updates have as many \
                      threads on both sides. Ranks of PyTorch and of OpenMPI are processes of one thread each; ours are threads \
-                     of one process, and that is part of what is compared. The floor moves the bytes that ours must and does nothing else, in \
-                     turns with both: theirs / floor is how far ahead of them a program is that has nothing else to do.";
+                     of one process, and that is part of what is compared. The reference copy moves the bytes that ours must and does nothing else, in \
+                     turns with both: theirs / copy is how far ahead of them a program is that has nothing else to do.";
 
 /// What there is to compare with, and why the rest is not here.
 pub(crate) fn run(effort: Effort, folder: &Path, left_out: &mut Vec<String>) -> Result<Section> {
@@ -60,7 +60,7 @@ impl Race {
 }
 
 fn table(title: impl Into<String>) -> Table {
-    Table::new(title, &["ours", "floor", "theirs", "theirs / ours", "theirs / floor", "wanted"])
+    Table::new(title, &["ours", "copy", "theirs", "theirs / ours", "theirs / copy", "wanted"])
 }
 
 fn tell(

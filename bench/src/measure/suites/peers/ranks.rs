@@ -45,7 +45,7 @@ impl<P: Player> Player for Beside<'_, P> {
     }
 }
 
-/// Ours and the floor on 4 ranks, in turns with theirs, by their own clock.
+/// Ours and the reference copy on 4 ranks, in turns with theirs, by their own clock.
 fn in_turns<P: Player>(
     rounds: usize,
     own: impl Fn(Arc<dyn Communicator>) -> Result<P> + Sync,
