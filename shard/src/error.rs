@@ -338,22 +338,9 @@ pub enum Error {
         /// The element, in row-major order.
         index: usize,
     },
-    /// An option that only an optimizer's own step carries out.
-    #[error("L-BFGS takes no {option}: it reads gradients as they were combined; leave it at its default")]
-    NotForLbfgs {
-        /// The option.
-        option: &'static str,
-    },
-    /// L-BFGS over an optimizer whose own rule has state.
-    #[error(
-        "L-BFGS over an optimizer of {rule}, which keeps {state:?} beside it; make that optimizer with Sgd::default()"
-    )]
-    LbfgsOverState {
-        /// The rule.
-        rule: &'static str,
-        /// Its state.
-        state: &'static [&'static str],
-    },
+    /// What L-BFGS cannot be made of.
+    #[error(transparent)]
+    NotForLbfgs(#[from] crate::NotForLbfgs),
     /// A rate by a schedule where there is none.
     #[error("this optimizer has no schedule; set Options::schedule, or give each step its own At::lr")]
     NoSchedule,
@@ -382,17 +369,6 @@ pub enum Error {
         /// How many gradient elements are infinite or NaN.
         non_finite: u64,
     },
-    /// L-BFGS on parameters that one vector cannot hold.
-    #[error("L-BFGS on {first} and {other} parameters; all must be of one type, f32 or f64")]
-    MixedDTypes {
-        /// The first type updated.
-        first: DType,
-        /// Another.
-        other: DType,
-    },
-    /// L-BFGS with weights, of which its line search knows nothing.
-    #[error("L-BFGS takes no weights; use Combine::Sum and divide losses and gradients by the total weight")]
-    Weighted,
     /// Ranks were given different things to run to.
     #[error("the ranks' progress differs; call the same on every rank")]
     Parted,

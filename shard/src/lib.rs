@@ -199,7 +199,7 @@ pub use gathered::{Gathered, PendingGather, UnitError};
 pub use groups::Groups;
 pub use held::LocalClip;
 pub use join::Shared;
-pub use lbfgs::{LbfgsStep, ShardedLbfgs};
+pub use lbfgs::{LbfgsStep, NotForLbfgs, ShardedLbfgs};
 pub use meshstep_optim::Stop;
 pub use micro_batch::{MicroBatch, Slot};
 pub use optimizer::Optimizer;

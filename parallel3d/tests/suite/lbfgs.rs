@@ -147,7 +147,9 @@ fn rank<'a>(world: &Arc<dyn Communicator>, model: &'a Model, mesh: &'a Mesh, pro
 }
 
 /// What a rank holds of each parameter, and where that is in the whole.
-fn whole_of(opt: &ShardedLbfgs, model: &Model, mesh: &Mesh) -> Vec<(Vec<usize>, Vec<f64>)> {
+type Held = Vec<(Vec<usize>, Vec<f64>)>;
+
+fn whole_of(opt: &ShardedLbfgs, model: &Model, mesh: &Mesh) -> Held {
     let of = |p: &Parameter| {
         let unit = opt.gather(opt.optimizer().unit_of(&p.name).unwrap().unwrap()).unwrap();
         let values = unit.param(&p.name).unwrap().typed::<f64>().unwrap().to_vec();
@@ -156,7 +158,7 @@ fn whole_of(opt: &ShardedLbfgs, model: &Model, mesh: &Mesh) -> Vec<(Vec<usize>, 
     model.parameters().iter().map(of).collect()
 }
 
-fn together(model: &Model, ranks: Vec<(Vec<(Vec<usize>, Vec<f64>)>, Vec<f64>, u64)>) -> Run {
+fn together(model: &Model, ranks: Vec<(Held, Vec<f64>, u64)>) -> Run {
     let mut whole: Vec<Vec<f64>> =
         model.parameters().iter().map(|p| vec![f64::NAN; p.shape.iter().product()]).collect();
     for (params, losses, evaluations) in &ranks {

@@ -1,6 +1,6 @@
 //! One evaluation: the point out to every rank, the closure's gradients back.
 
-use crate::{Combine, Error, Fault, MicroBatch, Missing, Optimizer};
+use crate::{Combine, Error, Fault, MicroBatch, Missing, NotForLbfgs, Optimizer};
 use meshstep_optim::Loss;
 use meshstep_tensor::{DType, Slice, SliceMut};
 use std::ops::Range;
@@ -24,7 +24,7 @@ impl Spread {
         let plans = || opt.handover.fixed.buckets.iter().map(|kept| &kept.plan);
         let first = plans().next().map_or(DType::F32, |plan| plan.update);
         if let Some(other) = plans().map(|plan| plan.update).find(|&dtype| dtype != first) {
-            return Err(Error::MixedDTypes { first, other });
+            return Err(NotForLbfgs::Types { first, other }.into());
         }
         let (mut firsts, mut len) = (Vec::new(), 0);
         for owned in &opt.buckets {

@@ -1,10 +1,12 @@
 //! L-BFGS over a layout whose parameters and history are sharded.
 
 mod evaluate;
+mod refusal;
 #[cfg(feature = "checkpoint")]
 mod saving;
 
 pub(crate) use evaluate::{Failed, backward};
+pub use refusal::NotForLbfgs;
 
 use crate::reduce::{Folding, from_fold};
 use crate::whole_run::{Minimized, Passed};
@@ -125,14 +127,14 @@ impl ShardedLbfgs {
 
     fn on(rule: Lbfgs, opt: &Optimizer) -> Result<(Spread, Buffer, LbfgsState, Folding), Error> {
         if opt.options().combine == Combine::Weighted {
-            return Err(Error::Weighted);
+            return Err(NotForLbfgs::Weights.into());
         }
         if let Some(option) = of_a_step_alone(opt.options()) {
-            return Err(Error::NotForLbfgs { option });
+            return Err(NotForLbfgs::Option { option }.into());
         }
         let rules = opt.groups.iter().map(|group| &group.rule);
         if let Some(rule) = rules.clone().find(|rule| !rule.state().is_empty()) {
-            return Err(Error::LbfgsOverState { rule: rule.name(), state: rule.state() });
+            return Err(NotForLbfgs::State { rule: rule.name(), state: rule.state() }.into());
         }
         let Options { queue, meter, .. } = opt.options();
         let spread = Spread::new(opt)?;

@@ -5,7 +5,7 @@ use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::schedule::{Cosine, Curve, Linear, MultiStepLR, Schedule, StepLR};
 use meshstep_optim::{Lbfgs, Sgd};
 use meshstep_shard::{
-    At, CrossShard, Error, Fault, NonFinite, Optimizer, Options, Outcome, ShardedLbfgs, Stage,
+    At, CrossShard, Error, Fault, NonFinite, NotForLbfgs, Optimizer, Options, Outcome, ShardedLbfgs, Stage,
 };
 use meshstep_tensor::{DType, Layout, Param, SliceMut};
 use std::sync::Arc;
@@ -146,7 +146,7 @@ fn what_has_no_schedule_says_so() {
         assert!(matches!(opt.scheduled(), Err(Error::NoSchedule)));
         let constant = with(Some(schedule(0.5, StepLR { step_size: 1, gamma: 0.5 })));
         let lbfgs = ShardedLbfgs::new(Arc::clone(&comm), layout(), Lbfgs::default(), zeros, constant.clone());
-        assert!(matches!(lbfgs, Err(Error::NotForLbfgs { option: "schedule" })));
+        assert!(matches!(lbfgs, Err(Error::NotForLbfgs(NotForLbfgs::Option { option: "schedule" }))));
         let options = Options { stage: Stage::Replicated, non_finite: NonFinite::Propagate, ..constant };
         let groups = [vec![0], vec![1]];
         let mut replicas =

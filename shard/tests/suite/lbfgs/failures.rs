@@ -7,7 +7,8 @@ use crate::lbfgs::{SEARCHES, SMALL, STAGES, at};
 use meshstep_comm::{Error as CommError, loopback};
 use meshstep_optim::{Lbfgs, LineSearch, Sgd};
 use meshstep_shard::{
-    At, Combine, Error, Fault, MicroBatch, Missing, Optimizer, Options, ShardedLbfgs, Stage, Until,
+    At, Combine, Error, Fault, MicroBatch, Missing, NotForLbfgs, Optimizer, Options, ShardedLbfgs, Stage,
+    Until,
 };
 use meshstep_tensor::{DType, Layout, Meter, SliceMut};
 use std::sync::Barrier;
@@ -131,9 +132,12 @@ fn what_cannot_work_is_refused_on_all_ranks() {
     })
     .unwrap();
     for (rank, [weights, mixed, bad, other]) in refusals.into_iter().enumerate() {
-        assert!(matches!(weights, Err(Error::Weighted)));
+        assert!(matches!(weights, Err(Error::NotForLbfgs(NotForLbfgs::Weights))));
         assert!(
-            matches!(mixed, Err(Error::MixedDTypes { first: DType::F32, other: DType::F64 })),
+            matches!(
+                mixed,
+                Err(Error::NotForLbfgs(NotForLbfgs::Types { first: DType::F32, other: DType::F64 }))
+            ),
             "{mixed:?}"
         );
         match rank {

@@ -2,7 +2,7 @@
 
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::{AdamW, Lbfgs, LineSearch, Sgd};
-use meshstep_shard::{Error, LbfgsStep, MicroBatch, Optimizer, Options, ShardedLbfgs, Stage};
+use meshstep_shard::{Error, LbfgsStep, MicroBatch, NotForLbfgs, Optimizer, Options, ShardedLbfgs, Stage};
 use meshstep_tensor::{DType::F64, Layout, Param, Slice, SliceMut};
 use std::sync::Arc;
 
@@ -86,7 +86,7 @@ fn an_optimizer_whose_rule_has_state_is_refused() {
             ShardedLbfgs::over(opt.unwrap(), self::rule())
         };
         let told = of(meshstep_shard::Groups::new(AdamW::default())).unwrap_err();
-        assert!(matches!(told, Error::LbfgsOverState { rule: "adamw", .. }), "{told}");
+        assert!(matches!(told, Error::NotForLbfgs(NotForLbfgs::State { rule: "adamw", .. })), "{told}");
         step(&mut of(meshstep_shard::Groups::new(Sgd::default())).unwrap(), &["a"]);
     })
     .unwrap();
