@@ -174,6 +174,26 @@ fn who_does_not_fit_is_told_why() {
     assert_eq!(refusals(&said), [(999, Refusal::Full { max: 256 })]);
 }
 
+/// Whoever calls again in time is a member as before, and nobody is missed for what a service that stood still did not hear.
+#[test]
+fn a_closed_connection_is_missed_after_its_grace() {
+    let slow = Config { silence: secs(60), patience: secs(120), ..config(3, 1) };
+    let mut desk = Desk::after(slow, None);
+    (0..3).for_each(|id| drop(desk.join(id)));
+    (0..3).for_each(|id| drop(desk.arrive(id, 4)));
+    let gone = |desk: &Desk| desk.arbiter.state().members.iter().map(|place| place.gone).collect::<Vec<_>>();
+    [0, 1].map(|id| desk.arbiter.close(worker(id), desk.now + secs(1)));
+    assert_eq!(desk.arbiter.wake_at(), Some(desk.now + secs(1)));
+    desk.pass(secs(2), &[0]);
+    assert_eq!(gone(&desk), [None, Some(Departure::Silent), None]);
+    desk.arbiter.close(worker(2), desk.now + secs(1));
+    desk.arbiter.excuse(secs(10));
+    desk.pass(secs(10), &[0]);
+    assert_eq!(gone(&desk)[2], None);
+    desk.pass(secs(1), &[0]);
+    assert_eq!(gone(&desk)[2], Some(Departure::Silent));
+}
+
 #[test]
 fn the_first_epoch_waits_for_all_and_then_for_its_patience() {
     let mut desk = Desk::new(3, 2);
