@@ -182,7 +182,7 @@ fn a_closed_connection_is_missed_after_its_grace() {
     (0..3).for_each(|id| drop(desk.join(id)));
     (0..3).for_each(|id| drop(desk.arrive(id, 4)));
     let gone = |desk: &Desk| desk.arbiter.state().members.iter().map(|place| place.gone).collect::<Vec<_>>();
-    [0, 1].map(|id| desk.arbiter.close(worker(id), desk.now + secs(1)));
+    (0..2).for_each(|id| desk.arbiter.close(worker(id), desk.now + secs(1)));
     assert_eq!(desk.arbiter.wake_at(), Some(desk.now + secs(1)));
     desk.pass(secs(2), &[0]);
     assert_eq!(gone(&desk), [None, Some(Departure::Silent), None]);
