@@ -10,7 +10,8 @@ const THREADS: u32 = 64;
 /// So many seeds find each race. The rarest one shows in about one launch of twenty.
 const SEEDS: u64 = 128;
 
-const KERNELS: &str = r#"
+/// Kernels that add 1 for each block, with and without a race.
+pub(crate) const KERNELS: &str = r#"
 typedef unsigned u32;
 
 // Each block adds 1. Between its load and its store is a barrier.

@@ -2,7 +2,7 @@
 
 pub(crate) mod blocks;
 mod equality;
-mod interleaved;
+pub(crate) mod interleaved;
 mod memory;
 mod numbers;
 mod table;
