@@ -7,8 +7,17 @@
     reason = "for benchmarks, which say what is wrong by failing"
 )]
 
+pub mod budget;
 pub mod collectives;
+pub mod copies;
 #[cfg(feature = "cuda")]
 pub mod gpu;
+pub mod machine;
+pub mod peers;
+pub mod race;
+pub mod ranks;
+pub mod record;
+pub mod samples;
+pub mod shapes;
 pub mod step;
 pub mod update;

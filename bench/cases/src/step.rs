@@ -1,10 +1,21 @@
 //! A whole clipped step of one rank, as it is measured here and by `cargo xtask bench`.
 
+use std::sync::Arc;
+
+use anyhow::{Result, ensure};
 use meshstep_comm::Communicator;
 use meshstep_optim::AdamW;
-use meshstep_shard::{At, Error, Optimizer, Options, Outcome};
+use meshstep_shard::{At, Error, Optimizer, Options, Outcome, Stage};
 use meshstep_tensor::{Layout, Meter, Param, SliceMut};
-use std::sync::Arc;
+
+use crate::copies;
+use crate::ranks::Player;
+
+/// Bytes that `ranks` must move at least for a parameter: 8 of each rank's gradients and parameters, and 28 for the update that
+/// one of them does, as the sum of the passes of a step at stage 1.
+pub fn bytes_a_param(ranks: usize) -> usize {
+    8 * ranks + 28
+}
 
 /// An optimizer with AdamW.
 pub struct Case {
@@ -49,4 +60,91 @@ fn first(_: &Param, mut values: SliceMut<'_>) -> Result<(), meshstep_tensor::Err
 fn fill(values: &mut [f32], period: u16, least: f32) {
     let steps = (0..period).cycle();
     values.iter_mut().zip(steps).for_each(|(x, i)| *x = f32::from(i) / f32::from(period) + least);
+}
+
+/// How gradients come about.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Grads {
+    /// They are in their slots already: only the step is timed.
+    There,
+    /// Each element is computed by so many multiplications, as a backward pass would.
+    Computed(usize),
+}
+
+/// A rank's optimizers, one for each stage.
+pub struct Steps {
+    cases: Vec<Case>,
+    grads: Grads,
+}
+
+impl Steps {
+    pub fn new(
+        comm: &Arc<dyn Communicator>,
+        stages: &[Stage],
+        layout: &Layout,
+        grads: Grads,
+    ) -> Result<Self> {
+        let make = |stage: &Stage| -> Result<Case> {
+            let options = Options { stage: *stage, ..Options::default() };
+            Ok(Case::new(Arc::clone(comm), layout.clone(), options)?)
+        };
+        Ok(Steps { cases: stages.iter().map(make).collect::<Result<_>>()?, grads })
+    }
+}
+
+impl Player for Steps {
+    fn play(&mut self, turn: usize) -> Result<()> {
+        let outcome = match self.grads {
+            Grads::There => self.cases[turn].step(|_| ()),
+            Grads::Computed(count) => self.cases[turn].step(|values| compute(values, count)),
+        };
+        let outcome = outcome?;
+        ensure!(matches!(outcome, Outcome::Applied { .. }), "a step was skipped: {outcome:?}");
+        Ok(())
+    }
+}
+
+/// What costs as much as computing gradients would.
+fn compute(values: &mut [f32], count: usize) {
+    for (value, i) in values.iter_mut().zip((0u16..1000).cycle()) {
+        let x = f32::from(i) / 1000.0;
+        *value = (0..count).fold(x, |y, _| y * x + 0.25) - 0.5;
+    }
+}
+
+/// A rank's step, and rank 0's copy for all of them.
+pub struct StepAndCopy {
+    steps: Steps,
+    copied: Vec<u64>,
+}
+
+impl StepAndCopy {
+    /// Of one stage; the copy moves `bytes`.
+    pub fn new(comm: &Arc<dyn Communicator>, stage: Stage, layout: &Layout, bytes: usize) -> Result<Self> {
+        // Half of the bytes, as each is read and written.
+        let copied = if comm.rank() == 0 { bytes / 2 / size_of::<u64>() } else { 0 };
+        Ok(StepAndCopy { steps: Steps::new(comm, &[stage], layout, Grads::There)?, copied: vec![1; copied] })
+    }
+}
+
+impl Player for StepAndCopy {
+    fn play(&mut self, turn: usize) -> Result<()> {
+        if turn == 0 {
+            return self.steps.play(0);
+        }
+        copies::in_place(&mut self.copied);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gradients_cost_as_much_as_they_are_asked_to() {
+        let mut values = vec![0f32; 3];
+        compute(&mut values, 1);
+        assert_eq!(values[2], 0.002f32 * 0.002 + 0.25 - 0.5);
+    }
 }

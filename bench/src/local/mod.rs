@@ -34,10 +34,10 @@ use trained::Trained;
 use crate::cli::Train;
 use crate::corpus::{Corpus, Text, byte_entropy};
 use crate::gpt::{Config, Param};
-use crate::measure::machine::Machine;
 use crate::measure::record::{self, Bar, Section};
 use crate::measure::show::{html, terminal};
 use crate::train::CORPUS_CAP;
+use meshstep_bench_cases::machine::Machine;
 
 /// What four threads on two cores train nine times in a few minutes.
 const SIZES: Config = Config { layers: 2, heads: 4, width: 64, context: 64 };

@@ -7,9 +7,9 @@ use std::path::Path;
 use anyhow::{Context as _, Result, bail, ensure};
 use serde::Deserialize;
 
-use super::machine::Machine;
 use super::record::{Cell, FORMAT, Report, Section, Table, Wanted};
-use super::samples::Median;
+use meshstep_bench_cases::machine::Machine;
+use meshstep_bench_cases::samples::Median;
 
 /// A time is slower where the whole of its interval is this much above all of the baseline's.
 const BEYOND: f64 = 0.05;

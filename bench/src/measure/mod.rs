@@ -2,13 +2,8 @@
 
 mod asked;
 mod baseline;
-mod copies;
-pub(crate) mod machine;
 mod peers;
-mod race;
 pub(crate) mod record;
-mod samples;
-mod shapes;
 pub(crate) mod show;
 mod suites;
 
@@ -23,7 +18,7 @@ use anyhow::{Context as _, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::cli::Device;
-use machine::Machine;
+use meshstep_bench_cases::machine::Machine;
 use record::{FORMAT, Report, Section};
 use show::{html, markdown, terminal};
 use suites::gpu::Gpu;
@@ -133,8 +128,8 @@ fn progress(suites: usize) -> ProgressBar {
 mod tests {
     use super::asked::Suite;
     use super::record::{Cell, Plot, Scale, Table, Wanted};
-    use super::samples::Median;
     use super::*;
+    use meshstep_bench_cases::samples::Median;
 
     /// A report with one of everything.
     pub(super) fn sample() -> Report {

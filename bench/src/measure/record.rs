@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::machine::Machine;
-use super::samples::Median;
+use meshstep_bench_cases::machine::Machine;
+use meshstep_bench_cases::samples::Median;
 
 /// Of this form; a reader refuses others.
 pub(crate) const FORMAT: u32 = 1;

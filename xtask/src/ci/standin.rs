@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 const FLAGS: &str = "-std=c++17 -O1 -shared -fPIC -ffp-contract=off -fno-strict-aliasing";
 /// What the stand-in for the driver includes.
 const HEADERS: [&str; 2] = ["xtask/standin/cuda/driver.h", "xtask/standin/cuda/memory.h"];
+/// What every kernel is compiled behind, and what that includes.
+const SIMT: [&str; 2] = ["xtask/standin/simt/simt.h", "xtask/standin/simt/scheduler.h"];
 /// A stand-in's options and sources, and the library whose place it takes.
 const LIBRARIES: [(&[&str], &[&str], &str); 4] = [
     (
@@ -140,7 +142,7 @@ fn libraries(root: &Path, folder: &Path) -> anyhow::Result<Vec<Unit>> {
 
 /// Every committed kernel for the CPU: its text, unmodified, behind the stand-in for a device's threads.
 fn kernels(root: &Path, into: &Path) -> anyhow::Result<Vec<Unit>> {
-    let header = root.join("xtask/standin/simt/simt.h");
+    let [header, scheduler] = SIMT.map(|header| root.join(header));
     let files = sources::read(root)?;
     let unit = |Module { name, path, text }: Module| -> anyhow::Result<Unit> {
         let ptx = files.iter().find(|file| file.path == sources::ptx_path(&path));
@@ -150,7 +152,8 @@ fn kernels(root: &Path, into: &Path) -> anyhow::Result<Vec<Unit>> {
         let text = format!("#include \"{}\"\n{text}\n{register}", header.display());
         fs::write(&source, &text).with_context(|| format!("cannot write {}", source.display()))?;
         let args = vec![source.to_string_lossy().into_owned()];
-        Ok(Unit { built: into.join(format!("{name}.so")), args, inputs: vec![text, read(&header)?] })
+        let inputs = vec![text, read(&header)?, read(&scheduler)?];
+        Ok(Unit { built: into.join(format!("{name}.so")), args, inputs })
     };
     sources::modules(&files)?.into_iter().map(unit).collect()
 }

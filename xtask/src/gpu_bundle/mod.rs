@@ -16,8 +16,8 @@ const MOST: u64 = 44;
 /// Starts the runner.
 const RUN: &str = include_str!("../../gpu_runner/run.sh");
 
-/// What measures PyTorch beside us, for a python3 that has it.
-const TORCH: &str = "bench/python/gpu_torch.py";
+/// What measures PyTorch beside us, on a GPU and on the CPU, for a python3 that has it.
+const TORCH: [&str; 2] = ["bench/python/gpu_torch.py", "bench/python/peers.py"];
 
 /// The programs. They are packed because several hold the text of all kernels, which packs to a small part of itself.
 const ARCHIVE: &str = "programs.tar.gz";
@@ -41,7 +41,10 @@ pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<()> {
     let places: Vec<PathBuf> = PROGRAMS.iter().map(programs::Program::place).collect();
     let mut bytes = pack(&unpacked, &places, &folder.join(ARCHIVE))?;
     write(&folder.join("commit"), &format!("{}\n", commit(&workspace.root)))?;
-    bytes += copy(&workspace.root.join(TORCH), &folder.join("gpu_torch.py"))?;
+    for script in TORCH.map(Path::new) {
+        let name = script.file_name().context("a script has a name")?;
+        bytes += copy(&workspace.root.join(script), &folder.join(name))?;
+    }
     let script = write(&folder.join("run.sh"), RUN)?;
     executable(&script)?;
     check_size(bytes)?;

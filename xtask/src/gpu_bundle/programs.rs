@@ -23,24 +23,31 @@ pub(crate) enum Target {
     NcclTest(&'static str),
     /// `--bench NAME`.
     Bench(&'static str),
+    /// `--bench NAME`, which needs no GPU.
+    CpuBench(&'static str),
     /// `--bin NAME`.
     Bin(&'static str),
 }
 
-/// Every program of the bundle: the test programs, the benchmark, and last the runner, in whose presence `run.sh` finds all.
+/// Every program of the bundle: the test programs, the benchmarks, and last the runner, in whose presence `run.sh` finds all.
 pub(crate) const PROGRAMS: &[Program] = &[
     Program { package: "meshstep-tensor", features: "cuda", target: Target::Test("suite") },
     Program { package: "meshstep-optim", features: "cuda", target: Target::Test("suite") },
     Program { package: "meshstep-comm", features: "nccl", target: Target::NcclTest("suite") },
     Program { package: "meshstep-shard", features: "cuda,checkpoint", target: Target::NcclTest("suite") },
     Program { package: "meshstep-bench-cases", features: "cuda", target: Target::Bench("gpu") },
+    Program { package: "meshstep-bench-cases", features: "cuda", target: Target::CpuBench("ranks") },
     Program { package: "meshstep-gpu-runner", features: "", target: Target::Bin("gpu-runner") },
 ];
 
 impl Target {
     fn name(self) -> &'static str {
         match self {
-            Target::Test(name) | Target::NcclTest(name) | Target::Bench(name) | Target::Bin(name) => name,
+            Target::Test(name)
+            | Target::NcclTest(name)
+            | Target::Bench(name)
+            | Target::CpuBench(name)
+            | Target::Bin(name) => name,
         }
     }
 
@@ -48,7 +55,7 @@ impl Target {
     fn kind(self) -> &'static str {
         match self {
             Target::Test(_) | Target::NcclTest(_) => "test",
-            Target::Bench(_) => "bench",
+            Target::Bench(_) | Target::CpuBench(_) => "bench",
             Target::Bin(_) => "bin",
         }
     }
@@ -56,20 +63,21 @@ impl Target {
     /// The optimisation that the program is built with. Test programs are built to be small: they measure nothing.
     fn opt_level(self) -> &'static str {
         match self {
-            Target::Bench(_) => "3",
+            Target::Bench(_) | Target::CpuBench(_) => "3",
             Target::Test(_) | Target::NcclTest(_) | Target::Bin(_) => "s",
         }
     }
 }
 
 impl Program {
-    /// Its place in the bundle: the runner beside `run.sh`, tests in `tests` or `nccl`, the benchmark in `bench`.
+    /// Its place in the bundle: the runner beside `run.sh`, tests in `tests` or `nccl`, benchmarks in `bench` or `cpu`.
     pub(crate) fn place(&self) -> PathBuf {
         let folder = match self.target {
             Target::Bin(name) => return name.into(),
             Target::Test(_) => "tests",
             Target::NcclTest(_) => "nccl",
             Target::Bench(_) => "bench",
+            Target::CpuBench(_) => "cpu",
         };
         Path::new(folder).join(format!("{}-{}", self.package, self.target.name()))
     }
@@ -170,6 +178,8 @@ mod tests {
             Program { target: Target::Bench("cuda"), ..CUDA }.place(),
             Path::new("bench/meshstep-tensor-cuda")
         );
+        let cpu = Program { target: Target::CpuBench("cuda"), ..CUDA };
+        assert_eq!(cpu.place(), Path::new("cpu/meshstep-tensor-cuda"));
         let nccl = Program { target: Target::NcclTest("cuda"), ..CUDA };
         assert_eq!(nccl.place(), Path::new("nccl/meshstep-tensor-cuda"));
         assert_eq!(runner().place(), Path::new("gpu-runner"), "the last program, where run.sh starts it");

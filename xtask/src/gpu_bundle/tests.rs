@@ -33,7 +33,12 @@ fn packed_programs_keep_their_order_and_can_be_executed() {
 #[test]
 fn programs_that_the_runner_names_are_there() {
     let places: Vec<PathBuf> = PROGRAMS.iter().map(programs::Program::place).collect();
-    for name in ["gpu-runner", "nccl/meshstep-comm-suite", "tests/meshstep-optim-suite"] {
+    for name in [
+        "gpu-runner",
+        "cpu/meshstep-bench-cases-ranks",
+        "nccl/meshstep-comm-suite",
+        "tests/meshstep-optim-suite",
+    ] {
         assert!(places.contains(&PathBuf::from(name)), "{name}: {places:?}");
     }
 }

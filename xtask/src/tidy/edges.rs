@@ -28,7 +28,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "meshstep-cases",
         ],
     ),
-    ("meshstep-bench-cases", &["meshstep-shard", "meshstep-comm", "meshstep-optim", "meshstep-tensor"]),
+    (
+        "meshstep-bench-cases",
+        &["meshstep-parallel3d", "meshstep-shard", "meshstep-comm", "meshstep-optim", "meshstep-tensor"],
+    ),
     ("xtask", &[]),
     // What tests share. No library may use them but in its tests, as they are not published.
     ("meshstep-cases", &[]),

@@ -2,7 +2,8 @@
 //
 // A module's PTX tells the names of its kernels; what runs is the same text compiled for the CPU behind ../simt/simt.h, in the
 // libraries of the folder MESHSTEP_STANDIN_KERNELS. Arguments are taken at the launch, the kernel runs when its stream gets
-// there. The order of its blocks is drawn then, from the seed. CUDA_DISABLE_PTX_JIT=1 is honoured.
+// there. The order of its blocks is drawn then, from the seed; in a share of the launches several blocks are in flight.
+// CUDA_DISABLE_PTX_JIT=1 is honoured.
 
 #include "memory.h"
 
@@ -21,11 +22,13 @@ enum : int { LogBuffer = 5, LogSize = 6 };
 using Launch = const char *(*)(const char *name, unsigned grid, unsigned threads, void **args);
 using Parameters = int (*)(const char *name, size_t *sizes, int most);
 using Shuffle = void (*)(uint64_t seed);
+using Interleave = void (*)(unsigned in_flight);
 
 struct Function {
     std::string name;
     Launch launch;
     Shuffle shuffle;
+    Interleave interleave;
     std::vector<size_t> sizes;
     Device *device = nullptr;
 };
@@ -63,7 +66,8 @@ std::unique_ptr<Function> compiled(const std::string &name) {
         if (count < 0) continue;
         auto launch = reinterpret_cast<Launch>(dlsym(library, "simt_launch"));
         auto shuffle = reinterpret_cast<Shuffle>(dlsym(library, "simt_shuffle"));
-        return std::make_unique<Function>(Function{name, launch, shuffle, {sizes, sizes + count}});
+        auto interleave = reinterpret_cast<Interleave>(dlsym(library, "simt_interleave"));
+        return std::make_unique<Function>(Function{name, launch, shuffle, interleave, {sizes, sizes + count}});
     }
     return nullptr;
 }
@@ -120,12 +124,20 @@ Result check(const Function &function, const Taken &taken) {
     return Success;
 }
 
+// One launch of four has 2 to 4 blocks in flight.
+unsigned in_flight(uint64_t seed) {
+    uint64_t drawn = seed >> 32;
+    return drawn % 4 == 0 ? 2 + drawn / 4 % 3 : 1;
+}
+
 Result run(const Function &function, unsigned grid, unsigned threads, Taken &taken) {
     if (Result result = check(function, taken); result != Success) return result;
     std::vector<void *> places;
     for (auto &value : taken) places.push_back(value.data());
     open_memory(*function.device);
-    function.shuffle(order() | 2); // a seed is not 0
+    uint64_t seed = order() | 2; // it is not 0
+    function.shuffle(seed);
+    function.interleave(in_flight(seed));
     const char *error = function.launch(function.name.c_str(), grid, threads, places.data());
     if (error) std::fprintf(stderr, "stand-in: %s: %s\n", function.name.c_str(), error);
     return error ? LaunchFailed : Success;

@@ -1,6 +1,6 @@
 //! A rule's CUDA kernels compiled for the CPU: their text, unmodified, behind `simt.h`, which stands in for a device's threads.
 //! For the tests of `meshstep-optim`. A shared library is built once and kept beside the test programs, named by a hash of its
-//! text, its options, `simt.h` and the compiler's version.
+//! text, its options, the headers and the compiler's version.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
@@ -14,6 +14,10 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+/// Options of [`Device::compile`] with which every load and store is a point at which another block may go on. The compiler
+/// calls a function at each, for a sanitizer whose library is left out.
+pub const EVERY_ACCESS: &str = "-fsanitize=thread -nodefaultlibs -lstdc++ -lm -lgcc_s -lgcc -lc";
 
 /// A rule's kernels, loaded.
 #[derive(Debug)]
@@ -87,6 +91,13 @@ impl Device {
         unsafe { self.library.get::<unsafe extern "C" fn(u64)>(b"simt_shuffle").unwrap()(seed) }
     }
 
+    /// So many blocks of a grid, at most 8, are in flight from now on. They take turns, which the seed of [`Device::shuffle`]
+    /// draws. 1: each block runs to its end before the next begins.
+    pub fn interleave(&self, in_flight: u32) {
+        // SAFETY: the function's type is that of simt.h.
+        unsafe { self.library.get::<unsafe extern "C" fn(u32)>(b"simt_interleave").unwrap()(in_flight) }
+    }
+
     /// Of every grid only these blocks run from now on.
     pub fn blocks(&self, blocks: Range<u32>) {
         // SAFETY: the function's type is that of simt.h.
@@ -132,9 +143,11 @@ pub fn text(rule: &str) -> String {
 
 /// The shared library of a text, built unless an earlier test has.
 fn build(text: &str, options: &str, version: &[u8]) -> PathBuf {
-    let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("simt.h");
+    let [header, scheduler] =
+        ["simt.h", "scheduler.h"].map(|name| Path::new(env!("CARGO_MANIFEST_DIR")).join(name));
+    let headers = [&header, &scheduler].map(|path| fs::read(path).unwrap());
     let mut hasher = DefaultHasher::new();
-    (text, FLAGS, options, fs::read(&header).unwrap(), version).hash(&mut hasher);
+    (text, FLAGS, options, headers, version).hash(&mut hasher);
     // Beside the test, so that all tests share it.
     let folder = std::env::current_exe().unwrap().with_file_name("simt");
     fs::create_dir_all(&folder).unwrap();
@@ -151,8 +164,10 @@ fn build(text: &str, options: &str, version: &[u8]) -> PathBuf {
         fs::write(&unit, format!("#include \"{}\"\n{text}\n{register}", header.display())).unwrap();
         // Moved into place when complete.
         let part = stem.with_extension("part");
-        let options = FLAGS.iter().copied().chain(options.split_whitespace());
-        let output = compiler(&["-o"]).arg(&part).args(options).arg(&unit).output().unwrap();
+        // Libraries come behind what needs them.
+        let output =
+            compiler(&["-o"]).arg(&part).args(FLAGS).arg(&unit).args(options.split_whitespace()).output();
+        let output = output.unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         fs::rename(part, &library).unwrap();
     }

@@ -1,33 +1,18 @@
 // A stand-in for a CUDA device: runs kernels on the CPU, one thread of a block at a time. It knows what our kernels use:
 // blocks of one dimension, static shared memory, barriers, shuffles, and arithmetic by intrinsics.
 //
-// A kernel's text is compiled behind this file, unmodified, by any C++17 compiler for a system with ucontext. A thread runs
-// until it waits for others: on a fiber, which takes the next thread when one has ended. A warp goes on until all its threads
-// wait for the block, and only then another runs: warps are as far apart as they can be. They run in order, or in reverse
-// order after simt_reverse(1): with a barrier missing, some order reads what is not there yet, or no longer. A block runs to its
-// end before the next begins; simt_shuffle draws their order, and that of threads, from a seed.
+// A kernel's text is compiled behind this file, unmodified, by any C++17 compiler for a system with ucontext. scheduler.h runs
+// its threads, in orders that simt_reverse, simt_shuffle and simt_interleave choose.
 //
 //     c++ -std=c++17 -O1 -ffp-contract=off -fno-strict-aliasing -shared -fPIC unit.cpp -o libunit.so
 //
-// unit.cpp: this file, the kernels, and SIMT_KERNEL(name) for each. Then `simt_launch` is found in the library. Compiled with
-// -fsanitize=alignment -fsanitize-undefined-trap-on-error too, a load out of line ends the program, as it ends a launch.
+// unit.cpp: this file, the kernels, and SIMT_KERNEL(name) for each. Then `simt_launch` is found in the library. Compiled with -fsanitize=alignment -fsanitize-undefined-trap-on-error too, a load out of line ends the program, as
+// it ends a launch. Compiled with -fsanitize=thread, without that sanitizer's library, every load and store that the compiler
+// leaves is a point at which another block may go on.
 #pragma once
 
-// Checked jumps do not know that a stack may be left for another.
-#undef _FORTIFY_SOURCE
+#include "scheduler.h"
 
-// Only headers that are quick to read: those of containers and mutexes, and <cmath>, take longer than most kernels.
-#include <csetjmp>
-#include <cstdint>
-#include <cstdlib>
-#include <cstring>
-#include <pthread.h>
-#include <type_traits>
-#include <ucontext.h>
-#include <utility>
-
-// A library's own, even where another has the same: several are loaded at once.
-#pragma GCC visibility push(hidden)
 #define SIMT_CALL extern "C" __attribute__((visibility("default")))
 
 // Kernels leave to this file what they say in PTX.
@@ -48,211 +33,12 @@ static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
 
 namespace simt {
 
-struct Dim {
-    unsigned x, y, z;
-};
-
-constexpr unsigned WARP = 32;
-constexpr size_t STACK = 256 << 10;
-
-// A growing array, of what may be moved by its bytes.
-template <typename T>
-struct List {
-    T* items = nullptr;
-    unsigned count = 0, room = 0;
-
-    List() = default;
-    List(const List&) = delete;
-    List& operator=(const List&) = delete;
-    ~List() { std::free(items); }
-
-    void push(T item) {
-        if (count == room) {
-            room = 2 * room + 8;
-            items = (T*)std::realloc((void*)items, room * sizeof(T));
-            if (!items) std::abort();
-        }
-        items[count++] = item;
-    }
-};
-
-// A stack on which threads run, one after the other. A context is made once; jumps from then on make no system call.
-struct Fiber {
-    ucontext_t entry;
-    char* stack = new char[STACK];
-    jmp_buf left;  // where it goes on
-    bool entered = false;
-
-    Fiber() = default;
-    Fiber(const Fiber&) = delete;
-    Fiber& operator=(const Fiber&) = delete;
-    ~Fiber() { delete[] stack; }
-};
-
-enum class Waits { NOT, FOR_WARP, FOR_BLOCK, PAUSED, ENDED };
-
-struct Thread {
-    Dim index{0, 0, 0};
-    Waits waits = Waits::NOT;
-    unsigned given = 0;  // what others of the warp may take
-    Fiber* fiber = nullptr;
-};
-
-struct Block {
-    List<Fiber*> fibers;  // which it owns
-    List<Fiber*> idle;
-    List<Thread> threads;
-    unsigned from = 0, to = 0;  // the warp that runs
-    unsigned begun = 0;         // threads of it that have a fiber, or had one
-    Thread* current = nullptr;
-    jmp_buf scheduler;
-    Dim index{0, 0, 0}, dim{0, 0, 0}, grid{0, 0, 0};
-    bool reverse = false;
-    void (*call)(void**) = nullptr;
-    void** args = nullptr;
-
-    void drop_fibers() {
-        while (fibers.count) delete fibers.items[--fibers.count];
-        idle.count = 0;
-    }
-    ~Block() { drop_fibers(); }
-};
-
-inline Block block;
-
 // What a host thread has asked for, and what it is told. Not for fibers, which may go on in another host thread.
 inline thread_local bool reverse = false;
 inline thread_local uint64_t seed = 0;
+inline thread_local unsigned in_flight = 1;
 inline thread_local unsigned first_block = 0, end_block = ~0u;
 inline thread_local uint64_t wide_stores = 0;
-
-// Back to the scheduler, until it lets the fiber go on.
-inline void leave(Fiber* fiber) {
-    if (!_setjmp(fiber->left)) _longjmp(block.scheduler, 1);
-}
-
-inline void wait(Waits what) {
-    Thread* self = block.current;
-    self->waits = what;
-    leave(self->fiber);
-}
-
-// Lets all others go on first.
-inline void pause() { wait(Waits::PAUSED); }
-
-inline Thread& of_warp(unsigned i) {
-    return block.threads.items[block.reverse ? block.to - 1 - i : block.from + i];
-}
-
-// Threads to their ends, one after the other; this fiber waits when one of them does.
-inline void run_threads(Fiber* self) {
-    while (block.begun < block.to - block.from) {
-        Thread& thread = of_warp(block.begun++);
-        thread.fiber = self;
-        block.current = &thread;
-        block.call(block.args);
-        thread.waits = Waits::ENDED;
-    }
-}
-
-inline void fiber_main() {
-    Fiber* self = block.fibers.items[block.fibers.count - 1];
-    for (;;) {
-        run_threads(self);
-        block.idle.push(self);
-        leave(self);
-    }
-}
-
-inline void enter(Fiber* fiber) {
-    if (_setjmp(block.scheduler)) return;
-    if (fiber->entered) _longjmp(fiber->left, 1);
-    fiber->entered = true;
-    setcontext(&fiber->entry);
-}
-
-inline Fiber* some_fiber() {
-    if (block.idle.count) return block.idle.items[--block.idle.count];
-    Fiber* fiber = new Fiber;
-    block.fibers.push(fiber);
-    getcontext(&fiber->entry);
-    fiber->entry.uc_stack.ss_sp = fiber->stack;
-    fiber->entry.uc_stack.ss_size = STACK;
-    fiber->entry.uc_link = nullptr;
-    makecontext(&fiber->entry, fiber_main, 0);
-    return fiber;
-}
-
-// Lets the threads `from..to` go on if all of them wait for the same.
-inline bool release(unsigned from, unsigned to, Waits what) {
-    for (unsigned i = from; i < to; i++)
-        if (block.threads.items[i].waits != what) return false;
-    for (unsigned i = from; i < to; i++) block.threads.items[i].waits = Waits::NOT;
-    return true;
-}
-
-inline void resume_warp() {
-    for (unsigned i = 0; i < block.to - block.from; i++) {
-        Thread& thread = of_warp(i);
-        if (thread.waits != Waits::NOT) continue;
-        block.current = &thread;
-        enter(thread.fiber);
-    }
-}
-
-// Lets each warp run as far as it comes without the others. `begin`: its threads have not begun.
-inline void run_warps(bool begin) {
-    unsigned size = block.dim.x, warps = (size + WARP - 1) / WARP;
-    for (unsigned i = 0; i < warps; i++) {
-        block.from = (block.reverse ? warps - 1 - i : i) * WARP;
-        block.to = block.from + WARP < size ? block.from + WARP : size;
-        block.begun = begin ? 0 : block.to - block.from;
-        while (block.begun < block.to - block.from) enter(some_fiber());
-        do resume_warp();
-        while (release(block.from, block.to, Waits::FOR_WARP));
-    }
-}
-
-// Whether some thread has let others go first.
-inline bool release_paused() {
-    bool any = false;
-    for (unsigned i = 0; i < block.threads.count; i++) {
-        Thread& thread = block.threads.items[i];
-        if (thread.waits != Waits::PAUSED) continue;
-        thread.waits = Waits::NOT, any = true;
-    }
-    return any;
-}
-
-// Runs one block; an error if some of its threads wait for others that never come.
-inline const char* run_block() {
-    unsigned size = block.dim.x;
-    block.threads.count = 0;
-    for (unsigned i = 0; i < size; i++) block.threads.push(Thread{{i, 0, 0}, Waits::NOT, 0, nullptr});
-    run_warps(true);
-    while (!release(0, size, Waits::ENDED)) {
-        if (!release_paused() && !release(0, size, Waits::FOR_BLOCK)) {
-            // Their fibers are never used again.
-            block.drop_fibers();
-            return "threads wait at a barrier or shuffle that others of their block never reach";
-        }
-        run_warps(false);
-    }
-    return nullptr;
-}
-
-// The numbers `from..to` in the order that the seed draws; in order, or in reverse order, without one.
-inline void draw_blocks(List<unsigned>& blocks, unsigned from, unsigned to) {
-    for (unsigned i = from; i < to; i++) blocks.push(reverse ? to - 1 - (i - from) : i);
-    uint64_t state = seed;
-    for (unsigned left = seed ? blocks.count : 0; left > 1; left--) {
-        // The finalizer of splitmix64.
-        uint64_t x = state += 0x9E3779B97F4A7C15u;
-        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
-        x = (x ^ x >> 27) * 0x94D049BB133111EBu;
-        std::swap(blocks.items[left - 1], blocks.items[(x ^ x >> 31) % left]);
-    }
-}
 
 // Kernels by name: they register themselves when the library is loaded.
 struct Kernel {
@@ -262,10 +48,7 @@ struct Kernel {
     int parameters;
 };
 
-inline List<Kernel>& kernels() {
-    static List<Kernel> all;
-    return all;
-}
+SIMT_STATE List<Kernel> kernels;
 
 template <auto KERNEL, typename... Args, size_t... I>
 void call_with(void (*)(Args...), void** args, std::index_sequence<I...>) {
@@ -287,7 +70,7 @@ constexpr size_t SIZES[sizeof...(Args) + 1] = {sizeof(Args)..., 0};
 struct Register {
     template <typename... Args>
     Register(const char* name, void (*call)(void**), void (*)(Args...)) {
-        kernels().push({name, call, SIZES<Args...>, (int)sizeof...(Args)});
+        kernels.push({name, call, SIZES<Args...>, (int)sizeof...(Args)});
     }
 };
 
@@ -301,21 +84,22 @@ struct Guard {
 
 #define SIMT_KERNEL(NAME) static simt::Register register_##NAME(#NAME, simt::call<NAME>, NAME);
 
-#define threadIdx (simt::block.current->index)
-#define blockIdx (simt::block.index)
-#define blockDim (simt::block.dim)
-#define gridDim (simt::block.grid)
+#define threadIdx (simt::block->current->index)
+#define blockIdx (simt::block->index)
+#define blockDim (simt::grid.dim)
+#define gridDim (simt::grid.grid)
 
 static inline void __syncthreads() { simt::wait(simt::Waits::FOR_BLOCK); }
 static inline void __syncwarp() { simt::wait(simt::Waits::FOR_WARP); }
+static inline void __threadfence() { simt::point(simt::TELLING); }
 
 // For whole warps.
 static inline unsigned __shfl_xor_sync(unsigned mask, unsigned value, int lanes) {
     if (mask != 0xFFFFFFFFu) std::abort();
-    simt::Thread* self = simt::block.current;
+    simt::Thread* self = simt::block->current;
     self->given = value;
     simt::wait(simt::Waits::FOR_WARP);
-    unsigned taken = simt::block.threads.items[self->index.x ^ (unsigned)lanes].given;
+    unsigned taken = simt::block->threads.items[self->index.x ^ (unsigned)lanes].given;
     // Nobody gives anything new until all have taken.
     simt::wait(simt::Waits::FOR_WARP);
     return taken;
@@ -384,12 +168,15 @@ static inline unsigned larger_numbers_f16(unsigned a, unsigned b) { return simt_
 template <typename T>
 static inline T __ldg(const T* from) {
     if ((uintptr_t)from % sizeof(T)) std::abort();
-    return *from;
+    T value = *from;
+    simt::point();
+    return value;
 }
 
 // As on a device, an access of 16 bytes must be aligned.
 static inline void __stwb(uint4* to, uint4 value) {
     if ((uintptr_t)to % 16) std::abort();
+    simt::point();
     simt::wide_stores++;
     *to = value;
 }
@@ -401,28 +188,31 @@ static inline unsigned long long __umul64hi(unsigned long long a, unsigned long 
 // For whole warps.
 static inline int __any_sync(unsigned mask, int predicate) {
     if (mask != 0xFFFFFFFFu) std::abort();
-    simt::Thread* self = simt::block.current;
+    simt::Thread* self = simt::block->current;
     self->given = predicate != 0;
     simt::wait(simt::Waits::FOR_WARP);
     unsigned any = 0, first = self->index.x / simt::WARP * simt::WARP;
-    for (unsigned i = first; i < first + simt::WARP; i++) any |= simt::block.threads.items[i].given;
+    for (unsigned i = first; i < first + simt::WARP; i++) any |= simt::block->threads.items[i].given;
     simt::wait(simt::Waits::FOR_WARP);
     return (int)any;
 }
 
 // Threads run one at a time: nothing comes between.
-template <typename T>
-static inline T simt_update(T* at, T value) {
+enum class SimtAtomic { ADD, MAX };
+template <SimtAtomic KIND, typename T>
+__attribute__((no_sanitize("thread"))) static inline T simt_update(T* at, T x) {
+    simt::point(simt::TELLING);
     T before = *at;
-    *at = value;
+    *at = KIND == SimtAtomic::ADD ? before + x : before > x ? before : x;
+    simt::point(simt::TELLING);
     return before;
 }
-static inline unsigned atomicAdd(unsigned* at, unsigned x) { return simt_update(at, *at + x); }
+static inline unsigned atomicAdd(unsigned* at, unsigned x) { return simt_update<SimtAtomic::ADD>(at, x); }
 static inline unsigned long long atomicAdd(unsigned long long* at, unsigned long long x) {
-    return simt_update(at, *at + x);
+    return simt_update<SimtAtomic::ADD>(at, x);
 }
 static inline unsigned long long atomicMax(unsigned long long* at, unsigned long long x) {
-    return simt_update(at, *at > x ? *at : x);
+    return simt_update<SimtAtomic::MAX>(at, x);
 }
 
 // What is left of these where the hardware does not see to it: others come between. For tests that take one away.
@@ -443,24 +233,18 @@ static inline T simt_torn_max(T* at, T x) {
 
 // Runs a kernel to its end; `args` points at each of its arguments, as for cuLaunchKernel. Null, or what went wrong.
 SIMT_CALL const char* simt_launch(const char* name, unsigned grid, unsigned threads, void** args) {
-    static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
+    SIMT_STATE pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
     simt::Guard guard(&one_at_a_time);
-    for (unsigned k = 0; k < simt::kernels().count; k++) {
-        const simt::Kernel& kernel = simt::kernels().items[k];
+    for (unsigned k = 0; k < simt::kernels.count; k++) {
+        const simt::Kernel& kernel = simt::kernels.items[k];
         if (std::strcmp(kernel.name, name) != 0) continue;
-        simt::block.dim = {threads, 1, 1};
-        simt::block.grid = {grid, 1, 1};
-        simt::block.reverse = simt::seed ? simt::seed & 1 : simt::reverse;
-        simt::block.call = kernel.call;
-        simt::block.args = args;
-        unsigned from = simt::first_block, to = simt::end_block < grid ? simt::end_block : grid;
-        simt::List<unsigned> blocks;
-        simt::draw_blocks(blocks, from, to);
-        for (unsigned i = 0; i < blocks.count; i++) {
-            simt::block.index = {blocks.items[i], 0, 0};
-            if (const char* error = simt::run_block()) return error;
-        }
-        return nullptr;
+        simt::grid.dim = {threads, 1, 1};
+        simt::grid.grid = {grid, 1, 1};
+        simt::grid.reverse = simt::seed ? simt::seed & 1 : simt::reverse;
+        simt::grid.call = kernel.call;
+        simt::grid.args = args;
+        simt::draw_blocks(simt::first_block, simt::end_block < grid ? simt::end_block : grid, simt::seed);
+        return simt::run_grid(simt::in_flight);
     }
     return "there is no such kernel";
 }
@@ -473,6 +257,9 @@ SIMT_CALL void simt_reverse(int reverse) { simt::reverse = reverse != 0; }
 // The order of blocks is drawn from the seed from now on, and whether threads of a block run in reverse order; 0 ends that.
 SIMT_CALL void simt_shuffle(uint64_t seed) { simt::seed = seed; }
 
+// So many blocks of a grid are in flight from now on, 8 at most, and take turns that are drawn from the seed; 1 ends that.
+SIMT_CALL void simt_interleave(unsigned in_flight) { simt::in_flight = in_flight; }
+
 // Of every grid only the blocks `from..to` run from now on: how a grid is tried that is too large to run.
 SIMT_CALL void simt_blocks(unsigned from, unsigned to) { simt::first_block = from, simt::end_block = to; }
 
@@ -481,13 +268,13 @@ SIMT_CALL uint64_t simt_wide_stores() { return simt::wide_stores; }
 
 // The name of kernel `i`; null behind the last.
 SIMT_CALL const char* simt_kernel(unsigned i) {
-    return i < simt::kernels().count ? simt::kernels().items[i].name : nullptr;
+    return i < simt::kernels.count ? simt::kernels.items[i].name : nullptr;
 }
 
 // How many parameters a kernel has, and the bytes of each; -1 if there is no such kernel, or it has more than `most`.
 SIMT_CALL int simt_parameters(const char* name, size_t* sizes, int most) {
-    for (unsigned k = 0; k < simt::kernels().count; k++) {
-        const simt::Kernel& kernel = simt::kernels().items[k];
+    for (unsigned k = 0; k < simt::kernels.count; k++) {
+        const simt::Kernel& kernel = simt::kernels.items[k];
         if (std::strcmp(kernel.name, name) != 0) continue;
         if (kernel.parameters > most) return -1;
         for (int i = 0; i < kernel.parameters; i++) sizes[i] = kernel.sizes[i];
@@ -495,3 +282,17 @@ SIMT_CALL int simt_parameters(const char* name, size_t* sizes, int most) {
     }
     return -1;
 }
+
+#ifdef __SANITIZE_THREAD__
+// What the compiler calls at each load and store.
+#define SIMT_ACCESS(NAME) \
+    extern "C" __attribute__((no_sanitize("thread"))) void __tsan_##NAME(void*) { \
+        if (simt::in_kernel) simt::point(); \
+    }
+#define SIMT_ACCESSES(BYTES) SIMT_ACCESS(read##BYTES) SIMT_ACCESS(write##BYTES)
+SIMT_ACCESSES(1) SIMT_ACCESSES(2) SIMT_ACCESSES(4) SIMT_ACCESSES(8) SIMT_ACCESSES(16)
+SIMT_ACCESSES(_range)
+extern "C" void __tsan_init() {}
+extern "C" void __tsan_func_entry(void*) {}
+extern "C" void __tsan_func_exit() {}
+#endif

@@ -14,10 +14,11 @@ mod machine;
 mod report;
 mod settings;
 
+use meshstep_bench_cases::budget::Budget;
 use meshstep_bench_cases::gpu::{
-    Budget, Copy, Measured, Outcome, Record, Result, Row, SMOKE, Work, fitting, launch, lbfgs, measure, rows,
-    smoke,
+    Copy, Measured, Result, Row, SMOKE, Work, figures, fitting, launch, lbfgs, measure, rows, smoke,
 };
+use meshstep_bench_cases::record::{Outcome, Record};
 use meshstep_optim::cuda::{LoadedKernel, loaded_kernels};
 use meshstep_tensor::Queue;
 use meshstep_tensor::cuda::{self, Device, Driver, Stream};
@@ -47,7 +48,7 @@ fn run() -> Result<()> {
     let rounds = rows.iter().map(|row| row.rounds).max().unwrap_or(settings.rounds);
     let about = report::about(&device, driver, len, rounds)?;
     report::print_head(&about);
-    let mut record = Record::new(settings.path.clone(), &about, &rows)?;
+    let mut record = Record::new(settings.path.clone(), &about, rows.iter().map(Row::head).collect())?;
     match launch(&queue) {
         Ok(launch) => {
             println!("a launch: {:.1} us to ask for, {:.1} us with its end", launch.ask, launch.ask_and_wait);
@@ -111,10 +112,12 @@ fn all(rows: &[Row], settings: &Settings, len: usize, record: &mut Record, queue
         let begun = Instant::now();
         let outcome = match budget.over() {
             Some(reason) => Outcome::NotRun(reason),
-            None => Outcome::of(|| measured(row, &mut copy, len, queue)),
+            None => Outcome::of(|| {
+                Ok::<_, Box<dyn std::error::Error>>(figures(row, &measured(row, &mut copy, len, queue)?))
+            }),
         };
         budget.took(begun.elapsed());
-        report::print_row(record.set(idx, row, &outcome)?);
+        report::print_row(record.set(idx, outcome)?);
     }
     Ok(())
 }

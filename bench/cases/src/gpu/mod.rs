@@ -3,19 +3,19 @@
 
 mod cases;
 mod check;
+mod figures;
 mod job;
 pub mod lbfgs;
 mod measure;
 mod race;
-mod record;
 mod rows;
 mod vectors;
 
 pub use cases::{Case, Recipe, cases, segmented};
+pub use figures::{figures, median};
 pub use measure::{fitting, measure};
 pub use race::{Copy, Launch, Measured, Times, Waits, launch};
-pub use record::{Outcome, Record, median};
-pub use rows::{Budget, Row, SMOKE, Work, rows, smoke};
+pub use rows::{Row, SMOKE, Work, rows, smoke};
 
 /// Any failure ends the case.
 pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;

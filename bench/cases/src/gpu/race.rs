@@ -1,8 +1,8 @@
 //! Copy and case in turns, timed by the device; and whether the host ever waits.
 
 use super::Result;
+use super::figures::median;
 use super::job::Job;
-use super::record::median;
 use super::vectors::made;
 use meshstep_optim::accumulate;
 use meshstep_tensor::cuda::{self, Stream};

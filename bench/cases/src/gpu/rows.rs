@@ -1,8 +1,8 @@
-//! What the benchmark measures: each case at one size or at several, in order of importance, within a budget of time.
+//! What the benchmark measures: each case at one size or at several, in order of importance.
 
 use super::cases::{Case, cases, segmented};
 use super::lbfgs;
-use std::time::{Duration, Instant};
+use serde_json::{Value, json};
 
 /// A case at one size.
 pub struct Row {
@@ -60,6 +60,11 @@ pub fn smoke() -> Vec<Row> {
 }
 
 impl Row {
+    /// What names it in the record.
+    pub fn head(&self) -> Value {
+        json!({ "name": self.name, "params": self.params })
+    }
+
     /// Bytes that must be read and written for each parameter.
     pub fn bytes_each(&self) -> usize {
         match &self.work {
@@ -85,34 +90,6 @@ impl Row {
     }
 }
 
-/// The time for all rows.
-#[derive(Clone, Copy, Debug)]
-pub struct Budget {
-    seconds: Option<f64>,
-    begun: Instant,
-    /// The longest that a row has taken.
-    longest: Duration,
-}
-
-impl Budget {
-    /// Begins now. None: no limit.
-    pub fn new(seconds: Option<f64>) -> Self {
-        Budget { seconds, begun: Instant::now(), longest: Duration::ZERO }
-    }
-
-    /// Notes how long a row has taken.
-    pub fn took(&mut self, time: Duration) {
-        self.longest = self.longest.max(time);
-    }
-
-    /// Why no other row begins: another one as long as the longest would not end in time.
-    pub fn over(&self) -> Option<String> {
-        let seconds = self.seconds?;
-        let expected = (self.begun.elapsed() + self.longest).as_secs_f64();
-        (expected > seconds).then(|| format!("the budget of {seconds} s is over; GPU_BENCH_SECONDS sets it"))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -131,16 +108,5 @@ mod tests {
         assert_eq!(names.len(), rows.len());
         assert!(rows.iter().all(|row| row.params <= 1 << 22 && row.rounds >= ROUNDS));
         assert_eq!((smoke().len(), smoke()[0].params), (1, 1 << 16));
-    }
-
-    #[test]
-    fn a_budget_counts_the_row_to_come() {
-        assert_eq!(Budget::new(None).over(), None);
-        let mut budget = Budget::new(Some(100.0));
-        budget.took(Duration::from_secs(60));
-        assert_eq!(budget.over(), None);
-        budget.took(Duration::from_secs(200));
-        budget.took(Duration::from_secs(1));
-        assert!(budget.over().unwrap().contains("the budget of 100 s is over"));
     }
 }

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use super::Program;
+use meshstep_bench_cases::peers::Program;
 
 /// Processes of OpenMPI, waiting to be told.
 #[derive(Debug)]

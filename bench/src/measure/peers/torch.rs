@@ -2,65 +2,16 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::thread::sleep;
-use std::time::Duration;
 
-use anyhow::{Context as _, Result, anyhow, bail, ensure};
-use serde_json::{Value, json};
-
-use super::Program;
+use anyhow::{Context as _, Result, ensure};
+use meshstep_bench_cases::peers::Torch;
 
 /// What it is measured against.
 const VERSION: &str = "2.11.0";
 
-/// Before and after a turn. PyTorch's threads (OpenMP) go on looking for work for some milliseconds after they have done it, on cores
-/// that the next one would have.
-const REST: Duration = Duration::from_millis(20);
-
-/// PyTorch, waiting to be told.
-#[derive(Debug)]
-pub(crate) struct Torch {
-    program: Program,
-    /// As it says itself.
-    pub(crate) version: String,
-}
-
-impl Torch {
-    /// Starts it, after it was installed into `folder` where it is not there yet: 5 GB from PyPI.
-    pub(crate) fn start(folder: &Path) -> Result<Self> {
-        let python = environment(folder)?;
-        let script = Path::new(crate::FOLDER).join("python/peers.py");
-        let program = Program::start("PyTorch", Command::new(python).arg(script))?;
-        let mut torch = Torch { program, version: String::new() };
-        let answer = torch.case(json!({ "case": "sgd fused", "length": 1 }))?;
-        torch.version = answer["version"].as_str().unwrap_or(VERSION).to_owned();
-        Ok(torch)
-    }
-
-    /// Prepares a case of the script.
-    pub(crate) fn case(&mut self, case: Value) -> Result<Value> {
-        let answer = self.ask(&case)?;
-        ensure!(answer["ready"] == true, "PyTorch has answered {answer} to {case}");
-        Ok(answer)
-    }
-
-    /// Runs it once, while no thread of the turn before is awake; seconds.
-    pub(crate) fn run(&mut self) -> Result<f64> {
-        sleep(REST);
-        let answer = self.ask(&json!({ "run": true }))?;
-        sleep(REST);
-        answer["seconds"].as_f64().ok_or_else(|| anyhow!("PyTorch has answered {answer}"))
-    }
-
-    fn ask(&mut self, what: &Value) -> Result<Value> {
-        let answer = self.program.ask(&what.to_string())?;
-        let answer: Value =
-            serde_json::from_str(&answer).with_context(|| format!("PyTorch has answered {answer}"))?;
-        match answer.get("error") {
-            Some(error) => bail!("PyTorch, with {what}: {error}"),
-            None => Ok(answer),
-        }
-    }
+/// Starts it, after it was installed into `folder` where it is not there yet: 5 GB from PyPI.
+pub(crate) fn start(folder: &Path) -> Result<Torch> {
+    Torch::start(&environment(folder)?, &Path::new(crate::FOLDER).join("python/peers.py"))
 }
 
 /// The interpreter of an environment with PyTorch.

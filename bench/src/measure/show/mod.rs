@@ -6,7 +6,7 @@ mod plot;
 pub(crate) mod terminal;
 
 use crate::measure::record::{Bar, Cell, Wanted};
-use crate::measure::samples::Median;
+use meshstep_bench_cases::samples::Median;
 
 /// A figure in words.
 pub(crate) fn cell(cell: &Cell) -> String {

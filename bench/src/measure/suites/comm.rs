@@ -1,59 +1,20 @@
 //! Collectives on loopback ranks beside threads that copy.
 
-use std::sync::Arc;
-
 use anyhow::Result;
-use meshstep_comm::Communicator;
-use meshstep_tensor::{Buffer, Category, DType, Meter};
+use meshstep_bench_cases::collectives::{COPY, Rank, operations, share_of_copy};
+use meshstep_bench_cases::ranks::together;
+use meshstep_bench_cases::samples::Samples;
+use meshstep_tensor::DType;
 
-use super::ranks::{Player, together};
 use crate::measure::Effort;
 use crate::measure::record::{Cell, Plot, Scale, Section, Table, Wanted};
-use crate::measure::samples::Samples;
 use crate::measure::show::size;
 
 const ABOUT: &str = "Ranks are threads of this process. The reference copy is the time that the bytes take which all ranks together must \
                      read and write at least, at the speed at which as many threads copy, in turns with the collectives.";
 
-pub(super) use meshstep_bench_cases::collectives::operations;
-
 /// What is allowed over the reference copy.
 const OVER_FLOOR: f64 = 1.3;
-
-/// The turn in which ranks copy, after those of all operations.
-pub(super) const COPY: usize = 3;
-
-/// The bytes that operation `i` must move, as a share of those that its `ranks` read and write in a copy.
-pub(super) fn share_of_copy(ranks: usize, i: usize) -> f64 {
-    let (_, _, buffers) = operations(ranks)[i];
-    buffers as f64 / (2 * ranks) as f64
-}
-
-/// One rank's vectors: the collectives', and those it copies between.
-pub(super) struct Rank {
-    comm: Arc<dyn Communicator>,
-    vector: Buffer,
-    from: Buffer,
-    to: Buffer,
-}
-
-impl Rank {
-    pub(super) fn new(comm: Arc<dyn Communicator>, len: usize) -> Result<Self> {
-        let meter = Meter::new();
-        let make = || Buffer::from_slice(&vec![1.0f32; len], &meter, Category::Grads);
-        Ok(Rank { comm, vector: make()?, from: make()?, to: make()? })
-    }
-}
-
-impl Player for Rank {
-    fn play(&mut self, turn: usize) -> Result<()> {
-        let operations = operations(self.comm.world_size());
-        match operations.get(turn) {
-            Some((_, op, _)) => Ok(self.comm.run(*op, &mut self.vector)?),
-            None => Ok(self.to.as_mut().copy_from(self.from.as_slice())?),
-        }
-    }
-}
 
 /// Times of all three operations on `ranks` ranks with `bytes` each, and of their copies.
 pub(super) fn measure(ranks: usize, bytes: usize, rounds: usize) -> Result<Vec<Samples>> {

@@ -5,13 +5,13 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result as Anyhow, anyhow};
 use meshstep_bench_cases::gpu::{Copy, Measured, cases, fitting, lbfgs, measure};
+use meshstep_bench_cases::samples::Samples;
 use meshstep_tensor::Queue;
 use meshstep_tensor::cuda::{self, Device, Stream};
 
 use crate::measure::Effort;
 use crate::measure::peers::TorchOnGpu;
 use crate::measure::record::{Cell, Section, Table, Wanted};
-use crate::measure::samples::Samples;
 
 /// What the shared cases fail with.
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;

@@ -1,13 +1,10 @@
 //! Every update rule and recipe beside a loop that moves the same bytes.
 
-use anyhow::{Context as _, Result};
-
-use meshstep_bench_cases::update::{Memory, Row, rows};
+use anyhow::Result;
+use meshstep_bench_cases::update::{Case, rows};
 
 use crate::measure::Effort;
-use crate::measure::race::{race, timed};
 use crate::measure::record::{Cell, Section, Table, Wanted};
-use crate::measure::samples::Samples;
 
 const ABOUT: &str = "One update of a flat vector, beside a loop on as many threads that reads and writes the same bytes in \
                      place, in turns. Rows are every rule in f32, and AdamW under every recipe.";
@@ -22,7 +19,7 @@ pub(crate) fn run(effort: Effort) -> Result<Section> {
     );
     for row in rows() {
         let mut case = Case::new(row, len)?;
-        let (bytes, [copy, update]) = (case.memory.bytes(), case.times(rounds)?);
+        let (bytes, [copy, update]) = (case.bytes(), case.times(rounds)?);
         let row = case.row;
         let share = copy.median().median / update.median().median;
         let speed = (bytes * len) as f64 / update.median().median;
@@ -48,38 +45,4 @@ pub(crate) fn run(effort: Effort) -> Result<Section> {
     }
     section.tables.push(table);
     Ok(section)
-}
-
-/// A row, and what its update touches.
-pub(super) struct Case {
-    row: Row,
-    memory: Memory,
-}
-
-impl Case {
-    fn new(row: Row, len: usize) -> Result<Self> {
-        Ok(Case { memory: Memory::new(&row, len)?, row })
-    }
-
-    pub(super) fn update(&mut self) {
-        self.memory.update(&self.row);
-    }
-
-    /// Moves as many bytes.
-    pub(super) fn copy(&mut self) {
-        self.memory.copy();
-    }
-
-    /// Seconds of the copy and of the update, in turns.
-    pub(super) fn times(&mut self, rounds: usize) -> Result<[Samples; 2]> {
-        let contestants = vec![timed(Case::copy), timed(Case::update)];
-        let mut samples = race(self, rounds, contestants)?.into_iter();
-        Ok([samples.next().unwrap_or_default(), samples.next().unwrap_or_default()])
-    }
-}
-
-/// The row of this name on `len` parameters.
-pub(super) fn case(name: &str, len: usize) -> Result<Case> {
-    let row = rows().into_iter().find(|row| row.name == name);
-    Case::new(row.with_context(|| format!("no row of the table is called {name:?}"))?, len)
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::{Result, anyhow, ensure};
+use meshstep_bench_cases::shapes::{STAGES, hand_over, layout};
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::AdamW;
 use meshstep_parallel3d::models::Gpt2;
@@ -11,7 +12,6 @@ use meshstep_tensor::{Category, DType, Layout, Meter};
 
 use crate::measure::Effort;
 use crate::measure::record::{Cell, Plot, Section, Table, Wanted};
-use crate::measure::shapes::{STAGES, hand_over, layout};
 use crate::memory::Process;
 
 const ABOUT: &str = "Peak bytes of one of 2 ranks with AdamW in f32: after it is made, with all gradients in, after the step; counted by \
@@ -198,7 +198,7 @@ fn available() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::measure::shapes::even;
+    use meshstep_bench_cases::shapes::even;
 
     #[test]
     fn what_is_counted_is_the_plan_under_every_stage() {

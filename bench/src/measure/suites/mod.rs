@@ -8,7 +8,6 @@ mod memory;
 #[cfg(not(feature = "cuda"))]
 pub(crate) mod no_gpu;
 pub(crate) mod peers;
-mod ranks;
 mod scaling;
 mod spans;
 mod speed;

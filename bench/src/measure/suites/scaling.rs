@@ -3,19 +3,20 @@
 use std::time::Instant;
 
 use anyhow::Result;
+use meshstep_bench_cases::collectives::operations;
+use meshstep_bench_cases::ranks::together;
+use meshstep_bench_cases::samples::Samples;
+use meshstep_bench_cases::shapes::{STAGES, even};
+use meshstep_bench_cases::step::{Grads, Steps};
+use meshstep_bench_cases::update::case;
 use meshstep_optim::AdamW;
 use meshstep_parallel3d::{Mesh, Plan, models::Llama3};
 use meshstep_shard::{Master, Options, Precision, Stage};
 use meshstep_tensor::DType;
 
 use super::comm;
-use super::kernels::case;
-use super::ranks::together;
-use super::speed::{Grads, Steps};
 use crate::measure::Effort;
 use crate::measure::record::{Cell, Plot, Scale, Section, Table, Wanted};
-use crate::measure::samples::Samples;
-use crate::measure::shapes::{STAGES, even};
 use crate::measure::show::size;
 
 const ABOUT: &str = "Updates by size beside a copy of the same bytes; steps by ranks, which share this machine's cores; a step that has \
@@ -181,7 +182,7 @@ fn predictions(section: &mut Section, effort: Effort) -> Result<()> {
         format!("alpha + beta x bytes, fitted on {ranks} loopback ranks"),
         &["alpha", "1/beta", "off at most"],
     );
-    for (i, (name, ..)) in comm::operations(ranks).into_iter().enumerate() {
+    for (i, (name, ..)) in operations(ranks).into_iter().enumerate() {
         let points: Vec<(f64, f64)> =
             measured.iter().map(|(bytes, samples)| (*bytes as f64, samples[i].median().median)).collect();
         let line = AlphaBeta::fit(&points);

@@ -1,20 +1,16 @@
 //! Whole steps, unsharded and under every stage, on the same gradients.
 
-use std::sync::Arc;
-
-use anyhow::{Result, ensure};
-use meshstep_bench_cases::step::Case;
-use meshstep_comm::Communicator;
-use meshstep_shard::{Options, Outcome, Stage};
+use anyhow::Result;
+use meshstep_bench_cases::copies;
+use meshstep_bench_cases::race::{race, timed};
+use meshstep_bench_cases::ranks::{Player as _, together};
+use meshstep_bench_cases::samples::Samples;
+use meshstep_bench_cases::shapes::{STAGES, even};
+use meshstep_bench_cases::step::{Grads, Steps, bytes_a_param};
 use meshstep_tensor::Layout;
 
-use super::ranks::{Player, together};
 use crate::measure::Effort;
-use crate::measure::copies;
-use crate::measure::race::{race, timed};
 use crate::measure::record::{Cell, Plot, Section, Table, Wanted};
-use crate::measure::samples::Samples;
-use crate::measure::shapes::{STAGES, even};
 use crate::measure::suites::spans::{self, Spans};
 
 const ABOUT: &str = "A step is: gradients in on 4 ranks, reduced, clipped by their norm, AdamW, parameters out. Ranks are threads of \
@@ -22,63 +18,9 @@ const ABOUT: &str = "A step is: gradients in on 4 ranks, reduced, clipped by the
 
 const RANKS: usize = 4;
 
-/// Bytes that 4 ranks must move at least for a parameter: 16 of each rank's gradients and parameters, and 28 for the update
-/// that one of them does, as the sum of the passes of a step at stage 1.
-pub(super) const BYTES_A_PARAM: usize = 60;
-
 /// What a step may take beyond that, and stages 1 and 2 beyond stage 0.
 const OVER_COPY: f64 = 1.5;
 const OVER_UNSHARDED: f64 = 1.02;
-
-/// How gradients come about.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Grads {
-    /// They are in their slots already: only the step is timed.
-    There,
-    /// Each element is computed by so many multiplications, as a backward pass would.
-    Computed(usize),
-}
-
-/// A rank's optimizers, one for each stage.
-pub(super) struct Steps {
-    cases: Vec<Case>,
-    grads: Grads,
-}
-
-impl Steps {
-    pub(super) fn new(
-        comm: &Arc<dyn Communicator>,
-        stages: &[Stage],
-        layout: &Layout,
-        grads: Grads,
-    ) -> Result<Self> {
-        let make = |stage: &Stage| -> Result<Case> {
-            let options = Options { stage: *stage, ..Options::default() };
-            Ok(Case::new(Arc::clone(comm), layout.clone(), options)?)
-        };
-        Ok(Steps { cases: stages.iter().map(make).collect::<Result<_>>()?, grads })
-    }
-}
-
-impl Player for Steps {
-    fn play(&mut self, turn: usize) -> Result<()> {
-        let outcome = match self.grads {
-            Grads::There => self.cases[turn].step(|_| ()),
-            Grads::Computed(count) => self.cases[turn].step(|values| compute(values, count)),
-        };
-        let outcome = outcome?;
-        ensure!(matches!(outcome, Outcome::Applied { .. }), "a step was skipped: {outcome:?}");
-        Ok(())
-    }
-}
-
-/// What costs as much as computing gradients would.
-fn compute(values: &mut [f32], count: usize) {
-    for (value, i) in values.iter_mut().zip((0u16..1000).cycle()) {
-        let x = f32::from(i) / 1000.0;
-        *value = (0..count).fold(x, |y, _| y * x + 0.25) - 0.5;
-    }
-}
 
 pub(crate) fn run(effort: Effort) -> Result<Section> {
     let mut section = Section::new("speed", ABOUT);
@@ -91,7 +33,7 @@ pub(crate) fn run(effort: Effort) -> Result<Section> {
     {
         let samples =
             together(RANKS, (stages.len(), rounds), |comm| Steps::new(&comm, &stages, &layout, grads))?;
-        let least = (grads == Grads::There).then(|| (BYTES_A_PARAM * count * len) as f64 * copy);
+        let least = (grads == Grads::There).then(|| (bytes_a_param(RANKS) * count * len) as f64 * copy);
         tell(&mut section, title, &samples, least);
     }
     section.bars.retain(|_| !effort.quick);
@@ -124,7 +66,8 @@ fn tell(section: &mut Section, title: &str, samples: &[Samples], least: Option<f
     }
     if let Some(least) = least {
         table.note(format!(
-            "copy: {BYTES_A_PARAM} bytes a parameter at the speed of a copy in place in this run"
+            "copy: {} bytes a parameter at the speed of a copy in place in this run",
+            bytes_a_param(RANKS)
         ));
         let found = samples[2].median().median / least;
         section.bar(format!("stage 1, {title}: times the copy"), found, Wanted::AtMost(OVER_COPY));
@@ -174,12 +117,5 @@ mod tests {
             let samples = together(2, (5, 2), |comm| Steps::new(&comm, &stages, &layout, grads)).unwrap();
             assert!(samples.len() == 5 && samples.iter().all(|samples| samples.median().rounds == 2));
         }
-    }
-
-    #[test]
-    fn gradients_cost_as_much_as_they_are_asked_to() {
-        let mut values = vec![0f32; 3];
-        compute(&mut values, 1);
-        assert_eq!(values[2], 0.002f32 * 0.002 + 0.25 - 0.5);
     }
 }

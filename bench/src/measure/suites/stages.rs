@@ -1,6 +1,7 @@
 //! What each stage holds and sends, by the papers' formulas, by the plan, and counted; and how evenly state is divided.
 
 use anyhow::{Result, anyhow, ensure};
+use meshstep_bench_cases::shapes::{STAGES, even, hand_over, layout};
 use meshstep_comm::loopback;
 use meshstep_optim::AdamW;
 use meshstep_parallel3d::models::{Gpt2, Llama3};
@@ -9,7 +10,6 @@ use meshstep_tensor::{DType, Layout};
 
 use crate::measure::Effort;
 use crate::measure::record::{Cell, Plot, Scale, Section, Table, Wanted};
-use crate::measure::shapes::{STAGES, even, hand_over, layout};
 use crate::measure::suites::comm::point;
 
 const ABOUT: &str = "AdamW in f32: 4 bytes of parameters, 4 of gradients and 8 of state for each of P parameters, on n ranks. The \

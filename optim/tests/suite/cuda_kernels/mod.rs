@@ -2,6 +2,7 @@
 
 pub(crate) mod blocks;
 mod equality;
+pub(crate) mod interleaved;
 mod memory;
 mod numbers;
 mod table;

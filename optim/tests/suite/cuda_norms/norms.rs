@@ -123,6 +123,8 @@ fn launches_add_up_over_ranges() {
             let values = values(dtype, 20_000, Sizes::Odd, 3);
             let ranges = [3..10, 10..10, 17..90, 6000..15_000, 100..5999, 19_999..20_000];
             let mut found = zero();
+            device.shuffle(i as u64 + 1);
+            device.interleave(3);
             for (i, part) in ranges.chunks(2).enumerate() {
                 add(&device, norm, (&values, 0), part, [1, 3, 100][i], &mut found);
             }
@@ -260,6 +262,29 @@ fn a_missing_atomic_is_noticed() {
         });
         assert!(noticed, "{whole}");
     }
+}
+
+/// Each thread of a block adds to a word of its own of the device's: only another block can come between.
+#[test]
+fn a_missing_atomic_between_blocks_is_noticed() {
+    let text = text_of("norm_l2_f32, 3, add_norm<SAME, L2>");
+    let whole = "atomicAdd(to + i, kept + risen)";
+    assert_eq!(text.matches(whole).count(), 1);
+    let torn = text.replace(whole, "simt_torn_add(to + i, kept + risen)");
+    let (Some(right), Some(torn)) = (Device::compile(&text, ""), Device::compile(&torn, "")) else { return };
+    let values = values(DType::F32, 5000, Sizes::Ordinary, 1);
+    let range = &(0..5000);
+    let is_wrong = |device: &Device, in_flight: u32, seed: u64| {
+        device.shuffle(seed);
+        device.interleave(in_flight);
+        let mut found = zero();
+        add(device, Norm::L2, (&values, 0), std::slice::from_ref(range), 4, &mut found);
+        carry_with(device, &mut found.words, 1);
+        found != reference(Norm::L2, &values, std::slice::from_ref(range))
+    };
+    let any_wrong = |device, in_flight| (1..=16).any(|seed| is_wrong(device, in_flight, seed));
+    assert_eq!([any_wrong(&right, 1), any_wrong(&right, 4)], [false, false]);
+    assert_eq!([any_wrong(&torn, 1), any_wrong(&torn, 4)], [false, true]);
 }
 
 /// One kernel, by the arguments of `NORM`, and the one that carries: the others take their time to compile.

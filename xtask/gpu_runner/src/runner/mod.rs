@@ -27,7 +27,7 @@ usage: run.sh MODE
   smoke-bench  a short benchmark, the benchmark, then PyTorch's optimizers on the same cases
   tests        every test program, test by test
   profile      ncu over cases of the benchmark, compute-sanitizer over tests, where they are installed
-  cpu          the programs that need no GPU
+  cpu          updates, collectives and steps of ranks on the CPU, alone and beside PyTorch with gloo
 environment
   OUT          folder of the results (./results): results.json, logs.tar, and what the programs write
   DEADLINE     seconds for the whole run (540)

@@ -73,7 +73,7 @@ impl Mode {
             Mode::SmokeBench => smoke_bench(bundle, out, tool("python3")),
             Mode::Tests => tests(bundle),
             Mode::Profile => profile(bundle, scratch, tool),
-            Mode::Cpu => plain(bundle, "cpu", Kind::Cpu, ""),
+            Mode::Cpu => cpu(bundle, tool("python3")),
         }
     }
 }
@@ -88,6 +88,22 @@ fn smoke_bench(bundle: &Path, out: &Path, python: Option<PathBuf>) -> anyhow::Re
     let work = python.map_or(Work::Skip("no python3"), torch);
     steps.push(Step { program: "torch".to_owned(), kind: Kind::Torch, work });
     Ok(steps)
+}
+
+/// Every program of the folder, alone and then beside PyTorch.
+fn cpu(bundle: &Path, python: Option<PathBuf>) -> anyhow::Result<Vec<Step>> {
+    let alone = plain(bundle, "cpu", Kind::Cpu, "--measure")?;
+    let beside = plain(bundle, "cpu", Kind::Cpu, "--torch")?.into_iter().map(|step| {
+        let work = match (step.work, &python) {
+            (Work::Plain { path, mut args, env }, Some(python)) => {
+                args.extend([python.into(), bundle.join("peers.py").into()]);
+                Work::Plain { path, args, env }
+            }
+            _ => Work::Skip("no python3"),
+        };
+        Step { work, ..step }
+    });
+    Ok(alone.into_iter().chain(beside).collect())
 }
 
 fn tests(bundle: &Path) -> anyhow::Result<Vec<Step>> {

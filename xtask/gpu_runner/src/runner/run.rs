@@ -21,8 +21,9 @@ const SHOWN: [usize; 2] = [20, 200];
 /// Results of every run, which replace those of an earlier one.
 const REPLACED: [&str; 2] = ["results.json", "logs.tar"];
 
-/// Results of programs that measure.
+/// Results of programs that measure on the GPU, and on the CPU.
 const MEASURED: [&str; 3] = ["smoke.json", "gpu-bench.json", "torch-bench.json"];
+const MEASURED_ON_CPU: [&str; 2] = ["cpu-bench.json", "cpu-torch.json"];
 
 /// A test takes so many times longer under a sanitizer.
 const SANITIZED: u32 = 3;
@@ -56,7 +57,11 @@ pub(crate) fn run(mode: Mode, settings: Settings) -> anyhow::Result<bool> {
 /// Removes the results of an earlier run that this mode writes anew. Figures stay where nothing is measured.
 fn clean(mode: Mode, out: &Path) -> anyhow::Result<()> {
     remove_parts(out);
-    let measured = if mode == Mode::SmokeBench { &MEASURED[..] } else { &[] };
+    let measured = match mode {
+        Mode::SmokeBench => &MEASURED[..],
+        Mode::Cpu => &MEASURED_ON_CPU,
+        Mode::Tests | Mode::Profile => &[],
+    };
     let files = REPLACED.iter().chain(measured).map(|name| out.join(name));
     for file in files.filter(|file| file.exists()) {
         fs::remove_file(&file).with_context(|| format!("cannot remove {}", file.display()))?;

@@ -2,6 +2,7 @@
 
 use crate::bundle::{Bundle, tests_with};
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 const BENCH: &str = "meshstep-bench-cases-gpu";
@@ -41,6 +42,40 @@ fn smoke_bench_measures_in_order() {
         (Some(1), &3.into(), &"failed".into())
     );
     assert_eq!(ran.verdicts().len(), 3);
+}
+
+/// A benchmark of the CPU that writes what it is given.
+const ON_CPU: &str = "echo \"$GPU_BENCH_SECONDS s: $*\"\n\
+    case $1 in --measure) echo 1 >\"$OUT/cpu-bench.json\";; --torch) cp \"$3\" \"$OUT/cpu-torch.json\";; esac";
+
+#[test]
+fn cpu_measures_alone_and_then_beside_torch() {
+    let ranks = "meshstep-bench-cases-ranks";
+    let bundle = Bundle::new("cpu", &[(&format!("cpu/{ranks}"), ON_CPU), ("tests/a", "exit 9")]);
+    fs::write(bundle.path("peers.py"), "the script").unwrap();
+    fs::create_dir_all(bundle.path("out")).unwrap();
+    fs::write(bundle.path("out/gpu-bench.json"), "of a GPU").unwrap();
+    let ran = bundle.run("cpu", &[]);
+    assert_eq!(ran.code, Some(0), "{}", ran.printed);
+    let [alone, beside] = ["--measure", "--torch"].map(|arg| format!("{ranks} {arg}"));
+    assert_eq!(ran.verdicts()[0], (alone.as_str(), "ok"));
+    assert_eq!((&ran.row(&alone)["kind"], ran.verdicts().len()), (&"cpu".into(), 2));
+    assert!(ran.printed.contains("170 s: --measure"), "the budget is below the limit: {}", ran.printed);
+    assert_eq!(fs::read_to_string(bundle.path("out/cpu-bench.json")).unwrap(), "1\n");
+    assert!(bundle.path("out/gpu-bench.json").exists(), "figures of a GPU stay");
+    if ran.row(&beside)["verdict"] == "ok" {
+        assert_eq!(fs::read_to_string(bundle.path("out/cpu-torch.json")).unwrap(), "the script");
+    }
+    // Without an interpreter the row says so, and figures of an earlier run are gone.
+    fs::write(bundle.path("out/cpu-torch.json"), "old").unwrap();
+    let tools = bundle.path("tools");
+    fs::create_dir_all(&tools).unwrap();
+    for tool in ["sh", "dirname", "cp"] {
+        std::os::unix::fs::symlink(Path::new("/bin").join(tool), tools.join(tool)).unwrap();
+    }
+    let ran = bundle.run("cpu", &[("PATH", &tools.display().to_string())]);
+    assert_eq!(ran.row(&beside)["verdict"], "skipped: no python3");
+    assert!(!bundle.path("out/cpu-torch.json").exists());
 }
 
 #[test]

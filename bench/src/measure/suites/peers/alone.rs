@@ -3,17 +3,20 @@
 use std::time::Instant;
 
 use anyhow::{Result, anyhow, ensure};
+use meshstep_bench_cases::copies;
+use meshstep_bench_cases::peers::Torch;
+use meshstep_bench_cases::race::{Contestant, timed};
+use meshstep_bench_cases::ranks::Race;
+use meshstep_bench_cases::update::{Case, case};
 use meshstep_optim::{Alone, Lbfgs, LbfgsState, Loss};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Slice, SliceMut};
 use rayon::prelude::*;
 use serde_json::json;
 
-use super::{Race, table, tell};
-use crate::measure::peers::{Candle, Torch};
-use crate::measure::race::{Contestant, timed};
+use super::{table, tell};
+use crate::measure::Effort;
+use crate::measure::peers::Candle;
 use crate::measure::record::Section;
-use crate::measure::suites::kernels::{Case, case};
-use crate::measure::{Effort, copies};
 
 /// Elements of GPT-2 small.
 const GPT2: usize = 124_439_808;

@@ -7,11 +7,11 @@ use std::path::Path;
 
 use anyhow::Result;
 
+use meshstep_bench_cases::ranks::Race;
+
 use crate::measure::Effort;
-use crate::measure::peers::{Mpi, Torch};
-use crate::measure::race::{Contestant, race};
+use crate::measure::peers::{self, Mpi};
 use crate::measure::record::{Cell, Section, Table, Wanted};
-use crate::measure::samples::Samples;
 use ranks::RANKS;
 
 const ABOUT: &str = "How many times as long the other system takes: medians of ratios, round by round, in turns. Updates have as many \
@@ -23,7 +23,7 @@ const ABOUT: &str = "How many times as long the other system takes: medians of r
 pub(crate) fn run(effort: Effort, folder: &Path, left_out: &mut Vec<String>) -> Result<Section> {
     let mut section = Section::new("peers", ABOUT);
     alone::candle(&mut section, effort)?;
-    match Torch::start(&folder.join("venv")) {
+    match peers::torch(&folder.join("venv")) {
         Ok(mut torch) => {
             section.about += &format!(" PyTorch {}.", torch.version);
             alone::updates(&mut section, effort, &mut torch)?;
@@ -41,22 +41,6 @@ pub(crate) fn run(effort: Effort, folder: &Path, left_out: &mut Vec<String>) -> 
         section.bars.clear();
     }
     Ok(section)
-}
-
-/// What took turns.
-#[derive(Debug)]
-struct Race {
-    ours: Samples,
-    theirs: Samples,
-    floor: Samples,
-}
-
-impl Race {
-    fn run<X>(on: &mut X, rounds: usize, turns: [Contestant<'_, X>; 3]) -> Result<Self> {
-        let mut samples = race(on, rounds, turns.into())?.into_iter();
-        let mut next = || samples.next().unwrap_or_default();
-        Ok(Race { ours: next(), theirs: next(), floor: next() })
-    }
 }
 
 fn table(title: impl Into<String>) -> Table {

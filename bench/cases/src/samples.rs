@@ -4,45 +4,45 @@ use serde::{Deserialize, Serialize};
 
 /// One number per round, in the order of the rounds.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Samples(Vec<f64>);
+pub struct Samples(Vec<f64>);
 
 /// A median of so many rounds, and the interval that holds the true one in 95 of 100 runs. With fewer than six rounds no interval
 /// does; it is then all that was seen.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Median {
-    pub(crate) median: f64,
-    pub(crate) low: f64,
-    pub(crate) high: f64,
-    pub(crate) rounds: usize,
+pub struct Median {
+    pub median: f64,
+    pub low: f64,
+    pub high: f64,
+    pub rounds: usize,
 }
 
 impl Samples {
-    pub(crate) fn push(&mut self, sample: f64) {
+    pub fn push(&mut self, sample: f64) {
         self.0.push(sample);
     }
 
     /// Round by round, how often `other` goes into this: what disturbed a round disturbed both.
-    pub(crate) fn over(&self, other: &Samples) -> Samples {
+    pub fn over(&self, other: &Samples) -> Samples {
         Samples(self.0.iter().zip(&other.0).map(|(own, other)| own / other).collect())
     }
 
     /// Round by round, the larger of both.
-    pub(crate) fn largest(&self, other: &Samples) -> Samples {
+    pub fn largest(&self, other: &Samples) -> Samples {
         Samples(self.0.iter().zip(&other.0).map(|(own, other)| own.max(*other)).collect())
     }
 
     /// Each sample times `factor`.
-    pub(crate) fn times(&self, factor: f64) -> Samples {
+    pub fn times(&self, factor: f64) -> Samples {
         Samples(self.0.iter().map(|sample| sample * factor).collect())
     }
 
     /// Each sample less `other`.
-    pub(crate) fn minus(&self, other: f64) -> Samples {
+    pub fn minus(&self, other: f64) -> Samples {
         Samples(self.0.iter().map(|sample| sample - other).collect())
     }
 
     /// What they come to; all NaN where there are none.
-    pub(crate) fn median(&self) -> Median {
+    pub fn median(&self) -> Median {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);
         let rounds = sorted.len();

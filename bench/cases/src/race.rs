@@ -4,13 +4,13 @@ use std::time::Instant;
 
 use anyhow::Result;
 
-use super::samples::Samples;
+use crate::samples::Samples;
 
 /// Something that runs once and tells how many seconds it took.
-pub(crate) type Contestant<'a, X> = Box<dyn FnMut(&mut X) -> Result<f64> + 'a>;
+pub type Contestant<'a, X> = Box<dyn FnMut(&mut X) -> Result<f64> + 'a>;
 
 /// A contestant that is timed from outside.
-pub(crate) fn timed<'a, X>(mut work: impl FnMut(&mut X) + 'a) -> Contestant<'a, X> {
+pub fn timed<'a, X>(mut work: impl FnMut(&mut X) + 'a) -> Contestant<'a, X> {
     Box::new(move |on| {
         let start = Instant::now();
         work(on);
@@ -20,11 +20,7 @@ pub(crate) fn timed<'a, X>(mut work: impl FnMut(&mut X) + 'a) -> Contestant<'a, 
 
 /// Seconds of each contestant in each of `rounds` rounds; in every other round they run in reverse. One more round before those
 /// touches the memory, starts the threads, and does not count.
-pub(crate) fn race<X>(
-    on: &mut X,
-    rounds: usize,
-    mut contestants: Vec<Contestant<'_, X>>,
-) -> Result<Vec<Samples>> {
+pub fn race<X>(on: &mut X, rounds: usize, mut contestants: Vec<Contestant<'_, X>>) -> Result<Vec<Samples>> {
     let mut samples = vec![Samples::default(); contestants.len()];
     for round in 0..=rounds {
         for turn in turns(contestants.len(), round) {
@@ -38,7 +34,7 @@ pub(crate) fn race<X>(
 }
 
 /// Who runs when in a round.
-pub(crate) fn turns(contestants: usize, round: usize) -> impl Iterator<Item = usize> {
+pub fn turns(contestants: usize, round: usize) -> impl Iterator<Item = usize> {
     (0..contestants).map(move |turn| if round.is_multiple_of(2) { turn } else { contestants - 1 - turn })
 }
 

@@ -1,22 +1,26 @@
 //! Work that ranks do together, in turns with other work of theirs.
 
+mod beside;
+
+pub use beside::{OURS, Race, in_turns};
+
 use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use std::time::Instant;
 
 use anyhow::{Result, anyhow};
 use meshstep_comm::{Communicator, loopback};
 
-use crate::measure::race::turns;
-use crate::measure::samples::Samples;
+use crate::race::turns;
+use crate::samples::Samples;
 
 /// What one rank does: it runs turn `turn`, as each rank does at the same time.
-pub(crate) trait Player {
+pub trait Player {
     fn play(&mut self, turn: usize) -> Result<()>;
 }
 
 /// Seconds of each turn in each of `rounds` rounds, by the rank that sees the most: from when all are ready to when the last is done. A round before them
 /// does not count, and in every other one turns run in reverse.
-pub(crate) fn together<P: Player>(
+pub fn together<P: Player>(
     ranks: usize,
     (turns_a_round, rounds): (usize, usize),
     player: impl Fn(Arc<dyn Communicator>) -> Result<P> + Sync,

@@ -8,26 +8,26 @@ use serde::{Deserialize, Serialize};
 
 /// A machine as far as figures depend on it. Two reports can be compared where all of this is the same.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Machine {
-    pub(crate) processor: String,
-    pub(crate) cores: usize,
+pub struct Machine {
+    pub processor: String,
+    pub cores: usize,
     /// Threads that updates share.
-    pub(crate) threads: usize,
+    pub threads: usize,
     /// The widest vector instructions that are used.
-    pub(crate) vectors: String,
-    pub(crate) memory: u64,
-    pub(crate) system: String,
+    pub vectors: String,
+    pub memory: u64,
+    pub system: String,
     /// Whether large allocations get huge pages.
-    pub(crate) huge_pages: String,
+    pub huge_pages: String,
     /// The GPU, where that is measured on.
     #[serde(default)]
-    pub(crate) gpu: Option<String>,
+    pub gpu: Option<String>,
     /// Whether debug assertions slow it down.
-    pub(crate) debug: bool,
+    pub debug: bool,
 }
 
 impl Machine {
-    pub(crate) fn here() -> Self {
+    pub fn here() -> Self {
         let read = |path| fs::read_to_string(path).unwrap_or_default();
         let memory = field(&read("/proc/meminfo"), "MemTotal")
             .and_then(|kib| kib.trim_end_matches("kB").trim().parse::<u64>().ok());
@@ -46,7 +46,7 @@ impl Machine {
     }
 
     /// Where another machine differs, as it is told to people.
-    pub(crate) fn differs(&self, other: &Machine) -> Option<String> {
+    pub fn differs(&self, other: &Machine) -> Option<String> {
         let of_gpu = |of: &Machine| of.gpu.clone().unwrap_or_else(|| "none".to_owned());
         let both = [
             ("processor", &self.processor, &other.processor),

@@ -6,7 +6,7 @@ use meshstep_shard::{MicroBatch, Owners, Stage};
 use meshstep_tensor::{DType, Layout};
 
 /// What is divided, by the name it has in the report.
-pub(crate) const STAGES: [(&str, Stage); 5] = [
+pub const STAGES: [(&str, Stage); 5] = [
     ("unsharded", Stage::Replicated),
     ("stage 1, whole parameters", Stage::WholeParams(Owners::SortedGreedy)),
     ("stage 1", Stage::Zero1),
@@ -15,7 +15,7 @@ pub(crate) const STAGES: [(&str, Stage); 5] = [
 ];
 
 /// All of a model's parameters on every rank, in its units.
-pub(crate) fn layout(model: &Model) -> Result<Layout> {
+pub fn layout(model: &Model) -> Result<Layout> {
     let mut builder = Layout::builder();
     let mut unit = None;
     for param in model.parameters() {
@@ -29,7 +29,7 @@ pub(crate) fn layout(model: &Model) -> Result<Layout> {
 }
 
 /// `count` f32 parameters of `len` elements, a unit each.
-pub(crate) fn even(count: usize, len: usize) -> Result<Layout> {
+pub fn even(count: usize, len: usize) -> Result<Layout> {
     let one = |builder: meshstep_tensor::LayoutBuilder, i: usize| {
         builder.unit(format!("u{i}")).param(format!("p{i}"), &[len], DType::F32)
     };
@@ -37,7 +37,7 @@ pub(crate) fn even(count: usize, len: usize) -> Result<Layout> {
 }
 
 /// Writes a gradient where it travels from.
-pub(crate) fn hand_over(batch: &MicroBatch<'_>, name: &str, write: impl FnOnce(&mut [f32])) -> Result<()> {
+pub fn hand_over(batch: &MicroBatch<'_>, name: &str, write: impl FnOnce(&mut [f32])) -> Result<()> {
     let mut slot = batch.slot(name)?;
     write(slot.as_mut()?.into_typed::<f32>()?);
     Ok(slot.fill()?)

@@ -1,0 +1,46 @@
+//! One row on a vector, beside its copy.
+
+use anyhow::{Context as _, Result};
+
+use super::{Memory, Row, rows};
+use crate::race::{race, timed};
+use crate::samples::Samples;
+
+/// A row, and what its update touches.
+pub struct Case {
+    pub row: Row,
+    memory: Memory,
+}
+
+impl Case {
+    pub fn new(row: Row, len: usize) -> Result<Self> {
+        Ok(Case { memory: Memory::new(&row, len)?, row })
+    }
+
+    /// Bytes an update must read and write for each element.
+    pub fn bytes(&self) -> usize {
+        self.memory.bytes()
+    }
+
+    pub fn update(&mut self) {
+        self.memory.update(&self.row);
+    }
+
+    /// Moves as many bytes.
+    pub fn copy(&mut self) {
+        self.memory.copy();
+    }
+
+    /// Seconds of the copy and of the update, in turns.
+    pub fn times(&mut self, rounds: usize) -> Result<[Samples; 2]> {
+        let contestants = vec![timed(Case::copy), timed(Case::update)];
+        let mut samples = race(self, rounds, contestants)?.into_iter();
+        Ok([samples.next().unwrap_or_default(), samples.next().unwrap_or_default()])
+    }
+}
+
+/// The row of this name on `len` parameters.
+pub fn case(name: &str, len: usize) -> Result<Case> {
+    let row = rows().into_iter().find(|row| row.name == name);
+    Case::new(row.with_context(|| format!("no row of the table is called {name:?}"))?, len)
+}
