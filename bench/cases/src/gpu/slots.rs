@@ -27,8 +27,12 @@ fn instructions(kernels: &Counted) -> Option<f64> {
 /// Seconds in which the device issues the instructions for `params` elements at its highest clock; none where a kernel has no
 /// count or the driver tells no clock.
 pub(crate) fn issue_seconds(kernels: &Counted, params: usize, device: &Device) -> Result<Option<f64>> {
-    let a_second = f64::from(device.multiprocessors()?) * THREADS_A_CLOCK * device.clock_rate()? as f64;
-    Ok(instructions(kernels).filter(|_| a_second > 0.0).map(|each| each * params as f64 / a_second))
+    Ok(seconds(kernels, params, device.multiprocessors()?, device.clock_rate()?))
+}
+
+fn seconds(kernels: &Counted, params: usize, multiprocessors: u32, hertz: u64) -> Option<f64> {
+    let a_second = f64::from(multiprocessors) * THREADS_A_CLOCK * hertz as f64;
+    instructions(kernels).filter(|_| a_second > 0.0).map(|each| each * params as f64 / a_second)
 }
 
 #[cfg(test)]
@@ -50,5 +54,15 @@ mod tests {
             assert_eq!(instructions(&vec![norm.clone(), (other.to_owned(), 1)]), None, "{other}");
         }
         assert_eq!(instructions(&Vec::new()), None);
+    }
+
+    #[test]
+    fn seconds_are_instructions_over_slots() {
+        let adam = vec![("adam_f32".to_owned(), 8)];
+        let turn = turn("adam_f32").unwrap();
+        // One multiprocessor issues for 128 threads in a clock.
+        assert_eq!(seconds(&adam, 8 * 128, 1, 1), Some(turn));
+        assert_eq!(seconds(&adam, 8 * 128, 2, 10), Some(turn / 20.0));
+        assert_eq!(seconds(&adam, 8, 1, 0), None, "no clock");
     }
 }

@@ -67,7 +67,7 @@ fn of_base(base: &'static str, kernel: &str, elements: u64) -> Vec<Variant> {
         ..variant("", &format!("bulk copies, {stages} stages"), false)
     };
     let mut all = vec![
-        variant("plain", "nothing", false),
+        variant("plain", "unchanged", false),
         variant("plain", "a block a tile", true),
         variant("streaming", "ld.cs, st.cs", false),
         variant("streaming", "ld.cs, st.cs, a block a tile", true),
