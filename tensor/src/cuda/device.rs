@@ -66,6 +66,12 @@ impl Device {
         self.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
     }
 
+    /// The highest clock of its multiprocessors in Hz; 0 where the driver does not tell.
+    pub fn clock_rate(&self) -> Result<u64, Error> {
+        let khz = self.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)?;
+        Ok(u64::from(khz) * 1000)
+    }
+
     /// Its compute capability: (9, 0) of an H100, whose machine code is for sm_90.
     pub fn capability(&self) -> Result<(u32, u32), Error> {
         let major = self.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;

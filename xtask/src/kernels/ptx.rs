@@ -3,13 +3,15 @@
 use anyhow::ensure;
 use xxhash_rust::xxh3::Xxh3;
 
-/// The PTX version that is declared: the first to know sm_80, which the drivers of CUDA 11.0 load. ptxas proves that each text
-/// needs no more.
-pub(crate) const VERSION: &str = "7.0";
-
-/// The committed text of a module: its name and the fingerprint of its source, each behind `//`, then the PTX.
-pub(crate) fn committed(name: &str, fingerprint: &str, written: &str) -> anyhow::Result<String> {
-    let body = lowered(&squeezed(written))?;
+/// The committed text of a module: its name and the fingerprint of its source, each behind `//`, then the PTX, which declares
+/// `version`.
+pub(crate) fn committed(
+    name: &str,
+    fingerprint: &str,
+    version: &str,
+    written: &str,
+) -> anyhow::Result<String> {
+    let body = lowered(&squeezed(written), version)?;
     Ok(format!("// {name}\n// of {fingerprint}\n{body}"))
 }
 
@@ -41,14 +43,14 @@ fn squeezed(text: &str) -> String {
     out
 }
 
-/// With [`VERSION`] in place of the compiler's own.
-fn lowered(text: &str) -> anyhow::Result<String> {
+/// With this version in place of the compiler's own.
+fn lowered(text: &str, version: &str) -> anyhow::Result<String> {
     let is_version = |line: &&str| line.starts_with(".version ");
     let versions = text.lines().filter(is_version).count();
     ensure!(versions == 1, "NVRTC's text has {versions} lines `.version`, where one is expected");
     let lines = text
         .lines()
-        .map(|line| if is_version(&line) { format!(".version {VERSION}\n") } else { format!("{line}\n") });
+        .map(|line| if is_version(&line) { format!(".version {version}\n") } else { format!("{line}\n") });
     Ok(lines.collect())
 }
 
@@ -75,7 +77,7 @@ mod tests {
 
     #[test]
     fn keeps_the_code_alone_and_lowers_the_version() {
-        let text = committed("adam", "12", WRITTEN).unwrap();
+        let text = committed("adam", "12", "7.0", WRITTEN).unwrap();
         let expected = "// adam\n// of 12\n.version 7.0\n.target sm_80\n.visible .entry adam(\n.param .u64 a\n)\n{\n\
                         .reg .b32 %r<3>;\nmov.u32 %r1, %r2;\nret;\n}\n";
         assert_eq!(text, expected);
@@ -84,7 +86,7 @@ mod tests {
     #[test]
     fn a_text_without_one_version_is_refused() {
         for text in ["", ".target sm_80\n", ".version 9.0\n.version 9.0\n"] {
-            assert!(committed("adam", "12", text).is_err(), "{text:?}");
+            assert!(committed("adam", "12", "7.0", text).is_err(), "{text:?}");
         }
     }
 

@@ -7,6 +7,11 @@ use std::process::{Command, Stdio};
 /// The chips that the budget is about: A100, H100 and H200, B200.
 pub(crate) const CHIPS: [&str; 3] = ["sm_80", "sm_90", "sm_100"];
 
+/// 90 of sm_90.
+pub(crate) fn number(chip: &str) -> u32 {
+    chip.trim_start_matches("sm_").parse().unwrap_or(0)
+}
+
 /// What one kernel uses on one chip.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Usage {

@@ -25,7 +25,7 @@ struct Instruction {
     flow: Flow,
     /// Whether it may be passed by.
     predicated: bool,
-    /// A load of 16 bytes from memory.
+    /// A load of 16 bytes from memory; from shared memory in a kernel that fills it by bulk copies.
     wide_load: bool,
     shared_store: bool,
 }
@@ -85,14 +85,16 @@ fn parse(text: &str) -> anyhow::Result<Vec<(String, Code)>> {
         }
     }
     let code = |(name, lines, labels): (String, Vec<&str>, HashMap<&str, usize>)| {
-        let code = lines.iter().map(|line| instruction(line, &labels)).collect::<anyhow::Result<Code>>();
+        let load = if lines.iter().any(|line| line.contains("UBLKCP")) { "LDS" } else { "LDG" };
+        let code =
+            lines.iter().map(|line| instruction(line, load, &labels)).collect::<anyhow::Result<Code>>();
         code.map(|code| (name, code))
     };
     kernels.into_iter().map(code).collect()
 }
 
-/// One instruction, as `@!P0 BRA `(.L_x_7)`.
-fn instruction(line: &str, labels: &HashMap<&str, usize>) -> anyhow::Result<Instruction> {
+/// One instruction, as `@!P0 BRA `(.L_x_7)`; `load` begins the names of loads that may be wide ones.
+fn instruction(line: &str, load: &str, labels: &HashMap<&str, usize>) -> anyhow::Result<Instruction> {
     let (predicate, rest) = match line.strip_prefix('@') {
         Some(guarded) => guarded.split_once(' ').with_context(|| format!("a predicate alone: {line}"))?,
         None => ("", line),
@@ -118,7 +120,7 @@ fn instruction(line: &str, labels: &HashMap<&str, usize>) -> anyhow::Result<Inst
     Ok(Instruction {
         flow,
         predicated: !predicate.is_empty() || conditional,
-        wide_load: name.starts_with("LDG") && name.contains(".128"),
+        wide_load: name.starts_with(load) && name.contains(".128"),
         shared_store: operation == "STS",
     })
 }
@@ -240,6 +242,14 @@ mod tests {
             kernels.iter().map(|(name, code)| (&name[..], shortest_turn(code, false))).collect();
         // LDG, two FADD, BSYNC, BRA, BSSY, ISETP, BRA.
         assert_eq!(turns, [("loop", Some(8)), ("once", None)]);
+    }
+
+    #[test]
+    fn loads_of_shared_memory_count_where_bulk_copies_fill_it() {
+        let shared = TEXT.replace("LDG.E.128 R4, desc[UR4][R2.64]", "LDS.128 R4, [R2]");
+        assert_eq!(shortest_turn(&parse(&shared).unwrap()[0].1, false), None);
+        let filled = shared.replace("FADD R4, R4, R4", "UBLKCP [UR4], [UR6], UR8");
+        assert_eq!(shortest_turn(&parse(&filled).unwrap()[0].1, false), Some(8));
     }
 
     #[test]

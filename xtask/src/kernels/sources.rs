@@ -4,8 +4,11 @@ use anyhow::{Context, ensure};
 use std::fs;
 use std::path::Path;
 
-/// Where kernels lie: in the folders of this one.
-const FOLDER: &str = "optim/src";
+/// Where the product's kernels lie: in the folders of this one.
+const PRODUCT: &str = "optim/src";
+
+/// Where the benchmark's lie. They include what they need.
+const BENCHMARK: &str = "bench/cases/src/gpu";
 
 /// The folder of what kernels share. Files that begin with a digit go before every kernel; others are kernels.
 const SHARED: &str = "optim/src/cuda/";
@@ -26,11 +29,31 @@ pub(crate) struct Module {
     pub(crate) text: String,
 }
 
+/// What PTX is for: a chip and all newer ones, and drivers that know a version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    /// As 90 of sm_90.
+    pub(crate) chip: u32,
+    pub(crate) version: &'static str,
+}
+
 impl Module {
     /// Where its PTX is committed.
     pub(crate) fn ptx_path(&self) -> String {
         ptx_path(&self.path)
     }
+
+    /// The product's kernels are for the oldest chip that we serve, and for the first version to know it, which the drivers of
+    /// CUDA 11.0 load. ptxas proves that each text needs no more. A benchmark's file may name a newer chip, as `x.sm_90.cu`.
+    pub(crate) fn target(&self) -> Target {
+        let chip = if self.path.ends_with(".sm_90.cu") { 90 } else { 80 };
+        Target { chip, version: if is_product(&self.path) { "7.0" } else { "8.0" } }
+    }
+}
+
+/// Whether a file is the product's.
+pub(crate) fn is_product(path: &str) -> bool {
+    path.starts_with(PRODUCT)
 }
 
 /// Where the PTX of a `.cu` is committed.
@@ -38,16 +61,12 @@ pub(crate) fn ptx_path(cu: &str) -> String {
     format!("{}.ptx", cu.trim_end_matches(".cu"))
 }
 
-/// Every `.cu` and `.ptx` in the folders of optim.
+/// Every `.cu`, `.h` and `.ptx` of the product and the benchmark.
 pub(crate) fn read(root: &Path) -> anyhow::Result<Vec<File>> {
     let mut files = Vec::new();
-    for folder in names(&root.join(FOLDER))? {
-        let inside = format!("{FOLDER}/{folder}");
-        if !root.join(&inside).is_dir() {
-            continue;
-        }
+    for inside in [folders(root, PRODUCT)?, folders(root, BENCHMARK)?].concat() {
         for name in names(&root.join(&inside))? {
-            if name.ends_with(".cu") || name.ends_with(".ptx") {
+            if [".cu", ".h", ".ptx"].iter().any(|end| name.ends_with(end)) {
                 let path = format!("{inside}/{name}");
                 let text =
                     fs::read_to_string(root.join(&path)).with_context(|| format!("cannot read {path}"))?;
@@ -56,6 +75,12 @@ pub(crate) fn read(root: &Path) -> anyhow::Result<Vec<File>> {
         }
     }
     Ok(files)
+}
+
+/// The paths of the folders in one.
+fn folders(root: &Path, parent: &str) -> anyhow::Result<Vec<String>> {
+    let paths = names(&root.join(parent))?.into_iter().map(|name| format!("{parent}/{name}"));
+    Ok(paths.filter(|path| root.join(path).is_dir()).collect())
 }
 
 /// What is in a folder, in the order of names.
@@ -67,7 +92,7 @@ fn names(folder: &Path) -> anyhow::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Every module, with the shared files in front in the order of their names.
+/// Every module: of the product with the shared files in front in the order of their names, of the benchmark with what it includes.
 pub(crate) fn modules(files: &[File]) -> anyhow::Result<Vec<Module>> {
     let sources = files.iter().filter(|file| file.path.ends_with(".cu"));
     let (mut shared, kernels): (Vec<&File>, Vec<&File>) = sources.partition(|file| is_shared(&file.path));
@@ -79,9 +104,13 @@ pub(crate) fn modules(files: &[File]) -> anyhow::Result<Vec<Module>> {
         if let Some(other) = modules.iter().find(|other| other.name == name) {
             anyhow::bail!("{} and {} have one name; rename one", other.path, file.path);
         }
-        modules.push(Module { name, path: file.path.clone(), text: before.clone() + &with_its_lines(file) });
+        let text = match is_product(&file.path) {
+            true => before.clone() + &with_its_lines(file),
+            false => expanded(file, files, 0)?,
+        };
+        modules.push(Module { name, path: file.path.clone(), text });
     }
-    ensure!(!modules.is_empty(), "no .cu in the folders of {FOLDER}");
+    ensure!(!modules.is_empty(), "no .cu in the folders of {PRODUCT}");
     Ok(modules)
 }
 
@@ -104,6 +133,25 @@ fn stem(path: &str) -> &str {
 fn with_its_lines(file: &File) -> String {
     let end = if file.text.ends_with('\n') { "" } else { "\n" };
     format!("#line 1 \"{}\"\n{}{end}", file.path, file.text)
+}
+
+/// The text with that of the files that it includes, by their paths from the root.
+fn expanded(file: &File, files: &[File], depth: u32) -> anyhow::Result<String> {
+    ensure!(depth < 8, "{} is included by what it includes", file.path);
+    let mut text = format!("#line 1 \"{}\"\n", file.path);
+    for (line, number) in file.text.lines().zip(2..) {
+        match line.strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"')) {
+            None => text.extend([line, "\n"]),
+            Some(path) => {
+                let included = files.iter().find(|file| file.path == path);
+                let included =
+                    included.with_context(|| format!("{} includes {path}: no such file", file.path))?;
+                text += &expanded(included, files, depth + 1)?;
+                text += &format!("#line {number} \"{}\"\n", file.path);
+            }
+        }
+    }
+    Ok(text)
 }
 
 #[cfg(test)]
@@ -144,6 +192,25 @@ mod tests {
     }
 
     #[test]
+    fn a_benchmarks_file_has_what_it_includes_in_its_place() {
+        let mut files = vec![
+            file("optim/src/cuda/1_a.cu", "a\n"),
+            file("bench/cases/src/gpu/x/x.sm_90.cu", "x\n#include \"bench/cases/src/gpu/x/y.h\"\nz\n"),
+            file("bench/cases/src/gpu/x/y.h", "#include \"optim/src/cuda/1_a.cu\"\ny\n"),
+        ];
+        let module = modules(&files).unwrap().remove(0);
+        let text: Vec<&str> = module.text.lines().filter(|line| !line.starts_with('#')).collect();
+        assert_eq!((module.name.as_str(), text), ("x", vec!["x", "a", "y", "z"]));
+        assert!(module.text.contains("#line 3 \"bench/cases/src/gpu/x/x.sm_90.cu\"\nz"), "{}", module.text);
+        assert_eq!(module.ptx_path(), "bench/cases/src/gpu/x/x.sm_90.ptx");
+        assert_eq!(module.target(), Target { chip: 90, version: "8.0" });
+        files[2].text = "#include \"bench/cases/src/gpu/x/y.h\"\n".to_owned();
+        assert!(modules(&files).unwrap_err().to_string().contains("y.h is included by what it includes"));
+        files.remove(2);
+        assert!(modules(&files).unwrap_err().to_string().contains("includes bench/cases/src/gpu/x/y.h"));
+    }
+
+    #[test]
     fn ptx_without_its_source_is_found() {
         let files =
             [file("optim/src/a/a.cu", ""), file("optim/src/a/a.ptx", ""), file("optim/src/b/b.ptx", "")];
@@ -157,6 +224,7 @@ mod tests {
         let modules = modules(&read(&root).unwrap()).unwrap();
         let adam = modules.iter().find(|module| module.name == "adam").unwrap();
         assert_eq!(adam.path, "optim/src/adam/adam.cu");
+        assert_eq!(adam.target(), Target { chip: 80, version: "7.0" });
         let number = adam.text.find("optim/src/cuda/1_number.cu").unwrap();
         assert!(number < adam.text.find("optim/src/adam/adam.cu").unwrap());
     }

@@ -15,7 +15,7 @@ using namespace standin;
 
 namespace {
 
-enum : int { MultiprocessorCount = 16, CapabilityMajor = 75, CapabilityMinor = 76, MemoryPools = 115 };
+enum : int { ClockRate = 13, MultiprocessorCount = 16, CapabilityMajor = 75, CapabilityMinor = 76, MemoryPools = 115 };
 enum : int { LogBuffer = 5, LogSize = 6 };
 
 // What simt.h exports.
@@ -237,6 +237,7 @@ int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *, int, size_t
 int cuDeviceGetAttribute(int *value, int attribute, int) {
     BEGIN(begin(__func__));
     switch (attribute) {
+    case ClockRate: *value = 1000000; return Success;
     case MultiprocessorCount: *value = 3; return Success;
     case CapabilityMajor: *value = 8; return Success;
     case CapabilityMinor: *value = 0; return Success;

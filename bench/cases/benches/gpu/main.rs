@@ -15,9 +15,7 @@ mod report;
 mod settings;
 
 use meshstep_bench_cases::budget::Budget;
-use meshstep_bench_cases::gpu::{
-    Copy, Measured, Result, Row, SMOKE, Work, figures, fitting, launch, lbfgs, measure, rows, smoke,
-};
+use meshstep_bench_cases::gpu::{Copy, Measured, Result, Row, SMOKE, figures, fitting, launch, rows, smoke};
 use meshstep_bench_cases::record::{Outcome, Record};
 use meshstep_optim::cuda::{LoadedKernel, loaded_kernels};
 use meshstep_tensor::Queue;
@@ -56,10 +54,13 @@ fn run() -> Result<()> {
         }
         Err(error) => record.about("launch_us", json!({ "error": error.to_string() }))?,
     }
-    all(&rows, &settings, len, &mut record, &queue)?;
+    // The stand-in runs every kernel.
+    let capability = if driver.stand_in { (u32::MAX, 0) } else { device.capability()? };
+    all(&rows, &settings, (len, capability), &mut record, &queue)?;
     record.about("after", machine::clocks())?;
     record.about("kernels", kernels(&device)?)?;
     report::print_roofline(record.rows());
+    report::print_variants(record.rows());
     println!(
         "{}",
         settings.path.map_or("no file is written: OUT is not set".into(), |path| path.display().to_string())
@@ -104,13 +105,19 @@ fn kernels(device: &Device) -> Result<Value> {
 }
 
 /// Measures the rows in turn, each into the record.
-fn all(rows: &[Row], settings: &Settings, len: usize, record: &mut Record, queue: &Queue) -> Result<()> {
+fn all(
+    rows: &[Row],
+    settings: &Settings,
+    (len, capability): (usize, (u32, u32)),
+    record: &mut Record,
+    queue: &Queue,
+) -> Result<()> {
     let mut budget = Budget::new(settings.seconds);
     let mut copy = None;
     report::print_columns();
     for (idx, row) in rows.iter().enumerate() {
         let begun = Instant::now();
-        let outcome = match budget.over() {
+        let outcome = match row.unfit(capability).or_else(|| budget.over()) {
             Some(reason) => Outcome::NotRun(reason),
             None => Outcome::of(|| {
                 Ok::<_, Box<dyn std::error::Error>>(figures(row, &measured(row, &mut copy, len, queue)?))
@@ -130,9 +137,5 @@ fn measured(row: &Row, copy: &mut Option<Copy>, len: usize, queue: &Queue) -> Re
         *copy = None;
         *copy = Some(Copy::new(copied, queue)?);
     }
-    let copy = copy.as_mut().ok_or("there is no copy to measure beside")?;
-    match &row.work {
-        Work::Case(case) => measure(case, copy, (row.params, row.rounds), queue),
-        Work::Lbfgs => lbfgs::measure(copy, row.params, row.rounds, queue),
-    }
+    row.measure(copy.as_mut().ok_or("there is no copy to measure beside")?, queue)
 }

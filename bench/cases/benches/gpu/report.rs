@@ -12,6 +12,8 @@ pub(crate) fn about(device: &Device, driver: &Driver, params: usize, rounds: usi
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
     Ok(json!({
         "device": device.name()?,
+        "multiprocessors": device.multiprocessors()?,
+        "clock_mhz": device.clock_rate()? as f64 / 1e6,
         "driver": machine::kernel_module(),
         "cuda": format!("{major}.{minor}"),
         "stand_in": driver.stand_in,
@@ -67,18 +69,39 @@ pub(crate) fn print_row(row: &Value) {
     }
 }
 
-/// Each measured row's bytes, speed, and share of the copy's speed.
+/// Each measured row's bytes, speed, and share of the copy's speed; and how many of the slots in which the device can issue an
+/// instruction meanwhile it takes, where its instructions are counted.
 pub(crate) fn print_roofline(rows: &[Value]) {
-    println!("\n{:46} {:>10} {:>9} {:>12} {:>10}", "roofline", "MB", "GB/s", "copy GB/s", "of copy");
+    println!(
+        "\n{:46} {:>10} {:>9} {:>12} {:>10} {:>11}",
+        "roofline", "MB", "GB/s", "copy GB/s", "of copy", "issue slots"
+    );
     for row in rows.iter().filter(|row| row["ms"].is_number()) {
         let number = |key: &str| row[key].as_f64().unwrap_or(f64::NAN);
         println!(
-            "{:46} {:10.1} {:9.1} {:12.1} {:9.1}%",
+            "{:46} {:10.1} {:9.1} {:12.1} {:9.1}% {:>11}",
             text(row, "name"),
             number("bytes") / 1e6,
             number("gb_per_s"),
             number("copy_gb_per_s"),
-            number("share_of_floor") * 100.0
+            number("share_of_floor") * 100.0,
+            row["issue_slots_percent"].as_f64().map_or("-".to_owned(), |percent| format!("{percent:.1}%"))
+        );
+    }
+}
+
+/// Each variant's time beside that of the kernel that it may take the place of.
+pub(crate) fn print_variants(rows: &[Value]) {
+    println!("\n{:40} {:32} {:>9} {:>9} {:>8}", "variants of", "change", "ms", "base ms", "of base");
+    for row in rows.iter().filter(|row| row["time_of_base"].is_number()) {
+        let number = |key: &str| row[key].as_f64().unwrap_or(f64::NAN);
+        println!(
+            "{:40} {:32} {:9.3} {:9.3} {:7.1}%",
+            text(row, "base"),
+            text(row, "change"),
+            number("ms"),
+            number("base_ms"),
+            number("time_of_base") * 100.0
         );
     }
 }

@@ -1,6 +1,8 @@
 //! What is measured: a new case is a new row. Those that PyTorch has too are named alike in bench/python/gpu_torch.py.
 
-use meshstep_optim::{Adagrad, AdamW, Adopt, Lion, QhAdamW, RmsProp, Rounding, Rule, Sgd};
+use meshstep_optim::{
+    Adagrad, AdamW, Adopt, Lion, QhAdamW, QhAdopt, RmsProp, Rounding, Rule, Sgd, UncorrectedAdam,
+};
 use meshstep_tensor::DType::{self, BF16, F16, F32};
 
 /// Work on every parameter: a norm of the gradients, an update, or both with the decision between them.
@@ -34,6 +36,8 @@ const COPIED_BF16_GRADS: Recipe = Recipe { copy: Some(BF16), ..BF16_GRADS };
 const REMAINDER: Recipe = Recipe { params: BF16, remainder: true, ..BF16_GRADS };
 const F16_GRADS: Recipe = Recipe { grads: F16, ..ALL_F32 };
 const ALL_BF16: Recipe = Recipe { params: BF16, grads: BF16, ..NARROW_STATE };
+const BY_CHANCE: Recipe = Recipe { state: F32, ..ALL_BF16 };
+const NARROW_REMAINDER: Recipe = Recipe { remainder: true, ..ALL_BF16 };
 const NARROW_STATE: Recipe = Recipe { state: BF16, rounding: Rounding::Stochastic, ..ALL_F32 };
 
 fn rule(rule: impl Rule + 'static) -> Option<Box<dyn Rule>> {
@@ -48,32 +52,41 @@ fn update(name: &'static str, rule: Option<Box<dyn Rule>>, recipe: Recipe) -> Ca
     Case { name, rule, norm: false, recipe, segments: 1 }
 }
 
+/// The most telling first.
 pub fn cases() -> Vec<Case> {
     let norm = |name, recipe| Case { norm: true, ..update(name, None, recipe) };
     let step = |name, recipe| Case { norm: true, ..update(name, adamw(), recipe) };
+    let rms = RmsProp { centered: true, momentum: 0.9, ..RmsProp::default() };
     vec![
         update("adamw f32", adamw(), ALL_F32),
+        norm("exact norm bf16", BF16_GRADS),
+        update("adamw bf16 + remainder, bf16 gradients", adamw(), REMAINDER),
+        step("step bf16 + remainder, bf16 gradients", REMAINDER),
+        update("adamw f32, bf16 moments by chance", adamw(), NARROW_STATE),
+        update("adamw bf16 by chance", adamw(), ALL_BF16),
         update("adamw f32, bf16 copy", adamw(), COPIED),
         update("adamw f32, bf16 gradients", adamw(), BF16_GRADS),
-        update("adamw bf16 + remainder, bf16 gradients", adamw(), REMAINDER),
-        update("adamw f32, bf16 moments by chance", adamw(), NARROW_STATE),
+        update("adamw f32, bf16 gradients and copy", adamw(), COPIED_BF16_GRADS),
         update("adamw f32, f16 gradients", adamw(), F16_GRADS),
-        update("adamw bf16 by chance", adamw(), ALL_BF16),
-        update("sgd momentum f32", rule(Sgd { momentum: 0.9, ..Sgd::default() }), ALL_F32),
-        update("lion f32", rule(Lion::default()), ALL_F32),
-        update("amsgrad f32", rule(AdamW { amsgrad: true, ..AdamW::default() }), ALL_F32),
-        update("rmsprop f32", rule(RmsProp::default()), ALL_F32),
-        update("adagrad f32", rule(Adagrad::default()), ALL_F32),
-        update("adopt f32", rule(Adopt::default()), ALL_F32),
-        update("qhadamw f32", rule(QhAdamW::default()), ALL_F32),
+        update("adamw bf16 + remainder, bf16 moments by chance", adamw(), NARROW_REMAINDER),
+        update("adamw bf16 by chance, f32 moments", adamw(), BY_CHANCE),
         norm("exact norm f32", ALL_F32),
-        norm("exact norm bf16", BF16_GRADS),
         norm("exact norm f16", F16_GRADS),
         step("step f32", ALL_F32),
         step("step f32, bf16 copy", COPIED),
         step("step f32, bf16 gradients", BF16_GRADS),
         step("step f32, bf16 gradients and copy", COPIED_BF16_GRADS),
-        step("step bf16 + remainder, bf16 gradients", REMAINDER),
+        update("sgd momentum f32", rule(Sgd { momentum: 0.9, ..Sgd::default() }), ALL_F32),
+        update("lion f32", rule(Lion::default()), ALL_F32),
+        update("amsgrad f32", rule(AdamW { amsgrad: true, ..AdamW::default() }), ALL_F32),
+        update("adopt f32", rule(Adopt::default()), ALL_F32),
+        update("qhadamw f32", rule(QhAdamW::default()), ALL_F32),
+        update("qhadopt f32", rule(QhAdopt::default()), ALL_F32),
+        update("rmsprop f32", rule(RmsProp::default()), ALL_F32),
+        update("rmsprop centered momentum f32", rule(rms), ALL_F32),
+        update("adagrad f32", rule(Adagrad::default()), ALL_F32),
+        update("uncorrected adam f32", rule(UncorrectedAdam::default()), ALL_F32),
+        update("sgd f32", rule(Sgd::default()), ALL_F32),
     ]
 }
 

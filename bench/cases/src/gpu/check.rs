@@ -39,7 +39,7 @@ pub(crate) fn first_step(case: &Case, job: &mut Job, queue: &Queue) -> Result<(u
 }
 
 /// What is begun, what lies around the middle, and the end.
-fn parts(len: usize) -> Vec<Range<usize>> {
+pub(crate) fn parts(len: usize) -> Vec<Range<usize>> {
     let part = |start: usize| start..len.min(start + PART);
     let mut parts = vec![part(0), part(len / 2 - len.min(PART) / 2), part(len.saturating_sub(PART))];
     parts.dedup();
@@ -48,14 +48,20 @@ fn parts(len: usize) -> Vec<Range<usize>> {
 
 fn compare(case: &Case, job: &Job, expected: &Vectors, range: &Range<usize>, queue: &Queue) -> Result<()> {
     for ((name, there), (_, here)) in job.vectors.all().zip(expected.all()) {
-        let mut found = Buffer::zeroed(range.len(), here.dtype(), &Meter::new(), Category::Staging)?;
-        queue.download(there.as_slice().slice(range.clone())?, found.as_mut())?;
+        let found = downloaded(there, range, queue)?;
         if found.as_slice().bytes()? != here.as_slice().bytes()? {
             let name = format!("{}: {name} of elements {range:?}", case.name);
             return Err(format!("{name} are not the CPU's").into());
         }
     }
     Ok(())
+}
+
+/// Elements `range` of a vector of the device.
+pub(crate) fn downloaded(there: &Buffer, range: &Range<usize>, queue: &Queue) -> Result<Buffer> {
+    let mut found = Buffer::zeroed(range.len(), there.dtype(), &Meter::new(), Category::Staging)?;
+    queue.download(there.as_slice().slice(range.clone())?, found.as_mut())?;
+    Ok(found)
 }
 
 /// The norm of the gradients: that of one period, as often as it fits, and of what is left.

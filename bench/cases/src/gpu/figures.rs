@@ -1,11 +1,11 @@
 //! What the benchmark's file tells of a case that was measured.
 
 use super::race::Measured;
-use super::rows::Row;
+use super::rows::{Row, Work};
 use serde_json::{Value, json};
 
 /// What is told of a case. One for which the host waited more often than it needs is an error, with its figures.
-pub fn figures(row: &Row, Measured { compared, first_step, waits, times }: &Measured) -> Value {
+pub fn figures(row: &Row, Measured { compared, first_step, waits, times, issue }: &Measured) -> Value {
     let (took, copy) = (median(&times.case), median(&times.copy));
     let bytes = row.bytes_each() as f64 * row.params as f64;
     let floor = copy * bytes / times.copied as f64;
@@ -16,6 +16,7 @@ pub fn figures(row: &Row, Measured { compared, first_step, waits, times }: &Meas
         "floor_ms": floor * 1e3,
         "share_of_floor": floor / took,
         "gb_per_s": bytes / took / 1e9,
+        "issue_slots_percent": issue.map(|seconds| 100.0 * seconds / took),
         "copy_gb_per_s": times.copied as f64 / copy / 1e9,
         "first_step_ms": first_step.map(|seconds| seconds * 1e3),
         "rounds": times.case.len(),
@@ -23,6 +24,13 @@ pub fn figures(row: &Row, Measured { compared, first_step, waits, times }: &Meas
         "host_waits_per_step": waits.per_step,
         "host_was_ahead": waits.ahead,
     });
+    if let Work::Variant(variant) = &row.work {
+        let base = median(&times.base);
+        figures["base"] = variant.base.into();
+        figures["change"] = variant.change.as_str().into();
+        figures["base_ms"] = (base * 1e3).into();
+        figures["time_of_base"] = (took / base).into();
+    }
     if waits.per_step > row.waits() {
         let error = format!("the host waited {} times in a step that needs {}", waits.per_step, row.waits());
         figures["error"] = error.into();
@@ -49,9 +57,11 @@ mod tests {
     use super::*;
 
     fn measured(per_step: f64) -> Measured {
-        let times = Times { copy: vec![2e-3, 1e-3, 3e-3], case: vec![8e-3, 7e-3, 9e-3], copied: 8 << 20 };
+        let [copy, case, base] =
+            [[2e-3, 1e-3, 3e-3], [8e-3, 7e-3, 9e-3], [16e-3, 1.0, 1e-3]].map(|times| times.to_vec());
+        let times = Times { copy, case, base, copied: 8 << 20 };
         let waits = Waits { per_step, ahead: true };
-        Measured { compared: 7, first_step: Some(0.5), waits, times }
+        Measured { compared: 7, first_step: Some(0.5), waits, times, issue: Some(2e-3) }
     }
 
     #[test]
@@ -63,6 +73,16 @@ mod tests {
             (&29360128.0.into(), &8.0.into(), &7.0.into())
         );
         assert_eq!((&row["share_of_floor"], &row["first_step_ms"]), (&0.875.into(), &500.0.into()));
+        assert_eq!((&row["issue_slots_percent"], row.get("base_ms")), (&25.0.into(), None));
+    }
+
+    #[test]
+    fn a_variant_has_its_base_beside_it() {
+        let all = rows(1 << 20, 3);
+        let variant = all.iter().find(|row| row.name == "adamw f32 | a block a tile").unwrap();
+        let row = figures(variant, &measured(0.0));
+        assert_eq!((&row["base"], &row["change"]), (&"adamw f32".into(), &"a block a tile".into()));
+        assert_eq!((&row["base_ms"], &row["time_of_base"]), (&16.0.into(), &0.5.into()));
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! A case on the device, ready to be done again and again.
 
 use super::Result;
-use super::cases::Case;
+use super::cases::{Case, Recipe};
+use super::slots::Counted;
 use super::vectors::Vectors;
 use meshstep_optim::cuda::{
-    Answer, Decision, FIELDS, Group, Progress, Settings, Step, StepBlock, Update, norm_code,
+    Answer, Decision, FIELDS, Group, Progress, Settings, Step, StepBlock, THREADS, Update, kernel, norm_code,
+    norm_kernel, norm_tile, tile,
 };
 use meshstep_optim::{ExactSum, Norm, NormSum, Segment};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
@@ -21,6 +23,8 @@ pub(crate) struct Job {
     pub(crate) len: usize,
     pub(crate) vectors: Vectors,
     pub(crate) norm: Option<NormSum>,
+    /// The kernels that touch every element.
+    pub(crate) kernels: Counted,
     update: Option<Update>,
     deciding: Option<Deciding>,
     /// What an update without a norm goes by.
@@ -50,6 +54,7 @@ impl Job {
             vectors.flat(|flat| Update::new(&flat, &[group], rounding, queue, &meter))
         });
         let update = made.transpose()?;
+        let kernels = kernels(case, &mut vectors);
         let mut block = StepBlock::new(queue, &meter)?;
         block.set(&Step { lr: LR, grad_scale: 1.0, skip: 0, zero_grads: 0 }, queue)?;
         let norm = case.norm.then(|| NormSum::new(Norm::L2, queue, &meter)).transpose()?;
@@ -57,7 +62,7 @@ impl Job {
         let deciding = decides.then(|| Deciding::new(queue, &meter)).transpose()?;
         queue.synchronize()?;
         let loading = begun.elapsed().as_secs_f64();
-        Ok(Job { len, vectors, norm, update, deciding, block, loading })
+        Ok(Job { len, vectors, norm, kernels, update, deciding, block, loading })
     }
 
     /// Asks for the case's work once. The answer is what a whole step decides.
@@ -74,6 +79,16 @@ impl Job {
         }
         Ok(answer)
     }
+}
+
+fn kernels(case: &Case, vectors: &mut Vectors) -> Counted {
+    let Recipe { params, grads, .. } = case.recipe;
+    let of_thread = |tile: u64| tile / u64::from(THREADS);
+    let norm = norm_kernel(Norm::L2, grads).filter(|_| case.norm);
+    let family = case.rule.as_ref().and_then(|rule| rule.on_device()).map(|hyper| hyper.family);
+    let update = family.and_then(|family| vectors.flat(|flat| kernel(family, &flat)));
+    let norm = norm.map(|name| (name, of_thread(norm_tile(grads))));
+    norm.into_iter().chain(update.map(|name| (name, of_thread(tile(params))))).collect()
 }
 
 impl Deciding {

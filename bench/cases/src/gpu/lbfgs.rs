@@ -9,7 +9,7 @@ use meshstep_tensor::{DType, Meter, Queue, Slice, SliceMut};
 
 pub const NAME: &str = "lbfgs direction, history of 10";
 
-const HISTORY: usize = 10;
+pub(crate) const HISTORY: usize = 10;
 /// Iterations until the history is full, and one more.
 const WARM: u64 = HISTORY as u64 + 2;
 
@@ -34,7 +34,7 @@ pub fn params(len: usize) -> usize {
 /// In turns with a copy, by the device's clock, after a few elements are compared with the CPU.
 pub fn measure(copy: &mut Copy, len: usize, rounds: usize, queue: &Queue) -> Result<Measured> {
     let compared = compare(len.min(MOST_COMPARED), queue)?;
-    let mut times = Times { copy: Vec::new(), case: Vec::new(), copied: copy.bytes() };
+    let mut times = Times { copy: Vec::new(), case: Vec::new(), base: Vec::new(), copied: copy.bytes() };
     // Where an evaluation begins, where its copy has ended, where it ends; and the host's waits so far at both ends.
     let mut marks: Vec<([Moment; 3], [u64; 2])> = Vec::new();
     let closure = |x: Slice<'_>, g: SliceMut<'_>| -> Result<Loss> {
@@ -56,7 +56,7 @@ pub fn measure(copy: &mut Copy, len: usize, rounds: usize, queue: &Queue) -> Res
         waits += after - before;
     }
     let per_step = waits as f64 / times.case.len() as f64;
-    Ok(Measured { compared, first_step: None, waits: Waits { per_step, ahead: false }, times })
+    Ok(Measured { compared, first_step: None, waits: Waits { per_step, ahead: false }, times, issue: None })
 }
 
 /// A run on `len` elements; what it leaves of them.

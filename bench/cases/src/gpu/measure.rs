@@ -5,7 +5,8 @@ use super::cases::{self, Case};
 use super::check;
 use super::job::Job;
 use super::lbfgs;
-use super::race::{self, Copy, Measured};
+use super::race::{self, Copy, Go, Measured, stream};
+use super::slots::{Counted, issue_seconds};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, cuda};
 use std::time::Instant;
 
@@ -21,9 +22,23 @@ pub fn measure(
     job.go(queue)?;
     queue.synchronize()?;
     let first_step = Some((job.loading + first - begun.elapsed().as_secs_f64()).max(0.0));
-    let waits = race::waits(&mut job, queue)?;
-    let times = race::race(copy, &mut job, rounds, queue)?;
-    Ok(Measured { compared, first_step, waits, times })
+    let kernels = std::mem::take(&mut job.kernels);
+    let measured = timed(copy, (len, rounds), &kernels, (1, &mut |_| job.go(queue).map(drop)), queue)?;
+    Ok(Measured { compared, first_step, ..measured })
+}
+
+/// Times work that was checked: the last, after the one that it is a variant of.
+pub(crate) fn timed(
+    copy: &mut Copy,
+    (len, rounds): (usize, usize),
+    kernels: &Counted,
+    (works, go): (usize, Go<'_>),
+    queue: &Queue,
+) -> Result<Measured> {
+    let waits = race::waits(&mut || go(works - 1), queue)?;
+    let times = race::race(copy, (works, go), rounds, queue)?;
+    let issue = issue_seconds(kernels, len, stream(queue)?.device())?;
+    Ok(Measured { compared: 0, first_step: None, waits, times, issue })
 }
 
 /// The most parameters, a power of two up to `2^log2`, that the device has room for.

@@ -2,13 +2,18 @@
 //! memory take turns.
 
 mod cases;
+mod casts;
 mod check;
 mod figures;
 mod job;
+mod kernel;
 pub mod lbfgs;
 mod measure;
+mod passes;
 mod race;
 mod rows;
+mod slots;
+mod variants;
 mod vectors;
 
 pub use cases::{Case, Recipe, cases, segmented};
@@ -16,6 +21,7 @@ pub use figures::{figures, median};
 pub use measure::{fitting, measure};
 pub use race::{Copy, Launch, Measured, Times, Waits, launch};
 pub use rows::{Row, SMOKE, Work, rows, smoke};
+pub use variants::{Variant, variants};
 
 /// Any failure ends the case.
 pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;

@@ -2,7 +2,6 @@
 
 use super::Result;
 use super::figures::median;
-use super::job::Job;
 use super::vectors::made;
 use meshstep_optim::accumulate;
 use meshstep_tensor::cuda::{self, Stream};
@@ -25,6 +24,8 @@ pub struct Copy {
 pub struct Times {
     pub copy: Vec<f64>,
     pub case: Vec<f64>,
+    /// Of the kernel that the case is a variant of; empty where it is none.
+    pub base: Vec<f64>,
     /// Bytes that the copy reads and writes.
     pub copied: usize,
 }
@@ -46,6 +47,8 @@ pub struct Measured {
     pub first_step: Option<f64>,
     pub waits: Waits,
     pub times: Times,
+    /// Seconds in which the device issues the case's instructions; none where they are not counted.
+    pub issue: Option<f64>,
 }
 
 impl Copy {
@@ -73,22 +76,35 @@ impl Copy {
     }
 }
 
-pub(crate) fn race(copy: &mut Copy, job: &mut Job, rounds: usize, queue: &Queue) -> Result<Times> {
+/// Work that is asked for by its number: the case's comes last, its base's before it.
+pub(crate) type Go<'a> = &'a mut dyn FnMut(usize) -> Result<()>;
+
+pub(crate) fn race(
+    copy: &mut Copy,
+    (works, go): (usize, Go<'_>),
+    rounds: usize,
+    queue: &Queue,
+) -> Result<Times> {
     const WARM: usize = 3;
     let stream = stream(queue)?;
-    let mut times = Times { copy: Vec::new(), case: Vec::new(), copied: copy.bytes() };
+    let mut times = Times { copy: Vec::new(), case: Vec::new(), base: Vec::new(), copied: copy.bytes() };
     for round in 0..WARM + rounds {
         // Work is asked for during the first copy, so that no launch is waited for while the clock runs.
         copy.go(queue)?;
-        let begun = stream.moment()?;
+        let mut moments = vec![stream.moment()?];
         copy.go(queue)?;
-        let between = stream.moment()?;
-        job.go(queue)?;
-        let ended = stream.moment()?;
-        let (copied, done) = (between.since(&begun)?, ended.since(&between)?);
+        moments.push(stream.moment()?);
+        for work in 0..works {
+            go(work)?;
+            moments.push(stream.moment()?);
+        }
+        let mut took = moments.windows(2).map(|pair| pair[1].since(&pair[0]));
+        let (copied, done) = (took.next().transpose()?, took.next_back().transpose()?);
+        let base = took.next().transpose()?;
         if round >= WARM {
-            times.copy.push(copied);
-            times.case.push(done);
+            times.copy.extend(copied);
+            times.case.extend(done);
+            times.base.extend(base);
         }
     }
     Ok(times)
@@ -128,15 +144,15 @@ pub fn launch(queue: &Queue) -> Result<Launch> {
 }
 
 /// Asks for some steps in a row, behind a copy, once to have all memory there and once to count.
-pub(crate) fn waits(job: &mut Job, queue: &Queue) -> Result<Waits> {
+pub(crate) fn waits(go: &mut dyn FnMut() -> Result<()>, queue: &Queue) -> Result<Waits> {
     let mut counted = Waits { per_step: 0.0, ahead: false };
     for _ in 0..2 {
         queue.synchronize()?;
         let before = cuda::waits();
-        job.go(queue)?;
+        go()?;
         let first = stream(queue)?.record()?;
         for _ in 1..AHEAD {
-            job.go(queue)?;
+            go()?;
         }
         let ahead = !first.is_done()?;
         counted = Waits { per_step: (cuda::waits() - before) as f64 / AHEAD as f64, ahead };

@@ -1,7 +1,13 @@
 //! What the benchmark measures: each case at one size or at several, in order of importance.
 
 use super::cases::{Case, cases, segmented};
+use super::casts::{Cast, casts};
 use super::lbfgs;
+use super::passes::Pass;
+use super::race::{Copy, Measured};
+use super::variants::{Variant, variants};
+use super::{Result, measure};
+use meshstep_tensor::Queue;
 use serde_json::{Value, json};
 
 /// A case at one size.
@@ -14,11 +20,17 @@ pub struct Row {
 
 pub enum Work {
     Case(Case),
+    Cast(Cast),
     Lbfgs,
+    Pass(Pass),
+    Variant(Variant),
 }
 
-/// Cases that are measured at smaller sizes too, where launches count.
-const SIZED: [&str; 3] = ["adamw f32", "adamw bf16 + remainder, bf16 gradients", "exact norm bf16"];
+/// The norm that is measured at smaller sizes too, as every update is: there launches count.
+const SIZED_NORM: &str = "exact norm bf16";
+
+/// Cases that come before variants.
+const FIRST: usize = 4;
 
 /// Powers of two of the smaller sizes, and the most rounds there.
 const SIZES: [u32; 3] = [16, 20, 24];
@@ -27,22 +39,28 @@ const ROUNDS: usize = 21;
 /// Parameters of the smoke test.
 pub const SMOKE: usize = 1 << 16;
 
-/// All rows, for at most `len` parameters.
+/// All rows, for at most `len` parameters, the most telling first.
 pub fn rows(len: usize, rounds: usize) -> Vec<Row> {
-    let whole = |case: Case| Row { name: case.name.to_owned(), work: Work::Case(case), params: len, rounds };
-    let direction =
-        Row { name: lbfgs::NAME.to_owned(), work: Work::Lbfgs, params: lbfgs::params(len), rounds };
-    let sizes = SIZES.into_iter().filter(|log2| 1 << log2 < len);
+    let row = |name: String, work: Work| Row { params: work.params(len), name, work, rounds };
+    let whole = |case: Case| row(case.name.to_owned(), Work::Case(case));
     let mut rows: Vec<Row> = cases().into_iter().map(whole).collect();
-    rows.push(direction);
+    let mut variants: Vec<Row> =
+        variants().into_iter().map(|variant| row(variant.name(), Work::Variant(variant))).collect();
+    let rest = rows.split_off(FIRST);
+    rows.append(&mut variants);
+    rows.extend(rest);
+    rows.push(row(lbfgs::NAME.to_owned(), Work::Lbfgs));
+    rows.extend(Pass::ALL.map(|pass| row(pass.name().to_owned(), Work::Pass(pass))));
+    rows.extend(casts().map(|cast| row(cast.name(), Work::Cast(cast))));
     rows.extend(segmented().into_iter().map(whole));
+    let sizes = SIZES.into_iter().filter(|log2| 1 << log2 < len);
     rows.extend(sizes.flat_map(|log2| sized(log2, rounds.min(ROUNDS))));
     rows
 }
 
 /// The cases that are measured with `2^log2` parameters.
 fn sized(log2: u32, rounds: usize) -> impl Iterator<Item = Row> {
-    let chosen = cases().into_iter().filter(|case| SIZED.contains(&case.name));
+    let chosen = cases().into_iter().filter(|case| !case.norm || case.name == SIZED_NORM);
     chosen.map(move |case| Row {
         name: format!("{}, 2^{log2}", case.name),
         work: Work::Case(case),
@@ -69,24 +87,56 @@ impl Row {
     pub fn bytes_each(&self) -> usize {
         match &self.work {
             Work::Case(case) => case.bytes(),
+            Work::Cast(cast) => cast.bytes(),
             Work::Lbfgs => lbfgs::BYTES,
+            Work::Pass(pass) => pass.bytes(),
+            Work::Variant(variant) => variant.bytes(),
+        }
+    }
+
+    /// Measures it beside a copy of its size.
+    pub fn measure(&self, copy: &mut Copy, queue: &Queue) -> Result<Measured> {
+        let size = (self.params, self.rounds);
+        match &self.work {
+            Work::Case(case) => measure(case, copy, size, queue),
+            Work::Cast(cast) => cast.measure(copy, size, queue),
+            Work::Lbfgs => lbfgs::measure(copy, self.params, self.rounds, queue),
+            Work::Pass(pass) => pass.measure(copy, size, queue),
+            Work::Variant(variant) => variant.measure(copy, size, queue),
+        }
+    }
+
+    /// Why a device of this compute capability cannot run it.
+    pub fn unfit(&self, capability: (u32, u32)) -> Option<String> {
+        match &self.work {
+            Work::Variant(variant) => variant.unfit(capability),
+            _ => None,
         }
     }
 
     /// Waits of the host that one step needs.
     pub fn waits(&self) -> f64 {
         match self.work {
-            Work::Case(_) => 0.0,
             Work::Lbfgs => 1.0,
+            _ => 0.0,
         }
     }
 
     /// Parameters of the copy that the row is measured beside.
     pub fn copied(&self, len: usize) -> usize {
-        match self.work {
-            Work::Case(_) => self.params,
-            Work::Lbfgs => len,
-        }
+        if self.work.has_history() { len } else { self.params }
+    }
+}
+
+impl Work {
+    /// Whether it needs many vectors.
+    fn has_history(&self) -> bool {
+        matches!(self, Work::Lbfgs | Work::Pass(_))
+    }
+
+    /// Its parameters where others have `len`.
+    fn params(&self, len: usize) -> usize {
+        if self.has_history() { lbfgs::params(len) } else { len }
     }
 }
 
@@ -99,9 +149,22 @@ mod tests {
         let rows = rows(1 << 22, 51);
         let mut names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
         assert_eq!(names[0], "adamw f32");
-        for name in ["adamw f32, 2^16", "exact norm bf16, 2^20", "adamw f32, 300 segments", lbfgs::NAME] {
+        for name in [
+            "adamw f32, 2^16",
+            "exact norm bf16, 2^20",
+            "sgd f32, 2^20",
+            "adamw f32, 300 segments",
+            lbfgs::NAME,
+            "lbfgs products, 20 rows",
+            "cast f32 to bf16",
+            "adamw f32 | a block a tile",
+            "exact norm bf16 | ld.cs, st.cs",
+        ] {
             assert!(names.contains(&name), "{name}");
         }
+        let bulk = rows.iter().find(|row| row.name == "adamw f32 | bulk copies, 4 stages").unwrap();
+        assert_eq!((bulk.unfit((9, 0)), bulk.bytes_each()), (None, 28));
+        assert!(bulk.unfit((8, 9)).unwrap().contains("this device is of sm_89"));
         assert!(!names.iter().any(|name| name.ends_with("2^24")));
         names.sort_unstable();
         names.dedup();

@@ -1,0 +1,60 @@
+//! Kernels that the benchmark launches itself, from embedded PTX.
+
+use super::Result;
+use super::race::stream;
+use meshstep_tensor::Queue;
+use meshstep_tensor::cuda::{Function, Module};
+use std::ffi::c_void;
+use std::sync::{Mutex, PoisonError};
+
+/// Files of PTX that are loaded: several rows use one.
+static LOADED: Mutex<Vec<(&'static str, Module)>> = Mutex::new(Vec::new());
+
+pub(crate) struct Kernel {
+    function: Function,
+    threads: u32,
+    /// Blocks that fit on the device at once.
+    pub(crate) resident: u32,
+}
+
+impl Kernel {
+    /// The kernel of this name in `ptx`, for blocks of so many threads.
+    pub(crate) fn load(ptx: &'static str, name: &str, threads: u32, queue: &Queue) -> Result<Self> {
+        let function = module(ptx, queue)?.function(name)?;
+        Ok(Kernel { resident: function.resident_blocks(threads)?, function, threads })
+    }
+
+    /// Runs so many blocks.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`](meshstep_tensor::cuda::Stream::launch)'s.
+    pub(crate) unsafe fn launch(
+        &self,
+        blocks: u64,
+        arguments: &mut [*mut c_void],
+        queue: &Queue,
+    ) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { stream(queue)?.launch(&self.function, (u32::try_from(blocks)?, self.threads), arguments)? };
+        Ok(())
+    }
+}
+
+fn module(ptx: &'static str, queue: &Queue) -> Result<Module> {
+    let device = stream(queue)?.device();
+    let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+    let same = |(text, module): &&(&str, Module)| {
+        std::ptr::eq(*text, ptx) && module.device().ordinal() == device.ordinal()
+    };
+    if let Some((_, module)) = loaded.iter().find(same) {
+        return Ok(module.clone());
+    }
+    let module = Module::load(device, ptx)?;
+    loaded.push((ptx, module.clone()));
+    Ok(module)
+}
+
+/// A place to point at for a kernel's parameter.
+pub(crate) fn argument<T>(value: &mut T) -> *mut c_void {
+    (&raw mut *value).cast()
+}

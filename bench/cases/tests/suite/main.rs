@@ -1,0 +1,9 @@
+//! Tests of the benchmark's own kernels.
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "tests fail by panicking and say what they skip"
+)]
+
+#[cfg(feature = "cuda")]
+mod cuda;
