@@ -32,12 +32,12 @@ impl Nccl {
 
     /// Starts several operations, which NCCL puts on the stream together: fewer launches, and a `send` and a `recv` between
     /// the same two ranks do not wait for each other. Every rank groups the same calls. All are started or none.
-    pub fn start_group(
+    pub fn start_group<const N: usize>(
         &self,
-        calls: Vec<(Op, Buffer)>,
+        calls: [(Op, Buffer); N],
         after: &Queue,
-    ) -> Result<Vec<InFlight>, (Vec<Buffer>, Error)> {
-        if calls.is_empty() { Ok(Vec::new()) } else { self.core.start_group(calls, after) }
+    ) -> Result<[InFlight; N], ([Buffer; N], Error)> {
+        self.core.start_group(calls, after)
     }
 
     /// The last thousand operations, a line each: what was called, and when it was launched, began and ended.
@@ -62,6 +62,14 @@ impl Communicator for Nccl {
 
     fn start(&self, op: Op, buffer: Buffer, after: &Queue) -> Result<InFlight, (Buffer, Error)> {
         self.core.start(op, buffer, after)
+    }
+
+    fn start_both(
+        &self,
+        calls: [(Op, Buffer); 2],
+        after: &Queue,
+    ) -> Result<[InFlight; 2], ([Buffer; 2], Error)> {
+        self.start_group(calls, after)
     }
 
     fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Arc<dyn Communicator>>, Error> {

@@ -18,6 +18,7 @@
 //                             from here on finalize, destroy and abort of communicators that do not block return
 //                             ncclInProgress at once and are done so much later; "async 0" ends that
 //   meshstep_standin_comms    how many communicators there are
+//   meshstep_standin_launches how many times communicators were told to put operations on a stream: a group counts once
 //   -DMESHSTEP_OLD            a library without the newer functions: blocking, no splits, no asynchronous errors
 
 #include <algorithm>
@@ -152,6 +153,7 @@ using Handle = std::shared_ptr<Comm>;
 std::mutex &lock = *new std::mutex;
 auto &comms = *new std::map<Comm *, Handle>;
 thread_local int depth = 0;
+std::atomic<size_t> launches{0};
 thread_local std::vector<std::pair<Handle, Operation>> grouped;
 thread_local std::string last_error = "nothing went wrong";
 
@@ -559,6 +561,7 @@ Result start(Comm *handle, Operation op) {
         grouped.push_back({comm, op});
         return Success;
     }
+    ++launches;
     if (comm->blocking) enqueue(comm, {op});
     else comm->deferred.push_back(op);
     return settle(comm);
@@ -642,6 +645,8 @@ size_t meshstep_standin_comms() {
     return comms.size();
 }
 
+size_t meshstep_standin_launches() { return launches; }
+
 void meshstep_standin_nccl(const char *text) {
     std::lock_guard<std::mutex> guard(lock);
     set_plan(text);
@@ -713,6 +718,7 @@ int ncclGroupEnd() {
     Result result = Success;
     for (auto &[comm, ops] : by_comm) {
         if (entangled(ops)) return fail(InvalidUsage, "a group sends from where it receives to");
+        ++launches;
         if (comm->blocking) enqueue(comm, ops);
         else comm->deferred.insert(comm->deferred.end(), ops.begin(), ops.end());
         if (Result one = settle(comm); one != Success) result = one;

@@ -8,6 +8,7 @@ mod checkpoint;
 mod consolidate;
 mod failing;
 mod graph;
+mod launches;
 mod lbfgs;
 mod local;
 mod local_failing;
