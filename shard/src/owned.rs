@@ -7,7 +7,7 @@ use crate::run::{Run, Table, overlap, runs, within};
 use crate::{Error, Options};
 use arrayvec::ArrayVec;
 #[cfg(feature = "cuda")]
-use meshstep_optim::cuda::{StepBlock, Update};
+use meshstep_optim::cuda::{StepBlock, Tables, Update};
 use meshstep_optim::{Flat, Isa, Rounding, Rule, Scalars, TensorSums, cast};
 use meshstep_tensor::{Buffer, Category, DType, Place, Queue, Slice, SliceMut};
 #[cfg(feature = "cuda")]
@@ -220,14 +220,15 @@ impl Owned {
         Ok(())
     }
 
-    /// One update on a GPU of everything owned here, as `step` says there, of each parameter if it counts them; `next` is the `t` of a parameter's next update.
+    /// One update on a GPU of everything owned here, as `step` says there, of each parameter if it counts them; `next` is the `t` of
+    /// a parameter's next update. Rows in `prepared` are prepared for the step.
     #[cfg(feature = "cuda")]
     pub(crate) fn update_there(
         &mut self,
         grads: &mut Buffer,
         groups: &[Group],
         next: impl Fn(usize) -> u64,
-        step: &StepBlock,
+        (step, prepared): (&StepBlock, Option<&Tables>),
         meter: &Meter,
     ) -> Result<(), Error> {
         // The parameters are there: the communicator has gathered them before it reduced these gradients.
@@ -245,11 +246,21 @@ impl Owned {
                     tables.iter().zip(&params).map(|(table, params)| table.there(groups, params)).collect();
                 *there = Some(Update::new(&flat, &groups, self.rounding, queue, meter)?);
             }
-            if let Some(update) = there {
-                update.run(flat, step, queue)?;
+            match there {
+                Some(update) if prepared.is_some_and(|tables| tables.has(update)) => {
+                    update.sweep(flat, step, queue)?;
+                }
+                Some(update) => update.run(flat, step, queue)?,
+                None => {}
             }
         }
         Ok(())
+    }
+
+    /// The tables on a GPU, as far as there are any.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn updates(&mut self) -> impl Iterator<Item = &mut Update> {
+        self.runs.iter_mut().filter_map(|run| run.there.as_mut())
     }
 
     /// Takes back the next part of the parameters, in the order they were taken.

@@ -4,7 +4,7 @@ use super::ranks::on_ranks;
 use crate::common::{self, Gradients, Run, STAGES};
 use crate::cuda::{alone, room_for, stand_in};
 use meshstep_comm::Kind;
-use meshstep_shard::{NonFinite, Options};
+use meshstep_shard::{NonFinite, Options, Stage};
 use std::ffi::{CStr, c_char};
 use std::sync::Barrier;
 
@@ -80,19 +80,58 @@ fn counted(run: &Run) -> (Launches, Vec<Called>) {
     (launches[0], called)
 }
 
+/// Stages whose collectives are all of one communicator.
+fn stages() -> impl Iterator<Item = Stage> {
+    STAGES.into_iter().filter(|&stage| stage != Stage::Zero3)
+}
+
 #[test]
 fn an_exchange_is_one_group() {
     let _alone = alone();
     if !room_for(2) || !stand_in() {
         return println!("skipped: needs the stand-ins");
     }
-    for (i, stage) in STAGES.into_iter().enumerate() {
+    for stage in stages() {
         let run = Run { ranks: 2, gradients: Gradients::Grid, ..Run::default() }.stage(stage);
         let (launches, called) = counted(&run);
         let operations: u64 = called.iter().map(|called| called.operations).sum();
-        let exchanges = STEPS * run.ranks as u64;
-        assert_eq!(launches.groups as u64, operations - exchanges, "{stage:?} {called:?}");
-        // Sharded gradients leave the exchange alone with this kind.
-        assert!(i == 0 || called.iter().all(|one| one.all_reduces >= 2 * STEPS), "{stage:?} {called:?}");
+        // Two operations, of which each rank has seen the end.
+        assert!(called.iter().all(|one| one.all_reduces >= 2 * STEPS), "{stage:?} {called:?}");
+        assert_eq!(launches.groups as u64, operations - STEPS * run.ranks as u64, "{stage:?} {called:?}");
+    }
+}
+
+#[test]
+fn the_two_exchanges_of_a_step_that_nothing_stops_are_a_group_each() {
+    let _alone = alone();
+    if !room_for(2) || !stand_in() {
+        return println!("skipped: needs the stand-ins");
+    }
+    for stage in stages() {
+        let options = Options { non_finite: NonFinite::Propagate, ..Run::default().options };
+        let run = Run { ranks: 2, max_norm: None, options, ..Run::default() }.stage(stage);
+        let (launches, called) = counted(&run);
+        // They are on a communicator of their own.
+        let operations: u64 = called.iter().map(|called| called.operations).sum();
+        assert_eq!(launches.groups as u64, operations + 2 * STEPS * run.ranks as u64, "{stage:?} {called:?}");
+    }
+}
+
+#[test]
+fn one_launch_prepares_the_rows_of_all_buckets() {
+    let _alone = alone();
+    if !room_for(2) || !stand_in() {
+        return println!("skipped: needs the stand-ins");
+    }
+    for stage in STAGES {
+        for non_finite in [NonFinite::Skip, NonFinite::Propagate] {
+            let options = Options { non_finite, bucket_len: Some(64), ..Run::default().options };
+            let run = Run { ranks: 2, max_norm: None, options, ..Run::default() }.stage(stage);
+            let (launches, _) = counted(&run);
+            let steps = STEPS as usize * run.ranks;
+            assert_eq!(launches.prepares, steps, "{stage:?} {non_finite:?} {launches:?}");
+            // A launch for each bucket, of which there are several.
+            assert!(launches.updates >= 2 * steps, "{stage:?} {non_finite:?} {launches:?}");
+        }
     }
 }
