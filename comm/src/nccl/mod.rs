@@ -2,7 +2,7 @@
 //!
 //! | item | what it is |
 //! |---|---|
-//! | [`probe`] | whether NCCL can be used here |
+//! | [`probe`] | whether NCCL can be used here, and what its version is able to do |
 //! | [`from_env`], [`Job`] | a rank of torchrun's or SLURM's: its communicator, and others after a failure |
 //! | [`init`], [`join`], [`spawn`] | a rank's communicator: by an id, through another rendezvous, or all ranks as threads |
 //! | [`Nccl`] | the communicator; beside the trait's it has groups of calls and a flight record |
@@ -96,4 +96,4 @@ pub use id::UniqueId;
 pub use job::{Job, from_env};
 pub use options::{Exchange, LastResort, Options};
 pub use start::{init, join, spawn};
-pub use table::{Found, Unavailable, probe};
+pub use table::{Ability, Found, Unavailable, probe};

@@ -25,6 +25,30 @@ pub struct Found {
     pub version: i32,
     /// Whether it is the stand-in that tests use in place of NCCL (`MESHSTEP_STANDIN=1`).
     pub stand_in: bool,
+    /// The abilities that it has beside what every version has.
+    pub abilities: Vec<Ability>,
+}
+
+/// What newer versions of NCCL can do. An ability is there if all its functions are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Ability {
+    /// Communicators whose calls return before they are done.
+    NonBlocking,
+    /// Splitting a communicator.
+    Split,
+    /// Factors of each rank's own before a sum.
+    Factors,
+    /// Memory of NCCL's own, and its registration with a communicator.
+    Registration,
+    /// Registration of the same memory on all ranks, as a window.
+    Windows,
+    /// A communicator without some of another one's ranks.
+    Shrink,
+    /// An end to what is in flight, after which the communicator's ranks can form another.
+    Revoke,
+    /// A communicator with more ranks than another one.
+    Grow,
 }
 
 /// Why NCCL cannot be used on this machine.
@@ -82,6 +106,11 @@ pub(super) const IN_PROGRESS: c_int = 7;
 /// NCCL's colour of a rank that is in no group of a split.
 pub(super) const NO_COLOR: c_int = -1;
 
+/// NCCL's name for a window.
+pub(super) type Window = *mut c_void;
+/// Windows whose memory the ranks use alike: collectives begin at the same offset in it on every rank.
+pub(super) const SYMMETRIC: c_int = 1;
+
 /// What the ranks of a communicator to be made have in common, as NCCL passes it: by value.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -126,7 +155,7 @@ impl Config {
 macro_rules! table {
     (
         needed { $($need:ident = $need_name:literal ($($need_arg:ty),*) -> $need_result:ty;)* }
-        newer { $($new:ident = $new_name:literal ($($new_arg:ty),*) -> $new_result:ty;)* }
+        newer { $($new:ident = $new_name:literal ($($new_arg:ty),*) -> $new_result:ty, since $since:literal;)* }
     ) => {
         /// Functions with the types that NCCL's header gives them.
         pub(super) struct Table {
@@ -152,12 +181,20 @@ macro_rules! table {
 
         #[cfg(test)]
         impl Table {
-            /// Each function's name, with the kinds of its result and of its arguments.
-            fn signatures() -> Vec<(&'static str, Vec<String>)> {
-                vec![
-                    $(($need_name, vec![abi::kind::<$need_result>(), $(abi::kind::<$need_arg>()),*]),)*
-                    $(($new_name, vec![abi::kind::<$new_result>(), $(abi::kind::<$new_arg>()),*]),)*
-                ]
+            /// Each function of this version: its name, with the kinds of its result and of its arguments.
+            fn signatures(version: i32) -> Vec<(&'static str, Vec<String>)> {
+                let all = [
+                    $((NEEDED, $need_name, vec![abi::kind::<$need_result>(), $(abi::kind::<$need_arg>()),*]),)*
+                    $(($since, $new_name, vec![abi::kind::<$new_result>(), $(abi::kind::<$new_arg>()),*]),)*
+                ];
+                let there = all.into_iter().filter(|(since, ..)| *since <= version);
+                there.map(|(_, name, kinds)| (name, kinds)).collect()
+            }
+
+            /// The newer functions that this version is without, as the table says.
+            fn later(version: i32) -> Vec<&'static str> {
+                let newer = [$(($new_name, $since)),*];
+                newer.into_iter().filter(|(_, since)| *since > version).map(|(name, _)| name).collect()
             }
 
             /// The newer functions that the library lacks.
@@ -186,13 +223,22 @@ table! {
         recv = "ncclRecv"(*mut c_void, usize, c_int, c_int, Handle, *mut c_void) -> c_int;
     }
     newer {
-        last_error = "ncclGetLastError"(Handle) -> *const c_char;
-        init_config = "ncclCommInitRankConfig"(*mut Handle, c_int, RawId, c_int, *mut Config) -> c_int;
-        async_error = "ncclCommGetAsyncError"(Handle, *mut c_int) -> c_int;
-        split = "ncclCommSplit"(Handle, c_int, c_int, *mut Handle, *mut Config) -> c_int;
-        finalize = "ncclCommFinalize"(Handle) -> c_int;
-        make_reduction = "ncclRedOpCreatePreMulSum"(*mut c_int, *mut c_void, c_int, c_int, Handle) -> c_int;
-        drop_reduction = "ncclRedOpDestroy"(c_int, Handle) -> c_int;
+        last_error = "ncclGetLastError"(Handle) -> *const c_char, since 21_300;
+        init_config = "ncclCommInitRankConfig"(*mut Handle, c_int, RawId, c_int, *mut Config) -> c_int, since 21_400;
+        async_error = "ncclCommGetAsyncError"(Handle, *mut c_int) -> c_int, since 21_000;
+        split = "ncclCommSplit"(Handle, c_int, c_int, *mut Handle, *mut Config) -> c_int, since 21_800;
+        finalize = "ncclCommFinalize"(Handle) -> c_int, since 21_400;
+        make_reduction = "ncclRedOpCreatePreMulSum"(*mut c_int, *mut c_void, c_int, c_int, Handle) -> c_int, since 21_100;
+        drop_reduction = "ncclRedOpDestroy"(c_int, Handle) -> c_int, since 21_100;
+        mem_alloc = "ncclMemAlloc"(*mut *mut c_void, usize) -> c_int, since 21_900;
+        mem_free = "ncclMemFree"(*mut c_void) -> c_int, since 21_900;
+        register = "ncclCommRegister"(Handle, *mut c_void, usize, *mut *mut c_void) -> c_int, since 21_900;
+        deregister = "ncclCommDeregister"(Handle, *mut c_void) -> c_int, since 21_900;
+        window_register = "ncclCommWindowRegister"(Handle, *mut c_void, usize, *mut Window, c_int) -> c_int, since 22_700;
+        window_deregister = "ncclCommWindowDeregister"(Handle, Window) -> c_int, since 22_700;
+        shrink = "ncclCommShrink"(Handle, *mut c_int, c_int, *mut Handle, *mut Config, c_int) -> c_int, since 22_700;
+        revoke = "ncclCommRevoke"(Handle, c_int) -> c_int, since 22_809;
+        grow = "ncclCommGrow"(Handle, c_int, *const RawId, c_int, *mut Handle, *mut Config) -> c_int, since 22_900;
     }
 }
 
@@ -201,6 +247,31 @@ impl Table {
     pub(super) fn get() -> Result<&'static Self, Unavailable> {
         static FOUND: OnceLock<Result<Table, Unavailable>> = OnceLock::new();
         FOUND.get_or_init(look).as_ref().map_err(Clone::clone)
+    }
+
+    /// The abilities that all functions are there for.
+    fn abilities(&self) -> Vec<Ability> {
+        let has = [
+            (Ability::NonBlocking, self.init_config.is_some() && self.async_error.is_some()),
+            (Ability::Split, self.split.is_some()),
+            (Ability::Factors, self.factors().is_ok()),
+            (Ability::Registration, self.has_registration()),
+            (Ability::Windows, self.has_windows()),
+            (Ability::Shrink, self.shrink.is_some()),
+            (Ability::Revoke, self.revoke.is_some()),
+            (Ability::Grow, self.grow.is_some()),
+        ];
+        has.into_iter().filter(|(_, has)| *has).map(|(ability, _)| ability).collect()
+    }
+
+    fn has_registration(&self) -> bool {
+        let memory = self.mem_alloc.is_some() && self.mem_free.is_some();
+        memory && self.register.is_some() && self.deregister.is_some()
+    }
+
+    fn has_windows(&self) -> bool {
+        let memory = self.mem_alloc.is_some() && self.mem_free.is_some();
+        memory && self.window_register.is_some() && self.window_deregister.is_some()
     }
 
     /// How reductions with factors are made and dropped.
@@ -250,7 +321,8 @@ fn look() -> Result<Table, Unavailable> {
     if version < NEEDED {
         return Err(Unavailable::TooOld { library: name, found: version, needed: NEEDED });
     }
-    let table = Table::fill(&library, name, Found { version, stand_in })?;
+    let mut table = Table::fill(&library, name, Found { version, stand_in, abilities: Vec::new() })?;
+    table.found.abilities = table.abilities();
     // It stays: the table points into it.
     std::mem::forget(library);
     Ok(table)
