@@ -58,6 +58,25 @@ pub trait Communicator: Send + Sync + Debug {
         }
     }
 
+    /// Zeros where `queue` works, in memory that [`register`](Self::register) takes where a backend has some of its own.
+    fn zeroed_on(
+        &self,
+        queue: &Queue,
+        len: usize,
+        dtype: DType,
+        meter: &Meter,
+        category: Category,
+    ) -> Result<Buffer, Error> {
+        Ok(Buffer::zeroed_on(queue, len, dtype, meter, category)?)
+    }
+
+    /// Tells the backend that operations will be started on `buffer` and on parts of it, which begin at the same element on every
+    /// rank; whether that changes how they are carried out. A collective: every rank calls it for a buffer of the same length
+    /// and type, the whole of what [`zeroed_on`](Self::zeroed_on) has given.
+    fn register(&self, _buffer: &Buffer) -> Result<bool, Error> {
+        Ok(false)
+    }
+
     /// A communicator among the ranks that give the same `color`, ranked by `key` and then by rank here; none for
     /// `None`. A collective: every rank calls it.
     fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Arc<dyn Communicator>>, Error>;

@@ -154,7 +154,7 @@ impl Core {
             .try_for_each(|&called| self.compare_one(Patience { called, within: self.options.deadline }))
     }
 
-    fn outside_captures(&self, stream: &Stream) -> Result<(), Error> {
+    pub(super) fn outside_captures(&self, stream: &Stream) -> Result<(), Error> {
         let is = self.captures.lock().current.is_some() || stream.is_capturing().map_err(device_error)?;
         if is { Err(capturing("a launch of captured operations")) } else { Ok(()) }
     }

@@ -4,7 +4,7 @@ use super::core::Core;
 use super::watchdog::{self, Scope};
 use crate::{Communicator, Error, InFlight, Op, Stats};
 use meshstep_tensor::cuda::Device;
-use meshstep_tensor::{Buffer, Queue};
+use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue};
 use std::sync::Arc;
 
 /// A rank of a group on NCCL.
@@ -70,6 +70,24 @@ impl Communicator for Nccl {
         after: &Queue,
     ) -> Result<[InFlight; 2], ([Buffer; 2], Error)> {
         self.start_group(calls, after)
+    }
+
+    fn zeroed_on(
+        &self,
+        queue: &Queue,
+        len: usize,
+        dtype: DType,
+        meter: &Meter,
+        category: Category,
+    ) -> Result<Buffer, Error> {
+        if self.core.options.windows && len > 0 && queue.place() == Place::Cuda(self.device().ordinal()) {
+            return self.core.window_memory(queue, (len, dtype), (meter, category));
+        }
+        Ok(Buffer::zeroed_on(queue, len, dtype, meter, category)?)
+    }
+
+    fn register(&self, buffer: &Buffer) -> Result<bool, Error> {
+        if self.core.options.windows { self.core.register(buffer) } else { Ok(false) }
     }
 
     fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Arc<dyn Communicator>>, Error> {

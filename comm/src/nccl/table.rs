@@ -15,6 +15,8 @@ const LIBRARIES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 const NEEDED: i32 = 21_000;
 /// The oldest that multiplies by factors before it sums.
 const NEEDED_FOR_FACTORS: i32 = 21_100;
+/// The oldest that registers memory as windows.
+const NEEDED_FOR_WINDOWS: i32 = 22_700;
 /// A name that only a stand-in exports.
 const MARK: &[u8] = b"meshstep_standin\0";
 
@@ -120,6 +122,12 @@ pub(super) struct RawId(pub(super) [c_char; 128]);
 pub(super) type MakeReduction = unsafe extern "C" fn(*mut c_int, *mut c_void, c_int, c_int, Handle) -> c_int;
 pub(super) type DropReduction = unsafe extern "C" fn(c_int, Handle) -> c_int;
 
+pub(super) type AllocMemory = unsafe extern "C" fn(*mut *mut c_void, usize) -> c_int;
+pub(super) type FreeMemory = unsafe extern "C" fn(*mut c_void) -> c_int;
+/// Makes a window of so many bytes from an address on; its name goes to the place, perhaps after the call.
+pub(super) type MakeWindow = unsafe extern "C" fn(Handle, *mut c_void, usize, *mut Window, c_int) -> c_int;
+pub(super) type EndWindow = unsafe extern "C" fn(Handle, Window) -> c_int;
+
 /// The beginning of NCCL's settings, as of 2.17; what later versions have appended they fill in by themselves.
 #[repr(C)]
 pub(super) struct Config {
@@ -134,7 +142,7 @@ pub(super) struct Config {
 }
 
 impl Config {
-    /// Calls return before they are done, so that none can hang.
+    /// Calls return before they are done, so that none can hang (docs/decisions/01-nccl-does-not-block.md).
     pub(super) fn not_blocking() -> Self {
         // The least number is NCCL's sign for what is left to it.
         let unset = c_int::MIN;
@@ -255,8 +263,8 @@ impl Table {
             (Ability::NonBlocking, self.init_config.is_some() && self.async_error.is_some()),
             (Ability::Split, self.split.is_some()),
             (Ability::Factors, self.factors().is_ok()),
-            (Ability::Registration, self.has_registration()),
-            (Ability::Windows, self.has_windows()),
+            (Ability::Registration, self.memory().is_ok() && self.register.zip(self.deregister).is_some()),
+            (Ability::Windows, self.memory().is_ok() && self.windows().is_ok()),
             (Ability::Shrink, self.shrink.is_some()),
             (Ability::Revoke, self.revoke.is_some()),
             (Ability::Grow, self.grow.is_some()),
@@ -264,20 +272,23 @@ impl Table {
         has.into_iter().filter(|(_, has)| *has).map(|(ability, _)| ability).collect()
     }
 
-    fn has_registration(&self) -> bool {
-        let memory = self.mem_alloc.is_some() && self.mem_free.is_some();
-        memory && self.register.is_some() && self.deregister.is_some()
+    /// How memory of NCCL's own is had and freed.
+    pub(super) fn memory(&self) -> Result<(AllocMemory, FreeMemory), Unavailable> {
+        self.mem_alloc.zip(self.mem_free).ok_or_else(|| self.too_old(NEEDED_FOR_WINDOWS))
     }
 
-    fn has_windows(&self) -> bool {
-        let memory = self.mem_alloc.is_some() && self.mem_free.is_some();
-        memory && self.window_register.is_some() && self.window_deregister.is_some()
+    /// How windows are made and ended.
+    pub(super) fn windows(&self) -> Result<(MakeWindow, EndWindow), Unavailable> {
+        self.window_register.zip(self.window_deregister).ok_or_else(|| self.too_old(NEEDED_FOR_WINDOWS))
+    }
+
+    fn too_old(&self, needed: i32) -> Unavailable {
+        Unavailable::TooOld { library: self.name, found: self.found.version, needed }
     }
 
     /// How reductions with factors are made and dropped.
     pub(super) fn factors(&self) -> Result<(MakeReduction, DropReduction), Unavailable> {
-        let (library, found, needed) = (self.name, self.found.version, NEEDED_FOR_FACTORS);
-        self.make_reduction.zip(self.drop_reduction).ok_or(Unavailable::TooOld { library, found, needed })
+        self.make_reduction.zip(self.drop_reduction).ok_or_else(|| self.too_old(NEEDED_FOR_FACTORS))
     }
 
     /// What a call returned: whether it is done, or still going on.

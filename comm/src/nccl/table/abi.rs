@@ -216,7 +216,11 @@ fn the_library_has_every_function_and_makes_ids() {
         (Ability::Revoke, 22_809),
         (Ability::Grow, 22_900),
     ] {
-        assert_eq!(table.found.abilities.contains(&ability), version >= since, "{ability:?} of NCCL {version}");
+        assert_eq!(
+            table.found.abilities.contains(&ability),
+            version >= since,
+            "{ability:?} of NCCL {version}"
+        );
     }
     let ids = [(); 2].map(|()| UniqueId::new().unwrap());
     assert_ne!(ids[0], ids[1]);
