@@ -66,8 +66,8 @@ pub trait Communicator: Send + Sync + Debug {
         dtype: DType,
         meter: &Meter,
         category: Category,
-    ) -> Result<Buffer, Error> {
-        Ok(Buffer::zeroed_on(queue, len, dtype, meter, category)?)
+    ) -> Result<Buffer, meshstep_tensor::Error> {
+        Buffer::zeroed_on(queue, len, dtype, meter, category)
     }
 
     /// Tells the backend that operations will be started on `buffer` and on parts of it, which begin at the same element on every

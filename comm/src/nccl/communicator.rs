@@ -79,11 +79,11 @@ impl Communicator for Nccl {
         dtype: DType,
         meter: &Meter,
         category: Category,
-    ) -> Result<Buffer, Error> {
+    ) -> Result<Buffer, meshstep_tensor::Error> {
         if self.core.options.windows && len > 0 && queue.place() == Place::Cuda(self.device().ordinal()) {
             return self.core.window_memory(queue, (len, dtype), (meter, category));
         }
-        Ok(Buffer::zeroed_on(queue, len, dtype, meter, category)?)
+        Buffer::zeroed_on(queue, len, dtype, meter, category)
     }
 
     fn register(&self, buffer: &Buffer) -> Result<bool, Error> {

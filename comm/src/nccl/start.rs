@@ -108,7 +108,7 @@ pub(super) fn joined(
 ) -> Result<Raw, Error> {
     let table = Table::get()?;
     if options.windows {
-        table.windows()?;
+        table.memory().and(table.windows())?;
     }
     let (clock, after) = (&options.clock, options.deadline);
     let end = clock.now().saturating_add(after);

@@ -28,7 +28,6 @@ pub(super) struct Room {
 /// What a buffer keeps: its drop ends the window, and then frees the memory.
 #[derive(Debug)]
 struct Memory {
-    table: &'static Table,
     device: Device,
     core: Weak<Core>,
     start: usize,
@@ -42,25 +41,30 @@ impl Core {
         queue: &Queue,
         (len, dtype): (usize, DType),
         (meter, category): (&Meter, Category),
-    ) -> Result<Buffer, Error> {
-        let table = Table::get()?;
-        let (alloc, _) = table.memory()?;
-        let needed =
-            len.checked_mul(dtype.size()).and_then(|bytes| bytes.checked_next_multiple_of(ALIGNMENT));
-        let bytes = needed.ok_or(meshstep_tensor::Error::TooLarge { len, dtype })?;
-        self.device().make_current().map_err(device_error)?;
-        let mut start = null_mut();
-        // SAFETY: the place outlives the call, and the device is current.
-        table.told("ncclMemAlloc", unsafe { alloc(&mut start, bytes) }, null_mut())?;
-        let (start, claim) = (start.addr(), meter.claim(category, (len * dtype.size()) as u64));
-        let room = Room { start, bytes, window: Arc::default(), asked: false };
-        self.rooms.lock().push(room);
+    ) -> Result<Buffer, meshstep_tensor::Error> {
+        let bytes = len.checked_mul(dtype.size()).ok_or(meshstep_tensor::Error::TooLarge { len, dtype })?;
+        let start = self.allocate(bytes.next_multiple_of(ALIGNMENT)).map_err(|error| {
+            tracing::warn!(%error, bytes, "NCCL has no memory");
+            meshstep_tensor::Error::OutOfMemory { bytes, category }
+        })?;
         let (device, core) = (self.device().clone(), Arc::downgrade(self));
-        let memory = Memory { table, device, core, start, _claim: claim };
+        let memory = Memory { device, core, start, _claim: meter.claim(category, bytes as u64) };
         // SAFETY: NCCL has just allocated so many bytes, which `memory` frees; nobody else knows them.
         let mut buffer = unsafe { Buffer::from_raw_on(queue, start as u64, len, dtype, memory)? };
         queue.zero(buffer.as_mut())?;
         Ok(buffer)
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<usize, Error> {
+        let table = Table::get()?;
+        let (alloc, _) = table.memory()?;
+        self.device().make_current().map_err(device_error)?;
+        let mut start = null_mut();
+        // SAFETY: the place outlives the call, and the device is current.
+        table.told("ncclMemAlloc", unsafe { alloc(&mut start, bytes) }, null_mut())?;
+        let start = start.addr();
+        self.rooms.lock().push(Room { start, bytes, window: Arc::default(), asked: false });
+        Ok(start)
     }
 
     /// Makes a window of the buffer's memory, where NCCL makes one; whether it has. The flight record calls it a barrier.
@@ -150,8 +154,9 @@ impl Drop for Memory {
             return;
         }
         let ended = self.core.upgrade().is_none_or(|core| core.end_window(self.start));
-        let Ok((_, free)) = self.table.memory() else { return };
-        if ended {
+        // It was there when the memory was allocated.
+        let free = Table::get().and_then(Table::memory).map(|(_, free)| free);
+        if let (true, Ok(free)) = (ended, free) {
             // SAFETY: NCCL allocated it, no window has it, and no stream uses it: the buffer's drop has waited.
             let code = unsafe { free(self.start as *mut c_void) };
             tracing::debug!(code, "memory of NCCL was freed");

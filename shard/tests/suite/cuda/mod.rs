@@ -21,6 +21,7 @@ mod ranks;
 mod replicas;
 mod shared;
 mod verify;
+mod windows;
 
 use crate::common::{End, Gradients, PRECISIONS, Run, STAGES, WITH_STATE, WhichRule, cases, long, turns};
 use meshstep_comm::{Communicator, nccl};
