@@ -32,6 +32,51 @@ pub trait Communicator: Send + Sync + Debug {
         }
     }
 
+    /// Starts two operations, one after the other, both or none: small ones that a backend may launch as one group. Every rank
+    /// starts them so. Where a call is refused both buffers come back at once.
+    #[expect(clippy::result_large_err, reason = "the buffers go back to the caller")]
+    fn start_both(
+        &self,
+        [first, second]: [(Op, Buffer); 2],
+        after: &Queue,
+    ) -> Result<[InFlight; 2], ([Buffer; 2], Error)> {
+        let check = |(op, b): &(Op, Buffer)| op.check(self.rank(), self.world_size(), b.len(), b.dtype());
+        if let Err(error) = check(&first).and_then(|()| check(&second)) {
+            return Err(([first.1, second.1], error));
+        }
+        let first = match self.start(first.0, first.1, after) {
+            Ok(started) => started,
+            // The other ranks' first call is not to meet this one's second.
+            Err((buffer, error)) => return Err(([buffer, second.1], error)),
+        };
+        match self.start(second.0, second.1, after) {
+            Ok(second) => Ok([first, second]),
+            Err((buffer, error)) => {
+                let (first, _) = first.wait(after);
+                Err(([first, buffer], error))
+            }
+        }
+    }
+
+    /// Zeros where `queue` works, in memory that [`register`](Self::register) takes where a backend has some of its own.
+    fn zeroed_on(
+        &self,
+        queue: &Queue,
+        len: usize,
+        dtype: DType,
+        meter: &Meter,
+        category: Category,
+    ) -> Result<Buffer, meshstep_tensor::Error> {
+        Buffer::zeroed_on(queue, len, dtype, meter, category)
+    }
+
+    /// Tells the backend that operations will be started on `buffer` and on parts of it, which begin at the same element on every
+    /// rank; whether that changes how they are carried out. A collective: every rank calls it for a buffer of the same length
+    /// and type, the whole of what [`zeroed_on`](Self::zeroed_on) has given.
+    fn register(&self, _buffer: &Buffer) -> Result<bool, Error> {
+        Ok(false)
+    }
+
     /// A communicator among the ranks that give the same `color`, ranked by `key` and then by rank here; none for
     /// `None`. A collective: every rank calls it.
     fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Arc<dyn Communicator>>, Error>;

@@ -113,6 +113,15 @@ pub enum Error {
         /// How many GPUs the driver shows.
         visible: usize,
     },
+    /// Ranks have registered memory that does not go together. Nothing is registered.
+    #[error(
+        "ranks register {bytes:?} bytes, by rank (0: memory that is registered already, or that the communicator's `zeroed_on` \
+         did not give); every rank registers a whole buffer of the same length and type, in the same order"
+    )]
+    UnlikeMemory {
+        /// The bytes of each rank's memory.
+        bytes: Vec<u64>,
+    },
     /// What was to be the id of a communicator is something else.
     #[error("{given} bytes where an id of NCCL has {needed}; use what `UniqueId::as_bytes` gave")]
     BadId {

@@ -2,7 +2,7 @@
 
 use crate::groups::Group;
 use crate::plan::{MAX_HEAD, SUM_HEAD, SUM_TAIL};
-use crate::{Error, Fault, Options, wire};
+use crate::{Error, Fault, Options};
 use meshstep_comm::{Communicator, Op, Reduction};
 use meshstep_optim::{ExactSum, NormAccumulator};
 #[cfg(feature = "cuda")]
@@ -233,23 +233,26 @@ impl Exchange {
     }
 }
 
-/// Words are added, and the largest found, over all ranks: both vectors are on their way before either is waited for. They
-/// go after the first queue's work, and are waited for on the second.
+/// Words are added, and the largest found, over all ranks: both vectors travel as one group. They go after the first queue's
+/// work, and are waited for on the second.
 pub(crate) fn group(
     comm: &dyn Communicator,
     [before, after]: [&Queue; 2],
     sum: &mut Buffer,
     max: &mut Buffer,
 ) -> Result<(), meshstep_comm::Error> {
-    let sums = comm.start(Op::all_reduce(Reduction::Sum), sum.take(), before);
-    let maxima = match &sums {
-        Ok(_) => comm.start(Op::all_reduce(Reduction::Max), max.take(), before),
-        // The other ranks' first call is not to meet this one's second.
-        Err((_, error)) => Err((max.take(), error.clone())),
-    };
-    let (sums, maxima) = (wire::land(sums, after), wire::land(maxima, after));
-    (*sum, *max) = (sums.0, maxima.0);
-    sums.1.and(maxima.1)
+    let calls = [(Op::all_reduce(Reduction::Sum), sum.take()), (Op::all_reduce(Reduction::Max), max.take())];
+    match comm.start_both(calls, before) {
+        Ok(started) => {
+            let [sums, maxima] = started.map(|started| started.wait(after));
+            (*sum, *max) = (sums.0, maxima.0);
+            sums.1.and(maxima.1)
+        }
+        Err((buffers, error)) => {
+            [*sum, *max] = buffers;
+            Err(error)
+        }
+    }
 }
 
 /// After a disagreement: which field, on which rank. Collective.

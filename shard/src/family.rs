@@ -2,7 +2,7 @@
 
 use crate::filling::Filling;
 use crate::fixed::Kept;
-use crate::owned::{Of, Owned, zeroed};
+use crate::owned::{Of, Owned, zeroed, zeroed_to_travel};
 use crate::{Among, Error, Groups, Options, Part, wire};
 use meshstep_comm::{Communicator, Op};
 use meshstep_tensor::{Buffer, Category, Layout, Param, Queue, Slice, SliceMut};
@@ -112,18 +112,20 @@ impl Family {
             let key = xxh3_64_with_seed(param.name().as_bytes(), seed);
             Of { group: group_of[p] + before.groups, key, parts: among.parts_of(param) }
         };
-        let mut owned = Owned::new(&bucket, part.owned(b, rank), states, of, options)?;
+        let comm = &*among.shards;
+        let mut owned = Owned::new(&bucket, part.owned(b, rank), states, of, comm, options)?;
         owned.shift_params(before.params);
         let name = |p: &crate::Placed| self.entries[p.param].param.name().to_owned();
         let names = bucket.params.iter().map(name).collect();
         bucket.params.iter_mut().for_each(|p| p.param += before.params);
-        let grads = |len, first: usize| {
-            let apart = owned.streams(first * bucket.grads.size());
-            zeroed(len, bucket.grads, options, Category::Grads, &apart)
-        };
-        let (whole, shard) = match options.stage {
-            stage if stage.cuts_grads() => (None, Some(grads(bucket.len / part.sizes().shards, 0)?)),
-            _ => (Some(grads(bucket.len, owned.first())?), None),
+        let apart = |first: usize| owned.streams(first * bucket.grads.size());
+        let (whole, shard) = if options.stage.cuts_grads() {
+            let len = bucket.len / part.sizes().shards;
+            (None, Some(zeroed(len, bucket.grads, options, Category::Grads, &apart(0))?))
+        } else {
+            let (len, apart) = (bucket.len, apart(owned.first()));
+            let whole = zeroed_to_travel(comm, len, bucket.grads, options, Category::Grads, &apart)?;
+            (Some(whole), None)
         };
         self.fillings.push(Filling::new(&bucket, whole, shard));
         let (counted, gathered) = (part.counted(b, rank), part.gathered(b));
@@ -141,6 +143,16 @@ impl Family {
             plan: bucket,
         });
         self.buckets.push(owned);
+        Ok(())
+    }
+
+    /// Registers what travels whole: parameters, and gradients that are kept so. Collective.
+    pub(crate) fn register(&self, options: &Options) -> Result<(), Error> {
+        let params = self.buckets.iter().map(|owned| &owned.params).filter(|_| !options.stage.cuts_params());
+        let grads = self.fillings.iter().filter_map(|filling| filling.whole.as_ref());
+        for buffer in params.chain(grads).filter(|buffer| !buffer.is_empty()) {
+            self.among.shards.register(buffer)?;
+        }
         Ok(())
     }
 

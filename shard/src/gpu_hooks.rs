@@ -4,7 +4,7 @@ use crate::around::Around;
 use crate::options::At;
 use crate::there::{Ticket, outside_captures};
 use crate::{Error, Optimizer};
-use meshstep_optim::cuda::{Answer, Verdict};
+use meshstep_optim::cuda::Verdict;
 use std::sync::Arc;
 
 impl Optimizer {
@@ -80,15 +80,6 @@ impl Optimizer {
             Ok(())
         })?;
         self.take_notes(true)
-    }
-
-    /// Updates all that this rank owns, if the device has decided so, and sends nothing. What the host hears of the norm, where
-    /// that was not known before.
-    fn update_all_there(&mut self) -> Result<Option<Answer>, Error> {
-        self.with_there(|all, there| {
-            (0..all.buckets.len()).try_for_each(|b| all.update_there(b, &there.decision))?;
-            all.norm_there(there)
-        })
     }
 
     /// Sends every bucket to every rank, and goes on while they travel.

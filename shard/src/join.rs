@@ -95,6 +95,7 @@ impl Optimizer {
         let same = self.tell(&*comm, &text, room);
         let mut added = made?;
         same?;
+        added.families.iter().try_for_each(|family| family.register(&self.options))?;
         added.aside = self.split_aside()?;
         for i in 0..added.families.len() {
             let (earlier, family) = added.families.split_at_mut(i);

@@ -150,6 +150,8 @@ mod gather_room;
 mod gathered;
 #[cfg(feature = "cuda")]
 mod gpu_hooks;
+#[cfg(feature = "cuda")]
+mod gpu_update;
 mod groups;
 mod handover;
 mod held;

@@ -6,8 +6,9 @@ pub(crate) use crate::run::{Due, Of};
 use crate::run::{Run, Table, overlap, runs, within};
 use crate::{Error, Options};
 use arrayvec::ArrayVec;
+use meshstep_comm::Communicator;
 #[cfg(feature = "cuda")]
-use meshstep_optim::cuda::{StepBlock, Update};
+use meshstep_optim::cuda::{StepBlock, Tables, Update};
 use meshstep_optim::{Flat, Isa, Rounding, Rule, Scalars, TensorSums, cast};
 use meshstep_tensor::{Buffer, Category, DType, Place, Queue, Slice, SliceMut};
 #[cfg(feature = "cuda")]
@@ -34,19 +35,23 @@ pub(crate) struct Owned {
 }
 
 impl Owned {
-    /// Memory for `ranges` of a bucket; `of` tells each parameter's group and key.
+    /// Memory for `ranges` of a bucket, whose parameters travel on `comm`; `of` tells each parameter's group and key.
     pub(crate) fn new(
         plan: &BucketPlan,
         ranges: Vec<Range<usize>>,
         states: usize,
         of: impl Fn(usize) -> Of,
+        comm: &dyn Communicator,
         options: &Options,
     ) -> Result<Self, Error> {
         let kept: usize = ranges.iter().map(|r| r.len()).sum();
-        let here = if options.stage.cuts_params() { kept } else { plan.len };
+        let params = match options.stage.cuts_params() {
+            true => zeroed(kept, plan.dtype, options, Category::Params, &[])?,
+            false => zeroed_to_travel(comm, plan.len, plan.dtype, options, Category::Params, &[])?,
+        };
         let mut owned = Owned {
             len: plan.len,
-            params: zeroed(here, plan.dtype, options, Category::Params, &[])?,
+            params,
             master: None,
             state: Vec::new(),
             runs: runs(plan, ranges, of),
@@ -220,14 +225,15 @@ impl Owned {
         Ok(())
     }
 
-    /// One update on a GPU of everything owned here, as `step` says there, of each parameter if it counts them; `next` is the `t` of a parameter's next update.
+    /// One update on a GPU of everything owned here, as `step` says there, of each parameter if it counts them; `next` is the `t` of
+    /// a parameter's next update. Rows in `prepared` are prepared for the step.
     #[cfg(feature = "cuda")]
     pub(crate) fn update_there(
         &mut self,
         grads: &mut Buffer,
         groups: &[Group],
         next: impl Fn(usize) -> u64,
-        step: &StepBlock,
+        (step, prepared): (&StepBlock, Option<&Tables>),
         meter: &Meter,
     ) -> Result<(), Error> {
         // The parameters are there: the communicator has gathered them before it reduced these gradients.
@@ -245,11 +251,21 @@ impl Owned {
                     tables.iter().zip(&params).map(|(table, params)| table.there(groups, params)).collect();
                 *there = Some(Update::new(&flat, &groups, self.rounding, queue, meter)?);
             }
-            if let Some(update) = there {
-                update.run(flat, step, queue)?;
+            match there {
+                Some(update) if prepared.is_some_and(|tables| tables.has(update)) => {
+                    update.sweep(flat, step, queue)?;
+                }
+                Some(update) => update.run(flat, step, queue)?,
+                None => {}
             }
         }
         Ok(())
+    }
+
+    /// The tables on a GPU, as far as there are any.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn updates(&mut self) -> impl Iterator<Item = &mut Update> {
+        self.runs.iter_mut().filter_map(|run| run.there.as_mut())
     }
 
     /// Takes back the next part of the parameters, in the order they were taken.
@@ -341,5 +357,20 @@ pub(crate) fn zeroed(
     match options.queue.place() {
         Place::Cpu => Buffer::zeroed_apart(len, dtype, &options.meter, category, apart),
         _ => Buffer::zeroed_on(&options.queue, len, dtype, &options.meter, category),
+    }
+}
+
+/// The same for a vector that travels on `comm`, which may have memory of its own for that.
+pub(crate) fn zeroed_to_travel(
+    comm: &dyn Communicator,
+    len: usize,
+    dtype: DType,
+    options: &Options,
+    category: Category,
+    apart: &[usize],
+) -> Result<Buffer, meshstep_tensor::Error> {
+    match options.queue.place() {
+        Place::Cpu => zeroed(len, dtype, options, category, apart),
+        _ => comm.zeroed_on(&options.queue, len, dtype, &options.meter, category),
     }
 }

@@ -6,7 +6,7 @@ use crate::options::At;
 use crate::step::{Outcome, Traffic};
 use crate::{Clip, Combine, Error, Missing, NonFinite, Optimizer, Options, WeightError};
 use meshstep_comm::Communicator;
-use meshstep_optim::cuda::{Answer, Decided, Decision, Progress, Settings, Verdict, norm_code};
+use meshstep_optim::cuda::{Answer, Decided, Decision, Progress, Settings, Tables, Verdict, norm_code};
 use meshstep_optim::{LossScale, LossScaleState, clip_coef};
 use meshstep_tensor::cuda::{self, Stream};
 use meshstep_tensor::{Place, Queue};
@@ -18,6 +18,8 @@ use std::sync::{Arc, OnceLock};
 #[derive(Debug)]
 pub(crate) struct There {
     pub(crate) decision: Decision,
+    /// The rows of all buckets' tables, once a step has made them.
+    pub(crate) tables: Option<Tables>,
     /// A stream that only waits, for parameters on their way.
     pub(crate) aside: Stream,
     pub(crate) unheard: VecDeque<Arc<Ticket>>,
@@ -192,7 +194,7 @@ impl Optimizer {
         let elsewhere = meshstep_tensor::Error::Place { given: queue.place(), expected: Place::Cuda(0) };
         let stream = queue.stream().ok_or(elsewhere)?;
         let aside = Stream::new(stream.device()).map_err(meshstep_tensor::Error::from)?;
-        Ok(There { decision, aside, unheard: VecDeque::new(), names })
+        Ok(There { decision, tables: None, aside, unheard: VecDeque::new(), names })
     }
 
     /// What the host knows of the run.
@@ -240,42 +242,6 @@ impl Optimizer {
         let norm = self.handover.norm_sum();
         let present = self.progress.present.iter().map(|p| p.load(SeqCst));
         self.exchange.run_there(&*comm, norm, decision, settings, present)
-    }
-
-    /// Updates what this rank owns, if the device has decided so, bucket by bucket as they arrive, and sends it to every rank.
-    /// What the host hears instead, where the norm of all of them was not known before.
-    fn apply_there(&mut self, there: &mut There) -> Result<Option<Answer>, Error> {
-        let mut updated = Ok(());
-        for b in 0..self.buckets.len() {
-            updated = updated.and_then(|()| self.update_there(b, &there.decision));
-            updated = updated.and_then(|()| self.send_updated(b));
-        }
-        if updated.is_err() {
-            // The other ranks are not to wait for what will not come.
-            self.handover.abort();
-        }
-        let norm = updated.and_then(|()| self.norm_there(there));
-        let landed = self.room.gathering.land_later(&there.aside, &mut self.buckets);
-        norm.and_then(|norm| landed.map(|()| norm))
-    }
-
-    pub(crate) fn norm_there(&mut self, there: &mut There) -> Result<Option<Answer>, Error> {
-        if self.options.non_finite == NonFinite::Skip {
-            return Ok(None);
-        }
-        let comm = Arc::clone(self.handover.fixed.words());
-        let norm = self.handover.norm_sum();
-        self.exchange.norm_there(&*comm, norm, &mut there.decision, &there.aside).map(Some)
-    }
-
-    pub(crate) fn update_there(&mut self, b: usize, decision: &Decision) -> Result<(), Error> {
-        self.handover.settle_one(b)?;
-        let owned = &mut self.buckets[b];
-        if let Some(grads) = self.handover.grads(b) {
-            let next = |p: usize| self.entries[p].t + 1;
-            owned.update_there(grads, &self.groups, next, decision.step(), &self.options.meter)?;
-        }
-        Ok(())
     }
 
     /// Lets a loss scale follow the steps that the host has not heard of, where it moves. Waits for them; one without a verdict

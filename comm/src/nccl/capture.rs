@@ -154,39 +154,23 @@ impl Core {
             .try_for_each(|&called| self.compare_one(Patience { called, within: self.options.deadline }))
     }
 
-    fn outside_captures(&self, stream: &Stream) -> Result<(), Error> {
+    pub(super) fn outside_captures(&self, stream: &Stream) -> Result<(), Error> {
         let is = self.captures.lock().current.is_some() || stream.is_capturing().map_err(device_error)?;
         if is { Err(capturing("a launch of captured operations")) } else { Ok(()) }
     }
 
-    /// Puts one call into the capture that `after` belongs to. It launches nothing, and so needs no turn: whoever has that may be
-    /// ending the communicators, which waits for captures.
-    pub(super) fn start_captured(
+    /// Puts calls into the capture that `after` belongs to, several as one group of NCCL's. It launches nothing, and so needs no
+    /// turn: whoever has that may be ending the communicators, which waits for captures.
+    pub(super) fn start_captured<const N: usize>(
         &self,
-        op: Op,
-        buffer: Buffer,
+        calls: [(Op, Buffer); N],
         after: &Queue,
-    ) -> Result<InFlight, (Buffer, Error)> {
-        let calls = [(op, buffer)];
+    ) -> Result<[InFlight; N], ([Buffer; N], Error)> {
         let put = self.put_captured(&calls, after);
-        let [(_, buffer)] = calls;
+        let buffers = calls.map(|(_, buffer)| buffer);
         match put {
-            Ok(end) => Ok(self.ticket(buffer, end)),
-            Err(error) => Err((buffer, error)),
-        }
-    }
-
-    /// Puts calls into the capture as one group of NCCL's.
-    pub(super) fn group_captured(
-        &self,
-        calls: Vec<(Op, Buffer)>,
-        after: &Queue,
-    ) -> Result<Vec<InFlight>, (Vec<Buffer>, Error)> {
-        let put = self.put_captured(&calls, after);
-        let buffers = calls.into_iter().map(|(_, buffer)| buffer);
-        match put {
-            Ok(end) => Ok(buffers.map(|buffer| self.ticket(buffer, Arc::clone(&end))).collect()),
-            Err(error) => Err((buffers.collect(), error)),
+            Ok(end) => Ok(buffers.map(|buffer| self.ticket(buffer, Arc::clone(&end)))),
+            Err(error) => Err((buffers, error)),
         }
     }
 

@@ -4,7 +4,7 @@ use super::core::Core;
 use super::watchdog::{self, Scope};
 use crate::{Communicator, Error, InFlight, Op, Stats};
 use meshstep_tensor::cuda::Device;
-use meshstep_tensor::{Buffer, Queue};
+use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue};
 use std::sync::Arc;
 
 /// A rank of a group on NCCL.
@@ -32,12 +32,12 @@ impl Nccl {
 
     /// Starts several operations, which NCCL puts on the stream together: fewer launches, and a `send` and a `recv` between
     /// the same two ranks do not wait for each other. Every rank groups the same calls. All are started or none.
-    pub fn start_group(
+    pub fn start_group<const N: usize>(
         &self,
-        calls: Vec<(Op, Buffer)>,
+        calls: [(Op, Buffer); N],
         after: &Queue,
-    ) -> Result<Vec<InFlight>, (Vec<Buffer>, Error)> {
-        if calls.is_empty() { Ok(Vec::new()) } else { self.core.start_group(calls, after) }
+    ) -> Result<[InFlight; N], ([Buffer; N], Error)> {
+        self.core.start_group(calls, after)
     }
 
     /// The last thousand operations, a line each: what was called, and when it was launched, began and ended.
@@ -62,6 +62,32 @@ impl Communicator for Nccl {
 
     fn start(&self, op: Op, buffer: Buffer, after: &Queue) -> Result<InFlight, (Buffer, Error)> {
         self.core.start(op, buffer, after)
+    }
+
+    fn start_both(
+        &self,
+        calls: [(Op, Buffer); 2],
+        after: &Queue,
+    ) -> Result<[InFlight; 2], ([Buffer; 2], Error)> {
+        self.start_group(calls, after)
+    }
+
+    fn zeroed_on(
+        &self,
+        queue: &Queue,
+        len: usize,
+        dtype: DType,
+        meter: &Meter,
+        category: Category,
+    ) -> Result<Buffer, meshstep_tensor::Error> {
+        if self.core.options.windows && len > 0 && queue.place() == Place::Cuda(self.device().ordinal()) {
+            return self.core.window_memory(queue, (len, dtype), (meter, category));
+        }
+        Buffer::zeroed_on(queue, len, dtype, meter, category)
+    }
+
+    fn register(&self, buffer: &Buffer) -> Result<bool, Error> {
+        if self.core.options.windows { self.core.register(buffer) } else { Ok(false) }
     }
 
     fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Arc<dyn Communicator>>, Error> {

@@ -5,6 +5,7 @@ use super::ledger::Ledger;
 use super::options::Options;
 use super::raw::Raw;
 use super::watchdog;
+use super::windows::Room;
 use crate::Error;
 use crate::in_flight::Tickets;
 use crate::sync::real::{Condvar, Guard, Mutex};
@@ -36,6 +37,8 @@ pub(super) struct Core {
     changed: Condvar,
     pub(super) own: Mutex<Own>,
     pub(super) captures: Mutex<Captures>,
+    /// Memory of NCCL's own that this communicator has given out.
+    pub(super) rooms: Mutex<Vec<Room>>,
     /// Set before the rank parts from the others.
     closing: AtomicBool,
 }
@@ -74,6 +77,7 @@ impl Core {
             changed: Condvar::new(),
             own: Mutex::new(Own { token: Some(token), copies: Vec::new() }),
             captures: Mutex::default(),
+            rooms: Mutex::default(),
             closing: AtomicBool::new(false),
         });
         watchdog::watch(&core)?;
@@ -191,6 +195,7 @@ impl Core {
         self.closing.store(true, Relaxed);
         self.drop_graphs();
         if !self.ledger.lock().failed() {
+            self.end_windows();
             watchdog::part(self);
         }
         let own = std::mem::replace(&mut *self.own.lock(), Own { token: None, copies: Vec::new() });

@@ -35,43 +35,32 @@ impl Core {
         buffer: Buffer,
         after: &Queue,
     ) -> Result<InFlight, (Buffer, Error)> {
-        match is_capturing(after) {
-            Ok(false) => {}
-            Ok(true) => return self.start_captured(op, buffer, after),
-            Err(error) => return Err((buffer, error)),
-        }
-        let _turn = self.turn();
-        let calls = [(op, buffer)];
-        let launched = self.launch(&calls, after);
-        let [call] = calls;
-        match launched {
-            Ok((called, events)) => Ok(self.kept(call, called, events)),
-            Err(error) => Err((call.1, error)),
+        match self.start_group([(op, buffer)], after) {
+            Ok([started]) => Ok(started),
+            Err(([buffer], error)) => Err((buffer, error)),
         }
     }
 
-    /// Starts operations as one group of NCCL's: all of them or none.
-    pub(super) fn start_group(
+    /// Starts operations, several as one group of NCCL's: all of them or none.
+    pub(super) fn start_group<const N: usize>(
         self: &Arc<Self>,
-        calls: Vec<(Op, Buffer)>,
+        calls: [(Op, Buffer); N],
         after: &Queue,
-    ) -> Result<Vec<InFlight>, (Vec<Buffer>, Error)> {
-        let back = |calls: Vec<(Op, Buffer)>| calls.into_iter().map(|(_, buffer)| buffer).collect();
+    ) -> Result<[InFlight; N], ([Buffer; N], Error)> {
+        const { assert!(N > 0, "a group has a call") };
+        let back = |calls: [(Op, Buffer); N]| calls.map(|(_, buffer)| buffer);
         match is_capturing(after) {
             Ok(false) => {}
-            Ok(true) => return self.group_captured(calls, after),
+            Ok(true) => return self.start_captured(calls, after),
             Err(error) => return Err((back(calls), error)),
         }
         let _turn = self.turn();
         match self.launch(&calls, after) {
-            Ok((first, events)) => {
-                let numbered = (first.op_number..).zip(calls);
-                let kept = numbered.map(|(op_number, call)| {
-                    let called = called(op_number, &call);
-                    self.kept(call, called, events.clone())
-                });
-                Ok(kept.collect())
-            }
+            Ok((mut op_number, events)) => Ok(calls.map(|call| {
+                let called = called(op_number, &call);
+                op_number += 1;
+                self.kept(call, called, events.clone())
+            })),
             Err(error) => Err((back(calls), error)),
         }
     }
@@ -81,8 +70,8 @@ impl Core {
         InFlight::new(Arc::clone(self) as _, ticket)
     }
 
-    /// Puts the calls on the stream, which only whose turn it is may do. Returns the first of them and the points around all.
-    fn launch(&self, calls: &[(Op, Buffer)], after: &Queue) -> Result<(Called, Events), Error> {
+    /// Puts the calls on the stream, which only whose turn it is may do. Returns the number of the first and the points around all.
+    fn launch(&self, calls: &[(Op, Buffer)], after: &Queue) -> Result<(u64, Events), Error> {
         calls.iter().try_for_each(|(op, buffer)| self.admit(*op, buffer))?;
         self.ledger().refuse()?;
         if self.options.check {
@@ -98,7 +87,7 @@ impl Core {
             unsafe { self.issue(&issues, patience)? };
             Ok(Events { begin, end: Arc::new(self.stream.record().map_err(device_error)?) })
         });
-        issued.map(|events| (first, events)).map_err(|error| self.broke(error))
+        issued.map(|events| (first.op_number, events)).map_err(|error| self.broke(error))
     }
 
     /// What is wrong whatever the other ranks do, before anybody hears of it.

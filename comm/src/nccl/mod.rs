@@ -2,7 +2,7 @@
 //!
 //! | item | what it is |
 //! |---|---|
-//! | [`probe`] | whether NCCL can be used here |
+//! | [`probe`] | whether NCCL can be used here, and what its version is able to do |
 //! | [`from_env`], [`Job`] | a rank of torchrun's or SLURM's: its communicator, and others after a failure |
 //! | [`init`], [`join`], [`spawn`] | a rank's communicator: by an id, through another rendezvous, or all ranks as threads |
 //! | [`Nccl`] | the communicator; beside the trait's it has groups of calls and a flight record |
@@ -59,6 +59,13 @@
 //! graphs are launched by [`Captured::launch`], on the communicator's stream, between two events that are watched as for any
 //! operation. NCCL advises one device for each process where graphs are launched: a launch may block the thread that makes it.
 //!
+//! # Windows
+//!
+//! With [`Options::windows`] the communicator's [`zeroed_on`](crate::Communicator::zeroed_on) allocates with NCCL's own allocator,
+//! and [`register`](crate::Communicator::register) makes a symmetric window of a buffer, from which newer versions reduce and
+//! gather without a copy. Ranks compare sizes first, so that a difference is [`Error::UnlikeMemory`](crate::Error::UnlikeMemory)
+//! and not a hang. Windows end before their memory is freed, and before the communicator is.
+//!
 //! # Where it differs from loopback
 //!
 //! - NCCL orders sums as it likes and rounds more often: expect n roundings of the buffer's type instead of one. A mean is taken
@@ -88,6 +95,7 @@ mod split;
 mod start;
 mod table;
 mod watchdog;
+mod windows;
 mod words;
 
 pub use capture::Captured;
@@ -96,4 +104,4 @@ pub use id::UniqueId;
 pub use job::{Job, from_env};
 pub use options::{Exchange, LastResort, Options};
 pub use start::{init, join, spawn};
-pub use table::{Found, Unavailable, probe};
+pub use table::{Ability, Found, Unavailable, probe};

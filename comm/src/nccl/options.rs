@@ -28,6 +28,10 @@ pub struct Options {
     pub exchange: Option<Arc<dyn Exchange>>,
     /// What is done when an abort does not end: the process exits.
     pub last_resort: LastResort,
+    /// Whether memory from [`zeroed_on`](crate::Communicator::zeroed_on) is NCCL's own, and registered as windows; the same on
+    /// every rank. An NCCL before 2.27 is refused. Off: it has not been measured on GPUs, and NCCL asks of symmetric windows that
+    /// operations begin at the same offset on every rank, which the own chunk of an operation in place does not.
+    pub windows: bool,
     /// The GPU of a [`Job`](super::Job)'s rank, as the driver counts the visible ones. None: the one of the rank's number on its
     /// machine; where one GPU is visible, that one.
     pub device: Option<usize>,
@@ -44,6 +48,7 @@ impl Default for Options {
             flight_recorder: std::env::var_os("MESHSTEP_FLIGHT_RECORDER").map(PathBuf::from),
             exchange: None,
             last_resort: LastResort::default(),
+            windows: false,
             device: None,
         }
     }

@@ -107,6 +107,9 @@ pub(super) fn joined(
     options: &Options,
 ) -> Result<Raw, Error> {
     let table = Table::get()?;
+    if options.windows {
+        table.memory().and(table.windows())?;
+    }
     let (clock, after) = (&options.clock, options.deadline);
     let end = clock.now().saturating_add(after);
     let late = || Error::NotJoined { rank, world_size, after };

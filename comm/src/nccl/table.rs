@@ -15,6 +15,8 @@ const LIBRARIES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 const NEEDED: i32 = 21_000;
 /// The oldest that multiplies by factors before it sums.
 const NEEDED_FOR_FACTORS: i32 = 21_100;
+/// The oldest that registers memory as windows.
+const NEEDED_FOR_WINDOWS: i32 = 22_700;
 /// A name that only a stand-in exports.
 const MARK: &[u8] = b"meshstep_standin\0";
 
@@ -25,6 +27,30 @@ pub struct Found {
     pub version: i32,
     /// Whether it is the stand-in that tests use in place of NCCL (`MESHSTEP_STANDIN=1`).
     pub stand_in: bool,
+    /// The abilities that it has beside what every version has.
+    pub abilities: Vec<Ability>,
+}
+
+/// What newer versions of NCCL can do. An ability is there if all its functions are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Ability {
+    /// Communicators whose calls return before they are done.
+    NonBlocking,
+    /// Splitting a communicator.
+    Split,
+    /// Factors of each rank's own before a sum.
+    Factors,
+    /// Memory of NCCL's own, and its registration with a communicator.
+    Registration,
+    /// Registration of the same memory on all ranks, as a window.
+    Windows,
+    /// A communicator without some of another one's ranks.
+    Shrink,
+    /// An end to what is in flight, after which the communicator's ranks can form another.
+    Revoke,
+    /// A communicator with more ranks than another one.
+    Grow,
 }
 
 /// Why NCCL cannot be used on this machine.
@@ -82,6 +108,11 @@ pub(super) const IN_PROGRESS: c_int = 7;
 /// NCCL's colour of a rank that is in no group of a split.
 pub(super) const NO_COLOR: c_int = -1;
 
+/// NCCL's name for a window.
+pub(super) type Window = *mut c_void;
+/// Windows whose memory the ranks use alike: collectives begin at the same offset in it on every rank.
+pub(super) const SYMMETRIC: c_int = 1;
+
 /// What the ranks of a communicator to be made have in common, as NCCL passes it: by value.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -90,6 +121,12 @@ pub(super) struct RawId(pub(super) [c_char; 128]);
 /// Makes a reduction for a factor: its number goes to the first; then the factor, its type and where it lies.
 pub(super) type MakeReduction = unsafe extern "C" fn(*mut c_int, *mut c_void, c_int, c_int, Handle) -> c_int;
 pub(super) type DropReduction = unsafe extern "C" fn(c_int, Handle) -> c_int;
+
+pub(super) type AllocMemory = unsafe extern "C" fn(*mut *mut c_void, usize) -> c_int;
+pub(super) type FreeMemory = unsafe extern "C" fn(*mut c_void) -> c_int;
+/// Makes a window of so many bytes from an address on; its name goes to the place, perhaps after the call.
+pub(super) type MakeWindow = unsafe extern "C" fn(Handle, *mut c_void, usize, *mut Window, c_int) -> c_int;
+pub(super) type EndWindow = unsafe extern "C" fn(Handle, Window) -> c_int;
 
 /// The beginning of NCCL's settings, as of 2.17; what later versions have appended they fill in by themselves.
 #[repr(C)]
@@ -105,7 +142,7 @@ pub(super) struct Config {
 }
 
 impl Config {
-    /// Calls return before they are done, so that none can hang.
+    /// Calls return before they are done, so that none can hang (docs/decisions/01-nccl-does-not-block.md).
     pub(super) fn not_blocking() -> Self {
         // The least number is NCCL's sign for what is left to it.
         let unset = c_int::MIN;
@@ -126,7 +163,7 @@ impl Config {
 macro_rules! table {
     (
         needed { $($need:ident = $need_name:literal ($($need_arg:ty),*) -> $need_result:ty;)* }
-        newer { $($new:ident = $new_name:literal ($($new_arg:ty),*) -> $new_result:ty;)* }
+        newer { $($new:ident = $new_name:literal ($($new_arg:ty),*) -> $new_result:ty, since $since:literal;)* }
     ) => {
         /// Functions with the types that NCCL's header gives them.
         pub(super) struct Table {
@@ -152,12 +189,20 @@ macro_rules! table {
 
         #[cfg(test)]
         impl Table {
-            /// Each function's name, with the kinds of its result and of its arguments.
-            fn signatures() -> Vec<(&'static str, Vec<String>)> {
-                vec![
-                    $(($need_name, vec![abi::kind::<$need_result>(), $(abi::kind::<$need_arg>()),*]),)*
-                    $(($new_name, vec![abi::kind::<$new_result>(), $(abi::kind::<$new_arg>()),*]),)*
-                ]
+            /// Each function of this version: its name, with the kinds of its result and of its arguments.
+            fn signatures(version: i32) -> Vec<(&'static str, Vec<String>)> {
+                let all = [
+                    $((NEEDED, $need_name, vec![abi::kind::<$need_result>(), $(abi::kind::<$need_arg>()),*]),)*
+                    $(($since, $new_name, vec![abi::kind::<$new_result>(), $(abi::kind::<$new_arg>()),*]),)*
+                ];
+                let there = all.into_iter().filter(|(since, ..)| *since <= version);
+                there.map(|(_, name, kinds)| (name, kinds)).collect()
+            }
+
+            /// The newer functions that this version is without, as the table says.
+            fn later(version: i32) -> Vec<&'static str> {
+                let newer = [$(($new_name, $since)),*];
+                newer.into_iter().filter(|(_, since)| *since > version).map(|(name, _)| name).collect()
             }
 
             /// The newer functions that the library lacks.
@@ -186,13 +231,22 @@ table! {
         recv = "ncclRecv"(*mut c_void, usize, c_int, c_int, Handle, *mut c_void) -> c_int;
     }
     newer {
-        last_error = "ncclGetLastError"(Handle) -> *const c_char;
-        init_config = "ncclCommInitRankConfig"(*mut Handle, c_int, RawId, c_int, *mut Config) -> c_int;
-        async_error = "ncclCommGetAsyncError"(Handle, *mut c_int) -> c_int;
-        split = "ncclCommSplit"(Handle, c_int, c_int, *mut Handle, *mut Config) -> c_int;
-        finalize = "ncclCommFinalize"(Handle) -> c_int;
-        make_reduction = "ncclRedOpCreatePreMulSum"(*mut c_int, *mut c_void, c_int, c_int, Handle) -> c_int;
-        drop_reduction = "ncclRedOpDestroy"(c_int, Handle) -> c_int;
+        last_error = "ncclGetLastError"(Handle) -> *const c_char, since 21_300;
+        init_config = "ncclCommInitRankConfig"(*mut Handle, c_int, RawId, c_int, *mut Config) -> c_int, since 21_400;
+        async_error = "ncclCommGetAsyncError"(Handle, *mut c_int) -> c_int, since 21_000;
+        split = "ncclCommSplit"(Handle, c_int, c_int, *mut Handle, *mut Config) -> c_int, since 21_800;
+        finalize = "ncclCommFinalize"(Handle) -> c_int, since 21_400;
+        make_reduction = "ncclRedOpCreatePreMulSum"(*mut c_int, *mut c_void, c_int, c_int, Handle) -> c_int, since 21_100;
+        drop_reduction = "ncclRedOpDestroy"(c_int, Handle) -> c_int, since 21_100;
+        mem_alloc = "ncclMemAlloc"(*mut *mut c_void, usize) -> c_int, since 21_900;
+        mem_free = "ncclMemFree"(*mut c_void) -> c_int, since 21_900;
+        register = "ncclCommRegister"(Handle, *mut c_void, usize, *mut *mut c_void) -> c_int, since 21_900;
+        deregister = "ncclCommDeregister"(Handle, *mut c_void) -> c_int, since 21_900;
+        window_register = "ncclCommWindowRegister"(Handle, *mut c_void, usize, *mut Window, c_int) -> c_int, since 22_700;
+        window_deregister = "ncclCommWindowDeregister"(Handle, Window) -> c_int, since 22_700;
+        shrink = "ncclCommShrink"(Handle, *mut c_int, c_int, *mut Handle, *mut Config, c_int) -> c_int, since 22_700;
+        revoke = "ncclCommRevoke"(Handle, c_int) -> c_int, since 22_809;
+        grow = "ncclCommGrow"(Handle, c_int, *const RawId, c_int, *mut Handle, *mut Config) -> c_int, since 22_900;
     }
 }
 
@@ -203,10 +257,38 @@ impl Table {
         FOUND.get_or_init(look).as_ref().map_err(Clone::clone)
     }
 
+    /// The abilities that all functions are there for.
+    fn abilities(&self) -> Vec<Ability> {
+        let has = [
+            (Ability::NonBlocking, self.init_config.is_some() && self.async_error.is_some()),
+            (Ability::Split, self.split.is_some()),
+            (Ability::Factors, self.factors().is_ok()),
+            (Ability::Registration, self.memory().is_ok() && self.register.zip(self.deregister).is_some()),
+            (Ability::Windows, self.memory().is_ok() && self.windows().is_ok()),
+            (Ability::Shrink, self.shrink.is_some()),
+            (Ability::Revoke, self.revoke.is_some()),
+            (Ability::Grow, self.grow.is_some()),
+        ];
+        has.into_iter().filter(|(_, has)| *has).map(|(ability, _)| ability).collect()
+    }
+
+    /// How memory of NCCL's own is had and freed.
+    pub(super) fn memory(&self) -> Result<(AllocMemory, FreeMemory), Unavailable> {
+        self.mem_alloc.zip(self.mem_free).ok_or_else(|| self.too_old(NEEDED_FOR_WINDOWS))
+    }
+
+    /// How windows are made and ended.
+    pub(super) fn windows(&self) -> Result<(MakeWindow, EndWindow), Unavailable> {
+        self.window_register.zip(self.window_deregister).ok_or_else(|| self.too_old(NEEDED_FOR_WINDOWS))
+    }
+
+    fn too_old(&self, needed: i32) -> Unavailable {
+        Unavailable::TooOld { library: self.name, found: self.found.version, needed }
+    }
+
     /// How reductions with factors are made and dropped.
     pub(super) fn factors(&self) -> Result<(MakeReduction, DropReduction), Unavailable> {
-        let (library, found, needed) = (self.name, self.found.version, NEEDED_FOR_FACTORS);
-        self.make_reduction.zip(self.drop_reduction).ok_or(Unavailable::TooOld { library, found, needed })
+        self.make_reduction.zip(self.drop_reduction).ok_or_else(|| self.too_old(NEEDED_FOR_FACTORS))
     }
 
     /// What a call returned: whether it is done, or still going on.
@@ -250,7 +332,8 @@ fn look() -> Result<Table, Unavailable> {
     if version < NEEDED {
         return Err(Unavailable::TooOld { library: name, found: version, needed: NEEDED });
     }
-    let table = Table::fill(&library, name, Found { version, stand_in })?;
+    let mut table = Table::fill(&library, name, Found { version, stand_in, abilities: Vec::new() })?;
+    table.found.abilities = table.abilities();
     // It stays: the table points into it.
     std::mem::forget(library);
     Ok(table)

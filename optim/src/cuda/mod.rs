@@ -7,7 +7,8 @@
 //! NAME(Streams, const Row* rows, u64 count, u64 tiles, const Step*)      every element of every row
 //! ```
 //!
-//! They give the bits of [`Isa::Reference`](crate::Isa::Reference). The table of rows, of one or several parameter groups,
+//! `FAMILY_prepare` knows nothing of memory, so one launch prepares the rows of all of a step's tables that lie end to end. They
+//! give the bits of [`Isa::Reference`](crate::Isa::Reference). The table of rows, of one or several parameter groups,
 //! stays on the device and counts its own steps. A [`Step`] may be written there too, so nothing here needs the host to know
 //! what was decided: where [`Step::skip`] is set, rows and all memory are as they were. Behind the step is a byte for each
 //! parameter of which ranks count who has a gradient; where it is 0, the rows of that parameter are left alone.
@@ -31,6 +32,8 @@ mod lbfgs;
 #[cfg(feature = "cuda")]
 mod norm;
 mod sums;
+#[cfg(feature = "cuda")]
+mod tables;
 #[cfg(test)]
 pub(crate) mod tests;
 #[cfg(feature = "cuda")]
@@ -47,6 +50,8 @@ pub use decision::{Answer, Decision};
 pub(crate) use kernels::{Kernel, argument};
 #[cfg(feature = "cuda")]
 pub(crate) use norm::NormThere;
+#[cfg(feature = "cuda")]
+pub use tables::Tables;
 #[cfg(feature = "cuda")]
 pub use update::{Group, StepBlock, Update};
 

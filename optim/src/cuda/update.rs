@@ -1,6 +1,7 @@
 //! A table of segments on a device, and the launches that bring them one step forward.
 
 use super::kernels::{Kernel, argument};
+use super::tables::Rows;
 use super::{Hyper, Row, Step, Streams};
 use crate::pass::{check_memory, check_segments};
 use crate::{Error, Flat, Rounding, Rule, Segment};
@@ -24,17 +25,16 @@ pub struct Group<'a> {
 /// The segments of flat memory on a GPU, of one or several parameter groups, with all that their updates need.
 ///
 /// A step is two launches, and no wait of the host: rates, factors and whether the step counts at all are read from device
-/// memory, step counts are kept there.
+/// memory, step counts are kept there. Of several updates [`Tables`] makes the first launch one.
 #[derive(Debug)]
 pub struct Update {
+    pub(super) family: &'static str,
     prepare: Kernel,
     sweep: Kernel,
-    /// The table, as words.
-    rows: Buffer,
-    count: u64,
+    pub(super) rows: Rows,
     tiles: u64,
     /// Parameters that the step must tell of.
-    counted: usize,
+    pub(super) counted: usize,
     formats: Streams,
     types: Types,
 }
@@ -73,14 +73,14 @@ impl Update {
         check_apart(groups)?;
         let family = family(groups)?;
         let words: &[u64] = bytemuck::cast_slice(&table);
-        let mut rows = Buffer::zeroed_on(queue, words.len(), DType::U64, meter, Category::State)?;
+        let mut rows = Rows::room(table.len(), queue, meter)?;
         queue.upload(words.into(), rows.as_mut())?;
         let find = |name: &str| Kernel::find(stream.device(), name);
         Ok(Update {
+            family,
             prepare: find(&super::prepare(family))?,
             sweep: find(&super::kernel(family, flat))?,
-            rows,
-            count: table.len() as u64,
+            rows: Rows::whole(rows),
             tiles: super::tiles(&table, flat.params.dtype()),
             counted: counted(&table),
             formats: Streams::of(flat, rounding),
@@ -90,46 +90,55 @@ impl Update {
 
     /// One step of every segment, as `step` says; it is read when the stream gets there.
     pub fn run(&mut self, flat: Flat<'_, '_>, step: &StepBlock, queue: &Queue) -> Result<(), Error> {
+        self.check(&flat, step, queue)?;
+        self.rows.prepare(&self.prepare, self.counted, step, queue)?;
+        self.launch(&flat, step, queue)
+    }
+
+    /// The same where [`Tables::prepare`] has prepared the rows for this step.
+    pub fn sweep(&mut self, flat: Flat<'_, '_>, step: &StepBlock, queue: &Queue) -> Result<(), Error> {
+        self.check(&flat, step, queue)?;
+        self.launch(&flat, step, queue)
+    }
+
+    /// Updates what the rows name, all of it checked.
+    fn launch(&mut self, flat: &Flat<'_, '_>, step: &StepBlock, queue: &Queue) -> Result<(), Error> {
         let stream = stream(queue)?;
-        check_places(&flat, queue.place())?;
-        step.block.place().check(queue.place())?;
-        if step.counted < self.counted {
-            let what = "a step that leaves parameters alone";
-            return Err(Error::Len { what, given: step.counted, expected: self.counted });
-        }
-        let given = Types::of(&flat);
+        let (mut streams, mut tiles, (mut rows, mut count)) =
+            (self.streams(flat), self.tiles, self.rows.at());
+        let mut step = step.address();
+        let swept = &mut [
+            argument(&mut streams),
+            argument(&mut rows),
+            argument(&mut count),
+            argument(&mut tiles),
+            argument(&mut step),
+        ];
+        // SAFETY: the parameters' types are the kernel's own. There are `count` rows, `step` is one `Step`, both on the stream's
+        // device; rows lie within `flat`, whose vectors are of the types the kernel was chosen for, as the callers have checked, and
+        // borrowed exclusively by them, and work that later calls put on this stream follows.
+        unsafe { self.sweep.launch(stream, self.tiles, swept) }
+    }
+
+    fn check(&self, flat: &Flat<'_, '_>, step: &StepBlock, queue: &Queue) -> Result<(), Error> {
+        check_places(flat, queue.place())?;
+        self.rows.table.place().check(queue.place())?;
+        step.check(self.counted, queue)?;
+        let given = Types::of(flat);
         if given != self.types {
             return Err(Error::OtherMemory {
                 given: format!("{given:?}"),
                 expected: format!("{:?}", self.types),
             });
         }
-        let mut streams = self.streams(&flat);
-        let (mut rows, mut count, mut tiles) =
-            (self.rows.as_slice().address() as u64, self.count, self.tiles);
-        let mut step = step.address();
-        let blocks = count.div_ceil(super::THREADS.into());
-        // SAFETY: the parameters' types are the kernels' own. `rows` has `count` rows, `step` is one `Step` with a byte for
-        // each parameter that they name, checked above, both on the stream's device; rows lie within `flat`, whose vectors are of the types the kernel was chosen for and borrowed exclusively, and
-        // work that later calls put on this stream follows.
-        unsafe {
-            let prepared = &mut [argument(&mut rows), argument(&mut count), argument(&mut step)];
-            self.prepare.launch(stream, blocks, prepared)?;
-            let swept = &mut [
-                argument(&mut streams),
-                argument(&mut rows),
-                argument(&mut count),
-                argument(&mut tiles),
-                argument(&mut step),
-            ];
-            self.sweep.launch(stream, self.tiles, swept)
-        }
+        Ok(())
     }
 
     /// The steps done of each segment, group by group. Waits for the queue.
     pub fn steps(&self, queue: &Queue) -> Result<Vec<u64>, Error> {
-        let mut words = vec![0u64; self.rows.len()];
-        queue.download(self.rows.as_slice(), (&mut words[..]).into())?;
+        let rows = self.rows.slice()?;
+        let mut words = vec![0u64; rows.len()];
+        queue.download(rows, (&mut words[..]).into())?;
         let rows: &[Row] = bytemuck::cast_slice(&words);
         Ok(rows.iter().map(|row| row.t).collect())
     }
@@ -190,6 +199,16 @@ impl StepBlock {
         self.counted
     }
 
+    /// Whether it is there, and tells of all parameters that rows name.
+    pub(super) fn check(&self, counted: usize, queue: &Queue) -> Result<(), Error> {
+        self.block.place().check(queue.place())?;
+        if self.counted < counted {
+            let what = "a step that leaves parameters alone";
+            return Err(Error::Len { what, given: self.counted, expected: counted });
+        }
+        Ok(())
+    }
+
     pub(super) fn address(&self) -> u64 {
         self.block.as_slice().address() as u64
     }
@@ -201,7 +220,7 @@ impl StepBlock {
     }
 }
 
-fn stream(queue: &Queue) -> Result<&Stream, Error> {
+pub(super) fn stream(queue: &Queue) -> Result<&Stream, Error> {
     let wrong = meshstep_tensor::Error::Place { given: queue.place(), expected: Place::Cuda(0) };
     queue.stream().ok_or(wrong.into())
 }

@@ -218,7 +218,7 @@ impl Keeper for Optimizer {
         }
         #[cfg(feature = "cuda")]
         {
-            self.buckets.iter_mut().for_each(crate::owned::Owned::recount);
+            self.recount();
             self.tell_there()?;
         }
         self.verifying.last = None;

@@ -99,9 +99,9 @@ impl CrossShard {
                 }
             }
             bucket.follow_master()?;
-            #[cfg(feature = "cuda")]
-            bucket.recount();
         }
+        #[cfg(feature = "cuda")]
+        self.optimizer.recount();
         for (largest, entry) in self.largest_t()?.into_iter().zip(&mut self.optimizer.entries) {
             entry.t = largest;
         }

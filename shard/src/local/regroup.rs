@@ -83,7 +83,7 @@ impl LocalOptimizer {
             engine.again = again.map(|(f, _)| f).collect();
             #[cfg(feature = "cuda")]
             {
-                inner.buckets.iter_mut().for_each(crate::owned::Owned::recount);
+                inner.recount();
                 inner.tell_there()?;
             }
         }

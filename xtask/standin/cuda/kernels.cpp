@@ -39,6 +39,7 @@ struct Module {
     std::map<std::string, std::unique_ptr<Function>> functions;
 };
 
+auto &launches = *new std::map<std::string, size_t>;
 auto &modules = *new std::map<Module *, std::unique_ptr<Module>>;
 
 std::vector<void *> load_all() {
@@ -208,6 +209,7 @@ int cuLaunchKernel(void *handle, unsigned grid, unsigned grid_y, unsigned grid_z
     if (grid_y * grid_z * threads_y * threads_z != 1 || grid == 0 || threads == 0 || threads > 1024) return InvalidValue;
     auto *function = static_cast<Function *>(handle);
     if (function->device != current) return InvalidHandle;
+    ++launches[function->name];
     Taken taken;
     for (size_t i = 0; i < function->sizes.size(); ++i) {
         const char *from = static_cast<const char *>(args[i]);
@@ -215,6 +217,15 @@ int cuLaunchKernel(void *handle, unsigned grid, unsigned grid_y, unsigned grid_z
     }
     auto work = [=, taken = std::move(taken)]() mutable { return run(*function, grid, threads, taken); };
     return enqueue(__func__, stream, {work, nullptr, 0, nullptr, nullptr}, Needs::ItsContext);
+}
+
+size_t meshstep_standin_launches(const char *end) {
+    Guard guard(lock);
+    std::string last = end;
+    size_t count = 0;
+    for (auto &[name, launched] : launches)
+        if (name.size() >= last.size() && !name.compare(name.size() - last.size(), last.size(), last)) count += launched;
+    return count;
 }
 
 // It has no registers: the number is one that fits the blocks below.

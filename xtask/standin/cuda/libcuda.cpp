@@ -15,6 +15,7 @@
 //   meshstep_standin_seed      chooses the order from here on
 //   meshstep_standin_fail      makes the next call of a function return an error, undone
 //   meshstep_standin_graphs    how many graphs can be launched
+//   meshstep_standin_launches  how many launches there were of kernels whose names end with a text
 
 #include "memory.h"
 

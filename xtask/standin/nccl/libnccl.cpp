@@ -8,6 +8,9 @@
 // alone, and does not return while a capture or a graph has operations of the communicator. Averages multiply by 1/n
 // before they sum, as NCCL's do; factors too, and each product is rounded; sums go in the order of the ranks, f32 through f64.
 //
+// Windows are names alone: a collective goes the same way with them. They are refused where NCCL would fail or hang: of memory that
+// ncclMemAlloc has not given, of other sizes than the other ranks', and memory that is freed before its window has ended.
+//
 // What a captured stream is asked for is done at every launch of the graph. So nothing is numbered when it is called: an
 // operation takes its number when its stream comes to it, and waits until a count is as high as it always is, which it then
 // takes back.
@@ -18,6 +21,8 @@
 //                             from here on finalize, destroy and abort of communicators that do not block return
 //                             ncclInProgress at once and are done so much later; "async 0" ends that
 //   meshstep_standin_comms    how many communicators there are
+//   meshstep_standin_launches how many times communicators were told to put operations on a stream: a group counts once
+//   meshstep_standin_windows  how many windows there are, and in the upper half how many allocations of ncclMemAlloc
 //   -DMESHSTEP_OLD            a library without the newer functions: blocking, no splits, no asynchronous errors
 
 #include <algorithm>
@@ -91,6 +96,8 @@ struct Shared {
     Word arrived[MaxRanks]; // for each rank, who has come to the operation that it is in, and to the next
     Call calls[2][MaxRanks];
     Choice choices[2][MaxRanks];
+    Word registering;
+    uint64_t windows[2][MaxRanks]; // bytes and flags
     Word sent[MaxRanks][MaxRanks], received[MaxRanks][MaxRanks]; // from, to
     Parcel parcels[MaxRanks][MaxRanks][MaxParcels];
     alignas(4096) char slots[2 * MaxRanks + MaxRanks * MaxRanks][SlotBytes];
@@ -124,6 +131,18 @@ struct Split {
     Comm **child;
 };
 
+struct Window {
+    Comm *comm;
+    uintptr_t start;
+    size_t bytes;
+};
+
+struct Registration {
+    uint64_t number;
+    Window **place;
+    Window window;
+};
+
 struct Comm {
     std::string name;
     Shared *shared = nullptr;
@@ -136,6 +155,8 @@ struct Comm {
     uint64_t sends[MaxRanks] = {}, receives[MaxRanks] = {};
     Word opened{0}, never{0};
     std::unique_ptr<Split> split;
+    std::unique_ptr<Registration> registration;
+    uint64_t registrations = 0;
     std::vector<Operation> deferred;
     std::map<int, Scaled> scaled;
     std::atomic<int> ending{0}; // asynchronous calls of finalize, destroy and abort that have yet to end
@@ -151,7 +172,10 @@ using Handle = std::shared_ptr<Comm>;
 // Never destroyed: threads may call until the process has ended.
 std::mutex &lock = *new std::mutex;
 auto &comms = *new std::map<Comm *, Handle>;
+auto &allocations = *new std::map<uintptr_t, size_t>;
+auto &windows = *new std::map<Window *, std::unique_ptr<Window>>;
 thread_local int depth = 0;
+std::atomic<size_t> launches{0};
 thread_local std::vector<std::pair<Handle, Operation>> grouped;
 thread_local std::string last_error = "nothing went wrong";
 
@@ -520,10 +544,33 @@ Result divide(const Handle &comm) {
     return join(child, place);
 }
 
+// Every rank has come with its memory: a window, if all have brought the same.
+Result form_window(const Handle &comm) {
+    auto [number, place, window] = *comm->registration;
+    comm->registration.reset();
+    uint64_t *brought = comm->shared->windows[number % 2];
+    if (std::any_of(brought, brought + comm->world, [&](uint64_t other) { return other != brought[comm->rank]; }))
+        return fail(InvalidUsage, "ranks register windows of different sizes or flags");
+    std::lock_guard<std::mutex> guard(lock);
+    auto made = std::make_unique<Window>(window);
+    *place = made.get();
+    windows[made.get()] = std::move(made);
+    return Success;
+}
+
+// Ends the windows of a communicator that ends. The lock is held.
+void drop_windows(Comm *comm) {
+    for (auto it = windows.begin(); it != windows.end();) it = it->first->comm == comm ? windows.erase(it) : std::next(it);
+}
+
 // Goes on with what the communicator is about; whether something is left.
 bool busy(const Handle &comm) {
     if (comm->shared->attached < comm->world) return true;
     if (!comm->deferred.empty()) enqueue(comm, std::exchange(comm->deferred, {}));
+    if (comm->registration) {
+        if (comm->shared->registering < (comm->registration->number + 1) * comm->world) return true;
+        if (Result result = form_window(comm); result != Success) comm->error = result;
+    }
     if (!comm->split) return false;
     if (comm->shared->chosen < (comm->split->number + 1) * comm->world) return true;
     if (Result result = divide(comm); result != Success) comm->error = result;
@@ -559,6 +606,7 @@ Result start(Comm *handle, Operation op) {
         grouped.push_back({comm, op});
         return Success;
     }
+    ++launches;
     if (comm->blocking) enqueue(comm, {op});
     else comm->deferred.push_back(op);
     return settle(comm);
@@ -627,6 +675,7 @@ Result end(Comm *handle, void (*work)(const Handle &)) {
     return now_or_later(comm, [=] {
         work(comm);
         std::lock_guard<std::mutex> guard(lock);
+        drop_windows(comm.get());
         comms.erase(comm.get());
     });
 }
@@ -640,6 +689,13 @@ int meshstep_standin = 1;
 size_t meshstep_standin_comms() {
     std::lock_guard<std::mutex> guard(lock);
     return comms.size();
+}
+
+size_t meshstep_standin_launches() { return launches; }
+
+uint64_t meshstep_standin_windows() {
+    std::lock_guard<std::mutex> guard(lock);
+    return uint64_t(allocations.size()) << 32 | windows.size();
 }
 
 void meshstep_standin_nccl(const char *text) {
@@ -713,6 +769,7 @@ int ncclGroupEnd() {
     Result result = Success;
     for (auto &[comm, ops] : by_comm) {
         if (entangled(ops)) return fail(InvalidUsage, "a group sends from where it receives to");
+        ++launches;
         if (comm->blocking) enqueue(comm, ops);
         else comm->deferred.insert(comm->deferred.end(), ops.begin(), ops.end());
         if (Result one = settle(comm); one != Success) result = one;
@@ -766,6 +823,57 @@ int ncclRedOpCreatePreMulSum(int *op, void *scalar, int type, int residence, Com
 int ncclRedOpDestroy(int op, Comm *handle) {
     Handle comm = find(handle);
     return comm && comm->scaled.erase(op) ? Success : fail(InvalidArgument, "no such reduction");
+}
+
+int ncclMemAlloc(void **start, size_t bytes) {
+    static auto alloc = driver<int (*)(uintptr_t *, size_t)>("cuMemAlloc_v2");
+    uintptr_t made = 0;
+    if (alloc(&made, bytes)) return fail(CudaError, "no memory");
+    std::lock_guard<std::mutex> guard(lock);
+    allocations[made] = bytes;
+    *start = reinterpret_cast<void *>(made);
+    return Success;
+}
+
+int ncclMemFree(void *start) {
+    static auto free = driver<int (*)(uintptr_t)>("cuMemFree_v2");
+    auto address = reinterpret_cast<uintptr_t>(start);
+    {
+        std::lock_guard<std::mutex> guard(lock);
+        auto found = allocations.find(address);
+        if (found == allocations.end()) return fail(InvalidArgument, "memory that ncclMemAlloc has not given");
+        for (auto &[window, _] : windows)
+            if (window->start < address + found->second && address < window->start + window->bytes)
+                return fail(InvalidUsage, "memory that is freed before its window has ended");
+        allocations.erase(found);
+    }
+    return free(address) ? fail(CudaError, "memory cannot be freed") : Success;
+}
+
+int ncclCommWindowRegister(Comm *handle, void *start, size_t bytes, Window **place, int flags) {
+    Handle comm = find(handle);
+    if (!comm) return fail(InvalidArgument, "no such communicator");
+    auto address = reinterpret_cast<uintptr_t>(start);
+    {
+        std::lock_guard<std::mutex> guard(lock);
+        auto after = allocations.upper_bound(address);
+        bool inside = after != allocations.begin() && address + bytes <= std::prev(after)->first + std::prev(after)->second;
+        if (!inside || bytes == 0) return fail(InvalidArgument, "a window of memory that ncclMemAlloc has not given");
+    }
+    if (comm->registration || comm->split) return fail(InvalidUsage, "the communicator is used before its last call is done");
+    uint64_t number = comm->registrations++;
+    comm->shared->windows[number % 2][comm->rank] = bytes << 8 | uint64_t(flags);
+    comm->registration.reset(new Registration{number, place, {handle, address, bytes}});
+    ++comm->shared->registering;
+    return settle(comm);
+}
+
+int ncclCommWindowDeregister(Comm *handle, Window *window) {
+    std::lock_guard<std::mutex> guard(lock);
+    auto found = windows.find(window);
+    if (found == windows.end() || window->comm != handle) return fail(InvalidArgument, "no such window of the communicator");
+    windows.erase(found);
+    return Success;
 }
 
 int ncclCommFinalize(Comm *handle) {

@@ -3,7 +3,7 @@
 //! `cargo xtask ci --only nccl-abi` fetches releases and names the folder of one, with `include` and `lib`, in
 //! MESHSTEP_NCCL_ABI. Neither test needs a GPU.
 
-use super::{Config, IN_PROGRESS, NO_COLOR, RawId, SUCCESS, Table};
+use super::{Ability, Config, IN_PROGRESS, NO_COLOR, RawId, SUCCESS, SYMMETRIC, Table, Window};
 use crate::nccl::UniqueId;
 use crate::nccl::issue::{self, FROM_HOST};
 use crate::{Error, Reduction};
@@ -97,6 +97,10 @@ fn claims(version: i32) -> Vec<(String, i64)> {
     claim("ncclInProgress", IN_PROGRESS.into());
     claim("NCCL_SPLIT_NOCOLOR", NO_COLOR.into());
     claim("ncclScalarHostImmediate", FROM_HOST.into());
+    if version >= 22_700 {
+        claim("NCCL_WIN_COLL_SYMMETRIC", SYMMETRIC.into());
+        claim("sizeof(ncclWindow_t)", size_of::<Window>() as i64);
+    }
     claims.extend(numbers());
     claims
 }
@@ -172,15 +176,16 @@ fn objections(folder: &Path, text: &str) -> String {
 #[test]
 fn the_header_says_what_the_table_says() {
     let Some(folder) = release() else { return };
-    let claims = claims(Table::get().unwrap().found.version);
-    let said = objections(&folder, &text(&claims, &Table::signatures()));
+    let version = Table::get().unwrap().found.version;
+    let said = objections(&folder, &text(&claims(version), &Table::signatures(version)));
     assert!(said.is_empty(), "{}:\n{said}", folder.display());
 }
 
 #[test]
 fn a_wrong_number_and_a_wrong_type_are_named() {
     let Some(folder) = release() else { return };
-    let (mut claims, mut signatures) = (claims(0), Table::signatures());
+    let version = Table::get().unwrap().found.version;
+    let (mut claims, mut signatures) = (claims(version), Table::signatures(version));
     claims.iter_mut().for_each(|(_, value)| *value += 2);
     // No function has such an argument, nor such a result.
     signatures.iter_mut().filter_map(|(_, kinds)| kinds.last_mut()).for_each(|kind| *kind = "s16".to_owned());
@@ -199,7 +204,24 @@ fn the_library_has_every_function_and_makes_ids() {
     }
     let table = Table::get().unwrap();
     assert!(!table.found.stand_in, "the release's lib folder comes first in LD_LIBRARY_PATH");
-    assert_eq!(table.lacking(), [""; 0], "since 2.18 NCCL has every function that the table names");
+    let version = table.found.version;
+    assert_eq!(table.lacking(), Table::later(version), "NCCL {version} has what the table says");
+    for (ability, since) in [
+        (Ability::NonBlocking, 21_400),
+        (Ability::Split, 21_800),
+        (Ability::Factors, 21_100),
+        (Ability::Registration, 21_900),
+        (Ability::Windows, 22_700),
+        (Ability::Shrink, 22_700),
+        (Ability::Revoke, 22_809),
+        (Ability::Grow, 22_900),
+    ] {
+        assert_eq!(
+            table.found.abilities.contains(&ability),
+            version >= since,
+            "{ability:?} of NCCL {version}"
+        );
+    }
     let ids = [(); 2].map(|()| UniqueId::new().unwrap());
     assert_ne!(ids[0], ids[1]);
     let invalid = table.told("ncclSend", 4, std::ptr::null_mut());

@@ -70,6 +70,17 @@ pub(crate) fn comms() -> usize {
     in_stand_in::<extern "C" fn() -> usize>("libnccl.so.2", "meshstep_standin_comms")()
 }
 
+/// Windows of communicators, and allocations of NCCL's own.
+pub(crate) fn windows() -> (u32, u32) {
+    let both = in_stand_in::<extern "C" fn() -> u64>("libnccl.so.2", "meshstep_standin_windows")();
+    (both as u32, (both >> 32) as u32)
+}
+
+/// What a function of the stand-in for NCCL returns.
+pub(crate) fn nccl_function<F: Copy>(name: &str) -> F {
+    in_stand_in("libnccl.so.2", name)
+}
+
 /// Graphs that can be launched.
 pub(crate) fn graphs() -> usize {
     in_stand_in::<extern "C" fn() -> usize>("libcuda.so.1", "meshstep_standin_graphs")()

@@ -57,13 +57,13 @@ impl Work {
         *sums = land(gathered, queue)?;
         let [old, new] = passed;
         queue.copy(sums.as_slice(), old.as_mut())?;
-        let pair = vec![
+        let pair = [
             (Op::send((me + 1) % world_size), old.take()),
             (Op::recv((me + world_size - 1) % world_size), new.take()),
         ];
-        let mut flights = comm.start_group(pair, queue).map_err(|(_, error)| error)?.into_iter();
-        *old = land(flights.next().unwrap(), queue)?;
-        *new = land(flights.next().unwrap(), queue)?;
+        let [sent, received] = comm.start_group(pair, queue).map_err(|(_, error)| error)?;
+        *old = land(sent, queue)?;
+        *new = land(received, queue)?;
         Ok(())
     }
 

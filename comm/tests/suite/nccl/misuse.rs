@@ -60,7 +60,7 @@ fn a_callers_error_leaves_everything_as_it_was() {
             let (buffer, error) = rank.comm.start(op, buffer, &rank.queue).map(drop).unwrap_err();
             assert_eq!((error, buffer.len()), (expected.clone(), len), "{op:?}");
             // One wrong call in a group refuses all of it.
-            let calls = vec![(Op::barrier(), rank.buffer(&[0f32; 0])), (op, buffer)];
+            let calls = [(Op::barrier(), rank.buffer(&[0f32; 0])), (op, buffer)];
             let (buffers, error) = rank.comm.start_group(calls, &rank.queue).map(drop).unwrap_err();
             assert_eq!((error, buffers.len()), (expected, 2), "{op:?}");
         }

@@ -10,3 +10,4 @@ mod pair;
 mod processes;
 mod programs;
 mod rebuild;
+mod windows;

@@ -7,4 +7,5 @@ mod lbfgs;
 mod merge;
 mod norm;
 mod step;
+mod tables;
 mod update;

@@ -66,17 +66,17 @@ impl There {
     }
 }
 
-fn scalars(recipe: &Recipe, t: u64) -> Scalars {
+pub(super) fn scalars(recipe: &Recipe, t: u64) -> Scalars {
     Scalars { lr: 0.01 * t as f64, grad_scale: 0.75, zero_grads: t == 3, rounding: recipe.rounding }
 }
 
-fn step(scalars: &Scalars, skip: bool) -> Step {
+pub(super) fn step(scalars: &Scalars, skip: bool) -> Step {
     let Scalars { lr, grad_scale, zero_grads, .. } = *scalars;
     Step { lr, grad_scale, skip: skip.into(), zero_grads: zero_grads.into() }
 }
 
 /// Segments of two groups, with holes, in a vector of so many elements; the next step is `t`.
-fn segments(len: usize, t: u64) -> [Vec<Segment>; 2] {
+pub(super) fn segments(len: usize, t: u64) -> [Vec<Segment>; 2] {
     let at = |range: std::ops::Range<usize>, t: u64| {
         let (key, first) = (range.start as u64 ^ 77, range.start as u64 * 3);
         // The second group's tensor is cut across its rows.
@@ -88,7 +88,7 @@ fn segments(len: usize, t: u64) -> [Vec<Segment>; 2] {
     [vec![at(0..third, t), at(third..third, t)], vec![at(third + (len > 9) as usize..len, t + 4)]]
 }
 
-fn recipes() -> Vec<Recipe> {
+pub(super) fn recipes() -> Vec<Recipe> {
     let plain = |(params, grads, copy)| Recipe {
         params,
         remainder: false,

@@ -8,6 +8,7 @@ mod checkpoint;
 mod consolidate;
 mod failing;
 mod graph;
+mod launches;
 mod lbfgs;
 mod local;
 mod local_failing;
@@ -20,6 +21,7 @@ mod ranks;
 mod replicas;
 mod shared;
 mod verify;
+mod windows;
 
 use crate::common::{End, Gradients, PRECISIONS, Run, STAGES, WITH_STATE, WhichRule, cases, long, turns};
 use meshstep_comm::{Communicator, nccl};
