@@ -45,7 +45,8 @@ pub(super) fn mean(mut merge: Merge<'_>, mut values: SliceMut<'_>) -> Result<(),
         if let Some((sent, left)) = merge.sent {
             read(sent, &range, other)?;
             let share = merge.alpha * left;
-            each(range.len(), |i| x[i] += share * (mean[i] - other[i]));
+            let floor = if merge.squares { 0.0 } else { f64::NEG_INFINITY };
+            each(range.len(), |i| x[i] = at_least(floor, x[i] + share * (mean[i] - other[i])));
         } else {
             each(range.len(), |i| x[i] = mixed(merge.alpha, x[i], mean[i]));
         }
@@ -112,6 +113,11 @@ fn each(n: usize, then: impl FnMut(usize)) {
 /// Of the share `alpha` the result, to the bit where that is all.
 fn mixed(alpha: f64, own: f64, result: f64) -> f64 {
     if alpha == 1.0 { result } else { own + alpha * (result - own) }
+}
+
+/// What is NaN stays so.
+fn at_least(floor: f64, x: f64) -> f64 {
+    if x < floor { floor } else { x }
 }
 
 /// [`super::mix_zeros`].

@@ -24,3 +24,4 @@ mod norms;
 mod recipes;
 mod refusals;
 mod schedules;
+mod state_slots;

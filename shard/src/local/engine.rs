@@ -344,9 +344,7 @@ impl Engine {
         let fragment = &self.plan.fragments[f];
         for i in 0..self.parts.of(f).spots.len() {
             let spot = &self.parts.of(f).spots[i];
-            let (reduced, t) = (landed.of(sent, i, spot.range.len())?, optimizer.entries[spot.entry].t);
-            // A checkpoint that was loaded in part may bring what was sent after more updates than there are here.
-            let snapshot = sent.snapshots.get(i).map(|(values, then)| (values, t.saturating_sub(*then)));
+            let (reduced, snapshot) = (landed.of(sent, i, spot.range.len())?, sent.snapshots.get(i));
             self.parts.merge(optimizer, fragment, (f, i), Arrived { reduced, snapshot })?;
         }
         let part = self.parts.of_mut(f);
