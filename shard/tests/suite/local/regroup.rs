@@ -3,7 +3,8 @@
 use crate::common::{self, Gradients, Run, turns};
 use meshstep_comm::{Communicator, loopback};
 use meshstep_shard::local::{LocalError, LocalOptimizer, LocalPlan, OnFailure, Workers};
-use meshstep_shard::{Optimizer, Stage};
+use meshstep_shard::{Optimizer, Options, Stage};
+use meshstep_tensor::Meter;
 use std::sync::Arc;
 
 fn run() -> Run {
@@ -87,6 +88,39 @@ fn who_is_new_gets_everything_and_equals_the_others_after_the_longest_period() {
                 }
             }
         }
+    }
+}
+
+/// Three workers of one rank go on, and a fourth joins. Parameters and two moments go from the first to it, once.
+#[test]
+fn a_join_costs_those_who_stay_neither_memory_nor_traffic() {
+    let long = || Run { lens: vec![9_001, 0, 2_000], ..run() };
+    let state = (3 * long().lens.iter().sum::<usize>() * size_of::<f32>()) as u64;
+    let ends = loopback::spawn(4, |world| {
+        let (rank, meter) = (world.rank(), Meter::new());
+        let options = Options { meter: meter.clone(), ..run().options };
+        let run = Run { ranks: 4, options, ..long() }.stage(Stage::Zero1);
+        let alone = world.split(Some(rank as u32), 0).unwrap().unwrap();
+        let some = world.split(Some(u32::from(rank < 3)), 0).unwrap().unwrap();
+        let workers = Workers { world: Arc::clone(&some), across: some };
+        let mut local = LocalOptimizer::new(build(&run, alone), workers, LocalPlan::local_adam(4)).unwrap();
+        (0..if rank < 3 { 3 } else { 1 }).for_each(|_| drop(step(&run, &mut local, rank)));
+        if rank == 3 {
+            local.enter();
+        }
+        let across = world.split(Some(0), 0).unwrap().unwrap();
+        meter.reset_peaks();
+        let (before, lived) = (meter.peak_total(), across.stats().total().bytes);
+        local.regroup(Workers { world: Arc::clone(&world), across: Arc::clone(&across) }).unwrap();
+        (meter.peak_total() - before, across.stats().total().bytes - lived, has(&run, &local))
+    });
+    let ends = ends.unwrap();
+    assert_eq!(ends[3].2, ends[0].2);
+    for (rank, (memory, bytes, _)) in ends.iter().enumerate() {
+        // What they agree by is a few words.
+        let (most, gives) = (state / 8, rank == 0);
+        assert!(*bytes < most, "rank {rank} of all: {bytes} bytes of {state}");
+        assert!(*memory < most || gives && *memory <= state, "rank {rank}: {memory} bytes of {state}");
     }
 }
 
