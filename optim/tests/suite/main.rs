@@ -20,6 +20,7 @@ mod known_values;
 mod layer_wise;
 mod lbfgs;
 mod loss_scale;
+mod merges;
 mod norms;
 mod recipes;
 mod refusals;

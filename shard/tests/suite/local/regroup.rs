@@ -2,7 +2,7 @@
 
 use crate::common::{self, Gradients, Run, turns};
 use meshstep_comm::{Communicator, loopback};
-use meshstep_shard::local::{LocalError, LocalOptimizer, LocalPlan, OnFailure, Workers};
+use meshstep_shard::local::{Fragment, LocalError, LocalOptimizer, LocalPlan, OnFailure, Workers};
 use meshstep_shard::{Optimizer, Options, Stage};
 use meshstep_tensor::Meter;
 use std::sync::Arc;
@@ -121,6 +121,29 @@ fn a_join_costs_those_who_stay_neither_memory_nor_traffic() {
         let (most, gives) = (state / 8, rank == 0);
         assert!(*bytes < most, "rank {rank} of all: {bytes} bytes of {state}");
         assert!(*memory < most || gives && *memory <= state, "rank {rank}: {memory} bytes of {state}");
+    }
+}
+
+#[test]
+fn after_the_first_exchange_of_all_nothing_is_allocated_for_another() {
+    let late = |f: &mut Fragment| f.timing.delay = 1;
+    for plan in [LocalPlan::des_loc(2, 4, 8), LocalPlan::des_loc(2, 4, 8).with(late), LocalPlan::diloco(2)] {
+        let ends = loopback::spawn(2, |world| {
+            let (rank, meter) = (world.rank(), Meter::new());
+            let options = Options { meter: meter.clone(), ..run().options };
+            let run = Run { ranks: 2, options, lens: vec![9_001, 0, 2_000], ..run() };
+            let (comm, workers) = Workers::split(world, rank as u32).unwrap();
+            let mut local = LocalOptimizer::new(build(&run, comm), workers, plan.clone()).unwrap();
+            (0..10).for_each(|_| drop(step(&run, &mut local, rank)));
+            meter.reset_peaks();
+            let before = meter.peak_total();
+            (10..26).for_each(|_| drop(step(&run, &mut local, rank)));
+            meter.peak_total() - before
+        });
+        for more in ends.unwrap() {
+            // Words of agreements and votes are.
+            assert!(more < 4_096, "{more} bytes");
+        }
     }
 }
 

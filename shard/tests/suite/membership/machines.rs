@@ -499,16 +499,19 @@ fn without_a_majority_that_may_exchange_nobody_is_fenced() {
 fn a_round_without_an_exchange_makes_nobody_count_and_who_does_not_has_no_say() {
     let mut desk = Desk::begun(1, 1);
     desk.all_vote(&[0], Ballot::Ready);
-    [1, 2].map(|id| (desk.join(id), desk.arrive(id, 0)));
+    for id in [1, 2] {
+        desk.join(id);
+        desk.arrive(id, 0);
+    }
     assert_eq!(rounds(&desk.arrive(0, 8)).len(), 3);
     assert_eq!(desk.all_vote(&[0, 1, 2], Ballot::Idle), Decision::Idle {});
-    [0, 1].map(|id| desk.arrive(id, 12));
+    [0, 1].into_iter().for_each(|id| drop(desk.arrive(id, 12)));
     let granted = rounds(&desk.arrive(2, 12));
     assert_eq!((granted[0].1.epoch, granted[0].1.divisor()), (2, 1));
     // One word is enough.
-    [0, 1].map(|id| desk.vote(id, Ballot::Ready));
+    [0, 1].into_iter().for_each(|id| drop(desk.vote(id, Ballot::Ready)));
     assert_eq!(desk.all_vote(&[2], Ballot::Idle), Decision::Idle {});
-    [1, 2].map(|id| desk.arrive(id, 20));
+    [1, 2].into_iter().for_each(|id| drop(desk.arrive(id, 20)));
     let granted = rounds(&desk.arrive(0, 16));
     assert_eq!((granted.len(), granted[0].1.step, granted[0].1.gone.len()), (1, 16, 2));
 }
