@@ -182,9 +182,8 @@ impl Engine {
         self.flights.extend(later);
         let arrived: Vec<_> = std::mem::take(&mut point.arriving).into_iter().zip(landed).collect();
         self.take_in(optimizer, &arrived)?;
-        for (mut flight, landed) in arrived {
-            self.staging.give(flight.take_memory(landed));
-        }
+        let used = arrived.into_iter().flat_map(|(mut flight, landed)| flight.take_memory(landed));
+        self.staging.give(used.collect::<Vec<_>>());
         self.active = true;
         Ok(Ok(()))
     }

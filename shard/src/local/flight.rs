@@ -124,9 +124,9 @@ impl Flight {
 
 impl Flight {
     /// What it was packed into and what was kept of it, for the next.
-    pub(crate) fn take_memory(&mut self, landed: Landed) -> impl Iterator<Item = Buffer> {
+    pub(crate) fn take_memory(&mut self, landed: Landed) -> Vec<Buffer> {
         let kept = self.sent.iter_mut().flat_map(|sent| sent.snapshots.drain(..).map(|(values, _)| values));
-        landed.0.into_iter().flatten().chain(kept)
+        landed.0.into_iter().flatten().chain(kept).collect()
     }
 }
 
