@@ -78,11 +78,6 @@ impl Moments {
         if (sum - 1.0).abs() < 1e-12 { 1.0 } else { sum }
     }
 
-    /// The largest beta.
-    pub(crate) fn retention(&self) -> f64 {
-        self.pairs().iter().map(|(beta, _)| *beta).fold(0.0, f64::max)
-    }
-
     /// Tells them as hyperparameters.
     pub(crate) fn tell(&self, each: &mut dyn FnMut(&'static str, f64)) {
         const NAMES: [(&str, &str); Moments::MAX] = [

@@ -1,5 +1,6 @@
 //! What an update rule is: hyperparameters, the names of its state, and one pass over flat memory.
 
+use crate::state_slot::{Carry, StateSlot};
 use crate::{Error, Isa, Strided, TensorSums, cuda};
 use meshstep_tensor::{Queue, SliceMut};
 use std::fmt::Debug;
@@ -46,10 +47,19 @@ pub trait Rule: Send + Sync + Debug {
         Sees::Elements
     }
 
+    /// What an update does to the state vector at place `slot` of [`state`](Rule::state).
+    fn slot(&self, slot: usize) -> StateSlot;
+
     /// The largest factor by which a step without gradient multiplies an element of a state vector that is to decay or to
     /// accumulate: the largest beta; 1 for a sum that only grows; 0 without such state. 16-bit state rounded to nearest
     /// needs it to be at most [`NEAREST_RETENTION`].
-    fn retention(&self) -> f64;
+    fn retention(&self) -> f64 {
+        let keeps = |slot| match self.slot(slot).carry {
+            Carry::Linear { keeps, .. } => keeps,
+            Carry::Maximum => 0.0,
+        };
+        (0..self.state().len()).map(keeps).fold(0.0, f64::max)
+    }
 
     /// For a rule that [sees](Rule::sees) sums of tensors: adds the part of each segment to its pair of `sums`, as the update
     /// with the same arguments will need it; writes nothing else. The [`ratio`](Rule::ratio) of a whole tensor's sums then

@@ -19,7 +19,7 @@ use crate::check::Check;
 use crate::frame::{Frame, common, update_on};
 use crate::number::Real;
 use crate::pass::Kind;
-use crate::{Decay, Error, Rule, Scalars, Segment, cuda};
+use crate::{Decay, Error, Rule, Scalars, Segment, StateSlot, cuda};
 
 /// Gradients divided by the root of the sum of all their squares.
 #[derive(Clone, Debug, PartialEq)]
@@ -80,8 +80,9 @@ impl Rule for Adagrad {
     }
 
     /// The sum only grows.
-    fn retention(&self) -> f64 {
-        1.0
+    fn slot(&self, _: usize) -> StateSlot {
+        // The first update begins at the initial value, whatever was stored.
+        StateSlot::average(1.0).at_first(0.0).of_squares()
     }
 
     fn on_device(&self) -> Option<cuda::Hyper> {

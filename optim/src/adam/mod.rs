@@ -24,7 +24,7 @@ use crate::check::Check;
 use crate::frame::{Frame, common, update_on};
 use crate::number::{Real, power};
 use crate::pass::Kind;
-use crate::{Decay, Error, Rule, Scalars, Segment, cuda};
+use crate::{Decay, Error, Rule, Scalars, Segment, StateSlot, cuda};
 
 macro_rules! rule {
     ($(#[$doc:meta])* $rule:ident, $name:literal, $weight_decay:literal, $decay:expr) => {
@@ -87,8 +87,12 @@ macro_rules! rule {
                 self.common().tell(&[("beta1", beta1), ("beta2", beta2), ("eps", eps), ("amsgrad", amsgrad.into())], each);
             }
 
-            fn retention(&self) -> f64 {
-                self.beta1.max(self.beta2)
+            fn slot(&self, slot: usize) -> StateSlot {
+                match slot {
+                    0 => StateSlot::average(self.beta1),
+                    1 => StateSlot::average(self.beta2).of_squares(),
+                    _ => StateSlot::maximum().of_squares(),
+                }
             }
 
             fn on_device(&self) -> Option<cuda::Hyper> {

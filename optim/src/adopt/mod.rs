@@ -26,7 +26,7 @@ use crate::frame::{Common, Frame, common, update_on};
 use crate::moments::{Mix, Moments};
 use crate::number::Real;
 use crate::pass::Kind;
-use crate::{Decay, Error, Rule, Scalars, Segment, cuda};
+use crate::{Decay, Error, Rule, Scalars, Segment, StateSlot, cuda};
 
 /// Gradients divided by the root of the *previous* second moment, clamped, then averaged: converges with any `beta2`.
 #[derive(Clone, Debug, PartialEq)]
@@ -110,8 +110,12 @@ impl Rule for Adopt {
         self.common().tell(&[("beta1", self.beta1), ("beta2", self.beta2), ("eps", self.eps)], each);
     }
 
-    fn retention(&self) -> f64 {
-        self.beta1.max(self.beta2)
+    fn slot(&self, slot: usize) -> StateSlot {
+        // The first update sets v, and nothing else.
+        match slot {
+            0 => StateSlot::average(self.beta1).at_first(1.0),
+            _ => StateSlot::average(self.beta2).at_first(0.0).of_squares(),
+        }
     }
 
     fn on_device(&self) -> Option<cuda::Hyper> {
@@ -144,8 +148,11 @@ impl Rule for QhAdopt {
         self.common().tell(&[("beta2", self.beta2), ("eps", self.eps)], each);
     }
 
-    fn retention(&self) -> f64 {
-        self.moments.retention().max(self.beta2)
+    fn slot(&self, slot: usize) -> StateSlot {
+        match self.moments.pairs().get(slot) {
+            Some((beta, _)) => StateSlot::average(*beta).at_first(1.0),
+            None => StateSlot::average(self.beta2).at_first(0.0).of_squares(),
+        }
     }
 
     fn on_device(&self) -> Option<cuda::Hyper> {

@@ -23,7 +23,7 @@ use crate::check::Check;
 use crate::number::{Real, power};
 use crate::pass::{Kind, pass};
 use crate::tensor_sums::{measure, usable_ratio};
-use crate::{Error, Flat, Isa, Rule, Scalars, Sees, Segment, TensorSums};
+use crate::{Error, Flat, Isa, Rule, Scalars, Sees, Segment, StateSlot, TensorSums};
 use meshstep_tensor::Queue;
 
 const NAME: &str = "lamb";
@@ -97,8 +97,11 @@ impl Rule for Lamb {
         Sees::TensorSums
     }
 
-    fn retention(&self) -> f64 {
-        self.beta1.max(self.beta2)
+    fn slot(&self, slot: usize) -> StateSlot {
+        match slot {
+            0 => StateSlot::average(self.beta1),
+            _ => StateSlot::average(self.beta2).of_squares(),
+        }
     }
 
     fn measure_on(

@@ -20,7 +20,7 @@ use crate::check::Check;
 use crate::number::Real;
 use crate::pass::{Kind, pass};
 use crate::tensor_sums::{measure, usable_ratio};
-use crate::{Error, Flat, Isa, Rule, Scalars, Sees, Segment, TensorSums};
+use crate::{Error, Flat, Isa, Rule, Scalars, Sees, Segment, StateSlot, TensorSums};
 use meshstep_tensor::Queue;
 
 const NAME: &str = "lars";
@@ -87,8 +87,8 @@ impl Rule for Lars {
         Sees::TensorSums
     }
 
-    fn retention(&self) -> f64 {
-        self.momentum
+    fn slot(&self, _: usize) -> StateSlot {
+        StateSlot::average(self.momentum)
     }
 
     fn measure_on(

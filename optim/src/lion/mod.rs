@@ -17,7 +17,7 @@ use crate::check::Check;
 use crate::frame::{Frame, common, update_on};
 use crate::number::Real;
 use crate::pass::Kind;
-use crate::{Decay, Error, Rule, Scalars, Segment, cuda};
+use crate::{Decay, Error, Rule, Scalars, Segment, StateSlot, cuda};
 
 /// Steps of one length, `lr`, in the direction of the sign of an average: one state vector.
 #[derive(Clone, Debug, PartialEq)]
@@ -65,8 +65,8 @@ impl Rule for Lion {
         self.common().tell(&[("beta1", self.beta1), ("beta2", self.beta2)], each);
     }
 
-    fn retention(&self) -> f64 {
-        self.beta2
+    fn slot(&self, _: usize) -> StateSlot {
+        StateSlot::average(self.beta2)
     }
 
     fn on_device(&self) -> Option<cuda::Hyper> {

@@ -5,26 +5,32 @@ use crate::{Flat, Scalars, Segment};
 use meshstep_tensor::{Error, Queue, Slice, SliceMut, cast};
 use std::ops::Range;
 
-/// Elements at a time.
-const BLOCK: usize = 1 << 12;
+/// Elements at a time: four blocks of f64 stay in the first cache.
+const BLOCK: usize = 1 << 10;
+/// Elements from which on a vector is divided among rayon's threads.
+const SPLIT_FROM: usize = 1 << 16;
 
 /// Room for a block.
 struct Blocks {
-    x: Vec<f64>,
-    mean: Vec<f64>,
-    anchor: Vec<f64>,
-    other: Vec<f64>,
+    x: [f64; BLOCK],
+    mean: [f64; BLOCK],
+    anchor: [f64; BLOCK],
+    other: [f64; BLOCK],
 }
 
 impl Blocks {
-    fn new(len: usize) -> Self {
-        let room = || vec![0.0; len.min(BLOCK)];
-        Blocks { x: room(), mean: room(), anchor: room(), other: room() }
+    const fn new() -> Self {
+        Blocks { x: [0.0; BLOCK], mean: [0.0; BLOCK], anchor: [0.0; BLOCK], other: [0.0; BLOCK] }
     }
 }
 
 fn blocks(len: usize) -> impl Iterator<Item = Range<usize>> {
     (0..len).step_by(BLOCK).map(move |start| start..len.min(start + BLOCK))
+}
+
+/// Where a vector is divided in two, if it is.
+fn middle(len: usize) -> Option<usize> {
+    (len > SPLIT_FROM && rayon::current_num_threads() > 1).then_some(len / 2)
 }
 
 fn read(from: Slice<'_>, range: &Range<usize>, into: &mut [f64]) -> Result<(), Error> {
@@ -35,9 +41,41 @@ fn write(from: &[f64], range: &Range<usize>, into: &mut SliceMut<'_>) -> Result<
     cast(Slice::from(&from[..range.len()]), into.reborrow().slice(range.clone())?)
 }
 
+fn halves(whole: Slice<'_>, at: usize) -> Result<(Slice<'_>, Slice<'_>), Error> {
+    Ok((whole.slice(0..at)?, whole.slice(at..whole.len())?))
+}
+
+impl<'a> Merge<'a> {
+    /// Of the elements before `at`, and of the others.
+    fn split_at(self, at: usize) -> Result<[Merge<'a>; 2], Error> {
+        let Merge { mean, differences, anchor, sent, alpha, squares } = self;
+        let (first, second) = halves(mean, at)?;
+        let (anchor, other) = anchor.map(|anchor| anchor.split_at(at)).transpose()?.unzip();
+        let left = sent.map_or(1.0, |(_, left)| left);
+        let (own, others) = sent.map(|(sent, _)| halves(sent, at)).transpose()?.unzip();
+        let [own, others] = [own, others].map(|sent| sent.map(|sent| (sent, left)));
+        Ok([
+            Merge { mean: first, anchor, sent: own, differences, alpha, squares },
+            Merge { mean: second, anchor: other, sent: others, differences, alpha, squares },
+        ])
+    }
+}
+
 /// [`Merge::mean`].
-pub(super) fn mean(mut merge: Merge<'_>, mut values: SliceMut<'_>) -> Result<(), Error> {
-    let mut room = Blocks::new(values.len());
+pub(super) fn mean(merge: Merge<'_>, values: SliceMut<'_>) -> Result<(), Error> {
+    let Some(at) = middle(values.len()) else { return mean_of_part(merge, values) };
+    let ([left, right], (first, second)) = (merge.split_at(at)?, values.split_at(at)?);
+    let (left, right) = rayon::join(|| mean(left, first), || mean(right, second));
+    left.and(right)
+}
+
+fn mean_of_part(mut merge: Merge<'_>, mut values: SliceMut<'_>) -> Result<(), Error> {
+    if merge.sent.is_none() && merge.alpha == 1.0 && !merge.differences {
+        // The result is the mean, rounded once to the type of the values.
+        merge.anchor.map_or(Ok(()), |anchor| cast(merge.mean, anchor))?;
+        return cast(merge.mean, values);
+    }
+    let mut room = Blocks::new();
     for range in blocks(values.len()) {
         read_mean(&merge, &range, &mut room)?;
         let Blocks { x, mean, other, .. } = &mut room;
@@ -45,7 +83,8 @@ pub(super) fn mean(mut merge: Merge<'_>, mut values: SliceMut<'_>) -> Result<(),
         if let Some((sent, left)) = merge.sent {
             read(sent, &range, other)?;
             let share = merge.alpha * left;
-            each(range.len(), |i| x[i] += share * (mean[i] - other[i]));
+            let floor = if merge.squares { 0.0 } else { f64::NEG_INFINITY };
+            each(range.len(), |i| x[i] = at_least(floor, x[i] + share * (mean[i] - other[i])));
         } else {
             each(range.len(), |i| x[i] = mixed(merge.alpha, x[i], mean[i]));
         }
@@ -63,8 +102,7 @@ pub(super) fn outer(
     mut values: SliceMut<'_>,
     outer: OuterStep<'_>,
 ) -> Result<(), crate::Error> {
-    let mut room = Blocks::new(values.len());
-    let mut params = vec![0.0; values.len().min(BLOCK)];
+    let (mut room, mut params) = (Blocks::new(), [0.0; BLOCK]);
     for range in blocks(values.len()) {
         read_mean(&merge, &range, &mut room)?;
         let Blocks { x, mean, anchor, other: grads } = &mut room;
@@ -114,25 +152,34 @@ fn mixed(alpha: f64, own: f64, result: f64) -> f64 {
     if alpha == 1.0 { result } else { own + alpha * (result - own) }
 }
 
+/// What is NaN stays so.
+fn at_least(floor: f64, x: f64) -> f64 {
+    if x < floor { floor } else { x }
+}
+
 /// [`super::mix_zeros`].
 pub(super) fn mix_zeros(mut values: SliceMut<'_>, alpha: f64) -> Result<(), Error> {
-    let mut x = vec![0.0; values.len().min(BLOCK)];
+    let mut x = [0.0; BLOCK];
     for range in blocks(values.len()) {
         read(values.as_slice(), &range, &mut x)?;
-        x.iter_mut().for_each(|x| *x = mixed(alpha, *x, 0.0));
+        each(range.len(), |i| x[i] = mixed(alpha, x[i], 0.0));
         write(&x, &range, &mut values)?;
     }
     Ok(())
 }
 
 /// [`super::pack`].
-pub(super) fn pack(
-    values: Slice<'_>,
-    anchor: Option<Slice<'_>>,
-    mut into: SliceMut<'_>,
-) -> Result<(), Error> {
+pub(super) fn pack(values: Slice<'_>, anchor: Option<Slice<'_>>, into: SliceMut<'_>) -> Result<(), Error> {
+    let Some(at) = middle(values.len()) else { return pack_part(values, anchor, into) };
+    let ((left, right), (first, second)) = (halves(values, at)?, into.split_at(at)?);
+    let (anchor, other) = anchor.map(|anchor| halves(anchor, at)).transpose()?.unzip();
+    let (left, right) = rayon::join(|| pack(left, anchor, first), || pack(right, other, second));
+    left.and(right)
+}
+
+fn pack_part(values: Slice<'_>, anchor: Option<Slice<'_>>, mut into: SliceMut<'_>) -> Result<(), Error> {
     let Some(anchor) = anchor else { return cast(values, into) };
-    let mut room = Blocks::new(values.len());
+    let mut room = Blocks::new();
     for range in blocks(values.len()) {
         read(values, &range, &mut room.x)?;
         read(anchor, &range, &mut room.anchor)?;

@@ -26,7 +26,7 @@ struct Launch {
     own: u32,
     wire: u32,
     differences: u32,
-    unused: u32,
+    squares: u32,
 }
 
 /// The number that merge.cu has for a type; the caller has checked that it has one.
@@ -189,6 +189,7 @@ impl Launch {
             own: format(values.dtype()),
             wire: format(merge.mean.dtype()),
             differences: merge.differences.into(),
+            squares: merge.squares.into(),
             ..Launch::default()
         })
     }

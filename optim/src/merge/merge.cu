@@ -19,7 +19,7 @@ struct Merge {
     u32 own;             // format of x, a and s
     u32 wire;            // format of m
     u32 differences;     // not 0: m counts from a
-    u32 unused;
+    u32 squares;         // not 0: what m - s makes of x is at least 0
 };
 
 __device__ inline double merge_read(const void* from, u32 format, u64 i) {
@@ -76,8 +76,12 @@ struct Pack {
 struct Mean {
     __device__ static void one(const Merge& at, u64 i) {
         double m = merge_mean_of(at, merge_anchor(at, i), i), x = merge_read(at.values, at.own, i);
-        if (at.sent) x = plus(x, times(at.share, minus(m, merge_read(at.sent, at.own, i))));
-        else x = mixed(at.alpha, x, m);
+        if (at.sent) {
+            x = plus(x, times(at.share, minus(m, merge_read(at.sent, at.own, i))));
+            if (at.squares && x < 0) x = 0;
+        } else {
+            x = mixed(at.alpha, x, m);
+        }
         merge_keep(at, i, x, m);
     }
 };

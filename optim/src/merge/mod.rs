@@ -22,6 +22,9 @@ pub struct Merge<'a> {
     pub sent: Option<(Slice<'a>, f64)>,
     /// The share of the result in what the copy becomes.
     pub alpha: f64,
+    /// Whether the values are never negative, as averages of squares are: what a difference from `sent` makes of them is 0 where
+    /// rounding would take it below.
+    pub squares: bool,
 }
 
 /// A step of an optimizer over means, whose state is f64.
@@ -39,7 +42,7 @@ pub struct OuterStep<'a> {
 
 impl Merge<'_> {
     /// Takes the mean: `x = mean`; with a mixing factor `x + alpha (mean - x)`; of what was sent earlier
-    /// `x + alpha left (mean - sent)`.
+    /// `x + alpha left (mean - sent)`, of squares at least 0.
     pub fn mean(self, values: SliceMut<'_>, queue: &Queue) -> Result<(), Error> {
         self.check(values.as_slice())?;
         #[cfg(feature = "cuda")]

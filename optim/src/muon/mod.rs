@@ -20,7 +20,7 @@ use crate::check::Check;
 use crate::number::Real;
 use crate::pass;
 use crate::streams::{Stream, Streams};
-use crate::{Error, Flat, Isa, Rule, Scalars, Sees, Segment};
+use crate::{Error, Flat, Isa, Rule, Scalars, Sees, Segment, StateSlot};
 use meshstep_tensor::{DType, Queue};
 use orthogonalize::{NewtonSchulz, Product};
 
@@ -114,8 +114,8 @@ impl Rule for Muon {
         Sees::Matrix
     }
 
-    fn retention(&self) -> f64 {
-        self.momentum
+    fn slot(&self, _: usize) -> StateSlot {
+        StateSlot::average(self.momentum)
     }
 
     fn reach(&self, lr: f64, matrix: Option<(usize, usize)>) -> f64 {

@@ -21,7 +21,7 @@ use crate::frame::{Frame, common, update_on};
 use crate::moments::{Mix, Moments};
 use crate::number::{Real, power};
 use crate::pass::Kind;
-use crate::{Decay, Error, Rule, Scalars, Segment, cuda};
+use crate::{Decay, Error, Rule, Scalars, Segment, StateSlot, cuda};
 
 /// [`AdamW`](crate::AdamW) whose steps mix the gradient with one or several slow averages of it.
 #[derive(Clone, Debug, PartialEq)]
@@ -80,8 +80,11 @@ impl Rule for QhAdamW {
         self.common().tell(&[("beta2", self.beta2), ("eps", self.eps)], each);
     }
 
-    fn retention(&self) -> f64 {
-        self.moments.retention().max(self.beta2)
+    fn slot(&self, slot: usize) -> StateSlot {
+        match self.moments.pairs().get(slot) {
+            Some((beta, _)) => StateSlot::average(*beta),
+            None => StateSlot::average(self.beta2).of_squares(),
+        }
     }
 
     fn on_device(&self) -> Option<cuda::Hyper> {

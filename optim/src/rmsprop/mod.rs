@@ -25,7 +25,7 @@ use crate::check::Check;
 use crate::frame::{Frame, common, update_on};
 use crate::number::Real;
 use crate::pass::Kind;
-use crate::{Decay, Error, Rule, Scalars, Segment, cuda};
+use crate::{Decay, Error, Rule, Scalars, Segment, StateSlot, cuda};
 
 /// Gradients divided by the root of the average of their squares, or by their standard deviation.
 ///
@@ -100,8 +100,12 @@ impl Rule for RmsProp {
         self.common().tell(&own, each);
     }
 
-    fn retention(&self) -> f64 {
-        self.alpha.max(self.momentum)
+    fn slot(&self, slot: usize) -> StateSlot {
+        match self.state()[slot] {
+            "square_avg" => StateSlot::average(self.alpha).of_squares(),
+            "grad_avg" => StateSlot::average(self.alpha),
+            _ => StateSlot::average(self.momentum),
+        }
     }
 
     fn on_device(&self) -> Option<cuda::Hyper> {

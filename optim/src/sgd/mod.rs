@@ -20,7 +20,7 @@ use crate::check::Check;
 use crate::frame::{Frame, common, update_on};
 use crate::number::{Real, power};
 use crate::pass::Kind;
-use crate::{Decay, Error, Rule, Scalars, Segment, cuda};
+use crate::{Decay, Error, Rule, Scalars, Segment, StateSlot, cuda};
 
 /// Stochastic gradient descent. Without momentum it keeps no state.
 ///
@@ -130,8 +130,13 @@ impl Rule for Sgd {
         self.common().tell(&own, each);
     }
 
-    fn retention(&self) -> f64 {
-        self.momentum
+    fn slot(&self, _: usize) -> StateSlot {
+        let momentum = StateSlot::average(self.momentum);
+        match self.form {
+            Momentum::Average { .. } => momentum,
+            // The first update replaces it.
+            Momentum::PyTorch | Momentum::LrInside => momentum.at_first(0.0),
+        }
     }
 
     fn on_device(&self) -> Option<cuda::Hyper> {

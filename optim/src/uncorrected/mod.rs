@@ -21,7 +21,7 @@ use crate::check::Check;
 use crate::frame::{Frame, common, update_on};
 use crate::number::Real;
 use crate::pass::Kind;
-use crate::{Decay, Error, Rule, Scalars, Segment, cuda};
+use crate::{Decay, Error, Rule, Scalars, Segment, StateSlot, cuda};
 
 /// Adam without corrections: no step knows its number, so that workers may average its moments whenever they like.
 #[derive(Clone, Debug, PartialEq)]
@@ -84,8 +84,11 @@ impl Rule for UncorrectedAdam {
         self.common().tell(&[("beta1", beta1), ("beta2", beta2), ("lambda", lambda), ("clip", clip)], each);
     }
 
-    fn retention(&self) -> f64 {
-        self.beta1.max(self.beta2)
+    fn slot(&self, slot: usize) -> StateSlot {
+        match slot {
+            0 => StateSlot::average(self.beta1),
+            _ => StateSlot::average(self.beta2).of_squares(),
+        }
     }
 
     fn on_device(&self) -> Option<cuda::Hyper> {

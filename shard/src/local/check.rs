@@ -2,7 +2,7 @@
 
 use super::error::LocalWarning;
 use super::{Chosen, Fragment, LocalError, LocalPlan, Merge, Outer, Slots, Trained, What};
-use meshstep_optim::Sees;
+use meshstep_optim::{Carry, Rule, Sees};
 use meshstep_tensor::DType;
 
 impl LocalPlan {
@@ -18,6 +18,8 @@ impl LocalPlan {
         for (i, fragment) in self.fragments.iter().enumerate() {
             fragment.check(i)?;
             chosen.push(self.chosen(i, params)?);
+            let rules = chosen[i].iter().map(|chosen| &*params[chosen.param].rule);
+            rules.into_iter().try_for_each(|rule| fragment.check_late(i, rule))?;
         }
         for second in 0..chosen.len() {
             (0..second).try_for_each(|first| self.check_apart([first, second], &chosen, params))?;
@@ -48,25 +50,29 @@ impl LocalPlan {
 
     fn warnings(&self, chosen: &[Vec<Chosen>], params: &[Trained]) -> Vec<LocalWarning> {
         let mut warnings = Vec::new();
-        let are = |f: &Fragment, slots: &Slots| match &f.what {
-            What::State(Slots::Named(name)) => slots.has(name),
-            What::State(has) => has == slots,
-            What::Params | What::OuterMomentum(_) => false,
+        let squares = |f: &Fragment, rule: &dyn Rule, are: bool| match &f.what {
+            What::State(slots) => slots.of(rule).into_iter().find(|&slot| rule.slot(slot).squares == are),
+            What::Params | What::OuterMomentum(_) => None,
         };
-        let first_moments_meet = self.fragments.iter().any(|f| are(f, &Slots::First) && f.travels());
+        let first = |(f, chosen): (&Fragment, &Vec<Chosen>)| {
+            f.travels() && chosen.iter().any(|c| squares(f, &*params[c.param].rule, false).is_some())
+        };
+        let first_moments_meet = self.fragments.iter().zip(chosen).any(first);
         for (fragment, (f, chosen)) in self.fragments.iter().zip(chosen).enumerate() {
             let during = f.timing.during.clone();
             let last = f.timing.placement.count(during.end.saturating_sub(1));
             if f.timing.period.is_some() && f.timing.times(last) == 0 {
                 warnings.push(LocalWarning::NeverDue { fragment, from: during.start, until: during.end });
             }
-            if !are(f, &Slots::Second) || f.travels() || !first_moments_meet {
+            if f.travels() || !first_moments_meet {
                 continue;
             }
             let beta2 = |c: &Chosen| {
-                let rule = &params[c.param].rule;
-                let beta2 = rule.hyperparameters().into_iter().find(|(name, _)| *name == "beta2")?.1;
-                (beta2 < 1.0).then_some((rule.name(), beta2))
+                let rule = &*params[c.param].rule;
+                match rule.slot(squares(f, rule, true)?).carry {
+                    Carry::Linear { keeps, .. } if keeps < 1.0 => Some((rule.name(), keeps)),
+                    Carry::Linear { .. } | Carry::Maximum => None,
+                }
             };
             let apart = chosen.iter().find_map(beta2);
             warnings.extend(apart.map(|(rule, beta2)| LocalWarning::SecondMomentsApart {
@@ -101,12 +107,29 @@ impl Fragment {
         self.check_merge(fragment)
     }
 
+    /// Whether what `rule` keeps of such state in an update is known to a mean that arrives late.
+    fn check_late(&self, fragment: usize, rule: &dyn Rule) -> Result<(), LocalError> {
+        let What::State(slots) = &self.what else { return Ok(()) };
+        if !self.travels() || self.timing.delay == 0 {
+            return Ok(());
+        }
+        for slot in slots.of(rule) {
+            let (name, state) = (rule.name(), rule.state()[slot]);
+            let Carry::Linear { keeps, first } = rule.slot(slot).carry else {
+                let delay = self.timing.delay;
+                return Err(LocalError::DelayedMaximum { fragment, rule: name, slot: state, delay });
+            };
+            let wrong = |keeps: &f64| !(keeps.is_finite() && *keeps >= 0.0);
+            if let Some(keeps) = [Some(keeps), first].into_iter().flatten().find(wrong) {
+                return Err(LocalError::Keeps { fragment, rule: name, slot: state, keeps });
+            }
+        }
+        Ok(())
+    }
+
     fn check_merge(&self, fragment: usize) -> Result<(), LocalError> {
         let not_for = |merge, what, works| Err(LocalError::Merge { fragment, merge, what, works });
         match (&self.merge, &self.what) {
-            (&Merge::Mean { beta }, _) if !(0.0..=1.0).contains(&beta) => {
-                Err(LocalError::Beta { fragment, beta })
-            }
             (Merge::Outer(_), What::State(_) | What::OuterMomentum(_)) => {
                 not_for("an outer optimizer", "state", "Merge::Mean, or What::Params")
             }
@@ -114,7 +137,7 @@ impl Fragment {
             (Merge::Reset, _) if self.timing.delay > 0 => {
                 not_for("Merge::Reset", "a delay, as nothing travels", "a delay of 0")
             }
-            (Merge::Mean { .. }, What::OuterMomentum(_)) if self.timing.delay > 0 => {
+            (Merge::Mean, What::OuterMomentum(_)) if self.timing.delay > 0 => {
                 not_for("a delayed mean", "outer momentum, which is stepped seldom", "a delay of 0")
             }
             (Merge::Outer(outer), _) => {
@@ -156,7 +179,7 @@ impl LocalPlan {
                 let rule = &params[first.param].rule;
                 let (rule, has) = (rule.name(), rule.state());
                 let found: Vec<Chosen> =
-                    chosen.into_iter().filter(|c| params[c.param].has_state(slots)).collect();
+                    chosen.into_iter().filter(|c| !slots.of(&*params[c.param].rule).is_empty()).collect();
                 // What never travels need not be there: as of a rule without second moments.
                 let needed = matches!(slots, Slots::Named(_)) || this.timing.period.is_some();
                 if found.is_empty() && needed {
@@ -180,7 +203,10 @@ impl LocalPlan {
 /// Whether two fragments are of the same vector of a parameter.
 fn shares(a: &Fragment, b: &Fragment, param: &Trained) -> bool {
     match (&a.what, &b.what) {
-        (What::State(a), What::State(b)) => param.rule.state().iter().any(|slot| a.has(slot) && b.has(slot)),
+        (What::State(a), What::State(b)) => {
+            let other = b.of(&*param.rule);
+            a.of(&*param.rule).iter().any(|slot| other.contains(slot))
+        }
         (a, b) => a == b,
     }
 }

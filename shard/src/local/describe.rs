@@ -69,7 +69,7 @@ impl fmt::Display for What {
 impl fmt::Display for Merge {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Merge::Mean { beta } => write!(f, "mean, beta {beta}"),
+            Merge::Mean => f.write_str("mean"),
             Merge::Outer(outer) => {
                 write!(f, "{} at {}", outer.rule.name(), outer.lr)?;
                 outer

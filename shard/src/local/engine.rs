@@ -7,6 +7,7 @@ use super::follow::Following;
 use super::packing::Loads;
 use super::parts::{Arrived, Parts};
 use super::spots::on_gpu;
+use super::staging::Staging;
 use super::{LocalError, LocalPlan, Merge, OnFailure, Placement, What, Workers};
 use crate::{Error, Optimizer};
 use std::collections::BTreeSet;
@@ -43,6 +44,7 @@ pub(crate) struct Engine {
     pub(crate) workers: Workers,
     pub(crate) parts: Parts,
     loads: Vec<Loads>,
+    staging: Staging,
     pub(crate) flights: Vec<Flight>,
     /// Fragments to be sent again.
     pub(crate) again: BTreeSet<usize>,
@@ -69,6 +71,7 @@ impl Engine {
             workers,
             parts,
             loads,
+            staging: Staging::default(),
             flights: Vec::new(),
             again: BTreeSet::new(),
             step: 0,
@@ -179,6 +182,8 @@ impl Engine {
         self.flights.extend(later);
         let arrived: Vec<_> = std::mem::take(&mut point.arriving).into_iter().zip(landed).collect();
         self.take_in(optimizer, &arrived)?;
+        let used = arrived.into_iter().flat_map(|(mut flight, landed)| flight.take_memory(landed));
+        self.staging.give(used.collect::<Vec<_>>());
         self.active = true;
         Ok(Ok(()))
     }
@@ -287,7 +292,7 @@ impl Engine {
 
     /// Sends what is due, what arrives together in one flight.
     fn launch(
-        &self,
+        &mut self,
         optimizer: &Optimizer,
         sent: &[usize],
         placement: Placement,
@@ -308,10 +313,11 @@ impl Engine {
             let lanes = self.plan.lanes(together(), &self.loads);
             let to = (&*self.workers.across, optimizer.options());
             let arrives = (self.step.saturating_add(delay), placement);
-            let mut flight = Flight::launch(&self.plan, &lanes, &bringing, to, arrives)?;
+            let staging = &mut self.staging;
+            let mut flight = Flight::launch(&self.plan, &lanes, &bringing, to, (arrives, staging))?;
             for (sent, bringing) in flight.sent.iter_mut().zip(&bringing) {
                 if self.plan.fragments[bringing.fragment].keeps_sent() {
-                    sent.snapshots = bringing.snapshots(optimizer)?;
+                    sent.snapshots = bringing.snapshots(optimizer, &mut self.staging)?;
                 }
             }
             flights.push(flight);
@@ -344,9 +350,7 @@ impl Engine {
         let fragment = &self.plan.fragments[f];
         for i in 0..self.parts.of(f).spots.len() {
             let spot = &self.parts.of(f).spots[i];
-            let (reduced, t) = (landed.of(sent, i, spot.range.len())?, optimizer.entries[spot.entry].t);
-            // A checkpoint that was loaded in part may bring what was sent after more updates than there are here.
-            let snapshot = sent.snapshots.get(i).map(|(values, then)| (values, t.saturating_sub(*then)));
+            let (reduced, snapshot) = (landed.of(sent, i, spot.range.len())?, sent.snapshots.get(i));
             self.parts.merge(optimizer, fragment, (f, i), Arrived { reduced, snapshot })?;
         }
         let part = self.parts.of_mut(f);
@@ -376,8 +380,9 @@ impl Engine {
         let mut failed: BTreeSet<usize> = sent.into_iter().chain(reset).collect();
         for flight in &mut arriving {
             // What was started is waited for, whatever it brings.
-            let _ = flight.land(optimizer.options());
+            let (landed, _) = flight.land(optimizer.options());
             failed.extend(&flight.fragments);
+            self.staging.give(flight.take_memory(landed));
         }
         for f in failed {
             match self.plan.fragments[f].on_failure {

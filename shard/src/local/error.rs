@@ -126,13 +126,35 @@ pub enum LocalError {
         /// What was given.
         alpha: f64,
     },
-    /// A decay out of range.
-    #[error("fragment {fragment} keeps {beta} of its state in an update; use a number from 0 to 1")]
-    Beta {
+    /// A rule that does not say how its state decays.
+    #[error(
+        "fragment {fragment} is delayed, and rule {rule} says it keeps {keeps} of its state {slot:?} in an update; correct \
+         its Rule::slot to a finite number, 0 or above, or use a delay of 0"
+    )]
+    Keeps {
         /// Which one.
         fragment: usize,
-        /// What was given.
-        beta: f64,
+        /// The rule.
+        rule: &'static str,
+        /// Its state vector.
+        slot: &'static str,
+        /// What it says.
+        keeps: f64,
+    },
+    /// A maximum, of which nobody knows what was added since it was sent.
+    #[error(
+        "fragment {fragment} has a delay of {delay}, and rule {rule}'s state {slot:?} is a maximum, which cannot be merged \
+         late; name the other state vectors in fragments of their own (Slots::Named), and give {slot:?} a delay of 0"
+    )]
+    DelayedMaximum {
+        /// Which one.
+        fragment: usize,
+        /// The rule.
+        rule: &'static str,
+        /// Its state vector.
+        slot: &'static str,
+        /// The fragment's delay.
+        delay: u64,
     },
     /// A type that loses what it carries.
     #[error("fragment {fragment} travels as {wire}; use bf16, f32 or f64, or None for its own type")]

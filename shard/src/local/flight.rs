@@ -3,11 +3,12 @@
 use super::agreement::Share;
 use super::packing::Lane;
 use super::spots::Spot;
+use super::staging::Staging;
 use super::{LocalPlan, Placement};
 use crate::{Error, Optimizer, Options, wire};
 use meshstep_comm::{Communicator, InFlight, Op, Reduction};
 use meshstep_optim::pack;
-use meshstep_tensor::{Buffer, Category, Slice};
+use meshstep_tensor::{Buffer, Slice};
 
 pub(crate) type Started = Result<InFlight, (Buffer, meshstep_comm::Error)>;
 
@@ -68,20 +69,20 @@ impl Flight {
         lanes: &[Lane],
         bringing: &[Bringing<'_>],
         (across, options): (&dyn Communicator, &Options),
-        arrives: (u64, Placement),
+        (arrives, staging): ((u64, Placement), &mut Staging),
     ) -> Result<Flight, Error> {
-        let sent = places(plan, lanes, bringing);
-        let (queue, meter) = (&options.queue, &options.meter);
-        let zeroed = |lane: &Lane| Buffer::zeroed_on(queue, lane.len, lane.wire, meter, Category::Staging);
-        let mut packed = lanes.iter().map(zeroed).collect::<Result<Vec<_>, _>>()?;
+        let (sent, queue) = (places(plan, lanes, bringing), &options.queue);
+        let taken = lanes.iter().map(|lane| staging.take(lane.len, lane.wire, options));
+        let mut packed = taken.collect::<Result<Vec<_>, _>>()?;
         let mut shares = vec![Share::Alike; lanes.len()];
         for (brings, sent) in bringing.iter().zip(&sent) {
             for (Value { values, from, .. }, &(lane, start)) in brings.values.iter().zip(&sent.places) {
                 shares[lane] = brings.share;
+                let place = packed[lane].as_mut().slice(start..start + values.len())?;
                 // What counts for nothing may be NaN, which nothing times it would be too.
-                if brings.share != Share::Of(0.0) {
-                    let place = packed[lane].as_mut().slice(start..start + values.len())?;
-                    pack(*values, from.map(Buffer::as_slice), place, queue)?;
+                match brings.share == Share::Of(0.0) {
+                    true => queue.zero(place)?,
+                    false => pack(*values, from.map(Buffer::as_slice), place, queue)?,
                 }
             }
         }
@@ -118,6 +119,14 @@ impl Flight {
             landed.0.push(whole);
         }
         (landed, arrived)
+    }
+}
+
+impl Flight {
+    /// What it was packed into and what was kept of it, for the next.
+    pub(crate) fn take_memory(&mut self, landed: Landed) -> Vec<Buffer> {
+        let kept = self.sent.iter_mut().flat_map(|sent| sent.snapshots.drain(..).map(|(values, _)| values));
+        landed.0.into_iter().flatten().chain(kept).collect()
     }
 }
 
@@ -165,11 +174,15 @@ fn start(
 
 impl Bringing<'_> {
     /// Copies of the values, and the `t` of each.
-    pub(crate) fn snapshots(&self, optimizer: &Optimizer) -> Result<Vec<(Buffer, u64)>, Error> {
+    pub(crate) fn snapshots(
+        &self,
+        optimizer: &Optimizer,
+        staging: &mut Staging,
+    ) -> Result<Vec<(Buffer, u64)>, Error> {
         let snapshot = |Value { spot, values, .. }: &Value<'_>| {
-            let Options { queue, meter, .. } = optimizer.options();
-            let mut copy = Buffer::zeroed_on(queue, values.len(), spot.own, meter, Category::Staging)?;
-            queue.copy(*values, copy.as_mut())?;
+            let options = optimizer.options();
+            let mut copy = staging.take(values.len(), spot.own, options)?;
+            options.queue.copy(*values, copy.as_mut())?;
             Ok((copy, optimizer.entries[spot.entry].t))
         };
         self.values.iter().map(snapshot).collect()

@@ -325,7 +325,8 @@ impl Engine {
 
     /// After a step: nothing of an exchange is left open, whether or not there was something to exchange.
     pub(crate) fn end_step(&mut self, stepped: bool) -> Heard<()> {
-        let ended = self.end_round(if stepped { Ballot::Ready } else { Ballot::Failed })?;
+        // A round that is still open exchanged nothing.
+        let ended = self.end_round(if stepped { Ballot::Idle } else { Ballot::Failed })?;
         let lost = self.following.as_mut().and_then(|following| following.lost.take());
         Ok(lost.map_or(ended.map(drop), Err))
     }

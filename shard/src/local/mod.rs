@@ -55,6 +55,7 @@ mod saving;
 mod select;
 mod sides;
 mod spots;
+mod staging;
 mod timing;
 mod traffic;
 mod trained;

@@ -3,9 +3,9 @@
 use super::flight::Value;
 use super::packing::Loads;
 use super::spots::{Spot, Vector};
-use super::{Fragment, LocalError, LocalPlan, Merge, OnFailure, What};
+use super::{Fragment, LocalError, LocalPlan, OnFailure, What};
 use crate::{Error, Optimizer, Options};
-use meshstep_optim::{self as optim, OuterStep, mix_zeros, power};
+use meshstep_optim::{self as optim, OuterStep, mix_zeros};
 use meshstep_tensor::{Buffer, Category, DType, Slice, SliceMut};
 use std::collections::BTreeSet;
 
@@ -34,10 +34,10 @@ pub(crate) struct Kept {
     pub(crate) outer: Vec<Buffer>,
 }
 
-/// What has arrived for a spot: the mean, and what was sent of it, where that was `n` updates ago.
+/// What has arrived for a spot: the mean, and what was sent of it, where that was earlier, with the `t` of then.
 pub(crate) struct Arrived<'a> {
     pub(crate) reduced: Slice<'a>,
-    pub(crate) snapshot: Option<(&'a Buffer, u64)>,
+    pub(crate) snapshot: Option<&'a (Buffer, u64)>,
 }
 
 impl Parts {
@@ -154,14 +154,18 @@ impl Parts {
     ) -> Result<(), Error> {
         let (spot, t) = (self.0[f].spots[i].clone(), self.0[f].outer_t + 1);
         let mut kept = std::mem::take(&mut self.0[f].kept[i]);
-        let left = |n| if let Merge::Mean { beta } = fragment.merge { power(beta, n) } else { 1.0 };
+        let slot = optimizer.slot_of(&spot);
+        let now = optimizer.entries[spot.entry].t;
+        // The plan's check has refused what has no shares.
+        let left = |then| slot.and_then(|slot| slot.left(then, now)).unwrap_or(1.0);
         let (queue, meter) = (optimizer.options().queue.clone(), optimizer.options().meter.clone());
         let merge = optim::Merge {
             mean: arrived.reduced,
             differences: fragment.sends_differences(spot.wire, spot.own),
             anchor: kept.anchor.as_mut().map(Buffer::as_mut),
-            sent: arrived.snapshot.map(|(sent, n)| (sent.as_slice(), left(n))),
+            sent: arrived.snapshot.map(|(sent, then)| (sent.as_slice(), left(*then))),
             alpha: fragment.alpha,
+            squares: slot.is_some_and(|slot| slot.squares),
         };
         let merged = self.write(optimizer, &spot).and_then(|values| match fragment.outer() {
             Some(outer) => {

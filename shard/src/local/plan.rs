@@ -61,9 +61,9 @@ pub enum What {
 /// Which state vectors of a rule.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Slots {
-    /// Averages of gradients: all that are no second moments.
+    /// All that are no second moments, as averages of gradients.
     First,
-    /// Averages and sums of squared gradients: `v`, `vmax`, `square_avg`, `sum`.
+    /// Averages, sums and maxima of squares, as the rule says ([`Rule::slot`]).
     Second,
     /// One by its name.
     Named(String),
@@ -72,13 +72,15 @@ pub enum Slots {
 /// How workers' values become one.
 #[derive(Clone, Debug)]
 pub enum Merge {
-    /// Their mean. Of what was sent `delay` steps before, the worker keeps what it has added since: with the snapshot `s0` that it sent,
-    /// `s += beta^n (mean - s0)`, where `n` updates were applied since, and `beta` is how much of the state an update keeps
-    /// (1 for parameters). Of a moment that is exact.
-    Mean {
-        /// How much of it an update keeps: the moment's beta, 1 for parameters. Counts where there is a delay.
-        beta: f64,
-    },
+    /// Their mean. Of what was sent `delay` steps before, the worker keeps what it has added since: with the snapshot `s0` that it
+    /// sent, `s += left (mean - s0)`, where `left` is the share of `s0` that is still in `s`. Of parameters that is 1 (Zhou et al.,
+    /// *DaSGD: Squeezing SGD Parallelization Performance in Distributed Training Using Delayed Averaging*, 2020).
+    ///
+    /// Of state the rule says what it is ([`Rule::slot`]): of an average `beta^n` after `n` updates, of a sum 1. An update is linear,
+    /// `s = beta s + a`, so after `n` of them `s = beta^n s0 + own`, and an exchange at once would have come to `beta^n mean + own`:
+    /// the same. An average of squares is never negative then; where rounding makes it so it is 0. A maximum has no shares, and is
+    /// refused with a delay ([`LocalError::DelayedMaximum`](super::LocalError::DelayedMaximum)).
+    Mean,
     /// A step of an outer optimizer: its gradient is what parameters have moved since its last step, `x_outer - mean(x)`.
     Outer(Outer),
     /// Zeros; nothing travels.
@@ -152,7 +154,7 @@ impl Fragment {
             params: Select::All,
             what,
             timing,
-            merge: Merge::Mean { beta: 1.0 },
+            merge: Merge::Mean,
             alpha: 1.0,
             weights: Weights::default(),
             wire: None,
@@ -162,7 +164,7 @@ impl Fragment {
 
     /// Whether values go to other workers.
     pub(crate) fn travels(&self) -> bool {
-        matches!(self.merge, Merge::Mean { .. } | Merge::Outer(_)) && self.timing.period.is_some()
+        matches!(self.merge, Merge::Mean | Merge::Outer(_)) && self.timing.period.is_some()
     }
 
     /// Whether what was sent is kept until its mean arrives.
@@ -172,12 +174,13 @@ impl Fragment {
 }
 
 impl Slots {
-    /// Whether it has the state vector `slot`.
-    pub fn has(&self, slot: &str) -> bool {
-        match self {
-            Slots::First => !super::trained::is_second_moment(slot),
-            Slots::Second => super::trained::is_second_moment(slot),
-            Slots::Named(name) => name == slot,
-        }
+    /// The state vectors of a rule that these are, by place.
+    pub fn of(&self, rule: &dyn Rule) -> Vec<usize> {
+        let has = |slot: usize| match self {
+            Slots::First => !rule.slot(slot).squares,
+            Slots::Second => rule.slot(slot).squares,
+            Slots::Named(name) => rule.state()[slot] == name,
+        };
+        (0..rule.state().len()).filter(|&slot| has(slot)).collect()
     }
 }

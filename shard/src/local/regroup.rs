@@ -4,8 +4,11 @@ use super::error::LocalError;
 use super::optimizer::{LocalOptimizer, describe};
 use super::{Veto, Workers};
 use crate::{Error, agree, wire};
-use meshstep_comm::Op;
+use meshstep_comm::{Communicator, Op};
 use meshstep_tensor::{Buffer, Category, DType};
+
+/// From the source, which is the first of its group, to the others.
+const FIRST: Op = Op::broadcast(0);
 
 impl LocalOptimizer {
     /// Goes on with other workers, between two steps: after some have left, or with new ones. Collective over all ranks of the new
@@ -13,7 +16,7 @@ impl LocalOptimizer {
     ///
     /// Who has taken part in an exchange, or begun with the others, has a say: all of those are at the same step. A worker that
     /// [entered](Self::enter) gets the parameters, the state, `t`, the step, the outer optimizer's state and what is to be sent again of
-    /// the first that has a say; its own values count from the second exchange on. What is on its way is given up, by its fragment's policy.
+    /// the first that has a say, and from nobody else; its own values count from the second exchange on. What is on its way is given up, by its fragment's policy.
     pub fn regroup(&mut self, workers: Workers) -> Result<(), LocalError> {
         let idle = self.inner.check_idle().map_err(LocalError::from);
         let text = idle.and_then(|()| describe(&self.inner, &workers, &self.engine.plan));
@@ -31,8 +34,10 @@ impl LocalOptimizer {
         }
         // Only where somebody is new.
         if all.chunks(3).any(|words| words[0] == 0) {
-            self.take_over(&workers, root)?;
-            self.inner.keep_if_due()?;
+            let taken = self.take_over(&*workers.across, root).and_then(|()| self.inner.keep_if_due());
+            // The others hear of it, and go on only where all have what they are to have.
+            taken.inspect_err(|_| workers.world.abort())?;
+            workers.world.barrier().map_err(Error::from)?;
         }
         #[cfg(feature = "checkpoint")]
         self.inner.forget_savers();
@@ -43,23 +48,26 @@ impl LocalOptimizer {
         Ok(())
     }
 
-    /// Everything that worker `root` has, where this one is new. Collective over the ranks that have the same shard.
-    fn take_over(&mut self, workers: &Workers, root: usize) -> Result<(), Error> {
+    /// Everything that worker `root` has, where this one is new. It goes from there to the new ones alone. Collective over `across`.
+    fn take_over(&mut self, across: &dyn Communicator, root: usize) -> Result<(), Error> {
+        let gives = across.rank() == root;
+        let concerned = gives || !self.engine.active;
+        let Some(group) = across.split(concerned.then_some(0), i64::from(!gives))? else { return Ok(()) };
         // Counts are the host's, which may not have heard of the last steps.
         #[cfg(feature = "cuda")]
         self.inner.take_notes(true)?;
-        let (comm, queue) = (&*workers.across, self.inner.options().queue.clone());
+        let (comm, queue) = (&*group, self.inner.options().queue.clone());
         let (inner, engine) = (&mut self.inner, &mut self.engine);
         let buckets = inner.buckets.iter_mut().flat_map(|owned| owned.vectors_whole());
         for vector in buckets.chain(engine.parts.buffers()).filter(|vector| !vector.is_empty()) {
-            if engine.active {
-                // It has its own, and lends a copy to the ring.
+            if gives {
+                // Where the operation fails, what was lent to it is lost.
                 let (len, dtype, meter) = (vector.len(), vector.dtype(), &inner.options.meter);
                 let mut copy = Buffer::zeroed_on(&queue, len, dtype, meter, Category::Staging)?;
                 queue.copy(vector.as_slice(), copy.as_mut())?;
-                wire::run(comm, &queue, Op::broadcast(root), &mut copy)?;
+                wire::run(comm, &queue, FIRST, &mut copy)?;
             } else {
-                wire::run(comm, &queue, Op::broadcast(root), vector)?;
+                wire::run(comm, &queue, FIRST, vector)?;
             }
         }
         let ts = inner.entries.iter().map(|entry| entry.t);
@@ -70,11 +78,11 @@ impl LocalOptimizer {
         let meter = &inner.options.meter;
         let mut words = Buffer::zeroed_on(&queue, counts.len(), DType::U64, meter, Category::Staging)?;
         queue.upload((&counts[..]).into(), words.as_mut())?;
-        wire::run(comm, &queue, Op::broadcast(root), &mut words)?;
+        wire::run(comm, &queue, FIRST, &mut words)?;
         let mut counts = counts;
         queue.download(words.as_slice(), (&mut counts[..]).into())?;
         comm.sound()?;
-        if !engine.active {
+        if !gives {
             let ts = inner.entries.iter_mut().map(|entry| &mut entry.t);
             let all = std::iter::once(&mut inner.progress.steps).chain(ts).chain(engine.parts.outer_steps());
             let mut words = counts.iter();

@@ -3,6 +3,7 @@
 use super::{Chosen, Fragment, LocalError, LocalPlan, Trained, What};
 use crate::family::{Entry, Place};
 use crate::{Error, Optimizer};
+use meshstep_optim::StateSlot;
 use meshstep_tensor::{DType, Slice, SliceMut};
 use std::ops::Range;
 use std::sync::Arc;
@@ -65,6 +66,12 @@ impl Optimizer {
     /// The queue waits for all parameters of the last step, where they may still travel.
     pub(crate) fn wait_for_params(&self) -> Result<(), Error> {
         self.buckets.iter().try_for_each(crate::owned::Owned::wait_for_params)
+    }
+
+    /// What its rule says of a spot's vector, of the rule's state.
+    pub(crate) fn slot_of(&self, spot: &Spot) -> Option<StateSlot> {
+        let Vector::State { slot, .. } = spot.vector else { return None };
+        Some(self.groups[self.entries[spot.entry].group].rule.slot(slot))
     }
 
     /// This rank's elements of `vector`, but for those of outer optimizers, which it has not.
@@ -155,8 +162,8 @@ fn of_param(
         }
         What::Params => vec![spot(Vector::Params { bucket }, here, param.values)],
         What::State(slots) => {
-            let state = param.rule.state().iter().enumerate().filter(|(_, name)| slots.has(name));
-            state.map(|(slot, _)| spot(Vector::State { bucket, slot }, kept.clone(), param.state)).collect()
+            let slots = slots.of(&*param.rule).into_iter();
+            slots.map(|slot| spot(Vector::State { bucket, slot }, kept.clone(), param.state)).collect()
         }
         What::OuterMomentum(_) => Vec::new(),
     }

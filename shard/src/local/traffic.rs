@@ -169,7 +169,7 @@ impl LocalPlan {
     fn vectors(&self, what: &What, param: &Trained) -> usize {
         match what {
             What::Params => 1,
-            What::State(slots) => param.rule.state().iter().filter(|slot| slots.has(slot)).count(),
+            What::State(slots) => slots.of(&*param.rule).len(),
             What::OuterMomentum(of) => self.outer_state(*of).len(),
         }
     }

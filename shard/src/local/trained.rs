@@ -26,9 +26,10 @@ pub struct Trained {
 }
 
 impl Trained {
-    /// Whether its rule has such state.
-    pub(crate) fn has_state(&self, slots: &Slots) -> bool {
-        self.rule.state().iter().any(|slot| slots.has(slot))
+    /// The names of such state of its rule.
+    pub(crate) fn named(&self, slots: &Slots) -> impl Iterator<Item = &'static str> {
+        let names = self.rule.state();
+        slots.of(&*self.rule).into_iter().map(|slot| names[slot])
     }
 
     /// Those of a part, in the order a forward pass uses them, updated by `rules`. An error where the rules do not fit the layout.
@@ -47,11 +48,6 @@ impl Trained {
         all.sort_by_key(|trained| trained.position);
         Ok(all)
     }
-}
-
-/// Whether a rule's state vector averages or sums squares: what a root is taken of, so that a negative or lost element matters.
-pub(crate) fn is_second_moment(slot: &str) -> bool {
-    matches!(slot, "v" | "vmax" | "square_avg" | "sum")
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::{
     Adagrad, Adam, AdamW, Adjust, Adopt, Decay, Flat, Isa, Lamb, Lars, Lion, Moments, Momentum, Muon,
-    QhAdamW, QhAdopt, RmsProp, Rule, Scalars, Sees, Segment, Sgd, TensorSums, UncorrectedAdam,
+    QhAdamW, QhAdopt, RmsProp, Rule, Scalars, Sees, Segment, Sgd, StateSlot, TensorSums, UncorrectedAdam,
 };
 use meshstep_shard::{At, Error, Optimizer, Options, Owners, Stage};
 use meshstep_tensor::{DType, Layout, Queue};
@@ -49,8 +49,8 @@ impl Rule for Switched {
         self.rule().sees()
     }
 
-    fn retention(&self) -> f64 {
-        self.rule().retention()
+    fn slot(&self, slot: usize) -> StateSlot {
+        self.rule().slot(slot)
     }
 
     fn measure_on(

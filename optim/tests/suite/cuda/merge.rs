@@ -49,6 +49,7 @@ fn means_and_zeros_are_the_cpus() {
                 anchor: anchored.then(|| anchor_there.as_mut()),
                 sent: left.map(|left| (sent_there.as_slice(), left)),
                 alpha,
+                squares: left == Some(0.7),
             };
             merge.mean(values_there.as_mut(), &queue).unwrap();
             let merge = Merge {
@@ -57,6 +58,7 @@ fn means_and_zeros_are_the_cpus() {
                 anchor: anchored.then(|| anchor.slice_mut()),
                 sent: left.map(|left| (sent.slice(), left)),
                 alpha,
+                squares: left == Some(0.7),
             };
             merge.mean(values.slice_mut(), &Queue::cpu()).unwrap();
             let what = format!("{len} {own} of {wire}, {alpha} {left:?} {anchored}");
@@ -96,12 +98,13 @@ fn outer_steps_are_the_cpus() {
                 anchor: anchored,
                 sent: None,
                 alpha,
+                squares: false,
             };
             let step = OuterStep { rule, lr: 0.7, state: &mut state_there, t };
             merge.outer(values_there.as_mut(), step, &queue, &meter).unwrap();
             let anchored = Some(anchor.slice_mut());
-            let merge =
-                Merge { mean: mean.slice(), differences: t == 2, anchor: anchored, sent: None, alpha };
+            let (mean, differences) = (mean.slice(), t == 2);
+            let merge = Merge { mean, differences, anchor: anchored, sent: None, alpha, squares: false };
             let step = OuterStep { rule, lr: 0.7, state: &mut state, t };
             merge.outer(values.slice_mut(), step, &Queue::cpu(), &meter).unwrap();
             let what = format!("{} of {len} {own} by {wire}, step {t}", rule.name());
@@ -117,7 +120,8 @@ fn memory_that_does_not_go_together_is_refused() {
     let (long, short, other) = (wild(DType::F32, 9, 1), wild(DType::F32, 8, 2), wild(DType::F64, 9, 3));
     let [long_there, short_there, other_there] = [&long, &short, &other].map(|vector| upload(vector, &queue));
     let mut values = upload(&long, &queue);
-    let merge = |mean, differences| Merge { mean, differences, anchor: None, sent: None, alpha: 1.0 };
+    let merge =
+        |mean, differences| Merge { mean, differences, anchor: None, sent: None, alpha: 1.0, squares: false };
     let told = merge(short_there.as_slice(), false).mean(values.as_mut(), &queue).unwrap_err();
     assert!(matches!(told, Error::Len { what: "mean", given: 8, expected: 9 }), "{told}");
     let told = merge(long_there.as_slice(), true).mean(values.as_mut(), &queue).unwrap_err();

@@ -5,7 +5,7 @@ use meshstep_cases::{long, tried};
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::{AdamW, QhAdamW, Rounding};
 use meshstep_parallel3d::{Axis, LocalOptimizer, Mesh, Model, Optimizer, replicas};
-use meshstep_shard::local::{Fragment, LocalPlan, Merge, Placement, Slots, Weights, What};
+use meshstep_shard::local::{LocalPlan, Placement, Weights};
 use meshstep_shard::{At, Combine, Groups, Master, Moments, Options, Outcome, Precision, Stage};
 use meshstep_tensor::{DType, Slice};
 use std::collections::BTreeMap;
@@ -16,15 +16,7 @@ pub const STEPS: u64 = 9;
 /// Every method, with its rule. The first is the one that short runs try.
 pub fn plans() -> Vec<(&'static str, LocalPlan, Groups)> {
     let adamw = || Groups::new(AdamW { weight_decay: 0.1, ..AdamW::default() });
-    let delayed = LocalPlan::des_loc(3, 4, 4).with(|f: &mut Fragment| {
-        f.timing.delay = 2;
-        let beta = match f.what {
-            What::State(Slots::First) => 0.9,
-            What::State(_) => 0.999,
-            _ => 1.0,
-        };
-        f.merge = Merge::Mean { beta };
-    });
+    let delayed = LocalPlan::des_loc(3, 4, 4).with(|f| f.timing.delay = 2);
     vec![
         ("des-loc", LocalPlan::des_loc(2, 3, 4), adamw()),
         ("post-local sgd", LocalPlan::post_local_sgd(3, 2), adamw()),

@@ -78,7 +78,7 @@ pub enum Refusal {
         /// `min_workers`.
         min: usize,
     },
-    /// Members want to exchange at different steps. They stay members.
+    /// Members want to exchange at different steps, and none is that of most. They stay members.
     #[error(
         "worker {id} is at step {step}, worker {other} at step {other_step}; members exchange at the same steps"
     )]

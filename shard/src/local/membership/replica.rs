@@ -59,7 +59,7 @@ impl Replica {
         round: &Round,
         ballot: Ballot,
     ) -> Result<Result<Decision, MembershipError>, Error> {
-        const BALLOTS: [Ballot; 3] = [Ballot::Ready, Ballot::Failed, Ballot::Veto];
+        const BALLOTS: [Ballot; 4] = [Ballot::Ready, Ballot::Idle, Ballot::Failed, Ballot::Veto];
         let word = BALLOTS.iter().position(|known| *known == ballot).unwrap_or_default();
         let ballot = BALLOTS[(self.worst(word as u64)? as usize).min(BALLOTS.len() - 1)];
         self.hear(|member| member.vote(round, ballot))

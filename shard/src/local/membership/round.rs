@@ -49,7 +49,8 @@ impl Round {
 pub struct Seat {
     /// The worker's id.
     pub id: u64,
-    /// Whether it has completed an exchange, or was there at the first: before, it has no weight.
+    /// Whether it has completed an exchange, or was there at the first: before, it has no weight. A round in which nothing was
+    /// exchanged ([`Decision::Idle`]) completes none.
     pub counts: bool,
     /// What it said when it joined, for others to reach it by.
     pub contact: String,
@@ -80,6 +81,14 @@ pub enum Departure {
     /// It vetoed three exchanges in a row.
     #[error("it vetoed three exchanges in a row")]
     Vetoed,
+    /// It came to a boundary at another step than most of the members that count.
+    #[error("it was at step {step} where most members were at step {others}")]
+    OutOfStep {
+        /// Its step.
+        step: u64,
+        /// Theirs.
+        others: u64,
+    },
 }
 
 /// A worker's word on an exchange, of everything due in one step.
@@ -87,6 +96,8 @@ pub enum Departure {
 pub enum Ballot {
     /// The results are here and can be applied.
     Ready,
+    /// There was nothing to exchange any more: what was on its way was given up as members changed.
+    Idle,
     /// This worker's own part is at fault, as with a number that is not finite; three in a row, and it is dropped.
     Veto,
     /// The exchange failed here; whose fault that is nobody knows. Communicators are made anew.
@@ -98,6 +109,8 @@ pub enum Ballot {
 pub enum Decision {
     /// Every member applies it.
     Commit {},
+    /// There was nothing to apply: whoever has only just joined does not count yet.
+    Idle {},
     /// No member applies anything of it.
     Abort {
         /// Who vetoed it, by id.
@@ -124,6 +137,6 @@ impl Decision {
 wire!(struct Round { number, epoch, step, rank, members, gone });
 wire!(struct Seat { id, counts, contact });
 wire!(struct Gone { id, why });
-wire!(enum Departure { 1 => Left {}, 2 => Silent {}, 3 => Late {}, 4 => Vetoed {} });
-wire!(enum Ballot { 1 => Ready {}, 2 => Veto {}, 3 => Failed {} });
-wire!(enum Decision { 1 => Commit {}, 2 => Abort { vetoed, failed, lost } });
+wire!(enum Departure { 1 => Left {}, 2 => Silent {}, 3 => Late {}, 4 => Vetoed {}, 5 => OutOfStep { step, others } });
+wire!(enum Ballot { 1 => Ready {}, 2 => Veto {}, 3 => Failed {}, 4 => Idle {} });
+wire!(enum Decision { 1 => Commit {}, 2 => Abort { vetoed, failed, lost }, 3 => Idle {} });

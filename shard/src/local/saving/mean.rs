@@ -39,10 +39,7 @@ pub(super) fn weighed(
         for chosen in plan.chosen(f, params).unwrap_or_default() {
             let slots: Vec<Option<&'static str>> = match &fragment.what {
                 What::Params => vec![None],
-                What::State(slots) => {
-                    let names = params[chosen.param].rule.state().iter();
-                    names.filter(|name| slots.has(name)).map(|&name| Some(name)).collect()
-                }
+                What::State(slots) => params[chosen.param].named(slots).map(Some).collect(),
                 What::OuterMomentum(_) => Vec::new(),
             };
             let (entry, elements) = (places[chosen.param], chosen.range);

@@ -9,7 +9,7 @@
 use crate::checkpoint::{CheckpointError, Content, Holding, Named, Type};
 use crate::local::flight::{Flight, Sent};
 use crate::local::parts::Parts;
-use crate::local::{LocalPlan, Slots, Trained, What};
+use crate::local::{LocalPlan, Trained, What};
 use crate::verify::Slot;
 use meshstep_tensor::{Buffer, DType};
 
@@ -252,7 +252,7 @@ impl LocalPlan {
         let of = |own: DType| move |name: &str| (name.to_owned(), own, fragment.wire_of(param));
         match &fragment.what {
             What::Params => vec![of(param.values)("param")],
-            What::State(slots) => named(param, slots).map(of(param.state)).collect(),
+            What::State(slots) => param.named(slots).map(of(param.state)).collect(),
             What::OuterMomentum(outer) => {
                 self.outer_state(*outer).iter().copied().map(of(DType::F64)).collect()
             }
@@ -289,8 +289,4 @@ fn number(vectors: Vec<(Kind, String, DType)>) -> Result<Vec<(Kind, Named)>, Che
         None => Err(CheckpointError::memory(format!("{dtype} is not saved"))),
     };
     vectors.into_iter().enumerate().map(number).collect()
-}
-
-fn named<'a>(param: &'a Trained, slots: &'a Slots) -> impl Iterator<Item = &'static str> + 'a {
-    param.rule.state().iter().copied().filter(|slot| slots.has(slot))
 }

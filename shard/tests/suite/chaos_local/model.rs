@@ -1,6 +1,7 @@
 //! What a worker has, as plain vectors: what a plan, a round's members and its end mean, slow and obvious.
 
 use crate::common::{Run, WhichRule};
+use crate::local::naive::left;
 use meshstep_optim::{Flat, Rule, Scalars, Segment};
 use meshstep_shard::local::membership::Round;
 use meshstep_shard::local::{Fragment, LocalPlan, Merge, OnFailure, Placement, Select, Weights, What};
@@ -224,12 +225,15 @@ impl Model {
             _ => away.mean.clone(),
         };
         let mut x = self.take(fragment, rule);
-        let updates = (self.t - away.t) as i32;
+        let (names, (then, now)) = (places(&self.vectors, fragment, rule), (away.t, self.t));
+        let slots = Run { rule, ..Run::default() }.boxed_rule();
+        let of = |k: usize| if k == 0 { 1.0 } else { left(slots.slot(k - 1), then, now) };
+        let left: Vec<f64> = names.iter().map(|(_, k, _)| of(*k)).collect();
         for (k, x) in x.iter_mut().enumerate() {
             for (j, x) in x.iter_mut().enumerate() {
                 *x = match fragment.merge {
-                    Merge::Mean { beta } if fragment.timing.delay > 0 => {
-                        *x + fragment.alpha * beta.powi(updates) * (result[k][j] - away.own[k][j])
+                    Merge::Mean if fragment.timing.delay > 0 => {
+                        *x + fragment.alpha * left[k] * (result[k][j] - away.own[k][j])
                     }
                     _ if fragment.alpha == 1.0 => result[k][j],
                     _ => *x + fragment.alpha * (result[k][j] - *x),
@@ -280,8 +284,8 @@ impl Model {
 }
 
 /// Whether anything of it goes to other workers.
-fn travels(fragment: &Fragment) -> bool {
-    matches!(fragment.merge, Merge::Mean { .. } | Merge::Outer(_)) && fragment.timing.period.is_some()
+pub(crate) fn travels(fragment: &Fragment) -> bool {
+    matches!(fragment.merge, Merge::Mean | Merge::Outer(_)) && fragment.timing.period.is_some()
 }
 
 /// Parameter, vector of it, and which elements.
@@ -290,8 +294,7 @@ fn places(
     fragment: &Fragment,
     rule: WhichRule,
 ) -> Vec<(usize, usize, Range<usize>)> {
-    let names = Run { rule, ..Run::default() }.boxed_rule();
-    let names = names.state();
+    let known = Run { rule, ..Run::default() }.boxed_rule();
     let total: usize = vectors.iter().map(|own| own[0].len()).sum();
     let (mut before, mut places) = (0, Vec::new());
     for (i, own) in vectors.iter().enumerate() {
@@ -304,7 +307,7 @@ fn places(
         before += len;
         let vector = |k: usize| match &fragment.what {
             What::Params => k == 0,
-            What::State(slots) => k > 0 && slots.has(names[k - 1]),
+            What::State(slots) => k > 0 && slots.of(&*known).contains(&(k - 1)),
             What::OuterMomentum(_) => panic!("not here"),
         };
         let wanted = (0..own.len()).filter(|&k| chosen && len > 0 && vector(k));

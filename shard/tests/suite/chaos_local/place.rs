@@ -210,16 +210,18 @@ impl Communicator for Handle {
 
     fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Arc<dyn Communicator>>, CommError> {
         let Seat { place, group, rank, ranks } = &*self.0;
-        let color = color.unwrap();
+        // Colours have 32 bits.
+        let color = color.map_or(u64::MAX, u64::from);
         let mut words = Buffer::zeroed(2 * ranks, DType::U64, &Meter::new(), Category::Staging).unwrap();
-        words.typed_mut().unwrap()[2 * rank..2 * rank + 2].copy_from_slice(&[u64::from(color), key as u64]);
+        words.typed_mut().unwrap()[2 * rank..2 * rank + 2].copy_from_slice(&[color, key as u64]);
         let started = self.start(Op::all_gather(), words, &Queue::cpu()).map_err(|(_, error)| error)?;
         let number = place.lock().groups[*group].calls_of(*rank) - 1;
         let (words, done) = started.wait(&Queue::cpu());
         done?;
         let words = words.typed::<u64>().unwrap();
-        let mut own: Vec<usize> = (0..*ranks).filter(|r| words[2 * r] == u64::from(color)).collect();
+        let mut own: Vec<usize> = (0..*ranks).filter(|r| words[2 * r] == color).collect();
         own.sort_by_key(|r| words[2 * r + 1] as i64);
+        let Ok(color) = u32::try_from(color) else { return Ok(None) };
         let mut inner = place.lock();
         let part = match inner.splits.get(&(*group, number, color)) {
             Some(part) => *part,

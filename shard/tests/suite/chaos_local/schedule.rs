@@ -125,12 +125,7 @@ impl Setup {
 /// Plans of every kind, with the rule each is for.
 pub(crate) fn plans() -> Vec<(LocalPlan, WhichRule)> {
     let des_loc = || LocalPlan::des_loc(4, 12, 24);
-    let delayed = |plan: LocalPlan| {
-        plan.with(|f| {
-            f.timing.delay = 2;
-            f.merge = Merge::Mean { beta: beta(&f.what) };
-        })
-    };
+    let delayed = |plan: LocalPlan| plan.with(|f| f.timing.delay = 2);
     let mut mixed = des_loc();
     mixed.fragments[0].on_failure = OnFailure::Retry;
     mixed.fragments[1].on_failure = OnFailure::RollBack;
@@ -162,7 +157,6 @@ fn both_sides(moments: Timing, offset: u64) -> LocalPlan {
             What::Params => Timing { offset, ..Timing::every(4) },
             _ => Timing { period, placement: Placement::Before, ..moments.clone() },
         };
-        f.merge = Merge::Mean { beta: beta(&f.what) };
         // One that waits for a step which the other side has free.
         f.on_failure = if f.what == What::Params { OnFailure::Retry } else { OnFailure::KeepLocal };
     }
@@ -175,19 +169,10 @@ fn outer_between() -> LocalPlan {
     let before = |f: &mut Fragment| (f.timing.placement, f.timing.offset) = (Placement::Before, 3);
     let mut plan = LocalPlan::diloco(6).with(before);
     let second = Timing { offset: 3, delay: 2, ..Timing::every(6) };
-    let second = Fragment::mean(What::State(Slots::Second), second);
-    plan.fragments.push(Fragment { merge: Merge::Mean { beta: beta(&second.what) }, ..second });
+    plan.fragments.push(Fragment::mean(What::State(Slots::Second), second));
     let first = Timing { offset: 2, placement: Placement::Before, ..Timing::every(6) };
     plan.fragments.push(Fragment { merge: Merge::Reset, ..Fragment::mean(What::State(Slots::First), first) });
     plan
-}
-
-fn beta(what: &What) -> f64 {
-    match what {
-        What::State(Slots::First) => 0.9,
-        What::State(_) => 0.999,
-        _ => 1.0,
-    }
 }
 
 /// A run by its seed alone.

@@ -2,7 +2,7 @@
 
 use crate::chaos_local::model::Model;
 use meshstep_shard::local::membership::{Decision, Round, State, Worker};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 /// Epoch, step, and who is in it and counts.
@@ -12,6 +12,8 @@ type Granted = (u64, u64, Vec<(u64, bool)>);
 pub(crate) struct Truth {
     granted: HashMap<u64, Granted>,
     epochs: HashMap<u64, Vec<Worker>>,
+    /// Who has begun the run, or was in an exchange that took place.
+    counting: HashSet<Worker>,
     pub(crate) decided: BTreeMap<u64, Decision>,
     /// The step of every commit, by round.
     pub(crate) commits: BTreeMap<u64, u64>,
@@ -34,6 +36,13 @@ impl Truth {
         assert_eq!(*epoch, members, "the members of epoch {}", state.epoch);
         let Some(decision) = &state.decision else {
             assert!(!self.decided.contains_key(&state.round), "round {} was decided", state.round);
+            if state.epoch == 1 {
+                self.counting.extend(&members);
+            }
+            for place in &state.members {
+                let exchanged = self.counting.contains(&place.worker);
+                assert_eq!(place.counts, exchanged, "{:?} in round {}", place.worker, state.round);
+            }
             let seats = state.members.iter().map(|place| (place.worker.id, place.counts)).collect();
             let granted = (state.epoch, state.step, seats);
             assert_eq!(*self.granted.entry(state.round).or_insert_with(|| granted.clone()), granted);
@@ -48,6 +57,11 @@ impl Truth {
             );
             self.commits.insert(state.round, state.step);
         }
+    }
+
+    /// An exchange has taken place: something was sent or has arrived.
+    pub(crate) fn exchanged(&mut self, round: &Round) {
+        self.counting.extend(&self.epochs[&round.epoch]);
     }
 
     /// A member was told of its round.

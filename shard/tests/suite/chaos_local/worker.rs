@@ -1,6 +1,6 @@
 //! A rank of a worker: a training loop as one writes it, that looks after every call whether it has what it should.
 
-use crate::chaos_local::model::{Did, Model};
+use crate::chaos_local::model::{Did, Model, travels};
 use crate::chaos_local::place::{Place, Seated};
 use crate::chaos_local::schedule::{Happens, Setup, Turn};
 use crate::chaos_local::world::{COMM_DEADLINE, End, Event, INSIDE_DEADLINE, Need, Voted, millis};
@@ -295,6 +295,9 @@ impl<'a> Trainer<'a> {
         did.failed.append(&mut self.given_up);
         self.model = model;
         if let Some(round) = committed {
+            if did.sent.union(&did.merged).any(|&f| travels(&plan.fragments[f])) {
+                place.lock().truth.exchanged(round);
+            }
             self.agree(round, &did);
         }
         self.check(local, "after its step");

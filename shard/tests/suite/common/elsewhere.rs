@@ -2,7 +2,7 @@
 
 use super::adamw;
 use meshstep_optim::cuda::Hyper;
-use meshstep_optim::{AdamW, Flat, Isa, Rule, Scalars, Segment};
+use meshstep_optim::{AdamW, Flat, Isa, Rule, Scalars, Segment, StateSlot};
 use meshstep_tensor::Queue;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -37,8 +37,8 @@ impl Rule for Elsewhere {
         self.rule().each_hyperparameter(each);
     }
 
-    fn retention(&self) -> f64 {
-        self.rule().retention()
+    fn slot(&self, slot: usize) -> StateSlot {
+        self.rule().slot(slot)
     }
 
     fn on_device(&self) -> Option<Hyper> {

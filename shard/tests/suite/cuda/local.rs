@@ -105,7 +105,7 @@ fn all_plans() -> Vec<(&'static str, WhichRule, LocalPlan)> {
         ("as f64", adamw, LocalPlan::local_adam(2).with(|f| f.wire = Some(DType::F64))),
         ("differences", adamw, narrow(2, 0)),
         ("differences, delayed", adamw, narrow(3, 1)),
-        ("outer momentum", adamw, outer(momentum(Merge::Mean { beta: 1.0 }, Timing::every(2)))),
+        ("outer momentum", adamw, outer(momentum(Merge::Mean, Timing::every(2)))),
         ("outer momentum is reset", adamw, outer(momentum(Merge::Reset, Timing::every(4)))),
         (
             "some zeros",

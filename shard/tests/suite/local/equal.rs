@@ -5,8 +5,7 @@ use crate::local::naive::{Naive, Worker, tokens};
 use meshstep_comm::loopback;
 use meshstep_optim::{AdamW, Sgd};
 use meshstep_shard::local::{
-    Fragment, LocalOptimizer, LocalPlan, Merge, Outer, Placement, Select, Slots, Timing, Weights, What,
-    Workers,
+    Fragment, LocalOptimizer, LocalPlan, Merge, Outer, Placement, Select, Timing, Weights, What, Workers,
 };
 use meshstep_shard::{At, Optimizer, Options, Outcome, Stage};
 use meshstep_tensor::{DType, Slice, SliceMut};
@@ -25,17 +24,7 @@ pub fn run(workers: usize, inside: usize) -> Run {
 /// Every preset, and what presets do not use.
 pub fn plans() -> Vec<(&'static str, WhichRule, LocalPlan)> {
     let adamw = WhichRule::AdamW;
-    let delayed = |beta1: f64, beta2: f64| {
-        LocalPlan::des_loc(3, 4, 4).with(|f| {
-            f.timing.delay = 2;
-            let beta = match f.what {
-                What::State(Slots::First) => beta1,
-                What::State(_) => beta2,
-                _ => 1.0,
-            };
-            f.merge = Merge::Mean { beta };
-        })
-    };
+    let delayed = LocalPlan::des_loc(3, 4, 4).with(|f| f.timing.delay = 2);
     let outer_adam = Outer { rule: Arc::new(AdamW::default()), lr: 0.1 };
     let elements = |range| Fragment {
         params: Select::Elements { name: common::name(3), range },
@@ -52,7 +41,7 @@ pub fn plans() -> Vec<(&'static str, WhichRule, LocalPlan)> {
         ("diloco", adamw, LocalPlan::diloco(3)),
         ("diloco adam", adamw, LocalPlan::diloco_with(2, outer_adam)),
         ("streaming diloco", adamw, LocalPlan::streaming_diloco(4, 3, 2, 0.5)),
-        ("delayed", adamw, delayed(0.9, 0.999)),
+        ("delayed", adamw, delayed),
         ("small buckets", adamw, LocalPlan { bucket_len: 17, ..LocalPlan::local_adam(2) }),
         ("tokens", adamw, LocalPlan::des_loc(2, 3, 4).with(|f| f.weights = Weights::Tokens)),
         ("mixed", adamw, LocalPlan::local_adam(2).with(|f| f.alpha = 0.25)),
@@ -261,7 +250,7 @@ fn outer_momentum_is_averaged_before_the_step_it_is_for_and_reset_after() {
     let plain = descend(&LocalPlan::diloco(1), 4);
     near(&plain[..3], &[-1.33, -3.227, -5.6343]);
     // All workers have the same, so its mean is it, to the bit.
-    assert_eq!(descend(&with(momentum(Merge::Mean { beta: 1.0 }, Timing::every(1))), 4), plain);
+    assert_eq!(descend(&with(momentum(Merge::Mean, Timing::every(1))), 4), plain);
     let reset = with(momentum(Merge::Reset, Timing::every(2)));
     near(&descend(&reset, 4), &[-1.33, -3.227, -3.227 - 1.33, -3.227 - 3.227]);
     // Without its moments Adam is at its first step again: one of lr, whatever the gradient.

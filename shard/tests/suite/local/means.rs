@@ -5,7 +5,7 @@ use crate::local::equal::{End, end, never, run, train};
 use crate::local::naive::{Naive, tokens};
 use meshstep_comm::loopback;
 use meshstep_shard::local::{
-    Exchanged, Fragment, LocalOptimizer, LocalPlan, Merge, Outer, Placement, Slots, Weights, What, Workers,
+    Exchanged, Fragment, LocalOptimizer, LocalPlan, Merge, Outer, Placement, Weights, What, Workers,
 };
 use meshstep_shard::{Outcome, Stage};
 use meshstep_tensor::{DType, bf16};
@@ -30,14 +30,7 @@ const WORLDS: [(usize, usize, Stage); 3] =
 fn averaging() -> Vec<(&'static str, WhichRule, LocalPlan)> {
     let adamw = WhichRule::AdamW;
     let identity = || Outer::nesterov(1.0, 0.0);
-    let delayed = LocalPlan::des_loc(6, 8, 10).with(|f| {
-        let beta = match f.what {
-            What::State(Slots::First) => 0.9,
-            What::State(_) => 0.999,
-            _ => 1.0,
-        };
-        (f.timing.delay, f.merge) = (4, Merge::Mean { beta });
-    });
+    let delayed = LocalPlan::des_loc(6, 8, 10).with(|f| f.timing.delay = 4);
     let streaming = LocalPlan::streaming_diloco(8, 4, 0, 1.0).with(|f| f.merge = Merge::Outer(identity()));
     vec![
         ("local sgd", WhichRule::Sgd, LocalPlan::local_sgd(4)),

@@ -2,12 +2,13 @@
 
 mod absent;
 mod alignment;
+mod delayed;
 pub mod equal;
 mod failures;
 mod follow;
 mod limits;
 mod means;
-mod naive;
+pub mod naive;
 mod one_sided;
 mod plan;
 mod regroup;

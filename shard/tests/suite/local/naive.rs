@@ -1,7 +1,7 @@
 //! Workers in one loop over whole vectors: what a plan means, slow and obvious.
 
 use crate::common::Run;
-use meshstep_optim::{Flat, Rule, Scalars, Segment};
+use meshstep_optim::{Carry, Flat, Rule, Scalars, Segment, StateSlot};
 use meshstep_shard::local::{Fragment, LocalPlan, Merge, Placement, Select, Weights, What};
 use meshstep_tensor::{Queue, SliceMut};
 use std::ops::Range;
@@ -215,12 +215,14 @@ impl<'a> Naive<'a> {
         };
         for (w, (snapshot, then, tokens)) in sent.iter().enumerate() {
             let mut x = self.take(&fragment, w);
-            let updates = (self.workers[w].t - then) as i32;
+            let now = self.workers[w].t;
+            let left: Vec<f64> =
+                self.places(&fragment).iter().map(|place| self.left(place.0, *then, now)).collect();
             for (k, x) in x.iter_mut().enumerate() {
                 for (j, x) in x.iter_mut().enumerate() {
                     *x = match fragment.merge {
-                        Merge::Mean { beta } if fragment.timing.delay > 0 => {
-                            *x + fragment.alpha * beta.powi(updates) * (result[k][j] - snapshot[k][j])
+                        Merge::Mean if fragment.timing.delay > 0 => {
+                            *x + fragment.alpha * left[k] * (result[k][j] - snapshot[k][j])
                         }
                         _ if fragment.alpha == 1.0 => result[k][j],
                         _ => *x + fragment.alpha * (result[k][j] - *x),
@@ -254,15 +256,17 @@ impl<'a> Naive<'a> {
         result
     }
 
+    /// How much of what a vector was at `then` is in it at `now`: of a state vector a product of what each update leaves.
+    fn left(&self, slot: Option<usize>, then: u64, now: u64) -> f64 {
+        slot.map_or(1.0, |slot| left(self.rule.slot(slot), then, now))
+    }
+
     /// The vectors of a fragment: parameters by registration order, then state vectors.
     pub fn places(&self, fragment: &Fragment) -> Vec<(Option<usize>, usize, Range<usize>)> {
         let chosen = self.chosen(&fragment.params);
         let slots: Vec<Option<usize>> = match &fragment.what {
             What::Params => vec![None],
-            What::State(slots) => {
-                let names = self.rule.state().iter().enumerate();
-                names.filter(|(_, name)| slots.has(name)).map(|(i, _)| Some(i)).collect()
-            }
+            What::State(slots) => slots.of(&*self.rule).into_iter().map(Some).collect(),
             What::OuterMomentum(_) => panic!("not here"),
         };
         let of = |(i, range): (usize, Range<usize>)| {
@@ -311,6 +315,14 @@ impl<'a> Naive<'a> {
             into.iter_mut().zip(values).for_each(|(x, &value)| *x = value as f32);
         }
     }
+}
+
+/// How much of what a state vector was at `then` is in it at `now`.
+pub fn left(slot: StateSlot, then: u64, now: u64) -> f64 {
+    let Carry::Linear { keeps, first } = slot.carry else { panic!("of a maximum nothing is known") };
+    // Nothing but the update with t = 1 is other than the rest.
+    let fresh = first.filter(|_| then == 0 && now > 0);
+    fresh.map_or(keeps.powi((now - then) as i32), |first| first * keeps.powi(now as i32 - 1))
 }
 
 /// The mean by these weights in f64, rounded once to the f32 that travels.

@@ -51,7 +51,9 @@ impl Communicator for Unlucky {
     }
 
     fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Arc<dyn Communicator>>, CommError> {
-        self.comm.split(color, key)
+        let split = self.comm.split(color, key)?;
+        let of = |comm| Arc::new(Unlucky { comm, left: Arc::clone(&self.left) }) as Arc<dyn Communicator>;
+        Ok(split.map(of))
     }
 
     fn abort(&self) {

@@ -110,10 +110,6 @@ fn plans_that_cannot_work_are_refused() {
             "fragment 0 has the mixing factor alpha NaN; use a number above 0, at most 1",
         ),
         (
-            change(2, &|f| f.merge = Merge::Mean { beta: 1.5 }),
-            "fragment 2 keeps 1.5 of its state in an update; use a number from 0 to 1",
-        ),
-        (
             change(2, &|f| f.wire = Some(DType::F16)),
             "fragment 2 travels as f16; use bf16, f32 or f64, or None for its own type",
         ),
@@ -237,7 +233,7 @@ fn equal_plans_have_equal_hashes_and_others_other_ones() {
         &|f| f.timing.delay = 2,
         &|f| f.timing.placement = Placement::Before,
         &|f| f.timing.during = 0..100,
-        &|f| f.merge = Merge::Mean { beta: 1.0 },
+        &|f| f.merge = Merge::Mean,
         &|f| f.merge = Merge::Outer(Outer::nesterov(0.7, 0.95)),
         &|f| f.merge = Merge::Outer(Outer::nesterov(0.8, 0.9)),
         &|f| f.alpha = 1.0,

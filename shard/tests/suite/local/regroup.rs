@@ -2,8 +2,9 @@
 
 use crate::common::{self, Gradients, Run, turns};
 use meshstep_comm::{Communicator, loopback};
-use meshstep_shard::local::{LocalError, LocalOptimizer, LocalPlan, OnFailure, Workers};
-use meshstep_shard::{Optimizer, Stage};
+use meshstep_shard::local::{Fragment, LocalError, LocalOptimizer, LocalPlan, OnFailure, Workers};
+use meshstep_shard::{Optimizer, Options, Stage};
+use meshstep_tensor::Meter;
 use std::sync::Arc;
 
 fn run() -> Run {
@@ -86,6 +87,62 @@ fn who_is_new_gets_everything_and_equals_the_others_after_the_longest_period() {
                     assert_eq!(after, &ends[rank % 2].2, "{stage:?} rank {rank}");
                 }
             }
+        }
+    }
+}
+
+/// Three workers of one rank go on, and a fourth joins. Parameters and two moments go from the first to it, once.
+#[test]
+fn a_join_costs_those_who_stay_neither_memory_nor_traffic() {
+    let long = || Run { lens: vec![9_001, 0, 2_000], ..run() };
+    let state = (3 * long().lens.iter().sum::<usize>() * size_of::<f32>()) as u64;
+    let ends = loopback::spawn(4, |world| {
+        let (rank, meter) = (world.rank(), Meter::new());
+        let options = Options { meter: meter.clone(), ..run().options };
+        let run = Run { ranks: 4, options, ..long() }.stage(Stage::Zero1);
+        let alone = world.split(Some(rank as u32), 0).unwrap().unwrap();
+        let some = world.split(Some(u32::from(rank < 3)), 0).unwrap().unwrap();
+        let workers = Workers { world: Arc::clone(&some), across: some };
+        let mut local = LocalOptimizer::new(build(&run, alone), workers, LocalPlan::local_adam(4)).unwrap();
+        (0..if rank < 3 { 3 } else { 1 }).for_each(|_| drop(step(&run, &mut local, rank)));
+        if rank == 3 {
+            local.enter();
+        }
+        let across = world.split(Some(0), 0).unwrap().unwrap();
+        meter.reset_peaks();
+        let (before, lived) = (meter.peak_total(), across.stats().total().bytes);
+        local.regroup(Workers { world: Arc::clone(&world), across: Arc::clone(&across) }).unwrap();
+        (meter.peak_total() - before, across.stats().total().bytes - lived, has(&run, &local))
+    });
+    let ends = ends.unwrap();
+    assert_eq!(ends[3].2, ends[0].2);
+    for (rank, (memory, bytes, _)) in ends.iter().enumerate() {
+        // What they agree by is a few words.
+        let (most, gives) = (state / 8, rank == 0);
+        assert!(*bytes < most, "rank {rank} of all: {bytes} bytes of {state}");
+        assert!(*memory < most || gives && *memory <= state, "rank {rank}: {memory} bytes of {state}");
+    }
+}
+
+#[test]
+fn after_the_first_exchange_of_all_nothing_is_allocated_for_another() {
+    let late = |f: &mut Fragment| f.timing.delay = 1;
+    for plan in [LocalPlan::des_loc(2, 4, 8), LocalPlan::des_loc(2, 4, 8).with(late), LocalPlan::diloco(2)] {
+        let ends = loopback::spawn(2, |world| {
+            let (rank, meter) = (world.rank(), Meter::new());
+            let options = Options { meter: meter.clone(), ..run().options };
+            let run = Run { ranks: 2, options, lens: vec![9_001, 0, 2_000], ..run() };
+            let (comm, workers) = Workers::split(world, rank as u32).unwrap();
+            let mut local = LocalOptimizer::new(build(&run, comm), workers, plan.clone()).unwrap();
+            (0..10).for_each(|_| drop(step(&run, &mut local, rank)));
+            meter.reset_peaks();
+            let before = meter.peak_total();
+            (10..26).for_each(|_| drop(step(&run, &mut local, rank)));
+            meter.peak_total() - before
+        });
+        for more in ends.unwrap() {
+            // Words of agreements and votes are.
+            assert!(more < 4_096, "{more} bytes");
         }
     }
 }

@@ -59,6 +59,35 @@ fn both_sides() -> LocalPlan {
     })
 }
 
+/// The second of three does not come to the first boundary, and asks for the next one.
+#[test]
+fn a_worker_out_of_step_is_fenced_and_the_others_exchange() {
+    let (run, plan) = (run(), LocalPlan::local_sgd(4));
+    let told = follow_all(
+        &run,
+        &plan,
+        [3, 1],
+        |_, member| member,
+        |id, mut local, connect| {
+            let mut merged = 0;
+            for at in 0..9 {
+                if id != 1 || at > 4 {
+                    match local.follow(connect) {
+                        Ok(round) => assert!(round.is_none_or(|round| round.divisor() == 2)),
+                        Err(error) => return (at, merged, error.to_string()),
+                    }
+                }
+                merged += step(&run, &mut local, id).unwrap().exchanged.merged.len();
+            }
+            (9, merged, String::new())
+        },
+    );
+    let [first, second, third] = [0, 1, 2].map(|id| &told[id][0]);
+    assert_eq!((first, third), (&(9, 2, String::new()), &(9, 2, String::new())));
+    assert_eq!((second.0, second.1), (7, 0));
+    assert!(second.2.contains("it was at step 8 where most members were at step 4"), "{second:?}");
+}
+
 #[test]
 fn what_is_exchanged_before_and_after_updates_is_as_without_a_membership() {
     for ranks in [1, 2] {

@@ -2,7 +2,7 @@
 
 use meshstep_comm::loopback;
 use meshstep_optim::{AdamW, Moments, QhAdamW, QhAdopt, Sgd, UncorrectedAdam};
-use meshstep_shard::local::{LocalOptimizer, LocalPlan, Merge, Placement, Slots, What, Workers};
+use meshstep_shard::local::{LocalOptimizer, LocalPlan, Placement, Workers};
 use meshstep_shard::{At, Groups, Optimizer, Options};
 use meshstep_tensor::{DType, Layout, Slice};
 
@@ -63,17 +63,8 @@ fn assert_close(name: &str, found: &[[f64; 2]]) {
     }
 }
 
-/// What a delayed moment keeps of itself.
 fn delayed(tau: u64) -> LocalPlan {
-    LocalPlan::local_adam(5).with(|f| {
-        f.timing.delay = tau;
-        let beta = match f.what {
-            What::State(Slots::First) => 0.9,
-            What::State(_) => 0.99,
-            _ => 1.0,
-        };
-        f.merge = Merge::Mean { beta };
-    })
+    LocalPlan::local_adam(5).with(|f| f.timing.delay = tau)
 }
 
 #[test]
@@ -121,7 +112,6 @@ fn a_delayed_moment_is_the_one_that_was_averaged_at_once() {
     let plan = |delay| {
         let mut plan = LocalPlan::des_loc(4, 4, None).with(|f| f.timing.delay = delay);
         plan.fragments.remove(0);
-        plan.fragments[0].merge = Merge::Mean { beta: 0.9 };
         plan
     };
     let of = |delay| {

@@ -3,13 +3,13 @@
 use crate::local::equal::run;
 use crate::local::replicas::step;
 use meshstep_comm::loopback;
-use meshstep_shard::local::{LocalOptimizer, LocalPlan, Merge, OnFailure, Workers};
+use meshstep_shard::local::{LocalOptimizer, LocalPlan, OnFailure, Workers};
 use meshstep_shard::{At, Error, Fault, Stage};
 
 /// A plan of which something is on its way after five steps, and is rolled back where it is given up.
 fn plan() -> LocalPlan {
     LocalPlan::local_adam(4).with(|f| {
-        (f.timing.delay, f.on_failure, f.merge) = (2, OnFailure::RollBack, Merge::Mean { beta: 1.0 });
+        (f.timing.delay, f.on_failure) = (2, OnFailure::RollBack);
     })
 }
 

@@ -481,6 +481,62 @@ fn members_at_different_steps_are_told_and_so_are_those_behind() {
 }
 
 #[test]
+fn the_minority_at_another_step_is_fenced_and_the_others_go_on() {
+    for order in [[0, 1, 2], [1, 2, 0], [2, 0, 1]] {
+        let mut desk = Desk::begun(3, 1);
+        desk.all_vote(&[0, 1, 2], Ballot::Ready);
+        let step = |id| if id == 1 { 12 } else { 8 };
+        let said = order.map(|id| desk.arrive(id, step(id)));
+        let (granted, why) = (rounds(&said[2]), Departure::OutOfStep { step: 12, others: 8 });
+        assert_eq!(granted.iter().map(|(to, _)| *to).collect::<Vec<_>>(), [0, 2]);
+        let round = &granted[0].1;
+        assert_eq!((round.step, round.epoch, round.divisor()), (8, 2, 2));
+        assert_eq!((&round.gone, refusals(&said.concat())), (&vec![Gone { id: 1, why }], vec![]));
+        let fenced = Refusal::Fenced { epoch: 1, now: 2, why: Some(why) };
+        assert_eq!(refusals(&desk.arrive(1, 12)), [(1, fenced)]);
+    }
+}
+
+#[test]
+fn without_a_majority_that_may_exchange_nobody_is_fenced() {
+    // Two against two; and two of three that ask for a step which has passed.
+    for (steps, ids) in [(vec![8, 8, 12, 12], vec![0, 1, 2, 3]), (vec![4, 4, 8], vec![0, 1, 2])] {
+        let mut desk = Desk::begun(steps.len(), 1);
+        desk.all_vote(&ids, Ballot::Ready);
+        let said: Vec<_> = ids.iter().flat_map(|&id| desk.arrive(id, steps[id as usize])).collect();
+        let refused = refusals(&said);
+        assert_eq!(refused.iter().map(|(to, _)| *to).collect::<Vec<_>>(), ids);
+        assert!(
+            refused.iter().all(|(_, refusal)| matches!(refusal, Refusal::Disagree { .. })),
+            "{refused:?}"
+        );
+        let said: Vec<_> = ids.iter().flat_map(|&id| desk.arrive(id, 12)).collect();
+        assert_eq!((rounds(&said).len(), rounds(&said)[0].1.epoch), (ids.len(), 1));
+    }
+}
+
+#[test]
+fn a_round_without_an_exchange_makes_nobody_count_and_who_does_not_has_no_say() {
+    let mut desk = Desk::begun(1, 1);
+    desk.all_vote(&[0], Ballot::Ready);
+    for id in [1, 2] {
+        desk.join(id);
+        desk.arrive(id, 0);
+    }
+    assert_eq!(rounds(&desk.arrive(0, 8)).len(), 3);
+    assert_eq!(desk.all_vote(&[0, 1, 2], Ballot::Idle), Decision::Idle {});
+    [0, 1].into_iter().for_each(|id| drop(desk.arrive(id, 12)));
+    let granted = rounds(&desk.arrive(2, 12));
+    assert_eq!((granted[0].1.epoch, granted[0].1.divisor()), (2, 1));
+    // One word is enough.
+    [0, 1].into_iter().for_each(|id| drop(desk.vote(id, Ballot::Ready)));
+    assert_eq!(desk.all_vote(&[2], Ballot::Idle), Decision::Idle {});
+    [1, 2].into_iter().for_each(|id| drop(desk.arrive(id, 20)));
+    let granted = rounds(&desk.arrive(0, 16));
+    assert_eq!((granted.len(), granted[0].1.step, granted[0].1.gone.len()), (1, 16, 2));
+}
+
+#[test]
 fn a_successor_says_what_was_logged_and_asks_for_the_votes_that_were_not() {
     use Ballot::Ready;
     // Votes are lost with the arbiter, and given again.

@@ -18,6 +18,7 @@ fn asks() -> Vec<Vec<u8>> {
         Ask::Vote { round: 4, ballot: Ballot::Ready },
         Ask::Vote { round: 4, ballot: Ballot::Veto },
         Ask::Vote { round: 4, ballot: Ballot::Failed },
+        Ask::Vote { round: 4, ballot: Ballot::Idle },
         Ask::Leave,
     ];
     asks.map(|ask| ToArbiter { worker: WORKER, term: 5, epoch: 6, ask }.encode()).to_vec()
@@ -26,7 +27,8 @@ fn asks() -> Vec<Vec<u8>> {
 /// One of each.
 fn words() -> Vec<Vec<u8>> {
     let seat = |id| Seat { id, counts: id == 1, contact: "c".repeat(id as usize) };
-    let why = [Departure::Left, Departure::Silent, Departure::Late, Departure::Vetoed];
+    let apart = Departure::OutOfStep { step: 3, others: 4 };
+    let why = [Departure::Left, Departure::Silent, Departure::Late, Departure::Vetoed, apart];
     let gone = why.map(|why| Gone { id: 3, why }).to_vec();
     let round = Round { number: 1, epoch: 2, step: 3, rank: 1, members: vec![seat(1), seat(2)], gone };
     let abort = Decision::Abort { vetoed: vec![1], failed: vec![2, 3], lost: vec![] };
@@ -49,6 +51,7 @@ fn words() -> Vec<Vec<u8>> {
         Word::Granted { round },
         Word::Decided { round: 1, decision: Decision::Commit {} },
         Word::Decided { round: 1, decision: abort },
+        Word::Decided { round: 1, decision: Decision::Idle {} },
         Word::Farewell,
     ];
     words.extend(refusals.map(|refusal| Word::Refused { request: 8, refusal }));

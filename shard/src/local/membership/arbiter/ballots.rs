@@ -50,7 +50,8 @@ impl Arbiter {
         };
         let (vetoed, failed) = (who(Ballot::Veto), who(Ballot::Failed));
         let decision = match lost.is_empty() && vetoed.is_empty() && failed.is_empty() {
-            true => Decision::Commit {},
+            true if who(Ballot::Idle).is_empty() => Decision::Commit {},
+            true => Decision::Idle {},
             false => Decision::Abort { vetoed, failed, lost },
         };
         let members: Vec<Worker> = self.state.live().map(|place| place.worker).collect();
@@ -68,7 +69,7 @@ impl Arbiter {
             match ballot {
                 Some(Ballot::Veto) => place.vetoes += 1,
                 Some(Ballot::Ready) => place.vetoes = 0,
-                Some(Ballot::Failed) | None => {}
+                Some(Ballot::Failed | Ballot::Idle) | None => {}
             }
         }
         let vetoing = self.state.live().filter(|place| place.vetoes >= MAX_VETOES);

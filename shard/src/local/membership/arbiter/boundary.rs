@@ -2,6 +2,7 @@
 
 use super::super::Refusal;
 use super::super::message::{FromArbiter, Word, Worker};
+use super::super::round::Departure;
 use super::super::state::{Former, Place};
 use super::{Arbiter, Arrival, Peer};
 use std::time::Duration;
@@ -59,6 +60,10 @@ impl Arbiter {
         let is_member = |peer: &Peer| first || members.contains(&peer.worker);
         let min = self.config.min_workers;
         match self.agreed(&is_member) {
+            Err(Refusal::Disagree { .. }) if let Some(step) = self.majority() => {
+                self.drop_all_but(step);
+                self.grant(late, send);
+            }
             Err(refusal) => self.refuse(is_member, &refusal, send),
             Ok(_) if arrived < min && !late => {}
             Ok(_) if arrived < min => self.refuse(is_member, &Refusal::TooFew { have: arrived, min }, send),
@@ -75,10 +80,38 @@ impl Arbiter {
         if let Some((other, other_step)) = at.find(|(_, other)| *other != step) {
             return Err(Refusal::Disagree { id, step, other, other_step });
         }
-        let committed = self.state.decision.as_ref().is_some_and(|decision| decision.is_commit());
-        match step < self.state.step || committed && step == self.state.step {
+        match self.has_passed(step) {
             true => Err(Refusal::Passed { asked: step, step: self.state.step }),
             false => Ok(step),
+        }
+    }
+
+    fn has_passed(&self, step: u64) -> bool {
+        let committed = self.state.decision.as_ref().is_some_and(|decision| decision.is_commit());
+        step < self.state.step || committed && step == self.state.step
+    }
+
+    /// The step at which more than half of the members that count are, if an exchange may be there: they have the run's state.
+    fn majority(&self) -> Option<u64> {
+        let counting: Vec<Worker> =
+            self.state.live().filter(|place| place.counts).map(|place| place.worker).collect();
+        let steps: Vec<u64> = counting.iter().filter_map(|&worker| self.step_of(worker)).collect();
+        let most = |step: &u64| 2 * steps.iter().filter(|other| *other == step).count() > counting.len();
+        steps.iter().copied().find(most).filter(|&step| !self.has_passed(step))
+    }
+
+    fn step_of(&self, worker: Worker) -> Option<u64> {
+        let peer = self.peers.iter().find(|peer| peer.worker == worker)?;
+        peer.arrived.map(|arrival| arrival.step)
+    }
+
+    /// Members at another step are members no more: they are told as they ask again.
+    fn drop_all_but(&mut self, others: u64) {
+        let members: Vec<Worker> = self.state.live().map(|place| place.worker).collect();
+        for worker in members {
+            if let Some(step) = self.step_of(worker).filter(|&step| step != others) {
+                self.depart(worker, Departure::OutOfStep { step, others });
+            }
         }
     }
 

@@ -1,0 +1,68 @@
+//! Memory that exchanges are packed into, kept from one to the next.
+
+use crate::{Error, Options};
+use meshstep_tensor::{Buffer, Category, DType};
+
+/// Buffers that are on no flight. All that exchanges have at once is allocated, and no more.
+#[derive(Debug, Default)]
+pub(crate) struct Staging(Vec<Buffer>);
+
+impl Staging {
+    /// So many elements, of any values.
+    pub(crate) fn take(&mut self, len: usize, dtype: DType, options: &Options) -> Result<Buffer, Error> {
+        let fits = |buffer: &Buffer| buffer.dtype() == dtype && buffer.len() >= len;
+        if let Some(found) = self.0.iter().position(fits) {
+            let mut buffer = self.0.swap_remove(found);
+            let rest = buffer.split_off(len)?;
+            self.0.extend(Some(rest).filter(|rest| !rest.is_empty()));
+            return Ok(buffer);
+        }
+        // Too short ones would be kept beside it for ever.
+        self.0.retain(|buffer| buffer.dtype() != dtype);
+        Ok(Buffer::zeroed_on(&options.queue, len, dtype, &options.meter, Category::Staging)?)
+    }
+
+    /// Keeps what is used no more, joined with what it was cut from.
+    pub(crate) fn give(&mut self, buffers: impl IntoIterator<Item = Buffer>) {
+        for mut buffer in buffers {
+            let mut apart = Vec::new();
+            for other in self.0.drain(..) {
+                let joined = buffer.join(other).or_else(|(buffer, other)| other.join(buffer));
+                buffer = joined.unwrap_or_else(|(other, buffer)| {
+                    apart.push(other);
+                    buffer
+                });
+            }
+            self.0 = apart;
+            self.0.extend(Some(buffer).filter(|buffer| !buffer.is_empty()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use meshstep_tensor::Meter;
+
+    #[test]
+    fn what_was_cut_is_joined_and_nothing_is_allocated_twice() {
+        let meter = Meter::new();
+        let (options, mut staging) =
+            (Options { meter: meter.clone(), ..Options::default() }, Staging::default());
+        let mut take = |lens: &[usize]| {
+            let taken: Vec<Buffer> =
+                lens.iter().map(|&len| staging.take(len, DType::F32, &options).unwrap()).collect();
+            assert!(taken.iter().zip(lens).all(|(buffer, len)| buffer.len() == *len));
+            // In any order.
+            staging.give(taken.into_iter().rev());
+            meter.live(Category::Staging)
+        };
+        assert_eq!(take(&[100]), 400);
+        // A longer one takes its place.
+        assert_eq!(take(&[300]), 1200);
+        for lens in [[100, 100, 100].as_slice(), &[299], &[150, 150], &[10, 250, 40], &[0, 300]] {
+            assert_eq!(take(lens), 1200, "{lens:?}");
+        }
+        assert_eq!(staging.0.len(), 1);
+    }
+}
