@@ -278,13 +278,15 @@ impl Engine {
             point.sent,
             point.reset
         );
-        let tokens = (0..self.plan.fragments.len()).filter(|&f| self.plan.weighed(f).is_some());
+        let weighed = (0..self.plan.fragments.len()).filter(|&f| self.plan.weighed(f).is_some());
+        // Before the first step nobody has seen any, and all count alike.
+        let none_yet = self.step == 0 && placement == Placement::Before;
         let brought = Brought {
             digest: xxh3_64(text.as_bytes()),
             fault,
             worker: self.workers.across.rank(),
             active: self.active,
-            tokens: tokens.map(|f| self.parts.of(f).tokens).collect(),
+            tokens: weighed.map(|f| if none_yet { 1 } else { self.parts.of(f).tokens }).collect(),
         };
         let Workers { world, across } = &self.workers;
         self.plan.agree(&**world, across.world_size(), &brought, optimizer.options())

@@ -107,6 +107,8 @@ pub enum Weights {
     Uniform,
     /// As many times as it has seen tokens, by its micro-batches' weights, since the fragment's last exchange; what several of its
     /// ranks compute together, as along `tp`, once.
+    ///
+    /// Before the first step nobody has seen any: all count alike.
     Tokens,
 }
 

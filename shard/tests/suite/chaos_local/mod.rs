@@ -38,7 +38,7 @@ mod whatever_happens_survivors_have_what_plain_loops_have {
 }
 
 fn survivors_have_what_plain_loops_have(part: u64) {
-    let seeds = seeds(part, cases(200, 5000));
+    let seeds = seeds(part, cases(500, 5000));
     let (mut ends, mut commits, mut aborts, mut of_two) = (BTreeMap::new(), 0, 0, 0);
     for &seed in &seeds {
         let world = run(seed);

@@ -491,3 +491,25 @@ fn bad_input_is_every_rank_s_error() {
     });
     assert!(matches!(error(&AdamW::default().into(), &outer), Err(LocalError::Alpha { .. })));
 }
+
+/// Before an update the tokens of the steps before it count; before the first there are none, and all count alike.
+#[test]
+fn tokens_weigh_what_is_exchanged_before_an_update() {
+    for period in [1, 3] {
+        let plan = LocalPlan::local_sgd(period);
+        let plan = plan.with(|f| (f.weights, f.timing.placement) = (Weights::Tokens, Placement::Before));
+        // 1 and 2 down a step, at 0.5, of 1 and 3 tokens.
+        let does = |rank: usize, _| Does::Grad(worker(rank), 1 + 2 * (rank / 2) as u64);
+        let ends = train(2, &Sgd::default().into(), &Options::default(), &plan, 7, does);
+        for (rank, end) in ends.iter().enumerate() {
+            for (step, (told, _)) in (0u64..).zip(end) {
+                let Exchanged { merged, failed, .. } = &told.as_ref().unwrap().exchanged;
+                let due = usize::from(step.is_multiple_of(period));
+                assert_eq!((merged.len(), failed.len()), (due, 0), "step {step}, period {period}");
+            }
+            // Six steps together, and one of its own.
+            let together = -6.0 * (0.5 + 3.0) / 4.0;
+            assert!((end[6].1.params[0] - (together - 0.5 * worker(rank))).abs() < 1e-5, "period {period}");
+        }
+    }
+}
