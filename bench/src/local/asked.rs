@@ -48,7 +48,7 @@ pub(crate) struct Asked {
     /// streaming-diloco: steps until a fragment's result arrives, below kx [default: a quarter of kx]
     #[arg(long, value_name = "STEPS", requires = "local")]
     pub(crate) delay: Option<u64>,
-    /// streaming-diloco: the share of a result that is mixed in, above 0 and at most 1 [default: 0.5]
+    /// streaming-diloco: the share of a worker's own in what it goes on with, from 0 to below 1 [default: 0.5]
     #[arg(long, requires = "local")]
     pub(crate) alpha: Option<f64>,
     /// Lose workers and add some while they train, when and whom by this seed

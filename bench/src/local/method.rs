@@ -84,7 +84,7 @@ impl Method {
     pub(crate) fn alike_after(&self, steps: u64) -> bool {
         let fragments = self.plan.iter().flat_map(|plan| &plan.fragments);
         let mut params = fragments.filter(|f| f.what == What::Params && f.timing.during.contains(&steps));
-        self.is_prompt() && params.all(|f| f.alpha == 1.0 && f.timing.due(steps.wrapping_sub(1)))
+        self.is_prompt() && params.all(|f| f.taken == 1.0 && f.timing.due(steps.wrapping_sub(1)))
     }
 
     /// The rule and each fragment's period, in words.
@@ -145,7 +145,7 @@ fn given_moments(asked: &Asked) -> Result<Moments> {
 }
 
 /// What is exchanged of a fragment's parameters, when, and how it is merged.
-fn describe(Fragment { what, timing, merge, alpha, .. }: &Fragment) -> String {
+fn describe(Fragment { what, timing, merge, taken, .. }: &Fragment) -> String {
     let what = match what {
         What::Params => "parameters".to_owned(),
         _ => what.to_string(),
@@ -158,7 +158,7 @@ fn describe(Fragment { what, timing, merge, alpha, .. }: &Fragment) -> String {
     };
     let delay =
         if timing.delay > 0 { format!(", arriving {} steps later", timing.delay) } else { String::new() };
-    let mixed = if *alpha < 1.0 { format!(", {alpha} of it mixed in") } else { String::new() };
+    let mixed = if *taken < 1.0 { format!(", {taken} of it taken") } else { String::new() };
     let merged =
         if let Merge::Outer(outer) = merge { format!(" by {}", of_outer(outer)) } else { String::new() };
     format!("{what} every {period}{during}{delay}{mixed}{merged}")

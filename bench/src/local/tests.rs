@@ -173,7 +173,7 @@ fn what_makes_no_sense_is_refused_with_what_would() {
         ("--local mt-dao --moments 0.9:0.2,0.9:0.2,0.9:0.2,0.9:0.2,0.9:0.1", "1 to 4 pairs"),
         ("--local mt-dao --moments 0.9:0.5,0.99:0.4 --ku 4", "--ku has 1 periods for 2 first moments"),
         ("--local streaming-diloco --kx 8 --delay 8", "use less than 8"),
-        ("--local streaming-diloco --alpha 0", "above 0, at most 1"),
+        ("--local streaming-diloco --alpha 1", "above 0, at most 1"),
         ("--local streaming-diloco --parts 0", "from 1 to 4096"),
         ("--local diloco --outer-lr -1", "0 or above"),
         ("--local diloco --outer-lr nan", "0 or above"),

@@ -48,15 +48,15 @@ fn halves(whole: Slice<'_>, at: usize) -> Result<(Slice<'_>, Slice<'_>), Error> 
 impl<'a> Merge<'a> {
     /// Of the elements before `at`, and of the others.
     fn split_at(self, at: usize) -> Result<[Merge<'a>; 2], Error> {
-        let Merge { mean, differences, anchor, sent, alpha, squares } = self;
+        let Merge { mean, differences, anchor, sent, taken, squares } = self;
         let (first, second) = halves(mean, at)?;
         let (anchor, other) = anchor.map(|anchor| anchor.split_at(at)).transpose()?.unzip();
         let left = sent.map_or(1.0, |(_, left)| left);
         let (own, others) = sent.map(|(sent, _)| halves(sent, at)).transpose()?.unzip();
         let [own, others] = [own, others].map(|sent| sent.map(|sent| (sent, left)));
         Ok([
-            Merge { mean: first, anchor, sent: own, differences, alpha, squares },
-            Merge { mean: second, anchor: other, sent: others, differences, alpha, squares },
+            Merge { mean: first, anchor, sent: own, differences, taken, squares },
+            Merge { mean: second, anchor: other, sent: others, differences, taken, squares },
         ])
     }
 }
@@ -70,7 +70,7 @@ pub(super) fn mean(merge: Merge<'_>, values: SliceMut<'_>) -> Result<(), Error> 
 }
 
 fn mean_of_part(mut merge: Merge<'_>, mut values: SliceMut<'_>) -> Result<(), Error> {
-    if merge.sent.is_none() && merge.alpha == 1.0 && !merge.differences {
+    if merge.sent.is_none() && merge.taken == 1.0 && !merge.differences {
         // The result is the mean, rounded once to the type of the values.
         merge.anchor.map_or(Ok(()), |anchor| cast(merge.mean, anchor))?;
         return cast(merge.mean, values);
@@ -82,11 +82,11 @@ fn mean_of_part(mut merge: Merge<'_>, mut values: SliceMut<'_>) -> Result<(), Er
         read(values.as_slice(), &range, x)?;
         if let Some((sent, left)) = merge.sent {
             read(sent, &range, other)?;
-            let share = merge.alpha * left;
+            let share = merge.taken * left;
             let floor = if merge.squares { 0.0 } else { f64::NEG_INFINITY };
             each(range.len(), |i| x[i] = at_least(floor, x[i] + share * (mean[i] - other[i])));
         } else {
-            each(range.len(), |i| x[i] = mixed(merge.alpha, x[i], mean[i]));
+            each(range.len(), |i| x[i] = mixed(merge.taken, x[i], mean[i]));
         }
         write(x, &range, &mut values)?;
         if let Some(anchor) = &mut merge.anchor {
@@ -121,7 +121,7 @@ pub(super) fn outer(
         outer.rule.update(flat, &[Segment::new(0..n, outer.t)], &scalars, &Queue::cpu())?;
         each(n, |i| mean[i] += params[i] - (anchor[i] - grads[i]));
         read(values.as_slice(), &range, x)?;
-        each(n, |i| x[i] = mixed(merge.alpha, x[i], mean[i]));
+        each(n, |i| x[i] = mixed(merge.taken, x[i], mean[i]));
         write(x, &range, &mut values)?;
         if let Some(anchor) = &mut merge.anchor {
             write(mean, &range, anchor)?;
@@ -147,9 +147,9 @@ fn each(n: usize, then: impl FnMut(usize)) {
     (0..n).for_each(then);
 }
 
-/// Of the share `alpha` the result, to the bit where that is all.
-fn mixed(alpha: f64, own: f64, result: f64) -> f64 {
-    if alpha == 1.0 { result } else { own + alpha * (result - own) }
+/// Of the share `taken` the result, to the bit where that is all.
+fn mixed(taken: f64, own: f64, result: f64) -> f64 {
+    if taken == 1.0 { result } else { own + taken * (result - own) }
 }
 
 /// What is NaN stays so.
@@ -158,11 +158,11 @@ fn at_least(floor: f64, x: f64) -> f64 {
 }
 
 /// [`super::mix_zeros`].
-pub(super) fn mix_zeros(mut values: SliceMut<'_>, alpha: f64) -> Result<(), Error> {
+pub(super) fn mix_zeros(mut values: SliceMut<'_>, taken: f64) -> Result<(), Error> {
     let mut x = [0.0; BLOCK];
     for range in blocks(values.len()) {
         read(values.as_slice(), &range, &mut x)?;
-        each(range.len(), |i| x[i] = mixed(alpha, x[i], 0.0));
+        each(range.len(), |i| x[i] = mixed(taken, x[i], 0.0));
         write(&x, &range, &mut values)?;
     }
     Ok(())

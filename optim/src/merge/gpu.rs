@@ -20,7 +20,7 @@ struct Launch {
     sent: u64,
     params: u64,
     grads: u64,
-    alpha: f64,
+    taken: f64,
     share: f64,
     len: u64,
     own: u32,
@@ -52,10 +52,10 @@ pub(super) fn mean(merge: Merge<'_>, values: SliceMut<'_>, stream: &Stream) -> R
 }
 
 /// [`super::mix_zeros`].
-pub(super) fn mix_zeros(values: SliceMut<'_>, alpha: f64, stream: &Stream) -> Result<(), Error> {
+pub(super) fn mix_zeros(values: SliceMut<'_>, taken: f64, stream: &Stream) -> Result<(), Error> {
     on(stream, values.as_slice())?;
     let (own, len) = (format(values.dtype()), values.len() as u64);
-    let launch = Launch { values: address(values.as_slice()), alpha, len, own, ..Launch::default() };
+    let launch = Launch { values: address(values.as_slice()), taken, len, own, ..Launch::default() };
     // SAFETY: `values` is borrowed exclusively, has `len` elements of the format, and lies on the stream's device.
     unsafe { launch.run("merge_zeros", stream) }
 }
@@ -183,8 +183,8 @@ impl Launch {
             mean: place(merge.mean)?,
             anchor: anchor.map_or(Ok(0), place)?,
             sent: sent.map_or(Ok(0), place)?,
-            alpha: merge.alpha,
-            share: merge.alpha * left,
+            taken: merge.taken,
+            share: merge.taken * left,
             len: range.len() as u64,
             own: format(values.dtype()),
             wire: format(merge.mean.dtype()),

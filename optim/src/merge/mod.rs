@@ -21,7 +21,7 @@ pub struct Merge<'a> {
     /// What this copy has sent, where that was earlier, and how much of it is left.
     pub sent: Option<(Slice<'a>, f64)>,
     /// The share of the result in what the copy becomes.
-    pub alpha: f64,
+    pub taken: f64,
     /// Whether the values are never negative, as averages of squares are: what a difference from `sent` makes of them is 0 where
     /// rounding would take it below.
     pub squares: bool,
@@ -41,8 +41,8 @@ pub struct OuterStep<'a> {
 }
 
 impl Merge<'_> {
-    /// Takes the mean: `x = mean`; with a mixing factor `x + alpha (mean - x)`; of what was sent earlier
-    /// `x + alpha left (mean - sent)`, of squares at least 0.
+    /// Takes the mean: `x = mean`; where a share is taken `x + taken (mean - x)`; of what was sent earlier
+    /// `x + taken left (mean - sent)`, of squares at least 0.
     pub fn mean(self, values: SliceMut<'_>, queue: &Queue) -> Result<(), Error> {
         self.check(values.as_slice())?;
         #[cfg(feature = "cuda")]
@@ -92,15 +92,15 @@ impl Merge<'_> {
     }
 }
 
-/// Mixes zeros into a vector by `alpha`: `x + alpha (0 - x)`, and zeros where `alpha` is 1.
-pub fn mix_zeros(values: SliceMut<'_>, alpha: f64, queue: &Queue) -> Result<(), Error> {
+/// Mixes zeros into a vector by `taken`: `x + taken (0 - x)`, and zeros where `taken` is 1.
+pub fn mix_zeros(values: SliceMut<'_>, taken: f64, queue: &Queue) -> Result<(), Error> {
     check("values", values.as_slice(), values.dtype(), values.as_slice())?;
     #[cfg(feature = "cuda")]
     if let Some(stream) = queue.stream() {
-        return gpu::mix_zeros(values, alpha, stream);
+        return gpu::mix_zeros(values, taken, stream);
     }
     let _ = queue;
-    Ok(cpu::mix_zeros(values, alpha)?)
+    Ok(cpu::mix_zeros(values, taken)?)
 }
 
 /// Writes `values`, or by how much they are away from `anchor`, into memory of another type, rounded once.

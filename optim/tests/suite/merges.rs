@@ -12,8 +12,8 @@ fn values(random: &mut Random, len: usize) -> Vec<f32> {
 }
 
 /// What mixing makes of one element.
-fn mixed(alpha: f64, own: f64, result: f64) -> f32 {
-    (if alpha == 1.0 { result } else { own + alpha * (result - own) }) as f32
+fn mixed(taken: f64, own: f64, result: f64) -> f32 {
+    (if taken == 1.0 { result } else { own + taken * (result - own) }) as f32
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {
@@ -26,7 +26,7 @@ fn means_are_merged_as_one_element_is() {
     for len in LENS {
         let [own, mean, from, gone] = [0; 4].map(|_| values(&mut random, len));
         let narrow: Vec<bf16> = mean.iter().map(|&x| bf16::from_f32(x)).collect();
-        for (alpha, late, differences, anchored, squares) in [
+        for (taken, late, differences, anchored, squares) in [
             (1.0, None, false, false, false),
             (1.0, None, false, true, false),
             (0.3, None, false, true, false),
@@ -41,7 +41,7 @@ fn means_are_merged_as_one_element_is() {
                     differences,
                     anchor: anchored.then(|| SliceMut::from(&mut anchor[..])),
                     sent: late.map(|left| (Slice::from(&gone[..]), left)),
-                    alpha,
+                    taken,
                     squares,
                 };
                 merge.mean(SliceMut::from(&mut values[..]), &queue).unwrap();
@@ -49,16 +49,16 @@ fn means_are_merged_as_one_element_is() {
                     let arrived = if wire == DType::F32 { mean[i].into() } else { narrow[i].to_f64() };
                     let result = arrived + if differences { f64::from(from[i]) } else { 0.0 };
                     let x = match late {
-                        None => mixed(alpha, own[i].into(), result),
+                        None => mixed(taken, own[i].into(), result),
                         Some(left) => {
-                            let x = f64::from(own[i]) + alpha * left * (result - f64::from(gone[i]));
+                            let x = f64::from(own[i]) + taken * left * (result - f64::from(gone[i]));
                             (if squares { x.max(0.0) } else { x }) as f32
                         }
                     };
                     (x, if anchored { result as f32 } else { from[i] })
                 };
                 let (expected, kept): (Vec<f32>, Vec<f32>) = (0..len).map(element).unzip();
-                let what = format!("{len} by {wire}, {alpha} {late:?} {differences} {anchored}");
+                let what = format!("{len} by {wire}, {taken} {late:?} {differences} {anchored}");
                 assert!(bits(&values) == bits(&expected), "{what}");
                 assert!(bits(&anchor) == bits(&kept), "anchor, {what}");
             }
@@ -103,7 +103,7 @@ fn outer_steps_and_zeros_are_taken_as_one_element_is() {
             differences: false,
             anchor: anchored,
             sent: None,
-            alpha: 0.5,
+            taken: 0.5,
             squares: false,
         };
         let step = OuterStep { rule: &rule, lr: 0.7, state: &mut state, t: 1 };
@@ -133,7 +133,7 @@ fn rounding_takes_no_square_below_zero_and_what_is_nan_stays_so() {
             differences: false,
             anchor: None,
             sent: Some((Slice::from(&[1.0f32, 1.0][..]), 0.9)),
-            alpha: 1.0,
+            taken: 1.0,
             squares,
         };
         merge.mean(SliceMut::from(values), &Queue::cpu()).unwrap();

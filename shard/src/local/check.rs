@@ -98,8 +98,8 @@ impl Fragment {
                 () => {}
             }
         }
-        if !(self.alpha > 0.0 && self.alpha <= 1.0) {
-            return Err(LocalError::Alpha { fragment, alpha: self.alpha });
+        if !(self.taken > 0.0 && self.taken <= 1.0) {
+            return Err(LocalError::Taken { fragment, taken: self.taken });
         }
         if let Some(wire) = self.wire.filter(|w| !matches!(w, DType::BF16 | DType::F32 | DType::F64)) {
             return Err(LocalError::Wire { fragment, wire });

@@ -21,7 +21,7 @@ impl LocalPlan {
             line("placement", &format!("{:?}", t.placement));
             line("during", &format!("{:?}", t.during));
             line("merge", &f.merge);
-            line("alpha", &f.alpha);
+            line("taken", &f.taken);
             line("weights", &format!("{:?}", f.weights));
             line("wire", &f.wire.map_or("own".into(), |wire| wire.to_string()));
             line("on_failure", &format!("{:?}", f.on_failure));

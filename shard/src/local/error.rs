@@ -118,13 +118,13 @@ pub enum LocalError {
         /// Its period.
         period: u64,
     },
-    /// A mixing factor out of range.
-    #[error("fragment {fragment} has the mixing factor alpha {alpha}; use a number above 0, at most 1")]
-    Alpha {
+    /// A share out of range.
+    #[error("fragment {fragment} takes the share {taken} of a result; use a number above 0, at most 1")]
+    Taken {
         /// Which one.
         fragment: usize,
         /// What was given.
-        alpha: f64,
+        taken: f64,
     },
     /// A rule that does not say how its state decays.
     #[error(

@@ -164,7 +164,7 @@ impl Parts {
             differences: fragment.sends_differences(spot.wire, spot.own),
             anchor: kept.anchor.as_mut().map(Buffer::as_mut),
             sent: arrived.snapshot.map(|(sent, then)| (sent.as_slice(), left(*then))),
-            alpha: fragment.alpha,
+            taken: fragment.taken,
             squares: slot.is_some_and(|slot| slot.squares),
         };
         let merged = self.write(optimizer, &spot).and_then(|values| match fragment.outer() {
@@ -187,9 +187,9 @@ impl Parts {
     ) -> Result<(), Error> {
         for i in 0..self.0[f].spots.len() {
             let (spot, queue) = (self.0[f].spots[i].clone(), optimizer.options().queue.clone());
-            mix_zeros(self.write(optimizer, &spot)?, fragment.alpha, &queue)?;
+            mix_zeros(self.write(optimizer, &spot)?, fragment.taken, &queue)?;
         }
-        if let (What::OuterMomentum(of), true) = (&fragment.what, fragment.alpha == 1.0) {
+        if let (What::OuterMomentum(of), true) = (&fragment.what, fragment.taken == 1.0) {
             self.0[*of].outer_t = 0;
         }
         Ok(())

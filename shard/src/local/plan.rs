@@ -34,9 +34,9 @@ pub struct Fragment {
     pub timing: Timing,
     /// How workers' values become one.
     pub merge: Merge,
-    /// The share of the result in what a worker goes on with: `x = (1 - alpha) x + alpha result`; above 0, at most 1. (Streaming
-    /// DiLoCo's alpha is the share of the worker's own, 1 less this.)
-    pub alpha: f64,
+    /// The share of the result in what a worker goes on with: `x = (1 - taken) x + taken result`; above 0, at most 1. Streaming
+    /// DiLoCo's alpha is the share of the worker's own, 1 less this.
+    pub taken: f64,
     /// Whose values count how much.
     pub weights: Weights,
     /// The type values travel in: f64, f32 or bf16; `None`: their own. Of parameters in a narrower one differences from the last
@@ -157,7 +157,7 @@ impl Fragment {
             what,
             timing,
             merge: Merge::Mean,
-            alpha: 1.0,
+            taken: 1.0,
             weights: Weights::default(),
             wire: None,
             on_failure: OnFailure::default(),

@@ -76,14 +76,15 @@ impl LocalPlan {
     }
 
     /// Streaming DiLoCo (Douillard et al., *Streaming DiLoCo with Overlapping Communication*, 2025): DiLoCo in `parts` fragments, each
-    /// every `h` steps and at different ones, whose result arrives `delay` steps after it was sent and is mixed in by `alpha`.
+    /// every `h` steps and at different ones, whose result arrives `delay` steps after it was sent. `alpha` is the paper's: the share of the worker's own in
+    /// what it goes on with, from 0, which takes the result, to below 1.
     pub fn streaming_diloco(h: u64, parts: usize, delay: u64, alpha: f64) -> Self {
         let part = |index: usize| {
             let offset = (u128::from(h) * index as u128 / parts as u128) as u64;
             let timing = Timing { offset, delay, ..Timing::every(h) };
             let merge = Merge::Outer(Outer::nesterov(0.7, 0.9));
             let params = Select::Part { index, of: parts };
-            Fragment { params, merge, alpha, ..Fragment::mean(What::Params, timing) }
+            Fragment { params, merge, taken: 1.0 - alpha, ..Fragment::mean(What::Params, timing) }
         };
         LocalPlan::new((0..parts).map(part).collect())
     }

@@ -32,7 +32,7 @@ fn packed_values_and_differences_are_the_cpus() {
 fn means_and_zeros_are_the_cpus() {
     let Some(queue) = queue() else { return };
     for ((own, wire), len) in types().flat_map(|types| LENS.map(|len| (types, len))) {
-        for (alpha, left, anchored) in [
+        for (taken, left, anchored) in [
             (1.0, None, false),
             (1.0, None, true),
             (0.3, None, true),
@@ -48,7 +48,7 @@ fn means_and_zeros_are_the_cpus() {
                 differences: anchored,
                 anchor: anchored.then(|| anchor_there.as_mut()),
                 sent: left.map(|left| (sent_there.as_slice(), left)),
-                alpha,
+                taken,
                 squares: left == Some(0.7),
             };
             merge.mean(values_there.as_mut(), &queue).unwrap();
@@ -57,15 +57,15 @@ fn means_and_zeros_are_the_cpus() {
                 differences: anchored,
                 anchor: anchored.then(|| anchor.slice_mut()),
                 sent: left.map(|left| (sent.slice(), left)),
-                alpha,
+                taken,
                 squares: left == Some(0.7),
             };
             merge.mean(values.slice_mut(), &Queue::cpu()).unwrap();
-            let what = format!("{len} {own} of {wire}, {alpha} {left:?} {anchored}");
+            let what = format!("{len} {own} of {wire}, {taken} {left:?} {anchored}");
             assert_eq!(difference(&values_there, &values, &queue), None, "{what}");
             assert_eq!(difference(&anchor_there, &anchor, &queue), None, "anchor, {what}");
-            mix_zeros(values_there.as_mut(), alpha, &queue).unwrap();
-            mix_zeros(values.slice_mut(), alpha, &Queue::cpu()).unwrap();
+            mix_zeros(values_there.as_mut(), taken, &queue).unwrap();
+            mix_zeros(values.slice_mut(), taken, &Queue::cpu()).unwrap();
             assert_eq!(difference(&values_there, &values, &queue), None, "zeros, {what}");
         }
     }
@@ -89,7 +89,7 @@ fn outer_steps_are_the_cpus() {
         let mut state: Vec<Buffer> = rule.state().iter().map(|_| zeros(&Queue::cpu())).collect();
         let mut state_there: Vec<Buffer> = rule.state().iter().map(|_| zeros(&queue)).collect();
         for t in 1..=2 {
-            let (mean, alpha) = (wild(wire, len, 4 + t), if t == 1 { 1.0 } else { 0.4 });
+            let (mean, taken) = (wild(wire, len, 4 + t), if t == 1 { 1.0 } else { 0.4 });
             let mean_there = upload(&mean, &queue);
             let anchored = Some(anchor_there.as_mut());
             let merge = Merge {
@@ -97,14 +97,14 @@ fn outer_steps_are_the_cpus() {
                 differences: t == 2,
                 anchor: anchored,
                 sent: None,
-                alpha,
+                taken,
                 squares: false,
             };
             let step = OuterStep { rule, lr: 0.7, state: &mut state_there, t };
             merge.outer(values_there.as_mut(), step, &queue, &meter).unwrap();
             let anchored = Some(anchor.slice_mut());
             let (mean, differences) = (mean.slice(), t == 2);
-            let merge = Merge { mean, differences, anchor: anchored, sent: None, alpha, squares: false };
+            let merge = Merge { mean, differences, anchor: anchored, sent: None, taken, squares: false };
             let step = OuterStep { rule, lr: 0.7, state: &mut state, t };
             merge.outer(values.slice_mut(), step, &Queue::cpu(), &meter).unwrap();
             let what = format!("{} of {len} {own} by {wire}, step {t}", rule.name());
@@ -121,7 +121,7 @@ fn memory_that_does_not_go_together_is_refused() {
     let [long_there, short_there, other_there] = [&long, &short, &other].map(|vector| upload(vector, &queue));
     let mut values = upload(&long, &queue);
     let merge =
-        |mean, differences| Merge { mean, differences, anchor: None, sent: None, alpha: 1.0, squares: false };
+        |mean, differences| Merge { mean, differences, anchor: None, sent: None, taken: 1.0, squares: false };
     let told = merge(short_there.as_slice(), false).mean(values.as_mut(), &queue).unwrap_err();
     assert!(matches!(told, Error::Len { what: "mean", given: 8, expected: 9 }), "{told}");
     let told = merge(long_there.as_slice(), true).mean(values.as_mut(), &queue).unwrap_err();

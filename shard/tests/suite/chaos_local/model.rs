@@ -233,10 +233,10 @@ impl Model {
             for (j, x) in x.iter_mut().enumerate() {
                 *x = match fragment.merge {
                     Merge::Mean if fragment.timing.delay > 0 => {
-                        *x + fragment.alpha * left[k] * (result[k][j] - away.own[k][j])
+                        *x + fragment.taken * left[k] * (result[k][j] - away.own[k][j])
                     }
-                    _ if fragment.alpha == 1.0 => result[k][j],
-                    _ => *x + fragment.alpha * (result[k][j] - *x),
+                    _ if fragment.taken == 1.0 => result[k][j],
+                    _ => *x + fragment.taken * (result[k][j] - *x),
                 };
             }
         }

@@ -354,7 +354,7 @@ impl<'a> Trainer<'a> {
         for &f in &did.merged {
             let fragment = &setup.plan.fragments[f];
             if fragment.timing.delay == 0
-                && fragment.alpha == 1.0
+                && fragment.taken == 1.0
                 && fragment.timing.placement == Placement::After
             {
                 let values = model.take(fragment, setup.run.rule);

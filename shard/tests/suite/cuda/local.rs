@@ -112,7 +112,7 @@ fn all_plans() -> Vec<(&'static str, WhichRule, LocalPlan)> {
             adamw,
             LocalPlan::des_loc(2, 3, 4).with(|f| {
                 if f.what == What::State(Slots::First) {
-                    (f.merge, f.alpha) = (Merge::Reset, 0.5);
+                    (f.merge, f.taken) = (Merge::Reset, 0.5);
                 }
             }),
         ),

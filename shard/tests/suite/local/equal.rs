@@ -44,7 +44,7 @@ pub fn plans() -> Vec<(&'static str, WhichRule, LocalPlan)> {
         ("delayed", adamw, delayed),
         ("small buckets", adamw, LocalPlan { bucket_len: 17, ..LocalPlan::local_adam(2) }),
         ("tokens", adamw, LocalPlan::des_loc(2, 3, 4).with(|f| f.weights = Weights::Tokens)),
-        ("mixed", adamw, LocalPlan::local_adam(2).with(|f| f.alpha = 0.25)),
+        ("mixed", adamw, LocalPlan::local_adam(2).with(|f| f.taken = 0.25)),
         ("elements", adamw, LocalPlan::new(vec![elements(5..90), elements(100..130)])),
         (
             "reset",

@@ -486,10 +486,10 @@ fn bad_input_is_every_rank_s_error() {
     assert!(matches!(error(&Sgd::default().into(), &apart), Err(LocalError::NoState { .. })));
     let outer = apart.with(|f| {
         if f.what == What::Params {
-            f.alpha = 2.0
+            f.taken = 2.0
         }
     });
-    assert!(matches!(error(&AdamW::default().into(), &outer), Err(LocalError::Alpha { .. })));
+    assert!(matches!(error(&AdamW::default().into(), &outer), Err(LocalError::Taken { .. })));
 }
 
 /// Before an update the tokens of the steps before it count; before the first there are none, and all count alike.

@@ -43,7 +43,7 @@ fn averaging() -> Vec<(&'static str, WhichRule, LocalPlan)> {
         ("diloco(1, 0)", adamw, LocalPlan::diloco_with(4, identity())),
         ("streaming(1, 0)", adamw, streaming),
         ("delayed", adamw, delayed),
-        ("mixed", adamw, LocalPlan::des_loc(2, 4, 6).with(|f| f.alpha = 0.25)),
+        ("mixed", adamw, LocalPlan::des_loc(2, 4, 6).with(|f| f.taken = 0.25)),
         ("in f64", adamw, LocalPlan::des_loc(2, 4, 6).with(|f| f.wire = Some(DType::F64))),
     ]
 }
@@ -252,7 +252,7 @@ fn weigh(fragment: &mut Fragment, weights: Weights) {
 /// mean is where it was to an ulp of what they have. How many elements have moved.
 fn keeps_the_mean(met: &Met, run: &Run, plan: &LocalPlan, what: &str) -> usize {
     let fragment = &plan.fragments[met.fragment];
-    let taken = fragment.alpha == 1.0 && fragment.timing.delay == 0;
+    let taken = fragment.taken == 1.0 && fragment.timing.delay == 0;
     let mut moved = 0;
     for [sent, before, after] in met.elements(run, plan) {
         let size = [&sent, &before, &after].map(|x| met.mean(x, f64::abs)).into_iter().fold(0.0, f64::max);
@@ -294,7 +294,7 @@ fn of_moments_in_bf16_the_rounded_ones_are_averaged() {
     let moments =
         LocalPlan::des_loc(2, 4, 6).with(|f| f.wire = Some(DType::BF16).filter(|_| f.what != What::Params));
     let placed = moments.clone().placed(Placement::Before);
-    let mixed = moments.clone().with(|f| f.alpha = 0.25);
+    let mixed = moments.clone().with(|f| f.taken = 0.25);
     let all: Vec<(&LocalPlan, Weights)> = [&moments, &placed, &mixed]
         .into_iter()
         .flat_map(|plan| [(plan, Weights::Uniform), (plan, Weights::Tokens)])
@@ -305,12 +305,12 @@ fn of_moments_in_bf16_the_rounded_ones_are_averaged() {
             let met = meetings(&run, &plan, at.0);
             let mut moments = met.iter().filter(|met| met.fragment > 0).collect::<Vec<_>>();
             for met in &moments {
-                let alpha = plan.fragments[met.fragment].alpha;
+                let taken = plan.fragments[met.fragment].taken;
                 for [_, before, after] in met.elements(&run, &plan) {
                     let mean = in_bf16(met, |w| before[w].into());
                     for (before, after) in before.iter().zip(&after) {
                         let own = f64::from(*before);
-                        let expected = if alpha == 1.0 { mean } else { own + alpha * (mean - own) } as f32;
+                        let expected = if taken == 1.0 { mean } else { own + taken * (mean - own) } as f32;
                         assert_eq!(after.to_bits(), expected.to_bits(), "{weights:?} {before} {mean}");
                     }
                 }
@@ -326,7 +326,7 @@ fn of_parameters_in_bf16_the_rounded_differences_are_averaged() {
     let plan = LocalPlan::local_sgd(4);
     let diloco = LocalPlan::diloco_with(4, Outer::nesterov(1.0, 0.0));
     let late = plan.clone().with(|f| f.timing.delay = 2);
-    let mixed = plan.clone().with(|f| f.alpha = 0.25);
+    let mixed = plan.clone().with(|f| f.taken = 0.25);
     let mut drawn = draws(1);
     for (w, at) in WORLDS.into_iter().enumerate() {
         let plans = [&plan, &diloco, &late, &mixed];
@@ -350,7 +350,7 @@ fn of_parameters_in_bf16_the_rounded_differences_are_averaged() {
                             let [sent, own] = [sent, before].map(|&x| f64::from(x));
                             let expected = match () {
                                 () if fragment.timing.delay > 0 => own + (mean - sent),
-                                () if fragment.alpha < 1.0 => own + fragment.alpha * (mean - own),
+                                () if fragment.taken < 1.0 => own + fragment.taken * (mean - own),
                                 () => mean,
                             };
                             assert_eq!(

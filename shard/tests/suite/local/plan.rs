@@ -102,12 +102,12 @@ fn plans_that_cannot_work_are_refused() {
             "fragment 0 has the delay 4 and is sent every 4 steps; use a delay below that",
         ),
         (
-            change(0, &|f| f.alpha = 0.0),
-            "fragment 0 has the mixing factor alpha 0; use a number above 0, at most 1",
+            change(0, &|f| f.taken = 0.0),
+            "fragment 0 takes the share 0 of a result; use a number above 0, at most 1",
         ),
         (
-            change(0, &|f| f.alpha = f64::NAN),
-            "fragment 0 has the mixing factor alpha NaN; use a number above 0, at most 1",
+            change(0, &|f| f.taken = f64::NAN),
+            "fragment 0 takes the share NaN of a result; use a number above 0, at most 1",
         ),
         (
             change(2, &|f| f.wire = Some(DType::F16)),
@@ -236,7 +236,7 @@ fn equal_plans_have_equal_hashes_and_others_other_ones() {
         &|f| f.merge = Merge::Mean,
         &|f| f.merge = Merge::Outer(Outer::nesterov(0.7, 0.95)),
         &|f| f.merge = Merge::Outer(Outer::nesterov(0.8, 0.9)),
-        &|f| f.alpha = 1.0,
+        &|f| f.taken = 1.0,
         &|f| f.weights = Weights::Tokens,
         &|f| f.on_failure = OnFailure::Retry,
     ];

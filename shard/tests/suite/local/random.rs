@@ -53,7 +53,7 @@ impl Draw {
         let timing = self.timing();
         let mut fragment = Fragment { params, ..Fragment::mean(what, timing) };
         fragment.weights = self.of(&[Weights::Uniform, Weights::Tokens]);
-        fragment.alpha = self.of(&[1.0, 1.0, 0.5, 0.125]);
+        fragment.taken = self.of(&[1.0, 1.0, 0.5, 0.125]);
         fragment
     }
 
@@ -124,5 +124,8 @@ fn any_plan(part: u64) {
             assert!(end.params.iter().flatten().all(|x| x.is_finite()), "{what}");
         }
     }
-    assert!(tried > cases(2000, 20_000) as usize / 16 && late > tried / 3, "{tried} plans, {late} with delays");
+    assert!(
+        tried > cases(2000, 20_000) as usize / 16 && late > tried / 3,
+        "{tried} plans, {late} with delays"
+    );
 }
