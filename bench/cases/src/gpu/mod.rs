@@ -6,9 +6,11 @@ mod check;
 mod figures;
 mod job;
 pub mod lbfgs;
+pub mod machine;
 mod measure;
 mod race;
 mod rows;
+pub mod stages;
 mod vectors;
 
 pub use cases::{Case, Recipe, cases, segmented};
