@@ -3,7 +3,8 @@
 //!
 //! Each case runs in processes of its own. Its row has the bytes of each rank before and after construction, with gradients, and
 //! after the step: by the optimizer's meter, and what the driver has free on the device. `ms` is the median of a whole step: units
-//! gathered twice, gradients copied, reduced and clipped, the update, and parameters gathered.
+//! gathered twice, gradients copied, reduced and clipped, the update, and parameters gathered. A row whose optimizer, once made, holds
+//! other bytes than its plan is an error, with its figures.
 //!
 //! Prints a line for each case, and keeps `stages.json` in $OUT up to date after every case. A case that fails is a row with its
 //! error, as where memory does not suffice: the rest goes on, and the exit status is a failure at the end. Without NCCL no case

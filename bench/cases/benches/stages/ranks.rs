@@ -47,7 +47,12 @@ pub(crate) fn measure(jobs: &[Job]) -> Result<Value> {
     if !errors.is_empty() {
         return Err(errors.join("; ").into());
     }
-    Ok(figures(&answers.into_iter().flatten().collect::<Vec<_>>()))
+    let ranks: Vec<Measured> = answers.into_iter().flatten().collect();
+    let mut figures = figures(&ranks);
+    if let Some(error) = unplanned(jobs, &ranks)? {
+        figures["error"] = error.into();
+    }
+    Ok(figures)
 }
 
 /// A rank's process. NCCL lets ranks share a GPU that name different hosts.
@@ -63,7 +68,8 @@ fn start(job: &Job) -> Result<Program> {
 
 fn ask(program: &mut Program, job: &Job) -> Answer {
     let job = serde_json::to_string(job).map_err(|error| error.to_string())?;
-    let answer = program.ask(&job).map_err(|error| format!("{error:#}"))?;
+    let answer =
+        program.ask(&job).map_err(|_| format!("its process has ended, or took more than {PATIENCE:?}"))?;
     let unreadable = |error| format!("the answer {answer:?} is none: {error}");
     let told: Value = serde_json::from_str(&answer).map_err(unreadable)?;
     match told["error"].as_str() {
@@ -81,4 +87,17 @@ fn figures(ranks: &[Measured]) -> Value {
         "steps": ranks.iter().map(|rank| rank.steps.len()).min(),
         "memory": ranks.iter().map(|rank| &rank.memory).collect::<Vec<_>>(),
     })
+}
+
+/// The first bytes of an optimizer, just made, that are not the plan's.
+fn unplanned(jobs: &[Job], ranks: &[Measured]) -> Result<Option<String>> {
+    for (job, measured) in jobs.iter().zip(ranks) {
+        for (category, planned) in job.planned()? {
+            let live = &measured.memory["after_construction"]["live"][category.to_string()];
+            if *live != planned {
+                return Ok(Some(format!("rank {}: {live} bytes of {category}, planned {planned}", job.rank)));
+            }
+        }
+    }
+    Ok(None)
 }

@@ -7,7 +7,7 @@ use crate::shapes;
 use meshstep_comm::{Communicator, nccl};
 use meshstep_optim::AdamW;
 use meshstep_parallel3d::models::Gpt2;
-use meshstep_shard::{At, Master, Optimizer, Options, Outcome, Precision, Stage};
+use meshstep_shard::{At, Master, Optimizer, Options, Outcome, Plan, Precision, Stage};
 use meshstep_tensor::cuda::{Device, Stream};
 use meshstep_tensor::{Buffer, Category, DType, Layout, Meter, Queue, SliceMut};
 use serde::{Deserialize, Serialize};
@@ -64,27 +64,36 @@ pub fn layout(model: &str) -> Result<Layout> {
     Ok(shapes::layout(&gpt2.model(DType::BF16).build()?)?)
 }
 
+impl Job {
+    /// What the optimizer is made with, on the CPU.
+    fn options(&self) -> Result<Options> {
+        let stage = *STAGES.get(self.stage).ok_or_else(|| format!("there is no stage {}", self.stage))?;
+        let precision = Precision { master: Master::F32, ..Precision::default() };
+        Ok(Options { stage, precision, meter: Meter::new(), ..Options::default() })
+    }
+
+    /// The bytes that the rank's optimizer is planned to hold once it is made; those of the exchange are others on a GPU.
+    pub fn planned(&self) -> Result<impl Iterator<Item = (Category, u64)> + use<>> {
+        let plan = Plan::new(&layout(&self.model)?, self.ranks, &self.options()?)?;
+        let planned = plan.memory(self.rank, &AdamW::default()).by_category();
+        Ok(planned.into_iter().filter(|(category, _)| *category != Category::Staging))
+    }
+}
+
 /// Takes the steps of a job on the first GPU. Collective.
 pub fn run(job: &Job) -> Result<Measured> {
-    let layout = layout(&job.model)?;
-    let stage = *STAGES.get(job.stage).ok_or_else(|| format!("there is no stage {}", job.stage))?;
+    let (layout, options) = (layout(&job.model)?, job.options()?);
     let id = job.id.as_slice().try_into().map_err(|_| format!("an id has {} bytes", nccl::UniqueId::LEN))?;
     let device = Device::open(0)?;
-    let options = nccl::Options { deadline: DEADLINE, ..nccl::Options::default() };
-    let comm = nccl::init(&nccl::UniqueId::from_bytes(id), job.rank, job.ranks, &device, options)?;
+    let settings = nccl::Options { deadline: DEADLINE, ..nccl::Options::default() };
+    let comm = nccl::init(&nccl::UniqueId::from_bytes(id), job.rank, job.ranks, &device, settings)?;
     let queue = Queue::cuda(Stream::new(&device)?);
     let longest = layout.params().iter().map(|param| param.len()).max().unwrap_or(0);
     let grads = made(DType::BF16, (1, 1e-2), &(0..longest), &queue)?;
-    let mut memory = Memory { meter: Meter::new(), device, queue: queue.clone(), points: Map::new() };
+    let meter = options.meter.clone();
+    let mut memory = Memory { meter, device, queue: queue.clone(), points: Map::new() };
     memory.note("before")?;
-    let options = Options {
-        stage,
-        precision: Precision { master: Master::F32, ..Precision::default() },
-        queue,
-        meter: memory.meter.clone(),
-        ..Options::default()
-    };
-    let mut model = Model::new(Arc::new(comm), layout, grads, options)?;
+    let mut model = Model::new(Arc::new(comm), layout, grads, Options { queue, ..options })?;
     memory.note("after_construction")?;
     let begun = Instant::now();
     model.hand_over()?;
@@ -180,6 +189,20 @@ impl Model {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_stage_divides_more_than_the_one_before() {
+        let of = |stage| {
+            let model = "gpt2".to_owned();
+            let job = Job { id: Vec::new(), rank: 0, ranks: 2, stage, rounds: 1, model };
+            let planned = job.planned().unwrap().collect::<std::collections::HashMap<_, _>>();
+            [Category::State, Category::Grads, Category::Params].map(|category| planned[&category])
+        };
+        let [state, grads, params] = of(0);
+        assert_eq!(of(1), [state / 2, grads, params]);
+        assert_eq!(of(2), [state / 2, grads / 2, params]);
+        assert_eq!(of(3), [state / 2, grads / 2, params / 2]);
+    }
 
     #[test]
     fn models_are_found_by_name() {
