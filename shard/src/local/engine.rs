@@ -270,14 +270,10 @@ impl Engine {
         placement: Placement,
         fault: bool,
     ) -> Result<Result<Agreed, Veto>, Error> {
-        let arriving: Vec<&Vec<usize>> = point.arriving.iter().map(|flight| &flight.fragments).collect();
-        let text = format!(
-            "{:x} {} {placement:?} {:?} {:?} {arriving:?}",
-            self.plan.hash(),
-            self.step,
-            point.sent,
-            point.reset
-        );
+        let Point { sent, reset, arriving } = point;
+        let arriving: Vec<&Vec<usize>> = arriving.iter().map(|flight| &flight.fragments).collect();
+        let (hash, step) = (self.plan.hash(), self.step);
+        let text = format!("{hash:x} {step} {placement:?} {sent:?} {reset:?} {arriving:?}");
         let weighed = (0..self.plan.fragments.len()).filter(|&f| self.plan.weighed(f).is_some());
         // Before the first step nobody has seen any, and all count alike.
         let none_yet = self.step == 0 && placement == Placement::Before;

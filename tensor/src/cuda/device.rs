@@ -61,6 +61,15 @@ impl Device {
         Ok(bytes)
     }
 
+    /// Bytes of its memory that nobody has taken: no process, and no library of this one.
+    pub fn free_memory(&self) -> Result<usize, Error> {
+        self.make_current()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the device's context is current; the places outlive the call.
+        unsafe { call!(cuMemGetInfo_v2(&mut free, &mut total))? };
+        Ok(free)
+    }
+
     /// Its streaming multiprocessors.
     pub fn multiprocessors(&self) -> Result<u32, Error> {
         self.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)

@@ -39,16 +39,22 @@ pub(super) fn tasks(setting: &Setting) -> Vec<Task> {
     // Of comm, the tests beside the code too.
     let tests = test(ALL, &format!("({ON_GPU}) | (package(meshstep-comm) & kind(lib))"), setting);
     // What measures compares every case with the CPU first.
-    let trial = [("GPU_BENCH_STANDIN", "1"), ("GPU_BENCH_LOG2", "17"), ("GPU_BENCH_ROUNDS", "1")];
-    let measures = |args: &str| {
-        let cmd = Cmd::cargo(format!("test {ALL} --bench gpu {args}").trim_end()).dir(&setting.root);
+    let trial = [
+        ("GPU_BENCH_STANDIN", "1"),
+        ("GPU_BENCH_LOG2", "17"),
+        ("GPU_BENCH_ROUNDS", "1"),
+        ("GPU_BENCH_MODEL", "tiny"),
+    ];
+    let measures = |bench: &str| {
+        let cmd = Cmd::cargo(&format!("test {ALL} --bench {bench}")).dir(&setting.root);
         Task::Run(trial.iter().fold(cmd, |cmd, (name, value)| cmd.env(name, value)))
     };
     let on_old = "package(meshstep-comm) & kind(test) & test(/^nccl::(collectives|graphs|misuse)::/)";
     tasks.push(Task::Nextest);
     tasks.push(on(setting, &[""], tests));
-    tasks.push(on(setting, &[""], measures("-- --smoke")));
-    tasks.push(on(setting, &[""], measures("")));
+    tasks.push(on(setting, &[""], measures("gpu -- --smoke")));
+    tasks.push(on(setting, &[""], measures("gpu")));
+    tasks.push(on(setting, &[""], measures("stages")));
     tasks.push(on(setting, &["old", ""], test(ALL, on_old, setting)));
     tasks
 }

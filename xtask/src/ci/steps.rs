@@ -290,7 +290,7 @@ mod tests {
             let cargo = shown.lines().filter(|line| line.contains(" cargo "));
             let on_them = cargo.filter(|line| line.contains(with) || line.contains(&old)).count();
             let expected = match name {
-                StepName::Standin => 4,
+                StepName::Standin => 5,
                 StepName::Doctests => 1,
                 _ => 0,
             };

@@ -23,6 +23,8 @@ pub(crate) enum Target {
     NcclTest(&'static str),
     /// `--bench NAME`.
     Bench(&'static str),
+    /// `--bench NAME`, for whole models, which need NCCL.
+    StagesBench(&'static str),
     /// `--bench NAME`, which needs no GPU.
     CpuBench(&'static str),
     /// `--bin NAME`.
@@ -36,6 +38,7 @@ pub(crate) const PROGRAMS: &[Program] = &[
     Program { package: "meshstep-comm", features: "nccl", target: Target::NcclTest("suite") },
     Program { package: "meshstep-shard", features: "cuda,checkpoint", target: Target::NcclTest("suite") },
     Program { package: "meshstep-bench-cases", features: "cuda", target: Target::Bench("gpu") },
+    Program { package: "meshstep-bench-cases", features: "cuda", target: Target::StagesBench("stages") },
     Program { package: "meshstep-bench-cases", features: "cuda", target: Target::CpuBench("ranks") },
     Program { package: "meshstep-gpu-runner", features: "", target: Target::Bin("gpu-runner") },
 ];
@@ -46,6 +49,7 @@ impl Target {
             Target::Test(name)
             | Target::NcclTest(name)
             | Target::Bench(name)
+            | Target::StagesBench(name)
             | Target::CpuBench(name)
             | Target::Bin(name) => name,
         }
@@ -55,7 +59,7 @@ impl Target {
     fn kind(self) -> &'static str {
         match self {
             Target::Test(_) | Target::NcclTest(_) => "test",
-            Target::Bench(_) | Target::CpuBench(_) => "bench",
+            Target::Bench(_) | Target::StagesBench(_) | Target::CpuBench(_) => "bench",
             Target::Bin(_) => "bin",
         }
     }
@@ -63,20 +67,22 @@ impl Target {
     /// The optimisation that the program is built with. Test programs are built to be small: they measure nothing.
     fn opt_level(self) -> &'static str {
         match self {
-            Target::Bench(_) | Target::CpuBench(_) => "3",
+            Target::Bench(_) | Target::StagesBench(_) | Target::CpuBench(_) => "3",
             Target::Test(_) | Target::NcclTest(_) | Target::Bin(_) => "s",
         }
     }
 }
 
 impl Program {
-    /// Its place in the bundle: the runner beside `run.sh`, tests in `tests` or `nccl`, benchmarks in `bench` or `cpu`.
+    /// Its place in the bundle: the runner beside `run.sh`, tests in `tests` or `nccl`, benchmarks in `bench`, `stages` or
+    /// `cpu`.
     pub(crate) fn place(&self) -> PathBuf {
         let folder = match self.target {
             Target::Bin(name) => return name.into(),
             Target::Test(_) => "tests",
             Target::NcclTest(_) => "nccl",
             Target::Bench(_) => "bench",
+            Target::StagesBench(_) => "stages",
             Target::CpuBench(_) => "cpu",
         };
         Path::new(folder).join(format!("{}-{}", self.package, self.target.name()))
@@ -178,6 +184,8 @@ mod tests {
             Program { target: Target::Bench("cuda"), ..CUDA }.place(),
             Path::new("bench/meshstep-tensor-cuda")
         );
+        let stages = Program { target: Target::StagesBench("cuda"), ..CUDA };
+        assert_eq!(stages.place(), Path::new("stages/meshstep-tensor-cuda"));
         let cpu = Program { target: Target::CpuBench("cuda"), ..CUDA };
         assert_eq!(cpu.place(), Path::new("cpu/meshstep-tensor-cuda"));
         let nccl = Program { target: Target::NcclTest("cuda"), ..CUDA };

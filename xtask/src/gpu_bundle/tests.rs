@@ -36,6 +36,7 @@ fn programs_that_the_runner_names_are_there() {
     for name in [
         "gpu-runner",
         "cpu/meshstep-bench-cases-ranks",
+        "stages/meshstep-bench-cases-stages",
         "nccl/meshstep-comm-suite",
         "tests/meshstep-optim-suite",
     ] {

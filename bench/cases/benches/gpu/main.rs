@@ -10,16 +10,17 @@
 //! stand-in for a driver has no speed: on it `GPU_BENCH_STANDIN=1` tries the program, and marks what it writes.
 #![allow(clippy::print_stdout, reason = "a program that measures and prints")]
 
-mod machine;
 mod report;
 mod settings;
 
 use meshstep_bench_cases::budget::Budget;
-use meshstep_bench_cases::gpu::{Copy, Measured, Result, Row, SMOKE, figures, fitting, launch, rows, smoke};
+use meshstep_bench_cases::gpu::{
+    Copy, Measured, Result, Row, SMOKE, figures, fitting, launch, machine, rows, smoke,
+};
 use meshstep_bench_cases::record::{Outcome, Record};
 use meshstep_optim::cuda::{LoadedKernel, loaded_kernels};
 use meshstep_tensor::Queue;
-use meshstep_tensor::cuda::{self, Device, Driver, Stream};
+use meshstep_tensor::cuda::{Device, Stream};
 use serde_json::{Value, json};
 use settings::Settings;
 use std::process::ExitCode;
@@ -37,7 +38,13 @@ fn main() -> ExitCode {
 
 fn run() -> Result<()> {
     let settings = Settings::read()?;
-    let Some(driver) = driver()? else { return Ok(()) };
+    let driver = match machine::driver()? {
+        Ok(driver) => driver,
+        Err(missing) => {
+            println!("skipped: {missing}");
+            return Ok(());
+        }
+    };
     let device = Device::open(0)?;
     let queue = Queue::cuda(Stream::new(&device)?);
     let len = if settings.smoke { SMOKE } else { fitting(settings.log2, &queue)? };
@@ -69,24 +76,6 @@ fn run() -> Result<()> {
         0 => Ok(()),
         errors => Err(format!("{errors} of {} cases failed", rows.len()).into()),
     }
-}
-
-/// The driver; none where there is none, and none is required.
-fn driver() -> Result<Option<&'static Driver>> {
-    let driver = match cuda::probe() {
-        Ok(driver) => driver,
-        Err(missing) if std::env::var_os("REQUIRE_GPU").is_some() => return Err(missing.into()),
-        Err(missing) => {
-            println!("skipped: {missing}");
-            return Ok(None);
-        }
-    };
-    if driver.stand_in && std::env::var("GPU_BENCH_STANDIN").as_deref() != Ok("1") {
-        return Err(
-            "the stand-in for a driver has no speed; GPU_BENCH_STANDIN=1 tries this program on it".into()
-        );
-    }
-    Ok(Some(driver))
 }
 
 /// The kernels that were loaded: how long that took, and the driver's account of each.

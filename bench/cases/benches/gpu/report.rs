@@ -1,29 +1,17 @@
 //! What is printed: a line for each row as it is measured, and the roofline at the end.
 
-use crate::machine;
-use meshstep_bench_cases::gpu::Result;
+use meshstep_bench_cases::gpu::{Result, machine};
 use meshstep_tensor::cuda::{Device, Driver};
-use serde_json::{Value, json};
-use std::time::{SystemTime, UNIX_EPOCH};
+use serde_json::Value;
 
 /// What was measured on, and how: the record's head.
 pub(crate) fn about(device: &Device, driver: &Driver, params: usize, rounds: usize) -> Result<Value> {
-    let (major, minor) = (driver.version / 1000, driver.version % 1000 / 10);
-    let seconds = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
-    Ok(json!({
-        "device": device.name()?,
-        "multiprocessors": device.multiprocessors()?,
-        "clock_mhz": device.clock_rate()? as f64 / 1e6,
-        "driver": machine::kernel_module(),
-        "cuda": format!("{major}.{minor}"),
-        "stand_in": driver.stand_in,
-        "date": machine::date(seconds / 86_400),
-        "params": params,
-        "rounds": rounds,
-        "floor": "a copy of random data within the device, in turns with the case; its time for as many bytes",
-        "before": machine::clocks(),
-        "after": null,
-    }))
+    let mut about = machine::about(device, driver)?;
+    about["params"] = params.into();
+    about["rounds"] = rounds.into();
+    about["floor"] =
+        "a copy of random data within the device, in turns with the case; its time for as many bytes".into();
+    Ok(about)
 }
 
 pub(crate) fn print_head(about: &Value) {

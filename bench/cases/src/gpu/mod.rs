@@ -8,11 +8,13 @@ mod figures;
 mod job;
 mod kernel;
 pub mod lbfgs;
+pub mod machine;
 mod measure;
 mod passes;
 mod race;
 mod rows;
 mod slots;
+pub mod stages;
 mod variants;
 mod vectors;
 

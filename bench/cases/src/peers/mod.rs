@@ -1,4 +1,4 @@
-//! Other systems, as programs that run one round when they are told to.
+//! Programs that do what they are told, line by line: other systems, and ranks as processes.
 
 mod torch;
 
@@ -25,8 +25,9 @@ pub struct Program {
 }
 
 impl Program {
+    /// Starts it; its errors go where the command says.
     pub fn start(name: &str, command: &mut Command) -> Result<Self> {
-        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().with_context(|| format!("starting {name}"))?;
         let (Some(asked), Some(out)) = (child.stdin.take(), child.stdout.take()) else {
             bail!("{name} has no pipes");

@@ -1,7 +1,7 @@
 //! PyTorch's optimizers and gloo's collectives: `bench/python/peers.py`, told what to run.
 
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ pub struct Torch {
 impl Torch {
     /// Starts the script with an interpreter that has PyTorch.
     pub fn start(python: &Path, script: &Path) -> Result<Self> {
-        let program = Program::start("PyTorch", Command::new(python).arg(script))?;
+        let program = Program::start("PyTorch", Command::new(python).arg(script).stderr(Stdio::null()))?;
         let mut torch = Torch { program, version: String::new() };
         let answer = torch.case(json!({ "case": "sgd fused", "length": 1 }))?;
         torch.version = answer["version"].as_str().unwrap_or("unknown").to_owned();

@@ -1,7 +1,7 @@
 //! OpenMPI's collectives, where it is installed.
 
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
@@ -25,7 +25,7 @@ impl Mpi {
         start.args(["--oversubscribe", "-n", ranks.as_str()]).arg(&program);
         // In a container everything may run as root, which OpenMPI asks to be told twice.
         start.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
-        Ok(Mpi(Program::start("OpenMPI", &mut start)?))
+        Ok(Mpi(Program::start("OpenMPI", start.stderr(Stdio::null()))?))
     }
 
     /// Prepares an operation on so many bytes on each rank.

@@ -273,6 +273,13 @@ fn memory_is_counted_while_it_lives() {
     assert_eq!(bench.meter.live_total(), 1000);
     drop(half);
     assert_eq!((bench.meter.live_total(), bench.meter.peak_total()), (0, 1024));
+    // The driver has less free meanwhile, but for what other tests allocate and free.
+    let (free, bytes) = (bench.device.free_memory().unwrap(), 64 << 20);
+    let large = bench.buffer(bytes / 2);
+    let left = bench.device.free_memory().unwrap();
+    assert!(free <= bench.device.memory().unwrap() && left + bytes / 2 <= free, "{free}, then {left}");
+    drop(large);
+    assert!(bench.device.free_memory().unwrap() >= left + bytes / 2);
 }
 
 #[test]

@@ -87,6 +87,7 @@ fn smoke_bench(bundle: &Path, out: &Path, python: Option<PathBuf>) -> anyhow::Re
     };
     let work = python.map_or(Work::Skip("no python3"), torch);
     steps.push(Step { program: "torch".to_owned(), kind: Kind::Torch, work });
+    steps.extend(plain(bundle, "stages", Kind::Stages, "")?);
     Ok(steps)
 }
 

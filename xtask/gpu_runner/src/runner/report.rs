@@ -61,6 +61,7 @@ pub(crate) enum Kind {
     Smoke,
     Bench,
     Torch,
+    Stages,
     Tests,
     Nccl,
     Profile,

@@ -22,7 +22,7 @@ const SHOWN: [usize; 2] = [20, 200];
 const REPLACED: [&str; 2] = ["results.json", "logs.tar"];
 
 /// Results of programs that measure on the GPU, and on the CPU.
-const MEASURED: [&str; 3] = ["smoke.json", "gpu-bench.json", "torch-bench.json"];
+const MEASURED: [&str; 4] = ["smoke.json", "gpu-bench.json", "torch-bench.json", "stages.json"];
 const MEASURED_ON_CPU: [&str; 2] = ["cpu-bench.json", "cpu-torch.json"];
 
 /// A test takes so many times longer under a sanitizer.
@@ -136,7 +136,12 @@ impl Run {
         match &step.work {
             Work::Skip(reason) => row.verdict = Verdict::Skipped((*reason).to_owned()),
             Work::Plain { path, args, env } => {
-                let env = env.iter().map(|&(name, value)| (name.to_owned(), value.into())).collect();
+                let mut env: Vec<(String, OsString)> =
+                    env.iter().map(|&(name, value)| (name.to_owned(), value.into())).collect();
+                if step.kind == Kind::Stages {
+                    // Without NCCL the program says so itself.
+                    env.extend(self.nccl_env().unwrap_or_default());
+                }
                 self.plain(row, (path, args), env)?;
             }
             Work::Suite { .. } if step.kind == Kind::Nccl && self.nccl_env().is_none() => {
@@ -197,7 +202,7 @@ impl Run {
 
     fn limit(&self, kind: Kind) -> Duration {
         let limits = &self.settings.limits;
-        let measures = matches!(kind, Kind::Bench | Kind::Torch | Kind::Cpu);
+        let measures = matches!(kind, Kind::Bench | Kind::Torch | Kind::Stages | Kind::Cpu);
         duration(if measures { limits.measuring } else { limits.program })
     }
 
@@ -244,7 +249,7 @@ impl Run {
              {verdict}"
         ));
         let [stdout, stderr] = ["out", "err"].map(|output| self.scratch.file(program, output));
-        if matches!(row.kind, Kind::Smoke | Kind::Bench | Kind::Torch | Kind::Cpu) {
+        if matches!(row.kind, Kind::Smoke | Kind::Bench | Kind::Torch | Kind::Stages | Kind::Cpu) {
             say(&tail(&stdout, SHOWN[1]));
         }
         for (what, tests) in [("failed", &row.failed), ("hung", &row.hung), ("crashed", &row.crashed)] {

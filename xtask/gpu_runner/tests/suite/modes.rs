@@ -44,6 +44,39 @@ fn smoke_bench_measures_in_order() {
     assert_eq!(ran.verdicts().len(), 3);
 }
 
+/// A search that finds NCCL in python3's packages alone, and what measures with it.
+#[test]
+fn stages_are_measured_last_and_with_the_nccl_that_was_found() {
+    let probe = with_nccl("found", "*) exit 9;;");
+    let missing = "case $LD_LIBRARY_PATH in /packages*) ;; *) echo 'probed: Err(NoLibrary { tried: 1 })'; exit 0;; esac";
+    let comm = format!("{missing}\n{probe}");
+    let measures = "echo \"$GPU_BENCH_SECONDS s with $LD_LIBRARY_PATH\"; echo 3 >\"$OUT/stages.json\"";
+    let stages = "meshstep-bench-cases-stages";
+    let programs = [
+        (&*format!("bench/{BENCH}"), MEASURES),
+        (&*format!("stages/{stages}"), measures),
+        ("nccl/meshstep-comm-suite", &*comm),
+        (
+            "tools/python3",
+            "case \"$*\" in *nvidia.nccl*) echo /packages;; *) echo 1 >\"$OUT/torch-bench.json\";; esac",
+        ),
+    ];
+    let bundle = Bundle::new("stages", &programs);
+    let path = format!("{}:/usr/bin:/bin", bundle.path("tools").display());
+    let ran = bundle.run("smoke-bench", &[("PATH", &path), ("LD_LIBRARY_PATH", "")]);
+    assert_eq!((ran.code, ran.verdicts().last()), (Some(0), Some(&(stages, "ok"))), "{}", ran.printed);
+    assert_eq!(ran.row(stages)["kind"], "stages");
+    assert!(ran.printed.contains("170 s with /packages"), "{}", ran.printed);
+    assert!(fs::exists(bundle.path("out/stages.json")).unwrap());
+    // No other mode starts it or removes its figures, and the next run of this one does.
+    let ran = bundle.run("profile", &[("PATH", &path)]);
+    assert!(ran.verdicts().iter().all(|(program, _)| !program.contains("stages")), "{:?}", ran.verdicts());
+    assert!(fs::exists(bundle.path("out/stages.json")).unwrap());
+    fs::remove_file(bundle.path("stages").join(stages)).unwrap();
+    bundle.run("smoke-bench", &[("PATH", &path)]);
+    assert!(!fs::exists(bundle.path("out/stages.json")).unwrap());
+}
+
 /// A benchmark of the CPU that writes what it is given.
 const ON_CPU: &str = "echo \"$GPU_BENCH_SECONDS s: $*\"\n\
     case $1 in --measure) echo 1 >\"$OUT/cpu-bench.json\";; --torch) cp \"$3\" \"$OUT/cpu-torch.json\";; esac";

@@ -1,10 +1,44 @@
-//! The state of the machine beside the figures: clocks, power and temperature of the GPU, and the date.
+//! The GPU that is measured on, beside the figures: its driver, its clocks, power and temperature, and the date.
 
-use serde_json::{Map, Value};
+use super::Result;
+use meshstep_tensor::cuda::{self, Device, Driver, Unavailable};
+use serde_json::{Map, Value, json};
 use std::io::Read;
 use std::process::{Command, Stdio};
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// The driver, or why there is none where none is required. The stand-in is an error unless it is asked for.
+pub fn driver() -> Result<std::result::Result<&'static Driver, Unavailable>> {
+    let driver = match cuda::probe() {
+        Ok(driver) => driver,
+        Err(missing) if std::env::var_os("REQUIRE_GPU").is_some() => return Err(missing.into()),
+        Err(missing) => return Ok(Err(missing)),
+    };
+    if driver.stand_in && std::env::var("GPU_BENCH_STANDIN").as_deref() != Ok("1") {
+        return Err(
+            "the stand-in for a driver has no speed; GPU_BENCH_STANDIN=1 tries this program on it".into()
+        );
+    }
+    Ok(Ok(driver))
+}
+
+/// The head of a record: an object.
+pub fn about(device: &Device, driver: &Driver) -> Result<Value> {
+    let (major, minor) = (driver.version / 1000, driver.version % 1000 / 10);
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
+    Ok(json!({
+        "device": device.name()?,
+        "multiprocessors": device.multiprocessors()?,
+        "clock_mhz": device.clock_rate()? as f64 / 1e6,
+        "driver": kernel_module(),
+        "cuda": format!("{major}.{minor}"),
+        "stand_in": driver.stand_in,
+        "date": date(seconds / 86_400),
+        "before": clocks(),
+        "after": null,
+    }))
+}
 
 /// What nvidia-smi is asked for, of the machine's first GPU.
 const FIELDS: &str =
@@ -14,7 +48,7 @@ const FIELDS: &str =
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// What nvidia-smi tells now, by field; null where it tells nothing.
-pub(crate) fn clocks() -> Value {
+pub fn clocks() -> Value {
     let args = [&format!("--query-gpu={FIELDS}"), "--format=csv,noheader", "--id=0"];
     let Some(answer) = answer(Command::new("nvidia-smi").args(args)) else { return Value::Null };
     let values = answer.lines().next().unwrap_or_default().split(", ");
@@ -44,12 +78,12 @@ fn answer(command: &mut Command) -> Option<String> {
 }
 
 /// The version of the driver's part in the kernel, as Linux tells it.
-pub(crate) fn kernel_module() -> Option<String> {
+fn kernel_module() -> Option<String> {
     Some(std::fs::read_to_string("/sys/module/nvidia/version").ok()?.trim().to_owned())
 }
 
 /// Year-month-day of a day since 1970-01-01.
-pub(crate) fn date(mut days: u64) -> String {
+fn date(mut days: u64) -> String {
     let mut year = 1970;
     loop {
         let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
