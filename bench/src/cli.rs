@@ -115,10 +115,11 @@ pub(crate) struct Train {
     /// Ranks, each a thread with its own batches; with --local workers
     #[arg(long, visible_alias = "workers", default_value_t = 4, value_parser = within::<1, 64>)]
     pub(crate) ranks: usize,
-    /// Optimizer steps; 50 on meshes, 384 with --local, 768 with --local compare
+    /// Optimizer steps; 50 on meshes, 384 with --local, 160 with --local all, 768 with --local compare
     #[arg(long, default_value_t = 400, value_parser = within::<1, 1_000_000>)]
     #[arg(default_value_ifs = [("mesh", ArgPredicate::IsPresent, "50"), ("compare", ArgPredicate::Equals("true".into()), "50"),
-        ("local", ArgPredicate::Equals("compare".into()), "768"), ("local", ArgPredicate::IsPresent, "384")])]
+        ("local", ArgPredicate::Equals("compare".into()), "768"), ("local", ArgPredicate::Equals("all".into()), "160"),
+        ("local", ArgPredicate::IsPresent, "384")])]
     pub(crate) steps: usize,
     /// Sequences per step on each rank; 4 with --local
     #[arg(long, default_value_t = 2, value_parser = within::<1, 1024>)]

@@ -4,6 +4,7 @@
 //! batches and every rank its own.
 
 mod files;
+mod kinds;
 
 pub(crate) use files::Text;
 
@@ -82,6 +83,16 @@ impl Corpus {
             "{len} bytes to train on are less than {least} for each of {of} workers: give --corpus a longer file, or fewer --ranks"
         );
         Ok(len * index / of..len * (index + 1) / of)
+    }
+
+    /// The same with the text to train on in the order of its kind: parts that lie apart are unlike.
+    pub(crate) fn by_kind(self) -> Self {
+        Self { train: kinds::sorted(&self.train), ..self }
+    }
+
+    /// The share of letters in a part of the text to train on.
+    pub(crate) fn letters(&self, part: Range<usize>) -> f64 {
+        kinds::letters(&self.train[part])
     }
 
     /// Sequences of one part of the text to train on, from places as in [`train_batch`](Self::train_batch).
@@ -173,6 +184,20 @@ mod tests {
         assert_eq!(corpus.train_batch_of(0..corpus.train.len(), place, 4), corpus.train_batch(place, 4));
         let error = corpus.part(0, 3000).unwrap_err().to_string();
         assert!(error.contains("fewer --ranks"), "{error}");
+    }
+
+    #[test]
+    fn by_kind_each_part_has_more_letters_than_the_one_before_and_held_out_text_stays() {
+        let corpus = corpus(200_000, 16);
+        let (lens, held_out) = (corpus.lens(), corpus.held_out.clone());
+        let letters = |corpus: &Corpus| -> Vec<f64> {
+            (0..4).map(|i| corpus.letters(corpus.part(i, 4).unwrap())).collect()
+        };
+        let apart = |letters: &[f64]| letters.windows(2).all(|pair| pair[0] + 0.01 < pair[1]);
+        assert!(!apart(&letters(&corpus)));
+        let corpus = corpus.by_kind();
+        assert!(apart(&letters(&corpus)), "{:?}", letters(&corpus));
+        assert_eq!((corpus.lens(), corpus.held_out), (lens, held_out));
     }
 
     #[test]

@@ -30,16 +30,16 @@ pub(crate) struct Asked {
     /// des-loc: each moment's half-life as its period
     #[arg(long, requires = "local", conflicts_with_all = ["ku", "kv"])]
     pub(crate) half_lives: bool,
-    /// mt-dao: decay and weight of each first moment, with commas [default: 0.995:0.7]
+    /// mt-dao, every-step-qhadamw: decay and weight of each first moment, with commas [default: 0.995:0.7]
     #[arg(long, value_name = "BETA:WEIGHT", requires = "local", value_delimiter = ',')]
     pub(crate) moments: Vec<Moment>,
     /// post-local-sgd: so many first steps exchange parameters each [default: a sixth of the steps]
     #[arg(long, value_name = "STEPS", requires = "local")]
     pub(crate) every_step: Option<u64>,
-    /// diloco, streaming-diloco: learning rate of the outer optimizer [default: 0.7]
+    /// diloco, streaming-diloco: learning rate of the outer optimizer [default: 0.5]
     #[arg(long, value_name = "LR", requires = "local")]
     pub(crate) outer_lr: Option<f64>,
-    /// diloco, streaming-diloco: its Nesterov momentum [default: 0.9]
+    /// diloco, streaming-diloco: its Nesterov momentum [default: 0.5, and 0.7]
     #[arg(long, value_name = "BETA", requires = "local")]
     pub(crate) outer_momentum: Option<f64>,
     /// streaming-diloco: fragments, exchanged at different steps [default: 4]
@@ -54,6 +54,9 @@ pub(crate) struct Asked {
     /// Lose workers and add some while they train, when and whom by this seed
     #[arg(long, value_name = "SEED", requires = "local")]
     pub(crate) chaos: Option<u64>,
+    /// Give each worker text of another kind: blocks of the text by their share of letters
+    #[arg(long, requires = "local")]
+    pub(crate) unlike: bool,
 }
 
 /// The longest period.
@@ -63,8 +66,12 @@ const MAX_STEPS: u64 = 1_000_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Task {
-    /// AdamW on gradients that are reduced in every step, to hold the others against
+    /// AdamW on gradients that are reduced in every step: the baseline of the methods on AdamW
     EveryStep,
+    /// The same with SGD: the baseline of local-sgd and post-local-sgd
+    EveryStepSgd,
+    /// The same with QHAdamW: the baseline of mt-dao
+    EveryStepQhadamw,
     /// SGD; parameters are averaged every kx steps
     LocalSgd,
     /// The same, after first steps that average each
@@ -79,15 +86,19 @@ pub(crate) enum Task {
     Diloco,
     /// DiLoCo in fragments whose results arrive later
     StreamingDiloco,
-    /// All of these, one after the other, in one report
+    /// All of these in one report, each beside its baseline, three seeds each
     All,
     /// DES-LOC (32, 96, 192) held to Local Adam (32) and to AdamW in every step, three seeds each
     Compare,
+    /// Local Adam whose workers double half way: moments averaged, or each worker's own, three seeds each
+    Doubling,
 }
 
-/// A method: a [`Task`] that is one training.
-pub(crate) const METHODS: [Task; 8] = [
+/// A method: a [`Task`] that is one training. Baselines come first.
+pub(crate) const METHODS: [Task; 10] = [
     Task::EveryStep,
+    Task::EveryStepSgd,
+    Task::EveryStepQhadamw,
     Task::LocalSgd,
     Task::PostLocalSgd,
     Task::LocalAdam,
@@ -124,6 +135,7 @@ impl Asked {
             ("--delay", self.delay.is_some()),
             ("--alpha", self.alpha.is_some()),
             ("--chaos", self.chaos.is_some()),
+            ("--unlike", self.unlike),
         ];
         let takes = task.takes();
         match given.into_iter().find(|(flag, given)| *given && !takes.contains(flag)) {
@@ -163,16 +175,36 @@ impl Task {
     /// The flags that it looks at.
     fn takes(self) -> &'static [&'static str] {
         match self {
-            Task::EveryStep | Task::Compare => &[],
-            Task::All => &["--kx"],
-            Task::LocalSgd | Task::LocalAdam => &["--kx", "--chaos"],
-            Task::PostLocalSgd => &["--kx", "--every-step", "--chaos"],
-            Task::DesLoc => &["--kx", "--ku", "--kv", "--half-lives", "--chaos"],
-            Task::MtDao => &["--kx", "--ku", "--kv", "--moments", "--chaos"],
-            Task::Diloco => &["--kx", "--outer-lr", "--outer-momentum", "--chaos"],
-            Task::StreamingDiloco => {
-                &["--kx", "--outer-lr", "--outer-momentum", "--parts", "--delay", "--alpha", "--chaos"]
-            }
+            Task::Compare => &[],
+            Task::EveryStep | Task::EveryStepSgd => &["--unlike"],
+            Task::EveryStepQhadamw => &["--moments", "--unlike"],
+            Task::All | Task::Doubling => &["--kx", "--unlike"],
+            Task::LocalSgd | Task::LocalAdam => &["--kx", "--chaos", "--unlike"],
+            Task::PostLocalSgd => &["--kx", "--every-step", "--chaos", "--unlike"],
+            Task::DesLoc => &["--kx", "--ku", "--kv", "--half-lives", "--chaos", "--unlike"],
+            Task::MtDao => &["--kx", "--ku", "--kv", "--moments", "--chaos", "--unlike"],
+            Task::Diloco => &["--kx", "--outer-lr", "--outer-momentum", "--chaos", "--unlike"],
+            Task::StreamingDiloco => &[
+                "--kx",
+                "--outer-lr",
+                "--outer-momentum",
+                "--parts",
+                "--delay",
+                "--alpha",
+                "--chaos",
+                "--unlike",
+            ],
+        }
+    }
+
+    /// The same rule on gradients that are reduced in every step; none of what is that itself, or more than one training.
+    pub(crate) fn baseline(self) -> Option<Task> {
+        match self {
+            Task::EveryStep | Task::EveryStepSgd | Task::EveryStepQhadamw => None,
+            Task::All | Task::Compare | Task::Doubling => None,
+            Task::LocalSgd | Task::PostLocalSgd => Some(Task::EveryStepSgd),
+            Task::LocalAdam | Task::DesLoc | Task::Diloco | Task::StreamingDiloco => Some(Task::EveryStep),
+            Task::MtDao => Some(Task::EveryStepQhadamw),
         }
     }
 }

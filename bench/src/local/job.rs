@@ -1,5 +1,6 @@
 //! One training by one method: what its workers share, and what it came to.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use anyhow::{Context as _, Result};
@@ -44,6 +45,7 @@ pub(super) struct Job<'a> {
     parts: Vec<Range<usize>>,
     /// Steps from one measured held-out loss to the next.
     every: u64,
+    marks: &'a [u64],
 }
 
 /// What all trainings of a run have alike.
@@ -55,6 +57,10 @@ pub(super) struct Common<'a> {
     pub(super) batch: usize,
     pub(super) workers: usize,
     pub(super) held_out: usize,
+    /// Steps after which held-out losses are measured besides.
+    pub(super) marks: &'a [u64],
+    /// The seed whose trainings are measured on their way; others are so at the end alone.
+    pub(super) on_the_way: u64,
 }
 
 impl<'a> Job<'a> {
@@ -65,11 +71,14 @@ impl<'a> Job<'a> {
         seed: u64,
         schedule: Schedule,
     ) -> Result<(Self, Vec<String>)> {
-        let Common { model, corpus, steps, batch, workers, held_out } = common;
+        let Common { model, corpus, steps, batch, workers, held_out, marks, on_the_way } = common;
         let params = model.params();
         let all = schedule.workers(workers);
         let (period, layout) = (method.period(), layout(&params)?);
-        let every = period * (steps as u64).div_ceil(MEASURED * period).max(1);
+        let every = match seed == on_the_way {
+            true => period * (steps as u64).div_ceil(MEASURED * period).max(1),
+            false => steps as u64,
+        };
         let parts = (0..all).map(|worker| corpus.part(worker, all)).collect::<Result<_>>()?;
         let job = Job {
             method,
@@ -85,6 +94,7 @@ impl<'a> Job<'a> {
             schedule,
             parts,
             every,
+            marks,
         };
         let trained = Params::of(&job.part_of_one()?, &method.groups(&job.params))?;
         trained.iter().try_for_each(|param| param.rule.check())?;
@@ -133,9 +143,14 @@ impl<'a> Job<'a> {
         Ok(plan.traffic(&self.part_of_one()?, &groups, worker, steps)?.total())
     }
 
-    /// Bytes that the first workers send together where gradients are reduced in every step.
-    pub(super) fn every_step(&self) -> Result<u64> {
-        (0..self.first).map(|rank| self.reduced(self.first, rank, 0..self.steps as u64)).sum()
+    /// Bytes that workers send together where gradients are reduced in every step, of which so many take each.
+    pub(super) fn every_step(&self, present: &[usize]) -> Result<u64> {
+        let mut steps = BTreeMap::new();
+        present.iter().for_each(|&ranks| *steps.entry(ranks).or_insert(0) += 1);
+        let of_all = |(ranks, steps): (usize, u64)| -> Result<u64> {
+            (0..ranks).map(|rank| self.reduced(ranks, rank, 0..steps)).sum()
+        };
+        steps.into_iter().map(of_all).sum()
     }
 
     fn reduced(&self, ranks: usize, rank: usize, steps: Range<u64>) -> Result<u64> {
@@ -154,7 +169,7 @@ impl<'a> Job<'a> {
 
     /// Whether a held-out loss is measured after so many steps.
     pub(super) fn is_measured_after(&self, steps: u64) -> bool {
-        steps.is_multiple_of(self.every) || steps == self.steps as u64
+        steps.is_multiple_of(self.every) || steps == self.steps as u64 || self.marks.contains(&steps)
     }
 
     /// How a worker of one rank has the parameters.

@@ -2,7 +2,9 @@
 //! of the text, with workers that come and go where that is asked for.
 
 mod asked;
+mod beside;
 mod compare;
+mod doubling;
 mod gate;
 mod job;
 mod link;
@@ -25,7 +27,9 @@ use serde::Serialize;
 pub(crate) use asked::{Asked, Task};
 
 use asked::METHODS;
+use beside::Beside;
 use compare::Losses;
+use doubling::Doubled;
 use job::{Common, Job};
 use method::Method;
 use schedule::Schedule;
@@ -42,6 +46,9 @@ use meshstep_bench_cases::machine::Machine;
 /// What four threads on two cores train nine times in a few minutes.
 const SIZES: Config = Config { layers: 2, heads: 4, width: 64, context: 64 };
 
+/// Seeds of tasks that hold methods against each other, beginning with the one that was asked for.
+const SEEDS: u64 = 3;
+
 /// Whether all that was promised was kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
@@ -57,6 +64,10 @@ pub(crate) struct Run {
     model: Config,
     methods: Vec<Method>,
     schedule: Schedule,
+    /// What the method is held against where workers come and go, trained by the same workers.
+    baseline: Option<Method>,
+    /// Steps after which held-out losses are measured besides.
+    marks: Vec<u64>,
     text: String,
     corpus: Corpus,
     entropy: f64,
@@ -75,8 +86,12 @@ struct Numbers<'a> {
     byte_entropy: f64,
     seconds: f64,
     trained: &'a [Trained],
+    /// Methods beside their baselines, where those were trained.
+    beside: &'a [Beside],
     /// Of `compare`, by seed.
     compared: &'a [(u64, Losses)],
+    /// Of `doubling`, by seed.
+    doubled: &'a [Doubled],
     bars: Vec<&'a Bar>,
     holds: bool,
 }
@@ -96,9 +111,11 @@ impl Run {
         let methods = match task {
             Task::All => METHODS.iter().map(|task| Method::of(*task, local, steps)).collect::<Result<_>>()?,
             Task::Compare => compare::methods(steps, asked.ranks)?,
+            Task::Doubling => doubling::methods(local, steps)?,
             one => vec![Method::of(one, local, steps)?],
         };
         let schedule = match (local.chaos, methods.as_slice()) {
+            (None, _) if task == Task::Doubling => doubling::schedule(asked.ranks, steps, local.kx())?,
             (None, _) => Schedule::default(),
             (Some(seed), [Method { plan: Some(plan), .. }]) => {
                 Schedule::draw(seed, asked.ranks, steps, plan)?
@@ -107,17 +124,25 @@ impl Run {
                 bail!("--chaos is for one method whose workers meet seldom, such as --local des-loc")
             }
         };
+        let baseline = local.chaos.and(methods.first()).and_then(Method::averaged_every_step);
+        let marks = match task {
+            Task::Doubling => doubling::half(steps, local.kx())?.into(),
+            _ => Vec::new(),
+        };
         let text = match &asked.corpus {
             Some(path) => Text::from_path(path, CORPUS_CAP)?,
             None => Text::from_dependencies(manifest, CORPUS_CAP)?,
         };
+        let corpus = Corpus::new(&text.bytes, SIZES.context)?;
         let run = Run {
             asked: asked.clone(),
             task,
             model: SIZES,
             methods,
             schedule,
-            corpus: Corpus::new(&text.bytes, SIZES.context)?,
+            baseline,
+            marks,
+            corpus: if local.unlike { corpus.by_kind() } else { corpus },
             entropy: byte_entropy(&text.bytes),
             held_out: asked.held_out,
             text: text.to_string(),
@@ -135,7 +160,18 @@ impl Run {
         let started = Instant::now();
         let trained = self.train(out)?;
         let compared = if self.task == Task::Compare { compare::by_seed(&trained)? } else { Vec::new() };
-        let sections = self.sections(&trained, &compared);
+        let doubled = match self.task {
+            Task::Doubling => doubling::losses(&trained, self.asked.local.kx())?,
+            _ => Vec::new(),
+        };
+        let beside = self.beside(&trained)?;
+        let mut sections = self.sections(&trained, &beside);
+        if self.task == Task::Compare {
+            sections.push(compare::section(&compared, self.entropy));
+        }
+        if let [from, once] = self.marks[..] {
+            sections.push(doubling::section(&doubled, self.asked.ranks, [from, once], self.entropy));
+        }
         sections.iter().try_for_each(|section| out.write_all(terminal::section(section).as_bytes()))?;
         for difference in trained.iter().filter_map(|run| run.difference.as_ref()) {
             writeln!(out, "parameters differ: {difference}")?;
@@ -152,7 +188,9 @@ impl Run {
             byte_entropy: self.entropy,
             seconds,
             trained: &trained,
+            beside: &beside,
             compared: &compared,
+            doubled: &doubled,
             bars,
             holds,
         };
@@ -163,17 +201,23 @@ impl Run {
     }
 
     fn seeds(&self) -> impl Iterator<Item = u64> {
-        let count = if self.task == Task::Compare { compare::SEEDS } else { 1 };
+        let several = matches!(self.task, Task::All | Task::Compare | Task::Doubling);
+        let count = if several { SEEDS } else { 1 };
         (0..count).map(|i| self.asked.seed.wrapping_add(i))
     }
 
     /// Every training, and what its method advises against.
     fn jobs(&self) -> impl Iterator<Item = Result<(Job<'_>, Vec<String>)>> {
-        let Train { steps, batch, ranks: workers, .. } = self.asked;
-        let Run { model, ref corpus, held_out, .. } = *self;
-        let common = Common { model, corpus, steps, batch, workers, held_out };
+        let common = self.common();
         let both = self.seeds().flat_map(|seed| self.methods.iter().map(move |method| (seed, method)));
         both.map(move |(seed, method)| Job::new(common, method, seed, self.schedule.clone()))
+    }
+
+    fn common(&self) -> Common<'_> {
+        let Train { steps, batch, ranks: workers, .. } = self.asked;
+        let Run { model, ref corpus, held_out, ref marks, .. } = *self;
+        let on_the_way = self.asked.seed;
+        Common { model, corpus, steps, batch, workers, held_out, marks, on_the_way }
     }
 
     fn train(&self, out: &mut impl Write) -> Result<Vec<Trained>> {
@@ -186,7 +230,24 @@ impl Run {
             let label = format!("{} seed {}", job.method.task, job.seed);
             trained.push(job.train(&label).with_context(|| label.clone())?);
         }
+        if let (Some(baseline), Some(run)) = (&self.baseline, trained.first()) {
+            // Whoever came began with an exchange; the baseline has one in every step, and the same workers in each.
+            let schedule =
+                self.schedule.coming_at(|worker| run.workers.get(worker).map(|life| life.steps.start));
+            let (job, _) = Job::new(self.common(), baseline, run.seed, schedule)?;
+            let label = format!("{} seed {}", baseline.task, run.seed);
+            trained.push(job.train(&label).with_context(|| label.clone())?);
+        }
         Ok(trained)
+    }
+
+    /// Methods beside their baselines; none where those were not trained.
+    fn beside(&self, trained: &[Trained]) -> Result<Vec<Beside>> {
+        match (self.task, &self.baseline) {
+            (Task::All, _) => beside::pairs(trained, beside::allowed),
+            (_, Some(_)) => beside::pairs(trained, |_| beside::ALLOWED_IN_CHAOS),
+            _ => Ok(Vec::new()),
+        }
     }
 
     /// What is about to be trained.
@@ -205,7 +266,11 @@ impl Run {
             "run: {steps} steps of {ranks} workers with {batch} sequences each, every worker on its own part of the text"
         )?;
         writeln!(out, "seeds: {:?}", self.seeds().collect::<Vec<_>>())?;
-        self.methods.iter().try_for_each(|method| writeln!(out, "{}: {}", method.task, method.describe()))?;
+        if self.asked.local.unlike {
+            writeln!(out, "parts: of unlike text, by the share of letters")?;
+        }
+        let methods = self.methods.iter().chain(&self.baseline);
+        methods.into_iter().try_for_each(|method| writeln!(out, "{}: {}", method.task, method.describe()))?;
         Ok(())
     }
 
@@ -213,15 +278,19 @@ impl Run {
         self.model.params().iter().map(Param::len).sum()
     }
 
-    fn sections(&self, trained: &[Trained], compared: &[(u64, Losses)]) -> Vec<Section> {
+    fn sections(&self, trained: &[Trained], beside: &[Beside]) -> Vec<Section> {
         let mut sections = vec![report::methods(trained, self.entropy)];
-        // With one seed and without comings and goings all trainings have the same workers.
-        sections.extend(trained.first().map(report::workers));
-        if let (Some(seed), Some(run)) = (self.asked.local.chaos, trained.first()) {
-            sections.push(report::members(run, seed));
+        let unlike = self.asked.local.unlike;
+        // All trainings have the same workers.
+        if let Some(run) = trained.first() {
+            sections.push(report::workers(run, unlike));
+            if !self.schedule.events.is_empty() {
+                sections.push(report::members(run, self.asked.local.chaos));
+            }
         }
-        if self.task == Task::Compare {
-            sections.push(compare::section(compared, self.entropy));
+        if !beside.is_empty() {
+            let about = beside::about(self.baseline.is_some(), unlike);
+            sections.push(beside::section(beside, self.entropy, &about, !unlike));
         }
         sections
     }

@@ -7,53 +7,77 @@ use crate::measure::record::{Cell, Plot, Scale, Section, Table, Wanted};
 /// How many of `n` points a curve shows.
 const POINTS: usize = 60;
 
-/// All trainings beside each other.
-pub(super) fn methods(runs: &[Trained], entropy: f64) -> Section {
+/// All trainings beside each other: of the first seed the figures, of all seeds the bars.
+pub(super) fn methods(all: &[Trained], entropy: f64) -> Section {
+    let runs: Vec<&Trained> = all.iter().filter(|run| run.seed == all[0].seed).collect();
     let about = "Workers that step alone, each on its own part of the text, and exchange what their method says. Bytes \
                  are those of all workers together, counted by their communicators as ring algorithms send them; planned \
                  ones were known before. Losses are in nats a byte; held-out ones are the mean of the workers' own \
-                 models, each on its share.";
+                 models, each on its share. Of every step's: the share of the bytes that the workers which took each step \
+                 would send to reduce its gradients. Curves and rows are those of the first seed.";
     let mut section = Section::new("loss against bytes", about);
     let columns = ["train loss", "held-out loss", "bytes sent", "planned", "besides", "of every step's"];
     let mut table = Table::new("method", &columns);
-    runs.iter().for_each(|run| table.row(name(run), cells(run)));
-    runs.iter().for_each(|run| table.note(format!("{}: {}", name(run), run.about)));
+    runs.iter().for_each(|run| table.row(run.method.to_string(), cells(run)));
+    runs.iter().for_each(|run| table.note(format!("{}: {}", run.method, run.about)));
     table.note(format!(
-        "byte entropy {entropy:.3}, ln 256 {:.3}; every step's bytes: {} steps' gradients reduced",
+        "byte entropy {entropy:.3}, ln 256 {:.3}; every step's bytes: gradients reduced in {}",
         libm::log(256.0),
-        steps(runs)
+        there(&runs)
     ));
     table.note("besides: state for workers that come, and exchanges that did not come about");
     section.tables.push(table);
     let (x, y) = (Scale::log("bytes that all workers have sent"), Scale::near("held-out loss, nats a byte"));
-    let curves = runs.iter().map(|run| (name(run), against_bytes(run))).collect();
+    let curves = runs.iter().map(|run| (run.method.to_string(), against_bytes(run))).collect();
     section.plots.push(Plot::Curves { title: "Held-out loss against bytes".into(), x, y, curves });
     let (x, y) = (Scale::log("bytes that all workers have sent"), Scale::near("training loss, nats a byte"));
-    let curves = runs.iter().map(|run| (name(run), training(run))).collect();
+    let curves = runs.iter().map(|run| (run.method.to_string(), training(run))).collect();
     section.plots.push(Plot::Curves { title: "Training loss against bytes".into(), x, y, curves });
     for run in runs {
+        let seeds = || all.iter().filter(|other| other.method == run.method);
+        let sum = |of: fn(&Trained) -> usize| seeds().map(of).sum::<usize>() as f64;
         // What is not compared has no bar.
-        if run.planned.is_some() {
-            let what = format!("{}: bytes that are not as planned, times", name(run));
-            section.bar(what, run.unplanned as f64, Wanted::AtMost(0.0));
+        if seeds().any(|run| run.planned.is_some()) {
+            let what = format!("{}: bytes that are not as planned, times", run.method);
+            section.bar(what, sum(|run| run.unplanned), Wanted::AtMost(0.0));
         }
-        if run.compared {
-            let what = format!("{}: workers whose exchanged parameters differ at the end", name(run));
-            section.bar(what, f64::from(u8::from(run.difference.is_some())), Wanted::AtMost(0.0));
+        if seeds().any(|run| run.compared || run.outer) {
+            let whose = if run.compared { "exchanged" } else { "outer" };
+            let what = format!("{}: workers whose {whose} parameters differ at the end", run.method);
+            section.bar(what, sum(|run| run.differing), Wanted::AtMost(0.0));
         }
     }
     section
 }
 
+/// How many steps, and how many workers took each.
+fn there(runs: &[&Trained]) -> String {
+    let steps = runs.iter().map(|run| run.steps).max().unwrap_or(0);
+    let present = || runs.iter().flat_map(|run| &run.present);
+    let (least, most) = (present().min().unwrap_or(&0), present().max().unwrap_or(&0));
+    match least == most {
+        true => format!("{steps} steps by {most} workers"),
+        false => format!("{steps} steps by the {least} to {most} workers that took each"),
+    }
+}
+
 /// What each worker did.
-pub(super) fn workers(run: &Trained) -> Section {
-    let about = "Worker by worker: what it read, and how long it was there.";
-    let mut section = Section::new(&format!("workers, {}", name(run)), about);
-    let mut table = Table::new("worker", &["bytes of the text", "steps", "end", "bytes sent", "planned"]);
+pub(super) fn workers(run: &Trained, unlike: bool) -> Section {
+    let about = match unlike {
+        false => "Worker by worker: what it read, and how long it was there.",
+        true => {
+            "Worker by worker: what it read, and how long it was there. The text to train on is in the order of its blocks' \
+                 shares of letters, so that every worker reads text of another kind; held-out text is of all kinds."
+        }
+    };
+    let mut section = Section::new(&format!("workers, {}, seed {}", run.method, run.seed), about);
+    let columns = ["bytes of the text", "letters in it", "steps", "end", "bytes sent", "planned"];
+    let mut table = Table::new("worker", &columns);
     for (worker, life) in run.workers.iter().enumerate() {
-        let Life { part, steps, lost, sent, planned } = life;
+        let Life { part, letters, steps, lost, sent, planned } = life;
         let row = [
             Cell::Text(format!("{} to {}", part.start, part.end)),
+            Cell::Share(*letters),
             Cell::Text(format!("{} to {}", steps.start, steps.end)),
             Cell::Text(end(*lost).to_owned()),
             Cell::Count(*sent),
@@ -66,10 +90,10 @@ pub(super) fn workers(run: &Trained) -> Section {
 }
 
 /// Who was there when, and what became of exchanges.
-pub(super) fn members(run: &Trained, seed: u64) -> Section {
+pub(super) fn members(run: &Trained, seed: Option<u64>) -> Section {
+    let happens = seed.map_or("Who comes".to_owned(), |seed| format!("What seed {seed} drew"));
     let about = format!(
-        "What seed {seed} drew, and who was there: an epoch is one list of members. Exchanges of {} steps did not come \
-         about: {:?}.",
+        "{happens}, and who was there: an epoch is one list of members. Exchanges of {} steps did not come about: {:?}.",
         run.failed.len(),
         run.failed
     );
@@ -101,15 +125,6 @@ pub(super) fn members(run: &Trained, seed: u64) -> Section {
     let curves = run.workers.iter().enumerate().map(line).collect();
     section.plots.push(Plot::Curves { title: "Who was there".into(), x, y, curves });
     section
-}
-
-/// How it is called beside the others.
-fn name(run: &Trained) -> String {
-    format!("{}, seed {}", run.method, run.seed)
-}
-
-fn steps(runs: &[Trained]) -> usize {
-    runs.iter().map(|run| run.steps).max().unwrap_or(0)
 }
 
 fn cells(run: &Trained) -> [Cell; 6] {

@@ -83,6 +83,22 @@ impl Schedule {
         Ok(Schedule { events })
     }
 
+    /// For `workers` of which there are twice as many from step `from` on, at which an exchange has just ended. Those that come
+    /// do so before its step: they take that step too, and count from the next exchange on.
+    pub(crate) fn doubling(workers: usize, from: u64) -> Self {
+        let step = from.saturating_sub(1);
+        Schedule { events: (workers..2 * workers).map(|worker| Event { step, worker, loss: None }).collect() }
+    }
+
+    /// The same, but that whoever comes does so at the step that `began` says.
+    pub(crate) fn coming_at(&self, began: impl Fn(usize) -> Option<u64>) -> Self {
+        let moved = |event: &Event| match (event.loss, began(event.worker)) {
+            (None, Some(step)) => Event { step, ..*event },
+            _ => *event,
+        };
+        Schedule { events: self.events.iter().map(moved).collect() }
+    }
+
     /// The step before which a worker comes; none for those that are there from the beginning.
     pub(crate) fn comes(&self, worker: usize) -> Option<u64> {
         self.of(worker, true).map(|event| event.step)
@@ -194,6 +210,20 @@ mod tests {
                 assert!(events.iter().any(|event| event.loss.is_some()));
                 assert!(events.iter().any(|event| event.loss.is_none()));
             }
+        }
+    }
+
+    #[test]
+    fn doubling_is_as_many_again_and_comings_can_be_moved() {
+        let schedule = Schedule::doubling(3, 32);
+        assert_eq!((schedule.workers(3), schedule.coming(31).collect::<Vec<_>>()), (6, vec![3, 4, 5]));
+        assert!((0..6).all(|worker| schedule.lost(worker).is_none()));
+        assert_eq!((schedule.comes(2), schedule.comes(3)), (None, Some(31)));
+        let drawn = Schedule::draw(1, 4, 64, &LocalPlan::local_adam(4)).unwrap();
+        let moved = drawn.coming_at(|worker| (worker >= 4).then_some(60));
+        for (event, moved) in drawn.events.iter().zip(&moved.events) {
+            let step = if event.loss.is_none() { 60 } else { event.step };
+            assert_eq!(*moved, Event { step, ..*event });
         }
     }
 

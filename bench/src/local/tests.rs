@@ -32,6 +32,7 @@ fn run(options: &str) -> Run {
     }
     let (context, text) = (8, Text::from_path(corpus().as_ref(), CORPUS_CAP).unwrap());
     let corpus = Corpus::new(&text.bytes, context).unwrap();
+    let corpus = if run.asked.local.unlike { corpus.by_kind() } else { corpus };
     Run { model: Config { context, ..model }, corpus, held_out: 3, ..run }
 }
 
@@ -52,6 +53,8 @@ fn every_method_trains_and_sends_the_planned_bytes() {
     let methods = [
         "des-loc --kx 2 --ku 3 --kv never",
         "every-step",
+        "every-step-sgd --unlike",
+        "every-step-qhadamw --moments 0.9:0.5",
         "local-sgd --kx 2",
         "post-local-sgd --kx 2 --every-step 1",
         "local-adam --kx 2",
@@ -65,7 +68,8 @@ fn every_method_trains_and_sends_the_planned_bytes() {
         let runs = train(&format!("--local {options} --workers 3 --steps 5 --batch 1"));
         let [run] = runs.as_slice() else { panic!("{options}: {} runs", runs.len()) };
         assert_eq!((run.losses.len(), run.unplanned, run.besides), (5, 0, 0), "{options}: {run:?}");
-        assert_eq!((run.planned, &run.difference), (Some(run.sent()), &None), "{options}");
+        assert_eq!((run.planned, &run.difference, run.differing), (Some(run.sent()), &None, 0), "{options}");
+        assert_eq!(run.present, [3; 5], "{options}");
         assert!(run.sent() > 0 && run.held_out() < 6.0, "{options}: {run:?}");
         assert!(run.workers.iter().all(|worker| worker.planned == Some(worker.sent)), "{options}");
         let parts: Vec<usize> = run.workers.iter().map(|worker| worker.part.start).collect();
@@ -76,11 +80,26 @@ fn every_method_trains_and_sends_the_planned_bytes() {
 #[test]
 fn methods_have_defaults_and_all_of_them_are_one_report() {
     let runs = train("--local all --kx 1 --workers 2 --steps 2 --batch 1");
-    assert_eq!(runs.iter().map(|run| run.method).collect::<Vec<_>>(), METHODS);
+    assert_eq!(runs.iter().map(|run| run.method).collect::<Vec<_>>(), METHODS.repeat(3));
     assert!(runs.iter().all(|run| run.unplanned == 0 && run.difference.is_none()), "{runs:?}");
     // Reducing gradients in each of two steps and averaging parameters after each: the same bytes but for words.
-    let [every, local] = [&runs[0], &runs[1]].map(|run| run.sent() as f64);
+    let [every, local] = [&runs[1], &runs[3]].map(|run| run.sent() as f64);
     assert!((every / local - 1.0).abs() < 0.1, "{every} {local}");
+    assert!(runs.iter().all(|run| run.every_step as f64 == every), "{every}");
+    // Each beside its own baseline with its own seed.
+    let besides = beside::pairs(&runs, beside::allowed).unwrap();
+    assert_eq!(besides.iter().map(|beside| beside.method).collect::<Vec<_>>(), METHODS[3..]);
+    for beside in &besides {
+        assert_eq!(beside.losses.iter().map(|pair| pair.seed).collect::<Vec<_>>(), [1, 2, 3]);
+        for pair in &beside.losses {
+            let of = |method| runs.iter().find(|run| (run.method, run.seed) == (method, pair.seed)).unwrap();
+            let [method, baseline] = [beside.method, beside.baseline].map(of);
+            assert_eq!((pair.method, pair.baseline), (method.held_out(), baseline.held_out()));
+            let rule = |run: &Trained| run.about.split([' ', ',', ';']).next().unwrap().to_owned();
+            assert_eq!(rule(method), rule(baseline), "{}", beside.method);
+        }
+    }
+    assert!(beside::pairs(&runs[3..4], beside::allowed).unwrap_err().to_string().contains("every-step-sgd"));
     let periods = |options: &str| -> Vec<Option<u64>> {
         let run = run(&format!("--local {options}"));
         run.methods[0].plan.iter().flat_map(|plan| &plan.fragments).map(|f| f.timing.period).collect()
@@ -113,9 +132,20 @@ fn workers_come_and_go_as_the_seed_says() {
         for seed in 0..seeds {
             let what = format!("--local {options} --workers 3 --steps 18 --batch 1 --chaos {seed}");
             let runs = train(&what);
-            let [run] = runs.as_slice() else { panic!("{} runs", runs.len()) };
-            assert_eq!((run.unplanned, &run.difference), (0, &None), "{what}: {run:?}");
+            let [run, baseline] = runs.as_slice() else { panic!("{} runs", runs.len()) };
+            assert_eq!((run.unplanned, &run.difference, run.differing), (0, &None, 0), "{what}: {run:?}");
             assert_eq!(run.losses.len(), 18);
+            // Both have the same workers in each step, and those are counted.
+            let taken = |run: &Trained| run.workers.iter().map(|life| life.steps.clone()).collect::<Vec<_>>();
+            assert_eq!((taken(baseline), &baseline.present), (taken(run), &run.present), "{what}");
+            assert!(run.present.iter().any(|count| *count != 3), "{what}: {:?}", run.present);
+            assert_eq!(
+                (baseline.method, run.method.baseline()),
+                (run.method.baseline().unwrap(), Some(baseline.method))
+            );
+            assert_eq!((baseline.unplanned, &baseline.difference), (0, &None), "{what}");
+            assert_eq!(run.outer, options.contains("diloco"), "{what}");
+
             assert!(run.losses.iter().all(|loss| loss.is_finite()), "{what}");
             for event in &run.schedule.events {
                 let life = &run.workers[event.worker];
@@ -142,6 +172,47 @@ fn workers_come_and_go_as_the_seed_says() {
 }
 
 #[test]
+fn bytes_of_every_step_are_those_of_the_workers_that_took_it() {
+    let of = |options: &str, workers: usize, steps: usize| {
+        train(&format!("--local {options} --workers {workers} --steps {steps} --batch 1"))
+    };
+    let (two, four) = (of("every-step", 2, 1)[0].sent(), of("every-step", 4, 1)[0].sent());
+    let runs = of("doubling --kx 2", 2, 8);
+    assert_eq!(runs.len(), 6);
+    for run in &runs {
+        // Half way is after four steps; the others come in the one before, from which on they count.
+        assert_eq!(
+            (run.present.as_slice(), run.every_step),
+            (&[2, 2, 2, 4, 4, 4, 4, 4][..], 3 * two + 5 * four)
+        );
+        assert_eq!((run.unplanned, &run.difference, run.workers.len()), (0, &None, 4), "{run:?}");
+    }
+    let periods = |run: &Trained| run.about.clone();
+    assert!(periods(&runs[0]).contains("first moments every 2"), "{}", periods(&runs[0]));
+    assert!(periods(&runs[1]).contains("first moments never"), "{}", periods(&runs[1]));
+    let doubled = doubling::losses(&runs, 2).unwrap();
+    assert_eq!(doubled.iter().map(|run| run.seed).collect::<Vec<_>>(), [1, 1, 2, 2, 3, 3]);
+    // Parameters alone are exchanged with either, and moments count from then on.
+    assert!(doubled.iter().all(|run| run.before.is_finite() && run.after.is_finite() && run.end.is_finite()));
+    assert!(doubling::losses(&runs[1..], 2).is_err());
+}
+
+#[test]
+fn workers_can_read_unlike_text() {
+    let letters = |options: &str| {
+        let runs = train(&format!("--local local-adam --kx 1 --workers 3 --steps 1 --batch 1 {options}"));
+        runs[0].workers.iter().map(|life| life.letters).collect::<Vec<_>>()
+    };
+    let apart = |letters: &[f64]| letters.windows(2).all(|pair| pair[0] + 0.02 < pair[1]);
+    assert!(
+        apart(&letters("--unlike")) && !apart(&letters("")),
+        "{:?} {:?}",
+        letters("--unlike"),
+        letters("")
+    );
+}
+
+#[test]
 fn the_same_chaos_is_the_same_run_to_the_bit() {
     let steps = if effort() == Effort::Tenth { 8 } else { 16 };
     let options = format!("--local des-loc --kx 2 --workers 3 --steps {steps} --batch 1 --chaos 5");
@@ -155,10 +226,17 @@ fn the_same_chaos_is_the_same_run_to_the_bit() {
 #[test]
 fn what_makes_no_sense_is_refused_with_what_would() {
     for (options, hint) in [
-        ("--local des-lok", "possible values: every-step, local-sgd, post-local-sgd, local-adam, des-loc"),
+        (
+            "--local des-lok",
+            "every-step-qhadamw, local-sgd, post-local-sgd, local-adam, des-loc, mt-dao, diloco",
+        ),
         ("--local des-loc --parts 2", "--parts is not for --local des-loc, which takes --kx, --ku, --kv"),
         ("--local local-sgd --ku 3", "--ku is not for --local local-sgd, which takes --kx, --chaos"),
-        ("--local every-step --chaos 1", "--chaos is not for --local every-step, which takes none"),
+        ("--local every-step --chaos 1", "--chaos is not for --local every-step, which takes --unlike"),
+        ("--local compare --unlike", "--unlike is not for --local compare, which takes none"),
+        ("--local doubling --chaos 1", "--chaos is not for --local doubling, which takes --kx, --unlike"),
+        ("--local doubling --steps 40", "use --steps 64"),
+        ("--local doubling --steps 100", "use --steps 112"),
         ("--local compare --kx 8", "--kx is not for --local compare"),
         ("--local compare --steps 500", "use a multiple of 192"),
         ("--local compare --workers 3", "is of 4 workers"),
@@ -185,6 +263,7 @@ fn what_makes_no_sense_is_refused_with_what_would() {
         ("--local des-loc --optimizer sgd", "cannot be used with"),
         ("--local des-loc --mesh dp=2", "cannot be used with"),
         ("--kx 3", "--local"),
+        ("--unlike", "--local"),
         ("--chaos 3", "--local"),
     ] {
         let error = refused(options);
@@ -218,14 +297,16 @@ fn the_report_is_written_whole_and_a_byte_that_was_not_planned_is_a_miss() {
     let dir = tempfile::tempdir().unwrap();
     let options = "--local local-adam --kx 1 --workers 3 --steps 5 --batch 1 --chaos 2";
     let mut printed = Vec::new();
-    let verdict = match long() {
-        true => super::run(&asked(options).unwrap(), Path::new("nowhere"), dir.path(), &mut printed),
-        false => run(options).report(dir.path(), &mut printed),
+    let prepared = match long() {
+        true => Run::prepare(&asked(options).unwrap(), Path::new("nowhere")).unwrap(),
+        false => run(options),
     };
-    let verdict = verdict.unwrap();
+    // So few steps learn little.
+    let verdict = Run { entropy: 9.0, ..prepared }.report(dir.path(), &mut printed).unwrap();
     let printed = String::from_utf8(printed).unwrap();
     assert_eq!(verdict, Verdict::Holds, "{printed}");
-    assert!(printed.contains("== members ==") && printed.contains("2 of 2 bars hold"), "{printed}");
+    assert!(printed.contains("== members ==") && printed.contains("6 of 6 bars hold"), "{printed}");
+    assert!(printed.contains("== held-out loss beside the baseline =="), "{printed}");
     let page = fs::read_to_string(dir.path().join("local.html")).unwrap();
     assert!(
         ["loss against bytes", "Who was there", "Held-out loss against bytes"]
@@ -235,6 +316,11 @@ fn the_report_is_written_whole_and_a_byte_that_was_not_planned_is_a_miss() {
     let json: serde_json::Value =
         serde_json::from_slice(&fs::read(dir.path().join("local.json")).unwrap()).unwrap();
     assert_eq!((&json["holds"], &json["local"]["chaos"]), (&true.into(), &2.into()));
+    assert_eq!(
+        (&json["beside"][0]["method"], &json["beside"][0]["baseline"]),
+        (&"local-adam".into(), &"every-step".into())
+    );
+    assert!(json["beside"][0]["losses"][0]["baseline"].is_number());
     assert!(json["trained"][0]["epochs"].as_array().is_some_and(|epochs| epochs.len() > 1));
 
     let mut run = run("--local local-adam --kx 1 --workers 2 --steps 2 --batch 1")
@@ -243,8 +329,11 @@ fn the_report_is_written_whole_and_a_byte_that_was_not_planned_is_a_miss() {
         .swap_remove(0);
     let holds = |run: &Trained| report::methods(std::slice::from_ref(run), 3.3).bars.iter().all(Bar::holds);
     assert!(holds(&run));
-    run.difference = Some("a bit".to_owned());
+    run.differing = 1;
     assert!(!holds(&run));
-    (run.difference, run.unplanned) = (None, 1);
+    // Also where outer parameters alone are compared.
+    (run.compared, run.outer) = (false, true);
+    assert!(!holds(&run));
+    (run.differing, run.unplanned) = (0, 1);
     assert!(!holds(&run));
 }

@@ -1,5 +1,6 @@
 //! What a training came to, put together from its workers.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use anyhow::Result;
@@ -27,7 +28,9 @@ pub(crate) struct Trained {
     pub(crate) held_out: Vec<(u64, f64)>,
     /// Bytes of all exchanges that came about, by the plan; none where results are on their way while workers come and go.
     pub(crate) planned: Option<u64>,
-    /// Bytes that as many workers send who reduce gradients in every step.
+    /// How many workers took each step.
+    pub(crate) present: Vec<usize>,
+    /// Bytes that as many workers send who reduce gradients in each of these steps.
     pub(crate) every_step: u64,
     /// Bytes of what no plan foresees: state for those that come, exchanges that failed.
     pub(crate) besides: u64,
@@ -35,7 +38,12 @@ pub(crate) struct Trained {
     pub(crate) unplanned: usize,
     /// Whether all parameters were exchanged after the last step.
     pub(crate) compared: bool,
-    /// Where those of workers differ nevertheless.
+    /// Whether workers have outer optimizers, whose parameters are all workers' alike.
+    pub(crate) outer: bool,
+    /// Workers whose exchanged parameters differ nevertheless from the first worker's: their own where `compared`, and the outer
+    /// optimizers'.
+    pub(crate) differing: usize,
+    /// Where.
     pub(crate) difference: Option<String>,
     pub(crate) workers: Vec<Life>,
     /// Who was there, and from when on; empty where all stayed.
@@ -51,6 +59,8 @@ pub(crate) struct Trained {
 pub(crate) struct Life {
     /// The bytes of the text to train on that it read.
     pub(crate) part: Range<usize>,
+    /// The share of letters in them.
+    pub(crate) letters: f64,
     /// Steps that it took.
     pub(crate) steps: Range<u64>,
     /// How it was lost; none for one that trained to the end.
@@ -73,6 +83,13 @@ impl Trained {
         // An exchange that has failed leaves each with its own.
         let compared =
             job.method.alike_after(steps.end) && failed.last().is_none_or(|step| step + 1 < steps.end);
+        let present: Vec<usize> =
+            steps.clone().map(|step| done.iter().filter(|done| done.loss(step).is_some()).count()).collect();
+        let own = if compared { differences(stayed(), |done| &done.finals) } else { Vec::new() };
+        let mut differing = differences(stayed(), |done| &done.outer);
+        differing.extend(own);
+        let difference = differing.last().map(|(_, difference)| difference.clone());
+        let differing: BTreeSet<usize> = differing.into_iter().map(|(worker, _)| worker).collect();
         Ok(Trained {
             method: job.method.task,
             about: job.method.describe(),
@@ -82,16 +99,24 @@ impl Trained {
             sent: steps.clone().map(|step| done.iter().map(|done| done.sent_after(step)).sum()).collect(),
             held_out: held_out(&done),
             planned: done.iter().map(|done| done.planned).sum(),
-            every_step: job.every_step()?,
+            every_step: job.every_step(&present)?,
+            present,
             besides: done.iter().map(|done| done.besides).sum(),
             unplanned: done.iter().map(|done| done.unplanned + usize::from(!done.adds_up())).sum(),
             compared,
-            difference: if compared { difference(stayed()) } else { None },
+            outer: done.iter().any(|done| !done.outer.is_empty()),
+            differing: differing.len(),
+            difference,
             workers: done.iter().map(|done| Life::of(job, done)).collect(),
             epochs,
             failed,
             schedule: job.schedule.clone(),
         })
+    }
+
+    /// The held-out loss after so many steps; NaN where none was measured.
+    pub(crate) fn held_out_after(&self, steps: u64) -> f64 {
+        self.held_out.iter().find(|(at, _)| *at == steps).map_or(f64::NAN, |(_, loss)| *loss)
     }
 
     /// The held-out loss after the last step.
@@ -108,7 +133,8 @@ impl Trained {
 impl Life {
     fn of(job: &Job<'_>, done: &Done) -> Self {
         let (part, steps) = (job.part(done.worker), done.began..done.began + done.losses.len() as u64);
-        Life { part, steps, lost: done.lost, sent: done.total, planned: done.planned }
+        let letters = job.corpus.letters(part.clone());
+        Life { part, letters, steps, lost: done.lost, sent: done.total, planned: done.planned }
     }
 }
 
@@ -144,9 +170,16 @@ fn held_out(done: &[Done]) -> Vec<(u64, f64)> {
     steps.into_iter().map(|step| (step, mean(at(step).map(|(_, loss)| *loss)))).collect()
 }
 
-fn difference<'a>(mut done: impl Iterator<Item = &'a Done>) -> Option<String> {
+/// The workers whose values differ from the first one's, and where.
+fn differences<'a>(
+    mut done: impl Iterator<Item = &'a Done>,
+    values: impl Fn(&'a Done) -> &'a Finals,
+) -> Vec<(usize, String)> {
     let name = |done: &Done| format!("worker {}", done.worker);
-    let finals = |done: &'a Done| -> &'a Finals { &done.finals };
-    let first = done.next()?;
-    done.find_map(|other| first_difference((&name(first), finals(first)), (&name(other), finals(other))))
+    let Some(first) = done.next() else { return Vec::new() };
+    let differs = |other: &'a Done| {
+        let difference = first_difference((&name(first), values(first)), (&name(other), values(other)));
+        difference.map(|difference| (other.worker, difference))
+    };
+    done.filter_map(differs).collect()
 }

@@ -53,6 +53,8 @@ pub(super) struct Done {
     pub(super) besides: u64,
     /// The parameters it ended with.
     pub(super) finals: Finals,
+    /// The outer optimizers' parameters it ended with.
+    pub(super) outer: Finals,
 }
 
 /// The members from an exchange on.
@@ -125,8 +127,12 @@ pub(super) fn train_in_chaos(
     let watch = chaos.gate.watch();
     let comes = job.schedule.comes(worker);
     match comes {
-        Some(step) => chaos.gate.wait_for(step)?,
         // In line, so that a worker's rank is not a matter of luck: who is new gets what the first has.
+        Some(step) => {
+            chaos.gate.wait_for(step)?;
+            let before = job.schedule.coming(step).filter(|other| *other < worker);
+            chaos.gate.reach(step, before, chaos.members)?;
+        }
         None => chaos.gate.reach(0, 0..worker, chaos.members)?,
     }
     let plan = job.method.plan.clone().context("without a plan nobody can come or go")?;
@@ -179,8 +185,8 @@ impl<'a> Worker<'a> {
                 }
                 Some(Loss::Dies) => return Ok(here),
                 _ => {
-                    // Whoever comes here may be this one, with the others at this very step.
-                    let others = self.job.schedule.coming(step).filter(|worker| *worker != self.done.worker);
+                    // Whoever comes here may be this one: it has come with all others of this very step.
+                    let others = self.job.schedule.coming(step).filter(|_| self.done.began < step);
                     chaos.gate.reach(step, others, chaos.members)?;
                 }
             }
@@ -281,6 +287,7 @@ impl<'a> Worker<'a> {
             Ok((param.name.clone(), values.to_vec()))
         };
         self.done.finals = self.job.params.iter().map(values).collect::<Result<_>>()?;
+        self.done.outer = self.stepper.outer()?;
         self.done.lost = lost;
         // What was on its way after the last step counts now.
         self.done.total = self.link.sent();
@@ -294,6 +301,21 @@ impl Stepper {
             Stepper::Together(optimizer, _) => optimizer,
             Stepper::Alone(local) => local.optimizer(),
         }
+    }
+
+    /// The parameters of its outer optimizers, by fragment.
+    fn outer(&self) -> Result<Finals> {
+        let Stepper::Alone(local) = self else { return Ok(Finals::new()) };
+        let mut all = Finals::new();
+        for fragment in 0..local.plan().fragments.len() {
+            for values in local.outer_params(fragment) {
+                all.push((
+                    format!("outer parameters of fragment {fragment}"),
+                    values.typed::<f32>()?.to_vec(),
+                ));
+            }
+        }
+        Ok(all)
     }
 
     /// Steps taken.

@@ -5,7 +5,7 @@ use super::spots::check_memory;
 use super::{LocalError, LocalPlan, LocalWarning, Placement, Workers};
 use crate::around::Around;
 use crate::{At, Error, MicroBatch, Optimizer, Options, Outcome, ParamState, agree};
-use meshstep_tensor::Slice;
+use meshstep_tensor::{Buffer, Slice};
 use std::fmt::Write;
 
 /// One worker's optimizer on one of its ranks: an [`Optimizer`] at any stage over the worker's ranks, and what workers exchange.
@@ -122,6 +122,15 @@ impl LocalOptimizer {
     /// This rank's part of a parameter and its state ([`Optimizer::state`]).
     pub fn state(&self, name: &str) -> Result<ParamState<'_>, Error> {
         self.inner.state(name)
+    }
+
+    /// The outer parameters of fragment `fragment` on this rank, one slice for each of its stretches: what its last exchange came to,
+    /// from which the next outer gradient counts. All workers keep the same, also where a result is on its way or only a share of it
+    /// is mixed in. Empty where the fragment has no outer optimizer.
+    pub fn outer_params(&self, fragment: usize) -> impl Iterator<Item = Slice<'_>> {
+        let has = self.engine.plan.fragments.get(fragment).is_some_and(|fragment| fragment.outer().is_some());
+        let kept = has.then(|| &self.engine.parts.of(fragment).kept);
+        kept.into_iter().flatten().filter_map(|kept| kept.anchor.as_ref()).map(Buffer::as_slice)
     }
 
     /// This worker's values count for nothing, with its steps, until an exchange has come about: it has only just come.

@@ -1,0 +1,229 @@
+//! Held-out losses of methods beside those of their baselines, seed by seed, and how far above them they may be.
+
+use anyhow::{Context as _, Result};
+use serde::Serialize;
+
+use super::asked::Task;
+use super::trained::Trained;
+use crate::measure::record::{Cell, Section, Table, Wanted};
+
+/// A method beside the same rule with an exchange in every step.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Beside {
+    pub(crate) method: Task,
+    pub(crate) baseline: Task,
+    pub(crate) losses: Vec<Pair>,
+    pub(crate) allowed: Allowed,
+}
+
+/// How far above the baseline's the method's held-out loss may be, as a part of it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Allowed {
+    /// With each seed.
+    pub(crate) each: f64,
+    /// In the mean of the seeds.
+    pub(crate) mean: f64,
+}
+
+/// Held-out losses of one seed.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Pair {
+    pub(crate) seed: u64,
+    pub(crate) method: f64,
+    pub(crate) baseline: f64,
+}
+
+impl Pair {
+    /// How much more the method's is than the baseline's, as a part of it.
+    pub(crate) fn excess(&self) -> f64 {
+        self.method / self.baseline - 1.0
+    }
+}
+
+impl Beside {
+    /// The highest excess; NaN where one is, or there is none.
+    pub(crate) fn excess(&self) -> f64 {
+        highest(self.losses.iter().map(Pair::excess))
+    }
+
+    fn mean_excess(&self) -> f64 {
+        self.mean(Pair::excess)
+    }
+
+    fn mean(&self, of: impl Fn(&Pair) -> f64) -> f64 {
+        self.losses.iter().map(of).sum::<f64>() / self.losses.len() as f64
+    }
+}
+
+/// What is allowed in `all`. Measured beside it: the highest share and the mean of seeds 1 to 3 by the defaults, then both of the
+/// same rule in workers that never exchange anything (`--kx 100000`), which the mean's bar is to miss.
+pub(super) fn allowed(method: Task) -> Allowed {
+    let (each, mean) = match method {
+        // 0.022, 0.016; never 0.047, above 0.036
+        Task::LocalSgd => (0.035, 0.025),
+        // 0.018, 0.014; never as above
+        Task::PostLocalSgd => (0.03, 0.022),
+        // 0.126, 0.076; never 0.150, 0.105
+        Task::LocalAdam => (0.14, 0.09),
+        // 0.108, 0.072; never as above
+        Task::DesLoc => (0.13, 0.085),
+        // 0.076, 0.065; never 0.103, 0.085
+        Task::MtDao => (0.09, 0.075),
+        // 0.053, 0.043; never as of Local Adam
+        Task::Diloco => (0.08, 0.06),
+        // 0.066, 0.057; never as of Local Adam
+        Task::StreamingDiloco => (0.09, 0.075),
+        // Baselines are beside nothing.
+        _ => (f64::NAN, f64::NAN),
+    };
+    Allowed { each, mean }
+}
+
+/// The same where workers come and go, beside the same workers in every step. TODO
+pub(super) const ALLOWED_IN_CHAOS: Allowed = Allowed { each: 0.12, mean: 0.12 };
+
+/// Every method that was trained, beside its baseline with the same seed.
+pub(super) fn pairs(trained: &[Trained], allowed: impl Fn(Task) -> Allowed) -> Result<Vec<Beside>> {
+    let mut all: Vec<Beside> = Vec::new();
+    for run in trained {
+        let Some(baseline) = run.method.baseline() else { continue };
+        let same = |other: &&Trained| other.method == baseline && other.seed == run.seed;
+        let other = trained.iter().find(same).with_context(|| format!("{baseline} was not trained"))?;
+        let pair = Pair { seed: run.seed, method: run.held_out(), baseline: other.held_out() };
+        match all.iter_mut().find(|beside| beside.method == run.method) {
+            Some(beside) => beside.losses.push(pair),
+            None => all.push(Beside {
+                method: run.method,
+                baseline,
+                losses: vec![pair],
+                allowed: allowed(run.method),
+            }),
+        }
+    }
+    Ok(all)
+}
+
+/// What is compared, where workers come and go, or read unlike text.
+pub(super) fn about(chaos: bool, unlike: bool) -> String {
+    let baseline = match chaos {
+        false => "the same update rule on gradients that are reduced in every step",
+        true => {
+            "the same update rule in the same workers at the same steps, with parameters and all of its state averaged after every \
+             step"
+        }
+    };
+    let bars = match unlike {
+        false => "Every method's share above it has a bar.",
+        true => "Workers read unlike text, for which no share is promised: no bar is on it.",
+    };
+    format!(
+        "Held-out losses in nats a byte after the last step, the mean of the workers' own models. A method's baseline is {baseline}. \
+         {bars}"
+    )
+}
+
+/// The table, and bars on every method's share and on what was learned at all: a byte costs less than `entropy`. Without
+/// `bounded` no share has a bar.
+pub(super) fn section(all: &[Beside], entropy: f64, about: &str, bounded: bool) -> Section {
+    let mut section = Section::new("held-out loss beside the baseline", about);
+    let seeds = all.first().map_or(&[][..], |beside| &beside.losses);
+    let mut columns = vec!["baseline".to_owned()];
+    columns.extend(seeds.iter().map(|pair| format!("seed {}", pair.seed)));
+    columns.extend(["mean".to_owned(), "baseline's mean".to_owned(), "above it: most, mean".to_owned()]);
+    if bounded {
+        columns.push("allowed".to_owned());
+    }
+    let mut table = Table::new("method", &columns.iter().map(String::as_str).collect::<Vec<_>>());
+    for beside in all {
+        let mut cells = vec![Cell::Text(beside.baseline.to_string())];
+        let pair = |pair: &Pair| Cell::Text(format!("{:.4} ({:+.1}%)", pair.method, 100.0 * pair.excess()));
+        cells.extend(beside.losses.iter().map(pair));
+        cells
+            .extend([|pair: &Pair| pair.method, |pair: &Pair| pair.baseline].map(|of| loss(beside.mean(of))));
+        let percent = |part: f64| format!("{:+.1}%", 100.0 * part);
+        let found = [beside.excess(), beside.mean_excess()].map(percent);
+        cells.push(Cell::Text(found.join(", ")));
+        if bounded {
+            let Allowed { each, mean } = beside.allowed;
+            cells.push(Cell::Text([each, mean].map(percent).join(", ")));
+        }
+        table.row(beside.method.to_string(), cells);
+    }
+    table.note("in parentheses: above the baseline's with the same seed");
+    section.tables.push(table);
+    for beside in all.iter().filter(|_| bounded) {
+        let what = format!("{}: held-out loss above {}'s, as a part of it", beside.method, beside.baseline);
+        section.bar(
+            format!("{what}, with the worst seed"),
+            beside.excess(),
+            Wanted::AtMost(beside.allowed.each),
+        );
+        // Of one seed that is the same.
+        if beside.losses.len() != 1 {
+            let allowed = Wanted::AtMost(beside.allowed.mean);
+            section.bar(format!("{what}, in the mean"), beside.mean_excess(), allowed);
+        }
+    }
+    let losses = all.iter().flat_map(|beside| &beside.losses).flat_map(|pair| [pair.method, pair.baseline]);
+    let what = "the highest held-out loss, which is to be below the byte entropy";
+    section.bar(what, highest(losses), Wanted::AtMost(entropy));
+    section
+}
+
+pub(super) fn loss(loss: f64) -> Cell {
+    Cell::Text(format!("{loss:.4}"))
+}
+
+/// The highest of them; NaN where one is, or there is none.
+pub(super) fn highest(values: impl Iterator<Item = f64>) -> f64 {
+    let higher = |a: f64, b: f64| if a.is_nan() || b <= a { a } else { b };
+    values.reduce(higher).unwrap_or(f64::NAN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::measure::record::Bar;
+
+    /// Diloco beside AdamW, of which at most 10 % more is allowed with a seed, and 5 % in the mean.
+    fn missed(pairs: &[(f64, f64)], bounded: bool) -> Vec<String> {
+        let pair = |(seed, &(method, baseline)): (u64, &(f64, f64))| Pair { seed, method, baseline };
+        let losses = (0..).zip(pairs).map(pair).collect();
+        let allowed = Allowed { each: 0.1, mean: 0.05 };
+        let beside = Beside { method: Task::Diloco, baseline: Task::EveryStep, losses, allowed };
+        let section = section(&[beside], 3.3, "", bounded);
+        section.bars.into_iter().filter(|bar| !bar.holds()).map(|bar: Bar| bar.what).collect()
+    }
+
+    #[test]
+    fn a_share_that_one_seed_exceeds_is_a_miss() {
+        assert!(missed(&[(2.0, 2.0), (2.19, 2.0), (1.5, 2.0)], true).is_empty());
+        let found = missed(&[(2.0, 2.0), (2.21, 2.0), (1.5, 2.0)], true);
+        assert_eq!(found, ["diloco: held-out loss above every-step's, as a part of it, with the worst seed"]);
+        let found = missed(&[(2.11, 2.0), (2.11, 2.0)], true);
+        assert_eq!(found, ["diloco: held-out loss above every-step's, as a part of it, in the mean"]);
+        assert!(missed(&[(2.0, 2.0), (2.21, 2.0)], false).is_empty());
+        // As low as the baseline, which has learned nothing.
+        assert_eq!(missed(&[(3.4, 3.4), (2.0, 2.0)], true).len(), 1);
+        assert_eq!(missed(&[(2.0, 2.0), (f64::NAN, 2.0)], true).len(), 3);
+        assert_eq!(missed(&[(2.0, f64::NAN), (2.0, 2.0)], true).len(), 3);
+        assert_eq!(missed(&[], true).len(), 3);
+    }
+
+    #[test]
+    fn every_method_that_has_a_baseline_has_a_share_that_is_allowed() {
+        for method in super::super::asked::METHODS {
+            let Allowed { each, mean } = allowed(method);
+            let given = 0.0 < mean && mean <= each && each < 0.2;
+            assert_eq!(given, method.baseline().is_some(), "{method}: {each} {mean}");
+        }
+    }
+
+    #[test]
+    fn the_highest_is_not_found_where_something_is_unknown() {
+        assert!(highest([].into_iter()).is_nan());
+        assert!(highest([1.0, f64::NAN, 2.0].into_iter()).is_nan());
+        assert!(highest([f64::NAN, 2.0].into_iter()).is_nan());
+        assert!((highest([1.0, 3.0, -2.0].into_iter()) - 3.0).abs() < 1e-12);
+    }
+}
