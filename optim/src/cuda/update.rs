@@ -25,7 +25,7 @@ pub struct Group<'a> {
 /// The segments of flat memory on a GPU, of one or several parameter groups, with all that their updates need.
 ///
 /// A step is two launches, and no wait of the host: rates, factors and whether the step counts at all are read from device
-/// memory, step counts are kept there. Of several updates [`Tables`] makes the first launch one.
+/// memory, step counts are kept there. Of several updates [`Tables`](super::Tables) makes the first launch one.
 #[derive(Debug)]
 pub struct Update {
     pub(super) family: &'static str,
@@ -95,7 +95,7 @@ impl Update {
         self.launch(&flat, step, queue)
     }
 
-    /// The same where [`Tables::prepare`] has prepared the rows for this step.
+    /// The same where [`Tables::prepare`](super::Tables::prepare) has prepared the rows for this step.
     pub fn sweep(&mut self, flat: Flat<'_, '_>, step: &StepBlock, queue: &Queue) -> Result<(), Error> {
         self.check(&flat, step, queue)?;
         self.launch(&flat, step, queue)
