@@ -79,8 +79,9 @@ pub(super) fn allowed(method: Task) -> Allowed {
     Allowed { each, mean }
 }
 
-/// The same where workers come and go, beside the same workers in every step. TODO
-pub(super) const ALLOWED_IN_CHAOS: Allowed = Allowed { each: 0.12, mean: 0.12 };
+/// The same where workers come and go, beside the same workers in every step. Measured with `--chaos 1`: streaming-diloco 0.027,
+/// local-adam 0.013, mt-dao 0.004.
+pub(super) const ALLOWED_IN_CHAOS: Allowed = Allowed { each: 0.08, mean: 0.08 };
 
 /// Every method that was trained, beside its baseline with the same seed.
 pub(super) fn pairs(trained: &[Trained], allowed: impl Fn(Task) -> Allowed) -> Result<Vec<Beside>> {

@@ -12,8 +12,10 @@ use crate::measure::record::{Cell, Section, Table, Wanted};
 /// How far DES-LOC's held-out loss may be from Local Adam's, as a part of that.
 const WITHIN: f64 = 0.02;
 
-/// How far both may be above AdamW in every step, as a part of that. TODO
-const ABOVE_EVERY_STEP: f64 = 0.1;
+/// How far both may be above AdamW in every step with each seed, as a part of that. Measured with seeds 1 to 3: Local Adam 0.124 to
+/// 0.137, DES-LOC 0.138 to 0.144; workers that never exchange
+/// anything 0.212 with seed 1, which is to be a miss.
+const ABOVE_EVERY_STEP: f64 = 0.155;
 
 /// What is trained with each seed.
 const TASKS: [Task; 3] = [Task::EveryStep, Task::LocalAdam, Task::DesLoc];
@@ -148,7 +150,7 @@ mod tests {
         let bars = super::section(&[(1, unknown)], 3.3).bars;
         assert_eq!(bars.iter().filter(|bar| !bar.holds()).count(), 3);
         // Near to each other, and both far from every step.
-        assert!(!holds(&[(2.0, 2.0), (2.0, 2.0), (2.2, 2.2)]));
+        assert!(!holds(&[(2.0, 2.0), (2.0, 2.0), (2.3, 2.3)]));
         // Alike, but nothing was learned.
         assert!(!holds(&[(3.4, 3.4), (2.0, 2.0), (2.0, 2.0)]));
     }
