@@ -15,9 +15,11 @@ const BUCKET_LEN_PER_RANK: usize = 1_000_000;
 /// Where gradients are sharded, two buckets are all that a rank holds of the gradients on their way: it closes a bucket at an
 /// 80th of the elements, so that two of 16 bits are 2.5 % of 16-bit parameters.
 const SHARE: usize = 80;
-/// Small models have fewer and larger buckets: a 16th of the elements, up to so many.
+/// Small models have fewer and larger buckets: a 16th of the elements, up to so many. Buckets of fewer than the least cost more
+/// than they save.
 const SMALL_SHARE: usize = 16;
 const SMALL_BUCKET_LEN: usize = 4 << 20;
+const LEAST_BUCKET_LEN: usize = 1 << 16;
 
 /// Of the even share of whole parameters, above which a rank's is told of.
 const UNEVEN: f64 = 1.5;
@@ -153,7 +155,7 @@ fn default_len(layout: &Layout, dtype: DType, world_size: usize, stage: Stage) -
         return len;
     }
     let all = layout.trainable_len(dtype);
-    len.min((all / SHARE).max(SMALL_BUCKET_LEN.min(all / SMALL_SHARE))).max(1)
+    len.min((all / SHARE).max(SMALL_BUCKET_LEN.min(all / SMALL_SHARE)).max(LEAST_BUCKET_LEN))
 }
 
 fn fill_buckets(

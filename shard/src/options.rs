@@ -145,8 +145,8 @@ pub struct Options {
     pub stage: Stage,
     /// The most elements of a bucket of several parameters. A parameter is never cut, so a larger one is a bucket of its own.
     /// `None`: max(40e6, 1e6 per rank). At stages 2 and 3, where the longest two neighbours are held as gradients travel
-    /// ([`Memory::buckets`](crate::Memory::buckets)), it is at most an 80th of all elements of the type, or of small models a 16th or
-    /// 4 Mi, whichever is less; and what lies beside a parameter larger than a bucket is cut short.
+    /// ([`Memory::buckets`](crate::Memory::buckets)), it is at most an 80th of all elements of the type, or of small models a 16th,
+    /// from 64 Ki to 4 Mi; and what lies beside a parameter larger than a bucket is cut short.
     pub bucket_len: Option<usize>,
     /// Whether buckets travel while the caller computes. Off: the thread that fills a bucket waits for its reduction.
     pub overlap: bool,

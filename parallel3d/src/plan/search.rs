@@ -78,8 +78,8 @@ impl Found {
 }
 
 impl Plan {
-    /// Every mesh of `cluster` with every combination of `space` that fits its memory, that whose ranks send least in a step first;
-    /// among equals that which holds least, then that with fewer ranks along `tp`, then along `cp`, then in the order of `space`.
+    /// Every mesh of `cluster` with every combination of `space` that fits its memory, that whose ranks send least in a step first, by
+    /// eight binary digits, which pads do not reach; among equals that which holds least, then that with fewer ranks along `tp`, then along `cp`, then in the order of `space`.
     /// What is sent for activations is not counted. The model's pipeline stages are taken as they are. What contradicts itself is
     /// passed over, unless everything does: then it is an error.
     pub fn search(
@@ -113,7 +113,7 @@ impl Plan {
                 }
             }
         }
-        found.sort_by_key(|found: &Found| (found.wire.total(), found.memory.total()));
+        found.sort_by_key(|found: &Found| (rough(found.wire.total()), found.memory.total()));
         refused.filter(|_| !possible).map_or(Ok(found), Err)
     }
 }
@@ -153,6 +153,12 @@ fn meshes(model: &Model, cluster: &Cluster) -> Result<Vec<Mesh>, Error> {
         }
     }
     Ok(meshes)
+}
+
+/// The first eight binary digits: what differs by pads alone is alike.
+fn rough(bytes: u64) -> (u32, u64) {
+    let dropped = (u64::BITS - bytes.leading_zeros()).saturating_sub(8);
+    (dropped, bytes >> dropped)
 }
 
 /// Ascending.

@@ -123,8 +123,13 @@ impl CrossShard {
         let Optimizer { entries, buckets, frozen, options, .. } = &self.optimizer;
         let (before, options, rules) =
             ([entries.len(), buckets.len(), frozen.len()], options.clone(), rules.into());
-        let text = family::describe(&layout, &rules, &options);
-        agreed(&*self.world, &options, Ok(()), &text)?;
+        // A step that is due in one group is no reason to end the others.
+        let ready = self.optimizer.check_heard().and_then(|()| self.optimizer.check_idle());
+        let text = match &ready {
+            Ok(()) => family::describe(&layout, &rules, &options),
+            Err(error) => family::objection(Some(error)),
+        };
+        agreed(&*self.world, &options, ready, &text)?;
         let added = self.optimizer.add_param_group(layout, rules, initial);
         let text = family::objection(added.as_ref().err());
         let same = agree::same_everywhere(&*self.world, &options, &text);

@@ -12,8 +12,10 @@ impl Handover {
     pub(super) fn open(&self, state: &mut State, b: usize) -> Result<bool, Error> {
         let Kept { plan, series, .. } = &self.fixed.buckets[b];
         let buffer = if self.pooled() {
-            // What travels last is not to keep memory from the others.
-            let apart = state.deferred[b].then(|| state.pool.grow(*series, plan.len).ok()).flatten();
+            // What travels last is not to keep memory from the others, as long as there are others.
+            let before_others = state.order[state.next..].iter().any(|&other| !state.deferred[other]);
+            let apart = (state.deferred[b] && before_others).then(|| state.pool.grow(*series, plan.len).ok());
+            let apart = apart.flatten();
             let lent = apart.or_else(|| state.pool.lend(*series, plan.len));
             lent.map(|(buffer, from)| (buffer, Some(from)))
         } else {

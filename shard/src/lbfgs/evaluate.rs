@@ -163,8 +163,9 @@ impl Evaluation<'_> {
         let value = told?;
         // Of ranks that compute the same micro-batch the first one's loss counts.
         let counts = self.opt.handover.fixed.place.first;
+        let value = if counts { value } else { 0.0 };
         Ok(match self.opt.options().combine {
-            Combine::Sum => Loss::Part(if counts { value } else { 0.0 }),
+            Combine::Sum => Loss::Part(value),
             Combine::Mean | Combine::Weighted => Loss::Mean { value, weight: u64::from(counts) },
         })
     }

@@ -178,12 +178,15 @@ impl ShardedLbfgs {
         each: impl FnMut(&Iterate<'_>),
     ) -> Result<LbfgsStep, Error> {
         let ShardedLbfgs { rule, opt, spread, x, state, folding } = self;
+        let before = state.iterations();
         opt.handover.healthy()?;
         opt.check_idle()?;
         let mut evaluation = Evaluation { opt, spread, cause: None };
         let evaluate = |x: Slice<'_>, grad: SliceMut<'_>| evaluation.run(x, grad, &mut closure);
         let stepped = rule.step_with(x.as_mut(), evaluate, folding, state, each);
         let Evaluation { opt, cause, .. } = evaluation;
+        // They outlive a history that is forgotten.
+        opt.progress.steps += state.iterations() - before;
         let stepped = stepped.map_err(|error| match error {
             LbfgsError::Alone(error) => opt.handover.alone(error.into()),
             LbfgsError::Reduce(error) => cause.unwrap_or(opt.handover.alone(from_fold(error))),
@@ -209,6 +212,20 @@ impl ShardedLbfgs {
         layout: Layout,
         initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
     ) -> Result<(), Error> {
+        // What the optimizer would take and L-BFGS not is refused while nothing has changed.
+        let first = self.spread.dtype();
+        let fits = layout.params().iter().filter(|param| !param.frozen()).try_for_each(|param| {
+            let kept = self.opt.options.precision.kept(param.name(), param.dtype())?;
+            let other = kept.update;
+            if other == first { Ok(()) } else { Err(NotForLbfgs::Types { first, other }.into()) }
+        });
+        let text = family::objection(fits.as_ref().err());
+        let same = self.opt.apart_from_steps(|opt| {
+            opt.greet()?;
+            agree::same_everywhere(&**opt.comm(), opt.options(), &text)
+        });
+        fits?;
+        same?;
         self.opt.add_param_group(layout, Sgd::default(), initial)?;
         let made = Self::on(self.rule.clone(), &self.opt);
         let text = family::objection(made.as_ref().err());

@@ -153,11 +153,6 @@ impl Keeper for ShardedLbfgs {
         &mut self.opt
     }
 
-    /// The optimizer beside it takes no steps.
-    fn name_by_steps(&mut self) -> u64 {
-        self.state.iterations()
-    }
-
     fn contents(&self, placing: &dyn Placing) -> Result<Vec<Content>, CheckpointError> {
         let mut contents = self.opt.contents(placing)?;
         let Some(dtype) = Type::of(self.x.dtype()) else { return Ok(contents) };

@@ -12,7 +12,8 @@ const FIRST: Op = Op::broadcast(0);
 
 impl LocalOptimizer {
     /// Goes on with other workers, between two steps: after some have left, or with new ones. Collective over all ranks of the new
-    /// `workers`, and checked as [`new`](Self::new) is; on an error this worker has what it had.
+    /// `workers`, and checked as [`new`](Self::new) is. On an error a worker that has a say keeps its values; what was on its way may have been given
+    /// up. One that entered may have part of the source's values, and regroups again before it steps.
     ///
     /// Who has taken part in an exchange, or begun with the others, has a say: all of those are at the same step. A worker that
     /// [entered](Self::enter) gets the parameters, the state, `t`, the step, the outer optimizer's state and what is to be sent again of
@@ -36,7 +37,9 @@ impl LocalOptimizer {
         if all.chunks(3).any(|words| words[0] == 0) {
             let taken = self.take_over(&*workers.across, root).and_then(|()| self.inner.keep_if_due());
             // The others hear of it, and go on only where all have what they are to have.
-            taken.inspect_err(|_| workers.world.abort())?;
+            taken.inspect_err(|_| {
+                [&workers.world, &workers.across].into_iter().for_each(|comm| comm.abort())
+            })?;
             workers.world.barrier().map_err(Error::from)?;
         }
         #[cfg(feature = "checkpoint")]

@@ -11,7 +11,9 @@ impl Staging {
     /// So many elements, of any values.
     pub(crate) fn take(&mut self, len: usize, dtype: DType, options: &Options) -> Result<Buffer, Error> {
         let fits = |buffer: &Buffer| buffer.dtype() == dtype && buffer.len() >= len;
-        if let Some(found) = self.0.iter().position(fits) {
+        let fitting = self.0.iter().enumerate().filter(|(_, buffer)| fits(buffer));
+        // The shortest, so that lengths that come again find what they had.
+        if let Some((found, _)) = fitting.min_by_key(|(_, buffer)| buffer.len()) {
             let mut buffer = self.0.swap_remove(found);
             let rest = buffer.split_off(len)?;
             self.0.extend(Some(rest).filter(|rest| !rest.is_empty()));
@@ -64,5 +66,29 @@ mod tests {
             assert_eq!(take(lens), 1200, "{lens:?}");
         }
         assert_eq!(staging.0.len(), 1);
+    }
+
+    /// What several exchanges have at once, of other lengths and given back in any order.
+    #[test]
+    fn lengths_that_come_again_allocate_nothing() {
+        let meter = Meter::new();
+        let (options, mut staging) =
+            (Options { meter: meter.clone(), ..Options::default() }, Staging::default());
+        let (mut before, mut address) = (None, Vec::new());
+        for round in 0..6 {
+            let lens = [300, 100, 200];
+            let taken = lens.map(|len| staging.take(len, DType::F32, &options).unwrap());
+            let mut now: Vec<usize> = taken.iter().map(|buffer| buffer.as_ptr().addr().get()).collect();
+            now.sort_unstable();
+            let held = meter.live(Category::Staging);
+            assert_eq!((*before.get_or_insert(held), round == 0 || now == address), (held, true), "{round}");
+            address = now;
+            let [lane, first, second] = taken;
+            if round % 2 == 0 {
+                staging.give([lane, first, second])
+            } else {
+                staging.give([second, lane, first])
+            }
+        }
     }
 }

@@ -345,6 +345,33 @@ fn a_bucket_that_lacked_a_gradient_travels_last() {
     }
 }
 
+/// Where every bucket lacks something none is apart from the others: memory is the plan's, and what waits beyond it.
+#[test]
+fn buckets_that_all_lack_gradients_wait_for_each_other() {
+    let parts = FAMILIES[0];
+    let options = Options { missing: Missing::Zero, ..options(parts, Stage::Zero2) };
+    loopback::spawn(RANKS, |comm| {
+        let (rank, options) = (comm.rank(), Options { meter: Meter::new(), ..options.clone() });
+        let mut opt = optimizer(&comm, parts, options);
+        let mut grown = 0;
+        for t in 1..=4 {
+            let mb = opt.micro_batch(1).unwrap();
+            // One rank hands over nothing, the other everything.
+            if rank == 0 {
+                backward(parts).iter().for_each(|param| hand_over(&mb, param, &values(param, rank, t)));
+            }
+            mb.finish().unwrap();
+            let now = traffic(opt.step(At::default()).unwrap().outcome().unwrap()).pool_grown;
+            if rank == 1 {
+                assert_eq!(now, 0, "a rank without gradients fills one bucket after another");
+            }
+            grown = now;
+        }
+        grown
+    })
+    .unwrap();
+}
+
 /// Under [`Missing::Error`] it is the error that finishing without is.
 #[test]
 fn a_gradient_that_is_said_to_be_missing_is_missing() {

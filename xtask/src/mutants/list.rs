@@ -159,8 +159,8 @@ pub(super) const MUTANTS: [Mutant; 30] = [
     Mutant {
         name: "shard-missing-gradient-is-the-last-steps",
         file: "shard/src/handover.rs",
-        from: "if lent.fresh {",
-        to: "if !lent.fresh {",
+        from: "if lent.fresh {\n                    self",
+        to: "if !lent.fresh {\n                    self",
         package: "meshstep-shard",
         test: "behaviour::a_missing_gradient_is_zeros_even_where_one_was_before",
     },

@@ -90,11 +90,20 @@ struct Thread {
     Fiber* fiber = nullptr;
 };
 
+// A copy into a block's shared memory that is on its way.
+struct BulkCopy {
+    void* to;
+    const void* from;
+    unsigned bytes;
+    unsigned long long* barrier;
+};
+
 // A block that runs, or in flight while another one does. The next one takes its place, and its fibers, when it has ended.
 struct Block {
     List<Fiber*> fibers;  // which it owns
     List<Fiber*> idle;
     List<Thread> threads;
+    List<BulkCopy> bulk_copies;
     unsigned from = 0, to = 0;  // the warp that runs
     unsigned begun = 0;         // threads of it that have a fiber, or had one
     Thread* current = nullptr;

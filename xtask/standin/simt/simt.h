@@ -186,17 +186,7 @@ static inline uint4 __ldcs(const uint4* from) { return __ldg(from); }
 static inline void __stcs(uint4* to, uint4 value) { __stwb(to, value); }
 
 // Bulk copies into shared memory, and the barriers that count their bytes: for the benchmark's variants. A copy is made when a
-// thread waits for its barrier, as late as on a slow device. A barrier's lower half has its turns, the upper the bytes of this one.
-namespace simt {
-struct BulkCopy {
-    void* to;
-    const void* from;
-    unsigned bytes;
-    unsigned long long* barrier;
-};
-inline List<BulkCopy> bulk_copies;
-}  // namespace simt
-
+// thread waits for its barrier, as late as on a slow device; each block has its own. A barrier's lower half has its turns, the upper the bytes of this one.
 static inline void barrier_begin(unsigned long long* barrier) { *barrier = 0; }
 static inline void barrier_expect(unsigned long long* barrier, unsigned bytes) {
     if (*barrier >> 32) std::abort();
@@ -204,21 +194,21 @@ static inline void barrier_expect(unsigned long long* barrier, unsigned bytes) {
 }
 static inline void bulk_load(void* to, const void* from, unsigned bytes, unsigned long long* barrier) {
     if (((uintptr_t)to | (uintptr_t)from | bytes) % 16) std::abort();
-    simt::bulk_copies.push({to, from, bytes, barrier});
+    simt::block->bulk_copies.push({to, from, bytes, barrier});
 }
 static inline void barrier_wait(unsigned long long* barrier, unsigned parity) {
     if ((*barrier & 1) != parity) return;
     unsigned kept = 0, arrived = 0;
-    for (unsigned i = 0; i < simt::bulk_copies.count; i++) {
-        simt::BulkCopy copy = simt::bulk_copies.items[i];
+    for (unsigned i = 0; i < simt::block->bulk_copies.count; i++) {
+        simt::BulkCopy copy = simt::block->bulk_copies.items[i];
         if (copy.barrier != barrier) {
-            simt::bulk_copies.items[kept++] = copy;
+            simt::block->bulk_copies.items[kept++] = copy;
             continue;
         }
         std::memcpy(copy.to, copy.from, copy.bytes);
         arrived += copy.bytes;
     }
-    simt::bulk_copies.count = kept;
+    simt::block->bulk_copies.count = kept;
     // On a device this wait has no end.
     if (!arrived || arrived != *barrier >> 32) std::abort();
     *barrier = (unsigned)*barrier + 1;

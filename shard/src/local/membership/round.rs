@@ -109,7 +109,8 @@ pub enum Ballot {
 pub enum Decision {
     /// Every member applies it.
     Commit {},
-    /// There was nothing to apply: whoever has only just joined does not count yet.
+    /// There was nothing to apply, by the word of at least one member: who was ready drops its results, and who has only just
+    /// joined does not count yet.
     Idle {},
     /// No member applies anything of it.
     Abort {

@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 
 /// How often the listener and the time are looked at.
 const LOOK: Duration = Duration::from_millis(20);
+/// Between two looks, no less than this is a stall.
+const STALL: Duration = Duration::from_millis(200);
 /// How long a connection may take to prove that it knows the token.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 /// How long a worker may take to make room for what is said to it.
@@ -43,6 +45,8 @@ struct Shared {
     listener: Listener,
     silence: Duration,
     grace: Option<Duration>,
+    /// After so long between two looks workers are excused for what was not heard.
+    stalled: Duration,
     begin: Instant,
     inside: Mutex<Inside>,
     changed: Condvar,
@@ -81,11 +85,13 @@ impl Service {
         log: &Path,
     ) -> Result<Self, Error> {
         let (silence, grace) = (config.silence, config.grace);
+        // Looks themselves are no stall, however short the grace is.
+        let stalled = (silence.min(grace.unwrap_or(GRACE_HERE)) / 2).max(STALL);
         let listener = Listener::bind(addr, token, &purpose(run)).map_err(ConnectionError::from)?;
         let desk = Desk::open(config, Some(log), Duration::ZERO)?;
         let inside = Inside { desk, guests: Vec::new(), threads: Vec::new(), next_id: 0, closing: false };
         let (inside, changed, begin) = (Mutex::new(inside), Condvar::new(), Instant::now());
-        let shared = Arc::new(Shared { listener, silence, grace, begin, inside, changed });
+        let shared = Arc::new(Shared { listener, silence, grace, stalled, begin, inside, changed });
         let for_thread = Arc::clone(&shared);
         let thread = Builder::new().name("arbiter".to_owned()).spawn(move || for_thread.watch());
         let thread = thread.map_err(|error| Error::NoThread { message: error.to_string() })?;
@@ -138,7 +144,7 @@ impl Shared {
         while !inside.closing {
             let now = self.now();
             let gap = now - looked;
-            if gap > self.silence / 2 {
+            if gap > self.stalled {
                 // This process stood still, so nobody was heard; what they said comes now.
                 inside.desk.excuse(gap);
             }

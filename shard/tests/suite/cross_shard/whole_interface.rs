@@ -48,6 +48,15 @@ fn parameters_are_added_to_groups_that_are_apart() {
         let odd = layout(if rank == 1 { "c" } else { "d" });
         let told = opt.add_param_group(odd, Sgd::default(), |_, _| Ok(())).unwrap_err();
         assert!(matches!(told, Error::Disagree { rank: 1, .. }), "{told}");
+        // A step that is due in one group refuses the call in all, and ends nobody.
+        if rank % 2 == 1 {
+            opt.micro_batch(1).unwrap().finish().unwrap();
+        }
+        let due = opt.add_param_group(layout("e"), Sgd::default(), |_, _| Ok(())).unwrap_err();
+        assert!(matches!(due, Error::StepDue | Error::Disagree { .. }), "{due}");
+        if rank % 2 == 1 {
+            opt.discard_gradients().unwrap();
+        }
         let taken = opt.add_param_group(layout("w"), Sgd::default(), |_, _| Ok(())).unwrap_err();
         assert!(matches!(taken, Error::NameTaken { .. }), "{taken}");
         step(&mut opt, &[("w", 0.5), ("b", 1.0)]);

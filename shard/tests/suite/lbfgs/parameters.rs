@@ -3,7 +3,10 @@
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::{AdamW, Lbfgs, LineSearch, Sgd};
 use meshstep_shard::{Error, LbfgsStep, MicroBatch, NotForLbfgs, Optimizer, Options, ShardedLbfgs, Stage};
-use meshstep_tensor::{DType::F64, Layout, Param, Slice, SliceMut};
+use meshstep_tensor::{
+    DType::{F32, F64},
+    Layout, Param, Slice, SliceMut,
+};
 use std::sync::Arc;
 
 const STAGES: [Stage; 3] = [Stage::Replicated, Stage::Zero1, Stage::Zero2];
@@ -50,6 +53,7 @@ fn parameters_are_added_and_the_history_is_forgotten() {
             let mut grown = made(Arc::clone(&comm), layout("a", 5), stage);
             step(&mut grown, &["a"]);
             let reached = grown.param("a").unwrap().typed::<f64>().unwrap().to_vec();
+            let before = grown.state().iterations();
             grown.add_param_group(layout("b", 4), first).unwrap();
             grown.also_called("c", "b").unwrap();
             assert_eq!((grown.state().pairs(), grown.params().count()), (0, 2));
@@ -71,6 +75,15 @@ fn parameters_are_added_and_the_history_is_forgotten() {
             grown.verify().unwrap();
             let taken = grown.add_param_group(layout("a", 1), first).unwrap_err();
             assert!(matches!(taken, Error::NameTaken { .. }), "{taken}");
+            // Of another type, on all ranks or on one: nothing has changed.
+            let narrow = |name| Layout::builder().param(name, &[2], F32).build().unwrap();
+            let mixed = grown.add_param_group(narrow("d"), first).unwrap_err();
+            assert!(matches!(mixed, Error::NotForLbfgs(NotForLbfgs::Types { .. })), "{mixed}");
+            let odd = if grown.comm().rank() == 1 { narrow("d") } else { layout("d", 2) };
+            assert!(grown.add_param_group(odd, first).is_err());
+            assert_eq!(grown.params().count(), 2);
+            // Iterations go on, whatever became of the history.
+            assert_eq!(grown.optimizer().steps(), before + grown.state().iterations());
             step(&mut grown, &["a", "b"]);
         })
         .unwrap();

@@ -111,7 +111,7 @@ fn a_period_of_zero_is_refused_in_every_preset() {
         LocalPlan::des_loc_half_lives(0, 0.9, 0.999),
         LocalPlan::mt_dao(2, &[Some(0)], None),
         LocalPlan::diloco(0),
-        LocalPlan::streaming_diloco(0, 2, 0, 1.0),
+        LocalPlan::streaming_diloco(0, 2, 0, 0.0),
         LocalPlan::local_sgd(0).placed(Placement::Before),
     ];
     for plan in plans {
@@ -160,8 +160,8 @@ fn a_fragment_of_nothing_is_refused() {
         let error = refused(&params(select.clone()));
         assert!(matches!(error, LocalError::Empty { fragment: 1 }), "{select:?}: {error}");
     }
-    assert!(matches!(refused(&LocalPlan::streaming_diloco(4, 0, 0, 1.0)), LocalError::NoFragments));
-    assert!(matches!(refused(&LocalPlan::streaming_diloco(40, 9, 0, 1.0)), LocalError::Empty { .. }));
+    assert!(matches!(refused(&LocalPlan::streaming_diloco(4, 0, 0, 0.0)), LocalError::NoFragments));
+    assert!(matches!(refused(&LocalPlan::streaming_diloco(40, 9, 0, 0.0)), LocalError::Empty { .. }));
     assert!(matches!(refused(&params(elements(3, 129..131))), LocalError::Elements { len: 130, .. }));
     assert!(matches!(refused(&params(named(&[9]))), LocalError::UnknownParam { count: 6, .. }));
     assert!(matches!(refused(&params(named(&[3, 0, 3]))), LocalError::NamedTwice { .. }));

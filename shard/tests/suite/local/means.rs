@@ -31,7 +31,7 @@ fn averaging() -> Vec<(&'static str, WhichRule, LocalPlan)> {
     let adamw = WhichRule::AdamW;
     let identity = || Outer::nesterov(1.0, 0.0);
     let delayed = LocalPlan::des_loc(6, 8, 10).with(|f| f.timing.delay = 4);
-    let streaming = LocalPlan::streaming_diloco(8, 4, 0, 1.0).with(|f| f.merge = Merge::Outer(identity()));
+    let streaming = LocalPlan::streaming_diloco(8, 4, 0, 0.0).with(|f| f.merge = Merge::Outer(identity()));
     vec![
         ("local sgd", WhichRule::Sgd, LocalPlan::local_sgd(4)),
         ("post-local sgd", WhichRule::SgdMomentum, LocalPlan::post_local_sgd(5, 4)),

@@ -47,14 +47,43 @@ fn serve_rank(mut stream: TcpStream, worlds: &Worlds) -> Wired<()> {
         }
         weak.upgrade().iter().for_each(|seat| seat.abort());
     });
-    for (op, mut buffer) in called {
-        let told = seat.run(op, &mut buffer).map_or_else(|error| error.to_string(), |()| String::new());
-        let bytes = if told.is_empty() { buffer.as_slice().bytes().unwrap() } else { told.as_bytes() };
-        stream.write_all(&u64::from(told.is_empty()).to_le_bytes())?;
+    // The seat, and the parts that were split from it.
+    let mut parts = vec![seat];
+    for (part, call) in called {
+        let told = match call {
+            Call::Run(op, mut buffer) => parts[part]
+                .run(op, &mut buffer)
+                .map(|()| buffer.as_slice().bytes().unwrap().to_vec())
+                .map_err(|error| error.to_string()),
+            Call::Split(colour, key) => {
+                split(&mut parts, part, colour, key).map_err(|error| error.to_string())
+            }
+        };
+        let bytes = told.as_ref().map_or_else(|error| error.as_bytes(), |bytes| &bytes[..]);
+        stream.write_all(&u64::from(told.is_ok()).to_le_bytes())?;
         stream.write_all(&(bytes.len() as u64).to_le_bytes())?;
         stream.write_all(bytes)?;
     }
     Ok(())
+}
+
+/// Where a new part is among all, the rank in it, and its size; nothing where this rank is in none.
+fn split(
+    parts: &mut Vec<Arc<dyn Communicator>>,
+    of: usize,
+    colour: Option<u32>,
+    key: i64,
+) -> Result<Vec<u8>, Error> {
+    let Some(part) = parts[of].split(colour, key)? else { return Ok(Vec::new()) };
+    let words = [parts.len(), part.rank(), part.world_size()];
+    parts.push(part);
+    Ok(words.iter().flat_map(|&word| (word as u64).to_le_bytes()).collect())
+}
+
+/// What a rank asks for.
+enum Call {
+    Run(Op, Buffer),
+    Split(Option<u32>, i64),
 }
 
 fn word(stream: &mut TcpStream) -> Wired<u64> {
@@ -68,10 +97,18 @@ const REDUCTIONS: [Reduction; 4] = [Reduction::Sum, Reduction::Mean, Reduction::
 /// After those: one with a factor, which follows.
 const WITH_FACTOR: usize = REDUCTIONS.len();
 
-/// An operation with what it works on; those that local training has between workers.
-fn read_call(stream: &mut TcpStream) -> Wired<(Op, Buffer)> {
+/// After the operations: a split, by a colour less 1, and a key in place of the factor.
+const SPLIT: u64 = 3;
+
+/// Of which part, and an operation with what it works on; those that local training has between workers.
+fn read_call(stream: &mut TcpStream) -> Wired<(usize, Call)> {
+    let part = word(stream)? as usize;
     let [kind, of, dtype, len] = [word(stream)?, word(stream)?, word(stream)?, word(stream)?];
-    let factor = f64::from_bits(word(stream)?);
+    let bits = word(stream)?;
+    if kind == SPLIT {
+        return Ok((part, Call::Split((of as u32).checked_sub(1), bits as i64)));
+    }
+    let factor = f64::from_bits(bits);
     let op = match kind {
         0 if of as usize == WITH_FACTOR => Op::all_reduce(Reduction::PreMulSum { factor }),
         0 => Op::all_reduce(REDUCTIONS[of as usize]),
@@ -81,7 +118,7 @@ fn read_call(stream: &mut TcpStream) -> Wired<(Op, Buffer)> {
     let (dtype, meter) = (TYPES[dtype as usize], Meter::new());
     let mut buffer = Buffer::zeroed(len as usize, dtype, &meter, Category::Staging).unwrap();
     stream.read_exact(buffer.as_mut().bytes_mut().unwrap())?;
-    Ok((op, buffer))
+    Ok((part, Call::Run(op, buffer)))
 }
 
 /// One rank of an epoch, in another process than the ranks' threads.
@@ -89,9 +126,30 @@ fn read_call(stream: &mut TcpStream) -> Wired<(Op, Buffer)> {
 pub(crate) struct Wire {
     rank: usize,
     ranks: usize,
+    /// Which of its parts, 0 being all of it.
+    part: usize,
+    line: Arc<Line>,
+    tickets: Arc<Done>,
+}
+
+/// The connection of a rank, for all its parts. It ends with the last of them.
+#[derive(Debug)]
+struct Line {
     stream: Mutex<TcpStream>,
     breaks: TcpStream,
-    tickets: Arc<Done>,
+}
+
+impl Line {
+    fn end(&self) {
+        // It may have ended already.
+        let _ = self.breaks.shutdown(Shutdown::Both);
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        self.end();
+    }
 }
 
 impl Wire {
@@ -102,7 +160,20 @@ impl Wire {
             stream.write_all(&word.to_le_bytes())?;
         }
         let breaks = stream.try_clone()?;
-        Ok(Wire { rank, ranks, stream: Mutex::new(stream), breaks, tickets: Arc::default() })
+        let line = Arc::new(Line { stream: Mutex::new(stream), breaks });
+        Ok(Wire { rank, ranks, part: 0, line, tickets: Arc::default() })
+    }
+
+    fn ask(&self, words: [u64; 5], bytes: &[u8]) -> Wired<Result<Vec<u8>, String>> {
+        let mut stream = self.line.stream.lock().unwrap();
+        for word in [self.part as u64].into_iter().chain(words) {
+            stream.write_all(&word.to_le_bytes())?;
+        }
+        stream.write_all(bytes)?;
+        let (good, len) = (word(&mut stream)? == 1, word(&mut stream)?);
+        let mut told = vec![0; len as usize];
+        stream.read_exact(&mut told)?;
+        Ok(if good { Ok(told) } else { Err(String::from_utf8_lossy(&told).into_owned()) })
     }
 
     fn call(&self, op: Op, buffer: &mut Buffer) -> Wired<Result<(), String>> {
@@ -118,20 +189,9 @@ impl Wire {
             other => panic!("{other} is not sent between workers"),
         };
         let dtype = TYPES.iter().position(|dtype| *dtype == buffer.dtype()).unwrap();
-        let mut stream = self.stream.lock().unwrap();
-        for word in [kind, of, dtype, buffer.len()] {
-            stream.write_all(&(word as u64).to_le_bytes())?;
-        }
-        stream.write_all(&factor.to_bits().to_le_bytes())?;
-        stream.write_all(buffer.as_slice().bytes().unwrap())?;
-        let (good, len) = (word(&mut stream)? == 1, word(&mut stream)?);
-        if good {
-            stream.read_exact(buffer.as_mut().bytes_mut().unwrap())?;
-            return Ok(Ok(()));
-        }
-        let mut text = vec![0; len as usize];
-        stream.read_exact(&mut text)?;
-        Ok(Err(String::from_utf8_lossy(&text).into_owned()))
+        let [kind, of, dtype, len] = [kind, of, dtype, buffer.len()].map(|word| word as u64);
+        let told = self.ask([kind, of, dtype, len, factor.to_bits()], buffer.as_slice().bytes().unwrap())?;
+        Ok(told.map(|bytes| buffer.as_mut().bytes_mut().unwrap().copy_from_slice(&bytes)))
     }
 }
 
@@ -153,23 +213,24 @@ impl Communicator for Wire {
         Ok(InFlight::new(Arc::clone(&self.tickets) as _, ticket))
     }
 
-    fn split(&self, _: Option<u32>, _: i64) -> Result<Option<Arc<dyn Communicator>>, Error> {
-        panic!("workers of one rank have no parts")
+    fn split(&self, colour: Option<u32>, key: i64) -> Result<Option<Arc<dyn Communicator>>, Error> {
+        let of = colour.map_or(0, |colour| u64::from(colour) + 1);
+        let told = self.ask([SPLIT, of, 0, 0, key as u64], &[]);
+        let told = told.unwrap_or_else(|error| Err(error.to_string()));
+        let told = told.map_err(|message| Error::Remote { rank: self.rank, message })?;
+        let (words, _) = told.as_chunks::<8>();
+        let [part, rank, ranks] = words else { return Ok(None) };
+        let [part, rank, ranks] = [part, rank, ranks].map(|word| u64::from_le_bytes(*word) as usize);
+        let (line, tickets) = (Arc::clone(&self.line), Arc::default());
+        Ok(Some(Arc::new(Wire { rank, ranks, part, line, tickets })))
     }
 
     fn abort(&self) {
-        // It may have ended already.
-        let _ = self.breaks.shutdown(Shutdown::Both);
+        self.line.end();
     }
 
     fn stats(&self) -> Stats {
         Stats::default()
-    }
-}
-
-impl Drop for Wire {
-    fn drop(&mut self) {
-        self.abort();
     }
 }
 

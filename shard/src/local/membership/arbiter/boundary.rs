@@ -60,7 +60,10 @@ impl Arbiter {
         let is_member = |peer: &Peer| first || members.contains(&peer.worker);
         let min = self.config.min_workers;
         match self.agreed(&is_member) {
-            Err(Refusal::Disagree { .. }) if let Some(step) = self.majority() => {
+            Err(Refusal::Disagree { .. })
+                if let Some(step) =
+                    self.majority().filter(|&step| arrived - self.out_of_step(step).len() >= min) =>
+            {
                 self.drop_all_but(step);
                 self.grant(late, send);
             }
@@ -107,12 +110,15 @@ impl Arbiter {
 
     /// Members at another step are members no more: they are told as they ask again.
     fn drop_all_but(&mut self, others: u64) {
-        let members: Vec<Worker> = self.state.live().map(|place| place.worker).collect();
-        for worker in members {
-            if let Some(step) = self.step_of(worker).filter(|&step| step != others) {
-                self.depart(worker, Departure::OutOfStep { step, others });
-            }
+        for (worker, step) in self.out_of_step(others) {
+            self.depart(worker, Departure::OutOfStep { step, others });
         }
+    }
+
+    /// Members at another step, and which.
+    fn out_of_step(&self, others: u64) -> Vec<(Worker, u64)> {
+        let at = self.state.live().filter_map(|place| Some((place.worker, self.step_of(place.worker)?)));
+        at.filter(|(_, step)| *step != others).collect()
     }
 
     fn refuse(&mut self, whom: impl Fn(&Peer) -> bool, refusal: &Refusal, send: &mut Vec<FromArbiter>) {
