@@ -113,6 +113,7 @@ fn read_call(stream: &mut TcpStream) -> Wired<(usize, Call)> {
         0 if of as usize == WITH_FACTOR => Op::all_reduce(Reduction::PreMulSum { factor }),
         0 => Op::all_reduce(REDUCTIONS[of as usize]),
         1 => Op::all_gather(),
+        4 => Op::barrier(),
         _ => Op::broadcast(of as usize),
     };
     let (dtype, meter) = (TYPES[dtype as usize], Meter::new());
@@ -186,6 +187,7 @@ impl Wire {
             Action::AllReduce(reduction) => (0, REDUCTIONS.iter().position(|r| *r == reduction).unwrap()),
             Action::AllGather => (1, 0),
             Action::Broadcast { root } => (2, root),
+            Action::Barrier => (4, 0),
             other => panic!("{other} is not sent between workers"),
         };
         let dtype = TYPES.iter().position(|dtype| *dtype == buffer.dtype()).unwrap();
