@@ -175,8 +175,8 @@ pub(super) const MUTANTS: [Mutant; 30] = [
     Mutant {
         name: "shard-late-mean-counts-in-full",
         file: "optim/src/merge/cpu.rs",
-        from: "let share = merge.alpha * left;",
-        to: "let share = merge.alpha;",
+        from: "let share = merge.taken * left;",
+        to: "let share = merge.taken;",
         package: "meshstep-shard",
         test: "local::trajectories::a_delayed_moment_is_the_one_that_was_averaged_at_once",
     },
