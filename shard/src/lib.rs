@@ -126,96 +126,49 @@
 //! f32, bf16 ones in bf16. Weighted means round w g once to the gradients' type. On GPUs a
 //! background save becomes the newest where ranks join it or save again, as its words must not come between training's collectives.
 
-mod agree;
-mod among;
-mod apply;
-mod around;
-mod bucket_plan;
-mod bytes;
 #[cfg(feature = "checkpoint")]
 pub mod checkpoint;
+mod closure;
+mod config;
 mod cross_shard;
-mod data_place;
 mod error;
-mod exchange;
-mod family;
-mod fault;
-mod filling;
-mod first_chunks;
-mod first_values;
-mod fixed;
-mod further;
 mod gather;
-mod gather_room;
-mod gathered;
-#[cfg(feature = "cuda")]
-mod gpu_hooks;
-#[cfg(feature = "cuda")]
-mod gpu_update;
-mod groups;
-mod handover;
-mod held;
-mod join;
-mod lbfgs;
 pub mod local;
-mod loss_scale;
-mod meeting;
-mod micro_batch;
 mod optimizer;
-mod options;
-mod order;
-mod owned;
-mod part;
-mod partition;
-mod patience;
 mod plan;
-mod pool;
-mod precision;
-mod presence;
+mod ranks;
 mod reduce;
-mod run;
-mod schedule;
-mod series;
 mod step;
-mod stretch;
-mod take_in;
-mod tensor_totals;
-#[cfg(feature = "cuda")]
-mod there;
-mod units;
-mod values;
+mod update;
 mod verify;
-mod weights;
-mod whole_run;
-mod wire;
 
-pub use agree::{gather_words, same_everywhere};
-pub use among::{Among, Parts};
-pub use bucket_plan::{BucketPlan, Placed};
-pub use bytes::{Memory, Wire};
+pub use closure::lbfgs::{LbfgsStep, NotForLbfgs, ShardedLbfgs};
+pub use closure::minimize::{Evaluated, Minimized, Passed, Until};
+pub use config::fault::Fault;
+pub use config::options::{At, Clip, Combine, Initial, Missing, NonFinite, Options, Stage};
+pub use config::param_groups::Groups;
+pub use config::precision::{Master, Moments, Precision};
 pub use cross_shard::{AssignmentError, CrossShard, Drift, SlotDrift};
-pub use data_place::{DataPlace, PlaceError};
 pub use error::Error;
-pub use fault::Fault;
-pub use gathered::{Gathered, PendingGather, UnitError};
-pub use groups::Groups;
-pub use held::LocalClip;
-pub use join::Shared;
-pub use lbfgs::{LbfgsStep, NotForLbfgs, ShardedLbfgs};
+pub use gather::unit_gather::{Gathered, PendingGather, UnitError};
 pub use meshstep_optim::Stop;
-pub use micro_batch::{MicroBatch, Slot};
 pub use optimizer::Optimizer;
-pub use options::{At, Clip, Combine, Initial, Missing, NonFinite, Options, Stage};
-pub use part::{Part, Seat, Sizes};
-pub use partition::{Owners, Partition};
-pub use plan::{Plan, Seats};
-pub use precision::{Master, Moments, Precision};
-pub use reduce::Folding;
+pub use optimizer::add_params::Shared;
+pub use optimizer::values::ParamState;
+pub use plan::bucket::{BucketPlan, Placed};
+pub use plan::bytes::{Memory, Wire};
+pub use plan::layout_plan::{Part, Seat, Sizes};
+pub use plan::partition::{Owners, Partition};
+pub use plan::step_plan::{Plan, Seats};
+pub use ranks::agree::{gather_words, same_everywhere};
+pub use ranks::data_rank::{DataPlace, PlaceError};
+pub use ranks::roles::{Among, Parts};
+pub use reduce::local_clip::LocalClip;
+pub use reduce::micro_batch::{MicroBatch, Slot};
+pub use reduce::weights::WeightError;
 pub use step::{Outcome, Pending, Traffic};
-pub use values::ParamState;
+pub use update::exact_reduce::Folding;
 pub use verify::{Apart, Difference, Held, Repaired, Verified, VerifyError};
-pub use weights::WeightError;
-pub use whole_run::{Evaluated, Minimized, Passed, Until};
 
 /// Keeps the repository's README.md true.
 #[cfg(doctest)]

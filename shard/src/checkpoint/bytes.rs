@@ -15,8 +15,9 @@ use super::placing::{Alike, Placing};
 use super::ranks::Ranks;
 use super::save::{apart, random};
 use super::settings::Settings;
+use crate::ranks::host_words;
 use crate::verify::Slot;
-use crate::{Error, Optimizer, Options, wire};
+use crate::{Error, Optimizer, Options};
 use meshstep_tensor::{Buffer, Category, Slice};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -181,7 +182,7 @@ fn append<K: Keeper>(
     let at_once = WINDOW / values.dtype().size();
     let mut fetch = |from: usize| {
         let part = values.slice(from..values.len().min(from + at_once))?;
-        wire::read(&queue, &meter, part, |part: Slice<'_>| {
+        host_words::read(&queue, &meter, part, |part: Slice<'_>| {
             to.extend(part.bytes()?);
             Ok(())
         })

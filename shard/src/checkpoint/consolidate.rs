@@ -11,7 +11,8 @@ use super::ranks::Ranks;
 use super::read::join;
 use super::save::apart;
 use super::{cover, owner};
-use crate::{Error, Optimizer, wire};
+use crate::ranks::host_words;
+use crate::{Error, Optimizer};
 use meshstep_comm::Op;
 use meshstep_tensor::{Buffer, Category, DType, Slice};
 use std::collections::BTreeMap;
@@ -290,12 +291,12 @@ impl Sources {
     ) -> Result<(), CheckpointError> {
         let (queue, meter) = self.ranks.memory();
         let (first, values) = from.vector(param, vector.slot).map_err(CheckpointError::memory)?;
-        let packed = wire::fill(queue, meter, self.room.as_mut(), |mut room| {
+        let packed = host_words::fill(queue, meter, self.room.as_mut(), |mut room| {
             let (room, mut at) = (room.bytes_mut()?, 0);
             for run in places {
                 let start = run.to as usize - first;
                 let part = values.slice(start..start + run.len as usize)?;
-                wire::read(queue, meter, part, |part| {
+                host_words::read(queue, meter, part, |part| {
                     let bytes = part.bytes()?;
                     room[at..at + bytes.len()].copy_from_slice(bytes);
                     at += bytes.len();
@@ -313,7 +314,7 @@ impl Sources {
     fn unpack(&mut self, runs: &[Run], size: usize) -> Result<bool, CheckpointError> {
         let Some(window) = &mut self.window else { return Ok(false) };
         let (queue, meter) = self.ranks.memory();
-        let unpacked = wire::read(queue, meter, self.room.as_slice(), |room| {
+        let unpacked = host_words::read(queue, meter, self.room.as_slice(), |room| {
             let (room, mut into, mut at) = (room.bytes()?, window.as_mut(), 0);
             if !room.ends_with(&SENT.to_le_bytes()) {
                 return Ok(false);

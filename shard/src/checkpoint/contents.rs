@@ -9,7 +9,7 @@ use super::piece::{Piece, Region};
 use super::placing::{Placing, shape};
 use super::saved::Saved;
 use super::settings::Settings;
-use crate::family::Place;
+use crate::optimizer::layout_state::Place;
 use crate::verify::{Item, Slot};
 use crate::{Error, Optimizer, Stage};
 use meshstep_comm::Communicator;

@@ -1,6 +1,7 @@
 //! Bytes on their way from one rank to another, through one window of memory on each.
 
-use crate::{Error, wire};
+use crate::Error;
+use crate::ranks::host_words;
 use meshstep_comm::{Action, Communicator, Op};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue, Slice, SliceMut};
 
@@ -109,7 +110,7 @@ impl<'a> Window<'a> {
         }
         let window = self.there.as_mut().unwrap_or(&mut self.host);
         let rest = window.split_off(len)?;
-        let travelled = wire::run(self.comm, &self.queue, op, window);
+        let travelled = host_words::run(self.comm, &self.queue, op, window);
         *window = window.take().join(rest).unwrap_or_else(|_| unreachable!("joined where it was cut"));
         travelled?;
         if let (false, Some(there)) = (sends, &self.there) {

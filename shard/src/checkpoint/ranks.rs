@@ -2,7 +2,8 @@
 
 use super::contents::Keeper;
 use super::error::CheckpointError;
-use crate::{Error, Options, gather_words, wire};
+use crate::ranks::host_words;
+use crate::{Error, Options, gather_words};
 use meshstep_comm::{Communicator, Op, Reduction};
 use meshstep_tensor::{Buffer, Meter, Queue};
 use std::panic::resume_unwind;
@@ -90,7 +91,7 @@ impl Ranks {
 
     /// Runs an operation on a buffer at this place, and hears whether the ranks are sound behind it.
     pub(crate) fn travel(&self, op: Op, buffer: &mut Buffer) -> Result<(), Error> {
-        wire::run(&*self.comm, &self.options.queue, op, buffer)?;
+        host_words::run(&*self.comm, &self.options.queue, op, buffer)?;
         Ok(self.comm.sound()?)
     }
 
@@ -105,7 +106,7 @@ impl Ranks {
             words.fill(0);
         }
         let (queue, meter) = self.memory();
-        Ok(wire::all_reduce(&*self.comm, queue, meter, words, Reduction::Max)?)
+        Ok(host_words::all_reduce(&*self.comm, queue, meter, words, Reduction::Max)?)
     }
 
     /// Ends it for all ranks.

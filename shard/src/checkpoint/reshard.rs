@@ -12,7 +12,8 @@ use super::placing::{Alike, Placing};
 use super::ranks::Ranks;
 use super::settings::Settings;
 use super::write::STAGING;
-use crate::{Error, Optimizer, Options, family};
+use crate::optimizer::layout_state;
+use crate::{Error, Optimizer, Options};
 use meshstep_comm::Communicator;
 use meshstep_tensor::{Buffer, Category, Queue, SliceMut};
 use std::ops::Range;
@@ -99,7 +100,7 @@ pub(crate) fn reshard_all<'a, K: Keeper>(
     let options = side.map_or_else(Options::default, |(kept, _)| kept.optimizer().options.clone());
     let text = match &ready {
         Ok(()) => "this call = reshard\n".to_owned(),
-        Err(error) => family::objection(Some(error)),
+        Err(error) => layout_state::objection(Some(error)),
     };
     let before = [sent(&mut from), sent(&mut to)];
     let same = crate::same_everywhere(&**via, &options, &text);

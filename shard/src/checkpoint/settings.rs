@@ -3,9 +3,10 @@
 use super::error::CheckpointError;
 use super::fits::find;
 use super::mismatch::Mismatch;
+use crate::Optimizer;
+use crate::config::schedule;
 use crate::cross_shard::GroupsRecord;
 use crate::local::LocalRecord;
-use crate::{Optimizer, schedule};
 use meshstep_optim::{LossScaleState, Rounding};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

@@ -11,10 +11,12 @@ pub use assignment::AssignmentError;
 pub(crate) use saving::GroupsRecord;
 pub use synchronize::{Drift, SlotDrift};
 
-use crate::lbfgs::Failed;
+use crate::closure::lbfgs::Failed;
+use crate::optimizer::layout_state;
+use crate::ranks::{agree, host_words};
 use crate::{
     At, Error, Evaluated, Groups, Initial, Master, MicroBatch, Minimized, Missing, Optimizer, Options,
-    Pending, Stage, Until, Verified, agree, family, wire,
+    Pending, Stage, Until, Verified,
 };
 use meshstep_comm::{Communicator, Op};
 use meshstep_optim::LossScaleState;
@@ -91,14 +93,14 @@ impl CrossShard {
         let mine = my_group(groups, &*world, &options);
         let text = match &mine {
             Ok(_) => describe(groups, &layout, &rules, &options),
-            Err(error) => family::objection(Some(error)),
+            Err(error) => layout_state::objection(Some(error)),
         };
         let group = agreed(&*world, &options, mine, &text)?;
         // Every rank has a colour, so every rank has a group.
         let comm = world.split(Some(group as u32), 0).inspect_err(|_| world.abort())?;
         let Some(comm) = comm else { return Err(Error::NoRanks) };
         let built = Optimizer::new(comm, layout, rules, initial, options.clone());
-        let text = family::objection(built.as_ref().err());
+        let text = layout_state::objection(built.as_ref().err());
         let optimizer = agreed(&*world, &options, built, &text)?;
         let mut both = CrossShard {
             optimizer,
@@ -126,12 +128,12 @@ impl CrossShard {
         // A step that is due in one group is no reason to end the others.
         let ready = self.optimizer.check_heard().and_then(|()| self.optimizer.check_idle());
         let text = match &ready {
-            Ok(()) => family::describe(&layout, &rules, &options),
-            Err(error) => family::objection(Some(error)),
+            Ok(()) => layout_state::describe(&layout, &rules, &options),
+            Err(error) => layout_state::objection(Some(error)),
         };
         agreed(&*self.world, &options, ready, &text)?;
         let added = self.optimizer.add_param_group(layout, rules, initial);
-        let text = family::objection(added.as_ref().err());
+        let text = layout_state::objection(added.as_ref().err());
         let same = agree::same_everywhere(&*self.world, &options, &text);
         match (added, same) {
             (Ok(()), Ok(_)) => self.first_values(before),
@@ -149,7 +151,8 @@ impl CrossShard {
     fn first_values(&mut self, [params, buckets, frozen]: [usize; 3]) -> Result<(), Error> {
         if self.optimizer.options.initial == Initial::Compare {
             let values = describe_values(&self.optimizer, params);
-            let text = values.as_ref().map_or_else(|error| family::objection(Some(error)), String::clone);
+            let text =
+                values.as_ref().map_or_else(|error| layout_state::objection(Some(error)), String::clone);
             return agreed(&*self.world, &self.optimizer.options, values.map(drop), &text);
         }
         let sent = self.broadcast(buckets, frozen);
@@ -160,9 +163,9 @@ impl CrossShard {
         let Optimizer { buckets, frozen, options, .. } = &mut self.optimizer;
         let (buckets, frozen) = (&mut buckets[first_bucket..], &mut frozen[first_frozen..]);
         for values in buckets.iter_mut().map(|b| &mut b.params).chain(frozen).filter(|v| !v.is_empty()) {
-            wire::run(&*self.world, &options.queue, Op::broadcast(0), values)?;
+            host_words::run(&*self.world, &options.queue, Op::broadcast(0), values)?;
         }
-        buckets.iter_mut().try_for_each(crate::owned::Owned::fill_masters)
+        buckets.iter_mut().try_for_each(crate::update::owned_bucket::Owned::fill_masters)
     }
 
     /// Begins the step's last micro-batch, of `batch_size` samples ([`Optimizer::micro_batch`]).
@@ -296,7 +299,7 @@ fn my_group(groups: &[Vec<usize>], world: &dyn Communicator, options: &Options) 
 
 /// Everything all ranks of the world must have alike.
 fn describe(groups: &[Vec<usize>], layout: &Layout, rules: &Groups, options: &Options) -> String {
-    let mut text = family::describe(layout, rules, options);
+    let mut text = layout_state::describe(layout, rules, options);
     let _ = writeln!(text, "group assignment = {groups:?}");
     text
 }
@@ -304,7 +307,7 @@ fn describe(groups: &[Vec<usize>], layout: &Layout, rules: &Groups, options: &Op
 fn describe_values(optimizer: &Optimizer, first: usize) -> Result<String, Error> {
     let (Options { queue, meter, .. }, mut text) = (&optimizer.options, String::new());
     for param in optimizer.params().skip(first) {
-        let digest = wire::digest(queue, meter, optimizer.param(param.name())?)?;
+        let digest = host_words::digest(queue, meter, optimizer.param(param.name())?)?;
         let _ = writeln!(text, "values of {:?} = digest {digest:016x}", param.name());
     }
     Ok(text)

@@ -1,6 +1,7 @@
 //! A block of values at a time, compared and averaged over all ranks: on the CPU, wherever the values are.
 
-use crate::{Error, Options, wire};
+use crate::ranks::host_words;
+use crate::{Error, Options};
 use meshstep_comm::{Communicator, Op, Reduction};
 use meshstep_optim::{ordered, unordered};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, Slice, SliceMut};
@@ -85,7 +86,7 @@ impl Room {
             *own = mean;
         }
         let means = self.values.as_slice().slice(0..len)?;
-        Ok(wire::fill(&self.queue, &self.meter, values, |mut values| values.cast_from(means))?)
+        Ok(host_words::fill(&self.queue, &self.meter, values, |mut values| values.cast_from(means))?)
     }
 
     /// The means over all ranks of `values` times `part`, divided here, since backends divide in different ways.
@@ -101,7 +102,7 @@ impl Room {
     fn bounds(&mut self, values: Slice<'_>) -> Result<(&[u64], &[u64]), Error> {
         let Room { world, queue, meter, values: own, words, .. } = self;
         let len = values.len();
-        wire::read(queue, meter, values, |values| own.as_mut().slice(0..len)?.cast_from(values))?;
+        host_words::read(queue, meter, values, |values| own.as_mut().slice(0..len)?.cast_from(values))?;
         let own = &own.typed::<f64>()?[..len];
         for (bound, reduction) in [(&mut self.high, Reduction::Max), (&mut self.low, Reduction::Min)] {
             let bound = &mut bound.typed_mut::<u64>()?[..len];
@@ -123,7 +124,7 @@ fn reduce(
     let mut part = room.take();
     let rest = part.split_off(block.len())?;
     let reduced = queue.upload(block.as_slice(), part.as_mut()).map_err(Error::from).and_then(|()| {
-        wire::run(world, queue, Op::all_reduce(reduction), &mut part)?;
+        host_words::run(world, queue, Op::all_reduce(reduction), &mut part)?;
         queue.download(part.as_slice(), block.reborrow())?;
         Ok(world.sound()?)
     });

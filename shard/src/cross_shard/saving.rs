@@ -5,8 +5,10 @@ use crate::checkpoint::{
     CheckpointError, Content, Keeper, Load, Loaded, Manifest, Placing, Ranks, Save, Saving, Scale, Settings,
     Sink, Store, Vectors, load_all, save_all, save_all_async,
 };
+use crate::optimizer::layout_state;
+use crate::ranks::{agree, host_words};
 use crate::verify::Slot;
-use crate::{Error, Optimizer, agree, family, wire};
+use crate::{Error, Optimizer};
 use meshstep_comm::Communicator;
 use meshstep_tensor::{Buffer, DType, Queue, Slice, SliceMut};
 use serde::{Deserialize, Serialize};
@@ -82,7 +84,7 @@ impl CrossShard {
         let Optimizer { buckets, frozen, options, .. } = &self.optimizer;
         let mut digests = Vec::new();
         let mut add = |values: Slice<'_>| {
-            let digest = wire::digest(&options.queue, &options.meter, values)?;
+            let digest = host_words::digest(&options.queue, &options.meter, values)?;
             digests.extend(digest.to_le_bytes());
             Ok::<(), Error>(())
         };
@@ -214,7 +216,7 @@ impl Keeper for AllGroups<'_> {
     fn call_all(&mut self, what: &str, ready: Result<(), Error>) -> Result<(), Error> {
         let text = match &ready {
             Ok(()) => format!("this call = {what}\n"),
-            Err(error) => family::objection(Some(error)),
+            Err(error) => layout_state::objection(Some(error)),
         };
         let same = agree::same_everywhere(&*self.cross.world, &self.cross.optimizer.options, &text);
         ready.and(self.cross.end_if_alone(same))
@@ -327,7 +329,7 @@ fn alike(what: &str, all: &[Told], has: impl Fn(&Told) -> (u64, &[u64])) -> Resu
 
 /// One word for what a rank has.
 fn digest((own, t): (u64, &[u64])) -> u64 {
-    t.iter().fold(own, |so_far, &t| crate::handover::digest(so_far, t, 0))
+    t.iter().fold(own, |so_far, &t| crate::reduce::reducer::digest(so_far, t, 0))
 }
 
 #[cfg(test)]

@@ -2,9 +2,11 @@
 
 use super::CrossShard;
 use super::room::{Room, Spread};
-use crate::bucket_plan::BucketPlan;
 use crate::optimizer::Optimizer;
-use crate::{Error, Options, agree, family, wire};
+use crate::optimizer::layout_state;
+use crate::plan::bucket::BucketPlan;
+use crate::ranks::{agree, host_words};
+use crate::{Error, Options};
 use meshstep_comm::{Error as CommError, Reduction};
 use meshstep_tensor::{Buffer, Slice};
 use std::ops::Range;
@@ -131,7 +133,7 @@ impl CrossShard {
         let heard = healthy.and_then(|()| self.optimizer.check_heard());
         let idle = heard.and_then(|()| self.optimizer.check_idle());
         let idle = self.meet_group().and(idle);
-        let text = family::objection(idle.as_ref().err());
+        let text = layout_state::objection(idle.as_ref().err());
         let same = agree::same_everywhere(&*self.world, &self.optimizer.options, &text);
         idle.and(self.end_if_alone(same))
     }
@@ -164,7 +166,7 @@ impl CrossShard {
     fn reduced_t(&self, reduction: Reduction) -> Result<Vec<u64>, Error> {
         let Options { queue, meter, .. } = &self.optimizer.options;
         let mut words: Vec<u64> = self.optimizer.entries.iter().map(|e| e.t).collect();
-        wire::all_reduce(&*self.world, queue, meter, &mut words, reduction)?;
+        host_words::all_reduce(&*self.world, queue, meter, &mut words, reduction)?;
         Ok(words)
     }
 

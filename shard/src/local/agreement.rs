@@ -2,8 +2,9 @@
 
 use super::traffic::AGREEMENT_HEAD;
 use super::{LocalPlan, Weights};
-use crate::agree::gather_words;
-use crate::{Options, wire};
+use crate::Options;
+use crate::ranks::agree::gather_words;
+use crate::ranks::host_words;
 use meshstep_comm::{Communicator, Reduction};
 
 /// Why an exchange did not come about, on any worker. Ranks are those of all workers together.
@@ -160,7 +161,7 @@ pub(crate) fn vote(
         Seen::Good => 0,
         seen => (seen as u64) << 32 | (u64::from(u32::MAX) - world.rank() as u64),
     }];
-    wire::all_reduce(world, &options.queue, &options.meter, &mut words, Reduction::Max)?;
+    host_words::all_reduce(world, &options.queue, &options.meter, &mut words, Reduction::Max)?;
     let rank = (u64::from(u32::MAX) - (words[0] & u64::from(u32::MAX))) as usize;
     Ok(match words[0] >> 32 {
         0 => Ok(()),

@@ -5,7 +5,8 @@ use super::packing::Lane;
 use super::spots::Spot;
 use super::staging::Staging;
 use super::{LocalPlan, Placement};
-use crate::{Error, Optimizer, Options, wire};
+use crate::ranks::host_words;
+use crate::{Error, Optimizer, Options};
 use meshstep_comm::{Communicator, InFlight, Op, Reduction};
 use meshstep_optim::pack;
 use meshstep_tensor::{Buffer, Slice};
@@ -107,7 +108,7 @@ impl Flight {
         for started in self.lanes.drain(..) {
             let mut whole: Option<Buffer> = None;
             for start in started {
-                let (part, result) = wire::land(start, &options.queue);
+                let (part, result) = host_words::land(start, &options.queue);
                 arrived = arrived.and(result);
                 let joined = match whole {
                     None => Ok(part),

@@ -3,8 +3,9 @@
 use super::engine::{Engine, Exchanged};
 use super::spots::check_memory;
 use super::{LocalError, LocalPlan, LocalWarning, Placement, Workers};
-use crate::around::Around;
-use crate::{At, Error, MicroBatch, Optimizer, Options, Outcome, ParamState, agree};
+use crate::ranks::agree;
+use crate::step::hooks::Around;
+use crate::{At, Error, MicroBatch, Optimizer, Options, Outcome, ParamState};
 use meshstep_tensor::{Buffer, Slice};
 use std::fmt::Write;
 
@@ -282,8 +283,8 @@ fn values_alike(inner: &Optimizer, workers: &Workers) -> Result<Option<usize>, E
         let vectors = [owned.params()?].into_iter();
         let state = owned.state().iter().chain(owned.master()).map(meshstep_tensor::Buffer::as_slice);
         for vector in vectors.chain(state) {
-            let own = crate::wire::digest(&inner.options.queue, &inner.options.meter, vector)?;
-            digest = crate::handover::digest(digest, own, 0);
+            let own = crate::ranks::host_words::digest(&inner.options.queue, &inner.options.meter, vector)?;
+            digest = crate::reduce::reducer::digest(digest, own, 0);
         }
     }
     let mine = [inner.comm().rank() as u64, workers.across.rank() as u64, digest];

@@ -3,7 +3,8 @@
 use super::error::LocalError;
 use super::optimizer::{LocalOptimizer, describe};
 use super::{Veto, Workers};
-use crate::{Error, agree, wire};
+use crate::Error;
+use crate::ranks::{agree, host_words};
 use meshstep_comm::{Communicator, Op};
 use meshstep_tensor::{Buffer, Category, DType};
 
@@ -68,9 +69,9 @@ impl LocalOptimizer {
                 let (len, dtype, meter) = (vector.len(), vector.dtype(), &inner.options.meter);
                 let mut copy = Buffer::zeroed_on(&queue, len, dtype, meter, Category::Staging)?;
                 queue.copy(vector.as_slice(), copy.as_mut())?;
-                wire::run(comm, &queue, FIRST, &mut copy)?;
+                host_words::run(comm, &queue, FIRST, &mut copy)?;
             } else {
-                wire::run(comm, &queue, FIRST, vector)?;
+                host_words::run(comm, &queue, FIRST, vector)?;
             }
         }
         let ts = inner.entries.iter().map(|entry| entry.t);
@@ -81,7 +82,7 @@ impl LocalOptimizer {
         let meter = &inner.options.meter;
         let mut words = Buffer::zeroed_on(&queue, counts.len(), DType::U64, meter, Category::Staging)?;
         queue.upload((&counts[..]).into(), words.as_mut())?;
-        wire::run(comm, &queue, FIRST, &mut words)?;
+        host_words::run(comm, &queue, FIRST, &mut words)?;
         let mut counts = counts;
         queue.download(words.as_slice(), (&mut counts[..]).into())?;
         comm.sound()?;

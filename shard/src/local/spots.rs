@@ -1,7 +1,7 @@
 //! Where on this rank a fragment lies: parts of its optimizer's vectors.
 
 use super::{Chosen, Fragment, LocalError, LocalPlan, Trained, What};
-use crate::family::{Entry, Place};
+use crate::optimizer::layout_state::{Entry, Place};
 use crate::{Error, Optimizer};
 use meshstep_optim::StateSlot;
 use meshstep_tensor::{DType, Slice, SliceMut};
@@ -65,7 +65,7 @@ impl Optimizer {
 
     /// The queue waits for all parameters of the last step, where they may still travel.
     pub(crate) fn wait_for_params(&self) -> Result<(), Error> {
-        self.buckets.iter().try_for_each(crate::owned::Owned::wait_for_params)
+        self.buckets.iter().try_for_each(crate::update::owned_bucket::Owned::wait_for_params)
     }
 
     /// What its rule says of a spot's vector, of the rule's state.

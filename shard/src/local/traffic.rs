@@ -2,7 +2,7 @@
 
 use super::packing::Loads;
 use super::{Chosen, Fragment, LocalError, LocalPlan, Placement, Trained, Weights, What};
-use crate::bytes::ring_all_reduce;
+use crate::plan::bytes::ring_all_reduce;
 use crate::{Groups, Part};
 use meshstep_tensor::DType;
 use std::ops::Range;
@@ -195,7 +195,7 @@ fn owned(Shares { part, shard, .. }: &Shares<'_>, name: &str, range: &Range<usiz
             let wanted = placed.start + range.start..placed.start + range.end;
             let owned = part.owned(b, *shard).into_iter();
             sum += owned
-                .filter_map(|run| crate::run::overlap(&run, &wanted))
+                .filter_map(|run| crate::update::segments::overlap(&run, &wanted))
                 .map(|both| both.len())
                 .sum::<usize>();
         }

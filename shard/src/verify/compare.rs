@@ -2,8 +2,10 @@
 
 use super::Begun;
 use super::survey::{Item, Survey};
-use crate::among::know;
-use crate::{Error, Optimizer, agree, family, wire};
+use crate::optimizer::layout_state;
+use crate::ranks::roles::know;
+use crate::ranks::{agree, host_words};
+use crate::{Error, Optimizer};
 use meshstep_comm::{Communicator, Error as CommError, Op, Reduction};
 use std::fmt::Write;
 use std::sync::Arc;
@@ -62,7 +64,7 @@ impl Optimizer {
     pub(super) fn same_among(&self, group: &dyn Communicator, words: &[u64]) -> Result<Vec<bool>, Error> {
         let (queue, meter) = (&self.options.queue, &self.options.meter);
         let mut both: Vec<u64> = words.iter().copied().chain(words.iter().map(|word| !word)).collect();
-        wire::all_reduce(group, queue, meter, &mut both, Reduction::Max)?;
+        host_words::all_reduce(group, queue, meter, &mut both, Reduction::Max)?;
         let (largest, not_smallest) = both.split_at(words.len());
         Ok(largest.iter().zip(not_smallest).map(|(largest, other)| *largest == !other).collect())
     }
@@ -76,7 +78,7 @@ impl Optimizer {
         let digest = xxh3_64(counters.as_bytes());
         let mut words = [word, digest, !digest];
         let (queue, meter) = (&self.options.queue, &self.options.meter);
-        wire::all_reduce(&*world, queue, meter, &mut words, Reduction::Max)?;
+        host_words::all_reduce(&*world, queue, meter, &mut words, Reduction::Max)?;
         if words[1] != !words[2] {
             agree::same_everywhere(&*world, &self.options, &counters)?;
         }
@@ -105,7 +107,7 @@ impl Optimizer {
         let begun = Begun::now();
         let text = match &ready {
             Ok(()) => format!("this call = {what}\n"),
-            Err(error) => family::objection(Some(error)),
+            Err(error) => layout_state::objection(Some(error)),
         };
         let same = self.apart_from_steps(|all| {
             all.greet()?;
@@ -141,7 +143,8 @@ impl Optimizer {
         for comm in comms {
             started.push(comm.start(Op::barrier(), self.handover.meeting.nothing()?, queue));
         }
-        let answered: Vec<_> = started.into_iter().map(|started| wire::land(started, queue).1).collect();
+        let answered: Vec<_> =
+            started.into_iter().map(|started| host_words::land(started, queue).1).collect();
         let failed = answered.into_iter().filter_map(Result::err);
         let told = failed.min_by_key(|error| !matches!(error.cause(), CommError::Mismatch { .. }));
         told.map_or(Ok(()), |error| Err(error.into()))

@@ -4,7 +4,8 @@ use super::compare::{First, Seen};
 use super::difference::{Difference, Held};
 use super::hash;
 use super::survey::{Item, Survey};
-use crate::{Error, Optimizer, wire};
+use crate::ranks::host_words;
+use crate::{Error, Optimizer};
 use meshstep_comm::{Communicator, Reduction};
 
 /// Parts that are compared at a time in the search for an element.
@@ -51,7 +52,13 @@ impl Optimizer {
     }
 
     fn reduce_words(&self, words: &mut [u64], reduction: Reduction) -> Result<(), Error> {
-        Ok(wire::all_reduce(&**self.comm(), &self.options.queue, &self.options.meter, words, reduction)?)
+        Ok(host_words::all_reduce(
+            &**self.comm(),
+            &self.options.queue,
+            &self.options.meter,
+            words,
+            reduction,
+        )?)
     }
 
     /// Where the ranks of a group differ first, and what each holds there; nothing where they do not. Collective over the
@@ -68,7 +75,7 @@ impl Optimizer {
     pub(super) fn held_by(&self, ranks: &dyn Communicator, bits: u64, hash: u64) -> Result<Vec<Held>, Error> {
         let mut words = vec![0; 3 * ranks.world_size()];
         words[3 * ranks.rank()..][..3].copy_from_slice(&[self.comm().rank() as u64, bits, hash]);
-        wire::all_gather(ranks, &self.options.queue, &self.options.meter, &mut words)?;
+        host_words::all_gather(ranks, &self.options.queue, &self.options.meter, &mut words)?;
         let held = |w: &[u64]| Held { rank: w[0] as usize, bits: w[1], hash: w[2] };
         Ok(words.chunks_exact(3).map(held).collect())
     }
@@ -98,7 +105,7 @@ impl Optimizer {
         let rank = self.comm().rank();
         let (first, values) = self.piece(item)?;
         let was = kept.unwrap_or(hash);
-        let change = wire::read(&queue, &meter, values, |values| hash::change(values, first, was))?;
+        let change = host_words::read(&queue, &meter, values, |values| hash::change(values, first, was))?;
         let held = |bits| [Held { rank, bits, hash }];
         Ok(match change {
             Some(change) => encode(Some((first + change.index) as u64), Some(change.was), &held(change.is)),
@@ -110,7 +117,7 @@ impl Optimizer {
     fn bits_at(&mut self, item: &Item, index: usize) -> Result<u64, Error> {
         let (queue, meter) = (self.options.queue.clone(), self.options.meter.clone());
         let element = self.piece(item)?.1.slice(index..index + 1)?;
-        Ok(wire::read(&queue, &meter, element, |element| Ok(hash::bits(element.bytes()?)))?)
+        Ok(host_words::read(&queue, &meter, element, |element| Ok(hash::bits(element.bytes()?)))?)
     }
 
     /// The type of a vector, which every rank knows, whatever it has of it.

@@ -21,7 +21,7 @@ pub(crate) use survey::Replicas;
 #[cfg(feature = "checkpoint")]
 pub(crate) use survey::{Item, Slot};
 
-use crate::among::know;
+use crate::ranks::roles::know;
 use crate::{Among, Clip, Error, Optimizer};
 use compare::Seen;
 use meshstep_comm::Communicator;

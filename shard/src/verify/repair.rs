@@ -4,7 +4,8 @@ use super::compare::Seen;
 use super::difference::{Held, majority};
 use super::survey::{Item, Slot, Survey, What};
 use super::{Begun, VerifyError};
-use crate::{Error, Optimizer, wire};
+use crate::ranks::host_words;
+use crate::{Error, Optimizer};
 use meshstep_comm::{Communicator, Op};
 use meshstep_tensor::{Buffer, Category};
 use std::sync::Arc;
@@ -95,7 +96,7 @@ impl Optimizer {
             let mut travels =
                 Buffer::zeroed_on(&queue, block.len(), mine.dtype(), &meter, Category::Staging)?;
             queue.copy(mine.as_slice().slice(block.clone())?, travels.as_mut())?;
-            wire::run(ranks, &queue, Op::broadcast(from), &mut travels)?;
+            host_words::run(ranks, &queue, Op::broadcast(from), &mut travels)?;
             if wrong {
                 queue.copy(travels.as_slice(), mine.reborrow().slice(block)?)?;
             }

@@ -1,9 +1,10 @@
 //! What there is to compare: the vectors of every parameter in one order on all ranks, and which ranks hold the same of each.
 
 use super::hash;
-use crate::family::Place;
-use crate::run::overlap;
-use crate::{Among, Error, Optimizer, Stage, wire};
+use crate::optimizer::layout_state::Place;
+use crate::ranks::host_words;
+use crate::update::segments::overlap;
+use crate::{Among, Error, Optimizer, Stage};
 use meshstep_comm::Communicator;
 use meshstep_tensor::{Buffer, DType, Slice, SliceMut};
 use std::ops::Range;
@@ -249,7 +250,7 @@ impl Optimizer {
         let mut sum = 0u64;
         for start in part.clone().step_by(at_once) {
             let block = values.slice(start..part.end.min(start + at_once))?;
-            let hashed = wire::read(&queue, &meter, block, |block| hash::hash(block, first + start))?;
+            let hashed = host_words::read(&queue, &meter, block, |block| hash::hash(block, first + start))?;
             sum = sum.wrapping_add(hashed);
         }
         Ok(sum)

@@ -134,7 +134,7 @@ pub(super) const MUTANTS: [Mutant; 30] = [
     },
     Mutant {
         name: "shard-weighted-mean-by-own-weight",
-        file: "shard/src/step.rs",
+        file: "shard/src/step/mod.rs",
         from: "1.0 / known.weight as f64",
         to: "1.0 / self.progress.weight as f64",
         package: "meshstep-shard",
@@ -142,7 +142,7 @@ pub(super) const MUTANTS: [Mutant; 30] = [
     },
     Mutant {
         name: "shard-clips-by-the-norm-of-one-rank",
-        file: "shard/src/exchange.rs",
+        file: "shard/src/step/exchange.rs",
         from: "from_parts(mine.norm.norm(), exact, max[0], sum[0])",
         to: "from_parts(mine.norm.norm(), mine.norm.sum().clone(), max[0], sum[0])",
         package: "meshstep-shard",
@@ -150,7 +150,7 @@ pub(super) const MUTANTS: [Mutant; 30] = [
     },
     Mutant {
         name: "shard-updated-parameters-stay-where-they-are",
-        file: "shard/src/apply.rs",
+        file: "shard/src/update/apply.rs",
         from: "if !holds {",
         to: "if holds {",
         package: "meshstep-shard",
@@ -158,7 +158,7 @@ pub(super) const MUTANTS: [Mutant; 30] = [
     },
     Mutant {
         name: "shard-missing-gradient-is-the-last-steps",
-        file: "shard/src/handover.rs",
+        file: "shard/src/reduce/reducer.rs",
         from: "if lent.fresh {\n                    self",
         to: "if !lent.fresh {\n                    self",
         package: "meshstep-shard",
@@ -190,7 +190,7 @@ pub(super) const MUTANTS: [Mutant; 30] = [
     },
     Mutant {
         name: "shard-lbfgs-averages-parts-of-a-loss",
-        file: "shard/src/lbfgs/evaluate.rs",
+        file: "shard/src/closure/lbfgs/evaluate.rs",
         from: "Combine::Sum => Loss::Part(value),",
         to: "Combine::Sum => Loss::Mean { value, weight: 1 },",
         package: "meshstep-shard",

@@ -4,7 +4,8 @@ use super::round::{Ballot, Decision, Round};
 use super::wire::Wire;
 use super::{Error as MembershipError, Membership, told};
 use crate::local::LocalError;
-use crate::{Error, Optimizer, Options, agree, wire};
+use crate::ranks::{agree, host_words};
+use crate::{Error, Optimizer, Options};
 use meshstep_comm::{Communicator, Op, Reduction};
 use meshstep_tensor::{Buffer, Category, DType};
 use std::sync::Arc;
@@ -68,7 +69,7 @@ impl Replica {
     /// The largest word of the worker's ranks. Collective.
     pub(crate) fn worst(&self, word: u64) -> Result<u64, Error> {
         let (Options { queue, meter, .. }, mut words) = (&self.options, [word]);
-        wire::all_reduce(&*self.comm, queue, meter, &mut words, Reduction::Max)?;
+        host_words::all_reduce(&*self.comm, queue, meter, &mut words, Reduction::Max)?;
         Ok(words[0])
     }
 
@@ -116,7 +117,7 @@ impl Replica {
         let Options { queue, meter, .. } = &self.options;
         let mut buffer = Buffer::zeroed(words.len(), DType::U64, meter, Category::Staging)?;
         buffer.as_mut().copy_from((&*words).into())?;
-        wire::run(&*self.comm, queue, op, &mut buffer)?;
+        host_words::run(&*self.comm, queue, op, &mut buffer)?;
         words.copy_from_slice(buffer.typed::<u64>()?);
         Ok(())
     }

@@ -5,7 +5,8 @@ use crate::local::engine::Engine;
 use crate::local::flight::{Flight, Landed, Sent};
 use crate::local::parts::Parts;
 use crate::local::{LocalPlan, Placement};
-use crate::{Optimizer, Options, wire};
+use crate::ranks::host_words;
+use crate::{Optimizer, Options};
 use meshstep_tensor::{Buffer, Category, DType, Error, Slice, SliceMut};
 
 impl Flight {
@@ -75,8 +76,8 @@ impl Engine {
     pub(super) fn digest(&mut self, flights: &[Flight], options: &Options) -> Result<u64, crate::Error> {
         let mut digest = 0;
         let mut add = |values: Slice<'_>| -> Result<(), crate::Error> {
-            let hash = wire::digest(&options.queue, &options.meter, values)?;
-            digest = crate::handover::digest(digest, hash, 0);
+            let hash = host_words::digest(&options.queue, &options.meter, values)?;
+            digest = crate::reduce::reducer::digest(digest, hash, 0);
             Ok(())
         };
         self.parts.buffers().try_for_each(|buffer| add(buffer.as_slice()))?;

@@ -2,7 +2,7 @@
 
 use super::record::LocalRecord;
 use crate::local::{LocalPlan, Trained, Weights, What};
-use crate::run::overlap;
+use crate::update::segments::overlap;
 use meshstep_tensor::{Buffer, Error, Slice, SliceMut, cast};
 use std::ops::Range;
 

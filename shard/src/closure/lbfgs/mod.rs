@@ -1,0 +1,295 @@
+//! L-BFGS over a layout whose parameters and history are sharded.
+
+mod evaluate;
+mod refusal;
+#[cfg(feature = "checkpoint")]
+mod saving;
+
+pub(crate) use evaluate::{Failed, backward};
+pub use refusal::NotForLbfgs;
+
+use crate::closure::minimize::{Minimized, Passed};
+use crate::optimizer::layout_state;
+use crate::ranks::agree;
+use crate::update::exact_reduce::{Folding, from_fold};
+use crate::{Clip, Combine, Error, Missing, NonFinite, Optimizer, Options};
+use evaluate::{Evaluation, Spread};
+use meshstep_comm::Communicator;
+use meshstep_optim::{Iterate, Lbfgs, LbfgsError, LbfgsReport, LbfgsState, Rounding, Sgd};
+use meshstep_tensor::{Buffer, Category, Layout, Param, Slice, SliceMut};
+use std::fmt::Write;
+use std::sync::Arc;
+
+/// [`Lbfgs`] on the parameters of a layout, each rank holding the history of what it owns: `2 (history_len + 1) + 6` vectors
+/// of a shard at most.
+///
+/// Every evaluation writes the point into the parameters this rank owns, gathers them, hands a
+/// [`MicroBatch`](crate::MicroBatch) to the closure and reduces its gradients, under any [`Stage`](crate::Stage). A parameter
+/// without a gradient counts as zeros unless [`Missing::Error`](crate::Missing::Error) says otherwise.
+///
+/// With [`Options::queue`] on a GPU and a communicator of GPUs all of this is there, with the CPU's bits wherever NCCL's sums
+/// have them. The closure reads parameters and hands over gradients there, in the queue's order. The way along the direction is
+/// chosen by the host, which waits for what each evaluation brings and for each exchange.
+///
+/// ```
+/// use meshstep_optim::{Lbfgs, LineSearch};
+/// use meshstep_shard::{Error, Options, ShardedLbfgs};
+/// use meshstep_tensor::{DType, Layout, Slice, SliceMut};
+///
+/// let ends = meshstep_comm::loopback::spawn(3, |comm| -> Result<Vec<f64>, Error> {
+///     let target = comm.rank() as f64; // each rank pulls towards its own number
+///     let layout = Layout::builder().param("w", &[2], DType::F64).build()?;
+///     let rule = Lbfgs { line_search: LineSearch::StrongWolfe, ..Lbfgs::default() };
+///     let first = |_: &_, mut w: SliceMut<'_>| w.copy_from(Slice::from(&[9.0, -9.0][..]));
+///     let mut opt = ShardedLbfgs::new(comm, layout, rule, first, Options::default())?;
+///     let run = opt.minimize(|mb| {
+///         let w = mb.param("w")?.typed::<f64>()?;
+///         mb.grad("w", &w.iter().map(|w| w - target).collect::<Vec<_>>()[..])?;
+///         Ok::<_, Error>(w.iter().map(|w| (w - target).powi(2) / 2.0).sum())
+///     })?;
+///     assert!(run.grad_norm < 1e-6);
+///     Ok(opt.param("w")?.typed::<f64>()?.to_vec())
+/// })?;
+/// assert!(ends.into_iter().all(|w| w.is_ok_and(|w| (w[0] - 1.0).abs() < 1e-6)));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct ShardedLbfgs {
+    rule: Lbfgs,
+    opt: Optimizer,
+    spread: Spread,
+    /// The point: what this rank owns of it.
+    x: Buffer,
+    state: LbfgsState,
+    folding: Folding,
+}
+
+/// What a step did: the same on every rank.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LbfgsStep {
+    /// The algorithm's account; `folds` are its exchanges, of two collectives each.
+    pub report: LbfgsReport,
+    /// Collectives of the evaluations: gathers of parameters, but for those of the closure, and reductions of gradients.
+    pub evaluating: u64,
+    /// Collectives that gather the parameters where the step ended.
+    pub publishing: u64,
+}
+
+/// An option that gradients would have to pass [`Optimizer::step`] for.
+fn of_a_step_alone(options: &Options) -> Option<&'static str> {
+    match () {
+        () if options.clip == Clip::BeforeReduce => Some("clip: Clip::BeforeReduce"),
+        () if options.loss_scale.is_some() => Some("loss_scale"),
+        () if options.schedule.is_some() => Some("schedule"),
+        () if options.non_finite == NonFinite::Propagate => Some("non_finite: NonFinite::Propagate"),
+        () if options.missing == Missing::AllOrNone => Some("missing: Missing::AllOrNone"),
+        () if options.precision.rounding == Rounding::Stochastic => Some("rounding: Rounding::Stochastic"),
+        () => None,
+    }
+}
+
+impl ShardedLbfgs {
+    /// An optimizer for the parameters of `layout`. Collective: every rank passes the same, which is checked.
+    ///
+    /// Parameters are of one type, f32 or f64, or 16-bit with [`Options::precision`]. [`Combine::Mean`] and
+    /// [`Combine::Sum`] combine losses as they combine gradients; [`Combine::Weighted`] is refused, and so are clipping
+    /// before the reduction, a loss scale, a schedule, stochastic rounding, [`Missing::AllOrNone`] and [`NonFinite::Propagate`], which an
+    /// optimizer's step alone carries out.
+    pub fn new(
+        comm: Arc<dyn Communicator>,
+        layout: Layout,
+        rule: Lbfgs,
+        initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
+        options: Options,
+    ) -> Result<Self, Error> {
+        // Its state is this type's, so the optimizer's own rule has none.
+        Self::over(Optimizer::new(comm, layout, Sgd::default(), initial, options)?, rule)
+    }
+
+    /// An optimizer for the parameters of `opt`, which may be shared among several groups of ranks
+    /// ([`Optimizer::add_parts`], as on a mesh): what several ranks hold alike counts once. Collective.
+    ///
+    /// `opt` has a rule without state, such as [`Sgd`], which takes no step; options are those of [`new`](Self::new).
+    pub fn over(mut opt: Optimizer, rule: Lbfgs) -> Result<Self, Error> {
+        let made =
+            opt.check_heard().and_then(|()| opt.check_idle()).and_then(|()| Self::on(rule.clone(), &opt));
+        let mut text = layout_state::objection(made.as_ref().err());
+        for (name, value) in rule.hyperparameters() {
+            let _ = writeln!(text, "{name} of lbfgs = {value}");
+        }
+        // Who gathers meanwhile, where parameters are sharded, is not to wait.
+        let same = opt.apart_from_steps(|opt| {
+            opt.greet()?;
+            agree::same_everywhere(&**opt.comm(), opt.options(), &text)
+        });
+        let (spread, x, state, folding) = made?;
+        same?;
+        Ok(ShardedLbfgs { rule, opt, spread, x, state, folding })
+    }
+
+    fn on(rule: Lbfgs, opt: &Optimizer) -> Result<(Spread, Buffer, LbfgsState, Folding), Error> {
+        if opt.options().combine == Combine::Weighted {
+            return Err(NotForLbfgs::Weights.into());
+        }
+        if let Some(option) = of_a_step_alone(opt.options()) {
+            return Err(NotForLbfgs::Option { option }.into());
+        }
+        let rules = opt.groups.iter().map(|group| &group.rule);
+        if let Some(rule) = rules.clone().find(|rule| !rule.state().is_empty()) {
+            return Err(NotForLbfgs::State { rule: rule.name(), state: rule.state() }.into());
+        }
+        let Options { queue, meter, .. } = opt.options();
+        let spread = Spread::new(opt)?;
+        let (len, dtype) = (spread.len(), spread.dtype());
+        let state = rule.state_on(len, dtype, queue, meter)?.counting(spread.counted(opt));
+        let mut x = Buffer::zeroed_on(queue, len, dtype, meter, Category::Master)?;
+        spread.read_params(opt, x.as_mut())?;
+        let folding = Folding::new(Arc::clone(opt.comm()), meter)?.on(queue)?;
+        let folding = folding.with_room(state.fold_words())?;
+        Ok((spread, x, state, folding))
+    }
+
+    /// Up to `max_iter` iterations of [`Lbfgs`]. Collective. `closure` hands over gradients at the parameters it reads and
+    /// returns the loss of its data; it is called equally often on every rank. Where it fails on one rank, every rank's step
+    /// is an error, the parameters are at the last accepted point, and the next step goes on from there. What a rank alone
+    /// cannot do, its memory failing, ends it for all with [`Error::Comm`], but there with what it was.
+    pub fn step<E: Into<Failed>>(
+        &mut self,
+        closure: impl FnMut(&crate::MicroBatch<'_>) -> Result<f64, E>,
+    ) -> Result<LbfgsStep, Error> {
+        self.step_watched(closure, |_| ())
+    }
+
+    /// [`step`](Self::step) to its end, with every iterate's loss and gradient norm.
+    pub fn minimize<E: Into<Failed>>(
+        &mut self,
+        closure: impl FnMut(&crate::MicroBatch<'_>) -> Result<f64, E>,
+    ) -> Result<Minimized, Error> {
+        let mut history = Vec::new();
+        let step = self.step_watched(closure, |at| {
+            history.push(Passed { loss: at.loss, grad_norm: at.grad_norm });
+        })?;
+        let LbfgsReport { loss, grad_norm, iterations, evaluations, stop, .. } = step.report;
+        Ok(Minimized { loss, grad_norm, iterations, evaluations, stop, history })
+    }
+
+    /// [`step`](Self::step), telling `each` every iterate as it is accepted and evaluated: what this rank owns of it.
+    pub fn step_watched<E: Into<Failed>>(
+        &mut self,
+        mut closure: impl FnMut(&crate::MicroBatch<'_>) -> Result<f64, E>,
+        each: impl FnMut(&Iterate<'_>),
+    ) -> Result<LbfgsStep, Error> {
+        let ShardedLbfgs { rule, opt, spread, x, state, folding } = self;
+        let before = state.iterations();
+        opt.handover.healthy()?;
+        opt.check_idle()?;
+        let mut evaluation = Evaluation { opt, spread, cause: None };
+        let evaluate = |x: Slice<'_>, grad: SliceMut<'_>| evaluation.run(x, grad, &mut closure);
+        let stepped = rule.step_with(x.as_mut(), evaluate, folding, state, each);
+        let Evaluation { opt, cause, .. } = evaluation;
+        // They outlive a history that is forgotten.
+        opt.progress.steps += state.iterations() - before;
+        let stepped = stepped.map_err(|error| match error {
+            LbfgsError::Alone(error) => opt.handover.alone(error.into()),
+            LbfgsError::Reduce(error) => cause.unwrap_or(opt.handover.alone(from_fold(error))),
+            told => from_lbfgs(told),
+        });
+        if let Err(poisoned) = opt.handover.healthy() {
+            return Err(stepped.err().unwrap_or(poisoned));
+        }
+        // Decided alike on every rank, so that all gather or none.
+        spread.publish(opt, x.as_slice())?;
+        opt.forget()?;
+        let (report, (gathers, reductions)) = (stepped?, spread.collectives(opt));
+        let evaluating = report.evaluations * (gathers + reductions);
+        Ok(LbfgsStep { report, evaluating, publishing: gathers })
+    }
+
+    /// Adds parameters, between two steps. Collective, and checked as [`Optimizer::add_param_group`] is. The history is
+    /// forgotten, since it is of fewer parameters: the next step begins along the gradient.
+    ///
+    /// All parameters are stepped with one rule: a line search has one step length, so that there are no rates of groups.
+    pub fn add_param_group(
+        &mut self,
+        layout: Layout,
+        initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
+    ) -> Result<(), Error> {
+        // What the optimizer would take and L-BFGS not is refused while nothing has changed.
+        let first = self.spread.dtype();
+        let fits = layout.params().iter().filter(|param| !param.frozen()).try_for_each(|param| {
+            let kept = self.opt.options.precision.kept(param.name(), param.dtype())?;
+            let other = kept.update;
+            if other == first { Ok(()) } else { Err(NotForLbfgs::Types { first, other }.into()) }
+        });
+        let text = layout_state::objection(fits.as_ref().err());
+        let same = self.opt.apart_from_steps(|opt| {
+            opt.greet()?;
+            agree::same_everywhere(&**opt.comm(), opt.options(), &text)
+        });
+        fits?;
+        same?;
+        self.opt.add_param_group(layout, Sgd::default(), initial)?;
+        let made = Self::on(self.rule.clone(), &self.opt);
+        let text = layout_state::objection(made.as_ref().err());
+        let same = self.opt.apart_from_steps(|opt| {
+            opt.greet()?;
+            agree::same_everywhere(&**opt.comm(), opt.options(), &text)
+        });
+        // The optimizer has the parameters, so that without memory for their history there is no way back.
+        let made =
+            made.and_then(|made| same.map(|_| made)).map_err(|error| self.opt.handover.alone(error))?;
+        (self.spread, self.x, self.state, self.folding) = made;
+        Ok(())
+    }
+
+    /// [`Optimizer::also_called`].
+    pub fn also_called(&mut self, alias: &str, name: &str) -> Result<(), Error> {
+        self.opt.also_called(alias, name)
+    }
+
+    /// [`Optimizer::verify`] of the parameters, which are the point of the last evaluation. The history is this rank's alone
+    /// but at stage 0, and not compared: ranks whose steps part are [`Error::Parted`].
+    pub fn verify(&mut self) -> Result<crate::Verified, Error> {
+        self.opt.verify()
+    }
+
+    /// The optimizer that evaluations go through, to be read.
+    pub fn optimizer(&self) -> &Optimizer {
+        &self.opt
+    }
+
+    /// The values of a parameter.
+    pub fn param(&self, name: &str) -> Result<Slice<'_>, Error> {
+        self.opt.param(name)
+    }
+
+    /// [`Optimizer::gather`], where parameters are sharded.
+    pub fn gather(&self, unit: &str) -> Result<crate::Gathered<'_>, Error> {
+        self.opt.gather(unit)
+    }
+
+    /// All parameters, in registration order.
+    pub fn params(&self) -> impl Iterator<Item = &Param> {
+        self.opt.params()
+    }
+
+    /// The communicator the ranks step with.
+    pub fn comm(&self) -> &Arc<dyn Communicator> {
+        self.opt.comm()
+    }
+
+    /// History and progress.
+    pub fn state(&self) -> &LbfgsState {
+        &self.state
+    }
+}
+
+fn from_lbfgs(error: LbfgsError<Error>) -> Error {
+    match error {
+        LbfgsError::Closure(error) => error,
+        LbfgsError::Elsewhere { part } => Error::ClosureElsewhere { rank: part },
+        LbfgsError::NotFinite { loss, non_finite } => Error::NotFinite { loss, non_finite },
+        LbfgsError::Invalid(error) => error.into(),
+        _ => Error::Parted,
+    }
+}

@@ -1,0 +1,178 @@
+//! Steps that evaluate a closure, and runs of them to a tolerance.
+
+use crate::closure::lbfgs::{Failed, backward};
+use crate::optimizer::layout_state;
+use crate::ranks::agree;
+use crate::{At, Combine, Error, MicroBatch, Optimizer, Outcome};
+use meshstep_optim::{ExactSum, Stop};
+use std::sync::Arc;
+
+/// What a step with a closure did: the same on every rank but for the traffic.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Evaluated {
+    /// The loss of all ranks, combined as their gradients are, where the step began.
+    pub loss: f64,
+    /// What the step did.
+    pub outcome: Outcome,
+}
+
+/// When a run of a rule ends.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Until {
+    /// Where the gradient's norm is no larger.
+    pub tolerance_grad: f64,
+    /// Where the loss changes by less from one iteration to the next. What does not move the parameters does not count: a
+    /// skipped step, a learning rate of 0; nor does the run's first update, in which some rules only take in the gradient.
+    pub tolerance_change: f64,
+    /// After this many iterations.
+    pub max_iter: u64,
+}
+
+impl Default for Until {
+    /// The tolerances of PyTorch's L-BFGS, 1,000 iterations.
+    fn default() -> Self {
+        Until { tolerance_grad: 1e-7, tolerance_change: 1e-9, max_iter: 1000 }
+    }
+}
+
+/// A run to its end, of any rule or of L-BFGS: the same on every rank. The parameters are in the optimizer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Minimized {
+    /// The last loss evaluated.
+    pub loss: f64,
+    /// The norm of the last gradient.
+    pub grad_norm: f64,
+    /// Updates of the parameters.
+    pub iterations: u64,
+    /// Calls of the closure.
+    pub evaluations: u64,
+    /// Why it ended.
+    pub stop: Stop,
+    /// Every point that was evaluated and accepted, the first one included.
+    pub history: Vec<Passed>,
+}
+
+/// A point that a run passed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Passed {
+    /// The loss there.
+    pub loss: f64,
+    /// The norm of the gradient there; where the gradient was not finite NaN if its step was skipped, else infinite.
+    pub grad_norm: f64,
+}
+
+impl Optimizer {
+    /// Evaluates `closure` once and takes the step: its micro-batch weighs `weight`, it hands over gradients and returns its
+    /// loss. Collective. Costs one exchange more than the step: the losses are summed exactly. Where the closure fails on one
+    /// rank, or is not called because a step is under way there or `weight` is too large, every rank drops the gradients and
+    /// returns an error. Where parameters are sharded, and the other ranks wait for what it has not gathered, that ends the run.
+    pub fn step_with<E: Into<Failed>>(
+        &mut self,
+        at: At,
+        weight: u64,
+        closure: impl FnOnce(&MicroBatch<'_>) -> Result<f64, E>,
+    ) -> Result<Evaluated, Error> {
+        self.handover.healthy()?;
+        let told = match self.check_idle().and_then(|()| self.check_weight(weight)) {
+            Ok(()) => backward(self, weight, closure),
+            Err(error) => self.send_unfilled().and(Err(error)),
+        };
+        let loss = match self.combine_losses(told, weight) {
+            Ok(loss) => loss,
+            Err(error) => {
+                self.discard_gradients()?;
+                return Err(error);
+            }
+        };
+        Ok(Evaluated { loss, outcome: self.step(at)?.outcome()? })
+    }
+
+    /// [`step_with`](Self::step_with) until a tolerance or the bound is reached. `at(t)` is what step `t`, from 1, is taken
+    /// with. Collective, and `until` is compared. The step of the iteration that ends the run has been taken.
+    pub fn minimize<E: Into<Failed>>(
+        &mut self,
+        until: Until,
+        mut at: impl FnMut(u64) -> At,
+        weight: u64,
+        mut closure: impl FnMut(&MicroBatch<'_>) -> Result<f64, E>,
+    ) -> Result<Minimized, Error> {
+        self.agree_on(&until)?;
+        let mut history: Vec<Passed> = Vec::new();
+        let (mut iterations, mut moved) = (0, false);
+        let mut stop = (until.max_iter == 0).then_some(Stop::Iterations);
+        while stop.is_none() {
+            let at = at(history.len() as u64 + 1);
+            let Evaluated { loss, outcome } = self.step_with(at, weight, &mut closure)?;
+            let (grad_norm, applied) = match outcome {
+                Outcome::Applied { norm, .. } => (norm, true),
+                Outcome::Skipped { .. } => (f64::NAN, false),
+            };
+            let before = history.last().filter(|_| moved).map_or(f64::NAN, |passed| passed.loss);
+            iterations += u64::from(applied);
+            moved = applied && iterations > 1 && at.lr > 0.0;
+            history.push(Passed { loss, grad_norm });
+            stop = match () {
+                () if grad_norm <= until.tolerance_grad => Some(Stop::Gradient),
+                () if (loss - before).abs() < until.tolerance_change => Some(Stop::Loss),
+                () if history.len() as u64 == until.max_iter => Some(Stop::Iterations),
+                () => None,
+            };
+        }
+        let last = history.last().copied().unwrap_or(Passed { loss: f64::NAN, grad_norm: f64::NAN });
+        Ok(Minimized {
+            loss: last.loss,
+            grad_norm: last.grad_norm,
+            iterations,
+            evaluations: history.len() as u64,
+            stop: stop.unwrap_or(Stop::Iterations),
+            history,
+        })
+    }
+
+    /// Whether every rank can begin a run, and with the same end: else one would wait for another that has ended.
+    fn agree_on(&mut self, until: &Until) -> Result<(), Error> {
+        let heard = self.check_heard();
+        let idle = self.handover.healthy().and_then(|()| self.check_idle()).and(heard);
+        let mut text = layout_state::objection(idle.as_ref().err());
+        let Until { tolerance_grad, tolerance_change, max_iter } = until;
+        text += &format!("tolerance_grad = {tolerance_grad}\ntolerance_change = {tolerance_change}\n");
+        text += &format!("max_iter = {max_iter}\n");
+        let same = self.apart_from_steps(|all| {
+            all.greet()?;
+            agree::same_everywhere(&**all.comm(), &all.options, &text)
+        });
+        idle.and(same.map(drop))
+    }
+
+    /// The loss of all ranks, or the error of the lowest that failed.
+    fn combine_losses(&mut self, told: Result<f64, Error>, weight: u64) -> Result<f64, Error> {
+        let comm = Arc::clone(self.comm());
+        let weight = if self.options.combine == Combine::Weighted { weight } else { 1 };
+        // The loss of what another rank computes too counts there; that of no samples is no number.
+        let weight = if self.handover.fixed.place.first { weight } else { 0 };
+        let mut words = [0; 2 + ExactSum::WORDS];
+        let mut fault = [0];
+        match &told {
+            Ok(_) if weight == 0 => {}
+            Ok(loss) => {
+                let mut sum = ExactSum::new();
+                sum.add_product(*loss, weight as f64);
+                (words[0], words[1]) = (u64::from(!loss.is_finite()), weight);
+                words[2..].copy_from_slice(&sum.words());
+            }
+            Err(_) => fault[0] = u64::MAX - comm.rank() as u64,
+        }
+        let exchanged = self.exchange.borrow(&*comm, &mut words, &mut fault);
+        exchanged.inspect_err(|failure| self.handover.poison(failure.clone()))?;
+        if fault[0] != 0 {
+            let rank = (u64::MAX - fault[0]) as usize;
+            return Err(told.err().unwrap_or(Error::ClosureElsewhere { rank }));
+        }
+        let sum = ExactSum::from_words(&words[2..]);
+        Ok(match self.options.combine {
+            _ if words[0] > 0 => f64::NAN,
+            Combine::Sum => sum.to_f64(),
+            Combine::Mean | Combine::Weighted => sum.mean(words[1]),
+        })
+    }
+}

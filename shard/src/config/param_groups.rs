@@ -1,0 +1,285 @@
+//! Parameter groups: rules with hyperparameters of their own for some of the parameters.
+
+use crate::reduce::reducer::digest;
+use crate::{Clip, Error, Options, Stage};
+use meshstep_optim::{Rule, Sees};
+use meshstep_tensor::{Layout, Place};
+use std::fmt::Write;
+use std::sync::Arc;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// State vectors an update can carry: more than any rule here names.
+pub(crate) const MAX_STATES: usize = 8;
+
+/// A rule, and other hyperparameters of the same rule for some parameters.
+///
+/// ```
+/// use meshstep_optim::AdamW;
+/// use meshstep_shard::Groups;
+///
+/// let decay = AdamW { weight_decay: 0.1, ..AdamW::default() };
+/// let none = AdamW { weight_decay: 0.0, ..decay.clone() };
+/// let groups = Groups::new(decay).with(none, ["ln.weight", "ln.bias"]);
+/// # let _ = groups;
+/// ```
+#[derive(Clone, Debug)]
+pub struct Groups {
+    pub(crate) groups: Vec<Group>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Group {
+    pub(crate) rule: Arc<dyn Rule>,
+    pub(crate) lr_scale: f64,
+    names: Vec<String>,
+}
+
+impl Groups {
+    /// One rule for every parameter.
+    pub fn new(rule: impl Rule + 'static) -> Self {
+        Groups { groups: vec![Group::new(rule, 1.0, Vec::new())] }
+    }
+
+    /// `rule` for the parameters named.
+    pub fn with<N: Into<String>>(
+        self,
+        rule: impl Rule + 'static,
+        names: impl IntoIterator<Item = N>,
+    ) -> Self {
+        self.with_lr(rule, 1.0, names)
+    }
+
+    /// `rule` for the parameters named, its learning rate `lr_scale` times the step's.
+    pub fn with_lr<N: Into<String>>(
+        mut self,
+        rule: impl Rule + 'static,
+        lr_scale: f64,
+        names: impl IntoIterator<Item = N>,
+    ) -> Self {
+        let names = names.into_iter().map(Into::into).collect();
+        self.groups.push(Group::new(rule, lr_scale, names));
+        self
+    }
+
+    /// The parameters that were named.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.groups.iter().flat_map(|group| group.names.iter().map(String::as_str))
+    }
+
+    /// The same for a layout that has some of the parameters alone: the others' names are left out.
+    pub fn within(&self, layout: &Layout) -> Groups {
+        let own = |group: &Group| {
+            let names = group.names.iter().filter(|name| layout.index(name).is_some()).cloned().collect();
+            Group { names, ..group.clone() }
+        };
+        Groups { groups: self.groups.iter().map(own).collect() }
+    }
+
+    /// The same with the names that parameters go by: where `first` knows a name, what it says instead, once in each group.
+    pub fn renamed<'n>(&self, first: impl Fn(&str) -> Option<&'n str>) -> Groups {
+        let of = |group: &Group| {
+            let mut names: Vec<String> = Vec::new();
+            for name in &group.names {
+                let name = first(name).unwrap_or(name);
+                if !names.iter().any(|known| known == name) {
+                    names.push(name.to_owned());
+                }
+            }
+            Group { names, ..group.clone() }
+        };
+        Groups { groups: self.groups.iter().map(of).collect() }
+    }
+
+    /// The first group's rule; the others' differ in hyperparameters alone.
+    pub fn rule(&self) -> &dyn Rule {
+        &*self.groups[0].rule
+    }
+
+    /// Whether these rules can update the parameters of `layout` with these options, where all ranks share all parameters alike,
+    /// or not.
+    pub fn check(&self, layout: &Layout, alike: bool, options: &Options) -> Result<(), Error> {
+        self.assign(layout)?;
+        options.precision.check_rules(self)?;
+        self.check_sight(layout, options.stage)?;
+        if !alike {
+            self.check_shared(options)?;
+        }
+        self.check_place(options)
+    }
+
+    /// What takes all ranks to share all parameters alike.
+    fn check_shared(&self, options: &Options) -> Result<(), Error> {
+        let rule = |sees| self.groups.iter().map(|g| &g.rule).find(|rule| rule.sees() == sees);
+        let (what, works) = match (rule(Sees::TensorSums), rule(Sees::Matrix)) {
+            // Folded over all ranks, each element once.
+            (Some(rule), _) if !options.stage.cuts_state() => {
+                (format!("sums over whole tensors, for {}", rule.name()), "Stage::Zero1, Zero2 or Zero3")
+            }
+            (_, Some(rule)) => (format!("whole matrices, for {}", rule.name()), "a rule that sees less"),
+            _ if options.clip == Clip::BeforeReduce => ("Clip::BeforeReduce".to_owned(), "Clip::AfterReduce"),
+            _ => return Ok(()),
+        };
+        Err(Error::Shared { what, works })
+    }
+
+    /// The names of the rule's state vectors, the same in every group.
+    pub(crate) fn state(&self) -> &'static [&'static str] {
+        self.groups[0].rule.state()
+    }
+
+    /// Whether each parameter's rule can see under `stage` what it must see.
+    pub(crate) fn check_sight(&self, layout: &Layout, stage: Stage) -> Result<(), Error> {
+        let rule = &self.groups[0].rule;
+        if rule.sees() != Sees::Matrix {
+            return Ok(());
+        }
+        if stage.cuts_state() {
+            return Err(Error::NeedsWholeParams { rule: rule.name(), stage });
+        }
+        let other = layout.params().iter().find(|p| !p.frozen() && p.shape().len() != 2);
+        other.map_or(Ok(()), |p| {
+            let (name, shape) = (p.name().to_owned(), p.shape().to_vec());
+            Err(Error::NotAMatrix { rule: rule.name(), name, shape })
+        })
+    }
+
+    /// Whether a GPU can take these groups' steps, where memory is there.
+    pub(crate) fn check_place(&self, options: &Options) -> Result<(), Error> {
+        if options.queue.place() == Place::Cpu {
+            return Ok(());
+        }
+        let other = self.groups.iter().find(|group| group.rule.on_device().is_none());
+        other.map_or(Ok(()), |Group { rule, .. }| {
+            Err(meshstep_optim::Error::NoKernels { rule: rule.name() }.into())
+        })
+    }
+
+    /// The group of each parameter, by registration index, or what is wrong with the groups.
+    pub(crate) fn assign(&self, layout: &Layout) -> Result<Vec<usize>, Error> {
+        self.groups.iter().try_for_each(|g| g.check(&self.groups[0]))?;
+        let mut of = vec![0; layout.params().len()];
+        for (g, group) in self.groups.iter().enumerate() {
+            for name in &group.names {
+                let index = layout.index(name).ok_or_else(|| Error::UnknownParam {
+                    name: name.clone(),
+                    count: layout.params().len(),
+                })?;
+                if layout.params()[index].frozen() {
+                    return Err(Error::FrozenParam { name: name.clone() });
+                }
+                if std::mem::replace(&mut of[index], g) != 0 {
+                    return Err(Error::InTwoGroups { name: name.clone() });
+                }
+            }
+        }
+        Ok(of)
+    }
+
+    /// One line a hyperparameter, for ranks to compare.
+    pub(crate) fn describe(&self, layout: &Layout, text: &mut String) {
+        for (param, g) in layout.params().iter().zip(self.assign(layout).unwrap_or_default()) {
+            let _ = writeln!(text, "group of {:?} = {g}", param.name());
+        }
+        self.groups.iter().enumerate().for_each(|(g, group)| group.describe(g, text));
+    }
+}
+
+impl<R: Rule + 'static> From<R> for Groups {
+    fn from(rule: R) -> Self {
+        Groups::new(rule)
+    }
+}
+
+impl Group {
+    fn new(rule: impl Rule + 'static, lr_scale: f64, names: Vec<String>) -> Self {
+        Group { rule: Arc::new(rule), lr_scale, names }
+    }
+
+    /// A digest of what [`describe`](Self::describe) tells, as it is now: a rule may keep its hyperparameters where they change.
+    /// Allocates nothing.
+    pub(crate) fn digest(&self) -> u64 {
+        let named = |name: &str| xxh3_64(name.as_bytes());
+        let names = [self.rule.name()].into_iter().chain(self.rule.state().iter().copied());
+        let mut all = of_bits(names.map(named).chain([self.lr_scale.to_bits()]));
+        self.rule.each_hyperparameter(&mut |name, value| all = of_bits([all, named(name), value.to_bits()]));
+        all
+    }
+
+    /// One line for everything about the rule of the optimizer's group `g`, for ranks to compare.
+    pub(crate) fn describe(&self, g: usize, text: &mut String) {
+        let _ = writeln!(text, "rule of group {g} = {}", self.rule.name());
+        let _ = writeln!(text, "lr_scale of group {g} = {}", self.lr_scale);
+        self.rule.each_hyperparameter(&mut |name, value| {
+            let _ = writeln!(text, "{name} of group {g} = {value}");
+        });
+        let _ = writeln!(text, "state of group {g} = {:?}", self.rule.state());
+    }
+
+    /// The largest number a step at `lr` computes with, for a tensor of this shape ([`Rule::reach`]).
+    pub(crate) fn reach(&self, lr: f64, matrix: Option<(usize, usize)>) -> f64 {
+        self.rule.reach(lr * self.lr_scale, matrix)
+    }
+
+    fn check(&self, first: &Group) -> Result<(), Error> {
+        self.rule.check()?;
+        let (rule, states) = (self.rule.name(), self.rule.state().len());
+        if rule != first.rule.name() || self.rule.state() != first.rule.state() {
+            return Err(Error::MixedRules { first: first.rule.name(), other: rule });
+        }
+        if states > MAX_STATES {
+            return Err(Error::TooManyStates { rule, states, max: MAX_STATES });
+        }
+        if !(self.lr_scale.is_finite() && self.lr_scale >= 0.0) {
+            return Err(Error::LrScale { value: self.lr_scale });
+        }
+        Ok(())
+    }
+}
+
+/// A digest of the rules of all groups.
+pub(crate) fn of_groups(groups: &[Group]) -> u64 {
+    of_bits(groups.iter().map(Group::digest))
+}
+
+fn of_bits(words: impl IntoIterator<Item = u64>) -> u64 {
+    words.into_iter().fold(0, |so_far, word| digest(so_far, word, 0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use meshstep_optim::{AdamW, Lamb};
+
+    #[test]
+    fn all_of_a_word_counts() {
+        let words = (0..64).map(|bit| of_bits([1 << bit]));
+        let digests: std::collections::BTreeSet<u64> = words.chain([of_bits([0])]).collect();
+        assert_eq!(digests.len(), 65);
+    }
+
+    fn digests(groups: Groups) -> Vec<u64> {
+        groups.groups.iter().map(Group::digest).collect()
+    }
+
+    #[test]
+    fn a_bit_of_a_hyperparameter_is_another_digest() {
+        let next = |x: f64| f64::from_bits(x.to_bits() + 1);
+        let adamw = AdamW::default();
+        let adamws = Groups::new(adamw.clone())
+            .with(AdamW { beta1: next(adamw.beta1), ..adamw.clone() }, [""; 0])
+            .with(AdamW { eps: next(adamw.eps), ..adamw.clone() }, [""; 0])
+            .with(AdamW { amsgrad: true, ..adamw.clone() }, [""; 0])
+            .with_lr(adamw.clone(), next(1.0), [""; 0]);
+        let lamb = Lamb::default();
+        // Of no kernels.
+        let lambs = Groups::new(lamb.clone())
+            .with(Lamb { beta2: next(lamb.beta2), ..lamb.clone() }, [""; 0])
+            .with_lr(lamb.clone(), 2.0, [""; 0]);
+        assert_eq!(digests(Groups::new(adamw))[0], digests(adamws.clone())[0]);
+        let mut all = [digests(adamws), digests(lambs)].concat();
+        let count = all.len();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), count);
+    }
+}

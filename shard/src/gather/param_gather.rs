@@ -1,0 +1,83 @@
+//! Updated parameters on their way to every rank.
+
+use crate::reduce::reducer_config::Kept;
+use crate::{Error, Stage};
+use meshstep_comm::{InFlight, Op};
+use meshstep_tensor::{Buffer, Queue};
+
+/// Buckets of parameters that travel while others are still being updated.
+#[derive(Debug, Default)]
+pub(crate) struct Gathering {
+    flights: Vec<(usize, Started)>,
+}
+
+type Started = Result<InFlight, (Buffer, meshstep_comm::Error)>;
+
+impl Gathering {
+    /// Room for `pieces` collectives at once.
+    pub(crate) fn reserve(&mut self, pieces: usize) {
+        self.flights.reserve(pieces);
+    }
+
+    /// Sends off bucket `b`; until [`land`](Self::land) its parameters are away.
+    pub(crate) fn send(
+        &mut self,
+        queue: &Queue,
+        stage: Stage,
+        (b, bucket): (usize, &Kept),
+        params: &mut Buffer,
+    ) -> Result<(), Error> {
+        let mut failed = None;
+        for (owner, range) in &bucket.gathered {
+            let mut part = params.take();
+            *params = part.split_off(range.len())?;
+            let op = match stage {
+                Stage::WholeParams(_) => Op::broadcast(*owner),
+                _ => Op::all_gather(),
+            };
+            let started = match &failed {
+                None => bucket.among.shards.start(op, part, queue),
+                // The other ranks' call is not to meet this one's next.
+                Some(error) => Err((part, meshstep_comm::Error::clone(error))),
+            };
+            failed = started.as_ref().err().map(|(_, error)| error.clone());
+            self.flights.push((b, started));
+        }
+        failed.map_or(Ok(()), |error| Err(error.into()))
+    }
+
+    /// Waits for every bucket and puts its parameters back into `buckets`.
+    pub(crate) fn land(
+        &mut self,
+        queue: &Queue,
+        buckets: &mut [crate::update::owned_bucket::Owned],
+    ) -> Result<(), Error> {
+        let _span = tracing::debug_span!("gather").entered();
+        let mut landed = Ok(());
+        for (b, started) in self.flights.drain(..) {
+            let (part, arrived) = crate::ranks::host_words::land(started, queue);
+            buckets[b].put_back(part);
+            landed = landed.and(arrived);
+        }
+        Ok(landed?)
+    }
+
+    /// Puts every bucket's parameters back into `buckets` while they travel; `aside`, a stream that has nothing else to do,
+    /// waits for them, and whoever touches them first waits for what it has recorded.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn land_later(
+        &mut self,
+        aside: &meshstep_tensor::cuda::Stream,
+        buckets: &mut [crate::update::owned_bucket::Owned],
+    ) -> Result<(), Error> {
+        let (queue, mut landed) = (Queue::cuda(aside.clone()), Ok(()));
+        for (b, started) in self.flights.drain(..) {
+            let (part, arrived) = crate::ranks::host_words::land(started, &queue);
+            buckets[b].put_back(part);
+            landed = landed.and(arrived.map_err(Error::from));
+            let expected = aside.record().map(|event| buckets[b].expect(event));
+            landed = landed.and(expected.map_err(|error| meshstep_tensor::Error::from(error).into()));
+        }
+        landed
+    }
+}

@@ -1,0 +1,339 @@
+//! Units of sharded parameters: gathered when a model is about to read them, and given back.
+
+use crate::gather::unit_memory::GatherRoom;
+use crate::optimizer::layout_state::{Family, Place};
+use crate::plan::units::Units;
+use crate::ranks::host_words;
+use crate::reduce::double_ended::From;
+use crate::{Among, BucketPlan, Error, MicroBatch, Optimizer};
+use meshstep_comm::{Communicator, InFlight, Op};
+use meshstep_tensor::{Buffer, Slice};
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+/// What is wrong with a unit, or with a parameter asked of one.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum UnitError {
+    /// No unit of this name.
+    #[error("no unit {unit:?} among the {count} there are; Optimizer::units tells their names")]
+    Unknown {
+        /// The name asked for.
+        unit: String,
+        /// Units there are.
+        count: usize,
+    },
+    /// A name of two.
+    #[error(
+        "{name:?} is a unit and a name of a parameter before the first unit, whose bucket would be gathered by that name; rename \
+         one, or begin a unit before the parameter"
+    )]
+    TwoOfOneName {
+        /// The name.
+        name: String,
+    },
+    /// A unit that is gathered.
+    #[error("unit {unit:?} is gathered already; drop that before it is gathered again")]
+    Taken {
+        /// The unit.
+        unit: String,
+    },
+    /// A parameter that no rank has whole.
+    #[error("parameter {name:?} is sharded; gather its unit {unit:?} and ask that")]
+    Sharded {
+        /// The parameter.
+        name: String,
+        /// Its unit.
+        unit: String,
+    },
+    /// A parameter of another unit.
+    #[error("parameter {name:?} is not in unit {gathered:?} but in {unit:?}; gather that")]
+    Elsewhere {
+        /// The parameter.
+        name: String,
+        /// Its unit.
+        unit: String,
+        /// The one that was asked.
+        gathered: String,
+    },
+}
+
+/// A unit's parameters, whole; dropping this frees them. At stages that keep parameters whole these are the ones everybody has.
+#[derive(Debug)]
+pub struct Gathered<'a>(Held<'a>);
+
+/// A unit on its way.
+#[derive(Debug)]
+#[must_use = "a unit on its way is waited for where this is dropped"]
+pub struct PendingGather<'a>(Held<'a>);
+
+#[derive(Debug)]
+struct Held<'a> {
+    optimizer: &'a Optimizer,
+    unit: usize,
+    pieces: Vec<Piece>,
+}
+
+/// A bucket of a unit.
+#[derive(Debug)]
+pub(crate) struct Piece {
+    bucket: usize,
+    from: From,
+    away: Option<Result<InFlight, (Buffer, meshstep_comm::Error)>>,
+    here: Option<Buffer>,
+}
+
+impl Optimizer {
+    /// The units' names, in the order a forward pass gathers them: those of the layouts
+    /// ([`LayoutBuilder::unit`](meshstep_tensor::LayoutBuilder::unit)). Of parameters before a layout's first unit each bucket is
+    /// one, called by its first parameter.
+    pub fn units(&self) -> impl Iterator<Item = &str> {
+        self.units.names()
+    }
+
+    /// The name of a parameter's unit; none of a frozen one that is in no unit.
+    pub fn unit_of(&self, name: &str) -> Result<Option<&str>, Error> {
+        Ok(self.units.of(self.index(name)?).map(|unit| self.units.name(unit)))
+    }
+
+    /// Brings a unit's parameters to this rank. Collective at [`Stage::Zero3`](crate::Stage::Zero3), over the ranks that divide the
+    /// unit: they gather the same units in the same order, each from one thread, and between two gathers hand over the gradients of
+    /// the same parameters, in any order; where one lacks some, others may wait for
+    /// [`Options::patience`](crate::Options::patience) before they gather. Ranks that gather different units get an error here, where lengths differ, or from the
+    /// next step; those that wait for a gather get one when a rank ends its micro-batch without, where communicators
+    /// compare calls, or at the deadline.
+    ///
+    /// What is called by a parameter goes by that one's other names too ([`also_called`](Self::also_called)).
+    ///
+    /// There is room for any two units after each other in the order of [`units`](Self::units), as
+    /// [`Memory::gathered`](crate::Memory::gathered) counts it; a third, or another pair that is longer, takes memory for a while. A
+    /// unit that is gathered is refused until that is dropped.
+    ///
+    /// ```
+    /// # use meshstep_optim::AdamW;
+    /// # use meshstep_shard::{At, Optimizer, Options, Stage};
+    /// # use meshstep_tensor::{DType, Layout};
+    /// # meshstep_comm::loopback::spawn(4, |comm| -> Result<(), meshstep_shard::Error> {
+    /// let layout = Layout::builder().unit("h.0").param("h.0.w", &[64, 64], DType::F32);
+    /// let layout = layout.unit("h.1").param("h.1.w", &[64, 64], DType::F32).build()?;
+    /// let options = Options { stage: Stage::Zero3, ..Options::default() };
+    /// let mut opt = Optimizer::new(comm, layout, AdamW::default(), |_, _| Ok(()), options)?;
+    /// let mb = opt.micro_batch(1)?;
+    /// let last = mb.gather("h.1")?; // a backward pass begins with the last block
+    /// let next = mb.start_gather("h.0")?; // on its way meanwhile
+    /// mb.grad("h.1.w", last.param("h.1.w")?)?; // the gradient of |w|^2 / 2
+    /// drop(last); // freed
+    /// let first = next.wait()?;
+    /// mb.grad("h.0.w", first.param("h.0.w")?)?;
+    /// drop(first);
+    /// mb.finish()?;
+    /// opt.step(At::default())?.outcome()?;
+    /// # Ok(())
+    /// # })?.into_iter().collect::<Result<(), _>>()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn gather(&self, unit: &str) -> Result<Gathered<'_>, Error> {
+        self.start_gather(unit)?.wait()
+    }
+
+    /// The same, on its way while the caller computes with the unit before.
+    pub fn start_gather(&self, unit: &str) -> Result<PendingGather<'_>, Error> {
+        self.handover.healthy()?;
+        let unknown = || UnitError::Unknown { unit: unit.to_owned(), count: self.units.names().count() };
+        let index = self.unit_called(unit).ok_or_else(unknown)?;
+        if !self.options.stage.cuts_params() {
+            return Ok(PendingGather(Held { optimizer: self, unit: index, pieces: Vec::new() }));
+        }
+        let list = self.room_for_units().begin(index);
+        let pieces = list.ok_or_else(|| UnitError::Taken { unit: unit.to_owned() })?;
+        let mut held = Held { optimizer: self, unit: index, pieces };
+        // The other ranks wait for this one's part.
+        self.send_unit(&mut held).inspect_err(|_| self.handover.abort())?;
+        Ok(PendingGather(held))
+    }
+
+    /// The unit of this name, or of the parameter of this name that it is called by.
+    fn unit_called(&self, name: &str) -> Option<usize> {
+        let called = || {
+            let &param = self.by_name.get(name)?;
+            self.units.called_by(self.entries[param].param.name(), param)
+        };
+        self.units.index(name).or_else(called)
+    }
+
+    /// Sends this rank's part of each bucket of a unit, those of one type in one stretch of memory.
+    fn send_unit(&self, held: &mut Held<'_>) -> Result<(), Error> {
+        let mut room = self.room_for_units();
+        let kept = |b: usize| &self.handover.fixed.buckets[b];
+        let buckets = self.units.buckets(held.unit);
+        for (i, &first) in buckets.iter().enumerate() {
+            let dtype = kept(first).plan.dtype;
+            if buckets[..i].iter().any(|&b| kept(b).plan.dtype == dtype) {
+                continue;
+            }
+            let alike = || buckets.iter().copied().filter(|&b| kept(b).plan.dtype == dtype);
+            let (mut rest, from) = room.lend(dtype, alike().map(|b| kept(b).plan.len).sum())?;
+            for b in alike() {
+                let after = rest.split_off(kept(b).plan.len)?;
+                let mut part = std::mem::replace(&mut rest, after);
+                self.buckets[b].put_into(part.as_mut())?;
+                let comm = kept(b).gathers.as_ref().filter(|_| !part.is_empty());
+                let (away, here) = match comm {
+                    Some(comm) => (Some(comm.start(Op::all_gather(), part, &self.options.queue)), None),
+                    None => (None, Some(part)),
+                };
+                held.pieces.push(Piece { bucket: b, from, away, here });
+            }
+        }
+        Ok(())
+    }
+
+    /// Where units are gathered, room for these, of all buckets.
+    pub(crate) fn reserve_for(&self, units: &Units, buckets: &[&BucketPlan]) -> Result<(), Error> {
+        if self.options.stage.cuts_params() {
+            units.check()?;
+            self.by_name.iter().try_for_each(|(name, &param)| self.check_alias(units, name, param))?;
+            self.room_for_units().reserve(units.names().count(), &units.room(|b| buckets[b]))?;
+        }
+        Ok(())
+    }
+
+    /// Refuses another name of a parameter by which a unit is gathered.
+    pub(crate) fn check_alias(&self, units: &Units, alias: &str, param: usize) -> Result<(), UnitError> {
+        let own = self.entries[param].param.name() == alias;
+        match !own && self.options.stage.cuts_params() && units.claims(alias, param) {
+            true => Err(UnitError::TwoOfOneName { name: alias.to_owned() }),
+            false => Ok(()),
+        }
+    }
+
+    pub(crate) fn room_for_units(&self) -> MutexGuard<'_, GatherRoom> {
+        self.gather_room.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the parameters that are shared among these are gathered with, where they are: a communicator of its own, as gathers
+    /// and reductions come in no one order. `added` are about to be added before them. Collective.
+    pub(crate) fn gathers_among(
+        &self,
+        among: &Among,
+        added: &[Family],
+    ) -> Result<Option<Arc<dyn Communicator>>, Error> {
+        if !self.options.stage.cuts_params() {
+            return Ok(None);
+        }
+        let fixed = &self.handover.fixed;
+        let mut known = fixed.buckets.iter().chain(added.iter().flat_map(|family| &family.kept));
+        let known = known.find(|kept| Arc::ptr_eq(&kept.among.shards, &among.shards));
+        match known {
+            Some(known) => Ok(known.gathers.clone()),
+            None => Ok(among.shards.split(Some(0), among.shards.rank() as i64)?),
+        }
+    }
+
+    /// A digest of what has been sent so far that ranks must have sent alike.
+    pub(crate) fn operations(&mut self) -> u64 {
+        let launches = self.handover.launches();
+        match self.gather_room.get_mut().unwrap_or_else(PoisonError::into_inner).gathers() {
+            0 => launches,
+            gathers => crate::reduce::reducer::digest(launches, gathers, 0),
+        }
+    }
+}
+
+impl<'a> MicroBatch<'a> {
+    /// [`Optimizer::gather`], while gradients are handed over.
+    pub fn gather(&self, unit: &str) -> Result<Gathered<'a>, Error> {
+        self.optimizer.gather(unit)
+    }
+
+    /// [`Optimizer::start_gather`], while gradients are handed over.
+    pub fn start_gather(&self, unit: &str) -> Result<PendingGather<'a>, Error> {
+        self.optimizer.start_gather(unit)
+    }
+}
+
+impl<'a> PendingGather<'a> {
+    /// Waits until the unit is here. On a GPU what is put on the options' queue from here on sees it, and the host goes on.
+    pub fn wait(mut self) -> Result<Gathered<'a>, Error> {
+        self.0.land()?;
+        Ok(Gathered(self.0))
+    }
+}
+
+impl Gathered<'_> {
+    /// The values of a parameter of this unit, or of a frozen one.
+    pub fn param(&self, name: &str) -> Result<Slice<'_>, Error> {
+        let Held { optimizer, unit, pieces } = &self.0;
+        let param = optimizer.index(name)?;
+        let of = optimizer.units.of(param);
+        if let Some(other) = of.filter(|of| of != unit) {
+            let [unit, gathered] = [other, *unit].map(|unit| optimizer.units.name(unit).to_owned());
+            return Err(UnitError::Elsewhere { name: name.to_owned(), unit, gathered }.into());
+        }
+        match &optimizer.entries[param].place {
+            Place::Bucket { bucket, range, .. } if optimizer.options.stage.cuts_params() => {
+                let piece = pieces.iter().find(|piece| piece.bucket == *bucket);
+                let here = piece.and_then(|piece| piece.here.as_ref());
+                assert!(here.is_some(), "a gathered unit has all its buckets");
+                let here = here.unwrap_or_else(|| unreachable!("asserted above"));
+                Ok(here.as_slice().slice(range.clone())?)
+            }
+            _ => optimizer.values(param),
+        }
+    }
+
+    /// The unit's name.
+    pub fn unit(&self) -> &str {
+        self.0.optimizer.units.name(self.0.unit)
+    }
+}
+
+impl Held<'_> {
+    /// Waits for every bucket.
+    fn land(&mut self) -> Result<(), Error> {
+        let _span = tracing::debug_span!("gather", unit = self.unit).entered();
+        let mut landed = Ok(());
+        for piece in &mut self.pieces {
+            if let Some(away) = piece.away.take() {
+                let (part, arrived) = host_words::land(away, &self.optimizer.options.queue);
+                piece.here = Some(part);
+                landed = landed.and(arrived);
+            }
+        }
+        if let Err(failure) = &landed {
+            self.optimizer.handover.poison(failure.clone());
+            // Another rank may wait for this one's gradients.
+            self.optimizer.handover.abort();
+        }
+        Ok(landed?)
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        if !self.optimizer.options.stage.cuts_params() {
+            return;
+        }
+        // A failure has poisoned the optimizer: the next call tells.
+        let _ = self.land();
+        let mut room = self.optimizer.room_for_units();
+        let mut whole: Option<(Buffer, From)> = None;
+        for Piece { from: own, here, .. } in self.pieces.drain(..) {
+            let Some(part) = here else { continue };
+            whole = match whole.take() {
+                Some((before, from)) => match before.join(part) {
+                    Ok(both) => Some((both, from)),
+                    // Another type's.
+                    Err((before, part)) => {
+                        room.put(before, from);
+                        Some((part, own))
+                    }
+                },
+                None => Some((part, own)),
+            };
+        }
+        if let Some((whole, from)) = whole {
+            room.put(whole, from);
+        }
+        room.end(self.unit, std::mem::take(&mut self.pieces));
+    }
+}

@@ -1,0 +1,242 @@
+//! Parameters join an optimizer: compared, allocated, given their first values; all of them or none.
+
+use crate::optimizer::layout_state::{self, Before, Family, Place};
+use crate::plan::bucket_order;
+use crate::plan::step_plan::{check_options, exchange_words};
+use crate::plan::units::Units;
+use crate::reduce::double_ended::Stretch;
+use crate::step::exchange::Exchange;
+use crate::update::tensor_norms::TensorTotals;
+use crate::{Among, BucketPlan, Combine, Error, Groups, NonFinite, Optimizer, Options, Part, Sizes};
+use meshstep_comm::Communicator;
+use meshstep_tensor::{Param, SliceMut};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// A part of a plan, its rules, and the ranks it is shared among.
+#[derive(Clone, Debug)]
+pub struct Shared {
+    /// What is stored and owned, made with the optimizer's options.
+    pub part: Part,
+    /// How it is updated.
+    pub rules: Groups,
+    /// The communicators of the part's [`Sizes`].
+    pub among: Among,
+}
+
+impl Shared {
+    /// What all ranks must have alike of it.
+    fn describe(&self, options: &Options) -> String {
+        let mut text = layout_state::describe(self.part.layout(), &self.rules, options);
+        layout_state::describe_among(&self.among, &mut text);
+        let (units, positions) = (self.part.layout().units(), self.part.positions());
+        text + &format!("units in order = {units:?}\npositions = {positions:?}\n")
+    }
+}
+
+/// All that more parameters take, beside an optimizer that has not changed.
+#[derive(Debug)]
+struct Added {
+    families: Vec<Family>,
+    /// The families' buckets as they travel, each as its family and its index there.
+    order: Vec<(usize, usize)>,
+    room: Vec<Stretch>,
+    /// Of all parameters.
+    units: Units,
+    /// Of all parameters.
+    exchange: Exchange,
+    /// Of all parameters.
+    totals: TensorTotals,
+    /// The ranks once more, where steps are now decided beside the buckets on their way.
+    aside: Option<Arc<dyn Communicator>>,
+}
+
+/// Parts' memory, the order of their buckets, room in the pool for these, and all units.
+type Prepared = (Vec<Family>, Vec<(usize, usize)>, Vec<Stretch>, Units);
+
+impl Optimizer {
+    /// Makes everything, has all ranks agree, and takes it in. Every error is every rank's, and but for [`Error::Comm`] leaves
+    /// them as they were.
+    pub(crate) fn add(
+        &mut self,
+        parts: Result<Vec<Shared>, Error>,
+        initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
+    ) -> Result<(), Error> {
+        self.handover.healthy()?;
+        self.apart_from_steps(|all| all.greet())?;
+        let among: Vec<Among> = parts.iter().flatten().map(|shared| shared.among.clone()).collect();
+        let added = self.try_add(parts, initial);
+        if let Err(Error::Comm(failure)) = &added {
+            self.handover.poison(failure.clone());
+        }
+        if self.handover.healthy().is_err() {
+            // Somebody may wait for this rank in groups that the optimizer does not know yet.
+            among.iter().flat_map(Among::comms).for_each(|comm| comm.abort());
+        }
+        added
+    }
+
+    fn try_add(
+        &mut self,
+        parts: Result<Vec<Shared>, Error>,
+        mut initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
+    ) -> Result<(), Error> {
+        // An error of an earlier step too is every rank's, as others may have been told of it before.
+        let ready = self.check_heard().and_then(|()| self.check_idle());
+        let comm = Arc::clone(self.comm());
+        let mut text = String::new();
+        let mut made = ready.and(parts).and_then(|parts| {
+            text = parts.iter().map(|shared| shared.describe(&self.options)).collect();
+            self.make(parts)
+        });
+        if let Err(error) = &made {
+            text = layout_state::objection(Some(error));
+        }
+        let room = made.as_mut().ok().map(|added| added.exchange.room());
+        let same = self.tell(&*comm, &text, room);
+        let mut added = made?;
+        same?;
+        added.families.iter().try_for_each(|family| family.register(&self.options))?;
+        added.aside = self.split_aside()?;
+        for i in 0..added.families.len() {
+            let (earlier, family) = added.families.split_at_mut(i);
+            let gathers = self.gathers_among(&family[0].among, earlier)?;
+            family[0].kept.iter_mut().for_each(|kept| kept.gathers.clone_from(&gathers));
+        }
+        let Added { families, exchange, .. } = &mut added;
+        families.iter_mut().try_for_each(|family| self.first_values(family, exchange, &mut initial))?;
+        self.commit(added);
+        Ok(())
+    }
+
+    /// All memory, so that nothing is missing once ranks have agreed.
+    fn make(&self, parts: Vec<Shared>) -> Result<Added, Error> {
+        let (families, order, room, units) = self.prepare(parts)?;
+        let count = self.entries.len() + families.iter().map(|family| family.entries.len()).sum::<usize>();
+        let buckets = self.buckets.len() + order.len();
+        let exchange = Exchange::new(exchange_words(count, buckets, &self.options), &self.options)?;
+        let (stage, meter) = (self.options.stage, &self.options.meter);
+        let groups = self.groups.iter().chain(families.iter().flat_map(|family| &family.groups.groups));
+        let totals = TensorTotals::new(count, groups, stage, self.comm(), meter)?;
+        Ok(Added { families, order, room, units, exchange, totals, aside: None })
+    }
+
+    fn split_aside(&self) -> Result<Option<Arc<dyn Communicator>>, Error> {
+        let there = self.handover.fixed.aside.is_some();
+        if there || self.options.non_finite != NonFinite::Propagate {
+            return Ok(None);
+        }
+        Ok(self.comm().split(Some(0), self.comm().rank() as i64)?)
+    }
+
+    fn check_parts(&self, parts: &[Shared]) -> Result<(), Error> {
+        check_options(self.comm().world_size(), &self.options)?;
+        self.options.norm.check()?;
+        self.options.loss_scale.map_or(Ok(()), |rule| rule.check())?;
+        for (i, shared) in parts.iter().enumerate() {
+            self.check_part(shared, &parts[..i])?;
+        }
+        let spans = |among: &Among| Arc::ptr_eq(&among.shards, self.comm()) && among.further.is_empty();
+        if parts.iter().all(|shared| spans(&shared.among)) {
+            // Of several groups' parameters others may follow.
+            let earlier = self.handover.fixed.buckets.iter().map(|k| &k.plan);
+            let added = parts.iter().flat_map(|shared| shared.part.buckets());
+            self.options.precision.check_used(earlier.chain(added).map(|bucket| bucket.dtype))?;
+        }
+        Ok(())
+    }
+
+    fn prepare(&self, parts: Vec<Shared>) -> Result<Prepared, Error> {
+        self.check_parts(&parts)?;
+        let order = bucket_order::of(&parts.iter().map(|shared| &shared.part).collect::<Vec<_>>())?;
+        let places = bucket_order::places(&order, parts.len(), self.buckets.len());
+        let (mut families, mut units): (Vec<Family>, Units) = (Vec::new(), self.units.clone());
+        let (before_all, mut series) = (self.handover.series(), Vec::new());
+        for (Shared { part, rules, among }, places) in parts.into_iter().zip(places) {
+            let position = self.entries.iter().map(|entry| entry.position + 1).max().unwrap_or(0);
+            let (params, vectors, groups) = (self.entries.len(), self.frozen.len(), self.groups.len());
+            let mut before = Before { params, vectors, groups, position };
+            families.iter().for_each(|family| before.count(family));
+            if part.positions().is_none() {
+                before.position += before.params - params;
+            }
+            units.extend(&part.units(), &places);
+            let seat = (among.shards.rank(), &Arc::new(among));
+            let mut family = Family::new(&part, rules, before, seat, &self.options)?;
+            family.kept.iter_mut().for_each(|kept| kept.series += before_all + series.len());
+            series.extend(part.series());
+            families.push(family);
+        }
+        let added = order.iter().map(|&(family, b)| &families[family].kept[b]);
+        let kept: Vec<&BucketPlan> =
+            self.handover.fixed.buckets.iter().chain(added).map(|k| &k.plan).collect();
+        let room = self.handover.room_for(&series, &self.options.meter)?;
+        self.reserve_for(&units, &kept)?;
+        Ok((families, order, room, units))
+    }
+
+    /// Whether the part can be added, after `others` that are added with it.
+    fn check_part(&self, Shared { part, rules, among }: &Shared, others: &[Shared]) -> Result<(), Error> {
+        let taken = |name: &str| {
+            self.by_name.contains_key(name)
+                || others.iter().any(|other| other.part.layout().get(name).is_some())
+        };
+        if let Some(p) = part.layout().params().iter().find(|p| taken(p.name())) {
+            return Err(Error::NameTaken { name: p.name().to_owned() });
+        }
+        among.check_parts(part.layout())?;
+        if *part.sizes() != Sizes::from(among) || part.stage() != self.options.stage {
+            let what = format!("a part for {:?} at {:?}", part.sizes(), part.stage());
+            return Err(Error::Shared { what, works: "a part that is planned for these ranks and options" });
+        }
+        let alike = among.further.is_empty()
+            && among.parts.is_empty()
+            && among.comms().all(|comm| Arc::ptr_eq(comm, self.comm()));
+        rules.check(part.layout(), alike, &self.options)?;
+        let unweighed = Arc::ptr_eq(&among.shards, self.comm()) && !self.handover.fixed.place.first;
+        if unweighed && self.options.combine == Combine::Weighted {
+            let what = "weights of ranks that compute the same micro-batch".to_owned();
+            return Err(Error::Shared { what, works: "groups of ranks with other micro-batches each" });
+        }
+        Ok(())
+    }
+
+    /// Takes in what was made; cannot fail.
+    fn commit(&mut self, added: Added) {
+        let Added { families, order, room, units, exchange, totals, aside } = added;
+        (self.exchange, self.totals, self.units) = (exchange, totals, units);
+        if aside.is_some() {
+            self.handover.fixed.comms.extend(aside.clone());
+            self.handover.fixed.aside = aside;
+        }
+        #[cfg(feature = "cuda")]
+        {
+            // Its names are no longer all.
+            self.room.there = None;
+        }
+        let (places, mut buckets) =
+            (bucket_order::places(&order, families.len(), self.buckets.len()), Vec::new());
+        for (mut family, places) in families.into_iter().zip(places) {
+            for (index, entry) in (self.entries.len()..).zip(&mut family.entries) {
+                if let Place::Bucket { bucket, .. } = &mut entry.place {
+                    *bucket = places[*bucket];
+                }
+                self.by_name.insert(entry.param.name().to_owned(), index);
+            }
+            self.entries.append(&mut family.entries);
+            self.groups.append(&mut family.groups.groups);
+            self.verifying.frozen.extend(family.frozen.iter().map(|_| Arc::clone(&family.among)));
+            self.frozen.append(&mut family.frozen);
+            buckets.push(family.kept.into_iter().zip(family.fillings).zip(family.buckets));
+        }
+        let in_order = order.iter().filter_map(|&(family, _)| buckets[family].next());
+        let (added, owned): (Vec<_>, Vec<_>) = in_order.unzip();
+        self.buckets.extend(owned);
+        self.handover.extend(added, room);
+        self.progress.present.resize_with(self.entries.len(), AtomicBool::default);
+        self.room.due.resize(self.entries.len(), 0);
+        let pieces = self.handover.fixed.buckets.iter().map(|k| k.gathered.len()).sum();
+        self.room.gathering.reserve(pieces);
+        self.progress.sent_before = self.handover.sent();
+    }
+}

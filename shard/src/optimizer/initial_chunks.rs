@@ -1,0 +1,93 @@
+//! First values where ranks keep chunks alone: one whole parameter at a time, in the room for gathered units.
+
+use crate::optimizer::layout_state::{self, Family, Place};
+use crate::ranks::host_words;
+use crate::step::exchange::Exchange;
+use crate::{Among, Error, Initial, Optimizer, Options};
+use meshstep_comm::Op;
+use meshstep_tensor::{Param, SliceMut};
+use std::fmt::Write;
+
+impl Optimizer {
+    /// Asks for every parameter's first value, in registration order, and keeps what this rank owns. Collective. A rank that
+    /// cannot give one goes on with whatever is there, so that none waits, until all are told.
+    pub(crate) fn first_chunks(
+        &self,
+        among: &Among,
+        family: &mut Family,
+        exchange: &mut Exchange,
+        mut initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
+    ) -> Result<(), Error> {
+        let compare = self.options.initial == Initial::Compare;
+        let asked = compare || among.copies.rank() == 0;
+        let (mut filled, mut values) = (Ok(()), String::new());
+        for p in 0..family.entries.len() {
+            let ask = asked && filled.is_ok();
+            let given = self.first_value(family, p, among, ask.then_some(&mut initial), &mut values);
+            // What fails here and not in `initial`, the others do not hear of: they wait for this rank's part.
+            filled = filled.and(given.map_err(|error| self.handover.alone(error))?);
+        }
+        if compare {
+            let text = layout_state::objection(None) + &values;
+            filled = self.agreed(&*among.copies, exchange, filled, &text);
+            if let Err(Error::Comm(_)) = &filled {
+                return filled;
+            }
+        }
+        // Other ranks hold other parameters, and hear of it too.
+        self.agreed(&**self.comm(), exchange, filled, &layout_state::objection(None))?;
+        if !compare {
+            family.broadcast_frozen(&*among.copies, &self.options.queue)?;
+        }
+        Ok(())
+    }
+
+    /// One parameter's value into its place: `initial`'s where that is asked, else the first rank's. What is wrong with `initial`
+    /// is inside.
+    fn first_value(
+        &self,
+        family: &mut Family,
+        p: usize,
+        among: &Among,
+        initial: Option<impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>>,
+        values: &mut String,
+    ) -> Result<Result<(), Error>, Error> {
+        let Options { queue, meter, .. } = &self.options;
+        let Family { entries, buckets, frozen, first_vector, .. } = family;
+        let param = &entries[p].param;
+        let ask = |place: SliceMut<'_>| {
+            let Some(mut initial) = initial else { return Ok(()) };
+            let asked = host_words::fill(queue, meter, place, |place| initial(param, place));
+            asked.map_err(|source| Error::Initial { name: param.name().to_owned(), source })
+        };
+        let mut digest = |whole| -> Result<(), Error> {
+            let digest = host_words::digest(queue, meter, whole)?;
+            let _ = writeln!(values, "values of {:?} = digest {digest:016x}", param.name());
+            Ok(())
+        };
+        let compare = self.options.initial == Initial::Compare;
+        match &entries[p].place {
+            Place::Frozen { vector, range } => {
+                let vector = &mut frozen[vector - *first_vector];
+                let asked = ask(vector.as_mut().slice(range.clone())?);
+                if compare {
+                    digest(vector.as_slice().slice(range.clone())?)?;
+                }
+                Ok(asked)
+            }
+            Place::Bucket { bucket, range, .. } => {
+                let (mut whole, from) = self.room_for_units().lend(param.dtype(), param.len())?;
+                queue.zero(whole.as_mut())?;
+                let asked = ask(whole.as_mut());
+                if compare {
+                    digest(whole.as_slice())?;
+                } else if !whole.is_empty() {
+                    host_words::run(&*among.copies, queue, Op::broadcast(0), &mut whole)?;
+                }
+                buckets[*bucket].keep(range, whole.as_slice())?;
+                self.room_for_units().put(whole, from);
+                Ok(asked)
+            }
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! First values, and how ranks agree on them.
+
+use crate::optimizer::layout_state::{self, Family};
+use crate::ranks::agree;
+use crate::step::exchange::Exchange;
+use crate::update::owned_bucket::Owned;
+use crate::{Among, Error, Initial, Optimizer};
+use meshstep_comm::Communicator;
+use meshstep_tensor::{Buffer, Param, SliceMut};
+use std::sync::Arc;
+
+impl Optimizer {
+    /// Gives every parameter its first value. Collective.
+    pub(crate) fn first_values(
+        &self,
+        family: &mut Family,
+        exchange: &mut Exchange,
+        initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
+    ) -> Result<(), Error> {
+        let among = &*Arc::clone(&family.among);
+        if self.options.stage.cuts_params() {
+            self.first_chunks(among, family, exchange, initial)?;
+        } else {
+            self.first_wholes(among, family, exchange, initial)?;
+        }
+        let masters = family.buckets.iter_mut().try_for_each(Owned::fill_masters);
+        self.agreed(&**self.comm(), exchange, masters, &layout_state::objection(None))
+    }
+
+    fn first_wholes(
+        &self,
+        among: &Among,
+        family: &mut Family,
+        exchange: &mut Exchange,
+        initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
+    ) -> Result<(), Error> {
+        let compare = self.options.initial == Initial::Compare;
+        let first = among.copies.rank() == 0;
+        let mut filled = if compare || first { family.fill(&self.options, initial) } else { Ok(()) };
+        if compare {
+            let mut text = layout_state::objection(None);
+            filled = filled.and_then(|()| family.describe_values(&self.options, &mut text));
+            filled = self.agreed(&*among.copies, exchange, filled, &text);
+            if let Err(Error::Comm(_)) = &filled {
+                return filled;
+            }
+        }
+        // Other ranks hold other parameters, and hear of it too.
+        self.agreed(&**self.comm(), exchange, filled, &layout_state::objection(None))?;
+        if !compare {
+            family.broadcast(&*among.copies, &self.options.queue)?;
+        }
+        Ok(())
+    }
+
+    /// What became of this rank's part, once all ranks of `comm` have shown that theirs went as well and gives the same `text`.
+    pub(crate) fn agreed(
+        &self,
+        comm: &dyn Communicator,
+        exchange: &mut Exchange,
+        done: Result<(), Error>,
+        text: &str,
+    ) -> Result<(), Error> {
+        let objection = done.as_ref().err().map(|error| layout_state::objection(Some(error)));
+        let text = objection.as_deref().unwrap_or(text);
+        let same = self.tell(comm, text, Some(exchange.room()));
+        done.and(same)
+    }
+
+    /// Whether all ranks of `comm` give this text. For who cannot ask nobody is to wait.
+    pub(crate) fn tell(
+        &self,
+        comm: &dyn Communicator,
+        text: &str,
+        room: Option<&mut Buffer>,
+    ) -> Result<(), Error> {
+        let same = agree::compare(comm, &self.options, text, room);
+        if let Err(Error::Comm(failure)) = &same {
+            self.handover.poison(failure.clone());
+        }
+        same
+    }
+}

@@ -1,0 +1,354 @@
+//! One layout's worth of an optimizer: its parameters, their memory and their groups, before ranks have agreed on it.
+
+use crate::ranks::host_words;
+use crate::reduce::bucket_fill::Filling;
+use crate::reduce::reducer_config::Kept;
+use crate::update::owned_bucket::{Of, Owned, zeroed, zeroed_to_travel};
+use crate::{Among, Error, Groups, Options, Part};
+use meshstep_comm::{Communicator, Op};
+use meshstep_tensor::{Buffer, Category, Layout, Param, Queue, Slice, SliceMut};
+use std::fmt::Write;
+use std::ops::Range;
+use std::sync::Arc;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// A parameter, where it lives, and how many updates it has seen.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(crate) param: Param,
+    pub(crate) place: Place,
+    pub(crate) group: usize,
+    pub(crate) t: u64,
+    /// Where it stands among all parameters, as a forward pass uses them.
+    pub(crate) position: usize,
+    /// Its elements where it is not cut.
+    pub(crate) whole: usize,
+}
+
+/// Where a parameter's values are.
+#[derive(Clone, Debug)]
+pub(crate) enum Place {
+    /// The `index`th of a bucket.
+    Bucket { bucket: usize, index: usize, range: Range<usize> },
+    /// In one of the vectors that do not train.
+    Frozen { vector: usize, range: Range<usize> },
+}
+
+/// Everything of one layout. Indices are the optimizer's, they begin where the earlier layouts' end; but buckets, which come
+/// between those of others, are counted from its own first.
+#[derive(Debug)]
+pub(crate) struct Family {
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) kept: Vec<Kept>,
+    pub(crate) fillings: Vec<Filling>,
+    pub(crate) buckets: Vec<Owned>,
+    pub(crate) frozen: Vec<Buffer>,
+    pub(crate) groups: Groups,
+    pub(crate) among: Arc<Among>,
+    pub(crate) first_vector: usize,
+}
+
+/// How much an optimizer holds already.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Before {
+    pub(crate) params: usize,
+    pub(crate) vectors: usize,
+    pub(crate) groups: usize,
+    /// Where the next parameter stands among all, or the first of those whose positions are told.
+    pub(crate) position: usize,
+}
+
+impl Before {
+    /// What `family` adds to that.
+    pub(crate) fn count(&mut self, family: &Family) {
+        self.params += family.entries.len();
+        self.vectors += family.frozen.len();
+        self.groups += family.groups.groups.len();
+    }
+}
+
+impl Family {
+    /// Allocates what is planned, or says what is wrong; touches nothing else.
+    pub(crate) fn new(
+        part: &Part,
+        groups: Groups,
+        before: Before,
+        (rank, among): (usize, &Arc<Among>),
+        options: &Options,
+    ) -> Result<Self, Error> {
+        let layout = part.layout();
+        let group_of = groups.assign(layout)?;
+        let mut entries = entries(part, &group_of, before);
+        let mut family = Family {
+            entries: Vec::new(),
+            kept: Vec::new(),
+            fillings: Vec::new(),
+            buckets: Vec::new(),
+            frozen: frozen(layout, &mut entries, before, options)?,
+            groups,
+            among: Arc::clone(among),
+            first_vector: before.vectors,
+        };
+        family.entries = entries;
+        for b in 0..part.buckets().len() {
+            family.add_bucket(part, b, &group_of, before, (rank, among), options)?;
+        }
+        Ok(family)
+    }
+
+    fn add_bucket(
+        &mut self,
+        part: &Part,
+        b: usize,
+        group_of: &[usize],
+        before: Before,
+        (rank, among): (usize, &Arc<Among>),
+        options: &Options,
+    ) -> Result<(), Error> {
+        let mut bucket = part.buckets()[b].clone();
+        let states = self.groups.state().len();
+        let seed = options.precision.seed;
+        let of = |p: usize| {
+            let param = &self.entries[p].param;
+            let key = xxh3_64_with_seed(param.name().as_bytes(), seed);
+            Of { group: group_of[p] + before.groups, key, parts: among.parts_of(param) }
+        };
+        let comm = &*among.shards;
+        let mut owned = Owned::new(&bucket, part.owned(b, rank), states, of, comm, options)?;
+        owned.shift_params(before.params);
+        let name = |p: &crate::Placed| self.entries[p.param].param.name().to_owned();
+        let names = bucket.params.iter().map(name).collect();
+        bucket.params.iter_mut().for_each(|p| p.param += before.params);
+        let apart = |first: usize| owned.streams(first * bucket.grads.size());
+        let (whole, shard) = if options.stage.cuts_grads() {
+            let len = bucket.len / part.sizes().shards;
+            (None, Some(zeroed(len, bucket.grads, options, Category::Grads, &apart(0))?))
+        } else {
+            let (len, apart) = (bucket.len, apart(owned.first()));
+            let whole = zeroed_to_travel(comm, len, bucket.grads, options, Category::Grads, &apart)?;
+            (Some(whole), None)
+        };
+        self.fillings.push(Filling::new(&bucket, whole, shard));
+        let (counted, gathered) = (part.counted(b, rank), part.gathered(b));
+        let (owned_ranges, among) = (part.owned(b, rank), Arc::clone(among));
+        let gathers = None;
+        let series = part.series().iter().position(|series| series.dtype == bucket.dtype).unwrap_or(0);
+        self.kept.push(Kept {
+            counted,
+            gathered,
+            gathers,
+            series,
+            names,
+            owned: owned_ranges,
+            among,
+            plan: bucket,
+        });
+        self.buckets.push(owned);
+        Ok(())
+    }
+
+    /// Registers what travels whole: parameters, and gradients that are kept so. Collective.
+    pub(crate) fn register(&self, options: &Options) -> Result<(), Error> {
+        let params = self.buckets.iter().map(|owned| &owned.params).filter(|_| !options.stage.cuts_params());
+        let grads = self.fillings.iter().filter_map(|filling| filling.whole.as_ref());
+        for buffer in params.chain(grads).filter(|buffer| !buffer.is_empty()) {
+            self.among.shards.register(buffer)?;
+        }
+        Ok(())
+    }
+
+    /// Asks the caller for every parameter's first value.
+    pub(crate) fn fill(
+        &mut self,
+        options: &Options,
+        mut initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
+    ) -> Result<(), Error> {
+        for entry in &self.entries {
+            let values = match &entry.place {
+                Place::Bucket { bucket, range, .. } => {
+                    self.buckets[*bucket].params.as_mut().slice(range.clone())?
+                }
+                Place::Frozen { vector, range } => {
+                    self.frozen[vector - self.first_vector].as_mut().slice(range.clone())?
+                }
+            };
+            let name = || entry.param.name().to_owned();
+            let Options { queue, meter, .. } = options;
+            let filled = host_words::fill(queue, meter, values, |values| initial(&entry.param, values));
+            filled.map_err(|source| Error::Initial { name: name(), source })?;
+        }
+        Ok(())
+    }
+
+    /// Sends rank 0's values to everyone. Collective.
+    pub(crate) fn broadcast(&mut self, comm: &dyn Communicator, queue: &Queue) -> Result<(), Error> {
+        for values in self.buckets.iter_mut().map(|b| &mut b.params).filter(|b| !b.is_empty()) {
+            host_words::run(comm, queue, Op::broadcast(0), values)?;
+        }
+        self.broadcast_frozen(comm, queue)
+    }
+
+    /// The same with those that do not train alone.
+    pub(crate) fn broadcast_frozen(&mut self, comm: &dyn Communicator, queue: &Queue) -> Result<(), Error> {
+        for values in self.frozen.iter_mut().filter(|b| !b.is_empty()) {
+            host_words::run(comm, queue, Op::broadcast(0), values)?;
+        }
+        Ok(())
+    }
+
+    /// A line for each parameter's values.
+    pub(crate) fn describe_values(&self, options: &Options, text: &mut String) -> Result<(), Error> {
+        for entry in &self.entries {
+            let digest = host_words::digest(&options.queue, &options.meter, self.values(&entry.place)?)?;
+            let _ = writeln!(text, "values of {:?} = digest {digest:016x}", entry.param.name());
+        }
+        Ok(())
+    }
+
+    fn values(&self, place: &Place) -> Result<Slice<'_>, Error> {
+        Ok(match place {
+            Place::Bucket { bucket, range, .. } => {
+                self.buckets[*bucket].params.as_slice().slice(range.clone())?
+            }
+            Place::Frozen { vector, range } => {
+                self.frozen[vector - self.first_vector].as_slice().slice(range.clone())?
+            }
+        })
+    }
+}
+
+/// The first line of what ranks compare: that nothing is wrong here, or what is.
+pub(crate) fn objection(error: Option<&Error>) -> String {
+    error.map_or("this call = no objection\n".to_owned(), |error| format!("this call = {error}\n"))
+}
+
+/// What all ranks must have alike of whom parameters are shared among.
+pub(crate) fn describe_among(among: &Among, text: &mut String) {
+    let further: Vec<_> = among.further.iter().map(|(comm, by)| (comm.world_size(), by)).collect();
+    let (shards, copies) = (among.shards.world_size(), among.copies.world_size());
+    let _ = writeln!(text, "ranks that divide the state = {shards}");
+    let _ = writeln!(text, "ranks that reduce further = {further:?}");
+    let _ = writeln!(text, "ranks with the same parameters = {copies}");
+}
+
+/// Everything ranks must have alike, a `key = value` line each.
+pub(crate) fn describe(layout: &Layout, groups: &Groups, options: &Options) -> String {
+    let mut text = objection(None);
+    for (i, p) in layout.params().iter().enumerate() {
+        let frozen = if p.frozen() { " frozen" } else { "" };
+        let unit = p.unit().map_or(String::new(), |unit| format!(" in unit {unit:?}"));
+        let _ = writeln!(text, "parameter {i} = {:?} {:?} {}{frozen}{unit}", p.name(), p.shape(), p.dtype());
+    }
+    groups.describe(layout, &mut text);
+    let Options {
+        stage,
+        bucket_len,
+        combine,
+        missing,
+        non_finite,
+        initial,
+        grads,
+        precision,
+        norm,
+        clip,
+        loss_scale,
+        schedule,
+        max_skips,
+        ..
+    } = options;
+    let _ = writeln!(text, "stage = {stage:?}\nbucket_len = {bucket_len:?}\ncombine = {combine:?}");
+    let _ = writeln!(text, "non_finite = {non_finite:?}");
+    let _ = writeln!(
+        text,
+        "missing = {missing:?}\ninitial = {initial:?}\ngrads = {grads:?}\nprecision = {precision:?}"
+    );
+    let _ = writeln!(
+        text,
+        "norm = {norm:?}\nclip = {clip:?}\nloss_scale = {loss_scale:?}\nmax_skips = {max_skips}"
+    );
+    text + &crate::config::schedule::describe(schedule.as_ref())
+}
+
+fn entries(part: &Part, group_of: &[usize], before: Before) -> Vec<Entry> {
+    let nowhere = Place::Frozen { vector: 0, range: 0..0 };
+    let first = before.position;
+    let entry = |(i, (p, &group)): (usize, (&Param, &usize))| {
+        let (position, whole) = part.in_model(i);
+        let (param, place, group) = (p.clone(), nowhere.clone(), group + before.groups);
+        Entry { param, place, group, t: 0, position: first + position, whole }
+    };
+    let params = part.layout().params().iter().zip(group_of).enumerate();
+    let mut entries: Vec<Entry> = params.map(entry).collect();
+    for (b, bucket) in part.buckets().iter().enumerate() {
+        for (index, placed) in bucket.params.iter().enumerate() {
+            let range = placed.range();
+            entries[placed.param].place = Place::Bucket { bucket: b, index, range };
+        }
+    }
+    entries
+}
+
+/// One vector for the frozen parameters of each type.
+fn frozen(
+    layout: &Layout,
+    entries: &mut [Entry],
+    before: Before,
+    options: &Options,
+) -> Result<Vec<Buffer>, Error> {
+    let mut vectors = Vec::new();
+    for dtype in layout.params().iter().map(|p| p.dtype()).collect::<std::collections::BTreeSet<_>>() {
+        let first = layout.trainable_len(dtype);
+        let vector = before.vectors + vectors.len();
+        for i in layout.flat_order(dtype).into_iter().filter(|&i| layout.params()[i].frozen()) {
+            let range = layout.params()[i].range();
+            entries[i].place = Place::Frozen { vector, range: range.start - first..range.end - first };
+        }
+        vectors.push(zeroed(layout.len(dtype) - first, dtype, options, Category::Params, &[])?);
+    }
+    Ok(vectors)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Owners, Sizes, Stage};
+    use meshstep_optim::AdamW;
+    use meshstep_tensor::DType;
+
+    /// Chunks a little longer than whole pages, so that ranks begin at different places of one.
+    const LEN: usize = 4 * (70 * 1024 + 64);
+
+    /// Parameters, gradients and moments, each from where this rank's update begins to read it.
+    #[test]
+    fn what_an_update_streams_together_differs_modulo_a_page() {
+        let layout = Layout::builder().param("a", &[LEN], DType::F32).param("b", &[7_777], DType::F32);
+        let layout = layout.build().unwrap();
+        let whole = Stage::WholeParams(Owners::SortedGreedy);
+        let alone = meshstep_comm::loopback::spawn(1, |comm| Arc::new(Among::all(comm)));
+        let all = alone.unwrap().remove(0);
+        for stage in [Stage::Replicated, Stage::Zero1, Stage::Zero2, Stage::Zero3, whole] {
+            for rank in (0..4).cycle().take(40) {
+                let options = Options { stage, bucket_len: Some(8_000), ..Options::default() };
+                let part = Part::new(layout.clone(), Sizes::all(4), [], &options).unwrap();
+                let groups = Groups::new(AdamW::default());
+                let family = Family::new(&part, groups, Before::default(), (rank, &all), &options).unwrap();
+                for (owned, filling) in family.buckets.iter().zip(&family.fillings) {
+                    let mut streams = owned.streams(0);
+                    let address = |b: &Buffer| b.as_ptr().addr().get();
+                    streams.extend(filling.whole.as_ref().map(|g| address(g) + owned.first() * 4));
+                    streams.extend(filling.shard.as_ref().map(address));
+                    let state: usize = owned.state().iter().map(Buffer::bytes).sum();
+                    streams.iter_mut().for_each(|address| *address %= 4096);
+                    streams.sort();
+                    let len = streams.len();
+                    streams.dedup();
+                    // What is shorter than a page is where the allocator has room.
+                    assert!(
+                        streams.len() == len || state < 2 * 4096,
+                        "{stage:?} on rank {rank}: {streams:?}"
+                    );
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! The sharded optimizer: made together by all ranks, then one step after another.
+
+pub(crate) mod add_params;
+pub(crate) mod initial_chunks;
+pub(crate) mod initial_values;
+pub(crate) mod layout_state;
+pub(crate) mod values;
+
+use crate::config::param_groups::Group;
+use crate::gather::unit_memory::GatherRoom;
+use crate::optimizer::layout_state::Entry;
+use crate::plan::units::Units;
+use crate::ranks::agree;
+use crate::reduce::pool::Pool;
+use crate::reduce::reducer::Handover;
+use crate::reduce::reducer_config::{Fixed, Kept};
+use crate::step::exchange::Exchange;
+use crate::update::owned_bucket::Owned;
+use crate::update::tensor_norms::TensorTotals;
+use crate::verify::Verifying;
+use crate::{Among, Combine, DataPlace, Error, Groups, LocalClip, Options, Part, Shared, Sizes};
+use meshstep_comm::{Communicator, Reduction};
+use meshstep_optim::LossScaleState;
+use meshstep_tensor::{Layout, Param, SliceMut};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::{Arc, Mutex};
+
+/// Parameters, their gradients and their optimizer state on one rank of a group.
+///
+/// A step is: one [`micro_batch`](Self::micro_batch) (or several [`accumulate`](Self::accumulate)s and one last
+/// `micro_batch`), every gradient handed over, [`step`](Self::step). All ranks do the same, in the same order.
+#[derive(Debug)]
+pub struct Optimizer {
+    /// First, so that a background save ends before anything that it needs.
+    #[cfg(feature = "checkpoint")]
+    pub(crate) background: crate::checkpoint::Background,
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) by_name: HashMap<String, usize>,
+    /// Of which parts of a model this rank's parameters are, as text.
+    pub(crate) arrangement: String,
+    pub(crate) groups: Vec<Group>,
+    pub(crate) buckets: Vec<Owned>,
+    pub(crate) frozen: Vec<meshstep_tensor::Buffer>,
+    pub(crate) handover: Handover,
+    pub(crate) exchange: Exchange,
+    pub(crate) options: Options,
+    pub(crate) progress: Progress,
+    pub(crate) room: Room,
+    pub(crate) totals: TensorTotals,
+    pub(crate) units: Units,
+    pub(crate) gather_room: Mutex<GatherRoom>,
+    pub(crate) verifying: Verifying,
+}
+
+/// How far the current step has come.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    /// Steps taken or skipped.
+    pub(crate) steps: u64,
+    /// Skipped in a row.
+    pub(crate) skips: u32,
+    /// Of these, the ones since the loss scale could last fall.
+    pub(crate) hopeless: u32,
+    /// The loss scale of this step, where there is one.
+    pub(crate) loss_scale: Option<LossScaleState>,
+    /// Micro-batches of this step.
+    pub(crate) batches: u64,
+    /// Their weights' sum.
+    pub(crate) weight: u64,
+    /// A digest of their weights, one after the other.
+    pub(crate) weights: u64,
+    /// A micro-batch was begun and not finished.
+    pub(crate) unfinished: AtomicBool,
+    /// A micro-batch was dropped and completed with zeros.
+    pub(crate) dropped: bool,
+    /// The norm of this rank's own gradients in the last step, and the factor they were clipped by.
+    pub(crate) local_clip: Option<LocalClip>,
+    /// The last micro-batch was finished.
+    pub(crate) due: AtomicBool,
+    /// The first parameter whose gradient is missing; `usize::MAX` if none is.
+    pub(crate) missing: AtomicUsize,
+    /// Which parameters have a gradient, where that counts.
+    pub(crate) present: Vec<AtomicBool>,
+    /// Gradient bytes copied into buckets.
+    pub(crate) copied: AtomicU64,
+    /// Bytes the communicator had sent when the last step ended.
+    pub(crate) sent_before: u64,
+}
+
+/// Room that is kept from step to step, so that steps allocate nothing.
+#[derive(Debug, Default)]
+pub(crate) struct Room {
+    /// The `t` of each parameter's update in this step; 0: none.
+    pub(crate) due: Vec<u64>,
+    pub(crate) gathering: crate::gather::param_gather::Gathering,
+    /// What a GPU decides by, once there was a step.
+    #[cfg(feature = "cuda")]
+    pub(crate) there: Option<crate::step::gpu::There>,
+    /// Steps that were errors for which nobody has asked yet.
+    #[cfg(feature = "cuda")]
+    pub(crate) untold: Vec<Arc<crate::step::gpu::Ticket>>,
+}
+
+impl Optimizer {
+    /// An optimizer for the parameters of `layout`, updated by `rules`. Collective: every rank passes the same, which is
+    /// checked; what one rank cannot do is an error on all.
+    ///
+    /// `initial` is asked for each parameter's first value (on rank 0 alone under [`Initial::Broadcast`](crate::Initial::Broadcast)).
+    pub fn new(
+        comm: Arc<dyn Communicator>,
+        layout: Layout,
+        rules: impl Into<Groups>,
+        initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
+        options: Options,
+    ) -> Result<Self, Error> {
+        let empty = Self::with_room(Arc::clone(&comm), DataPlace::OWN, options.clone());
+        if let Err(error) = &empty {
+            // Where the other ranks compare what they add.
+            let told = agree::same_everywhere(&*comm, &options, &layout_state::objection(Some(error)));
+            tracing::debug!(?told, "no optimizer");
+        }
+        let mut optimizer = empty?;
+        optimizer.add_param_group(layout, rules, initial)?;
+        Ok(optimizer)
+    }
+
+    /// An optimizer without parameters, to add to, whose steps all ranks of `world` decide together. `place`: whose
+    /// micro-batches this rank computes; where several compute the same ones they give them the same weights, and one of them
+    /// counts. Collective as [`new`](Self::new) is; places that contradict each other are [`Error::Place`] on every rank.
+    pub fn empty(world: Arc<dyn Communicator>, place: DataPlace, options: Options) -> Result<Self, Error> {
+        let made = place.check().map_err(Error::from);
+        let made = made.and_then(|()| Self::with_room(Arc::clone(&world), place, options.clone()));
+        let text = layout_state::objection(made.as_ref().err());
+        let same = agree::same_everywhere(&*world, &options, &text);
+        let optimizer = made?;
+        same?;
+        place.check_everywhere(&*world, &options)?;
+        Ok(optimizer)
+    }
+
+    fn with_room(comm: Arc<dyn Communicator>, place: DataPlace, options: Options) -> Result<Self, Error> {
+        let reduction = match options.combine {
+            Combine::Sum | Combine::Weighted => Reduction::Sum,
+            Combine::Mean => Reduction::Mean,
+        };
+        let fixed = Fixed {
+            comms: vec![Arc::clone(&comm)],
+            gathers: Vec::new(),
+            comm,
+            aside: None,
+            place,
+            queue: options.queue.clone(),
+            stage: options.stage,
+            reduction,
+            overlap: options.overlap,
+            patience: options.patience,
+            norm: options.norm,
+            buckets: Vec::new(),
+        };
+        let pool = Pool::new(&options.queue, &options.meter);
+        let loss_scale = options.loss_scale.map(|rule| rule.start());
+        Ok(Optimizer {
+            #[cfg(feature = "checkpoint")]
+            background: crate::checkpoint::Background::default(),
+            entries: Vec::new(),
+            by_name: HashMap::new(),
+            arrangement: String::new(),
+            groups: Vec::new(),
+            buckets: Vec::new(),
+            frozen: Vec::new(),
+            handover: Handover::new(fixed, pool, &options.meter)?,
+            exchange: Exchange::new([0, 0], &options)?,
+            units: Units::default(),
+            gather_room: Mutex::new(GatherRoom::new(&options)),
+            options,
+            progress: Progress { missing: AtomicUsize::new(usize::MAX), loss_scale, ..Progress::default() },
+            room: Room::default(),
+            totals: TensorTotals::default(),
+            verifying: Verifying::default(),
+        })
+    }
+
+    /// Adds parameters, with rules of their own, between two steps. Collective, and checked as [`new`](Self::new) is; on
+    /// an error nothing has changed, on any rank, but that after [`Error::Comm`] nothing goes on.
+    pub fn add_param_group(
+        &mut self,
+        layout: Layout,
+        rules: impl Into<Groups>,
+        initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
+    ) -> Result<(), Error> {
+        let all = Among::all(Arc::clone(self.comm()));
+        self.add_shared(layout, rules, all, initial)
+    }
+
+    /// The same for parameters that are shared among some ranks each, in several groups.
+    pub fn add_shared(
+        &mut self,
+        layout: Layout,
+        rules: impl Into<Groups>,
+        among: Among,
+        initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
+    ) -> Result<(), Error> {
+        let rules = rules.into();
+        // Whole parameters are balanced over the ranks that share them.
+        let along = |k: &&Kept| Arc::ptr_eq(&k.among.shards, &among.shards);
+        let alike = self.handover.fixed.buckets.iter().filter(along).map(|k| &k.plan);
+        let part = self
+            .options
+            .precision
+            .check_rules(&rules)
+            .and_then(|()| Part::after(layout, Sizes::from(&among), alike, &self.options));
+        self.add(part.map(|part| vec![Shared { part, rules, among }]), initial)
+    }
+
+    /// The same for several parts of a plan at once: what they share is made once, and is what the plan says; their buckets travel
+    /// in its order, after those there are.
+    pub fn add_parts(
+        &mut self,
+        parts: Vec<Shared>,
+        initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
+    ) -> Result<(), Error> {
+        self.add(Ok(parts), initial)
+    }
+
+    /// From now on `alias` too is a name of the parameter `name`, for gradients and whatever else is asked of it: one parameter, of
+    /// which messages and checkpoints have the first name alone. Between two steps, the same on every rank.
+    pub fn also_called(&mut self, alias: &str, name: &str) -> Result<(), Error> {
+        let index = self.index(name)?;
+        self.check_alias(&self.units, alias, index)?;
+        match self.by_name.get(alias) {
+            Some(&other) if other != index => Err(Error::NameTaken { name: alias.to_owned() }),
+            _ => {
+                self.by_name.insert(alias.to_owned(), index);
+                Ok(())
+            }
+        }
+    }
+
+    /// How a model's parameters are cut into those here, one `key = value` line for each thing: what optimizers must have alike beyond
+    /// these parameters before they exchange what they own, as [workers](crate::local) do. The same on every rank.
+    pub fn arranged(&mut self, text: impl Into<String>) {
+        self.arrangement = text.into();
+    }
+
+    /// The communicator the ranks step with.
+    pub fn comm(&self) -> &Arc<dyn Communicator> {
+        &self.handover.fixed.comm
+    }
+
+    /// What the optimizer was made with.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    pub(crate) fn index(&self, name: &str) -> Result<usize, Error> {
+        let unknown = || Error::UnknownParam { name: name.to_owned(), count: self.entries.len() };
+        self.by_name.get(name).copied().ok_or_else(unknown)
+    }
+}

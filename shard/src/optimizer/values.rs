@@ -1,0 +1,74 @@
+//! What this rank holds of each parameter, and of its state.
+
+use crate::optimizer::layout_state::Place;
+use crate::{Error, Optimizer, UnitError};
+use meshstep_tensor::{Param, Slice};
+use std::ops::Range;
+
+/// This rank's part of one parameter, and of its state.
+#[derive(Clone, Debug)]
+pub struct ParamState<'a> {
+    /// Which of the parameter's elements, in row-major order; empty if another rank owns them all.
+    pub range: Range<usize>,
+    /// Their values, as the model reads them.
+    pub values: Slice<'a>,
+    /// The rule's state vectors by name, each as long as `range`; none where that is empty.
+    pub slots: Vec<(&'static str, Slice<'a>)>,
+    /// The f32 master values, or the remainders (u16), where there are any.
+    pub master: Option<Slice<'a>>,
+    /// Updates this parameter has seen.
+    pub t: u64,
+}
+
+impl Optimizer {
+    /// The values of a parameter; at [`Stage::Zero3`](crate::Stage::Zero3) of a frozen one, as the others are sharded. On a GPU
+    /// what is put on the options' queue from here on sees those of the last step: ask again after each.
+    pub fn param(&self, name: &str) -> Result<Slice<'_>, Error> {
+        let param = self.index(name)?;
+        if self.options.stage.cuts_params() && !self.entries[param].param.frozen() {
+            let unit = self.units.of(param).map_or(String::new(), |unit| self.units.name(unit).to_owned());
+            return Err(UnitError::Sharded { name: name.to_owned(), unit }.into());
+        }
+        self.values(param)
+    }
+
+    /// The values of a parameter of which this rank has all.
+    pub(crate) fn values(&self, param: usize) -> Result<Slice<'_>, Error> {
+        Ok(match &self.entries[param].place {
+            Place::Bucket { bucket, range, .. } => self.buckets[*bucket].params()?.slice(range.clone())?,
+            Place::Frozen { vector, range } => self.frozen[*vector].as_slice().slice(range.clone())?,
+        })
+    }
+
+    /// This rank's part of a parameter and its state: what it updates, nothing of a frozen one. On a GPU it waits for the steps so
+    /// far.
+    pub fn state(&self, name: &str) -> Result<ParamState<'_>, Error> {
+        let param = self.index(name)?;
+        let entry = &self.entries[param];
+        let nothing = match &entry.place {
+            Place::Bucket { bucket, .. } => self.buckets[*bucket].params()?.slice(0..0)?,
+            Place::Frozen { vector, .. } => self.frozen[*vector].as_slice().slice(0..0)?,
+        };
+        let mut state =
+            ParamState { range: 0..0, values: nothing, slots: Vec::new(), master: None, t: entry.t };
+        #[cfg(feature = "cuda")]
+        if !entry.param.frozen() {
+            state.t += self.unheard_updates(param)?;
+        }
+        let Place::Bucket { bucket, range, .. } = &entry.place else { return Ok(state) };
+        let owned = &self.buckets[*bucket];
+        let Some((within, kept, here)) = owned.part_of(range) else { return Ok(state) };
+        for (slot, values) in self.groups[entry.group].rule.state().iter().zip(owned.state()) {
+            state.slots.push((slot, values.as_slice().slice(kept.clone())?));
+        }
+        state.master = owned.master().map(|m| m.as_slice().slice(kept)).transpose()?;
+        state.values = owned.params()?.slice(here)?;
+        state.range = within;
+        Ok(state)
+    }
+
+    /// All parameters, in registration order.
+    pub fn params(&self) -> impl Iterator<Item = &Param> {
+        self.entries.iter().map(|e| &e.param)
+    }
+}

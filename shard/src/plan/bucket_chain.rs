@@ -1,0 +1,108 @@
+//! Buckets that fill one after another, and the memory they take where they are given back once they have travelled.
+//! Arithmetic only.
+
+use crate::plan::bucket::BucketPlan;
+use meshstep_tensor::DType;
+
+/// The buckets of one part and one type of parameters: a backward pass fills one after another, in the order they travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Series {
+    /// Type of the parameters.
+    pub(crate) dtype: DType,
+    /// Type of the gradients.
+    pub(crate) grads: DType,
+    /// Elements of the longest two that follow each other: one that fills while the one before it travels.
+    pub(crate) room: usize,
+}
+
+/// The series of a part, by their first buckets.
+pub(crate) fn of(buckets: &[BucketPlan]) -> Vec<Series> {
+    let mut series: Vec<(Series, usize)> = Vec::new();
+    for &BucketPlan { dtype, grads, len, .. } in buckets.iter().filter(|bucket| bucket.len > 0) {
+        match series.iter_mut().find(|(series, _)| series.dtype == dtype) {
+            Some((series, before)) => {
+                series.room = series.room.max(*before + len);
+                *before = len;
+            }
+            None => series.push((Series { dtype, grads, room: len }, len)),
+        }
+    }
+    series.into_iter().map(|(series, _)| series).collect()
+}
+
+/// Bytes of room for series.
+pub(crate) fn bytes(series: &[Series]) -> u64 {
+    series.iter().map(|series| (series.room * series.grads.size()) as u64).sum()
+}
+
+/// A pool while one thread hands gradients over, in numbers.
+#[derive(Debug)]
+pub(crate) struct Rooms<'p> {
+    series: Vec<Series>,
+    /// Each bucket, and its series.
+    buckets: Vec<(&'p BucketPlan, usize)>,
+    held: Vec<Held>,
+    /// Bytes outside of all series' room, and the most there were.
+    outside: u64,
+    most: u64,
+}
+
+/// A bucket that has begun and is not known to have come back.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    bucket: usize,
+    outside: bool,
+}
+
+impl<'p> Rooms<'p> {
+    /// Room for these series, in which nothing is held yet.
+    pub(crate) fn new(series: Vec<Series>, buckets: Vec<(&'p BucketPlan, usize)>) -> Self {
+        Rooms { series, buckets, held: Vec::new(), outside: 0, most: 0 }
+    }
+
+    /// Begins bucket `b`, of which nothing is held, when those before the `sent`th travel.
+    pub(crate) fn begin(&mut self, b: usize, sent: usize) {
+        while !self.fits(b) {
+            let oldest = self.alike(b).filter(|held| held.bucket < sent).map(|held| held.bucket).min();
+            match oldest {
+                Some(oldest) => self.wait_for(oldest),
+                None => return self.hold(b, true),
+            }
+        }
+        self.hold(b, false);
+    }
+
+    /// The most bytes there were at a time.
+    pub(crate) fn peak(&self) -> u64 {
+        bytes(&self.series) + self.most
+    }
+
+    /// What is held of the same series.
+    fn alike(&self, b: usize) -> impl Iterator<Item = &Held> {
+        self.held.iter().filter(move |held| self.buckets[held.bucket].1 == self.buckets[b].1)
+    }
+
+    fn fits(&self, b: usize) -> bool {
+        let inside = || self.alike(b).filter(|held| !held.outside);
+        let taken: usize = inside().map(|held| self.buckets[held.bucket].0.len).sum();
+        let (plan, series) = self.buckets[b];
+        inside().count() < 2 && taken + plan.len <= self.series[series].room
+    }
+
+    fn wait_for(&mut self, b: usize) {
+        let outside = self.held.iter().any(|held| held.bucket == b && held.outside);
+        self.outside -= if outside { self.bytes_of(b) } else { 0 };
+        self.held.retain(|held| held.bucket != b);
+    }
+
+    fn hold(&mut self, b: usize, outside: bool) {
+        self.held.push(Held { bucket: b, outside });
+        self.outside += if outside { self.bytes_of(b) } else { 0 };
+        self.most = self.most.max(self.outside);
+    }
+
+    fn bytes_of(&self, b: usize) -> u64 {
+        let plan = self.buckets[b].0;
+        (plan.len * plan.grads.size()) as u64
+    }
+}

@@ -1,0 +1,284 @@
+//! One layout among some ranks: its buckets, who owns what of them, and the bytes that takes. Arithmetic only.
+
+use crate::plan::bucket::{self, BucketPlan, Placed};
+use crate::plan::bucket_chain::{self, Series};
+use crate::plan::bytes::{alike, ring_all_reduce, ring_broadcast};
+use crate::plan::units::Units;
+use crate::{Among, Error, Memory, Options, Stage};
+use meshstep_tensor::{DType, Layout, Param};
+use std::ops::Range;
+
+/// Parameters that the same ranks share in the same way, and where they go: the same on all of these ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    layout: Layout,
+    sizes: Sizes,
+    stage: Stage,
+    buckets: Vec<BucketPlan>,
+    positions: Option<Vec<usize>>,
+    wholes: Option<Vec<usize>>,
+}
+
+/// How many ranks share parameters: [`Among`] in numbers.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Sizes {
+    /// Ranks that divide the state.
+    pub shards: usize,
+    /// Ranks that reduce further what each has, in turn.
+    pub further: Vec<usize>,
+}
+
+/// A rank's place in each group that shares a part with it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
+pub struct Seat {
+    /// Among the ranks that divide the state.
+    pub shard: usize,
+    /// Among those that reduce further.
+    pub further: Vec<usize>,
+}
+
+impl Sizes {
+    /// One group of ranks.
+    pub fn all(ranks: usize) -> Sizes {
+        Sizes { shards: ranks, further: Vec::new() }
+    }
+}
+
+impl From<&Among> for Sizes {
+    fn from(among: &Among) -> Sizes {
+        let further = among.further.iter().map(|(comm, _)| comm.world_size()).collect();
+        Sizes { shards: among.shards.world_size(), further }
+    }
+}
+
+impl Part {
+    /// The part of a layout on groups of these sizes, or what in the options contradicts it. Under [`Stage::WholeParams`] its
+    /// parameters are balanced with those of `earlier`, parts that the same ranks divide.
+    pub fn new<'p>(
+        layout: Layout,
+        sizes: Sizes,
+        earlier: impl IntoIterator<Item = &'p Part>,
+        options: &Options,
+    ) -> Result<Part, Error> {
+        let earlier: Vec<&BucketPlan> = earlier.into_iter().flat_map(Part::buckets).collect();
+        Part::after(layout, sizes, earlier, options)
+    }
+
+    /// The same after some buckets.
+    pub(crate) fn after<'b>(
+        layout: Layout,
+        sizes: Sizes,
+        earlier: impl IntoIterator<Item = &'b BucketPlan>,
+        options: &Options,
+    ) -> Result<Part, Error> {
+        if sizes.shards == 0 || sizes.further.contains(&0) {
+            return Err(Error::NoRanks);
+        }
+        if options.bucket_len == Some(0) {
+            return Err(Error::EmptyBuckets);
+        }
+        if layout.params().iter().all(|p| p.frozen()) {
+            return Err(Error::NothingTrains);
+        }
+        let buckets = bucket::cut(earlier, &layout, sizes.shards, options)?;
+        let part = Part { layout, sizes, stage: options.stage, buckets, positions: None, wholes: None };
+        if part.stage.cuts_params() {
+            part.units().check()?;
+        }
+        Ok(part)
+    }
+
+    /// The same with each parameter's position among those of all parts that are added together, in the order a forward pass
+    /// uses them. What is not told so stands in units, in the order they are begun, and in a unit part by part.
+    pub fn at(self, positions: Vec<usize>) -> Result<Part, Error> {
+        let params = self.layout.params().len();
+        if positions.len() != params || !positions.is_sorted_by(|a, b| a < b) {
+            let what = format!("positions {positions:?} of {params} parameters");
+            return Err(Error::Shared { what, works: "one for each parameter, ascending" });
+        }
+        Ok(Part { positions: Some(positions), ..self })
+    }
+
+    /// What [`at`](Self::at) was told.
+    pub(crate) fn positions(&self) -> Option<&[usize]> {
+        self.positions.as_deref()
+    }
+
+    /// The same with each parameter's elements where it is not cut: what is chosen by its share of a model is then chosen alike
+    /// however that is cut. What is not told so is whole.
+    pub fn cut_from(self, wholes: Vec<usize>) -> Result<Part, Error> {
+        let params = self.layout.params();
+        let fits = |(param, &whole): (&Param, &usize)| match param.len() {
+            0 => whole == 0,
+            len => whole > 0 && whole % len == 0,
+        };
+        if wholes.len() != params.len() || !params.iter().zip(&wholes).all(fits) {
+            let what = format!(
+                "whole parameters of {wholes:?} elements, for {} that are cut from them",
+                params.len()
+            );
+            return Err(Error::Shared { what, works: "for each parameter a multiple of its own elements" });
+        }
+        Ok(Part { wholes: Some(wholes), ..self })
+    }
+
+    /// Where parameter `index` stands among all, and its elements where it is not cut.
+    pub(crate) fn in_model(&self, index: usize) -> (usize, usize) {
+        let position = self.positions.as_ref().map_or(index, |positions| positions[index]);
+        let len = self.layout.params()[index].len();
+        (position, self.wholes.as_ref().map_or(len, |wholes| wholes[index]))
+    }
+
+    /// Its parameters.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// How many ranks share it.
+    pub fn sizes(&self) -> &Sizes {
+        &self.sizes
+    }
+
+    /// What is divided among them.
+    pub fn stage(&self) -> Stage {
+        self.stage
+    }
+
+    /// The buckets, in the order they travel; between them travel those of other parts. Parameters are counted from the layout's first.
+    pub fn buckets(&self) -> &[BucketPlan] {
+        &self.buckets
+    }
+
+    /// Its buckets by types, where they share memory.
+    pub(crate) fn series(&self) -> Vec<Series> {
+        if self.stage.cuts_grads() { bucket_chain::of(&self.buckets) } else { Vec::new() }
+    }
+
+    /// What is gathered together.
+    pub(crate) fn units(&self) -> Units {
+        Units::new(&self.layout, &self.buckets)
+    }
+
+    /// The ranges of bucket `bucket` that the rank at `place` among those that divide the state updates.
+    ///
+    /// # Panics
+    /// If there is no such bucket or place.
+    pub fn owned(&self, bucket: usize, place: usize) -> Vec<Range<usize>> {
+        let plan = &self.buckets[bucket];
+        match self.stage {
+            Stage::Replicated => std::iter::once(0..plan.len).collect(),
+            Stage::Zero1 | Stage::Zero2 | Stage::Zero3 => {
+                vec![plan.partition(self.sizes.shards).range(place)]
+            }
+            Stage::WholeParams(_) => {
+                plan.params.iter().filter(|p| p.owner == place && p.len > 0).map(Placed::range).collect()
+            }
+        }
+    }
+
+    /// The ranges of bucket `bucket` that this rank adds to the norm: over the ranks that divide the state every element once.
+    ///
+    /// # Panics
+    /// If there is no such bucket or place.
+    pub fn counted(&self, bucket: usize, place: usize) -> Vec<Range<usize>> {
+        match self.stage {
+            Stage::Replicated => vec![self.buckets[bucket].partition(self.sizes.shards).range(place)],
+            _ => self.owned(bucket, place),
+        }
+    }
+
+    /// The parts of bucket `bucket` that travel to everyone after an update: nothing at stages 0 and 3, all of it at 1 and 2,
+    /// under [`Stage::WholeParams`] the neighbours of one owner together, pads included.
+    ///
+    /// # Panics
+    /// If there is no such bucket.
+    pub fn gathered(&self, bucket: usize) -> Vec<(usize, Range<usize>)> {
+        let plan = &self.buckets[bucket];
+        match self.stage {
+            _ if plan.len == 0 => Vec::new(),
+            Stage::Replicated | Stage::Zero3 => Vec::new(),
+            Stage::Zero1 | Stage::Zero2 => vec![(0, 0..plan.len)],
+            Stage::WholeParams(_) => plan.runs(),
+        }
+    }
+
+    /// The bytes that the rank at `place` among those that divide the state holds of it, for a rule with so many state vectors:
+    /// without what parts share.
+    pub fn memory(&self, place: usize, states: usize) -> Memory {
+        let frozen = |d: DType| (self.layout.len(d) - self.layout.trainable_len(d)) * d.size();
+        let params = self.layout.dtypes().map(frozen).sum::<usize>() as u64;
+        let of_bucket = |(i, bucket): (usize, &BucketPlan)| {
+            let owned: usize = self.owned(i, place).iter().map(|r| r.len()).sum();
+            Memory {
+                params: (if self.stage.cuts_params() { owned } else { bucket.len } * bucket.dtype.size())
+                    as u64,
+                grads: (if self.stage.cuts_grads() { owned } else { bucket.len } * bucket.grads.size())
+                    as u64,
+                state: (owned * bucket.state.size() * states) as u64,
+                master: (owned * bucket.master.map_or(0, DType::size)) as u64,
+                ..Memory::default()
+            }
+        };
+        let trained: Memory = self.buckets.iter().enumerate().map(of_bucket).sum();
+        trained + Memory { params, ..Memory::default() }
+    }
+
+    /// The bytes a rank sends to reduce its gradients over those that divide the state: the same for each of them.
+    pub fn reduce_bytes(&self) -> u64 {
+        let n = self.sizes.shards;
+        let once = |b: &BucketPlan| ((b.len - b.len / n) * b.grads.size()) as u64;
+        let sum: u64 = self.buckets.iter().map(once).sum();
+        match self.stage {
+            Stage::Replicated | Stage::WholeParams(_) => 2 * sum,
+            Stage::Zero1 | Stage::Zero2 | Stage::Zero3 => sum,
+        }
+    }
+
+    /// The bytes a rank sends to reduce what it has over the `round`th of the groups that reduce further, where it is at `place`.
+    ///
+    /// # Panics
+    /// If there is no such group.
+    pub fn further_bytes(&self, round: usize, place: usize) -> u64 {
+        let n = self.sizes.further[round];
+        let of_bucket = |b: &BucketPlan| ring_all_reduce(self.further_len(b), n, place, b.grads.size());
+        self.buckets.iter().map(of_bucket).sum()
+    }
+
+    /// Elements of a bucket that are reduced further.
+    fn further_len(&self, bucket: &BucketPlan) -> usize {
+        match self.stage {
+            Stage::Replicated | Stage::WholeParams(_) => bucket.len,
+            Stage::Zero1 | Stage::Zero2 | Stage::Zero3 => bucket.len / self.sizes.shards,
+        }
+    }
+
+    /// The bytes the rank at `place` among those that divide the state sends to bring parameters to all of them: once, updated; at
+    /// stage 3 each unit's twice, for the forward and for the backward pass.
+    pub fn gather_bytes(&self, place: usize) -> u64 {
+        let n = self.sizes.shards;
+        let of_bucket = |(i, bucket): (usize, &BucketPlan)| -> u64 {
+            let size = bucket.dtype.size();
+            match self.stage {
+                Stage::Replicated => 0,
+                Stage::Zero1 | Stage::Zero2 => ((bucket.len - bucket.len / n) * size) as u64,
+                Stage::Zero3 => 2 * ((bucket.len - bucket.len / n) * size) as u64,
+                Stage::WholeParams(_) => {
+                    let runs = self.gathered(i).into_iter();
+                    runs.map(|(owner, run)| ring_broadcast(owner, run.len(), n, place, size)).sum()
+                }
+            }
+        };
+        self.buckets.iter().enumerate().map(of_bucket).sum()
+    }
+
+    /// The first seat from which a rank holds and sends as many bytes.
+    pub(crate) fn kind(&self, seat: &Seat) -> Seat {
+        let whole = matches!(self.stage, Stage::WholeParams(_));
+        let lens = || self.buckets.iter().map(|bucket| self.further_len(bucket));
+        let further = self.sizes.further.iter().zip(&seat.further);
+        Seat {
+            shard: if whole { seat.shard } else { 0 },
+            further: further.map(|(&n, &place)| alike(lens(), n, place)).collect(),
+        }
+    }
+}

@@ -1,0 +1,10 @@
+//! Arithmetic of a step: owners, buckets, order, bytes. No memory and no communication.
+
+pub(crate) mod bucket;
+pub(crate) mod bucket_chain;
+pub(crate) mod bucket_order;
+pub(crate) mod bytes;
+pub(crate) mod layout_plan;
+pub(crate) mod partition;
+pub(crate) mod step_plan;
+pub(crate) mod units;

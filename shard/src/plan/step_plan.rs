@@ -1,0 +1,274 @@
+//! Everything a group of ranks holds and sends together: parts, the exchange they decide by, and the buffers they share. Arithmetic only.
+
+use crate::plan::bucket::BucketPlan;
+use crate::plan::bucket_chain::{self, Rooms, Series};
+use crate::plan::bucket_order;
+use crate::plan::bytes::{alike, ring_all_reduce};
+use crate::plan::units::Units;
+use crate::step::exchange::FIELDS;
+use crate::update::tensor_norms::fold_words;
+use crate::{Clip, Error, Memory, Missing, NonFinite, Options, Part, Seat, Sizes, Stage, Wire};
+use meshstep_optim::{ExactSum, LossScale, Rule};
+use meshstep_tensor::{Layout, Place};
+use std::borrow::Cow;
+use std::collections::HashSet;
+
+/// Ranks a word of the step's exchange can name.
+const MAX_RANKS: usize = 1 << 24;
+
+/// u64 words before the norm's in the summed vector of the step's exchange: non-finite count and weight.
+pub(crate) const SUM_HEAD: usize = 2;
+/// After those that count who has a gradient: what is 0 where ranks have weighed alike.
+pub(crate) const SUM_TAIL: usize = 1;
+/// u64 words of the maximised vector before those of parameters: largest gradient, fault, digest and its complement.
+pub(crate) const MAX_HEAD: usize = 4;
+
+/// Where everything goes: the same on every rank that decides with the others.
+///
+/// On one group of ranks there is one part, and a rank is the same number everywhere:
+///
+/// ```
+/// use meshstep_optim::AdamW;
+/// use meshstep_shard::{Options, Plan, Stage};
+/// use meshstep_tensor::{DType, Layout};
+///
+/// let layout = Layout::builder().param("w", &[1000, 1000], DType::F32).build()?;
+/// let plan = Plan::new(&layout, 8, &Options { stage: Stage::Zero1, ..Options::default() })?;
+/// let memory = plan.memory(3, &AdamW::default());
+/// assert_eq!([memory.params, memory.state], [4_001_792, 1_000_448]); // pads: 64 elements times 8 ranks
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    world_size: usize,
+    parts: Vec<Part>,
+    order: Vec<(usize, usize)>,
+    /// Words of the two vectors of the step's exchange.
+    exchange: [usize; 2],
+    exchanges: u64,
+}
+
+/// A rank's place in every group of a plan.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Seats {
+    /// Among all ranks.
+    pub world: usize,
+    /// In the groups of each part; none: each part is divided among all ranks.
+    pub parts: Vec<Seat>,
+}
+
+/// Where all ranks share everything alike.
+impl From<usize> for Seats {
+    fn from(rank: usize) -> Seats {
+        Seats { world: rank, parts: Vec::new() }
+    }
+}
+
+impl Plan {
+    /// The plan for a layout on `world_size` ranks, or what in the options contradicts it.
+    pub fn new(layout: &Layout, world_size: usize, options: &Options) -> Result<Plan, Error> {
+        check_options(world_size, options)?;
+        let part = Part::new(layout.clone(), Sizes::all(world_size), [], options)?;
+        options.precision.check_used(part.buckets().iter().map(|bucket| bucket.dtype))?;
+        Plan::of(world_size, vec![part], options)
+    }
+
+    /// The plan for parts that several groups of ranks share, all made with the same options, whose steps `world_size` ranks
+    /// decide together, added to an optimizer at once.
+    pub fn of(world_size: usize, parts: Vec<Part>, options: &Options) -> Result<Plan, Error> {
+        check_options(world_size, options)?;
+        let params = parts.iter().map(|part| part.layout().params().len()).sum();
+        let buckets = parts.iter().map(|part| part.buckets().len()).sum();
+        let exchange = exchange_words(params, buckets, options);
+        let exchanges = if options.non_finite == NonFinite::Propagate { 2 } else { 1 };
+        let order = bucket_order::of(&parts.iter().collect::<Vec<_>>())?;
+        let plan = Plan { world_size, parts, order, exchange, exchanges };
+        if plan.parts.len() > 1 {
+            plan.check_names()?;
+        }
+        Ok(plan)
+    }
+
+    /// Whether no name is that of two parameters, or of a parameter and of a unit where it is gathered by it.
+    fn check_names(&self) -> Result<(), Error> {
+        let mut names = HashSet::new();
+        let mut params = self.parts.iter().flat_map(|part| part.layout().params());
+        if let Some(twice) = params.find(|param| !names.insert(param.name())) {
+            return Err(Error::NameTaken { name: twice.name().to_owned() });
+        }
+        if self.stage().cuts_params() {
+            self.units().check()?;
+        }
+        Ok(())
+    }
+
+    /// Ranks.
+    pub fn world_size(&self) -> usize {
+        self.world_size
+    }
+
+    /// What is planned, layout by layout.
+    pub fn parts(&self) -> &[Part] {
+        &self.parts
+    }
+
+    /// The buckets of all parts, in the order they travel: that in which they are full when gradients come in reverse
+    /// registration order ([`Part::at`]), but that those of one part keep theirs.
+    pub fn buckets(&self) -> impl Iterator<Item = &BucketPlan> {
+        self.order.iter().map(|&(part, b)| &self.parts[part].buckets()[b])
+    }
+
+    /// The same, each as its part and its index there.
+    pub fn order(&self) -> &[(usize, usize)] {
+        &self.order
+    }
+
+    /// The bytes a rank holds at its peak, for parameters that are updated by `rule`, when gradients are handed over in the order
+    /// of a backward pass, or in bucket order, by one thread, and units gathered in their order, forth and back, each from when the one before it is read; without
+    /// a verification, whose words come on top.
+    pub fn memory(&self, rank: impl Into<Seats>, rule: &dyn Rule) -> Memory {
+        let (seats, states) = (rank.into(), rule.state().len());
+        let of_parts: Memory = self.seated(&seats).map(|(part, seat)| part.memory(seat.shard, states)).sum();
+        let words = self.exchange.iter().sum::<usize>() + self.fold_words(rule);
+        let buckets = self.parts.iter().map(|part| bucket_chain::bytes(&part.series())).sum();
+        let gathered = self.gathered_bytes();
+        of_parts + Memory { staging: (words * 8) as u64, buckets, gathered, ..Memory::default() }
+    }
+
+    /// The bytes of sharded parameters that are gathered ([`Memory::gathered`]).
+    fn gathered_bytes(&self) -> u64 {
+        if !self.stage().cuts_params() {
+            return 0;
+        }
+        let buckets: Vec<&BucketPlan> = self.buckets().collect();
+        self.units().room(|b| buckets[b]).iter().map(|(dtype, len)| (len * dtype.size()) as u64).sum()
+    }
+
+    /// What is gathered together, of all parts.
+    fn units(&self) -> Units {
+        let mut units = Units::default();
+        for (part, places) in self.parts.iter().zip(bucket_order::places(&self.order, self.parts.len(), 0)) {
+            units.extend(&part.units(), &places);
+        }
+        units
+    }
+
+    /// The bytes of gradients on their way ([`Memory::buckets`]) when one thread hands them over in `order`, parameters by
+    /// registration index, those of later parts after those of earlier ones. For each part and type of parameters that is the
+    /// longest two buckets that follow each other, one that fills while the other travels; more only where a bucket is begun before
+    /// those that precede it are full, as in registration order: the memory of those that wait at a time. A backward pass and
+    /// bucket order do not.
+    pub fn pool_bytes(&self, order: impl IntoIterator<Item = usize>) -> u64 {
+        let buckets = self.numbered();
+        let trains = |b: &BucketPlan| b.params.iter().filter(|p| p.len > 0).count();
+        let mut waiting: Vec<usize> = buckets.iter().map(|(_, b)| trains(b)).collect();
+        let (mut begun, mut sent) = (vec![false; waiting.len()], 0);
+        let mut rooms = self.rooms();
+        for param in order {
+            let holds = |&(first, b): &(usize, &BucketPlan)| {
+                b.params.iter().any(|p| first + p.param == param && p.len > 0)
+            };
+            let Some(b) = buckets.iter().position(holds).filter(|_| self.stage().cuts_grads()) else {
+                continue;
+            };
+            if !std::mem::replace(&mut begun[b], true) {
+                rooms.begin(b, sent);
+            }
+            waiting[b] -= 1;
+            sent += waiting[sent..].iter().take_while(|&&left| left == 0).count();
+        }
+        rooms.peak()
+    }
+
+    /// What gradients on their way have room in.
+    fn rooms(&self) -> Rooms<'_> {
+        let of_parts: Vec<Vec<Series>> = self.parts.iter().map(Part::series).collect();
+        let series = |(part, bucket): (usize, &BucketPlan)| {
+            let first: usize = of_parts[..part].iter().map(Vec::len).sum();
+            first + of_parts[part].iter().position(|series| series.dtype == bucket.dtype).unwrap_or(0)
+        };
+        let parts = self.order.iter().map(|&(part, _)| part);
+        let buckets =
+            parts.zip(self.buckets()).map(|(part, bucket)| (bucket, series((part, bucket)))).collect();
+        Rooms::new(of_parts.concat(), buckets)
+    }
+
+    /// Each bucket, and how many parameters earlier parts have.
+    fn numbered(&self) -> Vec<(usize, &BucketPlan)> {
+        let params = |parts: &[Part]| parts.iter().map(|part| part.layout().params().len()).sum();
+        let first = |&(part, _): &(usize, usize)| params(&self.parts[..part]);
+        self.order.iter().map(first).zip(self.buckets()).collect()
+    }
+
+    /// The bytes a rank sends in a step with one micro-batch, for parameters that are updated by `rule`.
+    pub fn wire(&self, rank: impl Into<Seats>, rule: &dyn Rule) -> Wire {
+        let seats = rank.into();
+        let of_part = |(part, seat): (&Part, Cow<'_, Seat>)| Wire {
+            reduce: part.reduce_bytes(),
+            further: seat.further.iter().enumerate().map(|(i, &place)| part.further_bytes(i, place)).sum(),
+            gather: part.gather_bytes(seat.shard),
+            exchange: 0,
+        };
+        let of_parts: Wire = self.seated(&seats).map(of_part).sum();
+        of_parts + Wire { exchange: self.exchange_bytes(seats.world, rule), ..Wire::default() }
+    }
+
+    /// The bytes `rank` sends in what all ranks decide a step by: once for all parts.
+    pub fn exchange_bytes(&self, rank: usize, rule: &dyn Rule) -> u64 {
+        let sent = |words| ring_all_reduce(words, self.world_size, rank, 8);
+        self.exchanges * self.exchange.map(sent).iter().sum::<u64>() + sent(self.fold_words(rule))
+    }
+
+    /// The first seats from which a rank holds and sends as many bytes: ranks of a kind need to be looked at once.
+    pub fn kind(&self, rank: impl Into<Seats>, rule: &dyn Rule) -> Seats {
+        let seats = rank.into();
+        let words = self.exchange.into_iter().chain([self.fold_words(rule)]);
+        let parts = self.seated(&seats).map(|(part, seat)| part.kind(&seat));
+        Seats { world: alike(words, self.world_size, seats.world), parts: parts.collect() }
+    }
+
+    fn seated<'p>(&'p self, seats: &'p Seats) -> impl Iterator<Item = (&'p Part, Cow<'p, Seat>)> {
+        let all = Seat { shard: seats.world, further: Vec::new() };
+        let seat = move |i| seats.parts.get(i).map_or_else(|| Cow::Owned(all.clone()), Cow::Borrowed);
+        self.parts.iter().enumerate().map(move |(i, part)| (part, seat(i)))
+    }
+
+    fn stage(&self) -> Stage {
+        self.parts.first().map_or(Stage::default(), Part::stage)
+    }
+
+    /// Words of the sums over whole tensors that `rule` needs.
+    fn fold_words(&self, rule: &dyn Rule) -> usize {
+        let params = self.parts.iter().map(|part| part.layout().params().len()).sum();
+        fold_words(rule.sees(), self.stage(), params)
+    }
+}
+
+/// What in the options contradicts itself, or so many ranks.
+pub(crate) fn check_options(world_size: usize, options: &Options) -> Result<(), Error> {
+    let propagates = options.non_finite == NonFinite::Propagate;
+    match () {
+        () if world_size == 0 => Err(Error::NoRanks),
+        () if world_size > MAX_RANKS => Err(Error::TooManyRanks { world_size, max: MAX_RANKS }),
+        () if options.bucket_len == Some(0) => Err(Error::EmptyBuckets),
+        () if options.clip == Clip::BeforeReduce && options.stage.cuts_grads() => {
+            Err(Error::ClipNeedsGradients)
+        }
+        () if propagates && matches!(options.loss_scale, Some(LossScale::Dynamic(_))) => {
+            Err(Error::ScaleNeedsSkips)
+        }
+        () => Ok(()),
+    }
+}
+
+/// u64 words of the two vectors of the step's exchange. Where the policy asks, after the norm two parameters a word, how many
+/// ranks have a gradient for each; where a bucket can be deferred two buckets a word, how many ranks lacked something of each; and one
+/// last. After what else is maximised a word for each parameter, which rank has none. On a GPU, which is asked once, what must be
+/// the same follows with its complement.
+pub(crate) fn exchange_words(params: usize, buckets: usize, options: &Options) -> [usize; 2] {
+    let counts = if options.missing.counts() { params.div_ceil(2) } else { 0 };
+    let lacking = if options.missing == Missing::AllOrNone { params } else { 0 };
+    let fields = if options.queue.place() == Place::Cpu { 0 } else { 2 * FIELDS.len() };
+    let deferred = if options.defers() { buckets.div_ceil(2) } else { 0 };
+    [SUM_HEAD + ExactSum::WORDS + counts + deferred + SUM_TAIL, MAX_HEAD + lacking + fields]
+}

@@ -1,0 +1,79 @@
+//! What a reduced bucket becomes on this rank: part of a shard, part of the norm.
+
+use crate::Error;
+use crate::reduce::reducer::Handover;
+use crate::reduce::reducer_config::{Fixed, Kept};
+use meshstep_optim::{NormAccumulator, NormSum, accumulate};
+use meshstep_tensor::{Buffer, Place, Queue, Slice};
+use std::sync::{MutexGuard, PoisonError};
+
+/// Elements summed into a shard of the CPU before their norm is taken: they are still in the first-level cache then.
+const BLOCK: usize = 4096;
+
+impl Handover {
+    /// Adds an arrived bucket to the shard, where there is one, and what this rank counts to the norm if `last`, in one pass.
+    pub(crate) fn take_in(
+        &self,
+        b: usize,
+        whole: &Buffer,
+        shard: Option<&mut Buffer>,
+        fresh: bool,
+        last: bool,
+    ) -> Result<(), Error> {
+        let _span = tracing::debug_span!("norm", bucket = b).entered();
+        let Fixed { queue, buckets, norm, .. } = &self.fixed;
+        let (Kept { counted, owned, among, .. }, here) = (&buckets[b], queue.place() == Place::Cpu);
+        // What is reduced once more counts afterwards.
+        let last = last && among.further.is_empty();
+        // Threads that take in buckets side by side count side by side.
+        let mut part = NormAccumulator::new(*norm);
+        let mut count = |values: Slice<'_>| -> Result<(), Error> {
+            Ok(match (here, among.counts) {
+                (true, true) => part.add(values),
+                (true, false) => part.watch(values),
+                (false, true) => self.sum().add(values, queue),
+                (false, false) => self.sum().watch(values, queue),
+            }?)
+        };
+        match shard {
+            Some(shard) => {
+                let chunk = whole.as_slice().slice(owned[0].clone())?;
+                let block = if here { BLOCK } else { chunk.len().max(1) };
+                add_to_shard(
+                    shard,
+                    chunk,
+                    fresh,
+                    block,
+                    queue,
+                    |part| if last { count(part) } else { Ok(()) },
+                )?;
+            }
+            None if last => {
+                counted.iter().try_for_each(|range| count(whole.as_slice().slice(range.clone())?))?;
+            }
+            None => {}
+        }
+        if here && last { Ok(self.sum().merge(&part)?) } else { Ok(()) }
+    }
+
+    fn sum(&self) -> MutexGuard<'_, NormSum> {
+        self.norm.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Adds a chunk to a shard block by block, and calls `then` with each block's sums.
+fn add_to_shard(
+    shard: &mut Buffer,
+    chunk: Slice<'_>,
+    fresh: bool,
+    block: usize,
+    queue: &Queue,
+    mut then: impl FnMut(Slice<'_>) -> Result<(), Error>,
+) -> Result<(), Error> {
+    for start in (0..chunk.len()).step_by(block) {
+        let block = start..chunk.len().min(start + block);
+        accumulate(shard.as_mut().slice(block.clone())?, chunk.slice(block.clone())?, 1.0, fresh, queue)?;
+        then(shard.as_slice().slice(block)?)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,67 @@
+//! The memory in which a rank at stage 2 or 3 collects gradients that are on their way.
+
+use crate::plan::bucket_chain::Series;
+use crate::reduce::double_ended::{From, Stretch};
+use meshstep_tensor::{Buffer, Category, Error, Meter, Queue};
+
+/// A stretch for each series: room for a bucket that fills and for the one before it, which travels.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    stretches: Vec<Stretch>,
+    queue: Queue,
+    meter: Meter,
+    grown: u64,
+}
+
+impl Pool {
+    /// For no series.
+    pub(crate) fn new(queue: &Queue, meter: &Meter) -> Self {
+        Pool { stretches: Vec::new(), queue: queue.clone(), meter: meter.clone(), grown: 0 }
+    }
+
+    /// How many series there are.
+    pub(crate) fn series(&self) -> usize {
+        self.stretches.len()
+    }
+
+    /// Room for more series.
+    pub(crate) fn room_for(&self, series: &[Series], meter: &Meter) -> Result<Vec<Stretch>, Error> {
+        let stretch = |s: &Series| {
+            Ok(Stretch::new(Buffer::zeroed_on(&self.queue, s.room, s.grads, meter, Category::Buckets)?))
+        };
+        series.iter().map(stretch).collect()
+    }
+
+    /// Takes that room in, for the series after those there are.
+    pub(crate) fn extend(&mut self, stretches: Vec<Stretch>) {
+        self.stretches.extend(stretches);
+    }
+
+    /// `len` elements for a bucket of this series, if there are.
+    pub(crate) fn lend(&mut self, series: usize, len: usize) -> Option<(Buffer, From)> {
+        self.stretches[series].lend(len)
+    }
+
+    /// The same beyond the plan, until they come back.
+    pub(crate) fn grow(&mut self, series: usize, len: usize) -> Result<(Buffer, From), Error> {
+        let dtype = self.stretches[series].dtype();
+        let buffer = Buffer::zeroed_on(&self.queue, len, dtype, &self.meter, Category::Buckets)?;
+        self.grown += 1;
+        if self.grown == 1 {
+            tracing::warn!(
+                "gradients come out of bucket order, or other ranks lack some: the bucket pool grows for a while (said once)"
+            );
+        }
+        Ok((buffer, From::Outside))
+    }
+
+    /// Takes a buffer back; one beyond the plan is freed.
+    pub(crate) fn put(&mut self, series: usize, buffer: Buffer, from: From) {
+        self.stretches[series].put(buffer, from);
+    }
+
+    /// How often a buffer was added beyond the plan.
+    pub(crate) fn grown(&self) -> u64 {
+        self.grown
+    }
+}

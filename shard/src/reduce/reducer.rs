@@ -1,0 +1,368 @@
+//! Gradients in, by parameter, in any order, from any thread; reduced buckets out, in index order.
+
+mod memory;
+
+use crate::plan::bucket_chain::Series;
+use crate::ranks::roles::know;
+use crate::reduce::bucket_fill::{Filling, Lent};
+use crate::reduce::double_ended::Stretch;
+use crate::reduce::gather_barrier::Meeting;
+use crate::reduce::pool::Pool;
+use crate::reduce::reducer_config::{Fixed, Kept};
+use crate::reduce::wait_budget::Patience;
+use crate::{Error, Stage};
+use meshstep_comm::Op;
+use meshstep_optim::{NormAccumulator, NormSum};
+use meshstep_tensor::{Buffer, Meter};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// Collects one step's gradients. Every method locks for bookkeeping only; bytes are copied, reduced and waited for
+/// outside the lock.
+#[derive(Debug)]
+pub(crate) struct Handover {
+    pub(crate) fixed: Fixed,
+    state: Mutex<State>,
+    /// This rank's part of the norm.
+    pub(crate) norm: Mutex<NormSum>,
+    pub(crate) meeting: Meeting,
+    /// Told whenever a bucket comes to rest.
+    rested: Condvar,
+    /// The communication failure after which nothing goes on.
+    failure: OnceLock<meshstep_comm::Error>,
+}
+
+#[derive(Debug)]
+struct State {
+    fillings: Vec<Filling>,
+    pool: Pool,
+    /// The order in which buckets travel: their own, but that those come last which lacked a gradient in the last step.
+    order: Vec<usize>,
+    /// Of each bucket whether it comes last so, and whether this rank has lacked one of its gradients in this step.
+    deferred: Vec<bool>,
+    lacked: Vec<bool>,
+    /// How many of them travel, or have.
+    next: usize,
+    /// Whether this micro-batch's buckets travel.
+    travels: bool,
+    /// Whether this is the step's last micro-batch, after which sums are final.
+    last: bool,
+    launches: u64,
+    /// Buckets that some thread waits for.
+    retiring: Vec<usize>,
+    /// How long one does.
+    patience: Patience,
+}
+
+type Guard<'s> = MutexGuard<'s, State>;
+
+impl Handover {
+    pub(crate) fn new(fixed: Fixed, pool: Pool, meter: &Meter) -> Result<Self, Error> {
+        let norm = NormSum::new(fixed.norm, &fixed.queue, meter)?;
+        let state = State {
+            fillings: Vec::new(),
+            pool,
+            order: Vec::new(),
+            deferred: Vec::new(),
+            lacked: Vec::new(),
+            next: 0,
+            travels: false,
+            last: false,
+            launches: 0,
+            retiring: Vec::new(),
+            patience: Patience::new(fixed.patience),
+        };
+        let (state, norm) = (Mutex::new(state), Mutex::new(norm));
+        let (meeting, rested, failure) =
+            (Meeting::new(&fixed.queue, meter)?, Condvar::new(), OnceLock::new());
+        Ok(Handover { fixed, state, norm, meeting, rested, failure })
+    }
+
+    /// An error once communication has failed.
+    pub(crate) fn healthy(&self) -> Result<(), Error> {
+        self.failure.get().map_or(Ok(()), |failure| Err(failure.clone().into()))
+    }
+
+    /// Records that nothing can go on, on any rank: none is to wait for what this one will not say.
+    pub(crate) fn poison(&self, failure: meshstep_comm::Error) {
+        self.failure.get_or_init(|| failure);
+        self.fixed.comms.iter().chain(&self.fixed.gathers).for_each(|comm| comm.abort());
+    }
+
+    /// Gives up on every rank, for a reason that only this one knows.
+    pub(crate) fn abort(&self) {
+        self.poison(meshstep_comm::Error::Aborted { rank: self.fixed.comm.rank() });
+    }
+
+    /// Gives up on every rank because of an error that the others do not have. The error.
+    pub(crate) fn alone(&self, error: Error) -> Error {
+        match &error {
+            Error::Comm(failure) => self.poison(failure.clone()),
+            _ => self.abort(),
+        }
+        error
+    }
+
+    /// Begins a micro-batch; `last`: no other follows in this step; `held`: its buckets wait for another call.
+    pub(crate) fn begin(&mut self, last: bool, held: bool) {
+        let pooled = self.pooled();
+        let state = self.exclusive();
+        state.next = 0;
+        state.last = last;
+        state.travels = (last && !held) || pooled;
+        state.patience.begin();
+        state.fillings.iter_mut().for_each(Filling::next_micro_batch);
+    }
+
+    /// Lends the place of parameter `i` of bucket `b`; `None` if its gradient is in, or being written.
+    ///
+    /// A thread waits for the memory of a bucket of the same series that travels, for a while: of the ranks that wait so, the one
+    /// with the fewest buckets sent waits for what every rank has sent, or will send without it, unless the model has collectives
+    /// of its own ([`Patience`]). Where none travels, or in time, the pool grows.
+    pub(crate) fn lend(&self, b: usize, i: usize) -> Result<Option<Lent>, Error> {
+        let mut state = self.lock();
+        loop {
+            self.healthy()?;
+            if state.fillings[b].is_filled(i) {
+                return Ok(None);
+            }
+            if state.fillings[b].is_open() || self.open(&mut state, b)? {
+                return Ok(state.fillings[b].lend(i));
+            }
+            if !self.pooled() {
+                return Ok(None);
+            }
+            state = self.make_room(state, b)?;
+        }
+    }
+
+    /// Takes a place back with its gradient, and sends off every bucket that can go.
+    pub(crate) fn fill(&self, b: usize, i: usize, buffer: Buffer) -> Result<(), Error> {
+        let mut state = self.lock();
+        state.fillings[b].fill(i, buffer);
+        let first = state.next;
+        self.send_off(&mut state)?;
+        let last = state.next;
+        drop(state);
+        let travelling = if self.fixed.overlap { 0..0 } else { first..last };
+        travelling.into_iter().try_for_each(|place| {
+            let state = self.lock();
+            let b = state.order[place];
+            self.retire_in_time(state, b)
+        })
+    }
+
+    /// Closes the place of parameter `i` of bucket `b` without a gradient, which counts as zeros. `false` if its gradient is in, or
+    /// being written.
+    pub(crate) fn none(&self, b: usize, i: usize) -> Result<bool, Error> {
+        let mut state = self.lock();
+        if !state.travels {
+            return Ok(state.fillings[b].pass(i));
+        }
+        drop(state);
+        let Some(mut lent) = self.lend(b, i)? else { return Ok(false) };
+        if lent.fresh {
+            let len = self.fixed.buckets[b].plan.params[i].len;
+            let zeroed = lent.buffer.as_mut().slice(0..len).and_then(|place| self.fixed.queue.zero(place));
+            if let Err(error) = zeroed {
+                self.give_back(b, i, lent.buffer);
+                return Err(error.into());
+            }
+        }
+        self.fill(b, i, lent.buffer)?;
+        Ok(true)
+    }
+
+    /// Takes a place back without a gradient.
+    pub(crate) fn give_back(&self, b: usize, i: usize, buffer: Buffer) {
+        self.lock().fillings[b].give_back(i, buffer);
+    }
+
+    /// Fills every place that still waits with zeros, telling `missing` which; afterwards all buckets are on their way.
+    /// Tells whether the micro-batch was the step's last. A place that was never given back is an error on every rank.
+    pub(crate) fn complete(&self, mut missing: impl FnMut(usize)) -> Result<bool, Error> {
+        let (travels, last) = {
+            let State { travels, last, patience, fillings, .. } = &mut *self.lock();
+            patience.judge(|b| fillings[b].flight.is_none() || fillings[b].has_arrived());
+            (*travels, *last)
+        };
+        self.meeting.begin(&self.fixed.gathers).inspect_err(|failure| self.poison(failure.clone()))?;
+        for place in 0..self.fixed.buckets.len() {
+            let b = self.lock().order[place];
+            let bucket = &self.fixed.buckets[b];
+            for (i, param) in bucket.plan.params.iter().enumerate() {
+                let mut state = self.lock();
+                if state.fillings[b].is_filled(i) {
+                    continue;
+                }
+                state.lacked[b] = true;
+                drop(state);
+                missing(param.param);
+                if !travels {
+                    continue;
+                }
+                let Some(mut lent) = self.lend(b, i)? else {
+                    self.abort();
+                    return Err(Error::SlotLeaked { name: bucket.names[i].clone() });
+                };
+                if lent.fresh {
+                    self.fixed.queue.zero(lent.buffer.as_mut().slice(0..param.len)?)?;
+                }
+                self.fill(b, i, lent.buffer)?;
+            }
+        }
+        // Another micro-batch is to fill the same buckets again.
+        if travels && !last {
+            self.settle()?;
+        }
+        Ok(last)
+    }
+
+    /// Waits until no bucket travels, and no rank gathers for the micro-batches that have ended.
+    pub(crate) fn settle(&self) -> Result<(), Error> {
+        let settled = (0..self.fixed.buckets.len()).try_for_each(|b| self.settle_one(b));
+        let met = self.meeting.end().inspect_err(|failure| self.poison(failure.clone()));
+        settled?;
+        Ok(met?)
+    }
+
+    /// Waits until bucket `b` does not travel.
+    pub(crate) fn settle_one(&self, b: usize) -> Result<(), Error> {
+        self.retire(self.lock(), b)
+    }
+
+    /// The reduced gradients of bucket `b` that this rank holds: the whole bucket, or its own chunk at stages 2 and 3.
+    pub(crate) fn grads(&mut self, b: usize) -> Option<&mut Buffer> {
+        let pooled = self.pooled();
+        let filling = &mut self.exclusive().fillings[b];
+        if pooled { filling.shard.as_mut() } else { filling.whole.as_mut() }
+    }
+
+    /// This rank's part of the norm, once settled.
+    pub(crate) fn norm(&mut self) -> Result<NormAccumulator, Error> {
+        let norm = self.norm.get_mut().unwrap_or_else(PoisonError::into_inner);
+        Ok(norm.read(&self.fixed.queue)?)
+    }
+
+    /// Where this rank's part of the norm is added up.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn norm_sum(&mut self) -> &NormSum {
+        self.norm.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Of each bucket, whether this rank has lacked one of its gradients in this step.
+    pub(crate) fn lacked(&mut self) -> &[bool] {
+        &self.exclusive().lacked
+    }
+
+    /// From the next micro-batch on these buckets travel after the others; every rank says the same.
+    pub(crate) fn defer(&mut self, last: impl Fn(usize) -> bool) {
+        let State { order, deferred, .. } = self.exclusive();
+        deferred.iter_mut().enumerate().for_each(|(b, deferred)| *deferred = last(b));
+        order.sort_unstable_by_key(|&b| (deferred[b], b));
+    }
+
+    /// A digest of every bucket sent off so far, in order.
+    pub(crate) fn launches(&mut self) -> u64 {
+        self.exclusive().launches
+    }
+
+    /// Pool buffers beyond the plan.
+    pub(crate) fn grown(&mut self) -> u64 {
+        self.exclusive().pool.grown()
+    }
+
+    /// Every gradient of this step that has been collected and not sent, its pad with it.
+    pub(crate) fn held(&mut self) -> impl Iterator<Item = &mut Buffer> {
+        self.exclusive().fillings.iter_mut().flat_map(Filling::held)
+    }
+
+    /// Forgets the step's gradients.
+    pub(crate) fn next_step(&mut self) -> Result<(), Error> {
+        let state = self.exclusive();
+        state.fillings.iter_mut().for_each(Filling::next_step);
+        state.lacked.fill(false);
+        let norm = self.norm.get_mut().unwrap_or_else(PoisonError::into_inner);
+        Ok(norm.reset(&self.fixed.queue)?)
+    }
+
+    /// Adds buckets, with room for their series. Only between steps.
+    pub(crate) fn extend(&mut self, added: Vec<(Kept, Filling)>, room: Vec<Stretch>) {
+        for (kept, _) in &added {
+            kept.among.comms().chain(&kept.gathers).for_each(|comm| know(&mut self.fixed.comms, comm));
+            kept.gathers.iter().for_each(|comm| know(&mut self.fixed.gathers, comm));
+        }
+        let (kept, fillings): (Vec<Kept>, Vec<Filling>) = added.into_iter().unzip();
+        self.fixed.buckets.extend(kept);
+        let state = self.exclusive();
+        state.order.extend(state.fillings.len()..state.fillings.len() + fillings.len());
+        state.fillings.extend(fillings);
+        state.deferred.resize(state.fillings.len(), false);
+        state.lacked.resize(state.fillings.len(), false);
+        state.pool.extend(room);
+    }
+
+    /// How many series there are.
+    pub(crate) fn series(&self) -> usize {
+        self.lock().pool.series()
+    }
+
+    /// Room for more of them.
+    pub(crate) fn room_for(&self, series: &[Series], meter: &Meter) -> Result<Vec<Stretch>, Error> {
+        Ok(self.lock().pool.room_for(series, meter)?)
+    }
+
+    /// Bytes sent so far by every communicator.
+    pub(crate) fn sent(&self) -> u64 {
+        self.fixed.comms.iter().map(|comm| comm.stats().total().bytes).sum()
+    }
+
+    fn pooled(&self) -> bool {
+        self.fixed.stage.cuts_grads()
+    }
+
+    // A thread that panicked while it held the lock was between two complete states: bookkeeping does not unwind.
+    fn lock(&self) -> Guard<'_> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn exclusive(&mut self) -> &mut State {
+        self.state.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends off full buckets, strictly in their order.
+    fn send_off(&self, state: &mut State) -> Result<(), Error> {
+        while state.travels && state.order.get(state.next).is_some_and(|&b| state.fillings[b].is_full()) {
+            let b = state.order[state.next];
+            state.next += 1;
+            let op = self.op();
+            let filling = &mut state.fillings[b];
+            if !filling.is_open() {
+                continue; // nothing in it but parameters without elements
+            }
+            let whole = filling.close();
+            state.launches = digest(state.launches, b as u64, whole.len() as u64);
+            match self.fixed.buckets[b].among.shards.start(op, whole, &self.fixed.queue) {
+                Ok(flight) => filling.flight = Some(flight),
+                Err((whole, error)) => {
+                    self.rest(state, b, whole);
+                    self.poison(error.clone());
+                    return Err(error.into());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn op(&self) -> Op {
+        match self.fixed.stage {
+            Stage::Replicated | Stage::WholeParams(_) => Op::all_reduce(self.fixed.reduction),
+            Stage::Zero1 | Stage::Zero2 | Stage::Zero3 => Op::reduce_scatter(self.fixed.reduction),
+        }
+    }
+}
+
+/// Mixes one more event into a digest (a multiply and a rotation, as in FxHash: cheap, and order counts).
+pub(crate) fn digest(so_far: u64, a: u64, b: u64) -> u64 {
+    let mix = |h: u64, x: u64| (h.rotate_left(5) ^ x).wrapping_mul(0x517c_c1b7_2722_0a95);
+    mix(mix(so_far, a.wrapping_add(1)), b)
+}

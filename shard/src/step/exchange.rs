@@ -1,0 +1,346 @@
+//! The exchange of a step: two small vectors, from which every rank decides the same.
+
+use crate::config::param_groups::Group;
+use crate::plan::step_plan::{MAX_HEAD, SUM_HEAD, SUM_TAIL};
+use crate::{Error, Fault, Options};
+use meshstep_comm::{Communicator, Op, Reduction};
+use meshstep_optim::{ExactSum, NormAccumulator};
+#[cfg(feature = "cuda")]
+use meshstep_optim::{
+    NormSum,
+    cuda::{Answer, Decision, Settings},
+};
+#[cfg(feature = "cuda")]
+use meshstep_tensor::cuda::{Event, Stream};
+use meshstep_tensor::{Buffer, Category, DType, Queue};
+
+/// What differs from step to step and must not differ between ranks, by name.
+pub(crate) const FIELDS: [&str; 10] = [
+    "step",
+    "lr",
+    "max_norm",
+    "grad_scale",
+    "loss_scale",
+    "growth_tracker of loss_scale",
+    "hysteresis_tracker of loss_scale",
+    "micro-batches",
+    "buckets and gathers sent",
+    "hyperparameters",
+];
+
+/// The vectors, kept from step to step.
+#[derive(Debug)]
+pub(crate) struct Exchange {
+    queue: Queue,
+    /// Non-finite count, weight, the norm's words, then two parameters a word where presence counts, two buckets a word where they
+    /// can be deferred, and the balance of weights.
+    sum: Words,
+    /// Bits of the largest gradient, fault, digest, its complement, then a fault a parameter where all ranks must have the same.
+    max: Words,
+    /// After what the vectors are free, where another stream has them.
+    #[cfg(feature = "cuda")]
+    lent: Option<Event>,
+}
+
+/// Words here, and where they travel.
+#[derive(Debug)]
+struct Words {
+    host: Vec<u64>,
+    there: Buffer,
+}
+
+/// What one rank brings.
+#[derive(Debug)]
+pub(crate) struct Brought<'a> {
+    pub(crate) norm: &'a NormAccumulator,
+    pub(crate) weight: u64,
+    pub(crate) balance: u64,
+    pub(crate) fault: u64,
+    pub(crate) fields: [u64; FIELDS.len()],
+}
+
+/// What all ranks know afterwards.
+#[derive(Debug)]
+pub(crate) struct Known {
+    pub(crate) norm: NormAccumulator,
+    pub(crate) weight: u64,
+    pub(crate) fault: u64,
+    pub(crate) same: bool,
+    /// Whether ranks with the same micro-batches have weighed them alike.
+    pub(crate) balanced: bool,
+}
+
+impl Exchange {
+    /// Vectors of these lengths.
+    pub(crate) fn new([sums, maxima]: [usize; 2], options: &Options) -> Result<Self, Error> {
+        let Options { queue, meter, .. } = options;
+        let words = |n| -> Result<Words, Error> {
+            let there = Buffer::zeroed_on(queue, n, DType::U64, meter, Category::Staging)?;
+            Ok(Words { host: vec![0; n], there })
+        };
+        let (sum, max) = (words(sums)?, words(maxima)?);
+        Ok(Exchange {
+            queue: queue.clone(),
+            sum,
+            max,
+            #[cfg(feature = "cuda")]
+            lent: None,
+        })
+    }
+
+    /// Memory of its own where words can travel between steps.
+    pub(crate) fn room(&mut self) -> &mut Buffer {
+        &mut self.max.there
+    }
+
+    /// Another exchange in the same vectors, of words that are no more than a step's.
+    pub(crate) fn borrow(
+        &mut self,
+        comm: &dyn Communicator,
+        sums: &mut [u64],
+        maxima: &mut [u64],
+    ) -> Result<(), meshstep_comm::Error> {
+        self.sum.host[..sums.len()].copy_from_slice(sums);
+        self.max.host[..maxima.len()].copy_from_slice(maxima);
+        self.travel(comm)?;
+        sums.copy_from_slice(&self.sum.host[..sums.len()]);
+        maxima.copy_from_slice(&self.max.host[..maxima.len()]);
+        Ok(())
+    }
+
+    /// Adds and compares the words of all ranks.
+    fn travel(&mut self, comm: &dyn Communicator) -> Result<(), meshstep_comm::Error> {
+        #[cfg(feature = "cuda")]
+        self.take_back()?;
+        let Exchange { queue, sum, max, .. } = self;
+        for Words { host, there } in [&mut *sum, &mut *max] {
+            queue.upload((&host[..]).into(), there.as_mut())?;
+        }
+        group(comm, [queue; 2], &mut sum.there, &mut max.there)?;
+        for Words { host, there } in [sum, max] {
+            queue.download(there.as_slice(), (&mut host[..]).into())?;
+        }
+        comm.sound()
+    }
+
+    /// Says for each parameter, in registration order, whether this rank has its gradient.
+    pub(crate) fn present(&mut self, rank: usize, present: impl Iterator<Item = bool>) {
+        let counts = &mut self.sum.host[SUM_HEAD + ExactSum::WORDS..];
+        let mut lacking = self.max.host[MAX_HEAD..].iter_mut();
+        counts.fill(0);
+        for (i, here) in present.enumerate() {
+            counts[i / 2] |= u64::from(here) << (i % 2 * 32);
+            if let Some(fault) = lacking.next() {
+                *fault = if here { 0 } else { encode_fault(&FaultCode::Missing(i), rank) };
+            }
+        }
+    }
+
+    /// How many ranks had parameter `i`'s gradient, once exchanged.
+    pub(crate) fn present_on(&self, i: usize) -> usize {
+        let word = self.sum.host[SUM_HEAD + ExactSum::WORDS + i / 2];
+        (word >> (i % 2 * 32)) as u32 as usize
+    }
+
+    /// Says for each bucket whether this rank lacked one of its gradients.
+    pub(crate) fn lacked(&mut self, lacked: impl ExactSizeIterator<Item = bool>) {
+        let first = self.first_of_buckets(lacked.len());
+        self.sum.host[first..first + lacked.len().div_ceil(2)].fill(0);
+        for (b, lacked) in lacked.enumerate() {
+            self.sum.host[first + b / 2] |= u64::from(lacked) << (b % 2 * 32);
+        }
+    }
+
+    /// Whether some rank of them lacked a gradient of bucket `b` of so many, once exchanged.
+    pub(crate) fn lacked_somewhere(&self, b: usize, buckets: usize) -> bool {
+        let word = self.sum.host[self.first_of_buckets(buckets) + b / 2];
+        (word >> (b % 2 * 32)) as u32 > 0
+    }
+
+    /// Where the words of so many buckets begin.
+    fn first_of_buckets(&self, buckets: usize) -> usize {
+        self.sum.host.len() - SUM_TAIL - buckets.div_ceil(2)
+    }
+
+    /// Where all ranks must have the same, and some had parameter `i`'s gradient: the fault of the lowest one without.
+    pub(crate) fn lacking(&self, i: usize) -> u64 {
+        self.max.host[MAX_HEAD + i]
+    }
+
+    /// The exchange on a GPU, which decides what follows from it; the host goes on.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn run_there(
+        &mut self,
+        comm: &dyn Communicator,
+        norm: &NormSum,
+        decision: &mut Decision,
+        settings: &Settings,
+        present: impl Iterator<Item = bool>,
+    ) -> Result<Answer, Error> {
+        self.take_back()?;
+        let Exchange { queue, sum: Words { there: sum, .. }, max: Words { there: max, .. }, .. } = self;
+        norm.write(sum.as_mut(), max.as_mut(), queue)?;
+        decision.set(settings, present, queue)?;
+        decision.bring(sum.as_mut(), max.as_mut(), queue)?;
+        group(comm, [queue; 2], sum, max)?;
+        decision.decide(sum.as_slice(), max.as_slice(), queue)?;
+        Ok(decision.answer(queue)?)
+    }
+
+    /// Another exchange, of the norm of a step that was decided without it: `aside` waits for it and tells, the queue goes on.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn norm_there(
+        &mut self,
+        comm: &dyn Communicator,
+        norm: &NormSum,
+        decision: &mut Decision,
+        aside: &Stream,
+    ) -> Result<Answer, Error> {
+        let Exchange { queue, sum: Words { there: sum, .. }, max: Words { there: max, .. }, .. } = self;
+        norm.write(sum.as_mut(), max.as_mut(), queue)?;
+        let other = Queue::cuda(aside.clone());
+        group(comm, [queue, &other], sum, max)?;
+        decision.norm(sum.as_slice(), max.as_slice(), &other)?;
+        let answer = decision.answer(&other)?;
+        self.lent = Some(aside.record().map_err(meshstep_tensor::Error::from)?);
+        Ok(answer)
+    }
+
+    /// The queue waits for whoever else has the vectors.
+    #[cfg(feature = "cuda")]
+    fn take_back(&mut self) -> Result<(), meshstep_tensor::Error> {
+        let lent = self.lent.take().zip(self.queue.stream());
+        Ok(lent.map_or(Ok(()), |(event, stream)| stream.wait(&event))?)
+    }
+
+    /// Brings what this rank has and learns what all have together.
+    pub(crate) fn run(&mut self, comm: &dyn Communicator, mine: Brought<'_>) -> Result<Known, Error> {
+        let _span = tracing::debug_span!("exchange").entered();
+        let sum = &mut self.sum.host;
+        sum[0] = mine.norm.non_finite();
+        sum[1] = mine.weight;
+        let last = sum.len() - 1;
+        sum[last] = mine.balance;
+        sum[SUM_HEAD..SUM_HEAD + ExactSum::WORDS].copy_from_slice(&mine.norm.sum().words());
+        let digest = mine.fields.iter().fold(0, |d, &f| crate::reduce::reducer::digest(d, f, 0));
+        self.max.host[..MAX_HEAD].copy_from_slice(&[mine.norm.max_bits(), mine.fault, digest, !digest]);
+        self.travel(comm)?;
+        let (sum, max) = (&self.sum.host, &self.max.host);
+        let exact = ExactSum::from_words(&sum[SUM_HEAD..SUM_HEAD + ExactSum::WORDS]);
+        let norm = NormAccumulator::from_parts(mine.norm.norm(), exact, max[0], sum[0]);
+        let (same, balanced) = (max[2] == !max[3], sum[last] == 0);
+        Ok(Known { norm, weight: sum[1], fault: max[1], same, balanced })
+    }
+}
+
+/// Words are added, and the largest found, over all ranks: both vectors travel as one group. They go after the first queue's
+/// work, and are waited for on the second.
+pub(crate) fn group(
+    comm: &dyn Communicator,
+    [before, after]: [&Queue; 2],
+    sum: &mut Buffer,
+    max: &mut Buffer,
+) -> Result<(), meshstep_comm::Error> {
+    let calls = [(Op::all_reduce(Reduction::Sum), sum.take()), (Op::all_reduce(Reduction::Max), max.take())];
+    match comm.start_both(calls, before) {
+        Ok(started) => {
+            let [sums, maxima] = started.map(|started| started.wait(after));
+            (*sum, *max) = (sums.0, maxima.0);
+            sums.1.and(maxima.1)
+        }
+        Err((buffers, error)) => {
+            [*sum, *max] = buffers;
+            Err(error)
+        }
+    }
+}
+
+/// After a disagreement: which field, on which rank. Collective.
+pub(crate) fn disagreement(
+    comm: &dyn Communicator,
+    options: &Options,
+    fields: &[u64; FIELDS.len()],
+    groups: &[Group],
+) -> Result<Error, Error> {
+    let (mut text, mut lines) = (String::new(), FIELDS.iter().zip(fields).map(line));
+    text.extend(lines.by_ref().take(FIELDS.len() - 1));
+    // Each hyperparameter before the digest of all.
+    groups.iter().enumerate().for_each(|(g, group)| group.describe(g, &mut text));
+    text.extend(lines);
+    match crate::ranks::agree::same_everywhere(comm, options, &text) {
+        Err(error) => Ok(error),
+        Ok(()) => Err(Error::Disagree {
+            what: "a digest".into(),
+            rank0: text.clone(),
+            rank: comm.rank(),
+            theirs: text,
+        }),
+    }
+}
+
+fn line((name, &value): (&&str, &u64)) -> String {
+    format!("{name} = {}\n", shown(name, value))
+}
+
+/// A field's value.
+pub(crate) fn shown(field: &str, value: u64) -> String {
+    match field {
+        "lr" | "max_norm" | "grad_scale" | "loss_scale" => f64::from_bits(value).to_string(),
+        _ => value.to_string(),
+    }
+}
+
+/// A fault as one word: larger is graver, and among equals the lowest rank wins.
+pub(crate) fn encode_fault(fault: &FaultCode, rank: usize) -> u64 {
+    let (code, param) = match *fault {
+        FaultCode::Missing(param) => (1, param as u64),
+        FaultCode::Lr => (2, 0),
+        FaultCode::MaxNorm => (3, 0),
+        FaultCode::GradScale => (4, 0),
+        FaultCode::NoMicroBatch => (5, 0),
+        FaultCode::Unfinished => (6, 0),
+        FaultCode::Schedule => (7, 0),
+    };
+    code << 56 | (0xff_ffff - (rank as u64 & 0xff_ffff)) << 32 | (param & 0xffff_ffff)
+}
+
+/// The rank and the fault of a word other than 0.
+pub(crate) fn decode_fault(word: u64, name: impl Fn(usize) -> String) -> (usize, Fault) {
+    let rank = 0xff_ffff - (word >> 32 & 0xff_ffff) as usize;
+    let fault = match word >> 56 {
+        1 => Fault::MissingGradient { name: name((word & 0xffff_ffff) as usize) },
+        2 => Fault::Lr,
+        3 => Fault::MaxNorm,
+        4 => Fault::GradScale,
+        5 => Fault::NoMicroBatch,
+        7 => Fault::Schedule,
+        _ => Fault::Unfinished,
+    };
+    (rank, fault)
+}
+
+/// A [`Fault`] before it has a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FaultCode {
+    Missing(usize),
+    Lr,
+    MaxNorm,
+    GradScale,
+    NoMicroBatch,
+    Unfinished,
+    Schedule,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_survive_the_wire_and_the_lowest_rank_wins() {
+        let name = |i: usize| format!("p{i}");
+        let word = encode_fault(&FaultCode::Missing(70_000), 1234);
+        assert_eq!(decode_fault(word, name), (1234, Fault::MissingGradient { name: "p70000".into() }));
+        assert!(encode_fault(&FaultCode::Lr, 2) > encode_fault(&FaultCode::Lr, 3));
+        assert!(encode_fault(&FaultCode::Unfinished, 9) > word);
+    }
+}

@@ -1,0 +1,348 @@
+//! Steps on a GPU: everything is launched at once, the device decides, and the host hears later what became of it.
+
+use crate::config::options::At;
+use crate::config::param_groups::of_groups;
+use crate::step::exchange::{self, FaultCode};
+use crate::step::{Outcome, Traffic};
+use crate::{Clip, Combine, Error, Missing, NonFinite, Optimizer, Options, WeightError};
+use meshstep_comm::Communicator;
+use meshstep_optim::cuda::{Answer, Decided, Decision, Progress, Settings, Tables, Verdict, norm_code};
+use meshstep_optim::{LossScale, LossScaleState, clip_coef};
+use meshstep_tensor::cuda::{self, Stream};
+use meshstep_tensor::{Place, Queue};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
+
+/// What a GPU decides by, and the steps whose outcome the host has not heard of.
+#[derive(Debug)]
+pub(crate) struct There {
+    pub(crate) decision: Decision,
+    /// The rows of all buckets' tables, once a step has made them.
+    pub(crate) tables: Option<Tables>,
+    /// A stream that only waits, for parameters on their way.
+    pub(crate) aside: Stream,
+    pub(crate) unheard: VecDeque<Arc<Ticket>>,
+    names: Arc<[String]>,
+}
+
+/// A step that was launched.
+#[derive(Debug)]
+pub(crate) struct Ticket {
+    answer: Answer,
+    comm: Arc<dyn Communicator>,
+    decided: OnceLock<Decided>,
+    /// Of each parameter, where they are counted, whether it was updated.
+    updated: OnceLock<Vec<bool>>,
+    /// Whether somebody has asked for the outcome.
+    told: AtomicBool,
+    traffic: OnceLock<Traffic>,
+    max_norm: f64,
+    names: Arc<[String]>,
+}
+
+impl Ticket {
+    /// Waits for the outcome.
+    pub(crate) fn outcome(&self) -> Result<Outcome, Error> {
+        self.told.store(true, SeqCst);
+        let decided = self.decided()?;
+        let Decided { norm, coef, non_finite, in_a_row, fault, .. } = decided;
+        let traffic = self.traffic.get().copied().unwrap_or_default();
+        match self.verdict()? {
+            Verdict::Applied => Ok(Outcome::Applied { norm, coef, traffic }),
+            Verdict::Skipped => Ok(Outcome::Skipped { non_finite, in_a_row, traffic }),
+            Verdict::Faulty | Verdict::Uneven => {
+                let name = |param: usize| self.names.get(param).cloned().unwrap_or_default();
+                let (rank, fault) = exchange::decode_fault(fault, name);
+                Err(Error::Fault { rank, fault })
+            }
+            Verdict::Unbalanced => Err(WeightError::Somewhere.into()),
+            Verdict::Weightless => Err(WeightError::AllZero.into()),
+            Verdict::TooManySkips => Err(Error::TooManySkips { skips: in_a_row }),
+            // What the host would say of such a norm.
+            Verdict::NoNorm => {
+                Err(clip_coef(norm, self.max_norm).err().map_or(no_verdict(&decided), Error::from))
+            }
+            Verdict::Parted => Err(differ(&decided)),
+        }
+    }
+
+    /// The step has moved these bytes.
+    pub(crate) fn count(&self, traffic: Traffic) {
+        let _ = self.traffic.set(traffic);
+    }
+
+    /// Waits for what was decided.
+    fn decided(&self) -> Result<Decided, Error> {
+        if let Some(&decided) = self.decided.get() {
+            return Ok(decided);
+        }
+        let decided = self.answer.read()?;
+        // An exchange that was ended lets the stream go on, and what it left is no sum of all ranks.
+        self.comm.sound()?;
+        Ok(*self.decided.get_or_init(|| decided))
+    }
+
+    pub(crate) fn verdict(&self) -> Result<Verdict, Error> {
+        let decided = self.decided()?;
+        Verdict::ALL.get(decided.verdict as usize).copied().ok_or(no_verdict(&decided))
+    }
+
+    /// Whether the step has brought a parameter that trains one step forward.
+    fn has_updated(&self, param: usize) -> Result<bool, Error> {
+        if self.verdict()? != Verdict::Applied {
+            return Ok(false);
+        }
+        if self.updated.get().is_none() {
+            let _ = self.updated.set(self.answer.updated()?);
+        }
+        // Parameters that are not counted are all updated.
+        let counted = self.updated.get().filter(|updated| !updated.is_empty());
+        Ok(counted.is_none_or(|updated| updated.get(param) == Some(&true)))
+    }
+}
+
+pub(crate) fn outside_captures(queue: &Queue) -> Result<(), meshstep_tensor::Error> {
+    let capturing = queue.stream().map_or(Ok(false), Stream::is_capturing)?;
+    let what = "a step of an Optimizer";
+    if capturing { Err(cuda::Error::Capturing { what }.into()) } else { Ok(()) }
+}
+
+fn no_verdict(decided: &Decided) -> Error {
+    Error::NoVerdict { verdict: decided.verdict }
+}
+
+/// What parted ranks are told.
+fn differ(decided: &Decided) -> Error {
+    let Decided { param, mine, smallest, largest, .. } = *decided;
+    let field = usize::try_from(param).ok().and_then(|field| exchange::FIELDS.get(field));
+    let Some(field) = field else { return no_verdict(decided) };
+    let [mine, smallest, largest] = [mine, smallest, largest].map(|value| exchange::shown(field, value));
+    Error::Differ { field, mine, smallest, largest }
+}
+
+impl Optimizer {
+    /// Launches the step, and returns before it is decided.
+    pub(crate) fn step_there(&mut self, at: &At) -> Result<Arc<Ticket>, Error> {
+        // The host follows its steps, and a graph's launches would pass it by.
+        outside_captures(&self.options.queue)?;
+        let launched = self.launch(at);
+        match &launched {
+            // Every rank's, before the step was launched.
+            Err(Error::Differs(_) | Error::Disagree { .. }) => self.handover.settle()?,
+            // The other ranks are not to wait for what will not come.
+            Err(error) => drop(self.handover.alone(error.clone())),
+            Ok(_) => {}
+        }
+        if let Err(poisoned) = self.handover.healthy() {
+            return Err(launched.err().unwrap_or(poisoned));
+        }
+        self.forget()?;
+        let ticket = launched?;
+        // Every collective of this step is on its way: an error of an earlier one may be told without parting from other ranks.
+        if let Some(there) = &mut self.room.there {
+            there.unheard.push_back(Arc::clone(&ticket));
+        }
+        self.hear(false)?;
+        self.keep_after_step(true)?;
+        Ok(ticket)
+    }
+
+    fn launch(&mut self, at: &At) -> Result<Arc<Ticket>, Error> {
+        let (answer, max_norm) = self.launch_decision(at)?;
+        let later = self.with_there(Self::apply_there)?;
+        let ticket = self.ticket(later.unwrap_or(answer), max_norm)?;
+        ticket.count(self.traffic());
+        Ok(ticket)
+    }
+
+    /// Launches what decides a step; its answer, and the bound on the norm.
+    pub(crate) fn launch_decision(&mut self, at: &At) -> Result<(Answer, f64), Error> {
+        let fault = self.arrive(at)?;
+        self.verify_in_step()?;
+        let settings = self.settings(at, fault);
+        let answer = self.with_there(|all, there| all.decide_there(&mut there.decision, &settings))?;
+        Ok((answer, settings.max_norm))
+    }
+
+    /// Calls `then` with what a GPU decides by, made where there is none yet.
+    pub(crate) fn with_there<T>(
+        &mut self,
+        then: impl FnOnce(&mut Self, &mut There) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let mut there = match self.room.there.take() {
+            Some(there) => there,
+            None => self.there()?,
+        };
+        let done = then(self, &mut there);
+        self.room.there = Some(there);
+        done
+    }
+
+    /// The step that `answer` tells of, whose bytes are yet to be counted.
+    pub(crate) fn ticket(&mut self, answer: Answer, max_norm: f64) -> Result<Arc<Ticket>, Error> {
+        let names = self.with_there(|_, there| Ok(Arc::clone(&there.names)))?;
+        let (decided, updated, told) = (OnceLock::new(), OnceLock::new(), AtomicBool::new(false));
+        let (comm, traffic) = (Arc::clone(self.handover.fixed.words()), OnceLock::new());
+        Ok(Arc::new(Ticket { answer, comm, decided, updated, told, traffic, max_norm, names }))
+    }
+
+    fn there(&self) -> Result<There, Error> {
+        let Options { queue, meter, .. } = &self.options;
+        let decision = Decision::new(&self.known_progress(), self.counted(), queue, meter)?;
+        let names = self.entries.iter().map(|entry| entry.param.name().to_owned()).collect();
+        let elsewhere = meshstep_tensor::Error::Place { given: queue.place(), expected: Place::Cuda(0) };
+        let stream = queue.stream().ok_or(elsewhere)?;
+        let aside = Stream::new(stream.device()).map_err(meshstep_tensor::Error::from)?;
+        Ok(There { decision, tables: None, aside, unheard: VecDeque::new(), names })
+    }
+
+    /// What the host knows of the run.
+    fn known_progress(&self) -> Progress {
+        let (steps, loss_scale) = (self.progress.steps, self.progress.loss_scale);
+        let (skips, hopeless) = (self.progress.skips, self.progress.hopeless);
+        Progress { skips, hopeless, ..Progress::new(steps, loss_scale) }
+    }
+
+    fn settings(&mut self, at: &At, fault: Option<FaultCode>) -> Settings {
+        let (rank, world_size) = (self.comm().rank(), self.comm().world_size());
+        let fault = fault.map_or(0, |fault| exchange::encode_fault(&fault, rank));
+        let launches = self.operations();
+        let combine = match self.options.combine {
+            Combine::Mean => 0,
+            Combine::Sum => 1,
+            Combine::Weighted => 2,
+        };
+        let settings = Settings {
+            lr: at.lr,
+            max_norm: at.max_norm.unwrap_or(f64::INFINITY),
+            grad_scale: at.grad_scale,
+            batches: self.progress.batches,
+            launches,
+            rules: of_groups(&self.groups),
+            rank: rank as u64,
+            weight: self.weight(),
+            balance: self.balance(),
+            fault,
+            world_size: world_size as u64,
+            combine,
+            // One that kernels do not know is refused where its sum is made.
+            norm: norm_code(self.options.norm).unwrap_or_default(),
+            clips: (self.options.clip == Clip::AfterReduce).into(),
+            max_skips: self.options.max_skips,
+            params: if self.options.missing == Missing::AllOrNone { self.counted() as u64 } else { 0 },
+            propagates: (self.options.non_finite == NonFinite::Propagate).into(),
+            ..Settings::default()
+        };
+        settings.with_loss_scale(self.options.loss_scale.as_ref())
+    }
+
+    fn decide_there(&mut self, decision: &mut Decision, settings: &Settings) -> Result<Answer, Error> {
+        let comm = Arc::clone(self.handover.fixed.words());
+        let norm = self.handover.norm_sum();
+        let present = self.progress.present.iter().map(|p| p.load(SeqCst));
+        self.exchange.run_there(&*comm, norm, decision, settings, present)
+    }
+
+    /// Lets a loss scale follow the steps that the host has not heard of, where it moves. Waits for them; one without a verdict
+    /// leaves it as it is.
+    pub(crate) fn follow_unheard(&self, state: &mut LossScaleState) {
+        let Some(rule @ LossScale::Dynamic(_)) = &self.options.loss_scale else { return };
+        for ticket in self.room.there.iter().flat_map(|there| &there.unheard) {
+            match ticket.verdict() {
+                Ok(Verdict::Applied) => rule.update(state, false),
+                Ok(Verdict::Skipped) => rule.update(state, true),
+                _ => {}
+            }
+        }
+    }
+
+    /// Steps that were launched, and that the host has not heard of.
+    pub(crate) fn unheard(&self) -> u64 {
+        self.room.there.as_ref().map_or(0, |there| there.unheard.len() as u64)
+    }
+
+    /// Where a GPU keeps the loss scale of the coming step, an f64: for kernels on the options' queue, which multiply the loss
+    /// with it while the host waits for nothing. `None` on the CPU.
+    pub fn loss_scale_address(&mut self) -> Result<Option<u64>, Error> {
+        if self.options.queue.place() == Place::Cpu {
+            return Ok(None);
+        }
+        self.with_there(|_, there| Ok(Some(there.decision.loss_scale_address())))
+    }
+
+    /// [`Self::take_notes`], and tells an error of a step for whose outcome nobody has asked or can ask: one at a time.
+    pub(crate) fn hear(&mut self, wait: bool) -> Result<(), Error> {
+        self.take_notes(wait)?;
+        let untold = &mut self.room.untold;
+        untold.retain(|ticket| !ticket.told.load(SeqCst));
+        // Of the others a `Pending` is still held.
+        let next = untold.iter().position(|ticket| Arc::strong_count(ticket) == 1);
+        next.map_or(Ok(()), |next| untold.remove(next).outcome().map(|_| ()))
+    }
+
+    /// Takes in what the steps so far came to, of all if `wait`, else of those that are known.
+    pub(crate) fn take_notes(&mut self, wait: bool) -> Result<(), Error> {
+        self.take_notes_of(wait).map_err(|error| self.handover.alone(error))
+    }
+
+    fn take_notes_of(&mut self, wait: bool) -> Result<(), Error> {
+        loop {
+            let Some(there) = &mut self.room.there else { return Ok(()) };
+            let Some(ticket) = there.unheard.front() else { return Ok(()) };
+            if !wait && !ticket.answer.has_arrived()? {
+                return Ok(());
+            }
+            let verdict = ticket.verdict()?;
+            for (param, entry) in
+                self.entries.iter_mut().enumerate().filter(|(_, entry)| !entry.param.frozen())
+            {
+                entry.t += u64::from(ticket.has_updated(param)?);
+            }
+            let ticket = there.unheard.pop_front();
+            self.take_note(verdict);
+            if !matches!(verdict, Verdict::Applied | Verdict::Skipped) {
+                self.room.untold.extend(ticket);
+            }
+        }
+    }
+
+    /// Keeps the host's counters as the device has kept its own.
+    fn take_note(&mut self, verdict: Verdict) {
+        match verdict {
+            Verdict::Applied => {
+                (self.progress.skips, self.progress.hopeless) = (0, 0);
+                self.rescale(false);
+            }
+            Verdict::Skipped => {
+                let _ = self.count_skip();
+                self.rescale(true);
+            }
+            Verdict::TooManySkips => {
+                let _ = self.count_skip();
+            }
+            _ => {}
+        }
+        self.progress.steps += u64::from(matches!(verdict, Verdict::Applied | Verdict::Skipped));
+    }
+
+    /// Tells the device what the host has changed, if it is there already.
+    pub(crate) fn tell_there(&mut self) -> Result<(), Error> {
+        let progress = self.known_progress();
+        match &mut self.room.there {
+            Some(there) => Ok(there.decision.set_progress(&progress, &self.options.queue)?),
+            None => Ok(()),
+        }
+    }
+
+    /// How many of the steps that the host has not heard of have updated this parameter. Waits for them.
+    pub(crate) fn unheard_updates(&self, param: usize) -> Result<u64, Error> {
+        let unheard = self.room.there.iter().flat_map(|there| &there.unheard);
+        unheard.map(|ticket| Ok(u64::from(ticket.has_updated(param)?))).sum()
+    }
+
+    /// Parameters of which ranks count who has a gradient.
+    fn counted(&self) -> usize {
+        if self.options.missing.counts() { self.entries.len() } else { 0 }
+    }
+}

@@ -1,0 +1,92 @@
+//! A step on a GPU with hooks around its update: the host waits for the decision, and the hooks run as on the CPU.
+
+use crate::config::options::At;
+use crate::step::gpu::{Ticket, outside_captures};
+use crate::step::hooks::Around;
+use crate::{Error, Optimizer};
+use meshstep_optim::cuda::Verdict;
+use std::sync::Arc;
+
+impl Optimizer {
+    /// Takes a step whose hooks have something to do. An error of the decision is the ticket's, as it is every rank's.
+    pub(crate) fn step_with_hooks(&mut self, at: &At, hooks: &mut dyn Around) -> Result<Arc<Ticket>, Error> {
+        // The hooks count updates, also those of steps before.
+        self.take_notes(true)?;
+        let stepped = self.conclude(at, hooks);
+        if let Err(error @ Error::Comm(failure)) = &stepped {
+            tracing::debug!(%error, "a step with hooks failed");
+            self.handover.poison(failure.clone());
+        }
+        if let Err(poisoned) = self.handover.healthy() {
+            return Err(stepped.err().unwrap_or(poisoned));
+        }
+        self.handover.settle()?;
+        stepped.iter().for_each(|ticket| ticket.count(self.traffic()));
+        self.forget()?;
+        let ticket = stepped?;
+        self.hear(false)?;
+        let taken = matches!(ticket.verdict()?, Verdict::Applied | Verdict::Skipped);
+        self.keep_after_step(taken)?;
+        Ok(ticket)
+    }
+
+    fn conclude(&mut self, at: &At, hooks: &mut dyn Around) -> Result<Arc<Ticket>, Error> {
+        outside_captures(&self.options.queue).map_err(|error| self.handover.alone(error.into()))?;
+        let launched = self.launch_decision(at).map_err(|error| self.unless_alike(error));
+        let (answer, max_norm) = launched?;
+        let ticket = self.ticket(answer, max_norm)?;
+        let verdict = ticket.verdict().map_err(|error| self.handover.alone(error))?;
+        match verdict {
+            Verdict::Applied => self.apply_with_hooks(ticket, max_norm, hooks),
+            Verdict::Skipped | Verdict::TooManySkips => {
+                self.note(&ticket)?;
+                self.pass_by(hooks).map(|()| ticket)
+            }
+            _ => self.note(&ticket).map(|()| ticket),
+        }
+    }
+
+    /// An error that every rank gets before a step is launched, or one that ends the run.
+    fn unless_alike(&self, error: Error) -> Error {
+        match error {
+            Error::Differs(_) | Error::Disagree { .. } => error,
+            error => self.handover.alone(error),
+        }
+    }
+
+    /// The update between the hooks, and the parameters on their way.
+    fn apply_with_hooks(
+        &mut self,
+        ticket: Arc<Ticket>,
+        max_norm: f64,
+        hooks: &mut dyn Around,
+    ) -> Result<Arc<Ticket>, Error> {
+        let updated = hooks.before(self).and_then(|()| self.update_all_there());
+        let norm = updated.map_err(|error| self.handover.alone(error))?;
+        self.note(&ticket)?;
+        let after = hooks.after(self, true);
+        after.map_err(|error| self.handover.alone(error))?;
+        self.send_all_there()?;
+        match norm {
+            Some(norm) => self.ticket(norm, max_norm),
+            None => Ok(ticket),
+        }
+    }
+
+    /// The host follows a step that was launched, once it is decided.
+    fn note(&mut self, ticket: &Arc<Ticket>) -> Result<(), Error> {
+        self.with_there(|_, there| {
+            there.unheard.push_back(Arc::clone(ticket));
+            Ok(())
+        })?;
+        self.take_notes(true)
+    }
+
+    /// Sends every bucket to every rank, and goes on while they travel.
+    fn send_all_there(&mut self) -> Result<(), Error> {
+        let sent = self.send_all().map_err(|error| self.handover.alone(error));
+        let landed =
+            self.with_there(|all, there| all.room.gathering.land_later(&there.aside, &mut all.buckets));
+        sent.and(landed)
+    }
+}

@@ -1,0 +1,346 @@
+//! The step: gradients are in; one exchange decides, one pass updates, parameters go out.
+
+pub(crate) mod exchange;
+#[cfg(feature = "cuda")]
+pub(crate) mod gpu;
+#[cfg(feature = "cuda")]
+pub(crate) mod gpu_hooks;
+pub(crate) mod hooks;
+
+use crate::config::options::At;
+use crate::config::param_groups::of_groups;
+use crate::optimizer::layout_state::Entry;
+use crate::step::exchange::{Brought, FIELDS, FaultCode, Known};
+#[cfg(feature = "cuda")]
+use crate::step::gpu::Ticket;
+use crate::step::hooks::Around;
+use crate::{Clip, Combine, Error, NonFinite, Optimizer, WeightError};
+use meshstep_optim::{NormAccumulator, clip_coef};
+use meshstep_tensor::Place;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+/// Factors that stay within f32 with any number of ranks.
+const GRAD_SCALES: std::ops::RangeInclusive<f64> = 1e-30..=1e30;
+
+/// A step that was taken on this rank. On CPU its outcome is known already; a GPU decides it when it gets there.
+#[derive(Debug)]
+#[must_use = "the outcome says whether the step was applied or skipped"]
+pub struct Pending(Told);
+
+#[derive(Debug)]
+enum Told {
+    Now(Outcome),
+    #[cfg(feature = "cuda")]
+    Later(Arc<Ticket>),
+}
+
+impl Pending {
+    /// What the step did, the same on every rank but for the traffic. On a GPU it waits for the step, and has the errors that
+    /// every rank gets alike.
+    pub fn outcome(self) -> Result<Outcome, Error> {
+        match self.0 {
+            Told::Now(outcome) => Ok(outcome),
+            #[cfg(feature = "cuda")]
+            Told::Later(ticket) => ticket.outcome(),
+        }
+    }
+}
+
+/// What a step did.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Outcome {
+    /// Parameters and state are one step further.
+    Applied {
+        /// The norm of the whole combined gradient, before clipping; infinite where some of it was not finite and
+        /// [`NonFinite::Propagate`] took the step nevertheless.
+        norm: f64,
+        /// What the combined gradient was scaled by to clip it; 1 where it was short enough, or where each rank clips its own.
+        coef: f64,
+        /// Bytes moved and held.
+        traffic: Traffic,
+    },
+    /// Some gradient was not finite: parameters, state and counters are as they were, the gradients are dropped.
+    Skipped {
+        /// How many combined gradient elements were not finite; what several groups of ranks hold alike, in each of them.
+        non_finite: u64,
+        /// Steps skipped in a row, this one included.
+        in_a_row: u32,
+        /// Bytes moved and held.
+        traffic: Traffic,
+    },
+}
+
+/// Bytes of one step on this rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Traffic {
+    /// Sent by this rank's communicator since the last step, as ring algorithms send them.
+    pub sent: u64,
+    /// Gradient bytes copied into buckets; 0 where all were written into their slots.
+    pub copied: u64,
+    /// The most bytes of all categories together held at once so far, by the options' meter.
+    pub peak: u64,
+    /// How often so far a bucket buffer was added because gradients came out of bucket order (stages 2 and 3).
+    pub pool_grown: u64,
+}
+
+impl Optimizer {
+    /// Takes the step. Collective. An error that every rank gets alike ([`Error::Fault`], [`Error::Disagree`],
+    /// [`Error::Weights`], [`Error::TooManySkips`], [`Error::Differs`]) drops the gradients and changes nothing else, except that
+    /// `TooManySkips` counts its skip as one more in a row.
+    ///
+    /// On a GPU the host does not wait, unless [`Clip::BeforeReduce`] limits a norm. Such errors are then
+    /// [`Pending::outcome`]'s. Of one whose `Pending` was dropped unasked a later call tells: a step, after it has sent what the
+    /// other ranks wait for, but not the same step on every rank. Who ends a run on an error asks for every outcome, be it a
+    /// few steps later.
+    pub fn step(&mut self, at: At) -> Result<Pending, Error> {
+        self.step_around(at, &mut ())
+    }
+
+    /// The step, with something around its update.
+    pub(crate) fn step_around(&mut self, at: At, around: &mut dyn Around) -> Result<Pending, Error> {
+        let _span = tracing::debug_span!("step", step = self.progress.steps).entered();
+        self.check_some()?;
+        self.handover.healthy()?;
+        #[cfg(feature = "cuda")]
+        if self.options.queue.stream().is_some() {
+            let ticket = match around.waits() {
+                true => self.step_with_hooks(&at, around)?,
+                false => self.step_there(&at)?,
+            };
+            return Ok(Pending(Told::Later(ticket)));
+        }
+        let arrived = self.arrive(&at).and_then(|fault| Ok((fault, self.handover.norm()?)));
+        let arrived = arrived.map_err(|error| self.handover.alone(error));
+        let decided = arrived.and_then(|(fault, norm)| self.decide(&at, fault, &norm));
+        let decided = decided.and_then(|decision| self.verify_in_step().map(|()| decision));
+        let outcome = match decided {
+            Ok(Decision::Apply { norm, factor, coef }) => {
+                self.apply(&at, [factor, coef], around).map(|later| {
+                    (self.progress.skips, self.progress.hopeless) = (0, 0);
+                    self.rescale(false);
+                    let norm = later.unwrap_or(norm);
+                    Outcome::Applied { norm, coef, traffic: self.traffic() }
+                })
+            }
+            Ok(Decision::Skip { non_finite }) => self.pass_by(around).and_then(|()| self.skip(non_finite)),
+            Err(error) => Err(error),
+        };
+        if let Err(Error::Comm(failure)) = &outcome {
+            self.handover.poison(failure.clone());
+        }
+        if let Err(poisoned) = self.handover.healthy() {
+            return Err(outcome.err().unwrap_or(poisoned));
+        }
+        // After an error buckets may still be on their way.
+        self.handover.settle()?;
+        self.progress.steps += u64::from(outcome.is_ok());
+        self.forget()?;
+        self.keep_after_step(outcome.is_ok())?;
+        outcome.map(|outcome| Pending(Told::Now(outcome)))
+    }
+
+    /// Drops the gradients handed over since the last step. Collective: their buckets travel, so every rank drops them
+    /// after the same micro-batches.
+    pub fn discard_gradients(&mut self) -> Result<(), Error> {
+        self.handover.healthy()?;
+        self.finish_dropped()?;
+        self.handover.settle()?;
+        self.forget()
+    }
+
+    /// Brings this rank to where the exchange can take place, whatever it lacks, and says what it lacks.
+    pub(crate) fn arrive(&mut self, at: &At) -> Result<Option<FaultCode>, Error> {
+        self.finish_dropped()?;
+        let due = *self.progress.due.get_mut();
+        let missing = *self.progress.missing.get_mut();
+        let held = self.options.clip == Clip::BeforeReduce;
+        self.progress.local_clip = None;
+        if held && self.argument_fault(at).is_none() {
+            self.clip_held(at)?;
+        }
+        if !due || held {
+            // The other ranks' buckets wait for this one's.
+            self.handover.begin(true, false);
+            self.handover.complete(|_| {})?;
+        }
+        if !self.goes_ahead(at) {
+            self.handover.settle()?;
+            self.handover.reduce_further()?;
+        }
+        Ok(match () {
+            () if self.progress.dropped => Some(FaultCode::Unfinished),
+            () if !due => Some(FaultCode::NoMicroBatch),
+            () if missing != usize::MAX => Some(FaultCode::Missing(missing)),
+            () => self.argument_fault(at),
+        })
+    }
+
+    /// Whether no gradient decides anything, and none is reduced further, so that a bucket can be updated while others are
+    /// still on their way.
+    fn goes_ahead(&self, at: &At) -> bool {
+        let further = self.handover.fixed.buckets.iter().any(|bucket| !bucket.among.further.is_empty());
+        self.options.non_finite == NonFinite::Propagate && self.limit(at).is_none() && !further
+    }
+
+    /// What limits the norm of the combined gradient.
+    fn limit(&self, at: &At) -> Option<f64> {
+        at.max_norm.filter(|_| self.options.clip == Clip::AfterReduce)
+    }
+
+    fn argument_fault(&self, at: &At) -> Option<FaultCode> {
+        // A longer step leaves parameters whose squares are no numbers any more.
+        let fits = |lr: f64| lr >= 0.0 && ((lr * lr) as f32).is_finite();
+        match () {
+            () if !fits(at.lr) => Some(FaultCode::Lr),
+            () if !self.entries.iter().all(|e| fits(self.groups[e.group].reach(at.lr, matrix(e)))) => {
+                Some(FaultCode::Lr)
+            }
+            () if self.scheduled_lr().is_some_and(|lr| lr.to_bits() != at.lr.to_bits()) => {
+                Some(FaultCode::Schedule)
+            }
+            () if !at.max_norm.is_none_or(|x| x.is_finite() && x > 0.0) => Some(FaultCode::MaxNorm),
+            // On a GPU the scale is there, and so is this check.
+            () if self.options.queue.place() == Place::Cpu && !GRAD_SCALES.contains(&self.unscale(at)) => {
+                Some(FaultCode::GradScale)
+            }
+            () => None,
+        }
+    }
+
+    /// The exchange, and what follows from it: the same on every rank. Where buckets are still on their way the norm is not
+    /// yet all of it, and decides nothing.
+    fn decide(
+        &mut self,
+        at: &At,
+        fault: Option<FaultCode>,
+        norm: &NormAccumulator,
+    ) -> Result<Decision, Error> {
+        let comm = Arc::clone(self.handover.fixed.words());
+        let fields = self.fields(at);
+        if self.options.missing.counts() {
+            self.exchange.present(comm.rank(), self.progress.present.iter().map(|p| p.load(SeqCst)));
+        }
+        if self.options.defers() {
+            self.exchange.lacked(self.handover.lacked().iter().copied());
+        }
+        let fault = fault.map_or(0, |f| exchange::encode_fault(&f, comm.rank()));
+        let (weight, balance) = (self.weight(), self.balance());
+        let known = self.exchange.run(&*comm, Brought { weight, balance, norm, fault, fields });
+        // Where a bucket on its way has failed, that is why.
+        let known = known.map_err(|error| self.handover.settle().err().unwrap_or(error))?;
+        if self.options.defers() {
+            let (exchange, buckets) = (&self.exchange, self.buckets.len());
+            self.handover.defer(|b| exchange.lacked_somewhere(b, buckets));
+        }
+        if known.fault != 0 {
+            let name = |p: usize| self.entries.get(p).map_or(String::new(), |e| e.param.name().to_owned());
+            let (rank, fault) = exchange::decode_fault(known.fault, name);
+            return Err(Error::Fault { rank, fault });
+        }
+        if !known.same {
+            return Err(exchange::disagreement(&*comm, &self.options, &fields, &self.groups)?);
+        }
+        self.check_presence(&*comm)?;
+        self.check_weights(&*comm, known.balanced)?;
+        self.judge(at, &known)
+    }
+
+    /// What this rank's micro-batches weigh, where that counts.
+    pub(crate) fn weight(&self) -> u64 {
+        if self.handover.fixed.place.first { self.progress.weight } else { 0 }
+    }
+
+    fn judge(&self, at: &At, known: &Known) -> Result<Decision, Error> {
+        let combined = match self.options.combine {
+            Combine::Mean => 1.0 / self.progress.batches as f64,
+            Combine::Sum => 1.0,
+            Combine::Weighted if known.weight == 0 => return Err(WeightError::AllZero.into()),
+            Combine::Weighted => 1.0 / known.weight as f64,
+        };
+        let non_finite = known.norm.non_finite();
+        if non_finite > 0 && self.options.non_finite == NonFinite::Skip {
+            return Ok(Decision::Skip { non_finite });
+        }
+        let factor = self.unscale(at) * combined;
+        let norm = reported(factor, &known.norm);
+        let coef = self.limit(at).map_or(Ok(1.0), |max_norm| clip_coef(norm, max_norm))?;
+        Ok(Decision::Apply { norm, factor, coef })
+    }
+
+    /// One more skip in a row: how many there were, an error if too many.
+    pub(crate) fn count_skip(&mut self) -> Result<u32, Error> {
+        self.progress.skips += 1;
+        self.progress.hopeless = if self.scale_can_fall() { 0 } else { self.progress.hopeless + 1 };
+        let skips = self.progress.skips;
+        if self.progress.hopeless > self.options.max_skips {
+            Err(Error::TooManySkips { skips })
+        } else {
+            Ok(skips)
+        }
+    }
+
+    fn skip(&mut self, non_finite: u64) -> Result<Outcome, Error> {
+        let in_a_row = self.count_skip()?;
+        self.rescale(true);
+        Ok(Outcome::Skipped { non_finite, in_a_row, traffic: self.traffic() })
+    }
+
+    /// What must be the same on every rank, in the order of [`FIELDS`].
+    fn fields(&mut self, at: &At) -> [u64; FIELDS.len()] {
+        let max_norm = at.max_norm.unwrap_or(f64::INFINITY);
+        let scalars = [at.lr, max_norm, at.grad_scale].map(f64::to_bits);
+        let [lr, max_norm, grad_scale] = scalars;
+        let [loss_scale, growth, hysteresis] = self.loss_scale_words();
+        let (steps, batches) = (self.progress.steps, self.progress.batches);
+        let (sent, rules) = (self.operations(), of_groups(&self.groups));
+        [steps, lr, max_norm, grad_scale, loss_scale, growth, hysteresis, batches, sent, rules]
+    }
+
+    pub(crate) fn traffic(&mut self) -> Traffic {
+        let sent = self.handover.sent();
+        Traffic {
+            sent: sent - self.progress.sent_before,
+            copied: *self.progress.copied.get_mut(),
+            peak: self.options.meter.peak_total(),
+            pool_grown: self.handover.grown(),
+        }
+    }
+
+    /// Begins anew, whatever became of the step.
+    pub(crate) fn forget(&mut self) -> Result<(), Error> {
+        self.handover.next_step().map_err(|error| self.handover.alone(error))?;
+        let progress = &mut self.progress;
+        progress.present.iter_mut().for_each(|p| *p.get_mut() = false);
+        (progress.batches, progress.weight, progress.weights) = (0, 0, 0);
+        progress.dropped = false;
+        *progress.unfinished.get_mut() = false;
+        *progress.due.get_mut() = false;
+        *progress.missing.get_mut() = usize::MAX;
+        *progress.copied.get_mut() = 0;
+        progress.sent_before = self.handover.sent();
+        Ok(())
+    }
+}
+
+/// Rows and columns, where there are such.
+pub(crate) fn matrix(entry: &Entry) -> Option<(usize, usize)> {
+    if let &[rows, cols] = entry.param.shape() { Some((rows, cols)) } else { None }
+}
+
+/// The norm of gradients of which `sum` was made, once they have been multiplied by `factor`.
+pub(crate) fn reported(factor: f64, sum: &NormAccumulator) -> f64 {
+    if sum.non_finite() > 0 { f64::INFINITY } else { factor * sum.finish() }
+}
+
+enum Decision {
+    /// `norm` is of the gradients that were there.
+    Apply {
+        norm: f64,
+        factor: f64,
+        coef: f64,
+    },
+    Skip {
+        non_finite: u64,
+    },
+}

@@ -1,0 +1,83 @@
+//! Sums and maxima over the ranks of a group, as update rules ask for them.
+
+use crate::Error;
+use crate::step::exchange::group;
+use meshstep_comm::Communicator;
+use meshstep_optim::{Reduce, ReduceError};
+use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// [`Reduce`] over a communicator: each fold is one group of two small all-reduces of u64.
+///
+/// Its vectors grow to the longest fold and are kept. On a GPU words go there and come back: the host waits.
+#[derive(Debug)]
+pub struct Folding {
+    comm: Arc<dyn Communicator>,
+    queue: Queue,
+    meter: Meter,
+    /// Sums and maxima.
+    room: Mutex<[Buffer; 2]>,
+}
+
+impl Folding {
+    /// Folds over the ranks of `comm`, whose buffers are the CPU's.
+    pub fn new(comm: Arc<dyn Communicator>, meter: &Meter) -> Result<Self, meshstep_tensor::Error> {
+        let nothing = || Buffer::zeroed(0, DType::U64, meter, Category::Staging);
+        let room = Mutex::new([nothing()?, nothing()?]);
+        Ok(Folding { comm, queue: Queue::cpu(), meter: meter.clone(), room })
+    }
+
+    /// Folds through memory of the queue's place, where the communicator's buffers are.
+    pub fn on(self, queue: &Queue) -> Result<Self, meshstep_tensor::Error> {
+        Folding { queue: queue.clone(), ..self }.with_room((0, 0))
+    }
+
+    /// Keeps room for folds of this many sums and maxima, so that none of them allocates.
+    pub fn with_room(self, (sums, maxima): (usize, usize)) -> Result<Self, meshstep_tensor::Error> {
+        let room = |len| self.vector(len);
+        let room = Mutex::new([room(sums)?, room(maxima)?]);
+        Ok(Folding { room, ..self })
+    }
+
+    fn vector(&self, len: usize) -> Result<Buffer, meshstep_tensor::Error> {
+        Buffer::zeroed_on(&self.queue, len, DType::U64, &self.meter, Category::Staging)
+    }
+
+    fn exchange(&self, words: [&mut [u64]; 2]) -> Result<(), meshstep_comm::Error> {
+        let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
+        for (buffer, words) in room.iter_mut().zip(&words) {
+            if buffer.len() < words.len() {
+                *buffer = self.vector(words.len())?;
+            }
+            self.queue.upload((&**words).into(), buffer.as_mut().slice(0..words.len())?)?;
+        }
+        let [sums, maxima] = &mut *room;
+        let spare = [sums.split_off(words[0].len())?, maxima.split_off(words[1].len())?];
+        let mut done = group(&*self.comm, [&self.queue; 2], sums, maxima);
+        for ((buffer, spare), words) in room.iter_mut().zip(spare).zip(words) {
+            done = done.and_then(|()| Ok(self.queue.download(buffer.as_slice(), words.into())?));
+            let joined = buffer.take().join(spare);
+            *buffer = joined.unwrap_or_else(|_| unreachable!("joined where it was cut"));
+        }
+        // An exchange that was ended lets the stream go on, and what it left is no sum of all ranks.
+        done.and_then(|()| self.comm.sound())
+    }
+}
+
+impl Reduce for Folding {
+    fn fold(&self, sums: &mut [u64], maxima: &mut [u64]) -> Result<(), ReduceError> {
+        self.exchange([sums, maxima]).map_err(ReduceError::new)
+    }
+
+    fn part(&self) -> usize {
+        self.comm.rank()
+    }
+}
+
+/// What made a fold fail.
+pub(crate) fn from_fold(error: ReduceError) -> Error {
+    match error.downcast::<meshstep_comm::Error>() {
+        Ok(error) => error.into(),
+        Err(other) => Error::Closure { source: Arc::new(other) },
+    }
+}
