@@ -3,7 +3,7 @@
 use crate::site::Site;
 use crate::{Axis, Coordinate, Error, Mesh, Model, Optimizer, RankPlan};
 use meshstep_comm::Communicator;
-use meshstep_shard::local::membership::{Digest, Error as MembershipError, Membership, Round};
+use meshstep_membership::{Digest, Error as MembershipError, Membership, Round};
 use meshstep_shard::local::{LocalError, LocalPlan, LocalStep, LocalTraffic, Ring, Select, Shares, Workers};
 use meshstep_shard::{At, MicroBatch, Options};
 use std::ops::{Deref, Range};

@@ -1,7 +1,13 @@
-//! How many random cases a test runs: the test's own count, a tenth of it, or the long count; and the numbers it draws.
+//! Shared parts of tests: how many random cases a test runs (the test's own count, a tenth of it, or the long count), the numbers it
+//! draws, its seeds, and child processes.
 //!
 //! `MESHSTEP_CASES=tenth` is what `cargo xtask check` sets, `MESHSTEP_CASES=long` what `cargo xtask ci --long` sets. Every test
 //! whose cases take time asks here.
+
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+pub mod process;
+pub mod seeds;
 
 use std::env;
 

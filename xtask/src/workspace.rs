@@ -5,8 +5,14 @@ use cargo_metadata::{Metadata, MetadataCommand, Package};
 use std::path::PathBuf;
 
 /// The crates that others use, lowest first: they are packaged, and keep to the strict dependency rules.
-pub(crate) const LIBRARIES: [&str; 5] =
-    ["meshstep-tensor", "meshstep-comm", "meshstep-optim", "meshstep-shard", "meshstep-parallel3d"];
+pub(crate) const LIBRARIES: [&str; 6] = [
+    "meshstep-tensor",
+    "meshstep-comm",
+    "meshstep-optim",
+    "meshstep-membership",
+    "meshstep-shard",
+    "meshstep-parallel3d",
+];
 
 #[derive(Debug)]
 pub(crate) struct Workspace {

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use meshstep_shard::local::membership::InProcess;
+use meshstep_membership::InProcess;
 
 use super::worker::PATIENCE;
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use meshstep_comm::{Clock, Communicator, Faults, loopback};
+use meshstep_membership::{Error, InProcessWorker, Round};
 use meshstep_shard::local::Workers;
-use meshstep_shard::local::membership::{Error, InProcessWorker, Round};
 
 use super::worker::PATIENCE;
 

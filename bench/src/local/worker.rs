@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use meshstep_comm::Communicator;
+use meshstep_membership::{Departure, InProcess, InProcessWorker, Membership as _, Round};
 use meshstep_optim::schedule::Schedule as Rates;
-use meshstep_shard::local::membership::{Departure, InProcess, InProcessWorker, Membership as _, Round};
 use meshstep_shard::local::{LocalOptimizer, Workers};
 use meshstep_shard::{At, MicroBatch, Optimizer, Options, Outcome};
 use meshstep_tensor::{Slice, SliceMut};

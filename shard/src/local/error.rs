@@ -36,7 +36,7 @@ pub enum LocalError {
 
     /// The membership of a run whose workers come and go.
     #[error(transparent)]
-    Membership(#[from] super::membership::Error),
+    Membership(#[from] meshstep_membership::Error),
     /// Of a worker that comes and goes rank 0 has the membership, and no other rank.
     #[error(
         "rank {rank} of the worker joined as {} would; rank 0 calls LocalOptimizer::join, the others join_through_rank0",

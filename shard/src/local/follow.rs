@@ -1,12 +1,13 @@
 //! Workers that come and go while they train: among whom a step exchanges is asked for before it.
 
 use super::engine::Engine;
-use super::membership::{Ballot, Decision, Digest, Error as MembershipError, Membership, Replica, Round};
 use super::optimizer::{LocalOptimizer, rules};
+use super::replica::Replica;
 use super::sides::{Sides, check_sides};
 use super::spots::on_gpu;
 use super::{LocalError, LocalPlan, Placement, Veto, Workers};
 use crate::{Error, Optimizer};
+use meshstep_membership::{Ballot, Decision, Digest, Error as MembershipError, Membership, Round};
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 

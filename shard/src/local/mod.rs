@@ -43,13 +43,13 @@ mod error;
 mod finite;
 mod flight;
 mod follow;
-pub mod membership;
 mod optimizer;
 mod packing;
 mod parts;
 mod plan;
 mod presets;
 mod regroup;
+mod replica;
 #[cfg(feature = "checkpoint")]
 mod saving;
 mod select;

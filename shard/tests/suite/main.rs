@@ -28,7 +28,6 @@ mod layer_wise;
 mod lbfgs;
 mod local;
 mod loss_scale;
-mod membership;
 mod misuse;
 mod parts;
 mod pool;

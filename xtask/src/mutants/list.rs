@@ -181,12 +181,12 @@ pub(super) const MUTANTS: [Mutant; 30] = [
         test: "local::trajectories::a_delayed_moment_is_the_one_that_was_averaged_at_once",
     },
     Mutant {
-        name: "shard-arbiter-commits-a-failed-exchange",
-        file: "shard/src/local/membership/arbiter/ballots.rs",
+        name: "membership-arbiter-commits-a-failed-exchange",
+        file: "comm/membership/src/arbiter/ballots.rs",
         from: "vetoed.is_empty() && failed.is_empty() {",
         to: "vetoed.is_empty() {",
-        package: "meshstep-shard",
-        test: "membership::machines::an_exchange_is_committed_when_all_are_ready_and_only_then",
+        package: "meshstep-membership",
+        test: "machines::an_exchange_is_committed_when_all_are_ready_and_only_then",
     },
     Mutant {
         name: "shard-lbfgs-averages-parts-of-a-loss",

@@ -127,7 +127,7 @@ impl Mutant {
             "meshstep-comm" => "--features nccl",
             "meshstep-parallel3d" => "--features candle,checkpoint,cuda",
             "meshstep-shard" => "--features checkpoint,cuda",
-            "xtask" => "",
+            "meshstep-membership" | "xtask" => "",
             _ => "--features cuda",
         };
         let filter = format!("test({}) & not ({ON_GPU})", self.test);

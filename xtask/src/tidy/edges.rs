@@ -7,20 +7,36 @@ use crate::workspace::{LIBRARIES, Member};
 const ALLOWED: &[(&str, &[&str])] = &[
     ("meshstep-tensor", &["meshstep-cases"]),
     ("meshstep-comm", &["meshstep-tensor", "meshstep-cases"]),
+    ("meshstep-membership", &["meshstep-comm", "meshstep-tensor", "meshstep-cases"]),
     ("meshstep-optim", &["meshstep-tensor", "meshstep-cases", "meshstep-simt"]),
     (
         "meshstep-shard",
-        &["meshstep-comm", "meshstep-optim", "meshstep-tensor", "meshstep-cases", "meshstep-shard-fuzzed"],
+        &[
+            "meshstep-membership",
+            "meshstep-comm",
+            "meshstep-optim",
+            "meshstep-tensor",
+            "meshstep-cases",
+            "meshstep-shard-fuzzed",
+        ],
     ),
     (
         "meshstep-parallel3d",
-        &["meshstep-shard", "meshstep-comm", "meshstep-optim", "meshstep-tensor", "meshstep-cases"],
+        &[
+            "meshstep-shard",
+            "meshstep-membership",
+            "meshstep-comm",
+            "meshstep-optim",
+            "meshstep-tensor",
+            "meshstep-cases",
+        ],
     ),
     (
         "meshstep-bench",
         &[
             "meshstep-parallel3d",
             "meshstep-shard",
+            "meshstep-membership",
             "meshstep-comm",
             "meshstep-optim",
             "meshstep-tensor",

@@ -13,7 +13,7 @@ mod worker;
 mod world;
 
 use crate::common::cases;
-use crate::common::seeds::{only, seeds};
+use meshstep_cases::seeds::{only, seeds};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use world::{End, World};
@@ -34,7 +34,7 @@ fn run(seed: u64) -> std::sync::Arc<World> {
 }
 
 mod whatever_happens_survivors_have_what_plain_loops_have {
-    crate::common::seeds::ten_parts! { super::survivors_have_what_plain_loops_have }
+    meshstep_cases::ten_parts! { super::survivors_have_what_plain_loops_have }
 }
 
 fn survivors_have_what_plain_loops_have(part: u64) {

@@ -2,8 +2,8 @@
 
 use crate::common::{Run, WhichRule};
 use crate::local::naive::left;
+use meshstep_membership::Round;
 use meshstep_optim::{Flat, Rule, Scalars, Segment};
-use meshstep_shard::local::membership::Round;
 use meshstep_shard::local::{Fragment, LocalPlan, Merge, OnFailure, Placement, Select, Weights, What};
 use meshstep_tensor::{Queue, SliceMut};
 use std::collections::{BTreeMap, BTreeSet};
@@ -325,12 +325,11 @@ fn mean(
     rule: WhichRule,
 ) -> Values {
     assert_eq!(brought.len(), round.members.len());
-    let weight =
-        |(seat, model): (&meshstep_shard::local::membership::Seat, &Arc<Model>)| match fragment.weights {
-            _ if !seat.counts => 0,
-            Weights::Uniform => 1,
-            Weights::Tokens => model.tokens[f],
-        };
+    let weight = |(seat, model): (&meshstep_membership::Seat, &Arc<Model>)| match fragment.weights {
+        _ if !seat.counts => 0,
+        Weights::Uniform => 1,
+        Weights::Tokens => model.tokens[f],
+    };
     let weights: Vec<u64> = round.members.iter().zip(brought.values()).map(weight).collect();
     let total: u64 = weights.iter().sum();
     let alike = weights.iter().all(|w| *w == weights[0]);

@@ -2,8 +2,8 @@
 
 use crate::chaos_local::world::{Event, World, millis};
 use crate::common::{self, Gradients, Run, WhichRule};
+use meshstep_membership::Digest;
 use meshstep_shard::Stage;
-use meshstep_shard::local::membership::Digest;
 use meshstep_shard::local::{Fragment, LocalPlan, Merge, OnFailure, Placement, Slots, Timing, Weights, What};
 use std::sync::Arc;
 use std::time::Duration;

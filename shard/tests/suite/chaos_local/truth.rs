@@ -1,7 +1,7 @@
 //! What is true, by what arbiters have logged and workers have been told.
 
 use crate::chaos_local::model::Model;
-use meshstep_shard::local::membership::{Decision, Round, State, Worker};
+use meshstep_membership::{Decision, Round, State, Worker};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 

@@ -7,7 +7,7 @@ use crate::chaos_local::place::Place;
 use crate::chaos_local::schedule::{Random, Setup, Turn};
 use crate::chaos_local::truth::Truth;
 use meshstep_comm::Error as CommError;
-use meshstep_shard::local::membership::{
+use meshstep_membership::{
     Answer, Arbiter, Config, Decision, Error, FromArbiter, Member, Output, Round, State, ToArbiter, Worker,
 };
 use std::any::Any;

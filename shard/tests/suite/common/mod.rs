@@ -1,9 +1,7 @@
 //! One training run as data, run on loopback ranks by Meshstep or by a loop anyone can check.
 
 pub mod elsewhere;
-pub mod seeds;
-
-use meshstep_optim::{
+pub use meshstep_optim::{
     Adagrad, Adam, AdamW, Adopt, Flat, Isa, Lamb, Lars, Lion, Moments as SlowMoments, Momentum, QhAdamW,
     QhAdopt, RmsProp, Rounding, Rule, Scalars, Segment, Sgd, TensorSums,
 };

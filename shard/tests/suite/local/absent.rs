@@ -5,7 +5,7 @@ use crate::local::follow::{LONG, build, run};
 use crate::local::replicas::{Part, Spoiling, connect, parts, step};
 use crate::local::rounds::{BOUND, follow_all};
 use meshstep_comm::{Clock, Communicator, loopback};
-use meshstep_shard::local::membership::{
+use meshstep_membership::{
     Ballot, Config, Decision, Departure, Error, InProcess, InProcessWorker, Membership, Refusal, Round,
 };
 use meshstep_shard::local::{LocalError, LocalOptimizer, LocalPlan};

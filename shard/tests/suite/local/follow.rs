@@ -2,7 +2,7 @@
 
 use crate::common::{self, Gradients, Run, WhichRule};
 use meshstep_comm::{Clock, Communicator, Faults, loopback};
-use meshstep_shard::local::membership::{
+use meshstep_membership::{
     Ballot, Config, Decision, Digest, Error, InProcess, InProcessWorker, Membership, Refusal, Round,
 };
 use meshstep_shard::local::{LocalError, LocalOptimizer, LocalPlan, Workers};

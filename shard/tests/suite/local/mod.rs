@@ -11,6 +11,7 @@ mod means;
 pub mod naive;
 mod one_sided;
 mod plan;
+mod processes;
 mod random;
 mod regroup;
 mod replicas;

@@ -4,9 +4,7 @@
 use crate::common::{self, Run, draws};
 use crate::local::follow::{LONG, alone_workers, build, mean, run, update};
 use meshstep_comm::{Clock, Communicator, loopback};
-use meshstep_shard::local::membership::{
-    Ballot, Config, Decision, Error, InProcess, InProcessWorker, Membership, Round,
-};
+use meshstep_membership::{Ballot, Config, Decision, Error, InProcess, InProcessWorker, Membership, Round};
 use meshstep_shard::local::{LocalError, LocalOptimizer, LocalPlan, LocalStep, Workers};
 use meshstep_shard::{Error as ShardError, Stage};
 use std::collections::BTreeMap;

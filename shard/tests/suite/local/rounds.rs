@@ -4,10 +4,8 @@ use crate::common::{self, Run};
 use crate::local::follow::{LONG, Vetoing, build, run};
 use crate::local::replicas::{connect, parts, step};
 use meshstep_comm::{Clock, loopback};
+use meshstep_membership::{Ballot, Config, Decision, Error, InProcess, InProcessWorker, Membership, Round};
 use meshstep_shard::Stage;
-use meshstep_shard::local::membership::{
-    Ballot, Config, Decision, Error, InProcess, InProcessWorker, Membership, Round,
-};
 use meshstep_shard::local::{
     Fragment, LocalOptimizer, LocalPlan, OnFailure, Placement, Select, Slots, Timing, What, Workers,
 };

@@ -1,0 +1,169 @@
+//! Where members meet before an exchange, and where others join them.
+
+use super::{Arbiter, Arrival, Peer};
+use crate::Refusal;
+use crate::message::{FromArbiter, Word, Worker};
+use crate::round::Departure;
+use crate::state::{Former, Place};
+use std::time::Duration;
+
+impl Arbiter {
+    /// A worker waits at a boundary; `after` is the last round whose end it knows.
+    pub(super) fn arrive(
+        &mut self,
+        from: Worker,
+        arrival: Arrival,
+        after: u64,
+        now: Duration,
+        send: &mut Vec<FromArbiter>,
+    ) {
+        let rank = self.state.rank(from);
+        match rank {
+            Some(rank) if after < self.state.round => return self.remind(from, rank, send),
+            Some(_) if self.state.is_open() => return,
+            _ => {}
+        }
+        if rank.is_some() || self.state.epoch == 0 {
+            self.since.get_or_insert(now);
+        }
+        let peer = self.peers.iter_mut().find(|peer| peer.worker == from);
+        peer.into_iter().for_each(|peer| peer.arrived = Some(arrival));
+    }
+
+    /// Tells a member again what it has missed of the last round.
+    fn remind(&self, to: Worker, rank: usize, send: &mut Vec<FromArbiter>) {
+        let round = self.state.granted(rank);
+        send.push(self.say(to, Word::Granted { round }));
+        let (round, decision) = (self.state.round, self.state.decision.clone());
+        send.extend(decision.map(|decision| self.say(to, Word::Decided { round, decision })));
+    }
+
+    /// Grants the next exchange once every member is there, to them and whoever waits to join. `late` says that they have
+    /// waited long enough for others.
+    pub(super) fn grant(&mut self, late: bool, send: &mut Vec<FromArbiter>) {
+        let first = self.state.epoch == 0;
+        if self.state.is_open() {
+            return;
+        }
+        if !first && !self.state.live().any(|place| place.counts) {
+            let lost = Refusal::StateLost { step: self.state.step };
+            return self.refuse(|_| true, &lost, send);
+        }
+        let arrived = self.peers.iter().filter(|peer| peer.arrived.is_some()).count();
+        let all_there =
+            if first { late || arrived >= self.config.workers } else { self.awaited().is_empty() };
+        if arrived == 0 || !all_there {
+            return;
+        }
+        // Those who join go where the members are; in the first epoch all are members.
+        let members: Vec<Worker> = self.state.live().map(|place| place.worker).collect();
+        let is_member = |peer: &Peer| first || members.contains(&peer.worker);
+        let min = self.config.min_workers;
+        match self.agreed(&is_member) {
+            Err(Refusal::Disagree { .. })
+                if let Some(step) =
+                    self.majority().filter(|&step| arrived - self.out_of_step(step).len() >= min) =>
+            {
+                self.drop_all_but(step);
+                self.grant(late, send);
+            }
+            Err(refusal) => self.refuse(is_member, &refusal, send),
+            Ok(_) if arrived < min && !late => {}
+            Ok(_) if arrived < min => self.refuse(is_member, &Refusal::TooFew { have: arrived, min }, send),
+            Ok(step) => self.begin(step, send),
+        }
+    }
+
+    /// The step at which all members are, if an exchange may be there.
+    fn agreed(&self, is_member: &impl Fn(&Peer) -> bool) -> Result<u64, Refusal> {
+        let peers = self.peers.iter().filter(|peer| is_member(peer));
+        let mut at = peers.filter_map(|peer| peer.arrived.map(|arrival| (peer.worker.id, arrival.step)));
+        // Who is awaited is a member that has arrived.
+        let (id, step) = at.next().unwrap_or_default();
+        if let Some((other, other_step)) = at.find(|(_, other)| *other != step) {
+            return Err(Refusal::Disagree { id, step, other, other_step });
+        }
+        match self.has_passed(step) {
+            true => Err(Refusal::Passed { asked: step, step: self.state.step }),
+            false => Ok(step),
+        }
+    }
+
+    fn has_passed(&self, step: u64) -> bool {
+        let committed = self.state.decision.as_ref().is_some_and(|decision| decision.is_commit());
+        step < self.state.step || committed && step == self.state.step
+    }
+
+    /// The step at which more than half of the members that count are, if an exchange may be there: they have the run's state.
+    fn majority(&self) -> Option<u64> {
+        let counting: Vec<Worker> =
+            self.state.live().filter(|place| place.counts).map(|place| place.worker).collect();
+        let steps: Vec<u64> = counting.iter().filter_map(|&worker| self.step_of(worker)).collect();
+        let most = |step: &u64| 2 * steps.iter().filter(|other| *other == step).count() > counting.len();
+        steps.iter().copied().find(most).filter(|&step| !self.has_passed(step))
+    }
+
+    fn step_of(&self, worker: Worker) -> Option<u64> {
+        let peer = self.peers.iter().find(|peer| peer.worker == worker)?;
+        peer.arrived.map(|arrival| arrival.step)
+    }
+
+    /// Members at another step are members no more: they are told as they ask again.
+    fn drop_all_but(&mut self, others: u64) {
+        for (worker, step) in self.out_of_step(others) {
+            self.depart(worker, Departure::OutOfStep { step, others });
+        }
+    }
+
+    /// Members at another step, and which.
+    fn out_of_step(&self, others: u64) -> Vec<(Worker, u64)> {
+        let at = self.state.live().filter_map(|place| Some((place.worker, self.step_of(place.worker)?)));
+        at.filter(|(_, step)| *step != others).collect()
+    }
+
+    fn refuse(&mut self, whom: impl Fn(&Peer) -> bool, refusal: &Refusal, send: &mut Vec<FromArbiter>) {
+        let term = self.state.term;
+        for peer in self.peers.iter_mut().filter(|peer| whom(peer)) {
+            let Some(Arrival { request, .. }) = peer.arrived.take() else { continue };
+            let word = Word::Refused { request, refusal: refusal.clone() };
+            send.push(FromArbiter { to: peer.worker, term, word });
+        }
+        self.since = None;
+    }
+
+    /// The round at `step`, in a new epoch if members came or went, or the last exchange left communicators of no use.
+    fn begin(&mut self, step: u64, send: &mut Vec<FromArbiter>) {
+        let first = self.state.epoch == 0;
+        let broke = self.state.decision.as_ref().is_some_and(|decision| decision.broke());
+        let mut members: Vec<Place> = self.state.live().cloned().collect();
+        let stayed = members.len();
+        let known = |worker: Worker| self.state.rank(worker).is_some();
+        let joining = self.peers.iter().filter(|peer| peer.arrived.is_some() && !known(peer.worker));
+        members.extend(joining.map(|peer| Place {
+            worker: peer.worker,
+            contact: peer.contact.clone(),
+            counts: first,
+            vetoes: 0,
+            gone: None,
+        }));
+        let gone = self.state.members.iter().filter_map(|place| {
+            let worker = place.worker;
+            place.gone.map(|why| Former { worker, why })
+        });
+        let gone: Vec<Former> = gone.collect();
+        if first || broke || !gone.is_empty() || members.len() > stayed {
+            self.state.epoch += 1;
+            self.state.gone = gone;
+            self.state.members = members;
+        }
+        self.state.round += 1;
+        self.state.step = step;
+        self.state.decision = None;
+        self.ballots = vec![None; self.state.members.len()];
+        self.since = None;
+        self.peers.iter_mut().for_each(|peer| peer.arrived = None);
+        for (rank, place) in self.state.members.iter().enumerate() {
+            send.push(self.say(place.worker, Word::Granted { round: self.state.granted(rank) }));
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! An arbiter with its log: what it says is safe before it is said.
+
+use crate::arbiter::{Arbiter, Output};
+use crate::log::Log;
+use crate::message::{FromArbiter, ToArbiter, Worker};
+use crate::{Config, Error, State};
+use std::time::Duration;
+
+/// After an error it says nothing any more: its memory may be ahead of its log.
+#[derive(Debug)]
+pub(super) struct Desk {
+    arbiter: Arbiter,
+    log: Option<Log>,
+    failed: Option<Error>,
+}
+
+impl Desk {
+    /// The arbiter that follows the one whose log it is; without a log it has no successor.
+    pub(super) fn open(config: Config, path: Option<&std::path::Path>, now: Duration) -> Result<Self, Error> {
+        config.check()?;
+        let (log, last) = match path.map(Log::open).transpose()? {
+            Some((log, last)) => (Some(log), last),
+            None => (None, None),
+        };
+        let (arbiter, output) = Arbiter::new(config, last, now)?;
+        let mut desk = Desk { arbiter, log, failed: None };
+        desk.settle(output);
+        match desk.failed.take() {
+            Some(error) => Err(error),
+            None => Ok(desk),
+        }
+    }
+
+    /// As if the process had ended and begun again.
+    pub(super) fn restart(&mut self, now: Duration) {
+        let (arbiter, output) = self.arbiter.successor(now);
+        self.arbiter = arbiter;
+        self.settle(output);
+    }
+
+    pub(super) fn failed(&self) -> Option<&Error> {
+        self.failed.as_ref().or(self.arbiter.superseded())
+    }
+
+    pub(super) fn state(&self) -> &State {
+        self.arbiter.state()
+    }
+
+    pub(super) fn waiting(&self) -> impl Iterator<Item = u64> + '_ {
+        self.arbiter.waiting()
+    }
+
+    pub(super) fn wake_at(&self) -> Option<Duration> {
+        self.arbiter.wake_at()
+    }
+
+    pub(super) fn excuse(&mut self, gap: Duration) {
+        self.arbiter.excuse(gap);
+    }
+
+    pub(super) fn close(&mut self, worker: Worker, lost_at: Duration) {
+        self.arbiter.close(worker, lost_at);
+    }
+
+    pub(super) fn hear(&mut self, message: ToArbiter, now: Duration) -> Vec<FromArbiter> {
+        let output = self.arbiter.hear(message, now);
+        self.settle(output)
+    }
+
+    pub(super) fn tick(&mut self, now: Duration) -> Vec<FromArbiter> {
+        let output = self.arbiter.tick(now);
+        self.settle(output)
+    }
+
+    pub(super) fn lose(&mut self, worker: Worker) -> Vec<FromArbiter> {
+        let output = self.arbiter.lose(worker);
+        self.settle(output)
+    }
+
+    fn settle(&mut self, output: Output) -> Vec<FromArbiter> {
+        if self.failed.is_some() {
+            return Vec::new();
+        }
+        let logged = match (&mut self.log, &output.log) {
+            (Some(log), Some(state)) => log.append(state),
+            _ => Ok(()),
+        };
+        match logged {
+            Ok(()) => output.send,
+            Err(error) => {
+                self.failed = Some(error.into());
+                Vec::new()
+            }
+        }
+    }
+}

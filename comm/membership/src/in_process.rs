@@ -1,0 +1,271 @@
+//! Workers that are threads of one process, as loopback's ranks are: the arbiter is a value that they share.
+
+use crate::durable_arbiter::Desk;
+use crate::member::{Answer, Member, Request};
+use crate::message::{Digest, FromArbiter, Worker};
+use crate::{Ballot, Config, Decision, Error, Membership, Round};
+use meshstep_comm::{Clock, Communicator, Faults, Wake, loopback};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+/// A run whose workers are threads. Clones are the same run.
+///
+/// A thread is a member for as long as it keeps its [`InProcessWorker`]: one that ends, or panics, without
+/// [`leave`](Membership::leave) is missed at once. One that stands still is dropped when the others' patience ends.
+#[derive(Clone, Debug)]
+pub struct InProcess {
+    hub: Arc<Hub>,
+    digest: Digest,
+}
+
+/// A thread's membership.
+#[derive(Debug)]
+pub struct InProcessWorker {
+    hub: Arc<Hub>,
+    worker: Worker,
+}
+
+#[derive(Debug)]
+struct Hub {
+    clock: Clock,
+    desk: Mutex<Inside>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct Inside {
+    desk: Desk,
+    members: BTreeMap<Worker, Member>,
+    lives: u64,
+    seats: Seats,
+}
+
+/// The communicators of the last epoch that was asked for, by rank, until they are handed out.
+#[derive(Debug, Default)]
+struct Seats {
+    epoch: u64,
+    /// Who comes for them: whoever had gone before does not.
+    members: Vec<Option<Worker>>,
+    /// Of one worker.
+    ranks: usize,
+    of_all: Vec<Option<Arc<dyn Communicator>>>,
+}
+
+impl InProcess {
+    /// A run of nobody yet, whose deadlines are of `clock`.
+    ///
+    /// # Errors
+    /// [`ConfigError`](crate::ConfigError).
+    pub fn new(config: Config, clock: Clock) -> Result<Self, Error> {
+        let digest = config.digest;
+        let desk = Desk::open(config, None, clock.now())?;
+        let inside = Inside { desk, members: BTreeMap::new(), lives: 0, seats: Seats::default() };
+        let hub = Arc::new(Hub { clock, desk: Mutex::new(inside), changed: Condvar::new() });
+        let weak: Weak<Hub> = Arc::downgrade(&hub);
+        hub.clock.register(weak);
+        Ok(InProcess { hub, digest })
+    }
+
+    /// What its workers have alike.
+    pub fn digest(&self) -> Digest {
+        self.digest
+    }
+
+    /// The ids of workers that wait at a boundary: who is about to come to one finds them there.
+    pub fn waiting(&self) -> Vec<u64> {
+        self.hub.lock().desk.waiting().collect()
+    }
+
+    /// The arbiter dies and is followed by one that knows what it would have logged, and nothing else.
+    pub fn restart_arbiter(&self) {
+        let (mut inside, now) = (self.hub.lock(), self.hub.clock.now());
+        inside.desk.restart(now);
+        inside.members.values_mut().for_each(|member| member.repeat(now));
+        drop(inside);
+        self.hub.changed.notify_all();
+    }
+
+    /// Lets a worker in, to take part from the next boundary on. It waits for answers for `deadline` at most.
+    ///
+    /// # Errors
+    /// [`Refusal`](crate::Refusal): another plan or rule, an id that is taken.
+    pub fn join(&self, id: u64, digest: Digest, deadline: Duration) -> Result<InProcessWorker, Error> {
+        let hub = Arc::clone(&self.hub);
+        let mut inside = hub.lock();
+        inside.lives += 1;
+        let worker = Worker { id, life: inside.lives };
+        inside.members.insert(worker, Member::new(worker, digest, String::new(), deadline));
+        drop(inside);
+        let worker = InProcessWorker { hub, worker };
+        worker.ask(Request::Join)?;
+        Ok(worker)
+    }
+
+    /// The loopback communicator among all ranks of the members of the round's epoch, for rank `rank` of the `ranks` that each
+    /// worker has: one worker's after the other's, in the members' order. Made once for each epoch; an operation waits for others
+    /// for `timeout`, by the first rank that asks. Whoever has gone meanwhile has left it.
+    ///
+    /// # Errors
+    /// [`Error::NoSeat`] for an epoch that is over, the second time, and for a rank that is none of `ranks`, or of another number
+    /// of them than others have named.
+    pub fn communicator(
+        &self,
+        round: &Round,
+        [rank, ranks]: [usize; 2],
+        timeout: Duration,
+    ) -> Result<Arc<dyn Communicator>, Error> {
+        self.hub.communicator(round, [rank, ranks], timeout)
+    }
+}
+
+impl Membership for InProcessWorker {
+    fn boundary(&self, step: u64) -> Result<Round, Error> {
+        self.ask(Request::Boundary(step)).map(Answer::into_round)
+    }
+
+    fn vote(&self, round: &Round, ballot: Ballot) -> Result<Decision, Error> {
+        self.ask(Request::Vote { round: round.number, ballot }).map(Answer::into_decision)
+    }
+
+    fn decided(&self, round: &Round) -> Option<Decision> {
+        let inside = self.hub.lock();
+        inside.members.get(&self.worker).and_then(|member| member.decided(round.number).cloned())
+    }
+
+    fn leave(&self) -> Result<(), Error> {
+        let left = self.ask(Request::Leave).map(drop);
+        self.hub.lock().give_up_seats(self.worker);
+        left
+    }
+
+    fn deadline(&self) -> Option<Duration> {
+        self.hub.lock().members.get(&self.worker).map(Member::deadline)
+    }
+}
+
+impl InProcessWorker {
+    /// Its loopback communicator among the members of the round's epoch, made once for each epoch; an operation waits for
+    /// others for `timeout`, by the first member that asks. Whoever has gone meanwhile has left it.
+    ///
+    /// # Errors
+    /// [`Error::NoSeat`] for an epoch that is over, and the second time.
+    pub fn communicator(&self, round: &Round, timeout: Duration) -> Result<Arc<dyn Communicator>, Error> {
+        self.hub.communicator(round, [0, 1], timeout)
+    }
+
+    fn ask(&self, request: Request) -> Result<Answer, Error> {
+        let mut inside = self.hub.lock();
+        let now = self.hub.clock.now();
+        let member = inside.members.get_mut(&self.worker).ok_or(Error::Left)?;
+        let number = member.begin(request, now);
+        loop {
+            let now = self.hub.clock.now();
+            if inside.pump(now) {
+                self.hub.changed.notify_all();
+            }
+            let wake_at = inside.desk.wake_at();
+            let member = inside.members.get_mut(&self.worker).ok_or(Error::Left)?;
+            if let Some(answer) = member.take(number, now) {
+                return answer;
+            }
+            let until = wake_at.map_or(member.wake_at(), |at| at.min(member.wake_at()));
+            inside = self.hub.wait(inside, until);
+        }
+    }
+}
+
+impl Drop for InProcessWorker {
+    fn drop(&mut self) {
+        let mut inside = self.hub.lock();
+        inside.members.remove(&self.worker);
+        inside.give_up_seats(self.worker);
+        let said = inside.desk.lose(self.worker);
+        inside.deliver(said);
+        drop(inside);
+        self.hub.changed.notify_all();
+    }
+}
+
+impl Inside {
+    /// Communicators that a worker never took: the others' operations are not to wait for it.
+    fn give_up_seats(&mut self, worker: Worker) {
+        let Seats { members, ranks, of_all, .. } = &mut self.seats;
+        let Some(place) = members.iter().position(|member| *member == Some(worker)) else { return };
+        of_all.iter_mut().skip(place * *ranks).take(*ranks).for_each(|seat| *seat = None);
+    }
+
+    /// Everything that is to be said at this time, until nothing is; whether anything was.
+    fn pump(&mut self, now: Duration) -> bool {
+        let mut any = false;
+        for worker in self.members.keys().copied().collect::<Vec<_>>() {
+            let asked = self.members.get_mut(&worker).map(|member| member.tick(now)).unwrap_or_default();
+            for message in asked {
+                let said = self.desk.hear(message, now);
+                any |= self.deliver(said);
+            }
+        }
+        let said = self.desk.tick(now);
+        self.deliver(said) | any
+    }
+
+    fn deliver(&mut self, said: Vec<FromArbiter>) -> bool {
+        let any = !said.is_empty();
+        for message in said {
+            if let Some(member) = self.members.get_mut(&message.to) {
+                member.hear(message);
+            }
+        }
+        any
+    }
+}
+
+impl Hub {
+    fn communicator(
+        &self,
+        round: &Round,
+        [rank, ranks]: [usize; 2],
+        timeout: Duration,
+    ) -> Result<Arc<dyn Communicator>, Error> {
+        let none = Error::NoSeat { epoch: round.epoch, rank: round.rank };
+        let mut inside = self.lock();
+        if rank >= ranks {
+            return Err(none);
+        }
+        if inside.seats.epoch < round.epoch {
+            let (clock, faults) = (self.clock.clone(), Faults::none());
+            let all = round.members.len() * ranks;
+            let world = loopback::world(loopback::Config { ranks: all, timeout, clock, faults })?;
+            let state = inside.desk.state();
+            let here =
+                |id: u64| state.members.iter().find(|place| place.worker.id == id && place.gone.is_none());
+            let members: Vec<_> =
+                round.members.iter().map(|seat| here(seat.id).map(|place| place.worker)).collect();
+            let seat = |(i, seat): (usize, _)| members[i / ranks].map(|_| seat);
+            let of_all = world.into_iter().enumerate().map(seat).collect();
+            inside.seats = Seats { epoch: round.epoch, members, ranks, of_all };
+        }
+        let Seats { epoch, ranks: named, of_all, .. } = &mut inside.seats;
+        let known = (*epoch, *named) == (round.epoch, ranks);
+        let seat = of_all.get_mut(round.rank * ranks + rank).filter(|_| known).and_then(Option::take);
+        seat.ok_or(none)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inside> {
+        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, inside: MutexGuard<'a, Inside>, until: Duration) -> MutexGuard<'a, Inside> {
+        match self.clock.sleep_for(until) {
+            None => self.changed.wait(inside).unwrap_or_else(PoisonError::into_inner),
+            Some(left) => self.changed.wait_timeout(inside, left).unwrap_or_else(PoisonError::into_inner).0,
+        }
+    }
+}
+
+impl Wake for Hub {
+    fn wake(&self) {
+        drop(self.lock());
+        self.changed.notify_all();
+    }
+}

@@ -1,0 +1,231 @@
+//! A worker that is a process of its own, and calls its arbiter over TCP.
+
+use crate::member::{Answer, Member, Request};
+use crate::message::{Digest, FromArbiter, Worker};
+use crate::tcp_arbiter::purpose;
+use crate::{Ballot, ConnectionError, Decision, Error, Membership, Refusal, Round};
+use meshstep_comm::rendezvous::{self, Incoming, Outgoing, Token, Why, call};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::net::SocketAddr;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// Between two attempts to reach the arbiter, and at most for one.
+const PAUSE: Duration = Duration::from_millis(50);
+const DIAL: Duration = Duration::from_secs(1);
+
+/// Whom a worker calls, and as whom.
+#[derive(Clone, Debug)]
+pub struct Caller {
+    /// Where the arbiter listens.
+    pub addr: SocketAddr,
+    /// The job's.
+    pub token: Option<Token>,
+    /// The run's name, as the arbiter has it.
+    pub run: String,
+    /// This worker's id, no other's in the run.
+    pub id: u64,
+    /// What all workers have alike.
+    pub digest: Digest,
+    /// What the other members are told to reach it by, at most 64 bytes.
+    pub contact: String,
+    /// How long any call waits for its answer.
+    pub deadline: Duration,
+}
+
+/// A process's membership. A thread of its own gives signs of life, and calls again when the connection ends.
+#[derive(Debug)]
+pub struct Remote {
+    line: Arc<Line>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Line {
+    caller: Caller,
+    begin: Instant,
+    inside: Mutex<Inside>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct Inside {
+    member: Member,
+    outgoing: Option<Outgoing>,
+    /// What calling again would not change.
+    refused: Option<ConnectionError>,
+    closing: bool,
+}
+
+impl Remote {
+    /// Lets this process in, to take part from the next boundary on. An id that is taken is asked for again until the deadline:
+    /// whoever had it may have ended, which the arbiter takes for sure after [`Config::grace`](crate::Config::grace).
+    ///
+    /// # Errors
+    /// [`Error::Unanswered`] when no arbiter answers; [`Error::Connection`] when it has another token or run;
+    /// [`Error::Refused`] for another plan or rule, an id that stays taken, a contact that is too long; [`Error::NoThread`].
+    pub fn join(caller: Caller) -> Result<Self, Error> {
+        let began = Instant::now();
+        loop {
+            match Self::join_once(caller.clone()) {
+                Err(Error::Refused(Refusal::IdTaken { .. })) if began.elapsed() + PAUSE < caller.deadline => {
+                    std::thread::sleep(PAUSE);
+                }
+                joined => return joined,
+            }
+        }
+    }
+
+    fn join_once(caller: Caller) -> Result<Self, Error> {
+        // The system's randomness, through the one door to it that the standard library has.
+        let life = RandomState::new().build_hasher().finish();
+        let worker = Worker { id: caller.id, life };
+        let member = Member::new(worker, caller.digest, caller.contact.clone(), caller.deadline);
+        let inside = Inside { member, outgoing: None, refused: None, closing: false };
+        let (inside, begin, changed) = (Mutex::new(inside), Instant::now(), Condvar::new());
+        let line = Arc::new(Line { caller, begin, inside, changed });
+        let for_thread = Arc::clone(&line);
+        let thread = Builder::new().name("membership".to_owned()).spawn(move || for_thread.keep());
+        let thread = thread.map_err(|error| Error::NoThread { message: error.to_string() })?;
+        let remote = Remote { line, thread: Some(thread) };
+        remote.line.ask(Request::Join)?;
+        Ok(remote)
+    }
+}
+
+impl Membership for Remote {
+    fn boundary(&self, step: u64) -> Result<Round, Error> {
+        self.line.ask(Request::Boundary(step)).map(Answer::into_round)
+    }
+
+    fn vote(&self, round: &Round, ballot: Ballot) -> Result<Decision, Error> {
+        self.line.ask(Request::Vote { round: round.number, ballot }).map(Answer::into_decision)
+    }
+
+    fn decided(&self, round: &Round) -> Option<Decision> {
+        self.line.lock().member.decided(round.number).cloned()
+    }
+
+    fn leave(&self) -> Result<(), Error> {
+        self.line.ask(Request::Leave).map(drop)
+    }
+
+    fn deadline(&self) -> Option<Duration> {
+        Some(self.line.caller.deadline)
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        let mut inside = self.line.lock();
+        inside.closing = true;
+        inside.outgoing.iter().for_each(Outgoing::cut);
+        drop(inside);
+        self.line.changed.notify_all();
+        // Our thread does not panic; if it did, there is nobody to tell in a drop.
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+impl Line {
+    fn lock(&self) -> MutexGuard<'_, Inside> {
+        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> Duration {
+        self.begin.elapsed()
+    }
+
+    fn wait<'a>(&self, inside: MutexGuard<'a, Inside>, within: Duration) -> MutexGuard<'a, Inside> {
+        self.changed.wait_timeout(inside, within).unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    fn ask(&self, request: Request) -> Result<Answer, Error> {
+        let mut inside = self.lock();
+        let number = inside.member.begin(request, self.now());
+        loop {
+            let now = self.now();
+            if let Some(answer) = inside.member.take(number, now) {
+                return answer;
+            }
+            if let Some(refused) = &inside.refused {
+                return Err(refused.clone().into());
+            }
+            inside.say(now);
+            let left = inside.member.wake_at().saturating_sub(now);
+            inside = self.wait(inside, left.max(Duration::from_millis(1)));
+        }
+    }
+
+    /// Keeps a connection, until the worker is done or nothing would come of another.
+    fn keep(&self) {
+        let Caller { addr, token, run, .. } = &self.caller;
+        while !self.lock().is_over() {
+            match call(*addr, token.as_ref(), &purpose(run), DIAL) {
+                Ok((incoming, outgoing)) => self.hold(incoming, outgoing),
+                Err(rendezvous::Error::Unreachable { .. }) => {}
+                Err(error) => self.lock().refused = Some(error.into()),
+            }
+            self.changed.notify_all();
+            let inside = self.lock();
+            if !inside.is_over() {
+                drop(self.wait(inside, PAUSE));
+            }
+        }
+    }
+
+    /// One connection, to its end.
+    fn hold(&self, mut incoming: Incoming, outgoing: Outgoing) {
+        let mut inside = self.lock();
+        inside.outgoing = Some(outgoing);
+        inside.member.repeat(self.now());
+        drop(inside);
+        let mut heard = self.now();
+        loop {
+            let wake_at = {
+                let mut inside = self.lock();
+                inside.say(self.now());
+                if inside.is_over() || inside.outgoing.is_none() {
+                    return inside.hang_up();
+                }
+                inside.member.wake_at()
+            };
+            let next = match incoming.next(self.begin + wake_at) {
+                Ok(payload) => FromArbiter::decode(&payload).ok_or(Why::NotUnderstood),
+                Err(why) => Err(why),
+            };
+            let mut inside = self.lock();
+            match next {
+                Ok(message) => {
+                    heard = self.now();
+                    inside.member.hear(message);
+                }
+                // A machine that is gone does not close its connections.
+                Err(Why::Silent { .. }) if self.now() - heard < inside.member.lost_after() => {}
+                Err(_) => return inside.hang_up(),
+            }
+            drop(inside);
+            self.changed.notify_all();
+        }
+    }
+}
+
+impl Inside {
+    fn is_over(&self) -> bool {
+        self.closing || self.refused.is_some() || self.member.ended().is_some()
+    }
+
+    fn say(&mut self, now: Duration) {
+        for message in self.member.tick(now) {
+            let Some(outgoing) = &mut self.outgoing else { return };
+            if outgoing.send(&message.encode()).is_err() {
+                return self.hang_up();
+            }
+        }
+    }
+
+    fn hang_up(&mut self) {
+        self.outgoing.take().iter().for_each(Outgoing::cut);
+    }
+}

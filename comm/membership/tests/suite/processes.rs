@@ -1,0 +1,268 @@
+//! Workers and their arbiter as real processes, which are killed, stopped and continued.
+
+use crate::common::config;
+use crate::remote::{caller, serve};
+use meshstep_cases::long;
+use meshstep_cases::process::{Process, free_addr};
+use meshstep_membership::{Ballot, Caller, Config, Decision, Membership, Remote};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Set where this binary runs as a worker (its id) or as the arbiter (its log).
+const WORKER: &str = "MESHSTEP_TEST_WORKER";
+const ARBITER: &str = "MESHSTEP_TEST_ARBITER";
+const ADDR: &str = "MESHSTEP_TEST_ADDR";
+/// Set where a worker waits for an answer for other than [`DEADLINE`]: seconds.
+const WAITS: &str = "MESHSTEP_TEST_WAITS";
+
+/// How long anything may take that is decided by silence and patience together, on a busy machine.
+const BOUND: Duration = Duration::from_secs(20);
+/// How long a worker waits for an answer.
+const DEADLINE: Duration = Duration::from_secs(12);
+
+/// Two seconds of silence and four of patience.
+fn quick() -> Config {
+    Config { silence: Duration::from_secs(2), patience: Duration::from_secs(4), ..config(3, 1) }
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+/// What a child does, a line at a time, as it is told. In a run of tests it does nothing.
+#[test]
+fn child() {
+    let Some(addr) = variable(ADDR) else { return };
+    let addr: SocketAddr = addr.parse().unwrap();
+    let mut orders = std::io::stdin().lines().map(Result::unwrap);
+    if let Some(log) = variable(ARBITER) {
+        let _service = serve(addr, quick(), Path::new(&log));
+        println!("\nserving");
+        orders.next();
+        return;
+    }
+    let id = variable(WORKER).unwrap().parse().unwrap();
+    let deadline = variable(WAITS).map_or(DEADLINE, |secs| Duration::from_secs(secs.parse().unwrap()));
+    let worker = Remote::join(Caller { deadline, ..caller(addr, id) }).unwrap();
+    println!("\njoined");
+    let mut round = None;
+    for order in orders {
+        let (order, step) = order.split_once(' ').unwrap();
+        match order {
+            "boundary" => match worker.boundary(step.parse().unwrap()) {
+                Ok(granted) => {
+                    let ids: Vec<u64> = granted.members.iter().map(|seat| seat.id).collect();
+                    let (epoch, divisor) = (granted.epoch, granted.divisor());
+                    println!("\ngranted step {} epoch {epoch} of {ids:?} by {divisor}", granted.step);
+                    round = Some(granted);
+                }
+                Err(error) => println!("\nerror {error}"),
+            },
+            "vote" => match worker.vote(round.as_ref().unwrap(), Ballot::Ready) {
+                Ok(Decision::Commit {}) => println!("\ncommit"),
+                Ok(decision) => println!("\nabort {decision:?}"),
+                Err(error) => println!("\nerror {error}"),
+            },
+            _ => return worker.leave().unwrap(),
+        }
+    }
+}
+
+fn start(variables: &[(&str, &str)], prefix: &str) -> Process {
+    let mut process = Process::start("processes::child", variables);
+    process.says(prefix);
+    process
+}
+
+fn start_arbiter(addr: SocketAddr, log: &Path) -> Process {
+    start(&[(ADDR, &addr.to_string()), (ARBITER, log.to_str().unwrap())], "serving")
+}
+
+fn start_worker(addr: SocketAddr, id: u64) -> Process {
+    start(&[(ADDR, &addr.to_string()), (WORKER, &id.to_string())], "joined")
+}
+
+/// Starts a worker that waits for an answer for this long.
+fn start_waiting_worker(addr: SocketAddr, id: u64, deadline: Duration) -> Process {
+    let [addr, id, secs] = [addr.to_string(), id.to_string(), deadline.as_secs().to_string()];
+    start(&[(ADDR, &*addr), (WORKER, &*id), (WAITS, &*secs)], "joined")
+}
+
+const ANSWERS: [&str; 4] = ["granted", "commit", "abort", "error"];
+
+/// Gives an order to some, and returns what each says to it.
+fn all(workers: &mut [Process], who: &[usize], order: &str) -> Vec<String> {
+    who.iter().for_each(|&i| workers[i].order(order));
+    let begin = Instant::now();
+    let said = who.iter().map(|&i| workers[i].says_one_of(&ANSWERS)).collect();
+    assert!(begin.elapsed() < BOUND, "{order}: {:?}", begin.elapsed());
+    said
+}
+
+/// An arbiter and three workers that have had one exchange.
+fn three(log: &Path) -> (SocketAddr, Process, Vec<Process>) {
+    let addr = free_addr();
+    let arbiter = start_arbiter(addr, log);
+    let mut workers: Vec<Process> = (0..3).map(|id| start_worker(addr, id)).collect();
+    assert_eq!(all(&mut workers, &[0, 1, 2], "boundary 4"), ["granted step 4 epoch 1 of [0, 1, 2] by 3"; 3]);
+    assert_eq!(all(&mut workers, &[0, 1, 2], "vote ready"), ["commit"; 3]);
+    (addr, arbiter, workers)
+}
+
+#[test]
+fn survivors_of_a_killed_worker_go_on_and_its_successor_joins_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let (addr, _arbiter, mut workers) = three(&dir.path().join("log"));
+    assert_eq!(all(&mut workers, &[0, 1, 2], "boundary 8").len(), 3);
+    // Before its vote.
+    workers[1].kill();
+    let lost = "abort Abort { vetoed: [], failed: [], lost: [1] }";
+    assert_eq!(all(&mut workers, &[0, 2], "vote ready"), [lost; 2]);
+    assert_eq!(all(&mut workers, &[0, 2], "boundary 8"), ["granted step 8 epoch 2 of [0, 2] by 2"; 2]);
+    assert_eq!(all(&mut workers, &[0, 2], "vote ready"), ["commit"; 2]);
+    // Its successor is let in at the first boundary to which the others come after it.
+    workers[1] = start_worker(addr, 1);
+    workers[1].order("boundary 0");
+    let mut step = 12;
+    loop {
+        let said = all(&mut workers, &[0, 2], &format!("boundary {step}"));
+        if said[0] == format!("granted step {step} epoch 3 of [0, 2, 1] by 2") {
+            assert_eq!((&said[0], &workers[1].says("granted")), (&said[1], &said[0]));
+            break;
+        }
+        assert_eq!(said, [format!("granted step {step} epoch 2 of [0, 2] by 2"), said[0].clone()]);
+        assert_eq!(all(&mut workers, &[0, 2], "vote ready"), ["commit"; 2]);
+        step += 4;
+    }
+    assert_eq!(all(&mut workers, &[0, 1, 2], "vote ready"), ["commit"; 3]);
+    let next = format!("granted step {0} epoch 3 of [0, 2, 1] by 3", step + 4);
+    assert_eq!(all(&mut workers, &[0, 1, 2], &format!("boundary {}", step + 4)), [&next[..]; 3]);
+    workers.iter_mut().for_each(|worker| worker.order("leave now"));
+    for mut worker in workers {
+        assert!(worker.wait().success());
+    }
+}
+
+/// Its socket closes as it dies, so that nobody waits for half a minute of silence: neither the others nor the one that takes its
+/// place under the same id.
+#[test]
+fn a_killed_worker_is_missed_and_replaced_in_a_moment() {
+    let dir = tempfile::tempdir().unwrap();
+    let config =
+        Config { silence: Duration::from_secs(60), patience: Duration::from_secs(120), ..config(3, 1) };
+    let service = serve(free_addr(), config, &dir.path().join("log"));
+    let addr = service.addr();
+    let mut workers: Vec<Process> = (0..3).map(|id| start_worker(addr, id)).collect();
+    all(&mut workers, &[0, 1, 2], "boundary 0");
+    all(&mut workers, &[0, 1, 2], "vote 0");
+    workers[1].kill();
+    let killed = Instant::now();
+    for told in all(&mut workers, &[0, 2], "boundary 1") {
+        assert!(told.contains("of [0, 2] by 2"), "{told}");
+    }
+    assert_eq!(all(&mut workers, &[0, 2], "vote 1"), ["commit", "commit"]);
+    let committed = killed.elapsed();
+    let begun = Instant::now();
+    workers[2].kill();
+    workers[2] = start_worker(addr, 2);
+    let back = begun.elapsed();
+    println!("the others committed after {committed:?}, the same id was back after {back:?}");
+    assert!(committed < BOUND && back < BOUND, "{committed:?}, {back:?}");
+    for told in all(&mut workers, &[0, 2], "boundary 2") {
+        assert!(told.contains("of [0, 2] by 1"), "{told}");
+    }
+}
+
+#[test]
+fn a_worker_that_was_stopped_learns_that_it_is_fenced_whatever_it_was_about_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, _arbiter, mut workers) = three(&dir.path().join("log"));
+    // With its vote to give.
+    assert_eq!(all(&mut workers, &[0, 1, 2], "boundary 8").len(), 3);
+    workers[1].stop();
+    workers[1].order("vote ready");
+    let lost = "abort Abort { vetoed: [], failed: [], lost: [1] }";
+    assert_eq!(all(&mut workers, &[0, 2], "vote ready"), [lost; 2]);
+    workers[1].signal("-CONT");
+    let fenced = workers[1].says_one_of(&ANSWERS);
+    assert!(fenced.contains("up to epoch 1") && fenced.contains("was not heard of"), "{fenced}");
+    // With its vote given, and what it voted on committed while it stood still: by then it may not believe it any more.
+    assert_eq!(all(&mut workers, &[0, 2], "boundary 8"), ["granted step 8 epoch 2 of [0, 2] by 2"; 2]);
+    workers[2].order("vote ready");
+    std::thread::sleep(Duration::from_millis(200)); // nothing tells that its vote has arrived
+    workers[2].stop();
+    assert_eq!(all(&mut workers, &[0], "vote ready"), ["commit"]);
+    // The other waits for it at the boundary, and goes on alone.
+    assert_eq!(all(&mut workers, &[0], "boundary 12"), ["granted step 12 epoch 3 of [0] by 1"]);
+    assert_eq!(all(&mut workers, &[0], "vote ready"), ["commit"]);
+    workers[2].signal("-CONT");
+    let fenced = workers[2].says_one_of(&ANSWERS);
+    assert!(fenced.starts_with("error") && fenced.contains("none in epoch 3"), "{fenced}");
+}
+
+#[test]
+fn one_that_is_stopped_for_a_moment_is_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, arbiter, mut workers) = three(&dir.path().join("log"));
+    workers[1].stop();
+    (0..3).for_each(|i| workers[i].order("boundary 8"));
+    workers[1].signal("-CONT");
+    for worker in &mut workers {
+        assert_eq!(worker.says_one_of(&ANSWERS), "granted step 8 epoch 1 of [0, 1, 2] by 3");
+    }
+    // The arbiter, for longer than anybody may be silent: nobody is dropped for that.
+    arbiter.stop();
+    (0..3).for_each(|i| workers[i].order("vote ready"));
+    let begin = Instant::now();
+    let most = if long() { 2 * quick().silence } else { 3 * quick().silence / 2 };
+    while begin.elapsed() < most {
+        std::thread::sleep(Duration::from_millis(100)); // only time makes a silence
+    }
+    arbiter.signal("-CONT");
+    for worker in &mut workers {
+        assert_eq!(worker.says_one_of(&ANSWERS), "commit");
+    }
+    assert_eq!(
+        all(&mut workers, &[0, 1, 2], "boundary 12"),
+        ["granted step 12 epoch 1 of [0, 1, 2] by 3"; 3]
+    );
+}
+
+#[test]
+fn an_arbiter_that_is_killed_is_followed_by_one_that_says_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("log");
+    let (addr, mut arbiter, mut workers) = three(&log);
+    for i in 2..5u64 {
+        // While some wait at the boundary, and while some have voted.
+        workers[0].order(&format!("boundary {}", 4 * i));
+        workers[2].order(&format!("boundary {}", 4 * i));
+        arbiter.kill();
+        arbiter = start_arbiter(addr, &log);
+        workers[1].order(&format!("boundary {}", 4 * i));
+        for worker in &mut workers {
+            assert_eq!(
+                worker.says_one_of(&ANSWERS),
+                format!("granted step {} epoch 1 of [0, 1, 2] by 3", 4 * i)
+            );
+        }
+        workers[0].order("vote ready");
+        arbiter.kill();
+        arbiter = start_arbiter(addr, &log);
+        workers[1].order("vote ready");
+        workers[2].order("vote ready");
+        for worker in &mut workers {
+            assert_eq!(worker.says_one_of(&ANSWERS), "commit");
+        }
+    }
+    // Nobody comes: whoever asks is not kept for ever. In a run that is not long this is a worker which has only just come, and
+    // waits for less.
+    let deadline = if long() { DEADLINE } else { Duration::from_secs(3) };
+    let mut asks = if long() { workers.remove(0) } else { start_waiting_worker(addr, 3, deadline) };
+    arbiter.kill();
+    let begin = Instant::now();
+    asks.order("boundary 99");
+    assert!(asks.says_one_of(&ANSWERS).starts_with("error no answer to a boundary"));
+    assert!((deadline..deadline + BOUND).contains(&begin.elapsed()));
+}

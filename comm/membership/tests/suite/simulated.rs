@@ -1,0 +1,596 @@
+//! A run in simulated time: workers, an arbiter with its disk, and a network that delays, drops, repeats and reorders, all by
+//! one seed. What must never happen is asserted where it would.
+
+use crate::common::{DIGEST, config, secs};
+use crate::training::{Model, mix};
+use meshstep_membership::{
+    Answer, Arbiter, Ballot, Decision, Error, FromArbiter, Member, Output, Refusal, Request, Round, State,
+    ToArbiter, Worker,
+};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, HashMap};
+use std::time::Duration;
+
+/// A worker's deadline for a call.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(40);
+/// How long a collective waits for the other ranks.
+const COMM_DEADLINE: Duration = Duration::from_secs(2);
+
+fn millis(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+pub(crate) struct Random(u64);
+
+impl Random {
+    /// A number below `n`.
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix(self.0, 11) % n
+    }
+
+    /// True `per_mille` times of a thousand.
+    pub(crate) fn chance(&mut self, per_mille: u64) -> bool {
+        self.below(1000) < per_mille
+    }
+}
+
+/// What happens how often, per mille, in a run.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Trouble {
+    pub(crate) loss: u64,
+    pub(crate) repeat: u64,
+    /// Of a worker, as it hears that an exchange was committed.
+    pub(crate) death_before_apply: u64,
+    /// Of a worker, as it has said its word.
+    pub(crate) death_after_vote: u64,
+    /// Of an arbiter: before it has logged, and after that but before all has been said.
+    pub(crate) arbiter_death: u64,
+    pub(crate) veto: u64,
+    pub(crate) failure: u64,
+    /// Whether an aborted exchange is tried again, or left out.
+    pub(crate) retry: bool,
+}
+
+#[derive(Debug)]
+enum Event {
+    ToArbiter(ToArbiter),
+    FromArbiter(FromArbiter),
+    Wake(usize),
+    ArbiterWake,
+    ArbiterStart,
+    ArbiterCrash,
+    Spawn { id: u64 },
+    Crash(usize),
+    Stall(usize, Duration),
+    Leave(usize),
+}
+
+#[derive(Debug)]
+enum Phase {
+    Computing {
+        until: Duration,
+    },
+    Asking {
+        since: Duration,
+    },
+    /// Its part is with the others from `posted` on.
+    Exchanging {
+        round: Round,
+        posted: Duration,
+        done: Duration,
+        gives_up: Duration,
+    },
+    Voting {
+        round: Round,
+        result: Option<[Option<u64>; 3]>,
+        since: Duration,
+    },
+    Leaving,
+    /// By choice, by an error, or dead.
+    Over,
+}
+
+#[derive(Debug)]
+pub(crate) struct Simulated {
+    member: Member,
+    pub(crate) model: Model,
+    phase: Phase,
+    stalled_until: Duration,
+    stalled: Duration,
+    asked: u64,
+    /// When it is to be driven next; other wakes are of before.
+    wake_at: Duration,
+    inbox: Vec<FromArbiter>,
+    wants_to_leave: bool,
+    too_few: usize,
+    pub(crate) rounds: Vec<Round>,
+    pub(crate) applied: Vec<u64>,
+    pub(crate) end: Option<End>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum End {
+    Died,
+    Left,
+    Error(Error),
+}
+
+/// What is true, by what was logged.
+#[derive(Debug, Default)]
+pub(crate) struct Truth {
+    granted: HashMap<u64, (u64, u64, Vec<Worker>)>,
+    pub(crate) decided: BTreeMap<u64, Decision>,
+    epochs: HashMap<u64, Vec<Worker>>,
+    /// The step of every commit, by round.
+    pub(crate) commits: BTreeMap<u64, u64>,
+    results: HashMap<u64, (u64, [u64; 3])>,
+}
+
+pub(crate) struct World {
+    pub(crate) random: Random,
+    pub(crate) trouble: Trouble,
+    pub(crate) now: Duration,
+    queue: BinaryHeap<Reverse<(Duration, u64)>>,
+    events: HashMap<u64, Event>,
+    next_event: u64,
+    pub(crate) arbiter: Option<Arbiter>,
+    min_workers: usize,
+    founders: usize,
+    pub(crate) disk: Option<State>,
+    pub(crate) workers: Vec<Simulated>,
+    /// What ranks have put into an exchange, by round and id.
+    boards: HashMap<u64, BTreeMap<u64, Model>>,
+    pub(crate) truth: Truth,
+    target: u64,
+}
+
+impl World {
+    pub(crate) fn new(seed: u64, founders: usize, min_workers: usize, target: u64, trouble: Trouble) -> Self {
+        let mut world = World {
+            random: Random(seed),
+            trouble,
+            now: Duration::ZERO,
+            queue: BinaryHeap::new(),
+            events: HashMap::new(),
+            next_event: 0,
+            arbiter: None,
+            min_workers,
+            founders,
+            disk: None,
+            workers: Vec::new(),
+            boards: HashMap::new(),
+            truth: Truth::default(),
+            target,
+        };
+        world.at(Duration::ZERO, Event::ArbiterStart);
+        (0..founders as u64).for_each(|id| world.spawn_at(millis(1), id));
+        world
+    }
+
+    fn at(&mut self, time: Duration, event: Event) {
+        self.next_event += 1;
+        self.events.insert(self.next_event, event);
+        self.queue.push(Reverse((time.max(self.now), self.next_event)));
+    }
+
+    pub(crate) fn spawn_at(&mut self, time: Duration, id: u64) {
+        self.at(time, Event::Spawn { id });
+    }
+
+    pub(crate) fn crash_at(&mut self, time: Duration, worker: usize) {
+        self.at(time, Event::Crash(worker));
+    }
+
+    pub(crate) fn stall_at(&mut self, time: Duration, worker: usize, span: Duration) {
+        self.at(time, Event::Stall(worker, span));
+    }
+
+    pub(crate) fn leave_at(&mut self, time: Duration, worker: usize) {
+        self.at(time, Event::Leave(worker));
+    }
+
+    pub(crate) fn arbiter_crash_at(&mut self, time: Duration) {
+        self.at(time, Event::ArbiterCrash);
+    }
+
+    /// Runs until nothing happens any more or the time is `until`.
+    pub(crate) fn run(&mut self, until: Duration) {
+        while let Some(Reverse((time, number))) = self.queue.pop() {
+            if time > until {
+                self.queue.push(Reverse((time, number)));
+                self.now = until;
+                return;
+            }
+            self.now = time;
+            let event = self.events.remove(&number).unwrap();
+            self.happen(event);
+            if self.workers.len() >= self.founders && self.all_over() {
+                return;
+            }
+        }
+    }
+
+    pub(crate) fn all_over(&self) -> bool {
+        let spawning = self.events.values().any(|event| matches!(event, Event::Spawn { .. }));
+        !spawning && self.workers.iter().all(|worker| worker.end.is_some())
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::ToArbiter(message) => {
+                if let Some(arbiter) = &mut self.arbiter {
+                    let output = arbiter.hear(message, self.now);
+                    self.arbiter_says(output);
+                }
+            }
+            Event::ArbiterWake => {
+                let due = |arbiter: &&mut Arbiter| arbiter.wake_at().is_some_and(|at| at <= self.now);
+                if let Some(arbiter) = self.arbiter.as_mut().filter(due) {
+                    let output = arbiter.tick(self.now);
+                    self.arbiter_says(output);
+                }
+            }
+            Event::ArbiterStart => {
+                let config = config(self.founders, self.min_workers);
+                let (arbiter, output) = Arbiter::new(config, self.disk.clone(), self.now).unwrap();
+                self.arbiter = Some(arbiter);
+                self.arbiter_says(output);
+            }
+            Event::ArbiterCrash => self.arbiter_dies(),
+            Event::FromArbiter(message) => {
+                let to = self.workers.iter().position(|worker| worker.member.worker() == message.to);
+                let to = to.unwrap();
+                self.workers[to].inbox.push(message);
+                self.drive(to);
+            }
+            Event::Wake(worker) if self.workers[worker].wake_at == self.now => self.drive(worker),
+            Event::Wake(_) => {}
+            Event::Spawn { id } => self.spawn(id),
+            Event::Crash(worker) => self.die(worker),
+            Event::Stall(worker, span) => {
+                if let Some(stalled) = self.workers.get_mut(worker) {
+                    let until = self.now + span;
+                    (stalled.stalled_until, stalled.wake_at) = (until, until);
+                    stalled.stalled += span;
+                    self.at(until, Event::Wake(worker));
+                }
+            }
+            Event::Leave(worker) => {
+                self.workers.get_mut(worker).into_iter().for_each(|worker| worker.wants_to_leave = true);
+            }
+        }
+    }
+
+    fn spawn(&mut self, id: u64) {
+        let worker = Worker { id, life: self.workers.len() as u64 + 1 };
+        let mut member = Member::new(worker, DIGEST, format!("worker {id}"), DEADLINE);
+        let asked = member.begin(Request::Join, self.now);
+        self.workers.push(Simulated {
+            member,
+            model: Model::new(),
+            phase: Phase::Asking { since: self.now },
+            stalled_until: Duration::ZERO,
+            stalled: Duration::ZERO,
+            asked,
+            wake_at: Duration::ZERO,
+            inbox: Vec::new(),
+            wants_to_leave: false,
+            too_few: 0,
+            rounds: Vec::new(),
+            applied: Vec::new(),
+            end: None,
+        });
+        self.drive(self.workers.len() - 1);
+    }
+
+    fn die(&mut self, worker: usize) {
+        if let Some(worker) = self.workers.get_mut(worker).filter(|worker| worker.end.is_none()) {
+            worker.end = Some(End::Died);
+            worker.phase = Phase::Over;
+        }
+    }
+
+    fn arbiter_dies(&mut self) {
+        self.arbiter = None;
+        let down = millis(self.random.below(3000));
+        self.at(self.now + down, Event::ArbiterStart);
+    }
+
+    /// Logs, then speaks; it may die before, between and while.
+    fn arbiter_says(&mut self, output: Output) {
+        assert!(self.arbiter.as_ref().unwrap().superseded().is_none());
+        let may_die = output.log.is_some();
+        if may_die && self.random.chance(self.trouble.arbiter_death) {
+            return self.arbiter_dies();
+        }
+        if let Some(state) = output.log {
+            assert_eq!(State::decode(&state.encode()).as_ref(), Some(&state));
+            self.truth.log(&state);
+            self.disk = Some(state);
+        }
+        let dies = may_die && self.random.chance(self.trouble.arbiter_death);
+        let said =
+            if dies { self.random.below(output.send.len() as u64 + 1) as usize } else { output.send.len() };
+        for message in output.send.into_iter().take(said) {
+            let message = FromArbiter::decode(&message.encode()).unwrap();
+            self.travel(|| Event::FromArbiter(message.clone()));
+        }
+        if dies {
+            return self.arbiter_dies();
+        }
+        if let Some(at) = self.arbiter.as_ref().and_then(Arbiter::wake_at) {
+            self.at(at.max(self.now + millis(1)), Event::ArbiterWake);
+        }
+    }
+
+    fn travel(&mut self, event: impl Fn() -> Event) {
+        if !self.random.chance(self.trouble.loss) {
+            let copies = 1 + u64::from(self.random.chance(self.trouble.repeat));
+            for _ in 0..copies {
+                let late = if self.random.chance(20) { 2000 } else { 20 };
+                let delay = millis(1 + self.random.below(late));
+                self.at(self.now + delay, event());
+            }
+        }
+    }
+
+    /// A worker goes on as far as it can.
+    fn drive(&mut self, index: usize) {
+        let now = self.now;
+        if self.workers[index].end.is_some() || self.workers[index].stalled_until > now {
+            return;
+        }
+        let worker = &mut self.workers[index];
+        std::mem::take(&mut worker.inbox).into_iter().for_each(|message| worker.member.hear(message));
+        while self.workers[index].end.is_none() && self.go_on(index) {}
+        let worker = &mut self.workers[index];
+        let said = worker.member.tick(now);
+        let until = match &worker.phase {
+            Phase::Computing { until } => *until,
+            Phase::Exchanging { posted, .. } if *posted > now => *posted,
+            Phase::Exchanging { done, .. } if *done > now => *done,
+            // It looks whether the others' parts have come.
+            Phase::Exchanging { .. } => now + millis(20),
+            _ => secs(1_000_000),
+        };
+        let wake_at = worker.member.wake_at().min(until).max(now + millis(1));
+        worker.wake_at = wake_at;
+        if worker.end.is_none() {
+            self.at(wake_at, Event::Wake(index));
+        }
+        for message in said {
+            let message = ToArbiter::decode(&message.encode()).unwrap();
+            self.travel(|| Event::ToArbiter(message.clone()));
+        }
+    }
+
+    /// Whether anything changed.
+    fn go_on(&mut self, index: usize) -> bool {
+        let now = self.now;
+        let worker = &mut self.workers[index];
+        if worker.asked > 0
+            && let Some(answer) = worker.member.take(worker.asked, now)
+        {
+            worker.asked = 0;
+            self.answered(index, answer);
+            return true;
+        }
+        match &worker.phase {
+            Phase::Computing { until } if *until <= now => {
+                let due = worker.model.next_due();
+                let id = worker.member.worker().id;
+                while worker.model.step < due {
+                    worker.model.local_step(id);
+                }
+                self.arrive(index);
+                true
+            }
+            Phase::Exchanging { .. } => self.exchange(index),
+            _ => false,
+        }
+    }
+
+    fn arrive(&mut self, index: usize) {
+        let (now, target) = (self.now, self.target);
+        let worker = &mut self.workers[index];
+        let request = match worker.wants_to_leave || worker.model.step > target {
+            true => Request::Leave,
+            false => Request::Boundary(worker.model.step),
+        };
+        worker.phase = if request == Request::Leave { Phase::Leaving } else { Phase::Asking { since: now } };
+        worker.asked = worker.member.begin(request, now);
+    }
+
+    fn compute(&mut self, index: usize) {
+        let span = millis(50 + self.random.below(400));
+        self.workers[index].phase = Phase::Computing { until: self.now + span };
+    }
+
+    fn answered(&mut self, index: usize, answer: Result<Answer, Error>) {
+        let worker = &mut self.workers[index];
+        if let Phase::Asking { since } | Phase::Voting { since, .. } = &worker.phase {
+            let took = self.now - *since;
+            assert!(took <= DEADLINE + worker.stalled + millis(1), "{took:?} for {answer:?}");
+        }
+        match answer {
+            Ok(Answer::Welcome) => {
+                // The first name the same step; who joins them later may name any.
+                worker.phase = Phase::Computing { until: self.now };
+            }
+            Ok(Answer::Granted(round)) => self.granted(index, round),
+            Ok(Answer::Decided(decision)) => self.decided(index, &decision),
+            Ok(Answer::Farewell) => self.end(index, End::Left),
+            Err(Error::Unanswered { .. }) => self.ask_again(index),
+            Err(Error::Refused(Refusal::TooFew { .. })) if worker.too_few < 2 => {
+                worker.too_few += 1;
+                self.arrive(index);
+            }
+            Err(error) => {
+                assert!(
+                    !matches!(error, Error::Refused(Refusal::Disagree { .. } | Refusal::Passed { .. })),
+                    "{error}"
+                );
+                assert!(matches!(error, Error::Refused(_)), "{error}");
+                self.refused(&error);
+                self.end(index, End::Error(error));
+            }
+        }
+    }
+
+    /// A refusal for good has a reason.
+    fn refused(&self, error: &Error) {
+        if let Error::Refused(Refusal::StateLost { .. }) = error {
+            let disk = self.disk.as_ref().unwrap();
+            assert!(!disk.members.iter().any(|place| place.gone.is_none() && place.counts), "{disk:?}");
+        }
+    }
+
+    fn end(&mut self, index: usize, end: End) {
+        let worker = &mut self.workers[index];
+        (worker.end, worker.phase) = (Some(end), Phase::Over);
+    }
+
+    fn ask_again(&mut self, index: usize) {
+        let now = self.now;
+        let worker = &mut self.workers[index];
+        match &mut worker.phase {
+            Phase::Voting { round, result, since } => {
+                let ballot = if result.is_some() { Ballot::Ready } else { Ballot::Failed };
+                *since = now;
+                worker.asked = worker.member.begin(Request::Vote { round: round.number, ballot }, now);
+            }
+            Phase::Leaving => self.end(index, End::Left),
+            _ if worker.rounds.is_empty() && worker.model.step == 0 => {
+                worker.phase = Phase::Asking { since: now };
+                worker.asked = worker.member.begin(Request::Join, now);
+            }
+            _ => self.arrive(index),
+        }
+    }
+
+    fn granted(&mut self, index: usize, round: Round) {
+        let me = self.workers[index].member.worker();
+        let (epoch, step, members) = &self.truth.granted[&round.number];
+        assert_eq!((*epoch, *step, members[round.rank]), (round.epoch, round.step, me));
+        let ids: Vec<u64> = members.iter().map(|worker| worker.id).collect();
+        assert_eq!(ids, round.members.iter().map(|seat| seat.id).collect::<Vec<_>>());
+        assert!(round.divisor() > 0 && round.members[round.source()].counts);
+        let posted = self.now + millis(self.random.below(60));
+        let done = posted + millis(self.random.below(30));
+        let worker = &mut self.workers[index];
+        worker.too_few = 0;
+        assert!(!round.counts() || worker.model.step == round.step);
+        worker.rounds.push(round.clone());
+        worker.phase = Phase::Exchanging { round, posted, done, gives_up: done + COMM_DEADLINE };
+    }
+
+    /// Whether it has come to its vote.
+    fn exchange(&mut self, index: usize) -> bool {
+        let now = self.now;
+        let worker = &self.workers[index];
+        let Phase::Exchanging { round, posted, done, gives_up } = &worker.phase else { return false };
+        let (round, done, gives_up) = (round.clone(), *done, *gives_up);
+        if now >= *posted && round.counts() {
+            let model = worker.model.clone();
+            self.boards.entry(round.number).or_default().insert(worker.member.worker().id, model);
+        }
+        let known = worker.member.decided(round.number).is_some();
+        if now < done && !known {
+            return false;
+        }
+        let empty = BTreeMap::new();
+        let board = self.boards.get(&round.number).unwrap_or(&empty);
+        let complete = board.len() == round.divisor();
+        if !complete && now < gives_up && !known {
+            return false;
+        }
+        let fails = self.random.chance(self.trouble.failure);
+        let result = (complete && !fails).then(|| self.result(index, &round));
+        let ballot = match result {
+            Some(_) if self.random.chance(self.trouble.veto) => Ballot::Veto,
+            Some(_) => Ballot::Ready,
+            None => Ballot::Failed,
+        };
+        let result = result.filter(|_| ballot == Ballot::Ready);
+        let worker = &mut self.workers[index];
+        worker.phase = Phase::Voting { round: round.clone(), result, since: now };
+        worker.asked = worker.member.begin(Request::Vote { round: round.number, ballot }, now);
+        if self.random.chance(self.trouble.death_after_vote) {
+            let said = self.workers[index].member.tick(now);
+            said.into_iter().for_each(|message| self.travel(|| Event::ToArbiter(message.clone())));
+            self.die(index);
+        }
+        true
+    }
+
+    /// What the exchange has come to; one that has just joined takes over the source's state first.
+    fn result(&mut self, index: usize, round: &Round) -> [Option<u64>; 3] {
+        let board = &self.boards[&round.number];
+        let source = &board[&round.members[round.source()].id];
+        for (id, model) in board {
+            assert_eq!(model.committed, source.committed, "worker {id} in {round:?}");
+            assert_eq!(model.step, round.step);
+        }
+        if !round.counts() {
+            self.workers[index].model = source.clone();
+        }
+        source.exchanged(board)
+    }
+
+    fn decided(&mut self, index: usize, decision: &Decision) {
+        let worker = &mut self.workers[index];
+        let Phase::Voting { round, result, .. } = &worker.phase else { panic!("{:?}", worker.phase) };
+        let (number, step, result) = (round.number, round.step, *result);
+        assert_eq!(&self.truth.decided[&number], decision, "round {number}");
+        if !decision.is_commit() {
+            if !round.counts() {
+                // It may have nobody's state; the next round, if any, gives it one.
+                worker.model.step = step;
+            }
+            return if self.trouble.retry { self.arrive(index) } else { self.compute(index) };
+        }
+        if self.random.chance(self.trouble.death_before_apply) {
+            return self.die(index);
+        }
+        let worker = &mut self.workers[index];
+        worker.model.apply(result.unwrap());
+        worker.applied.push(number);
+        let (committed, parts) = (worker.model.committed, worker.model.parts);
+        let first = self.truth.results.entry(number).or_insert((committed, parts));
+        assert_eq!(first.0, committed, "committed state after round {number}");
+        if step.is_multiple_of(24) {
+            assert_eq!(first.1, parts, "all state after step {step}, when everything was averaged");
+        }
+        self.compute(index);
+    }
+}
+
+impl Truth {
+    /// One state of the log after the other.
+    fn log(&mut self, state: &State) {
+        let members: Vec<Worker> = state.members.iter().map(|place| place.worker).collect();
+        if state.round == 0 {
+            return;
+        }
+        let epoch = self.epochs.entry(state.epoch).or_insert_with(|| members.clone());
+        assert_eq!(*epoch, members, "the members of epoch {}", state.epoch);
+        let granted = (state.epoch, state.step, members);
+        assert_eq!(*self.granted.entry(state.round).or_insert_with(|| granted.clone()), granted);
+        let Some(decision) = &state.decision else {
+            assert!(!self.decided.contains_key(&state.round), "round {} was decided", state.round);
+            return;
+        };
+        assert_eq!(self.decided.entry(state.round).or_insert_with(|| decision.clone()), decision);
+        if decision.is_commit() {
+            let before = self.commits.insert(state.round, state.step);
+            let other =
+                self.commits.iter().find(|(round, step)| **round != state.round && **step == state.step);
+            assert!(
+                before.is_none_or(|step| step == state.step) && other.is_none(),
+                "two commits of step {}",
+                state.step
+            );
+        }
+    }
+}
