@@ -1,4 +1,4 @@
-//! What rank 0 of a worker is told, as bytes for its other ranks.
+//! Answers that rank 0 of a worker got, encoded as bytes for its other ranks.
 
 use super::member::Request;
 use super::round::Ballot;
@@ -6,7 +6,7 @@ use super::wire::{Wire, wire};
 use super::{Error, Refusal};
 use std::time::Duration;
 
-/// Why there is no answer.
+/// An error of rank 0 in a form that can be encoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Why {
     Refused { refusal: Refusal },
@@ -18,7 +18,7 @@ enum Why {
     Other { message: String },
 }
 
-/// An answer as bytes.
+/// Encodes an answer as bytes.
 pub(super) fn encode<T: Wire>(answer: Result<T, Error>) -> Vec<u8> {
     let mut out = Vec::new();
     answer.is_ok().put(&mut out);
@@ -29,7 +29,7 @@ pub(super) fn encode<T: Wire>(answer: Result<T, Error>) -> Vec<u8> {
     out
 }
 
-/// `None` for bytes that no answer is written as.
+/// Decodes an answer; `None` if the bytes are not a valid one.
 pub(super) fn decode<T: Wire>(mut bytes: &[u8]) -> Option<Result<T, Error>> {
     let input = &mut bytes;
     let answer = if bool::take(input)? { Ok(T::take(input)?) } else { Err(Why::take(input)?.into()) };
@@ -111,7 +111,7 @@ mod tests {
         for error in errors {
             assert_eq!(there_and_back::<Decision>(&Err(error.clone())), Err(error));
         }
-        let message = "no thread for the membership: full".to_owned();
+        let message = "cannot start the membership thread: full".to_owned();
         let told = there_and_back::<Round>(&Err(Error::NoThread { message: "full".to_owned() }));
         assert_eq!(told, Err(Error::Rank0 { message }));
     }

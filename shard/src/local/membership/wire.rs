@@ -1,12 +1,12 @@
-//! Values as bytes, for messages and the log. Little-endian; what no value is written as is read as nothing.
+//! Encoding of values as bytes, for messages and the log. Little-endian; decoding invalid bytes returns `None`.
 
 use std::time::Duration;
 
-/// A value that is written to bytes and read back.
+/// A value that can be written to bytes and read back.
 pub(super) trait Wire: Sized {
     fn put(&self, out: &mut Vec<u8>);
 
-    /// Takes the value off the front of `input`; `None` where there is none.
+    /// Takes the value off the front of `input`; `None` if the bytes are not a valid one.
     fn take(input: &mut &[u8]) -> Option<Self>;
 
     fn encode(&self) -> Vec<u8> {
@@ -15,14 +15,14 @@ pub(super) trait Wire: Sized {
         out
     }
 
-    /// The value that is all of `bytes`.
+    /// Decodes a value from all of `bytes`.
     fn decode(mut bytes: &[u8]) -> Option<Self> {
         let value = Self::take(&mut bytes)?;
         bytes.is_empty().then_some(value)
     }
 }
 
-/// Writes structs and enums field by field; an enum's variant is a byte before them.
+/// Implements [`Wire`] for structs and enums field by field; an enum begins with a byte for the variant.
 macro_rules! wire {
     (struct $T:ident { $($field:ident),* }) => {
         impl $crate::local::membership::wire::Wire for $T {
@@ -93,7 +93,7 @@ impl Wire for bool {
     }
 }
 
-/// To the microsecond.
+/// Encoded in microseconds.
 impl Wire for Duration {
     fn put(&self, out: &mut Vec<u8>) {
         u64::try_from(self.as_micros()).unwrap_or(u64::MAX).put(out);
@@ -122,7 +122,7 @@ impl<T: Wire> Wire for Vec<T> {
     }
 
     fn take(input: &mut &[u8]) -> Option<Self> {
-        // No value is less than a byte, so nothing is read, or kept, for a length that lies.
+        // Every value takes at least a byte, so a wrong length causes no reads and no allocation.
         let len = usize::take(input)?;
         if len > input.len() {
             return None;
