@@ -119,16 +119,16 @@ mod tests {
         assert_eq!(resolve(&some(3..9)).unwrap(), ["p23..9"]);
         assert_eq!(resolve(&some(4..4)).unwrap(), [""; 0]);
         let error = |select: &Select| resolve(select).unwrap_err().to_string();
-        assert_eq!(error(&some(3..21)), "elements 3..21 of parameter \"p2\", which has 20");
+        assert_eq!(error(&some(3..21)), "elements 3..21 exceed parameter \"p2\", which has 20");
         assert_eq!(
             error(&Select::Names(vec!["q".into()])),
-            "no parameter \"q\" among the 4 that train; a fragment is of those"
+            "no parameter \"q\" among the 4 that train; choose one of these"
         );
         assert_eq!(
             error(&Select::Names(vec!["p0".into(), "p0".into()])),
-            "parameter \"p0\" is twice in one fragment"
+            "parameter \"p0\" is named twice in one fragment"
         );
-        assert_eq!(error(&Select::Part { index: 3, of: 3 }), "part 3 of 3; parts are counted from 0");
+        assert_eq!(error(&Select::Part { index: 3, of: 3 }), "there is no part 3 of 3; parts are counted from 0");
     }
 
     proptest! {

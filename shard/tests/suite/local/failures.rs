@@ -464,7 +464,7 @@ fn bad_input_is_every_rank_s_error() {
     );
     assert_eq!(
         made(|_| LocalPlan::local_sgd(4), plain(), DType::F32, |worker| worker as f32),
-        "rank 2 of all workers' begins with other values than the first worker; give all the same"
+        "rank 2 of all workers' ranks begins with other values than the first worker; give all workers the same"
     );
     let precision = Precision { master: Master::Remainder, ..Precision::default() };
     assert_eq!(

@@ -115,15 +115,15 @@ fn plans_that_cannot_work_are_refused() {
         ),
         (
             change(1, &|f| f.merge = outer(Arc::new(Sgd::default()))),
-            "fragment 1: an outer optimizer is not for state; use Merge::Mean, or What::Params",
+            "fragment 1: an outer optimizer cannot be used with state; use Merge::Mean, or What::Params",
         ),
         (
             change(0, &|f| f.merge = Merge::Reset),
-            "fragment 0: Merge::Reset is not for parameters; use What::State",
+            "fragment 0: Merge::Reset cannot be used with parameters; use What::State",
         ),
         (
             change(1, &|f| (f.merge, f.timing.delay) = (Merge::Reset, 1)),
-            "fragment 1: Merge::Reset is not for a delay, as nothing travels; use a delay of 0",
+            "fragment 1: Merge::Reset cannot be used with a delay, as nothing travels; use a delay of 0",
         ),
         (
             change(0, &|f| f.merge = outer(Arc::new(Sgd { momentum: -1.0, ..Sgd::default() }))),
@@ -136,15 +136,15 @@ fn plans_that_cannot_work_are_refused() {
         ),
         (
             change(1, &|f| f.what = named("momentum")),
-            "fragment 1 is of the state \"momentum\", which rule adamw has not; it has [\"m\", \"v\"]",
+            "fragment 1 selects the state \"momentum\", but rule adamw has only [\"m\", \"v\"]",
         ),
         (
             change(1, &|f| f.what = What::OuterMomentum(0)),
-            "fragment 1 is of the outer momentum of fragment 0, which has none",
+            "fragment 1 selects the outer momentum of fragment 0, which has none",
         ),
         (
             change(1, &|f| f.what = What::OuterMomentum(9)),
-            "fragment 1 is of the outer momentum of fragment 9, which has none",
+            "fragment 1 selects the outer momentum of fragment 9, which has none",
         ),
         (
             change(0, &|f| f.params = Select::Names(vec![])),
