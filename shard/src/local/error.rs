@@ -21,11 +21,11 @@ pub enum LocalError {
     /// The sizes of the communicators do not fit each other.
     #[error("{ranks} ranks are not {workers} workers of {inside} ranks each")]
     Sizes {
-        /// All ranks of all workers.
+        /// Number of ranks of all workers together.
         ranks: usize,
-        /// Ranks that exchange with each other.
+        /// Number of ranks in the group that exchanges.
         workers: usize,
-        /// Ranks of this worker.
+        /// Number of ranks of this worker.
         inside: usize,
     },
     /// A worker begins with other values than the first.
