@@ -1,4 +1,4 @@
-//! Sides of the update on which elastic workers exchange. A step has one round for them, so one side.
+//! Sides of the update on which elastic workers exchange. A step has a single round, and therefore a single side.
 
 use super::engine::Engine;
 use super::{Fragment, LocalError, LocalPlan, OnFailure, Placement};

@@ -7,8 +7,8 @@ use std::sync::Arc;
 /// Communicators between workers.
 #[derive(Clone, Debug)]
 pub struct Workers {
-    /// All ranks of all workers, which decide together. It is aborted, with all communicators split from it, if a worker is lost,
-    /// so no worker's own communicator may be split from it.
+    /// Communicator of the ranks of all workers, which decide together. It is aborted, with all communicators split from it, if a
+    /// worker is lost, so no worker's own communicator may be split from it.
     pub world: Arc<dyn Communicator>,
     /// The ranks with the same shard, one of each worker, in the workers' order; they exchange values.
     pub across: Arc<dyn Communicator>,
