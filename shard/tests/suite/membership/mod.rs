@@ -1,4 +1,4 @@
-//! Workers that come, go, stand still and die, and an arbiter that does too.
+//! Workers that join, leave, stall and die, and an arbiter that stalls and dies too.
 
 mod chaos;
 mod common;
