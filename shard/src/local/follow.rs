@@ -186,7 +186,7 @@ impl LocalOptimizer {
 
     /// Asks for an answer that all ranks of the worker get.
     fn ask<T>(&mut self, call: impl FnOnce(&Replica) -> Heard<T>) -> Result<T, LocalError> {
-        let Some(following) = &self.engine.following else { unreachable!("asked for by who follows") };
+        let Some(following) = &self.engine.following else { unreachable!("only elastic workers ask") };
         match call(&following.replica) {
             Ok(answer) => Ok(answer?),
             Err(error) => Err(self.part(error)),
