@@ -29,7 +29,9 @@ pub enum LocalError {
         inside: usize,
     },
     /// A worker begins with other values than the first.
-    #[error("rank {rank} of all workers' ranks begins with other values than the first worker; give all workers the same")]
+    #[error(
+        "rank {rank} of all workers' ranks begins with other values than the first worker; give all workers the same"
+    )]
     Values {
         /// The lowest such rank.
         rank: usize,

@@ -128,7 +128,10 @@ mod tests {
             error(&Select::Names(vec!["p0".into(), "p0".into()])),
             "parameter \"p0\" is named twice in one fragment"
         );
-        assert_eq!(error(&Select::Part { index: 3, of: 3 }), "there is no part 3 of 3; parts are counted from 0");
+        assert_eq!(
+            error(&Select::Part { index: 3, of: 3 }),
+            "there is no part 3 of 3; parts are counted from 0"
+        );
     }
 
     proptest! {

@@ -181,7 +181,9 @@ pub enum ConfigError {
         max: usize,
     },
     /// A silence or patience is zero or too long.
-    #[error("silence = {silence:?} and patience = {patience:?}, but each must be from a millisecond to {max:?}")]
+    #[error(
+        "silence = {silence:?} and patience = {patience:?}, but each must be from a millisecond to {max:?}"
+    )]
     Time {
         /// `silence`.
         silence: Duration,

@@ -93,9 +93,7 @@ pub enum Refusal {
         other_step: u64,
     },
     /// The exchange of that step, or a later one, was committed. The worker stays a member.
-    #[error(
-        "the exchange of step {step} is committed already; ask for a later step, not for {asked}"
-    )]
+    #[error("the exchange of step {step} is committed already; ask for a later step, not for {asked}")]
     Passed {
         /// The step asked for.
         asked: u64,
