@@ -95,9 +95,8 @@ impl Engine {
         self.plan.fragments[f].timing.placement == placement && !self.waits(f, placement)
     }
 
-    /// Runs one exchange if a fragment or flight is due; `fault` means that this worker could not take its step. Collective over
-    /// all workers. An error is this rank's alone; vetoes, which all ranks share, and errors that end all exchanges are in the
-    /// report and in `failure`.
+    /// Runs one exchange if anything is due; `fault`: this worker could not take its step. Collective over all workers. Vetoes go
+    /// to `report`, errors that end all exchanges to `failure`; a returned error is this rank's alone.
     pub(crate) fn meet(
         &mut self,
         optimizer: &mut Optimizer,
@@ -359,8 +358,7 @@ impl Engine {
         self.follow_up(optimizer, f)
     }
 
-    /// Updates dependent state after fragment `f` has changed: the same on all ranks of the worker, even on ranks without a part of
-    /// it.
+    /// Updates dependent state after fragment `f` has changed, on all ranks of the worker, even those without a part of it.
     fn follow_up(&mut self, optimizer: &mut Optimizer, f: usize) -> Result<(), Error> {
         self.changed |= self.plan.fragments[f].what == What::Params;
         self.parts.follow_masters(optimizer, f)
