@@ -1,48 +1,48 @@
-//! What an arbiter goes by.
+//! Settings of an arbiter.
 
 use crate::ConfigError;
 use crate::message::Digest;
 use std::time::Duration;
 
-/// As many workers as a run takes, so that a round fits one message.
+/// Upper limit of the number of workers of a run, so that a round fits one message.
 pub(super) const MAX_WORKERS: usize = 256;
 /// The longest contact, in bytes.
 pub(super) const MAX_CONTACT: usize = 64;
 /// The longest silence or patience: thirty days.
 const MAX_TIME: Duration = Duration::from_secs(30 * 24 * 3600);
-/// As many exchanges in a row as a worker may not veto.
+/// Exchanges vetoed in a row at which a worker is dropped.
 pub(super) const MAX_VETOES: usize = 3;
 
-/// Who makes up a run, and how long they wait for each other.
+/// Workers of a run, and how long they wait for each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// What every worker must have alike.
+    /// Digest that every worker must have.
     pub digest: Digest,
-    /// How many the first epoch waits for.
+    /// Number of workers that the first epoch waits for.
     pub workers: usize,
-    /// With how many the run goes on, and begins once the first have waited for `patience`.
+    /// Smallest number of workers with which the run continues, and begins once the first ones have waited for `patience`.
     pub min_workers: usize,
-    /// After how long without a sign a worker is none any more; 30 seconds. For as long from its last sign that was heard a
-    /// worker believes what it was told.
+    /// Time without a message after which a worker stops being a member; 30 seconds by default. It is also the worker's lease: for
+    /// this long after its last acknowledged beat the worker trusts the arbiter's answers.
     pub silence: Duration,
-    /// How long a worker whose connection has closed may take to call again before it is none any more. `None`: a second from the
-    /// arbiter's own host, where a closed connection is a process that ended, and ten seconds from elsewhere. A connection that
-    /// stays open and says nothing is `silence`'s.
+    /// Time that a worker with a closed connection has to call again before it stops being a member. `None`: one second on the
+    /// arbiter's own host, where a closed connection is a process that ended, and ten seconds from elsewhere. An open connection
+    /// without messages is subject to `silence`.
     pub grace: Option<Duration>,
-    /// How long members wait at a boundary, or with their votes, for the others, from the first that does; a minute. It
-    /// covers the differences in how long they take for the steps between two exchanges.
+    /// Longest time that members wait at a boundary, or with their votes, for the others, counted from the first that waits; a
+    /// minute by default. It covers the differences in how long workers take for the steps between two exchanges.
     pub patience: Duration,
 }
 
 impl Config {
-    /// A run of `workers` that goes on with one.
+    /// Creates the settings of a run of `workers` that continues with one.
     pub fn new(digest: Digest, workers: usize) -> Self {
         let (silence, patience) = (Duration::from_secs(30), Duration::from_secs(60));
         Config { digest, workers, min_workers: 1, silence, grace: None, patience }
     }
 
     /// # Errors
-    /// What no run could begin or go on with.
+    /// Workers or times with which no run could begin or continue.
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         let Config { workers, min_workers, silence, grace, patience, .. } = *self;
         if min_workers == 0 || workers < min_workers || workers > MAX_WORKERS {

@@ -1,4 +1,4 @@
-//! An arbiter with its log: what it says is safe before it is said.
+//! Arbiter with its log: every state is on the disk before a message about it is sent.
 
 use crate::arbiter::{Arbiter, Output};
 use crate::log::Log;
@@ -6,7 +6,7 @@ use crate::message::{FromArbiter, ToArbiter, Worker};
 use crate::{Config, Error, State};
 use std::time::Duration;
 
-/// After an error it says nothing any more: its memory may be ahead of its log.
+/// After an error it sends nothing any more: its memory may be ahead of its log.
 #[derive(Debug)]
 pub(super) struct Desk {
     arbiter: Arbiter,
@@ -15,7 +15,7 @@ pub(super) struct Desk {
 }
 
 impl Desk {
-    /// The arbiter that follows the one whose log it is; without a log it has no successor.
+    /// Opens the successor of the arbiter that wrote the log at `path`; without a log the state is lost with the process.
     pub(super) fn open(config: Config, path: Option<&std::path::Path>, now: Duration) -> Result<Self, Error> {
         config.check()?;
         let (log, last) = match path.map(Log::open).transpose()? {
@@ -31,7 +31,7 @@ impl Desk {
         }
     }
 
-    /// As if the process had ended and begun again.
+    /// Restarts the arbiter as if its process had ended and begun again.
     pub(super) fn restart(&mut self, now: Duration) {
         let (arbiter, output) = self.arbiter.successor(now);
         self.arbiter = arbiter;

@@ -1,4 +1,4 @@
-//! What goes wrong between workers, their arbiter and its log.
+//! Errors of workers, their arbiter and its log.
 
 use crate::Refusal;
 use meshstep_comm::rendezvous;
@@ -6,97 +6,97 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What a worker meets.
+/// Error of a worker's call or of the arbiter.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The arbiter does not give what was asked for.
+    /// The arbiter refused the request.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// The arbiter could not be reached, or did not answer. What was asked for may be asked for again: a vote's end is what it is.
-    #[error("no answer to {what} for {after:?}; see whether the arbiter runs, and ask again")]
+    /// The arbiter could not be reached, or did not answer. The worker may repeat the request: a decision on a vote stays the same.
+    #[error("no answer to {what} for {after:?}; check that the arbiter runs, and call again")]
     Unanswered {
-        /// What was asked for.
+        /// The request.
         what: &'static str,
         /// The worker's deadline.
         after: Duration,
     },
-    /// A boundary before the end of the exchange at the last one is known.
-    #[error("round {round} has no end yet; vote on it, with Failed to give it up, before the next boundary")]
+    /// The worker came to a boundary before it knows the end of its last exchange.
+    #[error("round {round} is not decided yet; vote on it (Failed gives it up) before the next boundary")]
     Undecided {
-        /// The exchange.
+        /// Number of the last round.
         round: u64,
     },
-    /// A vote on another exchange than this worker's last.
-    #[error("a vote on round {asked}, but this worker's last is {round}")]
+    /// The worker voted on another exchange than its last.
+    #[error("vote on round {asked}, but this worker's last round is {round}")]
     OtherRound {
-        /// The one voted on.
+        /// Round that was voted on.
         asked: u64,
-        /// The one it is in; 0 for none.
+        /// The worker's last round; 0 for none.
         round: u64,
     },
-    /// The worker has called something else, or has the answer already.
-    #[error("another call of this worker took this one's place; make one at a time")]
+    /// The worker made another call meanwhile, or has taken the answer already.
+    #[error("another call of this worker replaced this one; make one call at a time")]
     Overtaken,
-    /// The worker has left, or its handle was given up.
+    /// The worker has left, or its handle was dropped.
     #[error("this worker has left")]
     Left,
-    /// What rank 0 of this worker met, in the words that it told the others.
+    /// Rank 0 of this worker met an error, and sent its text to the other ranks.
     #[error("rank 0 of this worker: {message}")]
     Rank0 {
-        /// Those words.
+        /// Text of the error.
         message: String,
     },
-    /// The arbiter's settings.
+    /// The arbiter's settings are invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The arbiter's log.
+    /// The arbiter's log cannot be used.
     #[error(transparent)]
     Log(#[from] LogError),
-    /// The connection to the arbiter, or its listening.
+    /// The worker cannot connect, or the arbiter cannot listen.
     #[error(transparent)]
     Connection(#[from] ConnectionError),
-    /// The arbiter met a worker that has heard a later one.
+    /// The arbiter met a worker that already knows a later arbiter.
     #[error(
         "this arbiter is of term {term} and epoch {epoch}, but a worker knows of term {later_term} and epoch {later_epoch}; end it, \
          another has its place, or begin a new run under a name of its own"
     )]
     Superseded {
-        /// The arbiter's.
+        /// The arbiter's term.
         term: u64,
-        /// The arbiter's.
+        /// The arbiter's epoch.
         epoch: u64,
-        /// The worker's.
+        /// The worker's term.
         later_term: u64,
-        /// The worker's.
+        /// The worker's epoch.
         later_epoch: u64,
     },
-    /// A communicator of an epoch that is over, or once more.
+    /// The epoch of the requested communicator is over, or the worker has taken the communicator already.
     #[error(
         "no communicator for rank {rank} of epoch {epoch}; each member takes one when an epoch begins, and keeps it"
     )]
     NoSeat {
-        /// The epoch asked for.
+        /// Epoch of the communicator.
         epoch: u64,
-        /// The worker's rank in it.
+        /// The worker's rank in the epoch.
         rank: usize,
     },
-    /// The communicator of an epoch.
+    /// The communicator of an epoch could not be made.
     #[error(transparent)]
     Communicator(#[from] meshstep_comm::Error),
-    /// The system gave no thread.
-    #[error("no thread for the membership: {message}")]
+    /// The system could not start a thread.
+    #[error("cannot start the membership thread: {message}")]
     NoThread {
-        /// What the system said.
+        /// Message of the system.
         message: String,
     },
 }
 
-/// What is wrong between a worker and the arbiter's address.
+/// Error of a connection between a worker and the arbiter's address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectionError {
-    /// The arbiter's address is not its host's loopback, and there is no token.
+    /// The arbiter's address can be reached from other machines, and no token was given.
     #[error(
         "{addr} can be reached from other machines, so workers must prove that they belong to the run; give Service::start and every \
          Caller the same token (`openssl rand -hex 32` makes one)"
@@ -113,37 +113,37 @@ pub enum ConnectionError {
         /// The arbiter's address.
         addr: SocketAddr,
     },
-    /// The arbiter is another run's.
+    /// The arbiter at this address serves another run.
     #[error("this worker is of run {run:?}, but {addr} serves {serves:?}; call the arbiter of its own run")]
     OtherRun {
         /// The arbiter's address.
         addr: SocketAddr,
         /// The worker's run.
         run: String,
-        /// What is served there.
+        /// The arbiter's run.
         serves: String,
     },
-    /// Something else listens there.
-    #[error("what listens on {addr} is no arbiter of this version ({why}); see Caller::addr")]
+    /// Another program listens at this address.
+    #[error("the program listening on {addr} is not an arbiter of this version ({why}); check Caller::addr")]
     NotAnArbiter {
         /// The address.
         addr: SocketAddr,
-        /// How it showed.
+        /// Reason that the peer is not an arbiter.
         why: rendezvous::Why,
     },
-    /// Somebody else listens on the arbiter's port.
+    /// The arbiter's port is in use.
     #[error("port {} of {} is taken; give Service::start a free one, or port 0 for any", addr.port(), addr.ip())]
     PortTaken {
         /// The arbiter's address.
         addr: SocketAddr,
     },
-    /// The arbiter is to listen where it does not run.
-    #[error("{addr} is no address of this machine; give Service::start one of those that it has")]
+    /// The arbiter's address is not an address of this machine.
+    #[error("{addr} is not an address of this machine; give Service::start one of its addresses")]
     NotLocal {
         /// The address.
         addr: SocketAddr,
     },
-    /// What the system refused.
+    /// Any other refusal of the system.
     #[error(transparent)]
     Other(rendezvous::Error),
 }
@@ -164,38 +164,40 @@ impl From<rendezvous::Error> for ConnectionError {
     }
 }
 
-/// What an arbiter's settings cannot be.
+/// Invalid settings of an arbiter.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// No run could begin, or none could go on.
+    /// The numbers of workers would keep a run from beginning or continuing.
     #[error(
-        "{workers} workers of which {min_workers} suffice; there must be 1 <= min_workers <= workers <= {max}"
+        "workers = {workers} and min_workers = {min_workers}, but 1 <= min_workers <= workers <= {max} must hold"
     )]
     Workers {
         /// `workers`.
         workers: usize,
         /// `min_workers`.
         min_workers: usize,
-        /// As many as a run takes.
+        /// Most workers that a run takes.
         max: usize,
     },
-    /// Nobody can be heard in no time, and nobody waits for ever.
-    #[error("a silence of {silence:?} and a patience of {patience:?}; each is from a millisecond to {max:?}")]
+    /// A silence or patience is zero or too long.
+    #[error(
+        "silence = {silence:?} and patience = {patience:?}, but each must be from a millisecond to {max:?}"
+    )]
     Time {
         /// `silence`.
         silence: Duration,
         /// `patience`.
         patience: Duration,
-        /// As long as each may be.
+        /// Longest value of each.
         max: Duration,
     },
-    /// Nobody waits for ever for a worker to call again.
-    #[error("a grace of {grace:?}; it is at most {max:?}")]
+    /// A grace period is too long.
+    #[error("grace = {grace:?}, but at most {max:?} is allowed")]
     Grace {
         /// `grace`.
         grace: Duration,
-        /// As long as it may be.
+        /// Longest value.
         max: Duration,
     },
     /// The log is of a run with another plan or rule.
@@ -203,35 +205,35 @@ pub enum ConfigError {
     OtherRun,
 }
 
-/// What is wrong with a log.
+/// Error of an arbiter's log.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LogError {
-    /// The system refused.
+    /// A system call failed.
     #[error("cannot {what} {path:?}: {message}")]
     System {
-        /// To do what.
+        /// Failed operation.
         what: &'static str,
-        /// With which file.
+        /// File or folder.
         path: PathBuf,
-        /// What it said.
+        /// Message of the system.
         message: String,
     },
-    /// Another arbiter has it open.
-    #[error("{path:?} is another arbiter's; end that one first")]
+    /// Another arbiter has the log open.
+    #[error("{path:?} is in use by another arbiter; stop that one first")]
     Locked {
         /// The log.
         path: PathBuf,
     },
-    /// It is no log of this version.
-    #[error("this is no arbiter's log of this version; name a file that does not exist to begin a new run")]
+    /// The file is not a log of this version.
+    #[error("the file is not an arbiter's log of this version; name a new file to begin a new run")]
     NotALog,
-    /// A record that was whole has changed: what was decided is not known for sure.
+    /// A complete record has changed: the last decision is not known for sure.
     #[error(
         "the record at byte {at} has changed since it was written; begin a new run from the last checkpoint"
     )]
     Changed {
-        /// Where it begins.
+        /// Offset of the record in bytes.
         at: usize,
     },
 }

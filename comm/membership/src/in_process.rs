@@ -1,4 +1,4 @@
-//! Workers that are threads of one process, as loopback's ranks are: the arbiter is a value that they share.
+//! Membership of workers that are threads of one process, like loopback's ranks; they share the arbiter as a value.
 
 use crate::durable_arbiter::Desk;
 use crate::member::{Answer, Member, Request};
@@ -9,17 +9,17 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-/// A run whose workers are threads. Clones are the same run.
+/// A run of workers that are threads. Clones are the same run.
 ///
-/// A thread is a member for as long as it keeps its [`InProcessWorker`]: one that ends, or panics, without
-/// [`leave`](Membership::leave) is missed at once. One that stands still is dropped when the others' patience ends.
+/// A thread is a member for as long as it keeps its [`InProcessWorker`]. A thread that ends, or panics, without
+/// [`leave`](Membership::leave) is dropped from the run at once; one that stands still is dropped when the others' patience ends.
 #[derive(Clone, Debug)]
 pub struct InProcess {
     hub: Arc<Hub>,
     digest: Digest,
 }
 
-/// A thread's membership.
+/// Membership of one thread.
 #[derive(Debug)]
 pub struct InProcessWorker {
     hub: Arc<Hub>,
@@ -41,22 +41,22 @@ struct Inside {
     seats: Seats,
 }
 
-/// The communicators of the last epoch that was asked for, by rank, until they are handed out.
+/// Communicators of the last requested epoch, by rank, until they are handed out.
 #[derive(Debug, Default)]
 struct Seats {
     epoch: u64,
-    /// Who comes for them: whoever had gone before does not.
+    /// Workers to which the communicators belong; `None` for a worker that was gone before its communicators were made.
     members: Vec<Option<Worker>>,
-    /// Of one worker.
+    /// Ranks of each worker.
     ranks: usize,
     of_all: Vec<Option<Arc<dyn Communicator>>>,
 }
 
 impl InProcess {
-    /// A run of nobody yet, whose deadlines are of `clock`.
+    /// Creates a run without workers; its deadlines follow `clock`.
     ///
     /// # Errors
-    /// [`ConfigError`](crate::ConfigError).
+    /// [`ConfigError`](crate::ConfigError) for invalid settings.
     pub fn new(config: Config, clock: Clock) -> Result<Self, Error> {
         let digest = config.digest;
         let desk = Desk::open(config, None, clock.now())?;
@@ -67,17 +67,17 @@ impl InProcess {
         Ok(InProcess { hub, digest })
     }
 
-    /// What its workers have alike.
+    /// Returns the digest shared by all workers.
     pub fn digest(&self) -> Digest {
         self.digest
     }
 
-    /// The ids of workers that wait at a boundary: who is about to come to one finds them there.
+    /// Returns the ids of workers that wait at a boundary, for a worker that is about to come to one.
     pub fn waiting(&self) -> Vec<u64> {
         self.hub.lock().desk.waiting().collect()
     }
 
-    /// The arbiter dies and is followed by one that knows what it would have logged, and nothing else.
+    /// Replaces the arbiter by a successor that knows only what the old one would have logged.
     pub fn restart_arbiter(&self) {
         let (mut inside, now) = (self.hub.lock(), self.hub.clock.now());
         inside.desk.restart(now);
@@ -86,10 +86,10 @@ impl InProcess {
         self.hub.changed.notify_all();
     }
 
-    /// Lets a worker in, to take part from the next boundary on. It waits for answers for `deadline` at most.
+    /// Joins a worker, which takes part from the next boundary on. The worker waits for answers for `deadline` at most.
     ///
     /// # Errors
-    /// [`Refusal`](crate::Refusal): another plan or rule, an id that is taken.
+    /// [`Refusal`](crate::Refusal) for another plan or rule, or an id that is taken.
     pub fn join(&self, id: u64, digest: Digest, deadline: Duration) -> Result<InProcessWorker, Error> {
         let hub = Arc::clone(&self.hub);
         let mut inside = hub.lock();
@@ -102,13 +102,14 @@ impl InProcess {
         Ok(worker)
     }
 
-    /// The loopback communicator among all ranks of the members of the round's epoch, for rank `rank` of the `ranks` that each
-    /// worker has: one worker's after the other's, in the members' order. Made once for each epoch; an operation waits for others
-    /// for `timeout`, by the first rank that asks. Whoever has gone meanwhile has left it.
+    /// Returns the loopback communicator among all ranks of the members of the round's epoch, for rank `rank` of the `ranks` ranks
+    /// that each worker has. Ranks are ordered by member, then by rank in the worker. Each communicator is made once for each
+    /// epoch; its operations wait for others for the `timeout` of the first rank that asks. Workers that have gone meanwhile have
+    /// left it.
     ///
     /// # Errors
-    /// [`Error::NoSeat`] for an epoch that is over, the second time, and for a rank that is none of `ranks`, or of another number
-    /// of them than others have named.
+    /// [`Error::NoSeat`] for an epoch that is over, for a second request, for `rank` not below `ranks`, and for a `ranks` that
+    /// differs from the one that others gave.
     pub fn communicator(
         &self,
         round: &Round,
@@ -145,11 +146,11 @@ impl Membership for InProcessWorker {
 }
 
 impl InProcessWorker {
-    /// Its loopback communicator among the members of the round's epoch, made once for each epoch; an operation waits for
-    /// others for `timeout`, by the first member that asks. Whoever has gone meanwhile has left it.
+    /// Returns this worker's loopback communicator among the members of the round's epoch, made once for each epoch; its operations
+    /// wait for others for the `timeout` of the first member that asks. Workers that have gone meanwhile have left it.
     ///
     /// # Errors
-    /// [`Error::NoSeat`] for an epoch that is over, and the second time.
+    /// [`Error::NoSeat`] for an epoch that is over, and for a second request.
     pub fn communicator(&self, round: &Round, timeout: Duration) -> Result<Arc<dyn Communicator>, Error> {
         self.hub.communicator(round, [0, 1], timeout)
     }
@@ -188,14 +189,14 @@ impl Drop for InProcessWorker {
 }
 
 impl Inside {
-    /// Communicators that a worker never took: the others' operations are not to wait for it.
+    /// Drops the communicators that a worker never took: the operations of the others must not wait for it.
     fn give_up_seats(&mut self, worker: Worker) {
         let Seats { members, ranks, of_all, .. } = &mut self.seats;
         let Some(place) = members.iter().position(|member| *member == Some(worker)) else { return };
         of_all.iter_mut().skip(place * *ranks).take(*ranks).for_each(|seat| *seat = None);
     }
 
-    /// Everything that is to be said at this time, until nothing is; whether anything was.
+    /// Delivers the messages due at this time, of the workers and of the arbiter; returns true if there was a message.
     fn pump(&mut self, now: Duration) -> bool {
         let mut any = false;
         for worker in self.members.keys().copied().collect::<Vec<_>>() {

@@ -1,13 +1,13 @@
-//! Who takes part in an exchange, while workers come and go.
+//! Membership of exchanges while workers join and leave.
 //!
-//! | item | what it is |
+//! | item | role |
 //! |---|---|
-//! | [`Membership`] | what a training loop calls: a boundary before every exchange, a vote after it |
+//! | [`Membership`] | called by a training loop: a boundary before every exchange, a vote after it |
 //! | [`InProcess`] | for workers that are threads of one process |
 //! | [`Service`], [`Remote`] | for workers that are processes: the arbiter, with its log, and their calls to it over TCP |
-//! | [`Round`] | an exchange that was granted: the step, the members, who counts, which communicators |
-//! | [`Decision`] | what became of it, the same for every member |
-//! | [`Arbiter`], [`Member`] | both sides as machines without clock and sockets, for other transports |
+//! | [`Round`] | a granted exchange: the step, the members, the members that count, the communicators' epoch |
+//! | [`Decision`] | outcome of an exchange, the same for every member |
+//! | [`Arbiter`], [`Member`] | both sides as state machines without clock and sockets, for other transports |
 //!
 //! ```
 //! use meshstep_comm::Clock;
@@ -18,7 +18,7 @@
 //! let run = InProcess::new(Config::new(digest, 1), Clock::real())?;
 //! let worker = run.join(7, digest, Duration::from_secs(600))?;
 //! for step in [16, 32] {
-//!     let round = worker.boundary(step)?; // waits for the other members; who has joined or gone is known here
+//!     let round = worker.boundary(step)?; // waits for the other members; names the workers that joined or left
 //!     assert_eq!((round.step, round.rank, round.divisor()), (step, 0, 1));
 //!     // ... new communicators where `round.epoch` is new; the exchange, into memory of its own ...
 //!     if worker.vote(&round, Ballot::Ready)?.is_commit() {
@@ -31,26 +31,28 @@
 //!
 //! # What is promised
 //!
-//! - Members of a round get the same decision on it, and a commit only if all of them voted ready. It is in the arbiter's log
-//!   before anybody hears of it, so that its successor says the same.
-//! - A step's exchange is committed once at most. After an abort the same step, or a later one, is asked for again.
-//! - An epoch's number is that of one list of members; communicators are made once for each.
-//! - A worker that does not come, vote or give signs in time is waited for until a deadline of the arbiter's and not after it. Every
+//! - Members of a round get the same decision on it, and a commit only if all of them voted ready. The decision is in the arbiter's
+//!   log before any member receives it, so the arbiter's successor gives the same one.
+//! - A step's exchange is committed once at most. After an abort the members ask for the same step, or a later one, again.
+//! - An epoch number belongs to one list of members; communicators are made once for each epoch.
+//! - The arbiter waits for a late worker (at a boundary, with its vote, or with its beats) until a deadline and not after it. Every
 //!   call returns within the worker's own deadline, whatever happens to the arbiter.
-//! - A worker that is no member any more gets [`Refusal::Fenced`], even if it has stood still and what it hears was true once.
+//! - A worker that is no longer a member gets [`Refusal::Fenced`], even if its process was suspended and an old answer reaches it
+//!   afterwards.
 //!
 //! # How
 //!
-//! The arbiter has one record, [`State`]. Every change of it is logged as a whole, then said. Workers repeat what they ask until it
-//! is answered, and asking twice is asking once. Every message of a worker has the highest term (start of the arbiter) and
-//! epoch that it knows of, every message of an arbiter its term; whoever is behind is not listened to.
+//! The arbiter has one record, [`State`]. It logs the whole state at every change and sends messages after that. Workers repeat a
+//! request until it is answered; a repeated request has no further effect. Every message of a worker carries the highest term
+//! (start of the arbiter) and epoch that the worker knows of, every message of an arbiter carries its term; messages from an older
+//! term are ignored.
 //!
 //! # Limits
 //!
-//! - Between processes, what the rendezvous says of its own connections: proven by the job's token, sealed, not encrypted.
+//! - Between processes the limits of the rendezvous connections hold: authenticated by the job's token, sealed, not encrypted.
 //! - One arbiter: while it is down, exchanges wait for its successor; steps between them do not.
 //! - At most 256 workers.
-//! - Workers that lie about who they are, or vote ready without being, are believed.
+//! - The arbiter believes workers that give a wrong id, or vote ready without being ready.
 
 mod arbiter;
 mod config;
@@ -85,40 +87,40 @@ pub use tcp_worker::{Caller, Remote};
 use std::fmt::Debug;
 use std::time::Duration;
 
-/// A worker's place in a run whose workers come and go.
+/// Membership of one worker in a run that workers join and leave.
 ///
-/// Between two exchanges nothing is called. At each the loop calls [`boundary`](Membership::boundary), exchanges with the members
-/// it names, calls [`vote`](Membership::vote), and applies everything or nothing by what that returns. One call is made at a
-/// time.
+/// Nothing is called between two exchanges. At each exchange the loop calls [`boundary`](Membership::boundary), exchanges with the
+/// members of the returned round, calls [`vote`](Membership::vote), and applies everything or nothing according to the decision.
+/// Only one call is made at a time.
 pub trait Membership: Send + Sync + Debug {
-    /// Waits until all members are at the exchange of logical step `step`, and says among whom it is. Whoever has joined since
-    /// is a member from here on, and whoever has gone is none. A worker that was none yet may name any step: the round says
-    /// which it is, unless it is one of the first, who name the same.
+    /// Waits until all members are at the exchange of logical step `step`, and returns the round with its members. Workers that
+    /// have joined since the last round are members from this round on; workers that have gone are not. A joining worker may name
+    /// any step, since the round has the run's step; only the workers of the first epoch have to name the same one.
     ///
     /// # Errors
-    /// [`Error::Refused`]: by a final refusal ([`Refusal::is_final`]) the worker is out of the run; after others it may call again.
+    /// [`Error::Refused`]: after a final refusal ([`Refusal::is_final`]) the worker is out of the run; after another one it may
+    /// call again.
     /// [`Error::Undecided`] before the vote on the last round is answered, [`Error::Unanswered`], [`Error::Left`].
     fn boundary(&self, step: u64) -> Result<Round, Error>;
 
-    /// Gives this worker's word on the exchange, and waits for what becomes of it. Called again it asks again: the first word
-    /// stands.
+    /// Votes on the exchange and waits for the decision. A second call asks for the decision again; the first ballot stands.
     ///
     /// # Errors
-    /// As for [`boundary`](Membership::boundary); while no decision is heard nothing of the exchange may be applied.
+    /// As for [`boundary`](Membership::boundary). Without a decision the caller must not apply any result of the exchange.
     fn vote(&self, round: &Round, ballot: Ballot) -> Result<Decision, Error>;
 
-    /// What became of `round`, where that is known before this worker has voted: a member is gone, so that the exchange need not
-    /// be waited for. Does not wait.
+    /// Returns the decision on `round` if it is known before this worker has voted: a member is gone, so the exchange need not be
+    /// waited for. Does not wait.
     fn decided(&self, round: &Round) -> Option<Decision>;
 
-    /// Ends the membership. Between a boundary and its vote it costs the others that exchange.
+    /// Ends the membership. Between a boundary and its vote, leaving aborts the exchange of the others.
     ///
     /// # Errors
-    /// [`Error::Unanswered`]: the others wait until they miss it.
+    /// [`Error::Unanswered`]: the others wait until the arbiter drops this worker as silent.
     fn leave(&self) -> Result<(), Error>;
 
-    /// How long a call waits for its answer, where that has an end: ranks that wait for what this one hears wait for twice as
-    /// long. `None`: they wait as long as for any operation of theirs.
+    /// Longest time that a call waits for its answer. The worker's other ranks wait for twice as long for rank 0's answer. `None`:
+    /// they wait as long as for any other operation.
     fn deadline(&self) -> Option<Duration> {
         None
     }

@@ -6,26 +6,26 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
-/// A log grows up to this, then it begins anew with its last record.
+/// Size at which a log is replaced by one with its last record alone.
 const MAX_BYTES: usize = 1 << 20;
 
-/// A file with every state of an arbiter, of which the last one counts; no other arbiter's while it is open.
+/// A file with every state of an arbiter, of which the last one is valid; locked by one process while it is open.
 #[derive(Debug)]
 pub struct Log {
     path: PathBuf,
     file: File,
     len: usize,
-    /// Held, not written.
+    /// Held for the lock, never written.
     _lock: File,
 }
 
 impl Log {
-    /// The log at `path` and the last state in it; one is made where there is none. A record that was being written when
-    /// its arbiter ended is cut off. A file `path.lock` lies beside it.
+    /// Opens the log at `path`, or creates one, and returns the last state in it. A record that was being written when its arbiter
+    /// ended is cut off. A file `path.lock` lies beside it.
     ///
     /// # Errors
-    /// [`LogError::Locked`] while another process has it open, [`LogError::NotALog`], [`LogError::Changed`] where something else than
-    /// an interrupted write has changed it, [`LogError::System`].
+    /// [`LogError::Locked`] while another process has the log open, [`LogError::NotALog`], [`LogError::Changed`] if the file was
+    /// changed by anything but an interrupted write, [`LogError::System`].
     pub fn open(path: &Path) -> Result<(Self, Option<State>), LogError> {
         let lock = lock(path)?;
         let mut options = OpenOptions::new();
@@ -44,11 +44,11 @@ impl Log {
             log.write(MAGIC)?;
             log.sync_directory()?;
         }
-        // The rest is on the disk with the next record, before which a new arbiter says nothing.
+        // The truncation reaches the disk with the next record, before which a new arbiter sends nothing.
         Ok((log, last))
     }
 
-    /// Adds a state, which is on the disk when this returns. After an error nothing may be said of it: the arbiter ends.
+    /// Appends a state and returns once it is on the disk. After an error the arbiter must not send any of it, and ends.
     ///
     /// # Errors
     /// [`LogError::System`].
@@ -69,7 +69,7 @@ impl Log {
         Ok(())
     }
 
-    /// A file with this record alone takes the place of the old one, which counts until then.
+    /// Writes a file with this record alone and renames it over the old one, which is valid until then.
     fn begin_anew(&mut self, payload: &[u8]) -> Result<(), LogError> {
         let new = beside(&self.path, ".new");
         let mut bytes = MAGIC.to_vec();
@@ -85,7 +85,7 @@ impl Log {
         Ok(())
     }
 
-    /// So that the file's name is on the disk too.
+    /// Flushes the directory, so that the file's name is on the disk too.
     fn sync_directory(&self) -> Result<(), LogError> {
         let parent = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
         let directory = parent.unwrap_or(Path::new("."));

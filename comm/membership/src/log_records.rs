@@ -1,9 +1,9 @@
-//! The bytes of a log: records one after the other, of which the last one counts.
+//! Byte format of a log: records one after the other, of which the last one is valid.
 //!
-//! A record is its length and that length's complement, a checksum, the bytes, and an end mark that is not zero. Records are
-//! only ever added, and what one says is told to nobody before all of it is on the disk. So one that is cut short, or ends
-//! in zeros where the system had made room already, was told to nobody and is left out. Any other that is not what it was
-//! is an error: without it the one before would count, against what was said.
+//! A record is its length and that length's complement, a checksum, the bytes, and an end mark that is not zero. Records are only
+//! ever appended, and the arbiter sends nothing of a record before all of it is on the disk. So a record that is cut short, or ends
+//! in zeros because the system had already allocated the space, was never sent to a worker and is left out. Any other damaged
+//! record is an error: skipping it would revive the record before it, which contradicts messages already sent.
 
 use crate::LogError;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -14,7 +14,7 @@ const VERSION: u64 = 1;
 const HEAD: usize = 16;
 const END: u8 = 0xa5;
 
-/// Appends a record, the one at byte `at` of its log.
+/// Appends a record that begins at byte `at` of its log.
 pub(super) fn put(payload: &[u8], at: usize, out: &mut Vec<u8>) {
     let len = payload.len() as u32;
     out.extend_from_slice(&len.to_le_bytes());
@@ -28,7 +28,7 @@ fn sum(payload: &[u8], at: usize) -> u64 {
     xxh3_64_with_seed(payload, VERSION << 48 ^ at as u64)
 }
 
-/// The last whole record, and where the whole ones end: what follows is to be cut off.
+/// The last whole record, and the end of the whole records: the bytes after it are to be cut off.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Read<'a> {
     pub(super) last: Option<&'a [u8]>,
@@ -38,7 +38,7 @@ pub(super) struct Read<'a> {
 /// Reads a log.
 pub(super) fn read(log: &[u8]) -> Result<Read<'_>, LogError> {
     let Some(records) = log.strip_prefix(MAGIC) else {
-        // Its first bytes were on the way when the machine stopped.
+        // The machine stopped while the first bytes were being written.
         let written = log.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
         let begun = MAGIC.starts_with(&log[..written]);
         return if begun { Ok(Read { last: None, end: 0 }) } else { Err(LogError::NotALog) };
@@ -52,10 +52,10 @@ pub(super) fn read(log: &[u8]) -> Result<Read<'_>, LogError> {
     Ok(read)
 }
 
-/// A record's payload, and what is behind it.
+/// A record's payload, and the bytes after the record.
 type Record<'a> = (&'a [u8], &'a [u8]);
 
-/// The first record; `None` where there is no whole one.
+/// Returns the first record; `None` if it is incomplete.
 fn record(bytes: &[u8], at: usize) -> Result<Option<Record<'_>>, LogError> {
     let Some((head, rest)) = bytes.split_first_chunk::<HEAD>() else { return Ok(None) };
     let word = |i: usize| u32::from_le_bytes([head[i], head[i + 1], head[i + 2], head[i + 3]]);

@@ -1,59 +1,59 @@
-//! A worker's side of the membership: what it asks for, until it is answered. A machine without a clock or a socket.
+//! Worker state machine (sans-IO): repeats a worker's requests until they are answered. It has no clock and no socket.
 
 use crate::message::{Ask, Digest, FromArbiter, ToArbiter, Word, Worker};
 use crate::round::{Ballot, Decision, Round};
 use crate::{Error, Refusal};
 use std::time::Duration;
 
-/// How often a worker that has not been heard yet tries.
+/// Interval between the attempts of a worker that has had no answer yet.
 const FIRST_BEAT: Duration = Duration::from_millis(100);
 
-/// What a worker waits for.
+/// A request that a worker waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// To be let in.
+    /// Asks for membership.
     Join,
-    /// To exchange at this step.
+    /// Asks for an exchange at this step.
     Boundary(u64),
-    /// The end of an exchange.
+    /// Votes on an exchange and waits for the decision.
     Vote {
-        /// Which.
+        /// Round number.
         round: u64,
-        /// The worker's word on it.
+        /// The worker's ballot.
         ballot: Ballot,
     },
-    /// To be gone.
+    /// Asks to leave.
     Leave,
 }
 
-/// What a worker is told.
+/// Answer to a [`Request`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// To [`Request::Join`].
+    /// Answers [`Request::Join`].
     Welcome,
-    /// To [`Request::Boundary`].
+    /// Answers [`Request::Boundary`].
     Granted(Round),
-    /// To [`Request::Vote`].
+    /// Answers [`Request::Vote`].
     Decided(Decision),
-    /// To [`Request::Leave`].
+    /// Answers [`Request::Leave`].
     Farewell,
 }
 
-/// Asks the arbiter, again and again, and knows what not to believe: an arbiter of an earlier term, and anything at a time when
-/// this worker may no longer be a member. It is one from its last sign that was heard for as long as the arbiter said: later
-/// an answer is kept back until the arbiter has heard another sign.
+/// Repeats requests to the arbiter, and ignores answers that may be stale: those of an arbiter of an earlier term, and those that
+/// arrive after the lease has ended, when this worker may no longer be a member. The lease runs from the last acknowledged beat for
+/// as long as the arbiter said; a later answer is held back until the arbiter has acknowledged another beat.
 #[derive(Debug)]
 pub struct Member {
     worker: Worker,
     digest: Digest,
     contact: String,
     deadline: Duration,
-    /// The highest heard.
+    /// Highest term received.
     term: u64,
-    /// The last that it was a member of.
+    /// Last epoch of which this worker was a member.
     epoch: u64,
     welcome: bool,
-    /// The last exchange granted to it, itself until it is handed out, and its end.
+    /// Number of the last granted round; the round itself until it is handed out, and its decision, follow.
     round: u64,
     grant: Option<Round>,
     decision: Option<Decision>,
@@ -74,7 +74,7 @@ struct Pending {
 }
 
 impl Member {
-    /// A worker that has asked for nothing yet and waits for an answer for `deadline` at most.
+    /// Creates a worker without a request. It waits for an answer for `deadline` at most.
     pub fn new(worker: Worker, digest: Digest, contact: String, deadline: Duration) -> Self {
         Member {
             worker,
@@ -97,18 +97,18 @@ impl Member {
         }
     }
 
-    /// How long it waits for an answer.
+    /// Returns the longest wait for an answer.
     pub fn deadline(&self) -> Duration {
         self.deadline
     }
 
-    /// Who it is.
+    /// Returns the worker's id and start number.
     pub fn worker(&self) -> Worker {
         self.worker
     }
 
-    /// Begins to ask for `request`, instead of what it asked for before; [`tick`](Member::tick) says so and
-    /// [`take`](Member::take) has the answer to the request of the number that is returned.
+    /// Begins `request` in place of the previous one and returns its number: [`tick`](Member::tick) sends the request, and
+    /// [`take`](Member::take) with that number returns the answer.
     pub fn begin(&mut self, request: Request, now: Duration) -> u64 {
         self.requests += 1;
         let until = now.saturating_add(self.deadline);
@@ -118,7 +118,7 @@ impl Member {
         self.requests
     }
 
-    /// The answer to request `number`, once, when it is there.
+    /// Returns the answer to request `number`, once, when it has arrived.
     pub fn take(&mut self, number: u64, now: Duration) -> Option<Result<Answer, Error>> {
         let Some(pending) = self.pending.filter(|pending| pending.number == number) else {
             return Some(Err(Error::Overtaken));
@@ -138,7 +138,7 @@ impl Member {
         answer
     }
 
-    /// What is known to be the answer, believed or not.
+    /// Returns the known answer, within the lease or not.
     fn answer(&self, request: Request) -> Option<Result<Answer, Error>> {
         match (request, &self.ended, &self.refused) {
             (Request::Leave, Some(Error::Left), _) => Some(Ok(Answer::Farewell)),
@@ -157,37 +157,38 @@ impl Member {
         }
     }
 
-    /// Whether it is in an exchange whose end it does not know.
+    /// Returns true from the grant of an exchange until its decision is known.
     fn is_open(&self) -> bool {
         self.round > 0 && self.decision.is_none()
     }
 
-    /// The end of `round`, as soon as it is heard, whatever the worker asks for.
+    /// Returns the decision on `round` as soon as it has arrived, even while another request is pending.
     pub fn decided(&self, round: u64) -> Option<&Decision> {
         self.decision.as_ref().filter(|_| round == self.round)
     }
 
-    /// Why it is no member and will not be again.
+    /// Returns why the worker is no longer a member and cannot become one again.
     pub fn ended(&self) -> Option<&Error> {
         self.ended.as_ref()
     }
 
-    /// After how long without a word from the arbiter its connection is of no use: several signs were not answered.
+    /// Returns the time without a message from the arbiter after which the connection is useless: several beats were not
+    /// acknowledged.
     pub fn lost_after(&self) -> Duration {
         self.beat.saturating_mul(12).max(Duration::from_secs(1))
     }
 
-    /// When [`tick`](Member::tick) has something to say, or [`take`](Member::take) gives up.
+    /// Returns the time at which [`tick`](Member::tick) has messages, or [`take`](Member::take) gives up.
     pub fn wake_at(&self) -> Duration {
         self.pending.map_or(self.next_beat, |pending| pending.until.min(self.next_beat))
     }
 
-    /// Has the next [`tick`](Member::tick) say everything again: what was said last may be lost.
+    /// Makes the next [`tick`](Member::tick) repeat all messages: the last ones may be lost.
     pub fn repeat(&mut self, now: Duration) {
         self.next_beat = now;
     }
 
-    /// The time is `now`: what is to be said, in this order.
+    /// Returns the messages to send at time `now`, in this order.
     pub fn tick(&mut self, now: Duration) -> Vec<ToArbiter> {
         if now < self.next_beat || self.ended.is_some() {
             return Vec::new();
@@ -204,7 +205,7 @@ impl Member {
     fn ask(&self, pending: Pending) -> Option<Ask> {
         match pending.request {
             Request::Join => None,
-            // It is there, and waits for a sign to be heard. Asked again it would be for the round after it.
+            // The grant has arrived, and waits for an acknowledged beat. Another request would be for the round after it.
             Request::Boundary(_) if self.grant.is_some() => None,
             Request::Boundary(step) => Some(Ask::Arrive { request: pending.number, after: self.round, step }),
             Request::Vote { round, ballot } => Some(Ask::Vote { round, ballot }),
@@ -212,7 +213,7 @@ impl Member {
         }
     }
 
-    /// What the arbiter says.
+    /// Handles a message of the arbiter.
     pub fn hear(&mut self, message: FromArbiter) {
         if message.to != self.worker || message.term < self.term || self.ended.is_some() {
             return;
@@ -237,7 +238,7 @@ impl Member {
     }
 
     fn granted(&mut self, round: Round) {
-        // Old ones come again.
+        // Grants of earlier rounds may arrive again.
         if !self.is_open() && round.number > self.round && round.rank < round.members.len() {
             (self.round, self.epoch, self.decision) = (round.number, round.epoch, None);
             self.grant = Some(round);
@@ -245,7 +246,7 @@ impl Member {
     }
 }
 
-/// For a caller that has made the one request whose answer it is: anything else is a bug in the machine.
+/// Conversions for callers that have made the matching request: any other answer is a bug of the state machine.
 impl Answer {
     pub(super) fn into_round(self) -> Round {
         match self {

@@ -1,141 +1,141 @@
-//! What workers and the arbiter say to each other. Every message may be lost or come twice: what is asked is asked again.
+//! Messages between workers and the arbiter. Every message may be lost or come twice: workers repeat unanswered requests.
 
 use crate::Refusal;
 use crate::round::{Ballot, Decision, Round};
 use crate::wire::{Wire, wire};
 use std::time::Duration;
 
-/// A worker, in one of its lives.
+/// One start of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Worker {
-    /// Its name, one worker's at a time.
+    /// Worker id, unique among the workers of a run at any time.
     pub id: u64,
-    /// A number that no other start of it has, so that a process that was stopped is not taken for its successor.
+    /// Number of this start, used by no other start of the worker: it distinguishes a restarted process from the stopped one.
     pub life: u64,
 }
 
-/// What workers must have alike: digests of the plan and of the update rule.
+/// Digests of the plan and of the update rule, which all workers must share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Digest {
-    /// Of the plan: what is exchanged when.
+    /// Digest of the plan: the tensors that are exchanged at each step.
     pub plan: u64,
-    /// Of the rule with its hyperparameters.
+    /// Digest of the rule with its hyperparameters.
     pub rule: u64,
 }
 
-/// From a worker. `term` and `epoch` are the highest it knows of: an arbiter that knows of none as high is over.
+/// Message from a worker. `term` and `epoch` are the highest that the worker knows of: an arbiter with a lower one is superseded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ToArbiter {
-    /// Who.
+    /// Sender.
     pub worker: Worker,
-    /// Of the last arbiter it heard.
+    /// Term of the arbiter that the worker last received a message from.
     pub term: u64,
-    /// The last that it was a member of; 0 for none.
+    /// Last epoch of which the worker was a member; 0 for none.
     pub epoch: u64,
-    /// What.
+    /// Request.
     pub ask: Ask,
 }
 
-/// What a worker asks for.
+/// Request of a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ask {
-    /// To be let in.
+    /// Asks for membership.
     Join {
-        /// What it goes by.
+        /// Digest of the worker's plan and rule.
         digest: Digest,
-        /// For others to reach it by.
+        /// Address by which others reach the worker.
         contact: String,
     },
-    /// To stay.
+    /// Renews the lease.
     Beat {
-        /// The worker's time, to be told back.
+        /// Send time on the worker's clock, returned with the acknowledgement.
         sent: Duration,
     },
-    /// To exchange at a step.
+    /// Asks for an exchange at a step.
     Arrive {
-        /// The number of this request.
+        /// Number of this request.
         request: u64,
-        /// The last round that it knows the end of.
+        /// Last round with an end that the worker knows.
         after: u64,
-        /// The logical step.
+        /// Logical step.
         step: u64,
     },
-    /// What becomes of an exchange.
+    /// Votes on an exchange and asks for the decision.
     Vote {
-        /// Which.
+        /// Round number.
         round: u64,
-        /// The worker's word on it.
+        /// The worker's ballot.
         ballot: Ballot,
     },
-    /// To go.
+    /// Asks to leave.
     Leave,
 }
 
-/// From an arbiter; one of an earlier term is not listened to.
+/// Message from an arbiter. Workers ignore messages of an earlier term.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FromArbiter {
-    /// To whom.
+    /// Recipient.
     pub to: Worker,
-    /// Which start of the arbiter this is, from 1.
+    /// Number of this start of the arbiter, from 1.
     pub term: u64,
-    /// What.
+    /// Content.
     pub word: Word,
 }
 
-/// What an arbiter says.
+/// Content of an arbiter's message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Word {
-    /// It may come to a boundary.
+    /// The worker is admitted and may come to a boundary.
     Welcome,
-    /// A sign of life has arrived.
+    /// Acknowledges a beat.
     Heard {
-        /// The worker's time when it gave it.
+        /// Send time of the beat on the worker's clock.
         sent: Duration,
-        /// From then on it stays for this long.
+        /// Time from `sent` for which the worker stays a member.
         lease: Duration,
     },
-    /// An exchange among these.
+    /// Grants an exchange.
     Granted {
-        /// Which.
+        /// The exchange and its members.
         round: Round,
     },
-    /// What became of an exchange.
+    /// Reports the decision on an exchange.
     Decided {
-        /// Which.
+        /// Round number.
         round: u64,
-        /// What.
+        /// Decision of the arbiter.
         decision: Decision,
     },
-    /// It has left.
+    /// Confirms that the worker has left.
     Farewell,
-    /// It does not get what it asked for.
+    /// Refuses a request.
     Refused {
-        /// The request, where it was one to exchange.
+        /// Number of the refused [`Ask::Arrive`]; 0 for other requests.
         request: u64,
-        /// Why.
+        /// Reason for the refusal.
         refusal: Refusal,
     },
 }
 
 impl ToArbiter {
-    /// As bytes.
+    /// Encodes the message as bytes.
     pub fn encode(&self) -> Vec<u8> {
         Wire::encode(self)
     }
 
-    /// `None` for bytes that no message is written as.
+    /// Decodes a message; `None` if the bytes are not a valid one.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         Wire::decode(bytes)
     }
 }
 
 impl FromArbiter {
-    /// As bytes.
+    /// Encodes the message as bytes.
     pub fn encode(&self) -> Vec<u8> {
         Wire::encode(self)
     }
 
-    /// `None` for bytes that no message is written as.
+    /// Decodes a message; `None` if the bytes are not a valid one.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         Wire::decode(bytes)
     }

@@ -1,111 +1,109 @@
-//! Why a worker does not get what it asked an arbiter for.
+//! Reasons for which an arbiter refuses a request.
 
 use crate::round::Departure;
 use crate::wire::wire;
 
-/// Why the arbiter refuses.
+/// Reason for a refusal.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// The worker's plan is not the run's.
+    /// The worker's plan differs from the run's.
     #[error(
         "this worker's plan has digest {mine:016x}, the run's {run:016x}; give every worker the same plan"
     )]
     OtherPlan {
-        /// The worker's.
+        /// Digest of the worker.
         mine: u64,
-        /// The run's.
+        /// Digest of the run.
         run: u64,
     },
-    /// The worker's update rule is not the run's.
+    /// The worker's update rule differs from the run's.
     #[error(
         "this worker's rule has digest {mine:016x}, the run's {run:016x}; give every worker the same rule and hyperparameters"
     )]
     OtherRule {
-        /// The worker's.
+        /// Digest of the worker.
         mine: u64,
-        /// The run's.
+        /// Digest of the run.
         run: u64,
     },
-    /// There is a worker of that id.
+    /// A worker with the same id is in the run.
     #[error(
-        "a worker {id} is in the run; give each its own id, or wait until the arbiter has missed the old one"
+        "a worker with id {id} is in the run; give each worker its own id, or wait until the arbiter drops the old one"
     )]
     IdTaken {
         /// The id.
         id: u64,
     },
-    /// What others are to reach it by is too long.
-    #[error("a contact of {len} bytes; at most {max} are kept")]
+    /// The contact, the address by which others reach the worker, is too long.
+    #[error("the contact has {len} bytes; at most {max} are allowed")]
     Contact {
-        /// Its bytes.
+        /// Length in bytes.
         len: usize,
-        /// As many as there may be.
+        /// Largest length in bytes.
         max: usize,
     },
-    /// There are as many workers as there can be.
-    #[error("the run has {max} workers, all it takes")]
+    /// The run has as many workers as it takes.
+    #[error("the run already has {max} workers, the most that it takes")]
     Full {
-        /// That many.
+        /// Most workers that a run takes.
         max: usize,
     },
-    /// The worker was a member and is none any more.
+    /// The worker was a member and is not one any more.
     #[error(
-        "this worker was a member up to epoch {epoch} and is none in epoch {now}{}; its state is its own now: join anew",
+        "this worker was a member up to epoch {epoch} and is not in epoch {now}{}; its state has diverged: join again",
         Because(.why)
     )]
     Fenced {
-        /// The last epoch that it knows of.
+        /// Last epoch that the worker knows of.
         epoch: u64,
         /// The run's epoch.
         now: u64,
-        /// How it ceased to be one, while that is remembered.
+        /// How the worker ceased to be a member, as long as the arbiter keeps it.
         why: Option<Departure>,
     },
-    /// Nobody is left who has the run's state.
+    /// No member with the run's state is left.
     #[error(
-        "nobody is left who has the state of step {step}; begin a new run, with a new log, from the last checkpoint"
+        "no worker with the state of step {step} is left; begin a new run, with a new log, from the last checkpoint"
     )]
     StateLost {
-        /// The last exchange's step.
+        /// Step of the last exchange.
         step: u64,
     },
-    /// Fewer workers than the run goes on with, for as long as it waits. The worker stays a member.
-    #[error("{have} workers are there, and the run goes on with {min}; wait once more, or allow fewer")]
+    /// After `patience` there are fewer workers than `min_workers`. The worker stays a member.
+    #[error("{have} workers arrived, but the run needs {min}; call again, or lower min_workers")]
     TooFew {
-        /// As many came.
+        /// Number of workers at the boundary.
         have: usize,
         /// `min_workers`.
         min: usize,
     },
-    /// Members want to exchange at different steps, and none is that of most. They stay members.
+    /// Members are at different steps, and no step has a majority. The worker stays a member.
     #[error(
-        "worker {id} is at step {step}, worker {other} at step {other_step}; members exchange at the same steps"
+        "worker {id} is at step {step}, worker {other} at step {other_step}; all members must exchange at the same step"
     )]
     Disagree {
-        /// One.
+        /// Id of one worker.
         id: u64,
-        /// Its step.
+        /// Step of that worker.
         step: u64,
-        /// Another.
+        /// Id of another worker.
         other: u64,
-        /// Its step.
+        /// Step of the other worker.
         other_step: u64,
     },
     /// The exchange of that step, or a later one, was committed. The worker stays a member.
-    #[error(
-        "the exchange of step {step} was committed; the next is of a later step than that, not of {asked}"
-    )]
+    #[error("the exchange of step {step} is committed already; ask for a later step, not for {asked}")]
     Passed {
         /// The step asked for.
         asked: u64,
-        /// The last exchange's step.
+        /// Step of the last exchange.
         step: u64,
     },
 }
 
 impl Refusal {
-    /// Whether the worker may go on asking.
+    /// Returns true if the worker is out of the run; after other refusals it may ask again.
     pub fn is_final(&self) -> bool {
         !matches!(self, Refusal::TooFew { .. } | Refusal::Disagree { .. } | Refusal::Passed { .. })
     }

@@ -1,4 +1,4 @@
-//! Answers of a membership as bytes, which rank 0 of a worker passes on to the worker's other ranks.
+//! Answers that rank 0 of a worker got, encoded as bytes for its other ranks.
 
 use crate::member::Request;
 use crate::round::Ballot;
@@ -7,7 +7,7 @@ use crate::wire::wire;
 use crate::{Error, Refusal};
 use std::time::Duration;
 
-/// Why there is no answer.
+/// An error of rank 0 in a form that can be encoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Why {
     Refused { refusal: Refusal },
@@ -19,7 +19,7 @@ enum Why {
     Other { message: String },
 }
 
-/// Writes an answer as bytes.
+/// Encodes an answer as bytes.
 pub fn encode<T: Wire>(answer: Result<T, Error>) -> Vec<u8> {
     let mut out = Vec::new();
     answer.is_ok().put(&mut out);
@@ -30,7 +30,7 @@ pub fn encode<T: Wire>(answer: Result<T, Error>) -> Vec<u8> {
     out
 }
 
-/// Reads an answer. Returns `None` if the bytes are no answer of type `T`.
+/// Decodes an answer; `None` if the bytes are not a valid one.
 pub fn decode<T: Wire>(mut bytes: &[u8]) -> Option<Result<T, Error>> {
     let input = &mut bytes;
     let answer = if bool::take(input)? { Ok(T::take(input)?) } else { Err(Why::take(input)?.into()) };
@@ -112,7 +112,7 @@ mod tests {
         for error in errors {
             assert_eq!(there_and_back::<Decision>(&Err(error.clone())), Err(error));
         }
-        let message = "no thread for the membership: full".to_owned();
+        let message = "cannot start the membership thread: full".to_owned();
         let told = there_and_back::<Round>(&Err(Error::NoThread { message: "full".to_owned() }));
         assert_eq!(told, Err(Error::Rank0 { message }));
     }

@@ -1,44 +1,44 @@
-//! What the members of an epoch are told at a boundary, and what becomes of the exchange there.
+//! A granted exchange, the members' ballots and the decision on it.
 
 use crate::wire::wire;
 
-/// One exchange that the arbiter has granted: when, and among whom. The same on every member but for `rank`.
+/// One exchange that the arbiter has granted. Every member gets the same values but for `rank`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Round {
-    /// Its number, never used for another exchange.
+    /// Round number, never used for another exchange.
     pub number: u64,
-    /// How often the members, or what joins them, have changed: the generation of their communicators. Whoever has
-    /// communicators of another makes new ones.
+    /// Generation of the communicators: it changes with the members, and after an exchange that left the communicators unusable. A
+    /// worker with communicators of another epoch makes new ones.
     pub epoch: u64,
-    /// The logical step, which one that has just joined learns here.
+    /// Logical step; a worker that has just joined learns it here.
     pub step: u64,
     /// This worker's rank in the epoch.
     pub rank: usize,
-    /// Who takes part, by rank: those that were there before in the order they had, then those that join.
+    /// Members by rank: the remaining ones in their previous order, then the joining ones.
     pub members: Vec<Seat>,
-    /// Who was in the epoch before, and is not in this one.
+    /// Members of the previous epoch that are not in this one.
     pub gone: Vec<Gone>,
 }
 
 impl Round {
-    /// Whether this worker's values count in means. While they do not it takes over the state of
-    /// [`source`](Round::source) before the exchange, to which it adds nothing.
+    /// Returns true if this worker's values count in means. A worker that does not count takes over the state of
+    /// [`source`](Round::source) before the exchange and adds nothing to the sums.
     pub fn counts(&self) -> bool {
         self.members[self.rank].counts
     }
 
-    /// What a sum over the members is divided by for their mean: how many count.
+    /// Returns the number of members that count: a sum over the members is divided by it for their mean.
     pub fn divisor(&self) -> usize {
         self.members.iter().filter(|seat| seat.counts).count()
     }
 
-    /// The rank that gives its state to those that do not count yet: the first that counts.
+    /// Returns the rank that gives its state to those that do not count yet: the first that counts.
     pub fn source(&self) -> usize {
         // An epoch has a member that counts: the arbiter grants no other.
         self.members.iter().position(|seat| seat.counts).unwrap_or_default()
     }
 
-    /// Whether anybody takes over state in this round.
+    /// Returns true if any member takes over state in this round.
     pub fn has_joiners(&self) -> bool {
         self.members.iter().any(|seat| !seat.counts)
     }
@@ -49,19 +49,19 @@ impl Round {
 pub struct Seat {
     /// The worker's id.
     pub id: u64,
-    /// Whether it has completed an exchange, or was there at the first: before, it has no weight. A round in which nothing was
-    /// exchanged ([`Decision::Idle`]) completes none.
+    /// True once the worker has completed an exchange, or if it was a member at the first; before, its values have no weight. A
+    /// round in which nothing was exchanged ([`Decision::Idle`]) does not complete one.
     pub counts: bool,
-    /// What it said when it joined, for others to reach it by.
+    /// Address that the worker gave when it joined, for others to reach it.
     pub contact: String,
 }
 
-/// Somebody who is not a member any more.
+/// A former member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gone {
     /// The worker's id.
     pub id: u64,
-    /// How that came.
+    /// How the worker ceased to be a member.
     pub why: Departure,
 }
 
@@ -69,67 +69,67 @@ pub struct Gone {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Departure {
-    /// It said so.
+    /// The worker asked to leave.
     #[error("it left")]
     Left,
-    /// It gave no sign for too long, or its thread ended without a word.
-    #[error("it was not heard of any more")]
+    /// No message came from the worker for too long, or its thread ended without leaving.
+    #[error("no message came from it in time")]
     Silent,
-    /// It gave signs, but kept the others waiting too long at a boundary or for its vote.
+    /// The worker sent beats, but kept the others waiting too long at a boundary or for its vote.
     #[error("it kept the others waiting too long")]
     Late,
-    /// It vetoed three exchanges in a row.
+    /// The worker vetoed three exchanges in a row.
     #[error("it vetoed three exchanges in a row")]
     Vetoed,
-    /// It came to a boundary at another step than most of the members that count.
+    /// The worker came to a boundary at another step than most of the members that count.
     #[error("it was at step {step} where most members were at step {others}")]
     OutOfStep {
-        /// Its step.
+        /// Step of the worker.
         step: u64,
-        /// Theirs.
+        /// Step of most members.
         others: u64,
     },
 }
 
-/// A worker's word on an exchange, of everything due in one step.
+/// A worker's vote on an exchange: one ballot for everything due in one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ballot {
-    /// The results are here and can be applied.
+    /// The results have arrived and can be applied.
     Ready,
-    /// There was nothing to exchange any more: what was on its way was given up as members changed.
+    /// There was nothing left to exchange: transfers in flight were given up as members changed.
     Idle,
-    /// This worker's own part is at fault, as with a number that is not finite; three in a row, and it is dropped.
+    /// This worker's own contribution is at fault, for example not finite; after three in a row the worker is dropped.
     Veto,
-    /// The exchange failed here; whose fault that is nobody knows. Communicators are made anew.
+    /// The exchange failed on this worker for an unknown cause. Communicators are made anew.
     Failed,
 }
 
-/// What became of an exchange, the same for all members.
+/// Decision on an exchange, the same for all members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// Every member applies it.
+    /// Every member applies the exchange.
     Commit {},
-    /// There was nothing to apply, by the word of at least one member: who was ready drops its results, and who has only just
-    /// joined does not count yet.
+    /// At least one member had nothing to apply: ready members drop their results, and a member that has just joined does not count
+    /// yet.
     Idle {},
-    /// No member applies anything of it.
+    /// No member applies any part of the exchange.
     Abort {
-        /// Who vetoed it, by id.
+        /// Ids of workers that voted [`Ballot::Veto`].
         vetoed: Vec<u64>,
-        /// For whom it failed.
+        /// Ids of workers that voted [`Ballot::Failed`].
         failed: Vec<u64>,
-        /// Who was gone before it had voted.
+        /// Ids of workers that were gone before they had voted.
         lost: Vec<u64>,
     },
 }
 
 impl Decision {
-    /// Whether the exchange is applied.
+    /// Returns true if the exchange is applied.
     pub fn is_commit(&self) -> bool {
         matches!(self, Decision::Commit {})
     }
 
-    /// Whether the communicators of its epoch are of no more use.
+    /// Returns true if the epoch's communicators are unusable after this decision.
     pub(super) fn broke(&self) -> bool {
         matches!(self, Decision::Abort { failed, lost, .. } if !failed.is_empty() || !lost.is_empty())
     }

@@ -1,56 +1,56 @@
-//! What an arbiter knows for good: all that its successor needs.
+//! Durable state of an arbiter: all that its successor needs.
 
 use crate::message::{Digest, Worker};
 use crate::round::{Decision, Departure, Gone, Round, Seat};
 use crate::wire::{Wire, wire};
 
-/// The whole of it, as one record of the log has it.
+/// The state as written in one record of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State {
-    /// Which start of the arbiter wrote it, from 1.
+    /// Number of the arbiter's start that wrote the state, from 1.
     pub term: u64,
-    /// What all workers have alike.
+    /// Digest shared by all workers.
     pub digest: Digest,
-    /// 0 before the first.
+    /// Last epoch; 0 before the first.
     pub epoch: u64,
     /// The last round granted; 0 before the first.
     pub round: u64,
-    /// Its logical step.
+    /// Logical step of the last round.
     pub step: u64,
-    /// What became of it; `None` while members vote.
+    /// Decision on the last round; `None` while members vote.
     pub decision: Option<Decision>,
-    /// The members of the epoch, by rank, those gone since it began too.
+    /// Members of the epoch by rank, including those that have gone since it began.
     pub members: Vec<Place>,
-    /// Who was in the epoch before and is not in this one.
+    /// Members of the previous epoch that are not in this one.
     pub gone: Vec<Former>,
 }
 
 /// A member of the epoch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Who.
+    /// Worker id and start number.
     pub worker: Worker,
-    /// For others to reach it by.
+    /// Address by which others reach the worker.
     pub contact: String,
-    /// Whether its values count in means.
+    /// True if its values count in means.
     pub counts: bool,
-    /// Exchanges in a row that it vetoed.
+    /// Exchanges in a row that the worker vetoed.
     pub vetoes: usize,
-    /// Since when it is none, if so: since after the last grant.
+    /// How the worker ceased to be a member, if it has done so since the last grant.
     pub gone: Option<Departure>,
 }
 
 /// A former member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Former {
-    /// Who.
+    /// Worker id and start number.
     pub worker: Worker,
-    /// How it ceased to be one.
+    /// How the worker ceased to be a member.
     pub why: Departure,
 }
 
 impl State {
-    /// Before anything has happened.
+    /// Returns the state before the first epoch.
     pub(super) fn new(digest: Digest) -> Self {
         State {
             term: 0,
@@ -64,28 +64,28 @@ impl State {
         }
     }
 
-    /// Whether members vote on an exchange.
+    /// Returns true while members vote on an exchange.
     pub(super) fn is_open(&self) -> bool {
         self.round > 0 && self.decision.is_none()
     }
 
-    /// The members that are not gone.
+    /// Iterates over the members that are not gone.
     pub(super) fn live(&self) -> impl Iterator<Item = &Place> {
         self.members.iter().filter(|place| place.gone.is_none())
     }
 
-    /// The rank of a member that is not gone.
+    /// Returns the rank of a member that is not gone.
     pub(super) fn rank(&self, worker: Worker) -> Option<usize> {
         self.members.iter().position(|place| place.worker == worker && place.gone.is_none())
     }
 
-    /// How this worker ceased to be a member, as far back as the last epoch.
+    /// Returns how this worker ceased to be a member; only the current and the previous epoch are known.
     pub(super) fn departure(&self, worker: Worker) -> Option<Departure> {
         let here = self.members.iter().find(|place| place.worker == worker).and_then(|place| place.gone);
         here.or_else(|| self.gone.iter().find(|former| former.worker == worker).map(|former| former.why))
     }
 
-    /// The last round as the member of rank `rank` is told of it.
+    /// Returns the last round as granted to the member of rank `rank`.
     pub(super) fn granted(&self, rank: usize) -> Round {
         let seat = |place: &Place| Seat {
             id: place.worker.id,
@@ -102,12 +102,12 @@ impl State {
         }
     }
 
-    /// As bytes.
+    /// Encodes the state as bytes.
     pub fn encode(&self) -> Vec<u8> {
         Wire::encode(self)
     }
 
-    /// `None` for bytes that no state is written as.
+    /// Decodes a state; `None` if the bytes are not a valid one.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         Wire::decode(bytes)
     }

@@ -1,7 +1,7 @@
 //! The arbiter as a process that workers call over TCP.
 //!
-//! One thread accepts and watches the time, and each connection has one that reads. What is said to a worker goes to the last
-//! connection that it spoke on.
+//! One thread accepts connections and watches the time; each connection has a thread that reads. A message to a worker goes to the
+//! last connection on which the worker has sent one.
 
 use crate::durable_arbiter::Desk;
 use crate::message::{FromArbiter, ToArbiter, Worker};
@@ -13,27 +13,26 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// How often the listener and the time are looked at.
+/// Interval at which the thread checks the listener and the time.
 const LOOK: Duration = Duration::from_millis(20);
-/// Between two looks, no less than this is a stall.
+/// Shortest time between two checks that counts as a stall.
 const STALL: Duration = Duration::from_millis(200);
-/// How long a connection may take to prove that it knows the token.
+/// Longest time that a connection may take to prove that it knows the token.
 const HANDSHAKE: Duration = Duration::from_secs(5);
-/// How long a worker may take to make room for what is said to it.
+/// Longest time that a send to a worker may block.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How long a worker may take to call again, from the same host and from elsewhere: [`Config::grace`]'s defaults.
+/// Time that a worker has to call again, from the same host and from elsewhere: [`Config::grace`]'s defaults.
 const GRACE_HERE: Duration = Duration::from_secs(1);
 const GRACE: Duration = Duration::from_secs(10);
-/// Connections that have not proven themselves, at a time.
+/// Most connections at a time that have not proven that they know the token.
 const MAX_STRANGERS: usize = 32;
 
-/// What a connection is to be for, beside its token: one run's workers do not call another's arbiter.
+/// Purpose of a connection, checked beside its token: workers of one run cannot call another run's arbiter.
 pub(super) fn purpose(run: &str) -> String {
     format!("membership of {run}")
 }
 
-/// The arbiter of a run. It serves until it is dropped; one that is started again with the same log goes on with what the
-/// last one said.
+/// The arbiter of a run. It serves until it is dropped; a service started again with the same log continues from its last state.
 #[derive(Debug)]
 pub struct Service {
     shared: Arc<Shared>,
@@ -45,7 +44,7 @@ struct Shared {
     listener: Listener,
     silence: Duration,
     grace: Option<Duration>,
-    /// After so long between two looks workers are excused for what was not heard.
+    /// Longest gap between two checks; after a longer one all deadlines are extended by it.
     stalled: Duration,
     begin: Instant,
     inside: Mutex<Inside>,
@@ -61,19 +60,19 @@ struct Inside {
     closing: bool,
 }
 
-/// A connection: to a stranger, then to somebody with the token, then to the worker that its first message is of.
+/// A connection: first unauthenticated, then authenticated by the token, then assigned to the worker of its first message.
 #[derive(Debug)]
 struct Guest {
     id: u64,
     stream: TcpStream,
-    /// How long the worker may take to call again once this connection has closed.
+    /// Time that the worker has to call again once this connection has closed.
     grace: Duration,
     outgoing: Option<Outgoing>,
     worker: Option<Worker>,
 }
 
 impl Service {
-    /// Serves the workers of `run` at `addr`, with what they have said and were told in `log`.
+    /// Serves the workers of `run` at `addr`; the arbiter's state is kept in `log`.
     ///
     /// # Errors
     /// [`Error::Config`], [`Error::Log`], [`Error::Connection`], [`Error::NoThread`].
@@ -85,7 +84,7 @@ impl Service {
         log: &Path,
     ) -> Result<Self, Error> {
         let (silence, grace) = (config.silence, config.grace);
-        // Looks themselves are no stall, however short the grace is.
+        // Regular checks do not count as stalls, however short the grace is.
         let stalled = (silence.min(grace.unwrap_or(GRACE_HERE)) / 2).max(STALL);
         let listener = Listener::bind(addr, token, &purpose(run)).map_err(ConnectionError::from)?;
         let desk = Desk::open(config, Some(log), Duration::ZERO)?;
@@ -98,12 +97,12 @@ impl Service {
         Ok(Service { shared, thread: Some(thread) })
     }
 
-    /// Where it listens.
+    /// Returns the address on which the service listens.
     pub fn addr(&self) -> SocketAddr {
         self.shared.listener.addr()
     }
 
-    /// Why it says nothing any more: its log cannot be written, or it has a successor.
+    /// Returns why the service has stopped answering: its log cannot be written, or it has a successor.
     pub fn failed(&self) -> Option<Error> {
         self.shared.lock().desk.failed().cloned()
     }
@@ -113,7 +112,7 @@ impl Drop for Service {
     fn drop(&mut self) {
         let mut inside = self.shared.lock();
         inside.closing = true;
-        // Who is gone already need not be cut off.
+        // A connection that is already gone need not be cut off.
         inside.guests.iter().for_each(|guest| drop(guest.stream.shutdown(Shutdown::Both)));
         drop(inside);
         self.shared.changed.notify_all();
@@ -123,7 +122,7 @@ impl Drop for Service {
     }
 }
 
-/// Our threads do not panic; if one did, there is nobody to tell in a drop.
+/// Service threads do not panic; a drop could not report a panic.
 fn join(thread: Option<JoinHandle<()>>) {
     let _ = thread.map(JoinHandle::join);
 }
@@ -137,7 +136,7 @@ impl Shared {
         self.begin.elapsed()
     }
 
-    /// Accepts, and lets deadlines pass, until the service ends.
+    /// Accepts connections and handles deadlines until the service ends.
     fn watch(self: Arc<Self>) {
         let mut looked = self.now();
         let mut inside = self.lock();
@@ -145,7 +144,7 @@ impl Shared {
             let now = self.now();
             let gap = now - looked;
             if gap > self.stalled {
-                // This process stood still, so nobody was heard; what they said comes now.
+                // This process stood still and read no messages; they arrive now.
                 inside.desk.excuse(gap);
             }
             looked = now;
@@ -158,7 +157,7 @@ impl Shared {
         }
     }
 
-    /// Gives whoever has connected a thread; without one the connection is closed, and the worker tries again.
+    /// Starts a thread for each new connection; without a thread the connection is closed, and the worker tries again.
     fn accept(self: &Arc<Self>, inside: &mut Inside) {
         inside.threads.retain(|thread| !thread.is_finished());
         while inside.guests.iter().filter(|guest| guest.outgoing.is_none()).count() < MAX_STRANGERS {
@@ -171,26 +170,26 @@ impl Shared {
             };
             inside.next_id += 1;
             inside.threads.push(thread);
-            // A connection that was reset does not tell any more where it came from.
+            // The address is read now: a connection that was reset no longer has one.
             let grace = self.grace.unwrap_or(if is_near(&kept) { GRACE_HERE } else { GRACE });
             inside.guests.push(Guest { id, stream: kept, grace, outgoing: None, worker: None });
         }
     }
 
-    /// One connection from its first byte to its last.
+    /// Serves one connection from its first byte to its last.
     fn serve(&self, id: u64, stream: TcpStream) {
         if let Ok((incoming, outgoing)) = self.listener.admit(stream, HANDSHAKE, PATIENCE) {
             if let Some(guest) = self.lock().guest(id) {
                 guest.outgoing = Some(outgoing);
             }
-            // How it ended shows in whether the worker calls again.
+            // The error is of no use here: the worker calls again or stops being a member.
             let _ = self.listen(id, incoming);
         }
         let mut inside = self.lock();
         let Some(place) = inside.guests.iter().position(|guest| guest.id == id) else { return };
         let Guest { stream, worker, grace, .. } = inside.guests.remove(place);
         let _ = stream.shutdown(Shutdown::Both);
-        // It may have called again before this connection was seen to end.
+        // The worker may have called again before the end of this connection was noticed.
         let gone = worker.filter(|worker| inside.guests.iter().all(|guest| guest.worker != Some(*worker)));
         if let Some(worker) = gone {
             inside.desk.close(worker, self.now() + grace);
@@ -199,7 +198,7 @@ impl Shared {
 
     fn listen(&self, id: u64, mut incoming: Incoming) -> Result<(), Why> {
         loop {
-            // Whoever beats is heard six times as often.
+            // A worker beats six times in each silence.
             let payload = incoming.next(Instant::now() + 2 * self.silence)?;
             let message = ToArbiter::decode(&payload).ok_or(Why::NotUnderstood)?;
             let mut inside = self.lock();
@@ -217,7 +216,7 @@ impl Shared {
     }
 }
 
-/// Whether the other end is on this host.
+/// Returns true if the other end is on this host.
 fn is_near(stream: &TcpStream) -> bool {
     let ends = stream.peer_addr().ok().zip(stream.local_addr().ok());
     ends.is_some_and(|(peer, local)| peer.ip().is_loopback() || peer.ip() == local.ip())
@@ -228,7 +227,7 @@ impl Inside {
         self.guests.iter_mut().find(|guest| guest.id == id)
     }
 
-    /// What does not arrive is asked for again.
+    /// Sends the messages; workers ask again for lost ones.
     fn say(&mut self, said: Vec<FromArbiter>) {
         for message in said {
             let last = self.guests.iter_mut().rev().find(|guest| guest.worker == Some(message.to));

@@ -1,4 +1,4 @@
-//! A worker that is a process of its own, and calls its arbiter over TCP.
+//! Membership of a worker that is a process of its own and calls its arbiter over TCP.
 
 use crate::member::{Answer, Member, Request};
 use crate::message::{Digest, FromArbiter, Worker};
@@ -11,30 +11,30 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Between two attempts to reach the arbiter, and at most for one.
+/// Pause between two attempts to reach the arbiter, and longest time of one attempt.
 const PAUSE: Duration = Duration::from_millis(50);
 const DIAL: Duration = Duration::from_secs(1);
 
-/// Whom a worker calls, and as whom.
+/// Identity of a worker, and the arbiter that it calls.
 #[derive(Clone, Debug)]
 pub struct Caller {
-    /// Where the arbiter listens.
+    /// Address on which the arbiter listens.
     pub addr: SocketAddr,
-    /// The job's.
+    /// Token of the job.
     pub token: Option<Token>,
-    /// The run's name, as the arbiter has it.
+    /// Name of the run, the same as the arbiter's.
     pub run: String,
-    /// This worker's id, no other's in the run.
+    /// Id of this worker, unique in the run.
     pub id: u64,
-    /// What all workers have alike.
+    /// Digest shared by all workers.
     pub digest: Digest,
-    /// What the other members are told to reach it by, at most 64 bytes.
+    /// Address by which the other members reach the worker, at most 64 bytes.
     pub contact: String,
-    /// How long any call waits for its answer.
+    /// Longest time that a call waits for its answer.
     pub deadline: Duration,
 }
 
-/// A process's membership. A thread of its own gives signs of life, and calls again when the connection ends.
+/// Membership of a process. A background thread sends beats, and reconnects when the connection ends.
 #[derive(Debug)]
 pub struct Remote {
     line: Arc<Line>,
@@ -53,18 +53,19 @@ struct Line {
 struct Inside {
     member: Member,
     outgoing: Option<Outgoing>,
-    /// What calling again would not change.
+    /// Permanent error, which another connection would not change.
     refused: Option<ConnectionError>,
     closing: bool,
 }
 
 impl Remote {
-    /// Lets this process in, to take part from the next boundary on. An id that is taken is asked for again until the deadline:
-    /// whoever had it may have ended, which the arbiter takes for sure after [`Config::grace`](crate::Config::grace).
+    /// Joins the run; the process takes part from the next boundary on. If the id is taken, the call tries again until the
+    /// deadline: the previous worker of that id may have ended, which the arbiter assumes after
+    /// [`Config::grace`](crate::Config::grace).
     ///
     /// # Errors
-    /// [`Error::Unanswered`] when no arbiter answers; [`Error::Connection`] when it has another token or run;
-    /// [`Error::Refused`] for another plan or rule, an id that stays taken, a contact that is too long; [`Error::NoThread`].
+    /// [`Error::Unanswered`] if no arbiter answers; [`Error::Connection`] if it has another token or run; [`Error::Refused`] for
+    /// another plan or rule, an id that stays taken, a contact that is too long; [`Error::NoThread`].
     pub fn join(caller: Caller) -> Result<Self, Error> {
         let began = Instant::now();
         loop {
@@ -78,7 +79,7 @@ impl Remote {
     }
 
     fn join_once(caller: Caller) -> Result<Self, Error> {
-        // The system's randomness, through the one door to it that the standard library has.
+        // A random number of the system: the standard library offers it only through `RandomState`.
         let life = RandomState::new().build_hasher().finish();
         let worker = Worker { id: caller.id, life };
         let member = Member::new(worker, caller.digest, caller.contact.clone(), caller.deadline);
@@ -123,7 +124,7 @@ impl Drop for Remote {
         inside.outgoing.iter().for_each(Outgoing::cut);
         drop(inside);
         self.line.changed.notify_all();
-        // Our thread does not panic; if it did, there is nobody to tell in a drop.
+        // The thread does not panic; a drop could not report a panic.
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
@@ -158,7 +159,7 @@ impl Line {
         }
     }
 
-    /// Keeps a connection, until the worker is done or nothing would come of another.
+    /// Keeps a connection open until the worker has finished or met a permanent error.
     fn keep(&self) {
         let Caller { addr, token, run, .. } = &self.caller;
         while !self.lock().is_over() {
@@ -175,7 +176,7 @@ impl Line {
         }
     }
 
-    /// One connection, to its end.
+    /// Runs one connection to its end.
     fn hold(&self, mut incoming: Incoming, outgoing: Outgoing) {
         let mut inside = self.lock();
         inside.outgoing = Some(outgoing);
@@ -201,7 +202,7 @@ impl Line {
                     heard = self.now();
                     inside.member.hear(message);
                 }
-                // A machine that is gone does not close its connections.
+                // A machine that has failed does not close its connections.
                 Err(Why::Silent { .. }) if self.now() - heard < inside.member.lost_after() => {}
                 Err(_) => return inside.hang_up(),
             }

@@ -1,4 +1,4 @@
-//! Values as bytes, for messages and the log. Little-endian; what no value is written as is read as nothing.
+//! Encoding of values as bytes, for messages and the log. Little-endian; decoding invalid bytes returns `None`.
 
 use std::time::Duration;
 
@@ -17,14 +17,14 @@ pub trait Wire: Sized {
         out
     }
 
-    /// Reads a value that takes all of `bytes`. Returns `None` if the bytes are not a value.
+    /// Decodes a value from all of `bytes`.
     fn decode(mut bytes: &[u8]) -> Option<Self> {
         let value = Self::take(&mut bytes)?;
         bytes.is_empty().then_some(value)
     }
 }
 
-/// Writes structs and enums field by field; an enum's variant is a byte before them.
+/// Implements [`Wire`] for structs and enums field by field; an enum begins with a byte for the variant.
 macro_rules! wire {
     (struct $T:ident { $($field:ident),* }) => {
         impl $crate::wire::Wire for $T {
@@ -95,7 +95,7 @@ impl Wire for bool {
     }
 }
 
-/// To the microsecond.
+/// Encoded in microseconds.
 impl Wire for Duration {
     fn put(&self, out: &mut Vec<u8>) {
         u64::try_from(self.as_micros()).unwrap_or(u64::MAX).put(out);
@@ -124,7 +124,7 @@ impl<T: Wire> Wire for Vec<T> {
     }
 
     fn take(input: &mut &[u8]) -> Option<Self> {
-        // No value is less than a byte, so nothing is read, or kept, for a length that lies.
+        // Every value takes at least a byte, so a wrong length causes no reads and no allocation.
         let len = usize::take(input)?;
         if len > input.len() {
             return None;

@@ -1,4 +1,4 @@
-//! What workers tell each other around an exchange: before it whether and how it takes place, after it whether it counts.
+//! Words that workers gather around an exchange: an agreement before it, a vote after it.
 
 use super::traffic::AGREEMENT_HEAD;
 use super::{LocalPlan, Weights};
@@ -7,7 +7,7 @@ use crate::ranks::agree::gather_words;
 use crate::ranks::host_words;
 use meshstep_comm::{Communicator, Reduction};
 
-/// Why an exchange did not come about, on any worker. Ranks are those of all workers together.
+/// Reason why an exchange failed on all workers. Ranks are numbered among all workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum Veto {
@@ -23,14 +23,14 @@ pub enum Veto {
         /// The lowest such rank.
         rank: usize,
     },
-    /// Nobody counts.
+    /// All weights are 0.
     #[error("the weights of all workers are 0 in fragment {fragment}; a weighted mean needs a positive one")]
     NoWeight {
         /// The fragment.
         fragment: usize,
     },
-    /// Some value was infinite or NaN, on some worker or in the mean.
-    #[error("what rank {rank} took part in is not finite")]
+    /// A value was infinite or NaN, on some worker or in the mean.
+    #[error("rank {rank} found an infinite or NaN value in the exchange")]
     NotFinite {
         /// The lowest such rank.
         rank: usize,
@@ -43,30 +43,30 @@ pub enum Veto {
     },
 }
 
-/// What one rank brings to an agreement.
+/// Contribution of one rank to an agreement.
 #[derive(Clone, Debug)]
 pub(crate) struct Brought {
-    /// Of the plan, the step and what is expected there.
+    /// Digest of the plan, the step and the fragments due.
     pub(crate) digest: u64,
-    /// Its step was an error.
+    /// True if the rank's own step was an error.
     pub(crate) fault: bool,
-    /// Which worker it is part of.
+    /// The rank's worker.
     pub(crate) worker: usize,
-    /// Whether that counts.
+    /// True if the worker's values count.
     pub(crate) active: bool,
-    /// Tokens since the last exchange, of each fragment that they weigh.
+    /// Tokens since the last exchange, for each fragment weighted by tokens.
     pub(crate) tokens: Vec<u64>,
 }
 
-/// What all know then: how much each worker counts, in each fragment.
+/// Result of an agreement, the same on all ranks: the weight of each worker in each fragment.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Agreed {
     active: Vec<bool>,
-    /// By worker; of the fragments that are weighed.
+    /// By worker, then by fragment weighted by tokens.
     tokens: Vec<Vec<u64>>,
 }
 
-/// How much a worker's values count: as much as each other's, or so much of the mean.
+/// Share of a worker in a mean: the same for all workers, or a fraction of the mean.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Share {
     Alike,
@@ -81,7 +81,7 @@ impl Brought {
 }
 
 impl LocalPlan {
-    /// Gathers what all ranks bring. Collective over `world`; the same result on every rank.
+    /// Gathers the contributions of all ranks. Collective over `world`; the same result on every rank.
     pub(crate) fn agree(
         &self,
         world: &dyn Communicator,
@@ -112,7 +112,7 @@ impl LocalPlan {
         Ok(agreed)
     }
 
-    /// How much worker `own` counts in fragment `f`.
+    /// Returns the share of worker `own` in fragment `f`.
     pub(crate) fn share(&self, f: usize, own: usize, agreed: &Agreed) -> Result<Share, Veto> {
         let weights = agreed.weights(self.weighed(f));
         let total: u128 = weights.iter().map(|&w| u128::from(w)).sum();
@@ -123,7 +123,7 @@ impl LocalPlan {
         }
     }
 
-    /// Which of the fragments that tokens weigh this is.
+    /// Returns the index of fragment `f` among the fragments weighted by tokens.
     pub(crate) fn weighed(&self, f: usize) -> Option<usize> {
         let is = |f: &super::Fragment| f.weights == Weights::Tokens;
         is(&self.fragments[f]).then(|| self.fragments[..f].iter().filter(|f| is(f)).count())
@@ -131,7 +131,7 @@ impl LocalPlan {
 }
 
 impl Agreed {
-    /// What each worker counts: all that take part alike, or by their tokens.
+    /// Returns the weight of each worker: equal for all that take part, or their tokens.
     fn weights(&self, weighed: Option<usize>) -> Vec<u64> {
         let weight = |(active, tokens): (&bool, &Vec<u64>)| match weighed {
             _ if !active => 0,
@@ -142,7 +142,7 @@ impl Agreed {
     }
 }
 
-/// What this rank says of an exchange that it took part in.
+/// This rank's vote on an exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Seen {
     Good,
@@ -150,13 +150,13 @@ pub(crate) enum Seen {
     Failed,
 }
 
-/// Whether an exchange counts: where all ranks have seen nothing wrong. Collective over `world`.
+/// Votes on an exchange: it counts if no rank has seen an error. Collective over `world`.
 pub(crate) fn vote(
     world: &dyn Communicator,
     seen: Seen,
     options: &Options,
 ) -> Result<Result<(), Veto>, crate::Error> {
-    // Of the gravest the lowest rank.
+    // The maximum is the lowest rank with the most severe error.
     let mut words = [match seen {
         Seen::Good => 0,
         seen => (seen as u64) << 32 | (u64::from(u32::MAX) - world.rank() as u64),
@@ -199,7 +199,7 @@ mod tests {
         let good = good.unwrap();
         assert_eq!(plan.share(0, 0, &good), Ok(Share::Alike));
         assert_eq!([0, 1].map(|w| plan.share(1, w, &good)), [Ok(Share::Of(0.75)), Ok(Share::Of(0.25))]);
-        // One rank of a worker that is new takes all of it out.
+        // One inactive rank makes its whole worker inactive.
         let joining = judge([
             rank(7, false, 0, true, 10),
             rank(7, false, 0, true, 20),

@@ -1,4 +1,4 @@
-//! Whether a plan fits the parameters it is for.
+//! Checks of a plan against its parameters.
 
 use super::error::LocalWarning;
 use super::{Chosen, Fragment, LocalError, LocalPlan, Merge, Outer, Slots, Trained, What};
@@ -6,7 +6,7 @@ use meshstep_optim::{Carry, Rule, Sees};
 use meshstep_tensor::DType;
 
 impl LocalPlan {
-    /// Whether the plan is one for `params`; what it allows and its method advises against.
+    /// Checks the plan against `params`, and returns warnings about settings that its method advises against.
     pub fn check(&self, params: &[Trained]) -> Result<Vec<LocalWarning>, LocalError> {
         if self.fragments.is_empty() {
             return Err(LocalError::NoFragments);
@@ -27,7 +27,7 @@ impl LocalPlan {
         Ok(self.warnings(&chosen, params))
     }
 
-    /// No element is in two fragments of one kind at a time.
+    /// Checks that no element is in two fragments of one kind at a time.
     fn check_apart(
         &self,
         [first, second]: [usize; 2],
@@ -37,7 +37,7 @@ impl LocalPlan {
         let (a, b) = (&self.fragments[first], &self.fragments[second]);
         let (from, until) =
             (a.timing.during.start.max(b.timing.during.start), a.timing.during.end.min(b.timing.during.end));
-        // What is on its way at the end of one's time arrives in the other's.
+        // A flight sent at the end of one fragment's time arrives in the other's.
         let meet = from < until.saturating_add(a.timing.delay.max(b.timing.delay));
         if !meet {
             return Ok(());
@@ -86,7 +86,7 @@ impl LocalPlan {
 }
 
 impl Fragment {
-    /// What can be told without parameters.
+    /// Checks all that does not depend on parameters.
     fn check(&self, fragment: usize) -> Result<(), LocalError> {
         let timing = &self.timing;
         if let Some(period) = timing.period {
@@ -107,7 +107,7 @@ impl Fragment {
         self.check_merge(fragment)
     }
 
-    /// Whether what `rule` keeps of such state in an update is known to a mean that arrives late.
+    /// Checks that `rule` says how its state decays, if a mean arrives late.
     fn check_late(&self, fragment: usize, rule: &dyn Rule) -> Result<(), LocalError> {
         let What::State(slots) = &self.what else { return Ok(()) };
         if !self.travels() || self.timing.delay == 0 {
@@ -159,14 +159,14 @@ impl Fragment {
         }
     }
 
-    /// The outer optimizer whose step the fragment is.
+    /// Returns the outer optimizer of the fragment.
     pub(crate) fn outer(&self) -> Option<&Outer> {
         if let Merge::Outer(outer) = &self.merge { Some(outer) } else { None }
     }
 }
 
 impl LocalPlan {
-    /// The elements of which a fragment has something.
+    /// Returns the elements that belong to a fragment.
     pub(crate) fn chosen(&self, fragment: usize, params: &[Trained]) -> Result<Vec<Chosen>, LocalError> {
         let this = &self.fragments[fragment];
         let of = if let What::OuterMomentum(of) = this.what { of } else { fragment };
@@ -180,7 +180,7 @@ impl LocalPlan {
                 let (rule, has) = (rule.name(), rule.state());
                 let found: Vec<Chosen> =
                     chosen.into_iter().filter(|c| !slots.of(&*params[c.param].rule).is_empty()).collect();
-                // What never travels need not be there: as of a rule without second moments.
+                // State that never travels need not exist, for example with a rule without second moments.
                 let needed = matches!(slots, Slots::Named(_)) || this.timing.period.is_some();
                 if found.is_empty() && needed {
                     return Err(LocalError::NoState { fragment, slots: slots.to_string(), rule, has });
@@ -194,13 +194,13 @@ impl LocalPlan {
         }
     }
 
-    /// The names of the outer optimizer's state vectors of a fragment.
+    /// Returns the names of the state vectors of a fragment's outer optimizer.
     pub(crate) fn outer_state(&self, fragment: usize) -> &'static [&'static str] {
         self.fragments[fragment].outer().map_or(&[], |outer| outer.rule.state())
     }
 }
 
-/// Whether two fragments are of the same vector of a parameter.
+/// Returns true if two fragments have the same vector of a parameter.
 fn shares(a: &Fragment, b: &Fragment, param: &Trained) -> bool {
     match (&a.what, &b.what) {
         (What::State(a), What::State(b)) => {
@@ -216,14 +216,14 @@ fn intersection(a: &Chosen, b: &Chosen) -> Option<usize> {
     (a.param == b.param && !both.is_empty()).then_some(both.len())
 }
 
-/// The first parameter of which both have an element, among those that count.
+/// Returns the first parameter, among those with `counts`, of which both have an element.
 fn common(a: &[Chosen], b: &[Chosen], counts: impl Fn(usize) -> bool) -> Option<usize> {
     let (mut i, mut j) = (0, 0);
     while let (Some(x), Some(y)) = (a.get(i), b.get(j)) {
         if counts(x.param) && intersection(x, y).is_some() {
             return Some(x.param);
         }
-        // Each has a parameter once, by ascending parameter.
+        // Both lists have each parameter once, in ascending order.
         if x.param <= y.param {
             i += 1;
         } else {

@@ -1,11 +1,11 @@
-//! A plan as text: what workers compare before they step together.
+//! Text form of a plan, which workers compare before they step together.
 
 use super::{LocalPlan, Merge, Select, Slots, What};
 use std::fmt::{self, Write};
 use xxhash_rust::xxh3::xxh3_64;
 
 impl LocalPlan {
-    /// One `key = value` line for everything that workers must have alike.
+    /// Returns one `key = value` line for each setting that workers must share.
     pub fn describe(&self) -> String {
         let mut text = format!("local plan bucket_len = {}\n", self.bucket_len);
         for (i, f) in self.fragments.iter().enumerate() {
@@ -29,7 +29,7 @@ impl LocalPlan {
         text
     }
 
-    /// A digest of [`describe`](Self::describe), the same for the same plan wherever it is.
+    /// Returns a digest of [`describe`](Self::describe), equal for equal plans on any machine.
     pub fn hash(&self) -> u64 {
         xxh3_64(self.describe().as_bytes())
     }

@@ -1,4 +1,4 @@
-//! What this rank keeps of a plan, and one exchange by it: one agreement, what is due on its way together, one vote.
+//! State of a rank for a plan, and one exchange: an agreement, the reductions of all fragments due, a vote.
 
 use super::agreement::{Agreed, Brought, Seen, Veto, vote};
 use super::finite::all_finite;
@@ -13,20 +13,20 @@ use crate::{Error, Optimizer};
 use std::collections::BTreeSet;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// What has happened to fragments in one step.
+/// Outcome of one step's exchanges, as indices of fragments.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Exchanged {
-    /// Sent off, to arrive later.
+    /// Sent, with a result that arrives later.
     pub sent: Vec<usize>,
     /// Merged or reset.
     pub merged: Vec<usize>,
-    /// Left as they were, by their policy, and why.
+    /// Not applied, with the reason; the fragments follow their failure policy.
     pub failed: Vec<(usize, Veto)>,
-    /// On their way as workers came or went before the step, and given up, by their policy.
+    /// In flight when workers came or went before the step, and given up; the fragments follow their failure policy.
     pub given_up: Vec<usize>,
 }
 
-/// What is at hand at an exchange.
+/// Fragments and flights that one exchange handles.
 #[derive(Debug, Default)]
 struct Point {
     sent: Vec<usize>,
@@ -34,10 +34,10 @@ struct Point {
     arriving: Vec<Flight>,
 }
 
-/// What arrives later, and what has arrived.
+/// Flights that arrive later, and the results that have arrived.
 type Reduced = (Vec<Flight>, Vec<Landed>);
 
-/// Everything that a rank keeps for a plan.
+/// State of a rank for a plan.
 #[derive(Debug)]
 pub(crate) struct Engine {
     pub(crate) plan: LocalPlan,
@@ -46,23 +46,23 @@ pub(crate) struct Engine {
     loads: Vec<Loads>,
     staging: Staging,
     pub(crate) flights: Vec<Flight>,
-    /// Fragments to be sent again.
+    /// Fragments to send again.
     pub(crate) again: BTreeSet<usize>,
-    /// The step that is next or under way, from 0.
+    /// The next or current step, from 0.
     pub(crate) step: u64,
-    /// Whether this worker's values count.
+    /// True if this worker's values count.
     pub(crate) active: bool,
-    /// Whether parameters have changed since the step began.
+    /// True if parameters have changed since the step began.
     pub(crate) changed: bool,
     pub(crate) report: Exchanged,
-    /// Why workers can no longer exchange.
+    /// Error after which workers can no longer exchange.
     pub(crate) failure: Option<Error>,
-    /// Where workers come and go.
+    /// State in an elastic run, one that workers join and leave.
     pub(crate) following: Option<Following>,
 }
 
 impl Engine {
-    /// Room for what the plan needs beside the optimizer; values as they are count as the last exchange's.
+    /// Allocates the memory that the plan needs beside the optimizer; the current values count as the last exchange's results.
     pub(crate) fn new(plan: LocalPlan, workers: Workers, optimizer: &Optimizer) -> Result<Self, LocalError> {
         let parts = Parts::new(&plan, optimizer)?;
         let loads = parts.loads();
@@ -83,20 +83,20 @@ impl Engine {
         })
     }
 
-    /// Whether there is something to do after this step's update.
+    /// Returns true if this step has something to do on this side of its update.
     pub(crate) fn is_due(&self, placement: Placement) -> bool {
         self.plan.due(self.step, placement).next().is_some()
             || self.again.iter().any(|&f| self.is_retried(f, placement))
             || self.flights.iter().any(|flight| flight.arrives == (self.step, placement))
     }
 
-    /// Whether fragment `f`, which is to be sent again, is so there.
+    /// Returns true if fragment `f`, which is to be sent again, is sent on this side.
     fn is_retried(&self, f: usize, placement: Placement) -> bool {
         self.plan.fragments[f].timing.placement == placement && !self.waits(f, placement)
     }
 
-    /// One exchange, if anything is due; `fault`: this worker could not take its step. Collective over all workers. An error is
-    /// this rank's alone; what all have alike, or what ends their exchanging, is in the report.
+    /// Runs one exchange if anything is due; `fault`: this worker could not take its step. Collective over all workers. Vetoes go
+    /// to `report`, errors that end all exchanges to `failure`; a returned error is this rank's alone.
     pub(crate) fn meet(
         &mut self,
         optimizer: &mut Optimizer,
@@ -109,7 +109,7 @@ impl Engine {
         optimizer.wait_for_params()?;
         let mut point = self.point(placement);
         let met = match point.sent.is_empty() && point.arriving.is_empty() {
-            true => Ok(()), // nobody else is concerned
+            true => Ok(()), // no other worker takes part
             false => self.exchange(optimizer, &mut point, placement, fault)?,
         };
         match met {
@@ -118,7 +118,7 @@ impl Engine {
         }
     }
 
-    /// Gives up what is on its way, by its policy.
+    /// Gives up all flights; their fragments follow their failure policy.
     pub(crate) fn give_up(&mut self, optimizer: &mut Optimizer, veto: Veto) -> Result<(), Error> {
         let arriving = std::mem::take(&mut self.flights);
         self.report.given_up.extend(arriving.iter().flat_map(|flight| &flight.fragments));
@@ -129,7 +129,7 @@ impl Engine {
         left.and_then(|()| optimizer.keep_if_due())
     }
 
-    /// Begins the next step.
+    /// Prepares the next step, and returns the report of this one.
     #[cfg(feature = "checkpoint")]
     pub(crate) fn forget(&mut self) -> Exchanged {
         (self.changed, self.failure) = (false, None);
@@ -145,7 +145,7 @@ impl Engine {
         for f in due {
             match self.plan.fragments[f].merge {
                 Merge::Reset => point.reset.push(f),
-                // One that failed and was sent again is still on its way.
+                // A fragment that failed and was sent again is still in flight.
                 _ if away(f) => {}
                 _ => point.sent.push(f),
             }
@@ -188,7 +188,7 @@ impl Engine {
         Ok(Ok(()))
     }
 
-    /// What is under way from here on, and what has arrived, where all ranks are content with it.
+    /// Starts and lands flights; returns the flights that arrive later and the landed results, if no rank vetoes.
     fn reduce(
         &mut self,
         optimizer: &mut Optimizer,
@@ -213,7 +213,7 @@ impl Engine {
         Ok(self.heard(optimizer, counted)?.map(|()| (later, landed)))
     }
 
-    /// Waits for what arrives, and looks at it.
+    /// Waits for the arriving flights and checks their results.
     fn land(&self, optimizer: &Optimizer, arriving: &mut [Flight]) -> Result<(Vec<Landed>, Seen), Error> {
         let (mut all, mut failed) = (Vec::new(), false);
         for flight in arriving {
@@ -225,7 +225,7 @@ impl Engine {
             return Ok((all, Seen::Failed));
         }
         let finite = all_finite(all.iter().flat_map(Landed::vectors), optimizer.options())?;
-        // A collective that was ended lets a GPU's queue go on, with what is no mean of all workers.
+        // An aborted collective lets a GPU's queue continue with values that are not the mean of all workers.
         let seen = match self.workers.across.sound() {
             Err(_) => Seen::Failed,
             Ok(()) if finite => Seen::Good,
@@ -234,7 +234,7 @@ impl Engine {
         Ok((all, seen))
     }
 
-    /// Whether what this rank has of what is at hand, and counts, is finite.
+    /// Returns true if this rank's own values for this exchange are finite, or do not count.
     fn brings_finite(&self, optimizer: &Optimizer, point: &Point) -> Result<bool, Error> {
         let fragments = point.arriving.iter().flat_map(|flight| &flight.fragments).chain(&point.sent);
         let mut values = Vec::new();
@@ -244,7 +244,7 @@ impl Engine {
         all_finite(values.iter().map(|value| value.values), optimizer.options())
     }
 
-    /// What became of a collective of all workers: its failure ends their exchanging, and is no error of this rank.
+    /// Turns the failure of a collective of all workers into a veto: it ends all exchanges, but is not an error of this rank.
     fn heard<T>(
         &mut self,
         optimizer: &Optimizer,
@@ -253,7 +253,7 @@ impl Engine {
         match result {
             Err(error @ Error::Comm(_)) => {
                 if on_gpu(optimizer) {
-                    // A rank without memory fails alone, and the others wait for it.
+                    // A rank that runs out of memory fails alone, and the others wait for it.
                     [&self.workers.world, &self.workers.across].into_iter().for_each(|comm| comm.abort());
                 }
                 self.failure = Some(error);
@@ -275,7 +275,7 @@ impl Engine {
         let (hash, step) = (self.plan.hash(), self.step);
         let text = format!("{hash:x} {step} {placement:?} {sent:?} {reset:?} {arriving:?}");
         let weighed = (0..self.plan.fragments.len()).filter(|&f| self.plan.weighed(f).is_some());
-        // Before the first step nobody has seen any, and all count alike.
+        // Before the first step no worker has seen tokens, and all count equally.
         let none_yet = self.step == 0 && placement == Placement::Before;
         let brought = Brought {
             digest: xxh3_64(text.as_bytes()),
@@ -288,7 +288,7 @@ impl Engine {
         self.plan.agree(&**world, across.world_size(), &brought, optimizer.options())
     }
 
-    /// Sends what is due, what arrives together in one flight.
+    /// Sends the fragments due, those with the same delay in one flight.
     fn launch(
         &mut self,
         optimizer: &Optimizer,
@@ -304,7 +304,7 @@ impl Engine {
             let mut bringing = Vec::new();
             for fragment in together() {
                 let share = self.plan.share(fragment, self.workers.across.rank(), agreed);
-                let Ok(share) = share else { continue }; // all were looked at before
+                let Ok(share) = share else { continue }; // all shares were checked before
                 let values = self.parts.values(optimizer, &self.plan.fragments[fragment], fragment)?;
                 bringing.push(Bringing { fragment, share, tokens: self.parts.of(fragment).tokens, values });
             }
@@ -323,7 +323,7 @@ impl Engine {
         Ok(flights)
     }
 
-    /// Merges what has arrived: outer momentum before the steps that it is for.
+    /// Merges what has arrived, outer momentum before the outer steps that use it.
     fn take_in(&mut self, optimizer: &mut Optimizer, arrived: &[(Flight, Landed)]) -> Result<(), Error> {
         let all = || {
             arrived.iter().flat_map(|(flight, landed)| {
@@ -358,7 +358,7 @@ impl Engine {
         self.follow_up(optimizer, f)
     }
 
-    /// What follows where fragment `f` has changed: the same on all ranks of the worker, whichever of them have some of it.
+    /// Updates dependent state after fragment `f` has changed, on all ranks of the worker, even those without a part of it.
     fn follow_up(&mut self, optimizer: &mut Optimizer, f: usize) -> Result<(), Error> {
         self.changed |= self.plan.fragments[f].what == What::Params;
         self.parts.follow_masters(optimizer, f)
@@ -372,12 +372,12 @@ impl Engine {
         Ok(())
     }
 
-    /// Nothing is applied; every fragment goes on by its policy.
+    /// Discards the exchange; its fragments follow their failure policy.
     fn leave(&mut self, optimizer: &mut Optimizer, point: Point, veto: Veto) -> Result<(), Error> {
         let Point { sent, reset, mut arriving } = point;
         let mut failed: BTreeSet<usize> = sent.into_iter().chain(reset).collect();
         for flight in &mut arriving {
-            // What was started is waited for, whatever it brings.
+            // A started operation is waited for, whatever its result.
             let (landed, _) = flight.land(optimizer.options());
             failed.extend(&flight.fragments);
             self.staging.give(flight.take_memory(landed));

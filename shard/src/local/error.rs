@@ -1,153 +1,157 @@
-//! What can be wrong with a plan, or with an exchange by it.
+//! Errors of a plan, or of an exchange by it.
 
 use meshstep_tensor::DType;
 use std::ops::Range;
 
-/// What went wrong. Of a plan nothing has begun; what a step meets is said where the step is.
+/// Error of a plan or of a step. An error of a plan is returned before anything is exchanged;
+/// [`LocalOptimizer::step`](super::LocalOptimizer::step) documents the errors of a step.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LocalError {
-    /// The optimizer of this rank's replica.
+    /// Error of the optimizer of this worker.
     #[error(transparent)]
     Shard(#[from] crate::Error),
 
     /// Workers can no longer exchange; the worker's own step has been taken.
     #[error("workers can no longer exchange: {source}")]
     Workers {
-        /// Why.
+        /// Error of the communicator.
         source: Box<crate::Error>,
     },
-    /// Communicators that do not go together.
+    /// The sizes of the communicators do not fit each other.
     #[error("{ranks} ranks are not {workers} workers of {inside} ranks each")]
     Sizes {
-        /// All ranks of all workers.
+        /// Number of ranks of all workers together.
         ranks: usize,
-        /// Ranks that exchange with each other.
+        /// Number of ranks in the group that exchanges.
         workers: usize,
-        /// Ranks of this worker.
+        /// Number of ranks of this worker.
         inside: usize,
     },
-    /// A worker that begins elsewhere.
-    #[error("rank {rank} of all workers' begins with other values than the first worker; give all the same")]
+    /// A worker begins with other values than the first.
+    #[error(
+        "rank {rank} of all workers' ranks begins with other values than the first worker; give all workers the same"
+    )]
     Values {
         /// The lowest such rank.
         rank: usize,
     },
 
-    /// The membership of a run whose workers come and go.
+    /// Error of the membership in an elastic run, one that workers join and leave.
     #[error(transparent)]
     Membership(#[from] meshstep_membership::Error),
-    /// Of a worker that comes and goes rank 0 has the membership, and no other rank.
+    /// In an elastic run rank 0 of each worker has the membership, and no other rank.
     #[error(
         "rank {rank} of the worker joined as {} would; rank 0 calls LocalOptimizer::join, the others join_through_rank0",
         if *.rank == 0 { "one of the others" } else { "rank 0" }
     )]
     Speaks {
-        /// The lowest rank that called the other one.
+        /// The lowest rank that called the wrong function.
         rank: usize,
     },
-    /// Two exchanges in one step.
+    /// Two exchanges are possible around one update.
     #[error(
-        "fragment {before} is exchanged before an update that fragment {after} may be exchanged after, and workers that come and go meet          once a step; give their periods a common divisor that offsets and delays keep them apart by, no Retry where there is a delay, or use          one placement"
+        "fragments {before} and {after} may be exchanged before and after the same update, but elastic workers exchange once a step; \
+         use periods with a common divisor that offsets and delays keep apart, no Retry with a delay, or one placement"
     )]
     BothSides {
-        /// The one before updates.
+        /// The fragment exchanged before updates.
         before: usize,
-        /// The one after them.
+        /// The fragment exchanged after updates.
         after: usize,
     },
-    /// Others have applied what this worker has not.
+    /// Other workers have applied an exchange that this worker has not.
     #[error(
-        "the exchange of step {step} was committed, and this worker did not hear of it in time; it has left: join anew"
+        "the exchange of step {step} was committed, but this worker got no decision in time and has left; join again"
     )]
     Missed {
         /// The step, as the membership counts.
         step: u64,
     },
 
-    /// Only workers that are new.
-    #[error("every worker has only just entered; one must have the values that the others are to get")]
+    /// All workers are new.
+    #[error("every worker is new; at least one must have the values that new workers take over")]
     NobodyHasASay,
-    /// Workers that do not go on from the same step.
+    /// Workers would continue from different steps.
     #[error(
-        "rank {rank} of all workers' is at step {step}, the first at {first}; workers meet again at one step"
+        "rank {rank} of all workers' ranks is at step {step}, the first at {first}; regroup at the same step"
     )]
     Apart {
         /// The lowest such rank.
         rank: usize,
         /// Its step.
         step: u64,
-        /// That of the first worker.
+        /// The step of the first worker.
         first: u64,
     },
 
-    /// A plan of nothing.
+    /// The plan has no fragments.
     #[error("the plan has no fragments; give it one, such as LocalPlan::local_sgd's")]
     NoFragments,
-    /// A fragment without elements.
+    /// A fragment has no elements.
     #[error("fragment {fragment} has no elements; choose parameters that have some, or fewer parts")]
     Empty {
-        /// Which one.
+        /// Index of the fragment.
         fragment: usize,
     },
-    /// Exchanged every 0 steps.
+    /// A fragment has the period 0.
     #[error("fragment {fragment} has the period 0; use 1 or more, or None for never")]
     Period {
-        /// Which one.
+        /// Index of the fragment.
         fragment: usize,
     },
-    /// An offset that is never reached.
+    /// An offset is not below the period.
     #[error("fragment {fragment} has the offset {offset} in a period of {period}; use one below the period")]
     Offset {
-        /// Which one.
+        /// Index of the fragment.
         fragment: usize,
         /// Its offset.
         offset: u64,
         /// Its period.
         period: u64,
     },
-    /// A result that arrives once the next is on its way.
+    /// A result would arrive after the next one is sent.
     #[error(
         "fragment {fragment} has the delay {delay} and is sent every {period} steps; use a delay below that"
     )]
     Delay {
-        /// Which one.
+        /// Index of the fragment.
         fragment: usize,
         /// Its delay.
         delay: u64,
         /// Its period.
         period: u64,
     },
-    /// A share out of range.
+    /// A share is out of range.
     #[error("fragment {fragment} takes the share {taken} of a result; use a number above 0, at most 1")]
     Taken {
-        /// Which one.
+        /// Index of the fragment.
         fragment: usize,
-        /// What was given.
+        /// The given share.
         taken: f64,
     },
-    /// A rule that does not say how its state decays.
+    /// A rule does not say how its state decays.
     #[error(
         "fragment {fragment} is delayed, and rule {rule} says it keeps {keeps} of its state {slot:?} in an update; correct \
          its Rule::slot to a finite number, 0 or above, or use a delay of 0"
     )]
     Keeps {
-        /// Which one.
+        /// Index of the fragment.
         fragment: usize,
         /// The rule.
         rule: &'static str,
         /// Its state vector.
         slot: &'static str,
-        /// What it says.
+        /// The share that the rule says it keeps.
         keeps: f64,
     },
-    /// A maximum, of which nobody knows what was added since it was sent.
+    /// A maximum would be merged late, but the values added since it was sent are not known.
     #[error(
         "fragment {fragment} has a delay of {delay}, and rule {rule}'s state {slot:?} is a maximum, which cannot be merged \
          late; name the other state vectors in fragments of their own (Slots::Named), and give {slot:?} a delay of 0"
     )]
     DelayedMaximum {
-        /// Which one.
+        /// Index of the fragment.
         fragment: usize,
         /// The rule.
         rule: &'static str,
@@ -156,144 +160,144 @@ pub enum LocalError {
         /// The fragment's delay.
         delay: u64,
     },
-    /// A type that loses what it carries.
+    /// A wire type would lose the values.
     #[error("fragment {fragment} travels as {wire}; use bf16, f32 or f64, or None for its own type")]
     Wire {
-        /// Which one.
+        /// Index of the fragment.
         fragment: usize,
-        /// What was given.
+        /// The given type.
         wire: DType,
     },
-    /// A rule that does not go with what it is for.
-    #[error("fragment {fragment}: {merge} is not for {what}; use {works}")]
+    /// A merge does not suit the kind of state.
+    #[error("fragment {fragment}: {merge} cannot be used with {what}; use {works}")]
     Merge {
-        /// Which one.
+        /// Index of the fragment.
         fragment: usize,
-        /// How it is merged.
+        /// The merge.
         merge: &'static str,
-        /// What it has.
+        /// Kind of state of the fragment.
         what: &'static str,
-        /// What would work.
+        /// Merge or kind that would work.
         works: &'static str,
     },
-    /// An outer optimizer with hyperparameters out of range, or one that sees more than an element.
+    /// The outer optimizer has hyperparameters out of range, or a rule that sees more than single elements.
     #[error("fragment {fragment} cannot be stepped by the outer rule {rule} at lr {lr}: {why}")]
     Outer {
-        /// Which one.
+        /// Index of the fragment.
         fragment: usize,
         /// The rule.
         rule: &'static str,
         /// Its learning rate.
         lr: f64,
-        /// What is wrong.
+        /// Reason of the rule.
         why: String,
     },
-    /// State that no rule of the fragment's parameters has.
-    #[error("fragment {fragment} is of the state {slots}, which rule {rule} has not; it has {has:?}")]
+    /// No rule of the fragment's parameters has the state.
+    #[error("fragment {fragment} selects the state {slots}, but rule {rule} has only {has:?}")]
     NoState {
-        /// Which one.
+        /// Index of the fragment.
         fragment: usize,
-        /// What was asked for.
+        /// The chosen state.
         slots: String,
-        /// A rule of its parameters.
+        /// A rule of the fragment's parameters.
         rule: &'static str,
-        /// What that has.
+        /// State vectors of that rule.
         has: &'static [&'static str],
     },
-    /// Outer momentum of a fragment that has none.
-    #[error("fragment {fragment} is of the outer momentum of fragment {of}, which has none")]
+    /// A fragment has no outer momentum to choose.
+    #[error("fragment {fragment} selects the outer momentum of fragment {of}, which has none")]
     NoOuter {
-        /// Which one.
+        /// Index of the fragment.
         fragment: usize,
-        /// The one that was to have it.
+        /// Index of the fragment without outer momentum.
         of: usize,
     },
-    /// Two fragments of one kind with an element in common.
+    /// Two fragments of one kind have an element in common.
     #[error(
         "fragments {first} and {second} both have elements of {name:?}; give each element to one of them"
     )]
     Overlap {
-        /// The one.
+        /// Index of the first fragment.
         first: usize,
-        /// The other.
+        /// Index of the second fragment.
         second: usize,
         /// The parameter.
         name: String,
     },
-    /// Buckets of nothing.
+    /// The bucket length is 0.
     #[error("bucket_len is 0; use at least 1 element")]
     EmptyBuckets,
-    /// A fragment of a parameter that there is not.
-    #[error("no parameter {name:?} among the {count} that train; a fragment is of those")]
+    /// A fragment names an unknown parameter.
+    #[error("no parameter {name:?} among the {count} that train; choose one of these")]
     UnknownParam {
-        /// The name given.
+        /// The given name.
         name: String,
-        /// Parameters there are.
+        /// Number of parameters that train.
         count: usize,
     },
-    /// A parameter that a fragment names twice.
-    #[error("parameter {name:?} is twice in one fragment")]
+    /// A fragment names a parameter twice.
+    #[error("parameter {name:?} is named twice in one fragment")]
     NamedTwice {
         /// The parameter.
         name: String,
     },
-    /// Elements that a parameter has not.
-    #[error("elements {range:?} of parameter {name:?}, which has {len}")]
+    /// A range exceeds its parameter.
+    #[error("elements {range:?} exceed parameter {name:?}, which has {len}")]
     Elements {
         /// The parameter.
         name: String,
-        /// What was asked for.
+        /// The given range.
         range: Range<usize>,
-        /// Its elements.
+        /// Number of elements of the parameter.
         len: usize,
     },
-    /// Elements of a parameter of which each rank has a part.
+    /// Elements are chosen of a parameter that is cut among ranks.
     #[error(
-        "elements of parameter {name:?}, of whose {whole} a rank has {len}; choose all of it, or parameters that are not cut"
+        "a rank has {len} of the {whole} elements of parameter {name:?}; choose the whole parameter, or one that is not cut"
     )]
     CutElements {
         /// The parameter.
         name: String,
-        /// Its elements on this rank.
+        /// Number of elements on this rank.
         len: usize,
-        /// All of them.
+        /// Number of elements of the whole parameter.
         whole: usize,
     },
-    /// A part beyond the last.
-    #[error("part {index} of {of}; parts are counted from 0")]
+    /// The index of a part is too large.
+    #[error("there is no part {index} of {of}; parts are counted from 0")]
     NoSuchPart {
-        /// What was asked for.
+        /// The given index.
         index: usize,
-        /// Parts there are.
+        /// Number of parts.
         of: usize,
     },
 }
 
-/// What a plan allows and its method advises against.
+/// Warning about a plan that is allowed, but that its method advises against.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LocalWarning {
-    /// Second moments that never meet, where first moments do.
+    /// Second moments are never averaged, but first moments are.
     #[error(
         "fragment {fragment}: second moments of {rule} (beta2 {beta2}) are never averaged while first moments are, so workers \
          divide the same average by different roots; give them a period"
     )]
     SecondMomentsApart {
-        /// Which one.
+        /// Index of the fragment.
         fragment: usize,
         /// The rule.
         rule: &'static str,
         /// Its beta2.
         beta2: f64,
     },
-    /// A fragment that is never due.
+    /// A fragment is never due.
     #[error("fragment {fragment} is never due between the steps {from} and {until} that it is for")]
     NeverDue {
-        /// Which one.
+        /// Index of the fragment.
         fragment: usize,
-        /// Its first count of steps.
+        /// First count of steps at which it may be due.
         from: u64,
-        /// The one after its last.
+        /// Count after the last one.
         until: u64,
     },
 }

@@ -1,10 +1,10 @@
-//! Looks for values that are not finite, where they are.
+//! Check for infinite and NaN values, on the device that holds them.
 
 use crate::{Error, Options};
 use meshstep_optim::{Norm, NormSum};
 use meshstep_tensor::Slice;
 
-/// Whether all elements of all vectors are finite. On a GPU it waits for the queue, once.
+/// Returns true if all elements of all vectors are finite. On a GPU the call waits for the queue, once.
 pub(crate) fn all_finite<'a>(
     vectors: impl IntoIterator<Item = Slice<'a>>,
     options: &Options,

@@ -1,4 +1,4 @@
-//! Fragments on their way: packed, sent to the other workers, landed.
+//! Flights of fragments: packed, sent to the other workers, landed.
 
 use super::agreement::Share;
 use super::packing::Lane;
@@ -13,49 +13,49 @@ use meshstep_tensor::{Buffer, Slice};
 
 pub(crate) type Started = Result<InFlight, (Buffer, meshstep_comm::Error)>;
 
-/// What was sent together and arrives together.
+/// Fragments that are sent together and arrive together.
 #[derive(Debug)]
 pub(crate) struct Flight {
-    /// Its fragments.
+    /// Indices of the fragments.
     pub(crate) fragments: Vec<usize>,
-    /// The step, and the side of it, at whose exchange it arrives.
+    /// Step and side of the exchange at which the flight arrives.
     pub(crate) arrives: (u64, Placement),
-    /// Of each fragment.
+    /// Indexed by fragment.
     pub(crate) sent: Vec<Sent>,
-    /// The buckets of each lane.
+    /// Started buckets of each lane.
     pub(crate) lanes: Vec<Vec<Started>>,
-    /// What they brought, where that was waited for before it arrives.
+    /// The result, if it was waited for before the flight arrives.
     pub(crate) early: Option<Arrival>,
 }
 
-/// What has landed, and whether it has.
+/// Landed results, and the first error.
 pub(crate) type Arrival = (Landed, Result<(), meshstep_comm::Error>);
 
-/// What a worker sent of a fragment.
+/// Record of what a worker sent of a fragment.
 #[derive(Debug, Default)]
 pub(crate) struct Sent {
-    /// What it counted by.
+    /// Tokens of its weight.
     pub(crate) tokens: u64,
-    /// Of each spot, where it is merged later: what was sent, at which `t`.
+    /// For each spot, if the merge is delayed: the values sent, and their `t`.
     pub(crate) snapshots: Vec<(Buffer, u64)>,
-    /// Of each spot: the lane, and where it begins there.
+    /// Indexed by spot: the lane, and the first element in that lane.
     pub(crate) places: Vec<(usize, usize)>,
 }
 
-/// What has landed: a vector for each lane.
+/// Landed results: one vector for each lane.
 #[derive(Debug)]
 pub(crate) struct Landed(pub(crate) Vec<Option<Buffer>>);
 
-/// What a fragment brings.
+/// Contribution of a worker to a fragment.
 pub(crate) struct Bringing<'a> {
     pub(crate) fragment: usize,
     pub(crate) share: Share,
     pub(crate) tokens: u64,
-    /// Of each spot.
+    /// Indexed by spot.
     pub(crate) values: Vec<Value<'a>>,
 }
 
-/// A spot's values, and from where on they are counted where differences travel.
+/// Values of a spot, and the anchor to subtract if differences are sent.
 pub(crate) struct Value<'a> {
     pub(crate) spot: &'a Spot,
     pub(crate) values: Slice<'a>,
@@ -63,8 +63,8 @@ pub(crate) struct Value<'a> {
 }
 
 impl Flight {
-    /// Packs what `bringing` brings into `lanes` and sends it off. An error of memory is this rank's alone; one of the
-    /// communicator comes back with the landing.
+    /// Packs `bringing` into `lanes` and starts the reductions. An error of memory is this rank's alone; an error of the
+    /// communicator is returned when the flight lands.
     pub(crate) fn launch(
         plan: &LocalPlan,
         lanes: &[Lane],
@@ -80,7 +80,7 @@ impl Flight {
             for (Value { values, from, .. }, &(lane, start)) in brings.values.iter().zip(&sent.places) {
                 shares[lane] = brings.share;
                 let place = packed[lane].as_mut().slice(start..start + values.len())?;
-                // What counts for nothing may be NaN, which nothing times it would be too.
+                // Values with share 0 may be NaN, and 0 times NaN is NaN: zeros are sent instead.
                 match brings.share == Share::Of(0.0) {
                     true => queue.zero(place)?,
                     false => pack(*values, from.map(Buffer::as_slice), place, queue)?,
@@ -99,7 +99,7 @@ impl Flight {
         Ok(Flight { fragments, arrives, sent, lanes: started, early: None })
     }
 
-    /// Waits for everything, and gives it with the first failure.
+    /// Waits for all buckets, and returns the results with the first error.
     pub(crate) fn land(&mut self, options: &Options) -> Arrival {
         if let Some(early) = self.early.take() {
             return early;
@@ -124,14 +124,14 @@ impl Flight {
 }
 
 impl Flight {
-    /// What it was packed into and what was kept of it, for the next.
+    /// Returns the memory of the lanes and snapshots, for the next flight.
     pub(crate) fn take_memory(&mut self, landed: Landed) -> Vec<Buffer> {
         let kept = self.sent.iter_mut().flat_map(|sent| sent.snapshots.drain(..).map(|(values, _)| values));
         landed.0.into_iter().flatten().chain(kept).collect()
     }
 }
 
-/// Where each spot goes: one after another in the lane that takes it.
+/// Places the spots one after another in their lanes.
 fn places(plan: &LocalPlan, lanes: &[Lane], bringing: &[Bringing<'_>]) -> Vec<Sent> {
     let mut next = vec![0; lanes.len()];
     let mut sent = Vec::new();
@@ -149,7 +149,7 @@ fn places(plan: &LocalPlan, lanes: &[Lane], bringing: &[Bringing<'_>]) -> Vec<Se
     sent
 }
 
-/// Sends a lane off, bucket by bucket.
+/// Starts the reduction of a lane, bucket by bucket.
 fn start(
     plan: &LocalPlan,
     lane: &Lane,
@@ -164,7 +164,7 @@ fn start(
         let part = std::mem::replace(&mut rest, after);
         let start = match failed.clone() {
             None => across.start(op, part, &options.queue),
-            // The other ranks' call is not to meet this one's next.
+            // The other ranks' call for this bucket must not match a later call of this rank.
             Some(error) => Err((part, error)),
         };
         *failed = start.as_ref().err().map(|(_, error)| error.clone());
@@ -174,7 +174,7 @@ fn start(
 }
 
 impl Bringing<'_> {
-    /// Copies of the values, and the `t` of each.
+    /// Copies the values, each with its `t`.
     pub(crate) fn snapshots(
         &self,
         optimizer: &Optimizer,
@@ -191,12 +191,12 @@ impl Bringing<'_> {
 }
 
 impl Landed {
-    /// Every vector, whole.
+    /// Iterates over the landed vectors, one for each lane.
     pub(crate) fn vectors(&self) -> impl Iterator<Item = Slice<'_>> {
         self.0.iter().flatten().map(Buffer::as_slice)
     }
 
-    /// What has arrived of the `i`th spot, of `len` elements, of what was `sent`.
+    /// Returns the result for spot `i`, of `len` elements, from the places in `sent`.
     pub(crate) fn of(&self, sent: &Sent, i: usize, len: usize) -> Result<Slice<'_>, meshstep_tensor::Error> {
         let (lane, start) = sent.places[i];
         let Some(whole) = &self.0[lane] else { unreachable!("what was packed has landed") };

@@ -1,4 +1,4 @@
-//! Workers that come and go while they train: among whom a step exchanges is asked for before it.
+//! Elastic workers: workers that join and leave a run while it trains. Before a step that exchanges, each asks for the members.
 
 use super::engine::Engine;
 use super::optimizer::{LocalOptimizer, rules};
@@ -11,48 +11,49 @@ use meshstep_membership::{Ballot, Decision, Digest, Error as MembershipError, Me
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// A worker's place in a run whose workers come and go.
+/// State of a worker in an elastic run.
 #[derive(Debug)]
 pub(crate) struct Following {
     replica: Replica,
-    /// That of the communicators.
+    /// Epoch of the communicators.
     epoch: u64,
-    /// The exchange that was granted, until it has ended.
+    /// The granted exchange, until it has ended.
     round: Option<Round>,
-    /// The step of the last that was granted: there is one a step, as others have gone on.
+    /// Step of the last granted round: a step has one round at most, since the other members have gone on.
     granted: u64,
-    /// On which side of its step's update it is.
+    /// The side of the step's update on which the round exchanges.
     side: Option<Placement>,
-    /// Why the end of one is not known, and which.
+    /// Error of the last vote, if its decision is not known; `unheard` is the round of that vote.
     lost: Option<MembershipError>,
     unheard: Option<Round>,
 }
 
-/// What became of a call: an answer of the membership, or its error; beyond both, ranks that can do nothing together any more.
+/// Result of a call: the membership's answer or error; the outer error means that the worker's ranks can no longer work together.
 type Heard<T> = Result<Result<T, MembershipError>, Error>;
 
 impl LocalPlan {
-    /// What a worker with this optimizer says of itself when it joins: with another plan, or other rules, it is refused.
+    /// Returns the digest that a worker with this optimizer joins with: the arbiter refuses another plan, or other rules.
     pub fn digest(&self, inner: &Optimizer) -> Digest {
         Digest { plan: self.hash(), rule: xxh3_64(rules(inner).as_bytes()) }
     }
 }
 
 impl LocalOptimizer {
-    /// A worker in a run whose workers come and go, of which `member` is its membership. It waits for the first boundary: with all
-    /// others of a run that begins, as [`new`](Self::new) does, or in the middle of one that is under way. There it
-    /// [enters](Self::enter): the parameters, moments, `t`, step and outer optimizer's state are those of the first member that
-    /// counts, and its own values count once an exchange has come about.
+    /// Joins an elastic run, one that workers join and leave, through the membership `member`. The call waits for the first
+    /// boundary: with all workers of a run that begins, like [`new`](Self::new), or in the middle of a run. In the latter case the
+    /// worker [enters](Self::enter): it takes the parameters, moments, `t`, step and outer optimizer's state of the first member
+    /// that counts, and its own values count after one committed exchange.
     ///
     /// `connect` makes the communicators of a round's members, by their ranks there; it is called once for each epoch. From then on
-    /// [`follow`](Self::follow) comes before every step.
+    /// the worker calls [`follow`](Self::follow) before every step.
     ///
-    /// Of a worker of several ranks rank 0 calls this, and every other rank [`join_through_rank0`](Self::join_through_rank0); each calls
-    /// its own `connect`. They hear the same, and an error on one is one on all.
+    /// In a worker of several ranks, rank 0 calls this function and every other rank
+    /// [`join_through_rank0`](Self::join_through_rank0); each rank calls its own `connect`. All ranks get the same answers, and an
+    /// error on one is an error on all.
     ///
     /// # Errors
-    /// As [`new`](Self::new) and [`regroup`](Self::regroup), [`LocalError::BothSides`], [`LocalError::Membership`]. A worker that has
-    /// asked for the boundary has left the membership then, whatever the answer was: nobody waits for it.
+    /// The errors of [`new`](Self::new) and [`regroup`](Self::regroup), [`LocalError::BothSides`], [`LocalError::Membership`]. If
+    /// the call fails after it has asked for the boundary, the worker has left the membership: no other worker waits for it.
     pub fn join(
         inner: Optimizer,
         plan: LocalPlan,
@@ -62,7 +63,7 @@ impl LocalOptimizer {
         Self::join_as(inner, plan, Some(member), connect)
     }
 
-    /// [`join`](Self::join) on the ranks of a worker that are not its first.
+    /// [`join`](Self::join) for the ranks of a worker other than rank 0.
     pub fn join_through_rank0(
         inner: Optimizer,
         plan: LocalPlan,
@@ -102,7 +103,7 @@ impl LocalOptimizer {
         let (round, side, lost, unheard) = (Some(round), None, None, None);
         local.engine.following = Some(Following { replica, epoch, round, granted, side, lost, unheard });
         if counts {
-            // Nothing is exchanged before the first step.
+            // No exchange takes place before the first step.
             let ended = local.engine.end_round(Ballot::Ready).map_err(LocalError::from);
             if let Err(error) = ended.and_then(|ended| Ok(ended?)) {
                 local.engine.leave_membership();
@@ -112,7 +113,7 @@ impl LocalOptimizer {
         Ok(local)
     }
 
-    /// With the others of a run that begins, or among those of one that is under way.
+    /// Begins with all members of a new run, or takes over the state of a running one.
     fn begin(
         inner: Optimizer,
         plan: LocalPlan,
@@ -131,21 +132,23 @@ impl LocalOptimizer {
             local.regroup(workers)?;
             Ok(local)
         };
-        // The others may wait for this rank there.
+        // The other members may wait for this rank in `world`.
         begun().inspect_err(|_| world.abort())
     }
 
-    /// Comes before every step. Where that exchanges something it waits for the other members, with whom it is then; who has come or
-    /// gone since is known by the round that is returned. Where they are others, `connect` makes their communicators, and the worker
-    /// goes on with those as [`regroup`](Self::regroup) says. Collective over the worker's ranks, which all get the same.
+    /// Prepares the next step; called before every step. If that step exchanges, the call waits for the other members, and the
+    /// returned round names them and the workers that left since the last one. If the members have changed, `connect` makes their
+    /// communicators, and the worker continues with these as [`regroup`](Self::regroup) says. Collective over the worker's ranks,
+    /// which all get the same result.
     ///
-    /// An exchange that the members do not all vote for has not come about, on any of them: a member that is lost then costs the
-    /// others that one exchange, by its fragments' policy. If it is lost before they are connected there is no round, and the step
-    /// says what has failed.
+    /// An exchange takes effect only if all members vote for it: a member that is lost later costs the others that one exchange,
+    /// and its fragments follow their failure policy. If a member is lost before the communicators are made, there is no round, and
+    /// the step reports the failed fragments.
     ///
     /// # Errors
-    /// [`LocalError::Membership`]: where its refusal is not final, or the answer has not come, this may be called again.
-    /// [`LocalError::Missed`]: the worker has to join anew. An error of `connect` or of [`regroup`](Self::regroup) costs the exchange.
+    /// [`LocalError::Membership`]: this function may be called again after a refusal that is not final, or without an answer.
+    /// [`LocalError::Missed`]: the worker has to join again. An error of `connect` or of [`regroup`](Self::regroup) costs the
+    /// exchange.
     pub fn follow(
         &mut self,
         connect: impl FnOnce(&Round) -> Result<Workers, MembershipError>,
@@ -160,7 +163,7 @@ impl LocalOptimizer {
                 if granted != step {
                     let round = self.ask(|replica| replica.boundary(step))?;
                     self.go_on_with(round, connect)?;
-                    // What was on its way may have been given up: who joins knows of none.
+                    // Flights may have been given up, since joining members know of none: the sides are computed again.
                     let side = self.engine.side();
                     self.engine.following.iter_mut().for_each(|following| following.side = side);
                 }
@@ -169,7 +172,7 @@ impl LocalOptimizer {
         Ok(self.engine.following.as_ref().and_then(|following| following.round.as_ref()))
     }
 
-    /// Asks for the end of an exchange of which it was not heard.
+    /// Asks for the decision on the last exchange, if it is not known.
     fn hear_end(&mut self) -> Result<(), LocalError> {
         let unheard = self.engine.following.as_ref().and_then(|following| following.unheard.clone());
         let Some(round) = unheard else { return Ok(()) };
@@ -182,23 +185,23 @@ impl LocalOptimizer {
         Ok(())
     }
 
-    /// An answer that all ranks of the worker have.
+    /// Asks for an answer that all ranks of the worker get.
     fn ask<T>(&mut self, call: impl FnOnce(&Replica) -> Heard<T>) -> Result<T, LocalError> {
-        let Some(following) = &self.engine.following else { unreachable!("asked for by who follows") };
+        let Some(following) = &self.engine.following else { unreachable!("only elastic workers ask") };
         match call(&following.replica) {
             Ok(answer) => Ok(answer?),
             Err(error) => Err(self.part(error)),
         }
     }
 
-    /// The worker's ranks can do nothing together any more, and the others are not to wait for them.
+    /// Leaves the run: the worker's ranks can no longer work together, and the other workers must not wait for them.
     fn part(&mut self, error: Error) -> LocalError {
         let error = self.inner.handover.alone(error);
         self.engine.part();
         error.into()
     }
 
-    /// Takes part in a round, whose members others may be.
+    /// Takes part in a round, with new communicators if its epoch is new.
     fn go_on_with(
         &mut self,
         round: Round,
@@ -208,12 +211,12 @@ impl LocalOptimizer {
         let epoch = round.epoch;
         let known = epoch == following.epoch;
         (following.round, following.granted) = (Some(round.clone()), round.step);
-        // Also after a round in which nothing was left to exchange. Who does not count gives up what it has once more.
+        // A worker that still does not count, since its last round had nothing to exchange, takes over state again.
         self.engine.active = round.counts();
         if known {
             return Ok(());
         }
-        // Whatever becomes of the new communicators: all members know of this round, and of what is on its way each else for itself.
+        // Flights are given up even if the new communicators fail: all members know of this round, but may differ in their flights.
         let rank = self.engine.workers.world.rank();
         let mut given_up = self.engine.give_up(&mut self.inner, Veto::Failed { rank });
         if std::mem::take(&mut self.engine.changed) {
@@ -235,7 +238,7 @@ impl LocalOptimizer {
             Ok(worst) => worst,
             Err(error) => return Err(self.part(error)),
         };
-        // The other workers hear of it, wherever they are.
+        // The abort ends the waits of the other workers, in whichever call they are.
         self.engine.workers.world.abort();
         new.iter().for_each(|world| world.abort());
         let told = if worst == LOST { Ok(()) } else { following.replica.together(own) };
@@ -246,7 +249,7 @@ impl LocalOptimizer {
     }
 }
 
-/// Refuses GPUs, where a worker that is lost ends the others too: NCCL's communicators of a process end together.
+/// Refuses GPUs: NCCL's communicators of a process end together, so a lost worker would end the others.
 fn check_place(inner: &Optimizer) -> Result<(), LocalError> {
     if !on_gpu(inner) {
         return Ok(());
@@ -257,11 +260,11 @@ fn check_place(inner: &Optimizer) -> Result<(), LocalError> {
 }
 
 const OK: u64 = 0;
-/// Somebody was not there any more, which costs one exchange.
+/// A member was lost, which costs one exchange.
 const LOST: u64 = 1;
 const WRONG: u64 = 2;
 
-/// How new communicators have been taken up on this rank.
+/// Classifies how this rank took over the new communicators.
 fn class(regrouped: &Result<(), LocalError>) -> u64 {
     match regrouped {
         Ok(()) => OK,
@@ -273,25 +276,25 @@ fn class(regrouped: &Result<(), LocalError>) -> u64 {
 }
 
 impl Engine {
-    /// On which side of this step's update something is exchanged.
+    /// Returns the side of this step's update on which the step exchanges.
     fn side(&self) -> Option<Placement> {
         Sides::of(self).first()
     }
 
-    /// Whether fragment `f`, which is to be sent again, waits: its step's round, if there is one, is of the other side.
+    /// Returns true if fragment `f`, which is to be sent again, waits because its step's round, if any, is on the other side.
     pub(crate) fn waits(&self, f: usize, placement: Placement) -> bool {
         let elsewhere = |following: &Following| following.side != Some(placement);
         self.plan.fragments[f].travels() && self.following.as_ref().is_some_and(elsewhere)
     }
 
-    /// Whether there are communicators for an exchange there: where workers come and go, a round.
+    /// Returns true if this side of the update has communicators for an exchange; in an elastic run they need a round.
     pub(crate) fn may_exchange(&self, placement: Placement) -> bool {
         let granted = |following: &Following| following.round.is_some() && following.side == Some(placement);
         self.following.as_ref().is_none_or(granted)
     }
 
-    /// What becomes of an exchange of which this rank knows `counted`, and whether it is itself to blame: where workers come and go,
-    /// all members say so. An error ends the worker.
+    /// Returns the outcome of an exchange that this rank knows as `counted`. In an elastic run the members vote on it, and
+    /// `to_blame` says that this rank is at fault. An error ends the worker.
     pub(crate) fn confirm(
         &mut self,
         counted: Result<(), Veto>,
@@ -301,16 +304,16 @@ impl Engine {
             return Ok(counted);
         }
         if self.failure.is_some() {
-            // Others may wait for this rank there, of this worker too, whose word comes next.
+            // Other ranks may wait for this rank in these communicators, also ranks of this worker, which are to vote next.
             self.workers.world.abort();
             self.workers.across.abort();
         }
         let failed = Veto::Failed { rank: self.workers.world.rank() };
         let ballot = match counted {
             Ok(()) => Ballot::Ready,
-            // Who has given up its communicators needs others, to blame or not.
+            // A worker with aborted communicators needs new ones, even if it is at fault.
             Err(_) if to_blame && self.failure.is_none() => Ballot::Veto,
-            // Who could not take its step vetoes it; the others have nothing against it, and are not to be dropped for it.
+            // Only the worker that could not take its step vetoes; the others vote ready, so that the arbiter does not drop them.
             Err(Veto::Fault { .. }) => Ballot::Ready,
             Err(_) => Ballot::Failed,
         };
@@ -324,15 +327,15 @@ impl Engine {
         })
     }
 
-    /// After a step: nothing of an exchange is left open, whether or not there was something to exchange.
+    /// Ends a step: no exchange stays open, even if there was nothing to exchange.
     pub(crate) fn end_step(&mut self, stepped: bool) -> Heard<()> {
-        // A round that is still open exchanged nothing.
+        // A round that is still open has exchanged nothing.
         let ended = self.end_round(if stepped { Ballot::Idle } else { Ballot::Failed })?;
         let lost = self.following.as_mut().and_then(|following| following.lost.take());
         Ok(lost.map_or(ended.map(drop), Err))
     }
 
-    /// Votes on the exchange that was granted, if it has not ended; whether it is applied.
+    /// Votes on the granted exchange, if it has not ended; returns true if it is applied.
     fn end_round(&mut self, ballot: Ballot) -> Heard<bool> {
         let Some(following) = &mut self.following else { return Ok(Ok(true)) };
         let Some(round) = following.round.take() else { return Ok(Ok(true)) };
@@ -343,7 +346,7 @@ impl Engine {
         Ok(decision.map(|decision| decision.is_commit()))
     }
 
-    /// Nobody is to wait for this worker, which has lost a rank.
+    /// Leaves the run after a rank of this worker was lost, so that no other worker waits.
     pub(crate) fn part(&mut self) {
         self.workers.world.abort();
         self.workers.across.abort();

@@ -1,39 +1,40 @@
-//! Workers that step alone and meet seldom: Local Adam, DES-LOC, MT-DAO, DiLoCo, from one plan.
+//! Workers that step alone and exchange seldom: Local Adam, DES-LOC, MT-DAO, DiLoCo, all from one plan type.
 //!
-//! | type | what it is |
+//! | type | role |
 //! |---|---|
-//! | [`LocalPlan`], [`Fragment`] | what is exchanged between workers, when, and how it becomes one; every published method is one |
-//! | [`Timing`], [`Placement`] | when: a pure function of the group's steps |
-//! | [`Select`], [`What`], [`Merge`] | of which parameters, what of them, and how workers' values become one |
+//! | [`LocalPlan`], [`Fragment`] | the values workers exchange, when, and how they are merged; every published method is one |
+//! | [`Timing`], [`Placement`] | steps of an exchange: a pure function of the group's steps |
+//! | [`Select`], [`What`], [`Merge`] | the chosen parameters, the kind of state, and the merge of the workers' values |
 //! | [`LocalOptimizer`], [`Workers`] | a worker, sharded at any stage, that steps by a plan |
-//! | [`LocalStep`], [`Exchanged`], [`Veto`] | what a step did, and what became of fragments |
-//! | [`membership`] | who takes part: epochs, and an arbiter that grants exchanges |
-//! | [`Trained`] | what a plan is checked against |
-//! | [`LocalTraffic`], [`Shares`] | the bytes a plan sends, before there is a rank |
+//! | [`LocalStep`], [`Exchanged`], [`Veto`] | outcome of a step, and of its fragments |
+//! | [`membership`] | epochs of members, and an arbiter that grants exchanges |
+//! | [`Trained`] | a parameter as plans are checked against it |
+//! | [`LocalTraffic`], [`Shares`] | bytes that a plan sends, known before a rank exists |
 //!
 //! # What is exact
 //!
-//! On loopback, sharded workers are whole ones in a plain loop, bit for bit. A mean of f32 is taken in f64 and rounded once. So is a
-//! weighted one, whose values are multiplied by shares where they are added: it is off by half an ulp and, where values cancel, by
-//! some 2^-52 of their size. Of f64 shares are rounded too, to half an ulp. As bf16 each value or difference is rounded, shares and
-//! sums are f32, and the mean is rounded. What was averaged without delay and mixing is bit-equal on all workers. `t`, which counts
-//! updates, is each worker's own: never averaged, never rolled back.
+//! On loopback, sharded workers equal whole ones in a plain loop, bit for bit. A mean of f32 is taken in f64 and rounded once. A
+//! weighted mean multiplies values by shares where they are added: its error is half an ulp and, where values cancel, about 2^-52
+//! of their size. For f64 the shares' own rounding adds half an ulp. In bf16 each value or difference is rounded, shares and sums
+//! are f32, and the mean is rounded. Values averaged without delay and mixing are bit-equal on all workers. Each worker has its own
+//! `t`, which counts updates: it is never averaged and never rolled back.
 //!
 //! # GPUs
 //!
-//! Parameters, state, anchors and outer state stay in memory of the GPU: what travels is packed, reduced by NCCL and merged there, in
-//! f64 as on the CPU. An exchange copies words to the host (the agreement, a count of what is not finite, the vote) and waits for
-//! them. Whole vectors are copied to the host where [`LocalOptimizer::new`] compares workers' first values, and where a save compares
-//! what workers keep alike. Bits are those of the CPU where NCCL's sums are exact: NCCL multiplies by shares before it adds, and adds
-//! f32 in f32. A communicator that fails ends all others of its process, so [`LocalOptimizer::join`] is refused; workers that are all
-//! there are [regrouped](LocalOptimizer::regroup).
+//! Parameters, state, anchors and outer state stay in memory of the GPU: the values to send are packed, reduced by NCCL and merged
+//! there, in f64 as on the CPU. An exchange copies words to the host (the agreement, a count of non-finite values, the vote) and
+//! waits for them. Whole vectors are copied to the host when [`LocalOptimizer::new`] compares workers' first values, and when a
+//! save compares values that workers hold alike. Bits equal the CPU's if NCCL's sums are exact: NCCL multiplies by shares before it
+//! adds, and adds f32 in f32. A failing NCCL communicator ends all others of its process, so [`LocalOptimizer::join`] is refused;
+//! as long as all workers are present they can be [regrouped](LocalOptimizer::regroup).
 //!
 //! # Limits
 //!
-//! 16-bit parameters with an f32 master. Ranks that replicate within a worker, as along `tp`, send what they all have
-//! each for itself; they stay alike where a reduction adds in the ranks' order, as loopback's does, or where ranks own as much of each
-//! parameter that shares its state in the same way, as placements do unless some say `reduced_over`. Where a collective of all workers fails on some ranks and not on others, as none does on loopback, some may have applied what
-//! others have not.
+//! 16-bit parameters need an f32 master. Ranks that replicate values within a worker, for example along `tp`, each send their own
+//! copy. The copies stay equal if a reduction adds in the ranks' order, as loopback's does, or if the ranks own equally much of
+//! each parameter that shares its state in the same way, which placements ensure unless some say `reduced_over`. If a collective of
+//! all workers fails on some ranks only, some workers may have applied an exchange that others have not; on loopback this does not
+//! happen.
 
 mod agreement;
 mod check;

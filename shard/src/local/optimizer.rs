@@ -1,4 +1,4 @@
-//! A worker: a sharded optimizer of its own that meets the others by a plan.
+//! A worker: a sharded optimizer that exchanges with other workers by a plan.
 
 use super::engine::{Engine, Exchanged};
 use super::spots::check_memory;
@@ -9,11 +9,12 @@ use crate::{At, Error, MicroBatch, Optimizer, Options, Outcome, ParamState};
 use meshstep_tensor::{Buffer, Slice};
 use std::fmt::Write;
 
-/// One worker's optimizer on one of its ranks: an [`Optimizer`] at any stage over the worker's ranks, and what workers exchange.
+/// One worker's optimizer on one of its ranks: an [`Optimizer`] at any stage over the worker's ranks, and the exchanges between
+/// workers.
 ///
-/// A step is an [`Optimizer::step`] of the worker alone: norm, clipping and skipping are its own. Where the plan has something due, all
-/// ranks of all workers agree, exchange what they own of it, vote, and apply it everywhere or nowhere, before parameters are gathered
-/// within the worker: no byte more travels there.
+/// A step is an [`Optimizer::step`] of the worker alone: norm, clipping and skipping are the worker's own. If the plan has
+/// fragments due, all ranks of all workers agree, exchange the parts that they own, vote, and apply the exchange everywhere or
+/// nowhere. This happens before parameters are gathered within the worker, so the gather sends no extra bytes.
 ///
 /// ```
 /// use meshstep_optim::Sgd;
@@ -46,24 +47,24 @@ pub struct LocalOptimizer {
     warnings: Vec<LocalWarning>,
 }
 
-/// What a step did, on this worker and between workers.
+/// Outcome of a step, on this worker and between workers.
 #[derive(Clone, Debug, PartialEq)]
 #[must_use = "the outcome says whether the step was applied or skipped, and what was exchanged"]
 pub struct LocalStep {
-    /// Which step it was, from 0.
+    /// Index of the step, from 0.
     pub step: u64,
-    /// What the worker's own step did: the same on its ranks.
+    /// Outcome of the worker's own step, the same on all its ranks.
     pub outcome: Outcome,
-    /// What became of fragments: the same on all ranks of all workers.
+    /// Outcome of the exchanges, the same on all ranks of all workers.
     pub exchanged: Exchanged,
 }
 
 impl LocalOptimizer {
-    /// A worker of several, which all have the same plan, parameters, rules and values; this is checked. Collective over all
-    /// ranks of all workers; every error is every rank's.
+    /// Creates one of several workers, and checks that all have the same plan, parameters, rules and values. Collective over all
+    /// ranks of all workers; an error is returned on every rank.
     ///
-    /// 16-bit parameters have an f32 master, which is what is averaged then. On a GPU the communicators are NCCL's, an outer
-    /// optimizer's rule has CUDA kernels, and this call copies each vector to the host once, to compare workers' first values.
+    /// 16-bit parameters need an f32 master, and the master is averaged. On a GPU the communicators must be NCCL's and an outer
+    /// optimizer's rule needs CUDA kernels; this call copies each vector to the host once, to compare workers' first values.
     pub fn new(inner: Optimizer, workers: Workers, plan: LocalPlan) -> Result<Self, LocalError> {
         let (params, _) = inner.trained();
         let checked = check_memory(&inner, &plan).and_then(|()| plan.check(&params));
@@ -85,70 +86,70 @@ impl LocalOptimizer {
         Ok(LocalOptimizer { inner, engine, warnings })
     }
 
-    /// What the plan allows and its method advises against.
+    /// Returns the warnings about the plan: allowed settings that its method advises against.
     pub fn warnings(&self) -> &[LocalWarning] {
         &self.warnings
     }
 
-    /// The worker's own optimizer.
+    /// Returns the worker's own optimizer.
     pub fn optimizer(&self) -> &Optimizer {
         &self.inner
     }
 
-    /// The plan.
+    /// Returns the plan.
     pub fn plan(&self) -> &LocalPlan {
         &self.engine.plan
     }
 
-    /// Steps taken, skipped or in error: the same on all workers.
+    /// Returns the number of steps taken, skipped or in error, the same on all workers.
     pub fn steps(&self) -> u64 {
         self.engine.step
     }
 
-    /// Begins the step's last micro-batch ([`Optimizer::micro_batch`]); its weight is what [`Weights::Tokens`](super::Weights) counts.
+    /// Begins the step's last micro-batch ([`Optimizer::micro_batch`]); [`Weights::Tokens`](super::Weights) counts its weight.
     pub fn micro_batch(&mut self, weight: u64) -> Result<MicroBatch<'_>, Error> {
         self.inner.micro_batch(weight)
     }
 
-    /// Begins a micro-batch that others of the same step follow ([`Optimizer::accumulate`]).
+    /// Begins a micro-batch before the last one of the step ([`Optimizer::accumulate`]).
     pub fn accumulate(&mut self, weight: u64) -> Result<MicroBatch<'_>, Error> {
         self.inner.accumulate(weight)
     }
 
-    /// The values of a parameter ([`Optimizer::param`]): this worker's.
+    /// Returns this worker's values of a parameter ([`Optimizer::param`]).
     pub fn param(&self, name: &str) -> Result<Slice<'_>, Error> {
         self.inner.param(name)
     }
 
-    /// This rank's part of a parameter and its state ([`Optimizer::state`]).
+    /// Returns this rank's part of a parameter and its state ([`Optimizer::state`]).
     pub fn state(&self, name: &str) -> Result<ParamState<'_>, Error> {
         self.inner.state(name)
     }
 
-    /// The outer parameters of fragment `fragment` on this rank, one slice for each of its stretches: what its last exchange came to,
-    /// from which the next outer gradient counts. All workers keep the same, also where a result is on its way or only a share of it
-    /// is mixed in. Empty where the fragment has no outer optimizer.
+    /// Returns the outer parameters of fragment `fragment` on this rank, one slice for each of its ranges: the result of its last
+    /// exchange, from which the next outer gradient is computed. They are the same on all workers, even with a result in flight or
+    /// with only a share of it mixed in. Empty for a fragment without an outer optimizer.
     pub fn outer_params(&self, fragment: usize) -> impl Iterator<Item = Slice<'_>> {
         let has = self.engine.plan.fragments.get(fragment).is_some_and(|fragment| fragment.outer().is_some());
         let kept = has.then(|| &self.engine.parts.of(fragment).kept);
         kept.into_iter().flatten().filter_map(|kept| kept.anchor.as_ref()).map(Buffer::as_slice)
     }
 
-    /// This worker's values count for nothing, with its steps, until an exchange has come about: it has only just come.
+    /// Marks this worker as new: its values and steps do not count until an exchange has succeeded.
     pub fn enter(&mut self) {
         self.engine.active = false;
     }
 
-    /// Takes the worker's step, and whatever is due between workers. Collective over the worker's ranks; where something is due over
-    /// all workers', who take equally many steps.
+    /// Takes the worker's step, and the exchanges that are due between workers. Collective over the worker's ranks; with an
+    /// exchange due, over all workers' ranks, and all workers take equally many steps.
     ///
-    /// On a GPU the host waits for the outcome, and in a step that exchanges for the decision before the update too.
+    /// On a GPU the host waits for the outcome; in a step that exchanges it also waits for the decision before the update.
     ///
-    /// An error of the worker's step is its ranks' alone: the others' exchange, if one was due, has not come about, as their
-    /// [`Exchanged::failed`] says. [`LocalError::Workers`] is a step that was taken and workers that can no longer exchange: what
-    /// was due has its policy, and the next that is due is an error again.
+    /// An error of the worker's step is returned on its ranks only: the others report the exchange that was due in
+    /// [`Exchanged::failed`]. [`LocalError::Workers`] means that the step was taken, but workers can no longer exchange: the
+    /// fragments that were due follow their failure policy, and the next step with an exchange due is an error again.
     pub fn step(&mut self, at: At) -> Result<LocalStep, LocalError> {
-        // What several ranks compute together is seen once.
+        // Tokens that several ranks process together are counted once.
         let tokens = if self.inner.handover.fixed.place.first { self.inner.progress.weight } else { 0 };
         let mut around = Meeting { tokens, engine: &mut self.engine, begun: false, counted: false };
         let stepped = self.inner.step_around(at, &mut around).and_then(crate::Pending::outcome);
@@ -165,20 +166,20 @@ impl LocalOptimizer {
         self.engine.changed = false;
         let exchanged = std::mem::take(&mut self.engine.report);
         let ended = self.end(stepped.is_ok());
-        // No later step's, whatever becomes of this one.
+        // The failure belongs to this step, and not to a later one.
         let failure = self.engine.failure.take();
         let outcome = stepped?;
         met?;
         ended?;
         match failure {
-            // The next exchange is with those that are left.
+            // The next exchange is with the remaining members.
             Some(_) if self.engine.following.is_some() => Ok(LocalStep { step, outcome, exchanged }),
             Some(source) => Err(LocalError::Workers { source: Box::new(source) }),
             None => Ok(LocalStep { step, outcome, exchanged }),
         }
     }
 
-    /// After a step: nobody waits for this worker.
+    /// Ends the step, so that the others do not wait for this worker.
     fn end(&mut self, stepped: bool) -> Result<(), LocalError> {
         let ended = match self.inner.handover.healthy() {
             Ok(()) => self.engine.end_step(stepped).map_err(|error| self.inner.handover.alone(error)),
@@ -190,7 +191,7 @@ impl LocalOptimizer {
         Ok(ended??)
     }
 
-    /// The others wait for a worker whose step was an error.
+    /// Takes part in the step's exchanges after an error, as the other workers wait for this one.
     fn meet_without_step(&mut self) -> Result<(), Error> {
         for placement in [Placement::Before, Placement::After] {
             let met = self.engine.meet(&mut self.inner, placement, true);
@@ -203,7 +204,7 @@ impl LocalOptimizer {
     }
 }
 
-/// An exchange around the update of the worker's step.
+/// Hooks that exchange before and after the update of the worker's step.
 struct Meeting<'a> {
     engine: &'a mut Engine,
     tokens: u64,
@@ -247,7 +248,7 @@ impl Around for Meeting<'_> {
     }
 }
 
-/// What all ranks of all workers must have alike.
+/// Describes the settings that the ranks of all workers must share.
 pub(crate) fn describe(inner: &Optimizer, workers: &Workers, plan: &LocalPlan) -> Result<String, LocalError> {
     let (ranks, of, inside) =
         (workers.world.world_size(), workers.across.world_size(), inner.comm().world_size());
@@ -260,7 +261,7 @@ pub(crate) fn describe(inner: &Optimizer, workers: &Workers, plan: &LocalPlan) -
     Ok(text + &rules(inner))
 }
 
-/// Its parameters, their rules, and which ranks own what of them.
+/// Describes the parameters, their rules, and the division of ownership.
 pub(crate) fn rules(inner: &Optimizer) -> String {
     let Options { stage, precision, bucket_len, .. } = &inner.options;
     let mut text = format!("stage = {stage:?}\nprecision = {precision:?}\nbucket_len = {bucket_len:?}\n");
@@ -276,7 +277,7 @@ pub(crate) fn rules(inner: &Optimizer) -> String {
     text
 }
 
-/// The first rank whose values are not those that the same rank of the first worker has. Collective over all workers.
+/// Returns the first rank with values that differ from those of the same rank of the first worker. Collective over all workers.
 fn values_alike(inner: &Optimizer, workers: &Workers) -> Result<Option<usize>, Error> {
     let mut digest = 0;
     for owned in &inner.buckets {

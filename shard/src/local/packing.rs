@@ -1,38 +1,38 @@
-//! What travels together at one exchange: lanes of one type, cut into buckets. The engine sends what this says, and the planner
-//! counts it.
+//! Lanes: vectors of one type that are sent together at one exchange, cut into buckets. The engine sends these lanes, and the
+//! planner counts their bytes.
 
 use super::{LocalPlan, Weights};
 use meshstep_tensor::DType;
 use std::ops::Range;
 
-/// What a fragment sends from this rank, by the type that it travels in.
+/// Elements that a fragment sends from this rank, by wire type.
 pub(crate) type Loads = Vec<(DType, usize)>;
 
-/// What is packed into one vector: of fragments that are sent together and arrive together, that travel in one type and in
-/// which each worker has the same share.
+/// One packed vector. It holds fragments that are sent and arrive together, in one wire type, and in which each worker has one
+/// share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Lane {
     pub(crate) delay: u64,
     pub(crate) wire: DType,
-    /// The fragment it is all of, where that is weighed by tokens, of which each fragment has its own.
+    /// The only fragment of the lane if it is weighted by tokens, since each such fragment has its own shares.
     pub(crate) only: Option<usize>,
     pub(crate) len: usize,
 }
 
 impl Lane {
-    /// Where what fragment `f` sends as `wire` goes, without elements.
+    /// Returns the empty lane for what fragment `f` sends as `wire`.
     fn of(plan: &LocalPlan, f: usize, wire: DType) -> Self {
         let fragment = &plan.fragments[f];
         let only = (fragment.weights == Weights::Tokens).then_some(f);
         Lane { delay: fragment.timing.delay, wire, only, len: 0 }
     }
 
-    /// Whether what fragment `f` sends as `wire` goes here.
+    /// Returns true if what fragment `f` sends as `wire` belongs to this lane.
     pub(crate) fn takes(&self, plan: &LocalPlan, f: usize, wire: DType) -> bool {
         Lane { len: 0, ..*self } == Lane::of(plan, f, wire)
     }
 
-    /// Its buckets, none longer than `bucket_len`.
+    /// Returns the lane's buckets, none longer than `bucket_len`.
     pub(crate) fn buckets(&self, bucket_len: usize) -> impl Iterator<Item = Range<usize>> + use<> {
         let len = self.len;
         (0..len).step_by(bucket_len.max(1)).map(move |start| start..len.min(start.saturating_add(bucket_len)))
@@ -40,7 +40,7 @@ impl Lane {
 }
 
 impl LocalPlan {
-    /// The lanes of an exchange in which these fragments are sent, in the order they travel.
+    /// Returns the lanes of an exchange that sends these fragments, in the order of sending.
     pub(crate) fn lanes(&self, sent: impl Iterator<Item = usize>, loads: &[Loads]) -> Vec<Lane> {
         let mut lanes: Vec<Lane> = Vec::new();
         for f in sent.filter(|&f| self.fragments[f].travels()) {
@@ -88,10 +88,10 @@ mod tests {
         assert_eq!(lanes[0].buckets(4).collect::<Vec<_>>(), [0..4, 4..8, 8..11]);
         assert_eq!(lanes[0].buckets(11).collect::<Vec<_>>(), [Range { start: 0, end: 11 }]);
         assert_eq!(plan.lanes([3].into_iter(), &loads), []);
-        // A load of nothing has a lane, which sends nothing.
+        // An empty load has a lane that sends nothing.
         let nothing = plan.lanes([3].into_iter(), &[vec![], vec![], vec![], vec![(f32, 0)], vec![]]);
         assert_eq!((nothing.len(), nothing[0].buckets(4).count()), (1, 0));
-        // What arrives later travels apart.
+        // Fragments with a delay are sent in lanes of their own.
         let later = [vec![], vec![(f32, 6)], vec![], vec![(f32, 3)], vec![]];
         let lens: Vec<_> = plan.lanes(0..5, &later).iter().map(|l| (l.delay, l.len)).collect();
         assert_eq!(lens, [(0, 6), (2, 3)]);

@@ -1,4 +1,4 @@
-//! What this rank keeps of each fragment, and what is done to it: sent, merged, reset, rolled back.
+//! Fragment state held by one rank, and its operations: send, merge, reset, roll back.
 
 use super::flight::Value;
 use super::packing::Loads;
@@ -9,39 +9,39 @@ use meshstep_optim::{self as optim, OuterStep, mix_zeros};
 use meshstep_tensor::{Buffer, Category, DType, Slice, SliceMut};
 use std::collections::BTreeSet;
 
-/// All fragments on this rank.
+/// State of the fragments on this rank.
 #[derive(Debug)]
 pub(crate) struct Parts(Vec<Part>);
 
-/// A fragment on this rank.
+/// State of one fragment on this rank.
 #[derive(Debug)]
 pub(crate) struct Part {
     pub(crate) spots: Vec<Spot>,
-    /// Of each spot.
+    /// Indexed by spot.
     pub(crate) kept: Vec<Kept>,
-    /// Steps the outer optimizer has taken.
+    /// Number of steps of the outer optimizer.
     pub(crate) outer_t: u64,
-    /// Tokens since it was last merged.
+    /// Tokens since the last merge.
     pub(crate) tokens: u64,
 }
 
-/// What is kept beside a spot.
+/// Memory kept beside a spot.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
-    /// What its last exchange came to, where that is needed.
+    /// Result of the spot's last exchange, if the plan needs it.
     pub(crate) anchor: Option<Buffer>,
-    /// The outer optimizer's state.
+    /// State of the outer optimizer.
     pub(crate) outer: Vec<Buffer>,
 }
 
-/// What has arrived for a spot: the mean, and what was sent of it, where that was earlier, with the `t` of then.
+/// Result that has arrived for a spot: the mean and, with a delay, the snapshot that was sent and the `t` of that time.
 pub(crate) struct Arrived<'a> {
     pub(crate) reduced: Slice<'a>,
     pub(crate) snapshot: Option<&'a (Buffer, u64)>,
 }
 
 impl Parts {
-    /// Room for what the plan needs beside the optimizer; values as they are count as the last exchange's.
+    /// Allocates the memory that the plan needs beside the optimizer; the current values count as the last exchange's results.
     pub(crate) fn new(plan: &LocalPlan, optimizer: &Optimizer) -> Result<Self, LocalError> {
         let mut parts = Vec::new();
         for (fragment, spots) in plan.fragments.iter().zip(plan.spots(optimizer)?) {
@@ -52,28 +52,28 @@ impl Parts {
         Ok(Parts(parts))
     }
 
-    /// Fragment `f`.
+    /// Returns fragment `f`.
     pub(crate) fn of(&self, f: usize) -> &Part {
         &self.0[f]
     }
 
-    /// Fragment `f`, to be changed.
+    /// Returns fragment `f` for changes.
     pub(crate) fn of_mut(&mut self, f: usize) -> &mut Part {
         &mut self.0[f]
     }
 
-    /// Counts what this worker has seen.
+    /// Adds tokens that this worker has seen.
     pub(crate) fn count(&mut self, tokens: u64) {
         self.0.iter_mut().for_each(|part| part.tokens = part.tokens.saturating_add(tokens));
     }
 
-    /// All that is kept beside the optimizer, in an order of its own.
+    /// Iterates over the buffers kept beside the optimizer, in a fixed order.
     pub(crate) fn buffers(&mut self) -> impl Iterator<Item = &mut Buffer> {
         let kept = self.0.iter_mut().flat_map(|part| &mut part.kept);
         kept.flat_map(|kept| kept.anchor.iter_mut().chain(&mut kept.outer))
     }
 
-    /// As at the beginning: values as they are count as the last exchange's.
+    /// Resets to the initial state: the current values count as the last exchange's results.
     #[cfg(feature = "checkpoint")]
     pub(crate) fn restart(&mut self, optimizer: &Optimizer) -> Result<(), Error> {
         let queue = &optimizer.options().queue;
@@ -91,23 +91,23 @@ impl Parts {
         Ok(())
     }
 
-    /// How many steps each outer optimizer has taken.
+    /// Iterates over the step counts of the outer optimizers, for changes.
     pub(crate) fn outer_steps(&mut self) -> impl Iterator<Item = &mut u64> {
         self.0.iter_mut().map(|part| &mut part.outer_t)
     }
 
-    /// The same, to look at.
+    /// Iterates over the step counts of the outer optimizers.
     #[cfg(feature = "checkpoint")]
     pub(crate) fn outer_t(&self) -> impl Iterator<Item = u64> {
         self.0.iter().map(|part| part.outer_t)
     }
 
-    /// What each fragment sends.
+    /// Returns the elements that each fragment sends, by wire type.
     pub(crate) fn loads(&self) -> Vec<Loads> {
         self.0.iter().map(|part| loads(&part.spots)).collect()
     }
 
-    /// What fragment `f` has here, and from where on that is counted where differences travel.
+    /// Returns the values of fragment `f` on this rank, with the anchors if differences from these are sent.
     pub(crate) fn values<'a>(
         &'a self,
         optimizer: &'a Optimizer,
@@ -144,7 +144,7 @@ impl Parts {
         Ok(vector.slice(spot.range.clone())?)
     }
 
-    /// Merges what has arrived for the `i`th spot of fragment `f`.
+    /// Merges the result for spot `i` of fragment `f`.
     pub(crate) fn merge(
         &mut self,
         optimizer: &mut Optimizer,
@@ -156,7 +156,7 @@ impl Parts {
         let mut kept = std::mem::take(&mut self.0[f].kept[i]);
         let slot = optimizer.slot_of(&spot);
         let now = optimizer.entries[spot.entry].t;
-        // The plan's check has refused what has no shares.
+        // The plan's check has refused state without such a share.
         let left = |then| slot.and_then(|slot| slot.left(then, now)).unwrap_or(1.0);
         let (queue, meter) = (optimizer.options().queue.clone(), optimizer.options().meter.clone());
         let merge = optim::Merge {
@@ -178,7 +178,7 @@ impl Parts {
         merged
     }
 
-    /// Zeros fragment `f`, or mixes zeros in.
+    /// Sets fragment `f` to zero, or mixes zeros in.
     pub(crate) fn reset(
         &mut self,
         optimizer: &mut Optimizer,
@@ -195,7 +195,7 @@ impl Parts {
         Ok(())
     }
 
-    /// Brings fragment `f` back to what its last exchange came to.
+    /// Sets fragment `f` back to the result of its last exchange.
     pub(crate) fn roll_back(&mut self, optimizer: &mut Optimizer, f: usize) -> Result<(), Error> {
         for i in 0..self.0[f].spots.len() {
             let (spot, queue) = (self.0[f].spots[i].clone(), optimizer.options().queue.clone());
@@ -208,7 +208,7 @@ impl Parts {
         Ok(())
     }
 
-    /// Lets parameters follow their masters, as far as fragment `f` has some here.
+    /// Updates the parameters from their masters, for the masters that fragment `f` has on this rank.
     pub(crate) fn follow_masters(&self, optimizer: &mut Optimizer, f: usize) -> Result<(), Error> {
         let masters = self.0[f].spots.iter().filter_map(|spot| match spot.vector {
             Vector::Master { bucket } => Some(bucket),
@@ -241,12 +241,12 @@ impl Kept {
 }
 
 impl Fragment {
-    /// Whether differences from the last exchange travel: of parameters in a narrower type.
+    /// Returns true if differences from the last exchange are sent: for parameters in a narrower wire type.
     fn sends_differences(&self, wire: DType, own: DType) -> bool {
         self.what == What::Params && wire.size() < own.size()
     }
 
-    /// Whether what the last exchange came to is kept, of values of type `own` that travel as `wire`.
+    /// Returns true if the last exchange's result is kept, for values of type `own` that are sent as `wire`.
     pub(crate) fn has_anchor(&self, wire: DType, own: DType) -> bool {
         let rolls_back = self.on_failure == OnFailure::RollBack;
         self.travels() && (self.outer().is_some() || rolls_back || self.sends_differences(wire, own))

@@ -1,11 +1,11 @@
-//! What is exchanged between workers, when, and how it becomes one: plain data.
+//! Plans: the values that workers exchange, when, and how they are merged. Plain data.
 
 use super::{Placement, Select, Timing};
 use meshstep_optim::Rule;
 use meshstep_tensor::DType;
 use std::sync::Arc;
 
-/// Everything that workers exchange, and when. All of them have the same.
+/// Complete description of the exchanges between workers, the same on all of them.
 ///
 /// ```
 /// use meshstep_shard::local::{LocalPlan, Placement};
@@ -17,128 +17,129 @@ use std::sync::Arc;
 /// ```
 #[derive(Clone, Debug)]
 pub struct LocalPlan {
-    /// What is exchanged; fragments of one kind of state do not overlap while both may be due.
+    /// The fragments; fragments of one kind of state must not overlap while both may be due.
     pub fragments: Vec<Fragment>,
-    /// Elements after which an exchange goes on in another bucket; fragments may be cut by it anywhere.
+    /// Largest number of elements in one bucket of an exchange; a fragment may be cut between buckets anywhere.
     pub bucket_len: usize,
 }
 
-/// One kind of state of some parameters, which is exchanged as a whole.
+/// One kind of state of some parameters, exchanged as a whole.
 #[derive(Clone, Debug)]
 pub struct Fragment {
-    /// Of which parameters.
+    /// The parameters.
     pub params: Select,
-    /// What of them.
+    /// The kind of state.
     pub what: What,
-    /// When.
+    /// Steps at which the fragment is exchanged.
     pub timing: Timing,
-    /// How workers' values become one.
+    /// Merge of the workers' values.
     pub merge: Merge,
-    /// The share of the result in what a worker goes on with: `x = (1 - taken) x + taken result`; above 0, at most 1. Streaming
-    /// DiLoCo's alpha is the share of the worker's own, 1 less this.
+    /// Share of the result in a worker's new values: `x = (1 - taken) x + taken result`; above 0, at most 1. Streaming DiLoCo's
+    /// alpha is the share of the worker's own values, `1 - taken`.
     pub taken: f64,
-    /// Whose values count how much.
+    /// Weights of the workers in the mean.
     pub weights: Weights,
-    /// The type values travel in: f64, f32 or bf16; `None`: their own. Of parameters in a narrower one differences from the last
-    /// exchange travel.
+    /// Type in which values are sent: f64, f32 or bf16; `None`: their own type. Parameters in a narrower type are sent as
+    /// differences from the last exchange.
     pub wire: Option<DType>,
-    /// What becomes of the fragment where an exchange does not come about.
+    /// Policy after a failed exchange.
     pub on_failure: OnFailure,
 }
 
 /// A kind of state.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum What {
-    /// The parameters; their masters, where they have some.
+    /// The parameters; the masters of those that have one.
     Params,
-    /// Those of the rule's state vectors that are named, of the parameters whose rule has them.
+    /// The selected state vectors of the rule, for parameters with a rule that has them.
     State(Slots),
-    /// All state of the outer optimizer of the fragment with this index, of the elements that that has; the fragment's own choice
-    /// of parameters does not count.
+    /// All state of the outer optimizer of the fragment with this index, for the elements of that fragment; the fragment's own
+    /// choice of parameters is ignored.
     OuterMomentum(usize),
 }
 
-/// Which state vectors of a rule.
+/// Selection of a rule's state vectors.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Slots {
-    /// All that are no second moments, as averages of gradients.
+    /// All vectors that are not second moments, for example averages of gradients.
     First,
-    /// Averages, sums and maxima of squares, as the rule says ([`Rule::slot`]).
+    /// Averages, sums and maxima of squares, as declared by the rule ([`Rule::slot`]).
     Second,
-    /// One by its name.
+    /// The vector of this name.
     Named(String),
 }
 
-/// How workers' values become one.
+/// Merge of the workers' values into one.
 #[derive(Clone, Debug)]
 pub enum Merge {
-    /// Their mean. Of what was sent `delay` steps before, the worker keeps what it has added since: with the snapshot `s0` that it
-    /// sent, `s += left (mean - s0)`, where `left` is the share of `s0` that is still in `s`. Of parameters that is 1 (Zhou et al.,
+    /// The mean of the workers' values. With a delay, a worker keeps the change since it sent its snapshot `s0`: it adds `left
+    /// (mean - s0)`, where `left` is the share of `s0` that is still in its value `s`. For parameters `left` is 1 (Zhou et al.,
     /// *DaSGD: Squeezing SGD Parallelization Performance in Distributed Training Using Delayed Averaging*, 2020).
     ///
-    /// Of state the rule says what it is ([`Rule::slot`]): of an average `beta^n` after `n` updates, of a sum 1. An update is linear,
-    /// `s = beta s + a`, so after `n` of them `s = beta^n s0 + own`, and an exchange at once would have come to `beta^n mean + own`:
-    /// the same. An average of squares is never negative then; where rounding makes it so it is 0. A maximum has no shares, and is
-    /// refused with a delay ([`LocalError::DelayedMaximum`](super::LocalError::DelayedMaximum)).
+    /// For state the rule declares `left` ([`Rule::slot`]): `beta^n` after `n` updates for an average, 1 for a sum. An update is
+    /// linear, `s = beta s + a`, so `s = beta^n s0 + own` after `n` of them, and an exchange without delay would have given `beta^n
+    /// mean + own`: the same value. An average of squares is therefore not negative; a value that rounding makes negative is set to
+    /// 0. A maximum has no such share, and is refused with a delay
+    /// ([`LocalError::DelayedMaximum`](super::LocalError::DelayedMaximum)).
     Mean,
-    /// A step of an outer optimizer: its gradient is what parameters have moved since its last step, `x_outer - mean(x)`.
+    /// A step of an outer optimizer. Its gradient is the movement of the parameters since its last step, `x_outer - mean(x)`.
     Outer(Outer),
-    /// Zeros; nothing travels.
+    /// Zeros; nothing is sent.
     Reset,
-    /// Every worker's own; nothing travels.
+    /// Each worker keeps its own values; nothing is sent.
     Keep,
 }
 
 /// An optimizer over the workers' mean difference, in f64 (Douillard et al., *DiLoCo: Distributed Low-Communication Training of
-/// Language Models*, 2023; of Reddi et al., *Adaptive Federated Optimization*, 2021, the server's).
+/// Language Models*, 2023; the server optimizer of Reddi et al., *Adaptive Federated Optimization*, 2021).
 #[derive(Clone, Debug)]
 pub struct Outer {
-    /// Its rule, which sees single elements.
+    /// Update rule, which must be element-wise.
     pub rule: Arc<dyn Rule>,
-    /// Its learning rate.
+    /// Learning rate.
     pub lr: f64,
 }
 
-/// Whose values count how much.
+/// Weights of workers in a mean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Weights {
-    /// Every worker's as much.
+    /// All workers count equally.
     #[default]
     Uniform,
-    /// As many times as it has seen tokens, by its micro-batches' weights, since the fragment's last exchange; what several of its
-    /// ranks compute together, as along `tp`, once.
+    /// Each worker counts by the tokens that it has seen since the fragment's last exchange, the sum of its micro-batches' weights.
+    /// Tokens that several of its ranks process together, for example along `tp`, count once.
     ///
-    /// Before the first step nobody has seen any: all count alike.
+    /// Before the first step no worker has seen tokens, and all count equally.
     Tokens,
 }
 
-/// What becomes of a fragment where an exchange does not come about, on no worker then.
+/// Policy of a fragment after a failed exchange. An exchange fails on all workers or on none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum OnFailure {
-    /// Every worker goes on with its own until the fragment is due again.
+    /// Every worker continues with its own values until the fragment is due again.
     #[default]
     KeepLocal,
-    /// Every worker goes back to what it had after the last exchange of the fragment.
+    /// Every worker goes back to the result of the fragment's last exchange.
     RollBack,
     /// The fragment is due again at the next step.
     Retry,
 }
 
 impl LocalPlan {
-    /// Elements of a bucket unless told otherwise: 64 MiB of f32.
+    /// Default length of a bucket: 64 MiB of f32.
     pub const BUCKET_LEN: usize = 1 << 24;
 
-    /// These fragments.
+    /// Creates a plan of these fragments.
     pub fn new(fragments: Vec<Fragment>) -> Self {
         LocalPlan { fragments, bucket_len: Self::BUCKET_LEN }
     }
 
-    /// The fragments, by index, that are sent or reset at step `step`, from 0, before or after its update.
+    /// Returns the fragments, by index, that are sent or reset at step `step`, from 0, on this side of its update.
     pub fn due(&self, step: u64, placement: Placement) -> impl Iterator<Item = usize> + '_ {
         self.those(move |f| f.timing.placement == placement && f.timing.due(step))
     }
 
-    /// The fragments whose result arrives there.
+    /// Returns the fragments with a result that arrives at this step and side.
     pub fn arriving(&self, step: u64, placement: Placement) -> impl Iterator<Item = usize> + '_ {
         self.those(move |f| f.timing.placement == placement && f.timing.arrives(step))
     }
@@ -150,7 +151,7 @@ impl LocalPlan {
 }
 
 impl Fragment {
-    /// The mean of `what` of all parameters.
+    /// Creates a fragment that takes the mean of `what` of all parameters.
     pub fn mean(what: What, timing: Timing) -> Self {
         Fragment {
             params: Select::All,
@@ -164,19 +165,19 @@ impl Fragment {
         }
     }
 
-    /// Whether values go to other workers.
+    /// Returns true if values are sent to other workers.
     pub(crate) fn travels(&self) -> bool {
         matches!(self.merge, Merge::Mean | Merge::Outer(_)) && self.timing.period.is_some()
     }
 
-    /// Whether what was sent is kept until its mean arrives.
+    /// Returns true if the sent values are kept until their mean arrives.
     pub(crate) fn keeps_sent(&self) -> bool {
         self.timing.delay > 0 && self.outer().is_none()
     }
 }
 
 impl Slots {
-    /// The state vectors of a rule that these are, by place.
+    /// Returns the indices of the selected state vectors of a rule.
     pub fn of(&self, rule: &dyn Rule) -> Vec<usize> {
         let has = |slot: usize| match self {
             Slots::First => !rule.slot(slot).squares,

@@ -5,8 +5,8 @@ use meshstep_optim::{Momentum, Sgd};
 use std::sync::Arc;
 
 impl LocalPlan {
-    /// Local SGD (Stich, *Local SGD Converges Fast and Communicates Little*, 2019): parameters are averaged every `k` steps, each
-    /// worker keeps its own state.
+    /// Local SGD (Stich, *Local SGD Converges Fast and Communicates Little*, 2019): parameters are averaged every `k` steps, and
+    /// each worker keeps its own state.
     pub fn local_sgd(k: u64) -> Self {
         LocalPlan::new(vec![Fragment::mean(What::Params, Timing::every(k))])
     }
@@ -27,7 +27,7 @@ impl LocalPlan {
     }
 
     /// DES-LOC (*DES-LOC: Desynced Low Communication Adaptive Optimizers for Training Foundation Models*, 2025): parameters, first
-    /// moments and second moments are averaged every `kx`, `ku` and `kv` steps. With `None` for both moments they stay each worker's.
+    /// moments and second moments are averaged every `kx`, `ku` and `kv` steps. With `None`, moments are never averaged.
     pub fn des_loc(kx: u64, ku: impl Into<Option<u64>>, kv: impl Into<Option<u64>>) -> Self {
         let moment = |slots, period| Fragment::mean(What::State(slots), Timing { period, ..Timing::never() });
         LocalPlan::new(vec![
@@ -42,8 +42,8 @@ impl LocalPlan {
         LocalPlan::des_loc(kx, kx.saturating_mul(3), kx.saturating_mul(6))
     }
 
-    /// [`des_loc`](Self::des_loc) with each moment's [`half_life`] as its period, but none shorter than that of the parameters; never
-    /// where that is infinite.
+    /// [`des_loc`](Self::des_loc) with each moment's [`half_life`] as its period, but at least `kx`; a moment with an infinite
+    /// half-life is never averaged.
     pub fn des_loc_half_lives(kx: u64, beta1: f64, beta2: f64) -> Self {
         let period = |life: f64| life.is_finite().then(|| (life.round() as u64).max(kx));
         let [ku, kv] = [beta1, beta2].map(|beta| period(half_life(beta)));
@@ -63,21 +63,21 @@ impl LocalPlan {
         plan
     }
 
-    /// DiLoCo (Douillard et al., 2023): every `h` steps a step of an outer SGD with Nesterov momentum 0.9 at the learning rate 0.7;
-    /// each worker keeps its own moments.
+    /// DiLoCo (Douillard et al., 2023): every `h` steps an outer SGD with Nesterov momentum 0.9 takes a step at the learning rate
+    /// 0.7; each worker keeps its own moments.
     pub fn diloco(h: u64) -> Self {
         LocalPlan::diloco_with(h, Outer::nesterov(0.7, 0.9))
     }
 
-    /// The same with any outer optimizer.
+    /// [`diloco`](Self::diloco) with any outer optimizer.
     pub fn diloco_with(h: u64, outer: Outer) -> Self {
         let params = Fragment::mean(What::Params, Timing::every(h));
         LocalPlan::new(vec![Fragment { merge: Merge::Outer(outer), ..params }])
     }
 
-    /// Streaming DiLoCo (Douillard et al., *Streaming DiLoCo with Overlapping Communication*, 2025): DiLoCo in `parts` fragments, each
-    /// every `h` steps and at different ones, whose result arrives `delay` steps after it was sent. `alpha` is the paper's: the share of the worker's own in
-    /// what it goes on with, from 0, which takes the result, to below 1.
+    /// Streaming DiLoCo (Douillard et al., *Streaming DiLoCo with Overlapping Communication*, 2025): DiLoCo in `parts` fragments,
+    /// each sent every `h` steps and at different ones, with a result that arrives `delay` steps later. `alpha` is the paper's
+    /// share of the worker's own values in the merged ones: from 0, which takes the result, to below 1.
     pub fn streaming_diloco(h: u64, parts: usize, delay: u64, alpha: f64) -> Self {
         let part = |index: usize| {
             let offset = (u128::from(h) * index as u128 / parts as u128) as u64;
@@ -89,13 +89,13 @@ impl LocalPlan {
         LocalPlan::new((0..parts).map(part).collect())
     }
 
-    /// The same plan with every exchange before or after the update.
+    /// Returns the plan with every exchange before or after the update.
     pub fn placed(mut self, placement: Placement) -> Self {
         self.fragments.iter_mut().for_each(|fragment| fragment.timing.placement = placement);
         self
     }
 
-    /// The same plan with every change to its fragments that `change` makes.
+    /// Returns the plan with `change` applied to every fragment.
     pub fn with(mut self, mut change: impl FnMut(&mut Fragment)) -> Self {
         self.fragments.iter_mut().for_each(&mut change);
         self
@@ -103,7 +103,7 @@ impl LocalPlan {
 }
 
 impl Outer {
-    /// SGD with Nesterov momentum (plain SGD where `momentum` is 0).
+    /// SGD with Nesterov momentum (plain SGD if `momentum` is 0).
     pub fn nesterov(lr: f64, momentum: f64) -> Self {
         Outer {
             rule: Arc::new(Sgd {
@@ -117,7 +117,7 @@ impl Outer {
     }
 }
 
-/// Updates after which half of a moment is left: `ln 0.5 / ln beta`; infinite where nothing fades.
+/// Returns the number of updates after which half of a moment is left: `ln 0.5 / ln beta`; infinite for `beta >= 1`.
 pub fn half_life(beta: f64) -> f64 {
     if beta >= 1.0 { f64::INFINITY } else { 0.5f64.ln() / beta.ln() }
 }

@@ -1,4 +1,4 @@
-//! Workers come and go between two steps: those that are there go on together, and who is new gets what they have.
+//! Regrouping between two steps: workers leave or join, and new workers take over the state of the others.
 
 use super::error::LocalError;
 use super::optimizer::{LocalOptimizer, describe};
@@ -8,17 +8,18 @@ use crate::ranks::{agree, host_words};
 use meshstep_comm::{Communicator, Op};
 use meshstep_tensor::{Buffer, Category, DType};
 
-/// From the source, which is the first of its group, to the others.
+/// Broadcast from the source, which is the first rank of its group.
 const FIRST: Op = Op::broadcast(0);
 
 impl LocalOptimizer {
-    /// Goes on with other workers, between two steps: after some have left, or with new ones. Collective over all ranks of the new
-    /// `workers`, and checked as [`new`](Self::new) is. On an error a worker that has a say keeps its values; what was on its way may have been given
-    /// up. One that entered may have part of the source's values, and regroups again before it steps.
+    /// Continues with other workers between two steps, after some have left or with new ones. Collective over all ranks of the new
+    /// `workers`, and checked like [`new`](Self::new). After an error, a worker that counts keeps its values, but its flights may
+    /// have been given up. A worker that entered may have part of the source's values, and must regroup again before it steps.
     ///
-    /// Who has taken part in an exchange, or begun with the others, has a say: all of those are at the same step. A worker that
-    /// [entered](Self::enter) gets the parameters, the state, `t`, the step, the outer optimizer's state and what is to be sent again of
-    /// the first that has a say, and from nobody else; its own values count from the second exchange on. What is on its way is given up, by its fragment's policy.
+    /// Workers that began together or have taken part in an exchange count; all of them must be at the same step. A worker that
+    /// [entered](Self::enter) takes over the parameters, the state, `t`, the step, the outer optimizer's state and the list of
+    /// fragments to send again from the first worker that counts; its own values count from the second exchange on. Flights are
+    /// given up, by their fragments' failure policy.
     pub fn regroup(&mut self, workers: Workers) -> Result<(), LocalError> {
         let idle = self.inner.check_idle().map_err(LocalError::from);
         let text = idle.and_then(|()| describe(&self.inner, &workers, &self.engine.plan));
@@ -34,10 +35,10 @@ impl LocalOptimizer {
         if self.engine.changed {
             self.inner.gather_all()?;
         }
-        // Only where somebody is new.
+        // The state is sent only if a worker is new.
         if all.chunks(3).any(|words| words[0] == 0) {
             let taken = self.take_over(&*workers.across, root).and_then(|()| self.inner.keep_if_due());
-            // The others hear of it, and go on only where all have what they are to have.
+            // The abort ends the waits of the other ranks, and the barrier lets them continue only if all have their values.
             taken.inspect_err(|_| {
                 [&workers.world, &workers.across].into_iter().for_each(|comm| comm.abort())
             })?;
@@ -47,17 +48,17 @@ impl LocalOptimizer {
         self.inner.forget_savers();
         self.engine.step = step;
         self.engine.workers = workers;
-        // The next step tells what was given up.
+        // The next step reports the fragments that were given up.
         (self.engine.changed, self.engine.failure) = (false, None);
         Ok(())
     }
 
-    /// Everything that worker `root` has, where this one is new. It goes from there to the new ones alone. Collective over `across`.
+    /// Broadcasts the state of worker `root` to the new workers, and to no others. Collective over `across`.
     fn take_over(&mut self, across: &dyn Communicator, root: usize) -> Result<(), Error> {
         let gives = across.rank() == root;
         let concerned = gives || !self.engine.active;
         let Some(group) = across.split(concerned.then_some(0), i64::from(!gives))? else { return Ok(()) };
-        // Counts are the host's, which may not have heard of the last steps.
+        // The host has the counts, and may not have read those of the last steps yet.
         #[cfg(feature = "cuda")]
         self.inner.take_notes(true)?;
         let (comm, queue) = (&*group, self.inner.options().queue.clone());
@@ -65,7 +66,7 @@ impl LocalOptimizer {
         let buckets = inner.buckets.iter_mut().flat_map(|owned| owned.vectors_whole());
         for vector in buckets.chain(engine.parts.buffers()).filter(|vector| !vector.is_empty()) {
             if gives {
-                // Where the operation fails, what was lent to it is lost.
+                // A failed operation loses the buffer lent to it, so the source sends a copy.
                 let (len, dtype, meter) = (vector.len(), vector.dtype(), &inner.options.meter);
                 let mut copy = Buffer::zeroed_on(&queue, len, dtype, meter, Category::Staging)?;
                 queue.copy(vector.as_slice(), copy.as_mut())?;
@@ -103,7 +104,7 @@ impl LocalOptimizer {
     }
 }
 
-/// The first worker that has a say, and the step that all of them are at.
+/// Returns the first worker that counts, and the step that all of these share.
 fn first_with_a_say(words: &[u64]) -> Result<(usize, u64), LocalError> {
     let mut having = words.chunks(3).enumerate().filter(|(_, words)| words[0] != 0);
     let Some((_, first)) = having.next() else { return Err(LocalError::NobodyHasASay) };

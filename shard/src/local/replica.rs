@@ -1,4 +1,4 @@
-//! The ranks of one worker as one member: rank 0 speaks to the arbiter, and all of them hear the same.
+//! Ranks of one worker that act as one member: rank 0 talks to the arbiter, and all ranks get its answers.
 
 use crate::local::LocalError;
 use crate::ranks::{agree, host_words};
@@ -10,21 +10,21 @@ use meshstep_tensor::{Buffer, Category, DType};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What this rank has of its worker's membership.
+/// Membership of a worker as one of its ranks holds it.
 #[derive(Debug)]
 pub(crate) struct Replica {
-    /// One of its own: what it carries is not among what a step sends, and aborting the worker's ends it.
+    /// Communicator of its own, separate from those of a step; aborting the worker's communicator ends it.
     comm: Arc<dyn Communicator>,
     options: Options,
-    /// On rank 0, until it has left.
+    /// Set on rank 0 until the worker has left.
     member: Option<Arc<dyn Membership>>,
-    /// How long the other ranks wait for what it hears.
+    /// Longest time that the other ranks wait for rank 0's answer.
     patience: Option<Duration>,
 }
 
 impl Replica {
-    /// Rank 0 has a membership and no other rank has; of what they are to do, all have the same `text`. Collective over the
-    /// worker's ranks; an error is every rank's.
+    /// Checks that only rank 0 has a membership, and that all ranks have the same `text` describing the run. Collective over the
+    /// worker's ranks; an error is returned on every rank.
     pub(crate) fn new(
         inner: &Optimizer,
         member: Option<Arc<dyn Membership>>,
@@ -40,20 +40,20 @@ impl Replica {
         if let Some(rank) = (0..comm.world_size()).find(|&rank| speaks(rank) != (rank == 0)) {
             return Err(LocalError::Speaks { rank });
         }
-        // Rank 0 asks once all are here, and then has its answer, or none, after this.
+        // Rank 0 asks once all ranks have arrived, and returns within its own deadline; twice that leaves room for the broadcast.
         let patience = (all[1] != 0).then(|| Duration::from_micros(all[1]).saturating_mul(2));
         Ok(Replica { comm, options, member, patience })
     }
 
-    /// [`Membership::boundary`] for the worker. Collective over its ranks: they have the same answer, or can do nothing together
-    /// any more.
+    /// Calls [`Membership::boundary`] for the worker. Collective over its ranks, which get the same answer; after an outer error
+    /// they can no longer work together.
     pub(crate) fn boundary(&self, step: u64) -> Result<Result<Round, MembershipError>, Error> {
         self.worst(0)?;
         self.hear(|member| member.boundary(step))
     }
 
-    /// [`Membership::vote`] for the worker, with the gravest ballot of its ranks: where one is to blame the others only see that it
-    /// failed. Collective as [`boundary`](Self::boundary).
+    /// Calls [`Membership::vote`] for the worker with the most severe ballot of its ranks: the rank at fault votes
+    /// [`Ballot::Veto`], while the others only see a failure. Collective like [`boundary`](Self::boundary).
     pub(crate) fn vote(
         &self,
         round: &Round,
@@ -65,35 +65,36 @@ impl Replica {
         self.hear(|member| member.vote(round, ballot))
     }
 
-    /// The largest word of the worker's ranks. Collective.
+    /// Returns the largest word of the worker's ranks. Collective.
     pub(crate) fn worst(&self, word: u64) -> Result<u64, Error> {
         let (Options { queue, meter, .. }, mut words) = (&self.options, [word]);
         host_words::all_reduce(&*self.comm, queue, meter, &mut words, Reduction::Max)?;
         Ok(words[0])
     }
 
-    /// This rank's own error, or what the others met: an error on all ranks, if it is one on any. Collective.
+    /// Returns this rank's own error, or an error if any other rank has one. Collective.
     pub(crate) fn together<T>(&self, own: Result<T, LocalError>) -> Result<T, LocalError> {
         let text = own.as_ref().err().map(|error| format!("this call = {error}\n"));
         let same = agree::same_everywhere(&*self.comm, &self.options, &text.unwrap_or_default());
         own.and_then(|value| same.map(|()| value).map_err(LocalError::from))
     }
 
-    /// The worker's ranks can do nothing together any more: its state is lost, and the others are not to wait for it.
+    /// Leaves the run after the worker's ranks have lost each other: the worker's state is lost, and the others must not wait for
+    /// it.
     pub(crate) fn leave(&mut self) {
         self.comm.abort();
-        // Where nobody answers the others wait until they miss it.
+        // If the arbiter does not answer, the others wait until it drops the worker.
         let _ = self.member.take().map(|member| member.leave());
     }
 
-    /// What rank 0 is told, on every rank.
+    /// Returns rank 0's answer on every rank.
     fn hear<T: Wire>(
         &self,
         ask: impl FnOnce(&dyn Membership) -> Result<T, MembershipError>,
     ) -> Result<Result<T, MembershipError>, Error> {
         let told = match &self.member {
             Some(member) => ask(&**member),
-            // On other ranks it is not what counts; on rank 0 it has left.
+            // On other ranks this value is ignored; rank 0 has left.
             None => Err(MembershipError::Left),
         };
         if self.comm.world_size() == 1 {
@@ -109,7 +110,7 @@ impl Replica {
         Ok(relay::decode(&bytes).unwrap_or_else(|| unreachable!("rank 0 has written an answer")))
     }
 
-    /// Rank 0's words on every rank.
+    /// Broadcasts rank 0's words.
     fn broadcast(&self, words: &mut [u64]) -> Result<(), Error> {
         let op = Op::broadcast(0);
         let op = self.patience.map_or(op, |patience| op.within(patience));
@@ -134,7 +135,7 @@ mod tests {
     use std::sync::Mutex;
     use std::thread::sleep;
 
-    /// Takes a while, and keeps what it has heard.
+    /// Membership that takes a while to answer, and records the ballots.
     #[derive(Debug)]
     struct Recording {
         ballots: Mutex<Vec<Ballot>>,
@@ -145,7 +146,7 @@ mod tests {
 
     impl Membership for Recording {
         fn boundary(&self, step: u64) -> Result<Round, MembershipError> {
-            // So that the others most likely wait when time passes: longer than their own operations would.
+            // The sleep makes it likely that the others wait when time passes: longer than their own operations would.
             sleep(Duration::from_millis(50));
             self.clock.advance(2 * PATIENCE);
             Ok(Round { number: 9, epoch: 8, step, rank: 0, members: Vec::new(), gone: Vec::new() })

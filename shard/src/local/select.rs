@@ -1,29 +1,29 @@
-//! Which elements of which parameters a fragment has.
+//! Selection of a fragment's parameters and elements.
 
 use super::{LocalError, Trained};
 use std::ops::Range;
 
-/// A choice of the elements that train.
+/// A selection among the parameters that train.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Select {
-    /// All of them.
+    /// All elements.
     #[default]
     All,
     /// Whole parameters, by name.
     Names(Vec<String>),
-    /// The `index`th of `of` parts of about as many elements each: whole parameters that follow each other in the order a forward
-    /// pass uses them. However a mesh cuts them, it is of the same ones.
+    /// Part `index` of `of` parts with about equally many elements: whole parameters that are adjacent in the order of a forward
+    /// pass. The selection is independent of how a mesh cuts parameters.
     Part {
-        /// Which one.
+        /// Index of the part, from 0.
         index: usize,
-        /// Of how many.
+        /// Number of parts.
         of: usize,
     },
-    /// Elements of one parameter that no mesh cuts, in row-major order.
+    /// Elements of one parameter that the mesh does not cut, in row-major order.
     Elements {
-        /// The parameter.
+        /// Name of the parameter.
         name: String,
-        /// Which of its elements.
+        /// Range of elements.
         range: Range<usize>,
     },
 }
@@ -31,15 +31,15 @@ pub enum Select {
 /// Elements of one parameter.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Chosen {
-    /// The parameter, by its place among those that train.
+    /// Index of the parameter among those that train.
     pub param: usize,
-    /// Which of its elements, in row-major order.
+    /// Range of elements, in row-major order.
     pub range: Range<usize>,
 }
 
 impl Select {
-    /// The elements chosen of `params`, each once, by ascending parameter; parameters without elements are left out. An error
-    /// where a name is unknown, a range goes beyond its parameter or there is no such part.
+    /// Returns the selected elements of `params`, each once, by ascending parameter and without empty parameters. Returns an error
+    /// if a name is unknown, a range exceeds its parameter, or the part does not exist.
     pub fn resolve(&self, params: &[Trained]) -> Result<Vec<Chosen>, LocalError> {
         let mut chosen = match self {
             Select::All => (0..params.len()).map(|p| whole(params, p)).collect(),
@@ -88,7 +88,7 @@ fn part(index: usize, of: usize, params: &[Trained]) -> Result<Vec<Chosen>, Loca
     let mut before = 0u128;
     let mut chosen = Vec::new();
     for (p, param) in params.iter().enumerate() {
-        // A parameter goes where its middle lies.
+        // A parameter belongs to the part in which its middle lies.
         let middle = 2 * before + param.whole as u128;
         before += param.whole as u128;
         if param.whole > 0 && middle * of as u128 / (2 * total) == index as u128 {
@@ -119,16 +119,19 @@ mod tests {
         assert_eq!(resolve(&some(3..9)).unwrap(), ["p23..9"]);
         assert_eq!(resolve(&some(4..4)).unwrap(), [""; 0]);
         let error = |select: &Select| resolve(select).unwrap_err().to_string();
-        assert_eq!(error(&some(3..21)), "elements 3..21 of parameter \"p2\", which has 20");
+        assert_eq!(error(&some(3..21)), "elements 3..21 exceed parameter \"p2\", which has 20");
         assert_eq!(
             error(&Select::Names(vec!["q".into()])),
-            "no parameter \"q\" among the 4 that train; a fragment is of those"
+            "no parameter \"q\" among the 4 that train; choose one of these"
         );
         assert_eq!(
             error(&Select::Names(vec!["p0".into(), "p0".into()])),
-            "parameter \"p0\" is twice in one fragment"
+            "parameter \"p0\" is named twice in one fragment"
         );
-        assert_eq!(error(&Select::Part { index: 3, of: 3 }), "part 3 of 3; parts are counted from 0");
+        assert_eq!(
+            error(&Select::Part { index: 3, of: 3 }),
+            "there is no part 3 of 3; parts are counted from 0"
+        );
     }
 
     proptest! {

@@ -1,14 +1,14 @@
-//! On which side of an update workers that come and go exchange. A step has one round for them, so one side.
+//! Sides of the update on which elastic workers exchange. A step has a single round, and therefore a single side.
 
 use super::engine::Engine;
 use super::{Fragment, LocalError, LocalPlan, OnFailure, Placement};
 
-/// Which sides of a step's update have something to exchange.
+/// Sides of a step's update on which fragments are exchanged.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sides {
-    /// By the plan, before and after.
+    /// Exchanges by the plan, before and after the update.
     planned: [bool; 2],
-    /// Because it is to be sent again.
+    /// Fragments to be sent again, before and after the update.
     again: [bool; 2],
 }
 
@@ -28,15 +28,15 @@ impl Sides {
         Sides { planned: BOTH.map(planned), again: BOTH.map(retried) }
     }
 
-    /// The one that is exchanged on: the plan's, before what is to be sent again, which waits.
+    /// Returns the side on which the step exchanges: the plan's side takes precedence, and fragments to be sent again wait.
     pub(crate) fn first(self) -> Option<Placement> {
         let one = |sides: [bool; 2]| BOTH.into_iter().zip(sides).find(|(_, is)| *is).map(|(side, _)| side);
         one(self.planned).or_else(|| one(self.again))
     }
 }
 
-/// Refuses plans of which some step may exchange on both sides of its update. Between those there is no boundary: nobody could
-/// join at one, as communicators are made between steps.
+/// Refuses plans with steps that may exchange on both sides of their update. A round covers one side only: communicators are made
+/// between steps, so workers could not join between the two sides.
 pub(crate) fn check_sides(plan: &LocalPlan) -> Result<(), LocalError> {
     let of = |side| {
         let all = plan.fragments.iter().enumerate();
@@ -53,13 +53,14 @@ pub(crate) fn check_sides(plan: &LocalPlan) -> Result<(), LocalError> {
     Ok(())
 }
 
-/// Whether `x`, before updates, and `y`, after them, are ever sent or arrive in one step, be it outside the steps that they are for.
+/// Returns true if `x`, before updates, and `y`, after them, are ever sent or arrive in one step, even outside the steps they are
+/// for.
 fn meet(x: &Fragment, y: &Fragment) -> bool {
     let (Some(p), Some(q)) = (x.timing.period, y.timing.period) else { return false };
     let common = u128::from(gcd(p, q).max(1));
     let counts =
         |f: &Fragment| [0, f.timing.delay].map(|late| u128::from(f.timing.offset) + u128::from(late));
-    // At step `t` the one is known by the count `t`, the other by `t + 1`.
+    // At step `t`, `x` is identified by the count `t`, and `y` by `t + 1`.
     let apart = |i: u128, j: u128| (i + 1) % common != j % common;
     counts(x).into_iter().any(|i| counts(y).into_iter().any(|j| !apart(i, j)))
 }
@@ -86,7 +87,7 @@ mod tests {
             let x = fragment(Placement::Before, p, i % p, d % p);
             let y = fragment(Placement::After, q, j % q, e % q);
             let at = |f: &Fragment, t: u64| f.timing.due(t) || f.timing.arrives(t);
-            // As long as any two periods, and a delay before it.
+            // Covers any two periods, after any delay.
             let seen = (9..9 + 9 * 8).any(|t| at(&x, t) && at(&y, t));
             prop_assert_eq!(meet(&x, &y), seen);
         }

@@ -1,4 +1,4 @@
-//! Where on this rank a fragment lies: parts of its optimizer's vectors.
+//! Location of a fragment on this rank: ranges of the optimizer's vectors.
 
 use super::{Chosen, Fragment, LocalError, LocalPlan, Trained, What};
 use crate::optimizer::layout_state::{Entry, Place};
@@ -8,17 +8,17 @@ use meshstep_tensor::{DType, Slice, SliceMut};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// One vector of one parameter, as far as this rank owns it.
+/// The part of one vector of one parameter that this rank owns.
 #[derive(Clone, Debug)]
 pub(crate) struct Spot {
-    /// The parameter, by its place in the optimizer.
+    /// Index of the parameter in the optimizer.
     pub(crate) entry: usize,
     pub(crate) vector: Vector,
-    /// Elements of that vector.
+    /// Range of elements in the vector.
     pub(crate) range: Range<usize>,
-    /// The place of the first of them in what the fragment has of the parameter.
+    /// Index of the first element among those that the fragment has of the parameter.
     pub(crate) first: usize,
-    /// The type it is in, and the one that it travels in.
+    /// Type of the vector, and the type in which it is sent.
     pub(crate) own: DType,
     pub(crate) wire: DType,
 }
@@ -36,7 +36,7 @@ pub(crate) enum Vector {
         bucket: usize,
         slot: usize,
     },
-    /// Of the `spot`th spot of an outer fragment.
+    /// State of an outer optimizer, for the spot `spot` of an outer fragment.
     Outer {
         fragment: usize,
         spot: usize,
@@ -45,7 +45,7 @@ pub(crate) enum Vector {
 }
 
 impl Optimizer {
-    /// Its parameters as plans see them, in the order a forward pass uses them, and their places in the optimizer.
+    /// Returns the parameters as plans see them, in the order of a forward pass, and their indices in the optimizer.
     pub(crate) fn trained(&self) -> (Vec<Trained>, Vec<usize>) {
         let trained = |(index, entry): (usize, &Entry)| {
             let Place::Bucket { bucket, .. } = entry.place else { return None };
@@ -63,18 +63,18 @@ impl Optimizer {
         all.into_iter().unzip()
     }
 
-    /// The queue waits for all parameters of the last step, where they may still travel.
+    /// Makes the queue wait for all parameters of the last step that may still be in flight.
     pub(crate) fn wait_for_params(&self) -> Result<(), Error> {
         self.buckets.iter().try_for_each(crate::update::owned_bucket::Owned::wait_for_params)
     }
 
-    /// What its rule says of a spot's vector, of the rule's state.
+    /// Returns the rule's declaration of a spot's state vector; `None` for other vectors.
     pub(crate) fn slot_of(&self, spot: &Spot) -> Option<StateSlot> {
         let Vector::State { slot, .. } = spot.vector else { return None };
         Some(self.groups[self.entries[spot.entry].group].rule.slot(slot))
     }
 
-    /// This rank's elements of `vector`, but for those of outer optimizers, which it has not.
+    /// Returns this rank's elements of `vector`; `None` for outer optimizers, which the engine keeps.
     pub(crate) fn vector_of(&self, vector: Vector) -> Option<Slice<'_>> {
         match vector {
             Vector::Params { bucket } => Some(self.buckets[bucket].params.as_slice()),
@@ -84,7 +84,7 @@ impl Optimizer {
         }
     }
 
-    /// The same, to be written.
+    /// Returns the same elements for writing.
     pub(crate) fn vector_of_mut(&mut self, vector: Vector) -> Option<SliceMut<'_>> {
         match vector {
             Vector::Params { bucket } => Some(self.buckets[bucket].params.as_mut()),
@@ -96,7 +96,7 @@ impl Optimizer {
 }
 
 impl LocalPlan {
-    /// Where this rank has each fragment.
+    /// Returns the location of each fragment on this rank.
     pub(crate) fn spots(&self, optimizer: &Optimizer) -> Result<Vec<Vec<Spot>>, LocalError> {
         let (params, entries) = optimizer.trained();
         let mut all: Vec<Vec<Spot>> = Vec::new();
@@ -121,7 +121,7 @@ impl LocalPlan {
         Ok(all)
     }
 
-    /// The outer state of a spot of fragment `of`, which fragment `f` has.
+    /// Returns the outer state of a spot of fragment `of`, as spots of fragment `f`.
     fn outer_spots(&self, f: usize, of: usize, spot: usize, params: &Spot) -> Vec<Spot> {
         let wire = self.fragments[f].wire.unwrap_or(DType::F64);
         let of_slot = |slot| Spot {
@@ -136,12 +136,12 @@ impl LocalPlan {
     }
 }
 
-/// Whether parameters, state and gradients are a GPU's.
+/// Returns true if parameters, state and gradients are in memory of a GPU.
 pub(crate) fn on_gpu(optimizer: &Optimizer) -> bool {
     optimizer.options().queue.place() != meshstep_tensor::Place::Cpu
 }
 
-/// The vectors of a parameter that a fragment has, as far as this rank owns them.
+/// Returns the vectors of a parameter that a fragment has, as far as this rank owns them.
 fn of_param(
     optimizer: &Optimizer,
     fragment: &Fragment,
@@ -152,7 +152,7 @@ fn of_param(
     let Place::Bucket { bucket, range, .. } = &optimizer.entries[entry].place else { return Vec::new() };
     let (bucket, owned) = (*bucket, &optimizer.buckets[*bucket]);
     let wanted = range.start + chosen.range.start..range.start + chosen.range.end;
-    // Within the elements wanted, where state and master lie, and where parameters do.
+    // Ranges within the wanted elements, within state and master, and within parameters.
     let Some((within, kept, here)) = owned.part_of(&wanted) else { return Vec::new() };
     let wire = fragment.wire_of(param);
     let spot = |vector, range, own| Spot { entry, vector, range, first: within.start, own, wire };
@@ -169,8 +169,8 @@ fn of_param(
     }
 }
 
-/// Refuses what cannot be averaged: parameters of which a part is kept elsewhere, or too little to add up small steps in; and on a
-/// GPU outer optimizers without kernels.
+/// Refuses parameters that cannot be averaged: those with remainders kept elsewhere, and those too narrow to add up small steps
+/// without a master. On a GPU also refuses outer optimizers without kernels.
 pub(crate) fn check_memory(optimizer: &Optimizer, plan: &LocalPlan) -> Result<(), LocalError> {
     if on_gpu(optimizer) {
         let mut outer = plan.fragments.iter().filter_map(Fragment::outer).map(|outer| &outer.rule);

@@ -1,30 +1,30 @@
-//! Memory that exchanges are packed into, kept from one to the next.
+//! Staging memory into which exchanges are packed, kept from one exchange to the next.
 
 use crate::{Error, Options};
 use meshstep_tensor::{Buffer, Category, DType};
 
-/// Buffers that are on no flight. All that exchanges have at once is allocated, and no more.
+/// Free buffers. The pool allocates as much as the exchanges need at one time, and no more.
 #[derive(Debug, Default)]
 pub(crate) struct Staging(Vec<Buffer>);
 
 impl Staging {
-    /// So many elements, of any values.
+    /// Takes a buffer of `len` elements with arbitrary values.
     pub(crate) fn take(&mut self, len: usize, dtype: DType, options: &Options) -> Result<Buffer, Error> {
         let fits = |buffer: &Buffer| buffer.dtype() == dtype && buffer.len() >= len;
         let fitting = self.0.iter().enumerate().filter(|(_, buffer)| fits(buffer));
-        // The shortest, so that lengths that come again find what they had.
+        // Best fit: lengths that come again get the buffer they had before.
         if let Some((found, _)) = fitting.min_by_key(|(_, buffer)| buffer.len()) {
             let mut buffer = self.0.swap_remove(found);
             let rest = buffer.split_off(len)?;
             self.0.extend(Some(rest).filter(|rest| !rest.is_empty()));
             return Ok(buffer);
         }
-        // Too short ones would be kept beside it for ever.
+        // Shorter buffers would stay unused beside the new one.
         self.0.retain(|buffer| buffer.dtype() != dtype);
         Ok(Buffer::zeroed_on(&options.queue, len, dtype, &options.meter, Category::Staging)?)
     }
 
-    /// Keeps what is used no more, joined with what it was cut from.
+    /// Returns buffers to the pool, joined with the buffers they were cut from.
     pub(crate) fn give(&mut self, buffers: impl IntoIterator<Item = Buffer>) {
         for mut buffer in buffers {
             let mut apart = Vec::new();
@@ -55,12 +55,12 @@ mod tests {
             let taken: Vec<Buffer> =
                 lens.iter().map(|&len| staging.take(len, DType::F32, &options).unwrap()).collect();
             assert!(taken.iter().zip(lens).all(|(buffer, len)| buffer.len() == *len));
-            // In any order.
+            // In reverse order.
             staging.give(taken.into_iter().rev());
             meter.live(Category::Staging)
         };
         assert_eq!(take(&[100]), 400);
-        // A longer one takes its place.
+        // The longer buffer replaces the shorter one.
         assert_eq!(take(&[300]), 1200);
         for lens in [[100, 100, 100].as_slice(), &[299], &[150, 150], &[10, 250, 40], &[0, 300]] {
             assert_eq!(take(lens), 1200, "{lens:?}");
@@ -68,7 +68,7 @@ mod tests {
         assert_eq!(staging.0.len(), 1);
     }
 
-    /// What several exchanges have at once, of other lengths and given back in any order.
+    /// Lengths of several exchanges at once, returned in varying order.
     #[test]
     fn lengths_that_come_again_allocate_nothing() {
         let meter = Meter::new();

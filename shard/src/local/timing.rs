@@ -1,28 +1,29 @@
-//! When a fragment is due: a pure function of the steps that the group has taken.
+//! Steps at which a fragment is due: a pure function of the steps that the group has taken.
 
 use std::ops::Range;
 
-/// On which side of a step's update an exchange lies.
+/// Side of a step's update on which an exchange lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Placement {
-    /// At the end of a step: the rule updates as ever, then what is due is combined. Workers are bit-equal in it afterwards.
+    /// At the end of a step: the rule updates as usual, then the values due are merged. Workers are bit-equal in these values
+    /// afterwards.
     #[default]
     After,
-    /// At its beginning, as papers write it: what is due is combined, then updated with the gradient that was computed before.
+    /// At the beginning of a step, as papers write it: the values due are merged, then updated with the gradient computed before.
     Before,
 }
 
-/// When a fragment is exchanged.
+/// Schedule of a fragment.
 ///
-/// An exchange lies between two updates, and is known by the number `c` of steps taken before it: for step `t`, from 0, that is
-/// `t` before the update and `t + 1` after it. A fragment is due where `c mod period = offset`, within `during`.
+/// An exchange lies between two updates, and is identified by the number `c` of steps taken before it: for step `t`, from 0, `c` is
+/// `t` before the update and `t + 1` after it. A fragment is due if `c mod period = offset`, within `during`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Timing {
     /// Steps from one exchange to the next; `None`: never.
     pub period: Option<u64>,
-    /// Steps into the period; below it.
+    /// Steps into the period, below `period`.
     pub offset: u64,
-    /// Steps from the snapshot that is sent to its result's arrival, which computing goes on through; below the period.
+    /// Steps from the snapshot to the arrival of its result, during which training continues; below `period`.
     pub delay: u64,
     /// Before or after the update.
     pub placement: Placement,
@@ -31,7 +32,7 @@ pub struct Timing {
 }
 
 impl Timing {
-    /// All the time.
+    /// The range of all steps.
     pub const ALWAYS: Range<u64> = 0..u64::MAX;
 
     /// After every `period`th update, without delay.
@@ -39,25 +40,25 @@ impl Timing {
         Timing { period: Some(period), ..Timing::never() }
     }
 
-    /// Not once.
+    /// Never due.
     pub fn never() -> Self {
         Timing { period: None, offset: 0, delay: 0, placement: Placement::After, during: Timing::ALWAYS }
     }
 
-    /// Whether the fragment is due at step `step`, from 0.
+    /// Returns true if the fragment is due at step `step`, from 0.
     pub fn due(&self, step: u64) -> bool {
         let count = self.placement.count(step);
-        // A period of 0 is refused before; here it is never due.
+        // The plan's check refuses a period of 0; here it is never due.
         let hits = self.period.and_then(|period| count.checked_rem(period)) == Some(self.offset);
         hits && self.during.contains(&count)
     }
 
-    /// Whether what was sent `delay` steps before arrives at step `step`.
+    /// Returns true if a result sent `delay` steps before arrives at step `step`.
     pub fn arrives(&self, step: u64) -> bool {
         step.checked_sub(self.delay).is_some_and(|sent| self.due(sent))
     }
 
-    /// How often it is due in steps `0..horizon`.
+    /// Returns how often the fragment is due in steps `0..horizon`.
     pub fn times(&self, horizon: u64) -> u64 {
         let Some(period) = self.period.filter(|&period| period > 0) else { return 0 };
         let reached = match self.placement {
@@ -71,7 +72,7 @@ impl Timing {
 }
 
 impl Placement {
-    /// How many steps have been taken at an exchange of step `step`.
+    /// Returns the number of steps taken before an exchange of step `step`.
     pub fn count(self, step: u64) -> u64 {
         match self {
             Placement::Before => step,

@@ -1,4 +1,4 @@
-//! The bytes a plan sends, counted as ring algorithms send them: every one of them, before there is a rank.
+//! Bytes that a plan sends, counted for ring algorithms before a rank exists.
 
 use super::packing::Loads;
 use super::{Chosen, Fragment, LocalError, LocalPlan, Placement, Trained, Weights, What};
@@ -7,63 +7,64 @@ use crate::{Groups, Part};
 use meshstep_tensor::DType;
 use std::ops::Range;
 
-/// A rank's place in a group.
+/// A rank's position in a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ring {
-    /// Ranks of the group.
+    /// Number of ranks in the group.
     pub ranks: usize,
-    /// Which of them.
+    /// Index of this rank.
     pub rank: usize,
 }
 
-/// A rank's place among workers that consist of several ranks each.
+/// A rank's position among workers of several ranks each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Worker {
-    /// Its place among the ranks that divide its worker's state.
+    /// Index among the ranks that divide the worker's state.
     pub shard: usize,
-    /// Among the ranks that have the same shard, one of each worker.
+    /// Position among the ranks with the same shard, one of each worker.
     pub across: Ring,
-    /// Among all ranks of all workers.
+    /// Position among all ranks of all workers.
     pub world: Ring,
 }
 
-/// What one rank sends to other workers.
+/// Traffic of one rank to other workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct LocalTraffic {
-    /// Elements that it brought, each once: of a vector of P elements that is reduced every step P a step.
+    /// Elements contributed, each counted once: a vector of P elements reduced every step counts P in every step.
     pub elements: u64,
-    /// Bytes of reducing them.
+    /// Bytes sent to reduce the elements.
     pub payload: u64,
-    /// Bytes of what workers agree and vote by.
+    /// Bytes sent for agreements and votes.
     pub words: u64,
-    /// Exchanges.
+    /// Number of exchanges.
     pub exchanges: u64,
 }
 
 impl LocalTraffic {
-    /// All bytes.
+    /// Returns the sum of all bytes.
     pub fn total(&self) -> u64 {
         self.payload + self.words
     }
 }
 
-/// Words of an agreement before those of fragments, and words of a vote.
+/// Words of an agreement before those of the fragments, and words of a vote.
 pub(crate) const AGREEMENT_HEAD: usize = 4;
 pub(crate) const VOTE: usize = 1;
 
-/// Parameters that a worker's ranks share in the same way.
+/// Parameters with state that a worker's ranks divide in the same way.
 #[derive(Clone, Debug)]
 pub struct Shares<'a> {
-    /// What of them a rank owns.
+    /// Division of the parameters among the ranks.
     pub part: &'a Part,
-    /// How they are updated.
+    /// Update rules.
     pub rules: Groups,
-    /// The rank's place among those that divide their state.
+    /// Index of this rank among those that divide the state.
     pub shard: usize,
 }
 
 impl LocalPlan {
-    /// What a rank sends in `steps`, counted from 0, where every exchange comes about: exactly what its communicators count.
+    /// Returns the traffic of a rank in `steps`, counted from 0, if every exchange succeeds: exactly the bytes that its
+    /// communicators count.
     pub fn traffic(
         &self,
         part: &Part,
@@ -75,8 +76,8 @@ impl LocalPlan {
         self.traffic_of(&[shares], worker.across, worker.world, steps)
     }
 
-    /// The same where ranks of a worker share parameters in several ways: of rank `across` among those with the same shards, one of
-    /// each worker, which is rank `world` of all ranks of all workers.
+    /// Returns the traffic for parameters divided in several ways. `across` is the position among the ranks with the same shards,
+    /// one of each worker, and `world` the position among all ranks of all workers.
     pub fn traffic_of(
         &self,
         shares: &[Shares<'_>],
@@ -130,18 +131,18 @@ impl LocalPlan {
         sum.exchanges += 1;
     }
 
-    /// Whether workers exchange anything there: what is only reset needs no one else.
+    /// Returns true if workers communicate here: a reset alone does not need other workers.
     pub(crate) fn meets(&self, step: u64, placement: Placement) -> bool {
         let travels = |f: usize| self.fragments[f].travels();
         self.due(step, placement).any(travels) || self.arriving(step, placement).any(travels)
     }
 
-    /// Words that each rank brings to an agreement.
+    /// Returns the number of words that each rank contributes to an agreement.
     pub(crate) fn words(&self) -> usize {
         AGREEMENT_HEAD + self.fragments.iter().filter(|f| f.weights == Weights::Tokens).count()
     }
 
-    /// What each fragment sends from a rank, which holds so many of the elements chosen.
+    /// Returns the elements that each fragment sends from a rank, by type; `owned` counts the chosen elements that the rank holds.
     pub(crate) fn loads(
         &self,
         params: &[Trained],
@@ -165,7 +166,7 @@ impl LocalPlan {
         .collect()
     }
 
-    /// How many vectors of a parameter a fragment has.
+    /// Returns the number of vectors that a fragment has of each parameter.
     fn vectors(&self, what: &What, param: &Trained) -> usize {
         match what {
             What::Params => 1,
@@ -176,7 +177,7 @@ impl LocalPlan {
 }
 
 impl Fragment {
-    /// The type in which it sends of a parameter.
+    /// Returns the type in which values of a parameter are sent.
     pub(crate) fn wire_of(&self, param: &Trained) -> DType {
         self.wire.unwrap_or(match self.what {
             What::Params => param.values,
@@ -186,7 +187,7 @@ impl Fragment {
     }
 }
 
-/// How many of the elements `range` of a parameter the rank owns.
+/// Returns how many of the elements `range` of a parameter the rank owns.
 fn owned(Shares { part, shard, .. }: &Shares<'_>, name: &str, range: &Range<usize>) -> usize {
     let Some(param) = part.layout().index(name) else { return 0 };
     let mut sum = 0;

@@ -1,4 +1,4 @@
-//! What a plan is about: the parameters that train, their types and their rules.
+//! Parameters as plans see them: their lengths, types and rules.
 
 use super::Slots;
 use crate::{Groups, Part};
@@ -6,33 +6,34 @@ use meshstep_optim::Rule;
 use meshstep_tensor::DType;
 use std::sync::Arc;
 
-/// A parameter that trains, as plans see it.
+/// A parameter that trains.
 #[derive(Clone, Debug)]
 pub struct Trained {
-    /// Its name.
+    /// Name of the parameter.
     pub name: String,
-    /// Its elements, here.
+    /// Number of elements on this rank.
     pub len: usize,
-    /// Its elements where it is not cut.
+    /// Number of elements of the whole parameter.
     pub whole: usize,
-    /// Where it stands among all parameters, as a forward pass uses them.
+    /// Position among all parameters in the order of a forward pass.
     pub position: usize,
-    /// The type its values are updated in: a master's, where it has one.
+    /// Type in which values are updated: that of the master, if there is one.
     pub values: DType,
-    /// The type of its state.
+    /// Type of the state.
     pub state: DType,
-    /// How it is updated.
+    /// Update rule.
     pub rule: Arc<dyn Rule>,
 }
 
 impl Trained {
-    /// The names of such state of its rule.
+    /// Returns the names of the selected state vectors.
     pub(crate) fn named(&self, slots: &Slots) -> impl Iterator<Item = &'static str> {
         let names = self.rule.state();
         slots.of(&*self.rule).into_iter().map(|slot| names[slot])
     }
 
-    /// Those of a part, in the order a forward pass uses them, updated by `rules`. An error where the rules do not fit the layout.
+    /// Returns the parameters of a part, updated by `rules`, in the order of a forward pass. Returns an error if the rules do not
+    /// fit the layout.
     pub fn of(part: &Part, rules: &Groups) -> Result<Vec<Trained>, crate::Error> {
         let groups = rules.assign(part.layout())?;
         let mut all: Vec<Trained> = Vec::new();
@@ -55,7 +56,7 @@ pub(crate) mod tests {
     use super::*;
     use meshstep_optim::AdamW;
 
-    /// Parameters p0, p1, ... of these lengths, f32 throughout, updated by AdamW.
+    /// Returns parameters p0, p1, ... of these lengths, all in f32 and updated by AdamW.
     pub(crate) fn params(lens: &[usize]) -> Vec<Trained> {
         let rule: Arc<dyn Rule> = Arc::new(AdamW::default());
         let param = |(i, &len): (usize, &usize)| Trained {

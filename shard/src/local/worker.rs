@@ -1,4 +1,4 @@
-//! What a worker does alone between exchanges, as its own optimizer does it: collective over its ranks.
+//! Methods of a worker's own optimizer between exchanges; collective over the worker's ranks.
 
 use super::LocalOptimizer;
 #[cfg(feature = "checkpoint")]
@@ -6,7 +6,7 @@ use crate::checkpoint::{Placing, Sink};
 use crate::{At, Error, Verified};
 
 impl LocalOptimizer {
-    /// What the options' schedule says of the next step ([`Optimizer::scheduled`](crate::Optimizer::scheduled)).
+    /// Returns the next step's arguments from the options' schedule ([`Optimizer::scheduled`](crate::Optimizer::scheduled)).
     pub fn scheduled(&mut self) -> Result<At, Error> {
         self.inner.scheduled()
     }
@@ -16,13 +16,13 @@ impl LocalOptimizer {
         self.inner.discard_gradients()
     }
 
-    /// Compares what the worker's ranks hold alike ([`Optimizer::verify`](crate::Optimizer::verify)).
+    /// Compares the values that the worker's ranks hold alike ([`Optimizer::verify`](crate::Optimizer::verify)).
     pub fn verify(&mut self) -> Result<Verified, Error> {
         self.inner.verify()
     }
 
-    /// The same in every `steps`th step ([`Optimizer::verify_every`](crate::Optimizer::verify_every)). What an exchange has written
-    /// counts as what the rank wrote.
+    /// Runs [`verify`](Self::verify) in every `steps`th step ([`Optimizer::verify_every`](crate::Optimizer::verify_every)). Values
+    /// written by an exchange count as written by this rank.
     pub fn verify_every(&mut self, steps: u64) -> Result<(), Error> {
         self.inner.verify_every(steps)
     }
@@ -33,7 +33,7 @@ impl LocalOptimizer {
         self.inner.consolidate(to, sink)
     }
 
-    /// The same where parameters are parts of others.
+    /// [`consolidate`](Self::consolidate) for parameters that are parts of others.
     #[cfg(feature = "checkpoint")]
     pub fn consolidate_placed(
         &mut self,
@@ -44,7 +44,8 @@ impl LocalOptimizer {
         self.inner.consolidate_placed(to, sink, placing)
     }
 
-    /// Gives back what the last background save kept ([`Optimizer::release_snapshot`](crate::Optimizer::release_snapshot)).
+    /// Releases the memory that the last background save kept
+    /// ([`Optimizer::release_snapshot`](crate::Optimizer::release_snapshot)).
     #[cfg(feature = "checkpoint")]
     pub fn release_snapshot(&mut self) {
         self.inner.release_snapshot();

@@ -1,4 +1,4 @@
-//! The end of an exchange: all members are ready, or nobody applies anything of it.
+//! The end of an exchange: it is applied only if all members are ready.
 
 use super::Arbiter;
 use crate::config::MAX_VETOES;
@@ -7,7 +7,7 @@ use crate::round::{Ballot, Decision, Departure};
 use std::time::Duration;
 
 impl Arbiter {
-    /// A vote, or the question what became of the round.
+    /// Handles a vote, which also asks for the decision on the round.
     pub(super) fn vote(
         &mut self,
         from: Worker,
@@ -23,14 +23,15 @@ impl Arbiter {
                 send.push(self.say(from, Word::Decided { round, decision }));
             }
             None => {
-                // The first stands.
+                // The first ballot stands.
                 self.ballots[rank].get_or_insert(ballot);
                 self.since.get_or_insert(now);
             }
         }
     }
 
-    /// Decides once every member has voted or one is gone that has not: what a member that is gone has voted stands.
+    /// Decides once every member has voted, or one that had not voted is gone. The ballot of a member that voted and is gone
+    /// stands.
     pub(super) fn decide(&mut self, send: &mut Vec<FromArbiter>) {
         if !self.state.is_open() {
             return;
@@ -62,7 +63,7 @@ impl Arbiter {
         self.conclude(decision);
     }
 
-    /// What a decision means for the members: who counts, and who has vetoed too often.
+    /// Updates the members after a decision: marks those that count, and drops those that have vetoed too often.
     fn conclude(&mut self, decision: Decision) {
         for (place, ballot) in self.state.members.iter_mut().zip(&self.ballots) {
             place.counts |= decision.is_commit();

@@ -1,4 +1,4 @@
-//! Where members meet before an exchange, and where others join them.
+//! Boundaries: members meet here before an exchange, and others join them.
 
 use super::{Arbiter, Arrival, Peer};
 use crate::Refusal;
@@ -8,7 +8,7 @@ use crate::state::{Former, Place};
 use std::time::Duration;
 
 impl Arbiter {
-    /// A worker waits at a boundary; `after` is the last round whose end it knows.
+    /// Records that a worker waits at a boundary; `after` is the last round with an end that the worker knows.
     pub(super) fn arrive(
         &mut self,
         from: Worker,
@@ -30,7 +30,7 @@ impl Arbiter {
         peer.into_iter().for_each(|peer| peer.arrived = Some(arrival));
     }
 
-    /// Tells a member again what it has missed of the last round.
+    /// Sends a member the last round, and its decision, again.
     fn remind(&self, to: Worker, rank: usize, send: &mut Vec<FromArbiter>) {
         let round = self.state.granted(rank);
         send.push(self.say(to, Word::Granted { round }));
@@ -38,8 +38,8 @@ impl Arbiter {
         send.extend(decision.map(|decision| self.say(to, Word::Decided { round, decision })));
     }
 
-    /// Grants the next exchange once every member is there, to them and whoever waits to join. `late` says that they have
-    /// waited long enough for others.
+    /// Grants the next exchange, to the members and the workers that wait to join, once every member has arrived. `late` is true if
+    /// the members have waited long enough for others.
     pub(super) fn grant(&mut self, late: bool, send: &mut Vec<FromArbiter>) {
         let first = self.state.epoch == 0;
         if self.state.is_open() {
@@ -55,7 +55,7 @@ impl Arbiter {
         if arrived == 0 || !all_there {
             return;
         }
-        // Those who join go where the members are; in the first epoch all are members.
+        // Joining workers take over the members' step; in the first epoch all workers are members.
         let members: Vec<Worker> = self.state.live().map(|place| place.worker).collect();
         let is_member = |peer: &Peer| first || members.contains(&peer.worker);
         let min = self.config.min_workers;
@@ -74,11 +74,11 @@ impl Arbiter {
         }
     }
 
-    /// The step at which all members are, if an exchange may be there.
+    /// Returns the step at which all members are, if an exchange is possible there.
     fn agreed(&self, is_member: &impl Fn(&Peer) -> bool) -> Result<u64, Refusal> {
         let peers = self.peers.iter().filter(|peer| is_member(peer));
         let mut at = peers.filter_map(|peer| peer.arrived.map(|arrival| (peer.worker.id, arrival.step)));
-        // Who is awaited is a member that has arrived.
+        // At least one member has arrived: `grant` returns early otherwise.
         let (id, step) = at.next().unwrap_or_default();
         if let Some((other, other_step)) = at.find(|(_, other)| *other != step) {
             return Err(Refusal::Disagree { id, step, other, other_step });
@@ -94,7 +94,8 @@ impl Arbiter {
         step < self.state.step || committed && step == self.state.step
     }
 
-    /// The step at which more than half of the members that count are, if an exchange may be there: they have the run's state.
+    /// Returns the step at which more than half of the counting members are, if an exchange is possible there: these have the run's
+    /// state.
     fn majority(&self) -> Option<u64> {
         let counting: Vec<Worker> =
             self.state.live().filter(|place| place.counts).map(|place| place.worker).collect();
@@ -108,14 +109,14 @@ impl Arbiter {
         peer.arrived.map(|arrival| arrival.step)
     }
 
-    /// Members at another step are members no more: they are told as they ask again.
+    /// Drops members at another step; each is refused at its next request.
     fn drop_all_but(&mut self, others: u64) {
         for (worker, step) in self.out_of_step(others) {
             self.depart(worker, Departure::OutOfStep { step, others });
         }
     }
 
-    /// Members at another step, and which.
+    /// Returns the members at another step, with their steps.
     fn out_of_step(&self, others: u64) -> Vec<(Worker, u64)> {
         let at = self.state.live().filter_map(|place| Some((place.worker, self.step_of(place.worker)?)));
         at.filter(|(_, step)| *step != others).collect()
@@ -131,7 +132,7 @@ impl Arbiter {
         self.since = None;
     }
 
-    /// The round at `step`, in a new epoch if members came or went, or the last exchange left communicators of no use.
+    /// Begins the round at `step`, in a new epoch if members came or went, or the last exchange left the communicators unusable.
     fn begin(&mut self, step: u64, send: &mut Vec<FromArbiter>) {
         let first = self.state.epoch == 0;
         let broke = self.state.decision.as_ref().is_some_and(|decision| decision.broke());

@@ -1,5 +1,5 @@
-//! The one who says who takes part and what counts. A machine without a clock, a socket or a file: messages and the time go
-//! in; what is to be logged, and what is to be said after that, come out.
+//! Arbiter state machine (sans-IO): decides membership and commits exchanges. Messages and the time go in; the state to log, and
+//! the messages to send after that, come out.
 
 mod ballots;
 mod boundary;
@@ -13,16 +13,17 @@ use std::time::Duration;
 
 /// Grants exchanges to the members of an epoch and decides on them.
 ///
-/// Of its fields all but `state` are lost with it. Workers ask until they are answered, so a successor gets them back.
+/// Only `state` survives the arbiter. Workers repeat their requests until they are answered, so a successor recovers the other
+/// fields.
 #[derive(Debug)]
 pub struct Arbiter {
     config: Config,
     state: State,
-    /// Members that are not gone and those who want to be, in the order in which they came.
+    /// Members that are not gone and workers that want to join, in the order in which they came.
     peers: Vec<Peer>,
-    /// Of the open round, by rank.
+    /// Ballots on the open round, by rank.
     ballots: Vec<Option<Ballot>>,
-    /// When the first of those who wait at a boundary, or for the others' votes, began to.
+    /// Time since which the first worker waits at a boundary, or for the others' votes.
     since: Option<Duration>,
     superseded: Option<Error>,
 }
@@ -32,13 +33,13 @@ struct Peer {
     worker: Worker,
     contact: String,
     heard: Duration,
-    /// Its connection has closed: when that makes it none, unless it calls again.
+    /// If the worker's connection has closed: the time at which it stops being a member, unless it calls again.
     lost_at: Option<Duration>,
     arrived: Option<Arrival>,
 }
 
 impl Peer {
-    /// When it is none any more, if nothing is heard before.
+    /// Returns the time at which the worker stops being a member, if no message comes before.
     fn lost_at(&self, silence: Duration) -> Duration {
         let silent = self.heard.saturating_add(silence);
         self.lost_at.map_or(silent, |at| at.min(silent))
@@ -52,22 +53,22 @@ struct Arrival {
     step: u64,
 }
 
-/// What an event leads to: first the log, and only once that is safe the messages.
+/// Result of an event: the log is written first, and the messages are sent only once it is on the disk.
 #[derive(Debug, Default)]
-#[must_use = "what is not said is not heard"]
+#[must_use = "the state must be logged and the messages sent"]
 pub struct Output {
-    /// The state as it is now, where it has changed.
+    /// The new state, if it has changed.
     pub log: Option<State>,
-    /// What is said.
+    /// Messages to send.
     pub send: Vec<FromArbiter>,
 }
 
 impl Arbiter {
-    /// A new term after `last`, the last state of the log. What is returned beside it is to be logged before it hears
-    /// anything.
+    /// Starts a new term after `last`, the last state of the log. The caller logs the returned output before the arbiter receives
+    /// any message.
     ///
     /// # Errors
-    /// Settings that no run can have, or not the one in the log.
+    /// Settings that are invalid, or differ from the run in the log.
     pub fn new(config: Config, last: Option<State>, now: Duration) -> Result<(Self, Output), ConfigError> {
         config.check()?;
         let state = last.unwrap_or_else(|| State::new(config.digest));
@@ -77,7 +78,7 @@ impl Arbiter {
         Ok(Self::begin_term(config, state, now))
     }
 
-    /// One that knows what this one has logged.
+    /// Starts a successor that knows what this arbiter has logged.
     pub(super) fn successor(&self, now: Duration) -> (Self, Output) {
         Self::begin_term(self.config.clone(), self.state.clone(), now)
     }
@@ -98,28 +99,28 @@ impl Arbiter {
         (arbiter, Output { log, send: Vec::new() })
     }
 
-    /// What it knows for good.
+    /// Returns the durable state.
     pub fn state(&self) -> &State {
         &self.state
     }
 
-    /// That a worker has heard a later arbiter: then this one says no more.
+    /// Returns the error if a worker has already received messages of a later arbiter; this one then sends no more.
     pub fn superseded(&self) -> Option<&Error> {
         self.superseded.as_ref()
     }
 
-    /// The ids of workers that wait at a boundary.
+    /// Returns the ids of workers that wait at a boundary.
     pub fn waiting(&self) -> impl Iterator<Item = u64> + '_ {
         self.peers.iter().filter(|peer| peer.arrived.is_some()).map(|peer| peer.worker.id)
     }
 
-    /// When [`tick`](Arbiter::tick) would do something, if nothing is heard before.
+    /// Returns the time at which [`tick`](Arbiter::tick) has something to do, if no message comes before.
     pub fn wake_at(&self) -> Option<Duration> {
         let silent = self.peers.iter().map(|peer| peer.lost_at(self.config.silence));
         silent.chain(self.since.map(|since| since.saturating_add(self.config.patience))).min()
     }
 
-    /// Gives everybody `gap` more: for that long nothing was heard because nobody listened.
+    /// Extends all deadlines by `gap`, a time during which this process did not run and received no messages.
     pub fn excuse(&mut self, gap: Duration) {
         self.peers.iter_mut().for_each(|peer| {
             peer.heard += gap;
@@ -128,7 +129,7 @@ impl Arbiter {
         self.since = self.since.map(|since| since + gap);
     }
 
-    /// A worker's message.
+    /// Handles a worker's message.
     pub fn hear(&mut self, message: ToArbiter, now: Duration) -> Output {
         self.event(|arbiter, send| {
             let State { term, epoch, .. } = arbiter.state;
@@ -143,7 +144,7 @@ impl Arbiter {
         })
     }
 
-    /// The time is `now`.
+    /// Handles the deadlines that have passed at time `now`.
     pub fn tick(&mut self, now: Duration) -> Output {
         self.event(|arbiter, send| {
             let silence = arbiter.config.silence;
@@ -161,7 +162,7 @@ impl Arbiter {
         })
     }
 
-    /// A worker whose thread or process is known to have ended.
+    /// Drops a worker after its thread or process is known to have ended.
     pub fn lose(&mut self, worker: Worker) -> Output {
         self.event(|arbiter, send| {
             arbiter.depart(worker, Departure::Silent);
@@ -170,7 +171,7 @@ impl Arbiter {
         })
     }
 
-    /// That a worker's last connection has closed: it is none any more at `lost_at`, unless it is heard before.
+    /// Records that a worker's last connection has closed: it stops being a member at `lost_at`, unless a message comes before.
     pub fn close(&mut self, worker: Worker, lost_at: Duration) {
         let peer = self.peers.iter_mut().find(|peer| peer.worker == worker);
         peer.into_iter().for_each(|peer| peer.lost_at = Some(lost_at));
@@ -209,7 +210,7 @@ impl Arbiter {
 
     fn answer_peer(&mut self, from: Worker, ask: Ask, now: Duration, send: &mut Vec<FromArbiter>) {
         let Some(peer) = self.peers.iter_mut().find(|peer| peer.worker == from) else {
-            // It wanted to join a predecessor, and will say so again.
+            // The worker wanted to join a predecessor, and will repeat the request.
             return;
         };
         (peer.heard, peer.lost_at) = (now, None);
@@ -226,7 +227,7 @@ impl Arbiter {
         }
     }
 
-    /// Why a worker that was a member is heard no more.
+    /// Returns the refusal for a worker that was a member and is not any more.
     fn fence(&self, message: &ToArbiter) -> Option<Refusal> {
         let ToArbiter { worker, epoch, .. } = *message;
         let why = self.state.departure(worker);
@@ -269,7 +270,7 @@ impl Arbiter {
         Ok(())
     }
 
-    /// From now on it is no member, and does not become one in this life.
+    /// Ends a worker's membership: it cannot become a member again in this life.
     fn depart(&mut self, worker: Worker, why: Departure) {
         self.peers.retain(|peer| peer.worker != worker);
         if let Some(rank) = self.state.rank(worker) {
@@ -277,7 +278,7 @@ impl Arbiter {
         }
     }
 
-    /// Members that the others wait for.
+    /// Returns the members that the others wait for.
     fn awaited(&self) -> Vec<Worker> {
         let arrived = |worker| self.peers.iter().any(|peer| peer.worker == worker && peer.arrived.is_some());
         let voted = |rank: usize| self.ballots[rank].is_some();

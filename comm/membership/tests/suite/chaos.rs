@@ -1,4 +1,4 @@
-//! Seeded schedules of everything that can go wrong, in simulated time.
+//! Seeded random schedules of failures, in simulated time.
 
 use crate::common::secs;
 use crate::simulated::{End, Trouble, World};
@@ -8,10 +8,10 @@ use meshstep_membership::{Error, Refusal};
 use std::time::Duration;
 
 const TARGET: u64 = 96;
-/// By then every worker has an end, whatever happened.
+/// By this time every worker has ended, whatever happened.
 const HORIZON: Duration = Duration::from_secs(600);
 
-/// A run by its seed alone.
+/// Creates a world from its seed alone.
 fn world(seed: u64) -> World {
     let mut random = World::new(seed ^ 0x5eed, 1, 1, 0, Trouble::default()).random;
     let founders = 1 + random.below(5) as usize;
@@ -77,7 +77,7 @@ fn survivors_agree_and_nobody_waits_for_ever(part: u64) {
         }
     }
     println!("{commits} commits, {aborts} aborts; left, died, fenced, other: {ends:?}");
-    // Of fewer seeds nothing is expected.
+    // With few seeds no minimum is required.
     let least = |n: usize| n * seeds.len() / 500;
     let loud = aborts > least(100) && ends.iter().all(|n| *n > least(10));
     assert!(seeds.len() < 50 || loud, "too quiet: {aborts} {ends:?}");
@@ -92,13 +92,13 @@ fn without_trouble_every_exchange_is_committed_by_all() {
         assert_eq!(world.truth.commits.len() as u64, TARGET / 4);
         for worker in &world.workers {
             assert_eq!((worker.applied.len() as u64, worker.end.clone()), (TARGET / 4, Some(End::Left)));
-            // The first few leave one after the other; nobody's last exchange is lost by it.
+            // Workers leave one after the other, and no worker misses its last exchange because of that.
             assert_eq!(worker.rounds.last().unwrap().step, TARGET);
         }
     }
 }
 
-/// Three train; a fourth comes when they are between steps 4 and 8.
+/// Three workers train; a fourth joins while they are between steps 4 and 8.
 #[test]
 fn who_joins_in_mid_interval_counts_after_one_exchange_and_equals_the_others_after_the_longest_period() {
     for seed in 0..20 {
@@ -114,7 +114,7 @@ fn who_joins_in_mid_interval_counts_after_one_exchange_and_equals_the_others_aft
         let counts: Vec<_> =
             joiner.rounds.iter().map(|round| (round.step, round.counts(), round.divisor())).collect();
         assert_eq!(counts[..3], [(8, false, 3), (12, true, 4), (16, true, 4)], "{counts:?}");
-        // That all state is equal after step 24, where everything was averaged, the simulation asserts.
+        // The simulation asserts that all state is equal after step 24, an exchange of all parts.
         assert!(
             joiner.rounds.iter().any(|round| round.step == 24)
                 && joiner.applied.len() as u64 == TARGET / 4 - 1

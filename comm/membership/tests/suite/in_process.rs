@@ -1,4 +1,4 @@
-//! Threads of one process as workers, with real communicators and a clock that is moved by hand.
+//! Workers that are threads of one process, with real communicators and a manual clock.
 
 use crate::common::{DIGEST, LONG, config, secs};
 use meshstep_comm::{Clock, Communicator, Reduction};
@@ -30,7 +30,7 @@ impl Training {
         Training { worker: run.join(id, DIGEST, secs(60)).unwrap(), comm: None, x: 0.0, step: 0 }
     }
 
-    /// To the end of the next exchange.
+    /// Trains to the end of the next exchange.
     fn interval(&mut self, id: u64) -> Result<(Round, Decision), Error> {
         while self.step == 0 || !self.step.is_multiple_of(4) {
             (self.x, self.step) = (self.x + (id + 1) as f64, self.step + 1);
@@ -74,12 +74,12 @@ fn three_become_two_which_divide_by_two_and_three_again() {
                     let (round, decision) = training.interval(id).unwrap();
                     send.send((id, round.step, round.divisor(), decision.is_commit(), training.x)).unwrap();
                 });
-                // One ends without a word.
+                // Worker 2 ends without leaving.
                 (id != 2).then_some(training)
             }));
         }
         let mut trained: Vec<_> = threads.into_iter().filter_map(|thread| thread.join().unwrap()).collect();
-        // A third comes in the middle of an interval, for no weight at first.
+        // Another worker joins in the middle of an interval, and does not count at first.
         scope.spawn(move || {
             let mut training = Training::new(run, 5);
             for _ in 0..2 {
@@ -88,7 +88,7 @@ fn three_become_two_which_divide_by_two_and_three_again() {
             }
             training.worker.leave().unwrap();
         });
-        // The others go on meanwhile, until it is one of them and counts.
+        // The others continue until the new worker is a member and counts.
         for (id, mut training) in (0..2).zip(trained.drain(..)) {
             scope.spawn(move || {
                 while training.interval(id).unwrap().0.members.len() == 2 {}
@@ -98,7 +98,7 @@ fn three_become_two_which_divide_by_two_and_three_again() {
     });
     let mut said: Vec<_> = receive.try_iter().collect();
     said.sort_by(|a, b| (a.1, a.0).partial_cmp(&(b.1, b.0)).unwrap());
-    // 4, 8 and 12 before the mean of the first exchange, 8; then 3 and 6 more.
+    // The first exchange averages 4, 8 and 12 to 8, and a step adds id + 1; the second averages 9 + 3 and 10 + 6.
     assert_eq!(said[..3], [(0, 4, 3, true, 9.0), (1, 4, 3, true, 10.0), (2, 4, 3, true, 11.0)]);
     assert_eq!(said[3..5], [(0, 8, 2, true, 15.0), (1, 8, 2, true, 16.0)]);
     let joiner: Vec<_> = said.iter().filter(|said| said.0 == 5).copied().collect();
@@ -141,7 +141,7 @@ fn one_that_stands_still_is_dropped_and_learns_it_when_it_goes_on() {
     assert_eq!(slow.vote(&first.1, Ballot::Ready), Err(fenced.clone().into()));
     assert_eq!(slow.boundary(8), Err(fenced.into()));
     assert_eq!(quick.vote(&round, Ballot::Ready), Ok(Decision::Commit {}));
-    // Alone, and gone.
+    // The only member leaves.
     quick.leave().unwrap();
     assert_eq!(quick.boundary(8), Err(Error::Left));
 }
@@ -176,7 +176,7 @@ fn a_call_that_takes_another_s_place_ends_it() {
     let worker = run.join(0, DIGEST, LONG).unwrap();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| worker.boundary(4));
-        // Whichever comes first; leaving is for good.
+        // Either call may win; leaving is final.
         worker.leave().unwrap();
         let answer = waiting.join().unwrap();
         assert!(matches!(answer, Err(Error::Overtaken | Error::Left)), "{answer:?}");
@@ -191,7 +191,7 @@ fn nobody_waits_longer_than_it_wants_to() {
     let worker = run.join(0, DIGEST, secs(2)).unwrap();
     let answer = with_time(&clock, || worker.boundary(4));
     assert_eq!(answer, Err(Error::Unanswered { what: "a boundary", after: secs(2) }));
-    // It is still there for whoever comes, and asks again.
+    // The worker is still a member, and may ask again.
     let other = run.join(1, DIGEST, secs(2)).unwrap();
     thread::scope(|scope| {
         let there = scope.spawn(|| other.boundary(4).unwrap());
@@ -274,7 +274,7 @@ fn what_cannot_be_is_refused() {
     assert_eq!(worker.vote(&other, Ballot::Ready), Err(Error::OtherRound { asked: 2, round: 1 }));
     assert!(worker.vote(&round, Ballot::Ready).unwrap().is_commit());
     assert_eq!(worker.boundary(4), Err(Refusal::Passed { asked: 4, step: 4 }.into()));
-    // Whoever comes after all have gone finds nobody with the state.
+    // After all workers have gone, no worker with the state is left for a new one.
     drop(worker);
     let late = run.join(0, DIGEST, secs(1)).unwrap();
     assert_eq!(late.boundary(0), Err(Refusal::StateLost { step: 4 }.into()));
@@ -293,12 +293,12 @@ fn every_rank_of_a_worker_has_one_place_among_all() {
     for (rank, comm) in comms.iter().enumerate() {
         assert_eq!((comm.rank(), comm.world_size()), (2 * rounds[0].rank + rank, 4));
     }
-    // A second time, beyond the worker's ranks, as one of another number of them.
+    // A second request, a rank beyond the worker's, and another number of ranks.
     for place in [[1, 2], [2, 2], [0, 1], [0, 0]] {
         assert!(matches!(of(&rounds[0], place), Err(Error::NoSeat { epoch: 1, .. })), "{place:?}");
     }
     assert!(matches!(workers[1].communicator(&rounds[1], LONG), Err(Error::NoSeat { .. })));
-    // Who goes without having taken its places is not waited for.
+    // The others do not wait for a worker that left without taking its communicators.
     let [first, second] = workers;
     drop(second);
     let begin = std::time::Instant::now();

@@ -1,10 +1,10 @@
-//! The arbiter's log: cut at every byte, with bits of every byte changed, open twice, grown long.
+//! The arbiter's log: cut at every byte, with flipped bits in every byte, opened twice, grown past its limit.
 
 use crate::common::DIGEST;
 use meshstep_membership::{Decision, Departure, Former, Log, LogError, Place, State, Worker};
 use std::path::Path;
 
-/// The state of round `round`, of no particular length.
+/// Returns a state of round `round` with a length that varies.
 fn state(round: u64) -> State {
     let place = |id: u64| Place {
         worker: Worker { id, life: id * 1000 + round },
@@ -30,7 +30,7 @@ fn state(round: u64) -> State {
     }
 }
 
-/// A log of the states of rounds 0, 1, ..., and where each of its records ends.
+/// Writes a log of the states of rounds 0, 1, ..., and returns its bytes and the end of each record.
 fn written(path: &Path, rounds: u64) -> (Vec<u8>, Vec<usize>) {
     let len = || std::fs::metadata(path).unwrap().len() as usize;
     let (mut log, last) = Log::open(path).unwrap();
@@ -43,13 +43,13 @@ fn written(path: &Path, rounds: u64) -> (Vec<u8>, Vec<usize>) {
     (std::fs::read(path).unwrap(), ends)
 }
 
-/// What is in a log of these bytes.
+/// Opens a log of these bytes and returns its last state.
 fn read(path: &Path, bytes: &[u8]) -> Result<Option<State>, LogError> {
     std::fs::write(path, bytes).unwrap();
     Log::open(path).map(|(_, last)| last)
 }
 
-/// The state of the last of `n` records.
+/// Returns the state of the last of `n` records.
 fn last_of(n: usize) -> Option<State> {
     n.checked_sub(1).map(|round| state(round as u64))
 }
@@ -62,7 +62,7 @@ fn the_last_record_counts_and_one_that_is_cut_short_does_not() {
     for len in 0..=bytes.len() {
         let whole = ends.iter().filter(|end| **end <= len).count().saturating_sub(1);
         assert_eq!(read(&path, &bytes[..len]), Ok(last_of(whole)), "cut at {len} of {ends:?}");
-        // What was cut off is gone, and the log goes on.
+        // The cut record is gone, and the log can be continued.
         if len % 5 == 0 || ends.contains(&len) {
             let (mut log, _) = Log::open(&path).unwrap();
             log.append(&state(7)).unwrap();
@@ -71,7 +71,7 @@ fn the_last_record_counts_and_one_that_is_cut_short_does_not() {
         }
         let kept = if len < ends[0] { 0 } else { ends[whole] };
         assert_eq!(std::fs::read(&path).unwrap()[..kept], bytes[..kept]);
-        // The system had made room, and filled it with zeros.
+        // The system had allocated the space and filled it with zeros.
         let zeros = [&bytes[..len], &vec![0; bytes.len() + 40 - len]].concat();
         assert_eq!(read(&path, &zeros), Ok(last_of(whole)), "zeros from {len} of {ends:?}");
     }
@@ -90,10 +90,10 @@ fn a_changed_bit_is_an_error_that_says_where() {
             Some(end) => LogError::Changed { at: *end },
         };
         assert_eq!(read(&path, &changed), Err(expected), "bit {bit} of byte {at}");
-        // The file is as it was: a person may look at it.
+        // The file is unchanged, so that a person may look at it.
         assert_eq!(std::fs::read(&path).unwrap(), changed);
     }
-    // Records are where they belong.
+    // A record is valid only at its own offset.
     let (first, second) = (&bytes[ends[0]..ends[1]], &bytes[ends[1]..ends[2]]);
     let swapped = [&bytes[..ends[0]], second, first].concat();
     assert_eq!(read(&path, &swapped), Err(LogError::Changed { at: ends[0] }));
@@ -135,7 +135,7 @@ fn a_long_log_begins_anew_with_its_last_record() {
         longest = longest.max(last);
     }
     assert!(longest <= 1 << 20 && last < longest, "{last} of {longest} bytes");
-    // As if it had ended while it began anew.
+    // As if the previous process had ended while it replaced the log.
     std::fs::write(dir.path().join("log.new"), b"half").unwrap();
     drop(log);
     let (mut log, found) = Log::open(&path).unwrap();

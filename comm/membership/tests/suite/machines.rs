@@ -1,4 +1,4 @@
-//! The arbiter and its members event by event: what is said to what, and what is not believed.
+//! Arbiter and member state machines, event by event: the messages each sends, and those it ignores.
 
 use crate::common::{DIGEST, config, secs};
 use meshstep_membership::{
@@ -13,7 +13,7 @@ fn worker(id: u64) -> Worker {
     Worker { id, life: 100 + id }
 }
 
-/// An arbiter spoken to by hand. Workers know what they were told.
+/// An arbiter driven by hand. Workers remember the epoch and round last granted to them.
 struct Desk {
     arbiter: Arbiter,
     log: Vec<State>,
@@ -32,7 +32,7 @@ impl Desk {
         Desk { arbiter, log: output.log.into_iter().collect(), now: T0, epochs: [0; 8], rounds: [0; 8] }
     }
 
-    /// One whose workers have the first round, at step 4.
+    /// Creates an arbiter that has granted the first round, at step 4, to all its workers.
     fn begun(workers: usize, min: usize) -> Self {
         let mut desk = Desk::new(workers, min);
         (0..workers as u64).for_each(|id| drop(desk.join(id)));
@@ -74,13 +74,13 @@ impl Desk {
         self.say(id, Ask::Vote { round: self.rounds[id as usize], ballot })
     }
 
-    /// All of these vote so; the decision.
+    /// Votes `ballot` for all of `ids`, and returns the decision.
     fn all_vote(&mut self, ids: &[u64], ballot: Ballot) -> Decision {
         ids.iter().for_each(|&id| drop(self.vote(id, ballot)));
         self.arbiter.state().decision.clone().unwrap()
     }
 
-    /// Time passes, with a beat of each of `alive` every half second.
+    /// Advances the time, with a beat of each of `alive` every half second.
     fn pass(&mut self, span: Duration, alive: &[u64]) -> Vec<(u64, Word)> {
         let until = self.now + span;
         let mut said = Vec::new();
@@ -160,7 +160,7 @@ fn who_does_not_fit_is_told_why() {
     assert_eq!(refusals(&said), [(0, Refusal::OtherRule { mine: 4, run: 5 })]);
     let said = desk.tell(join(worker(0), DIGEST, &"c".repeat(65)));
     assert_eq!(refusals(&said), [(0, Refusal::Contact { len: 65, max: 64 })]);
-    // Joining twice is joining once; another life of the same id waits until the first is missed.
+    // A repeated join has no effect; another start with the same id waits until the first is dropped.
     assert_eq!(desk.join(0), [(0, Word::Welcome)]);
     assert_eq!(desk.join(0), [(0, Word::Welcome)]);
     let twin = Worker { life: 7, ..worker(0) };
@@ -174,7 +174,7 @@ fn who_does_not_fit_is_told_why() {
     assert_eq!(refusals(&said), [(999, Refusal::Full { max: 256 })]);
 }
 
-/// Whoever calls again in time is a member as before, and nobody is missed for what a service that stood still did not hear.
+/// A worker that calls again in time stays a member, and a stall of the service drops no worker.
 #[test]
 fn a_closed_connection_is_missed_after_its_grace() {
     let slow = Config { silence: secs(60), patience: secs(120), ..config(3, 1) };
@@ -201,7 +201,7 @@ fn the_first_epoch_waits_for_all_and_then_for_its_patience() {
     assert_eq!(desk.arrive(2, 4), []);
     assert_eq!(desk.arrive(0, 4), []);
     let granted = rounds(&desk.arrive(1, 4));
-    // By the order of joining; all count.
+    // Members are in the order of joining, and all count.
     let ids: Vec<u64> = granted[0].1.members.iter().map(|seat| seat.id).collect();
     assert_eq!((ids, granted.len()), (vec![0, 1, 2], 3));
     for (rank, (to, round)) in granted.iter().enumerate() {
@@ -216,7 +216,7 @@ fn the_first_epoch_waits_for_all_and_then_for_its_patience() {
     assert_eq!(rounds(&desk.pass(Duration::from_millis(2500), &[0, 1])), []);
     assert_eq!(rounds(&desk.pass(Duration::from_millis(500), &[0, 1])).len(), 2);
 
-    // Too few have come: whoever has is told, and may wait again.
+    // Too few workers have come: those present are refused, and may wait again.
     let mut desk = Desk::new(3, 2);
     desk.join(0);
     desk.arrive(0, 4);
@@ -240,17 +240,17 @@ fn an_exchange_is_committed_when_all_are_ready_and_only_then() {
     ] {
         let mut desk = Desk::begun(3, 1);
         assert_eq!(desk.vote(0, ballots[0]), []);
-        // The first word stands, and the others' are waited for.
+        // The first ballot stands, and the decision waits for the others.
         assert_eq!(desk.vote(0, if ballots[0] == Ready { Veto } else { Ready }), []);
         assert_eq!(desk.vote(1, ballots[1]), []);
         assert_eq!(desk.log.last().unwrap().decision, None);
         let said = desk.vote(2, ballots[2]);
         let all: Vec<_> = (0..3).map(|id| (id, expected.clone())).collect();
         assert_eq!(decisions(&said), all);
-        // It was logged with what is said, and is said again to whoever asks.
+        // The decision was logged with its messages, and is sent again on request.
         assert_eq!(desk.log.last().unwrap().decision.as_ref(), Some(&expected));
         assert_eq!(decisions(&desk.vote(1, Ready)), [(1, expected.clone())]);
-        // After a failure communicators are made anew, after a veto they are not.
+        // After a failure communicators are made anew; after a veto they are kept.
         let step = if expected.is_commit() { 8 } else { 4 };
         let granted = (0..3).flat_map(|id| desk.arrive(id, step)).collect::<Vec<_>>();
         let epochs: Vec<u64> = rounds(&granted).iter().map(|(_, round)| round.epoch).collect();
@@ -262,31 +262,31 @@ fn an_exchange_is_committed_when_all_are_ready_and_only_then() {
 #[test]
 fn a_death_before_the_vote_ends_the_exchange_and_after_it_does_not() {
     use Ballot::Ready;
-    // Dead before its vote: decided as soon as it is missed, whether or not others have voted.
+    // A worker dies before its vote: the round is decided as soon as the worker is missed, even before others have voted.
     let mut desk = Desk::begun(3, 1);
     desk.vote(0, Ready);
     let said = desk.pass(secs(1), &[0, 1]);
     assert_eq!(decisions(&said), [(0, aborted(&[], &[], &[2])), (1, aborted(&[], &[], &[2]))]);
-    // Two go on in a new epoch, and divide by two.
+    // Two workers continue in a new epoch, and the divisor is two.
     desk.arrive(0, 4);
     let granted = rounds(&desk.arrive(1, 4));
     assert_eq!(granted.len(), 2);
     let round = &granted[0].1;
     assert_eq!((round.epoch, round.divisor(), round.members.len()), (2, 2, 2));
     assert_eq!(round.gone, [Gone { id: 2, why: Departure::Silent }]);
-    // It stood still only, and goes on.
+    // The worker was only suspended, and continues.
     let fenced = Refusal::Fenced { epoch: 1, now: 2, why: Some(Departure::Silent) };
     assert_eq!(refusals(&desk.vote(2, Ready)), [(2, fenced.clone())]);
     assert_eq!(refusals(&desk.arrive(2, 8)), [(2, fenced.clone())]);
     assert_eq!(refusals(&desk.say(2, Ask::Beat { sent: T0 })), [(2, fenced.clone())]);
     assert_eq!(refusals(&desk.join(2)), [(2, fenced)]);
-    // Even if it has never heard that it was one.
+    // The refusal also holds if the worker never received its grant.
     let ask = Ask::Join { digest: DIGEST, contact: String::new() };
     let said = desk.tell(ToArbiter { worker: worker(2), term: 0, epoch: 0, ask });
     let unheard = Refusal::Fenced { epoch: 0, now: 2, why: Some(Departure::Silent) };
     assert_eq!(refusals(&said), [(2, unheard)]);
     assert_eq!(desk.all_vote(&[0, 1], Ready), Decision::Commit {});
-    // When nobody remembers how it went it is still no member.
+    // After the arbiter has forgotten the reason, the worker is still not a member.
     for step in [8, 12] {
         if step == 12 {
             desk.join(3);
@@ -299,7 +299,7 @@ fn a_death_before_the_vote_ends_the_exchange_and_after_it_does_not() {
     let forgotten = Refusal::Fenced { epoch: 1, now: 3, why: None };
     assert_eq!(refusals(&desk.vote(2, Ready)), [(2, forgotten)]);
 
-    // Dead after its vote: what it has voted stands.
+    // A worker dies after its vote: its ballot stands.
     let mut desk = Desk::begun(3, 1);
     desk.vote(2, Ready);
     assert_eq!(desk.pass(secs(1), &[0, 1]), []);
@@ -310,7 +310,7 @@ fn a_death_before_the_vote_ends_the_exchange_and_after_it_does_not() {
 
 #[test]
 fn who_gives_signs_but_keeps_others_waiting_is_dropped() {
-    // At the votes.
+    // Late with its vote.
     let mut desk = Desk::begun(3, 1);
     desk.vote(1, Ballot::Ready);
     desk.vote(2, Ballot::Ready);
@@ -319,7 +319,7 @@ fn who_gives_signs_but_keeps_others_waiting_is_dropped() {
     assert_eq!(decisions(&said), [(1, aborted(&[], &[], &[0])), (2, aborted(&[], &[], &[0]))]);
     let late = Refusal::Fenced { epoch: 1, now: 1, why: Some(Departure::Late) };
     assert_eq!(refusals(&desk.vote(0, Ballot::Ready)), [(0, late)]);
-    // At the boundary.
+    // Late at the boundary.
     desk.arrive(2, 8);
     let granted = rounds(&desk.pass(secs(3), &[1, 2]));
     assert_eq!(granted.len(), 1);
@@ -328,7 +328,7 @@ fn who_gives_signs_but_keeps_others_waiting_is_dropped() {
         [Gone { id: 0, why: Departure::Late }, Gone { id: 1, why: Departure::Late }]
     );
     assert_eq!((granted[0].1.divisor(), granted[0].1.rank), (1, 0));
-    // The arbiter itself stood still: nobody is late for that.
+    // The arbiter itself stood still: no worker is late because of that.
     let mut desk = Desk::begun(2, 1);
     desk.vote(1, Ballot::Ready);
     desk.arbiter.excuse(secs(100));
@@ -342,7 +342,7 @@ fn who_gives_signs_but_keeps_others_waiting_is_dropped() {
 #[test]
 fn who_vetoes_three_in_a_row_is_dropped() {
     use Ballot::{Failed, Ready, Veto};
-    // A failure neither counts nor ends the row; a word of readiness does.
+    // A failure neither counts nor ends the row of vetoes; a ready ballot ends it.
     for (row, dropped) in [
         (vec![Veto, Veto, Veto], true),
         (vec![Veto, Failed, Veto, Veto], true),
@@ -358,7 +358,7 @@ fn who_vetoes_three_in_a_row_is_dropped() {
             let committed = *ballot == Ready;
             assert_eq!(desk.arbiter.state().decision.as_ref().unwrap().is_commit(), committed);
             if i < last {
-                // A commit is followed by a later step.
+                // After a commit the next exchange is of a later step.
                 let step = 4 + 4 * row[..=i].iter().filter(|ballot| **ballot == Ready).count() as u64;
                 (0..2).for_each(|id| drop(desk.arrive(id, step)));
             }
@@ -369,7 +369,7 @@ fn who_vetoes_three_in_a_row_is_dropped() {
             let now = desk.arbiter.state().epoch;
             let vetoed = Refusal::Fenced { epoch: now, now, why: Some(Departure::Vetoed) };
             assert_eq!(refusals(&desk.arrive(1, 4)), [(1, vetoed)]);
-            // Its successor may come.
+            // A new start of the worker may join.
             let ask = Ask::Join { digest: DIGEST, contact: String::new() };
             let (worker, term) = (Worker { id: 1, life: 9 }, 0);
             assert_eq!(desk.tell(ToArbiter { worker, term, epoch: 0, ask }), [(1, Word::Welcome)]);
@@ -380,7 +380,7 @@ fn who_vetoes_three_in_a_row_is_dropped() {
 #[test]
 fn who_joins_counts_from_its_first_committed_exchange_on() {
     let mut desk = Desk::begun(2, 1);
-    // It comes in the middle of an exchange, and is let in at the next.
+    // The worker joins in the middle of an exchange, and is admitted at the next.
     desk.join(2);
     assert_eq!(desk.arrive(2, 0), []);
     assert_eq!(desk.all_vote(&[0, 1], Ballot::Ready), Decision::Commit {});
@@ -392,7 +392,7 @@ fn who_joins_counts_from_its_first_committed_exchange_on() {
         (2, 2, 8, 2, 2, 0)
     );
     assert!(!round.counts() && round.has_joiners() && granted[0].1.counts());
-    // Not committed: it still has no weight, and takes the state again.
+    // The exchange was aborted: the new worker still does not count, and takes over the state again.
     desk.all_vote(&[0, 1, 2], Ballot::Failed);
     let granted: Vec<_> = (0..3).flat_map(|id| desk.arrive(id, 8)).collect();
     assert_eq!((rounds(&granted)[2].1.counts(), rounds(&granted)[0].1.divisor()), (false, 2));
@@ -400,7 +400,7 @@ fn who_joins_counts_from_its_first_committed_exchange_on() {
     let granted: Vec<_> = (0..3).flat_map(|id| desk.arrive(id, 12)).collect();
     let round = &rounds(&granted)[2].1;
     assert_eq!((round.counts(), round.divisor(), round.epoch, round.has_joiners()), (true, 3, 3, false));
-    // The oldest goes: the next that counts gives its state.
+    // The oldest member leaves: the next one that counts is the source.
     desk.all_vote(&[0, 1, 2], Ballot::Ready);
     desk.say(0, Ask::Leave);
     desk.join(3);
@@ -420,7 +420,7 @@ fn with_nobody_left_that_counts_the_state_is_lost() {
     desk.arrive(1, 0);
     desk.arrive(0, 8);
     desk.vote(1, Ballot::Ready);
-    // The only one with the state dies before the exchange is committed.
+    // The only member with the state dies before the exchange is committed.
     let said = desk.pass(secs(1), &[1]);
     assert_eq!(decisions(&said), [(1, aborted(&[], &[], &[0]))]);
     let lost = Refusal::StateLost { step: 8 };
@@ -435,7 +435,7 @@ fn one_trains_on_alone_if_that_suffices() {
         let mut desk = Desk::begun(2, min);
         desk.all_vote(&[0, 1], Ballot::Ready);
         assert_eq!(desk.say(1, Ask::Leave), [(1, Word::Farewell)]);
-        // Asked again, or whatever else of it is still on its way.
+        // The arbiter repeats its answer to a repeated request, and to late messages of the worker.
         assert_eq!(desk.say(1, Ask::Leave), [(1, Word::Farewell)]);
         assert_eq!(desk.arrive(1, 8), [(1, Word::Farewell)]);
         let said = desk.arrive(0, 8);
@@ -446,7 +446,7 @@ fn one_trains_on_alone_if_that_suffices() {
             assert_eq!(said, []);
             let too_few = [(0, Refusal::TooFew { have: 1, min: 2 })];
             assert_eq!(refusals(&desk.pass(secs(3), &[0])), too_few);
-            // Whoever comes meanwhile makes two again.
+            // A worker that joins meanwhile makes two again.
             desk.arrive(0, 8);
             desk.join(2);
             let granted = rounds(&desk.arrive(2, 0));
@@ -499,7 +499,7 @@ fn the_minority_at_another_step_is_fenced_and_the_others_go_on() {
 
 #[test]
 fn without_a_majority_that_may_exchange_nobody_is_fenced() {
-    // Two against two; and two of three that ask for a step which has passed.
+    // Two against two; and two of three that ask for a step that has passed.
     for (steps, ids) in [(vec![8, 8, 12, 12], vec![0, 1, 2, 3]), (vec![4, 4, 8], vec![0, 1, 2])] {
         let mut desk = Desk::begun(steps.len(), 1);
         desk.all_vote(&ids, Ballot::Ready);
@@ -528,7 +528,7 @@ fn a_round_without_an_exchange_makes_nobody_count_and_who_does_not_has_no_say() 
     [0, 1].into_iter().for_each(|id| drop(desk.arrive(id, 12)));
     let granted = rounds(&desk.arrive(2, 12));
     assert_eq!((granted[0].1.epoch, granted[0].1.divisor()), (2, 1));
-    // One word is enough.
+    // One idle ballot is enough.
     [0, 1].into_iter().for_each(|id| drop(desk.vote(id, Ballot::Ready)));
     assert_eq!(desk.all_vote(&[2], Ballot::Idle), Decision::Idle {});
     [1, 2].into_iter().for_each(|id| drop(desk.arrive(id, 20)));
@@ -539,7 +539,7 @@ fn a_round_without_an_exchange_makes_nobody_count_and_who_does_not_has_no_say() 
 #[test]
 fn a_successor_says_what_was_logged_and_asks_for_the_votes_that_were_not() {
     use Ballot::Ready;
-    // Votes are lost with the arbiter, and given again.
+    // Ballots are lost with the arbiter, and cast again.
     let mut desk = Desk::begun(2, 1);
     desk.vote(0, Ready);
     let mut next = Desk::after(config(2, 1), desk.log.last().cloned());
@@ -547,12 +547,12 @@ fn a_successor_says_what_was_logged_and_asks_for_the_votes_that_were_not() {
     assert_eq!((next.arbiter.state().term, next.log.len()), (2, 1));
     assert_eq!(next.vote(1, Ready), []);
     assert_eq!(decisions(&next.vote(0, Ready)).len(), 2);
-    // A commit that was logged, and that nobody was told of, is one.
+    // A commit that was logged counts, even if no member has received it.
     let mut third = Desk::after(config(2, 1), next.log.last().cloned());
     (third.epochs, third.rounds) = (next.epochs, next.rounds);
     assert_eq!(decisions(&third.vote(1, Ready)), [(1, Decision::Commit {})]);
     assert_eq!(decisions(&third.vote(0, Ballot::Failed)), [(0, Decision::Commit {})]);
-    // So is a grant: whoever has not heard it is told again.
+    // The same holds for a grant: the arbiter repeats it for a member that has not received it.
     third.arrive(0, 8);
     third.arrive(1, 8);
     let mut fourth = Desk::after(config(2, 1), third.log.last().cloned());
@@ -560,11 +560,11 @@ fn a_successor_says_what_was_logged_and_asks_for_the_votes_that_were_not() {
     assert_eq!(fourth.arbiter.state().term, 4);
     let granted = rounds(&fourth.arrive(1, 8));
     assert_eq!((granted.len(), granted[0].1.number, granted[0].1.step), (1, 2, 8));
-    // Members have the time of a silence to come back.
+    // Members have one silence to come back.
     assert_eq!(fourth.arbiter.wake_at(), Some(secs(1)));
     let said = fourth.pass(secs(1), &[1]);
     assert_eq!(decisions(&said), [(1, aborted(&[], &[], &[0]))]);
-    // One that was lost while the arbiter was away is told of the round and of its end at once.
+    // A member that missed the round while the arbiter was down gets the round and its decision at once.
     let said = fourth.say(1, Ask::Arrive { request: 1, after: 1, step: 8 });
     assert_eq!((rounds(&said).len(), decisions(&said).len()), (1, 1));
 }
@@ -583,7 +583,7 @@ fn an_arbiter_that_has_a_successor_says_no_more() {
     }
 }
 
-/// A member that is spoken to by hand.
+/// A member driven by hand.
 struct Told {
     member: Member,
     term: u64,
@@ -595,7 +595,7 @@ impl Told {
         Told { member: Member::new(worker(1), DIGEST, "here".to_owned(), secs(20)), term: 1, asked: None }
     }
 
-    /// One with a lease until 11 s that has asked for a boundary.
+    /// Creates a member with a lease until 11 s that has asked for a boundary.
     fn asking() -> Self {
         let mut told = Told::new();
         told.hear(Word::Heard { sent: secs(1), lease: secs(10) });
@@ -650,7 +650,7 @@ fn a_member_asks_until_it_is_answered_or_gives_up() {
     let mut told = Told::asking();
     told.hear(Word::Granted { round: round(1) });
     assert_eq!(told.take(secs(2)), Some(Ok(Answer::Granted(round(1)))));
-    // It is in an epoch now: no more joining, and beats by the lease.
+    // As a member of an epoch it no longer asks to join, and beats at intervals of the lease.
     told.member.repeat(secs(2));
     assert_eq!(told.asks(secs(2)), [Ask::Beat { sent: secs(2) }]);
     assert_eq!(told.member.wake_at(), secs(2) + secs(10) / 6);
@@ -658,7 +658,7 @@ fn a_member_asks_until_it_is_answered_or_gives_up() {
     told.begin(vote, secs(3));
     let asks = [Ask::Beat { sent: secs(3) }, Ask::Vote { round: 1, ballot: Ballot::Ready }];
     assert_eq!(told.asks(secs(3)), asks);
-    // A vote whose end was not heard is asked for again, and its end is what it is.
+    // After a vote without an answer the worker votes again, and gets the decision that was made.
     let unanswered = Error::Unanswered { what: "a vote", after: secs(20) };
     assert_eq!(told.take(secs(23)), Some(Err(unanswered)));
     told.hear(Word::Decided { round: 1, decision: Decision::Commit {} });
@@ -671,10 +671,10 @@ fn a_member_asks_until_it_is_answered_or_gives_up() {
 fn an_answer_is_believed_only_while_the_lease_lasts() {
     let mut told = Told::asking();
     told.hear(Word::Granted { round: round(1) });
-    // It stood still until the lease was over, with the answer at hand.
+    // The worker was suspended until the lease had ended, with the answer already received.
     assert_eq!(told.take(secs(11)), None);
     told.hear(Word::Decided { round: 1, decision: aborted(&[], &[], &[0]) });
-    // It asks for the lease alone: to ask for the boundary would be to wait at the next.
+    // The worker only renews its lease: a repeated boundary request would be for the next round.
     let join = Ask::Join { digest: DIGEST, contact: "here".to_owned() };
     assert!(!told.asks(secs(11)).iter().any(|ask| matches!(ask, Ask::Arrive { .. }) || *ask == join));
     let mut fenced = Told::asking();
@@ -685,12 +685,12 @@ fn an_answer_is_believed_only_while_the_lease_lasts() {
     fenced.begin(Request::Boundary(4), secs(12));
     assert_eq!(fenced.take(secs(12)), Some(Err(refusal.into())));
     assert_eq!(fenced.asks(secs(12)), []);
-    // A sign from before does not help, one from now does.
+    // An acknowledgement of an old beat does not help, one of a new beat does.
     told.hear(Word::Heard { sent: T0, lease: secs(10) });
     assert_eq!(told.take(secs(11)), None);
     told.hear(Word::Heard { sent: secs(11), lease: secs(10) });
     assert_eq!(told.take(secs(12)), Some(Ok(Answer::Granted(round(1)))));
-    // The same for a decision.
+    // The same holds for a decision.
     told.begin(Request::Vote { round: 1, ballot: Ballot::Ready }, secs(12));
     assert_eq!(told.take(secs(21)), None);
     assert_eq!(told.member.decided(1), Some(&aborted(&[], &[], &[0])));
@@ -729,7 +729,7 @@ fn calls_out_of_order_are_errors_that_change_nothing() {
     assert_eq!(told.take(secs(1)), Some(Err(Error::Undecided { round: 1 })));
     told.begin(vote(2), secs(1));
     assert_eq!(told.take(secs(1)), Some(Err(Error::OtherRound { asked: 2, round: 1 })));
-    // In the middle of a round another is not this one's, and one of before is nothing new.
+    // During a round, another round's grant and decision are ignored, and a repeated grant has no effect.
     told.begin(vote(1), secs(1));
     told.hear(Word::Granted { round: round(2) });
     told.hear(Word::Decided { round: 2, decision: Decision::Commit {} });
@@ -739,7 +739,7 @@ fn calls_out_of_order_are_errors_that_change_nothing() {
     told.begin(Request::Boundary(4), secs(1));
     told.hear(Word::Granted { round: round(1) });
     assert_eq!(told.take(secs(1)), None);
-    // A refusal of another request is not this one's.
+    // A refusal of another request is ignored.
     let refusal = Refusal::TooFew { have: 1, min: 2 };
     told.hear(Word::Refused { request: 2, refusal: refusal.clone() });
     assert_eq!(told.take(secs(1)), None);
@@ -749,7 +749,7 @@ fn calls_out_of_order_are_errors_that_change_nothing() {
     });
     told.hear(Word::Refused { request: number.unwrap(), refusal: refusal.clone() });
     assert_eq!(told.take(secs(1)), Some(Err(refusal.into())));
-    // One call has the answer, and one that another has taken the place of has none.
+    // A call replaced by another has no answer; the other call has.
     let first = told.member.begin(Request::Boundary(4), secs(1));
     told.begin(Request::Leave, secs(1));
     assert_eq!(told.member.take(first, secs(1)), Some(Err(Error::Overtaken)));
@@ -759,7 +759,7 @@ fn calls_out_of_order_are_errors_that_change_nothing() {
     assert_eq!(told.take(secs(1)), Some(Err(Error::Left)));
 }
 
-/// What the tests look at of a state.
+/// Accessor for the tests.
 trait LiveIds {
     fn live_ids(&self) -> Vec<u64>;
 }

@@ -1,4 +1,4 @@
-//! Messages as bytes: read as they were written, and garbage as nothing.
+//! Messages as bytes: they decode to what was encoded, and garbage decodes to nothing.
 
 use crate::common::{DIGEST, secs};
 use meshstep_membership::{
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 const WORKER: Worker = Worker { id: 7, life: u64::MAX };
 
-/// One of each.
+/// Returns one request of each kind.
 fn asks() -> Vec<Vec<u8>> {
     let asks = [
         Ask::Join { digest: DIGEST, contact: "10.0.0.1:29500 ü".to_owned() },
@@ -24,7 +24,7 @@ fn asks() -> Vec<Vec<u8>> {
     asks.map(|ask| ToArbiter { worker: WORKER, term: 5, epoch: 6, ask }.encode()).to_vec()
 }
 
-/// One of each.
+/// Returns one answer of each kind.
 fn words() -> Vec<Vec<u8>> {
     let seat = |id| Seat { id, counts: id == 1, contact: "c".repeat(id as usize) };
     let apart = Departure::OutOfStep { step: 3, others: 4 };
@@ -58,7 +58,7 @@ fn words() -> Vec<Vec<u8>> {
     words.into_iter().map(|word| FromArbiter { to: WORKER, term: 5, word }.encode()).collect()
 }
 
-/// Reads bytes as `T` and writes them again.
+/// Decodes bytes as `T` and encodes them again.
 fn again<T>(
     decode: impl Fn(&[u8]) -> Option<T>,
     encode: impl Fn(&T) -> Vec<u8>,
@@ -84,14 +84,14 @@ fn every_message_is_read_as_written_and_no_shorter_or_longer() {
             assert!((0..bytes.len()).all(|len| again(&bytes[..len]).is_none()), "{bytes:?}");
             assert_eq!(again(&[&bytes[..], &[0]].concat()), None);
         }
-        // Each is another's bytes.
+        // All messages have different bytes.
         assert!((1..all.len()).all(|i| !all[..i].contains(&all[i])));
     }
 }
 
 #[test]
 fn a_length_that_lies_is_refused_before_it_is_believed() {
-    // A state whose list of members announces more than there is.
+    // A state with a list of members that announces more than the bytes hold.
     let zeros = State::decode(&[0; 8 * 6 + 1 + 16]);
     assert!(zeros.is_some_and(|state| state.members.is_empty()));
     let mut bytes = [0; 8 * 6 + 1 + 16];
@@ -102,7 +102,7 @@ fn a_length_that_lies_is_refused_before_it_is_believed() {
 }
 
 proptest! {
-    /// Any bytes: a message that is written as the same bytes, or nothing, and never a panic.
+    /// Arbitrary bytes decode to a message with the same encoding, or to nothing, and never panic.
     #[test]
     fn any_bytes_are_a_message_or_nothing(bytes in vec(prop_oneof![Just(0), 0..12u8, any::<u8>()], 0..200)) {
         for again in [ask_again, word_again] {

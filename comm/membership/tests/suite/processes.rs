@@ -1,4 +1,4 @@
-//! Workers and their arbiter as real processes, which are killed, stopped and continued.
+//! Workers and their arbiter as real processes that are killed, stopped and continued.
 
 use crate::common::config;
 use crate::remote::{caller, serve};
@@ -9,16 +9,16 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Set where this binary runs as a worker (its id) or as the arbiter (its log).
+/// Set if this binary runs as a worker (its id) or as the arbiter (its log).
 const WORKER: &str = "MESHSTEP_TEST_WORKER";
 const ARBITER: &str = "MESHSTEP_TEST_ARBITER";
 const ADDR: &str = "MESHSTEP_TEST_ADDR";
-/// Set where a worker waits for an answer for other than [`DEADLINE`]: seconds.
+/// Set if a worker's deadline differs from [`DEADLINE`], in seconds.
 const WAITS: &str = "MESHSTEP_TEST_WAITS";
 
-/// How long anything may take that is decided by silence and patience together, on a busy machine.
+/// Upper bound on decisions that take both silence and patience, on a busy machine.
 const BOUND: Duration = Duration::from_secs(20);
-/// How long a worker waits for an answer.
+/// Longest wait of a worker for an answer.
 const DEADLINE: Duration = Duration::from_secs(12);
 
 /// Two seconds of silence and four of patience.
@@ -30,7 +30,7 @@ fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-/// What a child does, a line at a time, as it is told. In a run of tests it does nothing.
+/// Child process: executes orders from its standard input, line by line. In a normal test run it does nothing.
 #[test]
 fn child() {
     let Some(addr) = variable(ADDR) else { return };
@@ -83,7 +83,7 @@ fn start_worker(addr: SocketAddr, id: u64) -> Process {
     start(&[(ADDR, &addr.to_string()), (WORKER, &id.to_string())], "joined")
 }
 
-/// Starts a worker that waits for an answer for this long.
+/// Starts a worker with this deadline.
 fn start_waiting_worker(addr: SocketAddr, id: u64, deadline: Duration) -> Process {
     let [addr, id, secs] = [addr.to_string(), id.to_string(), deadline.as_secs().to_string()];
     start(&[(ADDR, &*addr), (WORKER, &*id), (WAITS, &*secs)], "joined")
@@ -91,7 +91,7 @@ fn start_waiting_worker(addr: SocketAddr, id: u64, deadline: Duration) -> Proces
 
 const ANSWERS: [&str; 4] = ["granted", "commit", "abort", "error"];
 
-/// Gives an order to some, and returns what each says to it.
+/// Gives an order to some workers, and returns each one's answer.
 fn all(workers: &mut [Process], who: &[usize], order: &str) -> Vec<String> {
     who.iter().for_each(|&i| workers[i].order(order));
     let begin = Instant::now();
@@ -100,7 +100,7 @@ fn all(workers: &mut [Process], who: &[usize], order: &str) -> Vec<String> {
     said
 }
 
-/// An arbiter and three workers that have had one exchange.
+/// Starts an arbiter and three workers, and runs one exchange.
 fn three(log: &Path) -> (SocketAddr, Process, Vec<Process>) {
     let addr = free_addr();
     let arbiter = start_arbiter(addr, log);
@@ -115,13 +115,13 @@ fn survivors_of_a_killed_worker_go_on_and_its_successor_joins_them() {
     let dir = tempfile::tempdir().unwrap();
     let (addr, _arbiter, mut workers) = three(&dir.path().join("log"));
     assert_eq!(all(&mut workers, &[0, 1, 2], "boundary 8").len(), 3);
-    // Before its vote.
+    // Killed before its vote.
     workers[1].kill();
     let lost = "abort Abort { vetoed: [], failed: [], lost: [1] }";
     assert_eq!(all(&mut workers, &[0, 2], "vote ready"), [lost; 2]);
     assert_eq!(all(&mut workers, &[0, 2], "boundary 8"), ["granted step 8 epoch 2 of [0, 2] by 2"; 2]);
     assert_eq!(all(&mut workers, &[0, 2], "vote ready"), ["commit"; 2]);
-    // Its successor is let in at the first boundary to which the others come after it.
+    // The successor is admitted at the first boundary of the others after it has joined.
     workers[1] = start_worker(addr, 1);
     workers[1].order("boundary 0");
     let mut step = 12;
@@ -144,8 +144,7 @@ fn survivors_of_a_killed_worker_go_on_and_its_successor_joins_them() {
     }
 }
 
-/// Its socket closes as it dies, so that nobody waits for half a minute of silence: neither the others nor the one that takes its
-/// place under the same id.
+/// The socket closes as the worker dies, so neither the others nor the successor with the same id wait for the minute of silence.
 #[test]
 fn a_killed_worker_is_missed_and_replaced_in_a_moment() {
     let dir = tempfile::tempdir().unwrap();
@@ -187,7 +186,7 @@ fn a_killed_worker_is_missed_and_replaced_in_a_moment() {
 fn a_worker_that_was_stopped_learns_that_it_is_fenced_whatever_it_was_about_to_do() {
     let dir = tempfile::tempdir().unwrap();
     let (_, _arbiter, mut workers) = three(&dir.path().join("log"));
-    // With its vote to give.
+    // Stopped before its vote.
     assert_eq!(all(&mut workers, &[0, 1, 2], "boundary 8").len(), 3);
     workers[1].stop();
     workers[1].order("vote ready");
@@ -195,19 +194,19 @@ fn a_worker_that_was_stopped_learns_that_it_is_fenced_whatever_it_was_about_to_d
     assert_eq!(all(&mut workers, &[0, 2], "vote ready"), [lost; 2]);
     workers[1].signal("-CONT");
     let fenced = workers[1].says_one_of(&ANSWERS);
-    assert!(fenced.contains("up to epoch 1") && fenced.contains("was not heard of"), "{fenced}");
-    // With its vote given, and what it voted on committed while it stood still: by then it may not believe it any more.
+    assert!(fenced.contains("up to epoch 1") && fenced.contains("no message came from it"), "{fenced}");
+    // Stopped after its vote, during which the exchange is committed: by the time it continues, its lease has ended.
     assert_eq!(all(&mut workers, &[0, 2], "boundary 8"), ["granted step 8 epoch 2 of [0, 2] by 2"; 2]);
     workers[2].order("vote ready");
-    std::thread::sleep(Duration::from_millis(200)); // nothing tells that its vote has arrived
+    std::thread::sleep(Duration::from_millis(200)); // there is no sign that its vote has arrived
     workers[2].stop();
     assert_eq!(all(&mut workers, &[0], "vote ready"), ["commit"]);
-    // The other waits for it at the boundary, and goes on alone.
+    // The other worker waits for it at the boundary, and continues alone.
     assert_eq!(all(&mut workers, &[0], "boundary 12"), ["granted step 12 epoch 3 of [0] by 1"]);
     assert_eq!(all(&mut workers, &[0], "vote ready"), ["commit"]);
     workers[2].signal("-CONT");
     let fenced = workers[2].says_one_of(&ANSWERS);
-    assert!(fenced.starts_with("error") && fenced.contains("none in epoch 3"), "{fenced}");
+    assert!(fenced.starts_with("error") && fenced.contains("not in epoch 3"), "{fenced}");
 }
 
 #[test]
@@ -220,13 +219,13 @@ fn one_that_is_stopped_for_a_moment_is_waited_for() {
     for worker in &mut workers {
         assert_eq!(worker.says_one_of(&ANSWERS), "granted step 8 epoch 1 of [0, 1, 2] by 3");
     }
-    // The arbiter, for longer than anybody may be silent: nobody is dropped for that.
+    // The arbiter is stopped for longer than the silence, and drops no worker because of that.
     arbiter.stop();
     (0..3).for_each(|i| workers[i].order("vote ready"));
     let begin = Instant::now();
     let most = if long() { 2 * quick().silence } else { 3 * quick().silence / 2 };
     while begin.elapsed() < most {
-        std::thread::sleep(Duration::from_millis(100)); // only time makes a silence
+        std::thread::sleep(Duration::from_millis(100)); // a silence takes real time
     }
     arbiter.signal("-CONT");
     for worker in &mut workers {
@@ -244,7 +243,7 @@ fn an_arbiter_that_is_killed_is_followed_by_one_that_says_the_same() {
     let log = dir.path().join("log");
     let (addr, mut arbiter, mut workers) = three(&log);
     for i in 2..5u64 {
-        // While some wait at the boundary, and while some have voted.
+        // The arbiter is killed while some workers wait at the boundary, and while some have voted.
         workers[0].order(&format!("boundary {}", 4 * i));
         workers[2].order(&format!("boundary {}", 4 * i));
         arbiter.kill();
@@ -265,8 +264,7 @@ fn an_arbiter_that_is_killed_is_followed_by_one_that_says_the_same() {
             assert_eq!(worker.says_one_of(&ANSWERS), "commit");
         }
     }
-    // Nobody comes: whoever asks is not kept for ever. In a run that is not long this is a worker which has only just come, and
-    // waits for less.
+    // Without an arbiter a request ends at its deadline. In a short run the request is that of a new worker with a short deadline.
     let deadline = if long() { DEADLINE } else { Duration::from_secs(3) };
     let mut asks = if long() { workers.remove(0) } else { start_waiting_worker(addr, 3, deadline) };
     arbiter.kill();

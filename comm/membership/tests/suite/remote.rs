@@ -1,5 +1,4 @@
-//! Workers and their arbiter over real sockets, in one process: tokens, strangers, connections that are cut, an arbiter that
-//! is started again.
+//! Workers and their arbiter over real sockets in one process: tokens, strangers, cut connections, a restarted arbiter.
 
 use crate::common::{DIGEST, LONG, config};
 use meshstep_cases::cases;
@@ -22,7 +21,7 @@ pub(crate) fn token() -> Token {
     Token::from_hex(HEX).unwrap()
 }
 
-/// Settings for real time on a machine with other things to do.
+/// Settings for real time on a busy machine.
 pub(crate) fn patient(workers: usize, min: usize) -> Config {
     Config { silence: Duration::from_secs(5), patience: Duration::from_secs(10), ..config(workers, min) }
 }
@@ -42,7 +41,7 @@ fn place() -> (tempfile::TempDir, PathBuf) {
     (dir, log)
 }
 
-/// What each of these workers does with its membership, on a thread of its own.
+/// Joins each of these workers and runs `body` with it on a thread of its own.
 fn each<T: Send>(addr: SocketAddr, ids: &[u64], body: impl Fn(u64, Remote) -> T + Sync) -> Vec<T> {
     let body = &body;
     thread::scope(|scope| {
@@ -55,7 +54,7 @@ fn each<T: Send>(addr: SocketAddr, ids: &[u64], body: impl Fn(u64, Remote) -> T 
     })
 }
 
-/// An exchange that this worker is ready to apply.
+/// Runs an exchange in which this worker votes ready.
 fn exchange(worker: &Remote, step: u64) -> Result<(Round, bool), Error> {
     let round = worker.boundary(step)?;
     let decision = worker.vote(&round, Ballot::Ready)?;
@@ -73,7 +72,7 @@ fn workers_meet_exchange_and_leave() {
         rounds
     });
     for (rounds, id) in all.iter().zip([3, 1, 2]) {
-        // Those with fewer exchanges leave the others to theirs.
+        // Workers with fewer exchanges leave before the others.
         let sizes: Vec<_> =
             rounds.iter().map(|(round, committed)| (round.members.len(), *committed)).collect();
         let expected = [3, 3, 3, 3, 2, 1].map(|size| (size, true));
@@ -138,17 +137,17 @@ fn garbage_of_strangers_and_of_those_with_the_token_does_no_harm() {
         let mut stream = TcpStream::connect(addr).unwrap();
         stream.write_all(bytes).unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();
-        // It is closed, with or without what was not read.
+        // The service closes the connection, even with unread bytes.
         assert!(!matches!(stream.read(&mut [0]), Ok(1)));
     }
-    // More loiterers than are served at a time.
+    // More idle connections than the service accepts at a time.
     let loiterers: Vec<_> = (0..20).map(|_| TcpStream::connect(addr).unwrap()).collect();
     for garbage in [&b"garbage"[..], &[], &[0; 41]] {
         let (mut incoming, mut outgoing) = call(addr, Some(&token()), "membership of run", LONG).unwrap();
         outgoing.send(garbage).unwrap();
         assert!(incoming.next(Instant::now() + LONG).is_err());
     }
-    // A connection is one worker's.
+    // A connection belongs to one worker.
     let (mut incoming, mut outgoing) = call(addr, Some(&token()), "membership of run", LONG).unwrap();
     for (id, heard) in [(7, true), (8, false)] {
         let ask = Ask::Join { digest: DIGEST, contact: String::new() };
@@ -189,7 +188,7 @@ fn a_successor_of_the_arbiter_goes_on_with_the_same_members() {
     });
 }
 
-/// Passes bytes on to `to`, until told to cut all connections, again and again.
+/// Forwards bytes to `to`, and cuts all connections on request, repeatedly.
 struct Relay {
     addr: SocketAddr,
     streams: Arc<Mutex<Vec<TcpStream>>>,

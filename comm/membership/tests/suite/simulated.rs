@@ -1,5 +1,5 @@
-//! A run in simulated time: workers, an arbiter with its disk, and a network that delays, drops, repeats and reorders, all by
-//! one seed. What must never happen is asserted where it would.
+//! A run in simulated time: workers, an arbiter with its disk, and a network that delays, drops, repeats and reorders messages, all
+//! from one seed. Invariants are asserted at the point of a violation.
 
 use crate::common::{DIGEST, config, secs};
 use crate::training::{Model, mix};
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 /// A worker's deadline for a call.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(40);
-/// How long a collective waits for the other ranks.
+/// Longest time that a collective waits for the other ranks.
 const COMM_DEADLINE: Duration = Duration::from_secs(2);
 
 fn millis(millis: u64) -> Duration {
@@ -23,32 +23,32 @@ fn millis(millis: u64) -> Duration {
 pub(crate) struct Random(u64);
 
 impl Random {
-    /// A number below `n`.
+    /// Returns a number below `n`.
     pub(crate) fn below(&mut self, n: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0, 11) % n
     }
 
-    /// True `per_mille` times of a thousand.
+    /// Returns true with a probability of `per_mille` / 1000.
     pub(crate) fn chance(&mut self, per_mille: u64) -> bool {
         self.below(1000) < per_mille
     }
 }
 
-/// What happens how often, per mille, in a run.
+/// Probabilities of failures, per mille.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Trouble {
     pub(crate) loss: u64,
     pub(crate) repeat: u64,
-    /// Of a worker, as it hears that an exchange was committed.
+    /// Death of a worker as it receives a commit.
     pub(crate) death_before_apply: u64,
-    /// Of a worker, as it has said its word.
+    /// Death of a worker after it has voted.
     pub(crate) death_after_vote: u64,
-    /// Of an arbiter: before it has logged, and after that but before all has been said.
+    /// Death of an arbiter before its log is written, or after that while messages are being sent.
     pub(crate) arbiter_death: u64,
     pub(crate) veto: u64,
     pub(crate) failure: u64,
-    /// Whether an aborted exchange is tried again, or left out.
+    /// True if an aborted exchange is repeated; otherwise it is left out.
     pub(crate) retry: bool,
 }
 
@@ -74,7 +74,7 @@ enum Phase {
     Asking {
         since: Duration,
     },
-    /// Its part is with the others from `posted` on.
+    /// The worker's contribution is visible to the others from `posted` on.
     Exchanging {
         round: Round,
         posted: Duration,
@@ -87,7 +87,7 @@ enum Phase {
         since: Duration,
     },
     Leaving,
-    /// By choice, by an error, or dead.
+    /// The worker has left, met an error, or died.
     Over,
 }
 
@@ -99,7 +99,7 @@ pub(crate) struct Simulated {
     stalled_until: Duration,
     stalled: Duration,
     asked: u64,
-    /// When it is to be driven next; other wakes are of before.
+    /// Time of the next wake; wakes at other times are stale.
     wake_at: Duration,
     inbox: Vec<FromArbiter>,
     wants_to_leave: bool,
@@ -116,13 +116,13 @@ pub(crate) enum End {
     Error(Error),
 }
 
-/// What is true, by what was logged.
+/// The history according to the log.
 #[derive(Debug, Default)]
 pub(crate) struct Truth {
     granted: HashMap<u64, (u64, u64, Vec<Worker>)>,
     pub(crate) decided: BTreeMap<u64, Decision>,
     epochs: HashMap<u64, Vec<Worker>>,
-    /// The step of every commit, by round.
+    /// Step of every commit, by round.
     pub(crate) commits: BTreeMap<u64, u64>,
     results: HashMap<u64, (u64, [u64; 3])>,
 }
@@ -139,7 +139,7 @@ pub(crate) struct World {
     founders: usize,
     pub(crate) disk: Option<State>,
     pub(crate) workers: Vec<Simulated>,
-    /// What ranks have put into an exchange, by round and id.
+    /// Contributions to each exchange, by round and id.
     boards: HashMap<u64, BTreeMap<u64, Model>>,
     pub(crate) truth: Truth,
     target: u64,
@@ -194,7 +194,7 @@ impl World {
         self.at(time, Event::ArbiterCrash);
     }
 
-    /// Runs until nothing happens any more or the time is `until`.
+    /// Runs until no event is left or the time is `until`.
     pub(crate) fn run(&mut self, until: Duration) {
         while let Some(Reverse((time, number))) = self.queue.pop() {
             if time > until {
@@ -297,7 +297,7 @@ impl World {
         self.at(self.now + down, Event::ArbiterStart);
     }
 
-    /// Logs, then speaks; it may die before, between and while.
+    /// Logs, then sends; the arbiter may die before, between and during these.
     fn arbiter_says(&mut self, output: Output) {
         assert!(self.arbiter.as_ref().unwrap().superseded().is_none());
         let may_die = output.log.is_some();
@@ -335,7 +335,7 @@ impl World {
         }
     }
 
-    /// A worker goes on as far as it can.
+    /// Advances a worker as far as possible.
     fn drive(&mut self, index: usize) {
         let now = self.now;
         if self.workers[index].end.is_some() || self.workers[index].stalled_until > now {
@@ -350,7 +350,7 @@ impl World {
             Phase::Computing { until } => *until,
             Phase::Exchanging { posted, .. } if *posted > now => *posted,
             Phase::Exchanging { done, .. } if *done > now => *done,
-            // It looks whether the others' parts have come.
+            // The worker polls for the contributions of the others.
             Phase::Exchanging { .. } => now + millis(20),
             _ => secs(1_000_000),
         };
@@ -365,7 +365,7 @@ impl World {
         }
     }
 
-    /// Whether anything changed.
+    /// Returns true if anything changed.
     fn go_on(&mut self, index: usize) -> bool {
         let now = self.now;
         let worker = &mut self.workers[index];
@@ -415,7 +415,7 @@ impl World {
         }
         match answer {
             Ok(Answer::Welcome) => {
-                // The first name the same step; who joins them later may name any.
+                // The first workers name the same step; workers that join later may name any.
                 worker.phase = Phase::Computing { until: self.now };
             }
             Ok(Answer::Granted(round)) => self.granted(index, round),
@@ -438,7 +438,7 @@ impl World {
         }
     }
 
-    /// A refusal for good has a reason.
+    /// Checks that a final refusal is justified.
     fn refused(&self, error: &Error) {
         if let Error::Refused(Refusal::StateLost { .. }) = error {
             let disk = self.disk.as_ref().unwrap();
@@ -485,7 +485,7 @@ impl World {
         worker.phase = Phase::Exchanging { round, posted, done, gives_up: done + COMM_DEADLINE };
     }
 
-    /// Whether it has come to its vote.
+    /// Returns true if the worker has reached its vote.
     fn exchange(&mut self, index: usize) -> bool {
         let now = self.now;
         let worker = &self.workers[index];
@@ -524,7 +524,7 @@ impl World {
         true
     }
 
-    /// What the exchange has come to; one that has just joined takes over the source's state first.
+    /// Returns the result of the exchange; a worker that has just joined takes over the source's state first.
     fn result(&mut self, index: usize, round: &Round) -> [Option<u64>; 3] {
         let board = &self.boards[&round.number];
         let source = &board[&round.members[round.source()].id];
@@ -545,7 +545,7 @@ impl World {
         assert_eq!(&self.truth.decided[&number], decision, "round {number}");
         if !decision.is_commit() {
             if !round.counts() {
-                // It may have nobody's state; the next round, if any, gives it one.
+                // The worker may have no valid state; the next round, if any, provides it.
                 worker.model.step = step;
             }
             return if self.trouble.retry { self.arrive(index) } else { self.compute(index) };
@@ -567,7 +567,7 @@ impl World {
 }
 
 impl Truth {
-    /// One state of the log after the other.
+    /// Checks the next state of the log against the history.
     fn log(&mut self, state: &State) {
         let members: Vec<Worker> = state.members.iter().map(|place| place.worker).collect();
         if state.round == 0 {

@@ -1,6 +1,5 @@
-//! What a worker trains, for the simulation: three parts of state that drift apart by each local step, and are averaged every
-//! 4, 12 and 24 steps. A mean is stood for by a hash of everything that went into it, so that one value too many, too few
-//! or twice shows.
+//! Model of training for the simulation: three parts of state that drift apart with each local step, and are averaged every 4, 12
+//! and 24 steps. A hash of all contributions represents a mean, so that a missing, extra or repeated contribution shows.
 
 use std::collections::BTreeMap;
 
@@ -12,12 +11,12 @@ pub(crate) fn mix(a: u64, b: u64) -> u64 {
     (x ^ x >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) ^ x >> 32
 }
 
-/// What a worker holds.
+/// State of a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Model {
     pub(crate) parts: [u64; 3],
     pub(crate) step: u64,
-    /// A hash of all that was ever applied, in order: of the committed state.
+    /// Hash of all results applied, in order: the committed state.
     pub(crate) committed: u64,
 }
 
@@ -33,12 +32,12 @@ impl Model {
         self.step += 1;
     }
 
-    /// The next step with an exchange.
+    /// Returns the next step with an exchange.
     pub(crate) fn next_due(&self) -> u64 {
         (self.step / PERIODS[0] + 1) * PERIODS[0]
     }
 
-    /// The result of an exchange: what each part that is due becomes.
+    /// Returns the new value of each part that is due.
     pub(crate) fn exchanged(&self, contributions: &BTreeMap<u64, Model>) -> [Option<u64>; 3] {
         let due = |period: u64| self.step.is_multiple_of(period);
         let mean =

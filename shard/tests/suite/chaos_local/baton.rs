@@ -1,8 +1,8 @@
-//! Threads of which one runs at a time: the one that has the baton.
+//! Threads that run one at a time: the thread that holds the baton runs.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 
-/// Between the driver and one thread.
+/// Baton between the driver and one thread.
 #[derive(Debug)]
 pub(crate) struct Gate {
     turn: Mutex<Turn>,
@@ -21,25 +21,25 @@ impl Gate {
         Gate { turn: Mutex::new(Turn::Driver), changed: Condvar::new() }
     }
 
-    /// The driver gives the baton to the thread, and waits until it has it back.
+    /// Gives the baton from the driver to the thread, and waits for its return.
     pub(crate) fn resume(&self) {
         if self.give(Turn::Thread) {
             self.wait(|turn| turn != Turn::Thread);
         }
     }
 
-    /// The thread gives the baton back, and waits until it gets it again.
+    /// Gives the baton back from the thread, and waits to get it again.
     pub(crate) fn pause(&self) {
         self.give(Turn::Driver);
         self.begin();
     }
 
-    /// The thread waits for the baton for the first time.
+    /// Waits in the thread for the baton for the first time.
     pub(crate) fn begin(&self) {
         self.wait(|turn| turn == Turn::Thread);
     }
 
-    /// The thread gives the baton back for good.
+    /// Gives the baton back from the thread for the last time.
     pub(crate) fn end(&self) {
         self.give(Turn::Ended);
     }

@@ -1,30 +1,30 @@
-//! Collectives of threads that hold the baton one at a time, plain and slow: an operation is over a while after all ranks have
-//! started it, on all ranks or, where that is the trouble, only on some.
+//! Collectives of threads that hold the baton one at a time, plain and slow. An operation ends some time after all ranks have
+//! started it, on all ranks or, in case of a failure, on some.
 
 use meshstep_comm::{Action, Called, Error, Op, Reduction};
 use meshstep_tensor::{Buffer, DType};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The ranks of an epoch.
+/// A group of ranks.
 #[derive(Debug)]
 pub(crate) struct Group {
     pub(crate) lives: Vec<Option<usize>>,
-    /// What each rank has started, in its order.
+    /// Operations of each rank, in their order.
     calls: Vec<Vec<Call>>,
-    /// What has ended it, as far as the rank knows.
+    /// Error that ended the group, as known to each rank.
     failed: Vec<Option<Error>>,
-    /// Whose last handle is gone.
+    /// True for ranks with no handle left.
     left: Vec<bool>,
-    /// Whether what one rank meets all do at once, as on loopback; else each by its own deadline.
+    /// True if all ranks learn of an error at once, as on loopback; otherwise each rank runs into its own deadline.
     told: bool,
-    /// When the last operation is over.
+    /// End of the last operation.
     pub(crate) busy_until: Duration,
-    /// How long an operation waits for the other ranks.
+    /// Longest wait of an operation for the other ranks.
     pub(crate) deadline: Duration,
-    /// Whether its ranks are of one worker.
+    /// True for a group of one worker's ranks.
     pub(crate) inside: bool,
-    /// What was split from it, which ends with it.
+    /// Groups that were split from this group and end with it.
     pub(crate) below: Vec<usize>,
 }
 
@@ -50,12 +50,12 @@ impl Group {
         }
     }
 
-    /// Ranks of one worker, which have the same fate.
+    /// Creates a group of one worker's ranks, which share their errors.
     pub(crate) fn inside(lives: Vec<Option<usize>>, deadline: Duration) -> Self {
         Group { inside: true, lives: lives.clone(), ..Group::new(lives.len(), true, deadline) }
     }
 
-    /// The number of the operation, and whether all ranks have come to it.
+    /// Returns the number of the operation, and true if all ranks have started it.
     pub(crate) fn start(
         &mut self,
         rank: usize,
@@ -79,7 +79,7 @@ impl Group {
         Ok((number, complete && self.failed.iter().all(Option::is_none)))
     }
 
-    /// How an operation of this rank has ended, if it has.
+    /// Returns the end of this rank's operation, if it has ended.
     pub(crate) fn end(&self, rank: usize, number: usize) -> Option<&Result<(), Error>> {
         self.calls[rank].get(number).and_then(|call| call.end.as_ref())
     }
@@ -89,7 +89,7 @@ impl Group {
         (call.buffer.take().unwrap(), call.end.clone().unwrap())
     }
 
-    /// Operation `number` takes place; it fails on `without`.
+    /// Completes operation `number`, which fails on the ranks `without`.
     pub(crate) fn complete(&mut self, number: usize, without: &[usize]) {
         let ranks = self.lives.len();
         if (0..ranks).any(|rank| self.calls[rank][number].end.is_some()) {
@@ -97,7 +97,7 @@ impl Group {
         }
         let calls: Vec<Called> = (0..ranks).map(|rank| self.called(rank, number)).collect();
         let said = |call: &Called| (without_factor(call.action), call.len, call.dtype);
-        // Whatever happens: an exchange that failed of it would look like any that fails.
+        // A mismatch is always a bug: an exchange that failed because of it would look like any other failure.
         assert!(calls.iter().all(|call| said(call) == said(&calls[0])), "a mismatch: {calls:?}");
         let mut buffers: Vec<Buffer> =
             self.calls.iter_mut().map(|calls| calls[number].buffer.take().unwrap()).collect();
@@ -118,27 +118,27 @@ impl Group {
         Called { op_number: number as u64, action: call.op.action(), len, dtype }
     }
 
-    /// So many of its ranks.
+    /// Creates a group of `ranks` of these ranks.
     pub(crate) fn part(&self, ranks: usize) -> Self {
         Group { inside: self.inside, ..Group::new(ranks, self.told, self.deadline) }
     }
 
-    /// As many operations as a rank has started.
+    /// Returns the number of operations that a rank has started.
     pub(crate) fn calls_of(&self, rank: usize) -> usize {
         self.calls[rank].len()
     }
 
-    /// A rank that dies waits for nothing.
+    /// Ends the waits of a rank that dies.
     pub(crate) fn give_up(&mut self, rank: usize) {
         self.fail_one(rank, &Error::Aborted { rank });
     }
 
-    /// How long a rank waits for the others in one.
+    /// Returns the longest wait of a rank for the others in an operation.
     pub(crate) fn patience(&self, rank: usize, number: usize) -> Duration {
         self.calls[rank][number].op.deadline().unwrap_or(self.deadline)
     }
 
-    /// A rank's deadline for an operation has come.
+    /// Handles a rank's deadline for an operation.
     pub(crate) fn late(&mut self, rank: usize, number: usize) {
         if self.calls[rank][number].end.is_some() {
             return;
@@ -149,7 +149,7 @@ impl Group {
         self.fail(rank, &error);
     }
 
-    /// A rank has gone, and the others hear of it.
+    /// Removes a rank, and notifies the others.
     pub(crate) fn leave(&mut self, rank: usize) {
         self.left[rank] = true;
         let number = self.calls[rank].len();
@@ -170,7 +170,7 @@ impl Group {
     fn fail_one(&mut self, rank: usize, error: &Error) {
         let cause = self.failed[rank].get_or_insert_with(|| error.clone()).clone();
         for call in self.calls[rank].iter_mut().filter(|call| call.end.is_none()) {
-            // What is in it then is to show, wherever it goes.
+            // A failed buffer is filled with NaN, so that any use of it shows.
             let bytes = call.buffer.as_mut().map(Buffer::as_mut);
             bytes.into_iter().for_each(|mut bytes| bytes.bytes_mut().unwrap().fill(0xff));
             call.end = Some(Err(cause.clone()));
@@ -178,7 +178,7 @@ impl Group {
     }
 }
 
-/// What all ranks call alike.
+/// Returns the action with the parts that must be equal on all ranks.
 fn without_factor(action: Action) -> Action {
     match action {
         Action::AllReduce(Reduction::PreMulSum { .. }) => {
@@ -191,7 +191,7 @@ fn without_factor(action: Action) -> Action {
 fn combine(calls: &[Called], buffers: &mut [Buffer]) {
     let ranks = buffers.len();
     match calls[0].action {
-        // Alone everything stays as it is.
+        // A single rank's buffer stays as it is.
         _ if ranks == 1 => {}
         Action::Barrier => {}
         Action::Broadcast { root } => {
@@ -204,7 +204,7 @@ fn combine(calls: &[Called], buffers: &mut [Buffer]) {
             let all: Vec<u8> = (0..ranks).flat_map(own).collect();
             buffers.iter_mut().for_each(|b| b.as_mut().bytes_mut().unwrap().copy_from_slice(&all));
         }
-        // What a scatter leaves in the other ranks' chunks is nobody's.
+        // The other ranks' chunks after a scatter are undefined.
         Action::AllReduce(reduction) | Action::ReduceScatter(reduction) => {
             let factor = |call: &Called| match call.action {
                 Action::AllReduce(Reduction::PreMulSum { factor }) => factor,

@@ -1,6 +1,6 @@
-//! Workers that train by a plan while a seeded schedule kills them or one of their ranks, lets them stand still, adds others and
-//! restarts the arbiter: what each has is at every step what a loop over plain vectors has. `MESHSTEP_SEED=n` repeats one schedule
-//! and tells what happened.
+//! Workers that train by a plan while a seeded schedule kills them or one of their ranks, stalls them, adds others and restarts the
+//! arbiter. After every step each worker's state must equal that of a loop over plain vectors. `MESHSTEP_SEED=n` repeats one
+//! schedule and prints its events.
 
 mod baton;
 mod group;
@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use world::{End, World};
 
-/// The run of a seed, to its end.
+/// Runs a seed to its end.
 fn run(seed: u64) -> std::sync::Arc<World> {
     let world = schedule::world(seed);
     let result = catch_unwind(AssertUnwindSafe(|| world.run()));
@@ -59,9 +59,9 @@ fn survivors_have_what_plain_loops_have(part: u64) {
         }
     }
     println!("{commits} commits, {aborts} aborts, {of_two} with workers of two ranks; {ends:#?}");
-    // Nobody asks for another step's exchange than the others.
+    // No worker asks for another step's exchange than the others.
     assert!(!ends.contains_key("worker "), "{ends:#?}");
-    // Of fewer seeds less is expected, and of a few nothing.
+    // With few seeds the minimum is lower, and with very few there is none.
     let least = |n: usize| n * seeds.len() / if seeds.len() < 50 { 1000 } else { 500 };
     let some = |end: &str| ends.get(end).is_some_and(|&n| n > least(50));
     let loud =

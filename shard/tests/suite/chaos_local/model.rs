@@ -1,4 +1,4 @@
-//! What a worker has, as plain vectors: what a plan, a round's members and its end mean, slow and obvious.
+//! Reference model: a worker's state as plain vectors, and the effects of a plan and a round on it, slow and obvious.
 
 use crate::common::{Run, WhichRule};
 use crate::local::naive::left;
@@ -10,27 +10,27 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Of a fragment: one f64 an element of each vector.
+/// Values of a fragment: one f64 for each element of each vector.
 type Values = Vec<Vec<f64>>;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Model {
-    /// By parameter: it, and each vector of its state.
+    /// By parameter: its values, then each of its state vectors.
     pub(crate) vectors: Vec<Vec<Vec<f32>>>,
     pub(crate) t: u64,
-    /// The step that is next, from 0.
+    /// The next step, from 0.
     pub(crate) step: u64,
-    /// By fragment.
+    /// Indexed by fragment.
     pub(crate) tokens: Vec<u64>,
-    /// What the last exchange came to, by fragment.
+    /// Result of the last exchange, by fragment.
     anchors: Vec<Values>,
-    /// The outer optimizer's state and steps, by fragment.
+    /// State and step count of the outer optimizer, by fragment.
     outer: Vec<(Vec<Values>, u64)>,
     again: BTreeSet<usize>,
     away: Vec<Away>,
 }
 
-/// What is on its way.
+/// A fragment in flight.
 #[derive(Clone, Debug)]
 struct Away {
     fragment: usize,
@@ -41,7 +41,7 @@ struct Away {
     mean: Values,
 }
 
-/// What a step is to do to fragments.
+/// Expected outcome of a step, as fragments.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Did {
     pub(crate) sent: BTreeSet<usize>,
@@ -86,13 +86,13 @@ impl Model {
         model
     }
 
-    /// One that joins: everything of `source` but what it has counted itself.
+    /// Takes over the state of `source` for a joining worker, but for its own token counts.
     pub(crate) fn enter(&mut self, source: &Model) {
         let tokens = std::mem::take(&mut self.tokens);
         *self = Model { tokens, ..source.clone() };
     }
 
-    /// The rule's update by the gradients of worker `id`, which are NaN where it is `broken`.
+    /// Applies the rule with the gradients of worker `id`, which are NaN if `broken`.
     pub(crate) fn update(&mut self, run: &Run, rule: &dyn Rule, id: u64, weight: u64, broken: bool) {
         self.t += 1;
         for (i, vectors) in self.vectors.iter_mut().enumerate() {
@@ -110,8 +110,7 @@ impl Model {
         self.tokens.iter_mut().for_each(|tokens| *tokens += weight);
     }
 
-    /// On which side of this step's update it is to exchange something: where the plan says so, or else where something is to be
-    /// sent again.
+    /// Returns the side of this step's update with an exchange: the plan's side, or else the side of fragments to send again.
     pub(crate) fn side(&self, plan: &LocalPlan) -> Option<Placement> {
         let both = [Placement::Before, Placement::After];
         let meets = |side: &Placement, again: bool| {
@@ -128,15 +127,15 @@ impl Model {
             .or_else(|| both.into_iter().find(|side| meets(side, true)))
     }
 
-    /// Whether the plan has the fragment due in this step.
+    /// Returns true if the plan has the fragment due in this step.
     fn planned(&self, plan: &LocalPlan, f: usize) -> bool {
         let timing = &plan.fragments[f].timing;
         let count = self.step + u64::from(timing.placement == Placement::After);
         timing.period.is_some_and(|period| count % period == timing.offset) && timing.during.contains(&count)
     }
 
-    /// What is due on one side of this step's update: sent, reset, arriving. What travels is sent again where the step
-    /// `exchanges` something.
+    /// Returns the fragments due on one side of this step's update: sent, reset, arriving. Fragments that travel are sent again
+    /// only if the step `exchanges` on this side.
     fn due(&self, plan: &LocalPlan, placement: Placement, exchanges: bool) -> [BTreeSet<usize>; 3] {
         let mut due = [BTreeSet::new(), BTreeSet::new(), BTreeSet::new()];
         let here = |f: usize| plan.fragments[f].timing.placement == placement;
@@ -155,7 +154,8 @@ impl Model {
         due
     }
 
-    /// What there is on one side of the step's update. It exchanges on `side`: with what all members brought, where that came about.
+    /// Runs one side of the step's update. The step exchanges on `side`; `committed` has the state of all members if the exchange
+    /// succeeded.
     pub(crate) fn exchange(
         &mut self,
         plan: &LocalPlan,
@@ -198,7 +198,7 @@ impl Model {
         did
     }
 
-    /// An exchange of the fragment has not come about.
+    /// Applies the fragment's policy after a failed exchange.
     fn give_up(&mut self, plan: &LocalPlan, rule: WhichRule, f: usize) {
         match plan.fragments[f].on_failure {
             OnFailure::KeepLocal => {}
@@ -211,7 +211,7 @@ impl Model {
         }
     }
 
-    /// What is on its way is given up; which fragments that are.
+    /// Gives up all flights, and returns their fragments.
     pub(crate) fn give_up_away(&mut self, plan: &LocalPlan, rule: WhichRule) -> BTreeSet<usize> {
         let away: BTreeSet<usize> = self.away.drain(..).map(|away| away.fragment).collect();
         away.iter().for_each(|&f| self.give_up(plan, rule, f));
@@ -245,7 +245,7 @@ impl Model {
         self.tokens[f] -= away.tokens;
     }
 
-    /// `mean + (p - (x0 - d))` where the rule goes from `x0` to `p` by `d = x0 - mean`, all in f64.
+    /// Returns `mean + (p - (x0 - d))`, where the rule moves `x0` to `p` with the gradient `d = x0 - mean`, all in f64.
     fn outer_step(&mut self, plan: &LocalPlan, f: usize, mean: &Values) -> Values {
         let Merge::Outer(outer) = &plan.fragments[f].merge else { unreachable!() };
         let (state, t) = &mut self.outer[f];
@@ -266,7 +266,7 @@ impl Model {
         result
     }
 
-    /// The values of a fragment.
+    /// Returns the values of a fragment.
     pub(crate) fn take(&self, fragment: &Fragment, rule: WhichRule) -> Values {
         let places = places(&self.vectors, fragment, rule);
         let values = |(i, k, range): (usize, usize, Range<usize>)| {
@@ -283,12 +283,12 @@ impl Model {
     }
 }
 
-/// Whether anything of it goes to other workers.
+/// Returns true if values of the fragment are sent to other workers.
 pub(crate) fn travels(fragment: &Fragment) -> bool {
     matches!(fragment.merge, Merge::Mean | Merge::Outer(_)) && fragment.timing.period.is_some()
 }
 
-/// Parameter, vector of it, and which elements.
+/// Returns the places of a fragment: parameter, vector and range of elements.
 fn places(
     vectors: &[Vec<Vec<f32>>],
     fragment: &Fragment,
@@ -316,7 +316,7 @@ fn places(
     places
 }
 
-/// The mean in f64 of those who count, rounded once to the f32 that travels.
+/// Returns the mean in f64 of the counting members, rounded once to the f32 that is sent.
 fn mean(
     brought: &BTreeMap<usize, Arc<Model>>,
     round: &Round,

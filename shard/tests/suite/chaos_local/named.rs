@@ -1,4 +1,4 @@
-//! Single things that happen, and what must come of them.
+//! Single events with their expected consequences.
 
 use crate::chaos_local::schedule::{Happens, Setup};
 use crate::chaos_local::world::{End, Life, World};
@@ -17,7 +17,7 @@ fn run(setup: Setup) -> Arc<World> {
     world
 }
 
-/// Parameters and moments after a step.
+/// Returns the hashes of parameters and moments after a step.
 fn after(life: &Life, step: u64) -> [u64; 3] {
     life.hashes.iter().rfind(|(at, _)| *at == step).unwrap().1
 }
@@ -35,7 +35,7 @@ fn without_trouble_every_exchange_comes_about_on_all() {
     }
 }
 
-/// Three train, with periods of 4, 12 and 24; a fourth comes after step 7.
+/// Three workers train with periods of 4, 12 and 24; a fourth joins after step 7.
 #[test]
 fn who_joins_in_mid_interval_counts_after_one_exchange_and_equals_the_others_after_the_longest_period() {
     let world = run(Setup { script: vec![(7, Happens::Comes(9))], ..des_loc(3) });
@@ -46,7 +46,7 @@ fn who_joins_in_mid_interval_counts_after_one_exchange_and_equals_the_others_aft
     let equal = |step: u64, which: usize| {
         inner.lives.iter().all(|life| after(life, step)[which] == after(joiner, step)[which])
     };
-    // It has the others' moments until it has taken a step of its own.
+    // The joiner has the others' moments until it has taken a step of its own.
     assert!(
         !equal(7, 0)
             && joiner.hashes[0].1 == inner.lives[0].hashes.iter().rfind(|(at, _)| *at == 7).unwrap().1
@@ -64,7 +64,7 @@ fn of_three_workers_two_are_left_and_divide_by_two() {
     let divisors: Vec<(u64, usize)> = inner.lives[0].rounds.iter().map(|round| (round.0, round.2)).collect();
     let expected = (1..=12).map(|i| (4 * i, if i == 1 { 3 } else { 2 }));
     assert_eq!(divisors, expected.collect::<Vec<_>>());
-    // One that is lost between two exchanges costs none.
+    // A worker that is lost between two exchanges costs no exchange.
     assert_eq!(inner.truth.commits.len(), 12 + 1);
     assert_eq!([0, 1, 2].map(|i| inner.lives[i].end.clone().unwrap()), [End::Left, End::Died, End::Left]);
 }

@@ -1,4 +1,4 @@
-//! A worker's side of the world: its membership and its communicators, where it waits, stands still and dies.
+//! A worker's access to the world: its membership and communicators, which may wait, stall and die.
 
 use crate::chaos_local::group::Group;
 use crate::chaos_local::schedule::Setup;
@@ -11,12 +11,12 @@ use std::panic::resume_unwind;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-/// A rank's place in the world.
+/// Position of a rank in the world.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     pub(crate) world: Arc<World>,
     pub(crate) life: usize,
-    /// Its worker's rank 0.
+    /// Rank 0 of the worker.
     pub(crate) lead: usize,
     pub(crate) rank: usize,
 }
@@ -26,7 +26,7 @@ impl Place {
         self.world.lock()
     }
 
-    /// The time, less what it has stood still.
+    /// Returns the time without the stalls of this rank.
     pub(crate) fn awake(&self) -> Duration {
         let inner = self.lock();
         inner.now.saturating_sub(inner.lives[self.life].stalled)
@@ -40,7 +40,7 @@ impl Place {
         self.lock().random.chance(per_mille)
     }
 
-    /// Dies here, as often.
+    /// Dies here with this probability, per mille.
     pub(crate) fn may_die(&self, per_mille: u64, where_: &str) {
         if !std::thread::panicking() && self.chance(per_mille) {
             let mut inner = self.lock();
@@ -51,7 +51,7 @@ impl Place {
         }
     }
 
-    /// Asks, and waits for the answer: for its deadline at most, however long it stands still.
+    /// Sends a request and waits for the answer, for at most the deadline plus stalls.
     pub(crate) fn ask(&self, request: Request) -> Result<Answer, Error> {
         let begun = self.awake();
         let number = {
@@ -60,7 +60,7 @@ impl Place {
             inner.lives[self.life].member.as_mut().unwrap().begin(request, now)
         };
         if matches!(request, Request::Vote { .. }) {
-            // Its word may be heard, or not.
+            // The vote is sent now; the network may lose it.
             self.lock().settle(self.life);
             self.may_die(self.world.setup.trouble.death_after_vote, "after its vote");
         }
@@ -70,7 +70,7 @@ impl Place {
         self.lock().lives[self.life].answer.take().unwrap()
     }
 
-    /// Communicators of a round's members.
+    /// Makes the communicators of a round's members.
     pub(crate) fn connect(&self, round: &Round) -> Workers {
         let mut inner = self.lock();
         let Setup { told, ranks, .. } = self.world.setup;
@@ -97,7 +97,7 @@ impl Place {
         Arc::new(Handle(Arc::new(Seat { place: self.clone(), group, rank, ranks })))
     }
 
-    /// A communicator of this worker's ranks.
+    /// Returns a communicator of this worker's ranks.
     pub(crate) fn inside(&self) -> Arc<dyn Communicator> {
         let mut inner = self.lock();
         let group = inner.lives[self.life].inside;
@@ -105,7 +105,7 @@ impl Place {
     }
 }
 
-/// A worker's membership, which its rank 0 has.
+/// Membership of a worker, held by its rank 0.
 #[derive(Debug)]
 pub(crate) struct Seated(pub(crate) Place);
 
@@ -150,7 +150,7 @@ impl Membership for Seated {
     }
 }
 
-/// A rank of a group; when the last handle is gone the rank is.
+/// Handle of one rank to a group; the rank leaves the group with its last handle.
 #[derive(Debug)]
 struct Handle(Arc<Seat>);
 
@@ -183,7 +183,7 @@ impl Communicator for Handle {
         let trouble = &place.world.setup.trouble;
         let inside = place.lock().groups[*group].inside;
         if *ranks > 1 {
-            // There are as many inside a worker in every step as between workers in an exchange.
+            // A worker's step has about as many operations inside the worker as an exchange has between workers.
             place.may_die(
                 if inside { trouble.death / 4 } else { trouble.death },
                 "in the middle of an exchange",

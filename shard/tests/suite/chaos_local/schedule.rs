@@ -1,4 +1,4 @@
-//! What a seed stands for: a plan, workers, and what goes wrong when and how often.
+//! Schedules from seeds: a plan, workers, and the probabilities and times of failures.
 
 use crate::chaos_local::world::{Event, World, millis};
 use crate::common::{self, Gradients, Run, WhichRule};
@@ -14,41 +14,41 @@ pub(crate) const TARGET: u64 = 48;
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    /// A number below `n`.
+    /// Returns a number below `n`.
     pub(crate) fn below(&mut self, n: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         common::hash(&[self.0, 11]) % n
     }
 
-    /// True `per_mille` times of a thousand.
+    /// Returns true with a probability of `per_mille` / 1000.
     pub(crate) fn chance(&mut self, per_mille: u64) -> bool {
         self.below(1000) < per_mille
     }
 }
 
-/// What happens how often, per mille.
+/// Probabilities of failures, per mille.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Trouble {
-    /// Of messages.
+    /// Loss of a message, repetition, and long delay.
     pub(crate) loss: u64,
     pub(crate) repeat: u64,
     pub(crate) late: u64,
-    /// Of a worker, before a boundary, after it, at each operation of an exchange and before the vote.
+    /// Death of a worker: before a boundary, after it, at each operation of an exchange and before the vote.
     pub(crate) death: u64,
-    /// As it has said its word.
+    /// Death of a worker after it has voted.
     pub(crate) death_after_vote: u64,
-    /// As it hears what becomes of an exchange.
+    /// Death of a worker as it receives a decision.
     pub(crate) death_before_apply: u64,
-    /// Of an arbiter: before it has logged, and after that but before all has been said.
+    /// Death of an arbiter before its log is written, or after that while messages are being sent.
     pub(crate) arbiter_death: u64,
-    /// Of a collective, on some ranks.
+    /// Failure of a collective on some ranks.
     pub(crate) failure: u64,
-    /// Of a step: a gradient that is missing, or not finite.
+    /// A step with a missing gradient, or with one that is not finite.
     pub(crate) missing: u64,
     pub(crate) skip: u64,
-    /// Of a step, to take seconds.
+    /// A step that takes seconds.
     pub(crate) slow: u64,
-    /// Whether a worker that does not hear of an exchange's end tries to go on.
+    /// True if a worker without the decision on an exchange tries to continue.
     pub(crate) stubborn: bool,
 }
 
@@ -57,45 +57,45 @@ pub(crate) struct Setup {
     pub(crate) run: Run,
     pub(crate) plan: LocalPlan,
     pub(crate) digest: Digest,
-    /// Of a worker.
+    /// Ranks of each worker.
     pub(crate) ranks: usize,
     pub(crate) founders: usize,
     pub(crate) min_workers: usize,
-    /// A worker's, for a call of its membership.
+    /// Deadline of a worker's membership calls.
     pub(crate) deadline: Duration,
     pub(crate) target: u64,
     pub(crate) trouble: Trouble,
-    /// Whether a failure of a group is known to all of its ranks.
+    /// True if all ranks of a group learn of a failure.
     pub(crate) told: bool,
-    /// What happens as the first worker has taken so many steps; it rests for a second then.
+    /// Events after the given number of steps of the first worker, which pauses for a second then.
     pub(crate) script: Vec<(u64, Happens)>,
-    /// The worker, by id, whose gradient is NaN at a step.
+    /// Id of the worker and step with a NaN gradient.
     pub(crate) broken: Option<(u64, u64)>,
 }
 
-/// What a worker makes of one turn of its loop, on all of its ranks.
+/// Events of one turn of a worker's loop, the same on all of its ranks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Turn {
-    /// As long as it computes.
+    /// Duration of the computation, in milliseconds.
     pub(crate) span: u64,
-    /// Whether its gradients are missing, or not finite.
+    /// True if the gradients are missing, or not finite.
     pub(crate) missing: bool,
     pub(crate) skip: bool,
-    /// Whether it has had enough.
+    /// True if the worker leaves.
     pub(crate) leaves: bool,
 }
 
-/// Something to somebody.
+/// A scripted event.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Happens {
-    /// A worker of this id comes.
+    /// A worker with this id joins.
     Comes(u64),
-    /// The one that came as this one is killed.
+    /// The rank with this index in the order of spawning is killed.
     Dies(usize),
 }
 
 impl Setup {
-    /// Without trouble.
+    /// Creates a setup without failures.
     pub(crate) fn new(plan: LocalPlan, rule: WhichRule, founders: usize) -> Self {
         let run = Run {
             lens: vec![5, 0, 3, 2],
@@ -122,7 +122,7 @@ impl Setup {
     }
 }
 
-/// Plans of every kind, with the rule each is for.
+/// Returns plans of every kind, each with its rule.
 pub(crate) fn plans() -> Vec<(LocalPlan, WhichRule)> {
     let des_loc = || LocalPlan::des_loc(4, 12, 24);
     let delayed = |plan: LocalPlan| plan.with(|f| f.timing.delay = 2);
@@ -148,7 +148,8 @@ pub(crate) fn plans() -> Vec<(LocalPlan, WhichRule)> {
     ]
 }
 
-/// Moments before updates, second ones half as often, and parameters every 4 after them, at this offset: never in one step.
+/// Returns a plan with moments before updates, second ones half as often, and parameters after every fourth update at this offset.
+/// The two sides never exchange in one step.
 fn both_sides(moments: Timing, offset: u64) -> LocalPlan {
     let mut plan = LocalPlan::des_loc(4, 4, 8);
     for f in &mut plan.fragments {
@@ -157,14 +158,14 @@ fn both_sides(moments: Timing, offset: u64) -> LocalPlan {
             What::Params => Timing { offset, ..Timing::every(4) },
             _ => Timing { period, placement: Placement::Before, ..moments.clone() },
         };
-        // One that waits for a step which the other side has free.
+        // A retry waits for a step without an exchange on the other side.
         f.on_failure = if f.what == What::Params { OnFailure::Retry } else { OnFailure::KeepLocal };
     }
     plan
 }
 
-/// An outer optimizer's step before updates; second moments after others, and arriving after others still; first ones are reset
-/// before that, where nobody is met.
+/// Returns a plan with an outer step before updates, second moments that are sent and arrive after later updates, and first moments
+/// that are reset earlier without an exchange.
 fn outer_between() -> LocalPlan {
     let before = |f: &mut Fragment| (f.timing.placement, f.timing.offset) = (Placement::Before, 3);
     let mut plan = LocalPlan::diloco(6).with(before);
@@ -175,14 +176,14 @@ fn outer_between() -> LocalPlan {
     plan
 }
 
-/// A run by its seed alone.
+/// Creates a world from its seed alone.
 pub(crate) fn world(seed: u64) -> Arc<World> {
     let mut random = Random(seed ^ 0x5eed);
     let all = plans();
     let (plan, rule) = all[(seed % all.len() as u64) as usize].clone();
     let policy = [None, Some(OnFailure::KeepLocal), Some(OnFailure::Retry), Some(OnFailure::RollBack)];
     let policy = policy[(seed / all.len() as u64 % 4) as usize];
-    // Of a plan with two sides what arrives late cannot be sent again.
+    // A plan with two sides must not combine a delay with Retry.
     let two_sided = plan.fragments.iter().any(|f| f.timing.placement != plan.fragments[0].timing.placement);
     let fits = |f: &Fragment| !(two_sided && f.timing.delay > 0 && policy == Some(OnFailure::Retry));
     let plan = plan.clone().with(|f| f.on_failure = policy.filter(|_| fits(f)).unwrap_or(f.on_failure));

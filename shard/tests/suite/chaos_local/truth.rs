@@ -1,32 +1,32 @@
-//! What is true, by what arbiters have logged and workers have been told.
+//! The history according to the arbiters' logs and the workers' answers.
 
 use crate::chaos_local::model::Model;
 use meshstep_membership::{Decision, Round, State, Worker};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
-/// Epoch, step, and who is in it and counts.
+/// Epoch, step, and each member's id with true if it counts.
 type Granted = (u64, u64, Vec<(u64, bool)>);
 
 #[derive(Debug, Default)]
 pub(crate) struct Truth {
     granted: HashMap<u64, Granted>,
     epochs: HashMap<u64, Vec<Worker>>,
-    /// Who has begun the run, or was in an exchange that took place.
+    /// Workers that began the run, or took part in an exchange that succeeded.
     counting: HashSet<Worker>,
     pub(crate) decided: BTreeMap<u64, Decision>,
-    /// The step of every commit, by round.
+    /// Step of every commit, by round.
     pub(crate) commits: BTreeMap<u64, u64>,
-    /// What each member has at a round's exchange, by rank.
+    /// State of each member before a round's exchange, by rank.
     pub(crate) brought: HashMap<u64, BTreeMap<usize, Arc<Model>>>,
-    /// What those who join in a round take over.
+    /// State that workers joining in a round take over.
     pub(crate) entering: HashMap<u64, Arc<Model>>,
-    /// What is equal after a round's exchange, of each fragment that was merged.
+    /// Hash of each merged fragment after a round's exchange, equal on all workers.
     merged: HashMap<(u64, usize), u64>,
 }
 
 impl Truth {
-    /// One state of the log after the other.
+    /// Checks the next state of the log against the history.
     pub(crate) fn log(&mut self, state: &State) {
         if state.round == 0 {
             return;
@@ -59,24 +59,24 @@ impl Truth {
         }
     }
 
-    /// An exchange has taken place: something was sent or has arrived.
+    /// Records that an exchange succeeded: fragments were sent or have arrived.
     pub(crate) fn exchanged(&mut self, round: &Round) {
         self.counting.extend(&self.epochs[&round.epoch]);
     }
 
-    /// A member was told of its round.
+    /// Checks a round that a member was granted.
     pub(crate) fn check_granted(&self, round: &Round) {
         let seats: Vec<(u64, bool)> = round.members.iter().map(|seat| (seat.id, seat.counts)).collect();
         assert_eq!(self.granted[&round.number], (round.epoch, round.step, seats));
         assert!(round.divisor() > 0 && round.members[round.source()].counts);
     }
 
-    /// The last commit before this round.
+    /// Returns the last commit before this round.
     pub(crate) fn commit_before(&self, round: u64) -> Option<u64> {
         self.commits.range(..round).next_back().map(|(round, _)| *round)
     }
 
-    /// Whoever has applied the round has the same of a fragment.
+    /// Checks that all workers that applied the round have the same values of a fragment.
     pub(crate) fn check_merged(&mut self, round: u64, fragment: usize, hash: u64) {
         let first = *self.merged.entry((round, fragment)).or_insert(hash);
         assert_eq!(first, hash, "fragment {fragment} after round {round}");

@@ -1,4 +1,4 @@
-//! A rank of a worker: a training loop as one writes it, that looks after every call whether it has what it should.
+//! A rank of a worker: an ordinary training loop that compares its state with the model after every call.
 
 use crate::chaos_local::model::{Did, Model, travels};
 use crate::chaos_local::place::{Place, Seated};
@@ -13,27 +13,27 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What all of a worker's operations take beside what it waits for others.
+/// Time of all of a worker's operations apart from waits for others.
 const SLACK: Duration = Duration::from_secs(2);
-/// As often a boundary that was refused, or not answered, is asked for in a row.
+/// Most refused or unanswered boundaries in a row.
 const PATIENCE: usize = 10;
 
 struct Trainer<'a> {
     place: &'a Place,
     rule: Arc<dyn Rule>,
-    /// `None`: what it has is not known, as what it was to take over came only in part.
+    /// `None` if the state is unknown, after an incomplete takeover.
     model: Option<Model>,
     epoch: u64,
-    /// What was on its way as members changed.
+    /// Fragments that were in flight when the members changed.
     given_up: BTreeSet<usize>,
-    /// Of what rank 0 was granted and heard, how much this rank knows of.
+    /// Number of grants and votes of rank 0 that this rank has read.
     seen: [usize; 2],
     turns: usize,
 }
 
 pub(crate) fn live(place: &Place) -> End {
     let end = train(place).unwrap_or_else(|error| End::Error(error.to_string()));
-    // One that has to give up may say so.
+    // A worker that has to give up may leave first.
     if place.rank == 0 && matches!(end, End::Error(_)) && place.chance(500) {
         let _ = Seated(place.clone()).leave();
     }
@@ -69,12 +69,12 @@ fn train(place: &Place) -> Result<End, LocalError> {
     Ok(End::Left)
 }
 
-/// How long a worker's ranks may wait for each other beside that.
+/// Returns the longest additional wait among a worker's ranks.
 fn inside(setup: &Setup) -> Duration {
     if setup.ranks == 1 { Duration::ZERO } else { 2 * setup.deadline + INSIDE_DEADLINE }
 }
 
-/// Whether one may ask again.
+/// Returns true if the call may be repeated.
 fn again(error: &Error) -> bool {
     match error {
         Error::Refused(refusal) => !refusal.is_final(),
@@ -118,7 +118,7 @@ impl<'a> Trainer<'a> {
         Ok((trainer, local))
     }
 
-    /// What rank 0 was granted and heard since this rank asked last: it goes on only with the others.
+    /// Returns the grant and the vote of rank 0 that are new since the last call: rank 0 continues only together with this rank.
     fn heard(&mut self) -> (Option<Round>, Option<Voted>) {
         let inner = self.place.lock();
         let lead = &inner.lives[self.place.lead];
@@ -127,7 +127,7 @@ impl<'a> Trainer<'a> {
         new
     }
 
-    /// Whoever of the worker's ranks is first decides for all.
+    /// Returns the turn's events, drawn by the first of the worker's ranks for all of them.
     fn turn(&mut self, step: u64) -> Turn {
         let place = self.place;
         self.turns += 1;
@@ -155,7 +155,7 @@ impl<'a> Trainer<'a> {
         })
     }
 
-    /// With whom it is.
+    /// Follows the membership, and checks the round against the model.
     fn follow(&mut self, local: &mut LocalOptimizer) -> Result<Option<Round>, LocalError> {
         let place = self.place;
         let setup = &place.world.setup;
@@ -171,7 +171,7 @@ impl<'a> Trainer<'a> {
         });
         let followed = followed.map(Option::<&Round>::cloned);
         let took = place.awake().saturating_sub(begun);
-        // It asks for the end of the last exchange, for the boundary, and gives up the round.
+        // The call asks for the decision on the last exchange, asks for the boundary, and gives up the round.
         let most = 3 * setup.deadline + COMM_DEADLINE + SLACK + inside(setup);
         assert!(took <= most, "following took {took:?}");
         self.unless_lost(&followed)?;
@@ -182,7 +182,7 @@ impl<'a> Trainer<'a> {
         }
         place.lock().lives[place.life].rounds.push((round.step, round.counts(), round.divisor()));
         assert!(!round.counts() || round.step == local.steps() + 1);
-        // Where it has not met the others it has given up the round.
+        // A worker that could not connect has given up the round.
         let gave_up = voted.filter(|(voted, _)| *voted == round.number);
         assert_eq!(gave_up.is_some(), !matches!(followed, Ok(Some(_))), "{followed:?}");
         if round.epoch != self.epoch {
@@ -192,7 +192,7 @@ impl<'a> Trainer<'a> {
         followed
     }
 
-    /// What it has with new communicators, or where it did not get them.
+    /// Updates the model for new communicators; `whole` is false if the worker did not get them.
     fn regrouped(&mut self, round: &Round, whole: bool) {
         let (place, setup) = (self.place, &self.place.world.setup);
         self.epoch = if whole { round.epoch } else { self.epoch };
@@ -209,7 +209,7 @@ impl<'a> Trainer<'a> {
         }
     }
 
-    /// Once a rank is lost the others of its worker can do nothing any more, and are about to end.
+    /// Returns the error if a rank of this worker was lost: its other ranks cannot continue, and are about to end.
     fn unless_lost<T>(&self, told: &Result<T, LocalError>) -> Result<(), LocalError> {
         match told {
             Err(error @ LocalError::Shard(meshstep_shard::Error::Comm(_)))
@@ -221,7 +221,7 @@ impl<'a> Trainer<'a> {
         }
     }
 
-    /// A step, alone or with the others.
+    /// Takes a step, alone or with the others.
     fn step(
         &mut self,
         local: &mut LocalOptimizer,
@@ -247,7 +247,7 @@ impl<'a> Trainer<'a> {
             }
         };
         let mut model = self.model.clone();
-        // Of the sides of the update one may be an exchange's.
+        // At most one side of the update has an exchange.
         let side = model.as_ref().and_then(|model| model.side(plan));
         let mut did = Did::default();
         if let Some(model) = model.as_mut().filter(|_| side != Some(Placement::Before)) {
@@ -266,7 +266,7 @@ impl<'a> Trainer<'a> {
         self.unless_lost(&told)?;
         let (_, voted) = self.heard();
         if setup.ranks > 1 && missing && round.is_some() && voted.is_none() {
-            // Of two errors the step's own comes first; the next call says that a rank was lost.
+            // The step's own error takes precedence over the lost rank; the next call reports the loss.
             let lost = Err::<(), LocalError>(local.micro_batch(weight).map(drop).unwrap_err().into());
             self.unless_lost(&lost)?;
             panic!("{lost:?}");
@@ -304,7 +304,7 @@ impl<'a> Trainer<'a> {
         self.told(told, heard, &did, [missing, skip])
     }
 
-    /// Whether a step has told what it did.
+    /// Checks that a step reports the expected outcome.
     fn told(
         &self,
         told: Result<LocalStep, LocalError>,
@@ -335,7 +335,7 @@ impl<'a> Trainer<'a> {
         }
     }
 
-    /// It goes on with an exchange that came about, and has gone on with the one before.
+    /// Records a committed exchange, and checks that the worker has applied the one before.
     fn applies(&self, round: &Round) {
         let mut inner = self.place.lock();
         let before = inner.truth.commit_before(round.number);
@@ -347,10 +347,10 @@ impl<'a> Trainer<'a> {
         applied.push(round.number);
     }
 
-    /// What is averaged without delay and mixing is bit-equal on all who have it.
+    /// Checks that values averaged without delay and mixing are bit-equal on all workers that have them.
     fn agree(&self, round: &Round, did: &Did) {
         let (place, setup) = (self.place, &self.place.world.setup);
-        let Some(model) = &self.model else { panic!("it applied what it could not bring") };
+        let Some(model) = &self.model else { panic!("a worker without known state applied an exchange") };
         for &f in &did.merged {
             let fragment = &setup.plan.fragments[f];
             if fragment.timing.delay == 0
@@ -364,7 +364,7 @@ impl<'a> Trainer<'a> {
         }
     }
 
-    /// Whether it has what it should.
+    /// Compares the worker's state with the model.
     fn check(&mut self, local: &LocalOptimizer, when: &str) {
         let Some(model) = &self.model else { return };
         let setup = &self.place.world.setup;
@@ -378,7 +378,7 @@ impl<'a> Trainer<'a> {
             let slots = state.slots.iter().map(|(_, slot)| slot.typed::<f32>().unwrap().to_vec());
             let has: Vec<Vec<f32>> = std::iter::once(params).chain(slots).collect();
             for (k, vector) in vectors.iter().enumerate() {
-                // All of the parameter, and of its state this rank's part.
+                // All of the parameter, but only this rank's part of its state.
                 let vector = if k == 0 { &vector[..] } else { &vector[part.clone()] };
                 if vector.is_empty() {
                     continue;

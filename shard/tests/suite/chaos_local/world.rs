@@ -1,5 +1,5 @@
-//! Time, the arbiter with its disk, a network that delays, drops, repeats and reorders, and workers whose ranks are threads of which
-//! one runs at a time: what happens is a function of the seed alone.
+//! The simulated world: time, the arbiter with its disk, a network that delays, drops, repeats and reorders messages, and workers
+//! with ranks that are threads, of which one runs at a time. All events are a function of the seed alone.
 
 use crate::chaos_local::baton::Gate;
 use crate::chaos_local::group::Group;
@@ -18,11 +18,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How long a collective waits for the other ranks.
+/// Longest time that a collective waits for the other ranks.
 pub(crate) const COMM_DEADLINE: Duration = Duration::from_secs(2);
-/// How long a rank waits for the others of its worker: longer than one of them ever stands still.
+/// Longest time that a rank waits for the others of its worker: longer than any stall.
 pub(crate) const INSIDE_DEADLINE: Duration = Duration::from_secs(30);
-/// By then every worker has an end, whatever happened.
+/// By this time every worker has ended, whatever happened.
 const HORIZON: Duration = Duration::from_secs(3000);
 
 pub(crate) fn millis(millis: u64) -> Duration {
@@ -34,7 +34,7 @@ pub(crate) enum Event {
     ToArbiter(ToArbiter),
     FromArbiter(FromArbiter),
     Wake(usize),
-    /// It may be able to go on.
+    /// A rank may be able to continue.
     Look(usize),
     ArbiterWake,
     ArbiterStart,
@@ -43,15 +43,15 @@ pub(crate) enum Event {
     Crash(usize),
     Stall(usize, Duration),
     Leave(usize),
-    /// An operation of a group is over, but not on some ranks.
+    /// An operation of a group is over, but failed on some ranks.
     Moved(usize, usize, Vec<usize>),
-    /// A rank's deadline for one.
+    /// A rank's deadline for an operation.
     Late(usize, usize, usize),
-    /// The other ranks hear that this one is gone.
+    /// The other ranks notice that a rank is gone.
     Gone(usize, usize),
 }
 
-/// What a thread waits for.
+/// Condition for which a thread waits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Need {
     Until(Duration),
@@ -59,7 +59,7 @@ pub(crate) enum Need {
     Operation { group: usize, rank: usize, number: usize },
 }
 
-/// That the worker is dead, as its thread's panic.
+/// Panic payload of a killed worker's thread.
 pub(crate) struct Killed;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -69,19 +69,19 @@ pub(crate) enum End {
     Error(String),
 }
 
-/// A vote's round and what was heard of it.
+/// Round of a vote, and its answer.
 pub(crate) type Voted = (u64, Result<Decision, Error>);
 
-/// A rank of a worker from its start to its end. It stands still and dies alone.
+/// A rank of a worker from its start to its end. Each rank stalls and dies alone.
 #[derive(Debug)]
 pub(crate) struct Life {
     pub(crate) id: u64,
-    /// Its worker's rank 0, which speaks for it.
+    /// Rank 0 of the worker, which has the membership.
     pub(crate) lead: usize,
     pub(crate) member: Option<Member>,
-    /// The group of the worker's ranks.
+    /// Group of the worker's ranks.
     pub(crate) inside: usize,
-    /// What rank 0 was granted and heard of its votes, and what the worker makes of each turn: the same for all ranks.
+    /// Grants of rank 0, answers to its votes, and the turns of the worker, which are the same for all ranks.
     pub(crate) granted: Vec<Round>,
     pub(crate) voted: Vec<Voted>,
     pub(crate) turns: Vec<Turn>,
@@ -92,15 +92,15 @@ pub(crate) struct Life {
     inbox: Vec<FromArbiter>,
     stalled_until: Duration,
     pub(crate) stalled: Duration,
-    /// When it is to be driven next; other wakes are of before.
+    /// Time of the next wake; wakes at other times are stale.
     wake_at: Duration,
     pub(crate) dead: bool,
     pub(crate) wants_to_leave: bool,
     pub(crate) end: Option<End>,
-    /// Rounds it was in: the step, whether it counted and by how many was divided; and those it has applied.
+    /// Rounds of the worker (step, true if it counted, divisor), and the rounds that it has applied.
     pub(crate) rounds: Vec<(u64, bool, usize)>,
     pub(crate) applied: Vec<u64>,
-    /// After which step it has which state.
+    /// Hashes of the state after each step.
     pub(crate) hashes: Vec<(u64, [u64; 3])>,
 }
 
@@ -122,12 +122,12 @@ pub(crate) struct Inner {
     disk: Option<Vec<u8>>,
     pub(crate) lives: Vec<Life>,
     pub(crate) groups: Vec<Group>,
-    /// The groups of each epoch: of all ranks, or of those that have the same place in their workers.
+    /// Group of each epoch: of all ranks (`None`), or of the ranks with this index in their workers.
     pub(crate) epochs: BTreeMap<(u64, Option<usize>), usize>,
-    /// Those that were split from a group by an operation, by colour.
+    /// Groups split from a group by an operation, by colour.
     pub(crate) splits: BTreeMap<(usize, usize, u32), usize>,
     pub(crate) truth: Truth,
-    /// Everything that happened, in order.
+    /// All events, in order.
     pub(crate) log: Vec<(Duration, String)>,
     failure: Option<Box<dyn Any + Send>>,
 }
@@ -164,7 +164,7 @@ impl World {
         self.lock().at(time, event);
     }
 
-    /// Until every worker has an end. One that waits for ever is an error; so is any of a worker's assertions.
+    /// Runs until every worker has ended. A worker that waits for ever is an error, and so is a failed assertion of a worker.
     pub(crate) fn run(self: &Arc<Self>) {
         let result = catch_unwind(AssertUnwindSafe(|| {
             while !self.lock().all_over() {
@@ -198,10 +198,10 @@ impl World {
         }
     }
 
-    /// Lets a worker go on as far as it can.
+    /// Lets a rank continue as far as possible.
     fn drive(&self, life: usize) {
         loop {
-            // Not locked while the worker has the baton.
+            // The world is not locked while the rank holds the baton.
             let gate = self.lock().ready(life);
             let Some(gate) = gate else { break };
             gate.resume();
@@ -223,7 +223,7 @@ impl World {
         thread.into_iter().for_each(|thread| thread.join().unwrap());
     }
 
-    /// A worker, with all its ranks.
+    /// Starts a worker with all its ranks.
     fn spawn(self: &Arc<Self>, id: u64) -> Vec<usize> {
         let mut inner = self.lock();
         let (lead, ranks, inside) = (inner.lives.len(), self.setup.ranks, inner.groups.len());
@@ -275,7 +275,7 @@ impl World {
         life
     }
 
-    /// Called by a worker: waits until there is what it needs.
+    /// Waits until `need` is met; called by a rank.
     pub(crate) fn wait(&self, life: usize, need: Need) {
         if std::thread::panicking() {
             return;
@@ -314,7 +314,7 @@ impl Inner {
         self.lives.iter().all(|life| life.end.is_some()) && !spawning()
     }
 
-    /// Whom it concerns.
+    /// Handles an event, and returns the ranks that may be able to continue.
     fn happen(&mut self, event: Event) -> Vec<usize> {
         match event {
             Event::ToArbiter(message) => {
@@ -388,7 +388,7 @@ impl Inner {
         self.at(self.now + down, Event::ArbiterStart);
     }
 
-    /// Logs, then speaks; it may die before, between and while.
+    /// Logs, then sends; the arbiter may die before, between and during these.
     fn arbiter_says(&mut self, output: Output) {
         assert!(self.arbiter.as_ref().unwrap().superseded().is_none());
         let may_die = output.log.is_some();
@@ -426,7 +426,7 @@ impl Inner {
         }
     }
 
-    /// Its gate, if it can go on.
+    /// Returns the gate of a rank that can continue.
     fn ready(&mut self, life: usize) -> Option<Arc<Gate>> {
         let now = self.now;
         let one = &mut self.lives[life];
@@ -452,7 +452,7 @@ impl Inner {
         })
     }
 
-    /// Says what the worker has to say, and sees to it that it is driven again.
+    /// Sends the rank's messages, and schedules its next wake.
     pub(crate) fn settle(&mut self, life: usize) {
         let now = self.now;
         let one = &mut self.lives[life];
@@ -484,7 +484,7 @@ impl Inner {
         self.lives[life].end = Some(end);
     }
 
-    /// A worker is gone from a group; whether the others are told depends on how.
+    /// Removes a rank from a group; whether the others are notified depends on the cause.
     pub(crate) fn leave(&mut self, group: usize, rank: usize, life: usize) {
         let told = !self.lives[life].dead || self.random.chance(700);
         if told {
@@ -493,7 +493,7 @@ impl Inner {
         }
     }
 
-    /// A rank ends all operations.
+    /// Ends all operations of a group.
     pub(crate) fn abort(&mut self, group: usize, rank: usize) {
         self.groups[group].fail_all(&CommError::Aborted { rank });
         for life in self.members_of(group) {
@@ -504,7 +504,7 @@ impl Inner {
         }
     }
 
-    /// A group that was split from another; whoever is first in it makes it.
+    /// Creates a group split from another, for the first rank that asks.
     pub(crate) fn part_of(&mut self, above: usize, ranks: usize) -> usize {
         let (next, part) = (self.groups.len(), self.groups[above].part(ranks));
         self.groups.push(part);

@@ -1,4 +1,4 @@
-//! Workers that do not hear of an exchange, break, or cannot connect: what it costs them, and that it costs the others little.
+//! Workers that get no decision on an exchange, break, or cannot connect: the cost to them, and the small cost to the others.
 
 use crate::common;
 use crate::local::follow::{LONG, build, run};
@@ -15,7 +15,7 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::Instant;
 
-/// A membership that does not hear what becomes of the first exchange, on which it has voted or not.
+/// A membership that gets no decision on the first exchange; `votes` is true if its vote has arrived.
 #[derive(Debug)]
 struct Deaf {
     member: Arc<InProcessWorker>,
@@ -110,7 +110,7 @@ fn who_breaks_is_dropped_after_three_vetoes_and_the_others_are_not() {
                 let mb = local.micro_batch(1).unwrap();
                 for (i, &len) in run.lens.iter().enumerate() {
                     let mut grad = vec![id as f32; len];
-                    // One number, which only one of the worker's ranks has a share of.
+                    // One element, which only one of the worker's ranks owns.
                     if (id, t, i) == (1, 1, 0) {
                         grad[0] = f32::NAN;
                     }
@@ -149,7 +149,7 @@ fn who_cannot_take_its_step_is_no_reason_to_drop_others() {
                 if let Err(error) = local.follow(connect) {
                     return (t, error.to_string());
                 }
-                // Every exchange finds the one without gradients.
+                // Every exchange falls on a step in which worker 1 has no gradients.
                 let hands_over = id == 0 || t % 2 == 1;
                 let mb = local.micro_batch(1).unwrap();
                 for (i, &len) in run.lens.iter().enumerate().filter(|_| hands_over) {
@@ -161,22 +161,22 @@ fn who_cannot_take_its_step_is_no_reason_to_drop_others() {
             (9, format!("{told:?}"))
         },
     );
-    // The last exchange is of one worker alone.
+    // Worker 0 makes the last exchange alone.
     assert_eq!(all[0], [(9, "[0, 0, 0, 0, 0, 0, 0, 3]".to_owned())]);
     assert!(all[1][0].0 == 8 && all[1][0].1.contains("vetoed three exchanges"), "{:?}", all[1]);
 }
 
-/// What a rank merged and found failed, step by step, what it was told, and what it has.
+/// Counts of merged and failed fragments step by step, error texts, and final state of a rank.
 type Told = (Vec<(usize, usize)>, String, Vec<Part>);
 
-/// Two workers of two ranks, to which a third comes; one rank of worker `odd` gives up its communicator with it. By worker and
-/// rank.
+/// Two workers of two ranks, and a third that joins; one rank of worker `odd` drops its communicator of that epoch. Returns the
+/// results by worker and rank.
 fn come_and_fail(odd: usize) -> Vec<Vec<Told>> {
     let (run, plan) = (run().stage(Stage::Zero2), LocalPlan::local_adam(2));
     let digest = plan.digest(&build(&run));
     let members = InProcess::new(Config::new(digest, 2), Clock::real()).unwrap();
     let comes = Barrier::new(3);
-    // Nobody hears of one that is dropped.
+    // Memberships are kept: a dropped one would be noticed by the others.
     let kept = Mutex::new(Vec::new());
     let rank = |id: usize, comm: Arc<dyn Communicator>| {
         let rank = comm.rank();
@@ -203,7 +203,7 @@ fn come_and_fail(odd: usize) -> Vec<Vec<Told>> {
             Ok(local) => local,
             Err(error) => return (merged, error.to_string(), Vec::new()),
         };
-        // Two exchanges after it has come, in which all is well again.
+        // Two successful exchanges after the third worker has tried to join.
         let mut left = 5;
         while left > 0 {
             if local.steps() == 3 && rank == 0 {
@@ -233,14 +233,14 @@ fn who_cannot_connect_costs_the_others_one_exchange() {
         let ends = come_and_fail(odd);
         assert!(begin.elapsed() < BOUND, "{:?}", begin.elapsed());
         let told = |id: usize| ends[id].iter().map(|(_, told, _)| &told[..]).collect::<Vec<_>>();
-        // Each of its ranks has an error: its own.
+        // Each rank of the odd worker has its own error.
         let [first, second] = [told(odd)[0], told(odd)[1]];
         assert!(
             first.contains("left before operation") && second.contains("no communicator"),
             "{:?}",
             told(odd)
         );
-        // Who only wanted to come has to come again; to others it is a failed exchange.
+        // A worker that failed to join has to join again; the others see a failed exchange.
         assert!(told(2).iter().all(|told| !told.is_empty()) && told(0) == ["", ""]);
         let merged = &ends[0][0].0;
         assert_eq!(merged[merged.len() - 5..], [(0, 3), (0, 0), (3, 0), (0, 0), (3, 0)], "{merged:?}");
@@ -258,7 +258,7 @@ fn who_could_not_connect_once_goes_on_and_nobody_waits_for_it() {
         &run,
         &plan,
         [2, 1],
-        // The first round, before there is anything to exchange, has failed: the first exchange is in an epoch of its own.
+        // The first round, before the first step, fails, so the first exchange is in a new epoch.
         |id, member| match id {
             0 => Arc::new(Spoiling { member, word: Ballot::Failed, spoiled: AtomicBool::new(false) }) as _,
             _ => member as _,
@@ -287,7 +287,7 @@ fn who_could_not_connect_once_goes_on_and_nobody_waits_for_it() {
     }
 }
 
-/// A membership that hears nothing of its first boundary.
+/// A membership that gets no answer at its first boundary.
 #[derive(Debug)]
 struct Unheard(Arc<InProcessWorker>);
 
@@ -327,7 +327,7 @@ fn who_hears_nothing_of_its_first_boundary_has_left_and_may_join_anew() {
         if id == 0 {
             let unheard = || {
                 let member = member();
-                // Nobody hears of one that is dropped.
+                // Memberships are kept: a dropped one would be noticed by the others.
                 kept.lock().unwrap().push(Arc::clone(&member));
                 Arc::new(Unheard(member)) as Arc<dyn Membership>
             };

@@ -1,4 +1,4 @@
-//! How far workers pull in one direction between exchanges, on a quadratic with noisy gradients.
+//! Alignment of workers' updates between exchanges, on a quadratic with noisy gradients.
 
 use crate::common::hash;
 use meshstep_comm::loopback;
@@ -12,7 +12,7 @@ const WORKERS: usize = 4;
 const PERIOD: u64 = 32;
 const ROUNDS: u64 = 12;
 
-/// Normal by Box and Muller, of these keys.
+/// Draws a normal number from these keys, by Box and Muller.
 fn normal(keys: &[u64]) -> f64 {
     let uniform = |i: u64| {
         let bits = hash(&[keys, &[i]].concat());
@@ -21,7 +21,7 @@ fn normal(keys: &[u64]) -> f64 {
     (-2.0 * uniform(0).ln()).sqrt() * (std::f64::consts::TAU * uniform(1)).cos()
 }
 
-/// The mean cosine of a worker's update over a round with the workers' mean update, after a first few rounds.
+/// Returns the mean cosine between a worker's update over a round and the workers' mean update, after a few rounds.
 fn alignment(rules: impl Into<Groups>, plan: &LocalPlan) -> f64 {
     let rules = rules.into();
     let updates = loopback::spawn(WORKERS, |world| {
@@ -45,7 +45,7 @@ fn alignment(rules: impl Into<Groups>, plan: &LocalPlan) -> f64 {
             mb.grad("x", &grads[..]).unwrap();
             mb.finish().unwrap();
             let told = local.step(At { lr: 1e-3, ..At::default() }).unwrap();
-            // Before the round's last update, after which nothing of the difference is left to see.
+            // Before the round's last update, as the exchange after it removes the difference.
             if (step + 1) % PERIOD == PERIOD - 1 {
                 let now = x(&local);
                 updates.push(now.iter().zip(&from).map(|(a, b)| a - b).collect::<Vec<f64>>());

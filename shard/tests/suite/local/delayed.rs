@@ -1,4 +1,4 @@
-//! Moments whose mean arrives late: finite, never negative where they are squares, and what an exchange at once makes of them.
+//! Delayed means of moments: finite, never negative for squares, and equal to the result of an exchange without delay.
 
 use meshstep_comm::loopback;
 use meshstep_optim::{
@@ -11,7 +11,7 @@ use meshstep_shard::{At, Groups, Optimizer, Options};
 use meshstep_tensor::{DType, Layout, Queue};
 use std::sync::Arc;
 
-/// Adam with the names that PyTorch gives its state, and what it says of the second one.
+/// Adam with PyTorch's names for its state, and a given declaration of the second moment.
 #[derive(Clone, Debug)]
 struct Named {
     adam: AdamW,
@@ -55,13 +55,13 @@ fn adam() -> AdamW {
     AdamW { beta2: 0.9, ..AdamW::default() }
 }
 
-/// The gradients of two workers: one has large ones at first.
+/// Gradients of two workers, of which one has large ones at first.
 fn gradient(worker: usize, step: u64) -> f32 {
     let size = if worker == 0 && step < 19 { 16.0 } else { 0.01 };
     size * if step.is_multiple_of(3) { -1.0 } else { 1.0 }
 }
 
-/// Each worker's state vectors of one element, and its parameter, after each step. No exchange fails.
+/// Returns each worker's state vectors, of one element, and its parameter after each step. No exchange fails.
 fn train(rules: &Groups, plan: &LocalPlan, steps: u64) -> Vec<Vec<Vec<f32>>> {
     loopback::spawn(2, |world| {
         let worker = world.rank();
@@ -104,7 +104,7 @@ fn second_moments_stay_positive_and_everything_finite() {
     }
 }
 
-/// A mean that is late comes to what one at once comes to.
+/// Checks that a delayed mean gives the same values as one without delay.
 fn comes_to_the_same(rule: impl Rule + Clone + 'static) {
     let of = |slots| Fragment::mean(What::State(slots), Timing::every(20));
     let both = [Slots::First, Slots::Second].into_iter().filter(|slots| !slots.of(&rule).is_empty());
@@ -115,7 +115,7 @@ fn comes_to_the_same(rule: impl Rule + Clone + 'static) {
         for delay in [1, 7, 19] {
             let late = train(&Groups::new(rule.clone()), &plan.clone().with(|f| f.timing.delay = delay), 60);
             for (late, at_once) in late.iter().zip(&at_once) {
-                // Once it has arrived.
+                // Only steps after the arrival.
                 for step in (20..60).filter(|step| step % 20 >= delay as usize) {
                     let (late, at_once) = (&late[step], &at_once[step]);
                     for (a, b) in late.iter().zip(at_once).take(rule.state().len()) {
@@ -163,7 +163,7 @@ fn what_cannot_be_merged_late_is_refused() {
         "fragment 2 has a delay of 3, and rule adam's state \"vmax\" is a maximum, which cannot be merged late; name the \
          other state vectors in fragments of their own (Slots::Named), and give \"vmax\" a delay of 0"
     );
-    // As the error says.
+    // The fix that the error suggests.
     let of = |name: &str, delay| {
         let timing = Timing { delay, ..Timing::every(20) };
         Fragment::mean(What::State(Slots::Named(name.to_owned())), timing)

@@ -21,7 +21,7 @@ pub fn run(workers: usize, inside: usize) -> Run {
     }
 }
 
-/// Every preset, and what presets do not use.
+/// Returns a plan for every preset, and for settings that the presets do not use.
 pub fn plans() -> Vec<(&'static str, WhichRule, LocalPlan)> {
     let adamw = WhichRule::AdamW;
     let delayed = LocalPlan::des_loc(3, 4, 4).with(|f| f.timing.delay = 2);
@@ -58,16 +58,16 @@ pub fn plans() -> Vec<(&'static str, WhichRule, LocalPlan)> {
     ]
 }
 
-/// One rank's end: its parameters, and its part of each state vector with where that lies.
+/// Final state of one rank: its parameters, and its part of each state vector with the part's range.
 #[derive(Debug)]
 pub struct End {
     pub params: Vec<Vec<f32>>,
     pub parts: Vec<(std::ops::Range<usize>, Vec<Vec<f32>>)>,
-    /// Bytes sent inside the worker, across, and by all ranks to decide.
+    /// Bytes sent inside the worker, across workers, and for decisions of all ranks.
     pub sent: [u64; 3],
 }
 
-/// The run under a plan; rank by rank.
+/// Trains a run under a plan; returns the final states by rank.
 pub fn train(run: &Run, plan: &LocalPlan, workers: usize) -> Vec<End> {
     let inside = run.ranks / workers;
     loopback::spawn(run.ranks, |world| {
@@ -89,7 +89,7 @@ pub fn train(run: &Run, plan: &LocalPlan, workers: usize) -> Vec<End> {
             assert!(matches!(done.outcome, Outcome::Applied { .. }), "{done:?}");
             assert_eq!((done.step, &done.exchanged.failed), (step, &vec![]));
         }
-        // What is still on its way counts once it has arrived.
+        // Operations in flight count once they have arrived.
         between.across.barrier().unwrap();
         let sent = [
             comm.stats().total().bytes - before,
@@ -101,7 +101,7 @@ pub fn train(run: &Run, plan: &LocalPlan, workers: usize) -> Vec<End> {
     .unwrap()
 }
 
-/// What this rank has.
+/// Returns the final state of this rank.
 pub fn end(run: &Run, local: &LocalOptimizer) -> End {
     let names: Vec<String> = (0..run.lens.len()).map(common::name).collect();
     let part = |name: &String| {
@@ -118,7 +118,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
-/// Whether these are the same bits, which are compared at once.
+/// Returns true if both have the same bits, which are compared as bytes.
 fn same(a: &[f32], b: &[f32]) -> bool {
     Slice::from(a).bytes().unwrap() == Slice::from(b).bytes().unwrap()
 }
@@ -162,7 +162,7 @@ fn sharded_workers_are_whole_ones_in_a_loop() {
 
 #[test]
 fn an_outer_step_begins_at_the_mean_however_far_that_has_moved() {
-    // From 2^60 by it to 0, then to values of which f64 has nothing left beside 2^60.
+    // A step of 2^60 to 0, then steps too small for f64 beside 2^60.
     let far = 2f64.powi(60);
     let grad = |worker: usize, step| if step == 0 { far } else { [-1.1, -2.7][worker] };
     let identity = Outer { rule: Arc::new(Sgd::default()), lr: 1.0 };
@@ -171,7 +171,7 @@ fn an_outer_step_begins_at_the_mean_however_far_that_has_moved() {
     assert!((outer[1].1 - 1.9).abs() < 1e-12);
 }
 
-/// Nobody meets.
+/// Returns a plan without exchanges.
 pub fn never() -> LocalPlan {
     LocalPlan::new(vec![Fragment::mean(What::Params, Timing::never())])
 }
@@ -194,16 +194,16 @@ fn what_is_the_same_by_theory_is_the_same_in_bits() {
     assert_eq!(ends(&LocalPlan::local_sgd(3)), moments_kept);
     let identity = Outer { rule: Arc::new(Sgd::default()), lr: 1.0 };
     assert_eq!(ends(&LocalPlan::diloco_with(3, identity)), moments_kept);
-    // A period that is never reached is none.
+    // A period that is never reached is like none.
     assert_eq!(ends(&LocalPlan::des_loc(3, 100, 100)), moments_kept);
 }
 
-/// x of one parameter of both types after each step, on two workers that go down by other steps, at 1.
+/// Returns x of one parameter of each type after each step of two workers with different gradients, at lr 1.
 fn descend(plan: &LocalPlan, steps: u64) -> Vec<(f32, f64)> {
     descend_by(plan, 0.0, |worker, _| [0.5, 1.5][worker], steps)
 }
 
-/// The same from elsewhere, by other gradients.
+/// [`descend`] with another start and other gradients.
 fn descend_by(
     plan: &LocalPlan,
     start: f64,
@@ -249,11 +249,11 @@ fn outer_momentum_is_averaged_before_the_step_it_is_for_and_reset_after() {
     };
     let plain = descend(&LocalPlan::diloco(1), 4);
     near(&plain[..3], &[-1.33, -3.227, -5.6343]);
-    // All workers have the same, so its mean is it, to the bit.
+    // All workers have the same momentum, so the mean equals it to the bit.
     assert_eq!(descend(&with(momentum(Merge::Mean, Timing::every(1))), 4), plain);
     let reset = with(momentum(Merge::Reset, Timing::every(2)));
     near(&descend(&reset, 4), &[-1.33, -3.227, -3.227 - 1.33, -3.227 - 3.227]);
-    // Without its moments Adam is at its first step again: one of lr, whatever the gradient.
+    // Without its moments Adam is at its first step again: a step of lr, whatever the gradient.
     let adam = Outer { rule: Arc::new(AdamW { weight_decay: 0.0, eps: 0.0, ..AdamW::default() }), lr: 0.25 };
     let adam = LocalPlan::diloco_with(1, adam).fragments;
     let reset = LocalPlan::new([adam, vec![momentum(Merge::Reset, Timing::every(2))]].concat());
@@ -263,13 +263,13 @@ fn outer_momentum_is_averaged_before_the_step_it_is_for_and_reset_after() {
 
 #[test]
 fn one_fragment_may_have_both_types_and_one_wire() {
-    // Of b differences travel, of a itself.
+    // Parameter b is sent as differences, parameter a as values.
     for wire in [None, Some(DType::F32), Some(DType::F64), Some(DType::BF16)] {
         let plan = LocalPlan::local_sgd(1).with(|f| f.wire = wire);
         let expected: Vec<_> = (1..=3).map(|t| (-(t as f32), -f64::from(t))).collect();
         assert_eq!(descend(&plan, 3), expected, "{wire:?}");
     }
-    // Rounded once, to the nearest: of two as near in f32, where f64 has some more.
+    // Rounded once to the nearest value: a tie in f32, but above the tie in f64.
     let plan = LocalPlan::local_sgd(1).with(|f| f.wire = Some(DType::BF16));
     let grad = -1.0 - 2f64.powi(-8) - 2f64.powi(-40);
     assert_eq!(descend_by(&plan, 0.0, |_, _| grad, 1), [(1.0, 1.0 + 2f64.powi(-7))]);

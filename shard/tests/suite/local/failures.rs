@@ -1,4 +1,4 @@
-//! Exchanges that do not come about: nothing is applied anywhere, and every fragment goes on by its policy.
+//! Failed exchanges: nothing is applied on any worker, and every fragment follows its failure policy.
 
 use meshstep_comm::loopback;
 use meshstep_optim::{AdamW, Sgd};
@@ -14,18 +14,18 @@ use std::sync::Arc;
 
 const LEN: usize = 100;
 
-/// What a rank does in a step.
+/// Action of a rank in a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Does {
-    /// Hands over this gradient, of this weight.
+    /// Provides this gradient with this weight.
     Grad(f32, u64),
-    /// Hands over nothing.
+    /// Provides no gradient.
     Nothing,
-    /// Is gone.
+    /// Leaves the run.
     Leaves,
 }
 
-/// Everything a rank has after a step: its parameter, its part of the state, and `t`.
+/// State of a rank after a step: its parameters, its part of the state, and `t`.
 #[derive(Clone, Debug, PartialEq)]
 struct Has {
     params: Vec<f32>,
@@ -44,7 +44,7 @@ fn first(_: &meshstep_tensor::Param, mut x: SliceMut<'_>) -> Result<(), meshstep
     x.copy_from(Slice::from(&values[..]))
 }
 
-/// Workers of two ranks each: what each rank was told and had, step by step, for as long as it was there.
+/// Trains workers of two ranks each; returns each rank's results and states step by step, until it leaves.
 fn train(
     workers: usize,
     rules: &Groups,
@@ -94,7 +94,7 @@ fn failed(told: &Told) -> Vec<(usize, Veto)> {
     told.as_ref().unwrap().exchanged.failed.clone()
 }
 
-/// The first worker's second rank has a NaN in step 2, which goes into its parameters.
+/// The first worker's second rank has a NaN gradient in step 2, which reaches its parameters.
 fn broken(rank: usize, step: u64) -> Does {
     Does::Grad(if (rank, step) == (3, 2) { f32::NAN } else { worker(rank) }, 1)
 }
@@ -107,7 +107,7 @@ fn a_nan_anywhere_and_nothing_is_applied_anywhere() {
     let whole = LocalPlan::des_loc(4, 4, 4);
     let ends = train(2, &rules, &propagate(), &whole, 8, broken);
     for (rank, (end, expected)) in ends.iter().zip(&expected).enumerate() {
-        // Both shards of worker 1 are NaN; the lowest rank that has seen it is rank 0, in the mean.
+        // Both shards of worker 1 are NaN; rank 0 is the lowest rank that has seen NaN, in the mean.
         let veto = Veto::NotFinite { rank: 0 };
         assert_eq!(failed(&end[3].0), [0, 1, 2].map(|f| (f, veto)));
         assert_eq!(failed(&end[7].0), [0, 1, 2].map(|f| (f, veto)));
@@ -124,13 +124,13 @@ fn a_nan_anywhere_and_nothing_is_applied_anywhere() {
 #[test]
 fn what_is_sent_again_is_due_at_every_step_until_it_arrives() {
     let plan = LocalPlan::local_sgd(4).with(|f| f.on_failure = OnFailure::Retry);
-    // Worker 1 breaks in step 2; nothing mends it.
+    // Worker 1 breaks in step 2 and stays broken.
     let ends = train(2, &Sgd::default().into(), &propagate(), &plan, 7, broken);
     for end in &ends {
         let at: Vec<usize> = (0..7).filter(|&i| !failed(&end[i].0).is_empty()).collect();
         assert_eq!(at, [3, 4, 5, 6]);
     }
-    // One that could not take its step can at the next.
+    // A worker that could not take one step can take the next.
     let does = |rank: usize, step| match (rank, step) {
         (1, 3) => Does::Nothing,
         _ => Does::Grad(worker(rank), 1),
@@ -159,14 +159,14 @@ fn what_is_sent_again_is_due_at_every_step_until_it_arrives() {
         assert_eq!(end[4].0.is_err(), rank >= 2);
         assert_eq!(end[5].0.as_ref().unwrap().exchanged.merged, [0]);
     }
-    // Four and five steps of 1 and 2, at 0.5.
+    // Four and five steps with the gradients 1 and 2, at lr 0.5.
     assert_eq!(ends[0][4].1.params[0], -(4.0 * 1.0 + 5.0 * 2.0) * 0.5 / 2.0);
 }
 
 #[test]
 fn a_step_tells_of_its_own_failures_alone() {
     let plan = LocalPlan::local_sgd(2);
-    // Worker 1 is gone as worker 0 cannot take its step.
+    // Worker 1 is gone while worker 0 cannot take its step.
     let does = |rank: usize, step| match (rank, step) {
         (0 | 1, 3) => Does::Nothing,
         (2 | 3, 3) => Does::Leaves,
@@ -182,7 +182,7 @@ fn a_step_tells_of_its_own_failures_alone() {
 
 #[test]
 fn who_rolls_back_goes_on_from_the_last_exchange() {
-    // Worker 1 breaks in step 2 and is well again after the exchange in step 3 failed.
+    // Worker 1 breaks in step 2 and is repaired after the failed exchange in step 3.
     for stage in [Stage::Replicated, Stage::Zero1, Stage::Zero2] {
         let plan = LocalPlan::local_sgd(2).with(|f| f.on_failure = OnFailure::RollBack);
         let options = Options { stage, ..propagate() };
@@ -210,7 +210,7 @@ fn an_outer_step_that_fails_moves_no_momentum() {
 
 #[test]
 fn a_skipped_step_takes_part_and_does_not_count() {
-    // The default: a gradient that is not finite is left out.
+    // By default a step with a non-finite gradient is skipped.
     for stage in [Stage::Replicated, Stage::Zero2] {
         let grad = |rank| [1.0, 3.0][rank / 2];
         let does = |rank, step| Does::Grad(if (rank, step) == (2, 1) { f32::NAN } else { grad(rank) }, 1);
@@ -220,7 +220,7 @@ fn a_skipped_step_takes_part_and_does_not_count() {
             let told = end[1].0.as_ref().unwrap();
             assert_eq!(matches!(told.outcome, Outcome::Skipped { .. }), rank >= 2);
             assert_eq!((told.step, &told.exchanged.merged), (1, &vec![0]));
-            // Two steps of 1 and one of 3, at 0.5: all of the parameter, on every rank.
+            // Two steps of 1 and one of 3, at lr 0.5: all of the parameter, on every rank.
             let expected: Vec<f32> = (0..LEN).map(|i| i as f32 / 8.0 - 1.25).collect();
             assert_eq!(end[1].1.params, expected, "{stage:?}, rank {rank}");
             assert_eq!(end[1].1.t, if rank < 2 { 2 } else { 1 });
@@ -235,22 +235,22 @@ fn weights_count_those_who_have_tokens() {
         let does = move |rank: usize, step| Does::Grad(worker(rank), tokens(rank, step));
         train(3, &Sgd::default().into(), &Options::default(), &plan, 4, does)
     };
-    // 1, 2 and 3 down a step, at 0.5: two steps are -1, -2, -3.
+    // Gradients of 1, 2 and 3 at lr 0.5: two steps move by -1, -2, -3.
     let ends = run(|rank, _| [1, 2, 5][rank / 2]);
     assert!(ends.iter().all(|end| end[1].1.params[0] == -(1.0 + 4.0 + 15.0) / 8.0));
     let ends = run(|rank, _| [0, 3, 0][rank / 2]);
     assert!(ends.iter().all(|end| end[1].1.params[0] == -2.0 && end[3].1.params[0] == -4.0));
-    // Tokens are those since the last exchange.
+    // Tokens count since the last exchange.
     let ends = run(|rank, step| if (step < 2) == (rank < 2) { 1 } else { 0 });
     assert!(ends.iter().all(|end| end[1].1.params[0] == -1.0 && end[3].1.params[0] == -1.0 - 2.5));
-    // Those of a step that was skipped count for nothing.
+    // Tokens of a skipped step do not count.
     let does = |rank: usize, step| {
         let skipped = (rank / 2, step) == (0, 0);
         Does::Grad(if skipped { f32::NAN } else { worker(rank) }, if skipped { 1000 } else { 1 })
     };
     let ends = train(3, &Sgd::default().into(), &Options::default(), &plan, 2, does);
     assert!(ends.iter().all(|end| (end[1].1.params[0] + (0.5 + 4.0 + 6.0) / 5.0).abs() < 1e-6));
-    // Fragments that are sent together may weigh workers differently.
+    // Fragments that are sent together may have different weights.
     let part = |range, period| Fragment {
         params: Select::Elements { name: "x".into(), range },
         weights: Weights::Tokens,
@@ -260,7 +260,7 @@ fn weights_count_those_who_have_tokens() {
     let does = |rank, step| Does::Grad(worker(rank), if rank < 2 && step < 2 { 3 } else { 1 });
     for end in train(2, &Sgd::default().into(), &Options::default(), &parts, 4, does) {
         let moved = |i: usize| end[3].1.params[i] - i as f32 / 8.0;
-        // (3 x -1 + -2) / 4 and then -1 and -2 alike; 4 steps at once, weighed 8 to 4.
+        // (3 x -1 + -2) / 4, and then the plain mean of -1 and -2; four steps in one exchange, weighted 8 to 4.
         assert!((moved(0) + 1.25 + 1.5).abs() < 1e-5 && (moved(99) + 8.0 / 3.0).abs() < 1e-5);
     }
     let ends = run(|_, _| 0);
@@ -291,7 +291,7 @@ fn who_enters_counts_from_the_second_exchange_on() {
         x
     });
     assert!(ends.unwrap().iter().all(|x| *x == [-3.0, -9.0]));
-    // What counts for nothing may be anything.
+    // Values with weight 0 may be anything.
     let ends = loopback::spawn(3, |world| {
         let rank = world.rank();
         let (comm, between) = Workers::split(world, rank as u32).unwrap();
@@ -322,7 +322,7 @@ fn without_the_others_a_worker_hears_of_it_and_goes_on() {
     for end in &ends[..2] {
         let x = |step: usize| end[step].1.params[0];
         assert!(matches!(end[5].0, Err(LocalError::Workers { .. })), "{:?}", end[5].0);
-        // Back to the exchange of step 2; then steps of its own.
+        // Back to the exchange of step 2, then steps of the worker alone.
         assert_eq!([x(2), x(5), x(6), x(7)], [-2.25, -2.25, -2.75, -3.25]);
         assert!(end[6].0.is_ok() && end[7].0.is_ok());
     }
@@ -342,7 +342,7 @@ fn what_was_sent_and_is_not_finite_fails_where_it_arrives() {
         assert_eq!(end[4].1.params[0], 0.0);
         assert_eq!(end[7].0.as_ref().unwrap().exchanged.merged, [0]);
     }
-    // From 0 after step 4: one step each, sent; then the mean of that, and two steps of their own.
+    // From 0 after step 4: one step each, sent; then the mean of it, and two steps alone.
     assert_eq!([0, 2].map(|rank| ends[rank][7].1.params[0]), [-0.75 - 1.0, -0.75 - 2.0]);
 }
 
@@ -385,7 +385,7 @@ fn nobody_waits_for_a_worker_that_has_lost_a_rank() {
             local.step(At { lr: 0.5, ..At::default() })
         };
         let error = [step(), step()].into_iter().find_map(Result::err);
-        // The worker's ranks stay until the others have heard.
+        // The worker's ranks stay until the others have noticed.
         told.wait();
         error
     });
@@ -398,7 +398,7 @@ fn nobody_waits_for_a_worker_that_has_lost_a_rank() {
 #[test]
 fn masters_are_averaged_and_differences_travel_in_bf16() {
     let precision = Precision { master: Master::F32, ..Precision::default() };
-    // At 0.01 it is too little for bf16 parameters, which would lose it; at 1 they follow.
+    // At lr 0.01 the change is too small for bf16 parameters, which would lose it; at lr 1 they follow.
     let table = [
         (Stage::Zero1, None, 0.01),
         (Stage::Replicated, None, 1.0),
@@ -464,7 +464,7 @@ fn bad_input_is_every_rank_s_error() {
     );
     assert_eq!(
         made(|_| LocalPlan::local_sgd(4), plain(), DType::F32, |worker| worker as f32),
-        "rank 2 of all workers' begins with other values than the first worker; give all the same"
+        "rank 2 of all workers' ranks begins with other values than the first worker; give all workers the same"
     );
     let precision = Precision { master: Master::Remainder, ..Precision::default() };
     assert_eq!(
@@ -480,7 +480,7 @@ fn bad_input_is_every_rank_s_error() {
         });
         told.unwrap().remove(0)
     };
-    // One worker alone is as good as any; warnings are for whoever asks.
+    // One worker alone is valid; warnings are returned on request.
     let apart = LocalPlan::des_loc(2, 4, None);
     assert_eq!(error(&AdamW::default().into(), &apart).unwrap(), 1);
     assert!(matches!(error(&Sgd::default().into(), &apart), Err(LocalError::NoState { .. })));
@@ -492,13 +492,13 @@ fn bad_input_is_every_rank_s_error() {
     assert!(matches!(error(&AdamW::default().into(), &outer), Err(LocalError::Taken { .. })));
 }
 
-/// Before an update the tokens of the steps before it count; before the first there are none, and all count alike.
+/// Before an update the tokens of the steps before it count; before the first step there are none, and all workers count equally.
 #[test]
 fn tokens_weigh_what_is_exchanged_before_an_update() {
     for period in [1, 3] {
         let plan = LocalPlan::local_sgd(period);
         let plan = plan.with(|f| (f.weights, f.timing.placement) = (Weights::Tokens, Placement::Before));
-        // 1 and 2 down a step, at 0.5, of 1 and 3 tokens.
+        // Gradients of 1 and 2 at lr 0.5, with 1 and 3 tokens.
         let does = |rank: usize, _| Does::Grad(worker(rank), 1 + 2 * (rank / 2) as u64);
         let ends = train(2, &Sgd::default().into(), &Options::default(), &plan, 7, does);
         for (rank, end) in ends.iter().enumerate() {
@@ -507,7 +507,7 @@ fn tokens_weigh_what_is_exchanged_before_an_update() {
                 let due = usize::from(step.is_multiple_of(period));
                 assert_eq!((merged.len(), failed.len()), (due, 0), "step {step}, period {period}");
             }
-            // Six steps together, and one of its own.
+            // Six steps averaged, and one of the worker alone.
             let together = -6.0 * (0.5 + 3.0) / 4.0;
             assert!((end[6].1.params[0] - (together - 0.5 * worker(rank))).abs() < 1e-5, "period {period}");
         }

@@ -1,4 +1,4 @@
-//! Workers that come, leave and are lost while they train: what the others have is what a loop over whole vectors has.
+//! Workers that join, leave and are lost while they train: the others' state equals that of a loop over whole vectors.
 
 use crate::common::{self, Gradients, Run, WhichRule};
 use meshstep_comm::{Clock, Communicator, Faults, loopback};
@@ -34,7 +34,7 @@ pub fn workers(member: &InProcessWorker, round: &Round) -> Result<Workers, Error
     Ok(Workers { across: Arc::clone(&world), world })
 }
 
-/// What a worker has of a parameter: it, and both moments.
+/// A worker's values of a parameter, and both its moments.
 pub type Has = Vec<Vec<f32>>;
 
 pub fn has(run: &Run, local: &LocalOptimizer) -> Has {
@@ -44,14 +44,14 @@ pub fn has(run: &Run, local: &LocalOptimizer) -> Has {
         let state = local.state(&common::name(i)).unwrap();
         let mut slots: Vec<Vec<f32>> =
             state.slots.iter().map(|(_, slot)| slot.typed::<f32>().unwrap().to_vec()).collect();
-        // Of nothing there is no state.
+        // Empty parameters have no state.
         slots.resize(2, Vec::new());
         all.extend(slots);
     }
     all
 }
 
-/// One step of worker `id`; whom it was with, and how many fragments were merged.
+/// Takes one step of worker `id`; returns the round's divisor and the number of merged fragments.
 pub fn step(run: &Run, local: &mut LocalOptimizer, member: &InProcessWorker, id: usize) -> (usize, usize) {
     let round = local.follow(|round| workers(member, round)).unwrap();
     let counts = round.map_or(0, Round::divisor);
@@ -65,7 +65,7 @@ pub fn step(run: &Run, local: &mut LocalOptimizer, member: &InProcessWorker, id:
     (counts, local.step(run.at(t)).unwrap().exchanged.merged.len())
 }
 
-/// A step of a worker alone, on what it has: the rule over whole vectors.
+/// Takes a step of one worker alone: the rule over whole vectors.
 pub fn update(run: &Run, has: &mut Has, id: usize, t: u64) {
     use meshstep_optim::{Flat, Scalars, Segment};
     use meshstep_tensor::{Queue, SliceMut};
@@ -95,21 +95,21 @@ pub fn mean(all: &[&Has]) -> Has {
     (0..all[0].len()).map(|k| (0..all[0][k].len()).map(|j| element(k, j)).collect()).collect()
 }
 
-/// How worker 2 goes.
+/// How worker 2 ends.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Goes {
     Leaves,
-    /// Between two exchanges, without a word.
+    /// Between two exchanges, without leaving.
     IsLost,
-    /// When all others wait for what it brings.
+    /// While the others wait for the worker's contribution.
     IsLostWithin,
 }
 
-/// What a worker has at the end, and with how many it was at each step.
+/// Final state of a worker, and the divisor at each step.
 type Ended = (Has, Vec<usize>);
 
-/// Three workers, of whom one goes after 5 steps, and one that comes then; everything is averaged every 4. The ends by worker, and
-/// after which step the new one was first there.
+/// Runs three workers, of which one ends after 5 steps, and one that joins then; all state is averaged every 4 steps. Returns the
+/// final states by worker, and the first step of the new worker.
 fn come_and_go(goes: Goes) -> (BTreeMap<usize, Ended>, u64) {
     let (run, plan) = (run(), LocalPlan::local_adam(4));
     let digest = plan.digest(&build(&run));
@@ -124,7 +124,7 @@ fn come_and_go(goes: Goes) -> (BTreeMap<usize, Ended>, u64) {
         let mut local =
             LocalOptimizer::join(build(&run), plan.clone(), Arc::clone(&member) as _, connect).unwrap();
         if id == 3 {
-            // The others wait for it at the next exchange.
+            // The others wait for the new worker at the next exchange.
             until.store(local.steps() + 9, Relaxed);
         }
         let mut divisors = Vec::new();
@@ -170,7 +170,7 @@ fn who_comes_and_who_goes_is_known_at_the_next_exchange() {
             if t % 4 == 0 && Some(t) != failed {
                 let mean = mean(&all.values().collect::<Vec<_>>());
                 all.values_mut().for_each(|has| *has = mean.clone());
-                // Its first exchange that comes about gives everything and takes nothing.
+                // Its first successful exchange takes over the mean and adds nothing.
                 if t >= came && !all.contains_key(&3) {
                     all.insert(3, mean);
                 }
@@ -231,7 +231,7 @@ fn what_cannot_be_followed_is_refused() {
     let both = LocalPlan::new(vec![moments(3), before(2)]);
     let refused = LocalOptimizer::join(build(&run), both, Arc::clone(&member), nobody).unwrap_err();
     assert!(matches!(refused, LocalError::BothSides { before: 1, after: 0 }), "{refused}");
-    // Of a worker's ranks the first has the membership, and no other.
+    // Only the first of a worker's ranks may have the membership.
     for (speaks, wrong) in [([false, false], 0), ([true, true], 1), ([false, true], 0)] {
         let told = loopback::spawn(2, |comm| {
             let (rank, inner, plan) = (comm.rank(), run.build(comm).unwrap(), LocalPlan::local_sgd(2));
@@ -258,7 +258,7 @@ fn what_cannot_be_followed_is_refused() {
     assert_eq!(told.unwrap(), [apart; 2]);
 }
 
-/// A membership that vetoes one exchange, whatever the worker says.
+/// A membership that vetoes one exchange, whatever the worker votes.
 #[derive(Debug)]
 pub struct Vetoing {
     pub member: Arc<InProcessWorker>,

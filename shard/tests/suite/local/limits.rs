@@ -1,4 +1,4 @@
-//! Plans at the edge of what works: the right result, or an error that every rank has.
+//! Plans at the edge of the valid range: the right result, or an error on every rank.
 
 use crate::common::{self, Gradients, Run, WhichRule, draws, turns};
 use crate::local::equal::{assert_equal, run, train};
@@ -26,7 +26,7 @@ fn elements(param: usize, range: std::ops::Range<usize>) -> Select {
     Select::Elements { name: common::name(param), range }
 }
 
-/// Two workers of two ranks end as in a loop, and send what was planned.
+/// Checks that two workers of two ranks end as in a loop, and send the planned bytes.
 fn is_right(run: &Run, plan: &LocalPlan, what: &str) {
     let mut naive = Naive::new(run, plan, 2);
     (0..run.steps).for_each(|step| naive.step(step));
@@ -41,12 +41,12 @@ fn is_right(run: &Run, plan: &LocalPlan, what: &str) {
 fn fragments_may_be_sparse() {
     let moment = || What::State(Slots::First);
     let plans = [
-        // Parameters with others, and with an empty one, between them.
+        // Parameters with others, and an empty one, between them.
         vec![of(named(&[4, 0, 2]), What::Params, 2), of(named(&[5, 1]), moment(), 3)],
-        // Of which one rank has nothing: a parameter of one element, the first and the last of a long one.
+        // Fragments without elements on one rank: a parameter of one element, the first and the last element of a long one.
         vec![of(named(&[1]), What::Params, 2)],
         vec![of(elements(3, 0..1), What::Params, 2), of(elements(3, 129..130), What::Params, 3)],
-        // Each second element of the beginning.
+        // Every second element of the beginning.
         (0..20).map(|j| of(elements(0, 2 * j..2 * j + 1), What::Params, 2)).collect(),
     ];
     for (i, fragments) in plans.into_iter().enumerate() {
@@ -64,7 +64,7 @@ fn fragments_may_be_sparse() {
 fn tensors_may_be_longer_than_buckets() {
     let mut drawn = draws(1);
     for (b, bucket_len) in [1, 17, usize::MAX].into_iter().enumerate() {
-        // Of the optimizer: as long as the longest tensor, or nearly, or far below any.
+        // Buckets of the optimizer as long as the longest tensor, nearly as long, or far shorter.
         for (o, optimizers) in [1, 129, 130].into_iter().enumerate() {
             if !drawn() {
                 continue;
@@ -81,7 +81,7 @@ fn tensors_may_be_longer_than_buckets() {
     }
 }
 
-/// What every rank of two workers is told of a plan.
+/// Returns the result of a plan's check, equal on every rank of two workers.
 fn told(rule: WhichRule, plan: &LocalPlan) -> Result<Vec<LocalWarning>, LocalError> {
     let run = Run { rule, ..run(2, 2) };
     let told = loopback::spawn(4, |world| {
@@ -133,12 +133,12 @@ fn a_result_arrives_before_the_next_is_sent() {
         }
         is_right(&run(2, 2).stage(Stage::Zero1), &late(plan, 3), "a delay of 3 in 4");
     }
-    // At first there is one every step.
+    // The first fragment is due every step.
     let error = refused(&late(LocalPlan::post_local_sgd(3, 4), 1));
     assert!(matches!(error, LocalError::Delay { fragment: 0, delay: 1, period: 1 }), "{error}");
     let error = refused(&LocalPlan::streaming_diloco(4, 2, 4, 0.5));
     assert!(matches!(error, LocalError::Delay { fragment: 0, .. }), "{error}");
-    // What one fragment sends last, at 8, has arrived when the other begins.
+    // The flight that the first fragment sends last, at 8, has arrived when the second one begins.
     let then = |from| {
         let first = Timing { delay: 2, during: 0..9, ..Timing::every(4) };
         let second = Timing { during: from..u64::MAX, ..Timing::every(1) };
@@ -153,7 +153,7 @@ fn a_fragment_of_nothing_is_refused() {
     let params = |select| {
         LocalPlan::new(vec![of(elements(0, 0..9), What::Params, 2), of(select, What::State(Slots::First), 2)])
     };
-    // Parameter 2 has no elements; of parts in the middle of a long parameter none begins there.
+    // Parameter 2 has no elements; no parameter has its middle in part 3 of 9.
     let empty =
         [named(&[]), named(&[2]), elements(3, 7..7), elements(2, 0..0), Select::Part { index: 3, of: 9 }];
     for select in empty {
@@ -190,7 +190,7 @@ fn second_moments_that_stay_apart_are_a_warning_and_train_on() {
         matches!(warnings[..], [LocalWarning::SecondMomentsApart { fragment: 3, beta2: b, .. }] if b == beta2),
         "{warnings:?}"
     );
-    // Where they meet, or first moments do not, nothing is to be said.
+    // No warning if second moments are averaged, or first moments are not.
     for plan in [LocalPlan::des_loc(2, 3, 4), LocalPlan::des_loc(2, None, None), LocalPlan::local_sgd(2)] {
         assert_eq!(told(WhichRule::AdamW, &plan).unwrap(), []);
     }
@@ -198,7 +198,7 @@ fn second_moments_that_stay_apart_are_a_warning_and_train_on() {
 
 #[test]
 fn where_nobody_counts_in_one_fragment_nothing_is_applied() {
-    // Both are due in steps 1 and 3; nobody has tokens in the first two.
+    // Both are due in steps 1 and 3; no worker has tokens in the first two steps.
     let plan = |delay| {
         let timing = |delay| Timing { delay, ..Timing::every(2) };
         let first = Fragment::mean(What::Params, timing(0));

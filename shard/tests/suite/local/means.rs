@@ -1,4 +1,4 @@
-//! What a mean does to what workers have: theirs stays what it was, as far as the type it travels in can tell.
+//! Means keep the workers' mean, up to the precision of the wire type.
 
 use crate::common::{self, Run, WhichRule, draws, tried, turns};
 use crate::local::equal::{End, end, never, run, train};
@@ -10,10 +10,10 @@ use meshstep_shard::local::{
 use meshstep_shard::{Outcome, Stage};
 use meshstep_tensor::{DType, bf16};
 
-/// All that a worker has: its parameters, then its state, vector by vector; of each all parameters.
+/// State of a whole worker: its parameters, then its state vectors; each vector for all parameters.
 type Whole = Vec<Vec<Vec<f32>>>;
 
-/// What was merged at one place: whose values counted how much, what they had sent, what they had before and have since.
+/// One merge: the workers' weights, the values they sent, their values before it and after it.
 struct Met {
     fragment: usize,
     weights: Vec<u64>,
@@ -22,11 +22,11 @@ struct Met {
     after: Vec<Whole>,
 }
 
-/// Workers by ranks by stages.
+/// Workers' ranks and stages.
 const WORLDS: [(usize, usize, Stage); 3] =
     [(3, 1, Stage::Replicated), (4, 2, Stage::Zero1), (4, 2, Stage::Zero2)];
 
-/// Every preset that takes means, due at even counts of steps alone but for what comes first after local steps.
+/// Returns every preset that takes means, due at even counts of steps only, except for the every-step phase of post-local SGD.
 fn averaging() -> Vec<(&'static str, WhichRule, LocalPlan)> {
     let adamw = WhichRule::AdamW;
     let identity = || Outer::nesterov(1.0, 0.0);
@@ -48,12 +48,12 @@ fn averaging() -> Vec<(&'static str, WhichRule, LocalPlan)> {
     ]
 }
 
-/// Whether all workers skip the step, so that what they have before an exchange there is what they had after the last step.
+/// Returns true if all workers skip the step, so that their values before its exchange are those after the previous step.
 fn skipped(plan: &LocalPlan, step: u64) -> bool {
     plan.fragments[0].timing.placement.count(step).is_multiple_of(2)
 }
 
-/// What happened in each step, and what workers had after it.
+/// Returns each step's outcome, and the workers' states after it.
 fn steps(run: &Run, plan: &LocalPlan, workers: usize) -> Vec<(Exchanged, Vec<Whole>)> {
     let inside = run.ranks / workers;
     let ranks = loopback::spawn(run.ranks, |world| {
@@ -83,7 +83,7 @@ fn steps(run: &Run, plan: &LocalPlan, workers: usize) -> Vec<(Exchanged, Vec<Who
     (0..run.steps).map(all).collect()
 }
 
-/// What the ranks of a worker have together.
+/// Joins the states of a worker's ranks.
 fn whole(run: &Run, ranks: &[End]) -> Whole {
     let zeros: Vec<Vec<f32>> = run.lens.iter().map(|&len| vec![0.0; len]).collect();
     let mut state = vec![zeros; ranks[0].parts[0].1.len()];
@@ -95,12 +95,12 @@ fn whole(run: &Run, ranks: &[End]) -> Whole {
     [vec![ranks[0].params.clone()], state].concat()
 }
 
-/// Everything that is merged in a step that is skipped; what is not stays as it was, to the bit.
+/// Returns every merge in a skipped step, and checks that all other values stay the same to the bit.
 fn meetings(run: &Run, plan: &LocalPlan, workers: usize) -> Vec<Met> {
     let (n, inside) = (plan.fragments.len(), run.ranks / workers);
     let naive = Naive::new(run, plan, workers);
     let mut before: Vec<Whole> = vec![first(&naive); workers];
-    // Tokens since a fragment was sent, and what it was sent with.
+    // Tokens since a fragment was sent, and the state that was sent with its tokens.
     let mut tokens_since = vec![vec![0; workers]; n];
     let mut sent = vec![(Vec::new(), Vec::new()); n];
     let mut met = Vec::new();
@@ -139,7 +139,7 @@ fn meetings(run: &Run, plan: &LocalPlan, workers: usize) -> Vec<Met> {
     met
 }
 
-/// What all workers begin with.
+/// Returns the initial state of all workers.
 fn first(naive: &Naive<'_>) -> Whole {
     let worker = &naive.workers[0];
     [vec![worker.params.clone()], worker.state.clone()].concat()
@@ -153,7 +153,7 @@ fn same_bits(a: &[Whole], b: &[Whole]) -> bool {
 }
 
 impl Met {
-    /// Every element of the fragment: what workers sent, had before and have.
+    /// Returns the elements of the fragment: the values sent, before and after.
     fn elements(&self, run: &Run, plan: &LocalPlan) -> Vec<[Vec<f32>; 3]> {
         let naive = Naive::new(run, plan, self.before.len());
         let of = |(slot, i, range): (Option<usize>, usize, std::ops::Range<usize>)| {
@@ -164,7 +164,7 @@ impl Met {
         naive.places(&plan.fragments[self.fragment]).into_iter().flat_map(of).collect()
     }
 
-    /// Workers' mean of these, in f64.
+    /// Returns the workers' weighted mean of these values, in f64.
     fn mean(&self, values: &[f32], of: impl Fn(f64) -> f64) -> f64 {
         let total: u64 = self.weights.iter().sum();
         let weighed = self.weights.iter().zip(values).map(|(&w, &x)| w as f64 * of(x.into()));
@@ -180,7 +180,7 @@ fn world((workers, inside, stage): (usize, usize, Stage), rule: WhichRule) -> Ru
     Run { rule, steps: 24, gradients: common::Gradients::Rough, ..run(workers, inside) }.stage(stage)
 }
 
-/// Half of what lies between a number and the next.
+/// Half the distance from a number to the next.
 pub fn half_ulp(x: f32) -> f64 {
     (f64::from(f32::from_bits(x.abs().to_bits() + 1)) - f64::from(x.abs())) / 2.0
 }
@@ -197,7 +197,7 @@ fn a_mean_leaves_the_workers_mean_to_one_ulp() {
                 for f in 0..plan.fragments.len() {
                     let all = met.iter().filter(|met| met.fragment == f);
                     let moved: Vec<usize> = all.map(|met| keeps_the_mean(met, &run, &plan, &what)).collect();
-                    // After a step that is skipped there is nothing to bring together every step.
+                    // After a skipped step a fragment that is exchanged every step has nothing to merge.
                     let every_step = plan.fragments[f].timing.period == Some(1);
                     assert!(
                         moved.len() > 1 && (every_step || moved.iter().sum::<usize>() > 0),
@@ -225,7 +225,7 @@ fn so_it_does_where_a_step_is_taken_too() {
             let all = |plan: &LocalPlan| -> Vec<Whole> {
                 train(&run, plan, 4).chunks(2).map(|ends| whole(&run, ends)).collect()
             };
-            // Those who never meet have after as many steps what these met with.
+            // Workers that never exchange have, after as many steps, the values that the others merged.
             let (before, after) = (all(&never()), all(&plan));
             let tokens = |rank: usize| (0..steps).map(|step| tokens(rank, step)).sum::<u64>();
             let of =
@@ -241,15 +241,15 @@ fn so_it_does_where_a_step_is_taken_too() {
     }
 }
 
-/// By tokens nobody counts before the first step, or after one that all have skipped.
+/// By tokens no worker counts before the first step, or after a step that all skipped.
 fn weigh(fragment: &mut Fragment, weights: Weights) {
     let timing = &mut fragment.timing;
     timing.during.start = timing.during.start.max(1);
     fragment.weights = if timing.period == Some(1) { Weights::Uniform } else { weights };
 }
 
-/// The workers' mean before and after: to half an ulp where workers have it then; else each that mixes it in is rounded too, and their
-/// mean is where it was to an ulp of what they have. How many elements have moved.
+/// Checks the workers' mean before and after: equal to half an ulp if all take the result. If each worker mixes it in, its rounding
+/// adds, and the mean is equal to an ulp of the workers' values. Returns the number of elements that moved.
 fn keeps_the_mean(met: &Met, run: &Run, plan: &LocalPlan, what: &str) -> usize {
     let fragment = &plan.fragments[met.fragment];
     let taken = fragment.taken == 1.0 && fragment.timing.delay == 0;
@@ -270,7 +270,7 @@ fn keeps_the_mean(met: &Met, run: &Run, plan: &LocalPlan, what: &str) -> usize {
     moved
 }
 
-/// The bf16 nearest to a number, the even one of two.
+/// Rounds to the nearest bf16, ties to even.
 fn bf16_of(x: f64) -> f64 {
     let bits = bf16::from_f32(x as f32).to_bits();
     let near = [bits.wrapping_sub(1), bits, bits + 1].map(bf16::from_bits);
@@ -280,7 +280,7 @@ fn bf16_of(x: f64) -> f64 {
     near[0].to_f64()
 }
 
-/// What arrives of these in bf16: each worker's, rounded; in f32 their sum, or that of their shares, in the workers' order; the mean,
+/// Returns the bf16 mean: the worker's values are rounded, added in f32 (times their shares) in the workers' order, and the mean is
 /// rounded.
 fn in_bf16(met: &Met, values: impl Fn(usize) -> f64) -> f64 {
     let (n, total) = (met.weights.len(), met.weights.iter().sum::<u64>() as f64);
@@ -336,7 +336,7 @@ fn of_parameters_in_bf16_the_rounded_differences_are_averaged() {
                 let (run, fragment) = (world(at, WhichRule::AdamW), &plan.fragments[0]);
                 let initial: Vec<f32> =
                     (0..run.lens.len()).flat_map(|i| run.initial(i)).map(|x| x as f32).collect();
-                // What the last exchange came to, element by element.
+                // Result of the last exchange, element by element.
                 let mut anchor = initial;
                 let met = meetings(&run, &plan, at.0);
                 assert_eq!(met.len(), if fragment.timing.delay > 0 { 5 } else { 6 });

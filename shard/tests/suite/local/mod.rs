@@ -1,4 +1,4 @@
-//! Workers that step alone and meet seldom.
+//! Workers that step alone and exchange seldom.
 
 mod absent;
 mod alignment;

@@ -1,4 +1,4 @@
-//! Workers in one loop over whole vectors: what a plan means, slow and obvious.
+//! Reference: workers in one loop over whole vectors, slow and obvious.
 
 use crate::common::Run;
 use meshstep_optim::{Carry, Flat, Rule, Scalars, Segment, StateSlot};
@@ -6,7 +6,7 @@ use meshstep_shard::local::{Fragment, LocalPlan, Merge, Placement, Select, Weigh
 use meshstep_tensor::{Queue, SliceMut};
 use std::ops::Range;
 
-/// One worker, whole and of f32.
+/// One whole worker in f32.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Worker {
     pub params: Vec<Vec<f32>>,
@@ -16,15 +16,15 @@ pub struct Worker {
     tokens: Vec<u64>,
 }
 
-/// What of a worker is sent: one f64 an element of each vector.
+/// Values of a fragment that a worker sends: one f64 for each element of each vector.
 type Sent = Vec<Vec<f64>>;
 
-/// What a worker sent, at which `t`, and its tokens then.
+/// Values that a worker sent, with `t` and its tokens at that time.
 type Snapshot = (Sent, u64, u64);
 
 type Away = (usize, u64, Sent, Vec<Snapshot>);
 
-/// Tokens are counted in sixths: workers of up to three ranks have as many as whole ones.
+/// Tokens are counted in sixths, so that workers of up to three ranks have the same number as whole ones.
 const SIXTHS: u64 = 6;
 
 pub struct Naive<'a> {
@@ -32,9 +32,9 @@ pub struct Naive<'a> {
     plan: LocalPlan,
     rule: Box<dyn Rule>,
     pub workers: Vec<Worker>,
-    /// By fragment: the outer optimizer's point and state, by vector, and its steps.
+    /// By fragment: point and state of the outer optimizer, by vector, and its steps.
     outer: Vec<Option<(Sent, Vec<Sent>, u64)>>,
-    /// Fragment, step of arrival, the mean that arrives, each worker's snapshot, `t` and tokens then.
+    /// Fragment, step of arrival, mean that arrives, and each worker's snapshot with `t` and tokens.
     away: Vec<Away>,
     /// Ranks of each worker.
     inside: usize,
@@ -71,7 +71,8 @@ impl<'a> Naive<'a> {
         naive
     }
 
-    /// So many workers that go on from the mean of these, by tokens where those weigh, with an equal part of those each.
+    /// Returns `workers` workers that continue from the mean of these (by tokens where those weigh), each with an equal part of the
+    /// tokens.
     pub fn merged(&self, run: &'a Run, workers: usize) -> Naive<'a> {
         let mut one = self.workers[0].clone();
         let all = &self.workers;
@@ -108,7 +109,7 @@ impl<'a> Naive<'a> {
             *tokens = divided(all.iter().map(|worker| worker.tokens[f]).sum());
         }
         let away = |(f, at, mean, sent): &Away| {
-            // What workers sent counts as what they have.
+            // Sent values count like the workers' own.
             let tokens = |worker: &Worker| match self.plan.fragments[*f].weights {
                 Weights::Tokens => worker.tokens[*f] as f64,
                 _ => 1.0,
@@ -128,7 +129,7 @@ impl<'a> Naive<'a> {
         }
     }
 
-    /// So many workers that begin `plan` at the mean of these.
+    /// Returns `workers` workers that begin `plan` at the mean of these.
     pub fn anew(&self, run: &'a Run, plan: &LocalPlan, workers: usize) -> Naive<'a> {
         let merged = self.merged(run, workers);
         let mut begun = Naive::new(run, plan, run.ranks);
@@ -141,7 +142,7 @@ impl<'a> Naive<'a> {
         begun
     }
 
-    /// Step `step`, from 0.
+    /// Takes step `step`, from 0.
     pub fn step(&mut self, step: u64) {
         self.meet(step, Placement::Before);
         for w in 0..self.workers.len() {
@@ -234,7 +235,7 @@ impl<'a> Naive<'a> {
         }
     }
 
-    /// `x = mean + (p - (x0 - d))` where the rule goes from `x0` to `p` by `d = x0 - mean`, all in f64.
+    /// Returns `x = mean + (p - (x0 - d))`, where the rule moves `x0` to `p` with the gradient `d = x0 - mean`, all in f64.
     fn outer_step(&mut self, f: usize, mean: &Sent) -> Sent {
         let Merge::Outer(outer) = self.plan.fragments[f].merge.clone() else { unreachable!() };
         let (point, state, t) = self.outer[f].as_mut().unwrap();
@@ -256,12 +257,12 @@ impl<'a> Naive<'a> {
         result
     }
 
-    /// How much of what a vector was at `then` is in it at `now`: of a state vector a product of what each update leaves.
+    /// Returns the share of a vector's value at `then` that is still in it at `now`: 1 for parameters.
     fn left(&self, slot: Option<usize>, then: u64, now: u64) -> f64 {
         slot.map_or(1.0, |slot| left(self.rule.slot(slot), then, now))
     }
 
-    /// The vectors of a fragment: parameters by registration order, then state vectors.
+    /// Returns the vectors of a fragment: parameters by registration order, then state vectors.
     pub fn places(&self, fragment: &Fragment) -> Vec<(Option<usize>, usize, Range<usize>)> {
         let chosen = self.chosen(&fragment.params);
         let slots: Vec<Option<usize>> = match &fragment.what {
@@ -317,15 +318,15 @@ impl<'a> Naive<'a> {
     }
 }
 
-/// How much of what a state vector was at `then` is in it at `now`.
+/// Returns the share of a state vector's value at `then` that is still in it at `now`.
 pub fn left(slot: StateSlot, then: u64, now: u64) -> f64 {
-    let Carry::Linear { keeps, first } = slot.carry else { panic!("of a maximum nothing is known") };
-    // Nothing but the update with t = 1 is other than the rest.
+    let Carry::Linear { keeps, first } = slot.carry else { panic!("a maximum has no share") };
+    // Only the update with t = 1 may differ from the others.
     let fresh = first.filter(|_| then == 0 && now > 0);
     fresh.map_or(keeps.powi((now - then) as i32), |first| first * keeps.powi(now as i32 - 1))
 }
 
-/// The mean by these weights in f64, rounded once to the f32 that travels.
+/// Returns the mean by these weights in f64, rounded once to the f32 that is sent.
 fn mean(sent: &[Snapshot], weights: &[f64]) -> Sent {
     let total: f64 = weights.iter().sum();
     let alike = weights.iter().all(|w| *w == weights[0]);
@@ -341,7 +342,7 @@ fn mean(sent: &[Snapshot], weights: &[f64]) -> Sent {
     (0..first.len()).map(|k| (0..first[k].len()).map(|j| element(k, j)).collect()).collect()
 }
 
-/// What a rank's micro-batch weighs.
+/// Returns the weight of a rank's micro-batch.
 pub fn tokens(rank: usize, step: u64) -> u64 {
     1 + (rank as u64 * 7 + step * 3) % 11
 }

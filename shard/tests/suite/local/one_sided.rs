@@ -1,4 +1,4 @@
-//! What goes wrong on one rank alone, and what the others cannot see: none of them waits for it until a deadline.
+//! Failures of a single rank that the others cannot see: no other rank waits for it until a deadline.
 
 use crate::common::{draws, turns};
 use crate::local::follow::{LONG, build, run};
@@ -16,11 +16,11 @@ use std::time::{Duration, Instant};
 /// Far below any deadline.
 const BOUND: Duration = Duration::from_secs(20);
 
-/// A rank's communicator of which one operation fails here, although it has taken place on all ranks.
+/// A rank's communicator on which one operation fails, although it has succeeded on all ranks.
 #[derive(Debug)]
 struct Unlucky {
     comm: Arc<dyn Communicator>,
-    /// Operations until then, of all communicators of the rank.
+    /// Operations until the failure, counted over all communicators of the rank.
     left: Arc<AtomicI64>,
 }
 
@@ -65,29 +65,29 @@ impl Communicator for Unlucky {
     }
 }
 
-/// Where one operation fails.
+/// The rank and operation that fails.
 #[derive(Clone, Copy, Debug)]
 struct Case {
-    /// Of a worker.
+    /// Ranks of each worker.
     ranks: usize,
-    /// Whether the new communicators are those of somebody who comes, or of the same two workers.
+    /// True if a third worker joins; otherwise the same two workers get new communicators.
     comes: bool,
-    /// Of all ranks, those of one who comes last.
+    /// Index among all ranks; the ranks of a joining worker come last.
     unlucky: usize,
     operation: i64,
 }
 
-/// Of each step what was merged and what failed; and what the rank has at the end.
+/// Counts of merged and failed fragments by step, and the final state of the rank.
 type Ended = (Vec<(usize, usize)>, Vec<Part>);
 
-/// Two workers whose first exchange has new communicators, of which one operation fails. How each rank of each worker ended, unless
-/// it could not join, and whether the operation was among those by which the communicators are taken up.
+/// Runs two workers with new communicators at their first exchange, and one failing operation. Returns the results of each rank by
+/// worker, `None` if it could not join, and true if the operation was part of the takeover of the communicators.
 fn with_new_communicators(case: Case) -> (Vec<Vec<Option<Ended>>>, bool) {
     let Case { ranks, comes, unlucky, operation } = case;
     let (run, plan) = (run().stage(Stage::Zero1), LocalPlan::local_adam(2));
     let digest = plan.digest(&build(&run));
     let members = InProcess::new(Config::new(digest, 2), Clock::real()).unwrap();
-    // Who keeps its communicators has not left them.
+    // Communicators are kept: dropping one means leaving it.
     let (kept, refused, begins) = (Mutex::new(Vec::new()), AtomicBool::new(false), Barrier::new(3));
     let rank = |id: usize, comm: Arc<dyn Communicator>| {
         let place = [comm.rank(), ranks];
@@ -140,7 +140,8 @@ fn with_new_communicators(case: Case) -> (Vec<Vec<Option<Ended>>>, bool) {
     (ends, refused.into_inner())
 }
 
-/// As many operations as fail on a rank before one has no effect on the first exchange: while communicators are taken up, and after.
+/// Returns how many operations can fail with an effect on the first exchange: during the takeover of the communicators, and after
+/// it.
 fn costs(ranks: usize, comes: bool, unlucky: usize) -> [usize; 2] {
     let mut costs = [0; 2];
     for operation in 0.. {
@@ -149,7 +150,7 @@ fn costs(ranks: usize, comes: bool, unlucky: usize) -> [usize; 2] {
         let (ends, refused) = with_new_communicators(case);
         assert!(begin.elapsed() < BOUND, "{case:?}: {:?}", begin.elapsed());
         let told = ends[0][0].as_ref().unwrap().0.clone();
-        // The operation was of a later exchange, if at all.
+        // The failing operation was of a later exchange, or not reached.
         if told[1] == (3, 0) {
             return costs;
         }
@@ -173,13 +174,13 @@ fn costs(ranks: usize, comes: bool, unlucky: usize) -> [usize; 2] {
 fn whichever_operation_fails_on_one_rank_costs_one_exchange_at_most_and_nobody_waits_long() {
     let mut drawn = draws(1);
     for ranks in [1, 2] {
-        // Two to take the communicators up, then an agreement, a mean and a vote.
+        // Two operations for the takeover, then an agreement, a mean and a vote.
         let all: &[usize] = if ranks == 1 { &[1, 0] } else { &[0, 3, 1, 2] };
         for unlucky in turns(all, 0, ranks as u32).filter(|_| drawn()) {
             assert_eq!(costs(ranks, false, unlucky), [3, 2], "{ranks} {unlucky}");
         }
     }
-    // Who comes takes over each vector of each bucket, and the counts.
+    // A joining worker takes over each vector of each bucket, and the counts.
     for unlucky in turns(&[4, 1], 0, 1).filter(|_| drawn()) {
         let [exchange, takes] = costs(2, true, unlucky);
         assert!(exchange == 3 && takes >= 6, "{unlucky}: {takes}");

@@ -1,4 +1,4 @@
-//! Plans as data: what is due when, what is refused, what travels.
+//! Plans as data: due steps, refusals, traffic.
 
 use meshstep_optim::{AdamW, Lamb, Moments, QhAdamW, RmsProp, Sgd};
 use meshstep_shard::local::{
@@ -25,7 +25,7 @@ fn trained(lens: &[usize], rules: impl Into<Groups>) -> Vec<Trained> {
     Trained::of(&part(lens, 1, Stage::Replicated), &rules.into()).unwrap()
 }
 
-/// Steps below `horizon` at which each fragment is due.
+/// Returns the steps below `horizon` at which each fragment is due.
 fn due(plan: &LocalPlan, horizon: u64) -> Vec<Vec<u64>> {
     let mut due = vec![Vec::new(); plan.fragments.len()];
     for step in 0..horizon {
@@ -115,15 +115,15 @@ fn plans_that_cannot_work_are_refused() {
         ),
         (
             change(1, &|f| f.merge = outer(Arc::new(Sgd::default()))),
-            "fragment 1: an outer optimizer is not for state; use Merge::Mean, or What::Params",
+            "fragment 1: an outer optimizer cannot be used with state; use Merge::Mean, or What::Params",
         ),
         (
             change(0, &|f| f.merge = Merge::Reset),
-            "fragment 0: Merge::Reset is not for parameters; use What::State",
+            "fragment 0: Merge::Reset cannot be used with parameters; use What::State",
         ),
         (
             change(1, &|f| (f.merge, f.timing.delay) = (Merge::Reset, 1)),
-            "fragment 1: Merge::Reset is not for a delay, as nothing travels; use a delay of 0",
+            "fragment 1: Merge::Reset cannot be used with a delay, as nothing travels; use a delay of 0",
         ),
         (
             change(0, &|f| f.merge = outer(Arc::new(Sgd { momentum: -1.0, ..Sgd::default() }))),
@@ -136,15 +136,15 @@ fn plans_that_cannot_work_are_refused() {
         ),
         (
             change(1, &|f| f.what = named("momentum")),
-            "fragment 1 is of the state \"momentum\", which rule adamw has not; it has [\"m\", \"v\"]",
+            "fragment 1 selects the state \"momentum\", but rule adamw has only [\"m\", \"v\"]",
         ),
         (
             change(1, &|f| f.what = What::OuterMomentum(0)),
-            "fragment 1 is of the outer momentum of fragment 0, which has none",
+            "fragment 1 selects the outer momentum of fragment 0, which has none",
         ),
         (
             change(1, &|f| f.what = What::OuterMomentum(9)),
-            "fragment 1 is of the outer momentum of fragment 9, which has none",
+            "fragment 1 selects the outer momentum of fragment 9, which has none",
         ),
         (
             change(0, &|f| f.params = Select::Names(vec![])),
@@ -179,7 +179,7 @@ fn plans_that_fit_are_taken() {
             Fragment { merge: Merge::Reset, ..Fragment::mean(What::OuterMomentum(0), Timing::every(8)) };
         LocalPlan::new(plan.fragments.into_iter().chain([reset]).collect())
     };
-    // Neighbours, and an element in two fragments at different times, do not overlap.
+    // Neighbouring ranges, and an element in two fragments at different times, do not overlap.
     let piece = |range, during| Fragment {
         params: Select::Elements { name: "p1".into(), range },
         ..Fragment::mean(What::Params, Timing { during, ..Timing::every(2) })
@@ -202,7 +202,7 @@ fn plans_that_fit_are_taken() {
     assert_eq!(LocalPlan::mt_dao(2, &[Some(4)], Some(16)).check(&one).unwrap(), []);
     let rms = trained(&[3], RmsProp { momentum: 0.9, ..RmsProp::default() });
     assert_eq!(LocalPlan::des_loc(1, 2, 3).check(&rms).unwrap(), []);
-    // Nothing is wrong with never exchanging what there is not.
+    // Never exchanging state that does not exist is valid.
     assert_eq!(LocalPlan::des_loc(1, None, None).check(&trained(&[3], Sgd::default())).unwrap(), []);
 }
 
@@ -211,7 +211,7 @@ fn what_a_paper_advises_against_is_a_warning() {
     let params = trained(&[10], AdamW::default());
     let apart = LocalWarning::SecondMomentsApart { fragment: 2, rule: "adamw", beta2: 0.999 };
     assert_eq!(LocalPlan::des_loc(4, 8, None).check(&params).unwrap(), [apart]);
-    // Where first moments stay apart too nobody divides one average by several roots.
+    // If first moments stay apart too, no worker divides a common average by its own root.
     assert_eq!(LocalPlan::des_loc(4, None, None).check(&params).unwrap(), []);
     let never = LocalPlan::local_sgd(10).with(|f| f.timing.during = 11..20);
     let warning = LocalWarning::NeverDue { fragment: 0, from: 11, until: 20 };
@@ -245,13 +245,13 @@ fn equal_plans_have_equal_hashes_and_others_other_ones() {
     hashes.push(plan().with(|f| f.wire = Some(DType::BF16)).hash());
     hashes.sort_unstable();
     assert!(hashes.windows(2).all(|pair| pair[0] != pair[1]));
-    // What a run's record shows.
+    // Lines in the record of a run.
     let line = LocalPlan::diloco(8).describe();
     assert!(line.contains("merge of fragment 0 = sgd at 0.7, momentum 0.9, form 0,"), "{line}");
     assert!(line.contains("period of fragment 0 = 8\n"), "{line}");
 }
 
-/// One rank a worker, all elements on each.
+/// Returns the traffic of one-rank workers, with all elements on each rank.
 fn sent(plan: &LocalPlan, lens: &[usize], workers: usize, steps: u64) -> meshstep_shard::local::LocalTraffic {
     let worker = |rank| {
         let ring = Ring { ranks: workers, rank };
@@ -270,8 +270,7 @@ fn des_loc_sends_a_hundred_and_seventy_times_less() {
     let every_step = 1536 * 2 * 3 * p / 4 * 4;
     assert_eq!(every_step as f64 / des_loc.payload as f64, 1536.0 / 9.0);
     assert_eq!(sent(&LocalPlan::local_adam(256), &lens, 4, 1536).payload, 2 * des_loc.payload);
-    // Six exchanges, each with an agreement of 4 words to 3 others and a vote of one word, half of which the first rank sends
-    // nothing of.
+    // Six exchanges, each with an agreement of 4 words to 3 others and a vote of one word, of which the first rank sends nothing.
     assert_eq!((des_loc.exchanges, des_loc.words), (6, 6 * 3 * 4 * 8));
 }
 
@@ -292,7 +291,7 @@ fn bytes_are_those_of_owned_elements_in_their_wire_type() {
     });
     for stage in [Stage::Zero1, Stage::Zero2, Stage::Zero3] {
         let ranks: Vec<_> = (0..6).map(|i| bytes(&plan, stage, i / 3, i % 3)).collect();
-        // Parameters in f32 and first moments in bf16, of each shard among three.
+        // Parameters in f32 and first moments in bf16, for each of two shards among three workers.
         let total: u64 = ranks.iter().map(|t| t.payload).sum();
         assert_eq!(total, 2 * 2 * 265 * (4 + 2), "{stage:?}");
         assert_eq!(ranks.iter().map(|t| t.elements).sum::<u64>(), 3 * 265 * 2);
@@ -306,7 +305,7 @@ fn bytes_are_those_of_owned_elements_in_their_wire_type() {
     let some: u64 =
         (0..2).map(|s| bytes(&LocalPlan::new(vec![once.clone()]), Stage::Zero2, s, 0).elements).sum();
     assert_eq!(some, 30);
-    // A bucket's rest goes round the ring too, however small; the total is the same.
+    // The rest of a bucket goes round the ring too, however small; the total is the same.
     let cut = LocalPlan { bucket_len: 7, ..LocalPlan::local_sgd(1) };
     let all: u64 = (0..3).map(|r| bytes(&cut, Stage::Replicated, 0, r).payload).sum();
     assert_eq!(all, 2 * 2 * 265 * 4);
@@ -320,7 +319,7 @@ fn the_same_plan_sends_the_same_share_whatever_is_reset_or_kept() {
         }
     });
     assert_eq!(sent(&quiet, &[64], 2, 16), sent(&LocalPlan::local_sgd(2), &[64], 2, 16));
-    // Only reset: nobody meets.
+    // A reset alone: no exchange.
     let reset = LocalPlan::new(vec![Fragment { merge: Merge::Reset, ..quiet.fragments[1].clone() }]);
     assert_eq!(sent(&reset, &[64], 2, 16).total(), 0);
 }

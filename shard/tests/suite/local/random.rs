@@ -1,4 +1,4 @@
-//! Plans that nobody chose, beside the plain loop: delays, offsets, placements, weights and mixing of every kind of fragment.
+//! Random plans compared with the plain loop: delays, offsets, placements, weights and mixing of every kind of fragment.
 
 use crate::common::{Run, WhichRule, cases, hash};
 use crate::local::equal::{assert_equal, run, train};
@@ -10,7 +10,7 @@ use meshstep_shard::local::{
 use meshstep_shard::{Options, Stage};
 use std::sync::Arc;
 
-/// Rules of which every state vector can be merged late.
+/// Rules with state vectors that can all be merged late.
 const RULES: [WhichRule; 9] = [
     WhichRule::SgdMomentum,
     WhichRule::SgdAverage,
@@ -25,7 +25,7 @@ const RULES: [WhichRule; 9] = [
 const STAGES: [Stage; 4] = [Stage::Replicated, Stage::Zero1, Stage::Zero2, Stage::Zero3];
 const STEPS: u64 = 17;
 
-/// Numbers of one seed.
+/// Random numbers of one seed.
 struct Draw(u64, u64);
 
 impl Draw {
@@ -98,7 +98,7 @@ fn any_plan_is_what_the_plain_loop_makes_of_it_4() {
     any_plan(3);
 }
 
-/// A quarter of the seeds: every bit, of parameters and state, on every rank; and no number that is none.
+/// Tests a quarter of the seeds: every bit of parameters and state must be equal on every rank, and every number finite.
 fn any_plan(part: u64) {
     let (mut tried, mut late) = (0, 0);
     for seed in (part..u64::from(cases(2000, 20_000))).step_by(4) {
@@ -110,7 +110,7 @@ fn any_plan(part: u64) {
         let run = Run { lens, steps: STEPS, rule, seed, options, ..run(workers, inside) };
         let plan = draw.plan();
         let mut naive = Naive::new(&run, &plan, workers);
-        // Slots that a rule lacks are a mistake in a plan.
+        // Slots that a rule lacks make a plan invalid.
         let lacks = |f: &Fragment| naive.places(f).is_empty();
         if plan.fragments.iter().any(lacks) {
             continue;

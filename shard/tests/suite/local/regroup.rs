@@ -1,4 +1,4 @@
-//! Workers that come and go.
+//! Workers that join and leave by regrouping.
 
 use crate::common::{self, Gradients, Run, turns};
 use meshstep_comm::{Communicator, loopback};
@@ -22,7 +22,7 @@ fn step(run: &Run, local: &mut LocalOptimizer, rank: usize) -> meshstep_shard::l
     local.step(run.at(t)).unwrap()
 }
 
-/// Parameters and state of this rank, in bits.
+/// Returns the parameters and state of this rank as bytes.
 fn has(run: &Run, local: &LocalOptimizer) -> Vec<Vec<u8>> {
     let mut all = common::params(local.optimizer());
     for i in 0..run.lens.len() {
@@ -33,7 +33,7 @@ fn has(run: &Run, local: &LocalOptimizer) -> Vec<Vec<u8>> {
     all
 }
 
-/// Workers of two ranks among those of one colour; all must call.
+/// Makes workers of two ranks among the ranks of one colour; all ranks must call.
 fn split(world: &Arc<dyn Communicator>, color: u32) -> Option<(Arc<dyn Communicator>, Workers)> {
     let some = world.split(Some(color), 0).unwrap()?;
     let worker = some.rank() as u32 / 2;
@@ -53,7 +53,7 @@ fn who_is_new_gets_everything_and_equals_the_others_after_the_longest_period() {
             let run = run().stage(stage);
             let ends = loopback::spawn(6, |world| {
                 let rank = world.rank();
-                // Two workers for seven steps; a third waits, with values of its own.
+                // Two workers run for seven steps; a third waits, with values of its own.
                 let old = rank < 4;
                 let (comm, workers) = split(&world, u32::from(old)).unwrap();
                 let mut local = LocalOptimizer::new(build(&run, comm), workers, plan.clone()).unwrap();
@@ -77,7 +77,7 @@ fn who_is_new_gets_everything_and_equals_the_others_after_the_longest_period() {
             });
             let ends = ends.unwrap();
             for (rank, (before, entered, after, merged)) in ends.iter().enumerate() {
-                // Old workers go on from what they had, the new one from what the first has.
+                // Old workers continue from their values, the new one from those of the first.
                 let from = if rank < 4 { before } else { &ends[rank - 4].0 };
                 assert_eq!(entered, from, "{stage:?} rank {rank}");
                 assert_eq!(merged, &ends[0].3);
@@ -91,7 +91,7 @@ fn who_is_new_gets_everything_and_equals_the_others_after_the_longest_period() {
     }
 }
 
-/// Three workers of one rank go on, and a fourth joins. Parameters and two moments go from the first to it, once.
+/// Three workers of one rank continue, and a fourth joins. The first sends it the parameters and two moments once.
 #[test]
 fn a_join_costs_those_who_stay_neither_memory_nor_traffic() {
     let long = || Run { lens: vec![9_001, 0, 2_000], ..run() };
@@ -117,7 +117,7 @@ fn a_join_costs_those_who_stay_neither_memory_nor_traffic() {
     let ends = ends.unwrap();
     assert_eq!(ends[3].2, ends[0].2);
     for (rank, (memory, bytes, _)) in ends.iter().enumerate() {
-        // What they agree by is a few words.
+        // Agreeing takes only a few words.
         let (most, gives) = (state / 8, rank == 0);
         assert!(*bytes < most, "rank {rank} of all: {bytes} bytes of {state}");
         assert!(*memory < most || gives && *memory <= state, "rank {rank}: {memory} bytes of {state}");
@@ -141,7 +141,7 @@ fn after_the_first_exchange_of_all_nothing_is_allocated_for_another() {
             meter.peak_total() - before
         });
         for more in ends.unwrap() {
-            // Words of agreements and votes are.
+            // Only the words of agreements and votes are sent.
             assert!(more < 4_096, "{more} bytes");
         }
     }
@@ -196,7 +196,7 @@ fn what_is_on_its_way_is_given_up_and_workers_apart_are_refused() {
             local.regroup(workers).unwrap();
             let after = common::params(local.optimizer());
             assert_eq!(after, if policy == OnFailure::KeepLocal { before } else { first });
-            // Nothing arrives in step 6; what is sent in step 7 does in step 10.
+            // Nothing arrives in step 6; the flight sent in step 7 arrives in step 10.
             let arrives = |local: &mut LocalOptimizer| !step(&run, local, rank).exchanged.merged.is_empty();
             (5..12).filter(|_| arrives(&mut local)).count()
         });
@@ -217,7 +217,7 @@ fn what_is_on_its_way_is_given_up_and_workers_apart_are_refused() {
     assert!(ends.unwrap().iter().all(|error| matches!(error, LocalError::NobodyHasASay)));
 }
 
-/// The first values, in bits.
+/// Returns the initial values as bytes.
 fn has_params(run: &Run) -> Vec<Vec<u8>> {
     let bytes = |i: usize| run.initial(i).iter().flat_map(|&x| (x as f32).to_ne_bytes()).collect();
     (0..run.lens.len()).map(bytes).collect()

@@ -1,5 +1,5 @@
-//! Workers of several ranks that come, leave and lose ranks while they train: what the others have is what a loop over whole vectors
-//! has, as for workers of one rank.
+//! Workers of several ranks that join, leave and lose ranks while they train: the others' state equals that of a loop over whole
+//! vectors, as for workers of one rank.
 
 use crate::common::{self, Run, draws};
 use crate::local::follow::{LONG, alone_workers, build, mean, run, update};
@@ -17,33 +17,33 @@ use std::time::{Duration, Instant};
 /// Far below any deadline.
 const BOUND: Duration = Duration::from_secs(30);
 
-/// How the last of the first workers goes.
+/// How the last of the first workers ends.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Goes {
     Leaves,
-    /// Between two exchanges, all ranks of it.
+    /// All its ranks, between two exchanges.
     IsLost,
-    /// When all others wait for what it brings.
+    /// While the others wait for the worker's contribution.
     IsLostWithin,
-    /// Only this rank of it.
+    /// Loses only this rank.
     LosesRank(usize),
     LosesRankWithin(usize),
 }
 
-/// Who trains.
+/// Workers of a test.
 #[derive(Clone, Copy, Debug)]
 struct Cast {
-    /// At first.
+    /// Number of workers at first.
     workers: usize,
-    /// Of each.
+    /// Ranks of each worker.
     ranks: usize,
     stage: Stage,
     goes: Goes,
-    /// What the one that comes says of its first exchange.
+    /// Ballot of the joining worker on its first exchange.
     first_word: Ballot,
 }
 
-/// A membership that gives another word on its first exchange.
+/// A membership that casts another ballot on its first exchange.
 #[derive(Debug)]
 pub struct Spoiling {
     pub member: Arc<InProcessWorker>,
@@ -70,14 +70,14 @@ impl Membership for Spoiling {
     }
 }
 
-/// The communicators of one rank of a round's worker.
+/// Returns the communicators of one rank of a round's worker.
 pub fn connect(members: &InProcess, round: &Round, place: [usize; 2]) -> Result<Workers, Error> {
     let world = members.communicator(round, place, LONG)?;
     let across = world.split(Some(place[0] as u32), round.rank as i64)?;
     Ok(Workers { world, across: across.unwrap() })
 }
 
-/// A step, whatever goes wrong in it.
+/// Takes a step, whatever fails in it.
 pub fn step(run: &Run, local: &mut LocalOptimizer, id: usize) -> Result<LocalStep, LocalError> {
     let t = local.steps() + 1;
     let hand_over = |local: &mut LocalOptimizer| -> Result<(), ShardError> {
@@ -88,12 +88,12 @@ pub fn step(run: &Run, local: &mut LocalOptimizer, id: usize) -> Result<LocalSte
         }
         mb.finish()
     };
-    // The step says the same.
+    // The step returns the same error.
     let _ = hand_over(local);
     local.step(run.at(t))
 }
 
-/// What a rank has of a parameter: all of it, and its part of both moments.
+/// State of a rank for one parameter: all of the parameter, and the rank's part of both moments.
 pub type Part = (Vec<f32>, Range<usize>, Vec<Vec<f32>>);
 
 pub fn parts(run: &Run, local: &LocalOptimizer) -> Vec<Part> {
@@ -105,7 +105,7 @@ pub fn parts(run: &Run, local: &LocalOptimizer) -> Vec<Part> {
     (0..run.lens.len()).map(part).collect()
 }
 
-/// Whether parts are those of whole vectors: each parameter, and both of its moments.
+/// Returns true if the parts are those of whole vectors: each parameter, and both of its moments.
 pub fn are_of(parts: &[Part], whole: &[Vec<f32>]) -> bool {
     let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
     parts.iter().zip(whole.chunks(3)).all(|((params, range, slots), whole)| {
@@ -117,22 +117,22 @@ pub fn are_of(parts: &[Part], whole: &[Vec<f32>]) -> bool {
 /// How a rank ended.
 #[derive(Debug)]
 enum Ended {
-    /// With this.
+    /// At the end of the run, with this state.
     With(Vec<Part>),
-    /// Without a word.
+    /// Without leaving.
     Gone,
     Failed(LocalError, Duration),
 }
 
-/// All workers for 5 steps; then the last goes, and another comes. Everything is averaged every 4. The ends by worker and rank, and
-/// after which step the new one was first there.
+/// Runs all workers for 5 steps; then the last one ends, and another joins. All state is averaged every 4 steps. Returns the
+/// results by worker and rank, and the first step of the new worker.
 fn come_and_go(cast: Cast) -> (BTreeMap<(usize, usize), Ended>, u64) {
     let Cast { workers, ranks, stage, goes, first_word } = cast;
     let (run, plan) = (run().stage(stage), LocalPlan::local_adam(4));
     let digest = plan.digest(&build(&run));
     let members = InProcess::new(Config::new(digest, workers), Clock::real()).unwrap();
     let (comes, until) = (Barrier::new(workers + 1), AtomicU64::new(u64::MAX));
-    // Kept to the end: nobody hears of one that is dropped.
+    // Memberships are kept to the end: a dropped one would be noticed by the others.
     let kept = std::sync::Mutex::new(Vec::new());
     let rank = |id: usize, comm: Arc<dyn Communicator>| {
         let (rank, new) = (comm.rank(), id == workers);
@@ -203,7 +203,7 @@ fn come_and_go(cast: Cast) -> (BTreeMap<(usize, usize), Ended>, u64) {
     (ends, until.into_inner() - 8)
 }
 
-/// What became of them is what becomes of whole vectors in a loop.
+/// Compares the results with whole vectors in a loop.
 fn check(cast: Cast) {
     let begin = Instant::now();
     let (ends, came) = come_and_go(cast);
@@ -224,7 +224,7 @@ fn check(cast: Cast) {
         let of_it = ends.iter().filter(|((worker, _), _)| *worker == id);
         of_it.for_each(|(rank, end)| match end {
             Ended::With(parts) => assert!(are_of(parts, whole), "{cast:?} {rank:?}, came at {came}"),
-            // In time, and a typed error of the ranks' communicator.
+            // In time, and with a typed error of the ranks' communicator.
             Ended::Failed(LocalError::Shard(ShardError::Comm(_)), after) => assert!(*after < BOUND),
             Ended::Failed(error, _) => panic!("{cast:?} {rank:?}: {error}"),
             Ended::Gone => {}
@@ -238,7 +238,7 @@ fn check(cast: Cast) {
         if t % 4 == 0 && !failed.contains(&t) {
             let mean = mean(&all.values().collect::<Vec<_>>());
             all.values_mut().for_each(|has| *has = mean.clone());
-            // Its first exchange that comes about gives everything and takes nothing.
+            // Its first successful exchange takes over the mean and adds nothing.
             if t >= came && !all.contains_key(&workers) {
                 all.insert(workers, mean);
             }

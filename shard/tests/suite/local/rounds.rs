@@ -1,4 +1,4 @@
-//! Exchanges of workers who come and go that are sent again, or on both sides of updates.
+//! Exchanges of elastic workers that are sent again, or on both sides of updates.
 
 use crate::common::{self, Run};
 use crate::local::follow::{LONG, Vetoing, build, run};
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 pub const BOUND: Duration = Duration::from_secs(30);
 
-/// Workers of `ranks` ranks that follow the same run: what `body` gives, by worker and rank.
+/// Runs workers of `ranks` ranks in the same run; returns the results of `body` by worker and rank.
 pub fn follow_all<T: Send>(
     run: &Run,
     plan: &LocalPlan,
@@ -57,7 +57,7 @@ fn both_sides() -> LocalPlan {
     })
 }
 
-/// The second of three does not come to the first boundary, and asks for the next one.
+/// The second of three workers skips the first boundary, and asks for the next one.
 #[test]
 fn a_worker_out_of_step_is_fenced_and_the_others_exchange() {
     let (run, plan) = (run(), LocalPlan::local_sgd(4));
@@ -138,12 +138,12 @@ fn what_is_sent_again_waits_for_a_step_that_has_its_side_free() {
     {
         expected[step].0 = merged;
     }
-    // Vetoed; in step 8 there is something before the update.
+    // The exchange after step 7 was vetoed; step 8 has an exchange before its update.
     expected[7].1 = 1;
     assert!(merged.iter().flatten().all(|merged| *merged == expected), "{merged:?}");
 }
 
-/// A membership whose exchanges from step 8 on fail until somebody has come.
+/// A membership with exchanges that fail from step 8 on until a worker has joined.
 #[derive(Debug)]
 struct Failing {
     member: Arc<InProcessWorker>,
@@ -210,7 +210,7 @@ fn who_comes_while_something_is_sent_again_sends_it_too() {
     });
     assert!(begin.elapsed() < BOUND, "{:?}", begin.elapsed());
     let (entered, failed) = (ends[2].0, &ends[0].1);
-    // Step after step, to the one at which somebody came; that one may have come about.
+    // Consecutive steps up to the one at which the worker joined; that last exchange may have succeeded.
     let last = failed.last().copied().unwrap();
     assert!(
         *failed == (7..=last).collect::<Vec<_>>() && last <= entered && entered <= last + 1,
@@ -219,8 +219,8 @@ fn who_comes_while_something_is_sent_again_sends_it_too() {
     assert!(ends.iter().all(|(_, _, parts)| *parts == ends[0].2));
 }
 
-/// First moments go off before updates and arrive two steps later, parameters are averaged after them: where that failed they are
-/// sent again once a step has no other exchange. Of step 7 the arrival is given up as somebody comes.
+/// First moments are sent before updates and arrive two steps later; parameters are averaged after updates. Parameters of a failed
+/// exchange are sent again in a step without another exchange. The arrival in step 7 is given up as a worker joins.
 #[test]
 fn what_waits_for_an_arrival_is_sent_again_where_that_is_given_up_for_one_who_comes() {
     let moments = Timing { offset: 1, delay: 2, placement: Placement::Before, ..Timing::every(4) };
@@ -274,7 +274,7 @@ fn what_waits_for_an_arrival_is_sent_again_where_that_is_given_up_for_one_who_co
         } else {
             assert_eq!(told[0].0, 7);
         }
-        // Who was there tells what was given up.
+        // The old workers report what was given up.
         let given_up: &[usize] = if id < 2 { &[0] } else { &[] };
         assert_eq!(at(7), Some((&[1][..], &[][..], given_up)), "{id}: {told:?}");
         assert_eq!(at(8), Some((&[][..], &[][..], &[][..])), "{id}: {told:?}");

@@ -1,4 +1,4 @@
-//! Checkpoints of workers: they go on as if nothing had been, and others go on from their mean.
+//! Checkpoints of workers: they continue as if never interrupted, and other workers continue from their mean.
 
 use crate::checkpoint::sim::Sim;
 use crate::common::{self, Gradients, Run, STAGES, WhichRule, cases, draws, long, tried, turns};
@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 const STEPS: u64 = 11;
 
-/// Steps after which there is a checkpoint: in the middle of intervals, and of what is on its way.
+/// Steps after which a checkpoint is saved: in the middle of intervals and of flights.
 const SAVED: [u64; 3] = [4, 5, 7];
 
 fn store() -> Store {
@@ -28,7 +28,7 @@ fn run(stage: Stage) -> Run {
     Run { gradients: Gradients::Rough, max_norm: Some(5.0), ..Run::default() }.stage(stage)
 }
 
-/// Each rank of so many workers of so many ranks.
+/// Runs `body` on each rank of workers with several ranks.
 fn spawn<T: Send>(
     run: &Run,
     plan: &LocalPlan,
@@ -44,10 +44,10 @@ fn spawn<T: Send>(
     ends.unwrap()
 }
 
-/// The next step: all ranks of a worker have the same gradient, so that it is one of as many as there are.
+/// Takes the next step: all ranks of a worker have the same gradient, so the result is that of one rank.
 fn step(run: &Run, local: &mut LocalOptimizer, worker: usize) {
     let step = local.steps();
-    // As many tokens, on however many ranks.
+    // The same number of tokens for any number of ranks.
     let weight = 6 * tokens(worker, step) / local.optimizer().comm().world_size() as u64;
     let mb = local.micro_batch(weight).unwrap();
     for i in 0..run.lens.len() {
@@ -58,7 +58,7 @@ fn step(run: &Run, local: &mut LocalOptimizer, worker: usize) {
     assert_eq!(local.step(run.at(step + 1)).unwrap().exchanged.failed, []);
 }
 
-/// The same where something is sent again: what was merged.
+/// Takes a step with or without gradients, and returns the merged fragments.
 fn merged_in_step(
     run: &Run,
     local: &mut LocalOptimizer,
@@ -87,7 +87,7 @@ fn of_step(step: u64) -> Load {
     Load { step: Some(step), ..Load::default() }
 }
 
-/// Trains four workers, and saves these steps.
+/// Trains four workers, and saves checkpoints after these steps.
 fn train_and_save(run: &Run, plan: &LocalPlan, inside: usize, store: &Store, saved: &[u64]) -> Vec<End> {
     spawn(run, plan, [4, inside], |mut local, worker| {
         for &at in saved {
@@ -96,7 +96,7 @@ fn train_and_save(run: &Run, plan: &LocalPlan, inside: usize, store: &Store, sav
                 local.save(store, named(at)).unwrap();
             } else {
                 let saving = local.save_async(store, named(at)).unwrap();
-                // Another save waits for it, and so does this one's next.
+                // The next save waits for this one, on this worker and on others.
                 drop(saving);
             }
         }
@@ -105,10 +105,10 @@ fn train_and_save(run: &Run, plan: &LocalPlan, inside: usize, store: &Store, sav
     })
 }
 
-/// Goes on from a step, after other steps.
+/// Loads a checkpoint after some other steps, and trains on.
 fn load_and_train(run: &Run, plan: &LocalPlan, mesh: [usize; 2], store: &Store, load: Load) -> Vec<End> {
     spawn(run, plan, mesh, |mut local, worker| {
-        // Something to be forgotten: other values, and what is on its way.
+        // State to be replaced by the load: other values, and a flight.
         steps_until(run, &mut local, worker + 1, 3);
         let loaded = local.load(store, load).unwrap();
         assert_eq!((loaded.missing, loaded.unexpected), (vec![], vec![]));
@@ -118,11 +118,11 @@ fn load_and_train(run: &Run, plan: &LocalPlan, mesh: [usize; 2], store: &Store, 
     })
 }
 
-/// What tokens weigh while something is on its way, or before a step's own are there.
+/// Plans weighted by tokens, with a delay or an exchange before the update.
 fn by_tokens() -> [(&'static str, WhichRule, LocalPlan); 4] {
     let late = LocalPlan::local_sgd(4).with(|f| (f.timing.delay, f.weights) = (3, Weights::Tokens));
     let often = LocalPlan::des_loc(3, 4, 4).with(|f| (f.timing.delay, f.weights) = (2, Weights::Tokens));
-    // Before the first step nobody has seen any.
+    // Before the first step no worker has tokens.
     let before = |plan: LocalPlan| {
         let plan = plan.placed(Placement::Before);
         plan.with(|f| (f.timing.during.start, f.weights) = (1, Weights::Tokens))
@@ -137,7 +137,8 @@ fn by_tokens() -> [(&'static str, WhichRule, LocalPlan); 4] {
     ]
 }
 
-/// Whether plan `p` is in this test (0 or 1) of the two that go on from checkpoints. In a normal run each plan is in one of them.
+/// Returns true if plan `p` is in this test (0 or 1) of the two that continue from checkpoints. In a normal run each plan is in one
+/// of them.
 fn in_turn(p: usize, test: usize) -> bool {
     match effort() {
         Effort::Long => true,
@@ -146,9 +147,9 @@ fn in_turn(p: usize, test: usize) -> bool {
     }
 }
 
-/// From which stage on plan `p` goes through them.
+/// Returns the stage with which plan `p` begins its turns.
 fn first_stage(p: usize) -> usize {
-    // Plans that are in turn are two of four, which would have two of four stages.
+    // Two of four plans are in turn, which would use only two of the four stages.
     if long() { p } else { p + p / 4 }
 }
 
@@ -168,7 +169,7 @@ fn as_many_workers_go_on_as_if_nothing_had_been() {
         let ranks = |i: usize| if long() || i % 6 == 2 { [1, 2, 3][i % 3] } else { [1, 2, 1][i % 3] };
         let inside = ranks(p);
         let loaded: Vec<usize> = turns(&[0, 1, 2], p + p / 3, 1).collect();
-        // One save after another is for workers of one rank, unless the run is long.
+        // Saves one after another are for workers of one rank, unless the run is long.
         let saved: Vec<u64> = loaded.iter().map(|&k| SAVED[k]).collect();
         let saved = if long() || inside == 1 { SAVED.to_vec() } else { saved };
         let ends = train_and_save(&run(0), &plan, inside, &store, &saved);
@@ -201,7 +202,7 @@ fn other_workers_go_on_from_the_mean() {
         train_and_save(&run(0), &plan, 1 + p % 2, &store, &saved);
         for k in loaded {
             let at = SAVED[k];
-            // Six take much longer than two.
+            // Six workers take much longer than two.
             for workers in turns(&[2, 6], usize::from(p % 6 == 1), 1) {
                 let saved_run = Run { ranks: 4, ..run(0) };
                 let mut saved = Naive::new(&saved_run, &plan, 4);
@@ -232,7 +233,7 @@ fn what_is_to_be_sent_again_is_so_after_a_checkpoint() {
     };
     let saved = spawn(&run, &plan, [4, 2], |mut local, worker| {
         steps_until(&run, &mut local, worker, 3);
-        // A worker that cannot take its step, so that nothing is exchanged; then in the midst of that.
+        // A worker cannot take its step, so the exchange fails and is repeated; a checkpoint is saved before the repetition.
         let told = merged_in_step(&run, &mut local, worker, worker != 1);
         assert_eq!(told, (worker != 1).then(Vec::new));
         local.save(&store, named(4)).unwrap();
@@ -249,7 +250,7 @@ fn what_is_to_be_sent_again_is_so_after_a_checkpoint() {
             assert!(mesh[1] == 1 || format!("{end:?}") == format!("{before:?}"), "rank {rank}");
         }
     }
-    // Who begins another plan has nothing to send again.
+    // A worker with another plan has nothing to send again.
     let other = LocalPlan::local_adam(3).with(|f| f.on_failure = OnFailure::Retry);
     spawn(&run, &other, [4, 2], |mut local, worker| {
         local.load(&store, Load { other_settings: true, ..of_step(4) }).unwrap();
@@ -340,7 +341,7 @@ fn who_has_only_just_come_does_not_count_in_the_mean() {
         step(&run, &mut local, worker);
         end(&run, &local)
     });
-    // As many: still without a say.
+    // The same number of workers: the new one still does not count.
     let again = spawn(&run, &plan, [3, 2], |mut local, worker| {
         local.load(&store, of_step(2)).unwrap();
         steps_until(&run, &mut local, worker, 4);
@@ -391,7 +392,7 @@ fn what_somebody_has_edited_is_refused_and_changes_nothing() {
     let edits = [
         (with("/flights/0/fragments/0", json!(99)), "fragment 99"),
         (with("/flights/0/step", json!(4)), "never arrives"),
-        // Of a delay of 2 steps.
+        // The delay is 2 steps.
         (with("/flights/0/step", json!(8)), "cannot be on its way there"),
         (with("/flights/0/fragments", json!([])), "never arrives"),
         (with("/again", json!([3])), "no fragment 3"),
@@ -407,7 +408,7 @@ fn what_somebody_has_edited_is_refused_and_changes_nothing() {
         (with("/flights", json!([])), "not every fragment"),
     ];
     let edits = edits.map(|(edited, expected)| (plan.clone(), of_step(5), edited, expected));
-    // Counts go on whatever the plan.
+    // Counts are kept for any plan.
     let most = json!(1u64 << 53);
     let counts = ["/step", "/outer_steps/2", "/workers/3/steps"].map(|place| {
         let load = Load { other_settings: true, ..of_step(5) };
@@ -423,13 +424,13 @@ fn what_somebody_has_edited_is_refused_and_changes_nothing() {
             let before = end(&run, &local);
             let told = refused(local.load(&store, load).unwrap_err()).to_string();
             assert_eq!((local.steps(), end(&run, &local).params), (1, before.params));
-            // And everybody goes on.
+            // All workers continue.
             step(&run, &mut local, worker);
             told
         });
         assert!(told.iter().all(|told| told.contains(expected)), "{expected}: {told:?}");
     }
-    // Another plan does without their tokens.
+    // Another plan does not need these tokens.
     for (place, ragged) in [("/workers/3/tokens", json!([1])), ("/workers/1/sent", json!([]))] {
         let mut manifest = whole.clone();
         manifest.settings.insert("local".to_owned(), with(place, ragged));
@@ -456,7 +457,7 @@ fn a_failed_save_is_the_same_error_everywhere_and_steps_go_on() {
             steps_until(&run, &mut local, worker, 5);
             let told = refused(local.save(&store, named(5)).unwrap_err());
             let busy = (worker == 1).then(|| local.micro_batch(1).map(drop));
-            // One worker is in the middle of a step: nobody saves.
+            // One worker is in the middle of a step: no worker saves.
             let refused = local.save(&store, named(6)).unwrap_err();
             assert!(matches!(refused, LocalError::Shard(_)), "{refused}");
             drop(busy);
@@ -508,7 +509,7 @@ fn parameters_that_follow_masters_follow_their_mean() {
     });
 }
 
-/// What was sent after more updates than there are here arrives all the same.
+/// A flight sent after more updates than this worker has taken still arrives.
 #[test]
 fn a_worker_that_is_loaded_in_part_goes_on_to_what_is_on_its_way() {
     let (sim, run) = (Sim::new("/run"), run(Stage::Zero2));
@@ -534,10 +535,10 @@ fn a_worker_that_is_loaded_in_part_goes_on_to_what_is_on_its_way() {
     }
 }
 
-/// Of vectors that are longer than what is read of them at once: not where a tenth is run.
+/// With vectors longer than one read; not in runs of a tenth.
 #[test]
 fn a_mean_takes_memory_for_parts_of_what_workers_have() {
-    // Of all workers more than a load may take.
+    // More than a load may allocate, for all workers together.
     let len = cases(1_500_000, 2_000_000) as usize;
     let whole = Run { rule: WhichRule::Sgd, lens: vec![len], ..run(Stage::Zero2) };
     // By tokens, but for the ends.
@@ -560,7 +561,7 @@ fn a_mean_takes_memory_for_parts_of_what_workers_have() {
         (end(&whole, &local), meter.peak(Category::Staging))
     });
     assert_equal(&ends[0].0, &naive.workers[0], "the only worker");
-    // Parts of 16 MiB, as much for readers to read them to, and a few words.
+    // Parts of 16 MiB, as much memory for the readers, and a few words.
     let (all, most) = (4 * len as u64, (32 << 20) + (64 << 10));
     assert!(ends[0].1 > all && ends[0].1 <= all + most, "{} bytes, {all} of them read", ends[0].1);
 }

@@ -1,4 +1,4 @@
-//! What workers send, as their communicators count it: what a plan said before, to the byte.
+//! Traffic of workers, as their communicators count it: equal to the plan's prediction, to the byte.
 
 use crate::common::{Run, cases, draws, turns};
 use crate::local::equal::{End, never, plans, run, train};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 const STAGES: [Stage; 4] = [Stage::Replicated, Stage::Zero1, Stage::Zero2, Stage::Zero3];
 
-/// What the rank is to send.
+/// Returns the planned traffic of the rank.
 pub fn planned(run: &Run, plan: &LocalPlan, workers: usize, rank: usize) -> LocalTraffic {
     let inside = run.ranks / workers;
     let options = Options { grads: Some(run.grads), ..run.options.clone() };
@@ -39,18 +39,18 @@ fn the_planner_knows_every_byte_and_a_worker_sends_none_more_inside() {
     }
 }
 
-/// DES-LOC's shortest period. A run that is not long has as many of shorter ones, and so as many payloads.
+/// DES-LOC's shortest period. A short run has as many periods, but shorter ones, and so as many payloads.
 fn period() -> u64 {
     u64::from(cases(12, 256))
 }
 
-/// A run of as many steps as DES-LOC's longest period has, of these elements.
+/// Returns a run of these elements with as many steps as DES-LOC's longest period.
 fn long(ranks: usize, stage: Stage, lens: &[usize]) -> Run {
     let options = Options { bucket_len: None, ..Options::default() };
     Run { ranks, lens: lens.to_vec(), steps: 6 * period(), options, ..Run::default() }.stage(stage)
 }
 
-/// Bytes of payload and of words that each rank sent: those that were planned.
+/// Returns the bytes of payload and of words that each rank sent, and checks them against the plan.
 fn counted(run: &Run, plan: &LocalPlan, workers: usize) -> (Vec<u64>, Vec<u64>) {
     let count = |(rank, end): (usize, &End)| {
         let [_, payload, words] = end.sent;
@@ -61,7 +61,7 @@ fn counted(run: &Run, plan: &LocalPlan, workers: usize) -> (Vec<u64>, Vec<u64>) 
     train(run, plan, workers).iter().enumerate().map(count).unzip()
 }
 
-/// What each rank sends to reduce gradients where all step together, every step.
+/// Returns the bytes that each rank sends to reduce gradients if all workers step together, every step.
 fn every_step(run: &Run) -> Vec<u64> {
     let sent = |steps: u64| {
         let run = Run { steps, ..run.clone() };
@@ -88,22 +88,22 @@ fn des_loc_sends_nine_payloads_in_its_longest_period() {
     let worlds = [(4, 1, Stage::Replicated), (2, 2, Stage::Zero1), (2, 2, Stage::Zero2)];
     for (workers, inside, stage) in worlds {
         let run = long(workers * inside, stage, &[128, 64, 64]);
-        // What a rank sends to reduce its 256 elements, or its half of them, once.
+        // Bytes that a rank sends to reduce its 256 elements, or its half of them, once.
         let once = (2 * (workers - 1) * (256 / inside / workers) * 4) as u64;
         let sent = plans.each_ref().map(|plan| counted(&run, plan, workers));
         for ((payload, words), (payloads, exchanges)) in sent.iter().zip([(9, 6), (18, 6), (steps, steps)]) {
             assert_eq!(*payload, [payloads * once; 4], "{workers} x {inside}, {stage:?}");
-            // Four words to three others; of a vote's one word a rank sends twice what it does not own.
+            // Four words to three others; of a vote's one word each rank sends the part it does not own twice.
             assert_eq!(*words, [96, 112, 112, 112].map(|bytes| exchanges * bytes));
         }
-        // Of 1536 steps 170.67 times less.
+        // Over 1536 steps 170.67 times less.
         assert!((0..4).all(|rank| sent[2].0[rank] * 9 == sent[0].0[rank] * steps));
         if inside == 1 {
-            // Of gradients there is as much to reduce.
+            // Reducing gradients takes as many bytes.
             assert_eq!(every_step(&run), sent[2].0);
         }
     }
-    // What ranks do not divide evenly they do together.
+    // With elements that ranks do not divide evenly, the sum over the ranks is exact.
     let run = long(4, Stage::Zero2, &Run::default().lens);
     assert_eq!(counted(&run, &plans[0], 2).0.iter().sum::<u64>(), 9 * 2 * 268 * 4);
 }

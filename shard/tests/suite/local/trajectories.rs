@@ -1,4 +1,4 @@
-//! Two workers on quadratics follow trajectories that another program computed.
+//! Two workers on quadratics follow trajectories computed by another program.
 
 use meshstep_comm::loopback;
 use meshstep_optim::{AdamW, Moments, QhAdamW, QhAdopt, Sgd, UncorrectedAdam};
@@ -6,7 +6,7 @@ use meshstep_shard::local::{LocalOptimizer, LocalPlan, Placement, Workers};
 use meshstep_shard::{At, Groups, Optimizer, Options};
 use meshstep_tensor::{DType, Layout, Slice};
 
-/// Written by `bench/python/local_reference.py`, which says what the lines are.
+/// Written by `bench/python/local_reference.py`, which explains the lines.
 const TRAJECTORIES: &str = include_str!("data/trajectories.txt");
 
 fn expected(name: &str) -> Vec<[f64; 2]> {
@@ -18,7 +18,7 @@ fn expected(name: &str) -> Vec<[f64; 2]> {
     line.unwrap().split(' ').map(pair).collect()
 }
 
-/// Both workers' x after each step, of one f64 parameter.
+/// Returns both workers' x after each step, of one f64 parameter.
 fn follow(
     rules: &Groups,
     plan: &LocalPlan,
@@ -106,7 +106,7 @@ fn nesterov_over_a_constant_difference() {
 
 #[test]
 fn a_delayed_moment_is_the_one_that_was_averaged_at_once() {
-    // Where gradients do not depend on parameters, as if nothing had been late.
+    // If gradients do not depend on parameters, a delay does not change the result.
     let momentum = Sgd { momentum: 0.9, ..Sgd::default() };
     let gradient = |worker: usize, _: f64| [1.0, -3.0][worker];
     let plan = |delay| {

@@ -1,4 +1,4 @@
-//! Workers that verify while they train: what an exchange, a roll-back or a new worker's start has written counts as written.
+//! Workers that verify while they train: values written by an exchange, a roll-back or a takeover count as written.
 
 use crate::local::equal::run;
 use crate::local::replicas::step;
@@ -6,7 +6,7 @@ use meshstep_comm::loopback;
 use meshstep_shard::local::{LocalOptimizer, LocalPlan, OnFailure, Workers};
 use meshstep_shard::{At, Error, Fault, Stage};
 
-/// A plan of which something is on its way after five steps, and is rolled back where it is given up.
+/// A plan with a flight after five steps, which is rolled back when given up.
 fn plan() -> LocalPlan {
     LocalPlan::local_adam(4).with(|f| {
         (f.timing.delay, f.on_failure) = (2, OnFailure::RollBack);
@@ -15,14 +15,14 @@ fn plan() -> LocalPlan {
 
 #[test]
 fn what_is_exchanged_rolled_back_or_taken_over_is_what_ranks_wrote() {
-    // As a third comes, and as the two only meet anew.
+    // A third worker joins, or the same two regroup.
     for (stage, ranks) in
         [Stage::Zero1, Stage::Zero2, Stage::Zero3].into_iter().flat_map(|s| [(s, 6), (s, 4)])
     {
         let run = run(2, 2).stage(stage);
         let kept = loopback::spawn(ranks, |world| {
             let worker = world.rank() / 2;
-            // Two workers, and a third that is by itself until it comes.
+            // Two workers, and a third that is alone until it joins.
             let there = world.split(Some(u32::from(worker == 2)), 0).unwrap().unwrap();
             let (comm, workers) = Workers::split(there, worker as u32).unwrap();
             let inside = comm.rank();
@@ -43,7 +43,7 @@ fn what_is_exchanged_rolled_back_or_taken_over_is_what_ranks_wrote() {
             assert_eq!(verified.unchecked, 0);
             verified.kept
         });
-        // Moments that only one rank has were held against what it wrote.
+        // Moments that only one rank has were compared with the values it wrote.
         assert!(kept.unwrap().into_iter().all(|kept| kept > 0), "{stage:?}, {ranks}");
     }
 }

@@ -12,7 +12,7 @@ use rand::{Rng, SeedableRng};
 
 const LEN: usize = 200;
 
-/// What a worker steps down by from 0, which is its first moment then, and how many tokens that were.
+/// A worker's gradients, which are its moves from 0 and its first moments, and its tokens.
 #[derive(Clone, Debug)]
 struct Worker {
     grads: Vec<f32>,
@@ -20,7 +20,7 @@ struct Worker {
     joins: bool,
 }
 
-/// Each worker's parameter and moment after its first step, at which all meet.
+/// Returns each worker's parameter and moment after its first step, at which all exchange.
 fn meet(plan: &LocalPlan, workers: &[Worker]) -> Vec<[Vec<f32>; 2]> {
     let ends = loopback::spawn(workers.len(), |world| {
         let Worker { grads, tokens, joins } = &workers[world.rank()];
@@ -51,8 +51,8 @@ fn plan(weights: [Weights; 2]) -> LocalPlan {
     LocalPlan::new([What::Params, What::State(Slots::First)].into_iter().zip(weights).map(of).collect())
 }
 
-/// Two to five workers. Of those who count in the second fragment the last mostly has what cancels the others', down to 22 bits
-/// below; who counts in none may have anything.
+/// Draws two to five workers. The last of those that count in the second fragment mostly cancels the others' values, down to 22
+/// bits below; a worker that counts in none may have any values.
 fn workers(rng: &mut StdRng, weights: [Weights; 2]) -> Vec<Worker> {
     let n = rng.random_range(2..=5);
     let mut worker = |i: usize| {
@@ -84,7 +84,7 @@ fn workers(rng: &mut StdRng, weights: [Weights; 2]) -> Vec<Worker> {
     all
 }
 
-/// How much a worker counts in a fragment of these weights.
+/// Returns the weight of a worker in a fragment of these weights.
 fn counts(worker: &Worker, weights: Weights) -> u64 {
     match weights {
         _ if worker.joins => 0,
@@ -116,7 +116,7 @@ fn a_mean_is_the_exact_one_to_half_an_ulp() {
                         size += share * x.abs();
                     }
                     off.add_product(-total, f64::from(after));
-                    // Shares are rounded too: a sixteenth of it where all but 22 bits cancel.
+                    // Shares are rounded too: by a sixteenth of it if all but 22 bits cancel.
                     let most = half_ulp(after) * (1.0 + 1.0 / 16.0);
                     let off = off.to_f64().abs() / total;
                     assert!(
@@ -128,7 +128,7 @@ fn a_mean_is_the_exact_one_to_half_an_ulp() {
             }
         }
     }
-    // Of few cases chance may take some away.
+    // With few cases chance may remove some.
     let least = if count == 40 { 5000 } else { 60 * count };
     assert!(cancelled > least, "{cancelled}");
 }

@@ -1,4 +1,4 @@
-//! Workers that are processes, train, and are killed or stopped: those that are left agree to the bit, and so does who comes back.
+//! Worker processes that train and are killed or stopped: the survivors agree to the bit, and so does a worker that comes back.
 
 mod wired;
 
@@ -17,7 +17,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Set where this binary runs as a worker: its id, the arbiter's address, that of the ranks' threads.
+/// Set if this binary runs as a worker: its id, the arbiter's address, the address of the ranks' threads.
 const WORKER: &str = "MESHSTEP_TEST_TRAINS";
 const ARBITER: &str = "MESHSTEP_TEST_TRAINS_AT";
 const RANKS: &str = "MESHSTEP_TEST_TRAINS_WITH";
@@ -26,7 +26,7 @@ const RANKS: &str = "MESHSTEP_TEST_TRAINS_WITH";
 const DEADLINE: Duration = Duration::from_secs(12);
 const LEN: usize = 1000;
 const PLAN: fn() -> LocalPlan = || LocalPlan::local_adam(4);
-/// As long as an exchange may take on a busy machine, the arbiter's patience included.
+/// Longest time of an exchange on a busy machine, the arbiter's patience included.
 const BOUND: Duration = Duration::from_secs(25);
 
 fn token() -> Token {
@@ -61,7 +61,7 @@ fn gradient(id: u64, step: u64) -> Vec<f32> {
     (0..LEN as u64).map(|i| ((i * 31 + id * 17 + step * 7) % 101) as f32 / 50.0 - 1.0).collect()
 }
 
-/// All that is exchanged, as one number.
+/// Digest of the exchanged values.
 fn digest(local: &LocalOptimizer) -> u64 {
     let state = local.state("x").unwrap();
     let moments = state.slots.iter().map(|(_, slot)| slot.bytes().unwrap());
@@ -69,7 +69,7 @@ fn digest(local: &LocalOptimizer) -> u64 {
     bytes.fold(7, |sum, byte| mix(sum, u64::from(*byte)))
 }
 
-/// A step of worker `id`.
+/// Takes a step of worker `id`.
 fn step(local: &mut LocalOptimizer, id: u64) -> Result<LocalStep, LocalError> {
     let grad = gradient(id, local.steps());
     let mb = local.micro_batch(1)?;
@@ -78,7 +78,7 @@ fn step(local: &mut LocalOptimizer, id: u64) -> Result<LocalStep, LocalError> {
     local.step(At { lr: 0.01, ..At::default() })
 }
 
-/// What worker `id` has after so many steps if it met two others after the fourth, and nobody since.
+/// Returns the digest of worker `id` after `steps` steps with one exchange of three workers, after the fourth step.
 fn apart(id: u64, steps: u64) -> u64 {
     let once = PLAN().with(|f| f.timing.during = 0..5);
     let all = loopback::spawn(3, |world| {
@@ -91,7 +91,7 @@ fn apart(id: u64, steps: u64) -> u64 {
     all.unwrap()[id as usize]
 }
 
-/// What a child does, a line at a time, as it is told. In a run of tests it does nothing.
+/// Child process: executes orders from its standard input, line by line. In a normal test run it does nothing.
 #[test]
 fn child() {
     let variable = |name: &str| std::env::var(name).ok();
@@ -128,16 +128,16 @@ fn child() {
             }
         };
         println!("\nended at {} with {:016x}: {error}", local.steps(), digest(&local));
-        // It joins anew where it is told to.
+        // The worker joins again after the next order.
         if orders.next().is_none() {
             return;
         }
     }
 }
 
-/// Takes steps up to the next exchange, that one included. It waits for a line where the order is to: `between` two exchanges, or
-/// `within` one, as soon as that is granted.
-#[allow(clippy::print_stdout, reason = "what it says is for the test that started it")]
+/// Takes steps up to and including the next exchange. For the order `between` it waits for a line between two exchanges, for
+/// `within` as soon as the exchange is granted.
+#[allow(clippy::print_stdout, reason = "the parent test reads the output")]
 fn go_on(
     local: &mut LocalOptimizer,
     id: u64,
@@ -172,7 +172,7 @@ fn start(addresses: [SocketAddr; 2], id: u64) -> Process {
     )
 }
 
-/// Has some go on to their next exchange: what each says of it.
+/// Lets some workers continue to their next exchange, and returns each one's output.
 fn go(workers: &mut [Process], who: &[usize]) -> Vec<String> {
     who.iter().for_each(|&i| workers[i].order("go"));
     let begin = Instant::now();
@@ -181,12 +181,12 @@ fn go(workers: &mut [Process], who: &[usize]) -> Vec<String> {
     said
 }
 
-/// Whether all say the same, of this exchange.
+/// Returns true if all lines are equal and begin with `of`.
 fn agree(said: &[String], of: &str) -> bool {
     said.iter().all(|line| *line == said[0]) && said[0].starts_with(of)
 }
 
-/// Three that have had one exchange, where they meet, and their arbiter.
+/// Starts three workers and runs one exchange; returns them with the addresses and the arbiter.
 fn three(config: Config, log: &Path) -> (Vec<Process>, [SocketAddr; 2], Service) {
     let config = Config { digest: PLAN().digest(&optimizer()), ..config };
     let service = serve(free_addr(), config, log);
@@ -199,7 +199,7 @@ fn three(config: Config, log: &Path) -> (Vec<Process>, [SocketAddr; 2], Service)
     (workers, addresses, service)
 }
 
-/// Workers 0 and 2 go on from step `at` until a third has come, at the first boundary after it has called; at which step that was.
+/// Runs workers 0 and 2 from step `at` until worker `id` takes part, and returns that step.
 fn until_it_comes(workers: &mut [Process], id: u64, mut at: u64) -> u64 {
     let mut ids = [0, 2, id];
     ids.sort_unstable();
@@ -220,7 +220,7 @@ fn until_it_comes(workers: &mut [Process], id: u64, mut at: u64) -> u64 {
 fn those_left_of_processes_that_train_agree_and_so_does_one_that_joins_them() {
     let dir = tempfile::tempdir().unwrap();
     let (mut workers, addresses, _service) = three(quick(), &dir.path().join("log"));
-    // One is killed when the others wait for what it brings: nothing is applied, and they drift apart once.
+    // A worker is killed while the others wait for its contribution: the exchange is aborted, and the workers drift apart once.
     workers[1].order("within");
     [0, 2].iter().for_each(|&i| workers[i].order("go"));
     workers[1].says("within");
@@ -235,13 +235,13 @@ fn those_left_of_processes_that_train_agree_and_so_does_one_that_joins_them() {
     let at = until_it_comes(&mut workers, 3, 12);
     let before = go(&mut workers, &[0, 1, 2]);
     assert!(agree(&before, &format!("at {} of [0, 2, 3] merged 3", at + 4)), "{before:?}");
-    // One is killed between two exchanges, which costs nothing.
+    // A worker is killed between two exchanges, which costs no exchange.
     workers[0].kill();
     let said = go(&mut workers, &[1, 2]);
     assert!(agree(&said, &format!("at {} of [2, 3] merged 3", at + 8)) && said[0] != before[0], "{said:?}");
 }
 
-/// One is stopped there for longer than anybody waits, goes on, and comes back.
+/// Stops a worker for longer than the arbiter waits, continues it, and lets it join again.
 fn stopped_for_long(where_: &str) {
     let dir = tempfile::tempdir().unwrap();
     let (mut workers, _, _service) = three(quick(), &dir.path().join("log"));
@@ -252,7 +252,7 @@ fn stopped_for_long(where_: &str) {
     }
     workers[1].says(where_);
     workers[1].stop();
-    // What it does as soon as it can.
+    // Order that the worker executes once it continues.
     workers[1].order("on");
     if within {
         let begin = Instant::now();
@@ -268,11 +268,11 @@ fn stopped_for_long(where_: &str) {
     }
     let said = go(&mut workers, &[0, 2]);
     assert!(agree(&said, "at 12 of [0, 2] merged 3"), "{said:?}");
-    // It is refused, and has what its own steps made of the last exchange that it took part in.
+    // The worker is refused, and holds the result of its own steps since its last exchange.
     workers[1].signal("-CONT");
     let (ended, steps) = (workers[1].says("ended"), if within { 8 } else { 7 });
     assert!(ended.starts_with(&format!("ended at {steps} with {:016x}: ", apart(1, steps))), "{ended}");
-    let fenced = "up to epoch 1 and is none in epoch 2 because it was not heard of";
+    let fenced = "up to epoch 1 and is not in epoch 2 because no message came from it";
     assert!(ended.contains(fenced), "{ended}");
     workers[1].order("join");
     let at = until_it_comes(&mut workers, 1, 12);
@@ -307,7 +307,7 @@ fn one_that_is_stopped_for_less_than_anybody_waits_is_waited_for() {
             [0, 2].iter().for_each(|&i| workers[i].order("go"));
         }
         workers[1].order("on");
-        std::thread::sleep(pause); // nothing tells that others wait
+        std::thread::sleep(pause); // there is no sign that the others wait
         workers[1].signal("-CONT");
         let said: Vec<String> = workers.iter_mut().map(|worker| worker.says("at ")).collect();
         assert!(agree(&said, &format!("at {at} of [0, 1, 2] merged 3")), "{said:?}");

@@ -1,5 +1,6 @@
-//! A communicator between processes, for tests: every rank's operations are done by a thread of one process, on loopback, to which it
-//! sends its buffers over TCP. A process that ends, or is killed, leaves; for one that stands still the others wait until [`DEADLINE`].
+//! A communicator between processes, for tests. Each rank sends its buffers over TCP to one process, where a thread per rank runs
+//! the operations on loopback. A process that ends, or is killed, leaves; the others wait for one that stands still until
+//! [`DEADLINE`].
 
 use meshstep_comm::{Action, Communicator, Error, InFlight, Op, Reduction, Stats, Tickets, loopback};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
@@ -10,14 +11,14 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// As long as a rank waits for the others in an operation.
+/// Longest wait of a rank for the others in an operation.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(8);
 
 type Wired<T> = std::io::Result<T>;
-/// By epoch, then by rank, until they are taken.
+/// Communicators by epoch, then by rank, until they are taken.
 type Worlds = Arc<Mutex<BTreeMap<u64, Vec<Option<Arc<dyn Communicator>>>>>>;
 
-/// Serves the ranks of every epoch, until the process ends; where.
+/// Serves the ranks of every epoch until the process ends, and returns the address.
 pub(crate) fn serve(addr: SocketAddr) -> SocketAddr {
     let listener = TcpListener::bind(addr).unwrap();
     let addr = listener.local_addr().unwrap();
@@ -25,7 +26,7 @@ pub(crate) fn serve(addr: SocketAddr) -> SocketAddr {
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let (stream, worlds) = (stream.unwrap(), Arc::clone(&worlds));
-            // It ends when its rank does.
+            // The thread ends with its rank.
             std::thread::spawn(move || drop(serve_rank(stream, &worlds)));
         }
     });
@@ -37,7 +38,7 @@ fn serve_rank(mut stream: TcpStream, worlds: &Worlds) -> Wired<()> {
     let config = loopback::Config { timeout: DEADLINE, ..loopback::Config::new(ranks as usize) };
     let make = || loopback::world(config).unwrap().into_iter().map(Some).collect();
     let seat = worlds.lock().unwrap().entry(epoch).or_insert_with(make)[rank as usize].take().unwrap();
-    // Calls come one after the other; one that waits for others hears of the end of its process.
+    // Calls run one after the other; while one waits, this thread notices the end of the process.
     let (calls, called) = std::sync::mpsc::channel();
     let mut incoming = stream.try_clone()?;
     let weak = Arc::downgrade(&seat);
@@ -47,7 +48,7 @@ fn serve_rank(mut stream: TcpStream, worlds: &Worlds) -> Wired<()> {
         }
         weak.upgrade().iter().for_each(|seat| seat.abort());
     });
-    // The seat, and the parts that were split from it.
+    // The communicator of all ranks, and those split from it.
     let mut parts = vec![seat];
     for (part, call) in called {
         let told = match call {
@@ -67,7 +68,7 @@ fn serve_rank(mut stream: TcpStream, worlds: &Worlds) -> Wired<()> {
     Ok(())
 }
 
-/// Where a new part is among all, the rank in it, and its size; nothing where this rank is in none.
+/// Splits a communicator, and returns the index, rank and size of the new one; nothing if this rank is in none.
 fn split(
     parts: &mut Vec<Arc<dyn Communicator>>,
     of: usize,
@@ -80,7 +81,7 @@ fn split(
     Ok(words.iter().flat_map(|&word| (word as u64).to_le_bytes()).collect())
 }
 
-/// What a rank asks for.
+/// Request of a rank.
 enum Call {
     Run(Op, Buffer),
     Split(Option<u32>, i64),
@@ -94,13 +95,13 @@ fn word(stream: &mut TcpStream) -> Wired<u64> {
 
 const TYPES: [DType; 3] = [DType::F32, DType::F64, DType::U64];
 const REDUCTIONS: [Reduction; 4] = [Reduction::Sum, Reduction::Mean, Reduction::Max, Reduction::Min];
-/// After those: one with a factor, which follows.
+/// Code of the reduction with a factor, which follows.
 const WITH_FACTOR: usize = REDUCTIONS.len();
 
-/// After the operations: a split, by a colour less 1, and a key in place of the factor.
+/// Code of a split, with the colour plus 1 as the root, and the key in place of the factor.
 const SPLIT: u64 = 3;
 
-/// Of which part, and an operation with what it works on; those that local training has between workers.
+/// Reads the index of a communicator and an operation with its buffer; only operations that local training uses between workers.
 fn read_call(stream: &mut TcpStream) -> Wired<(usize, Call)> {
     let part = word(stream)? as usize;
     let [kind, of, dtype, len] = [word(stream)?, word(stream)?, word(stream)?, word(stream)?];
@@ -122,18 +123,18 @@ fn read_call(stream: &mut TcpStream) -> Wired<(usize, Call)> {
     Ok((part, Call::Run(op, buffer)))
 }
 
-/// One rank of an epoch, in another process than the ranks' threads.
+/// One rank of an epoch, in another process than the threads that run the operations.
 #[derive(Debug)]
 pub(crate) struct Wire {
     rank: usize,
     ranks: usize,
-    /// Which of its parts, 0 being all of it.
+    /// Index of the communicator; 0 has all ranks.
     part: usize,
     line: Arc<Line>,
     tickets: Arc<Done>,
 }
 
-/// The connection of a rank, for all its parts. It ends with the last of them.
+/// Connection of a rank, shared by its communicators. It ends with the last of them.
 #[derive(Debug)]
 struct Line {
     stream: Mutex<TcpStream>,
@@ -142,7 +143,7 @@ struct Line {
 
 impl Line {
     fn end(&self) {
-        // It may have ended already.
+        // The connection may have ended already.
         let _ = self.breaks.shutdown(Shutdown::Both);
     }
 }
@@ -206,7 +207,7 @@ impl Communicator for Wire {
         self.ranks
     }
 
-    /// Does it while the caller waits.
+    /// Runs the operation while the caller waits.
     fn start(&self, op: Op, mut buffer: Buffer, _after: &Queue) -> Result<InFlight, (Buffer, Error)> {
         let told = self.call(op, &mut buffer).unwrap_or_else(|error| Err(error.to_string()));
         let told = told.map_err(|message| Error::Remote { rank: self.rank, message });
@@ -238,7 +239,7 @@ impl Communicator for Wire {
 
 type Ended = (Buffer, Result<(), Error>);
 
-/// What has been done, until it is asked for.
+/// Finished operations, until they are collected.
 #[derive(Debug, Default)]
 struct Done {
     next: AtomicUsize,
