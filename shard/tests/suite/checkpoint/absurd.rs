@@ -82,7 +82,7 @@ fn a_history_beyond_its_memory_is_refused() {
         for (at, to) in counts.chain(places).chain(pairs) {
             let error = opt.deserialize(&word(at, to)).unwrap_err().to_string();
             assert!(
-                error.starts_with("on rank 0: the manifest says of the progress of L-BFGS: "),
+                error.starts_with("on rank 0: invalid manifest entry for the progress of L-BFGS: "),
                 "{at} {to}: {error}"
             );
             step(&mut opt);

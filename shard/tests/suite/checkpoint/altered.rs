@@ -213,27 +213,27 @@ const OF: &str = "slot \"m\" of tensor \"p0\"";
 
 const EDITS: &[Edit] = &[
     // Shapes and types.
-    (|m| tensor(m).shape = vec![401], &["of tensor \"p0\"", "is not cut into boxes"]),
+    (|m| tensor(m).shape = vec![401], &["of tensor \"p0\"", "boxes do not tile"]),
     (|m| tensor(m).shape = vec![35, 2], &["of tensor \"p0\"", "does not lie"]),
     (|m| tensor(m).shape = vec![], &["of tensor \"p0\"", "does not lie"]),
     (|m| slot(m, "m").dtype = Type::F16, &[OF, "are not"]),
     (|m| slot(m, "param").dtype = Type::F16, &["slot \"param\" of \"p0\"", "F16", "BF16"]),
     (|m| slot(m, "param").dtype = Type::U16, &["slot \"param\" of \"p0\"", "BF16"]),
     // Elements twice, or not at all.
-    (|m| piece(m).range = piece(m).range.map(|at| at - 1), &[OF, "there twice"]),
+    (|m| piece(m).range = piece(m).range.map(|at| at - 1), &[OF, "stored twice"]),
     (|m| piece(m).range = piece(m).range.map(|at| at + 1), &[OF, "missing"]),
     (|m| drop(slot(m, "m").pieces.remove(1)), &[OF, "missing"]),
-    (|m| slot(m, "m").pieces.clear(), &[OF, "is not cut into boxes"]),
+    (|m| slot(m, "m").pieces.clear(), &[OF, "boxes do not tile"]),
     (
         |m| {
             let again = piece(m).clone();
             slot(m, "m").pieces.push(again);
         },
-        &[OF, "there twice"],
+        &[OF, "stored twice"],
     ),
     (|m| piece(m).range.reverse(), &[OF, "0 elements"]),
     // Absurd sizes.
-    (|m| tensor(m).shape = vec![1 << 40], &["of tensor \"p0\"", "is not cut into boxes"]),
+    (|m| tensor(m).shape = vec![1 << 40], &["of tensor \"p0\"", "boxes do not tile"]),
     (|m| tensor(m).shape = vec![1 << 40, 1 << 40], &["of tensor \"p0\"", "2^64"]),
     (|m| tensor(m).shape = vec![1; 65], &["of tensor \"p0\"", "65 dimensions"]),
     (|m| piece(m).stored.bytes = 1 << 60, &[OF, "are not"]),

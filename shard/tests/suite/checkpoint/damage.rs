@@ -82,13 +82,13 @@ fn a_manifest_that_contradicts_itself_is_refused() {
     let (_, store) = saved();
     let text = store.latest().unwrap().manifest().to_text();
     let edits = [
-        ("\"shape\":[2,40]", "\"shape\":[2,41]", "is not cut into boxes"),
+        ("\"shape\":[2,40]", "\"shape\":[2,41]", "boxes do not tile"),
         ("\"shape\":[2,40]", "\"shape\":[1,40]", "does not lie"),
         ("\"shape\":[2,40]", "\"shape\":[80]", "does not lie"),
         ("\"shape\":[2,40]", "\"shape\":[4294967296,4294967296,2]", "2^64"),
         ("\"dtype\":\"F32\"", "\"dtype\":\"F16\"", "are not 160 bytes"),
         ("\"dtype\":\"F32\"", "\"dtype\":\"F31\"", "unknown variant"),
-        ("\"range\":[40,80]", "\"range\":[39,79]", "there twice"),
+        ("\"range\":[40,80]", "\"range\":[39,79]", "stored twice"),
         ("\"range\":[40,80]", "\"range\":[41,81]", "not in a box"),
         ("\"range\":[40,80]", "\"range\":[80,40]", "are not 160 bytes"),
         ("\"range\":[0,40]", "\"range\":[40,80]", "missing"),

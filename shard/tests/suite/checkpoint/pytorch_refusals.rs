@@ -166,7 +166,7 @@ fn a_header_that_contradicts_itself_is_refused() {
         assert!(error.contains("is no safetensors file") && error.contains(text), "{error} says {text}");
     }
     sim.damage(path, |file| *file = [&u64::MAX.to_le_bytes()[..], &[0; 40]].concat());
-    assert!(refused(&run, &sim, Import::default()).contains("does not lie in its 48"));
+    assert!(refused(&run, &sim, Import::default()).contains("does not fit in its 48"));
     sim.forget(path);
     assert!(refused(&run, &sim, Import::default()).contains("opening"));
 }

@@ -392,7 +392,7 @@ fn what_somebody_has_edited_is_refused_and_changes_nothing() {
         (with("/flights/0/fragments/0", json!(99)), "fragment 99"),
         (with("/flights/0/step", json!(4)), "never arrives"),
         // Of a delay of 2 steps.
-        (with("/flights/0/step", json!(8)), "cannot be on its way there"),
+        (with("/flights/0/step", json!(8)), "cannot be in flight"),
         (with("/flights/0/fragments", json!([])), "never arrives"),
         (with("/again", json!([3])), "no fragment 3"),
         (with("/step", json!(1u64 << 60)), "no count of steps"),
@@ -402,7 +402,7 @@ fn what_somebody_has_edited_is_refused_and_changes_nothing() {
         (with("/outer_steps", json!([])), "not every fragment"),
         (with("/workers", json!(idle)), "no worker's values count"),
         (with("/workers", json!(fifth)), "nothing for \"worker.4/p0\""),
-        (with("/workers", json!(vec![&local["workers"][0]; 1000])), "it tells of 1000 workers"),
+        (with("/workers", json!(vec![&local["workers"][0]; 1000])), "it lists 1000 workers"),
         (with("/hash", json!("0")), "the local plan was saved as 0"),
         (with("/flights", json!([])), "not every fragment"),
     ];
