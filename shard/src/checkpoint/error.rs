@@ -103,10 +103,10 @@ pub enum CheckpointError {
         /// Reason; it is part of the text above, and therefore not the error's source.
         r#source: Box<CheckpointError>,
     },
-    /// The manifest is inconsistent.
-    #[error("invalid manifest entry for {what}: {reason}")]
+    /// A saved entry is inconsistent.
+    #[error("invalid entry for {what}: {reason}")]
     Contradiction {
-        /// Part of the manifest: a file, a tensor and its slot, or a setting.
+        /// Owner of the entry: a file, a tensor and its slot, or a setting.
         what: String,
         /// Inconsistency.
         reason: String,

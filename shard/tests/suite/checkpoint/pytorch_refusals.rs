@@ -1,4 +1,4 @@
-//! What cannot be said in PyTorch's names, or is not what a file says, is one error on all ranks, and changes nothing.
+//! State without PyTorch names, and files with other contents, are one error on all ranks, and change nothing.
 
 use crate::checkpoint::bytes;
 use crate::checkpoint::faulty::Faulty;
@@ -33,7 +33,7 @@ fn exported(run: &Run) -> Sim {
     sim
 }
 
-/// What every rank is told of the file, by which nothing changes.
+/// Returns the error of all ranks that import the file. Nothing must change.
 fn refused(run: &Run, sim: &Sim, import: Import) -> String {
     bytes::told(run, |opt| opt.import_pytorch(&on(sim), import).map(drop))
 }
@@ -112,7 +112,7 @@ fn what_a_file_says_otherwise_is_told_by_name() {
         let error = refused(&run, &sim, strict);
         assert!(error.starts_with("on rank 0: ") && error.contains(text), "{error} says {text}");
     }
-    // No state at all: of a model, not of a run. It is taken in if one says so.
+    // The file has no state, as one of a model. `fresh` imports it.
     write(&sim, &sound.iter().filter(|entry| !entry.0.starts_with("state.")).cloned().collect::<Vec<_>>());
     assert!(refused(&run, &sim, strict).contains("begins anew with `fresh`"));
     write(&sim, &sound.iter().filter(|entry| !entry.0.starts_with("state.p1.")).cloned().collect::<Vec<_>>());
@@ -198,7 +198,7 @@ fn rules_that_pytorch_has_not_are_refused_on_all_ranks() {
     }
 }
 
-/// With each call of the writer's disk refused in turn, the file of before is there, and with none the new one.
+/// Each call of the writer's disk is refused in turn: the old file stays. Without a refusal the new file is there.
 #[test]
 fn every_refusal_of_a_disk_leaves_the_file_of_before() {
     let run = run();
@@ -219,7 +219,7 @@ fn every_refusal_of_a_disk_leaves_the_file_of_before() {
             if opt.comm().rank() == 1 {
                 assert_eq!(sim.files(), [Path::new(FILE)], "call {calls}: nothing else is left");
             }
-            // The last call makes the new name last.
+            // The last call syncs the new name.
             assert!(
                 error.to_string().contains("syncing /run:") || read(&sim) == before,
                 "call {calls}: {error}"
@@ -235,7 +235,7 @@ fn every_refusal_of_a_disk_leaves_the_file_of_before() {
     for _ in 0..50 {
         assert!(read(&sim.crashed(sim.events(), &mut random)) == read(&sim), "a crash takes nothing back");
     }
-    // What a crash left of an attempt is no obstacle.
+    // The remains of an attempt before a crash are no obstacle.
     sim.create(&Path::new(FILE).with_extension("safetensors.tmp")).unwrap();
     let again = spawn(1, |comm| {
         let run = Run { ranks: 1, ..run.clone() };
