@@ -11,7 +11,7 @@ use meshstep_tensor::{Buffer, Category, Meter, Place, Queue, Slice};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-/// Memory in bytes that a save needs beside the saved values.
+/// Maximum memory in bytes that a save needs beside the saved values.
 pub(crate) const STAGING: usize = 16 << 20;
 
 /// Length in bytes from which host memory is written without a copy to the window.

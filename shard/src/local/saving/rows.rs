@@ -3,7 +3,7 @@
 //! | tensor | contents |
 //! |---|---|
 //! | `worker.W/NAME` | a worker's own parameter and state |
-//! | `fragment.F/NAME` | state shared by all workers for fragment `F`'s elements of a parameter: the result of its last exchange, the outer optimizer's state, the mean that is in flight |
+//! | `fragment.F/NAME` | state that all workers share for fragment `F` of a parameter: last result, outer state, mean in flight |
 //! | `sent.W.F/NAME` | the values that a worker sent of these elements, if their mean is in flight |
 
 use crate::checkpoint::{CheckpointError, Content, Holding, Named, Type};
