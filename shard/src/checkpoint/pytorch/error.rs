@@ -60,16 +60,16 @@ pub enum PyTorchError {
         /// First byte of a range that differs, and the byte behind its last.
         bytes: [u64; 2],
     },
-    /// The file lacks a vector.
-    #[error("the file has no vector {key:?}; a parameter without any state begins anew with `fresh`")]
+    /// The file lacks an entry.
+    #[error("the file has no entry {key:?}; a parameter without any state begins anew with `fresh`")]
     Missing {
-        /// Name of the first missing vector.
+        /// Key of the first missing entry.
         key: String,
     },
-    /// The file has a vector that does not exist here.
+    /// The file has an entry that does not exist here.
     #[error("the file has {key:?}, which is not here; it is of another model or rule")]
     Unexpected {
-        /// Name of the first such vector.
+        /// Key of the first such entry.
         key: String,
     },
     /// A vector has another shape.

@@ -79,10 +79,10 @@ fn what_a_file_says_otherwise_is_told_by_name() {
         })
     };
     let table: Vec<(Edit<'_>, &str)> = vec![
-        (drop_key("p1"), "nothing called \"p1\""),
-        (drop_key("state.p1.exp_avg"), "nothing called \"state.p1.exp_avg\""),
-        (drop_key("state.p1.step"), "nothing called \"state.p1.step\""),
-        (Box::new(|all| all[key("p1")].0 = "q".to_owned()), "nothing called \"p1\""),
+        (drop_key("p1"), "no entry \"p1\""),
+        (drop_key("state.p1.exp_avg"), "no entry \"state.p1.exp_avg\""),
+        (drop_key("state.p1.step"), "no entry \"state.p1.step\""),
+        (Box::new(|all| all[key("p1")].0 = "q".to_owned()), "no entry \"p1\""),
         (
             Box::new(|all| all.push(("state.p0.sum".to_owned(), "F32".to_owned(), vec![1], vec![0; 4]))),
             "the file has \"state.p0.sum\", which is not here",
