@@ -1,4 +1,4 @@
-//! Saving while training goes on: a copy of one moment is written by a thread, whose ranks have a communicator of their own.
+//! Saving while training goes on: a thread writes a copy of one moment, over a communicator of its own.
 
 use super::contents::Keeper;
 use super::error::CheckpointError;
@@ -18,47 +18,48 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// A save on its way. Dropping it lets the save go on: the optimizer's next one, or its drop, waits for it.
+/// Background save. Dropping the handle lets the save go on; the optimizer's next save, or its drop, waits for it.
 #[derive(Debug)]
 pub struct Saving {
     flight: Arc<Flight>,
     stall: Stall,
 }
 
-/// How long training stood still for a save that goes on beside it.
+/// Pause of training caused by a background save.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stall {
     /// Bytes copied on this rank.
     pub bytes: u64,
-    /// What that took.
+    /// Time of the copy.
     pub copying: Duration,
-    /// From the call of [`Optimizer::save_async`] to its return, the other ranks' part in it too.
+    /// Time from the call of [`Optimizer::save_async`] to its return, including the other ranks' part.
     pub whole: Duration,
 }
 
 impl Saving {
-    /// What the checkpoint is called.
+    /// Returns the step that names the checkpoint.
     pub fn step(&self) -> u64 {
         self.flight.step
     }
 
-    /// How long training stood still.
+    /// Returns the pause of training.
     pub fn stall(&self) -> Stall {
         self.stall
     }
 
-    /// Bytes this rank has written, and bytes it writes, once it has begun.
+    /// Returns the bytes this rank has written, and the total; zeros until the first write.
     pub fn progress(&self) -> (u64, u64) {
         (self.flight.written.load(Relaxed), self.flight.total.load(Relaxed))
     }
 
-    /// Whether it has ended, in a checkpoint or in an error; on a GPU, whether this rank has written its file.
+    /// Returns true if the save has ended, with a checkpoint or an error. On a GPU: true if this rank has written its file.
     pub fn is_done(&self) -> bool {
         self.flight.ended.get().is_some() || lock(&self.flight.rest).is_some()
     }
 
-    /// Waits for it, on a GPU a call of all ranks; tells what the checkpoint is called. What fails in the save is the same [`Error::Checkpoint`] on every rank.
-    /// Any other error concerns the communicator of saves alone, unless training has failed too: steps go on.
+    /// Waits for the save and returns the step that names the checkpoint; on a GPU all ranks must call this together. A failure of the save
+    /// is the same [`Error::Checkpoint`] on every rank. Any other error concerns only the communicator of saves, unless training has failed
+    /// too: training can go on.
     pub fn join(self) -> Result<u64, Error> {
         let ended = self.flight.wait();
         self.flight.heard.store(true, Relaxed);
@@ -66,14 +67,14 @@ impl Saving {
     }
 }
 
-/// What an optimizer keeps of background saves.
+/// State of an optimizer's background saves.
 #[derive(Debug, Default)]
 pub(crate) struct Background {
     comm: Option<Arc<dyn Communicator>>,
     last: Option<Arc<Flight>>,
 }
 
-/// A save, and the thread that carries it out.
+/// Background save, and the thread that carries it out.
 #[derive(Debug)]
 struct Flight {
     step: u64,
@@ -81,26 +82,26 @@ struct Flight {
     total: AtomicU64,
     thread: Mutex<Option<JoinHandle<()>>>,
     ended: OnceLock<Result<u64, Error>>,
-    /// Somebody has asked what became of it.
+    /// True if the outcome was reported to the caller.
     heard: AtomicBool,
-    /// Its ranks have no communicator any more.
+    /// True if the communicator of saves is unusable.
     broken: AtomicBool,
     rest: Mutex<Option<Rest>>,
-    /// What was copied to, once that is written.
+    /// Memory of the snapshot, for reuse once it is written.
     spare: Mutex<Vec<Buffer>>,
 }
 
-/// What a thread carries out.
+/// Work of the thread.
 struct Job {
     agreed: Agreed,
     store: Store,
     ranks: Ranks,
     snapshot: Snapshot,
-    /// Where ranks cannot agree meanwhile: what was begun.
+    /// Draft begun in advance, if ranks cannot agree in the background (GPU).
     opened: Option<Option<Draft>>,
 }
 
-/// What all ranks do together once each has written its file.
+/// Collective part of a save that remains when each rank has written its file.
 #[derive(Debug)]
 struct Rest {
     agreed: Agreed,
@@ -111,24 +112,23 @@ struct Rest {
 
 const PANICKED: &str = "the thread that saves panicked";
 
-/// What a rank knows of the save before: nothing that others should hear.
+/// State of the previous save on a rank: nothing to report.
 const FINE: u64 = 0;
-/// It failed, and nobody has asked.
+/// The previous save failed, and its error was not reported.
 const UNHEARD: u64 = 1;
-/// Its ranks have no communicator any more.
+/// The communicator of saves is unusable.
 const BROKEN: u64 = 2;
 
 impl Optimizer {
-    /// As [`save`](Self::save), of this moment, while training goes on. Collective; it takes as long as copying what this rank
-    /// writes to memory of the host, which it does after the last step, on a GPU too. That memory, counted as staging, stays for
-    /// the next one until [`release_snapshot`](Self::release_snapshot).
+    /// Same as [`save`](Self::save) of this moment, while training goes on. Collective. The call takes as long as copying this rank's part
+    /// to host memory, after the last step has finished, on a GPU too. The copy is counted as staging memory and kept for the next save
+    /// until [`release_snapshot`](Self::release_snapshot).
     ///
-    /// Files are written by a thread, whose ranks agree through a communicator split off once: aborting training's ends the save.
-    /// On a GPU, where collectives that ranks launch in different orders may wait for each other for ever, a thread only writes:
-    /// the step becomes the newest in [`Saving::join`], the next save, or the optimizer's drop, to which all ranks come together.
-    /// What fails there changes nothing here. [`Saving::join`] tells it; where any rank has not joined, the next save of either
-    /// kind is that error instead, on every rank, and the one after it saves again. A save waits for the one before; so does
-    /// dropping the optimizer.
+    /// A thread writes the file, and its ranks agree over a communicator that is split off once; aborting training's communicator ends the
+    /// save. On a GPU, collectives that ranks launch in different orders may deadlock, so the thread only writes: the step becomes the
+    /// newest in [`Saving::join`], the next save, or the drop of the optimizer, which all ranks reach together. A failure of the save
+    /// changes nothing here. [`Saving::join`] returns it; if any rank has not joined, the next save of either kind returns that error
+    /// instead, on every rank, and the save after that works again. A save waits for the previous one, and so does dropping the optimizer.
     ///
     /// ```
     /// # use meshstep_optim::AdamW;
@@ -155,7 +155,7 @@ impl Optimizer {
         self.save_async_placed(store, save, &Alike { ranks })
     }
 
-    /// The same where parameters are parts of others.
+    /// [`save_async`](Self::save_async) with parameters cut as `placing` describes.
     pub fn save_async_placed(
         &mut self,
         store: &Store,
@@ -165,12 +165,12 @@ impl Optimizer {
         save_all_async(self, store, save, placing)
     }
 
-    /// Frees what the last [`save_async`](Self::save_async) has copied to, if it has ended.
+    /// Frees the memory of the last [`save_async`](Self::save_async), if that has ended.
     pub fn release_snapshot(&mut self) {
         self.background.last.iter().for_each(|last| drop(std::mem::take(&mut *lock(&last.spare))));
     }
 
-    /// What became of the save before, if it failed and some rank has not asked. Collective.
+    /// Returns the error of the previous save if it failed and some rank has not reported it. Collective.
     pub(super) fn hear_of_last_save(&mut self, ranks: &Ranks) -> Result<(), Error> {
         let known = self.background.last.as_ref().map_or(FINE, |last| last.known());
         let known = ranks.words(known)?;
@@ -187,18 +187,18 @@ impl Optimizer {
         same
     }
 
-    /// The next save in the background is of other ranks.
+    /// Drops the communicator of saves; the next background save is of other ranks.
     pub(crate) fn forget_savers(&mut self) {
         self.background.comm = None;
     }
 
-    /// Waits until this rank's thread has ended the save before.
+    /// Waits until this rank's thread has ended the previous save.
     pub(super) fn finish_last_save(&mut self) {
         self.background.last.iter().for_each(|last| drop(last.wait()));
     }
 }
 
-/// Begins to save whatever a keeper keeps. Collective.
+/// Begins to save the contents of `keeper`. Collective.
 pub(crate) fn save_all_async<K: Keeper>(
     keeper: &mut K,
     store: &Store,
@@ -231,13 +231,13 @@ fn begin<K: Keeper>(
         job.opened = Some(job.agreed.open(store, &job.ranks)?);
     }
     let bytes = job.snapshot.bytes();
-    // The thread waits for it.
+    // The thread waits for the job.
     let _ = send.send(job);
     keeper.optimizer().background.last = Some(Arc::clone(&flight));
     Ok((flight, bytes, copying))
 }
 
-/// All that this rank needs: once every rank has it, nothing is missing.
+/// Allocates the memory of this rank's save. Once every rank has succeeded, the save can begin.
 fn prepare<K: Keeper>(
     keeper: &mut K,
     store: &Store,
@@ -256,7 +256,7 @@ fn prepare<K: Keeper>(
 }
 
 impl Flight {
-    /// Its thread, which waits for something to do; without any it ends.
+    /// Starts the thread, which waits for a job; it ends if the sender is dropped.
     fn new(step: u64) -> Result<(Arc<Self>, Sender<Job>), CheckpointError> {
         let flight = Arc::new(Flight {
             step,
@@ -300,14 +300,14 @@ impl Flight {
 
     fn end(&self, ranks: &Ranks, ended: Result<(), Error>) {
         if !matches!(ended, Ok(()) | Err(Error::Checkpoint(_))) {
-            // Nobody is to wait for what this rank will not say.
+            // No rank must wait for a message that this rank will not send.
             self.broken.store(true, Relaxed);
             ranks.abort();
         }
         let _ = self.ended.set(ended.map(|()| self.step));
     }
 
-    /// What became of it. Who waits first keeps the others waiting.
+    /// Waits for the outcome. Concurrent callers wait for the first one.
     fn wait(&self) -> Result<u64, Error> {
         let mut thread = lock(&self.thread);
         if let Some(thread) = thread.take() {
@@ -326,7 +326,7 @@ impl Flight {
         broken | if failed { UNHEARD } else { FINE }
     }
 
-    /// As every rank can be told.
+    /// Returns the error in a form that can be sent to every rank.
     fn failed(&self, rank: usize) -> Option<Failed> {
         match self.ended.get()? {
             Ok(_) => None,
@@ -349,7 +349,7 @@ impl Drop for Background {
     }
 }
 
-/// Where a background save's words are ordered: neither behind training's work nor before it.
+/// Returns a queue for the agreement of a background save, ordered neither before nor after training's work.
 #[cfg_attr(not(feature = "cuda"), expect(clippy::unnecessary_wraps, reason = "a stream may be refused"))]
 fn queue_beside(queue: &Queue) -> Result<Queue, CheckpointError> {
     #[cfg(feature = "cuda")]

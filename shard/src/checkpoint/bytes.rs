@@ -1,7 +1,7 @@
-//! What one rank holds as bytes in memory, for the same rank of the same layout.
+//! One rank's parameters and state as bytes in memory, for the same rank of the same layout.
 //!
 //! ```text
-//! "MESHSTEP", bytes of the header (8), header (JSON), its vectors one behind the other, BLAKE3 of all before (32)
+//! "MESHSTEP", length of the header (8 bytes), header (JSON), vectors end to end, BLAKE3 hash of everything before (32 bytes)
 //! ```
 
 use super::contents::{Content, Keeper, Named};
@@ -23,26 +23,24 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// Why bytes are not taken in. Nothing was changed.
+/// Reason why bytes are refused. Nothing was changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum BytesError {
-    /// They are not what was made.
+    /// The bytes are not those that `serialize` made.
     #[error("the bytes are not what `serialize` made: {reason}")]
     Damaged {
-        /// What is wrong with them.
+        /// Reason.
         reason: String,
     },
-    /// They are for another rank, layout, or rule.
-    #[error(
-        "{what} was {there} where the bytes were made, and is {here}; what has another layout takes a checkpoint"
-    )]
+    /// The bytes are of another rank, layout or rule.
+    #[error("{what} was {there} when the bytes were made, and is {here}; another layout needs a checkpoint")]
     Other {
-        /// What differs.
+        /// Name of the property that differs.
         what: String,
-        /// There.
+        /// Its value when the bytes were made.
         there: String,
-        /// Here.
+        /// Its value here.
         here: String,
     },
 }
@@ -51,14 +49,14 @@ const MAGIC: &[u8; 8] = b"MESHSTEP";
 const FORMAT: u32 = 1;
 const HASH: usize = 32;
 
-/// Bytes that are fetched at once.
+/// Maximum number of bytes fetched at once.
 const WINDOW: usize = 16 << 20;
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Header {
     format: u32,
-    /// A word that ranks have in common that serialized together.
+    /// Random word shared by the bytes of ranks that serialized together.
     moment: u64,
     mesh: String,
     rank: usize,
@@ -68,50 +66,50 @@ struct Header {
     vectors: Vec<Held>,
 }
 
-/// What the rank has of a vector.
+/// Local part of a vector.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Held {
     param: String,
     slot: String,
     dtype: Type,
-    /// Of the whole parameter, and which boxes of it the rank holds where.
+    /// Shape of the whole parameter, and the boxes of it that the rank holds.
     shape: Vec<u64>,
     boxes: Vec<(Region, Region)>,
-    /// Which elements of what the rank holds.
+    /// Elements of the local part.
     range: [usize; 2],
 }
 
 impl Optimizer {
-    /// What this rank holds of parameters and state, and how far they are, as bytes: to go back to, or for the same rank of another
-    /// group of the same layout. Ranks, stage and buckets are to be the same there; what is not takes a [`save`](Self::save), to
-    /// memory too, through a [`Disk`](super::Disk) that all ranks share. Collective, between two steps, so that all ranks' bytes
-    /// are of one moment; an error is the same on every rank.
+    /// Returns this rank's parameters, state and progress as bytes: for a later return to this moment, or for the same rank of another
+    /// group of the same layout. Ranks, stage and buckets must be the same there; another layout needs a [`save`](Self::save), which can
+    /// also go to memory through a [`Disk`](super::Disk) that all ranks share. Collective, between two steps, so that all ranks' bytes are
+    /// of one moment; an error is the same on every rank.
     pub fn serialize(&mut self) -> Result<Vec<u8>, Error> {
         let ranks = self.comm().world_size();
         self.serialize_placed(&Alike { ranks })
     }
 
-    /// The same where parameters are parts of others.
+    /// [`serialize`](Self::serialize) with parameters cut as `placing` describes.
     pub fn serialize_placed(&mut self, placing: &dyn Placing) -> Result<Vec<u8>, Error> {
         serialize_all(self, placing)
     }
 
-    /// Takes in what [`serialize`](Self::serialize) made on the same rank of the same layout. Collective, between two steps: all ranks
-    /// take in bytes of one moment, or an error is the same on every rank and has changed nothing on any. Takes once more the memory
-    /// of what is taken in.
+    /// Takes in bytes that [`serialize`](Self::serialize) made on the same rank of the same layout. Collective, between two steps: all
+    /// ranks take in bytes of one moment, or the same error is returned on every rank and nothing has changed on any. Needs additional
+    /// memory of the size of the bytes.
     pub fn deserialize(&mut self, bytes: &[u8]) -> Result<(), Error> {
         let ranks = self.comm().world_size();
         self.deserialize_placed(bytes, &Alike { ranks })
     }
 
-    /// The same where parameters are parts of others.
+    /// [`deserialize`](Self::deserialize) with parameters cut as `placing` describes.
     pub fn deserialize_placed(&mut self, bytes: &[u8], placing: &dyn Placing) -> Result<(), Error> {
         deserialize_all(self, bytes, placing)
     }
 }
 
-/// [`Optimizer::serialize`] of whatever a keeper keeps.
+/// [`Optimizer::serialize`] of the contents of `keeper`.
 pub(crate) fn serialize_all<K: Keeper>(keeper: &mut K, placing: &dyn Placing) -> Result<Vec<u8>, Error> {
     let opt = keeper.optimizer();
     opt.handover.healthy()?;
@@ -127,7 +125,7 @@ pub(crate) fn serialize_all<K: Keeper>(keeper: &mut K, placing: &dyn Placing) ->
     })
 }
 
-/// [`Optimizer::deserialize`] into whatever a keeper keeps.
+/// [`Optimizer::deserialize`] into `keeper`.
 pub(crate) fn deserialize_all<K: Keeper>(
     keeper: &mut K,
     bytes: &[u8],
@@ -190,7 +188,7 @@ fn append<K: Keeper>(
     (0..values.len()).step_by(at_once).try_for_each(&mut fetch).map_err(CheckpointError::memory)
 }
 
-/// All that is taken in.
+/// Everything that is taken in once all ranks have read.
 struct Staged {
     moment: u64,
     vectors: Vec<(usize, Slot, Buffer)>,
@@ -258,7 +256,7 @@ impl Header {
         Ok(Header { format: FORMAT, moment, mesh: placing.mesh(), rank, ranks, settings, t, vectors })
     }
 
-    /// Whether it is of what there is here.
+    /// Checks that the bytes were made by the same rank of the same layout as `here`.
     fn check(&self, here: &Header, data: usize) -> Result<(), BytesError> {
         let same = |what: &str, there: String, here: String| match there == here {
             true => Ok(()),
@@ -289,15 +287,15 @@ impl Header {
     }
 }
 
-/// The header, and the bytes of the vectors.
+/// Returns the header and the bytes of the vectors.
 fn read(bytes: &[u8]) -> Result<(Header, &[u8]), BytesError> {
     let short = || damaged(format!("there are {} bytes, too few", bytes.len()));
     let body = bytes.len().checked_sub(HASH).ok_or_else(short)?;
     let (body, hash) = bytes.split_at(body);
     if blake3::hash(body).as_bytes() != hash {
-        return Err(damaged("their hash is another".to_owned()));
+        return Err(damaged("their hash does not match".to_owned()));
     }
-    let rest = body.strip_prefix(MAGIC).ok_or_else(|| damaged("they begin otherwise".to_owned()))?;
+    let rest = body.strip_prefix(MAGIC).ok_or_else(|| damaged("their magic differs".to_owned()))?;
     let (len, rest) = rest.split_first_chunk::<8>().ok_or_else(short)?;
     let len = usize::try_from(u64::from_le_bytes(*len)).ok().filter(|&len| len <= rest.len());
     let (text, data) = rest.split_at(len.ok_or_else(short)?);

@@ -1,4 +1,4 @@
-//! Whole vectors on one rank, a window at a time, from whatever ranks have their elements.
+//! Whole vectors on one rank, one window at a time, from all ranks that have elements of them.
 
 use super::contents::{Content, Keeper, Named, Vectors};
 use super::error::CheckpointError;
@@ -17,38 +17,38 @@ use meshstep_comm::Op;
 use meshstep_tensor::{Buffer, Category, DType, Slice};
 use std::collections::BTreeMap;
 
-/// Elements of a window: with the widest, 16 MiB.
+/// Elements of a window: 16 MiB of the widest type.
 const WINDOW: u64 = 2 << 20;
 
-/// The word behind elements that are the sender's; behind others is a zero.
+/// Word behind valid elements in a message; a sender that failed writes zero instead.
 const SENT: u64 = u64::from_le_bytes(*b"elements");
 
-/// Elements of a whole vector that follow one another in row-major order.
+/// Elements of a whole vector that are contiguous in row-major order.
 #[derive(Clone, Copy, Debug)]
 pub struct Window<'a> {
-    /// The parameter.
+    /// Name of the parameter.
     pub param: &'a str,
-    /// Which of its vectors: `param`, `master`, `remainder`, or what the rule calls it.
+    /// Name of the vector: `param`, `master`, `remainder`, or the rule's name for it.
     pub slot: &'a str,
-    /// The whole parameter's.
+    /// Shape of the whole parameter.
     pub shape: &'a [u64],
-    /// What the values are.
+    /// Type of the values.
     pub dtype: Type,
-    /// The first one's index.
+    /// Index of the first element.
     pub at: u64,
-    /// In memory of the CPU.
+    /// Values in host memory.
     pub values: Slice<'a>,
 }
 
-/// Takes windows. An error ends the call on every rank.
+/// Receiver of windows. An error from it ends the call on every rank.
 pub type Sink<'a> = &'a mut dyn FnMut(Window<'_>) -> Result<(), CheckpointError>;
 
 impl Optimizer {
-    /// Hands `sink` parameters and state as if there were one rank, on rank `to`: parameter by parameter, vector by vector, windows
-    /// in ascending order. Collective, between two steps; on other ranks `sink` is not called.
+    /// Passes parameters and state to `sink` on rank `to`, as if there were one rank: parameter by parameter, vector by vector, windows in
+    /// ascending order. On other ranks `sink` is not called. Collective, between two steps.
     ///
-    /// Beside what `sink` keeps, rank `to` needs two windows of at most 16 MiB, the others one. An error is the same on every rank,
-    /// and changes nothing here.
+    /// Beside the memory of `sink`, rank `to` needs two windows of at most 16 MiB, and other ranks need one. An error is the same on every
+    /// rank, and changes nothing here.
     ///
     /// ```
     /// # use meshstep_optim::AdamW;
@@ -77,7 +77,7 @@ impl Optimizer {
         self.consolidate_placed(to, sink, &Alike { ranks })
     }
 
-    /// The same where parameters are parts of others.
+    /// [`consolidate`](Self::consolidate) with parameters cut as `placing` describes.
     pub fn consolidate_placed(
         &mut self,
         to: usize,
@@ -88,7 +88,7 @@ impl Optimizer {
     }
 }
 
-/// Consolidates whatever a keeper keeps. Collective.
+/// Consolidates the contents of `keeper`. Collective.
 pub(crate) fn consolidate_all<K: Keeper>(
     keeper: &mut K,
     to: usize,
@@ -106,24 +106,24 @@ pub(crate) fn consolidate_all<K: Keeper>(
     })
 }
 
-/// Where all elements come from.
+/// Sources of all elements.
 #[derive(Debug)]
 pub(super) struct Sources {
     pub(super) ranks: Ranks,
     pub(super) contents: Vec<Content>,
-    /// Of each parameter: pieces that are together all of it, and the rank each comes from.
+    /// Pieces that cover each parameter, with the rank that each comes from.
     pieces: Vec<Vec<(Piece, usize)>>,
-    /// What this rank has of each parameter: the pieces, and where they lie in what it holds.
+    /// This rank's pieces of each parameter, with their places in the local part.
     own: Vec<Vec<(Piece, Vec<Run>)>>,
     to: usize,
-    /// What travels, in words of 8 bytes: they hold any type. The last one says whether it is what the sender was to send.
+    /// Message buffer, in words of 8 bytes, which hold any type. The last word says if the message is valid.
     room: Buffer,
-    /// What is put together, on rank `to`.
+    /// Window that is being assembled, on rank `to`.
     window: Option<Buffer>,
 }
 
 impl Sources {
-    /// Who hands over what. Collective.
+    /// Elects the senders. Collective.
     pub(super) fn of<K: Keeper>(
         keeper: &mut K,
         call: &str,
@@ -168,7 +168,7 @@ impl Sources {
         self.ranks.rank() == self.to
     }
 
-    /// Hands over one vector. Collective; the first error of `sink` is every rank's.
+    /// Passes one vector to `sink`. Collective; the first error of `sink` is every rank's.
     pub(super) fn hand_over(
         &mut self,
         from: &mut dyn Vectors,
@@ -188,7 +188,7 @@ impl Sources {
                     Err(error) => so_far = so_far.and(Err(error)),
                 }
             }
-            // Nothing comes behind elements that have not come; their sender tells why.
+            // After missing elements `sink` gets none; the error comes from their sender.
             if self.receives() && sent {
                 so_far = so_far.and_then(|()| self.give(param, vector, range.clone(), sink));
             }
@@ -200,7 +200,7 @@ impl Sources {
     fn make_window(&mut self, vector: &Named) -> Result<(), CheckpointError> {
         let dtype = vector.dtype.dtype().ok_or_else(|| CheckpointError::memory("bytes are no numbers"))?;
         if self.window.as_ref().is_none_or(|window| window.dtype() != dtype) {
-            // The other one first.
+            // Free the old window first.
             self.window = None;
             let (_, meter) = self.ranks.memory();
             let made = Buffer::zeroed(self.room.len() - 1, dtype, meter, Category::Staging);
@@ -209,8 +209,8 @@ impl Sources {
         Ok(())
     }
 
-    /// Brings what the window has of a piece to rank `to`; tells whether that is there then. Outer errors end the communicator; after
-    /// an inner one everything goes on, so that no rank waits for another.
+    /// Brings a piece's elements of the window to rank `to`; returns true if they are there. An outer error ends the communicator; after an
+    /// inner error the exchange goes on, so that no rank waits for another.
     fn piece(
         &mut self,
         from: &mut dyn Vectors,
@@ -247,14 +247,14 @@ impl Sources {
         travelled.map(|()| moved)
     }
 
-    /// Runs from what the window and a piece of this rank have in common into what the rank holds.
+    /// Returns runs from the intersection of `window` and one of this rank's pieces to the local part.
     fn places(&self, param: usize, piece: Piece, window: &Piece) -> Vec<Run> {
         let same = |(own, _): &&(Piece, Vec<Run>)| *own == piece;
         let own = self.own[param].iter().find(same);
         own.map_or(Vec::new(), |(piece, places)| join(window.runs(piece), places))
     }
 
-    /// Into the window, where this rank has it itself.
+    /// Copies elements from this rank to its own window.
     fn copy(
         &mut self,
         from: &mut dyn Vectors,
@@ -275,13 +275,13 @@ impl Sources {
         Ok(())
     }
 
-    /// Says in word `at` of what travels whether it is what it was to be.
+    /// Writes word `at` of a message, which says if the message is valid.
     fn seal(&mut self, at: usize, word: u64) -> Result<(), Error> {
         let (queue, _) = self.ranks.memory();
         Ok(queue.upload((&[word][..]).into(), self.room.as_mut().slice(at..at + 1)?)?)
     }
 
-    /// One run behind the other, to travel, and the word that says so.
+    /// Packs the runs end to end into the message, followed by the word for a valid message.
     fn pack(
         &mut self,
         from: &mut dyn Vectors,
@@ -310,7 +310,7 @@ impl Sources {
         packed.map_err(CheckpointError::memory)
     }
 
-    /// Into the window, if it is what the sender was to send; whether it is.
+    /// Unpacks the message into the window; returns false for a message that is not valid.
     fn unpack(&mut self, runs: &[Run], size: usize) -> Result<bool, CheckpointError> {
         let Some(window) = &mut self.window else { return Ok(false) };
         let (queue, meter) = self.ranks.memory();
@@ -346,7 +346,7 @@ impl Sources {
     }
 }
 
-/// Which rank each piece comes from: rank `to` itself where it has it, else the first that has.
+/// Elects the rank that each piece comes from: `to` if it has the piece, else the first rank that has it.
 fn elect(
     contents: &[Content],
     claims: &[Vec<u8>],

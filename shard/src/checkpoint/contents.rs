@@ -1,4 +1,4 @@
-//! What there is of an optimizer to save and to load: every parameter's vectors, and which elements of them this rank has.
+//! Interface between an optimizer and its checkpoints: every parameter's vectors, and the elements of them on this rank.
 
 use super::error::CheckpointError;
 use super::fits::Fitting;
@@ -19,27 +19,27 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A parameter and its state.
+/// Parameter and its state.
 #[derive(Clone, Debug)]
 pub(crate) struct Content {
     pub(crate) name: String,
-    /// Updates it has seen.
+    /// Number of updates of the parameter.
     pub(crate) t: u64,
-    /// What this rank holds of it.
+    /// Local part of the parameter on this rank.
     pub(crate) holding: Holding,
-    /// What this rank has all vectors of, in what it holds.
+    /// Elements of the local part of which this rank has all vectors.
     pub(crate) owned: Range<usize>,
-    /// Whether others have all vectors of that too.
+    /// True if other ranks have all vectors of the same elements.
     pub(crate) shared: bool,
     /// Its vectors.
     pub(crate) vectors: Vec<Named>,
 }
 
-/// One of a parameter's vectors.
+/// Vector of a parameter.
 #[derive(Clone, Debug)]
 pub(crate) struct Named {
     pub(crate) slot: Slot,
-    /// `param`, `master`, `remainder`, or what the rule calls it.
+    /// `param`, `master`, `remainder`, or the name of the rule's state.
     pub(crate) name: String,
     pub(crate) dtype: Type,
 }
@@ -48,79 +48,79 @@ pub(crate) const PARAM: &str = "param";
 pub(crate) const MASTER: &str = "master";
 pub(super) const REMAINDER: &str = "remainder";
 
-/// A part of one of a parameter's vectors.
+/// Part of a vector.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted<'a> {
     pub(crate) param: usize,
     pub(crate) slot: Slot,
-    /// Its number among the parts that this rank writes.
+    /// Index among the parts that this rank writes.
     pub(crate) index: usize,
     pub(crate) part: &'a Part,
-    /// What the rank holds of the parameter.
+    /// Whole local part of the parameter.
     pub(crate) held: &'a Piece,
 }
 
-/// Where values go.
+/// Receiver of values.
 pub(crate) type Take<'a> = &'a mut dyn FnMut(Slice<'_>) -> Result<(), CheckpointError>;
 
-/// Where parts are read from: live vectors, or a copy of them.
+/// Source of values to save: live vectors, or a copy of them.
 pub(crate) trait Source {
-    /// Whose memory they are in.
+    /// Returns the queue of the memory with the values.
     fn place(&self) -> Queue;
 
-    /// Hands over the values of a part in its order, as many at a time as lie together.
+    /// Passes the values of a part to `take` in order, one call for each contiguous run.
     fn values(&mut self, wanted: &Wanted<'_>, take: Take<'_>) -> Result<(), CheckpointError>;
 }
 
-/// Live vectors.
+/// Access to live vectors.
 pub(crate) trait Vectors {
-    /// Whose memory they are in.
+    /// Returns the queue of the memory with the vectors.
     fn queue(&self) -> Queue;
 
-    /// What is there of a vector of parameter `param`, and the index in what the rank holds of its first element.
+    /// Returns the local elements of a vector of parameter `param`, and the index of the first of them in the rank's local part.
     fn vector(&mut self, param: usize, slot: Slot) -> Result<(usize, Slice<'_>), Error>;
 }
 
-/// What is saved and loaded: an optimizer, and what somebody keeps beside it.
+/// Type that can be saved and loaded: an optimizer, or a wrapper with state of its own.
 pub(crate) trait Keeper: Vectors {
     fn optimizer(&mut self) -> &mut Optimizer;
 
-    /// Every parameter, in the order all ranks have them.
+    /// Returns every parameter, in the same order on all ranks.
     fn contents(&self, placing: &dyn Placing) -> Result<Vec<Content>, CheckpointError>;
 
-    /// Who saves and loads together.
+    /// Returns the communicator of the ranks that save and load together.
     fn ranks(&mut self) -> Arc<dyn Communicator> {
         Arc::clone(self.optimizer().comm())
     }
 
-    /// What a checkpoint is called unless told otherwise: the steps so far.
+    /// Returns the default name of a checkpoint: the number of steps so far.
     fn name_by_steps(&mut self) -> u64 {
         self.optimizer().steps()
     }
 
-    /// [`Optimizer::call_together`] of all of them.
+    /// [`Optimizer::call_together`] on all ranks of [`ranks`](Self::ranks).
     fn call_all(&mut self, what: &str, ready: Result<(), Error>) -> Result<(), Error> {
         self.optimizer().call_together(what, ready).map(drop)
     }
 
-    /// Whether what is saved once is the same on all ranks that have it. Collective.
+    /// Checks that ranks with copies of the same state agree on it. Collective.
     fn compare_all(&mut self) -> Result<(), Error> {
         let opt = self.optimizer();
         let counters = opt.describe_counters()?;
         crate::same_everywhere(&**opt.comm(), opt.options(), &counters)
     }
 
-    /// [`Optimizer::end_if_alone`] of all of them.
+    /// [`Optimizer::end_if_alone`] on all ranks of [`ranks`](Self::ranks).
     fn end_all<T>(&mut self, result: Result<T, Error>) -> Result<T, Error> {
         self.optimizer().end_if_alone(result)
     }
 
-    /// What of a saved step is loaded; [`contents`](Self::contents) are that from then on.
+    /// Selects the part of a saved step to load; [`contents`](Self::contents) describes that part from then on.
     fn choose<'m>(&mut self, manifest: &'m Manifest, _: &Load) -> Result<Cow<'m, Manifest>, CheckpointError> {
         Ok(Cow::Borrowed(manifest))
     }
 
-    /// Reads all that this rank needs of a saved step.
+    /// Reads everything that this rank needs of a saved step.
     fn read(
         &mut self,
         saved: &Saved,
@@ -133,24 +133,24 @@ pub(crate) trait Keeper: Vectors {
         read_own(self, saved, contents, fitting)
     }
 
-    /// Each parameter has seen as many updates; `None`: as many as before.
+    /// Sets the number of updates of each parameter; `None` leaves it as it is.
     fn set_updates(&mut self, t: &[Option<u64>]) {
         for (entry, t) in self.optimizer().entries.iter_mut().zip(t) {
             entry.t = t.unwrap_or(entry.t);
         }
     }
 
-    /// The memory of [`vector`](Vectors::vector), to be written.
+    /// Returns the memory of [`vector`](Vectors::vector) for writing.
     fn vector_mut(&mut self, param: usize, slot: Slot) -> Result<SliceMut<'_>, Error>;
 
     fn settings(&self, tied: BTreeMap<String, String>) -> Settings;
 
-    /// Whether [`take_in`](Self::take_in) takes these.
+    /// Checks that [`take_in`](Self::take_in) accepts these settings.
     fn check(&self, _: &Settings) -> Result<(), CheckpointError> {
         Ok(())
     }
 
-    /// Goes on from where these are, vectors having been written.
+    /// Resumes from `settings`, after the vectors have been written.
     fn take_in(&mut self, settings: &Settings) -> Result<(), Error>;
 }
 
@@ -213,7 +213,7 @@ impl Keeper for Optimizer {
         progress.steps = settings.steps.unwrap_or(progress.steps);
         (progress.skips, progress.hopeless) = (settings.skips, settings.hopeless);
         if let (Some(rule), Some(state)) = (&self.options.loss_scale, settings.scale()) {
-            // Of another rule's state nothing is known.
+            // The state may be of another rule; then the loss scale stays as it is.
             progress.loss_scale = rule.check_state(&state).map(|()| state).ok().or(progress.loss_scale);
         }
         #[cfg(feature = "cuda")]
@@ -227,26 +227,26 @@ impl Keeper for Optimizer {
 }
 
 impl Content {
-    /// What this rank holds, as one piece.
+    /// Returns the local part as one piece.
     pub(super) fn held(&self) -> Piece {
         let region = Region::whole(&self.holding.local);
         Piece { range: 0..region.elements().unwrap_or(0), region }
     }
 
-    /// Elements of the whole parameter.
+    /// Returns the number of elements of the whole parameter.
     pub(super) fn len(&self) -> u64 {
         self.holding.shape.iter().product()
     }
 }
 
 impl Optimizer {
-    /// A parameter and its state.
+    /// Describes a parameter and its state.
     fn content(&self, param: usize, placing: &dyn Placing) -> Result<Content, CheckpointError> {
         let entry = &self.entries[param];
         let (name, t) = (entry.param.name().to_owned(), entry.t);
         let holding = placing.holding(&entry.param);
         if holding.local != shape(&entry.param) {
-            let reason = format!("its holding is of {:?}, not {:?}", holding.local, entry.param.shape());
+            let reason = format!("its local shape is {:?}, not {:?}", holding.local, entry.param.shape());
             return Err(CheckpointError::Contradiction { what: format!("parameter {name:?}"), reason });
         }
         let named = |slot, name: &str, dtype: DType| match Type::of(dtype) {

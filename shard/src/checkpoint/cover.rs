@@ -1,76 +1,75 @@
-//! Whether pieces are a whole tensor: every element once, none twice.
+//! Check that pieces cover a whole tensor: every element exactly once.
 
 use super::piece::{Piece, Region, product};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// What is wrong with the pieces of a tensor.
+/// Reason why pieces do not cover their tensor exactly once.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum CoverError {
-    /// The shape says more than 64 bits count.
+    /// The number of elements does not fit in 64 bits.
     #[error("a tensor of shape {shape:?} has more than 2^64 elements")]
     TooLarge {
-        /// What is said.
+        /// Shape of the tensor.
         shape: Vec<u64>,
     },
-    /// A box reaches beyond the tensor, or has other dimensions.
+    /// A box reaches beyond the tensor, or has another number of dimensions.
     #[error("the box of extents {:?} at {:?} does not lie in a tensor of shape {shape:?}", .region.extents, .region.offsets)]
     Outside {
         /// The box.
         region: Region,
-        /// The tensor's.
+        /// Shape of the tensor.
         shape: Vec<u64>,
     },
-    /// A range is none, or reaches beyond its box.
+    /// A range is empty, or reaches beyond its box.
     #[error(
         "elements {range:?} are not in a box of extents {extents:?}; ranges ascend and hold one element or more"
     )]
     Range {
         /// The range.
         range: Range<u64>,
-        /// The box's.
+        /// Extents of the box.
         extents: Vec<u64>,
     },
-    /// Elements of a box are missing, or there twice.
-    #[error("of the box of extents {:?} at {:?}, elements {at} to {next} are {}", .region.extents, .region.offsets, if at < next { "missing" } else { "there twice" })]
+    /// Elements of a box are missing or stored twice.
+    #[error("box of extents {:?} at {:?}: elements {at} to {next} are {}", .region.extents, .region.offsets, if at < next { "missing" } else { "stored twice" })]
     Elements {
         /// The box.
         region: Region,
-        /// Where the piece before ends.
+        /// Index at which the previous piece ends.
         at: u64,
-        /// Where the next piece begins.
+        /// Index at which the next piece begins.
         next: u64,
     },
-    /// The boxes are not those that cuts across whole dimensions make.
+    /// The boxes do not form a grid: cuts must go across whole dimensions.
     #[error(
-        "dimension {dim} of a tensor of shape {shape:?} is not cut into boxes: at index {at} one ends, at {next} the next begins"
+        "boxes do not tile dimension {dim} of a tensor of shape {shape:?}: one ends at index {at}, the next begins at {next}"
     )]
     Cuts {
         /// The dimension.
         dim: usize,
-        /// The tensor's.
+        /// Shape of the tensor.
         shape: Vec<u64>,
-        /// Where a box ends.
+        /// Index at which a box ends.
         at: u64,
-        /// Where the next begins.
+        /// Index at which the next box begins.
         next: u64,
     },
-    /// Some of the boxes that the cuts make are not there.
-    #[error("a tensor of shape {shape:?} has {given} boxes, its cuts make {expected}")]
+    /// Some boxes of the grid that the cuts form are missing.
+    #[error("a tensor of shape {shape:?} has {given} boxes, its cuts form a grid of {expected}")]
     Boxes {
-        /// The tensor's.
+        /// Shape of the tensor.
         shape: Vec<u64>,
-        /// Boxes that are there.
+        /// Number of boxes found.
         given: usize,
-        /// What the cuts make.
+        /// Number of boxes in the grid.
         expected: u64,
     },
 }
 
-/// Checks that `pieces` are all of a tensor of this shape: that its boxes are those that cuts across whole dimensions make, and that
-/// the pieces of each box follow one another from its first element to its last. Takes time in proportion to the pieces, whatever
-/// they say.
+/// Checks that `pieces` cover a tensor of this shape: its boxes form a grid of cuts across whole dimensions, and the pieces of each box
+/// follow one another from its first element to its last. Takes time in proportion to the number of pieces, whatever values they hold.
 pub fn check<'p>(shape: &[u64], pieces: impl IntoIterator<Item = &'p Piece>) -> Result<(), CoverError> {
     let Some(len) = product(shape) else { return Err(CoverError::TooLarge { shape: shape.to_vec() }) };
     let mut boxes: BTreeMap<&Region, Vec<Range<u64>>> = BTreeMap::new();
@@ -78,7 +77,7 @@ pub fn check<'p>(shape: &[u64], pieces: impl IntoIterator<Item = &'p Piece>) -> 
         if !region.fits(shape) {
             return Err(CoverError::Outside { region: region.clone(), shape: shape.to_vec() });
         }
-        // No more than the tensor's, which 64 bits count.
+        // The box lies in the tensor, so its number of elements fits in 64 bits.
         if range.is_empty() || region.elements().is_none_or(|len| range.end > len) {
             return Err(CoverError::Range { range: range.clone(), extents: region.extents.clone() });
         }
@@ -120,7 +119,7 @@ fn check_cuts(shape: &[u64], boxes: &[&Region]) -> Result<(), CoverError> {
         }
         expected = expected.saturating_mul(cuts.len() as u64);
     }
-    // Different boxes of the grid, as many as it has, are all of it.
+    // The boxes are distinct cells of the grid; as many boxes as cells are therefore all cells.
     if boxes.len() as u64 != expected {
         return Err(CoverError::Boxes { shape: shape.to_vec(), given: boxes.len(), expected });
     }

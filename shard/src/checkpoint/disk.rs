@@ -1,4 +1,4 @@
-//! What checkpoints ask of a disk, and the one there is. Tests put another in its place, which forgets what was not synced.
+//! Disk operations of checkpoints, and the operating system's. Tests substitute a disk that forgets everything that was not synced.
 
 use super::past_cache::OnceRead;
 use std::fmt::Debug;
@@ -7,49 +7,50 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
-/// A place for files. Paths are the caller's; nothing follows a symbolic link at their end.
+/// Storage for files. Paths are the caller's; a symbolic link at the end of a path is not followed.
 pub trait Disk: Debug + Send + Sync {
-    /// A new, empty file; an error where the name is taken.
+    /// Creates a new, empty file; an error if the name is taken.
     fn create(&self, path: &Path) -> io::Result<Box<dyn Writer>>;
-    /// A file to read.
+    /// Opens a file for reading.
     fn open(&self, path: &Path) -> io::Result<Box<dyn Reader>>;
-    /// A new folder; an error where the name is taken.
+    /// Creates a new folder; an error if the name is taken.
     fn create_dir(&self, path: &Path) -> io::Result<()>;
-    /// The names in a folder, in no order, and whether each is a folder.
+    /// Lists the names in a folder, in any order, each with true for a folder.
     fn list(&self, dir: &Path) -> io::Result<Vec<(String, bool)>>;
-    /// Another name for a file or folder, in place of a file that had it.
+    /// Renames a file or folder; replaces a file of the new name.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
-    /// Removes a file, or a folder and what is in it.
+    /// Removes a file, or a folder and everything in it.
     fn remove(&self, path: &Path) -> io::Result<()>;
-    /// Returns when the names in a folder would survive a crash.
+    /// Returns when the names in a folder survive a crash.
     fn sync_dir(&self, dir: &Path) -> io::Result<()>;
-    /// Keeps others out until it is dropped, also where this process ends in any way; `None` where one holds it.
+    /// Takes a lock until the result is dropped or this process ends in any way; `None` if another holder has it.
     fn lock(&self, path: &Path) -> io::Result<Option<Box<dyn Debug + Send + Sync>>>;
-    /// Whether a path ends in a symbolic link; a disk without any has none.
+    /// Returns true if a path ends in a symbolic link; false on disks without links.
     fn is_link(&self, _path: &Path) -> io::Result<bool> {
         Ok(false)
     }
 }
 
-/// A file that is written.
+/// File that is being written.
 pub trait Writer: Debug + Send {
     /// Writes all of `bytes` at `offset`.
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()>;
-    /// Returns when what was written would survive a crash; its name is the folder's.
+    /// Returns when the written bytes survive a crash; [`Disk::sync_dir`] does the same for the name.
     fn sync(&mut self) -> io::Result<()>;
 }
 
-/// A file that is read.
+/// File opened for reading.
 pub trait Reader: Debug + Send + Sync {
-    /// Its bytes.
+    /// Returns the length in bytes.
     fn len(&self) -> io::Result<u64>;
-    /// Whether it has none.
+    /// Returns true if the file is empty.
     fn is_empty(&self) -> io::Result<bool> {
         Ok(self.len()? == 0)
     }
-    /// Fills `bytes` with what is at `offset`; an error where it ends before.
+    /// Fills `bytes` from `offset` on; an error if the file ends earlier.
     fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()>;
-    /// The `len` bytes at `offset`, somewhere in `room`, which has as many or more. Nobody is about to read them again.
+    /// Reads the `len` bytes at `offset` to some place in `room`, which has `len` bytes or more. The disk may assume that they are not read
+    /// again soon.
     fn read_once_at<'r>(&self, offset: u64, len: usize, room: &'r mut [u8]) -> io::Result<&'r [u8]> {
         let bytes = &mut room[..len];
         self.read_at(offset, bytes)?;
@@ -57,10 +58,10 @@ pub trait Reader: Debug + Send + Sync {
     }
 }
 
-/// Bytes of a write that are worth telling the system what becomes of them.
+/// Length in bytes from which a write comes with advice to the system.
 const EAGER: usize = 1 << 20;
 
-/// The operating system's files.
+/// Files of the operating system.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Os;
 
@@ -118,7 +119,7 @@ impl Disk for Os {
     }
 }
 
-/// Opening a symbolic link is an error, and a pipe does not wait for its other end.
+/// Flags that make opening a symbolic link an error, and opening a pipe not wait for its other end.
 fn no_links() -> i32 {
     (rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK).bits() as i32
 }
@@ -137,7 +138,8 @@ impl Writer for File {
     }
 }
 
-/// Nobody reads these bytes soon: Linux's disk begins at once then, and not when a sync waits for it. It may refuse the advice.
+/// Advises the system that these bytes are not read soon. Linux then starts to write them at once, instead of at the sync. It may ignore
+/// the advice.
 fn begin_writing(file: &File, offset: u64, len: u64) {
     #[cfg(target_os = "linux")]
     let _ = rustix::fs::fadvise(file, offset, len.try_into().ok(), rustix::fs::Advice::DontNeed);

@@ -1,4 +1,4 @@
-//! What can be wrong with a checkpoint, or with writing one.
+//! Errors of checkpoints, and of writing one.
 
 use super::bytes::BytesError;
 use super::cover::CoverError;
@@ -8,28 +8,28 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A word of this code. By another name, as serde takes a `&str` to be part of what it reads.
+/// Static text of this code. The alias keeps serde from borrowing a `&str` from its input.
 type Word = &'static str;
 
-/// Why there is no checkpoint, or why it cannot be trusted. Nothing was changed.
+/// Reason why a checkpoint was not saved or not loaded. Nothing was changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
-    /// The disk refuses.
+    /// A disk operation failed.
     #[error("{doing} {}: {message}", .path.display())]
     Io {
-        /// What was tried.
+        /// Operation, such as `reading`.
         #[serde(deserialize_with = "read_doing")]
         doing: Word,
-        /// On what.
+        /// Path of the operation.
         path: PathBuf,
-        /// The kind of refusal.
+        /// Kind of the system's error.
         #[serde(serialize_with = "write_kind", deserialize_with = "read_kind")]
         kind: io::ErrorKind,
-        /// The system's words.
+        /// Text of the system's error.
         message: String,
     },
-    /// No step was saved to the folder.
+    /// The folder has no complete step.
     #[error("{} holds no checkpoint: save one, or name another folder", .dir.display())]
     Nothing {
         /// The folder.
@@ -41,131 +41,131 @@ pub enum CheckpointError {
         /// The folder.
         dir: PathBuf,
     },
-    /// The step was saved before.
+    /// The step exists already.
     #[error("{} exists: a checkpoint is never written over; remove it first, or save a later step", .path.display())]
     Exists {
-        /// Its folder.
+        /// Folder of the step.
         path: PathBuf,
     },
-    /// The folder's newest step is a later one.
+    /// The newest step of the folder is a later one.
     #[error("the newest checkpoint in {} is of step {latest}: {step} cannot come behind it; load it, or call `Store::roll_back` first, or save to another folder", .dir.display())]
     Behind {
         /// The folder.
         dir: PathBuf,
-        /// What was to be saved.
+        /// Step that was to be saved.
         step: u64,
-        /// What LATEST names.
+        /// Step that LATEST names.
         latest: u64,
     },
-    /// Bytes are not what was written.
+    /// Bytes differ from those that were written.
     #[error("{} is damaged: {what} have hash {found}, not {expected}; load an earlier step", .path.display())]
     Hash {
         /// The file.
         path: PathBuf,
-        /// Which of its bytes.
+        /// Bytes that are damaged.
         what: String,
-        /// What was written.
+        /// Hash of the bytes written.
         expected: String,
-        /// What is there.
+        /// Hash of the bytes found.
         found: String,
     },
-    /// A file is shorter or longer than what was written.
+    /// A file is shorter or longer than when it was written.
     #[error("{} has {found} bytes, not {expected}: it was cut short or replaced; load an earlier step", .path.display())]
     Size {
         /// The file.
         path: PathBuf,
-        /// What was written.
+        /// Length that was written.
         expected: u64,
-        /// What is there.
+        /// Length found.
         found: u64,
     },
-    /// The manifest is not one.
-    #[error("{} is no manifest: {reason}", .path.display())]
+    /// The manifest cannot be parsed.
+    #[error("{} is not a manifest: {reason}", .path.display())]
     Syntax {
         /// The file.
         path: PathBuf,
-        /// Where reading it ended.
+        /// Place and reason of the failure.
         reason: String,
     },
-    /// Written by another version.
+    /// The checkpoint was written by another version.
     #[error("the checkpoint has format {found}; this program reads format {known}")]
     Format {
-        /// What it says.
+        /// Format version of the checkpoint.
         found: u32,
-        /// What is known.
+        /// Format version of this program.
         known: u32,
     },
-    /// The manifest is of another version, or contradicts itself.
+    /// The manifest is of another version, or is inconsistent.
     #[error("{}: {source}", .path.display())]
     Manifest {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it: in the text above, so no source of its own.
+        /// Reason; it is part of the text above, and therefore not the error's source.
         r#source: Box<CheckpointError>,
     },
-    /// The manifest contradicts itself.
-    #[error("the manifest says of {what}: {reason}")]
+    /// A saved entry is inconsistent.
+    #[error("invalid entry for {what}: {reason}")]
     Contradiction {
-        /// A file, or a tensor and its slot.
+        /// Owner of the entry: a file, a tensor and its slot, or a setting.
         what: String,
-        /// What cannot be.
+        /// Inconsistency.
         reason: String,
     },
-    /// A tensor's pieces are not all of it.
+    /// Pieces do not cover their tensor exactly once.
     #[error("slot {slot:?} of tensor {tensor:?}: {source}")]
     Cover {
         /// The tensor.
         tensor: String,
-        /// Which of its vectors.
+        /// Name of the vector.
         slot: String,
-        /// What is wrong with them: in the text above, so no source of its own.
+        /// Reason; it is part of the text above, and therefore not the error's source.
         r#source: CoverError,
     },
-    /// A file that is read as a whole is larger than any that was written.
+    /// A file that is read as a whole is longer than any that is written.
     #[error("{} has {found} bytes, more than the {most} such a file may have: it was replaced; load an earlier step", .path.display())]
     TooLarge {
         /// The file.
         path: PathBuf,
-        /// Bytes it may have.
+        /// Maximum length in bytes.
         most: u64,
-        /// What is there.
+        /// Length found.
         found: u64,
     },
-    /// Nothing is stored under this name.
+    /// The checkpoint has no vector of this name.
     #[error("the checkpoint has no slot {slot:?} of tensor {tensor:?}")]
     Unknown {
         /// The tensor.
         tensor: String,
-        /// Which of its vectors.
+        /// Name of the vector.
         slot: String,
     },
-    /// A file's own description of a vector is not the manifest's.
+    /// A file's header describes a vector differently than the manifest.
     #[error("the header of {} does not describe {what} as the manifest does: {reason}", .path.display())]
     Header {
         /// The file.
         path: PathBuf,
-        /// A tensor and its slot.
+        /// Tensor and slot.
         what: String,
-        /// What is not the same.
+        /// Difference.
         reason: String,
     },
-    /// Bytes cannot be had; whose they are.
+    /// Bytes cannot be read.
     #[error("{what} cannot be read: {source}")]
     Unreadable {
-        /// A tensor and its slot, or several.
+        /// Owner of the bytes: a tensor and its slot, or several.
         what: String,
-        /// Why not: in the text above, so no source of its own.
+        /// Reason; it is part of the text above, and therefore not the error's source.
         r#source: Box<CheckpointError>,
     },
-    /// The step is not there, or no longer.
+    /// The step has been removed, or was never saved.
     #[error(
         "{} is gone: the step was removed, as by a job that keeps only the newest, or never saved; load the newest", .path.display()
     )]
     Gone {
-        /// What of it was looked for.
+        /// Path that was not found.
         path: PathBuf,
     },
-    /// A step's folder is somewhere else.
+    /// A step's folder is a symbolic link.
     #[error("{} is a symbolic link, which is not followed: move the step itself there", .path.display())]
     Link {
         /// The link.
@@ -176,91 +176,93 @@ pub enum CheckpointError {
     Renamed {
         /// The folder.
         path: PathBuf,
-        /// What its manifest says.
+        /// Step of its manifest.
         step: u64,
     },
-    /// What is saved is for something else.
+    /// The checkpoint does not fit the optimizer.
     #[error(transparent)]
     Mismatch(#[from] Mismatch),
-    /// An optimizer as bytes.
+    /// Bytes made by `serialize` are refused.
     #[error(transparent)]
     Bytes(#[from] BytesError),
-    /// A file in PyTorch's names.
+    /// A file with PyTorch's names is refused.
     #[error(transparent)]
     PyTorch(#[from] PyTorchError),
-    /// A rank looks at another folder than rank 0.
+    /// A rank's folder is not that of rank 0.
     #[error(
         "{} is not the folder that rank 0 saves to: give every rank one folder that all of them share", .dir.display()
     )]
     Elsewhere {
-        /// What this rank takes for it.
+        /// Folder of this rank.
         dir: PathBuf,
     },
-    /// The caller's bytes cannot be called so.
-    #[error("a blob is called {name:?}: {reason}")]
+    /// A blob's name is refused.
+    #[error("blob name {name:?} is refused: {reason}")]
     Blob {
-        /// What it is called.
+        /// Name of the blob.
         name: String,
-        /// Why not.
+        /// Reason for the refusal.
         reason: String,
     },
-    /// Nobody calls the hook of a background save.
+    /// A background save was given a progress hook.
     #[error("a background save calls no hook: leave `Save::progress` out, and ask `Saving::progress`")]
     Progress,
-    /// A background save whose ranks have lost each other.
-    #[error("the save of step {step} ended on its way: {message}; the checkpoints before it are whole")]
+    /// The ranks of a background save lost their communicator.
+    #[error("the save of step {step} did not complete: {message}; earlier checkpoints are intact")]
     Lost {
-        /// What it was to be called.
+        /// Step that was to be saved.
         step: u64,
-        /// What ended it.
+        /// Text of the communicator's error.
         message: String,
     },
-    /// An exchange between workers that has failed, and not yet arrived.
-    #[error("what is on its way between workers has failed: {message}; save once it has arrived")]
-    OnItsWay {
-        /// What ended it.
-        message: String,
-    },
-    /// Groups that had parted, and another number of them.
+    /// An exchange in flight between workers has failed.
     #[error(
-        "{saved} groups were saved that had parted, and there are {here}; load into {saved}, or synchronize them before saving"
+        "an exchange in flight between workers has failed: {message}; save after the step at which it is due"
+    )]
+    OnItsWay {
+        /// Text of the exchange's error.
+        message: String,
+    },
+    /// The checkpoint has diverged groups, and another number of them than this run.
+    #[error(
+        "the checkpoint has {saved} diverged groups, and this run has {here}; load into {saved}, or synchronize the groups before saving"
     )]
     Groups {
-        /// How many there were.
+        /// Number of groups in the checkpoint.
         saved: usize,
-        /// How many there are.
+        /// Number of groups here.
         here: usize,
     },
-    /// Nobody to move to, or from.
-    #[error("no rank has an optimizer to move {direction}; give each rank that has one")]
+    /// No rank passed an optimizer on one side of a reshard.
+    #[error("no rank passed an optimizer to move {direction}; pass it on each rank that has one")]
     NoSide {
         /// `from`, or `to`.
         direction: String,
     },
-    /// What ranks have is not of one optimizer.
-    #[error("ranks {} and {} tell {what} apart; move between two steps, from one optimizer to one", .ranks[0], .ranks[1])]
+    /// Ranks passed optimizers that differ.
+    #[error("ranks {} and {} disagree on {what}; reshard between two steps, from one optimizer to one", .ranks[0], .ranks[1])]
     Apart {
-        /// What differs.
+        /// Difference.
         what: String,
-        /// Two ranks that do.
+        /// Two ranks that disagree.
         ranks: [usize; 2],
     },
-    /// Memory that could not be had or read.
+    /// An allocation or a copy failed.
     #[error("{message}")]
     Memory {
-        /// What it says of itself.
+        /// Text of the error.
         message: String,
     },
 }
 
 impl CheckpointError {
-    /// An error of this rank's memory.
+    /// Returns an error of this rank's memory.
     pub(crate) fn memory<E: ToString>(error: E) -> Self {
         CheckpointError::Memory { message: error.to_string() }
     }
 }
 
-/// What the code here tries on a disk.
+/// Disk operations of this code.
 const DOINGS: [&str; 11] = [
     "opening",
     "measuring",
@@ -275,7 +277,7 @@ const DOINGS: [&str; 11] = [
     "using",
 ];
 
-/// Kinds of refusal that a disk has.
+/// Kinds of disk errors.
 const KINDS: [io::ErrorKind; 22] = [
     io::ErrorKind::NotFound,
     io::ErrorKind::PermissionDenied,
@@ -315,7 +317,7 @@ fn read_kind<'de, D: Deserializer<'de>>(from: D) -> Result<io::ErrorKind, D::Err
     Ok(KINDS.into_iter().find(|kind| format!("{kind:?}") == text).unwrap_or(io::ErrorKind::Other))
 }
 
-/// For `map_err`: what was tried, and on what.
+/// Returns a function for `map_err` that adds the operation and the path.
 pub(super) fn io(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
     let path = path.to_owned();
     move |error| CheckpointError::Io { doing, path, kind: error.kind(), message: error.to_string() }

@@ -1,4 +1,4 @@
-//! Whether what was saved is what there is to load, and where each vector comes from. Arithmetic only.
+//! Compatibility of a saved step with the vectors to load, and the source of each vector. Arithmetic only.
 
 use super::contents::{Content, MASTER, Named, PARAM};
 use super::error::CheckpointError;
@@ -7,38 +7,38 @@ use super::manifest::{Manifest, SlotEntry, TensorEntry, Type};
 use super::mismatch::Mismatch;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A vector that was saved in another type.
+/// Conversion of a vector that was saved as another type, or as another vector.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cast {
-    /// The parameter.
+    /// Name of the parameter.
     pub tensor: String,
-    /// Its vector here.
+    /// Name of the vector here.
     pub slot: String,
-    /// The vector it was loaded from.
+    /// Name of the vector it was loaded from.
     pub from: String,
-    /// What was saved.
+    /// Type in the checkpoint.
     pub saved: Type,
-    /// What it is here.
+    /// Type here.
     pub here: Type,
 }
 
-/// Where everything comes from.
+/// Source of every vector.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Fitting<'m> {
-    /// Of each parameter's vectors, in order; of those that stay as they are there is none.
+    /// Sources of each parameter's vectors, in order; `None` for a vector that stays as it is.
     pub(crate) sources: Vec<Vec<Option<&'m SlotEntry>>>,
-    /// The updates each parameter has seen; `None`: as many as it has.
+    /// Number of updates of each parameter; `None` leaves it as it is.
     pub(super) t: Vec<Option<u64>>,
     pub(super) missing: Vec<String>,
     pub(super) unexpected: Vec<String>,
     pub(super) cast: Vec<Cast>,
 }
 
-/// Counts from here on are no counts of updates.
+/// Counts of updates from this value on are refused.
 pub(super) const MOST_UPDATES: u64 = 1 << 53;
 
 impl<'m> Fitting<'m> {
-    /// Where `contents` come from in `manifest`; `tied` are other names of parameters.
+    /// Finds the sources of `contents` in `manifest`; `tied` maps other names of parameters to the names they denote.
     pub(super) fn new(
         contents: &[Content],
         manifest: &'m Manifest,
@@ -103,12 +103,12 @@ impl<'m> Fitting<'m> {
         let unused = tensor.slots.keys().filter(|slot| !used.contains(&***slot));
         self.unexpected.extend(unused.map(|slot| format!("{name}:{slot}")));
         self.sources.push(sources);
-        // Moments of no update would be taken for those of many.
+        // If a vector is missing, `t` stays: moments without updates would otherwise be treated as those of many updates.
         self.t.push(whole.then_some(tensor.t));
         Ok(())
     }
 
-    /// Refuses whatever is not alike.
+    /// Refuses every difference.
     fn check(&self) -> Result<(), Mismatch> {
         if !self.missing.is_empty() {
             return Err(Mismatch::Missing { vectors: self.missing.clone() });
@@ -122,7 +122,7 @@ impl<'m> Fitting<'m> {
     }
 }
 
-/// What there is of a parameter, under its name or another one it has.
+/// Returns the entry of a parameter, by its name or another of its names.
 pub(super) fn find<'m, T>(
     name: &str,
     tensors: &'m BTreeMap<String, T>,
@@ -140,14 +140,14 @@ pub(super) fn find<'m, T>(
         .map(|(name, entry)| (&**name, entry))
 }
 
-/// Where a parameter's own name begins in that of a tensor, which may say first whose of workers it is.
+/// Returns the index at which a parameter's own name begins in a tensor's name, which may have a prefix for a worker or fragment.
 fn of_whom(name: &str) -> usize {
     let whose = ["worker.", "fragment.", "sent."].iter().any(|whose| name.starts_with(whose));
     name.find('/').filter(|_| whose).map_or(0, |slash| slash + 1)
 }
 
-/// What was saved that says most of a vector: itself; of a parameter that was rounded to save, what it was rounded from; of a master
-/// that was not kept, the parameter.
+/// Returns the most precise saved source of a vector: the vector itself; the master for a parameter that was saved rounded; the parameter
+/// for a master that was not saved.
 fn source<'m>(vector: &Named, tensor: &'m TensorEntry) -> Option<(&'m str, &'m SlotEntry)> {
     let slot = |name: &str| tensor.slots.get_key_value(name).map(|(name, slot)| (&**name, slot));
     let same = slot(&vector.name).filter(|(_, slot)| slot.dtype == vector.dtype);

@@ -1,5 +1,4 @@
-//! What a safetensors file says of itself. Checkpoints are not loaded by it; other programs read it, so it must agree with the
-//! manifest.
+//! Header of a safetensors file. Loading a checkpoint does not use it; other programs do, so it must agree with the manifest.
 
 use super::error::CheckpointError;
 use super::manifest::{PieceEntry, Type, Whose};
@@ -11,41 +10,41 @@ use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// The longest header that programs read.
+/// Maximum length in bytes of a header that other programs read.
 const MOST: u64 = 100_000_000;
 
-/// The caller's texts have the place of a vector in the header.
+/// Header key of the caller's texts; every other key is a vector's.
 const METADATA: &str = "__metadata__";
 
-/// What the header says of a vector.
+/// Header entry of a vector.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Entry {
-    /// As it stands there: a file may hold what no tensor is made of.
+    /// Type as it is written in the file, which may be one that no tensor has.
     pub(super) dtype: String,
     pub(super) shape: Vec<u64>,
-    /// Its first byte behind the header, and the one behind its last.
+    /// Offsets behind the header of the first byte and of the end.
     pub(super) data_offsets: [u64; 2],
 }
 
 impl Entry {
-    /// Its type, where parameters may be of it.
+    /// Returns the element type, if parameters can have it.
     pub(super) fn dtype(&self) -> Option<Type> {
         [Type::F64, Type::F32, Type::BF16, Type::F16].into_iter().find(|of| self.dtype == format!("{of:?}"))
     }
 }
 
-/// A header, as it stands there.
+/// Parsed header of a safetensors file.
 pub(super) struct Header {
-    /// Where the data begins.
+    /// Offset of the data in the file.
     pub(super) data: u64,
     pub(super) text: Vec<u8>,
-    /// By key.
+    /// Vectors by key.
     pub(super) entries: BTreeMap<String, Entry>,
 }
 
 struct Entries(BTreeMap<String, Entry>);
 
-/// Hands `report` each of these pieces that `file`, of `bytes` bytes, describes otherwise, or not at all.
+/// Calls `report` for each of `pieces` that the header of `file`, a file of `bytes` bytes, lacks or describes differently.
 pub(super) fn check(
     file: &SavedFile,
     bytes: u64,
@@ -69,7 +68,8 @@ pub(super) fn check(
     }
 }
 
-/// The header of a file of `bytes` bytes, whose bytes from a place on `fill` reads; `wrong` makes an error of what is not a header.
+/// Reads the header of a file of `bytes` bytes. `fill` reads bytes from an offset on; `wrong` makes an error from the reason why a header
+/// is invalid.
 pub(super) fn read(
     bytes: u64,
     mut fill: impl FnMut(u64, &mut [u8]) -> Result<(), CheckpointError>,
@@ -83,7 +83,7 @@ pub(super) fn read(
     let len = u64::from_le_bytes(len);
     if len > MOST.min(bytes - 8) {
         return Err(wrong(format!(
-            "a header of {len} bytes does not lie in its {bytes}, or is more than {MOST}"
+            "a header of {len} bytes does not fit in its {bytes} bytes, or exceeds {MOST}"
         )));
     }
     let mut text = vec![0; len as usize];

@@ -1,38 +1,38 @@
-//! What a rank has of a tensor, as pieces of the whole, and which of the ranks that have the same write it. Arithmetic only.
+//! Local part of a tensor as pieces of the whole, and election of the rank that writes a piece held by several. Arithmetic only.
 
 use super::piece::{Piece, Region};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// What a rank holds of a tensor: boxes of the whole, and where they lie in what it holds.
+/// Local part of a tensor on one rank: boxes of the whole tensor, and their places in the local tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holding {
-    /// Of the whole tensor.
+    /// Shape of the whole tensor.
     pub shape: Vec<u64>,
-    /// Of what the rank holds.
+    /// Shape of the local tensor.
     pub local: Vec<u64>,
-    /// Each box in the whole, and the same in what the rank holds: every element of that once.
+    /// Each box in the whole tensor and in the local tensor; together they hold every element of the local tensor once.
     pub boxes: Vec<(Region, Region)>,
 }
 
-/// Elements that lie after each other in a box: of the whole, and of what a rank holds.
+/// Contiguous elements of a box, located in the whole tensor and in the local tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// In the whole.
+    /// Elements in the whole tensor.
     pub global: Piece,
-    /// The same elements, in what the rank holds.
+    /// The same elements in the local tensor.
     pub local: Piece,
 }
 
 impl Holding {
-    /// All of a tensor.
+    /// Returns a holding of the whole tensor.
     pub fn whole(shape: &[u64]) -> Self {
         let all = Region::whole(shape);
         Holding { shape: shape.to_vec(), local: shape.to_vec(), boxes: vec![(all.clone(), all)] }
     }
 
-    /// Elements `range` of what the rank holds, in row-major order: a part of each box they reach. They lie after each other in a
-    /// box too, since its order is theirs.
+    /// Returns elements `range` of the local tensor, in row-major order, as one part for each box that contains some. They are contiguous
+    /// in the box too, since a box keeps the row-major order of the local tensor.
     pub fn parts(&self, range: Range<u64>) -> Vec<Part> {
         let part = |(global, local): &(Region, Region)| {
             let range = before(local, &self.local, range.start)..before(local, &self.local, range.end);
@@ -43,7 +43,7 @@ impl Holding {
     }
 }
 
-/// Elements of a box that come before element `at` of the tensor it lies in.
+/// Counts the elements of a box that come before element `at` of the tensor that contains it.
 fn before(region: &Region, shape: &[u64], at: u64) -> u64 {
     let mut rest = at;
     let mut index = vec![0; shape.len()];
@@ -51,7 +51,7 @@ fn before(region: &Region, shape: &[u64], at: u64) -> u64 {
         index[dim] = rest % shape[dim].max(1);
         rest /= shape[dim].max(1);
     }
-    // The first dimension's is not wrapped: the end of the tensor lies behind its last index.
+    // The first dimension's index does not wrap around: the end of the tensor lies behind the last index.
     match index.first_mut() {
         Some(first) => *first = rest,
         None => return at,
@@ -69,8 +69,8 @@ fn before(region: &Region, shape: &[u64], at: u64) -> u64 {
     count
 }
 
-/// Which rank writes each of what ranks have: `claims` are every rank's, of tensors by number, with the bytes they take. What several
-/// have is written by the one with the fewest bytes so far, so that writers are balanced; every rank decides the same.
+/// Elects the rank that writes each piece. `claims` lists each rank's pieces: the tensor's index, the piece, and its size in bytes. A piece
+/// with several claimants goes to the one with the fewest bytes so far, which balances the writers; every rank elects the same.
 pub fn writers(claims: &[Vec<(usize, Piece, u64)>]) -> BTreeMap<(usize, Region, u64), usize> {
     let mut claimants: BTreeMap<(usize, Region, u64), (u64, Vec<usize>)> = BTreeMap::new();
     for (rank, claims) in claims.iter().enumerate() {
@@ -81,7 +81,7 @@ pub fn writers(claims: &[Vec<(usize, Piece, u64)>]) -> BTreeMap<(usize, Region, 
         }
     }
     let mut load = vec![0; claims.len()];
-    // The largest first, which leaves the small ones to even out.
+    // The largest pieces come first; the small ones then even out the load.
     let mut order: Vec<_> = claimants.into_iter().collect();
     order.sort_by(|(a, (x, _)), (b, (y, _))| y.cmp(x).then_with(|| a.cmp(b)));
     let elect = |(key, (bytes, ranks)): (_, (u64, Vec<usize>))| {

@@ -1,4 +1,4 @@
-//! Loading: every rank reads what it has, and all of them take it in, or none.
+//! Loading: every rank reads its own elements; then all ranks take them in, or none does.
 
 use super::contents::{Content, Keeper, PARAM, REMAINDER};
 use super::error::CheckpointError;
@@ -18,41 +18,41 @@ use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// What is loaded, and what may differ. The same on every rank.
+/// Options of a load, the same on every rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Load {
-    /// Which checkpoint; `None`: the newest complete one.
+    /// Checkpoint to load; `None` loads the newest complete one.
     pub step: Option<u64>,
-    /// Whether to load what fits, and to tell what was missing, unexpected, or of another type; otherwise these are errors. What is
-    /// missing stays as it is; shapes must be the same.
+    /// Loads the vectors that fit, and reports those that were missing, unexpected or of another type; without it these are errors. Missing
+    /// vectors stay as they are; shapes must be the same.
     pub partial: bool,
-    /// Whether to go on with other hyperparameters, another schedule or loss scale, other random bits; otherwise that is an error.
+    /// Allows other hyperparameters, another schedule or loss scale, and other random bits; without it these are errors.
     pub other_settings: bool,
 }
 
-/// What was loaded.
+/// Result of a load.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Loaded {
-    /// The checkpoint, for its manifest, and for bytes that other ranks have saved.
+    /// The checkpoint, for its manifest and for the blobs of other ranks.
     pub saved: Saved,
-    /// Vectors that were not saved: parameters, or their states as `parameter:state`. They are as they were, but for those that
-    /// `cast` tells of, and for remainders, which are zeros where their parameters have come.
+    /// Vectors that the checkpoint lacks: parameters, or their states as `parameter:state`. They stay as they were, with two exceptions:
+    /// vectors listed in `cast`, and remainders, which become zeros if their parameters were loaded.
     pub missing: Vec<String>,
-    /// Vectors that were saved and that there are none of here.
+    /// Vectors of the checkpoint that do not exist here.
     pub unexpected: Vec<String>,
-    /// Vectors that were made from others.
+    /// Vectors converted from another type, or from another vector.
     pub cast: Vec<Cast>,
-    /// The caller's bytes, by name.
+    /// Caller's bytes by name.
     pub blobs: BTreeMap<String, Vec<u8>>,
-    /// Those that were this rank's own, as far as there was a rank of this number.
+    /// Caller's bytes that the rank of this number saved as its own; empty if there was no such rank.
     pub own_blobs: BTreeMap<String, Vec<u8>>,
 }
 
-/// A vector that was read: of which parameter, and what this rank has of it.
+/// Vector that was read: parameter, slot, and this rank's values.
 pub(crate) type Read = (usize, Slot, Buffer);
 
-/// All that is taken in.
+/// Everything that is taken in once all ranks have read.
 #[derive(Default)]
 pub(super) struct Staged {
     pub(super) vectors: Vec<Read>,
@@ -65,25 +65,24 @@ pub(super) struct Staged {
 }
 
 impl Optimizer {
-    /// Loads parameters, state, and how far they were, onto whatever ranks, stage and buckets there are here. Collective, between
-    /// two steps.
+    /// Loads parameters, state and progress onto any number of ranks, any stage and any buckets. Collective, between two steps.
     ///
-    /// Each rank reads the bytes it needs, and checks every window of 1 MiB that they are in. All of it lies in memory of the host
-    /// beside what there is, once more what this rank holds of parameters and state with up to 32 MiB to read to (64 where types
-    /// change), until every rank has its own; then it is copied, which does not fail. An error is the same on every rank ([`Error::Checkpoint`] names the first rank that has one),
-    /// and has changed nothing on any.
+    /// Each rank reads the bytes it needs, and checks every window of 1 MiB that contains them. The values stay in host memory until every
+    /// rank has read its own; then they are copied, which does not fail. This takes as much additional memory as this rank's parameters and
+    /// state, and up to 32 MiB for reading (64 MiB if types change). An error is the same on every rank ([`Error::Checkpoint`] names the
+    /// lowest rank that failed), and has changed nothing on any rank.
     pub fn load(&mut self, store: &Store, load: Load) -> Result<Loaded, Error> {
         let ranks = self.comm().world_size();
         self.load_placed(store, load, &Alike { ranks })
     }
 
-    /// The same where parameters are parts of others.
+    /// [`load`](Self::load) with parameters cut as `placing` describes.
     pub fn load_placed(&mut self, store: &Store, load: Load, placing: &dyn Placing) -> Result<Loaded, Error> {
         load_all(self, store, load, placing)
     }
 }
 
-/// Loads whatever a keeper keeps. Collective.
+/// Loads the contents of `keeper`. Collective.
 pub(crate) fn load_all<K: Keeper>(
     keeper: &mut K,
     store: &Store,
@@ -107,8 +106,7 @@ pub(crate) fn load_all<K: Keeper>(
     })
 }
 
-/// Takes everything in: vectors of parameters, updates where there is another number of them, and where all are. What fails here is
-/// the device, and ends the run.
+/// Takes everything in: the vectors, the counts of updates, and the settings. A failure here is one of the device, and ends the run.
 pub(super) fn take_in<K: Keeper>(
     keeper: &mut K,
     vectors: &[Read],
@@ -127,7 +125,7 @@ pub(super) fn take_in<K: Keeper>(
     keeper.take_in(settings)
 }
 
-/// Copies on all cores: one alone does not fill the memory's bandwidth.
+/// Copies on all cores; one core does not saturate the memory bandwidth.
 fn copy(from: Slice<'_>, mut into: SliceMut<'_>) -> Result<(), Error> {
     let (len, from, into) = (WINDOW as usize, from.bytes()?, into.bytes_mut()?);
     assert_eq!(from.len(), into.len(), "memory was made for all of a vector");
@@ -136,7 +134,7 @@ fn copy(from: Slice<'_>, mut into: SliceMut<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Reads all that this rank needs.
+/// Reads this rank's vectors and blobs.
 fn stage<K: Keeper>(
     keeper: &mut K,
     saved: &Saved,
@@ -160,7 +158,7 @@ fn stage<K: Keeper>(
     Ok(Staged { vectors, t, settings, missing, unexpected, cast, blobs })
 }
 
-/// Reads what this rank has of every vector.
+/// Reads this rank's elements of every vector.
 pub(crate) fn read_own<K: Keeper>(
     keeper: &mut K,
     saved: &Saved,
@@ -175,7 +173,7 @@ pub(crate) fn read_own<K: Keeper>(
     Ok(vectors)
 }
 
-/// Reads elements `range` of what this rank holds of a vector from each of several tensors.
+/// Reads elements `range` of the local part of a vector from each of several tensors.
 pub(crate) fn read_same(
     saved: &Saved,
     from: &[(&Content, &SlotEntry)],
@@ -190,7 +188,7 @@ pub(crate) fn read_same(
     Ok(wants.into_iter().map(|want| want.into).collect())
 }
 
-/// The caller's bytes: those of all ranks, and those of this one.
+/// Returns the caller's bytes: those shared by all ranks, and those of this rank.
 fn blobs(saved: &Saved, rank: usize) -> Result<[BTreeMap<String, Vec<u8>>; 2], CheckpointError> {
     let mut found = [BTreeMap::new(), BTreeMap::new()];
     for name in saved.manifest().blobs.keys() {
@@ -205,7 +203,7 @@ fn blobs(saved: &Saved, rank: usize) -> Result<[BTreeMap<String, Vec<u8>>; 2], C
     Ok(found)
 }
 
-/// Zeros for remainders that did not come with their parameters: those of other values would make other values of these.
+/// Returns zeros for remainders if their parameters were loaded without them: old remainders would change the loaded values.
 fn cleared<K: Keeper>(
     keeper: &mut K,
     contents: &[Content],
@@ -226,7 +224,7 @@ fn cleared<K: Keeper>(
     Ok(cleared)
 }
 
-/// What this rank has of each vector that was saved, with memory for it.
+/// Returns a request with memory for this rank's part of each saved vector.
 fn wants<'a, K: Keeper>(
     keeper: &mut K,
     contents: &'a [Content],
@@ -234,7 +232,7 @@ fn wants<'a, K: Keeper>(
     meter: &Meter,
 ) -> Result<Vec<Want<'a>>, CheckpointError> {
     let mut wants = Vec::new();
-    // Who reads what others read too has it from the page cache, if they are on one machine.
+    // Ranks on one machine that read the same bytes share the page cache, so only bytes with one reader bypass it.
     let alone = keeper.ranks().world_size() == 1;
     let cut = keeper.optimizer().options().stage.cuts_params();
     for (param, (content, sources)) in contents.iter().zip(&fitting.sources).enumerate() {
@@ -254,12 +252,12 @@ fn wants<'a, K: Keeper>(
     Ok(wants)
 }
 
-/// Whether all of these are among those.
+/// Returns true if `these` lies within `those`.
 fn within(these: &Range<usize>, those: &Range<usize>) -> bool {
     those.start <= these.start && these.end <= those.end
 }
 
-/// Elements of what this rank holds of a vector, with memory for them.
+/// Returns a request for elements of the local part of a vector, with memory for them.
 fn want<'a>(
     content: &'a Content,
     (param, slot): (usize, Slot),

@@ -1,13 +1,13 @@
-//! What a checkpoint holds, as text that any JSON reader understands: `manifest.json`.
+//! `manifest.json`: the contents of a checkpoint, as text that any JSON reader understands.
 //!
 //! ```text
 //! {"format": 1, "step": .., "files": [..], "tensors": {name: {"shape", "t", "slots": {slot: {"dtype", "pieces": [..]}}}}, ..,
 //! "blake3": "<of every byte before the comma that precedes this member>"}
 //! ```
 //!
-//! Reading it checks everything that can be checked without the other files: its own hash, that names are plain file names,
-//! that pieces lie in their files without sharing bytes, and that each vector's pieces are the whole tensor. What that takes,
-//! in time and memory, grows as its text does, whatever the text says.
+//! Reading checks everything that can be checked without the other files: the manifest's own hash, that names are plain file names, that
+//! pieces lie in their files without sharing bytes, and that each vector's pieces cover the whole tensor. Time and memory of these checks
+//! grow in proportion to the length of the text, whatever values it holds.
 
 use super::cover;
 use super::error::CheckpointError;
@@ -19,110 +19,110 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::Path;
 
-/// The version this program writes and reads.
+/// Format version that this program writes and reads.
 pub const FORMAT: u32 = 1;
 
-/// Bytes that share a hash.
+/// Number of bytes that share one hash.
 pub const WINDOW: u64 = 1 << 20;
 
-/// Dimensions a tensor may have: as many as the programs that read safetensors take.
+/// Maximum number of dimensions of a tensor: the limit of programs that read safetensors.
 pub const MOST_DIMS: usize = 64;
 
-/// What a checkpoint holds.
+/// Contents of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
-    /// [`FORMAT`].
+    /// Format version, [`FORMAT`].
     pub format: u32,
-    /// Steps that were taken, skipped ones too.
+    /// Number of steps taken, skipped ones included.
     pub step: u64,
-    /// The ranks that saved it, for people: `tp=2,dp=4`.
+    /// Ranks that saved the checkpoint, for people: `tp=2,dp=4`.
     pub mesh: String,
-    /// What lies beside this file.
+    /// Files beside the manifest.
     pub files: Vec<FileEntry>,
     /// Parameters and their state, by name.
     pub tensors: BTreeMap<String, TensorEntry>,
-    /// What belongs to no tensor: rules, groups, schedule, scaler, seeds.
+    /// Settings that belong to no tensor: rules, groups, schedule, scaler, seeds.
     pub settings: BTreeMap<String, serde_json::Value>,
     /// The caller's own bytes, by name.
     pub blobs: BTreeMap<String, Stored>,
 }
 
-/// A file.
+/// File of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileEntry {
-    /// A plain name in the manifest's folder.
+    /// Plain name in the manifest's folder.
     pub name: String,
-    /// Its bytes.
+    /// Length in bytes.
     pub bytes: u64,
-    /// Their BLAKE3 hash, in hexadecimal digits.
+    /// BLAKE3 hash of the file in hexadecimal digits.
     pub blake3: String,
 }
 
-/// A parameter and its state.
+/// Parameter and its state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TensorEntry {
-    /// Of the whole parameter.
+    /// Shape of the whole parameter.
     pub shape: Vec<u64>,
-    /// Updates it has seen.
+    /// Number of updates of the parameter.
     pub t: u64,
-    /// Its vectors, each of the parameter's shape: `param`, `master`, a rule's by their names.
+    /// Vectors, each of the parameter's shape: `param`, `master`, and the rule's state by its names.
     pub slots: BTreeMap<String, SlotEntry>,
 }
 
-/// A vector.
+/// Vector of a parameter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SlotEntry {
-    /// As safetensors names types.
+    /// Element type, by its name in safetensors.
     pub dtype: Type,
-    /// Where its elements are.
+    /// Pieces that together hold its elements.
     pub pieces: Vec<PieceEntry>,
 }
 
-/// Elements and where their bytes are.
+/// Elements and the place of their bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PieceEntry {
-    /// The first index of the box in each dimension.
+    /// First index of the box in each dimension.
     pub offsets: Vec<u64>,
-    /// The indices of the box in each dimension.
+    /// Number of indices of the box in each dimension.
     pub extents: Vec<u64>,
-    /// Which elements of the box, in row-major order.
+    /// Elements of the box, in row-major order.
     pub range: [u64; 2],
     /// The safetensors key of the same bytes.
     pub key: String,
-    /// The bytes.
+    /// Bytes of the elements.
     pub stored: Stored,
 }
 
-/// Bytes in a file.
+/// Range of bytes in a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Stored {
     /// Index of the file.
     pub file: usize,
-    /// The first byte's place in it.
+    /// Offset of the first byte in the file.
     pub at: u64,
-    /// How many.
+    /// Number of bytes.
     pub bytes: u64,
-    /// The XXH3 hash of each [`WINDOW`] of them, in hexadecimal digits.
+    /// XXH3 hash of each [`WINDOW`] of the bytes, in hexadecimal digits.
     pub xxh3: Vec<String>,
 }
 
-/// Whose bytes are stored.
+/// Owner of stored bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whose<'m> {
-    /// A vector's.
+    /// Vector of a tensor.
     Slot {
         /// The tensor.
         tensor: &'m str,
-        /// Which of its vectors.
+        /// Name of the vector.
         slot: &'m str,
     },
-    /// The caller's.
+    /// Blob of the caller.
     Blob(&'m str),
 }
 
@@ -148,12 +148,12 @@ pub enum Type {
 }
 
 impl Type {
-    /// What such elements are in a file; bytes of the caller have no other type.
+    /// Returns the type of such elements in a file; `None` if they cannot be saved. [`U8`](Type::U8) is for the caller's bytes alone.
     pub fn of(dtype: DType) -> Option<Self> {
         Type::NUMBERS.into_iter().find(|of| of.dtype() == Some(dtype))
     }
 
-    /// What such elements are in memory; none of [`U8`](Type::U8).
+    /// Returns the type in memory; `None` for [`U8`](Type::U8).
     pub fn dtype(self) -> Option<DType> {
         match self {
             Type::F64 => Some(DType::F64),
@@ -165,14 +165,14 @@ impl Type {
         }
     }
 
-    /// Whether such elements are numbers that others can be rounded to.
+    /// Returns true for floating-point types, to which other numbers can be rounded.
     pub(super) fn is_float(self) -> bool {
         self.dtype().is_some_and(DType::is_float)
     }
 
     const NUMBERS: [Type; 5] = [Type::F64, Type::F32, Type::BF16, Type::F16, Type::U16];
 
-    /// Bytes of an element.
+    /// Returns the size of an element in bytes.
     pub fn size(self) -> u64 {
         match self {
             Type::F64 => 8,
@@ -184,23 +184,23 @@ impl Type {
 }
 
 impl PieceEntry {
-    /// Which elements these are.
+    /// Returns the elements of this entry.
     pub fn piece(&self) -> Piece {
         let region = Region { offsets: self.offsets.clone(), extents: self.extents.clone() };
         Piece { region, range: self.range[0]..self.range[1] }
     }
 }
 
-/// What precedes the hash, and what follows it.
+/// Text before and after the hash.
 const BEFORE: &str = ",\n\"blake3\": \"";
 const AFTER: &str = "\"}\n";
 const DIGITS: usize = 64;
 
 impl Manifest {
-    /// Its text, the hash at the end.
+    /// Returns the manifest as text, with its hash at the end.
     ///
     /// # Panics
-    /// Never: its names and numbers are all JSON.
+    /// Never: all names and numbers can be written as JSON.
     pub fn to_text(&self) -> String {
         let mut text = serde_json::to_string(self).unwrap_or_default();
         assert_eq!(text.pop(), Some('}'), "a struct is an object");
@@ -208,7 +208,7 @@ impl Manifest {
         text + BEFORE + hash.to_hex().as_str() + AFTER
     }
 
-    /// The manifest at `path` whose text this is, or what is wrong with it.
+    /// Parses and checks the text of the manifest at `path`.
     pub fn from_text(path: &Path, text: &[u8]) -> Result<Self, CheckpointError> {
         let syntax = |reason: String| CheckpointError::Syntax { path: path.to_owned(), reason };
         let cut = text.len().checked_sub(BEFORE.len() + DIGITS + AFTER.len());
@@ -233,7 +233,7 @@ impl Manifest {
         }
     }
 
-    /// Whether it agrees with itself.
+    /// Checks that the manifest is consistent.
     pub fn check(&self) -> Result<(), CheckpointError> {
         if self.format != FORMAT {
             return Err(CheckpointError::Format { found: self.format, known: FORMAT });
@@ -250,13 +250,13 @@ impl Manifest {
         check_apart(self.stored().collect())
     }
 
-    /// Everything that is stored, and whose it is: vectors by name, each one's pieces in their order, and blobs.
+    /// Returns every stored range of bytes with its owner: vectors by name, each with its pieces in order, then blobs.
     pub fn stored(&self) -> impl Iterator<Item = (Whose<'_>, &Stored)> {
         let pieces = self.pieces().map(|(whose, _, piece)| (whose, &piece.stored));
         pieces.chain(self.blobs.iter().map(|(name, stored)| (Whose::Blob(name), stored)))
     }
 
-    /// Every piece, whose it is, and its elements' type.
+    /// Returns every piece with its owner and its element type.
     pub(super) fn pieces(&self) -> impl Iterator<Item = (Whose<'_>, Type, &PieceEntry)> {
         let slots = self.tensors.iter().flat_map(|(tensor, entry)| {
             entry.slots.iter().map(move |(slot, entry)| (Whose::Slot { tensor, slot }, entry))
@@ -325,7 +325,7 @@ impl Manifest {
     }
 }
 
-/// Bytes that two share.
+/// Checks that no two stored ranges share bytes.
 fn check_apart(mut taken: Vec<(Whose<'_>, &Stored)>) -> Result<(), CheckpointError> {
     taken.retain(|(_, stored)| stored.bytes > 0);
     taken.sort_by_key(|(_, stored)| (stored.file, stored.at));
@@ -336,7 +336,8 @@ fn check_apart(mut taken: Vec<(Whose<'_>, &Stored)>) -> Result<(), CheckpointErr
     }
 }
 
-/// A name that means a file in the folder it is looked for in, everywhere.
+/// Returns true for a plain file name, which cannot lead out of its folder: letters, digits, `.`, `-` and `_`, beginning with a letter or
+/// digit.
 pub(super) fn plain(name: &str) -> bool {
     let first = name.bytes().next().is_some_and(|c| c.is_ascii_alphanumeric());
     first && name.len() <= 200 && name.bytes().all(|c| c.is_ascii_alphanumeric() || b".-_".contains(&c))

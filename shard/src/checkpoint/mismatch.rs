@@ -1,59 +1,59 @@
-//! How what is saved can differ from what it is to be loaded into.
+//! Differences between a checkpoint and the optimizer that loads it.
 
 use super::manifest::Type;
 use serde::{Deserialize, Serialize};
 
-/// What is saved is for something else. Nothing was changed.
+/// Reason why a checkpoint does not fit. Nothing was changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum Mismatch {
-    /// Vectors that are here and were not saved.
+    /// Vectors that the checkpoint lacks.
     #[error("the checkpoint has nothing for {}; load what it has with `partial`", list(.vectors))]
     Missing {
         /// Parameters, or their states as `parameter:state`.
         vectors: Vec<String>,
     },
-    /// Vectors that were saved and are not here.
+    /// Vectors of the checkpoint that do not exist here.
     #[error("the checkpoint has {}, which are not here; leave them out with `partial`", list(.vectors))]
     Unexpected {
         /// Parameters, or their states as `parameter:state`.
         vectors: Vec<String>,
     },
-    /// A parameter of another shape.
+    /// A parameter has another shape.
     #[error("parameter {tensor:?} was saved with shape {saved:?}, and has {here:?}")]
     Shape {
-        /// The parameter.
+        /// Name of the parameter.
         tensor: String,
-        /// What was saved.
+        /// Shape in the checkpoint.
         saved: Vec<u64>,
-        /// What it is to be loaded into.
+        /// Shape here.
         here: Vec<u64>,
     },
-    /// A vector of another type.
+    /// A vector has another type.
     #[error("slot {slot:?} of {tensor:?} was saved as {saved:?}, and is {here:?}; `partial` converts")]
     Type {
-        /// The parameter.
+        /// Name of the parameter.
         tensor: String,
-        /// Which of its vectors.
+        /// Name of the vector.
         slot: String,
-        /// What was saved.
+        /// Type in the checkpoint.
         saved: Type,
-        /// What it is to be loaded into.
+        /// Type here.
         here: Type,
     },
-    /// Other rules, groups, schedules or recipes.
+    /// A rule, group, schedule or recipe differs.
     #[error("{what} was saved as {saved}, and is {here}; go on with these by `other_settings`")]
     Setting {
-        /// Which setting.
+        /// Name of the setting.
         what: String,
-        /// What was saved.
+        /// Value in the checkpoint.
         saved: String,
-        /// What is here.
+        /// Value here.
         here: String,
     },
 }
 
-/// The first few names.
+/// Lists the first few names.
 fn list(names: &[String]) -> String {
     const MOST: usize = 5;
     let shown: Vec<String> = names.iter().take(MOST).map(|name| format!("{name:?}")).collect();

@@ -1,28 +1,28 @@
-//! Checkpoints: a folder for each step, with plain safetensors files and a manifest that says which elements of which tensor are
-//! where in them.
+//! Checkpoints: one folder per step, with plain safetensors files and a manifest that lists which elements of which tensor lie where in
+//! them.
 //!
-//! | file | what it is |
+//! | file | contents |
 //! |---|---|
-//! | piece.rs | boxes and ranges of tensors, and what two have in common |
-//! | holding.rs | what a rank has of a tensor, as pieces of the whole; who writes it |
-//! | cover.rs | whether pieces are a whole tensor |
+//! | piece.rs | boxes and ranges of tensors, and the intersection of two |
+//! | holding.rs | the local part of a tensor as pieces of the whole; election of writers |
+//! | cover.rs | check that pieces cover a whole tensor |
 //! | manifest.rs | `manifest.json` |
-//! | once.rs | whether JSON has a member twice |
+//! | once.rs | check that no JSON object has a member twice |
 //! | shard_file.rs | one rank's file, hashed while it is written |
-//! | store.rs | the folder: how a step becomes the newest one |
-//! | saved.rs | a complete step, to read from |
-//! | vectors.rs | its vectors, whole or in part, from wherever their pieces are |
-//! | verify.rs | every byte of it, against every hash |
-//! | header.rs | what its files say of themselves |
-//! | disk.rs | what all that asks of a disk |
-//! | contents.rs, settings.rs, placing.rs | what there is of an optimizer |
-//! | ranks.rs | what all ranks know together |
-//! | owner.rs, write.rs, save.rs | who writes what; one rank's file; a save of all ranks |
+//! | store.rs | the folder of checkpoints: how a step becomes the newest one |
+//! | saved.rs | a complete step, opened for reading |
+//! | vectors.rs | its vectors, whole or in part, assembled from their pieces |
+//! | verify.rs | a check of every byte against every hash |
+//! | header.rs | safetensors headers of its files |
+//! | disk.rs | disk operations behind a trait |
+//! | contents.rs, settings.rs, placing.rs | the saved parts of an optimizer |
+//! | ranks.rs | agreement among all ranks |
+//! | owner.rs, write.rs, save.rs | division of the writes among ranks; one rank's file; a save by all ranks |
 //! | snapshot.rs, background.rs | a copy of one moment; a save of it in the background |
-//! | consolidate.rs, pytorch | whole vectors on one rank; one file in PyTorch's names, to and from there |
-//! | bytes.rs | what one rank holds, as bytes in memory |
-//! | fits.rs, read.rs, load.rs | whether what was saved fits; what a rank reads of it; a load of all ranks |
-//! | moves.rs, parcel.rs, reshard.rs | what goes from which rank to which; its bytes on the way; a move without files |
+//! | consolidate.rs, pytorch | whole vectors on one rank; export to and import from one file with PyTorch's names |
+//! | bytes.rs | one rank's parameters and state as bytes in memory |
+//! | fits.rs, read.rs, load.rs | compatibility of a saved step; one rank's reads; a load by all ranks |
+//! | moves.rs, parcel.rs, reshard.rs | plan of transfers between ranks; their bytes in transit; resharding without files |
 
 mod background;
 mod bytes;

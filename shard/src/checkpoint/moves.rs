@@ -1,4 +1,4 @@
-//! What goes from which rank to which, when what some ranks have is to be on others. Arithmetic only.
+//! Plan of transfers: which elements each rank sends to which, to bring an optimizer from some ranks to others. Arithmetic only.
 
 use super::cover;
 use super::error::CheckpointError;
@@ -12,57 +12,57 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// What a rank has of an optimizer.
+/// State of an optimizer on one rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Side {
     pub(super) tensors: Vec<Tensor>,
     pub(super) settings: BTreeMap<String, Value>,
 }
 
-/// What it has of a parameter.
+/// Parts of a parameter on one rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Tensor {
     pub(super) name: String,
     pub(super) t: u64,
-    /// Of the whole.
+    /// Shape of the whole parameter.
     pub(super) shape: Vec<u64>,
-    /// Of each vector, its name, its type, and what this rank has of it.
+    /// Name, type and local pieces of each vector.
     pub(super) slots: Vec<(String, Type, Vec<Piece>)>,
-    /// What it has all vectors of.
+    /// Pieces with all vectors on this rank.
     pub(super) owned: Vec<Piece>,
 }
 
-/// Who has what, and who is to have it.
+/// Transfers between all ranks, from present holders to future ones.
 #[derive(Debug)]
 pub(super) struct Moves {
     from: Vec<Option<Side>>,
     to: Vec<Option<Side>>,
-    /// Of each tensor of `from`, which rank sends which piece.
+    /// Ranks that send each tensor of `from`, with their pieces.
     owners: Vec<Vec<(usize, Piece)>>,
-    /// Of each rank's tensors in `to`, their numbers in `from`.
+    /// Index in `from` of each rank's tensors in `to`.
     sources: Vec<Vec<Option<usize>>>,
 }
 
-/// Elements that lie together where they come from and where they go to.
+/// Elements that are contiguous in their source and in their target.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Move<'a> {
-    /// The tensor's number where it comes from.
+    /// Index of the tensor in the source.
     pub(super) source: usize,
-    /// Its number where it goes to.
+    /// Index of the tensor in the target.
     pub(super) target: usize,
-    /// Which of its vectors there.
+    /// Index of the vector in the target.
     pub(super) vector: usize,
-    /// What that is called.
+    /// Name of the vector.
     pub(super) slot: &'a str,
     pub(super) dtype: Type,
-    /// A piece that the sender has, and one that the receiver has room for.
+    /// Piece of the sender, and piece of the receiver.
     pub(super) pieces: [&'a Piece; 2],
-    /// Which elements of these.
+    /// Elements of the two pieces.
     pub(super) run: Run,
 }
 
 impl Moves {
-    /// What ranks tell of what they have, and of what they are to have, as a plan of which every rank makes the same.
+    /// Makes the plan from every rank's present and future state; the plan is the same on every rank.
     pub(super) fn new(sides: Vec<(Option<Side>, Option<Side>)>) -> Result<Self, CheckpointError> {
         let (from, to): (Vec<_>, Vec<_>) = sides.into_iter().unzip();
         let first = check(&from, "from")?;
@@ -90,7 +90,7 @@ impl Moves {
         Ok(Moves { owners, sources, from, to })
     }
 
-    /// What there is to move, as if it had been saved: of no vector are there pieces.
+    /// Returns a manifest of the state to move, as if it had been saved, but without pieces.
     pub(super) fn manifest(&self) -> Manifest {
         let first = self.from.iter().flatten().next();
         let slot = |(name, dtype, _): &(String, Type, Vec<Piece>)| {
@@ -111,8 +111,8 @@ impl Moves {
         }
     }
 
-    /// Everything that goes from rank `from` to rank `to`, in one order on both: from a rank to itself all it has, from another
-    /// only the rest.
+    /// Calls `then` for every transfer from rank `from` to rank `to`, in the same order on both. A rank sends itself everything it has, and
+    /// other ranks only the elements they lack.
     pub(super) fn each<E>(
         &self,
         from: usize,
@@ -142,7 +142,7 @@ impl Moves {
         Ok(())
     }
 
-    /// Bytes of all that.
+    /// Returns the number of bytes that [`each`](Self::each) transfers.
     pub(super) fn bytes(&self, from: usize, to: usize) -> u64 {
         let mut bytes = 0;
         let Ok(()) = self.each(from, to, &mut |part| {
@@ -152,7 +152,7 @@ impl Moves {
         bytes
     }
 
-    /// What a rank has already of a vector.
+    /// Returns the pieces of a vector that a rank has already.
     fn has(&self, rank: usize, source: usize, slot: &str) -> &[Piece] {
         let tensor = self.from[rank].as_ref().map(|side| &side.tensors[source]);
         let slot = tensor.and_then(|tensor| tensor.slots.iter().find(|(name, ..)| name == slot));
@@ -160,7 +160,7 @@ impl Moves {
     }
 }
 
-/// The first of these, all of which tell of one optimizer.
+/// Checks that all ranks describe the same optimizer, and returns the first description.
 fn check<'s>(sides: &'s [Option<Side>], direction: &str) -> Result<&'s Side, CheckpointError> {
     let mut all = sides.iter().enumerate().filter_map(|(rank, side)| Some((rank, side.as_ref()?)));
     let none = || CheckpointError::NoSide { direction: direction.to_owned() };
@@ -184,7 +184,7 @@ fn check<'s>(sides: &'s [Option<Side>], direction: &str) -> Result<&'s Side, Che
     Ok(first)
 }
 
-/// The numbers in `first` of the tensors of `side`.
+/// Returns the index in `first` of each tensor of `side`.
 fn sources(first: &Side, side: Option<&Side>) -> Result<Vec<Option<usize>>, CheckpointError> {
     let Some(side) = side else { return Ok(Vec::new()) };
     let mut tied = Settings::from_json(&first.settings)?.tied;
@@ -195,7 +195,7 @@ fn sources(first: &Side, side: Option<&Side>) -> Result<Vec<Option<usize>>, Chec
     Ok(side.tensors.iter().map(number).collect())
 }
 
-/// Which elements of `piece` are in `here`, in ascending order.
+/// Returns the elements of `piece` that `here` has, in ascending order.
 fn taken(here: &[Piece], piece: &Piece) -> Vec<Range<u64>> {
     let mut taken: Vec<Range<u64>> =
         here.iter().flat_map(|has| has.runs(piece)).map(|run| run.to..run.to + run.len).collect();
@@ -203,7 +203,7 @@ fn taken(here: &[Piece], piece: &Piece) -> Vec<Range<u64>> {
     taken
 }
 
-/// What of `run` does not go where elements are already.
+/// Returns the parts of `run` outside of `taken`, the target's elements that are present already.
 fn without(run: Run, taken: &[Range<u64>]) -> Vec<Run> {
     let (mut at, end, mut rest) = (run.to, run.to + run.len, Vec::new());
     let first = taken.partition_point(|range| range.end <= at);

@@ -1,16 +1,16 @@
-//! Whether an object of a JSON text has a member twice: programs differ in which of the two they take, and ours takes neither.
+//! Check that no object of a JSON text has a member twice. Programs differ in which member counts, so such a text is refused.
 
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// Reads JSON for nothing but that, objects within objects too.
+/// Checks that each member of each object is unique, nested objects included.
 pub(super) fn check(text: &[u8]) -> Result<(), serde_json::Error> {
     serde_json::from_slice(text).map(|Once| ())
 }
 
-/// Any value whose objects have each member once.
+/// Any JSON value in which each member of an object is unique.
 struct Once;
 
 impl<'de> Deserialize<'de> for Once {

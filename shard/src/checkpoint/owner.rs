@@ -1,4 +1,4 @@
-//! Who writes what: each element by one rank, ranks about equally much. Arithmetic only.
+//! Division of writes: each element is written by one rank, and ranks write about equally much. Arithmetic only.
 
 use super::contents::Content;
 use super::holding::{Part, writers};
@@ -7,10 +7,10 @@ use super::write::STAGING;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// What a rank has: of which parameter, and the bytes of all of its vectors.
+/// Claim of a rank: a parameter, a piece of it, and the size in bytes of all its vectors there.
 pub(crate) type Claim = (usize, Piece, u64);
 
-/// What this rank has of each parameter: what it alone updates where state is divided, everything where it is not.
+/// Returns this rank's parts of each parameter: its own shard where state is sharded, all elements where it is replicated.
 pub(super) fn parts(contents: &[Content]) -> Vec<(usize, Part)> {
     let of = |(i, content): (usize, &Content)| {
         let owned = content.owned.start as u64..content.owned.end as u64;
@@ -19,13 +19,13 @@ pub(super) fn parts(contents: &[Content]) -> Vec<(usize, Part)> {
     contents.iter().enumerate().flat_map(of).collect()
 }
 
-/// What this rank could write.
+/// Returns the claims of this rank for all parts that it could write.
 pub(super) fn claims(contents: &[Content], parts: &[(usize, Part)]) -> Vec<Claim> {
     let bytes = |i: usize| contents[i].vectors.iter().map(|vector| vector.dtype.size()).sum::<u64>();
     parts.iter().map(|(i, part)| (*i, part.global.clone(), part.global.len() * bytes(*i))).collect()
 }
 
-/// What of its `parts` rank `rank` writes, all ranks' claims being these: the same partition on every rank.
+/// Returns the portions of `parts` that rank `rank` writes, given the claims of all ranks. The partition is the same on every rank.
 pub(super) fn elected(claims: Vec<Vec<Claim>>, rank: usize, parts: &[(usize, Part)]) -> Vec<(usize, Part)> {
     let mut mine = Vec::new();
     for (i, piece) in shared_out(claims).swap_remove(rank) {
@@ -42,7 +42,7 @@ pub(super) fn elected(claims: Vec<Vec<Claim>>, rank: usize, parts: &[(usize, Par
     mine
 }
 
-/// What each rank is elected for, all ranks' claims being these.
+/// Returns the pieces that each rank is elected to write, given the claims of all ranks.
 pub(super) fn shared_out(mut claims: Vec<Vec<Claim>>) -> Vec<Vec<(usize, Piece)>> {
     share_out(&mut claims);
     let writers = writers(&claims);
@@ -55,7 +55,7 @@ pub(super) fn shared_out(mut claims: Vec<Vec<Claim>>) -> Vec<Vec<(usize, Piece)>
     claims.iter().enumerate().map(own).collect()
 }
 
-/// Cuts what several ranks have into as many parts, where it is long.
+/// Cuts long pieces that several ranks claim into as many parts as there are claimants.
 fn share_out(claims: &mut [Vec<Claim>]) {
     let mut ranks: BTreeMap<_, u64> = BTreeMap::new();
     let key = |(i, piece, _): &Claim| (*i, piece.region.clone(), piece.range.start);

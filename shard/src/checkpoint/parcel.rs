@@ -1,35 +1,35 @@
-//! Bytes on their way from one rank to another, through one window of memory on each.
+//! Transfer of bytes from one rank to another, through one window of memory on each.
 
 use crate::Error;
 use crate::ranks::host_words;
 use meshstep_comm::{Action, Communicator, Op};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue, Slice, SliceMut};
 
-/// What travels is bytes of elements of any type, two at a time: no element is shorter.
+/// Size of the unit of transfer: bytes travel in pairs, as no element type is shorter.
 const PAIR: usize = DType::F16.size();
 
-/// Memory that bytes are sent from and received in, used for one other rank at a time.
+/// Window of memory to send from and receive into, used for one other rank at a time.
 #[derive(Debug)]
 pub(super) struct Window<'a> {
     comm: &'a dyn Communicator,
     queue: Queue,
     meter: Meter,
     host: Buffer,
-    /// Where the communicator's memory is another.
+    /// Window in the communicator's memory, if that is not the host's.
     there: Option<Buffer>,
-    /// For elements on their way to the host.
+    /// Buffer for elements on their way from the device to the host.
     room: Option<Buffer>,
     peer: usize,
     /// Bytes of the window that were filled, or taken.
     at: usize,
-    /// Bytes of it that are there to be taken.
+    /// Bytes received into the window.
     here: usize,
-    /// Bytes that are still to be sent, or received.
+    /// Bytes still to be sent or received.
     left: u64,
 }
 
 impl<'a> Window<'a> {
-    /// One of `bytes`, where `queue` works.
+    /// Allocates a window of `bytes` bytes for operations on `queue`.
     pub(super) fn new(
         comm: &'a dyn Communicator,
         queue: &Queue,
@@ -46,12 +46,12 @@ impl<'a> Window<'a> {
         Ok(Window { comm, queue, meter, host, there, room: None, peer: 0, at: 0, here: 0, left: 0 })
     }
 
-    /// What follows goes to rank `peer`, or comes from there: so many bytes.
+    /// Begins a transfer of `bytes` bytes to or from rank `peer`.
     pub(super) fn begin(&mut self, peer: usize, bytes: u64) {
         (self.peer, self.left, self.at, self.here) = (peer, bytes, 0, 0);
     }
 
-    /// Sends the values of `queue`'s place after those before them.
+    /// Appends values in the memory of `queue` to the transfer.
     pub(super) fn send(&mut self, values: Slice<'_>) -> Result<(), Error> {
         if values.place() == Place::Cpu {
             return self.send_bytes(values.bytes()?);
@@ -84,7 +84,7 @@ impl<'a> Window<'a> {
         Ok(())
     }
 
-    /// Fills memory of the host with what comes next.
+    /// Fills host memory with the next bytes of the transfer.
     pub(super) fn receive(&mut self, mut into: SliceMut<'_>) -> Result<(), Error> {
         let mut into = into.bytes_mut()?;
         while !into.is_empty() {
@@ -101,7 +101,7 @@ impl<'a> Window<'a> {
         Ok(())
     }
 
-    /// Runs `op` on the first bytes of the window.
+    /// Runs `op` on the first `bytes` bytes of the window.
     fn travel(&mut self, op: Op, bytes: usize) -> Result<(), Error> {
         let len = bytes / PAIR;
         let sends = matches!(op.action(), Action::Send { .. });
@@ -116,18 +116,18 @@ impl<'a> Window<'a> {
         if let (false, Some(there)) = (sends, &self.there) {
             self.queue.download(there.as_slice().slice(0..len)?, self.host.as_mut().slice(0..len)?)?;
         }
-        // An operation that was ended lets a queue of a GPU go on, with what nobody has sent.
+        // On a GPU an aborted operation completes on its queue with bytes that no rank sent.
         Ok(self.comm.sound()?)
     }
 }
 
-/// Whom rank `rank` of `ranks` meets in each of some rounds: every other rank once, in which it is met too.
+/// Returns the partner of rank `rank` of `ranks` in each round of a tournament: every other rank once, paired in the same round.
 pub(super) fn partners(rank: usize, ranks: usize) -> impl Iterator<Item = usize> {
     let even = ranks.next_multiple_of(2).max(2);
     let rounds = even - 1;
     (0..rounds).filter_map(move |round| {
         let partner = match rank == rounds {
-            // Twice its number is the round's.
+            // The partner `p` with `2 p = round` modulo `rounds`: the rank that would be paired with itself.
             true => round * (even / 2) % rounds,
             false => (round + rounds - rank) % rounds,
         };
@@ -149,7 +149,7 @@ mod tests {
                 met.sort_unstable();
                 assert_eq!(met, (0..ranks).filter(|&other| other != rank).collect::<Vec<_>>(), "{ranks}");
             }
-            // Whoever waits is met: each rank's next partner waits for it, for some rank at least.
+            // Ranks do not wait in a circle: among the next partners there is always a pair that waits for each other.
             let mut queues: Vec<_> = (0..ranks).map(|rank| rounds(rank).into_iter().peekable()).collect();
             let mut left = ranks * (ranks - 1);
             while left > 0 {

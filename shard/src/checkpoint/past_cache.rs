@@ -1,11 +1,11 @@
-//! Bytes of a file that are read once: what the page cache has of them comes from there, the rest from the disk without going
-//! through it. That leaves the cache to others.
+//! Reads of bytes that are needed once: cached bytes come from the page cache, the others from the disk with direct reads that leave the
+//! cache to other data.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// A file, whose large reads go past the cache where its disk has that.
+/// File with large reads that bypass the page cache where its disk supports that.
 #[derive(Debug)]
 pub(super) struct OnceRead {
     file: File,
@@ -26,8 +26,8 @@ impl OnceRead {
         &self.file
     }
 
-    /// The `len` bytes at `offset`, somewhere in `room`; an error where the file ends before. With [`SLACK`] bytes more than `len` the
-    /// room has place for reads that go past the cache; on huge pages they are half again as fast.
+    /// Reads the `len` bytes at `offset` to some place in `room`; an error if the file ends earlier. Direct reads need a room of `len` plus
+    /// [`SLACK`] bytes; on huge pages they are half again as fast.
     pub(super) fn read_past_cache<'r>(
         &self,
         offset: u64,
@@ -41,17 +41,18 @@ impl OnceRead {
         {
             return Ok(&room[place]);
         }
-        // What fails here fails for its own sake, and not because a disk is particular.
+        // Read as usual; an error here is not one of direct reads alone.
         let bytes = &mut room[..len];
         self.file.read_exact_at(bytes, offset)?;
         Ok(bytes)
     }
 }
 
-/// What offsets, lengths and addresses of a direct read are multiples of: no disk asks for more.
+/// Alignment of offsets, lengths and addresses of direct reads; no disk asks for more.
 const BLOCK: usize = 4096;
 
-/// Bytes of a room beside those that are read: before the first block, before the first byte in it, and behind the last.
+/// Additional bytes of a room for direct reads, up to a block each: to align the room, before the first byte in its block, and behind the
+/// last byte.
 pub(super) const SLACK: usize = 3 * BLOCK;
 
 #[cfg(target_os = "linux")]
@@ -65,19 +66,19 @@ mod linux {
     use std::os::fd::AsRawFd;
     use std::os::unix::fs::FileExt;
 
-    /// Fewer bytes than this are read as usual.
+    /// Length in bytes from which reads may bypass the cache.
     pub(super) const LARGE: usize = 256 << 10;
 
-    /// The same file opened twice more.
+    /// The same file, opened twice more.
     #[derive(Debug)]
     pub(super) struct Past {
-        /// To ask what is in the cache: what is not is not brought there.
+        /// For queries of the cache, with read-ahead off, so that they do not fill it.
         cached: File,
         direct: File,
     }
 
     impl Past {
-        /// `None` where its disk knows no such thing. Whatever the file's name is by now, it is the same file.
+        /// Returns `None` if the disk has no direct reads. Opens the same file even if it was renamed or removed.
         pub(super) fn of(file: &File) -> Option<Self> {
             let same = format!("/proc/self/fd/{}", file.as_raw_fd());
             let again = |flags| open(&*same, flags | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok();
@@ -86,7 +87,7 @@ mod linux {
             Some(Past { cached: cached.into(), direct: direct.into() })
         }
 
-        /// Where in `room` the bytes are by then; `None` where there is too little of it, or of the file, or the disk refuses.
+        /// Reads to an aligned place in `room`, and returns that place; `None` if the room or the file is too short, or the disk refuses.
         pub(super) fn read_at(&self, offset: u64, len: usize, room: &mut [u8]) -> Option<Range<usize>> {
             let before = (offset % BLOCK as u64) as usize;
             let first = room.as_ptr().align_offset(BLOCK).checked_add(before)?;
@@ -95,7 +96,7 @@ mod linux {
             if had == len {
                 return Some(all);
             }
-            // From the block with the first byte that the cache has not, to the block with the last one.
+            // Read from the block with the first byte that is not cached to the block with the last byte.
             let mut at = (before + had) / BLOCK * BLOCK + first - before;
             let end = (before + len).next_multiple_of(BLOCK) + first - before;
             while at < all.end {
@@ -110,8 +111,8 @@ mod linux {
             Some(all)
         }
 
-        /// Reads what the cache has from `offset` on without a gap, and tells how many bytes that are. Linux begins to read what it is
-        /// asked for and has not: so it is asked for little first.
+        /// Reads cached bytes from `offset` on up to the first gap, and returns their number. Linux starts to read bytes that it was asked
+        /// for and has not cached, so the first request is small.
         pub(super) fn cached(&self, offset: u64, bytes: &mut [u8]) -> usize {
             let (mut had, mut asked) = (0, BLOCK);
             while had < bytes.len() {
@@ -119,7 +120,7 @@ mod linux {
                 let mut rest = [IoSliceMut::new(&mut bytes[had..end])];
                 match preadv2(&self.cached, &mut rest, offset + had as u64, ReadWriteFlags::NOWAIT) {
                     Ok(n) if n > 0 => had += n,
-                    // Nothing more is there, or the disk cannot tell.
+                    // No further byte is cached, or the disk cannot tell.
                     _ => break,
                 }
                 asked = asked.saturating_mul(4);
@@ -178,7 +179,7 @@ mod tests {
         std::io::Write::write_all(&mut file, &vec![7; 4 << 20]).unwrap();
         file.sync_all().unwrap();
         let file = OnceRead::new(file);
-        // A disk that has no such reads, as that of some containers.
+        // The disk, as in some containers, has no direct reads.
         let Some(past) = linux::Past::of(file.file()) else { return };
         let mut room = vec![0; (1 << 20) + SLACK];
         let there = |at: u64| past.cached(at, &mut [0; 4096]) == 4096;
@@ -189,7 +190,7 @@ mod tests {
             let blocks = (0..4).flat_map(|i| (8..256).step_by(8).map(move |block| (i << 20) + block * 4096));
             blocks.filter(|&at| there(at)).count()
         };
-        // A busy system may keep pages that it is told to drop, for a while. Pages that the reads bring come every time.
+        // A busy system may keep dropped pages for a while. Pages that the reads cache appear every time.
         let mut counts = Vec::new();
         while counts.len() < 10 && counts.last().is_none_or(|&count| count >= 12) {
             std::thread::sleep(std::time::Duration::from_millis(20 * counts.len() as u64));

@@ -1,49 +1,49 @@
-//! Which elements of a tensor lie together, and what two such pieces have in common. Arithmetic only.
+//! Boxes of tensors, contiguous ranges of their elements, and the intersection of two such pieces. Arithmetic only.
 
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// A box of a tensor: where it begins, and how far it goes, in each dimension.
+/// Box of a tensor: its offset and extent in each dimension.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Region {
-    /// Its first index in each dimension of the tensor.
+    /// First index of the box in each dimension of the tensor.
     pub offsets: Vec<u64>,
-    /// Its indices in each dimension.
+    /// Number of indices in each dimension.
     pub extents: Vec<u64>,
 }
 
-/// Elements of a box that lie after each other in its row-major order: what a rank owns of what it holds of a tensor.
+/// Contiguous elements of a box in its row-major order: the part of a local tensor that a rank owns.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Piece {
     /// The box.
     pub region: Region,
-    /// Which of its elements.
+    /// Elements of the box, by their index in its row-major order.
     pub range: Range<u64>,
 }
 
-/// Elements that lie after each other in two pieces.
+/// Elements that are contiguous in two pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// The first one's place in the piece they come from.
+    /// Index of the first element in the source piece.
     pub from: u64,
-    /// Its place in the piece they go to.
+    /// Index of the first element in the target piece.
     pub to: u64,
-    /// How many.
+    /// Number of elements.
     pub len: u64,
 }
 
 impl Region {
-    /// All of a tensor.
+    /// Returns the box that is the whole tensor.
     pub fn whole(shape: &[u64]) -> Self {
         Region { offsets: vec![0; shape.len()], extents: shape.to_vec() }
     }
 
-    /// How many there are; `None` beyond 64 bits.
+    /// Returns the number of elements; `None` if it does not fit in 64 bits.
     pub fn elements(&self) -> Option<u64> {
         product(&self.extents)
     }
 
-    /// Whether it lies in a tensor of this shape.
+    /// Returns true if the box lies in a tensor of this shape.
     pub fn fits(&self, shape: &[u64]) -> bool {
         let dims = self.offsets.len() == shape.len() && self.extents.len() == shape.len();
         let inside = |((&offset, &extent), &all): ((&u64, &u64), &u64)| {
@@ -57,33 +57,33 @@ impl Region {
     }
 }
 
-/// Elements of a tensor of this shape; `None` beyond 64 bits.
+/// Returns the number of elements of a tensor of this shape; `None` if it does not fit in 64 bits.
 pub(super) fn product(shape: &[u64]) -> Option<u64> {
-    // A zero makes the others harmless.
+    // The product of the other extents may overflow if one extent is zero.
     let zero = shape.contains(&0);
     shape.iter().try_fold(1u64, |all, &extent| all.checked_mul(extent)).or(zero.then_some(0))
 }
 
 impl Piece {
-    /// All of a tensor with fewer than 2^64 elements.
+    /// Returns the piece that is a whole tensor of fewer than 2^64 elements.
     pub fn whole(shape: &[u64]) -> Self {
         let region = Region::whole(shape);
         let range = 0..region.elements().unwrap_or(u64::MAX);
         Piece { region, range }
     }
 
-    /// Elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> u64 {
         self.range.end.saturating_sub(self.range.start)
     }
 
-    /// Whether there are none.
+    /// Returns true if the piece has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// What `self` and `to` have in common, in ascending order of both. Both lie in tensors of one shape with fewer than 2^64
-    /// elements.
+    /// Returns the intersection of `self` and `to` as runs, in ascending order of both. Both pieces lie in tensors of one shape with fewer
+    /// than 2^64 elements.
     pub fn runs<'a>(&'a self, to: &'a Piece) -> impl Iterator<Item = Run> + 'a {
         let common = Common::of(self, to);
         let first = common.rows_before(self.range.start, to.range.start);
@@ -91,14 +91,14 @@ impl Piece {
     }
 }
 
-/// The box that two boxes have in common, as rows that lie after each other in both.
+/// Intersection of two boxes, as rows that are contiguous in both.
 struct Common {
     rows: u64,
-    /// Elements of a row.
+    /// Length of a row in elements.
     len: u64,
-    /// Rows of the dimensions that a row does not span.
+    /// Extents of the dimensions that a row does not span.
     extents: Vec<u64>,
-    /// Where the first row lies in the two boxes, and how far apart neighbours of each dimension are.
+    /// Index of the first row in each box, and the strides of each box's dimensions.
     first: [u64; 2],
     strides: [Vec<u64>; 2],
 }
@@ -117,7 +117,7 @@ impl Common {
             return Common { rows: 0, len: 0, extents: Vec::new(), first: [0; 2], strides: none };
         }
         let whole = |dim: usize| a.range(dim) == both[dim] && b.range(dim) == both[dim];
-        // From here on a row spans everything there is.
+        // From this dimension on, the intersection spans both boxes.
         let inner = (0..both.len()).rev().take_while(|&dim| whole(dim)).last().unwrap_or(both.len());
         let outer = inner.saturating_sub(1);
         let extents: Vec<u64> = both.iter().map(|range| range.end - range.start).collect();
@@ -141,7 +141,7 @@ impl Common {
         }
     }
 
-    /// Where row `row` begins in the two boxes.
+    /// Returns the index in each box at which row `row` begins.
     fn place(&self, row: u64) -> [u64; 2] {
         let (mut place, mut rest) = (self.first, row);
         for dim in (0..self.extents.len()).rev() {
@@ -153,7 +153,7 @@ impl Common {
         place
     }
 
-    /// Rows that end before the ranges of the two pieces begin: they ascend in both.
+    /// Counts the rows that end before the range of either piece begins. Row indices ascend in both boxes, so a binary search finds them.
     fn rows_before(&self, from: u64, to: u64) -> u64 {
         let (mut low, mut high) = (0, self.rows);
         while low < high {
@@ -165,7 +165,7 @@ impl Common {
         low
     }
 
-    /// What of row `row` both pieces have; `None` behind one's end.
+    /// Returns the part of row `row` that lies in both pieces; `None` if the row begins behind the end of either.
     fn run(&self, row: u64, from: &Piece, to: &Piece) -> Option<Run> {
         let [a, b] = self.place(row);
         if a >= from.range.end || b >= to.range.end {

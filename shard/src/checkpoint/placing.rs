@@ -1,26 +1,26 @@
-//! What of a model a rank's parameters are.
+//! Placement of a rank's parameters in the whole model.
 
 use super::holding::Holding;
 use meshstep_tensor::Param;
 use std::collections::BTreeMap;
 
-/// Tells what of the whole model this rank holds: for whoever cuts parameters.
+/// Placement of local parameters in the whole model, implemented by the code that cuts parameters.
 pub trait Placing {
-    /// The ranks, for people: `tp=2,dp=4`.
+    /// Describes the ranks, for people: `tp=2,dp=4`.
     fn mesh(&self) -> String;
 
-    /// What this rank holds of a parameter; all of it, unless it is cut.
+    /// Returns the local part of a parameter; by default the whole parameter.
     fn holding(&self, param: &Param) -> Holding {
         Holding::whole(&shape(param))
     }
 
-    /// Other names of parameters, and which they are names of.
+    /// Returns other names of parameters, each with the name of the parameter it denotes.
     fn tied(&self) -> BTreeMap<String, String> {
         BTreeMap::new()
     }
 }
 
-/// Ranks that all hold whole parameters.
+/// Placement in which all ranks hold whole parameters.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Alike {
     pub(crate) ranks: usize,
@@ -32,7 +32,7 @@ impl Placing for Alike {
     }
 }
 
-/// A parameter's, as it is on this rank.
+/// Returns the local shape of a parameter.
 pub(super) fn shape(param: &Param) -> Vec<u64> {
     param.shape().iter().map(|&extent| extent as u64).collect()
 }

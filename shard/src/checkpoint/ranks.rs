@@ -1,4 +1,4 @@
-//! What all ranks of a save or a load know together: an error of one is the same error on all.
+//! Agreement among all ranks of a save or a load: an error on one rank becomes the same error on all.
 
 use super::contents::Keeper;
 use super::error::CheckpointError;
@@ -12,27 +12,27 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
-/// Saving or loading failed on a rank: the same on every rank. Its text has the error's, which is therefore no source of it.
+/// Failure of a save or a load, the same on every rank. The text includes that of `error`, which is therefore not its source.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("on rank {rank}: {error}")]
 pub struct Failed {
-    /// Which rank, the lowest if there are several.
+    /// Rank that failed, the lowest if there are several.
     pub rank: usize,
-    /// What failed there.
+    /// Error on that rank.
     pub error: CheckpointError,
 }
 
-/// How often those that wait for rank 0 hear that it is at work: far more often than any deadline.
+/// Interval at which rank 0 signals waiting ranks that it still works; far shorter than any deadline.
 const PULSE: Duration = Duration::from_millis(100);
 
-/// What rank 0 says meanwhile, and behind it.
+/// Signals of rank 0 during its work, and after it.
 const BUSY: u64 = 1;
 const DONE: u64 = 0;
 
-/// What a rank does alone.
+/// Work that one rank does alone.
 pub(crate) type Work<'a, T> = Box<dyn FnOnce() -> Result<T, CheckpointError> + Send + 'a>;
 
-/// All ranks, for what they tell each other.
+/// Ranks of a save or a load, with the exchanges among them.
 #[derive(Clone, Debug)]
 pub(crate) struct Ranks {
     comm: Arc<dyn Communicator>,
@@ -44,7 +44,7 @@ impl Ranks {
         Ranks { comm: Arc::clone(comm), options: options.clone() }
     }
 
-    /// Those that save together.
+    /// Returns the ranks that save together with `keeper`.
     pub(crate) fn of<K: Keeper>(keeper: &mut K) -> Self {
         Self::new(&keeper.ranks(), keeper.optimizer().options())
     }
@@ -57,12 +57,12 @@ impl Ranks {
         self.comm.world_size()
     }
 
-    /// Where its memory is, and where that is counted.
+    /// Returns the queue of the communicator's memory, and the meter that counts it.
     pub(crate) fn memory(&self) -> (&Queue, &Meter) {
         (&self.options.queue, &self.options.meter)
     }
 
-    /// Every rank's bytes, those of rank 0 first. Collective.
+    /// Returns every rank's bytes, in the order of ranks. Collective.
     pub(crate) fn gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
         let lens = gather_words(&*self.comm, &self.options, &[bytes.len() as u64])?;
         let words = lens.iter().max().map_or(0, |&longest| (longest as usize).div_ceil(8));
@@ -84,23 +84,23 @@ impl Ranks {
         Ok(all.chunks(words).zip(&lens).map(of).collect())
     }
 
-    /// Every rank's word. Collective.
+    /// Returns every rank's word. Collective.
     pub(crate) fn words(&self, word: u64) -> Result<Vec<u64>, Error> {
         gather_words(&*self.comm, &self.options, &[word])
     }
 
-    /// Runs an operation on a buffer at this place, and hears whether the ranks are sound behind it.
+    /// Runs an operation on a buffer of this queue, then checks that the ranks are sound.
     pub(crate) fn travel(&self, op: Op, buffer: &mut Buffer) -> Result<(), Error> {
         host_words::run(&*self.comm, &self.options.queue, op, buffer)?;
         Ok(self.comm.sound()?)
     }
 
-    /// Rank 0's word. Collective.
+    /// Returns rank 0's word. Collective.
     pub(crate) fn first_word(&self, word: u64) -> Result<u64, Error> {
         Ok(self.words(word)?.first().copied().unwrap_or_default())
     }
 
-    /// Rank 0's words in place of everyone's. Collective; every rank gives equally many.
+    /// Replaces `words` by those of rank 0. Collective; every rank passes the same number of words.
     pub(crate) fn first_words(&self, words: &mut [u64]) -> Result<(), Error> {
         if self.rank() > 0 {
             words.fill(0);
@@ -109,12 +109,12 @@ impl Ranks {
         Ok(host_words::all_reduce(&*self.comm, queue, meter, words, Reduction::Max)?)
     }
 
-    /// Ends it for all ranks.
+    /// Aborts the communicator on all ranks.
     pub(crate) fn abort(&self) {
         self.comm.abort();
     }
 
-    /// What has failed, as the lowest rank knows it that knows of anything. Collective.
+    /// Returns the failure known to the lowest rank that knows of one. Collective.
     pub(crate) fn same(&self, failed: Option<Failed>) -> Result<(), Error> {
         let known = failed.as_ref().map_or(Vec::new(), |Failed { rank, error }| {
             [&(*rank as u64).to_le_bytes()[..], &encode(error)].concat()
@@ -127,7 +127,7 @@ impl Ranks {
         })
     }
 
-    /// What this rank has made, once every rank has made its own; where one has not, its error on all of them. Collective.
+    /// Returns `made` if every rank succeeded; otherwise the error of the lowest rank that failed. Collective.
     pub(crate) fn agree<T>(&self, made: Result<T, CheckpointError>) -> Result<T, Error> {
         let objection = made.as_ref().err().map_or(Vec::new(), encode);
         let objections = self.gather(&objection)?;
@@ -135,15 +135,15 @@ impl Ranks {
         match (failed, made) {
             (Some((rank, objection)), _) => Err(Box::new(Failed { rank, error: decode(objection) }).into()),
             (None, Ok(made)) => Ok(made),
-            // Text that came to nothing is no text.
+            // The text of this rank's error is empty.
             (None, Err(error)) => Err(Box::new(Failed { rank: self.rank(), error }).into()),
         }
     }
 }
 
 impl Ranks {
-    /// [`agree`](Self::agree) on what rank 0 alone makes, who has `work`. However long that takes, no rank waits in one call for
-    /// longer than [`PULSE`]. Collective.
+    /// [`agree`](Self::agree) on a result that rank 0 alone makes; rank 0 alone passes `work`. However long the work takes, no rank waits
+    /// in one call for longer than [`PULSE`]. Collective.
     pub(crate) fn agree_on_first<T: Send>(&self, work: Option<Work<'_, T>>) -> Result<Option<T>, Error> {
         let Some(work) = work else {
             while self.first_word(DONE)? == BUSY {}
@@ -169,7 +169,7 @@ impl Ranks {
 }
 
 fn encode(error: &CheckpointError) -> Vec<u8> {
-    // A path that is no text cannot travel as it is.
+    // A path that is not UTF-8 cannot be serialized.
     let other = |_| serde_json::to_vec(&CheckpointError::memory(error)).unwrap_or_default();
     serde_json::to_vec(error).unwrap_or_else(other)
 }

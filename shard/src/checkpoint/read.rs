@@ -1,4 +1,4 @@
-//! What one rank reads of a checkpoint: the bytes of the elements it has, each window of them checked.
+//! One rank's reads of a checkpoint: its own elements, from windows that are checked as a whole.
 
 use super::contents::Content;
 use super::error::CheckpointError;
@@ -14,23 +14,23 @@ use std::panic::resume_unwind;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-/// What this rank needs of one vector, and where it goes.
+/// Request of this rank for elements of one vector, with the memory for them.
 #[derive(Debug)]
 pub(super) struct Want<'a> {
     pub(super) param: usize,
     pub(super) slot: Slot,
     pub(super) content: &'a Content,
     pub(super) from: &'a SlotEntry,
-    /// Elements of what the rank holds of the parameter.
+    /// Elements of the local part of the parameter.
     pub(super) range: Range<usize>,
-    /// Whether no other rank reads them too.
+    /// True if no other rank reads the same elements.
     pub(super) once: bool,
-    /// For errors.
+    /// Name of the vector for errors.
     pub(super) what: String,
     pub(super) into: Buffer,
 }
 
-/// Some of it: elements `range` of what the rank holds.
+/// Share of a request: elements `range` of the local part.
 struct Share<'w> {
     content: &'w Content,
     from: &'w SlotEntry,
@@ -40,14 +40,14 @@ struct Share<'w> {
     into: SliceMut<'w>,
 }
 
-/// Who reads at the same time: enough for a disk to have always something to do while others check and copy what they have read.
+/// Number of concurrent readers: enough to keep a disk busy while some readers check and copy.
 const READERS: usize = 8;
 
-/// Bytes that one of them reads at once before it asks for more. Together they go through a file from its beginning to its end, which
-/// is how disks, and what is below them, like it best.
+/// Bytes that one reader requests at once. Together the readers go through a file from its beginning to its end, the access pattern that
+/// disks and the layers below them serve best.
 const READ: u64 = 4 * WINDOW;
 
-/// Reads all that is wanted, several shares at a time.
+/// Reads all requests, several shares at a time.
 pub(super) fn read_all(saved: &Saved, wants: &mut [Want<'_>], meter: &Meter) -> Result<(), CheckpointError> {
     let bytes: usize = wants.iter().map(|want| want.into.len() * want.into.dtype().size()).sum();
     let pieces = wants.iter().flat_map(|want| &want.from.pieces);
@@ -56,7 +56,7 @@ pub(super) fn read_all(saved: &Saved, wants: &mut [Want<'_>], meter: &Meter) -> 
     for want in wants {
         want.divide(&mut shares)?;
     }
-    // Each has memory for what it reads at once.
+    // Each reader has memory of its own, so there are no more readers than there is work for.
     let readers = READERS.min(shares.len()).min(bytes.div_ceil(READ as usize));
     let shares = Mutex::new(shares.into_iter().enumerate());
     let read = |mut reading: Reading<'_>| {
@@ -64,7 +64,8 @@ pub(super) fn read_all(saved: &Saved, wants: &mut [Want<'_>], meter: &Meter) -> 
             let next = shares.lock().unwrap_or_else(PoisonError::into_inner).next();
             let (i, share) = next?;
             if let Err(error) = reading.share(share, meter) {
-                // Shares are handed out in their order: with those that others are at, the first error is found.
+                // Drop the remaining shares. Shares are handed out in order, so all earlier ones are done or in progress, and the first
+                // error is found.
                 shares.lock().unwrap_or_else(PoisonError::into_inner).by_ref().for_each(drop);
                 return Some((i, error));
             }
@@ -74,7 +75,7 @@ pub(super) fn read_all(saved: &Saved, wants: &mut [Want<'_>], meter: &Meter) -> 
     let own = reading()?;
     let first = thread::scope(|scope| {
         let name = |_| thread::Builder::new().name("meshstep-read".to_owned());
-        // Where the system has no thread or memory left, there are fewer readers.
+        // If the system has no thread or memory left, there are fewer readers.
         let other = || reading().ok().and_then(read);
         let others: Vec<_> =
             (1..readers).map(name).filter_map(|new| new.spawn_scoped(scope, other).ok()).collect();
@@ -88,7 +89,7 @@ pub(super) fn read_all(saved: &Saved, wants: &mut [Want<'_>], meter: &Meter) -> 
 }
 
 impl Want<'_> {
-    /// Appends shares of it, in their order.
+    /// Appends the shares of the request in order.
     fn divide<'w>(&'w mut self, shares: &mut Vec<Share<'w>>) -> Result<(), CheckpointError> {
         let Want { content, from, range, once, what, into, .. } = self;
         let (mut range, mut rest) = (range.clone(), into.as_mut());
@@ -102,7 +103,7 @@ impl Want<'_> {
     }
 }
 
-/// Where a share ends that begins where `range` does.
+/// Returns the end of the share that begins where `range` does.
 fn cut(content: &Content, from: &SlotEntry, range: &Range<usize>) -> usize {
     let size = from.dtype.size();
     let most = |reads: usize| range.end.min(range.start.saturating_add((READ / size) as usize * reads));
@@ -122,11 +123,11 @@ fn cut(content: &Content, from: &SlotEntry, range: &Range<usize>) -> usize {
         (Some(last), Some(first)) => last.to + last.len > first.to,
         _ => false,
     };
-    // Columns, say: the more of them, the longer a share, which reads so much of each.
+    // Runs of several pieces interleave, as with columns: a longer share then reads equally much of each piece.
     if pieces.windows(2).any(|pair| beside(&pair[0], &pair[1])) {
         return most(pieces.len());
     }
-    // The next share begins where a window of the last piece does, which is not read for both.
+    // The next share begins at a window of the last piece, so that no window is read for both shares.
     let Some((runs, last)) = pieces.last().and_then(|runs| Some((runs, runs.last()?))) else { return end };
     let window = (last.from + last.len) * size / WINDOW * WINDOW / size;
     let next = runs.iter().find(|run| run.from + run.len > window);
@@ -134,17 +135,17 @@ fn cut(content: &Content, from: &SlotEntry, range: &Range<usize>) -> usize {
     at.filter(|&at| at > range.start).unwrap_or(end)
 }
 
-/// Reads shares, through memory for what is read at once.
+/// Reader of shares, with memory for one request.
 #[derive(Debug)]
 struct Reading<'s> {
     saved: &'s Saved,
     room: Buffer,
-    /// The file read last.
+    /// File that was read last.
     file: Option<((usize, bool), SavedFile)>,
 }
 
 impl<'s> Reading<'s> {
-    /// A reader of `bytes` in all, of pieces of which the longest has `longest`. No window is longer than its piece.
+    /// Makes a reader for requests of `bytes` in total, from pieces of at most `longest` bytes. No window is longer than its piece.
     fn of(saved: &'s Saved, bytes: u64, longest: u64, meter: &Meter) -> Result<Self, CheckpointError> {
         let room = if longest < WINDOW { longest } else { bytes.next_multiple_of(WINDOW).min(READ) };
         let words = (room as usize + SLACK).div_ceil(size_of::<u64>());
@@ -157,7 +158,7 @@ impl<'s> Reading<'s> {
         let mut to = Target::new(into, range.start as u64, slot.dtype, meter)?;
         let held = content.held();
         for Part { global, local } in content.holding.parts(range.start as u64..range.end as u64) {
-            // The same elements in what the rank holds.
+            // The same elements in the whole local part.
             let places: Vec<Run> = local.runs(&held).collect();
             for piece in &slot.pieces {
                 let runs = join(piece.piece().runs(&global), &places);
@@ -167,7 +168,7 @@ impl<'s> Reading<'s> {
         Ok(())
     }
 
-    /// Reads runs of one piece, those that are near each other at once.
+    /// Reads runs of one piece; runs near each other are read at once.
     fn piece(
         &mut self,
         (entry, once): (&PieceEntry, bool),
@@ -190,7 +191,7 @@ impl<'s> Reading<'s> {
         Ok(())
     }
 
-    /// File `index`, from which `what` is to be read.
+    /// Returns file `index`, for a read of `what`.
     fn file(
         &mut self,
         index: usize,
@@ -206,23 +207,23 @@ impl<'s> Reading<'s> {
     }
 }
 
-/// Whether elements of this size are better read at once than each alone.
+/// Returns true for two runs that are better read at once than one after the other; `size` is that of an element.
 pub(super) fn near(size: u64) -> impl Fn(&Run, &Run) -> bool {
     move |a, b| (b.from - (a.from + a.len)) * size < WINDOW
 }
 
-/// Where elements go.
+/// Memory that elements are copied to.
 #[derive(Debug)]
 pub(super) struct Target<'a> {
     into: SliceMut<'a>,
-    /// The index of its first element in what the rank holds.
+    /// Index of its first element in the local part.
     first: u64,
-    /// Where the elements of another type are converted from.
+    /// Buffer to convert from, if the types differ.
     room: Option<Buffer>,
 }
 
 impl<'a> Target<'a> {
-    /// `into`, whose first element is element `first` of what the rank holds, from elements of type `saved`.
+    /// Makes a target from `into`, which begins at element `first` of the local part, for elements of type `saved`.
     pub(super) fn new(
         into: SliceMut<'a>,
         first: u64,
@@ -238,7 +239,7 @@ impl<'a> Target<'a> {
         Ok(Target { into, first, room: Some(room.map_err(CheckpointError::memory)?) })
     }
 
-    /// Copies what runs have of `bytes`, the elements from `at` on of the piece; gives those back that go on behind them.
+    /// Copies the elements of `runs` that lie in `bytes`, the piece's elements from `at` on; returns the runs that go on behind them.
     pub(super) fn scatter<'r>(
         &mut self,
         runs: &'r [Run],
@@ -275,7 +276,7 @@ impl<'a> Target<'a> {
     }
 }
 
-/// Runs from a piece into a part, and on from there into what a rank holds. Both ascend in the part.
+/// Composes runs from a piece to a part with runs from that part to the local tensor. Both ascend in the part.
 pub(super) fn join(into_part: impl Iterator<Item = Run>, places: &[Run]) -> Vec<Run> {
     let mut joined = Vec::new();
     for run in into_part {

@@ -1,4 +1,4 @@
-//! From some ranks to others without a file: everybody tells what it has and what it is to have, and sends what others lack.
+//! Resharding without files: every rank describes its present and its future state, and sends elements to the ranks that lack them.
 
 use super::contents::{Content, Keeper, Vectors};
 use super::error::CheckpointError;
@@ -19,28 +19,28 @@ use meshstep_tensor::{Buffer, Category, Queue, SliceMut};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// What a move came to on this rank, in bytes.
+/// Bytes that a reshard moved on this rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Moved {
-    /// Sent to other ranks, that did not have them.
+    /// Sent to other ranks, which did not have them.
     pub sent: u64,
     /// Received from other ranks.
     pub received: u64,
-    /// Copied from what this rank had to what it has.
+    /// Copied from this rank's present state to its future state.
     pub kept: u64,
 }
 
-/// An optimizer on this rank, and what its parameters are parts of.
+/// Optimizer on this rank, and the placement of its parameters.
 pub type Placed<'a> = (&'a mut Optimizer, &'a dyn Placing);
 
-/// Moves parameters, state, and how far they are, from an optimizer on some ranks to one on others, of any number, stage and buckets.
-/// Collective over `via`, which has all these ranks: one that leaves gives `from`, one that joins `to`, one that stays both.
+/// Moves parameters, state and progress from an optimizer on some ranks to one on other ranks, of any number, stage and buckets. Collective
+/// over `via`, which contains all these ranks: a leaving rank passes `from`, a joining rank `to`, and a rank that stays passes both.
 ///
-/// Every element goes to a rank once that had it nowhere, the ranks that have it taking turns in sending, in messages of at most
-/// 16 MiB. What is received lies in memory of the host beside what there is, once more what this rank is to hold, until every
-/// rank has its own; then it is copied, which does not fail. `from` stays as it is. Names, shapes, types, rules, schedule and
-/// rounding must be the same, as for [`Optimizer::load`]. An error is the same on every rank and has changed nothing on any;
-/// unless ranks have lost each other, `via` goes on too.
+/// A rank receives each element it lacks once. Ranks with copies of an element share the sending, in messages of at most 16 MiB. Received
+/// values stay in host memory until every rank has its own; then they are copied, which does not fail. This takes as much additional memory
+/// as this rank is to hold. `from` stays as it is. Names, shapes, types, rules, schedule and rounding must be the same, as for
+/// [`Optimizer::load`]. An error is the same on every rank and has changed nothing on any; `via` stays usable too, unless the ranks have
+/// lost each other.
 ///
 /// ```
 /// # use meshstep_optim::AdamW;
@@ -77,7 +77,7 @@ pub fn reshard(
     )
 }
 
-/// The same where parameters are parts of others.
+/// [`reshard`] with parameters cut as the placements describe.
 pub fn reshard_placed(
     via: &Arc<dyn Communicator>,
     from: Option<Placed<'_>>,
@@ -86,10 +86,10 @@ pub fn reshard_placed(
     reshard_all(via, from, to)
 }
 
-/// What a keeper keeps, and what its parameters are parts of.
+/// Keeper, and the placement of its parameters.
 type Kept<'a, K> = (&'a mut K, &'a dyn Placing);
 
-/// Moves whatever keepers keep. Collective over `via`.
+/// Moves the contents of `from` to `to`. Collective over `via`.
 pub(crate) fn reshard_all<'a, K: Keeper>(
     via: &Arc<dyn Communicator>,
     mut from: Option<Kept<'a, K>>,
@@ -109,7 +109,7 @@ pub(crate) fn reshard_all<'a, K: Keeper>(
     let moved =
         Reshard { via: &**via, ranks: Ranks::new(via, &options), options }.carry_out(&mut from, &mut to);
     if !matches!(moved, Ok(_) | Err(Error::Checkpoint(_))) {
-        // Nobody is to wait for what this rank will not say.
+        // No rank must wait for a message that this rank will not send.
         via.abort();
     }
     count(from, before[0]);
@@ -117,22 +117,22 @@ pub(crate) fn reshard_all<'a, K: Keeper>(
     moved
 }
 
-/// No step is under way.
+/// Checks that no step is in progress.
 fn ready<K: Keeper>(side: &mut Option<Kept<'_, K>>) -> Result<(), Error> {
     let Some((kept, _)) = side else { return Ok(()) };
     let opt = kept.optimizer();
     opt.handover.healthy()?;
     opt.between_two_steps()?;
-    // Of steps that a GPU decides too.
+    // This includes steps that a GPU decides.
     opt.describe_counters().map(drop)
 }
 
-/// What an optimizer's communicators have sent: `via` may be one of them.
+/// Returns the bytes sent so far by an optimizer's communicators; `via` may be one of them.
 fn sent<K: Keeper>(side: &mut Option<Kept<'_, K>>) -> u64 {
     side.as_mut().map_or(0, |(kept, _)| kept.optimizer().handover.sent())
 }
 
-/// What they have sent since is no step's.
+/// Excludes the bytes sent since `before` from the next step's count.
 fn count<K: Keeper>(side: Option<Kept<'_, K>>, before: u64) {
     let Some((kept, _)) = side else { return };
     let opt = kept.optimizer();
@@ -145,16 +145,16 @@ struct Reshard<'a> {
     options: Options,
 }
 
-/// What a rank has, or is to have, of an optimizer.
+/// Present or future state of an optimizer on one rank.
 type Told = (Vec<Content>, Side);
 
-/// Room for all that a rank is to have.
+/// Memory for a rank's future state.
 struct Room {
     contents: Vec<Content>,
     staged: Staged,
-    /// The number in `staged` of each parameter's first vector.
+    /// Index in `staged` of each parameter's first vector.
     firsts: Vec<usize>,
-    /// The index, in what the rank holds of its parameter, of each vector's first element.
+    /// Index in the local part of the parameter of each vector's first element.
     begins: Vec<usize>,
 }
 
@@ -186,7 +186,7 @@ impl Reshard<'_> {
         Ok(moved)
     }
 
-    /// As long as the longest message.
+    /// Makes a window as long as the longest message.
     fn window(&self, moves: &Moves) -> Result<Window<'_>, CheckpointError> {
         let rank = self.ranks.rank();
         let others = (0..self.via.world_size()).filter(|&other| other != rank);
@@ -196,7 +196,7 @@ impl Reshard<'_> {
         window.map_err(CheckpointError::memory)
     }
 
-    /// Fills the room: from what this rank has, then with one other rank after another.
+    /// Fills the room: first from this rank's present state, then with one other rank after another.
     fn exchange<K: Keeper>(
         &self,
         moves: &Moves,
@@ -210,7 +210,7 @@ impl Reshard<'_> {
             moves.each(rank, rank, &mut |part| room.copy(part, *kept, contents))?;
         }
         for peer in partners(rank, self.via.world_size()) {
-            // The lower rank begins.
+            // The lower rank sends first.
             for sends in [rank < peer, peer < rank] {
                 let (from, to) = if sends { (rank, peer) } else { (peer, rank) };
                 let bytes = moves.bytes(from, to);
@@ -232,7 +232,7 @@ impl Reshard<'_> {
     }
 }
 
-/// All there is of an optimizer on this rank.
+/// Describes an optimizer on this rank.
 fn tell<K: Keeper>((kept, placing): &mut Kept<'_, K>) -> Result<Told, CheckpointError> {
     let contents = kept.contents(*placing)?;
     let mut tensors = Vec::new();
@@ -281,7 +281,7 @@ fn room<K: Keeper>(
     Ok(Room { contents, staged, firsts, begins })
 }
 
-/// Sends what this rank has of a move.
+/// Sends this rank's elements of a move.
 fn send(
     part: Move<'_>,
     from: &mut impl Vectors,
@@ -297,7 +297,7 @@ fn send(
 }
 
 impl Room {
-    /// Copies what the rank has of a move.
+    /// Copies elements of a move that this rank has already.
     fn copy(&mut self, part: Move<'_>, had: &mut impl Vectors, contents: &[Content]) -> Result<(), Error> {
         let content = &contents[part.source];
         let Some(vector) = content.vectors.iter().find(|vector| vector.name == part.slot) else {
@@ -318,18 +318,18 @@ impl Room {
         Ok(())
     }
 
-    /// Receives a move.
+    /// Receives the elements of a move.
     fn receive(&mut self, part: Move<'_>, window: &mut Window<'_>) -> Result<(), Error> {
         let places = self.places(&part, 0, part.run.len);
         places.into_iter().try_for_each(|to| window.receive(self.at(&part, to)?))
     }
 
-    /// Where `len` of a move's elements go, from its `done`th on.
+    /// Returns the local ranges for `len` of a move's elements, from element `done` on.
     fn places(&self, part: &Move<'_>, done: u64, len: u64) -> Vec<Range<usize>> {
         places(&self.contents[part.target], part.pieces[1], part.run.to + done, len)
     }
 
-    /// Room for these elements of what the rank holds.
+    /// Returns the memory for local elements `place` of a move's target.
     fn at(&mut self, part: &Move<'_>, place: Range<usize>) -> Result<SliceMut<'_>, meshstep_tensor::Error> {
         let number = self.firsts[part.target] + part.vector;
         let first = self.begins[number];
@@ -338,7 +338,7 @@ impl Room {
     }
 }
 
-/// Where `len` elements of a piece lie, from its `at`th on, in what the rank holds of the parameter.
+/// Returns the ranges in the local part of `len` elements of a piece, from element `at` on.
 fn places(content: &Content, piece: &Piece, at: u64, len: u64) -> Vec<Range<usize>> {
     let start = piece.range.start + at;
     let local = content.holding.boxes.iter().find(|(global, _)| *global == piece.region);

@@ -1,4 +1,4 @@
-//! Saving: every rank writes what it owns, and the step becomes the newest one once all have.
+//! Saving: every rank writes the elements it owns, and the step becomes the newest one when all ranks have written.
 
 use super::contents::{Content, Keeper, Named, Source};
 use super::error::CheckpointError;
@@ -16,19 +16,19 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::hash::{BuildHasher, Hasher};
 
-/// What is saved beside parameters and state, and how. The same on every rank, but for what is called a rank's own.
+/// Options of a save. The same on every rank, except `own_blobs` and `progress`, which are each rank's own.
 #[derive(Default)]
 pub struct Save<'a> {
-    /// What the checkpoint is called; `None`: the steps so far.
+    /// Name of the checkpoint; `None` takes the number of steps so far.
     pub step: Option<u64>,
-    /// How many of the newest checkpoints stay, this one among them; `None`: all.
+    /// Number of newest checkpoints to keep, this one included; `None` keeps all.
     pub keep: Option<usize>,
-    /// The caller's bytes, by name: rank 0's are saved.
+    /// Caller's bytes by name; rank 0's are saved.
     pub blobs: Vec<(&'a str, &'a [u8])>,
-    /// The caller's bytes that each rank has of its own: the position of its data loader, its random numbers.
+    /// Caller's bytes that differ by rank, such as the position of its data loader and its random number state.
     pub own_blobs: Vec<(&'a str, &'a [u8])>,
-    /// Told after each write of this rank: bytes written, and bytes it writes. Of a background save its
-    /// [`Saving`](super::Saving) tells, and a hook is refused.
+    /// Called after each write of this rank with the bytes written so far and the total. A background save refuses a hook; its
+    /// [`Saving`](super::Saving) reports progress.
     pub progress: Option<&'a mut dyn FnMut(u64, u64)>,
 }
 
@@ -41,11 +41,11 @@ impl fmt::Debug for Save<'_> {
     }
 }
 
-/// A save that all ranks have agreed on. It is of one moment: who carries it out has vectors of that moment.
+/// Save that all ranks have agreed on. It is of one moment: the source passed to it must hold the vectors of that moment.
 #[derive(Debug)]
 pub(crate) struct Agreed {
     pub(crate) contents: Vec<Content>,
-    /// What this rank writes.
+    /// Parts of parameters that this rank writes.
     pub(crate) parts: Vec<(usize, Part)>,
     step: u64,
     keep: Option<usize>,
@@ -55,18 +55,18 @@ pub(crate) struct Agreed {
 }
 
 impl Optimizer {
-    /// Saves parameters, state, and how far they are, between two steps; tells what the checkpoint is called. Collective.
+    /// Saves parameters, state and progress between two steps; returns the step that names the checkpoint. Collective.
     ///
-    /// Each rank writes one file of what it owns, through at most 16 MiB of memory beside it, and waits for the others as long as
-    /// its communicator's deadline lets it. An error is the same on every rank
-    /// ([`Error::Checkpoint`] names the first rank that has one), changes nothing here, and leaves the checkpoints before as they
-    /// were; only one in removing old ones comes after the new one is complete.
+    /// Each rank writes one file with the elements it owns, through at most 16 MiB of additional memory, and waits for the other ranks up
+    /// to its communicator's deadline. An error is the same on every rank ([`Error::Checkpoint`] names the lowest rank that failed), and
+    /// changes neither the optimizer nor earlier checkpoints. Only an error in removing old checkpoints comes after the new one is
+    /// complete.
     pub fn save(&mut self, store: &Store, save: Save<'_>) -> Result<u64, Error> {
         let ranks = self.comm().world_size();
         self.save_placed(store, save, &Alike { ranks })
     }
 
-    /// The same where parameters are parts of others.
+    /// [`save`](Self::save) with parameters cut as `placing` describes.
     pub fn save_placed(
         &mut self,
         store: &Store,
@@ -76,7 +76,7 @@ impl Optimizer {
         save_all(self, store, save, placing)
     }
 
-    /// No step is under way on this rank, and none is unheard of.
+    /// Checks that no step is in progress on this rank and that the outcome of every step is known.
     pub(crate) fn between_two_steps(&mut self) -> Result<(), Error> {
         self.finish_dropped()?;
         self.check_heard()?;
@@ -85,7 +85,7 @@ impl Optimizer {
     }
 }
 
-/// Saves whatever a keeper keeps. Collective.
+/// Saves the contents of `keeper`. Collective.
 pub(crate) fn save_all<K: Keeper>(
     keeper: &mut K,
     store: &Store,
@@ -102,7 +102,7 @@ pub(crate) fn save_all<K: Keeper>(
     Ok(step)
 }
 
-/// What every rank will write. Collective.
+/// Agrees on the save and divides the writes among the ranks. Collective.
 pub(crate) fn agree_to_save<K: Keeper>(
     keeper: &mut K,
     how: &str,
@@ -128,7 +128,7 @@ pub(crate) fn agree_to_save<K: Keeper>(
     })
 }
 
-/// What this rank writes of what all ranks have. Collective.
+/// Returns the parts that this rank writes. Collective.
 fn divide(ranks: &Ranks, contents: &[Content]) -> Result<Vec<(usize, Part)>, Error> {
     let parts = parts(contents);
     let claims = ranks.gather(&serde_json::to_vec(&claims(contents, &parts)).unwrap_or_default())?;
@@ -137,7 +137,7 @@ fn divide(ranks: &Ranks, contents: &[Content]) -> Result<Vec<(usize, Part)>, Err
     Ok(elected(claims, ranks.rank(), &parts))
 }
 
-/// [`Optimizer::apart_from_steps`] of a keeper.
+/// [`Optimizer::apart_from_steps`] for a keeper.
 pub(super) fn apart<K: Keeper, T>(
     keeper: &mut K,
     call: impl FnOnce(&mut K) -> Result<T, Error>,
@@ -150,12 +150,12 @@ pub(super) fn apart<K: Keeper, T>(
 }
 
 impl Agreed {
-    /// What the checkpoint is called.
+    /// Returns the step that names the checkpoint.
     pub(super) fn step(&self) -> u64 {
         self.step
     }
 
-    /// Writes everything and makes it the newest step. Collective over `ranks`.
+    /// Writes all files and makes the step the newest one. Collective over `ranks`.
     pub(crate) fn carry_out(
         &self,
         store: &Store,
@@ -168,10 +168,10 @@ impl Agreed {
         self.close(ranks, draft, written)
     }
 
-    /// Rank 0 begins, where all others see it. Collective.
+    /// Begins the step on rank 0, in a folder that all ranks see. Collective.
     pub(super) fn open(&self, store: &Store, ranks: &Ranks) -> Result<Option<Draft>, Error> {
         let first = ranks.rank() == 0;
-        // What earlier attempts have left may take long to remove.
+        // Removing the remains of earlier attempts may take long.
         let draft =
             ranks.agree_on_first(first.then(|| Box::new(|| store.begin(self.step)) as Work<'_, _>))?;
         match prove(&store.folder(self.step), ranks) {
@@ -196,7 +196,7 @@ impl Agreed {
         job.write(&store.folder(self.step), from, progress)
     }
 
-    /// Makes what all ranks have written the newest step, or gives it up. Collective.
+    /// Makes the step the newest one if every rank has written, and discards it otherwise. Collective.
     pub(super) fn close(
         &self,
         ranks: &Ranks,
@@ -210,7 +210,7 @@ impl Agreed {
             return written.and_then(|_| ranks.agree_on_first::<()>(None)).map(drop);
         };
         match written {
-            // Old steps may take long to remove.
+            // Removing old steps may take long.
             Ok(written) => ranks.agree_on_first(Some(Box::new(|| self.publish(draft, &written)))).map(drop),
             Err(error) => {
                 draft.discard();
@@ -254,7 +254,7 @@ impl Agreed {
     }
 }
 
-/// Whether all ranks see the folder that rank 0 sees. Collective.
+/// Checks that all ranks see the same folder as rank 0. Collective.
 fn prove(folder: &Folder, ranks: &Ranks) -> Result<(), Error> {
     let first = ranks.rank() == 0;
     let proof = ranks.first_word(random())?;
@@ -263,14 +263,14 @@ fn prove(folder: &Folder, ranks: &Ranks) -> Result<(), Error> {
     ranks.agree(if first { folder.hide() } else { Ok(()) })
 }
 
-/// A parameter's entry, of which nothing is written yet.
+/// Returns a parameter's entry without any pieces.
 fn empty(content: &Content) -> TensorEntry {
     let slot = |vector: &Named| (vector.name.clone(), SlotEntry { dtype: vector.dtype, pieces: Vec::new() });
     let slots = content.vectors.iter().map(slot).collect();
     TensorEntry { shape: content.holding.shape.clone(), t: content.t, slots }
 }
 
-/// The caller's bytes that this rank writes, under the names they are saved by.
+/// Returns the caller's bytes that this rank writes, by the names under which they are saved.
 fn blobs(save: &Save<'_>, rank: usize) -> Result<Vec<(String, Vec<u8>)>, CheckpointError> {
     let all = if rank == 0 { &save.blobs[..] } else { &[] };
     let all = all.iter().map(|&(name, bytes)| (name, name.to_owned(), bytes));
@@ -278,8 +278,8 @@ fn blobs(save: &Save<'_>, rank: usize) -> Result<Vec<(String, Vec<u8>)>, Checkpo
     let mut named: Vec<(String, Vec<u8>)> = Vec::new();
     for (given, name, bytes) in all.chain(own) {
         let reason = match () {
-            () if given.contains('@') => "names of blobs have no '@'",
-            () if named.iter().any(|(other, _)| *other == name) => "another one is called so",
+            () if given.contains('@') => "a blob's name must not contain '@'",
+            () if named.iter().any(|(other, _)| *other == name) => "another blob has this name",
             () => {
                 named.push((name, bytes.to_vec()));
                 continue;
@@ -290,7 +290,7 @@ fn blobs(save: &Save<'_>, rank: usize) -> Result<Vec<(String, Vec<u8>)>, Checkpo
     Ok(named)
 }
 
-/// A word that nobody else has.
+/// Returns a random word that no other call is likely to return.
 pub(super) fn random() -> u64 {
     std::hash::RandomState::new().build_hasher().finish()
 }

@@ -1,4 +1,4 @@
-//! A complete step, to read from.
+//! Complete step, opened for reading.
 
 use super::disk::{Disk, Os, Reader};
 use super::error::{CheckpointError, io};
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// A complete step. Its files are opened when something is read from them.
+/// Complete step. A file of it is opened when something is read from it.
 #[derive(Debug)]
 pub struct Saved {
     disk: Arc<dyn Disk>,
@@ -18,27 +18,27 @@ pub struct Saved {
     hash: String,
 }
 
-/// One of its files, of the size the manifest says.
+/// File of a complete step, of the length that the manifest gives.
 #[derive(Debug)]
 pub struct SavedFile {
     file: Box<dyn Reader>,
-    /// Whether nobody else is about to read the same bytes.
+    /// True if no other rank reads the same bytes soon.
     once: bool,
     path: PathBuf,
 }
 
 impl Saved {
-    /// The step in `dir`, wherever that is: without LATEST nothing vouches for its manifest but the manifest. The caller may name it
-    /// by a link.
+    /// Opens the step in `dir`, which need not be a store's folder and may be named by a link. Without LATEST, only the manifest's own hash
+    /// vouches for the manifest.
     pub fn at(dir: &Path) -> Result<Self, CheckpointError> {
         Self::read(Arc::new(Os), dir, None)
     }
 
-    /// The step in `dir` of a store, whose manifest has this hash where one is known.
+    /// Opens the step in `dir` of a store. The manifest must have hash `hash`, if that is known.
     pub(super) fn open(disk: Arc<dyn Disk>, dir: &Path, hash: Option<&str>) -> Result<Self, CheckpointError> {
         match disk.is_link(dir) {
             Ok(true) => Err(CheckpointError::Link { path: dir.to_owned() }),
-            // What is not there is told by name below.
+            // Reading the manifest below returns `Gone` for a missing folder.
             Err(error) if error.kind() != ErrorKind::NotFound => Err(io("opening", dir)(error)),
             _ => Self::read(disk, dir, hash),
         }
@@ -64,17 +64,17 @@ impl Saved {
         }
     }
 
-    /// What it holds.
+    /// Returns the manifest.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    /// The manifest's BLAKE3 hash, in hexadecimal digits: two steps with one hash are the same.
+    /// Returns the manifest's BLAKE3 hash in hexadecimal digits: two steps with the same hash are the same.
     pub fn hash(&self) -> &str {
         &self.hash
     }
 
-    /// The caller's bytes of this name, checked; `None` where there are none.
+    /// Returns the caller's bytes of this name after checking their hashes; `None` if the step has no such blob.
     pub fn blob(&self, name: &str) -> Result<Option<Vec<u8>>, CheckpointError> {
         let Some(stored) = self.manifest.blobs.get(name) else { return Ok(None) };
         let mut bytes = Vec::new();
@@ -88,21 +88,21 @@ impl Saved {
         Ok(Some(bytes))
     }
 
-    /// The bytes that rank `rank` of those that saved gave as `name`.
+    /// Returns the bytes that rank `rank` of the saving ranks passed as `name`.
     pub fn blob_of(&self, name: &str, rank: usize) -> Result<Option<Vec<u8>>, CheckpointError> {
         self.blob(&of_rank(name, rank))
     }
 
-    /// Its folder.
+    /// Returns the folder of the step.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// File `index` of the manifest; an error of [`Gone`](CheckpointError::Gone) where the step has been removed meanwhile. Files that
-    /// were opened before can be read on.
+    /// Opens file `index` of the manifest; returns [`Gone`](CheckpointError::Gone) if the step has been removed meanwhile. Files that were
+    /// opened before stay readable.
     ///
     /// # Panics
-    /// If there is none.
+    /// If the manifest has no file `index`.
     pub fn file(&self, index: usize) -> Result<SavedFile, CheckpointError> {
         let FileEntry { name, bytes, .. } = &self.manifest.files[index];
         let path = self.dir.join(name);
@@ -117,14 +117,14 @@ impl Saved {
         }
     }
 
-    /// Whether all of it is no longer there, rather than a file of it.
+    /// Returns true if the whole step is gone, rather than one file of it.
     fn is_gone(&self) -> bool {
         let manifest = self.disk.open(&self.dir.join(MANIFEST));
         manifest.is_err_and(|error| error.kind() == ErrorKind::NotFound)
     }
 }
 
-/// Whether a folder that is called as a step is has the name of this one.
+/// Checks that a folder with a step's name has the name of this step.
 fn check_name(dir: &Path, step: u64) -> Result<(), CheckpointError> {
     let name = dir.file_name().and_then(|name| name.to_str());
     let named = name.and_then(|name| name.strip_prefix("step-")?.parse().ok());
@@ -135,11 +135,11 @@ fn check_name(dir: &Path, step: u64) -> Result<(), CheckpointError> {
 }
 
 impl SavedFile {
-    /// Hands `take` the bytes from `from` to `to` of what is stored, as many at a time as `room` has windows for and with their place,
-    /// each window they are of checked as a whole before. `what` names the bytes in errors.
+    /// Passes bytes `from` to `to` of `stored` to `take` with their offset, as many windows at a time as `room` holds. Each window that
+    /// contains such bytes is read and checked as a whole first. `what` names the bytes in errors.
     ///
     /// # Panics
-    /// If `room` is shorter than a window and what is stored, or `to` lies behind that.
+    /// If `room` is shorter than both a window and `stored`, or `to` lies behind the end of `stored`.
     pub fn read(
         &self,
         stored: &Stored,
@@ -167,12 +167,12 @@ impl SavedFile {
         Ok(())
     }
 
-    /// The same, for bytes that nobody else is about to read.
+    /// Sets whether this rank is the only one to read the same bytes soon.
     pub(super) fn once(self, once: bool) -> Self {
         SavedFile { once, ..self }
     }
 
-    /// Fills `room` with the window that begins at byte `start` of what is stored, all of it, and checks that.
+    /// Fills `room` with the window that begins at byte `start` of `stored`, and checks it.
     pub(super) fn window(
         &self,
         stored: &Stored,
@@ -184,7 +184,7 @@ impl SavedFile {
         self.check(stored, start, room, what)
     }
 
-    /// Whether the windows that begin at byte `start` of what is stored are `bytes`.
+    /// Checks the hashes of `bytes`, the windows from byte `start` of `stored` on.
     fn check(&self, stored: &Stored, start: u64, bytes: &[u8], what: &str) -> Result<(), CheckpointError> {
         for (start, window) in (start..).step_by(WINDOW as usize).zip(bytes.chunks(WINDOW as usize)) {
             let expected = &stored.xxh3[(start / WINDOW) as usize];
@@ -200,14 +200,14 @@ impl SavedFile {
 
     fn failed(&self, error: std::io::Error) -> CheckpointError {
         match error.kind() {
-            // A file of a network, removed after it was opened.
+            // The file lies on a network file system and was removed after it was opened.
             ErrorKind::StaleNetworkFileHandle => CheckpointError::Gone { path: self.path.clone() },
             _ => io("reading", &self.path)(error),
         }
     }
 }
 
-/// The error with whose bytes it is about; damage says that itself, and a step that is gone is gone as a whole.
+/// Adds the name of the affected bytes to an error, unless the error has it already or the whole step is gone.
 pub(super) fn unreadable(what: &str, error: CheckpointError) -> CheckpointError {
     match error {
         CheckpointError::Hash { .. } | CheckpointError::Gone { .. } | CheckpointError::Unreadable { .. } => {
@@ -217,12 +217,12 @@ pub(super) fn unreadable(what: &str, error: CheckpointError) -> CheckpointError 
     }
 }
 
-/// What the bytes of one rank are called.
+/// Returns the name under which a rank's own bytes are saved.
 pub(super) fn of_rank(name: &str, rank: usize) -> String {
     format!("{name}@{rank}")
 }
 
-/// All of a file with at most `most` bytes.
+/// Reads a whole file of at most `most` bytes.
 pub(super) fn read_all(disk: &dyn Disk, path: &Path, most: u64) -> Result<Vec<u8>, CheckpointError> {
     let file = disk.open(path).map_err(io("opening", path))?;
     let len = file.len().map_err(io("measuring", path))?;
@@ -235,12 +235,12 @@ pub(super) fn read_all(disk: &dyn Disk, path: &Path, most: u64) -> Result<Vec<u8
 }
 
 impl SavedFile {
-    /// Fills `room` with what is at `at`, unchecked.
+    /// Fills `room` with the bytes at offset `at`, without a check.
     pub(super) fn fill(&self, at: u64, room: &mut [u8]) -> Result<(), CheckpointError> {
         self.file.read_at(at, room).map_err(|error| self.failed(error))
     }
 
-    /// Where it is.
+    /// Returns the path of the file.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }

@@ -1,4 +1,4 @@
-//! What of an optimizer belongs to no parameter: how far it is, and what it was made with.
+//! Settings and progress of an optimizer that belong to no parameter.
 
 use super::error::CheckpointError;
 use super::fits::find;
@@ -13,49 +13,49 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// The manifest's `settings`; what others have not said of a checkpoint of theirs is not compared.
+/// The manifest's `settings`. Settings that another program left out are not compared.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Settings {
-    /// Steps taken or skipped; the manifest's, where that says more.
+    /// Number of steps taken or skipped; `None` means the manifest's step.
     pub(crate) steps: Option<u64>,
-    /// Skipped in a row.
+    /// Number of steps skipped in a row.
     pub(crate) skips: u32,
-    /// Of these, since the loss scale could last fall.
+    /// Number of latest skips in a row at which the loss scale could not fall.
     pub(crate) hopeless: u32,
     pub(crate) loss_scale: Option<Scale>,
-    /// The parameters of each rule that hyperparameters make.
+    /// Names of the parameters of each rule; a rule's key lists its hyperparameters.
     pub(crate) rules: BTreeMap<String, Vec<String>>,
     pub(crate) loss_scale_rule: Option<String>,
     pub(crate) schedule: Option<String>,
     pub(crate) rounding: Option<String>,
-    /// For people.
+    /// Other options, for people; they are not compared.
     pub(crate) recipe: BTreeMap<String, String>,
-    /// The rule and the progress of L-BFGS.
+    /// Rule and progress of L-BFGS.
     pub(crate) lbfgs: Option<(String, Vec<u64>)>,
-    /// Workers that meet seldom.
+    /// Progress of workers that train locally.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) local: Option<LocalRecord>,
-    /// Groups of replicas that differ.
+    /// Progress of groups of replicas that have diverged.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) groups: Option<GroupsRecord>,
-    /// Other names of parameters.
+    /// Other names of parameters, and the parameters they denote.
     pub(crate) tied: BTreeMap<String, String>,
 }
 
-/// A loss scale's state.
+/// State of a loss scale.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Scale {
-    /// As text, of which nothing is lost.
+    /// As text, which loses no bits.
     scale: String,
     growth_tracker: u64,
     hysteresis_tracker: u64,
 }
 
-/// Counts beyond this are no counts of steps.
+/// Counts of steps from this value on are refused.
 const MOST: u64 = 1 << 53;
 
-/// The same of steps in a row.
+/// Counts of skipped steps in a row from this value on are refused.
 const MOST_SKIPS: u64 = 1 << 31;
 
 impl Settings {
@@ -127,14 +127,14 @@ impl Settings {
         }
     }
 
-    /// The loss scale that was saved.
+    /// Returns the saved state of the loss scale.
     pub(crate) fn scale(&self) -> Option<LossScaleState> {
         let Scale { scale, growth_tracker, hysteresis_tracker } = self.loss_scale.as_ref()?;
         let (growth_tracker, hysteresis_tracker) = (*growth_tracker, *hysteresis_tracker);
         Some(LossScaleState { scale: scale.parse().ok()?, growth_tracker, hysteresis_tracker })
     }
 
-    /// The first setting that steps depend on and that is another one `here`.
+    /// Returns an error for the first setting that steps depend on and that differs from `here`.
     pub(crate) fn check(&self, here: &Settings) -> Result<(), Mismatch> {
         let differs = |what: &str, saved: &str, here: &str| match saved == here {
             true => Ok(()),
@@ -147,7 +147,7 @@ impl Settings {
         let (saved, mut tied) = (by_param(&self.rules), self.tied.clone());
         tied.extend(here.tied.clone());
         for (param, rule) in &by_param(&here.rules) {
-            // What it is loaded from may have another of its names.
+            // The parameter may have been saved under another of its names.
             if let Some((_, saved)) = find(param, &saved, &tied) {
                 differs(&format!("the rule of {param:?}"), saved, rule)?;
             }

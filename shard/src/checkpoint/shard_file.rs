@@ -1,4 +1,4 @@
-//! One rank's file: safetensors that is written from its first byte to its last, and hashed on the way.
+//! One rank's file: safetensors, written from the first byte to the last and hashed on the way.
 
 use super::disk::Writer;
 use super::error::{CheckpointError, io};
@@ -10,18 +10,18 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use xxhash_rust::xxh3::Xxh3Default;
 
-/// What a vector in the file is called, and what it looks like there.
+/// Name and form of a vector in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vector {
-    /// Its safetensors key.
+    /// Safetensors key.
     pub key: String,
-    /// Its type.
+    /// Element type.
     pub dtype: Type,
-    /// Its shape there: a box's, or the length of a range.
+    /// Shape in the file: a box's extents, or the length of a range.
     pub shape: Vec<u64>,
 }
 
-/// A file on its way. Vectors are written in the order they were announced in, each in as many pieces as one likes.
+/// File that is being written. Vectors are written in the order in which they were announced, each in any number of calls.
 pub struct ShardWriter {
     file: Box<dyn Writer>,
     path: PathBuf,
@@ -33,7 +33,7 @@ pub struct ShardWriter {
     hashes: Hashes,
 }
 
-/// Hashes of what is written: of all of it, and of each window of the vector that was begun last.
+/// Hashes of the bytes written: of the whole file, and of each window of the current vector.
 #[derive(Default)]
 struct Hashes {
     all: blake3::Hasher,
@@ -42,10 +42,10 @@ struct Hashes {
     windows: Vec<String>,
 }
 
-/// Bytes that are worth another thread.
+/// Length in bytes from which hashing on another thread pays.
 const APART: usize = 1 << 20;
 
-/// The header, as the format has it.
+/// Safetensors header in the format's layout.
 #[derive(Serialize)]
 struct Header<'a> {
     #[serde(rename = "__metadata__", skip_serializing_if = "BTreeMap::is_empty")]
@@ -54,7 +54,7 @@ struct Header<'a> {
     entries: BTreeMap<&'a String, Entry>,
 }
 
-/// An entry of the header, as the format has it.
+/// Header entry of a vector in the format's layout.
 #[derive(Serialize)]
 struct Entry {
     dtype: Type,
@@ -82,7 +82,7 @@ impl ShardWriter {
         Self::described(file, path, index, vectors, &[])
     }
 
-    /// The same with texts by name, which other programs look for.
+    /// Same as [`new`](Self::new), with additional texts by name in the header's metadata.
     ///
     /// # Panics
     /// If two vectors have one key.
@@ -128,7 +128,7 @@ impl ShardWriter {
         self.stored.push(Stored { file: self.index, at: self.at, bytes, xxh3: Vec::new() });
     }
 
-    /// Writes the next bytes of the vector that was begun last.
+    /// Writes the next bytes of the current vector.
     ///
     /// # Panics
     /// If they are more than was announced.
@@ -146,8 +146,8 @@ impl ShardWriter {
         Ok(())
     }
 
-    /// The disk and the hashes take about as long as each other. Hashes have a thread of their own and none of rayon's: those are for
-    /// steps, which go on beside a background save.
+    /// Writes and hashes at the same time, as the disk and the hashes take about equally long. Hashing has a thread of its own instead of
+    /// rayon's pool: training steps use that pool during a background save.
     fn hash_and_write(&mut self, at: u64, bytes: &[u8]) -> std::io::Result<()> {
         let ShardWriter { file, hashes, .. } = self;
         let mut apart = false;
@@ -158,14 +158,14 @@ impl ShardWriter {
             }
             file.write_at(at, bytes)
         });
-        // Little, or no thread to be had.
+        // The bytes are few, or the thread did not start.
         if !apart {
             hashes.take(bytes);
         }
         written
     }
 
-    /// Makes the file last, and says where everything is in it.
+    /// Syncs the file and returns its entry and the places of its vectors.
     ///
     /// # Panics
     /// If something announced was not written.

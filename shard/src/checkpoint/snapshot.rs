@@ -1,4 +1,4 @@
-//! A copy of what a rank writes, in memory of the host: what there was at one moment, while training goes on.
+//! Copy in host memory of the values that a rank writes: they stay as they were at one moment while training goes on.
 
 use super::contents::{Content, Source, Take, Wanted};
 use super::error::CheckpointError;
@@ -11,14 +11,14 @@ use std::ops::Range;
 /// Values of one moment.
 #[derive(Debug)]
 pub(super) struct Snapshot {
-    /// One for each type, in which everything of that type lies end to end.
+    /// One buffer for each type, with all values of that type end to end.
     memory: Vec<Buffer>,
-    /// Where each part's vectors lie.
+    /// Buffer and range of each vector of each part.
     places: HashMap<(usize, Slot), (DType, Range<usize>)>,
 }
 
 impl Snapshot {
-    /// Copies `parts` from `from`, into `spare` memory where it fits; what does not is freed before more is allocated.
+    /// Copies `parts` from `from`. Reuses buffers of `spare` with the right type and length; frees the others before it allocates more.
     pub(super) fn of(
         from: &mut dyn Source,
         (contents, parts): (&[Content], &[(usize, Part)]),
@@ -59,18 +59,18 @@ impl Snapshot {
         })
     }
 
-    /// Bytes of it.
+    /// Returns the size of the copy in bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.memory.iter().map(|buffer| buffer.bytes() as u64).sum()
     }
 
-    /// Its memory, for another one.
+    /// Returns the memory for reuse by the next snapshot.
     pub(super) fn into_memory(self) -> Vec<Buffer> {
         self.memory
     }
 }
 
-/// A buffer of each type, of these lengths.
+/// Returns one buffer of each type with these lengths.
 fn memory(
     lens: &BTreeMap<DType, usize>,
     mut spare: Vec<Buffer>,

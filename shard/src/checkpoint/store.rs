@@ -1,14 +1,14 @@
-//! A folder of checkpoints: how a step becomes the newest one, all at once.
+//! Folder of checkpoints: a step becomes the newest one in a single atomic exchange.
 //!
 //! ```text
 //! dir/LOCK                     held while one job saves here
-//! dir/tmp-000000000400/..      a step on its way; swept by whoever holds the lock next
+//! dir/tmp-000000000400/..      a step that is being saved; removed by the next holder of the lock
 //! dir/step-000000000400/..     a complete step: files, and manifest.json
 //! dir/LATEST                   {"step", "manifest": "<BLAKE3 of manifest.json>"}
 //! ```
 //!
-//! Files are synced, then the manifest, then their folder; a rename gives the folder its name, and its parent is synced before
-//! LATEST is exchanged in the same way. Whatever a crash undoes, LATEST names a complete step.
+//! The files are synced first, then the manifest, then their folder. A rename gives the folder its final name, and its parent is synced
+//! before LATEST is exchanged in the same way. LATEST names a complete step after a crash at any point.
 
 use super::disk::{Disk, Os};
 use super::error::{CheckpointError, io};
@@ -28,13 +28,13 @@ const PROOF: &str = "proof";
 const SAVED: &str = "step-";
 const DRAFT: &str = "tmp-";
 
-/// Bytes LATEST may have.
+/// Maximum length of LATEST in bytes.
 const LATEST_MOST: u64 = 4096;
 
-/// Bytes a manifest may have: that of 20 TB takes less than half of it.
+/// Maximum length of a manifest in bytes; that of a checkpoint of 20 TB takes less than half of it.
 pub(super) const MANIFEST_MOST: u64 = 1 << 30;
 
-/// What LATEST says.
+/// Contents of LATEST.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Latest {
@@ -42,55 +42,55 @@ struct Latest {
     manifest: String,
 }
 
-/// A folder of checkpoints.
+/// Folder of checkpoints.
 #[derive(Clone, Debug)]
 pub struct Store {
     disk: Arc<dyn Disk>,
     dir: PathBuf,
 }
 
-/// The folder of a step on its way, as any rank sees it.
+/// Folder of a step that is being saved, as any rank sees it.
 #[derive(Clone, Debug)]
 pub struct Folder {
     disk: Arc<dyn Disk>,
     dir: PathBuf,
 }
 
-/// A step on its way; nobody else saves to the folder meanwhile. Dropping it leaves a folder that the next one sweeps.
+/// Step that is being saved; it holds the store's lock. Dropping it leaves a folder that the next save removes.
 #[derive(Debug)]
 pub struct Draft {
     store: Store,
     step: u64,
     dir: PathBuf,
-    /// Until this is dropped.
+    /// Released when the draft is dropped.
     _lock: Box<dyn Debug + Send + Sync>,
 }
 
 impl Store {
-    /// The checkpoints in `dir`, which exists.
+    /// Opens the checkpoints in `dir`, which must exist.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         Self::on(Arc::new(Os), dir)
     }
 
-    /// The same on another disk.
+    /// Same as [`new`](Self::new) on another disk.
     pub fn on(disk: Arc<dyn Disk>, dir: impl Into<PathBuf>) -> Self {
         Store { disk, dir: dir.into() }
     }
 
-    /// Steps that were saved, in ascending order.
+    /// Returns the saved steps in ascending order.
     pub fn steps(&self) -> Result<Vec<u64>, CheckpointError> {
         let mut steps: Vec<u64> = self.names()?.iter().filter_map(|name| step_of(SAVED, name)).collect();
         steps.sort_unstable();
         Ok(steps)
     }
 
-    /// The newest complete step.
+    /// Opens the newest complete step.
     pub fn latest(&self) -> Result<Saved, CheckpointError> {
         let Latest { step, manifest } = self.announced()?;
         Saved::open(Arc::clone(&self.disk), &self.dir.join(name(SAVED, step)), Some(&manifest))
     }
 
-    /// What LATEST says.
+    /// Reads LATEST.
     fn announced(&self) -> Result<Latest, CheckpointError> {
         let path = self.dir.join(LATEST);
         let text = match read_all(&*self.disk, &path, LATEST_MOST) {
@@ -100,25 +100,25 @@ impl Store {
             text => text?,
         };
         let syntax = |error: serde_json::Error| CheckpointError::Syntax { path, reason: error.to_string() };
-        // An array of both would do for serde, and for no other reader.
+        // serde would also accept an array of both members, which no other reader does.
         let object = serde_json::from_slice::<serde_json::Map<_, _>>(&text);
         object.and_then(|_| serde_json::from_slice(&text)).map_err(syntax)
     }
 
-    /// The step that was saved as `step`.
+    /// Opens the step that was saved as `step`.
     pub fn open(&self, step: u64) -> Result<Saved, CheckpointError> {
         Saved::open(Arc::clone(&self.disk), &self.dir.join(name(SAVED, step)), None)
     }
 
-    /// Makes the step that was saved as `step` the newest, for a job that goes on from there, or where a later one is damaged. Later
-    /// ones stay until the same steps are saved again.
+    /// Makes the step that was saved as `step` the newest, for a job that goes on from there, or because a later one is damaged. Later
+    /// steps stay until the same steps are saved again.
     pub fn roll_back(&self, step: u64) -> Result<(), CheckpointError> {
         let _lock = self.lock()?;
         self.announce(step, self.open(step)?.hash())
     }
 
-    /// Begins to save `step`, which comes after the newest one, and removes what earlier attempts left. An error where LATEST cannot
-    /// be trusted.
+    /// Begins to save `step`, which must come after the newest step, and removes the remains of earlier attempts. Returns an error if
+    /// LATEST cannot be trusted.
     pub fn begin(&self, step: u64) -> Result<Draft, CheckpointError> {
         let lock = self.lock()?;
         match self.latest().map(|latest| latest.manifest().step) {
@@ -135,7 +135,7 @@ impl Store {
             let path = self.dir.join(name);
             self.disk.remove(&path).map_err(io("removing", &path))?;
         }
-        // A step that never became the newest is taken again by a job that went on from one before.
+        // The step never became the newest; a job that resumed from an earlier step saves it again.
         if names.iter().any(|name| step_of(SAVED, name) == Some(step)) {
             self.retire(&[step])?;
         }
@@ -144,12 +144,12 @@ impl Store {
         Ok(Draft { store: self.clone(), step, dir, _lock: lock })
     }
 
-    /// The folder in which `step` is on its way, whoever has begun it.
+    /// Returns the folder in which `step` is being saved, by this or another rank.
     pub fn folder(&self, step: u64) -> Folder {
         Folder { disk: Arc::clone(&self.disk), dir: self.dir.join(name(DRAFT, step)) }
     }
 
-    /// Removes all but the newest `keep` of the steps up to the one LATEST names, which stays.
+    /// Removes all but the newest `keep` of the steps up to the one that LATEST names, which always stays.
     pub fn keep(&self, keep: usize) -> Result<(), CheckpointError> {
         let _lock = self.lock()?;
         self.keep_newest(keep)
@@ -162,8 +162,8 @@ impl Store {
         self.retire(&steps[..steps.len().saturating_sub(keep.max(1))])
     }
 
-    /// Removes steps. They have a draft's name, which would survive a crash, before anything in them goes: what is half removed is
-    /// no step.
+    /// Removes steps. All of them first get a draft's name and the rename is synced, so that after a crash no half-removed folder looks
+    /// like a complete step.
     fn retire(&self, steps: &[u64]) -> Result<(), CheckpointError> {
         let stale = |step| self.dir.join(name(DRAFT, step));
         for &step in steps {
@@ -188,7 +188,7 @@ impl Store {
     /// Exchanges LATEST.
     fn announce(&self, step: u64, manifest: &str) -> Result<(), CheckpointError> {
         let (next, latest) = (self.dir.join(NEXT), Latest { step, manifest: manifest.to_owned() });
-        // Whoever was stopped here before has left one, and holds the lock no more.
+        // A job that was stopped here has left this file, and no longer holds the lock.
         match self.disk.remove(&next) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 return Err(io("removing", &next)(error));
@@ -207,23 +207,23 @@ impl Store {
 }
 
 impl Folder {
-    /// Begins file `index`, for `vectors`.
+    /// Begins file `index` with a header for `vectors`.
     pub fn file(&self, index: usize, file: &str, vectors: &[Vector]) -> Result<ShardWriter, CheckpointError> {
         let path = self.dir.join(file);
         ShardWriter::new(self.disk.create(&path).map_err(io("creating", &path))?, &path, index, vectors)
     }
 
-    /// Makes the names of its files last.
+    /// Syncs the names of the files in the folder.
     pub fn sync(&self) -> Result<(), CheckpointError> {
         self.disk.sync_dir(&self.dir).map_err(io("syncing", &self.dir))
     }
 
-    /// Leaves `proof` here, for others to see.
+    /// Writes `proof` to the folder, for other ranks to read.
     pub fn show(&self, proof: u64) -> Result<(), CheckpointError> {
         write(&*self.disk, &self.dir.join(PROOF), &proof.to_le_bytes())
     }
 
-    /// Whether this is where `proof` was left.
+    /// Checks that this is the folder to which `proof` was written.
     pub fn shows(&self, proof: u64) -> Result<(), CheckpointError> {
         let elsewhere = CheckpointError::Elsewhere { dir: self.dir.clone() };
         match read_all(&*self.disk, &self.dir.join(PROOF), 8) {
@@ -233,7 +233,7 @@ impl Folder {
         }
     }
 
-    /// Removes what was left.
+    /// Removes the proof.
     pub fn hide(&self) -> Result<(), CheckpointError> {
         let path = self.dir.join(PROOF);
         self.disk.remove(&path).map_err(io("removing", &path))
@@ -241,29 +241,29 @@ impl Folder {
 }
 
 impl Draft {
-    /// Its folder.
+    /// Returns the folder of the step.
     pub fn folder(&self) -> Folder {
         self.store.folder(self.step)
     }
 
-    /// Begins file `index`, for `vectors`.
+    /// Begins file `index` with a header for `vectors`.
     pub fn file(&self, index: usize, file: &str, vectors: &[Vector]) -> Result<ShardWriter, CheckpointError> {
         self.folder().file(index, file, vectors)
     }
 
-    /// Makes the step the newest one. Every file is complete.
+    /// Makes the step the newest one. Every file must be complete.
     pub fn publish(self, manifest: &Manifest) -> Result<(), CheckpointError> {
         self.complete(manifest)
     }
 
-    /// The same, and removes all but the newest `keep` steps; nobody begins another meanwhile. An error in removing leaves the step
-    /// the newest one.
+    /// Same as [`publish`](Self::publish), then removes all but the newest `keep` steps under the same lock. After an error in removing,
+    /// the step is still the newest one.
     pub fn publish_keeping(self, manifest: &Manifest, keep: usize) -> Result<(), CheckpointError> {
         self.complete(manifest)?;
         self.store.keep_newest(keep)
     }
 
-    /// Gives the step up, as far as the disk allows; the next one sweeps the rest.
+    /// Discards the step, as far as the disk allows; the next save removes the rest.
     pub fn discard(self) {
         self.remove();
     }
@@ -273,11 +273,11 @@ impl Draft {
     }
 
     fn complete(&self, manifest: &Manifest) -> Result<(), CheckpointError> {
-        // What nobody can use is no reason for a disk to stay full.
+        // A step that failed must not keep the disk full.
         self.exchange(manifest).inspect_err(|_| self.give_up())
     }
 
-    /// Removes the step under whichever name it has, unless it has become the newest after all.
+    /// Removes the step under either of its names, unless it has become the newest after all.
     fn give_up(&self) {
         self.remove();
         let Draft { store, step, .. } = self;
@@ -285,7 +285,7 @@ impl Draft {
         let newest = match store.announced() {
             Ok(latest) => latest.step == *step,
             Err(CheckpointError::Nothing { .. }) => false,
-            // Who knows.
+            // LATEST cannot be read and may name this step.
             Err(_) => true,
         };
         if !newest && store.steps().is_ok_and(|steps| steps.contains(step)) {
@@ -309,14 +309,14 @@ impl Draft {
     }
 }
 
-/// A small file, synced.
+/// Writes and syncs a small file.
 fn write(disk: &dyn Disk, path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
     let mut file = disk.create(path).map_err(io("creating", path))?;
     file.write_at(0, bytes).map_err(io("writing", path))?;
     file.sync().map_err(io("syncing", path))
 }
 
-/// Steps sort as their names do.
+/// Pads the number with zeros, so that names sort as steps do.
 fn name(prefix: &str, step: u64) -> String {
     format!("{prefix}{step:012}")
 }

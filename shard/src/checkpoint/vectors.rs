@@ -1,12 +1,12 @@
-//! What the vectors of a saved step hold, from whichever files their pieces are in: a window at a time, checked before it is
-//! handed on. Consolidated exports read whole vectors so, and a rank what it owns of them.
+//! Vectors of a saved step, assembled from the files that hold their pieces, one checked window at a time. Consolidated exports read whole
+//! vectors, and a rank reads its own part.
 
 use super::error::CheckpointError;
 use super::manifest::{PieceEntry, SlotEntry, TensorEntry, WINDOW, Whose};
 use super::piece::Piece;
 use super::saved::{Saved, SavedFile, unreadable};
 
-/// Reads vectors of a saved step, with the memory of one window and one file open at a time.
+/// Reader of a saved step's vectors, with memory for one window and one open file at a time.
 #[derive(Debug)]
 pub struct SavedVectors<'s> {
     saved: &'s Saved,
@@ -15,18 +15,18 @@ pub struct SavedVectors<'s> {
 }
 
 impl Saved {
-    /// To read vectors from.
+    /// Returns a reader of this step's vectors.
     pub fn vectors(&self) -> SavedVectors<'_> {
         SavedVectors { saved: self, file: None, room: Vec::new() }
     }
 }
 
 impl SavedVectors<'_> {
-    /// Hands `take` what slot `slot` of `tensor` has of `wanted`, every element once: the place in `wanted` of those that follow one
-    /// another there, and their bytes. Whole windows are read, each once, and those alone that have something of it; places
-    /// ascend within a piece, and pieces come in the manifest's order. All of a tensor is [`Piece::whole`].
+    /// Passes the elements of `wanted` in slot `slot` of `tensor` to `take`, every element once: the index in `wanted` of each contiguous
+    /// run, and its bytes. Reads whole windows, each once, and only those with wanted elements. Indices ascend within a piece, and pieces
+    /// come in the manifest's order. [`Piece::whole`] is the whole tensor.
     ///
-    /// An error where nothing is stored by these names, where bytes are damaged or cannot be read, and `take`'s own.
+    /// Returns an error if the step has no such vector, if bytes are damaged or cannot be read, and the errors of `take`.
     ///
     /// # Panics
     /// If `wanted` does not lie in the tensor.
@@ -41,7 +41,7 @@ impl SavedVectors<'_> {
         assert!(wanted.region.fits(shape), "{wanted:?} lies in a tensor of shape {shape:?}");
         let what = Whose::Slot { tensor, slot }.to_string();
         for piece in &entry.pieces {
-            // Most pieces have nothing of what one rank wants.
+            // Most pieces contain no wanted element.
             if piece.piece().runs(wanted).next().is_some() {
                 self.read_piece(&what, piece, entry.dtype.size(), wanted, &mut take)?;
             }
@@ -81,7 +81,7 @@ impl SavedVectors<'_> {
             _ => self.saved.file(stored.file).map_err(|error| unreadable(what, error))?,
         };
         let (_, file) = self.file.insert((stored.file, file));
-        // No longer than a window that is there.
+        // The last window may be shorter.
         self.room.resize(WINDOW.min(stored.bytes - start) as usize, 0);
         file.window(stored, start, &mut self.room, what)?;
         Ok(&self.room)

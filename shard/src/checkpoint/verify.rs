@@ -1,26 +1,26 @@
-//! Looks at every byte of a saved step: each file from its first byte to its last, once, for all hashes that it has a part in.
+//! Check of every byte of a saved step: reads each file once, from its first byte to its last, for all hashes at the same time.
 
 use super::error::CheckpointError;
 use super::header;
 use super::manifest::{FileEntry, Stored, WINDOW, Whose};
 use super::saved::{Saved, SavedFile, unreadable};
 
-/// What was looked at.
+/// Totals of a check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Checked {
-    /// Files that could be opened, and have the size that the manifest says.
+    /// Number of files that could be opened and have the length that the manifest gives.
     pub files: usize,
-    /// Bytes in them that were read and hashed.
+    /// Number of bytes read and hashed.
     pub bytes: u64,
-    /// Tensors whose vectors are covered exactly.
+    /// Number of tensors with vectors that are covered exactly.
     pub tensors: usize,
-    /// Their vectors.
+    /// Number of their vectors.
     pub slots: usize,
-    /// Windows whose own hashes were compared.
+    /// Number of windows compared with their own hashes.
     pub windows: u64,
 }
 
-/// A window's worth of a file: one whose hash is known, with its place in what is stored; or bytes that belong to no vector.
+/// Stretch of a file, at most a window long: a window of stored bytes with its offset in them, or bytes that belong to no vector.
 struct Stretch<'m> {
     at: u64,
     len: u64,
@@ -28,7 +28,8 @@ struct Stretch<'m> {
 }
 
 impl Saved {
-    /// Checks every byte of every file against the manifest, which was checked when it was read; the first damage is the error.
+    /// Checks every byte of every file against the manifest, and returns the first damage as an error. The manifest was checked when it was
+    /// read.
     pub fn verify(&self) -> Result<Checked, CheckpointError> {
         let mut first = None;
         let checked = self.damage(|error| {
@@ -37,7 +38,7 @@ impl Saved {
         first.map_or(Ok(checked), Err)
     }
 
-    /// The same to the end, with everything that is wrong handed to `report`.
+    /// Checks everything even after damage, and calls `report` for each error.
     pub fn damage(&self, mut report: impl FnMut(CheckpointError)) -> Checked {
         let manifest = self.manifest();
         let slots = manifest.tensors.values().map(|tensor| tensor.slots.len()).sum();
@@ -65,7 +66,7 @@ impl Saved {
     }
 }
 
-/// All hashes of a file. One that its windows do not account for is damage outside of them.
+/// Checks all hashes of a file. If only the file's own hash differs, the damage lies outside of all windows.
 fn check_file(
     file: &SavedFile,
     entry: &FileEntry,
@@ -103,7 +104,7 @@ fn check_file(
     }
 }
 
-/// A file from its first byte to its last; what is stored there ascends and shares no bytes.
+/// Divides a file into stretches from its first byte to its last. `here` ascends and shares no bytes.
 fn stretches<'m>(here: &[(Whose<'m>, &'m Stored)], end: u64) -> impl Iterator<Item = Stretch<'m>> {
     let mut before = 0;
     let vectors = here.iter().map(|&(whose, stored)| (stored.at, stored.bytes, Some((whose, stored))));
@@ -118,20 +119,20 @@ fn stretches<'m>(here: &[(Whose<'m>, &'m Stored)], end: u64) -> impl Iterator<It
     })
 }
 
-/// Windows from one place to another: each one's distance from the first place, its own, and its length.
+/// Divides a range of bytes into windows, each with its offset in the range, its offset in the file, and its length.
 fn split(from: u64, to: u64) -> impl Iterator<Item = (u64, u64, u64)> {
     let starts = (from..to).step_by(WINDOW as usize);
     starts.map(move |at| (at - from, at, WINDOW.min(to - at)))
 }
 
-/// An error about a whole file, with whose bytes are in it.
+/// Adds the owners of a file's bytes to an error about the whole file.
 fn of_all(here: &[(Whose<'_>, &Stored)], error: CheckpointError) -> CheckpointError {
     if here.is_empty() { error } else { unreadable(&names(here), error) }
 }
 
 fn names(here: &[(Whose<'_>, &Stored)]) -> String {
     match here {
-        [] => "what lies between vectors".to_owned(),
+        [] => "the bytes between vectors".to_owned(),
         [(one, _)] => one.to_string(),
         [(first, _), others @ ..] => format!("{first}, with {} more pieces,", others.len()),
     }

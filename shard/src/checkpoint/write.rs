@@ -1,4 +1,4 @@
-//! One rank's file, written from memory through one window of it.
+//! One rank's file, written through one window of memory.
 
 use super::contents::{Content, PARAM, Source, Wanted};
 use super::error::CheckpointError;
@@ -11,13 +11,13 @@ use meshstep_tensor::{Buffer, Category, Meter, Place, Queue, Slice};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-/// Bytes of memory beside what is saved.
+/// Maximum memory in bytes that a save needs beside the saved values.
 pub(crate) const STAGING: usize = 16 << 20;
 
-/// Bytes that are worth a write of their own.
+/// Length in bytes from which host memory is written without a copy to the window.
 const DIRECT: usize = 64 << 10;
 
-/// What a rank has written, for the manifest.
+/// One rank's contribution to the manifest.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Written {
     pub(super) file: FileEntry,
@@ -26,19 +26,19 @@ pub(super) struct Written {
     pub(super) blobs: Vec<(String, Stored)>,
 }
 
-/// What one rank writes.
+/// Work of one rank.
 #[derive(Clone, Debug)]
 pub(super) struct Job<'a> {
     pub(super) rank: usize,
     pub(super) contents: &'a [Content],
-    /// Parts of parameters.
+    /// Parts of parameters, by the parameter's index.
     pub(super) parts: &'a [(usize, Part)],
     /// The caller's bytes.
     pub(super) blobs: &'a [(String, Vec<u8>)],
     pub(super) meter: &'a Meter,
 }
 
-/// A part of one vector.
+/// Part of one vector.
 struct Task<'a> {
     param: usize,
     slot: Slot,
@@ -49,11 +49,11 @@ struct Task<'a> {
     key: String,
 }
 
-/// Bytes written, and bytes there are to write.
+/// Callback with the bytes written so far and the total.
 pub(super) type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
 impl Job<'_> {
-    /// Writes the file; when this returns it would survive a crash, its name too.
+    /// Writes the file. On return the file and its name survive a crash.
     pub(super) fn write(
         &self,
         folder: &Folder,
@@ -91,7 +91,7 @@ impl Job<'_> {
         Ok(Written { file, pieces, blobs })
     }
 
-    /// In an order in which the window changes its type as seldom as can be.
+    /// Orders tasks by element size, so that the window changes its type as seldom as possible.
     fn tasks(&self, keys: &mut BTreeSet<String>) -> Vec<Task<'_>> {
         let mut tasks = Vec::new();
         for (index, (param, part)) in self.parts.iter().enumerate() {
@@ -125,13 +125,13 @@ impl Job<'_> {
     }
 }
 
-/// Where a part begins, for a key: the first indices of its box, and its first element there.
+/// Returns the place of a part for a key: the first indices of its box, and its first element in the box.
 fn place(part: &Part) -> String {
     let offsets: Vec<String> = part.global.region.offsets.iter().map(u64::to_string).collect();
     format!("{}+{}", offsets.join(","), part.global.range.start)
 }
 
-/// `key`, or another like it where that is taken.
+/// Returns `key` with as many underscores appended as make it unique.
 fn unique(mut key: String, keys: &mut BTreeSet<String>) -> String {
     while !keys.insert(key.clone()) {
         key.push('_');
@@ -155,10 +155,10 @@ impl Task<'_> {
     }
 }
 
-/// The file, and the window in front of it.
+/// File with a window in front of it.
 struct Out<'a> {
     writer: ShardWriter,
-    /// And the elements in it.
+    /// Window, and the number of elements in it.
     window: Option<(Buffer, usize)>,
     done: u64,
     total: u64,
@@ -166,7 +166,7 @@ struct Out<'a> {
 }
 
 impl Out<'_> {
-    /// Writes the values of a run after those before it.
+    /// Appends the values of a run.
     fn take(&mut self, mut run: Slice<'_>, queue: &Queue, meter: &Meter) -> Result<(), CheckpointError> {
         let memory = CheckpointError::memory::<meshstep_tensor::Error>;
         if run.place() == Place::Cpu && run.size() >= DIRECT {
@@ -202,7 +202,7 @@ impl Out<'_> {
         meter: &Meter,
     ) -> Result<&mut (Buffer, usize), meshstep_tensor::Error> {
         if self.window.as_ref().is_none_or(|(window, _)| window.dtype() != dtype) {
-            // The other one first.
+            // Free the old window first.
             self.window = None;
             let len = (self.total as usize).min(STAGING).div_ceil(dtype.size());
             self.window = Some((Buffer::zeroed(len, dtype, meter, Category::Staging)?, 0));
@@ -210,7 +210,7 @@ impl Out<'_> {
         Ok(self.window.as_mut().unwrap_or_else(|| unreachable!("made above")))
     }
 
-    /// Writes what is in the window.
+    /// Writes the contents of the window.
     fn flush(&mut self) -> Result<(), CheckpointError> {
         let Some((window, filled)) = self.window.take() else { return Ok(()) };
         let bytes = window.as_slice().slice(0..filled).and_then(|values| values.bytes());

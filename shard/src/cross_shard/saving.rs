@@ -1,4 +1,4 @@
-//! Checkpoints of replicas in groups: once, where all groups have the same, otherwise each group's.
+//! Checkpoints of replicas in groups: one copy of the state if all groups agree, otherwise one for each group.
 
 use super::CrossShard;
 use crate::checkpoint::{
@@ -18,12 +18,12 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
 impl CrossShard {
-    /// Saves parameters, state, and how far they are, of all groups, between two steps. Collective over the world, and otherwise as
+    /// Saves parameters, state and progress of all groups, between two steps. Collective over the world, and otherwise as
     /// [`Optimizer::save`].
     ///
-    /// Where all groups have the same values, which hashes tell, it is what one [`Optimizer`] would save, and goes onto any ranks,
-    /// groups and stages. Where they do not, tensors are `group.<number>/<parameter>`, in the order of the groups that were given.
-    /// Each group's steps, skips and loss scale are saved wherever they differ. Ranks of one group that differ are
+    /// If all groups have the same values, which is decided by hashes, the checkpoint is the one a single [`Optimizer`] would save, and
+    /// loads onto any ranks, groups and stages. Otherwise tensors are named `group.<number>/<parameter>`, in the order in which the groups
+    /// were given. Each group's steps, skips and loss scale are saved if they differ. Ranks of one group that differ are
     /// [`Error::Disagree`].
     pub fn save(&mut self, store: &Store, save: Save<'_>) -> Result<u64, Error> {
         self.check_idle_everywhere()?;
@@ -31,42 +31,42 @@ impl CrossShard {
         save_all(&mut AllGroups::new(self), store, save, &placing)
     }
 
-    /// [`Optimizer::save_async`] of the same.
+    /// [`Optimizer::save_async`] of all groups; see [`save`](Self::save).
     pub fn save_async(&mut self, store: &Store, save: Save<'_>) -> Result<Saving, Error> {
         self.check_idle_everywhere()?;
         let placing = self.placing();
         save_all_async(&mut AllGroups::new(self), store, save, &placing)
     }
 
-    /// Frees what the last [`save_async`](Self::save_async) has copied to, if it has ended.
+    /// Frees the memory of the last [`save_async`](Self::save_async), if that has ended.
     pub fn release_snapshot(&mut self) {
         self.optimizer.release_snapshot();
     }
 
-    /// Loads what was [saved](Self::save), or what an [`Optimizer`] has saved on any ranks. Collective over the world, and otherwise
-    /// as [`Optimizer::load`].
+    /// Loads a checkpoint that [`save`](Self::save) wrote, or that an [`Optimizer`] wrote on any ranks. Collective over the world, and
+    /// otherwise as [`Optimizer::load`].
     ///
-    /// As many groups go on each from the one of its number, with any number of ranks. To another number of groups what was the same
-    /// in all goes to every one, with the first one's steps, skips and loss scale; where they had parted that is
-    /// [`CheckpointError::Groups`], as no one's values stand for all:
-    /// [`synchronize_state`](Self::synchronize_state) before saving makes them the same.
+    /// With the same number of groups, each group loads the state of its number, onto any number of ranks. With another number, every group
+    /// loads the state that all groups shared, with the first group's steps, skips and loss scale. If the saved groups had diverged, this
+    /// is [`CheckpointError::Groups`], as no single group's values represent all; call [`synchronize_state`](Self::synchronize_state)
+    /// before saving to make them the same.
     pub fn load(&mut self, store: &Store, load: Load) -> Result<Loaded, Error> {
         self.check_idle_everywhere()?;
         let placing = self.placing();
         load_all(&mut AllGroups::new(self), store, load, &placing)
     }
 
-    /// This rank's parameters and state as bytes ([`Optimizer::serialize`]), those of its group. Collective over the group.
+    /// Returns this rank's part of its group's parameters and state as bytes ([`Optimizer::serialize`]). Collective over the group.
     pub fn serialize(&mut self) -> Result<Vec<u8>, Error> {
         self.optimizer.serialize()
     }
 
-    /// Goes on from the bytes of the same rank in the same groups ([`Optimizer::deserialize`]). Collective over the group.
+    /// Takes in the bytes of the same rank in the same groups ([`Optimizer::deserialize`]). Collective over the group.
     pub fn deserialize(&mut self, bytes: &[u8]) -> Result<(), Error> {
         self.optimizer.deserialize(bytes)
     }
 
-    /// Brings this group's parameters and state to its rank `to` ([`Optimizer::consolidate`]). Collective over the group.
+    /// Passes this group's parameters and state to `sink` on its rank `to` ([`Optimizer::consolidate`]). Collective over the group.
     pub fn consolidate(&mut self, to: usize, sink: Sink<'_>) -> Result<(), Error> {
         self.optimizer.consolidate(to, sink)
     }
@@ -79,7 +79,7 @@ impl CrossShard {
         self.world.world_size() / self.group.len()
     }
 
-    /// A digest of all values here.
+    /// Returns a digest of this rank's values.
     fn digest(&self) -> Result<u64, Error> {
         let Optimizer { buckets, frozen, options, .. } = &self.optimizer;
         let mut digests = Vec::new();
@@ -98,7 +98,7 @@ impl CrossShard {
     }
 }
 
-/// So many groups of so many ranks.
+/// Placement with a number of groups of equal size.
 #[derive(Clone, Copy, Debug)]
 struct Grouped {
     groups: usize,
@@ -111,15 +111,15 @@ impl Placing for Grouped {
     }
 }
 
-/// Groups that are not as far as each other, or have other values.
+/// Progress of groups that have diverged.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct GroupsRecord {
-    /// Whether there are tensors of each.
+    /// True if each group has tensors of its own.
     apart: bool,
     groups: Vec<GroupRecord>,
 }
 
-/// How far a group is, as in [`Settings`].
+/// Progress of a group; the fields are those of [`Settings`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct GroupRecord {
     steps: u64,
@@ -134,33 +134,33 @@ impl GroupRecord {
         GroupRecord { steps: steps.unwrap_or_default(), skips, hopeless, loss_scale }
     }
 
-    /// What was saved beside the vectors, as this group's optimizer goes on with it.
+    /// Returns the settings that this group's optimizer resumes from.
     fn settings(&self, all: &Settings) -> Settings {
         let GroupRecord { steps, skips, hopeless, loss_scale } = self.clone();
         Settings { steps: Some(steps), skips, hopeless, loss_scale, ..all.clone() }
     }
 }
 
-/// What one rank tells.
+/// Description of one rank's state.
 #[derive(Debug, Serialize, Deserialize)]
 struct Told {
     group: usize,
-    /// Digests: of how far it is, and of what it has.
+    /// Digests of the progress and of the values.
     counters: u64,
     values: u64,
     record: GroupRecord,
     t: Vec<u64>,
 }
 
-/// What is saved or loaded, as one rank of one group has it.
+/// State to save or load, from the point of view of one rank of one group.
 #[derive(Debug)]
 struct AllGroups<'a> {
     cross: &'a mut CrossShard,
-    /// Whether each group has tensors of its own.
+    /// True if each group has tensors of its own.
     apart: bool,
-    /// How far each group is; none where all are as far.
+    /// Progress of each group; empty if it is the same in all groups.
     groups: Vec<GroupRecord>,
-    /// How many updates the parameters of each have seen, or of all.
+    /// Number of updates of each parameter, for every group if `apart`.
     t: Vec<u64>,
 }
 
@@ -169,7 +169,7 @@ impl<'a> AllGroups<'a> {
         AllGroups { cross, apart: false, groups: Vec::new(), t: Vec::new() }
     }
 
-    /// The number here of a parameter of one of the groups, if it is this one's.
+    /// Returns the local index of a parameter, if it belongs to this rank's group.
     fn own(&self, param: usize) -> Option<usize> {
         let params = self.cross.optimizer.entries.len();
         (!self.apart || param / params == self.cross.number).then(|| param % params)
@@ -183,7 +183,7 @@ impl<'a> AllGroups<'a> {
         Ok(Told { group: *number, counters, values: self.cross.digest()?, record, t })
     }
 
-    /// As this group's optimizer has it.
+    /// Returns the settings that this group's optimizer resumes from.
     fn own_settings(&self, settings: &Settings) -> Settings {
         let own = self.groups.get(self.cross.number);
         own.map_or_else(|| settings.clone(), |own| own.settings(settings))
@@ -212,7 +212,8 @@ impl Keeper for AllGroups<'_> {
         Arc::clone(&self.cross.world)
     }
 
-    /// All are idle.
+    /// Compares the call among all ranks; a rank that is not ready reports its error instead. All ranks are idle, which the callers check
+    /// first.
     fn call_all(&mut self, what: &str, ready: Result<(), Error>) -> Result<(), Error> {
         let text = match &ready {
             Ok(()) => format!("this call = {what}\n"),
@@ -228,7 +229,7 @@ impl Keeper for AllGroups<'_> {
         let all = ranks.gather(&serde_json::to_vec(&own).unwrap_or_default())?;
         let all: Result<Vec<Told>, _> = all.iter().map(|text| serde_json::from_slice(text)).collect();
         let all = ranks.agree(all.map_err(CheckpointError::memory))?;
-        alike("what counts on ranks of a group", &all, |told| (told.counters, &[]))?;
+        alike("counters on ranks of a group", &all, |told| (told.counters, &[]))?;
         alike("values on ranks of a group", &all, |told| (told.values, &told.t))?;
         let differ = |of: fn(&Told) -> (u64, &[u64])| all.iter().any(|told| of(told) != of(&all[0]));
         self.apart = differ(|told| (told.values, &told.t));
@@ -294,14 +295,14 @@ impl Keeper for AllGroups<'_> {
     fn settings(&self, tied: BTreeMap<String, String>) -> Settings {
         let groups = GroupsRecord { apart: self.apart, groups: self.groups.clone() };
         let groups = Some(groups).filter(|record| !record.groups.is_empty());
-        // Who loads into other groups goes on as the first one.
+        // On a load with another number of groups, every group resumes as the first one.
         let own = self.cross.optimizer.settings(tied);
         let first = self.groups.first().map_or_else(|| own.clone(), |first| first.settings(&own));
         Settings { groups, ..first }
     }
 
     fn check(&self, settings: &Settings) -> Result<(), CheckpointError> {
-        // A group's counts are bounded as those of all are.
+        // Apply the limits on counts to the group's counts too.
         let own = Settings::from_json(&self.own_settings(settings).to_json())?;
         self.cross.optimizer.check(&own)
     }
@@ -312,7 +313,7 @@ impl Keeper for AllGroups<'_> {
     }
 }
 
-/// Whether all ranks of each group have the same: the same answer on every rank.
+/// Checks that all ranks of each group have the same digests; the result is the same on every rank.
 fn alike(what: &str, all: &[Told], has: impl Fn(&Told) -> (u64, &[u64])) -> Result<(), Error> {
     for (rank, told) in all.iter().enumerate() {
         let first = all.iter().position(|other| other.group == told.group).unwrap_or(rank);
@@ -327,7 +328,7 @@ fn alike(what: &str, all: &[Told], has: impl Fn(&Told) -> (u64, &[u64])) -> Resu
     Ok(())
 }
 
-/// One word for what a rank has.
+/// Combines a rank's digests into one word.
 fn digest((own, t): (u64, &[u64])) -> u64 {
     t.iter().fold(own, |so_far, &t| crate::reduce::reducer::digest(so_far, t, 0))
 }
@@ -364,7 +365,7 @@ mod tests {
                 ];
                 assert!(told.iter().all(|told| matches!(told, Error::Disagree { rank: 3, .. })), "{told:?}");
                 assert!(store.latest().is_err());
-                // As they are alike again, it goes on.
+                // The groups agree again, and the optimizer is usable.
                 flip(&mut opt);
                 assert!(opt.compare_state().unwrap().is_none());
                 told.map(|told| told.to_string())

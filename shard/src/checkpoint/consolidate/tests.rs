@@ -1,4 +1,4 @@
-//! A sender that cannot read what it is to send.
+//! Consolidation with a sender that cannot read its vectors.
 
 use super::*;
 use crate::checkpoint::contents::{Keeper, Vectors};
@@ -11,7 +11,7 @@ use meshstep_optim::AdamW;
 use meshstep_tensor::{Layout, Queue, SliceMut};
 use std::sync::LazyLock;
 
-/// An optimizer whose vectors cannot be read once they have been so many times.
+/// Optimizer with vectors that cannot be read after a number of reads.
 struct Failing {
     opt: Optimizer,
     left: usize,
@@ -50,16 +50,16 @@ impl Keeper for Failing {
     }
 }
 
-/// Two windows of `w`, and as many elements of `b` as ranks.
+/// `w` has two windows, and `b` has one element for each rank.
 const LENS: [(&str, usize); 2] = [("w", WINDOW as usize + 5), ("b", 3)];
 
-/// Values of any of them, made once.
+/// Values of each parameter, made once.
 static VALUES: LazyLock<Vec<f32>> = LazyLock::new(|| (0..LENS[0].1).map(|i| 1.0 + i as f32).collect());
 
-/// Which vector's, from where on, and the values' bytes, which are compared at once.
+/// Vector, index of the first value, and the values' bytes, which compare faster.
 type Seen = (String, u64, Vec<u8>);
 
-/// What rank 0 is handed where rank `at` can read `left` vectors, and what all are told.
+/// Returns the windows passed to rank 0 and the error of all ranks, if rank `at` can read `left` vectors.
 fn consolidated(at: usize, left: usize) -> (Vec<Seen>, Option<String>) {
     let ranks = spawn(3, |comm| {
         let own = comm.rank() == at;
@@ -85,7 +85,7 @@ fn consolidated(at: usize, left: usize) -> (Vec<Seen>, Option<String>) {
             &Alike { ranks: 3 },
         );
         let told = told.err().map(|error| error.to_string());
-        // Ranks have not lost each other.
+        // The ranks have not lost each other.
         keeper.left = usize::MAX;
         consolidate_all(&mut keeper, 1, &mut |_| Ok(()), &Alike { ranks: 3 }).unwrap();
         (seen, told)

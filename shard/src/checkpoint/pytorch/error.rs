@@ -1,105 +1,103 @@
-//! What cannot be said in PyTorch's names, or is not what a file says.
+//! Errors of files with PyTorch's names.
 
 use crate::checkpoint::Type;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// Why a file in PyTorch's names is not written, or not taken in. Nothing was changed.
+/// Reason why a file with PyTorch's names is not written or not imported. Nothing was changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum PyTorchError {
-    /// A rule that PyTorch has not.
+    /// PyTorch has no such rule.
     #[error(
         "the state of {param:?} has no names in PyTorch, as its rule, {rule}, is none of adam, adamw, sgd, rmsprop, adagrad, \
          muon there; save a checkpoint instead"
     )]
     Rule {
-        /// The parameter.
+        /// Name of the parameter.
         param: String,
-        /// Its rule.
+        /// Name of its rule.
         rule: String,
     },
-    /// A buffer of SGD that holds something else than PyTorch's.
+    /// SGD's buffer holds another value than PyTorch's.
     #[error(
         "the momentum of {param:?} is not what PyTorch's SGD keeps; that is `Momentum::PyTorch`'s, or save a checkpoint"
     )]
     Form {
-        /// The parameter.
+        /// Name of the parameter.
         param: String,
     },
-    /// A master in halves.
+    /// The master is stored as a 16-bit remainder.
     #[error(
         "the master of {param:?} is a 16-bit remainder; an f32 master or none can be exported and imported"
     )]
     Remainder {
-        /// The parameter.
+        /// Name of the parameter.
         param: String,
     },
-    /// Two vectors would be called alike.
-    #[error("two vectors are called {key:?}, or the file format needs that name; rename the parameter")]
+    /// Two vectors would have the same name.
+    #[error("two vectors have the name {key:?}, or the file format reserves it; rename the parameter")]
     Name {
         /// The name.
         key: String,
     },
-    /// The file is no safetensors file, or damaged.
+    /// The file is not a safetensors file, or damaged.
     #[error("{} is no safetensors file: {reason}", .path.display())]
     File {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// Reason.
         reason: String,
     },
-    /// Ranks read other files, or one that is written meanwhile.
+    /// Ranks read different files, or a file that is being written.
     #[error(
-        "bytes {} to {} of {} are not those that rank 0 reads: give every rank the same file, which nobody writes", .bytes[0],
+        "bytes {} to {} of {} are not those that rank 0 reads: give every rank the same file, and do not write to it", .bytes[0],
         .bytes[1], .path.display()
     )]
     Apart {
         /// The file here.
         path: PathBuf,
-        /// The first ones in which they differ somewhere, and the one behind.
+        /// First byte of a range that differs, and the byte behind its last.
         bytes: [u64; 2],
     },
-    /// What is here and not in the file.
-    #[error(
-        "the file has nothing called {key:?}; a parameter whose state is missing as a whole begins anew with `fresh`"
-    )]
+    /// The file lacks an entry.
+    #[error("the file has no entry {key:?}; a parameter without any state begins anew with `fresh`")]
     Missing {
-        /// The first of them.
+        /// Key of the first missing entry.
         key: String,
     },
-    /// What is in the file and not here.
+    /// The file has an entry that does not exist here.
     #[error("the file has {key:?}, which is not here; it is of another model or rule")]
     Unexpected {
-        /// The first of them.
+        /// Key of the first such entry.
         key: String,
     },
-    /// Another shape.
+    /// A vector has another shape.
     #[error("{key:?} has shape {found:?} in the file, and {here:?} here")]
     Shape {
-        /// Which vector.
+        /// Name of the vector.
         key: String,
-        /// In the file.
+        /// Shape in the file.
         found: Vec<u64>,
-        /// Here.
+        /// Shape here.
         here: Vec<u64>,
     },
-    /// Another type, of which something would be lost, or that is none of numbers.
-    #[error("{key:?} is {found} in the file, and {here:?} here; convert it there")]
+    /// A vector has a type that loses information, or is not numeric.
+    #[error("{key:?} is {found} in the file, and {here:?} here; convert it in the file")]
     Type {
-        /// Which vector.
+        /// Name of the vector.
         key: String,
-        /// In the file.
+        /// Type in the file.
         found: String,
-        /// Here.
+        /// Type here.
         here: Type,
     },
-    /// A count of updates that is none.
+    /// A count of updates is not a valid count.
     #[error("{key:?} is {value}, which is no count of updates")]
     Step {
-        /// Which.
+        /// Name of the scalar.
         key: String,
-        /// What it is.
+        /// Value of the scalar.
         value: String,
     },
 }

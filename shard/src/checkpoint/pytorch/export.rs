@@ -1,4 +1,4 @@
-//! Writing parameters and state in PyTorch's names.
+//! Export of parameters and state with PyTorch's names.
 
 use super::error::PyTorchError;
 use super::file::PyTorchFile;
@@ -14,10 +14,10 @@ use meshstep_optim::Rule;
 use meshstep_tensor::{Buffer, Category, Meter, cast};
 use std::collections::BTreeSet;
 
-/// Counts up to this are F32 numbers.
+/// Largest count that F32 represents exactly, together with all smaller ones.
 const EXACT: u64 = 1 << 24;
 
-/// What is written, in this order: vectors of parameters, and their updates.
+/// Contents of the file in their order: vectors of parameters, then counts of updates.
 #[derive(Debug, Default)]
 struct Plan {
     vectors: Vec<(usize, Named)>,
@@ -26,15 +26,15 @@ struct Plan {
 }
 
 impl Optimizer {
-    /// Writes parameters and state, as if there were one rank, to one safetensors file in [PyTorch's names](super), on rank `to`
-    /// alone. Collective, between two steps; streamed as [`consolidate`](Self::consolidate) does. The file takes the place of
-    /// one that is there when it is complete. An error is the same on every rank, and leaves what is there as it was.
+    /// Writes parameters and state, as if there were one rank, to one safetensors file with [PyTorch's names](super). Rank `to` writes the
+    /// file. Collective, between two steps; streamed like [`consolidate`](Self::consolidate). The complete file replaces an existing one.
+    /// An error is the same on every rank, and leaves an existing file as it was.
     pub fn export_pytorch(&mut self, file: &PyTorchFile, to: usize) -> Result<(), Error> {
         let ranks = self.comm().world_size();
         self.export_pytorch_placed(file, to, &Alike { ranks })
     }
 
-    /// The same where parameters are parts of others.
+    /// [`export_pytorch`](Self::export_pytorch) with parameters cut as `placing` describes.
     pub fn export_pytorch_placed(
         &mut self,
         file: &PyTorchFile,
@@ -79,7 +79,7 @@ impl Optimizer {
         Ok(plan)
     }
 
-    /// What updates a parameter; nothing where it is frozen.
+    /// Returns the rule that updates a parameter; `None` for a frozen one.
     pub(super) fn rule(&self, param: usize) -> Option<&dyn Rule> {
         let entry = &self.entries[param];
         (!entry.param.frozen()).then(|| &*self.groups[entry.group].rule)
@@ -93,7 +93,7 @@ impl Plan {
         taken.map_or(Ok(()), |entry| Err(PyTorchError::Name { key: entry.key.clone() }))
     }
 
-    /// Writes the file and puts it in its place. Collective.
+    /// Writes the file and moves it to its place. Collective.
     fn carry_out(
         &self,
         file: &PyTorchFile,
@@ -141,7 +141,7 @@ impl Plan {
     }
 }
 
-/// Writes a window in the file's type, through `wide` where that is another one.
+/// Writes a window in the file's type; converts through `wide` if the types differ.
 fn write(
     writer: &mut ShardWriter,
     window: Window<'_>,

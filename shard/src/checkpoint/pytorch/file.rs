@@ -1,4 +1,4 @@
-//! One file, written beside its place and put there when it is complete.
+//! Single file that is written beside its place, and moved there when it is complete.
 
 use crate::checkpoint::disk::{Disk, Os};
 use crate::checkpoint::error::{CheckpointError, io};
@@ -6,7 +6,7 @@ use crate::checkpoint::shard_file::{ShardWriter, Vector};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A safetensors file in PyTorch's names.
+/// Safetensors file with PyTorch's names.
 #[derive(Clone, Debug)]
 pub struct PyTorchFile {
     pub(super) disk: Arc<dyn Disk>,
@@ -14,29 +14,29 @@ pub struct PyTorchFile {
 }
 
 impl PyTorchFile {
-    /// The file at `path`, in a folder that exists.
+    /// Names the file at `path`, in a folder that exists.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self::on(Arc::new(Os), path)
     }
 
-    /// The same on another disk.
+    /// Same as [`new`](Self::new) on another disk.
     pub fn on(disk: Arc<dyn Disk>, path: impl Into<PathBuf>) -> Self {
         PyTorchFile { disk, path: path.into() }
     }
 
-    /// Begins to write it; what an attempt before left is removed.
+    /// Begins to write the file; removes the remains of an earlier attempt.
     pub(super) fn begin(&self, vectors: &[Vector]) -> Result<ShardWriter, CheckpointError> {
         let next = self.next();
         match self.disk.open(&next) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            // Only what is a plain file is removed.
+            // Only a plain file is removed.
             opened => opened.and_then(|_| self.disk.remove(&next)).map_err(io("removing", &next))?,
         }
         let file = self.disk.create(&next).map_err(io("creating", &next))?;
         ShardWriter::described(file, &next, 0, vectors, &[("format", "pt")])
     }
 
-    /// Puts what was written in the file's place.
+    /// Moves the written file to its place.
     pub(super) fn publish(&self, writer: ShardWriter) -> Result<(), CheckpointError> {
         writer.finish()?;
         let next = self.next();
@@ -48,7 +48,7 @@ impl PyTorchFile {
         self.disk.sync_dir(parent).map_err(io("syncing", parent))
     }
 
-    /// Gives up what was begun, as far as the disk allows.
+    /// Discards a file that was begun, as far as the disk allows.
     pub(super) fn discard(&self) {
         let _ = self.disk.remove(&self.next());
     }

@@ -1,4 +1,4 @@
-//! A file that is read in grains, each of them hashed: to find out whether all ranks have read one file.
+//! File that is read in hashed grains, which shows if all ranks have read the same file.
 
 use super::error::PyTorchError;
 use crate::Error;
@@ -10,24 +10,24 @@ use std::ops::Range;
 use std::path::PathBuf;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Bytes that share a hash, and are read together.
+/// Number of bytes that share one hash and are read together.
 pub(super) const GRAIN: u64 = 256 << 10;
 
-/// Grains that are read at once where all are.
+/// Number of grains that rank 0 reads at once while it hashes the whole file.
 const AT_ONCE: u64 = 4;
 
-/// Grains whose hashes travel together: rank 0 reads them while others wait.
+/// Number of grains with hashes in one exchange; rank 0 reads them while other ranks wait.
 const TOGETHER: u64 = 4096;
 
-/// A file, and what was read of it.
+/// File, and the grains read of it.
 #[derive(Debug)]
 pub(super) struct Grains {
     file: Box<dyn Reader>,
     pub(super) path: PathBuf,
     bytes: u64,
-    /// The hash of each grain that was read.
+    /// Hash of each grain that was read.
     hashes: BTreeMap<u64, u64>,
-    /// The grains read last.
+    /// Grains in `room`: the ones read last.
     here: Range<u64>,
     room: Vec<u8>,
 }
@@ -37,7 +37,7 @@ impl Grains {
         Grains { file, path, bytes, hashes: BTreeMap::new(), here: 0..0, room: Vec::new() }
     }
 
-    /// These bytes of the file.
+    /// Returns bytes of the file.
     pub(super) fn read(&mut self, at: u64, len: u64) -> Result<&[u8], CheckpointError> {
         if len == 0 {
             return Ok(&[]);
@@ -47,9 +47,10 @@ impl Grains {
         Ok(&self.room[start..start + len as usize])
     }
 
-    /// Whether what all ranks have read is in the file of rank 0. Collective.
+    /// Checks that the bytes read by all ranks are in rank 0's file. Collective.
     ///
-    /// Rank 0 reads what it has not read, so all of the file once; the others read nothing. Of each grain 8 bytes travel.
+    /// Rank 0 reads the grains that it has not read yet, so it reads the whole file once; other ranks read nothing. The exchange carries 8
+    /// bytes for each grain.
     pub(super) fn agree(&mut self, ranks: &Ranks) -> Result<(), Error> {
         if ranks.world_size() == 1 {
             return Ok(());
@@ -79,7 +80,7 @@ impl Grains {
         grains.map(hash).collect()
     }
 
-    /// Whether what was read here has these hashes.
+    /// Checks that the grains read on this rank have these hashes.
     fn compare(&self, grains: Range<u64>, hashes: &[u64]) -> Result<(), CheckpointError> {
         let first = grains.start;
         let mut read = self.hashes.range(grains);
@@ -89,7 +90,7 @@ impl Grains {
         }
     }
 
-    /// Brings grains to memory, without reading the first of them again.
+    /// Reads grains to memory, without reading the ones again that are there already.
     fn load(&mut self, grains: Range<u64>) -> Result<(), CheckpointError> {
         let kept = if self.here.contains(&grains.start) {
             grains.start..self.here.end

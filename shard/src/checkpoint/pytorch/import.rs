@@ -1,4 +1,4 @@
-//! Taking in parameters and state from a file in PyTorch's names.
+//! Import of parameters and state from a file with PyTorch's names.
 
 use super::error::PyTorchError;
 use super::file::PyTorchFile;
@@ -18,39 +18,40 @@ use crate::{Error, Optimizer};
 use meshstep_tensor::{Buffer, Category};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How a file in PyTorch's names is taken in. The same on every rank.
+/// Options of an import, the same on every rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Import {
-    /// Whether parameters may have no state there, and begin anew, as they do in PyTorch; otherwise that is an error.
+    /// Lets parameters without state in the file begin anew, as in PyTorch; without it a missing state is an error.
     pub fresh: bool,
-    /// Steps so far, by which schedules go. `None`: the largest count of updates in the file; where it has none, what it is.
+    /// Number of steps so far, which schedules use. `None` takes the largest count of updates in the file, or the present number of steps
+    /// if the file has no counts.
     pub steps: Option<u64>,
 }
 
-/// What was taken in.
+/// Result of an import.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Imported {
-    /// Parameters without state there, which begin anew.
+    /// Parameters that begin anew, as the file has no state for them.
     pub fresh: Vec<String>,
-    /// Steps so far.
+    /// Number of steps so far.
     pub steps: u64,
 }
 
-/// A count beyond this is none.
+/// Counts of updates from this value on are refused.
 const MOST: f64 = (1u64 << 53) as f64;
 
-/// What of the file is for one parameter.
+/// Entries of the file for one parameter.
 struct Found {
     value: Entry,
-    /// Of each state vector; nothing where it begins anew.
+    /// Entry of each state vector; `None` if the parameter begins anew.
     state: Option<Vec<Entry>>,
     keys: Keys,
-    /// Updates it has seen; `None`: as many as here.
+    /// Number of updates; `None` leaves it as it is.
     t: Option<u64>,
 }
 
-/// All that is taken in.
+/// Everything that is taken in once all ranks have read.
 struct Staged {
     vectors: Vec<(usize, Slot, Buffer)>,
     t: Vec<Option<u64>>,
@@ -59,20 +60,19 @@ struct Staged {
 }
 
 impl Optimizer {
-    /// Takes in parameters and state from a safetensors file in [PyTorch's names](super): written here, or there. Collective,
-    /// between two steps.
-    ///
-    /// Each rank reads the bytes it needs, and holds them beside what there is until every rank has its own. PyTorch does not count
-    /// updates of SGD and Muon: there those here stay, one where there were none. Hyperparameters, schedule and loss scale stay as
-    /// they are. Types are the file's [own](super), or narrower. An error is the same on every rank, and has changed nothing on any.
-    /// The file has no checksums: bytes that were damaged without a change of length are taken for numbers. That all ranks read the same
-    /// is compared, for which rank 0 reads all of the file once.
+    /// Takes in parameters and state from a safetensors file with [PyTorch's names](super), written by this crate or by PyTorch.
+    /// Collective, between two steps.
+    /// Each rank reads the bytes it needs, and keeps them beside the present values until every rank has its own. PyTorch does not count
+    /// updates of SGD and Muon; their counts stay as they are here, but at least 1. Hyperparameters, schedule and loss scale stay as they
+    /// are. Types in the file must be those of [an export](super), or narrower. An error is the same on every rank, and has changed nothing
+    /// on any. The file has no checksums: damage that leaves its length unchanged is not detected. The ranks compare that they all read the
+    /// same bytes; for this rank 0 reads the whole file once.
     pub fn import_pytorch(&mut self, file: &PyTorchFile, import: Import) -> Result<Imported, Error> {
         let ranks = self.comm().world_size();
         self.import_pytorch_placed(file, import, &Alike { ranks })
     }
 
-    /// The same where parameters are parts of others.
+    /// [`import_pytorch`](Self::import_pytorch) with parameters cut as `placing` describes.
     pub fn import_pytorch_placed(
         &mut self,
         file: &PyTorchFile,
@@ -128,7 +128,7 @@ impl Optimizer {
         Ok(Staged { vectors, t, settings, imported })
     }
 
-    /// What there is for each parameter, and the names of those that begin anew.
+    /// Finds the entries of each parameter, and the names of the parameters that begin anew.
     fn find(
         &self,
         plain: &mut Plain,
@@ -184,7 +184,7 @@ impl Found {
         Ok(Found { value, state: Some(state), keys, t })
     }
 
-    /// Where one of a parameter's vectors comes from; nothing: it is zeros.
+    /// Returns the source of one of the parameter's vectors; `None` if it becomes zeros.
     fn source(&self, vector: &Named) -> Option<(&Entry, Type)> {
         let entry = if [PARAM, MASTER].contains(&&*vector.name) {
             &self.value
@@ -196,7 +196,7 @@ impl Found {
     }
 }
 
-/// What the file has of a vector of this parameter; `here` holds all of its numbers.
+/// Returns the file's entry of a vector of this parameter; its type must not be wider than `here`.
 fn vector(plain: &Plain, key: &str, content: &Content, here: Type) -> Result<Entry, PyTorchError> {
     let key = key.to_owned();
     let Some(entry) = plain.get(&key) else { return Err(PyTorchError::Missing { key }) };

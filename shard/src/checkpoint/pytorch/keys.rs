@@ -1,25 +1,25 @@
-//! What each vector is called in PyTorch. Arithmetic only.
+//! Names of vectors in PyTorch. Arithmetic only.
 
 use super::error::PyTorchError;
 use crate::checkpoint::Type;
 use crate::checkpoint::contents::{Content, MASTER, Named, PARAM, REMAINDER};
 use meshstep_optim::Rule;
 
-/// A parameter's vectors, by their keys in the file.
+/// Vectors of a parameter by their keys in the file.
 #[derive(Clone, Debug)]
 pub(super) struct Keys {
-    /// What all of them are in the file.
+    /// Type of all these vectors in the file.
     pub(super) dtype: Type,
-    /// What the parameter is written from: its master, where it has one.
+    /// Source of the parameter's values: its master, if it has one.
     pub(super) value: Named,
-    /// Where updates are counted.
+    /// Key of the count of updates.
     pub(super) step: Option<String>,
-    /// Its state.
+    /// Vectors of the state.
     pub(super) state: Vec<(String, Named)>,
 }
 
 impl Keys {
-    /// Those of a parameter; of one that is frozen there is no rule.
+    /// Returns the keys of a parameter; `rule` is `None` for a frozen one.
     pub(super) fn new(content: &Content, rule: Option<&dyn Rule>) -> Result<Self, PyTorchError> {
         let Content { name: param, vectors, .. } = content;
         let named = |name: &str| vectors.iter().find(|vector| vector.name == name);
@@ -52,7 +52,7 @@ fn key(param: &str, slot: &str) -> String {
     format!("state.{param}.{slot}")
 }
 
-/// What PyTorch calls a rule's vector.
+/// Returns PyTorch's name for a rule's vector.
 fn slot(rule: &str, name: &str) -> Option<&'static str> {
     Some(match (rule, name) {
         ("adam" | "adamw", "m") => "exp_avg",
@@ -66,7 +66,7 @@ fn slot(rule: &str, name: &str) -> Option<&'static str> {
     })
 }
 
-/// An average of gradients, or of steps, is another number than PyTorch's sum.
+/// Returns true if SGD keeps an average of gradients or of steps, which is another number than PyTorch's sum.
 fn other_form(rule: &dyn Rule) -> bool {
     rule.name() == "sgd" && rule.hyperparameters().iter().any(|&(name, value)| name == "form" && value != 0.0)
 }

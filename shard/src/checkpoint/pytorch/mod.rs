@@ -1,12 +1,12 @@
-//! Parameters and state in one safetensors file, by the names PyTorch has for them: to go on there, or from there.
+//! Parameters and state in one safetensors file with PyTorch's names: export to PyTorch, and import from it.
 //!
-//! Parameters have their own names, and state those that `get_optimizer_state_dict` of `torch.distributed.checkpoint.state_dict`
-//! gives with `flatten_optimizer_state_dict`:
+//! Parameters keep their own names. State has the names that `get_optimizer_state_dict` of `torch.distributed.checkpoint.state_dict`
+//! returns with `flatten_optimizer_state_dict`:
 //!
-//! | key | what |
+//! | key | value |
 //! |---|---|
-//! | `<param>` | the parameter, its f32 master where it has one |
-//! | `state.<param>.step` | its updates, a scalar of F32; of more than 2^24, F64; none for SGD and Muon, as in PyTorch |
+//! | `<param>` | the parameter, from its f32 master if it has one |
+//! | `state.<param>.step` | number of updates, a scalar of F32, or of F64 beyond 2^24; absent for SGD and Muon, as in PyTorch |
 //! | `state.<param>.<slot>` | a vector of the parameter's shape |
 //!
 //! | rule | slots |
@@ -17,8 +17,8 @@
 //! | Adagrad | `sum` |
 //! | Muon | `momentum_buffer` |
 //!
-//! All of a parameter is in the widest type that it, its master and its state have, so nothing is lost, and PyTorch wants them
-//! alike. As there, a parameter that no step has reached has no state. What belongs to no parameter does not travel:
+//! A parameter and its state are written in the widest type among parameter, master and state: nothing is lost, and PyTorch requires one
+//! type. As in PyTorch, a parameter that no step has reached has no state. Settings that belong to no parameter are not in the file:
 //! hyperparameters, schedule, loss scale.
 //!
 //! ```text

@@ -1,4 +1,4 @@
-//! A safetensors file of any program: what it has, and ranges of it.
+//! Safetensors file of any program: its entries, and reads of element ranges.
 
 use super::error::PyTorchError;
 use super::file::PyTorchFile;
@@ -13,14 +13,14 @@ use crate::checkpoint::read::{Target, join, near};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// A file whose header agrees with itself and with the file's length.
+/// File with a header that is consistent and agrees with the file's length.
 #[derive(Debug)]
 pub(super) struct Plain {
     pub(super) grains: Grains,
-    /// Where the data begins.
+    /// Offset of the data in the file.
     data: u64,
     entries: BTreeMap<String, Entry>,
-    /// Of the header: two files with one digest have the same vectors, of whatever values.
+    /// Digest of the header: two files with the same digest have the same vectors, with any values.
     pub(super) digest: String,
 }
 
@@ -44,7 +44,8 @@ impl Plain {
         self.entries.keys().map(String::as_str)
     }
 
-    /// Fills `to` with elements `range` of what this rank holds of a parameter, which is all of `entry`; their size is `size`.
+    /// Fills `to` with elements `range` of this rank's local part of a parameter. `entry` is the whole parameter, and `size` the size of an
+    /// element.
     pub(super) fn vector(
         &mut self,
         entry: &Entry,
@@ -65,7 +66,7 @@ impl Plain {
         Ok(())
     }
 
-    /// Reads from the first of these runs to the last.
+    /// Reads from the first of these runs to the end of the last.
     fn runs(
         &mut self,
         entry: &Entry,
@@ -83,7 +84,7 @@ impl Plain {
         Ok(())
     }
 
-    /// A number that stands alone.
+    /// Reads a scalar.
     pub(super) fn scalar(&mut self, key: &str, entry: &Entry) -> Result<f64, CheckpointError> {
         if product(&entry.shape) != Some(1) {
             let (key, found) = (key.to_owned(), entry.shape.clone());
@@ -102,7 +103,7 @@ impl Plain {
     }
 }
 
-/// Whether vectors follow one another from the first byte of the data to the last, each with as many as its shape says.
+/// Checks that vectors follow one another without gaps from the first byte of the data to the last, each with the bytes of its shape.
 fn check(entries: &BTreeMap<String, Entry>, data: u64) -> Result<(), String> {
     let mut sorted: Vec<(&String, &Entry)> = entries.iter().collect();
     sorted.sort_by_key(|(_, entry)| entry.data_offsets);
@@ -121,7 +122,7 @@ fn check(entries: &BTreeMap<String, Entry>, data: u64) -> Result<(), String> {
     match at == data {
         true => Ok(()),
         false => {
-            Err(format!("the header speaks of {at} bytes of data, and there are {data}: it was cut short"))
+            Err(format!("the header describes {at} bytes of data, and the file has {data}: it was cut short"))
         }
     }
 }

@@ -17,14 +17,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 impl ShardedLbfgs {
-    /// [`Optimizer::save`] of parameters and history: the directions `d0`, .., and `y0`, .., the gradients `g0`,
-    /// .., and the point `x`. Unless told otherwise it is named by the iterations so far.
+    /// [`Optimizer::save`] of parameters and history: the directions `d0`, .., and `y0`, .., the gradients `g0`, .., and the point `x`. By
+    /// default the checkpoint is named by the iterations so far.
     pub fn save(&mut self, store: &Store, save: Save<'_>) -> Result<u64, Error> {
         let placing = self.alike();
         self.save_placed(store, save, &placing)
     }
 
-    /// The same where parameters are parts of others.
+    /// [`save`](Self::save) with parameters cut as `placing` describes.
     pub fn save_placed(
         &mut self,
         store: &Store,
@@ -34,13 +34,13 @@ impl ShardedLbfgs {
         save_all(self, store, save, placing)
     }
 
-    /// [`Optimizer::save_async`] of the same.
+    /// [`Optimizer::save_async`] of parameters and history.
     pub fn save_async(&mut self, store: &Store, save: Save<'_>) -> Result<Saving, Error> {
         let placing = self.alike();
         self.save_async_placed(store, save, &placing)
     }
 
-    /// The same where parameters are parts of others.
+    /// [`save_async`](Self::save_async) with parameters cut as `placing` describes.
     pub fn save_async_placed(
         &mut self,
         store: &Store,
@@ -50,13 +50,13 @@ impl ShardedLbfgs {
         save_all_async(self, store, save, placing)
     }
 
-    /// [`Optimizer::load`] of parameters and history; steps go on as if nothing had been.
+    /// [`Optimizer::load`] of parameters and history; later steps are the same as without the interruption.
     pub fn load(&mut self, store: &Store, load: Load) -> Result<Loaded, Error> {
         let placing = self.alike();
         self.load_placed(store, load, &placing)
     }
 
-    /// The same where parameters are parts of others.
+    /// [`load`](Self::load) with parameters cut as `placing` describes.
     pub fn load_placed(&mut self, store: &Store, load: Load, placing: &dyn Placing) -> Result<Loaded, Error> {
         load_all(self, store, load, placing)
     }
@@ -67,18 +67,18 @@ impl ShardedLbfgs {
         self.serialize_placed(&placing)
     }
 
-    /// The same where parameters are parts of others.
+    /// [`serialize`](Self::serialize) with parameters cut as `placing` describes.
     pub fn serialize_placed(&mut self, placing: &dyn Placing) -> Result<Vec<u8>, Error> {
         serialize_all(self, placing)
     }
 
-    /// [`Optimizer::deserialize`] of parameters and history; steps go on as if nothing had been.
+    /// [`Optimizer::deserialize`] of parameters and history; later steps are the same as without the interruption.
     pub fn deserialize(&mut self, bytes: &[u8]) -> Result<(), Error> {
         let placing = self.alike();
         self.deserialize_placed(bytes, &placing)
     }
 
-    /// The same where parameters are parts of others.
+    /// [`deserialize`](Self::deserialize) with parameters cut as `placing` describes.
     pub fn deserialize_placed(&mut self, bytes: &[u8], placing: &dyn Placing) -> Result<(), Error> {
         deserialize_all(self, bytes, placing)
     }
@@ -89,7 +89,7 @@ impl ShardedLbfgs {
         self.consolidate_placed(to, sink, &placing)
     }
 
-    /// The same where parameters are parts of others.
+    /// [`consolidate`](Self::consolidate) with parameters cut as `placing` describes.
     pub fn consolidate_placed(
         &mut self,
         to: usize,
@@ -99,7 +99,7 @@ impl ShardedLbfgs {
         consolidate_all(self, to, sink, placing)
     }
 
-    /// [`reshard`](crate::checkpoint::reshard) of parameters and history: steps on `to` go on as if nothing had been.
+    /// [`reshard`](crate::checkpoint::reshard) of parameters and history; later steps on `to` are the same as without the move.
     pub fn reshard(
         via: &Arc<dyn Communicator>,
         from: Option<&mut Self>,
@@ -114,7 +114,7 @@ impl ShardedLbfgs {
         Alike { ranks: self.comm().world_size() }
     }
 
-    /// This rank's part of a parameter, and where that is in its vectors.
+    /// Returns this rank's part of a parameter, and its range in the rank's vectors.
     fn part(&self, param: usize) -> (usize, Range<usize>) {
         let Place::Bucket { bucket, range, .. } = &self.opt.entries[param].place else { return (0, 0..0) };
         let first = self.spread.first(*bucket);
@@ -131,7 +131,7 @@ impl ShardedLbfgs {
     }
 }
 
-/// The first of the vectors that are kept here is the point, the others are the history's.
+/// Among the vectors of L-BFGS the first is the point, and the others are the history.
 impl Vectors for ShardedLbfgs {
     fn queue(&self) -> Queue {
         self.opt.queue()
@@ -193,7 +193,7 @@ impl Keeper for ShardedLbfgs {
     fn take_in(&mut self, settings: &Settings) -> Result<(), Error> {
         match &settings.lbfgs {
             Some((_, words)) => self.state.restore(words)?,
-            // A history of other values would mislead it.
+            // A history recorded at other parameter values would mislead L-BFGS.
             None => {
                 self.state.reset();
                 self.spread.read_params(&self.opt, self.x.as_mut())?;

@@ -1,4 +1,4 @@
-//! What of a saved step goes into a worker: what the same worker has saved, or the mean of several.
+//! Source of a worker's state on a load: the same worker's saved state, or the mean of several workers'.
 
 use super::mean::{mean, of_fragment, weighed, within};
 use super::record::LocalRecord;
@@ -13,7 +13,7 @@ use meshstep_tensor::{Buffer, Category, DType, cast};
 use std::ops::Range;
 
 impl AllWorkers<'_> {
-    /// What was saved by workers: what this one goes on with.
+    /// Selects the state to resume from in a checkpoint of workers.
     pub(super) fn choose_of(&mut self, record: LocalRecord, load: &Load) -> Result<(), CheckpointError> {
         let workers = &self.local.engine.workers.across;
         let same = record.same_plan(&self.local.engine.plan);
@@ -48,7 +48,7 @@ impl AllWorkers<'_> {
         Ok(())
     }
 
-    /// What was saved by no worker.
+    /// Selects the state to resume from in a checkpoint of an optimizer that was no worker.
     pub(super) fn choose_bare(&mut self, steps: u64) -> Result<(), CheckpointError> {
         self.mode = Mode::Mean { weighed: Vec::new(), anew: true };
         self.rows = self.all_rows(vec![0], false)?;
@@ -57,8 +57,7 @@ impl AllWorkers<'_> {
         Ok(())
     }
 
-    /// The mean of what workers have of one vector of a row, for this rank, a part of it after another; `None` where nothing was
-    /// saved.
+    /// Returns the mean of the workers' values of one vector of a row, for this rank, read in parts; `None` if no values were saved.
     pub(super) fn merged(
         &mut self,
         row: usize,
@@ -69,7 +68,7 @@ impl AllWorkers<'_> {
         let vectors = &contents[row].vectors;
         let (first, values) = self.vector(row, vectors[i].slot).map_err(CheckpointError::memory)?;
         let (range, dtype) = (first..first + values.len(), values.dtype());
-        // Parameters follow their masters.
+        // Parameters are rounded from the mean of their masters.
         let master = vectors.iter().position(|vector| vector.name == MASTER);
         let i = master.filter(|_| vectors[i].name == PARAM).unwrap_or(i);
         let (named, wide) = (&vectors[i].name, vectors[i].dtype.dtype().unwrap_or(dtype));
@@ -96,7 +95,7 @@ impl AllWorkers<'_> {
         Ok(Some(merged))
     }
 
-    /// How much workers count, where they do not count alike.
+    /// Returns the workers' shares in a range, where they differ.
     fn shares<'s>(
         &'s self,
         row: usize,
@@ -109,7 +108,8 @@ impl AllWorkers<'_> {
                 let slot = Some(vector).filter(|name| ![PARAM, MASTER].contains(name));
                 within(weighed, (*entry, slot), range).collect()
             }
-            // As the values that it is taken from once its mean arrives: else what is left of them would be of somebody.
+            // Use the shares of the values that the snapshot is subtracted from when the mean arrives; otherwise the difference would keep
+            // parts of single workers.
             Row::Sent { elements, .. } => {
                 let shares = of_fragment(weighed, elements.fragment);
                 shares.map(|shares| (0..range.len(), shares)).into_iter().collect()
@@ -119,7 +119,7 @@ impl AllWorkers<'_> {
     }
 }
 
-/// Elements that are read at once of each of so many workers.
+/// Returns the number of elements that are read at once from each of `workers` workers.
 fn at_once(workers: usize, dtype: DType) -> usize {
     (STAGING / workers).max(WINDOW as usize) / dtype.size()
 }

@@ -1,4 +1,4 @@
-//! What is on its way between workers, as far as a checkpoint has it: it lands before it arrives, and waits.
+//! Exchanges in flight between workers, as a checkpoint saves them: their values land early, and wait for the step at which they count.
 
 use crate::checkpoint::CheckpointError;
 use crate::local::engine::Engine;
@@ -10,12 +10,12 @@ use crate::{Optimizer, Options};
 use meshstep_tensor::{Buffer, Category, DType, Error, Slice, SliceMut};
 
 impl Flight {
-    /// Waits for what it brings, which counts once it arrives.
+    /// Waits for the values of the exchange; they count only once it arrives.
     pub(super) fn settle(&mut self, options: &Options) {
         self.early = Some(self.land(options));
     }
 
-    /// Why it brings nothing, as far as that is known.
+    /// Returns the error of the exchange, if it is known to have failed.
     pub(super) fn failure(&self) -> Result<(), CheckpointError> {
         match &self.early {
             Some((_, Err(error))) => Err(CheckpointError::OnItsWay { message: error.to_string() }),
@@ -23,17 +23,17 @@ impl Flight {
         }
     }
 
-    /// What it brings, where it has landed.
+    /// Returns the values of the exchange, if they have landed.
     pub(super) fn brings(&self) -> impl Iterator<Item = Slice<'_>> {
         self.early.iter().flat_map(|(landed, _)| landed.vectors())
     }
 
-    /// What has landed of the `i`th spot, of `len` elements.
+    /// Returns the landed values of the `i`th spot, of `len` elements.
     pub(super) fn landed(&self, sent: &Sent, i: usize, len: usize) -> Result<Option<Slice<'_>>, Error> {
         self.early.as_ref().map(|(landed, _)| landed.of(sent, i, len)).transpose()
     }
 
-    /// The same of its `sent`th fragment, to be written.
+    /// Same as [`landed`](Self::landed) for fragment `sent` of this flight, for writing.
     pub(super) fn landed_mut(
         &mut self,
         sent: usize,
@@ -45,7 +45,7 @@ impl Flight {
         lane.map(|lane| lane.as_mut().slice(start..start + len)).transpose()
     }
 
-    /// Room for what was on its way: each spot in a lane of its own.
+    /// Allocates a flight for a saved exchange, with each spot in a lane of its own.
     pub(super) fn resumed(
         fragments: Vec<usize>,
         arrives: (u64, Placement),
@@ -72,7 +72,7 @@ impl Flight {
 }
 
 impl Engine {
-    /// Of everything that all workers keep alike, a digest. Of a GPU's memory each vector is copied to the host.
+    /// Returns a digest of all state shared by the workers. Vectors in GPU memory are copied to the host.
     pub(super) fn digest(&mut self, flights: &[Flight], options: &Options) -> Result<u64, crate::Error> {
         let mut digest = 0;
         let mut add = |values: Slice<'_>| -> Result<(), crate::Error> {
@@ -86,8 +86,8 @@ impl Engine {
     }
 }
 
-/// How many updates each parameter has seen, and had when each fragment was sent that is on its way; 0 where this rank has
-/// nothing of it.
+/// Returns the number of updates of each parameter, now and when each fragment in flight was sent; 0 for a parameter that this rank has no
+/// part of.
 pub(super) fn updates(inner: &Optimizer, parts: &Parts, flights: &[Flight]) -> (Vec<u64>, Vec<Vec<u64>>) {
     let now = inner.entries.iter().map(|entry| entry.t).collect();
     let sent = |(f, sent): (&usize, &Sent)| {

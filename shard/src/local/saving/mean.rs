@@ -1,4 +1,4 @@
-//! Several workers' vectors as one: as an exchange of everything would make it, in f64, rounded once.
+//! Mean of several workers' vectors, as an exchange of everything would compute it: in f64, rounded once.
 
 use super::record::LocalRecord;
 use crate::local::{LocalPlan, Trained, Weights, What};
@@ -6,22 +6,23 @@ use crate::update::segments::overlap;
 use meshstep_tensor::{Buffer, Error, Slice, SliceMut, cast};
 use std::ops::Range;
 
-/// Elements at a time.
+/// Number of elements computed at a time.
 const BLOCK: usize = 1 << 12;
 
-/// Elements in which workers count by their tokens.
+/// Elements that are weighted by the workers' tokens.
 #[derive(Clone, Debug)]
 pub(super) struct Weighed {
     fragment: usize,
     entry: usize,
-    /// `None`: the parameter.
+    /// Name of the state vector; `None` for the parameter.
     slot: Option<&'static str>,
     elements: Range<usize>,
-    /// Of each worker.
+    /// Share of each worker.
     shares: Vec<f64>,
 }
 
-/// What `counted` workers' tokens weigh, where the plan says so and there are some.
+/// Returns the elements that the plan weights by tokens, with the shares of the `counted` workers. Fragments with equal tokens on all
+/// workers, or with none, are left out.
 pub(super) fn weighed(
     plan: &LocalPlan,
     (params, places): &(Vec<Trained>, Vec<usize>),
@@ -56,7 +57,7 @@ pub(super) fn weighed(
     all
 }
 
-/// Those of vector `slot` of a parameter that are within elements `range` of it, counted from its first.
+/// Returns the parts of `weighed` in vector `slot` of a parameter within elements `range`, counted from the first of these.
 pub(super) fn within<'a>(
     weighed: &'a [Weighed],
     (entry, slot): (usize, Option<&'a str>),
@@ -69,12 +70,12 @@ pub(super) fn within<'a>(
     })
 }
 
-/// What workers count in a fragment, where that is not the same.
+/// Returns the workers' shares in a fragment, if they differ.
 pub(super) fn of_fragment(weighed: &[Weighed], fragment: usize) -> Option<&[f64]> {
     weighed.iter().find(|of| of.fragment == fragment).map(|of| &of.shares[..])
 }
 
-/// The mean of `values`, of which every one counts as much but where shares are given.
+/// Computes the mean of `values`; all have equal weight, except in ranges with shares.
 pub(super) fn mean<'a>(
     values: &[Buffer],
     shares: impl Iterator<Item = (Range<usize>, &'a [f64])>,
@@ -91,7 +92,7 @@ pub(super) fn mean<'a>(
         let mut mean: Vec<f64> = (0..block.len()).map(alike).collect();
         for (range, shares) in &shares {
             for i in overlap(range, &block).into_iter().flatten().map(|i| i - start) {
-                // Whoever counts for nothing may have anything.
+                // A worker with share zero may have non-finite values.
                 let counted = wide.iter().zip(*shares).filter(|(_, share)| **share != 0.0);
                 mean[i] = counted.map(|(own, share)| own[i] * share).sum();
             }

@@ -1,4 +1,4 @@
-//! Checkpoints of workers: each one's own parameters and moments, what all of them keep alike, and what is on its way.
+//! Checkpoints of workers: each worker's parameters and moments, the state shared by all workers, and exchanges in flight.
 
 mod choosing;
 mod flights;
@@ -25,14 +25,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 impl LocalOptimizer {
-    /// Saves all workers as one checkpoint, between two steps and in the middle of an interval too: each one's own parameters,
-    /// moments and `t`, what the last exchange came to, the outer optimizer's state, what is on its way (whose landing is waited
-    /// for), the step, and the plan. Collective over all ranks of all workers, and otherwise as [`Optimizer::save`].
+    /// Saves all workers as one checkpoint, between two steps, also in the middle of an interval: each worker's parameters, moments and
+    /// `t`, the result of the last exchange, the outer optimizer's state, exchanges in flight (after waiting for their values), the step,
+    /// and the plan. Collective over all ranks of all workers, and otherwise as [`Optimizer::save`].
     pub fn save(&mut self, store: &Store, save: Save<'_>) -> Result<u64, LocalError> {
         self.save_placed(store, save, &self.alike())
     }
 
-    /// [`save`](Self::save) of workers that cut parameters, as `placing` says within one.
+    /// [`save`](Self::save) of workers with parameters cut as `placing` describes within one worker.
     pub fn save_placed(
         &mut self,
         store: &Store,
@@ -42,12 +42,12 @@ impl LocalOptimizer {
         self.saving(placing, |all, placing| save_all(all, store, save, placing))
     }
 
-    /// [`Optimizer::save_async`] of the same. Dropping this waits for it.
+    /// [`Optimizer::save_async`] of all workers; see [`save`](Self::save). Dropping the optimizer waits for the save.
     pub fn save_async(&mut self, store: &Store, save: Save<'_>) -> Result<Saving, LocalError> {
         self.save_async_placed(store, save, &self.alike())
     }
 
-    /// [`save_async`](Self::save_async) of workers that cut parameters, as `placing` says within one.
+    /// [`save_async`](Self::save_async) of workers with parameters cut as `placing` describes within one worker.
     pub fn save_async_placed(
         &mut self,
         store: &Store,
@@ -57,22 +57,22 @@ impl LocalOptimizer {
         self.saving(placing, |all, placing| save_all_async(all, store, save, placing))
     }
 
-    /// Loads what workers have [saved](Self::save), onto any ranks and stage of each. Collective over all ranks of all workers, and
-    /// otherwise as [`Optimizer::load`].
+    /// Loads a checkpoint of workers onto any ranks and stage of each worker. Collective over all ranks of all workers, and otherwise as
+    /// [`Optimizer::load`].
     ///
-    /// As many workers go on as if nothing had been, bit for bit. To another number of them all that the saved ones have each of
-    /// their own is merged: parameters, masters, moments and what was sent become the mean of those whose values count, in f64,
-    /// rounded once, by their tokens where the plan weighs those. Tokens since each fragment's last exchange are divided evenly,
-    /// rounded up. What all have alike stays, with what is on its way and the step; `t`, the loss scale and skips are those of the
-    /// first. That takes memory for 16 MiB of the saved workers' values, or 1 MiB of each.
+    /// The same number of workers continues bit for bit. For another number, the saved workers' own states are merged: parameters, masters,
+    /// moments and sent values become the mean of the workers with values that count, in f64, rounded once, weighted by tokens if the plan
+    /// says so. Tokens since each fragment's last exchange are divided evenly, rounded up. Shared state stays, and so do exchanges in
+    /// flight and the step; `t`, the loss scale and skips are the first worker's. Merging takes memory for 16 MiB of the saved workers'
+    /// values, or 1 MiB of each worker's.
     ///
-    /// Another plan is an error, unless `other_settings` allows it: then workers begin it together, from the mean, and the outer
-    /// optimizer anew. So they do from what an [`Optimizer`] has saved.
+    /// Another plan is an error, unless `other_settings` allows it: then the workers begin the plan together, from the mean, with a fresh
+    /// outer optimizer. They begin in the same way from a checkpoint of an [`Optimizer`].
     pub fn load(&mut self, store: &Store, load: Load) -> Result<Loaded, LocalError> {
         self.load_placed(store, load, &self.alike())
     }
 
-    /// [`load`](Self::load) onto workers that cut parameters, as `placing` says within one.
+    /// [`load`](Self::load) onto workers with parameters cut as `placing` describes within one worker.
     pub fn load_placed(
         &mut self,
         store: &Store,
@@ -107,10 +107,10 @@ impl LocalOptimizer {
     }
 }
 
-/// How many parameters of workers a record may tell of for each tensor there is.
+/// Maximum number of workers' parameters that a record may list for each tensor of the checkpoint.
 const MOST_ROWS: usize = 16;
 
-/// So many workers, each of whose ranks hold what is told of one.
+/// Placement of several workers; `inside` describes the ranks of one.
 struct Meshed<'a> {
     workers: usize,
     inside: &'a dyn Placing,
@@ -130,25 +130,25 @@ impl Placing for Meshed<'_> {
     }
 }
 
-/// What is saved or loaded, as one rank of one worker has it.
+/// State to save or load, from the point of view of one rank of one worker.
 #[derive(Debug)]
 struct AllWorkers<'a> {
     local: &'a mut LocalOptimizer,
     mode: Mode,
     rows: Rows,
     record: LocalRecord,
-    /// How many updates each row has seen.
+    /// Number of updates of each row.
     t: Vec<u64>,
-    /// What is on its way, landed.
+    /// Exchanges in flight, with their values landed.
     flights: Vec<Flight>,
 }
 
-/// What goes into one worker.
+/// Source of a worker's state on a load.
 #[derive(Debug)]
 enum Mode {
-    /// What the same worker has saved.
+    /// State that the same worker saved.
     Own,
-    /// The mean of several, `anew`: which begin the plan.
+    /// Mean of several workers; with `anew` the workers begin the plan afresh.
     Mean { weighed: Vec<Weighed>, anew: bool },
 }
 
@@ -162,12 +162,12 @@ impl<'a> AllWorkers<'a> {
         self.local.engine.workers.across.rank()
     }
 
-    /// Whether what is saved of this worker is here.
+    /// Returns true if this worker holds, or takes in, the saved state of `worker`.
     fn is_here(&self, worker: usize) -> bool {
         matches!(self.mode, Mode::Mean { .. }) || worker == self.worker()
     }
 
-    /// The worker whose counts this one goes on with.
+    /// Returns the saved worker that provides this worker's counts.
     fn model(&self) -> usize {
         if let Mode::Own = self.mode { self.worker() } else { self.rows.workers[0] }
     }
@@ -180,13 +180,13 @@ impl<'a> AllWorkers<'a> {
         }
     }
 
-    /// What this rank has of `elements`, which are of the optimizer's parameters `own`.
+    /// Returns this rank's part of `elements`; `own` describes the optimizer's parameters.
     fn beside_of(&self, row: &Row, elements: &Elements, t: u64, own: &[Content]) -> Content {
         let (name, parts) = (self.rows.name(row, ""), &self.local.engine.parts);
         elements.content(name, t, parts, &own[elements.entry].holding)
     }
 
-    /// Where a fragment's vector is here, in what the fragment has of the parameter.
+    /// Returns the place of a fragment's vector on this rank: its first element within the fragment's part of the parameter, and its kind.
     fn beside(&self, param: usize, slot: Slot) -> Option<(usize, rows::Kind, (usize, usize))> {
         let parts = &self.local.engine.parts;
         let elements = match &self.rows.rows[param] {
@@ -263,7 +263,7 @@ impl Keeper for AllWorkers<'_> {
             self.choose_bare(settings.steps.unwrap_or(manifest.step))?;
             return Ok(Cow::Borrowed(manifest));
         };
-        // Each worker has a tensor of each parameter: far more of them are no record of what is there.
+        // Each worker has one tensor for each parameter; a record of far more workers than tensors is invalid.
         let rows = record.workers.len().saturating_mul(self.local.inner.entries.len());
         if rows > MOST_ROWS * manifest.tensors.len().max(1) {
             return Err(record.of_too_many());
@@ -354,7 +354,7 @@ impl Keeper for AllWorkers<'_> {
     }
 
     fn check(&self, settings: &Settings) -> Result<(), CheckpointError> {
-        // A worker's counts are bounded as those of all are.
+        // Apply the limits on counts to the worker's counts too.
         let own = Settings::from_json(&self.own_settings(settings).to_json())?;
         self.local.inner.check(&own)
     }

@@ -1,4 +1,4 @@
-//! What a checkpoint says of workers: how far each is, and what is on its way between them.
+//! Record of workers in a checkpoint: the progress of each worker, and the exchanges in flight between them.
 
 use crate::Optimizer;
 use crate::checkpoint::{CheckpointError, Mismatch, Scale, Settings};
@@ -8,52 +8,52 @@ use crate::local::{Fragment, LocalPlan, Placement};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Workers, of one step.
+/// State of all workers at one step.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct LocalRecord {
     /// [`LocalPlan::describe`], and its digest in hexadecimal digits.
     pub(crate) plan: String,
     pub(crate) hash: String,
-    /// Steps taken, skipped or in error.
+    /// Number of steps taken, skipped or failed.
     pub(crate) step: u64,
-    /// Fragments to be sent again.
+    /// Fragments that are to be sent again.
     pub(crate) again: Vec<usize>,
-    /// Of each fragment.
+    /// Number of outer steps of each fragment.
     pub(crate) outer_steps: Vec<u64>,
     pub(crate) flights: Vec<FlightRecord>,
     pub(crate) workers: Vec<WorkerRecord>,
 }
 
-/// What was sent together and arrives together.
+/// Exchange in flight: fragments that were sent together and arrive together.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct FlightRecord {
     pub(crate) fragments: Vec<usize>,
-    /// The step at which it arrives, and whether before its update.
+    /// Step at which the exchange arrives, and true if it arrives before that step's update.
     pub(crate) step: u64,
     pub(crate) before: bool,
 }
 
-/// One worker.
+/// State of one worker.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct WorkerRecord {
-    /// Whether its values count.
+    /// True if the worker's values count.
     pub(crate) active: bool,
-    /// Of its own steps, as in [`Settings`].
+    /// Progress of the worker's own optimizer, as in [`Settings`].
     pub(crate) steps: u64,
     pub(crate) skips: u32,
     pub(crate) hopeless: u32,
     pub(crate) loss_scale: Option<Scale>,
-    /// Tokens since each fragment was last merged, of all its ranks.
+    /// Tokens since each fragment was last merged, summed over the worker's ranks.
     pub(crate) tokens: Vec<u64>,
-    /// Of these, what was counted in what is on its way: of each flight's fragments.
+    /// The part of `tokens` that was sent with each fragment in flight.
     pub(crate) sent: Vec<u64>,
 }
 
-/// Counts beyond this are no counts of steps.
+/// Counts of steps from this value on are refused.
 const MOST: u64 = 1 << 53;
 
 impl LocalRecord {
-    /// Of the workers that `engine`'s is one of, without those.
+    /// Records the state of `engine` and `flights`, without that of the workers.
     pub(super) fn of(engine: &Engine, flights: &[Flight]) -> Self {
         let flight = |flight: &Flight| FlightRecord {
             fragments: flight.fragments.clone(),
@@ -71,7 +71,7 @@ impl LocalRecord {
         }
     }
 
-    /// Whether the plan is `here`'s; the first line of its description that is another.
+    /// Checks that the plan is `here`; the error has the first line of its description that differs.
     pub(super) fn same_plan(&self, here: &LocalPlan) -> Result<(), Mismatch> {
         if self.hash == hash(here) {
             return Ok(());
@@ -88,15 +88,15 @@ impl LocalRecord {
         Err(Mismatch::Setting { what: "the local plan".to_owned(), saved, here })
     }
 
-    /// The workers whose values count.
+    /// Returns the workers with values that count.
     pub(super) fn counted(&self) -> Result<Vec<usize>, CheckpointError> {
         let counted = self.workers.iter().enumerate().filter(|(_, worker)| worker.active);
         let counted: Vec<usize> = counted.map(|(w, _)| w).collect();
         if counted.is_empty() { Err(wrong("no worker's values count")) } else { Ok(counted) }
     }
 
-    /// What each of `among` workers counts by that go on with what these had together: as much each, and something where there was
-    /// something.
+    /// Returns the counts of each of `among` workers that resume from the mean of the workers `counted`: equal parts of the sums, rounded
+    /// up, so that a count above zero stays above zero.
     pub(super) fn divided(&self, counted: &[usize], among: usize) -> WorkerRecord {
         let workers: Vec<&WorkerRecord> = counted.iter().filter_map(|&w| self.workers.get(w)).collect();
         let each = |of: fn(&WorkerRecord) -> &[u64]| {
@@ -108,12 +108,12 @@ impl LocalRecord {
         WorkerRecord { tokens, sent, ..WorkerRecord::default() }
     }
 
-    /// Why there are no such workers.
+    /// Returns the error of a record with more workers than the checkpoint has tensors for.
     pub(super) fn of_too_many(&self) -> CheckpointError {
-        wrong(format!("it tells of {} workers, and has no tensors of theirs", self.workers.len()))
+        wrong(format!("it lists {} workers, and has no tensors for them", self.workers.len()))
     }
 
-    /// Whether its counts go on for ever, whatever plan goes on from them.
+    /// Checks the counts that any plan resumes from.
     pub(super) fn check_counts(&self) -> Result<(), CheckpointError> {
         let steps = self.outer_steps.iter().chain(self.workers.iter().map(|worker| &worker.steps));
         match steps.chain([&self.step]).find(|&&count| count >= MOST) {
@@ -122,20 +122,20 @@ impl LocalRecord {
         }
     }
 
-    /// Whether it agrees with itself, and with the plan that it is of.
+    /// Checks that the record is consistent and agrees with its plan.
     pub(super) fn check(&self, plan: &LocalPlan) -> Result<(), CheckpointError> {
         let fragments = plan.fragments.len();
         let mut on_its_way = BTreeSet::new();
         for flight in &self.flights {
             let Some(left) = flight.step.checked_sub(self.step).filter(|_| !flight.fragments.is_empty())
             else {
-                return Err(wrong("something is on its way that never arrives"));
+                return Err(wrong("an exchange in flight never arrives"));
             };
             for &f in &flight.fragments {
                 let in_time = |of: &Fragment| of.travels() && left <= of.timing.delay;
                 let travels = plan.fragments.get(f).is_some_and(in_time);
                 if !travels || !on_its_way.insert(f) {
-                    return Err(wrong(format!("fragment {f} cannot be on its way there")));
+                    return Err(wrong(format!("fragment {f} cannot be in flight at this step")));
                 }
             }
         }
@@ -150,13 +150,13 @@ impl LocalRecord {
         let whole = |worker: &WorkerRecord| worker.tokens.len() == fragments && sent(worker);
         match self.outer_steps.len() == fragments && self.workers.iter().all(whole) {
             true => Ok(()),
-            false => Err(wrong("not every fragment is told of")),
+            false => Err(wrong("it does not list every fragment")),
         }
     }
 }
 
 impl WorkerRecord {
-    /// As one rank of it knows.
+    /// Records the worker's state as one of its ranks sees it.
     pub(super) fn of(inner: &Optimizer, engine: &Engine, flights: &[Flight]) -> Self {
         let Settings { steps, skips, hopeless, loss_scale, .. } = Settings::of(inner, BTreeMap::new());
         let tokens = (0..engine.plan.fragments.len()).map(|f| engine.parts.of(f).tokens);
@@ -171,7 +171,7 @@ impl WorkerRecord {
         }
     }
 
-    /// With another rank of the same worker.
+    /// Adds the record of another rank of the same worker.
     pub(super) fn with(mut self, other: &Self) -> Self {
         self.active &= other.active;
         let add = |sums: &mut Vec<u64>, more: &[u64]| {
@@ -182,7 +182,7 @@ impl WorkerRecord {
         self
     }
 
-    /// What its optimizer goes on from.
+    /// Returns the settings that the worker's optimizer resumes from.
     pub(super) fn settings(&self, all: &Settings) -> Settings {
         let WorkerRecord { steps, skips, hopeless, loss_scale, .. } = self.clone();
         Settings { steps: Some(steps), skips, hopeless, loss_scale, ..all.clone() }
@@ -223,7 +223,7 @@ mod tests {
         };
         assert_eq!(divided(2), (vec![2, 0, 4, u64::MAX], vec![2]));
         assert_eq!(divided(6), (vec![1, 0, 2, u64::MAX / 3], vec![1]));
-        // More than can be counted.
+        // The sum does not fit in 64 bits.
         assert_eq!(divided(1), (vec![3, 0, 7, u64::MAX], vec![3]));
         assert!(LocalRecord::default().divided(&[0], 3).tokens.is_empty());
     }

@@ -1,10 +1,10 @@
-//! Every vector of a checkpoint of workers, in the order that all ranks have them.
+//! Rows of a checkpoint of workers: every tensor, in the same order on all ranks.
 //!
-//! | tensor | of |
+//! | tensor | contents |
 //! |---|---|
 //! | `worker.W/NAME` | a worker's own parameter and state |
-//! | `fragment.F/NAME` | what all workers keep alike of the elements that fragment `F` has of a parameter: what its last exchange came to, the outer optimizer's state, the mean that is on its way |
-//! | `sent.W.F/NAME` | what a worker sent of them, where its mean is on its way |
+//! | `fragment.F/NAME` | state that all workers share for fragment `F` of a parameter: last result, outer state, mean in flight |
+//! | `sent.W.F/NAME` | the values that a worker sent of these elements, if their mean is in flight |
 
 use crate::checkpoint::{CheckpointError, Content, Holding, Named, Type};
 use crate::local::flight::{Flight, Sent};
@@ -13,10 +13,10 @@ use crate::local::{LocalPlan, Trained, What};
 use crate::verify::Slot;
 use meshstep_tensor::{Buffer, DType};
 
-/// A tensor.
+/// Tensor of the checkpoint.
 #[derive(Clone, Debug)]
 pub(super) enum Row {
-    /// The optimizer's parameter `entry`.
+    /// Parameter `entry` of the optimizer.
     Param {
         worker: usize,
         entry: usize,
@@ -28,19 +28,19 @@ pub(super) enum Row {
     },
 }
 
-/// What a fragment has of one parameter.
+/// Elements of one parameter that belong to a fragment.
 #[derive(Clone, Debug)]
 pub(super) struct Elements {
     pub(super) fragment: usize,
     pub(super) entry: usize,
     name: String,
     len: usize,
-    /// Whether these are all of the parameter's.
+    /// True if these are all elements of the parameter.
     all: bool,
     vectors: Vec<(Kind, Named)>,
 }
 
-/// One of its vectors, which is of the `of`th vector that the fragment is of.
+/// Kind of a saved vector; it belongs to the `of`th vector that the fragment exchanges.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Kind {
     Anchor { of: usize },
@@ -49,24 +49,24 @@ pub(super) enum Kind {
     Sent { of: usize },
 }
 
-/// A vector that a fragment is of: what it is called, its type, and the one it travels in.
+/// Vector that a fragment exchanges: its name, its type, and the type in which it travels.
 type Own = (String, DType, DType);
 
-/// Whose values are told of.
+/// Rows of a checkpoint.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Rows {
     pub(super) rows: Vec<Row>,
-    /// The workers, by the numbers they are saved under.
+    /// Workers, by the numbers under which they are saved.
     pub(super) workers: Vec<usize>,
-    /// Of an optimizer that was no worker.
+    /// True for a checkpoint of an optimizer that was no worker.
     pub(super) bare: bool,
-    /// How many each worker has of parameters, and all have together of what is kept alike.
+    /// Number of parameters of each worker, and of rows shared by all workers.
     params: usize,
     shared: usize,
 }
 
 impl Rows {
-    /// All of `entries` parameters, and what is kept for the plan, where these flights are on their way.
+    /// Returns all rows of `entries` parameters, and of the plan's state with these flights.
     pub(super) fn new(
         plan: &LocalPlan,
         (params, places): &(Vec<Trained>, Vec<usize>),
@@ -107,14 +107,14 @@ impl Rows {
         Ok(rows)
     }
 
-    /// Parameters alone.
+    /// Returns the rows of parameters alone.
     pub(super) fn params(entries: usize, workers: Vec<usize>) -> Self {
         let row = |worker| (0..entries).map(move |entry| Row::Param { worker, entry });
         let rows = workers.iter().copied().flat_map(row).collect();
         Rows { rows, workers, params: entries, ..Rows::default() }
     }
 
-    /// The rows of the same as `row`, of each worker.
+    /// Returns the row of every worker that corresponds to `row`.
     pub(super) fn alike(&self, row: usize) -> Vec<usize> {
         let (workers, params) = (self.workers.len(), self.params);
         let sent = workers * params + self.shared;
@@ -129,7 +129,7 @@ impl Rows {
         }
     }
 
-    /// What a tensor is called.
+    /// Returns the name of a tensor.
     pub(super) fn name(&self, row: &Row, param: &str) -> String {
         match row {
             Row::Param { .. } if self.bare => param.to_owned(),
@@ -142,7 +142,7 @@ impl Rows {
     }
 }
 
-/// Whether a tensor of this name is one of these workers', or what all of them keep.
+/// Returns true if a tensor belongs to one of these workers, or is shared by all workers.
 pub(super) fn is_of(name: &str, workers: &[usize], with_fragments: bool) -> bool {
     let whose = name.split('/').next().unwrap_or_default();
     let worker = |text: &str| text.split('.').next().and_then(|w| w.parse().ok());
@@ -154,7 +154,7 @@ pub(super) fn is_of(name: &str, workers: &[usize], with_fragments: bool) -> bool
 }
 
 impl Elements {
-    /// Which of its vectors, where this rank has a part of it: the spot, and what of that.
+    /// Returns the spot and the kind of one of these vectors, if this rank has a part of it.
     pub(super) fn place(&self, parts: &Parts, slot: Slot) -> Option<(usize, Kind)> {
         let Slot::State(i) = slot else { return None };
         let kind = self.vectors.get(i)?.0;
@@ -162,29 +162,29 @@ impl Elements {
         Some((self.first_spot(parts)? + of, kind))
     }
 
-    /// How many vectors of the parameter the fragment has; of what was sent.
+    /// Returns the number of vectors; for sent values, the number that the fragment exchanges of the parameter.
     pub(super) fn count(&self) -> usize {
         self.vectors.len()
     }
 
-    /// The first of this rank's spots of the parameter.
+    /// Returns the first of this rank's spots of the parameter.
     pub(super) fn first_spot(&self, parts: &Parts) -> Option<usize> {
         parts.of(self.fragment).spots.iter().position(|spot| spot.entry == self.entry)
     }
 
-    /// What of it this rank has, which holds `whole` of the parameter.
+    /// Describes this rank's part; `whole` is the rank's holding of the parameter.
     pub(super) fn content(&self, name: String, t: u64, parts: &Parts, whole: &Holding) -> Content {
         let spot = self.first_spot(parts).map(|i| &parts.of(self.fragment).spots[i]);
         let owned = spot.map_or(0..0, |spot| spot.first..spot.first + spot.range.len());
         let vectors = self.vectors.iter().map(|(_, named)| named.clone()).collect();
         let holding = if self.all { whole.clone() } else { Holding::whole(&[self.len as u64]) };
-        // All workers keep the same.
+        // All workers have the same values.
         Content { name, t, holding, owned, shared: true, vectors }
     }
 }
 
 impl Kind {
-    /// What there is of it on this rank.
+    /// Returns the vector's values on this rank.
     pub(super) fn buffer<'a>(
         self,
         parts: &'a Parts,
@@ -207,7 +207,7 @@ impl Kind {
         })
     }
 
-    /// The same, to be written.
+    /// Same as [`buffer`](Self::buffer), for writing.
     pub(super) fn buffer_mut<'a>(
         self,
         parts: &'a mut Parts,
@@ -232,12 +232,12 @@ impl Kind {
     }
 }
 
-/// Which of a flight's fragments `f` is.
+/// Returns the index of fragment `f` in a flight.
 fn sent_of(flight: &Flight, f: usize) -> Option<usize> {
     flight.fragments.iter().position(|&of| of == f)
 }
 
-/// What was sent of a fragment that is on its way.
+/// Returns the sent values of a fragment in flight.
 pub(super) fn sent_mut(flights: &mut [Flight], f: usize) -> Option<&mut Sent> {
     flights
         .iter_mut()
@@ -246,7 +246,7 @@ pub(super) fn sent_mut(flights: &mut [Flight], f: usize) -> Option<&mut Sent> {
 }
 
 impl LocalPlan {
-    /// The vectors of a parameter that a fragment is of.
+    /// Returns the vectors of a parameter that a fragment exchanges.
     pub(super) fn own(&self, f: usize, param: &Trained) -> Vec<Own> {
         let fragment = &self.fragments[f];
         let of = |own: DType| move |name: &str| (name.to_owned(), own, fragment.wire_of(param));
@@ -259,7 +259,7 @@ impl LocalPlan {
         }
     }
 
-    /// What all workers keep of these.
+    /// Returns the vectors that all workers keep for a fragment's own vectors.
     fn shared(&self, f: usize, own: &[Own], flight: bool) -> Result<Vec<(Kind, Named)>, CheckpointError> {
         let mut vectors = Vec::new();
         for (of, (name, own, wire)) in own.iter().enumerate() {
@@ -277,7 +277,7 @@ impl LocalPlan {
     }
 }
 
-/// What a worker sent of these.
+/// Returns the vectors that a worker sent.
 fn snapshots(own: &[Own]) -> Result<Vec<(Kind, Named)>, CheckpointError> {
     let sent = |(of, (name, own, _)): (usize, &Own)| (Kind::Sent { of }, format!("{name}.sent"), *own);
     number(own.iter().enumerate().map(sent).collect())

@@ -1,4 +1,4 @@
-//! What ranks of workers tell each other to save, and what each goes on with once it has loaded.
+//! Agreement among the ranks of all workers on a save, and the state that each rank resumes from after a load.
 
 use super::flights::updates;
 use super::record::WorkerRecord;
@@ -10,33 +10,33 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// What one rank tells.
+/// Description of one rank's state.
 #[derive(Debug, Serialize, Deserialize)]
 struct Told {
     worker: usize,
     inside: usize,
-    /// Digests: of what is the same on all ranks of a worker, and of what is on all workers' ranks with the same shard.
+    /// Digests of the state shared by all ranks of a worker, and of the state shared by all workers' ranks with the same shard.
     counters: u64,
     shared: u64,
-    /// And of what is on every rank: the step and what is on its way.
+    /// Digest of the state shared by all ranks: the step and the exchanges in flight.
     step: u64,
     record: WorkerRecord,
-    /// How many updates each parameter has seen, and had when each fragment was sent that is on its way.
+    /// Number of updates of each parameter, now and when each fragment in flight was sent.
     t: Vec<u64>,
     sent: Vec<Vec<u64>>,
 }
 
 impl AllWorkers<'_> {
-    /// All ranks tell what no vector says, and that they have alike what is saved once. Collective.
+    /// Exchanges the ranks' counts, and checks that state which is saved once is the same on all ranks. Collective.
     pub(super) fn tell(&mut self) -> Result<(), Error> {
         let own = self.told()?;
         let ranks = Ranks::of(self);
         let all = ranks.gather(&serde_json::to_vec(&own).unwrap_or_default())?;
         let all: Result<Vec<Told>, _> = all.iter().map(|text| serde_json::from_slice(text)).collect();
         let all = ranks.agree(all.map_err(CheckpointError::memory))?;
-        alike("what counts on ranks of a worker", &all, |told| told.worker, |told| told.counters)?;
-        alike("what workers keep alike", &all, |told| told.inside, |told| told.shared)?;
-        alike("where workers are", &all, |_| 0, |told| told.step)?;
+        alike("counters on ranks of a worker", &all, |told| told.worker, |told| told.counters)?;
+        alike("state shared by all workers", &all, |told| told.inside, |told| told.shared)?;
+        alike("the step of workers", &all, |_| 0, |told| told.step)?;
         let workers = by_worker(all);
         let rows = self.all_rows((0..workers.len()).collect(), true);
         self.rows = ranks.agree(rows)?;
@@ -57,7 +57,7 @@ impl AllWorkers<'_> {
         Ok(Told { worker, inside, counters, shared, step, record, t, sent })
     }
 
-    /// How many updates a row has seen.
+    /// Returns the number of updates of a row.
     fn updates(&self, row: &Row, workers: &[Told]) -> u64 {
         match row {
             Row::Param { worker, entry } => workers[*worker].t[*entry],
@@ -70,24 +70,24 @@ impl AllWorkers<'_> {
         }
     }
 
-    /// What was saved beside the vectors, as this worker's optimizer goes on with it.
+    /// Returns the settings that this worker's optimizer resumes from.
     pub(super) fn own_settings(&self, settings: &Settings) -> Settings {
         let own = self.record.workers.get(self.model());
         own.map_or_else(|| settings.clone(), |own| own.settings(settings))
     }
 
-    /// Goes on from where the record is, vectors having been written.
+    /// Resumes from the record, after the vectors have been written.
     pub(super) fn go_on(&mut self) -> Result<(), Error> {
         let among = self.local.engine.workers.across.world_size();
         let own = match self.mode {
             Mode::Own => self.record.workers.get(self.worker()).cloned().unwrap_or_default(),
             Mode::Mean { anew: false, .. } => self.record.divided(&self.rows.workers, among),
-            // Counts of another plan say nothing.
+            // Counts of another plan do not apply.
             Mode::Mean { .. } => WorkerRecord::default(),
         };
         let (inner, engine) = (&self.local.inner, &mut self.local.engine);
         for mut flight in std::mem::replace(&mut engine.flights, std::mem::take(&mut self.flights)) {
-            // What was started is waited for, whatever it brings.
+            // Wait for exchanges that were started, and discard their result.
             let _ = flight.land(&inner.options);
         }
         engine.forget();
@@ -99,7 +99,7 @@ impl AllWorkers<'_> {
             return engine.parts.restart(inner);
         }
         engine.parts.outer_steps().zip(&self.record.outer_steps).for_each(|(t, saved)| *t = *saved);
-        // A worker's sum is its first rank's.
+        // The first rank holds the worker's sum.
         let first = inner.comm().rank() == 0;
         let counted = |tokens: u64| if first { tokens } else { 0 };
         for (f, &tokens) in own.tokens.iter().enumerate() {
@@ -114,7 +114,7 @@ impl AllWorkers<'_> {
     }
 }
 
-/// What the ranks of each worker tell together.
+/// Merges the descriptions of the ranks of each worker.
 fn by_worker(all: Vec<Told>) -> Vec<Told> {
     let mut workers: BTreeMap<usize, Told> = BTreeMap::new();
     for told in all {
@@ -122,7 +122,7 @@ fn by_worker(all: Vec<Told>) -> Vec<Told> {
             workers.insert(told.worker, told);
             continue;
         };
-        // A rank knows nothing of what it has no part of.
+        // A rank has 0 for parameters that it has no part of.
         let known = |(own, other): (&u64, &u64)| *own.max(other);
         let sent = so_far.sent.iter().zip(&told.sent);
         let sent = sent.map(|(own, other)| own.iter().zip(other).map(known).collect()).collect();
@@ -132,7 +132,7 @@ fn by_worker(all: Vec<Told>) -> Vec<Told> {
     workers.into_values().collect()
 }
 
-/// Whether all ranks of a group have one digest: the same answer on every rank.
+/// Checks that all ranks of a group have the same digest; the result is the same on every rank.
 fn alike(
     what: &str,
     all: &[Told],

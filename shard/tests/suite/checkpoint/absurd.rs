@@ -1,4 +1,4 @@
-//! Counts that no steps came to, in bytes with a right hash: refused by all ranks, and never counted on.
+//! Counts that no number of steps can reach, in bytes with a matching hash: all ranks refuse them.
 
 use crate::checkpoint::layouts::train;
 use crate::checkpoint::whole::part;
@@ -10,7 +10,7 @@ use meshstep_tensor::{DType, Layout};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// The same bytes with another header.
+/// Returns the same bytes with an edited header.
 fn edited(bytes: &[u8], edit: impl FnOnce(&mut Value)) -> Vec<u8> {
     let (magic, rest) = bytes[..bytes.len() - 32].split_at(8);
     let (len, rest) = rest.split_at(8);
@@ -67,7 +67,8 @@ fn step(opt: &mut ShardedLbfgs) {
     stepped.unwrap();
 }
 
-/// Before, step length, iterations, evaluations; then slots, the spare one, how many are used, and which.
+/// The words are the index of the previous gradient, step length, iterations, evaluations; then slots, the spare slot, the number in use,
+/// and their indices.
 #[test]
 fn a_history_beyond_its_memory_is_refused() {
     let ends = spawn(2, |comm| {
@@ -82,7 +83,7 @@ fn a_history_beyond_its_memory_is_refused() {
         for (at, to) in counts.chain(places).chain(pairs) {
             let error = opt.deserialize(&word(at, to)).unwrap_err().to_string();
             assert!(
-                error.starts_with("on rank 0: the manifest says of the progress of L-BFGS: "),
+                error.starts_with("on rank 0: invalid entry for the progress of L-BFGS: "),
                 "{at} {to}: {error}"
             );
             step(&mut opt);

@@ -1,4 +1,4 @@
-//! What a save does beside others: it needs none of the threads that steps compute with, and none waits long for rank 0.
+//! Independence of saves: a save needs no thread that steps compute with, and no rank waits long for rank 0.
 
 use crate::checkpoint::hooked::{Call, Hooked};
 use crate::checkpoint::layouts::{DIR, train};
@@ -15,13 +15,13 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-/// No failure of the code takes as long.
+/// Limit of the waits in tests; no failure of the code takes as long.
 const FOREVER: Duration = Duration::from_secs(30);
 
-/// A save that needed rayon's threads would wait here, as a step would wait for a save that has them.
+/// A save that needed rayon's threads would wait here, as a step would wait for a save that occupies them.
 #[test]
 fn a_background_save_ends_while_all_threads_of_rayon_are_busy() {
-    // Writes that are worth a thread.
+    // Writes are long enough to be hashed on a thread of their own.
     let run = Run { lens: vec![600_000, 700_000], ranks: 2, ..Run::default() };
     let (sim, held) = (Sim::new(DIR), Arc::new((Mutex::new(false), Condvar::new())));
     let store = Store::on(Arc::new(sim), DIR);
@@ -61,7 +61,7 @@ fn a_background_save_ends_while_all_threads_of_rayon_are_busy() {
     store.latest().unwrap().verify().unwrap();
 }
 
-/// What is removed is not before somebody says so.
+/// Removing on this disk does not end before `go_on` is set.
 #[derive(Debug, Default)]
 struct Slow {
     removing: AtomicBool,
@@ -85,7 +85,7 @@ impl Slow {
     }
 }
 
-/// A rank's communicator and those that are split from it, whose operations are counted together.
+/// Communicator that counts its operations together with those of the communicators split from it.
 #[derive(Debug)]
 struct Counting {
     inner: Arc<dyn Communicator>,
@@ -129,20 +129,20 @@ impl Communicator for Counting {
     }
 }
 
-/// When there is something to remove.
+/// Time at which there is a draft or a step to remove.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum When {
-    /// Before a step is saved: what somebody who was stopped has left.
+    /// Before a step is saved: the remains of an interrupted save.
     Left,
-    /// Behind it, in front of training or beside it: the step before.
+    /// After the save, during a blocking or a background one: the previous step.
     Old { beside: bool },
 }
 
-/// While rank 0 removes, the time of more than one deadline passes: in parts, between which ranks have heard of each other.
+/// While rank 0 removes, more time than one deadline passes, but in parts: between them the ranks exchange signals.
 #[test]
 fn removing_may_take_longer_than_any_deadline() {
     let old = |beside| When::Old { beside };
-    // A run that is not long takes the first, the third and the fourth, which have each `when` and both ends.
+    // A normal run takes the first, the third and the fourth, which contain each `when` and both values of `refuses`.
     let all = [
         (old(false), false),
         (old(false), true),
@@ -169,7 +169,7 @@ fn removing_may_take_longer_than_any_deadline() {
                 }
                 for _ in 0..5 {
                     let (before, started) = (begun.load(SeqCst), Instant::now());
-                    // Where nobody says anything, time passes all the same.
+                    // Time passes even if no rank sends a signal.
                     while begun.load(SeqCst) < before + 2 && started.elapsed() < Duration::from_secs(5) {
                         std::thread::yield_now();
                     }

@@ -1,5 +1,5 @@
-//! Files of a checkpoint that are damaged, cut short, taken away, exchanged, or edited with a right hash: loading them is the same
-//! error on every rank of any group, and changes nothing.
+//! Files of a checkpoint that are damaged, cut short, removed, exchanged, or edited with a matching hash: loading them is the same error on
+//! every rank of any group, and changes nothing.
 
 use crate::checkpoint::failures::failed;
 use crate::checkpoint::layouts::{DIR, on, train};
@@ -22,12 +22,12 @@ use std::sync::Arc;
 const MANIFEST: &str = "/run/step-000000000003/manifest.json";
 const LATEST: &str = "/run/LATEST";
 
-/// Something that is done to files, and what is said of it.
+/// Damage to files, and the expected error.
 struct Harm {
     what: String,
-    /// What they are instead; `None`: there is none.
+    /// New bytes of each file; `None` removes the file.
     files: Vec<(PathBuf, Option<Vec<u8>>)>,
-    /// What is said; nothing where no rank needs to notice.
+    /// Texts in the error; `None` if no rank needs to notice the damage.
     says: Option<Vec<String>>,
 }
 
@@ -36,13 +36,13 @@ fn run() -> Run {
     Run { lens: vec![400, 0, 133], dtype: DType::BF16, grads: DType::F32, options, ..Run::default() }
 }
 
-/// Saved by three ranks, each of which has a part of everything.
+/// Saves on three ranks, each of which has a part of everything.
 fn saved(store: &Store) {
     let run = on((3, 3, 300), &run());
     let saved = loopback::spawn(run.ranks, |comm| {
         let mut opt = run.build(comm).unwrap();
         train(&run, &mut opt, 1..4);
-        // Those of a rank that is not there nobody reads.
+        // No rank reads the blobs of a rank that does not exist.
         let own_blobs = if opt.comm().rank() == 0 { vec![("rng", &[7; 20][..])] } else { Vec::new() };
         opt.save(store, Save { own_blobs, blobs: vec![("loader", &[5; 9])], ..Save::default() }).unwrap();
     });
@@ -56,12 +56,12 @@ fn in_memory() -> (Sim, Store) {
     (sim, store)
 }
 
-/// The groups that load.
+/// Groups of ranks that load.
 fn others() -> [Run; 3] {
     [on((2, 1, 50), &run()), on((3, 3, 9), &run()), on((1, 0, 300), &run())]
 }
 
-/// Does each harm and undoes it; what all ranks of `run` are told by a load meanwhile.
+/// Does and undoes each harm; returns the errors of all ranks of `run` that load meanwhile.
 fn told(run: &Run, (sim, store): (&Sim, &Store), harms: &[&Harm]) -> Vec<Option<Failed>> {
     let ranks = loopback::spawn(run.ranks, |comm| {
         let mut opt = run.build(Arc::clone(&comm)).unwrap();
@@ -86,7 +86,7 @@ fn told(run: &Run, (sim, store): (&Sim, &Store), harms: &[&Harm]) -> Vec<Option<
         });
         let told: Vec<_> = told.collect();
         comm.barrier().unwrap();
-        // Of all that nothing is left.
+        // No damage is left.
         assert_eq!(opt.load(store, Load::default()).unwrap().saved.verify().map(drop), Ok(()));
         assert_eq!(opt.steps(), 3);
         train(run, &mut opt, 4..5);
@@ -99,7 +99,7 @@ fn told(run: &Run, (sim, store): (&Sim, &Store), harms: &[&Harm]) -> Vec<Option<
     ranks.remove(0)
 }
 
-/// Puts these in place of what there is; what there was.
+/// Replaces files by `files`, and returns the previous ones.
 fn put(sim: &Sim, files: &[(PathBuf, Option<Vec<u8>>)]) -> Vec<(PathBuf, Option<Vec<u8>>)> {
     let there = |path: &PathBuf| sim.files().contains(path).then(|| sim.bytes(path));
     let before = files.iter().map(|(path, _)| (path.clone(), there(path))).collect();
@@ -114,7 +114,7 @@ fn put(sim: &Sim, files: &[(PathBuf, Option<Vec<u8>>)]) -> Vec<(PathBuf, Option<
     before
 }
 
-/// That groups are told what is to be said: of each harm `groups` of the three, in turn, and all of them in a long run.
+/// Checks the errors of harms: each harm on `groups` of the three groups, in turn, and on all of them in a long run.
 fn check(disk: (&Sim, &Store), harms: &[Harm], groups: u32) {
     assert!(harms.len() > 2, "each group has some");
     for (g, run) in others().into_iter().enumerate() {
@@ -133,10 +133,10 @@ fn text(path: &Path) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// What is said of damage to a file.
+/// Returns the texts in the error of a damaged file.
 fn names(path: &Path) -> Vec<String> {
     match path {
-        // Which step it names, and which hash, may be what is wrong.
+        // The error may be about the step that LATEST names, or about its hash.
         path if path.ends_with("LATEST") => Vec::new(),
         path => vec![text(path)],
     }
@@ -148,7 +148,7 @@ fn any_damage_to_any_file_is_told_to_all_ranks() {
     let mut harms = Vec::new();
     for (f, path) in sim.files().into_iter().enumerate() {
         let bytes = sim.bytes(&path);
-        // Everything behind a file's header is read by some rank.
+        // Some rank reads every byte behind a file's header.
         let shard = path.extension().is_some_and(|extension| extension == "safetensors");
         let data = if shard { 8 + u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize } else { 0 };
         let step = stride(if shard { 41 } else { 149 });
@@ -156,7 +156,7 @@ fn any_damage_to_any_file_is_told_to_all_ranks() {
             let (mut flipped, mut says) = (bytes.clone(), names(&path));
             flipped[at] ^= 1 << (at % 8);
             if shard {
-                // A vector's, or the caller's.
+                // The owner is a vector or a blob.
                 says.push(" of ".to_owned());
             }
             let what = format!("byte {at} of {}", path.display());
@@ -186,7 +186,7 @@ fn any_damage_to_any_file_is_told_to_all_ranks() {
     check((&sim, &store), &harms, 1);
 }
 
-/// The manifest and LATEST, both with right hashes.
+/// Returns the manifest and LATEST, both with matching hashes.
 fn edited(manifest: Vec<u8>) -> Vec<(PathBuf, Option<Vec<u8>>)> {
     let hash = blake3::hash(&manifest).to_hex();
     let latest = format!("{{\"step\":3,\"manifest\":\"{hash}\"}}").into_bytes();
@@ -201,39 +201,39 @@ fn slot<'m>(manifest: &'m mut Manifest, slot: &str) -> &'m mut SlotEntry {
     tensor(manifest).slots.get_mut(slot).unwrap()
 }
 
-/// One that others are in front of and behind.
+/// A piece between two others.
 fn piece(manifest: &mut Manifest) -> &mut PieceEntry {
     &mut slot(manifest, "m").pieces[1]
 }
 
-/// What is done to a manifest, and what is said of it beside whose it is.
+/// Edit of a manifest, and texts in the error beside the name of the owner.
 type Edit = (fn(&mut Manifest), &'static [&'static str]);
 
 const OF: &str = "slot \"m\" of tensor \"p0\"";
 
 const EDITS: &[Edit] = &[
     // Shapes and types.
-    (|m| tensor(m).shape = vec![401], &["of tensor \"p0\"", "is not cut into boxes"]),
+    (|m| tensor(m).shape = vec![401], &["of tensor \"p0\"", "boxes do not tile"]),
     (|m| tensor(m).shape = vec![35, 2], &["of tensor \"p0\"", "does not lie"]),
     (|m| tensor(m).shape = vec![], &["of tensor \"p0\"", "does not lie"]),
     (|m| slot(m, "m").dtype = Type::F16, &[OF, "are not"]),
     (|m| slot(m, "param").dtype = Type::F16, &["slot \"param\" of \"p0\"", "F16", "BF16"]),
     (|m| slot(m, "param").dtype = Type::U16, &["slot \"param\" of \"p0\"", "BF16"]),
     // Elements twice, or not at all.
-    (|m| piece(m).range = piece(m).range.map(|at| at - 1), &[OF, "there twice"]),
+    (|m| piece(m).range = piece(m).range.map(|at| at - 1), &[OF, "stored twice"]),
     (|m| piece(m).range = piece(m).range.map(|at| at + 1), &[OF, "missing"]),
     (|m| drop(slot(m, "m").pieces.remove(1)), &[OF, "missing"]),
-    (|m| slot(m, "m").pieces.clear(), &[OF, "is not cut into boxes"]),
+    (|m| slot(m, "m").pieces.clear(), &[OF, "boxes do not tile"]),
     (
         |m| {
             let again = piece(m).clone();
             slot(m, "m").pieces.push(again);
         },
-        &[OF, "there twice"],
+        &[OF, "stored twice"],
     ),
     (|m| piece(m).range.reverse(), &[OF, "0 elements"]),
     // Absurd sizes.
-    (|m| tensor(m).shape = vec![1 << 40], &["of tensor \"p0\"", "is not cut into boxes"]),
+    (|m| tensor(m).shape = vec![1 << 40], &["of tensor \"p0\"", "boxes do not tile"]),
     (|m| tensor(m).shape = vec![1 << 40, 1 << 40], &["of tensor \"p0\"", "2^64"]),
     (|m| tensor(m).shape = vec![1; 65], &["of tensor \"p0\"", "65 dimensions"]),
     (|m| piece(m).stored.bytes = 1 << 60, &[OF, "are not"]),
@@ -260,7 +260,7 @@ const EDITS: &[Edit] = &[
     (|m| piece(m).stored.xxh3 = vec!["0".repeat(16)], &[OF, "have hash", "/rank-0000"]),
     (|m| piece(m).stored.xxh3 = vec!["".into()], &[OF, "have hash", "/rank-0000"]),
     (|m| m.blobs.get_mut("loader").unwrap().xxh3 = vec!["0".into()], &["blob \"loader\"", "have hash"]),
-    // What there is.
+    // Contents.
     (|m| drop(m.tensors.remove("p2")), &["has nothing for \"p2\""]),
     (|m| drop(tensor(m).slots.remove("v")), &["has nothing for \"p0:v\""]),
     (
@@ -287,7 +287,7 @@ fn manifests_that_are_edited_with_right_hashes_are_refused_on_all_ranks() {
         let files = edited(manifest.to_text().into_bytes());
         harms.push(Harm { what: format!("edit {i}"), files, says: Some(says) });
     }
-    // What no manifest that was read can say.
+    // Texts that no parsed manifest can have.
     let text = sound.to_text();
     let body = text.rsplit_once(",\n\"blake3\"").unwrap().0;
     for (from, to, says) in [
@@ -322,7 +322,7 @@ fn manifests_that_are_edited_with_right_hashes_are_refused_on_all_ranks() {
     check((&sim, &store), &harms, 3);
 }
 
-/// In the system's folders a name may be anything.
+/// In a folder of the operating system, a name may denote any kind of file.
 #[test]
 fn what_is_no_plain_file_is_refused_on_all_ranks() {
     for name in ["LATEST", "step-000000000003/manifest.json", "step-000000000003/rank-00001.safetensors"] {

@@ -1,4 +1,4 @@
-//! Background saves: of the moment they were asked for, whatever happens meanwhile.
+//! Background saves: they save the moment of the call, whatever happens meanwhile.
 
 use crate::checkpoint::failures::failed;
 use crate::checkpoint::gate::{self, Gate};
@@ -16,14 +16,14 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
-/// A disk that is shared by all, and a gate before it.
+/// Returns a shared disk, the gate in front of it, and the store behind the gate.
 fn gated() -> (Sim, Arc<Gate>, Store) {
     let (sim, gate) = (Sim::new(DIR), Arc::new(Gate::default()));
     let store = Store::on(Arc::new(gate::gated(sim.clone(), Arc::clone(&gate))), DIR);
     (sim, gate, store)
 }
 
-/// A rank's background save, called `step`.
+/// Starts this rank's background save of step `step`.
 fn save_as(
     opt: &mut Optimizer,
     store: &Store,
@@ -54,7 +54,7 @@ proptest! {
     }
 }
 
-/// Saves after `before` steps, of which nothing is written before three more are taken.
+/// Saves after `before` steps; nothing is written before three more steps are taken.
 fn save_beside(run: &Run, (store, gate): (&Store, &Gate), before: u64) -> (Whole, Whole) {
     let ends = spawn(run.ranks, |comm| {
         let mut opt = run.build(Arc::clone(&comm)).unwrap();
@@ -80,8 +80,8 @@ fn small() -> Run {
     Run { lens: vec![70, 1, 0, 130], ranks: SMALL, ..Run::default() }
 }
 
-/// One checkpoint, and events of the disk after it; then a background save, and events after that. Where `fails_at` is one of
-/// those, what `joins` and the next save are told.
+/// Returns the numbers of disk events after one checkpoint, and after a background save that follows. If the disk fails at event `fails_at`
+/// of the background save, also returns the error of the ranks that `joins`, and of the next save.
 fn failing(fails_at: Option<usize>, joins: [bool; SMALL]) -> ([usize; 2], Option<(usize, CheckpointError)>) {
     let (run, sim) = (small(), Sim::new(DIR));
     let (store, expected) = (Store::on(Arc::new(sim.clone()), DIR), run.run().params);
@@ -136,7 +136,7 @@ fn what_fails_beside_training_is_told_once_to_all() {
     }
 }
 
-/// Rank 1's disk does not answer; the others wait for no longer than the deadline.
+/// Rank 1's disk does not answer; the other ranks wait no longer than the deadline.
 fn stuck(joins: bool) {
     let (sim, gate, slow) = gated();
     let (run, fast) = (small(), Store::on(Arc::new(sim.clone()), DIR));
@@ -155,7 +155,7 @@ fn stuck(joins: bool) {
             }
             gate.open();
         }
-        // No rank is to wait for another while that time passes.
+        // No rank must wait for another while that time passes.
         passed.wait();
         let told = if joins {
             let error = saving.join().unwrap_err();
@@ -174,7 +174,10 @@ fn stuck(joins: bool) {
     });
     let told = told.unwrap();
     assert!(told[0].contains("after 60s ranks ["), "{told:?}");
-    assert!(joins || told == [&*told[0]; SMALL] && told[0].contains("the save of step 1 ended"), "{told:?}");
+    assert!(
+        joins || told == [&*told[0]; SMALL] && told[0].contains("the save of step 1 did not complete"),
+        "{told:?}"
+    );
     assert_eq!(fast.steps().unwrap(), [3, 4]);
 }
 
@@ -194,7 +197,7 @@ fn giving_training_up_ends_the_save() {
         comm.barrier().unwrap();
         comm.abort();
         if comm.rank() == 0 {
-            // Its thread waits for the disk, while the others' have ended.
+            // Its thread waits for the disk, while the threads of the other ranks have ended.
             while ended.load(SeqCst) < SMALL - 1 {
                 std::thread::yield_now();
             }
@@ -272,7 +275,7 @@ fn what_is_copied_is_what_is_written_and_its_memory_is_counted() {
         let slots = saved.manifest().tensors.values().flat_map(|tensor| tensor.slots.values());
         let written: u64 = slots.flat_map(|slot| &slot.pieces).map(|piece| piece.stored.bytes).sum();
         assert_eq!(copied.iter().sum::<u64>(), written);
-        // A file's window is no longer than what it is in front of; the rest are words of ranks.
+        // The window of a file is at most as long as the file's data; the remaining bytes are words that ranks exchange.
         assert!(
             peaks.iter().zip(&copied).all(|(peak, copied)| peak <= &(2 * copied + 8192)),
             "{peaks:?} {copied:?}"

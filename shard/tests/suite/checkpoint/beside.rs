@@ -1,4 +1,4 @@
-//! What is saved beside vectors that train: frozen parameters, the caller's bytes, counters; and what saving takes and tells.
+//! State saved beside trained vectors: frozen parameters, blobs, counters; and the memory and the progress of a save.
 
 use crate::checkpoint::layouts::train;
 use crate::checkpoint::sim::Sim;
@@ -67,7 +67,7 @@ fn the_callers_bytes_come_back_by_name_and_rank() {
         let mut opt = run.build(comm).unwrap();
         let own = [rank; 5];
         let own_blobs = vec![("rng", &own[..usize::from(rank) + 1]), ("nothing", &[])];
-        // Only rank 0's are the job's.
+        // Shared blobs come from rank 0 alone.
         let blobs = vec![("loader", if rank == 0 { &long[..] } else { &own }), ("param", &[9])];
         opt.save(&store, Save { blobs, own_blobs, ..Save::default() }).unwrap();
         let mut named = |name| opt_error(&mut opt, &store, name);
@@ -127,7 +127,7 @@ fn the_newest_are_kept() {
     assert_eq!(store.steps().unwrap(), [4, 5]);
 }
 
-/// What saving bytes under this name comes to.
+/// Returns the error of saving bytes under this name.
 fn opt_error(opt: &mut Optimizer, store: &Store, name: &str) -> CheckpointError {
     let blobs = vec![("twice", &[1][..]), (name, &[2])];
     match opt.save(store, Save { step: Some(77), blobs, ..Save::default() }) {
@@ -231,11 +231,11 @@ fn saving_takes_little_memory_and_tells_how_far_it_is() {
             assert!(told.is_sorted() && told.len() > 2 && done == all, "{told:?}");
             written += all;
         }
-        // Parameters and two moments, and nothing twice; each rank about half.
+        // Parameters and two moments, each once; each rank writes about half.
         assert_eq!(written, 3 * 4 * (LEN as u64 + 3));
         let [a, b] = [0, 1].map(|rank: usize| ranks[rank].last().unwrap().1);
         assert!(a.abs_diff(b) < written / 50, "{stage:?}: {a} and {b}");
-    } // Each element is where it was, whichever rank has written the window it is in.
+    } // Each element is at its place, whichever rank has written its window.
     let loaded = loopback::spawn(3, |comm| {
         let layout = Layout::builder().param("w", &[LEN], DType::F32).param("b", &[3], DType::F32);
         let options = Options { meter: Meter::new(), ..Options::default() };

@@ -1,4 +1,4 @@
-//! What one rank holds, as bytes: taken in by the same rank of the same layout, by all ranks or by none.
+//! One rank's state as bytes: the same rank of the same layout takes them in, and either all ranks do or none.
 
 use crate::checkpoint::layouts::{on, runs, seat, train};
 use crate::checkpoint::whole::part;
@@ -49,12 +49,12 @@ proptest! {
     }
 }
 
-/// What every rank is told when each gives `bytes` to an optimizer of `run`, which does not change by it.
+/// Returns the error of all ranks when each gives `bytes` to an optimizer of `run`. The optimizer must not change.
 fn refused(run: &Run, bytes: &[Vec<u8>]) -> String {
     told(run, |opt| opt.deserialize(&bytes[opt.comm().rank()]).map(drop))
 }
 
-/// What every rank is told by a call that changes nothing.
+/// Returns the error of all ranks of a call that changes nothing.
 pub(crate) fn told(run: &Run, call: impl Fn(&mut Optimizer) -> Result<(), Error> + Sync) -> String {
     let errors = spawn(run.ranks, |comm| {
         let mut opt = run.build(comm).unwrap();

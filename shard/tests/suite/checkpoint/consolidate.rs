@@ -1,4 +1,4 @@
-//! What one rank gets of all of them is what they have, window by window.
+//! Consolidated vectors on one rank equal the vectors of all ranks, window by window.
 
 use crate::checkpoint::layouts::{on, runs, seat, train};
 use crate::checkpoint::whole::{Bytes, Whole, join, part};
@@ -10,7 +10,7 @@ use meshstep_tensor::{Category, DType};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
-/// Every vector by parameter and name, put together from windows that follow one another.
+/// Every vector by parameter and name, assembled from consecutive windows.
 pub(crate) type Vectors = BTreeMap<(String, String), Vec<u8>>;
 
 pub(crate) fn consolidated(opt: &mut Optimizer, to: usize) -> Result<Vectors, Error> {
@@ -26,7 +26,7 @@ pub(crate) fn consolidated(opt: &mut Optimizer, to: usize) -> Result<Vectors, Er
     Ok(all)
 }
 
-/// The same from what every rank shows.
+/// Returns the same from the parts of all ranks.
 fn expected(whole: &Whole) -> Vectors {
     let len = |bytes: &Bytes| bytes.values().len();
     let mut all = Vectors::new();
@@ -77,7 +77,7 @@ proptest! {
     }
 }
 
-/// More than a window, in parts that end within one; and no more memory than windows.
+/// A vector is longer than a window, its parts end within windows, and the memory is that of windows.
 #[test]
 fn a_long_vector_comes_in_windows_of_bounded_memory() {
     const LEN: usize = (5 << 20) + 77;
@@ -106,7 +106,7 @@ fn a_long_vector_comes_in_windows_of_bounded_memory() {
             .unwrap();
             let most = meter.peak(Category::Staging) - before;
             assert!(most <= 33 << 20, "{most} bytes beside what there is");
-            // What rank 1 has itself does not travel.
+            // Elements that rank 1 has itself are not sent.
             let sent = opt.comm().stats().total().bytes - sent;
             assert_eq!(sent < 1 << 20, opt.comm().rank() == 1 || stage == Stage::Replicated, "{sent} bytes");
             (windows, all == crate::common::param(&opt, "p1"))

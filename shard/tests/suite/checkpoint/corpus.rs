@@ -1,4 +1,4 @@
-//! The inputs that the fuzz targets found to matter, once more.
+//! Replay of the fuzz targets' corpus.
 
 use crate::allocator::most;
 use meshstep_shard_fuzzed::{self as fuzzed, optimizers};
@@ -30,7 +30,7 @@ fn shards() {
     replay("shard", fuzzed::shard);
 }
 
-/// A window is 1 MiB; files are of a few hundred bytes.
+/// A window is 1 MiB; files have a few hundred bytes.
 const MOST: usize = 8 << 20;
 
 #[test]

@@ -1,4 +1,4 @@
-//! Whatever a crash undoes, or wherever writing fails, the newest complete step loads.
+//! The newest complete step loads after any crash, and after a failure of any write.
 
 use crate::checkpoint::sim::Sim;
 use crate::common::cases;
@@ -13,10 +13,10 @@ use std::sync::Arc;
 
 pub(crate) const DIR: &str = "/run";
 
-/// What errors call its bytes.
+/// Name of the bytes in errors.
 const NAME: &str = "slot \"param\" of tensor \"w\"";
 
-/// Two files' worth of a tensor of `2 * half` numbers that say which step they are of.
+/// Saves two files of a tensor of `2 * half` numbers, which encode the step.
 pub(crate) fn save(store: &Store, step: u64, half: u64) -> Result<(), CheckpointError> {
     let draft = store.begin(step)?;
     let (mut files, mut pieces) = (Vec::new(), Vec::new());
@@ -40,7 +40,7 @@ pub(crate) fn save(store: &Store, step: u64, half: u64) -> Result<(), Checkpoint
     draft.publish(&Manifest { format: FORMAT, step, mesh: "dp=2".into(), files, tensors, settings, blobs })
 }
 
-/// Whether every step that there is is complete; which there are.
+/// Checks that every existing step is complete, and returns the steps.
 pub(crate) fn all(store: &Store) -> Result<Vec<u64>, CheckpointError> {
     let steps = store.steps()?;
     steps.iter().try_for_each(|&step| store.open(step)?.verify().map(drop))?;
@@ -54,7 +54,7 @@ fn values(step: u64, rank: u64, half: u64) -> Vec<u8> {
     all
 }
 
-/// The newest step, every byte of it looked at in every way.
+/// Loads the newest step, reading every byte in every way.
 pub(crate) fn load(store: &Store, half: u64) -> Result<u64, CheckpointError> {
     let saved = store.latest()?;
     let manifest = saved.manifest();
@@ -79,7 +79,7 @@ fn what_was_saved_is_loaded_and_the_newest_is_the_latest() {
     let sim = Sim::new(DIR);
     let store = Store::on(Arc::new(sim.clone()), DIR);
     assert!(matches!(store.latest(), Err(CheckpointError::Nothing { .. })));
-    // More than a window, and no multiple of one.
+    // More than a window, and not a multiple of one.
     let half = WINDOW / 4 + 33;
     for step in [10, 20, 30] {
         save(&store, step, half).unwrap();
@@ -106,7 +106,7 @@ fn a_job_that_rolls_back_loses_no_step_but_those_it_saves_again() {
     store.keep(2).unwrap();
     assert_eq!((store.steps(), load(&store, 16)), (Ok(vec![20, 25, 30, 40]), Ok(25)));
     save(&store, 30, 16).unwrap();
-    // Nor does a job that finds no LATEST.
+    // Nor does a job that finds no LATEST lose steps.
     sim.remove(&Path::new(DIR).join("LATEST")).unwrap();
     save(&store, 35, 16).unwrap();
     assert_eq!((store.steps(), load(&store, 16)), (Ok(vec![20, 25, 30, 35, 40]), Ok(35)));
@@ -134,7 +134,7 @@ fn after_a_crash_anywhere_the_latest_step_is_complete() {
     }
     store.keep(1).unwrap();
     let (mut olds, mut news) = (0, 0);
-    // Of fewer seeds than six, none may find what was not synced.
+    // With fewer than six seeds, possibly none shows unsynced data.
     let (seeds, restarts) = (u64::from(cases(16, 200).max(6)), u64::from(cases(4, 20)));
     for count in ends[0]..=sim.events() {
         for seed in 0..seeds {
@@ -151,7 +151,7 @@ fn after_a_crash_anywhere_the_latest_step_is_complete() {
             } else {
                 news += 1
             }
-            // A restarted job saves the next step, which may be there already though nobody was told.
+            // A restarted job saves the next step, which may exist already although its save returned an error.
             if seed < restarts {
                 store.keep(1).unwrap();
                 assert_eq!(load(&store, 16), Ok(step));
@@ -185,7 +185,7 @@ fn a_failure_before_any_event_leaves_the_step_before() {
             "{error}"
         );
         let step = load(&store, 16).unwrap();
-        // Before the very last sync the exchange is done, though a crash may undo it.
+        // Before the very last sync LATEST is exchanged already, though a crash may undo it.
         assert_eq!(step, if event + 1 == end { 2 } else { 1 }, "event {event}");
     }
 }
@@ -219,7 +219,7 @@ fn after_a_crash_anywhere_in_a_roll_back_the_newest_step_is_that_of_before_or_af
             assert!(step == 30 && count < end || step == 10 && count > begun, "{step} before event {count}");
             assert_eq!(all(&store), Ok(vec![10, 20, 30]));
             found[usize::from(step == 10)] += 1;
-            // Whoever was stopped begins again.
+            // The interrupted job rolls back again.
             store.roll_back(10).unwrap();
             assert_eq!(load(&store, 16), Ok(10));
             save(&store, 20, 16).unwrap();

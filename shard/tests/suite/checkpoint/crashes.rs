@@ -1,5 +1,5 @@
-//! Whatever a crash undoes of what all ranks of an optimizer save, in front of training or beside it: the newest step is whole, so is
-//! every other one there is, and a job goes on from it as if nothing had been.
+//! A crash during saves of all ranks, blocking or in the background, may undo anything unsynced: the newest step is complete, so is every
+//! other step on the disk, and a job resumes from the newest without a difference.
 
 use crate::checkpoint::crash::all;
 use crate::checkpoint::layouts::{DIR, train};
@@ -13,14 +13,14 @@ use rand::prelude::*;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Of each step that is saved: whether beside training, and how many stay.
+/// Saves of the job: true for one in the background, and the number of steps to keep.
 const SAVES: [(bool, Option<usize>); 6] =
     [(false, None), (true, None), (false, Some(2)), (true, Some(1)), (true, Some(2)), (false, Some(1))];
 
-/// What a job leaves on a disk, and what was there after each step.
+/// Disk of a job, and its state after each step.
 struct Job {
     sim: Sim,
-    /// Events of the disk when all ranks knew that a step was saved.
+    /// Number of disk events at which all ranks knew that a step was saved.
     ends: Vec<usize>,
     wholes: Vec<Whole>,
 }
@@ -48,7 +48,7 @@ fn job() -> Job {
             ends.push(sim.events());
             comm.barrier().unwrap();
         }
-        // One more, which nobody saves.
+        // One more step, which is not saved.
         train(&run, &mut opt, ends.len() as u64 + 1..ends.len() as u64 + 2);
         parts.push(part(&opt));
         (ends, parts)
@@ -58,7 +58,7 @@ fn job() -> Job {
     Job { wholes: wholes.collect(), ends: ends.remove(0), sim }
 }
 
-/// The newest step, on other ranks; `None` where none was saved.
+/// Loads the newest step on other ranks; `None` if no step was saved.
 fn newest(store: &Store, comm: Arc<dyn Communicator>, run: &Run) -> Option<(u64, Whole)> {
     let mut opt = run.build(comm).unwrap();
     match opt.load(store, Load::default()) {
@@ -73,7 +73,7 @@ fn newest(store: &Store, comm: Arc<dyn Communicator>, run: &Run) -> Option<(u64,
 }
 
 impl Job {
-    /// After a crash before event `count`: what is there, and that a job goes on from it. Which step it was.
+    /// Checks the disk after a crash before event `count`, and that a job resumes from it; returns the step it resumed from.
     fn recover(&self, after: &Sim, count: usize, run: &Run) -> u64 {
         let store = Store::on(Arc::new(after.clone()), DIR);
         let begun = self.ends.iter().filter(|&&end| end <= count).count() as u64;
@@ -111,14 +111,14 @@ fn after_a_crash_anywhere_the_newest_step_loads_on_all_ranks() {
     let job = job();
     let other = [run(2, Stage::Zero1), run(1, Stage::Replicated), run(4, Stage::Zero3)];
     let mut found = [0; SAVES.len() + 1];
-    // After each save at any rate, so that every step is found.
+    // Always include the events after each save, so that every step occurs.
     for count in (0..=job.sim.events()).filter(|count| job.ends.contains(count) || tried(*count, 5)) {
         for seed in 0..u64::from(cases(1, 20)) {
             let random = &mut StdRng::seed_from_u64(seed << 32 | count as u64);
             let after = job.sim.crashed(count, random);
             let step = job.recover(&after, count, &other[count % other.len()]);
             found[step as usize] += 1;
-            // And the job that goes on crashes too.
+            // The job that resumes crashes too.
             let second = after.crashed(random.random_range(0..=after.events()), random);
             let store = Store::on(Arc::new(second), DIR);
             all(&store).unwrap();

@@ -1,4 +1,4 @@
-//! Whatever is changed in a checkpoint, it is said and nothing panics.
+//! Any change of a checkpoint is reported, and nothing panics.
 
 use crate::checkpoint::crash::{DIR, load, save};
 use crate::checkpoint::sim::Sim;
@@ -15,10 +15,10 @@ fn saved() -> (Sim, Store) {
     (sim, store)
 }
 
-/// What is said of damage to a file: its name, and where it has a tensor's bytes the tensor's.
+/// Returns true if an error names the damaged file, and the tensor if the file has its bytes.
 fn names(error: &CheckpointError, path: &Path) -> bool {
     let (text, name) = (error.to_string(), path.file_name().unwrap().to_str().unwrap());
-    // Which step LATEST names, and which hash its manifest has, may be what is wrong.
+    // The error may be about the step that LATEST names, or about the manifest's hash.
     let latest = name == "LATEST" && text.contains("manifest.json");
     let tensor = !name.ends_with("safetensors") || text.contains("slot \"param\" of tensor \"w\"");
     (text.contains(name) || latest) && tensor
@@ -30,14 +30,14 @@ fn flipped_bits_are_noticed() {
     for path in sim.files() {
         let bytes = sim.bytes(&path);
         assert!(!bytes.is_empty());
-        // Two bits of each byte where a run is not long, from another one on than in the byte before.
+        // A normal run flips two bits of each byte, another pair than in the byte before.
         let bits = |at: usize| turns(&[0, 1, 2, 3, 4, 5, 6, 7], 3 * at, 2).map(move |bit| (at, bit));
         for (at, bit) in (0..bytes.len()).step_by(stride(1)).flat_map(bits) {
             sim.damage(&path, |bytes| bytes[at] ^= 1 << bit);
             let error = load(&store, 40).unwrap_err();
             let latest = store.latest().and_then(|saved| saved.verify()).unwrap_err();
             sim.damage(&path, |bytes| bytes[at] ^= 1 << bit);
-            // A header is no tensor's.
+            // A header belongs to no tensor.
             let header = at < 128 && path.to_str().unwrap().ends_with("safetensors");
             for error in [error, latest] {
                 assert!(header || names(&error, &path), "{path:?}, bit {bit} of byte {at}: {error}");
@@ -76,19 +76,19 @@ fn every_truncation_and_missing_file_is_noticed() {
     }
 }
 
-/// Each edit has a right hash, so that what it says is looked at.
+/// Each edit has a matching hash, so that its contents are checked.
 #[test]
 fn a_manifest_that_contradicts_itself_is_refused() {
     let (_, store) = saved();
     let text = store.latest().unwrap().manifest().to_text();
     let edits = [
-        ("\"shape\":[2,40]", "\"shape\":[2,41]", "is not cut into boxes"),
+        ("\"shape\":[2,40]", "\"shape\":[2,41]", "boxes do not tile"),
         ("\"shape\":[2,40]", "\"shape\":[1,40]", "does not lie"),
         ("\"shape\":[2,40]", "\"shape\":[80]", "does not lie"),
         ("\"shape\":[2,40]", "\"shape\":[4294967296,4294967296,2]", "2^64"),
         ("\"dtype\":\"F32\"", "\"dtype\":\"F16\"", "are not 160 bytes"),
         ("\"dtype\":\"F32\"", "\"dtype\":\"F31\"", "unknown variant"),
-        ("\"range\":[40,80]", "\"range\":[39,79]", "there twice"),
+        ("\"range\":[40,80]", "\"range\":[39,79]", "stored twice"),
         ("\"range\":[40,80]", "\"range\":[41,81]", "not in a box"),
         ("\"range\":[40,80]", "\"range\":[80,40]", "are not 160 bytes"),
         ("\"range\":[0,40]", "\"range\":[40,80]", "missing"),

@@ -1,5 +1,5 @@
-//! The system's own refusals: files that may not grow, folders that may not be written, a disk without room or that is mounted to
-//! be read. Each needs a process of its own, which this binary is, too.
+//! Refusals of the operating system: a limit on the size of files, a folder without permission to write, a full disk, a read-only disk.
+//! This binary starts itself as a separate process for each of them.
 
 use crate::checkpoint::failures::failed;
 use crate::checkpoint::layouts::train;
@@ -17,20 +17,20 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-/// Set where this binary is such a process: what it is to find, and the folder.
+/// Refusal that the process must find, and its folder; set if this binary runs as such a process.
 const FINDS: &str = "MESHSTEP_TEST_DISK_FINDS";
 const DIR: &str = "MESHSTEP_TEST_DISK";
 
-/// Nobody's number.
+/// User id of `nobody`.
 const NOBODY: u32 = 65534;
 
-/// Of 15000 numbers and thirty small vectors, so that a file of a rank is longer than the manifest, or the other way around.
+/// Returns a run with 15000 numbers or with thirty small vectors: a rank's file is longer than the manifest, or shorter.
 fn run(long: bool) -> Run {
     let lens = if long { vec![15_000, 30] } else { vec![2; 30] };
     Run { lens, ranks: 2, ..Run::default() }.stage(Stage::Zero1)
 }
 
-/// The step after what is saved in `dir`, which is step 1 or later; `None`: it was saved. Nothing changes by an error.
+/// Takes the next step from `dir` and saves it as `step`; returns the error, or `None` if it was saved. An error changes nothing.
 fn next_step(dir: &Path, run: &Run, step: u64) -> Option<Failed> {
     let store = Store::new(dir);
     let elsewhere = Store::on(Arc::new(Sim::new("/good")), "/good");
@@ -44,7 +44,7 @@ fn next_step(dir: &Path, run: &Run, step: u64) -> Option<Failed> {
         let told = opt.save(&store, Save { step: Some(step), keep: Some(1), ..Save::default() });
         assert!(part(&opt) == before, "nothing has changed");
         let told = told.err().map(failed)?;
-        // Another place takes it, and what was there is there.
+        // Another store takes the step, and the old checkpoint is intact.
         opt.save(&elsewhere, Save::default()).unwrap();
         let again = opt.load(&store, Load::default()).unwrap();
         assert_eq!(again.saved.verify().map(|_| again.saved.manifest().step), Ok(newest));
@@ -71,7 +71,7 @@ fn kind(told: &Failed) -> ErrorKind {
     }
 }
 
-/// What a process of its own does. In a run of tests it does nothing.
+/// Runs the test in a process of its own. In a run of tests it does nothing.
 #[test]
 fn child() {
     let (Ok(finds), Some(dir)) = (std::env::var(FINDS), std::env::var_os(DIR)) else { return };
@@ -89,7 +89,7 @@ fn child() {
     println!("\nfound {finds}");
 }
 
-/// A folder with step 1, for other users too.
+/// Returns a folder with step 1 that other users can read too.
 fn saved(run: &Run) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::new(dir.path());
@@ -102,20 +102,20 @@ fn saved(run: &Run) -> tempfile::TempDir {
     dir
 }
 
-/// Runs this binary as `child`; `job` begins it.
+/// Runs this binary as `child`, started by `job`.
 fn finds(finds: &str, dir: &Path, mut job: Command) {
     let told = alone("checkpoint::disks::child", job.env(FINDS, finds).env(DIR, dir));
     assert!(told.contains(&format!("\nfound {finds}")), "{told}");
 }
 
-/// A shell that does `first` and then becomes this binary.
+/// Returns a shell that runs `first` and then becomes this binary.
 fn shell(first: &str) -> Command {
     let mut shell = Command::new("sh");
     shell.arg("-c").arg(format!("{first} && exec \"$@\"")).arg("sh").arg(std::env::current_exe().unwrap());
     shell
 }
 
-/// Files grow to a limit of the process and no further. Shells count it in blocks of 512 or 1024 bytes.
+/// The process has a limit on the size of files. Shells count it in blocks of 512 or 1024 bytes.
 #[test]
 fn files_that_may_not_grow_leave_the_step_before() {
     for (what, long, blocks) in [("a long file refused", true, 40), ("the manifest refused", false, 11)] {
@@ -135,7 +135,7 @@ fn a_folder_that_may_not_be_written_is_one_error_on_all_ranks() {
     let mut job = Command::new(std::env::current_exe().unwrap());
     let probe = dir.path().join("probe");
     if std::fs::write(&probe, "").is_ok() {
-        // Permissions do not stop this user: another one, who may not be let into the folders of this binary.
+        // Permissions do not stop this user; another user may be unable to enter this binary's folders.
         std::fs::remove_file(&probe).unwrap();
         job = Command::new("/proc/self/exe");
         job.uid(NOBODY).gid(NOBODY).current_dir("/");
@@ -145,7 +145,7 @@ fn a_folder_that_may_not_be_written_is_one_error_on_all_ranks() {
     assert_eq!(next_step(dir.path(), &run(true), 2), None);
 }
 
-/// Where the system lets a process have mounts of its own, a disk of so many pages, of so many names, and one to read.
+/// If the system allows mounts of one's own: disks with few pages or few names, and a read-only disk.
 #[test]
 fn a_small_disk_is_full_at_every_place() {
     let dir = tempfile::tempdir().unwrap();
@@ -166,14 +166,14 @@ fn a_small_disk_is_full_at_every_place() {
     finds("a disk without room", dir.path(), job);
 }
 
-/// Whether what is mounted at `dir` could be made so.
+/// Remounts `dir` with an option; returns true on success.
 fn remount(dir: &Path, option: &str) -> bool {
     let ran = Command::new("mount").args(["-o", &format!("remount,{option}")]).arg(dir).output();
     ran.unwrap().status.success()
 }
 
-/// On a disk of memory: each size from what one step takes to what two take, in pages where a run is long, else each second one, or
-/// each fifth where a tenth is run.
+/// Uses a disk in memory, with each size from that of one step to that of two, in pages in a long run, else each second one, or each fifth
+/// in a tenth.
 fn mounted(dir: &Path) -> bool {
     let apart = match effort() {
         Effort::Tenth => 20,
@@ -188,7 +188,7 @@ fn mounted(dir: &Path) -> bool {
     for (option, unit, most) in [("size", "k", 4000), ("nr_inodes", "", 40)] {
         let mut refused = 0;
         for size in 1..most {
-            // Smaller than what is there it does not become.
+            // The disk cannot become smaller than its contents.
             if (unit == "k" && size % apart > 0) || !remount(dir, &format!("{option}={size}{unit}")) {
                 continue;
             }

@@ -1,5 +1,4 @@
-//! Manifests that somebody edits and gives a right hash: each is refused with what is wrong, and takes no more memory than its text
-//! justifies.
+//! Manifests that were edited and given a matching hash: each is refused with its fault, and takes no more memory than its text justifies.
 
 use crate::allocator;
 use crate::checkpoint::crash::{DIR, save};
@@ -11,7 +10,7 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A step of two files; its manifest without the hash, and the files.
+/// Returns the manifest, without its hash, of a step with two files, and the files.
 fn step() -> (String, Memory) {
     let sim = Sim::new(DIR);
     let store = Store::on(Arc::new(sim.clone()), DIR);
@@ -30,7 +29,7 @@ fn open(memory: &Memory, text: Vec<u8>) -> Result<Saved, CheckpointError> {
     Store::on(Arc::new(memory), DIR).open(1)
 }
 
-/// Everything there is to look at; the bytes are handed to nobody.
+/// Reads everything that can be read, and discards the bytes.
 fn look(saved: &Saved) -> Result<(), CheckpointError> {
     let mut vectors = saved.vectors();
     for (name, tensor) in &saved.manifest().tensors {
@@ -50,7 +49,7 @@ fn what_is_edited_with_a_right_hash_is_refused() {
     let dims = format!("\"shape\":[2,40{}]", ",1".repeat(70));
     let pieces = body.split_once("\"pieces\":[").unwrap().1.split_once("]}}}").unwrap().0;
     let edits = [
-        // A member twice: of the whole, a file, a tensor, a slot, a piece, and within settings.
+        // A member twice: of the manifest, a file, a tensor, a slot, a piece, and within settings.
         ("\"step\":1", "\"step\":1,\"step\":1", "the member \"step\" is there twice"),
         ("\"name\":", "\"name\":\"x\",\"name\":", "the member \"name\" is there twice"),
         ("\"tensors\":{", "\"tensors\":{\"w\":{\"shape\":[0],\"t\":1,\"slots\":{}},", "\"w\" is there twice"),
@@ -61,12 +60,12 @@ fn what_is_edited_with_a_right_hash_is_refused() {
         ),
         ("\"range\":[0,40]", "\"range\":[0,40],\"range\":[0,40]", "the member \"range\" is there twice"),
         ("\"settings\":{", "\"settings\":{\"a\":[{\"lr\":1,\"lr\":2}]", "the member \"lr\" is there twice"),
-        // What is missing, or nobody knows.
+        // Missing and unknown members.
         ("\"mesh\":\"dp=2\",", "", "missing field `mesh`"),
         ("\"key\":", "\"more\":[[]],\"key\":", "unknown field `more`"),
         ("\"blake3\":", "\"sha\":0,\"blake3\":", "unknown field `sha`"),
         ("\"t\":1", "\"t\":1,\"u\":{}", "unknown field `u`"),
-        // Numbers that are none, and files that are elsewhere.
+        // Invalid numbers, and files outside of the folder.
         ("\"step\":1", "\"step\":-1", "invalid value"),
         ("\"step\":1", "\"step\":1.5", "invalid type"),
         ("\"step\":1", "\"step\":18446744073709551616", "invalid type"),
@@ -84,10 +83,10 @@ fn what_is_edited_with_a_right_hash_is_refused() {
         ("rank-1.safetensors", "a\\u0000", "a file's name"),
         ("rank-1.safetensors", "a\\u0301", "a file's name"),
         ("rank-1.safetensors", "c:a", "a file's name"),
-        // What nests, or has dimensions, without end.
+        // Unlimited nesting, and unlimited dimensions.
         ("\"settings\":{", &deep, "recursion limit exceeded"),
         ("\"shape\":[2,40]", &dims, "it has 72 dimensions, 64 are the most"),
-        // Right in itself, but not what the files are.
+        // Consistent manifests that do not match the files.
         ("\"bytes\":288", "\"bytes\":289", "has 288 bytes, not 289"),
         ("rank-1.safetensors", "rank-2.safetensors", "opening"),
         ("\"at\":128", "\"at\":127", "have hash"),
@@ -103,7 +102,7 @@ fn what_is_edited_with_a_right_hash_is_refused() {
         assert!(error.contains(reason), "{from} -> {to}: {error}");
         assert!(most < 40 * len + 3 * WINDOW as usize, "{from} -> {to}: {most} bytes for {len}");
     }
-    // A type of the same size says other numbers, which the file's own header does not.
+    // Another type of the same size is consistent, but the file's own header has the right type.
     let edited = body.replace("\"dtype\":\"F32\"", "\"dtype\":\"F16\"").replace("[2,40]", "[2,80]");
     let edited = edited.replace("[40,80]", "[80,160]").replace("[0,40]", "[0,80]");
     let saved = open(&memory, sealed(edited.as_bytes())).unwrap();
@@ -113,7 +112,7 @@ fn what_is_edited_with_a_right_hash_is_refused() {
     }
 }
 
-/// Texts of a megabyte that would like to be more, and what is to come of them.
+/// Texts of a megabyte that ask for more memory, and their errors.
 fn greedy() -> Vec<(&'static str, String)> {
     let (body, _) = step();
     let many = |text: &str| text.repeat((1 << 20) / text.len());
@@ -159,7 +158,7 @@ fn memory_follows_from_what_is_there() {
     }
 }
 
-/// Lengths are what a file system says, and no bytes need be behind them.
+/// Lengths come from the file system, and need no bytes behind them.
 #[test]
 fn files_without_end_are_not_read() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! What fails on one rank is one error on all of them, changes nothing, and leaves what was saved before.
+//! A failure on one rank is the same error on all ranks, changes nothing, and leaves earlier checkpoints intact.
 
 use crate::checkpoint::faulty::{Faulty, Then};
 use crate::checkpoint::layouts::train;
@@ -45,7 +45,7 @@ impl How {
     }
 }
 
-/// How far apart the calls are that something happens before: each rank begins with another one.
+/// Returns the distance between the calls that are tested; each rank begins with another call.
 fn apart() -> usize {
     match effort() {
         Effort::Tenth => 10,
@@ -54,18 +54,18 @@ fn apart() -> usize {
     }
 }
 
-/// A disk, a folder on it, and which rank's calls are counted.
+/// Disk, folder on it, and the rank with counted calls.
 #[derive(Debug)]
 struct Place<'a, D> {
     disk: D,
     dir: &'a Path,
     at: usize,
-    /// Whether that rank made no more calls than were let through.
+    /// True if that rank made no more calls than were let through.
     through: AtomicBool,
 }
 
-/// On every rank: saves, then saves or loads, something happening before each call of one rank's disk in turn; the errors.
-/// `again` is done before what is there is looked at.
+/// Saves, then saves or loads on every rank, with `then` before each call of one rank's disk in turn; returns the errors. `again` runs
+/// before the checkpoints are inspected.
 fn on_rank<D: Disk + Clone + 'static>(
     comm: &Arc<dyn Communicator>,
     place: &Place<'_, D>,
@@ -75,7 +75,7 @@ fn on_rank<D: Disk + Clone + 'static>(
 ) -> Vec<Failed> {
     let (Place { disk, dir, at, through }, rank) = (place, comm.rank());
     let run = &Run { ranks: RANKS, ..Run::default() }.stage(Stage::Zero2);
-    // A disk that is gone keeps what it has.
+    // A disk that is gone keeps its contents.
     let room = matches!(then, Then::Refuse(_, false));
     let faulty = Faulty::with(disk.clone(), then);
     let store = Store::on(faulty.disk(), *dir);
@@ -95,13 +95,13 @@ fn on_rank<D: Disk + Clone + 'static>(
             again();
         }
         comm.barrier().unwrap();
-        // What is there is complete, whoever looks at it.
+        // The newest step is complete on every rank.
         let latest = opt.load(&sound, Load::default()).unwrap();
         latest.saved.verify().unwrap();
         assert!(part(&opt) == before, "call {calls}: the newest is what was saved");
         match done {
             Ok(()) if through.load(SeqCst) => break,
-            // Too late to matter.
+            // The failure came too late to matter.
             Ok(()) => continue,
             Err(error) => errors.push(failed(error)),
         }
@@ -113,7 +113,7 @@ fn on_rank<D: Disk + Clone + 'static>(
     errors
 }
 
-/// What failed takes no room, unless it is the newest all the same.
+/// Checks that a failed save takes no space, unless its step has become the newest nevertheless.
 fn left(disk: &(impl Disk + Clone + 'static), dir: &Path, step: u64, failed: &Failed) {
     let names = disk.list(dir).unwrap();
     let newest = Store::on(Arc::new(disk.clone()), dir).latest().unwrap().manifest().step;
@@ -123,7 +123,7 @@ fn left(disk: &(impl Disk + Clone + 'static), dir: &Path, step: u64, failed: &Fa
     }
 }
 
-/// The errors of all ranks, which are the same.
+/// Returns the errors of all ranks, which are the same.
 fn told<D: Disk + Clone + 'static>(
     place: &Place<'_, D>,
     how: How,
@@ -137,7 +137,7 @@ fn told<D: Disk + Clone + 'static>(
     ranks.remove(0)
 }
 
-/// An error, and whose bytes it is about.
+/// Returns an error, and the owner of the bytes it is about.
 fn bare(error: &CheckpointError) -> (&CheckpointError, Option<&str>) {
     match error {
         CheckpointError::Unreadable { what, source } => (source, Some(what)),
@@ -168,10 +168,10 @@ fn every_refusal_of_a_disk_is_one_error_on_all_ranks() {
     }
 }
 
-/// The same in the system's folders, by the system's own errors.
+/// Repeats this in folders of the operating system, with the system's own errors.
 #[test]
 fn every_call_finds_the_disk_full() {
-    /// `ENOSPC` everywhere.
+    /// Returns `ENOSPC` for every write.
     const FULL: i32 = 28;
     let mut drawn = draws(1);
     for how in [How::Save, How::Beside] {
@@ -189,7 +189,7 @@ fn every_call_finds_the_disk_full() {
     }
 }
 
-/// The system's folder is taken away before any call, and is back when that is over: a disk that was unplugged.
+/// A folder of the operating system vanishes before any call and comes back afterwards, as if the disk had been unplugged.
 #[test]
 fn a_folder_that_vanishes_amid_any_call_is_one_error_on_all_ranks() {
     let mut drawn = draws(1);

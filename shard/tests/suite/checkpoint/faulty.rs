@@ -1,4 +1,4 @@
-//! A disk on which something happens before one call.
+//! Disk with a fault before one call.
 
 use crate::checkpoint::hooked::Hooked;
 use meshstep_shard::checkpoint::Disk;
@@ -6,29 +6,29 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-/// One rank's view of a disk.
+/// Disk as one rank sees it.
 #[derive(Clone)]
 pub(crate) struct Faulty<D> {
     disk: Hooked<D>,
     calls: Arc<Calls>,
 }
 
-/// What happens before the call of a number.
+/// Event before a certain call.
 pub(crate) enum Then {
-    /// It is refused with this, and all later ones where the disk is gone for good.
+    /// The call fails with this error; all later calls do too if the disk is gone for good.
     Refuse(Box<dyn Fn() -> io::Error + Send + Sync>, bool),
-    /// This, and the call goes on.
+    /// This function runs, and the call continues.
     Do(Box<dyn Fn() + Send + Sync>),
 }
 
 struct Calls {
-    /// One more than the calls before; 0: it has happened, and goes on.
+    /// Number of calls before the event plus one; 0 once it has happened and repeats.
     left: AtomicUsize,
     then: Then,
 }
 
 impl<D> Faulty<D> {
-    /// Refuses one call, or this and all later ones.
+    /// Refuses one call, or one and every later call.
     pub(crate) fn new(inner: D, gone: bool, kind: io::ErrorKind) -> Self {
         let refusal = move || io::Error::new(kind, "as was asked for");
         Self::with(inner, Then::Refuse(Box::new(refusal), gone))
@@ -47,12 +47,12 @@ impl<D> Faulty<D> {
         Arc::new(self.disk.clone())
     }
 
-    /// It happens after `calls` more; `usize::MAX`: never.
+    /// Lets the event happen after `calls` more calls; `usize::MAX` means never.
     pub(crate) fn after(&self, calls: usize) {
         self.calls.left.store(calls.saturating_add(1), SeqCst);
     }
 
-    /// Whether it has not happened yet; from now on it does not.
+    /// Returns true if the event has not happened yet, and cancels it.
     pub(crate) fn never_came(&self) -> bool {
         !matches!(self.calls.left.swap(usize::MAX, SeqCst), 0 | usize::MAX)
     }

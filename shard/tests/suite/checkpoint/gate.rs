@@ -1,14 +1,14 @@
-//! A disk on which nothing is created until a gate opens.
+//! Disk on which nothing is created until a gate opens.
 
 use crate::checkpoint::hooked::{Call, Hooked};
 use crate::checkpoint::sim::Sim;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex};
 
-/// Closed at first.
+/// Gate, closed at first.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
-    /// Whether it is open, and how many wait in front of it.
+    /// True if the gate is open, and the number of threads that wait.
     state: Mutex<(bool, usize)>,
     changed: Condvar,
     shattered: AtomicBool,
@@ -20,14 +20,14 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    /// Opens it once somebody waits.
+    /// Opens the gate once a thread waits.
     pub(crate) fn open_for_one(&self) {
         let state = self.state.lock().unwrap();
         self.changed.wait_while(state, |(_, waiting)| *waiting == 0).unwrap().0 = true;
         self.changed.notify_all();
     }
 
-    /// Whoever comes to it panics.
+    /// Lets every thread that comes to the gate panic.
     pub(crate) fn shatter(&self) {
         self.shattered.store(true, SeqCst);
     }
@@ -41,7 +41,7 @@ impl Gate {
     }
 }
 
-/// The disk behind it.
+/// Returns the disk behind the gate.
 pub(crate) fn gated(sim: Sim, gate: Arc<Gate>) -> Hooked<Sim> {
     Hooked::new(sim, move |call| {
         if let Call::Create = call {

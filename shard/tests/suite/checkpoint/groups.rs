@@ -1,4 +1,4 @@
-//! Replicas in groups go on each from its own group's checkpoint, to the bit, and where they are alike onto anything.
+//! Groups of replicas resume from their own group's checkpoint, bit for bit; equal groups resume on any layout.
 
 use crate::checkpoint::failures::failed;
 use crate::checkpoint::sim::Sim;
@@ -35,7 +35,7 @@ fn build(world: Arc<dyn Communicator>, groups: &[Vec<usize>]) -> CrossShard {
         .unwrap()
 }
 
-/// Gradients of one step of a group, the same on all of its ranks.
+/// Sets the gradients of one step of a group, the same on all of its ranks.
 fn grads(mb: &MicroBatch<'_>, t: u64, group: usize, overflow: bool) {
     for (name, len) in NAMES {
         let scale = mb.loss_scale() as f32;
@@ -57,18 +57,18 @@ fn step(opt: &mut CrossShard, t: u64, group: usize, overflow: bool) {
     let _ = opt.step(AT).unwrap().outcome().unwrap();
 }
 
-/// Three further steps.
+/// Takes three further steps.
 fn on_from(opt: &mut CrossShard, group: usize) -> Whole {
     (11..14).for_each(|t| step(opt, t, group, false));
     part(opt.optimizer())
 }
 
-/// Which group a rank is in.
+/// Returns the group of a rank.
 fn of(groups: &[Vec<usize>], rank: usize) -> usize {
     groups.iter().position(|ranks| ranks.contains(&rank)).unwrap()
 }
 
-/// The same on all ranks of a group: by group.
+/// Returns the value of each group; it must be the same on all ranks of a group.
 fn by_group<T: PartialEq + std::fmt::Debug>(ends: Vec<(usize, T)>) -> BTreeMap<usize, T> {
     let mut groups = BTreeMap::new();
     for (group, end) in ends {
@@ -83,7 +83,7 @@ fn store() -> Store {
     Store::on(Arc::new(Sim::new("/run")), "/run")
 }
 
-/// Groups that have parted: in values, in steps, and the second in a skip, a loss scale and `t` too.
+/// Takes steps that let the groups diverge: in values and steps, and the second also in a skip, a loss scale and `t`.
 fn part_ways(opt: &mut CrossShard, group: usize) {
     (1..4).for_each(|t| step(opt, t, group, group == 1 && t == 2));
     if group == 1 {
@@ -135,7 +135,7 @@ fn groups_that_have_parted_go_on_each_from_its_own() {
     }
 }
 
-/// What was the same in all groups, as one optimizer has it: every rank takes the same steps.
+/// Returns the state of a single optimizer that takes the steps all groups took.
 fn alone(ranks: usize, stage: Stage, then: impl Fn(&mut Optimizer) + Sync) -> Whole {
     let ends = spawn(ranks, |comm| {
         let mut opt = Optimizer::new(comm, layout(), AdamW::default(), first, options(stage)).unwrap();
@@ -200,7 +200,7 @@ fn what_one_optimizer_saved_goes_into_every_group() {
 
 #[test]
 fn groups_that_have_parted_go_into_no_other_number_until_they_are_one() {
-    // Rank 0, which writes what all have, is in the first group or in the last.
+    // Rank 0, which writes state shared by all ranks, is in the first group or in the last.
     for two in [[vec![0, 1], vec![2, 3]], [vec![2, 3], vec![0, 1]]] {
         let (store, three) = (store(), [vec![0], vec![1], vec![2]]);
         let ends = spawn(4, |world| {
@@ -221,12 +221,12 @@ fn groups_that_have_parted_go_into_no_other_number_until_they_are_one() {
             assert!(part(opt.optimizer()) == before, "a refusal has changed something");
             step(&mut opt, 2, group, false);
             opt.load(&store, load(2)).unwrap();
-            // The first one's steps and loss scale.
+            // The first group's steps and loss scale.
             assert!(part(opt.optimizer()) == saved[&0]);
             told.error
         });
         assert_eq!(told.unwrap(), vec![CheckpointError::Groups { saved: 2, here: 3 }; 3]);
-        // Values were saved once, each group's loss scale beside them.
+        // Values were saved once, with each group's loss scale.
         assert_ne!(saved[&0].loss_scale, saved[&1].loss_scale);
         let ends = spawn(2, |world| {
             let (group, mut opt) = (world.rank(), build(world, &[vec![0], vec![1]]));
@@ -237,7 +237,7 @@ fn groups_that_have_parted_go_into_no_other_number_until_they_are_one() {
     }
 }
 
-/// One rank is in the middle of a step: an error on all, and steps go on.
+/// One rank is in the middle of a step: this is an error on all ranks, and steps can go on.
 #[test]
 fn a_rank_that_is_not_ready_is_told_of_in_all_groups() {
     let (store, groups) = (store(), [vec![0, 1], vec![2, 3]]);

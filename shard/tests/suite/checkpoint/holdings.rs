@@ -1,11 +1,11 @@
-//! What ranks hold and own as pieces of the whole, against every element by its index.
+//! Local parts of ranks as pieces of the whole, compared with every element by its index.
 
 use meshstep_shard::checkpoint::{Holding, Piece, Region, check_cover, writers};
 use meshstep_shard_fuzzed::indices;
 use rand::prelude::*;
 use std::ops::Range;
 
-/// A tensor cut into equal parts for `of` ranks along some dimension, in blocks; what rank `at` holds.
+/// Returns the holding of rank `at`, of a tensor cut along one dimension in blocks into equal parts for `of` ranks.
 fn cut(shape: &[u64], dim: usize, blocks: &[u64], at: u64, of: u64) -> Holding {
     let mut local = shape.to_vec();
     local[dim] /= of;
@@ -35,7 +35,7 @@ fn parts_of_ranges_are_those_elements() {
         for at in 0..of {
             let holding = cut(&shape, dim, &blocks, at, of);
             let len: u64 = holding.local.iter().product();
-            // As buckets cut: ranges of different owners, some of nothing.
+            // Ranges of different owners, as buckets cut them; some are empty.
             let mut cuts: Vec<u64> =
                 (0..random.random_range(0..4)).map(|_| random.random_range(0..=len)).collect();
             cuts.extend([0, len]);
@@ -47,7 +47,7 @@ fn parts_of_ranges_are_those_elements() {
                 for part in &parts {
                     owned.extend(indices(&holding.local, &part.local));
                     assert_eq!(part.global.range, part.local.range);
-                    // One run after another, and all of it.
+                    // The runs follow one another and cover the whole part.
                     let copied: u64 = whole.runs(&part.local).map(|run| run.len).sum();
                     assert_eq!(copied, part.local.len(), "seed {seed}");
                 }
@@ -63,7 +63,7 @@ fn parts_of_ranges_are_those_elements() {
 #[test]
 fn replicas_share_the_writing() {
     let piece = |range: Range<u64>| Piece { region: Region::whole(&[100]), range };
-    // Four replicas of a large and four small tensors, and something that one alone has.
+    // Four replicas of a large and four small tensors, and a piece that only one rank has.
     let replicated: Vec<_> = (0..5).map(|t| (t, piece(0..100), if t == 0 { 400 } else { 100 })).collect();
     let mut claims = vec![replicated; 4];
     claims[3].push((5, piece(0..50), 50));

@@ -1,4 +1,4 @@
-//! A disk with a test in front of it: whatever is asked of it is told first.
+//! Disk with a hook: a test sees every call first.
 
 use meshstep_shard::checkpoint::{Disk, Reader, Writer};
 use std::fmt::{self, Debug};
@@ -6,21 +6,21 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What is about to be done, to which file or folder.
+/// Call that is about to be made, with its file or folder.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Call<'a> {
     Create,
     Open,
     Remove(&'a Path),
-    /// So many bytes.
+    /// Read of a number of bytes.
     Read(&'a Path, usize),
-    /// Anything else.
+    /// Any other call.
     Other,
 }
 
 type Before = Arc<dyn Fn(Call<'_>) -> io::Result<()> + Send + Sync>;
 
-/// The disk behind it.
+/// Disk behind the hook.
 #[derive(Clone)]
 pub(crate) struct Hooked<D> {
     inner: D,
@@ -28,7 +28,7 @@ pub(crate) struct Hooked<D> {
 }
 
 impl<D> Hooked<D> {
-    /// `before` comes before each call, which is not made where that is an error.
+    /// Runs `before` in front of each call, and skips the call if that returns an error.
     pub(crate) fn new(inner: D, before: impl Fn(Call<'_>) -> io::Result<()> + Send + Sync + 'static) -> Self {
         Hooked { inner, before: Arc::new(before) }
     }

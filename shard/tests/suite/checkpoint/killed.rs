@@ -1,4 +1,4 @@
-//! A job that saves, and is killed at any moment, again and again: what is newest is complete, and the next job goes on from it.
+//! A job that saves is killed at any moment, again and again: the newest step is complete, and the next job resumes from it.
 
 use crate::common::{adamw, cases};
 use meshstep_comm::{Communicator, loopback};
@@ -12,11 +12,11 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Set where this binary is the job: where it saves.
+/// Folder to save to, set if this binary runs as the job.
 const DIR: &str = "MESHSTEP_TEST_SAVES_TO";
-/// Of the job's parameter, so that a save takes many writes.
+/// Length of the job's parameter, so that a save takes many writes.
 const LEN: usize = 150_000;
-/// A kill comes at most so long after the job has loaded, in microseconds.
+/// Maximum time of a kill after the job has loaded, in microseconds.
 const MOST: u64 = 120_000;
 
 fn make(comm: Arc<dyn Communicator>, len: usize, stage: Stage) -> Optimizer {
@@ -25,7 +25,7 @@ fn make(comm: Arc<dyn Communicator>, len: usize, stage: Stage) -> Optimizer {
     Optimizer::new(comm, layout, adamw(), |_, _| Ok(()), options).unwrap()
 }
 
-/// Every element does the same.
+/// Takes a step with the same gradient for all elements.
 fn step(opt: &mut Optimizer, len: usize) {
     let grad = 1.0 + (opt.steps() % 5) as f32;
     let mb = opt.micro_batch(1).unwrap();
@@ -34,7 +34,7 @@ fn step(opt: &mut Optimizer, len: usize) {
     opt.step(At { lr: 0.01, ..At::default() }).unwrap().outcome().unwrap();
 }
 
-/// The bits of elements and of their moments, each of them once if all are alike.
+/// Returns the bits of the elements and of their moments, each of them once if all elements are equal.
 fn alike(opt: &Optimizer) -> Vec<u32> {
     let state = opt.state("w").unwrap();
     let vectors = [state.values].into_iter().chain(state.slots.into_iter().map(|(_, values)| values));
@@ -46,7 +46,7 @@ fn alike(opt: &Optimizer) -> Vec<u32> {
     vectors.flat_map(one).collect()
 }
 
-/// Goes on from what was saved, and saves after every step. In a run of tests it does nothing.
+/// Resumes from the checkpoint, and saves after every step. In a run of tests it does nothing.
 #[test]
 fn child() {
     let Some(dir) = std::env::var_os(DIR) else { return };
@@ -68,7 +68,7 @@ fn child() {
     .unwrap();
 }
 
-/// Whether there is nothing yet; anything else that fails is a finding.
+/// Returns true if there is no checkpoint yet; any other failure is a finding.
 fn nothing(loaded: Result<(), Error>) -> bool {
     match loaded {
         Err(Error::Checkpoint(failed)) if matches!(failed.error, CheckpointError::Nothing { .. }) => true,
@@ -91,7 +91,7 @@ fn start(dir: &Path) -> Child {
     job
 }
 
-/// What a job of one element has after each step that is never killed.
+/// Returns the state after each step of a job with one element that is never killed.
 fn never_killed(steps: usize) -> Vec<Vec<u32>> {
     let run = |comm| {
         let mut opt = make(comm, 1, Stage::Replicated);
@@ -105,7 +105,8 @@ fn never_killed(steps: usize) -> Vec<Vec<u32>> {
     loopback::spawn(1, run).unwrap().swap_remove(0)
 }
 
-/// The newest step, which is complete, and on other ranks what a job of one element has that was never killed (`expected`).
+/// Returns the newest step after checks that it is complete, and that other ranks load the state of the job that was never killed
+/// (`expected`).
 fn newest(dir: &Path, expected: &[Vec<u32>]) -> Option<u64> {
     let store = Store::new(dir);
     let loaded = loopback::spawn(3, |comm| {
@@ -125,15 +126,15 @@ fn what_is_newest_is_complete_whenever_a_job_is_killed() {
     let dir = tempfile::tempdir().unwrap();
     let mut times = StdRng::seed_from_u64(7);
     let kills = cases(12, 200);
-    // Few kills may all come before or between saves: more follow then, until one was amid a save and something is there.
+    // A few kills may all come before or between saves. More follow until one was within a save and a checkpoint exists.
     let most = kills.max(24);
-    // A save is several writes to a disk: no job comes further.
+    // A save is several writes to a disk, so no job gets further.
     let mut expected = never_killed(kills as usize * 100);
     let (mut last, mut stale, mut killed) = (None, 0, 0);
     while killed < kills || (stale == 0 || last.is_none()) && killed < most {
         killed += 1;
         let mut job = start(dir.path());
-        // At any moment: that is what is tested.
+        // The time is random.
         std::thread::sleep(Duration::from_micros(times.random_range(0..MOST)));
         job.kill().unwrap();
         job.wait().unwrap();
@@ -162,7 +163,7 @@ fn names(dir: &Path) -> impl Iterator<Item = String> {
     dir.read_dir().unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap())
 }
 
-/// Folders of saves that were not completed.
+/// Counts the folders of incomplete saves.
 fn drafts(dir: &Path) -> usize {
     names(dir).filter(|name| name.starts_with("tmp-")).count()
 }

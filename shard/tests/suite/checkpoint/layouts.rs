@@ -1,4 +1,4 @@
-//! What is saved on some ranks is loaded onto others, and training goes on as if nothing had been.
+//! A checkpoint saved on some ranks loads onto others, and training continues without a difference.
 
 use crate::checkpoint::sim::Sim;
 use crate::checkpoint::whole::{Whole, join, part};
@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 pub(crate) const DIR: &str = "/run";
 
-/// Steps `from` to `to`, and what ranks hold after them.
+/// Takes the steps of a range, and returns the state of the ranks after them.
 pub(crate) fn train(run: &Run, opt: &mut Optimizer, steps: std::ops::Range<u64>) {
     for t in steps {
         run.read_and_hand_over(opt, t, 0).unwrap();
@@ -19,7 +19,7 @@ pub(crate) fn train(run: &Run, opt: &mut Optimizer, steps: std::ops::Range<u64>)
     }
 }
 
-/// Saves after `before` steps, takes three more, and tells what there was and what came of it.
+/// Saves after `before` steps and takes three more; returns the state at the save and at the end.
 pub(crate) fn save(run: &Run, store: &Store, before: u64) -> (Whole, Whole) {
     let ends = meshstep_comm::loopback::spawn(run.ranks, |comm| {
         let mut opt = run.build(comm).unwrap();
@@ -33,7 +33,7 @@ pub(crate) fn save(run: &Run, store: &Store, before: u64) -> (Whole, Whole) {
     (join(thens), join(ends))
 }
 
-/// The same from what was saved; `strayed` steps are taken before.
+/// Loads the checkpoint after `strayed` other steps, and returns the same two states.
 pub(crate) fn load(run: &Run, store: &Store, (before, strayed): (u64, u64)) -> (Whole, Whole) {
     let ends = meshstep_comm::loopback::spawn(run.ranks, |comm| {
         let mut opt = run.build(comm).unwrap();
@@ -58,7 +58,7 @@ pub(crate) fn on((ranks, stage, bucket): (usize, usize, usize), run: &Run) -> Ru
     Run { ranks, options, ..run.clone() }.stage(STAGES[stage])
 }
 
-/// Runs of any parameters, precision and rule, on which steps are the same on any number of ranks.
+/// Runs with any parameters, precision and rule that give the same steps on any number of ranks.
 pub(crate) fn runs() -> impl Strategy<Value = Run> {
     let lens = prop::collection::vec(prop_oneof![Just(0), Just(1), 0..160usize], 1..8);
     let lens = lens.prop_filter("some element", |lens| lens.iter().any(|&len| len > 0));

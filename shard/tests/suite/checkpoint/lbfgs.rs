@@ -1,4 +1,4 @@
-//! L-BFGS goes on from its history on any ranks, to the bit.
+//! L-BFGS resumes from its history on any ranks, bit for bit.
 
 use crate::checkpoint::failures::failed;
 use crate::checkpoint::sim::Sim;
@@ -27,7 +27,7 @@ fn make(comm: Arc<dyn Communicator>, rule: &Lbfgs, stage: Stage, frozen: usize) 
     ShardedLbfgs::new(comm, layout.build().unwrap(), rule.clone(), first, options).unwrap()
 }
 
-/// Of each parameter alone, badly scaled and not convex everywhere.
+/// Sums a loss of each parameter alone, badly scaled and not convex everywhere.
 fn loss(mb: &MicroBatch<'_>, units: &[Vec<String>]) -> Result<f64, Error> {
     let mut loss = 0.0;
     for unit in units {
@@ -49,7 +49,7 @@ fn loss(mb: &MicroBatch<'_>, units: &[Vec<String>]) -> Result<f64, Error> {
 }
 
 fn steps(opt: &mut ShardedLbfgs, count: usize) -> Vec<u64> {
-    // Each unit, and its parameters.
+    // Name of the unit, and its parameters.
     let names = ["u", "a", "b", "c"];
     let units = vec![names.map(str::to_owned).to_vec()];
     let step = |_| {
@@ -59,7 +59,7 @@ fn steps(opt: &mut ShardedLbfgs, count: usize) -> Vec<u64> {
     (0..count).flat_map(step).collect()
 }
 
-/// What is left: parameters, and what iterations told.
+/// Final state: parameters, and the reports of iterations.
 type End = (Vec<Vec<u8>>, Vec<u64>, [u64; 3]);
 
 fn end(opt: &ShardedLbfgs, told: Vec<u64>) -> End {
@@ -147,7 +147,7 @@ fn a_history_goes_into_bytes_and_back_and_to_one_rank() {
             .unwrap();
             if opt.comm().rank() == 2 {
                 let names = |param: &str| whole.keys().filter(|key| key.starts_with(param)).count();
-                // The parameter, the point, and whatever the history keeps.
+                // The parameter, the point, and the vectors of the history.
                 assert!(
                     names("a:") > 6 && names("a:") == names("c:") && names("still:") == 1,
                     "{:?}",
@@ -166,7 +166,7 @@ fn a_history_goes_into_bytes_and_back_and_to_one_rank() {
     }
 }
 
-/// L-BFGS on these ranks of `via`, after some steps.
+/// Makes L-BFGS on these ranks of `via`, and takes some steps.
 fn among(
     via: &Arc<dyn Communicator>,
     ranks: Range<usize>,
@@ -179,13 +179,13 @@ fn among(
     Some(opt)
 }
 
-/// Three further steps.
+/// Takes three further steps.
 fn on_from(mut opt: ShardedLbfgs) -> End {
     let told = steps(&mut opt, 3);
     end(&opt, told)
 }
 
-/// Ranks join and leave; whoever stays, and who takes no part, too.
+/// Ranks join, leave, stay, or take no part.
 #[test]
 fn a_history_moves_to_any_ranks() {
     let (worlds, mut drawn) = ([(3, 1, 2), (1, 0, 5), (4, 2, 3), (2, 3, 1)], draws(1));
@@ -207,7 +207,7 @@ fn a_history_moves_to_any_ranks() {
                 assert!(all.iter().all(|end| *end == expected), "{stage:?} {ranks} {others} {line_search:?}");
                 let sum = |of: fn(&Moved) -> u64| ends.iter().map(|(moved, ..)| of(moved)).sum::<u64>();
                 assert_eq!(sum(|moved| moved.sent), sum(|moved| moved.received));
-                // At least all that there is of it comes to the new ranks.
+                // At least the whole state comes to the new ranks.
                 let state = 128 * (1 + 1 + 2 * 4 + 2 + 1) * 8;
                 assert!(sum(|moved| moved.received + moved.kept) >= state, "{stage:?}");
             }
@@ -224,7 +224,7 @@ fn a_history_of_another_rule_does_not_move() {
             let mut old = among(&via, 0..2, (&rule, Stage::Zero1), 2);
             let mut new = among(&via, 1..3, (&other, Stage::Zero1), 1);
             let told = failed(ShardedLbfgs::reshard(&via, old.as_mut(), new.as_mut()).unwrap_err());
-            // As one that was never to be moved to.
+            // Compare with an optimizer that was never the target of a move.
             let untouched = among(&via, 1..3, (&other, Stage::Zero1), 1).map(on_from);
             assert!(new.map(on_from) == untouched, "a refusal has changed something");
             drop(old);

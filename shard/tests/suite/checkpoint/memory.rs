@@ -1,4 +1,4 @@
-//! What a save takes of the machine's memory beside the state, as the system counts it.
+//! Memory that a save needs beside the state, as the operating system counts it.
 #![cfg(target_os = "linux")]
 
 use crate::common::{adamw, alone, long, turns};
@@ -11,24 +11,24 @@ use meshstep_tensor::{DType, Layout, Meter};
 use std::process::Command;
 use std::sync::Arc;
 
-/// Set where this binary saves to this folder.
+/// Folder to save to, set if this binary runs as the child.
 const DIR: &str = "MESHSTEP_TEST_LARGE";
-/// What a rank may have beside its state.
+/// Maximum memory of a rank beside its state.
 const WINDOWS: usize = 2 * (16 << 20);
-/// The system's own, and threads'.
+/// Allowance for the system and for threads.
 const SLACK: usize = 6 << 20;
 
-/// Where a tenth is run, one rank, which may have half as much.
+/// Number of ranks; a tenth of the tests takes one, which may have half as much memory.
 fn ranks() -> usize {
     if effort() == Effort::Tenth { 1 } else { 2 }
 }
 
-/// Vectors that are saved of each parameter: two moments are among them in a long run.
+/// Number of saved vectors of each parameter; in a long run two moments are among them.
 fn vectors() -> usize {
     if long() { 3 } else { 1 }
 }
 
-/// Bytes of all that is saved. One vector of the long parameter is more than a save may take.
+/// Total size in bytes. One vector of the long parameter is more than a save may take.
 fn state() -> usize {
     match effort() {
         Effort::Tenth => 48 << 20,
@@ -37,19 +37,19 @@ fn state() -> usize {
     }
 }
 
-/// Elements.
+/// Length of all parameters in elements.
 fn len() -> usize {
     state() / 4 / vectors()
 }
 
-/// Bytes that a line of the process's status says.
+/// Returns the bytes in a line of the process's status.
 fn status(line: &str) -> usize {
     let text = std::fs::read_to_string("/proc/self/status").unwrap();
     let found = text.lines().find_map(|text| text.strip_prefix(line)).unwrap();
     found.trim_matches(|c: char| !c.is_ascii_digit()).parse::<usize>().unwrap() << 10
 }
 
-/// A few long vectors and many short ones.
+/// Makes a few long vectors and many short ones.
 fn build(comm: Arc<dyn Communicator>, stage: Stage) -> Optimizer {
     let short = 200 * 5_000;
     let layout = (0..200)
@@ -73,7 +73,7 @@ fn step(opt: &mut Optimizer) {
     opt.step(At { lr: 0.01, ..At::default() }).unwrap().outcome().unwrap();
 }
 
-/// In a run of tests it does nothing.
+/// Does nothing in a run of tests.
 #[test]
 fn child() {
     let Some(dir) = std::env::var_os(DIR) else { return };
@@ -81,7 +81,7 @@ fn child() {
     for (number, stage) in turns(&[(1, Stage::Zero1), (2, Stage::Zero3)], 0, 1) {
         let told = loopback::spawn(ranks(), |comm| {
             let mut opt = build(Arc::clone(&comm), stage);
-            // Pages that nobody has written to are none.
+            // Pages that were never written do not count.
             step(&mut opt);
             comm.barrier().unwrap();
             let before = status("VmRSS:");

@@ -1,4 +1,4 @@
-//! All ranks take in one file of PyTorch's, or none does: whatever differs is not read, or told to all.
+//! All ranks import the same file of PyTorch's, or none does: bytes that differ are not read, or cause an error on all ranks.
 
 use crate::checkpoint::faulty::Faulty;
 use crate::checkpoint::hooked::{Call, Hooked};
@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-/// Bytes that are compared together.
+/// Number of bytes compared together.
 const GRAIN: usize = 256 << 10;
 
 fn exported(run: &Run) -> Sim {
@@ -30,7 +30,7 @@ fn exported(run: &Run) -> Sim {
     sim
 }
 
-/// What comes of rank `q` importing file `q`: parts, or an error that has changed nothing.
+/// Returns the result of rank `q` importing file `q`: parts, or an error that has changed nothing.
 fn imported(run: &Run, files: &[PyTorchFile]) -> Result<Whole, Error> {
     let ends = spawn(run.ranks, |comm| {
         let rank = comm.rank();
@@ -55,7 +55,7 @@ fn changed(sim: &Sim, at: usize) -> Sim {
     other
 }
 
-/// Of a few grains, whose ends lie within vectors: each rank needs other parts of them.
+/// Files of a few grains that end within vectors; each rank needs other parts of them.
 fn runs() -> Vec<Run> {
     let lens = vec![90_001, 3, 120_000, 70_007];
     let options = Options { bucket_len: Some(100_000), ..Options::default() };
@@ -83,7 +83,7 @@ fn what_differs_on_one_rank_is_told_or_is_not_taken_in() {
                 let mut files = vec![on(&sim); 3];
                 files[rank] = other.clone();
                 let error = match imported(&run, &files) {
-                    // Rank 0's is what others are compared with.
+                    // Rank 0's file is the reference.
                     Ok(all) => {
                         assert!(rank > 0 && all == whole, "byte {at} of rank {rank}'s is taken in");
                         continue;
@@ -100,7 +100,7 @@ fn what_differs_on_one_rank_is_told_or_is_not_taken_in() {
             }
         }
         assert!(told[0] == changes[0] && (!long() || told[1] > 2 && told[2] > 2), "{told:?}");
-        // Each rank needs all of it.
+        // Each replica needs the whole file.
         assert!(run.options.stage != Stage::Replicated || told == changes, "{told:?} of {changes:?}");
     }
 }
@@ -154,7 +154,7 @@ fn every_refusal_of_a_disk_is_one_error() {
     }
 }
 
-/// A disk that counts what is read.
+/// Returns a disk that counts the bytes read.
 fn counting(sim: &Sim, read: &Arc<AtomicU64>) -> Hooked<Sim> {
     let read = Arc::clone(read);
     Hooked::new(sim.clone(), move |call| {

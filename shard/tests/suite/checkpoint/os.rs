@@ -1,4 +1,4 @@
-//! The operating system's files.
+//! Files of the operating system.
 
 use crate::checkpoint::crash::{load, save};
 use meshstep_shard::checkpoint::{CheckpointError, Store};

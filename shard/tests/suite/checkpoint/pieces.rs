@@ -1,4 +1,4 @@
-//! Runs and covers against the obvious: every element by its index.
+//! Runs and covers, compared with the slow way: every element by its index.
 
 use meshstep_shard::checkpoint::{Piece, Region, check_cover};
 use meshstep_shard_fuzzed::indices;
@@ -8,7 +8,7 @@ use std::collections::HashMap;
 pub(crate) fn any_piece(random: &mut StdRng, shape: &[u64]) -> Piece {
     let (mut offsets, mut extents) = (Vec::new(), Vec::new());
     for &all in shape {
-        // Whole dimensions often, as they make long runs.
+        // Spans whole dimensions often, as they make long runs.
         let whole = random.random_bool(0.5);
         let offset = if whole { 0 } else { random.random_range(0..all) };
         offsets.push(offset);
@@ -37,14 +37,14 @@ fn runs_are_the_elements_two_pieces_have_in_common() {
         let given: Vec<(u64, u64)> =
             runs.iter().flat_map(|run| (0..run.len).map(|i| (run.from + i, run.to + i))).collect();
         assert_eq!(given, expected, "seed {seed}: {from:?} to {to:?}");
-        // What is whole in both is one run.
+        // A piece that is whole in both is one run.
         if from.region == to.region {
             assert!(runs.len() <= 1, "{runs:?}");
         }
     }
 }
 
-/// A grid of boxes, each in ranges: cut at random.
+/// Returns a random grid of boxes, each cut into ranges.
 pub(crate) fn any_cover(random: &mut StdRng, shape: &[u64]) -> Vec<Piece> {
     let mut boxes = vec![Region::whole(shape)];
     for (dim, &all) in shape.iter().enumerate() {
@@ -76,7 +76,7 @@ pub(crate) fn any_cover(random: &mut StdRng, shape: &[u64]) -> Vec<Piece> {
     pieces
 }
 
-/// Whether every element is there once.
+/// Returns true if every element is there once.
 fn covers(shape: &[u64], pieces: &[Piece]) -> bool {
     let mut all: Vec<u64> = pieces.iter().flat_map(|piece| indices(shape, piece)).collect();
     all.sort_unstable();
@@ -99,7 +99,7 @@ fn covers_are_told_from_holes_and_overlaps() {
             2 => pieces[at].range.end -= 1,
             _ => pieces[at] = any_piece(random, &shape),
         }
-        // A change may be none.
+        // The change may leave the pieces as they were.
         if !covers(&shape, &pieces) {
             refused += 1;
             assert!(check_cover(&shape, &pieces).is_err(), "seed {seed}: {pieces:?}");

@@ -1,4 +1,4 @@
-//! What belongs to no parameter goes on wherever a run does: loss scale, schedule, skips in a row, random bits, the caller's bytes.
+//! Progress that belongs to no parameter survives every way to continue: loss scale, schedule, skips in a row, random bits, blobs.
 
 use crate::checkpoint::layouts::DIR;
 use crate::checkpoint::sim::Sim;
@@ -12,7 +12,7 @@ use meshstep_tensor::{DType, Layout, Meter, Param, Slice, SliceMut};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// How a run gets from ranks 0 and 1 to others of four.
+/// Way by which a run on ranks 0 and 1 continues on other ranks of four.
 #[derive(Clone, Copy, Debug)]
 enum Way {
     Saved,
@@ -21,7 +21,7 @@ enum Way {
     Moved,
 }
 
-/// Two skips in a row before what is saved after step 5, and on from step 7 all are skipped.
+/// Overflows cause two skips in a row up to step 5, the last before the save, and in all steps from 7 on.
 fn overflows(t: u64) -> bool {
     [2, 4, 5].contains(&t) || t >= 7
 }
@@ -45,7 +45,7 @@ fn build(comm: Arc<dyn Communicator>, loss_scale: LossScale, stage: Stage) -> Op
     Optimizer::new(comm, layout.build().unwrap(), AdamW::default(), first, options).unwrap()
 }
 
-/// Takes these steps, up to one that is an error; tells of each what came of it, and the scale that comes next.
+/// Takes steps up to the first error; returns the outcome of each step, and the next loss scale.
 fn trace(opt: &mut Optimizer, steps: Range<u64>) -> Vec<String> {
     let mut told = Vec::new();
     for t in steps {
@@ -73,7 +73,7 @@ fn trace(opt: &mut Optimizer, steps: Range<u64>) -> Vec<String> {
     told
 }
 
-/// What came of a run on ranks 0 and 1, and of the same where it went on.
+/// Runs on ranks 0 and 1, uninterrupted and continued; returns the outcomes of both.
 fn both(way: Way, loss_scale: LossScale, to: Range<usize>) -> [(Vec<String>, Whole); 2] {
     let store = Store::on(Arc::new(Sim::new(DIR)), DIR);
     let ends = spawn(4, |via| {
@@ -97,7 +97,7 @@ fn both(way: Way, loss_scale: LossScale, to: Range<usize>) -> [(Vec<String>, Who
             (Way::Moved, _) => _ = reshard(&via, old.as_mut(), new.as_mut()).unwrap(),
             _ => {}
         }
-        // What is the caller's may change at once.
+        // The caller's bytes may change at once.
         bytes.fill(255);
         let end = |opt: &mut Option<Optimizer>| opt.as_mut().map(|opt| (trace(opt, 6..20), part(opt)));
         let went_on = end(&mut old);
@@ -142,7 +142,7 @@ fn a_run_goes_on_where_it_was_whatever_way_it_went() {
     }
 }
 
-/// The third skip in a row is one too many, two of them before the save.
+/// The third skip in a row is one too many; two of them come before the save.
 #[test]
 fn skips_before_and_after_are_in_a_row() {
     let store = Store::on(Arc::new(Sim::new(DIR)), DIR);

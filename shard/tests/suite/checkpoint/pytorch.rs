@@ -1,4 +1,4 @@
-//! What is written in PyTorch's names is taken in again, by any layout, bit by bit.
+//! An export with PyTorch's names is imported by any layout, bit for bit.
 
 use crate::checkpoint::layouts::train;
 use crate::checkpoint::sim::Sim;
@@ -31,7 +31,7 @@ pub(crate) fn on(sim: &Sim) -> PyTorchFile {
     PyTorchFile::on(Arc::new(sim.clone()), FILE)
 }
 
-/// All ranks' parts, without the updates of rules that PyTorch does not count those of.
+/// Joins the parts of all ranks, without counts of updates that PyTorch does not keep.
 fn comparable(parts: Vec<Whole>, run: &Run) -> Whole {
     let mut whole = join(parts);
     if run.rule == WhichRule::SgdMomentum {
@@ -63,7 +63,7 @@ proptest! {
         let rule = RULES[rule];
         let remainder = format!("{precision:?}").contains("Remainder");
         let stochastic = format!("{precision:?}").contains("Stochastic");
-        // Its random bits go by updates, which PyTorch does not count.
+        // The rule's random bits depend on the count of updates, which PyTorch does not keep.
         prop_assume!(!(remainder || stochastic && rule == WhichRule::SgdMomentum));
         let grads = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
         let options = Options { precision, ..Options::default() };
@@ -100,7 +100,7 @@ proptest! {
     }
 }
 
-/// A file that another reader opens: keys, types, shapes and values.
+/// Reads a file with another reader: keys, types, shapes and values.
 pub(crate) fn read(sim: &Sim) -> BTreeMap<String, (String, Vec<u64>, Vec<u8>)> {
     let file = sim.open(Path::new(FILE)).unwrap();
     let mut bytes = vec![0; file.len().unwrap() as usize];
@@ -165,7 +165,7 @@ fn keys_types_and_values_are_pytorch_s() {
     }
 }
 
-/// f32 masters stand for 16-bit parameters, and bf16 moments are widened to them.
+/// f32 masters replace 16-bit parameters, and bf16 moments are widened to f32.
 #[test]
 fn a_parameter_is_in_the_widest_of_its_types() {
     for (precision, dtype) in
@@ -195,7 +195,7 @@ fn a_parameter_is_in_the_widest_of_its_types() {
     }
 }
 
-/// Frozen parameters have no state, scalars no dimensions; groups count together.
+/// Frozen parameters have no state, and scalars have no dimensions; groups count updates together.
 #[test]
 fn frozen_parameters_and_scalars_travel_too() {
     let make = |comm, stage, first: f32| {

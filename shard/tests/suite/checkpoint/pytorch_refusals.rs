@@ -1,4 +1,4 @@
-//! What cannot be said in PyTorch's names, or is not what a file says, is one error on all ranks, and changes nothing.
+//! State without PyTorch names, and files with other contents, are one error on all ranks, and change nothing.
 
 use crate::checkpoint::bytes;
 use crate::checkpoint::faulty::Faulty;
@@ -33,7 +33,7 @@ fn exported(run: &Run) -> Sim {
     sim
 }
 
-/// What every rank is told of the file, by which nothing changes.
+/// Returns the error of all ranks that import the file. Nothing must change.
 fn refused(run: &Run, sim: &Sim, import: Import) -> String {
     bytes::told(run, |opt| opt.import_pytorch(&on(sim), import).map(drop))
 }
@@ -79,10 +79,10 @@ fn what_a_file_says_otherwise_is_told_by_name() {
         })
     };
     let table: Vec<(Edit<'_>, &str)> = vec![
-        (drop_key("p1"), "nothing called \"p1\""),
-        (drop_key("state.p1.exp_avg"), "nothing called \"state.p1.exp_avg\""),
-        (drop_key("state.p1.step"), "nothing called \"state.p1.step\""),
-        (Box::new(|all| all[key("p1")].0 = "q".to_owned()), "nothing called \"p1\""),
+        (drop_key("p1"), "no entry \"p1\""),
+        (drop_key("state.p1.exp_avg"), "no entry \"state.p1.exp_avg\""),
+        (drop_key("state.p1.step"), "no entry \"state.p1.step\""),
+        (Box::new(|all| all[key("p1")].0 = "q".to_owned()), "no entry \"p1\""),
         (
             Box::new(|all| all.push(("state.p0.sum".to_owned(), "F32".to_owned(), vec![1], vec![0; 4]))),
             "the file has \"state.p0.sum\", which is not here",
@@ -112,7 +112,7 @@ fn what_a_file_says_otherwise_is_told_by_name() {
         let error = refused(&run, &sim, strict);
         assert!(error.starts_with("on rank 0: ") && error.contains(text), "{error} says {text}");
     }
-    // No state at all: of a model, not of a run. It is taken in if one says so.
+    // The file has no state, as one of a model. `fresh` imports it.
     write(&sim, &sound.iter().filter(|entry| !entry.0.starts_with("state.")).cloned().collect::<Vec<_>>());
     assert!(refused(&run, &sim, strict).contains("begins anew with `fresh`"));
     write(&sim, &sound.iter().filter(|entry| !entry.0.starts_with("state.p1.")).cloned().collect::<Vec<_>>());
@@ -166,7 +166,7 @@ fn a_header_that_contradicts_itself_is_refused() {
         assert!(error.contains("is no safetensors file") && error.contains(text), "{error} says {text}");
     }
     sim.damage(path, |file| *file = [&u64::MAX.to_le_bytes()[..], &[0; 40]].concat());
-    assert!(refused(&run, &sim, Import::default()).contains("does not lie in its 48"));
+    assert!(refused(&run, &sim, Import::default()).contains("does not fit in its 48"));
     sim.forget(path);
     assert!(refused(&run, &sim, Import::default()).contains("opening"));
 }
@@ -198,7 +198,7 @@ fn rules_that_pytorch_has_not_are_refused_on_all_ranks() {
     }
 }
 
-/// With each call of the writer's disk refused in turn, the file of before is there, and with none the new one.
+/// Each call of the writer's disk is refused in turn: the old file stays. Without a refusal the new file is there.
 #[test]
 fn every_refusal_of_a_disk_leaves_the_file_of_before() {
     let run = run();
@@ -219,7 +219,7 @@ fn every_refusal_of_a_disk_leaves_the_file_of_before() {
             if opt.comm().rank() == 1 {
                 assert_eq!(sim.files(), [Path::new(FILE)], "call {calls}: nothing else is left");
             }
-            // The last call makes the new name last.
+            // The last call syncs the new name.
             assert!(
                 error.to_string().contains("syncing /run:") || read(&sim) == before,
                 "call {calls}: {error}"
@@ -235,7 +235,7 @@ fn every_refusal_of_a_disk_leaves_the_file_of_before() {
     for _ in 0..50 {
         assert!(read(&sim.crashed(sim.events(), &mut random)) == read(&sim), "a crash takes nothing back");
     }
-    // What a crash left of an attempt is no obstacle.
+    // The remains of an attempt before a crash are no obstacle.
     sim.create(&Path::new(FILE).with_extension("safetensors.tmp")).unwrap();
     let again = spawn(1, |comm| {
         let run = Run { ranks: 1, ..run.clone() };

@@ -1,4 +1,4 @@
-//! What is not saved and not loaded: other folders, other jobs, other models, steps under way, damage.
+//! Refused saves and loads: other folders, other jobs, other models, steps in progress, damage.
 
 use crate::checkpoint::failures::failed;
 use crate::checkpoint::layouts::train;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 const DIR: &str = "/run";
 
-/// What every rank of `run` is told by `call`, which changes nothing, and after which all go on.
+/// Returns the error of `call` on every rank of `run`; the call changes nothing, and the ranks stay usable.
 fn told(run: &Run, call: impl Fn(&mut Optimizer) -> Error + Sync) -> Error {
     let ranks = loopback::spawn(run.ranks, |comm| {
         let mut opt = run.build(comm).unwrap();
@@ -31,7 +31,7 @@ fn told(run: &Run, call: impl Fn(&mut Optimizer) -> Error + Sync) -> Error {
     ranks.into_iter().next().unwrap()
 }
 
-/// The same where it is of a checkpoint.
+/// Same as [`told`], for an error of checkpoints.
 fn refused(run: &Run, call: impl Fn(&mut Optimizer) -> Error + Sync) -> Failed {
     failed(told(run, call))
 }
@@ -64,7 +64,7 @@ fn ranks_that_look_at_other_folders_are_told() {
         opt.save(store, Save::default()).unwrap_err()
     });
     assert!(rank == 1 && matches!(error, CheckpointError::Elsewhere { .. }), "{error}");
-    // A folder that another job has left there is none either.
+    // A folder with the proof of another job is refused too.
     other.begin(1).unwrap().folder().show(7).unwrap();
     let Failed { error, .. } = refused(&two(), |opt| {
         let store = if opt.comm().rank() == 0 { &one } else { &other };
@@ -118,7 +118,7 @@ fn ranks_that_ask_for_different_things_are_told() {
         opt.load(&store, Load { partial: opt.comm().rank() == 1, ..Load::default() }).map(drop).unwrap_err()
     });
     assert!(error.to_string().starts_with("ranks disagree on what to load: "), "{error}");
-    // Two newest ones: another job has saved meanwhile.
+    // Two stores with different newest checkpoints, as if another job had saved meanwhile.
     let other = in_memory().1;
     saved(&Run { seed: 2, ..two() }, &other);
     let error = told(&two(), |opt| {
@@ -145,7 +145,7 @@ fn a_folder_that_vanishes_is_an_error_and_the_next_save_goes() {
     assert_eq!(store.steps().unwrap(), [3]);
 }
 
-/// Loads with all that differs refused, then what fits.
+/// Loads with every difference refused, then loads the parts that fit.
 fn both(
     run: &Run,
     store: &Store,
@@ -196,7 +196,7 @@ fn other_rules_and_recipes_are_refused_unless_they_are_asked_for() {
         "{error}"
     );
     assert_eq!((missing.len(), unexpected.len()), (6, 12));
-    // The same vectors, other hyperparameters.
+    // Equal vectors, other hyperparameters.
     let Failed { error, .. } = refused(&Run { rule: WhichRule::QhAdamW, ..two() }, |opt| {
         opt.load(&store, Load::default()).map(drop).unwrap_err()
     });
@@ -215,13 +215,13 @@ fn other_rules_and_recipes_are_refused_unless_they_are_asked_for() {
     let (error, missing, ..) = both(&stochastic(4), &random, false);
     assert!(matches!(error, CheckpointError::Mismatch(Mismatch::Setting { .. })), "{error}");
     assert!(missing.is_empty());
-    // f32 into bf16 with masters: both are made from what was saved.
+    // f32 into bf16 with masters: both come from the saved f32 values.
     let low =
         Run { dtype: DType::BF16, options: Options { precision: F32_MASTER, ..two().options }, ..two() };
     let (error, missing, unexpected, cast) = both(&low, &store, true);
     assert!(matches!(error, CheckpointError::Mismatch(Mismatch::Missing { .. })), "{error}");
     assert_eq!((missing.len(), unexpected.len(), cast), (6, 0, 12));
-    // And back: from the masters, which say more than what they were rounded to.
+    // And back: from the masters, which are more precise than the rounded values.
     let (_, store) = in_memory();
     saved(&low, &store);
     let (error, missing, unexpected, cast) = both(&two(), &store, true);

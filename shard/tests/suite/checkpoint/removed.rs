@@ -1,4 +1,4 @@
-//! Steps that are removed, renamed or linked while others read them.
+//! Steps that are removed, renamed or linked while other ranks read them.
 
 use crate::checkpoint::crash::{DIR, save as save_by_hand};
 use crate::checkpoint::hooked::{Call, Hooked};
@@ -27,7 +27,7 @@ impl Race {
     }
 }
 
-/// A disk on which something else happens before a read of a number.
+/// Returns a disk on which `race` runs before a certain read.
 fn racing(sim: Sim, race: Arc<Race>) -> Hooked<Sim> {
     Hooked::new(sim, move |call| {
         if let Call::Open | Call::Read(..) = call {
@@ -41,7 +41,7 @@ fn run() -> Run {
     Run { ranks: 2, lens: vec![70, 33, 5], ..Run::default() }.stage(Stage::Zero3)
 }
 
-/// Steps 1 and 2, of which 1 is called the newest; and what they hold.
+/// Saves steps 1 and 2, and rolls back to 1; returns the state of both.
 fn two_steps(sim: &Sim) -> [Whole; 2] {
     let (run, store) = (run(), Store::on(Arc::new(sim.clone()), DIR));
     let ranks = spawn(run.ranks, |comm| {
@@ -57,7 +57,7 @@ fn two_steps(sim: &Sim) -> [Whole; 2] {
     [join(ones), join(twos)]
 }
 
-/// With step 1 removed before each read in turn, a load is of a whole step, or tells all ranks alike that the step is gone.
+/// Step 1 is removed before each read in turn: a load is of a complete step, or all ranks report that the step is gone.
 #[test]
 fn a_step_that_is_removed_while_it_is_read_is_said_to_be_gone() {
     let mut drawn = draws(1);
@@ -98,7 +98,7 @@ fn a_step_that_is_removed_while_it_is_read_is_said_to_be_gone() {
                     assert!(text.contains("step-000000000001") && text.contains("load the newest"), "{text}");
                     gone += 1;
                 }
-                // One rank has read LATEST before, the other behind.
+                // One rank has read LATEST before the removal, the other after it.
                 Err(error) => {
                     assert!(error.to_string().starts_with("ranks disagree on checkpoint to load"), "{error}");
                     apart += 1;
@@ -125,7 +125,7 @@ fn files_that_are_open_are_read_on_and_a_network_says_that_they_are_gone() {
     let gone = |error: CheckpointError| matches!(error, CheckpointError::Gone { .. });
     assert!(gone(one.file(0).map(drop).unwrap_err()) && gone(one.verify().map(drop).unwrap_err()));
     assert!(gone(store.open(1).map(drop).unwrap_err()) && gone(store.open(77).map(drop).unwrap_err()));
-    // A file alone that is missing is damage.
+    // A single missing file is damage.
     let two = store.latest().unwrap();
     sim.forget(&two.dir().join("rank-1.safetensors"));
     let error = two.verify().unwrap_err();
@@ -157,7 +157,7 @@ fn a_folder_that_is_a_link_is_not_followed() {
         std::os::unix::fs::symlink(&moved, &path).unwrap();
         let error = store.open(step).map(drop).unwrap_err();
         assert!(matches!(&error, CheckpointError::Link { path: found } if *found == path), "{error}");
-        // What the caller names is the caller's.
+        // The caller may name a link itself.
         assert_eq!(Saved::at(&path).unwrap().manifest().step, step);
     }
     assert!(matches!(store.latest(), Err(CheckpointError::Link { .. })));
@@ -176,14 +176,14 @@ fn a_folder_with_the_name_of_another_step_is_refused() {
         assert!(matches!(error, CheckpointError::Renamed { step: 1, .. }), "{error}");
         assert!(error.to_string().contains("step-000000000007 holds step 1"), "{error}");
     }
-    // LATEST vouches for a manifest, not for the name it goes by.
+    // LATEST vouches for a manifest, but not for the name of its folder.
     std::fs::remove_dir_all(&seven).unwrap();
     std::fs::rename(&two, &seven).unwrap();
     let latest = dir.path().join("LATEST");
     let text = std::fs::read_to_string(&latest).unwrap().replace("\"step\":2", "\"step\":7");
     std::fs::write(&latest, text).unwrap();
     assert!(matches!(store.latest(), Err(CheckpointError::Renamed { step: 2, .. })));
-    // A folder of any other name is whatever it holds.
+    // A folder of any other name may hold any step.
     let best = dir.path().join("best");
     std::fs::rename(&seven, &best).unwrap();
     assert_eq!(Saved::at(&best).unwrap().manifest().step, 2);

@@ -1,4 +1,4 @@
-//! What moves from ranks to ranks is what a checkpoint would have brought there, in no more bytes than have to travel.
+//! A reshard moves the state that a checkpoint would bring, and no more bytes than must travel.
 
 use crate::checkpoint::layouts::{DIR, load, on, runs, save, seat, train};
 use crate::checkpoint::sim::Sim;
@@ -15,12 +15,12 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// The ranges of bytes of each vector of each parameter that a rank holds.
+/// Returns the ranges of bytes of each vector of each parameter that a rank holds.
 fn held(opt: &Optimizer, whole: &Whole) -> BTreeMap<(String, String), Vec<Range<usize>>> {
     let mut held = BTreeMap::new();
     for (name, (_, vectors)) in &whole.tensors {
         for (slot, bytes) in vectors {
-            // A parameter is held whole, or where it is updated.
+            // A parameter is held whole, or on the rank that updates it.
             let cut = opt.options().stage == Stage::Zero3;
             let slot = match &**slot {
                 "whole" if cut => continue,
@@ -34,7 +34,7 @@ fn held(opt: &Optimizer, whole: &Whole) -> BTreeMap<(String, String), Vec<Range<
     held
 }
 
-/// Bytes of `new` that are not in `old`, and those that are.
+/// Counts the bytes of `new` outside of `old`, and within `old`.
 fn count(old: Option<&(Optimizer, Whole)>, new: &(Optimizer, Whole)) -> [u64; 2] {
     let had = old.map_or_else(BTreeMap::new, |(opt, whole)| held(opt, whole));
     let mut counts = [0; 2];
@@ -52,7 +52,7 @@ fn count(old: Option<&(Optimizer, Whole)>, new: &(Optimizer, Whole)) -> [u64; 2]
     counts
 }
 
-/// This rank's optimizer among `ranks` of `via`, in the other order where they are `turned`, after some steps.
+/// Returns this rank's optimizer among `ranks` of `via` after some steps; the order of ranks is reversed if `turned`.
 fn among(
     via: &Arc<dyn Communicator>,
     ranks: Range<usize>,
@@ -69,7 +69,7 @@ fn among(
     Some((opt, whole))
 }
 
-/// Moves from the first ranks to those from `first` on, and takes three steps there. What was moved, and what came of it.
+/// Moves from the first ranks to those from `first` on, and takes three steps there; returns the moved state and the final one.
 fn moved(
     (from, to): (&Run, &Run),
     (first, turned): (usize, bool),
@@ -124,7 +124,7 @@ proptest! {
     }
 }
 
-/// Messages of several windows, elements across the edges of which are of other lengths.
+/// Messages have several windows, and elements of different sizes cross the edges of windows.
 #[test]
 fn long_messages_travel_in_windows() {
     let options = Options { precision: F32_MASTER, ..Options::default() };
@@ -141,7 +141,7 @@ fn long_messages_travel_in_windows() {
         let bytes = (1_500_001 + 3) * (2 + 4 + 4 + 4);
         assert_eq!(moved.sent + moved.received, bytes);
         assert_eq!(meter.live(Category::Staging), live);
-        // The window, and on the rank that joins all that it is to hold; beside words.
+        // The window, a few words, and on the joining rank the memory for its future state.
         let most = (16 << 20) + if via.rank() == 1 { bytes } else { 0 };
         assert!((16 << 20..most + 4096).contains(&(meter.peak(Category::Staging) - live)));
         part(&new.or(old).unwrap().0)
@@ -155,7 +155,7 @@ fn small(stage: Stage) -> Run {
     Run { lens: vec![70, 1, 0, 130], ranks: 2, options, ..Run::default() }.stage(stage)
 }
 
-/// Rank 1 of three never comes to the `dropped`th operation. Whether they have moved all the same.
+/// Rank 1 of three never starts operation `dropped`. Returns true if the ranks have moved nevertheless.
 fn interrupted(stage: Stage, dropped: u64) -> bool {
     let faults = Faults::none().drop_op(1, dropped);
     let config = Config { timeout: Duration::from_millis(60), faults, ..Config::new(3) };
@@ -192,7 +192,7 @@ fn wherever_ranks_lose_each_other_nothing_has_changed() {
     }
 }
 
-/// What all ranks are told where old and new ones do not go together, or what one is told and the others.
+/// Returns the error of all ranks for an old and a new optimizer that do not match.
 fn refused(from: &Run, to: &Run) -> CheckpointError {
     let told = spawn(3, |via| {
         let mut old = among(&via, 0..2, false, from, 1);
@@ -246,7 +246,7 @@ fn ranks_that_are_not_ready_or_have_nothing_are_told() {
         assert_eq!(none, CheckpointError::NoSide { direction: "from".to_owned() });
         let none = checkpoint(reshard(&via, old.as_mut().map(|(opt, _)| opt), None));
         assert_eq!(none, CheckpointError::NoSide { direction: "to".to_owned() });
-        // Both are told of as one.
+        // Some ranks pass the old optimizer and others the new one, as if both were the same.
         let mut either = if via.rank() == 0 { old.as_mut() } else { new.as_mut() };
         let apart = checkpoint(reshard(&via, either.as_mut().map(|(opt, _)| opt), None));
         assert!(matches!(apart, CheckpointError::Apart { ranks: [0, 1], .. }), "{apart}");
@@ -268,7 +268,7 @@ fn ranks_that_are_not_ready_or_have_nothing_are_told() {
     .unwrap();
 }
 
-/// Training's communicator carries a move, and a background save: no step has sent what these have.
+/// The communicator of training carries a move and a background save; their bytes are not counted as a step's.
 #[test]
 fn what_has_moved_is_no_step_s() {
     let (run, store) = (small(Stage::Zero1), Store::on(Arc::new(Sim::new(DIR)), DIR));
@@ -291,7 +291,7 @@ fn what_has_moved_is_no_step_s() {
     .unwrap();
 }
 
-/// Replicas take turns: what joins is not sent by one of them alone.
+/// Replicas share the sending to a joining rank.
 #[test]
 fn those_that_have_the_same_share_the_sending() {
     let run = Run { lens: vec![3_000_000], ranks: 2, ..Run::default() }.stage(STAGES[0]);

@@ -1,4 +1,4 @@
-//! A disk in memory that keeps, in a crash, what was synced, and of everything else some of it in any order.
+//! Disk in memory. A crash keeps everything that was synced, and a random part of everything else, in any order.
 
 use meshstep_shard::checkpoint::{Disk, Reader, Writer};
 use rand::prelude::*;
@@ -8,16 +8,16 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A file or a folder, whatever it is called.
+/// File or folder, independent of its name.
 type Node = usize;
 
-/// The folder that there is from the beginning.
+/// Root folder, which exists from the beginning.
 const ROOT: Node = 0;
 
-/// A name in a folder.
+/// Name in a folder.
 type Name = (Node, String);
 
-/// Everything that happened. What is in a folder is there under any name of the folder, and without one.
+/// Everything that happened. A folder's contents belong to the folder itself, under any of its names or without one.
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
     Create {
@@ -30,7 +30,7 @@ pub(crate) enum Event {
         at: u64,
         bytes: Vec<u8>,
     },
-    /// Of a file's bytes, or of the names in a folder.
+    /// Syncs the bytes of a file, or the names in a folder.
     Sync {
         node: Node,
     },
@@ -54,10 +54,10 @@ struct Tree {
 #[derive(Debug, Default)]
 struct State {
     tree: Tree,
-    /// What there was before the first event.
+    /// State before the first event.
     before: Tree,
     events: Vec<Event>,
-    /// Before the event of this number everything begins to fail.
+    /// Number of the event before which everything begins to fail.
     fails_at: Option<usize>,
     held: bool,
 }
@@ -81,7 +81,7 @@ impl Tree {
                 if at > all.len() {
                     all.resize(at, 0);
                 }
-                // What is behind the end is copied at once: to make room for it first is slow, byte by byte.
+                // Bytes behind the end are appended in one copy; zeroing the room first would be slow, byte by byte.
                 let (inside, behind) = bytes.split_at(bytes.len().min(all.len() - at));
                 all[at..at + inside.len()].copy_from_slice(inside);
                 all.extend_from_slice(behind);
@@ -97,7 +97,7 @@ impl Tree {
         }
     }
 
-    /// Names in a folder.
+    /// Returns the names in a folder.
     fn inside(&self, folder: Node) -> impl Iterator<Item = (&str, Node)> {
         let names = self.names.range((folder, String::new())..(folder + 1, String::new()));
         names.map(|((_, name), node)| (&**name, *node))
@@ -120,7 +120,7 @@ impl State {
 }
 
 impl Sim {
-    /// An empty disk with one folder.
+    /// Makes an empty disk with one folder.
     pub(crate) fn new(dir: &str) -> Self {
         let tree = Tree { names: BTreeMap::new(), nodes: HashMap::from([(ROOT, None)]) };
         Sim::of(Path::new(dir), tree)
@@ -139,24 +139,24 @@ impl Sim {
         self.state().events.len()
     }
 
-    /// Before the event of this number everything begins to fail.
+    /// Lets everything fail from event number `event` on.
     pub(crate) fn fail_at(&self, event: usize) {
         self.state().fails_at = Some(event);
     }
 
-    /// Bytes of a file, to damage.
+    /// Changes the bytes of a file.
     pub(crate) fn damage(&self, path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
         let node = self.find(path).unwrap();
         change(self.state().tree.nodes.get_mut(&node).unwrap().as_mut().unwrap());
     }
 
-    /// All of a file.
+    /// Returns all bytes of a file.
     pub(crate) fn bytes(&self, path: &Path) -> Vec<u8> {
         let node = self.find(path).unwrap();
         self.state().tree.file(node).unwrap().clone()
     }
 
-    /// Every file there is.
+    /// Returns the paths of all files.
     pub(crate) fn files(&self) -> Vec<PathBuf> {
         let (state, mut files) = (self.state(), Vec::new());
         let mut folders = vec![(self.dir.clone(), ROOT)];
@@ -177,7 +177,7 @@ impl Sim {
         self.state().tree.names.remove(&name).unwrap();
     }
 
-    /// The disk after a crash before event `count`: `random` decides what of everything that was not synced is there.
+    /// Returns the disk after a crash before event `count`; `random` decides which unsynced events survive.
     pub(crate) fn crashed(&self, count: usize, random: &mut StdRng) -> Sim {
         let state = self.state();
         let (events, mut tree) = (&state.events[..count], state.before.clone());
@@ -185,7 +185,7 @@ impl Sim {
         for (i, event) in events.iter().enumerate() {
             match event {
                 Event::Create { node, folder, .. } => {
-                    // It may have its bytes and a later name without its first one.
+                    // The node may have its bytes and a later name without its first name.
                     tree.nodes.insert(*node, (!folder).then(Vec::new));
                 }
                 Event::Sync { node } => drop(synced.insert(*node, i)),
@@ -194,7 +194,7 @@ impl Sim {
         }
         let keep = random.random_range(0.0..1.0);
         for (i, event) in events.iter().enumerate() {
-            // Names are kept by a later sync of the folder they are in, bytes by one of their file.
+            // A later sync of their folder keeps names, and one of their file keeps bytes.
             let of = match event {
                 Event::Create { name: (folder, _), .. }
                 | Event::Rename { from: (folder, _), .. }
@@ -204,7 +204,7 @@ impl Sim {
             let kept = synced.get(&of).is_some_and(|last| *last > i) || random.random_bool(keep);
             match event {
                 event if kept => tree.apply(event),
-                // Some of a write may be there, and its length without the rest.
+                // A part of a write may survive, and its length without all of its bytes.
                 Event::Write { node, at, bytes } => {
                     let (mut torn, part) = (bytes.clone(), random.random_range(0..=bytes.len()));
                     match random.random_bool(0.5) {
@@ -231,7 +231,7 @@ impl Sim {
         self.state().tree.names.get(&name).copied().ok_or_else(missing)
     }
 
-    /// A path's name in its folder, which is there.
+    /// Returns a path's name in its folder, which must exist.
     fn name(&self, path: &Path) -> io::Result<Name> {
         let folder = self.find(path.parent().ok_or_else(missing)?)?;
         Ok((folder, path.file_name().ok_or_else(missing)?.to_str().unwrap().to_owned()))
@@ -243,7 +243,7 @@ impl Sim {
         if state.tree.names.contains_key(&name) {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
-        // Nodes are numbered in the order of events, so that after a crash too the next number is nobody's.
+        // Nodes are numbered in the order of events, so that the next number is free after a crash too.
         let node = state.tree.nodes.len();
         state.log(Event::Create { name, node, folder })?;
         drop(state);
@@ -281,7 +281,7 @@ impl Disk for Sim {
         self.log(Event::Rename { from, to, node })
     }
 
-    /// Name by name, the folder's last.
+    /// Removes one name after another, the folder's own last.
     fn remove(&self, path: &Path) -> io::Result<()> {
         let (node, name) = (self.find(path)?, self.name(path)?);
         let inside: Vec<String> = self.state().tree.inside(node).map(|(name, _)| name.to_owned()).collect();

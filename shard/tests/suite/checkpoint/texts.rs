@@ -1,4 +1,4 @@
-//! What errors say of themselves: each thing once, down a chain of sources.
+//! Texts of errors: a chain of sources says each fact once.
 
 use meshstep_comm::loopback::spawn;
 use meshstep_shard::Error as ShardError;
@@ -6,7 +6,7 @@ use meshstep_shard::checkpoint::pytorch::PyTorchError;
 use meshstep_shard::checkpoint::{CheckpointError, CoverError, Failed, Load, Mismatch, Store};
 use std::error::Error;
 
-/// Everything a chain of sources says, as programs print it.
+/// Returns all texts of a chain of sources, as programs print them.
 fn said_by(error: &(dyn Error + 'static)) -> Vec<String> {
     let mut said = vec![error.to_string()];
     said.extend(error.source().map_or_else(Vec::new, said_by));

@@ -1,4 +1,4 @@
-//! A parameter that was saved by another of its names is held to the same rule.
+//! A parameter that was saved under another of its names must have the same rule.
 
 use crate::checkpoint::failures::failed;
 use crate::checkpoint::sim::Sim;
@@ -10,7 +10,7 @@ use meshstep_tensor::{DType, Layout};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// A model that calls a parameter by two names.
+/// Model with two names for one parameter.
 struct Tied(&'static [(&'static str, &'static str)]);
 
 impl Placing for Tied {
@@ -34,7 +34,7 @@ fn make(comm: Arc<dyn Communicator>, name: &str, beta2: f64) -> Optimizer {
     Optimizer::new(comm, layout.build().unwrap(), rule, |_, _| Ok(()), options).unwrap()
 }
 
-/// What comes of going on with another rule under `name`: where it is loaded, and where it is moved.
+/// Returns the results of resuming with another rule under `name`: by a load, and by a reshard.
 fn told((saved, by): (&str, &Tied), (name, here): (&str, &Tied), beta2: f64) -> [Result<(), Error>; 2] {
     let store = Store::on(Arc::new(Sim::new("/run")), "/run");
     let ranks = spawn(2, |comm| {

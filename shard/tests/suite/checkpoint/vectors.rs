@@ -1,4 +1,4 @@
-//! Reading vectors from their pieces, against every element by its index.
+//! Reads of vectors from their pieces, compared with every element by its index.
 
 use crate::allocator;
 use crate::checkpoint::pieces::{any_cover, any_piece};
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A step with one slot of a tensor of this shape, its pieces spread over some files with gaps between them.
+/// Returns a step with one slot of a tensor of this shape; its pieces are spread over some files with gaps between them.
 fn step(random: &mut StdRng, shape: &[u64], pieces: Vec<Piece>, dtype: Type) -> (Manifest, Vec<Vec<u8>>) {
     let mut files = vec![Vec::new(); random.random_range(1..4)];
     let mut entries = Vec::new();

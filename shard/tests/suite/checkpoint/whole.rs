@@ -1,14 +1,14 @@
-//! What all ranks of an optimizer hold together, put together from each rank's part.
+//! State of an optimizer, assembled from the parts of all ranks.
 
 use crate::common::{fetch, param};
 use meshstep_shard::Optimizer;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// A parameter's updates, and its vectors by name, of which each element is there once.
+/// Count of a parameter's updates, and its vectors by name, with each element once.
 pub(crate) type Tensor = (u64, BTreeMap<String, Bytes>);
 
-/// A vector's bytes: those of the `known` ranges, which are in order and apart, and zeros elsewhere.
+/// Bytes of a vector in the `known` ranges, which ascend and do not touch, and zeros elsewhere.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Bytes {
     values: Vec<u8>,
@@ -16,7 +16,7 @@ pub(crate) struct Bytes {
 }
 
 impl Bytes {
-    /// `len` bytes, of which those from `from` on are known.
+    /// Makes a vector of `len` bytes with `bytes` known from `from` on.
     fn new(len: usize, from: usize, bytes: &[u8]) -> Self {
         let mut values = vec![0; len];
         values[from..from + bytes.len()].copy_from_slice(bytes);
@@ -24,23 +24,23 @@ impl Bytes {
         Bytes { values, known: Some(known).filter(|known| !known.is_empty()).into_iter().collect() }
     }
 
-    /// All bytes, where all are known.
+    /// Returns all bytes if all are known.
     pub(crate) fn whole(&self) -> Option<&[u8]> {
         let known: usize = self.known.iter().map(Range::len).sum();
         (known == self.values.len()).then_some(&self.values)
     }
 
-    /// The ranges of bytes that are known.
+    /// Returns the ranges of known bytes.
     pub(crate) fn known(&self) -> &[Range<usize>] {
         &self.known
     }
 
-    /// The bytes, with zeros where none is known.
+    /// Returns the bytes, with zeros for unknown ones.
     pub(crate) fn values(&self) -> &[u8] {
         &self.values
     }
 
-    /// Adds what `other` knows, which must be alike where both know it.
+    /// Adds the known bytes of `other`; bytes known to both must be the same.
     fn merge(&mut self, other: &Bytes, what: &str) {
         assert_eq!(self.values.len(), other.values.len(), "{what}");
         for new in &other.known {
@@ -65,7 +65,7 @@ impl Bytes {
     }
 }
 
-/// What there is of an optimizer, on one rank or on all.
+/// State of an optimizer, on one rank or on all.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Whole {
     pub(crate) tensors: BTreeMap<String, Tensor>,
@@ -73,7 +73,7 @@ pub(crate) struct Whole {
     pub(crate) loss_scale: Option<meshstep_optim::LossScaleState>,
 }
 
-/// This rank's part.
+/// Returns this rank's part.
 pub(crate) fn part(opt: &Optimizer) -> Whole {
     let queue = &opt.options().queue;
     let tensor = |p: &meshstep_tensor::Param| {
@@ -95,7 +95,7 @@ pub(crate) fn part(opt: &Optimizer) -> Whole {
     Whole { tensors, steps: opt.steps(), loss_scale: opt.loss_scale_state() }
 }
 
-/// All ranks' parts as one; where several have the same, they have it alike.
+/// Joins the parts of all ranks; copies of the same element must be the same.
 pub(crate) fn join(parts: Vec<Whole>) -> Whole {
     let mut parts = parts.into_iter();
     let mut all = parts.next().unwrap();

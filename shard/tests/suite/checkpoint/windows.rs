@@ -1,4 +1,4 @@
-//! Of which bytes a load reads: each window of 1 MiB that a rank needs, and each once.
+//! Bytes read by a load: each window of 1 MiB that a rank needs, once.
 
 use crate::checkpoint::hooked::{Call, Hooked};
 use crate::checkpoint::layouts::DIR;
@@ -14,12 +14,12 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 const WINDOW: u64 = 1 << 20;
 
-/// Elements of the one parameter: 17 windows, which are more than a part of 16 MiB, or a tenth of 21, and a part of another.
+/// Elements of the only parameter: 17 windows, more than one part of 16 MiB, or in a tenth 21; and a partial window.
 fn len() -> usize {
     cases(17, 21).max(3) as usize * (1 << 18) + 777
 }
 
-/// A matrix of so many rows, of whose columns each rank holds as many.
+/// Placement of a matrix with its columns divided evenly among the ranks.
 struct Columns {
     rows: usize,
     columns: usize,
@@ -28,7 +28,7 @@ struct Columns {
 }
 
 impl Columns {
-    /// Rows of 1024 elements, for all ranks together.
+    /// Makes a matrix of `rows` rows with 1024 elements each, for all ranks together.
     fn of(rows: usize, comm: &dyn Communicator) -> Self {
         let (rank, ranks) = (comm.rank(), comm.world_size());
         Columns { rows, columns: 1024 / ranks, rank, ranks }
@@ -57,7 +57,7 @@ fn optimizer(comm: Arc<dyn Communicator>) -> Optimizer {
 fn build(comm: Arc<dyn Communicator>, shape: &[usize], rule: impl Rule + 'static, stage: Stage) -> Optimizer {
     let layout = Layout::builder().param("w", shape, DType::F32).build().unwrap();
     let values = |_: &Param, mut to: SliceMut<'_>| {
-        // Which bytes are read does not depend on what they are.
+        // The values do not influence which bytes are read.
         if !long() {
             to.bytes_mut()?.fill(63);
             return Ok(());
@@ -70,7 +70,7 @@ fn build(comm: Arc<dyn Communicator>, shape: &[usize], rule: impl Rule + 'static
     Optimizer::new(comm, layout, rule, values, options).unwrap()
 }
 
-/// Saves with so many ranks and loads with so many others. Tells how many bytes of all that was saved they read, and how many that was.
+/// Saves on some ranks and loads on others; returns the number of bytes read and the number saved.
 fn read(
     (savers, save): (usize, impl Fn(Arc<dyn Communicator>, &Store) + Send + Sync),
     (ranks, load): (usize, impl Fn(Arc<dyn Communicator>, &Store) + Send + Sync),
@@ -96,7 +96,7 @@ fn read(
     (counted.load(Relaxed), saved)
 }
 
-/// The same of the vector.
+/// Same as [`read`] for the vector.
 fn read_vector(savers: usize, ranks: usize) -> (u64, u64) {
     let save = |comm, store: &Store| _ = optimizer(comm).save(store, Save::default()).unwrap();
     let load = |comm, store: &Store| _ = optimizer(comm).load(store, Load::default()).unwrap();
@@ -105,7 +105,7 @@ fn read_vector(savers: usize, ranks: usize) -> (u64, u64) {
 
 #[test]
 fn columns_that_lie_side_by_side_are_read_about_once() {
-    // Of 12288 rows, 48 MiB, which are read in more than one share, as are the 20 MiB where a tenth is run.
+    // 12288 rows are 48 MiB, which are read in more than one share; so are the 20 MiB of a tenth.
     let rows = (cases(12, 12).max(5) as usize) << 10;
     let make = |comm: Arc<dyn Communicator>| {
         let placing = Columns::of(rows, &*comm);

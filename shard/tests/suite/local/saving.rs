@@ -1,4 +1,4 @@
-//! Checkpoints of workers: they continue as if never interrupted, and other workers continue from their mean.
+//! Checkpoints of workers: the same workers resume without a difference, and other numbers of workers resume from their mean.
 
 use crate::checkpoint::sim::Sim;
 use crate::common::{self, Gradients, Run, STAGES, WhichRule, cases, draws, long, tried, turns};
@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 const STEPS: u64 = 11;
 
-/// Steps after which a checkpoint is saved: in the middle of intervals and of flights.
+/// Steps of the checkpoints: in the middle of intervals, and while exchanges are in flight.
 const SAVED: [u64; 3] = [4, 5, 7];
 
 fn store() -> Store {
@@ -28,7 +28,7 @@ fn run(stage: Stage) -> Run {
     Run { gradients: Gradients::Rough, max_norm: Some(5.0), ..Run::default() }.stage(stage)
 }
 
-/// Runs `body` on each rank of workers with several ranks.
+/// Runs `then` on each rank of `workers` workers with `inside` ranks each.
 fn spawn<T: Send>(
     run: &Run,
     plan: &LocalPlan,
@@ -44,10 +44,10 @@ fn spawn<T: Send>(
     ends.unwrap()
 }
 
-/// Takes the next step: all ranks of a worker have the same gradient, so the result is that of one rank.
+/// Takes the next step. All ranks of a worker have the same gradient, so that the number of ranks does not matter.
 fn step(run: &Run, local: &mut LocalOptimizer, worker: usize) {
     let step = local.steps();
-    // The same number of tokens for any number of ranks.
+    // The number of tokens does not depend on the number of ranks.
     let weight = 6 * tokens(worker, step) / local.optimizer().comm().world_size() as u64;
     let mb = local.micro_batch(weight).unwrap();
     for i in 0..run.lens.len() {
@@ -58,7 +58,7 @@ fn step(run: &Run, local: &mut LocalOptimizer, worker: usize) {
     assert_eq!(local.step(run.at(step + 1)).unwrap().exchanged.failed, []);
 }
 
-/// Takes a step with or without gradients, and returns the merged fragments.
+/// Takes a step with something to send again; returns the merged fragments.
 fn merged_in_step(
     run: &Run,
     local: &mut LocalOptimizer,
@@ -87,7 +87,7 @@ fn of_step(step: u64) -> Load {
     Load { step: Some(step), ..Load::default() }
 }
 
-/// Trains four workers, and saves checkpoints after these steps.
+/// Trains four workers, and saves at the given steps.
 fn train_and_save(run: &Run, plan: &LocalPlan, inside: usize, store: &Store, saved: &[u64]) -> Vec<End> {
     spawn(run, plan, [4, inside], |mut local, worker| {
         for &at in saved {
@@ -96,7 +96,7 @@ fn train_and_save(run: &Run, plan: &LocalPlan, inside: usize, store: &Store, sav
                 local.save(store, named(at)).unwrap();
             } else {
                 let saving = local.save_async(store, named(at)).unwrap();
-                // The next save waits for this one, on this worker and on others.
+                // Another save waits for this one, and so does the drop of the optimizer.
                 drop(saving);
             }
         }
@@ -105,10 +105,10 @@ fn train_and_save(run: &Run, plan: &LocalPlan, inside: usize, store: &Store, sav
     })
 }
 
-/// Loads a checkpoint after some other steps, and trains on.
+/// Resumes from a checkpoint, after other steps.
 fn load_and_train(run: &Run, plan: &LocalPlan, mesh: [usize; 2], store: &Store, load: Load) -> Vec<End> {
     spawn(run, plan, mesh, |mut local, worker| {
-        // State to be replaced by the load: other values, and a flight.
+        // State that the load must discard: other values, and exchanges in flight.
         steps_until(run, &mut local, worker + 1, 3);
         let loaded = local.load(store, load).unwrap();
         assert_eq!((loaded.missing, loaded.unexpected), (vec![], vec![]));
@@ -118,11 +118,11 @@ fn load_and_train(run: &Run, plan: &LocalPlan, mesh: [usize; 2], store: &Store, 
     })
 }
 
-/// Plans weighted by tokens, with a delay or an exchange before the update.
+/// Plans that weight by tokens while an exchange is in flight, or before the tokens of a step are counted.
 fn by_tokens() -> [(&'static str, WhichRule, LocalPlan); 4] {
     let late = LocalPlan::local_sgd(4).with(|f| (f.timing.delay, f.weights) = (3, Weights::Tokens));
     let often = LocalPlan::des_loc(3, 4, 4).with(|f| (f.timing.delay, f.weights) = (2, Weights::Tokens));
-    // Before the first step no worker has tokens.
+    // Before the first step no tokens have been counted.
     let before = |plan: LocalPlan| {
         let plan = plan.placed(Placement::Before);
         plan.with(|f| (f.timing.during.start, f.weights) = (1, Weights::Tokens))
@@ -137,8 +137,7 @@ fn by_tokens() -> [(&'static str, WhichRule, LocalPlan); 4] {
     ]
 }
 
-/// Returns true if plan `p` is in this test (0 or 1) of the two that continue from checkpoints. In a normal run each plan is in one
-/// of them.
+/// Returns true if test `test`, 0 or 1 of the two that resume from checkpoints, uses plan `p`. In a normal run each plan is in one of them.
 fn in_turn(p: usize, test: usize) -> bool {
     match effort() {
         Effort::Long => true,
@@ -147,9 +146,9 @@ fn in_turn(p: usize, test: usize) -> bool {
     }
 }
 
-/// Returns the stage with which plan `p` begins its turns.
+/// Returns the first stage that plan `p` uses.
 fn first_stage(p: usize) -> usize {
-    // Two of four plans are in turn, which would use only two of the four stages.
+    // A test uses two plans of four, which would otherwise cover only two stages of four.
     if long() { p } else { p + p / 4 }
 }
 
@@ -169,7 +168,7 @@ fn as_many_workers_go_on_as_if_nothing_had_been() {
         let ranks = |i: usize| if long() || i % 6 == 2 { [1, 2, 3][i % 3] } else { [1, 2, 1][i % 3] };
         let inside = ranks(p);
         let loaded: Vec<usize> = turns(&[0, 1, 2], p + p / 3, 1).collect();
-        // Saves one after another are for workers of one rank, unless the run is long.
+        // Several saves in turn are for workers of one rank, unless the run is long.
         let saved: Vec<u64> = loaded.iter().map(|&k| SAVED[k]).collect();
         let saved = if long() || inside == 1 { SAVED.to_vec() } else { saved };
         let ends = train_and_save(&run(0), &plan, inside, &store, &saved);
@@ -233,7 +232,7 @@ fn what_is_to_be_sent_again_is_so_after_a_checkpoint() {
     };
     let saved = spawn(&run, &plan, [4, 2], |mut local, worker| {
         steps_until(&run, &mut local, worker, 3);
-        // A worker cannot take its step, so the exchange fails and is repeated; a checkpoint is saved before the repetition.
+        // One worker cannot take its step, so nothing is exchanged; then save before the retry.
         let told = merged_in_step(&run, &mut local, worker, worker != 1);
         assert_eq!(told, (worker != 1).then(Vec::new));
         local.save(&store, named(4)).unwrap();
@@ -250,7 +249,7 @@ fn what_is_to_be_sent_again_is_so_after_a_checkpoint() {
             assert!(mesh[1] == 1 || format!("{end:?}") == format!("{before:?}"), "rank {rank}");
         }
     }
-    // A worker with another plan has nothing to send again.
+    // Workers that begin another plan have nothing to send again.
     let other = LocalPlan::local_adam(3).with(|f| f.on_failure = OnFailure::Retry);
     spawn(&run, &other, [4, 2], |mut local, worker| {
         local.load(&store, Load { other_settings: true, ..of_step(4) }).unwrap();
@@ -397,18 +396,18 @@ fn what_somebody_has_edited_is_refused_and_changes_nothing() {
         (with("/flights/0/fragments", json!([])), "never arrives"),
         (with("/again", json!([3])), "no fragment 3"),
         (with("/step", json!(1u64 << 60)), "no count of steps"),
-        (with("/workers/3/tokens", json!([1])), "not every fragment"),
-        (with("/workers/3/sent", json!([1])), "not every fragment"),
+        (with("/workers/3/tokens", json!([1])), "does not list every fragment"),
+        (with("/workers/3/sent", json!([1])), "does not list every fragment"),
         (with("/workers/3/tokens/0", json!(-1)), "invalid value"),
-        (with("/outer_steps", json!([])), "not every fragment"),
+        (with("/outer_steps", json!([])), "does not list every fragment"),
         (with("/workers", json!(idle)), "no worker's values count"),
         (with("/workers", json!(fifth)), "nothing for \"worker.4/p0\""),
-        (with("/workers", json!(vec![&local["workers"][0]; 1000])), "it tells of 1000 workers"),
+        (with("/workers", json!(vec![&local["workers"][0]; 1000])), "it lists 1000 workers"),
         (with("/hash", json!("0")), "the local plan was saved as 0"),
-        (with("/flights", json!([])), "not every fragment"),
+        (with("/flights", json!([])), "does not list every fragment"),
     ];
     let edits = edits.map(|(edited, expected)| (plan.clone(), of_step(5), edited, expected));
-    // Counts are kept for any plan.
+    // Counts are used with any plan.
     let most = json!(1u64 << 53);
     let counts = ["/step", "/outer_steps/2", "/workers/3/steps"].map(|place| {
         let load = Load { other_settings: true, ..of_step(5) };
@@ -424,13 +423,13 @@ fn what_somebody_has_edited_is_refused_and_changes_nothing() {
             let before = end(&run, &local);
             let told = refused(local.load(&store, load).unwrap_err()).to_string();
             assert_eq!((local.steps(), end(&run, &local).params), (1, before.params));
-            // All workers continue.
+            // All workers can go on.
             step(&run, &mut local, worker);
             told
         });
         assert!(told.iter().all(|told| told.contains(expected)), "{expected}: {told:?}");
     }
-    // Another plan does not need these tokens.
+    // Another plan does not use their tokens.
     for (place, ragged) in [("/workers/3/tokens", json!([1])), ("/workers/1/sent", json!([]))] {
         let mut manifest = whole.clone();
         manifest.settings.insert("local".to_owned(), with(place, ragged));
@@ -457,7 +456,7 @@ fn a_failed_save_is_the_same_error_everywhere_and_steps_go_on() {
             steps_until(&run, &mut local, worker, 5);
             let told = refused(local.save(&store, named(5)).unwrap_err());
             let busy = (worker == 1).then(|| local.micro_batch(1).map(drop));
-            // One worker is in the middle of a step: no worker saves.
+            // One worker is in the middle of a step: the save fails on all workers.
             let refused = local.save(&store, named(6)).unwrap_err();
             assert!(matches!(refused, LocalError::Shard(_)), "{refused}");
             drop(busy);
@@ -509,7 +508,7 @@ fn parameters_that_follow_masters_follow_their_mean() {
     });
 }
 
-/// A flight sent after more updates than this worker has taken still arrives.
+/// A value sent after more updates than the parameter has here arrives nevertheless.
 #[test]
 fn a_worker_that_is_loaded_in_part_goes_on_to_what_is_on_its_way() {
     let (sim, run) = (Sim::new("/run"), run(Stage::Zero2));
@@ -535,13 +534,13 @@ fn a_worker_that_is_loaded_in_part_goes_on_to_what_is_on_its_way() {
     }
 }
 
-/// With vectors longer than one read; not in runs of a tenth.
+/// Vectors are longer than the part read at once, except in a tenth.
 #[test]
 fn a_mean_takes_memory_for_parts_of_what_workers_have() {
-    // More than a load may allocate, for all workers together.
+    // The workers' values together are more than a load may hold.
     let len = cases(1_500_000, 2_000_000) as usize;
     let whole = Run { rule: WhichRule::Sgd, lens: vec![len], ..run(Stage::Zero2) };
-    // By tokens, but for the ends.
+    // Weighted by tokens, except for the ends.
     let params = Select::Elements { name: common::name(0), range: 5..len - 7 };
     let own = Fragment::mean(What::Params, Timing::every(100));
     let plan = LocalPlan::new(vec![Fragment { params, weights: Weights::Tokens, ..own }]);

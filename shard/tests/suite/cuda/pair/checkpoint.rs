@@ -1,4 +1,4 @@
-//! A checkpoint that two processes save, and two others load at another stage.
+//! Checkpoint that two processes save, and two others load at another stage.
 
 use crate::checkpoint::whole::{Whole, join};
 use crate::common::{F32_MASTER, Gradients, Run};
@@ -13,7 +13,7 @@ use meshstep_shard::checkpoint::Store;
 use meshstep_tensor::DType;
 use std::path::PathBuf;
 
-/// The runs that are saved, each with the run that loads it and the folder between them.
+/// Returns the runs that are saved, each with the run that loads it and the folder.
 fn runs() -> impl Iterator<Item = (Run, Run, PathBuf)> {
     let scale = DynamicLossScale { init_scale: 64.0, growth_interval: 2, ..DynamicLossScale::default() };
     let loss_scale = Some(LossScale::Dynamic(scale));
@@ -44,7 +44,7 @@ pub(super) fn loads(rank: &Rank) {
         let own = load_and_train(rank.comm(), &rank.on_gpu(&to), &store);
         let mut loaded = loopback::spawn(2, |comm| load_and_train(comm, &to, &store)).unwrap();
         assert!(own == loaded[rank.number()], "{:?} is not loopback's", to.options.stage);
-        // Beside the other rank's part as loopback has it, it is what was saved, then and three steps later.
+        // Together with the other rank's part from loopback, this is the state at the save, and three steps later.
         loaded[rank.number()] = own;
         let (thens, ends): (Vec<_>, Vec<_>) = loaded.into_iter().unzip();
         let (saved, went_on): (Vec<_>, Vec<_>) = on_loopback(&from).into_iter().unzip();
@@ -53,7 +53,7 @@ pub(super) fn loads(rank: &Rank) {
     }
 }
 
-/// Each rank's part of a run that is saved on loopback: at the save, and three steps later.
+/// Returns each rank's part of a run saved on loopback: at the save, and three steps later.
 fn on_loopback(run: &Run) -> Vec<(Whole, Whole)> {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::new(folder.path());
