@@ -438,7 +438,7 @@ fn ranks_that_step_with_different_things_are_told() {
     });
     let one = |mine| {
         format!(
-            "ranks disagree on lr: this one has {mine}, all have from 0.1 to 1.1; give every rank the same"
+            "ranks disagree on lr: this rank has {mine}, the ranks have 0.1 to 1.1; give every rank the same value"
         )
     };
     assert_eq!(told.unwrap(), [one(0.1), one(1.1)]);
