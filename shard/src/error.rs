@@ -190,7 +190,7 @@ pub enum Error {
     Parts {
         /// The parameter.
         name: String,
-        /// Its elements on this rank.
+        /// Elements of the parameter on this rank.
         len: usize,
     },
     /// A parameter of this name exists already.

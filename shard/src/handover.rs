@@ -115,8 +115,8 @@ impl Handover {
 
     /// Lends the place of parameter `i` of bucket `b`; `None` if its gradient is in, or being written.
     ///
-    /// If the series has no free memory, the thread waits within the wait budget for one of its buckets in flight. Of the ranks
-    /// that wait so, the one that has sent the fewest buckets waits for a bucket that every rank has sent, or will send without
+    /// If the series has no free memory, the thread waits within the wait budget for one of its buckets in flight. Among
+    /// these ranks, the one that has sent the fewest buckets waits for a bucket that every rank has sent, or will send without
     /// it; so the wait ends, unless the model has collectives of its own ([`Patience`]). If no bucket is in flight, or the budget
     /// is spent, the pool grows.
     pub(crate) fn lend(&self, b: usize, i: usize) -> Result<Option<Lent>, Error> {
