@@ -117,7 +117,7 @@ impl Optimizer {
     }
 
     /// Runs a barrier on each communicator that a step or a gather would use before that of all ranks, or instead of it for its
-    /// words. A rank that steps or gathers meanwhile then causes a mismatch instead of a deadlock. All calls that may meet begin
+    /// words. A rank that steps or gathers meanwhile then causes a mismatch instead of a deadlock. Calls that may meet begin
     /// with it.
     pub(crate) fn greet(&self) -> Result<(), Error> {
         let mut greeted = vec![Arc::clone(self.comm())];
