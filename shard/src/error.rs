@@ -175,7 +175,7 @@ pub enum Error {
         /// The factor given.
         value: f64,
     },
-    /// The request requires all ranks to share all parameters alike, and they do not.
+    /// The request needs parameters that all ranks share in the same way.
     #[error("{what}: invalid for parameters that groups of ranks share in different ways; use {works}")]
     Shared {
         /// The request.

@@ -73,7 +73,7 @@ impl GatherRoom {
         }
         if !std::mem::replace(&mut self.grown, true) {
             tracing::warn!(
-                "units are gathered out of order, or more than two at a time: each more takes memory for a while (said once)"
+                "units are gathered out of order, or more than two at a time: each further one allocates temporarily (logged once)"
             );
         }
         Ok((self.allocate(dtype, len)?, From::Outside))

@@ -109,7 +109,7 @@ impl Optimizer {
     ) -> Result<Self, Error> {
         let empty = Self::with_room(Arc::clone(&comm), DataPlace::OWN, options.clone());
         if let Err(error) = &empty {
-            // The other ranks compare what they add: take part with the error.
+            // The other ranks compare their arguments now: report this rank's error to them.
             let told = agree::same_everywhere(&*comm, &options, &family::objection(Some(error)));
             tracing::debug!(?told, "no optimizer");
         }

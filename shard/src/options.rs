@@ -72,7 +72,7 @@ pub enum Combine {
 ///
 /// At stages 2 and 3 a bucket that waits for such a gradient until `finish` holds back the buckets after it, and their memory.
 /// `none` completes it at once. Without `none`, a bucket that lacked a gradient on some rank travels after all others in the next
-/// step, on every rank, and takes memory of its own until then; a step in which it lacks nothing restores its place. On a GPU
+/// step, on every rank, and takes memory of its own until then; a step in which it lacks no gradient restores its place. On a GPU
 /// only `none` helps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Missing {

@@ -49,7 +49,7 @@ impl Pool {
         self.grown += 1;
         if self.grown == 1 {
             tracing::warn!(
-                "gradients come out of bucket order, or other ranks lack some: the bucket pool grows for a while (said once)"
+                "gradients come out of bucket order, or other ranks lack some: the bucket pool grows temporarily (logged once)"
             );
         }
         Ok((buffer, From::Outside))

@@ -1,4 +1,4 @@
-//! Comparison and averaging of values over all ranks, block by block: on the CPU, wherever the values are.
+//! Comparison and averaging of values over all ranks, block by block: on the CPU, for values on any device.
 
 use crate::{Error, Options, wire};
 use meshstep_comm::{Communicator, Op, Reduction};

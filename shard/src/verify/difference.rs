@@ -183,9 +183,7 @@ pub enum VerifyError {
     #[error("Clip::BeforeReduce keeps gradients back until `step`; none are reduced before")]
     HeldBack,
     /// No majority of ranks agrees on the vector.
-    #[error(
-        "{0}; repair needs three ranks or more, and more than half of them alike; nothing was changed"
-    )]
+    #[error("{0}; repair needs three ranks or more, and more than half of them alike; nothing was changed")]
     NoMajority(Box<Difference>),
     /// The bit does not exist.
     #[error("no bit {bit} of element {element} of {slot} of {param:?} on this rank")]
