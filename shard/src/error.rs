@@ -1,83 +1,83 @@
-//! What can go wrong with a sharded optimizer, in values.
+//! Errors of a sharded optimizer, with their values.
 
 use crate::{Fault, Stage};
 use meshstep_tensor::DType;
 
-/// What went wrong.
+/// Error of a sharded optimizer.
 ///
-/// After [`Comm`](Error::Comm) the optimizer is poisoned: ranks may have parted, parameters may be of two steps, and every
-/// later call repeats the error. What fails on one rank in the middle of a collective call, and there alone, is such an end: that
-/// rank gets its own error, the others [`Comm`](Error::Comm) with the rank that aborted. All others leave parameters and state as
-/// they were; those that a step ends with drop its gradients.
+/// After [`Comm`](Error::Comm) the optimizer is poisoned: ranks may be at different points, parameters may be of two steps, and
+/// every later call repeats the error. A failure of a single rank in the middle of a collective call ends the run in this way:
+/// that rank gets its own error, the others get [`Comm`](Error::Comm) with the rank that aborted. All other errors leave
+/// parameters and state unchanged; those that end a step drop its gradients.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A collective failed.
     #[error(transparent)]
     Comm(#[from] meshstep_comm::Error),
-    /// Memory could not be had or viewed.
+    /// Memory could not be allocated or viewed.
     #[error(transparent)]
     Tensor(#[from] meshstep_tensor::Error),
     /// A rule refused its hyperparameters or its memory.
     #[error(transparent)]
     Optim(#[from] meshstep_optim::Error),
 
-    /// A plan for nobody.
+    /// The plan has no ranks.
     #[error("a plan needs at least one rank")]
     NoRanks,
-    /// More ranks than the step's exchange has room for.
+    /// There are more ranks than the step's exchange has room for.
     #[error("{world_size} ranks; at most {max} can step together")]
     TooManyRanks {
         /// Ranks asked for.
         world_size: usize,
-        /// The most there may be.
+        /// Maximum number of ranks.
         max: usize,
     },
-    /// Buckets of nothing.
+    /// Buckets would have no elements.
     #[error("bucket_len is 0; use at least 1 element, or None for the default")]
     EmptyBuckets,
     /// Every parameter is frozen.
     #[error("every parameter is frozen; an optimizer needs one that trains")]
     NothingTrains,
-    /// A rank's own gradients are to be clipped at a stage that does not keep them.
+    /// The stage does not keep a rank's own gradients, so they cannot be clipped.
     #[error(
         "stages 2 and 3 send gradients off as they come; Clip::BeforeReduce needs Replicated, Zero1 or WholeParams"
     )]
     ClipNeedsGradients,
-    /// A loss scale that falls at skipped steps, where no step is skipped.
+    /// The loss scale falls at skipped steps, and no step is skipped.
     #[error("a dynamic loss scale needs skips; with NonFinite::Propagate use a static loss scale, or none")]
     ScaleNeedsSkips,
-    /// 16 bits cannot hold what small steps add up to.
+    /// 16 bits cannot hold the sum of small steps.
     #[error("parameter {name:?} is {dtype}, in which small steps vanish; use {works} in Options::precision")]
     NeedsMaster {
         /// The parameter.
         name: String,
         /// Its type.
         dtype: DType,
-        /// What would work.
+        /// A type or setting that works.
         works: &'static str,
     },
     /// An f16 number is not the upper half of an f32 number.
-    #[error("parameter {name:?} is f16, which leaves no remainder of an f32; use bf16, or `Master::F32`")]
+    #[error("parameter {name:?} is f16, and only bf16 has f32 remainders; use bf16, or `Master::F32`")]
     RemainderOfF16 {
         /// The parameter.
         name: String,
     },
-    /// f64 throughout, but for its state.
+    /// All vectors are f64, except narrow state.
     #[error("parameter {name:?} is f64, and bf16 moments waste it; use `Moments::Full`, or f32 parameters")]
     NarrowF64 {
         /// The parameter.
         name: String,
     },
-    /// A precision that is asked for and used by nothing.
-    #[error("Options::precision asks for {what}, and there is none here; use {works}")]
+    /// No parameter uses the requested precision.
+    #[error("Options::precision asks for {what}, and no parameter uses it; use {works}")]
     UnusedPrecision {
-        /// What was asked for.
+        /// The setting that no parameter uses.
         what: &'static str,
-        /// What would work.
+        /// A setting that works.
         works: &'static str,
     },
-    /// A gradient type that does not go with the parameter's.
+    /// The gradient type does not fit the parameter's.
     #[error(
         "parameter {name:?} is {dtype} and cannot take {grads} gradients; f64 takes f64, others f32, bf16 or f16"
     )]
@@ -92,7 +92,7 @@ pub enum Error {
     /// weight x gradient leaves the range of f16.
     #[error("weighted gradients overflow f16; use bf16 or f32 gradients")]
     WeightedF16,
-    /// A rule with more state than an update can carry.
+    /// The rule has more state than an update can carry.
     #[error("rule {rule} names {states} state vectors; at most {max} fit an update")]
     TooManyStates {
         /// The rule.
@@ -102,7 +102,7 @@ pub enum Error {
         /// What fits.
         max: usize,
     },
-    /// A rule that must see whole matrices, on chunks.
+    /// The rule must see whole matrices, and the stage cuts them.
     #[error(
         "{rule} sees whole matrices and {stage:?} cuts them; use Stage::WholeParams or Stage::Replicated"
     )]
@@ -112,7 +112,7 @@ pub enum Error {
         /// The stage.
         stage: Stage,
     },
-    /// A parameter without rows and columns, for a rule that needs them.
+    /// The rule needs matrices, and the parameter is not one.
     #[error(
         "{rule} updates matrices and parameter {name:?} has the shape {shape:?}; add it with another rule by add_param_group"
     )]
@@ -124,76 +124,76 @@ pub enum Error {
         /// Its shape.
         shape: Vec<usize>,
     },
-    /// Ranks on GPUs have stepped with different things, of which one is told.
+    /// Ranks on GPUs have stepped with different arguments; the first difference is reported.
     #[error(
-        "ranks disagree on {field}: this one has {mine}, all have from {smallest} to {largest}; give every rank the same"
+        "ranks disagree on {field}: this rank has {mine}, the ranks have {smallest} to {largest}; give every rank the same value"
     )]
     Differ {
-        /// The first that differs.
+        /// The first field that differs.
         field: &'static str,
-        /// What this rank has.
+        /// Value of this rank.
         mine: String,
-        /// The smallest of all ranks.
+        /// Smallest value of all ranks.
         smallest: String,
-        /// The largest of all ranks.
+        /// Largest value of all ranks.
         largest: String,
     },
-    /// What a GPU has decided is nothing that it decides.
-    #[error("a GPU has told of a step what is no verdict ({verdict}); its memory has been written over")]
+    /// The device wrote a verdict that does not exist.
+    #[error("GPU returned unknown verdict {verdict}; its memory was overwritten, restart the run")]
     NoVerdict {
-        /// What it told.
+        /// The verdict.
         verdict: u32,
     },
-    /// What is decided on the CPU alone, where memory is a GPU's.
-    #[error("{what} is not for memory of a GPU; use {works}")]
+    /// Something works on the CPU only, and memory is on a GPU.
+    #[error("{what} does not work on GPU memory; use {works}")]
     NotOnGpu {
-        /// What was asked for.
+        /// The request.
         what: String,
-        /// What would work.
+        /// An alternative that works.
         works: &'static str,
     },
-    /// Something about a unit of sharded parameters.
+    /// A unit of sharded parameters was used wrongly.
     #[error(transparent)]
     Unit(#[from] crate::UnitError),
-    /// Groups of one layout with different rules.
+    /// Groups of one layout have different rules.
     #[error("rules {first} and {other} for one layout; groups may differ in hyperparameters only")]
     MixedRules {
         /// The first group's rule.
         first: &'static str,
-        /// The one that differs.
+        /// The rule that differs.
         other: &'static str,
     },
-    /// A parameter in two groups.
+    /// A parameter is in two groups.
     #[error("parameter {name:?} is in two groups")]
     InTwoGroups {
         /// The parameter.
         name: String,
     },
-    /// A factor on the learning rate that is not a finite number, 0 or above.
+    /// A factor on the learning rate is negative or not finite.
     #[error("a group's lr_scale is {value}; use a finite number, 0 or above")]
     LrScale {
-        /// What was given.
+        /// The factor given.
         value: f64,
     },
-    /// What takes all ranks to share all parameters alike, where they do not.
-    #[error("{what}, where groups of ranks share parameters in several ways; use {works}")]
+    /// The request needs parameters that all ranks share in the same way.
+    #[error("{what}: invalid for parameters that groups of ranks share in different ways; use {works}")]
     Shared {
-        /// What was asked for.
+        /// The request.
         what: String,
-        /// What would work.
+        /// An alternative that works.
         works: &'static str,
     },
-    /// Parts of a parameter that do not make it up.
+    /// The parts of a parameter do not add up to it.
     #[error(
         "the parts of parameter {name:?} are not its {len} elements, one after another, in runs of 1 or more"
     )]
     Parts {
         /// The parameter.
         name: String,
-        /// Its elements here.
+        /// Elements of the parameter on this rank.
         len: usize,
     },
-    /// A parameter that exists already.
+    /// A parameter of this name exists already.
     #[error("parameter {name:?} exists already; a new group's parameters need names of their own")]
     NameTaken {
         /// The parameter.
@@ -207,33 +207,33 @@ pub enum Error {
         /// Why.
         source: meshstep_tensor::Error,
     },
-    /// Ranks were given different things.
+    /// Ranks were given different arguments.
     #[error("ranks disagree on {what}: rank 0 has {rank0}, rank {rank} has {theirs}")]
     Disagree {
-        /// What differs first.
+        /// The first difference.
         what: String,
-        /// Rank 0's.
+        /// Value of rank 0.
         rank0: String,
-        /// The first rank with another one.
+        /// The first rank with another value.
         rank: usize,
-        /// What it has.
+        /// Value of that rank.
         theirs: String,
     },
-    /// No parameter of this name.
+    /// No parameter has this name.
     #[error("no parameter {name:?} among the {count} registered")]
     UnknownParam {
         /// The name asked for.
         name: String,
-        /// Parameters there are.
+        /// Number of registered parameters.
         count: usize,
     },
-    /// A gradient or a group for a parameter that does not train.
+    /// A gradient or a group was given for a frozen parameter.
     #[error("parameter {name:?} is frozen; it takes no gradient and joins no group")]
     FrozenParam {
         /// The parameter.
         name: String,
     },
-    /// A gradient of another length.
+    /// A gradient has the wrong length.
     #[error("gradient of {name:?} has {given} elements; its shape {shape:?} has {expected}")]
     GradLen {
         /// The parameter.
@@ -245,41 +245,41 @@ pub enum Error {
         /// Elements given.
         given: usize,
     },
-    /// A gradient of another type.
+    /// A gradient has the wrong type.
     #[error("gradient of {name:?} is {given}; this optimizer takes {expected} (see Options::grads)")]
     GradDType {
         /// The parameter.
         name: String,
-        /// What is taken.
+        /// The type that the optimizer takes.
         expected: DType,
-        /// What was given.
+        /// The type given.
         given: DType,
     },
-    /// A second gradient for a parameter in one micro-batch.
+    /// A parameter got a second gradient in one micro-batch.
     #[error("a second gradient for {name:?} in one micro-batch; add them first, or open another micro-batch")]
     GradTwice {
         /// The parameter.
         name: String,
     },
-    /// A slot that already holds an earlier micro-batch's gradient.
+    /// A slot already holds the gradient of an earlier micro-batch.
     #[error("the slot of {name:?} holds an earlier micro-batch's gradient; hand this one over with `grad`")]
     SlotTaken {
         /// The parameter.
         name: String,
     },
-    /// A micro-batch after the step's last.
+    /// A micro-batch was begun after the step's last.
     #[error("the step's last micro-batch is finished; call step or discard_gradients on every rank")]
     StepDue,
-    /// A slot that was neither filled nor dropped, so that its memory is lost: every rank is given up.
+    /// A slot was neither filled nor dropped, so its memory is lost; the run is aborted on every rank.
     #[error("the slot of {name:?} was leaked; fill it or drop it, and make a new optimizer")]
     SlotLeaked {
         /// The parameter.
         name: String,
     },
-    /// What is wrong with the weights of micro-batches.
+    /// The weights of micro-batches are invalid.
     #[error(transparent)]
     Weights(#[from] crate::WeightError),
-    /// What is wrong with the data places of ranks.
+    /// The data places of ranks are invalid.
     #[error(transparent)]
     Place(#[from] crate::PlaceError),
 
@@ -288,32 +288,32 @@ pub enum Error {
     Fault {
         /// The rank, the lowest if there are several.
         rank: usize,
-        /// What is wrong there.
+        /// The fault of that rank.
         fault: Fault,
     },
-    /// Ranks that should hold the same do not, or a rank no longer holds what it wrote.
+    /// Ranks that should hold the same data do not, or a rank no longer holds the data it wrote.
     #[error(transparent)]
     Differs(#[from] Box<crate::Difference>),
-    /// What cannot be verified or repaired.
+    /// Verification or repair is not possible.
     #[error(transparent)]
     Verify(#[from] crate::VerifyError),
-    /// Saving or loading a checkpoint failed, on all ranks; it has changed nothing.
+    /// Saving or loading a checkpoint failed on all ranks, and changed nothing.
     #[cfg(feature = "checkpoint")]
     #[error(transparent)]
     Checkpoint(#[from] Box<crate::checkpoint::Failed>),
-    /// Ranks are not in groups as they must be.
+    /// The assignment of ranks to groups is invalid.
     #[error(transparent)]
     Assignment(#[from] crate::AssignmentError),
-    /// Replicas at a stage that divides them.
-    #[error("a cross-shard optimizer replicates and stage is {stage:?}; set `stage: Stage::Replicated`")]
+    /// A cross-shard optimizer replicates, and the stage shards.
+    #[error("a cross-shard optimizer replicates, and stage is {stage:?}; set `stage: Stage::Replicated`")]
     NotReplicated {
         /// The stage given.
         stage: crate::Stage,
     },
-    /// Replicas that could not be averaged.
-    #[error("replicas are averaged where they drift, which remainders cannot be; use `Master::F32`")]
+    /// Cross-shard optimizers average replicas, and remainders cannot be averaged.
+    #[error("replicas that drift are averaged, and bf16 remainders cannot be; use `Master::F32`")]
     RemaindersOfReplicas,
-    /// A gradient of some elements only.
+    /// A gradient has some of its elements only.
     #[error(
         "gradient of {name:?} is sparse ({indices} indices, {values} values); sparse gradients cannot be reduced \
          here: scatter them into {len} elements and hand those over"
@@ -328,8 +328,8 @@ pub enum Error {
         /// Elements the dense gradient has.
         len: usize,
     },
-    /// Replicas that cannot be averaged.
-    #[error("{slot} of {name:?} differs at element {index}, on some rank not finite: restore it first")]
+    /// Replicas cannot be averaged, because a value is not finite.
+    #[error("{slot} of {name:?} differs at element {index} and is not finite on some rank; restore it first")]
     DriftNotFinite {
         /// `param`, `master`, or the state's name.
         slot: &'static str,
@@ -338,44 +338,44 @@ pub enum Error {
         /// The element, in row-major order.
         index: usize,
     },
-    /// What L-BFGS cannot be made of.
+    /// L-BFGS does not work with these parameters or options.
     #[error(transparent)]
     NotForLbfgs(#[from] crate::NotForLbfgs),
-    /// A rate by a schedule where there is none.
+    /// A scheduled rate was requested, and there is no schedule.
     #[error("this optimizer has no schedule; set Options::schedule, or give each step its own At::lr")]
     NoSchedule,
-    /// A loss scale to restore where none is kept.
+    /// A loss scale was to be restored, and none is kept.
     #[error("this optimizer keeps no loss scale; set Options::loss_scale to restore one")]
     NoLossScale,
-    /// The caller's closure failed here; every rank is where it was before, or at the last point it accepted.
+    /// The caller's closure failed on this rank; every rank is back at its start, or at the last accepted point.
     #[error("the closure failed: {source}")]
     Closure {
-        /// What it returned.
+        /// The closure's error.
         source: std::sync::Arc<dyn std::error::Error + Send + Sync>,
     },
-    /// The closure of another rank failed.
+    /// The closure failed on another rank.
     #[error("the closure failed on rank {rank}; its error says why")]
     ClosureElsewhere {
-        /// Which rank, the lowest if there are several.
+        /// The rank, the lowest if there are several.
         rank: usize,
     },
-    /// A run that begins where loss or gradient is not finite.
+    /// A run begins with a loss or gradient that is not finite.
     #[error(
         "a step begins with loss {loss} and {non_finite} gradient elements that are not finite; start where both are finite"
     )]
     NotFinite {
-        /// The loss.
+        /// The loss at the start.
         loss: f64,
-        /// How many gradient elements are infinite or NaN.
+        /// Number of gradient elements that are infinite or NaN.
         non_finite: u64,
     },
-    /// Ranks were given different things to run to.
-    #[error("the ranks' progress differs; call the same on every rank")]
+    /// Ranks have made different progress.
+    #[error("the ranks' progress differs; make the same calls on every rank")]
     Parted,
-    /// Too many steps in a row had gradients that are not finite.
+    /// Too many consecutive steps had gradients that are not finite.
     #[error("{skips} steps in a row had non-finite gradients; lower the learning rate or the loss scale")]
     TooManySkips {
-        /// How many.
+        /// Number of skipped steps.
         skips: u32,
     },
 }

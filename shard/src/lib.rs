@@ -1,23 +1,23 @@
-//! The optimizer step on one group of ranks: gradients in; reduced, clipped by the true global norm, applied to sharded
-//! state; parameters out, the same on every rank.
+//! The sharded optimizer step on one group of ranks: gradients are reduced, clipped by the global norm and applied to sharded
+//! state; every rank ends with the same parameters.
 //!
-//! | type | what it is |
+//! | type | purpose |
 //! |---|---|
 //! | [`Optimizer`] | parameters and sharded state; takes the steps |
-//! | [`MicroBatch`], [`Slot`] | where a backward pass hands its gradients over |
-//! | [`ShardedLbfgs`] | L-BFGS over a closure, its history sharded |
+//! | [`MicroBatch`], [`Slot`] | take the gradients of a backward pass |
+//! | [`ShardedLbfgs`] | L-BFGS over a closure, with sharded history |
 //! | [`Evaluated`], [`Minimized`], [`Until`] | steps with closures, and runs to a tolerance |
-//! | [`Folding`] | sums and maxima over ranks, as rules ask for them |
+//! | [`Folding`] | sums and maxima over ranks, for update rules |
 //! | [`Gathered`], [`PendingGather`] | a unit of sharded parameters, whole while it is read |
-//! | [`Options`], [`Stage`] | what is divided among the ranks, and how |
+//! | [`Options`], [`Stage`] | the data that is divided among the ranks |
 //! | [`Precision`] | masters, remainders, bf16 moments, stochastic rounding: a recipe that is checked |
-//! | [`Groups`] | other hyperparameters for some parameters |
-//! | [`Among`], [`Shared`] | parameters that several groups of ranks share in several ways, stepped together |
-//! | [`Verified`], [`Difference`] | replicas and sharded state compared by bits, and what was found |
+//! | [`Groups`] | parameter groups with hyperparameters of their own |
+//! | [`Among`], [`Shared`] | parameters that groups of ranks share in different ways, stepped together |
+//! | [`Verified`], [`Difference`] | bitwise comparison of replicas and sharded state, and its findings |
 //! | [`CrossShard`] | replicas in groups that reduce apart, compared and averaged on request |
-//! | `checkpoint` (a feature) | steps saved to folders, in the background too, and loaded onto any ranks; moves between ranks without a file |
-//! | [`local`] | workers that step alone and meet seldom, by a plan |
-//! | [`Plan`], [`Part`] | who owns what, and the bytes it takes, without memory or ranks |
+//! | `checkpoint` (a feature) | steps saved to folders, also in the background, and loaded onto any ranks; in-memory moves |
+//! | [`local`] | workers that step alone and exchange seldom, by a plan |
+//! | [`Plan`], [`Part`] | ownership and bytes, computed without memory or ranks |
 //!
 //! ```
 //! use meshstep_optim::AdamW;
@@ -45,7 +45,7 @@
 //!
 //! # Checkpoints
 //!
-//! With the feature `checkpoint` all ranks save a step together, and any ranks load it, at any stage:
+//! With the feature `checkpoint` all ranks save a step together, and any number of ranks load it, at any stage:
 //!
 //! ```
 //! # #[cfg(feature = "checkpoint")] {
@@ -77,7 +77,7 @@
 //!
 //! # On GPUs
 //!
-//! With the feature `cuda` everything above is the same where [`Options::queue`] is a stream's and the communicator is NCCL's:
+//! With the feature `cuda` everything above works on GPUs: [`Options::queue`] is a CUDA stream and the communicator is NCCL's:
 //!
 //! ```
 //! # #[cfg(feature = "cuda")] {
@@ -90,7 +90,7 @@
 //!     println!("no GPU to step on: {missing}");
 //!     return Ok(());
 //! }
-//! // Threads with a GPU each; processes that torchrun or SLURM started call `nccl::from_env`.
+//! // One thread per GPU; processes started by torchrun or SLURM call `nccl::from_env`.
 //! nccl::spawn(&[0, 1], nccl::Options::default(), |comm| -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
 //!     let queue = Queue::cuda(Stream::new(comm.device())?);
 //!     let layout = Layout::builder().param("w", &[3], DType::F32).build()?;
@@ -103,28 +103,30 @@
 //!     mb.grad("w", grad.as_slice())?;
 //!     mb.finish()?;
 //!     let pending = opt.step(At { max_norm: Some(1.0), ..At::default() })?; // launched; the host goes on
-//!     println!("{:?}", pending.outcome()?); // waits, for who asks
+//!     println!("{:?}", pending.outcome()?); // waits for the device
 //!     Ok(())
 //! })?.into_iter().collect::<Result<(), _>>().map_err(|error| error.to_string())?;
 //! # }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The device decides the step: whether it counts, the clip factor, the loss scale and each parameter's `t` are there. Results
-//! have the CPU's bits wherever NCCL's sums have.
+//! The device decides the step: it holds the verdict (apply or skip), the clip factor, the loss scale and each parameter's `t`.
+//! Results have the CPU's bits wherever NCCL's sums have.
 //!
 //! # Limits
-//! One group of ranks, or several ([`Among`]). Memory of a GPU is for rules that see single elements. There clipping
-//! before the reduction makes the host wait for each step, asking for a dynamic loss scale for the steps so far, and L-BFGS for
-//! each evaluation. Rules that see whole
-//! matrices (Muon) need [`Stage::WholeParams`] or
-//! [`Stage::Replicated`]. [`Stage::Zero3`] shards parameters that train; frozen ones are on every rank. A rank that gives up in the
-//! middle of gathering parts from the others, which ends their run. At stages 2 and 3, and with overlap off, a thread that hands over a gradient
-//! may wait for the other ranks' hand-overs: do not let ranks of one process share a pool of threads for it. Where a rank that
-//! lacks a gradient waits for another in a collective of your own, or in a gather, that other waits in vain, for
-//! [`Options::patience`]; on GPUs until the communicator's deadline. Gradients accumulate in their own type: f32 micro-batches of
-//! f32, bf16 ones in bf16. Weighted means round w g once to the gradients' type. On GPUs a
-//! background save becomes the newest where ranks join it or save again, as its words must not come between training's collectives.
+//! - One group of ranks, or several ([`Among`]).
+//! - On GPUs rules must be element-wise. [`Clip::BeforeReduce`] makes the host wait for each step, reading a dynamic loss scale
+//!   for the steps launched so far, and L-BFGS for each evaluation. A background save becomes the newest checkpoint only when the
+//!   ranks join it or save again, because its control words must not come between training's collectives.
+//! - Rules that see whole matrices (Muon) need [`Stage::WholeParams`] or [`Stage::Replicated`].
+//! - [`Stage::Zero3`] shards trainable parameters; every rank holds the frozen ones.
+//! - A rank that gives up in the middle of a gather leaves the group, which ends the run of the others.
+//! - At stages 2 and 3, and with overlap off, a thread that hands over a gradient may wait for other ranks' gradients: ranks of
+//!   one process must not share a thread pool for it.
+//! - A rank may lack a gradient and wait for another rank in a collective of the model or in a gather. The other rank then waits
+//!   in vain: for [`Options::patience`], on GPUs until the communicator's deadline.
+//! - Gradients accumulate in their own type: f32 micro-batches in f32, bf16 ones in bf16. Weighted means round w g once to the
+//!   gradients' type.
 
 #[cfg(feature = "checkpoint")]
 pub mod checkpoint;

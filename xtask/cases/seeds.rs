@@ -2,9 +2,9 @@
 
 const PARTS: u64 = 10;
 
-/// The seeds of one of the ten tests: those of `0..count` whose last digit is `part`.
+/// The seeds of one of the ten tests: those of `0..count` with `part` as their last digit.
 ///
-/// `MESHSTEP_SEED=n` leaves only that seed, in the test that it belongs to.
+/// `MESHSTEP_SEED=n` runs only that seed, in the test that it belongs to.
 pub fn seeds(part: u64, count: u32) -> Vec<u64> {
     match only() {
         Some(seed) => Some(seed).into_iter().filter(|seed| seed % PARTS == part).collect(),
@@ -12,7 +12,7 @@ pub fn seeds(part: u64, count: u32) -> Vec<u64> {
     }
 }
 
-/// The one seed that is asked for.
+/// Returns the requested seed, if there is one.
 pub fn only() -> Option<u64> {
     let seed = std::env::var("MESHSTEP_SEED").ok()?;
     Some(seed.parse().unwrap_or_else(|_| panic!("MESHSTEP_SEED is {seed:?}; a seed is a number")))

@@ -1,4 +1,5 @@
-//! Runs that PyTorch began are continued as it continued them: files that `bench/python/continue_in_torch.py --fixtures` writes.
+//! Runs begun by PyTorch are continued as PyTorch continued them, from files that `bench/python/continue_in_torch.py --fixtures`
+//! writes.
 
 use crate::problem::{AFTER, APART, BEFORE, CASES, apart, build, everything, small, train};
 use meshstep_comm::loopback::spawn;

@@ -1,4 +1,4 @@
-//! Training that goes on in PyTorch, or comes from there: the half of `bench/python/continue_in_torch.py` that runs here.
+//! Training that continues in PyTorch, or comes from there: the Rust half of `bench/python/continue_in_torch.py`.
 //!
 //! ```text
 //! with_torch export CASE FOLDER    trains, writes CASE.safetensors, trains on, writes CASE-end.safetensors
@@ -33,7 +33,7 @@ fn files(case: &str, folder: &Path) -> [PyTorchFile; 2] {
     ["", "-end"].map(|end| PyTorchFile::new(folder.join(format!("{case}{end}.safetensors"))))
 }
 
-/// On four ranks that divide gradients and state.
+/// Exports from four ranks that divide gradients and state.
 fn export(case: &str, folder: &Path) -> Result<(), Box<dyn std::error::Error>> {
     let (shapes, [at, end]) = (large(), files(case, folder));
     let ranks = meshstep_comm::loopback::spawn(4, |comm| -> Result<(), Error> {
@@ -46,7 +46,7 @@ fn export(case: &str, folder: &Path) -> Result<(), Box<dyn std::error::Error>> {
     Ok(ranks.into_iter().collect::<Result<_, _>>()?)
 }
 
-/// On three.
+/// Imports on three ranks.
 fn import(case: &str, folder: &Path) -> Result<(), Box<dyn std::error::Error>> {
     let (shapes, [at, end]) = (large(), files(case, folder));
     let ranks = meshstep_comm::loopback::spawn(3, |comm| -> Result<_, Error> {

@@ -1,4 +1,4 @@
-//! A problem that PyTorch solves too, with the same gradients to the bit: `bench/python/continue_in_torch.py` has all of this.
+//! A problem that PyTorch solves too, with the same gradients to the bit: `bench/python/continue_in_torch.py` mirrors this file.
 
 use meshstep_comm::Communicator;
 use meshstep_optim::{Adagrad, Adam, AdamW, RmsProp, Sgd};
@@ -11,7 +11,7 @@ use std::sync::Arc;
 pub(crate) const BEFORE: u64 = 20;
 pub(crate) const AFTER: u64 = 10;
 
-/// What is compared is as far apart as this at most, by the norms of whole vectors.
+/// Maximum relative distance of compared vectors, by norm.
 pub(crate) const APART: f64 = 2e-6;
 
 #[cfg(test)]
@@ -20,7 +20,7 @@ pub(crate) const CASES: [&str; 7] =
 
 pub(crate) type Shapes = Vec<(String, Vec<usize>)>;
 
-/// Of a few numbers.
+/// Shapes with a few numbers.
 #[cfg(test)]
 pub(crate) fn small() -> Shapes {
     let shapes: [(&str, &[usize]); 4] =
@@ -28,7 +28,7 @@ pub(crate) fn small() -> Shapes {
     shapes.map(|(name, shape)| (name.to_owned(), shape.to_vec())).into()
 }
 
-/// Of a transformer of two layers.
+/// Shapes of a two-layer transformer.
 pub(crate) fn large() -> Shapes {
     let mut shapes: Shapes = Vec::new();
     let mut add = |name: &str, shape: &[usize]| shapes.push((name.to_owned(), shape.to_vec()));
@@ -54,7 +54,7 @@ pub(crate) fn large() -> Shapes {
     shapes
 }
 
-/// The rule of a case, its learning rate, and what gradients are clipped to.
+/// Returns the rule of a case, its learning rate, and the clipping norm.
 fn case(name: &str) -> (Groups, f64, Option<f64>) {
     let adamw = AdamW { beta2: 0.95, weight_decay: 0.1, ..AdamW::default() };
     let sgd = Sgd { momentum: 0.9, weight_decay: 0.01, ..Sgd::default() };
@@ -74,7 +74,7 @@ fn case(name: &str) -> (Groups, f64, Option<f64>) {
     }
 }
 
-/// A number from -1 on to below 1, which f32 has: SplitMix64 of what it is for.
+/// Returns a number in [-1, 1) that f32 holds exactly: SplitMix64 of its purpose.
 fn number(param: usize, element: usize, salt: u64) -> f32 {
     let word = (param as u64) << 40 | (element as u64) << 8 | salt;
     let mut z = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -84,7 +84,7 @@ fn number(param: usize, element: usize, salt: u64) -> f32 {
     (z >> 40) as f32 / 8_388_608.0 - 1.0
 }
 
-/// The first value, the place of a parabola's minimum, and how steep it is.
+/// Salts: the first value, the place of a parabola's minimum, and its steepness.
 const FIRST: u64 = 0;
 const MINIMUM: u64 = 1;
 const STEEP: u64 = 2;
@@ -134,7 +134,7 @@ pub(crate) fn train(
     Ok(())
 }
 
-/// All vectors, on rank 0.
+/// Returns all vectors, on rank 0.
 pub(crate) fn everything(opt: &mut Optimizer) -> Result<BTreeMap<String, Vec<f32>>, Error> {
     let mut all: BTreeMap<String, Vec<f32>> = BTreeMap::new();
     opt.consolidate(0, &mut |window| {
@@ -147,7 +147,7 @@ pub(crate) fn everything(opt: &mut Optimizer) -> Result<BTreeMap<String, Vec<f32
     Ok(all)
 }
 
-/// How far two vectors are apart, by the norm of the second.
+/// Returns the distance of two vectors, relative to the norm of the second.
 pub(crate) fn apart(a: &[f32], b: &[f32]) -> f64 {
     assert_eq!(a.len(), b.len());
     let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();

@@ -1,4 +1,4 @@
-//! Bytes as what `serialize` made.
+//! Loads bytes as the output of `serialize`.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Bytes as LATEST.
+//! Reads bytes as LATEST.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Bytes as a manifest.
+//! Parses bytes as a manifest.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Bytes as a file in PyTorch's names.
+//! Imports bytes as a file with PyTorch's names.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Writes first inputs into the corpus, from which the targets go on: a valid one of each kind, and what begins to be wrong.
+//! Writes the initial inputs into the corpus, from which the targets start: a valid one of each kind, and slightly damaged ones.
 
 use meshstep_shard::checkpoint::{
     FORMAT, FileEntry, Manifest, PieceEntry, ShardWriter, SlotEntry, Stored, TensorEntry, Type, Vector,
@@ -45,7 +45,7 @@ fn main() -> io::Result<()> {
     bytes()
 }
 
-/// A file of all vectors, one of parameters alone, and what begins to be wrong.
+/// A file of all vectors, one of parameters only, and slightly damaged ones.
 fn pytorch() -> io::Result<()> {
     let vector = |dtype: &str, shape: &[u64], from: u64, to: u64| {
         let offsets = [from, to];
@@ -104,7 +104,7 @@ fn pytorch() -> io::Result<()> {
     seed("pytorch", "raw", &[&[0][..], &len, whole.as_bytes(), &data].concat())
 }
 
-/// What an optimizer makes, and what begins to be wrong.
+/// The output of an optimizer, and slightly damaged ones.
 fn bytes() -> io::Result<()> {
     let mut opt = fuzzed::optimizers::optimizer();
     let stepped = (0..2).try_for_each(|_| fuzzed::optimizers::step(&mut opt));
@@ -146,7 +146,7 @@ fn seed(target: &str, name: &str, bytes: &[u8]) -> io::Result<()> {
     fs::write(dir.join(name), bytes)
 }
 
-/// A matrix in ranges, and one in boxes, in two files.
+/// One matrix in ranges, and one in boxes, in two files.
 fn step() -> (Manifest, Vec<Vec<u8>>) {
     let (mut files, mut entries, mut w, mut u) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for rank in 0..2u64 {

@@ -1,4 +1,4 @@
-//! Bytes as a step, a manifest and safetensors files.
+//! Reads bytes as a step: a manifest and safetensors files.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Steps that evaluate a closure, and runs of them to a tolerance.
+//! Steps that evaluate a closure, and runs of such steps to a tolerance.
 
 use crate::closure::lbfgs::{Failed, backward};
 use crate::optimizer::layout_state;
@@ -7,24 +7,25 @@ use crate::{At, Combine, Error, MicroBatch, Optimizer, Outcome};
 use meshstep_optim::{ExactSum, Stop};
 use std::sync::Arc;
 
-/// What a step with a closure did: the same on every rank but for the traffic.
+/// Result of a step with a closure: the same on every rank except for the traffic.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Evaluated {
-    /// The loss of all ranks, combined as their gradients are, where the step began.
+    /// Loss of all ranks at the start of the step, combined as their gradients are.
     pub loss: f64,
-    /// What the step did.
+    /// Outcome of the step.
     pub outcome: Outcome,
 }
 
-/// When a run of a rule ends.
+/// End of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Until {
-    /// Where the gradient's norm is no larger.
+    /// Stops when the gradient's norm is at most this.
     pub tolerance_grad: f64,
-    /// Where the loss changes by less from one iteration to the next. What does not move the parameters does not count: a
-    /// skipped step, a learning rate of 0; nor does the run's first update, in which some rules only take in the gradient.
+    /// Stops when the loss changes by less than this from one iteration to the next. Iterations that do not move the parameters
+    /// do not count: a skipped step, a learning rate of 0, and the run's first update, in which some rules only store the
+    /// gradient.
     pub tolerance_change: f64,
-    /// After this many iterations.
+    /// Stops after this number of iterations.
     pub max_iter: u64,
 }
 
@@ -35,37 +36,37 @@ impl Default for Until {
     }
 }
 
-/// A run to its end, of any rule or of L-BFGS: the same on every rank. The parameters are in the optimizer.
+/// Result of a run, of any rule or of L-BFGS: the same on every rank. The optimizer holds the parameters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Minimized {
     /// The last loss evaluated.
     pub loss: f64,
-    /// The norm of the last gradient.
+    /// Norm of the last gradient.
     pub grad_norm: f64,
-    /// Updates of the parameters.
+    /// Number of parameter updates.
     pub iterations: u64,
-    /// Calls of the closure.
+    /// Number of closure calls.
     pub evaluations: u64,
-    /// Why it ended.
+    /// Reason why the run ended.
     pub stop: Stop,
-    /// Every point that was evaluated and accepted, the first one included.
+    /// All points that were evaluated and accepted, the first one included.
     pub history: Vec<Passed>,
 }
 
 /// A point that a run passed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Passed {
-    /// The loss there.
+    /// Loss at the point.
     pub loss: f64,
-    /// The norm of the gradient there; where the gradient was not finite NaN if its step was skipped, else infinite.
+    /// Norm of the gradient at the point. If the gradient was not finite: NaN if the step was skipped, else infinite.
     pub grad_norm: f64,
 }
 
 impl Optimizer {
-    /// Evaluates `closure` once and takes the step: its micro-batch weighs `weight`, it hands over gradients and returns its
-    /// loss. Collective. Costs one exchange more than the step: the losses are summed exactly. Where the closure fails on one
-    /// rank, or is not called because a step is under way there or `weight` is too large, every rank drops the gradients and
-    /// returns an error. Where parameters are sharded, and the other ranks wait for what it has not gathered, that ends the run.
+    /// Evaluates `closure` once and takes the step: the closure hands gradients to a micro-batch of weight `weight`, and returns
+    /// its loss. Collective. Costs one exchange more than a step: the losses are summed exactly. If the closure fails on one
+    /// rank, or is not called there because a step is under way or `weight` is too large, every rank drops the gradients and
+    /// returns an error. With sharded parameters such a failure ends the run, if the other ranks wait for gathers of that rank.
     pub fn step_with<E: Into<Failed>>(
         &mut self,
         at: At,
@@ -87,8 +88,8 @@ impl Optimizer {
         Ok(Evaluated { loss, outcome: self.step(at)?.outcome()? })
     }
 
-    /// [`step_with`](Self::step_with) until a tolerance or the bound is reached. `at(t)` is what step `t`, from 1, is taken
-    /// with. Collective, and `until` is compared. The step of the iteration that ends the run has been taken.
+    /// Repeats [`step_with`](Self::step_with) until a tolerance or the bound is reached; `at(t)` gives the arguments of step `t`,
+    /// from 1. Collective, and the ranks compare `until`. The step of the last iteration has been taken.
     pub fn minimize<E: Into<Failed>>(
         &mut self,
         until: Until,
@@ -129,7 +130,7 @@ impl Optimizer {
         })
     }
 
-    /// Whether every rank can begin a run, and with the same end: else one would wait for another that has ended.
+    /// Checks that every rank can begin a run, and with the same end: otherwise one rank would wait for another that has ended.
     fn agree_on(&mut self, until: &Until) -> Result<(), Error> {
         let heard = self.check_heard();
         let idle = self.handover.healthy().and_then(|()| self.check_idle()).and(heard);
@@ -144,11 +145,11 @@ impl Optimizer {
         idle.and(same.map(drop))
     }
 
-    /// The loss of all ranks, or the error of the lowest that failed.
+    /// Returns the loss of all ranks, or the error of the lowest rank that failed.
     fn combine_losses(&mut self, told: Result<f64, Error>, weight: u64) -> Result<f64, Error> {
         let comm = Arc::clone(self.comm());
         let weight = if self.options.combine == Combine::Weighted { weight } else { 1 };
-        // The loss of what another rank computes too counts there; that of no samples is no number.
+        // If several ranks compute the same loss, one of them counts it; the loss of no samples is NaN.
         let weight = if self.handover.fixed.place.first { weight } else { 0 };
         let mut words = [0; 2 + ExactSum::WORDS];
         let mut fault = [0];

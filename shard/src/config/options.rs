@@ -1,4 +1,4 @@
-//! What a run is made with, and what changes from step to step.
+//! Options of an optimizer, and arguments of a step.
 
 use crate::{Owners, Precision};
 use meshstep_optim::schedule::Schedule;
@@ -6,7 +6,7 @@ use meshstep_optim::{LossScale, Norm};
 use meshstep_tensor::{DType, Meter, Place, Queue};
 use std::time::Duration;
 
-/// What is divided among the ranks.
+/// Sharding stage: the data that is divided among the ranks.
 ///
 /// | stage | parameters | gradients | state | sent per step and rank, parameters P, ranks n |
 /// |---|---|---|---|---|
@@ -16,185 +16,186 @@ use std::time::Duration;
 /// | `Zero3` | 1/n, and two units | as `Zero2` | 1/n | two all-gathers + reduce-scatter for each of k micro-batches: 3k(n-1)/n P |
 /// | `WholeParams` | all | all | by whole parameters | all-reduce + broadcasts: 2(n-1)/n P + at most P |
 ///
-/// Stages 0 to 3 are those of Rajbhandari et al., *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*
-/// (2020). On the loopback backend all of them end with the same bits where a step has one micro-batch; with several, stages 2
-/// and 3 round each reduction where the others round one, and they agree where sums and means are exact.
+/// Stages 0 to 3 are those of Rajbhandari et al., *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models* (2020).
+/// On the loopback backend all of them end with the same bits if a step has one micro-batch. With several micro-batches, stages 2
+/// and 3 round after each reduction and the others once, so that they agree only where sums and means are exact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Stage {
-    /// Stage 0: every rank updates everything.
+    /// Stage 0: nothing is divided; all ranks update all parameters.
     Replicated,
     /// Optimizer state is sharded.
     #[default]
     Zero1,
-    /// Optimizer state and gradients are sharded; a bucket of gradients is given back once it is reduced.
+    /// Optimizer state and gradients are sharded; the memory of a bucket of gradients is reused once it is reduced.
     Zero2,
-    /// Parameters are sharded too, as ZeRO-3 and FSDP do: whoever reads some gathers their unit
-    /// ([`Optimizer::gather`](crate::Optimizer::gather)) and drops it; a step gathers nothing. Frozen parameters are on every rank.
+    /// Parameters are sharded too, as in ZeRO-3 and FSDP: a reader gathers their unit
+    /// ([`Optimizer::gather`](crate::Optimizer::gather)) and drops it afterwards; a step gathers nothing. Every rank holds the
+    /// frozen parameters.
     Zero3,
     /// The classic sharded optimizer: each parameter has one owner, which updates and broadcasts it.
     WholeParams(Owners),
 }
 
 impl Stage {
-    /// Whether each rank updates its chunk of every bucket, whatever parameters that cuts.
+    /// Returns true if each rank updates its chunk of every bucket, even where that cuts parameters.
     pub(crate) fn cuts_state(self) -> bool {
         matches!(self, Stage::Zero1) || self.cuts_grads()
     }
 
-    /// Whether a rank keeps its chunks of the reduced gradients alone.
+    /// Returns true if a rank keeps only its chunks of the reduced gradients.
     pub(crate) fn cuts_grads(self) -> bool {
         matches!(self, Stage::Zero2) || self.cuts_params()
     }
 
-    /// Whether a rank keeps its chunks of the parameters alone.
+    /// Returns true if a rank keeps only its chunks of the parameters.
     pub(crate) fn cuts_params(self) -> bool {
         matches!(self, Stage::Zero3)
     }
 }
 
-/// How gradients of several ranks and micro-batches become one.
+/// How the gradients of several ranks and micro-batches are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Combine {
-    /// Their mean over ranks and micro-batches. The mean over ranks is taken in the reduction's accumulator, before
-    /// rounding; that over micro-batches is a factor into the update.
+    /// Mean over ranks and micro-batches. The mean over ranks is taken in the reduction's accumulator, before rounding; the mean
+    /// over micro-batches is a factor of the update.
     #[default]
     Mean,
-    /// Their sum.
+    /// Sum over ranks and micro-batches.
     Sum,
-    /// sum(w g) / sum(w), w the weight of each micro-batch on each rank: its samples or tokens. Products are rounded to the
-    /// gradients' type once; f16 is refused, since w g overflows it.
+    /// sum(w g) / sum(w), with w the weight of each micro-batch on each rank: its samples or tokens. Products are rounded once to
+    /// the gradients' type; f16 is refused, because w g overflows it.
     Weighted,
 }
 
-/// What happens when a rank has no gradient for a parameter: it said [`MicroBatch::none`](crate::MicroBatch::none), or finished
-/// its micro-batch without.
+/// Policy for a rank without a gradient for a parameter: it called [`MicroBatch::none`](crate::MicroBatch::none), or finished its
+/// micro-batch without the gradient.
 ///
-/// At stages 2 and 3 a bucket that waits for such a gradient until `finish` holds back those after it, and memory with them. `none`
-/// completes it at once. Where nobody says `none`, a bucket that lacked a gradient on some rank travels after all others in the next
-/// step, on every rank, and takes memory of its own until then; a step in which it lacks nothing puts it back. On a GPU
+/// At stages 2 and 3 a bucket that waits for such a gradient until `finish` holds back the buckets after it, and their memory.
+/// `none` completes it at once. Without `none`, a bucket that lacked a gradient on some rank travels after all others in the next
+/// step, on every rank, and takes memory of its own until then; a step in which it lacks no gradient restores its place. On a GPU
 /// only `none` helps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Missing {
     /// The step fails on every rank, naming rank and parameter; nothing changes.
     #[default]
     Error,
-    /// It counts as zeros.
+    /// The missing gradient counts as zeros.
     Zero,
-    /// A parameter that no rank has a gradient for is left alone, its state and its `t` too; missing on some ranks
-    /// counts as zeros there.
+    /// A parameter without a gradient on any rank is not updated, and its state and `t` stay; a gradient that is missing on some
+    /// ranks only counts as zeros there.
     SkipIfMissingEverywhere,
-    /// A parameter that no rank has a gradient for is left alone, its state and its `t` too; missing on some ranks is an
-    /// error on every rank, naming one of them and the parameter.
+    /// A parameter without a gradient on any rank is not updated, and its state and `t` stay; a gradient that is missing on some
+    /// ranks only is an error on every rank, naming one of these ranks and the parameter.
     AllOrNone,
 }
 
 impl Missing {
-    /// Whether ranks count who has a gradient for what.
+    /// Returns true if ranks count the gradients of each parameter.
     pub(crate) fn counts(self) -> bool {
         matches!(self, Missing::SkipIfMissingEverywhere | Missing::AllOrNone)
     }
 }
 
-/// What happens when a combined gradient is infinite or NaN.
+/// Policy for combined gradients that are infinite or NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum NonFinite {
-    /// The step is skipped on every rank: [`Outcome::Skipped`](crate::Outcome::Skipped), an error after
-    /// [`Options::max_skips`] in a row. No update begins before all gradients are there.
+    /// The step is skipped on every rank: [`Outcome::Skipped`](crate::Outcome::Skipped); more than [`Options::max_skips`] in a
+    /// row are an error. No update begins before all gradients have arrived.
     #[default]
     Skip,
-    /// The step is taken whatever the gradients hold, as PyTorch takes it: what is not finite goes into parameters and state,
-    /// and the norm is infinite. With [`At::max_norm`] the factor is 0 then, so that the elements that are not finite become
-    /// NaN and the others 0. PyTorch's `clip_grad_norm_` does so for infinities; for a NaN it makes every gradient NaN. A dynamic
-    /// loss scale lives on skips and is refused.
+    /// The step is taken with any gradients, as in PyTorch: non-finite elements enter parameters and state, and the norm is
+    /// infinite. With [`At::max_norm`] the clip factor is then 0, so that non-finite elements become NaN and the others 0.
+    /// PyTorch's `clip_grad_norm_` does so for infinities; for a NaN it makes every gradient NaN. A dynamic loss scale depends on
+    /// skips and is refused.
     ///
-    /// As no gradient decides anything, a bucket is updated, and its parameters sent off, while the next still travels, unless
-    /// `max_norm` limits the combined gradient, a rule (LAMB, LARS) needs sums over whole tensors, or parameters are shared among
-    /// several groups of ranks. What decides
-    /// goes through a communicator of its own, split off at construction, and the norm in one more exchange at the end.
+    /// Gradients do not influence the decision, so a bucket is updated and its parameters are sent while the next is still in
+    /// flight, unless `max_norm` limits the combined gradient, a rule (LAMB, LARS) needs sums over whole tensors, or several
+    /// groups of ranks share parameters. The decision uses a communicator of its own, split off at construction, and the norm one
+    /// more exchange at the end.
     Propagate,
 }
 
-/// Which gradients [`At::max_norm`] limits.
+/// Gradients that [`At::max_norm`] limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Clip {
-    /// The combined one: what all ranks and micro-batches have together is scaled down to the norm, and every rank scales
-    /// alike. What PyTorch's `clip_grad_norm_` does to reduced gradients.
+    /// The combined gradient of all ranks and micro-batches is scaled down to the norm, by the same factor on every rank:
+    /// PyTorch's `clip_grad_norm_` applied to reduced gradients.
     #[default]
     AfterReduce,
-    /// Each rank's own: what its micro-batches have together is scaled down to the norm before it is combined with the
-    /// other ranks'. Gradients stay until the step, since the norm is not known before, so that nothing travels while the
-    /// caller computes; stages 2 and 3, which do not keep them, are refused. The factor is rounded to f32, the products to the
+    /// Each rank's own gradient, summed over its micro-batches, is scaled down to the norm before it is combined with the other
+    /// ranks'. The norm is not known before the step, so gradients stay until then and no communication overlaps the caller's
+    /// computation; stages 2 and 3, which do not keep gradients, are refused. The factor is rounded to f32, the products to the
     /// gradients' type.
     BeforeReduce,
 }
 
-/// Where the first parameter values come from.
+/// Source of the initial parameter values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Initial {
-    /// Rank 0's go to everyone; the other ranks' values are not asked for.
+    /// Rank 0's values are broadcast; the other ranks' initializers are not called.
     #[default]
     Broadcast,
-    /// Every rank has them, and they must be the same: a difference is an error naming the first parameter.
+    /// Every rank supplies them, and they must be equal: a difference is an error that names the first parameter.
     Compare,
 }
 
-/// How an [`Optimizer`](crate::Optimizer) is built. The same on every rank; that is checked.
+/// Options of an [`Optimizer`](crate::Optimizer). Every rank passes the same options, which is checked.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// What is divided among the ranks.
+    /// Sharding stage.
     pub stage: Stage,
-    /// The most elements of a bucket of several parameters. A parameter is never cut, so a larger one is a bucket of its own.
-    /// `None`: max(40e6, 1e6 per rank). At stages 2 and 3, where the longest two neighbours are held as gradients travel
-    /// ([`Memory::buckets`](crate::Memory::buckets)), it is at most an 80th of all elements of the type, or of small models a 16th,
-    /// from 64 Ki to 4 Mi; and what lies beside a parameter larger than a bucket is cut short.
+    /// Maximum elements of a bucket that holds several parameters. Parameters are never cut, so a larger one gets a bucket of its
+    /// own. `None`: max(40e6, 1e6 per rank). At stages 2 and 3, where memory holds the longest two consecutive buckets in flight
+    /// ([`Memory::buckets`](crate::Memory::buckets)), `None` is also at most 1/80 of all elements of the type, for small models
+    /// 1/16 up to 4 Mi, and at least 64 Ki; and buckets beside a parameter larger than a bucket are cut short.
     pub bucket_len: Option<usize>,
-    /// Whether buckets travel while the caller computes. Off: the thread that fills a bucket waits for its reduction.
+    /// True: buckets travel while the caller computes. False: the thread that fills a bucket waits for its reduction.
     pub overlap: bool,
-    /// How long a gradient waits, by the communicator's clock, for a bucket that travels and whose memory it needs (stages 2 and 3;
-    /// at every stage with overlap off). Where another rank lacks a gradient of that bucket, and itself waits for this rank in a
-    /// collective of the model or in a gather, that is in vain. Then memory is taken beyond the plan, if there is any
-    /// ([`Traffic::pool_grown`](crate::Traffic::pool_grown) counts it), without another wait of this thread in this micro-batch; of micro-batches
-    /// in a row that have waited in vain each waits half as long, down to a thousandth. Longer than ranks are apart otherwise.
-    /// `Duration::MAX`: without an end but the communicator's, for models whose ranks never lack a gradient. On a GPU its queue
-    /// waits, and not the host, so that the communicator's deadline is the only end there.
+    /// Wait budget of a gradient, by the communicator's clock, for the memory of a bucket in flight (stages 2 and 3; at every
+    /// stage with overlap off). The wait is in vain if another rank lacks a gradient of that bucket, and itself waits for this
+    /// rank in a collective of the model or in a gather. After the budget the thread takes memory beyond the plan, if there is
+    /// any ([`Traffic::pool_grown`](crate::Traffic::pool_grown) counts it), and does not wait again in this micro-batch. The
+    /// budget halves after each micro-batch with such a wait, down to a thousandth. Choose it longer than the usual skew between
+    /// ranks. `Duration::MAX`: no limit except the communicator's, for models in which no rank ever lacks a gradient. On a GPU
+    /// the queue waits, not the host, so the communicator's deadline is the only limit there.
     pub patience: Duration,
-    /// How gradients of several ranks and micro-batches become one.
+    /// How the gradients of several ranks and micro-batches are combined.
     pub combine: Combine,
-    /// What happens when a gradient is missing.
+    /// Policy for missing gradients.
     pub missing: Missing,
-    /// What happens when a gradient is not finite.
+    /// Policy for gradients that are not finite.
     pub non_finite: NonFinite,
-    /// Where the first values come from.
+    /// Source of the initial values.
     pub initial: Initial,
-    /// The type gradients are handed over and travel in; `None`: that of each parameter. f32, bf16 and f16 parameters take any
-    /// of the three; f64 parameters always take f64.
+    /// Type in which gradients are handed over and sent; `None`: that of each parameter. f32, bf16 and f16 parameters take any of
+    /// the three; f64 parameters always take f64.
     pub grads: Option<DType>,
-    /// What is kept of parameters and state, and how.
+    /// Types of masters and moments, and their rounding.
     pub precision: Precision,
-    /// The norm that is clipped and reported.
+    /// Norm that is clipped and reported.
     pub norm: Norm,
-    /// Which gradients are clipped by it.
+    /// Gradients that are clipped by it.
     pub clip: Clip,
-    /// What the caller multiplies each loss with ([`Optimizer::loss_scale`](crate::Optimizer::loss_scale)); the step divides
-    /// the gradients by that same scale, and then lets it follow the overflows. `None`: 1, always.
+    /// Factor by which the caller multiplies each loss ([`Optimizer::loss_scale`](crate::Optimizer::loss_scale)); the step
+    /// divides the gradients by the same factor, then adjusts it after overflows. `None`: always 1.
     pub loss_scale: Option<LossScale>,
-    /// The learning rate of every step, by the steps taken or skipped before it: steps are taken with
-    /// [`Optimizer::scheduled`](crate::Optimizer::scheduled), and one at another rate is an error on every rank. Ranks with
-    /// different schedules are refused when the optimizer is made. `None`: each step's [`At::lr`] says.
+    /// Learning rate of every step, as a function of the steps taken or skipped before it. Steps are then taken with
+    /// [`Optimizer::scheduled`](crate::Optimizer::scheduled); a step at another rate is an error on every rank. Ranks with
+    /// different schedules are refused when the optimizer is built. `None`: each step's [`At::lr`].
     pub schedule: Option<Schedule>,
-    /// Steps skipped in a row, for gradients that are not finite, before that is an error. A skip after which a dynamic loss
-    /// scale can still fall does not count.
+    /// Steps that may be skipped in a row, for gradients that are not finite, before a skip is an error. A skip after which a
+    /// dynamic loss scale can still fall does not count.
     pub max_skips: u32,
-    /// Where parameters, gradients and state are, and the order of all work on them: the CPU's queue, or a stream of the GPU that
-    /// the communicator is of. What the caller's own work writes and reads is ordered by the same queue.
+    /// Queue of the optimizer: the place that holds parameters, gradients and state, and the order of all work on them. The CPU's
+    /// queue, or a stream of the communicator's GPU. It also orders the caller's own reads and writes.
     pub queue: Queue,
-    /// Where bytes are counted. Clones of these options count together: give each rank its own meter to tell ranks apart.
+    /// Meter that counts bytes. Clones of these options share it: give each rank its own meter to tell ranks apart.
     pub meter: Meter,
 }
 
 impl Options {
-    /// Whether buckets that lacked a gradient in the last step travel last in this one. On a GPU the host does not hear in time
-    /// which those are.
+    /// Returns true if buckets that lacked a gradient in the last step travel last in this one. On a GPU the host does not learn
+    /// in time which buckets those are.
     pub(crate) fn defers(&self) -> bool {
         self.stage.cuts_grads() && self.missing != Missing::Error && self.queue.place() == Place::Cpu
     }
@@ -224,15 +225,15 @@ impl Default for Options {
     }
 }
 
-/// What one step is taken with. The same on every rank; that is checked, bit for bit.
+/// Arguments of one step. The same on every rank, which is checked bit for bit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct At {
-    /// Learning rate: [`Options::schedule`]'s for this step, where there is one.
+    /// Learning rate; with [`Options::schedule`] the schedule's for this step.
     pub lr: f64,
-    /// The largest norm the gradients may have ([`Options::clip`] says which); longer ones are scaled down to it. `None`: no
+    /// Maximum norm of the gradients ([`Options::clip`] says which gradients); longer ones are scaled down to it. `None`: no
     /// clipping.
     pub max_norm: Option<f64>,
-    /// A factor on every gradient, beside [`Options::loss_scale`]'s: 1 / loss scale where the caller keeps one.
+    /// Factor on every gradient, in addition to [`Options::loss_scale`]'s: 1 / loss scale if the caller keeps its own.
     pub grad_scale: f64,
 }
 

@@ -8,10 +8,10 @@ use std::fmt::Write;
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// State vectors an update can carry: more than any rule here names.
+/// Maximum number of state vectors in an update: more than any rule here names.
 pub(crate) const MAX_STATES: usize = 8;
 
-/// A rule, and other hyperparameters of the same rule for some parameters.
+/// A rule, with other hyperparameters of the same rule for some parameters.
 ///
 /// ```
 /// use meshstep_optim::AdamW;
@@ -35,12 +35,12 @@ pub(crate) struct Group {
 }
 
 impl Groups {
-    /// One rule for every parameter.
+    /// Applies one rule to all parameters.
     pub fn new(rule: impl Rule + 'static) -> Self {
         Groups { groups: vec![Group::new(rule, 1.0, Vec::new())] }
     }
 
-    /// `rule` for the parameters named.
+    /// Applies `rule` to the named parameters.
     pub fn with<N: Into<String>>(
         self,
         rule: impl Rule + 'static,
@@ -49,7 +49,7 @@ impl Groups {
         self.with_lr(rule, 1.0, names)
     }
 
-    /// `rule` for the parameters named, its learning rate `lr_scale` times the step's.
+    /// Applies `rule` to the named parameters, with `lr_scale` times the step's learning rate.
     pub fn with_lr<N: Into<String>>(
         mut self,
         rule: impl Rule + 'static,
@@ -61,12 +61,12 @@ impl Groups {
         self
     }
 
-    /// The parameters that were named.
+    /// Returns the parameter names of all groups.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.groups.iter().flat_map(|group| group.names.iter().map(String::as_str))
     }
 
-    /// The same for a layout that has some of the parameters alone: the others' names are left out.
+    /// Returns the groups for a layout with some of the parameters only: other names are left out.
     pub fn within(&self, layout: &Layout) -> Groups {
         let own = |group: &Group| {
             let names = group.names.iter().filter(|name| layout.index(name).is_some()).cloned().collect();
@@ -75,7 +75,7 @@ impl Groups {
         Groups { groups: self.groups.iter().map(own).collect() }
     }
 
-    /// The same with the names that parameters go by: where `first` knows a name, what it says instead, once in each group.
+    /// Returns the groups with each name that `first` knows replaced by its answer, once in each group.
     pub fn renamed<'n>(&self, first: impl Fn(&str) -> Option<&'n str>) -> Groups {
         let of = |group: &Group| {
             let mut names: Vec<String> = Vec::new();
@@ -90,13 +90,13 @@ impl Groups {
         Groups { groups: self.groups.iter().map(of).collect() }
     }
 
-    /// The first group's rule; the others' differ in hyperparameters alone.
+    /// Returns the first group's rule; the other groups differ in hyperparameters only.
     pub fn rule(&self) -> &dyn Rule {
         &*self.groups[0].rule
     }
 
-    /// Whether these rules can update the parameters of `layout` with these options, where all ranks share all parameters alike,
-    /// or not.
+    /// Checks that these rules can update the parameters of `layout` with these options. `alike`: all ranks share all parameters
+    /// in the same way.
     pub fn check(&self, layout: &Layout, alike: bool, options: &Options) -> Result<(), Error> {
         self.assign(layout)?;
         options.precision.check_rules(self)?;
@@ -107,11 +107,11 @@ impl Groups {
         self.check_place(options)
     }
 
-    /// What takes all ranks to share all parameters alike.
+    /// Refuses rules and options that require all ranks to share all parameters alike.
     fn check_shared(&self, options: &Options) -> Result<(), Error> {
         let rule = |sees| self.groups.iter().map(|g| &g.rule).find(|rule| rule.sees() == sees);
         let (what, works) = match (rule(Sees::TensorSums), rule(Sees::Matrix)) {
-            // Folded over all ranks, each element once.
+            // The sums are folded over all ranks, so that each element counts once.
             (Some(rule), _) if !options.stage.cuts_state() => {
                 (format!("sums over whole tensors, for {}", rule.name()), "Stage::Zero1, Zero2 or Zero3")
             }
@@ -122,12 +122,12 @@ impl Groups {
         Err(Error::Shared { what, works })
     }
 
-    /// The names of the rule's state vectors, the same in every group.
+    /// Returns the names of the rule's state vectors, the same in every group.
     pub(crate) fn state(&self) -> &'static [&'static str] {
         self.groups[0].rule.state()
     }
 
-    /// Whether each parameter's rule can see under `stage` what it must see.
+    /// Checks that each parameter's rule can see under `stage` the elements that it needs.
     pub(crate) fn check_sight(&self, layout: &Layout, stage: Stage) -> Result<(), Error> {
         let rule = &self.groups[0].rule;
         if rule.sees() != Sees::Matrix {
@@ -143,7 +143,7 @@ impl Groups {
         })
     }
 
-    /// Whether a GPU can take these groups' steps, where memory is there.
+    /// Checks that every group's rule has GPU kernels, if memory is on a GPU.
     pub(crate) fn check_place(&self, options: &Options) -> Result<(), Error> {
         if options.queue.place() == Place::Cpu {
             return Ok(());
@@ -154,7 +154,7 @@ impl Groups {
         })
     }
 
-    /// The group of each parameter, by registration index, or what is wrong with the groups.
+    /// Returns the group of each parameter, by registration index, or an error in the groups.
     pub(crate) fn assign(&self, layout: &Layout) -> Result<Vec<usize>, Error> {
         self.groups.iter().try_for_each(|g| g.check(&self.groups[0]))?;
         let mut of = vec![0; layout.params().len()];
@@ -175,7 +175,7 @@ impl Groups {
         Ok(of)
     }
 
-    /// One line a hyperparameter, for ranks to compare.
+    /// Writes one line per hyperparameter, for ranks to compare.
     pub(crate) fn describe(&self, layout: &Layout, text: &mut String) {
         for (param, g) in layout.params().iter().zip(self.assign(layout).unwrap_or_default()) {
             let _ = writeln!(text, "group of {:?} = {g}", param.name());
@@ -195,8 +195,8 @@ impl Group {
         Group { rule: Arc::new(rule), lr_scale, names }
     }
 
-    /// A digest of what [`describe`](Self::describe) tells, as it is now: a rule may keep its hyperparameters where they change.
-    /// Allocates nothing.
+    /// Returns a digest of the lines that [`describe`](Self::describe) writes, recomputed each time because a rule's
+    /// hyperparameters may change. Allocates nothing.
     pub(crate) fn digest(&self) -> u64 {
         let named = |name: &str| xxh3_64(name.as_bytes());
         let names = [self.rule.name()].into_iter().chain(self.rule.state().iter().copied());
@@ -205,7 +205,7 @@ impl Group {
         all
     }
 
-    /// One line for everything about the rule of the optimizer's group `g`, for ranks to compare.
+    /// Writes one line per fact about the rule of group `g`, for ranks to compare.
     pub(crate) fn describe(&self, g: usize, text: &mut String) {
         let _ = writeln!(text, "rule of group {g} = {}", self.rule.name());
         let _ = writeln!(text, "lr_scale of group {g} = {}", self.lr_scale);
@@ -215,7 +215,7 @@ impl Group {
         let _ = writeln!(text, "state of group {g} = {:?}", self.rule.state());
     }
 
-    /// The largest number a step at `lr` computes with, for a tensor of this shape ([`Rule::reach`]).
+    /// Returns the largest number that a step at `lr` computes with, for a tensor of this shape ([`Rule::reach`]).
     pub(crate) fn reach(&self, lr: f64, matrix: Option<(usize, usize)>) -> f64 {
         self.rule.reach(lr * self.lr_scale, matrix)
     }
@@ -236,7 +236,7 @@ impl Group {
     }
 }
 
-/// A digest of the rules of all groups.
+/// Returns a digest of the rules of all groups.
 pub(crate) fn of_groups(groups: &[Group]) -> u64 {
     of_bits(groups.iter().map(Group::digest))
 }
@@ -271,7 +271,7 @@ mod tests {
             .with(AdamW { amsgrad: true, ..adamw.clone() }, [""; 0])
             .with_lr(adamw.clone(), next(1.0), [""; 0]);
         let lamb = Lamb::default();
-        // Of no kernels.
+        // A rule without kernels.
         let lambs = Groups::new(lamb.clone())
             .with(Lamb { beta2: next(lamb.beta2), ..lamb.clone() }, [""; 0])
             .with_lr(lamb.clone(), 2.0, [""; 0]);

@@ -5,7 +5,7 @@ use meshstep_optim::{NEAREST_RETENTION, Rounding};
 use meshstep_tensor::DType;
 use std::collections::BTreeSet;
 
-/// What is kept of parameters and state, and how. Gradients have a type of their own, [`Options::grads`](crate::Options).
+/// Storage types of parameters and state. Gradients have a type of their own, [`Options::grads`](crate::Options).
 ///
 /// | parameters | master | bytes of parameter and master |
 /// |---|---|---|
@@ -14,21 +14,21 @@ use std::collections::BTreeSet;
 /// | bf16 | [`Master::Remainder`] | 2 + 2 |
 /// | bf16 | none, with [`Rounding::Stochastic`] | 2 |
 ///
-/// A layout may mix types; each takes what is for it, and what is for none of them is refused. So is what would lose steps
-/// or decays: the error says why, and what would work.
+/// A layout may mix types: each type takes the settings that apply to it, and a setting that applies to no parameter is refused.
+/// Settings that would lose steps or decays are refused too: the error says why, and what would work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Precision {
-    /// What 16-bit parameters are rounded from.
+    /// Master values from which 16-bit parameters are rounded.
     pub master: Master,
-    /// What state is kept in.
+    /// Type of the state vectors.
     pub moments: Moments,
-    /// How bf16 moments, and bf16 parameters without a master, are written.
+    /// Rounding of bf16 moments, and of bf16 parameters without a master.
     pub rounding: Rounding,
-    /// Of the random bits of stochastic rounding: one seed, one result, whatever the stage, the buckets or the ranks.
+    /// Seed of stochastic rounding: one seed gives one result, for every stage, bucket length and number of ranks.
     pub seed: u64,
 }
 
-/// What small steps add up in, where parameters have 16 bits.
+/// Where small steps accumulate if parameters have 16 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Master {
     /// The parameters themselves.
@@ -36,13 +36,13 @@ pub enum Master {
     None,
     /// An f32 copy, of which the parameters are the nearest numbers of their type.
     F32,
-    /// The lower half of an f32 number whose upper half, rounded to nearest, is the bf16 parameter: 2 bytes in place of 4. The
-    /// f32 number comes back to the bit, but for those half-way between two bf16 numbers (65,278 of 2^32), which move by one
-    /// unit in the last place of f32 towards the one they round to; and those above bf16's largest, which become infinite.
+    /// The lower half of an f32 number; its upper half, rounded to nearest, is the bf16 parameter: 2 bytes instead of 4. The f32
+    /// number is restored to the bit, with two exceptions: numbers half-way between two bf16 numbers (65,278 of 2^32) move by one
+    /// unit in the last place of f32 towards the one they round to, and numbers above bf16's largest become infinite.
     Remainder,
 }
 
-/// What state is kept in.
+/// Type of the state vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Moments {
     /// The type updates are computed in: f64 for f64 parameters, else f32.
@@ -52,17 +52,17 @@ pub enum Moments {
     BF16,
 }
 
-/// The types of what belongs to parameters of one type.
+/// Types of the vectors that belong to parameters of one type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Kept {
-    /// What is computed in.
+    /// Type of the update's arithmetic.
     pub(crate) update: DType,
     pub(crate) master: Option<DType>,
     pub(crate) state: DType,
 }
 
 impl Precision {
-    /// What is kept of a parameter, or why this recipe is not for its type.
+    /// Returns the types for a parameter, or an error if this recipe does not fit its type.
     pub(crate) fn kept(&self, name: &str, dtype: DType) -> Result<Kept, Error> {
         let name = || name.to_owned();
         let master = match (dtype, self.master) {
@@ -85,7 +85,7 @@ impl Precision {
         Ok(Kept { update, master, state })
     }
 
-    /// Refuses what is asked for and used by none of the parameters, whose types are `dtypes`.
+    /// Refuses settings that no parameter uses; `dtypes` are the types of the parameters.
     pub fn check_used(&self, dtypes: impl IntoIterator<Item = DType>) -> Result<(), Error> {
         let dtypes: BTreeSet<DType> = dtypes.into_iter().collect();
         let any = |has: fn(DType) -> bool| dtypes.iter().copied().any(has);
@@ -104,7 +104,7 @@ impl Precision {
         }
     }
 
-    /// Refuses rules whose state these moments cannot hold.
+    /// Refuses rules with state that these moments cannot hold.
     pub(crate) fn check_rules(&self, groups: &Groups) -> Result<(), Error> {
         if self.moments == Moments::Full {
             return Ok(());

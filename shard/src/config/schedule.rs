@@ -1,12 +1,12 @@
-//! The learning rate of a sharded step where a schedule gives it: every rank's from the same step.
+//! Learning rate of a sharded step by a schedule: every rank computes it from the same step.
 
 use crate::config::options::At;
 use crate::{Error, Optimizer};
 use meshstep_optim::schedule::Schedule;
 
 impl Optimizer {
-    /// Steps taken or skipped so far, which is what [`Options::schedule`](crate::Options::schedule) goes by; to be saved. On a
-    /// GPU those are among them that were launched and are not decided yet.
+    /// Returns the steps taken or skipped so far, for [`Options::schedule`](crate::Options::schedule) and for checkpoints. On a
+    /// GPU this includes launched steps that are not decided yet.
     pub fn steps(&self) -> u64 {
         #[cfg(feature = "cuda")]
         let unheard = self.unheard();
@@ -15,7 +15,7 @@ impl Optimizer {
         self.progress.steps + unheard
     }
 
-    /// Goes on from a saved count of steps, between two of them. Every rank restores the same: the next step compares.
+    /// Restores a saved count of steps, between two steps. All ranks restore the same count, which the next step compares.
     pub fn restore_steps(&mut self, steps: u64) -> Result<(), Error> {
         self.check_idle()?;
         #[cfg(feature = "cuda")]
@@ -26,10 +26,10 @@ impl Optimizer {
         Ok(())
     }
 
-    /// What the next step is taken with: the rate that [`Options::schedule`](crate::Options::schedule) has for it, and no
+    /// Returns arguments for the next step: the rate that [`Options::schedule`](crate::Options::schedule) has for it, and no
     /// clipping.
     ///
-    /// On a GPU a step that was an error counts until its outcome is known: who goes on after one asks for it first.
+    /// On a GPU a failed step counts until its outcome is known: after an error, read the outcome before calling this.
     ///
     /// ```
     /// # use meshstep_optim::{AdamW, schedule::{Cosine, Schedule}};
@@ -56,13 +56,13 @@ impl Optimizer {
         Ok(At { lr, max_norm: None, grad_scale: 1.0 })
     }
 
-    /// The rate that a schedule has for the next step.
+    /// Returns the scheduled rate of the next step.
     pub(crate) fn scheduled_lr(&self) -> Option<f64> {
         self.options.schedule.as_ref().map(|schedule| schedule.at(self.steps()))
     }
 }
 
-/// Lines for ranks to compare.
+/// Returns lines for ranks to compare.
 pub(crate) fn describe(schedule: Option<&Schedule>) -> String {
     let Some(schedule) = schedule else { return "schedule = none\n".to_owned() };
     let line = |(name, value): (&str, String)| format!("{name} of schedule = {value}\n");

@@ -1,36 +1,36 @@
-//! Which ranks reduce with which. Arithmetic only.
+//! Assignment of ranks to the groups that reduce together. Arithmetic only.
 
-/// Why a list of rank lists is no assignment of ranks to groups.
+/// Reason why lists of ranks are not an assignment to groups.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AssignmentError {
-    /// A rank that there is not.
+    /// The rank does not exist.
     #[error("group {group} has rank {rank}; there are {world_size} ranks, from 0")]
     OutOfRange {
         /// The rank.
         rank: usize,
         /// Its group.
         group: usize,
-        /// Ranks there are.
+        /// Number of ranks.
         world_size: usize,
     },
-    /// A rank that would reduce twice.
+    /// The rank would reduce twice.
     #[error("rank {rank} is in group {first} and in group {second}; every rank is in one group, once")]
     Twice {
         /// The rank.
         rank: usize,
-        /// The group that has it first.
+        /// The first group that lists the rank.
         first: usize,
-        /// The group that has it again.
+        /// The second group that lists the rank.
         second: usize,
     },
-    /// A rank in no group.
+    /// A rank is in no group.
     #[error("rank {rank} is in no group; every rank is in one group, once")]
     Uncovered {
         /// The lowest such rank.
         rank: usize,
     },
-    /// Groups of different sizes, whose replicas would count differently.
+    /// Groups have different sizes, so their replicas would count differently.
     #[error("group {group} has {len} ranks and group 0 has {expected}; groups are of equal size")]
     Unequal {
         /// The first group that differs.
@@ -42,7 +42,7 @@ pub enum AssignmentError {
     },
 }
 
-/// The group of every rank, if `groups` have each of `world_size` ranks exactly once and are of equal size.
+/// Returns the group of every rank, if `groups` contain each of `world_size` ranks exactly once and are of equal size.
 pub(super) fn group_of(groups: &[Vec<usize>], world_size: usize) -> Result<Vec<usize>, AssignmentError> {
     let mut of = vec![None; world_size];
     for (group, ranks) in groups.iter().enumerate() {
@@ -85,7 +85,7 @@ mod tests {
     }
 
     proptest! {
-        /// Any permutation cut into equal parts is an assignment; any one rank changed into another is none.
+        /// Any permutation cut into equal parts is an assignment; changing one rank into another makes it invalid.
         #[test]
         fn equal_parts_of_all_ranks_are_an_assignment(
             order in (1usize..5, 1usize..5).prop_flat_map(|(n, size)| {

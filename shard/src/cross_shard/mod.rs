@@ -1,4 +1,4 @@
-//! Replicas in groups: every rank holds and updates everything, and gradients are combined within its group.
+//! Replicas in groups: every rank holds and updates all parameters, and gradients are combined within its group.
 
 mod assignment;
 mod room;
@@ -24,21 +24,20 @@ use meshstep_tensor::{Layout, Param, Slice, SliceMut};
 use std::fmt::Write;
 use std::sync::Arc;
 
-/// Any rule over replicated parameters whose gradients are combined across the ranks of a group (TensorFlow's
-/// `CrossShardOptimizer`).
+/// Any rule over replicated parameters, with gradients combined across the ranks of a group (TensorFlow's `CrossShardOptimizer`).
 ///
-/// [`Options::combine`] says how: mean, sum, or mean weighted by each rank's batch size, the `weight` of its micro-batches.
-/// [`Options::clip`] says what [`At::max_norm`] limits: each rank's gradient before it is combined, or the combined one.
+/// [`Options::combine`] selects mean, sum, or mean weighted by each rank's batch size, the `weight` of its micro-batches.
+/// [`Options::clip`] selects what [`At::max_norm`] limits: each rank's gradient before it is combined, or the combined one.
 ///
-/// A gradient that no rank of a group has leaves the parameter alone there, its state and its `t` too. One that some of them
-/// have is decided by [`Options::missing`]: an error under [`Missing::Error`] and [`Missing::AllOrNone`], otherwise zeros on
+/// If no rank of a group has a gradient for a parameter, the group leaves the parameter, its state and its `t` unchanged. If some
+/// ranks have one, [`Options::missing`] decides: an error under [`Missing::Error`] and [`Missing::AllOrNone`], otherwise zeros on
 /// the ranks without it.
 ///
-/// Groups are apart after construction: each has its own norm, skips and loss scale, and parameters part where gradients
+/// Groups are independent after construction: each has its own norm, skips and loss scale, and parameters diverge where gradients
 /// differ, until [`synchronize_state`](Self::synchronize_state).
 ///
-/// On a GPU all of it is the same, and a step waits no more than an [`Optimizer`]'s: to be made, and to compare and average, are
-/// what makes the host wait.
+/// On a GPU everything works the same way, and a step waits no more than an [`Optimizer`]'s: only construction, comparing and
+/// averaging make the host wait.
 ///
 /// ```
 /// use meshstep_optim::Sgd;
@@ -66,17 +65,17 @@ pub struct CrossShard {
     optimizer: Optimizer,
     world: Arc<dyn Communicator>,
     group: Vec<usize>,
-    /// Which of the groups it is.
+    /// Index of the group.
     #[cfg(feature = "checkpoint")]
     number: usize,
 }
 
 impl CrossShard {
-    /// Replicas of the parameters of `layout`, updated by `rules`. Collective over `world`; every rank passes the same, which
-    /// is checked.
+    /// Builds replicas of the parameters of `layout`, updated by `rules`. Collective over `world`; every rank passes the same
+    /// arguments, which is checked.
     ///
-    /// `groups` are lists of ranks that have every rank exactly once and are of equal size; `None`: all ranks in one. Sums
-    /// run in order of rank, whatever the order in the list. First values are the same in all groups: rank 0's, or compared
+    /// `groups` are lists of ranks that contain every rank exactly once and are of equal size; `None`: one group of all ranks.
+    /// Sums run in order of rank, whatever the order in the list. First values are the same in all groups: rank 0's, or compared
     /// ([`Options::initial`]). [`Options::stage`] is [`Stage::Replicated`].
     pub fn new(
         world: Arc<dyn Communicator>,
@@ -96,7 +95,7 @@ impl CrossShard {
             Err(error) => layout_state::objection(Some(error)),
         };
         let group = agreed(&*world, &options, mine, &text)?;
-        // Every rank has a colour, so every rank has a group.
+        // Every rank passes a colour, so every rank gets a group.
         let comm = world.split(Some(group as u32), 0).inspect_err(|_| world.abort())?;
         let Some(comm) = comm else { return Err(Error::NoRanks) };
         let built = Optimizer::new(comm, layout, rules, initial, options.clone());
@@ -113,9 +112,9 @@ impl CrossShard {
         Ok(both)
     }
 
-    /// Adds parameters, with rules of their own, between two steps, to all groups. Collective over the world; every rank passes the
-    /// same, which is checked, and first values are the same in all groups, as in [`new`](Self::new). Where a rank fails alone, after
-    /// others have the parameters, no group goes on.
+    /// Adds parameters with rules of their own to all groups, between two steps. Collective over the world; every rank passes the
+    /// same arguments, which is checked, and first values are the same in all groups, as in [`new`](Self::new). If one rank fails
+    /// after others have added the parameters, all groups end.
     pub fn add_param_group(
         &mut self,
         layout: Layout,
@@ -125,7 +124,7 @@ impl CrossShard {
         let Optimizer { entries, buckets, frozen, options, .. } = &self.optimizer;
         let (before, options, rules) =
             ([entries.len(), buckets.len(), frozen.len()], options.clone(), rules.into());
-        // A step that is due in one group is no reason to end the others.
+        // A step that is due in one group must not end the others.
         let ready = self.optimizer.check_heard().and_then(|()| self.optimizer.check_idle());
         let text = match &ready {
             Ok(()) => layout_state::describe(&layout, &rules, &options),
@@ -146,8 +145,8 @@ impl CrossShard {
         }
     }
 
-    /// Makes first values, which a group has alike, alike in all groups: of what comes after so many parameters, buckets and vectors
-    /// that do not train.
+    /// Makes first values, which are equal within each group, equal in all groups, for the parameters, buckets and frozen vectors
+    /// after the given counts.
     fn first_values(&mut self, [params, buckets, frozen]: [usize; 3]) -> Result<(), Error> {
         if self.optimizer.options.initial == Initial::Compare {
             let values = describe_values(&self.optimizer, params);
@@ -173,24 +172,23 @@ impl CrossShard {
         self.optimizer.micro_batch(batch_size)
     }
 
-    /// Begins a micro-batch that others of the same step follow ([`Optimizer::accumulate`]).
+    /// Begins a micro-batch that is not the step's last ([`Optimizer::accumulate`]).
     pub fn accumulate(&mut self, batch_size: u64) -> Result<MicroBatch<'_>, Error> {
         self.optimizer.accumulate(batch_size)
     }
 
-    /// What the next step is taken with by the schedule ([`Optimizer::scheduled`]).
+    /// Returns arguments for the next step by the schedule ([`Optimizer::scheduled`]).
     pub fn scheduled(&mut self) -> Result<At, Error> {
         self.optimizer.scheduled()
     }
 
-    /// Takes the step ([`Optimizer::step`]). Collective over the group; ranks that errors name are of the
-    /// [`group`](Self::group).
+    /// Takes the step ([`Optimizer::step`]). Collective over the group; errors name ranks of the [`group`](Self::group).
     pub fn step(&mut self, at: At) -> Result<Pending, Error> {
         self.optimizer.step(at)
     }
 
-    /// Evaluates `closure` on this rank's samples and takes the step ([`Optimizer::step_with`]). Collective over the group, whose
-    /// losses are combined.
+    /// Evaluates `closure` on this rank's samples and takes the step ([`Optimizer::step_with`]). Collective over the group, which
+    /// combines its losses.
     pub fn step_with<E: Into<Failed>>(
         &mut self,
         at: At,
@@ -200,8 +198,8 @@ impl CrossShard {
         self.optimizer.step_with(at, batch_size, closure)
     }
 
-    /// Steps until there is no reason to go on ([`Optimizer::minimize`]). Collective over the group, whose losses decide: groups
-    /// that are apart may stop after different steps.
+    /// Steps until a tolerance or the bound is reached ([`Optimizer::minimize`]). Collective over the group, and decided by its
+    /// losses: groups may stop after different steps.
     pub fn minimize<E: Into<Failed>>(
         &mut self,
         until: Until,
@@ -212,28 +210,28 @@ impl CrossShard {
         self.optimizer.minimize(until, at, batch_size, closure)
     }
 
-    /// From now on `alias` too is a name of the parameter `name` ([`Optimizer::also_called`]).
+    /// Makes `alias` another name of the parameter `name` ([`Optimizer::also_called`]).
     pub fn also_called(&mut self, alias: &str, name: &str) -> Result<(), Error> {
         self.optimizer.also_called(alias, name)
     }
 
     /// Compares the replicas of this rank's group bit by bit ([`Optimizer::verify`]). Collective over the group;
-    /// [`compare_state`](Self::compare_state) tells how far groups are apart.
+    /// [`compare_state`](Self::compare_state) compares the groups.
     pub fn verify(&mut self) -> Result<Verified, Error> {
         self.optimizer.verify()
     }
 
-    /// From now on every `steps`th step verifies the group's replicas ([`Optimizer::verify_every`]). Collective over the group.
+    /// Makes every `steps`th step verify the group's replicas ([`Optimizer::verify_every`]). Collective over the group.
     pub fn verify_every(&mut self, steps: u64) -> Result<(), Error> {
         self.optimizer.verify_every(steps)
     }
 
-    /// Goes on from a saved loss scale ([`Optimizer::restore_loss_scale`]), which a group has alike.
+    /// Restores a saved loss scale ([`Optimizer::restore_loss_scale`]), the same in the whole group.
     pub fn restore_loss_scale(&mut self, state: LossScaleState) -> Result<(), Error> {
         self.optimizer.restore_loss_scale(state)
     }
 
-    /// Goes on from a saved count of steps ([`Optimizer::restore_steps`]), which a group has alike.
+    /// Restores a saved count of steps ([`Optimizer::restore_steps`]), the same in the whole group.
     pub fn restore_steps(&mut self, steps: u64) -> Result<(), Error> {
         self.optimizer.restore_steps(steps)
     }
@@ -243,30 +241,30 @@ impl CrossShard {
         self.optimizer.discard_gradients()
     }
 
-    /// The values of a parameter.
+    /// Returns the values of a parameter.
     pub fn param(&self, name: &str) -> Result<Slice<'_>, Error> {
         self.optimizer.param(name)
     }
 
-    /// What this rank steps with inside its group, for its state, loss scale and options.
+    /// Returns the optimizer of this rank's group, with its state, loss scale and options.
     pub fn optimizer(&self) -> &Optimizer {
         &self.optimizer
     }
 
-    /// The ranks of this rank's group, as ranks of [`world`](Self::world).
+    /// Returns the ranks of this rank's group, as ranks of [`world`](Self::world).
     pub fn group(&self) -> &[usize] {
         &self.group
     }
 
-    /// The communicator of all groups together.
+    /// Returns the communicator of all groups together.
     pub fn world(&self) -> &Arc<dyn Communicator> {
         &self.world
     }
 }
 
 impl MicroBatch<'_> {
-    /// Refuses a gradient given as values at `indices`: reductions and rules here are of whole parameters. The micro-batch
-    /// still takes the parameter's dense gradient.
+    /// Refuses a gradient given as values at `indices`: reductions and rules here work on whole parameters. The micro-batch still
+    /// takes the parameter's dense gradient.
     pub fn sparse_grad<'g>(
         &self,
         name: &str,
@@ -279,7 +277,7 @@ impl MicroBatch<'_> {
     }
 }
 
-/// The policy that leaves alone what no rank of a group has.
+/// Returns the policy under which a group leaves parameters without gradients unchanged.
 fn within_a_group(missing: Missing) -> Missing {
     match missing {
         Missing::Error | Missing::AllOrNone => Missing::AllOrNone,
@@ -297,7 +295,7 @@ fn my_group(groups: &[Vec<usize>], world: &dyn Communicator, options: &Options) 
     Ok(assignment::group_of(groups, world.world_size())?[world.rank()])
 }
 
-/// Everything all ranks of the world must have alike.
+/// Returns the text that must agree on all ranks of the world.
 fn describe(groups: &[Vec<usize>], layout: &Layout, rules: &Groups, options: &Options) -> String {
     let mut text = layout_state::describe(layout, rules, options);
     let _ = writeln!(text, "group assignment = {groups:?}");
@@ -313,7 +311,7 @@ fn describe_values(optimizer: &Optimizer, first: usize) -> Result<String, Error>
     Ok(text)
 }
 
-/// What was prepared here, once all ranks have shown that theirs went as well.
+/// Returns this rank's result, once all ranks of the world have shown success with the same text.
 fn agreed<T>(
     world: &dyn Communicator,
     options: &Options,

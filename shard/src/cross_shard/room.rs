@@ -1,4 +1,4 @@
-//! A block of values at a time, compared and averaged over all ranks: on the CPU, wherever the values are.
+//! Comparison and averaging of values over all ranks, block by block: on the CPU, for values on any device.
 
 use crate::ranks::host_words;
 use crate::{Error, Options};
@@ -7,22 +7,22 @@ use meshstep_optim::{ordered, unordered};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, Slice, SliceMut};
 use std::sync::Arc;
 
-/// Room for a block's reductions.
+/// Buffers for a block's reductions.
 pub(super) struct Room {
     world: Arc<dyn Communicator>,
     queue: Queue,
     meter: Meter,
-    /// This rank's, on the CPU.
+    /// This rank's values, on the CPU.
     values: Buffer,
-    /// Words that are ordered as the values are, so that the two zeros differ and NaN equals NaN.
+    /// Words in the order of the values, such that the two zeros differ and NaN equals NaN.
     high: Buffer,
     low: Buffer,
-    /// What travels: words, and values.
+    /// Buffers that travel: words, and values.
     words: Buffer,
     sums: Buffer,
 }
 
-/// What a block's comparison found: elements that differ, and the one that differs most.
+/// Result of comparing a block: the number of elements that differ, and the one that differs most.
 pub(super) struct Spread {
     pub(super) differing: u64,
     pub(super) furthest: Option<(usize, f64)>,
@@ -30,7 +30,7 @@ pub(super) struct Spread {
 }
 
 impl Room {
-    /// Room for `len` elements.
+    /// Allocates buffers for `len` elements.
     pub(super) fn new(world: Arc<dyn Communicator>, options: &Options, len: usize) -> Result<Self, Error> {
         let Options { queue, meter, .. } = options;
         let here = |dtype| Buffer::zeroed(len, dtype, meter, Category::Staging);
@@ -47,7 +47,7 @@ impl Room {
         })
     }
 
-    /// How far ranks' `values` are apart.
+    /// Compares the ranks' `values`.
     pub(super) fn spread(&mut self, values: Slice<'_>) -> Result<Spread, Error> {
         let (high, low) = self.bounds(values)?;
         let mut spread = Spread { differing: 0, furthest: None, not_finite: None };
@@ -63,7 +63,7 @@ impl Room {
         Ok(spread)
     }
 
-    /// Replaces what differs by its mean.
+    /// Replaces elements that differ between ranks by their mean.
     pub(super) fn average(&mut self, values: SliceMut<'_>) -> Result<(), Error> {
         let len = values.len();
         let (high, low) = self.bounds(values.as_slice())?;
@@ -74,13 +74,13 @@ impl Room {
         let own = self.values.typed::<f64>()?[..len].to_vec();
         let mut means = self.means(&own, 1.0)?;
         if means.iter().any(|mean| !mean.is_finite()) {
-            // A sum left f64's range, the same on every rank. Parts of 1 / ranks or less cannot.
+            // A sum left f64's range, the same on every rank; sums of values times 1 / ranks or less cannot.
             let part = 1.0 / self.world.world_size().next_power_of_two() as f64;
             let small = self.means(&own, part)?;
             let overflowed = means.iter_mut().zip(small).filter(|(mean, _)| !mean.is_finite());
             overflowed.for_each(|(mean, small)| *mean = small / part);
         }
-        // What is equal everywhere keeps its bits: a mean of more ranks than two may round.
+        // Elements that are equal everywhere keep their bits: a mean of more than two ranks may round.
         let own = &mut self.values.typed_mut::<f64>()?[..len];
         for ((own, mean), _) in own.iter_mut().zip(means).zip(differs).filter(|(_, differs)| *differs) {
             *own = mean;
@@ -89,7 +89,7 @@ impl Room {
         Ok(host_words::fill(&self.queue, &self.meter, values, |mut values| values.cast_from(means))?)
     }
 
-    /// The means over all ranks of `values` times `part`, divided here, since backends divide in different ways.
+    /// Returns the means over all ranks of `values` times `part`, divided here because backends divide in different ways.
     fn means(&mut self, values: &[f64], part: f64) -> Result<Vec<f64>, Error> {
         let mut sums: Vec<f64> = values.iter().map(|value| value * part).collect();
         reduce(&*self.world, &self.queue, &mut self.sums, (&mut sums[..]).into(), Reduction::Sum)?;
@@ -98,7 +98,7 @@ impl Room {
         Ok(sums)
     }
 
-    /// The largest and the smallest of each element over all ranks.
+    /// Returns the largest and the smallest of each element over all ranks.
     fn bounds(&mut self, values: Slice<'_>) -> Result<(&[u64], &[u64]), Error> {
         let Room { world, queue, meter, values: own, words, .. } = self;
         let len = values.len();
@@ -113,7 +113,7 @@ impl Room {
     }
 }
 
-/// Each element becomes its reduction over all ranks, in the first elements of `room`, which is where the queue works.
+/// Replaces each element by its reduction over all ranks, in the first elements of `room`, at the queue's place.
 fn reduce(
     world: &dyn Communicator,
     queue: &Queue,

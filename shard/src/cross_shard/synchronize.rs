@@ -1,4 +1,4 @@
-//! How far replicas have drifted apart, and their mean.
+//! Drift of replicas, and their synchronization to the mean.
 
 use super::CrossShard;
 use super::room::{Room, Spread};
@@ -12,33 +12,33 @@ use meshstep_tensor::{Buffer, Slice};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Elements that are compared or averaged at a time.
+/// Elements compared or averaged at a time.
 const BLOCK: usize = 1 << 20;
 
-/// How far ranks were apart, the same on every rank.
+/// Distance between ranks, the same on every rank.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Drift {
-    /// One for the parameters, one for f32 masters where there are any, one for each of the rule's state vectors.
+    /// One entry for the parameters, one for f32 masters if there are any, one for each of the rule's state vectors.
     pub slots: Vec<SlotDrift>,
-    /// The largest difference between two ranks' step counts of one parameter, and the parameter.
+    /// Largest difference between two ranks' step counts of one parameter, and that parameter.
     pub t: Option<(u64, String)>,
 }
 
-/// How far one kind of vector was apart.
+/// Distance between ranks in one kind of vector.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SlotDrift {
     /// `param`, `master`, or the state's name.
     pub slot: &'static str,
-    /// The largest difference between any two ranks' values of one element.
+    /// Largest difference between any two ranks' values of one element.
     pub max_abs: f64,
-    /// Where: the parameter, and the element in row-major order. `None` where nothing differed.
+    /// Parameter of that element, and its row-major index; `None` without a difference.
     pub at: Option<(String, usize)>,
-    /// Elements that differed.
+    /// Number of elements that differed.
     pub differing: u64,
 }
 
 impl Drift {
-    /// Whether every rank had the same of everything.
+    /// Returns true if all ranks hold the same values.
     pub fn is_none(&self) -> bool {
         self.t.is_none() && self.slots.iter().all(|slot| slot.differing == 0)
     }
@@ -47,8 +47,7 @@ impl Drift {
 impl CrossShard {
     /// Compares parameters and state over all ranks, between two steps. Collective over the world; changes nothing.
     ///
-    /// On a GPU the host waits for the steps so far and for each block of 2^20 elements, which it compares itself: it is to
-    /// tell how far they are apart.
+    /// On a GPU the host waits for the steps so far and for each block of 2^20 elements, and compares the blocks itself.
     pub fn compare_state(&mut self) -> Result<Drift, Error> {
         self.check_idle_everywhere()?;
         let compared = self.compare();
@@ -72,11 +71,11 @@ impl CrossShard {
         Ok(drift)
     }
 
-    /// Compares parameters and state over all ranks, between two steps, and replaces what differs by its mean, taken in
-    /// f64; tells how far ranks had been apart. Collective over the world.
+    /// Compares parameters and state over all ranks, between two steps, and replaces elements that differ by their mean, taken in
+    /// f64; returns the drift before. Collective over the world.
     ///
-    /// Elements that are equal everywhere keep their bits. Where step counts differ the largest stays. Parameters with a
-    /// master follow it. An element that differs and is not finite somewhere is an error, and nothing changes: its mean would
+    /// Elements that are equal everywhere keep their bits. Step counts that differ become the largest. Parameters with a master
+    /// follow it. An element that differs and is not finite on some rank is an error, and nothing changes, because its mean would
     /// spoil every rank. Skip counts and loss scales stay each group's own.
     pub fn synchronize_state(&mut self) -> Result<Drift, Error> {
         let drift = self.compare_state()?;
@@ -86,7 +85,7 @@ impl CrossShard {
         let averaged = self.average();
         let averaged = self.end_if_alone(averaged);
         if let Err(Error::Comm(failure)) = &averaged {
-            // Ranks may have parted in the middle of it.
+            // Some ranks may have averaged already.
             self.optimizer.handover.poison(failure.clone());
         }
         averaged.map(|()| drift)
@@ -110,7 +109,7 @@ impl CrossShard {
         Ok(())
     }
 
-    /// Ends it for the other ranks too where this one alone cannot go on, as they are not to wait for what will not come.
+    /// Aborts the run if this rank alone cannot continue, so that the other ranks do not wait.
     pub(super) fn end_if_alone<T>(&self, result: Result<T, Error>) -> Result<T, Error> {
         let alone = match &result {
             Err(Error::Comm(failure)) => matches!(failure, meshstep_comm::Error::Buffer(_)),
@@ -120,14 +119,14 @@ impl CrossShard {
             Err(_) => true,
         };
         if alone {
-            // Its group first, so that who hears of the one knows of the other.
+            // Abort the group first, so that a rank that sees the world's abort finds the group aborted too.
             self.optimizer.handover.abort();
             self.world.abort();
         }
         result
     }
 
-    /// No rank is in the middle of a step, and none has failed, or has an error of a step to tell.
+    /// Checks that no rank is in the middle of a step, has failed, or has an unread error of a step.
     pub(super) fn check_idle_everywhere(&mut self) -> Result<(), Error> {
         let healthy = self.optimizer.handover.healthy();
         let heard = healthy.and_then(|()| self.optimizer.check_heard());
@@ -138,8 +137,8 @@ impl CrossShard {
         idle.and(self.end_if_alone(same))
     }
 
-    /// A word in the group before those of the world, so that a rank that steps there meanwhile is a call that does not match, not
-    /// one that waits for ever: the world ends then, as that rank does not come. A group that has failed otherwise comes with an
+    /// Runs a barrier in the group before the words of the world. A rank that steps meanwhile then causes a mismatch instead of a
+    /// deadlock; the world is aborted, since that rank does not come. A group that has failed otherwise continues with an
     /// objection.
     fn meet_group(&mut self) -> Result<(), Error> {
         if self.optimizer.handover.healthy().is_err() {
@@ -170,7 +169,7 @@ impl CrossShard {
         Ok(words)
     }
 
-    /// Parameters whose step counts differ, the furthest apart first.
+    /// Returns the parameters with different step counts, the largest difference first.
     fn drift_of_t(&self) -> Result<Vec<(u64, String)>, Error> {
         let (largest, smallest) = (self.largest_t()?, self.reduced_t(Reduction::Min)?);
         let apart = largest.iter().zip(smallest).map(|(largest, smallest)| largest - smallest);
@@ -216,7 +215,7 @@ fn blocks(len: usize) -> impl Iterator<Item = Range<usize>> {
     (0..len).step_by(BLOCK).map(move |start| start..len.min(start + BLOCK))
 }
 
-/// What a replica holds of bucket `b`, by name.
+/// Returns a replica's vectors of bucket `b`, by name.
 fn vectors(optimizer: &Optimizer, b: usize) -> Result<Vec<(&'static str, Slice<'_>)>, Error> {
     let owned = &optimizer.buckets[b];
     let params = &optimizer.handover.fixed.buckets[b].plan.params;
@@ -227,7 +226,7 @@ fn vectors(optimizer: &Optimizer, b: usize) -> Result<Vec<(&'static str, Slice<'
     Ok([("param", owned.params()?)].into_iter().chain(masters).chain(state).collect())
 }
 
-/// The parameter at element `i` of a bucket, and the element's index in it.
+/// Returns the parameter at element `i` of a bucket, and the element's index in it.
 fn place(optimizer: &Optimizer, plan: &BucketPlan, i: usize) -> (String, usize) {
     let before = plan.params.partition_point(|p| p.start <= i);
     let param = &plan.params[before.saturating_sub(1)];

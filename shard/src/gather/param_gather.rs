@@ -1,4 +1,4 @@
-//! Updated parameters on their way to every rank.
+//! Gathers of updated parameters in flight.
 
 use crate::reduce::reducer_config::Kept;
 use crate::{Error, Stage};
@@ -14,12 +14,12 @@ pub(crate) struct Gathering {
 type Started = Result<InFlight, (Buffer, meshstep_comm::Error)>;
 
 impl Gathering {
-    /// Room for `pieces` collectives at once.
+    /// Reserves space for `pieces` collectives at once.
     pub(crate) fn reserve(&mut self, pieces: usize) {
         self.flights.reserve(pieces);
     }
 
-    /// Sends off bucket `b`; until [`land`](Self::land) its parameters are away.
+    /// Sends bucket `b`; its parameters are away until [`land`](Self::land).
     pub(crate) fn send(
         &mut self,
         queue: &Queue,
@@ -37,7 +37,7 @@ impl Gathering {
             };
             let started = match &failed {
                 None => bucket.among.shards.start(op, part, queue),
-                // The other ranks' call is not to meet this one's next.
+                // The other ranks' call must not meet this rank's next one.
                 Some(error) => Err((part, meshstep_comm::Error::clone(error))),
             };
             failed = started.as_ref().err().map(|(_, error)| error.clone());
@@ -62,8 +62,8 @@ impl Gathering {
         Ok(landed?)
     }
 
-    /// Puts every bucket's parameters back into `buckets` while they travel; `aside`, a stream that has nothing else to do,
-    /// waits for them, and whoever touches them first waits for what it has recorded.
+    /// Puts every bucket's parameters back into `buckets` while they are in flight. `aside`, a stream with no other work, waits
+    /// for them; the first later use of the parameters waits for its event.
     #[cfg(feature = "cuda")]
     pub(crate) fn land_later(
         &mut self,

@@ -1,4 +1,4 @@
-//! Units of sharded parameters: gathered when a model is about to read them, and given back.
+//! Units of sharded parameters: gathered before a model reads them, and freed afterwards.
 
 use crate::gather::unit_memory::GatherRoom;
 use crate::optimizer::layout_state::{Family, Place};
@@ -10,60 +10,60 @@ use meshstep_comm::{Communicator, InFlight, Op};
 use meshstep_tensor::{Buffer, Slice};
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-/// What is wrong with a unit, or with a parameter asked of one.
+/// Error in the use of a unit, or of a parameter asked of one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnitError {
-    /// No unit of this name.
-    #[error("no unit {unit:?} among the {count} there are; Optimizer::units tells their names")]
+    /// No unit has this name.
+    #[error("no unit {unit:?} among the {count} units; Optimizer::units lists their names")]
     Unknown {
         /// The name asked for.
         unit: String,
-        /// Units there are.
+        /// Number of units.
         count: usize,
     },
-    /// A name of two.
+    /// Two units would have this name.
     #[error(
-        "{name:?} is a unit and a name of a parameter before the first unit, whose bucket would be gathered by that name; rename \
-         one, or begin a unit before the parameter"
+        "{name:?} names a unit, and a parameter before the first unit that would name the unit of its bucket; rename \
+         one of them, or begin a unit before the parameter"
     )]
     TwoOfOneName {
         /// The name.
         name: String,
     },
-    /// A unit that is gathered.
-    #[error("unit {unit:?} is gathered already; drop that before it is gathered again")]
+    /// The unit is gathered already.
+    #[error("unit {unit:?} is gathered already; drop it before gathering it again")]
     Taken {
         /// The unit.
         unit: String,
     },
-    /// A parameter that no rank has whole.
-    #[error("parameter {name:?} is sharded; gather its unit {unit:?} and ask that")]
+    /// The parameter is sharded, so no rank has all of it.
+    #[error("parameter {name:?} is sharded; gather its unit {unit:?} and read it there")]
     Sharded {
         /// The parameter.
         name: String,
         /// Its unit.
         unit: String,
     },
-    /// A parameter of another unit.
-    #[error("parameter {name:?} is not in unit {gathered:?} but in {unit:?}; gather that")]
+    /// The parameter belongs to another unit.
+    #[error("parameter {name:?} is in unit {unit:?}, not in {gathered:?}; gather {unit:?}")]
     Elsewhere {
         /// The parameter.
         name: String,
         /// Its unit.
         unit: String,
-        /// The one that was asked.
+        /// The unit that was asked.
         gathered: String,
     },
 }
 
-/// A unit's parameters, whole; dropping this frees them. At stages that keep parameters whole these are the ones everybody has.
+/// Whole parameters of a unit, freed on drop. At stages that keep parameters whole, these are the optimizer's own.
 #[derive(Debug)]
 pub struct Gathered<'a>(Held<'a>);
 
-/// A unit on its way.
+/// A gather in flight.
 #[derive(Debug)]
-#[must_use = "a unit on its way is waited for where this is dropped"]
+#[must_use = "dropping a gather in flight waits for it"]
 pub struct PendingGather<'a>(Held<'a>);
 
 #[derive(Debug)]
@@ -73,7 +73,7 @@ struct Held<'a> {
     pieces: Vec<Piece>,
 }
 
-/// A bucket of a unit.
+/// One bucket of a unit.
 #[derive(Debug)]
 pub(crate) struct Piece {
     bucket: usize,
@@ -83,30 +83,30 @@ pub(crate) struct Piece {
 }
 
 impl Optimizer {
-    /// The units' names, in the order a forward pass gathers them: those of the layouts
-    /// ([`LayoutBuilder::unit`](meshstep_tensor::LayoutBuilder::unit)). Of parameters before a layout's first unit each bucket is
-    /// one, called by its first parameter.
+    /// Returns the units' names, in the order a forward pass gathers them: those of the layouts
+    /// ([`LayoutBuilder::unit`](meshstep_tensor::LayoutBuilder::unit)). Each bucket of parameters before a layout's first unit is
+    /// a unit too, named after its first parameter.
     pub fn units(&self) -> impl Iterator<Item = &str> {
         self.units.names()
     }
 
-    /// The name of a parameter's unit; none of a frozen one that is in no unit.
+    /// Returns the name of a parameter's unit; `None` for a frozen parameter outside every unit.
     pub fn unit_of(&self, name: &str) -> Result<Option<&str>, Error> {
         Ok(self.units.of(self.index(name)?).map(|unit| self.units.name(unit)))
     }
 
-    /// Brings a unit's parameters to this rank. Collective at [`Stage::Zero3`](crate::Stage::Zero3), over the ranks that divide the
-    /// unit: they gather the same units in the same order, each from one thread, and between two gathers hand over the gradients of
-    /// the same parameters, in any order; where one lacks some, others may wait for
-    /// [`Options::patience`](crate::Options::patience) before they gather. Ranks that gather different units get an error here, where lengths differ, or from the
-    /// next step; those that wait for a gather get one when a rank ends its micro-batch without, where communicators
-    /// compare calls, or at the deadline.
+    /// Gathers a unit's parameters on this rank. Collective at [`Stage::Zero3`](crate::Stage::Zero3), over the ranks that divide
+    /// the unit: they gather the same units in the same order, each from one thread, and between two gathers hand over the
+    /// gradients of the same parameters, in any order. If one rank lacks some, others may wait for
+    /// [`Options::patience`](crate::Options::patience) before they gather. Ranks that gather different units get an error here if
+    /// the lengths differ, else from the next step. Ranks that wait for a gather get an error when another rank ends its
+    /// micro-batch without it, if communicators compare calls, else at the deadline.
     ///
-    /// What is called by a parameter goes by that one's other names too ([`also_called`](Self::also_called)).
+    /// A unit named after a parameter can be gathered by that parameter's other names too ([`also_called`](Self::also_called)).
     ///
-    /// There is room for any two units after each other in the order of [`units`](Self::units), as
-    /// [`Memory::gathered`](crate::Memory::gathered) counts it; a third, or another pair that is longer, takes memory for a while. A
-    /// unit that is gathered is refused until that is dropped.
+    /// There is memory for any two consecutive units in the order of [`units`](Self::units), counted in
+    /// [`Memory::gathered`](crate::Memory::gathered); a third unit, or another pair that is longer, allocates temporarily. A
+    /// gathered unit cannot be gathered again before it is dropped.
     ///
     /// ```
     /// # use meshstep_optim::AdamW;
@@ -118,8 +118,8 @@ impl Optimizer {
     /// let options = Options { stage: Stage::Zero3, ..Options::default() };
     /// let mut opt = Optimizer::new(comm, layout, AdamW::default(), |_, _| Ok(()), options)?;
     /// let mb = opt.micro_batch(1)?;
-    /// let last = mb.gather("h.1")?; // a backward pass begins with the last block
-    /// let next = mb.start_gather("h.0")?; // on its way meanwhile
+    /// let last = mb.gather("h.1")?; // the backward pass begins with the last block
+    /// let next = mb.start_gather("h.0")?; // in flight meanwhile
     /// mb.grad("h.1.w", last.param("h.1.w")?)?; // the gradient of |w|^2 / 2
     /// drop(last); // freed
     /// let first = next.wait()?;
@@ -135,7 +135,7 @@ impl Optimizer {
         self.start_gather(unit)?.wait()
     }
 
-    /// The same, on its way while the caller computes with the unit before.
+    /// Starts to gather a unit, which is in flight while the caller computes with the previous unit.
     pub fn start_gather(&self, unit: &str) -> Result<PendingGather<'_>, Error> {
         self.handover.healthy()?;
         let unknown = || UnitError::Unknown { unit: unit.to_owned(), count: self.units.names().count() };
@@ -146,12 +146,12 @@ impl Optimizer {
         let list = self.room_for_units().begin(index);
         let pieces = list.ok_or_else(|| UnitError::Taken { unit: unit.to_owned() })?;
         let mut held = Held { optimizer: self, unit: index, pieces };
-        // The other ranks wait for this one's part.
+        // The other ranks wait for this rank's part.
         self.send_unit(&mut held).inspect_err(|_| self.handover.abort())?;
         Ok(PendingGather(held))
     }
 
-    /// The unit of this name, or of the parameter of this name that it is called by.
+    /// Returns the unit of this name, or the unit named after the parameter that has this name.
     fn unit_called(&self, name: &str) -> Option<usize> {
         let called = || {
             let &param = self.by_name.get(name)?;
@@ -160,7 +160,7 @@ impl Optimizer {
         self.units.index(name).or_else(called)
     }
 
-    /// Sends this rank's part of each bucket of a unit, those of one type in one stretch of memory.
+    /// Sends this rank's part of each bucket of a unit; the buckets of one type share one stretch of memory.
     fn send_unit(&self, held: &mut Held<'_>) -> Result<(), Error> {
         let mut room = self.room_for_units();
         let kept = |b: usize| &self.handover.fixed.buckets[b];
@@ -187,7 +187,7 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Where units are gathered, room for these, of all buckets.
+    /// Reserves memory for gathering these units of all buckets, if parameters are sharded.
     pub(crate) fn reserve_for(&self, units: &Units, buckets: &[&BucketPlan]) -> Result<(), Error> {
         if self.options.stage.cuts_params() {
             units.check()?;
@@ -197,7 +197,7 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Refuses another name of a parameter by which a unit is gathered.
+    /// Refuses another name of a parameter if that name is a unit's.
     pub(crate) fn check_alias(&self, units: &Units, alias: &str, param: usize) -> Result<(), UnitError> {
         let own = self.entries[param].param.name() == alias;
         match !own && self.options.stage.cuts_params() && units.claims(alias, param) {
@@ -210,8 +210,9 @@ impl Optimizer {
         self.gather_room.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the parameters that are shared among these are gathered with, where they are: a communicator of its own, as gathers
-    /// and reductions come in no one order. `added` are about to be added before them. Collective.
+    /// Returns the communicator that gathers the parameters shared among these ranks, if parameters are sharded. It is a
+    /// communicator of its own, because gathers and reductions have no common order. The buckets of `added` are about to be added
+    /// before them. Collective.
     pub(crate) fn gathers_among(
         &self,
         among: &Among,
@@ -229,7 +230,7 @@ impl Optimizer {
         }
     }
 
-    /// A digest of what has been sent so far that ranks must have sent alike.
+    /// Returns a digest of the operations sent so far that must be the same on all ranks.
     pub(crate) fn operations(&mut self) -> u64 {
         let launches = self.handover.launches();
         match self.gather_room.get_mut().unwrap_or_else(PoisonError::into_inner).gathers() {
@@ -240,19 +241,20 @@ impl Optimizer {
 }
 
 impl<'a> MicroBatch<'a> {
-    /// [`Optimizer::gather`], while gradients are handed over.
+    /// Gathers a unit as [`Optimizer::gather`] does, while gradients are handed over.
     pub fn gather(&self, unit: &str) -> Result<Gathered<'a>, Error> {
         self.optimizer.gather(unit)
     }
 
-    /// [`Optimizer::start_gather`], while gradients are handed over.
+    /// Starts a gather as [`Optimizer::start_gather`] does, while gradients are handed over.
     pub fn start_gather(&self, unit: &str) -> Result<PendingGather<'a>, Error> {
         self.optimizer.start_gather(unit)
     }
 }
 
 impl<'a> PendingGather<'a> {
-    /// Waits until the unit is here. On a GPU what is put on the options' queue from here on sees it, and the host goes on.
+    /// Waits until the unit has arrived. On a GPU the options' queue waits: its later work sees the unit, and the host does not
+    /// block.
     pub fn wait(mut self) -> Result<Gathered<'a>, Error> {
         self.0.land()?;
         Ok(Gathered(self.0))
@@ -260,7 +262,7 @@ impl<'a> PendingGather<'a> {
 }
 
 impl Gathered<'_> {
-    /// The values of a parameter of this unit, or of a frozen one.
+    /// Returns the values of a parameter of this unit, or of a frozen one.
     pub fn param(&self, name: &str) -> Result<Slice<'_>, Error> {
         let Held { optimizer, unit, pieces } = &self.0;
         let param = optimizer.index(name)?;
@@ -281,7 +283,7 @@ impl Gathered<'_> {
         }
     }
 
-    /// The unit's name.
+    /// Returns the unit's name.
     pub fn unit(&self) -> &str {
         self.0.optimizer.units.name(self.0.unit)
     }
@@ -301,7 +303,7 @@ impl Held<'_> {
         }
         if let Err(failure) = &landed {
             self.optimizer.handover.poison(failure.clone());
-            // Another rank may wait for this one's gradients.
+            // Another rank may wait for this rank's gradients.
             self.optimizer.handover.abort();
         }
         Ok(landed?)
@@ -313,7 +315,7 @@ impl Drop for Held<'_> {
         if !self.optimizer.options.stage.cuts_params() {
             return;
         }
-        // A failure has poisoned the optimizer: the next call tells.
+        // A failure has poisoned the optimizer, and the next call returns it.
         let _ = self.land();
         let mut room = self.optimizer.room_for_units();
         let mut whole: Option<(Buffer, From)> = None;
@@ -322,7 +324,7 @@ impl Drop for Held<'_> {
             whole = match whole.take() {
                 Some((before, from)) => match before.join(part) {
                     Ok(both) => Some((both, from)),
-                    // Another type's.
+                    // The part belongs to another type's stretch.
                     Err((before, part)) => {
                         room.put(before, from);
                         Some((part, own))

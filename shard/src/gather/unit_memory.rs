@@ -1,35 +1,35 @@
-//! Memory for gathered units: a stretch for each type.
+//! Memory for gathered units: one stretch per type.
 
 use crate::Options;
 use crate::gather::unit_gather::Piece;
 use crate::reduce::double_ended::{From, Stretch};
 use meshstep_tensor::{Buffer, Category, DType, Error, Meter, Queue};
 
-/// Room for two units at a time, any two that follow each other; what needs more is allocated and freed.
+/// Memory for any two consecutive units at a time; further units are allocated and freed.
 #[derive(Debug)]
 pub(crate) struct GatherRoom {
     stretches: Vec<Stretch>,
-    /// Whether each unit is gathered, or on its way.
+    /// True for each unit that is gathered, or in flight.
     taken: Vec<bool>,
-    /// A digest of every unit gathered so far, in order.
+    /// Digest of every unit gathered so far, in order.
     gathers: u64,
     /// Lists of buckets, kept so that gathers allocate nothing.
     lists: Vec<Vec<Piece>>,
-    /// Whether there was not enough room already, and it was said.
+    /// True once the warning about missing memory was logged.
     grown: bool,
     queue: Queue,
     meter: Meter,
 }
 
 impl GatherRoom {
-    /// None yet.
+    /// Makes a room without memory.
     pub(crate) fn new(options: &Options) -> Self {
         let (queue, meter) = (options.queue.clone(), options.meter.clone());
         let (stretches, taken, lists) = (Vec::new(), Vec::new(), Vec::new());
         GatherRoom { stretches, taken, gathers: 0, lists, grown: false, queue, meter }
     }
 
-    /// Allocates stretches of these lengths, in the place of shorter ones, which are freed first. Only while nothing is lent.
+    /// Allocates stretches of these lengths in place of shorter ones, which are freed first. Only while nothing is lent.
     pub(crate) fn reserve(&mut self, units: usize, lens: &[(DType, usize)]) -> Result<(), Error> {
         self.taken.resize(units, false);
         for &(dtype, len) in lens {
@@ -42,7 +42,7 @@ impl GatherRoom {
         Ok(())
     }
 
-    /// Counts one more gather of `unit`, unless it is gathered already: a list for its buckets.
+    /// Counts one more gather of `unit` and returns a list for its buckets; `None` if the unit is gathered already.
     pub(crate) fn begin(&mut self, unit: usize) -> Option<Vec<Piece>> {
         if std::mem::replace(&mut self.taken[unit], true) {
             return None;
@@ -51,13 +51,13 @@ impl GatherRoom {
         Some(self.lists.pop().unwrap_or_default())
     }
 
-    /// Whatever was lent for `unit` is back, and its list.
+    /// Ends the gather of `unit`, after all its memory is back, and takes its list.
     pub(crate) fn end(&mut self, unit: usize, list: Vec<Piece>) {
         self.taken[unit] = false;
         self.lists.push(list);
     }
 
-    /// A digest of every unit gathered so far, in order.
+    /// Returns a digest of every unit gathered so far, in order.
     pub(crate) fn gathers(&self) -> u64 {
         self.gathers
     }
@@ -73,13 +73,13 @@ impl GatherRoom {
         }
         if !std::mem::replace(&mut self.grown, true) {
             tracing::warn!(
-                "units are gathered out of order, or more than two at a time: each more takes memory for a while (said once)"
+                "units are gathered out of order, or more than two at a time: each further one allocates temporarily (logged once)"
             );
         }
         Ok((self.allocate(dtype, len)?, From::Outside))
     }
 
-    /// Takes back what was lent.
+    /// Takes back a lent buffer.
     pub(crate) fn put(&mut self, buffer: Buffer, from: From) {
         if let Some(stretch) = self.stretches.iter_mut().find(|stretch| stretch.dtype() == buffer.dtype()) {
             stretch.put(buffer, from);
@@ -119,7 +119,7 @@ mod tests {
         let (buffer, from) = held.remove(0);
         room.put(buffer, from);
         assert_eq!(room.lend(F, 50).unwrap().1, From::Front);
-        // Two at a time, though a third is short.
+        // Only two buffers at a time, even if a third would fit.
         assert_eq!([room.lend(F, 10).unwrap().1, room.lend(F, 10).unwrap().1], [From::Back, From::Outside]);
     }
 

@@ -1,4 +1,4 @@
-//! Parameters join an optimizer: compared, allocated, given their first values; all of them or none.
+//! Adding parameters to an optimizer: arguments are compared, memory allocated, first values set; all parameters or none.
 
 use crate::optimizer::layout_state::{self, Before, Family, Place};
 use crate::plan::bucket_order;
@@ -13,19 +13,19 @@ use meshstep_tensor::{Param, SliceMut};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// A part of a plan, its rules, and the ranks it is shared among.
+/// A parameter group: a part of a plan, its rules, and the ranks that share it.
 #[derive(Clone, Debug)]
 pub struct Shared {
-    /// What is stored and owned, made with the optimizer's options.
+    /// Stored and owned ranges, planned with the optimizer's options.
     pub part: Part,
-    /// How it is updated.
+    /// Update rules.
     pub rules: Groups,
-    /// The communicators of the part's [`Sizes`].
+    /// Communicators of the part's [`Sizes`].
     pub among: Among,
 }
 
 impl Shared {
-    /// What all ranks must have alike of it.
+    /// Returns the text that must agree on all ranks.
     fn describe(&self, options: &Options) -> String {
         let mut text = layout_state::describe(self.part.layout(), &self.rules, options);
         layout_state::describe_among(&self.among, &mut text);
@@ -34,29 +34,29 @@ impl Shared {
     }
 }
 
-/// All that more parameters take, beside an optimizer that has not changed.
+/// Everything that new parameters need, built beside the unchanged optimizer.
 #[derive(Debug)]
 struct Added {
     families: Vec<Family>,
-    /// The families' buckets as they travel, each as its family and its index there.
+    /// Buckets of the families in the order they travel, each as its family and its index there.
     order: Vec<(usize, usize)>,
     room: Vec<Stretch>,
-    /// Of all parameters.
+    /// Units of all parameters.
     units: Units,
-    /// Of all parameters.
+    /// Exchange for all parameters.
     exchange: Exchange,
-    /// Of all parameters.
+    /// Sums of all parameters.
     totals: TensorTotals,
-    /// The ranks once more, where steps are now decided beside the buckets on their way.
+    /// Communicator of all ranks for decisions made while buckets are in flight, if one is split off now.
     aside: Option<Arc<dyn Communicator>>,
 }
 
-/// Parts' memory, the order of their buckets, room in the pool for these, and all units.
+/// Families, the order of their buckets, pool memory for them, and all units.
 type Prepared = (Vec<Family>, Vec<(usize, usize)>, Vec<Stretch>, Units);
 
 impl Optimizer {
-    /// Makes everything, has all ranks agree, and takes it in. Every error is every rank's, and but for [`Error::Comm`] leaves
-    /// them as they were.
+    /// Builds the additions, compares the arguments on all ranks, and commits. Every error is the same on all ranks, and leaves them
+    /// unchanged except for [`Error::Comm`].
     pub(crate) fn add(
         &mut self,
         parts: Result<Vec<Shared>, Error>,
@@ -70,7 +70,7 @@ impl Optimizer {
             self.handover.poison(failure.clone());
         }
         if self.handover.healthy().is_err() {
-            // Somebody may wait for this rank in groups that the optimizer does not know yet.
+            // Some rank may wait for this one in groups that the optimizer does not know yet.
             among.iter().flat_map(Among::comms).for_each(|comm| comm.abort());
         }
         added
@@ -81,7 +81,7 @@ impl Optimizer {
         parts: Result<Vec<Shared>, Error>,
         mut initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
     ) -> Result<(), Error> {
-        // An error of an earlier step too is every rank's, as others may have been told of it before.
+        // An unread error of an earlier step counts for all ranks too, because other ranks may have returned it already.
         let ready = self.check_heard().and_then(|()| self.check_idle());
         let comm = Arc::clone(self.comm());
         let mut text = String::new();
@@ -109,7 +109,7 @@ impl Optimizer {
         Ok(())
     }
 
-    /// All memory, so that nothing is missing once ranks have agreed.
+    /// Allocates all memory, so that nothing can fail once the ranks have agreed.
     fn make(&self, parts: Vec<Shared>) -> Result<Added, Error> {
         let (families, order, room, units) = self.prepare(parts)?;
         let count = self.entries.len() + families.iter().map(|family| family.entries.len()).sum::<usize>();
@@ -138,7 +138,7 @@ impl Optimizer {
         }
         let spans = |among: &Among| Arc::ptr_eq(&among.shards, self.comm()) && among.further.is_empty();
         if parts.iter().all(|shared| spans(&shared.among)) {
-            // Of several groups' parameters others may follow.
+            // The parameters of several groups may come in several calls.
             let earlier = self.handover.fixed.buckets.iter().map(|k| &k.plan);
             let added = parts.iter().flat_map(|shared| shared.part.buckets());
             self.options.precision.check_used(earlier.chain(added).map(|bucket| bucket.dtype))?;
@@ -175,7 +175,7 @@ impl Optimizer {
         Ok((families, order, room, units))
     }
 
-    /// Whether the part can be added, after `others` that are added with it.
+    /// Checks that the part can be added after `others`, which are added with it.
     fn check_part(&self, Shared { part, rules, among }: &Shared, others: &[Shared]) -> Result<(), Error> {
         let taken = |name: &str| {
             self.by_name.contains_key(name)
@@ -201,7 +201,7 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Takes in what was made; cannot fail.
+    /// Commits everything; cannot fail.
     fn commit(&mut self, added: Added) {
         let Added { families, order, room, units, exchange, totals, aside } = added;
         (self.exchange, self.totals, self.units) = (exchange, totals, units);
@@ -211,7 +211,7 @@ impl Optimizer {
         }
         #[cfg(feature = "cuda")]
         {
-            // Its names are no longer all.
+            // Its list of names is incomplete now.
             self.room.there = None;
         }
         let (places, mut buckets) =

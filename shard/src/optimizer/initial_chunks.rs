@@ -1,4 +1,4 @@
-//! First values where ranks keep chunks alone: one whole parameter at a time, in the room for gathered units.
+//! First values at stage 3: one whole parameter at a time, in the memory for gathered units.
 
 use crate::optimizer::layout_state::{self, Family, Place};
 use crate::ranks::host_words;
@@ -9,8 +9,8 @@ use meshstep_tensor::{Param, SliceMut};
 use std::fmt::Write;
 
 impl Optimizer {
-    /// Asks for every parameter's first value, in registration order, and keeps what this rank owns. Collective. A rank that
-    /// cannot give one goes on with whatever is there, so that none waits, until all are told.
+    /// Asks for every parameter's first value, in registration order, and keeps this rank's chunk. Collective. A rank with a
+    /// failed initializer continues with the values in memory, so that no rank waits, until all ranks learn of the failure.
     pub(crate) fn first_chunks(
         &self,
         among: &Among,
@@ -24,7 +24,7 @@ impl Optimizer {
         for p in 0..family.entries.len() {
             let ask = asked && filled.is_ok();
             let given = self.first_value(family, p, among, ask.then_some(&mut initial), &mut values);
-            // What fails here and not in `initial`, the others do not hear of: they wait for this rank's part.
+            // The other ranks do not learn of failures outside `initial`, and wait for this rank's part: abort.
             filled = filled.and(given.map_err(|error| self.handover.alone(error))?);
         }
         if compare {
@@ -34,7 +34,7 @@ impl Optimizer {
                 return filled;
             }
         }
-        // Other ranks hold other parameters, and hear of it too.
+        // Other ranks hold other parameters, and must learn of a failure too.
         self.agreed(&**self.comm(), exchange, filled, &layout_state::objection(None))?;
         if !compare {
             family.broadcast_frozen(&*among.copies, &self.options.queue)?;
@@ -42,8 +42,8 @@ impl Optimizer {
         Ok(())
     }
 
-    /// One parameter's value into its place: `initial`'s where that is asked, else the first rank's. What is wrong with `initial`
-    /// is inside.
+    /// Fills one parameter's place, from `initial` if it is called on this rank, else from the first rank. The inner result is
+    /// `initial`'s.
     fn first_value(
         &self,
         family: &mut Family,

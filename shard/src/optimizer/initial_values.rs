@@ -1,4 +1,4 @@
-//! First values, and how ranks agree on them.
+//! First values of parameters, and the ranks' agreement on them.
 
 use crate::optimizer::layout_state::{self, Family};
 use crate::ranks::agree;
@@ -45,7 +45,7 @@ impl Optimizer {
                 return filled;
             }
         }
-        // Other ranks hold other parameters, and hear of it too.
+        // Other ranks hold other parameters, and must learn of a failure too.
         self.agreed(&**self.comm(), exchange, filled, &layout_state::objection(None))?;
         if !compare {
             family.broadcast(&*among.copies, &self.options.queue)?;
@@ -53,7 +53,7 @@ impl Optimizer {
         Ok(())
     }
 
-    /// What became of this rank's part, once all ranks of `comm` have shown that theirs went as well and gives the same `text`.
+    /// Compares this rank's result `done` and `text` with those of all ranks of `comm`, and returns the first error.
     pub(crate) fn agreed(
         &self,
         comm: &dyn Communicator,
@@ -67,7 +67,7 @@ impl Optimizer {
         done.and(same)
     }
 
-    /// Whether all ranks of `comm` give this text. For who cannot ask nobody is to wait.
+    /// Checks that all ranks of `comm` give this text. A communication error poisons the reducer, so that no rank waits.
     pub(crate) fn tell(
         &self,
         comm: &dyn Communicator,

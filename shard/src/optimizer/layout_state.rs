@@ -1,4 +1,4 @@
-//! One layout's worth of an optimizer: its parameters, their memory and their groups, before ranks have agreed on it.
+//! Parameters of one layout, with their memory and groups, built before the ranks have agreed on them.
 
 use crate::ranks::host_words;
 use crate::reduce::bucket_fill::Filling;
@@ -12,30 +12,30 @@ use std::ops::Range;
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// A parameter, where it lives, and how many updates it has seen.
+/// A parameter, its place, and the number of its updates.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) param: Param,
     pub(crate) place: Place,
     pub(crate) group: usize,
     pub(crate) t: u64,
-    /// Where it stands among all parameters, as a forward pass uses them.
+    /// Position among all parameters, in the order a forward pass uses them.
     pub(crate) position: usize,
-    /// Its elements where it is not cut.
+    /// Elements of the parameter before a mesh cuts it.
     pub(crate) whole: usize,
 }
 
-/// Where a parameter's values are.
+/// Place of a parameter's values.
 #[derive(Clone, Debug)]
 pub(crate) enum Place {
-    /// The `index`th of a bucket.
+    /// The `index`th parameter of a bucket.
     Bucket { bucket: usize, index: usize, range: Range<usize> },
-    /// In one of the vectors that do not train.
+    /// In one of the vectors of frozen parameters.
     Frozen { vector: usize, range: Range<usize> },
 }
 
-/// Everything of one layout. Indices are the optimizer's, they begin where the earlier layouts' end; but buckets, which come
-/// between those of others, are counted from its own first.
+/// Additions of one layout. Indices are the optimizer's and continue those of earlier layouts; bucket indices alone start
+/// at 0, because buckets are ordered among those of other layouts.
 #[derive(Debug)]
 pub(crate) struct Family {
     pub(crate) entries: Vec<Entry>,
@@ -48,18 +48,18 @@ pub(crate) struct Family {
     pub(crate) first_vector: usize,
 }
 
-/// How much an optimizer holds already.
+/// Sizes of an optimizer before a layout is added.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Before {
     pub(crate) params: usize,
     pub(crate) vectors: usize,
     pub(crate) groups: usize,
-    /// Where the next parameter stands among all, or the first of those whose positions are told.
+    /// Position of the next parameter, or of the first one with a position of its own.
     pub(crate) position: usize,
 }
 
 impl Before {
-    /// What `family` adds to that.
+    /// Adds the sizes of `family`.
     pub(crate) fn count(&mut self, family: &Family) {
         self.params += family.entries.len();
         self.vectors += family.frozen.len();
@@ -68,7 +68,7 @@ impl Before {
 }
 
 impl Family {
-    /// Allocates what is planned, or says what is wrong; touches nothing else.
+    /// Allocates a part's memory, or says what is wrong; touches nothing else.
     pub(crate) fn new(
         part: &Part,
         groups: Groups,
@@ -147,7 +147,7 @@ impl Family {
         Ok(())
     }
 
-    /// Registers what travels whole: parameters, and gradients that are kept so. Collective.
+    /// Registers the buffers that travel whole: parameters, and gradients that are kept whole. Collective.
     pub(crate) fn register(&self, options: &Options) -> Result<(), Error> {
         let params = self.buckets.iter().map(|owned| &owned.params).filter(|_| !options.stage.cuts_params());
         let grads = self.fillings.iter().filter_map(|filling| filling.whole.as_ref());
@@ -157,7 +157,7 @@ impl Family {
         Ok(())
     }
 
-    /// Asks the caller for every parameter's first value.
+    /// Calls `initial` for every parameter's first value.
     pub(crate) fn fill(
         &mut self,
         options: &Options,
@@ -180,7 +180,7 @@ impl Family {
         Ok(())
     }
 
-    /// Sends rank 0's values to everyone. Collective.
+    /// Broadcasts rank 0's values. Collective.
     pub(crate) fn broadcast(&mut self, comm: &dyn Communicator, queue: &Queue) -> Result<(), Error> {
         for values in self.buckets.iter_mut().map(|b| &mut b.params).filter(|b| !b.is_empty()) {
             host_words::run(comm, queue, Op::broadcast(0), values)?;
@@ -188,7 +188,7 @@ impl Family {
         self.broadcast_frozen(comm, queue)
     }
 
-    /// The same with those that do not train alone.
+    /// Broadcasts rank 0's values of the frozen parameters only. Collective.
     pub(crate) fn broadcast_frozen(&mut self, comm: &dyn Communicator, queue: &Queue) -> Result<(), Error> {
         for values in self.frozen.iter_mut().filter(|b| !b.is_empty()) {
             host_words::run(comm, queue, Op::broadcast(0), values)?;
@@ -196,7 +196,7 @@ impl Family {
         Ok(())
     }
 
-    /// A line for each parameter's values.
+    /// Writes one line per parameter with a digest of its values.
     pub(crate) fn describe_values(&self, options: &Options, text: &mut String) -> Result<(), Error> {
         for entry in &self.entries {
             let digest = host_words::digest(&options.queue, &options.meter, self.values(&entry.place)?)?;
@@ -217,12 +217,12 @@ impl Family {
     }
 }
 
-/// The first line of what ranks compare: that nothing is wrong here, or what is.
+/// Returns the first line of the text that ranks compare: the error of this rank, or that there is none.
 pub(crate) fn objection(error: Option<&Error>) -> String {
     error.map_or("this call = no objection\n".to_owned(), |error| format!("this call = {error}\n"))
 }
 
-/// What all ranks must have alike of whom parameters are shared among.
+/// Writes the facts about the sharing ranks that must agree on all ranks.
 pub(crate) fn describe_among(among: &Among, text: &mut String) {
     let further: Vec<_> = among.further.iter().map(|(comm, by)| (comm.world_size(), by)).collect();
     let (shards, copies) = (among.shards.world_size(), among.copies.world_size());
@@ -231,7 +231,7 @@ pub(crate) fn describe_among(among: &Among, text: &mut String) {
     let _ = writeln!(text, "ranks with the same parameters = {copies}");
 }
 
-/// Everything ranks must have alike, a `key = value` line each.
+/// Returns the text that must agree on all ranks, one `key = value` line per fact.
 pub(crate) fn describe(layout: &Layout, groups: &Groups, options: &Options) -> String {
     let mut text = objection(None);
     for (i, p) in layout.params().iter().enumerate() {
@@ -288,7 +288,7 @@ fn entries(part: &Part, group_of: &[usize], before: Before) -> Vec<Entry> {
     entries
 }
 
-/// One vector for the frozen parameters of each type.
+/// Allocates one vector per type for the frozen parameters.
 fn frozen(
     layout: &Layout,
     entries: &mut [Entry],
@@ -315,10 +315,10 @@ mod tests {
     use meshstep_optim::AdamW;
     use meshstep_tensor::DType;
 
-    /// Chunks a little longer than whole pages, so that ranks begin at different places of one.
+    /// Chunks a little longer than whole pages, so that ranks start at different offsets in a page.
     const LEN: usize = 4 * (70 * 1024 + 64);
 
-    /// Parameters, gradients and moments, each from where this rank's update begins to read it.
+    /// Checks parameters, gradients and moments from the element where this rank's update starts reading.
     #[test]
     fn what_an_update_streams_together_differs_modulo_a_page() {
         let layout = Layout::builder().param("a", &[LEN], DType::F32).param("b", &[7_777], DType::F32);
@@ -342,7 +342,7 @@ mod tests {
                     streams.sort();
                     let len = streams.len();
                     streams.dedup();
-                    // What is shorter than a page is where the allocator has room.
+                    // The allocator places vectors shorter than a page anywhere.
                     assert!(
                         streams.len() == len || state < 2 * 4096,
                         "{stage:?} on rank {rank}: {streams:?}"

@@ -1,4 +1,4 @@
-//! The sharded optimizer: made together by all ranks, then one step after another.
+//! Sharded optimizer: all ranks build it together, then step it together.
 
 pub(crate) mod add_params;
 pub(crate) mod initial_chunks;
@@ -26,18 +26,18 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex};
 
-/// Parameters, their gradients and their optimizer state on one rank of a group.
+/// Parameters, gradients and optimizer state on one rank of a group.
 ///
-/// A step is: one [`micro_batch`](Self::micro_batch) (or several [`accumulate`](Self::accumulate)s and one last
-/// `micro_batch`), every gradient handed over, [`step`](Self::step). All ranks do the same, in the same order.
+/// One step is one [`micro_batch`](Self::micro_batch) (or several [`accumulate`](Self::accumulate)s and a last `micro_batch`),
+/// every gradient handed over, and [`step`](Self::step). All ranks make the same calls, in the same order.
 #[derive(Debug)]
 pub struct Optimizer {
-    /// First, so that a background save ends before anything that it needs.
+    /// First field, so that a background save ends before the fields that it uses are dropped.
     #[cfg(feature = "checkpoint")]
     pub(crate) background: crate::checkpoint::Background,
     pub(crate) entries: Vec<Entry>,
     pub(crate) by_name: HashMap<String, usize>,
-    /// Of which parts of a model this rank's parameters are, as text.
+    /// Text that describes how the model is cut into this rank's parameters.
     pub(crate) arrangement: String,
     pub(crate) groups: Vec<Group>,
     pub(crate) buckets: Vec<Owned>,
@@ -53,34 +53,34 @@ pub struct Optimizer {
     pub(crate) verifying: Verifying,
 }
 
-/// How far the current step has come.
+/// Progress of the current step.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     /// Steps taken or skipped.
     pub(crate) steps: u64,
-    /// Skipped in a row.
+    /// Steps skipped in a row.
     pub(crate) skips: u32,
-    /// Of these, the ones since the loss scale could last fall.
+    /// Skips in a row since the loss scale could last fall.
     pub(crate) hopeless: u32,
-    /// The loss scale of this step, where there is one.
+    /// Loss scale of this step, if there is one.
     pub(crate) loss_scale: Option<LossScaleState>,
-    /// Micro-batches of this step.
+    /// Micro-batches begun in this step.
     pub(crate) batches: u64,
-    /// Their weights' sum.
+    /// Sum of their weights.
     pub(crate) weight: u64,
-    /// A digest of their weights, one after the other.
+    /// Digest of their weights, in order.
     pub(crate) weights: u64,
-    /// A micro-batch was begun and not finished.
+    /// True while a micro-batch is begun and not finished.
     pub(crate) unfinished: AtomicBool,
-    /// A micro-batch was dropped and completed with zeros.
+    /// True if a micro-batch was dropped and completed with zeros.
     pub(crate) dropped: bool,
-    /// The norm of this rank's own gradients in the last step, and the factor they were clipped by.
+    /// Norm of this rank's own gradients in the last step, and the factor that clipped them.
     pub(crate) local_clip: Option<LocalClip>,
-    /// The last micro-batch was finished.
+    /// True once the step's last micro-batch is finished.
     pub(crate) due: AtomicBool,
-    /// The first parameter whose gradient is missing; `usize::MAX` if none is.
+    /// First parameter with a missing gradient; `usize::MAX`: no gradient is missing.
     pub(crate) missing: AtomicUsize,
-    /// Which parameters have a gradient, where that counts.
+    /// True for each parameter that has a gradient; read if ranks count gradients.
     pub(crate) present: Vec<AtomicBool>,
     /// Gradient bytes copied into buckets.
     pub(crate) copied: AtomicU64,
@@ -88,25 +88,25 @@ pub(crate) struct Progress {
     pub(crate) sent_before: u64,
 }
 
-/// Room that is kept from step to step, so that steps allocate nothing.
+/// Buffers kept from step to step, so that steps allocate nothing.
 #[derive(Debug, Default)]
 pub(crate) struct Room {
-    /// The `t` of each parameter's update in this step; 0: none.
+    /// `t` of each parameter's update in this step; 0: no update.
     pub(crate) due: Vec<u64>,
     pub(crate) gathering: crate::gather::param_gather::Gathering,
-    /// What a GPU decides by, once there was a step.
+    /// Decision state on the GPU, made by the first step.
     #[cfg(feature = "cuda")]
     pub(crate) there: Option<crate::step::gpu::There>,
-    /// Steps that were errors for which nobody has asked yet.
+    /// Failed steps with an outcome that the caller has not read yet.
     #[cfg(feature = "cuda")]
     pub(crate) untold: Vec<Arc<crate::step::gpu::Ticket>>,
 }
 
 impl Optimizer {
-    /// An optimizer for the parameters of `layout`, updated by `rules`. Collective: every rank passes the same, which is
-    /// checked; what one rank cannot do is an error on all.
+    /// Builds an optimizer for the parameters of `layout`, updated by `rules`. Collective: every rank passes the same arguments,
+    /// which the ranks compare; an error on one rank is an error on all.
     ///
-    /// `initial` is asked for each parameter's first value (on rank 0 alone under [`Initial::Broadcast`](crate::Initial::Broadcast)).
+    /// `initial` supplies each parameter's first value (on rank 0 alone under [`Initial::Broadcast`](crate::Initial::Broadcast)).
     pub fn new(
         comm: Arc<dyn Communicator>,
         layout: Layout,
@@ -116,7 +116,7 @@ impl Optimizer {
     ) -> Result<Self, Error> {
         let empty = Self::with_room(Arc::clone(&comm), DataPlace::OWN, options.clone());
         if let Err(error) = &empty {
-            // Where the other ranks compare what they add.
+            // The other ranks compare their arguments now: report this rank's error to them.
             let told = agree::same_everywhere(&*comm, &options, &layout_state::objection(Some(error)));
             tracing::debug!(?told, "no optimizer");
         }
@@ -125,9 +125,9 @@ impl Optimizer {
         Ok(optimizer)
     }
 
-    /// An optimizer without parameters, to add to, whose steps all ranks of `world` decide together. `place`: whose
-    /// micro-batches this rank computes; where several compute the same ones they give them the same weights, and one of them
-    /// counts. Collective as [`new`](Self::new) is; places that contradict each other are [`Error::Place`] on every rank.
+    /// Builds an optimizer without parameters, to add some later; all ranks of `world` decide its steps together. `place` says
+    /// which micro-batches this rank computes: ranks that compute the same ones give them the same weights, and the weights of
+    /// one rank count. Collective like [`new`](Self::new); contradictory places are [`Error::Place`] on every rank.
     pub fn empty(world: Arc<dyn Communicator>, place: DataPlace, options: Options) -> Result<Self, Error> {
         let made = place.check().map_err(Error::from);
         let made = made.and_then(|()| Self::with_room(Arc::clone(&world), place, options.clone()));
@@ -181,8 +181,8 @@ impl Optimizer {
         })
     }
 
-    /// Adds parameters, with rules of their own, between two steps. Collective, and checked as [`new`](Self::new) is; on
-    /// an error nothing has changed, on any rank, but that after [`Error::Comm`] nothing goes on.
+    /// Adds parameters with rules of their own, between two steps. Collective, and checked like [`new`](Self::new). An error
+    /// changes nothing on any rank, except that [`Error::Comm`] ends the run.
     pub fn add_param_group(
         &mut self,
         layout: Layout,
@@ -193,7 +193,7 @@ impl Optimizer {
         self.add_shared(layout, rules, all, initial)
     }
 
-    /// The same for parameters that are shared among some ranks each, in several groups.
+    /// Adds parameters that the groups of ranks in `among` share.
     pub fn add_shared(
         &mut self,
         layout: Layout,
@@ -213,8 +213,8 @@ impl Optimizer {
         self.add(part.map(|part| vec![Shared { part, rules, among }]), initial)
     }
 
-    /// The same for several parts of a plan at once: what they share is made once, and is what the plan says; their buckets travel
-    /// in its order, after those there are.
+    /// Adds several parts of a plan at once. Their common buffers are allocated once, as the plan says; their buckets travel in
+    /// the plan's order, after the existing ones.
     pub fn add_parts(
         &mut self,
         parts: Vec<Shared>,
@@ -223,8 +223,8 @@ impl Optimizer {
         self.add(Ok(parts), initial)
     }
 
-    /// From now on `alias` too is a name of the parameter `name`, for gradients and whatever else is asked of it: one parameter, of
-    /// which messages and checkpoints have the first name alone. Between two steps, the same on every rank.
+    /// Makes `alias` another name of the parameter `name`, for gradients and all other calls. Messages and checkpoints keep the
+    /// first name only. Call it between two steps, the same on every rank.
     pub fn also_called(&mut self, alias: &str, name: &str) -> Result<(), Error> {
         let index = self.index(name)?;
         self.check_alias(&self.units, alias, index)?;
@@ -237,18 +237,19 @@ impl Optimizer {
         }
     }
 
-    /// How a model's parameters are cut into those here, one `key = value` line for each thing: what optimizers must have alike beyond
-    /// these parameters before they exchange what they own, as [workers](crate::local) do. The same on every rank.
+    /// Describes how a model's parameters are cut into the ones here, in `key = value` lines. Optimizers that exchange owned
+    /// ranges, as [workers](crate::local) do, must agree on this text in addition to the parameters. All ranks pass the same
+    /// text.
     pub fn arranged(&mut self, text: impl Into<String>) {
         self.arrangement = text.into();
     }
 
-    /// The communicator the ranks step with.
+    /// Returns the communicator of all ranks that step together.
     pub fn comm(&self) -> &Arc<dyn Communicator> {
         &self.handover.fixed.comm
     }
 
-    /// What the optimizer was made with.
+    /// Returns the options that the optimizer was built with.
     pub fn options(&self) -> &Options {
         &self.options
     }

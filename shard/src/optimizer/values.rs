@@ -1,4 +1,4 @@
-//! What this rank holds of each parameter, and of its state.
+//! Values and state of each parameter on this rank.
 
 use crate::optimizer::layout_state::Place;
 use crate::{Error, Optimizer, UnitError};
@@ -8,21 +8,21 @@ use std::ops::Range;
 /// This rank's part of one parameter, and of its state.
 #[derive(Clone, Debug)]
 pub struct ParamState<'a> {
-    /// Which of the parameter's elements, in row-major order; empty if another rank owns them all.
+    /// Elements of the parameter, in row-major order; empty if another rank owns all of them.
     pub range: Range<usize>,
-    /// Their values, as the model reads them.
+    /// Values of the elements, as the model reads them.
     pub values: Slice<'a>,
-    /// The rule's state vectors by name, each as long as `range`; none where that is empty.
+    /// State vectors of the rule by name, each as long as `range`; none if that is empty.
     pub slots: Vec<(&'static str, Slice<'a>)>,
-    /// The f32 master values, or the remainders (u16), where there are any.
+    /// The f32 master values, or the remainders (u16), if there are any.
     pub master: Option<Slice<'a>>,
-    /// Updates this parameter has seen.
+    /// Number of the parameter's updates.
     pub t: u64,
 }
 
 impl Optimizer {
-    /// The values of a parameter; at [`Stage::Zero3`](crate::Stage::Zero3) of a frozen one, as the others are sharded. On a GPU
-    /// what is put on the options' queue from here on sees those of the last step: ask again after each.
+    /// Returns the values of a parameter; at [`Stage::Zero3`](crate::Stage::Zero3) of a frozen one only, because the others are
+    /// sharded. On a GPU later work on the options' queue sees the values of the last step: call this again after each step.
     pub fn param(&self, name: &str) -> Result<Slice<'_>, Error> {
         let param = self.index(name)?;
         if self.options.stage.cuts_params() && !self.entries[param].param.frozen() {
@@ -32,7 +32,7 @@ impl Optimizer {
         self.values(param)
     }
 
-    /// The values of a parameter of which this rank has all.
+    /// Returns the values of a parameter that is whole on this rank.
     pub(crate) fn values(&self, param: usize) -> Result<Slice<'_>, Error> {
         Ok(match &self.entries[param].place {
             Place::Bucket { bucket, range, .. } => self.buckets[*bucket].params()?.slice(range.clone())?,
@@ -40,8 +40,8 @@ impl Optimizer {
         })
     }
 
-    /// This rank's part of a parameter and its state: what it updates, nothing of a frozen one. On a GPU it waits for the steps so
-    /// far.
+    /// Returns this rank's part of a parameter and its state: the elements it updates, none of a frozen parameter. On a GPU it
+    /// waits for the steps so far.
     pub fn state(&self, name: &str) -> Result<ParamState<'_>, Error> {
         let param = self.index(name)?;
         let entry = &self.entries[param];
@@ -67,7 +67,7 @@ impl Optimizer {
         Ok(state)
     }
 
-    /// All parameters, in registration order.
+    /// Returns all parameters, in registration order.
     pub fn params(&self) -> impl Iterator<Item = &Param> {
         self.entries.iter().map(|e| &e.param)
     }

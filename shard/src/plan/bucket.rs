@@ -1,4 +1,4 @@
-//! Which parameters travel together: buckets cut from a layout, and who owns each parameter.
+//! Buckets cut from a layout: parameters that travel together, and the owner of each parameter.
 
 use crate::config::precision::Kept;
 use crate::{Combine, Error, Options, Owners, Partition, Stage};
@@ -7,62 +7,62 @@ use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-/// A bucket closes at this many elements unless told otherwise, or at a million per rank: enough that a collective's
-/// latency is small beside its bytes (Megatron-Core's default).
+/// Default elements of a bucket, unless a million per rank is more: enough that a collective's latency is small beside its bytes
+/// (Megatron-Core's default).
 const BUCKET_LEN: usize = 40_000_000;
 const BUCKET_LEN_PER_RANK: usize = 1_000_000;
 
-/// Where gradients are sharded, two buckets are all that a rank holds of the gradients on their way: it closes a bucket at an
-/// 80th of the elements, so that two of 16 bits are 2.5 % of 16-bit parameters.
+/// With sharded gradients, two buckets are all that a rank holds of the gradients in flight: a bucket closes at 1/80 of the
+/// elements, so that two buckets of 16-bit gradients are 2.5 % of 16-bit parameters.
 const SHARE: usize = 80;
-/// Small models have fewer and larger buckets: a 16th of the elements, up to so many. Buckets of fewer than the least cost more
-/// than they save.
+/// Small models have fewer and larger buckets: 1/16 of the elements, up to `SMALL_BUCKET_LEN`. Buckets below `LEAST_BUCKET_LEN`
+/// cost more than they save.
 const SMALL_SHARE: usize = 16;
 const SMALL_BUCKET_LEN: usize = 4 << 20;
 const LEAST_BUCKET_LEN: usize = 1 << 16;
 
-/// Of the even share of whole parameters, above which a rank's is told of.
+/// Ratio of a rank's load to the even share above which a warning is logged.
 const UNEVEN: f64 = 1.5;
 
-/// Gradients that travel together, and the parameters they belong to.
+/// A bucket: gradients that travel together, and their parameters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BucketPlan {
     /// Type of the parameters.
     pub dtype: DType,
     /// Type of the gradients.
     pub grads: DType,
-    /// Type a rule computes in: f32 for 16-bit parameters, else the parameters' own.
+    /// Type that a rule computes in: f32 for 16-bit parameters, else the parameters' own.
     pub update: DType,
-    /// Type of the master: f32, u16 for remainders of bf16 parameters, none.
+    /// Type of the master: f32, u16 for remainders of bf16 parameters, or none.
     pub master: Option<DType>,
     /// Type of the state.
     pub state: DType,
-    /// The parameters, by ascending place.
+    /// Parameters, by ascending start.
     pub params: Vec<Placed>,
-    /// Elements, pads included: a multiple of 64 times the world size.
+    /// Elements, padding included: a multiple of 64 times the world size.
     pub len: usize,
 }
 
 /// A parameter's place in its bucket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placed {
-    /// Its index in registration order.
+    /// Index in registration order.
     pub param: usize,
-    /// Its first element in the bucket, a multiple of 64.
+    /// First element in the bucket, a multiple of 64.
     pub start: usize,
-    /// Its elements.
+    /// Number of elements.
     pub len: usize,
-    /// The rank that owns it, under [`Stage::WholeParams`].
+    /// Rank that owns the parameter, under [`Stage::WholeParams`].
     pub owner: usize,
 }
 
 impl BucketPlan {
-    /// Its equal parts.
+    /// Returns its equal parts, one per rank.
     pub fn partition(&self, world_size: usize) -> Partition {
         Partition::new(self.len, world_size)
     }
 
-    /// Neighbours of one owner, pads included.
+    /// Returns the ranges of neighbouring parameters with one owner, padding included.
     pub(crate) fn runs(&self) -> Vec<(usize, Range<usize>)> {
         let mut runs: Vec<(usize, Range<usize>)> = Vec::new();
         for (i, param) in self.params.iter().enumerate() {
@@ -75,21 +75,21 @@ impl BucketPlan {
         runs
     }
 
-    /// Where the next parameter's place begins, or the bucket ends: pads go with the parameter before them.
+    /// Returns the start of the next parameter, or the end of the bucket: padding belongs to the parameter before it.
     pub(crate) fn place_end(&self, i: usize) -> usize {
         self.params.get(i + 1).map_or(self.len, |next| next.start)
     }
 }
 
 impl Placed {
-    /// Its elements in the bucket.
+    /// Returns its elements in the bucket.
     pub fn range(&self) -> Range<usize> {
         self.start..self.start + self.len
     }
 }
 
-/// The buckets of a layout, each of one type and padded to 64 elements times the world size, in the order they are full when
-/// gradients come in reverse registration order.
+/// Cuts a layout into buckets, each of one type and padded to 64 elements times the world size, in the order in which they fill
+/// when gradients come in reverse registration order.
 pub(crate) fn cut<'b>(
     earlier: impl IntoIterator<Item = &'b BucketPlan>,
     layout: &Layout,
@@ -105,7 +105,7 @@ pub(crate) fn cut<'b>(
     for bucket in &mut buckets {
         bucket.len = Partition::new(bucket.len, world_size).padded_len();
     }
-    // Those of each type are in this order already.
+    // Buckets of one type are already in this order.
     let last = |bucket: &BucketPlan| bucket.params.iter().filter(|p| p.len > 0).map(|p| p.param).min();
     buckets.sort_by_key(|bucket| Reverse(last(bucket).unwrap_or(usize::MAX)));
     if let Stage::WholeParams(owners) = options.stage {
@@ -132,7 +132,7 @@ fn assign_owners<'b>(
     let even = lens.iter().chain(&loads).sum::<usize>().div_ceil(world_size);
     assigned.iter().zip(&lens).for_each(|(&owner, len)| loads[owner] += len);
     let most = loads.iter().copied().max().unwrap_or(0);
-    // A parameter is never cut, so that nothing shares out better than its longest.
+    // A parameter is never cut, so no assignment is better than the longest parameter.
     let best = even.max(lens.iter().copied().max().unwrap_or(0));
     if owners == Owners::RoundRobin && most as f64 > UNEVEN * best as f64 {
         tracing::warn!(
@@ -148,7 +148,7 @@ fn assign_owners<'b>(
     }
 }
 
-/// Where a bucket of this type closes unless told otherwise.
+/// Returns the default length at which a bucket of this type closes.
 fn default_len(layout: &Layout, dtype: DType, world_size: usize, stage: Stage) -> usize {
     let len = BUCKET_LEN.max(BUCKET_LEN_PER_RANK.saturating_mul(world_size));
     if !stage.cuts_grads() {
@@ -167,7 +167,7 @@ fn fill_buckets(
 ) -> Result<(), Error> {
     let params = layout.flat_order(dtype).into_iter().filter(|&param| !layout.params()[param].frozen());
     let lens: Vec<usize> = params.clone().map(|param| layout.params()[param].padded_range().len()).collect();
-    // What is gathered is one unit's.
+    // At stage 3 a bucket belongs to one unit.
     let unit = |param: usize| layout.params()[param].unit().filter(|_| options.stage.cuts_params());
     let units: Vec<Option<&str>> = params.clone().map(unit).collect();
     let mut runs = runs(&lens, limit, |i| units[i - 1] != units[i]);
@@ -187,7 +187,7 @@ fn fill_buckets(
     Ok(())
 }
 
-/// Neighbours that are at most `limit` elements together, or one alone; none goes on where `begins`.
+/// Groups neighbours of at most `limit` elements together, or one longer alone; a run ends where `begins` holds.
 fn runs(lens: &[usize], limit: usize, begins: impl Fn(usize) -> bool) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     let mut sum = 0;
@@ -206,8 +206,8 @@ fn runs(lens: &[usize], limit: usize, begins: impl Fn(usize) -> bool) -> Vec<Ran
     runs
 }
 
-/// Cuts what lies beside a parameter that is longer than a bucket, so that the two take no more memory than two buckets, or
-/// little more than the parameter.
+/// Cuts the runs beside a parameter longer than a bucket, so that the two take no more memory than two buckets, or little more
+/// than the parameter.
 fn apart_from_long(runs: Vec<Range<usize>>, lens: &[usize], limit: usize) -> Vec<Range<usize>> {
     let len = |run: &Range<usize>| lens[run.clone()].iter().sum::<usize>();
     let room = runs.iter().map(len).max().unwrap_or(0).max(limit.saturating_mul(2));
@@ -230,7 +230,7 @@ fn apart_from_long(runs: Vec<Range<usize>>, lens: &[usize], limit: usize) -> Vec
     cut
 }
 
-/// How many of these fit `room`, at least one.
+/// Returns how many of these fit into `room`, at least one.
 fn fitting(lens: impl Iterator<Item = usize>, room: usize) -> usize {
     let sums = lens.scan(0, |sum, len| {
         *sum += len;

@@ -1,21 +1,20 @@
-//! Buckets that fill one after another, and the memory they take where they are given back once they have travelled.
-//! Arithmetic only.
+//! Buckets that fill one after another, and the memory they take if it is returned once they have travelled. Arithmetic only.
 
 use crate::plan::bucket::BucketPlan;
 use meshstep_tensor::DType;
 
-/// The buckets of one part and one type of parameters: a backward pass fills one after another, in the order they travel.
+/// Buckets of one part and one type of parameters: a backward pass fills them one after another, in the order they travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Series {
     /// Type of the parameters.
     pub(crate) dtype: DType,
     /// Type of the gradients.
     pub(crate) grads: DType,
-    /// Elements of the longest two that follow each other: one that fills while the one before it travels.
+    /// Elements of the longest two consecutive buckets: one fills while the one before it travels.
     pub(crate) room: usize,
 }
 
-/// The series of a part, by their first buckets.
+/// Returns the series of a part, by their first buckets.
 pub(crate) fn of(buckets: &[BucketPlan]) -> Vec<Series> {
     let mut series: Vec<(Series, usize)> = Vec::new();
     for &BucketPlan { dtype, grads, len, .. } in buckets.iter().filter(|bucket| bucket.len > 0) {
@@ -30,24 +29,24 @@ pub(crate) fn of(buckets: &[BucketPlan]) -> Vec<Series> {
     series.into_iter().map(|(series, _)| series).collect()
 }
 
-/// Bytes of room for series.
+/// Returns the bytes of memory for series.
 pub(crate) fn bytes(series: &[Series]) -> u64 {
     series.iter().map(|series| (series.room * series.grads.size()) as u64).sum()
 }
 
-/// A pool while one thread hands gradients over, in numbers.
+/// Model of a pool while one thread hands gradients over.
 #[derive(Debug)]
 pub(crate) struct Rooms<'p> {
     series: Vec<Series>,
-    /// Each bucket, and its series.
+    /// Buckets, with the index of their series.
     buckets: Vec<(&'p BucketPlan, usize)>,
     held: Vec<Held>,
-    /// Bytes outside of all series' room, and the most there were.
+    /// Bytes allocated outside the series' memory, and their maximum.
     outside: u64,
     most: u64,
 }
 
-/// A bucket that has begun and is not known to have come back.
+/// A bucket that has begun, with memory that is not known to be back.
 #[derive(Clone, Copy, Debug)]
 struct Held {
     bucket: usize,
@@ -55,12 +54,12 @@ struct Held {
 }
 
 impl<'p> Rooms<'p> {
-    /// Room for these series, in which nothing is held yet.
+    /// Makes a model with memory for these series, all of it free.
     pub(crate) fn new(series: Vec<Series>, buckets: Vec<(&'p BucketPlan, usize)>) -> Self {
         Rooms { series, buckets, held: Vec::new(), outside: 0, most: 0 }
     }
 
-    /// Begins bucket `b`, of which nothing is held, when those before the `sent`th travel.
+    /// Begins bucket `b`, which holds no memory yet, while the buckets before the `sent`th travel.
     pub(crate) fn begin(&mut self, b: usize, sent: usize) {
         while !self.fits(b) {
             let oldest = self.alike(b).filter(|held| held.bucket < sent).map(|held| held.bucket).min();
@@ -72,12 +71,12 @@ impl<'p> Rooms<'p> {
         self.hold(b, false);
     }
 
-    /// The most bytes there were at a time.
+    /// Returns the peak bytes.
     pub(crate) fn peak(&self) -> u64 {
         bytes(&self.series) + self.most
     }
 
-    /// What is held of the same series.
+    /// Returns the buckets of the same series that hold memory.
     fn alike(&self, b: usize) -> impl Iterator<Item = &Held> {
         self.held.iter().filter(move |held| self.buckets[held.bucket].1 == self.buckets[b].1)
     }

@@ -1,22 +1,22 @@
-//! In which order the buckets of parts that are added together travel. Arithmetic only.
+//! Order in which the buckets of parts that are added together travel. Arithmetic only.
 
 use crate::{Error, Part};
 use meshstep_tensor::Param;
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
-/// Where a parameter stands: in the registration order of all parts, or its unit, part and index.
+/// Position of a parameter: in the registration order of all parts, or by unit, part and index.
 type Position = (usize, usize, usize);
 
-/// Each bucket of all parts, as its part and its index there, in the order they travel: that in which they are full when
-/// gradients come in reverse registration order. A part's own buckets keep their order.
+/// Returns the buckets of all parts, each as its part and its index there, in the order they travel: the order in which they fill
+/// when gradients come in reverse registration order. A part's own buckets keep their order.
 pub(crate) fn of(parts: &[&Part]) -> Result<Vec<(usize, usize)>, Error> {
     let mut order = Vec::new();
     for (i, positions) in positions(parts)?.iter().enumerate() {
         let mut last: Position = (usize::MAX, usize::MAX, usize::MAX);
         for (b, bucket) in parts[i].buckets().iter().enumerate() {
             let filled = bucket.params.iter().filter(|p| p.len > 0).map(|p| positions[p.param]);
-            // No bucket goes before those of its part that precede it.
+            // No bucket goes before earlier buckets of its part.
             last = filled.fold(last, Position::min);
             order.push((Reverse(last), i, b));
         }
@@ -25,7 +25,7 @@ pub(crate) fn of(parts: &[&Part]) -> Result<Vec<(usize, usize)>, Error> {
     Ok(order.into_iter().map(|(_, part, bucket)| (part, bucket)).collect())
 }
 
-/// Of each of `parts` where its buckets stand in an order, the first of which is the `first`.
+/// Returns for each of `parts` the places of its buckets in an order that starts at `first`.
 pub(crate) fn places(order: &[(usize, usize)], parts: usize, first: usize) -> Vec<Vec<usize>> {
     let mut places = vec![Vec::new(); parts];
     for (place, &(part, _)) in order.iter().enumerate() {
@@ -34,7 +34,8 @@ pub(crate) fn places(order: &[(usize, usize)], parts: usize, first: usize) -> Ve
     places
 }
 
-/// Where each part's parameters stand. Where parts do not say, a forward pass reads unit after unit, and of a unit part after part.
+/// Returns the positions of each part's parameters. By default a forward pass reads unit after unit, and within a unit part after
+/// part.
 fn positions(parts: &[&Part]) -> Result<Vec<Vec<Position>>, Error> {
     let told = parts.iter().filter(|part| part.positions().is_some()).count();
     if told > 0 && told < parts.len() {
@@ -66,7 +67,7 @@ mod tests {
     use meshstep_tensor::{DType, Layout, LayoutBuilder};
     use proptest::prelude::*;
 
-    /// `unit/name`, or a name alone; those that begin with e have no element, those with h are of 16 bits.
+    /// Makes a part from `unit/name` or plain names; names that begin with e have no elements, names with h are of 16 bits.
     fn part(names: &[&str], bucket_len: usize, stage: Stage) -> Part {
         let add = |layout: LayoutBuilder, name: &&str| {
             let (unit, own) = name.split_once('/').unwrap_or(("", name));
@@ -80,7 +81,7 @@ mod tests {
         Part::new(layout, Sizes::all(1), [], &options).unwrap()
     }
 
-    /// The buckets as they travel, each as its parameters' names.
+    /// Returns the buckets in the order they travel, each as its parameters' names.
     fn travel(parts: &[&Part]) -> Vec<String> {
         let name = |&(part, b): &(usize, usize)| {
             let params = parts[part].layout().params();
@@ -99,7 +100,7 @@ mod tests {
         let matrices = each(&["table", "u/w", "v/w"]);
         let norms = each(&["u/n", "v/n", "last/n"]);
         assert_eq!(travel(&[&matrices, &norms]), ["last/n", "v/n", "v/w", "u/n", "u/w", "table"]);
-        // A unit stands where it is first begun, in whichever part.
+        // A unit stands where it is first begun, in any part.
         let late = each(&["u/x", "last/w"]);
         assert_eq!(travel(&[&matrices, &late]), ["last/w", "v/w", "u/x", "u/w", "table"]);
         let crossed = each(&["last/w", "u/x"]);
@@ -133,7 +134,7 @@ mod tests {
         assert!(of(&[&told, &b.at(vec![4, 5]).unwrap()]).is_ok());
     }
 
-    /// Gradients one by one, from the last; after each, every bucket that is full goes.
+    /// Hands over gradients one by one, from the last; after each, every full bucket goes.
     fn one_by_one(parts: &[&Part], owners: &[usize]) -> Vec<(usize, usize)> {
         let mut here: Vec<Vec<bool>> = parts
             .iter()
@@ -183,7 +184,7 @@ mod tests {
                 params.iter().map(|(owner, _)| owners.iter().position(|o| o == owner).unwrap()).collect();
             let order = of(&parts).unwrap();
             prop_assert_eq!(&order, &one_by_one(&parts, &of_params));
-            // Whatever they are told, one part's buckets keep their order.
+            // With any positions, one part's buckets keep their order.
             for (i, &one) in parts.iter().enumerate() {
                 let own: Vec<_> = (0..one.buckets().len()).map(|b| (0, b)).collect();
                 prop_assert_eq!(of(&[one]).unwrap(), own);

@@ -1,4 +1,4 @@
-//! Bytes a rank holds and sends, by purpose.
+//! Bytes that a rank holds and sends, by purpose.
 
 use meshstep_tensor::Category;
 use std::iter::Sum;
@@ -9,27 +9,27 @@ use std::ops::{Add, AddAssign, Mul};
 pub struct Memory {
     /// Parameters.
     pub params: u64,
-    /// Sharded parameters that are gathered: room for any two units after each other, one that is read and the next on its way.
+    /// Sharded parameters that are gathered: room for any two consecutive units, one being read and the next in flight.
     pub gathered: u64,
-    /// Gradients that stay.
+    /// Gradients that are kept.
     pub grads: u64,
     /// Optimizer state.
     pub state: u64,
-    /// f32 masters of 16-bit parameters, or what is kept instead of them.
+    /// f32 masters of 16-bit parameters, or the remainders kept instead.
     pub master: u64,
-    /// Gradients on their way, when they are handed over in bucket order.
+    /// Gradients in flight, when gradients are handed over in bucket order.
     pub buckets: u64,
-    /// The vectors of the step's exchange.
+    /// Vectors of the step's exchange.
     pub staging: u64,
 }
 
 impl Memory {
-    /// All of it.
+    /// Returns the sum of all categories.
     pub fn total(&self) -> u64 {
         self.by_category().iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// The same by the names a meter counts under.
+    /// Returns the bytes by the names that a meter counts under.
     pub fn by_category(&self) -> [(Category, u64); 7] {
         [
             (Category::Params, self.params),
@@ -59,7 +59,7 @@ impl Add for Memory {
     }
 }
 
-/// What so many ranks hold that hold this each.
+/// Memory of `ranks` ranks that hold this much each.
 impl Mul<u64> for Memory {
     type Output = Memory;
 
@@ -79,19 +79,19 @@ impl Mul<u64> for Memory {
 /// Bytes one rank sends in a step with one micro-batch, as ring algorithms send them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Wire {
-    /// Reducing gradients over the ranks that divide the state.
+    /// Reduction of gradients over the ranks that divide the state.
     pub reduce: u64,
-    /// Reducing them once more, over replicas of the state and over parts of a gradient.
+    /// Further reductions, over replicas of the state and over parts of a gradient.
     pub further: u64,
-    /// Bringing updated parameters to everyone; at stage 3 each unit's twice, for the forward and for the backward pass.
+    /// Gathers of updated parameters; at stage 3 two of each unit, for the forward and for the backward pass.
     pub gather: u64,
-    /// What all ranks decide the step by: the exchange of scalars, two with [`NonFinite::Propagate`](crate::NonFinite::Propagate),
-    /// and the sums over whole tensors that some rules take.
+    /// Decision of the step: the exchange of scalars, two with [`NonFinite::Propagate`](crate::NonFinite::Propagate), and the
+    /// sums over whole tensors that some rules need.
     pub exchange: u64,
 }
 
 impl Wire {
-    /// All of it.
+    /// Returns the sum of all purposes.
     pub fn total(&self) -> u64 {
         self.reduce + self.further + self.gather + self.exchange
     }
@@ -110,7 +110,7 @@ impl Add for Wire {
     }
 }
 
-/// What so many ranks send that send this each.
+/// Bytes of `ranks` ranks that send this much each.
 impl Mul<u64> for Wire {
     type Output = Wire;
 
@@ -124,7 +124,7 @@ impl Mul<u64> for Wire {
     }
 }
 
-/// Sums, and adding to.
+/// Implements `AddAssign` and `Sum`.
 macro_rules! sums {
     ($($bytes:ident),*) => {$(
         impl AddAssign for $bytes {
@@ -143,19 +143,20 @@ macro_rules! sums {
 
 sums!(Memory, Wire);
 
-/// What `rank` of `n` sends to all-reduce `len` elements on a ring: all chunks but its own, twice; `len` need not divide.
+/// Returns the bytes that `rank` of `n` sends to all-reduce `len` elements on a ring: all chunks except its own, twice; `len`
+/// need not divide.
 pub(crate) fn ring_all_reduce(len: usize, n: usize, rank: usize, size: usize) -> u64 {
     let own = len / n + usize::from(rank < len % n);
     (2 * (len - own) * size) as u64
 }
 
-/// What `rank` of `n` forwards of a broadcast: everything, unless it is the last of the ring.
+/// Returns the bytes that `rank` of `n` forwards of a broadcast: all of it, unless it is the last of the ring.
 pub(crate) fn ring_broadcast(owner: usize, len: usize, n: usize, rank: usize, size: usize) -> u64 {
     let last = (owner + n - 1) % n;
     if rank == last { 0 } else { (len * size) as u64 }
 }
 
-/// The first rank of `n` that sends as much as `rank` to all-reduce each of these lengths.
+/// Returns the first rank of `n` that sends as much as `rank` to all-reduce each of these lengths.
 pub(crate) fn alike(lens: impl IntoIterator<Item = usize>, n: usize, rank: usize) -> usize {
     lens.into_iter().map(|len| len % n).filter(|&longer| longer <= rank).max().unwrap_or(0)
 }

@@ -1,4 +1,4 @@
-//! One layout among some ranks: its buckets, who owns what of them, and the bytes that takes. Arithmetic only.
+//! One layout shared by some ranks: its buckets, the owner of each range, and the bytes needed. Arithmetic only.
 
 use crate::plan::bucket::{self, BucketPlan, Placed};
 use crate::plan::bucket_chain::{self, Series};
@@ -8,7 +8,7 @@ use crate::{Among, Error, Memory, Options, Stage};
 use meshstep_tensor::{DType, Layout, Param};
 use std::ops::Range;
 
-/// Parameters that the same ranks share in the same way, and where they go: the same on all of these ranks.
+/// Parameters that the same ranks share in the same way, and their places. The part is equal on these ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
     layout: Layout,
@@ -19,26 +19,26 @@ pub struct Part {
     wholes: Option<Vec<usize>>,
 }
 
-/// How many ranks share parameters: [`Among`] in numbers.
+/// Sizes of the groups that share parameters: [`Among`] in numbers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Sizes {
-    /// Ranks that divide the state.
+    /// Number of ranks that divide the state.
     pub shards: usize,
-    /// Ranks that reduce further what each has, in turn.
+    /// Sizes of the groups of the further reductions, in order.
     pub further: Vec<usize>,
 }
 
-/// A rank's place in each group that shares a part with it.
+/// Index of a rank in each group that shares a part with it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Seat {
-    /// Among the ranks that divide the state.
+    /// Index among the ranks that divide the state.
     pub shard: usize,
-    /// Among those that reduce further.
+    /// Index in the group of each further reduction.
     pub further: Vec<usize>,
 }
 
 impl Sizes {
-    /// One group of ranks.
+    /// Returns the sizes of one group of ranks.
     pub fn all(ranks: usize) -> Sizes {
         Sizes { shards: ranks, further: Vec::new() }
     }
@@ -52,8 +52,8 @@ impl From<&Among> for Sizes {
 }
 
 impl Part {
-    /// The part of a layout on groups of these sizes, or what in the options contradicts it. Under [`Stage::WholeParams`] its
-    /// parameters are balanced with those of `earlier`, parts that the same ranks divide.
+    /// Plans a layout on groups of these sizes, or returns the option that contradicts it. Under [`Stage::WholeParams`] its
+    /// parameters are balanced with those of `earlier` parts that the same ranks divide.
     pub fn new<'p>(
         layout: Layout,
         sizes: Sizes,
@@ -64,7 +64,7 @@ impl Part {
         Part::after(layout, sizes, earlier, options)
     }
 
-    /// The same after some buckets.
+    /// Plans a layout after some buckets.
     pub(crate) fn after<'b>(
         layout: Layout,
         sizes: Sizes,
@@ -88,8 +88,8 @@ impl Part {
         Ok(part)
     }
 
-    /// The same with each parameter's position among those of all parts that are added together, in the order a forward pass
-    /// uses them. What is not told so stands in units, in the order they are begun, and in a unit part by part.
+    /// Sets each parameter's position among those of all parts that are added together, in the order a forward pass uses them. By
+    /// default parameters stand in units, in the order in which units begin, and within a unit part by part.
     pub fn at(self, positions: Vec<usize>) -> Result<Part, Error> {
         let params = self.layout.params().len();
         if positions.len() != params || !positions.is_sorted_by(|a, b| a < b) {
@@ -99,13 +99,13 @@ impl Part {
         Ok(Part { positions: Some(positions), ..self })
     }
 
-    /// What [`at`](Self::at) was told.
+    /// Returns the positions that [`at`](Self::at) has set.
     pub(crate) fn positions(&self) -> Option<&[usize]> {
         self.positions.as_deref()
     }
 
-    /// The same with each parameter's elements where it is not cut: what is chosen by its share of a model is then chosen alike
-    /// however that is cut. What is not told so is whole.
+    /// Sets the number of elements that each parameter has before a mesh cuts it, so that selections by a parameter's share of
+    /// the model do not depend on the cut. By default parameters are whole.
     pub fn cut_from(self, wholes: Vec<usize>) -> Result<Part, Error> {
         let params = self.layout.params();
         let fits = |(param, &whole): (&Param, &usize)| match param.len() {
@@ -122,44 +122,45 @@ impl Part {
         Ok(Part { wholes: Some(wholes), ..self })
     }
 
-    /// Where parameter `index` stands among all, and its elements where it is not cut.
+    /// Returns the position of parameter `index` among all, and its number of elements before a cut.
     pub(crate) fn in_model(&self, index: usize) -> (usize, usize) {
         let position = self.positions.as_ref().map_or(index, |positions| positions[index]);
         let len = self.layout.params()[index].len();
         (position, self.wholes.as_ref().map_or(len, |wholes| wholes[index]))
     }
 
-    /// Its parameters.
+    /// Returns the parameters.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// How many ranks share it.
+    /// Returns the sizes of the groups that share the part.
     pub fn sizes(&self) -> &Sizes {
         &self.sizes
     }
 
-    /// What is divided among them.
+    /// Returns the sharding stage.
     pub fn stage(&self) -> Stage {
         self.stage
     }
 
-    /// The buckets, in the order they travel; between them travel those of other parts. Parameters are counted from the layout's first.
+    /// Returns the buckets in the order they travel; buckets of other parts may travel between them. Parameter indices are the
+    /// layout's.
     pub fn buckets(&self) -> &[BucketPlan] {
         &self.buckets
     }
 
-    /// Its buckets by types, where they share memory.
+    /// Returns the series of buckets that share memory.
     pub(crate) fn series(&self) -> Vec<Series> {
         if self.stage.cuts_grads() { bucket_chain::of(&self.buckets) } else { Vec::new() }
     }
 
-    /// What is gathered together.
+    /// Returns the units, which are gathered together.
     pub(crate) fn units(&self) -> Units {
         Units::new(&self.layout, &self.buckets)
     }
 
-    /// The ranges of bucket `bucket` that the rank at `place` among those that divide the state updates.
+    /// Returns the ranges of bucket `bucket` updated by the rank at `place` among the ranks that divide the state.
     ///
     /// # Panics
     /// If there is no such bucket or place.
@@ -176,7 +177,8 @@ impl Part {
         }
     }
 
-    /// The ranges of bucket `bucket` that this rank adds to the norm: over the ranks that divide the state every element once.
+    /// Returns the ranges of bucket `bucket` that this rank adds to the norm: the ranks that divide the state count every element
+    /// once.
     ///
     /// # Panics
     /// If there is no such bucket or place.
@@ -187,8 +189,8 @@ impl Part {
         }
     }
 
-    /// The parts of bucket `bucket` that travel to everyone after an update: nothing at stages 0 and 3, all of it at 1 and 2,
-    /// under [`Stage::WholeParams`] the neighbours of one owner together, pads included.
+    /// Returns the parts of bucket `bucket` that travel to all ranks after an update: none at stages 0 and 3, all of it at 1 and
+    /// 2, under [`Stage::WholeParams`] the neighbours of each owner together, padding included.
     ///
     /// # Panics
     /// If there is no such bucket.
@@ -202,8 +204,8 @@ impl Part {
         }
     }
 
-    /// The bytes that the rank at `place` among those that divide the state holds of it, for a rule with so many state vectors:
-    /// without what parts share.
+    /// Returns the bytes of the part on the rank at `place` among the ranks that divide the state, for a rule with `states` state
+    /// vectors, without the memory that parts share.
     pub fn memory(&self, place: usize, states: usize) -> Memory {
         let frozen = |d: DType| (self.layout.len(d) - self.layout.trainable_len(d)) * d.size();
         let params = self.layout.dtypes().map(frozen).sum::<usize>() as u64;
@@ -223,7 +225,8 @@ impl Part {
         trained + Memory { params, ..Memory::default() }
     }
 
-    /// The bytes a rank sends to reduce its gradients over those that divide the state: the same for each of them.
+    /// Returns the bytes that a rank sends to reduce its gradients over the ranks that divide the state: the same on each of
+    /// them.
     pub fn reduce_bytes(&self) -> u64 {
         let n = self.sizes.shards;
         let once = |b: &BucketPlan| ((b.len - b.len / n) * b.grads.size()) as u64;
@@ -234,7 +237,7 @@ impl Part {
         }
     }
 
-    /// The bytes a rank sends to reduce what it has over the `round`th of the groups that reduce further, where it is at `place`.
+    /// Returns the bytes that the rank at `place` sends in further reduction `round`.
     ///
     /// # Panics
     /// If there is no such group.
@@ -244,7 +247,7 @@ impl Part {
         self.buckets.iter().map(of_bucket).sum()
     }
 
-    /// Elements of a bucket that are reduced further.
+    /// Returns the elements of a bucket that are reduced further.
     fn further_len(&self, bucket: &BucketPlan) -> usize {
         match self.stage {
             Stage::Replicated | Stage::WholeParams(_) => bucket.len,
@@ -252,8 +255,8 @@ impl Part {
         }
     }
 
-    /// The bytes the rank at `place` among those that divide the state sends to bring parameters to all of them: once, updated; at
-    /// stage 3 each unit's twice, for the forward and for the backward pass.
+    /// Returns the bytes that the rank at `place` among the ranks that divide the state sends to gather parameters: once after
+    /// the update; at stage 3 each unit twice, for the forward and for the backward pass.
     pub fn gather_bytes(&self, place: usize) -> u64 {
         let n = self.sizes.shards;
         let of_bucket = |(i, bucket): (usize, &BucketPlan)| -> u64 {
@@ -271,7 +274,7 @@ impl Part {
         self.buckets.iter().enumerate().map(of_bucket).sum()
     }
 
-    /// The first seat from which a rank holds and sends as many bytes.
+    /// Returns the first seat that holds and sends as many bytes as `seat`.
     pub(crate) fn kind(&self, seat: &Seat) -> Seat {
         let whole = matches!(self.stage, Stage::WholeParams(_));
         let lens = || self.buckets.iter().map(|bucket| self.further_len(bucket));

@@ -1,4 +1,4 @@
-//! Who owns which part of a flat vector, or which whole parameters. Arithmetic only: no memory, no ranks talking.
+//! Ownership of ranges of a flat vector, or of whole parameters. Arithmetic only: no memory, no communication.
 
 use meshstep_tensor::ALIGN;
 use std::cmp::Reverse;
@@ -22,17 +22,17 @@ impl Partition {
         Partition { chunk: len.div_ceil(parts).next_multiple_of(ALIGN), parts }
     }
 
-    /// Elements of each part.
+    /// Returns the elements of each part.
     pub fn chunk_len(&self) -> usize {
         self.chunk
     }
 
-    /// Elements of all parts together: the vector's length and its pad.
+    /// Returns the elements of all parts together: the vector's length and its padding.
     pub fn padded_len(&self) -> usize {
         self.chunk * self.parts
     }
 
-    /// Part `i`'s range in the padded vector.
+    /// Returns part `i`'s range in the padded vector.
     ///
     /// # Panics
     /// If `i` is not below the number of parts.
@@ -42,18 +42,18 @@ impl Partition {
     }
 }
 
-/// How whole parameters find their owners.
+/// Rule that assigns whole parameters to owners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Owners {
     /// Parameter `i` belongs to rank `i` modulo the world size.
     RoundRobin,
-    /// Largest first, each to the rank that owns the fewest elements so far (the lowest such rank): the rule of
-    /// PyTorch's `ZeroRedundancyOptimizer`.
+    /// Largest first, each to the rank with the fewest elements so far (the lowest such rank): the rule of PyTorch's
+    /// `ZeroRedundancyOptimizer`.
     SortedGreedy,
 }
 
 impl Owners {
-    /// The owner of each parameter, given their element counts.
+    /// Returns the owner of each parameter, given the parameters' element counts.
     ///
     /// # Panics
     /// If `world_size` is 0.
@@ -61,7 +61,7 @@ impl Owners {
         self.assign_after(lens, &vec![0; world_size], 0)
     }
 
-    /// The same where ranks own something already: `loads` elements each, of `count` parameters together.
+    /// Assigns owners if ranks own `loads` elements each already, of `count` parameters together.
     pub(crate) fn assign_after(self, lens: &[usize], loads: &[usize], count: usize) -> Vec<usize> {
         assert!(!loads.is_empty(), "parameters are owned by at least one rank");
         match self {

@@ -1,4 +1,4 @@
-//! Everything a group of ranks holds and sends together: parts, the exchange they decide by, and the buffers they share. Arithmetic only.
+//! Plan of everything that a group of ranks holds and sends: parts, the step's exchange, and shared buffers. Arithmetic only.
 
 use crate::plan::bucket::BucketPlan;
 use crate::plan::bucket_chain::{self, Rooms, Series};
@@ -13,19 +13,19 @@ use meshstep_tensor::{Layout, Place};
 use std::borrow::Cow;
 use std::collections::HashSet;
 
-/// Ranks a word of the step's exchange can name.
+/// Number of ranks that a word of the step's exchange can name.
 const MAX_RANKS: usize = 1 << 24;
 
 /// u64 words before the norm's in the summed vector of the step's exchange: non-finite count and weight.
 pub(crate) const SUM_HEAD: usize = 2;
-/// After those that count who has a gradient: what is 0 where ranks have weighed alike.
+/// u64 words after the presence counts: the balance of weights, 0 if ranks agree.
 pub(crate) const SUM_TAIL: usize = 1;
 /// u64 words of the maximised vector before those of parameters: largest gradient, fault, digest and its complement.
 pub(crate) const MAX_HEAD: usize = 4;
 
-/// Where everything goes: the same on every rank that decides with the others.
+/// Plan of a step's memory and traffic: the same on every rank that decides with the others.
 ///
-/// On one group of ranks there is one part, and a rank is the same number everywhere:
+/// On one group of ranks there is one part, and a rank has the same index in every role:
 ///
 /// ```
 /// use meshstep_optim::AdamW;
@@ -48,16 +48,16 @@ pub struct Plan {
     exchanges: u64,
 }
 
-/// A rank's place in every group of a plan.
+/// Index of a rank in every group of a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Seats {
-    /// Among all ranks.
+    /// Index among all ranks.
     pub world: usize,
-    /// In the groups of each part; none: each part is divided among all ranks.
+    /// Index in the groups of each part; empty: each part is divided among all ranks.
     pub parts: Vec<Seat>,
 }
 
-/// Where all ranks share everything alike.
+/// Seats of a rank if all ranks share all parameters alike.
 impl From<usize> for Seats {
     fn from(rank: usize) -> Seats {
         Seats { world: rank, parts: Vec::new() }
@@ -65,7 +65,7 @@ impl From<usize> for Seats {
 }
 
 impl Plan {
-    /// The plan for a layout on `world_size` ranks, or what in the options contradicts it.
+    /// Plans a layout on `world_size` ranks, or returns the option that contradicts it.
     pub fn new(layout: &Layout, world_size: usize, options: &Options) -> Result<Plan, Error> {
         check_options(world_size, options)?;
         let part = Part::new(layout.clone(), Sizes::all(world_size), [], options)?;
@@ -73,8 +73,8 @@ impl Plan {
         Plan::of(world_size, vec![part], options)
     }
 
-    /// The plan for parts that several groups of ranks share, all made with the same options, whose steps `world_size` ranks
-    /// decide together, added to an optimizer at once.
+    /// Plans parts that several groups of ranks share, made with the same options and added to an optimizer at once. `world_size`
+    /// ranks decide their steps together.
     pub fn of(world_size: usize, parts: Vec<Part>, options: &Options) -> Result<Plan, Error> {
         check_options(world_size, options)?;
         let params = parts.iter().map(|part| part.layout().params().len()).sum();
@@ -89,7 +89,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Whether no name is that of two parameters, or of a parameter and of a unit where it is gathered by it.
+    /// Checks that no two parameters have one name, nor a parameter and the unit by which it would be gathered.
     fn check_names(&self) -> Result<(), Error> {
         let mut names = HashSet::new();
         let mut params = self.parts.iter().flat_map(|part| part.layout().params());
@@ -102,30 +102,30 @@ impl Plan {
         Ok(())
     }
 
-    /// Ranks.
+    /// Returns the number of ranks.
     pub fn world_size(&self) -> usize {
         self.world_size
     }
 
-    /// What is planned, layout by layout.
+    /// Returns the parts, one per layout.
     pub fn parts(&self) -> &[Part] {
         &self.parts
     }
 
-    /// The buckets of all parts, in the order they travel: that in which they are full when gradients come in reverse
-    /// registration order ([`Part::at`]), but that those of one part keep theirs.
+    /// Returns the buckets of all parts in the order they travel: the order in which they fill when gradients come in reverse
+    /// registration order ([`Part::at`]), except that the buckets of one part keep their order.
     pub fn buckets(&self) -> impl Iterator<Item = &BucketPlan> {
         self.order.iter().map(|&(part, b)| &self.parts[part].buckets()[b])
     }
 
-    /// The same, each as its part and its index there.
+    /// Returns the buckets in that order, as pairs of part and index in the part.
     pub fn order(&self) -> &[(usize, usize)] {
         &self.order
     }
 
-    /// The bytes a rank holds at its peak, for parameters that are updated by `rule`, when gradients are handed over in the order
-    /// of a backward pass, or in bucket order, by one thread, and units gathered in their order, forth and back, each from when the one before it is read; without
-    /// a verification, whose words come on top.
+    /// Returns the peak bytes of a rank, for parameters updated by `rule`. Assumes that one thread hands over gradients in the
+    /// order of a backward pass or of the buckets, and gathers units in order, forward and back, each while the previous one is
+    /// read. Excludes the words of a verification.
     pub fn memory(&self, rank: impl Into<Seats>, rule: &dyn Rule) -> Memory {
         let (seats, states) = (rank.into(), rule.state().len());
         let of_parts: Memory = self.seated(&seats).map(|(part, seat)| part.memory(seat.shard, states)).sum();
@@ -135,7 +135,7 @@ impl Plan {
         of_parts + Memory { staging: (words * 8) as u64, buckets, gathered, ..Memory::default() }
     }
 
-    /// The bytes of sharded parameters that are gathered ([`Memory::gathered`]).
+    /// Returns the bytes of gathered units ([`Memory::gathered`]).
     fn gathered_bytes(&self) -> u64 {
         if !self.stage().cuts_params() {
             return 0;
@@ -144,7 +144,7 @@ impl Plan {
         self.units().room(|b| buckets[b]).iter().map(|(dtype, len)| (len * dtype.size()) as u64).sum()
     }
 
-    /// What is gathered together, of all parts.
+    /// Returns the units of all parts.
     fn units(&self) -> Units {
         let mut units = Units::default();
         for (part, places) in self.parts.iter().zip(bucket_order::places(&self.order, self.parts.len(), 0)) {
@@ -153,11 +153,11 @@ impl Plan {
         units
     }
 
-    /// The bytes of gradients on their way ([`Memory::buckets`]) when one thread hands them over in `order`, parameters by
-    /// registration index, those of later parts after those of earlier ones. For each part and type of parameters that is the
-    /// longest two buckets that follow each other, one that fills while the other travels; more only where a bucket is begun before
-    /// those that precede it are full, as in registration order: the memory of those that wait at a time. A backward pass and
-    /// bucket order do not.
+    /// Returns the bytes of gradients in flight ([`Memory::buckets`]) when one thread hands them over in `order`: parameters by
+    /// registration index, those of later parts after those of earlier ones. For each part and type that is the longest two
+    /// consecutive buckets, one that fills while the other travels. It is more if a bucket begins before the earlier ones are
+    /// full, as in registration order: then the waiting buckets add their memory. A backward pass and bucket order never need
+    /// more.
     pub fn pool_bytes(&self, order: impl IntoIterator<Item = usize>) -> u64 {
         let buckets = self.numbered();
         let trains = |b: &BucketPlan| b.params.iter().filter(|p| p.len > 0).count();
@@ -180,7 +180,7 @@ impl Plan {
         rooms.peak()
     }
 
-    /// What gradients on their way have room in.
+    /// Returns the pool model for gradients in flight.
     fn rooms(&self) -> Rooms<'_> {
         let of_parts: Vec<Vec<Series>> = self.parts.iter().map(Part::series).collect();
         let series = |(part, bucket): (usize, &BucketPlan)| {
@@ -193,14 +193,14 @@ impl Plan {
         Rooms::new(of_parts.concat(), buckets)
     }
 
-    /// Each bucket, and how many parameters earlier parts have.
+    /// Returns each bucket with the number of parameters in earlier parts.
     fn numbered(&self) -> Vec<(usize, &BucketPlan)> {
         let params = |parts: &[Part]| parts.iter().map(|part| part.layout().params().len()).sum();
         let first = |&(part, _): &(usize, usize)| params(&self.parts[..part]);
         self.order.iter().map(first).zip(self.buckets()).collect()
     }
 
-    /// The bytes a rank sends in a step with one micro-batch, for parameters that are updated by `rule`.
+    /// Returns the bytes that a rank sends in a step with one micro-batch, for parameters updated by `rule`.
     pub fn wire(&self, rank: impl Into<Seats>, rule: &dyn Rule) -> Wire {
         let seats = rank.into();
         let of_part = |(part, seat): (&Part, Cow<'_, Seat>)| Wire {
@@ -213,13 +213,13 @@ impl Plan {
         of_parts + Wire { exchange: self.exchange_bytes(seats.world, rule), ..Wire::default() }
     }
 
-    /// The bytes `rank` sends in what all ranks decide a step by: once for all parts.
+    /// Returns the bytes that `rank` sends in the step's decision, which covers all parts at once.
     pub fn exchange_bytes(&self, rank: usize, rule: &dyn Rule) -> u64 {
         let sent = |words| ring_all_reduce(words, self.world_size, rank, 8);
         self.exchanges * self.exchange.map(sent).iter().sum::<u64>() + sent(self.fold_words(rule))
     }
 
-    /// The first seats from which a rank holds and sends as many bytes: ranks of a kind need to be looked at once.
+    /// Returns the first seats that hold and send as many bytes, so that one rank of each kind represents the others.
     pub fn kind(&self, rank: impl Into<Seats>, rule: &dyn Rule) -> Seats {
         let seats = rank.into();
         let words = self.exchange.into_iter().chain([self.fold_words(rule)]);
@@ -237,14 +237,14 @@ impl Plan {
         self.parts.first().map_or(Stage::default(), Part::stage)
     }
 
-    /// Words of the sums over whole tensors that `rule` needs.
+    /// Returns the words of the sums over whole tensors that `rule` needs.
     fn fold_words(&self, rule: &dyn Rule) -> usize {
         let params = self.parts.iter().map(|part| part.layout().params().len()).sum();
         fold_words(rule.sees(), self.stage(), params)
     }
 }
 
-/// What in the options contradicts itself, or so many ranks.
+/// Refuses options that contradict each other or the number of ranks.
 pub(crate) fn check_options(world_size: usize, options: &Options) -> Result<(), Error> {
     let propagates = options.non_finite == NonFinite::Propagate;
     match () {
@@ -261,10 +261,11 @@ pub(crate) fn check_options(world_size: usize, options: &Options) -> Result<(), 
     }
 }
 
-/// u64 words of the two vectors of the step's exchange. Where the policy asks, after the norm two parameters a word, how many
-/// ranks have a gradient for each; where a bucket can be deferred two buckets a word, how many ranks lacked something of each; and one
-/// last. After what else is maximised a word for each parameter, which rank has none. On a GPU, which is asked once, what must be
-/// the same follows with its complement.
+/// Returns the lengths, in u64 words, of the two vectors of the step's exchange. The summed vector has the norm; if ranks count
+/// gradients, two parameters a word: on how many ranks each has a gradient; if buckets can be deferred, two buckets a word: how
+/// many ranks lacked a gradient of each; and one last word. The maximised vector has, under [`Missing::AllOrNone`], one word per
+/// parameter for a rank that lacks it. A GPU exchanges only once, so there the values that must agree follow with their
+/// complements.
 pub(crate) fn exchange_words(params: usize, buckets: usize, options: &Options) -> [usize; 2] {
     let counts = if options.missing.counts() { params.div_ceil(2) } else { 0 };
     let lacking = if options.missing == Missing::AllOrNone { params } else { 0 };

@@ -1,30 +1,30 @@
-//! Units: parameters that are gathered together where they are sharded. Arithmetic only.
+//! Units: parameters that are gathered together if they are sharded. Arithmetic only.
 
 use crate::{BucketPlan, UnitError};
 use meshstep_tensor::{DType, Layout};
 use std::collections::BTreeMap;
 
-/// The units of an optimizer or a plan, in the order a forward pass gathers them.
+/// Units of an optimizer or a plan, in the order a forward pass gathers them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Units {
     units: Vec<Unit>,
-    /// Of each parameter; none of a frozen one outside of every unit.
+    /// Unit of each parameter; `None` for a frozen one outside every unit.
     of: Vec<Option<usize>>,
-    /// A name that parameters before the first unit and a unit would both have.
+    /// Name of a unit that is also the name of a unit of parameters before the first unit.
     clash: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Unit {
     name: String,
-    /// Whether the layout calls it so, not its first parameter.
+    /// True if the layout names the unit; false if it is named after its first parameter.
     named: bool,
-    /// Those with a parameter of it: nothing else where parameters are sharded.
+    /// Buckets with parameters of the unit; with sharded parameters they hold no others.
     buckets: Vec<usize>,
 }
 
 impl Units {
-    /// The layout's units. What comes before its first is a unit for each bucket, called by its first parameter.
+    /// Makes the layout's units. Each bucket of parameters before its first unit is a unit too, named after its first parameter.
     pub(crate) fn new(layout: &Layout, buckets: &[BucketPlan]) -> Self {
         let params = layout.params();
         let mut units = Units { of: vec![None; params.len()], ..Units::default() };
@@ -52,7 +52,7 @@ impl Units {
         units
     }
 
-    /// Takes in the units of another layout, whose buckets stand at `places`. Those of one name become one.
+    /// Adds the units of another layout, with buckets at `places`. Units of one name are merged.
     pub(crate) fn extend(&mut self, other: &Units, places: &[usize]) {
         for unit in &other.units {
             self.add(&unit.name, unit.named);
@@ -73,49 +73,49 @@ impl Units {
         }
     }
 
-    /// Whether each name is that of one unit.
+    /// Checks that unit names are unique.
     pub(crate) fn check(&self) -> Result<(), UnitError> {
         self.clash.clone().map_or(Ok(()), |name| Err(UnitError::TwoOfOneName { name }))
     }
 
-    /// Whether another name of a parameter is that of a unit, where the parameter's own may be that of its bucket.
+    /// Returns true if `alias` names a unit and parameter `param` may name the unit of its bucket.
     pub(crate) fn claims(&self, alias: &str, param: usize) -> bool {
         let named = |unit: usize| self.units[unit].named;
         self.of(param).is_some_and(|unit| !named(unit)) && self.index(alias).is_some_and(named)
     }
 
-    /// Their names.
+    /// Returns the names of the units.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.units.iter().map(|unit| &*unit.name)
     }
 
-    /// The unit of this name.
+    /// Returns the unit of this name.
     pub(crate) fn index(&self, name: &str) -> Option<usize> {
         self.units.iter().position(|unit| unit.name == name)
     }
 
-    /// The unit that is called by parameter `param`, whose own name is `own`.
+    /// Returns the unit named after parameter `param`, if its own name is `own`.
     pub(crate) fn called_by(&self, own: &str, param: usize) -> Option<usize> {
         self.of(param).filter(|&unit| !self.units[unit].named && self.units[unit].name == own)
     }
 
-    /// A unit's name.
+    /// Returns a unit's name.
     pub(crate) fn name(&self, unit: usize) -> &str {
         &self.units[unit].name
     }
 
-    /// A unit's buckets.
+    /// Returns a unit's buckets.
     pub(crate) fn buckets(&self, unit: usize) -> &[usize] {
         &self.units[unit].buckets
     }
 
-    /// The unit of a parameter.
+    /// Returns the unit of a parameter.
     pub(crate) fn of(&self, param: usize) -> Option<usize> {
         self.of[param]
     }
 
-    /// Elements of each type that any two units after each other have together: room for one that is read and the next on its
-    /// way.
+    /// Returns the most elements of each type that two consecutive units have together: memory for one that is read and the next
+    /// in flight.
     pub(crate) fn room<'b>(&self, bucket: impl Fn(usize) -> &'b BucketPlan) -> Vec<(DType, usize)> {
         let lens = |unit: &Unit| {
             let mut lens = BTreeMap::new();
@@ -161,16 +161,16 @@ mod tests {
         assert_eq!(units.names().collect::<Vec<_>>(), ["a", "u", "none", "v"]);
         let of: Vec<_> = (0..7).map(|p| units.of(p)).collect();
         assert_eq!(of, [Some(0), Some(0), None, Some(1), Some(1), Some(1), Some(3)]);
-        // Reverse registration order.
+        // Buckets are in reverse registration order.
         let lens: Vec<_> = part.buckets().iter().map(|b| (b.dtype, b.len)).collect();
         let expected = [(DType::F32, 128), (DType::BF16, 128), (DType::F32, 768), (DType::F32, 128)];
         assert_eq!(lens, expected);
         assert_eq!([0, 1, 2, 3].map(|unit| units.buckets(unit)), [&[3][..], &[1, 2], &[], &[0]]);
-        // u with either neighbour; there is nothing beside its h.
+        // `u` with either neighbour; its `h` has no neighbour of the same type.
         assert_eq!(units.room(|b| &part.buckets()[b]), [(DType::F32, 896), (DType::BF16, 128)]);
     }
 
-    /// A parameter before the first unit, and a unit of its name.
+    /// A parameter before the first unit has the name of a unit.
     #[test]
     fn one_name_is_not_two_units() {
         let before = || Layout::builder().param("u", &[4], DType::F32);
@@ -182,7 +182,7 @@ mod tests {
         for layout in layouts.map(|layout| layout.build().unwrap()) {
             let told = made(layout.clone(), Stage::Zero3).unwrap_err();
             assert!(matches!(told, crate::Error::Unit(UnitError::TwoOfOneName { name }) if name == "u"));
-            // Nothing is gathered.
+            // Nothing is gathered at this stage.
             made(layout, Stage::Zero2).unwrap();
         }
         let alone = made(before().build().unwrap(), Stage::Zero3).unwrap();

@@ -1,4 +1,4 @@
-//! Ranks compare what they were given, and name the first difference.
+//! Comparison of arguments between ranks, naming the first difference.
 
 use crate::ranks::host_words;
 use crate::{Error, Options};
@@ -6,9 +6,8 @@ use meshstep_comm::{Communicator, Reduction};
 use meshstep_tensor::{Buffer, Meter, Queue};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Checks that every rank has the same text of `key = value` lines. Collective. Costs three words where they agree; where
-/// they do not, every rank gets the same error, naming the first line that differs from rank 0's. A rank that cannot take part
-/// aborts the communicator.
+/// Checks that every rank has the same text of `key = value` lines. Collective. Equal texts cost three words; otherwise every
+/// rank gets the same error, which names the first line that differs from rank 0's. A rank that fails aborts the communicator.
 pub fn same_everywhere(comm: &dyn Communicator, options: &Options, text: &str) -> Result<(), Error> {
     let same = compare(comm, options, text, None);
     if matches!(same, Err(Error::Comm(_))) {
@@ -17,8 +16,8 @@ pub fn same_everywhere(comm: &dyn Communicator, options: &Options, text: &str) -
     same
 }
 
-/// The same through words of `room`, at the options' place, that nobody needs; where there is none, through words of its own. A
-/// rank that cannot take part is the caller's care.
+/// Compares texts like [`same_everywhere`], in the words of `room` (at the options' place) if given, else in a new buffer. If
+/// this rank fails, the caller aborts.
 pub(crate) fn compare(
     comm: &dyn Communicator,
     options: &Options,
@@ -40,7 +39,7 @@ pub(crate) fn compare(
     Err(first_difference(&texts).unwrap_or_else(|| disagree("something", "one digest", 0, "another")))
 }
 
-/// Every rank's words, those of rank 0 first. Collective; every rank gives equally many.
+/// Returns every rank's words, in rank order. Collective; every rank gives the same number.
 pub fn gather_words(comm: &dyn Communicator, options: &Options, words: &[u64]) -> Result<Vec<u64>, Error> {
     let mut all = vec![0; words.len() * comm.world_size()];
     all[words.len() * comm.rank()..][..words.len()].copy_from_slice(words);
@@ -48,7 +47,7 @@ pub fn gather_words(comm: &dyn Communicator, options: &Options, words: &[u64]) -
     Ok(all)
 }
 
-/// Everyone's text, none longer than `longest` bytes.
+/// Returns every rank's text, none longer than `longest` bytes.
 fn exchange(
     comm: &dyn Communicator,
     queue: &Queue,
@@ -87,7 +86,7 @@ fn first_difference(texts: &[String]) -> Option<Error> {
                 let cut = |line: Option<&'_ str>| line.and_then(|l| l.split_once(" = ")).map(owned);
                 let (a, b) = (cut(a), cut(b));
                 let key = a.as_ref().or(b.as_ref()).map_or("something", |(key, _)| key).to_owned();
-                // A line of another key is not this key's value: show it whole.
+                // A line with another key is not this key's value: show it whole.
                 let value = |side: Option<(String, String)>| match side {
                     None => "nothing".to_owned(),
                     Some((k, v)) if k == key => v,

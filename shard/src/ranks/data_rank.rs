@@ -1,77 +1,77 @@
-//! Whose micro-batches a rank computes, where several ranks compute the same ones, and whether all ranks say the same of that.
+//! Data place of a rank: the micro-batches it computes, if several ranks compute the same ones, and the check that ranks agree.
 
 use crate::{Error, Options, gather_words};
 use meshstep_comm::Communicator;
 use std::collections::BTreeMap;
 
-/// Which micro-batches a rank computes, where several ranks may compute the same ones, each a part of the model.
+/// Micro-batches that a rank computes; several ranks may compute the same ones, each for a part of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataPlace {
-    /// The same number on the ranks that compute the same micro-batches, another one on all others. Ranks that are alone with
-    /// theirs may share one.
+    /// Number shared by the ranks that compute the same micro-batches, and different on other ranks. All ranks with micro-batches
+    /// of their own may use one number.
     pub index: u64,
-    /// How many ranks those are, this one included.
+    /// Size of the place: ranks that compute these micro-batches, including this rank.
     pub ranks: u64,
-    /// Whether this one's weights count: those of one of them.
+    /// True on the one rank of a place with weights that count.
     pub first: bool,
 }
 
-/// What is wrong with the data places of ranks.
+/// Error in the data places of ranks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlaceError {
-    /// A place of no rank.
-    #[error("data place {index} is said to be that of 0 ranks; count this one too")]
+    /// A place claims to have no rank.
+    #[error("data place {index} is given with 0 ranks; count this rank too")]
     NoRanks {
         /// The place.
         index: u64,
     },
-    /// Two ranks at one place say different things of it: the lowest that do.
+    /// Two ranks give different sizes of one place: the lowest such pair.
     #[error(
-        "ranks {} and {} are at data place {index}, and say that {} and {} ranks are; give ranks with other micro-batches \
-         another index, and the others the same number", ranks[0], ranks[1], says[0], says[1]
+        "ranks {} and {} give data place {index} sizes of {} and {} ranks; give ranks with other micro-batches \
+         another index, and ranks with the same ones the same size", ranks[0], ranks[1], says[0], says[1]
     )]
     Apart {
         /// The place.
         index: u64,
         /// The ranks.
         ranks: [usize; 2],
-        /// How many ranks each says there are.
+        /// The size that each rank gives.
         says: [u64; 2],
     },
-    /// A place of more or fewer ranks than they say.
+    /// A place has more or fewer ranks than its size.
     #[error(
-        "{there} ranks are at data place {index}, and say that {says} are; an index is of the ranks that compute the same \
+        "{there} ranks are at data place {index}, and give its size as {says}; give one index to the ranks that compute the same \
          micro-batches, all of them and no others"
     )]
     Count {
         /// The place.
         index: u64,
-        /// How many ranks they say there are.
+        /// The size that its ranks give.
         says: u64,
-        /// How many there are.
+        /// The number of its ranks.
         there: u64,
     },
-    /// A place where no rank's weights count, or those of several.
+    /// A place has no rank with weights that count, or several.
     #[error(
-        "at data place {index} {firsts} of {ranks} ranks are the first; weights count on one of those that compute the \
+        "at data place {index} {firsts} of {ranks} ranks are the first; set `first` on exactly one rank that computes the \
          same micro-batches"
     )]
     Firsts {
         /// The place.
         index: u64,
-        /// Ranks there.
+        /// Number of its ranks.
         ranks: u64,
-        /// Those that say they are the first.
+        /// Number of ranks that claim to be the first.
         firsts: u64,
     },
 }
 
 impl DataPlace {
-    /// That of a rank whose micro-batches no other computes.
+    /// Data place of a rank with micro-batches that no other rank computes.
     pub const OWN: DataPlace = DataPlace { index: 0, ranks: 1, first: true };
 
-    /// What is wrong with it, whatever other ranks say.
+    /// Returns errors that do not depend on other ranks.
     pub(crate) fn check(self) -> Result<(), PlaceError> {
         match self {
             DataPlace { index, ranks: 0, .. } => Err(PlaceError::NoRanks { index }),
@@ -82,8 +82,7 @@ impl DataPlace {
         }
     }
 
-    /// Refuses places that contradict each other, on every rank alike. Collective; a rank that cannot take part aborts the
-    /// communicator.
+    /// Refuses contradictory places, with the same error on every rank. Collective; a rank that fails aborts the communicator.
     pub(crate) fn check_everywhere(self, comm: &dyn Communicator, options: &Options) -> Result<(), Error> {
         let words = [self.index, self.ranks, u64::from(self.first)];
         let all = gather_words(comm, options, &words).inspect_err(|_| comm.abort())?;
@@ -92,7 +91,7 @@ impl DataPlace {
     }
 }
 
-/// What all ranks say of one index.
+/// Values given for one index, over all ranks.
 struct Said {
     rank: usize,
     ranks: u64,
@@ -100,7 +99,7 @@ struct Said {
     firsts: u64,
 }
 
-/// Whether the places of all ranks, in their order, belong together.
+/// Checks that the places of all ranks, in rank order, fit together.
 fn check_all(places: impl Iterator<Item = DataPlace>) -> Result<(), PlaceError> {
     let mut said: BTreeMap<u64, Said> = BTreeMap::new();
     for (rank, DataPlace { index, ranks, first }) in places.enumerate() {
@@ -112,7 +111,7 @@ fn check_all(places: impl Iterator<Item = DataPlace>) -> Result<(), PlaceError> 
         known.firsts += u64::from(first);
     }
     for (index, Said { ranks, there, firsts, .. }) in said {
-        // Ranks that are alone with their micro-batches need no numbers.
+        // Places of one rank may share an index.
         if ranks > 1 && there != ranks {
             return Err(PlaceError::Count { index, says: ranks, there });
         }
@@ -145,7 +144,7 @@ mod tests {
             all(&[own, (0, 2, true), (0, 2, false)]),
             Err(PlaceError::Apart { index: 0, ranks: [0, 1], says: [1, 2] })
         );
-        // Twice two ranks of one index.
+        // One index for two pairs of ranks.
         let twice = [(3, 2, true), (3, 2, false), (3, 2, true), (3, 2, false)];
         assert_eq!(all(&twice), Err(PlaceError::Count { index: 3, says: 2, there: 4 }));
         let firsts = |firsts| Err(PlaceError::Firsts { index: 3, ranks: 2, firsts });

@@ -1,13 +1,13 @@
-//! Words of the host that ranks combine, on a communicator whose buffers may be a GPU's; and values of the host that go there.
+//! Host words that ranks combine, on a communicator that may have GPU buffers; and uploads of host values.
 
 use meshstep_comm::{Communicator, Error, InFlight, Op, Reduction};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue, Slice, SliceMut};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Runs `op` on a buffer, ordered by `queue` on both ends.
+/// Runs `op` on a buffer, ordered by `queue` at both ends.
 pub(crate) fn run(comm: &dyn Communicator, queue: &Queue, op: Op, buffer: &mut Buffer) -> Result<(), Error> {
     let (whole, result) = match queue.place() {
-        // The host waits in any case, and the thread that waits carries the operation out.
+        // The host waits in any case, so the waiting thread carries the operation out.
         Place::Cpu => comm.complete(op, buffer.take()),
         _ => land(comm.start(op, buffer.take(), queue), queue),
     };
@@ -15,7 +15,7 @@ pub(crate) fn run(comm: &dyn Communicator, queue: &Queue, op: Op, buffer: &mut B
     result
 }
 
-/// Waits for what was started, or not.
+/// Waits for an operation, if it was started.
 pub(crate) fn land(started: Result<InFlight, (Buffer, Error)>, queue: &Queue) -> (Buffer, Result<(), Error>) {
     match started {
         Ok(flight) => flight.wait(queue),
@@ -23,7 +23,7 @@ pub(crate) fn land(started: Result<InFlight, (Buffer, Error)>, queue: &Queue) ->
     }
 }
 
-/// Each word becomes its reduction over all ranks.
+/// Replaces each word by its reduction over all ranks.
 pub(crate) fn all_reduce(
     comm: &dyn Communicator,
     queue: &Queue,
@@ -34,7 +34,7 @@ pub(crate) fn all_reduce(
     travel(comm, queue, meter, words, Op::all_reduce(reduction))
 }
 
-/// The same through the first of the words that `room` has at the queue's place.
+/// Replaces each word by its reduction, travelling in the first words of `room` at the queue's place.
 pub(crate) fn all_reduce_in(
     comm: &dyn Communicator,
     queue: &Queue,
@@ -48,7 +48,7 @@ pub(crate) fn all_reduce_in(
     travelled
 }
 
-/// Chunk `q` of the words becomes rank `q`'s.
+/// Replaces chunk `q` of the words by rank `q`'s.
 pub(crate) fn all_gather(
     comm: &dyn Communicator,
     queue: &Queue,
@@ -79,16 +79,16 @@ fn travel_in(
     queue.upload((&*words).into(), buffer.as_mut())?;
     run(comm, queue, op, buffer)?;
     queue.download(buffer.as_slice(), words.into())?;
-    // An operation that was ended lets a queue of a GPU go on, with what is no sum of all ranks.
+    // An aborted operation lets a GPU queue continue, and leaves words that are not the ranks' result.
     comm.sound()
 }
 
-/// A digest of the bytes at the queue's place.
+/// Returns a digest of the bytes at the queue's place.
 pub(crate) fn digest(queue: &Queue, meter: &Meter, memory: Slice<'_>) -> Result<u64, meshstep_tensor::Error> {
     read(queue, meter, memory, |memory| Ok(xxh3_64(memory.bytes()?)))
 }
 
-/// Lets `look` read memory of the queue's place, through memory of the CPU where that is another one.
+/// Calls `look` with memory of the queue's place, through a host copy if that is not the CPU.
 pub(crate) fn read<T>(
     queue: &Queue,
     meter: &Meter,
@@ -103,7 +103,7 @@ pub(crate) fn read<T>(
     look(host.as_slice())
 }
 
-/// Lets `write` fill memory of the queue's place, through memory of the CPU where that is another one.
+/// Calls `write` with memory of the queue's place, through a host copy if that is not the CPU.
 pub(crate) fn fill(
     queue: &Queue,
     meter: &Meter,

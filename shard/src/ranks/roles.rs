@@ -1,4 +1,4 @@
-//! Which ranks share parameters, and how their gradients become one.
+//! Roles of the ranks that share parameters, and how their gradients are combined.
 
 use crate::Error;
 use meshstep_comm::{Communicator, Reduction};
@@ -9,35 +9,34 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Which elements of a whole tensor a rank holds: ranges of what it holds, one after another, and where those lie.
+/// Elements of a whole tensor that a rank holds: consecutive ranges of its own elements, and the place of each in the tensor.
 pub type Parts = Vec<(Range<usize>, Strided)>;
 
-/// The ranks that some parameters are shared among. On one group of ranks that is all of them, for everything; on a mesh
-/// each role may be another group's.
+/// Ranks that share a set of parameters. On one group of ranks every role has all ranks; on a mesh each role may have another group.
 #[derive(Clone)]
 pub struct Among {
-    /// They divide the state: gradients are reduced over them, updated parameters gathered from them.
+    /// Ranks that divide the state: gradients are reduced over them, and updated parameters gathered from them.
     pub shards: Arc<dyn Communicator>,
-    /// What a rank has of the reduced gradient is reduced over each of these in turn: along an axis on which state is replicated,
-    /// or on which each rank has a part of every gradient.
+    /// Further reductions of this rank's reduced gradient, in order: along an axis that replicates the state, or along one on
+    /// which each rank has a part of every gradient.
     pub further: Vec<(Arc<dyn Communicator>, Reduction)>,
-    /// They hold the same parameters: all get the first one's first values.
+    /// Ranks that hold the same parameters: the first one's initial values go to all of them.
     pub copies: Arc<dyn Communicator>,
-    /// Whether what this rank owns counts in the norm: where other ranks own the same, one of them does.
+    /// True if the range this rank owns counts in the norm; among ranks that own the same range one counts.
     pub counts: bool,
-    /// Of parameters that are cut, by name: which elements of the whole tensor this rank holds, in their order. Stochastic
-    /// rounding draws by them, so that a cut does not show; what is not named is whole.
+    /// Parameters that are cut, by name: the elements of the whole tensor that this rank holds, in order. Stochastic rounding is
+    /// keyed by them, so that a cut does not change results; parameters without an entry are whole.
     pub parts: HashMap<String, Parts>,
 }
 
 impl Among {
-    /// All ranks of `comm`, for everything.
+    /// Assigns all ranks of `comm` to every role.
     pub fn all(comm: Arc<dyn Communicator>) -> Self {
         let (further, parts) = (Vec::new(), HashMap::new());
         Among { shards: Arc::clone(&comm), further, copies: comm, counts: true, parts }
     }
 
-    /// Which elements of a whole tensor `param` has.
+    /// Returns the elements of the whole tensor that `param` holds.
     pub(crate) fn parts_of(&self, param: &Param) -> Parts {
         match self.parts.get(param.name()) {
             Some(parts) => parts.clone(),
@@ -45,7 +44,7 @@ impl Among {
         }
     }
 
-    /// Refuses parts that are not all of their parameter, each element once.
+    /// Refuses parts that do not cover their parameter, each element once.
     pub(crate) fn check_parts(&self, layout: &Layout) -> Result<(), Error> {
         let joined = |param: &&Param| {
             let mut end = 0;
@@ -57,13 +56,13 @@ impl Among {
         apart.map_or(Ok(()), |param| Err(Error::Parts { name: param.name().to_owned(), len: param.len() }))
     }
 
-    /// Every communicator of these.
+    /// Returns the communicators of all roles.
     pub(crate) fn comms(&self) -> impl Iterator<Item = &Arc<dyn Communicator>> {
         [&self.shards, &self.copies].into_iter().chain(self.further.iter().map(|(comm, _)| comm))
     }
 }
 
-/// Adds `comm` unless it is known.
+/// Adds `comm` unless it is in the list.
 pub(crate) fn know(comms: &mut Vec<Arc<dyn Communicator>>, comm: &Arc<dyn Communicator>) {
     if !comms.iter().any(|known| Arc::ptr_eq(known, comm)) {
         comms.push(Arc::clone(comm));

@@ -1,4 +1,4 @@
-//! What a reduced bucket becomes on this rank: part of a shard, part of the norm.
+//! Accumulation of a reduced bucket on this rank: into its shard, and into the norm.
 
 use crate::Error;
 use crate::reduce::reducer::Handover;
@@ -7,11 +7,12 @@ use meshstep_optim::{NormAccumulator, NormSum, accumulate};
 use meshstep_tensor::{Buffer, Place, Queue, Slice};
 use std::sync::{MutexGuard, PoisonError};
 
-/// Elements summed into a shard of the CPU before their norm is taken: they are still in the first-level cache then.
+/// Elements added to a shard on the CPU before their norm is taken: they are then still in the first-level cache.
 const BLOCK: usize = 4096;
 
 impl Handover {
-    /// Adds an arrived bucket to the shard, where there is one, and what this rank counts to the norm if `last`, in one pass.
+    /// Adds an arrived bucket to the shard, if there is one, and in the last micro-batch this rank's counted ranges to the norm,
+    /// in one pass.
     pub(crate) fn take_in(
         &self,
         b: usize,
@@ -23,9 +24,9 @@ impl Handover {
         let _span = tracing::debug_span!("norm", bucket = b).entered();
         let Fixed { queue, buckets, norm, .. } = &self.fixed;
         let (Kept { counted, owned, among, .. }, here) = (&buckets[b], queue.place() == Place::Cpu);
-        // What is reduced once more counts afterwards.
+        // Gradients with further reductions count after those.
         let last = last && among.further.is_empty();
-        // Threads that take in buckets side by side count side by side.
+        // Threads accumulate buckets in parallel, so each counts into an accumulator of its own.
         let mut part = NormAccumulator::new(*norm);
         let mut count = |values: Slice<'_>| -> Result<(), Error> {
             Ok(match (here, among.counts) {

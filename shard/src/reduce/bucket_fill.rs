@@ -5,45 +5,45 @@ use crate::reduce::double_ended::From;
 use meshstep_comm::InFlight;
 use meshstep_tensor::{Buffer, Queue};
 
-/// A bucket's gradients and how far they have come.
+/// Gradients of a bucket, and their progress.
 #[derive(Debug)]
 pub(crate) struct Filling {
     places: Vec<Place>,
-    /// Places that still wait for their gradient in this micro-batch.
+    /// Number of places that still wait for their gradient in this micro-batch.
     waiting: usize,
-    /// The whole bucket, while it is neither cut into places nor travelling.
+    /// The whole bucket, unless it is cut into places or in flight.
     pub(crate) whole: Option<Buffer>,
-    /// Where a pooled buffer comes from.
+    /// Origin of a pooled buffer.
     pub(crate) from: Option<From>,
     pub(crate) flight: Option<InFlight>,
-    /// This rank's reduced chunk, where the bucket itself is given back (stages 2 and 3).
+    /// This rank's reduced chunk, if the bucket itself goes back to the pool (stages 2 and 3).
     pub(crate) shard: Option<Buffer>,
-    /// Whether `shard` holds nothing of this step yet.
+    /// True if `shard` holds nothing of this step yet.
     pub(crate) shard_is_fresh: bool,
     open: bool,
 }
 
-/// One parameter's place in its bucket, the pad after it included.
+/// Place of one parameter in its bucket, including the padding after it.
 #[derive(Debug)]
 struct Place {
     buffer: Option<Buffer>,
-    /// Whether this micro-batch's gradient is in, or needs not come: no elements.
+    /// True if this micro-batch's gradient is in, or if the parameter has no elements.
     filled: bool,
-    /// Whether the place holds nothing of this step yet.
+    /// True if the place holds nothing of this step yet.
     fresh: bool,
     empty: bool,
 }
 
-/// A place handed out for writing.
+/// A place lent for writing.
 #[derive(Debug)]
 pub(crate) struct Lent {
     pub(crate) buffer: Buffer,
-    /// Whether to overwrite what is there; otherwise it is to be added to.
+    /// True: overwrite the content; false: add to it.
     pub(crate) fresh: bool,
 }
 
 impl Filling {
-    /// A bucket whose gradients stay (`whole`) or are collected in pooled buffers and end in `shard`.
+    /// A bucket with gradients that stay (`whole`), or are collected in pooled buffers and end in `shard`.
     pub(crate) fn new(plan: &BucketPlan, whole: Option<Buffer>, shard: Option<Buffer>) -> Self {
         let place = |len: usize| Place { buffer: None, filled: len == 0, fresh: true, empty: len == 0 };
         let places: Vec<Place> = plan.params.iter().map(|p| place(p.len)).collect();
@@ -51,27 +51,27 @@ impl Filling {
         Filling { places, waiting, whole, from: None, flight: None, shard, shard_is_fresh: true, open: false }
     }
 
-    /// Whether the bucket is cut into places.
+    /// Returns true if the bucket is cut into places.
     pub(crate) fn is_open(&self) -> bool {
         self.open
     }
 
-    /// Whether the bucket travels, and has come to its end.
+    /// Returns true if the bucket's reduction has finished and its result is not taken yet.
     pub(crate) fn has_arrived(&self) -> bool {
         self.flight.as_ref().is_some_and(InFlight::is_done)
     }
 
-    /// Whether every gradient of this micro-batch is in.
+    /// Returns true if every gradient of this micro-batch is in.
     pub(crate) fn is_full(&self) -> bool {
         self.waiting == 0
     }
 
-    /// Whether place `i` has this micro-batch's gradient.
+    /// Returns true if place `i` has this micro-batch's gradient.
     pub(crate) fn is_filled(&self, i: usize) -> bool {
         self.places[i].filled
     }
 
-    /// Cuts `buffer` into places; `from`: where it comes from, if from the pool. What no parameter covers is zeroed, since a
+    /// Cuts `buffer` into places; `from` is its origin if it is pooled. Elements that no parameter covers are zeroed, because a
     /// pooled buffer holds another bucket's gradients, and a reduce-scatter leaves other ranks' chunks unspecified.
     pub(crate) fn open(
         &mut self,
@@ -90,14 +90,15 @@ impl Filling {
         Ok(())
     }
 
-    /// Hands out place `i` for writing; `None` if it is filled or being written.
+    /// Lends place `i` for writing; `None` if it is filled or being written.
     pub(crate) fn lend(&mut self, i: usize) -> Option<Lent> {
         let place = &mut self.places[i];
         let buffer = if place.filled { None } else { place.buffer.take() }?;
         Some(Lent { buffer, fresh: place.fresh })
     }
 
-    /// Expects no gradient for place `i` in this micro-batch, and leaves it as it is; `false` if it is filled or being written.
+    /// Expects no gradient for place `i` in this micro-batch, and leaves its content; returns false if it is filled or being
+    /// written.
     pub(crate) fn pass(&mut self, i: usize) -> bool {
         let place = &mut self.places[i];
         if place.filled || self.open && place.buffer.is_none() {
@@ -108,7 +109,7 @@ impl Filling {
         true
     }
 
-    /// Takes place `i` back, its gradient in it.
+    /// Takes place `i` back with its gradient.
     pub(crate) fn fill(&mut self, i: usize, buffer: Buffer) {
         let place = &mut self.places[i];
         place.buffer = Some(buffer);
@@ -117,12 +118,12 @@ impl Filling {
         self.waiting -= 1;
     }
 
-    /// Takes place `i` back as it was: nothing was written, or what was written counts for nothing.
+    /// Takes place `i` back unfilled: its content is unchanged, or does not count.
     pub(crate) fn give_back(&mut self, i: usize, buffer: Buffer) {
         self.places[i].buffer = Some(buffer);
     }
 
-    /// The whole bucket from its places.
+    /// Joins the places into the whole bucket.
     ///
     /// # Panics
     /// If a place is lent out: a bug, since only full or abandoned buckets close.
@@ -134,12 +135,12 @@ impl Filling {
         whole.unwrap_or_else(|| unreachable!("asserted above"))
     }
 
-    /// Each place that holds something of this step, its pad of zeros included, while the bucket is cut.
+    /// Returns each place with gradients of this step, including its zero padding, while the bucket is cut.
     pub(crate) fn held(&mut self) -> impl Iterator<Item = &mut Buffer> {
         self.places.iter_mut().filter(|place| !place.fresh).filter_map(|place| place.buffer.as_mut())
     }
 
-    /// Expects every place's gradient anew.
+    /// Expects every place's gradient again.
     pub(crate) fn next_micro_batch(&mut self) {
         self.waiting = 0;
         for place in &mut self.places {

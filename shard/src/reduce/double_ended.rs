@@ -1,4 +1,4 @@
-//! Memory that is lent from both its ends: two buffers at a time, of any lengths that it has room for together.
+//! Double-ended memory: lends two buffers at a time, of any lengths that fit together.
 
 use meshstep_tensor::{Buffer, DType};
 
@@ -7,38 +7,38 @@ use meshstep_tensor::{Buffer, DType};
 pub(crate) struct Stretch {
     dtype: DType,
     len: usize,
-    /// What is not lent.
+    /// Memory that is not lent.
     spare: Option<Buffer>,
-    /// Whether its front and its back are.
+    /// True if the front and the back are lent.
     lent: [bool; 2],
 }
 
-/// Where a lent buffer comes from.
+/// Origin of a lent buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum From {
     Front,
     Back,
-    /// Memory of its own.
+    /// Allocated outside the stretch.
     Outside,
 }
 
 impl Stretch {
-    /// All of `whole`.
+    /// Makes a stretch of all of `whole`.
     pub(crate) fn new(whole: Buffer) -> Self {
         Stretch { dtype: whole.dtype(), len: whole.len(), spare: Some(whole), lent: [false; 2] }
     }
 
-    /// Its type.
+    /// Returns the type.
     pub(crate) fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// Elements, lent ones included.
+    /// Returns the number of elements, lent ones included.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// Lends `len` elements, if there is an end with so many.
+    /// Lends `len` elements, if a free end has as many.
     pub(crate) fn lend(&mut self, len: usize) -> Option<(Buffer, From)> {
         let spare = self.spare.as_mut().filter(|spare| spare.len() >= len)?;
         match self.lent {
@@ -56,7 +56,7 @@ impl Stretch {
         }
     }
 
-    /// Takes back what was lent, and drops what is not its own.
+    /// Takes back a lent buffer, or drops one from outside.
     pub(crate) fn put(&mut self, buffer: Buffer, from: From) {
         let Some(spare) = self.spare.take() else { return };
         let joined = match from {

@@ -1,39 +1,40 @@
-//! Where ranks that gather and ranks that have ended their micro-batch find out about each other.
+//! Barrier between unit gathers and the end of micro-batches.
 
 use meshstep_comm::{Communicator, Error, InFlight, Op};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A barrier at the end of each micro-batch, where units are gathered: it meets no gather unless ranks have parted, and then
-/// communicators that compare calls tell all of them. A GPU's do not compare.
+/// Barrier at the end of each micro-batch, on the communicators that gather units. It meets a gather only if ranks make different
+/// calls, and communicators that compare calls then return an error on all ranks. A GPU's communicators do not compare.
 #[derive(Debug)]
 pub(crate) struct Meeting {
-    /// Whether communicators compare calls.
+    /// True if communicators compare calls.
     compares: bool,
     away: Mutex<Away>,
 }
 
 #[derive(Debug)]
 struct Away {
-    /// What barriers move.
+    /// Empty buffer that barriers move.
     nothing: Buffer,
     flights: Vec<InFlight>,
 }
 
 impl Meeting {
-    /// Nobody meets yet.
+    /// Makes a barrier that no rank has entered.
     pub(crate) fn new(queue: &Queue, meter: &Meter) -> Result<Self, meshstep_tensor::Error> {
         let nothing = Buffer::zeroed(0, DType::U64, meter, Category::Staging)?;
         let away = Mutex::new(Away { nothing, flights: Vec::new() });
         Ok(Meeting { compares: queue.place() == Place::Cpu, away })
     }
 
-    /// What a barrier moves.
+    /// Returns an empty buffer for a barrier.
     pub(crate) fn nothing(&self) -> Result<Buffer, meshstep_tensor::Error> {
         self.away.lock().unwrap_or_else(PoisonError::into_inner).nothing.split_off(0)
     }
 
-    /// This rank gathers no more in this micro-batch. Waits for nobody; told again before the end, it is told already.
+    /// Announces that this rank gathers no more in this micro-batch. Does not wait; further calls before [`end`](Self::end) do
+    /// nothing.
     pub(crate) fn begin(&self, gathers: &[Arc<dyn Communicator>]) -> Result<(), Error> {
         let mut away = self.away.lock().unwrap_or_else(PoisonError::into_inner);
         let begun = !away.flights.is_empty();

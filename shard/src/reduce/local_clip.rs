@@ -1,25 +1,26 @@
-//! Clipping a rank's own gradients before they are combined with other ranks'.
+//! Clipping of a rank's own gradients before they are combined with other ranks'.
 
 use crate::config::options::At;
 use crate::{Combine, Error, Optimizer};
 use meshstep_optim::{NormSum, clip_coef, scale};
 
-/// What clipping before the reduction did on this rank.
+/// Result of clipping before the reduction, on this rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LocalClip {
-    /// The norm of this rank's own gradients, its micro-batches together, unscaled; of the finite ones, where some are not.
+    /// Norm of this rank's own gradients over all its micro-batches, unscaled; of the finite elements if some are not finite.
     pub norm: f64,
-    /// What they were scaled by; 1 where they were short enough or not finite.
+    /// Factor on the gradients; 1 if their norm was within the bound, or if some are not finite.
     pub coef: f64,
 }
 
 impl Optimizer {
-    /// What the last step's [`Clip::BeforeReduce`](crate::Clip::BeforeReduce) did on this rank, where a bound was given.
+    /// Returns what [`Clip::BeforeReduce`](crate::Clip::BeforeReduce) did on this rank in the last step, if a bound was given.
     pub fn local_clip(&self) -> Option<LocalClip> {
         self.progress.local_clip
     }
 
-    /// Scales what this rank has collected down to `at`'s norm. What is not finite stays as it is: the exchange finds it.
+    /// Scales the gradients collected on this rank down to `at`'s norm. Non-finite gradients stay as they are: the exchange finds
+    /// them.
     pub(crate) fn clip_held(&mut self, at: &At) -> Result<(), Error> {
         let Some(max_norm) = at.max_norm else { return Ok(()) };
         let queue = self.options.queue.clone();
@@ -35,7 +36,7 @@ impl Optimizer {
         Ok(())
     }
 
-    /// What makes one gradient of what this rank's micro-batches have added up to.
+    /// Returns the factor that turns the sum of this rank's micro-batches into one gradient.
     fn own_share(&self) -> f64 {
         match self.options.combine {
             Combine::Mean => 1.0 / self.progress.batches.max(1) as f64,

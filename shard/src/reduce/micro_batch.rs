@@ -1,4 +1,4 @@
-//! One backward pass: every gradient is handed over once, by name, in any order, from any thread.
+//! Micro-batches: every gradient is handed over once, by name, in any order, from any thread.
 
 use crate::optimizer::layout_state::Place;
 use crate::reduce::bucket_fill::Lent;
@@ -11,8 +11,8 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 /// Weights up to this are exact in f32, in which gradients are multiplied by them.
 const MAX_WEIGHT: u64 = 1 << 24;
 
-/// A micro-batch that takes gradients until [`finish`](Self::finish). Dropping it unfinished makes the step an error on
-/// every rank, since the other ranks wait for its buckets.
+/// A micro-batch, which takes gradients until [`finish`](Self::finish). Dropping it unfinished makes the step an error on every
+/// rank, because the other ranks wait for its buckets.
 #[derive(Debug)]
 #[must_use = "a micro-batch that is not finished makes the step an error on every rank"]
 pub struct MicroBatch<'a> {
@@ -20,7 +20,7 @@ pub struct MicroBatch<'a> {
     weight: f64,
 }
 
-/// A parameter's place in its bucket, to write the gradient straight into.
+/// Place of a parameter in its bucket: the gradient is written into it directly.
 #[derive(Debug)]
 pub struct Slot<'a> {
     micro_batch: &'a MicroBatch<'a>,
@@ -34,17 +34,17 @@ pub struct Slot<'a> {
 }
 
 impl Optimizer {
-    /// Begins the step's last micro-batch, usually its only one: its buckets travel as they fill. `weight` is its number of
-    /// samples or tokens, at most 2^24; it counts under [`Combine::Weighted`] alone. What weighs 0 counts as zeros whatever it holds:
-    /// the mean over no tokens is NaN.
+    /// Begins the step's last micro-batch, usually its only one: its buckets are sent as they fill. `weight` is its number of
+    /// samples or tokens, at most 2^24; only [`Combine::Weighted`] uses it. A micro-batch of weight 0 counts as zeros whatever
+    /// its gradients are, because the mean over no tokens is NaN.
     pub fn micro_batch(&mut self, weight: u64) -> Result<MicroBatch<'_>, Error> {
         self.begin(weight, true)
     }
 
-    /// Begins a micro-batch that others of the same step follow. Its gradients are added up here before they travel,
-    /// except at stages 2 and 3, where every micro-batch is reduced and only this rank's part is kept: (k+1)/2 times the bytes for
-    /// k micro-batches, and sums that are rounded after each reduction instead of before the only one, so that the stages'
-    /// bits may differ. At these stages every rank makes equally many.
+    /// Begins a micro-batch that is not the step's last. Its gradients are added up locally before they are sent. At stages 2 and
+    /// 3, however, every micro-batch is reduced and only this rank's chunk is kept: k micro-batches send (k+1)/2 times the bytes,
+    /// and sums are rounded after each reduction instead of before the only one, so that the bits may differ from other stages'.
+    /// At these stages every rank makes the same number of micro-batches.
     pub fn accumulate(&mut self, weight: u64) -> Result<MicroBatch<'_>, Error> {
         self.begin(weight, false)
     }
@@ -75,8 +75,8 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Completes a micro-batch that was dropped with zeros, so that this rank sends as many buckets as the others; the step
-    /// will be an error on every rank.
+    /// Completes a dropped micro-batch with zeros, so that this rank sends as many buckets as the others; the step will be an
+    /// error on every rank.
     pub(crate) fn finish_dropped(&mut self) -> Result<(), Error> {
         if std::mem::take(self.progress.unfinished.get_mut()) {
             self.progress.dropped = true;
@@ -86,7 +86,7 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Sends the buckets that the other ranks' wait for, as they are, where this rank will not fill them.
+    /// Sends the buckets that the other ranks wait for, as they are, on a rank that will not fill them.
     pub(crate) fn send_unfilled(&mut self) -> Result<(), Error> {
         self.finish_dropped()?;
         if !*self.progress.due.get_mut() {
@@ -96,36 +96,36 @@ impl Optimizer {
         Ok(())
     }
 
-    /// The other ranks wait for these buckets, and nobody tries twice.
+    /// Sends the buckets that the other ranks wait for; an error aborts the run, because nothing retries.
     fn complete_unfilled(&self) -> Result<bool, Error> {
         self.handover.complete(|_| {}).map_err(|error| self.handover.alone(error))
     }
 
-    /// An error of an earlier step that nobody has asked for, where steps are decided on a GPU. Waits for them.
+    /// Waits for the steps launched on a GPU, and returns an error that the caller has not read.
     pub(crate) fn check_heard(&mut self) -> Result<(), Error> {
         #[cfg(feature = "cuda")]
         self.hear(true)?;
         Ok(())
     }
 
-    /// There is something to step with, which every rank has alike.
+    /// Checks that there are parameters to step; the result is the same on every rank.
     pub(crate) fn check_some(&self) -> Result<(), Error> {
         if self.entries.is_empty() { Err(Error::NothingTrains) } else { Ok(()) }
     }
 
-    /// No micro-batch is under way and no step is due.
+    /// Checks that no micro-batch is under way and no step is due.
     pub(crate) fn check_idle(&self) -> Result<(), Error> {
         if self.progress.batches == 0 { Ok(()) } else { Err(Error::StepDue) }
     }
 }
 
 impl MicroBatch<'_> {
-    /// The values of a parameter; where they are sharded [`gather`](Self::gather) its unit.
+    /// Returns the values of a parameter; if they are sharded, [`gather`](Self::gather) its unit instead.
     pub fn param(&self, name: &str) -> Result<Slice<'_>, Error> {
         self.optimizer.param(name)
     }
 
-    /// Hands over the gradient of `name` in row-major order; it is copied.
+    /// Hands over the gradient of `name`, in row-major order, by copying it.
     pub fn grad<'g>(&self, name: &str, grad: impl Into<Slice<'g>>) -> Result<(), Error> {
         let grad = grad.into();
         let Wanted { param, bucket, index, len, dtype } = self.wanted(name)?;
@@ -158,9 +158,9 @@ impl MicroBatch<'_> {
         self.filled(param, bucket, index, lent.buffer)
     }
 
-    /// Says that this rank has no gradient for `name` in this micro-batch, as soon as that is known: [`Options::missing`](crate::Options::missing) decides what
-    /// follows, as it does where a micro-batch is finished without, but the bucket need not wait until then.
-    /// [`Error::GradTwice`] where the gradient is in.
+    /// Declares that this rank has no gradient for `name` in this micro-batch, as soon as that is known.
+    /// [`Options::missing`](crate::Options::missing) decides the consequence, as for a gradient that is missing at `finish`, but
+    /// the bucket need not wait for `finish`. [`Error::GradTwice`] if the gradient is in.
     pub fn none(&self, name: &str) -> Result<(), Error> {
         let Wanted { param, bucket, index, len, .. } = self.wanted(name)?;
         if len > 0 && !self.optimizer.handover.none(bucket, index)? {
@@ -172,8 +172,8 @@ impl MicroBatch<'_> {
         Ok(())
     }
 
-    /// The place of `name`'s gradient, to be overwritten whole and then [`fill`](Slot::fill)ed: no copy. Where earlier
-    /// micro-batches' gradients are kept in place (stages 0 and 1), only the step's first micro-batch has slots.
+    /// Lends the place of `name`'s gradient: overwrite all of it, then [`fill`](Slot::fill) it; nothing is copied. Where
+    /// gradients of earlier micro-batches accumulate in place (stages 0 and 1), only the step's first micro-batch has slots.
     pub fn slot(&self, name: &str) -> Result<Slot<'_>, Error> {
         let Wanted { param, bucket, index, len, dtype } = self.wanted(name)?;
         let mut slot = Slot { micro_batch: self, param, bucket, index, len, dtype, buffer: None };
@@ -186,7 +186,7 @@ impl MicroBatch<'_> {
         if fresh { Ok(slot) } else { Err(Error::SlotTaken { name: name.to_owned() }) }
     }
 
-    /// Ends the micro-batch. What is missing is decided here, and told to every rank by the step.
+    /// Ends the micro-batch. Gradients that are missing now are recorded, and the step reports them to every rank.
     pub fn finish(self) -> Result<(), Error> {
         let Optimizer { handover, progress, options, .. } = self.optimizer;
         let strict = options.missing == Missing::Error;
@@ -200,7 +200,7 @@ impl MicroBatch<'_> {
         Ok(())
     }
 
-    /// Where a gradient goes, if it may.
+    /// Returns the place for the gradient of `name`, or why there is none.
     fn wanted(&self, name: &str) -> Result<Wanted, Error> {
         let param = self.optimizer.index(name)?;
         let entry = &self.optimizer.entries[param];
@@ -222,7 +222,7 @@ impl MicroBatch<'_> {
     }
 }
 
-/// Where a parameter's gradient goes, and what it looks like.
+/// Place, length and type of a parameter's gradient.
 struct Wanted {
     param: usize,
     bucket: usize,
@@ -232,7 +232,7 @@ struct Wanted {
 }
 
 impl Slot<'_> {
-    /// The place, to be overwritten; what it holds before is unspecified.
+    /// Returns the place to overwrite; its previous content is unspecified.
     pub fn as_mut(&mut self) -> Result<SliceMut<'_>, Error> {
         match &mut self.buffer {
             Some(buffer) => Ok(buffer.as_mut().slice(0..self.len)?),
@@ -240,7 +240,7 @@ impl Slot<'_> {
         }
     }
 
-    /// Hands the gradient over. A slot dropped without this counts as never taken.
+    /// Hands the gradient over. A slot dropped without `fill` counts as never taken.
     pub fn fill(mut self) -> Result<(), Error> {
         let weight = self.micro_batch.weight;
         let queue = &self.micro_batch.optimizer.options.queue;

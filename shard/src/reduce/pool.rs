@@ -1,10 +1,10 @@
-//! The memory in which a rank at stage 2 or 3 collects gradients that are on their way.
+//! Memory in which a rank at stage 2 or 3 collects the gradients in flight.
 
 use crate::plan::bucket_chain::Series;
 use crate::reduce::double_ended::{From, Stretch};
 use meshstep_tensor::{Buffer, Category, Error, Meter, Queue};
 
-/// A stretch for each series: room for a bucket that fills and for the one before it, which travels.
+/// One stretch per series: memory for the bucket that fills and for the previous one, which is in flight.
 #[derive(Debug)]
 pub(crate) struct Pool {
     stretches: Vec<Stretch>,
@@ -14,17 +14,17 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    /// For no series.
+    /// Makes a pool without series.
     pub(crate) fn new(queue: &Queue, meter: &Meter) -> Self {
         Pool { stretches: Vec::new(), queue: queue.clone(), meter: meter.clone(), grown: 0 }
     }
 
-    /// How many series there are.
+    /// Returns the number of series.
     pub(crate) fn series(&self) -> usize {
         self.stretches.len()
     }
 
-    /// Room for more series.
+    /// Allocates memory for more series.
     pub(crate) fn room_for(&self, series: &[Series], meter: &Meter) -> Result<Vec<Stretch>, Error> {
         let stretch = |s: &Series| {
             Ok(Stretch::new(Buffer::zeroed_on(&self.queue, s.room, s.grads, meter, Category::Buckets)?))
@@ -32,35 +32,35 @@ impl Pool {
         series.iter().map(stretch).collect()
     }
 
-    /// Takes that room in, for the series after those there are.
+    /// Adds the memory of more series, after the existing ones.
     pub(crate) fn extend(&mut self, stretches: Vec<Stretch>) {
         self.stretches.extend(stretches);
     }
 
-    /// `len` elements for a bucket of this series, if there are.
+    /// Lends `len` elements for a bucket of this series, if they are free.
     pub(crate) fn lend(&mut self, series: usize, len: usize) -> Option<(Buffer, From)> {
         self.stretches[series].lend(len)
     }
 
-    /// The same beyond the plan, until they come back.
+    /// Allocates `len` elements beyond the plan, until they come back.
     pub(crate) fn grow(&mut self, series: usize, len: usize) -> Result<(Buffer, From), Error> {
         let dtype = self.stretches[series].dtype();
         let buffer = Buffer::zeroed_on(&self.queue, len, dtype, &self.meter, Category::Buckets)?;
         self.grown += 1;
         if self.grown == 1 {
             tracing::warn!(
-                "gradients come out of bucket order, or other ranks lack some: the bucket pool grows for a while (said once)"
+                "gradients come out of bucket order, or other ranks lack some: the bucket pool grows temporarily (logged once)"
             );
         }
         Ok((buffer, From::Outside))
     }
 
-    /// Takes a buffer back; one beyond the plan is freed.
+    /// Takes a buffer back; memory beyond the plan is freed.
     pub(crate) fn put(&mut self, series: usize, buffer: Buffer, from: From) {
         self.stretches[series].put(buffer, from);
     }
 
-    /// How often a buffer was added beyond the plan.
+    /// Returns the number of buffers added beyond the plan.
     pub(crate) fn grown(&self) -> u64 {
         self.grown
     }

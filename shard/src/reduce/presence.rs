@@ -1,12 +1,12 @@
-//! What follows from how many ranks have a gradient for each parameter.
+//! Check of the number of ranks that have a gradient for each parameter.
 
 use crate::step::exchange::decode_fault;
 use crate::{Error, Missing, Optimizer};
 use meshstep_comm::Communicator;
 
 impl Optimizer {
-    /// Under [`Missing::AllOrNone`], after the exchange: an error on every rank if some have a parameter's gradient and some
-    /// do not.
+    /// Checks under [`Missing::AllOrNone`], after the exchange, that all ranks or none have each parameter's gradient; the error
+    /// is the same on every rank.
     pub(crate) fn check_presence(&self, comm: &dyn Communicator) -> Result<(), Error> {
         if self.options.missing != Missing::AllOrNone {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Gradients in, by parameter, in any order, from any thread; reduced buckets out, in index order.
+//! Gradient reducer: takes gradients by parameter, in any order, from any thread; returns reduced buckets in index order.
 
 mod memory;
 
@@ -16,8 +16,8 @@ use meshstep_optim::{NormAccumulator, NormSum};
 use meshstep_tensor::{Buffer, Meter};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// Collects one step's gradients. Every method locks for bookkeeping only; bytes are copied, reduced and waited for
-/// outside the lock.
+/// Collects and reduces one step's gradients. Methods hold the lock for bookkeeping only; copies, reductions and waits happen
+/// outside it.
 #[derive(Debug)]
 pub(crate) struct Handover {
     pub(crate) fixed: Fixed,
@@ -25,9 +25,9 @@ pub(crate) struct Handover {
     /// This rank's part of the norm.
     pub(crate) norm: Mutex<NormSum>,
     pub(crate) meeting: Meeting,
-    /// Told whenever a bucket comes to rest.
+    /// Notified when a bucket's memory is back.
     rested: Condvar,
-    /// The communication failure after which nothing goes on.
+    /// Communication failure that has poisoned the reducer.
     failure: OnceLock<meshstep_comm::Error>,
 }
 
@@ -35,21 +35,21 @@ pub(crate) struct Handover {
 struct State {
     fillings: Vec<Filling>,
     pool: Pool,
-    /// The order in which buckets travel: their own, but that those come last which lacked a gradient in the last step.
+    /// Order in which buckets travel: by index, but buckets that lacked a gradient in the last step go last.
     order: Vec<usize>,
-    /// Of each bucket whether it comes last so, and whether this rank has lacked one of its gradients in this step.
+    /// For each bucket: `deferred` if it travels last, `lacked` if this rank lacked one of its gradients in this step.
     deferred: Vec<bool>,
     lacked: Vec<bool>,
-    /// How many of them travel, or have.
+    /// Number of buckets of `order` that were sent.
     next: usize,
-    /// Whether this micro-batch's buckets travel.
+    /// True if this micro-batch's buckets are sent.
     travels: bool,
-    /// Whether this is the step's last micro-batch, after which sums are final.
+    /// True in the step's last micro-batch, after which sums are final.
     last: bool,
     launches: u64,
-    /// Buckets that some thread waits for.
+    /// Buckets for which some thread waits.
     retiring: Vec<usize>,
-    /// How long one does.
+    /// Wait budget of such a thread.
     patience: Patience,
 }
 
@@ -77,23 +77,23 @@ impl Handover {
         Ok(Handover { fixed, state, norm, meeting, rested, failure })
     }
 
-    /// An error once communication has failed.
+    /// Returns an error once communication has failed.
     pub(crate) fn healthy(&self) -> Result<(), Error> {
         self.failure.get().map_or(Ok(()), |failure| Err(failure.clone().into()))
     }
 
-    /// Records that nothing can go on, on any rank: none is to wait for what this one will not say.
+    /// Records a failure that ends the run, and aborts every communicator so that no rank waits for this one.
     pub(crate) fn poison(&self, failure: meshstep_comm::Error) {
         self.failure.get_or_init(|| failure);
         self.fixed.comms.iter().chain(&self.fixed.gathers).for_each(|comm| comm.abort());
     }
 
-    /// Gives up on every rank, for a reason that only this one knows.
+    /// Aborts the run on every rank, for a reason that only this rank knows.
     pub(crate) fn abort(&self) {
         self.poison(meshstep_comm::Error::Aborted { rank: self.fixed.comm.rank() });
     }
 
-    /// Gives up on every rank because of an error that the others do not have. The error.
+    /// Aborts the run because of an error that the other ranks do not have, and returns the error.
     pub(crate) fn alone(&self, error: Error) -> Error {
         match &error {
             Error::Comm(failure) => self.poison(failure.clone()),
@@ -102,7 +102,7 @@ impl Handover {
         error
     }
 
-    /// Begins a micro-batch; `last`: no other follows in this step; `held`: its buckets wait for another call.
+    /// Begins a micro-batch. `last`: no other follows in this step; `held`: a later call sends its buckets.
     pub(crate) fn begin(&mut self, last: bool, held: bool) {
         let pooled = self.pooled();
         let state = self.exclusive();
@@ -115,9 +115,10 @@ impl Handover {
 
     /// Lends the place of parameter `i` of bucket `b`; `None` if its gradient is in, or being written.
     ///
-    /// A thread waits for the memory of a bucket of the same series that travels, for a while: of the ranks that wait so, the one
-    /// with the fewest buckets sent waits for what every rank has sent, or will send without it, unless the model has collectives
-    /// of its own ([`Patience`]). Where none travels, or in time, the pool grows.
+    /// If the series has no free memory, the thread waits within the wait budget for one of its buckets in flight. Among
+    /// these ranks, the one that has sent the fewest buckets waits for a bucket that every rank has sent, or will send without
+    /// it; so the wait ends, unless the model has collectives of its own ([`Patience`]). If no bucket is in flight, or the budget
+    /// is spent, the pool grows.
     pub(crate) fn lend(&self, b: usize, i: usize) -> Result<Option<Lent>, Error> {
         let mut state = self.lock();
         loop {
@@ -135,7 +136,7 @@ impl Handover {
         }
     }
 
-    /// Takes a place back with its gradient, and sends off every bucket that can go.
+    /// Takes a place back with its gradient, and sends every bucket that can go.
     pub(crate) fn fill(&self, b: usize, i: usize, buffer: Buffer) -> Result<(), Error> {
         let mut state = self.lock();
         state.fillings[b].fill(i, buffer);
@@ -151,8 +152,8 @@ impl Handover {
         })
     }
 
-    /// Closes the place of parameter `i` of bucket `b` without a gradient, which counts as zeros. `false` if its gradient is in, or
-    /// being written.
+    /// Closes the place of parameter `i` of bucket `b` without a gradient; it counts as zeros. Returns false if its gradient is
+    /// in, or being written.
     pub(crate) fn none(&self, b: usize, i: usize) -> Result<bool, Error> {
         let mut state = self.lock();
         if !state.travels {
@@ -177,8 +178,8 @@ impl Handover {
         self.lock().fillings[b].give_back(i, buffer);
     }
 
-    /// Fills every place that still waits with zeros, telling `missing` which; afterwards all buckets are on their way.
-    /// Tells whether the micro-batch was the step's last. A place that was never given back is an error on every rank.
+    /// Fills every waiting place with zeros and calls `missing` with its parameter; afterwards all buckets are in flight. Returns
+    /// true if the micro-batch was the step's last. A place that was never given back is an error on every rank.
     pub(crate) fn complete(&self, mut missing: impl FnMut(usize)) -> Result<bool, Error> {
         let (travels, last) = {
             let State { travels, last, patience, fillings, .. } = &mut *self.lock();
@@ -210,14 +211,14 @@ impl Handover {
                 self.fill(b, i, lent.buffer)?;
             }
         }
-        // Another micro-batch is to fill the same buckets again.
+        // The next micro-batch fills the same buckets again.
         if travels && !last {
             self.settle()?;
         }
         Ok(last)
     }
 
-    /// Waits until no bucket travels, and no rank gathers for the micro-batches that have ended.
+    /// Waits until no bucket is in flight, and no rank gathers for the micro-batches that have ended.
     pub(crate) fn settle(&self) -> Result<(), Error> {
         let settled = (0..self.fixed.buckets.len()).try_for_each(|b| self.settle_one(b));
         let met = self.meeting.end().inspect_err(|failure| self.poison(failure.clone()));
@@ -225,53 +226,53 @@ impl Handover {
         Ok(met?)
     }
 
-    /// Waits until bucket `b` does not travel.
+    /// Waits until bucket `b` is not in flight.
     pub(crate) fn settle_one(&self, b: usize) -> Result<(), Error> {
         self.retire(self.lock(), b)
     }
 
-    /// The reduced gradients of bucket `b` that this rank holds: the whole bucket, or its own chunk at stages 2 and 3.
+    /// Returns the reduced gradients of bucket `b` on this rank: the whole bucket, or its own chunk at stages 2 and 3.
     pub(crate) fn grads(&mut self, b: usize) -> Option<&mut Buffer> {
         let pooled = self.pooled();
         let filling = &mut self.exclusive().fillings[b];
         if pooled { filling.shard.as_mut() } else { filling.whole.as_mut() }
     }
 
-    /// This rank's part of the norm, once settled.
+    /// Returns this rank's part of the norm, once the buckets are settled.
     pub(crate) fn norm(&mut self) -> Result<NormAccumulator, Error> {
         let norm = self.norm.get_mut().unwrap_or_else(PoisonError::into_inner);
         Ok(norm.read(&self.fixed.queue)?)
     }
 
-    /// Where this rank's part of the norm is added up.
+    /// Returns the accumulator of this rank's part of the norm.
     #[cfg(feature = "cuda")]
     pub(crate) fn norm_sum(&mut self) -> &NormSum {
         self.norm.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Of each bucket, whether this rank has lacked one of its gradients in this step.
+    /// Returns for each bucket whether this rank lacked one of its gradients in this step.
     pub(crate) fn lacked(&mut self) -> &[bool] {
         &self.exclusive().lacked
     }
 
-    /// From the next micro-batch on these buckets travel after the others; every rank says the same.
+    /// Defers buckets from the next micro-batch on: they travel after the others. All ranks defer the same buckets.
     pub(crate) fn defer(&mut self, last: impl Fn(usize) -> bool) {
         let State { order, deferred, .. } = self.exclusive();
         deferred.iter_mut().enumerate().for_each(|(b, deferred)| *deferred = last(b));
         order.sort_unstable_by_key(|&b| (deferred[b], b));
     }
 
-    /// A digest of every bucket sent off so far, in order.
+    /// Returns a digest of all buckets sent so far, in order.
     pub(crate) fn launches(&mut self) -> u64 {
         self.exclusive().launches
     }
 
-    /// Pool buffers beyond the plan.
+    /// Returns the number of pool buffers allocated beyond the plan.
     pub(crate) fn grown(&mut self) -> u64 {
         self.exclusive().pool.grown()
     }
 
-    /// Every gradient of this step that has been collected and not sent, its pad with it.
+    /// Returns all collected gradients of this step that were not sent, with their padding.
     pub(crate) fn held(&mut self) -> impl Iterator<Item = &mut Buffer> {
         self.exclusive().fillings.iter_mut().flat_map(Filling::held)
     }
@@ -285,7 +286,7 @@ impl Handover {
         Ok(norm.reset(&self.fixed.queue)?)
     }
 
-    /// Adds buckets, with room for their series. Only between steps.
+    /// Adds buckets, with memory for their series. Only between steps.
     pub(crate) fn extend(&mut self, added: Vec<(Kept, Filling)>, room: Vec<Stretch>) {
         for (kept, _) in &added {
             kept.among.comms().chain(&kept.gathers).for_each(|comm| know(&mut self.fixed.comms, comm));
@@ -301,17 +302,17 @@ impl Handover {
         state.pool.extend(room);
     }
 
-    /// How many series there are.
+    /// Returns the number of series.
     pub(crate) fn series(&self) -> usize {
         self.lock().pool.series()
     }
 
-    /// Room for more of them.
+    /// Allocates memory for more series.
     pub(crate) fn room_for(&self, series: &[Series], meter: &Meter) -> Result<Vec<Stretch>, Error> {
         Ok(self.lock().pool.room_for(series, meter)?)
     }
 
-    /// Bytes sent so far by every communicator.
+    /// Returns the bytes sent so far on all communicators.
     pub(crate) fn sent(&self) -> u64 {
         self.fixed.comms.iter().map(|comm| comm.stats().total().bytes).sum()
     }
@@ -329,7 +330,7 @@ impl Handover {
         self.state.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends off full buckets, strictly in their order.
+    /// Sends full buckets, strictly in order.
     fn send_off(&self, state: &mut State) -> Result<(), Error> {
         while state.travels && state.order.get(state.next).is_some_and(|&b| state.fillings[b].is_full()) {
             let b = state.order[state.next];

@@ -1,4 +1,4 @@
-//! What stays while gradients come in: the ranks, and every bucket's plan.
+//! Reducer configuration: the ranks and every bucket's plan, constant while gradients come in.
 
 use crate::plan::bucket::BucketPlan;
 use crate::{Among, DataPlace, Stage};
@@ -9,52 +9,52 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What does not change while gradients come in.
+/// Configuration that does not change while gradients come in.
 #[derive(Debug)]
 pub(crate) struct Fixed {
-    /// All ranks: they decide together.
+    /// Communicator of all ranks, which decide together.
     pub(crate) comm: Arc<dyn Communicator>,
-    /// What decides a step goes this way, where it is not to wait for the buckets on their way.
+    /// Communicator for decisions that must not wait for the buckets in flight.
     pub(crate) aside: Option<Arc<dyn Communicator>>,
-    /// Theirs, that for decisions, and those that parameters are shared among, each once.
+    /// All communicators, each once: for all ranks, for decisions, and for the groups that share parameters.
     pub(crate) comms: Vec<Arc<dyn Communicator>>,
-    /// Those that sharded parameters are gathered with.
+    /// Communicators that gather sharded parameters.
     pub(crate) gathers: Vec<Arc<dyn Communicator>>,
-    /// Whose micro-batches this rank computes.
+    /// Data place of this rank.
     pub(crate) place: DataPlace,
     pub(crate) queue: Queue,
     pub(crate) stage: Stage,
     pub(crate) reduction: Reduction,
     pub(crate) overlap: bool,
-    /// How long a gradient waits for the other ranks'.
+    /// Wait budget of a gradient for the other ranks'.
     pub(crate) patience: Duration,
     pub(crate) norm: Norm,
     pub(crate) buckets: Vec<Kept>,
 }
 
 impl Fixed {
-    /// Every rank's words, in an order of their own where there is one.
+    /// Returns the communicator for words that all ranks exchange: the one for decisions if there is one.
     pub(crate) fn words(&self) -> &Arc<dyn Communicator> {
         self.aside.as_ref().unwrap_or(&self.comm)
     }
 }
 
-/// A bucket's plan, and what of it this rank adds to the norm.
+/// A bucket's plan, and the roles of ranks in it.
 #[derive(Debug)]
 pub(crate) struct Kept {
     pub(crate) plan: BucketPlan,
-    /// The parameters' names, for errors.
+    /// Names of the parameters, for errors.
     pub(crate) names: Vec<String>,
-    /// The ranks it is shared among.
+    /// Ranks that share the bucket.
     pub(crate) among: Arc<Among>,
-    /// What this rank updates.
+    /// Ranges of the bucket that this rank updates.
     pub(crate) owned: Vec<Range<usize>>,
-    /// What of it this rank adds to the norm, or only watches where another adds the same.
+    /// Ranges that this rank adds to the norm, or only checks for non-finite values if another rank adds the same.
     pub(crate) counted: Vec<Range<usize>>,
-    /// What travels to everyone after the update, and from whom.
+    /// Ranges that travel to all ranks after the update, and their owners.
     pub(crate) gathered: Vec<(usize, Range<usize>)>,
-    /// What its parameters are gathered with, where they are sharded.
+    /// Communicator that gathers the parameters, if they are sharded.
     pub(crate) gathers: Option<Arc<dyn Communicator>>,
-    /// The series whose memory it fills in, at stages 2 and 3.
+    /// Series that provides the bucket's memory, at stages 2 and 3.
     pub(crate) series: usize,
 }

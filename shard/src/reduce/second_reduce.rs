@@ -1,4 +1,4 @@
-//! Reduced gradients that are reduced once more, along other ranks, before they count.
+//! Further reductions: reduced gradients are reduced again along other ranks before they count.
 
 use crate::ranks::host_words;
 use crate::reduce::reducer::Handover;
@@ -8,7 +8,7 @@ use meshstep_comm::{Communicator, InFlight, Op};
 use meshstep_tensor::Buffer;
 use std::sync::{Arc, PoisonError};
 
-/// A bucket's part on its way, and what lies around it.
+/// This rank's part of a bucket in flight, and the memory before and after it.
 struct Away {
     bucket: usize,
     started: Result<InFlight, (Buffer, meshstep_comm::Error)>,
@@ -16,8 +16,8 @@ struct Away {
 }
 
 impl Handover {
-    /// Reduces what this rank has of each bucket over the further ranks it is shared among, once every bucket has arrived, and
-    /// counts it. Collective, in the same order on every rank.
+    /// Reduces this rank's part of each bucket over the further ranks that share it, once every bucket has arrived, and adds it
+    /// to the norm. Collective, in the same order on every rank.
     pub(crate) fn reduce_further(&mut self) -> Result<(), Error> {
         let rounds = self.fixed.buckets.iter().map(|kept| kept.among.further.len()).max().unwrap_or(0);
         for round in 0..rounds {
@@ -33,7 +33,7 @@ impl Handover {
                     break; // the other ranks' call is not to meet this one's next
                 }
             }
-            // All of them, so that every buffer is back.
+            // Wait even after a failure: all buffers must come back.
             let landed: Vec<Result<(), Error>> =
                 away.into_iter().map(|away| self.land_further(away)).collect();
             landed.into_iter().collect::<Result<(), Error>>()?;
@@ -41,14 +41,14 @@ impl Handover {
         (0..self.fixed.buckets.len()).try_for_each(|b| self.count_late(b))
     }
 
-    /// Adds what this rank counts of bucket `b` to the norm, where that had to wait.
+    /// Adds this rank's counted ranges of bucket `b` to the norm, if they had to wait for further reductions.
     fn count_late(&mut self, b: usize) -> Result<(), Error> {
         let Kept { counted, among, .. } = &self.fixed.buckets[b];
         if among.further.is_empty() {
             return Ok(());
         }
         let (counted, counts, queue) = (counted.clone(), among.counts, self.fixed.queue.clone());
-        // A shard is its rank's chunk.
+        // A shard holds the chunk of its rank only.
         let first =
             if self.fixed.stage.cuts_grads() { counted.first().map_or(0, |chunk| chunk.start) } else { 0 };
         let Some(grads) = self.grads(b).map(Buffer::take) else { return Ok(()) };

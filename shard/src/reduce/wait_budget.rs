@@ -1,33 +1,34 @@
-//! How long a rank waits for a bucket that travels.
+//! Wait budget of a rank for buckets in flight.
 //!
-//! A rank that lacks a gradient sends that bucket only where its micro-batch ends. If it waits before that for another rank in a
-//! collective of the model, or in a gather, and that rank waits for the bucket, neither goes on. Neither can know: what others have
-//! sent is told by nothing but the bucket's arrival. So a wait has an end, after which memory is taken beyond the plan; and what
-//! happens in one micro-batch is likely to happen in the next, so that waits become shorter. A bucket that has come before this rank's
-//! own micro-batch ends was slow, and waited for nothing of this rank: then they become longer again.
+//! A rank that lacks a gradient sends its bucket only at the end of its micro-batch. Suppose that before its end it waits for
+//! another rank, in a collective of the model or in a gather, and that the other rank waits for the bucket: then neither
+//! continues. The ranks cannot detect this, because only the bucket's arrival shows what other ranks have sent. Every wait is
+//! therefore limited, and a rank then takes memory beyond the plan. A vain wait in one micro-batch is likely to repeat in the
+//! next, so the budget shrinks after it. A bucket that arrives before this rank's own micro-batch ends was merely slow and did
+//! not wait for this rank, so the budget grows again.
 
 use std::time::Duration;
 
-/// Waits are at their shortest after so many micro-batches.
+/// Number of halvings after which a wait is shortest.
 const HALVINGS: u32 = 10;
 
-/// What is left of it.
+/// Wait budget that is left.
 #[derive(Debug)]
 pub(crate) struct Patience {
     whole: Duration,
-    /// How often it has been halved.
+    /// Number of halvings.
     halvings: u32,
-    /// The bucket that this micro-batch has waited for in vain.
+    /// Bucket for which this micro-batch has waited in vain.
     spent: Option<usize>,
 }
 
 impl Patience {
-    /// Nothing was in vain yet.
+    /// Makes a full budget.
     pub(crate) fn new(whole: Duration) -> Self {
         Patience { whole, halvings: 0, spent: None }
     }
 
-    /// Begins a micro-batch: half as long after one that has waited in vain, else twice, as it was in the beginning at most.
+    /// Begins a micro-batch: halves the budget after a micro-batch with a vain wait, else doubles it up to the full budget.
     pub(crate) fn begin(&mut self) {
         self.halvings = if self.spent.is_some() {
             HALVINGS.min(self.halvings + 1)
@@ -37,17 +38,17 @@ impl Patience {
         self.spent = None;
     }
 
-    /// How long to wait: not at all in a micro-batch that has waited in vain.
+    /// Returns the time to wait: zero in a micro-batch that has waited in vain.
     pub(crate) fn left(&self) -> Duration {
         if self.spent.is_some() { Duration::ZERO } else { self.whole / (1 << self.halvings) }
     }
 
-    /// A wait for bucket `b` was in vain.
+    /// Records that a wait for bucket `b` was in vain.
     pub(crate) fn spend(&mut self, b: usize) {
         self.spent = Some(b);
     }
 
-    /// The micro-batch ends here: whether a wait was in vain after all, of which `has_come` tells.
+    /// Ends the micro-batch: a wait was not in vain if its bucket `has_come` by now.
     pub(crate) fn judge(&mut self, has_come: impl FnOnce(usize) -> bool) {
         self.spent = self.spent.filter(|&b| !has_come(b));
     }

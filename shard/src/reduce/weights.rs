@@ -1,4 +1,4 @@
-//! Weights of micro-batches, and whether ranks that compute the same ones weigh them alike.
+//! Weights of micro-batches, and the check that ranks give the same micro-batches the same weights.
 
 use crate::{Combine, DataPlace, Error, Optimizer, gather_words};
 use meshstep_comm::Communicator;
@@ -6,61 +6,61 @@ use std::collections::HashMap;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 impl DataPlace {
-    /// A word that adds up to 0 over the ranks of this place where all have weighed alike. Where they have not it is 0 in one of
-    /// 2^64 cases: hashes of different weights do not make up for each other, as the weights themselves may.
+    /// Returns a word that sums to 0 over the ranks of this place if they all give the same weights. For different weights the
+    /// sum is 0 in one of 2^64 cases: unlike the weights themselves, their hashes do not cancel.
     fn balance(self, weights: u64) -> u64 {
         let hash = xxh3_64_with_seed(&weights.to_le_bytes(), self.index);
         if self.first { hash.wrapping_mul(self.ranks - 1) } else { hash.wrapping_neg() }
     }
 }
 
-/// What is wrong with the weights of micro-batches.
+/// Error in the weights of micro-batches.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WeightError {
-    /// A weight that f32 gradients cannot be multiplied by exactly.
+    /// Gradients in f32 cannot be multiplied by the weight exactly.
     #[error("a micro-batch weighs {weight}; at most {max} is exact in f32: count in larger units")]
     TooLarge {
         /// The weight.
         weight: u64,
-        /// The largest there may be.
+        /// Maximum weight.
         max: u64,
     },
     /// All weights of a weighted mean are zero.
     #[error("every rank's weights are 0; a weighted mean needs a positive one")]
     AllZero,
-    /// Two ranks that compute the same micro-batches have given them different weights: the lowest that differ.
+    /// Two ranks give the same micro-batches different weights: the lowest such pair.
     #[error(
-        "ranks {} and {} compute the same micro-batches and have weighed them differently, {} and {} in all; give a micro-batch \
+        "ranks {} and {} compute the same micro-batches and give them different weights, {} and {} in all; give a micro-batch \
          the same weight on every rank that computes a part of it", ranks[0], ranks[1], weights[0], weights[1]
     )]
     Apart {
         /// The ranks.
         ranks: [usize; 2],
-        /// The sums of the weights of their micro-batches.
+        /// Sum of each rank's weights.
         weights: [u64; 2],
     },
-    /// Some ranks have; a GPU, which decides without the host, does not tell which.
+    /// Some ranks give the same micro-batches different weights; a GPU decides without the host, and does not find out which.
     #[error(
-        "ranks that compute the same micro-batches have weighed them differently; give a micro-batch the same weight on \
+        "ranks that compute the same micro-batches give them different weights; give a micro-batch the same weight on \
          every rank that computes a part of it"
     )]
     Somewhere,
 }
 
-/// A digest of weights, one after the other.
+/// Extends a digest of weights by one more.
 pub(crate) fn weighed(so_far: u64, weight: u64) -> u64 {
     xxh3_64_with_seed(&weight.to_le_bytes(), so_far)
 }
 
 impl Optimizer {
-    /// What this rank adds to a sum that is 0 where ranks have weighed alike what they are to weigh alike.
+    /// Returns this rank's summand of the balance, which is 0 over all ranks if the weights agree.
     pub(crate) fn balance(&self) -> u64 {
         let weighted = self.options.combine == Combine::Weighted;
         if weighted { self.handover.fixed.place.balance(self.progress.weights) } else { 0 }
     }
 
-    /// Names the ranks where that sum was not 0. Collective.
+    /// Finds the ranks with different weights after a balance other than 0. Collective.
     pub(crate) fn check_weights(&self, comm: &dyn Communicator, balanced: bool) -> Result<(), Error> {
         if balanced {
             return Ok(());
@@ -83,7 +83,7 @@ impl Optimizer {
 mod tests {
     use super::*;
 
-    /// The sum over the ranks of two places, whose sequences of weights these are.
+    /// Returns the sum over the ranks of two places with these sequences of weights.
     fn sum(places: [&[&[u64]]; 2]) -> u64 {
         let mut sum = 0u64;
         for (index, weights) in places.into_iter().enumerate() {

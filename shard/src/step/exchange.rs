@@ -1,4 +1,4 @@
-//! The exchange of a step: two small vectors, from which every rank decides the same.
+//! Exchange of a step: all ranks reduce two small vectors and derive the same decision from them.
 
 use crate::config::param_groups::Group;
 use crate::plan::step_plan::{MAX_HEAD, SUM_HEAD, SUM_TAIL};
@@ -14,7 +14,7 @@ use meshstep_optim::{
 use meshstep_tensor::cuda::{Event, Stream};
 use meshstep_tensor::{Buffer, Category, DType, Queue};
 
-/// What differs from step to step and must not differ between ranks, by name.
+/// Names of the values that change from step to step and must agree between ranks.
 pub(crate) const FIELDS: [&str; 10] = [
     "step",
     "lr",
@@ -28,28 +28,29 @@ pub(crate) const FIELDS: [&str; 10] = [
     "hyperparameters",
 ];
 
-/// The vectors, kept from step to step.
+/// The two vectors of the exchange, kept from step to step.
 #[derive(Debug)]
 pub(crate) struct Exchange {
     queue: Queue,
-    /// Non-finite count, weight, the norm's words, then two parameters a word where presence counts, two buckets a word where they
-    /// can be deferred, and the balance of weights.
+    /// Summed words: non-finite count, weight, the norm's words; two parameters a word if presence counts; two buckets a word if
+    /// buckets can be deferred; the balance of weights.
     sum: Words,
-    /// Bits of the largest gradient, fault, digest, its complement, then a fault a parameter where all ranks must have the same.
+    /// Maximised words: bits of the largest gradient, fault, digest, its complement; then one fault per parameter if all ranks
+    /// must have the same gradients.
     max: Words,
-    /// After what the vectors are free, where another stream has them.
+    /// Event after which another stream no longer uses the vectors.
     #[cfg(feature = "cuda")]
     lent: Option<Event>,
 }
 
-/// Words here, and where they travel.
+/// Words on the host, and the buffer in which they travel.
 #[derive(Debug)]
 struct Words {
     host: Vec<u64>,
     there: Buffer,
 }
 
-/// What one rank brings.
+/// Contribution of one rank.
 #[derive(Debug)]
 pub(crate) struct Brought<'a> {
     pub(crate) norm: &'a NormAccumulator,
@@ -59,19 +60,19 @@ pub(crate) struct Brought<'a> {
     pub(crate) fields: [u64; FIELDS.len()],
 }
 
-/// What all ranks know afterwards.
+/// Result of the exchange, the same on every rank.
 #[derive(Debug)]
 pub(crate) struct Known {
     pub(crate) norm: NormAccumulator,
     pub(crate) weight: u64,
     pub(crate) fault: u64,
     pub(crate) same: bool,
-    /// Whether ranks with the same micro-batches have weighed them alike.
+    /// True if ranks with the same micro-batches gave them the same weights.
     pub(crate) balanced: bool,
 }
 
 impl Exchange {
-    /// Vectors of these lengths.
+    /// Allocates vectors of these lengths.
     pub(crate) fn new([sums, maxima]: [usize; 2], options: &Options) -> Result<Self, Error> {
         let Options { queue, meter, .. } = options;
         let words = |n| -> Result<Words, Error> {
@@ -88,12 +89,12 @@ impl Exchange {
         })
     }
 
-    /// Memory of its own where words can travel between steps.
+    /// Lends a buffer in which words can travel between steps.
     pub(crate) fn room(&mut self) -> &mut Buffer {
         &mut self.max.there
     }
 
-    /// Another exchange in the same vectors, of words that are no more than a step's.
+    /// Runs another exchange in the same vectors, with no more words than a step's.
     pub(crate) fn borrow(
         &mut self,
         comm: &dyn Communicator,
@@ -108,7 +109,7 @@ impl Exchange {
         Ok(())
     }
 
-    /// Adds and compares the words of all ranks.
+    /// Reduces the words over all ranks: sums and maxima.
     fn travel(&mut self, comm: &dyn Communicator) -> Result<(), meshstep_comm::Error> {
         #[cfg(feature = "cuda")]
         self.take_back()?;
@@ -123,7 +124,7 @@ impl Exchange {
         comm.sound()
     }
 
-    /// Says for each parameter, in registration order, whether this rank has its gradient.
+    /// Records for each parameter, in registration order, whether this rank has its gradient.
     pub(crate) fn present(&mut self, rank: usize, present: impl Iterator<Item = bool>) {
         let counts = &mut self.sum.host[SUM_HEAD + ExactSum::WORDS..];
         let mut lacking = self.max.host[MAX_HEAD..].iter_mut();
@@ -136,13 +137,13 @@ impl Exchange {
         }
     }
 
-    /// How many ranks had parameter `i`'s gradient, once exchanged.
+    /// Returns how many ranks had parameter `i`'s gradient, after the exchange.
     pub(crate) fn present_on(&self, i: usize) -> usize {
         let word = self.sum.host[SUM_HEAD + ExactSum::WORDS + i / 2];
         (word >> (i % 2 * 32)) as u32 as usize
     }
 
-    /// Says for each bucket whether this rank lacked one of its gradients.
+    /// Records for each bucket whether this rank lacked one of its gradients.
     pub(crate) fn lacked(&mut self, lacked: impl ExactSizeIterator<Item = bool>) {
         let first = self.first_of_buckets(lacked.len());
         self.sum.host[first..first + lacked.len().div_ceil(2)].fill(0);
@@ -151,23 +152,24 @@ impl Exchange {
         }
     }
 
-    /// Whether some rank of them lacked a gradient of bucket `b` of so many, once exchanged.
+    /// Returns true if some rank lacked a gradient of bucket `b`, after the exchange over `buckets` buckets.
     pub(crate) fn lacked_somewhere(&self, b: usize, buckets: usize) -> bool {
         let word = self.sum.host[self.first_of_buckets(buckets) + b / 2];
         (word >> (b % 2 * 32)) as u32 > 0
     }
 
-    /// Where the words of so many buckets begin.
+    /// Returns the index of the first word of the buckets.
     fn first_of_buckets(&self, buckets: usize) -> usize {
         self.sum.host.len() - SUM_TAIL - buckets.div_ceil(2)
     }
 
-    /// Where all ranks must have the same, and some had parameter `i`'s gradient: the fault of the lowest one without.
+    /// Returns the fault of the lowest rank without parameter `i`'s gradient, under
+    /// [`Missing::AllOrNone`](crate::Missing::AllOrNone).
     pub(crate) fn lacking(&self, i: usize) -> u64 {
         self.max.host[MAX_HEAD + i]
     }
 
-    /// The exchange on a GPU, which decides what follows from it; the host goes on.
+    /// Launches the exchange on a GPU, which decides the step; the host does not wait.
     #[cfg(feature = "cuda")]
     pub(crate) fn run_there(
         &mut self,
@@ -187,7 +189,8 @@ impl Exchange {
         Ok(decision.answer(queue)?)
     }
 
-    /// Another exchange, of the norm of a step that was decided without it: `aside` waits for it and tells, the queue goes on.
+    /// Exchanges the norm of a step that was decided without it: the stream `aside` waits for it and reports it, the queue goes
+    /// on.
     #[cfg(feature = "cuda")]
     pub(crate) fn norm_there(
         &mut self,
@@ -206,14 +209,14 @@ impl Exchange {
         Ok(answer)
     }
 
-    /// The queue waits for whoever else has the vectors.
+    /// Makes the queue wait until the other stream has released the vectors.
     #[cfg(feature = "cuda")]
     fn take_back(&mut self) -> Result<(), meshstep_tensor::Error> {
         let lent = self.lent.take().zip(self.queue.stream());
         Ok(lent.map_or(Ok(()), |(event, stream)| stream.wait(&event))?)
     }
 
-    /// Brings what this rank has and learns what all have together.
+    /// Contributes this rank's words and returns the result over all ranks.
     pub(crate) fn run(&mut self, comm: &dyn Communicator, mine: Brought<'_>) -> Result<Known, Error> {
         let _span = tracing::debug_span!("exchange").entered();
         let sum = &mut self.sum.host;
@@ -233,8 +236,8 @@ impl Exchange {
     }
 }
 
-/// Words are added, and the largest found, over all ranks: both vectors travel as one group. They go after the first queue's
-/// work, and are waited for on the second.
+/// Sums one vector and maximises the other over all ranks, as one group of collectives. They start after the work of the first
+/// queue, and the second queue waits for them.
 pub(crate) fn group(
     comm: &dyn Communicator,
     [before, after]: [&Queue; 2],
@@ -255,7 +258,7 @@ pub(crate) fn group(
     }
 }
 
-/// After a disagreement: which field, on which rank. Collective.
+/// Finds the field that differs, and a rank where it does, after a disagreement. Collective.
 pub(crate) fn disagreement(
     comm: &dyn Communicator,
     options: &Options,
@@ -264,7 +267,7 @@ pub(crate) fn disagreement(
 ) -> Result<Error, Error> {
     let (mut text, mut lines) = (String::new(), FIELDS.iter().zip(fields).map(line));
     text.extend(lines.by_ref().take(FIELDS.len() - 1));
-    // Each hyperparameter before the digest of all.
+    // List the hyperparameters before the digest of all of them.
     groups.iter().enumerate().for_each(|(g, group)| group.describe(g, &mut text));
     text.extend(lines);
     match crate::ranks::agree::same_everywhere(comm, options, &text) {
@@ -282,7 +285,7 @@ fn line((name, &value): (&&str, &u64)) -> String {
     format!("{name} = {}\n", shown(name, value))
 }
 
-/// A field's value.
+/// Formats a field's value.
 pub(crate) fn shown(field: &str, value: u64) -> String {
     match field {
         "lr" | "max_norm" | "grad_scale" | "loss_scale" => f64::from_bits(value).to_string(),
@@ -290,7 +293,7 @@ pub(crate) fn shown(field: &str, value: u64) -> String {
     }
 }
 
-/// A fault as one word: larger is graver, and among equals the lowest rank wins.
+/// Packs a fault into one word: a graver fault is larger, and among equal faults the lowest rank is largest.
 pub(crate) fn encode_fault(fault: &FaultCode, rank: usize) -> u64 {
     let (code, param) = match *fault {
         FaultCode::Missing(param) => (1, param as u64),
@@ -304,7 +307,7 @@ pub(crate) fn encode_fault(fault: &FaultCode, rank: usize) -> u64 {
     code << 56 | (0xff_ffff - (rank as u64 & 0xff_ffff)) << 32 | (param & 0xffff_ffff)
 }
 
-/// The rank and the fault of a word other than 0.
+/// Returns the rank and the fault of a word other than 0.
 pub(crate) fn decode_fault(word: u64, name: impl Fn(usize) -> String) -> (usize, Fault) {
     let rank = 0xff_ffff - (word >> 32 & 0xff_ffff) as usize;
     let fault = match word >> 56 {
@@ -319,7 +322,7 @@ pub(crate) fn decode_fault(word: u64, name: impl Fn(usize) -> String) -> (usize,
     (rank, fault)
 }
 
-/// A [`Fault`] before it has a name.
+/// A [`Fault`] by parameter index instead of name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FaultCode {
     Missing(usize),

@@ -1,4 +1,4 @@
-//! Steps on a GPU: everything is launched at once, the device decides, and the host hears later what became of it.
+//! Steps on a GPU: everything is launched at once, the device decides, and the host learns the outcome later.
 
 use crate::config::options::At;
 use crate::config::param_groups::of_groups;
@@ -14,27 +14,27 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 
-/// What a GPU decides by, and the steps whose outcome the host has not heard of.
+/// Decision state on the GPU, and the steps with outcomes that the host does not know yet.
 #[derive(Debug)]
 pub(crate) struct There {
     pub(crate) decision: Decision,
-    /// The rows of all buckets' tables, once a step has made them.
+    /// Rows of all buckets' tables, once a step has built them.
     pub(crate) tables: Option<Tables>,
-    /// A stream that only waits, for parameters on their way.
+    /// Stream that only waits for parameters in flight.
     pub(crate) aside: Stream,
     pub(crate) unheard: VecDeque<Arc<Ticket>>,
     names: Arc<[String]>,
 }
 
-/// A step that was launched.
+/// A launched step.
 #[derive(Debug)]
 pub(crate) struct Ticket {
     answer: Answer,
     comm: Arc<dyn Communicator>,
     decided: OnceLock<Decided>,
-    /// Of each parameter, where they are counted, whether it was updated.
+    /// True for each parameter that was updated, if ranks count gradients.
     updated: OnceLock<Vec<bool>>,
-    /// Whether somebody has asked for the outcome.
+    /// True once the caller has asked for the outcome.
     told: AtomicBool,
     traffic: OnceLock<Traffic>,
     max_norm: f64,
@@ -59,7 +59,7 @@ impl Ticket {
             Verdict::Unbalanced => Err(WeightError::Somewhere.into()),
             Verdict::Weightless => Err(WeightError::AllZero.into()),
             Verdict::TooManySkips => Err(Error::TooManySkips { skips: in_a_row }),
-            // What the host would say of such a norm.
+            // The host reports such a norm with the same error.
             Verdict::NoNorm => {
                 Err(clip_coef(norm, self.max_norm).err().map_or(no_verdict(&decided), Error::from))
             }
@@ -67,18 +67,18 @@ impl Ticket {
         }
     }
 
-    /// The step has moved these bytes.
+    /// Records the bytes that the step has moved.
     pub(crate) fn count(&self, traffic: Traffic) {
         let _ = self.traffic.set(traffic);
     }
 
-    /// Waits for what was decided.
+    /// Waits for the decision.
     fn decided(&self) -> Result<Decided, Error> {
         if let Some(&decided) = self.decided.get() {
             return Ok(decided);
         }
         let decided = self.answer.read()?;
-        // An exchange that was ended lets the stream go on, and what it left is no sum of all ranks.
+        // An aborted exchange lets the stream continue, and leaves words that are not the ranks' sums.
         self.comm.sound()?;
         Ok(*self.decided.get_or_init(|| decided))
     }
@@ -88,7 +88,7 @@ impl Ticket {
         Verdict::ALL.get(decided.verdict as usize).copied().ok_or(no_verdict(&decided))
     }
 
-    /// Whether the step has brought a parameter that trains one step forward.
+    /// Returns true if the step has updated trainable parameter `param`.
     fn has_updated(&self, param: usize) -> Result<bool, Error> {
         if self.verdict()? != Verdict::Applied {
             return Ok(false);
@@ -112,7 +112,7 @@ fn no_verdict(decided: &Decided) -> Error {
     Error::NoVerdict { verdict: decided.verdict }
 }
 
-/// What parted ranks are told.
+/// Returns the error of ranks that disagree on a field.
 fn differ(decided: &Decided) -> Error {
     let Decided { param, mine, smallest, largest, .. } = *decided;
     let field = usize::try_from(param).ok().and_then(|field| exchange::FIELDS.get(field));
@@ -124,13 +124,13 @@ fn differ(decided: &Decided) -> Error {
 impl Optimizer {
     /// Launches the step, and returns before it is decided.
     pub(crate) fn step_there(&mut self, at: &At) -> Result<Arc<Ticket>, Error> {
-        // The host follows its steps, and a graph's launches would pass it by.
+        // The host tracks its steps, and does not see launches of a captured graph.
         outside_captures(&self.options.queue)?;
         let launched = self.launch(at);
         match &launched {
-            // Every rank's, before the step was launched.
+            // All ranks get these errors, before the step was launched.
             Err(Error::Differs(_) | Error::Disagree { .. }) => self.handover.settle()?,
-            // The other ranks are not to wait for what will not come.
+            // Abort, so that the other ranks do not wait.
             Err(error) => drop(self.handover.alone(error.clone())),
             Ok(_) => {}
         }
@@ -139,7 +139,7 @@ impl Optimizer {
         }
         self.forget()?;
         let ticket = launched?;
-        // Every collective of this step is on its way: an error of an earlier one may be told without parting from other ranks.
+        // Every collective of this step is in flight, so returning an error of an earlier step does not desynchronize the ranks.
         if let Some(there) = &mut self.room.there {
             there.unheard.push_back(Arc::clone(&ticket));
         }
@@ -156,7 +156,7 @@ impl Optimizer {
         Ok(ticket)
     }
 
-    /// Launches what decides a step; its answer, and the bound on the norm.
+    /// Launches the decision of a step; returns its answer, and the bound on the norm.
     pub(crate) fn launch_decision(&mut self, at: &At) -> Result<(Answer, f64), Error> {
         let fault = self.arrive(at)?;
         self.verify_in_step()?;
@@ -165,7 +165,7 @@ impl Optimizer {
         Ok((answer, settings.max_norm))
     }
 
-    /// Calls `then` with what a GPU decides by, made where there is none yet.
+    /// Calls `then` with the decision state, which is made if there is none yet.
     pub(crate) fn with_there<T>(
         &mut self,
         then: impl FnOnce(&mut Self, &mut There) -> Result<T, Error>,
@@ -179,7 +179,7 @@ impl Optimizer {
         done
     }
 
-    /// The step that `answer` tells of, whose bytes are yet to be counted.
+    /// Makes the ticket of the step that `answer` reports; its bytes are counted later.
     pub(crate) fn ticket(&mut self, answer: Answer, max_norm: f64) -> Result<Arc<Ticket>, Error> {
         let names = self.with_there(|_, there| Ok(Arc::clone(&there.names)))?;
         let (decided, updated, told) = (OnceLock::new(), OnceLock::new(), AtomicBool::new(false));
@@ -197,7 +197,7 @@ impl Optimizer {
         Ok(There { decision, tables: None, aside, unheard: VecDeque::new(), names })
     }
 
-    /// What the host knows of the run.
+    /// Returns the host's view of the run's progress.
     fn known_progress(&self) -> Progress {
         let (steps, loss_scale) = (self.progress.steps, self.progress.loss_scale);
         let (skips, hopeless) = (self.progress.skips, self.progress.hopeless);
@@ -226,7 +226,7 @@ impl Optimizer {
             fault,
             world_size: world_size as u64,
             combine,
-            // One that kernels do not know is refused where its sum is made.
+            // A norm without kernels is refused when its sum is made.
             norm: norm_code(self.options.norm).unwrap_or_default(),
             clips: (self.options.clip == Clip::AfterReduce).into(),
             max_skips: self.options.max_skips,
@@ -244,8 +244,8 @@ impl Optimizer {
         self.exchange.run_there(&*comm, norm, decision, settings, present)
     }
 
-    /// Lets a loss scale follow the steps that the host has not heard of, where it moves. Waits for them; one without a verdict
-    /// leaves it as it is.
+    /// Lets a dynamic loss scale follow the steps with outcomes that the host does not know yet. Waits for them; a step without a
+    /// verdict leaves it unchanged.
     pub(crate) fn follow_unheard(&self, state: &mut LossScaleState) {
         let Some(rule @ LossScale::Dynamic(_)) = &self.options.loss_scale else { return };
         for ticket in self.room.there.iter().flat_map(|there| &there.unheard) {
@@ -257,13 +257,13 @@ impl Optimizer {
         }
     }
 
-    /// Steps that were launched, and that the host has not heard of.
+    /// Returns the number of launched steps with outcomes that the host does not know yet.
     pub(crate) fn unheard(&self) -> u64 {
         self.room.there.as_ref().map_or(0, |there| there.unheard.len() as u64)
     }
 
-    /// Where a GPU keeps the loss scale of the coming step, an f64: for kernels on the options' queue, which multiply the loss
-    /// with it while the host waits for nothing. `None` on the CPU.
+    /// Returns the device address of the coming step's loss scale, an f64: kernels on the options' queue multiply the loss by it
+    /// while the host does not wait. `None` on the CPU.
     pub fn loss_scale_address(&mut self) -> Result<Option<u64>, Error> {
         if self.options.queue.place() == Place::Cpu {
             return Ok(None);
@@ -271,17 +271,17 @@ impl Optimizer {
         self.with_there(|_, there| Ok(Some(there.decision.loss_scale_address())))
     }
 
-    /// [`Self::take_notes`], and tells an error of a step for whose outcome nobody has asked or can ask: one at a time.
+    /// Runs [`Self::take_notes`], then returns one error of a step if no caller has asked, or can ask, for its outcome.
     pub(crate) fn hear(&mut self, wait: bool) -> Result<(), Error> {
         self.take_notes(wait)?;
         let untold = &mut self.room.untold;
         untold.retain(|ticket| !ticket.told.load(SeqCst));
-        // Of the others a `Pending` is still held.
+        // A caller still holds the `Pending` of each other one.
         let next = untold.iter().position(|ticket| Arc::strong_count(ticket) == 1);
         next.map_or(Ok(()), |next| untold.remove(next).outcome().map(|_| ()))
     }
 
-    /// Takes in what the steps so far came to, of all if `wait`, else of those that are known.
+    /// Applies the outcomes of launched steps to the host's counters: of all steps if `wait`, else of those that are decided.
     pub(crate) fn take_notes(&mut self, wait: bool) -> Result<(), Error> {
         self.take_notes_of(wait).map_err(|error| self.handover.alone(error))
     }
@@ -307,7 +307,7 @@ impl Optimizer {
         }
     }
 
-    /// Keeps the host's counters as the device has kept its own.
+    /// Updates the host's counters as the device has updated its own.
     fn take_note(&mut self, verdict: Verdict) {
         match verdict {
             Verdict::Applied => {
@@ -326,7 +326,7 @@ impl Optimizer {
         self.progress.steps += u64::from(matches!(verdict, Verdict::Applied | Verdict::Skipped));
     }
 
-    /// Tells the device what the host has changed, if it is there already.
+    /// Sends the host's changed progress to the device, if it has decision state already.
     pub(crate) fn tell_there(&mut self) -> Result<(), Error> {
         let progress = self.known_progress();
         match &mut self.room.there {
@@ -335,13 +335,13 @@ impl Optimizer {
         }
     }
 
-    /// How many of the steps that the host has not heard of have updated this parameter. Waits for them.
+    /// Returns how many launched steps, with outcomes not yet applied on the host, have updated this parameter. Waits for them.
     pub(crate) fn unheard_updates(&self, param: usize) -> Result<u64, Error> {
         let unheard = self.room.there.iter().flat_map(|there| &there.unheard);
         unheard.map(|ticket| Ok(u64::from(ticket.has_updated(param)?))).sum()
     }
 
-    /// Parameters of which ranks count who has a gradient.
+    /// Returns the number of parameters for which ranks count gradients.
     fn counted(&self) -> usize {
         if self.options.missing.counts() { self.entries.len() } else { 0 }
     }

@@ -8,9 +8,9 @@ use meshstep_optim::cuda::Verdict;
 use std::sync::Arc;
 
 impl Optimizer {
-    /// Takes a step whose hooks have something to do. An error of the decision is the ticket's, as it is every rank's.
+    /// Takes a step with hooks that have work to do. Errors of the decision, which all ranks share, are the ticket's.
     pub(crate) fn step_with_hooks(&mut self, at: &At, hooks: &mut dyn Around) -> Result<Arc<Ticket>, Error> {
-        // The hooks count updates, also those of steps before.
+        // The hooks count updates, including those of earlier steps.
         self.take_notes(true)?;
         let stepped = self.conclude(at, hooks);
         if let Err(error @ Error::Comm(failure)) = &stepped {
@@ -46,7 +46,7 @@ impl Optimizer {
         }
     }
 
-    /// An error that every rank gets before a step is launched, or one that ends the run.
+    /// Returns an error that every rank gets before a step is launched; aborts the run on any other.
     fn unless_alike(&self, error: Error) -> Error {
         match error {
             Error::Differs(_) | Error::Disagree { .. } => error,
@@ -54,7 +54,7 @@ impl Optimizer {
         }
     }
 
-    /// The update between the hooks, and the parameters on their way.
+    /// Runs the update between the hooks, and sends the parameters.
     fn apply_with_hooks(
         &mut self,
         ticket: Arc<Ticket>,
@@ -73,7 +73,7 @@ impl Optimizer {
         }
     }
 
-    /// The host follows a step that was launched, once it is decided.
+    /// Makes the host follow a launched step, once it is decided.
     fn note(&mut self, ticket: &Arc<Ticket>) -> Result<(), Error> {
         self.with_there(|_, there| {
             there.unheard.push_back(Arc::clone(ticket));
@@ -82,7 +82,7 @@ impl Optimizer {
         self.take_notes(true)
     }
 
-    /// Sends every bucket to every rank, and goes on while they travel.
+    /// Sends every bucket to every rank, and continues while they travel.
     fn send_all_there(&mut self) -> Result<(), Error> {
         let sent = self.send_all().map_err(|error| self.handover.alone(error));
         let landed =

@@ -1,4 +1,4 @@
-//! The step: gradients are in; one exchange decides, one pass updates, parameters go out.
+//! The step: once the gradients are in, one exchange decides, one pass updates and the parameters are gathered.
 
 pub(crate) mod exchange;
 #[cfg(feature = "cuda")]
@@ -20,10 +20,10 @@ use meshstep_tensor::Place;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// Factors that stay within f32 with any number of ranks.
+/// Gradient factors that stay within f32 with any number of ranks.
 const GRAD_SCALES: std::ops::RangeInclusive<f64> = 1e-30..=1e30;
 
-/// A step that was taken on this rank. On CPU its outcome is known already; a GPU decides it when it gets there.
+/// A step taken on this rank. On the CPU its outcome is already known; a GPU decides the step when its queue reaches it.
 #[derive(Debug)]
 #[must_use = "the outcome says whether the step was applied or skipped"]
 pub struct Pending(Told);
@@ -36,8 +36,8 @@ enum Told {
 }
 
 impl Pending {
-    /// What the step did, the same on every rank but for the traffic. On a GPU it waits for the step, and has the errors that
-    /// every rank gets alike.
+    /// Returns what the step did, the same on every rank except for the traffic. On a GPU it waits for the step, and returns the
+    /// errors that all ranks share.
     pub fn outcome(self) -> Result<Outcome, Error> {
         match self.0 {
             Told::Now(outcome) => Ok(outcome),
@@ -47,24 +47,25 @@ impl Pending {
     }
 }
 
-/// What a step did.
+/// Outcome of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Outcome {
-    /// Parameters and state are one step further.
+    /// The step updated parameters and state.
     Applied {
-        /// The norm of the whole combined gradient, before clipping; infinite where some of it was not finite and
+        /// Norm of the whole combined gradient before clipping; infinite if some elements were not finite and
         /// [`NonFinite::Propagate`] took the step nevertheless.
         norm: f64,
-        /// What the combined gradient was scaled by to clip it; 1 where it was short enough, or where each rank clips its own.
+        /// Factor that clipped the combined gradient; 1 if its norm was within the bound, or if each rank clips its own.
         coef: f64,
         /// Bytes moved and held.
         traffic: Traffic,
     },
-    /// Some gradient was not finite: parameters, state and counters are as they were, the gradients are dropped.
+    /// Some gradient was not finite: parameters, state and counters are unchanged, and the gradients are dropped.
     Skipped {
-        /// How many combined gradient elements were not finite; what several groups of ranks hold alike, in each of them.
+        /// Number of combined gradient elements that were not finite; elements that several groups of ranks replicate count in
+        /// each group.
         non_finite: u64,
-        /// Steps skipped in a row, this one included.
+        /// Steps skipped in a row, including this one.
         in_a_row: u32,
         /// Bytes moved and held.
         traffic: Traffic,
@@ -74,30 +75,30 @@ pub enum Outcome {
 /// Bytes of one step on this rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Traffic {
-    /// Sent by this rank's communicator since the last step, as ring algorithms send them.
+    /// Bytes sent by this rank's communicators since the last step, as ring algorithms send them.
     pub sent: u64,
-    /// Gradient bytes copied into buckets; 0 where all were written into their slots.
+    /// Gradient bytes copied into buckets; 0 if all gradients were written into their slots.
     pub copied: u64,
-    /// The most bytes of all categories together held at once so far, by the options' meter.
+    /// Peak bytes of all categories together so far, by the options' meter.
     pub peak: u64,
-    /// How often so far a bucket buffer was added because gradients came out of bucket order (stages 2 and 3).
+    /// Bucket buffers added so far because gradients came out of bucket order (stages 2 and 3).
     pub pool_grown: u64,
 }
 
 impl Optimizer {
-    /// Takes the step. Collective. An error that every rank gets alike ([`Error::Fault`], [`Error::Disagree`],
-    /// [`Error::Weights`], [`Error::TooManySkips`], [`Error::Differs`]) drops the gradients and changes nothing else, except that
-    /// `TooManySkips` counts its skip as one more in a row.
+    /// Takes the step. Collective. Errors that all ranks share ([`Error::Fault`], [`Error::Disagree`], [`Error::Weights`],
+    /// [`Error::TooManySkips`], [`Error::Differs`]) drop the gradients and change nothing else, except that `TooManySkips` counts
+    /// its skip as one more in a row.
     ///
-    /// On a GPU the host does not wait, unless [`Clip::BeforeReduce`] limits a norm. Such errors are then
-    /// [`Pending::outcome`]'s. Of one whose `Pending` was dropped unasked a later call tells: a step, after it has sent what the
-    /// other ranks wait for, but not the same step on every rank. Who ends a run on an error asks for every outcome, be it a
-    /// few steps later.
+    /// On a GPU the host does not wait, unless [`Clip::BeforeReduce`] limits a norm; [`Pending::outcome`] then returns such
+    /// errors. If its `Pending` was dropped unread, a later call returns the error: a step does so after it has sent everything
+    /// that the other ranks wait for, but not the same step on every rank. A caller that ends the run on an error reads every
+    /// outcome, possibly a few steps later.
     pub fn step(&mut self, at: At) -> Result<Pending, Error> {
         self.step_around(at, &mut ())
     }
 
-    /// The step, with something around its update.
+    /// Takes the step, with hooks around its update.
     pub(crate) fn step_around(&mut self, at: At, around: &mut dyn Around) -> Result<Pending, Error> {
         let _span = tracing::debug_span!("step", step = self.progress.steps).entered();
         self.check_some()?;
@@ -132,7 +133,7 @@ impl Optimizer {
         if let Err(poisoned) = self.handover.healthy() {
             return Err(outcome.err().unwrap_or(poisoned));
         }
-        // After an error buckets may still be on their way.
+        // After an error buckets may still be in flight.
         self.handover.settle()?;
         self.progress.steps += u64::from(outcome.is_ok());
         self.forget()?;
@@ -140,8 +141,8 @@ impl Optimizer {
         outcome.map(|outcome| Pending(Told::Now(outcome)))
     }
 
-    /// Drops the gradients handed over since the last step. Collective: their buckets travel, so every rank drops them
-    /// after the same micro-batches.
+    /// Drops the gradients handed over since the last step. Collective: their buckets are reduced nevertheless, so every rank
+    /// drops them after the same micro-batches.
     pub fn discard_gradients(&mut self) -> Result<(), Error> {
         self.handover.healthy()?;
         self.finish_dropped()?;
@@ -149,7 +150,7 @@ impl Optimizer {
         self.forget()
     }
 
-    /// Brings this rank to where the exchange can take place, whatever it lacks, and says what it lacks.
+    /// Sends everything that the exchange needs, even if gradients are missing, and returns this rank's fault.
     pub(crate) fn arrive(&mut self, at: &At) -> Result<Option<FaultCode>, Error> {
         self.finish_dropped()?;
         let due = *self.progress.due.get_mut();
@@ -160,7 +161,7 @@ impl Optimizer {
             self.clip_held(at)?;
         }
         if !due || held {
-            // The other ranks' buckets wait for this one's.
+            // The other ranks' reductions wait for this rank's buckets.
             self.handover.begin(true, false);
             self.handover.complete(|_| {})?;
         }
@@ -176,20 +177,20 @@ impl Optimizer {
         })
     }
 
-    /// Whether no gradient decides anything, and none is reduced further, so that a bucket can be updated while others are
-    /// still on their way.
+    /// Returns true if gradients do not influence the decision and no bucket is reduced a second time, so that one bucket can be
+    /// updated while others are still in flight.
     fn goes_ahead(&self, at: &At) -> bool {
         let further = self.handover.fixed.buckets.iter().any(|bucket| !bucket.among.further.is_empty());
         self.options.non_finite == NonFinite::Propagate && self.limit(at).is_none() && !further
     }
 
-    /// What limits the norm of the combined gradient.
+    /// Returns the bound on the norm of the combined gradient.
     fn limit(&self, at: &At) -> Option<f64> {
         at.max_norm.filter(|_| self.options.clip == Clip::AfterReduce)
     }
 
     fn argument_fault(&self, at: &At) -> Option<FaultCode> {
-        // A longer step leaves parameters whose squares are no numbers any more.
+        // After a larger step the squares of parameters are not finite in f32.
         let fits = |lr: f64| lr >= 0.0 && ((lr * lr) as f32).is_finite();
         match () {
             () if !fits(at.lr) => Some(FaultCode::Lr),
@@ -200,7 +201,7 @@ impl Optimizer {
                 Some(FaultCode::Schedule)
             }
             () if !at.max_norm.is_none_or(|x| x.is_finite() && x > 0.0) => Some(FaultCode::MaxNorm),
-            // On a GPU the scale is there, and so is this check.
+            // On a GPU the device holds the scale and makes this check.
             () if self.options.queue.place() == Place::Cpu && !GRAD_SCALES.contains(&self.unscale(at)) => {
                 Some(FaultCode::GradScale)
             }
@@ -208,8 +209,8 @@ impl Optimizer {
         }
     }
 
-    /// The exchange, and what follows from it: the same on every rank. Where buckets are still on their way the norm is not
-    /// yet all of it, and decides nothing.
+    /// Runs the exchange and derives the decision, the same on every rank. While buckets are still in flight the norm is
+    /// incomplete, and does not influence the decision.
     fn decide(
         &mut self,
         at: &At,
@@ -227,7 +228,7 @@ impl Optimizer {
         let fault = fault.map_or(0, |f| exchange::encode_fault(&f, comm.rank()));
         let (weight, balance) = (self.weight(), self.balance());
         let known = self.exchange.run(&*comm, Brought { weight, balance, norm, fault, fields });
-        // Where a bucket on its way has failed, that is why.
+        // If a bucket in flight has failed, its error is the cause.
         let known = known.map_err(|error| self.handover.settle().err().unwrap_or(error))?;
         if self.options.defers() {
             let (exchange, buckets) = (&self.exchange, self.buckets.len());
@@ -246,7 +247,7 @@ impl Optimizer {
         self.judge(at, &known)
     }
 
-    /// What this rank's micro-batches weigh, where that counts.
+    /// Returns the weight of this rank's micro-batches, or 0 if another rank counts them.
     pub(crate) fn weight(&self) -> u64 {
         if self.handover.fixed.place.first { self.progress.weight } else { 0 }
     }
@@ -268,7 +269,7 @@ impl Optimizer {
         Ok(Decision::Apply { norm, factor, coef })
     }
 
-    /// One more skip in a row: how many there were, an error if too many.
+    /// Counts one more skip in a row. Returns the number of skips, or an error if there are too many.
     pub(crate) fn count_skip(&mut self) -> Result<u32, Error> {
         self.progress.skips += 1;
         self.progress.hopeless = if self.scale_can_fall() { 0 } else { self.progress.hopeless + 1 };
@@ -286,7 +287,7 @@ impl Optimizer {
         Ok(Outcome::Skipped { non_finite, in_a_row, traffic: self.traffic() })
     }
 
-    /// What must be the same on every rank, in the order of [`FIELDS`].
+    /// Returns the values that must be the same on every rank, in the order of [`FIELDS`].
     fn fields(&mut self, at: &At) -> [u64; FIELDS.len()] {
         let max_norm = at.max_norm.unwrap_or(f64::INFINITY);
         let scalars = [at.lr, max_norm, at.grad_scale].map(f64::to_bits);
@@ -307,7 +308,7 @@ impl Optimizer {
         }
     }
 
-    /// Begins anew, whatever became of the step.
+    /// Resets the progress of the step, whatever its outcome.
     pub(crate) fn forget(&mut self) -> Result<(), Error> {
         self.handover.next_step().map_err(|error| self.handover.alone(error))?;
         let progress = &mut self.progress;
@@ -323,18 +324,18 @@ impl Optimizer {
     }
 }
 
-/// Rows and columns, where there are such.
+/// Returns the rows and columns of a two-dimensional parameter.
 pub(crate) fn matrix(entry: &Entry) -> Option<(usize, usize)> {
     if let &[rows, cols] = entry.param.shape() { Some((rows, cols)) } else { None }
 }
 
-/// The norm of gradients of which `sum` was made, once they have been multiplied by `factor`.
+/// Returns the norm of the gradients that `sum` covers, multiplied by `factor`; infinite if some are not finite.
 pub(crate) fn reported(factor: f64, sum: &NormAccumulator) -> f64 {
     if sum.non_finite() > 0 { f64::INFINITY } else { factor * sum.finish() }
 }
 
 enum Decision {
-    /// `norm` is of the gradients that were there.
+    /// `norm` covers the gradients that have arrived.
     Apply {
         norm: f64,
         factor: f64,

@@ -1,4 +1,4 @@
-//! The update: what this rank owns is one step further, and parameters go out.
+//! The update: one step on this rank's shard, then the parameters are gathered.
 
 use crate::config::options::At;
 use crate::optimizer::layout_state::Entry;
@@ -10,8 +10,8 @@ use crate::{Error, NonFinite, Optimizer};
 use meshstep_optim::Scalars;
 
 impl Optimizer {
-    /// Updates what this rank owns, bucket by bucket as they arrive, each sent off while the next is updated. The norm of all
-    /// of them, where it was not known before.
+    /// Updates this rank's shard bucket by bucket as they arrive, and sends each while the next is updated. Returns the norm if
+    /// the step was decided without it.
     pub(crate) fn apply(
         &mut self,
         at: &At,
@@ -26,14 +26,14 @@ impl Optimizer {
             *due = if skipped || entry.param.frozen() { 0 } else { entry.t + 1 };
         }
         let updated = around.before(self).and_then(|()| self.update(scalars, around));
-        // A rule refused what was checked: a bug. The other ranks are not to wait for what will not come.
+        // A rule refused checked arguments: a bug. Abort, so that the other ranks do not wait.
         let norm = updated.and_then(|()| self.norm_afterwards(factor));
         let norm = norm.map_err(|error| self.handover.alone(error));
         let landed = self.room.gathering.land(&self.handover.fixed.queue, &mut self.buckets);
         norm.and_then(|norm| landed.map(|()| norm))
     }
 
-    /// One update of all that is due, and whatever follows on it before parameters are sent.
+    /// Updates every parameter that is due, and runs the hooks before parameters are sent.
     fn update(&mut self, scalars: &Scalars, around: &mut dyn Around) -> Result<(), Error> {
         let holds = around.holds();
         self.measure(scalars)?;
@@ -50,7 +50,7 @@ impl Optimizer {
         if holds { self.send_all() } else { Ok(()) }
     }
 
-    /// The norm of all ranks' gradients, now that all are there, if the step was decided without it. Collective.
+    /// Returns the norm of all ranks' gradients, now that all have arrived, if the step was decided without it. Collective.
     fn norm_afterwards(&mut self, factor: f64) -> Result<Option<f64>, Error> {
         if self.options.non_finite == NonFinite::Skip {
             return Ok(None);
@@ -61,7 +61,7 @@ impl Optimizer {
         Ok(Some(reported(factor, &known.norm)))
     }
 
-    /// Takes the sums over whole tensors that some rules need. Collective where tensors are cut.
+    /// Computes the sums over whole tensors that some rules need. Collective if tensors are cut.
     fn measure(&mut self, scalars: &Scalars) -> Result<(), Error> {
         if !self.totals.needed() {
             return Ok(());
@@ -69,7 +69,7 @@ impl Optimizer {
         self.handover.settle()?;
         let sums = self.totals.begin();
         for (b, owned) in self.buckets.iter_mut().enumerate() {
-            // What other ranks own too counts on one of them.
+            // If several ranks own the same range, one of them counts it.
             let counts = self.handover.fixed.buckets[b].among.counts;
             if let Some(grads) = self.handover.grads(b).filter(|_| counts) {
                 let due = |p: usize| due(self.room.due[p], &self.entries[p], 1.0);
@@ -91,7 +91,7 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Sends bucket `b` to every rank, once it is updated.
+    /// Sends bucket `b` to every rank, after its update.
     pub(crate) fn send_updated(&mut self, b: usize) -> Result<(), Error> {
         let fixed = &self.handover.fixed;
         let (bucket, params) = ((b, &fixed.buckets[b]), &mut self.buckets[b].params);
@@ -99,7 +99,7 @@ impl Optimizer {
     }
 }
 
-/// How a parameter is updated at `t`; not at all at 0.
+/// Returns the update of a parameter at `t`; none at 0.
 fn due(t: u64, entry: &Entry, ratio: f64) -> Option<Due> {
     (t > 0).then_some(Due { t, ratio, matrix: matrix(entry) })
 }

@@ -1,4 +1,4 @@
-//! Sums and maxima over the ranks of a group, as update rules ask for them.
+//! Sums and maxima over the ranks of a group, for update rules.
 
 use crate::Error;
 use crate::step::exchange::group;
@@ -9,18 +9,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// [`Reduce`] over a communicator: each fold is one group of two small all-reduces of u64.
 ///
-/// Its vectors grow to the longest fold and are kept. On a GPU words go there and come back: the host waits.
+/// Its vectors grow to the longest fold and are kept. On a GPU words are uploaded and downloaded: the host waits.
 #[derive(Debug)]
 pub struct Folding {
     comm: Arc<dyn Communicator>,
     queue: Queue,
     meter: Meter,
-    /// Sums and maxima.
+    /// Vectors of the sums and of the maxima.
     room: Mutex<[Buffer; 2]>,
 }
 
 impl Folding {
-    /// Folds over the ranks of `comm`, whose buffers are the CPU's.
+    /// Folds over the ranks of `comm`, with buffers on the CPU.
     pub fn new(comm: Arc<dyn Communicator>, meter: &Meter) -> Result<Self, meshstep_tensor::Error> {
         let nothing = || Buffer::zeroed(0, DType::U64, meter, Category::Staging);
         let room = Mutex::new([nothing()?, nothing()?]);
@@ -32,7 +32,7 @@ impl Folding {
         Folding { queue: queue.clone(), ..self }.with_room((0, 0))
     }
 
-    /// Keeps room for folds of this many sums and maxima, so that none of them allocates.
+    /// Allocates memory for folds of this many sums and maxima, so that folds allocate nothing.
     pub fn with_room(self, (sums, maxima): (usize, usize)) -> Result<Self, meshstep_tensor::Error> {
         let room = |len| self.vector(len);
         let room = Mutex::new([room(sums)?, room(maxima)?]);
@@ -59,7 +59,7 @@ impl Folding {
             let joined = buffer.take().join(spare);
             *buffer = joined.unwrap_or_else(|_| unreachable!("joined where it was cut"));
         }
-        // An exchange that was ended lets the stream go on, and what it left is no sum of all ranks.
+        // An aborted exchange lets the stream continue, and leaves words that are not the ranks' sums.
         done.and_then(|()| self.comm.sound())
     }
 }
@@ -74,7 +74,7 @@ impl Reduce for Folding {
     }
 }
 
-/// What made a fold fail.
+/// Converts the error of a fold.
 pub(crate) fn from_fold(error: ReduceError) -> Error {
     match error.downcast::<meshstep_comm::Error>() {
         Ok(error) => error.into(),

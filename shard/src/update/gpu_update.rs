@@ -1,4 +1,4 @@
-//! The updates of a step on a GPU: one launch prepares the rows of all buckets, then one updates each bucket.
+//! Updates of a step on a GPU: one launch prepares the rows of all buckets, then one launch updates each bucket.
 
 use crate::step::gpu::There;
 use crate::{Error, NonFinite, Optimizer};
@@ -6,8 +6,8 @@ use meshstep_optim::cuda::{Answer, Tables, Update};
 use std::sync::Arc;
 
 impl Optimizer {
-    /// Updates what this rank owns, if the device has decided so, bucket by bucket as they arrive, and sends it to every rank.
-    /// What the host hears instead, where the norm of all of them was not known before.
+    /// Updates this rank's shard, if the device decides so, bucket by bucket as they arrive, and sends it to every rank. Returns
+    /// the answer with the norm, if the step was decided without it.
     pub(crate) fn apply_there(&mut self, there: &mut There) -> Result<Option<Answer>, Error> {
         let mut updated = self.prepare_there(there);
         for b in 0..self.buckets.len() {
@@ -16,7 +16,7 @@ impl Optimizer {
         }
         let updated = updated.and_then(|()| self.join_tables(there));
         if updated.is_err() {
-            // The other ranks are not to wait for what will not come.
+            // The other ranks must not wait for buckets that will not come.
             self.handover.abort();
         }
         let norm = updated.and_then(|()| self.norm_there(there));
@@ -24,8 +24,8 @@ impl Optimizer {
         norm.and_then(|norm| landed.map(|()| norm))
     }
 
-    /// Updates all that this rank owns, if the device has decided so, and sends nothing. What the host hears of the norm, where
-    /// that was not known before.
+    /// Updates this rank's whole shard, if the device decides so, and sends nothing. Returns the answer with the norm, if the
+    /// step was decided without it.
     pub(crate) fn update_all_there(&mut self) -> Result<Option<Answer>, Error> {
         self.with_there(|all, there| {
             all.prepare_there(there)?;
@@ -35,7 +35,7 @@ impl Optimizer {
         })
     }
 
-    /// Prepares the rows that earlier steps have made.
+    /// Prepares the rows that earlier steps have built.
     fn prepare_there(&self, There { decision, tables, .. }: &mut There) -> Result<(), Error> {
         let Some(tables) = tables else { return Ok(()) };
         Ok(tables.prepare(decision.step(), &self.options.queue)?)
@@ -52,7 +52,7 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Lays the rows of all buckets end to end, where a step has made some that are not.
+    /// Joins the rows of all buckets, if a step has built new ones.
     fn join_tables(&mut self, there: &mut There) -> Result<(), Error> {
         let mut updates: Vec<&mut Update> =
             self.buckets.iter_mut().flat_map(|owned| owned.updates()).collect();
@@ -64,7 +64,7 @@ impl Optimizer {
         Ok(())
     }
 
-    /// The next step asks again for each parameter's `t`.
+    /// Makes the next step read each parameter's `t` again.
     pub(crate) fn recount(&mut self) {
         self.buckets.iter_mut().for_each(|owned| owned.recount());
         if let Some(there) = &mut self.room.there {

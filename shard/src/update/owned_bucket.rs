@@ -1,4 +1,4 @@
-//! What one rank keeps of one bucket, and one pass over it.
+//! This rank's range of one bucket: its parameters and state, and the update over it.
 
 use crate::config::param_groups::{Group, MAX_STATES};
 use crate::plan::bucket::BucketPlan;
@@ -17,25 +17,25 @@ use std::ops::Range;
 #[cfg(feature = "cuda")]
 use std::sync::{Mutex, PoisonError};
 
-/// A bucket's parameters, whole or where they are sharded as the state is; and the state of the ranges this rank owns, laid end
-/// to end.
+/// Parameters of a bucket, whole, or sharded like the state; and the state of the ranges that this rank owns, laid end to end.
 #[derive(Debug)]
 pub(crate) struct Owned {
     pub(crate) params: Buffer,
-    /// The bucket's elements.
+    /// Elements of the bucket.
     len: usize,
     master: Option<Buffer>,
     state: Vec<Buffer>,
     runs: Vec<Run>,
     rounding: Rounding,
     queue: Queue,
-    /// After what the parameters are those of the last step, where the queue has not waited for that.
+    /// Event after which the parameters are those of the last step, if the queue has not waited for it.
     #[cfg(feature = "cuda")]
     expected: Mutex<Option<Event>>,
 }
 
 impl Owned {
-    /// Memory for `ranges` of a bucket, whose parameters travel on `comm`; `of` tells each parameter's group and key.
+    /// Allocates memory for `ranges` of a bucket, with parameters that travel on `comm`; `of` returns each parameter's group and
+    /// key.
     pub(crate) fn new(
         plan: &BucketPlan,
         ranges: Vec<Range<usize>>,
@@ -71,8 +71,8 @@ impl Owned {
         Ok(owned)
     }
 
-    /// Where an update begins to read each vector, less `offset` bytes: what another vector, read from that offset on, keeps
-    /// apart from.
+    /// Returns the address at which an update starts reading each vector, less `offset` bytes. A vector read from that offset on
+    /// is allocated apart from these addresses.
     pub(crate) fn streams(&self, offset: usize) -> Vec<usize> {
         let whole = self.params.len() == self.len;
         let first = if whole { self.first() * self.params.dtype().size() } else { 0 };
@@ -81,13 +81,13 @@ impl Owned {
         kept.chain([params]).map(|address| address.wrapping_sub(offset)).collect()
     }
 
-    /// The parameters are there after `event`.
+    /// Makes later uses of the parameters wait for `event`.
     #[cfg(feature = "cuda")]
     pub(crate) fn expect(&mut self, event: Event) {
         *self.expected.get_mut().unwrap_or_else(PoisonError::into_inner) = Some(event);
     }
 
-    /// The parameters, which the queue waits for if it has not yet.
+    /// Returns the parameters, after making the queue wait for them if it has not yet.
     pub(crate) fn params(&self) -> Result<Slice<'_>, Error> {
         #[cfg(feature = "cuda")]
         self.await_params()?;
@@ -104,17 +104,17 @@ impl Owned {
         Ok(())
     }
 
-    /// The queue waits for the parameters of the last step, where they may still travel.
+    /// Makes the queue wait for the parameters of the last step, which may still be in flight.
     pub(crate) fn wait_for_params(&self) -> Result<(), Error> {
         self.params().map(drop)
     }
 
-    /// Every owned range, and where its state lies.
+    /// Returns every owned range, and the range of its state.
     pub(crate) fn ranges(&self) -> impl Iterator<Item = (&Range<usize>, &Range<usize>)> {
         self.runs.iter().map(|run| (&run.range, &run.kept))
     }
 
-    /// What is owned of `from`, the whole bucket or just that, end to end into `to`.
+    /// Copies the owned ranges of `from` end to end into `to`; `from` is the whole bucket or the owned ranges only.
     pub(crate) fn collect(&self, from: Slice<'_>, mut to: SliceMut<'_>) -> Result<(), Error> {
         for Run { range, kept, .. } in &self.runs {
             let from = from.slice(within(from.len(), self.len, range, kept))?;
@@ -123,7 +123,7 @@ impl Owned {
         Ok(())
     }
 
-    /// Overwrites the parameters that are owned with `values`, laid end to end.
+    /// Overwrites the owned parameters with `values`, laid end to end.
     pub(crate) fn set_params(&mut self, values: Slice<'_>) -> Result<(), Error> {
         for Run { range, kept, .. } in &self.runs {
             let place = within(self.params.len(), self.len, range, kept);
@@ -132,7 +132,7 @@ impl Owned {
         Ok(())
     }
 
-    /// Copies what is owned to its place in `whole`, the bucket's parameters.
+    /// Copies the owned parameters to their places in `whole`, the bucket's parameters.
     pub(crate) fn put_into(&self, mut whole: SliceMut<'_>) -> Result<(), Error> {
         for Run { range, kept, .. } in &self.runs {
             let own = self.params.as_slice().slice(within(self.params.len(), self.len, range, kept))?;
@@ -141,24 +141,24 @@ impl Owned {
         Ok(())
     }
 
-    /// Keeps what is owned of `values`, a whole parameter at `place` of the bucket.
+    /// Keeps the owned elements of `values`, a whole parameter at `place` of the bucket.
     pub(crate) fn keep(&mut self, place: &Range<usize>, values: Slice<'_>) -> Result<(), Error> {
         let Some((within, _, here)) = self.part_of(place) else { return Ok(()) };
         Ok(self.queue.copy(values.slice(within)?, self.params.as_mut().slice(here)?)?)
     }
 
-    /// The first element owned.
+    /// Returns the first owned element.
     pub(crate) fn first(&self) -> usize {
         self.runs.first().map_or(0, |run| run.range.start)
     }
 
-    /// Counts parameters from `first`, the ones of earlier layouts before them.
+    /// Shifts parameter indices by `first`, the number of parameters in earlier layouts.
     pub(crate) fn shift_params(&mut self, first: usize) {
         let pieces = self.runs.iter_mut().flat_map(|r| &mut r.tables).flat_map(|t| &mut t.pieces);
         pieces.for_each(|piece| piece.param += first);
     }
 
-    /// Fills the masters from the parameters. Remainders begin as zeros.
+    /// Fills the masters from the parameters. Remainders start as zeros.
     pub(crate) fn fill_masters(&mut self) -> Result<(), Error> {
         let Some(master) = self.master.as_mut().filter(|m| m.dtype() == DType::F32) else { return Ok(()) };
         for Run { range, kept, .. } in &self.runs {
@@ -169,7 +169,7 @@ impl Owned {
         Ok(())
     }
 
-    /// One update of everything owned here that is due. `grads` is the whole bucket, or just what is owned.
+    /// Updates every owned parameter that is due. `grads` is the whole bucket, or the owned ranges only.
     pub(crate) fn update(
         &mut self,
         grads: &mut Buffer,
@@ -182,7 +182,7 @@ impl Owned {
         })
     }
 
-    /// Adds what is owned here and due to its tensors' `sums`, as an update with the same arguments will need them.
+    /// Adds the owned elements that are due to their tensors' `sums`, for an update with the same arguments.
     pub(crate) fn measure(
         &mut self,
         grads: &mut Buffer,
@@ -225,8 +225,8 @@ impl Owned {
         Ok(())
     }
 
-    /// One update on a GPU of everything owned here, as `step` says there, of each parameter if it counts them; `next` is the `t` of
-    /// a parameter's next update. Rows in `prepared` are prepared for the step.
+    /// Updates the owned parameters on a GPU as the device's `step` decides, per parameter if it counts them; `next` returns the
+    /// `t` of a parameter's next update. The rows in `prepared` are ready for the step.
     #[cfg(feature = "cuda")]
     pub(crate) fn update_there(
         &mut self,
@@ -236,7 +236,7 @@ impl Owned {
         (step, prepared): (&StepBlock, Option<&Tables>),
         meter: &Meter,
     ) -> Result<(), Error> {
-        // The parameters are there: the communicator has gathered them before it reduced these gradients.
+        // The parameters have arrived: the communicator gathered them before it reduced these gradients.
         let queue = &self.queue;
         for Run { range, kept, tables, there } in &mut self.runs {
             let mut state = cut(&mut self.state, kept)?;
@@ -262,22 +262,22 @@ impl Owned {
         Ok(())
     }
 
-    /// The tables on a GPU, as far as there are any.
+    /// Returns the tables on a GPU that exist so far.
     #[cfg(feature = "cuda")]
     pub(crate) fn updates(&mut self) -> impl Iterator<Item = &mut Update> {
         self.runs.iter_mut().filter_map(|run| run.there.as_mut())
     }
 
-    /// Takes back the next part of the parameters, in the order they were taken.
+    /// Takes back the next part of the parameters, in the order in which they were taken.
     pub(crate) fn put_back(&mut self, part: Buffer) {
         let so_far = self.params.take();
-        // What is left of `params` once all of it was sent lies behind its last element; the first part comes first.
+        // After all of `params` was sent, its empty rest lies behind its last element, and the first part replaces it.
         let whole = if so_far.is_empty() { Ok(part) } else { so_far.join(part) };
         self.params = whole.unwrap_or_else(|_| unreachable!("parts land in the order they were cut"));
     }
 
-    /// What this rank owns of the parameter at `place`: its elements within the parameter, where their state is kept, and where
-    /// they are themselves.
+    /// Returns this rank's range of the parameter at `place`: its elements within the parameter, the range of their state, and
+    /// their range in `params`.
     pub(crate) fn part_of(&self, place: &Range<usize>) -> Option<(Range<usize>, Range<usize>, Range<usize>)> {
         self.runs.iter().find_map(|Run { range, kept, .. }| {
             let both = overlap(range, place)?;
@@ -288,14 +288,14 @@ impl Owned {
         })
     }
 
-    /// What an update starts from: the master, or the parameters where they have none, then the state. For owners of the
-    /// whole bucket.
+    /// Returns the vectors that an update starts from: the master (the parameters if there is none), then the state. For owners
+    /// of the whole bucket.
     pub(crate) fn vectors_mut(&mut self) -> impl Iterator<Item = SliceMut<'_>> {
         let values = self.master.as_mut().unwrap_or(&mut self.params);
         std::iter::once(values).chain(&mut self.state).map(Buffer::as_mut)
     }
 
-    /// Everything: parameters, master, state.
+    /// Returns all vectors: parameters, master, state.
     pub(crate) fn vectors_whole(&mut self) -> impl Iterator<Item = &mut Buffer> {
         std::iter::once(&mut self.params).chain(&mut self.master).chain(&mut self.state)
     }
@@ -311,34 +311,34 @@ impl Owned {
         Ok(())
     }
 
-    /// The next update on a GPU asks again for each parameter's `t`.
+    /// Makes the next update on a GPU read each parameter's `t` again.
     #[cfg(feature = "cuda")]
     pub(crate) fn recount(&mut self) {
         self.runs.iter_mut().for_each(|run| run.there = None);
     }
 
-    /// The state vectors, in the rule's order.
+    /// Returns the state vectors, in the rule's order.
     pub(crate) fn state(&self) -> &[Buffer] {
         &self.state
     }
 
-    /// The state vectors, to be written.
+    /// Returns the state vectors for writing.
     pub(crate) fn state_mut(&mut self) -> &mut [Buffer] {
         &mut self.state
     }
 
-    /// The masters or remainders, to be written.
+    /// Returns the masters or remainders for writing.
     pub(crate) fn master_mut(&mut self) -> Option<&mut Buffer> {
         self.master.as_mut()
     }
 
-    /// The masters of what is owned, or their remainders.
+    /// Returns the masters of the owned ranges, or their remainders.
     pub(crate) fn master(&self) -> Option<&Buffer> {
         self.master.as_ref()
     }
 }
 
-/// What is kept of each state vector.
+/// Returns the range `kept` of each state vector.
 fn cut<'a>(
     state: &'a mut [Buffer],
     kept: &Range<usize>,
@@ -346,7 +346,7 @@ fn cut<'a>(
     state.iter_mut().map(|slot| slot.as_mut().slice(kept.clone())).collect()
 }
 
-/// Zeros where the options' queue works. On the CPU `apart` from addresses that are read together with them.
+/// Allocates zeros where the options' queue works; on the CPU `apart` from addresses that are read together with them.
 pub(crate) fn zeroed(
     len: usize,
     dtype: DType,
@@ -360,7 +360,7 @@ pub(crate) fn zeroed(
     }
 }
 
-/// The same for a vector that travels on `comm`, which may have memory of its own for that.
+/// Allocates zeros for a vector that travels on `comm`, which may have memory of its own for that.
 pub(crate) fn zeroed_to_travel(
     comm: &dyn Communicator,
     len: usize,

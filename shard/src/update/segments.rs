@@ -1,4 +1,4 @@
-//! What of a bucket is owned, cut by parameter group: the tables that updates go by.
+//! Owned ranges of a bucket, cut by parameter group: the tables that updates use.
 
 use crate::Parts;
 #[cfg(feature = "cuda")]
@@ -10,23 +10,23 @@ use meshstep_optim::{Flat, Segment, Strided};
 use meshstep_tensor::{Buffer, DType, Error, SliceMut};
 use std::ops::Range;
 
-/// What of a parameter stays from step to step.
+/// Facts about a parameter that stay from step to step.
 #[derive(Clone, Debug)]
 pub(crate) struct Of {
     pub(crate) group: usize,
-    /// For its random numbers.
+    /// Key of its random numbers.
     pub(crate) key: u64,
-    /// Which elements of the whole tensor it has, one part after another.
+    /// Elements of the whole tensor that the parameter has, one part after another.
     pub(crate) parts: Parts,
 }
 
-/// How a parameter is updated in this step.
+/// Update of a parameter in this step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Due {
     pub(crate) t: u64,
-    /// Its own factor on the learning rate.
+    /// Factor on its learning rate.
     pub(crate) ratio: f64,
-    /// Its rows and columns, for rules that see whole matrices.
+    /// Rows and columns, for rules that see whole matrices.
     pub(crate) matrix: Option<(usize, usize)>,
 }
 
@@ -34,20 +34,20 @@ pub(crate) struct Due {
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) range: Range<usize>,
-    /// Where its state and master lie.
+    /// Range of its state and master.
     pub(crate) kept: Range<usize>,
     pub(crate) tables: Vec<Table>,
-    /// The tables on a GPU, once there was an update.
+    /// Tables on a GPU, once there was an update.
     #[cfg(feature = "cuda")]
     pub(crate) there: Option<meshstep_optim::cuda::Update>,
 }
 
-/// The parameters of one group within one run.
+/// Parameters of one group within one run.
 #[derive(Debug)]
 pub(crate) struct Table {
     pub(crate) group: usize,
     pub(crate) pieces: Vec<Piece>,
-    /// Room for this step's segments.
+    /// Space for this step's segments.
     pub(crate) segments: Vec<Segment>,
 }
 
@@ -55,15 +55,15 @@ pub(crate) struct Table {
 #[derive(Debug)]
 pub(crate) struct Piece {
     pub(crate) param: usize,
-    /// Counted from the run's start.
+    /// Elements relative to the run's start.
     pub(crate) range: Range<usize>,
-    /// The place of the first one among those that `strided` has.
+    /// Index of the first element among the elements of `strided`.
     pub(crate) first: u64,
     pub(crate) strided: Strided,
     pub(crate) key: u64,
 }
 
-/// Where `range` lies in a vector of `len` elements: the whole bucket's, or just what is owned, of which it is `kept`.
+/// Returns the place of `range` in a vector of `len` elements: `range` in a whole bucket, `kept` in a vector of owned ranges.
 pub(crate) fn within(
     len: usize,
     bucket_len: usize,
@@ -74,7 +74,8 @@ pub(crate) fn within(
 }
 
 impl Run {
-    /// This run of the vectors of a bucket of `len` elements; params and grads are the whole bucket's or just what is owned.
+    /// Returns this run of the vectors of a bucket of `len` elements; params and grads are the whole bucket's or the owned ranges
+    /// only.
     pub(crate) fn flat<'a, 's>(
         len: usize,
         range: &Range<usize>,
@@ -98,7 +99,8 @@ impl Run {
 }
 
 impl Table {
-    /// This step's segments with their group, as a GPU is told; `params` are their parameters, where that matters.
+    /// Returns this step's segments with their group, as a GPU needs them; `params` are their parameters if the device counts
+    /// them.
     #[cfg(feature = "cuda")]
     pub(crate) fn there<'a>(
         &'a self,
@@ -109,13 +111,13 @@ impl Table {
         meshstep_optim::cuda::Group { rule: &**rule, lr_scale: *lr_scale, segments: &self.segments, params }
     }
 
-    /// The parameter of each piece.
+    /// Returns the parameter of each piece.
     #[cfg(feature = "cuda")]
     pub(crate) fn params(&self) -> Vec<u32> {
         self.pieces.iter().map(|piece| piece.param as u32).collect()
     }
 
-    /// This step's segments: the pieces whose parameter is due.
+    /// Collects this step's segments: the pieces of parameters that are due.
     pub(crate) fn fill(&mut self, due: impl Fn(usize) -> Option<Due>) {
         let due = |&Piece { param, ref range, first, strided, key }: &Piece| {
             let Due { t, ratio, matrix } = due(param)?;
@@ -126,7 +128,7 @@ impl Table {
     }
 }
 
-/// The owned `ranges` of a bucket; `of` tells each parameter's group and key.
+/// Cuts the owned `ranges` of a bucket into runs; `of` returns each parameter's group and key.
 pub(crate) fn runs(plan: &BucketPlan, ranges: Vec<Range<usize>>, of: impl Fn(usize) -> Of) -> Vec<Run> {
     let mut next = 0;
     let run = |range: Range<usize>| {
@@ -166,7 +168,7 @@ fn tables(plan: &BucketPlan, range: &Range<usize>, of: impl Fn(usize) -> Of) -> 
     tables
 }
 
-/// What two ranges have in common.
+/// Returns the intersection of two ranges.
 pub(crate) fn overlap(a: &Range<usize>, b: &Range<usize>) -> Option<Range<usize>> {
     let both = a.start.max(b.start)..a.end.min(b.end);
     (!both.is_empty()).then_some(both)

@@ -1,4 +1,4 @@
-//! The sums that layer-wise rules take over whole tensors, whatever part of them each rank owns.
+//! Sums over whole tensors for layer-wise rules, independent of the ranges that each rank owns.
 
 use crate::config::param_groups::Group;
 use crate::update::exact_reduce::from_fold;
@@ -8,22 +8,22 @@ use meshstep_optim::{Sees, TensorSums};
 use meshstep_tensor::Meter;
 use std::sync::Arc;
 
-/// Every parameter's sums, kept from step to step. Holds nothing where no rule needs them.
+/// Sums of every parameter, kept from step to step. Empty if no rule needs them.
 #[derive(Debug, Default)]
 pub(crate) struct TensorTotals {
     sums: Vec<TensorSums>,
     ratios: Vec<f64>,
-    /// Where parts of tensors are on several ranks.
+    /// Fold over ranks, if tensors are cut.
     fold: Option<(Folding, Vec<u64>)>,
 }
 
-/// Words of the fold for `count` parameters of which some rule needs sums; none where tensors are whole.
+/// Returns the words of the fold for `count` parameters if their rule needs sums; 0 if tensors are whole.
 pub(crate) fn fold_words(sees: Sees, stage: Stage, count: usize) -> usize {
     if stage.cuts_state() && sees == Sees::TensorSums { count * TensorSums::WORDS } else { 0 }
 }
 
 impl TensorTotals {
-    /// Room for `count` parameters of these groups.
+    /// Allocates sums for `count` parameters of these groups.
     pub(crate) fn new<'g>(
         count: usize,
         mut groups: impl Iterator<Item = &'g Group>,
@@ -40,18 +40,18 @@ impl TensorTotals {
         Ok(TensorTotals { sums: vec![TensorSums::new(); count], ratios: vec![1.0; count], fold })
     }
 
-    /// Whether any rule needs sums.
+    /// Returns true if a rule needs sums.
     pub(crate) fn needed(&self) -> bool {
         !self.sums.is_empty()
     }
 
-    /// Where this rank's parts go, by parameter; all zero to begin with.
+    /// Returns the zeroed sums of this rank's ranges, by parameter.
     pub(crate) fn begin(&mut self) -> &mut [TensorSums] {
         self.sums.iter_mut().for_each(TensorSums::reset);
         &mut self.sums
     }
 
-    /// Makes each parameter's factor of its whole tensor's sums: 1 where `lr` times it would be out of range. Collective where
+    /// Computes each parameter's factor from its whole tensor's sums: 1 if `lr` times it would be out of range. Collective if
     /// tensors are cut.
     pub(crate) fn finish<'g>(&mut self, group: impl Fn(usize) -> &'g Group, lr: f64) -> Result<(), Error> {
         if let Some((folding, words)) = &mut self.fold {
@@ -65,7 +65,7 @@ impl TensorTotals {
         Ok(())
     }
 
-    /// Parameter `p`'s own factor on the learning rate.
+    /// Returns parameter `p`'s factor on the learning rate.
     pub(crate) fn ratio(&self, p: usize) -> f64 {
         self.ratios.get(p).copied().unwrap_or(1.0)
     }

@@ -1,4 +1,4 @@
-//! One comparison: hashes within each group of ranks, then one word over all ranks, so that they go on, or stop, together.
+//! One comparison: hashes within each group of ranks, then one word over the world, so that the ranks continue or stop together.
 
 use super::Begun;
 use super::survey::{Item, Survey};
@@ -11,7 +11,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// What a rank has found out about each vector of a survey.
+/// This rank's findings about each vector of a survey.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     pub(super) hashes: Vec<u64>,
@@ -19,7 +19,7 @@ pub(super) struct Seen {
     pub(super) bytes: u64,
 }
 
-/// The first vector that differs anywhere, and the lowest rank that knows of it.
+/// The first vector that differs anywhere, and the lowest rank that found it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct First {
     pub(super) item: usize,
@@ -27,7 +27,7 @@ pub(super) struct First {
 }
 
 impl First {
-    /// Larger for what comes first, never 0.
+    /// Encodes earlier vectors as larger words, never 0.
     fn encode(self) -> u64 {
         !((self.item as u64) << 32 | self.rank as u64)
     }
@@ -39,7 +39,7 @@ impl First {
 }
 
 impl Optimizer {
-    /// Hashes every vector, and compares it with the ranks that hold the same, or with what was kept of it.
+    /// Hashes every vector, and compares it with the ranks that hold the same, or with the hash kept from its last update.
     pub(super) fn compare(&mut self, survey: &Survey, kept: &[Option<u64>]) -> Result<Seen, Error> {
         let mut seen = Seen::default();
         for (i, item) in survey.items.iter().enumerate() {
@@ -60,7 +60,7 @@ impl Optimizer {
         Ok(seen)
     }
 
-    /// Whether all ranks of a group have each of these words. Collective: the largest of each and of its complement.
+    /// Compares each word over all ranks of a group. Collective: reduces the maximum of each word and of its complement.
     pub(super) fn same_among(&self, group: &dyn Communicator, words: &[u64]) -> Result<Vec<bool>, Error> {
         let (queue, meter) = (&self.options.queue, &self.options.meter);
         let mut both: Vec<u64> = words.iter().copied().chain(words.iter().map(|word| !word)).collect();
@@ -69,7 +69,7 @@ impl Optimizer {
         Ok(largest.iter().zip(not_smallest).map(|(largest, other)| *largest == !other).collect())
     }
 
-    /// What differs first on any rank, and that all count alike. Collective over all ranks.
+    /// Returns the first difference on any rank, after comparing counters on all ranks. Collective over all ranks.
     pub(super) fn first_anywhere(&mut self, differs: &[bool]) -> Result<Option<First>, Error> {
         let world = Arc::clone(self.comm());
         let first = differs.iter().position(|&differs| differs);
@@ -85,8 +85,8 @@ impl Optimizer {
         Ok(First::decode(words[0]))
     }
 
-    /// What is neither parameters nor state and the same on every rank, a `key = value` line each: the hyperparameters that updates
-    /// read, and what counts.
+    /// Returns everything besides parameters and state that must agree on all ranks, one `key = value` line per fact: the
+    /// hyperparameters that updates read, and the counters.
     pub(crate) fn describe_counters(&mut self) -> Result<String, Error> {
         #[cfg(feature = "cuda")]
         self.take_notes(true)?;
@@ -101,8 +101,8 @@ impl Optimizer {
         Ok(text)
     }
 
-    /// Begins a call of every rank: one that is in the middle of a step, or calls something else, is an error on all of them,
-    /// as far as they hear from each other before.
+    /// Begins a call that all ranks make together. If a rank is in the middle of a step, or makes another call, all ranks that
+    /// still communicate get an error.
     pub(crate) fn call_together(&mut self, what: &str, ready: Result<(), Error>) -> Result<Begun, Error> {
         let begun = Begun::now();
         let text = match &ready {
@@ -118,9 +118,9 @@ impl Optimizer {
         Ok(Begun { sent, ..begun })
     }
 
-    /// A barrier on each communicator that a step or a gather would use before the one of all ranks, or instead of it for its
-    /// words, so that a rank that steps or gathers meanwhile is a call that does not match, not one that waits for ever. Calls
-    /// that may meet all begin with it.
+    /// Runs a barrier on each communicator that a step or a gather would use before that of all ranks, or instead of it for its
+    /// words. A rank that steps or gathers meanwhile then causes a mismatch instead of a deadlock. Calls that may meet begin
+    /// with it.
     pub(crate) fn greet(&self) -> Result<(), Error> {
         let mut greeted = vec![Arc::clone(self.comm())];
         self.handover.fixed.aside.iter().for_each(|comm| know(&mut greeted, comm));
@@ -131,13 +131,13 @@ impl Optimizer {
             }
         }
         if greeted.len() == 1 {
-            return Ok(()); // the call's own words meet there
+            return Ok(()); // the call's own words use this communicator
         }
         self.greet_on(greeted)
     }
 
-    /// A barrier on each of these, all on their way before any is waited for. It takes no memory, which this rank may lack: that
-    /// is for the call's own words to tell. Of what goes wrong, calls that do not match are told: the rest follows from it.
+    /// Runs a barrier on each of these, starting all of them before waiting. It allocates nothing, because this rank may be out
+    /// of memory, which the call's own words report. Among several errors it returns a mismatch, the cause of the rest.
     pub(crate) fn greet_on(&self, comms: Vec<Arc<dyn Communicator>>) -> Result<(), Error> {
         let (queue, mut started) = (&self.options.queue, Vec::new());
         for comm in comms {
@@ -150,8 +150,7 @@ impl Optimizer {
         told.map_or(Ok(()), |error| Err(error.into()))
     }
 
-    /// Ends it for all other ranks where communication has failed, or where this one alone cannot go on: they are not to wait
-    /// for what will not come.
+    /// Aborts the run if communication has failed, or if this rank alone cannot continue, so that the other ranks do not wait.
     pub(crate) fn end_if_alone<T>(&self, result: Result<T, Error>) -> Result<T, Error> {
         match &result {
             Ok(_) | Err(Error::Differs(_) | Error::Verify(_) | Error::Disagree { .. }) => {}

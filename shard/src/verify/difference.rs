@@ -1,10 +1,10 @@
-//! What was found where ranks should hold the same, or where one should hold what it wrote.
+//! Differences found between ranks that should hold the same, or on a rank that no longer holds the values it wrote.
 
 use meshstep_tensor::{DType, bf16, f16};
 use std::fmt;
 
-/// A vector of a parameter that ranks should hold alike and do not; or that one rank alone holds, and that is no longer what its
-/// last update wrote. The same on every rank.
+/// A vector of a parameter that differs between ranks that should hold the same; or one that a single rank holds, and that
+/// changed since its last update. All ranks return the same report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Difference {
@@ -14,44 +14,44 @@ pub struct Difference {
     pub slot: &'static str,
     /// The element type.
     pub dtype: DType,
-    /// The first element that differs, by its row-major index in what each of these ranks has of the parameter. `None` where a
-    /// rank stands alone and more than one element, or too much of one, has changed.
+    /// First element that differs, by its row-major index in the parameter (on a mesh: in these ranks' cut of it). `None` if a
+    /// single rank holds the vector, and the change is not a single element, or cannot be found.
     pub element: Option<usize>,
-    /// The ranks of the optimizer's communicator that should hold the same, ascending, and what they hold.
+    /// Ranks of the optimizer's communicator that should hold the same, ascending, with their values.
     pub held: Vec<Held>,
-    /// The bits that the one rank wrote there, where no other rank holds the same.
+    /// Bits that the single rank wrote there, if no other rank holds the same.
     pub wrote: Option<u64>,
-    /// How many other vectors differ, over all groups of ranks.
+    /// Number of other vectors that differ, over all groups of ranks.
     pub more: u64,
 }
 
-/// What one rank holds.
+/// Value of one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
     /// The rank.
     pub rank: usize,
-    /// The bits of the element.
+    /// Bits of the element.
     pub bits: u64,
-    /// The hash of the whole vector.
+    /// Hash of the whole vector.
     pub hash: u64,
 }
 
-/// How far two values are apart.
+/// Distance of two values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Apart {
-    /// Numbers of their type from one to the other; between the two zeros 1.
+    /// Steps between representable numbers of the type; 1 between the two zeros.
     pub ulps: u64,
-    /// The magnitude of their difference.
+    /// Magnitude of the difference.
     pub abs: f64,
 }
 
 impl Difference {
-    /// The hash of the vector that more than half of the ranks hold.
+    /// Returns the hash of the vector that more than half of the ranks hold.
     pub fn majority(&self) -> Option<u64> {
         majority(&self.held)
     }
 
-    /// The ranks that do not hold what most hold; where one rank stands alone, that one. None where there is no majority.
+    /// Returns the ranks that disagree with the majority, or the single rank that holds the vector. Empty without a majority.
     pub fn odd(&self) -> Vec<usize> {
         if let [alone] = self.held[..] {
             return vec![alone.rank];
@@ -61,8 +61,8 @@ impl Difference {
         self.held.iter().filter(odd).map(|held| held.rank).collect()
     }
 
-    /// Two values of the element: what was written, what most ranks hold, or what the lowest rank holds; and the first that is
-    /// another.
+    /// Returns two values of the element: the expected one (written before, else held by the majority, else by the lowest rank),
+    /// and the first that differs from it.
     pub fn values(&self) -> Option<[u64; 2]> {
         self.element?;
         let most = self.majority();
@@ -72,7 +72,7 @@ impl Difference {
         Some([expected, other.bits])
     }
 
-    /// How far these two values are apart.
+    /// Returns the distance of these two values.
     pub fn apart(&self) -> Option<Apart> {
         let [a, b] = self.values()?;
         let abs = (value(self.dtype, a) - value(self.dtype, b)).abs();
@@ -80,13 +80,13 @@ impl Difference {
     }
 }
 
-/// The hash that more than half hold.
+/// Returns the hash that more than half of the ranks hold.
 pub(super) fn majority(held: &[Held]) -> Option<u64> {
     let count = |hash: u64| held.iter().filter(|other| other.hash == hash).count();
     held.iter().map(|held| held.hash).find(|&hash| 2 * count(hash) > held.len())
 }
 
-/// The number that bits stand for.
+/// Returns the number with these bits.
 fn value(dtype: DType, bits: u64) -> f64 {
     match dtype {
         DType::F32 => f32::from_bits(bits as u32).into(),
@@ -97,7 +97,7 @@ fn value(dtype: DType, bits: u64) -> f64 {
     }
 }
 
-/// That number in as few digits as tell it from its neighbours.
+/// Formats that number in as few digits as distinguish it from its neighbours.
 fn number(dtype: DType, bits: u64) -> String {
     match dtype {
         DType::F64 => format!("{:?}", f64::from_bits(bits)),
@@ -106,12 +106,12 @@ fn number(dtype: DType, bits: u64) -> String {
     }
 }
 
-/// Bits as integers in the order of their numbers.
+/// Maps bits to integers in the order of their numbers.
 fn place(dtype: DType, bits: u64) -> i64 {
     if !dtype.is_float() {
         return bits as i64;
     }
-    // The sign to the highest bit; below zero magnitudes count downwards.
+    // Shift the sign to the highest bit; below zero, magnitudes count downwards.
     let unused = 64 - 8 * dtype.size() as u32;
     let high = (bits << unused) as i64;
     (if high < 0 { !high ^ i64::MIN } else { high }) >> unused
@@ -164,30 +164,28 @@ impl Difference {
     }
 }
 
-/// What cannot be verified, or repaired.
+/// Reason why a verification or repair is not possible.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum VerifyError {
-    /// Between a step's first micro-batch and its end.
+    /// The call came between a step's first micro-batch and its end.
     #[error(
         "{batches} micro-batches of a step are begun; verify before the first, or after `step` or `discard_gradients`"
     )]
     Midway {
-        /// How many.
+        /// Number of micro-batches begun.
         batches: u64,
     },
-    /// Reduced gradients where there are none.
+    /// There are no reduced gradients.
     #[error("there are no reduced gradients; verify them between the last micro-batch's `finish` and `step`")]
     NoGradients,
-    /// Gradients that travel in the step itself.
+    /// Gradients are reduced in the step itself.
     #[error("Clip::BeforeReduce keeps gradients back until `step`; none are reduced before")]
     HeldBack,
-    /// What no majority holds.
-    #[error(
-        "{0}; what three ranks or more hold, and more than half of them alike, can be repaired; nothing was changed"
-    )]
+    /// No majority of ranks agrees on the vector.
+    #[error("{0}; repair needs three ranks or more, and more than half of them alike; nothing was changed")]
     NoMajority(Box<Difference>),
-    /// A bit that there is not.
+    /// The bit does not exist.
     #[error("no bit {bit} of element {element} of {slot} of {param:?} on this rank")]
     NoSuchBit {
         /// The parameter.

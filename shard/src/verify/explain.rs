@@ -1,4 +1,4 @@
-//! After a difference: its first element, who holds what there, and the same account on every rank.
+//! Report of a difference: its first element and each rank's value there, the same report on every rank.
 
 use super::compare::{First, Seen};
 use super::difference::{Difference, Held};
@@ -8,11 +8,11 @@ use crate::ranks::host_words;
 use crate::{Error, Optimizer};
 use meshstep_comm::{Communicator, Reduction};
 
-/// Parts that are compared at a time in the search for an element.
+/// Number of parts compared at a time in the search for an element.
 const PARTS: usize = 64;
 
 impl Optimizer {
-    /// What `first` is about. Collective over all ranks.
+    /// Builds the report of the difference `first`. Collective over all ranks.
     pub(super) fn explain(
         &mut self,
         survey: &Survey,
@@ -24,7 +24,7 @@ impl Optimizer {
         let mine = self.comm().rank() == first.rank;
         let hash = seen.hashes[first.item];
         let found = match survey.ranks(&item) {
-            // Every group of such ranks looks, the one that is meant among them.
+            // Every such group searches, including the group in question.
             Some(ranks) => self.look_among(&item, &**ranks, hash)?,
             None if mine => self.look_alone(&item, kept.get(first.item).copied().flatten(), hash)?,
             None => Vec::new(),
@@ -41,7 +41,7 @@ impl Optimizer {
         Ok(Difference { more: more[0].saturating_sub(1), ..decode(&words, difference) })
     }
 
-    /// Words of the one rank that has any, on every rank.
+    /// Sends the words of the one rank that has any to every rank.
     fn told_by(&self, words: Vec<u64>) -> Result<Vec<u64>, Error> {
         let mut len = [words.len() as u64];
         self.reduce_words(&mut len, Reduction::Max)?;
@@ -61,8 +61,8 @@ impl Optimizer {
         )?)
     }
 
-    /// Where the ranks of a group differ first, and what each holds there; nothing where they do not. Collective over the
-    /// group.
+    /// Finds the first element in which the ranks of a group differ, and encodes each rank's value; no words if they agree.
+    /// Collective over the group.
     fn look_among(&mut self, item: &Item, ranks: &dyn Communicator, hash: u64) -> Result<Vec<u64>, Error> {
         let Some(index) = self.first_element(item, ranks)? else { return Ok(Vec::new()) };
         let (first, bits) = (self.piece(item)?.0, self.bits_at(item, index)?);
@@ -71,7 +71,7 @@ impl Optimizer {
         Ok(encode(Some((first + index) as u64), None, &held))
     }
 
-    /// What each rank of a group brings, by its rank among all. Collective over the group.
+    /// Returns the bits and hash of each rank of a group, with its rank among all ranks. Collective over the group.
     pub(super) fn held_by(&self, ranks: &dyn Communicator, bits: u64, hash: u64) -> Result<Vec<Held>, Error> {
         let mut words = vec![0; 3 * ranks.world_size()];
         words[3 * ranks.rank()..][..3].copy_from_slice(&[self.comm().rank() as u64, bits, hash]);
@@ -80,8 +80,7 @@ impl Optimizer {
         Ok(words.chunks_exact(3).map(held).collect())
     }
 
-    /// The first element in which the ranks of a group differ: of the first part that differs, its first part that does, and so
-    /// on, as hashes of parts tell.
+    /// Finds the first element in which the ranks of a group differ, by comparing hashes of ever smaller parts.
     fn first_element(&mut self, item: &Item, ranks: &dyn Communicator) -> Result<Option<usize>, Error> {
         let mut range = 0..self.piece(item)?.1.len();
         loop {
@@ -99,7 +98,7 @@ impl Optimizer {
         }
     }
 
-    /// Which element of this rank's own vector is no longer what it wrote.
+    /// Finds the element of this rank's vector that changed since its last update.
     fn look_alone(&mut self, item: &Item, kept: Option<u64>, hash: u64) -> Result<Vec<u64>, Error> {
         let (queue, meter) = (self.options.queue.clone(), self.options.meter.clone());
         let rank = self.comm().rank();
@@ -113,20 +112,20 @@ impl Optimizer {
         })
     }
 
-    /// The bits of one element of what this rank has.
+    /// Returns the bits of one element on this rank.
     fn bits_at(&mut self, item: &Item, index: usize) -> Result<u64, Error> {
         let (queue, meter) = (self.options.queue.clone(), self.options.meter.clone());
         let element = self.piece(item)?.1.slice(index..index + 1)?;
         Ok(host_words::read(&queue, &meter, element, |element| Ok(hash::bits(element.bytes()?)))?)
     }
 
-    /// The type of a vector, which every rank knows, whatever it has of it.
+    /// Returns the type of a vector; every rank knows it, even without elements of the vector.
     fn dtype(&mut self, item: &Item) -> Result<meshstep_tensor::DType, Error> {
         Ok(self.piece(item)?.1.dtype())
     }
 }
 
-/// An account as words; nothing is no words.
+/// Encodes a report as words; no words mean no report.
 fn encode(element: Option<u64>, wrote: Option<u64>, held: &[Held]) -> Vec<u64> {
     let option = |value: Option<u64>| [value.is_some().into(), value.unwrap_or(0)];
     let held = held.iter().flat_map(|held| [held.rank as u64, held.bits, held.hash]);

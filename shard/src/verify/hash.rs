@@ -1,4 +1,4 @@
-//! A 64-bit hash of the bits of flat memory: a sum over its elements, so that parts may be hashed apart and in any order.
+//! A 64-bit hash of the bits of flat memory: a sum over its elements, so that parts may be hashed separately and in any order.
 
 use meshstep_tensor::simd::{Body, Isa};
 use meshstep_tensor::{Error, Slice};
@@ -6,15 +6,15 @@ use meshstep_tensor::{Error, Slice};
 /// Bytes up to which one thread hashes alone.
 const SPLIT_FROM: usize = 1 << 19;
 
-/// The key of a position is a multiple of this, which is odd: 2^64 over the golden ratio.
+/// Keys of positions are multiples of this odd number: 2^64 over the golden ratio.
 const STRIDE: u64 = 0x9e37_79b9_7f4a_7c15;
 /// The factors of SplitMix64 (Steele, Lea and Flood, *Fast splittable pseudorandom number generators*, 2014).
 const FACTORS: [u64; 2] = [0xbf58_476d_1ce4_e5b9, 0x94d0_49bb_1331_11eb];
 const INVERSES: [u64; 2] = [inverse(FACTORS[0]), inverse(FACTORS[1])];
 
-/// The sum over all elements of `mix(bits ^ key(i))`, modulo 2^64, `i` counted from `first`: hashes of parts add up to the
-/// hash of the whole. `mix` is one to one, so one element that differs is always noticed, and any other change but for one in
-/// 2^64.
+/// Returns the sum over all elements of `mix(bits ^ key(i))`, modulo 2^64, with `i` counted from `first`: hashes of parts add up
+/// to the hash of the whole. `mix` is a bijection, so a change of one element always changes the hash; any other change goes
+/// unnoticed in one of 2^64 cases.
 pub(crate) fn hash(values: Slice<'_>, first: usize) -> Result<u64, Error> {
     Ok(spread(Isa::detect(), values.bytes()?, values.dtype().size(), first as u64))
 }
@@ -30,7 +30,7 @@ fn spread(isa: Isa, bytes: &[u8], size: usize, first: u64) -> u64 {
     left.wrapping_add(right)
 }
 
-/// The loop, for the instructions the machine has: its products of 64 bits are slow without AVX-512.
+/// The loop, compiled for the machine's instructions: its 64-bit products are slow without AVX-512.
 struct Sum<'a> {
     bytes: &'a [u8],
     size: usize,
@@ -64,15 +64,15 @@ fn sum<const N: usize>(bytes: &[u8], first: u64, bits: impl Fn([u8; N]) -> u64) 
 /// A change of one element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Change {
-    /// Which, in `values`.
+    /// Index in `values`.
     pub(crate) index: usize,
     pub(crate) was: u64,
     pub(crate) is: u64,
 }
 
-/// The change of one element that explains why `values`, counted from `first`, no longer have the hash `was`. `mix` can be
-/// undone, so each element tells what it would have been; what is no number of its type cannot have been. A single bit's change
-/// is preferred; `None` where nothing, or too much, would explain it.
+/// Finds the change of one element that explains why `values`, counted from `first`, no longer have the hash `was`. `mix` is
+/// invertible, so the hash gives each element's hypothetical old value; one that exceeds its type is ruled out. A change of a
+/// single bit is preferred; `None` if no change, or more than one, explains it.
 pub(crate) fn change(values: Slice<'_>, first: usize, was: u64) -> Result<Option<Change>, Error> {
     let (bytes, size) = (values.bytes()?, values.dtype().size());
     let off = spread(Isa::detect(), bytes, size, first as u64).wrapping_sub(was);
@@ -92,7 +92,7 @@ pub(crate) fn change(values: Slice<'_>, first: usize, was: u64) -> Result<Option
     Ok(fits.filter(|_| found == 1))
 }
 
-/// The bits of one element.
+/// Returns the bits of one element.
 pub(crate) fn bits(element: &[u8]) -> u64 {
     match *element {
         [a, b] => u16::from_ne_bytes([a, b]).into(),
@@ -113,15 +113,15 @@ fn mix(x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// The number that [`mix`] makes `x` of.
+/// Inverts [`mix`].
 fn unmix(x: u64) -> u64 {
-    // Each line undoes one; what is shifted by more than 63 bits is gone.
+    // Each line inverts one of its lines; bits shifted by more than 63 are gone.
     let x = (x ^ (x >> 31) ^ (x >> 62)).wrapping_mul(INVERSES[1]);
     let x = (x ^ (x >> 27) ^ (x >> 54)).wrapping_mul(INVERSES[0]);
     x ^ (x >> 30) ^ (x >> 60)
 }
 
-/// What an odd number is to be multiplied by to give 1, by Newton's iteration: each round doubles the bits that are right.
+/// Returns the inverse of an odd number modulo 2^64, by Newton's iteration: each round doubles the number of correct bits.
 const fn inverse(odd: u64) -> u64 {
     let (mut x, mut round) = (odd, 0);
     while round < 5 {
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// One element at a time, as the formula says.
+    /// Hashes one element at a time, by the formula.
     fn naive(values: &[u32], first: usize) -> u64 {
         let term = |(i, &bits): (usize, &u32)| mix(u64::from(bits) ^ key((first + i) as u64));
         values.iter().enumerate().map(term).fold(0, u64::wrapping_add)
@@ -219,7 +219,7 @@ mod tests {
         }
     }
 
-    /// Values that compare equal, or never do, by their bits.
+    /// Values that compare equal, or never do, are distinguished by their bits.
     #[test]
     fn bits_are_what_counts() {
         let hash = |x: f32| of(&[x.to_bits()], 0);
@@ -227,7 +227,7 @@ mod tests {
         let nan = f32::from_bits(0x7fc0_0001);
         assert_ne!(hash(nan), hash(f32::NAN));
         assert_eq!(hash(nan), hash(nan));
-        // Two signs at once, of numbers whose signs are their highest bits.
+        // Flips two signs, which are the highest bits of their numbers.
         let of = |values: [f64; 3]| super::hash(Slice::from(&values[..]), 0).unwrap();
         assert_ne!(of([1.0, 2.0, 3.0]), of([-1.0, 2.0, -3.0]));
         assert_eq!(super::hash(Slice::from(&[] as &[f64]), 5).unwrap(), 0);
@@ -241,7 +241,7 @@ mod tests {
         now[2] = f64::from_bits(now[2].to_bits() ^ 1 << 63);
         let found = change(Slice::from(&now[..]), 0, was).unwrap().unwrap();
         assert_eq!((found.index, found.was), (2, wide[2].to_bits()));
-        // Any element of 64 bits could have been anything.
+        // Any 64-bit element could have had any value.
         now[2] = 7.0;
         assert_eq!(change(Slice::from(&now[..]), 0, was).unwrap(), None);
         let narrow = [3u16, 9, 3];

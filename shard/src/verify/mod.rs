@@ -1,12 +1,12 @@
-//! Whether ranks that should hold the same do, bit for bit, and whether a rank still holds what it wrote.
+//! Bitwise verification: ranks that should hold the same data do, and each rank still holds the data it wrote.
 //!
-//! | what | is compared |
+//! | data | compared |
 //! |---|---|
-//! | parameters, frozen ones too | among all ranks that hold them |
-//! | state and masters | among the ranks that hold the same part: all of these at stage 0, replicas of the shards at other stages |
-//! | what no other rank holds | with its hash from the end of its last update, where [`Optimizer::verify_every`] has kept it |
-//! | reduced gradients | among the ranks that have the same by then, by [`Optimizer::verify_gradients`] |
-//! | `t`, steps, skips, hyperparameters | among all ranks; lr, scales and the step itself travel in every step's exchange, and a digest of hyperparameters |
+//! | parameters, frozen ones too | among the ranks that hold the parameter |
+//! | state and masters | among the ranks that hold the same part: all of the above at stage 0, replicas of the shards at other stages |
+//! | vectors that no other rank holds | with their hash from the end of their last update, if [`Optimizer::verify_every`] has kept it |
+//! | reduced gradients | among the ranks that have the same at that point, by [`Optimizer::verify_gradients`] |
+//! | `t`, steps, skips, hyperparameters | among all ranks; each step's exchange compares lr, scales, the step and a hyperparameter digest |
 
 mod compare;
 mod difference;
@@ -29,49 +29,49 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use survey::{Survey, What};
 
-/// What a verification came to that found nothing.
+/// Report of a verification that found no difference.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Verified {
-    /// Vectors that were compared with other ranks'; a parameter is one, and each part of its state.
+    /// Vectors compared with other ranks'; a parameter is one, and each of its state vectors.
     pub compared: usize,
-    /// Vectors that only this rank holds, and that are what it wrote.
+    /// Vectors that only this rank holds, and that still have the hash it wrote.
     pub kept: usize,
-    /// Vectors that only this rank holds, and of which it has no hash.
+    /// Vectors that only this rank holds, without a hash.
     pub unchecked: usize,
     /// Bytes of memory read on this rank.
     pub bytes: u64,
-    /// Bytes this rank has sent.
+    /// Bytes sent by this rank.
     pub sent: u64,
-    /// How long it took here.
+    /// Duration on this rank.
     pub elapsed: Duration,
-    /// The hash of each parameter's bits, at stage 3 of this rank's part of them, in registration order; of gradients' after
-    /// [`Optimizer::verify_gradients`].
+    /// Hash of each parameter's bits (at stage 3 of this rank's part of them), in registration order; of the gradients' bits
+    /// after [`Optimizer::verify_gradients`].
     pub hashes: Vec<u64>,
 }
 
-/// What verifying keeps from call to call.
+/// State that verification keeps from call to call.
 #[derive(Debug, Default)]
 pub(crate) struct Verifying {
-    /// After how many steps; 0: only when asked.
+    /// Number of steps between verifications; 0: only on request.
     every: u64,
     /// Steps taken since the last one that verified.
     since: u64,
-    /// Hashes of what no other rank holds, by place in the survey, from the end of its last update.
+    /// Hashes from the last update of vectors that no other rank holds, by index in the survey.
     kept: Vec<Option<u64>>,
     replicas: Vec<Replicas>,
-    /// For each vector of frozen parameters, the ranks that hold it.
+    /// Ranks that hold each vector of frozen parameters.
     pub(crate) frozen: Vec<Arc<Among>>,
     pub(crate) last: Option<Verified>,
 }
 
 impl Optimizer {
     /// Compares parameters and state between two steps, and changes nothing. Collective. A difference is [`Error::Differs`], the
-    /// same on every rank; training may go on after it.
+    /// same on every rank; training may continue after it.
     ///
-    /// It reads everything once, and two words of each vector become one over the n ranks that hold the same: a ring sends 16 ·
-    /// 2(n-1)/n bytes for them. What only this rank holds is compared where a hash of it was kept;
-    /// [`Verified`] says of how much that is so. On a GPU values are copied to the host, 2^20 elements at a time, and hashed there.
+    /// Reads all memory once, and reduces two words of each vector over the n ranks that hold the same: a ring sends 16 ·
+    /// 2(n-1)/n bytes for them. A vector that only this rank holds is compared with its kept hash, if there is one; [`Verified`]
+    /// counts both cases. On a GPU values are copied to the host, 2^20 elements at a time, and hashed there.
     pub fn verify(&mut self) -> Result<Verified, Error> {
         self.handover.healthy()?;
         let ready = self.between_steps();
@@ -81,13 +81,13 @@ impl Optimizer {
         Ok(verified)
     }
 
-    /// From now on every `steps`th [`step`](Self::step) verifies once its gradients have arrived, before it changes anything; 0:
-    /// none does. Collective, and checked. A difference is the step's error, which drops its gradients; the next one verifies
-    /// again.
+    /// Makes every `steps`th [`step`](Self::step) verify once its gradients have arrived, before it changes anything; 0: none
+    /// does. Collective, and checked. A difference is the step's error, which drops its gradients; the next step verifies again.
     ///
-    /// Hashes of what only this rank holds (state that is sharded, parts of parameters without replicas) are kept from the end
-    /// of the update before a verification, which reads that once more: with `steps` 1 after every update, so that it is watched all
-    /// the time; otherwise between that update and the verification. On a GPU the host waits for such steps.
+    /// Hashes of vectors that only this rank holds (sharded state, parts of parameters without replicas) are kept from the end of
+    /// the update before a verification, which reads those vectors once more. With `steps` 1 that is every update, so they are
+    /// watched all the time; otherwise they are watched between that update and the verification. On a GPU the host waits for
+    /// such steps.
     pub fn verify_every(&mut self, steps: u64) -> Result<(), Error> {
         self.handover.healthy()?;
         let ready = self.between_steps();
@@ -96,14 +96,14 @@ impl Optimizer {
         self.apart_from_steps(Self::keep_if_due).map(drop)
     }
 
-    /// What the last verification of parameters and state came to, if it found nothing.
+    /// Returns the report of the last verification of parameters and state, if it found no difference.
     pub fn verified(&self) -> Option<&Verified> {
         self.verifying.last.as_ref()
     }
 
     /// Compares reduced gradients, between the last micro-batch's `finish` and [`step`](Self::step), among the ranks that have
-    /// them alike by then: those of [`Among::copies`] with one place along each of [`Among::further`], over which they are reduced
-    /// later, and at stages 1 to 3 with one place among [`Among::shards`]. What no other rank has is [`Verified::unchecked`].
+    /// the same at that point: ranks of [`Among::copies`] with one place along each of [`Among::further`], the later reductions,
+    /// and at stages 1 to 3 with one place among [`Among::shards`]. Gradients that no other rank has are [`Verified::unchecked`].
     /// Collective; changes nothing.
     pub fn verify_gradients(&mut self) -> Result<Verified, Error> {
         self.handover.healthy()?;
@@ -133,7 +133,7 @@ impl Optimizer {
         }
     }
 
-    /// A verification, and what it took with its beginning.
+    /// Runs a verification, and adds its cost to that of its beginning.
     fn verified_by(
         &mut self,
         begun: Begun,
@@ -144,9 +144,9 @@ impl Optimizer {
         Ok(Verified { sent: begun.sent + sent, elapsed: begun.at.elapsed(), ..verified })
     }
 
-    /// What every rank does in `call`, between two steps, and the bytes this one sends there, which are no step's: for what ranks
-    /// tell each other beside the optimizer. An error that only this rank has ends it for all: every communicator of the
-    /// optimizer is aborted, those of [`end_with`](Self::end_with) too.
+    /// Runs `call` on every rank between two steps, and returns the bytes that this rank sends in it, which no step counts: for
+    /// communication beside the optimizer. An error of this rank alone ends the run: every communicator of the optimizer is
+    /// aborted, including those of [`end_with`](Self::end_with).
     pub fn apart_from_steps<T>(
         &mut self,
         call: impl FnOnce(&mut Self) -> Result<T, Error>,
@@ -158,7 +158,7 @@ impl Optimizer {
         Ok((self.end_if_alone(called)?, sent))
     }
 
-    /// From now on these are aborted when the optimizer's communicators are, so that nobody waits there for a rank that has failed.
+    /// Registers communicators to abort together with the optimizer's, so that no rank waits there for one that has failed.
     pub fn end_with(&mut self, comms: impl IntoIterator<Item = Arc<dyn Communicator>>) {
         comms.into_iter().for_each(|comm| know(&mut self.handover.fixed.comms, &comm));
     }
@@ -177,7 +177,7 @@ impl Optimizer {
         }
     }
 
-    /// In a step, once all ranks know that they take the same one: verifies if that is due.
+    /// Verifies in a step if that is due, once all ranks know that they take the same step.
     pub(crate) fn verify_in_step(&mut self) -> Result<(), Error> {
         if !self.verifying.is_due() {
             return Ok(());
@@ -187,12 +187,12 @@ impl Optimizer {
         Ok(())
     }
 
-    /// After a step: keeps hashes, if the next one verifies.
+    /// Keeps hashes after a step, if the next one verifies.
     pub(crate) fn keep_after_step(&mut self, taken: bool) -> Result<(), Error> {
         if self.verifying.every == 0 || !taken {
             return Ok(());
         }
-        // A due one has verified.
+        // A due step has verified.
         self.verifying.since = if self.verifying.is_due() { 0 } else { self.verifying.since + 1 };
         let kept = self.keep_if_due();
         self.end_if_alone(kept)
@@ -212,7 +212,7 @@ impl Optimizer {
     }
 }
 
-/// When a call of every rank began, and what it took to agree on it.
+/// Start of a call that all ranks make, and the bytes sent to agree on it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Begun {
     at: Instant,
@@ -226,7 +226,7 @@ impl Begun {
 }
 
 impl Verifying {
-    /// Whether the coming step verifies.
+    /// Returns true if the coming step verifies.
     fn is_due(&self) -> bool {
         self.every > 0 && self.since + 1 >= self.every
     }

@@ -1,4 +1,4 @@
-//! Putting right what one rank holds and most others do not; and a way to put it wrong, to see that it is noticed.
+//! Repair of a vector by majority vote; and a way to corrupt one bit, to test that verification notices.
 
 use super::compare::Seen;
 use super::difference::{Held, majority};
@@ -10,34 +10,34 @@ use meshstep_comm::{Communicator, Op};
 use meshstep_tensor::{Buffer, Category};
 use std::sync::Arc;
 
-/// Elements that travel at a time.
+/// Elements sent at a time.
 const BLOCK: usize = 1 << 20;
-/// Ranks of which one can be outvoted.
+/// Minimum number of ranks for a majority vote.
 const VOTERS: usize = 3;
 
-/// A vector that was put right.
+/// A repaired vector.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Repaired {
     /// The parameter.
     pub param: String,
     /// `param`, `master`, or the state's name.
     pub slot: &'static str,
-    /// The ranks that had something else.
+    /// Ranks with values that were overwritten.
     pub ranks: Vec<usize>,
-    /// The rank whose values they have now.
+    /// Rank that supplied their new values.
     pub from: usize,
 }
 
 impl Optimizer {
-    /// Verifies, and gives every rank that holds something else what most of at least three ranks hold; tells what was repaired in
-    /// this rank's groups. Collective, between two steps. Where there is no such majority, and for what no other rank holds, it
-    /// refuses ([`VerifyError::NoMajority`]), the same on every rank, and nothing has changed.
+    /// Verifies, and overwrites every vector that disagrees with the majority of at least three ranks; returns the repairs in
+    /// this rank's groups. Collective, between two steps. A difference without such a majority, or in a vector that no other rank
+    /// holds, is refused ([`VerifyError::NoMajority`]), the same on every rank, and nothing has changed.
     pub fn repair(&mut self) -> Result<Vec<Repaired>, Error> {
         self.handover.healthy()?;
         let ready = self.between_steps();
         self.call_together("repair", ready)?;
         let (repaired, _) = self.apart_from_steps(Self::repair_all)?;
-        // What is held now is what was meant.
+        // Verify the repaired vectors.
         let verified = self.verified_by(Begun::now(), |all| all.verify_vectors(What::Held))?;
         self.verifying.last = Some(verified);
         Ok(repaired)
@@ -71,7 +71,7 @@ impl Optimizer {
         Ok(repaired)
     }
 
-    /// What each rank holds of every vector that differs among ranks of this one's groups, by place in the group.
+    /// Returns each rank's value of every vector that differs in this rank's groups, by index in the group.
     fn vote(&mut self, survey: &Survey, seen: &Seen) -> Result<Vec<Option<Vec<Held>>>, Error> {
         let vote = |(i, item): (usize, &Item)| match survey.ranks(item).filter(|_| seen.differs[i]) {
             Some(ranks) => self.held_by(&**ranks, 0, seen.hashes[i]).map(Some),
@@ -80,7 +80,7 @@ impl Optimizer {
         survey.items.iter().enumerate().map(vote).collect()
     }
 
-    /// Sends `from`'s values to all of a group, which a rank takes over if it is `wrong`. Collective over the group.
+    /// Broadcasts `from`'s values in a group; a rank that is `wrong` stores them. Collective over the group.
     fn overwrite(
         &mut self,
         item: &Item,
@@ -104,9 +104,9 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Flips one bit of what this rank holds, between two steps, as memory that fails does: to see an alarm go off. `slot` is
-    /// `param`, `master`, `grad` (once handed over) or the name of a state; `element` counts in what the rank has of the parameter, in row-major order. Not
-    /// collective.
+    /// Flips one bit of this rank's memory, between two steps, to test that verification detects failing memory. `slot` is
+    /// `param`, `master`, `grad` (once handed over) or the name of a state; `element` is the row-major index in the parameter,
+    /// and lies in this rank's part of it. Not collective.
     pub fn flip_bit(&mut self, name: &str, slot: &str, element: usize, bit: u32) -> Result<(), Error> {
         let param = self.index(name)?;
         let wrong = || {
@@ -141,7 +141,7 @@ impl Optimizer {
     }
 }
 
-/// The first rank of a group that holds what most of it hold, where one could be outvoted.
+/// Returns the first rank of a group that holds the majority's values, if the group is large enough to vote.
 fn elect(held: &[Held]) -> Option<usize> {
     let most = majority(held).filter(|_| held.len() >= VOTERS)?;
     held.iter().position(|held| held.hash == most)

@@ -1,4 +1,4 @@
-//! What there is to compare: the vectors of every parameter in one order on all ranks, and which ranks hold the same of each.
+//! Survey of the vectors to compare, in one order on all ranks, and of the ranks that hold the same of each.
 
 use super::hash;
 use crate::optimizer::layout_state::Place;
@@ -10,19 +10,19 @@ use meshstep_tensor::{Buffer, DType, Slice, SliceMut};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Elements of a GPU that are copied to the host and hashed at a time.
+/// Elements of a GPU vector that are copied to the host and hashed at a time.
 const BLOCK: usize = 1 << 20;
 
-/// One vector of one parameter.
+/// A vector of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Item {
     pub(crate) param: usize,
     pub(crate) slot: Slot,
-    /// Its ranks, in [`Survey::groups`]; `None` where no other rank holds the same.
+    /// Group of ranks that hold the same, in [`Survey::groups`]; `None` if no other rank does.
     pub(crate) group: Option<usize>,
 }
 
-/// Which vector.
+/// Kind of a vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Slot {
     Params,
@@ -31,7 +31,7 @@ pub(crate) enum Slot {
     State(usize),
 }
 
-/// What is surveyed.
+/// Kinds of vectors in a survey.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum What {
     /// Parameters and state.
@@ -40,7 +40,7 @@ pub(super) enum What {
     Grads,
 }
 
-/// Vectors, and groups of ranks: as many on every rank, in the same order.
+/// Vectors and groups of ranks: the same number on every rank, in the same order.
 #[derive(Debug, Default)]
 pub(super) struct Survey {
     pub(super) items: Vec<Item>,
@@ -60,14 +60,14 @@ impl Survey {
         self.items.push(Item { param, slot, group });
     }
 
-    /// Who holds the same of `item` as this rank.
+    /// Returns the ranks that hold the same of `item` as this rank.
     pub(super) fn ranks(&self, item: &Item) -> Option<&Arc<dyn Communicator>> {
         item.group.map(|group| &self.groups[group])
     }
 }
 
 impl Optimizer {
-    /// What is to be compared. Collective where ranks that hold the same state have no communicator yet.
+    /// Lists the vectors to compare. Collective if ranks that hold the same state have no communicator yet.
     pub(super) fn survey(&mut self, what: What) -> Result<Survey, Error> {
         let mut survey = Survey::default();
         for param in 0..self.entries.len() {
@@ -124,7 +124,8 @@ impl Optimizer {
         }
     }
 
-    /// Before the step reduces them further, ranks of other places along [`Among::further`] have other gradients.
+    /// Returns the ranks with the same gradients. Before the step's further reductions, ranks at different places along
+    /// [`Among::further`] have different gradients.
     fn holders_of_grads(&mut self, among: &Among) -> Result<Option<Arc<dyn Communicator>>, Error> {
         let further = among.further.iter().map(|(comm, _)| comm);
         let apart: Vec<_> = match self.options.stage {
@@ -136,13 +137,13 @@ impl Optimizer {
         self.holders_of_place(&among.copies, &apart)
     }
 
-    /// The ranks that have the same part of what is divided: those of equal place among the ranks that divide it.
+    /// Returns the ranks that hold the same part of divided vectors: ranks of equal place among the ranks that divide them.
     fn holders_of_part(&mut self, among: &Among) -> Result<Option<Arc<dyn Communicator>>, Error> {
         self.holders_of_place(&among.copies, &[&among.shards])
     }
 
-    /// Of `copies`, those that have this rank's place in each of `apart`, whose groups lie across each other; none where it is
-    /// the only one. Collective where that is asked for the first time.
+    /// Returns the ranks of `copies` that have this rank's place in each of `apart`, the groups of which lie across each other;
+    /// `None` if this rank is the only one. Collective on the first such call.
     fn holders_of_place(
         &mut self,
         copies: &Arc<dyn Communicator>,
@@ -165,13 +166,13 @@ impl Optimizer {
         }
         let place = of[1..].iter().fold(0, |place, comm| place * comm.world_size() + comm.rank());
         let ranks = copies.split(Some(place as u32), 0)?;
-        // With the others, so that it ends when they do.
+        // Register the communicator, to abort it together with the optimizer's.
         self.handover.fixed.comms.extend(ranks.clone());
         self.verifying.replicas.push(Replicas { of, ranks: ranks.clone() });
         Ok(ranks)
     }
 
-    /// What this rank has of a vector, and the index in the parameter of its first element.
+    /// Returns this rank's part of a vector, and the index in the parameter of its first element.
     pub(crate) fn piece(&mut self, item: &Item) -> Result<(usize, Slice<'_>), Error> {
         let (bucket, place) = match &self.entries[item.param].place {
             Place::Frozen { vector, range } => {
@@ -191,9 +192,9 @@ impl Optimizer {
         vector.map_or(Ok((0, nothing)), |vector| Ok((first, vector.slice(part)?)))
     }
 
-    /// The same memory, to be written.
+    /// Returns the same memory for writing.
     pub(crate) fn piece_mut(&mut self, item: &Item) -> Result<SliceMut<'_>, Error> {
-        // What is on its way to this place comes first.
+        // Values in flight to this memory must arrive first.
         self.piece(item)?;
         let (bucket, place) = match &self.entries[item.param].place {
             Place::Frozen { vector, range } => {
@@ -213,8 +214,8 @@ impl Optimizer {
         vector.map_or(Ok(nothing), |vector| Ok(vector.as_mut().slice(part)?))
     }
 
-    /// This rank's part of a vector of the parameter at `place` of a bucket: the index in the parameter of its first element, and
-    /// where it lies in what this rank keeps of the bucket.
+    /// Returns this rank's part of a vector of the parameter at `place` of a bucket: the index in the parameter of its first
+    /// element, and its range in this rank's memory of the bucket.
     fn part(&self, item: &Item, bucket: usize, place: &Range<usize>) -> (usize, Range<usize>) {
         match item.slot {
             Slot::Params if !self.options.stage.cuts_params() => (0, place.clone()),
@@ -227,7 +228,7 @@ impl Optimizer {
         }
     }
 
-    /// The same of reduced gradients.
+    /// Returns the same for reduced gradients.
     fn reduced(&self, bucket: usize, place: &Range<usize>) -> (usize, Range<usize>) {
         let chunk = self.handover.fixed.buckets[bucket].owned.first();
         match (self.options.stage, chunk) {
@@ -241,7 +242,7 @@ impl Optimizer {
         }
     }
 
-    /// Elements `part` of what this rank has of a vector, hashed.
+    /// Hashes the elements `part` of this rank's part of a vector.
     pub(super) fn hash(&mut self, item: &Item, part: Option<Range<usize>>) -> Result<u64, Error> {
         let (queue, meter) = (self.options.queue.clone(), self.options.meter.clone());
         let (first, values) = self.piece(item)?;
@@ -256,7 +257,7 @@ impl Optimizer {
         Ok(sum)
     }
 
-    /// What a vector is called.
+    /// Returns the name of a vector.
     pub(super) fn slot_name(&self, item: &Item) -> &'static str {
         let rule = &self.groups[self.entries[item.param].group].rule;
         match item.slot {
@@ -268,10 +269,10 @@ impl Optimizer {
     }
 }
 
-/// Ranks that hold the same part of what others hold other parts of.
+/// Group of ranks that hold the same part of vectors that are divided.
 #[derive(Debug)]
 pub(crate) struct Replicas {
-    /// All that hold any of it, and those among which each place holds another part.
+    /// Communicator of all ranks that hold any part, then those over which the parts are divided.
     of: Vec<Arc<dyn Communicator>>,
     ranks: Option<Arc<dyn Communicator>>,
 }

@@ -1,5 +1,5 @@
-//! What the fuzz targets do with their input; the tests do it with the corpus. Whatever the input, nothing panics, and what is
-//! accepted is what the obvious reference says.
+//! Bodies of the fuzz targets; the tests run them on the corpus. For any input nothing panics, and accepted input has the
+//! contents that an obvious reference computes.
 #![allow(clippy::unwrap_used, reason = "a finding is a panic")]
 
 mod memory;
@@ -15,15 +15,15 @@ use std::sync::Arc;
 const LATEST: &str = "/run/LATEST";
 const STEP: &str = "/run/step-000000000001";
 
-/// The most elements that a slow reference looks at.
+/// Maximum number of elements for a slow reference.
 const FEW: u64 = 1 << 12;
 
-/// Bytes of a manifest, with and without its hash made right.
+/// Parses bytes of a manifest, with and without a corrected hash.
 pub fn manifest(input: &[u8]) {
     let path = Path::new("manifest.json");
     drop(Manifest::from_text(path, input));
     let Ok(manifest) = Manifest::from_text(path, &sealed(input)) else { return };
-    // It says one thing, and the same when it is written again.
+    // It parses to the same manifest when it is written again.
     let text = manifest.to_text();
     assert_eq!(Manifest::from_text(path, text.as_bytes()).as_ref(), Ok(&manifest));
     for tensor in manifest.tensors.values() {
@@ -36,7 +36,7 @@ pub fn manifest(input: &[u8]) {
     }
 }
 
-/// Bytes of LATEST beside a complete step.
+/// Reads bytes of LATEST beside a complete step.
 pub fn latest(input: &[u8]) {
     let text = sealed(EMPTY.as_bytes());
     let hash = blake3::hash(&text).to_hex().to_string();
@@ -50,10 +50,10 @@ pub fn latest(input: &[u8]) {
     }
 }
 
-/// A step that holds nothing.
+/// A step without contents.
 pub const EMPTY: &str = r#"{"format":1,"step":1,"mesh":"","files":[],"tensors":{},"settings":{},"blobs":{}"#;
 
-/// A whole step: how to build it, a manifest without its hash, and the files' bytes one after the other.
+/// Reads a whole step: flags, a manifest without its hash, and the files' bytes one after the other.
 pub fn shard(input: &[u8]) {
     let Some((&[flags, low, high], rest)) = input.split_first_chunk() else { return };
     let (body, bytes) = rest.split_at(usize::from(u16::from_le_bytes([low, high])).min(rest.len()));
@@ -69,7 +69,7 @@ pub fn shard(input: &[u8]) {
     }
     let saved = saved(&manifest, &files);
     let verified = saved.verify();
-    // With the right hashes everything can be read, whatever the headers say; and what was verified can.
+    // With correct hashes everything can be read, for any headers; and so can a verified step.
     let readable = repaired || verified.is_ok();
     assert!(!repaired || matches!(verified, Ok(_) | Err(CheckpointError::Header { .. })), "{verified:?}");
     for (name, tensor) in &manifest.tensors {
@@ -80,7 +80,7 @@ pub fn shard(input: &[u8]) {
             assert!(all.is_ok() || !readable, "{:?}", all.unwrap_err());
             let Ok(all) = all else { continue };
             assert_eq!(all, expected(&tensor.shape, entry, &files));
-            // A part is that part of the whole.
+            // Reading a part returns that part of the whole.
             let cut = u64::from(flags >> 1) * whole.len() / 128;
             let size = entry.dtype.size() as usize;
             let part = read(&Piece { range: cut..whole.len(), ..whole.clone() });
@@ -89,7 +89,7 @@ pub fn shard(input: &[u8]) {
     }
 }
 
-/// A step that says it is larger than it can be.
+/// Reads a step that claims an impossible size.
 fn absurd(saved: &Saved) {
     assert!(saved.verify().is_err());
     for (name, tensor) in &saved.manifest().tensors {
@@ -101,7 +101,7 @@ fn absurd(saved: &Saved) {
     }
 }
 
-/// The files' bytes as far as they go; where hashes are made right, lengths are too, by zeros.
+/// Returns the files' bytes as far as they go; if hashes are corrected, zeros correct the lengths too.
 fn files(manifest: &Manifest, mut bytes: &[u8], repaired: bool) -> Vec<Vec<u8>> {
     let file = |len: u64| {
         let (here, rest) = bytes.split_at(bytes.len().min(usize::try_from(len).unwrap_or(usize::MAX)));
@@ -115,7 +115,7 @@ fn files(manifest: &Manifest, mut bytes: &[u8], repaired: bool) -> Vec<Vec<u8>> 
     manifest.files.iter().map(|file| file.bytes).map(file).collect()
 }
 
-/// Makes all hashes those of the files.
+/// Sets all hashes to those of the files.
 pub fn repair(manifest: &mut Manifest, files: &[Vec<u8>]) {
     for (entry, bytes) in manifest.files.iter_mut().zip(files) {
         entry.blake3 = blake3::hash(bytes).to_hex().to_string();
@@ -129,19 +129,19 @@ pub fn repair(manifest: &mut Manifest, files: &[Vec<u8>]) {
     }
 }
 
-/// The step of these files.
+/// Opens the step of these files.
 fn saved(manifest: &Manifest, files: &[Vec<u8>]) -> Saved {
     let mut disk = Memory::default();
     for (entry, bytes) in manifest.files.iter().zip(files) {
         disk.0.insert(Path::new(STEP).join(&entry.name), bytes.as_slice().into());
     }
-    // Of the step that its folder is called by.
+    // The step that the folder is named after.
     let manifest = Manifest { step: 1, ..manifest.clone() };
     disk.0.insert(Path::new(STEP).join("manifest.json"), manifest.to_text().into_bytes().into());
     Store::on(Arc::new(disk), "/run").open(1).unwrap()
 }
 
-/// What a slot has of `wanted`, every byte of it once.
+/// Reads `wanted` of a slot, every byte once.
 pub fn read(
     vectors: &mut SavedVectors<'_>,
     (tensor, slot): (&str, &str),
@@ -159,7 +159,7 @@ pub fn read(
     Ok(all.into_iter().map(Option::unwrap).collect())
 }
 
-/// The same by every element's index.
+/// Computes the same by every element's index.
 pub fn expected(shape: &[u64], slot: &SlotEntry, files: &[Vec<u8>]) -> Vec<u8> {
     let size = slot.dtype.size() as usize;
     let mut all = vec![0; places(shape, slot).count() * size];
@@ -169,7 +169,7 @@ pub fn expected(shape: &[u64], slot: &SlotEntry, files: &[Vec<u8>]) -> Vec<u8> {
     all
 }
 
-/// The place of each element in the tensor, and the file and place it is at.
+/// Returns the place of each element in the tensor, and its file and place there.
 fn places(shape: &[u64], slot: &SlotEntry) -> impl Iterator<Item = (u64, (usize, u64))> {
     let size = slot.dtype.size();
     slot.pieces.iter().flat_map(move |entry| {
@@ -178,7 +178,7 @@ fn places(shape: &[u64], slot: &SlotEntry) -> impl Iterator<Item = (u64, (usize,
     })
 }
 
-/// Row-major indices of a piece's elements in the whole tensor, in order.
+/// Returns the row-major indices of a piece's elements in the whole tensor, in order.
 pub fn indices(shape: &[u64], piece: &Piece) -> Vec<u64> {
     let Region { offsets, extents } = &piece.region;
     piece
@@ -196,7 +196,7 @@ pub fn indices(shape: &[u64], piece: &Piece) -> Vec<u64> {
         .collect()
 }
 
-/// The text of a manifest whose members these are, with its hash.
+/// Returns the text of a manifest with these members, including its hash.
 pub fn sealed(body: &[u8]) -> Vec<u8> {
     let hash = blake3::hash(body).to_hex();
     [body, b",\n\"blake3\": \"", hash.as_bytes(), b"\"}\n"].concat()

@@ -1,4 +1,4 @@
-//! Files in memory, to read from.
+//! Files in memory, for reading.
 
 use meshstep_shard::checkpoint::{Disk, Reader, Writer};
 use std::collections::BTreeMap;
@@ -7,7 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Files by their paths; nothing can be written.
+/// Files by path; writing is not possible.
 #[derive(Clone, Debug, Default)]
 pub struct Memory(pub BTreeMap<PathBuf, Arc<[u8]>>);
 

@@ -1,4 +1,4 @@
-//! Bytes that an optimizer takes in: a file in PyTorch's names, and what `serialize` makes.
+//! Bytes that an optimizer reads: a file with PyTorch's names, and the output of `serialize`.
 
 use super::Memory;
 use meshstep_comm::Communicator;
@@ -12,15 +12,15 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
 
-/// In front of the header that `serialize` writes.
+/// Prefix of the header that `serialize` writes.
 const MAGIC: &[u8; 8] = b"MESHSTEP";
 
 thread_local! {
-    /// One for all inputs: each has a thread, and a leak checker takes those that are about to end for leaks.
+    /// One communicator for all inputs: each communicator has a thread, and a leak checker reports threads that are about to end.
     static COMM: Arc<dyn Communicator> = world(Config::new(1)).unwrap().remove(0);
 }
 
-/// An optimizer on one rank: a matrix, nothing, and what stays as it is.
+/// Builds an optimizer on one rank: a matrix, an empty parameter, and a frozen one.
 pub fn optimizer() -> Optimizer {
     let comm = COMM.with(Arc::clone);
     let layout = Layout::builder().param("w", &[2, 3], DType::F32).param("none", &[0], DType::F32);
@@ -39,7 +39,7 @@ pub fn optimizer() -> Optimizer {
     Optimizer::new(comm, layout, AdamW::default(), first, options).unwrap()
 }
 
-/// A step with gradients of ones.
+/// Takes a step with gradients of ones.
 pub fn step(opt: &mut Optimizer) -> Result<(), Error> {
     let mb = opt.micro_batch(1)?;
     mb.grad("w", &[mb.loss_scale() as f32; 6][..])?;
@@ -49,7 +49,7 @@ pub fn step(opt: &mut Optimizer) -> Result<(), Error> {
     opt.step(at)?.outcome().map(drop)
 }
 
-/// What `serialize` makes of an optimizer: its header but for the moment, and its data.
+/// Returns the parts of `serialize`'s output: its header without the timestamp, and its data.
 pub fn parts(opt: &mut Optimizer) -> (Value, Vec<u8>) {
     let bytes = opt.serialize().unwrap();
     let (header, data) = split(&bytes).unwrap();
@@ -65,14 +65,14 @@ fn split(bytes: &[u8]) -> Option<(Value, &[u8])> {
     Some((header, data))
 }
 
-/// A header's length in front of it, as the first two bytes say: what comes behind it is data.
+/// Puts a header's length in front of it; the first two bytes give it, and the data follows.
 fn with_len(input: &[u8]) -> Vec<u8> {
     let Some((&[low, high], rest)) = input.split_first_chunk() else { return Vec::new() };
     let len = usize::from(u16::from_le_bytes([low, high])).min(rest.len());
     [&(len as u64).to_le_bytes()[..], rest].concat()
 }
 
-/// A file in PyTorch's names. The first byte says whether lengths in front of headers are made right, and how to import.
+/// Imports a file with PyTorch's names. The first byte selects corrected header lengths, and import options.
 pub fn pytorch(input: &[u8]) {
     let Some((&flags, rest)) = input.split_first() else { return };
     let file = if flags & 1 == 0 { rest.to_vec() } else { with_len(rest) };
@@ -89,11 +89,11 @@ pub fn pytorch(input: &[u8]) {
     } else {
         same_as_in_file(&after.0, &after.1, &file);
     }
-    // Whatever it holds now is an optimizer.
+    // After any import the optimizer still works.
     let _ = step(&mut opt);
 }
 
-/// Whether what an optimizer holds is what is in the file it was taken from.
+/// Checks that an optimizer holds the values of the file it was imported from.
 fn same_as_in_file(header: &Value, mut data: &[u8], file: &[u8]) {
     let (len, rest) = file.split_first_chunk().unwrap();
     let (text, values) = rest.split_at(u64::from_le_bytes(*len) as usize);
@@ -116,7 +116,7 @@ fn same_as_in_file(header: &Value, mut data: &[u8], file: &[u8]) {
         match (entry["dtype"].as_str().unwrap(), size) {
             ("F32", 4) | ("BF16", 2) => assert_eq!(own, given, "{key:?}"),
             ("BF16", 4) => assert!(own.chunks(4).map(|x| &x[2..]).eq(given.chunks(2)), "{key:?}"),
-            // A quiet bit may have been set; what is a number is that number.
+            // A quiet bit may have been set; finite numbers are equal.
             ("F16", 4) => own.chunks(4).zip(given.chunks(2)).for_each(|(x, y)| {
                 let x = f32::from_le_bytes([x[0], x[1], x[2], x[3]]);
                 let y = meshstep_tensor::f16::from_le_bytes([y[0], y[1]]).to_f32();
@@ -127,7 +127,7 @@ fn same_as_in_file(header: &Value, mut data: &[u8], file: &[u8]) {
     }
 }
 
-/// What `serialize` made. The first byte says whether all that is about the header, its length and the hash, is made right.
+/// Loads the output of `serialize`. The first byte selects a corrected header length and hash.
 pub fn bytes(input: &[u8]) {
     let Some((&flags, rest)) = input.split_first() else { return };
     let bytes = if flags & 1 == 0 { rest.to_vec() } else { framed(&with_len(rest)) };
@@ -150,7 +150,7 @@ pub fn bytes(input: &[u8]) {
     let _ = step(&mut opt);
 }
 
-/// What `serialize` writes around a header with its length, and data.
+/// Frames a header with its length, and data, as `serialize` does.
 pub fn framed(rest: &[u8]) -> Vec<u8> {
     let body = [MAGIC, rest].concat();
     let hash = blake3::hash(&body);

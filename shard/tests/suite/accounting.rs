@@ -1,4 +1,4 @@
-//! Bytes held and bytes sent are what the plan says, to the byte; and who owns what.
+//! Bytes held and bytes sent match the plan to the byte; ranges are owned as planned.
 
 use crate::common::{PRECISIONS, Run, STAGES, WhichRule, cases, hash, turns};
 use meshstep_optim::AdamW;
@@ -148,7 +148,7 @@ fn a_pool_out_of_order_grows_and_is_counted() {
     assert_eq!(grown.unwrap(), [10; 4]);
 }
 
-/// A thread that was held up makes the others' gradients early, for which memory is taken; afterwards it is given back.
+/// A delayed thread makes the others' gradients early, so the pool grows; the memory is freed afterwards.
 #[test]
 fn what_threads_made_the_pool_grow_by_is_given_back() {
     let options = Options { stage: Stage::Zero2, bucket_len: Some(64), ..Options::default() };
@@ -220,7 +220,7 @@ fn layout_of(lens: &[usize], dtype: DType) -> Layout {
     lens.iter().enumerate().fold(Layout::builder(), add).build().unwrap()
 }
 
-/// Bytes that a rank holds with buckets of the default length.
+/// Bytes of a rank with buckets of the default length.
 fn planned(layout: &Layout, ranks: usize, stage: Stage) -> u64 {
     let master = if layout.len(DType::BF16) > 0 { Master::F32 } else { Master::default() };
     let precision = Precision { master, ..Precision::default() };

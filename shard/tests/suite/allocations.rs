@@ -1,4 +1,4 @@
-//! A step allocates nothing after warm-up: no hidden temporaries beside what the meter names.
+//! A step allocates nothing after warm-up: no temporaries besides the memory that the meter counts.
 
 use crate::allocator::Counts;
 use crate::common::{Run, STAGES, alone, draws, long, turns};
@@ -7,8 +7,8 @@ use meshstep_shard::{At, Error, NonFinite, Options, Outcome, ShardedLbfgs, Stage
 use meshstep_tensor::{DType, Layout, Meter, Param, Slice, SliceMut};
 use std::process::Command;
 
-/// Two warm-up steps, then four counted ones, hand-over included: how many allocations the ranks' threads made (the
-/// communication threads' are counted in `comm`), and the largest of any thread.
+/// Takes two warm-up steps, then four counted ones, hand-over included. Returns the number of allocations of the ranks' threads
+/// (the communication threads' are counted in `comm`), and the largest of any thread.
 fn allocations(run: &Run) -> (usize, usize) {
     let ready = std::sync::Barrier::new(run.ranks);
     meshstep_comm::loopback::spawn(run.ranks, |comm| {
@@ -47,7 +47,7 @@ fn allocations(run: &Run) -> (usize, usize) {
     (Counts::number(), Counts::largest())
 }
 
-/// One step of L-BFGS, counted from the third evaluation on, its closure included.
+/// Counts the allocations of one step of L-BFGS, from the third evaluation on, including its closure.
 fn allocations_of_lbfgs(stage: Stage, line_search: LineSearch) -> usize {
     const LENS: [usize; 4] = [1000, 17, 0, 2500];
     let ready = std::sync::Barrier::new(3);
@@ -98,7 +98,7 @@ fn allocations_of_lbfgs(stage: Stage, line_search: LineSearch) -> usize {
 /// Set in the process that counts.
 const ALONE: &str = "MESHSTEP_TEST_ALLOCATIONS";
 
-/// In a process of its own, because the count is of all threads and other tests would be counted too.
+/// Runs in a process of its own, because the count covers all threads, including those of other tests.
 #[test]
 fn a_step_allocates_nothing_after_warm_up() {
     if std::env::var_os(ALONE).is_some() {
@@ -128,7 +128,7 @@ fn count() {
             let (number, _) = allocations(&ahead.stage(stage));
             assert_eq!(number, 0, "{stage:?}, {micro_batches} micro-batches, bucket by bucket");
         }
-        // Large enough for several threads: rayon's queues may grow by a block now and then, and nothing else may.
+        // Large enough for several threads: only rayon's queues may grow by a block now and then.
         let options = Options { bucket_len: None, ..Options::default() };
         let large = Run { lens: vec![len, 100_000], ranks: 2, options, ..Run::default() };
         let (number, largest) = allocations(&large.stage(stage));

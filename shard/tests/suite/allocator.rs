@@ -1,4 +1,4 @@
-//! The allocator of this program: the system's, which on request counts what it is asked for or refuses one buffer.
+//! The allocator of this program: the system's, with optional counting of requests and refusal of one buffer.
 //!
 //! Three tests need it. Tests of memory bounds count the bytes of one thread ([`most`]). Tests of steps count the allocations of
 //! all ranks ([`Counts`]). Tests of failures refuse one buffer of one thread ([`without`]).
@@ -13,13 +13,13 @@ struct Watched;
 static ALLOCATOR: Watched = Watched;
 
 thread_local! {
-    /// Bytes that this thread holds, and the most it held.
+    /// Bytes that this thread holds, and their peak.
     static HELD: Cell<(isize, isize)> = const { Cell::new((0, 0)) };
-    /// Whether this thread's allocations are counted in [`NUMBER`].
+    /// True if this thread's allocations are counted in [`NUMBER`].
     static COUNTED: Cell<bool> = const { Cell::new(false) };
-    /// Buffers of this thread before the one that is refused.
+    /// Number of this thread's buffers before the refused one.
     static LEFT: Cell<Option<usize>> = const { Cell::new(None) };
-    /// Set when this thread's buffer is refused.
+    /// Flag that is set when this thread's buffer is refused.
     static TOLD: Cell<Option<&'static AtomicBool>> = const { Cell::new(None) };
 }
 
@@ -27,7 +27,7 @@ static COUNTS: AtomicBool = AtomicBool::new(false);
 static NUMBER: AtomicUsize = AtomicUsize::new(0);
 static LARGEST: AtomicUsize = AtomicUsize::new(0);
 
-/// A thread that ends has no cells left, so it is not counted any more.
+/// Counts the bytes of this thread. A thread that ends has no cells left, so it is no longer counted.
 fn hold(bytes: isize) {
     let count = |held: &Cell<(isize, isize)>| {
         let (now, most) = held.get();
@@ -45,7 +45,7 @@ fn count(bytes: usize) {
     }
 }
 
-/// Only buffers are refused: nothing else is aligned to 64 bytes.
+/// Returns true if the allocation is refused. Only buffers are: nothing else is aligned to 64 bytes.
 fn refuses(layout: Layout) -> bool {
     let left = LEFT.try_with(Cell::get).ok().flatten().filter(|_| layout.align() >= 64);
     left.is_some_and(|left| {
@@ -86,7 +86,7 @@ unsafe impl GlobalAlloc for Watched {
         if refuses(layout) {
             return std::ptr::null_mut();
         }
-        // Both may be there at once.
+        // The old and the new memory may exist at once.
         count(size);
         hold(-(layout.size() as isize));
         // SAFETY: the caller's promise is passed on.
@@ -94,7 +94,7 @@ unsafe impl GlobalAlloc for Watched {
     }
 }
 
-/// The most bytes that `work` holds at once on this thread, beside what was there before.
+/// Returns the most bytes that `work` holds at once on this thread, in addition to those held before.
 pub(crate) fn most<T>(work: impl FnOnce() -> T) -> (T, usize) {
     let before = HELD.with(Cell::get).0;
     HELD.with(|held| held.set((before, before)));
@@ -102,7 +102,7 @@ pub(crate) fn most<T>(work: impl FnOnce() -> T) -> (T, usize) {
     (result, (HELD.with(Cell::get).1 - before) as usize)
 }
 
-/// Runs `body` with buffer `at` of this thread refused. Returns whether `body` asked for that many.
+/// Runs `body` with buffer `at` of this thread refused. Returns true if `body` asked for that buffer.
 pub(crate) fn without<T>(at: Option<usize>, body: impl FnOnce() -> T) -> (T, bool) {
     LEFT.set(at);
     let end = body();
@@ -114,12 +114,12 @@ pub(crate) fn tell(told: Option<&'static AtomicBool>) {
     TOLD.set(told);
 }
 
-/// The process's count of allocations: how many the threads made that take part, and the largest of any thread. The test
-/// harness's own thread allocates a little whenever it runs, so it does not take part.
+/// Allocation count of the process: the number made by participating threads, and the largest of any thread. The test harness's
+/// own thread allocates a little whenever it runs, so it does not participate.
 pub(crate) struct Counts;
 
 impl Counts {
-    /// This thread takes part.
+    /// Adds this thread to the count.
     pub(crate) fn take_part() {
         COUNTED.set(true);
     }

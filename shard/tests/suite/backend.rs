@@ -1,4 +1,4 @@
-//! A backend that promises no more than it must.
+//! A backend that keeps only the promises it must keep.
 
 use crate::common::{Run, STAGES};
 use meshstep_comm::{Action, Communicator, InFlight, Op, Stats, Tickets, loopback};
@@ -7,7 +7,7 @@ use meshstep_tensor::{Buffer, Queue};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// A backend may leave anything in the chunks that a reduce-scatter does not promise.
+/// Backend that overwrites the chunks that a reduce-scatter leaves unspecified.
 #[derive(Debug)]
 struct Scribbling {
     inner: Arc<dyn Communicator>,

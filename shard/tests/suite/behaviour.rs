@@ -1,4 +1,4 @@
-//! What a step does beyond the plain case: skips, missing gradients, weights, groups, frozen and late parameters, threads.
+//! Steps beyond the plain case: skips, missing gradients, weights, groups, frozen and late parameters, threads.
 
 use crate::common::{Run, STAGES, adamw, draws, name, params, state};
 use meshstep_comm::{Communicator, loopback};
@@ -65,7 +65,7 @@ fn a_gradient_that_is_not_finite_on_one_rank_changes_nothing_anywhere() {
             })
             .unwrap()
             .into_iter()
-            // As if the skipped steps had never been.
+            // The end is as if the skipped steps had never been.
             .for_each(|end| assert_eq!(end, Run { steps: 2, ..run.clone() }.run().params));
         }
     }
@@ -97,7 +97,7 @@ fn missing_gradients_follow_the_policy() {
                 let rank = comm.rank();
                 let options = Options { stage, missing, ..Options::default() };
                 let mut opt = Optimizer::new(comm, layout(&[2, 2, 2]), adamw(), ones, options).unwrap();
-                // p0 has a gradient everywhere, p1 on rank 0 alone, p2 nowhere.
+                // p0 has a gradient on every rank, p1 on rank 0 only, p2 on none.
                 let mb = opt.micro_batch(1).unwrap();
                 mb.grad("p0", &[1f32, 1.0][..]).unwrap();
                 if rank == 0 {
@@ -125,7 +125,7 @@ fn missing_gradients_follow_the_policy() {
     }
 }
 
-/// What an earlier step left in a place does not count as this step's gradient.
+/// Values of an earlier step in a place do not count as this step's gradient.
 #[test]
 fn a_missing_gradient_is_zeros_even_where_one_was_before() {
     for stage in STAGES {
@@ -145,7 +145,7 @@ fn a_missing_gradient_is_zeros_even_where_one_was_before() {
     }
 }
 
-/// Every rank's pieces of the state, laid together by their ranges, are one rank's state.
+/// All ranks' pieces of the state, joined by their ranges, are the state of a single rank.
 #[test]
 fn state_pieces_cover_each_parameter_once() {
     let whole = Run { ranks: 1, gradients: crate::common::Gradients::Equal, ..Run::default() };
@@ -206,11 +206,11 @@ fn weights_are_over_ranks_and_micro_batches() {
             let Outcome::Applied { norm, .. } = outcome else { panic!("{outcome:?}") };
             assert!((norm - mean).abs() < 1e-12, "{norm}");
             assert!((first(&opt, 0) - (1.0 - mean as f32)).abs() < 1e-6);
-            // No weight anywhere is an error, on some ranks it is not.
+            // Zero weight on all ranks is an error; zero weight on some is not.
             for all in [false, true] {
                 let weight = u64::from(rank == 1 && !all);
                 let mb = opt.micro_batch(weight).unwrap();
-                // The mean over no samples is NaN, and counts for nothing.
+                // The mean over no samples is NaN, and does not count.
                 mb.grad("p0", &[if weight == 0 { f32::NAN } else { g }][..]).unwrap();
                 mb.finish().unwrap();
                 let before = first(&opt, 0);
@@ -308,7 +308,7 @@ fn frozen_parameters_are_kept_and_left_alone() {
             let rank = comm.rank() as f64;
             let layout =
                 Layout::builder().param("w", &[4], DType::F32).frozen("f", &[4], DType::F64).build().unwrap();
-            // Rank 0's values go to everyone.
+            // Rank 0's values are broadcast.
             let values = |_: &Param, mut out: SliceMut<'_>| out.cast_from(Slice::from(&[rank + 5.0; 4][..]));
             let options = Options { stage, ..Options::default() };
             let mut opt = Optimizer::new(comm, layout, Sgd::default(), values, options).unwrap();

@@ -1,4 +1,4 @@
-//! Whatever is sharded, however it is bucketed, in whatever order gradients come: the same bits.
+//! All shardings, bucketings and orders of gradients end with the same bits.
 
 use crate::common::{F32_MASTER, Gradients, Run, STAGES, WhichRule, cases, draws, long};
 use meshstep_shard::{Combine, Options, Stage};
@@ -91,7 +91,7 @@ fn sixteen_bit_parameters_with_a_master_agree_over_stages() {
     }
 }
 
-/// The master, not the rounded parameter, is what updates add up in.
+/// Updates accumulate in the master, not in the rounded parameter.
 #[test]
 fn sixteen_bit_parameters_are_their_masters_rounded() {
     let mut drawn = draws(1);

@@ -1,4 +1,5 @@
-//! What goes wrong on one rank, in a step or between two, is every rank's error; training goes on, or every rank is told.
+//! A fault on one rank, in a step or between two, is an error on every rank; afterwards training continues, or every rank gets an
+//! error.
 
 use crate::common::{Run, STAGES, adamw, draws, name, params, state};
 use meshstep_comm::{Communicator, loopback};
@@ -23,8 +24,8 @@ fn ahead() -> Run {
 
 type Wrong<'a> = &'a (dyn Fn(&Run, &mut Optimizer) -> Option<At> + Sync);
 
-/// One rank does `wrong` in its second step; every rank gets the same error, nothing changes, and training goes on: also
-/// where a bucket is updated before all of them have arrived.
+/// One rank does `wrong` in its second step; every rank gets the same error, nothing changes, and training continues: also if
+/// buckets are updated before all of them have arrived.
 fn one_rank_errs(stage: Stage, wrong: Wrong<'_>) -> Error {
     let [error, early] = [Run::default(), ahead()].map(|run| one_rank_errs_in(&run.stage(stage), wrong));
     assert_eq!(error.to_string(), early.to_string());
@@ -124,7 +125,7 @@ fn scalars_that_differ_are_named() {
         });
         let told = lr.to_string();
         assert_eq!(told, "ranks disagree on lr: rank 0 has 0.005, rank 2 has 0.25", "{stage:?}");
-        // One ulp is a difference, either way.
+        // One ulp is a difference, in either direction.
         for (next, theirs) in [
             (f64::next_up as fn(f64) -> f64, "0.005000000000000001"),
             (f64::next_down, "0.004999999999999999"),
@@ -166,7 +167,7 @@ fn gradients_are_discarded_together_finished_or_not() {
     }
 }
 
-/// A micro-batch dropped in the middle of several: the other ranks' buckets still meet this rank's zeros.
+/// A micro-batch of several is dropped: the other ranks' buckets still meet this rank's zeros.
 #[test]
 fn a_dropped_accumulation_is_a_fault_and_no_more() {
     for stage in STAGES {
@@ -194,7 +195,7 @@ fn a_dropped_accumulation_is_a_fault_and_no_more() {
     }
 }
 
-/// A scalar that f64 holds and f32 does not is refused before anything is written, on every rank.
+/// A scalar that f64 can hold and f32 cannot is refused on every rank, before anything is written.
 #[test]
 fn a_rate_beyond_f32_is_refused_before_anything_is_written() {
     for (lr, lr_scale) in [(1e39, 1.0), (1e10, 1e30), (f64::from_bits(u64::MAX), 1.0)] {
@@ -233,14 +234,14 @@ fn a_group_added_while_a_step_is_due_is_refused_on_every_rank() {
     assert!(told[1].starts_with("the step's last micro-batch"), "{told:?}");
 }
 
-/// A slot that never comes back cannot be waited for: every rank is told at once.
+/// A slot that never comes back cannot be waited for: every rank gets an error at once.
 #[test]
 fn a_leaked_slot_is_an_error_on_every_rank() {
     for (stage, non_finite) in
         STAGES.into_iter().flat_map(|s| [(s, NonFinite::Skip), (s, NonFinite::Propagate)])
     {
         let options = Options { stage, bucket_len: Some(64), non_finite, ..Options::default() };
-        // Nobody leaves before everybody was told.
+        // No rank leaves before every rank has its error.
         let told = Barrier::new(2);
         loopback::spawn(2, |comm| {
             let rank = comm.rank();
@@ -279,7 +280,7 @@ fn a_weight_that_f32_cannot_multiply_by_is_refused() {
     .unwrap();
 }
 
-/// A rank that leaves poisons the optimizer of the others: typed errors at once, and for good.
+/// A rank that leaves poisons the optimizer of the others: typed errors, at once and in later calls.
 #[test]
 fn a_rank_that_leaves_is_an_error_on_the_others() {
     for (stage, run) in STAGES.into_iter().flat_map(|s| [(s, Run::default()), (s, ahead())]) {

@@ -1,4 +1,4 @@
-//! Sharded parameters: gathered whole while they are read, freed afterwards, the same on every rank; and what goes wrong.
+//! Sharded parameters: gathered whole while they are read, freed afterwards, the same on every rank; and their failures.
 
 use crate::common::{F32_MASTER, Run, fetch, name, param, params};
 use meshstep_comm::{Communicator, Kind, loopback};
@@ -39,7 +39,7 @@ fn step(opt: &mut Optimizer) -> Result<Outcome, Error> {
     opt.step(At::default())?.outcome()
 }
 
-/// At every read each rank has what replicas have, whatever else is on its way: other units, gradients, another thread's.
+/// At every read each rank has the replicas' values, while other units, gradients and another thread's data are in flight.
 #[test]
 fn what_is_read_is_what_replicas_have() {
     for ranks in [1, 2, 3, 4] {
@@ -81,7 +81,7 @@ fn what_is_read_is_what_replicas_have() {
                     units.reverse();
                     crate::common::pass(&mb, &units, |unit| {
                         same(unit)?;
-                        // From threads, while the next unit travels.
+                        // From several threads, while the next unit is in flight.
                         std::thread::scope(|s| {
                             for i in own(unit.unit()) {
                                 let mb = &mb;
@@ -105,7 +105,7 @@ fn what_is_read_is_what_replicas_have() {
     }
 }
 
-/// What a rank keeps between gathers is its part of what they bring.
+/// A rank keeps its own part of a unit between gathers.
 #[test]
 fn each_rank_keeps_its_own_part() {
     for stage in crate::common::STAGES {
@@ -131,7 +131,7 @@ fn each_rank_keeps_its_own_part() {
     }
 }
 
-/// Two units fit, whichever goes first; a third takes memory for as long as it is there.
+/// Two units fit in either order; a third takes memory until it is dropped.
 #[test]
 fn dropping_a_unit_frees_it() {
     loopback::spawn(2, |comm| {
@@ -204,14 +204,14 @@ fn what_is_asked_of_the_wrong_unit_is_told() {
         assert_eq!(unit(held.param("b.w").unwrap_err()), elsewhere);
         assert!(matches!(held.param("x"), Err(Error::UnknownParam { .. })));
         drop(held);
-        // None of it was a gather.
+        // No refused call was a gather.
         drop(opt.gather("a").unwrap());
         step(&mut opt).unwrap();
     })
     .unwrap();
 }
 
-/// A tied parameter that its bucket is called by is gathered by either name, and no unit has its other one.
+/// A tied parameter that names its bucket's unit gathers it by either name; no other unit has its second name.
 #[test]
 fn a_unit_goes_by_every_name_of_its_parameter() {
     let layout = || {
@@ -224,7 +224,7 @@ fn a_unit_goes_by_every_name_of_its_parameter() {
             let options = Options { stage, ..Options::default() };
             let mut opt = Optimizer::new(comm, layout(), Sgd::default(), first, options).unwrap();
             opt.also_called("head", "table").unwrap();
-            // That of another unit is no name of this one.
+            // A name of another unit does not name this one.
             ["v", "last"].iter().for_each(|alias| opt.also_called(alias, "w").unwrap());
             assert_eq!(opt.gather("last").unwrap().unit(), "last");
             let read = |opt: &Optimizer, unit: &str, name: &str| {
@@ -237,7 +237,7 @@ fn a_unit_goes_by_every_name_of_its_parameter() {
                 assert_eq!(read(&opt, unit, name), table, "{unit} {name} {stage:?}");
             }
             assert_eq!(opt.unit_of("head").unwrap(), Some("table"));
-            // No unit is called by a parameter that is in one of another name.
+            // A parameter in a named unit does not name a unit.
             for name in ["v", "w"] {
                 let told = opt.gather(name).unwrap_err();
                 assert!(matches!(told, Error::Unit(UnitError::Unknown { count: 3, .. })), "{told}");
@@ -260,7 +260,7 @@ fn a_unit_goes_by_every_name_of_its_parameter() {
     }
 }
 
-/// A parameter that its bucket is not called by may have a unit's name.
+/// A parameter that does not name its bucket's unit may have the name of a unit.
 #[test]
 fn a_unit_may_have_a_name_by_which_nothing_is_gathered() {
     let add = |layout: LayoutBuilder, name: &str| layout.param(name, &[9], DType::F32);
@@ -269,7 +269,7 @@ fn a_unit_may_have_a_name_by_which_nothing_is_gathered() {
         let layout = add(add(add(Layout::builder(), "a"), "u").unit("u"), "w").build().unwrap();
         let mut opt = Optimizer::new(comm, layout, Sgd::default(), first, options).unwrap();
         opt.also_called("u", "u").unwrap();
-        // Nor by another name of that parameter.
+        // Another name of that parameter does not gather either.
         opt.also_called("z", "u").unwrap();
         let told = opt.gather("z").unwrap_err();
         assert!(matches!(told, Error::Unit(UnitError::Unknown { .. })), "{told}");
@@ -282,7 +282,7 @@ fn a_unit_may_have_a_name_by_which_nothing_is_gathered() {
     .unwrap();
 }
 
-/// Whole parameters are read through their units too, so that a model need not know the stage.
+/// Units also work at stages with whole parameters, so that a model need not know the stage.
 #[test]
 fn units_are_there_at_every_stage() {
     for stage in crate::common::STAGES {
@@ -309,7 +309,7 @@ fn param_of(name: &str) -> Vec<u8> {
     Slice::from(&values[..]).bytes().unwrap().to_vec()
 }
 
-/// Units of one length cannot be told apart on the wire: the step tells, and nothing has changed.
+/// Units of one length cannot be distinguished on the wire: the step returns an error, and nothing has changed.
 #[test]
 fn ranks_that_gather_different_units_are_told_by_the_step() {
     loopback::spawn(3, |comm| {
@@ -321,13 +321,14 @@ fn ranks_that_gather_different_units_are_told_by_the_step() {
         let told = step(&mut opt).unwrap_err().to_string();
         assert!(told.starts_with("ranks disagree on buckets and gathers sent"), "{told}");
         assert_eq!(params(&opt), before);
-        // What was gathered apart stays apart.
+        // The ranks' orders of gathers still differ.
         assert!(matches!(step(&mut opt), Err(Error::Disagree { .. })));
     })
     .unwrap();
 }
 
-/// Units of other lengths, and one rank that steps, or evaluates no more, while others gather: an error on every rank, at once.
+/// Units of different lengths, or one rank that steps or ends its evaluation while others gather: an error on every rank, at
+/// once.
 #[test]
 fn ranks_that_part_in_a_gather_are_told_at_once() {
     type Odd = fn(&mut Optimizer) -> Result<(), Error>;
@@ -341,7 +342,7 @@ fn ranks_that_part_in_a_gather_are_told_at_once() {
         },
     ];
     for odd in odd {
-        // Nobody leaves before everybody was told.
+        // No rank leaves before every rank has its error.
         let told = Barrier::new(3);
         loopback::spawn(3, |comm| {
             let rank = comm.rank();
@@ -367,7 +368,7 @@ fn a_rank_that_leaves_during_a_gather_is_an_error_on_the_others() {
             }
             let pending = opt.start_gather("d");
             if early {
-                // Dropped on its way: the next call tells.
+                // Dropped in flight: the next call returns the error.
                 drop(pending);
             } else {
                 let gathered = pending.and_then(|pending| pending.wait()).map(drop);
@@ -380,7 +381,7 @@ fn a_rank_that_leaves_during_a_gather_is_an_error_on_the_others() {
     }
 }
 
-/// Values are asked for in registration order, whole, one at a time; a failure is every rank's.
+/// Initial values are requested in registration order, whole, one at a time; a failure is an error on every rank.
 #[test]
 fn first_values_come_whole_and_in_order() {
     for initial in [Initial::Broadcast, Initial::Compare] {
@@ -404,7 +405,7 @@ fn first_values_come_whole_and_in_order() {
             }
             let peak = opt.options().meter.peak_total();
             assert_eq!(peak, opt.options().meter.live_total(), "values are staged where units will be");
-            // Nothing written is zeros, whatever was there before.
+            // Values that the initializer does not write are zeros, whatever the memory held before.
             let some = |p: &Param, out: SliceMut<'_>| if p.name() == "b.w" { Ok(()) } else { first(p, out) };
             let opt = Optimizer::new(comm.clone(), layout(), Sgd::default(), some, options.clone()).unwrap();
             assert!(param(&opt, "b.w").iter().all(|&byte| byte == 0));
@@ -432,7 +433,7 @@ fn first_values_come_whole_and_in_order() {
     }
 }
 
-/// A later group's parameters join the units of their names.
+/// A later group's parameters join the units of the same names.
 #[test]
 fn later_groups_join_units() {
     loopback::spawn(2, |comm| {
@@ -445,7 +446,7 @@ fn later_groups_join_units() {
         let seen = ["b.w", "b.late"].map(|name| b.param(name).unwrap().typed::<f32>().unwrap()[99]);
         assert_eq!(seen, [693.0 + 3.0 + 98.0, 693.0 + 6.0 + 98.0]);
         drop(b);
-        // b has grown, and with it the room for b and c; c and d still take more.
+        // b has grown, and with it the memory for b and c; c and d still take more.
         assert_eq!(opt.options().meter.peak(Category::Gathered), (128 + 384) * 4);
         assert_eq!(opt.options().meter.live(Category::Gathered), (128 + 384) * 4);
     })

@@ -1,5 +1,5 @@
-//! A rule that is another one on some rank, whichever rule and whatever of it: refused when it is given, and where it changes
-//! later by the next step and by `verify`, which name what differs.
+//! A rule that differs on one rank, in any field of any rule, is refused at construction; if it changes later, the next step and
+//! `verify` find and name the difference.
 
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::{
@@ -11,12 +11,12 @@ use meshstep_tensor::{DType, Layout, Queue};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
-/// A user's rule, without kernels, that becomes another one when it is told to.
+/// A user's rule, without kernels, that becomes another one when a flag is set.
 #[derive(Clone, Debug)]
 struct Switched {
     rules: [Arc<dyn Rule>; 2],
     second: Arc<AtomicBool>,
-    /// Whether it has hyperparameters to tell.
+    /// True if it reports its hyperparameters.
     tells: bool,
 }
 
@@ -84,17 +84,17 @@ impl Rule for Switched {
     }
 }
 
-/// What differs, and the two rules.
+/// Field that differs, and the two rules.
 type Case = (&'static str, [Arc<dyn Rule>; 2]);
 
-/// A rule with one field changed at a time, called what ranks are told.
+/// Cases of a rule with one field changed at a time, named as in the error.
 macro_rules! changed {
     ($rule:ident, $base:expr; $($field:ident: $value:expr => $told:literal),* $(,)?) => {
         [$(($told, [Arc::new($base) as Arc<dyn Rule>, Arc::new($rule { $field: $value, ..$base }) as Arc<dyn Rule>])),*]
     };
 }
 
-/// The fields of every rule that sees single elements, and `own` ones.
+/// Cases of the fields that every element-wise rule has, and of `own` ones.
 macro_rules! elementwise {
     ($rule:ident, $base:expr; $($own:tt)*) => {
         changed!($rule, $rule { decay: Decay::FullyDecoupled { lr_max: 0.5 }, ..$base };
@@ -170,8 +170,8 @@ fn assert_told(rules: &Switched, what: &str, error: &Error) {
     assert!(told, "{what}, {rules:?}: {error}");
 }
 
-/// One rank's rule is the second, from the beginning or after a step; nothing has changed by then, and back with the first it
-/// goes on.
+/// One rank has the second rule, from the start or after a step. Nothing has changed at the error, and with the first rule back
+/// the run continues.
 fn differ(what: &str, rules: &[Arc<dyn Rule>; 2], tells: bool) {
     loopback::spawn(2, |comm| {
         let second = |second| Arc::new(AtomicBool::new(second));
@@ -203,7 +203,7 @@ fn of_rules_that_see_more() {
     layer_wise().iter().for_each(|(what, rules)| differ(what, rules, true));
 }
 
-/// What a rule does not tell as a number its name and its state may.
+/// A rule that reports no numbers is still compared by name and state.
 #[test]
 fn of_rules_that_tell_no_numbers() {
     let amsgrad: [Arc<dyn Rule>; 2] =

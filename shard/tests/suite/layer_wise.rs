@@ -1,4 +1,4 @@
-//! Rules that see more than an element: what they are refused, and that they see it under every other stage.
+//! Rules that see more than an element: refused at some stages, and correct at all others.
 
 use crate::common::{Run, STAGES, WhichRule, draws, hash, long, turns};
 use meshstep_comm::Communicator;
@@ -26,7 +26,7 @@ fn build(comm: Arc<dyn Communicator>, rule: impl Into<Groups>, stage: Stage) -> 
     Optimizer::new(comm, layout(), rule, first, options)
 }
 
-/// Parameters after five steps, which every rank must have alike.
+/// Returns the parameters after five steps, which must agree on all ranks.
 fn muon(ranks: usize, stage: Stage) -> Vec<Vec<u8>> {
     let ends = meshstep_comm::loopback::spawn(ranks, |comm| {
         let mut opt = build(comm, Muon::default(), stage).unwrap();
@@ -62,7 +62,7 @@ fn muon_runs_where_matrices_are_whole() {
     }
 }
 
-/// The rate fits, and does not once it is adjusted to the matrix of the other rank.
+/// The rate is in range, but not once it is adjusted to the other rank's matrix.
 #[test]
 fn a_rate_beyond_one_ranks_matrix_is_refused_on_all() {
     meshstep_comm::loopback::spawn(2, |comm| {
@@ -88,7 +88,7 @@ fn a_rate_beyond_one_ranks_matrix_is_refused_on_all() {
     .unwrap();
 }
 
-/// A ratio that takes the rate out of range is not used, on any rank.
+/// A ratio that takes the rate out of range is not used on any rank.
 #[test]
 fn a_ratio_too_large_for_the_rate_is_one() {
     for stage in [Stage::Replicated, Stage::Zero1] {
@@ -172,7 +172,7 @@ fn muon_is_refused_a_bias_which_may_join_with_another_rule() {
     assert!(outcome.unwrap().iter().all(|b| (b + 0.25).abs() < 1e-6));
 }
 
-/// Two layouts, one of them layer-wise, and a parameter that is left alone.
+/// Two layouts, one of them layer-wise, and a parameter without a gradient.
 #[test]
 fn layer_wise_rules_stand_beside_others_and_missing_gradients() {
     let run = |ranks, stage| {
@@ -223,7 +223,7 @@ fn equal_gradients_end_alike_after_fifty_steps() {
         let run = Run { rule, gradients, steps: 50, ..Run::default() };
         let one = Run { ranks: 1, ..run.clone() }.stage(Stage::Replicated).run();
         for (i, ranks) in [8, 7, 4, 3, 2, 1].into_iter().enumerate() {
-            // Each number of ranks is for one of the two rules where a run is not long.
+            // Short runs try each number of ranks with one of the two rules.
             if !long() && (r + i) % 2 > 0 || !drawn() {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! Loss scaling through sharded steps: the scale a gradient is divided by, the one that comes next, and who must agree.
+//! Loss scaling through sharded steps: the scale that divides a gradient, the next scale, and the agreement of ranks.
 
 use crate::common::STAGES;
 use meshstep_comm::{Communicator, loopback};
@@ -86,7 +86,7 @@ fn the_scale_goes_with_micro_batches_factors_and_clipping() {
     }
 }
 
-/// One rank overflows; every rank's scale goes as the documented table says, through a save and a restore.
+/// An overflow on one rank changes every rank's scale as the documented table says, across a save and a restore.
 #[test]
 fn an_overflow_on_one_rank_is_every_ranks() {
     let rule =
@@ -117,7 +117,7 @@ fn an_overflow_on_one_rank_is_every_ranks() {
     }
 }
 
-/// From 4 to 2 to 1 for free; then `max_skips` of them.
+/// Falls from 4 to 2 to 1 do not count; then `max_skips` skips are allowed.
 #[test]
 fn skips_count_once_the_scale_cannot_fall() {
     for (rule, free) in [(dynamic(4.0, 9), 2), (LossScale::Static(4.0), 0)] {
@@ -142,7 +142,7 @@ fn skips_count_once_the_scale_cannot_fall() {
     }
 }
 
-/// A scale that was restored may fall again: the skips before it were another scale's.
+/// A restored scale may fall again: the skips before the restore belonged to another scale.
 #[test]
 fn a_restored_scale_is_given_its_chance() {
     loopback::spawn(2, |comm| {
@@ -179,7 +179,7 @@ fn ranks_with_different_scales_are_told() {
             let error = step(&mut opt, at_one(), false).unwrap_err();
             assert_eq!(error.to_string(), told);
             assert_eq!(w(&opt), 0.0);
-            // An error is no step: the scale waits.
+            // An error is not a step: the scale does not change.
             assert_eq!(opt.loss_scale_state(), Some(if rank == 1 { state } else { usual }));
             opt.restore_loss_scale(usual).unwrap();
             let _ = step(&mut opt, at_one(), false).unwrap();
@@ -218,7 +218,7 @@ fn what_cannot_be_is_refused() {
         assert!(matches!(opt.restore_loss_scale(state), Err(Error::StepDue)));
         opt.discard_gradients().unwrap();
 
-        // 1e-30 alone is in range; over a scale of 4 it is not.
+        // 1e-30 is in range by itself; divided by a scale of 4 it is not.
         let grad_scale = if rank == 1 { 1e-30 } else { 1.0 };
         let error = step(&mut opt, At { grad_scale, ..at_one() }, false).unwrap_err();
         assert!(matches!(error, Error::Fault { rank: 1, fault: Fault::GradScale }), "{error}");

@@ -1,4 +1,4 @@
-//! Every test of the crate's public interface, one module a subject.
+//! All tests of the crate's public interface, one module per subject.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,

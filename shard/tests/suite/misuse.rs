@@ -1,4 +1,4 @@
-//! Bad input, on one rank or on all: an error that names the thing, the same on every rank; nothing changes.
+//! Bad input, on one rank or on all: an error that names its cause, the same on every rank; nothing changes.
 
 use crate::common::adamw;
 use meshstep_comm::loopback;
@@ -14,7 +14,7 @@ fn layout(names: &[&str]) -> Layout {
     names.iter().fold(Layout::builder(), |b, n| b.param(*n, &[3, 2], DType::F32)).build().unwrap()
 }
 
-/// What each of 3 ranks is told when it builds with what `of` gives it.
+/// Returns the error of each of 3 ranks that build with the arguments of `of`.
 fn built(of: impl Fn(usize) -> (Layout, Groups, Options) + Sync) -> Vec<String> {
     let told = loopback::spawn(3, |comm| {
         let (layout, groups, options) = of(comm.rank());

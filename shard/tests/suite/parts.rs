@@ -63,7 +63,7 @@ fn memory_is_that_of_all_parts_together() {
     }
 }
 
-/// Four blocks of two parameters, one of each part. Told, the second part's come first in their blocks.
+/// Four blocks of two parameters, one of each part. With positions (`told`), the second part's come first in their blocks.
 fn blocks(options: &Options, told: bool) -> Vec<Part> {
     let part = |(i, own)| {
         let block = |layout: LayoutBuilder, block| {
@@ -80,7 +80,7 @@ fn len(name: &str) -> usize {
     if name.ends_with('n') { 20 } else { 300 }
 }
 
-/// Steps of gradients in the order of `names`: how often the pool has grown, and what it had at most.
+/// Takes steps with gradients in the order of `names`. Returns how often the pool has grown, and its peak bytes.
 fn pool(opt: &mut Optimizer, names: &[String]) -> (u64, u64) {
     let mut grown = 0;
     for _ in 0..3 {
@@ -95,7 +95,7 @@ fn pool(opt: &mut Optimizer, names: &[String]) -> (u64, u64) {
     (grown, opt.options().meter.peak(Category::Buckets))
 }
 
-/// What is not told stands by its unit, and there in the order of the parts.
+/// Without positions, parameters stand by their unit, and within it in the order of the parts.
 #[test]
 fn buckets_of_parts_travel_as_a_backward_pass_fills_them() {
     for (stage, told) in [Stage::Zero2, Stage::Zero3].into_iter().flat_map(|s| [(s, true), (s, false)]) {
@@ -112,10 +112,10 @@ fn buckets_of_parts_travel_as_a_backward_pass_fills_them() {
             opt.add_parts(shared, zeros).unwrap();
             let planned = plan.memory(comm.rank(), &AdamW::default()).buckets;
             assert_eq!(pool(&mut opt, &backward), (0, planned), "{stage:?}, told: {told}");
-            // What is added later goes behind.
+            // Buckets added later go last.
             opt.add_param_group(layout(&["0late n", "1late n"], 20), AdamW::default(), zeros).unwrap();
             let late = ["1late n", "0late n"].map(str::to_owned);
-            // It has room of its own: two buckets.
+            // They have memory of their own: two buckets.
             let planned = planned + 2 * 128 * 4;
             assert_eq!(pool(&mut opt, &[&backward[..], &late].concat()), (0, planned), "{stage:?}");
             assert_eq!(pool(&mut opt, &[&late[..], &backward].concat()), (0, planned), "{stage:?}");
@@ -124,7 +124,7 @@ fn buckets_of_parts_travel_as_a_backward_pass_fills_them() {
     }
 }
 
-/// A plan is what an optimizer allocates from: neither takes a name of two.
+/// An optimizer allocates from a plan: both refuse a name for two things.
 #[test]
 fn names_of_two_are_refused_by_plan_and_optimizer() {
     for stage in STAGES {
@@ -157,7 +157,7 @@ fn names_of_two_are_refused_by_plan_and_optimizer() {
     }
 }
 
-/// What decides the order of buckets ranks have alike.
+/// Inputs to the order of buckets must agree on all ranks.
 #[test]
 fn ranks_that_would_send_in_another_order_are_refused() {
     let options = options(Stage::Zero2);
@@ -184,7 +184,7 @@ fn ranks_that_would_send_in_another_order_are_refused() {
     .unwrap();
 }
 
-/// Parts of another plan, or with names that are taken: every rank is told, and the optimizer goes on without them.
+/// Parts of another plan, or with names already taken: every rank gets an error, and the optimizer continues without them.
 #[test]
 fn what_does_not_belong_together_is_refused() {
     loopback::spawn(RANKS, |comm| {

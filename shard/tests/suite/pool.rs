@@ -1,5 +1,5 @@
-//! Memory for gradients on their way, at stages 2 and 3: one bucket of each family fills while another travels, and no rank waits
-//! for ever for what another lacks.
+//! Memory for gradients in flight, at stages 2 and 3: one bucket of each family fills while another travels, and no rank waits
+//! forever for a gradient that another lacks.
 
 use crate::common::draws;
 use meshstep_comm::{Communicator, loopback};
@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 const RANKS: usize = 2;
 const BLOCKS: usize = 6;
 
-/// What each block has of a part: names, lengths and types.
+/// Names, lengths and types of a part's parameters in each block.
 type Of = &'static [(&'static str, usize, DType)];
 
-/// Matrices fill a bucket each, norms three a bucket; in the last two types alternate within parts.
+/// Each matrix fills a bucket, three norms fill one; in the last two rows types alternate within parts.
 const FAMILIES: [&[Of]; 5] = [
     &[&[("w", 300, F32)]],
     &[&[("w", 300, F32)], &[("n", 20, F32)]],
@@ -31,7 +31,7 @@ const FAMILIES: [&[Of]; 5] = [
 /// A parameter of a block.
 type Whose = (String, usize, DType);
 
-/// As a backward pass comes to them.
+/// Parameters in the order of a backward pass.
 fn backward(parts: &[Of]) -> Vec<Whose> {
     let block = |b: usize| {
         let of_block = parts.iter().copied().flatten().rev();
@@ -91,8 +91,8 @@ fn traffic(outcome: Outcome) -> Traffic {
     }
 }
 
-/// The first rank comes to the second matrix when the other has not begun, so that the first matrix still travels and buckets of
-/// the other families are open: it waits for nobody. What the pool takes is what is planned.
+/// The first rank reaches the second matrix before the other has begun: the first matrix is still in flight and buckets of the
+/// other families are open, and the rank waits for none of them. The pool takes the planned memory.
 #[test]
 fn a_bucket_fills_while_another_of_its_family_travels() {
     for (parts, stage) in
@@ -128,7 +128,7 @@ fn a_bucket_fills_while_another_of_its_family_travels() {
     }
 }
 
-/// Of each family and type the longest two that follow each other, one where there is one; not of the family that is longest.
+/// Each family and type has memory for its own longest two consecutive buckets, or for one if it has only one.
 #[test]
 fn a_pool_is_two_buckets_of_each_family() {
     // Lengths in multiples of 128 elements; three norms of 64 a bucket are 256, two blocks of r 128.
@@ -154,7 +154,7 @@ fn names(parts: &[Of], i: usize) -> Vec<String> {
         .collect()
 }
 
-/// Types of a part, and parts, mixed: no bucket waits for one that is full later.
+/// With mixed types and parts, no bucket waits for one that fills later.
 #[test]
 fn buckets_travel_as_they_fill_whatever_their_types() {
     for parts in FAMILIES {
@@ -171,8 +171,8 @@ fn buckets_travel_as_they_fill_whatever_their_types() {
     }
 }
 
-/// What three steps end with, of which the second rank has no gradient of the first matrix in the first two: or hands over zeros,
-/// where it does not `lack` it. The model waits for all ranks after each gradient, or gathers the next block.
+/// Returns the results of three steps. In the first two the second rank has no gradient of the first matrix, or hands over zeros
+/// if `lack` is false. The model waits for all ranks after each gradient, or gathers the next block.
 fn steps(parts: &[Of], options: &Options, lack: bool) -> Vec<(Vec<String>, u64, Vec<Vec<u8>>)> {
     let config = loopback::Config { timeout: Duration::from_secs(300), ..loopback::Config::new(RANKS) };
     let order = backward(parts);
@@ -214,7 +214,7 @@ fn steps(parts: &[Of], options: &Options, lack: bool) -> Vec<(Vec<String>, u64, 
     ends.unwrap()
 }
 
-/// A rank waits for the bucket of a gradient that another lacks, which waits for that rank in the model: both go on.
+/// A rank waits for a bucket with a gradient that another rank lacks, and that rank waits for it in the model: both continue.
 #[test]
 fn a_gradient_that_one_rank_lacks_holds_up_no_collective_of_the_model() {
     let began = Instant::now();
@@ -257,16 +257,16 @@ fn a_gradient_that_one_rank_lacks_holds_up_no_collective_of_the_model() {
 enum Handed {
     There,
     Zeros,
-    /// It says that there is none.
+    /// It calls `none`.
     Says,
-    /// It finishes without.
+    /// It finishes its micro-batch without the gradient.
     Lacks,
 }
 
-/// After each of `steps` steps how often the pool has grown in it; the most bytes of buckets, and what parameters are.
+/// Growth of the pool in each of `steps` steps, the peak bytes of buckets, and the parameters.
 type Grown = (Vec<u64>, u64, Vec<Vec<u8>>);
 
-/// Steps in which each rank hands over `5w` as `handed` says of rank and step; all others are there.
+/// Takes steps in which each rank hands over `5w` as `handed` says for rank and step, and all other gradients.
 fn run_with(
     parts: &[Of],
     options: &Options,
@@ -301,7 +301,7 @@ fn run_with(
     ends.unwrap()
 }
 
-/// A gradient that is known to be missing costs no memory.
+/// A gradient declared missing costs no memory.
 #[test]
 fn a_bucket_need_not_wait_for_a_gradient_that_is_said_to_be_missing() {
     for missing in [Missing::Zero, Missing::SkipIfMissingEverywhere, Missing::AllOrNone] {
@@ -327,7 +327,8 @@ fn a_bucket_need_not_wait_for_a_gradient_that_is_said_to_be_missing() {
     }
 }
 
-/// A gradient that nobody speaks of holds all buckets back once. From then on its own bucket waits alone, until the gradient is back.
+/// A missing gradient that no rank declares delays all buckets once. From then on only its own bucket waits, until the gradient
+/// is back.
 #[test]
 fn a_bucket_that_lacked_a_gradient_travels_last() {
     for stage in [Stage::Zero2, Stage::Zero3] {
@@ -347,7 +348,7 @@ fn a_bucket_that_lacked_a_gradient_travels_last() {
     }
 }
 
-/// Where every bucket lacks something none is apart from the others: memory is the plan's, and what waits beyond it.
+/// If every bucket lacks a gradient, the order is unchanged: buckets use the plan's memory, and waiting ones grow the pool.
 #[test]
 fn buckets_that_all_lack_gradients_wait_for_each_other() {
     let parts = FAMILIES[0];
@@ -358,7 +359,7 @@ fn buckets_that_all_lack_gradients_wait_for_each_other() {
         let mut grown = 0;
         for t in 1..=4 {
             let mb = opt.micro_batch(1).unwrap();
-            // One rank hands over nothing, the other everything.
+            // One rank hands over no gradients, the other all.
             if rank == 0 {
                 backward(parts).iter().for_each(|param| hand_over(&mb, param, &values(param, rank, t)));
             }
@@ -374,7 +375,7 @@ fn buckets_that_all_lack_gradients_wait_for_each_other() {
     .unwrap();
 }
 
-/// Under [`Missing::Error`] it is the error that finishing without is.
+/// Under [`Missing::Error`] `none` has the same error as finishing without the gradient.
 #[test]
 fn a_gradient_that_is_said_to_be_missing_is_missing() {
     let parts = FAMILIES[0];
@@ -399,7 +400,7 @@ fn a_gradient_that_is_said_to_be_missing_is_missing() {
     .unwrap();
 }
 
-/// Of several micro-batches that are added up in place, one may be without.
+/// With several micro-batches that accumulate in place, one may lack a gradient.
 #[test]
 fn a_micro_batch_may_say_that_it_has_no_gradient() {
     for stage in [Stage::Replicated, Stage::Zero1, Stage::Zero2, Stage::Zero3] {
@@ -412,7 +413,7 @@ fn a_micro_batch_may_say_that_it_has_no_gradient() {
                     let mb =
                         if t % 2 == 1 { opt.accumulate(1).unwrap() } else { opt.micro_batch(1).unwrap() };
                     for param in &backward(parts) {
-                        // The first, the second, or both.
+                        // The gradient is missing in the first micro-batch, the second, or both.
                         let without =
                             param.0 == "5w" && t == 1 || param.0 == "4w" && t == 2 || param.0 == "3w";
                         match (without, says) {

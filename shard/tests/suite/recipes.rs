@@ -1,5 +1,4 @@
-//! Precisions: every combination works or is refused with a reason; the ones that work end with the same bits on any number
-//! of ranks.
+//! Precisions: every combination works or is refused with a reason; working ones end with the same bits on any number of ranks.
 
 use crate::common::{Gradients, PRECISIONS, Run, STAGES, WITH_STATE, draws, long, turns};
 use meshstep_comm::loopback;
@@ -7,7 +6,7 @@ use meshstep_optim::{AdamW, Rounding, Rule, Sgd};
 use meshstep_shard::{At, Groups, Master, Moments, Optimizer, Options, Precision, Stage};
 use meshstep_tensor::{DType, Layout, Param, Slice, SliceMut, bf16};
 
-/// Ranks end alike on equal gradients, stochastic rounding included, whatever is divided among them.
+/// With equal gradients all ranks end alike, stochastic rounding included, at every stage.
 #[test]
 fn any_number_of_ranks_ends_with_the_bits_of_one() {
     let (steps, mut drawn, mut met) = (if long() { 50 } else { 8 }, draws(1), 0);
@@ -15,7 +14,7 @@ fn any_number_of_ranks_ends_with_the_bits_of_one() {
         let grads = [dtype, DType::F32][row % 2];
         let grads = if dtype == DType::F64 { DType::F64 } else { grads };
         for (column, rule) in WITH_STATE.into_iter().enumerate() {
-            // A third of them in a run that is not long, of which each precision has five rules.
+            // Short runs try a third of the combinations: five rules for each precision.
             if !long() && (row + 2 * column) % 3 > 0 || !drawn() {
                 continue;
             }
@@ -23,7 +22,7 @@ fn any_number_of_ranks_ends_with_the_bits_of_one() {
             let run =
                 Run { rule, dtype, grads, options, steps, gradients: Gradients::Equal, ..Run::default() };
             let one = Run { ranks: 1, ..run.stage(Stage::Replicated) }.run();
-            // Together they meet every number of ranks with every stage. One rank is held against itself, so it comes last.
+            // Together they cover every number of ranks with every stage. A single rank is compared with itself, so it comes last.
             for ranks in turns(&[8, 2, 3, 4, 7, 1], met, 1) {
                 for stage in turns(&STAGES, met + met / 6, 1) {
                     let ended = Run { ranks, ..run.stage(stage) }.run();
@@ -35,7 +34,7 @@ fn any_number_of_ranks_ends_with_the_bits_of_one() {
     }
 }
 
-/// Neither how buckets are cut nor what else is in them changes a random bit; the seed and the name do.
+/// Random bits do not depend on how buckets are cut, nor on their other contents; they depend on seed and name.
 #[test]
 fn random_bits_depend_on_seed_and_name_alone() {
     let (dtype, precision) = PRECISIONS[7];
@@ -51,7 +50,7 @@ fn random_bits_depend_on_seed_and_name_alone() {
     assert_ne!(run(None, 2).params, first.params);
 }
 
-/// What an optimizer of one parameter says of a recipe, and two steps of it.
+/// Builds an optimizer of one parameter with a recipe, and takes two steps; returns its error.
 fn tried(dtype: DType, precision: Precision, rule: impl Rule + Clone + 'static) -> Result<(), String> {
     let layout = Layout::builder().param("p", &[70], dtype).build().unwrap();
     let options =
@@ -79,7 +78,7 @@ fn tried(dtype: DType, precision: Precision, rule: impl Rule + Clone + 'static) 
     results.swap_remove(0)
 }
 
-/// A word of why, or none where the combination works.
+/// A word of the expected refusal; `None` if the combination works.
 fn reason(dtype: DType, precision: Precision, (retention, states): (f64, usize)) -> Option<&'static str> {
     let Precision { master, moments, rounding, .. } = precision;
     let stochastic = rounding == Rounding::Stochastic;
@@ -128,7 +127,7 @@ fn every_combination_works_or_is_refused_with_a_reason() {
     assert_eq!((works, refused), (32, 112));
 }
 
-/// Each type of a mixed layout takes what is for it, and a later group need not use what an earlier one does.
+/// Each type of a mixed layout takes the settings that apply to it, and a later group need not use those of an earlier one.
 #[test]
 fn types_mix() {
     let layout =

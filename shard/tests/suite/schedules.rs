@@ -1,4 +1,4 @@
-//! Learning rates by a schedule: the same on every rank or refused at construction, and each step's own over skips, errors and
+//! Learning rates by a schedule: the same on every rank or refused at construction, and correct across skips, errors and
 //! restarts.
 
 use meshstep_comm::{Communicator, loopback};
@@ -76,7 +76,7 @@ fn value(opt: &Optimizer) -> f32 {
     opt.param("w").unwrap().typed::<f32>().unwrap()[0]
 }
 
-/// A skipped step has had its rate; one that was an error has it again.
+/// A skipped step consumes its rate; a failed step gets the same rate again.
 #[test]
 fn rates_are_the_schedules_over_skips_errors_and_restarts() {
     let cosine = || schedule(0.3, Cosine::new(3, 20)).after_warmup(4, 0.1).unwrap();
@@ -99,7 +99,7 @@ fn rates_are_the_schedules_over_skips_errors_and_restarts() {
                 taken += u64::from(outcome.is_ok());
             }
             assert_eq!((taken, opt.steps()), (5, 5));
-            // Elsewhere and later.
+            // Continue in another optimizer.
             let first = value(&opt);
             let from = |_: &Param, mut w: SliceMut<'_>| w.copy_from((&[first; 3][..]).into());
             let mut later = Optimizer::new(comm, layout(), Sgd::default(), from, options).unwrap();
@@ -125,12 +125,12 @@ fn another_rate_than_the_schedules_is_an_error_on_every_rank() {
         let other = if rank == 1 { At { lr: at.lr.next_down(), ..at } } else { at };
         let told = step(&mut opt, other, Some(1.0));
         assert!(matches!(told, Err(Error::Fault { rank: 1, fault: Fault::Schedule })), "{told:?}");
-        // The rate of an earlier step is no rate of this one's.
+        // The rate of an earlier step is wrong for this one.
         let _ = step(&mut opt, at, Some(1.0)).unwrap();
         let told = step(&mut opt, at, Some(1.0));
         assert!(matches!(told, Err(Error::Fault { rank: 0, fault: Fault::Schedule })), "{told:?}");
         assert_eq!((value(&opt), opt.steps()), (-0.3, 1));
-        // One rank goes on from elsewhere.
+        // One rank continues from another step.
         opt.restore_steps(if rank == 2 { 7 } else { 1 }).unwrap();
         let at = opt.scheduled().unwrap();
         let told = step(&mut opt, at, Some(1.0));

@@ -1,4 +1,4 @@
-//! Ranks that should hold the same are compared bit by bit, and what one rank alone holds with what it wrote.
+//! Ranks that should hold the same are compared bit by bit, and a vector that one rank alone holds with its last update.
 
 use crate::common::elsewhere::Elsewhere;
 use crate::common::{
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
-/// Every rank owns some of every kind of parameter, at every stage.
+/// Every rank owns a part of every kind of parameter, at every stage.
 fn wide() -> Run {
     let options = Options { bucket_len: Some(400), ..Options::default() };
     Run { lens: vec![300, 70, 130, 500, 64, 90], options, ..Run::default() }
@@ -22,7 +22,7 @@ fn take(run: &Run, opt: &mut Optimizer, t: u64) -> Result<(), Error> {
     opt.step(run.at(t))?.outcome().map(drop)
 }
 
-/// Where this rank has some of a vector: a parameter, an element, its bits.
+/// Finds an element of a vector that this rank holds: its parameter, index and bits.
 fn target(opt: &Optimizer, slot: &str) -> (String, usize, u64) {
     let bits = |bytes: &[u8], size: usize, i: usize| {
         let mut word = [0; 8];
@@ -62,8 +62,8 @@ fn difference(error: &Error) -> Difference {
     }
 }
 
-/// One rank's bit flips between two steps: `verify` and the next step say the same of it, on every rank; once it is flipped
-/// back training goes on as if nothing had been.
+/// Flips a bit on one rank between two steps: `verify` and the next step report the same difference on every rank; after flipping
+/// it back training continues unchanged.
 fn flipped(run: &Run, slot: &'static str, odd: usize, bit: u32) -> (Difference, (String, usize, u64)) {
     let ranks = loopback::spawn(run.ranks, |comm| {
         let rank = comm.rank();
@@ -138,7 +138,7 @@ fn a_step_that_goes_ahead_of_its_gradients_verifies_too() {
     }
 }
 
-/// Two changes of what one rank alone holds are noticed, and not blamed on one element.
+/// Two changes of a vector that one rank alone holds are found, and not attributed to one element.
 #[test]
 fn more_than_one_change_is_told_as_such() {
     let run = wide().stage(Stage::Zero2);
@@ -160,7 +160,7 @@ fn more_than_one_change_is_told_as_such() {
     assert_eq!(told[0].values(), None);
 }
 
-/// Several differences at once: the first is told, and how many others there are.
+/// With several differences the first is reported, and the number of the others.
 #[test]
 fn the_first_of_several_differences_is_told() {
     let run = wide().stage(Stage::Zero1);
@@ -180,7 +180,7 @@ fn the_first_of_several_differences_is_told() {
         difference(&opt.verify().unwrap_err())
     });
     for told in told.unwrap() {
-        // Two of four differ, each in another way: the other two are no majority.
+        // Two of four ranks differ, each in another way: the other two are no majority.
         assert_eq!((&told.param[..], told.slot, told.element, told.more), ("p0", "param", Some(67), 3));
         assert_eq!((told.majority(), told.odd()), (None, vec![]));
         let hashes: Vec<u64> = told.held.iter().map(|held| held.hash).collect();
@@ -219,7 +219,7 @@ fn numbers_are_compared_by_their_bits() {
     }
 }
 
-/// No false alarm in many steps of changing values, and a report of every vector.
+/// No false alarm in many steps of changing values, and a report on every vector.
 #[test]
 fn clean_steps_raise_no_alarm() {
     let steps = u64::from(cases(400, 5000));
@@ -253,7 +253,7 @@ fn clean_steps_raise_no_alarm() {
     }
 }
 
-/// What a verification reads and sends, to the byte; it is no part of a step's traffic.
+/// Bytes that a verification reads and sends, exactly; a step's traffic does not include them.
 #[test]
 fn a_verification_costs_what_it_says() {
     let run = Run { lens: vec![640, 256], ranks: 4, rule: WhichRule::AdamW, ..wide() };
@@ -277,7 +277,7 @@ fn a_verification_costs_what_it_says() {
             let own: usize = opt.params().map(|p| opt.state(p.name()).unwrap().range.len()).sum();
             assert!(own == 896 || stage != Stage::Replicated);
             assert_eq!(verified.bytes, 4 * (896 + 2 * own as u64));
-            // A ring sends all but its own chunk, twice: two words a vector, then three.
+            // A ring sends all chunks but its own, twice: two words a vector, then three.
             let rank = opt.comm().rank();
             let ring = |words: usize| 16 * (words - words / 4 - usize::from(rank < words % 4)) as u64;
             assert_eq!(verified.compared, if stage == Stage::Replicated { 6 } else { 2 });
@@ -287,7 +287,7 @@ fn a_verification_costs_what_it_says() {
     }
 }
 
-/// Between verifications nothing is kept; what changes between the last update and the verification is noticed.
+/// Between verifications no hashes are kept; a change between the last update and the verification is found.
 #[test]
 fn every_second_step_keeps_what_it_needs() {
     let run = wide().stage(Stage::Zero2);
@@ -307,7 +307,7 @@ fn every_second_step_keeps_what_it_needs() {
             if rank == 0 {
                 flip(&mut opt);
             }
-            // Even steps verify; an odd one takes the flipped bit for its own, and writes it.
+            // Even steps verify; an odd step uses the flipped bit as its own value, and writes it.
             let told = take(&run, &mut opt, t);
             assert_eq!(told.is_err(), t % 2 == 0, "{t}: {told:?}");
             if t % 2 == 0 {
@@ -351,7 +351,7 @@ fn the_middle_of_a_step_is_refused() {
     }
 }
 
-/// A rank that has begun a step alone: it is told so, the others of it.
+/// One rank has begun a step: it gets that error, and the others learn which rank it is.
 #[test]
 fn a_rank_in_the_middle_of_a_step_is_told_of() {
     let run = Run { micro_batches: 2, ..wide() }.stage(Stage::Zero1);
@@ -376,7 +376,7 @@ fn a_rank_in_the_middle_of_a_step_is_told_of() {
     .unwrap();
 }
 
-/// Different calls: an error on every rank, and nobody waits.
+/// Different calls are an error on every rank, and no rank waits.
 #[test]
 fn ranks_that_part_are_told() {
     let run = wide();
@@ -415,7 +415,7 @@ fn ranks_that_part_are_told() {
     }
 }
 
-/// What most of three or more ranks hold is what all have afterwards.
+/// After a repair all ranks hold the values of a majority of at least three ranks.
 #[test]
 fn a_majority_repairs() {
     for (stage, slots) in [
@@ -467,7 +467,7 @@ fn nobody_is_outvoted_by_as_many() {
                 let (name, element, _) = target(&opt, slot);
                 opt.flip_bit(&name, slot, element, 0).unwrap();
             }
-            // What could be repaired is not, where something else cannot.
+            // A repairable difference is not repaired while another one is not repairable.
             if rank == ranks - 1 {
                 opt.flip_bit("p4", "param", 1, 1).unwrap();
             }
@@ -530,7 +530,7 @@ fn reduced_gradients_are_compared_on_demand() {
     .unwrap();
 }
 
-/// One rank alone: everything is checked against what it wrote; parameters that come later too, from their first update on.
+/// A single rank: every vector is compared with its last update, including parameters added later, from their first update on.
 #[test]
 fn a_rank_alone_and_parameters_that_come_later() {
     let run = Run { ranks: 1, ..wide() };
@@ -551,8 +551,8 @@ fn a_rank_alone_and_parameters_that_come_later() {
     loopback::spawn(1, alone).unwrap();
 }
 
-/// A hyperparameter that has changed on one rank since ranks compared them is told before the step uses it, whether its rule has
-/// kernels or not.
+/// A hyperparameter that changes on one rank after construction is found before a step uses it, for rules with and without
+/// kernels.
 #[test]
 fn hyperparameters_are_compared_by_their_bits() {
     for (kernels, verifying) in [(true, false), (false, false), (false, true), (true, true)] {

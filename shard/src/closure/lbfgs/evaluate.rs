@@ -1,4 +1,4 @@
-//! One evaluation: the point out to every rank, the closure's gradients back.
+//! One evaluation: publishes the point to every rank, and returns the closure's gradients.
 
 use crate::{Combine, Error, Fault, MicroBatch, Missing, NotForLbfgs, Optimizer};
 use meshstep_optim::Loss;
@@ -6,20 +6,20 @@ use meshstep_tensor::{DType, Slice, SliceMut};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// What a closure's error becomes.
+/// Error of a caller's closure.
 pub(crate) type Failed = Box<dyn std::error::Error + Send + Sync>;
 
-/// Where each bucket's owned elements lie in this rank's one vector.
+/// Layout of each bucket's owned elements in this rank's vector.
 #[derive(Debug)]
 pub(super) struct Spread {
-    /// The first element of each bucket.
+    /// First element of each bucket.
     firsts: Vec<usize>,
     len: usize,
     dtype: DType,
 }
 
 impl Spread {
-    /// What this rank owns, end to end.
+    /// Lays this rank's owned elements end to end.
     pub(super) fn new(opt: &Optimizer) -> Result<Self, Error> {
         let plans = || opt.handover.fixed.buckets.iter().map(|kept| &kept.plan);
         let first = plans().next().map_or(DType::F32, |plan| plan.update);
@@ -42,11 +42,11 @@ impl Spread {
         self.dtype
     }
 
-    /// The elements that this rank adds to sums: over all ranks every one once.
+    /// Returns the elements that this rank adds to sums: all ranks together count each element once.
     pub(super) fn counted(&self, opt: &Optimizer) -> Vec<Range<usize>> {
         let mut counted = Vec::new();
         for ((kept, owned), first) in opt.handover.fixed.buckets.iter().zip(&opt.buckets).zip(&self.firsts) {
-            // Of ranks that hold the same one counts it.
+            // If several ranks hold a range, one of them counts it.
             for (range, place) in owned.ranges().filter(|_| kept.among.counts) {
                 let both = kept.counted.iter().map(|c| c.start.max(range.start)..c.end.min(range.end));
                 let here = |c: Range<usize>| {
@@ -58,7 +58,7 @@ impl Spread {
         counted
     }
 
-    /// Collectives that gather the parameters, and that reduce the gradients.
+    /// Returns the number of collectives that gather the parameters, and of those that reduce the gradients.
     pub(super) fn collectives(&self, opt: &Optimizer) -> (u64, u64) {
         let buckets = &opt.handover.fixed.buckets;
         let gathers: usize = buckets.iter().map(|kept| kept.gathered.len()).sum();
@@ -75,9 +75,9 @@ impl Spread {
         Ok(())
     }
 
-    /// Writes `x` into the parameters this rank owns, and brings everybody's to everyone. Collective.
+    /// Writes `x` into the parameters this rank owns, and gathers all parameters on all ranks. Collective.
     pub(super) fn publish(&self, opt: &mut Optimizer, x: Slice<'_>) -> Result<(), Error> {
-        // Nobody is to wait for a bucket that does not come, this rank itself for others' parts of earlier ones neither.
+        // After an error, abort: other ranks must not wait for buckets that do not come, nor this rank for theirs.
         let sent = self.send(opt, x).map_err(|error| opt.handover.alone(error));
         let landed = opt.room.gathering.land(&opt.handover.fixed.queue, &mut opt.buckets);
         sent.and(landed.map_err(|error| opt.handover.alone(error)))
@@ -104,13 +104,13 @@ impl Spread {
         Ok(())
     }
 
-    /// The first element of bucket `b` in this rank's vector.
+    /// Returns the first element of bucket `b` in this rank's vector.
     #[cfg(feature = "checkpoint")]
     pub(super) fn first(&self, b: usize) -> usize {
         self.firsts[b]
     }
 
-    /// Bucket `b`'s part of this rank's vector.
+    /// Returns bucket `b`'s range in this rank's vector.
     fn part(&self, b: usize) -> Range<usize> {
         self.firsts[b]..self.firsts.get(b + 1).copied().unwrap_or(self.len)
     }
@@ -121,13 +121,13 @@ impl Spread {
 pub(super) struct Evaluation<'a> {
     pub(super) opt: &'a mut Optimizer,
     pub(super) spread: &'a Spread,
-    /// What this rank has ended it by for all.
+    /// Error with which this rank has ended the run on all ranks.
     pub(super) cause: Option<Error>,
 }
 
 impl Evaluation<'_> {
-    /// The closure at `x`: this rank's reduced gradient into `grad`, its loss back. Collective, whatever fails: what the other
-    /// ranks are not told of afterwards ends it for them.
+    /// Evaluates the closure at `x`: writes this rank's reduced gradient to `grad` and returns its loss. Collective even if it
+    /// fails: an error that the ranks do not exchange afterwards aborts the run.
     pub(super) fn run<E: Into<Failed>>(
         &mut self,
         x: Slice<'_>,
@@ -151,7 +151,7 @@ impl Evaluation<'_> {
         let told = backward(self.opt, 1, closure);
         let told = told.and_then(|loss| missing(self.opt).map_or(Ok(loss), Err));
         if let (Err(error), Err(failure)) = (&told, self.opt.handover.healthy()) {
-            // A closure may have met no more than what had ended it already.
+            // The closure may only have met the failure that had ended the run already.
             return Err(if matches!(error, Error::Closure { .. }) { failure } else { error.clone() });
         }
         self.opt.handover.settle()?;
@@ -161,7 +161,7 @@ impl Evaluation<'_> {
         let forgotten = self.opt.forget();
         read.and(forgotten)?;
         let value = told?;
-        // Of ranks that compute the same micro-batch the first one's loss counts.
+        // Among ranks that compute the same micro-batch, the first one's loss counts.
         let counts = self.opt.handover.fixed.place.first;
         let value = if counts { value } else { 0.0 };
         Ok(match self.opt.options().combine {
@@ -171,7 +171,7 @@ impl Evaluation<'_> {
     }
 }
 
-/// One micro-batch through the closure; its buckets are on their way afterwards, also where it failed.
+/// Runs one micro-batch through the closure; its buckets are in flight afterwards, even after a failure.
 pub(crate) fn backward<E: Into<Failed>>(
     opt: &mut Optimizer,
     weight: u64,
@@ -191,7 +191,7 @@ pub(crate) fn backward<E: Into<Failed>>(
     told
 }
 
-/// What is wrong with a micro-batch in which a gradient is missing.
+/// Returns the error of a micro-batch with a missing gradient.
 fn missing(opt: &mut Optimizer) -> Option<Error> {
     let first = *opt.progress.missing.get_mut();
     let entry = opt.entries.get(first).filter(|_| opt.options.missing == Missing::Error)?;

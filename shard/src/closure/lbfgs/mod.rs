@@ -1,4 +1,4 @@
-//! L-BFGS over a layout whose parameters and history are sharded.
+//! L-BFGS over a layout with sharded parameters and history.
 
 mod evaluate;
 mod refusal;
@@ -20,16 +20,16 @@ use meshstep_tensor::{Buffer, Category, Layout, Param, Slice, SliceMut};
 use std::fmt::Write;
 use std::sync::Arc;
 
-/// [`Lbfgs`] on the parameters of a layout, each rank holding the history of what it owns: `2 (history_len + 1) + 6` vectors
-/// of a shard at most.
+/// [`Lbfgs`] on the parameters of a layout; each rank holds the history of its own shard, at most `2 (history_len + 1) + 6`
+/// vectors of a shard.
 ///
 /// Every evaluation writes the point into the parameters this rank owns, gathers them, hands a
 /// [`MicroBatch`](crate::MicroBatch) to the closure and reduces its gradients, under any [`Stage`](crate::Stage). A parameter
-/// without a gradient counts as zeros unless [`Missing::Error`](crate::Missing::Error) says otherwise.
+/// without a gradient counts as zeros, except under [`Missing::Error`](crate::Missing::Error).
 ///
-/// With [`Options::queue`] on a GPU and a communicator of GPUs all of this is there, with the CPU's bits wherever NCCL's sums
-/// have them. The closure reads parameters and hands over gradients there, in the queue's order. The way along the direction is
-/// chosen by the host, which waits for what each evaluation brings and for each exchange.
+/// With [`Options::queue`] on a GPU and a communicator of GPUs, all memory is on the GPU, and results have the CPU's bits
+/// wherever NCCL's sums have. The closure reads parameters and hands over gradients on the GPU, in the queue's order. The host
+/// chooses the step length, and waits for the result of each evaluation and for each exchange.
 ///
 /// ```
 /// use meshstep_optim::{Lbfgs, LineSearch};
@@ -58,24 +58,24 @@ pub struct ShardedLbfgs {
     rule: Lbfgs,
     opt: Optimizer,
     spread: Spread,
-    /// The point: what this rank owns of it.
+    /// This rank's shard of the point.
     x: Buffer,
     state: LbfgsState,
     folding: Folding,
 }
 
-/// What a step did: the same on every rank.
+/// Result of a step: the same on every rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LbfgsStep {
-    /// The algorithm's account; `folds` are its exchanges, of two collectives each.
+    /// The algorithm's report; `folds` are its exchanges, of two collectives each.
     pub report: LbfgsReport,
-    /// Collectives of the evaluations: gathers of parameters, but for those of the closure, and reductions of gradients.
+    /// Collectives of the evaluations: gathers of parameters (without the closure's own), and reductions of gradients.
     pub evaluating: u64,
-    /// Collectives that gather the parameters where the step ended.
+    /// Collectives that gather the parameters at the end of the step.
     pub publishing: u64,
 }
 
-/// An option that gradients would have to pass [`Optimizer::step`] for.
+/// Returns an option that only [`Optimizer::step`] carries out, if it is set.
 fn of_a_step_alone(options: &Options) -> Option<&'static str> {
     match () {
         () if options.clip == Clip::BeforeReduce => Some("clip: Clip::BeforeReduce"),
@@ -89,12 +89,12 @@ fn of_a_step_alone(options: &Options) -> Option<&'static str> {
 }
 
 impl ShardedLbfgs {
-    /// An optimizer for the parameters of `layout`. Collective: every rank passes the same, which is checked.
+    /// Builds an optimizer for the parameters of `layout`. Collective: every rank passes the same arguments, which is checked.
     ///
-    /// Parameters are of one type, f32 or f64, or 16-bit with [`Options::precision`]. [`Combine::Mean`] and
-    /// [`Combine::Sum`] combine losses as they combine gradients; [`Combine::Weighted`] is refused, and so are clipping
-    /// before the reduction, a loss scale, a schedule, stochastic rounding, [`Missing::AllOrNone`] and [`NonFinite::Propagate`], which an
-    /// optimizer's step alone carries out.
+    /// Parameters are of one type, f32 or f64, or 16-bit with [`Options::precision`]. [`Combine::Mean`] and [`Combine::Sum`]
+    /// combine losses as they combine gradients; [`Combine::Weighted`] is refused. Options that only an optimizer's own step
+    /// carries out are refused too: clipping before the reduction, a loss scale, a schedule, stochastic rounding,
+    /// [`Missing::AllOrNone`] and [`NonFinite::Propagate`].
     pub fn new(
         comm: Arc<dyn Communicator>,
         layout: Layout,
@@ -102,12 +102,12 @@ impl ShardedLbfgs {
         initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
         options: Options,
     ) -> Result<Self, Error> {
-        // Its state is this type's, so the optimizer's own rule has none.
+        // This type holds the state, so the optimizer's own rule has none.
         Self::over(Optimizer::new(comm, layout, Sgd::default(), initial, options)?, rule)
     }
 
-    /// An optimizer for the parameters of `opt`, which may be shared among several groups of ranks
-    /// ([`Optimizer::add_parts`], as on a mesh): what several ranks hold alike counts once. Collective.
+    /// Builds L-BFGS over the parameters of `opt`, which several groups of ranks may share ([`Optimizer::add_parts`], as on a
+    /// mesh): elements that several ranks hold count once. Collective.
     ///
     /// `opt` has a rule without state, such as [`Sgd`], which takes no step; options are those of [`new`](Self::new).
     pub fn over(mut opt: Optimizer, rule: Lbfgs) -> Result<Self, Error> {
@@ -117,7 +117,7 @@ impl ShardedLbfgs {
         for (name, value) in rule.hyperparameters() {
             let _ = writeln!(text, "{name} of lbfgs = {value}");
         }
-        // Who gathers meanwhile, where parameters are sharded, is not to wait.
+        // Ranks that gather sharded parameters meanwhile must not wait.
         let same = opt.apart_from_steps(|opt| {
             opt.greet()?;
             agree::same_everywhere(&**opt.comm(), opt.options(), &text)
@@ -149,10 +149,10 @@ impl ShardedLbfgs {
         Ok((spread, x, state, folding))
     }
 
-    /// Up to `max_iter` iterations of [`Lbfgs`]. Collective. `closure` hands over gradients at the parameters it reads and
-    /// returns the loss of its data; it is called equally often on every rank. Where it fails on one rank, every rank's step
-    /// is an error, the parameters are at the last accepted point, and the next step goes on from there. What a rank alone
-    /// cannot do, its memory failing, ends it for all with [`Error::Comm`], but there with what it was.
+    /// Takes up to `max_iter` iterations of [`Lbfgs`]. Collective. `closure` hands over gradients at the parameters it reads and
+    /// returns the loss of its data; every rank calls it equally often. If it fails on one rank, every rank's step is an error,
+    /// the parameters are at the last accepted point, and the next step continues from there. A failure of a single rank, such as
+    /// lack of memory, ends the run: the other ranks get [`Error::Comm`], that rank the cause.
     pub fn step<E: Into<Failed>>(
         &mut self,
         closure: impl FnMut(&crate::MicroBatch<'_>) -> Result<f64, E>,
@@ -160,7 +160,7 @@ impl ShardedLbfgs {
         self.step_watched(closure, |_| ())
     }
 
-    /// [`step`](Self::step) to its end, with every iterate's loss and gradient norm.
+    /// Takes a [`step`](Self::step) to its end, and returns every iterate's loss and gradient norm.
     pub fn minimize<E: Into<Failed>>(
         &mut self,
         closure: impl FnMut(&crate::MicroBatch<'_>) -> Result<f64, E>,
@@ -173,7 +173,7 @@ impl ShardedLbfgs {
         Ok(Minimized { loss, grad_norm, iterations, evaluations, stop, history })
     }
 
-    /// [`step`](Self::step), telling `each` every iterate as it is accepted and evaluated: what this rank owns of it.
+    /// Takes a [`step`](Self::step) and calls `each` with this rank's shard of every iterate that is accepted and evaluated.
     pub fn step_watched<E: Into<Failed>>(
         &mut self,
         mut closure: impl FnMut(&crate::MicroBatch<'_>) -> Result<f64, E>,
@@ -187,7 +187,7 @@ impl ShardedLbfgs {
         let evaluate = |x: Slice<'_>, grad: SliceMut<'_>| evaluation.run(x, grad, &mut closure);
         let stepped = rule.step_with(x.as_mut(), evaluate, folding, state, each);
         let Evaluation { opt, cause, .. } = evaluation;
-        // They outlive a history that is forgotten.
+        // Iterations stay counted even if the history is forgotten.
         opt.progress.steps += state.iterations() - before;
         let stepped = stepped.map_err(|error| match error {
             LbfgsError::Alone(error) => opt.handover.alone(error.into()),
@@ -197,7 +197,7 @@ impl ShardedLbfgs {
         if let Err(poisoned) = opt.handover.healthy() {
             return Err(stepped.err().unwrap_or(poisoned));
         }
-        // Decided alike on every rank, so that all gather or none.
+        // Every rank takes this decision alike, so that no rank gathers alone.
         spread.publish(opt, x.as_slice())?;
         opt.forget()?;
         let (report, (gathers, reductions)) = (stepped?, spread.collectives(opt));
@@ -206,15 +206,15 @@ impl ShardedLbfgs {
     }
 
     /// Adds parameters, between two steps. Collective, and checked as [`Optimizer::add_param_group`] is. The history is
-    /// forgotten, since it is of fewer parameters: the next step begins along the gradient.
+    /// forgotten, because it covers fewer parameters: the next step begins along the gradient.
     ///
-    /// All parameters are stepped with one rule: a line search has one step length, so that there are no rates of groups.
+    /// One rule steps all parameters: a line search has one step length, so groups have no rates of their own.
     pub fn add_param_group(
         &mut self,
         layout: Layout,
         initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
     ) -> Result<(), Error> {
-        // What the optimizer would take and L-BFGS not is refused while nothing has changed.
+        // Refuse parameters that the optimizer would take and L-BFGS would not, before anything changes.
         let first = self.spread.dtype();
         let fits = layout.params().iter().filter(|param| !param.frozen()).try_for_each(|param| {
             let kept = self.opt.options.precision.kept(param.name(), param.dtype())?;
@@ -235,50 +235,50 @@ impl ShardedLbfgs {
             opt.greet()?;
             agree::same_everywhere(&**opt.comm(), opt.options(), &text)
         });
-        // The optimizer has the parameters, so that without memory for their history there is no way back.
+        // The optimizer has the parameters now, so without memory for their history the run ends.
         let made =
             made.and_then(|made| same.map(|_| made)).map_err(|error| self.opt.handover.alone(error))?;
         (self.spread, self.x, self.state, self.folding) = made;
         Ok(())
     }
 
-    /// [`Optimizer::also_called`].
+    /// Calls [`Optimizer::also_called`].
     pub fn also_called(&mut self, alias: &str, name: &str) -> Result<(), Error> {
         self.opt.also_called(alias, name)
     }
 
-    /// [`Optimizer::verify`] of the parameters, which are the point of the last evaluation. The history is this rank's alone
-    /// but at stage 0, and not compared: ranks whose steps part are [`Error::Parted`].
+    /// Runs [`Optimizer::verify`] on the parameters, which are the point of the last evaluation. The history is not compared,
+    /// because each rank holds its own except at stage 0: ranks with different steps get [`Error::Parted`].
     pub fn verify(&mut self) -> Result<crate::Verified, Error> {
         self.opt.verify()
     }
 
-    /// The optimizer that evaluations go through, to be read.
+    /// Returns the optimizer that runs the evaluations, for reading.
     pub fn optimizer(&self) -> &Optimizer {
         &self.opt
     }
 
-    /// The values of a parameter.
+    /// Returns the values of a parameter.
     pub fn param(&self, name: &str) -> Result<Slice<'_>, Error> {
         self.opt.param(name)
     }
 
-    /// [`Optimizer::gather`], where parameters are sharded.
+    /// Calls [`Optimizer::gather`], for sharded parameters.
     pub fn gather(&self, unit: &str) -> Result<crate::Gathered<'_>, Error> {
         self.opt.gather(unit)
     }
 
-    /// All parameters, in registration order.
+    /// Returns all parameters, in registration order.
     pub fn params(&self) -> impl Iterator<Item = &Param> {
         self.opt.params()
     }
 
-    /// The communicator the ranks step with.
+    /// Returns the communicator of all ranks that step together.
     pub fn comm(&self) -> &Arc<dyn Communicator> {
         self.opt.comm()
     }
 
-    /// History and progress.
+    /// Returns history and progress.
     pub fn state(&self) -> &LbfgsState {
         &self.state
     }

@@ -1,23 +1,23 @@
-//! What L-BFGS cannot be made of.
+//! Refusals of L-BFGS: options, optimizers and parameters it does not work with.
 
 use meshstep_tensor::DType;
 
-/// Why options, an optimizer or its parameters are not for L-BFGS.
+/// Reason why L-BFGS does not work with an option, an optimizer or its parameters.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotForLbfgs {
-    /// An option that only an optimizer's own step carries out.
+    /// Only an optimizer's own step carries out the option.
     #[error("L-BFGS takes no {option}: it reads gradients as they were combined; leave it at its default")]
     Option {
         /// The option.
         option: &'static str,
     },
-    /// Weights, of which a line search knows nothing.
+    /// A line search does not support weights.
     #[error("L-BFGS takes no weights; use Combine::Sum and divide losses and gradients by the total weight")]
     Weights,
-    /// An optimizer whose own rule has state, which would never be used.
+    /// The optimizer's own rule has state, which would never be used.
     #[error(
-        "L-BFGS over an optimizer of {rule}, which keeps {state:?} beside it; make that optimizer with Sgd::default()"
+        "L-BFGS needs an optimizer without state, and {rule} keeps {state:?}; build the optimizer with Sgd::default()"
     )]
     State {
         /// The rule.
@@ -25,12 +25,12 @@ pub enum NotForLbfgs {
         /// Its state.
         state: &'static [&'static str],
     },
-    /// Parameters that one vector cannot hold.
+    /// One vector cannot hold the parameters.
     #[error("L-BFGS on {first} and {other} parameters; all must be of one type, f32 or f64")]
     Types {
-        /// The first type updated.
+        /// Type of the first parameters.
         first: DType,
-        /// Another.
+        /// Another type.
         other: DType,
     },
 }

@@ -1,4 +1,4 @@
-//! Memory for buckets that fill: lent, waited for, or taken beyond the plan.
+//! Memory for buckets that fill: lent by the pool, waited for, or allocated beyond the plan.
 
 use super::{Guard, Handover, Kept, State};
 use crate::Error;
@@ -12,7 +12,7 @@ impl Handover {
     pub(super) fn open(&self, state: &mut State, b: usize) -> Result<bool, Error> {
         let Kept { plan, series, .. } = &self.fixed.buckets[b];
         let buffer = if self.pooled() {
-            // What travels last is not to keep memory from the others, as long as there are others.
+            // Deferred buckets must not take memory from the others while others are still to come.
             let before_others = state.order[state.next..].iter().any(|&other| !state.deferred[other]);
             let apart = (state.deferred[b] && before_others).then(|| state.pool.grow(*series, plan.len).ok());
             let apart = apart.flatten();
@@ -26,13 +26,13 @@ impl Handover {
         Ok(true)
     }
 
-    /// Waits for memory of bucket `b`'s series, or opens it in memory beyond the plan.
+    /// Waits for memory of bucket `b`'s series, or opens the bucket in memory beyond the plan.
     pub(super) fn make_room<'s>(&'s self, mut state: Guard<'s>, b: usize) -> Result<Guard<'s>, Error> {
         let Kept { plan, series, .. } = &self.fixed.buckets[b];
         let travels =
             |&b: &usize| self.fixed.buckets[b].series == *series && state.fillings[b].flight.is_some();
         let oldest = (0..state.fillings.len()).find(travels);
-        // On a GPU its queue waits, and not the host.
+        // On a GPU the queue waits instead of the host.
         let there = self.fixed.queue.place() != Place::Cpu;
         let waits = |b: usize| there || !state.patience.left().is_zero() || state.fillings[b].has_arrived();
         match oldest {
@@ -50,7 +50,7 @@ impl Handover {
                 state.fillings[b].open(plan, buffer, Some(from), &self.fixed.queue)?;
                 Ok(state)
             }
-            // What travels is all the memory that there may be.
+            // Allocation failed: wait for the buckets in flight, which hold all memory there is.
             (Err(_), Some(oldest)) => {
                 self.retire(state, oldest)?;
                 Ok(self.lock())
@@ -59,7 +59,7 @@ impl Handover {
         }
     }
 
-    /// As [`retire`](Self::retire), but leaves the bucket travelling where patience ends before.
+    /// Waits as [`retire`](Self::retire) does, but leaves the bucket in flight when the wait budget ends.
     pub(super) fn retire_in_time(&self, mut state: Guard<'_>, b: usize) -> Result<(), Error> {
         let patience = state.patience.left();
         if patience == Duration::MAX || self.fixed.queue.place() != Place::Cpu {
@@ -81,7 +81,7 @@ impl Handover {
         Ok(())
     }
 
-    /// Waits for bucket `b`, if it travels, and takes in what it brings.
+    /// Waits for bucket `b`, if it is in flight, and accumulates its reduced gradients.
     pub(super) fn retire(&self, mut state: Guard<'_>, b: usize) -> Result<(), Error> {
         let Some(flight) = state.fillings[b].flight.take() else { return Ok(()) };
         let fresh = std::mem::take(&mut state.fillings[b].shard_is_fresh);
@@ -97,13 +97,13 @@ impl Handover {
         self.rest(&mut state, b, whole);
         state.retiring.retain(|&other| other != b);
         drop(state);
-        // The other ranks have this bucket.
+        // The other ranks have this bucket, so an error here ends the run.
         let taken = taken.map_err(|error| self.alone(error));
         self.rested.notify_all();
         taken
     }
 
-    /// Puts an idle bucket where it belongs.
+    /// Returns an idle bucket's memory to the pool, or to the bucket itself.
     pub(super) fn rest(&self, state: &mut State, b: usize, whole: Buffer) {
         let filling = &mut state.fillings[b];
         match filling.from.take() {

@@ -1,4 +1,4 @@
-//! A call of one rank's communicators that fails before any other rank hears of it, whichever call it is.
+//! One call of one rank's communicators fails before any other rank learns of it; each call is tried.
 
 use crate::alone::{DEADLINE, ODD, ends, names_odd};
 use crate::among::sharing;
@@ -13,17 +13,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Instant;
 
-/// A rank's communicator and those split from it, one of whose calls fails.
+/// A rank's communicator and those split from it; one of their calls fails.
 #[derive(Debug)]
 struct Failing {
     inner: Arc<dyn Communicator>,
     calls: Arc<AtomicUsize>,
-    /// The number of the one that fails.
+    /// Number of the call that fails.
     at: usize,
 }
 
 impl Failing {
-    /// The same communicator on all ranks but the odd one.
+    /// Leaves the communicator of every rank but the odd one unchanged.
     fn on_odd(inner: Arc<dyn Communicator>, at: usize) -> (Arc<dyn Communicator>, Arc<AtomicUsize>) {
         let calls = Arc::new(AtomicUsize::new(0));
         if inner.rank() != ODD {
@@ -73,8 +73,8 @@ impl Communicator for Failing {
     }
 }
 
-/// `body` with each of the calls that the odd rank makes, but the `first` ones, failing once: all have an error, the odd one its
-/// own. How many calls there are, which are as many as are made where none fails.
+/// Runs `body` once for each call that the odd rank makes, except the `first` ones, with that call failing: every rank gets an
+/// error, the odd one its own. Returns the number of calls, which equals that of a run without failures.
 fn every_call_of(
     ranks: usize,
     first: usize,
@@ -85,7 +85,7 @@ fn every_call_of(
         let began = Instant::now();
         let told = ends(ranks, |comm| {
             let (failing, calls) = Failing::on_odd(Arc::clone(&comm), at);
-            // Who was not waiting for the odd rank any more hears of it when it next does.
+            // A rank that no longer waits for the odd rank gets the error in its next call.
             let end = body(failing).and_then(|()| Ok(comm.barrier()?));
             (end, calls.load(SeqCst))
         });
@@ -148,7 +148,7 @@ fn of_parameters_that_are_added() {
     }
 }
 
-/// Ranks of which some share nothing with the odd one but the world.
+/// Some ranks share only the world with the odd one.
 #[test]
 fn of_ranks_in_groups() {
     for (stage, non_finite) in [
@@ -157,7 +157,7 @@ fn of_ranks_in_groups() {
         (Stage::Replicated, NonFinite::Skip),
     ] {
         let options = Options { stage, non_finite, bucket_len: Some(64), ..Options::default() };
-        // The splits that make the groups are the test's own.
+        // The splits that make the groups belong to the test.
         let calls = every_call_of(8, 4, &format!("{stage:?}"), |comm| {
             sharing::steps(comm, AdamW::default(), options.clone(), 1).map(drop)
         });
@@ -190,7 +190,7 @@ fn of_replicas() {
     }
 }
 
-/// An optimizer is of no use after that.
+/// Afterwards every call of the optimizer fails.
 #[test]
 fn is_told_by_every_later_call() {
     let run = Run { ranks: 2, ..Run::default() };

@@ -1,4 +1,4 @@
-//! Memory that one rank does not get, whichever allocation it is: the others are told why, and nothing has changed.
+//! One rank does not get memory, at any of its allocations: the others get the reason, and nothing has changed.
 
 use crate::allocator;
 use crate::alone::{DEADLINE, ODD, ends, names_odd};
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-/// `body` without the buffer that is its `at`th on the odd rank. Whether it made so many.
+/// Runs `body` with its `at`th buffer refused on the odd rank. Returns true if `body` allocated that buffer.
 fn without<T>(rank: usize, at: usize, body: impl FnOnce() -> T) -> (T, bool) {
     allocator::without(Some(at).filter(|_| rank == ODD), body)
 }
@@ -33,8 +33,8 @@ fn more() -> Layout {
     Layout::builder().param("more", &[40], DType::F32).frozen("still", &[3], DType::F32).build().unwrap()
 }
 
-/// Whether the odd rank allocated so many buffers as it added parameters. If it did nothing has changed; they are added at
-/// last in any case, and the run goes on to `expected`.
+/// Returns true if the odd rank allocated that many buffers while adding parameters. If so, nothing has changed after the
+/// refusal; in any case the parameters are added in the end, and the run reaches `expected`.
 fn added(run: &Run, at: usize, what: &str, expected: &[Vec<u8>]) -> bool {
     let began = Instant::now();
     let hit = ends(run.ranks, |comm| {
@@ -94,7 +94,7 @@ fn for_parameters_that_are_added() {
     }
 }
 
-/// Every rank has an error where the odd one lacks a buffer of what `make` makes.
+/// Checks that every rank gets an error for each buffer of `make` that the odd rank lacks.
 fn every_buffer_of<T>(what: &str, make: impl Fn(Arc<dyn Communicator>) -> Result<T, Error> + Sync) {
     for at in 0.. {
         let told = ends(2, |comm| {
@@ -141,8 +141,8 @@ fn for_what_is_made() {
     }
 }
 
-/// The odd rank has memory for two buckets, which it has begun, and needs a third to complete what the other waits for: once
-/// that fails it can be tried again, in the step, and then no more.
+/// The odd rank has memory for two buckets, which it has begun, and needs a third to complete the bucket that the other waits
+/// for: a failure can be retried in the step, once.
 #[test]
 fn for_a_bucket_that_others_wait_for() {
     let tries = [(false, false), (true, false), (true, true)];
@@ -180,8 +180,8 @@ fn for_a_bucket_that_others_wait_for() {
     }
 }
 
-/// The odd rank waits for a bucket that travels, in vain, and has no memory to take instead: it waits after all, until the other
-/// sends its own.
+/// The odd rank waits in vain for a bucket in flight, and has no memory to take instead: it continues to wait, until the other
+/// rank sends its own.
 #[test]
 fn for_a_bucket_beyond_the_plan() {
     static REFUSED: AtomicBool = AtomicBool::new(false);

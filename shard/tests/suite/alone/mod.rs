@@ -1,4 +1,4 @@
-//! What fails on one rank alone, its memory or a call of its communicator: the others are told at once, and wait for nothing.
+//! Failures on one rank alone, of its memory or of a call of its communicator: the others get an error at once, without waiting.
 
 mod calls;
 mod memory;
@@ -9,13 +9,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Long enough for what goes well, short enough to wait for where it does not.
+/// Long enough for calls that succeed, short enough to wait for ones that fail.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// The rank that something fails on.
+/// The rank with the failure.
 const ODD: usize = 1;
 
-/// What became of each rank, none of which leaves before all have ended.
+/// Returns the result of each rank; no rank leaves before all have ended.
 fn ends<T: Send>(ranks: usize, body: impl Fn(Arc<dyn Communicator>) -> T + Sync) -> Vec<T> {
     let config = loopback::Config { timeout: DEADLINE, ..loopback::Config::new(ranks) };
     let all = std::sync::Barrier::new(ranks);
@@ -28,7 +28,7 @@ fn ends<T: Send>(ranks: usize, body: impl Fn(Arc<dyn Communicator>) -> T + Sync)
     ends.unwrap()
 }
 
-/// Whether the error names the rank that failed, and is not that of a wait.
+/// Returns true if the error names the failed rank, and is not a timeout.
 fn names_odd(error: &Error) -> bool {
     match error {
         Error::Comm(failure) => *failure.cause() == meshstep_comm::Error::Aborted { rank: ODD },

@@ -1,4 +1,4 @@
-//! Parameters that several groups of ranks share in several ways, stepped together: one rank's result, bit for bit.
+//! Parameters that several groups of ranks share in different ways, stepped together: the result of one rank, bit for bit.
 
 mod parting;
 pub(crate) mod sharing;
@@ -42,7 +42,7 @@ fn ways_of_sharing_step_together_as_one_rank_does() {
     check(AdamW::default(), &stages);
 }
 
-/// The norms of a tensor that is cut between ranks, or held by several, are the whole tensor's.
+/// Norms of a tensor that is cut between ranks, or held by several, are the whole tensor's.
 #[test]
 fn sums_over_tensors_are_of_whole_tensors() {
     check(Lamb::default(), &[Stage::Zero1, Stage::Zero2, Stage::Zero3]);
@@ -59,7 +59,7 @@ fn sums_that_would_count_twice_are_refused() {
     }
 }
 
-/// What one rank lacks, and what is not finite on one rank, is every rank's, whatever it shares with that one.
+/// A missing or non-finite gradient of one rank affects every rank, also those that share no parameter with it.
 #[test]
 fn ranks_that_share_nothing_decide_together() {
     for stage in [Stage::Replicated, Stage::Zero1, Stage::Zero2, Stage::Zero3] {
@@ -72,7 +72,7 @@ fn ranks_that_share_nothing_decide_together() {
     }
 }
 
-/// Nothing to step with is an error on every rank.
+/// An optimizer without parameters is an error on every rank.
 #[test]
 fn an_optimizer_without_parameters_says_so() {
     loopback::spawn(2, |world: Arc<dyn Communicator>| {
@@ -83,7 +83,7 @@ fn an_optimizer_without_parameters_says_so() {
     .unwrap();
 }
 
-/// Parts that leave elements out, or have them twice, on one rank are an error on every rank, and the next try goes well.
+/// Parts on one rank that omit elements, or repeat them, are an error on every rank, and the next call succeeds.
 #[test]
 fn parts_that_are_not_the_parameter_are_refused() {
     let by = |run| Strided { first: 9, run, stride: 100 };
@@ -119,7 +119,7 @@ fn parts_that_are_not_the_parameter_are_refused() {
     .unwrap();
 }
 
-/// Two ranks compute the same micro-batches and one weighs them otherwise: told to all, and the next step is taken.
+/// Two ranks compute the same micro-batches and one gives them other weights: an error on all ranks, and the next step succeeds.
 #[test]
 fn ranks_that_weigh_the_same_apart_are_told() {
     let options = |combine| Options { combine, bucket_len: Some(64), ..Options::default() };
@@ -129,14 +129,14 @@ fn ranks_that_weigh_the_same_apart_are_told() {
         None,
         apart([4, 5], [3, 2]),
         None,
-        // Which makes up for each other.
+        // The differences cancel in the sum.
         apart([2, 3], [3, 4]),
-        // In another order.
+        // The weights come in another order.
         apart([6, 7], [3, 3]),
         None,
     ];
     assert_eq!(told.unwrap(), vec![expected; 8]);
-    // Weights that do not count are not compared.
+    // Unused weights are not compared.
     for combine in [Combine::Mean, Combine::Sum] {
         let told = loopback::spawn(8, |world| weighed(world, options(combine)));
         assert_eq!(told.unwrap(), vec![[const { None::<WeightError> }; 6]; 8]);

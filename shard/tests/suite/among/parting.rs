@@ -1,4 +1,4 @@
-//! Ranks that share nothing but the world, of which some take a step while the others call something else.
+//! Ranks that share only the world: some take a step while the others make another call.
 
 use crate::among::sharing::layout;
 use crate::common::draws;
@@ -8,7 +8,7 @@ use meshstep_shard::{Among, At, DataPlace, Error, NonFinite, Optimizer, Options,
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Who waited for it would be told of it, not of calls that do not match.
+/// A rank that waited this long would report the deadline instead of a mismatch.
 const DEADLINE: Duration = Duration::from_secs(20);
 
 const NAMES: [&str; 2] = ["w", "v"];
@@ -17,7 +17,7 @@ fn zeros(_: &meshstep_tensor::Param, _: meshstep_tensor::SliceMut<'_>) -> Result
     Ok(())
 }
 
-/// Pairs of ranks with parameters of their own, and such a pair's communicator.
+/// Builds pairs of ranks with parameters of their own; returns the optimizer and the pair's communicator.
 fn pairs(
     world: Arc<dyn Communicator>,
     options: Options,
@@ -47,7 +47,7 @@ fn add(opt: &mut Optimizer, pair: &Arc<dyn Communicator>) -> Result<(), Error> {
     opt.add_shared(layout(&[("late", 9)]), AdamW::default(), Among::all(Arc::clone(pair)), zeros)
 }
 
-/// Wherever a step's words go, they meet the call: nobody waits for the deadline.
+/// A step's words meet the other call on any communicator: no rank waits for the deadline.
 #[test]
 fn a_call_that_meets_a_step_of_other_groups_is_told() {
     type Call = fn(&mut Optimizer, &Arc<dyn Communicator>) -> Result<(), Error>;
@@ -80,7 +80,7 @@ fn a_call_that_meets_a_step_of_other_groups_is_told() {
                         let Error::Comm(failure) = &error else { panic!("{what}, rank {rank}: {error}") };
                         let told = match failure.cause() {
                             CommError::Mismatch { .. } => true,
-                            // By a rank that has seen it before this one came.
+                            // Aborted by a rank that saw the mismatch before this one arrived.
                             CommError::Aborted { .. } => rank >= 2,
                             _ => false,
                         };
@@ -92,7 +92,7 @@ fn a_call_that_meets_a_step_of_other_groups_is_told() {
     }
 }
 
-/// Places that no ranks can have, or that ranks see otherwise: an error on every rank, after which they can try again.
+/// Data places that are impossible, or that ranks give differently: an error on every rank, after which they can try again.
 #[test]
 fn data_places_that_contradict_each_other_are_refused() {
     let place = |index, ranks, first| DataPlace { index, ranks, first };

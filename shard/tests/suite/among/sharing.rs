@@ -1,4 +1,4 @@
-//! Eight ranks that share parameters in several ways, and the same parameters on one rank.
+//! Eight ranks that share parameters in different ways, and the same parameters on one rank.
 
 use crate::common::{fetch, put};
 use meshstep_comm::{Communicator, Reduction, loopback};
@@ -11,7 +11,7 @@ const STEPS: usize = 4;
 pub(crate) const CUT: usize = 150;
 const WHOLE: usize = 70;
 const PARTIAL: usize = 33;
-/// As gradients are handed over.
+/// Parameters in the order of their gradients.
 const PARAMS: [(&str, usize); 3] = [("partial", PARTIAL), ("cut", CUT), ("whole", WHOLE)];
 const AT: At = At { lr: 0.1, max_norm: Some(50.0), grad_scale: 1.0 };
 
@@ -31,13 +31,13 @@ impl Seat {
         Seat { replica: rank / 4, shard: rank / 2 % 2, tp: rank % 2 }
     }
 
-    /// The ranks of other data.
+    /// Index of the rank's data.
     fn data(self) -> usize {
         self.replica * 2 + self.shard
     }
 }
 
-/// Gradients whose sums and means over four are exact.
+/// Gradients with exact sums and means over four ranks.
 fn grad(name: &str, i: usize, data: usize, step: usize) -> f32 {
     let salt: usize = name.bytes().map(usize::from).sum();
     ((i * 7 + data * 13 + step * 5 + salt * 3) % 17) as f32 * 4.0 - 32.0
@@ -65,12 +65,12 @@ fn norm_of(outcome: Outcome) -> (u64, u64) {
     }
 }
 
-/// One number of a parameter that lies on one rank: the cut one is its parts after each other.
+/// Element of a parameter on a single rank: the cut parameter is the concatenation of its parts.
 fn joined(name: &str, i: usize, of: impl Fn(&str, usize) -> f32) -> f32 {
     if name == "cut" { of(["cut0", "cut1"][i / CUT], i % CUT) } else { of(name, i) }
 }
 
-/// All parameters on one rank.
+/// Runs all parameters on one rank.
 pub(crate) fn alone(rule: impl Rule + Clone + 'static, combine: Combine) -> End {
     let params = [("cut", 2 * CUT), ("whole", WHOLE), ("partial", PARTIAL)];
     let run = |comm: Arc<dyn Communicator>| {
@@ -116,7 +116,8 @@ fn groups(world: &dyn Communicator, seat: Seat) -> Groups {
     }
 }
 
-/// The optimizer of one rank: a parameter cut along tp, one whole and alike, one whole with a part of its gradient each.
+/// Builds the optimizer of one rank: one parameter cut along tp, one whole and replicated, one whole with a partial gradient on
+/// each rank.
 pub(crate) fn shared(
     world: Arc<dyn Communicator>,
     rule: impl Rule + Clone + 'static,
@@ -152,7 +153,7 @@ fn own(name: &str, seat: Seat) -> String {
     if name == "cut" { format!("cut{}", seat.tp) } else { name.to_owned() }
 }
 
-/// Hands over what this rank has in a step but for what `lacks` names, with a NaN in what `breaks` names.
+/// Hands over this rank's gradients of a step, without those named in `lacks`, and with a NaN in those named in `breaks`.
 fn hand_over(
     opt: &mut Optimizer,
     seat: Seat,
@@ -172,14 +173,14 @@ fn hand_over(
     mb.finish()
 }
 
-/// One rank of eight, in the order `cut`, `whole`, `partial`.
+/// Runs one rank of eight; returns its parameters in the order `cut`, `whole`, `partial`.
 pub(crate) fn on_rank(
     world: Arc<dyn Communicator>,
     rule: impl Rule + Clone + 'static,
     options: Options,
 ) -> End {
     let (opt, norms) = steps(world, rule, options, STEPS).unwrap();
-    // Each is a unit of its own.
+    // Each parameter is a unit of its own.
     let param = |name: &str| {
         let unit = opt.gather(name).unwrap();
         let bytes = fetch(unit.param(name).unwrap(), &opt.options().queue);
@@ -188,7 +189,7 @@ pub(crate) fn on_rank(
     (["cut", "whole", "partial"].map(param).to_vec(), norms)
 }
 
-/// So many steps, the norm and factor of each.
+/// Takes the given number of steps; returns the norm and factor of each.
 pub(crate) fn steps(
     world: Arc<dyn Communicator>,
     rule: impl Rule + Clone + 'static,
@@ -205,7 +206,7 @@ pub(crate) fn steps(
     Ok((opt, norms))
 }
 
-/// What a rank hears where rank 6 lacks a gradient, where rank 5 has a NaN, and then; and how often it has updated.
+/// Returns a rank's outcomes if rank 6 lacks a gradient, if rank 5 has a NaN, and afterwards; and its number of updates.
 pub(crate) fn troubled(world: Arc<dyn Communicator>, options: Options) -> (Vec<String>, u64) {
     let (rank, seat) = (world.rank(), Seat::of(world.rank()));
     let mut opt = shared(world, AdamW::default(), options).unwrap();
@@ -223,7 +224,7 @@ pub(crate) fn troubled(world: Arc<dyn Communicator>, options: Options) -> (Vec<S
     (said, opt.state("cut").unwrap().t)
 }
 
-/// What a rank hears where some weigh micro-batches otherwise than the rank that computes the same ones.
+/// Returns a rank's errors if ranks that compute the same micro-batches give them different weights.
 pub(crate) fn weighed(world: Arc<dyn Communicator>, options: Options) -> [Option<WeightError>; 6] {
     let (rank, seat) = (world.rank(), Seat::of(world.rank()));
     let mut opt = shared(world, AdamW::default(), options).unwrap();

@@ -1,4 +1,4 @@
-//! A rule that can change after ranks have compared theirs.
+//! A rule that can change after the ranks have compared it.
 
 use super::adamw;
 use meshstep_optim::cuda::Hyper;
@@ -7,7 +7,7 @@ use meshstep_tensor::Queue;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-/// AdamW whose beta1 is somewhere else in memory, with its kernels or without.
+/// AdamW with beta1 in shared memory, with its kernels or without.
 #[derive(Debug)]
 pub(crate) struct Elsewhere {
     pub(crate) beta1: Arc<AtomicU64>,

@@ -1,4 +1,4 @@
-//! One training run as data, run on loopback ranks by Meshstep or by a loop anyone can check.
+//! One training run as data, run on loopback ranks by Meshstep, or by a simple reference loop.
 
 pub mod elsewhere;
 pub use meshstep_optim::{
@@ -27,7 +27,7 @@ const REMAINDER: Precision = Precision { master: Master::Remainder, ..FULL };
 const STOCHASTIC: Precision = Precision { rounding: Rounding::Stochastic, ..FULL };
 const MOMENTS: Precision = Precision { moments: Moments::BF16, ..STOCHASTIC };
 
-/// Parameter types and precisions that go together.
+/// Parameter types and the precisions that fit them.
 pub const PRECISIONS: [(DType, Precision); 10] = [
     (DType::F32, FULL),
     (DType::F64, FULL),
@@ -41,7 +41,7 @@ pub const PRECISIONS: [(DType, Precision); 10] = [
     (DType::BF16, Precision { master: Master::Remainder, ..MOMENTS }),
 ];
 
-/// What a run is made of.
+/// Settings of a run.
 #[derive(Clone, Debug)]
 pub struct Run {
     pub lens: Vec<usize>,
@@ -54,7 +54,7 @@ pub struct Run {
     pub dtype: DType,
     pub grads: DType,
     pub options: Options,
-    /// Every rank hands its gradients over in another random order.
+    /// Each rank hands its gradients over in a random order of its own.
     pub shuffle: bool,
     pub in_place: bool,
     pub seed: u64,
@@ -80,7 +80,7 @@ pub enum WhichRule {
     Lars,
 }
 
-/// Every rule with state that runs on any cut.
+/// Rules with state that run at every cut.
 pub const WITH_STATE: [WhichRule; 15] = [
     WhichRule::AdamW,
     WhichRule::SgdMomentum,
@@ -99,7 +99,7 @@ pub const WITH_STATE: [WhichRule; 15] = [
     WhichRule::Lars,
 ];
 
-/// `then` of the rule, in its own type.
+/// Evaluates `then` with the rule, in its own type.
 macro_rules! with_rule {
     ($which:expr, |$rule:ident| $then:expr) => {{
         let momentum = Sgd { momentum: 0.9, weight_decay: 0.01, ..Sgd::default() };
@@ -135,20 +135,20 @@ macro_rules! with_rule {
     }};
 }
 
-/// What gradients look like.
+/// Kinds of gradients.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Gradients {
     /// Multiples of 1/64 below 4, times 840: sums, squares, and means over up to 8 ranks are exact.
     Grid,
-    /// Of any size, others on every rank.
+    /// Any size, different on each rank.
     Rough,
-    /// Of any size, the same on every rank.
+    /// Any size, equal on the ranks.
     Equal,
-    /// As `Grid`, but that in the second step rank 0 has an infinity and rank 1 a NaN.
+    /// As `Grid`, except that in the second step rank 0 has an infinity and rank 1 a NaN.
     Broken,
 }
 
-/// What is left of a run, in bits.
+/// Result of a run, in bits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct End {
     pub params: Vec<Vec<u8>>,
@@ -184,7 +184,7 @@ impl Run {
 
     pub fn layout(&self) -> Layout {
         let add = |b: meshstep_tensor::LayoutBuilder, (i, &len): (usize, &usize)| {
-            // The first one is in no unit.
+            // The first parameter is in no unit.
             let b = if i % 2 == 1 { b.unit(format!("u{}", i / 2)) } else { b };
             b.param(name(i), &[len], self.dtype)
         };
@@ -195,7 +195,7 @@ impl Run {
         with_rule!(self.rule, |rule| Groups::new(rule))
     }
 
-    /// Parameter `i`'s gradient, as the element type it is handed over in.
+    /// Returns parameter `i`'s gradient, rounded to the type in which it is handed over.
     pub fn gradient(&self, t: u64, batch: usize, rank: usize, i: usize) -> Vec<f64> {
         let rank = if self.gradients == Gradients::Equal { 0 } else { rank as u64 };
         let key = |j: usize| hash(&[self.seed, t, batch as u64, rank, i as u64, j as u64]);
@@ -221,7 +221,7 @@ impl Run {
         At { lr: 0.01 / t as f64, max_norm: self.max_norm, ..At::default() }
     }
 
-    /// The run by Meshstep; all ranks must end alike.
+    /// Runs on Meshstep; all ranks must end alike.
     pub fn run(&self) -> End {
         let ends = meshstep_comm::loopback::spawn(self.ranks, |comm| self.on_rank(comm).unwrap()).unwrap();
         assert!(ends.iter().all(|end| *end == ends[0]), "ranks end apart: {self:?}");
@@ -284,8 +284,8 @@ impl Run {
         }
     }
 
-    /// As [`hand_over`](Self::hand_over) where parameters are whole. Else as a model does it: every unit is read forwards, then
-    /// backwards, when its gradients are handed over, each while the next is on its way.
+    /// Hands gradients over as [`hand_over`](Self::hand_over) does if parameters are whole. Otherwise acts like a model: reads
+    /// every unit forwards, then backwards, handing over the unit's gradients, each unit while the next is in flight.
     pub fn read_and_hand_over(&self, opt: &mut Optimizer, t: u64, batch: usize) -> Result<(), Error> {
         if self.options.stage != Stage::Zero3 {
             return self.hand_over(opt, t, batch);
@@ -309,7 +309,7 @@ impl Run {
         mb.finish()
     }
 
-    /// Reverse registration order, as a backward pass; or shuffled, otherwise on every rank.
+    /// Reverse registration order, as in a backward pass; or shuffled, differently on each rank.
     fn order(&self, t: u64, rank: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.lens.len()).rev().collect();
         if self.shuffle {
@@ -318,8 +318,8 @@ impl Run {
         order
     }
 
-    /// The same by one loop over whole vectors of f32: means in f64, a plain sum of squares, one update per parameter. For
-    /// gradients on the grid every sum is exact, so it must agree to the bit.
+    /// Runs one loop over whole f32 vectors: means in f64, a plain sum of squares, one update per parameter. For gradients on the
+    /// grid all sums are exact, so it must agree to the bit.
     pub fn naive(&self) -> End {
         let rule = self.boxed_rule();
         let mut params: Vec<Vec<f32>> = (0..self.lens.len()).map(|i| self.rounded(i)).collect();
@@ -361,7 +361,7 @@ impl Run {
         end
     }
 
-    /// The first values as an update sees them: in f32, after rounding to the parameters' type.
+    /// Returns the initial values as an update sees them: in f32, after rounding to the parameters' type.
     fn rounded(&self, i: usize) -> Vec<f32> {
         let mut wide = vec![0f32; self.lens[i]];
         with_dtype(self.dtype, &self.initial(i), |p| cast(p, SliceMut::from(&mut wide[..])).unwrap());
@@ -384,9 +384,9 @@ impl Run {
     }
 }
 
-/// `value` of each of so many elements. Where a run is not long, what is longer than this period repeats, as code of tests is slow.
+/// Returns `value` of each of `len` elements. Short runs repeat values after `PERIOD`, because test code is slow.
 fn drawn(len: usize, value: impl Fn(usize) -> f64) -> Vec<f64> {
-    // A prime: no cut of a vector lies as the next one does.
+    // A prime, so that cuts of a vector lie at different phases.
     const PERIOD: usize = 9973;
     if len < 2 * PERIOD || long() {
         return (0..len).map(value).collect();
@@ -401,7 +401,7 @@ pub fn adamw() -> AdamW {
     AdamW { weight_decay: 0.1, ..AdamW::default() }
 }
 
-/// Reads every unit in this order, each while the next is on its way.
+/// Reads the units in this order, each while the next is in flight.
 pub fn pass(
     mb: &MicroBatch<'_>,
     units: &[String],
@@ -420,7 +420,7 @@ pub fn params(opt: &Optimizer) -> Vec<Vec<u8>> {
     opt.params().map(|p| param(opt, p.name())).collect()
 }
 
-/// The same of a parameter of f32.
+/// Returns a copy of an f32 parameter.
 pub fn floats(opt: &Optimizer, name: &str) -> Vec<f32> {
     let bytes = param(opt, name);
     let mut floats = vec![0f32; bytes.len() / 4];
@@ -428,7 +428,7 @@ pub fn floats(opt: &Optimizer, name: &str) -> Vec<f32> {
     floats
 }
 
-/// A copy of a parameter, gathered where it is sharded: collective then.
+/// Returns a copy of a parameter, gathered if it is sharded: then collective.
 pub fn param(opt: &Optimizer, name: &str) -> Vec<u8> {
     let queue = &opt.options().queue;
     match opt.unit_of(name).unwrap().filter(|_| opt.options().stage == Stage::Zero3) {
@@ -437,7 +437,7 @@ pub fn param(opt: &Optimizer, name: &str) -> Vec<u8> {
     }
 }
 
-/// A copy at the queue's place.
+/// Copies values to the queue's place.
 pub fn put(values: Slice<'_>, queue: &Queue) -> Buffer {
     let (len, dtype, meter) = (values.len(), values.dtype(), meshstep_tensor::Meter::new());
     let mut buffer = Buffer::zeroed_on(queue, len, dtype, &meter, Category::Grads).unwrap();
@@ -445,7 +445,7 @@ pub fn put(values: Slice<'_>, queue: &Queue) -> Buffer {
     buffer
 }
 
-/// The bytes at the queue's place.
+/// Copies bytes from the queue's place.
 pub fn fetch(values: Slice<'_>, queue: &Queue) -> Vec<u8> {
     let (len, dtype, meter) = (values.len(), values.dtype(), meshstep_tensor::Meter::new());
     let mut buffer = Buffer::zeroed(len, dtype, &meter, Category::Staging).unwrap();
@@ -453,7 +453,7 @@ pub fn fetch(values: Slice<'_>, queue: &Queue) -> Vec<u8> {
     buffer.as_slice().bytes().unwrap().to_vec()
 }
 
-/// Every byte of this rank's state, and every parameter's `t`.
+/// Returns the bytes of this rank's state, and each parameter's `t`.
 pub fn state(opt: &Optimizer) -> Vec<(u64, Vec<Vec<u8>>)> {
     let of = |p: &meshstep_tensor::Param| {
         let state = opt.state(p.name()).unwrap();
@@ -489,19 +489,20 @@ pub fn with_dtype<T>(dtype: DType, values: &[f64], then: impl FnOnce(Slice<'_>) 
 
 pub use meshstep_cases::{cases, hash, long, tried};
 
-/// Whether the next entry of a table is tried, of loops within loops, each time it is asked: see [`tried`].
+/// Returns a function that decides for each table entry of nested loops, in turn, whether it is tried: see [`tried`].
 pub fn draws(one_in: usize) -> impl FnMut() -> bool {
     let mut entries = 0..;
     move || entries.next().is_some_and(|entry| tried(entry, one_in))
 }
 
-/// `normal` of `all`, from the `first` one on and around: all of them in a long run. Where `first` counts on, each is met.
+/// Returns `normal` entries of `all`, cyclically from `first`; all of them in a long run. Consecutive values of `first` cover
+/// all.
 pub fn turns<T: Copy>(all: &[T], first: usize, normal: u32) -> impl Iterator<Item = T> {
     let count = cases(normal, all.len() as u32) as usize;
     all.iter().copied().cycle().skip(first % all.len()).take(count)
 }
 
-/// What one test of this program says in a process of its own, which `job` begins.
+/// Runs one test of this program in a process of its own, started by `job`, and returns its output.
 pub fn alone(test: &str, job: &mut std::process::Command) -> String {
     let ran = job.args(["--exact", test, "--nocapture", "--test-threads=1"]).output().unwrap();
     let told = String::from_utf8_lossy(&[&ran.stdout[..], &ran.stderr].concat()).into_owned();

@@ -1,4 +1,4 @@
-//! Replicas in groups, on loopback: how gradients combine, clip and go missing, how far groups drift, and what is refused.
+//! Replicas in groups, on loopback: combining, clipping and missing gradients, drift of groups, and refusals.
 
 pub(crate) mod cases;
 #[cfg(feature = "checkpoint")]
@@ -44,7 +44,7 @@ tests! {
     clipping_before_the_reduction_needs_gradients_that_stay
 }
 
-/// Steps and synchronizations end alike, however parameters lie in buckets.
+/// Steps and synchronizations end with the same values for any bucket length.
 #[test]
 fn buckets_do_not_show() {
     let of = |bucket_len| {
@@ -54,7 +54,7 @@ fn buckets_do_not_show() {
     assert_eq!(of(None), of(Some(1)));
 }
 
-/// It reads reduced gradients, so what a step would do to them first is refused and not forgotten.
+/// L-BFGS reads reduced gradients, so options that only a step applies to them are refused, not ignored.
 #[test]
 fn lbfgs_refuses_what_only_a_step_does() {
     let loss_scale = Some(LossScale::Static(2.0));
@@ -75,7 +75,7 @@ fn lbfgs_refuses_what_only_a_step_does() {
     }
 }
 
-/// One rank steps in its group while the others compare all replicas: an error on all of them, before any deadline.
+/// One rank steps in its group while the others compare all replicas: an error on every rank, before any deadline.
 #[test]
 fn a_rank_that_steps_while_others_compare_is_told() {
     for groups in [vec![vec![0, 1, 2, 3]], vec![vec![0, 2], vec![1, 3]]] {
@@ -104,7 +104,7 @@ fn a_rank_that_steps_while_others_compare_is_told() {
     }
 }
 
-/// Replicas cannot be compared without a group that has failed, and the others train on.
+/// Replicas cannot be compared without a group that has failed, and the other groups train on.
 #[test]
 fn a_group_that_has_failed_ends_no_other() {
     let groups = vec![vec![0, 2], vec![1, 3]];

@@ -1,4 +1,4 @@
-//! Replicas in groups have what an optimizer has: more parameters, tied names, minimization, verification, bytes.
+//! Replicas in groups support an optimizer's whole interface: more parameters, tied names, minimization, verification, bytes.
 
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::{AdamW, Sgd};
@@ -30,7 +30,7 @@ fn values(opt: &CrossShard, name: &str) -> Vec<f32> {
     opt.param(name).unwrap().typed::<f32>().unwrap().to_vec()
 }
 
-/// Groups that have parted keep what they have; what is added begins alike in all of them.
+/// Groups that have diverged keep their values; added parameters start equal in all groups.
 #[test]
 fn parameters_are_added_to_groups_that_are_apart() {
     let ends = loopback::spawn(4, |world| {
@@ -44,11 +44,11 @@ fn parameters_are_added_to_groups_that_are_apart() {
         opt.also_called("head", "b").unwrap();
         step(&mut opt, &[("w", 0.5), ("head", 1.0)]);
         assert_eq!(values(&opt, "head"), [7.0 - 1e-3; 3]);
-        // Another layout on one rank is every rank's error, and nothing is added.
+        // Another layout on one rank is an error on every rank, and nothing is added.
         let odd = layout(if rank == 1 { "c" } else { "d" });
         let told = opt.add_param_group(odd, Sgd::default(), |_, _| Ok(())).unwrap_err();
         assert!(matches!(told, Error::Disagree { rank: 1, .. }), "{told}");
-        // A step that is due in one group refuses the call in all, and ends nobody.
+        // A step that is due in one group refuses the call in all groups, and ends no rank.
         if rank % 2 == 1 {
             opt.micro_batch(1).unwrap().finish().unwrap();
         }
@@ -67,7 +67,7 @@ fn parameters_are_added_to_groups_that_are_apart() {
     assert_ne!(ends[0], ends[1]);
 }
 
-/// Each group goes to its own least loss.
+/// Each group reaches its own minimum.
 #[test]
 fn a_group_minimizes_its_own_loss() {
     let ends = loopback::spawn(4, |world| {
@@ -91,7 +91,7 @@ fn a_group_minimizes_its_own_loss() {
     assert!(ends.unwrap().iter().all(|apart| *apart < 0.1));
 }
 
-/// Bytes of a rank, whole values of a group, and a bit that flips in one of its replicas.
+/// Bytes of a rank, whole values of a group, and a bit flipped in one of its replicas.
 #[test]
 fn a_group_is_compared_brought_together_and_serialized() {
     loopback::spawn(4, |world| {

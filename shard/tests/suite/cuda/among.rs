@@ -1,4 +1,4 @@
-//! Parameters that several groups of GPUs share in several ways: steps of loopback, bit for bit, as their sums are exact.
+//! Parameters that several groups of GPUs share in different ways: loopback's steps, bit for bit, because sums are exact.
 
 use crate::among::sharing::{on_rank, troubled, weighed};
 use crate::cuda::{alone, apart, devices, room_for, seed, stand_in};
@@ -9,7 +9,7 @@ use meshstep_tensor::Queue;
 use meshstep_tensor::cuda::Stream;
 use std::sync::Arc;
 
-/// What each of eight ranks makes of its communicator and its options, there and on loopback: the same.
+/// Runs eight ranks with their communicators and options on GPUs and on loopback: the results are equal.
 fn both<R: Send + PartialEq + std::fmt::Debug>(
     options: &Options,
     rank: impl Fn(Arc<dyn Communicator>, Options) -> R + Sync,
@@ -60,7 +60,7 @@ fn ranks_that_share_nothing_decide_together() {
     }
 }
 
-/// A GPU tells that weights differ, not whose.
+/// A GPU reports that weights differ, but not on which ranks.
 #[test]
 fn ranks_that_weigh_the_same_apart_are_told() {
     let _alone = alone();

@@ -1,5 +1,5 @@
-//! Ranks on GPUs of which one fails, asks for less than another, or goes: none waits for what will not come, and none is told
-//! that all is well.
+//! Ranks on GPUs, one of which fails, reads fewer outcomes than another, or leaves: no rank waits for it, and none reports
+//! success.
 
 use crate::common::{self, Run};
 use crate::cuda::{alone, devices, room_for, stand_in};
@@ -11,13 +11,13 @@ use meshstep_tensor::{DType, Layout, LayoutBuilder, Meter, Queue};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-/// Long enough for what goes well, short enough to notice who waits.
+/// Long enough for calls that succeed, short enough to notice a rank that waits.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 
-/// A rate that every rank refuses alike.
+/// A rate that every rank refuses.
 const BAD: f64 = -1.0;
 
-/// `body` on two ranks, neither of which may wait for its deadline.
+/// Runs `body` on two ranks; neither may wait for its deadline.
 pub(crate) fn two<T: Send>(body: impl Fn(Run, Arc<nccl::Nccl>) -> T + Sync) -> Vec<T> {
     let options = nccl::Options { deadline: DEADLINE, ..nccl::Options::default() };
     let began = Instant::now();
@@ -48,7 +48,7 @@ pub(crate) fn fail(function: &std::ffi::CStr, code: i32) {
     }
 }
 
-/// Rank 0 has asked for a step's error and rank 1 has not: parameters are added together or not at all.
+/// Rank 0 has read a step's error and rank 1 has not: parameters are added on both or on neither.
 #[test]
 fn an_untold_error_of_one_rank_does_not_part_those_who_add_parameters() {
     let _alone = alone();
@@ -111,7 +111,7 @@ fn an_untold_error_of_one_rank_does_not_part_those_who_minimize() {
     });
 }
 
-/// Who still holds a step's [`Pending`](meshstep_shard::Pending) gets its error there, and there alone.
+/// A rank that still holds a step's [`Pending`](meshstep_shard::Pending) gets its error there only.
 #[test]
 fn an_error_is_told_to_who_can_still_ask() {
     let _alone = alone();
@@ -133,7 +133,7 @@ fn an_error_is_told_to_who_can_still_ask() {
     });
 }
 
-/// A step that this rank has sent off, and another never takes.
+/// This rank has launched a step that the other never takes.
 #[test]
 fn a_step_whose_collectives_were_ended_is_no_success() {
     let _alone = alone();
@@ -159,7 +159,7 @@ fn a_step_whose_collectives_were_ended_is_no_success() {
     });
 }
 
-/// Rank 1 runs out of memory in the middle of its first step, which makes tables.
+/// Rank 1 runs out of memory in the middle of its first step, which builds tables.
 #[test]
 fn who_cannot_go_on_with_a_step_ends_it_for_all() {
     let _alone = alone();
@@ -191,7 +191,7 @@ fn who_cannot_go_on_with_a_step_ends_it_for_all() {
     }
 }
 
-/// An option that only one rank has.
+/// An option that one rank alone has.
 #[test]
 fn what_one_rank_cannot_do_is_an_error_on_all() {
     let _alone = alone();
@@ -223,7 +223,7 @@ fn what_works_on_the_cpu_alone_says_so() {
     });
 }
 
-/// Frozen parameters and ones without elements, clipping before the reduction, and `t` afterwards.
+/// Frozen and empty parameters, clipping before the reduction, and `t` afterwards.
 #[test]
 fn odd_layouts_and_local_clipping_are_those_of_loopback() {
     let _alone = alone();
@@ -267,7 +267,7 @@ fn odd_layouts_and_local_clipping_are_those_of_loopback() {
     }
 }
 
-/// An optimizer that goes before its steps have ended, and whose outcomes are asked for afterwards.
+/// An optimizer is dropped before its steps have ended, and their outcomes are read afterwards.
 #[test]
 fn steps_in_flight_outlive_their_optimizer() {
     let _alone = alone();
@@ -287,7 +287,7 @@ fn steps_in_flight_outlive_their_optimizer() {
     assert_eq!(meter.live_total(), 0);
 }
 
-/// What ranks do between two steps, told by one number.
+/// Runs one operation between two steps, selected by a number, and returns its outcome.
 fn tell(run: &Run, optimizer: &mut Optimizer, t: u64, what: u64) -> String {
     let rank = optimizer.comm().rank();
     let said =

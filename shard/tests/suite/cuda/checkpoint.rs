@@ -1,4 +1,4 @@
-//! Checkpoints saved on GPUs load on the CPU and the other way round, and training continues without a difference.
+//! Checkpoints saved on GPUs are loaded on the CPU, and vice versa, and training continues unchanged.
 
 use crate::checkpoint::whole::{Whole, join, part};
 use crate::common::{F32_MASTER, Gradients, Run, STAGES};
@@ -12,7 +12,7 @@ use meshstep_tensor::DType;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Takes steps without asking for outcomes, so that steps decided by a GPU are unreported.
+/// Outcomes are not read, so that a GPU decides steps that the host does not follow.
 fn train(run: &Run, opt: &mut Optimizer, steps: Range<u64>) {
     for t in steps {
         run.read_and_hand_over(opt, t, 0).unwrap();
@@ -20,7 +20,8 @@ fn train(run: &Run, opt: &mut Optimizer, steps: Range<u64>) {
     }
 }
 
-/// Saves before the next steps or in the `background` while they are taken; returns this rank's part at the save and after those steps.
+/// Saves, in the `background` while the next steps are taken or before them. Returns this rank's part at the save, and after
+/// those steps.
 pub(super) fn train_and_save(
     comm: Arc<dyn Communicator>,
     run: &Run,
@@ -45,10 +46,10 @@ fn saved(gpus: bool, run: &Run, store: &Store, background: bool) -> (Whole, Whol
     (join(thens), join(ends))
 }
 
-/// Loads, and takes the following steps; returns this rank's part after the load and at the end.
+/// Loads, and takes the steps that follow. Returns this rank's part after the load and at the end.
 pub(super) fn load_and_train(comm: Arc<dyn Communicator>, run: &Run, store: &Store) -> (Whole, Whole) {
     let mut opt = run.build(comm).unwrap();
-    // The device has counted a step already.
+    // The device counts steps already.
     train(run, &mut opt, 1..2);
     opt.load(store, Load::default()).unwrap();
     let then = part(&opt);
@@ -94,7 +95,7 @@ fn checkpoints_go_between_gpus_and_the_cpu() {
     }
 }
 
-/// Moves from the first two of three ranks to the last two, without a file. A mean of two is exact.
+/// Moves state from the first two of three ranks to the last two, without a file. A mean of two is exact.
 fn moved(gpus: bool, from: &Run, to: &Run) -> (Whole, Whole) {
     let ends = on(gpus, &Run { ranks: 3, ..from.clone() }, |via, run| {
         let among = |ranks: Range<usize>| via.split(ranks.contains(&via.rank()).then_some(0), 0).unwrap();

@@ -1,4 +1,4 @@
-//! What GPUs hold, whole on one rank, in a file in PyTorch's names, and as bytes: the same as on the CPU.
+//! State of GPUs, whole on one rank, in a file with PyTorch's names, and as bytes: the same as on the CPU.
 
 use crate::common::{Gradients, PRECISIONS, Run, state};
 use crate::cuda::{alone, devices, room_for};
@@ -30,8 +30,8 @@ fn whole(opt: &mut Optimizer) -> Vectors {
     all
 }
 
-/// Takes two steps and writes a file, goes back by bytes after a third, and on; then takes the file in and goes on: what rank 1 has
-/// of all ranks at every stop.
+/// Takes two steps and writes a file; takes a third, goes back by bytes, and continues; imports the file and continues. Returns
+/// the whole vectors on rank 1 at every stop.
 fn stops(comm: Arc<dyn Communicator>, run: &Run, path: &Path) -> Vec<Vectors> {
     let mut opt = run.build(comm).unwrap();
     let exports = run.options.precision.master != Master::Remainder;

@@ -1,4 +1,4 @@
-//! Calls of the driver that fail on one rank alone, in the middle of what all do together: all have an error, and none waits.
+//! Driver calls that fail on one rank alone, in the middle of a collective call: every rank gets an error, and none waits.
 
 use crate::common::{self, Run, params, state};
 use crate::cuda::apart::{fail, two};
@@ -15,8 +15,8 @@ use std::sync::Barrier;
 const OUT_OF_MEMORY: i32 = 2;
 const LAUNCH_FAILED: i32 = 719;
 
-/// After the `at`th iterate a kernel is not launched, on whichever rank is first: one that makes a direction, of which nobody
-/// else hears, or one that measures before all exchange what they have measured.
+/// After the `at`th iterate one kernel launch fails, on the first rank to reach it: a launch that computes a direction, without
+/// an exchange afterwards, or one that measures before an exchange.
 #[test]
 fn a_direction_or_measurement_of_l_bfgs() {
     let _alone = alone();
@@ -60,12 +60,12 @@ fn a_direction_or_measurement_of_l_bfgs() {
     }
 }
 
-/// What the driver refused, where it did.
+/// Returns true if the error is the driver's refusal.
 fn is_own(error: &Error) -> bool {
     matches!(error, Error::Tensor(_) | Error::Optim(_) | Error::Initial { .. })
 }
 
-/// Each call of the driver that makes parameters, or fills them once their values are asked for, when all memory is there.
+/// Tries each driver call that builds parameters, or fills them after their values are requested, when all memory is allocated.
 #[test]
 fn parameters_that_are_added() {
     let _alone = alone();
@@ -77,7 +77,7 @@ fn parameters_that_are_added() {
         (c"cuMemsetD8Async", LAUNCH_FAILED, false),
         (c"cuMemcpyHtoDAsync_v2", LAUNCH_FAILED, true),
         (c"cuMemcpyDtoHAsync_v2", LAUNCH_FAILED, true),
-        // Masters are filled last of all.
+        // Masters are filled last.
         (c"cuLaunchKernel", LAUNCH_FAILED, true),
     ];
     for initial in [Initial::Broadcast, Initial::Compare] {
@@ -114,7 +114,7 @@ fn parameters_that_are_added() {
                 };
                 fail(call, 0);
                 if let Error::Comm(_) = told {
-                    // Not one of the ranks goes on.
+                    // No rank continues.
                     assert!(matches!(add(&mut opt, false), Err(Error::Comm(_))));
                 } else {
                     both.wait();

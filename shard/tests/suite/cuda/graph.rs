@@ -1,4 +1,5 @@
-//! A whole sharded step as one CUDA graph on every rank: gradients reduced, measured, decided on, applied, parameters gathered.
+//! A whole sharded step as one CUDA graph on every rank: gradients reduced, measured, decided on and applied, parameters
+//! gathered.
 
 use crate::common::Run;
 use crate::cuda::{alone, devices, room_for, seed, stand_in};
@@ -14,9 +15,9 @@ use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, SliceMut};
 use std::sync::Arc;
 
 const RANKS: usize = 2;
-/// Elements of each bucket; every rank owns a half of each.
+/// Elements of each bucket; every rank owns half of each.
 const LENS: [usize; 2] = [2 * 1500, 2 * 64];
-/// The step in which rank 1 has a gradient that is not finite.
+/// Step in which rank 1 has a non-finite gradient.
 const BAD: u64 = 3;
 
 struct Bucket {
@@ -26,7 +27,7 @@ struct Bucket {
     update: Update,
 }
 
-/// One rank's side of the step.
+/// One rank's part of the step.
 struct Whole {
     comm: Arc<Nccl>,
     queue: Queue,
@@ -45,7 +46,7 @@ fn scaling() -> LossScale {
     })
 }
 
-/// Element `i` of a bucket's vectors, of a size that a mean over two ranks does not round.
+/// Returns element `i` of a bucket's vectors, of a size that a mean over two ranks does not round.
 fn value(t: u64, rank: usize, i: usize) -> f32 {
     let mixed = (i as u64 + 1) * (t + 7) * (3 + rank as u64) * 0x9E37_79B9;
     ((mixed >> 16) % 2001) as f32 / 1024.0 - 0.977
@@ -67,7 +68,7 @@ impl Bucket {
     }
 }
 
-/// What a rank owns of a bucket.
+/// Returns a rank's shard of a bucket.
 fn flat<'a, 's>(
     params: &'a mut Buffer,
     grads: &'a mut Buffer,
@@ -120,7 +121,7 @@ impl Whole {
         Ok(())
     }
 
-    /// Nothing that the host takes part in.
+    /// Launches the step, without any part of the host.
     fn step(&mut self) -> Result<(), Error> {
         let (comm, queue) = (Arc::clone(&self.comm), self.queue.clone());
         let run = |op: Op, buffer: &mut Buffer| -> Result<(), Error> {
@@ -155,11 +156,11 @@ impl Whole {
     }
 
     fn launch(&mut self, graph: &Captured) {
-        // SAFETY: all that was captured lives in `self`, and is used again only by calls on the same queue.
+        // SAFETY: everything captured lives in `self`, and is used again only by calls on the same queue.
         unsafe { graph.launch(self.queue.stream().unwrap()) }.unwrap();
     }
 
-    /// What step `t` begins with: its gradients, another rate each time, and at last another norm.
+    /// Prepares step `t`: its gradients, another rate each time, and at last another norm.
     fn begin(&mut self, t: u64, odd: bool) {
         let rank = self.comm.rank();
         for (b, bucket) in self.buckets.iter_mut().enumerate() {
@@ -189,7 +190,7 @@ impl Whole {
         values.into_iter().map(f32::to_bits).collect()
     }
 
-    /// Parameters; state, steps of each segment, and where the run is.
+    /// Returns the parameters; and the state, the steps of each segment, and the run's progress.
     fn end(&self) -> (Vec<Vec<u32>>, String) {
         let params = self.buckets.iter().map(|bucket| self.read(&bucket.params)).collect();
         let state: Vec<_> = self.buckets.iter().flat_map(|b| &b.state).map(|s| self.read(s)).collect();
@@ -286,7 +287,7 @@ fn a_step_of_an_optimizer_is_no_part_of_a_graph() {
             Ok::<_, cuda::Error>(())
         });
         graph.unwrap();
-        // Nothing has come of it, and the step can be taken.
+        // The refused capture had no effect, and the step can be taken.
         let outcome = optimizer.step(run.at(1)).unwrap().outcome().unwrap();
         assert!(matches!(outcome, Outcome::Applied { .. }));
     });

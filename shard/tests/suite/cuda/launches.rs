@@ -1,4 +1,4 @@
-//! How many calls of NCCL and launches of kernels a step takes, as the stand-ins count them.
+//! Number of NCCL calls and kernel launches of a step, as the stand-ins count them.
 
 use super::ranks::on_ranks;
 use crate::common::{self, Gradients, Run, STAGES};
@@ -8,14 +8,14 @@ use meshstep_shard::{NonFinite, Options, Stage};
 use std::ffi::{CStr, c_char};
 use std::sync::Barrier;
 
-/// Steps before any is counted: the first ones make the tables.
+/// Steps before the counted ones: the first ones build the tables.
 const WARM_UP: u64 = 2;
 const STEPS: u64 = 4;
 
 /// Counts of all ranks together.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Launches {
-    /// Groups of NCCL, and operations outside of any.
+    /// Groups of NCCL, and operations outside groups.
     groups: usize,
     prepares: usize,
     updates: usize,
@@ -44,7 +44,7 @@ impl Launches {
     }
 }
 
-/// What a rank's counted steps took, as it has called them itself.
+/// Operations of a rank's counted steps, by the rank's own count.
 #[derive(Clone, Copy, Debug)]
 struct Called {
     operations: u64,
@@ -80,7 +80,7 @@ fn counted(run: &Run) -> (Launches, Vec<Called>) {
     (launches[0], called)
 }
 
-/// Stages whose collectives are all of one communicator.
+/// Stages with all collectives on one communicator.
 fn stages() -> impl Iterator<Item = Stage> {
     STAGES.into_iter().filter(|&stage| stage != Stage::Zero3)
 }
@@ -95,7 +95,7 @@ fn an_exchange_is_one_group() {
         let run = Run { ranks: 2, gradients: Gradients::Grid, ..Run::default() }.stage(stage);
         let (launches, called) = counted(&run);
         let operations: u64 = called.iter().map(|called| called.operations).sum();
-        // Two operations, of which each rank has seen the end.
+        // Two operations, which each rank has completed.
         assert!(called.iter().all(|one| one.all_reduces >= 2 * STEPS), "{stage:?} {called:?}");
         assert_eq!(launches.groups as u64, operations - STEPS * run.ranks as u64, "{stage:?} {called:?}");
     }
@@ -111,7 +111,7 @@ fn the_two_exchanges_of_a_step_that_nothing_stops_are_a_group_each() {
         let options = Options { non_finite: NonFinite::Propagate, ..Run::default().options };
         let run = Run { ranks: 2, max_norm: None, options, ..Run::default() }.stage(stage);
         let (launches, called) = counted(&run);
-        // They are on a communicator of their own.
+        // The decision's operations use a communicator of their own.
         let operations: u64 = called.iter().map(|called| called.operations).sum();
         assert_eq!(launches.groups as u64, operations + 2 * STEPS * run.ranks as u64, "{stage:?} {called:?}");
     }
@@ -130,7 +130,7 @@ fn one_launch_prepares_the_rows_of_all_buckets() {
             let (launches, _) = counted(&run);
             let steps = STEPS as usize * run.ranks;
             assert_eq!(launches.prepares, steps, "{stage:?} {non_finite:?} {launches:?}");
-            // A launch for each bucket, of which there are several.
+            // One launch per bucket, of which there are several.
             assert!(launches.updates >= 2 * steps, "{stage:?} {non_finite:?} {launches:?}");
         }
     }

@@ -1,4 +1,4 @@
-//! L-BFGS with its history on several GPUs: every point, loss and collective is loopback's.
+//! L-BFGS with its history on several GPUs: every point, loss and collective equals loopback's.
 
 use crate::common::{STAGES, cases};
 use crate::cuda::{all, alone, devices, room_for, seed, stand_in};
@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 pub(crate) const SEARCHES: [LineSearch; 2] = [LineSearch::None, LineSearch::StrongWolfe];
 
-/// Who computes what, and in which type: sums that round alike in any order of ranks.
+/// Divisions of the computation, and types: their sums round alike in any order of ranks.
 const SHARES: [(Share, DType); 3] =
     [(Share::One, DType::F64), (Share::All, DType::F32), (Share::Rows, DType::F32)];
 
@@ -27,7 +27,7 @@ pub(crate) fn there(run: &Run, queue: &Queue) -> Run {
     Run { options: Options { queue: queue.clone(), ..run.options.clone() }, ..run.clone() }
 }
 
-/// What each rank makes of a communicator of GPUs and a queue.
+/// Runs each rank with a GPU communicator and a queue, and returns the results.
 fn on<R: Send>(ranks: usize, rank: impl Fn(Arc<dyn Communicator>, Queue) -> R + Sync) -> Vec<R> {
     let devices: Vec<usize> = (0..ranks).map(|rank| rank % devices()).collect();
     let made = nccl::spawn(&devices, nccl::Options::default(), |comm| {
@@ -37,7 +37,7 @@ fn on<R: Send>(ranks: usize, rank: impl Fn(Arc<dyn Communicator>, Queue) -> R + 
     made.unwrap()
 }
 
-/// The run on GPUs; all ranks must end alike.
+/// Runs on GPUs; all ranks must end alike.
 fn on_gpus(run: &Run, ranks: usize) -> End {
     let ends = on(ranks, |comm, queue| there(run, &queue).on_rank(comm).unwrap());
     assert!(ends.iter().all(|end| *end == ends[0]), "ranks end apart: {ends:?}");
@@ -51,17 +51,17 @@ fn every_point_is_loopbacks() {
         if !room_for(ranks) {
             continue;
         }
-        // Ends to share out that leave pads, whole buckets and nothing.
+        // Lengths that leave padding, whole buckets and an empty parameter.
         let problems = [(Problem::Rosenbrock, &[130usize, 1, 0, 69][..]), (Problem::Logistic, &[3, 1, 0, 6])];
         for (i, stage) in STAGES.into_iter().enumerate() {
             for (j, search) in SEARCHES.into_iter().enumerate() {
                 let (problem, lens) = problems[(i + j + ranks) % 2];
-                // On the stand-ins each stage with one search, on so many ranks, in fewer iterations.
+                // The stand-ins run each stage with one search and one number of ranks, in fewer iterations.
                 if !all() && (j != i % 2 || ranks != [1, 2, 4][i % 3]) {
                     continue;
                 }
                 for (k, (share, dtype)) in SHARES.into_iter().enumerate() {
-                    // A third of them will do, and beyond two GPUs only sums with zeros round alike in any order.
+                    // A third of the combinations suffices; beyond two GPUs only sums with zeros round alike in any order.
                     let apart = share != Share::One && ranks > 2 && !stand_in();
                     if (i + j + k + ranks / 2) % 3 > 0 || apart {
                         continue;
@@ -96,7 +96,7 @@ fn no_order_of_streams_shows() {
     }
 }
 
-/// What a rank hears of a closure that fails on rank 1 at its third call, of a gradient that it lacks, and of going on.
+/// Returns a rank's outcomes if a closure fails on rank 1 at its third call, if its gradient is missing, and afterwards.
 #[test]
 fn failures_are_those_of_loopback_and_the_run_goes_on() {
     let _alone = alone();
@@ -176,7 +176,7 @@ fn memory_is_counted_there_and_given_back() {
             assert_eq!(opt.param("p0").unwrap().place(), queue.place());
             meter.live(Category::State)
         });
-        // Five slots of a direction and y, where the last direction begins, and gradients; a bucket's pad counts.
+        // Five slots of a direction and y, the start of the last direction, and gradients; a bucket's padding counts.
         assert_eq!(live[0] as usize, (2 * 5 + 1 + gradients) * 1024 * 8, "{search:?}");
         assert_eq!(meter.live_total(), 0);
     }

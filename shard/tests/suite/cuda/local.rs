@@ -1,4 +1,4 @@
-//! Local updates in memory of GPUs: workers end with the bits of loopback, whatever they exchange.
+//! Local updates in GPU memory: workers end with the bits of loopback, for every plan.
 
 use crate::common::{self, F32_MASTER, Gradients, PRECISIONS, Run, WhichRule, cases};
 use crate::cuda::ranks::on;
@@ -12,7 +12,7 @@ use meshstep_shard::{At, Options, Outcome, Precision, Stage};
 use meshstep_tensor::DType;
 use std::sync::Arc;
 
-/// What a rank has in the end: parameters, its part of the state, each parameter's `t`; and what every step was told.
+/// Result of a rank: parameters, its part of the state, each parameter's `t`; and the outcome of every step.
 #[derive(Clone, Debug, PartialEq)]
 struct End {
     params: Vec<Vec<u8>>,
@@ -20,7 +20,7 @@ struct End {
     told: Vec<String>,
 }
 
-/// Tokens of a worker's step: of four workers shares are powers of two, by which NCCL multiplies exactly too.
+/// Tokens of a worker's step: with four workers shares are powers of two, by which NCCL multiplies exactly too.
 fn tokens(worker: usize) -> u64 {
     [1, 1, 2, 4][worker % 4]
 }
@@ -31,7 +31,7 @@ pub fn begin(run: &Run, plan: &LocalPlan, workers: usize, world: Arc<dyn Communi
     LocalOptimizer::new(run.build(comm).unwrap(), between, plan.clone()).unwrap()
 }
 
-/// One step of a rank, and what it was told.
+/// Takes one step of a rank, and returns its outcome.
 pub fn step(run: &Run, local: &mut LocalOptimizer, (rank, worker): (usize, usize)) -> String {
     let t = local.steps() + 1;
     let mb = local.micro_batch(tokens(worker)).unwrap();
@@ -45,7 +45,7 @@ pub fn step(run: &Run, local: &mut LocalOptimizer, (rank, worker): (usize, usize
     told(local, run.at(t))
 }
 
-/// What a step is told, without the bytes it moved.
+/// Returns the outcome of a step, without the bytes it moved.
 pub fn told(local: &mut LocalOptimizer, at: At) -> String {
     match local.step(at) {
         Ok(done) => {
@@ -89,7 +89,7 @@ fn run(workers: usize, inside: usize) -> Run {
     Run { ranks: workers * inside, steps: 9, gradients, max_norm, ..Run::default() }
 }
 
-/// The plans of the CPU's suite, and those that only types and places of memory make different.
+/// Plans of the CPU's suite, and those that differ only in types and places of memory.
 fn all_plans() -> Vec<(&'static str, WhichRule, LocalPlan)> {
     let adamw = WhichRule::AdamW;
     let narrow = |h: u64, delay: u64| {
@@ -120,7 +120,7 @@ fn all_plans() -> Vec<(&'static str, WhichRule, LocalPlan)> {
     all
 }
 
-/// Types and precisions that plans take.
+/// Types and precisions that plans accept.
 fn precisions() -> Vec<(DType, Precision)> {
     let wide = |(dtype, precision): &(DType, Precision)| {
         matches!(dtype, DType::F32 | DType::F64) || precision.master == F32_MASTER.master
@@ -138,7 +138,7 @@ fn every_plan_ends_with_the_bits_of_loopback() {
         }
         for (p, (name, rule, mut plan)) in all_plans().into_iter().enumerate() {
             if workers == 2 {
-                // Their shares are no powers of two.
+                // The shares of these workers are not powers of two.
                 plan = plan.with(|f| f.weights = Weights::Uniform);
             }
             for stage in some(&stages, p + w, 1) {

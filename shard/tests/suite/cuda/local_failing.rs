@@ -1,4 +1,4 @@
-//! Exchanges between workers on GPUs that do not come about: nothing is applied anywhere, and every rank is told as on the CPU.
+//! Failed exchanges between workers on GPUs: no worker applies anything, and every rank gets the same outcome as on the CPU.
 
 use crate::common::elsewhere::Elsewhere;
 use crate::common::{self, Gradients, Run};
@@ -13,7 +13,7 @@ use meshstep_tensor::{Category, Meter, Slice};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Barrier};
 
-/// What rank 1 brings to a step.
+/// Contribution of rank 1 to a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Brings {
     Gradients,
@@ -21,10 +21,10 @@ enum Brings {
     NotAll,
 }
 
-/// Vectors of floats, where any NaN is one.
+/// Vectors of floats, with all NaNs equal.
 type Floats = Vec<Vec<Option<f32>>>;
 
-/// Parameters and state.
+/// Returns parameters and state.
 fn floats(local: &LocalOptimizer) -> Floats {
     let known = |x: f32| (!x.is_nan()).then_some(x);
     let of =
@@ -33,7 +33,7 @@ fn floats(local: &LocalOptimizer) -> Floats {
     params.iter().chain(state.iter().flat_map(|(_, slots)| slots)).map(of).collect()
 }
 
-/// What each step of a rank was told, and what it had then.
+/// Returns the outcome of each step of a rank, and its values after the step.
 fn story(gpus: bool, run: &Run, plan: &LocalPlan, events: &[Brings]) -> Vec<Vec<(String, Floats)>> {
     on(gpus, run, |world, run| {
         let rank = world.rank();
@@ -93,7 +93,7 @@ fn vetoes_skips_and_faults_are_those_of_loopback() {
     }
 }
 
-/// A rank gets no memory for its part of an exchange: each has its own update and no more, and nobody waits.
+/// A rank gets no memory for its part of an exchange: each worker has its own update only, and no rank waits.
 #[test]
 fn memory_that_one_rank_does_not_get_leaves_every_worker_its_own() {
     const OUT_OF_MEMORY: i32 = 2;
@@ -164,7 +164,7 @@ fn what_a_gpu_cannot_exchange_is_refused() {
     assert!(join.contains("come and go") && join.contains("regroup"), "{join}");
 }
 
-/// Bytes that a plan keeps, the most that an exchange holds for a while, and what is left in the end.
+/// Returns the bytes that a plan keeps, the most that an exchange holds temporarily, and those left at the end.
 fn memory(gpus: bool, run: &Run, plan: &LocalPlan) -> [u64; 3] {
     let meter = Meter::new();
     let kept = on(gpus, run, |world, run| {
@@ -197,7 +197,7 @@ fn memory_of_workers_is_counted_and_given_back() {
         let (gpu, cpu) = (memory(true, &run, plan), memory(false, &run, plan));
         assert_eq!((gpu[0], gpu[2]), (cpu[0], 0), "{plan:?}");
         assert_eq!(cpu[2], 0);
-        // What is copied to the host would be staged there.
+        // Copies to the host would be staged there.
         let outer = if *outer { 2 * 8 * MODEL } else { 0 };
         assert!(gpu[1] < cpu[1] + outer + 2 * MODEL, "{gpu:?} {cpu:?}");
     }

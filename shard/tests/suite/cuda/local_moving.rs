@@ -1,4 +1,4 @@
-//! Workers on GPUs that are saved, loaded and regrouped: they go on with the bits of loopback.
+//! Workers on GPUs that are saved, loaded and regrouped: they continue with the bits of loopback.
 
 use crate::checkpoint::sim::Sim;
 use crate::common::{self, Gradients, Run};
@@ -10,7 +10,7 @@ use meshstep_shard::local::{LocalOptimizer, LocalPlan, OnFailure, Workers};
 use meshstep_shard::{Optimizer, Stage};
 use std::sync::Arc;
 
-/// Everything a rank has.
+/// Parameters and state of a rank.
 type Has = (Vec<Vec<u8>>, Vec<(u64, Vec<Vec<u8>>)>);
 
 fn has(optimizer: &Optimizer) -> Has {
@@ -21,7 +21,7 @@ fn run(ranks: usize) -> Run {
     Run { ranks, gradients: Gradients::Rough, max_norm: Some(20.0), ..Run::default() }.stage(Stage::Zero1)
 }
 
-/// Saves after five steps, and goes on for four.
+/// Saves after five steps, and takes four more.
 fn saved(gpus: bool, run: &Run, plan: &LocalPlan, store: &Store) -> Vec<Has> {
     on(gpus, run, |world, run| {
         let at = (world.rank(), world.rank() / 2);
@@ -33,7 +33,7 @@ fn saved(gpus: bool, run: &Run, plan: &LocalPlan, store: &Store) -> Vec<Has> {
     })
 }
 
-/// Loads, after a step of its own, and goes on for four; so many ranks are a worker.
+/// Loads after a step of its own, and takes four more; `inside` ranks form a worker.
 fn loaded(gpus: bool, run: &Run, inside: usize, plan: &LocalPlan, store: &Store) -> Vec<Has> {
     on(gpus, run, |world, run| {
         let at = (world.rank(), world.rank() / inside);
@@ -64,13 +64,13 @@ fn workers_are_saved_and_loaded_between_gpus_and_the_cpu() {
         for (gpus, store) in [(true, &on_cpu), (true, &on_gpus), (false, &on_gpus)] {
             assert!(loaded(gpus, &run(4), 2, plan, store) == expected, "onto GPUs {gpus}: {plan:?}");
         }
-        // Other workers go on from the mean.
+        // A different number of workers continues from the mean.
         let [gpu, cpu] = [true, false].map(|gpus| loaded(gpus, &run(4), 1, plan, &on_cpu));
         assert!(gpu == cpu, "four of two: {plan:?}");
     }
 }
 
-/// A worker of one rank trains, another comes, and both go on.
+/// A worker of one rank trains, another joins, and both continue.
 fn regrouped(gpus: bool, plan: &LocalPlan) -> Vec<(Has, Has)> {
     on(gpus, &run(2), |world, run| {
         let rank = world.rank();

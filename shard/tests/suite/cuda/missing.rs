@@ -1,5 +1,5 @@
-//! Gradients that some rank, or every rank, does not have: what is left alone, what counts as zeros and what is an error are
-//! those of loopback, by the bit, and the host waits for none of it.
+//! Gradients that are missing on some ranks, or on all: skipped parameters, zeros and errors equal loopback's, bit for bit, and
+//! the host does not wait.
 
 use crate::common::{self, Gradients, PRECISIONS, Run, STAGES, WhichRule};
 use crate::cuda::{alone, devices, room_for, seed, some, stand_in};
@@ -11,10 +11,10 @@ use std::sync::Arc;
 
 const POLICIES: [Missing; 2] = [Missing::SkipIfMissingEverywhere, Missing::AllOrNone];
 
-/// Who has what: at step `t`, whether a rank has parameter `i`'s gradient.
+/// Pattern of gradients: true if a rank has parameter `i`'s gradient at step `t`.
 type Has = fn(t: u64, rank: usize, i: usize) -> bool;
 
-/// By name. Under `AllOrNone` those that ask for the rank are errors.
+/// Patterns by name. Under `AllOrNone` the ones that depend on the rank are errors.
 const PATTERNS: [(&str, Has); 11] = [
     ("all", |_, _, _| true),
     ("none", |_, _, _| false),
@@ -29,13 +29,13 @@ const PATTERNS: [(&str, Has); 11] = [
     ("anything", |t, rank, i| !common::hash(&[t, rank as u64 / 2, i as u64]).is_multiple_of(3)),
 ];
 
-/// What else may happen to a step.
+/// Other events of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Ends {
     Well,
-    /// The last rank has a gradient that is not finite, if it has any.
+    /// The last rank has a non-finite gradient, if it has any.
     Overflowing,
-    /// Every rank asks for an impossible rate.
+    /// Every rank requests an impossible rate.
     Refused,
 }
 
@@ -54,13 +54,13 @@ fn well(_: u64) -> Ends {
     Ends::Well
 }
 
-/// A run in which gradients are missing.
+/// A run with missing gradients.
 #[derive(Clone)]
 struct Story {
     run: Run,
     has: Has,
     ends: fn(u64) -> Ends,
-    /// Whether outcomes are asked for at the end alone, and nothing in between.
+    /// True if outcomes are read only at the end.
     asks_late: bool,
 }
 
@@ -70,7 +70,7 @@ impl Story {
         Story { run: Run { options, ..run.clone() }, has, ends: well, asks_late: false }
     }
 
-    /// What became of each step, and what parameters, state and `t` were after it.
+    /// Returns the outcome of each step, and the parameters, state and `t` after it.
     fn on(&self, comm: Arc<dyn Communicator>) -> Vec<String> {
         let mut optimizer = self.run.build(comm).unwrap();
         let (mut told, mut pending) = (Vec::new(), Vec::new());
@@ -81,7 +81,7 @@ impl Story {
                 told.push(format!("{now:?} {}", self.left(&optimizer)));
             }
         }
-        // The last step has not been heard of when `t` is asked for.
+        // The host does not know the last step's outcome when `t` is read.
         let left = self.left(&optimizer);
         told.extend(pending.into_iter().map(outcome));
         told.push(left);
@@ -126,7 +126,7 @@ impl Story {
         ends.unwrap()
     }
 
-    /// Whether the story is the same on both; `what` tells it apart.
+    /// Checks that the story is the same on both; `what` identifies it in messages.
     fn compare(&self, what: &str) {
         let Run { ranks, options, .. } = &self.run;
         let (here, there) = (self.here(), self.there());
@@ -147,7 +147,7 @@ fn outcome(step: Result<Pending, Error>) -> String {
     }
 }
 
-/// Every stage under either policy.
+/// Combinations of stage and policy.
 fn ways() -> Vec<(Stage, Missing)> {
     STAGES.into_iter().flat_map(|stage| POLICIES.map(|missing| (stage, missing))).collect()
 }
@@ -160,10 +160,10 @@ fn base(ranks: usize) -> Run {
 fn what_is_missing_is_left_alone_or_told_as_on_loopback() {
     let _alone = alone();
     for ranks in [1, 2, 4].into_iter().filter(|&ranks| room_for(ranks)) {
-        // One rank has what it has; of four, those tell that ask for the rank.
+        // One rank takes the patterns that ignore the rank, four ranks the patterns that use it, two ranks take both kinds.
         let patterns = PATTERNS.into_iter().enumerate();
         for (i, (name, has)) in patterns.filter(|(i, _)| ranks == 2 || (*i < 7) == (ranks == 1)) {
-            // Each pattern meets either policy, on two numbers of ranks.
+            // Each pattern meets both policies, on two numbers of ranks.
             for (stage, missing) in some(&ways(), 5 * i + ranks / 2, 1) {
                 let rule = [WhichRule::AdamW, WhichRule::SgdMomentum][i % 2];
                 let run = Run { rule, ..base(ranks) }.stage(stage);
@@ -173,7 +173,7 @@ fn what_is_missing_is_left_alone_or_told_as_on_loopback() {
     }
 }
 
-/// Steps that are skipped or refused between them, and steps that nobody asks about before the last.
+/// Some steps are skipped or refused, and no outcome is read before the last.
 #[test]
 fn steps_that_do_not_count_leave_every_t_as_it_was() {
     let _alone = alone();
@@ -189,7 +189,7 @@ fn steps_that_do_not_count_leave_every_t_as_it_was() {
     }
 }
 
-/// Rounding at random goes by `t` too, and masters, remainders and narrow moments are left alone with their parameters.
+/// Stochastic rounding depends on `t` too; masters, remainders and narrow moments stay with skipped parameters.
 #[test]
 fn every_precision_is_left_alone() {
     let _alone = alone();
@@ -223,7 +223,7 @@ fn no_order_of_streams_shows_who_has_what() {
     }
 }
 
-/// Counted by hand: `t` is how many steps had a gradient on some rank, on every rank alike.
+/// Counted by hand: `t` is the number of steps with a gradient on some rank, the same on every rank.
 #[test]
 fn each_parameter_counts_its_own_steps() {
     let _alone = alone();
@@ -242,7 +242,7 @@ fn each_parameter_counts_its_own_steps() {
             let story = Story { run: Run { options, ..story.run.clone() }, ..story.clone() };
             let mut optimizer = story.run.build(comm).unwrap();
             (1..=STEPS).for_each(|t| drop(story.step(&mut optimizer, t).unwrap()));
-            // Some of them heard of, some not; then all.
+            // The host knows the outcomes of some steps, then of all.
             let unheard = common::state(&optimizer);
             optimizer.accumulate(1).unwrap().finish().unwrap();
             optimizer.discard_gradients().unwrap();
@@ -253,7 +253,7 @@ fn each_parameter_counts_its_own_steps() {
     }
 }
 
-/// The lowest rank without the first such parameter, on every rank; and no rank sends more or less than in a step that counts.
+/// An error names the lowest rank without the first such parameter, on every rank; ranks send as much as in a step that counts.
 #[test]
 fn an_uneven_step_names_rank_and_parameter_and_parts_nobody() {
     let _alone = alone();
@@ -261,7 +261,7 @@ fn an_uneven_step_names_rank_and_parameter_and_parts_nobody() {
     if !room_for(ranks) {
         return;
     }
-    // Ranks 1 and 2 lack p3, rank 0 lacks p4, nobody has p0.
+    // Ranks 1 and 2 lack p3, rank 0 lacks p4, all ranks lack p0.
     let has: Has = |t, rank, i| match i {
         0 => false,
         3 => t != 2 || !(1..3).contains(&rank),
@@ -291,14 +291,14 @@ fn an_uneven_step_names_rank_and_parameter_and_parts_nobody() {
                 };
                 assert_eq!((&*name, now), ("p3", left));
             }
-            // The first one's are counted with those that made the optimizer.
+            // The first step's bytes include those of building the optimizer.
             assert_eq!(sent[1..], [sent[3]; 3], "{stage:?}");
         })
         .unwrap();
     }
 }
 
-/// Parameters that join later are counted from then on, beside frozen ones and ones without elements.
+/// Parameters that join later are counted from then on, beside frozen and empty ones.
 #[test]
 fn parameters_that_join_are_counted_too() {
     let _alone = alone();

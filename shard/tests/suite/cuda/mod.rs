@@ -1,4 +1,4 @@
-//! The same steps on GPUs, through NCCL, as on loopback: on real ones, or on the stand-ins (`cargo xtask ci --only standin`).
+//! The same steps on GPUs, through NCCL, as on loopback: on real GPUs, or on the stand-ins (`cargo xtask ci --only standin`).
 
 mod among;
 mod apart;
@@ -32,13 +32,13 @@ use meshstep_tensor::{Buffer, Category, DType, Layout, Meter, Queue};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Held by every test: the order of work is chosen for the whole process.
+/// Lock held by every test: the order of work is chosen for the whole process.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How many devices there are; none says so, which REQUIRE_GPU=1 makes a failure.
+/// Returns the number of devices; prints a skip message without one, and fails if REQUIRE_GPU=1.
 fn devices() -> usize {
     let missing = match (cuda::probe(), nccl::probe()) {
         (Ok(driver), Ok(_)) => return driver.devices,
@@ -63,17 +63,17 @@ fn seed(seed: u64) {
     }
 }
 
-/// Whether every combination is tried: in a long run, and on GPUs, which are quick.
+/// Returns true if every combination is tried: in a long run, and on real GPUs, which are quick.
 fn all() -> bool {
     long() || !stand_in()
 }
 
-/// [`turns`] on the stand-ins; all of them on GPUs.
+/// Returns [`turns`] on the stand-ins, all entries on real GPUs.
 fn some<T: Copy>(of: &[T], first: usize, normal: u32) -> impl Iterator<Item = T> {
     turns(of, first, if all() { of.len() as u32 } else { normal })
 }
 
-/// Whether `ranks` can run: each on a device of its own, or several on one where that is the stand-in's.
+/// Returns true if `ranks` ranks can run: each on its own device, or several on a stand-in device.
 fn room_for(ranks: usize) -> bool {
     let room = devices() >= ranks || stand_in();
     if !room {
@@ -82,7 +82,7 @@ fn room_for(ranks: usize) -> bool {
     room
 }
 
-/// The run on GPUs; all ranks must end alike, and leave no memory behind.
+/// Runs on GPUs; all ranks must end alike, and leave no memory behind.
 fn on_gpus(run: &Run) -> End {
     let devices: Vec<usize> = (0..run.ranks).map(|rank| rank % devices()).collect();
     let options = nccl::Options { check: false, ..nccl::Options::default() };
@@ -96,7 +96,7 @@ fn on_gpus(run: &Run) -> End {
     ends.into_iter().next().unwrap()
 }
 
-/// The rules that have kernels.
+/// Rules that have kernels.
 fn rules() -> impl Iterator<Item = WhichRule> {
     let more = [WhichRule::Sgd].into_iter().chain(WITH_STATE);
     more.filter(|&rule| Run { rule, ..Run::default() }.boxed_rule().on_device().is_some())
@@ -249,15 +249,15 @@ fn memory_is_counted_and_given_back() {
     assert_eq!(meter.live_total(), 0);
 }
 
-/// What a rank brings to one step.
+/// Contribution of a rank to one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Event {
     Plain,
-    /// Rank 1 has a gradient that is not finite.
+    /// Rank 1 has a non-finite gradient.
     Overflow,
     /// Rank 1 lacks a gradient.
     Missing,
-    /// Rank 0 asks for an impossible rate, rank 1 for an impossible norm.
+    /// Rank 0 requests an impossible rate, rank 1 an impossible norm.
     BadArguments,
     /// Rank 1 drops a micro-batch.
     Dropped,
@@ -265,7 +265,7 @@ enum Event {
     Discarded,
 }
 
-/// What became of each event, and of parameters, state and loss scale afterwards.
+/// Returns the outcome of each event, and parameters, state and loss scale afterwards.
 fn story(run: &Run, events: &[Event], comm: std::sync::Arc<dyn meshstep_comm::Communicator>) -> Vec<String> {
     let rank = comm.rank();
     let mut optimizer = run.build(comm).unwrap();
@@ -311,7 +311,7 @@ fn happen(run: &Run, optimizer: &mut Optimizer, rank: usize, t: u64, event: Even
     }
 }
 
-/// The same story on loopback and on GPUs.
+/// Compares the same story on loopback and on GPUs.
 fn both(run: &Run, events: &[Event]) {
     let here = meshstep_comm::loopback::spawn(run.ranks, |comm| story(run, events, comm)).unwrap();
     let devices: Vec<usize> = (0..run.ranks).map(|rank| rank % devices()).collect();
@@ -374,7 +374,7 @@ fn a_dynamic_loss_scale_is_that_of_loopback() {
     }
 }
 
-/// Steps that nobody asks about move the scale all the same, where a kernel finds it and for who asks in the end.
+/// Steps with unread outcomes still move the scale, for a kernel that reads it and for a caller that asks for it in the end.
 #[test]
 fn a_loss_scale_moves_while_the_host_waits_for_nothing() {
     let _alone = alone();
@@ -438,13 +438,13 @@ fn ranks_that_step_with_different_things_are_told() {
     });
     let one = |mine| {
         format!(
-            "ranks disagree on lr: this one has {mine}, all have from 0.1 to 1.1; give every rank the same"
+            "ranks disagree on lr: this rank has {mine}, the ranks have 0.1 to 1.1; give every rank the same value"
         )
     };
     assert_eq!(told.unwrap(), [one(0.1), one(1.1)]);
 }
 
-/// Hyperparameters that have changed on one rank are told by the step that comes to them.
+/// A step finds hyperparameters that have changed on one rank.
 #[test]
 fn ranks_with_other_hyperparameters_are_told() {
     let _alone = alone();
@@ -490,7 +490,7 @@ fn an_error_that_nobody_asked_for_is_told_by_a_later_step() {
         run.hand_over(&mut optimizer, 2, 0).unwrap();
         let told = optimizer.step(run.at(2)).unwrap_err().to_string();
         assert!(told.contains("lr"), "{told}");
-        // That step was taken all the same, and nothing is told twice.
+        // The step was taken nevertheless, and an error is returned once only.
         assert!(crate::common::state(&optimizer).iter().all(|(t, _)| *t == 1));
         run.hand_over(&mut optimizer, 3, 0).unwrap();
         optimizer.step(run.at(3)).unwrap().outcome().unwrap();
@@ -516,8 +516,8 @@ fn the_host_waits_for_nothing() {
             let mut waits = Vec::new();
             for t in 1..=8 {
                 let batch = optimizer.micro_batch(1).unwrap();
-                // The caller's own kernels would fill the slots. In a backward pass's order, and without gradients of the last
-                // buckets alone, so that the pool does not grow: what it grows by is freed, which waits.
+                // The caller's own kernels would fill the slots. Order of a backward pass, with gradients missing in the last
+                // buckets only, so that the pool does not grow: freeing what it grows by waits.
                 let left_alone = |i: usize| missing != Missing::Error && i < 2 && (t + i).is_multiple_of(2);
                 for i in (0..run.lens.len()).rev().filter(|&i| !left_alone(i)) {
                     batch.slot(&crate::common::name(i)).unwrap().fill().unwrap();
@@ -526,14 +526,14 @@ fn the_host_waits_for_nothing() {
                 let before = cuda::waits();
                 let pending = optimizer.step(run.at(t as u64)).unwrap();
                 waits.push(cuda::waits() - before);
-                // Who asks waits; who does not, never.
+                // Only reading an outcome waits.
                 if t < 5 {
                     pending.outcome().unwrap();
                 }
             }
             waits
         });
-        // The first step makes its tables.
+        // The first step builds its tables.
         assert_eq!(waits.unwrap()[0][1..], [0; 7], "{stage:?} {missing:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! Steps that are taken whatever the gradients hold, a bucket updated while the next still travels.
+//! Steps taken with any gradients; a bucket is updated while the next is still in flight.
 
 use crate::common::{self, End, Gradients, PRECISIONS, Run, STAGES, WhichRule};
 use crate::cuda::{Event, alone, both, devices, on_gpus, room_for, seed, stand_in};
@@ -58,7 +58,7 @@ fn combinations_norms_and_clips_are_those_of_loopback() {
     }
 }
 
-/// Any NaN is one NaN.
+/// Returns values with all NaNs equal.
 fn values(dtype: DType, end: &End) -> Vec<Option<u32>> {
     let bits = end.params.iter().flat_map(|p| p.chunks(dtype.size())).map(|b| match b {
         &[a, b] => u32::from(u16::from_ne_bytes([a, b])) << 16,
@@ -93,7 +93,7 @@ fn what_is_not_finite_goes_where_it_goes_on_loopback() {
     }
 }
 
-/// Of ranks that are given different things some may update buckets as they arrive, others wait for all of them.
+/// With different arguments on ranks, some may update buckets as they arrive, others wait for all of them.
 #[test]
 fn faults_leave_everything_untouched() {
     use Event::{BadArguments, Discarded, Dropped, Missing, Plain};
@@ -155,12 +155,12 @@ fn the_host_waits_for_nothing() {
             }
             waits
         });
-        // The first step makes its tables.
+        // The first step builds its tables.
         assert_eq!(waits.unwrap()[0][1..], [0; 5], "{stage:?} {max_norm:?}");
     }
 }
 
-/// What ranks tell one another between steps is not mixed with a norm that is still on its way.
+/// Words exchanged between steps do not mix with a norm that is still in flight.
 #[test]
 fn losses_are_combined_while_a_norm_is_on_its_way() {
     let _alone = alone();
@@ -180,7 +180,7 @@ fn losses_are_combined_while_a_norm_is_on_its_way() {
                 run.hand_over(&mut optimizer, t, 0).unwrap();
                 let pending = optimizer.step(run.at(t)).unwrap();
                 let evaluated = optimizer.step_with(At { lr: 0.0, ..run.at(t) }, 1, |batch| {
-                    // As they are: memory that is given back would wait for everything.
+                    // Slots are filled as they are: freeing memory would wait for all work.
                     for i in (0..run.lens.len()).rev() {
                         batch.slot(&common::name(i))?.fill()?;
                     }

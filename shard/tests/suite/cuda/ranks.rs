@@ -1,4 +1,4 @@
-//! Ranks as threads, each with a run made for its place.
+//! Ranks as threads, each with a run on its own GPU or CPU queue.
 
 use super::devices;
 use crate::common::Run;
@@ -8,7 +8,7 @@ use meshstep_tensor::Queue;
 use meshstep_tensor::cuda::Stream;
 use std::sync::Arc;
 
-/// `body` on a GPU for each rank.
+/// Runs `body` on a GPU for each rank.
 pub(super) fn on_ranks<T: Send>(run: &Run, body: impl Fn(Arc<dyn Communicator>, &Run) -> T + Sync) -> Vec<T> {
     let devices: Vec<usize> = (0..run.ranks).map(|rank| rank % devices()).collect();
     let options = nccl::Options { check: false, ..nccl::Options::default() };
@@ -20,7 +20,7 @@ pub(super) fn on_ranks<T: Send>(run: &Run, body: impl Fn(Arc<dyn Communicator>, 
     ranks.unwrap()
 }
 
-/// The same on GPUs or on the CPU.
+/// Runs `body` on GPUs or on the CPU.
 pub(super) fn on<T: Send>(
     gpus: bool,
     run: &Run,

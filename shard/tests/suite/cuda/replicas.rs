@@ -1,4 +1,4 @@
-//! Replicas in groups on GPUs: the cases of loopback, and what only a GPU can do wrong.
+//! Replicas in groups on GPUs: the cases of loopback, and faults that only a GPU can have.
 
 use crate::common::adamw;
 use crate::cross_shard::cases::{self, Comm, Loopback, Ranks};
@@ -10,7 +10,7 @@ use meshstep_tensor::cuda::{self, Stream};
 use std::sync::Barrier;
 use std::time::Instant;
 
-/// Threads on GPUs.
+/// Ranks as threads on GPUs.
 struct Gpus;
 
 impl Ranks for Gpus {
@@ -94,7 +94,7 @@ fn no_order_of_streams_shows_in_replicas() {
     }
 }
 
-/// Of a step's error that one rank has asked for, all hear before they compare.
+/// One rank has read a step's error: all ranks get the error before they compare.
 #[test]
 fn an_untold_error_of_one_rank_is_told_to_those_who_compare() {
     let _alone = alone();
@@ -134,7 +134,7 @@ fn who_cannot_compare_ends_it_for_all() {
                 apart::fail(call, 2);
             }
             both.wait();
-            // Either rank may be the one whose call fails.
+            // The failing call may be on either rank.
             let told = opt.compare_state();
             assert!(told.is_err(), "{call:?} on rank {rank}");
             let next = opt.micro_batch(1).and_then(MicroBatch::finish);
@@ -160,7 +160,7 @@ fn the_host_waits_for_no_step_of_replicas() {
         let mut waits = Vec::new();
         for n in 1..=6 {
             let batch = opt.micro_batch(1).unwrap();
-            // The caller's own kernels would fill the slots; b has a gradient now and then.
+            // The caller's own kernels would fill the slots; b has a gradient in some steps.
             ["b", "w"].iter().skip(n % 2).for_each(|name| batch.slot(name).unwrap().fill().unwrap());
             let before = cuda::waits();
             batch.finish().unwrap();
@@ -169,6 +169,6 @@ fn the_host_waits_for_no_step_of_replicas() {
         }
         waits
     });
-    // The first step makes its tables.
+    // The first step builds its tables.
     assert_eq!(waits[0][1..], [0; 5]);
 }

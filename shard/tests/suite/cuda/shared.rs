@@ -1,5 +1,5 @@
-//! Ranks on GPUs that hold different parts of one tensor, and the same of another: one rank's bits on a CPU, with stochastic
-//! rounding, by a schedule, over a step that one rank's NaN skips.
+//! Ranks on GPUs with different parts of one tensor, and replicas of another: the bits of one rank on a CPU, with stochastic
+//! rounding, a schedule, and a step that one rank's NaN skips.
 
 use crate::cuda::{alone, devices, room_for};
 use meshstep_comm::{Communicator, loopback, nccl};
@@ -11,11 +11,11 @@ use meshstep_tensor::{Buffer, Category, DType, Layout, Meter, Queue, SliceMut};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// A matrix that is cut by columns: at two ranks runs are no whole groups of random bits, and tiles have several.
+/// Matrix cut by columns: at two ranks, runs are no whole groups of random bits, and tiles have several runs.
 const ROWS: usize = 40;
 const COLUMNS: usize = 600;
 
-/// What a rank holds in the end, and the norm of each step that was taken.
+/// Values of a rank at the end, and the norm of each step that was taken.
 type End = (Vec<f32>, Vec<f32>, Vec<Option<u64>>);
 
 fn values(indices: impl Iterator<Item = usize>, t: usize) -> Vec<f32> {

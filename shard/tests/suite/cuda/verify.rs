@@ -1,4 +1,4 @@
-//! Verification of what GPUs hold: the same found there as on the CPU.
+//! Verification of GPU memory: the same findings as on the CPU.
 
 use crate::common::{Gradients, Run, STAGES};
 use crate::cuda::ranks::on_ranks;
@@ -23,7 +23,7 @@ fn difference(error: Error) -> Difference {
     }
 }
 
-/// Flips a bit of p3 on rank 1 after the first step, verifies, steps, flips it back, and goes on.
+/// Flips a bit of p3 on rank 1 after the first step, verifies, steps, flips it back, and continues.
 pub(super) fn flipped(run: &Run, opt: &mut Optimizer, slot: &str) -> Difference {
     opt.verify_every(1).unwrap();
     take(run, opt, 1).unwrap();

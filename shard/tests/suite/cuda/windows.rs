@@ -1,4 +1,4 @@
-//! Vectors that travel in memory of NCCL's own, registered as windows.
+//! Vectors that travel in memory allocated by NCCL and registered as windows.
 
 use crate::common::{End, Gradients, Run, STAGES};
 use crate::cuda::{alone, devices, room_for, stand_in};
@@ -8,7 +8,7 @@ use meshstep_tensor::Queue;
 use meshstep_tensor::cuda::Stream;
 use std::sync::Barrier;
 
-/// Windows of all ranks, and allocations of NCCL's own, as the stand-in counts them.
+/// Windows of all ranks, and NCCL's allocations, as the stand-in counts them.
 fn windows() -> (u32, u32) {
     // SAFETY: the stand-in is loaded and stays, and documents this type.
     let both = unsafe {
@@ -45,7 +45,7 @@ fn registered_vectors_end_with_the_bits_of_others() {
         let run = Run { ranks: 2, gradients: Gradients::Grid, ..Run::default() }.stage(stage);
         let (end, (made, allocated)) = with_windows(&run);
         assert_eq!(end, run.run(), "{stage:?}");
-        // At stage 3 no vector travels whole but in memory that is lent.
+        // At stage 3 vectors travel whole only in lent memory.
         assert_eq!(made > 0, stage != Stage::Zero3, "{stage:?}");
         assert_eq!((made, windows()), (allocated, (0, 0)), "{stage:?}");
     }

@@ -1,4 +1,4 @@
-//! Closures that fail on one rank, gradients that are missing, and what is refused at construction.
+//! Closures that fail on one rank, missing gradients, and refusals at construction.
 
 use crate::common::{draws, turns};
 use crate::lbfgs::problems::Problem;
@@ -14,7 +14,7 @@ use meshstep_tensor::{DType, Layout, Meter, SliceMut};
 use std::sync::Barrier;
 use std::time::Duration;
 
-/// Rank 2's closure fails at its third call, before, amid and after its gradients; then all go on.
+/// Rank 2's closure fails at its third call, before, amid and after its gradients; then all ranks continue.
 #[test]
 fn a_closure_that_fails_on_one_rank_fails_everywhere_and_the_run_goes_on() {
     let mut drawn = draws(1);
@@ -151,7 +151,7 @@ fn what_cannot_work_is_refused_on_all_ranks() {
     }
 }
 
-/// One rank gathers while the others make an optimizer of theirs, or begin a run: an error on all of them, before any deadline.
+/// One rank gathers while the others build an optimizer, or begin a run: an error on every rank, before any deadline.
 #[test]
 fn a_rank_that_gathers_while_others_begin_is_told() {
     let options = || Options { stage: Stage::Zero3, meter: Meter::new(), ..Options::default() };

@@ -1,4 +1,4 @@
-//! L-BFGS over sharded layouts, and runs of other rules: the same everywhere, counted, and surviving what fails.
+//! L-BFGS over sharded layouts, and runs of other rules: the same at every stage, with exact counts, and after failures.
 
 mod failures;
 mod parameters;
@@ -16,7 +16,7 @@ use run::{Run, Share};
 
 const SEARCHES: [LineSearch; 2] = [LineSearch::None, LineSearch::StrongWolfe];
 
-/// Ten elements and a thousand, cut in ways that leave pads, whole buckets and nothing.
+/// Ten elements and a thousand, cut so that there are padding, whole buckets and an empty parameter.
 const SMALL: &[usize] = &[3, 1, 0, 6];
 const LARGE: &[usize] = &[500, 1, 0, 399, 100];
 
@@ -38,11 +38,11 @@ fn world_sizes_and_stages_do_not_show_where_sums_are_exact() {
             {
                 let Some(row) = rows.next().filter(|row| tried(*row, 1)) else { continue };
                 let run = Run { share, dtype, ..Run::new(problem, lens, search) };
-                // More than the history is long.
+                // More iterations than the history is long.
                 let rule = Lbfgs { max_iter: if long() { 30 } else { 15 }, ..run.rule.clone() };
                 let run = Run { rule, ..run };
                 let one = at(&run, Stage::Replicated).run(1);
-                // 7 and 30 have no divisor in common, so that rows begin with other worlds.
+                // 7 and 30 have no common divisor, so that rows begin with different worlds.
                 for (stage, ranks) in turns(&worlds, 7 * row + 13, 1) {
                     let end = at(&run, stage).run(ranks);
                     assert_eq!(end.seen, one.seen, "{run:?} {stage:?} on {ranks}: points");
@@ -121,7 +121,7 @@ fn every_collective_is_accounted_for() {
                 LineSearch::StrongWolfe => report.evaluations + report.iterations - 1,
             };
             assert_eq!(report.folds, folds, "{stage:?} {search:?}: {report:?}");
-            // Four buckets: 500; 1 and nothing; 399; 100.
+            // Four buckets: 500; 1 and an empty parameter; 399; 100.
             let (buckets, evaluations) = (step.publishing, report.evaluations);
             match stage {
                 Stage::Replicated => {

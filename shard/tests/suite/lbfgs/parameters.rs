@@ -1,4 +1,4 @@
-//! What L-BFGS has of an optimizer: more parameters, tied names, verification; and what it may be made of.
+//! L-BFGS and its optimizer: added parameters, tied names, verification, and the optimizers it accepts.
 
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::{AdamW, Lbfgs, LineSearch, Sgd};
@@ -23,7 +23,7 @@ fn first(_: &Param, mut to: SliceMut<'_>) -> Result<(), meshstep_tensor::Error> 
     to.copy_from(Slice::from(&[4.0, -3.0, 2.0, 5.0, -1.0][..to.len()]))
 }
 
-/// Least squares over some parameters, with other curvatures on each rank.
+/// Least squares over some parameters, with different curvatures on each rank.
 fn evaluate(mb: &MicroBatch<'_>, names: &[&str], rank: usize) -> Result<f64, Error> {
     let mut loss = 0.0;
     for name in names {
@@ -45,7 +45,7 @@ fn made(comm: Arc<dyn Communicator>, layout: Layout, stage: Stage) -> ShardedLbf
     ShardedLbfgs::new(comm, layout, rule(), first, Options { stage, ..Options::default() }).unwrap()
 }
 
-/// It begins anew, along the gradient, as one that was made with all parameters and the values there are.
+/// The run restarts along the gradient, like one built with all parameters and the current values.
 #[test]
 fn parameters_are_added_and_the_history_is_forgotten() {
     for stage in STAGES {
@@ -75,14 +75,14 @@ fn parameters_are_added_and_the_history_is_forgotten() {
             grown.verify().unwrap();
             let taken = grown.add_param_group(layout("a", 1), first).unwrap_err();
             assert!(matches!(taken, Error::NameTaken { .. }), "{taken}");
-            // Of another type, on all ranks or on one: nothing has changed.
+            // A layout of another type, on all ranks or on one, changes nothing.
             let narrow = |name| Layout::builder().param(name, &[2], F32).build().unwrap();
             let mixed = grown.add_param_group(narrow("d"), first).unwrap_err();
             assert!(matches!(mixed, Error::NotForLbfgs(NotForLbfgs::Types { .. })), "{mixed}");
             let odd = if grown.comm().rank() == 1 { narrow("d") } else { layout("d", 2) };
             assert!(grown.add_param_group(odd, first).is_err());
             assert_eq!(grown.params().count(), 2);
-            // Iterations go on, whatever became of the history.
+            // The iteration count continues although the history is forgotten.
             assert_eq!(grown.optimizer().steps(), before + grown.state().iterations());
             step(&mut grown, &["a", "b"]);
         })
@@ -90,7 +90,7 @@ fn parameters_are_added_and_the_history_is_forgotten() {
     }
 }
 
-/// Its own state would never be used.
+/// The optimizer's own state would never be used.
 #[test]
 fn an_optimizer_whose_rule_has_state_is_refused() {
     loopback::spawn(2, |comm| {

@@ -1,8 +1,8 @@
-//! Losses over rows of data, which ranks share out, or computed by one rank alone.
+//! Losses over rows of data, which ranks divide, or which one rank computes alone.
 
 use crate::common::hash;
 
-/// What is minimised.
+/// The function to minimise.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Problem {
     Rosenbrock,
@@ -27,7 +27,7 @@ impl Problem {
         }
     }
 
-    /// The terms that are `rank`'s, so that all ranks' sum is the whole loss; its gradient into `g`.
+    /// Returns the terms of `rank`, which sum to the whole loss over all ranks; writes their gradient to `g`.
     pub(crate) fn part(self, x: &[f64], g: &mut [f64], rank: usize, ranks: usize) -> f64 {
         g.fill(0.0);
         match self {

@@ -15,7 +15,7 @@ fn training(stage: meshstep_shard::Stage, rule: WhichRule, combine: Combine) -> 
     Training { lens: LENS.to_vec(), ranks: RANKS, rule, options, ..Training::default() }.stage(stage)
 }
 
-/// Every parameter's values, from the two units there are.
+/// Reads every parameter's values, from the two units.
 fn read(mb: &MicroBatch<'_>) -> Result<Vec<Vec<f32>>, Error> {
     let (first, others) = (mb.gather("p0")?, mb.gather("u0")?);
     let values = |i: usize| {
@@ -25,7 +25,7 @@ fn read(mb: &MicroBatch<'_>) -> Result<Vec<Vec<f32>>, Error> {
     (0..LENS.len()).map(values).collect()
 }
 
-/// Each rank pulls every element to its own number: loss |x - rank|^2 / 2.
+/// Each rank pulls every element towards its own number: loss |x - rank|^2 / 2.
 fn pull(mb: &MicroBatch<'_>, rank: usize) -> Result<f64, Error> {
     let mut loss = 0.0;
     for (i, values) in read(mb)?.into_iter().enumerate() {
@@ -164,16 +164,16 @@ fn a_run_ends_at_a_tolerance_or_a_bound() {
         assert!(flat.stop == Stop::Gradient && flat.grad_norm <= 1e-4, "{flat:?}");
         let still = go(Until { tolerance_grad: 0.0, tolerance_change: 1e-6, ..Until::default() });
         assert!(still.stop == Stop::Loss, "{still:?}");
-        // Ranks 0, 1, 2 pull apart: each element settles at 1, 1/3 from the mean of squares.
+        // Ranks 0, 1, 2 pull in different directions: each element settles at 1, 1/3 from the mean of squares.
         assert!((still.loss - 75.0 / 3.0).abs() < 1e-3, "{still:?}");
         println!("{stage:?}: {} and {} iterations", flat.iterations, still.iterations);
     }
 }
 
-/// Losses that stay because nothing moved are no end: skipped steps, rates of 0, a rule's first call.
+/// Constant losses do not end a run if nothing moved: skipped steps, rates of 0, a rule's first call.
 #[test]
 fn a_run_does_not_end_where_nothing_moved() {
-    // Overflows from 256 down to 16, and whenever it grows beyond 8 again.
+    // Overflows from 256 down to 16, and whenever the scale grows beyond 8 again.
     let scale = DynamicLossScale { init_scale: 256.0, growth_interval: 2, ..DynamicLossScale::default() };
     let scale = LossScale::Dynamic(scale);
     for (rule, loss_scale, warm) in [
@@ -212,7 +212,7 @@ fn a_run_does_not_end_where_nothing_moved() {
     }
 }
 
-/// A rank that would go on waits for one that has ended.
+/// A rank that would continue waits for one that has ended.
 #[test]
 fn ranks_with_different_ends_are_told() {
     let run = training(STAGES[1], WhichRule::Sgd, Combine::Mean);
@@ -228,10 +228,10 @@ fn ranks_with_different_ends_are_told() {
     .unwrap();
 }
 
-/// Rank 1 gives too large a weight, or has a micro-batch of a step already.
+/// Rank 1 gives too large a weight, or has already begun a micro-batch of a step.
 #[test]
 fn a_closure_that_cannot_be_called_costs_a_step_and_nothing_else() {
-    // Where parameters are sharded the others' closures wait for what this rank does not gather.
+    // With sharded parameters the others' closures would wait for this rank's gathers.
     for stage in STAGES.into_iter().filter(|&stage| stage != meshstep_shard::Stage::Zero3) {
         for clip in [Clip::AfterReduce, Clip::BeforeReduce] {
             for under_way in [None, Some(false), Some(true)] {

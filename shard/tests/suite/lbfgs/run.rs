@@ -1,4 +1,4 @@
-//! One run of L-BFGS on loopback ranks or others, and what it left.
+//! One run of L-BFGS, on loopback or other ranks, and its result.
 
 use crate::common::{name, put, with_dtype};
 use crate::lbfgs::problems::Problem;
@@ -18,23 +18,23 @@ pub(crate) struct Run {
     pub(crate) share: Share,
 }
 
-/// Who computes what.
+/// Division of the computation among ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Share {
-    /// Rank 0 computes everything, the others add zeros.
+    /// Rank 0 computes the whole loss, the others add zeros.
     One,
-    /// Every rank computes everything; the mean.
+    /// All ranks compute the whole loss; the mean.
     All,
-    /// Every rank its own terms; the sum.
+    /// Each rank computes its own terms; the sum.
     Rows,
 }
 
-/// The same on every rank.
+/// Result of a run, the same on every rank.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct End {
-    /// Every point the closure saw.
+    /// Points seen by the closure.
     pub(crate) seen: Vec<Vec<f64>>,
-    /// Iterates' losses.
+    /// Losses of the iterates.
     pub(crate) losses: Vec<f64>,
     pub(crate) params: Vec<f64>,
     pub(crate) step: LbfgsStep,
@@ -69,13 +69,13 @@ impl Run {
         ShardedLbfgs::new(comm, layout, self.rule.clone(), first, options)
     }
 
-    /// What a closure sees: all parameters, end to end.
+    /// Reads all parameters end to end, as a closure sees them.
     pub(crate) fn read(&self, mb: &MicroBatch<'_>) -> Result<Vec<f64>, Error> {
         let all = mb.gather("all")?;
         Ok((0..self.lens.len()).flat_map(|i| self.wide(all.param(&name(i)).unwrap())).collect())
     }
 
-    /// Values of the queue's place.
+    /// Copies values from the queue's place.
     fn wide(&self, values: Slice<'_>) -> Vec<f64> {
         let mut here =
             Buffer::zeroed(values.len(), values.dtype(), &Meter::new(), Category::Staging).unwrap();
@@ -85,12 +85,12 @@ impl Run {
         wide
     }
 
-    /// Hands over parameter `i`'s gradient from the queue's place.
+    /// Hands over parameter `i`'s gradient in memory of the queue's place.
     pub(crate) fn grad(&self, mb: &MicroBatch<'_>, i: usize, grad: &[f64]) -> Result<(), Error> {
         with_dtype(self.dtype, grad, |grad| mb.grad(&name(i), put(grad, &self.options.queue).as_slice()))
     }
 
-    /// Loss and gradients of what is `rank`'s, at `x`.
+    /// Computes the loss and gradients of `rank`'s share, at `x`.
     pub(crate) fn backward(
         &self,
         mb: &MicroBatch<'_>,
@@ -142,7 +142,7 @@ impl Run {
         Ok(End { seen, losses, params, step })
     }
 
-    /// The run; all ranks must end alike.
+    /// Runs on all ranks, which must end alike.
     pub(crate) fn run(&self, ranks: usize) -> End {
         let ends = meshstep_comm::loopback::spawn(ranks, |comm| self.on_rank(comm).unwrap()).unwrap();
         assert!(ends.iter().all(|end| *end == ends[0]), "ranks end apart: {self:?}");

@@ -469,7 +469,7 @@ fn bad_input_is_every_rank_s_error() {
     let precision = Precision { master: Master::Remainder, ..Precision::default() };
     assert_eq!(
         made(|_| LocalPlan::local_sgd(4), Options { precision, ..plain() }, DType::BF16, same),
-        "replicas are averaged where they drift, which remainders cannot be; use `Master::F32`"
+        "replicas that drift are averaged, and bf16 remainders cannot be; use `Master::F32`"
     );
     let error = |rules: &Groups, plan: &LocalPlan| {
         let told = loopback::spawn(1, |world| {

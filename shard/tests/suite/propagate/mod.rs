@@ -1,4 +1,4 @@
-//! Steps that are taken whatever the gradients hold, bucket by bucket as they arrive.
+//! Steps taken with any gradients, bucket by bucket as they arrive.
 
 mod watched;
 
@@ -55,7 +55,7 @@ fn what_a_loop_over_whole_vectors_makes_of_exact_sums() {
     }
 }
 
-/// Values of f32, any NaN one NaN.
+/// Returns f32 values, with all NaNs equal.
 fn values(params: &[Vec<u8>]) -> Vec<Option<u32>> {
     let floats = params.iter().flat_map(|p| p.chunks(4)).map(|b| f32::from_ne_bytes(b.try_into().unwrap()));
     floats.map(|x| (!x.is_nan()).then_some(x.to_bits())).collect()
@@ -80,7 +80,7 @@ fn what_is_not_finite_goes_where_the_rule_takes_it() {
     }
 }
 
-/// As PyTorch's clip_grad_norm_ does where a gradient is infinite.
+/// PyTorch's clip_grad_norm_ does the same for an infinite gradient.
 #[test]
 fn clipping_takes_nothing_but_what_is_not_finite() {
     for stage in STAGES {
@@ -94,7 +94,7 @@ fn clipping_takes_nothing_but_what_is_not_finite() {
     }
 }
 
-/// A step counts whatever it held: `t` goes on, and no skip is counted.
+/// A step counts whatever its gradients hold: `t` advances, and no skip is counted.
 #[test]
 fn nothing_is_skipped() {
     let run = Run { max_norm: None, gradients: Gradients::Broken, ..Run::default() };

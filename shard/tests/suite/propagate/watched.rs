@@ -1,4 +1,4 @@
-//! In what order a step starts and waits for what travels, where a bucket does not arrive before somebody waits for it.
+//! Order in which a step starts operations and waits for them, if buckets arrive only at the wait for them.
 
 use crate::common::{Run, WhichRule};
 use crate::propagate::propagating;
@@ -8,7 +8,7 @@ use meshstep_tensor::{Buffer, DType, Queue};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Writes down what is started and what is waited for; starts a reduction of gradients when it is waited for.
+/// Logs starts and waits; starts a reduction of gradients only at the wait for it.
 #[derive(Debug)]
 struct Watched {
     inner: Arc<dyn Communicator>,
@@ -19,7 +19,7 @@ struct Watched {
 #[derive(Debug)]
 struct Flights {
     inner: Arc<dyn Communicator>,
-    /// What each ticket is called when it is waited for, and what it is of.
+    /// Name of each ticket in the log, and its operation.
     kept: Mutex<Vec<Option<(&'static str, Flight)>>>,
     log: Arc<Mutex<Vec<&'static str>>>,
 }
@@ -105,7 +105,7 @@ impl Communicator for Watched {
     }
 }
 
-/// What rank 1 of two did in its second step; both ops of an exchange are one word.
+/// Returns the log of rank 1 of two in its second step; both operations of an exchange are one word.
 fn order(run: &Run) -> String {
     let orders = loopback::spawn(2, |inner| {
         let log = Arc::new(Mutex::new(Vec::new()));

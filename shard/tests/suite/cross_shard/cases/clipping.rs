@@ -1,4 +1,4 @@
-//! What is clipped, by whom, and before or after the reduction.
+//! Clipping, before and after the reduction.
 
 use super::{Assignment, Ranks, at_one, build, fetch, give, layout, replicated, step, there, values, zeros};
 use meshstep_optim::Sgd;
@@ -8,8 +8,8 @@ use meshstep_shard::{
 
 /// Rank 0 has (3, 4), of norm 5, rank 1 (0, 0.5), rank 2 (-3, -4), rank 3 (0, 0.5); the bound is 1.
 ///
-/// Before: (0.6, 0.8), (0, 0.5), (-0.6, -0.8), (0, 0.5), whose mean is (0, 0.25). After: the mean is (0, 0.25) too, and short.
-/// In groups [0, 1] and [2, 3] the ways part. Before: (0.3, 0.65) and (-0.3, -0.15). After: the means (1.5, 2.25), of norm
+/// Before: (0.6, 0.8), (0, 0.5), (-0.6, -0.8), (0, 0.5), with mean (0, 0.25). After: the mean is (0, 0.25) too, within the bound.
+/// In groups [0, 1] and [2, 3] the results differ. Before: (0.3, 0.65) and (-0.3, -0.15). After: the means (1.5, 2.25), of norm
 /// sqrt(7.3125), and (-1.5, -1.75), of norm sqrt(5.3125), are cut to norm 1.
 pub(crate) fn clipping_before_and_after_the_reduction(on: &impl Ranks) {
     let grads = [[3.0f32, 4.0], [0.0, 0.5], [-3.0, -4.0], [0.0, 0.5]];
@@ -56,7 +56,7 @@ pub(crate) fn clipping_before_and_after_the_reduction(on: &impl Ranks) {
     }
 }
 
-/// Micro-batches, weights, sums and a factor come before a rank's own clipping.
+/// Micro-batches, weights, sums and the factor apply before a rank's own clipping.
 pub(crate) fn a_rank_clips_what_its_micro_batches_have_together(on: &impl Ranks) {
     // Two micro-batches, (6, 0) and (0, 8), of batch sizes 1 and 3; the bound is 1. Rank 1 has zeros, of batch size 4.
     let table = [
@@ -64,11 +64,11 @@ pub(crate) fn a_rank_clips_what_its_micro_batches_have_together(on: &impl Ranks)
         (Combine::Mean, 1.0, 5.0, [0.3, 0.4]),
         // The sum (6, 8), of norm 10.
         (Combine::Sum, 1.0, 10.0, [0.6, 0.8]),
-        // (6 + 0, 0 + 24) / 4 = (1.5, 6), of norm sqrt(38.25); weighs 4 of 8.
+        // The weighted mean (6 + 0, 0 + 24) / 4 = (1.5, 6), of norm sqrt(38.25); it weighs 4 of 8.
         (Combine::Weighted, 1.0, 38.25f64.sqrt(), [0.75 / 38.25f64.sqrt(), 3.0 / 38.25f64.sqrt()]),
         // A factor of 1/2 halves the norm, which is still above 1.
         (Combine::Mean, 0.5, 2.5, [0.3, 0.4]),
-        // One of 1/10 makes it short enough: (0.3, 0.4) / 2.
+        // A factor of 1/10 brings it within the bound: (0.3, 0.4) / 2.
         (Combine::Mean, 0.1, 0.5, [0.15, 0.2]),
     ];
     for stage in [Stage::Replicated, Stage::Zero1, Stage::WholeParams(Owners::RoundRobin)] {
@@ -99,7 +99,7 @@ pub(crate) fn a_rank_clips_what_its_micro_batches_have_together(on: &impl Ranks)
     }
 }
 
-/// What is not finite on one rank is found though it was held back, and the next step is as if it had not been.
+/// A non-finite gradient on one rank is found although it was held back, and the next step is unaffected.
 pub(crate) fn a_held_gradient_that_is_not_finite_skips_the_step(on: &impl Ranks) {
     on.run(2, |comm, queue| {
         let rank = comm.rank();
@@ -118,7 +118,7 @@ pub(crate) fn a_held_gradient_that_is_not_finite_skips_the_step(on: &impl Ranks)
     });
 }
 
-/// The sum of short gradients may be long; it is not clipped again. What an earlier step left in a place is not of this one.
+/// The sum of short gradients may be long; it is not clipped again. Gradients that an earlier step left in a place do not count.
 pub(crate) fn only_a_ranks_own_gradients_of_this_step_are_clipped(on: &impl Ranks) {
     on.run(2, |comm, queue| {
         let options = Options {

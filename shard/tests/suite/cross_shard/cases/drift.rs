@@ -1,4 +1,4 @@
-//! How far groups drift apart, and the mean that brings them together.
+//! Drift between groups, and the mean that removes it.
 
 use super::{Ranks, at_one, build, first_state, give, layout, of, replicated, step, t, there, values, zeros};
 use crate::common::{self, adamw};
@@ -9,7 +9,7 @@ use meshstep_shard::{At, CrossShard, Error, Master, Missing, Options, Outcome, P
 use meshstep_tensor::{DType, Layout, Param, Slice, SliceMut};
 use std::sync::Arc;
 
-/// Groups of one drift by hand: SGD with momentum 0.5, gradients 1 and 3 for w, and b missing on rank 1.
+/// Groups of one rank drift, computed by hand: SGD with momentum 0.5, gradients 1 and 3 for w, and b missing on rank 1.
 pub(crate) fn drift_is_measured_and_averaged_away(on: &impl Ranks) {
     let alone = [vec![0], vec![1]];
     on.run(2, |comm, queue| {
@@ -35,13 +35,13 @@ pub(crate) fn drift_is_measured_and_averaged_away(on: &impl Ranks) {
         let m = |name| first_state(&opt, name);
         assert_eq!((m("w"), m("b")), (vec![1.0, 2.0], vec![2.0; 3]));
         assert!(opt.compare_state().unwrap().is_none());
-        // On they go, alike.
+        // Both continue, with equal values.
         let _ = step(&mut opt, 1, Some([0.0; 2]), Some(0.0), at_one()).unwrap();
         assert_eq!((values(&opt, "w"), values(&opt, "b")), (vec![-1.5, -3.0], vec![-3.0; 3]));
     });
 }
 
-/// 16-bit parameters are their averaged masters, rounded; what three ranks have alike keeps its bits.
+/// 16-bit parameters are their averaged masters, rounded; elements equal on three ranks keep their bits.
 pub(crate) fn masters_are_averaged_and_parameters_follow(on: &impl Ranks) {
     let alone = [vec![0], vec![1], vec![2]];
     on.run(3, |comm, queue| {
@@ -75,14 +75,14 @@ pub(crate) fn masters_are_averaged_and_parameters_follow(on: &impl Ranks) {
         assert!((master[69] - (start - 2.5)).abs() < 1e-6 && master[68] == start);
         let h = of::<meshstep_tensor::bf16>(&opt, opt.param("h").unwrap());
         assert_eq!((h[69], h[68].to_f32()), (meshstep_tensor::bf16::from_f32(master[69]), start));
-        // Three times 0.1, divided by 3, is another number.
+        // Three times 0.1, divided by 3, is not 0.1.
         let d = of::<f64>(&opt, opt.param("d").unwrap());
         assert_eq!([d[0], d[1], d[3], d[4]], [0.1; 4]);
         assert!((d[2] + 0.9).abs() < 1e-15);
     });
 }
 
-/// The group that skipped a step is one behind; afterwards all go on from the furthest, whose `t` their moments are corrected by.
+/// A group that skipped a step is one behind; afterwards all continue with the largest `t`, which corrects their moments.
 pub(crate) fn a_skip_of_one_group_is_a_drift_of_t(on: &impl Ranks) {
     let pairs = [vec![0, 2], vec![1, 3]];
     let ends = on.run(4, |comm, queue| {
@@ -106,7 +106,7 @@ pub(crate) fn a_skip_of_one_group_is_a_drift_of_t(on: &impl Ranks) {
     assert!(ends.iter().all(|end| *end == ends[0]), "{ends:?}");
 }
 
-/// What every rank has after each of some steps in pairs and synchronizations, to the bit: gradients whose sums are exact.
+/// Values of every rank after each of some steps in pairs and synchronizations, to the bit: sums of the gradients are exact.
 pub(crate) fn story(on: &impl Ranks, options: &Options) -> Vec<Vec<String>> {
     let pairs = [vec![3, 0], vec![1, 2]];
     on.run(4, |comm, queue| {
@@ -133,9 +133,9 @@ pub(crate) fn story(on: &impl Ranks, options: &Options) -> Vec<Vec<String>> {
     })
 }
 
-/// Longer than is compared at a time.
+/// The parameter is longer than a block of the comparison.
 pub(crate) fn drift_is_found_at_the_end_of_a_long_parameter(on: &impl Ranks) {
-    // Where a tenth is run, in one part with what is in front of it.
+    // When a tenth is run, the block also contains the parameter in front.
     let part: usize = if effort() == Effort::Tenth { 1 << 17 } else { 1 << 20 };
     let len = part + 200;
     let layout = Layout::builder().param("short", &[70], DType::F32).param("long", &[len], DType::F32);
@@ -196,7 +196,7 @@ pub(crate) fn what_is_not_finite_is_not_averaged(on: &impl Ranks) {
                 there(&queue, replicated()),
             )
         };
-        // Infinite everywhere is alike.
+        // Infinite on every rank is equal.
         assert!(build(&mut { first }).unwrap().synchronize_state().unwrap().is_none());
         let mut opt = build(&mut { zeros }).unwrap();
         let lr = if rank == 1 { 1.5e19 } else { 1.0 };
@@ -209,7 +209,7 @@ pub(crate) fn what_is_not_finite_is_not_averaged(on: &impl Ranks) {
     });
 }
 
-/// Numbers whose sum leaves f64 have a mean nevertheless; small ones beside them keep theirs.
+/// Numbers with a sum beyond f64's range still have a mean; small ones beside them keep theirs.
 #[test]
 fn means_of_the_largest_numbers_are_finite() {
     let alone = [vec![0], vec![1], vec![2]];
@@ -234,7 +234,7 @@ fn means_of_the_largest_numbers_are_finite() {
     .unwrap();
 }
 
-/// Two zeros are two numbers, which would not stay apart; NaN everywhere is alike.
+/// The two zeros are different numbers, and are averaged; NaN on every rank is equal.
 pub(crate) fn replicas_have_the_same_bits_once_synchronized(on: &impl Ranks) {
     let alone = [vec![0], vec![1]];
     on.run(2, |comm, queue| {

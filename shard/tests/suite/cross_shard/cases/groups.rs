@@ -1,4 +1,4 @@
-//! What groups of replicas do as one optimizer does.
+//! Groups of replicas compared with a single optimizer.
 
 use super::{Assignment, Ranks, at_one, build, give, layout, replicated, step, there, values, zeros};
 use crate::common::{self, adamw};
@@ -7,7 +7,7 @@ use meshstep_shard::{At, Clip, Combine, CrossShard, Error, Initial, Optimizer, O
 use meshstep_tensor::{Param, Slice, SliceMut};
 use std::sync::Arc;
 
-/// Loss g_r w with g = 1..4 on 4 ranks, SGD with lr 1 from 0, counted by hand.
+/// Loss g_r w with g = 1..4 on 4 ranks, SGD with lr 1 from 0, computed by hand.
 pub(crate) fn gradients_combine_within_groups(on: &impl Ranks) {
     let pairs = [vec![0, 2], vec![1, 3]];
     let swapped = [vec![3, 1], vec![2, 0]];
@@ -42,7 +42,7 @@ pub(crate) fn gradients_combine_within_groups(on: &impl Ranks) {
     }
 }
 
-/// One group of all is what `Optimizer` does, to the bit, with a real rule and clipping.
+/// One group of all ranks equals `Optimizer`, to the bit, with a real rule and clipping.
 pub(crate) fn one_group_of_everyone_is_a_replicated_optimizer(on: &impl Ranks) {
     let g = |rank: usize, t: u64| (rank as f32 + 1.5) * (0.3 + t as f32).sin();
     on.run(3, |comm, queue| {
@@ -64,13 +64,13 @@ pub(crate) fn one_group_of_everyone_is_a_replicated_optimizer(on: &impl Ranks) {
     });
 }
 
-/// Groups begin alike: from rank 0's values, or because they were compared.
+/// Groups start with equal values: rank 0's, or compared.
 pub(crate) fn first_values_are_the_worlds(on: &impl Ranks) {
     let pairs = [vec![1, 2], vec![3, 0]];
     for initial in [Initial::Broadcast, Initial::Compare] {
         let ends = on.run(4, |comm, queue| {
             let rank = comm.rank();
-            // Alike within a group, different between groups.
+            // Equal within a group, different between groups.
             let value = if rank == 0 || rank == 3 { 7.0 } else { 5.0 };
             let first = |_: &Param, mut w: SliceMut<'_>| w.cast_from(Slice::from(&vec![value; w.len()][..]));
             let options = Options { initial, ..replicated() };
@@ -87,7 +87,7 @@ pub(crate) fn first_values_are_the_worlds(on: &impl Ranks) {
             }
         }
     }
-    // What one group's first rank cannot do, no group does.
+    // A failure on one group's first rank is an error in all groups.
     let told = on.run(4, |comm, queue| {
         let rank = comm.rank();
         let first = |_: &Param, w: SliceMut<'_>| match rank {
@@ -101,7 +101,7 @@ pub(crate) fn first_values_are_the_worlds(on: &impl Ranks) {
     assert!(told.iter().all(|t| t.contains("no initial value for parameter \"w\"")));
 }
 
-/// Groups' losses are their own, and so are their loss scales, which go on from where they were saved.
+/// Groups have their own losses and loss scales; restored scales continue.
 pub(crate) fn groups_step_with_closures_and_restore_their_scales(on: &impl Ranks) {
     let pairs = [vec![0, 2], vec![1, 3]];
     let scale = DynamicLossScale { init_scale: 4.0, growth_interval: 1, ..DynamicLossScale::default() };

@@ -1,4 +1,4 @@
-//! Gradients that some ranks lack.
+//! Gradients that are missing on some ranks.
 
 use super::{Ranks, at_one, build, first_state, give, layout, replicated, step, t, there, values, zeros};
 use crate::common;
@@ -39,7 +39,7 @@ pub(crate) fn what_some_ranks_of_a_group_lack_is_decided_by_the_policy(on: &impl
                 let rank = comm.rank();
                 let options = Options { missing, clip, ..replicated() };
                 let mut opt = build(comm, &queue, Some(&pairs), Sgd::default(), options).unwrap();
-                // Rank 3 has no gradient for b; rank 1, of its group, has. Nobody there has one for w.
+                // Rank 3 has no gradient for b; rank 1, in its group, has one. No rank of that group has one for w.
                 let w = (rank % 2 == 0).then_some([2.0; 2]);
                 let b = (rank != 3).then_some(2.0);
                 let outcome = step(&mut opt, 1, w, b, at_one());
@@ -58,7 +58,7 @@ pub(crate) fn what_some_ranks_of_a_group_lack_is_decided_by_the_policy(on: &impl
                     }
                     outcome => assert!(outcome.is_ok() && !(rank % 2 == 1 && strict), "{outcome:?}"),
                 }
-                // Nothing is left of it.
+                // The next step is unaffected.
                 let _ = step(&mut opt, 1, Some([1.0; 2]), Some(1.0), at_one()).unwrap();
                 assert_eq!(values(&opt, "b"), [expected - 1.0; 3]);
             });
@@ -66,7 +66,7 @@ pub(crate) fn what_some_ranks_of_a_group_lack_is_decided_by_the_policy(on: &impl
     }
 }
 
-/// The same without groups: `AllOrNone` at every stage, naming the lowest rank without.
+/// Without groups: `AllOrNone` works at every stage, and names the lowest rank without a gradient.
 pub(crate) fn all_or_none_holds_at_every_stage(on: &impl Ranks) {
     for stage in common::STAGES {
         let options = Options { stage, missing: Missing::AllOrNone, ..Options::default() };
@@ -95,7 +95,7 @@ pub(crate) fn all_or_none_holds_at_every_stage(on: &impl Ranks) {
     }
 }
 
-/// A gradient of nothing counts as one, handed over or filled in place.
+/// The empty gradient of an empty parameter counts as present, handed over or filled in place.
 pub(crate) fn slots_of_empty_parameters_count_as_present(on: &impl Ranks) {
     let layout = Layout::builder().param("w", &[2], DType::F32).param("none", &[0, 3], DType::F32);
     let layout = layout.build().unwrap();

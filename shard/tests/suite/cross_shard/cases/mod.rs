@@ -1,4 +1,4 @@
-//! Replicas in groups: how gradients combine, clip and go missing, how far groups drift, and what is refused, wherever ranks are.
+//! Cases of replicas in groups, for ranks on CPUs or GPUs: combining, clipping and missing gradients, drift of groups, refusals.
 
 mod clipping;
 mod drift;
@@ -22,13 +22,13 @@ pub(crate) use refusals::*;
 pub(crate) type Comm = Arc<dyn Communicator>;
 type Assignment<'a> = Option<&'a [Vec<usize>]>;
 
-/// Where ranks are.
+/// A way to run ranks.
 pub(crate) trait Ranks {
-    /// What `body` returns on each of `ranks`, which work on a queue each.
+    /// Runs `body` on each of `ranks` ranks, which work on a queue each, and returns the results.
     fn run<T: Send>(&self, ranks: usize, body: impl Fn(Comm, Queue) -> T + Sync) -> Vec<T>;
 }
 
-/// Threads on the CPU.
+/// Ranks as threads on the CPU.
 pub(crate) struct Loopback;
 
 impl Ranks for Loopback {
@@ -67,7 +67,7 @@ fn at_one() -> At {
     At { lr: 1.0, ..At::default() }
 }
 
-/// A step with gradient `w` for parameter w, and `b` for b; `None`: not handed over.
+/// Takes a step with gradient `w` for parameter w, and `b` for b; `None`: not handed over.
 fn step(
     opt: &mut CrossShard,
     batch: u64,
@@ -78,7 +78,7 @@ fn step(
     pend(opt, batch, w, b, at)?.outcome()
 }
 
-/// The same, for who asks later.
+/// Takes a step as `step` does, and returns its pending outcome.
 pub(crate) fn pend(
     opt: &mut CrossShard,
     batch: u64,
@@ -112,7 +112,7 @@ fn values(opt: &CrossShard, name: &str) -> Vec<f32> {
     of(opt, opt.param(name).unwrap())
 }
 
-/// The rule's first state vector.
+/// Returns the rule's first state vector.
 fn first_state(opt: &CrossShard, name: &str) -> Vec<f32> {
     of(opt, opt.optimizer().state(name).unwrap().slots[0].1)
 }

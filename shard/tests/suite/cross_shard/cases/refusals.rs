@@ -1,10 +1,10 @@
-//! What is refused on every rank.
+//! Refusals: every rank gets the same error.
 
 use super::{Ranks, at_one, build, give, replicated, values};
 use meshstep_optim::Sgd;
 use meshstep_shard::{AssignmentError, Combine, Error, Master, Options, Precision, Stage};
 
-/// What each of 4 ranks is told when it builds with what `of` gives it.
+/// Returns the error of each of 4 ranks that build with the arguments of `of`.
 fn refused(on: &impl Ranks, of: impl Fn(usize) -> (Option<Vec<Vec<usize>>>, Options) + Sync) -> Vec<Error> {
     on.run(4, |comm, queue| {
         let (groups, options) = of(comm.rank());
@@ -42,7 +42,7 @@ pub(crate) fn ranks_with_different_assignments_are_told(on: &impl Ranks) {
             "ranks disagree on group assignment: rank 0 has [[0, 2], [1, 3]], rank 2 has [[0, 1, 2, 3]]";
         assert_eq!(error.to_string(), told);
     }
-    // One that only rank 3 is given wrong.
+    // Only rank 3 is given a wrong assignment.
     let bad = || Some(vec![vec![0, 1], vec![1, 3]]);
     for (rank, error) in
         refused(on, |rank| (if rank == 3 { bad() } else { pairs() }, replicated())).into_iter().enumerate()
@@ -50,7 +50,7 @@ pub(crate) fn ranks_with_different_assignments_are_told(on: &impl Ranks) {
         let said = if rank == 3 { "rank 1 is in group 0" } else { "rank 3 has rank 1 is in group 0" };
         assert!(error.to_string().contains(said), "{error}");
     }
-    // Options that differ between groups, where no group would notice.
+    // Options differ between groups, where no group alone would notice.
     let sum = |rank| if rank % 2 == 1 { Combine::Sum } else { Combine::Mean };
     for error in refused(on, |rank| (pairs(), Options { combine: sum(rank), ..replicated() })) {
         assert_eq!(error.to_string(), "ranks disagree on combine: rank 0 has Mean, rank 1 has Sum");

@@ -1,4 +1,4 @@
-//! Checkpoint that two processes save, and two others load at another stage.
+//! A checkpoint saved by two processes, and loaded by two others at another stage.
 
 use crate::checkpoint::whole::{Whole, join};
 use crate::common::{F32_MASTER, Gradients, Run};
@@ -44,7 +44,7 @@ pub(super) fn loads(rank: &Rank) {
         let own = load_and_train(rank.comm(), &rank.on_gpu(&to), &store);
         let mut loaded = loopback::spawn(2, |comm| load_and_train(comm, &to, &store)).unwrap();
         assert!(own == loaded[rank.number()], "{:?} is not loopback's", to.options.stage);
-        // Together with the other rank's part from loopback, this is the state at the save, and three steps later.
+        // Joined with the other rank's part from loopback, it equals the saved state, at the save and three steps later.
         loaded[rank.number()] = own;
         let (thens, ends): (Vec<_>, Vec<_>) = loaded.into_iter().unzip();
         let (saved, went_on): (Vec<_>, Vec<_>) = on_loopback(&from).into_iter().unzip();
@@ -53,7 +53,7 @@ pub(super) fn loads(rank: &Rank) {
     }
 }
 
-/// Returns each rank's part of a run saved on loopback: at the save, and three steps later.
+/// Saves a run on loopback. Returns each rank's part, at the save and three steps later.
 fn on_loopback(run: &Run) -> Vec<(Whole, Whole)> {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::new(folder.path());

@@ -1,4 +1,4 @@
-//! A process that dies, sleeps or gives up: the other has a typed error in time, and takes no further step.
+//! A process dies, sleeps or gives up: the other gets a typed error in time, and takes no further step.
 
 use crate::common::{Gradients, Run};
 use crate::cuda::pair::{Process, Rank, finish, ready, ready_pair};
@@ -9,10 +9,10 @@ use meshstep_shard::{Error, Optimizer, Stage};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// The time after a deadline until a rank has its error.
+/// Time after a deadline until a rank has its error.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// The deadline of each operation. The first operations of a real NCCL connect the ranks, which takes longer.
+/// Deadline of each operation. The first operations of a real NCCL connect the ranks, which takes longer.
 pub(super) fn deadline() -> Duration {
     Duration::from_secs(if stand_in() { 1 } else { 5 })
 }
@@ -21,14 +21,14 @@ fn run(stage: Stage) -> Run {
     Run { ranks: 2, gradients: Gradients::Grid, ..Run::default() }.stage(stage)
 }
 
-/// An optimizer on this rank's GPU that has taken two steps.
+/// Builds an optimizer on this rank's GPU and takes two steps.
 fn stepped(rank: &Rank, run: &Run) -> Optimizer {
     let mut opt = run.build(rank.comm()).unwrap();
     (1..=2).for_each(|t| take(run, &mut opt, t).unwrap());
     opt
 }
 
-/// Steps until one fails, in time. Every later step fails by the same cause.
+/// Steps until one fails, in time. Every later step fails with the same cause.
 fn until_failure(run: &Run, opt: &mut Optimizer) -> CommError {
     let mut t = 3;
     let (told, after) = loop {
@@ -44,13 +44,13 @@ fn until_failure(run: &Run, opt: &mut Optimizer) -> CommError {
     told
 }
 
-/// The first failure of the communicator.
+/// Returns the first failure of the communicator.
 fn cause(error: Error) -> CommError {
     let Error::Comm(error) = error else { panic!("no error of the communicator: {error:?}") };
     error.cause().clone()
 }
 
-/// The error of a rank whose peer is gone. NCCL may notice that by itself; the stand-in does not.
+/// Checks the error of a rank with a lost peer. NCCL may notice that by itself; the stand-in does not.
 fn assert_left_alone(error: &CommError) {
     let noticed = matches!(error, CommError::Nccl { .. }) && !stand_in();
     assert!(matches!(error, CommError::Stuck { .. }) || noticed, "{error:?}");
@@ -63,7 +63,7 @@ pub(super) fn steps_until_failure(rank: &Rank) {
     assert_left_alone(&until_failure(&run, &mut opt));
 }
 
-/// Rank 1 comes to its third step after the other's deadline.
+/// Rank 1 reaches its third step after the other's deadline.
 pub(super) fn sleeps(rank: &Rank) {
     let run = rank.on_gpu(&run(Stage::Zero1));
     let mut opt = stepped(rank, &run);

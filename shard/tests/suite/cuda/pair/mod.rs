@@ -1,5 +1,5 @@
-//! Two ranks as processes: this program, started twice, each time with a role. Where there is one GPU the ranks share it: NCCL
-//! allows that to ranks of different hosts, which these pretend to be.
+//! Two ranks as processes: this program, started twice, each time with a role. On one GPU the ranks share it: NCCL allows that
+//! for ranks of different hosts, which these claim to be.
 
 #[cfg(feature = "checkpoint")]
 mod checkpoint;
@@ -19,7 +19,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A role's name, its communicator's deadline, and the work of a rank.
+/// Name of a role, its communicator's deadline, and the work of a rank.
 type Role = (&'static str, fn() -> Duration, fn(&Rank));
 
 const ROLES: &[Role] = &[
@@ -35,7 +35,7 @@ const ROLES: &[Role] = &[
     ("aborts", failures::deadline, failures::aborts),
 ];
 
-/// Longer than any role takes whose ranks all stay.
+/// Longer than any role takes in which both ranks stay.
 fn minute() -> Duration {
     Duration::from_secs(60)
 }
@@ -55,12 +55,13 @@ impl Rank {
         Arc::clone(&self.comm) as _
     }
 
-    /// The run on this rank's GPU.
+    /// Returns the run on this rank's GPU.
     fn on_gpu(&self, run: &Run) -> Run {
         Run { options: Options { queue: self.queue.clone(), ..run.options.clone() }, ..run.clone() }
     }
 
-    /// The same work on this rank and on loopback's rank of the same number has the same result, which is returned.
+    /// Does the same work on this rank and on loopback's rank of the same number, checks that the results are equal, and returns
+    /// them.
     fn same<T: PartialEq + Send>(
         &self,
         run: &Run,
@@ -74,7 +75,7 @@ impl Rank {
     }
 }
 
-/// The role of a rank, where this process was given one.
+/// Runs the role of a rank, if this process was given one.
 #[test]
 fn one_of_two_ranks() {
     let (Ok(role), Ok(id)) = (std::env::var("PAIR_ROLE"), std::env::var("PAIR_ID")) else { return };
@@ -92,7 +93,7 @@ fn one_of_two_ranks() {
     println!("rank {rank} has finished its role");
 }
 
-/// Tells the test that this rank is done with what both do, and waits on rank 1 until rank 0 is, too.
+/// Tells the test that this rank has finished the common part; rank 1 then waits until rank 0 has too.
 fn ready(rank: usize) {
     println!("\nready");
     if rank == 1 {
@@ -100,7 +101,7 @@ fn ready(rank: usize) {
     }
 }
 
-/// A process of the pair. Dropping it ends it.
+/// A process of the pair. Dropping the handle kills the process.
 struct Process {
     child: Child,
     output: BufReader<ChildStdout>,
@@ -119,7 +120,7 @@ impl Process {
         Process { child, output }
     }
 
-    /// Returns once the rank has printed a line that ends so.
+    /// Returns once the rank has printed a line with this end.
     fn wait_for(&mut self, end: &str) {
         let mut line = String::new();
         while !line.trim_end().ends_with(end) {
@@ -132,18 +133,18 @@ impl Process {
         }
     }
 
-    /// Lets a rank 1 go on that waits in [`ready`].
+    /// Lets a rank 1 that waits in [`ready`] continue.
     fn go(&mut self) {
         writeln!(self.child.stdin.as_ref().unwrap(), "go").unwrap();
     }
 
-    /// Ends the process by SIGKILL.
+    /// Kills the process with SIGKILL.
     fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// Whether the rank finished its role, and what it printed.
+    /// Returns true if the rank finished its role, and its output.
     fn end(mut self) -> (bool, String) {
         let mut said = String::new();
         self.output.read_to_string(&mut said).unwrap();
@@ -159,7 +160,7 @@ impl Drop for Process {
     }
 }
 
-/// Both ranks, started; none where there is no device.
+/// Starts both ranks; `None` without a device.
 fn pair(role: &str, variables: &[(&str, &str)]) -> Option<[Process; 2]> {
     if devices() == 0 {
         return None;
@@ -168,7 +169,7 @@ fn pair(role: &str, variables: &[(&str, &str)]) -> Option<[Process; 2]> {
     Some([0, 1].map(|rank| Process::start(role, &id, rank, variables)))
 }
 
-/// Both ranks, of which rank 1 goes on once both are ready; none where there is no device.
+/// Starts both ranks, and lets rank 1 continue once both are ready; `None` without a device.
 fn ready_pair(role: &str) -> Option<[Process; 2]> {
     let mut processes = pair(role, &[])?;
     processes.iter_mut().for_each(|process| process.wait_for("ready"));
@@ -176,7 +177,7 @@ fn ready_pair(role: &str) -> Option<[Process; 2]> {
     Some(processes)
 }
 
-/// Both ranks, which finish this role.
+/// Starts both ranks, and checks that the role succeeds.
 fn finish(role: &str, variables: &[(&str, &str)]) {
     let processes = pair(role, variables);
     for (rank, process) in processes.into_iter().flatten().enumerate() {

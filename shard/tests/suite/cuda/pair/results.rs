@@ -9,7 +9,7 @@ use meshstep_shard::{Options, Stage};
 
 pub(super) const ZERO: [Stage; 4] = [Stage::Replicated, Stage::Zero1, Stage::Zero2, Stage::Zero3];
 
-/// SGD without clipping and AdamW with it, at every stage, on gradients whose sums are exact.
+/// SGD without clipping and AdamW with clipping, at every stage, on gradients with exact sums.
 pub(super) fn steps(rank: &Rank) {
     for (i, stage) in ZERO.into_iter().enumerate() {
         for (rule, max_norm) in [(WhichRule::Sgd, None), (WhichRule::AdamW, Some(1.0))] {
@@ -23,7 +23,7 @@ pub(super) fn steps(rank: &Rank) {
     }
 }
 
-/// Types of parameters and precisions, on gradients that are the same on both ranks.
+/// Parameter types and precisions, on gradients that are equal on both ranks.
 pub(super) fn precisions(rank: &Rank) {
     let all: Vec<_> = PRECISIONS.into_iter().enumerate().collect();
     for (i, rule) in [WhichRule::AdamW, WhichRule::SgdMomentum].into_iter().enumerate() {
@@ -37,7 +37,7 @@ pub(super) fn precisions(rank: &Rank) {
     }
 }
 
-/// A bit that flips on rank 1 is named by verification, and training goes on once it is repaired.
+/// Verification finds a bit flipped on rank 1, and training continues once it is repaired.
 pub(super) fn flips(rank: &Rank) {
     for (stage, slot) in [(Stage::Replicated, "param"), (Stage::Replicated, "v"), (Stage::Zero1, "param")] {
         let run = Run { ranks: 2, ..wide(stage) };
