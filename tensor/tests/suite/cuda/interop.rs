@@ -1,4 +1,4 @@
-//! Memory and streams that belong to cudarc, or are lent to it.
+//! Memory and streams that belong to cudarc or are lent to it.
 
 use crate::cuda::{Bench, available, seed, seeds, stand_in, values};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
@@ -75,7 +75,7 @@ fn a_slice_of_cudarcs_becomes_a_buffer_after_its_work_and_is_freed_after_ours() 
     }
 }
 
-/// Says when it is dropped.
+/// Sets a flag on drop.
 struct Owner(Arc<AtomicBool>, #[expect(dead_code, reason = "kept")] CudaSlice<u16>);
 
 impl Drop for Owner {
