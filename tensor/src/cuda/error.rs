@@ -73,9 +73,7 @@ pub enum Error {
     )]
     PerThread,
     /// The stream belongs to a context other than the device's primary one.
-    #[error(
-        "the stream belongs to another context of device {ordinal}; use a stream of its primary context"
-    )]
+    #[error("the stream belongs to another context of device {ordinal}; use a stream of its primary context")]
     OtherContext {
         /// The device.
         ordinal: usize,
