@@ -98,7 +98,7 @@ impl Communicator for Nccl {
     /// Ends the ranks of this process, and tells those elsewhere where there is an [`Exchange`](super::Exchange); without one
     /// they find out by their deadlines.
     fn abort(&self) {
-        watchdog::trouble(&self.core, Error::Aborted { rank: self.core.rank }, Scope::Below);
+        watchdog::trouble(&self.core, Error::Aborted { rank: self.core.rank }, Scope::Subgroups);
     }
 
     fn sound(&self) -> Result<(), Error> {

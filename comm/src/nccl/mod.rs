@@ -78,9 +78,9 @@
 //! - `all_to_all` keeps a copy as large as its buffer. Starting an operation allocates.
 //! - Its traffic is neither authenticated nor encrypted: it belongs on a network of its own.
 
-mod bounded;
 mod capture;
 mod communicator;
+mod control_words;
 mod core;
 mod id;
 mod issue;
@@ -96,7 +96,7 @@ mod start;
 mod table;
 mod watchdog;
 mod windows;
-mod words;
+mod with_deadline;
 
 pub use capture::Captured;
 pub use communicator::Nccl;

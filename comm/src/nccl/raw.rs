@@ -110,7 +110,7 @@ impl Raw {
     }
 
     /// Ends everything that is going on, and the communicator. Returns when NCCL is done, which may be never: callers run it
-    /// [within a time](super::bounded::run).
+    /// [within a time](super::with_deadline::run).
     pub(super) fn abort(&self) {
         // SAFETY: the handle lives, as it has not ended, and is not used after this.
         self.end(|table, comm| unsafe { (table.abort)(comm) });

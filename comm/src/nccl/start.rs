@@ -1,12 +1,12 @@
 //! How ranks find together.
 
-use super::bounded;
 use super::communicator::Nccl;
 use super::core::{Core, device_error};
 use super::id::UniqueId;
 use super::options::{Exchange, Options};
 use super::raw::Raw;
 use super::table::Table;
+use super::with_deadline;
 use crate::Error;
 use crate::sync::real::{Mutex, on_threads};
 use meshstep_tensor::cuda::Device;
@@ -119,7 +119,7 @@ pub(super) fn joined(
         of.make_current().map_err(device_error)?;
         Raw::init(table, &id, rank, world_size)
     };
-    let raw = bounded::run(clock, after, vec![ask]).pop().ok_or_else(late)??;
+    let raw = with_deadline::run(clock, after, vec![ask]).pop().ok_or_else(late)??;
     loop {
         let error = match raw.state() {
             Ok(true) => return Ok(raw),
@@ -130,7 +130,7 @@ pub(super) fn joined(
             Ok(false) => late(),
             Err(error) => error,
         };
-        if bounded::run(clock, options.abort_within, vec![move || raw.abort()]).is_empty() {
+        if with_deadline::run(clock, options.abort_within, vec![move || raw.abort()]).is_empty() {
             options.last_resort.call(&error);
         }
         return Err(error);

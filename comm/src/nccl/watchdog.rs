@@ -4,9 +4,9 @@
 //! A kernel of NCCL that waits for a rank that will not come waits for ever, and takes memory and streams with it. So nothing
 //! here waits without an end: deadlines are of operations, an abort has one too, and beyond that is the last resort.
 
-use super::bounded;
 use super::core::Core;
 use super::options::Options;
+use super::with_deadline;
 use crate::Error;
 use meshstep_tensor::{Buffer, cuda};
 use std::collections::VecDeque;
@@ -26,7 +26,7 @@ pub(super) enum Scope {
     /// The ranks of one group that are in this process.
     Group,
     /// The same of all groups that were split from it too, whatever has become of it.
-    Below,
+    Subgroups,
     /// Every communicator of the process: where one is stuck, others may wait for it on the same device.
     Process,
 }
@@ -135,7 +135,7 @@ fn drop_elsewhere(buffers: Vec<Buffer>) {
 pub(super) fn trouble(origin: &Core, error: Error, scope: Scope) {
     let _one_at_a_time = ENDING.lock().unwrap_or_else(PoisonError::into_inner);
     let failed = origin.ledger().failed();
-    if failed && !matches!(scope, Scope::Below) {
+    if failed && !matches!(scope, Scope::Subgroups) {
         return;
     }
     let cause = Arc::new(error);
@@ -153,7 +153,7 @@ fn end(options: &Options, cause: &Arc<Error>, mut cores: Vec<Arc<Core>>) {
     cores.iter().for_each(|core| report(core, cause));
     let aborts: Vec<_> = cores.into_iter().map(|core| move || abort(&core)).collect();
     let count = aborts.len();
-    if bounded::run(&options.clock, options.abort_within, aborts).len() < count {
+    if with_deadline::run(&options.clock, options.abort_within, aborts).len() < count {
         options.last_resort.call(cause);
     }
 }
@@ -180,7 +180,7 @@ impl Registry {
         match scope {
             Scope::Process => concerned.collect(),
             Scope::Group => concerned.filter(|core| core.group == origin.group).collect(),
-            Scope::Below => concerned.filter(|core| core.is_within(origin.group)).collect(),
+            Scope::Subgroups => concerned.filter(|core| core.is_within(origin.group)).collect(),
         }
     }
 }
@@ -206,7 +206,7 @@ pub(super) fn part(core: &Arc<Core>) {
         // There is nobody left to tell of an error, and nothing left to lose.
         if done.is_ok() { leaver.raw.destroy() } else { leaver.raw.abort() }
     };
-    if !bounded::run(&options.clock, options.abort_within, vec![leave]).is_empty() {
+    if !with_deadline::run(&options.clock, options.abort_within, vec![leave]).is_empty() {
         return;
     }
     let stuck =

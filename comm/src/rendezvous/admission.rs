@@ -11,7 +11,7 @@
 use super::link::{self, Receiver, Sender, after};
 use super::message::{Claim, Message};
 use super::proof::{Key, NONCE, Nonce, Proofs};
-use super::server::House;
+use super::server::StoreState;
 use super::{Refusal, Why};
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -19,17 +19,17 @@ use std::time::Instant;
 
 /// The store's side, on its connection `id`: the rank that was seated, or `None` for one that knows the token and was refused.
 pub(super) fn admit(
-    house: &House,
+    store: &StoreState,
     id: u64,
     stream: &Arc<TcpStream>,
 ) -> Result<Option<(usize, Receiver, Sender)>, Why> {
-    let until = after(house.options.handshake);
-    let (mut receiver, mut sender) = link::ends(stream, house.options.handshake)?;
+    let until = after(store.options.handshake);
+    let (mut receiver, mut sender) = link::ends(stream, store.options.handshake)?;
     let (Message::Hello { claim, .. }, hello) = receiver.message(until)? else {
         return Err(Why::NotUnderstood);
     };
-    challenge(&house.token, &hello, until, &mut receiver, &mut sender)?;
-    match house.seat(id, &claim) {
+    challenge(&store.token, &hello, until, &mut receiver, &mut sender)?;
+    match store.seat(id, &claim) {
         Err(refusal) => {
             sender.message(&Message::Refused(refusal))?;
             Ok(None)
@@ -37,12 +37,12 @@ pub(super) fn admit(
         Ok(()) => {
             // From here on the rank is somebody, whose loss all hear of.
             let welcomed = sender.message(&Message::Welcome);
-            let welcomed = welcomed.and_then(|()| sender.set_patience(house.options.silence));
+            let welcomed = welcomed.and_then(|()| sender.set_patience(store.options.silence));
             match welcomed {
                 Ok(()) => Ok(Some((claim.rank, receiver, sender))),
                 Err(why) => {
-                    house.state.lock().ledger.depart(claim.rank, Some(why));
-                    house.changed.notify_all();
+                    store.state.lock().ledger.depart(claim.rank, Some(why));
+                    store.changed.notify_all();
                     Ok(None)
                 }
             }
@@ -63,7 +63,7 @@ pub(super) enum Attempt {
 }
 
 /// The rank's side.
-pub(super) fn greet(
+pub(super) fn handshake(
     token: &Key,
     claim: &Claim,
     until: Instant,

@@ -125,7 +125,7 @@ fn dial(
         Err(why) => return Ok(Err(why)),
     };
     let claim = claim(environment);
-    match admission::greet(&key(environment.token.as_ref()), &claim, until, receiver, sender) {
+    match admission::handshake(&key(environment.token.as_ref()), &claim, until, receiver, sender) {
         Attempt::Welcome(receiver, sender) => Ok(Ok(Place { addr, stream, receiver, sender })),
         Attempt::Again(why) => Ok(Err(why)),
         // The store of the start before, which is about to end.

@@ -84,7 +84,7 @@ impl Ledger {
     }
 
     /// What `rank` says, to all where it is for all; an error for what a rank does not say.
-    pub(super) fn hear(&mut self, rank: usize, message: Message, payload: Vec<u8>) -> Result<(), Why> {
+    pub(super) fn receive(&mut self, rank: usize, message: Message, payload: Vec<u8>) -> Result<(), Why> {
         match message {
             Message::Beat => {}
             Message::Set { .. } => self.append(payload.into()),
@@ -207,9 +207,9 @@ mod tests {
     fn a_rank_speaks_for_itself() {
         let mut ledger = ledger();
         let fail = |rank| Message::Fail { rank, generation: 0, text: "x".to_owned() };
-        let hear = |ledger: &mut Ledger, message: Message| {
+        let receive = |ledger: &mut Ledger, message: Message| {
             let payload = message.encode();
-            ledger.hear(1, message, payload)
+            ledger.receive(1, message, payload)
         };
         for message in [
             fail(2),
@@ -217,12 +217,12 @@ mod tests {
             Message::Welcome,
             Message::Lost { rank: 0, why: Why::Closed },
         ] {
-            assert_eq!(hear(&mut ledger, message), Err(Why::NotUnderstood));
+            assert_eq!(receive(&mut ledger, message), Err(Why::NotUnderstood));
         }
         assert_eq!(told(&ledger), []);
-        hear(&mut ledger, fail(1)).unwrap();
-        hear(&mut ledger, Message::Beat).unwrap();
-        hear(&mut ledger, Message::GiveUp { after: Duration::from_secs(1) }).unwrap();
+        receive(&mut ledger, fail(1)).unwrap();
+        receive(&mut ledger, Message::Beat).unwrap();
+        receive(&mut ledger, Message::GiveUp { after: Duration::from_secs(1) }).unwrap();
         let gave_up = Message::Broken(Broken::GaveUp { rank: 1, after: Duration::from_secs(1) });
         assert_eq!(told(&ledger), [fail(1), gave_up]);
     }
@@ -231,7 +231,7 @@ mod tests {
     fn what_does_not_fit_is_told_once() {
         let mut ledger = ledger();
         let set = Message::Set { generation: 0, key: b"k".to_vec(), value: vec![0; 40] };
-        (0..5).for_each(|_| ledger.hear(0, set.clone(), set.encode()).unwrap());
+        (0..5).for_each(|_| ledger.receive(0, set.clone(), set.encode()).unwrap());
         assert_eq!(told(&ledger), [set, Message::Broken(Broken::Full { max: 100 })]);
     }
 }

@@ -26,13 +26,13 @@ const LINGER: Duration = Duration::from_secs(2);
 /// Runs the store until it is dropped.
 #[derive(Debug)]
 pub(super) struct Server {
-    house: Arc<House>,
+    store: Arc<StoreState>,
     acceptor: Option<JoinHandle<()>>,
 }
 
 /// What the store's threads share.
 #[derive(Debug)]
-pub(super) struct House {
+pub(super) struct StoreState {
     pub(super) token: Key,
     pub(super) options: Options,
     pub(super) state: Mutex<State>,
@@ -42,7 +42,7 @@ pub(super) struct House {
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) ledger: Ledger,
-    guests: Vec<Guest>,
+    connections: Vec<Connection>,
     threads: Vec<JoinHandle<()>>,
     next_id: u64,
     closing: bool,
@@ -50,7 +50,7 @@ pub(super) struct State {
 
 /// A connection.
 #[derive(Debug)]
-struct Guest {
+struct Connection {
     id: u64,
     stream: Arc<TcpStream>,
     seated: bool,
@@ -68,19 +68,19 @@ impl Server {
         listener.set_nonblocking(true).map_err(|error| system("listening without waiting", error))?;
         let Environment { run_id, restart, world_size, .. } = environment;
         let ledger = Ledger::new(run_id.clone(), *restart, *world_size, super::ledger::MAX_LOG);
-        let (guests, threads) = (Vec::new(), Vec::new());
-        let state = State { ledger, guests, threads, next_id: 0, closing: false };
+        let (connections, threads) = (Vec::new(), Vec::new());
+        let state = State { ledger, connections, threads, next_id: 0, closing: false };
         let (state, changed) = (Mutex::new(state), Condvar::new());
-        let house = Arc::new(House { token, options: options.clone(), state, changed });
-        let for_thread = Arc::clone(&house);
+        let store = Arc::new(StoreState { token, options: options.clone(), state, changed });
+        let for_thread = Arc::clone(&store);
         let thread = Builder::new().name("store".to_owned()).spawn(move || accept(&for_thread, &listener));
         let acceptor = Some(thread.map_err(|error| system("thread for the store", error))?);
-        Ok(Server { house, acceptor })
+        Ok(Server { store, acceptor })
     }
 
     /// The last few connections that were turned away.
     pub(super) fn turned_away(&self) -> Vec<TurnedAway> {
-        self.house.state.lock().ledger.turned_away()
+        self.store.state.lock().ledger.turned_away()
     }
 }
 
@@ -88,19 +88,23 @@ impl Drop for Server {
     /// Everybody hears what was told, if they take it within [`LINGER`]; then no thread is left.
     fn drop(&mut self) {
         {
-            let mut state = self.house.state.lock();
+            let mut state = self.store.state.lock();
             state.closing = true;
-            state.guests.iter().filter(|guest| !guest.seated).for_each(|guest| link::cut(&guest.stream));
+            state
+                .connections
+                .iter()
+                .filter(|connection| !connection.seated)
+                .for_each(|connection| link::cut(&connection.stream));
         }
-        self.house.changed.notify_all();
+        self.store.changed.notify_all();
         join(self.acceptor.take());
         let until = after(LINGER);
-        let mut state = self.house.state.lock();
-        while !state.guests.is_empty() && Instant::now() < until {
+        let mut state = self.store.state.lock();
+        while !state.connections.is_empty() && Instant::now() < until {
             let left = until.saturating_duration_since(Instant::now());
-            state = self.house.changed.wait(state, Some(left));
+            state = self.store.changed.wait(state, Some(left));
         }
-        state.guests.iter().for_each(|guest| link::cut(&guest.stream));
+        state.connections.iter().for_each(|connection| link::cut(&connection.stream));
         let threads = std::mem::take(&mut state.threads);
         drop(state);
         threads.into_iter().for_each(|thread| join(Some(thread)));
@@ -112,31 +116,31 @@ fn join(thread: Option<JoinHandle<()>>) {
     let _ = thread.map(JoinHandle::join);
 }
 
-fn accept(house: &Arc<House>, listener: &TcpListener) {
+fn accept(store: &Arc<StoreState>, listener: &TcpListener) {
     loop {
         let may_accept = {
-            let mut state = house.state.lock();
+            let mut state = store.state.lock();
             state.threads.retain(|thread| !thread.is_finished());
             if state.closing {
                 return;
             }
-            state.guests.iter().filter(|guest| !guest.seated).count() < MAX_STRANGERS
+            state.connections.iter().filter(|connection| !connection.seated).count() < MAX_STRANGERS
         };
         match may_accept.then(|| listener.accept()) {
-            Some(Ok((stream, from))) => house.welcome(stream, from),
+            Some(Ok((stream, from))) => store.welcome(stream, from),
             Some(Err(error)) if error.kind() == ErrorKind::Interrupted => {}
             // Nobody is there, or there is no room for another connection.
             None | Some(Err(_)) => {
-                let state = house.state.lock();
+                let state = store.state.lock();
                 if !state.closing {
-                    drop(house.changed.wait(state, Some(LOOK)));
+                    drop(store.changed.wait(state, Some(LOOK)));
                 }
             }
         }
     }
 }
 
-impl House {
+impl StoreState {
     /// Gives a connection its thread; without one it is closed, and the peer tries again.
     fn welcome(self: &Arc<Self>, stream: TcpStream, from: SocketAddr) {
         let stream = Arc::new(stream);
@@ -146,10 +150,10 @@ impl House {
         }
         let id = state.next_id;
         state.next_id += 1;
-        let (house, for_thread) = (Arc::clone(self), Arc::clone(&stream));
-        let body = move || house.serve(id, &for_thread, from);
+        let (store, for_thread) = (Arc::clone(self), Arc::clone(&stream));
+        let body = move || store.serve(id, &for_thread, from);
         if let Ok(thread) = Builder::new().name(format!("store's peer {id}")).spawn(body) {
-            state.guests.push(Guest { id, stream, seated: false });
+            state.connections.push(Connection { id, stream, seated: false });
             state.threads.push(thread);
         }
     }
@@ -162,7 +166,7 @@ impl House {
             Err(why) => self.state.lock().ledger.turn_away(TurnedAway { from, why }),
         }
         link::cut(stream);
-        self.state.lock().guests.retain(|guest| guest.id != id);
+        self.state.lock().connections.retain(|connection| connection.id != id);
         self.changed.notify_all();
     }
 
@@ -171,23 +175,31 @@ impl House {
         let mut state = self.state.lock();
         let verdict = state.ledger.seat(claim);
         let seated = verdict.is_ok();
-        state.guests.iter_mut().filter(|guest| guest.id == id).for_each(|guest| guest.seated = seated);
+        state
+            .connections
+            .iter_mut()
+            .filter(|connection| connection.id == id)
+            .for_each(|connection| connection.seated = seated);
         drop(state);
         self.changed.notify_all();
         verdict
     }
 
     fn seated(self: &Arc<Self>, id: u64, rank: usize, receiver: link::Receiver, sender: link::Sender) {
-        let house = Arc::clone(self);
+        let store = Arc::clone(self);
         let writer = Builder::new().name(format!("store to rank {rank}"));
-        let writer = writer.spawn(move || house.tell(id, sender));
+        let writer = writer.spawn(move || store.tell(id, sender));
         let lost = match &writer {
             Ok(_) => self.listen(rank, receiver),
             Err(error) => Some(Why::System { message: error.to_string() }),
         };
         let mut state = self.state.lock();
-        state.guests.iter().filter(|guest| guest.id == id).for_each(|guest| link::cut(&guest.stream));
-        state.guests.retain(|guest| guest.id != id);
+        state
+            .connections
+            .iter()
+            .filter(|connection| connection.id == id)
+            .for_each(|connection| link::cut(&connection.stream));
+        state.connections.retain(|connection| connection.id != id);
         if !state.closing || rank == 0 {
             // Once the store closes, ranks end their connections because of that.
             state.ledger.depart(rank, lost);
@@ -203,7 +215,7 @@ impl House {
             match receiver.message(after(self.options.silence)) {
                 Ok((Message::Bye, _)) => return None,
                 Ok((message, payload)) => {
-                    if let Err(why) = self.state.lock().ledger.hear(rank, message, payload) {
+                    if let Err(why) = self.state.lock().ledger.receive(rank, message, payload) {
                         return Some(why);
                     }
                     self.changed.notify_all();
@@ -240,7 +252,7 @@ impl House {
                 return Some(news.to_vec());
             }
             let left = beat.saturating_duration_since(Instant::now());
-            if state.closing || state.guests.iter().all(|guest| guest.id != id) {
+            if state.closing || state.connections.iter().all(|connection| connection.id != id) {
                 return None;
             }
             if left.is_zero() {
