@@ -147,7 +147,7 @@ impl dyn Communicator + '_ {
     }
 }
 
-/// Returns an empty buffer, for operations without data. These buffers share one allocation.
+/// Returns an empty buffer, for operations without data. All empty buffers share one allocation.
 pub(crate) fn nothing() -> Result<Buffer, Error> {
     static NOTHING: Mutex<Option<Buffer>> = Mutex::new(None);
     let mut nothing = NOTHING.lock().unwrap_or_else(PoisonError::into_inner);

@@ -19,7 +19,7 @@ pub(super) struct Cut {
 /// Part of the operation that a portion lies in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
-    /// This chunk of every buffer.
+    /// Chunk of this index, in every buffer.
     Chunk(usize),
     /// Chunk `b` of rank `a`'s buffer and chunk `a` of rank `b`'s, which are exchanged; `a < b`.
     Swap { a: usize, b: usize },

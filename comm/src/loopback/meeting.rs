@@ -212,8 +212,8 @@ impl Group {
         self.settle(&mut state, rank);
     }
 
-    /// Fails this group and all groups split from it. The lock is held until all have failed, so that no rank can return from
-    /// this group and report the error as its own in a subgroup.
+    /// Fails this group and all groups split from it. The lock is held until all have failed, so that a rank that gets the error
+    /// here cannot abort a subgroup under its own rank first.
     pub(super) fn abort(&self, error: &Error) {
         let mut state = self.state.lock();
         self.fail_locked(&mut state, error.clone());
