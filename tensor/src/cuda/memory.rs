@@ -111,6 +111,7 @@ impl Pinned {
         device.enter()?;
         let mut start = std::ptr::null_mut();
         // Not write-combined: host reads of such memory are slow.
+        // SAFETY: the device's context is current; the place outlives the call; at least one byte.
         let made = unsafe { call!(cuMemHostAlloc(&mut start, len.max(1), 0)) };
         made.map_err(|error| refused(error, device, len, category))?;
         let start = NonNull::new(start.cast::<u8>());
