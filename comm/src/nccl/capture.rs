@@ -56,7 +56,7 @@ struct Ticket {
 
 impl Nccl {
     /// Captures the work that `work` enqueues on `stream` into a graph, instead of running it, including operations of this
-    /// communicator that start after a queue of that stream. [`InFlight::wait`] gives their buffers back at once.
+    /// communicator that start with a queue of that stream. [`InFlight::wait`] gives their buffers back at once.
     ///
     /// Every rank captures the same operations and launches the graph as often as the others, like a collective. The errors of
     /// [`Stream::capture`] apply; `all_to_all` is refused as well, because it sends from a copy that does not stay, and so are

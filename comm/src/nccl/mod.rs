@@ -41,8 +41,8 @@
 //! Each communicator has its own high-priority stream. An operation begins there after the work on `after`, and
 //! [`InFlight::wait`](crate::InFlight::wait) makes the given queue wait for its end: neither blocks the host. With
 //! [`Queue::cpu`](meshstep_tensor::Queue::cpu) the host waits; so do the blocking calls, which begin at once and expect that
-//! earlier work on their buffer is done. All communicators of a device launch one after the other, so ranks that call them in one
-//! order cannot block one another.
+//! earlier work on their buffer is done. The communicators of a device launch one after the other, so ranks with one order of
+//! calls cannot deadlock.
 //!
 //! # Failures
 //!

@@ -94,7 +94,7 @@ fn run() {
     }
 }
 
-/// Returns true if the driver has shut down already, as at the end of a process that outlives none of its threads.
+/// Returns true if the driver has shut down already, as when a process exits before its threads end.
 fn process_ends(error: &Error) -> bool {
     const DEINITIALIZED: u32 = 4;
     matches!(

@@ -12,7 +12,9 @@ pub enum Error {
     #[error(transparent)]
     Environment(#[from] EnvironmentError),
     /// The host name of rank 0 has no usable address.
-    #[error("no usable address for {host:?} ({message}); set MASTER_ADDR to a name or address of rank 0's machine")]
+    #[error(
+        "no usable address for {host:?} ({message}); set MASTER_ADDR to a name or address of rank 0's machine"
+    )]
     NoAddress {
         /// Host name.
         host: String,
@@ -128,7 +130,9 @@ pub enum Error {
         store: u64,
     },
     /// Ranks disagree on the world size. Every rank gets this error while they gather, later only the newcomer.
-    #[error("rank {rank} has world size {world_size}, but rank 0 has {store}; start all ranks with the same world size")]
+    #[error(
+        "rank {rank} has world size {world_size}, but rank 0 has {store}; start all ranks with the same world size"
+    )]
     WorldSize {
         /// The rank.
         rank: usize,
@@ -161,9 +165,7 @@ pub enum Error {
         awaited: String,
     },
     /// A value was not set in time.
-    #[error(
-        "{key:?} of generation {generation} was not set within {after:?}; check the rank that sets it"
-    )]
+    #[error("{key:?} of generation {generation} was not set within {after:?}; check the rank that sets it")]
     NotSet {
         /// The key.
         key: String,
@@ -187,9 +189,7 @@ pub enum Error {
         after: Duration,
     },
     /// A key or value is too large for the store.
-    #[error(
-        "a {what} of {len} bytes is above the limit of {max}; use a collective for large values"
-    )]
+    #[error("a {what} of {len} bytes is above the limit of {max}; use a collective for large values")]
     TooLarge {
         /// Key, value, name or purpose.
         what: &'static str,

@@ -96,7 +96,9 @@ impl Condvar {
             (Condvar::Shuttle(condvar), Guard::Shuttle(guard)) => {
                 Guard::Shuttle(condvar.wait(guard).unwrap_or_else(PoisonError::into_inner))
             }
-            _ => panic!("a communicator made inside a shuttle execution is used outside of it, or vice versa"),
+            _ => {
+                panic!("a communicator made inside a shuttle execution is used outside of it, or vice versa")
+            }
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A table of environments, and what each says or lacks.
+//! Table of environments, with the result or the error of each.
 
 use meshstep_comm::rendezvous::{Environment, EnvironmentError as E, Token};
 
@@ -53,7 +53,7 @@ fn what_launchers_set_is_understood() {
             format!("{TORCHRUN} TORCHELASTIC_RUN_ID=job TORCHELASTIC_RESTART_COUNT=1 GROUP_WORLD_SIZE=1"),
             elastic(),
         ),
-        // Each of two agents counts its own.
+        // Each of two agents counts its own restarts.
         (
             format!("{TORCHRUN} TORCHELASTIC_RUN_ID=job TORCHELASTIC_RESTART_COUNT=1 GROUP_WORLD_SIZE=2"),
             Environment { restart: 0, ..elastic() },
@@ -73,10 +73,10 @@ fn what_launchers_set_is_understood() {
             SLURM.replace("SLURM_STEP_NODELIST=gpu[07-08]", "SLURM_LAUNCH_NODE_IPADDR=10.0.0.1"),
             Environment { host: "10.0.0.1".to_owned(), ..slurm() },
         ),
-        // A batch script that exports half of it, and the same said twice.
+        // A batch script that exports half of the variables, and duplicate variables that agree.
         (format!("WORLD_SIZE=8 RANK=3 {SLURM}"), slurm()),
         (format!("WORLD_SIZE=8 {SLURM}"), slurm()),
-        // `srun torchrun`: one task a machine, several ranks.
+        // `srun torchrun`: one task per machine, several ranks.
         (format!("{TORCHRUN} {SLURM} TORCHELASTIC_RUN_ID=job TORCHELASTIC_RESTART_COUNT=1"), elastic()),
         (format!("{TORCHRUN} SLURM_PROCID="), torchrun()),
     ];

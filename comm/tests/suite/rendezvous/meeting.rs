@@ -1,4 +1,4 @@
-//! Ranks that behave: values, all-gathers, barriers, generations, failures, and how it ends.
+//! Correct ranks: values, all-gathers, barriers, generations, failures, and the end.
 
 use crate::rendezvous::common::{LONG, meet, options, world};
 use meshstep_comm::rendezvous::{Error, Failure, Store, Why};
@@ -56,7 +56,7 @@ fn a_failure_is_heard_by_all_in_its_generation_only() {
         if store.rank() == 1 {
             old.fail("out of memory").unwrap();
         }
-        // Rank 1 too, and whoever waits for something that will not come.
+        // Rank 1 gets it as well, and so does every pending wait.
         let failure = old.wait_failure(LONG).unwrap();
         assert_eq!(old.wait("never", LONG), Err(Error::Failed(failure.clone())));
         if store.rank() != 1 {
@@ -148,7 +148,7 @@ fn a_rank_that_leaves_is_no_failure_but_not_waited_for() {
         let result = generation.barrier("without 2", LONG);
         assert!(begin.elapsed() < LONG / 2);
         assert_eq!(generation.failure(), None);
-        // Rank 0 stays until rank 1 has heard it too.
+        // Rank 0 stays until rank 1 has the failure too.
         while store.rank() == 0 && generation.get("heard").is_none() {
             let _ = generation.wait("heard", SHORT);
         }
@@ -194,7 +194,7 @@ fn a_rank_that_panics_is_lost() {
                     generation.barrier("all", LONG).unwrap();
                     assert!(store.rank() != victim, "on purpose");
                     let failure = generation.wait_failure(LONG);
-                    // Keep rank 0's store until both have heard it.
+                    // Keep rank 0's store until both have the failure.
                     let _ = generation.barrier("heard", SHORT);
                     failure
                 })
