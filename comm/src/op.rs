@@ -297,7 +297,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_one_rank_can_see_is_refused_by_name() {
+    fn caller_errors_are_refused_by_name() {
         let sum = Op::reduce_scatter(Reduction::Sum);
         assert_eq!(
             sum.check(0, 4, 10, DType::F32),

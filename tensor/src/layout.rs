@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_are_named() {
         let f32s = |names: &[&str]| {
             names.iter().fold(Layout::builder(), |b, n| b.param(*n, &[2], DType::F32)).build().unwrap_err()
         };

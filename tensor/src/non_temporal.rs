@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "as long as")]
-    fn what_is_not_as_long_is_a_fault() {
+    fn unequal_lengths_are_a_fault() {
         copy_non_temporal(&mut [0f32; 3], &[0f32; 4]);
     }
 }

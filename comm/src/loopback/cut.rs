@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_moves_nothing_has_no_portion() {
+    fn operations_without_data_have_no_portion() {
         assert_eq!(Cut::new(Action::Barrier, 0, 4, 100).portion(0), None);
     }
 }

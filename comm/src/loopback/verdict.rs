@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_moves_data_compares_lengths() {
+    fn only_operations_with_data_compare_lengths() {
         let long = Stand::Waiting(Called { op_number: 0, action: BARRIER, len: 9, dtype: DType::U64 });
         assert_eq!(verdict(&[long, in_(BARRIER)], 0), Verdict::Go(Party::All));
     }
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn who_left_is_missed_only_by_those_who_need_it() {
+    fn a_rank_that_left_fails_only_operations_that_need_it() {
         let left = Verdict::Fail(Error::Left { rank: 1, op_number: 3 });
         assert_eq!(verdict(&[in_(GATHER), Stand::Left(3), Stand::Idle], 0), left);
         assert_eq!(verdict(&[recv(1), Stand::Left(3), Stand::Idle], 0), left);

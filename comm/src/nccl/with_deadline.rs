@@ -41,7 +41,7 @@ mod tests {
     use std::sync::{Arc, Barrier};
 
     #[test]
-    fn who_does_not_end_in_time_is_left_behind() {
+    fn late_work_is_left_behind() {
         let (clock, gate) = (Clock::manual(), Arc::new(Barrier::new(2)));
         let (moved, held) = (clock.clone(), Arc::clone(&gate));
         let works: Vec<Box<dyn FnOnce() -> u32 + Send>> = vec![

@@ -37,7 +37,7 @@ impl Environment {
     /// |---|---|---|
     /// | `rank`, `world_size`, `local_rank` | `RANK`, `WORLD_SIZE`, `LOCAL_RANK` | `SLURM_PROCID`, `SLURM_NTASKS`, `SLURM_LOCALID` |
     /// | `host` | `MASTER_ADDR` | the first of `SLURM_STEP_NODELIST`, or `SLURM_LAUNCH_NODE_IPADDR` |
-    /// | `port` | `MESHSTEP_PORT`, or `MASTER_PORT` + 1 (torchrun's agent may hold MASTER_PORT) | from the SLURM job's number, 20000 to 29999 |
+    /// | `port` | `MESHSTEP_PORT`, or `MASTER_PORT` + 1 (torchrun may hold MASTER_PORT) | from the SLURM job's number, 20000 to 29999 |
     /// | `run_id` | `TORCHELASTIC_RUN_ID` | `SLURM_JOB_ID` and `SLURM_STEP_ID` |
     /// | `restart` | `TORCHELASTIC_RESTART_COUNT` | `SLURM_RESTART_COUNT` |
     /// | `token` | `MESHSTEP_TOKEN`, or the file `MESHSTEP_TOKEN_FILE` of mode 0600 | none |

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_contradiction_is_told_to_all_until_all_have_come() {
+    fn a_contradiction_is_reported_to_all_until_all_have_joined() {
         let broken = |broken| Some(Message::Broken(broken));
         let table = [
             (claim(0, 3), Err(Refusal::RankTaken), broken(Broken::SameRank { rank: 0 })),
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_comes_back() {
+    fn a_departed_rank_cannot_rejoin() {
         let mut ledger = ledger();
         ledger.seat(&claim(1, 3)).unwrap();
         ledger.depart(1, Some(Why::Closed));
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_told_once() {
+    fn a_full_log_is_reported_once() {
         let mut ledger = ledger();
         let set = Message::Set { generation: 0, key: b"k".to_vec(), value: vec![0; 40] };
         (0..5).for_each(|_| ledger.receive(0, set.clone(), set.encode()).unwrap());

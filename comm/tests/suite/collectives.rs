@@ -170,7 +170,7 @@ fn products_of_f64_are_rounded_with_their_sum() {
 
 /// Data larger than the caches is copied by another path.
 #[test]
-fn what_no_cache_holds_arrives_whole() {
+fn buffers_larger_than_caches_arrive_whole() {
     let len = (11 << 20) + 6;
     check::<u64>(What::SendRecv, 2, len / 4, [1, 0], 5);
     // One of them is enough for `cargo xtask check`.

@@ -101,7 +101,7 @@ fn threads_of_a_rank_wait_for_operations_of_their_own() {
 
 /// A started operation also runs without a waiting thread if another thread was running one at its start.
 #[test]
-fn what_is_started_behind_a_blocking_call_ends_by_itself() {
+fn operations_started_behind_a_blocking_call_end_by_themselves() {
     let begun = Instant::now();
     loopback::spawn(2, |comm| {
         let queue = Queue::cpu();

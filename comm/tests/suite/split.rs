@@ -15,7 +15,7 @@ fn sum(comm: &Arc<dyn Communicator>, value: f32) -> Result<f32, Error> {
 }
 
 #[test]
-fn colours_make_groups_and_keys_order_them() {
+fn colors_make_groups_and_keys_order_them() {
     let places = loopback::spawn(6, |comm| {
         // Ranks 0, 2, 4 in reverse order; 1, 3 unchanged; 5 in none.
         let color = if comm.rank() == 5 { None } else { Some(comm.rank() as u32 % 2) };
@@ -55,7 +55,7 @@ fn a_split_of_some_and_something_else_of_others_is_a_mismatch() {
 }
 
 #[test]
-fn who_leaves_is_missed_in_its_groups_and_nowhere_else() {
+fn a_rank_that_leaves_fails_only_its_own_groups() {
     let results = loopback::spawn(4, |comm| {
         let pair = comm.split(Some(comm.rank() as u32 / 2), 0).unwrap().unwrap();
         if comm.rank() == 3 {
@@ -118,7 +118,7 @@ fn after_an_abort(abort: impl Fn(&[Arc<dyn Communicator>; 3]) + Sync) -> Vec<[Re
 }
 
 #[test]
-fn an_abort_reaches_what_was_split_from_it_and_nothing_above() {
+fn an_abort_reaches_subgroups_and_no_ancestor() {
     let aborted = |rank| Err(Error::Aborted { rank });
     let end = after_an_abort(|[comm, ..]| comm.abort());
     assert_eq!(end, vec![[aborted(2), aborted(2), aborted(2)]; 4]);

@@ -84,7 +84,7 @@ fn a_panic_on_a_thread_of_the_callers_own() {
 }
 
 #[test]
-fn what_is_started_runs_though_nobody_waits() {
+fn started_operations_run_without_a_wait() {
     let meter = Meter::new();
     let outcomes = loopback::spawn(2, |comm| {
         let (queue, len) = (Queue::cpu(), 1 << 16);

@@ -92,7 +92,7 @@ fn sends_and_receives_that_never_meet() {
 }
 
 #[test]
-fn a_failure_is_told_once_and_repeated_ever_after() {
+fn a_failure_is_returned_once_and_poisons_later_calls() {
     each_rank(
         |comm| {
             let first =
@@ -109,7 +109,7 @@ fn a_failure_is_told_once_and_repeated_ever_after() {
 }
 
 #[test]
-fn an_abort_ends_what_waits_everywhere() {
+fn an_abort_ends_waiting_operations_on_every_rank() {
     each_rank(
         |comm| {
             if comm.rank() == 1 {
@@ -122,7 +122,7 @@ fn an_abort_ends_what_waits_everywhere() {
 }
 
 #[test]
-fn what_waits_in_the_queue_fails_with_what_is_ahead_of_it() {
+fn queued_operations_fail_with_the_ones_ahead() {
     each_rank(
         |comm| {
             let queue = Queue::cpu();

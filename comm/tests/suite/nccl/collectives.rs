@@ -255,7 +255,7 @@ pub(crate) fn trade_in_groups(rank: &Rank) {
 }
 
 #[test]
-fn what_was_sent_is_counted_as_a_ring_sends_it() {
+fn sent_bytes_are_counted_as_a_ring_sends_them() {
     let _alone = alone();
     if !available(2) {
         return;

@@ -190,7 +190,7 @@ fn a_buffer_handed_to_a_queue_is_followed_by_the_error() {
 }
 
 #[test]
-fn what_nobody_waits_for_is_released_all_the_same() {
+fn forgotten_operations_are_released() {
     let _alone = alone();
     if !available(2) {
         return;
@@ -223,7 +223,7 @@ fn what_nobody_waits_for_is_released_all_the_same() {
 
 /// Each rank is in a pair, and in a group of its own that was split from the pair.
 #[test]
-fn abort_ends_what_waits_there_and_below_and_nothing_above() {
+fn abort_ends_a_group_and_its_subgroups_and_no_ancestor() {
     let _alone = alone();
     if !available(4) {
         return;
@@ -261,7 +261,7 @@ fn abort_ends_what_waits_there_and_below_and_nothing_above() {
 
 /// A panic ends one group alone; groups split from it continue until a rank aborts that group.
 #[test]
-fn an_abort_of_what_has_failed_ends_what_was_split_from_it() {
+fn an_abort_of_a_failed_group_ends_its_subgroups() {
     let _alone = alone();
     if !available(2) {
         return;

@@ -226,7 +226,7 @@ fn a_launch_that_hangs_ends_at_its_deadline() {
 
 /// NCCL does not end before graphs and captures have ended, so ending it comes after dropping them.
 #[test]
-fn who_cannot_capture_or_launch_ends_it_for_all() {
+fn a_failed_capture_or_launch_ends_all_ranks() {
     let _alone = alone();
     if !stand_in(2) {
         return;
@@ -276,7 +276,7 @@ fn who_cannot_capture_or_launch_ends_it_for_all() {
 }
 
 #[test]
-fn what_cannot_be_launched_is_refused_and_spoils_nothing() {
+fn invalid_launches_are_refused_and_spoil_nothing() {
     let _alone = alone();
     if !available(2) {
         return;

@@ -121,7 +121,7 @@ fn what_is_probed_is_printed() {
 }
 
 #[test]
-fn libraries_that_will_not_do_are_told_apart() {
+fn unusable_libraries_are_distinguished() {
     let _alone = alone();
     if !stand_in(1) {
         return;

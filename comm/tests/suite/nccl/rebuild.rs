@@ -88,7 +88,7 @@ fn a_rebuilt_communicator_works() {
 }
 
 #[test]
-fn ranks_meet_through_a_rendezvous_and_tell_it_of_failures() {
+fn ranks_join_through_a_rendezvous_and_report_failures_to_it() {
     let _alone = alone();
     if !stand_in(2) {
         return;
@@ -136,7 +136,7 @@ fn a_failure_elsewhere_ends_operations_here() {
 }
 
 #[test]
-fn what_is_no_id_is_refused() {
+fn bytes_that_are_no_id_are_refused() {
     let _alone = alone();
     if !available(1) {
         return;

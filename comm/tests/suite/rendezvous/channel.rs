@@ -65,7 +65,7 @@ fn payloads_arrive_whole_and_in_order_both_ways() {
 }
 
 #[test]
-fn who_does_not_know_the_token_or_wants_something_else_is_told() {
+fn a_wrong_token_or_purpose_is_an_error_on_both_sides() {
     let other = token(&HEX.replace('0', "f"));
     let (admitted, called) = meet(|addr| call(addr, Some(&other), "service", LONG).map(drop));
     assert!(admitted.is_err());

@@ -22,7 +22,7 @@ fn ranks_that_never_come_are_named_on_all() {
 }
 
 #[test]
-fn without_rank_0_nobody_answers() {
+fn without_rank_0_the_store_is_unreachable() {
     let world = world(2);
     let nowhere = Environment { host: "no-such-host.invalid".to_owned(), ..world[1].clone() };
     let (result, elsewhere) = thread::scope(|scope| {
@@ -131,7 +131,7 @@ fn a_rank_of_a_later_start_waits_for_its_store() {
 }
 
 #[test]
-fn rank_0_says_whom_it_turned_away() {
+fn rank_0_reports_rejected_peers() {
     let addr = free_addr();
     let wrong = Environment { token: None, ..environment(addr, 1, 2) };
     let results = meet(&[environment(addr, 0, 2), wrong], &options(SHORT), drop);
@@ -146,7 +146,7 @@ fn rank_0_says_whom_it_turned_away() {
 }
 
 #[test]
-fn a_port_that_is_taken_says_who_to_ask() {
+fn a_taken_port_is_an_error_with_advice() {
     let addr = free_addr();
     let taken = TcpListener::bind(addr).unwrap();
     let error = Store::join(&environment(addr, 0, 1), &options(LONG)).unwrap_err();

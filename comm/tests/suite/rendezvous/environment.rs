@@ -43,7 +43,7 @@ fn slurm() -> Environment {
 }
 
 #[test]
-fn what_launchers_set_is_understood() {
+fn launchers_variables_are_understood() {
     let elastic = || Environment { run_id: "job".to_owned(), restart: 1, ..torchrun() };
     let token = Some(Token::from_hex(HEX).unwrap());
     let table: Vec<(String, Environment)> = vec![
@@ -86,7 +86,7 @@ fn what_launchers_set_is_understood() {
 }
 
 #[test]
-fn what_is_missing_wrong_or_contradictory_is_named() {
+fn missing_wrong_and_contradictory_variables_are_named() {
     let without = |name: &str| {
         let kept = TORCHRUN.split(' ').filter(|pair| !pair.starts_with(&format!("{name}=")));
         kept.collect::<Vec<_>>().join(" ")

@@ -92,7 +92,7 @@ impl Drop for Rank {
 }
 
 #[test]
-fn survivors_of_a_killed_process_hear_of_it() {
+fn survivors_of_a_killed_process_get_its_failure() {
     for victim in [2, 0] {
         let addr = free_addr();
         let mut ranks: Vec<Rank> = (0..3).map(|rank| Rank::start(addr, rank, 3)).collect();

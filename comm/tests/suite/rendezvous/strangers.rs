@@ -118,7 +118,7 @@ fn loiterers_are_cut_and_do_not_keep_ranks_out() {
 }
 
 #[test]
-fn who_says_nothing_is_remembered_as_silent() {
+fn a_silent_stranger_is_recorded_as_silent() {
     let addr = free_addr();
     let short = Options { handshake: Duration::from_millis(100), ..options(Duration::from_secs(2)) };
     let result = thread::scope(|scope| {

@@ -88,7 +88,7 @@ const HELLO: [(&str, usize); 5] =
     [("nonce", 6), ("run", 42), ("restart", 45), ("rank", 53), ("world size", 61)];
 
 #[test]
-fn what_a_rank_claims_cannot_be_changed_on_the_way() {
+fn a_claim_cannot_be_changed_on_the_way() {
     for (field, at) in HELLO {
         let (store, middle) = (free_addr(), free_addr());
         let changed = Arc::new(AtomicBool::new(false));
@@ -136,7 +136,7 @@ fn announce_too_much(mut frame: Vec<u8>) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn what_is_said_cannot_be_changed_repeated_or_made_long_on_the_way() {
+fn frames_cannot_be_changed_repeated_or_lengthened_on_the_way() {
     let too_long = Why::TooLong { len: u32::MAX as usize, max: 32 * 1024 };
     let table: [(&str, Tamper, Why); 4] = [
         ("payload", flip_payload, Why::Forged),
@@ -187,7 +187,7 @@ fn tampered(direction: To, tamper: Tamper) -> [Option<Failure>; 2] {
 }
 
 #[test]
-fn who_falls_silent_is_lost() {
+fn a_silent_rank_is_lost() {
     // The side with the shorter timeout reports silence and closes the connection.
     let silent = |why: &Why| matches!(why, Why::Silent { .. });
     let closed = |why: &Why| matches!(why, Why::Closed);
@@ -242,7 +242,7 @@ fn fall_silent([of_store, of_rank]: [Duration; 2]) -> Vec<(usize, Why)> {
 }
 
 #[test]
-fn what_listens_on_the_port_may_be_no_store() {
+fn a_listener_that_is_no_store_is_an_error() {
     let answers: [&'static [u8]; 3] = [b"HTTP/1.1 400 Bad Request\r\n\r\n", &[0; 8], &[1, 0, 0, 0, 5]];
     for answer in answers {
         let addr = free_addr();
@@ -260,7 +260,7 @@ fn what_listens_on_the_port_may_be_no_store() {
 }
 
 #[test]
-fn what_listens_on_the_port_may_say_nothing() {
+fn a_silent_listener_is_an_error() {
     let addr = free_addr();
     let _listener = TcpListener::bind(addr).unwrap();
     let short = Duration::from_millis(400);

@@ -37,7 +37,7 @@ fn what_is_probed_is_printed() {
 }
 
 #[test]
-fn drivers_that_will_not_do_are_told_apart() {
+fn unusable_drivers_are_distinguished() {
     if !stand_in() {
         return println!("skipped: needs the stand-in");
     }

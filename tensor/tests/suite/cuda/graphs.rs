@@ -131,7 +131,7 @@ fn a_missing_wait_shows_in_a_graph_too() {
 }
 
 #[test]
-fn what_the_host_takes_part_in_is_refused_and_spoils_nothing() {
+fn host_operations_are_refused_and_spoil_nothing() {
     if !available() {
         return;
     }
@@ -219,7 +219,7 @@ fn a_spoilt_capture_is_an_error_and_leaves_the_stream_as_it_was() {
 }
 
 #[test]
-fn a_driver_that_refuses_is_told_of() {
+fn driver_errors_are_returned() {
     if !stand_in() {
         return println!("skipped: needs the stand-in");
     }

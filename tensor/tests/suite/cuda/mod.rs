@@ -101,7 +101,7 @@ fn values(len: usize, seed: u64) -> Vec<u16> {
 }
 
 #[test]
-fn what_goes_in_comes_out() {
+fn uploads_come_back_unchanged() {
     if !available() {
         return;
     }
@@ -159,7 +159,7 @@ fn relayed(bench: &Bench, waits: bool) -> Vec<u16> {
 }
 
 #[test]
-fn what_waits_for_an_event_sees_what_was_before_it() {
+fn a_stream_that_waits_for_an_event_sees_the_work_before_it() {
     if !available() {
         return;
     }
@@ -283,7 +283,7 @@ fn memory_is_counted_while_it_lives() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn invalid_calls_are_refused() {
     if !available() {
         return;
     }
@@ -376,7 +376,7 @@ fn another_devices_memory_is_refused() {
 }
 
 #[test]
-fn what_a_drop_could_not_do_is_told_by_the_next_call() {
+fn errors_of_drops_are_returned_by_the_next_call() {
     if !stand_in() {
         return println!("skipped: needs the stand-in");
     }
